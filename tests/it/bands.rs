@@ -139,6 +139,53 @@ fn headers_that_lie_are_refused() {
     assert!(decode(&[&cut], &rules(1, Depth::Sixteen)).unwrap_err().to_string().contains("ends before"));
 }
 
+/// Damaged files are errors: bytes are changed and ends cut off, at places and to values that a fixed sequence gives.
+#[test]
+fn damaged_files_never_panic() {
+    let names = [
+        "planes.tif",
+        "tiles.tif",
+        "tiled_planes.tif",
+        "pages.tif",
+        "overviews.tif",
+        "big.tif",
+        "floats.tif",
+        "zstd.tif",
+        "floats.npy",
+        "channels_last.npy",
+        "gray.png",
+    ];
+    let mut state = 7u64;
+    let mut draw = |below: usize| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 33) as usize % below
+    };
+    let mut n_refused = 0;
+    for name in names {
+        let whole = golden(name);
+        for _ in 0..400 {
+            let mut bytes = whole.clone();
+            // Most of what a TIFF says about itself is at one of its ends.
+            let near = if draw(2) == 0 {
+                draw(bytes.len().min(400))
+            } else {
+                bytes.len() - 1 - draw(bytes.len().min(400))
+            };
+            for at in [near, draw(bytes.len())] {
+                bytes[at] = draw(256) as u8;
+            }
+            if draw(4) == 0 {
+                bytes.truncate(draw(whole.len()));
+            }
+            let limits = DecodeRules { max_pixels: 1 << 16, ..rules(5, Depth::Float) };
+            let (decoded, _, _) = (decode(&[&bytes], &limits), found(&[&bytes], &limits), facts(&bytes));
+            let _ = augment::bands::map_data(&bytes);
+            n_refused += usize::from(decoded.is_err());
+        }
+    }
+    assert!(n_refused > 500, "{n_refused}");
+}
+
 /// Header of a NumPy file of this shape.
 fn npy_header(shape: [usize; 3], descr: &str) -> Vec<u8> {
     let [a, b, c] = shape;

@@ -6,14 +6,16 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use augment::Depth;
 use burn_tensor::Device;
 use networks::ModelConfig;
 use networks::NamedTensor;
-use networks::{Network, Normalization};
+use networks::{Network, Normalization, Pixels};
 use serde_json::Value;
 use tempfile::TempDir;
 use weights::{Card, Export, Format, Hints, Precision, Preprocessing};
 
+use crate::bands::npy_u16;
 use crate::support::{fails, ok, program};
 
 const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/interop/libraries.py");
@@ -94,7 +96,7 @@ impl Bench {
         let export = Export {
             model: &model,
             tensors: &tensors,
-            preprocessing: Preprocessing::of_size(32, Normalization::default()),
+            preprocessing: Preprocessing::of_size(32, pixels(&model)),
             which: "teacher",
             precision: Precision::F32,
             card: &Card::default(),
@@ -153,14 +155,65 @@ impl Bench {
         Some(out)
     }
 
+    /// Exports `models` for every library, runs the programs of their cards, and compares their feature with that of `ocelli embed`
+    /// of the image in the folder `images`; returns the number of programs.
+    fn run_cards(&self, models: &[(&str, &str)], images: &str) -> usize {
+        let there = |module: &str| {
+            let import = Command::new(&self.python).args(["-c", &format!("import {module}")]).output();
+            import.is_ok_and(|output| output.status.success())
+        };
+        let mut formats = vec![("timm", ""), ("timm", ".pth"), ("torchvision", ".pth")];
+        formats.extend([("torchvision", ".safetensors"), ("transformers", ""), ("onnx", ".onnx")]);
+        formats.extend(
+            ["dinov2", "dinov3"].into_iter().filter(|module| there(module)).map(|name| (name, ".pth")),
+        );
+        let mut n_run = 0;
+        for (name, model) in models {
+            let weights = self.network(name, model);
+            let expected = self.text(&format!("{name}-one.npy"));
+            let args =
+                ["embed", "--checkpoint", &weights, "--images", &self.text(images), "--out", &expected];
+            ok(&program().args(args).output().unwrap());
+            for (format, extension) in &formats {
+                let out = format!("{name}-{format}{extension}");
+                let path = self.text(&out);
+                let args = ["export", "--checkpoint", &weights, "--out", &path, "--format", format];
+                let output = program().args(args).output().unwrap();
+                if output.status.code() == Some(2) {
+                    continue;
+                }
+                ok(&output);
+                let card =
+                    if extension.is_empty() { format!("{out}/README.md") } else { format!("{out}.md") };
+                let Some(feature) = self.run_card(&card) else { continue };
+                // The processors of transformers resize tensors, not images.
+                let tolerance = if *format == "transformers" { "5e-2" } else { "1e-3" };
+                self.script(&["compare", &out, &expected, &feature, tolerance]);
+                n_run += 1;
+            }
+        }
+        n_run
+    }
+
     fn script(&self, args: &[&str]) {
         script(&self.python, args);
     }
 }
 
+/// Pixels of 8-bit RGB, or of 16 bits in other channels.
+fn pixels(model: &ModelConfig) -> Pixels {
+    match model.n_channels() {
+        3 => Pixels::default(),
+        n => Pixels {
+            normalization: Normalization { mean: vec![0.4; n], std: vec![0.3; n] },
+            depth: Depth::Sixteen,
+        },
+    }
+}
+
 /// Random parameters, none of which is zero or one throughout.
 fn shaken(model: &ModelConfig) -> Vec<NamedTensor> {
-    let network = Network::random(model, Normalization::default(), 1, 1, &Device::flex());
+    let network = Network::random(model, pixels(model), 1, 1, &Device::flex());
     let mut state = 1u64;
     let mut draw = || {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -207,38 +260,41 @@ fn programs_of_cards_run() {
     std::fs::create_dir(bench.text("one")).unwrap();
     std::fs::copy(bench.text("images/0.png"), bench.text("one/0.png")).unwrap();
     std::fs::copy(bench.text("images/0.png"), bench.text("photo.jpg")).unwrap();
-    let there = |module: &str| {
-        let import = Command::new(&bench.python).args(["-c", &format!("import {module}")]).output();
-        import.is_ok_and(|output| output.status.success())
-    };
-    let mut formats = vec![("timm", ""), ("timm", ".pth"), ("torchvision", ".pth")];
-    formats.extend([("torchvision", ".safetensors"), ("transformers", ""), ("onnx", ".onnx")]);
-    formats
-        .extend(["dinov2", "dinov3"].into_iter().filter(|module| there(module)).map(|name| (name, ".pth")));
-    let mut n_run = 0;
-    for (name, model) in MODELS {
-        let weights = bench.network(name, model);
-        let expected = bench.text(&format!("{name}-one.npy"));
-        let args = ["embed", "--checkpoint", &weights, "--images", &bench.text("one"), "--out", &expected];
-        ok(&program().args(args).output().unwrap());
-        for (format, extension) in &formats {
-            let out = format!("{name}-{format}{extension}");
-            let path = bench.text(&out);
-            let args = ["export", "--checkpoint", &weights, "--out", &path, "--format", format];
-            let output = program().args(args).output().unwrap();
-            if output.status.code() == Some(2) {
-                continue;
-            }
-            ok(&output);
-            let card = if extension.is_empty() { format!("{out}/README.md") } else { format!("{out}.md") };
-            let Some(feature) = bench.run_card(&card) else { continue };
-            // The processors of transformers resize tensors, not images.
-            let tolerance = if *format == "transformers" { "5e-2" } else { "1e-3" };
-            bench.script(&["compare", &out, &expected, &feature, tolerance]);
-            n_run += 1;
-        }
-    }
+    let n_run = bench.run_cards(&MODELS, "one");
     assert!(n_run >= 40, "{n_run} programs");
+}
+
+/// Small networks of every kind for images of other channels.
+const OF_BANDS: [(&str, &str); 5] = [
+    ("vit-13", "arch='vit'\nimage_px=32\npatch_px=8\nwidth=64\ndepth=2\nheads=2\nchannels=13"),
+    (
+        "rotary-13",
+        "arch='vit'\nimage_px=32\npatch_px=8\nwidth=64\ndepth=2\nheads=2\nlayer_scale=0.1\nregisters=2\npositions='rope'\n\
+         qkv_bias='without_keys'\nnorm_epsilon=1e-5\nchannels=13",
+    ),
+    ("resnet-1", "arch='resnet'\nimage_px=32\ndepth=18\nwidth=64\nchannels=1"),
+    ("regnet-4", "arch='regnet_y'\nimage_px=32\nsize='200mf'\nchannels=4"),
+    ("convnext-5", "arch='convnext'\nimage_px=32\ndepths=[1,1,2,1]\nwidth=16\nlayer_scale=0.5\nchannels=5"),
+];
+
+/// The same for images of other channels than three, of 16 bits.
+#[test]
+fn programs_of_cards_run_on_bands() {
+    let Some(python) = python("torch, torchvision, timm, transformers, onnxruntime, PIL") else { return };
+    let bench = Bench::new(python);
+    let mut n_run = 0;
+    for network @ (name, model) in OF_BANDS {
+        let channels = toml::from_str::<ModelConfig>(model).unwrap().n_channels();
+        let wave =
+            |i: usize| (32_000.0 + 30_000.0 * (i as f32 * 0.37).sin() * (i as f32 * 0.0013).cos()) as u16;
+        let values: Vec<u16> = (0..channels * 40 * 36).map(wave).collect();
+        let image = npy_u16([channels, 40, 36], &values);
+        std::fs::create_dir(bench.text(name)).unwrap();
+        std::fs::write(bench.text(&format!("{name}/image.npy")), &image).unwrap();
+        std::fs::write(bench.text("image.npy"), &image).unwrap();
+        n_run += bench.run_cards(&[network], name);
+    }
+    assert!(n_run >= 14, "{n_run} programs");
 }
 
 /// Files of `torch.save` and safetensors with other names are read again, through every format that can hold the network.

@@ -111,6 +111,7 @@ impl Desk {
                 ImageBuffer::from_fn(60, 50, |x, y| Rgb([(x * i) as u8, (y * (i + 3)) as u8, (i * 9) as u8]));
             image.save(path).unwrap();
         }
+        desk.make_tiles();
         desk.run("ocelli shards pack photos --out shards --prefix all");
         desk.run("ocelli shards split shards --part train=0.5 --part test=0.5 --out parts");
         desk.make_set("cifar");
@@ -136,6 +137,16 @@ impl Desk {
         let pattern = format!("{}*", self.world.text(place));
         for path in glob::glob(&pattern).unwrap().flatten() {
             std::fs::remove_dir_all(&path).or_else(|_| std::fs::remove_file(&path)).unwrap();
+        }
+    }
+
+    /// Makes a folder of tiles of four bands, each band a file of 16 bits.
+    fn make_tiles(&self) {
+        std::fs::create_dir(self.world.path("tiles")).unwrap();
+        for (i, band) in (0..24u32).flat_map(|i| ["b02", "b03", "b04", "b08"].map(move |band| (i, band))) {
+            let value = |x: u32, y: u32| image::Luma([(x * (900 + i) + y * 500 + i * 40) as u16]);
+            let path = self.world.path(&format!("tiles/tile_{i}.{band}.png"));
+            ImageBuffer::<image::Luma<u16>, Vec<u16>>::from_fn(36, 36, value).save(path).unwrap();
         }
     }
 

@@ -1,19 +1,33 @@
 //! Values of a view as bytes, and back.
 
-use crate::format::{Depth, PixelFormat};
+use multiversion::multiversion;
 
 use super::Bands;
+use crate::format::{Depth, PixelFormat};
 
 /// Appends `values` to `out` in the type of `depth`, with the lowest byte first; whole numbers are rounded, halves to even, and
 /// clamped.
 pub(crate) fn store(values: &[f32], depth: Depth, out: &mut Vec<u8>) {
+    let start = out.len();
+    out.resize(start + values.len() * depth.bytes(), 0);
+    write(values, depth, &mut out[start..]);
+}
+
+#[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
+fn write(values: &[f32], depth: Depth, out: &mut [u8]) {
+    // `as` clamps to the range of the type.
     match depth {
-        // `as` clamps to the range of the type.
-        Depth::Eight => out.extend(values.iter().map(|value| value.round_ties_even() as u8)),
+        Depth::Eight => out.iter_mut().zip(values).for_each(|(out, value)| *out = value.round_ties_even() as u8),
         Depth::Sixteen => {
-            out.extend(values.iter().flat_map(|value| (value.round_ties_even() as u16).to_le_bytes()));
+            for (out, value) in out.as_chunks_mut::<2>().0.iter_mut().zip(values) {
+                *out = (value.round_ties_even() as u16).to_le_bytes();
+            }
         }
-        Depth::Float => out.extend(values.iter().flat_map(|value| value.to_le_bytes())),
+        Depth::Float => {
+            for (out, value) in out.as_chunks_mut::<4>().0.iter_mut().zip(values) {
+                *out = value.to_le_bytes();
+            }
+        }
     }
 }
 

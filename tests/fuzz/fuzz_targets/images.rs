@@ -9,7 +9,7 @@ use augment::facts::facts;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|data: &[u8]| {
-    let rules = DecodeRules { max_pixels: 1 << 20, apply_exif: data.len() % 2 == 0, background: None };
+    let rules = DecodeRules { max_pixels: 1 << 20, apply_exif: data.len() % 2 == 0, ..DecodeRules::default() };
     let _ = facts(data);
     if let Ok(image) = decode(data, &rules) {
         let n_pixels = u64::from(image.width_px) * u64::from(image.height_px);

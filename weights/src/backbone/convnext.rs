@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 use super::convolutional::{IMAGE_PX, cells};
 use super::layers::{gelu, linear, norm};
 use super::renamed::{ours, renamed};
-use super::{Drawn, Exchange, PythonNetwork, Recognized, TimmModel, no_such};
+use super::{Drawn, Exchange, PythonNetwork, Recognized, TimmModel, in_chans, no_such};
 use crate::decimal::decimal;
 use crate::export::Export;
 use crate::file::{Array, Arrays};
@@ -147,7 +147,7 @@ impl Exchange for ConvnextConfig {
             }
             Library::Dinov3 => Some(PythonNetwork {
                 imports: "from dinov3.models.convnext import ConvNeXt\n",
-                expression: format!("ConvNeXt(depths={depths:?}, dims={widths:?})"),
+                expression: format!("ConvNeXt({}depths={depths:?}, dims={widths:?})", in_chans(self.channels)),
                 without_classifier: "",
             }),
             _ => None,

@@ -222,6 +222,11 @@ pub(crate) fn timm_model(export: &Export<'_>) -> Result<TimmModel, String> {
     Ok(model)
 }
 
+/// Returns the argument of a constructor for images of `channels`, with a comma after it; nothing for three, the default everywhere.
+fn in_chans(channels: usize) -> String {
+    if channels == RGB_CHANNELS { String::new() } else { format!("in_chans={channels}, ") }
+}
+
 fn no_such(library: Library) -> String {
     format!("{} has no such network", library.name())
 }

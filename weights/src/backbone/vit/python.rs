@@ -1,9 +1,9 @@
 //! Python code that builds vision transformers in torchvision, DINOv2 and DINOv3.
 
-use networks::{MlpKind, QkvBias, RGB_CHANNELS, VitConfig};
+use networks::{MlpKind, QkvBias, VitConfig};
 
 use super::write::ratio_for;
-use crate::backbone::PythonNetwork;
+use crate::backbone::{PythonNetwork, in_chans};
 use crate::library::Library;
 
 /// Returns Python code that builds the network with the code of `library`.
@@ -73,14 +73,13 @@ fn in_dinov3(config: &VitConfig) -> PythonNetwork {
 }
 
 fn sizes(config: &VitConfig) -> String {
-    let channels = if config.channels == RGB_CHANNELS {
-        String::new()
-    } else {
-        format!("in_chans={}, ", config.channels)
-    };
     format!(
-        "{channels}patch_size={}, embed_dim={}, depth={}, num_heads={}",
-        config.patch_px, config.width, config.depth, config.heads
+        "{}patch_size={}, embed_dim={}, depth={}, num_heads={}",
+        in_chans(config.channels),
+        config.patch_px,
+        config.width,
+        config.depth,
+        config.heads
     )
 }
 
