@@ -362,7 +362,7 @@ fn files_of_bands_are_joined() {
     assert_eq!(json_of(&packed)["failed"], 1);
 }
 
-/// What a PNG of 8 bits cannot hold is packed as it is, and a GeoTIFF's place on the map is kept as columns.
+/// Files that a PNG of 8 bits cannot hold are packed as they are.
 #[test]
 fn packing_loses_no_bits_and_no_map() {
     let world = World::new(4);

@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 use augment::decode::Decoder;
 use augment::{DecodeRules, Rgb8};
 
-use crate::interop::python;
+use crate::libraries::python;
 
 const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/golden/jpeg");
 const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/interop/pillow.py");

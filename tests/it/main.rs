@@ -53,6 +53,7 @@ mod jpeg;
 /// The scripts that start ranks without a launcher.
 mod launchers;
 /// Methods and backbones from shards to an exported backbone.
+mod libraries;
 mod methods;
 /// Runs of several processes, started by mpirun, and their end if one dies.
 mod mixing;

@@ -1,36 +1,10 @@
 //! Files of a sample as one image of many channels.
 
-use super::{Bands, npy, picture, tiff};
+use super::image::Bands;
+use super::layer::{Kind, Layer, Shape, wrong};
+use super::{npy, picture, tiff};
 use crate::format::{Depth, PixelFormat};
 use crate::{AugmentError, DecodeRules};
-
-/// Size of an image in pixels, and the number of its channels.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Shape {
-    pub width_px: u32,
-    pub height_px: u32,
-    pub n_channels: usize,
-}
-
-/// Type of the values of a file.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
-    /// Whole numbers in 0..=255.
-    Eight,
-    /// Whole numbers in 0..=65535.
-    Sixteen,
-    /// Any other numbers.
-    Other,
-}
-
-/// Channels of one file.
-#[derive(Debug, Clone, PartialEq)]
-pub(super) struct Layer {
-    pub shape: Shape,
-    pub kind: Kind,
-    /// Values, `[C, H, W]`.
-    pub values: Vec<f32>,
-}
 
 /// Pixels that the headers of a sample's files state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -43,52 +17,6 @@ pub struct Found {
     pub n_channels: usize,
     /// Smallest depth that holds the values.
     pub depth: Depth,
-}
-
-impl Shape {
-    /// Returns the number of values, or the largest number if there are more.
-    pub(super) fn n_values(&self) -> usize {
-        let pixels = (self.width_px as usize).saturating_mul(self.height_px as usize);
-        pixels.saturating_mul(self.n_channels)
-    }
-}
-
-impl Kind {
-    fn depth(self) -> Depth {
-        match self {
-            Self::Eight => Depth::Eight,
-            Self::Sixteen => Depth::Sixteen,
-            Self::Other => Depth::Float,
-        }
-    }
-}
-
-impl DecodeRules {
-    /// Checks the size and the number of channels that a header states, before anything is allocated.
-    pub(super) fn check_bands(&self, shape: Shape) -> Result<(), AugmentError> {
-        self.check(shape.width_px, shape.height_px)?;
-        let Shape { width_px, height_px, n_channels } = shape;
-        match n_channels {
-            0 => Err(AugmentError::Empty),
-            n if n > self.format.n_channels => Err(self.wrong(n, "")),
-            n if shape.n_values() as u64 > self.max_values() => {
-                let max_pixels = self.max_values() / n as u64;
-                Err(AugmentError::TooManyPixels { width_px, height_px, max_pixels })
-            }
-            _ => Ok(()),
-        }
-    }
-
-    /// Returns the largest number of values in all channels: that of a photograph with the largest number of pixels.
-    pub(super) fn max_values(&self) -> u64 {
-        self.max_pixels.saturating_mul(3)
-    }
-
-    /// Returns the error for `n_channels` channels of another format.
-    fn wrong(&self, n_channels: usize, kind: &str) -> AugmentError {
-        let channels = if n_channels == 1 { "channel" } else { "channels" };
-        AugmentError::Format { found: format!("{n_channels} {channels}{kind}"), expected: self.format }
-    }
 }
 
 /// Decodes `files`, whose channels follow one another, as one image of the format of `rules`. PNG, TIFF, `.npy` and what
@@ -111,7 +39,7 @@ pub fn decode(files: &[&[u8]], rules: &DecodeRules) -> Result<Bands, AugmentErro
         check_alike([described(&layers[0]), described(&layers[layers.len() - 1])], layers.len())?;
         let n_channels = layers.iter().map(|layer| layer.shape.n_channels).sum();
         if n_channels > rules.format.n_channels {
-            return Err(rules.wrong(n_channels, ""));
+            return Err(wrong(rules, n_channels, ""));
         }
     }
     let Some(first) = layers.first() else { return Err(AugmentError::Empty) };
@@ -125,7 +53,7 @@ pub fn decode(files: &[&[u8]], rules: &DecodeRules) -> Result<Bands, AugmentErro
             Kind::Sixteen => " of 16 bits",
             Kind::Other => " of other numbers than 8 or 16 bits without sign",
         };
-        return Err(rules.wrong(found, bits));
+        return Err(wrong(rules, found, bits));
     }
     let mut values = Vec::with_capacity(found * layers[0].values.len());
     layers.into_iter().for_each(|layer| values.extend(layer.values));

@@ -11,6 +11,8 @@ mod blur;
 mod color;
 mod decode;
 mod filter;
+mod image;
+mod layer;
 mod map_data;
 mod npy;
 mod picture;
@@ -20,42 +22,11 @@ mod store;
 mod tiff;
 mod views;
 
-use crate::format::{Depth, PixelFormat};
-
 pub use decode::{Found, decode, format_of, found};
+pub use image::Bands;
 pub use map_data::{MapData, map_data};
 pub use preview::preview;
 
 pub(crate) use resize::PlaneResizer;
 pub(crate) use store::store;
 pub(crate) use views::{BandViewMaker, rotate};
-
-/// An image of any number of channels.
-#[derive(Debug, Clone, PartialEq, Default)]
-pub struct Bands {
-    /// Number of pixels per row.
-    pub width_px: u32,
-    /// Number of rows.
-    pub height_px: u32,
-    /// Type of the values in the file, in which views are stored.
-    pub depth: Depth,
-    /// Values, `[C, H, W]`, each as the file has it.
-    pub values: Vec<f32>,
-}
-
-impl Bands {
-    /// Returns the number of pixels of a channel.
-    pub fn n_pixels(&self) -> usize {
-        self.width_px as usize * self.height_px as usize
-    }
-
-    /// Returns the format of the pixels.
-    pub fn format(&self) -> PixelFormat {
-        PixelFormat { n_channels: self.values.len() / self.n_pixels().max(1), depth: self.depth }
-    }
-
-    /// Returns the channels, `[H, W]` each.
-    pub fn channels(&self) -> impl Iterator<Item = &[f32]> {
-        self.values.chunks_exact(self.n_pixels().max(1))
-    }
-}

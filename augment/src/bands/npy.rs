@@ -2,7 +2,7 @@
 
 use npyz::{DType, NpyFile, Order, TypeChar};
 
-use super::decode::{Kind, Layer, Shape};
+use super::layer::{Kind, Layer, Shape, apart, check_shape};
 use crate::{AugmentError, DecodeRules};
 
 /// First bytes of a file.
@@ -13,7 +13,7 @@ pub(super) const MAGIC: &[u8] = b"\x93NUMPY";
 pub(super) fn decode(bytes: &[u8], rules: &DecodeRules) -> Result<Layer, AugmentError> {
     let array = open(bytes)?;
     let (shape, channels_first) = layout(&array, rules.format.n_channels)?;
-    rules.check_bands(shape)?;
+    check_shape(rules, shape)?;
     let kind = kind(&array)?;
     let n_bytes = shape.n_values().checked_mul(size_of_kind(&array)?);
     if n_bytes.is_none_or(|n_bytes| n_bytes > bytes.len()) {
@@ -99,9 +99,4 @@ fn values(array: NpyFile<&[u8]>) -> Result<Vec<f32>, AugmentError> {
         (TypeChar::Float, 8) => read!(f64),
         _ => Err(broken(&format!("values of type {plain} are not supported"))),
     }
-}
-
-/// Separates pixels of `n_channels` values into channels.
-pub(super) fn apart(pixels: &[f32], n_channels: usize) -> Vec<f32> {
-    (0..n_channels).flat_map(|channel| pixels.iter().skip(channel).step_by(n_channels).copied()).collect()
 }

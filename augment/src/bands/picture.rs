@@ -5,15 +5,14 @@ use std::io::Cursor;
 use image::metadata::Orientation;
 use image::{ColorType, DynamicImage, ImageDecoder, ImageReader};
 
-use super::decode::{Kind, Layer, Shape};
-use super::npy::apart;
+use super::layer::{Kind, Layer, Shape, apart, check_shape};
 use crate::{AugmentError, DecodeRules};
 
 /// Decodes an image with the channels and the depth that it has.
 pub(super) fn decode(bytes: &[u8], rules: &DecodeRules) -> Result<Layer, AugmentError> {
     let mut decoder = open(bytes)?;
     let (shape, kind) = of(&decoder);
-    rules.check_bands(shape)?;
+    check_shape(rules, shape)?;
     let orientation = match rules.apply_exif {
         true => decoder.orientation().unwrap_or(Orientation::NoTransforms),
         false => Orientation::NoTransforms,

@@ -1,6 +1,6 @@
 //! Pictures of images of many channels, for people.
 
-use super::Bands;
+use super::image::Bands;
 use crate::Rgb8;
 
 /// Shares of a channel's values that a picture shows as black and as white.

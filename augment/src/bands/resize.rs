@@ -1,7 +1,7 @@
 //! Crop, then resize, channel by channel: the filters of Pillow, in 32-bit floating point.
 
-use super::Bands;
 use super::filter::{Taps, transpose};
+use super::image::Bands;
 use crate::AugmentError;
 use crate::coefficients::{Interpolation, Window};
 use crate::crop::CropBox;

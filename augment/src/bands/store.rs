@@ -1,9 +1,8 @@
-//! Values of a view as bytes, and back.
+//! Values of a view as bytes.
 
 use multiversion::multiversion;
 
-use super::Bands;
-use crate::format::{Depth, PixelFormat};
+use crate::format::Depth;
 
 /// Appends `values` to `out` in the type of `depth`, with the lowest byte first; whole numbers are rounded, halves to even, and
 /// clamped.
@@ -17,7 +16,9 @@ pub(crate) fn store(values: &[f32], depth: Depth, out: &mut Vec<u8>) {
 fn write(values: &[f32], depth: Depth, out: &mut [u8]) {
     // `as` clamps to the range of the type.
     match depth {
-        Depth::Eight => out.iter_mut().zip(values).for_each(|(out, value)| *out = value.round_ties_even() as u8),
+        Depth::Eight => {
+            out.iter_mut().zip(values).for_each(|(out, value)| *out = value.round_ties_even() as u8)
+        }
         Depth::Sixteen => {
             for (out, value) in out.as_chunks_mut::<2>().0.iter_mut().zip(values) {
                 *out = (value.round_ties_even() as u16).to_le_bytes();
@@ -31,26 +32,13 @@ fn write(values: &[f32], depth: Depth, out: &mut [u8]) {
     }
 }
 
-impl Bands {
-    /// Creates an image of `width_px` from the bytes of a view in `format`, `[C, H, W]`.
-    pub fn of_bytes(bytes: &[u8], format: PixelFormat, width_px: u32) -> Self {
-        let values: Vec<f32> = match format.depth {
-            Depth::Eight => bytes.iter().map(|byte| f32::from(*byte)).collect(),
-            Depth::Sixteen => {
-                bytes.as_chunks().0.iter().map(|pair| f32::from(u16::from_le_bytes(*pair))).collect()
-            }
-            Depth::Float => bytes.as_chunks().0.iter().map(|four| f32::from_le_bytes(*four)).collect(),
-        };
-        let height_px = values.len() / (format.n_channels * width_px as usize).max(1);
-        Self { width_px, height_px: height_px as u32, depth: format.depth, values }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::bands::Bands;
+    use crate::format::PixelFormat;
 
     proptest! {
         #[test]

@@ -6,7 +6,7 @@ use tiff::ColorType;
 use tiff::decoder::{Decoder, DecodingResult, Limits};
 use tiff::tags::{PlanarConfiguration, SampleFormat, Tag};
 
-use super::decode::{Kind, Layer, Shape};
+use super::layer::{Kind, Layer, Shape, check_shape, max_values};
 use crate::format::MAX_CHANNELS;
 use crate::{AugmentError, DecodeRules};
 
@@ -27,13 +27,13 @@ pub(super) fn is_tiff(bytes: &[u8]) -> bool {
 pub(super) fn decode(bytes: &[u8], rules: &DecodeRules) -> Result<Layer, AugmentError> {
     let mut limits = Limits::default();
     limits.decoding_buffer_size =
-        usize::try_from(rules.max_values()).unwrap_or(usize::MAX).saturating_mul(MAX_VALUE_BYTES);
+        usize::try_from(max_values(rules)).unwrap_or(usize::MAX).saturating_mul(MAX_VALUE_BYTES);
     limits.intermediate_buffer_size = limits.decoding_buffer_size;
     let mut pages = open(bytes)?.with_limits(limits);
     let mut all: Option<Layer> = None;
     while let Some((shape, kind)) = next_page(&mut pages)? {
         let n_before = all.as_ref().map_or(0, |all| all.shape.n_channels);
-        rules.check_bands(Shape { n_channels: n_before + shape.n_channels, ..shape })?;
+        check_shape(rules, Shape { n_channels: n_before + shape.n_channels, ..shape })?;
         let values = values(&mut pages, shape)?;
         match &mut all {
             None => all = Some(Layer { shape, kind, values }),

@@ -8,8 +8,9 @@
 
 use super::blur::BandBlur;
 use super::color::jitter;
+use super::image::Bands;
 use super::resize::PlaneResizer;
-use super::{Bands, store};
+use super::store::store;
 use crate::crop::{CropBox, VIEW_RATIO, random_resized_crop};
 use crate::seed::Operation;
 use crate::stats::{Clock, Stage};

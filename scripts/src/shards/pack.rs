@@ -122,19 +122,25 @@ pub(crate) fn pack(job: &PackJob<'_>) -> anyhow::Result<Packed> {
     if let Classes::Named(names) = &classes {
         write_classes(job.out, names)?;
     }
-    let failed = (!failures.is_empty()).then(|| job.out.join(format!("{}.failures.jsonl", job.prefix)));
-    if let Some(list) = &failed {
-        file::replace(list, failures.concat().as_bytes())
-            .with_context(|| format!("cannot write {}", list.display()))?;
-    }
     Ok(Packed {
         n_samples,
         n_classes: found_classes.len(),
         paths: writer.finish()?,
-        failures: failed.map(|list| (list, failures.len())),
+        failures: write_failures(job, &failures)?,
         skipped: found.skipped,
         n_turned,
     })
+}
+
+/// Writes the lines of the images that could not be packed, if there are any; returns the list and their number.
+fn write_failures(job: &PackJob<'_>, lines: &[String]) -> anyhow::Result<Option<(PathBuf, usize)>> {
+    if lines.is_empty() {
+        return Ok(None);
+    }
+    let list = job.out.join(format!("{}.failures.jsonl", job.prefix));
+    file::replace(&list, lines.concat().as_bytes())
+        .with_context(|| format!("cannot write {}", list.display()))?;
+    Ok(Some((list, lines.len())))
 }
 
 /// Reads the files of the image of `sample`: extension in the shard, and bytes.

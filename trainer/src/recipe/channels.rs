@@ -1,20 +1,9 @@
 //! The channels of images: the backbone, the constants and the views of a recipe must be for the same ones.
 
 use augment::ViewMix;
-use networks::backbone::RGB_CHANNELS;
 
 use super::Recipe;
 use crate::method::network::NetworkSpec;
-
-impl Recipe {
-    /// Gives the backbone the channels of the data, unless the recipe gives it others.
-    pub(super) fn with_channels_of_data(mut self) -> Self {
-        if self.model.n_channels() == RGB_CHANNELS {
-            self.model = self.model.with_channels(self.data.channels);
-        }
-        self
-    }
-}
 
 /// Checks that constants and backbones of `recipe` are for the channels of its data, and that images of its format have all operations
 /// of `views`.

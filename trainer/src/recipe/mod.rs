@@ -19,7 +19,7 @@ use std::sync::LazyLock;
 
 use augment::{DecodeRules, Depth, PixelFormat};
 use networks::FirstLayer;
-use networks::backbone::ModelConfig;
+use networks::backbone::{ModelConfig, RGB_CHANNELS};
 use networks::patches::{Normalization, Pixels};
 use pipeline::source_name::split_source;
 use ranks::topology::Sharding;
@@ -101,6 +101,14 @@ impl Recipe {
         parse::recipe(text, overrides, form(), Some(&mut table_of))
             .map(Self::with_channels_of_data)
             .map_err(|reason| TrainError::Recipe { recipe: origin.into(), reason })
+    }
+
+    /// Gives the backbone the channels of the data, unless the recipe gives it others.
+    fn with_channels_of_data(self) -> Self {
+        match self.model.n_channels() {
+            RGB_CHANNELS => Self { model: self.model.with_channels(self.data.channels), ..self },
+            _ => self,
+        }
     }
 
     /// Returns every value with its key, such as `optim.batch_size`, in the order of the keys.

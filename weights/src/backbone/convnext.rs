@@ -129,7 +129,7 @@ impl Exchange for ConvnextConfig {
     }
 
     fn python(&self, library: Library) -> Option<PythonNetwork> {
-        let (widths, depths) = (widths(self), self.depths);
+        let (widths, depths, channels) = (widths(self), self.depths, in_chans(self.channels));
         match library {
             Library::Torchvision => {
                 let after = widths[1..].iter().map(ToString::to_string).chain(["None".to_string()]);
@@ -147,7 +147,7 @@ impl Exchange for ConvnextConfig {
             }
             Library::Dinov3 => Some(PythonNetwork {
                 imports: "from dinov3.models.convnext import ConvNeXt\n",
-                expression: format!("ConvNeXt({}depths={depths:?}, dims={widths:?})", in_chans(self.channels)),
+                expression: format!("ConvNeXt({channels}depths={depths:?}, dims={widths:?})"),
                 without_classifier: "",
             }),
             _ => None,

@@ -5,7 +5,7 @@ use std::path::Path;
 use augment::Depth;
 
 use super::format::Format;
-use super::program::{Loaded, loaded, parameters, preprocessing};
+use super::loading::{Loaded, loaded, parameters, preprocessing};
 use crate::backbone::exchange_of;
 use crate::export::Export;
 

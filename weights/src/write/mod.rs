@@ -4,6 +4,7 @@ mod band_program;
 mod card;
 mod entries;
 mod format;
+mod loading;
 mod onnx;
 mod program;
 mod timm;

@@ -1,0 +1,85 @@
+//! Channels of one file, and what its header says of them.
+
+use crate::format::Depth;
+use crate::{AugmentError, DecodeRules};
+
+/// Size of an image in pixels, and the number of its channels.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Shape {
+    pub width_px: u32,
+    pub height_px: u32,
+    pub n_channels: usize,
+}
+
+/// Type of the values of a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// Whole numbers in 0..=255.
+    Eight,
+    /// Whole numbers in 0..=65535.
+    Sixteen,
+    /// Any other numbers.
+    Other,
+}
+
+/// Channels of one file.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Layer {
+    pub shape: Shape,
+    pub kind: Kind,
+    /// Values, `[C, H, W]`.
+    pub values: Vec<f32>,
+}
+
+impl Shape {
+    /// Returns the number of values, or the largest number if there are more.
+    pub(super) fn n_values(&self) -> usize {
+        let pixels = (self.width_px as usize).saturating_mul(self.height_px as usize);
+        pixels.saturating_mul(self.n_channels)
+    }
+}
+
+impl Kind {
+    /// Returns the smallest depth that holds such values.
+    pub(super) fn depth(self) -> Depth {
+        match self {
+            Self::Eight => Depth::Eight,
+            Self::Sixteen => Depth::Sixteen,
+            Self::Other => Depth::Float,
+        }
+    }
+}
+
+/// Checks the size and the number of channels that a header states by `rules`, before anything is allocated.
+///
+/// # Errors
+/// [`AugmentError::TooManyPixels`], [`AugmentError::Format`] or [`AugmentError::Empty`].
+pub(super) fn check_shape(rules: &DecodeRules, shape: Shape) -> Result<(), AugmentError> {
+    let Shape { width_px, height_px, n_channels } = shape;
+    rules.check(width_px, height_px)?;
+    match n_channels {
+        0 => Err(AugmentError::Empty),
+        n if n > rules.format.n_channels => Err(wrong(rules, n, "")),
+        n if shape.n_values() as u64 > max_values(rules) => {
+            let max_pixels = max_values(rules) / n as u64;
+            Err(AugmentError::TooManyPixels { width_px, height_px, max_pixels })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Returns the largest number of values in all channels: that of a photograph with the largest number of pixels.
+pub(super) fn max_values(rules: &DecodeRules) -> u64 {
+    rules.max_pixels.saturating_mul(3)
+}
+
+/// Returns the error for `n_channels` channels of another format than that of `rules`.
+pub(super) fn wrong(rules: &DecodeRules, n_channels: usize, kind: &str) -> AugmentError {
+    let channels = if n_channels == 1 { "channel" } else { "channels" };
+    AugmentError::Format { found: format!("{n_channels} {channels}{kind}"), expected: rules.format }
+}
+
+/// Separates pixels of `n_channels` values into channels.
+pub(super) fn apart(pixels: &[f32], n_channels: usize) -> Vec<f32> {
+    (0..n_channels).flat_map(|channel| pixels.iter().skip(channel).step_by(n_channels).copied()).collect()
+}

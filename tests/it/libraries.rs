@@ -1,0 +1,194 @@
+//! Python libraries on the same networks and images (`tests/interop/libraries.py`).
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use augment::Depth;
+use burn_tensor::Device;
+use networks::{ModelConfig, NamedTensor, Network, Normalization, Pixels};
+use tempfile::TempDir;
+use weights::{Card, Export, Format, Precision, Preprocessing};
+
+use crate::support::{ok, program};
+
+const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/interop/libraries.py");
+
+/// Returns the Python if it has `modules`; otherwise prints a line that the test is skipped.
+pub(crate) fn python(modules: &str) -> Option<PathBuf> {
+    let python = std::env::var_os("OCELLI_PYTHON").map_or_else(|| PathBuf::from("python3"), PathBuf::from);
+    let import = Command::new(&python).args(["-c", &format!("import {modules}")]).output();
+    let there = import.is_ok_and(|output| output.status.success());
+    if !there {
+        // Past the test harness, which shows nothing of a test that passes.
+        let mut stderr = std::io::stderr();
+        writeln!(stderr, "left out: {} cannot import {modules} (OCELLI_PYTHON)", python.display()).unwrap();
+    }
+    there.then_some(python)
+}
+
+/// Runs the script; its output must be free of errors.
+pub(crate) fn script(python: &Path, args: &[&str]) {
+    let output = Command::new(python).arg(SCRIPT).args(args).output().unwrap();
+    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{args:?}\n{out}\n{err}");
+}
+
+/// A folder with images, and networks that are exported from it.
+pub(crate) struct Bench {
+    pub(crate) folder: TempDir,
+    pub(crate) python: PathBuf,
+}
+
+impl Bench {
+    pub(crate) fn new(python: PathBuf) -> Self {
+        let bench = Self { folder: tempfile::tempdir().unwrap(), python };
+        script(&bench.python, &["images", &bench.text("images")]);
+        bench
+    }
+
+    pub(crate) fn text(&self, name: &str) -> String {
+        self.folder.path().join(name).display().to_string()
+    }
+
+    /// Exports a random network of `model`, in which no parameter is zero or one throughout.
+    pub(crate) fn network(&self, name: &str, model: &str) -> String {
+        let model: ModelConfig = toml::from_str(model).unwrap();
+        let tensors = shaken(&model);
+        let export = Export {
+            model: &model,
+            tensors: &tensors,
+            preprocessing: Preprocessing::of_size(32, pixels(&model)),
+            which: "teacher",
+            precision: Precision::F32,
+            card: &Card::default(),
+        };
+        let path = self.text(&format!("{name}.safetensors"));
+        weights::write(Path::new(&path), Format::Safetensors, &export, false).unwrap();
+        path
+    }
+
+    /// Writes the features of the images to a file; returns its path.
+    pub(crate) fn embed(&self, weights: &str, name: &str, more: &[&str]) -> String {
+        let out = self.text(&format!("{name}.npy"));
+        let images = self.text("images");
+        let args = [
+            "embed",
+            "--checkpoint",
+            weights,
+            "--images",
+            &images,
+            "--image-px",
+            "32",
+            "--resize-px",
+            "32",
+            "--out",
+            &out,
+        ];
+        ok(&program().args(args).args(more).output().unwrap());
+        out
+    }
+
+    /// Exports `weights` into the folder; returns the path.
+    pub(crate) fn export(&self, weights: &str, out: &str, more: &[&str]) -> String {
+        let out = self.text(out);
+        ok(&program().args(["export", "--checkpoint", weights, "--out", &out]).args(more).output().unwrap());
+        out
+    }
+
+    /// Runs the program of the model card `card` in the folder; returns the file with its feature, `None` if the library cannot
+    /// build the network.
+    pub(crate) fn run_card(&self, card: &str) -> Option<String> {
+        let text = std::fs::read_to_string(self.text(card)).unwrap();
+        let (_, rest) = text.split_once("```python\n").unwrap();
+        let (code, _) = rest.split_once("```").unwrap();
+        if code.contains("has no constructor of this network") {
+            return None;
+        }
+        let out = self.text("feature.npy");
+        let code = format!("{code}import numpy\nnumpy.save({out:?}, numpy.asarray(feature))\n");
+        let output = Command::new(&self.python)
+            .current_dir(self.folder.path())
+            .args(["-c", &code])
+            .env("HF_HUB_OFFLINE", "1")
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{card}\n{code}\n{}", String::from_utf8_lossy(&output.stderr));
+        Some(out)
+    }
+
+    /// Exports `models` for every library, runs the programs of their cards, and compares their feature with that of `ocelli embed`
+    /// of the image in the folder `images`; returns the number of programs.
+    pub(crate) fn run_cards(&self, models: &[(&str, &str)], images: &str) -> usize {
+        let there = |module: &str| {
+            let import = Command::new(&self.python).args(["-c", &format!("import {module}")]).output();
+            import.is_ok_and(|output| output.status.success())
+        };
+        let mut formats = vec![("timm", ""), ("timm", ".pth"), ("torchvision", ".pth")];
+        formats.extend([("torchvision", ".safetensors"), ("transformers", ""), ("onnx", ".onnx")]);
+        formats.extend(
+            ["dinov2", "dinov3"].into_iter().filter(|module| there(module)).map(|name| (name, ".pth")),
+        );
+        let mut n_run = 0;
+        for (name, model) in models {
+            let weights = self.network(name, model);
+            let expected = self.text(&format!("{name}-one.npy"));
+            let args =
+                ["embed", "--checkpoint", &weights, "--images", &self.text(images), "--out", &expected];
+            ok(&program().args(args).output().unwrap());
+            for (format, extension) in &formats {
+                let out = format!("{name}-{format}{extension}");
+                let path = self.text(&out);
+                let args = ["export", "--checkpoint", &weights, "--out", &path, "--format", format];
+                let output = program().args(args).output().unwrap();
+                if output.status.code() == Some(2) {
+                    continue;
+                }
+                ok(&output);
+                let card =
+                    if extension.is_empty() { format!("{out}/README.md") } else { format!("{out}.md") };
+                let Some(feature) = self.run_card(&card) else { continue };
+                // The processors of transformers resize tensors, not images.
+                let tolerance = if *format == "transformers" { "5e-2" } else { "1e-3" };
+                self.script(&["compare", &out, &expected, &feature, tolerance]);
+                n_run += 1;
+            }
+        }
+        n_run
+    }
+
+    pub(crate) fn script(&self, args: &[&str]) {
+        script(&self.python, args);
+    }
+}
+
+/// Pixels of 8-bit RGB, or of 16 bits in other channels.
+pub(crate) fn pixels(model: &ModelConfig) -> Pixels {
+    match model.n_channels() {
+        3 => Pixels::default(),
+        n => Pixels {
+            normalization: Normalization { mean: vec![0.4; n], std: vec![0.3; n] },
+            depth: Depth::Sixteen,
+        },
+    }
+}
+
+/// Random parameters, none of which is zero or one throughout.
+pub(crate) fn shaken(model: &ModelConfig) -> Vec<NamedTensor> {
+    let network = Network::random(model, pixels(model), 1, 1, &Device::flex());
+    let mut state = 1u64;
+    let mut draw = || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 40) as f32 / (1u64 << 24) as f32 - 0.5
+    };
+    let mut tensors = network.tensors();
+    for tensor in &mut tensors {
+        let is_matrix = tensor.shape.len() >= 2;
+        let gain: f32 = if is_matrix { tensor.shape[1..].iter().product::<usize>() as f32 } else { 9.0 };
+        tensor.values.iter_mut().for_each(|value| *value += 2.0 * draw() / gain.sqrt());
+        if tensor.name.ends_with("running_var") {
+            tensor.values.iter_mut().for_each(|value| *value = value.abs() + 0.1);
+        }
+    }
+    tensors
+}

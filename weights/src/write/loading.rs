@@ -1,0 +1,97 @@
+//! Python code that loads an exported file in the library that it is for.
+
+use std::path::Path;
+
+use networks::Pixels;
+use serde_json::Value;
+
+use super::format::Format;
+use crate::backbone::{PythonNetwork, exchange_of, timm_model};
+use crate::export::Export;
+use crate::library::Library;
+use crate::preprocessing::Preprocessing;
+
+/// Python code that loads a network as `model`.
+pub(super) struct Loaded {
+    /// Import statements beside that of torch.
+    pub imports: String,
+    /// Statements.
+    pub lines: String,
+}
+
+/// Returns the code that makes the network of a file of parameters and loads them; `None` if the library has no constructor of it.
+pub(super) fn loaded(path: &Path, name: &str, format: Format, export: &Export<'_>) -> Option<Loaded> {
+    let exchange = exchange_of(export.model);
+    let PythonNetwork { imports, expression, without_classifier } = match format {
+        Format::Timm => timm_model(export)
+            .ok()
+            .map(|model| timm_network(model.architecture, &model.arguments, model.pool)),
+        Format::Torchvision => exchange.python(Library::Torchvision),
+        Format::Dinov2 => exchange.python(Library::Dinov2),
+        _ => exchange.python(Library::Dinov3),
+    }?;
+    let (import, load) = load(path, name);
+    Some(Loaded {
+        imports: format!("{imports}{import}"),
+        lines: format!(
+            "model = {expression}\n{without_classifier}model.load_state_dict({load})\nmodel.eval()\n"
+        ),
+    })
+}
+
+/// Returns the import and the expression that read the parameters of a file.
+fn load(path: &Path, name: &str) -> (&'static str, String) {
+    match path.extension().is_some_and(|extension| extension == "safetensors") {
+        true => ("from safetensors.torch import load_file\n", format!("load_file(\"{name}\")")),
+        false => ("", format!("torch.load(\"{name}\", weights_only=True)")),
+    }
+}
+
+/// Program that prints the parameters of a file, for a network that the library's code does not make.
+pub(super) fn parameters(path: &Path, name: &str, format: Format) -> String {
+    let (import, load) = load(path, name);
+    format!(
+        "import torch
+{import}
+# {} has no constructor of this network; the parameters have the names of its networks.
+for name, tensor in {load}.items():
+    print(name, tuple(tensor.shape))
+",
+        format.name()
+    )
+}
+
+fn timm_network(architecture: &str, arguments: &Value, pool: &str) -> PythonNetwork {
+    let mut words = vec![format!("\"{architecture}\""), "num_classes=0".into()];
+    let arguments = arguments.as_object().into_iter().flatten();
+    let arguments: Vec<_> = arguments.map(|(name, value)| (name.as_str(), literal(value))).collect();
+    if arguments.iter().all(|(name, _)| *name != "global_pool") {
+        words.push(format!("global_pool=\"{pool}\""));
+    }
+    words.extend(arguments.into_iter().map(|(name, value)| format!("{name}={value}")));
+    PythonNetwork {
+        imports: "import timm\n",
+        expression: format!("timm.create_model({})", words.join(", ")),
+        without_classifier: "",
+    }
+}
+
+/// Returns `value` as Python writes it.
+fn literal(value: &Value) -> String {
+    match value {
+        Value::Null => "None".into(),
+        Value::Bool(true) => "True".into(),
+        Value::Bool(false) => "False".into(),
+        value => value.to_string(),
+    }
+}
+
+/// Returns the size of the short side, the side of the crop, and means and deviations of the channels.
+pub(super) fn preprocessing(export: &Export<'_>) -> (u32, u32, String, String) {
+    let Preprocessing { transform, pixels: Pixels { normalization: colors, .. } } = &export.preprocessing;
+    let list = |values: &[f32]| {
+        let numbers: Vec<String> = values.iter().map(f32::to_string).collect();
+        format!("[{}]", numbers.join(", "))
+    };
+    (transform.resize_px, transform.size_px, list(&colors.mean), list(&colors.std))
+}
