@@ -47,16 +47,16 @@ impl Image {
         Ok(out)
     }
 
-    /// Decodes the files of a sample in the format that they have: as 8-bit RGB where that is possible, else with the channels and the
-    /// depth that the headers state.
+    /// Decodes the files of a sample in the format that they have: a picture of 8 bits as RGB, anything else with the channels and the depth
+    /// that the headers state.
     ///
     /// # Errors
     /// As [`bands::decode`].
     pub fn decode_any(files: &[&[u8]], rules: &DecodeRules) -> Result<Self, AugmentError> {
         if let [bytes] = files
-            && let Ok(image) = decode::decode(bytes, rules)
+            && !bands::is_more_than_a_picture(bytes)
         {
-            return Ok(image.into());
+            return decode::decode(bytes, rules).map(Self::Rgb);
         }
         let found = bands::found(files, rules)?;
         let format = PixelFormat { n_channels: found.n_channels, depth: found.depth };
@@ -77,14 +77,18 @@ impl Image {
         if let Self::Bands(_) = self {
             *self = Self::default();
         }
-        match (files, self) {
-            ([bytes], Self::Rgb(image)) => {
+        let Self::Rgb(image) = self else { return Err(AugmentError::Empty) };
+        match files {
+            [bytes] if bands::format_of(bytes) != Some("npy") => {
                 let decoded = decoder.decode_into(bytes, rules, image);
                 decoded.map_err(|error| other_format(bytes, rules).unwrap_or(error))
             }
-            (files, _) => {
-                let found = format!("{} files, each with channels of its own,", files.len());
-                Err(AugmentError::Format { found, expected: rules.format })
+            // Arrays, and a file for each color.
+            _ => {
+                let Bands { width_px, height_px, values, .. } = bands::decode(files, rules)?;
+                let data = values.into_iter().map(|value| value as u8).collect();
+                *image = Rgb8::from(&Planes { width_px, height_px, data });
+                Ok(())
             }
         }
     }

@@ -97,7 +97,7 @@ impl CropSpec {
         (self.rotate_p > 0.0 && rng.chance(self.rotate_p)).then(|| 1 + rng.below(3))
     }
 
-    /// Sets drawn ones of the channels of a view to 0.
+    /// Sets each channel of a view to 0 by chance, but for one.
     pub(crate) fn drop_channels<'a, T: Default + Clone + 'a>(
         &self,
         rng: &mut ViewRng,

@@ -41,6 +41,13 @@ def main():
     tiff("tiles", pixels, planarconfig="contig", tile=(16, 16), compression="deflate", predictor=2)
     tiff("tiled_planes", wide, planarconfig="separate", tile=(16, 16), compression="deflate")
     tiff("big", pixels, planarconfig="contig", bigtiff=True, byteorder=">")
+    # Red, green and blue with two further bands, as aerial images have them.
+    tiff("color_and_more", pixels, planarconfig="contig", photometric="rgb", extrasamples=[0, 0], compression="deflate", predictor=2)
+    tiff("color_and_more_planes", wide, planarconfig="separate", photometric="rgb", extrasamples=[0, 0])
+    tiff("color_and_more_big", pixels, planarconfig="contig", photometric="rgb", extrasamples=[0, 0], bigtiff=True, byteorder=">")
+    with tifffile.TiffWriter(FOLDER / "three_pages.tif") as writer:
+        for band in narrow[:3]:
+            writer.write(band, **gray)
     tiff("zstd", pixels, planarconfig="contig", compression="zstd")
     tiff("narrow", narrow.transpose(1, 2, 0), planarconfig="contig", compression="packbits")
     tiff("signed", signed, planarconfig="separate")

@@ -36,6 +36,15 @@ pub(crate) fn open(recipe: &mut Recipe, workdir: Option<&Path>) -> anyhow::Resul
             ),
             Err(error) => bail!("{key}: {error:#}"),
         };
+        let (theirs, ours) = (backbone.preprocessing.pixels.depth, recipe.data.depth);
+        if theirs != ours {
+            bail!(
+                "{key}: {} takes images of {} bits, and data.bits is {}: both see the same views",
+                path.display(),
+                theirs.bits(),
+                ours.bits()
+            );
+        }
         let fingerprint = format!("{:016x}", weights::fingerprint(&backbone.tensors));
         let expected = begun.map_or(&frozen.fingerprint, |begun| &begun.fingerprint);
         if !expected.is_empty() && *expected != fingerprint {

@@ -3,9 +3,9 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
-use networks::{ModelConfig, NamedTensor};
+use networks::{ModelConfig, NamedTensor, Pixels};
 use trainer::checkpoint::{Checkpoint, steps};
-use trainer::recipe::InitConfig;
+use trainer::recipe::{DataConfig, InitConfig};
 use trainer::run::status::Status;
 use trainer::{Plan, Recipe};
 use weights::fitted;
@@ -100,6 +100,13 @@ pub(crate) fn check(
 /// Checks that the run `from` has the backbone of `recipe`, by the keys on which the meaning of weights depends.
 fn check_fork(recipe: &Recipe, from: &Path) -> anyhow::Result<()> {
     let forked = Checkpoint::open(from)?.manifest.plan.recipe;
+    if forked.model.n_channels() != recipe.model.n_channels() {
+        bail!(
+            "{} takes images of {} channels: a fork keeps data.channels",
+            from.display(),
+            forked.model.n_channels()
+        );
+    }
     match fitted(&forked.model, Vec::new(), &recipe.model, None) {
         Ok(_) if forked.model.params() == recipe.model.params() => Ok(()),
         // Weights that a run starts with are resampled, the state of a run is not.
@@ -181,9 +188,22 @@ fn weights(
             anyhow::anyhow!("{} does not fit recipe {}: {reason}", path.display(), recipe.name)
         })?;
     tensors.extend(heads);
-    let theirs = &backbone.preprocessing.pixels.normalization;
-    let is_comparable = theirs.n_channels() == recipe.data.channels;
-    if is_comparable && *theirs != recipe.data.normalization {
+    warn_of_pixels(&path, &backbone.preprocessing.pixels, &recipe.data);
+    let fingerprint = format!("{:016x}", weights::fingerprint(&tensors));
+    if !init.fingerprint.is_empty() && init.fingerprint != fingerprint {
+        bail!("{} holds other weights than the recipe's init.fingerprint says", path.display());
+    }
+    // What is recorded is what was done.
+    let first_layer = init.first_layer.filter(|_| backbone.model.n_channels() != recipe.data.channels);
+    recipe.init = Some(InitConfig { fingerprint, first_layer, ..init.clone() });
+    Ok(Some(tensors))
+}
+
+/// Prints a warning if the weights in `path` were trained on `pixels` that are normalized otherwise than those of `data`, or have other bits.
+fn warn_of_pixels(path: &Path, pixels: &Pixels, data: &DataConfig) {
+    let theirs = &pixels.normalization;
+    let is_comparable = theirs.n_channels() == data.channels;
+    if is_comparable && *theirs != data.normalization {
         say(format!(
             "warning: {} was trained on other colors: --set 'data.normalization={{mean={:?},std={:?}}}' has them",
             path.display(),
@@ -191,12 +211,14 @@ fn weights(
             theirs.std
         ));
     }
-    let fingerprint = format!("{:016x}", weights::fingerprint(&tensors));
-    if !init.fingerprint.is_empty() && init.fingerprint != fingerprint {
-        bail!("{} holds other weights than the recipe's init.fingerprint says", path.display());
+    if pixels.depth != data.depth {
+        say(format!(
+            "warning: {} was trained on images of {} bits, and data.bits is {}",
+            path.display(),
+            pixels.depth.bits(),
+            data.depth.bits()
+        ));
     }
-    recipe.init = Some(InitConfig { fingerprint, ..init.clone() });
-    Ok(Some(tensors))
 }
 
 /// Returns the initial weights of the run in `workdir`, if it has a checkpoint.

@@ -30,7 +30,7 @@ fn losses(plan: &Plan, n: u64) -> Vec<f64> {
     let mut trainer = plan.trainer(Communicator::solo(), &Device::flex()).unwrap();
     let schedules = plan.schedules();
     let step = |step| {
-        let batch = noise_batch(&plan.multicrop(), 8, step);
+        let batch = noise_batch(&plan.multicrop(), plan.recipe.data.format(), 8, step);
         let report = trainer.step(&batch, &schedules.at(step)).unwrap();
         assert!(report.finite);
         report.loss
@@ -54,7 +54,7 @@ fn batches_that_are_sent_train_like_batches_that_are_here() {
     let plan = plan(&["run.workers=1", "optim.micro_batches=2"]);
     let trainer = plan.trainer(Communicator::solo(), &Device::flex()).unwrap();
     let scheduled_values = plan.schedules().at(3);
-    let batches = [0, 1, 2].map(|seed| noise_batch(&plan.multicrop(), 8, seed));
+    let batches = [0, 1, 2].map(|seed| noise_batch(&plan.multicrop(), plan.recipe.data.format(), 8, seed));
     let uploads = Uploads::start(trainer.uploader()).unwrap();
     let mut on_their_way = batches.clone().map(|batch| uploads.push(batch)).into_iter();
     drop(on_their_way.next());
@@ -73,7 +73,7 @@ fn batches_that_are_sent_train_like_batches_that_are_here() {
 fn more_workers_than_images_train() {
     let plan = plan(&["run.workers=3", "model.drop_path=0.5"]);
     let mut trainer = plan.trainer(Communicator::solo(), &Device::flex()).unwrap();
-    let batch = noise_batch(&plan.multicrop(), 2, 0);
+    let batch = noise_batch(&plan.multicrop(), plan.recipe.data.format(), 2, 0);
     assert!(trainer.step(&batch, &plan.schedules().at(0)).unwrap().finite);
 }
 
@@ -98,12 +98,14 @@ fn the_last_layer_is_frozen_at_first() {
     let (last, block) = (weights(&trainer, "head.last_layer"), weights(&trainer, "blocks.0"));
     for step in 0..2 {
         // The first step of the warm-up has a rate of zero.
-        let batch = noise_batch(&plan.multicrop(), 8, step);
+        let batch = noise_batch(&plan.multicrop(), plan.recipe.data.format(), 8, step);
         trainer.step(&batch, &plan.schedules().at(step)).unwrap();
     }
     assert_eq!(weights(&trainer, "head.last_layer"), last);
     assert_ne!(weights(&trainer, "blocks.0"), block);
-    trainer.step(&noise_batch(&plan.multicrop(), 8, 2), &plan.schedules().at(2)).unwrap();
+    trainer
+        .step(&noise_batch(&plan.multicrop(), plan.recipe.data.format(), 8, 2), &plan.schedules().at(2))
+        .unwrap();
     assert_ne!(weights(&trainer, "head.last_layer"), last);
 }
 
@@ -120,8 +122,13 @@ fn a_step_that_is_not_finite_is_skipped() {
     };
     let before = all(&trainer);
     let state = trainer.state.method.state();
-    let mut gradients =
-        trainer.gradients(&noise_batch(&plan.multicrop(), 8, 0), &scheduled_values, &mut |_| {}).unwrap();
+    let mut gradients = trainer
+        .gradients(
+            &noise_batch(&plan.multicrop(), plan.recipe.data.format(), 8, 0),
+            &scheduled_values,
+            &mut |_| {},
+        )
+        .unwrap();
     gradients.fill_nan();
     let report = trainer.update(gradients, Votes::default(), &scheduled_values).unwrap();
     assert!(!report.finite);

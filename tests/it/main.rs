@@ -8,11 +8,14 @@ mod abuse;
 mod architecture;
 /// Messages and exit codes for bad input.
 mod bad_input;
+/// Decoding of images of many channels.
 mod bands;
 /// Runs that begin with weights, with a checkpoint, or with more steps.
 mod beginnings;
-
+/// Pages in a browser.
 mod browser;
+/// Images of many channels from a folder to an export.
+mod channels;
 /// Every kernel of a step, compiled for NVIDIA GPUs without one.
 #[cfg(feature = "cuda")]
 mod cuda_kernels;
@@ -52,12 +55,13 @@ mod interop;
 mod jpeg;
 /// The scripts that start ranks without a launcher.
 mod launchers;
-/// Methods and backbones from shards to an exported backbone.
+/// Python libraries on the same networks and images.
 mod libraries;
+/// Methods and backbones from shards to an exported backbone.
 mod methods;
-/// Runs of several processes, started by mpirun, and their end if one dies.
+/// Shares of sources and weights of images.
 mod mixing;
-
+/// Runs of several processes, started by mpirun, and their end if one dies.
 #[cfg(feature = "mpi")]
 mod mpi;
 /// Behavior without the feature `mpi`.

@@ -101,7 +101,8 @@ pub(crate) fn train_on(plan: &Plan, engines: Vec<Local>, n_steps: u64) -> Traine
         let topology = trainer.topology();
         let (mut losses, mut gauges) = (Vec::new(), Vec::new());
         for step in 0..n_steps {
-            let batch = rank_share(noise_batch(&plan.multicrop(), BATCH, step), topology);
+            let batch =
+                rank_share(noise_batch(&plan.multicrop(), plan.recipe.data.format(), BATCH, step), topology);
             let report = trainer.step(&batch, &schedules.at(step + 3)).unwrap();
             assert!(report.finite);
             losses.push(report.loss);
@@ -179,7 +180,10 @@ fn train_batch(plan: &Plan, batch_size: usize) -> Vec<f32> {
     let schedules = plan.schedules();
     let ranks = on_ranks(plan, |mut trainer| {
         for step in 0..2 {
-            let batch = rank_share(noise_batch(&plan.multicrop(), batch_size, step), trainer.topology());
+            let batch = rank_share(
+                noise_batch(&plan.multicrop(), plan.recipe.data.format(), batch_size, step),
+                trainer.topology(),
+            );
             trainer.step(&batch, &schedules.at(step + 3)).unwrap();
         }
         shards_of(&trainer)
@@ -219,7 +223,10 @@ fn traffic_is_what_the_formulas_say() {
     ] {
         let plan = plan(world, more);
         let traffic: Vec<(Traffic, Vec<u64>)> = on_ranks(&plan, |mut trainer| {
-            let batch = rank_share(noise_batch(&plan.multicrop(), BATCH, 0), trainer.topology());
+            let batch = rank_share(
+                noise_batch(&plan.multicrop(), plan.recipe.data.format(), BATCH, 0),
+                trainer.topology(),
+            );
             trainer.step(&batch, &plan.schedules().at(3)).unwrap();
             let units = trainer.trained().iter().map(|s| 4 * s.layout.padded as u64).collect();
             (trainer.comm.traffic().unwrap(), units)
@@ -277,7 +284,8 @@ fn files(folder: &Path, step: u64) -> Vec<Vec<u8>> {
 
 fn step(trainer: &mut Trainer, plan: &Plan) -> f64 {
     let number = trainer.state.step;
-    let batch = rank_share(noise_batch(&plan.multicrop(), 24, number), trainer.topology());
+    let batch =
+        rank_share(noise_batch(&plan.multicrop(), plan.recipe.data.format(), 24, number), trainer.topology());
     trainer.step(&batch, &plan.schedules().at(number + 3)).unwrap().loss
 }
 

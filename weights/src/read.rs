@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use augment::Depth;
-use networks::Pixels;
+use networks::{Normalization, Pixels};
 
 use crate::backbone::{Reader, readers};
 use crate::error::WeightsError;
@@ -77,15 +77,27 @@ fn foreign(reader: &Reader, mut found: Found, source: &Source, hints: &Hints) ->
     config::check_activation(source, recognized.activation)?;
     let mut preprocessing = config::preprocessing(source, otherwise, is_known, &mut assumed)?;
     if let Some(normalization) = &hints.normalization {
-        preprocessing.pixels.normalization = normalization.clone();
+        preprocessing.pixels.normalization = for_channels(normalization, recognized.model.n_channels());
     }
-    preprocessing.pixels.depth = hints.depth.or(stated_depth(source)).unwrap_or_default();
+    preprocessing.pixels.depth = hints.depth.or(stated_depth(source)).unwrap_or(preprocessing.pixels.depth);
     if library == Library::Torchvision {
         assumed.push("torchvision resizes bilinearly; images are resized bicubically here".into());
     }
     let model = recognized.model;
     let tensors = found.parameters(&model, recognized.names)?;
     Ok(Pretrained { model, preprocessing, tensors, which: UNNAMED.into(), origin: library.name(), assumed })
+}
+
+/// Returns `normalization` for `n_channels` if it has the same constants for all of its channels.
+fn for_channels(normalization: &Normalization, n_channels: usize) -> Normalization {
+    let Normalization { mean, std } = normalization;
+    let is_even = |values: &[f32]| values.windows(2).all(|pair| pair[0] == pair[1]);
+    match (is_even(mean) && is_even(std), mean.first(), std.first()) {
+        (true, Some(mean), Some(std)) => {
+            Normalization { mean: vec![*mean; n_channels], std: vec![*std; n_channels] }
+        }
+        _ => normalization.clone(),
+    }
 }
 
 /// Returns the type of the pixels' values, if this program wrote the file.

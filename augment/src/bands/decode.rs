@@ -1,7 +1,7 @@
 //! Files of a sample as one image of many channels.
 
 use super::image::Bands;
-use super::layer::{Kind, Layer, Shape, wrong};
+use super::layer::{Header, Kind, Shape, check_shape, wrong};
 use super::{npy, picture, tiff};
 use crate::format::{Depth, PixelFormat};
 use crate::{AugmentError, DecodeRules};
@@ -17,7 +17,12 @@ pub struct Found {
     pub n_channels: usize,
     /// Smallest depth that holds the values.
     pub depth: Depth,
+    /// Number of files, and of pages of their own in each.
+    pub n_layers: usize,
 }
+
+/// Largest floating-point value of a pixel: larger ones stand for no data, and would overflow in a resize.
+const LARGEST_FLOAT: f32 = 1e30;
 
 /// Decodes `files`, whose channels follow one another, as one image of the format of `rules`. PNG, TIFF, `.npy` and what
 /// [`crate::decode::decode`] reads are recognized by their content. If the format is floating point, numbers of any type are taken as
@@ -28,37 +33,42 @@ pub struct Found {
 /// [`AugmentError::Format`] for another number of channels or another type; [`AugmentError::Decode`] for damaged files and for values
 /// that are not finite.
 pub fn decode(files: &[&[u8]], rules: &DecodeRules) -> Result<Bands, AugmentError> {
-    let mut layers = Vec::with_capacity(files.len());
-    for bytes in files {
-        layers.push(match format_of(bytes) {
-            Some("npy") => npy::decode(bytes, rules)?,
-            Some(_) => tiff::decode(bytes, rules)?,
-            None => picture::decode(bytes, rules)?,
-        });
-        let described = |layer: &Layer| (layer.shape, layer.kind);
-        check_alike([described(&layers[0]), described(&layers[layers.len() - 1])], layers.len())?;
-        let n_channels = layers.iter().map(|layer| layer.shape.n_channels).sum();
-        if n_channels > rules.format.n_channels {
-            return Err(wrong(rules, n_channels, ""));
-        }
-    }
-    let Some(first) = layers.first() else { return Err(AugmentError::Empty) };
+    let stated = headers(files, rules)?;
     let PixelFormat { n_channels, depth } = rules.format;
-    let Shape { width_px, height_px, .. } = first.shape;
-    let found: usize = layers.iter().map(|layer| layer.shape.n_channels).sum();
-    let kind = first.kind;
-    if found != n_channels || depth != Depth::Float && kind.depth() != depth {
+    let n_found = stated.iter().map(|header| header.shape.n_channels).sum();
+    // Of all files together, before any of them is decoded.
+    check_shape(rules, Shape { n_channels: n_found, ..stated[0].shape })?;
+    let (Shape { width_px, height_px, .. }, kind) = (stated[0].shape, stated[0].kind);
+    if n_found != n_channels || depth != Depth::Float && kind.depth() != depth {
         let bits = match kind {
             Kind::Eight => " of 8 bits",
             Kind::Sixteen => " of 16 bits",
             Kind::Other => " of other numbers than 8 or 16 bits without sign",
         };
-        return Err(wrong(rules, found, bits));
+        return Err(wrong(rules, n_found, bits));
     }
-    let mut values = Vec::with_capacity(found * layers[0].values.len());
-    layers.into_iter().for_each(|layer| values.extend(layer.values));
-    if depth == Depth::Float && !values.iter().all(|value| value.is_finite()) {
-        return Err(AugmentError::Decode("a pixel is not a finite number".into()));
+    let mut values = Vec::new();
+    for (number, bytes) in files.iter().enumerate() {
+        let layer = match format_of(bytes) {
+            Some("npy") => npy::decode(bytes, n_channels_of_each(files, rules))?,
+            Some(_) => tiff::decode(bytes, rules)?,
+            None => picture::decode(bytes, rules)?,
+        };
+        match number {
+            0 if files.len() == 1 => values = layer.values,
+            0 => {
+                values.reserve_exact(n_found * (layer.values.len() / layer.shape.n_channels));
+                values.extend(layer.values);
+            }
+            _ => values.extend(layer.values),
+        }
+    }
+    if let Some(value) =
+        values.iter().find(|value| depth == Depth::Float && (value.is_nan() || value.abs() > LARGEST_FLOAT))
+    {
+        return Err(AugmentError::Decode(format!(
+            "a pixel is {value}: not a number, or one that stands for no data"
+        )));
     }
     Ok(Bands { width_px, height_px, depth, values })
 }
@@ -68,20 +78,42 @@ pub fn decode(files: &[&[u8]], rules: &DecodeRules) -> Result<Bands, AugmentErro
 /// # Errors
 /// As [`decode`], for what headers show.
 pub fn found(files: &[&[u8]], rules: &DecodeRules) -> Result<Found, AugmentError> {
-    let mut all: Vec<(Shape, Kind)> = Vec::with_capacity(files.len());
+    let all = headers(files, rules)?;
+    let Header { shape: Shape { width_px, height_px, .. }, kind, .. } = all[0];
+    let n_channels = all.iter().map(|header| header.shape.n_channels).sum();
+    let n_layers = all.iter().map(|header| header.n_pages).sum();
+    Ok(Found { width_px, height_px, n_channels, depth: kind.depth(), n_layers })
+}
+
+/// Returns what the header of each file states: of one file at least, all of the same size and type.
+fn headers(files: &[&[u8]], rules: &DecodeRules) -> Result<Vec<Header>, AugmentError> {
+    let mut all: Vec<Header> = Vec::with_capacity(files.len());
     for bytes in files {
         all.push(match format_of(bytes) {
-            Some("npy") => npy::header(bytes, rules)?,
+            Some("npy") => npy::header(bytes, n_channels_of_each(files, rules))?,
             Some(_) => tiff::header(bytes)?,
             None => picture::header(bytes)?,
         });
         check_alike([all[0], all[all.len() - 1]], all.len())?;
     }
-    let Some((Shape { width_px, height_px, .. }, kind)) = all.first() else {
-        return Err(AugmentError::Empty);
-    };
-    let n_channels = all.iter().map(|(shape, _)| shape.n_channels).sum();
-    Ok(Found { width_px: *width_px, height_px: *height_px, n_channels, depth: kind.depth() })
+    if all.is_empty() { Err(AugmentError::Empty) } else { Ok(all) }
+}
+
+/// Returns the number of channels by which the axes of an array are told apart: one in each of several files.
+fn n_channels_of_each(files: &[&[u8]], rules: &DecodeRules) -> usize {
+    if files.len() > 1 { 1 } else { rules.format.n_channels }
+}
+
+/// Returns whether `bytes` hold what 8-bit gray or RGB cannot: a TIFF of several pages or other channels, an array, or other values.
+pub fn is_more_than_a_picture(bytes: &[u8]) -> bool {
+    let found = found(&[bytes], &DecodeRules::default());
+    match format_of(bytes) {
+        Some("npy") => true,
+        Some(_) => found.is_ok_and(|found| {
+            found.depth != Depth::Eight || found.n_layers > 1 || ![1, 3].contains(&found.n_channels)
+        }),
+        None => found.is_ok_and(|found| found.depth != Depth::Eight),
+    }
 }
 
 /// Returns the name of the format of `bytes`, if it is one that holds any number of channels.
@@ -94,26 +126,25 @@ pub fn format_of(bytes: &[u8]) -> Option<&'static str> {
 }
 
 /// Checks that file `number` has the size and the type of the first one.
-fn check_alike(
-    [(first, kind), (shape, other)]: [(Shape, Kind); 2],
-    number: usize,
-) -> Result<(), AugmentError> {
+fn check_alike([first, other]: [Header; 2], number: usize) -> Result<(), AugmentError> {
     let bits = |kind: Kind| match kind {
         Kind::Eight => "8 bits",
         Kind::Sixteen => "16 bits",
         Kind::Other => "other numbers",
     };
-    let size = |shape: Shape| [shape.width_px, shape.height_px];
-    let ([w, h], [width, height]) = (size(first), size(shape));
+    let size = |header: Header| [header.shape.width_px, header.shape.height_px];
+    let ([w, h], [width, height]) = (size(first), size(other));
     if [w, h] != [width, height] {
         return Err(AugmentError::Bands(format!(
             "file {number} has {width} x {height} pixels, file 1 {w} x {h}"
         )));
     }
-    match kind == other {
+    match first.kind == other.kind {
         true => Ok(()),
-        false => {
-            Err(AugmentError::Bands(format!("file {number} has {}, file 1 {}", bits(other), bits(kind))))
-        }
+        false => Err(AugmentError::Bands(format!(
+            "file {number} has {}, file 1 {}",
+            bits(other.kind),
+            bits(first.kind)
+        ))),
     }
 }

@@ -22,11 +22,19 @@ pub(super) enum Kind {
     Other,
 }
 
+/// Header of a file: shape, type and pages of its image.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Header {
+    pub shape: Shape,
+    pub kind: Kind,
+    /// Number of pages, which are further channels.
+    pub n_pages: usize,
+}
+
 /// Channels of one file.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Layer {
     pub shape: Shape,
-    pub kind: Kind,
     /// Values, `[C, H, W]`.
     pub values: Vec<f32>,
 }

@@ -19,10 +19,11 @@ mod picture;
 mod preview;
 mod resize;
 mod store;
+mod tags;
 mod tiff;
 mod views;
 
-pub use decode::{Found, decode, format_of, found};
+pub use decode::{Found, decode, format_of, found, is_more_than_a_picture};
 pub use image::Bands;
 pub use map_data::{MapData, map_data};
 pub use preview::preview;

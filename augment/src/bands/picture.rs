@@ -5,13 +5,13 @@ use std::io::Cursor;
 use image::metadata::Orientation;
 use image::{ColorType, DynamicImage, ImageDecoder, ImageReader};
 
-use super::layer::{Kind, Layer, Shape, apart, check_shape};
+use super::layer::{Header, Kind, Layer, Shape, apart, check_shape};
 use crate::{AugmentError, DecodeRules};
 
 /// Decodes an image with the channels and the depth that it has.
 pub(super) fn decode(bytes: &[u8], rules: &DecodeRules) -> Result<Layer, AugmentError> {
     let mut decoder = open(bytes)?;
-    let (shape, kind) = of(&decoder);
+    let (shape, _) = of(&decoder);
     check_shape(rules, shape)?;
     let orientation = match rules.apply_exif {
         true => decoder.orientation().unwrap_or(Orientation::NoTransforms),
@@ -30,12 +30,13 @@ pub(super) fn decode(bytes: &[u8], rules: &DecodeRules) -> Result<Layer, Augment
         image => image.as_bytes().iter().map(|byte| f32::from(*byte)).collect(),
     };
     let values = apart(&pixels, shape.n_channels);
-    Ok(Layer { shape: Shape { width_px, height_px, ..shape }, kind, values })
+    Ok(Layer { shape: Shape { width_px, height_px, ..shape }, values })
 }
 
 /// Returns the shape and the type of an image, from its header.
-pub(super) fn header(bytes: &[u8]) -> Result<(Shape, Kind), AugmentError> {
-    open(bytes).map(|decoder| of(&decoder))
+pub(super) fn header(bytes: &[u8]) -> Result<Header, AugmentError> {
+    let (shape, kind) = of(&open(bytes)?);
+    Ok(Header { shape, kind, n_pages: 1 })
 }
 
 fn open(bytes: &[u8]) -> Result<impl ImageDecoder, AugmentError> {

@@ -6,15 +6,19 @@ use tiff::ColorType;
 use tiff::decoder::{Decoder, DecodingResult, Limits};
 use tiff::tags::{PlanarConfiguration, SampleFormat, Tag};
 
-use super::layer::{Kind, Layer, Shape, check_shape, max_values};
+use super::layer::{Header, Kind, Layer, Shape, check_shape, max_values};
+use super::tags::as_bands;
 use crate::format::MAX_CHANNELS;
 use crate::{AugmentError, DecodeRules};
 
-/// Bits of a page's kind that mark it as a smaller copy or as a mask.
+/// Bits of the tag NewSubfileType that mark a page as a smaller copy or as a mask.
 const COPY_OR_MASK: u32 = 1 | 4;
 
 /// Largest size of a value, in bytes.
 const MAX_VALUE_BYTES: usize = 8;
+
+/// Largest side of a tile, in pixels: that of an image.
+const MAX_TILE_PX: usize = 65_536;
 
 pub(super) type Pages<'a> = Decoder<Cursor<&'a [u8]>>;
 
@@ -29,16 +33,16 @@ pub(super) fn decode(bytes: &[u8], rules: &DecodeRules) -> Result<Layer, Augment
     limits.decoding_buffer_size =
         usize::try_from(max_values(rules)).unwrap_or(usize::MAX).saturating_mul(MAX_VALUE_BYTES);
     limits.intermediate_buffer_size = limits.decoding_buffer_size;
-    let mut pages = open(bytes)?.with_limits(limits);
+    let bytes = as_bands(bytes);
+    let mut pages = open(&bytes)?.with_limits(limits);
     let mut all: Option<Layer> = None;
-    while let Some((shape, kind)) = next_page(&mut pages)? {
+    while let Some(Header { shape, .. }) = next_page(&mut pages)? {
         let n_before = all.as_ref().map_or(0, |all| all.shape.n_channels);
         check_shape(rules, Shape { n_channels: n_before + shape.n_channels, ..shape })?;
-        let values = values(&mut pages, shape)?;
+        let values = values(&mut pages, shape, rules)?;
         match &mut all {
-            None => all = Some(Layer { shape, kind, values }),
+            None => all = Some(Layer { shape, values }),
             Some(all) => {
-                check_alike([(all.shape, all.kind), (shape, kind)])?;
                 all.shape.n_channels += shape.n_channels;
                 all.values.extend(values);
             }
@@ -51,19 +55,21 @@ pub(super) fn decode(bytes: &[u8], rules: &DecodeRules) -> Result<Layer, Augment
     all.ok_or(AugmentError::Empty)
 }
 
-/// Returns the shape of all pages together, and the type of the values.
-pub(super) fn header(bytes: &[u8]) -> Result<(Shape, Kind), AugmentError> {
-    let mut pages = open(bytes)?;
-    let mut all: Option<(Shape, Kind)> = None;
+/// Returns the shape of all pages together, the type of the values, and the number of pages.
+pub(super) fn header(bytes: &[u8]) -> Result<Header, AugmentError> {
+    let bytes = as_bands(bytes);
+    let mut pages = open(&bytes)?;
+    let mut all: Option<Header> = None;
     while let Some(page) = next_page(&mut pages)? {
         match &mut all {
             None => all = Some(page),
             Some(all) => {
                 check_alike([*all, page])?;
-                all.0.n_channels += page.0.n_channels;
+                all.shape.n_channels += page.shape.n_channels;
+                all.n_pages += 1;
             }
         }
-        if !pages.more_images() || all.is_some_and(|(shape, _)| shape.n_channels > MAX_CHANNELS) {
+        if !pages.more_images() || all.is_some_and(|all| all.shape.n_channels > MAX_CHANNELS) {
             break;
         }
         pages.next_image().map_err(broken)?;
@@ -76,8 +82,8 @@ pub(super) fn open(bytes: &[u8]) -> Result<Pages<'_>, AugmentError> {
     Decoder::new(Cursor::new(bytes)).map_err(broken)
 }
 
-/// Goes on to the next page that is an image of its own, beginning with the current one; returns its shape and type.
-fn next_page(pages: &mut Pages<'_>) -> Result<Option<(Shape, Kind)>, AugmentError> {
+/// Returns the header of the first page, from the current one on, that is neither a smaller copy nor a mask; it is then the current one.
+fn next_page(pages: &mut Pages<'_>) -> Result<Option<Header>, AugmentError> {
     loop {
         let kind = pages.find_tag_unsigned::<u32>(Tag::NewSubfileType).map_err(broken)?.unwrap_or(0);
         if kind & COPY_OR_MASK == 0 {
@@ -91,7 +97,7 @@ fn next_page(pages: &mut Pages<'_>) -> Result<Option<(Shape, Kind)>, AugmentErro
 }
 
 /// Returns the shape and the type of the current page.
-fn page(pages: &mut Pages<'_>) -> Result<(Shape, Kind), AugmentError> {
+fn page(pages: &mut Pages<'_>) -> Result<Header, AugmentError> {
     let (width_px, height_px) = pages.dimensions().map_err(broken)?;
     let color = pages.colortype().map_err(broken)?;
     if let ColorType::Palette(_) | ColorType::YCbCr(_) | ColorType::Lab(_) = color {
@@ -105,15 +111,27 @@ fn page(pages: &mut Pages<'_>) -> Result<(Shape, Kind), AugmentError> {
         8.. => Kind::Other,
         bits => return Err(AugmentError::Decode(format!("TIFF: {bits} bits a channel are not supported"))),
     };
-    Ok((Shape { width_px, height_px, n_channels: usize::from(color.num_samples()) }, kind))
+    let n_channels = usize::from(color.num_samples());
+    let n_stated = pages.find_tag_unsigned::<u16>(Tag::SamplesPerPixel).map_err(broken)?;
+    if n_stated.is_some_and(|n| usize::from(n) != n_channels) {
+        return Err(AugmentError::Decode(format!(
+            "TIFF: {n_channels} of {} channels can be read as {color:?}",
+            n_stated.unwrap_or_default()
+        )));
+    }
+    Ok(Header { shape: Shape { width_px, height_px, n_channels }, kind, n_pages: 1 })
 }
 
 /// Decodes the current page, strip by strip or tile by tile: `[C, H, W]`.
-fn values(pages: &mut Pages<'_>, shape: Shape) -> Result<Vec<f32>, AugmentError> {
+fn values(pages: &mut Pages<'_>, shape: Shape, rules: &DecodeRules) -> Result<Vec<f32>, AugmentError> {
     let planar = pages.find_tag_unsigned::<u16>(Tag::PlanarConfiguration).map_err(broken)?;
     let is_planar = planar == Some(PlanarConfiguration::Planar.to_u16());
     let [width, height] = [shape.width_px, shape.height_px].map(|side| side as usize);
     let [across, down] = <[u32; 2]>::from(pages.chunk_dimensions()).map(|side| side.max(1) as usize);
+    // The library takes memory for whole rows of a tile, whatever the width of the image.
+    if across > MAX_TILE_PX || across.saturating_mul(shape.n_channels) as u64 > max_values(rules) {
+        return Err(AugmentError::Decode(format!("TIFF: a tile has rows of {across} pixels")));
+    }
     let n_columns = width.div_ceil(across);
     let per_plane = n_columns * height.div_ceil(down);
     let (n_planes, n_interleaved) = if is_planar { (shape.n_channels, 1) } else { (1, shape.n_channels) };
@@ -165,15 +183,16 @@ fn numbers(decoded: DecodingResult) -> Vec<f32> {
     }
 }
 
-fn check_alike([(first, kind), (shape, other)]: [(Shape, Kind); 2]) -> Result<(), AugmentError> {
-    let sides = |shape: Shape| [shape.width_px, shape.height_px];
-    let ([w, h], [width, height]) = (sides(first), sides(shape));
+/// Checks that a page has the size and the type of the first one.
+fn check_alike([first, page]: [Header; 2]) -> Result<(), AugmentError> {
+    let sides = |header: Header| [header.shape.width_px, header.shape.height_px];
+    let ([w, h], [width, height]) = (sides(first), sides(page));
     if [w, h] != [width, height] {
         return Err(AugmentError::Bands(format!(
             "a page of the TIFF has {width} x {height} pixels, the first {w} x {h}"
         )));
     }
-    match kind == other {
+    match first.kind == page.kind {
         true => Ok(()),
         false => Err(AugmentError::Bands("pages of the TIFF have values of different types".into())),
     }

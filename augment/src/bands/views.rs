@@ -109,7 +109,7 @@ mod tests {
         SampleKey { seed: 5, epoch: 0, sample, attempt: 0 }
     }
 
-    /// As `numpy.rot90(x, k)`.
+    /// The quarters of `numpy.rot90(x, k)`.
     #[test]
     fn quarters_turn_counterclockwise() {
         let turned = |n| {

@@ -251,7 +251,11 @@ impl ImageSet {
     /// # Errors
     /// Errors of [`ImageSet::image`].
     pub fn picture(&self, i: usize) -> Result<Option<Vec<u8>>, EvalError> {
-        Ok(self.decoded(i)?.and_then(|image| self.transform.apply(&image.picture()).ok()))
+        let Some(encoded) = self.encoded(i)? else { return Ok(None) };
+        let files = encoded.files();
+        let image =
+            Image::decode(&files, &self.rules).or_else(|_| Image::decode_any(&files, &self.rules)).ok();
+        Ok(image.and_then(|image| self.transform.apply(&image.picture()).ok()))
     }
 
     /// Returns the format of the images' pixels.

@@ -90,7 +90,7 @@ pub fn is_band(extension: &str) -> bool {
 }
 
 /// Compares names, in which numbers count by value: b2 comes before b10, and b8 before b8a and b9.
-fn by_name(a: &str, b: &str) -> Ordering {
+pub fn by_name(a: &str, b: &str) -> Ordering {
     let (mut left, mut right) = (a.as_bytes(), b.as_bytes());
     while let ([x, ..], [y, ..]) = (left, right) {
         if !(x.is_ascii_digit() && y.is_ascii_digit()) {

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::io::Cursor;
 use std::path::Path;
 
-use image::{ImageReader, Limits};
+use augment::{DecodeRules, Image};
+use image::{ImageReader, Limits, RgbImage};
 use pipeline::{Dataset, SampleId};
 use serde::Serialize;
 
@@ -41,7 +42,7 @@ pub(crate) fn shown(bad: &[BadSample], dataset: Option<&Dataset>, folder: &Path)
         let (shard, key, _) = dataset.describe(id);
         if let Some(found) = wanted.get_mut(&(shard, key)) {
             n_missing -= 1;
-            *found = dataset.read(id).ok().and_then(|sample| tile(sample.image.bytes()));
+            *found = dataset.read(id).ok().and_then(|sample| tile(&sample.image.files()));
         }
     }
     bad.iter()
@@ -50,7 +51,16 @@ pub(crate) fn shown(bad: &[BadSample], dataset: Option<&Dataset>, folder: &Path)
 }
 
 /// Decodes an image that may be damaged; `None` if nothing could be decoded.
-fn tile(bytes: &[u8]) -> Option<Tile> {
+fn tile(files: &[&[u8]]) -> Option<Tile> {
+    files.first().and_then(|first| tile_of_part(first)).or_else(|| {
+        let image = Image::decode_any(files, &DecodeRules::default()).ok()?.picture();
+        let image = RgbImage::from_raw(image.width_px, image.height_px, image.data)?;
+        Tile::of_image(&image, String::new()).ok()
+    })
+}
+
+/// Decodes as much of a file as can be decoded.
+fn tile_of_part(bytes: &[u8]) -> Option<Tile> {
     let mut reader = ImageReader::new(Cursor::new(bytes)).with_guessed_format().ok()?;
     let mut limits = Limits::default();
     limits.max_alloc = Some(MAX_DECODED_BYTES);

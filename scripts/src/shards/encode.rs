@@ -6,10 +6,17 @@ use augment::Rgb8;
 use image::codecs::jpeg::JpegEncoder;
 use image::{ExtendedColorType, ImageEncoder};
 
-/// Encodes a baseline JPEG.
-pub(crate) fn jpeg(image: &Rgb8, quality: u8) -> anyhow::Result<Vec<u8>> {
+/// Encodes a baseline JPEG, of one channel, the first, if `is_gray`.
+pub(crate) fn jpeg(image: &Rgb8, quality: u8, is_gray: bool) -> anyhow::Result<Vec<u8>> {
     let mut bytes = Cursor::new(Vec::new());
     let encoder = JpegEncoder::new_with_quality(&mut bytes, quality);
-    encoder.write_image(&image.data, image.width_px, image.height_px, ExtendedColorType::Rgb8)?;
+    let (width_px, height_px) = (image.width_px, image.height_px);
+    match is_gray {
+        true => {
+            let gray: Vec<u8> = image.data.iter().step_by(3).copied().collect();
+            encoder.write_image(&gray, width_px, height_px, ExtendedColorType::L8)?;
+        }
+        false => encoder.write_image(&image.data, width_px, height_px, ExtendedColorType::Rgb8)?,
+    }
     Ok(bytes.into_inner())
 }

@@ -15,7 +15,7 @@ pub(crate) const CONVERTED: [&str; 10] =
     ["bmp", "dib", "gif", "pbm", "pgm", "pnm", "ppm", "tga", "tif", "tiff"];
 
 /// Extensions of files that belong to the image of the same name: its class, its columns, its caption.
-const SIDECAR_EXTENSIONS: [&str; 4] = ["cls", "cls.txt", "json", "txt"];
+pub(super) const SIDECAR_EXTENSIONS: [&str; 4] = ["cls", "cls.txt", "json", "txt"];
 
 /// An image in a file.
 pub(crate) struct SampleFile {
@@ -167,9 +167,18 @@ fn is_hidden(path: &Path) -> bool {
     path.file_name().is_some_and(|name| name.to_string_lossy().starts_with('.'))
 }
 
-/// Returns `true` if `path` has the name of an image that can be packed.
+/// Returns `true` if `path` has the name of an image that can be packed. An array beside an image of its name, or beside the rows that
+/// `ocelli embed` writes, holds features.
 pub(crate) fn is_image(path: &Path) -> bool {
-    extension(path).is_some_and(|extension| extensions().any(|known| known == extension))
+    match extension(path).as_deref() {
+        Some("npy") => {
+            let rows = format!("{}.rows.jsonl", path.display());
+            let mut images = extensions().filter(|extension| *extension != "npy");
+            !Path::new(&rows).exists() && !images.any(|extension| path.with_extension(extension).is_file())
+        }
+        Some(extension) => extensions().any(|known| known == extension),
+        None => false,
+    }
 }
 
 /// Extensions of images that can be packed.

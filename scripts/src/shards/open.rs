@@ -100,7 +100,9 @@ pub(crate) fn note_turned(dataset: &Dataset, rules: &DecodeRules) {
     let n_read = n.min(HEADERS_READ);
     let is_turned = |number: u64| {
         let sample = dataset.read(SampleId(number * n / n_read.max(1)));
-        sample.is_ok_and(|sample| facts(sample.image.bytes()).is_ok_and(|facts| facts.turned))
+        sample.is_ok_and(|sample| {
+            sample.image.files().iter().any(|file| facts(file).is_ok_and(|facts| facts.turned))
+        })
     };
     let n_turned = (0..n_read).filter(|number| is_turned(*number)).count();
     if n_turned > 0 {

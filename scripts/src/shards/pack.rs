@@ -5,9 +5,9 @@ use std::io::Cursor;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
+use augment::DecodeRules;
 use augment::bands::{self, MapData};
 use augment::facts::facts;
-use augment::{DecodeRules, Depth};
 use image::{DynamicImage, ImageFormat};
 use pipeline::file;
 use pipeline::shard::IMAGE_EXTENSIONS;
@@ -16,7 +16,9 @@ use serde_json::{Value, json};
 
 use super::bands::{BandFile, Sample, joined};
 use super::classes::{Classes, write_classes};
-use super::files::{CONVERTED, SampleFile, entries, extension, extensions, print_skipped};
+use super::files::{
+    CONVERTED, FoundFiles, SIDECAR_EXTENSIONS, SampleFile, entries, extension, extensions, print_skipped,
+};
 use super::hold::hold;
 use super::keys::Keys;
 use super::order::shuffle;
@@ -72,14 +74,21 @@ pub(crate) struct PackJob<'a> {
     pub(crate) joins_bands: bool,
 }
 
+/// Finds the samples of `job`, and the numbers of other files by extension.
+fn samples(job: &PackJob<'_>) -> anyhow::Result<(Vec<Sample>, BTreeMap<String, usize>)> {
+    let FoundFiles { entries, mut skipped } = entries(job.input)?;
+    if !job.joins_bands {
+        return Ok((entries.into_iter().map(Sample::from).collect(), skipped));
+    }
+    // Those that belong to a sample of several files were found with it.
+    skipped.retain(|extension, _| !SIDECAR_EXTENSIONS.contains(&extension.as_str()));
+    Ok((joined(entries)?, skipped))
+}
+
 /// Packs the images of `job`.
 pub(crate) fn pack(job: &PackJob<'_>) -> anyhow::Result<Packed> {
-    let found = entries(job.input)?;
+    let (entries, skipped) = samples(job)?;
     let _held = hold(job.out)?;
-    let entries: Vec<Sample> = match job.joins_bands {
-        true => joined(found.entries)?,
-        false => found.entries.into_iter().map(Sample::from).collect(),
-    };
     let nothing = || pipeline::PipelineError::NoImages {
         path: job.input.to_path_buf(),
         wanted: extensions().collect::<Vec<_>>().join(", "),
@@ -127,7 +136,7 @@ pub(crate) fn pack(job: &PackJob<'_>) -> anyhow::Result<Packed> {
         n_classes: found_classes.len(),
         paths: writer.finish()?,
         failures: write_failures(job, &failures)?,
-        skipped: found.skipped,
+        skipped,
         n_turned,
     })
 }
@@ -204,14 +213,6 @@ fn read_image(path: &Path) -> anyhow::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Returns whether a TIFF holds what a PNG of 8 bits cannot: other channels than gray or RGB, other values, or map data.
-fn is_more_than_a_picture(bytes: &[u8]) -> bool {
-    let is_more = |found: bands::Found| found.depth != Depth::Eight || ![1, 3].contains(&found.n_channels);
-    let has_map = bands::map_data(bytes).is_ok_and(|map| map.is_some());
-    bands::format_of(bytes).is_some()
-        && (has_map || bands::found(&[bytes], &DecodeRules::default()).is_ok_and(is_more))
-}
-
 /// Reads the image at `path`: its extension in the shard, and its bytes. A format that few other programs read in shards is converted
 /// to PNG, unless it is a TIFF that a PNG cannot hold.
 fn image_of(path: &Path) -> anyhow::Result<(String, Vec<u8>)> {
@@ -223,7 +224,8 @@ fn image_of(path: &Path) -> anyhow::Result<(String, Vec<u8>)> {
         return Ok((extension, read_image(path)?));
     }
     let bytes = std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
-    if is_more_than_a_picture(&bytes) {
+    let has_map = bands::map_data(&bytes).is_ok_and(|map| map.is_some());
+    if bands::format_of(&bytes).is_some() && (has_map || bands::is_more_than_a_picture(&bytes)) {
         return Ok((extension, bytes));
     }
     let image = match extension.as_str() {

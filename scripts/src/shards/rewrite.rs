@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use indicatif::ProgressBar;
-use pipeline::shard::image::is_band;
+use pipeline::shard::image::{by_name, is_band};
 use pipeline::shard::write::ShardFile;
 use pipeline::url::ShardUrl;
 use pipeline::{Shard, Source, Storage, file};
@@ -100,7 +100,9 @@ impl Item<'_> {
             Some((_, bytes)) => vec![bytes],
             None => {
                 let bands = self.members.iter().filter(|(extension, _)| is_band(extension));
-                bands.map(|(_, bytes)| bytes.as_slice()).collect()
+                let mut bands: Vec<&(String, Vec<u8>)> = bands.collect();
+                bands.sort_by(|(a, _), (b, _)| by_name(a, b));
+                bands.into_iter().map(|(_, bytes)| bytes.as_slice()).collect()
             }
         }
     }

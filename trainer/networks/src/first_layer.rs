@@ -5,7 +5,8 @@
 //! mean     w'[·, c] = Σ_i w[·, i] / m
 //! ```
 //!
-//! With `mean`, and with `repeat` if n divides m, an image whose channels are all equal has the features that it had before.
+//! With `mean`, and with `repeat` if n divides m, an image whose channels are all equal has the features that it had before, given the
+//! same constants. For one channel both are the sum, as in timm.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -50,8 +51,8 @@ impl FirstLayer {
         for output in values.chunks_exact((n * len).max(1)) {
             for (channel, at) in (0..m).flat_map(|channel| (0..len).map(move |at| (channel, at))) {
                 converted.push(match self {
-                    Self::Repeat => output[channel % n * len + at] * n as f32 / m as f32,
-                    Self::Mean => (0..n).map(|i| output[i * len + at]).sum::<f32>() / m as f32,
+                    Self::Repeat if m > 1 => output[channel % n * len + at] * n as f32 / m as f32,
+                    Self::Repeat | Self::Mean => (0..n).map(|i| output[i * len + at]).sum::<f32>() / m as f32,
                 });
             }
         }
@@ -118,5 +119,6 @@ mod tests {
             [0.75, 1.5, 4.5, 0.75, 7.5, 15.0, 45.0, 7.5]
         );
         assert_eq!(FirstLayer::Mean.kernels(&values, [2, 3, 1]), [9.0, 90.0]);
+        assert_eq!(FirstLayer::Repeat.kernels(&values, [2, 3, 1]), [9.0, 90.0]);
     }
 }

@@ -196,7 +196,7 @@ mod tests {
         }
     }
 
-    /// Two channels of each depth, of cells of one pixel: a value a vector and channel.
+    /// One pixel of two channels, in each depth.
     #[test]
     fn values_of_every_depth_are_normalized() {
         let normalization = Normalization { mean: vec![0.25, 0.5], std: vec![0.5, 0.125] };

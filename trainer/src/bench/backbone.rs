@@ -14,6 +14,7 @@ use ranks::communicator::Communicator;
 use ranks::topology::Topology;
 
 use super::median;
+use super::noise::noise;
 use crate::optim::state::UnitShard;
 use crate::recipe::plan::Plan;
 use crate::step::whole::BackbonePass;
@@ -77,7 +78,8 @@ impl BackboneBench {
             .collect();
         let size_px = model.image_px();
         let mut rng = ViewRng::from_words([0, 0x6e6f_6973_6500_0000, 1, 0]);
-        let mut image = || (0..3 * size_px * size_px).map(|_| rng.below(256) as u8).collect();
+        let format = plan.recipe.data.format();
+        let mut image = || noise(&mut rng, format, size_px * size_px);
         let images = (0..plan.recipe.optim.batch_size).map(|_| image()).collect();
         Self { units, shards, plan: plan.clone(), images, device: device.clone() }
     }

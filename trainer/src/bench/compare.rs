@@ -46,7 +46,9 @@ pub fn compare(plan: &Plan, device: &Device, n_steps: u64) -> Result<Comparison,
     // Gives both the same order of sums.
     plan.n_workers = 1;
     let schedules = plan.schedules();
-    let batch = |number| noise_batch(&plan.multicrop(), plan.recipe.optim.batch_size, number);
+    let batch = |number| {
+        noise_batch(&plan.multicrop(), plan.recipe.data.format(), plan.recipe.optim.batch_size, number)
+    };
     let trainer = |device: &Device| plan.trainer(Communicator::solo(), device);
     let mut trainers = [trainer(&Device::flex())?, trainer(device)?];
     let scheduled_values = schedules.at(plan.warmup_steps);

@@ -1,17 +1,15 @@
 //! Batches of noise, which need no data path.
 
-use augment::{Batch, MultiCrop, ViewRng, Views};
+use augment::{Batch, Depth, MultiCrop, PixelFormat, ViewRng, Views};
 
-/// Creates a batch of noise for `multicrop`.
-pub fn noise_batch(multicrop: &MultiCrop, n_samples: usize, seed: u64) -> Batch {
+/// Creates a batch of noise for `multicrop`, of pixels of `format`.
+pub fn noise_batch(multicrop: &MultiCrop, format: PixelFormat, n_samples: usize, seed: u64) -> Batch {
     let mut rng = ViewRng::from_words([seed, 0x6e6f_6973_6500_0000, 0, 0]);
     let mut views = || Views {
         groups: multicrop
             .groups()
             .iter()
-            .map(|g| {
-                (0..g.n_views * 3 * (g.size_px * g.size_px) as usize).map(|_| rng.below(256) as u8).collect()
-            })
+            .map(|g| noise(&mut rng, format, g.n_views * (g.size_px * g.size_px) as usize))
             .collect(),
     };
     Batch {
@@ -19,5 +17,14 @@ pub fn noise_batch(multicrop: &MultiCrop, n_samples: usize, seed: u64) -> Batch 
         samples: (0..n_samples).map(|_| views()).collect(),
         labels: vec![None; n_samples],
         sample_ids: (0..n_samples as u64).collect(),
+    }
+}
+
+/// Draws `n_pixels` of `format`: all whole numbers, or floating-point values in `[0, 1)`.
+pub(super) fn noise(rng: &mut ViewRng, format: PixelFormat, n_pixels: usize) -> Vec<u8> {
+    let n_values = n_pixels * format.n_channels;
+    match format.depth {
+        Depth::Float => (0..n_values).flat_map(|_| rng.uniform().to_le_bytes()).collect(),
+        depth => (0..n_values * depth.bytes()).map(|_| rng.below(256) as u8).collect(),
     }
 }

@@ -60,7 +60,10 @@ pub fn run(
     let bad = |reason| TrainError::Recipe { recipe: plan.recipe.name.clone(), reason };
     let topology = plan.topology(comm.topology().rank).map_err(bad)?;
     comm.regroup(topology, plan.recipe.run.exact_sums)?;
-    let batch = rank_share(noise_batch(&plan.multicrop(), plan.recipe.optim.batch_size, 0), topology);
+    let batch = {
+        let batch_size = plan.recipe.optim.batch_size;
+        rank_share(noise_batch(&plan.multicrop(), plan.recipe.data.format(), batch_size, 0), topology)
+    };
     let before = memory.bytes();
     let mut trainer = plan.trainer(comm, device)?;
     let scheduled_values = plan.schedules().at(plan.warmup_steps);

@@ -46,7 +46,7 @@ pub struct StepBench {
 /// [`TrainError::Recipe`] for an invalid plan.
 pub fn steps(plan: &Plan, repeats: usize, device: &Device) -> Result<StepBench, TrainError> {
     let mut trainer = plan.trainer(Communicator::solo(), device)?;
-    let batch = noise_batch(&plan.multicrop(), plan.recipe.optim.batch_size, 0);
+    let batch = noise_batch(&plan.multicrop(), plan.recipe.data.format(), plan.recipe.optim.batch_size, 0);
     let scheduled_values = plan.schedules().at(plan.warmup_steps);
     let repeats = repeats.max(1);
     trainer.step(&batch, &scheduled_values)?;

@@ -11,9 +11,13 @@ use networks::patches::Normalization;
 fn the_last_level_is_what_the_network_gives() {
     for model in ModelConfig::examples() {
         let (size_px, levels) = (model.image_px(), model.levels());
-        let network = Network::random(&model, Normalization::default(), 1, 2, &Device::flex());
+        let network = Network::random(&model, Normalization::half(model.n_channels()), 1, 2, &Device::flex());
         let images: Vec<Vec<u8>> = (0..3u32)
-            .map(|i| (0..3 * size_px * size_px).map(|j| ((j as u32 * 37 + i * 91) % 251) as u8).collect())
+            .map(|i| {
+                (0..model.n_channels() * size_px * size_px)
+                    .map(|j| ((j as u32 * 37 + i * 91) % 251) as u8)
+                    .collect()
+            })
             .collect();
         let images: Vec<&[u8]> = images.iter().map(Vec::as_slice).collect();
         let values = |features: &Features| {
@@ -41,8 +45,10 @@ fn class_tokens_spread_their_attention_over_the_grid() {
     let mut attending = 0;
     for model in ModelConfig::examples() {
         let size_px = model.image_px();
-        let network = Network::random(&model, Normalization::default(), 1, 2, &Device::flex());
-        let image = |i: usize| (0..3 * size_px * size_px).map(|j| (j * (37 + 2 * i) % 251) as u8).collect();
+        let network = Network::random(&model, Normalization::half(model.n_channels()), 1, 2, &Device::flex());
+        let image = |i: usize| {
+            (0..model.n_channels() * size_px * size_px).map(|j| (j * (37 + 2 * i) % 251) as u8).collect()
+        };
         let images: [Vec<u8>; 2] = [image(0), image(1)];
         let images = images.each_ref().map(Vec::as_slice);
         let Some((weights, [rows, columns])) = network.class_attention(&images, size_px) else { continue };
@@ -67,7 +73,7 @@ fn networks_are_named_by_their_weights() {
     for model in ModelConfig::examples() {
         let name = |seed| {
             let device = Device::flex();
-            Network::random(&model, Normalization::default(), seed, 1, &device).fingerprint()
+            Network::random(&model, Normalization::half(model.n_channels()), seed, 1, &device).fingerprint()
         };
         assert_eq!(name(1), name(1), "{model:?}");
         assert_ne!(name(1), name(2), "{model:?}");

@@ -9,6 +9,8 @@ mod units;
 use augment::{Batch, MultiCrop};
 use networks::backbone::ModelConfig;
 
+use networks::Normalization;
+
 use crate::bench::noise::noise_batch;
 use crate::method::MethodConfig;
 use crate::{Plan, Recipe};
@@ -61,8 +63,15 @@ pub(crate) fn plans(overrides: &[&str]) -> Vec<Plan> {
                 continue;
             }
             let model = model.clone();
-            let views = scaled(views, model.stride_px() as u32).into();
-            let recipe = Recipe { model, method, views, ..base.clone() };
+            let mut views = scaled(views, model.stride_px() as u32);
+            let mut data = base.data.clone();
+            let channels = model.n_channels();
+            if channels != data.channels {
+                views = views.of_channels(0.3, 0.1);
+                data.normalization = Normalization::half(channels);
+                data.channels = channels;
+            }
+            let recipe = Recipe { model, method, views: views.into(), data, ..base.clone() };
             match crate::resolve(recipe, 100) {
                 // Masks need a backbone with tokens, and some settings need masks.
                 Err(error) if error.to_string().contains("no tokens to mask") => {}
@@ -95,7 +104,7 @@ pub(crate) fn pair(plan: &Plan) -> String {
 /// normalization would make much of, and of their rounding as well.
 fn batch(plan: &Plan, step: u64) -> Batch {
     let mix = plan.view_mix();
-    let mut batch = noise_batch(mix.of_batch(plan.recipe.seed, step), BATCH, step);
+    let mut batch = noise_batch(mix.of_batch(plan.recipe.seed, step), plan.recipe.data.format(), BATCH, step);
     for (i, sample) in batch.samples.iter_mut().enumerate() {
         for byte in sample.groups.iter_mut().flatten() {
             *byte = (usize::from(*byte) * (i + 2) / (BATCH + 1)) as u8;

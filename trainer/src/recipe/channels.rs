@@ -29,7 +29,8 @@ pub(super) fn check_channels(
     if recipe.model.n_channels() != n_channels {
         let of_model = recipe.model.n_channels();
         return Err(format!(
-            "model.channels is {of_model} and data.channels {n_channels}: set data.channels alone, which the model follows"
+            "model.channels, of [model] or of the weights, is {of_model}, and data.channels {n_channels}: set data.channels to it, or \
+             init.first_layer to convert the weights"
         ));
     }
     if data.background.is_some() && !format.is_rgb8() {
@@ -99,7 +100,7 @@ mod tests {
             "RGB of 16 bits has other views, too"
         );
         let both = refused(&["data.channels=5", CONSTANTS, "model.channels=4", "views.channels={}"]);
-        assert!(both.contains("model.channels is 4 and data.channels 5"), "{both}");
+        assert!(both.contains("is 4, and data.channels 5"), "{both}");
         let background = ["data.bits=16", "views.channels={}", "data.background=[1, 2, 3]"];
         assert!(refused(&background).contains("data.background"));
         let uneven = "data.normalization={ mean = [0.1, 0.2], std = [0.1] }";

@@ -105,9 +105,10 @@ impl Recipe {
 
     /// Gives the backbone the channels of the data, unless the recipe gives it others.
     fn with_channels_of_data(self) -> Self {
-        match self.model.n_channels() {
-            RGB_CHANNELS => Self { model: self.model.with_channels(self.data.channels), ..self },
-            _ => self,
+        let converts = self.init.as_ref().is_some_and(|init| init.first_layer.is_some());
+        match self.model.n_channels() == RGB_CHANNELS || converts {
+            true => Self { model: self.model.with_channels(self.data.channels), ..self },
+            false => self,
         }
     }
 
@@ -151,8 +152,8 @@ pub struct DataConfig {
     pub apply_exif: bool,
     /// Color behind transparent pixels of RGB images: red, green and blue in 0..=255. Without it, the transparency of pixels is ignored.
     pub background: Option<[u8; 3]>,
-    /// Number of channels of an image; 3 by default. Other than 3, the images are PNG, TIFF with any number of bands or pages, `.npy`, or
-    /// samples of several files, one for each band, such as `tile.b02.tif` and `tile.b08.tif`.
+    /// Number of channels of an image; 3 by default. Images of other channels or bits are PNG, TIFF with any number of bands or pages, `.npy`,
+    /// or samples of several files, one for each band, such as `tile.b02.tif` and `tile.b08.tif`.
     #[serde(skip_serializing_if = "is_rgb")]
     pub channels: usize,
     /// Bits of a channel's values: 8, the default, 16, or 32 for floating point, as which numbers of any type are read.
@@ -236,7 +237,7 @@ pub struct InitConfig {
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub heads: bool,
     /// Kernels of the first layer where data.channels is not that of the weights: those of red, green and blue in turn, or their mean, either
-    /// scaled so that gray images keep their features. Absent, such weights are refused.
+    /// times 3 / channels. Absent, such weights are refused.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub first_layer: Option<FirstLayer>,
 }

@@ -1,7 +1,7 @@
 //! Configuration files of timm and transformers.
 
-use augment::Transform;
-use networks::Normalization;
+use augment::{Depth, Transform};
+use networks::{Normalization, Pixels};
 use serde_json::Value;
 
 use super::Source;
@@ -67,10 +67,10 @@ fn of_transformers(
         Some(0) => "nearest",
         _ => "bicubic",
     };
-    Ok(Some((
-        Preprocessing { pixels: normalization.into(), transform: Transform { resize_px, size_px } },
-        interpolation,
-    )))
+    let factor = said["rescale_factor"].as_f64();
+    let is_wide = factor.is_some_and(|factor| (factor * 65_535.0 - 1.0).abs() < 1e-3);
+    let pixels = Pixels { normalization, depth: if is_wide { Depth::Sixteen } else { Depth::Eight } };
+    Ok(Some((Preprocessing { pixels, transform: Transform { resize_px, size_px } }, interpolation)))
 }
 
 /// Returns the preprocessing of timm's `config.json`, if it has one, and the name of its interpolation.

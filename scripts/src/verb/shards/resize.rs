@@ -6,8 +6,8 @@ use pipeline::Storage;
 
 use anyhow::Context;
 use augment::decode::decode;
-use augment::facts::facts;
-use augment::{DecodeRules, Depth, Rgb8, bands};
+use augment::facts::{ColorKind, facts};
+use augment::{DecodeRules, Rgb8, bands};
 use fast_image_resize::images::{Image, ImageRef};
 use fast_image_resize::{FilterType, PixelType, ResizeAlg, ResizeOptions, Resizer};
 use serde_json::json;
@@ -21,8 +21,8 @@ use crate::shards::rewrite::{Item, Job, RewriteFlags, Verdict, rewrite};
 pub(crate) struct Args {
     #[command(flatten)]
     flags: RewriteFlags,
-    /// Short side in pixels; images with a smaller or equal short side are unchanged, and so are images of 16 bits, of floating point and of
-    /// more than four channels. Keep twice the
+    /// Short side in pixels; images with a smaller or equal short side are unchanged, and so are images of 16 bits, of floating point, of
+    /// bands and of pages. Keep twice the
     /// size of the largest view. 0 keeps all sizes.
     #[arg(long, default_value_t = 512)]
     short_side: u32,
@@ -55,8 +55,7 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
 fn resized(args: &Args, item: &Item<'_>) -> anyhow::Result<Verdict> {
     let (_, bytes) = item.image().context("no image")?;
     // What a JPEG cannot hold stays as it is.
-    let found = bands::found(&[bytes], &DecodeRules::default())?;
-    if found.depth != Depth::Eight || found.n_channels > 4 {
+    if bands::is_more_than_a_picture(bytes) {
         return Ok(Verdict::Keep);
     }
     let facts = facts(bytes)?;
@@ -71,7 +70,7 @@ fn resized(args: &Args, item: &Item<'_>) -> anyhow::Result<Verdict> {
     if shrinks {
         image = to_short_side(&image, args.short_side)?;
     }
-    Ok(Verdict::Replace("jpg", jpeg(&image, args.quality)?))
+    Ok(Verdict::Replace("jpg", jpeg(&image, args.quality, facts.color == ColorKind::Gray)?))
 }
 
 /// Resizes by an antialiased Lanczos filter with three lobes.

@@ -326,6 +326,10 @@ fn print_constants(stats: &Stats, format: PixelFormat) {
     out!("  [data]");
     out!("  channels = {}", format.n_channels);
     out!("  bits = {}", format.depth.bits());
-    let [mean, deviation] = [&mean, &deviation].map(|values| list(values, ", ", 6));
+    // With the digits of single precision, whatever the size of the values.
+    let digits = |values: &[f64]| {
+        values.iter().map(|value| (*value as f32).to_string()).collect::<Vec<_>>().join(", ")
+    };
+    let [mean, deviation] = [&mean, &deviation].map(|values| digits(values));
     out!("  normalization = {{ mean = [{mean}], std = [{deviation}] }}");
 }

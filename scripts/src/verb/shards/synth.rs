@@ -55,7 +55,7 @@ pub(crate) fn synthesize(args: &SynthArgs) -> anyhow::Result<Vec<PathBuf>> {
             .map(|number| {
                 let (class, pixels) = synth::image(args.seed, number, args.size_px);
                 let image = Rgb8::new(args.size_px, args.size_px, pixels);
-                Ok((number, class, jpeg(&image, JPEG_QUALITY)?))
+                Ok((number, class, jpeg(&image, JPEG_QUALITY, false)?))
             })
             .collect();
         for (number, class, bytes) in made? {

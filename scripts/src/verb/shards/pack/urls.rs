@@ -15,9 +15,8 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use augment::DecodeRules;
-use augment::decode::decode;
 use augment::facts::facts;
+use augment::{DecodeRules, Image};
 use pipeline::file;
 use pipeline::remote::{Client, GetLimits, RetryPolicy};
 use pipeline::shard::write::ShardFile;
@@ -181,7 +180,7 @@ fn fetch(url: &str, client: &Client, args: &Args) -> Result<Fetched, String> {
     };
     let image = client.get(url, &rules)?;
     let facts = facts(&image).map_err(|error| error.to_string())?;
-    decode(&image, &DecodeRules::default()).map_err(|error| error.to_string())?;
+    Image::decode_any(&[&image], &DecodeRules::default()).map_err(|error| error.to_string())?;
     let extension = if facts.format == "jpeg" { "jpg" } else { facts.format };
     Ok(Fetched { extension, image, width_px: facts.width_px, height_px: facts.height_px })
 }
