@@ -16,7 +16,6 @@ pub(super) fn check_channels(
     networks: &[NetworkSpec],
 ) -> Result<(), String> {
     let (data, format) = (&recipe.data, recipe.data.format());
-    format.validate().map_err(|reason| format!("data.channels: {reason}"))?;
     let n_channels = format.n_channels;
     let n_constants = data.normalization.n_channels();
     if n_constants != n_channels {

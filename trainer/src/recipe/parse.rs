@@ -198,7 +198,7 @@ warmup = { steps = 1 }
             &wrong,
         );
         for mistake in [
-            "model.heads is not known: known here are depth, image_px",
+            "model.heads is not known: known here are channels, depth, image_px",
             "model.depth = \"18\" must be a whole number",
             "without quotation marks it is 18",
             "optim.betas = 0.9 must be two numbers, [start, end]",

@@ -23,6 +23,7 @@ pub(super) fn check_values(recipe: &Recipe) -> Result<(), String> {
         }
         within(&format!("data.mix.{name}"), *share, f64::MIN_POSITIVE, MAX_VALUE)?;
     }
+    recipe.data.format().validate().map_err(|reason| format!("data.channels: {reason}"))?;
     within("data.window_shards", recipe.data.window_shards as f64, 1.0, MAX_COUNT)?;
     within("run.checkpoint_every_minutes (0 for none)", run.checkpoint_every_minutes, 0.0, MAX_VALUE)?;
     within("run.deadline_s", run.deadline_s as f64, 1.0, 1e9)?;
