@@ -63,7 +63,10 @@ fn every_backbone_is_read_as_it_was_written() {
                 Err(WeightsError::Unsupported { .. }) => continue,
                 Err(error) => panic!("{model:?} as {format:?}: {error}"),
             }
-            let hints = Hints { heads: Some(heads(&model)), ..Hints::default() };
+            // Files of other libraries do not state the constants of other channels than three.
+            let normalization = (model.n_channels() != networks::RGB_CHANNELS)
+                .then(|| networks::Normalization::half(model.n_channels()));
+            let hints = Hints { heads: Some(heads(&model)), normalization, ..Hints::default() };
             match read(&path, &hints) {
                 Ok(again) => check(&model, &tensors, format, again),
                 // Shapes do not determine the rule by which such a RegNet was designed.
