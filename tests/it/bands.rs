@@ -138,7 +138,8 @@ fn what_does_not_fit_together_is_named() {
     let ten = rules(10, Depth::Sixteen);
     assert!(refused(&[&one, &narrow], &ten).contains("file 2 has 8 bits, file 1 16 bits"));
     assert!(
-        refused(&[&golden("mixed.tif")], &rules(2, Depth::Sixteen)).contains("values of different types")
+        refused(&[&golden("mixed.tif")], &rules(2, Depth::Sixteen))
+            .contains("a page of the TIFF has 8 bits, its first page 16 bits")
     );
     let other_size = npy_u16([1, 3, 4], &[7; 12]);
     assert!(refused(&[&one, &two, &other_size], &ten).contains("file 3 has 4 x 3 pixels, file 1 20 x 14"));

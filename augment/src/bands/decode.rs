@@ -1,7 +1,7 @@
 //! Files of a sample as one image of many channels.
 
 use super::image::Bands;
-use super::layer::{Header, Kind, Shape, check_shape, wrong};
+use super::layer::{Header, Shape, check_alike, check_shape, wrong};
 use super::{npy, picture, tiff};
 use crate::format::{Depth, PixelFormat};
 use crate::{AugmentError, DecodeRules};
@@ -40,12 +40,7 @@ pub fn decode(files: &[&[u8]], rules: &DecodeRules) -> Result<Bands, AugmentErro
     check_shape(rules, Shape { n_channels: n_found, ..stated[0].shape })?;
     let (Shape { width_px, height_px, .. }, kind) = (stated[0].shape, stated[0].kind);
     if n_found != n_channels || depth != Depth::Float && kind.depth() != depth {
-        let bits = match kind {
-            Kind::Eight => " of 8 bits",
-            Kind::Sixteen => " of 16 bits",
-            Kind::Other => " of other numbers than 8 or 16 bits without sign",
-        };
-        return Err(wrong(rules, n_found, bits));
+        return Err(wrong(rules, n_found, &format!(" of {}", kind.in_words())));
     }
     let mut values = Vec::new();
     for (number, bytes) in files.iter().enumerate() {
@@ -94,7 +89,8 @@ fn headers(files: &[&[u8]], rules: &DecodeRules) -> Result<Vec<Header>, AugmentE
             Some(_) => tiff::header(bytes)?,
             None => picture::header(bytes)?,
         });
-        check_alike([all[0], all[all.len() - 1]], all.len())?;
+        let name = format!("file {}", all.len());
+        check_alike([("file 1", all[0]), (&name, all[all.len() - 1])])?;
     }
     if all.is_empty() { Err(AugmentError::Empty) } else { Ok(all) }
 }
@@ -122,29 +118,5 @@ pub fn format_of(bytes: &[u8]) -> Option<&'static str> {
         () if bytes.starts_with(npy::MAGIC) => Some("npy"),
         () if tiff::is_tiff(bytes) => Some("tiff"),
         () => None,
-    }
-}
-
-/// Checks that file `number` has the size and the type of the first one.
-fn check_alike([first, other]: [Header; 2], number: usize) -> Result<(), AugmentError> {
-    let bits = |kind: Kind| match kind {
-        Kind::Eight => "8 bits",
-        Kind::Sixteen => "16 bits",
-        Kind::Other => "other numbers",
-    };
-    let size = |header: Header| [header.shape.width_px, header.shape.height_px];
-    let ([w, h], [width, height]) = (size(first), size(other));
-    if [w, h] != [width, height] {
-        return Err(AugmentError::Bands(format!(
-            "file {number} has {width} x {height} pixels, file 1 {w} x {h}"
-        )));
-    }
-    match first.kind == other.kind {
-        true => Ok(()),
-        false => Err(AugmentError::Bands(format!(
-            "file {number} has {}, file 1 {}",
-            bits(other.kind),
-            bits(first.kind)
-        ))),
     }
 }

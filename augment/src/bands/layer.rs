@@ -48,6 +48,15 @@ impl Shape {
 }
 
 impl Kind {
+    /// Describes the values of such a file.
+    pub(super) fn in_words(self) -> &'static str {
+        match self {
+            Self::Eight => "8 bits",
+            Self::Sixteen => "16 bits",
+            Self::Other => "other numbers than 8 or 16 bits without sign",
+        }
+    }
+
     /// Returns the smallest depth that holds such values.
     pub(super) fn depth(self) -> Depth {
         match self {
@@ -85,6 +94,29 @@ pub(super) fn max_values(rules: &DecodeRules) -> u64 {
 pub(super) fn wrong(rules: &DecodeRules, n_channels: usize, kind: &str) -> AugmentError {
     let channels = if n_channels == 1 { "channel" } else { "channels" };
     AugmentError::Format { found: format!("{n_channels} {channels}{kind}"), expected: rules.format }
+}
+
+/// Checks that two files or pages, each with its name in messages, have the same size and type.
+///
+/// # Errors
+/// [`AugmentError::Bands`] with both.
+pub(super) fn check_alike(
+    [(name, first), (other_name, other)]: [(&str, Header); 2],
+) -> Result<(), AugmentError> {
+    let size = |header: Header| [header.shape.width_px, header.shape.height_px];
+    let ([w, h], [width, height]) = (size(first), size(other));
+    if [w, h] != [width, height] {
+        return Err(AugmentError::Bands(format!(
+            "{other_name} has {width} x {height} pixels, {name} {w} x {h}"
+        )));
+    }
+    match first.kind == other.kind {
+        true => Ok(()),
+        false => {
+            let [bits, other_bits] = [first.kind, other.kind].map(Kind::in_words);
+            Err(AugmentError::Bands(format!("{other_name} has {other_bits}, {name} {bits}")))
+        }
+    }
 }
 
 /// Separates pixels of `n_channels` values into channels.

@@ -6,7 +6,7 @@ use tiff::ColorType;
 use tiff::decoder::{Decoder, DecodingResult, Limits};
 use tiff::tags::{PlanarConfiguration, SampleFormat, Tag};
 
-use super::layer::{Header, Kind, Layer, Shape, check_shape, max_values};
+use super::layer::{Header, Kind, Layer, Shape, check_alike, check_shape, max_values};
 use super::tags::as_bands;
 use crate::format::MAX_CHANNELS;
 use crate::{AugmentError, DecodeRules};
@@ -64,7 +64,7 @@ pub(super) fn header(bytes: &[u8]) -> Result<Header, AugmentError> {
         match &mut all {
             None => all = Some(page),
             Some(all) => {
-                check_alike([*all, page])?;
+                check_alike([("its first page", *all), ("a page of the TIFF", page)])?;
                 all.shape.n_channels += page.shape.n_channels;
                 all.n_pages += 1;
             }
@@ -180,21 +180,6 @@ fn numbers(decoded: DecodingResult) -> Vec<f32> {
         DecodingResult::I16(values) => cast!(values),
         DecodingResult::I32(values) => cast!(values),
         DecodingResult::I64(values) => cast!(values),
-    }
-}
-
-/// Checks that a page has the size and the type of the first one.
-fn check_alike([first, page]: [Header; 2]) -> Result<(), AugmentError> {
-    let sides = |header: Header| [header.shape.width_px, header.shape.height_px];
-    let ([w, h], [width, height]) = (sides(first), sides(page));
-    if [w, h] != [width, height] {
-        return Err(AugmentError::Bands(format!(
-            "a page of the TIFF has {width} x {height} pixels, the first {w} x {h}"
-        )));
-    }
-    match first.kind == page.kind {
-        true => Ok(()),
-        false => Err(AugmentError::Bands("pages of the TIFF have values of different types".into())),
     }
 }
 
