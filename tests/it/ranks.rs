@@ -25,7 +25,7 @@ pub(crate) fn plan(world_size: usize, overrides: &[&str]) -> Plan {
     let recipe = Recipe::parse(TINY, "tiny", &overrides).unwrap();
     trainer::resolve(recipe, 100)
         .unwrap()
-        .over(world_size, RankResources { n_cores: 1, n_workers: 1, bytes: f64::MAX })
+        .over(world_size, RankResources { n_cores: 1, n_workers: 1, bytes: f64::MAX, is_gpu: false })
         .unwrap()
 }
 

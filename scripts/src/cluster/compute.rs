@@ -44,7 +44,8 @@ impl DeviceFlag {
 
 /// Checks that `device` supports the types in which `plan` computes and communicates.
 pub(crate) fn check(plan: &Plan, device: &Opened) -> anyhow::Result<()> {
-    let Precision { compute, gather, reduce, head_gather, head_reduce } = plan.recipe.optim.precision;
+    let Precision { compute, memory: _, gather, reduce, head_gather, head_reduce } =
+        plan.recipe.optim.precision;
     let types = [gather, reduce, head_gather, head_reduce].map(Wire::dtype);
     for dtype in [&types[..], &[compute.dtype()]].concat() {
         if !device.device.supports_dtype(dtype) {

@@ -56,8 +56,9 @@ pub(crate) fn room(n_local: usize, n_sharers: usize, device: &Opened) -> RankRes
     let n_cores = (n_or_all_cores(0) / sharers).max(1);
     let own = device.free_bytes.map(|bytes| 0.8 * bytes as f64 / n_sharers.max(1) as f64);
     let shared = || available_bytes().map_or(f64::MAX, |bytes| 0.8 * bytes / n_local as f64);
-    let n_workers = if device.kind == DeviceKind::Cpu { n_cores } else { 1 };
-    RankResources { n_cores, n_workers, bytes: own.unwrap_or_else(shared) }
+    let is_gpu = device.kind != DeviceKind::Cpu;
+    let n_workers = if is_gpu { 1 } else { n_cores };
+    RankResources { n_cores, n_workers, bytes: own.unwrap_or_else(shared), is_gpu }
 }
 
 /// Returns a note if this process may use fewer cores than the machine has.

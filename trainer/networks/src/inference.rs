@@ -2,7 +2,7 @@
 
 use std::convert::Infallible;
 
-use burn_tensor::{DType, Device, Tensor, TensorData};
+use burn_tensor::{Device, Tensor, TensorData};
 use kernels::device::host::{to_host, with_slice};
 use kernels::device::workers::{Workers, n_or_all_cores};
 use xxhash_rust::xxh3::Xxh3;
@@ -15,7 +15,7 @@ use crate::layout::UnitLayout;
 use crate::leaves::Leaves;
 use crate::patches::{PixelInput, Pixels};
 use crate::tensor::{NamedTensor, by_name, values_of};
-use crate::unit::{Context, Draws, GroupShape, StatSets, Unit};
+use crate::unit::{Context, Draws, GroupShape, StatSets, Types, Unit};
 
 /// A backbone with its weights.
 pub struct Network {
@@ -134,13 +134,14 @@ impl Network {
             grid: [size_px / cell_px; 2],
             width: self.model.n_channels() * cell_px * cell_px,
             n_masked: 0,
+            is_map: false,
         };
         let mut shapes = vec![pixels];
         let mut largest = 0.0_f64;
         for unit in &self.units {
             let input: usize = shapes.iter().map(|shape| shape.n_rows() * shape.width).sum();
             let (cost, outputs) = unit.cost(&shapes);
-            largest = largest.max(input as f64 + cost.graph);
+            largest = largest.max(input as f64 + cost.graph.total());
             shapes = outputs;
         }
         largest * size_of::<f32>() as f64
@@ -234,5 +235,5 @@ fn evaluated(unit: &dyn Unit, leaves: &Leaves<'_>, groups: Vec<Features>) -> Vec
 /// Calls `f` with the context of units in evaluation.
 fn with_evaluation_context<R>(leaves: &Leaves<'_>, n_groups: usize, f: impl FnOnce(&Context<'_>) -> R) -> R {
     let (draws, sets) = (Draws::default(), StatSets::per_size(n_groups));
-    f(&Context { leaves, draws: &draws, totals: &[], sets: &sets, compute: DType::F32 })
+    f(&Context { leaves, draws: &draws, totals: &[], sets: &sets, types: Types::F32 })
 }

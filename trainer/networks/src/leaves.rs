@@ -9,7 +9,7 @@ use kernels::ops::{SharedGradient, cast};
 use crate::layout::UnitLayout;
 use crate::params::Role;
 
-/// The parameters of a unit, cut from its flat buffer.
+/// The parameters of a unit, cut from its flat buffer, which is f32 or, as it was gathered, bf16.
 pub struct Leaves<'a> {
     layout: &'a UnitLayout,
     tensors: Vec<Tensor<1>>,
@@ -34,23 +34,36 @@ impl<'a> Leaves<'a> {
         Self { layout, tensors, gradients }
     }
 
-    /// Returns the parameter `name`, relative to the unit, in its shape.
+    /// Returns the parameter `name`, relative to the unit, in its shape: in f32 if it was gathered in fewer bits.
     ///
     /// # Panics
     /// If the unit requests a parameter that it does not list, or in another rank: a bug in the
     /// unit, which `conformance::units` finds.
     pub fn get<const D: usize>(&self, name: &str) -> Tensor<D> {
+        self.in_dtype(name, |stored| if stored == DType::BF16 { DType::F32 } else { stored })
+    }
+
+    /// Returns the weight `name` as it was gathered, for operations that take it in f32 or bf16: see [`Leaves::get`].
+    ///
+    /// # Panics
+    /// As [`Leaves::get`].
+    pub fn stored<const D: usize>(&self, name: &str) -> Tensor<D> {
+        self.in_dtype(name, |stored| stored)
+    }
+
+    fn in_dtype<const D: usize>(&self, name: &str, dtype: impl FnOnce(DType) -> DType) -> Tensor<D> {
         let at = self.layout.position(name).unwrap_or_else(|| panic!("{} has no {name}", self.layout.name));
         let shape: [usize; D] =
             self.layout.params[at].spec.shape.as_slice().try_into().unwrap_or_else(|_| {
                 panic!("{}.{name} has shape {:?}", self.layout.name, self.layout.params[at].spec.shape)
             });
-        self.gradients[at].of(&self.tensors[at]).reshape(shape)
+        let tensor = &self.tensors[at];
+        self.gradients[at].of(tensor, dtype(tensor.dtype())).reshape(shape)
     }
 
     /// Returns the gradients of all parameters as one flat buffer of `[padded]` in f32; zeros where there is none.
     pub fn gradient(&self, grads: &mut Gradients) -> Tensor<1> {
-        self.gradients(grads).flat(self.layout)
+        self.gradients(grads).flat(self.layout, DType::F32)
     }
 
     /// Returns the gradients of the parameters that have one, in f32.
@@ -81,15 +94,16 @@ impl ParamGrads {
         Self { parts: self.parts.into_iter().zip(other.parts).map(sum).collect(), device: self.device }
     }
 
-    /// Concatenates the gradients to one flat buffer of `[padded]`; zeros where there is none.
-    pub fn flat(self, layout: &UnitLayout) -> Tensor<1> {
+    /// Concatenates the gradients to one flat buffer of `[padded]` in `dtype`; zeros where there is none.
+    pub fn flat(self, layout: &UnitLayout, dtype: DType) -> Tensor<1> {
         let zeros = |len: usize| Tensor::<1>::zeros([len], &self.device);
         let params = layout.params.iter().zip(self.parts);
-        let mut parts: Vec<_> =
-            params.map(|(param, grad)| grad.unwrap_or_else(|| zeros(param.spec.numel()))).collect();
+        let mut parts: Vec<_> = params
+            .map(|(param, grad)| cast(grad.unwrap_or_else(|| zeros(param.spec.numel())), dtype))
+            .collect();
         let padding = layout.padded - layout.numel;
         if padding > 0 {
-            parts.push(zeros(padding));
+            parts.push(cast(zeros(padding), dtype));
         }
         Tensor::cat(parts, 0)
     }
@@ -111,7 +125,7 @@ mod tests {
         let grads = |a, b| ParamGrads { parts: vec![of(a), of(b), None], device: device.clone() };
         let first = grads(Some([1.0, 2.0, 3.0, 4.0]), None);
         let second = grads(Some([10.0; 4]), Some([5.0; 4]));
-        let flat = to_host(first.plus(second).flat(&layout));
+        let flat = to_host(first.plus(second).flat(&layout, DType::F32));
         assert_eq!(flat.len(), layout.padded);
         assert_eq!(flat[..12], [11.0, 12.0, 13.0, 14.0, 5.0, 5.0, 5.0, 5.0, 0.0, 0.0, 0.0, 0.0]);
         assert!(flat[12..].iter().all(|value| *value == 0.0));

@@ -22,7 +22,7 @@ use std::iter::Sum;
 use std::ops::Add;
 
 use burn_tensor::{DType, Tensor};
-use kernels::ops::{SMALLEST_SHARE_LEFT_OUT, cast};
+use kernels::ops::{SMALLEST_SHARE_LEFT_OUT, cast, in_f32};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -98,14 +98,38 @@ pub struct Context<'a> {
     pub totals: &'a [Tensor<1>],
     /// Sets of statistics that groups share.
     pub sets: &'a StatSets,
+    /// Types of numbers.
+    pub types: Types,
+}
+
+/// Types of numbers in a backbone: f32, or bf16. All that is not named here is f32.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Types {
     /// Type in which matrix products are computed.
-    pub compute: DType,
+    pub products: DType,
+    /// Type in which a convolutional network with batch normalization holds its maps, between operations and between units.
+    pub maps: DType,
+}
+
+impl Types {
+    /// f32 for all numbers.
+    pub const F32: Self = Self::all(DType::F32);
+
+    /// Returns `dtype` for all numbers that may have it.
+    pub const fn all(dtype: DType) -> Self {
+        Self { products: dtype, maps: dtype }
+    }
 }
 
 impl Context<'_> {
     /// Casts `x` to the type in which matrix products are computed.
     pub fn rounded<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
-        cast(x, self.compute)
+        cast(x, self.types.products)
+    }
+
+    /// Casts `x` to the type in which a convolutional network holds its maps; f64, which tests compute in, stays.
+    pub fn as_map(&self, x: Tensor<3>) -> Tensor<3> {
+        if self.types.maps == DType::BF16 { cast(x, DType::BF16) } else { in_f32(x) }
     }
 }
 
@@ -177,6 +201,8 @@ pub struct GroupShape {
     pub n_masked: usize,
     /// Whether branches are dropped for some of the views: in training.
     pub drops: bool,
+    /// Whether the features are maps ([`Types::maps`]); all others are f32.
+    pub is_map: bool,
 }
 
 impl GroupShape {
@@ -190,9 +216,18 @@ impl GroupShape {
         self.n_views * self.n_tokens()
     }
 
-    /// Returns the shape with one token per view.
+    /// Returns the number of elements of all views, by type.
+    pub fn elements(&self) -> Elements {
+        let n = (self.n_rows() * self.width) as f64;
+        match self.is_map {
+            true => Elements { maps: n, ..Elements::default() },
+            false => Elements::wide(n),
+        }
+    }
+
+    /// Returns the shape with one token per view, in f32.
     pub fn pooled(&self) -> Self {
-        Self { n_prefix: 1, grid: [0, 0], ..*self }
+        Self { n_prefix: 1, grid: [0, 0], is_map: false, ..*self }
     }
 }
 
@@ -202,7 +237,57 @@ pub struct Cost {
     /// Multiply-adds of matrix products and convolutions, times two.
     pub flops: f64,
     /// Elements that the graph holds until the backward pass.
-    pub graph: f64,
+    pub graph: Elements,
+}
+
+/// Numbers of elements in memory, by type.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Elements {
+    /// Elements that are f32 in any case.
+    pub wide: f64,
+    /// Elements of [`Types::products`].
+    pub products: f64,
+    /// Elements of [`Types::maps`].
+    pub maps: f64,
+    /// Elements of maps of which there is a copy for products, if products are of another type.
+    pub rounded_maps: f64,
+}
+
+impl Elements {
+    /// Returns `n` elements that are f32 in any case.
+    pub fn wide(n: f64) -> Self {
+        Self { wide: n, ..Self::default() }
+    }
+
+    /// Returns `n` elements of the type of products.
+    pub fn products(n: f64) -> Self {
+        Self { products: n, ..Self::default() }
+    }
+
+    /// Returns the number of elements, without copies.
+    pub fn total(&self) -> f64 {
+        self.wide + self.products + self.maps
+    }
+
+    /// Returns the bytes of all elements with these types.
+    pub fn bytes(&self, types: Types) -> f64 {
+        let [of_product, of_map] = [types.products, types.maps].map(|dtype| dtype.size() as f64);
+        let copies = if types.products == types.maps { 0.0 } else { self.rounded_maps * of_product };
+        self.wide * DType::F32.size() as f64 + self.products * of_product + self.maps * of_map + copies
+    }
+}
+
+impl Add for Elements {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self {
+            wide: self.wide + other.wide,
+            products: self.products + other.products,
+            maps: self.maps + other.maps,
+            rounded_maps: self.rounded_maps + other.rounded_maps,
+        }
+    }
 }
 
 impl Add for Cost {

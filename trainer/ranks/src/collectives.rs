@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use burn_tensor::{DType, Tensor};
+use kernels::ops::cast;
 
 use crate::communicator::{Communicator, Pending};
 use crate::engine::Transfer;
@@ -10,7 +11,8 @@ use crate::error::EngineError;
 use crate::mesh::Mesh;
 use crate::wire::Wire;
 
-/// Queues a gather of the unit of which `shard` is this rank's part. A result that `is_kept` has memory of
+/// Queues a gather of the unit of which `shard` is this rank's part, sent in the type of `wire`. The result is of `dtype`, f32 or
+/// that type, except on a device whose memory the engine accesses, where it is as it was sent. A result that `is_kept` has memory of
 /// its own; others share a few buffers of the host, or the device's pool.
 ///
 /// # Errors
@@ -20,21 +22,23 @@ pub fn gather(
     unit: &str,
     shard: &Tensor<1>,
     wire: Wire,
+    dtype: DType,
     is_kept: bool,
 ) -> Result<Pending<Tensor<1>>, EngineError> {
     let group_size = comm.topology().group_size;
     if group_size == 1 && !is_self_test(comm) {
-        return Ok(Pending::Ready(rounded(shard.clone(), wire)));
+        return Ok(Pending::Ready(cast(cast(shard.clone(), wire.dtype()), dtype)));
     }
     let [n] = shard.dims();
     let mut shard = Transfer::new(shard.clone(), n * group_size, wire, comm.supports_device_tensors)?;
+    shard = shard.decoded(dtype == DType::F32);
     if !is_kept {
         shard = shard.with_pool(Arc::clone(&comm.buffers));
     }
     Ok(comm.submit("gather", unit, move |mesh| mesh.gather(shard)))
 }
 
-/// Queues the sum over ranks of the unit's gradient `full`, of which this rank gets its shard.
+/// Queues the sum over ranks of the unit's gradient `full`, in f32 or in the type of `wire`; this rank gets its shard, in f32.
 ///
 /// # Errors
 /// [`EngineError`].
@@ -45,7 +49,7 @@ pub fn reduce(
     wire: Wire,
 ) -> Result<Pending<Tensor<1>>, EngineError> {
     if comm.topology().world_size == 1 && !is_self_test(comm) {
-        return Ok(Pending::Ready(rounded(full, wire)));
+        return Ok(Pending::Ready(cast(cast(full, wire.dtype()), DType::F32)));
     }
     let [len] = full.dims();
     let first = Mesh::transfer_of(full, wire, comm.topology(), comm.exact, comm.supports_device_tensors)?;
@@ -55,12 +59,4 @@ pub fn reduce(
 /// Returns true if one rank communicates with itself, as a test of an engine on device memory.
 fn is_self_test(comm: &Communicator) -> bool {
     comm.supports_device_tensors && comm.topology().world_size == 1
-}
-
-/// Rounds `values` as a transfer on `wire` does.
-fn rounded(values: Tensor<1>, wire: Wire) -> Tensor<1> {
-    match wire {
-        Wire::F32 => values,
-        Wire::Bf16 => values.cast(wire.dtype()).cast(DType::F32),
-    }
 }

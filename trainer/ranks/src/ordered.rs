@@ -11,7 +11,9 @@
 //! and the sum over ranks is the tree above the branches: 1, 2, 4 … N ranks give the same bits.
 
 use burn_tensor::{DType, Tensor, TensorData};
-use kernels::device::host::{is_host, with_slice};
+use half::bf16;
+use kernels::device::host::{is_host, with_bytes};
+use kernels::ops::Number;
 
 use crate::engine::Engine;
 use crate::error::EngineError;
@@ -45,12 +47,12 @@ fn branch<T>(
 }
 
 /// Writes the sum of `n` parts of `out.len()` elements to `out`; `parts(i)` returns part `i`.
-fn sum_into<'a>(n: usize, parts: &(impl Fn(usize) -> &'a [f32] + Sync), out: &mut [f32]) {
+fn sum_into<'a, T: Number>(n: usize, parts: &(impl Fn(usize) -> &'a [T] + Sync), out: &mut [f32]) {
     for (number, out) in out.chunks_mut(BLOCK).enumerate() {
         let range = number * BLOCK..number * BLOCK + out.len();
         let mut part = |i: usize| {
             let mut block = [0.0f32; BLOCK];
-            block[..out.len()].copy_from_slice(&parts(i)[range.clone()]);
+            block.iter_mut().zip(&parts(i)[range.clone()]).for_each(|(sum, value)| *sum = value.wide());
             block
         };
         let add = |mut a: [f32; BLOCK], b: [f32; BLOCK]| {
@@ -62,13 +64,16 @@ fn sum_into<'a>(n: usize, parts: &(impl Fn(usize) -> &'a [f32] + Sync), out: &mu
     }
 }
 
-/// Returns the sum of the parts that ranks have sent, `received` of `[W·n]`: `[n]` in f32. Part `i` of the order is
+/// Returns the sum of the parts that ranks have sent, `received` of `[W·n]` in f32 or bf16: `[n]` in f32. Part `i` of the order is
 /// that of rank `order[i]`.
 pub fn sum_of_parts(received: Tensor<1>, order: &[usize]) -> Tensor<1> {
     let [len] = received.dims();
     let n = len / order.len();
     if is_host(&received) {
-        let sum = with_slice(&received, |parts| sum_of_slices(parts, order));
+        let sum = with_bytes(&received, |bytes| match received.dtype() {
+            DType::BF16 => sum_of_slices::<bf16>(bytemuck::cast_slice(bytes), order),
+            _ => sum_of_slices::<f32>(bytemuck::cast_slice(bytes), order),
+        });
         return Tensor::from_data(TensorData::new(sum, [n]), &received.device());
     }
     sum_of_tensors(&received, order)
@@ -82,7 +87,7 @@ fn sum_of_tensors(received: &Tensor<1>, order: &[usize]) -> Tensor<1> {
     fold(order.len(), &mut part, &|a, b| a + b)
 }
 
-fn sum_of_slices(parts: &[f32], order: &[usize]) -> Vec<f32> {
+fn sum_of_slices<T: Number>(parts: &[T], order: &[usize]) -> Vec<f32> {
     let n = parts.len() / order.len();
     let mut sum = vec![0.0; n];
     sum_into(order.len(), &|i| &parts[order[i] * n..(order[i] + 1) * n], &mut sum);

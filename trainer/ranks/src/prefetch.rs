@@ -20,6 +20,8 @@ pub struct GatherRequest<'a> {
     pub shard: &'a Tensor<1>,
     /// Element type on the wire.
     pub wire: Wire,
+    /// Element type of the gathered buffer: f32, or that on the wire.
+    pub dtype: DType,
     /// True if the gathered buffer is kept for longer than its unit runs.
     pub is_kept: bool,
 }
@@ -29,8 +31,14 @@ pub struct GatherQueue<'a> {
     comm: &'a Communicator,
     device: &'a Device,
     rest: VecDeque<GatherRequest<'a>>,
-    /// The gather in flight, with the name of its unit.
-    in_flight: Option<(&'a str, Pending<Tensor<1>>)>,
+    in_flight: Option<InFlight<'a>>,
+}
+
+/// A gather in flight.
+struct InFlight<'a> {
+    unit: &'a str,
+    dtype: DType,
+    pending: Pending<Tensor<1>>,
 }
 
 impl<'a> GatherQueue<'a> {
@@ -63,8 +71,9 @@ impl<'a> GatherQueue<'a> {
                 true => next.shard.clone().to_device(self.device),
                 false => next.shard.clone(),
             };
-            let pending = collectives::gather(self.comm, next.unit, &shard, next.wire, next.is_kept);
-            pending.map(|pending| (next.unit, pending))
+            let pending =
+                collectives::gather(self.comm, next.unit, &shard, next.wire, next.dtype, next.is_kept);
+            pending.map(|pending| InFlight { unit: next.unit, dtype: next.dtype, pending })
         };
         self.in_flight = self.rest.pop_front().map(submit).transpose()?;
         Ok(())
@@ -79,12 +88,12 @@ impl<'a> GatherQueue<'a> {
     /// If another unit is the next of the list: a bug in the step.
     pub fn next_flat(&mut self, unit: &str) -> Result<Tensor<1>, EngineError> {
         self.look_ahead()?;
-        let (listed, pending) = self.in_flight.take().expect("the step lists every gather");
+        let InFlight { unit: listed, dtype, pending } =
+            self.in_flight.take().expect("the step lists every gather");
         assert_eq!(listed, unit, "the step gathers units in the order of its list");
         let flat = self.comm.wait(pending)?;
         let flat = flat.to_device(self.device);
-        // Leaves are f32, whatever the type on the wire, because gradients of several uses are summed in f32.
-        Ok(if flat.dtype() == DType::F32 { flat } else { flat.cast(DType::F32) })
+        Ok(if flat.dtype() == dtype { flat } else { flat.cast(dtype) })
     }
 }
 
@@ -168,7 +177,8 @@ mod tests {
     #[should_panic(expected = "in the order of its list")]
     fn another_unit_than_the_listed_one_is_a_bug() {
         let (comm, device, shards) = (Communicator::solo(), Device::flex(), [shard(1.0), shard(2.0)]);
-        let request = |(unit, shard)| GatherRequest { unit, shard, wire: Wire::F32, is_kept: false };
+        let request =
+            |(unit, shard)| GatherRequest { unit, shard, wire: Wire::F32, dtype: DType::F32, is_kept: false };
         let list = ["a", "b"].into_iter().zip(&shards).map(request);
         let mut gathers = GatherQueue::new(&comm, list, &device).unwrap();
         let _ = gathers.next_flat("b");

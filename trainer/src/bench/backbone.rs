@@ -3,12 +3,12 @@
 use std::time::Instant;
 
 use augment::ViewRng;
-use burn_tensor::{DType, Device, Tensor};
+use burn_tensor::{Device, Tensor};
 use kernels::device::workers::Workers;
 use networks::backbone::Readout;
 use networks::features::Features;
 use networks::leaves::Leaves;
-use networks::unit::{Context, Draws, StatSets, Unit};
+use networks::unit::{Context, Draws, StatSets, Types, Unit};
 use ranks::EngineError;
 use ranks::communicator::Communicator;
 use ranks::topology::Topology;
@@ -84,9 +84,9 @@ impl BackboneBench {
         Self { units, shards, plan: plan.clone(), images, device: device.clone() }
     }
 
-    /// Returns the data type of matrix products.
-    fn compute(&self) -> DType {
-        self.plan.recipe.optim.precision.compute.dtype()
+    /// Returns the types of numbers.
+    fn types(&self) -> Types {
+        self.plan.recipe.optim.precision.types()
     }
 
     fn input(&self, range: std::ops::Range<usize>) -> Vec<Features> {
@@ -105,8 +105,8 @@ impl BackboneBench {
             for (unit, leaves) in self.units.iter().zip(&leaves) {
                 let mut totals = Vec::new();
                 for stage in 0..unit.n_stages() {
-                    let compute = self.compute();
-                    let cx = Context { leaves, draws: &draws, totals: &totals, sets: &sets, compute };
+                    let types = self.types();
+                    let cx = Context { leaves, draws: &draws, totals: &totals, sets: &sets, types };
                     let output = unit.forward(stage, groups, &cx);
                     (groups, totals) = (output.features, output.sums);
                 }
@@ -123,8 +123,8 @@ impl BackboneBench {
         let ranges = workers.slices(self.images.len());
         let slices = workers.map(ranges, |_, range| self.input(range));
         let comm = Communicator::solo();
-        let (units, shards, compute) = (&self.units, &self.shards, self.compute());
-        let pass = BackbonePass { units, shards, workers, comm: &comm, compute };
+        let (units, shards, types) = (&self.units, &self.shards, self.types());
+        let pass = BackbonePass { units, shards, workers, comm: &comm, types };
         pass.gradients(slices, keeps_graph, start_gradient)
     }
 

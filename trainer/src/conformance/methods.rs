@@ -35,7 +35,7 @@ struct Trained {
 
 /// Runs `f` on each rank, as a thread.
 fn on_ranks<R: Send>(plan: &Plan, world_size: usize, f: impl Fn(&Plan, Trainer) -> R + Sync) -> Vec<R> {
-    let room = RankResources { n_cores: 1, n_workers: 1, bytes: f64::MAX };
+    let room = RankResources { n_cores: 1, n_workers: 1, bytes: f64::MAX, is_gpu: false };
     let plan = plan.clone().over(world_size, room).unwrap();
     let run = |engine: Local| {
         let topology = plan.topology(engine.rank()).unwrap();
@@ -111,6 +111,34 @@ fn ranks_and_kept_graphs_give_the_same_bits() {
         }
         assert!(train(recomputed, 1, 3) == one, "recomputed: {}", pair(plan));
         assert!(train(recomputed, 2, 3) == one, "recomputed on 2 ranks: {}", pair(plan));
+    }
+}
+
+/// 16 bits in products, maps and gathered weights, with every backbone: the same bits on any number of ranks and recomputed, in
+/// losses within a few roundings of those in f32.
+#[test]
+fn sixteen_bits_do_not_know_ranks() {
+    let bf16 = "optim.precision={compute='bf16',memory='bf16',gather='bf16'}";
+    let recomputed = plans(&[bf16, "run.keep=0"]);
+    let mut backbones = Vec::new();
+    for ((plan, recomputed), wide) in plans(&[bf16]).iter().zip(&recomputed).zip(&plans(&[])) {
+        if backbones.contains(&plan.recipe.model) {
+            continue;
+        }
+        backbones.push(plan.recipe.model.clone());
+        let one = train(plan, 1, 2);
+        assert!(train(plan, 2, 2) == one, "2 ranks: {}", pair(plan));
+        assert!(train(recomputed, 4, 2) == one, "recomputed on 4 ranks: {}", pair(plan));
+        let wide = train(wide, 1, 2).reports;
+        assert!(one.reports != wide, "nothing is rounded: {}", pair(plan));
+        // The first report is a loss of the initial weights.
+        assert!(
+            (one.reports[0] - wide[0]).abs() <= 2e-2 * wide[0].abs(),
+            "{} {}: {}",
+            one.reports[0],
+            wide[0],
+            pair(plan)
+        );
     }
 }
 

@@ -5,14 +5,14 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use augment::Batch;
-use burn_tensor::{DType, Device, Distribution, Tensor};
+use burn_tensor::{Device, Distribution, Tensor};
 use kernels::device::host::to_host;
 use networks::backbone::Readout;
 use networks::features::{Features, Masked, Outputs, Selection, by_image};
 use networks::leaves::Leaves;
 use networks::mask::MaskedCells;
 use networks::sampler::UnitSampler;
-use networks::unit::{Context, Draws, StatSets, Unit};
+use networks::unit::{Context, Draws, StatSets, Types, Unit};
 use ranks::communicator::Communicator;
 use ranks::peers::Peers;
 
@@ -242,7 +242,7 @@ fn through(
 ) -> Vec<Features> {
     let mut totals = Vec::new();
     for stage in 0..unit.n_stages() {
-        let cx = Context { leaves, draws, totals: &totals, sets, compute: DType::F32 };
+        let cx = Context { leaves, draws, totals: &totals, sets, types: Types::F32 };
         let given = unit.forward(stage, groups, &cx);
         groups = given.features;
         totals = if evaluates { Vec::new() } else { given.sums };

@@ -11,7 +11,7 @@ use networks::backbone::Readout;
 use networks::features::{Features, Masked, Selection};
 use networks::leaves::Leaves;
 use networks::params::Role;
-use networks::unit::{Context, Draws, GroupShape, StatSets, Unit};
+use networks::unit::{Context, Draws, GroupShape, StatSets, Types, Unit};
 use ranks::communicator::Communicator;
 use ranks::topology::Topology;
 
@@ -58,12 +58,13 @@ impl Chain {
 
     /// Computes the output of the unit `number` with these weights.
     fn through(&self, number: usize, mut groups: Vec<Features>, flat: &Tensor<1>) -> Vec<Features> {
-        let (unit, layout, compute) = (&self.units[number], &self.shards[number].layout, flat.dtype());
+        let (unit, layout) = (&self.units[number], &self.shards[number].layout);
+        let types = Types::all(flat.dtype());
         let (draws, sets) = (Draws::default(), StatSets::per_size(self.inputs.len()));
         let leaves = Leaves::new(layout, flat, false);
         let mut totals = Vec::new();
         for stage in 0..unit.n_stages() {
-            let cx = Context { leaves: &leaves, draws: &draws, totals: &totals, sets: &sets, compute };
+            let cx = Context { leaves: &leaves, draws: &draws, totals: &totals, sets: &sets, types };
             let given = unit.forward(stage, groups, &cx);
             (groups, totals) = (given.features, given.sums);
         }
@@ -78,7 +79,7 @@ impl Chain {
     fn gradients(&self, keeps_graph: bool) -> Vec<Vec<f32>> {
         let (workers, comm) = (Workers::new(1), Communicator::solo());
         let (units, shards) = (&self.units, &self.shards);
-        let pass = BackbonePass { units, shards, workers: &workers, comm: &comm, compute: DType::F32 };
+        let pass = BackbonePass { units, shards, workers: &workers, comm: &comm, types: Types::F32 };
         let slices = vec![self.inputs.clone()];
         let flats = pass.gradients(slices, keeps_graph, |y| y.clone().sin()).unwrap();
         flats.into_iter().map(to_host).collect()
@@ -231,8 +232,9 @@ fn costs_are_what_is_counted() {
             let shape = |input: &Features| {
                 let [rows, tokens, width] = input.x.dims();
                 let (n_prefix, grid) = (input.n_prefix, input.grid);
+                let n_views = rows / n_images;
                 let shape =
-                    GroupShape { drops: false, n_views: rows / n_images, n_prefix, grid, width, n_masked: 0 };
+                    GroupShape { drops: false, n_views, n_prefix, grid, width, n_masked: 0, is_map: false };
                 assert_eq!(shape.n_tokens().max(1), tokens);
                 shape
             };

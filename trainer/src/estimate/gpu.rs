@@ -63,10 +63,10 @@ impl Gpu {
 
 /// Returns the bytes of activations that a rank moves in a step.
 fn moved_bytes(model: &ModelCost, placement: &Placement) -> f64 {
-    let graphs = |network: &NetworkCost| network.units().map(|unit| unit.graph).sum::<f64>();
+    let graphs = |network: &NetworkCost| network.units().map(|unit| unit.graph.total()).sum::<f64>();
     let backbone = &model.trained.backbone;
     let again = &backbone[..backbone.len().saturating_sub(placement.keep)];
-    let again: f64 = again.iter().map(|unit| unit.graph).sum();
+    let again: f64 = again.iter().map(|unit| unit.graph.total()).sum();
     let others: f64 = model.others.iter().map(graphs).sum();
     let elements = MOVES[0] * graphs(&model.trained) + MOVES[1] * (others + again);
     ACTIVATION_BYTES * placement.rank_batch as f64 * elements

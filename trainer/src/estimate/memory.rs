@@ -1,5 +1,6 @@
 //! Memory of a rank in bytes, by item.
 
+use burn_tensor::DType;
 use networks::layout::ALIGNMENT;
 use ranks::topology::Sharding;
 
@@ -48,39 +49,45 @@ pub fn memory(model: &ModelCost, placement: &Placement) -> Memory {
     let sum = |units: &[UnitCost]| units.iter().map(padded).sum::<f64>();
     let largest = |units: &[UnitCost]| units.iter().map(padded).fold(0.0, f64::max);
     let trained = &model.trained;
-    let (head, n_backbone) = (sum(&trained.head), trained.backbone.len());
-    let group = placement.group_size as f64;
+    let (head, group) = (sum(&trained.head), placement.group_size as f64);
     let shards_of = |network: &NetworkCost| (sum(&network.backbone) + sum(&network.head)) / group;
     let shards = shards_of(trained);
-    let first_kept = n_backbone.saturating_sub(placement.keep);
+    let first_kept = trained.backbone.len().saturating_sub(placement.keep);
     let (again, kept) = trained.backbone.split_at(first_kept);
-    // All heads are in memory while the next unit is gathered; elsewhere one unit while the next is gathered.
+    // The types of numbers, and bytes of an element of a gathered unit and of a gradient that is sent.
+    let (precision, types) = (placement.precision, placement.precision.types());
+    let [of_weight, of_gradient] =
+        [precision.gathered(), precision.reduce.dtype()].map(|dtype| dtype.size() as f64);
+    // All heads are in memory while the next unit is gathered; elsewhere one unit while the next is gathered. One rank
+    // computes with its own weights, unless it rounds them.
+    let gathers = placement.gathers();
     let passing_of = |network: &NetworkCost| {
-        sum(&network.head).max(largest(&network.backbone)) + largest(&network.backbone)
+        let (unit, heads) = (of_weight * largest(&network.backbone), F32 * sum(&network.head));
+        (if gathers { heads } else { 0.0 }).max(unit) + unit
     };
     let transient = model.networks().map(passing_of).fold(0.0, f64::max);
-    let gathered = match (placement.gathers(), placement.sharding) {
+    let gathered_bytes = match (gathers || precision.gathered() != DType::F32, placement.sharding) {
         (false, _) => 0.0,
-        (true, Sharding::Grad) => sum(&trained.backbone) + transient,
-        (true, _) => sum(kept) + transient,
+        (true, Sharding::Grad) => of_weight * sum(&trained.backbone) + transient,
+        (true, _) => of_weight * sum(kept) + transient,
     };
     let images = placement.rank_batch as f64;
     let micro_batch = images / placement.rank_micro_batches.max(1) as f64;
-    let inputs: f64 = again.iter().map(|unit| unit.input * images).sum();
-    let graphs: f64 = kept.iter().map(|unit| unit.graph * images).sum();
-    let head_graph: f64 = trained.head.iter().map(|unit| unit.graph * micro_batch).sum();
+    let input_bytes: f64 = again.iter().map(|unit| unit.input.bytes(types) * images).sum();
+    let graph_bytes: f64 = kept.iter().map(|unit| unit.graph.bytes(types) * images).sum();
+    let head_graph_bytes: f64 = trained.head.iter().map(|unit| unit.graph.bytes(types) * micro_batch).sum();
     // Gradients exist by parameter and as one flat buffer; the prototypes' gradient is a sum of two addends.
     let prototypes = trained.head.last().map_or(0.0, padded);
-    let in_head = head_graph + 2.0 * head + prototypes;
+    let in_head = head_graph_bytes + F32 * (2.0 * head + prototypes);
     let at_once = |unit: &UnitCost| if unit.staged { images } else { micro_batch };
-    let live = again.iter().map(|unit| unit.graph * at_once(unit)).fold(0.0, f64::max);
+    let live_bytes = again.iter().map(|unit| unit.graph.bytes(types) * at_once(unit)).fold(0.0, f64::max);
     // Every worker has the gradients of its slice, by parameter, beside the sums of earlier micro-batches; at the end
-    // there are the sum of all and a copy of it as one flat buffer.
-    let copies_of_unit = (placement.workers + partial_sums(placement.rank_micro_batches)).max(2);
-    let of_unit = copies_of_unit as f64 * largest(&trained.backbone);
+    // there are the sum of all and a copy of it as one flat buffer, in the type in which it is sent.
+    let sums = F32 * (placement.workers + partial_sums(placement.rank_micro_batches)) as f64;
+    let of_unit = sums.max(F32 + of_gradient) * largest(&trained.backbone);
     // At the start the head's gradients are in transfer; at the end all shards exist.
     let in_transfer = if placement.world_size > 1 { head + largest(&trained.head) } else { head };
-    let backwards = live + of_unit + in_transfer.max(shards);
+    let backwards = live_bytes + of_unit + F32 * in_transfer.max(shards);
     // The trained network with its moments, and the others; a checkpoint leaves out frozen ones.
     let with_moments = (1.0 + model.n_moments as f64) * shards;
     let others = |frozen: bool| -> f64 {
@@ -90,10 +97,10 @@ pub fn memory(model: &ModelCost, placement: &Placement) -> Memory {
     Memory {
         state_bytes: here * F32 * (with_moments + others(true)),
         gradient_bytes: F32 * shards,
-        gathered_bytes: F32 * gathered,
+        gathered_bytes,
         input_bytes: F32 * model.pixels * images,
-        activation_bytes: F32 * (inputs + graphs),
-        work_bytes: F32 * in_head.max(backwards),
+        activation_bytes: input_bytes + graph_bytes,
+        work_bytes: in_head.max(backwards),
         checkpoint_bytes: here
             * F32
             * (with_moments + others(false) + largest(&trained.backbone).max(largest(&trained.head)) / group),

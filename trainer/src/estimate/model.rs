@@ -1,12 +1,13 @@
 //! Costs of a model, unit by unit, as stated by the units themselves.
 
 use std::collections::BTreeMap;
+use std::ops::Add;
 
 use augment::{GroupSpec, MultiCrop};
 use networks::backbone::ModelConfig;
 use networks::head::Head;
 use networks::patches::{PixelInput, Pixels};
-use networks::unit::{GroupShape, Unit};
+use networks::unit::{Elements, GroupShape, Unit};
 
 use crate::error::TrainError;
 use crate::method::Method;
@@ -23,9 +24,9 @@ pub struct UnitCost {
     /// Floating-point operations of its forward pass: two per multiply-add.
     pub flops: f64,
     /// Elements of its input, which is kept until the unit runs again.
-    pub input: f64,
+    pub input: Elements,
     /// Elements that its graph holds.
-    pub graph: f64,
+    pub graph: Elements,
     /// True if the unit needs statistics over the batch: all micro-batches of a rank then go through it together.
     pub staged: bool,
 }
@@ -92,8 +93,9 @@ pub fn of_plan(plan: &Plan) -> Result<ModelCost, TrainError> {
 
 /// Returns the costs of batches that are one of `choices`, by share: the memory of the largest, and the mean time.
 fn of_choices(choices: Vec<(f64, ModelCost)>) -> ModelCost {
-    let graph =
-        |cost: &ModelCost| cost.networks().flat_map(NetworkCost::units).map(|unit| unit.graph).sum::<f64>();
+    let graph = |cost: &ModelCost| {
+        cost.networks().flat_map(NetworkCost::units).map(|unit| unit.graph.total()).sum::<f64>()
+    };
     let by_graph = |a: &&(f64, ModelCost), b: &&(f64, ModelCost)| graph(&a.1).total_cmp(&graph(&b.1));
     // There is one choice at least.
     let (_, mut largest) = choices.iter().max_by(by_graph).expect("views").clone();
@@ -142,13 +144,14 @@ fn of_views(
                 width: own.n_channels() * cell_px * cell_px,
                 n_masked,
                 drops,
+                is_map: false,
             }
         };
         let shapes = spec.sizes().into_iter().map(of_size).collect();
         let mut network = of_network(spec, spec.units(model), shapes);
         if let Some(first) = network.backbone.first_mut() {
             // Pixels are counted once, in `ModelCost::pixels`.
-            first.input = 0.0;
+            first.input = Elements::default();
         }
         network
     };
@@ -192,7 +195,7 @@ fn of_network(spec: &NetworkSpec, backbone: Vec<Box<dyn Unit>>, shapes: Vec<Grou
 fn through(units: &[Box<dyn Unit>], mut shapes: Vec<GroupShape>) -> (Vec<UnitCost>, Vec<GroupShape>) {
     let mut costs = Vec::new();
     for unit in units {
-        let input = shapes.iter().map(|shape| (shape.n_rows() * shape.width) as f64).sum();
+        let input = shapes.iter().map(GroupShape::elements).fold(Elements::default(), Add::add);
         let (cost, outputs) = unit.cost(&shapes);
         costs.push(UnitCost {
             name: unit.name().to_string(),

@@ -8,7 +8,7 @@ use augment::MultiCrop;
 use networks::backbone::ModelConfig;
 use networks::head::mlp::Mlp;
 use networks::head::prototypes::{Lengths, Prototypes};
-use networks::unit::{GroupShape, Unit};
+use networks::unit::{Elements, GroupShape, Unit};
 
 use super::model::of_parts;
 use super::{ModelCost, NetworkCost, UnitCost};
@@ -117,7 +117,7 @@ fn head(width: usize, sizes: HeadSizes, i: usize) -> Vec<UnitCost> {
         warms_moments: false,
     };
     let shape = |n_views, width| {
-        [GroupShape { n_views, n_prefix: 1, grid: [0, 0], width, n_masked: 0, drops: false }]
+        [GroupShape { n_views, n_prefix: 1, grid: [0, 0], width, n_masked: 0, drops: false, is_map: false }]
     };
     let of_unit = |unit: &dyn Unit, width: usize| {
         let cost = unit.cost(&shape(rows[i], width)).0;
@@ -125,7 +125,7 @@ fn head(width: usize, sizes: HeadSizes, i: usize) -> Vec<UnitCost> {
             name: unit.name().to_string(),
             numel: unit.params().iter().map(|spec| spec.numel()).sum(),
             flops: cost.flops,
-            input: 0.0,
+            input: Elements::default(),
             graph: cost.graph,
             staged: false,
         }
@@ -145,23 +145,26 @@ fn transformer(name: &str, sizes: Transformer, heads: &[HeadSizes]) -> ModelCost
     let patch = 3 * patch_px * patch_px;
     let block = 4 * width * width + 4 * width + products * width * hidden + 4 * width + hidden + width;
     let block_flops = sum(&|n| n * (8.0 * w * w + 2.0 * products as f64 * w * h + 4.0 * n * w));
-    let block_graph = sum(&|n| n * (9.0 * w + products as f64 * h + n_heads as f64 * n));
+    let block_norms = sum(&|n| n * 2.0 * w);
+    let block_products = sum(&|n| n * (7.0 * w + products as f64 * h + n_heads as f64 * n));
+    let block_graph = |i: usize| Elements::wide(block_norms[i]) + Elements::products(block_products[i]);
     let embed = (patch + 1) * width + (patches[0] + 2) * width;
     let embed_flops = sum(&|n| 2.0 * n * (patch * width) as f64);
     let network = |name: &str, i: usize| {
         let tokens = sum(&|n| n)[i];
-        let unit = |name: String, numel: usize, flops: f64, input: f64, graph: f64| UnitCost {
+        let unit = |name: String, numel: usize, flops: f64, input: f64, graph: Elements| UnitCost {
             name,
             numel,
             flops,
-            input,
+            input: Elements::wide(input),
             graph,
             staged: false,
         };
-        let mut backbone = vec![unit(".embed".into(), embed, embed_flops[i], 0.0, 2.0 * tokens * w)];
+        let mut backbone =
+            vec![unit(".embed".into(), embed, embed_flops[i], 0.0, Elements::wide(2.0 * tokens * w))];
         let blocks = (0..depth).map(|block| format!("blocks.{block}"));
-        backbone.extend(blocks.map(|name| unit(name, block, block_flops[i], tokens * w, block_graph[i])));
-        backbone.push(unit("norm".into(), 2 * width, 0.0, tokens * w, tokens * w));
+        backbone.extend(blocks.map(|name| unit(name, block, block_flops[i], tokens * w, block_graph(i))));
+        backbone.push(unit("norm".into(), 2 * width, 0.0, tokens * w, Elements::wide(tokens * w)));
         let head = heads.iter().flat_map(|sizes| head(width, *sizes, i)).collect();
         NetworkCost { name: name.into(), is_frozen: false, backbone, head }
     };

@@ -1,6 +1,6 @@
 //! Convolutions, batch normalization and the networks that are made of them (`scripts/golden/convolution.py`).
 
-use burn_tensor::{DType, Device, Tensor};
+use burn_tensor::{Device, Tensor};
 use kernels::device::host::to_host;
 use kernels::ops::{Window, conv, max_pool, normalize};
 use networks::backbone::{ModelConfig, Readout};
@@ -9,7 +9,7 @@ use networks::features::Features;
 use networks::layout::UnitLayout;
 use networks::leaves::Leaves;
 use networks::patches::{PixelInput, Pixels};
-use networks::unit::{Context, Draws, StatSets, Unit};
+use networks::unit::{Context, Draws, StatSets, Types, Unit};
 use ranks::topology::Topology;
 
 use super::names::{uniform, weights};
@@ -77,7 +77,7 @@ fn batch_normalization_equals_pytorch() {
         let of_input = if constant { 0.1 } else { TOLERANCE };
         let leaves = Leaves::new(&layout, &Tensor::from_floats(flat.as_slice(), &Device::flex()), true);
         let (draws, sets) = (Draws::default(), StatSets::joint(1));
-        let cx = Context { leaves: &leaves, draws: &draws, totals: &[], sets: &sets, compute: DType::F32 };
+        let cx = Context { leaves: &leaves, draws: &draws, totals: &[], sets: &sets, types: Types::F32 };
         let x = golden.tensor::<3>(&of("x")).autodiff().require_grad();
         let (passed, sums) = norm.moments(x.clone(), &cx);
         let y = normalize(passed, norm.affine(Some(sums.clone()), &cx), None, false);
@@ -105,7 +105,7 @@ fn one_value_a_channel_stays_finite() {
     let flat = Tensor::<1>::ones([layout.padded], &Device::flex());
     let leaves = Leaves::new(&layout, &flat, true);
     let (draws, sets) = (Draws::default(), StatSets::joint(1));
-    let cx = Context { leaves: &leaves, draws: &draws, totals: &[], sets: &sets, compute: DType::F32 };
+    let cx = Context { leaves: &leaves, draws: &draws, totals: &[], sets: &sets, types: Types::F32 };
     let x = Tensor::<3>::full([1, 1, 6], 30.1, &Device::flex()).autodiff().require_grad();
     let (passed, sums) = norm.moments(x.clone(), &cx);
     let y = normalize(passed, norm.affine(Some(sums.clone()), &cx), None, false);
@@ -145,12 +145,12 @@ fn through(
         let mut given = vec![Vec::new()];
         for stage in 0..unit.n_stages() {
             let totals = if trains { &given[stage][..] } else { &[] };
-            let cx = Context { leaves, draws: &draws, totals, sets: &sets, compute: DType::F32 };
+            let cx = Context { leaves, draws: &draws, totals, sets: &sets, types: Types::F32 };
             let output = unit.forward(stage, groups, &cx);
             groups = output.features;
             given.push(output.sums);
         }
-        let cx = Context { leaves, draws: &draws, totals: &[], sets: &sets, compute: DType::F32 };
+        let cx = Context { leaves, draws: &draws, totals: &[], sets: &sets, types: Types::F32 };
         let stages: Vec<Vec<Tensor<1>>> = given[1..unit.n_stages()].to_vec();
         let prefix = |name: String| match unit.name() {
             name_of_unit if name_of_unit.starts_with('.') => name,

@@ -1,13 +1,13 @@
 //! Backbone and head, forwards and backwards.
 
-use burn_tensor::{DType, Device};
+use burn_tensor::Device;
 use networks::backbone::{ModelConfig, Readout};
 use networks::features::Features;
 use networks::head::mlp::Mlp;
 use networks::head::prototypes::{Lengths, Prototypes};
 use networks::leaves::Leaves;
 use networks::patches::{PixelInput, Pixels};
-use networks::unit::{Context, Draws, StatSets, Unit};
+use networks::unit::{Context, Draws, StatSets, Types, Unit};
 use ranks::topology::Topology;
 
 use super::Golden;
@@ -28,7 +28,7 @@ fn shards(golden: &Golden, prefix: &str, units: &[Box<dyn Unit>]) -> Vec<UnitSha
 fn through(units: &[Box<dyn Unit>], leaves: &[Leaves<'_>], mut groups: Vec<Features>) -> Vec<Features> {
     let (draws, sets) = (Draws::default(), StatSets::per_size(groups.len()));
     for (unit, leaves) in units.iter().zip(leaves) {
-        let cx = Context { leaves, draws: &draws, totals: &[], sets: &sets, compute: DType::F32 };
+        let cx = Context { leaves, draws: &draws, totals: &[], sets: &sets, types: Types::F32 };
         groups = unit.forward(0, groups, &cx).features;
     }
     groups

@@ -11,6 +11,7 @@ use super::values::check_values;
 use crate::error::TrainError;
 use crate::method;
 use crate::method::network::{Moves, NetworkSpec};
+use crate::step::precision::Arithmetic;
 
 /// Checks values of `plan` that depend on more than one section of its recipe.
 ///
@@ -53,6 +54,12 @@ pub(crate) fn check(plan: &Plan) -> Result<(), TrainError> {
             "optim.batch_size {}, optim.stat_images {}: batch normalization needs statistics over two images or more",
             optim.batch_size, optim.stat_images
         )));
+    }
+    let precision = optim.precision;
+    if precision.memory == Some(Arithmetic::Bf16) && precision.compute != Arithmetic::Bf16 {
+        return Err(bad(
+            "optim.precision.memory = \"bf16\" goes with optim.precision.compute = \"bf16\" alone".into(),
+        ));
     }
     if plan.cooldown_steps > 0 && optim.schedule != LrSchedule::Constant {
         return Err(bad("optim.cooldown goes with optim.schedule = \"constant\" alone".into()));

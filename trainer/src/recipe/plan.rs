@@ -67,6 +67,8 @@ pub struct RankResources {
     pub n_workers: usize,
     /// Bytes of memory of the device that computes.
     pub bytes: f64,
+    /// Whether that device is a GPU.
+    pub is_gpu: bool,
 }
 
 impl Plan {
@@ -95,6 +97,7 @@ impl Plan {
     /// [`TrainError::Recipe`] when batch, micro-batches or groups do not divide.
     pub fn over(mut self, world_size: usize, room: RankResources) -> Result<Self, TrainError> {
         self.world_size = world_size;
+        self.recipe.optim.precision = self.recipe.optim.precision.filled(room.is_gpu);
         if self.recipe.run.workers == 0 {
             self.n_workers = room.n_workers.max(1);
         }

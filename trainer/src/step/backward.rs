@@ -44,7 +44,8 @@ pub(super) fn backward<'a>(
         let sum;
         let on_sent = &mut || gathers.look_ahead().and_then(|()| reductions.release());
         (grads, sum) = passes.backward(gathered, of_unit, grads, &draws[number], number > 0, on_sent)?;
-        reductions.push((number, &shard.layout.name), sum, wire);
+        // In the type in which it is sent: rounding it here or there is the same.
+        reductions.push((number, &shard.layout.name), sum.flat(&shard.layout, wire.dtype()), wire);
     }
     reductions.release()
 }

@@ -7,7 +7,7 @@ use kernels::ops::seed;
 use networks::features::{Features, Outputs, by_image};
 use networks::head::Reads;
 use networks::leaves::Leaves;
-use networks::unit::{Context, Draws, StatSets};
+use networks::unit::{Context, Draws, StatSets, Types};
 use ranks::EngineError;
 use ranks::prefetch::GatherQueue;
 
@@ -165,10 +165,10 @@ impl<'a> HeadPass<'a> {
             let draws = no_draws(&head.batches);
             for (number, tape) in head.placed.staged().zip(head.tape).rev() {
                 let unit = self.0.gathered(number, &flats[&number]);
-                let flat;
-                (grads_of_head, flat) =
+                let params;
+                (grads_of_head, params) =
                     passes.backward(unit, tape, grads_of_head, &draws, true, &mut || Ok(()))?;
-                of_units.insert(number, flat);
+                of_units.insert(number, params.flat(unit.layout, DType::F32));
             }
             let reads = head.placed.head.reads;
             match found(&heads, reads) {
@@ -199,7 +199,7 @@ impl<'a> HeadPass<'a> {
         assert!(placed.staged().is_empty(), "the head {name} has statistics over the batch");
         for (number, unit) in placed.in_graph().zip(&placed.head.units) {
             let leaves = &leaves[&number];
-            let cx = Context { leaves, draws: &draws, totals: &[], sets: &sets, compute: DType::F32 };
+            let cx = Context { leaves, draws: &draws, totals: &[], sets: &sets, types: Types::F32 };
             groups = unit.forward(0, groups, &cx).features;
         }
         by_image(&groups[0], n)
@@ -223,7 +223,7 @@ impl<'a> HeadPass<'a> {
             };
             for (number, unit) in placed.in_graph().zip(&head.units[placed.staged().len()..]) {
                 let leaves = &leaves[&number];
-                let cx = Context { leaves, draws: &draws, totals: &[], sets: &sets, compute: DType::F32 };
+                let cx = Context { leaves, draws: &draws, totals: &[], sets: &sets, types: Types::F32 };
                 groups = unit.forward(0, groups, &cx).features;
             }
             given.insert(head.name, groups);

@@ -8,10 +8,10 @@
 //! A unit of several stages that does not keep its graph keeps its input and the totals, and runs again as a whole, for
 //! all micro-batches: no stage can run its backward pass before the next has done so for the whole batch.
 
-use burn_tensor::{DType, Tensor};
+use burn_tensor::Tensor;
 use kernels::device::workers::Workers;
 use networks::leaves::ParamGrads;
-use networks::unit::{Draws, StageOutput, StatSets};
+use networks::unit::{Draws, StageOutput, StatSets, Types};
 use ranks::EngineError;
 use ranks::communicator::Communicator;
 use ranks::ordered;
@@ -29,8 +29,8 @@ pub(crate) struct Passes<'p> {
     pub(crate) sets: &'p StatSets,
     /// Groups of micro-batches that share statistics: number `p` is in group `p mod G`.
     pub(crate) n_stat_groups: usize,
-    /// Data type of matrix products.
-    pub(crate) compute: DType,
+    /// Types of numbers.
+    pub(crate) types: Types,
     /// Whether each image is processed by itself, with running statistics, as in evaluation.
     pub(crate) evaluates: bool,
 }
@@ -192,8 +192,8 @@ impl<'p> Passes<'p> {
         Ok((batches, stages))
     }
 
-    /// Runs the backward pass through all stages. Returns the gradients of the unit's input, if wanted, and the flat gradient
-    /// of its parameters: summed over slices in sequence and over micro-batches in the order of the tree.
+    /// Runs the backward pass through all stages. Returns the gradients of the unit's input, if wanted, and those of its
+    /// parameters: summed over slices in sequence and over micro-batches in the order of the tree.
     ///
     /// # Errors
     /// [`EngineError`].
@@ -205,7 +205,7 @@ impl<'p> Passes<'p> {
         draws: &UnitDraws,
         wants_input: bool,
         on_sent: OnStatisticsSent<'_>,
-    ) -> Result<(Vec<SlicedGrads>, Tensor<1>), EngineError> {
+    ) -> Result<(Vec<SlicedGrads>, ParamGrads), EngineError> {
         let mut at_sums = Totals::new();
         let mut params: Option<ParamGrads> = None;
         for (stage, tape) in self.replayed(unit, tape, draws, wants_input)?.into_iter().enumerate().rev() {
@@ -235,8 +235,7 @@ impl<'p> Passes<'p> {
             params = Some(added(params, of_stage));
             at_sums = self.totals(unit.unit.name(), &at_totals)?;
         }
-        let params = params.expect("a unit has at least one stage");
-        Ok((grads, params.flat(unit.layout)))
+        Ok((grads, params.expect("a unit has at least one stage")))
     }
 
     /// Returns the stages of `tape`; where only the unit's input was kept, they run again with the totals of the first run.
@@ -257,7 +256,7 @@ impl<'p> Passes<'p> {
     }
 
     fn beside<'s>(&'s self, stage: usize, draws: &'s Draws, totals: &'s [Tensor<1>]) -> StageArguments<'s> {
-        StageArguments { stage, draws, totals, sets: self.sets, compute: self.compute }
+        StageArguments { stage, draws, totals, sets: self.sets, types: self.types }
     }
 
     /// Number of the group of this rank's micro-batch `number`.

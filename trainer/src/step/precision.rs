@@ -1,6 +1,7 @@
 //! Data types of computation and of transfers.
 
 use burn_tensor::DType;
+use networks::unit::Types;
 use ranks::wire::Wire;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -34,6 +35,12 @@ impl Arithmetic {
 pub struct Precision {
     /// Data type in which the backbone computes.
     pub compute: Arithmetic,
+    /// Data type in which a convolutional network with batch normalization holds its maps, between operations and between its
+    /// units, and their gradients, as PyTorch does under `autocast`; bf16 needs `compute = "bf16"`. The default is f32 on a CPU,
+    /// and the type of `compute` on a GPU. Whatever it is, with `compute = "bf16"` the graph of a transformer keeps the values that
+    /// it multiplies in bf16, and gathered weights have the type of `gather`; residual streams of transformers are f32.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory: Option<Arithmetic>,
     /// Type in which gathered weights of backbones are sent.
     pub gather: Wire,
     /// Type in which gradients of the backbone are sent.
@@ -42,4 +49,38 @@ pub struct Precision {
     pub head_gather: Wire,
     /// Type in which gradients of heads are sent: DINOv2 found 16 bits unstable there.
     pub head_reduce: Wire,
+}
+
+impl Precision {
+    /// bf16 for all that may have it, except weights and gradients of heads.
+    pub const BF16: Self = Self {
+        compute: Arithmetic::Bf16,
+        memory: Some(Arithmetic::Bf16),
+        gather: Wire::Bf16,
+        reduce: Wire::Bf16,
+        head_gather: Wire::F32,
+        head_reduce: Wire::F32,
+    };
+
+    /// Types of numbers in the backbone.
+    pub fn types(self) -> Types {
+        Types { products: self.compute.dtype(), maps: self.memory.unwrap_or_default().dtype() }
+    }
+
+    /// Type in which gathered weights of the backbone are held.
+    pub fn gathered(self) -> DType {
+        match (self.compute, self.gather) {
+            // Products would round them anyway, and other operations get what was sent.
+            (Arithmetic::Bf16, Wire::Bf16) => DType::BF16,
+            _ => DType::F32,
+        }
+    }
+
+    /// Fills in the default for a rank that computes on a GPU, or on a CPU.
+    pub fn filled(self, is_gpu: bool) -> Self {
+        match (self.memory, self.compute, is_gpu) {
+            (None, Arithmetic::Bf16, true) => Self { memory: Some(Arithmetic::Bf16), ..self },
+            _ => self,
+        }
+    }
 }

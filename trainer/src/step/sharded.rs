@@ -2,6 +2,7 @@
 
 use burn_tensor::{Device, Tensor};
 use kernels::device::host;
+use kernels::ops::in_f32;
 use networks::leaves::Leaves;
 use networks::unit::{Context, Draws};
 use ranks::wire::Wire;
@@ -54,7 +55,8 @@ impl Observation {
         };
         let Precision { gather, head_gather, .. } = precision;
         let wire = if nets.list[number].is_backbone(unit) { gather } else { head_gather };
-        let here = |tensor: &Tensor<1>| tensor.clone().slice(first..first + end - start).to_device(device);
+        let here =
+            |tensor: &Tensor<1>| in_f32(tensor.clone()).slice(first..first + end - start).to_device(device);
         // Master weights keep the digits that were not sent.
         let values = match wire {
             Wire::F32 => here(&values),
@@ -85,8 +87,8 @@ impl<'a> ShardedNet<'a> {
     ) -> Vec<Observation> {
         let leaves = Leaves::new(unit.layout, unit.flat, false);
         let draws = Draws::default();
-        let Passes { sets, compute, .. } = passes;
-        let cx = Context { leaves: &leaves, draws: &draws, totals: &[], sets, compute };
+        let Passes { sets, types, .. } = passes;
+        let cx = Context { leaves: &leaves, draws: &draws, totals: &[], sets, types };
         let observed = unit.unit.observe(totals, &cx).into_iter();
         let before = |param: &str| {
             // A unit observes parameters that it lists.

@@ -1,11 +1,11 @@
 //! One stage of a unit forwards and backwards on one slice of a micro-batch.
 
-use burn_tensor::{DType, Tensor};
+use burn_tensor::Tensor;
 use kernels::ops::seed;
 use networks::features::Features;
 use networks::layout::UnitLayout;
 use networks::leaves::{Leaves, ParamGrads};
-use networks::unit::{Context, Draws, StageOutput, StatSets, Unit};
+use networks::unit::{Context, Draws, StageOutput, StatSets, Types, Unit};
 
 use super::batch::{FeatureGrads, GroupGrads, Groups};
 
@@ -38,7 +38,7 @@ pub(crate) struct StageArguments<'s> {
     /// Totals of the stage before.
     pub(crate) totals: &'s [Tensor<1>],
     pub(crate) sets: &'s StatSets,
-    pub(crate) compute: DType,
+    pub(crate) types: Types,
 }
 
 /// Gradients at the outputs of a stage.
@@ -106,7 +106,8 @@ impl<'a> Gathered<'a, '_> {
             StageRecord::Graph(graph) => *graph,
         };
         let of_features = output.features.into_iter().zip(grads.features).flat_map(|(group, grad)| {
-            let around = group.skip.zip(grad.skip).map(|(skip, grad)| seed(skip.x, grad));
+            let around = group.skip.zip(grad.skip);
+            let around = around.map(|(skip, grad)| seed(skip.x.clone(), grad.cast(skip.x.dtype())));
             std::iter::once(seed(group.x.clone(), grad.x.cast(group.x.dtype()))).chain(around)
         });
         let of_sums = output.sums.into_iter().zip(grads.sums).map(|(sum, grad)| seed(sum, grad.clone()));
@@ -144,5 +145,5 @@ impl<'a> Gathered<'a, '_> {
 }
 
 fn context<'c>(leaves: &'c Leaves<'c>, beside: StageArguments<'c>, totals: &'c [Tensor<1>]) -> Context<'c> {
-    Context { leaves, draws: beside.draws, totals, sets: beside.sets, compute: beside.compute }
+    Context { leaves, draws: beside.draws, totals, sets: beside.sets, types: beside.types }
 }

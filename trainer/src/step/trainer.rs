@@ -10,7 +10,7 @@ use networks::NetworkError;
 use networks::backbone::ModelConfig;
 use networks::features::Outputs;
 use networks::tensor::NamedTensor;
-use networks::unit::StatSets;
+use networks::unit::{StatSets, Types};
 use ranks::EngineError;
 use ranks::collectives;
 use ranks::communicator::Communicator;
@@ -159,8 +159,8 @@ impl Trainer {
     /// # Errors
     /// [`EngineError`].
     pub(crate) fn gather_whole(&self, unit: &str, mine: &Tensor<1>) -> Result<Tensor<1>, EngineError> {
-        let pending =
-            collectives::gather(&self.comm, unit, &mine.clone().to_device(&self.device), Wire::F32, false)?;
+        let mine = mine.clone().to_device(&self.device);
+        let pending = collectives::gather(&self.comm, unit, &mine, Wire::F32, DType::F32, false)?;
         Ok(self.comm.wait(pending)?.to_device(&self.device))
     }
 
@@ -316,14 +316,14 @@ impl Trainer {
     }
 
     fn passes<'p>(&'p self, sets: &'p StatSets) -> Passes<'p> {
-        let compute = self.config.precision.compute.dtype();
+        let types = self.config.precision.types();
         let n_stat_groups = self.config.n_stat_groups;
-        Passes { comm: &self.comm, workers: &self.workers, sets, n_stat_groups, compute, evaluates: false }
+        Passes { comm: &self.comm, workers: &self.workers, sets, n_stat_groups, types, evaluates: false }
     }
 
     /// Passes for heads, which compute in f32.
     fn head_passes<'p>(&'p self, sets: &'p StatSets) -> Passes<'p> {
-        Passes { compute: DType::F32, ..self.passes(sets) }
+        Passes { types: Types::F32, ..self.passes(sets) }
     }
 
     /// Settings for the upload of this rank's shares of batches to its device.

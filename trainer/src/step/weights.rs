@@ -1,5 +1,6 @@
 //! Weights that a step gathers: their order, and which of them stay.
 
+use burn_tensor::DType;
 use ranks::prefetch::GatherRequest;
 use ranks::topology::Sharding;
 
@@ -22,8 +23,11 @@ impl<'a> Weights<'a> {
         let Precision { gather, head_gather, .. } = self.config.precision;
         let wanted = |network: &ShardedNet<'a>, number: usize, is_kept| {
             let shard = &network.shards[number];
-            let wire = if network.net.is_backbone(number) { gather } else { head_gather };
-            GatherRequest { unit: &shard.layout.name, shard: &shard.weights, wire, is_kept }
+            let (wire, dtype) = match network.net.is_backbone(number) {
+                true => (gather, self.config.precision.gathered()),
+                false => (head_gather, DType::F32),
+            };
+            GatherRequest { unit: &shard.layout.name, shard: &shard.weights, wire, dtype, is_kept }
         };
         let mut list = Vec::new();
         for network in &self.others {

@@ -2,7 +2,7 @@
 
 use burn_tensor::{DType, Tensor};
 use kernels::device::workers::Workers;
-use networks::unit::{Draws, StatSets, Unit};
+use networks::unit::{Draws, StatSets, Types, Unit};
 use ranks::EngineError;
 use ranks::communicator::Communicator;
 
@@ -17,8 +17,8 @@ pub(crate) struct BackbonePass<'a> {
     pub(crate) shards: &'a [UnitShard],
     pub(crate) workers: &'a Workers,
     pub(crate) comm: &'a Communicator,
-    /// Data type of matrix products.
-    pub(crate) compute: DType,
+    /// Types of numbers.
+    pub(crate) types: Types,
 }
 
 impl BackbonePass<'_> {
@@ -36,7 +36,7 @@ impl BackbonePass<'_> {
             workers: self.workers,
             sets: &sets,
             n_stat_groups: 1,
-            compute: self.compute,
+            types: self.types,
             evaluates: false,
         };
         let mut on_sent = || Ok(());
@@ -58,10 +58,10 @@ impl BackbonePass<'_> {
         let mut grads = vec![batches[0].slices.iter().map(of_slice).collect()];
         let mut flats = Vec::new();
         for (number, of_unit) in tape.into_iter().enumerate().rev() {
-            let flat;
-            (grads, flat) =
+            let params;
+            (grads, params) =
                 passes.backward(gathered(number), of_unit, grads, &draws, number > 0, &mut on_sent)?;
-            flats.push(flat);
+            flats.push(params.flat(&self.shards[number].layout, DType::F32));
         }
         flats.reverse();
         Ok(flats)

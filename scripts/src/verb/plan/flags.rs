@@ -46,7 +46,7 @@ pub(crate) struct Args {
     /// Backbone units that keep their graph [default: the recipe's, or as many as fit].
     #[arg(long)]
     pub(super) keep: Option<usize>,
-    /// Send gathered weights and gradients of the backbone as bf16.
+    /// Compute in bf16, hold gathered weights and maps in it, and send weights and gradients of the backbone in it.
     #[arg(long)]
     pub(super) bf16: bool,
     /// Rate of computation that a rank sustains, in TFLOP/s [default: from the GPU's data sheet, or measured on this machine].

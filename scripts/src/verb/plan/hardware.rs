@@ -2,6 +2,7 @@
 
 use anyhow::bail;
 use kernels::device::Opened;
+use trainer::Recipe;
 use trainer::bench::step::matrix_peak;
 use trainer::estimate::{
     EFFICIENCY, Fabric, GPUS, Gpu, ModelCost, Placement, StepTime, step_flops, step_time,
@@ -33,8 +34,8 @@ pub(super) struct Hardware {
     pub(super) ranks: Vec<usize>,
     /// Rate of computation.
     speed: Speed,
-    /// Whether the recipe computes in 32 bits.
-    is_f32: bool,
+    /// Types of numbers in computation, memory and transfers.
+    pub(super) precision: Precision,
     fabric: Fabric,
 }
 
@@ -48,7 +49,7 @@ enum Speed {
 
 impl Hardware {
     /// Returns the hardware that `args` name; measures this machine if they name no other.
-    pub(super) fn of(args: &Args, precision: Precision) -> anyhow::Result<Self> {
+    pub(super) fn of(args: &Args, recipe: Option<&Recipe>) -> anyhow::Result<Self> {
         let gpu = match args.gpu.as_str() {
             "cpu" => None,
             name => match Gpu::named(name) {
@@ -58,6 +59,10 @@ impl Hardware {
                     GPUS.map(|gpu| gpu.name).join(", ")
                 ),
             },
+        };
+        let precision = match args.bf16 {
+            true => Precision::BF16,
+            false => recipe.map_or_else(Precision::default, |recipe| recipe.optim.precision),
         };
         let is_own = gpu.is_none() && args.tflops.is_none();
         let ranks_per_node = args.ranks_per_node.unwrap_or(if is_own { 1 } else { 8 });
@@ -78,7 +83,7 @@ impl Hardware {
             ranks_per_node,
             ranks: if args.ranks.is_empty() { ranks } else { args.ranks.clone() },
             speed,
-            is_f32: precision.compute != Arithmetic::Bf16,
+            precision: precision.filled(gpu.is_some()),
             fabric: Fabric {
                 ranks_per_node,
                 local_bytes_per_s: link_gb_s * GB,
@@ -101,8 +106,8 @@ impl Hardware {
                 100.0 * EFFICIENCY,
                 gpu.tflops,
                 gpu.memory_gb_s,
-                if self.is_f32 {
-                    "\nthe recipe computes in 32 bits: --set optim.precision.compute=bf16"
+                if self.precision.compute == Arithmetic::F32 {
+                    "\nthe recipe computes in 32 bits: --bf16, or --set optim.precision.compute=bf16"
                 } else {
                     ""
                 }

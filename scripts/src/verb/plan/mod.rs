@@ -11,7 +11,6 @@ use std::process::ExitCode;
 use anyhow::bail;
 use trainer::Recipe;
 use trainer::estimate::{ModelCost, PRESETS, goodput, of_plan, preset, simulate};
-use trainer::step::precision::Precision;
 
 use crate::{frozen, recipes};
 pub(crate) use flags::Args;
@@ -23,8 +22,7 @@ const HOUR_S: f64 = 3600.0;
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     flags::check(args)?;
     let PlanRequest { model, batch, recipe, steps } = asked(args)?;
-    let precision = recipe.as_ref().map_or_else(Precision::default, |recipe| recipe.optim.precision);
-    let hardware = Hardware::of(args, precision)?;
+    let hardware = Hardware::of(args, recipe.as_ref())?;
     let batch = batch.unwrap_or_else(|| 16 * hardware.ranks.iter().copied().max().unwrap_or(1));
     networks::print(&model);
     out!("{}", hardware.described());

@@ -1,10 +1,8 @@
 //! Ways to distribute a model over ranks, and those that fit into memory.
 
 use ranks::topology::Sharding;
-use ranks::wire::Wire;
 use trainer::Recipe;
 use trainer::estimate::{ModelCost, Placement, max_kept_graphs, memory};
-use trainer::step::precision::Precision;
 
 use super::flags::Args;
 use super::hardware::{GB, Hardware};
@@ -25,10 +23,6 @@ pub(super) fn rows(
     rank_batch: usize,
     hardware: &Hardware,
 ) -> Vec<PlanRow> {
-    let mut precision = recipe.map_or_else(Precision::default, |recipe| recipe.optim.precision);
-    if args.bf16 {
-        (precision.gather, precision.reduce) = (Wire::Bf16, Wire::Bf16);
-    }
     let set_group = recipe.map(|recipe| recipe.run.shard_group).filter(|group| *group > 0);
     let group = args.group.or(set_group).unwrap_or(hardware.ranks_per_node);
     let set_micro_batches = recipe.map_or(1, |recipe| recipe.optim.micro_batches / world_size);
@@ -52,7 +46,7 @@ pub(super) fn rows(
             rank_batch,
             rank_micro_batches,
             workers,
-            precision,
+            precision: hardware.precision,
             offload: false,
         };
         let keep =

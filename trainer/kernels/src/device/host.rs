@@ -1,7 +1,8 @@
 //! Operations on flat tensors, in place if their elements are in host memory.
 
 use burn_flex::Flex;
-use burn_tensor::{Tensor, TensorData};
+use burn_tensor::{DType, Tensor, TensorData};
+use half::bf16;
 use multiversion::multiversion;
 
 /// Returns the elements of a tensor on the host; without a copy if they are there and not shared.
@@ -23,6 +24,20 @@ pub fn with_slice<R>(tensor: &Tensor<1>, f: impl FnOnce(&[f32]) -> R) -> R {
         return f(values);
     }
     f(&to_host(tensor.clone()))
+}
+
+/// Runs `f` on the bytes of the elements of `tensor`, f32 or bf16: on its own memory if it is on the host, else on a copy.
+pub fn with_bytes<R>(tensor: &Tensor<1>, f: impl FnOnce(&[u8]) -> R) -> R {
+    if let Ok(flex) = tensor.clone().try_into_primitive::<Flex>() {
+        let bytes = match flex.dtype() {
+            DType::BF16 => flex.as_slice::<bf16>().map(bytemuck::cast_slice),
+            _ => flex.as_slice::<f32>().map(bytemuck::cast_slice),
+        };
+        if let Some(bytes) = bytes {
+            return f(bytes);
+        }
+    }
+    f(tensor.to_data().as_bytes())
 }
 
 /// Runs `f` on the elements of `tensor`, which keeps the changes: in place if it is on the host and not shared.

@@ -8,14 +8,22 @@
 //!
 //! x, y, skip `[B, N, C]`, the others `[C]`. The mean's distance m from the guess and the factor a = γ / √(var + ε)
 //! come from the totals of n, s and q: `networks::batch_norm`. Subtracting the guess first preserves the precision of
-//! features that are far from zero.
+//! features that are far from zero. x, y, skip and their gradients may be bf16; all else is f32.
+
+use std::marker::PhantomData;
 
 use burn_flex::{Flex, FlexTensor};
-use burn_tensor::Tensor;
+use burn_tensor::{DType, Tensor};
+use half::bf16;
 use multiversion::multiversion;
 
 use super::bridge::{Kernel, run};
-use super::cpu::{GradientSlot, contiguous, dims, is_flex, owned, slice, slice_mut, tensor};
+use super::cast::cast;
+use super::cpu::{
+    GradientSlot, contiguous, dims, elements, elements_mut, flex_dtype, like, owned, slice, tensor,
+};
+use super::in_f32;
+use super::number::{Number, change_wide, wide_in};
 
 /// Rows whose sums are in f32 before they are added to totals in f64.
 const BLOCK: usize = 64;
@@ -23,12 +31,20 @@ const BLOCK: usize = 64;
 /// Returns `x`, and the sums `[1 + 2C]` of `x` of `[B, N, C]` around `guess` of `[C]`: n, s, q. The argument may have
 /// no other use than the returned `x`, whose gradient and that of the sums are added in one pass.
 pub fn moments(x: Tensor<3>, guess: Tensor<1>) -> (Tensor<3>, Tensor<1>) {
-    if !is_flex(&x) {
-        let sums = plain_moments(x.clone(), guess);
-        return (x, sums);
+    match flex_dtype(&x) {
+        Some(DType::F32) => moments_on_flex::<f32>(x, guess),
+        Some(DType::BF16) => moments_on_flex::<bf16>(x, guess),
+        _ => {
+            let sums = plain_moments(x.clone(), guess);
+            (x, sums)
+        }
     }
+}
+
+fn moments_on_flex<T: Number>(x: Tensor<3>, guess: Tensor<1>) -> (Tensor<3>, Tensor<1>) {
     let link = GradientSlot::default();
-    let sums: Tensor<1> = run(Moments { link: link.clone() }, [x.clone().into(), guess.into()]);
+    let kernel = Moments::<T> { link: link.clone(), numbers: PhantomData };
+    let sums: Tensor<1> = run(kernel, [x.clone().into(), guess.into()]);
     if !x.is_autodiff() {
         return (x, sums);
     }
@@ -37,8 +53,9 @@ pub fn moments(x: Tensor<3>, guess: Tensor<1>) -> (Tensor<3>, Tensor<1>) {
     (passed, sums)
 }
 
+/// Computes in f32 at least.
 fn plain_moments(x: Tensor<3>, guess: Tensor<1>) -> Tensor<1> {
-    let [b, n, c] = x.dims();
+    let ([b, n, c], x) = (x.dims(), in_f32(x));
     let count = Tensor::<1>::full([1], (b * n) as f32, &x.device().inner()).cast(x.dtype());
     let count = if x.is_autodiff() { count.autodiff() } else { count };
     let x = x.reshape([b * n, c]) - guess.unsqueeze();
@@ -59,13 +76,23 @@ pub struct Affine {
     pub shift: Tensor<1>,
 }
 
-/// Returns `a · (x - μ - m) + β + skip` for `x` and `skip` of `[B, N, C]`, rectified if `rectify` is set.
+/// Returns `a · (x - μ - m) + β + skip` for `x` and `skip` of `[B, N, C]`, of one type, rectified if `rectify` is set.
 pub fn normalize(x: Tensor<3>, affine: Affine, skip: Option<Tensor<3>>, rectify: bool) -> Tensor<3> {
-    if !is_flex(&x) {
-        return plain_normalize(x, affine, skip, rectify);
+    match flex_dtype(&x) {
+        Some(DType::F32) => normalize_on_flex::<f32>(x, affine, skip, rectify),
+        Some(DType::BF16) => normalize_on_flex::<bf16>(x, affine, skip, rectify),
+        _ => plain_normalize(x, affine, skip, rectify),
     }
+}
+
+fn normalize_on_flex<T: Number>(
+    x: Tensor<3>,
+    affine: Affine,
+    skip: Option<Tensor<3>>,
+    rectify: bool,
+) -> Tensor<3> {
     let Affine { guess, mean, scale, shift } = affine;
-    let kernel = Normalize { rectify };
+    let kernel = Normalize::<T> { rectify, numbers: PhantomData };
     let five = [x.into(), guess.into(), mean.into(), scale.into(), shift.into()];
     match skip {
         None => run(kernel, five),
@@ -76,30 +103,34 @@ pub fn normalize(x: Tensor<3>, affine: Affine, skip: Option<Tensor<3>>, rectify:
     }
 }
 
+/// Computes in f32 at least.
 fn plain_normalize(x: Tensor<3>, affine: Affine, skip: Option<Tensor<3>>, rectify: bool) -> Tensor<3> {
     let Affine { guess, mean, scale, shift } = affine;
+    let (dtype, x) = (x.dtype(), in_f32(x));
     let mut y = (x - guess.unsqueeze() - mean.unsqueeze()) * scale.unsqueeze() + shift.unsqueeze();
     if let Some(skip) = skip {
-        y = y + skip;
+        y = y + in_f32(skip);
     }
-    if rectify { burn_tensor::activation::relu(y) } else { y }
+    cast(if rectify { burn_tensor::activation::relu(y) } else { y }, dtype)
 }
 
+/// Kernel for features with elements of type `T`.
 #[derive(Debug, Clone)]
-struct Moments {
+struct Moments<T> {
     link: GradientSlot,
+    numbers: PhantomData<T>,
 }
 
-impl Kernel<Flex, 2> for Moments {
+impl<T: Number> Kernel<Flex, 2> for Moments<T> {
     type Saved = (FlexTensor, FlexTensor);
 
     fn forward(&self, [x, guess]: [FlexTensor; 2]) -> (FlexTensor, Self::Saved) {
         let [b, n, c]: [usize; 3] = dims(&x);
         let (x, guess) = (contiguous(&x), contiguous(&guess));
-        let mut totals = vec![0.0f64; 2 * c];
-        for rows in slice(&x).chunks(BLOCK * c) {
+        let (mut totals, mut scratch) = (vec![0.0f64; 2 * c], Vec::new());
+        for rows in elements::<T>(&x).chunks(BLOCK * c) {
             let mut sums = vec![0.0; 2 * c];
-            add_moments(rows, slice(&guess), &mut sums);
+            add_moments(wide_in(rows, &mut scratch), slice(&guess), &mut sums);
             totals.iter_mut().zip(sums).for_each(|(total, sum)| *total += f64::from(sum));
         }
         let mut sums = vec![(b * n) as f32];
@@ -117,12 +148,17 @@ impl Kernel<Flex, 2> for Moments {
         let grad = contiguous(&grad);
         let passed = match self.link.take() {
             Some(passed) => owned(passed),
-            None => tensor(vec![0.0; shape.iter().product()], shape),
+            None => tensor(vec![T::default(); shape.iter().product()], shape),
         };
         let gx = wanted[0].then(|| {
             let mut gx = passed;
             let (gs, gq) = slice(&grad)[1..].split_at(c);
-            add_moment_gradients(slice_mut(&mut gx), slice(&x), slice(&guess), gs, gq);
+            let (mut scratch, mut of_gx) = (Vec::new(), Vec::new());
+            let blocks = elements_mut::<T>(&mut gx).chunks_mut(BLOCK * c);
+            for (gx, rows) in blocks.zip(elements::<T>(&x).chunks(BLOCK * c)) {
+                let rows = wide_in(rows, &mut scratch);
+                change_wide(gx, &mut of_gx, |gx| add_moment_gradients(gx, rows, slice(&guess), gs, gq));
+            }
             gx
         });
         // The guess is a running mean, which has no gradient.
@@ -149,9 +185,11 @@ impl Kernel<Flex, 2> for Pass {
     }
 }
 
+/// Kernel for features with elements of type `T`.
 #[derive(Debug, Clone)]
-struct Normalize {
+struct Normalize<T> {
     rectify: bool,
+    numbers: PhantomData<T>,
 }
 
 /// Input, guess, mean, factor, and the output if it was rectified.
@@ -167,7 +205,7 @@ struct Normalized {
 /// Gradients with respect to the input, guess, mean, factor, shift and skip connection.
 type NormalizeGradients = [Option<FlexTensor>; 6];
 
-impl Normalize {
+impl<T: Number> Normalize<T> {
     fn of(
         &self,
         [x, guess, mean, scale, shift]: [FlexTensor; 5],
@@ -177,18 +215,22 @@ impl Normalize {
         let [x, guess, mean, scale, shift] = [x, guess, mean, scale, shift].map(|tensor| contiguous(&tensor));
         let channels = [&guess, &mean, &scale, &shift].map(slice);
         let skip = skip.as_ref().map(contiguous);
-        let (values, skip) = (slice(&x), skip.as_ref().map(slice));
-        let mut y = vec![0.0; values.len()];
+        let (values, skip) = (elements::<T>(&x), skip.as_ref().map(elements::<T>));
+        let mut y = vec![T::default(); values.len()];
+        let (mut scratch, mut of_y) = (Vec::new(), Vec::new());
         // Block by block, so that the rows that one loop writes are in cache for the next.
         for (number, rows) in y.chunks_mut(BLOCK * shape[2]).enumerate() {
             let range = number * BLOCK * shape[2]..number * BLOCK * shape[2] + rows.len();
-            affine_rows(&values[range.clone()], channels, rows);
-            if let Some(skip) = skip {
-                super::cpu::add(rows, &skip[range]);
-            }
-            if self.rectify {
-                super::relu::rectify(rows);
-            }
+            let values = wide_in(&values[range.clone()], &mut scratch);
+            change_wide(rows, &mut of_y, |rows| {
+                affine_rows(values, channels, rows);
+                if let Some(skip) = skip {
+                    super::cpu::add(rows, &skip[range]);
+                }
+                if self.rectify {
+                    super::relu::rectify(rows);
+                }
+            });
         }
         let y = tensor(y, shape);
         let rectified = self.rectify.then(|| y.clone());
@@ -199,12 +241,13 @@ impl Normalize {
         let Normalized { x, guess, mean, scale, rectified } = saved;
         let [_, _, c]: [usize; 3] = dims(&x);
         let mut gx = owned(grad);
-        let mut around = Vec::with_capacity(if wants_skip { slice(&x).len() } else { 0 });
+        let mut around: Vec<T> = Vec::with_capacity(if wants_skip { elements::<T>(&x).len() } else { 0 });
         let channels = [&guess, &mean, &scale].map(slice);
         let mut totals = vec![0.0f64; 2 * c];
-        let (values, y) = (slice(&x), rectified.as_ref().map(slice));
+        let (values, y) = (elements::<T>(&x), rectified.as_ref().map(elements::<T>));
+        let (mut scratch, mut of_gx) = (Vec::new(), Vec::new());
         // Block by block, so that the rows that one loop reads are in cache for the next.
-        for (number, rows) in slice_mut(&mut gx).chunks_mut(BLOCK * c).enumerate() {
+        for (number, rows) in elements_mut::<T>(&mut gx).chunks_mut(BLOCK * c).enumerate() {
             let range = number * BLOCK * c..number * BLOCK * c + rows.len();
             if let Some(y) = y {
                 super::relu::mask(rows, &y[range.clone()]);
@@ -212,11 +255,12 @@ impl Normalize {
             if wants_skip {
                 around.extend_from_slice(rows);
             }
+            let values = wide_in(&values[range], &mut scratch);
             let mut sums = vec![0.0; 2 * c];
-            affine_gradients(rows, &values[range], channels, &mut sums);
+            change_wide(rows, &mut of_gx, |rows| affine_gradients(rows, values, channels, &mut sums));
             totals.iter_mut().zip(sums).for_each(|(total, sum)| *total += f64::from(sum));
         }
-        let skip = wants_skip.then(|| super::cpu::like(&gx, around));
+        let skip = wants_skip.then(|| like(&gx, around));
         let (of_scale, of_shift) = totals.split_at(c);
         let of_mean =
             of_shift.iter().zip(slice(&scale)).map(|(sum, scale)| (-sum * f64::from(*scale)) as f32);
@@ -226,7 +270,7 @@ impl Normalize {
     }
 }
 
-impl Kernel<Flex, 5> for Normalize {
+impl<T: Number> Kernel<Flex, 5> for Normalize<T> {
     type Saved = Normalized;
 
     fn forward(&self, inputs: [FlexTensor; 5]) -> (FlexTensor, Normalized) {
@@ -239,7 +283,7 @@ impl Kernel<Flex, 5> for Normalize {
     }
 }
 
-impl Kernel<Flex, 6> for Normalize {
+impl<T: Number> Kernel<Flex, 6> for Normalize<T> {
     type Saved = Normalized;
 
     fn forward(&self, [x, guess, mean, scale, shift, skip]: [FlexTensor; 6]) -> (FlexTensor, Normalized) {
@@ -305,45 +349,55 @@ mod tests {
     use burn_tensor::Device;
 
     use super::*;
-    use crate::ops::twin::{assert_close, devices, leaves};
+    use crate::ops::twin::{assert_close, devices, leaves, types};
 
     /// Few rows, and more than a block.
     #[test]
     fn they_equal_their_twins_forwards_and_backwards() {
         for device in devices() {
             for shape in [[1, 1, 5], [3, 5, 37], [4, 33, 16]] {
-                check_moments(&device, shape);
-                check_normalize(&device, shape);
+                for (dtype, tolerance) in types(&device, 5e-6) {
+                    check_moments(&device, shape, dtype, tolerance);
+                    check_normalize(&device, shape, dtype, tolerance);
+                }
             }
         }
     }
 
-    fn check_moments(device: &Device, shape: [usize; 3]) {
+    fn check_moments(device: &Device, shape: [usize; 3], dtype: DType, tolerance: f32) {
         let x = leaves(device, &[shape], 1).remove(0);
         let guess = leaves(device, &[[shape[2]]], 2).remove(0).inner().autodiff();
         let weights = leaves(device, &[[1 + 2 * shape[2]]], 3).remove(0).inner().autodiff();
         let gradient = |(y, sums): (Tensor<3>, Tensor<1>)| {
-            let loss = (y.clone() * y.inner().autodiff()).sum() + (sums * weights.clone()).sum();
+            let loss = in_f32(y.clone() * y.inner().autodiff()).sum() + (sums * weights.clone()).sum();
             x.grad(&loss.backward()).expect("leaf")
         };
-        let given = moments(x.clone(), guess.clone());
-        let twin = (x.clone(), plain_moments(x.clone(), guess.clone()));
+        let given = moments(cast(x.clone(), dtype), guess.clone());
+        let features = cast(x.clone(), dtype);
+        let twin = (features.clone(), plain_moments(features, guess.clone()));
+        assert_eq!((given.0.dtype(), given.1.dtype()), (dtype, DType::F32));
         assert_close("sums", given.1.clone().inner(), twin.1.clone().inner(), 2e-6);
-        assert_close("input", gradient(given), gradient(twin), 3e-6);
+        assert_close("input", gradient(given), gradient(twin), tolerance);
     }
 
-    fn check_normalize(device: &Device, shape: [usize; 3]) {
+    fn check_normalize(device: &Device, shape: [usize; 3], dtype: DType, tolerance: f32) {
         let both = leaves(device, &[shape, shape], 1);
         let affine = leaves(device, &[[shape[2]]; 3], 2);
         let guess = leaves(device, &[[shape[2]]], 3).remove(0).inner().autodiff();
         for (with_skip, rectify) in [(false, false), (false, true), (true, false), (true, true)] {
             let run = |f: fn(Tensor<3>, Affine, Option<Tensor<3>>, bool) -> Tensor<3>| {
                 let [mean, scale, shift] = [0, 1, 2].map(|i| affine[i].clone());
-                let skip = with_skip.then(|| both[1].clone());
-                f(both[0].clone(), Affine { guess: guess.clone(), mean, scale, shift }, skip, rectify)
+                let skip = with_skip.then(|| cast(both[1].clone(), dtype));
+                f(
+                    cast(both[0].clone(), dtype),
+                    Affine { guess: guess.clone(), mean, scale, shift },
+                    skip,
+                    rectify,
+                )
             };
             let (y, twin) = (run(normalize), run(plain_normalize));
-            assert_close("forward", y.clone().inner(), twin.clone().inner(), 1e-6);
+            assert_eq!(y.dtype(), dtype);
+            assert_close("forward", y.clone().inner(), twin.clone().inner(), tolerance);
             let gradients = |y: Tensor<3>| {
                 let grads = (y.clone() * y.inner().autodiff()).sum().backward();
                 let maps: Vec<_> =
@@ -353,10 +407,10 @@ mod tests {
             };
             let (a, t) = (gradients(y), gradients(twin));
             for (a, t) in a.0.into_iter().zip(t.0) {
-                assert_close("map", a.expect("leaf"), t.expect("leaf"), 3e-6);
+                assert_close("map", a.expect("leaf"), t.expect("leaf"), tolerance);
             }
             for (a, t) in a.1.into_iter().zip(t.1) {
-                assert_close("vector", a, t, 5e-6);
+                assert_close("vector", a, t, tolerance);
             }
         }
     }

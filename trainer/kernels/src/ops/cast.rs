@@ -41,7 +41,8 @@ impl Kernel<Flex, 1> for Cast {
     }
 }
 
-fn in_dtype(x: &FlexTensor, dtype: DType) -> FlexTensor {
+/// Returns `x`, in f32 or bf16, in `dtype`, which is one of them.
+pub(super) fn in_dtype(x: &FlexTensor, dtype: DType) -> FlexTensor {
     match (x.dtype(), dtype) {
         (DType::F32, DType::BF16) => converted::<f32, bf16>(x),
         (DType::BF16, DType::F32) => converted::<bf16, f32>(x),

@@ -8,14 +8,19 @@
 //! for the first one's backward pass, which runs later because its node is nearer to the start of the graph.
 
 use burn_flex::{Flex, FlexTensor};
-use burn_tensor::Tensor;
+use burn_tensor::{DType, Tensor};
+use half::bf16;
+use multiversion::multiversion;
 
 use super::bridge::{Kernel, run};
-use super::cpu::{GradientSlot, add, contiguous, is_flex, owned, slice, slice_mut};
+use super::cpu::{
+    GradientSlot, add, contiguous, elements, elements_mut, flex_dtype, owned, slice, slice_mut,
+};
+use super::number::Number;
 
 /// Returns `x` twice.
 pub fn fork(x: Tensor<3>) -> [Tensor<3>; 2] {
-    if !is_flex(&x) || !x.is_autodiff() {
+    if flex_dtype(&x).is_none_or(|dtype| dtype == DType::F64) || !x.is_autodiff() {
         return [x.clone(), x];
     }
     let link = GradientSlot::default();
@@ -38,9 +43,20 @@ impl Kernel<Flex, 1> for First {
 
     fn backward(&self, (): (), grad: FlexTensor, _: [bool; 1]) -> [Option<FlexTensor>; 1] {
         let Some(of_second) = self.link.take() else { return [Some(grad)] };
-        let mut sum = owned(grad);
-        add(slice_mut(&mut sum), slice(&contiguous(&of_second)));
+        let (mut sum, of_second) = (owned(grad), contiguous(&of_second));
+        match sum.dtype() {
+            DType::BF16 => add_narrow(elements_mut(&mut sum), elements(&of_second)),
+            _ => add(slice_mut(&mut sum), slice(&of_second)),
+        }
         [Some(sum)]
+    }
+}
+
+/// `a += b`, each sum rounded once.
+#[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
+fn add_narrow(a: &mut [bf16], b: &[bf16]) {
+    for (a, b) in a.iter_mut().zip(b) {
+        *a = bf16::nearest(a.wide() + b.wide());
     }
 }
 
@@ -66,8 +82,8 @@ impl Kernel<Flex, 1> for Second {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ops::gelu;
-    use crate::ops::twin::{assert_close, devices, leaves};
+    use crate::ops::twin::{assert_close, devices, leaves, types};
+    use crate::ops::{cast, gelu};
 
     /// Uses of unequal depth, in both orders.
     #[test]
@@ -78,7 +94,12 @@ mod tests {
                 let y = gelu(gelu(a.clone())).mul_scalar(2.0) + b.clone() + gelu(b) * gelu(gelu(gelu(a)));
                 x.grad(&y.sum().backward()).expect("leaf")
             };
-            assert_close("sum", gradient(fork(x.clone())), gradient([x.clone(), x.clone()]), 1e-6);
+            for (dtype, tolerance) in types(&device, 1e-6) {
+                let (ours, twice) = (cast(x.clone(), dtype), cast(x.clone(), dtype));
+                let gradients = [gradient(fork(ours)), gradient([twice.clone(), twice])];
+                let [ours, twin] = gradients;
+                assert_close("sum", ours, twin, tolerance);
+            }
         }
     }
 }

@@ -5,61 +5,74 @@
 //! y[b, n, c] = x[b, n, c] · s[b, c]    gx = g · s      gs[b, c] = Σ_n g[b, n, c] · x[b, n, c]
 //! ```
 
+use std::marker::PhantomData;
+
 use burn_flex::{Flex, FlexTensor};
-use burn_tensor::Tensor;
+use burn_tensor::{DType, Tensor};
+use half::bf16;
 use multiversion::multiversion;
 
 use super::bridge::{Kernel, run};
-use super::cpu::{contiguous, dims, is_flex, slice, tensor};
+use super::cast::cast;
+use super::cpu::{contiguous, dims, elements, flex_dtype, slice, tensor};
+use super::in_f32;
+use super::number::Number;
 
-/// Returns the mean of `x` of `[B, N, C]` over N, `[B, 1, C]`.
+/// Returns the mean of `x` of `[B, N, C]` over N, `[B, 1, C]`: in f32 if `x` is bf16.
 pub fn grid_mean(x: Tensor<3>) -> Tensor<3> {
-    match is_flex(&x) {
-        true => run(GridMean, [x.into()]),
-        false => x.mean_dim(1),
+    match flex_dtype(&x) {
+        Some(DType::F32) => run(GridMean(PhantomData::<f32>), [x.into()]),
+        Some(DType::BF16) => run(GridMean(PhantomData::<bf16>), [x.into()]),
+        _ => in_f32(x).mean_dim(1),
     }
 }
 
-/// Multiplies `x` of `[B, N, C]` by `factors` of `[B, 1, C]`.
+/// Multiplies `x` of `[B, N, C]` by `factors` of `[B, 1, C]`, which are f32 if `x` is bf16.
 pub fn scale_channels(x: Tensor<3>, factors: Tensor<3>) -> Tensor<3> {
-    match is_flex(&x) {
-        true => run(ScaleChannels, [x.into(), factors.into()]),
-        false => x * factors,
+    match flex_dtype(&x) {
+        Some(DType::F32) => run(ScaleChannels(PhantomData::<f32>), [x.into(), factors.into()]),
+        Some(DType::BF16) => run(ScaleChannels(PhantomData::<bf16>), [x.into(), factors.into()]),
+        _ => {
+            let dtype = x.dtype();
+            cast(in_f32(x) * factors, dtype)
+        }
     }
 }
 
+/// Kernel for features with elements of type `T`.
 #[derive(Debug, Clone)]
-struct GridMean;
+struct GridMean<T>(PhantomData<T>);
 
-impl Kernel<Flex, 1> for GridMean {
+impl<T: Number> Kernel<Flex, 1> for GridMean<T> {
     /// Shape of the input.
     type Saved = [usize; 3];
 
     fn forward(&self, [x]: [FlexTensor; 1]) -> (FlexTensor, [usize; 3]) {
         let shape @ [b, n, c] = dims(&x);
         let mut mean = vec![0.0; b * c];
-        add_rows(slice(&contiguous(&x)), &mut mean, n, c, 1.0 / n as f32);
+        add_rows(elements::<T>(&contiguous(&x)), &mut mean, n, c, 1.0 / n as f32);
         (tensor(mean, [b, 1, c]), shape)
     }
 
     fn backward(&self, [b, n, c]: [usize; 3], grad: FlexTensor, _: [bool; 1]) -> [Option<FlexTensor>; 1] {
         let grad = contiguous(&grad);
-        let mut gx = vec![0.0; b * n * c];
+        let mut gx = vec![T::default(); b * n * c];
         spread_rows(slice(&grad), &mut gx, n, c, 1.0 / n as f32);
         [Some(tensor(gx, [b, n, c]))]
     }
 }
 
+/// Kernel for features with elements of type `T`.
 #[derive(Debug, Clone)]
-struct ScaleChannels;
+struct ScaleChannels<T>(PhantomData<T>);
 
-impl Kernel<Flex, 2> for ScaleChannels {
+impl<T: Number> Kernel<Flex, 2> for ScaleChannels<T> {
     type Saved = (FlexTensor, FlexTensor);
 
     fn forward(&self, [x, factors]: [FlexTensor; 2]) -> (FlexTensor, Self::Saved) {
         let shape @ [_, n, c] = dims(&x);
         let (x, factors) = (contiguous(&x), contiguous(&factors));
-        let mut y = slice(&x).to_vec();
+        let mut y = elements::<T>(&x).to_vec();
         multiply(&mut y, slice(&factors), n, c);
         (tensor(y, shape), (x, factors))
     }
@@ -74,11 +87,11 @@ impl Kernel<Flex, 2> for ScaleChannels {
         let grad = contiguous(&grad);
         let gs = wanted[1].then(|| {
             let mut gs = vec![0.0; b * c];
-            add_products(slice(&grad), slice(&x), &mut gs, n, c);
+            add_products(elements::<T>(&grad), elements::<T>(&x), &mut gs, n, c);
             tensor(gs, [b, 1, c])
         });
         let gx = wanted[0].then(|| {
-            let mut gx = slice(&grad).to_vec();
+            let mut gx = elements::<T>(&grad).to_vec();
             multiply(&mut gx, slice(&factors), n, c);
             tensor(gx, shape)
         });
@@ -86,39 +99,39 @@ impl Kernel<Flex, 2> for ScaleChannels {
     }
 }
 
-#[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl", "x86_64+avx2"))]
-fn add_rows(x: &[f32], sums: &mut [f32], n: usize, c: usize, factor: f32) {
+#[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
+fn add_rows<T: Number>(x: &[T], sums: &mut [f32], n: usize, c: usize, factor: f32) {
     for (rows, sum) in x.chunks_exact(n * c).zip(sums.chunks_exact_mut(c)) {
         for row in rows.chunks_exact(c) {
-            sum.iter_mut().zip(row).for_each(|(sum, x)| *sum += x);
+            sum.iter_mut().zip(row).for_each(|(sum, x)| *sum += x.wide());
         }
         sum.iter_mut().for_each(|sum| *sum *= factor);
     }
 }
 
-#[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl", "x86_64+avx2"))]
-fn spread_rows(values: &[f32], rows: &mut [f32], n: usize, c: usize, factor: f32) {
+#[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
+fn spread_rows<T: Number>(values: &[f32], rows: &mut [T], n: usize, c: usize, factor: f32) {
     for (rows, values) in rows.chunks_exact_mut(n * c).zip(values.chunks_exact(c)) {
         for row in rows.chunks_exact_mut(c) {
-            row.iter_mut().zip(values).for_each(|(out, value)| *out = value * factor);
+            row.iter_mut().zip(values).for_each(|(out, value)| *out = T::nearest(value * factor));
         }
     }
 }
 
-#[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl", "x86_64+avx2"))]
-fn multiply(rows: &mut [f32], factors: &[f32], n: usize, c: usize) {
+#[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
+fn multiply<T: Number>(rows: &mut [T], factors: &[f32], n: usize, c: usize) {
     for (rows, factors) in rows.chunks_exact_mut(n * c).zip(factors.chunks_exact(c)) {
         for row in rows.chunks_exact_mut(c) {
-            row.iter_mut().zip(factors).for_each(|(x, factor)| *x *= factor);
+            row.iter_mut().zip(factors).for_each(|(x, factor)| *x = T::nearest(x.wide() * factor));
         }
     }
 }
 
-#[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl", "x86_64+avx2"))]
-fn add_products(a: &[f32], b: &[f32], sums: &mut [f32], n: usize, c: usize) {
+#[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
+fn add_products<T: Number>(a: &[T], b: &[T], sums: &mut [f32], n: usize, c: usize) {
     for ((a, b), sum) in a.chunks_exact(n * c).zip(b.chunks_exact(n * c)).zip(sums.chunks_exact_mut(c)) {
         for (a, b) in a.chunks_exact(c).zip(b.chunks_exact(c)) {
-            sum.iter_mut().zip(a).zip(b).for_each(|((sum, a), b)| *sum += a * b);
+            sum.iter_mut().zip(a).zip(b).for_each(|((sum, a), b)| *sum += a.wide() * b.wide());
         }
     }
 }
@@ -126,28 +139,36 @@ fn add_products(a: &[f32], b: &[f32], sums: &mut [f32], n: usize, c: usize) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ops::twin::{assert_close, devices, leaves};
+    use crate::ops::twin::{assert_close, devices, leaves, types};
 
     #[test]
     fn they_equal_their_twins_forwards_and_backwards() {
         for device in devices() {
             let x = leaves(&device, &[[3, 35, 19]], 1).remove(0);
             let factors = leaves(&device, &[[3, 1, 19]], 2).remove(0);
-            let gradients = |y: Tensor<3>| {
-                let grads = (y.clone() * y.inner().autodiff()).sum().backward();
-                [&x, &factors].map(|leaf| leaf.grad(&grads))
-            };
-            let (mean, twin) = (grid_mean(x.clone()), x.clone().mean_dim(1));
-            assert_close("mean", mean.clone().inner(), twin.clone().inner(), 1e-6);
-            let ([a, _], [t, _]) = (gradients(mean), gradients(twin));
-            assert_close("input of the mean", a.expect("leaf"), t.expect("leaf"), 2e-6);
-            let (y, twin) = (scale_channels(x.clone(), factors.clone()), x.clone() * factors.clone());
-            assert_close("product", y.clone().inner(), twin.clone().inner(), 1e-6);
-            for (name, (a, t)) in
-                ["input", "factors"].iter().zip(gradients(y).into_iter().zip(gradients(twin)))
-            {
-                assert_close(name, a.expect("leaf"), t.expect("leaf"), 2e-6);
+            for (dtype, tolerance) in types(&device, 2e-6) {
+                check(&x, &factors, dtype, tolerance);
             }
+        }
+    }
+
+    fn check(x: &Tensor<3>, factors: &Tensor<3>, dtype: DType, tolerance: f32) {
+        let gradients = |y: Tensor<3>| {
+            let grads = (y.clone() * y.inner().autodiff()).sum().backward();
+            [x, factors].map(|leaf| leaf.grad(&grads))
+        };
+        let features = || cast(x.clone(), dtype);
+        let (mean, twin) = (grid_mean(features()), in_f32(features()).mean_dim(1));
+        assert_eq!(mean.dtype(), DType::F32);
+        assert_close("mean", mean.clone().inner(), twin.clone().inner(), 1e-6);
+        let ([a, _], [t, _]) = (gradients(mean), gradients(twin));
+        assert_close("input of the mean", a.expect("leaf"), t.expect("leaf"), tolerance);
+        let y = scale_channels(features(), factors.clone());
+        let twin = cast(in_f32(features()) * factors.clone(), dtype);
+        assert_eq!(y.dtype(), dtype);
+        assert_close("product", y.clone().inner(), twin.clone().inner(), tolerance);
+        for (name, (a, t)) in ["input", "factors"].iter().zip(gradients(y).into_iter().zip(gradients(twin))) {
+            assert_close(name, a.expect("leaf"), t.expect("leaf"), tolerance);
         }
     }
 }

@@ -5,8 +5,8 @@
 //! gx = g · W            gW = gᵀ · x            gb = Σ_rows g
 //! ```
 //!
-//! If x is bf16, W is rounded to bf16, and y and gx are bf16. The CPU kernel rounds W as it packs it for the product:
-//! W's gradient stays f32, and so do b and its gradient.
+//! If x is bf16, W is rounded to bf16 unless it is bf16 already, and y and gx are bf16. The CPU kernel rounds W as it packs it for
+//! the product. W's gradient is f32 in any case, and so are b and its gradient.
 
 use std::marker::PhantomData;
 
@@ -24,9 +24,10 @@ use super::cube;
 use super::gemm::Mat;
 use super::number::Number;
 use super::product::product;
+use super::weights::Weights;
 
-/// Returns `x · Wᵀ + b` for `x` of `[B, N, D]`, `weight` of `[O, D]` and `bias` of `[O]`. Weight and bias are f32 if
-/// `x` is f32 or bf16.
+/// Returns `x · Wᵀ + b` for `x` of `[B, N, D]`, `weight` of `[O, D]` and `bias` of `[O]`. If `x` is f32, so are weight and bias;
+/// if it is bf16, the weight is f32 or bf16, and the bias is f32.
 pub fn linear(x: Tensor<3>, weight: Tensor<2>, bias: Tensor<1>) -> Tensor<3> {
     #[cfg(feature = "cube")]
     if cube::is_cube(&x) {
@@ -66,7 +67,7 @@ impl<T: Number> Kernel<Flex, 3> for Linear<T> {
         let [o, _]: [usize; 2] = dims(&w);
         let (x, w, b) = (contiguous(&x), contiguous(&w), contiguous(&b));
         let m = n_images * n_tokens;
-        let y = affine(elements::<T>(&x), slice(&w), slice(&b), [m, d, o]);
+        let y = affine(elements::<T>(&x), Weights::of(&w), slice(&b), [m, d, o]);
         (tensor(y, [n_images, n_tokens, o]), (x, w))
     }
 
@@ -76,7 +77,7 @@ impl<T: Number> Kernel<Flex, 3> for Linear<T> {
         let m = n_images * n_tokens;
         let grad = contiguous(&grad);
         let g = elements::<T>(&grad);
-        let gx = wanted[0].then(|| tensor(times_weight(g, slice(&w), [m, o, d]), dims::<3>(&x)));
+        let gx = wanted[0].then(|| tensor(times_weight(g, Weights::of(&w), [m, o, d]), dims::<3>(&x)));
         let gw = wanted[1].then(|| tensor(weight_gradient(g, elements::<T>(&x), [m, o, d]), [o, d]));
         let gb = wanted[2].then(|| tensor(column_sums(g, o), [o]));
         [gx, gw, gb]
@@ -92,32 +93,49 @@ impl Kernel<Flex, 2> for MatmulTransposed {
     fn forward(&self, [x, w]: [FlexTensor; 2]) -> (FlexTensor, Self::Saved) {
         let ([m, d], [o, _]): ([usize; 2], [usize; 2]) = (dims(&x), dims(&w));
         let (x, w) = (contiguous(&x), contiguous(&w));
-        let y = times_transposed(slice(&x), slice(&w), [m, d, o]);
+        let y = times_transposed(slice(&x), Weights::of(&w), [m, d, o]);
         (tensor(y, [m, o]), (x, w))
     }
 
     fn backward(&self, (x, w): Self::Saved, grad: FlexTensor, wanted: [bool; 2]) -> [Option<FlexTensor>; 2] {
         let ([m, o], [_, d]): ([usize; 2], [usize; 2]) = (dims(&grad), dims(&w));
         let grad = contiguous(&grad);
-        let gx = wanted[0].then(|| tensor(times_weight(slice(&grad), slice(&w), [m, o, d]), [m, d]));
+        let gx = wanted[0].then(|| tensor(times_weight(slice(&grad), Weights::of(&w), [m, o, d]), [m, d]));
         let gw = wanted[1].then(|| tensor(weight_gradient(slice(&grad), slice(&x), [m, o, d]), [o, d]));
         [gx, gw]
     }
 }
 
 /// `x · Wᵀ + b`: `[M, D] · [D, O] + [O]`.
-pub(super) fn affine<T: Number>(x: &[T], weight: &[f32], bias: &[f32], [m, d, o]: [usize; 3]) -> Vec<T> {
-    product([m, d, o], Mat::rows(x, d), Mat::rows(weight, d).t(), Some(bias))
+pub(super) fn affine<T: Number>(x: &[T], weight: Weights<'_>, bias: &[f32], [m, d, o]: [usize; 3]) -> Vec<T> {
+    transposed_product(x, weight, Some(bias), [m, d, o])
 }
 
 /// `x · Wᵀ`: `[M, D] · [D, O]`.
-pub(super) fn times_transposed<T: Number>(x: &[T], weight: &[f32], [m, d, o]: [usize; 3]) -> Vec<T> {
-    product([m, d, o], Mat::rows(x, d), Mat::rows(weight, d).t(), None)
+pub(super) fn times_transposed<T: Number>(x: &[T], weight: Weights<'_>, mdo: [usize; 3]) -> Vec<T> {
+    transposed_product(x, weight, None, mdo)
+}
+
+fn transposed_product<T: Number>(
+    x: &[T],
+    weight: Weights<'_>,
+    bias: Option<&[f32]>,
+    [m, d, o]: [usize; 3],
+) -> Vec<T> {
+    let x = Mat::rows(x, d);
+    match weight {
+        Weights::Wide(weight) => product([m, d, o], x, Mat::rows(weight, d).t(), bias),
+        Weights::Narrow(weight) => product([m, d, o], x, Mat::rows(weight, d).t(), bias),
+    }
 }
 
 /// `g · W`: `[M, O] · [O, D]`.
-pub(super) fn times_weight<T: Number>(grad: &[T], weight: &[f32], [m, o, d]: [usize; 3]) -> Vec<T> {
-    product([m, o, d], Mat::rows(grad, o), Mat::rows(weight, d), None)
+pub(super) fn times_weight<T: Number>(grad: &[T], weight: Weights<'_>, [m, o, d]: [usize; 3]) -> Vec<T> {
+    let grad = Mat::rows(grad, o);
+    match weight {
+        Weights::Wide(weight) => product([m, o, d], grad, Mat::rows(weight, d), None),
+        Weights::Narrow(weight) => product([m, o, d], grad, Mat::rows(weight, d), None),
+    }
 }
 
 /// `gᵀ · x`: `[O, M] · [M, D]`.
@@ -154,17 +172,22 @@ mod tests {
         for device in devices() {
             for (dtype, tolerance) in types(&device, 2e-6) {
                 let sizes = [[3, 4, 19, 11], [2, 83, 32, 24]];
-                sizes.iter().for_each(|sizes| check(&device, *sizes, dtype, tolerance));
+                sizes.iter().for_each(|sizes| check(&device, *sizes, [dtype, DType::F32], tolerance));
+                if dtype == DType::BF16 {
+                    sizes.iter().for_each(|sizes| check(&device, *sizes, [dtype; 2], tolerance));
+                }
             }
         }
     }
 
-    fn check(device: &Device, [b, n, d, o]: [usize; 4], dtype: DType, tolerance: f32) {
+    /// Compares them on inputs and weights of these types.
+    fn check(device: &Device, [b, n, d, o]: [usize; 4], [dtype, of_weights]: [DType; 2], tolerance: f32) {
         let x = leaves(device, &[[b, n, d]], 1).remove(0);
         let w = leaves(device, &[[o, d]], 2).remove(0);
         let bias = leaves(device, &[[o]], 3).remove(0);
-        let y = linear(cast(x.clone(), dtype), w.clone(), bias.clone());
-        let twin = plain(cast(x.clone(), dtype), w.clone(), bias.clone());
+        let stored = || cast(w.clone(), of_weights);
+        let y = linear(cast(x.clone(), dtype), stored(), bias.clone());
+        let twin = plain(cast(x.clone(), dtype), stored(), bias.clone());
         assert_eq!(y.dtype(), dtype);
         assert_close("forward", y.clone().inner(), twin.clone().inner(), tolerance / 2.0);
         let gradients = |y: Tensor<3>| {

@@ -22,6 +22,7 @@ use super::cpu::{add, contiguous, dims, elements, elements_mut, flex_dtype, owne
 use super::gelu::{self, gelu};
 use super::linear::{affine, column_sums, linear, times_transposed, times_weight, weight_gradient};
 use super::number::Number;
+use super::weights::Weights;
 
 /// Returns `gelu(x · W₁ᵀ + b₁) · W₂ᵀ + b₂` for `x` of `[B, N, D]`, by layer weight and bias; types as in [`linear`].
 pub fn mlp(x: Tensor<3>, first: (Tensor<2>, Tensor<1>), second: (Tensor<2>, Tensor<1>)) -> Tensor<3> {
@@ -67,8 +68,8 @@ impl<T: Number> Kernel<Flex, 5> for Mlp<T> {
         let [n_images, n_tokens, d]: [usize; 3] = dims(&x);
         let ([hidden, _], [o, _]): ([usize; 2], [usize; 2]) = (dims(&w1), dims(&w2));
         let m = n_images * n_tokens;
-        let (h, a) = hidden_layer(elements::<T>(&x), slice(&w1), slice(&b1), [m, d, hidden]);
-        let y = affine(&a, slice(&w2), slice(&b2), [m, hidden, o]);
+        let (h, a) = hidden_layer(elements::<T>(&x), Weights::of(&w1), slice(&b1), [m, d, hidden]);
+        let y = affine(&a, Weights::of(&w2), slice(&b2), [m, hidden, o]);
         (tensor(y, [n_images, n_tokens, o]), Saved { x, w1, h: tensor(h, [m, hidden]), w2 })
     }
 
@@ -79,11 +80,12 @@ impl<T: Number> Kernel<Flex, 5> for Mlp<T> {
         let m = n_images * n_tokens;
         let grad = contiguous(&grad);
         let g = elements::<T>(&grad);
-        let mut gh = times_weight(g, slice(&w2), [m, o, hidden]);
+        let mut gh = times_weight(g, Weights::of(&w2), [m, o, hidden]);
         // The activation overwrites the hidden layer that it is computed from.
         let mut a = owned(h);
         let sums_of_gh = activation_and_gradient(elements_mut(&mut a), &mut gh, hidden);
-        let gx = wanted[0].then(|| tensor(times_weight(&gh, slice(&w1), [m, hidden, d]), dims::<3>(&x)));
+        let gx =
+            wanted[0].then(|| tensor(times_weight(&gh, Weights::of(&w1), [m, hidden, d]), dims::<3>(&x)));
         let gw1 = wanted[1].then(|| tensor(weight_gradient(&gh, elements(&x), [m, hidden, d]), [hidden, d]));
         let gb1 = wanted[2].then(|| tensor(sums_of_gh, [hidden]));
         let gw2 = wanted[3].then(|| tensor(weight_gradient(g, elements(&a), [m, o, hidden]), [o, hidden]));
@@ -93,7 +95,7 @@ impl<T: Number> Kernel<Flex, 5> for Mlp<T> {
 }
 
 /// Returns the hidden layer before and after its GELU, `[M, H]` each.
-fn hidden_layer<T: Number>(x: &[T], weight: &[f32], bias: &[f32], mdh: [usize; 3]) -> (Vec<T>, Vec<T>) {
+fn hidden_layer<T: Number>(x: &[T], weight: Weights<'_>, bias: &[f32], mdh: [usize; 3]) -> (Vec<T>, Vec<T>) {
     let f32s = T::DTYPE == DType::F32;
     // In f32, adding the bias in the same pass as the GELU is cheaper. In bf16, it is added before the only rounding.
     let mut h = if f32s { times_transposed(x, weight, mdh) } else { affine(x, weight, bias, mdh) };

@@ -40,6 +40,7 @@ pub mod tally;
 mod unit_rows;
 mod waves;
 mod weight_norm;
+mod weights;
 
 pub use attention::{attention, attention_weights};
 pub use batch_norm::{Affine, moments, normalize};

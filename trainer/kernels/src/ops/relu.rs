@@ -10,6 +10,7 @@ use multiversion::multiversion;
 
 use super::bridge::{Kernel, run};
 use super::cpu::{contiguous, is_flex, owned, slice, slice_mut};
+use super::number::Number;
 
 /// `max(x, 0)` for `x` of `[B, N, D]`.
 pub fn relu(x: Tensor<3>) -> Tensor<3> {
@@ -46,10 +47,11 @@ pub(super) fn rectify(values: &mut [f32]) {
     }
 }
 
-#[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl", "x86_64+avx2"))]
-pub(super) fn mask(grad: &mut [f32], y: &[f32]) {
+/// Sets the gradient to zero where `y` is not positive.
+#[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
+pub(super) fn mask<T: Number>(grad: &mut [T], y: &[T]) {
     for (grad, y) in grad.iter_mut().zip(y) {
-        *grad = if *y > 0.0 { *grad } else { 0.0 };
+        *grad = if y.wide() > 0.0 { *grad } else { T::default() };
     }
 }
 

@@ -8,17 +8,20 @@
 //! On the CPU the end leaves `g` for the backward pass of the branch's first operation, which runs later and adds it in its own loop: the
 //! gradient of `x` takes one pass over memory instead of two, and autodiff has nothing to add.
 
+use std::marker::PhantomData;
 use std::sync::Arc;
 
 use burn_flex::{Flex, FlexTensor};
-use burn_tensor::Tensor;
+use burn_tensor::{DType, Tensor};
+use half::bf16;
 use multiversion::multiversion;
 
 use super::bridge::{Kernel, run};
 use super::cast::cast;
-use super::cpu::{GradientSlot, add, contiguous, dims, is_flex, owned, slice, slice_mut, tensor};
+use super::cpu::{GradientSlot, add, contiguous, dims, elements, is_flex, owned, slice, slice_mut, tensor};
 use super::layer_norm::{self, layer_norm};
 use super::math::over_rows;
+use super::number::{Number, nearest};
 
 /// The skip connection of a branch.
 pub struct Skip {
@@ -45,15 +48,19 @@ impl Skip {
         Self { x, link }
     }
 
-    /// Ends the branch with its output `b` of `[B, N, D]`. `gamma` scales channels (LayerScale); `factors` has one
+    /// Ends the branch with its output `b` of `[B, N, D]`, which may be bf16. `gamma` scales channels (LayerScale); `factors` has one
     /// number for each of the B sequences.
     pub fn join(self, b: Tensor<3>, gamma: Option<Tensor<1>>, factors: Option<&[f32]>) -> Tensor<3> {
-        let b = cast(b, self.x.dtype());
-        let Some(link) = self.link else { return plain(self.x, b, gamma, factors) };
-        let kernel = Join { factors: factors.map(Arc::from), link };
-        match gamma {
-            Some(gamma) => run(kernel, [self.x.into(), b.into(), gamma.into()]),
-            None => run(kernel, [self.x.into(), b.into()]),
+        let dtype = self.x.dtype();
+        let Some(link) = self.link else { return plain(self.x, cast(b, dtype), gamma, factors) };
+        let join = Join { factors: factors.map(Arc::from), link };
+        match (gamma, b.dtype()) {
+            // The output is kept as it is.
+            (Some(gamma), DType::BF16) => {
+                run(ScaledJoin::<bf16>::new(join), [self.x.into(), b.into(), gamma.into()])
+            }
+            (Some(gamma), _) => run(ScaledJoin::<f32>::new(join), [self.x.into(), b.into(), gamma.into()]),
+            (None, _) => run(join, [self.x.into(), cast(b, dtype).into()]),
         }
     }
 }
@@ -93,15 +100,15 @@ impl Join {
     }
 
     /// Returns `into` with `join(factor, into, other)` applied to every sequence.
-    fn sum(
+    fn sum<T: Number>(
         &self,
         into: FlexTensor,
         other: &FlexTensor,
-        join: impl Fn(f32, &mut [f32], &[f32]) + Sync,
+        join: impl Fn(f32, &mut [f32], &[T]) + Sync,
     ) -> FlexTensor {
         let [_, n, d]: [usize; 3] = dims(&into);
         let (mut sum, other) = (owned(into), contiguous(other));
-        let (len, other) = (n * d, slice(&other));
+        let (len, other) = (n * d, elements(&other));
         over_rows(slice_mut(&mut sum), len, |first, rows| {
             let sequences = rows.chunks_mut(len).zip(other[first * len..].chunks(len));
             for (i, (sum, other)) in sequences.enumerate() {
@@ -118,8 +125,8 @@ impl Kernel<Flex, 2> for Join {
     fn forward(&self, [x, b]: [FlexTensor; 2]) -> (FlexTensor, ()) {
         // Nothing else holds the branch's output, so the sum can overwrite it.
         let y = match &self.factors {
-            Some(_) => self.sum(b, &x, |factor, b, x| scale_and_add(b, x, factor)),
-            None => self.sum(b, &x, |_, b, x| add(b, x)),
+            Some(_) => self.sum(b, &x, |factor, b, x: &[f32]| scale_and_add(b, x, factor)),
+            None => self.sum(b, &x, |_, b, x: &[f32]| add(b, x)),
         };
         (y, ())
     }
@@ -134,14 +141,27 @@ impl Kernel<Flex, 2> for Join {
     }
 }
 
-impl Kernel<Flex, 3> for Join {
+/// The end of a branch whose output has elements of type `T` and is scaled by channel.
+#[derive(Debug, Clone)]
+struct ScaledJoin<T> {
+    join: Join,
+    numbers: PhantomData<T>,
+}
+
+impl<T> ScaledJoin<T> {
+    fn new(join: Join) -> Self {
+        Self { join, numbers: PhantomData }
+    }
+}
+
+impl<T: Number> Kernel<Flex, 3> for ScaledJoin<T> {
     /// The branch's output, and γ.
     type Saved = [FlexTensor; 2];
 
     fn forward(&self, [x, b, gamma]: [FlexTensor; 3]) -> (FlexTensor, Self::Saved) {
         let gamma = contiguous(&gamma);
         let channels = slice(&gamma);
-        let y = self.sum(x, &b, |factor, y, b| add_channels(y, b, channels, factor));
+        let y = self.join.sum(x, &b, |factor, y, b: &[T]| add_channels(y, b, channels, factor));
         (y, [contiguous(&b), gamma])
     }
 
@@ -153,25 +173,25 @@ impl Kernel<Flex, 3> for Join {
     ) -> [Option<FlexTensor>; 3] {
         let [n_sequences, n, d]: [usize; 3] = dims(&grad);
         let g = contiguous(&grad);
-        let (g, b, gamma) = (slice(&g), slice(&b), slice(&gamma));
+        let (g, b, gamma) = (slice(&g), elements::<T>(&b), slice(&gamma));
         let gb = wanted[1].then(|| {
             let mut out = vec![0.0; n_sequences * n * d];
             over_rows(&mut out, n * d, |first, rows| {
                 let sequences = rows.chunks_mut(n * d).zip(g[first * n * d..].chunks(n * d));
                 for (i, (out, g)) in sequences.enumerate() {
-                    add_channels(out, g, gamma, self.factor(first + i));
+                    add_channels(out, g, gamma, self.join.factor(first + i));
                 }
             });
-            tensor(out, [n_sequences, n, d])
+            tensor(nearest::<T>(out), [n_sequences, n, d])
         });
         let ggamma = wanted[2].then(|| {
             let mut sums = vec![0.0; d];
             for (i, (g, b)) in g.chunks(n * d).zip(b.chunks(n * d)).enumerate() {
-                add_products(&mut sums, g, b, self.factor(i));
+                add_products(&mut sums, g, b, self.join.factor(i));
             }
             tensor(sums, [d])
         });
-        self.link.leave(grad);
+        self.join.link.leave(grad);
         [None, gb, ggamma]
     }
 }
@@ -196,21 +216,21 @@ fn scale_and_add(b: &mut [f32], x: &[f32], factor: f32) {
 }
 
 /// `y += factor · γ ⊙ b`, row by row.
-#[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl", "x86_64+avx2"))]
-fn add_channels(y: &mut [f32], b: &[f32], gamma: &[f32], factor: f32) {
+#[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
+fn add_channels<T: Number>(y: &mut [f32], b: &[T], gamma: &[f32], factor: f32) {
     for (y, b) in y.chunks_exact_mut(gamma.len()).zip(b.chunks_exact(gamma.len())) {
         for ((y, b), gamma) in y.iter_mut().zip(b).zip(gamma) {
-            *y += b * gamma * factor;
+            *y += b.wide() * gamma * factor;
         }
     }
 }
 
 /// `sums += factor · Σ_rows g ⊙ b`.
-#[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl", "x86_64+avx2"))]
-fn add_products(sums: &mut [f32], g: &[f32], b: &[f32], factor: f32) {
+#[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
+fn add_products<T: Number>(sums: &mut [f32], g: &[f32], b: &[T], factor: f32) {
     for (g, b) in g.chunks_exact(sums.len()).zip(b.chunks_exact(sums.len())) {
         for ((sum, g), b) in sums.iter_mut().zip(g).zip(b) {
-            *sum += g * b * factor;
+            *sum += g * b.wide() * factor;
         }
     }
 }
@@ -235,13 +255,17 @@ mod tests {
     fn it_equals_its_twin_forwards_and_backwards() {
         for device in devices() {
             for factors in [None, Some(&[0.0, 1.25, 1.25, 0.0][..])] {
-                check(&device, [4, 5, 37], factors, false);
-                check(&device, [4, 33, 64], factors, true);
+                check(&device, [4, 5, 37], factors, false, DType::F32);
+                check(&device, [4, 33, 64], factors, true, DType::F32);
+                if device.supports_dtype(DType::BF16) {
+                    check(&device, [4, 33, 64], factors, true, DType::BF16);
+                }
             }
         }
     }
 
-    fn check(device: &Device, shape: [usize; 3], factors: Option<&[f32]>, scaled: bool) {
+    /// Compares them with branches whose outputs are of `dtype`.
+    fn check(device: &Device, shape: [usize; 3], factors: Option<&[f32]>, scaled: bool, dtype: DType) {
         let x = leaves(device, &[shape], 1).remove(0);
         let weights = leaves(device, &[[shape[2]], [shape[2]], [shape[2]]], 2);
         let gamma = || scaled.then(|| weights[2].clone());
@@ -249,13 +273,14 @@ mod tests {
         let with_branches = |mut x: Tensor<3>| {
             for _ in 0..2 {
                 let (h, skip) = branch(x, weights[0].clone(), weights[1].clone(), 1e-6);
-                x = skip.join(gelu(h), gamma(), factors);
+                x = skip.join(cast(gelu(h), dtype), gamma(), factors);
             }
             x
         };
         let composed = |mut x: Tensor<3>| {
             for _ in 0..2 {
-                x = plain(x.clone(), gelu(norm(x)), gamma(), factors);
+                let b = cast(cast(gelu(norm(x.clone())), dtype), DType::F32);
+                x = plain(x, b, gamma(), factors);
             }
             x
         };

@@ -7,19 +7,21 @@
 //! Autodiff starts from ones, and only the gradient of the sum matters: the vector-Jacobian product with `g`.
 
 use burn_flex::{Flex, FlexTensor};
-use burn_tensor::Tensor;
+use burn_tensor::{DType, Tensor};
 
 use super::bridge::{Kernel, run};
-use super::cpu::{is_flex, tensor};
+use super::cpu::{flex_dtype, tensor};
+use super::in_f32;
 
-/// Returns a scalar whose gradient at `y` is `g`; its value is unspecified.
+/// Returns a scalar in f32 whose gradient at `y` is `g`, of the type of `y`; its value is unspecified.
 pub fn seed<const D: usize>(y: Tensor<D>, g: Tensor<D>) -> Tensor<1> {
-    if is_flex(&y) && is_flex(&g) {
-        // Both are f32 tensors of Flex: `is_flex` has just tried the same conversion.
+    let kernel_knows = |tensor: &Tensor<D>| matches!(flex_dtype(tensor), Some(DType::F32 | DType::BF16));
+    if kernel_knows(&y) && kernel_knows(&g) {
+        // Both are tensors of Flex: `flex_dtype` has just tried the same conversion.
         let g = g.try_into_primitive::<Flex>().expect("a tensor of Flex");
         return run(Seed { g }, [y.into()]);
     }
-    (y * g.autodiff()).sum()
+    in_f32(y * g.autodiff()).sum()
 }
 
 #[derive(Debug, Clone)]
@@ -31,7 +33,7 @@ impl Kernel<Flex, 1> for Seed {
     type Saved = ();
 
     fn forward(&self, _: [FlexTensor; 1]) -> (FlexTensor, ()) {
-        (tensor(vec![0.0], [1]), ())
+        (tensor(vec![0.0f32], [1]), ())
     }
 
     fn backward(&self, (): (), _: FlexTensor, _: [bool; 1]) -> [Option<FlexTensor>; 1] {

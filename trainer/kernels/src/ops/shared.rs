@@ -1,18 +1,22 @@
 //! Tensors that are used several times.
 //!
 //! ```text
-//! y_i = x          gx = Σ_i gy_i          summed in the order of the backward pass
+//! y_i = x          gx = Σ_i gy_i          summed in f32, in the order of the backward pass
 //! ```
 //!
-//! Autodiff adds such gradients too, but with a loop of the backend that is not optimized.
+//! Autodiff adds such gradients too, but in the type of `x`, and on the CPU with a loop that is not optimized.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
 use burn_flex::{Flex, FlexTensor};
-use burn_tensor::Tensor;
+use burn_tensor::{DType, Tensor};
 
-use super::bridge::{Kernel, PrimitiveBackend, run};
-use super::cpu::{add, contiguous, is_flex, owned, slice, slice_mut};
+#[cfg(feature = "cube")]
+use super::bridge::PrimitiveBackend;
+use super::bridge::{Kernel, run};
+use super::cast::cast;
+use super::cpu::{flex_dtype, owned};
+use crate::device::host;
 
 /// The sum of the gradients of all uses of a tensor.
 #[derive(Debug, Clone, Default)]
@@ -20,42 +24,77 @@ pub struct SharedGradient(Sum);
 
 /// First gradient, to which the others are added in place. Gradients live until the end of the backward pass: a
 /// copy would add to the peak memory.
-type Sum = Arc<Mutex<Option<FlexTensor>>>;
+type Sum = Arc<Mutex<Option<Tensor<1>>>>;
 
 impl SharedGradient {
-    /// Returns `x` for one more use. Under autodiff on the CPU, [`SharedGradient::take`] returns its gradient after the
-    /// backward pass; elsewhere it is among autodiff's gradients.
-    pub fn of(&self, x: &Tensor<1>) -> Tensor<1> {
-        if is_flex(x) && x.is_autodiff() {
-            return run(Use { sum: Arc::clone(&self.0) }, [x.clone().into()]);
+    /// Returns `x`, which is f32 or bf16, in `dtype` for one more use. Under autodiff on the CPU, and on any device if `x` is
+    /// bf16, [`SharedGradient::take`] returns its gradient after the backward pass, in f32; else it is among autodiff's gradients.
+    pub fn of(&self, x: &Tensor<1>, dtype: DType) -> Tensor<1> {
+        if !x.is_autodiff() {
+            return cast(x.clone(), dtype);
         }
-        x.clone()
+        let kernel = Use { sum: Arc::clone(&self.0), dtype };
+        match (flex_dtype(x), x.dtype()) {
+            (Some(_), DType::F32 | DType::BF16) => run::<Flex, _, 1, 1>(kernel, [x.clone().into()]),
+            #[cfg(feature = "cube")]
+            (None, DType::BF16) if super::cube::is_cube(x) => {
+                run::<burn_cubecl::CubeBackend, _, 1, 1>(kernel, [x.clone().into()])
+            }
+            _ => cast(x.clone(), dtype),
+        }
     }
 
     /// Takes the sum; `None` if no gradient was added here.
     pub fn take(&self) -> Option<Tensor<1>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).take().map(Flex::from_primitive)
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 }
 
 #[derive(Debug, Clone)]
 struct Use {
     sum: Sum,
+    dtype: DType,
+}
+
+impl Use {
+    fn add(&self, grad: Tensor<1>) {
+        let mut sum = self.sum.lock().unwrap_or_else(PoisonError::into_inner);
+        *sum = Some(match sum.take() {
+            Some(sum) => host::add(sum, grad),
+            None => grad,
+        });
+    }
 }
 
 impl Kernel<Flex, 1> for Use {
     type Saved = ();
 
     fn forward(&self, [x]: [FlexTensor; 1]) -> (FlexTensor, ()) {
-        (x.clone(), ())
+        (super::cast::in_dtype(&x, self.dtype), ())
     }
 
     fn backward(&self, (): (), grad: FlexTensor, _: [bool; 1]) -> [Option<FlexTensor>; 1] {
-        let mut sum = self.sum.lock().unwrap_or_else(PoisonError::into_inner);
-        match sum.as_mut() {
-            Some(sum) => add(slice_mut(sum), slice(&contiguous(&grad))),
-            None => *sum = Some(owned(grad)),
-        }
+        let grad = super::cast::in_dtype(&grad, DType::F32);
+        self.add(Tensor::from_primitive::<Flex>(owned(grad)));
+        [None]
+    }
+}
+
+#[cfg(feature = "cube")]
+impl Kernel<burn_cubecl::CubeBackend, 1> for Use {
+    type Saved = ();
+
+    fn forward(&self, [x]: [burn_cubecl::tensor::CubeTensor; 1]) -> (burn_cubecl::tensor::CubeTensor, ()) {
+        (super::cube::cast(x, self.dtype), ())
+    }
+
+    fn backward(
+        &self,
+        (): (),
+        grad: burn_cubecl::tensor::CubeTensor,
+        _: [bool; 1],
+    ) -> [Option<burn_cubecl::tensor::CubeTensor>; 1] {
+        self.add(burn_cubecl::CubeBackend::from_primitive(super::cube::cast(grad, DType::F32)));
         [None]
     }
 }
@@ -77,9 +116,26 @@ mod tests {
                     .backward()
             };
             let shared = SharedGradient::default();
-            let grads = uses(&|| shared.of(&x));
+            let grads = uses(&|| shared.of(&x, DType::F32));
             let sum = shared.take().or_else(|| x.grad(&grads)).unwrap();
             assert_close("x", sum, x.grad(&uses(&|| x.clone())).unwrap(), 1e-6);
+        }
+    }
+
+    /// Uses of a tensor in bf16 are summed in f32, whether they read it as it is or in f32.
+    #[test]
+    fn gradients_of_a_narrow_tensor_are_summed_in_f32() {
+        for device in devices().iter().filter(|device| device.supports_dtype(DType::BF16)) {
+            let x = cast(leaves(device, &[[15]], 1).remove(0).inner(), DType::BF16).autodiff().require_grad();
+            let shared = SharedGradient::default();
+            // A thousand and one are not a number of bf16.
+            let terms = [(DType::F32, 1000.0), (DType::F32, 1.0), (DType::BF16, 1.0)];
+            let uses = terms.map(|(dtype, factor)| cast(shared.of(&x, dtype) * factor, DType::F32).sum());
+            let [a, b, c] = uses;
+            let _ = (a + b + c).backward();
+            let sum = shared.take().expect("three uses");
+            assert_eq!(sum.dtype(), DType::F32);
+            assert_close("x", sum, Tensor::full([15], 1002.0, device), 0.0);
         }
     }
 }

@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use super::{BackboneConfig, Levels, Readout, is_rgb, rgb_channels};
 use crate::features::Features;
 use crate::params::{Init, ParamSpec};
-use crate::unit::{Context, Cost, DropRule, GroupShape, StageOutput, Unit};
+use crate::unit::{Context, Cost, DropRule, Elements, GroupShape, StageOutput, Unit};
 
 /// Side of the kernels of depthwise convolutions.
 const KERNEL: usize = 7;
@@ -209,7 +209,7 @@ impl Unit for Stem {
     fn forward(&self, _: usize, groups: Vec<Features>, cx: &Context<'_>) -> StageOutput {
         let stem = |group: Features| {
             let [_, _, input] = group.x.dims();
-            let weight = cx.leaves.get::<4>("0.weight").reshape([self.width, input]);
+            let weight = cx.leaves.stored::<4>("0.weight").reshape([self.width, input]);
             let h = in_f32(linear(cx.rounded(group.x.clone()), weight, cx.leaves.get("0.bias")));
             group.with(norm("1", h, cx))
         };
@@ -219,7 +219,8 @@ impl Unit for Stem {
     fn cost(&self, groups: &[GroupShape]) -> (Cost, Vec<GroupShape>) {
         let rows: usize = groups.iter().map(GroupShape::n_rows).sum();
         let (d, input) = (self.width as f64, (self.n_channels * self.patch_px * self.patch_px) as f64);
-        let cost = Cost { flops: 2.0 * rows as f64 * input * d, graph: rows as f64 * (input + d) };
+        let graph = Elements { products: rows as f64 * input, wide: rows as f64 * d, ..Elements::default() };
+        let cost = Cost { flops: 2.0 * rows as f64 * input * d, graph };
         (cost, groups.iter().map(|group| GroupShape { width: self.width, ..*group }).collect())
     }
 }
@@ -246,7 +247,7 @@ impl Unit for Downsample {
     fn forward(&self, _: usize, groups: Vec<Features>, cx: &Context<'_>) -> StageOutput {
         let halve = |group: Features| {
             let x = norm("0", group.x, cx);
-            let (h, grid) = conv(cx.rounded(x), group.grid, cx.leaves.get("1.weight"), HALVES);
+            let (h, grid) = conv(cx.rounded(x), group.grid, cx.leaves.stored("1.weight"), HALVES);
             let bias = in_f32(cx.leaves.get::<1>("1.bias"));
             Features::on_grid(in_f32(h) + bias.unsqueeze(), grid)
         };
@@ -264,7 +265,8 @@ impl Unit for Downsample {
         let of_group = |(before, after): (&GroupShape, &GroupShape)| Cost {
             flops: 2.0 * after.n_rows() as f64 * 4.0 * width * 2.0 * width,
             // Input and output of the norm.
-            graph: 2.0 * before.n_rows() as f64 * width,
+            graph: Elements::wide(before.n_rows() as f64 * width)
+                + Elements::products(before.n_rows() as f64 * width),
         };
         (groups.iter().zip(&shapes).map(of_group).sum(), shapes)
     }
@@ -294,8 +296,9 @@ impl Unit for Block {
     }
 
     fn forward(&self, _: usize, groups: Vec<Features>, cx: &Context<'_>) -> StageOutput {
-        let of =
-            |name: &str| (cx.leaves.get(&format!("{name}.weight")), cx.leaves.get(&format!("{name}.bias")));
+        let of = |name: &str| {
+            (cx.leaves.stored(&format!("{name}.weight")), cx.leaves.get(&format!("{name}.bias")))
+        };
         let block = |(number, group): (usize, Features)| {
             let (weight, bias) = (cx.leaves.get("conv_dw.weight"), cx.leaves.get("conv_dw.bias"));
             let (h, skip) = depthwise_branch(group.x.clone(), group.grid, weight, bias);
@@ -316,7 +319,8 @@ impl Unit for Block {
             let copies = if computed < 1.0 { computed } else { 0.0 };
             Cost {
                 flops: rows * (2.0 * taps * d + computed * 4.0 * ratio * d * d),
-                graph: rows * d * (2.0 + copies + computed * (2.0 + ratio)),
+                graph: Elements::wide(rows * d * 2.0)
+                    + Elements::products(rows * d * (copies + computed * (2.0 + ratio))),
             }
         };
         (groups.iter().map(of_group).sum(), groups.to_vec())
@@ -363,8 +367,8 @@ impl Unit for Norm {
             Readout::Pooled => group.pooled(),
             Readout::All => GroupShape { n_prefix: 1, ..*group },
         };
-        let graph = groups.iter().map(|group| (group.n_rows() * self.width) as f64).sum();
-        (Cost { flops: 0.0, graph }, groups.iter().map(read).collect())
+        let graph: usize = groups.iter().map(|group| group.n_rows() * self.width).sum();
+        (Cost { flops: 0.0, graph: Elements::wide(graph as f64) }, groups.iter().map(read).collect())
     }
 }
 

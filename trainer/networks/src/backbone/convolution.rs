@@ -6,16 +6,17 @@
 //!          y = relu(norm(h_L) + x)      or norm(conv(x)) in the place of x, where grid or width change
 //! ```
 //!
-//! x `[B, H·W, C]` with channels last. Every normalization needs statistics over the batch, and so begins a stage.
+//! x `[B, H·W, C]` with channels last, in the type of maps ([`crate::unit::Types`]). Every normalization needs statistics over the
+//! batch, and so begins a stage. Statistics, and what the normalization and the excitation compute from them, are f32.
 
 use burn_tensor::Tensor;
-use kernels::ops::{Window, conv, fork, grid_mean, in_f32, max_pool, normalize};
+use kernels::ops::{Window, conv, fork, grid_mean, max_pool, normalize};
 
 use super::excitation::Excitation;
 use crate::batch_norm::BatchNorm;
 use crate::features::{Features, Skip};
 use crate::params::{Init, ParamSpec};
-use crate::unit::{Context, Cost, GroupShape, StageOutput, Unit};
+use crate::unit::{Context, Cost, Elements, GroupShape, StageOutput, Unit};
 
 /// A convolution without bias, and the normalization of its output.
 #[derive(Debug, Clone)]
@@ -51,15 +52,15 @@ impl Layer {
 
     /// Returns the output of the convolution, its grid and its sums.
     fn conv(&self, x: Tensor<3>, grid: [usize; 2], cx: &Context<'_>) -> (Tensor<3>, [usize; 2], Tensor<1>) {
-        let weight = cx.leaves.get::<4>(&format!("{}.weight", self.conv));
+        let weight = cx.leaves.stored::<4>(&format!("{}.weight", self.conv));
         let (h, grid) = conv(cx.rounded(x), grid, weight, self.window());
-        let (h, sums) = self.norm.moments(in_f32(h), cx);
+        let (h, sums) = self.norm.moments(cx.as_map(h), cx);
         (h, grid, sums)
     }
 
     fn output(&self, shape: GroupShape) -> GroupShape {
         let grid = shape.grid.map(|side| self.window().output(side, self.kernel));
-        GroupShape { grid, width: self.norm.width, ..shape }
+        GroupShape { grid, width: self.norm.width, is_map: true, ..shape }
     }
 
     /// Returns the cost of the convolution, and of the numbers before and after the normalization.
@@ -67,7 +68,13 @@ impl Layer {
         let rows = self.output(shape).n_rows() as f64;
         let taps = (self.kernel * self.kernel * self.input / self.groups) as f64;
         let width = self.norm.width as f64;
-        Cost { flops: 2.0 * rows * taps * width, graph: 2.0 * rows * width }
+        let input = (shape.n_rows() * shape.width) as f64;
+        let graph = match shape.is_map {
+            true => Elements { maps: 2.0 * rows * width, rounded_maps: input, ..Elements::default() },
+            // Pixels, which are counted once for all networks, are copied as well.
+            false => Elements { maps: 2.0 * rows * width, rounded_maps: 0.0, ..Elements::default() },
+        };
+        Cost { flops: 2.0 * rows * taps * width, graph }
     }
 }
 

@@ -56,6 +56,6 @@ impl Excitation {
 
     pub(super) fn cost(&self, shape: GroupShape) -> Cost {
         let products = 2 * self.width * self.squeezed * shape.n_views;
-        Cost { flops: 2.0 * products as f64, graph: (shape.n_rows() * shape.width) as f64 }
+        Cost { flops: 2.0 * products as f64, graph: GroupShape { is_map: true, ..shape }.elements() }
     }
 }

@@ -14,7 +14,7 @@ use super::{BackboneConfig, Levels, Readout, is_rgb, rgb_channels};
 use crate::batch_norm::BatchNorm;
 use crate::features::Features;
 use crate::params::{Init, ParamSpec};
-use crate::unit::{Context, Cost, GroupShape, StageOutput, Unit};
+use crate::unit::{Context, Cost, Elements, GroupShape, StageOutput, Unit};
 
 /// Settings of the toy, as a recipe writes them.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -91,7 +91,7 @@ impl Unit for Affine {
 
     fn forward(&self, _: usize, groups: Vec<Features>, cx: &Context<'_>) -> StageOutput {
         let map = |group: &Features| {
-            let x = linear(cx.rounded(group.x.clone()), cx.leaves.get("weight"), cx.leaves.get("bias"));
+            let x = linear(cx.rounded(group.x.clone()), cx.leaves.stored("weight"), cx.leaves.get("bias"));
             group.with(x)
         };
         groups.iter().map(map).collect::<Vec<_>>().into()
@@ -101,7 +101,7 @@ impl Unit for Affine {
         let rows: usize = groups.iter().map(GroupShape::n_rows).sum();
         let flops = 2.0 * (rows * self.input * self.width) as f64;
         let outputs = groups.iter().map(|group| GroupShape { width: self.width, ..*group }).collect();
-        (Cost { flops, graph: (rows * self.width) as f64 }, outputs)
+        (Cost { flops, graph: Elements::wide((rows * self.width) as f64) }, outputs)
     }
 }
 
@@ -139,7 +139,7 @@ impl Unit for Norm {
 
     fn cost(&self, groups: &[GroupShape]) -> (Cost, Vec<GroupShape>) {
         let rows: usize = groups.iter().map(GroupShape::n_rows).sum();
-        (Cost { flops: 0.0, graph: (4 * rows * self.0.width) as f64 }, groups.to_vec())
+        (Cost { flops: 0.0, graph: Elements::wide((4 * rows * self.0.width) as f64) }, groups.to_vec())
     }
 
     fn observe(&self, totals: &[Vec<Tensor<1>>], cx: &Context<'_>) -> Vec<(String, Tensor<1>)> {

@@ -8,7 +8,7 @@ use kernels::ops::{gelu, linear};
 
 use crate::features::Features;
 use crate::params::{Init, ParamSpec};
-use crate::unit::{Context, Cost, GroupShape, StageOutput, Unit};
+use crate::unit::{Context, Cost, Elements, GroupShape, StageOutput, Unit};
 
 /// A projection of three layers.
 pub struct Mlp {
@@ -63,7 +63,10 @@ impl Unit for Mlp {
         let rows: usize = groups.iter().map(GroupShape::n_rows).sum();
         let weights: usize = self.layers().iter().map(|(_, output, input)| output * input).sum();
         let outputs: usize = self.layers().iter().map(|(_, output, _)| output).sum();
-        let cost = Cost { flops: 2.0 * (rows * weights) as f64, graph: 3.0 * (rows * outputs) as f64 };
+        let cost = Cost {
+            flops: 2.0 * (rows * weights) as f64,
+            graph: Elements::wide(3.0 * (rows * outputs) as f64),
+        };
         (cost, groups.iter().map(|group| GroupShape { width: self.output, ..*group }).collect())
     }
 }

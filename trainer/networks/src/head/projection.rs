@@ -14,7 +14,7 @@ use kernels::ops::{linear, matmul_transposed, normalize, relu};
 use crate::batch_norm::BatchNorm;
 use crate::features::Features;
 use crate::params::{Init, ParamSpec};
-use crate::unit::{Context, Cost, GroupShape, StageOutput, Unit};
+use crate::unit::{Context, Cost, Elements, GroupShape, StageOutput, Unit};
 
 /// A projection of any number of layers.
 pub struct Projection {
@@ -151,7 +151,10 @@ impl Unit for Projection {
         let rows: usize = groups.iter().map(GroupShape::n_rows).sum();
         let products: usize = self.widths.windows(2).map(|pair| pair[0] * pair[1]).sum();
         let outputs: usize = self.widths[1..].iter().sum();
-        let cost = Cost { flops: 2.0 * (rows * products) as f64, graph: 3.0 * (rows * outputs) as f64 };
+        let cost = Cost {
+            flops: 2.0 * (rows * products) as f64,
+            graph: Elements::wide(3.0 * (rows * outputs) as f64),
+        };
         let width = self.widths[self.n_layers()];
         (cost, groups.iter().map(|group| GroupShape { width, ..*group }).collect())
     }

@@ -12,7 +12,7 @@ use kernels::ops::{matmul_transposed, unit_rows};
 use crate::features::Features;
 use crate::leaves::Leaves;
 use crate::params::{Init, ParamSpec};
-use crate::unit::{Context, Cost, GroupShape, StageOutput, Unit};
+use crate::unit::{Context, Cost, Elements, GroupShape, StageOutput, Unit};
 
 /// Number that keeps a length away from zero, the default of PyTorch's `normalize`.
 const NORM_EPSILON: f64 = 1e-12;
@@ -62,7 +62,7 @@ impl Unit for UnitPrototypes {
     fn cost(&self, groups: &[GroupShape]) -> (Cost, Vec<GroupShape>) {
         let rows: usize = groups.iter().map(GroupShape::n_rows).sum();
         let flops = 2.0 * (rows * self.count * self.input) as f64;
-        let cost = Cost { flops, graph: 3.0 * (rows * self.count) as f64 };
+        let cost = Cost { flops, graph: Elements::wide(3.0 * (rows * self.count) as f64) };
         (cost, groups.iter().map(|group| GroupShape { width: self.count, ..*group }).collect())
     }
 }

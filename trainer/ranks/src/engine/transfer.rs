@@ -7,7 +7,9 @@
 use std::sync::Arc;
 
 use burn_tensor::{DType, Device, Tensor, TensorData};
-use kernels::device::host::{is_host, with_slice};
+use half::bf16;
+use kernels::device::host::{is_host, with_bytes};
+use kernels::ops::cast;
 
 use crate::buffer_pool::BufferPool;
 use crate::error::EngineError;
@@ -15,7 +17,7 @@ use crate::wire::{self, Wire};
 
 /// Two flat tensors of one collective.
 pub struct Transfer {
-    /// Tensor that is sent: in f32, or in the type of the wire where the device's addresses are known.
+    /// Tensor that is sent: in f32 or in the type of the wire; in the latter where the device's addresses are known.
     send: Tensor<1>,
     wire: Wire,
     /// Tensor that is received; absent until an engine without access to device memory has filled it.
@@ -23,12 +25,14 @@ pub struct Transfer {
     n_receive: usize,
     /// Pool of buffers for receiving through host memory; without one, the tensor has memory of its own.
     buffers: Option<Arc<BufferPool>>,
+    /// Whether what is received through host memory becomes f32 there.
+    decodes: bool,
     #[cfg(feature = "cuda")]
     pub(super) memory: Option<super::cuda::PinnedTensors>,
 }
 
 impl Transfer {
-    /// Creates a transfer that sends `send`, in f32, in the type of `wire`, and receives `n_receive` elements. With
+    /// Creates a transfer that sends `send`, in f32 or in the type of `wire`, in the latter, and receives `n_receive` elements. With
     /// `device_memory`, tensors on a CUDA device are pinned to their addresses.
     ///
     /// # Errors
@@ -44,19 +48,28 @@ impl Transfer {
             let send = send.cast(wire.dtype());
             let receive = Tensor::<1>::empty([n_receive], (&send.device(), send.dtype()));
             let memory = Some(super::cuda::PinnedTensors::of(&send, &receive)?);
-            return Ok(Self { send, wire, receive: Some(receive), n_receive, buffers: None, memory });
+            return Ok(Self {
+                send,
+                wire,
+                receive: Some(receive),
+                n_receive,
+                buffers: None,
+                decodes: false,
+                memory,
+            });
         }
         // Unused without CUDA: no such build has an engine that reads device memory.
         let _ = device_memory;
         // The communication thread reads tensors on a device. CubeCL makes it wait for memory that was allocated since
         // it last synchronized, not for writes in place: a copy is such memory.
-        let send = if is_host(&send) { send } else { send.clone() * 1.0 };
+        let send = if is_host(&send) { send } else { send * 1.0 };
         Ok(Self {
             send,
             wire,
             receive: None,
             n_receive,
             buffers: None,
+            decodes: false,
             #[cfg(feature = "cuda")]
             memory: None,
         })
@@ -65,6 +78,11 @@ impl Transfer {
     /// Sets the pool of buffers for receiving through host memory.
     pub fn with_pool(self, pool: Arc<BufferPool>) -> Self {
         Self { buffers: Some(pool), ..self }
+    }
+
+    /// Sets whether what is received through host memory becomes f32 there, by the communication thread.
+    pub fn decoded(self, decodes: bool) -> Self {
+        Self { decodes, ..self }
     }
 
     /// Returns the numbers of elements sent and received.
@@ -85,25 +103,26 @@ impl Transfer {
         &mut self,
         collective: impl FnOnce(&[u8], &mut [u8]) -> Result<(), EngineError>,
     ) -> Result<(), EngineError> {
-        let wire = self.wire;
-        let fill = |received: &mut [f32]| {
-            with_slice(&self.send.clone().cast(DType::F32), |values| match wire {
-                Wire::F32 => collective(bytemuck::cast_slice(values), bytemuck::cast_slice_mut(received)),
-                Wire::Bf16 => {
-                    let [mut sent, mut bytes] =
-                        [values.len(), received.len()].map(|n| vec![0; n * wire.bytes()]);
-                    wire::encode(values, wire, &mut sent);
-                    collective(&sent, &mut bytes)?;
-                    wire::decode(&bytes, wire, received);
-                    Ok(())
+        let (wire, n) = (self.wire, self.n_receive);
+        let is_decoded = self.decodes && wire != Wire::F32;
+        let fill = |received: &mut [u8]| {
+            with_bytes(&cast(self.send.clone(), wire.dtype()), |sent| {
+                if !is_decoded {
+                    return collective(sent, received);
                 }
+                let mut encoded = vec![0; n * wire.bytes()];
+                collective(sent, &mut encoded)?;
+                wire::decode(&encoded, wire, bytemuck::cast_slice_mut(received));
+                Ok(())
             })
         };
-        self.receive = Some(filled(self.n_receive, self.buffers.as_ref(), fill)?);
+        let dtype = if is_decoded { DType::F32 } else { wire.dtype() };
+        self.receive = Some(filled(n, dtype, self.buffers.as_ref(), fill)?);
         Ok(())
     }
 
-    /// Returns the tensor received: in f32 on the host if it came through host memory, else on the device as sent.
+    /// Returns the tensor received, in the type of the wire unless it was decoded: on the host if it came through host memory,
+    /// else on the device.
     ///
     /// # Panics
     /// If no collective has run, where that can be detected: a bug in the mesh.
@@ -112,18 +131,29 @@ impl Transfer {
     }
 }
 
-/// Creates a host tensor of `n` elements that `fill` fills, in a buffer of a pool or in memory of its own.
+/// Creates a host tensor of `n` elements of `dtype` whose bytes `fill` writes, in a buffer of a pool or in memory of its own.
 fn filled(
     n: usize,
+    dtype: DType,
     buffers: Option<&Arc<BufferPool>>,
-    fill: impl FnOnce(&mut [f32]) -> Result<(), EngineError>,
+    fill: impl FnOnce(&mut [u8]) -> Result<(), EngineError>,
 ) -> Result<Tensor<1>, EngineError> {
     if let Some(pool) = buffers {
-        let mut buffer = pool.take(n);
-        fill(buffer.values())?;
+        let mut buffer = pool.take(n, dtype);
+        fill(buffer.bytes())?;
         return Ok(buffer.into_tensor(&Device::flex()));
     }
-    let mut values = vec![0.0; n];
-    fill(&mut values)?;
-    Ok(Tensor::from_data(TensorData::new(values, [n]), &Device::flex()))
+    let data = match dtype {
+        DType::BF16 => {
+            let mut values = vec![bf16::ZERO; n];
+            fill(bytemuck::cast_slice_mut(&mut values))?;
+            TensorData::new(values, [n])
+        }
+        _ => {
+            let mut values = vec![0.0f32; n];
+            fill(bytemuck::cast_slice_mut(&mut values))?;
+            TensorData::new(values, [n])
+        }
+    };
+    Ok(Tensor::from_data(data, (&Device::flex(), dtype)))
 }

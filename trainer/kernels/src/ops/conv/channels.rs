@@ -1,5 +1,7 @@
 //! Channels of a convolution, and its weights in the orders that its passes read them.
 
+use crate::ops::number::Number;
+
 /// Channel counts of a convolution.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Channels {
@@ -24,8 +26,8 @@ impl Channels {
 }
 
 /// Reorders `[O, C/G, T]` into `[G, T·C/G, O/G]`.
-pub(super) fn packed(weight: &[f32], channels: Channels, n_taps: usize) -> Vec<f32> {
-    let mut packed = vec![0.0; weight.len()];
+pub(super) fn packed<W: Number>(weight: &[W], channels: Channels, n_taps: usize) -> Vec<W> {
+    let mut packed = vec![W::default(); weight.len()];
     for_each_weight(channels, n_taps, by_output(channels), |from, to| packed[to] = weight[from]);
     packed
 }
@@ -38,15 +40,15 @@ pub(super) fn unpacked(packed: &[f32], channels: Channels, n_taps: usize) -> Vec
 }
 
 /// Reorders `[O, C/G, T]` into `[G, T·O/G, C/G]`, keeping the order of the taps.
-pub(super) fn by_tap(weight: &[f32], channels: Channels, n_taps: usize) -> Vec<f32> {
-    let mut by_tap = vec![0.0; weight.len()];
+pub(super) fn by_tap<W: Number>(weight: &[W], channels: Channels, n_taps: usize) -> Vec<W> {
+    let mut by_tap = vec![W::default(); weight.len()];
     for_each_weight(channels, n_taps, by_input(channels), |from, to| by_tap[to] = weight[from]);
     by_tap
 }
 
 /// Reorders `[O, C/G, T]` into `[G, T·O/G, C/G]` with the taps in reverse, to convolve an output gradient with.
-pub(super) fn turned(weight: &[f32], channels: Channels, n_taps: usize) -> Vec<f32> {
-    let mut turned = vec![0.0; weight.len()];
+pub(super) fn turned<W: Number>(weight: &[W], channels: Channels, n_taps: usize) -> Vec<W> {
+    let mut turned = vec![W::default(); weight.len()];
     let place = by_input(channels);
     let reversed = |[tap, out, input]: [usize; 3]| place([n_taps - 1 - tap, out, input]);
     for_each_weight(channels, n_taps, reversed, |from, to| turned[to] = weight[from]);

@@ -24,9 +24,14 @@ const BLOCK: usize = 1 << 18;
 const MIN_WINDOWS: usize = 256;
 
 /// Returns the convolution of `x` with `packed` weights, `[M, O]`.
-pub(super) fn forward<T: Number>(x: &[T], packed: &[f32], channels: Channels, geometry: &Geometry) -> Vec<T> {
+pub(super) fn forward<T: Number, W: Number>(
+    x: &[T],
+    packed: &[W],
+    channels: Channels,
+    geometry: &Geometry,
+) -> Vec<T> {
     if grouped::suits(channels) {
-        return nearest(grouped::forward(&wide(x), &rounded::<T>(packed), channels, geometry));
+        return nearest(grouped::forward(&wide(x), &rounded::<T>(&wide(packed)), channels, geometry));
     }
     let [c, o] = channels.each();
     let k = geometry.n_taps() * c;
@@ -66,15 +71,15 @@ pub(super) fn weight_gradient<T: Number>(
 }
 
 /// Returns the input's gradient, `[N, C]`, given that of the output and the weights as PyTorch stores them.
-pub(super) fn input_gradient<T: Number>(
+pub(super) fn input_gradient<T: Number, W: Number>(
     grad: &[T],
-    weight: &[f32],
+    weight: &[W],
     channels: Channels,
     geometry: &Geometry,
 ) -> Vec<T> {
     if geometry.stride > 1 && grouped::suits(channels) {
         let weights = by_tap(weight, channels, geometry.n_taps());
-        let gx = grouped::input_gradient(&wide(grad), &rounded::<T>(&weights), channels, geometry);
+        let gx = grouped::input_gradient(&wide(grad), &rounded::<T>(&wide(&weights)), channels, geometry);
         return nearest(gx);
     }
     if geometry.stride == 1 && (0..2).all(|axis| geometry.padding[axis] < geometry.kernel[axis]) {

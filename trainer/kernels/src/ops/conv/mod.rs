@@ -29,8 +29,9 @@ use self::channels::{Channels, packed, unpacked};
 use self::geometry::Geometry;
 use super::bridge::{Kernel, run};
 use super::cast::cast;
-use super::cpu::{contiguous, dims, elements, flex_dtype, slice, tensor};
+use super::cpu::{contiguous, dims, elements, flex_dtype, tensor};
 use super::number::Number;
+use super::weights::Weights;
 
 /// Spacing of windows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -49,7 +50,7 @@ impl Window {
 }
 
 /// Convolves `x` of `[B, H·W, C]` on `grid` with `weight` of `[O, C/G, kh, kw]`; returns `[B, H'·W', O]` and its grid.
-/// The weight is f32 if `x` is f32 or bf16.
+/// The weight is f32 if `x` is f32, and f32 or bf16 if it is bf16; its gradient is f32.
 pub fn conv(x: Tensor<3>, grid: [usize; 2], weight: Tensor<4>, window: Window) -> (Tensor<3>, [usize; 2]) {
     let ([b, _, c], [_, of_group, kh, kw]) = (x.dims(), weight.dims());
     let geometry = Geometry::new(b, grid, [kh, kw], window.stride, window.padding);
@@ -98,8 +99,15 @@ impl<T: Number> Kernel<Flex, 2> for Conv<T> {
     fn forward(&self, [x, weight]: [FlexTensor; 2]) -> (FlexTensor, Self::Saved) {
         let (x, weight) = (contiguous(&x), contiguous(&weight));
         let channels = self.channels(&x, &weight);
-        let packed = packed(slice(&weight), channels, self.geometry.n_taps());
-        let y = cpu::forward(elements::<T>(&x), &packed, channels, &self.geometry);
+        let (values, n_taps) = (elements::<T>(&x), self.geometry.n_taps());
+        let y = match Weights::of(&weight) {
+            Weights::Wide(weight) => {
+                cpu::forward(values, &packed(weight, channels, n_taps), channels, &self.geometry)
+            }
+            Weights::Narrow(weight) => {
+                cpu::forward(values, &packed(weight, channels, n_taps), channels, &self.geometry)
+            }
+        };
         let [rows, columns] = self.geometry.output;
         (tensor(y, [self.geometry.n_images, rows * columns, channels.output]), (x, weight))
     }
@@ -112,7 +120,11 @@ impl<T: Number> Kernel<Flex, 2> for Conv<T> {
     ) -> [Option<FlexTensor>; 2] {
         let (channels, grad) = (self.channels(&x, &weight), contiguous(&grad));
         let gx = wanted[0].then(|| {
-            let gx = cpu::input_gradient(elements::<T>(&grad), slice(&weight), channels, &self.geometry);
+            let grad = elements::<T>(&grad);
+            let gx = match Weights::of(&weight) {
+                Weights::Wide(weight) => cpu::input_gradient(grad, weight, channels, &self.geometry),
+                Weights::Narrow(weight) => cpu::input_gradient(grad, weight, channels, &self.geometry),
+            };
             tensor(gx, dims::<3>(&x))
         });
         let gw = wanted[1].then(|| {
@@ -156,6 +168,10 @@ mod tests {
                 let weight = leaves(&device, &[[o, c / groups, kh, kw]], 2).remove(0);
                 let window = Window { stride, padding };
                 let (y, output) = conv(cast(x.clone(), *dtype), grid, weight.clone(), window);
+                if *dtype == DType::BF16 {
+                    let narrow = conv(cast(x.clone(), *dtype), grid, cast(weight.clone(), *dtype), window).0;
+                    narrow.into_data().assert_eq(&y.clone().into_data(), true);
+                }
                 assert_eq!(y.dtype(), *dtype);
                 assert_eq!(output, [window.output(grid[0], kh), window.output(grid[1], kw)]);
                 let geometry = Geometry::new(b, grid, [kh, kw], stride, padding);

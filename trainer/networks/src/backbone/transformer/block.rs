@@ -12,7 +12,9 @@
 use std::sync::Arc;
 
 use burn_tensor::Tensor;
-use kernels::ops::{attention, attention_weights, branch, layer_norm, linear, mlp, on_kept, rotate, swiglu};
+use kernels::ops::{
+    attention, attention_weights, branch, in_f32, layer_norm, linear, mlp, on_kept, rotate, swiglu,
+};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -20,7 +22,7 @@ use super::initial_weights::InitialWeights;
 use super::rope::Rope;
 use crate::features::Features;
 use crate::params::ParamSpec;
-use crate::unit::{Context, CoordinateRule, Cost, DropRule, GroupShape, StageOutput, Unit};
+use crate::unit::{Context, CoordinateRule, Cost, DropRule, Elements, GroupShape, StageOutput, Unit};
 
 /// The hidden layer of an MLP.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
@@ -106,7 +108,7 @@ pub enum QkvBias {
 impl Block {
     /// Returns queries, keys and values of `x`, `[B·V, P + N, 3·D]`, where `features` of view group `group` has the grid.
     fn qkv(&self, cx: &Context<'_>, group: usize, features: &Features, x: Tensor<3>) -> Tensor<3> {
-        let weight = cx.leaves.get::<2>("attn.qkv.weight");
+        let weight = cx.leaves.stored::<2>("attn.qkv.weight");
         let qkv = linear(cx.rounded(x), weight.clone(), self.qkv_bias(cx, &weight));
         match &self.rope {
             Some(rope) => {
@@ -120,7 +122,7 @@ impl Block {
     fn qkv_bias(&self, cx: &Context<'_>, weight: &Tensor<2>) -> Tensor<1> {
         let d = self.width;
         let zeros = |len: usize| {
-            let zeros = Tensor::<1>::zeros([len], &weight.device().inner()).cast(weight.dtype());
+            let zeros = in_f32(Tensor::<1>::zeros([len], &weight.device().inner()).cast(weight.dtype()));
             if weight.is_autodiff() { zeros.autodiff() } else { zeros }
         };
         match self.qkv_bias {
@@ -135,12 +137,12 @@ impl Block {
 
     fn attend(&self, cx: &Context<'_>, group: usize, features: &Features, x: Tensor<3>) -> Tensor<3> {
         let x = attention(self.qkv(cx, group, features, x), self.heads);
-        linear(x, cx.leaves.get("attn.proj.weight"), cx.leaves.get("attn.proj.bias"))
+        linear(x, cx.leaves.stored("attn.proj.weight"), cx.leaves.get("attn.proj.bias"))
     }
 
     fn mlp(&self, cx: &Context<'_>, x: Tensor<3>) -> Tensor<3> {
         let [first, second] = ["mlp.fc1", "mlp.fc2"]
-            .map(|l| (cx.leaves.get(&format!("{l}.weight")), cx.leaves.get(&format!("{l}.bias"))));
+            .map(|l| (cx.leaves.stored(&format!("{l}.weight")), cx.leaves.get(&format!("{l}.bias"))));
         match self.mlp {
             MlpKind::Gelu => mlp(cx.rounded(x), first, second),
             MlpKind::Swiglu => linear(swiglu(linear(cx.rounded(x), first.0, first.1)), second.0, second.1),
@@ -210,8 +212,7 @@ impl Unit for Block {
         groups.into_iter().enumerate().map(block).collect::<Vec<_>>().into()
     }
 
-    /// Counts a graph that holds per token, beside the attention weights: the input, inputs and outputs of both
-    /// norms, queries, keys and values, outputs of attention and branches, and the hidden layer: before its GELU,
+    /// Counts a graph that holds per token, beside the attention weights: normalized inputs of both norms in f32, and their outputs, queries, keys and values, outputs of attention and branches, and the hidden layer: before its GELU,
     /// or with gates both halves before, and their product. Measured with `ocelli bench shard` on CPUs; GPUs keep the GELU too.
     fn cost(&self, groups: &[GroupShape]) -> (Cost, Vec<GroupShape>) {
         let (width, hidden) = (self.width as f64, self.hidden as f64);
@@ -227,7 +228,11 @@ impl Unit for Block {
             // Inputs and outputs of both norms are those of all views, and the selected ones are copies.
             let copies = if computed < 1.0 { 2.0 * computed * width } else { 0.0 };
             let of_branches = 5.0 * width + hidden_kept + self.heads as f64 * n;
-            let graph = rows * (4.0 * width + copies + computed * of_branches);
+            let graph = Elements {
+                wide: rows * 2.0 * width,
+                products: rows * (2.0 * width + copies + computed * of_branches),
+                ..Elements::default()
+            };
             let flops = computed * flops;
             Cost { flops, graph }
         };

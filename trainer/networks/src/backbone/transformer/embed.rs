@@ -22,7 +22,7 @@ use crate::features::Features;
 use crate::interpolation::{Resampling, matrix};
 use crate::leaves::Leaves;
 use crate::params::{Init, ParamSpec};
-use crate::unit::{Context, Cost, GroupShape, StageOutput, Unit};
+use crate::unit::{Context, Cost, Elements, GroupShape, StageOutput, Unit};
 
 /// Patch projection, class token, registers and position embedding.
 pub(in crate::backbone) struct Embed {
@@ -165,7 +165,7 @@ impl Unit for Embed {
     fn forward(&self, _: usize, groups: Vec<Features>, cx: &Context<'_>) -> StageOutput {
         let (d, p, c) = (self.width, self.patch_px, self.n_channels);
         let embed = |group: &Features| {
-            let weight = cx.leaves.get::<4>("patch_embed.proj.weight").reshape([d, c * p * p]);
+            let weight = cx.leaves.stored::<4>("patch_embed.proj.weight").reshape([d, c * p * p]);
             let patches = linear(cx.rounded(group.x.clone()), weight, cx.leaves.get("patch_embed.proj.bias"));
             let patches = self.masked(patches, group, cx.leaves);
             let class = cx.leaves.get::<3>("cls_token");
@@ -193,6 +193,6 @@ impl Unit for Embed {
         let patches: usize = groups.iter().map(GroupShape::n_rows).sum();
         let tokens: usize = outputs.iter().map(GroupShape::n_rows).sum();
         let flops = 2.0 * patches as f64 * (self.n_channels * p * p * width) as f64;
-        (Cost { flops, graph: 2.0 * (tokens * width) as f64 }, outputs)
+        (Cost { flops, graph: Elements::wide(2.0 * (tokens * width) as f64) }, outputs)
     }
 }

@@ -9,7 +9,7 @@ use kernels::ops::layer_norm;
 use crate::backbone::Readout;
 use crate::features::Features;
 use crate::params::ParamSpec;
-use crate::unit::{Context, Cost, GroupShape, StageOutput, Unit};
+use crate::unit::{Context, Cost, Elements, GroupShape, StageOutput, Unit};
 
 /// Name of the norm of the smaller views' class token and registers.
 const LOCAL: &str = "local_class";
@@ -82,7 +82,7 @@ impl Unit for Norm {
             Readout::Pooled => group.pooled(),
             Readout::All => *group,
         };
-        let graph = groups.iter().map(|group| (group.n_rows() * self.width) as f64).sum();
-        (Cost { flops: 0.0, graph }, groups.iter().map(read).collect())
+        let graph: usize = groups.iter().map(|group| group.n_rows() * self.width).sum();
+        (Cost { flops: 0.0, graph: Elements::wide(graph as f64) }, groups.iter().map(read).collect())
     }
 }

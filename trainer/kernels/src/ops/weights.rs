@@ -1,0 +1,26 @@
+//! Weights of a product on the CPU, as they are stored: in f32, or in bf16 where that is how they were gathered.
+
+use burn_flex::FlexTensor;
+use burn_tensor::DType;
+use half::bf16;
+
+use super::cpu::elements;
+
+/// Elements of a contiguous weight.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Weights<'a> {
+    /// Elements in f32.
+    Wide(&'a [f32]),
+    /// Elements in bf16, which a product in bf16 reads as they are.
+    Narrow(&'a [bf16]),
+}
+
+impl<'a> Weights<'a> {
+    /// Returns the elements of a contiguous tensor in f32 or bf16.
+    pub(super) fn of(tensor: &'a FlexTensor) -> Self {
+        match tensor.dtype() {
+            DType::BF16 => Self::Narrow(elements(tensor)),
+            _ => Self::Wide(elements(tensor)),
+        }
+    }
+}
