@@ -1,4 +1,5 @@
-//! Convolution on the CPU by matrix products over blocks of windows, which are the rows of a matrix (im2col).
+//! Convolution on the CPU by matrix products over blocks of windows, which are the rows of a matrix (im2col). In bf16 they are
+//! read where they lie.
 //!
 //! ```text
 //! X [M, T·C]  windows of x      W [T·C, O]       y = X · W      gW = Xᵀ · g
@@ -10,12 +11,15 @@
 
 use std::ops::Range;
 
+use burn_tensor::DType;
+use half::bf16;
+
 use super::channels::{Channels, by_tap, packed, turned};
 use super::geometry::Geometry;
 use super::grouped;
 use crate::ops::gemm::Mat;
 use crate::ops::number::{Number, nearest, rounded, wide};
-use crate::ops::product::{Start, product_into};
+use crate::ops::product::{RunSizes, Start, product_into, product_of_runs};
 
 /// Elements of a block of windows, which stays in a core's cache.
 const BLOCK: usize = 1 << 18;
@@ -31,11 +35,15 @@ pub(super) fn forward<T: Number, W: Number>(
     geometry: &Geometry,
 ) -> Vec<T> {
     if grouped::suits(channels) {
-        return nearest(grouped::forward(&wide(x), &rounded::<T>(&wide(packed)), channels, geometry));
+        return grouped::forward(x, &rounded::<T>(&wide(packed)), channels, geometry);
     }
     let [c, o] = channels.each();
     let k = geometry.n_taps() * c;
     let mut y = vec![T::default(); geometry.n_windows() * channels.output];
+    if T::DTYPE == DType::BF16 && c.is_multiple_of(2) {
+        in_runs(bytemuck::cast_slice(x), packed, channels, geometry, &mut y);
+        return y;
+    }
     in_blocks(x, channels, geometry, |group, windows, block| {
         let m = windows.len();
         let out = &mut y[windows.start * channels.output..windows.end * channels.output];
@@ -46,6 +54,32 @@ pub(super) fn forward<T: Number, W: Number>(
     y
 }
 
+/// Computes the convolution without a copy of its windows: the channels of each of their cells are a run.
+fn in_runs<T: Number, W: Number>(
+    x: &[bf16],
+    packed: &[W],
+    channels: Channels,
+    geometry: &Geometry,
+    y: &mut [T],
+) {
+    let [c, o] = channels.each();
+    let n_runs = geometry.n_taps();
+    let sizes = RunSizes { m: geometry.n_windows(), n_runs, len: c, n: o };
+    let outside = vec![bf16::ZERO; c];
+    for group in 0..channels.groups {
+        let fill = |window: usize, put: &mut dyn FnMut(usize, _)| {
+            geometry.for_each_row(window..window + 1, |_, tap, n| {
+                for i in 0..n {
+                    put(tap.number + i, &x[(tap.cell + i) * channels.input + group * c..]);
+                }
+            });
+        };
+        let weights = Mat::rows(&packed[group * n_runs * c * o..(group + 1) * n_runs * c * o], o);
+        let out = &mut y[group * o..];
+        product_of_runs(sizes, fill, &outside, weights, Start::Zero, out, channels.output);
+    }
+}
+
 /// Returns the gradient of packed weights, `[G, T·C/G, O/G]`, given that of the output, `[M, O]`.
 pub(super) fn weight_gradient<T: Number>(
     x: &[T],
@@ -54,7 +88,7 @@ pub(super) fn weight_gradient<T: Number>(
     geometry: &Geometry,
 ) -> Vec<f32> {
     if grouped::suits(channels) {
-        return grouped::weight_gradient(&wide(x), &wide(grad), channels, geometry);
+        return grouped::weight_gradient(x, grad, channels, geometry);
     }
     let [c, o] = channels.each();
     let k = geometry.n_taps() * c;
@@ -79,8 +113,7 @@ pub(super) fn input_gradient<T: Number, W: Number>(
 ) -> Vec<T> {
     if geometry.stride > 1 && grouped::suits(channels) {
         let weights = by_tap(weight, channels, geometry.n_taps());
-        let gx = grouped::input_gradient(&wide(grad), &rounded::<T>(&wide(&weights)), channels, geometry);
-        return nearest(gx);
+        return grouped::input_gradient(grad, &rounded::<T>(&wide(&weights)), channels, geometry);
     }
     if geometry.stride == 1 && (0..2).all(|axis| geometry.padding[axis] < geometry.kernel[axis]) {
         let turned = turned(weight, channels, geometry.n_taps());

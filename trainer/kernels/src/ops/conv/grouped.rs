@@ -7,12 +7,14 @@
 //! gW[t, c, o] = Σ_i x[i, t, c] · g[i, o]          c in rows, o in lanes
 //! ```
 //!
-//! Each group is copied into a padded plane, so that windows need no bounds tests. No fused multiply-add.
+//! Each group is copied into a padded plane, so that windows need no bounds tests, in f32 if it is bf16. No fused multiply-add.
 
+use burn_tensor::DType;
 use multiversion::multiversion;
 
 use super::channels::Channels;
 use super::geometry::Geometry;
+use crate::ops::number::Number;
 
 /// Channels of a vector.
 const LANES: usize = 8;
@@ -52,25 +54,58 @@ impl Plane {
     }
 
     /// Copies a group's channels of an image into the plane.
-    fn fill(&mut self, image: &[f32], geometry: &Geometry, width: usize, channels: usize, first: usize) {
-        let values = &mut self.values;
-        Self::each_cell(self.columns, geometry, [width, channels], |to, from| {
-            copy_cell(&image[from + first..from + first + width], &mut values[to..to + width]);
-        });
+    fn fill<T: Number>(
+        &mut self,
+        image: &[T],
+        geometry: &Geometry,
+        width: usize,
+        channels: usize,
+        first: usize,
+    ) {
+        fill_plane(&mut self.values, self.columns, image, geometry, [width, channels, first]);
     }
+}
+
+/// Copies a group's channels of an image, `first..first + width` of every `channels`, into a plane.
+#[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
+fn fill_plane<T: Number>(
+    values: &mut [f32],
+    columns: usize,
+    image: &[T],
+    geometry: &Geometry,
+    [width, channels, first]: [usize; 3],
+) {
+    Plane::each_cell(columns, geometry, [width, channels], |to, from| {
+        copy_cell(&image[from + first..from + first + width], &mut values[to..to + width]);
+    });
+}
+
+/// Copies a group's channels of an image from a plane.
+#[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
+fn read_plane<T: Number>(
+    values: &[f32],
+    columns: usize,
+    image: &mut [T],
+    geometry: &Geometry,
+    [width, channels, first]: [usize; 3],
+) {
+    Plane::each_cell(columns, geometry, [width, channels], |from, to| {
+        copy_cell(&values[from..from + width], &mut image[to + first..to + first + width]);
+    });
 }
 
 /// Copies the channels of a cell. The branches for common widths have a constant length, so that none is a call.
 #[inline(always)]
-fn copy_cell(from: &[f32], to: &mut [f32]) {
-    fn copy<const W: usize>(from: &[f32], to: &mut [f32]) {
-        to[..W].copy_from_slice(&from[..W]);
+fn copy_cell<A: Number, B: Number>(from: &[A], to: &mut [B]) {
+    #[inline(always)]
+    fn copy<A: Number, B: Number>(from: &[A], to: &mut [B]) {
+        to.iter_mut().zip(from).for_each(|(to, from)| *to = B::nearest(from.wide()));
     }
     match to.len() {
-        8 => copy::<8>(from, to),
-        16 => copy::<16>(from, to),
-        24 => copy::<24>(from, to),
-        _ => to.copy_from_slice(from),
+        8 => copy(&from[..8], &mut to[..8]),
+        16 => copy(&from[..16], &mut to[..16]),
+        24 => copy(&from[..24], &mut to[..24]),
+        _ => copy(from, to),
     }
 }
 
@@ -88,9 +123,9 @@ struct Steps {
 }
 
 /// Returns the convolution of `x` with `packed` weights of `[G, T·C, O]`, `[M, G·O]`.
-pub(super) fn forward(x: &[f32], packed: &[f32], channels: Channels, geometry: &Geometry) -> Vec<f32> {
+pub(super) fn forward<T: Number>(x: &[T], packed: &[f32], channels: Channels, geometry: &Geometry) -> Vec<T> {
     let [c, o] = channels.each();
-    let mut y = vec![0.0; geometry.n_windows() * channels.output];
+    let mut y = vec![T::default(); geometry.n_windows() * channels.output];
     let (n_in, n_out) = (x.len() / geometry.n_images, y.len() / geometry.n_images);
     let mut plane = Plane::new(geometry, c);
     let steps = steps(geometry, &plane, c);
@@ -108,14 +143,15 @@ pub(super) fn forward(x: &[f32], packed: &[f32], channels: Channels, geometry: &
 }
 
 /// Returns the input's gradient, `[N, G·C]`, given that of the output and weights `[G, T·O, C]`.
-pub(super) fn input_gradient(
-    grad: &[f32],
+pub(super) fn input_gradient<T: Number>(
+    grad: &[T],
     weights: &[f32],
     channels: Channels,
     geometry: &Geometry,
-) -> Vec<f32> {
+) -> Vec<T> {
     let [c, o] = channels.each();
-    let mut gx = vec![0.0; geometry.n_cells() * channels.input];
+    let mut gx = vec![T::default(); geometry.n_cells() * channels.input];
+    let mut scratch = Vec::new();
     let (n_in, n_out) = (gx.len() / geometry.n_images, grad.len() / geometry.n_images);
     let mut plane = Plane::new(geometry, c);
     let steps = steps(geometry, &plane, c);
@@ -125,20 +161,24 @@ pub(super) fn input_gradient(
             plane.values.fill(0.0);
             for (row, grad) in grad.chunks_exact(geometry.output[1] * channels.output).enumerate() {
                 let start = &mut plane.values[row * geometry.stride * steps.row..];
-                spread_row(start, weights, steps, [o, channels.output, group * o], grad);
+                let (grad, lanes) = wide_row(grad, [o, channels.output, group * o], &mut scratch);
+                spread_row(start, weights, steps, lanes, grad);
             }
-            let (values, first) = (&plane.values, group * c);
-            Plane::each_cell(plane.columns, geometry, [c, channels.input], |from, to| {
-                copy_cell(&values[from..from + c], &mut gx[to + first..to + first + c]);
-            });
+            read_plane(&plane.values, plane.columns, gx, geometry, [c, channels.input, group * c]);
         }
     }
     gx
 }
 
 /// Returns the gradient of packed weights, `[G, T·C, O]`, given that of the output.
-pub(super) fn weight_gradient(x: &[f32], grad: &[f32], channels: Channels, geometry: &Geometry) -> Vec<f32> {
+pub(super) fn weight_gradient<T: Number>(
+    x: &[T],
+    grad: &[T],
+    channels: Channels,
+    geometry: &Geometry,
+) -> Vec<f32> {
     let [c, o] = channels.each();
+    let mut scratch = Vec::new();
     let mut gw = vec![0.0; channels.groups * geometry.n_taps() * c * o];
     let (n_in, n_out) = (x.len() / geometry.n_images, grad.len() / geometry.n_images);
     let mut plane = Plane::new(geometry, c);
@@ -148,11 +188,34 @@ pub(super) fn weight_gradient(x: &[f32], grad: &[f32], channels: Channels, geome
             plane.fill(image, geometry, c, channels.input, group * c);
             for (row, grad) in grad.chunks_exact(geometry.output[1] * channels.output).enumerate() {
                 let start = &plane.values[row * geometry.stride * steps.row..];
-                add_outer_products(start, grad, steps, [o, channels.output, group * o], gw);
+                let (grad, lanes) = wide_row(grad, [o, channels.output, group * o], &mut scratch);
+                add_outer_products(start, grad, steps, lanes, gw);
             }
         }
     }
     gw
+}
+
+/// Returns the channels `first..first + o` of every `all` of a row in f32, with their place there: those of a row in f32 where they
+/// lie, others converted into `scratch`.
+fn wide_row<'a, T: Number>(
+    row: &'a [T],
+    [o, all, first]: [usize; 3],
+    scratch: &'a mut Vec<f32>,
+) -> (&'a [f32], [usize; 3]) {
+    if T::DTYPE == DType::F32 {
+        return (bytemuck::cast_slice(row), [o, all, first]);
+    }
+    scratch.resize(row.len() / all * o, 0.0);
+    widen_channels(row, [o, all, first], scratch);
+    (scratch, [o, o, 0])
+}
+
+#[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
+fn widen_channels<T: Number>(row: &[T], [o, all, first]: [usize; 3], out: &mut [f32]) {
+    for (cell, out) in row.chunks_exact(all).zip(out.chunks_exact_mut(o)) {
+        copy_cell(&cell[first..first + o], out);
+    }
 }
 
 fn steps(geometry: &Geometry, plane: &Plane, width: usize) -> Steps {
@@ -161,33 +224,33 @@ fn steps(geometry: &Geometry, plane: &Plane, width: usize) -> Steps {
 }
 
 /// Computes all windows of one row of the output: channels `first..first + o` of every `all`.
-#[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl", "x86_64+avx2"))]
-fn windows_of_row(x: &[f32], weights: &[f32], steps: Steps, channels: [usize; 3], y: &mut [f32]) {
+#[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
+fn windows_of_row<T: Number>(x: &[f32], weights: &[f32], steps: Steps, channels: [usize; 3], y: &mut [T]) {
     let [o, ..] = channels;
     let wide = o / (2 * LANES) * (2 * LANES);
     for lane in (0..wide).step_by(2 * LANES) {
-        lanes_of_row::<{ 2 * LANES }, 6>(x, weights, steps, channels, lane, y);
+        lanes_of_row::<T, { 2 * LANES }, 6>(x, weights, steps, channels, lane, y);
     }
     if wide < o {
-        lanes_of_row::<LANES, 8>(x, weights, steps, channels, wide, y);
+        lanes_of_row::<T, LANES, 8>(x, weights, steps, channels, wide, y);
     }
 }
 
 /// Computes `L` channels of one row of the output, from `lane` on, `N` windows at a time.
 #[inline(always)]
-fn lanes_of_row<const L: usize, const N: usize>(
+fn lanes_of_row<T: Number, const L: usize, const N: usize>(
     x: &[f32],
     weights: &[f32],
     steps: Steps,
     [o, all, first]: [usize; 3],
     lane: usize,
-    y: &mut [f32],
+    y: &mut [T],
 ) {
     let n = y.len() / all;
     let weights = &weights[lane..];
     let mut put = |window: usize, sums: &[f32; L]| {
         let to = window * all + first + lane;
-        y[to..to + L].copy_from_slice(sums);
+        y[to..to + L].iter_mut().zip(sums).for_each(|(y, sum)| *y = T::nearest(*sum));
     };
     if n < N {
         for window in 0..n {

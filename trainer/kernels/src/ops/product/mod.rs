@@ -8,15 +8,20 @@
 //! bf16, so that products of two numbers are exact in f32, and sums are f32. Where the CPU has AVX512-BF16 (AMD from
 //! Zen 4 on, Intel's Cooper Lake and from Sapphire Rapids on), `vdpbf16ps` multiplies twice as many numbers as an f32
 //! multiply-add, which is used elsewhere. Both add in one order: bits differ only for numbers below 1.2e-38, which
-//! `vdpbf16ps` treats as zero. Matrices are packed into panels ([`pack`]), whose products are tiles ([`tile`]).
+//! `vdpbf16ps` treats as zero. Matrices are packed into panels ([`pack`]), whose products are tiles ([`tile`]); rows that are bf16
+//! already are read where they lie ([`runs`]).
 
 mod pack;
+mod runs;
 mod tile;
+
+pub(super) use runs::{RunSizes, product_of_runs};
 
 use std::cell::Cell;
 use std::ops::Range;
 
 use burn_tensor::DType;
+use half::bf16;
 use multiversion::multiversion;
 use rayon::prelude::*;
 
@@ -28,6 +33,9 @@ use tile::{COLUMNS, Lanes, N_LANES, ROWS, Tile, VECTORS, multiply};
 
 /// Numbers along k that are summed before a sum is written to memory: a panel of columns stays in the L2 cache.
 const DEPTH: usize = 2048;
+
+/// Longest rows in bf16 that are multiplied where they lie: the panel of columns that goes with them stays in the L2 cache.
+const MAX_RUN: usize = 4096;
 
 /// Rows whose panels are packed at once, at most.
 const CHUNK_ROWS: usize = 256;
@@ -114,6 +122,17 @@ pub fn product_into<A: Number, B: Number, O: Number>(
             let in_one_piece = |strides: [usize; 2]| strides.contains(&1);
             assert!(in_one_piece([a.row_stride, a.col_stride]) && in_one_piece([b.row_stride, b.col_stride]));
             let sums = Sums { mkn: [m, k, n], scale, start };
+            if A::DTYPE == DType::BF16
+                && a.col_stride == 1
+                && k.is_multiple_of(2)
+                && k <= MAX_RUN
+                && scale == 1.0
+            {
+                let rows = bytemuck::cast_slice::<A, bf16>(a.data);
+                let fill = |row: usize, put: &mut dyn FnMut(usize, _)| put(0, &rows[row * a.row_stride..]);
+                let sizes = RunSizes { m, n_runs: 1, len: k, n };
+                return product_of_runs(sizes, fill, &rows[..k], b, start, out, out_stride);
+            }
             sums.note(a, b);
             match k > DEPTH && O::DTYPE != DType::F32 {
                 true => sums.compute_wide(a, b, out, out_stride),
@@ -277,7 +296,6 @@ fn finish<O: Number>(sums: &[f32], scale: f32, start: Start<'_>, out: &mut [O]) 
 
 #[cfg(test)]
 mod tests {
-    use half::bf16;
     use proptest::prelude::*;
 
     use super::*;

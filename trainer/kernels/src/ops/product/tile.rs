@@ -1,5 +1,6 @@
 //! A tile of a product: as many sums as registers hold, from one panel of rows and one of columns.
 
+use half::bf16;
 use multiversion::{multiversion, target::match_target};
 
 /// Rows of a tile.
@@ -29,6 +30,53 @@ pub(super) fn multiply(rows: &[[u32; ROWS]], columns: &[Lanes], n_vectors: usize
         3 => of_vectors::<3>(rows, columns, tile),
         _ => of_vectors::<4>(rows, columns, tile),
     }
+}
+
+/// Numbers of ROWS rows that lie in memory as they are: of each row a run, all of the same even length.
+pub(super) type Runs<'a> = [&'a [bf16]; ROWS];
+
+/// Computes the sums of a tile as [`multiply`], from the `runs` that rows consist of, one after another.
+pub(super) fn multiply_runs(runs: &[Runs<'_>], columns: &[Lanes], n_vectors: usize, tile: &mut Tile) {
+    match n_vectors {
+        1 => runs_of_vectors::<1>(runs, columns, tile),
+        2 => runs_of_vectors::<2>(runs, columns, tile),
+        3 => runs_of_vectors::<3>(runs, columns, tile),
+        _ => runs_of_vectors::<4>(runs, columns, tile),
+    }
+}
+
+#[multiversion(targets(
+    "x86_64+avx512f+avx512bw+avx512dq+avx512vl+avx512bf16",
+    "x86_64+avx512f+avx512dq+avx512vl+fma",
+    "x86_64+avx2+fma"
+))]
+fn runs_of_vectors<const N: usize>(runs: &[Runs<'_>], columns: &[Lanes], tile: &mut Tile) {
+    let columns = columns.as_chunks::<N>().0;
+    match_target! {
+        "x86_64+avx512bf16" => x86::by_runs(runs, columns, tile),
+        "x86_64+fma" => numbers_of_runs(runs, columns, tile, |a, b, c| a.mul_add(b, c)),
+        _ => numbers_of_runs(runs, columns, tile, |a, b, c| a * b + c),
+    }
+}
+
+/// [`by_numbers`] of rows that are packed run by run.
+#[inline(always)]
+fn numbers_of_runs<const N: usize>(
+    runs: &[Runs<'_>],
+    columns: &[[Lanes; N]],
+    tile: &mut Tile,
+    multiply_add: impl Fn(f32, f32, f32) -> f32,
+) {
+    let rows: Vec<[u32; ROWS]> = runs.iter().flat_map(pairs_of).collect();
+    by_numbers(&rows, columns, tile, multiply_add);
+}
+
+/// Returns the pairs of ROWS runs.
+#[inline(always)]
+fn pairs_of<'a>(runs: &Runs<'a>) -> impl Iterator<Item = [u32; ROWS]> + use<'a> {
+    let [a, b, c, d] = runs.map(|run| run.as_chunks::<2>().0.iter());
+    let pair = |pair: &[bf16; 2]| bytemuck::cast::<_, u32>(*pair);
+    a.zip(b).zip(c).zip(d).map(move |(((a, b), c), d)| [pair(a), pair(b), pair(c), pair(d)])
 }
 
 #[multiversion(targets(
@@ -82,7 +130,7 @@ fn halves(pair: u32) -> [f32; 2] {
 mod x86 {
     use std::arch::x86_64::*;
 
-    use super::{Lanes, ROWS, Tile};
+    use super::{Lanes, ROWS, Runs, Tile, pairs_of};
 
     /// Multiplies each pair in one lane of `vdpbf16ps`.
     #[target_feature(enable = "avx512f,avx512bf16")]
@@ -98,6 +146,32 @@ mod x86 {
                 }
             }
         }
+        store(sums, tile);
+    }
+
+    /// [`by_pairs`] of rows in runs.
+    #[target_feature(enable = "avx512f,avx512bf16")]
+    #[inline]
+    pub(super) fn by_runs<const N: usize>(runs: &[Runs<'_>], columns: &[[Lanes; N]], tile: &mut Tile) {
+        let mut sums = [[_mm512_setzero_ps(); N]; ROWS];
+        let mut columns = columns.iter();
+        for runs in runs {
+            for (row, columns) in pairs_of(runs).zip(columns.by_ref()) {
+                let columns: [__m512bh; N] = columns.map(bytemuck::cast);
+                for (sums, pair) in sums.iter_mut().zip(row) {
+                    let row: __m512bh = bytemuck::cast(_mm512_set1_epi32(pair.cast_signed()));
+                    for (sum, columns) in sums.iter_mut().zip(columns) {
+                        *sum = _mm512_dpbf16_ps(*sum, row, columns);
+                    }
+                }
+            }
+        }
+        store(sums, tile);
+    }
+
+    #[target_feature(enable = "avx512f")]
+    #[inline]
+    fn store<const N: usize>(sums: [[__m512; N]; ROWS], tile: &mut Tile) {
         for (tile, sums) in tile.iter_mut().zip(sums) {
             for (tile, sums) in tile.iter_mut().zip(sums) {
                 *tile = bytemuck::cast(sums);
