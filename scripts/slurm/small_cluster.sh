@@ -94,7 +94,7 @@ ReturnToService=2
 KillWait=20
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
-SchedulerParameters=requeue_setup_env_fail,bf_interval=2,sched_interval=2
+SchedulerParameters=bf_interval=2,sched_interval=2
 END
     for node in "${NODES[@]}"; do
         echo "NodeName=node$node NodeAddr=$SUBNET.$node CPUs=$(nproc) RealMemory=4000 State=UNKNOWN"

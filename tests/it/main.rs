@@ -103,6 +103,9 @@ mod secrets;
 mod servers;
 /// Images with masks, and images with several classes.
 mod several;
+/// The scripts for Slurm, on a small cluster.
+#[cfg(feature = "mpi")]
+mod slurm;
 /// A long run of the data path; slow.
 mod soak;
 /// Source files, parsed.

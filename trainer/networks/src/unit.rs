@@ -74,6 +74,11 @@ pub trait Unit: Send + Sync {
         Vec::new()
     }
 
+    /// Returns the number of elements that [`Unit::constrain`] returns.
+    fn n_constrained(&self) -> usize {
+        0
+    }
+
     /// Returns the attention weights of each token on each token within the unit, for `features`:
     /// `[B·V, H, P + N, P + N]`, one row per query token; `None` for a unit without attention.
     fn attention(&self, features: &Features, cx: &Context<'_>) -> Option<Tensor<4>> {

@@ -73,21 +73,37 @@ pub fn memory(model: &ModelCost, placement: &Placement) -> Memory {
     };
     let images = placement.rank_batch as f64;
     let micro_batch = images / placement.rank_micro_batches.max(1) as f64;
-    let input_bytes: f64 = again.iter().map(|unit| unit.input.bytes(types) * images).sum();
-    let graph_bytes: f64 = kept.iter().map(|unit| unit.graph.bytes(types) * images).sum();
+    let input_bytes = |unit: &UnitCost| unit.input.bytes(types) * images;
+    let inputs: f64 = again.iter().map(input_bytes).sum();
+    let graphs: f64 = kept.iter().map(|unit| unit.graph.bytes(types) * images).sum();
     let head_graph_bytes: f64 = trained.head.iter().map(|unit| unit.graph.bytes(types) * micro_batch).sum();
-    // Gradients exist by parameter and as one flat buffer; the prototypes' gradient is a sum of two addends.
+    // Gradients exist by parameter and as one flat buffer; the prototypes' gradient is a sum of two addends. Constrained
+    // parameters are copied into what was gathered, and kept until they are written back.
     let prototypes = trained.head.last().map_or(0.0, padded);
-    let in_head = head_graph_bytes + F32 * (2.0 * head + prototypes);
+    let constrained: f64 = trained.head.iter().map(|unit| unit.n_constrained as f64).sum();
+    let in_head = head_graph_bytes + F32 * (2.0 * head + prototypes + 2.0 * constrained);
     let at_once = |unit: &UnitCost| if unit.staged { images } else { micro_batch };
-    let live_bytes = again.iter().map(|unit| unit.graph.bytes(types) * at_once(unit)).fold(0.0, f64::max);
     // Every worker has the gradients of its slice, by parameter, beside the sums of earlier micro-batches; at the end
     // there are the sum of all and a copy of it as one flat buffer, in the type in which it is sent.
     let sums = F32 * (placement.workers + partial_sums(placement.rank_micro_batches)) as f64;
-    let of_unit = sums.max(F32 + of_gradient) * largest(&trained.backbone);
+    let of_unit = |unit: &UnitCost| sums.max(F32 + of_gradient) * padded(unit);
     // At the start the head's gradients are in transfer; at the end all shards exist.
     let in_transfer = if placement.world_size > 1 { head + largest(&trained.head) } else { head };
-    let backwards = live_bytes + of_unit + F32 * in_transfer.max(shards);
+    // From the last unit to the first, of which `freed` is what those behind it held.
+    let (mut freed, mut backwards) = (0.0, 0.0_f64);
+    for unit in kept.iter().rev() {
+        backwards = backwards.max(of_unit(unit) - freed);
+        freed += unit.graph.bytes(types) * images;
+    }
+    for (number, unit) in again.iter().enumerate().rev() {
+        // Between the stages of a unit the gradients at its output and its input are of all images.
+        let output = trained.backbone.get(number + 1).map_or(0.0, input_bytes);
+        let at_ends = if unit.staged { output + input_bytes(unit) } else { 0.0 };
+        let live = unit.graph.bytes(types) * at_once(unit) + at_ends;
+        backwards = backwards.max(live + of_unit(unit) - freed);
+        freed += input_bytes(unit);
+    }
+    let backwards = backwards + F32 * in_transfer.max(shards);
     // The trained network with its moments, and the others; a checkpoint leaves out frozen ones.
     let with_moments = (1.0 + model.n_moments as f64) * shards;
     let others = |frozen: bool| -> f64 {
@@ -99,7 +115,7 @@ pub fn memory(model: &ModelCost, placement: &Placement) -> Memory {
         gradient_bytes: F32 * shards,
         gathered_bytes,
         input_bytes: F32 * model.pixels * images,
-        activation_bytes: input_bytes + graph_bytes,
+        activation_bytes: inputs + graphs,
         work_bytes: in_head.max(backwards),
         checkpoint_bytes: here
             * F32

@@ -27,6 +27,8 @@ pub struct UnitCost {
     pub input: Elements,
     /// Elements that its graph holds.
     pub graph: Elements,
+    /// Number of elements that are constrained before a step.
+    pub n_constrained: usize,
     /// True if the unit needs statistics over the batch: all micro-batches of a rank then go through it together.
     pub staged: bool,
 }
@@ -203,6 +205,7 @@ fn through(units: &[Box<dyn Unit>], mut shapes: Vec<GroupShape>) -> (Vec<UnitCos
             flops: cost.flops,
             input,
             graph: cost.graph,
+            n_constrained: unit.n_constrained(),
             staged: unit.n_stages() > 1,
         });
         shapes = outputs;

@@ -127,6 +127,7 @@ fn head(width: usize, sizes: HeadSizes, i: usize) -> Vec<UnitCost> {
             flops: cost.flops,
             input: Elements::default(),
             graph: cost.graph,
+            n_constrained: 0,
             staged: false,
         }
     };
@@ -158,6 +159,7 @@ fn transformer(name: &str, sizes: Transformer, heads: &[HeadSizes]) -> ModelCost
             flops,
             input: Elements::wide(input),
             graph,
+            n_constrained: 0,
             staged: false,
         };
         let mut backbone =

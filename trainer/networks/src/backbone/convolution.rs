@@ -76,6 +76,13 @@ impl Layer {
         };
         Cost { flops: 2.0 * rows * taps * width, graph }
     }
+
+    /// Returns the cost of a layer whose normalized output is only added to another, and not kept.
+    fn cost_around(&self, shape: GroupShape) -> Cost {
+        let cost = self.cost(shape);
+        let maps = self.output(shape).elements().maps;
+        Cost { graph: Elements { maps: cost.graph.maps - maps, ..cost.graph }, ..cost }
+    }
 }
 
 /// First unit of a network.
@@ -261,7 +268,7 @@ impl Unit for Branch {
 
     fn cost(&self, groups: &[GroupShape]) -> (Cost, Vec<GroupShape>) {
         let mut cost: Cost = match &self.shortcut {
-            Some(shortcut) => groups.iter().map(|group| shortcut.cost(*group)).sum(),
+            Some(shortcut) => groups.iter().map(|group| shortcut.cost_around(*group)).sum(),
             None => Cost::default(),
         };
         let mut shapes = groups.to_vec();

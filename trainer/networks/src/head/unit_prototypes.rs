@@ -58,6 +58,10 @@ impl Unit for UnitPrototypes {
         vec![(WEIGHT.into(), unit.reshape([self.count * self.input]))]
     }
 
+    fn n_constrained(&self) -> usize {
+        self.count * self.input
+    }
+
     /// Counts a graph that holds scores, their softmax and their targets.
     fn cost(&self, groups: &[GroupShape]) -> (Cost, Vec<GroupShape>) {
         let rows: usize = groups.iter().map(GroupShape::n_rows).sum();

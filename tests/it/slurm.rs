@@ -1,0 +1,156 @@
+//! The scripts for Slurm on a cluster of two nodes on this machine. Slow: set `RUN_SLOW_TESTS=1`; needs root and Slurm.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::time::{Duration, Instant};
+
+use crate::support::World;
+
+/// Steps of a run, enough for it to be disturbed on the way.
+const STEPS: usize = 240;
+
+/// A cluster, made by the script that users have.
+struct Cluster {
+    folder: PathBuf,
+}
+
+impl Cluster {
+    /// Starts a cluster; says why there is none if there cannot be one.
+    fn new(world: &World) -> Option<Self> {
+        use std::io::Write;
+        let mut say = |why: &str| drop(writeln!(std::io::stderr(), "left out: the scripts for Slurm; {why}"));
+        if std::env::var_os("RUN_SLOW_TESTS").is_none() {
+            say("set RUN_SLOW_TESTS=1 for them");
+            return None;
+        }
+        let cluster = Self { folder: world.path("slurm") };
+        let output = cluster.script(&["up", &world.text("slurm")]);
+        let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+        if output.status.code() == Some(2) && (stderr.contains("root") || stderr.contains("missing")) {
+            say(&stderr);
+            return None;
+        }
+        assert!(output.status.success(), "{stderr}");
+        Some(cluster)
+    }
+
+    fn script(&self, args: &[&str]) -> Output {
+        let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../scripts/slurm/small_cluster.sh");
+        Command::new(script).args(args).output().unwrap()
+    }
+
+    /// Prepares one of Slurm's commands.
+    fn command(&self, program: &str) -> Command {
+        let mut command = Command::new(program);
+        command.env("SLURM_CONF", self.folder.join("slurm.conf")).current_dir(self.folder.parent().unwrap());
+        command
+    }
+
+    fn said(&self, program: &str, args: &[&str]) -> String {
+        let output = self.command(program).args(args).output().unwrap();
+        assert!(output.status.success(), "{program} {args:?}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    /// Submits a script as it stands, and returns the number of the job.
+    fn submit(&self, script: &str, flags: &[&str], environment: &[(&str, String)]) -> String {
+        let path = format!("{}/../scripts/slurm/{script}", env!("CARGO_MANIFEST_DIR"));
+        let mut command = self.command("sbatch");
+        command.args(["--parsable"]).args(flags).arg(path).envs(environment.iter().cloned());
+        let output = command.env("OCELLI", env!("CARGO_BIN_EXE_ocelli-under-test")).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap().trim().to_string()
+    }
+
+    /// Waits until Slurm has no job any more.
+    fn wait(&self) {
+        let start = Instant::now();
+        while !self.said("squeue", &["--noheader"]).trim().is_empty() {
+            let jobs = || self.said("squeue", &[]);
+            assert!(start.elapsed() < Duration::from_secs(900), "jobs hang:\n{}", jobs());
+            std::thread::sleep(Duration::from_millis(500));
+        }
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        self.script(&["down", &self.folder.display().to_string()]);
+    }
+}
+
+/// Submits a pretraining run in `workdir` on both nodes.
+fn pretrain(world: &World, cluster: &Cluster, workdir: &str, flags: &[&str]) -> String {
+    let args = format!(
+        "--set run.workers=1 --set optim.batch_size=24 --set optim.micro_batches=12 --set optim.length={{steps={STEPS}}} \
+         --set run.deadline_s=10 --set run.checkpoint_every_steps=60"
+    );
+    let environment = [
+        ("RECIPE", world.text("tiny.toml")),
+        ("SHARDS", world.text("data/train-000000.tar")),
+        ("WORKDIR", world.text(workdir)),
+        ("OCELLI_ARGS", args),
+        // All ranks share this machine's cores.
+        ("OMPI_MCA_mpi_yield_when_idle", "1".to_string()),
+    ];
+    let usual = ["--nodes=2", "--output=pretrain-%j.log"];
+    cluster.submit("pretrain.sbatch", &[&usual, flags].concat(), &environment)
+}
+
+fn losses(workdir: &Path) -> Vec<f64> {
+    let text = std::fs::read_to_string(workdir.join("metrics.jsonl")).unwrap_or_default();
+    let rows = text.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
+    rows.filter_map(|row| row["train/loss"].as_f64()).collect()
+}
+
+/// Waits until the run in `workdir` has taken `n_steps` steps.
+fn wait_for(world: &World, workdir: &str, n_steps: usize) {
+    let start = Instant::now();
+    while losses(&world.path(workdir)).len() < n_steps {
+        assert!(start.elapsed() < Duration::from_secs(300), "{workdir} does not get on");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// Requeued, preempted and robbed of a node, a run has the losses of one that nothing has disturbed, and two watchers score each of
+/// its checkpoints once.
+#[test]
+fn jobs_go_on_after_everything_that_slurm_does() {
+    let world = World::new(60);
+    let Some(cluster) = Cluster::new(&world) else { return };
+    pretrain(&world, &cluster, "whole", &[]);
+    cluster.wait();
+    let whole = losses(&world.path("whole"));
+    assert_eq!(whole.len(), STEPS, "{}", cluster.said("sh", &["-c", "tail -n 30 pretrain-*.log"]));
+
+    let job = pretrain(&world, &cluster, "broken", &[]);
+    wait_for(&world, "broken", 40);
+    cluster.said("scontrol", &["requeue", &job]);
+    wait_for(&world, "broken", 90);
+    let urgent = ["--partition=urgent", "--nodes=2", "--exclusive", "--wrap=sleep 5", "--output=/dev/null"];
+    cluster.said("sbatch", &urgent);
+    wait_for(&world, "broken", 140);
+    cluster.script(&["cut", "2"]);
+    // The ranks of the other node find out, and the job is queued again.
+    std::thread::sleep(Duration::from_secs(40));
+    cluster.script(&["mend", "2"]);
+    cluster.said("scontrol", &["update", "nodename=node2", "state=resume"]);
+    cluster.wait();
+    let log = std::fs::read_to_string(world.path(&format!("pretrain-{job}.log"))).unwrap();
+    assert!(losses(&world.path("broken")) == whole, "{log}");
+    for reason in ["DUE TO JOB REQUEUE", "DUE TO PREEMPTION", "has not ended within"] {
+        assert!(log.contains(reason), "{reason}: {log}");
+    }
+    assert!(log.matches("continuing at step").count() >= 3, "{log}");
+
+    let train = world.text("data/train-000000.tar");
+    let environment = [("WORKDIR", world.text("broken")), ("TRAIN", train.clone()), ("TEST", train)];
+    let environment = environment.into_iter().chain([("OCELLI_ARGS", "--protocol knn".into())]);
+    let environment: Vec<(&str, String)> = environment.collect();
+    let flags = ["--array=1-2", "--cpus-per-task=1", "--mem=1G", "--output=watch-%a.log"];
+    cluster.submit("watch.sbatch", &flags, &environment);
+    cluster.wait();
+    let rows = std::fs::read_to_string(world.path("broken/evaluations.jsonl")).unwrap();
+    let checkpoints = std::fs::read_dir(world.path("broken/checkpoints")).unwrap().count();
+    assert_eq!(rows.lines().count(), checkpoints, "{rows}");
+}
