@@ -45,81 +45,126 @@ impl Memory {
 
 /// Estimates the memory of a rank.
 pub fn memory(model: &ModelCost, placement: &Placement) -> Memory {
-    let padded = |unit: &UnitCost| unit.numel.next_multiple_of(ALIGNMENT * placement.group_size) as f64;
-    let sum = |units: &[UnitCost]| units.iter().map(padded).sum::<f64>();
-    let largest = |units: &[UnitCost]| units.iter().map(padded).fold(0.0, f64::max);
-    let trained = &model.trained;
-    let (head, group) = (sum(&trained.head), placement.group_size as f64);
-    let shards_of = |network: &NetworkCost| (sum(&network.backbone) + sum(&network.head)) / group;
-    let shards = shards_of(trained);
-    let first_kept = trained.backbone.len().saturating_sub(placement.keep);
-    let (again, kept) = trained.backbone.split_at(first_kept);
-    // The types of numbers, and bytes of an element of a gathered unit and of a gradient that is sent.
-    let (precision, types) = (placement.precision, placement.precision.types());
-    let [of_weight, of_gradient] =
-        [precision.gathered(), precision.reduce.dtype()].map(|dtype| dtype.size() as f64);
-    // All heads are in memory while the next unit is gathered; elsewhere one unit while the next is gathered. One rank
-    // computes with its own weights, unless it rounds them.
-    let gathers = placement.gathers();
-    let passing_of = |network: &NetworkCost| {
-        let (unit, heads) = (of_weight * largest(&network.backbone), F32 * sum(&network.head));
-        (if gathers { heads } else { 0.0 }).max(unit) + unit
-    };
-    let transient = model.networks().map(passing_of).fold(0.0, f64::max);
-    let gathered_bytes = match (gathers || precision.gathered() != DType::F32, placement.sharding) {
-        (false, _) => 0.0,
-        (true, Sharding::Grad) => of_weight * sum(&trained.backbone) + transient,
-        (true, _) => of_weight * sum(kept) + transient,
-    };
+    let sizes = Sizes { model, placement };
+    let (trained, types) = (&model.trained, placement.precision.types());
+    let (again, kept) = sizes.again_and_kept();
     let images = placement.rank_batch as f64;
     let micro_batch = images / placement.rank_micro_batches.max(1) as f64;
-    let input_bytes = |unit: &UnitCost| unit.input.bytes(types) * images;
-    let inputs: f64 = again.iter().map(input_bytes).sum();
+    let inputs: f64 = again.iter().map(|unit| sizes.input_bytes(unit)).sum();
     let graphs: f64 = kept.iter().map(|unit| unit.graph.bytes(types) * images).sum();
     let head_graph_bytes: f64 = trained.head.iter().map(|unit| unit.graph.bytes(types) * micro_batch).sum();
     // Gradients exist by parameter and as one flat buffer; the prototypes' gradient is a sum of two addends. Constrained
     // parameters are copied into what was gathered, and kept until they are written back.
-    let prototypes = trained.head.last().map_or(0.0, padded);
+    let prototypes = trained.head.last().map_or(0.0, |unit| sizes.padded(unit));
     let constrained: f64 = trained.head.iter().map(|unit| unit.n_constrained as f64).sum();
-    let in_head = head_graph_bytes + F32 * (2.0 * head + prototypes + 2.0 * constrained);
-    let at_once = |unit: &UnitCost| if unit.staged { images } else { micro_batch };
-    // Every worker has the gradients of its slice, by parameter, beside the sums of earlier micro-batches; at the end
-    // there are the sum of all and a copy of it as one flat buffer, in the type in which it is sent.
-    let sums = F32 * (placement.workers + partial_sums(placement.rank_micro_batches)) as f64;
-    let of_unit = |unit: &UnitCost| sums.max(F32 + of_gradient) * padded(unit);
-    // At the start the head's gradients are in transfer; at the end all shards exist.
-    let in_transfer = if placement.world_size > 1 { head + largest(&trained.head) } else { head };
-    // From the last unit to the first, of which `freed` is what those behind it held.
-    let (mut freed, mut backwards) = (0.0, 0.0_f64);
-    for unit in kept.iter().rev() {
-        backwards = backwards.max(of_unit(unit) - freed);
-        freed += unit.graph.bytes(types) * images;
-    }
-    for (number, unit) in again.iter().enumerate().rev() {
-        // Between the stages of a unit the gradients at its output and its input are of all images.
-        let output = trained.backbone.get(number + 1).map_or(0.0, input_bytes);
-        let at_ends = if unit.staged { output + input_bytes(unit) } else { 0.0 };
-        let live = unit.graph.bytes(types) * at_once(unit) + at_ends;
-        backwards = backwards.max(live + of_unit(unit) - freed);
-        freed += input_bytes(unit);
-    }
-    let backwards = backwards + F32 * in_transfer.max(shards);
+    let in_head = head_graph_bytes + F32 * (2.0 * sizes.sum(&trained.head) + prototypes + 2.0 * constrained);
     // The trained network with its moments, and the others; a checkpoint leaves out frozen ones.
+    let shards = sizes.shards_of(trained);
     let with_moments = (1.0 + model.n_moments as f64) * shards;
     let others = |frozen: bool| -> f64 {
-        model.others.iter().filter(|network| frozen || !network.is_frozen).map(shards_of).sum()
+        let others = model.others.iter().filter(|network| frozen || !network.is_frozen);
+        others.map(|network| sizes.shards_of(network)).sum()
     };
     let here = if placement.offload { 0.0 } else { 1.0 };
+    let largest_shard =
+        sizes.largest(&trained.backbone).max(sizes.largest(&trained.head)) / placement.group_size as f64;
     Memory {
         state_bytes: here * F32 * (with_moments + others(true)),
         gradient_bytes: F32 * shards,
-        gathered_bytes,
+        gathered_bytes: sizes.gathered_bytes(),
         input_bytes: F32 * model.pixels * images,
         activation_bytes: inputs + graphs,
-        work_bytes: in_head.max(backwards),
-        checkpoint_bytes: here
-            * F32
-            * (with_moments + others(false) + largest(&trained.backbone).max(largest(&trained.head)) / group),
+        work_bytes: in_head.max(sizes.backward_bytes()),
+        checkpoint_bytes: here * F32 * (with_moments + others(false) + largest_shard),
+    }
+}
+
+/// A model on a rank.
+struct Sizes<'a> {
+    model: &'a ModelCost,
+    placement: &'a Placement,
+}
+
+impl Sizes<'_> {
+    /// Number of elements of the unit's buffer.
+    fn padded(&self, unit: &UnitCost) -> f64 {
+        unit.numel.next_multiple_of(ALIGNMENT * self.placement.group_size) as f64
+    }
+
+    fn sum(&self, units: &[UnitCost]) -> f64 {
+        units.iter().map(|unit| self.padded(unit)).sum()
+    }
+
+    fn largest(&self, units: &[UnitCost]) -> f64 {
+        units.iter().map(|unit| self.padded(unit)).fold(0.0, f64::max)
+    }
+
+    /// Number of elements of this rank's shards of `network`.
+    fn shards_of(&self, network: &NetworkCost) -> f64 {
+        (self.sum(&network.backbone) + self.sum(&network.head)) / self.placement.group_size as f64
+    }
+
+    /// Units of the trained backbone that are computed again, and those that keep their graph.
+    fn again_and_kept(&self) -> (&[UnitCost], &[UnitCost]) {
+        let units = &self.model.trained.backbone;
+        units.split_at(units.len().saturating_sub(self.placement.keep))
+    }
+
+    /// Bytes of the unit's input for all images.
+    fn input_bytes(&self, unit: &UnitCost) -> f64 {
+        unit.input.bytes(self.placement.precision.types()) * self.placement.rank_batch as f64
+    }
+
+    /// Bytes of gathered units. One rank computes with its own weights, unless it rounds them.
+    fn gathered_bytes(&self) -> f64 {
+        let (gathers, dtype) = (self.placement.gathers(), self.placement.precision.gathered());
+        let of_weight = dtype.size() as f64;
+        // All heads are in memory while the next unit is gathered; elsewhere one unit while the next is gathered.
+        let passing_of = |network: &NetworkCost| {
+            let (unit, heads) = (of_weight * self.largest(&network.backbone), F32 * self.sum(&network.head));
+            (if gathers { heads } else { 0.0 }).max(unit) + unit
+        };
+        let transient = self.model.networks().map(passing_of).fold(0.0, f64::max);
+        match (gathers || dtype != DType::F32, self.placement.sharding) {
+            (false, _) => 0.0,
+            (true, Sharding::Grad) => of_weight * self.sum(&self.model.trained.backbone) + transient,
+            (true, _) => of_weight * self.sum(self.again_and_kept().1) + transient,
+        }
+    }
+
+    /// Bytes of the backbone's backward pass beyond those of all inputs and kept graphs, at their peak between the last unit and the
+    /// first.
+    fn backward_bytes(&self) -> f64 {
+        let placement = self.placement;
+        let (trained, types, images) =
+            (&self.model.trained, placement.precision.types(), placement.rank_batch as f64);
+        let (again, kept) = self.again_and_kept();
+        let micro_batch = images / placement.rank_micro_batches.max(1) as f64;
+        // Every worker has the gradients of its slice, by parameter, beside the sums of earlier micro-batches; at the end
+        // there are the sum of all and a copy of it as one flat buffer, in the type in which it is sent.
+        let sums = F32 * (placement.workers + partial_sums(placement.rank_micro_batches)) as f64;
+        let of_gradient = placement.precision.reduce.dtype().size() as f64;
+        let of_unit = |unit: &UnitCost| sums.max(F32 + of_gradient) * self.padded(unit);
+        // `freed` is what the units behind held.
+        let (mut freed, mut peak) = (0.0, 0.0_f64);
+        for unit in kept.iter().rev() {
+            peak = peak.max(of_unit(unit) - freed);
+            freed += unit.graph.bytes(types) * images;
+        }
+        for (number, unit) in again.iter().enumerate().rev() {
+            // Between the stages of a unit the gradients at its output and its input are of all images.
+            let output = trained.backbone.get(number + 1).map_or(0.0, |next| self.input_bytes(next));
+            let (at_once, at_ends) = match unit.staged {
+                true => (images, output + self.input_bytes(unit)),
+                false => (micro_batch, 0.0),
+            };
+            peak = peak.max(unit.graph.bytes(types) * at_once + at_ends + of_unit(unit) - freed);
+            freed += self.input_bytes(unit);
+        }
+        // At the start the head's gradients are in transfer; at the end all shards exist.
+        let head = self.sum(&trained.head);
+        let in_transfer = if placement.world_size > 1 { head + self.largest(&trained.head) } else { head };
+        peak + F32 * in_transfer.max(self.shards_of(trained))
     }
 }
 
