@@ -18,7 +18,7 @@ impl Cluster {
     /// Starts a cluster; says why there is none if there cannot be one.
     fn new(world: &World) -> Option<Self> {
         use std::io::Write;
-        let mut say = |why: &str| drop(writeln!(std::io::stderr(), "left out: the scripts for Slurm; {why}"));
+        let say = |why: &str| drop(writeln!(std::io::stderr(), "left out: the scripts for Slurm; {why}"));
         if std::env::var_os("RUN_SLOW_TESTS").is_none() {
             say("set RUN_SLOW_TESTS=1 for them");
             return None;
