@@ -5,7 +5,7 @@
 #   scripts/slurm/small_cluster.sh up FOLDER       start it; logs and state are in FOLDER
 #   scripts/slurm/small_cluster.sh cut 2           take node 2 off the network
 #   scripts/slurm/small_cluster.sh mend 2          put it back
-#   scripts/slurm/small_cluster.sh down FOLDER     stop it, and remove what `up` has made
+#   scripts/slurm/small_cluster.sh down FOLDER     stop it; FOLDER stays
 #
 # Commands find the cluster by SLURM_CONF=FOLDER/slurm.conf. Jobs in the partition `urgent` preempt those in `main`.
 # Both nodes see the files of this machine, except /run/ocelli-node, which each has for itself.
@@ -25,6 +25,7 @@ up() {
     for program in slurmctld slurmd munged ip nsenter unshare; do
         command -v "$program" > /dev/null || fail "$program is missing: apt-get install slurm-wlm munge iproute2"
     done
+    ip link show ocelli-switch > /dev/null 2>&1 && fail "a cluster is up on this machine: down FOLDER stops it"
     mkdir -p "$folder/state" /run/ocelli-node
     folder=$(cd "$folder" && pwd)
     network
@@ -108,11 +109,20 @@ down() {
     for pid in "$1"/slurmctld.pid "$1"/slurmd-*.pid "$1"/munged.pid; do
         [ -f "$pid" ] && kill "$(cat "$pid")" 2> /dev/null || true
     done
+    for pid in "$1"/slurmctld.pid "$1"/munged.pid; do
+        for _ in $(seq 100); do
+            [ -f "$pid" ] && kill -0 "$(cat "$pid")" 2> /dev/null || break
+            sleep 0.1
+        done
+    done
     for node in "${NODES[@]}"; do
         ip netns pids "ocelli-node$node" 2> /dev/null | xargs --no-run-if-empty kill -9 || true
+        # A deleted namespace takes its ports with it some time later.
+        ip link del "ocelli-port$node" 2> /dev/null || true
         ip netns del "ocelli-node$node" 2> /dev/null || true
     done
     ip link del ocelli-switch 2> /dev/null || true
+    rmdir /run/ocelli-node 2> /dev/null || true
 }
 
 case ${1:-} in

@@ -12,7 +12,7 @@ use crate::mesh::Mesh;
 use crate::wire::Wire;
 
 /// Queues a gather of the unit of which `shard` is this rank's part, sent in the type of `wire`. The result is of `dtype`, f32 or
-/// that type, except on a device whose memory the engine accesses, where it is as it was sent. A result that `is_kept` has memory of
+/// that type; what an engine has sent from a device's memory is as it was sent. A result that `is_kept` has memory of
 /// its own; others share a few buffers of the host, or the device's pool.
 ///
 /// # Errors

@@ -9,6 +9,7 @@
 //! ```
 
 use burn_tensor::Tensor;
+use kernels::ops::cast;
 
 use crate::engine::{Engine, Transfer};
 use crate::error::EngineError;
@@ -233,7 +234,7 @@ fn replica_transfer(
     let mine = match padded - n {
         0 => mine,
         missing => {
-            let zeros = Tensor::zeros([missing], &mine.device());
+            let zeros = cast(Tensor::zeros([missing], &mine.device()), mine.dtype());
             Tensor::cat(vec![mine, zeros], 0)
         }
     };
@@ -278,5 +279,22 @@ mod tests {
                 assert!(values == expected[shard * len..(shard + 1) * len], "groups of {group}");
             }
         }
+    }
+
+    /// A gradient that is bf16 already is padded to equal parts, and summed in f32.
+    #[test]
+    fn bf16_is_summed_over_replicas_that_do_not_divide_it() {
+        let (n, world) = (64, 3);
+        std::thread::scope(|scope| {
+            for engine in LocalGroup::ranks(world) {
+                scope.spawn(move || {
+                    let topology = Topology::new(engine.rank(), world, Sharding::None, 1).unwrap();
+                    let mut mesh = Mesh::new(Box::new(engine), topology, true).unwrap();
+                    let full = Tensor::<1>::full([n], 1.0, &Device::flex()).cast(Wire::Bf16.dtype());
+                    let first = Mesh::transfer_of(full, Wire::Bf16, topology, true, false).unwrap();
+                    assert_eq!(to_host(mesh.reduce(first, n).unwrap()), vec![3.0; n]);
+                });
+            }
+        });
     }
 }

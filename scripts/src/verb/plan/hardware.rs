@@ -60,10 +60,10 @@ impl Hardware {
                 ),
             },
         };
-        let precision = match args.bf16 {
-            true => Precision::BF16,
-            false => recipe.map_or_else(Precision::default, |recipe| recipe.optim.precision),
-        };
+        let own = recipe.map_or_else(Precision::default, |recipe| recipe.optim.precision);
+        let Precision { head_gather, head_reduce, .. } = own;
+        let precision =
+            if args.bf16 { Precision { head_gather, head_reduce, ..Precision::BF16 } } else { own };
         let is_own = gpu.is_none() && args.tflops.is_none();
         let ranks_per_node = args.ranks_per_node.unwrap_or(if is_own { 1 } else { 8 });
         let own_bytes = || machine::room(ranks_per_node, 1, &Opened::cpu()).bytes;

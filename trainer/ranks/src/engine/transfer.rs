@@ -62,7 +62,8 @@ impl Transfer {
         let _ = device_memory;
         // The communication thread reads tensors on a device. CubeCL makes it wait for memory that was allocated since
         // it last synchronized, not for writes in place: a copy is such memory.
-        let send = if is_host(&send) { send } else { send * 1.0 };
+        #[allow(clippy::redundant_clone)] // With one reference alone, the product would be written in place.
+        let send = if is_host(&send) { send } else { send.clone() * 1.0 };
         Ok(Self {
             send,
             wire,

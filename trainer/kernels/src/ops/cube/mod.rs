@@ -103,7 +103,7 @@ pub fn empty(like: &CubeTensor, shape: impl Into<Shape>, dtype: DType) -> CubeTe
     empty_device_contiguous_dtype(like.client.clone(), like.device.clone(), shape.into(), dtype)
 }
 
-fn cast(tensor: CubeTensor, dtype: DType) -> CubeTensor {
+pub(super) fn cast(tensor: CubeTensor, dtype: DType) -> CubeTensor {
     CubeBackend::float_cast(tensor, dtype.into())
 }
 

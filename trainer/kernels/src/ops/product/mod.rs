@@ -34,7 +34,7 @@ use tile::{COLUMNS, Lanes, N_LANES, ROWS, Tile, VECTORS, multiply};
 /// Numbers along k that are summed before a sum is written to memory: a panel of columns stays in the L2 cache.
 const DEPTH: usize = 2048;
 
-/// Longest rows in bf16 that are multiplied where they lie: the panel of columns that goes with them stays in the L2 cache.
+/// Longest rows in bf16 of a matrix that are multiplied where they lie: the panel of columns that goes with them stays in the L2 cache.
 const MAX_RUN: usize = 4096;
 
 /// Rows whose panels are packed at once, at most.

@@ -212,7 +212,8 @@ impl Unit for Block {
         groups.into_iter().enumerate().map(block).collect::<Vec<_>>().into()
     }
 
-    /// Counts a graph that holds per token, beside the attention weights: normalized inputs of both norms in f32, and their outputs, queries, keys and values, outputs of attention and branches, and the hidden layer: before its GELU,
+    /// Counts a graph that holds per token, in f32, the normalized inputs of both norms; and in the type of products, beside the
+    /// attention weights, the outputs of both norms, queries, keys and values, outputs of attention and branches, and the hidden layer: before its GELU,
     /// or with gates both halves before, and their product. Measured with `ocelli bench shard` on CPUs; GPUs keep the GELU too.
     fn cost(&self, groups: &[GroupShape]) -> (Cost, Vec<GroupShape>) {
         let (width, hidden) = (self.width as f64, self.hidden as f64);
