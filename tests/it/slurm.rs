@@ -1,5 +1,6 @@
 //! The scripts for Slurm on a cluster of two nodes on this machine. Slow: set `RUN_SLOW_TESTS=1`; needs root and Slurm.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
@@ -152,7 +153,14 @@ fn jobs_go_on_after_everything_that_slurm_does() {
     let flags = ["--array=1-2", "--cpus-per-task=1", "--mem=1G", "--output=watch-%a.log"];
     cluster.submit("watch.sbatch", &flags, &environment);
     cluster.wait();
-    let rows = std::fs::read_to_string(world.path("broken/evaluations.jsonl")).unwrap();
-    let checkpoints = std::fs::read_dir(world.path("broken/checkpoints")).unwrap().count();
-    assert_eq!(rows.lines().count(), checkpoints, "{rows}");
+    let text = std::fs::read_to_string(world.path("broken/evaluations.jsonl")).unwrap();
+    let rows = text.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+    let scores: Vec<(u64, String)> =
+        rows.map(|row| (row["about"]["step"].as_u64().unwrap(), row["metric"].to_string())).collect();
+    let distinct: BTreeSet<&(u64, String)> = scores.iter().collect();
+    assert_eq!(distinct.len(), scores.len(), "a checkpoint was scored twice: {text}");
+    let scored: BTreeSet<String> = scores.iter().map(|(step, _)| format!("step-{step:010}")).collect();
+    let folders = std::fs::read_dir(world.path("broken/checkpoints")).unwrap();
+    let names = folders.map(|folder| folder.unwrap().file_name().into_string().unwrap());
+    assert_eq!(scored, names.filter(|name| name.starts_with("step-")).collect());
 }
