@@ -256,6 +256,8 @@ pub struct Elements {
     pub maps: f64,
     /// Elements of maps of which there is a copy for products, if products are of another type.
     pub rounded_maps: f64,
+    /// Elements that are written and read, but not kept.
+    pub passing: f64,
 }
 
 impl Elements {
@@ -269,12 +271,12 @@ impl Elements {
         Self { products: n, ..Self::default() }
     }
 
-    /// Returns the number of elements, without copies.
+    /// Returns the number of elements that are written, without copies.
     pub fn total(&self) -> f64 {
-        self.wide + self.products + self.maps
+        self.wide + self.products + self.maps + self.passing
     }
 
-    /// Returns the bytes of all elements with these types.
+    /// Returns the bytes of all kept elements with these types.
     pub fn bytes(&self, types: Types) -> f64 {
         let [of_product, of_map] = [types.products, types.maps].map(|dtype| dtype.size() as f64);
         let copies = if types.products == types.maps { 0.0 } else { self.rounded_maps * of_product };
@@ -291,6 +293,7 @@ impl Add for Elements {
             products: self.products + other.products,
             maps: self.maps + other.maps,
             rounded_maps: self.rounded_maps + other.rounded_maps,
+            passing: self.passing + other.passing,
         }
     }
 }

@@ -81,7 +81,7 @@ impl Layer {
     fn cost_around(&self, shape: GroupShape) -> Cost {
         let cost = self.cost(shape);
         let maps = self.output(shape).elements().maps;
-        Cost { graph: Elements { maps: cost.graph.maps - maps, ..cost.graph }, ..cost }
+        Cost { graph: Elements { maps: cost.graph.maps - maps, passing: maps, ..cost.graph }, ..cost }
     }
 }
 
