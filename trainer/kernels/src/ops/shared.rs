@@ -74,7 +74,8 @@ impl Kernel<Flex, 1> for Use {
     }
 
     fn backward(&self, (): (), grad: FlexTensor, _: [bool; 1]) -> [Option<FlexTensor>; 1] {
-        let grad = super::cast::in_dtype(&grad, DType::F32);
+        // Moved where it is f32: a second reference would make `owned` copy it.
+        let grad = if grad.dtype() == DType::F32 { grad } else { super::cast::in_dtype(&grad, DType::F32) };
         self.add(Tensor::from_primitive::<Flex>(owned(grad)));
         [None]
     }
