@@ -224,7 +224,10 @@ impl Whole<'_> {
 /// Returns the trained network's weights, constrained as its method constrains them.
 fn constrained(unit: &dyn Unit, shard: &UnitShard) -> Tensor<1> {
     let mut flat = shard.weights.clone();
-    for (param, values) in unit.constrain(&Leaves::new(&shard.layout, &flat, false)) {
+    let constrained = unit.constrain(&Leaves::new(&shard.layout, &flat, false));
+    let n_constrained: usize = constrained.iter().map(|(_, values)| values.dims()[0]).sum();
+    assert_eq!(n_constrained, unit.n_constrained(), "{}", unit.name());
+    for (param, values) in constrained {
         let at = shard.layout.position(&param).unwrap();
         flat = flat.slice_assign([shard.layout.params[at].range()], values);
     }

@@ -53,11 +53,10 @@ pub fn memory(model: &ModelCost, placement: &Placement) -> Memory {
     let inputs: f64 = again.iter().map(|unit| sizes.input_bytes(unit)).sum();
     let graphs: f64 = kept.iter().map(|unit| unit.graph.bytes(types) * images).sum();
     let head_graph_bytes: f64 = trained.head.iter().map(|unit| unit.graph.bytes(types) * micro_batch).sum();
-    // Gradients exist by parameter and as one flat buffer; the prototypes' gradient is a sum of two addends. Constrained
-    // parameters are copied into what was gathered, and kept until they are written back.
-    let prototypes = trained.head.last().map_or(0.0, |unit| sizes.padded(unit));
+    // Gradients exist by parameter and as one flat buffer. Constrained parameters are copied into what was gathered, and kept
+    // until they are written back.
     let constrained: f64 = trained.head.iter().map(|unit| unit.n_constrained as f64).sum();
-    let in_head = head_graph_bytes + F32 * (2.0 * sizes.sum(&trained.head) + prototypes + 2.0 * constrained);
+    let in_head = head_graph_bytes + F32 * 2.0 * (sizes.sum(&trained.head) + constrained);
     // The trained network with its moments, and the others; a checkpoint leaves out frozen ones.
     let shards = sizes.shards_of(trained);
     let with_moments = (1.0 + model.n_moments as f64) * shards;

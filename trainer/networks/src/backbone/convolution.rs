@@ -68,12 +68,9 @@ impl Layer {
         let rows = self.output(shape).n_rows() as f64;
         let taps = (self.kernel * self.kernel * self.input / self.groups) as f64;
         let width = self.norm.width as f64;
-        let input = (shape.n_rows() * shape.width) as f64;
-        let graph = match shape.is_map {
-            true => Elements { maps: 2.0 * rows * width, rounded_maps: input, ..Elements::default() },
-            // Pixels, which are counted once for all networks, are copied as well.
-            false => Elements { maps: 2.0 * rows * width, rounded_maps: 0.0, ..Elements::default() },
-        };
+        // Pixels are no map.
+        let rounded_maps = shape.elements().maps;
+        let graph = Elements { maps: 2.0 * rows * width, rounded_maps, ..Elements::default() };
         Cost { flops: 2.0 * rows * taps * width, graph }
     }
 

@@ -61,8 +61,9 @@ impl Transfer {
         // Unused without CUDA: no such build has an engine that reads device memory.
         let _ = device_memory;
         // The communication thread reads tensors on a device. CubeCL makes it wait for memory that was allocated since
-        // it last synchronized, not for writes in place: a copy is such memory.
-        #[allow(clippy::redundant_clone)] // With one reference alone, the product would be written in place.
+        // it last synchronized, not for writes in place: a copy is such memory. With one reference alone, the product would be
+        // written in place.
+        #[allow(clippy::redundant_clone)]
         let send = if is_host(&send) { send } else { send.clone() * 1.0 };
         Ok(Self {
             send,

@@ -138,13 +138,7 @@ mod x86 {
     pub(super) fn by_pairs<const N: usize>(rows: &[[u32; ROWS]], columns: &[[Lanes; N]], tile: &mut Tile) {
         let mut sums = [[_mm512_setzero_ps(); N]; ROWS];
         for (row, columns) in rows.iter().zip(columns) {
-            let columns: [__m512bh; N] = columns.map(bytemuck::cast);
-            for (sums, pair) in sums.iter_mut().zip(row) {
-                let row: __m512bh = bytemuck::cast(_mm512_set1_epi32(pair.cast_signed()));
-                for (sum, columns) in sums.iter_mut().zip(columns) {
-                    *sum = _mm512_dpbf16_ps(*sum, row, columns);
-                }
-            }
+            add_pair(&mut sums, *row, columns);
         }
         store(sums, tile);
     }
@@ -157,16 +151,23 @@ mod x86 {
         let mut columns = columns.iter();
         for runs in runs {
             for (row, columns) in pairs_of(runs).zip(columns.by_ref()) {
-                let columns: [__m512bh; N] = columns.map(bytemuck::cast);
-                for (sums, pair) in sums.iter_mut().zip(row) {
-                    let row: __m512bh = bytemuck::cast(_mm512_set1_epi32(pair.cast_signed()));
-                    for (sum, columns) in sums.iter_mut().zip(columns) {
-                        *sum = _mm512_dpbf16_ps(*sum, row, columns);
-                    }
-                }
+                add_pair(&mut sums, row, columns);
             }
         }
         store(sums, tile);
+    }
+
+    /// Adds the products of a pair of each row and a pair of each column.
+    #[target_feature(enable = "avx512f,avx512bf16")]
+    #[inline]
+    fn add_pair<const N: usize>(sums: &mut [[__m512; N]; ROWS], row: [u32; ROWS], columns: &[Lanes; N]) {
+        let columns: [__m512bh; N] = columns.map(bytemuck::cast);
+        for (sums, pair) in sums.iter_mut().zip(row) {
+            let row: __m512bh = bytemuck::cast(_mm512_set1_epi32(pair.cast_signed()));
+            for (sum, columns) in sums.iter_mut().zip(columns) {
+                *sum = _mm512_dpbf16_ps(*sum, row, columns);
+            }
+        }
     }
 
     #[target_feature(enable = "avx512f")]
