@@ -17,6 +17,7 @@ mod frozen;
 mod initial;
 mod memory;
 mod mlflow;
+mod parts;
 mod pictures;
 mod progress;
 mod recipes;

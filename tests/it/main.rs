@@ -73,6 +73,9 @@ mod mpi_nodes;
 /// mpirun, and the messages of its ranks.
 #[cfg(feature = "mpi")]
 mod mpirun;
+/// Two nodes on this machine.
+#[cfg(feature = "mpi")]
+mod nodes;
 /// Output that cannot be written.
 mod output;
 /// Packing folders and lists of images into shards, and extracting them.
@@ -83,6 +86,8 @@ mod pack_urls;
 mod pages;
 /// Parquet files in place of shards.
 mod parquet_sets;
+/// Preparation in parts, as one job does it.
+mod parts;
 /// Estimates of `ocelli plan`.
 mod plan;
 /// Data preparation, as a user runs it.
@@ -108,6 +113,9 @@ mod several;
 mod slurm;
 /// A long run of the data path; slow.
 mod soak;
+/// Disturbed runs on several ranks, for as long as wanted.
+#[cfg(feature = "mpi")]
+mod soak_ranks;
 /// Source files, parsed.
 mod sources;
 /// The stages of DINOv3, and its distillation.

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
-use crate::support::World;
+use crate::support::{World, ok};
 
 /// Steps of a run, enough for it to be disturbed on the way.
 const STEPS: usize = 240;
@@ -55,11 +55,11 @@ impl Cluster {
         String::from_utf8(output.stdout).unwrap()
     }
 
-    /// Submits a script as it stands, and returns the number of the job.
-    fn submit(&self, script: &str, flags: &[&str], environment: &[(&str, String)]) -> String {
+    /// Submits a script as it stands with `args`, and returns the number of the job.
+    fn submit(&self, script: &str, flags: &[&str], args: &[&str], environment: &[(&str, String)]) -> String {
         let path = format!("{}/../scripts/slurm/{script}", env!("CARGO_MANIFEST_DIR"));
         let mut command = self.command("sbatch");
-        command.args(["--parsable"]).args(flags).arg(path).envs(environment.iter().cloned());
+        command.args(["--parsable"]).args(flags).arg(path).args(args).envs(environment.iter().cloned());
         let output = command.env("OCELLI", env!("CARGO_BIN_EXE_ocelli-under-test")).output().unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         String::from_utf8(output.stdout).unwrap().trim().to_string()
@@ -97,7 +97,7 @@ fn pretrain(world: &World, cluster: &Cluster, workdir: &str, flags: &[&str]) -> 
         ("OMPI_MCA_mpi_yield_when_idle", "1".to_string()),
     ];
     let usual = ["--nodes=2", "--output=pretrain-%j.log"];
-    cluster.submit("pretrain.sbatch", &[&usual, flags].concat(), &environment)
+    cluster.submit("pretrain.sbatch", &[&usual, flags].concat(), &[], &environment)
 }
 
 fn losses(workdir: &Path) -> Vec<f64> {
@@ -146,12 +146,30 @@ fn jobs_go_on_after_everything_that_slurm_does() {
     }
     assert!(log.matches("continuing at step").count() >= 3, "{log}");
 
+    // Preparation as an array of jobs, and one that joins its parts.
+    ok(&world.ocelli(&["shards", "extract", &world.text("data"), "--out", &world.text("photos")]));
+    let (photos, whole, parts) = (world.text("photos"), world.text("packed"), world.text("packed-in-parts"));
+    let args = ["shards", "pack", &photos, "--samples-per-shard", "7", "--out"];
+    ok(&world.ocelli(&[&args[..], &[&whole]].concat()));
+    let args = [&args[..], &[&parts]].concat();
+    let flags = ["--cpus-per-task=1", "--mem=1G", "--output=part-%a.log"];
+    let array = cluster.submit("parts.sbatch", &[&flags[..], &["--array=1-4"]].concat(), &args, &[]);
+    let after = format!("--dependency=afterok:{array}");
+    cluster.submit("parts.sbatch", &[&flags[..], &[&after]].concat(), &args, &[("JOIN", "4".into())]);
+    cluster.wait();
+    for number in 0..9 {
+        let read = |folder: &str| std::fs::read(format!("{folder}/train-{number:06}.tar")).unwrap();
+        assert!(read(&whole) == read(&parts), "{number}");
+    }
+    let said = cluster.said("sh", &["-c", "cat part-*.log"]);
+    assert!(said.contains("60 samples of") && said.contains("in 9 shard(s):"), "{said}");
+
     let train = world.text("data/train-000000.tar");
     let environment = [("WORKDIR", world.text("broken")), ("TRAIN", train.clone()), ("TEST", train)];
     let environment = environment.into_iter().chain([("OCELLI_ARGS", "--protocol knn".into())]);
     let environment: Vec<(&str, String)> = environment.collect();
     let flags = ["--array=1-2", "--cpus-per-task=1", "--mem=1G", "--output=watch-%a.log"];
-    cluster.submit("watch.sbatch", &flags, &environment);
+    cluster.submit("watch.sbatch", &flags, &[], &environment);
     cluster.wait();
     let text = std::fs::read_to_string(world.path("broken/evaluations.jsonl")).unwrap();
     let rows = text.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());

@@ -6,7 +6,7 @@ use serde_json::Value;
 use crate::support::{World, fails, ok};
 
 /// First stage, small.
-const FIRST: &str = r#"
+pub(crate) const FIRST: &str = r#"
 name = "stage"
 seed = 3
 [model]

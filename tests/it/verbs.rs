@@ -57,8 +57,11 @@ fn packing_a_folder_of_classes_is_repeatable() {
     ok(&world.ocelli(&["shards", "verify", &shards]));
     let listing = world.ocelli(&["shards", "ls", &shards]);
     assert_eq!(String::from_utf8_lossy(&listing.stdout).lines().count(), 4);
-    // A second pack into the same folder must not overwrite.
+    // The same pack again finds its shards; another one into the same folder must not overwrite, whoever made the shards.
+    assert_eq!(pack("one")["shards_there"], 2);
     let args = ["shards", "pack", &world.text("images"), "--out", &world.text("one")];
+    assert!(fails(&world.ocelli(&args), 2).contains("of another job"));
+    std::fs::remove_file(world.path("one/train.job.json")).unwrap();
     assert!(fails(&world.ocelli(&args), 3).contains("train-000000.tar exists"));
 }
 

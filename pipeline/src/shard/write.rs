@@ -5,6 +5,7 @@ use std::fs;
 use std::fs::File;
 use std::io;
 use std::io::{BufWriter, Write};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use super::index::{IndexBuilder, Member, short_checksum};
@@ -97,8 +98,8 @@ impl ShardWriter {
     /// [`PipelineError::Exists`] when a shard of that name already exists,
     /// [`PipelineError::BadMember`], [`PipelineError::Io`].
     pub fn add(&mut self, key: &str, members: &[(&str, &[u8])]) -> Result<(), PipelineError> {
-        let sample_bytes: u64 =
-            members.iter().map(|(extension, data)| member_bytes(&name_of(key, extension), data)).sum();
+        let sample_bytes =
+            sample_bytes(key, members.iter().map(|(extension, data)| (*extension, data.len() as u64)));
         let full = self.current.as_ref().is_some_and(|shard| {
             shard.n_samples >= self.limits.max_samples || shard.bytes + sample_bytes > self.limits.max_bytes
         });
@@ -226,12 +227,12 @@ impl ShardFile {
         header.set_groupname("bigdata").map_err(io)?;
         self.builder.append_data(&mut header, &name, data).map_err(io)?;
         // `bytes` counts the two blocks that end a tar.
-        let end = self.bytes - 2 * BLOCK_BYTES + member_bytes(&name, data);
+        let end = self.bytes - 2 * BLOCK_BYTES + member_bytes(&name, data.len() as u64);
         let offset_bytes = end - (data.len() as u64).next_multiple_of(BLOCK_BYTES);
         let bad = |reason| PipelineError::BadMember { path: self.path.clone(), member: name.clone(), reason };
         let (len_bytes, check) = (data.len() as u64, Some(short_checksum(data)));
         self.index.push(key, Member { extension, offset_bytes, len_bytes, check }).map_err(bad)?;
-        self.bytes += member_bytes(&name, data);
+        self.bytes += member_bytes(&name, data.len() as u64);
         Ok(())
     }
 }
@@ -259,11 +260,37 @@ fn is_long(name: &str) -> bool {
     ::tar::Header::new_ustar().set_path(name).is_err()
 }
 
-/// Returns the number of bytes of a member: headers, data and padding.
-fn member_bytes(name: &str, data: &[u8]) -> u64 {
-    let padded = |len: usize| (len as u64).next_multiple_of(BLOCK_BYTES);
-    let long_name = if is_long(name) { BLOCK_BYTES + padded(name.len() + 1) } else { 0 };
-    long_name + BLOCK_BYTES + padded(data.len())
+/// Returns the number of bytes of a member whose data has `len_bytes`: headers, data and padding.
+fn member_bytes(name: &str, len_bytes: u64) -> u64 {
+    let padded = |len: u64| len.next_multiple_of(BLOCK_BYTES);
+    let long_name = if is_long(name) { BLOCK_BYTES + padded(name.len() as u64 + 1) } else { 0 };
+    long_name + BLOCK_BYTES + padded(len_bytes)
+}
+
+/// Divides samples into shards as [`ShardWriter`] does, by their sizes alone ([`sample_bytes`]): the range of samples of each shard.
+pub fn shards_of(sizes_bytes: &[u64], limits: ShardLimits) -> Vec<Range<usize>> {
+    let mut shards = Vec::new();
+    let (mut start, mut bytes) = (0, 2 * BLOCK_BYTES);
+    for (sample, sample_bytes) in sizes_bytes.iter().enumerate() {
+        let n_samples = (sample - start) as u64;
+        let is_full =
+            n_samples >= limits.max_samples || bytes.saturating_add(*sample_bytes) > limits.max_bytes;
+        if n_samples > 0 && is_full {
+            shards.push(start..sample);
+            (start, bytes) = (sample, 2 * BLOCK_BYTES);
+        }
+        bytes += sample_bytes;
+    }
+    if start < sizes_bytes.len() {
+        shards.push(start..sizes_bytes.len());
+    }
+    shards
+}
+
+/// Returns the number of bytes that a sample takes in a shard: `members` are extensions and lengths.
+pub fn sample_bytes<'a>(key: &str, members: impl IntoIterator<Item = (&'a str, u64)>) -> u64 {
+    let bytes = |(extension, len_bytes)| member_bytes(&name_of(key, extension), len_bytes);
+    members.into_iter().map(bytes).sum()
 }
 
 #[cfg(test)]
@@ -340,6 +367,25 @@ mod tests {
             let read = |folder: &Path| fs::read(folder.join(name)).expect(name);
             assert_eq!(read(whole.path()), read(part.path()), "{name}");
         }
+    }
+
+    /// Sizes alone give the shards of a writer.
+    #[test]
+    fn shards_are_known_before_they_are_written() {
+        for limits in [
+            ShardLimits { max_samples: 4, max_bytes: u64::MAX },
+            ShardLimits { max_samples: u64::MAX, max_bytes: 8 << 10 },
+            ShardLimits { max_samples: 3, max_bytes: 4 << 10 },
+        ] {
+            let folder = tempfile::tempdir().expect("temporary folder");
+            let size = |i: u64| sample_bytes(&format!("{i:04}"), [("jpg", 300 + 100 * i), ("cls", 1)]);
+            let sizes: Vec<u64> = (0..10).map(size).collect();
+            let lengths = |path: &PathBuf| sidecar::open(path).expect("sidecar").len();
+            let written: Vec<usize> = write(folder.path(), limits).iter().map(lengths).collect();
+            let planned: Vec<usize> = shards_of(&sizes, limits).iter().map(ExactSizeIterator::len).collect();
+            assert_eq!(planned, written);
+        }
+        assert!(shards_of(&[], ShardLimits { max_samples: 1, max_bytes: 1 }).is_empty());
     }
 
     /// The file of a killed writer is not a shard, and does not block the next writer.

@@ -15,7 +15,7 @@ use super::input::{Images, Input};
 use crate::cluster::launch::Launch;
 use crate::progress::bar;
 use crate::shards::classes::copy_classes;
-use crate::shards::hold::hold;
+use crate::shards::hold::{Held, hold};
 use crate::shards::names::shard_list;
 use crate::shards::open::is_folder_of_images;
 use crate::shards::rewrite::claim;
@@ -74,7 +74,7 @@ pub(crate) struct Output<'a> {
     storage: &'a Storage,
     /// Whether this process writes: the first rank does.
     pub(crate) is_writer: bool,
-    _held: Option<File>,
+    _held: Held,
 }
 
 impl OutputFlags {
@@ -93,7 +93,7 @@ impl OutputFlags {
         }
         let is_writer = launch.rank == 0;
         if !is_writer {
-            return Ok(Output { flags: self, storage, is_writer, _held: None });
+            return Ok(Output { flags: self, storage, is_writer, _held: Held::default() });
         }
         let specs = input.images.iter().flat_map(|images| &images.specs);
         settings["shards"] = json!(specs.map(|spec| redact_list(spec)).collect::<Vec<_>>());

@@ -107,5 +107,7 @@ impl Classes {
 pub(crate) fn write_classes(folder: &Path, names: &[String]) -> anyhow::Result<()> {
     let path = folder.join(LIST);
     let text: String = names.iter().flat_map(|name| [name.as_str(), "\n"]).collect();
-    std::fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))
+    // Whole at any time: parts of a job write the same list.
+    pipeline::file::replace(&path, text.as_bytes())
+        .with_context(|| format!("cannot write {}", path.display()))
 }

@@ -1,19 +1,60 @@
-//! Lock of an output folder, for one job at a time.
+//! Locks of output folders.
 
-use std::fs::{File, TryLockError};
-use std::path::Path;
+use std::fs::{self, File, TryLockError};
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 
-/// Creates the folder `out` and locks it against other jobs for as long as the result lives. Returns `None` if the file
-/// system does not support locks.
-pub(crate) fn hold(out: &Path) -> anyhow::Result<Option<File>> {
-    std::fs::create_dir_all(out).with_context(|| format!("cannot create {}", out.display()))?;
-    let folder = File::open(out).with_context(|| format!("cannot open {}", out.display()))?;
-    match folder.try_lock() {
-        Ok(()) => Ok(Some(folder)),
+use crate::parts::Part;
+
+/// Locks that a job has for as long as the value lives.
+#[derive(Default)]
+pub(crate) struct Held {
+    /// Locked files.
+    files: Vec<File>,
+    /// File that marks a part as being worked on, removed in the end.
+    mark: Option<PathBuf>,
+}
+
+/// Creates the folder `out` and locks it against other jobs for as long as the result lives, if the file system supports locks.
+pub(crate) fn hold(out: &Path) -> anyhow::Result<Held> {
+    let folder = open(out)?;
+    Ok(Held { files: locked(out, folder.try_lock(), folder)?.into_iter().collect(), mark: None })
+}
+
+/// Creates the folder `out` and locks it against other jobs, but not against other parts of this one, for as long as the result
+/// lives.
+pub(crate) fn hold_part(out: &Path, name: &str, part: Part) -> anyhow::Result<Held> {
+    let folder = open(out)?;
+    let shared = locked(out, folder.try_lock_shared(), folder)?;
+    let (rank, n_parts) = part.rank();
+    let mark = out.join(format!("{name}.part-{:05}-of-{n_parts:05}.lock", rank + 1));
+    let file = File::create(&mark).with_context(|| format!("cannot create {}", mark.display()))?;
+    let own = locked(&mark, file.try_lock(), file)?;
+    Ok(Held { files: shared.into_iter().chain(own).collect(), mark: Some(mark) })
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        if let Some(mark) = &self.mark {
+            // It may be gone with its folder.
+            let _ = fs::remove_file(mark);
+        }
+        self.files.clear();
+    }
+}
+
+fn open(out: &Path) -> anyhow::Result<File> {
+    fs::create_dir_all(out).with_context(|| format!("cannot create {}", out.display()))?;
+    File::open(out).with_context(|| format!("cannot open {}", out.display()))
+}
+
+/// Returns `file` if it is locked, and `None` if the file system does not support locks.
+fn locked(path: &Path, result: Result<(), TryLockError>, file: File) -> anyhow::Result<Option<File>> {
+    match result {
+        Ok(()) => Ok(Some(file)),
         Err(TryLockError::WouldBlock) => {
-            bail!("another job is writing to {}: wait for it, or choose another folder", out.display())
+            bail!("another job is writing to {}: wait for it, or choose another folder", path.display())
         }
         Err(TryLockError::Error(_)) => Ok(None),
     }

@@ -7,6 +7,7 @@ pub(crate) mod encode;
 pub(crate) mod files;
 pub(crate) mod hold;
 pub(crate) mod host_queue;
+mod image_file;
 pub(crate) mod keys;
 pub(crate) mod list;
 pub(crate) mod names;

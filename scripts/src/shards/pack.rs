@@ -1,40 +1,56 @@
 //! Packing of image files into shards.
+//!
+//! The list of images alone determines which of them a shard holds ([`shards_of`]): parts of a job write the shards that one job would
+//! write, and a job that was stopped continues with the shards that are missing. An image that cannot be packed is left out of its
+//! shard.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::io::Cursor;
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::fs;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
-use augment::DecodeRules;
 use augment::bands::{self, MapData};
 use augment::facts::facts;
-use image::{DynamicImage, ImageFormat};
-use pipeline::file;
-use pipeline::shard::IMAGE_EXTENSIONS;
-use pipeline::shard::write::{ShardLimits, ShardWriter};
-use serde_json::{Value, json};
+use indicatif::ProgressBar;
+use pipeline::shard::write::{ShardFile, ShardLimits, sample_bytes, shards_of};
+use pipeline::{PipelineError, Shard, file};
+use rayon::prelude::*;
+use serde_json::{Map, Value, json};
+use xxhash_rust::xxh3::Xxh3;
 
-use super::bands::{BandFile, Sample, joined};
+use super::bands::{Sample, joined};
 use super::classes::{Classes, write_classes};
 use super::files::{
-    CONVERTED, FoundFiles, SIDECAR_EXTENSIONS, SampleFile, entries, extension, extensions, print_skipped,
+    FoundFiles, SIDECAR_EXTENSIONS, SampleFile, entries, extension, extensions, print_skipped,
 };
-use super::hold::hold;
+use super::hold::{hold, hold_part};
+use super::image_file::files_of;
 use super::keys::Keys;
 use super::order::shuffle;
 use crate::console::say;
+use crate::parts::{Part, Work, check_none_missing};
 use crate::progress::bar;
+
+/// Images that are read, on all cores, before they are written.
+const CHUNK: usize = 64;
 
 /// Result of a pack.
 pub(crate) struct Packed {
+    /// Number of samples in the shards of this command's share.
     pub(crate) n_samples: u64,
     pub(crate) n_classes: usize,
-    pub(crate) paths: Vec<PathBuf>,
-    /// File that lists the images that could not be packed, and their number.
+    /// Number of shards of the whole job.
+    pub(crate) n_shards: usize,
+    /// Numbers of the shards of this command's share.
+    pub(crate) shards: Range<usize>,
+    /// Number of them that were there already.
+    pub(crate) n_there: usize,
+    /// File that lists the images that could not be packed, and their number. A part has a list for each shard.
     pub(crate) failures: Option<(PathBuf, usize)>,
     /// Numbers of skipped files, by extension.
     pub(crate) skipped: BTreeMap<String, usize>,
-    /// Number of images that EXIF turns.
+    /// Number of images that EXIF turns, among those packed now.
     pub(crate) n_turned: usize,
 }
 
@@ -72,6 +88,60 @@ pub(crate) struct PackJob<'a> {
     pub(crate) seed: u64,
     /// `true` if files such as `tile.b02.tif` are bands of one image.
     pub(crate) joins_bands: bool,
+    /// Share of the job.
+    pub(crate) work: Work,
+}
+
+/// What a job packs: all samples in their order, and the samples of each shard.
+struct Contents {
+    /// Key and sample.
+    samples: Vec<(String, Sample)>,
+    classes: Classes,
+    shards: Vec<Range<usize>>,
+    /// Numbers of skipped files, by extension.
+    skipped: BTreeMap<String, usize>,
+}
+
+/// Packs the images of `job`.
+pub(crate) fn pack(job: &PackJob<'_>) -> anyhow::Result<Packed> {
+    let contents = contents(job)?;
+    let _held = match job.work {
+        Work::Part(part) => hold_part(job.out, job.prefix, part)?,
+        Work::Whole | Work::Join(_) => hold(job.out)?,
+    };
+    claim(job, &contents)?;
+    if let Classes::Named(names) = &contents.classes {
+        write_classes(job.out, names)?;
+    }
+    let shards = job.work.range(contents.shards.len());
+    let missing: Vec<usize> = shards.clone().filter(|shard| !path_of(job, *shard).exists()).collect();
+    if let Work::Join(n_parts) = job.work {
+        let is_missing =
+            |part: &Part| missing.iter().any(|shard| part.range(contents.shards.len()).contains(shard));
+        check_none_missing(&Part::all(n_parts).filter(is_missing).collect::<Vec<_>>())?;
+    }
+    let progress = bar(missing.iter().map(|shard| contents.shards[*shard].len() as u64).sum(), "pack");
+    let mut n_turned = 0;
+    for shard in &missing {
+        n_turned += one_shard(job, &contents, *shard, &progress)?;
+    }
+    progress.finish_and_clear();
+    let n_there = shards.len() - missing.len();
+    let packed =
+        Packed { n_shards: contents.shards.len(), n_there, n_turned, ..totals(job, &contents, shards)? };
+    if packed.n_samples == 0 && job.work == Work::Whole {
+        remove(job, &contents)?;
+        bail!(nothing(job));
+    }
+    Ok(packed)
+}
+
+/// Creates the error for a job without an image that can be packed.
+fn nothing(job: &PackJob<'_>) -> PipelineError {
+    PipelineError::NoImages {
+        path: job.input.to_path_buf(),
+        wanted: extensions().collect::<Vec<_>>().join(", "),
+    }
 }
 
 /// Finds the samples of `job`, and the numbers of other files by extension.
@@ -85,100 +155,210 @@ fn samples(job: &PackJob<'_>) -> anyhow::Result<(Vec<Sample>, BTreeMap<String, u
     Ok((joined(entries)?, skipped))
 }
 
-/// Packs the images of `job`.
-pub(crate) fn pack(job: &PackJob<'_>) -> anyhow::Result<Packed> {
+/// Finds what `job` packs, without reading images.
+fn contents(job: &PackJob<'_>) -> anyhow::Result<Contents> {
     let (entries, skipped) = samples(job)?;
-    let _held = hold(job.out)?;
-    let nothing = || pipeline::PipelineError::NoImages {
-        path: job.input.to_path_buf(),
-        wanted: extensions().collect::<Vec<_>>().join(", "),
-    };
     if entries.is_empty() {
-        bail!(nothing());
+        bail!(nothing(job));
     }
     let labels = entries.iter().filter_map(|sample| sample.entry.class.as_ref());
     let classes = Classes::of(job.classes, job.out, job.overwrite, labels)?;
     // Keys in the order of the list, for any seed.
     let mut keys = Keys::default();
-    let mut named: Vec<(String, Sample)> =
+    let mut samples: Vec<(String, Sample)> =
         entries.into_iter().map(|sample| (keys.of(&sample.entry.name), sample)).collect();
-    shuffle(&mut named, job.seed);
-    let mut writer = ShardWriter::new(job.out, job.prefix, job.limits)?;
-    let progress = bar(named.len() as u64, "pack");
-    let (mut failures, mut found_classes, mut n_turned) = (Vec::new(), BTreeSet::new(), 0);
-    for (key, sample @ Sample { entry, .. }) in &named {
-        progress.inc(1);
-        let label = entry.class.as_ref().map(|class| classes.number(class)).transpose()?;
-        match files_of(sample) {
-            Ok(files) => {
-                n_turned +=
-                    usize::from(files.iter().any(|(_, file)| facts(file).is_ok_and(|facts| facts.turned)));
-                add(&mut writer, key, entry, &files, label)?;
-                found_classes.extend(&entry.class);
-            }
-            Err(error) => {
-                let row = json!({ "path": entry.name, "reason": crate::console::chain(&error) });
-                failures.push(format!("{row}\n"));
+    shuffle(&mut samples, job.seed);
+    let size = |(key, sample): &(String, Sample)| size_bytes(key, sample, &classes, job.limits);
+    let sizes_bytes: Vec<u64> = samples.par_iter().map(size).collect::<anyhow::Result<_>>()?;
+    let shards = shards_of(&sizes_bytes, job.limits);
+    Ok(Contents { samples, classes, shards, skipped })
+}
+
+/// Returns the bytes that a sample takes in a shard, by the lengths of its files; 0 if shards may have any size.
+fn size_bytes(key: &str, sample: &Sample, classes: &Classes, limits: ShardLimits) -> anyhow::Result<u64> {
+    if limits.max_bytes == u64::MAX {
+        return Ok(0);
+    }
+    let entry = &sample.entry;
+    let text = |text: Option<String>| text.map(|text| text.len() as u64);
+    let label = entry.class.as_ref().map(|class| classes.number(class)).transpose()?;
+    let label = text(label.map(|label| label.to_string())).map(|len| ("cls", len));
+    let columns = text(in_json(&columns_of(key, entry))).map(|len| ("json", len));
+    let formats: Vec<(String, u64)> = sample
+        .files
+        .iter()
+        .map(|file| {
+            let extension = file.extension.clone().or(extension(&file.path)).unwrap_or_default();
+            // A file that cannot be read is not packed.
+            (extension, fs::metadata(&file.path).map_or(0, |data| data.len()))
+        })
+        .collect();
+    let files = formats.iter().map(|(extension, len)| (extension.as_str(), *len));
+    Ok(sample_bytes(key, files.chain(label).chain(columns)))
+}
+
+/// Writes down which job the shards of the prefix are of, or checks that they are of this one.
+fn claim(job: &PackJob<'_>, contents: &Contents) -> anyhow::Result<()> {
+    let mut hash = Xxh3::new();
+    for (key, Sample { entry, .. }) in &contents.samples {
+        let line = json!([key, entry.name, entry.class, entry.columns]);
+        hash.update(line.to_string().as_bytes());
+    }
+    contents.shards.iter().for_each(|shard| hash.update(&(shard.end as u64).to_le_bytes()));
+    contents.classes.names().into_iter().flatten().for_each(|name| hash.update(name.as_bytes()));
+    let this = json!({
+        "verb": "pack",
+        "parts": job.work.n_parts(),
+        "shards": contents.shards.len(),
+        "contents": format!("{:016x}", hash.digest()),
+    });
+    let mark = job.out.join(format!("{}.job.json", job.prefix));
+    if let Ok(text) = fs::read_to_string(&mark) {
+        let there: Value =
+            serde_json::from_str(&text).with_context(|| format!("cannot read {}", mark.display()))?;
+        if there != this {
+            bail!(
+                "{}-*.tar in {} are of another job, with other images, flags or parts: choose another --out or --prefix",
+                job.prefix,
+                job.out.display()
+            );
+        }
+        return Ok(());
+    }
+    if let Some(path) = (0..contents.shards.len()).map(|shard| path_of(job, shard)).find(|path| path.exists())
+    {
+        bail!(PipelineError::Exists { path });
+    }
+    file::replace(&mark, format!("{this}\n").as_bytes())
+        .with_context(|| format!("cannot write {}", mark.display()))
+}
+
+/// Path of shard number `shard`.
+fn path_of(job: &PackJob<'_>, shard: usize) -> PathBuf {
+    job.out.join(format!("{}-{shard:06}.tar", job.prefix))
+}
+
+/// Path of the list of images that could not be packed into a shard. It exists if there are any.
+fn failures_of(job: &PackJob<'_>, shard: usize) -> PathBuf {
+    path_of(job, shard).with_extension("failures.jsonl")
+}
+
+/// Writes a shard; returns the number of its images that EXIF turns.
+fn one_shard(
+    job: &PackJob<'_>,
+    contents: &Contents,
+    shard: usize,
+    progress: &ProgressBar,
+) -> anyhow::Result<usize> {
+    let mut writer = ShardFile::create(&path_of(job, shard))?;
+    let (mut failures, mut n_turned) = (String::new(), 0);
+    for chunk in contents.samples[contents.shards[shard].clone()].chunks(CHUNK) {
+        let read: Vec<_> = chunk.par_iter().map(|(_, sample)| files_of(sample)).collect();
+        for ((key, Sample { entry, .. }), files) in chunk.iter().zip(read) {
+            progress.inc(1);
+            let label = entry.class.as_ref().map(|class| contents.classes.number(class)).transpose()?;
+            match files {
+                Ok(files) => {
+                    let is_turned = |file: &[u8]| facts(file).is_ok_and(|facts| facts.turned);
+                    n_turned += usize::from(files.iter().any(|(_, file)| is_turned(file)));
+                    add(&mut writer, key, entry, &files, label)?;
+                }
+                Err(error) => {
+                    let row = json!({ "path": entry.name, "reason": crate::console::chain(&error) });
+                    failures.push_str(&format!("{row}\n"));
+                }
             }
         }
     }
-    progress.finish_and_clear();
-    let n_samples = writer.n_samples();
-    if n_samples == 0 {
-        say(format!("the first of {} images: {}", named.len(), failures[0].trim_end()));
-        bail!(nothing());
+    // The list comes first: a shard that has its name has its list.
+    let list = failures_of(job, shard);
+    match failures.is_empty() {
+        true if list.exists() => fs::remove_file(&list),
+        true => Ok(()),
+        false => file::replace(&list, failures.as_bytes()),
     }
-    if let Classes::Named(names) = &classes {
-        write_classes(job.out, names)?;
+    .with_context(|| format!("cannot write {}", list.display()))?;
+    writer.finish()?;
+    Ok(n_turned)
+}
+
+/// Counts what is in `shards`, all of which exist, and joins the lists of failures unless this is a part.
+fn totals(job: &PackJob<'_>, contents: &Contents, shards: Range<usize>) -> anyhow::Result<Packed> {
+    let mut n_samples = 0;
+    let (mut lines, mut classes) = (String::new(), BTreeSet::new());
+    for shard in shards.clone() {
+        n_samples += Shard::open(&path_of(job, shard))?.len() as u64;
+        let text = fs::read_to_string(failures_of(job, shard)).unwrap_or_default();
+        let rows = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+        let failed: HashSet<String> =
+            rows.filter_map(|row| Some(row["path"].as_str()?.to_string())).collect();
+        let samples = &contents.samples[contents.shards[shard].clone()];
+        let packed = samples.iter().filter(|(_, sample)| !failed.contains(&sample.entry.name));
+        classes.extend(packed.filter_map(|(_, sample)| sample.entry.class.as_ref()));
+        lines.push_str(&text);
+    }
+    let list = match job.work {
+        Work::Part(_) => job.out.join(format!("{}-*.failures.jsonl", job.prefix)),
+        Work::Whole | Work::Join(_) => job.out.join(format!("{}.failures.jsonl", job.prefix)),
+    };
+    let is_joined = !matches!(job.work, Work::Part(_)) && !lines.is_empty();
+    if is_joined && n_samples > 0 {
+        file::replace(&list, lines.as_bytes()).with_context(|| format!("cannot write {}", list.display()))?;
+    }
+    if let Some(first) = lines.lines().next().filter(|_| n_samples == 0) {
+        say(format!("the first of {} images: {first}", lines.lines().count()));
     }
     Ok(Packed {
         n_samples,
-        n_classes: found_classes.len(),
-        paths: writer.finish()?,
-        failures: write_failures(job, &failures)?,
-        skipped,
-        n_turned,
+        n_classes: classes.len(),
+        n_shards: 0,
+        shards,
+        n_there: 0,
+        failures: (!lines.is_empty()).then(|| (list, lines.lines().count())),
+        skipped: contents.skipped.clone(),
+        n_turned: 0,
     })
 }
 
-/// Writes the lines of the images that could not be packed, if there are any; returns the list and their number.
-fn write_failures(job: &PackJob<'_>, lines: &[String]) -> anyhow::Result<Option<(PathBuf, usize)>> {
-    if lines.is_empty() {
-        return Ok(None);
+/// Removes the shards of a job that packed nothing.
+fn remove(job: &PackJob<'_>, contents: &Contents) -> anyhow::Result<()> {
+    for shard in 0..contents.shards.len() {
+        let tar = path_of(job, shard);
+        let index = pipeline::shard::sidecar::path_of(&tar);
+        for path in [tar, index, failures_of(job, shard)] {
+            if path.exists() {
+                fs::remove_file(&path).with_context(|| format!("cannot remove {}", path.display()))?;
+            }
+        }
     }
-    let list = job.out.join(format!("{}.failures.jsonl", job.prefix));
-    file::replace(&list, lines.concat().as_bytes())
-        .with_context(|| format!("cannot write {}", list.display()))?;
-    Ok(Some((list, lines.len())))
+    let mark = job.out.join(format!("{}.job.json", job.prefix));
+    fs::remove_file(&mark).with_context(|| format!("cannot remove {}", mark.display()))
 }
 
-/// Reads the files of the image of `sample`: extension in the shard, and bytes.
-fn files_of(sample: &Sample) -> anyhow::Result<Vec<(String, Vec<u8>)>> {
-    let read = |file: &BandFile| match &file.extension {
-        None => image_of(&file.path),
-        Some(extension) => Ok((extension.clone(), read_image(&file.path)?)),
-    };
-    let files: Vec<(String, Vec<u8>)> = sample.files.iter().map(read).collect::<anyhow::Result<_>>()?;
-    if files.len() > 1 {
-        let all: Vec<&[u8]> = files.iter().map(|(_, bytes)| bytes.as_slice()).collect();
-        bands::found(&all, &DecodeRules::default())?;
+/// Returns the columns of a sample, with its name if the key differs from it.
+fn columns_of(key: &str, entry: &SampleFile) -> Map<String, Value> {
+    let mut columns = entry.columns.clone();
+    if Path::new(&entry.name).with_extension("") != Path::new(key) {
+        columns.entry("name").or_insert(Value::String(entry.name.clone()));
     }
-    Ok(files)
+    columns
 }
 
-/// Adds a sample: its image, its class, and its columns, with its name if the key differs from it, and with the map data of its image.
+/// Returns columns as the text of a member; `None` if there are none.
+fn in_json(columns: &Map<String, Value>) -> Option<String> {
+    (!columns.is_empty()).then(|| Value::Object(columns.clone()).to_string())
+}
+
+/// Adds a sample: its image, its class, and its columns, with the map data of its image.
 fn add(
-    writer: &mut ShardWriter,
+    writer: &mut ShardFile,
     key: &str,
     entry: &SampleFile,
     files: &[(String, Vec<u8>)],
     label: Option<usize>,
 ) -> anyhow::Result<()> {
     let label = label.map(|label| label.to_string());
-    let mut columns = entry.columns.clone();
-    if Path::new(&entry.name).with_extension("") != Path::new(key) {
-        columns.entry("name").or_insert(Value::String(entry.name.clone()));
-    }
+    let mut columns = columns_of(key, entry);
     if let Some((_, first)) = files.first()
         && let Ok(Some(map)) = bands::map_data(first)
     {
@@ -186,7 +366,7 @@ fn add(
             columns.entry(name).or_insert(value);
         }
     }
-    let columns = (!columns.is_empty()).then(|| Value::Object(columns).to_string());
+    let columns = in_json(&columns);
     let mut members: Vec<(&str, &[u8])> =
         files.iter().map(|(extension, bytes)| (extension.as_str(), bytes.as_slice())).collect();
     members.extend(label.iter().map(|label| ("cls", label.as_bytes())));
@@ -204,50 +384,4 @@ fn map_columns(map: &MapData) -> impl Iterator<Item = (&'static str, Value)> {
     let epsg = map.epsg.map(|code| ("map_epsg", Value::from(code)));
     let no_data = map.no_data.clone().map(|text| ("map_no_data", Value::from(text)));
     epsg.into_iter().chain(numbers).chain(no_data)
-}
-
-/// Reads the file of an image, whose header must be readable: an extension may be wrong, and links may lead anywhere.
-fn read_image(path: &Path) -> anyhow::Result<Vec<u8>> {
-    let bytes = std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
-    facts(&bytes).with_context(|| format!("{} is not a readable image", path.display()))?;
-    Ok(bytes)
-}
-
-/// Reads the image at `path`: its extension in the shard, and its bytes. A format that few other programs read in shards is converted
-/// to PNG, unless it is a TIFF that a PNG cannot hold.
-fn image_of(path: &Path) -> anyhow::Result<(String, Vec<u8>)> {
-    let extension = extension(path).unwrap_or_default();
-    if !CONVERTED.contains(&extension.as_str()) {
-        if !IMAGE_EXTENSIONS.contains(&extension.as_str()) {
-            bail!("{} does not have the extension of an image", path.display());
-        }
-        return Ok((extension, read_image(path)?));
-    }
-    let bytes = std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
-    let has_map = bands::map_data(&bytes).is_ok_and(|map| map.is_some());
-    if bands::format_of(&bytes).is_some() && (has_map || bands::is_more_than_a_picture(&bytes)) {
-        return Ok((extension, bytes));
-    }
-    let image = match extension.as_str() {
-        // Nothing in such a file says what it is.
-        "tga" => image::load_from_memory_with_format(&bytes, ImageFormat::Tga),
-        _ => image::load_from_memory(&bytes),
-    };
-    let image = image.with_context(|| format!("cannot decode {}", path.display()))?;
-    let image = match image {
-        image @ (DynamicImage::ImageLuma8(_)
-        | DynamicImage::ImageLumaA8(_)
-        | DynamicImage::ImageRgb8(_)
-        | DynamicImage::ImageRgba8(_)
-        | DynamicImage::ImageLuma16(_)
-        | DynamicImage::ImageLumaA16(_)
-        | DynamicImage::ImageRgb16(_)
-        | DynamicImage::ImageRgba16(_)) => image,
-        image => DynamicImage::ImageRgb8(image.to_rgb8()),
-    };
-    let mut png = Cursor::new(Vec::new());
-    image
-        .write_to(&mut png, ImageFormat::Png)
-        .with_context(|| format!("cannot encode {}", path.display()))?;
-    Ok(("png".into(), png.into_inner()))
 }

@@ -7,10 +7,10 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context, bail};
-use eval::features::file::{Format, files_of, write};
-use eval::{FeatureKind, ImageFile, ImageSet, Source, Table, features};
+use eval::features::file::{FeatureFile, Format, files_of, read, write};
+use eval::{Columns, FeatureKind, ImageFile, ImageSet, Source, Table, features};
 use pipeline::Storage;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::cluster::compute;
 use crate::cluster::launch::Launch;
@@ -18,6 +18,7 @@ use crate::console::one_line;
 use crate::evaluation::flags::{CacheFlags, StageBar};
 use crate::evaluation::network::NetworkFlags;
 use crate::evaluation::scores::set_name;
+use crate::parts::{Part, PartFlags, Work, check_none_missing};
 use crate::shards::classes::with_names;
 use crate::shards::files::{entries, name_of, print_skipped};
 use crate::shards::open::open_dataset;
@@ -28,7 +29,7 @@ const NAMED: usize = 5;
 /// Flags of `embed`.
 #[derive(clap::Args)]
 #[command(
-    after_help = "Examples:\n  ocelli embed --checkpoint runs/mine --images photos/ --out features.npy\n  ocelli embed --checkpoint dinov2_vits14_pretrain.pth --shards 'data/train-*.tar' --out features.parquet"
+    after_help = "Examples:\n  ocelli embed --checkpoint runs/mine --images photos/ --out features.npy\n  ocelli embed --checkpoint dinov2_vits14_pretrain.pth --shards 'data/train-*.tar' --out features.parquet\n  ocelli embed --checkpoint runs/mine --shards data/ --out features.npy --part 3/16\n  ocelli embed --checkpoint runs/mine --shards data/ --out features.npy --join 16"
 )]
 pub(crate) struct Args {
     /// A run's work directory, a checkpoint's folder, or weights: a file or folder of `ocelli export`, DINO, DINOv2, timm,
@@ -59,6 +60,8 @@ pub(crate) struct Args {
     #[arg(long)]
     overwrite: bool,
     #[command(flatten)]
+    parts: PartFlags,
+    #[command(flatten)]
     cache: CacheFlags,
     #[command(flatten)]
     compute: compute::ComputeFlags,
@@ -70,8 +73,19 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args, storage: &Storage, folder: &Path) -> anyhow::Result<ExitCode> {
     let format = Format::of(&args.out).map_err(anyhow::Error::msg)?;
     let launch = Launch::from_env()?;
-    let out = part(&args.out, &launch);
-    if let Some(there) = files_of(&out, format).iter().find(|path| path.exists() && !args.overwrite) {
+    let work = args.parts.work();
+    if launch.world_size > 1 && work != Work::Whole {
+        bail!("--part and --join are for processes that are started one by one, not by {}", launch.launcher);
+    }
+    // Ranks that a launcher has started are parts, too.
+    let (rank, n_parts) = match work {
+        Work::Part(part) => part.rank(),
+        Work::Whole | Work::Join(_) => (launch.rank, launch.world_size),
+    };
+    let out = part_path(&args.out, rank, n_parts);
+    let there = files_of(&out, format).into_iter().find(|path| path.exists() && !args.overwrite);
+    let is_part = matches!(work, Work::Part(_));
+    if let Some(there) = there.as_ref().filter(|_| !is_part) {
         bail!("{} exists; --overwrite replaces it", there.display());
     }
     pipeline::file::create_parent(&out)
@@ -81,14 +95,26 @@ pub(crate) fn run(args: &Args, storage: &Storage, folder: &Path) -> anyhow::Resu
     let (source, name) = source(args, storage)?;
     let images = ImageSet::open(source, open.transform, open.rules, name)?;
     let images = if args.images.is_some() { images } else { with_names(images, &args.shards, storage)? };
-    if images.len() < launch.world_size {
-        bail!("{} images cannot be divided among {} ranks", images.len(), launch.world_size);
+    if images.len() < n_parts {
+        bail!("{} images cannot be divided into {n_parts} parts", images.len());
     }
-    let images = images.part(launch.rank, launch.world_size);
     let wanted = match args.patches {
         true => FeatureKind::Patches,
         false => FeatureKind::Vectors { n_levels: args.levels.max(1), average: args.average },
     };
+    let mut about = json!(open.about(&args.checkpoint));
+    about["images"] = json!(images.name);
+    about["features"] = json!(wanted);
+    about["classes"] = json!(images.classes());
+    if let Work::Join(n_parts) = work {
+        return join(args, format, &images, about, n_parts);
+    }
+    let images = images.part(rank, n_parts);
+    if there.is_some() && out.exists() {
+        check_about(&out, &read(&out)?, &about)?;
+        out!("{} is there already", out.display());
+        return Ok(ExitCode::SUCCESS);
+    }
     let start = Instant::now();
     let cache = args.cache.open(folder);
     let is_cached = cache.as_ref().is_some_and(|cache| cache.holds(&open.network, &images, wanted));
@@ -97,29 +123,91 @@ pub(crate) fn run(args: &Args, storage: &Storage, folder: &Path) -> anyhow::Resu
         features(cache.as_ref(), &open.network, &images, wanted, &progress)?
     };
     let seconds = start.elapsed().as_secs_f64();
-    let mut about = json!(open.about(&args.checkpoint));
-    about["images"] = json!(images.name);
-    about["features"] = json!(wanted);
     about["columns"] = json!(table.columns);
-    about["classes"] = json!(images.classes());
     write(&out, format, &table, &images, &about)?;
-    let (n, n_bad) = (table.len(), images.len() - table.len());
     let rate = images.len() as f64 / seconds;
     let how = if is_cached { "from the cache".to_string() } else { format!("{rate:.0} images/s") };
-    out!("{n} rows of {} written to {} ({how})", table.columns.width(), out.display());
+    out!("{} rows of {} written to {} ({how})", table.len(), table.columns.width(), out.display());
     out!("network: {}; images: {}", open.which, open.transform);
-    let left_out = left_out(&images, &table);
+    let more = json!({ "cached": is_cached, "seconds": seconds, "images_per_s": rate });
+    tell(args, &images, &table, &more);
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Prints which images have no row, and the line of JSON with `more`.
+fn tell(args: &Args, images: &ImageSet, table: &Table, more: &Value) {
+    let (n, n_bad) = (table.len(), images.len() - table.len());
+    let left_out = left_out(images, table);
     if n_bad > 0 {
         out!("{n_bad} images could not be decoded and have no row: {}", shortened(&left_out));
     }
     if args.json {
-        let width = table.columns.width();
-        out!(
-            "{}",
-            json!({ "images": n, "undecodable": n_bad, "left_out": left_out, "width": width, "cached": is_cached, "seconds": seconds, "images_per_s": rate })
-        );
+        let mut line = json!({ "images": n, "undecodable": n_bad, "left_out": left_out, "width": table.columns.width() });
+        for (key, value) in more.as_object().into_iter().flatten() {
+            line[key] = value.clone();
+        }
+        out!("{line}");
     }
+}
+
+/// Writes the rows of `n_parts` files, which are all of `images`, to one file.
+fn join(
+    args: &Args,
+    format: Format,
+    images: &ImageSet,
+    mut about: Value,
+    n_parts: usize,
+) -> anyhow::Result<ExitCode> {
+    let path = |part: Part| part_path(&args.out, part.rank().0, n_parts);
+    check_none_missing(&Part::all(n_parts).filter(|part| !path(*part).exists()).collect::<Vec<_>>())?;
+    let (mut numbers, mut rows, mut columns) = (Vec::new(), Vec::new(), None);
+    for part in Part::all(n_parts) {
+        let (path, range) = (path(part), part.range(images.len()));
+        let found = read(&path)?;
+        check_about(&path, &found, &about)?;
+        let of_part: Columns = serde_json::from_value(found.about["columns"].clone())
+            .with_context(|| format!("{} does not say what its columns are", path.display()))?;
+        columns.get_or_insert(of_part);
+        let mut names = found.images.into_iter().flatten().peekable();
+        for number in range {
+            let (shard, key) = images.describe(number);
+            // An image that could not be decoded has no row.
+            if names.next_if(|name| name.shard == shard && name.key == key).is_some() {
+                numbers.push(number as u32);
+            }
+        }
+        if let Some(name) = names.next() {
+            bail!("{} has a row of {}, which is not an image of its part", path.display(), name.key);
+        }
+        rows.extend_from_slice(found.table.rows());
+    }
+    let columns = columns.context("--join needs a part")?;
+    about["columns"] = json!(columns);
+    let table = Table::new(columns, numbers, rows);
+    write(&args.out, format, &table, images, &about)?;
+    out!(
+        "{} rows of {} of {n_parts} parts written to {}",
+        table.len(),
+        table.columns.width(),
+        args.out.display()
+    );
+    tell(args, images, &table, &json!({}));
     Ok(ExitCode::SUCCESS)
+}
+
+/// Checks that the features in `found` are those that `about` describes.
+fn check_about(path: &Path, found: &FeatureFile, about: &Value) -> anyhow::Result<()> {
+    let mut there = found.about.clone();
+    if let Some(fields) = there.as_object_mut() {
+        fields.remove("columns");
+    }
+    match there == *about {
+        true => Ok(()),
+        false => bail!(
+            "{} holds features of another network, of other images or of another kind; --overwrite replaces a part",
+            path.display()
+        ),
+    }
 }
 
 /// Names of the images that have no row.
@@ -161,13 +249,13 @@ fn source(args: &Args, storage: &Storage) -> anyhow::Result<(Source, String)> {
     Ok((Source::Files(Arc::new(files)), input.display().to_string()))
 }
 
-/// Path of this rank's file: `x-00001-of-00004.npy`.
-fn part(out: &Path, launch: &Launch) -> PathBuf {
-    if launch.world_size == 1 {
+/// Path of a part's file: `x-00001-of-00004.npy`.
+fn part_path(out: &Path, rank: usize, n_parts: usize) -> PathBuf {
+    if n_parts == 1 {
         return out.to_path_buf();
     }
     let (stem, extension) = (out.file_stem().unwrap_or_default(), out.extension().unwrap_or_default());
-    let (rank, size) = (launch.rank, launch.world_size);
-    let name = format!("{}-{rank:05}-of-{size:05}.{}", stem.to_string_lossy(), extension.to_string_lossy());
+    let name =
+        format!("{}-{rank:05}-of-{n_parts:05}.{}", stem.to_string_lossy(), extension.to_string_lossy());
     out.with_file_name(name)
 }

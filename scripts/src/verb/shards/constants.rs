@@ -1,9 +1,10 @@
 //! Sums over the pixels of images, from which the constants of each channel come.
 
 use augment::Image;
+use serde::{Deserialize, Serialize};
 
 /// Sums of the values of each channel and of their squares, in units of the largest value of 8 or 16 bits, or of 1.
-#[derive(Debug, Clone, PartialEq, Default)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub(super) struct ChannelSums {
     sums: Vec<f64>,
     squares: Vec<f64>,

@@ -10,6 +10,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs::File;
 use std::io::{BufWriter, Write};
+use std::ops::Range;
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -20,17 +21,19 @@ use augment::{DecodeRules, Image, Planes, Rgb8};
 use pipeline::{Shard, Source, Storage};
 use rayon::prelude::*;
 use report::picture::sheets;
+use serde::{Deserialize, Serialize};
 use serde_json::json;
 use xxhash_rust::xxh3::xxh3_128;
 
+use crate::parts::{PartFlags, PartResults, Work};
 use crate::progress::bar;
-use crate::shards::hold::hold;
+use crate::shards::hold::{hold, hold_part};
 use crate::shards::rewrite::{Job, RewriteFlags, Verdict, claim, inputs_of, rewrite};
 
 /// Flags of `shards dedup`.
 #[derive(clap::Args)]
 #[command(
-    after_help = "Examples:\n  ocelli shards dedup data/ --out checked/\n  ocelli shards dedup data/ --against test/ --remove --out unique/"
+    after_help = "Examples:\n  ocelli shards dedup data/ --out checked/\n  ocelli shards dedup data/ --against test/ --remove --out unique/\n  ocelli shards dedup data/ --out checked/ --part 3/16\n  ocelli shards dedup data/ --out checked/ --join 16"
 )]
 pub(crate) struct Args {
     #[command(flatten)]
@@ -44,6 +47,22 @@ pub(crate) struct Args {
     /// Write the shards without the copies, under their names.
     #[arg(long)]
     remove: bool,
+    #[command(flatten)]
+    parts: PartFlags,
+}
+
+/// Numbers of 128 bits in JSON, as hexadecimal digits.
+mod in_digits {
+    use serde::de::Error;
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    pub(super) fn serialize<S: Serializer>(number: &u128, out: S) -> Result<S::Ok, S::Error> {
+        format!("{number:032x}").serialize(out)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(input: D) -> Result<u128, D::Error> {
+        u128::from_str_radix(&String::deserialize(input)?, 16).map_err(D::Error::custom)
+    }
 }
 
 /// Largest number of groups of copies that are drawn, and of copies in each.
@@ -51,8 +70,9 @@ const MAX_SHOWN_GROUPS: usize = 24;
 const MAX_SHOWN_COPIES: usize = 7;
 
 /// Fingerprint by which a sample is compared.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Serialize, Deserialize)]
 struct Fingerprint {
+    #[serde(with = "in_digits")]
     content: u128,
     /// Pixels, then bytes: the largest of several copies is kept.
     quality: (u64, u64),
@@ -61,6 +81,7 @@ struct Fingerprint {
 }
 
 /// A sample with its position and fingerprint.
+#[derive(Serialize, Deserialize)]
 struct SampleEntry {
     shard: usize,
     number: usize,
@@ -78,14 +99,27 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     let sources = storage.sources(&args.flags.shards)?;
     let against = if args.against.is_empty() { Vec::new() } else { storage.sources(&args.against)? };
     let all: Vec<Source> = against.iter().chain(&sources).cloned().collect();
+    let work = args.parts.work();
+    work.check_overwrite(args.flags.overwrite)?;
     let shards = storage.open_all(&all)?;
     let against_specs: Vec<String> = args.against.iter().map(|spec| redact_list(spec)).collect();
-    let settings = json!({ "against": against_specs, "max_distance": args.max_distance });
+    let mut settings = json!({ "against": against_specs, "max_distance": args.max_distance });
+    if work.n_parts() > 1 {
+        settings["parts"] = json!(work.n_parts());
+    }
     let job = Job { out: &args.flags.out, verb: "dedup", settings, overwrite: args.flags.overwrite };
     let inputs = inputs_of(&sources, &shards[against.len()..], job.out)?;
-    let held = hold(job.out)?;
+    let held = match work {
+        Work::Part(part) => hold_part(job.out, job.verb, part)?,
+        Work::Whole | Work::Join(_) => hold(job.out)?,
+    };
+    let about = json!({ "settings": job.settings, "inputs": inputs });
     claim(inputs, job.out, job.verb, &job.settings, job.overwrite)?;
-    let entries = fingerprints(&shards)?;
+    let results = PartResults::new(job.out, job.verb, about);
+    let Some(entries) = results.of(work, shards.len(), |range| fingerprints(&shards, range))? else {
+        return Ok(ExitCode::SUCCESS);
+    };
+    let entries: Vec<SampleEntry> = entries.into_iter().flatten().collect();
     let copies = find(&entries, against.len(), args.max_distance);
     write_lists(&args.flags.out, &shards, &entries, &copies, against.len())?;
     let n_exact = copies.iter().filter(|copy| copy.distance.is_none()).count();
@@ -120,10 +154,12 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn fingerprints(shards: &[Shard]) -> anyhow::Result<Vec<SampleEntry>> {
-    let progress = bar(shards.iter().map(|shard| shard.len() as u64).sum(), "dedup");
+/// Computes the fingerprints of the samples in the shards `range` of `shards`.
+fn fingerprints(shards: &[Shard], range: Range<usize>) -> anyhow::Result<Vec<SampleEntry>> {
+    let progress = bar(shards[range.clone()].iter().map(|shard| shard.len() as u64).sum(), "dedup");
     let mut entries = Vec::new();
-    for (number_of_shard, shard) in shards.iter().enumerate() {
+    for number_of_shard in range {
+        let shard = &shards[number_of_shard];
         let look = |number: usize| -> anyhow::Result<Option<SampleEntry>> {
             progress.inc(1);
             if shard.image_bytes(number).is_none() {

@@ -1,6 +1,6 @@
 //! `ocelli shards stats`: reports the contents of a data set, and how fast it will load.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashSet};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Instant;
@@ -10,11 +10,13 @@ use augment::{BlurRule, DecodeRules, Depth, Image, MultiCrop, PixelFormat, Sampl
 use pipeline::{Shard, Storage};
 use rayon::prelude::*;
 use report::picture::histogram::{Histogram, draw_histograms};
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use xxhash_rust::xxh3::xxh3_128;
 
 use super::constants::ChannelSums;
 use crate::backbone::depth;
+use crate::parts::{PartFlags, PartResults, folder};
 use crate::progress::bar;
 
 /// Number of images whose views are timed for the prediction.
@@ -23,7 +25,7 @@ const N_TIMED: usize = 64;
 /// Flags of `shards stats`.
 #[derive(clap::Args)]
 #[command(
-    after_help = "Examples:\n  ocelli shards stats 'data/train-*.tar' --picture sizes.png\n  ocelli shards stats tiles/ --channels 13 --bits 16"
+    after_help = "Examples:\n  ocelli shards stats 'data/train-*.tar' --picture sizes.png\n  ocelli shards stats tiles/ --channels 13 --bits 16\n  ocelli shards stats data/ --part 3/16 --out parts/\n  ocelli shards stats data/ --join 16 --out parts/"
 )]
 pub(crate) struct Args {
     /// Shards: paths, patterns such as 'train-*.tar', folders, or URLs.
@@ -31,6 +33,11 @@ pub(crate) struct Args {
     shards: Vec<String>,
     #[command(flatten)]
     format: FormatFlags,
+    #[command(flatten)]
+    parts: PartFlags,
+    /// Folder that receives the results of parts.
+    #[arg(long, value_name = "FOLDER", help_heading = "In parts")]
+    out: Option<PathBuf>,
     /// Also draw the distributions of sizes into this PNG.
     #[arg(long)]
     picture: Option<PathBuf>,
@@ -71,24 +78,27 @@ struct SampleStats {
     classes: Vec<String>,
 }
 
-/// Statistics of all samples.
-#[derive(Default)]
+/// Statistics of the samples of some shards, which are added to those of other shards.
+#[derive(Default, Serialize, Deserialize)]
 struct Stats {
     n_samples: u64,
     n_no_image: u64,
     n_bad: u64,
-    n_duplicates: u64,
+    /// Hash of each image, in hexadecimal digits.
+    hashes: Vec<String>,
     classes: BTreeMap<String, u64>,
     n_unlabeled: u64,
-    formats: BTreeMap<&'static str, u64>,
+    formats: BTreeMap<String, u64>,
     n_progressive: u64,
     n_turned: u64,
-    colors: BTreeMap<&'static str, u64>,
+    colors: BTreeMap<String, u64>,
     widths: Vec<f64>,
     heights: Vec<f64>,
     aspects: Vec<f64>,
     sizes_kb: Vec<f64>,
-    sums: ChannelSums,
+    shard_mb: Vec<f64>,
+    /// Sums of each shard: floating-point sums depend on their order, which is that of one job for any parts.
+    sums: Vec<ChannelSums>,
     /// Numbers of images of other formats, by format.
     others: BTreeMap<String, u64>,
     decode_s: f64,
@@ -96,32 +106,47 @@ struct Stats {
 
 pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     let rules = args.format.rules()?;
-    let shards = storage.open_all(&storage.sources(&args.shards)?)?;
-    let shard_mb: Vec<f64> = shards.iter().map(|shard| shard.index().shard_bytes as f64 / 1e6).collect();
-    let progress = bar(shards.iter().map(|shard| shard.len() as u64).sum(), "stats");
+    let sources = storage.sources(&args.shards)?;
+    let names: Vec<String> = sources.iter().map(|source| source.url.to_string()).collect();
+    let about =
+        json!({ "shards": names, "channels": args.format.channels, "bits": args.format.depth.bits() });
+    let work = args.parts.work();
+    let results = PartResults::new(folder(args.out.as_deref(), work)?, "stats", about);
+    let found = results.of(work, sources.len(), |range| {
+        let shards = storage.open_all(&sources[range])?;
+        stats_of(&shards, &rules)
+    })?;
+    let Some(parts) = found else { return Ok(ExitCode::SUCCESS) };
     let mut stats = Stats::default();
-    let mut hashes: HashMap<u128, u64> = HashMap::new();
-    for shard in &shards {
-        let look = |i: usize| {
-            progress.inc(1);
-            found(shard, i, &rules)
-        };
-        let found: Result<Vec<Option<SampleStats>>, _> = (0..shard.len()).into_par_iter().map(look).collect();
-        for found in found? {
-            stats.add(found, &mut hashes);
-        }
-    }
-    progress.finish_and_clear();
-    let predicted = predicted_images_per_s(&shards, &rules);
-    print(&stats, &shard_mb, predicted, rules.format);
+    parts.into_iter().for_each(|part| stats.append(part));
+    let predicted = predicted_images_per_s(&storage.open_all(&sources)?, &rules);
+    print(&stats, predicted, rules.format);
     if let Some(path) = &args.picture {
         draw_histograms(path, &stats.histograms())?;
         out!("picture: {}", path.display());
     }
     if args.json {
-        out!("{}", stats.to_json(&shard_mb, predicted));
+        out!("{}", stats.to_json(predicted));
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Computes the statistics of `shards`.
+fn stats_of(shards: &[Shard], rules: &DecodeRules) -> anyhow::Result<Stats> {
+    let progress = bar(shards.iter().map(|shard| shard.len() as u64).sum(), "stats");
+    let mut stats = Stats::default();
+    for shard in shards {
+        let look = |i: usize| {
+            progress.inc(1);
+            found(shard, i, rules)
+        };
+        let found: Result<Vec<Option<SampleStats>>, _> = (0..shard.len()).into_par_iter().map(look).collect();
+        stats.shard_mb.push(shard.index().shard_bytes as f64 / 1e6);
+        stats.sums.push(ChannelSums::default());
+        found?.into_iter().for_each(|found| stats.add(found));
+    }
+    progress.finish_and_clear();
+    Ok(stats)
 }
 
 fn found(
@@ -158,7 +183,8 @@ fn found(
 }
 
 impl Stats {
-    fn add(&mut self, found: Option<SampleStats>, hashes: &mut HashMap<u128, u64>) {
+    /// Adds a sample of the last shard.
+    fn add(&mut self, found: Option<SampleStats>) {
         self.n_samples += 1;
         let Some(found) = found else {
             self.n_no_image += 1;
@@ -168,9 +194,7 @@ impl Stats {
         for class in found.classes {
             *self.classes.entry(class).or_default() += 1;
         }
-        let seen = hashes.entry(found.hash).or_default();
-        *seen += 1;
-        self.n_duplicates += u64::from(*seen > 1);
+        self.hashes.push(format!("{:032x}", found.hash));
         let (Some(facts), Some(sums)) = (found.facts, found.sums) else {
             self.n_bad += 1;
             if let Some(format) = found.other {
@@ -178,16 +202,57 @@ impl Stats {
             }
             return;
         };
-        *self.formats.entry(facts.format).or_default() += 1;
-        *self.colors.entry(color_name(facts.color)).or_default() += 1;
+        *self.formats.entry(facts.format.to_string()).or_default() += 1;
+        *self.colors.entry(color_name(facts.color).to_string()).or_default() += 1;
         self.n_progressive += u64::from(facts.progressive);
         self.n_turned += u64::from(facts.turned);
         self.widths.push(f64::from(facts.width_px));
         self.heights.push(f64::from(facts.height_px));
         self.aspects.push(f64::from(facts.width_px) / f64::from(facts.height_px));
         self.sizes_kb.push(found.bytes as f64 / 1e3);
-        self.sums.add(&sums);
+        if let Some(last) = self.sums.last_mut() {
+            last.add(&sums);
+        }
         self.decode_s += found.decode_s;
+    }
+
+    /// Adds the statistics of the shards that follow.
+    fn append(&mut self, mut other: Self) {
+        let add = |counts: &mut BTreeMap<String, u64>, others: BTreeMap<String, u64>| {
+            others.into_iter().for_each(|(name, n)| *counts.entry(name).or_default() += n);
+        };
+        self.n_samples += other.n_samples;
+        self.n_no_image += other.n_no_image;
+        self.n_bad += other.n_bad;
+        self.n_unlabeled += other.n_unlabeled;
+        self.n_progressive += other.n_progressive;
+        self.n_turned += other.n_turned;
+        self.decode_s += other.decode_s;
+        add(&mut self.classes, other.classes);
+        add(&mut self.formats, other.formats);
+        add(&mut self.colors, other.colors);
+        add(&mut self.others, other.others);
+        self.hashes.append(&mut other.hashes);
+        self.widths.append(&mut other.widths);
+        self.heights.append(&mut other.heights);
+        self.aspects.append(&mut other.aspects);
+        self.sizes_kb.append(&mut other.sizes_kb);
+        self.shard_mb.append(&mut other.shard_mb);
+        self.sums.append(&mut other.sums);
+    }
+
+    /// Returns the number of images that are copies of others, bit for bit.
+    fn n_duplicates(&self) -> u64 {
+        let distinct: HashSet<&String> = self.hashes.iter().collect();
+        (self.hashes.len() - distinct.len()) as u64
+    }
+
+    /// Returns mean and standard deviation of each channel.
+    fn constants(&self) -> (Vec<f64>, Vec<f64>) {
+        let mut all = ChannelSums::default();
+        // A shard without a readable image has no channels.
+        self.sums.iter().filter(|sums| **sums != ChannelSums::default()).for_each(|sums| all.add(sums));
+        all.constants()
     }
 
     fn histograms(&self) -> Vec<Histogram> {
@@ -201,8 +266,8 @@ impl Stats {
         .into()
     }
 
-    fn to_json(&self, shard_mb: &[f64], predicted: f64) -> Value {
-        let (mean, deviation) = self.sums.constants();
+    fn to_json(&self, predicted: f64) -> Value {
+        let (mean, deviation) = self.constants();
         let quantiles = |values: &[f64]| {
             let [low, p50, high] = quantiles(values);
             json!({ "min": low, "p50": p50, "max": high })
@@ -211,7 +276,7 @@ impl Stats {
             "samples": self.n_samples,
             "no_image": self.n_no_image,
             "bad": self.n_bad,
-            "duplicates": self.n_duplicates,
+            "duplicates": self.n_duplicates(),
             "classes": self.classes.len(),
             "unlabeled": self.n_unlabeled,
             "formats": self.formats,
@@ -223,7 +288,7 @@ impl Stats {
             "height_px": quantiles(&self.heights),
             "aspect": quantiles(&self.aspects),
             "kb": quantiles(&self.sizes_kb),
-            "shard_mb": quantiles(shard_mb),
+            "shard_mb": quantiles(&self.shard_mb),
             "mean": mean,
             "std": deviation,
             "predicted_images_per_s": predicted,
@@ -276,7 +341,7 @@ fn predicted_images_per_s(shards: &[Shard], rules: &DecodeRules) -> f64 {
     if seconds > 0.0 { cores * f64::from(n_done) / seconds } else { 0.0 }
 }
 
-fn print(stats: &Stats, shard_mb: &[f64], predicted: f64, format: PixelFormat) {
+fn print(stats: &Stats, predicted: f64, format: PixelFormat) {
     let line = |name: &str, values: &[f64], unit: &str| {
         let [low, p50, high] = quantiles(values);
         out!("{name:<16} {low:>10.1} {p50:>10.1} {high:>10.1}  {unit}");
@@ -286,17 +351,17 @@ fn print(stats: &Stats, shard_mb: &[f64], predicted: f64, format: PixelFormat) {
     line("height", &stats.heights, "pixels");
     line("width / height", &stats.aspects, "");
     line("encoded", &stats.sizes_kb, "kB");
-    line("shard", shard_mb, "MB");
-    let list = |counts: &BTreeMap<&str, u64>| {
+    line("shard", &stats.shard_mb, "MB");
+    let list = |counts: &BTreeMap<String, u64>| {
         counts.iter().map(|(name, n)| format!("{n} {name}")).collect::<Vec<_>>().join(", ")
     };
     out!(
         "samples          {} in {} shard(s); {} without an image, {} corrupt, {} exact duplicates",
         stats.n_samples,
-        shard_mb.len(),
+        stats.shard_mb.len(),
         stats.n_no_image,
         stats.n_bad,
-        stats.n_duplicates
+        stats.n_duplicates()
     );
     out!("classes          {}; {} samples without a label", stats.classes.len(), stats.n_unlabeled);
     out!("formats          {}; {} progressive", list(&stats.formats), stats.n_progressive);
@@ -314,7 +379,7 @@ fn print_constants(stats: &Stats, format: PixelFormat) {
     for (other, n) in &stats.others {
         out!("other pixels     {n} images have {other}, not {format}");
     }
-    let (mean, deviation) = stats.sums.constants();
+    let (mean, deviation) = stats.constants();
     let list = |values: &[f64], separator: &str, n_digits: usize| {
         values.iter().map(|value| format!("{value:.n_digits$}")).collect::<Vec<_>>().join(separator)
     };

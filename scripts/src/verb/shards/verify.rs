@@ -1,59 +1,62 @@
 //! `ocelli shards verify`: checks every byte, every member, every image.
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use augment::{DecodeRules, Image};
 use pipeline::{Dataset, PipelineError, SampleId, Shard, Source, Storage};
 use rayon::prelude::*;
+use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use crate::console::say;
+use crate::parts::{PartFlags, PartResults, Work, folder};
 use crate::progress::bar;
 
 /// Flags of `shards verify`.
 #[derive(clap::Args)]
-#[command(after_help = "Examples:\n  ocelli shards verify data/")]
+#[command(
+    after_help = "Examples:\n  ocelli shards verify data/\n  ocelli shards verify data/ --part 3/16 --out parts/\n  ocelli shards verify data/ --join 16 --out parts/"
+)]
 pub(crate) struct Args {
     /// Shards: paths, patterns such as 'train-*.tar', folders, or URLs.
     #[arg(required = true)]
     shards: Vec<String>,
+    #[command(flatten)]
+    parts: PartFlags,
+    /// Folder that receives the results of parts.
+    #[arg(long, value_name = "FOLDER", help_heading = "In parts")]
+    out: Option<PathBuf>,
     /// End with one line of JSON.
     #[arg(long)]
     json: bool,
 }
 
+/// What was found in some shards.
+#[derive(Serialize, Deserialize)]
+struct Found {
+    n_bad_shards: u64,
+    n_samples: u64,
+    bytes: u64,
+    /// Bad shards and samples in words, in their order.
+    flaws: Vec<String>,
+}
+
 pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     let sources = storage.sources(&args.shards)?;
-    let (readable, n_bad_shards) = checked(&sources, storage)?;
-    let n_samples: u64 = readable.iter().map(|shard| shard.len() as u64).sum();
-    let progress = bar(n_samples, "verify");
-    let dataset = if readable.is_empty() { None } else { Some(Dataset::new(readable)?) };
-    let (bytes, n_bad) = (AtomicU64::new(0), AtomicU64::new(0));
-    let check = |dataset: &Dataset, id: u64| -> anyhow::Result<()> {
-        let id = SampleId(id);
-        let flaw = match dataset.read(id) {
-            Ok(sample) => {
-                bytes.fetch_add(sample.image.len() as u64, Ordering::Relaxed);
-                let decoded = Image::decode_any(&sample.image.files(), &DecodeRules::default());
-                decoded.err().map(|error| error.to_string())
-            }
-            Err(error) if error.is_sample_error() => Some(error.to_string()),
-            Err(error) => return Err(error.into()),
-        };
-        if let Some(reason) = flaw {
-            let (shard, key, _) = dataset.describe(id);
-            progress.suspend(|| say(format!("bad: shard {shard}, sample {key}: {reason}")));
-            n_bad.fetch_add(1, Ordering::Relaxed);
-        }
-        progress.inc(1);
-        Ok(())
-    };
-    if let Some(dataset) = &dataset {
-        (0..dataset.n_samples()).into_par_iter().try_for_each(|id| check(dataset, id))?;
+    let names: Vec<String> = sources.iter().map(|source| source.url.to_string()).collect();
+    let work = args.parts.work();
+    let results = PartResults::new(folder(args.out.as_deref(), work)?, "verify", json!({ "shards": names }));
+    let parts = results.of(work, sources.len(), |range| found(&sources[range], storage))?;
+    let Some(parts) = parts else { return Ok(ExitCode::SUCCESS) };
+    if let Work::Join(_) = work {
+        parts.iter().flat_map(|part| &part.flaws).for_each(|flaw| say(format!("bad: {flaw}")));
     }
-    progress.finish_and_clear();
-    let (bytes, n_bad) = (bytes.into_inner(), n_bad.into_inner());
+    let sum = |of: &dyn Fn(&Found) -> u64| parts.iter().map(of).sum::<u64>();
+    let (n_bad_shards, n_samples) = (sum(&|part| part.n_bad_shards), sum(&|part| part.n_samples));
+    let (bytes, n_flaws) = (sum(&|part| part.bytes), sum(&|part| part.flaws.len() as u64));
+    let n_bad = n_flaws - n_bad_shards;
     out!(
         "{} shard(s), {n_bad_shards} bad; {n_samples} samples, {:.1} MB of images, {n_bad} bad",
         sources.len(),
@@ -65,18 +68,60 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
             "image_bytes": bytes, "bad": n_bad });
         out!("{line}");
     }
-    Ok(if n_bad + n_bad_shards == 0 { ExitCode::SUCCESS } else { ExitCode::from(3) })
+    Ok(if n_flaws == 0 { ExitCode::SUCCESS } else { ExitCode::from(3) })
 }
 
-/// Opens and checks shards one by one; returns the shards whose samples can be read, and the number of bad shards.
-fn checked(sources: &[Source], storage: &Storage) -> anyhow::Result<(Vec<Shard>, u64)> {
-    let mut n_bad_shards = 0u64;
+/// Checks `sources` and their samples; prints what is bad.
+fn found(sources: &[Source], storage: &Storage) -> anyhow::Result<Found> {
+    let (readable, bad_shards) = checked(sources, storage)?;
+    let n_samples: u64 = readable.iter().map(|shard| shard.len() as u64).sum();
+    let progress = bar(n_samples, "verify");
+    let dataset = if readable.is_empty() { None } else { Some(Dataset::new(readable)?) };
+    let bytes = AtomicU64::new(0);
+    let check = |dataset: &Dataset, id: u64| -> anyhow::Result<Option<String>> {
+        let id = SampleId(id);
+        let flaw = match dataset.read(id) {
+            Ok(sample) => {
+                bytes.fetch_add(sample.image.len() as u64, Ordering::Relaxed);
+                let decoded = Image::decode_any(&sample.image.files(), &DecodeRules::default());
+                decoded.err().map(|error| error.to_string())
+            }
+            Err(error) if error.is_sample_error() => Some(error.to_string()),
+            Err(error) => return Err(error.into()),
+        };
+        progress.inc(1);
+        Ok(flaw.map(|reason| {
+            let (shard, key, _) = dataset.describe(id);
+            let flaw = format!("shard {shard}, sample {key}: {reason}");
+            progress.suspend(|| say(format!("bad: {flaw}")));
+            flaw
+        }))
+    };
+    let flaws: Vec<Option<String>> = match &dataset {
+        Some(dataset) => {
+            let ids = (0..dataset.n_samples()).into_par_iter();
+            ids.map(|id| check(dataset, id)).collect::<anyhow::Result<_>>()?
+        }
+        None => Vec::new(),
+    };
+    progress.finish_and_clear();
+    Ok(Found {
+        n_bad_shards: bad_shards.len() as u64,
+        n_samples,
+        bytes: bytes.into_inner(),
+        flaws: bad_shards.into_iter().chain(flaws.into_iter().flatten()).collect(),
+    })
+}
+
+/// Opens and checks shards one by one; returns the shards whose samples can be read, and what is wrong with bad ones.
+fn checked(sources: &[Source], storage: &Storage) -> anyhow::Result<(Vec<Shard>, Vec<String>)> {
+    let mut bad_shards = Vec::new();
     let mut bad = |error: PipelineError| -> anyhow::Result<()> {
         if !error.is_shard_error() {
             return Err(error.into());
         }
         say(format!("bad: {error}"));
-        n_bad_shards += 1;
+        bad_shards.push(error.to_string());
         Ok(())
     };
     let mut readable = Vec::new();
@@ -100,5 +145,5 @@ fn checked(sources: &[Source], storage: &Storage) -> anyhow::Result<(Vec<Shard>,
             }
         }
     }
-    Ok((readable, n_bad_shards))
+    Ok((readable, bad_shards))
 }

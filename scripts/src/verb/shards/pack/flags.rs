@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use crate::parts::PartFlags;
+
 /// Flags of `shards pack`.
 #[derive(clap::Args)]
 #[command(
@@ -20,7 +22,8 @@ pub(crate) struct Args {
     /// Largest number of samples of a shard.
     #[arg(long, default_value_t = 10_000)]
     pub(super) samples_per_shard: u64,
-    /// Largest size of a shard, in bytes. With --urls, only the number of samples counts.
+    /// Largest size of a shard in bytes, by the lengths of the images' files; 0 for any size. With --urls, only the number of samples
+    /// counts.
     #[arg(long, default_value_t = 1 << 30)]
     pub(super) bytes_per_shard: u64,
     /// List that numbers the classes, one name per line: the classes.txt of another pack. Without it,
@@ -37,6 +40,8 @@ pub(crate) struct Args {
     /// End with one line of JSON.
     #[arg(long)]
     pub(super) json: bool,
+    #[command(flatten)]
+    pub(super) parts: PartFlags,
     #[command(flatten)]
     pub(super) web: WebFlags,
 }

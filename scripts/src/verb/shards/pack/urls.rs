@@ -24,10 +24,11 @@ use serde_json::{Value, json};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::flags::Args;
+use crate::parts::{Part, Work, check_none_missing};
 use crate::progress::bar;
 use crate::shards::classes::Classes;
 use crate::shards::classes::write_classes;
-use crate::shards::hold::hold;
+use crate::shards::hold::{hold, hold_part};
 use crate::shards::host_queue::HostQueue;
 use crate::shards::list;
 use crate::shards::list::ListRow;
@@ -84,7 +85,12 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     if rows.is_empty() {
         bail!("{} holds no URL", args.input.display());
     }
-    let _held = hold(&args.out)?;
+    let work = args.parts.work();
+    work.check_overwrite(args.web.overwrite)?;
+    let _held = match work {
+        Work::Part(part) => hold_part(&args.out, &args.prefix, part)?,
+        Work::Whole | Work::Join(_) => hold(&args.out)?,
+    };
     let classes = Classes::of(
         args.classes.as_deref(),
         &args.out,
@@ -95,7 +101,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     rows.iter().filter_map(|row| row.label.as_ref()).try_for_each(|label| classes.number(label).map(drop))?;
     shuffle(&mut rows, args.seed);
     let text = fs::read(&args.input).with_context(|| format!("cannot read {}", args.input.display()))?;
-    let settings = json!({
+    let mut settings = json!({
         "prefix": args.prefix,
         "samples_per_shard": args.samples_per_shard,
         "seed": args.seed,
@@ -104,6 +110,9 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         // Another numbering of the classes is another job.
         "classes": classes.names().map(|names| format!("{:016x}", xxh3_64(names.join("\n").as_bytes()))),
     });
+    if work.n_parts() > 1 {
+        settings["parts"] = json!(work.n_parts());
+    }
     let inputs = vec![json!(format!("{:016x}", xxh3_64(&text)))];
     claim(inputs, &args.out, "pack --urls", &settings, args.web.overwrite)?;
     if let Some(names) = classes.names() {
@@ -117,6 +126,12 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
 /// Fetches the rows of all missing shards.
 fn fetch_all(args: &Args, rows: &[ListRow], classes: &Classes) -> anyhow::Result<DownloadTotals> {
     let mut writer = Writer::new(args, rows, classes);
+    if let Work::Join(n_parts) = args.parts.work() {
+        let n_shards = rows.len().div_ceil(writer.n);
+        let is_missing =
+            |part: &Part| writer.missing.iter().any(|shard| part.range(n_shards).contains(shard));
+        check_none_missing(&Part::all(n_parts).filter(is_missing).collect::<Vec<_>>())?;
+    }
     let urls: Vec<&str> = rows.iter().map(|row| row.target.as_str()).collect();
     let waiting: Vec<usize> = writer.missing.iter().flat_map(|shard| writer.rows_of(*shard)).collect();
     let progress = bar(waiting.len() as u64, "pack");
@@ -188,7 +203,8 @@ fn fetch(url: &str, client: &Client, args: &Args) -> Result<Fetched, String> {
 impl<'a> Writer<'a> {
     fn new(args: &'a Args, rows: &'a [ListRow], classes: &'a Classes) -> Self {
         let n = args.samples_per_shard.max(1) as usize;
-        let missing = (0..rows.len().div_ceil(n)).filter(|shard| !tar_of(args, *shard).exists()).collect();
+        let shards = args.parts.work().range(rows.len().div_ceil(n));
+        let missing = shards.filter(|shard| !tar_of(args, *shard).exists()).collect();
         let (open, totals) = (BTreeMap::new(), DownloadTotals::default());
         Self { args, rows, classes, n, missing, open, n_closed: 0, totals }
     }
@@ -291,28 +307,10 @@ fn failures_of(args: &Args, shard: usize) -> PathBuf {
     tar_of(args, shard).with_extension("failures.jsonl")
 }
 
-/// Joins the lists of failures and prints the counts.
-fn finish(
-    args: &Args,
-    classes: &Classes,
-    n_rows: usize,
-    totals: &DownloadTotals,
-    took: Duration,
-) -> anyhow::Result<ExitCode> {
-    let n_shards = n_rows.div_ceil(args.samples_per_shard.max(1) as usize);
-    let lists = (0..n_shards).map(|shard| fs::read_to_string(failures_of(args, shard)).unwrap_or_default());
-    let failures: String = lists.collect();
+/// Writes the lists of failures of all shards as one, and says how they are tried again.
+fn tell_failures(args: &Args, classes: &Classes, failures: &str, n_rows: usize) -> anyhow::Result<()> {
     let path = args.out.join("failures.jsonl");
     file::replace(&path, failures.as_bytes()).with_context(|| format!("cannot write {}", path.display()))?;
-    let seconds = took.as_secs_f64();
-    out!(
-        "{} images fetched, {} failed; {:.1} MB in {seconds:.1} s ({:.1} images/s)",
-        totals.n_fetched,
-        totals.n_failed,
-        totals.bytes as f64 / 1e6,
-        totals.n_fetched as f64 / seconds
-    );
-    out!("{}", shard_list(&args.out, &args.prefix, n_shards));
     let n_failed = failures.lines().count();
     if n_failed > 0 {
         out!("{n_failed} of {n_rows} rows failed in all; reasons: {}", path.display());
@@ -323,6 +321,42 @@ fn finish(
         };
         out!("to retry them: ocelli shards pack {} --urls{same_classes} --out ...", path.display());
     }
+    Ok(())
+}
+
+/// Prints the counts of this command's share, and joins the lists of failures unless it is a part.
+fn finish(
+    args: &Args,
+    classes: &Classes,
+    n_rows: usize,
+    totals: &DownloadTotals,
+    took: Duration,
+) -> anyhow::Result<ExitCode> {
+    let n = args.samples_per_shard.max(1) as usize;
+    let (n_shards, work) = (n_rows.div_ceil(n), args.parts.work());
+    let shards = work.range(n_shards);
+    // The rows of this command's share.
+    let n_rows = n_rows.min(shards.end * n).saturating_sub(shards.start * n);
+    let lists = shards.clone().map(|shard| fs::read_to_string(failures_of(args, shard)).unwrap_or_default());
+    let failures: String = lists.collect();
+    let seconds = took.as_secs_f64();
+    out!(
+        "{} images fetched, {} failed; {:.1} MB in {seconds:.1} s ({:.1} images/s)",
+        totals.n_fetched,
+        totals.n_failed,
+        totals.bytes as f64 / 1e6,
+        totals.n_fetched as f64 / seconds
+    );
+    let n_failed = failures.lines().count();
+    match work {
+        Work::Part(part) => {
+            out!("part {part}: {} of {n_shards} shard(s); {n_failed} of {n_rows} rows failed", shards.len());
+        }
+        Work::Whole | Work::Join(_) => {
+            out!("{}", shard_list(&args.out, &args.prefix, n_shards));
+            tell_failures(args, classes, &failures, n_rows)?;
+        }
+    }
     let n_there = n_rows as u64 - totals.n_fetched - totals.n_failed;
     if n_there > 0 {
         out!("{n_there} rows were already done");
@@ -331,10 +365,10 @@ fn finish(
         let line = json!({
             "rows_there": n_there,
             "fetched": totals.n_fetched, "failed": totals.n_failed, "failed_in_all": n_failed,
-            "rows": n_rows, "shards": n_shards,
+            "rows": n_rows, "shards": shards.len(),
         });
         out!("{line}");
     }
     // Some rows always fail; if all fail there is no data set.
-    Ok(if n_failed == n_rows { ExitCode::from(3) } else { ExitCode::SUCCESS })
+    Ok(if n_failed == n_rows && n_rows > 0 { ExitCode::from(3) } else { ExitCode::SUCCESS })
 }

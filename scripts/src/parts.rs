@@ -1,0 +1,255 @@
+//! Jobs in parts, on any machines: `--part K/N` does a share of the work, and `--join N` puts the results of all shares together.
+//!
+//! The result is that of the same command without either flag. What a part has found is in a file of its own, so that a part that
+//! was stopped, or was started twice, does no harm.
+
+use std::fmt;
+use std::fs;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use anyhow::{Context, bail};
+use pipeline::file;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::console::say;
+
+/// Flags of a verb that can be run in parts.
+#[derive(clap::Args, Clone, Copy)]
+pub(crate) struct PartFlags {
+    /// Do part K of N of the work, such as 3/16. Run the same command with each K from 1 to N, on any machines, then
+    /// with --join N.
+    #[arg(long, value_name = "K/N", conflicts_with = "join", help_heading = "In parts")]
+    part: Option<Part>,
+    /// Put the results of all N parts together.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..), help_heading = "In parts")]
+    join: Option<u32>,
+}
+
+/// Part of a job.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Part {
+    /// Number of the part, from 1.
+    number: usize,
+    /// Number of all parts.
+    n_parts: usize,
+}
+
+/// Share of a job that a command does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Work {
+    /// All of it.
+    Whole,
+    /// A part.
+    Part(Part),
+    /// Putting the results of so many parts together.
+    Join(usize),
+}
+
+/// Results of the parts of a job, a file each in one folder.
+pub(crate) struct PartResults {
+    folder: PathBuf,
+    verb: &'static str,
+    /// Everything that affects the results.
+    job: Value,
+}
+
+/// File of a part's result.
+#[derive(Serialize, Deserialize)]
+struct Saved<T> {
+    job: Value,
+    result: T,
+}
+
+impl PartFlags {
+    /// Returns the share of the work that the flags ask for.
+    pub(crate) fn work(self) -> Work {
+        match (self.part, self.join) {
+            (Some(part), _) => Work::Part(part),
+            (None, Some(n_parts)) => Work::Join(n_parts as usize),
+            (None, None) => Work::Whole,
+        }
+    }
+}
+
+impl FromStr for Part {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let numbers =
+            text.split_once('/').and_then(|(number, n)| Some((number.parse().ok()?, n.parse().ok()?)));
+        let Some((number, n_parts)) = numbers else { return Err("expected K/N, such as 3/16".into()) };
+        match (1..=n_parts).contains(&number) {
+            true => Ok(Self { number, n_parts }),
+            false => Err(format!("there is no part {number} of {n_parts}: parts are numbered from 1 to N")),
+        }
+    }
+}
+
+impl fmt::Display for Part {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.number, self.n_parts)
+    }
+}
+
+impl Part {
+    /// Returns all parts of a job of `n_parts`.
+    pub(crate) fn all(n_parts: usize) -> impl Iterator<Item = Self> {
+        (1..=n_parts).map(move |number| Self { number, n_parts })
+    }
+
+    /// Returns the number of the part, from 0, and the number of all parts.
+    pub(crate) fn rank(self) -> (usize, usize) {
+        (self.number - 1, self.n_parts)
+    }
+
+    /// Returns the range of this part of `n` things: parts are contiguous, and their lengths differ by at most one.
+    pub(crate) fn range(self, n: usize) -> Range<usize> {
+        let (rank, n_parts) = self.rank();
+        let start = |rank: usize| (rank as u128 * n as u128 / n_parts as u128) as usize;
+        start(rank)..start(rank + 1)
+    }
+}
+
+impl Work {
+    /// Returns the range of `n` things that this command works on; all of them if it joins.
+    pub(crate) fn range(self, n: usize) -> Range<usize> {
+        match self {
+            Self::Part(part) => part.range(n),
+            Self::Whole | Self::Join(_) => 0..n,
+        }
+    }
+
+    /// Ends if a part were to delete what is in its folder.
+    pub(crate) fn check_overwrite(self, overwrites: bool) -> anyhow::Result<()> {
+        match self {
+            Self::Part(_) if overwrites => {
+                bail!(
+                    "--overwrite with --part would delete the results of other parts: remove the folder instead"
+                )
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Returns the number of parts of the job, 1 for a whole one.
+    pub(crate) fn n_parts(self) -> usize {
+        match self {
+            Self::Whole => 1,
+            Self::Part(part) => part.n_parts,
+            Self::Join(n_parts) => n_parts,
+        }
+    }
+}
+
+impl PartResults {
+    /// Describes the results of `verb` in `folder`. `job` holds everything that affects them.
+    pub(crate) fn new(folder: &Path, verb: &'static str, job: Value) -> Self {
+        Self { folder: folder.to_path_buf(), verb, job }
+    }
+
+    /// Returns what this command works with: what `find` finds in a range of `n` things, or what all parts have found. A part saves
+    /// its result and returns `None`.
+    pub(crate) fn of<T: Serialize + DeserializeOwned>(
+        &self,
+        work: Work,
+        n: usize,
+        find: impl FnOnce(Range<usize>) -> anyhow::Result<T>,
+    ) -> anyhow::Result<Option<Vec<T>>> {
+        let part = match work {
+            Work::Whole => return Ok(Some(vec![find(0..n)?])),
+            Work::Join(n_parts) => return self.load(n_parts).map(Some),
+            Work::Part(part) => part,
+        };
+        let path = self.path(part);
+        fs::create_dir_all(&self.folder)
+            .with_context(|| format!("cannot create {}", self.folder.display()))?;
+        if path.exists() {
+            self.read::<T>(part)?;
+            say(format!("part {part} is done: {}", path.display()));
+            return Ok(None);
+        }
+        let saved = Saved { job: self.job.clone(), result: find(part.range(n))? };
+        let text = serde_json::to_vec(&saved)?;
+        file::replace(&path, &text).with_context(|| format!("cannot write {}", path.display()))?;
+        out!("part {part}: {}", path.display());
+        Ok(None)
+    }
+
+    fn load<T: DeserializeOwned>(&self, n_parts: usize) -> anyhow::Result<Vec<T>> {
+        let missing: Vec<Part> = Part::all(n_parts).filter(|part| !self.path(*part).exists()).collect();
+        check_none_missing(&missing)?;
+        Part::all(n_parts).map(|part| self.read(part)).collect()
+    }
+
+    fn read<T: DeserializeOwned>(&self, part: Part) -> anyhow::Result<T> {
+        let path = self.path(part);
+        let text = fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
+        let saved: Saved<T> =
+            serde_json::from_slice(&text).with_context(|| format!("cannot read {}", path.display()))?;
+        if saved.job != self.job {
+            bail!("{} is of another job: give the same inputs and flags, or another --out", path.display());
+        }
+        Ok(saved.result)
+    }
+
+    fn path(&self, part: Part) -> PathBuf {
+        let Part { number, n_parts } = part;
+        self.folder.join(format!("{}.part-{number:05}-of-{n_parts:05}.json", self.verb))
+    }
+}
+
+/// Returns the folder of parts' results, which a job in parts needs.
+///
+/// # Errors
+/// If a job in parts has none, or a whole job has one.
+pub(crate) fn folder(out: Option<&Path>, work: Work) -> anyhow::Result<&Path> {
+    match (out, work) {
+        (None, Work::Part(_) | Work::Join(_)) => {
+            bail!("--part and --join need --out, the folder that receives the results of parts")
+        }
+        (Some(_), Work::Whole) => {
+            bail!("--out receives the results of parts: give --part K/N or --join N, too")
+        }
+        (out, _) => Ok(out.unwrap_or(Path::new(""))),
+    }
+}
+
+/// Ends with the parts that are missing, if there are any.
+pub(crate) fn check_none_missing(missing: &[Part]) -> anyhow::Result<()> {
+    /// Number of parts that are named.
+    const NAMED: usize = 8;
+    let named: Vec<String> = missing.iter().take(NAMED).map(|part| format!("--part {part}")).collect();
+    let rest = if missing.len() > NAMED { ", …" } else { "" };
+    match missing.is_empty() {
+        true => Ok(()),
+        false => bail!("{} part(s) are missing: run {}{rest} first", missing.len(), named.join(", ")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_cover_everything_once() {
+        for (n, n_parts) in [(0, 3), (2, 5), (10, 3), (16, 16), (1_000_003, 7)] {
+            let ranges: Vec<Range<usize>> = Part::all(n_parts).map(|part| part.range(n)).collect();
+            assert_eq!((ranges[0].start, ranges[n_parts - 1].end), (0, n));
+            assert!(ranges.windows(2).all(|pair| pair[0].end == pair[1].start));
+            let lengths = || ranges.iter().map(ExactSizeIterator::len);
+            assert!(lengths().max() <= lengths().min().map(|least| least + 1));
+        }
+    }
+
+    #[test]
+    fn parts_are_numbered_from_one() {
+        assert_eq!("3/16".parse::<Part>(), Ok(Part { number: 3, n_parts: 16 }));
+        for bad in ["", "3", "0/4", "5/4", "1/0", "-1/4", "1/4/2", "a/b"] {
+            assert!(bad.parse::<Part>().is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,74 @@
+//! Reading of image files for shards.
+
+use std::io::Cursor;
+use std::path::Path;
+
+use anyhow::{Context, bail};
+use augment::DecodeRules;
+use augment::bands;
+use augment::facts::facts;
+use image::{DynamicImage, ImageFormat};
+use pipeline::shard::IMAGE_EXTENSIONS;
+
+use super::bands::{BandFile, Sample};
+use super::files::{CONVERTED, extension};
+
+/// Reads the files of the image of `sample`: extension in the shard, and bytes.
+pub(super) fn files_of(sample: &Sample) -> anyhow::Result<Vec<(String, Vec<u8>)>> {
+    let read = |file: &BandFile| match &file.extension {
+        None => image_of(&file.path),
+        Some(extension) => Ok((extension.clone(), read_image(&file.path)?)),
+    };
+    let files: Vec<(String, Vec<u8>)> = sample.files.iter().map(read).collect::<anyhow::Result<_>>()?;
+    if files.len() > 1 {
+        let all: Vec<&[u8]> = files.iter().map(|(_, bytes)| bytes.as_slice()).collect();
+        bands::found(&all, &DecodeRules::default())?;
+    }
+    Ok(files)
+}
+
+/// Reads the file of an image, whose header must be readable: an extension may be wrong, and links may lead anywhere.
+fn read_image(path: &Path) -> anyhow::Result<Vec<u8>> {
+    let bytes = std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
+    facts(&bytes).with_context(|| format!("{} is not a readable image", path.display()))?;
+    Ok(bytes)
+}
+
+/// Reads the image at `path`: its extension in the shard, and its bytes. A format that few other programs read in shards is converted
+/// to PNG, unless it is a TIFF that a PNG cannot hold.
+fn image_of(path: &Path) -> anyhow::Result<(String, Vec<u8>)> {
+    let extension = extension(path).unwrap_or_default();
+    if !CONVERTED.contains(&extension.as_str()) {
+        if !IMAGE_EXTENSIONS.contains(&extension.as_str()) {
+            bail!("{} does not have the extension of an image", path.display());
+        }
+        return Ok((extension, read_image(path)?));
+    }
+    let bytes = std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
+    let has_map = bands::map_data(&bytes).is_ok_and(|map| map.is_some());
+    if bands::format_of(&bytes).is_some() && (has_map || bands::is_more_than_a_picture(&bytes)) {
+        return Ok((extension, bytes));
+    }
+    let image = match extension.as_str() {
+        // Nothing in such a file says what it is.
+        "tga" => image::load_from_memory_with_format(&bytes, ImageFormat::Tga),
+        _ => image::load_from_memory(&bytes),
+    };
+    let image = image.with_context(|| format!("cannot decode {}", path.display()))?;
+    let image = match image {
+        image @ (DynamicImage::ImageLuma8(_)
+        | DynamicImage::ImageLumaA8(_)
+        | DynamicImage::ImageRgb8(_)
+        | DynamicImage::ImageRgba8(_)
+        | DynamicImage::ImageLuma16(_)
+        | DynamicImage::ImageLumaA16(_)
+        | DynamicImage::ImageRgb16(_)
+        | DynamicImage::ImageRgba16(_)) => image,
+        image => DynamicImage::ImageRgb8(image.to_rgb8()),
+    };
+    let mut png = Cursor::new(Vec::new());
+    image
+        .write_to(&mut png, ImageFormat::Png)
+        .with_context(|| format!("cannot encode {}", path.display()))?;
+    Ok(("png".into(), png.into_inner()))
+}

@@ -1,0 +1,418 @@
+//! Runs on several ranks that are disturbed again and again, each compared with one that nothing disturbed.
+//!
+//! `RUN_SOAK_MINUTES=120 cargo test -p tests --features mpi --test it -- soak_ranks --nocapture` takes two hours. Every round trains
+//! one recipe twice: undisturbed on one rank, and in attempts on one, two or four ranks, on one node or two, each of which is
+//! disturbed at a random moment, until the run is complete. All values in the metrics but times, and the last weights,
+//! must be equal. `RUN_SOAK_SEED` chooses other moments. Without root there is one node, and no disk that fills up.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use augment::ViewRng;
+use trainer::checkpoint::{self, Checkpoint};
+
+use crate::methods::{self, LEJEPA, RESNET, SIMCLR, SWAV, VIT};
+use crate::mpirun::{Ranks, mpirun};
+use crate::nodes::Nodes;
+use crate::stages::FIRST;
+use crate::support::{TINY, World, metrics, ok};
+
+/// Steps of a run.
+const STEPS: usize = 200;
+
+/// Settings of every run. A bad sample ends it: another in its place would change the losses.
+const SETTINGS: [&str; 6] = [
+    "optim.length={steps=200}",
+    "run.deadline_s=10",
+    "run.checkpoint_every_steps=5",
+    "run.keep_checkpoints=3",
+    "run.log_every_steps=1",
+    "data.max_bad_rate=0",
+];
+
+/// Size of the disk that fills up.
+const DISK_BYTES: u64 = 64 << 20;
+
+/// Something that happens to a run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Disturbance {
+    KillRank,
+    TerminateRank,
+    PauseRank,
+    StopRank,
+    CutCable,
+    CutCableForTwoSeconds,
+    FillDisk,
+    DamageShard,
+    ShortenShard,
+    DamageCheckpoint,
+    ShortenCheckpoint,
+}
+
+use Disturbance::*;
+
+const ALL: [Disturbance; 11] = [
+    KillRank,
+    TerminateRank,
+    PauseRank,
+    StopRank,
+    CutCable,
+    CutCableForTwoSeconds,
+    FillDisk,
+    DamageShard,
+    ShortenShard,
+    DamageCheckpoint,
+    ShortenCheckpoint,
+];
+
+impl Disturbance {
+    /// Returns the exit codes that a rank may have after it; 0 if the run was complete before.
+    fn codes(self) -> &'static [i32] {
+        match self {
+            // 1 is mpirun's, which ends ranks that are about to find each other. A damaged checkpoint is passed over.
+            KillRank | PauseRank | CutCableForTwoSeconds | DamageCheckpoint | ShortenCheckpoint => {
+                &[0, 1, 134, 137, 143]
+            }
+            TerminateRank => &[0, 1, 134, 143],
+            StopRank => &[0, 1, 134, 137],
+            CutCable => &[0, 1, 134],
+            FillDisk | DamageShard => &[0, 3, 134],
+            ShortenShard => &[2, 3],
+        }
+    }
+}
+
+/// A folder on a small disk of its own.
+struct Disk(PathBuf);
+
+impl Disk {
+    /// Mounts one at `folder`; `None` if this process may not.
+    fn new(folder: PathBuf) -> Option<Self> {
+        fs::create_dir_all(&folder).unwrap();
+        let size = format!("size={DISK_BYTES}");
+        let mut command = Command::new("mount");
+        command.args(["-t", "tmpfs", "-o", &size, "tmpfs"]).arg(&folder).stderr(Stdio::null());
+        command.status().is_ok_and(|status| status.success()).then_some(Self(folder))
+    }
+
+    fn fill(&self) {
+        let mut file = fs::File::create(self.0.join("filler")).unwrap();
+        for block_bytes in [1 << 20, 1 << 12, 1] {
+            while file.write_all(&vec![0; block_bytes]).is_ok() {}
+        }
+    }
+
+    fn empty(&self) {
+        fs::remove_file(self.0.join("filler")).unwrap();
+    }
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        drop(Command::new("umount").arg(&self.0).status());
+    }
+}
+
+/// Ranks that are running.
+struct Attempt {
+    child: Child,
+    folder: PathBuf,
+    n_ranks: usize,
+}
+
+impl Attempt {
+    fn has_ended(&self) -> bool {
+        (0..self.n_ranks).all(|rank| self.folder.join(format!("code-{rank}")).exists())
+    }
+
+    /// Waits until all ranks have ended, at most for `limit`; returns whether they have.
+    fn wait(&self, limit: Duration) -> bool {
+        let start = Instant::now();
+        while !self.has_ended() && start.elapsed() < limit {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        self.has_ended()
+    }
+
+    /// Sends a signal to the program of `rank`, which may have to be started first, unless it has ended.
+    fn signal(&self, rank: usize, signal: &str) {
+        let start = Instant::now();
+        let has_ended = || self.folder.join(format!("code-{rank}")).exists();
+        while !self.try_signal(rank, signal) && !has_ended() {
+            assert!(start.elapsed() < Duration::from_secs(60), "rank {rank} is not started");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    /// Sends a signal to the program of `rank`; returns whether it is there.
+    fn try_signal(&self, rank: usize, signal: &str) -> bool {
+        let wanted = format!("OMPI_COMM_WORLD_RANK={rank}");
+        for entry in fs::read_dir("/proc").unwrap().flatten() {
+            let read = |name: &str| fs::read(entry.path().join(name)).unwrap_or_default();
+            let (command, environment) = (read("cmdline"), read("environ"));
+            let is_program = command.starts_with(env!("CARGO_BIN_EXE_ocelli-under-test").as_bytes());
+            let is_here = String::from_utf8_lossy(&command).contains(&self.folder.display().to_string());
+            if is_program
+                && is_here
+                && environment.split(|byte| *byte == 0).any(|var| var == wanted.as_bytes())
+            {
+                let pid = entry.file_name().into_string().unwrap();
+                return Command::new("kill").args([signal, &pid]).stderr(Stdio::null()).status().is_ok();
+            }
+        }
+        false
+    }
+
+    /// Ends what is left, and returns the ranks' exit codes.
+    fn end(mut self) -> Vec<i32> {
+        // Open MPI's mpirun sometimes stays when all of its ranks have ended with errors.
+        std::thread::sleep(Duration::from_millis(200));
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        let code = |rank: usize| fs::read_to_string(self.folder.join(format!("code-{rank}")));
+        (0..self.n_ranks).map(|rank| code(rank).unwrap().trim().parse().unwrap()).collect()
+    }
+}
+
+/// A long trial.
+struct Soak {
+    // Before the folder that it is in: fields are dropped in their order.
+    disk: Option<Disk>,
+    world: World,
+    nodes: Option<Nodes>,
+    rng: ViewRng,
+    counts: BTreeMap<Disturbance, usize>,
+    n_attempts: usize,
+}
+
+impl Soak {
+    fn new(seed: u64) -> Self {
+        let world = World::new(60);
+        let disk = Disk::new(world.path("disk"));
+        let rng = ViewRng::from_words([seed, 0, 0, 0]);
+        Self { disk, world, nodes: Nodes::new(), rng, counts: BTreeMap::new(), n_attempts: 0 }
+    }
+
+    /// Trains `recipe` undisturbed, then in attempts until the run is complete, and compares the two.
+    fn round(&mut self, recipe: &str) {
+        fs::write(self.world.path("tiny.toml"), recipe).unwrap();
+        let args = Ranks::new(&self.world, &SETTINGS).args("disk/whole", &[]);
+        ok(&crate::support::program().args(&args).output().unwrap());
+        let args = Ranks::new(&self.world, &SETTINGS).args("disk/broken", &[]);
+        let (whole, broken) = (self.world.path("disk/whole"), self.world.path("disk/broken"));
+        while !self.attempt(&args, &broken) {}
+        let (expected, found) = (rows(&whole), rows(&broken));
+        assert_eq!(expected.len(), STEPS);
+        for (expected, found) in expected.iter().zip(&found) {
+            assert_eq!(found, expected);
+        }
+        assert_eq!(found.len(), STEPS);
+        assert!(weights(&broken) == weights(&whole), "weights differ");
+        fs::remove_dir_all(whole).unwrap();
+        fs::remove_dir_all(broken).unwrap();
+    }
+
+    fn below(&mut self, n: usize) -> usize {
+        self.rng.below(n as u32) as usize
+    }
+
+    /// Runs ranks until a disturbance has ended them; returns whether the run is complete.
+    fn attempt(&mut self, args: &[String], workdir: &Path) -> bool {
+        self.n_attempts += 1;
+        let n_ranks = [1, 2, 4][self.below(3)];
+        let over_nodes = self.nodes.is_some() && n_ranks > 1 && self.below(2) == 0;
+        let disturbance = loop {
+            let choice = ALL[self.below(ALL.len())];
+            let is_possible = match choice {
+                CutCable | CutCableForTwoSeconds => over_nodes,
+                StopRank => n_ranks > 1,
+                FillDisk => self.disk.is_some(),
+                DamageCheckpoint | ShortenCheckpoint => {
+                    checkpoint::steps(&workdir.join("checkpoints")).len() > 1
+                }
+                _ => true,
+            };
+            if is_possible {
+                break choice;
+            }
+        };
+        *self.counts.entry(disturbance).or_default() += 1;
+        let shard = fs::read(self.world.shard()).unwrap();
+        self.prepare(disturbance, workdir, &shard);
+        let attempt = self.start(n_ranks, over_nodes, args);
+        let life = Duration::from_millis(self.below(5000) as u64);
+        let is_early = attempt.wait(life);
+        if !is_early {
+            self.disturb(disturbance, &attempt, workdir);
+        }
+        let has_ended = attempt.wait(Duration::from_secs(60));
+        if !has_ended {
+            for rank in 0..n_ranks {
+                attempt.try_signal(rank, "-KILL");
+            }
+            attempt.wait(Duration::from_secs(20));
+        }
+        let codes = attempt.end();
+        let told = || {
+            let files = (0..n_ranks).map(|rank| format!("stderr-{rank}")).chain(["mpirun-stderr".into()]);
+            let texts = files.map(|file| fs::read_to_string(self.world.path(&file)).unwrap_or_default());
+            texts.collect::<Vec<_>>().join("\n--\n")
+        };
+        let what = format!("{disturbance:?} on {n_ranks} ranks (two nodes: {over_nodes}): {codes:?}");
+        assert!(has_ended, "{what}: ranks hang\n{}", told());
+        assert!(codes.iter().all(|code| disturbance.codes().contains(code)), "{what}\n{}", told());
+        self.mend(disturbance, &shard);
+        codes.iter().all(|code| *code == 0)
+    }
+
+    fn start(&self, n_ranks: usize, over_nodes: bool, args: &[String]) -> Attempt {
+        let folder = self.world.folder.path().to_path_buf();
+        (0..4).for_each(|rank| drop(fs::remove_file(folder.join(format!("code-{rank}")))));
+        let mut command = match &self.nodes {
+            Some(nodes) if over_nodes => nodes.mpirun(n_ranks / 2, &folder, args),
+            _ => mpirun(n_ranks, &folder, args),
+        };
+        // All ranks share this machine's cores.
+        let stderr = fs::File::create(folder.join("mpirun-stderr")).unwrap();
+        command.env("OMPI_MCA_mpi_yield_when_idle", "1").stdout(Stdio::null()).stderr(stderr);
+        Attempt { child: command.spawn().unwrap(), folder, n_ranks }
+    }
+
+    /// Does what is done before the ranks start.
+    fn prepare(&mut self, disturbance: Disturbance, workdir: &Path, shard: &[u8]) {
+        match disturbance {
+            DamageShard => {
+                let mut bytes = shard.to_vec();
+                // In every image, so that the first batch has one; headers, which are read before, are left alone.
+                for place in (0..shard.len() - 1024).step_by(512) {
+                    let name = String::from_utf8_lossy(&shard[place..place + 100]);
+                    let is_image = name.trim_end_matches('\0').ends_with(".jpg");
+                    if &shard[place + 257..place + 262] == b"ustar" && is_image {
+                        bytes[place + 512 + 100] ^= 0x55;
+                    }
+                }
+                fs::write(self.world.shard(), bytes).unwrap();
+            }
+            ShortenShard => fs::write(self.world.shard(), &shard[..self.below(shard.len())]).unwrap(),
+            DamageCheckpoint | ShortenCheckpoint => {
+                let newest = checkpoint::steps(&workdir.join("checkpoints")).pop().unwrap().1;
+                let files = fs::read_dir(newest).unwrap().map(|entry| entry.unwrap().path());
+                let mut files: Vec<PathBuf> = files.filter(|path| path.is_file()).collect();
+                files.sort();
+                let file = &files[self.below(files.len())];
+                let mut bytes = fs::read(file).unwrap();
+                let place = self.below(bytes.len());
+                match disturbance {
+                    DamageCheckpoint => bytes[place] ^= 1 << self.below(8),
+                    _ => bytes.truncate(place),
+                }
+                fs::write(file, bytes).unwrap();
+            }
+            _ => {}
+        }
+    }
+
+    /// Does what is done while the ranks run.
+    fn disturb(&mut self, disturbance: Disturbance, attempt: &Attempt, workdir: &Path) {
+        let rank = self.below(attempt.n_ranks);
+        match disturbance {
+            KillRank | DamageCheckpoint | ShortenCheckpoint => attempt.signal(rank, "-KILL"),
+            TerminateRank => attempt.signal(rank, "-TERM"),
+            PauseRank => {
+                attempt.signal(rank, "-STOP");
+                attempt.wait(Duration::from_secs(3));
+                attempt.signal(rank, "-CONT");
+                goes_on(attempt, workdir);
+                attempt.signal(rank, "-KILL");
+            }
+            StopRank => {
+                attempt.signal(rank, "-STOP");
+                let start = Instant::now();
+                let others = || (0..attempt.n_ranks).filter(|other| *other != rank);
+                let code = |rank: usize| attempt.folder.join(format!("code-{rank}"));
+                while !others().all(|other| code(other).exists()) && start.elapsed() < Duration::from_secs(60)
+                {
+                    std::thread::sleep(Duration::from_millis(50));
+                }
+                attempt.signal(rank, "-KILL");
+            }
+            CutCable => self.nodes.as_ref().unwrap().cut(),
+            CutCableForTwoSeconds => {
+                self.nodes.as_ref().unwrap().cut();
+                attempt.wait(Duration::from_secs(2));
+                self.nodes.as_ref().unwrap().mend();
+                goes_on(attempt, workdir);
+                attempt.signal(rank, "-KILL");
+            }
+            FillDisk => self.disk.as_ref().unwrap().fill(),
+            DamageShard | ShortenShard => {}
+        }
+    }
+
+    /// Undoes the disturbance, as a user would before the next attempt.
+    fn mend(&self, disturbance: Disturbance, shard: &[u8]) {
+        match disturbance {
+            DamageShard | ShortenShard => fs::write(self.world.shard(), shard).unwrap(),
+            CutCable => self.nodes.as_ref().unwrap().mend(),
+            FillDisk if self.world.path("disk/filler").exists() => self.disk.as_ref().unwrap().empty(),
+            _ => {}
+        }
+    }
+}
+
+/// Waits until the run has taken two more steps or has ended.
+fn goes_on(attempt: &Attempt, workdir: &Path) {
+    let n_rows = || fs::read_to_string(workdir.join("metrics.jsonl")).map_or(0, |text| text.lines().count());
+    let (before, start) = (n_rows(), Instant::now());
+    while n_rows() < before + 2 && !attempt.has_ended() {
+        assert!(start.elapsed() < Duration::from_secs(40), "the run does not go on");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Returns the metrics without times and without the columns that name ranks.
+fn rows(workdir: &Path) -> Vec<serde_json::Value> {
+    let mut rows = metrics(workdir);
+    rows.iter_mut().for_each(|row| row.as_object_mut().unwrap().retain(|key, _| !key.starts_with("rank/")));
+    rows
+}
+
+/// Returns all values of the newest checkpoint.
+fn weights(workdir: &Path) -> Vec<Vec<f32>> {
+    let checkpoint = Checkpoint::open(workdir).unwrap();
+    let units = checkpoint.manifest.units.iter();
+    units.map(|unit| checkpoint.buffer(&unit.network, &unit.name).unwrap()).collect()
+}
+
+#[test]
+fn disturbed_runs_have_the_losses_of_undisturbed_ones() {
+    let mut stderr = std::io::stderr();
+    let number = |name: &str| std::env::var(name).ok().map(|value| value.parse::<u64>().unwrap());
+    let Some(minutes) = number("RUN_SOAK_MINUTES") else { return };
+    let seed = number("RUN_SOAK_SEED").unwrap_or(1);
+    let recipes = [
+        TINY.to_string(),
+        methods::recipe(RESNET, &SWAV.replace("queue = 12", "queue = 24"), 2, "algorithm = 'larc'"),
+        FIRST.to_string(),
+        methods::recipe(RESNET, SIMCLR, 0, "algorithm = 'lars'"),
+        methods::recipe(VIT, LEJEPA, 2, ""),
+    ];
+    let mut soak = Soak::new(seed);
+    let start = Instant::now();
+    let mut n_rounds = 0;
+    while start.elapsed() < Duration::from_secs(60 * minutes) {
+        soak.round(&recipes[(seed as usize + n_rounds) % recipes.len()]);
+        n_rounds += 1;
+        let minutes = start.elapsed().as_secs_f64() / 60.0;
+        writeln!(
+            stderr,
+            "{minutes:.1} min: {n_rounds} runs of {STEPS} steps, all equal, in {} attempts: {:?}",
+            soak.n_attempts, soak.counts
+        )
+        .unwrap();
+    }
+}
