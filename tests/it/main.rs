@@ -25,6 +25,9 @@ mod curate;
 mod damage;
 /// Equal batches for any ranks, threads and restarts.
 mod data_path;
+/// Disturbances of runs over ranks.
+#[cfg(feature = "mpi")]
+mod disturbances;
 /// Features as files.
 mod embed;
 /// Protocols, settings and bad sets.
@@ -73,6 +76,9 @@ mod mpi_nodes;
 /// mpirun, and the messages of its ranks.
 #[cfg(feature = "mpi")]
 mod mpirun;
+/// Steps over cables of any speed, beside their estimates; slow.
+#[cfg(feature = "mpi")]
+mod network;
 /// Two nodes on this machine.
 #[cfg(feature = "mpi")]
 mod nodes;

@@ -1,38 +1,121 @@
 //! Two nodes on this machine: network namespaces that a virtual cable joins. Requires root.
 
+use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::mpirun::mpirun;
 
 /// Two network namespaces, joined by a virtual cable. Their names hold the number of this process: several may exist.
 pub(crate) struct Nodes {
     names: [String; 2],
+    /// Process that delays packets, if the cable is to.
+    relay: Option<Relay>,
+}
+
+/// Number of pairs that this process has made.
+static N_MADE: AtomicUsize = AtomicUsize::new(0);
+
+/// The process of `relay.py`.
+struct Relay(Child);
+
+impl Relay {
+    fn start(names: &[String; 2], cable: Cable) -> Option<Self> {
+        let script = concat!(env!("CARGO_MANIFEST_DIR"), "/it/relay.py");
+        let numbers = [cable.delay_ms.to_string(), cable.loss.to_string()];
+        let mut command = Command::new("python3");
+        command.arg(script).args(names).args(numbers).stdout(Stdio::piped());
+        let mut child = command.spawn().ok()?;
+        let mut line = String::new();
+        BufReader::new(child.stdout.take()?).read_line(&mut line).ok()?;
+        let relay = Self(child);
+        (line == "ready\n").then_some(relay)
+    }
+}
+
+impl Drop for Relay {
+    fn drop(&mut self) {
+        drop((self.0.kill(), self.0.wait()));
+    }
+}
+
+/// Properties of a cable.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Cable {
+    /// Largest rate in each direction, in megabits per second; 0 for any.
+    pub(crate) megabits_per_s: u32,
+    /// Time that a packet takes from one node to the other, in milliseconds.
+    pub(crate) delay_ms: f64,
+    /// Share of the packets that are lost.
+    pub(crate) loss: f64,
+}
+
+impl Cable {
+    /// A cable that only the machine limits.
+    pub(crate) const FAST: Self = Self { megabits_per_s: 0, delay_ms: 0.0, loss: 0.0 };
 }
 
 impl Nodes {
-    /// Creates both, or returns `None` and says so if this process may not.
+    /// Creates both, joined by a fast cable, or returns `None` and says so if this process may not.
     pub(crate) fn new() -> Option<Self> {
+        Self::joined_by(Cable::FAST)
+    }
+
+    /// Creates both, joined by `cable`, or returns `None` and says so if this process may not.
+    pub(crate) fn joined_by(cable: Cable) -> Option<Self> {
         use std::io::Write;
+        let number = N_MADE.fetch_add(1, Ordering::Relaxed);
         let process = std::process::id();
-        let nodes = Self { names: ["a", "b"].map(|node| format!("ocelli-{node}-{process}")) };
-        let [a, b] = &nodes.names;
-        let steps = [
-            format!("netns add {a}"),
-            format!("netns add {b}"),
-            format!("link add cable-a netns {a} type veth peer name cable-b netns {b}"),
-            format!("-n {a} addr add 10.77.0.1/24 dev cable-a"),
-            format!("-n {b} addr add 10.77.0.2/24 dev cable-b"),
-            format!("-n {a} link set cable-a up"),
-            format!("-n {b} link set cable-b up"),
-            format!("-n {a} link set lo up"),
-            format!("-n {b} link set lo up"),
-        ];
-        let made = steps.iter().all(|step| Self::ip(step));
+        let names = ["a", "b"].map(|node| format!("ocelli-{node}-{process}-{number}"));
+        let mut nodes = Self { names, relay: None };
+        let made = nodes.names.iter().all(|name| Self::ip(&format!("netns add {name}"))) && nodes.join(cable);
         if !made {
             let _ = writeln!(std::io::stderr(), "left out: two nodes; network namespaces need root");
         }
         made.then_some(nodes)
+    }
+
+    /// Joins the two by `cable`; returns whether that was possible.
+    fn join(&mut self, cable: Cable) -> bool {
+        let [a, b] = &self.names;
+        let is_direct = cable.delay_ms == 0.0 && cable.loss == 0.0;
+        if is_direct {
+            let ends = format!("link add cable-a netns {a} type veth peer name cable-b netns {b}");
+            if !Self::ip(&ends) {
+                return false;
+            }
+        } else {
+            self.relay = Relay::start(&self.names, cable);
+            if self.relay.is_none() {
+                return false;
+            }
+        }
+        let ends = [(a, "cable-a", "10.77.0.1/24"), (b, "cable-b", "10.77.0.2/24")];
+        ends.into_iter().all(|(name, end, address)| {
+            let shape = match cable.megabits_per_s {
+                0 => true,
+                rate => Self::tc(name, &format!("{end} root tbf rate {rate}mbit burst 64kb latency 100ms")),
+            };
+            // Large packets, so that carrying them takes little of the machine.
+            Self::ip(&format!("-n {name} addr add {address} dev {end}"))
+                && Self::ip(&format!("-n {name} link set {end} mtu 9000 up"))
+                && Self::ip(&format!("-n {name} link set lo up"))
+                && shape
+        })
+    }
+
+    /// Adds a queue to a device of a node.
+    fn tc(name: &str, queue: &str) -> bool {
+        let mut command = Command::new("tc");
+        command.args(["-n", name, "qdisc", "add", "dev"]).args(queue.split(' ')).stderr(Stdio::null());
+        command.status().is_ok_and(|status| status.success())
+    }
+
+    /// Stalls a cable that has a delay: packets wait until the next call, and none is lost.
+    pub(crate) fn stall(&self) {
+        let relay = self.relay.as_ref().unwrap();
+        Command::new("kill").args(["-USR1", &relay.0.id().to_string()]).status().unwrap();
     }
 
     fn ip(arguments: &str) -> bool {

@@ -9,12 +9,14 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use augment::ViewRng;
 use trainer::checkpoint::{self, Checkpoint};
 
+use crate::disturbances::Disturbance::{self, *};
+use crate::disturbances::{ALL, Attempt, Disk};
 use crate::methods::{self, LEJEPA, RESNET, SIMCLR, SWAV, VIT};
 use crate::mpirun::{Ranks, mpirun};
 use crate::nodes::Nodes;
@@ -33,150 +35,6 @@ const SETTINGS: [&str; 6] = [
     "run.log_every_steps=1",
     "data.max_bad_rate=0",
 ];
-
-/// Size of the disk that fills up.
-const DISK_BYTES: u64 = 64 << 20;
-
-/// Something that happens to a run.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Disturbance {
-    KillRank,
-    TerminateRank,
-    PauseRank,
-    StopRank,
-    CutCable,
-    CutCableForTwoSeconds,
-    FillDisk,
-    DamageShard,
-    ShortenShard,
-    DamageCheckpoint,
-    ShortenCheckpoint,
-}
-
-use Disturbance::*;
-
-const ALL: [Disturbance; 11] = [
-    KillRank,
-    TerminateRank,
-    PauseRank,
-    StopRank,
-    CutCable,
-    CutCableForTwoSeconds,
-    FillDisk,
-    DamageShard,
-    ShortenShard,
-    DamageCheckpoint,
-    ShortenCheckpoint,
-];
-
-impl Disturbance {
-    /// Returns the exit codes that a rank may have after it; 0 if the run was complete before.
-    fn codes(self) -> &'static [i32] {
-        match self {
-            // 1 is mpirun's, which ends ranks that are about to find each other. A damaged checkpoint is passed over.
-            KillRank | PauseRank | CutCableForTwoSeconds | DamageCheckpoint | ShortenCheckpoint => {
-                &[0, 1, 134, 137, 143]
-            }
-            TerminateRank => &[0, 1, 134, 143],
-            StopRank => &[0, 1, 134, 137],
-            CutCable => &[0, 1, 134],
-            FillDisk | DamageShard => &[0, 3, 134],
-            ShortenShard => &[2, 3],
-        }
-    }
-}
-
-/// A folder on a small disk of its own.
-struct Disk(PathBuf);
-
-impl Disk {
-    /// Mounts one at `folder`; `None` if this process may not.
-    fn new(folder: PathBuf) -> Option<Self> {
-        fs::create_dir_all(&folder).unwrap();
-        let size = format!("size={DISK_BYTES}");
-        let mut command = Command::new("mount");
-        command.args(["-t", "tmpfs", "-o", &size, "tmpfs"]).arg(&folder).stderr(Stdio::null());
-        command.status().is_ok_and(|status| status.success()).then_some(Self(folder))
-    }
-
-    fn fill(&self) {
-        let mut file = fs::File::create(self.0.join("filler")).unwrap();
-        for block_bytes in [1 << 20, 1 << 12, 1] {
-            while file.write_all(&vec![0; block_bytes]).is_ok() {}
-        }
-    }
-
-    fn empty(&self) {
-        fs::remove_file(self.0.join("filler")).unwrap();
-    }
-}
-
-impl Drop for Disk {
-    fn drop(&mut self) {
-        drop(Command::new("umount").arg(&self.0).status());
-    }
-}
-
-/// Ranks that are running.
-struct Attempt {
-    child: Child,
-    folder: PathBuf,
-    n_ranks: usize,
-}
-
-impl Attempt {
-    fn has_ended(&self) -> bool {
-        (0..self.n_ranks).all(|rank| self.folder.join(format!("code-{rank}")).exists())
-    }
-
-    /// Waits until all ranks have ended, at most for `limit`; returns whether they have.
-    fn wait(&self, limit: Duration) -> bool {
-        let start = Instant::now();
-        while !self.has_ended() && start.elapsed() < limit {
-            std::thread::sleep(Duration::from_millis(20));
-        }
-        self.has_ended()
-    }
-
-    /// Sends a signal to the program of `rank`, which may have to be started first, unless it has ended.
-    fn signal(&self, rank: usize, signal: &str) {
-        let start = Instant::now();
-        let has_ended = || self.folder.join(format!("code-{rank}")).exists();
-        while !self.try_signal(rank, signal) && !has_ended() {
-            assert!(start.elapsed() < Duration::from_secs(60), "rank {rank} is not started");
-            std::thread::sleep(Duration::from_millis(10));
-        }
-    }
-
-    /// Sends a signal to the program of `rank`; returns whether it is there.
-    fn try_signal(&self, rank: usize, signal: &str) -> bool {
-        let wanted = format!("OMPI_COMM_WORLD_RANK={rank}");
-        for entry in fs::read_dir("/proc").unwrap().flatten() {
-            let read = |name: &str| fs::read(entry.path().join(name)).unwrap_or_default();
-            let (command, environment) = (read("cmdline"), read("environ"));
-            let is_program = command.starts_with(env!("CARGO_BIN_EXE_ocelli-under-test").as_bytes());
-            let is_here = String::from_utf8_lossy(&command).contains(&self.folder.display().to_string());
-            if is_program
-                && is_here
-                && environment.split(|byte| *byte == 0).any(|var| var == wanted.as_bytes())
-            {
-                let pid = entry.file_name().into_string().unwrap();
-                return Command::new("kill").args([signal, &pid]).stderr(Stdio::null()).status().is_ok();
-            }
-        }
-        false
-    }
-
-    /// Ends what is left, and returns the ranks' exit codes.
-    fn end(mut self) -> Vec<i32> {
-        // Open MPI's mpirun sometimes stays when all of its ranks have ended with errors.
-        std::thread::sleep(Duration::from_millis(200));
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-        let code = |rank: usize| fs::read_to_string(self.folder.join(format!("code-{rank}")));
-        (0..self.n_ranks).map(|rank| code(rank).unwrap().trim().parse().unwrap()).collect()
-    }
-}
 
 /// A long trial.
 struct Soak {
@@ -249,7 +107,8 @@ impl Soak {
         if !is_early {
             self.disturb(disturbance, &attempt, workdir);
         }
-        let has_ended = attempt.wait(Duration::from_secs(60));
+        // Ranks that do not find each other give up after 120 s.
+        let has_ended = attempt.wait(Duration::from_secs(180));
         if !has_ended {
             for rank in 0..n_ranks {
                 attempt.try_signal(rank, "-KILL");

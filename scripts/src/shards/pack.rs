@@ -92,7 +92,7 @@ pub(crate) struct PackJob<'a> {
     pub(crate) work: Work,
 }
 
-/// What a job packs: all samples in their order, and the samples of each shard.
+/// Contents of a job's shards: all samples in their order, and the samples of each shard.
 struct Contents {
     /// Key and sample.
     samples: Vec<(String, Sample)>,

@@ -196,6 +196,9 @@ fn found(names: &[&str], none: &str) -> String {
         .map_or(none.into(), |path| path.display().to_string())
 }
 
+/// Lengths of the buffers that are timed, in bytes.
+const TIMED_BYTES: [usize; 3] = [4 << 10, 256 << 10, 16 << 20];
+
 /// Runs the conformance suite on the ranks of `launch`, and times the most frequent operations of a step.
 fn fabric(
     launch: &Launch,
@@ -222,8 +225,10 @@ fn fabric(
     if launch.world_size == 1 {
         return Ok(());
     }
-    for bytes in [4usize << 10, 256 << 10, 16 << 20] {
+    let mut gathers_s = Vec::new();
+    for bytes in TIMED_BYTES {
         let (gather_ms, reduce_ms) = time(engine, &device.device, bytes)?;
+        gathers_s.push(gather_ms / 1e3);
         if first {
             let moved = bytes as f64 * (launch.world_size - 1) as f64 / launch.world_size as f64;
             out!(
@@ -234,7 +239,27 @@ fn fabric(
             );
         }
     }
+    if first {
+        out!("for a plan     {}", plan_flags(launch, &gathers_s));
+    }
     Ok(())
+}
+
+/// Returns the flags by which `ocelli plan` knows this fabric: the bandwidth of the longest of the timed gathers beyond the middle
+/// one, and the latency that this leaves of the middle one, which is as long as a unit of a small network.
+fn plan_flags(launch: &Launch, gathers_s: &[f64]) -> String {
+    let n_local = launch.n_local.unwrap_or(1).clamp(1, launch.world_size);
+    let n_nodes = launch.world_size.div_ceil(n_local);
+    let (n, place) = if n_nodes > 1 { (n_nodes, "node") } else { (launch.world_size, "local") };
+    let moved = |bytes: usize| bytes as f64 * (n - 1) as f64 / n as f64;
+    let [_, middle, longest] = TIMED_BYTES.map(moved);
+    let bytes_per_s = (longest - middle) / (gathers_s[2] - gathers_s[1]).max(1e-9);
+    let latency_s = (gathers_s[1] - middle / bytes_per_s).max(0.0) / (n as f64).log2().ceil();
+    format!(
+        "--ranks-per-node {n_local} --{place}-gb-s {:.4} --{place}-us {:.0}",
+        bytes_per_s / 1e9,
+        latency_s * 1e6
+    )
 }
 
 /// Returns the median times, in milliseconds, of a gather and an exchange of a buffer of `bytes` in the engine's memory.

@@ -70,6 +70,15 @@ pub(crate) struct Args {
     json: bool,
 }
 
+impl Args {
+    fn kind(&self) -> FeatureKind {
+        match self.patches {
+            true => FeatureKind::Patches,
+            false => FeatureKind::Vectors { n_levels: self.levels.max(1), average: self.average },
+        }
+    }
+}
+
 pub(crate) fn run(args: &Args, storage: &Storage, folder: &Path) -> anyhow::Result<ExitCode> {
     let format = Format::of(&args.out).map_err(anyhow::Error::msg)?;
     let launch = Launch::from_env()?;
@@ -98,10 +107,7 @@ pub(crate) fn run(args: &Args, storage: &Storage, folder: &Path) -> anyhow::Resu
     if images.len() < n_parts {
         bail!("{} images cannot be divided into {n_parts} parts", images.len());
     }
-    let wanted = match args.patches {
-        true => FeatureKind::Patches,
-        false => FeatureKind::Vectors { n_levels: args.levels.max(1), average: args.average },
-    };
+    let wanted = args.kind();
     let mut about = json!(open.about(&args.checkpoint));
     about["images"] = json!(images.name);
     about["features"] = json!(wanted);
@@ -129,8 +135,7 @@ pub(crate) fn run(args: &Args, storage: &Storage, folder: &Path) -> anyhow::Resu
     let how = if is_cached { "from the cache".to_string() } else { format!("{rate:.0} images/s") };
     out!("{} rows of {} written to {} ({how})", table.len(), table.columns.width(), out.display());
     out!("network: {}; images: {}", open.which, open.transform);
-    let more = json!({ "cached": is_cached, "seconds": seconds, "images_per_s": rate });
-    tell(args, &images, &table, &more);
+    tell(args, &images, &table, &json!({ "cached": is_cached, "seconds": seconds, "images_per_s": rate }));
     Ok(ExitCode::SUCCESS)
 }
 

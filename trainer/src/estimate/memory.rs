@@ -153,7 +153,7 @@ impl Sizes<'_> {
         for (number, unit) in again.iter().enumerate().rev() {
             // Between the stages of a unit the gradients at its output and its input are of all images.
             let output = trained.backbone.get(number + 1).map_or(0.0, |next| self.input_bytes(next));
-            let (at_once, at_ends) = match unit.staged {
+            let (at_once, at_ends) = match unit.n_sums > 0 {
                 true => (images, output + self.input_bytes(unit)),
                 false => (micro_batch, 0.0),
             };

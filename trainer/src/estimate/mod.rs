@@ -6,9 +6,10 @@
 //!              moments, SGD one
 //! gathered     one unit in transfer, the heads or one unit in use, and units that are kept (K; all with `grad`)
 //! traffic      full (2·P + P - kept) gathered, P reduced;  grad 2·P gathered, P reduced;  none 2·P reduced
-//! time         max(compute, communication) where the two overlap
+//! time         the computation, and what it waits for: the units and their collectives on a timeline
 //! ```
 
+mod fabric;
 mod failure;
 mod gpu;
 mod memory;
@@ -17,7 +18,9 @@ mod placement;
 mod presets;
 mod simulate;
 mod time;
+mod traffic;
 
+pub use fabric::Fabric;
 pub use failure::{Goodput, goodput};
 pub use gpu::{EFFICIENCY, GPUS, Gpu};
 pub use memory::{Memory, fit, max_kept_graphs, memory};
@@ -25,4 +28,5 @@ pub use model::{ModelCost, NetworkCost, UnitCost, of_plan};
 pub use placement::Placement;
 pub use presets::{PRESETS, preset};
 pub use simulate::{Simulation, simulate};
-pub use time::{Fabric, StepTime, Traffic, step_flops, step_time, traffic};
+pub use time::{StepTime, step_flops, step_time};
+pub use traffic::{Traffic, traffic};

@@ -29,8 +29,9 @@ pub struct UnitCost {
     pub graph: Elements,
     /// Number of elements that are constrained before a step.
     pub n_constrained: usize,
-    /// True if the unit needs statistics over the batch: all micro-batches of a rank then go through it together.
-    pub staged: bool,
+    /// Number of sums over the batch that the unit needs, such as statistics; if there are any, all micro-batches of a rank go
+    /// through it together.
+    pub n_sums: usize,
 }
 
 /// A network with its heads.
@@ -206,11 +207,28 @@ fn through(units: &[Box<dyn Unit>], mut shapes: Vec<GroupShape>) -> (Vec<UnitCos
             input,
             graph: cost.graph,
             n_constrained: unit.n_constrained(),
-            staged: unit.n_stages() > 1,
+            n_sums: unit.n_stages() - 1,
         });
         shapes = outputs;
     }
     (costs, shapes)
+}
+
+#[cfg(test)]
+impl UnitCost {
+    /// Returns a unit that costs nothing.
+    pub(super) fn empty(name: &str) -> Self {
+        let nothing = Elements::default();
+        Self {
+            name: name.into(),
+            numel: 0,
+            flops: 0.0,
+            input: nothing,
+            graph: nothing,
+            n_constrained: 0,
+            n_sums: 0,
+        }
+    }
 }
 
 #[cfg(test)]

@@ -24,6 +24,8 @@ pub struct Placement {
     pub workers: usize,
     /// Data types of computation, and of the weights and gradients that are sent.
     pub precision: Precision,
+    /// True if gradients are summed in an order that does not depend on the ranks.
+    pub exact_sums: bool,
     /// True if weights and moments of all networks are in host memory, and units are sent to a GPU.
     pub offload: bool,
 }
@@ -42,6 +44,7 @@ impl Placement {
             rank_micro_batches: (plan.n_micro_batches() / plan.world_size).max(1),
             workers: plan.n_workers.min(rank_batch),
             precision: step.precision,
+            exact_sums: plan.recipe.run.exact_sums,
             offload: step.offload,
         }
     }

@@ -128,7 +128,7 @@ fn head(width: usize, sizes: HeadSizes, i: usize) -> Vec<UnitCost> {
             input: Elements::default(),
             graph: cost.graph,
             n_constrained: 0,
-            staged: false,
+            n_sums: 0,
         }
     };
     vec![of_unit(&mlp, width), of_unit(&last, bottleneck)]
@@ -160,7 +160,7 @@ fn transformer(name: &str, sizes: Transformer, heads: &[HeadSizes]) -> ModelCost
             input: Elements::wide(input),
             graph,
             n_constrained: 0,
-            staged: false,
+            n_sums: 0,
         };
         let mut backbone =
             vec![unit(".embed".into(), embed, embed_flops[i], 0.0, Elements::wide(2.0 * tokens * w))];

@@ -1,87 +1,34 @@
-//! Traffic and time of a step, by the alpha-beta model: every message costs a latency, every byte its share
-//! of the bandwidth.
+//! Time of a step: its computation and its collectives, in the order in which a step has them.
+//!
+//! Collectives run one after another beside the computation. While a unit computes, the next one is gathered and the gradient of the
+//! last one is reduced; the computation waits for the weights of its unit, and for the sums of statistics over the batch. A
+//! collective takes a latency and, for every byte, a share of the bandwidth ([`Fabric`]).
+
+use std::collections::VecDeque;
 
 use networks::layout::ALIGNMENT;
 use ranks::topology::Sharding;
 use ranks::wire::Wire;
 
-use super::{ModelCost, NetworkCost, Placement};
+use super::fabric::{Fabric, Members};
+use super::{ModelCost, NetworkCost, Placement, UnitCost};
 
-/// Interconnect of the ranks.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Fabric {
-    /// Number of ranks on a node.
-    pub ranks_per_node: usize,
-    /// Bytes per second between ranks of a node, for each rank.
-    pub local_bytes_per_s: f64,
-    /// Bytes per second between nodes, for each node.
-    pub node_bytes_per_s: f64,
-    /// Latency of a message within a node, in seconds.
-    pub local_latency_s: f64,
-    /// Latency of a message between nodes, in seconds.
-    pub node_latency_s: f64,
-}
+/// Sums over ranks of a step besides those of units: of the loss, and of the norms of gradients.
+const N_OTHER_SUMS: usize = 2;
 
-/// Bytes that a rank receives in a step, and the number of collectives.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct Traffic {
-    /// Bytes of gathered weights.
-    pub gather_bytes: f64,
-    /// Number of gathers.
-    pub n_gathers: usize,
-    /// Bytes of gradients within shard groups.
-    pub reduce_bytes: f64,
-    /// Number of reductions.
-    pub n_reduces: usize,
-    /// Bytes of gradients between replicas.
-    pub replica_bytes: f64,
-}
-
-/// Estimates the traffic of a step.
-pub fn traffic(model: &ModelCost, placement: &Placement) -> Traffic {
-    let precision = placement.precision;
-    let (groups, replicas) =
-        (placement.group_size as f64, (placement.world_size / placement.group_size) as f64);
-    let bytes = |units: &[super::UnitCost], wire: Wire| -> f64 {
-        let padded = |unit: &super::UnitCost| unit.numel.next_multiple_of(ALIGNMENT * placement.group_size);
-        units.iter().map(|unit| (padded(unit) * wire.bytes()) as f64).sum()
-    };
-    let trained = &model.trained;
-    let n_backbone = trained.backbone.len();
-    let again = match placement.sharding {
-        Sharding::Full => &trained.backbone[..n_backbone.saturating_sub(placement.keep)],
-        _ => &[],
-    };
-    let once = |network: &NetworkCost| {
-        bytes(&network.backbone, precision.gather) + bytes(&network.head, precision.head_gather)
-    };
-    let gathered = model.networks().map(once).sum::<f64>() + bytes(again, precision.gather);
-    let reduced = bytes(&trained.backbone, precision.reduce) + bytes(&trained.head, precision.head_reduce);
-    let whole = bytes(&trained.backbone, Wire::F32) + bytes(&trained.head, Wire::F32);
-    let share = |n: f64| (n - 1.0) / n;
-    Traffic {
-        gather_bytes: gathered * share(groups),
-        n_gathers: if placement.gathers() {
-            model.networks().map(|network| network.units().count()).sum::<usize>() + again.len()
-        } else {
-            0
-        },
-        reduce_bytes: reduced * share(groups),
-        n_reduces: if placement.world_size > 1 { trained.units().count() } else { 0 },
-        replica_bytes: (reduced + whole) / groups * share(replicas),
-    }
-}
+/// Reductions in flight, of which a step waits for the oldest before it submits another one.
+const MAX_REDUCTIONS_IN_FLIGHT: usize = 2;
 
 /// Seconds of a step.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct StepTime {
     /// Seconds of the computation.
     pub compute_s: f64,
-    /// Seconds of the collectives, with rings.
-    pub ring_s: f64,
-    /// Seconds of the collectives, with trees: latency grows with the logarithm of the number of ranks.
-    pub tree_s: f64,
-    /// Seconds of the step, with the faster of the two; only the first gather and the last reduction do not overlap.
+    /// Seconds of all collectives.
+    pub moving_s: f64,
+    /// Seconds that the computation waits for collectives.
+    pub waiting_s: f64,
+    /// Seconds of the step.
     pub step_s: f64,
 }
 
@@ -99,38 +46,236 @@ pub fn step_flops(model: &ModelCost, placement: &Placement) -> [f64; 2] {
 
 /// Estimates the time of a step in which a rank computes for `compute_s`.
 pub fn step_time(model: &ModelCost, placement: &Placement, fabric: &Fabric, compute_s: f64) -> StepTime {
-    let traffic = traffic(model, placement);
-    let within = |bytes: f64, size: usize, n: usize| collective(bytes, size, n, 1, fabric);
-    let (ring_a, tree_a) = within(traffic.gather_bytes, placement.group_size, traffic.n_gathers);
-    let (ring_b, tree_b) = within(traffic.reduce_bytes, placement.group_size, traffic.n_reduces);
-    let n_replicas = placement.world_size / placement.group_size;
-    // A sum over replicas is two collectives. All ranks of a shard group run theirs at the same time.
-    let (ring_c, tree_c) =
-        collective(traffic.replica_bytes, n_replicas, 2 * traffic.n_reduces, placement.group_size, fabric);
-    let (ring_s, tree_s) = (ring_a + ring_b + ring_c, tree_a + tree_b + tree_c);
-    let n = (traffic.n_gathers + traffic.n_reduces).max(1) as f64;
-    let best = ring_s.min(tree_s);
-    StepTime { compute_s, ring_s, tree_s, step_s: compute_s.max(best) + 2.0 * best / n }
+    let tasks = tasks(model, placement, fabric);
+    let n_parts: f64 = tasks.iter().map(|task| task.flops).sum();
+    let everyone = Members::new(placement.world_size, 1, placement, fabric);
+    let sum_s = everyone.small_sum_s(fabric);
+    let mut timeline = Timeline::default();
+    let (mut ready_s, mut in_flight) =
+        (timeline.submit(tasks.first().map_or(0.0, |task| task.gather_s)), VecDeque::new());
+    let mut held_s = 0.0;
+    for (number, task) in tasks.iter().enumerate() {
+        timeline.wait_until(ready_s);
+        let unit_s = if n_parts > 0.0 { compute_s * task.flops / n_parts } else { 0.0 };
+        let stage_s = unit_s / (task.n_sums + 1) as f64;
+        for _ in 0..task.n_sums {
+            timeline.compute(stage_s);
+            let summed_s = timeline.submit(sum_s);
+            timeline.wait_until(summed_s);
+        }
+        ready_s = timeline.submit(tasks.get(number + 1).map_or(0.0, |next| next.gather_s));
+        if held_s > 0.0 {
+            if in_flight.len() == MAX_REDUCTIONS_IN_FLIGHT {
+                timeline.wait_until(in_flight.pop_front().unwrap_or_default());
+            }
+            in_flight.push_back(timeline.submit(held_s));
+        }
+        held_s = task.reduce_s;
+        timeline.compute(stage_s);
+    }
+    let reduced_s = timeline.submit(held_s + N_OTHER_SUMS as f64 * sum_s);
+    timeline.wait_until(reduced_s);
+    let Timeline { now_s, moving_s, waiting_s, .. } = timeline;
+    // A model without products computes nothing that could be placed on the timeline.
+    StepTime { compute_s, moving_s, waiting_s, step_s: now_s.max(compute_s) }
 }
 
-/// Returns the seconds of `n` collectives over `size` ranks, `stride` apart, in which each rank receives `bytes` in
-/// total: with rings and with trees.
-fn collective(bytes: f64, size: usize, n: usize, stride: usize, fabric: &Fabric) -> (f64, f64) {
-    if size < 2 || n == 0 {
-        return (0.0, 0.0);
+/// Computation of a unit, and the collectives that belong to it.
+struct Task {
+    /// Operations of one image.
+    flops: f64,
+    /// Seconds that its weights take to arrive; 0 if they are there.
+    gather_s: f64,
+    /// Number of sums over ranks that it waits for.
+    n_sums: usize,
+    /// Seconds that the reduction of its gradient takes; 0 if it has none.
+    reduce_s: f64,
+}
+
+/// Lists the computations of a step in their order.
+fn tasks(model: &ModelCost, placement: &Placement, fabric: &Fabric) -> Vec<Task> {
+    let collectives = Collectives::new(placement, fabric);
+    let precision = placement.precision;
+    let of_units =
+        |units: &[UnitCost], gathered: bool, wires: [Wire; 2], times: f64, reduces: bool| -> Vec<Task> {
+            let task = |unit: &UnitCost| Task {
+                flops: times * unit.flops,
+                gather_s: if gathered { collectives.gather_s(unit, wires[0]) } else { 0.0 },
+                n_sums: if placement.world_size > 1 { unit.n_sums } else { 0 },
+                reduce_s: if reduces { collectives.reduce_s(unit, wires[1]) } else { 0.0 },
+            };
+            units.iter().map(task).collect()
+        };
+    let backbone = [precision.gather, precision.reduce];
+    let head = [precision.head_gather, precision.head_reduce];
+    let NetworkCost { backbone: units, head: heads, .. } = &model.trained;
+    let gathers = placement.gathers();
+    let mut tasks = Vec::new();
+    for network in &model.others {
+        tasks.extend(of_units(&network.backbone, gathers, backbone, 1.0, false));
+        tasks.extend(of_units(&network.head, gathers, head, 1.0, false));
     }
-    let per_node = (fabric.ranks_per_node / stride).clamp(1, size);
-    let n_nodes = size.div_ceil(per_node);
-    let local_s = bytes / fabric.local_bytes_per_s;
-    // Data between nodes enters each node once for all of its ranks in the collective, and ranks of
-    // other groups on the node share its links.
-    let groups_on_node = fabric.ranks_per_node.div_ceil(per_node) as f64;
-    let share = (n_nodes - 1) as f64 / n_nodes as f64 / ((size - 1) as f64 / size as f64);
-    let node_s = if n_nodes > 1 { bytes * share * groups_on_node / fabric.node_bytes_per_s } else { 0.0 };
-    let local_s = if per_node > 1 { local_s } else { 0.0 };
-    let ring = (size - n_nodes) as f64 * fabric.local_latency_s + (n_nodes as f64) * fabric.node_latency_s;
-    let levels = |n: usize| (n as f64).log2().ceil();
-    let tree = levels(per_node) * fabric.local_latency_s + levels(n_nodes) * fabric.node_latency_s;
-    let moving = local_s.max(node_s);
-    (moving + n as f64 * ring, moving + n as f64 * tree)
+    tasks.extend(of_units(units, gathers, backbone, 1.0, false));
+    tasks.extend(of_units(heads, gathers, head, 3.0, true));
+    let n_again = units.len().saturating_sub(placement.keep);
+    let gathers_again = gathers && placement.sharding == Sharding::Full;
+    let (again, kept) = units.split_at(n_again);
+    let mut backward = of_units(again, gathers_again, backbone, 3.0, true);
+    backward.extend(of_units(kept, false, backbone, 2.0, true));
+    tasks.extend(backward.into_iter().rev());
+    tasks
+}
+
+/// Seconds of the collectives of a unit.
+struct Collectives<'a> {
+    fabric: &'a Fabric,
+    placement: &'a Placement,
+    /// Ranks that share a sharded copy.
+    group: Members,
+    /// Ranks that hold the same shard.
+    replicas: Members,
+}
+
+impl<'a> Collectives<'a> {
+    fn new(placement: &'a Placement, fabric: &'a Fabric) -> Self {
+        let group = Members::new(placement.group_size, 1, placement, fabric);
+        let n_replicas = placement.world_size / placement.group_size;
+        let replicas = Members::new(n_replicas, placement.group_size, placement, fabric);
+        Self { fabric, placement, group, replicas }
+    }
+
+    /// Returns the bytes of all weights of `unit`, with padding.
+    fn bytes(&self, unit: &UnitCost, wire: Wire) -> f64 {
+        let padded = unit.numel.next_multiple_of(ALIGNMENT * self.placement.group_size);
+        (padded * wire.bytes()) as f64
+    }
+
+    fn gather_s(&self, unit: &UnitCost, wire: Wire) -> f64 {
+        self.group.gather_s(self.bytes(unit, wire), self.fabric)
+    }
+
+    /// Returns the seconds of a sum over the ranks of a group, then over replicas.
+    fn reduce_s(&self, unit: &UnitCost, wire: Wire) -> f64 {
+        let bytes = self.bytes(unit, wire);
+        // Sums in a fixed order are exchanges; others are rings, which only f32 has.
+        let in_group_s = match self.placement.exact_sums || wire != Wire::F32 {
+            true => self.group.exchange_s(bytes, self.fabric),
+            false => self.group.gather_s(bytes, self.fabric),
+        };
+        let shard = self.placement.group_size as f64;
+        let exchange_s = self.replicas.exchange_s(bytes / shard, self.fabric);
+        // The sum is sent back in f32.
+        in_group_s + exchange_s + self.replicas.gather_s(self.bytes(unit, Wire::F32) / shard, self.fabric)
+    }
+}
+
+/// Computation and collectives side by side.
+#[derive(Default)]
+struct Timeline {
+    now_s: f64,
+    /// When the last collective ends.
+    free_s: f64,
+    moving_s: f64,
+    waiting_s: f64,
+}
+
+impl Timeline {
+    fn compute(&mut self, seconds: f64) {
+        self.now_s += seconds;
+    }
+
+    /// Queues a collective; returns when it ends. One of no length is none, and is there at once.
+    fn submit(&mut self, seconds: f64) -> f64 {
+        if seconds == 0.0 {
+            return self.now_s;
+        }
+        self.free_s = self.free_s.max(self.now_s) + seconds;
+        self.moving_s += seconds;
+        self.free_s
+    }
+
+    fn wait_until(&mut self, end_s: f64) {
+        self.waiting_s += (end_s - self.now_s).max(0.0);
+        self.now_s = self.now_s.max(end_s);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::estimate::preset;
+    use crate::step::precision::Precision;
+
+    fn placement(world_size: usize, group_size: usize, keep: usize) -> Placement {
+        Placement {
+            world_size,
+            group_size,
+            sharding: if group_size > 1 { Sharding::Full } else { Sharding::None },
+            keep,
+            rank_batch: 16,
+            rank_micro_batches: 1,
+            workers: 1,
+            precision: Precision::default(),
+            exact_sums: true,
+            offload: false,
+        }
+    }
+
+    /// Fabric whose links all have `gb_s` and `latency_s`.
+    fn fabric(ranks_per_node: usize, gb_s: f64, latency_s: f64) -> Fabric {
+        Fabric {
+            ranks_per_node,
+            local_bytes_per_s: gb_s * 1e9,
+            node_bytes_per_s: gb_s * 1e9,
+            local_latency_s: latency_s,
+            node_latency_s: latency_s,
+        }
+    }
+
+    #[test]
+    fn a_step_takes_at_least_its_longer_half_and_at_most_both() {
+        for name in ["vit-s", "resnet50", "seer-rg32gf", "vit-7b"] {
+            let model = preset(name).unwrap();
+            for (world, group, keep) in [(2, 2, 0), (8, 8, 100), (16, 1, 0), (16, 4, 3)] {
+                for gb_s in [0.1, 1.0, 100.0] {
+                    let placement = placement(world, group, keep);
+                    let time = step_time(&model, &placement, &fabric(4, gb_s, 1e-5), 0.5);
+                    assert!(time.step_s >= time.moving_s.max(0.5) - 1e-9, "{name}: {time:?}");
+                    assert!(time.step_s <= time.moving_s + 0.5 + 1e-9, "{name}: {time:?}");
+                    assert!((time.step_s - time.waiting_s - 0.5).abs() < 1e-9, "{name}: {time:?}");
+                }
+            }
+        }
+    }
+
+    /// One rank moves nothing, and waits for nothing.
+    #[test]
+    fn one_rank_only_computes() {
+        let model = preset("seer-rg32gf").unwrap();
+        let time = step_time(&model, &placement(1, 1, 0), &fabric(1, 1.0, 1e-3), 2.0);
+        assert!((time.step_s - 2.0).abs() < 1e-9 && time.moving_s == 0.0, "{time:?}");
+    }
+
+    /// By hand: two units on two ranks of two nodes, where moving takes far longer than computing.
+    #[test]
+    fn moving_is_the_sum_of_all_collectives() {
+        let unit = |numel: usize| UnitCost { numel, flops: 1.0, ..UnitCost::empty("unit") };
+        let network = NetworkCost {
+            name: "student".into(),
+            is_frozen: false,
+            backbone: vec![unit(1_000_000), unit(2_000_000)],
+            head: Vec::new(),
+        };
+        let model = ModelCost {
+            name: "by hand".into(),
+            trained: network,
+            others: Vec::new(),
+            n_moments: 2,
+            pixels: 0.0,
+        };
+        let time = step_time(&model, &placement(2, 2, 0), &fabric(1, 0.001, 0.1), 0.0);
+        // 12 MB are gathered twice and reduced once, and half of them move: 18 s; six collectives, and two sums of two messages.
+        assert!((time.moving_s - (18.0 + 6.0 * 0.1 + 4.0 * 0.1)).abs() < 1e-2, "{time:?}");
+        assert!((time.step_s - time.moving_s).abs() < 1e-9, "{time:?}");
+    }
 }

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::path::Path;
 
+use networks::safetensors::sort_header;
 use safetensors::tensor::{Dtype, SafeTensors, TensorView, serialize_to_file};
 use serde_json::{Value, json};
 
@@ -28,7 +29,8 @@ pub(super) fn write(path: &Path, table: &Table, images: &ImageSet, about: &Value
         ("ocelli.features".to_string(), about.to_string()),
         ("ocelli.classes".to_string(), json!(images.classes()).to_string()),
     ]);
-    serialize_to_file(tensors, Some(metadata), path).map_err(|error| EvalError::write(path, error))
+    serialize_to_file(tensors, Some(metadata), path).map_err(|error| EvalError::write(path, error))?;
+    sort_header(path).map_err(|error| EvalError::io("write", path, error))
 }
 
 /// Reads the tensor `features`, `[n, width]` of f32, which is mapped, and the description of the features.

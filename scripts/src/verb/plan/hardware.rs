@@ -164,6 +164,7 @@ mod tests {
                 rank_micro_batches: 1,
                 workers: 1,
                 precision,
+                exact_sums: true,
                 offload: false,
             };
             let ratio = Gpu::named(gpu).unwrap().compute_s(&model, &placement) / published_s;

@@ -47,6 +47,7 @@ pub(super) fn rows(
             rank_micro_batches,
             workers,
             precision: hardware.precision,
+            exact_sums: recipe.is_none_or(|recipe| recipe.run.exact_sums),
             offload: false,
         };
         let keep =

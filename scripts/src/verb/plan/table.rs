@@ -82,8 +82,8 @@ impl Line {
             (memory.activation_bytes + memory.input_bytes + memory.work_bytes) / GB,
             memory.checkpoint_bytes / GB,
             time.compute_s,
-            time.ring_s,
-            time.tree_s
+            time.moving_s,
+            time.waiting_s
         );
     }
 
@@ -112,8 +112,8 @@ impl Line {
             "n_gathers": moved.n_gathers,
             "n_reduces": moved.n_reduces,
             "compute_s": time.compute_s,
-            "ring_s": time.ring_s,
-            "tree_s": time.tree_s,
+            "moving_s": time.moving_s,
+            "waiting_s": time.waiting_s,
             "step_s": time.step_s,
             "images_per_s": self.images_per_s(),
             "steps": self.steps,
@@ -161,16 +161,16 @@ pub(super) fn print(lines: &[Line], details: bool) {
         "graphs",
         "copy",
         "compute",
-        "ring",
-        "tree"
+        "moving",
+        "waiting"
     );
     lines.iter().for_each(Line::print_details);
     out!("");
     out!("state     GB of weights of all networks and moments; grads: of gradients;");
     out!("          gather: of weights in transfer and in use; graphs: of activations;");
     out!("          copy: of the state while a checkpoint is written");
-    out!("compute   seconds of a step; ring, tree: of its communication by either way,");
-    out!("          the faster of which overlaps with the computation");
+    out!("compute   seconds of a step; moving: of its communication, beside the computation;");
+    out!("          waiting: seconds that the computation waits for communication");
 }
 
 /// Formats a number with three significant digits, or all of those before the point.

@@ -33,7 +33,7 @@ pub(crate) struct Args {
     json: bool,
 }
 
-/// What was found in some shards.
+/// Result of the checks of some shards.
 #[derive(Serialize, Deserialize)]
 struct Found {
     n_bad_shards: u64,

@@ -1,0 +1,150 @@
+//! Steps over two nodes whose cable has a bandwidth, a delay and a loss, beside the estimates of `ocelli plan`. Slow: set
+//! `RUN_SLOW_TESTS=1`; needs root and Python, and says nothing on a machine that does other work.
+
+use std::io::Write;
+use std::process::Output;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use crate::mpirun::Ranks;
+use crate::nodes::{Cable, Nodes};
+use crate::support::World;
+
+/// Cables of three bandwidths and three delays, one with a loss: megabits per second, milliseconds, share of the packets.
+const CABLES: [(u32, f64, f64); 10] = [
+    (800, 0.0, 0.0),
+    (800, 1.0, 0.0),
+    (800, 5.0, 0.0),
+    (240, 0.0, 0.0),
+    (240, 1.0, 0.0),
+    (240, 5.0, 0.0),
+    (80, 0.0, 0.0),
+    (80, 1.0, 0.0),
+    (80, 5.0, 0.0),
+    (240, 1.0, 0.001),
+];
+
+/// Network that computes for about as long as it is sent over the middle one of the cables.
+const SETTINGS: [&str; 6] = [
+    "run.workers=1",
+    "run.keep=100",
+    "optim.batch_size=16",
+    "optim.micro_batches=4",
+    "method.prototypes=8192",
+    "run.shard=\"full\"",
+];
+
+/// Runs the program on `n_each` ranks of each node; returns what it printed.
+fn over(nodes: &Nodes, n_each: usize, world: &World, args: &[String]) -> String {
+    let mut command = nodes.mpirun(n_each, world.folder.path(), args);
+    command.env("OMPI_MCA_mpi_yield_when_idle", "1").stdout(std::process::Stdio::piped());
+    let Output { status, stdout, .. } = command.output().unwrap();
+    let said = || std::fs::read_to_string(world.path("stderr-0")).unwrap_or_default();
+    assert!(status.success(), "{args:?}: {}", said());
+    String::from_utf8(stdout).unwrap()
+}
+
+fn json(text: &str) -> Value {
+    let line = text.lines().rfind(|line| line.starts_with('{')).unwrap_or_else(|| panic!("no JSON: {text}"));
+    serde_json::from_str(line).unwrap()
+}
+
+/// Arguments of a command with the settings of the trial.
+fn with_settings(args: &[&str]) -> Vec<String> {
+    let settings = SETTINGS.iter().flat_map(|setting| ["--set", setting]);
+    args.iter().copied().chain(settings).map(String::from).collect()
+}
+
+/// Measures steps on `n_each` ranks of each node: milliseconds of a step, and of it those that are not spent on waiting.
+fn measured(nodes: &Nodes, n_each: usize, world: &World) -> (f64, f64) {
+    let args =
+        with_settings(&["bench", "shard", "--recipe", "dino_cifar", "--as-set", "--repeats", "5", "--json"]);
+    let mode = json(&over(nodes, n_each, world, &args))["modes"][0].clone();
+    let (step_ms, wait_ms) = (mode["step_ms"].as_f64().unwrap(), mode["wait_ms"].as_f64().unwrap());
+    (step_ms, step_ms - wait_ms)
+}
+
+/// Returns the milliseconds of a step by `ocelli plan`, where a rank computes for `compute_ms`.
+fn planned(world: &World, n_ranks: usize, flags: &[&str], compute_ms: f64) -> f64 {
+    let plan = |tflops: f64| {
+        let (n, tflops) = (n_ranks.to_string(), tflops.to_string());
+        let args = ["plan", "--recipe", "dino_cifar", "--ranks", &n, "--tflops", &tflops, "--json"];
+        let args = with_settings(&[&args[..], flags].concat());
+        let args: Vec<&str> = args.iter().map(String::as_str).collect();
+        let output = world.ocelli(&args);
+        let table = json(&String::from_utf8(output.stdout).unwrap());
+        let rows = table["rows"].as_array().unwrap().clone();
+        rows.into_iter().find(|row| row["mode"] == "full").unwrap()
+    };
+    let at_one = plan(1.0)["compute_s"].as_f64().unwrap();
+    1e3 * plan(at_one / (compute_ms / 1e3))["step_s"].as_f64().unwrap()
+}
+
+#[test]
+fn steps_take_as_long_as_planned() {
+    if std::env::var_os("RUN_SLOW_TESTS").is_none() {
+        return;
+    }
+    let world = World::new(8);
+    let mut stderr = std::io::stderr();
+    let mut off = Vec::new();
+    for n_each in [1, 2] {
+        let Some(fast) = Nodes::new() else { return };
+        let (_, compute_ms) = measured(&fast, n_each, &world);
+        drop(fast);
+        for (megabits_per_s, delay_ms, loss) in CABLES {
+            let Some(nodes) = Nodes::joined_by(Cable { megabits_per_s, delay_ms, loss }) else { return };
+            let said = over(&nodes, n_each, &world, &["doctor".to_string(), "--fabric".to_string()]);
+            let flags = said.lines().find_map(|line| line.strip_prefix("for a plan     ")).unwrap();
+            let planned_ms = planned(&world, 2 * n_each, &flags.split(' ').collect::<Vec<_>>(), compute_ms);
+            let (step_ms, _) = measured(&nodes, n_each, &world);
+            let ratio = planned_ms / step_ms;
+            writeln!(
+                stderr,
+                "{} ranks, {megabits_per_s} Mbit/s, {delay_ms} ms, loss {loss}: {step_ms:.0} ms, planned {planned_ms:.0} \
+                 ({ratio:.2}); computing {compute_ms:.0}; {flags}",
+                2 * n_each
+            )
+            .unwrap();
+            if !(0.8..1.2).contains(&ratio) {
+                off.push((n_each, megabits_per_s, delay_ms, ratio));
+            }
+        }
+    }
+    assert!(off.is_empty(), "more than 20 % off: {off:?}");
+}
+
+/// A cable that stalls for a while, or slows down, delays a run and changes nothing.
+#[test]
+fn a_stalled_cable_only_takes_time() {
+    if std::env::var_os("RUN_SLOW_TESTS").is_none() {
+        return;
+    }
+    let cable = Cable { megabits_per_s: 0, delay_ms: 1.0, loss: 0.001 };
+    let Some(nodes) = Nodes::joined_by(cable) else { return };
+    let world = World::new(60);
+    let ranks = Ranks::new(&world, &["run.deadline_s=20", "optim.length={steps=60}"]);
+    let losses = |run: &str| -> Vec<Value> {
+        let rows = crate::support::metrics(&world.path(run));
+        rows.into_iter().map(|row| row["train/loss"].clone()).collect()
+    };
+    assert!(ranks.run(1, "whole", &[]).status.success());
+    let mut command = nodes.mpirun(1, world.folder.path(), &ranks.args("run", &[]));
+    let mut child = command.spawn().unwrap();
+    let start = Instant::now();
+    let n_rows =
+        || std::fs::read_to_string(world.path("run/metrics.jsonl")).map_or(0, |text| text.lines().count());
+    while n_rows() < 10 {
+        assert!(start.elapsed() < Duration::from_secs(60), "the run does not get on");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    nodes.stall();
+    std::thread::sleep(Duration::from_secs(5));
+    let stalled_at = n_rows();
+    std::thread::sleep(Duration::from_secs(1));
+    assert_eq!(n_rows(), stalled_at, "steps are taken over a cable that is stalled");
+    nodes.stall();
+    assert!(child.wait().unwrap().success(), "{}", ranks.stderr(0));
+    assert_eq!(losses("run"), losses("whole"));
+}

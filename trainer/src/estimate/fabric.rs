@@ -1,0 +1,126 @@
+//! Time of a collective: a latency, and the bytes of the busiest link over its bandwidth.
+
+use super::Placement;
+
+/// Interconnect of the ranks.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Fabric {
+    /// Number of ranks on a node.
+    pub ranks_per_node: usize,
+    /// Bytes per second between ranks of a node, for each rank.
+    pub local_bytes_per_s: f64,
+    /// Bytes per second between nodes, for each node.
+    pub node_bytes_per_s: f64,
+    /// Latency of a message within a node, in seconds.
+    pub local_latency_s: f64,
+    /// Latency of a message between nodes, in seconds.
+    pub node_latency_s: f64,
+}
+
+/// Ranks of a collective, as they lie on nodes.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Members {
+    /// Number of ranks.
+    size: usize,
+    /// Ranks of the collective on one node.
+    per_node: usize,
+    /// Collectives of the same kind that share the link of a node, because its ranks belong to as many groups.
+    n_groups_on_node: usize,
+}
+
+impl Members {
+    /// Returns `size` ranks that are `stride` apart, where all ranks of the placement do the same in their groups.
+    pub(super) fn new(size: usize, stride: usize, placement: &Placement, fabric: &Fabric) -> Self {
+        let ranks_per_node = fabric.ranks_per_node.min(placement.world_size);
+        let per_node = (ranks_per_node / stride).clamp(1, size);
+        Self { size, per_node, n_groups_on_node: ranks_per_node.div_ceil(per_node) }
+    }
+
+    fn n_nodes(self) -> usize {
+        self.size.div_ceil(self.per_node)
+    }
+
+    /// Returns the seconds after which every rank has all `bytes`, of which each has contributed a part. Bytes from other nodes enter
+    /// a node once for all of its ranks.
+    pub(super) fn gather_s(self, bytes: f64, fabric: &Fabric) -> f64 {
+        if self.size < 2 {
+            return 0.0;
+        }
+        let [size, n_nodes] = [self.size, self.n_nodes()].map(|n| n as f64);
+        let local_s = match self.per_node > 1 {
+            true => bytes * (size - 1.0) / size / fabric.local_bytes_per_s,
+            false => 0.0,
+        };
+        let node_s =
+            bytes * (n_nodes - 1.0) / n_nodes * self.n_groups_on_node as f64 / fabric.node_bytes_per_s;
+        // A ring passes every rank, a tree has the logarithm of their number: libraries take what is faster.
+        let [local, node] = [fabric.local_latency_s, fabric.node_latency_s];
+        let ring = (self.size - self.n_nodes()) as f64 * local + (n_nodes - 1.0) * node;
+        let levels = |n: usize| (n as f64).log2().ceil();
+        let tree = levels(self.per_node) * local + levels(self.n_nodes()) * node;
+        local_s.max(node_s) + ring.min(tree)
+    }
+
+    /// Returns the seconds after which every rank has received its part of `bytes` from every other one. What goes to another node
+    /// is sent by each rank and to each rank, and all ranks of a node share its link.
+    pub(super) fn exchange_s(self, bytes: f64, fabric: &Fabric) -> f64 {
+        if self.size < 2 {
+            return 0.0;
+        }
+        let part = bytes / self.size as f64;
+        let local_s = (self.per_node - 1) as f64 * part / fabric.local_bytes_per_s;
+        let n_remote = (self.size - self.per_node) * self.per_node * self.n_groups_on_node;
+        let node_s = n_remote as f64 * part / fabric.node_bytes_per_s;
+        local_s.max(node_s) + self.latency_s(fabric)
+    }
+
+    /// Returns the seconds of a sum of a few numbers: an exchange and a gather.
+    pub(super) fn small_sum_s(self, fabric: &Fabric) -> f64 {
+        self.exchange_s(0.0, fabric) + self.gather_s(0.0, fabric)
+    }
+
+    /// Returns the latency of a message to the farthest rank.
+    fn latency_s(self, fabric: &Fabric) -> f64 {
+        if self.n_nodes() > 1 { fabric.node_latency_s } else { fabric.local_latency_s }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ranks::topology::Sharding;
+
+    use super::*;
+    use crate::step::precision::Precision;
+
+    /// Sixteen ranks on two nodes, 1.6 GB: by hand.
+    #[test]
+    fn an_exchange_sends_more_between_nodes_than_a_gather() {
+        let fabric = Fabric {
+            ranks_per_node: 8,
+            local_bytes_per_s: 100e9,
+            node_bytes_per_s: 10e9,
+            local_latency_s: 0.0,
+            node_latency_s: 0.0,
+        };
+        let placement = Placement {
+            world_size: 16,
+            group_size: 16,
+            sharding: Sharding::Full,
+            keep: 0,
+            rank_batch: 1,
+            rank_micro_batches: 1,
+            workers: 1,
+            precision: Precision::default(),
+            exact_sums: true,
+            offload: false,
+        };
+        let all = Members::new(16, 1, &placement, &fabric);
+        // Half of the bytes enter a node once; each of its ranks receives half of its part from there.
+        assert!((all.gather_s(1.6e9, &fabric) - 0.08).abs() < 1e-9);
+        assert!((all.exchange_s(1.6e9, &fabric) - 8.0 * 0.08).abs() < 1e-9);
+        // Replicas of groups that are whole nodes: each rank has one partner, and all share the link.
+        let replicas = Members::new(2, 8, &placement, &fabric);
+        assert!((replicas.exchange_s(0.2e9, &fabric) - 8.0 * 0.01).abs() < 1e-9);
+        assert!((replicas.gather_s(0.2e9, &fabric) - 8.0 * 0.01).abs() < 1e-9);
+    }
+}

@@ -1,0 +1,57 @@
+//! Bytes that a step moves between ranks.
+
+use networks::layout::ALIGNMENT;
+use ranks::topology::Sharding;
+use ranks::wire::Wire;
+
+use super::{ModelCost, NetworkCost, Placement};
+
+/// Bytes that a rank receives in a step, and the number of collectives.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Traffic {
+    /// Bytes of gathered weights.
+    pub gather_bytes: f64,
+    /// Number of gathers.
+    pub n_gathers: usize,
+    /// Bytes of gradients within shard groups.
+    pub reduce_bytes: f64,
+    /// Number of reductions.
+    pub n_reduces: usize,
+    /// Bytes of gradients between replicas.
+    pub replica_bytes: f64,
+}
+
+/// Estimates the traffic of a step.
+pub fn traffic(model: &ModelCost, placement: &Placement) -> Traffic {
+    let precision = placement.precision;
+    let (groups, replicas) =
+        (placement.group_size as f64, (placement.world_size / placement.group_size) as f64);
+    let bytes = |units: &[super::UnitCost], wire: Wire| -> f64 {
+        let padded = |unit: &super::UnitCost| unit.numel.next_multiple_of(ALIGNMENT * placement.group_size);
+        units.iter().map(|unit| (padded(unit) * wire.bytes()) as f64).sum()
+    };
+    let trained = &model.trained;
+    let n_backbone = trained.backbone.len();
+    let again = match placement.sharding {
+        Sharding::Full => &trained.backbone[..n_backbone.saturating_sub(placement.keep)],
+        _ => &[],
+    };
+    let once = |network: &NetworkCost| {
+        bytes(&network.backbone, precision.gather) + bytes(&network.head, precision.head_gather)
+    };
+    let gathered = model.networks().map(once).sum::<f64>() + bytes(again, precision.gather);
+    let reduced = bytes(&trained.backbone, precision.reduce) + bytes(&trained.head, precision.head_reduce);
+    let whole = bytes(&trained.backbone, Wire::F32) + bytes(&trained.head, Wire::F32);
+    let share = |n: f64| (n - 1.0) / n;
+    Traffic {
+        gather_bytes: gathered * share(groups),
+        n_gathers: if placement.gathers() {
+            model.networks().map(|network| network.units().count()).sum::<usize>() + again.len()
+        } else {
+            0
+        },
+        reduce_bytes: reduced * share(groups),
+        n_reduces: if placement.world_size > 1 { trained.units().count() } else { 0 },
+        replica_bytes: (reduced + whole) / groups * share(replicas),
+    }
+}
