@@ -95,7 +95,7 @@ impl Nodes {
         ends.into_iter().all(|(name, end, address)| {
             let shape = match cable.megabits_per_s {
                 0 => true,
-                rate => Self::tc(name, &format!("{end} root tbf rate {rate}mbit burst 64kb latency 100ms")),
+                rate => Self::tc(name, &format!("{end} root tbf rate {rate}mbit burst 32kb latency 20ms")),
             };
             // Large packets, so that carrying them takes little of the machine.
             Self::ip(&format!("-n {name} addr add {address} dev {end}"))

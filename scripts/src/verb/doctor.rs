@@ -225,10 +225,10 @@ fn fabric(
     if launch.world_size == 1 {
         return Ok(());
     }
-    let mut gathers_s = Vec::new();
+    let mut both_s = Vec::new();
     for bytes in TIMED_BYTES {
         let (gather_ms, reduce_ms) = time(engine, &device.device, bytes)?;
-        gathers_s.push(gather_ms / 1e3);
+        both_s.push((gather_ms + reduce_ms) / 1e3);
         if first {
             let moved = bytes as f64 * (launch.world_size - 1) as f64 / launch.world_size as f64;
             out!(
@@ -240,21 +240,26 @@ fn fabric(
         }
     }
     if first {
-        out!("for a plan     {}", plan_flags(launch, &gathers_s));
+        out!("for a plan     {}", plan_flags(launch, &both_s));
     }
     Ok(())
 }
 
-/// Returns the flags by which `ocelli plan` knows this fabric: the bandwidth of the longest of the timed gathers beyond the middle
-/// one, and the latency that this leaves of the middle one, which is as long as a unit of a small network.
-fn plan_flags(launch: &Launch, gathers_s: &[f64]) -> String {
+/// Returns the flags by which `ocelli plan` knows this fabric, from the times of a gather and an exchange together: the bandwidth at
+/// which the longest goes on after the middle one, and the latency that this leaves of the middle one, which is as long as a
+/// unit of a small network.
+fn plan_flags(launch: &Launch, both_s: &[f64]) -> String {
     let n_local = launch.n_local.unwrap_or(1).clamp(1, launch.world_size);
-    let n_nodes = launch.world_size.div_ceil(n_local);
-    let (n, place) = if n_nodes > 1 { (n_nodes, "node") } else { (launch.world_size, "local") };
-    let moved = |bytes: usize| bytes as f64 * (n - 1) as f64 / n as f64;
+    let is_one_node = n_local == launch.world_size;
+    // Parts of the buffer that a link carries in an exchange: those of a rank from all others, or those of a node's ranks from other
+    // nodes. In a gather all parts but one pass a link.
+    let in_exchange = if is_one_node { n_local - 1 } else { n_local * (launch.world_size - n_local) };
+    let n_parts = in_exchange + launch.world_size - 1;
+    let moved = |bytes: usize| bytes as f64 * n_parts as f64 / launch.world_size as f64;
     let [_, middle, longest] = TIMED_BYTES.map(moved);
-    let bytes_per_s = (longest - middle) / (gathers_s[2] - gathers_s[1]).max(1e-9);
-    let latency_s = (gathers_s[1] - middle / bytes_per_s).max(0.0) / (n as f64).log2().ceil();
+    let bytes_per_s = (longest - middle) / (both_s[2] - both_s[1]).max(1e-9);
+    let latency_s = (both_s[1] - middle / bytes_per_s).max(0.0) / 2.0;
+    let place = if is_one_node { "local" } else { "node" };
     format!(
         "--ranks-per-node {n_local} --{place}-gb-s {:.4} --{place}-us {:.0}",
         bytes_per_s / 1e9,

@@ -40,19 +40,19 @@ impl Members {
         self.size.div_ceil(self.per_node)
     }
 
-    /// Returns the seconds after which every rank has all `bytes`, of which each has contributed a part. Bytes from other nodes enter
-    /// a node once for all of its ranks.
+    /// Returns the seconds after which every rank has all `bytes`, of which each has contributed a part, in a ring through the nodes:
+    /// all bytes but a rank's own enter each node once, for all of its ranks.
     pub(super) fn gather_s(self, bytes: f64, fabric: &Fabric) -> f64 {
         if self.size < 2 {
             return 0.0;
         }
-        let [size, n_nodes] = [self.size, self.n_nodes()].map(|n| n as f64);
-        let local_s = match self.per_node > 1 {
-            true => bytes * (size - 1.0) / size / fabric.local_bytes_per_s,
-            false => 0.0,
+        let (size, n_nodes) = (self.size as f64, self.n_nodes() as f64);
+        let moved = bytes * (size - 1.0) / size;
+        let local_s = if self.per_node > 1 { moved / fabric.local_bytes_per_s } else { 0.0 };
+        let node_s = match self.n_nodes() {
+            1 => 0.0,
+            _ => moved * self.n_groups_on_node as f64 / fabric.node_bytes_per_s,
         };
-        let node_s =
-            bytes * (n_nodes - 1.0) / n_nodes * self.n_groups_on_node as f64 / fabric.node_bytes_per_s;
         // A ring passes every rank, a tree has the logarithm of their number: libraries take what is faster.
         let [local, node] = [fabric.local_latency_s, fabric.node_latency_s];
         let ring = (self.size - self.n_nodes()) as f64 * local + (n_nodes - 1.0) * node;
@@ -115,8 +115,8 @@ mod tests {
             offload: false,
         };
         let all = Members::new(16, 1, &placement, &fabric);
-        // Half of the bytes enter a node once; each of its ranks receives half of its part from there.
-        assert!((all.gather_s(1.6e9, &fabric) - 0.08).abs() < 1e-9);
+        // All bytes but a sixteenth enter a node once; each of its ranks receives half of the bytes from the other node.
+        assert!((all.gather_s(1.6e9, &fabric) - 0.15).abs() < 1e-9);
         assert!((all.exchange_s(1.6e9, &fabric) - 8.0 * 0.08).abs() < 1e-9);
         // Replicas of groups that are whole nodes: each rank has one partner, and all share the link.
         let replicas = Members::new(2, 8, &placement, &fabric);

@@ -273,8 +273,9 @@ pub struct RunConfig {
     /// True if master weights and moments of all networks are kept in host memory while a GPU computes, which is sent
     /// weights unit by unit; false by default.
     pub offload: bool,
-    /// True if gradients are summed in a fixed order, which costs the same traffic and yields the same
-    /// bits on any number of ranks; otherwise the engine chooses the order. True by default.
+    /// True if gradients are summed in a fixed order, which yields the same bits on any number of ranks; otherwise the engine
+    /// chooses the order. A rank receives as many bytes either way, but a fixed order sends more between nodes of several
+    /// ranks, unless the ranks of a node are a shard group. True by default.
     pub exact_sums: bool,
     /// Seconds after which a collective that has not finished is an error; 600 by default.
     pub deadline_s: u64,
