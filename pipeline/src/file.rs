@@ -77,12 +77,38 @@ fn sync_folder_of(path: &Path) {
     }
 }
 
-/// Returns a name beside `path` that no other thread or process uses.
+/// Returns a name beside `path` that no other thread or process uses, on any machine that sees the folder.
 fn unique(path: &Path) -> PathBuf {
+    use std::hash::{BuildHasher, RandomState};
     static COUNTER: AtomicU64 = AtomicU64::new(0);
+    // Processes in containers often have the same number.
+    let random = RandomState::new().hash_one(std::process::id()) as u32;
     let mut name = path.as_os_str().to_owned();
-    name.push(format!(".{}-{}.tmp", std::process::id(), COUNTER.fetch_add(1, Ordering::Relaxed)));
+    name.push(format!(".{random:08x}-{}.tmp", COUNTER.fetch_add(1, Ordering::Relaxed)));
     PathBuf::from(name)
+}
+
+/// Writes `path` as [`replace`] does if there is no such file; returns whether there was none. Of several processes that do
+/// so at the same time one succeeds.
+///
+/// # Errors
+/// Returns the error of the file system.
+pub fn create_new(path: &Path, bytes: &[u8]) -> io::Result<bool> {
+    let temporary = unique(path);
+    let written = write_synced(&temporary, bytes).and_then(|()| fs::hard_link(&temporary, path));
+    let _ = fs::remove_file(&temporary);
+    match written {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(false),
+        // Some file systems have no links: the rename of a whole file is what remains.
+        Err(error) if error.kind() == io::ErrorKind::Unsupported || error.raw_os_error() == Some(1) => {
+            if path.exists() {
+                return Ok(false);
+            }
+            replace(path, bytes).map(|()| true)
+        }
+        Err(error) => Err(error),
+    }
 }
 
 /// Opens a lock file, and creates it if it does not exist. A symbolic link is refused, because its target may belong to

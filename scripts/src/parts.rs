@@ -1,19 +1,21 @@
 //! Jobs in parts, on any machines: `--part K/N` does a share of the work, and `--join N` puts the results of all shares together.
 //!
-//! The result is that of the same command without either flag. What a part has found is in a file of its own, so that a part that
-//! was stopped, or was started twice, does no harm.
+//! The result is that of the same command without either flag. What a part has found is in a file of its own, which appears complete:
+//! a part that was stopped is started again.
 
 use std::fmt;
 use std::fs;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
+use std::time::UNIX_EPOCH;
 
 use anyhow::{Context, bail};
-use pipeline::file;
+use pipeline::url::ShardUrl;
+use pipeline::{Source, file};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::console::say;
 
@@ -123,13 +125,11 @@ impl Work {
         }
     }
 
-    /// Ends if a part were to delete what is in its folder.
+    /// Returns an error for `--overwrite` in a job in parts, which would delete the results of parts.
     pub(crate) fn check_overwrite(self, overwrites: bool) -> anyhow::Result<()> {
         match self {
-            Self::Part(_) if overwrites => {
-                bail!(
-                    "--overwrite with --part would delete the results of other parts: remove the folder instead"
-                )
+            Self::Part(_) | Self::Join(_) if overwrites => {
+                bail!("--overwrite would delete the results of parts: to start over, remove the folder")
             }
             _ => Ok(()),
         }
@@ -169,7 +169,7 @@ impl PartResults {
             .with_context(|| format!("cannot create {}", self.folder.display()))?;
         if path.exists() {
             self.read::<T>(part)?;
-            say(format!("part {part} is done: {}", path.display()));
+            say(format!("part {part} is done: {}; remove the file to do it again", path.display()));
             return Ok(None);
         }
         let saved = Saved { job: self.job.clone(), result: find(part.range(n))? };
@@ -191,7 +191,11 @@ impl PartResults {
         let saved: Saved<T> =
             serde_json::from_slice(&text).with_context(|| format!("cannot read {}", path.display()))?;
         if saved.job != self.job {
-            bail!("{} is of another job: give the same inputs and flags, or another --out", path.display());
+            bail!(
+                "{} is of another job, or its inputs have changed since: remove it and do the part again, or give the same inputs \
+                 and flags",
+                path.display()
+            );
         }
         Ok(saved.result)
     }
@@ -200,6 +204,24 @@ impl PartResults {
         let Part { number, n_parts } = part;
         self.folder.join(format!("{}.part-{number:05}-of-{n_parts:05}.json", self.verb))
     }
+}
+
+/// Identifies shards for the parts of a job: their names, and the lengths and times of local files.
+pub(crate) fn identities(sources: &[Source]) -> Vec<Value> {
+    let identity = |source: &Source| match &source.url {
+        ShardUrl::File(path) => {
+            let data = fs::metadata(path).ok();
+            let time = data.as_ref().and_then(|data| data.modified().ok()?.duration_since(UNIX_EPOCH).ok());
+            let name = path.canonicalize().unwrap_or_else(|_| path.clone());
+            json!([
+                name.display().to_string(),
+                data.map(|data| data.len()),
+                time.map(|time| time.as_nanos().to_string())
+            ])
+        }
+        elsewhere => json!(elsewhere.to_string()),
+    };
+    sources.iter().map(identity).collect()
 }
 
 /// Returns the folder of parts' results, which a job in parts needs.
@@ -218,7 +240,7 @@ pub(crate) fn folder(out: Option<&Path>, work: Work) -> anyhow::Result<&Path> {
     }
 }
 
-/// Ends with the parts that are missing, if there are any.
+/// Returns an error that names the parts that are missing, if there are any.
 pub(crate) fn check_none_missing(missing: &[Part]) -> anyhow::Result<()> {
     /// Number of parts that are named.
     const NAMED: usize = 8;

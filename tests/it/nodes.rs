@@ -71,7 +71,10 @@ impl Nodes {
         let mut nodes = Self { names, relay: None };
         let made = nodes.names.iter().all(|name| Self::ip(&format!("netns add {name}"))) && nodes.join(cable);
         if !made {
-            let _ = writeln!(std::io::stderr(), "left out: two nodes; network namespaces need root");
+            let _ = writeln!(
+                std::io::stderr(),
+                "left out: two nodes; network namespaces need root, their cables tc and Python"
+            );
         }
         made.then_some(nodes)
     }

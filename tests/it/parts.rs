@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 use crate::servers::{Faults, WebServer};
 use crate::support::{World, fails, json_of, ok};
@@ -98,6 +98,13 @@ fn folders_are_packed() {
     for more in [&["--part", "1/4"][..], &["--join", "2"], &[]] {
         assert!(fails(&pack(more), 2).contains("of another job"), "{more:?}");
     }
+    // The images of a name have changed since.
+    let changed = world.path("images/emu").join(first_of(&world.path("images/emu")));
+    let bytes = fs::read(&changed).unwrap();
+    fs::write(&changed, [&bytes[..], &[0; 600]].concat()).unwrap();
+    assert!(fails(&pack(&["--part", "1/3"]), 2).contains("of another job"));
+    fs::write(&changed, &bytes).unwrap();
+    ok(&pack(&["--part", "1/3"]));
     for bad in ["0/3", "4/3", "3", "a/b"] {
         assert_eq!(pack(&["--part", bad]).status.code(), Some(2), "{bad}");
     }
@@ -124,8 +131,10 @@ fn urls_are_packed() {
     ok(&world.ocelli(&[&args[..], &[&whole]].concat()));
     in_parts(&world, &[&args[..], &[&parts]].concat());
     assert_same(&world.path("whole"), &world.path("parts"));
-    let overwrites = [&args[..], &[&parts, "--part", "1/3", "--overwrite"]].concat();
-    assert!(fails(&world.ocelli(&overwrites), 2).contains("results of other parts"));
+    for work in [["--part", "1/3"], ["--join", "3"]] {
+        let overwrites = [&args[..], &[&parts, "--overwrite"], &work].concat();
+        assert!(fails(&world.ocelli(&overwrites), 2).contains("delete the results of parts"));
+    }
 }
 
 /// Puts samples into several shards, with a copy, a near copy and a bad image.
@@ -174,11 +183,18 @@ fn statistics_checks_and_copies_are_found() {
         assert_eq!(joined["bad"], 1, "{verb}");
         // Again, a part says that it is done; of other shards, it is refused.
         let again = ok(&world.ocelli(&[&in_folder[..], &["--part", "2/3"]].concat()));
-        assert!(again.contains("part 2/3 is done"), "{again}");
+        assert!(again.contains("part 2/3 is done") && again.contains("remove the file"), "{again}");
         let others = ["shards", verb, &world.text("data"), "--out", &parts, "--part", "2/3"];
         assert!(fails(&world.ocelli(&others), 2).contains("is of another job"));
         assert!(fails(&world.ocelli(&in_folder), 2).contains("--part K/N"));
         assert!(fails(&world.ocelli(&[&args[..], &["--part", "1/2"]].concat()), 2).contains("need --out"));
+        // A shard that has changed since is told, not passed over.
+        let tar = world.path("shards/train-000001.tar");
+        fs::write(&tar, fs::read(&tar).unwrap()).unwrap();
+        for work in [["--part", "2/3"], ["--join", "3"]] {
+            let said = fails(&world.ocelli(&[&in_folder[..], &work].concat()), 2);
+            assert!(said.contains("its inputs have changed since"), "{said}");
+        }
     }
     let (whole, parts) = (world.text("unique"), world.text("unique-parts"));
     let args = [
@@ -226,6 +242,13 @@ fn features_are_computed() {
         assert!(String::from_utf8_lossy(&again.stdout).contains("is there already"), "{again:?}");
         assert!(fails(&embed(&parts, &["--part", "2/3", "--levels", "2"]), 2).contains("another kind"));
         assert!(
+            !world
+                .path("parts")
+                .read_dir()
+                .unwrap()
+                .any(|entry| { entry.unwrap().file_name().to_string_lossy().ends_with(".lock") })
+        );
+        assert!(
             fails(&embed(&parts, &["--join", "3", "--overwrite", "--average"]), 2).contains("another kind")
         );
     }
@@ -257,4 +280,37 @@ fn an_array_of_jobs_does_all_parts() {
     assert_eq!(run(&[], &[]).status.code(), Some(2));
     let said = run(&[], &args);
     assert!(String::from_utf8_lossy(&said.stderr).contains("--array=1-N"), "{said:?}");
+}
+
+/// Parts at the same time, one of them twice, do what one job does; a pack that wrote nothing may begin anew.
+#[test]
+fn parts_run_side_by_side() {
+    let world = World::new(50);
+    let images = folder(&world);
+    let (whole, parts) = (world.text("whole"), world.text("parts"));
+    let args = ["shards", "pack", &images, "--samples-per-shard", "3", "--out"];
+    ok(&world.ocelli(&[&args[..], &[&whole]].concat()));
+    let children: Vec<_> = ["1/4", "2/4", "2/4", "3/4", "4/4"]
+        .map(|part| {
+            let mut command = Command::new(env!("CARGO_BIN_EXE_ocelli-under-test"));
+            command.args(args).args([&parts, "--part", part]).stderr(Stdio::piped());
+            command.stdout(Stdio::null()).spawn().unwrap()
+        })
+        .into_iter()
+        .collect();
+    for child in children {
+        let output = child.wait_with_output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success() || said.contains("another job is writing"), "{said}");
+    }
+    ok(&world.ocelli(&[&args[..], &[&parts, "--join", "4"]].concat()));
+    assert_same(&world.path("whole"), &world.path("parts"));
+    // Joined from the start, nothing is claimed.
+    let said = fails(&world.ocelli(&[&args[..], &[&world.text("empty"), "--join", "4"]].concat()), 2);
+    assert!(said.contains("4 part(s) are missing") && !world.path("empty/train.job.json").exists(), "{said}");
+    // A job that was stopped before its first shard does not bind the next one.
+    fs::create_dir(world.path("begun")).unwrap();
+    fs::copy(world.path("parts/train.job.json"), world.path("begun/train.job.json")).unwrap();
+    ok(&world.ocelli(&[&args[..], &[&world.text("begun")]].concat()));
+    assert_same(&world.path("whole"), &world.path("begun"));
 }

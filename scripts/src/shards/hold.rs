@@ -1,6 +1,7 @@
 //! Locks of output folders.
 
 use std::fs::{self, File, TryLockError};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
@@ -29,9 +30,15 @@ pub(crate) fn hold_part(out: &Path, name: &str, part: Part) -> anyhow::Result<He
     let shared = locked(out, folder.try_lock_shared(), folder)?;
     let (rank, n_parts) = part.rank();
     let mark = out.join(format!("{name}.part-{:05}-of-{n_parts:05}.lock", rank + 1));
-    let file = File::create(&mark).with_context(|| format!("cannot create {}", mark.display()))?;
-    let own = locked(&mark, file.try_lock(), file)?;
-    Ok(Held { files: shared.into_iter().chain(own).collect(), mark: Some(mark) })
+    loop {
+        let file = File::create(&mark).with_context(|| format!("cannot create {}", mark.display()))?;
+        let opened = file.metadata().map(|data| data.ino());
+        let own = locked(&mark, file.try_lock(), file)?;
+        // A process that ends removes its mark: what was locked may be no file of the folder any more.
+        if own.is_none() || fs::metadata(&mark).map(|data| data.ino()).ok() == opened.ok() {
+            return Ok(Held { files: shared.into_iter().chain(own).collect(), mark: Some(mark) });
+        }
+    }
 }
 
 impl Drop for Held {

@@ -14,6 +14,7 @@ pub(crate) mod names;
 pub(crate) mod open;
 pub(crate) mod order;
 pub(crate) mod pack;
+pub(crate) mod pack_job;
 pub(crate) mod rewrite;
 pub(crate) mod sampled;
 pub(crate) mod samples;

@@ -17,7 +17,6 @@ use pipeline::shard::write::{ShardFile, ShardLimits, sample_bytes, shards_of};
 use pipeline::{PipelineError, Shard, file};
 use rayon::prelude::*;
 use serde_json::{Map, Value, json};
-use xxhash_rust::xxh3::Xxh3;
 
 use super::bands::{Sample, joined};
 use super::classes::{Classes, write_classes};
@@ -28,6 +27,7 @@ use super::hold::{hold, hold_part};
 use super::image_file::files_of;
 use super::keys::Keys;
 use super::order::shuffle;
+use super::pack_job::{Contents, PackJob, claim, mark_of, path_of};
 use crate::console::say;
 use crate::parts::{Part, Work, check_none_missing};
 use crate::progress::bar;
@@ -71,46 +71,19 @@ impl Packed {
     }
 }
 
-/// Images to pack, and the settings.
-pub(crate) struct PackJob<'a> {
-    /// Folder or list of images.
-    pub(crate) input: &'a Path,
-    /// Folder of the shards.
-    pub(crate) out: &'a Path,
-    /// Prefix of the shards' names.
-    pub(crate) prefix: &'a str,
-    pub(crate) limits: ShardLimits,
-    /// List of classes that determines their numbers.
-    pub(crate) classes: Option<&'a Path>,
-    /// `true` if the classes of an earlier pack in the folder may be replaced.
-    pub(crate) overwrite: bool,
-    /// Seed of the order in which samples are packed.
-    pub(crate) seed: u64,
-    /// `true` if files such as `tile.b02.tif` are bands of one image.
-    pub(crate) joins_bands: bool,
-    /// Share of the job.
-    pub(crate) work: Work,
-}
-
-/// Contents of a job's shards: all samples in their order, and the samples of each shard.
-struct Contents {
-    /// Key and sample.
-    samples: Vec<(String, Sample)>,
-    classes: Classes,
-    shards: Vec<Range<usize>>,
-    /// Numbers of skipped files, by extension.
-    skipped: BTreeMap<String, usize>,
-}
-
 /// Packs the images of `job`.
 pub(crate) fn pack(job: &PackJob<'_>) -> anyhow::Result<Packed> {
-    let contents = contents(job)?;
+    let found = samples(job)?;
+    if found.0.is_empty() {
+        bail!(nothing(job));
+    }
     let _held = match job.work {
         Work::Part(part) => hold_part(job.out, job.prefix, part)?,
         Work::Whole | Work::Join(_) => hold(job.out)?,
     };
+    let contents = contents(job, found)?;
     claim(job, &contents)?;
-    if let Classes::Named(names) = &contents.classes {
+    if let (Classes::Named(names), false) = (&contents.classes, matches!(job.work, Work::Join(_))) {
         write_classes(job.out, names)?;
     }
     let shards = job.work.range(contents.shards.len());
@@ -129,9 +102,13 @@ pub(crate) fn pack(job: &PackJob<'_>) -> anyhow::Result<Packed> {
     let n_there = shards.len() - missing.len();
     let packed =
         Packed { n_shards: contents.shards.len(), n_there, n_turned, ..totals(job, &contents, shards)? };
-    if packed.n_samples == 0 && job.work == Work::Whole {
-        remove(job, &contents)?;
-        bail!(nothing(job));
+    match job.work {
+        Work::Whole if packed.n_samples == 0 => {
+            remove(job, &contents)?;
+            bail!(nothing(job));
+        }
+        Work::Join(_) if packed.n_samples == 0 => bail!(nothing(job)),
+        _ => {}
     }
     Ok(packed)
 }
@@ -155,12 +132,11 @@ fn samples(job: &PackJob<'_>) -> anyhow::Result<(Vec<Sample>, BTreeMap<String, u
     Ok((joined(entries)?, skipped))
 }
 
-/// Finds what `job` packs, without reading images.
-fn contents(job: &PackJob<'_>) -> anyhow::Result<Contents> {
-    let (entries, skipped) = samples(job)?;
-    if entries.is_empty() {
-        bail!(nothing(job));
-    }
+/// Divides the samples that were found, with the numbers of skipped files, into shards, without reading images.
+fn contents(
+    job: &PackJob<'_>,
+    (entries, skipped): (Vec<Sample>, BTreeMap<String, usize>),
+) -> anyhow::Result<Contents> {
     let labels = entries.iter().filter_map(|sample| sample.entry.class.as_ref());
     let classes = Classes::of(job.classes, job.out, job.overwrite, labels)?;
     // Keys in the order of the list, for any seed.
@@ -171,7 +147,7 @@ fn contents(job: &PackJob<'_>) -> anyhow::Result<Contents> {
     let size = |(key, sample): &(String, Sample)| size_bytes(key, sample, &classes, job.limits);
     let sizes_bytes: Vec<u64> = samples.par_iter().map(size).collect::<anyhow::Result<_>>()?;
     let shards = shards_of(&sizes_bytes, job.limits);
-    Ok(Contents { samples, classes, shards, skipped })
+    Ok(Contents { samples, sizes_bytes, classes, shards, skipped })
 }
 
 /// Returns the bytes that a sample takes in a shard, by the lengths of its files; 0 if shards may have any size.
@@ -195,47 +171,6 @@ fn size_bytes(key: &str, sample: &Sample, classes: &Classes, limits: ShardLimits
         .collect();
     let files = formats.iter().map(|(extension, len)| (extension.as_str(), *len));
     Ok(sample_bytes(key, files.chain(label).chain(columns)))
-}
-
-/// Writes down which job the shards of the prefix are of, or checks that they are of this one.
-fn claim(job: &PackJob<'_>, contents: &Contents) -> anyhow::Result<()> {
-    let mut hash = Xxh3::new();
-    for (key, Sample { entry, .. }) in &contents.samples {
-        let line = json!([key, entry.name, entry.class, entry.columns]);
-        hash.update(line.to_string().as_bytes());
-    }
-    contents.shards.iter().for_each(|shard| hash.update(&(shard.end as u64).to_le_bytes()));
-    contents.classes.names().into_iter().flatten().for_each(|name| hash.update(name.as_bytes()));
-    let this = json!({
-        "verb": "pack",
-        "parts": job.work.n_parts(),
-        "shards": contents.shards.len(),
-        "contents": format!("{:016x}", hash.digest()),
-    });
-    let mark = job.out.join(format!("{}.job.json", job.prefix));
-    if let Ok(text) = fs::read_to_string(&mark) {
-        let there: Value =
-            serde_json::from_str(&text).with_context(|| format!("cannot read {}", mark.display()))?;
-        if there != this {
-            bail!(
-                "{}-*.tar in {} are of another job, with other images, flags or parts: choose another --out or --prefix",
-                job.prefix,
-                job.out.display()
-            );
-        }
-        return Ok(());
-    }
-    if let Some(path) = (0..contents.shards.len()).map(|shard| path_of(job, shard)).find(|path| path.exists())
-    {
-        bail!(PipelineError::Exists { path });
-    }
-    file::replace(&mark, format!("{this}\n").as_bytes())
-        .with_context(|| format!("cannot write {}", mark.display()))
-}
-
-/// Path of shard number `shard`.
-fn path_of(job: &PackJob<'_>, shard: usize) -> PathBuf {
-    job.out.join(format!("{}-{shard:06}.tar", job.prefix))
 }
 
 /// Path of the list of images that could not be packed into a shard. It exists if there are any.
@@ -301,9 +236,14 @@ fn totals(job: &PackJob<'_>, contents: &Contents, shards: Range<usize>) -> anyho
         Work::Part(_) => job.out.join(format!("{}-*.failures.jsonl", job.prefix)),
         Work::Whole | Work::Join(_) => job.out.join(format!("{}.failures.jsonl", job.prefix)),
     };
-    let is_joined = !matches!(job.work, Work::Part(_)) && !lines.is_empty();
-    if is_joined && n_samples > 0 {
-        file::replace(&list, lines.as_bytes()).with_context(|| format!("cannot write {}", list.display()))?;
+    if !matches!(job.work, Work::Part(_)) && n_samples > 0 {
+        match lines.is_empty() {
+            // A list of an earlier attempt.
+            true if list.exists() => fs::remove_file(&list),
+            true => Ok(()),
+            false => file::replace(&list, lines.as_bytes()),
+        }
+        .with_context(|| format!("cannot write {}", list.display()))?;
     }
     if let Some(first) = lines.lines().next().filter(|_| n_samples == 0) {
         say(format!("the first of {} images: {first}", lines.lines().count()));
@@ -331,7 +271,7 @@ fn remove(job: &PackJob<'_>, contents: &Contents) -> anyhow::Result<()> {
             }
         }
     }
-    let mark = job.out.join(format!("{}.job.json", job.prefix));
+    let mark = mark_of(job);
     fs::remove_file(&mark).with_context(|| format!("cannot remove {}", mark.display()))
 }
 

@@ -245,9 +245,9 @@ fn fabric(
     Ok(())
 }
 
-/// Returns the flags by which `ocelli plan` knows this fabric, from the times of a gather and an exchange together: the bandwidth at
-/// which the longest goes on after the middle one, and the latency that this leaves of the middle one, which is as long as a
-/// unit of a small network.
+/// Returns the flags of `ocelli plan` for this fabric. `both_s` are the seconds of a gather and an exchange together, for each of
+/// [`TIMED_BYTES`]. The bandwidth is the difference in bytes of the two longest buffers over the difference of their times; the latency is
+/// the rest of the time of the middle one, which is as long as the weights of a unit of a small network.
 fn plan_flags(launch: &Launch, both_s: &[f64]) -> String {
     let n_local = launch.n_local.unwrap_or(1).clamp(1, launch.world_size);
     let is_one_node = n_local == launch.world_size;
@@ -258,7 +258,10 @@ fn plan_flags(launch: &Launch, both_s: &[f64]) -> String {
     let moved = |bytes: usize| bytes as f64 * n_parts as f64 / launch.world_size as f64;
     let [_, middle, longest] = TIMED_BYTES.map(moved);
     let bytes_per_s = (longest - middle) / (both_s[2] - both_s[1]).max(1e-9);
-    let latency_s = (both_s[1] - middle / bytes_per_s).max(0.0) / 2.0;
+    // As a plan counts them: the ranks or nodes that a gather passes, and one message of the exchange.
+    let n = if is_one_node { launch.world_size } else { launch.world_size.div_ceil(n_local) };
+    let n_latencies = (n - 1).min((n as f64).log2().ceil() as usize) + 1;
+    let latency_s = (both_s[1] - middle / bytes_per_s).max(0.0) / n_latencies as f64;
     let place = if is_one_node { "local" } else { "node" };
     format!(
         "--ranks-per-node {n_local} --{place}-gb-s {:.4} --{place}-us {:.0}",

@@ -1,6 +1,7 @@
 //! `ocelli embed`: writes the features of images to a file for other programs.
 
 use std::collections::HashSet;
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -11,16 +12,18 @@ use eval::features::file::{FeatureFile, Format, files_of, read, write};
 use eval::{Columns, FeatureKind, ImageFile, ImageSet, Source, Table, features};
 use pipeline::Storage;
 use serde_json::{Value, json};
+use xxhash_rust::xxh3::Xxh3;
 
 use crate::cluster::compute;
 use crate::cluster::launch::Launch;
 use crate::console::one_line;
 use crate::evaluation::flags::{CacheFlags, StageBar};
-use crate::evaluation::network::NetworkFlags;
+use crate::evaluation::network::{NetworkFlags, OpenNetwork};
 use crate::evaluation::scores::set_name;
 use crate::parts::{Part, PartFlags, Work, check_none_missing};
 use crate::shards::classes::with_names;
 use crate::shards::files::{entries, name_of, print_skipped};
+use crate::shards::hold::{Held, hold_part};
 use crate::shards::open::open_dataset;
 
 /// Number of images that are named if they have no row.
@@ -101,20 +104,15 @@ pub(crate) fn run(args: &Args, storage: &Storage, folder: &Path) -> anyhow::Resu
         .with_context(|| format!("cannot make the folder of {}", out.display()))?;
     let device = args.compute.open(&launch)?.device;
     let open = args.network.open(&args.checkpoint, &device)?;
-    let (source, name) = source(args, storage)?;
-    let images = ImageSet::open(source, open.transform, open.rules, name)?;
-    let images = if args.images.is_some() { images } else { with_names(images, &args.shards, storage)? };
+    let images = images(args, storage, &open)?;
     if images.len() < n_parts {
         bail!("{} images cannot be divided into {n_parts} parts", images.len());
     }
-    let wanted = args.kind();
-    let mut about = json!(open.about(&args.checkpoint));
-    about["images"] = json!(images.name);
-    about["features"] = json!(wanted);
-    about["classes"] = json!(images.classes());
+    let (wanted, mut about) = (args.kind(), about(args, &open, &images));
     if let Work::Join(n_parts) = work {
         return join(args, format, &images, about, n_parts);
     }
+    let _held = held(&args.out, work)?;
     let images = images.part(rank, n_parts);
     if there.is_some() && out.exists() {
         check_about(&out, &read(&out)?, &about)?;
@@ -130,6 +128,10 @@ pub(crate) fn run(args: &Args, storage: &Storage, folder: &Path) -> anyhow::Resu
     };
     let seconds = start.elapsed().as_secs_f64();
     about["columns"] = json!(table.columns);
+    if out.exists() {
+        // Stopped in between, the old features must not be beside the new list of images.
+        fs::remove_file(&out).with_context(|| format!("cannot remove {}", out.display()))?;
+    }
     write(&out, format, &table, &images, &about)?;
     let rate = images.len() as f64 / seconds;
     let how = if is_cached { "from the cache".to_string() } else { format!("{rate:.0} images/s") };
@@ -198,6 +200,41 @@ fn join(
     );
     tell(args, images, &table, &json!({}));
     Ok(ExitCode::SUCCESS)
+}
+
+/// Opens the images.
+fn images(args: &Args, storage: &Storage, open: &OpenNetwork) -> anyhow::Result<ImageSet> {
+    let (source, name) = source(args, storage)?;
+    let images = ImageSet::open(source, open.transform, open.rules, name)?;
+    if args.images.is_some() { Ok(images) } else { with_names(images, &args.shards, storage) }
+}
+
+/// Describes the features of `images`, but for their columns.
+fn about(args: &Args, open: &OpenNetwork, images: &ImageSet) -> Value {
+    let mut about = json!(open.about(&args.checkpoint));
+    about["images"] = json!(images.name);
+    about["features"] = json!(args.kind());
+    about["classes"] = json!(images.classes());
+    about["set"] = json!(set_of(images));
+    about
+}
+
+/// Locks the part of `out` that this command writes, if it is one.
+fn held(out: &Path, work: Work) -> anyhow::Result<Option<Held>> {
+    let Work::Part(part) = work else { return Ok(None) };
+    let folder = out.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let name = out.file_name().unwrap_or_default().to_string_lossy();
+    hold_part(folder, &name, part).map(Some)
+}
+
+/// Describes which images a set has: their number, and a hash of their names.
+fn set_of(images: &ImageSet) -> String {
+    let mut hash = Xxh3::new();
+    for number in 0..images.len() {
+        let (shard, key) = images.describe(number);
+        hash.update(json!([shard, key]).to_string().as_bytes());
+    }
+    format!("{} images, {:016x}", images.len(), hash.digest())
 }
 
 /// Checks that the features in `found` are those that `about` describes.

@@ -24,12 +24,13 @@ pub(super) struct Members {
     size: usize,
     /// Ranks of the collective on one node.
     per_node: usize,
-    /// Collectives of the same kind that share the link of a node, because its ranks belong to as many groups.
+    /// Number of groups to which the ranks of a node belong. Each runs a collective of its own at the same time, over the same link.
     n_groups_on_node: usize,
 }
 
 impl Members {
-    /// Returns `size` ranks that are `stride` apart, where all ranks of the placement do the same in their groups.
+    /// Returns the members of a collective of `size` ranks whose numbers differ by `stride`. The other ranks of the placement form
+    /// groups of the same kind, whose collectives run at the same time.
     pub(super) fn new(size: usize, stride: usize, placement: &Placement, fabric: &Fabric) -> Self {
         let ranks_per_node = fabric.ranks_per_node.min(placement.world_size);
         let per_node = (ranks_per_node / stride).clamp(1, size);

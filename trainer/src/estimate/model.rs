@@ -29,8 +29,8 @@ pub struct UnitCost {
     pub graph: Elements,
     /// Number of elements that are constrained before a step.
     pub n_constrained: usize,
-    /// Number of sums over the batch that the unit needs, such as statistics; if there are any, all micro-batches of a rank go
-    /// through it together.
+    /// Number of times that the unit waits for a sum over the whole batch in a pass, such as the statistics of a batch
+    /// normalization. If it does, all micro-batches of a rank go through it together.
     pub n_sums: usize,
 }
 
@@ -66,6 +66,11 @@ impl NetworkCost {
     /// Returns the number of elements of all parameters.
     pub fn numel(&self) -> usize {
         self.units().map(|unit| unit.numel).sum()
+    }
+
+    /// Returns whether the network sees any view; weights of one that does not are never gathered.
+    pub fn computes(&self) -> bool {
+        self.units().any(|unit| unit.flops > 0.0)
     }
 
     /// Returns the units of the backbone, then those of the heads.

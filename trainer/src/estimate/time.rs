@@ -12,8 +12,10 @@ use ranks::wire::Wire;
 
 use super::fabric::{Fabric, Members};
 use super::{ModelCost, NetworkCost, Placement, UnitCost};
+use crate::step::precision::Precision;
 
-/// Sums over ranks of a step besides those of units: of the loss, and of the norms of gradients.
+/// Sums over ranks of a step besides those of units, as `ocelli bench shard` counts them for DINO. Methods that compare images of
+/// different ranks have more.
 const N_OTHER_SUMS: usize = 2;
 
 /// Reductions in flight, of which a step waits for the oldest before it submits another one.
@@ -53,7 +55,7 @@ pub fn step_time(model: &ModelCost, placement: &Placement, fabric: &Fabric, comp
     let mut timeline = Timeline::default();
     let (mut ready_s, mut in_flight) =
         (timeline.submit(tasks.first().map_or(0.0, |task| task.gather_s)), VecDeque::new());
-    let mut held_s = 0.0;
+    let mut held_s: Vec<f64> = Vec::new();
     for (number, task) in tasks.iter().enumerate() {
         timeline.wait_until(ready_s);
         let unit_s = if n_parts > 0.0 { compute_s * task.flops / n_parts } else { 0.0 };
@@ -64,65 +66,92 @@ pub fn step_time(model: &ModelCost, placement: &Placement, fabric: &Fabric, comp
             timeline.wait_until(summed_s);
         }
         ready_s = timeline.submit(tasks.get(number + 1).map_or(0.0, |next| next.gather_s));
-        if held_s > 0.0 {
+        for reduce_s in held_s.drain(..) {
             if in_flight.len() == MAX_REDUCTIONS_IN_FLIGHT {
                 timeline.wait_until(in_flight.pop_front().unwrap_or_default());
             }
-            in_flight.push_back(timeline.submit(held_s));
+            in_flight.push_back(timeline.submit(reduce_s));
         }
-        held_s = task.reduce_s;
+        held_s.extend(&task.reduces_s);
         timeline.compute(stage_s);
     }
-    let reduced_s = timeline.submit(held_s + N_OTHER_SUMS as f64 * sum_s);
+    let reduced_s = timeline.submit(held_s.iter().sum::<f64>() + N_OTHER_SUMS as f64 * sum_s);
     timeline.wait_until(reduced_s);
     let Timeline { now_s, moving_s, waiting_s, .. } = timeline;
     // A model without products computes nothing that could be placed on the timeline.
     StepTime { compute_s, moving_s, waiting_s, step_s: now_s.max(compute_s) }
 }
 
-/// Computation of a unit, and the collectives that belong to it.
+/// Part of a step that waits for weights, computes, and may leave gradients to be reduced.
+#[derive(Default)]
 struct Task {
     /// Operations of one image.
     flops: f64,
-    /// Seconds that its weights take to arrive; 0 if they are there.
+    /// Seconds that the weights take to arrive; 0 if they are there.
     gather_s: f64,
     /// Number of sums over ranks that it waits for.
     n_sums: usize,
-    /// Seconds that the reduction of its gradient takes; 0 if it has none.
-    reduce_s: f64,
+    /// Seconds that the reductions of its gradients take, which begin with the next task.
+    reduces_s: Vec<f64>,
 }
 
-/// Lists the computations of a step in their order.
+/// Lists the tasks of a step in their order: networks without gradients, then the trained one forwards, its heads, and the
+/// backbone backwards.
 fn tasks(model: &ModelCost, placement: &Placement, fabric: &Fabric) -> Vec<Task> {
     let collectives = Collectives::new(placement, fabric);
-    let precision = placement.precision;
-    let of_units =
-        |units: &[UnitCost], gathered: bool, wires: [Wire; 2], times: f64, reduces: bool| -> Vec<Task> {
-            let task = |unit: &UnitCost| Task {
-                flops: times * unit.flops,
-                gather_s: if gathered { collectives.gather_s(unit, wires[0]) } else { 0.0 },
-                n_sums: if placement.world_size > 1 { unit.n_sums } else { 0 },
-                reduce_s: if reduces { collectives.reduce_s(unit, wires[1]) } else { 0.0 },
-            };
-            units.iter().map(task).collect()
+    let is_shared = placement.world_size > 1;
+    let Precision { gather, reduce, head_gather, head_reduce, .. } = placement.precision;
+    let gather_s = |unit: &UnitCost, wire: Wire| match placement.gathers() {
+        true => collectives.gather_s(unit, wire),
+        false => 0.0,
+    };
+    let forward = |units: &[UnitCost], is_frozen: bool| -> Vec<Task> {
+        let task = |unit: &UnitCost| Task {
+            flops: unit.flops,
+            gather_s: gather_s(unit, gather),
+            n_sums: if is_shared && !is_frozen { unit.n_sums } else { 0 },
+            reduces_s: Vec::new(),
         };
-    let backbone = [precision.gather, precision.reduce];
-    let head = [precision.head_gather, precision.head_reduce];
-    let NetworkCost { backbone: units, head: heads, .. } = &model.trained;
-    let gathers = placement.gathers();
+        units.iter().map(task).collect()
+    };
+    // The weights of all heads arrive before the first of them computes.
+    let heads = |network: &NetworkCost, times: usize, reduces_s: Vec<f64>| -> Vec<Task> {
+        let arrive = |unit: &UnitCost| Task { gather_s: gather_s(unit, head_gather), ..Task::default() };
+        let mut tasks: Vec<Task> = network.head.iter().map(arrive).collect();
+        let n_sums: usize = network.head.iter().map(|unit| unit.n_sums).sum();
+        // Forwards, and backwards where there are gradients.
+        let n_passes = times.min(2);
+        tasks.push(Task {
+            flops: times as f64 * network.head.iter().map(|unit| unit.flops).sum::<f64>(),
+            n_sums: if is_shared && !network.is_frozen { n_passes * n_sums } else { 0 },
+            reduces_s,
+            gather_s: 0.0,
+        });
+        tasks
+    };
     let mut tasks = Vec::new();
-    for network in &model.others {
-        tasks.extend(of_units(&network.backbone, gathers, backbone, 1.0, false));
-        tasks.extend(of_units(&network.head, gathers, head, 1.0, false));
+    for network in model.others.iter().filter(|network| network.computes()) {
+        tasks.extend(forward(&network.backbone, network.is_frozen));
+        tasks.extend(heads(network, 1, Vec::new()));
     }
-    tasks.extend(of_units(units, gathers, backbone, 1.0, false));
-    tasks.extend(of_units(heads, gathers, head, 3.0, true));
-    let n_again = units.len().saturating_sub(placement.keep);
-    let gathers_again = gathers && placement.sharding == Sharding::Full;
-    let (again, kept) = units.split_at(n_again);
-    let mut backward = of_units(again, gathers_again, backbone, 3.0, true);
-    backward.extend(of_units(kept, false, backbone, 2.0, true));
-    tasks.extend(backward.into_iter().rev());
+    let trained = &model.trained;
+    tasks.extend(forward(&trained.backbone, false));
+    let reduces_s = trained.head.iter().map(|unit| collectives.reduce_s(unit, head_reduce)).collect();
+    tasks.extend(heads(trained, 3, reduces_s));
+    let n_again = trained.backbone.len().saturating_sub(placement.keep);
+    let backward = |(number, unit): (usize, &UnitCost)| {
+        let is_again = number < n_again;
+        Task {
+            flops: if is_again { 3.0 } else { 2.0 } * unit.flops,
+            gather_s: match is_again && placement.sharding == Sharding::Full {
+                true => gather_s(unit, gather),
+                false => 0.0,
+            },
+            n_sums: if is_shared { unit.n_sums } else { 0 },
+            reduces_s: vec![collectives.reduce_s(unit, reduce)],
+        }
+    };
+    tasks.extend(trained.backbone.iter().enumerate().rev().map(backward));
     tasks
 }
 
@@ -184,7 +213,7 @@ impl Timeline {
         self.now_s += seconds;
     }
 
-    /// Queues a collective; returns when it ends. One of no length is none, and is there at once.
+    /// Queues a collective that takes `seconds`; returns when it ends. With 0 seconds there is no collective: the end is now.
     fn submit(&mut self, seconds: f64) -> f64 {
         if seconds == 0.0 {
             return self.now_s;
@@ -204,7 +233,6 @@ impl Timeline {
 mod tests {
     use super::*;
     use crate::estimate::preset;
-    use crate::step::precision::Precision;
 
     fn placement(world_size: usize, group_size: usize, keep: usize) -> Placement {
         Placement {

@@ -39,14 +39,15 @@ pub fn traffic(model: &ModelCost, placement: &Placement) -> Traffic {
     let once = |network: &NetworkCost| {
         bytes(&network.backbone, precision.gather) + bytes(&network.head, precision.head_gather)
     };
-    let gathered = model.networks().map(once).sum::<f64>() + bytes(again, precision.gather);
+    let seeing = || model.networks().filter(|network| network.computes());
+    let gathered = seeing().map(once).sum::<f64>() + bytes(again, precision.gather);
     let reduced = bytes(&trained.backbone, precision.reduce) + bytes(&trained.head, precision.head_reduce);
     let whole = bytes(&trained.backbone, Wire::F32) + bytes(&trained.head, Wire::F32);
     let share = |n: f64| (n - 1.0) / n;
     Traffic {
         gather_bytes: gathered * share(groups),
         n_gathers: if placement.gathers() {
-            model.networks().map(|network| network.units().count()).sum::<usize>() + again.len()
+            seeing().map(|network| network.units().count()).sum::<usize>() + again.len()
         } else {
             0
         },

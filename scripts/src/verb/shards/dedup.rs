@@ -25,7 +25,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use xxhash_rust::xxh3::xxh3_128;
 
-use crate::parts::{PartFlags, PartResults, Work};
+use crate::parts::{PartFlags, PartResults, Work, identities};
 use crate::progress::bar;
 use crate::shards::hold::{hold, hold_part};
 use crate::shards::rewrite::{Job, RewriteFlags, Verdict, claim, inputs_of, rewrite};
@@ -113,7 +113,8 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
         Work::Part(part) => hold_part(job.out, job.verb, part)?,
         Work::Whole | Work::Join(_) => hold(job.out)?,
     };
-    let about = json!({ "settings": job.settings, "inputs": inputs });
+    // Samples are known by their shard's number among all shards.
+    let about = json!({ "settings": job.settings, "inputs": identities(&all) });
     claim(inputs, job.out, job.verb, &job.settings, job.overwrite)?;
     let results = PartResults::new(job.out, job.verb, about);
     let Some(entries) = results.of(work, shards.len(), |range| fingerprints(&shards, range))? else {

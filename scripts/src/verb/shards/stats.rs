@@ -16,7 +16,7 @@ use xxhash_rust::xxh3::xxh3_128;
 
 use super::constants::ChannelSums;
 use crate::backbone::depth;
-use crate::parts::{PartFlags, PartResults, folder};
+use crate::parts::{PartFlags, PartResults, folder, identities};
 use crate::progress::bar;
 
 /// Number of images whose views are timed for the prediction.
@@ -107,9 +107,7 @@ struct Stats {
 pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     let rules = args.format.rules()?;
     let sources = storage.sources(&args.shards)?;
-    let names: Vec<String> = sources.iter().map(|source| source.url.to_string()).collect();
-    let about =
-        json!({ "shards": names, "channels": args.format.channels, "bits": args.format.depth.bits() });
+    let about = json!({ "shards": identities(&sources), "channels": args.format.channels, "bits": args.format.depth.bits() });
     let work = args.parts.work();
     let results = PartResults::new(folder(args.out.as_deref(), work)?, "stats", about);
     let found = results.of(work, sources.len(), |range| {

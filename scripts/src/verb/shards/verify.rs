@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use crate::console::say;
-use crate::parts::{PartFlags, PartResults, Work, folder};
+use crate::parts::{PartFlags, PartResults, Work, folder, identities};
 use crate::progress::bar;
 
 /// Flags of `shards verify`.
@@ -45,9 +45,12 @@ struct Found {
 
 pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     let sources = storage.sources(&args.shards)?;
-    let names: Vec<String> = sources.iter().map(|source| source.url.to_string()).collect();
     let work = args.parts.work();
-    let results = PartResults::new(folder(args.out.as_deref(), work)?, "verify", json!({ "shards": names }));
+    let results = PartResults::new(
+        folder(args.out.as_deref(), work)?,
+        "verify",
+        json!({ "shards": identities(&sources) }),
+    );
     let parts = results.of(work, sources.len(), |range| found(&sources[range], storage))?;
     let Some(parts) = parts else { return Ok(ExitCode::SUCCESS) };
     if let Work::Join(_) = work {
@@ -76,7 +79,11 @@ fn found(sources: &[Source], storage: &Storage) -> anyhow::Result<Found> {
     let (readable, bad_shards) = checked(sources, storage)?;
     let n_samples: u64 = readable.iter().map(|shard| shard.len() as u64).sum();
     let progress = bar(n_samples, "verify");
-    let dataset = if readable.is_empty() { None } else { Some(Dataset::new(readable)?) };
+    let dataset = match Dataset::new(readable) {
+        // The whole job finds out whether no part has an image.
+        Err(PipelineError::Empty { .. }) => None,
+        dataset => Some(dataset?),
+    };
     let bytes = AtomicU64::new(0);
     let check = |dataset: &Dataset, id: u64| -> anyhow::Result<Option<String>> {
         let id = SampleId(id);

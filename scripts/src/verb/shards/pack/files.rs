@@ -8,7 +8,8 @@ use serde_json::json;
 use super::flags::Args;
 use crate::parts::Work;
 use crate::shards::names::shard_list;
-use crate::shards::pack::{PackJob, Packed, pack};
+use crate::shards::pack::{Packed, pack};
+use crate::shards::pack_job::PackJob;
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let max_bytes = if args.bytes_per_shard == 0 { u64::MAX } else { args.bytes_per_shard };
