@@ -135,6 +135,13 @@ impl Work {
         }
     }
 
+    /// Returns an error that names the parts which are to be done before they are joined: those of the things `missing` among `n`.
+    pub(crate) fn check_done(self, n: usize, missing: &[usize]) -> anyhow::Result<()> {
+        let Self::Join(n_parts) = self else { return Ok(()) };
+        let is_missing = |part: &Part| missing.iter().any(|number| part.range(n).contains(number));
+        check_none_missing(&Part::all(n_parts).filter(is_missing).collect::<Vec<_>>())
+    }
+
     /// Returns the number of parts of the job, 1 for a whole one.
     pub(crate) fn n_parts(self) -> usize {
         match self {

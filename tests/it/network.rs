@@ -116,7 +116,7 @@ fn steps_take_as_long_as_planned() {
     assert!(4 * n_near >= 3 * ratios.len(), "{n_near} of {} within 20 %: {ratios:?}", ratios.len());
 }
 
-/// A cable that stalls for a while, or slows down, delays a run and changes nothing.
+/// A cable that stalls for five seconds delays a run and changes none of its losses.
 #[test]
 fn a_stalled_cable_only_takes_time() {
     if std::env::var_os("RUN_SLOW_TESTS").is_none() {

@@ -11,13 +11,7 @@ use crate::support::{World, fails, ok};
 /// Starts a server with a folder of images, and writes a list of them with labels and captions, two of which do not
 /// exist and one of which is not an image.
 fn web(world: &World, faults: Faults) -> (WebServer, String) {
-    ok(&world.ocelli(&[
-        "shards",
-        "extract",
-        &world.text("data/train-000000.tar"),
-        "--out",
-        &world.text("www"),
-    ]));
+    world.extract("www");
     let folder = world.path("www/train-000000");
     fs::write(folder.join("broken.jpg"), b"<html>no such image</html>").unwrap();
     let server = WebServer::start(&folder, faults);

@@ -44,8 +44,7 @@ fn assert_same(a: &Path, b: &Path) {
 
 /// Makes a folder of images in classes, two of which cannot be decoded.
 fn folder(world: &World) -> String {
-    let shard = world.text("data/train-000000.tar");
-    ok(&world.ocelli(&["shards", "extract", &shard, "--out", &world.text("files")]));
+    world.extract("files");
     for (number, entry) in fs::read_dir(world.path("files/train-000000")).unwrap().enumerate() {
         let path = entry.unwrap().path();
         if path.extension().is_some_and(|extension| extension == "jpg") {
@@ -115,13 +114,7 @@ fn folders_are_packed() {
 #[test]
 fn urls_are_packed() {
     let world = World::new(20);
-    ok(&world.ocelli(&[
-        "shards",
-        "extract",
-        &world.text("data/train-000000.tar"),
-        "--out",
-        &world.text("www"),
-    ]));
+    world.extract("www");
     let server = WebServer::start(&world.path("www/train-000000"), Faults::default());
     let urls = (0..22).map(|i| server.url(&format!("{i:08}.jpg")));
     fs::write(world.path("list.txt"), urls.collect::<Vec<_>>().join("\n")).unwrap();

@@ -147,7 +147,7 @@ fn jobs_go_on_after_everything_that_slurm_does() {
     assert!(log.matches("continuing at step").count() >= 3, "{log}");
 
     // Preparation as an array of jobs, and one that joins its parts.
-    ok(&world.ocelli(&["shards", "extract", &world.text("data"), "--out", &world.text("photos")]));
+    world.extract("photos");
     let (photos, whole, parts) = (world.text("photos"), world.text("packed"), world.text("packed-in-parts"));
     let args = ["shards", "pack", &photos, "--samples-per-shard", "7", "--out"];
     ok(&world.ocelli(&[&args[..], &[&whole]].concat()));

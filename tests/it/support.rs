@@ -97,6 +97,12 @@ impl World {
         Arc::new(Dataset::open(&shards, &self.storage()).unwrap())
     }
 
+    /// Writes the members of the shard as files into the folder `name`/train-000000.
+    pub(crate) fn extract(&self, name: &str) {
+        let (shard, out) = (self.text("data/train-000000.tar"), self.text(name));
+        ok(&self.ocelli(&["shards", "extract", &shard, "--out", &out]));
+    }
+
     /// Runs the program.
     pub(crate) fn ocelli(&self, args: &[&str]) -> Output {
         program().args(args).output().unwrap()

@@ -25,6 +25,14 @@ pub struct ShardLimits {
     pub max_bytes: u64,
 }
 
+impl ShardLimits {
+    /// Returns whether a shard of `n_samples` and `bytes` has no room for another sample of `sample_bytes`. One sample always fits.
+    fn is_full(&self, n_samples: u64, bytes: u64, sample_bytes: u64) -> bool {
+        let is_too_large = bytes.saturating_add(sample_bytes) > self.max_bytes;
+        n_samples > 0 && (n_samples >= self.max_samples || is_too_large)
+    }
+}
+
 /// Writes `<folder>/<prefix>-000000.tar` and so on.
 pub struct ShardWriter {
     folder: PathBuf,
@@ -100,10 +108,8 @@ impl ShardWriter {
     pub fn add(&mut self, key: &str, members: &[(&str, &[u8])]) -> Result<(), PipelineError> {
         let sample_bytes =
             sample_bytes(key, members.iter().map(|(extension, data)| (*extension, data.len() as u64)));
-        let full = self.current.as_ref().is_some_and(|shard| {
-            shard.n_samples >= self.limits.max_samples || shard.bytes + sample_bytes > self.limits.max_bytes
-        });
-        if full {
+        let is_full = |shard: &Current| self.limits.is_full(shard.n_samples, shard.bytes, sample_bytes);
+        if self.current.as_ref().is_some_and(is_full) {
             self.close_shard()?;
         }
         let mut shard = match self.current.take() {
@@ -272,10 +278,7 @@ pub fn shards_of(sizes_bytes: &[u64], limits: ShardLimits) -> Vec<Range<usize>> 
     let mut shards = Vec::new();
     let (mut start, mut bytes) = (0, 2 * BLOCK_BYTES);
     for (sample, sample_bytes) in sizes_bytes.iter().enumerate() {
-        let n_samples = (sample - start) as u64;
-        let is_full =
-            n_samples >= limits.max_samples || bytes.saturating_add(*sample_bytes) > limits.max_bytes;
-        if n_samples > 0 && is_full {
+        if limits.is_full((sample - start) as u64, bytes, *sample_bytes) {
             shards.push(start..sample);
             (start, bytes) = (sample, 2 * BLOCK_BYTES);
         }

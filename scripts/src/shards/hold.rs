@@ -6,13 +6,13 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 
-use crate::parts::Part;
+use crate::parts::{Part, Work};
 
 /// Locks that a job has for as long as the value lives.
 #[derive(Default)]
 pub(crate) struct Held {
-    /// Locked files.
-    files: Vec<File>,
+    /// Locked files, which are unlocked after the mark is removed.
+    _files: Vec<File>,
     /// File that marks a part as being worked on, removed in the end.
     mark: Option<PathBuf>,
 }
@@ -20,7 +20,15 @@ pub(crate) struct Held {
 /// Creates the folder `out` and locks it against other jobs for as long as the result lives, if the file system supports locks.
 pub(crate) fn hold(out: &Path) -> anyhow::Result<Held> {
     let folder = open(out)?;
-    Ok(Held { files: locked(out, folder.try_lock(), folder)?.into_iter().collect(), mark: None })
+    Ok(Held { _files: locked(out, folder.try_lock(), folder)?.into_iter().collect(), mark: None })
+}
+
+/// Locks the folder `out` as [`hold`] does, or as [`hold_part`] does if this command does a part of the job `name`.
+pub(crate) fn hold_for(work: Work, out: &Path, name: &str) -> anyhow::Result<Held> {
+    match work {
+        Work::Part(part) => hold_part(out, name, part),
+        Work::Whole | Work::Join(_) => hold(out),
+    }
 }
 
 /// Creates the folder `out` and locks it against other jobs, but not against other parts of this one, for as long as the result
@@ -36,7 +44,7 @@ pub(crate) fn hold_part(out: &Path, name: &str, part: Part) -> anyhow::Result<He
         let own = locked(&mark, file.try_lock(), file)?;
         // A process that ends removes its mark: what was locked may be no file of the folder any more.
         if own.is_none() || fs::metadata(&mark).map(|data| data.ino()).ok() == opened.ok() {
-            return Ok(Held { files: shared.into_iter().chain(own).collect(), mark: Some(mark) });
+            return Ok(Held { _files: shared.into_iter().chain(own).collect(), mark: Some(mark) });
         }
     }
 }
@@ -47,7 +55,6 @@ impl Drop for Held {
             // It may be gone with its folder.
             let _ = fs::remove_file(mark);
         }
-        self.files.clear();
     }
 }
 

@@ -23,13 +23,13 @@ use super::classes::{Classes, write_classes};
 use super::files::{
     FoundFiles, SIDECAR_EXTENSIONS, SampleFile, entries, extension, extensions, print_skipped,
 };
-use super::hold::{hold, hold_part};
+use super::hold::hold_for;
 use super::image_file::files_of;
 use super::keys::Keys;
 use super::order::shuffle;
 use super::pack_job::{Contents, PackJob, claim, mark_of, path_of};
 use crate::console::say;
-use crate::parts::{Part, Work, check_none_missing};
+use crate::parts::Work;
 use crate::progress::bar;
 
 /// Images that are read, on all cores, before they are written.
@@ -77,10 +77,7 @@ pub(crate) fn pack(job: &PackJob<'_>) -> anyhow::Result<Packed> {
     if found.0.is_empty() {
         bail!(nothing(job));
     }
-    let _held = match job.work {
-        Work::Part(part) => hold_part(job.out, job.prefix, part)?,
-        Work::Whole | Work::Join(_) => hold(job.out)?,
-    };
+    let _held = hold_for(job.work, job.out, job.prefix)?;
     let contents = contents(job, found)?;
     claim(job, &contents)?;
     if let (Classes::Named(names), false) = (&contents.classes, matches!(job.work, Work::Join(_))) {
@@ -88,11 +85,7 @@ pub(crate) fn pack(job: &PackJob<'_>) -> anyhow::Result<Packed> {
     }
     let shards = job.work.range(contents.shards.len());
     let missing: Vec<usize> = shards.clone().filter(|shard| !path_of(job, *shard).exists()).collect();
-    if let Work::Join(n_parts) = job.work {
-        let is_missing =
-            |part: &Part| missing.iter().any(|shard| part.range(contents.shards.len()).contains(shard));
-        check_none_missing(&Part::all(n_parts).filter(is_missing).collect::<Vec<_>>())?;
-    }
+    job.work.check_done(contents.shards.len(), &missing)?;
     let progress = bar(missing.iter().map(|shard| contents.shards[*shard].len() as u64).sum(), "pack");
     let mut n_turned = 0;
     for shard in &missing {

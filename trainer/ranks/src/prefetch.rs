@@ -9,8 +9,8 @@ use crate::communicator::{Communicator, Pending};
 use crate::error::EngineError;
 use crate::wire::Wire;
 
-/// Limit of reductions in flight.
-const MAX_REDUCTIONS_IN_FLIGHT: usize = 2;
+/// Limit of reductions in flight, of which a step waits for the oldest before it submits another one.
+pub const MAX_REDUCTIONS_IN_FLIGHT: usize = 2;
 
 /// A gather to be queued.
 pub struct GatherRequest<'a> {

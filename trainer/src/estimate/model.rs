@@ -6,8 +6,10 @@ use std::ops::Add;
 use augment::{GroupSpec, MultiCrop};
 use networks::backbone::ModelConfig;
 use networks::head::Head;
+use networks::layout::ALIGNMENT;
 use networks::patches::{PixelInput, Pixels};
 use networks::unit::{Elements, GroupShape, Unit};
+use ranks::wire::Wire;
 
 use crate::error::TrainError;
 use crate::method::Method;
@@ -60,6 +62,28 @@ pub struct ModelCost {
     pub n_moments: usize,
     /// Elements of the pixels of one image's views, counted once for each form in which networks take them.
     pub pixels: f64,
+}
+
+impl UnitCost {
+    /// Returns the bytes of all parameters as they are sent, padded to equal shards of `group_size` ranks.
+    pub(super) fn bytes_moved(&self, wire: Wire, group_size: usize) -> f64 {
+        (self.numel.next_multiple_of(ALIGNMENT * group_size) * wire.bytes()) as f64
+    }
+
+    /// Returns a unit that costs nothing.
+    #[cfg(test)]
+    pub(super) fn empty(name: &str) -> Self {
+        let nothing = Elements::default();
+        Self {
+            name: name.into(),
+            numel: 0,
+            flops: 0.0,
+            input: nothing,
+            graph: nothing,
+            n_constrained: 0,
+            n_sums: 0,
+        }
+    }
 }
 
 impl NetworkCost {
@@ -217,23 +241,6 @@ fn through(units: &[Box<dyn Unit>], mut shapes: Vec<GroupShape>) -> (Vec<UnitCos
         shapes = outputs;
     }
     (costs, shapes)
-}
-
-#[cfg(test)]
-impl UnitCost {
-    /// Returns a unit that costs nothing.
-    pub(super) fn empty(name: &str) -> Self {
-        let nothing = Elements::default();
-        Self {
-            name: name.into(),
-            numel: 0,
-            flops: 0.0,
-            input: nothing,
-            graph: nothing,
-            n_constrained: 0,
-            n_sums: 0,
-        }
-    }
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@
 
 use std::collections::VecDeque;
 
-use networks::layout::ALIGNMENT;
+use ranks::prefetch::MAX_REDUCTIONS_IN_FLIGHT;
 use ranks::topology::Sharding;
 use ranks::wire::Wire;
 
@@ -17,9 +17,6 @@ use crate::step::precision::Precision;
 /// Sums over ranks of a step besides those of units, as `ocelli bench shard` counts them for DINO. Methods that compare images of
 /// different ranks have more.
 const N_OTHER_SUMS: usize = 2;
-
-/// Reductions in flight, of which a step waits for the oldest before it submits another one.
-const MAX_REDUCTIONS_IN_FLIGHT: usize = 2;
 
 /// Seconds of a step.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -78,7 +75,7 @@ pub fn step_time(model: &ModelCost, placement: &Placement, fabric: &Fabric, comp
     let reduced_s = timeline.submit(held_s.iter().sum::<f64>() + N_OTHER_SUMS as f64 * sum_s);
     timeline.wait_until(reduced_s);
     let Timeline { now_s, moving_s, waiting_s, .. } = timeline;
-    // A model without products computes nothing that could be placed on the timeline.
+    // Without products there is nothing to place on the timeline.
     StepTime { compute_s, moving_s, waiting_s, step_s: now_s.max(compute_s) }
 }
 
@@ -173,19 +170,14 @@ impl<'a> Collectives<'a> {
         Self { fabric, placement, group, replicas }
     }
 
-    /// Returns the bytes of all weights of `unit`, with padding.
-    fn bytes(&self, unit: &UnitCost, wire: Wire) -> f64 {
-        let padded = unit.numel.next_multiple_of(ALIGNMENT * self.placement.group_size);
-        (padded * wire.bytes()) as f64
-    }
-
     fn gather_s(&self, unit: &UnitCost, wire: Wire) -> f64 {
-        self.group.gather_s(self.bytes(unit, wire), self.fabric)
+        self.group.gather_s(unit.bytes_moved(wire, self.placement.group_size), self.fabric)
     }
 
     /// Returns the seconds of a sum over the ranks of a group, then over replicas.
     fn reduce_s(&self, unit: &UnitCost, wire: Wire) -> f64 {
-        let bytes = self.bytes(unit, wire);
+        let bytes_in = |wire: Wire| unit.bytes_moved(wire, self.placement.group_size);
+        let bytes = bytes_in(wire);
         // Sums in a fixed order are exchanges; others are rings, which only f32 has.
         let in_group_s = match self.placement.exact_sums || wire != Wire::F32 {
             true => self.group.exchange_s(bytes, self.fabric),
@@ -194,7 +186,7 @@ impl<'a> Collectives<'a> {
         let shard = self.placement.group_size as f64;
         let exchange_s = self.replicas.exchange_s(bytes / shard, self.fabric);
         // The sum is sent back in f32.
-        in_group_s + exchange_s + self.replicas.gather_s(self.bytes(unit, Wire::F32) / shard, self.fabric)
+        in_group_s + exchange_s + self.replicas.gather_s(bytes_in(Wire::F32) / shard, self.fabric)
     }
 }
 

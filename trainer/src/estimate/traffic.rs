@@ -1,6 +1,5 @@
 //! Bytes that a step moves between ranks.
 
-use networks::layout::ALIGNMENT;
 use ranks::topology::Sharding;
 use ranks::wire::Wire;
 
@@ -27,8 +26,7 @@ pub fn traffic(model: &ModelCost, placement: &Placement) -> Traffic {
     let (groups, replicas) =
         (placement.group_size as f64, (placement.world_size / placement.group_size) as f64);
     let bytes = |units: &[super::UnitCost], wire: Wire| -> f64 {
-        let padded = |unit: &super::UnitCost| unit.numel.next_multiple_of(ALIGNMENT * placement.group_size);
-        units.iter().map(|unit| (padded(unit) * wire.bytes()) as f64).sum()
+        units.iter().map(|unit| unit.bytes_moved(wire, placement.group_size)).sum()
     };
     let trained = &model.trained;
     let n_backbone = trained.backbone.len();

@@ -25,9 +25,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use xxhash_rust::xxh3::xxh3_128;
 
-use crate::parts::{PartFlags, PartResults, Work, identities};
+use crate::parts::{PartFlags, PartResults, identities};
 use crate::progress::bar;
-use crate::shards::hold::{hold, hold_part};
+use crate::shards::hold::hold_for;
 use crate::shards::rewrite::{Job, RewriteFlags, Verdict, claim, inputs_of, rewrite};
 
 /// Flags of `shards dedup`.
@@ -109,10 +109,7 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     }
     let job = Job { out: &args.flags.out, verb: "dedup", settings, overwrite: args.flags.overwrite };
     let inputs = inputs_of(&sources, &shards[against.len()..], job.out)?;
-    let held = match work {
-        Work::Part(part) => hold_part(job.out, job.verb, part)?,
-        Work::Whole | Work::Join(_) => hold(job.out)?,
-    };
+    let held = hold_for(work, job.out, job.verb)?;
     // Samples are known by their shard's number among all shards.
     let about = json!({ "settings": job.settings, "inputs": identities(&all) });
     claim(inputs, job.out, job.verb, &job.settings, job.overwrite)?;

@@ -24,11 +24,11 @@ use serde_json::{Value, json};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::flags::Args;
-use crate::parts::{Part, Work, check_none_missing};
+use crate::parts::Work;
 use crate::progress::bar;
 use crate::shards::classes::Classes;
 use crate::shards::classes::write_classes;
-use crate::shards::hold::{hold, hold_part};
+use crate::shards::hold::hold_for;
 use crate::shards::host_queue::HostQueue;
 use crate::shards::list;
 use crate::shards::list::ListRow;
@@ -87,10 +87,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     }
     let work = args.parts.work();
     work.check_overwrite(args.web.overwrite)?;
-    let _held = match work {
-        Work::Part(part) => hold_part(&args.out, &args.prefix, part)?,
-        Work::Whole | Work::Join(_) => hold(&args.out)?,
-    };
+    let _held = hold_for(work, &args.out, &args.prefix)?;
     let classes = Classes::of(
         args.classes.as_deref(),
         &args.out,
@@ -126,12 +123,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
 /// Fetches the rows of all missing shards.
 fn fetch_all(args: &Args, rows: &[ListRow], classes: &Classes) -> anyhow::Result<DownloadTotals> {
     let mut writer = Writer::new(args, rows, classes);
-    if let Work::Join(n_parts) = args.parts.work() {
-        let n_shards = rows.len().div_ceil(writer.n);
-        let is_missing =
-            |part: &Part| writer.missing.iter().any(|shard| part.range(n_shards).contains(shard));
-        check_none_missing(&Part::all(n_parts).filter(is_missing).collect::<Vec<_>>())?;
-    }
+    args.parts.work().check_done(rows.len().div_ceil(writer.n), &writer.missing)?;
     let urls: Vec<&str> = rows.iter().map(|row| row.target.as_str()).collect();
     let waiting: Vec<usize> = writer.missing.iter().flat_map(|shard| writer.rows_of(*shard)).collect();
     let progress = bar(waiting.len() as u64, "pack");
