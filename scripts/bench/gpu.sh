@@ -25,7 +25,8 @@ export OUT OCELLI HERE WORK DEVICE PROFILED
 set -o pipefail
 exec > >(tee "$OUT/log.txt") 2>&1
 start=$SECONDS
-export OCELLI_CACHE=$WORK/cache
+# Autotuning results and compiled kernels, which a folder of the caller's keeps for the next call.
+export OCELLI_CACHE=${OCELLI_CACHE:-$WORK/cache}
 
 # CUDA's headers, for kernels that are compiled when they are first used; and NCCL under the name it is looked for by.
 if [ -z "${CUDA_PATH:-}" ] && command -v nvcc >/dev/null; then
@@ -117,18 +118,19 @@ measure() {
         keep=0
         say "ocelli, $timm, no graph kept" 60 bench
     fi
-    for how in "" --compile; do
-        export how
-        peer() {
-            python3 "$HERE/peer_dino.py" --model "$timm" --batch "$batch" --repeats 5 --tf32 $how | tee "$WORK/last" &&
-                tail -1 "$WORK/last" > "$WORK/torch${how}-$model.json"
-        }
-        if [ "$has_peer" = yes ]; then
-            say "PyTorch$how, $timm" 120 peer
-        else
-            results+=("PyTorch$how, $timm|left out: no torch or no timm")
-        fi
-    done
+    peer ""
+}
+peer() {
+    export how=$1
+    step() {
+        python3 "$HERE/peer_dino.py" --model "$timm" --batch "$batch" --repeats 5 --tf32 $how | tee "$WORK/last" &&
+            tail -1 "$WORK/last" > "$WORK/torch${how}-$model.json"
+    }
+    if [ "$has_peer" = yes ]; then
+        say "PyTorch$how, $timm" 120 step
+    else
+        results+=("PyTorch$how, $timm|left out: no torch or no timm")
+    fi
 }
 read -r model others <<< "$MODELS"
 [ -z "$model" ] || measure "$model"
@@ -162,24 +164,25 @@ itself() {
 }
 say "NCCL on one rank: a step's bits" 90 itself
 
-# Five steps, killed within the fourth and gone on with, beside five that were not.
+# Forty steps, killed within the thirtieth and gone on with, beside forty that were not: time enough for the checkpoint of
+# step 10 to be written beside the steps that follow it.
 resumed() {
     local run shard=$WORK/data/train-000000.tar
     "$OCELLI" shards synth --out "$WORK/data" --count 64 --size-px 48 >/dev/null || return 1
     run=("$OCELLI" pretrain --recipe dino_shapes --device "$DEVICE" --shards "$shard" --set optim.batch_size=16
-        --set 'optim.length={steps=5}' --set 'optim.warmup={steps=1}' --set run.log_every_steps=1
-        --set run.checkpoint_every_steps=2)
+        --set 'optim.length={steps=40}' --set 'optim.warmup={steps=1}' --set run.log_every_steps=1
+        --set run.checkpoint_every_steps=10)
     "${run[@]}" --workdir "$WORK/whole" || return 1
-    "${run[@]}" --workdir "$WORK/broken" --inject-fault kill:rank=0,step=3,phase=backward
+    "${run[@]}" --workdir "$WORK/broken" --inject-fault kill:rank=0,step=29,phase=backward
     [ $? = 137 ] || return 1
     "${run[@]}" --workdir "$WORK/broken" 2>&1 | tee "$WORK/again" || return 1
-    grep 'from step 2\|at step 2' "$WORK/again" || return 1
+    grep 'continuing at step [12]0' "$WORK/again" || return 1
     grep -o '"train/loss":[^,}]*' "$WORK/whole/metrics.jsonl" > "$WORK/a"
     grep -o '"train/loss":[^,}]*' "$WORK/broken/metrics.jsonl" > "$WORK/b"
     paste "$WORK/a" "$WORK/b"
-    [ "$(wc -l < "$WORK/a")" = 5 ] && cmp "$WORK/a" "$WORK/b"
+    [ "$(wc -l < "$WORK/a")" = 40 ] && cmp "$WORK/a" "$WORK/b"
 }
-say "five steps, killed and resumed" 120 resumed
+say "forty steps, killed and resumed" 120 resumed
 
 # Two processes on one GPU, whose collectives go over the host, beside one: two parts each way.
 two() {
@@ -200,6 +203,12 @@ else
 fi
 for model in ${others:-}; do
     measure "$model"
+done
+# Compiling takes PyTorch longer than all the rest.
+for model in $MODELS; do
+    read -r width depth heads timm batch <<< "$(size "$model")"
+    export model width depth heads timm batch
+    peer --compile
 done
 
 echo

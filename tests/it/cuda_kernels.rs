@@ -14,10 +14,11 @@ use std::process::Command;
 use crate::support::{ok, program};
 
 /// Steps: name, recipe and settings.
-const STEPS: [(&str, &str, &[&str]); 5] = [
+const STEPS: [(&str, &str, &[&str]); 6] = [
     ("ViT-S/16, f32", "lejepa_vits16", &[]),
     ("ViT-S/16, bf16", "lejepa_vits16", &["optim.precision.compute=bf16"]),
     ("ViT-S/16 by DINO, bf16", "dino_vits16", &["optim.precision.compute=bf16"]),
+    ("ViT-S/16, SwiGLU, rotary", "lejepa_vits16", &["model.mlp=swiglu", "model.positions=rope"]),
     ("ResNet-18, f32", "swav_cifar", &[]),
     ("ResNet-18, bf16", "swav_cifar", &["optim.precision.compute=bf16"]),
 ];
@@ -146,10 +147,11 @@ fn our_name(entry: &str) -> Option<&'static str> {
     ours.iter().filter(begins).max_by_key(|kernel| kernel.len()).map(String::as_str)
 }
 
-/// Names of the kernels in the trainer's source.
+/// Names of the kernels in the source of the trainer and of its crate of kernels.
 fn our_kernels() -> Vec<String> {
     let mut kernels = Vec::new();
-    let mut folders = vec![PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../trainer/src"))];
+    let trainer = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../trainer"));
+    let mut folders = vec![trainer.join("src"), trainer.join("kernels/src")];
     while let Some(folder) = folders.pop() {
         for path in std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {
             if path.is_dir() {

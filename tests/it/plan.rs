@@ -72,7 +72,14 @@ fn what_cannot_fit_is_refused_with_what_would() {
     let output = plan(&["--preset", "vit-7b", "--ranks", "2", "--memory-gb", "40", "--rank-batch", "2"]);
     let stderr = fails(&output, 2);
     assert!(stderr.contains("nothing fits into 40.0 GB"), "{stderr}");
-    assert!(stderr.contains("ranks would"), "{stderr}");
+    assert!(stderr.contains("ranks would") && !stderr.contains("tensor parallelism"), "{stderr}");
+    // One residual branch of 1.84 billion parameters is gathered whole, whatever the number of ranks.
+    let output = plan(&["--preset", "seer-rg10b", "--ranks", "496", "--memory-gb", "4", "--rank-batch", "1"]);
+    let stderr = fails(&output, 2);
+    assert!(
+        stderr.contains("No number of ranks is enough") && stderr.contains("tensor parallelism"),
+        "{stderr}"
+    );
     for bad in [&["--preset", "vit-x"][..], &["--ranks", "0"], &["--tflops", "0"], &["--group", "0"]] {
         fails(&plan(bad), 2);
     }

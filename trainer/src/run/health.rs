@@ -1,6 +1,7 @@
 //! Gauges of collapse, and warnings about it in plain words.
 
 use burn_tensor::Tensor;
+use kernels::ops::matmul;
 use serde::{Deserialize, Serialize};
 
 use crate::method::TargetDistribution;
@@ -43,8 +44,8 @@ pub(crate) fn features(embeddings: Tensor<2>) -> FeatureHealth {
     let std = f64::from(variance.sqrt().mean().into_scalar::<f32>()) * (d as f64).sqrt();
     // tr(C) and tr(C²) are the same for the covariance and for the smaller of the Gram matrices.
     let gram = match m < d {
-        true => centered.clone().matmul(centered.transpose()),
-        false => centered.clone().transpose().matmul(centered),
+        true => matmul(centered.clone(), centered.transpose()),
+        false => matmul(centered.clone().transpose(), centered),
     };
     let squares = f64::from(gram.clone().powi_scalar(2).sum().into_scalar::<f32>());
     let n = m.min(d);

@@ -7,6 +7,9 @@ use trainer::estimate::{ModelCost, Placement, max_kept_graphs, memory};
 use super::flags::Args;
 use super::hardware::{GB, Hardware};
 
+/// Number of ranks over which the shards of a model are small beside what each rank gathers.
+const MANY_RANKS: usize = 1 << 12;
+
 /// One way to distribute a model over some ranks.
 pub(super) struct PlanRow {
     pub(super) mode: &'static str,
@@ -85,5 +88,26 @@ pub(super) fn what_would_fit(
         " One image on each of {largest} ranks takes {:.1} GB.",
         least.fold(f64::INFINITY, f64::min) / GB
     );
-    said
+    said + &beyond_sharding(args, model, recipe, hardware)
+}
+
+/// States what more ranks cannot make smaller, if that alone does not fit; empty if it fits.
+fn beyond_sharding(args: &Args, model: &ModelCost, recipe: Option<&Recipe>, hardware: &Hardware) -> String {
+    let all = rows(args, model, recipe, MANY_RANKS, 1, hardware);
+    let least = |row: &PlanRow| memory(model, &Placement { keep: 0, ..row.placement });
+    let Some(least) = all.iter().map(least).min_by(|a, b| a.needed_bytes().total_cmp(&b.needed_bytes()))
+    else {
+        return String::new();
+    };
+    if least.needed_bytes() <= hardware.memory_bytes {
+        return String::new();
+    }
+    format!(
+        " No number of ranks is enough: however many share the weights, each gathers whole units ({:.1} GB at a time) and \
+         holds their gradients and activations ({:.1} GB for one image). To divide a unit over ranks (tensor parallelism, over \
+         {:.0} ranks or more here) is not supported.",
+        least.gathered_bytes / GB,
+        (least.input_bytes + least.activation_bytes + least.work_bytes) / GB,
+        (least.needed_bytes() / hardware.memory_bytes).ceil()
+    )
 }

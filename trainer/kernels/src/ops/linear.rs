@@ -51,8 +51,17 @@ fn plain(x: Tensor<3>, weight: Tensor<2>, bias: Tensor<1>) -> Tensor<3> {
 pub fn matmul_transposed(x: Tensor<2>, weight: Tensor<2>) -> Tensor<2> {
     match is_flex(&x) {
         true => run(MatmulTransposed, [x.into(), weight.into()]),
-        false => x.matmul(weight.transpose()),
+        false => matmul(x, weight.transpose()),
     }
+}
+
+/// Returns `a · b` for `a` of `[.., M, K]` and `b` of `[.., K, N]`, whose other dimensions are equal.
+pub fn matmul<const D: usize>(a: Tensor<D>, b: Tensor<D>) -> Tensor<D> {
+    #[cfg(feature = "cube")]
+    if cube::is_cube(&a) {
+        return run(cube::Matmul, [a.into(), b.into()]);
+    }
+    a.matmul(b)
 }
 
 /// Kernel for `x` with elements of type `T`.
@@ -199,6 +208,30 @@ mod tests {
         assert_close("input", a.0, t.0, tolerance);
         assert_close("weight", a.1, t.1, tolerance);
         assert_close("bias", a.2, t.2, tolerance);
+    }
+
+    /// Alone and in batches, with a factor that is a view.
+    #[test]
+    fn the_product_equals_its_twin_forwards_and_backwards() {
+        for device in devices() {
+            for (dtype, tolerance) in types(&device, 2e-6) {
+                for [b, m, k, n] in [[1, 5, 9, 7], [3, 37, 64, 40]] {
+                    let x = leaves(&device, &[[b, m, k]], 1).remove(0);
+                    let w = leaves(&device, &[[b, n, k]], 2).remove(0);
+                    let factors = || (cast(x.clone(), dtype), cast(w.clone(), dtype).swap_dims(1, 2));
+                    let gradients = |y: Tensor<3>| {
+                        let grads = (y.clone() * y.inner().autodiff()).sum().backward();
+                        (x.grad(&grads).expect("leaf"), w.grad(&grads).expect("leaf"))
+                    };
+                    let ((a, b), (c, d)) = (factors(), factors());
+                    let (y, twin) = (matmul(a, b), c.matmul(d));
+                    assert_close("forward", y.clone().inner(), twin.clone().inner(), tolerance);
+                    let (a, t) = (gradients(y), gradients(twin));
+                    assert_close("left", a.0, t.0, tolerance);
+                    assert_close("right", a.1, t.1, tolerance);
+                }
+            }
+        }
     }
 
     #[test]

@@ -53,7 +53,7 @@ pub use gelu::gelu;
 pub use grid_mean::{grid_mean, scale_channels};
 pub use kept::{SMALLEST_SHARE_LEFT_OUT, on_kept};
 pub use layer_norm::layer_norm;
-pub use linear::{linear, matmul_transposed};
+pub use linear::{linear, matmul, matmul_transposed};
 pub use log_distance::log_distances;
 pub use mlp::mlp;
 pub use number::Number;

@@ -6,7 +6,7 @@
 //! ```
 
 use burn_tensor::{Tensor, TensorData};
-use kernels::ops::unit_rows;
+use kernels::ops::{matmul, unit_rows};
 use networks::interpolation::{Resampling, matrix};
 
 /// Keeps norms away from zero.
@@ -17,7 +17,7 @@ pub(crate) fn gram(x: Tensor<3>, anchor: Tensor<3>) -> Tensor<1> {
     let [b, n, d] = x.dims();
     let similarities = |x: Tensor<3>| {
         let unit = unit_rows(x.reshape([b * n, d]), EPSILON).reshape([b, n, d]);
-        unit.clone().matmul(unit.swap_dims(1, 2))
+        matmul(unit.clone(), unit.swap_dims(1, 2))
     };
     (similarities(x) - similarities(anchor).autodiff()).powi_scalar(2).mean()
 }
@@ -30,7 +30,7 @@ pub(crate) fn on_grid(x: Tensor<3>, from: usize, to: usize) -> Tensor<3> {
     let ([b, _, _], [n, m]) = (x.dims(), [from * from, to * to]);
     let weights = matrix(from, [to; 2], Resampling { offset: 0.0, antialias: false });
     let matrix = Tensor::<3>::from_data(TensorData::new(weights, [1, m, n]), &x.device());
-    matrix.expand([b, m, n]).matmul(x)
+    matmul(matrix.expand([b, m, n]), x)
 }
 
 #[cfg(test)]

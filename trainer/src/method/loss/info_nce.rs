@@ -6,6 +6,7 @@
 //! ```
 
 use burn_tensor::{Tensor, TensorData};
+use kernels::ops::matmul;
 use ranks::EngineError;
 use ranks::peers::Peers;
 
@@ -29,7 +30,7 @@ impl Keys {
     /// `[1]`.
     pub(crate) fn loss(&self, queries: Tensor<2>, positions: &[usize]) -> Tensor<1> {
         let ([b, _], [n, _]) = (queries.dims(), self.all.dims());
-        let scores = queries.matmul((self.all.clone().transpose() / self.temperature).autodiff());
+        let scores = matmul(queries, (self.all.clone().transpose() / self.temperature).autodiff());
         let mut own = vec![0.0f32; b * n];
         for (row, position) in positions.iter().enumerate() {
             own[row * n + position] = 1.0;

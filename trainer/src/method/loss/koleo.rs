@@ -10,7 +10,7 @@
 
 use burn_tensor::{Tensor, TensorData};
 use kernels::device::readback::failure;
-use kernels::ops::{log_distances, unit_rows};
+use kernels::ops::{log_distances, matmul, unit_rows};
 use networks::features::Outputs;
 use ranks::EngineError;
 use ranks::peers::Peers;
@@ -82,7 +82,7 @@ impl Neighbors {
                 (0..n).for_each(|row| itself[row * size + start - group + row] = 3.0);
                 let itself = Tensor::<2>::from_data(TensorData::new(itself, [n, size]), &directions.device());
                 let rows = directions.clone().slice([start..start + n, 0..d]);
-                let chosen = (rows.matmul(all.clone()) - itself).argmax(1).reshape([n]).try_into_data();
+                let chosen = (matmul(rows, all.clone()) - itself).argmax(1).reshape([n]).try_into_data();
                 let chosen = chosen.map_err(|error| failure(&error))?;
                 nearest.extend(chosen.iter::<i64>().map(|i| group + i as usize));
             }

@@ -9,6 +9,7 @@
 //! Every rank knows all views and all L, so the gradient that other rows send to a view needs no message.
 
 use burn_tensor::{Tensor, TensorData};
+use kernels::ops::matmul;
 use ranks::EngineError;
 use ranks::peers::Peers;
 
@@ -79,7 +80,7 @@ impl Contrast {
 fn scores(rows: Tensor<2>, all: &Tensor<2>, temperature: f64) -> Tensor<2> {
     let all = all.clone().transpose() / temperature;
     let all = if rows.is_autodiff() { all.autodiff() } else { all };
-    rows.matmul(all)
+    matmul(rows, all)
 }
 
 /// Returns `[R, 2B]` with a one in each row, in the column that `column` returns for the image's position and the view.

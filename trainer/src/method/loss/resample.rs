@@ -7,6 +7,7 @@
 //! The weights are PyTorch's `interpolate(mode="bilinear", align_corners=False)`.
 
 use burn_tensor::{Tensor, TensorData};
+use kernels::ops::matmul;
 
 /// Resamples `x` of `[B, N, D]` from the grid `from` to the grid `to`: `[B, N', D]`.
 pub(crate) fn resampled(x: Tensor<3>, from: [usize; 2], to: [usize; 2]) -> Tensor<3> {
@@ -17,7 +18,7 @@ pub(crate) fn resampled(x: Tensor<3>, from: [usize; 2], to: [usize; 2]) -> Tenso
     let (n, m) = (from[0] * from[1], to[0] * to[1]);
     let matrix: Tensor<2> = Tensor::from_data(TensorData::new(matrix(from, to), [m, n]), &device);
     let matrix = if x.is_autodiff() { matrix.autodiff() } else { matrix };
-    matrix.reshape([1, m, n]).expand([b, m, n]).matmul(x)
+    matmul(matrix.reshape([1, m, n]).expand([b, m, n]), x)
 }
 
 /// Interpolation matrix, row-major `[to_h · to_w, from_h · from_w]`.

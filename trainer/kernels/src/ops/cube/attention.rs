@@ -8,11 +8,11 @@
 //! gQ = gS · K     gK = gSᵀ · Q
 //! ```
 
-use burn_backend::ops::FloatTensorOps;
 use burn_cubecl::CubeBackend;
 use burn_cubecl::tensor::CubeTensor;
 
 use super::heads::{Sizes, merge, split};
+use super::product::{product, transposed};
 use super::softmax::{softmax, softmax_gradient};
 use super::{Rows, empty};
 use crate::ops::bridge::Kernel;
@@ -65,12 +65,4 @@ impl Kernel<CubeBackend, 1> for Attention {
 
 fn scale(sizes: Sizes) -> f32 {
     (sizes.d_head as f32).powf(-0.5)
-}
-
-fn product(a: CubeTensor, b: CubeTensor) -> CubeTensor {
-    CubeBackend::float_matmul(a, b)
-}
-
-fn transposed(a: CubeTensor) -> CubeTensor {
-    CubeBackend::float_swap_dims(a, 2, 3)
 }

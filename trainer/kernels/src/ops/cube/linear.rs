@@ -14,6 +14,7 @@ use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 use cubecl::zspace::metadata::Metadata;
 
+use super::product::{product, transposed};
 use super::{Rows, cast, elem, empty, one_unit_each, vector_size};
 use crate::ops::bridge::Kernel;
 
@@ -30,8 +31,8 @@ impl Kernel<CubeBackend, 3> for Linear {
 
     fn forward(&self, [x, weight, bias]: [CubeTensor; 3]) -> (CubeTensor, Self::Saved) {
         let (shape, o) = (x.meta.shape(), weight.meta.shape()[0]);
-        let product = CubeBackend::float_matmul(matrix(&x), transposed(weight.clone()));
-        let y = CubeBackend::float_add(product, CubeBackend::float_reshape(bias.clone(), [1, o].into()));
+        let y = product(matrix(&x), transposed(weight.clone()));
+        let y = CubeBackend::float_add(y, CubeBackend::float_reshape(bias.clone(), [1, o].into()));
         let y = CubeBackend::float_reshape(y, [shape[0], shape[1], o].into());
         (y, (x.clone(), weight.clone()))
     }
@@ -44,10 +45,10 @@ impl Kernel<CubeBackend, 3> for Linear {
     ) -> [Option<CubeTensor>; 3] {
         let g = matrix(&grad);
         let gx = wanted[0].then(|| {
-            let gx = CubeBackend::float_matmul(g.clone(), weight.clone());
+            let gx = product(g.clone(), weight.clone());
             CubeBackend::float_reshape(gx, x.meta.shape().clone())
         });
-        let gw = wanted[1].then(|| CubeBackend::float_matmul(transposed(g.clone()), matrix(&x)));
+        let gw = wanted[1].then(|| product(transposed(g.clone()), matrix(&x)));
         let gb = wanted[2].then(|| cast(column_sums(&grad), weight.dtype));
         [gx, gw, gb]
     }
@@ -58,10 +59,6 @@ fn matrix(tensor: &CubeTensor) -> CubeTensor {
     let Rows { mut tensor, n_rows, d, stride } = Rows::of(tensor);
     *tensor.meta = Metadata::new([n_rows, d], [stride, 1]);
     tensor
-}
-
-fn transposed(matrix: CubeTensor) -> CubeTensor {
-    CubeBackend::float_swap_dims(matrix, 0, 1)
 }
 
 /// Returns the sum of all rows, `[D]` in f32, from sums over blocks of rows.

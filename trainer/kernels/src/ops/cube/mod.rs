@@ -10,6 +10,7 @@ mod heads;
 mod lanes;
 mod layer_norm;
 mod linear;
+mod product;
 mod rotary;
 mod softmax;
 mod swiglu;
@@ -31,6 +32,7 @@ pub(super) use self::attention::Attention;
 pub(super) use self::gelu::Gelu;
 pub(super) use self::layer_norm::LayerNorm;
 pub(super) use self::linear::Linear;
+pub(super) use self::product::Matmul;
 pub(super) use self::rotary::Rotate;
 pub(super) use self::swiglu::Swiglu;
 

@@ -14,7 +14,7 @@ use std::collections::HashMap;
 use std::sync::Mutex;
 
 use burn_tensor::{Tensor, TensorData};
-use kernels::ops::{cast, linear, sequence};
+use kernels::ops::{cast, linear, matmul, sequence};
 
 use super::initial_weights::InitialWeights;
 use super::pos_embed::Positions;
@@ -87,7 +87,7 @@ impl Embed {
             cache.entry(grid).or_insert_with(make).clone()
         };
         let matrix = Tensor::<2>::from_data(data, &patches.device()).cast(patches.dtype());
-        let patches = matrix.matmul(patches).reshape([1, grid[0] * grid[1], d]);
+        let patches = matmul(matrix, patches).reshape([1, grid[0] * grid[1], d]);
         Tensor::cat(vec![class, patches], 1)
     }
 
