@@ -1,8 +1,8 @@
 //! Autotuning results of a GPU, kept from one run to the next.
 
 /// Keeps autotuning results (the fastest kernels for each size) and compiled kernels in `folder`, so that the next run
-/// need not repeat the work, and tries few kernels unless `cubecl.toml` or `CUBECL_AUTOTUNE_LEVEL` ask for more. Must be
-/// called before the first use of a GPU.
+/// need not repeat the work, and tries few kernels unless `CUBECL_AUTOTUNE_LEVEL` asks for more; in a `cubecl.toml`, `balanced` is
+/// taken for the default that it is. Must be called before the first use of a GPU.
 #[cfg(feature = "cube")]
 pub fn set_tuning_cache(folder: &std::path::Path) {
     use cubecl::config::autotune::AutotuneLevel;
