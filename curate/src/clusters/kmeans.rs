@@ -175,7 +175,8 @@ mod tests {
     /// Runs k-means on `world_size` ranks, as threads; joins the parts.
     fn on_ranks(rows: &FeatureRows, settings: &KMeans, world_size: usize) -> Clustering {
         let one = |engine: Local| {
-            let topology = Topology { rank: engine.rank(), world_size, group_size: world_size };
+            let topology =
+                Topology { rank: engine.rank(), world_size, group_size: world_size, ..Topology::SINGLE_RANK };
             let config = CommunicatorConfig { topology, exact: true, deadline: Duration::from_secs(60) };
             let start = Box::new(move || Ok(Box::new(engine) as Box<dyn Engine>));
             run(rows, settings, &Communicator::start(config, start).unwrap())

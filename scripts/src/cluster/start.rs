@@ -22,7 +22,7 @@ pub(crate) fn connect(
     if world_size == 1 && choice == EngineChoice::Auto {
         return Ok(Communicator::solo());
     }
-    let topology = Topology { rank, world_size, group_size: world_size };
+    let topology = Topology { rank, world_size, group_size: world_size, ..Topology::SINGLE_RANK };
     let deadline = Duration::from_secs(run.deadline_s);
     let config = CommunicatorConfig { topology, exact: run.exact_sums, deadline };
     let site = site(launch, device, deadline.max(START_TIMEOUT), None);

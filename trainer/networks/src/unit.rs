@@ -79,6 +79,13 @@ pub trait Unit: Send + Sync {
         0
     }
 
+    /// Returns the unit that computes one of `n_parts` equal parts of the columns of the output, from that part of the unit's buffer;
+    /// `None` if the buffer cannot be cut so.
+    fn column_part(&self, n_parts: usize) -> Option<Box<dyn Unit>> {
+        let _ = n_parts;
+        None
+    }
+
     /// Returns the attention weights of each token on each token within the unit, for `features`:
     /// `[B·V, H, P + N, P + N]`, one row per query token; `None` for a unit without attention.
     fn attention(&self, features: &Features, cx: &Context<'_>) -> Option<Tensor<4>> {

@@ -9,9 +9,10 @@ use crate::communicator::{Communicator, Pending};
 use crate::engine::Transfer;
 use crate::error::EngineError;
 use crate::mesh::Mesh;
+use crate::topology::Extent;
 use crate::wire::Wire;
 
-/// Queues a gather of the unit of which `shard` is this rank's part, sent in the type of `wire`. The result is of `dtype`, f32 or
+/// Queues a gather of `extent` of the unit of which `shard` is this rank's part, sent in the type of `wire`. The result is of `dtype`, f32 or
 /// that type; what an engine has sent from a device's memory is as it was sent. A result that `is_kept` has memory of
 /// its own; others share a few buffers of the host, or the device's pool.
 ///
@@ -24,21 +25,23 @@ pub fn gather(
     wire: Wire,
     dtype: DType,
     is_kept: bool,
+    extent: Extent,
 ) -> Result<Pending<Tensor<1>>, EngineError> {
-    let group_size = comm.topology().group_size;
-    if group_size == 1 && !is_self_test(comm) {
+    let n_shards = comm.topology().n_shards(extent);
+    if n_shards == 1 && !is_self_test(comm) {
         return Ok(Pending::Ready(cast(cast(shard.clone(), wire.dtype()), dtype)));
     }
     let [n] = shard.dims();
-    let mut shard = Transfer::new(shard.clone(), n * group_size, wire, comm.supports_device_tensors)?;
+    let mut shard = Transfer::new(shard.clone(), n * n_shards, wire, comm.supports_device_tensors)?;
     shard = shard.decoded(dtype == DType::F32);
     if !is_kept {
         shard = shard.with_pool(Arc::clone(&comm.buffers));
     }
-    Ok(comm.submit("gather", unit, move |mesh| mesh.gather(shard)))
+    Ok(comm.submit("gather", unit, move |mesh| mesh.gather(shard, extent)))
 }
 
-/// Queues the sum over ranks of the unit's gradient `full`, in f32 or in the type of `wire`; this rank gets its shard, in f32.
+/// Queues the sum over ranks of the gradient `full` of `extent` of the unit, in f32 or in the type of `wire`; this rank gets its
+/// shard, in f32.
 ///
 /// # Errors
 /// [`EngineError`].
@@ -47,13 +50,16 @@ pub fn reduce(
     unit: &str,
     full: Tensor<1>,
     wire: Wire,
+    extent: Extent,
 ) -> Result<Pending<Tensor<1>>, EngineError> {
-    if comm.topology().world_size == 1 && !is_self_test(comm) {
+    let topology = comm.topology();
+    let is_alone = topology.n_shards(extent) * topology.n_replicas() == 1;
+    if is_alone && !is_self_test(comm) {
         return Ok(Pending::Ready(cast(cast(full, wire.dtype()), DType::F32)));
     }
     let [len] = full.dims();
-    let first = Mesh::transfer_of(full, wire, comm.topology(), comm.exact, comm.supports_device_tensors)?;
-    Ok(comm.submit("reduce", unit, move |mesh| mesh.reduce(first, len)))
+    let first = Mesh::transfer_of(full, wire, topology, extent, comm.exact, comm.supports_device_tensors)?;
+    Ok(comm.submit("reduce", unit, move |mesh| mesh.reduce(first, len, extent)))
 }
 
 /// Returns true if one rank communicates with itself, as a test of an engine on device memory.

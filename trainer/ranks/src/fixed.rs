@@ -34,12 +34,17 @@ impl FixedPoint {
 
     /// Adds `value`.
     pub fn add(&mut self, value: f64) {
-        let other = Self::new(value);
-        match self.value.checked_add(other.value) {
-            Some(sum) => self.value = sum,
-            None => self.n_out_of_range += 1,
+        *self = self.plus(Self::new(value));
+    }
+
+    /// Returns the sum of both.
+    pub fn plus(self, other: Self) -> Self {
+        let (sum, n_out_of_range) =
+            (self.value.checked_add(other.value), self.n_out_of_range + other.n_out_of_range);
+        match sum {
+            Some(value) => Self { value, n_out_of_range },
+            None => Self { value: self.value, n_out_of_range: n_out_of_range + 1 },
         }
-        self.n_out_of_range += other.n_out_of_range;
     }
 
     /// Returns zero with this number's count of values out of range.

@@ -4,6 +4,7 @@
 
 mod buffer_pool;
 pub mod collectives;
+pub mod column_peers;
 pub mod communicator;
 pub mod conformance;
 pub mod deadline;

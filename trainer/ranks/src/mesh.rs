@@ -7,6 +7,9 @@
 //! full   S = W    shards; weights are gathered again in the backward pass
 //! group  S < W    shards within neighboring ranks, sums over replicas
 //! ```
+//!
+//! A unit whose output's columns are divided over C of the S ranks is gathered and summed by the S / C ranks with the same columns,
+//! whose shards are neighbors ([`Extent::Columns`]).
 
 use burn_tensor::Tensor;
 use kernels::ops::cast;
@@ -14,7 +17,7 @@ use kernels::ops::cast;
 use crate::engine::{Engine, Transfer};
 use crate::error::EngineError;
 use crate::ordered;
-use crate::topology::Topology;
+use crate::topology::{Extent, Topology};
 use crate::wire::Wire;
 
 /// The engines of a rank: all ranks, its shard group, its replicas.
@@ -24,10 +27,22 @@ pub struct Mesh {
     /// Engine of the shard group; `None` where the group is one rank, or all.
     group: Option<Box<dyn Engine>>,
     replicas: Option<Box<dyn Engine>>,
+    /// Engines of ranks that divide columns; `None` where no rank does.
+    columns: Option<ColumnEngines>,
     /// True if sums are taken in the order of [`ordered`], not in the engine's.
     exact: bool,
     /// Bytes and collectives counted so far.
     pub traffic: Traffic,
+}
+
+/// The engines of a rank that computes some columns of units.
+struct ColumnEngines {
+    /// Engine of the column group: a rank for each part of the columns.
+    group: Box<dyn Engine>,
+    /// Engine of all ranks with the same columns; `None` for one.
+    peers: Option<Box<dyn Engine>>,
+    /// Engine of the ranks of the shard group with the same columns; `None` for one, or where these are all of `peers`.
+    shards: Option<Box<dyn Engine>>,
 }
 
 /// Bytes that a rank received from others, and the number of collectives.
@@ -84,7 +99,11 @@ impl Mesh {
         };
         let group = split(&mut world, topology.group_size, topology.replica(), topology.shard())?;
         let replicas = split(&mut world, topology.n_replicas(), topology.shard(), topology.replica())?;
-        Ok(Self { topology, world, group, replicas, exact, traffic: Traffic::default() })
+        let columns = match topology.column_group_size {
+            1 => None,
+            _ => Some(ColumnEngines::new(world.as_mut(), topology)?),
+        };
+        Ok(Self { topology, world, group, replicas, columns, exact, traffic: Traffic::default() })
     }
 
     /// Regroups the ranks. All ranks call it.
@@ -104,23 +123,35 @@ impl Mesh {
         self.world.as_mut()
     }
 
-    fn group(&mut self) -> &mut dyn Engine {
-        self.group.as_deref_mut().unwrap_or(self.world.as_mut())
+    /// The engine of the ranks that hold the shards of `extent`.
+    fn sharers(&mut self, extent: Extent) -> &mut dyn Engine {
+        match (extent, &mut self.columns) {
+            (Extent::Columns, Some(columns)) => columns.sharers(),
+            _ => self.group.as_deref_mut().unwrap_or(self.world.as_mut()),
+        }
     }
 
-    /// Gathers the buffer `[S·n]` of which this rank sends the shard `[n]`.
+    /// The engines of ranks that divide columns.
+    ///
+    /// # Panics
+    /// If no rank does: a bug in the step, which knows the topology.
+    fn columns(&mut self) -> &mut ColumnEngines {
+        self.columns.as_mut().expect("the ranks divide columns")
+    }
+
+    /// Gathers `extent` of a unit, `[S·n]` or `[S/C·n]`, of which this rank sends the shard `[n]`.
     ///
     /// # Errors
     /// [`EngineError`].
-    pub fn gather(&mut self, mut shard: Transfer) -> Result<Tensor<1>, EngineError> {
+    pub fn gather(&mut self, mut shard: Transfer, extent: Extent) -> Result<Tensor<1>, EngineError> {
         let [n, all] = shard.lengths();
         self.traffic.gather_bytes += ((all - n) * shard.wire().bytes()) as u64;
         self.traffic.n_gathers += 1;
-        self.group().all_gather_tensor(&mut shard)?;
+        self.sharers(extent).all_gather_tensor(&mut shard)?;
         Ok(shard.received())
     }
 
-    /// Creates the transfer that [`Mesh::reduce`] of `full` of `[S·n]` begins with.
+    /// Creates the transfer that [`Mesh::reduce`] of `full`, `extent` of a unit, begins with.
     ///
     /// # Errors
     /// [`EngineError`].
@@ -128,40 +159,47 @@ impl Mesh {
         full: Tensor<1>,
         wire: Wire,
         topology: Topology,
+        extent: Extent,
         exact: bool,
         device_memory: bool,
     ) -> Result<Transfer, EngineError> {
-        let [len] = full.dims();
-        if topology.group_size == 1 {
+        let ([len], n_shards) = (full.dims(), topology.n_shards(extent));
+        if n_shards == 1 {
             return replica_transfer(full, wire, topology, device_memory);
         }
-        let n_receive = if native_sum(wire, exact) { len / topology.group_size } else { len };
+        let n_receive = if native_sum(wire, exact) { len / n_shards } else { len };
         Transfer::new(full, n_receive, wire, device_memory)
     }
 
-    /// Returns this rank's shard of the sum over all ranks of a buffer of `len` elements; `first` is the transfer made
-    /// by [`Mesh::transfer_of`].
+    /// Returns this rank's shard of the sum of a buffer of `len` elements over all ranks that compute with `extent` as this one does;
+    /// `first` is the transfer made by [`Mesh::transfer_of`].
     ///
     /// # Errors
     /// [`EngineError`].
-    pub fn reduce(&mut self, mut first: Transfer, len: usize) -> Result<Tensor<1>, EngineError> {
+    pub fn reduce(
+        &mut self,
+        mut first: Transfer,
+        len: usize,
+        extent: Extent,
+    ) -> Result<Tensor<1>, EngineError> {
         let (topology, wire) = (self.topology, first.wire());
-        let n = len / topology.group_size;
+        let n_shards = topology.n_shards(extent);
+        let n = len / n_shards;
         self.traffic.n_reduces += 1;
-        if topology.group_size > 1 {
+        if n_shards > 1 {
             self.traffic.reduce_bytes += ((len - n) * wire.bytes()) as u64;
             let mine = match native_sum(wire, self.exact) {
                 true => {
-                    self.group().reduce_scatter_tensor(&mut first)?;
+                    self.sharers(extent).reduce_scatter_tensor(&mut first)?;
                     first.received()
                 }
                 false => {
-                    self.group().all_to_all_tensor(&mut first)?;
-                    let order: Vec<usize> = (0..topology.group_size).collect();
+                    self.sharers(extent).all_to_all_tensor(&mut first)?;
+                    let order: Vec<usize> = (0..n_shards).collect();
                     ordered::sum_of_parts(first.received(), &order)
                 }
             };
-            if topology.group_size == topology.world_size {
+            if topology.n_replicas() == 1 {
                 return Ok(mine);
             }
             first = replica_transfer(mine, wire, topology, self.world.supports_device_tensors())?;
@@ -209,10 +247,78 @@ impl Mesh {
         Ok(order.into_iter().map(part).collect())
     }
 
+    /// Gathers the `values` of the ranks of the column group, in the order of their columns.
+    ///
+    /// # Errors
+    /// [`EngineError`].
+    pub fn gather_columns(&mut self, values: &[f32]) -> Result<Vec<Vec<f32>>, EngineError> {
+        let n_ranks = self.topology.column_group_size;
+        self.count_other(4 * values.len() * (n_ranks - 1));
+        let mut all = vec![0.0; values.len() * n_ranks];
+        let group = &mut self.columns().group;
+        group.all_gather(bytemuck::cast_slice(values), bytemuck::cast_slice_mut(&mut all))?;
+        let part = |rank: usize| all[rank * values.len()..][..values.len()].to_vec();
+        Ok((0..n_ranks).map(part).collect())
+    }
+
+    /// Returns this rank's part of the sum of `values` over the ranks of the column group, in the order of their columns.
+    ///
+    /// # Errors
+    /// [`EngineError`].
+    pub fn sum_scattered(&mut self, values: &[f32]) -> Result<Vec<f32>, EngineError> {
+        let n_ranks = self.topology.column_group_size;
+        let n = values.len() / n_ranks;
+        self.count_other(4 * n * (n_ranks - 1));
+        let mut received = vec![0.0f32; values.len()];
+        let group = &mut self.columns().group;
+        group.all_to_all(bytemuck::cast_slice(values), bytemuck::cast_slice_mut(&mut received))?;
+        let order: Vec<usize> = (0..n_ranks).collect();
+        Ok(ordered::sum_of_slices(&received, &order))
+    }
+
+    /// Returns the sum of `values` over all ranks with the same columns, in the order of their data ranks.
+    ///
+    /// # Errors
+    /// [`EngineError`].
+    pub fn sum_over_column_peers(&mut self, values: &[f32]) -> Result<Vec<f32>, EngineError> {
+        let n_ranks = self.topology.n_column_peers();
+        self.count_other(2 * 4 * values.len().div_ceil(n_ranks) * (n_ranks - 1));
+        match &mut self.columns().peers {
+            Some(peers) => ordered::all_sum(peers.as_mut(), values, &(0..n_ranks).collect::<Vec<_>>()),
+            None => Ok(values.to_vec()),
+        }
+    }
+
     /// Counts a collective of neither weights nor gradients, which moves `bytes` bytes.
     pub fn count_other(&mut self, bytes: usize) {
         self.traffic.n_other += 1;
         self.traffic.other_bytes += bytes as u64;
+    }
+}
+
+impl ColumnEngines {
+    /// Splits the engines off `world`. All ranks call it.
+    fn new(world: &mut dyn Engine, topology: Topology) -> Result<Self, EngineError> {
+        let (column, peer) = (topology.column(), topology.column_peer());
+        let group = world.split(peer, column)?;
+        let peers = match topology.n_column_peers() {
+            1 => None,
+            _ => Some(world.split(column, peer)?),
+        };
+        let shards = match (topology.n_shards(Extent::Columns), topology.n_replicas()) {
+            (1, _) | (_, 1) => None,
+            _ => {
+                let color = topology.replica() * topology.column_group_size + column;
+                Some(world.split(color, topology.column_shard())?)
+            }
+        };
+        Ok(Self { group, peers, shards })
+    }
+
+    /// The engine of the ranks that hold the shards of this rank's columns, of which there are several.
+    fn sharers(&mut self) -> &mut dyn Engine {
+        let engine = self.shards.as_mut().or(self.peers.as_mut());
+        engine.expect("several ranks hold the shards").as_mut()
     }
 }
 
@@ -266,8 +372,9 @@ mod tests {
                         let mut mesh = Mesh::new(Box::new(engine), topology, true).unwrap();
                         let full: Vec<f32> = (0..n).map(|i| part(topology.data_rank(), i)).collect();
                         let full = Tensor::from_floats(full.as_slice(), &Device::flex());
-                        let first = Mesh::transfer_of(full, Wire::F32, topology, true, false).unwrap();
-                        (topology.shard(), to_host(mesh.reduce(first, n).unwrap()))
+                        let first =
+                            Mesh::transfer_of(full, Wire::F32, topology, Extent::Whole, true, false).unwrap();
+                        (topology.shard(), to_host(mesh.reduce(first, n, Extent::Whole).unwrap()))
                     }
                 };
                 let threads: Vec<_> =
@@ -291,8 +398,9 @@ mod tests {
                     let topology = Topology::new(engine.rank(), world, Sharding::None, 1).unwrap();
                     let mut mesh = Mesh::new(Box::new(engine), topology, true).unwrap();
                     let full = Tensor::<1>::full([n], 1.0, &Device::flex()).cast(Wire::Bf16.dtype());
-                    let first = Mesh::transfer_of(full, Wire::Bf16, topology, true, false).unwrap();
-                    assert_eq!(to_host(mesh.reduce(first, n).unwrap()), vec![3.0; n]);
+                    let extent = Extent::Whole;
+                    let first = Mesh::transfer_of(full, Wire::Bf16, topology, extent, true, false).unwrap();
+                    assert_eq!(to_host(mesh.reduce(first, n, extent).unwrap()), vec![3.0; n]);
                 });
             }
         });

@@ -87,7 +87,8 @@ fn sum_of_tensors(received: &Tensor<1>, order: &[usize]) -> Tensor<1> {
     fold(order.len(), &mut part, &|a, b| a + b)
 }
 
-fn sum_of_slices<T: Number>(parts: &[T], order: &[usize]) -> Vec<f32> {
+/// Returns the sum of the parts in `parts` `[W·n]`, `[n]`; part `i` of the order is that of rank `order[i]`.
+pub(crate) fn sum_of_slices<T: Number>(parts: &[T], order: &[usize]) -> Vec<f32> {
     let n = parts.len() / order.len();
     let mut sum = vec![0.0; n];
     sum_into(order.len(), &|i| &parts[order[i] * n..(order[i] + 1) * n], &mut sum);

@@ -7,6 +7,7 @@ use burn_tensor::{DType, Device, Tensor};
 use crate::collectives;
 use crate::communicator::{Communicator, Pending};
 use crate::error::EngineError;
+use crate::topology::Extent;
 use crate::wire::Wire;
 
 /// Limit of reductions in flight, of which a step waits for the oldest before it submits another one.
@@ -24,6 +25,8 @@ pub struct GatherRequest<'a> {
     pub dtype: DType,
     /// True if the gathered buffer is kept for longer than its unit runs.
     pub is_kept: bool,
+    /// Part of the unit that is gathered.
+    pub extent: Extent,
 }
 
 /// The gathers of a step, in order: while one is used, the next is in flight.
@@ -71,8 +74,8 @@ impl<'a> GatherQueue<'a> {
                 true => next.shard.clone().to_device(self.device),
                 false => next.shard.clone(),
             };
-            let pending =
-                collectives::gather(self.comm, next.unit, &shard, next.wire, next.dtype, next.is_kept);
+            let GatherRequest { unit, wire, dtype, is_kept, extent, .. } = next;
+            let pending = collectives::gather(self.comm, unit, &shard, wire, dtype, is_kept, extent);
             pending.map(|pending| InFlight { unit: next.unit, dtype: next.dtype, pending })
         };
         self.in_flight = self.rest.pop_front().map(submit).transpose()?;
@@ -114,6 +117,8 @@ struct HeldGradient<'a> {
     full: Tensor<1>,
     /// Element type on the wire.
     wire: Wire,
+    /// Part of the unit whose gradient it is.
+    extent: Extent,
 }
 
 impl<'a> ReductionQueue<'a> {
@@ -124,7 +129,12 @@ impl<'a> ReductionQueue<'a> {
 
     /// Holds the gradient `full`, `[padded]`, of `unit`, by its number and name, until [`ReductionQueue::release`].
     pub fn push(&mut self, unit: (usize, &'a str), full: Tensor<1>, wire: Wire) {
-        self.held.push(HeldGradient { unit, full, wire });
+        self.push_part(unit, full, wire, Extent::Whole);
+    }
+
+    /// Holds the gradient `full` of `extent` of `unit`, by its number and name, until [`ReductionQueue::release`].
+    pub fn push_part(&mut self, unit: (usize, &'a str), full: Tensor<1>, wire: Wire, extent: Extent) {
+        self.held.push(HeldGradient { unit, full, wire, extent });
     }
 
     /// Submits the held gradients, after the statistics of the computing unit; waits first if too many are in flight.
@@ -132,11 +142,11 @@ impl<'a> ReductionQueue<'a> {
     /// # Errors
     /// [`EngineError`].
     pub fn release(&mut self) -> Result<(), EngineError> {
-        for HeldGradient { unit: (number, name), full, wire } in std::mem::take(&mut self.held) {
+        for HeldGradient { unit: (number, name), full, wire, extent } in std::mem::take(&mut self.held) {
             if self.pending.len() == MAX_REDUCTIONS_IN_FLIGHT {
                 self.wait_for_one()?;
             }
-            self.pending.push_back((number, collectives::reduce(self.comm, name, full, wire)?));
+            self.pending.push_back((number, collectives::reduce(self.comm, name, full, wire, extent)?));
         }
         Ok(())
     }
@@ -177,8 +187,14 @@ mod tests {
     #[should_panic(expected = "in the order of its list")]
     fn another_unit_than_the_listed_one_is_a_bug() {
         let (comm, device, shards) = (Communicator::solo(), Device::flex(), [shard(1.0), shard(2.0)]);
-        let request =
-            |(unit, shard)| GatherRequest { unit, shard, wire: Wire::F32, dtype: DType::F32, is_kept: false };
+        let request = |(unit, shard)| GatherRequest {
+            unit,
+            shard,
+            wire: Wire::F32,
+            dtype: DType::F32,
+            is_kept: false,
+            extent: Extent::Whole,
+        };
         let list = ["a", "b"].into_iter().zip(&shards).map(request);
         let mut gathers = GatherQueue::new(&comm, list, &device).unwrap();
         let _ = gathers.next_flat("b");

@@ -26,15 +26,19 @@ use crate::{Plan, Recipe};
 
 /// Results of a run: losses and gauges by step, and every buffer.
 #[derive(Debug, Clone, PartialEq)]
-struct Trained {
-    reports: Vec<f64>,
+pub(super) struct Trained {
+    pub(super) reports: Vec<f64>,
     /// Network and unit, buffer, values without padding.
-    buffers: Vec<(String, &'static str, Vec<f32>)>,
-    state: Vec<(String, Vec<f32>)>,
+    pub(super) buffers: Vec<(String, &'static str, Vec<f32>)>,
+    pub(super) state: Vec<(String, Vec<f32>)>,
 }
 
 /// Runs `f` on each rank, as a thread.
-fn on_ranks<R: Send>(plan: &Plan, world_size: usize, f: impl Fn(&Plan, Trainer) -> R + Sync) -> Vec<R> {
+pub(super) fn on_ranks<R: Send>(
+    plan: &Plan,
+    world_size: usize,
+    f: impl Fn(&Plan, Trainer) -> R + Sync,
+) -> Vec<R> {
     let room = RankResources { n_cores: 1, n_workers: 1, bytes: f64::MAX, is_gpu: false };
     let plan = plan.clone().over(world_size, room).unwrap();
     let run = |engine: Local| {
@@ -54,7 +58,7 @@ fn on_ranks<R: Send>(plan: &Plan, world_size: usize, f: impl Fn(&Plan, Trainer) 
     })
 }
 
-fn take(plan: &Plan, trainer: &mut Trainer, n_steps: u64) -> Vec<f64> {
+pub(super) fn take(plan: &Plan, trainer: &mut Trainer, n_steps: u64) -> Vec<f64> {
     let mut reports = Vec::new();
     for _ in 0..n_steps {
         let step = trainer.state.step;
@@ -78,7 +82,7 @@ fn named(shard: &UnitShard) -> Vec<(&'static str, &Tensor<1>)> {
 }
 
 /// Joins the results of ranks, which agree on all but their shards.
-fn joined(ranks: Vec<(Vec<f64>, Trainer)>) -> Trained {
+pub(super) fn joined(ranks: Vec<(Vec<f64>, Trainer)>) -> Trained {
     let (first, trainer) = &ranks[0];
     let mut buffers = Vec::new();
     for (number, network) in trainer.state.networks.iter().enumerate() {
@@ -97,7 +101,7 @@ fn joined(ranks: Vec<(Vec<f64>, Trainer)>) -> Trained {
     Trained { reports: first.clone(), buffers, state: trainer.state.method.state() }
 }
 
-fn train(plan: &Plan, world_size: usize, n_steps: u64) -> Trained {
+pub(super) fn train(plan: &Plan, world_size: usize, n_steps: u64) -> Trained {
     joined(on_ranks(plan, world_size, |plan, mut trainer| (take(plan, &mut trainer, n_steps), trainer)))
 }
 
@@ -255,7 +259,7 @@ fn micro_batches_change_rounding_only() {
     }
 }
 
-fn save(trainer: &Trainer, plan: &Plan, folder: &Path) {
+pub(super) fn save(trainer: &Trainer, plan: &Plan, folder: &Path) {
     let mut saver = Saver::new(folder, trainer.topology(), 10);
     // Rank 0 removes unfinished checkpoints, so all savers must exist before any writes.
     trainer.comm.all_reduce("savers", vec![0.0], Reduction::Sum).unwrap();

@@ -210,7 +210,7 @@ impl Whole<'_> {
         let (_, plain) = trained(false);
         let (leaves, tracked) = trained(true);
         let score = |name: &str, x: Tensor<3>| self.score(name, x);
-        let outputs = BatchOutputs { trained: &plain, others: &others, score: &score };
+        let outputs = BatchOutputs { trained: &plain, others: &others, columns: None, score: &score };
         let peers = Peers::new(&comm, self.plan.n_micro_batches());
         let prepared = self.method.prepare(&outputs, scheduled_values.step, peers).unwrap();
         let losses = tracked.iter().enumerate().map(|(number, outputs)| prepared.of(number, outputs).loss);

@@ -52,11 +52,21 @@ pub fn memory(model: &ModelCost, placement: &Placement) -> Memory {
     let micro_batch = images / placement.rank_micro_batches.max(1) as f64;
     let inputs: f64 = again.iter().map(|unit| sizes.input_bytes(unit)).sum();
     let graphs: f64 = kept.iter().map(|unit| unit.graph.bytes(types) * images).sum();
-    let head_graph_bytes: f64 = trained.head.iter().map(|unit| unit.graph.bytes(types) * micro_batch).sum();
+    // Divided columns: the graph of one micro-batch of the group after another, and the targets of all of them.
+    let of_head = |unit: &UnitCost| unit.graph.bytes(types) * micro_batch / unit.n_parts as f64;
+    let divided = model.others.iter().flat_map(|network| &network.head).filter(|unit| unit.n_parts > 1);
+    let targets: f64 = divided.map(|unit| unit.graph.bytes(types) * images).sum();
+    let head_graph_bytes = trained.head.iter().map(of_head).sum::<f64>() + targets;
     // Gradients exist by parameter and as one flat buffer. Constrained parameters are copied into what was gathered, and kept
     // until they are written back.
-    let constrained: f64 = trained.head.iter().map(|unit| unit.n_constrained as f64).sum();
-    let in_head = head_graph_bytes + F32 * 2.0 * (sizes.sum(&trained.head) + constrained);
+    let constrained: f64 =
+        trained.head.iter().map(|unit| unit.n_constrained as f64 / unit.n_parts as f64).sum();
+    let summed = |unit: &UnitCost| {
+        let n_graphs = unit.n_parts * placement.rank_micro_batches;
+        partial_sums(n_graphs) as f64 * unit.gathered(placement.group_size)
+    };
+    let partial: f64 = trained.head.iter().map(summed).sum();
+    let in_head = head_graph_bytes + F32 * (2.0 * (sizes.gathered(&trained.head) + constrained) + partial);
     // The trained network with its moments, and the others; a checkpoint leaves out frozen ones.
     let shards = sizes.shards_of(trained);
     let with_moments = (1.0 + model.n_moments as f64) * shards;
@@ -94,6 +104,11 @@ impl Sizes<'_> {
         units.iter().map(|unit| self.padded(unit)).sum()
     }
 
+    /// Number of elements of what a rank gathers of `units`.
+    fn gathered(&self, units: &[UnitCost]) -> f64 {
+        units.iter().map(|unit| unit.gathered(self.placement.group_size)).sum()
+    }
+
     fn largest(&self, units: &[UnitCost]) -> f64 {
         units.iter().map(|unit| self.padded(unit)).fold(0.0, f64::max)
     }
@@ -119,8 +134,13 @@ impl Sizes<'_> {
         let (gathers, dtype) = (self.placement.gathers(), self.placement.precision.gathered());
         let of_weight = dtype.size() as f64;
         // All heads are in memory while the next unit is gathered; elsewhere one unit while the next is gathered.
+        // A rank that holds all of its columns computes with its own weights.
+        let moves = |unit: &&UnitCost| self.placement.offload || unit.n_shards(self.placement.group_size) > 1;
+        let arriving = |units: &[UnitCost]| -> f64 {
+            units.iter().filter(moves).map(|unit| unit.gathered(self.placement.group_size)).sum()
+        };
         let passing_of = |network: &NetworkCost| {
-            let (unit, heads) = (of_weight * self.largest(&network.backbone), F32 * self.sum(&network.head));
+            let (unit, heads) = (of_weight * self.largest(&network.backbone), F32 * arriving(&network.head));
             (if gathers { heads } else { 0.0 }).max(unit) + unit
         };
         let transient = self.model.networks().map(passing_of).fold(0.0, f64::max);
@@ -161,8 +181,9 @@ impl Sizes<'_> {
             freed += self.input_bytes(unit);
         }
         // At the start the head's gradients are in transfer; at the end all shards exist.
-        let head = self.sum(&trained.head);
-        let in_transfer = if placement.world_size > 1 { head + self.largest(&trained.head) } else { head };
+        let head = self.gathered(&trained.head);
+        let largest = trained.head.iter().map(|unit| unit.gathered(placement.group_size)).fold(0.0, f64::max);
+        let in_transfer = if placement.world_size > 1 { head + largest } else { head };
         peak + F32 * in_transfer.max(self.shards_of(trained))
     }
 }

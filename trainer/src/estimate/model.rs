@@ -34,6 +34,10 @@ pub struct UnitCost {
     /// Number of times that the unit waits for a sum over the whole batch in a pass, such as the statistics of a batch
     /// normalization. If it does, all micro-batches of a rank go through it together.
     pub n_sums: usize,
+    /// Number of ranks among which its columns are divided; 1 where every rank computes all of them.
+    pub n_parts: usize,
+    /// Number of columns of its output, if ranks may divide them; 0 if they may not.
+    pub n_columns: usize,
 }
 
 /// A network with its heads.
@@ -65,9 +69,19 @@ pub struct ModelCost {
 }
 
 impl UnitCost {
-    /// Returns the bytes of all parameters as they are sent, padded to equal shards of `group_size` ranks.
+    /// Returns the number of elements of what a rank gathers, padded to equal shards of `group_size` ranks.
+    pub(super) fn gathered(&self, group_size: usize) -> f64 {
+        self.numel.next_multiple_of(ALIGNMENT * group_size) as f64 / self.n_parts as f64
+    }
+
+    /// Returns the bytes of what a rank gathers, as they are sent.
     pub(super) fn bytes_moved(&self, wire: Wire, group_size: usize) -> f64 {
-        (self.numel.next_multiple_of(ALIGNMENT * group_size) * wire.bytes()) as f64
+        self.gathered(group_size) * wire.bytes() as f64
+    }
+
+    /// Returns the number of the `group_size` ranks of a shard group from which a rank gathers.
+    pub(super) fn n_shards(&self, group_size: usize) -> usize {
+        (group_size / self.n_parts).max(1)
     }
 
     /// Returns a unit that costs nothing.
@@ -82,6 +96,8 @@ impl UnitCost {
             graph: nothing,
             n_constrained: 0,
             n_sums: 0,
+            n_parts: 1,
+            n_columns: 0,
         }
     }
 }
@@ -104,6 +120,30 @@ impl NetworkCost {
 }
 
 impl ModelCost {
+    /// Returns the model with the columns that may be divided in `n_parts` over the ranks of shard groups of `group_size`; `None` if there
+    /// are none, or these numbers do not divide.
+    pub fn divided(&self, n_parts: usize, group_size: usize) -> Option<Self> {
+        let may_divide = |unit: &UnitCost| unit.n_columns > 0;
+        let divides = |unit: &UnitCost| {
+            unit.n_columns.is_multiple_of(n_parts) && unit.numel.is_multiple_of(ALIGNMENT * group_size)
+        };
+        let mut units =
+            self.networks().flat_map(NetworkCost::units).filter(|unit| may_divide(unit)).peekable();
+        if !group_size.is_multiple_of(n_parts) || units.peek().is_none() || !units.all(divides) {
+            return None;
+        }
+        let mut model = self.clone();
+        let networks = std::iter::once(&mut model.trained).chain(&mut model.others);
+        let heads = networks.flat_map(|network| &mut network.head);
+        heads.filter(|unit| may_divide(unit)).for_each(|unit| unit.n_parts = n_parts);
+        Some(model)
+    }
+
+    /// Returns the number of ranks among which columns are divided; 1 if none are.
+    pub fn n_parts(&self) -> usize {
+        self.networks().flat_map(NetworkCost::units).map(|unit| unit.n_parts).max().unwrap_or(1)
+    }
+
     /// Returns all networks, the trained one first.
     pub fn networks(&self) -> impl Iterator<Item = &NetworkCost> {
         std::iter::once(&self.trained).chain(&self.others)
@@ -180,7 +220,7 @@ fn of_views(
             }
         };
         let shapes = spec.sizes().into_iter().map(of_size).collect();
-        let mut network = of_network(spec, spec.units(model), shapes);
+        let mut network = of_network(spec, spec.units(model), shapes, method.column_group_size());
         if let Some(first) = network.backbone.first_mut() {
             // Pixels are counted once, in `ModelCost::pixels`.
             first.input = Elements::default();
@@ -209,14 +249,23 @@ fn of_views(
     }
 }
 
-/// Computes the costs of one image's views in the backbone and the heads of a network.
-fn of_network(spec: &NetworkSpec, backbone: Vec<Box<dyn Unit>>, shapes: Vec<GroupShape>) -> NetworkCost {
+/// Computes the costs of one image's views in the backbone and the heads of a network. Divided heads have `n_parts` parts.
+fn of_network(
+    spec: &NetworkSpec,
+    backbone: Vec<Box<dyn Unit>>,
+    shapes: Vec<GroupShape>,
+    n_parts: usize,
+) -> NetworkCost {
     let (backbone, features) = through(&backbone, shapes);
     let (mut heads, mut given) = (Vec::new(), BTreeMap::<&str, Vec<GroupShape>>::new());
-    for Head { name, reads, units } in &spec.heads {
+    for Head { name, reads, units, may_divide } in &spec.heads {
         let read = reads.head().and_then(|head| given.get(head)).unwrap_or(&features);
         let (costs, shapes) = through(units, read.iter().map(|shape| reads.shape(shape)).collect());
         heads.extend(costs);
+        if let Some(last) = heads.last_mut().filter(|_| *may_divide) {
+            last.n_parts = n_parts;
+            last.n_columns = shapes.first().map_or(0, |shape| shape.width);
+        }
         given.insert(name, shapes);
     }
     let is_frozen = spec.moves == Moves::Frozen;
@@ -237,6 +286,8 @@ fn through(units: &[Box<dyn Unit>], mut shapes: Vec<GroupShape>) -> (Vec<UnitCos
             graph: cost.graph,
             n_constrained: unit.n_constrained(),
             n_sums: unit.n_stages() - 1,
+            n_parts: 1,
+            n_columns: 0,
         });
         shapes = outputs;
     }

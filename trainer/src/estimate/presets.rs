@@ -51,6 +51,8 @@ struct HeadSizes {
     bottleneck: usize,
     prototypes: usize,
     rows: [usize; 2],
+    /// Whether ranks may divide the prototypes: those of views without trained lengths.
+    may_divide: bool,
 }
 
 /// Numbers of global and of local views of an image.
@@ -70,12 +72,13 @@ pub fn preset(name: &str) -> Option<ModelCost> {
         products,
         patch_px,
     };
-    let dino = |hidden, bottleneck, prototypes| HeadSizes {
+    let dino = |hidden, bottleneck, prototypes, may_divide| HeadSizes {
         name: "dino_head",
         hidden,
         bottleneck,
         prototypes,
         rows: [N_VIEWS[0] + N_VIEWS[1], N_VIEWS[0]],
+        may_divide,
     };
     let ibot = |hidden, bottleneck, prototypes| HeadSizes {
         name: "ibot_head",
@@ -83,9 +86,10 @@ pub fn preset(name: &str) -> Option<ModelCost> {
         bottleneck,
         prototypes,
         rows: [N_MASKED, N_MASKED],
+        may_divide: false,
     };
-    let v2 = [dino(2048, 384, 131_072), ibot(2048, 256, 131_072)];
-    let v3 = [dino(8192, 512, 262_144), ibot(4096, 384, 98_304)];
+    let v2 = [dino(2048, 384, 131_072, false), ibot(2048, 256, 131_072)];
+    let v3 = [dino(8192, 512, 262_144, true), ibot(4096, 384, 98_304)];
     Some(match name {
         "vit-s" => vit(name, 384, 6),
         "vit-b" => vit(name, 768, 12),
@@ -106,7 +110,7 @@ pub fn preset(name: &str) -> Option<ModelCost> {
 /// Returns the costs of a head (an MLP, then prototypes) on `width` channels, in network `i`: 0 for the trained
 /// network, 1 for its moving average.
 fn head(width: usize, sizes: HeadSizes, i: usize) -> Vec<UnitCost> {
-    let HeadSizes { name, hidden, bottleneck, prototypes, rows } = sizes;
+    let HeadSizes { name, hidden, bottleneck, prototypes, rows, may_divide } = sizes;
     let mlp = Mlp { name: format!("{name}.mlp"), input: width, hidden, output: bottleneck, init_std: 0.0 };
     let last = Prototypes {
         name: format!("{name}.last_layer"),
@@ -129,9 +133,14 @@ fn head(width: usize, sizes: HeadSizes, i: usize) -> Vec<UnitCost> {
             graph: cost.graph,
             n_constrained: 0,
             n_sums: 0,
+            n_parts: 1,
+            n_columns: 0,
         }
     };
-    vec![of_unit(&mlp, width), of_unit(&last, bottleneck)]
+    let mut last = of_unit(&last, bottleneck);
+    last.n_columns = if may_divide { prototypes } else { 0 };
+    last.input = Elements::wide((rows[i] * bottleneck) as f64);
+    vec![of_unit(&mlp, width), last]
 }
 
 fn transformer(name: &str, sizes: Transformer, heads: &[HeadSizes]) -> ModelCost {
@@ -161,6 +170,8 @@ fn transformer(name: &str, sizes: Transformer, heads: &[HeadSizes]) -> ModelCost
             graph,
             n_constrained: 0,
             n_sums: 0,
+            n_parts: 1,
+            n_columns: 0,
         };
         let mut backbone =
             vec![unit(".embed".into(), embed, embed_flops[i], 0.0, Elements::wide(2.0 * tokens * w))];

@@ -115,6 +115,8 @@ fn tasks(model: &ModelCost, placement: &Placement, fabric: &Fabric) -> Vec<Task>
     let heads = |network: &NetworkCost, times: usize, reduces_s: Vec<f64>| -> Vec<Task> {
         let arrive = |unit: &UnitCost| Task { gather_s: gather_s(unit, head_gather), ..Task::default() };
         let mut tasks: Vec<Task> = network.head.iter().map(arrive).collect();
+        let exchanged_s = network.head.iter().map(|unit| collectives.columns_s(unit, times > 1)).sum();
+        tasks.push(Task { gather_s: exchanged_s, ..Task::default() });
         let n_sums: usize = network.head.iter().map(|unit| unit.n_sums).sum();
         // Forwards, and backwards where there are gradients.
         let n_passes = times.min(2);
@@ -162,6 +164,9 @@ struct Collectives<'a> {
     replicas: Members,
 }
 
+/// Sums over a column group for one network beside those of its inputs and gradients: of targets or of scores, and of gauges.
+const N_COLUMN_SUMS: usize = 6;
+
 impl<'a> Collectives<'a> {
     fn new(placement: &'a Placement, fabric: &'a Fabric) -> Self {
         let group = Members::new(placement.group_size, 1, placement, fabric);
@@ -171,19 +176,45 @@ impl<'a> Collectives<'a> {
     }
 
     fn gather_s(&self, unit: &UnitCost, wire: Wire) -> f64 {
-        self.group.gather_s(unit.bytes_moved(wire, self.placement.group_size), self.fabric)
+        self.sharers(unit).gather_s(unit.bytes_moved(wire, self.placement.group_size), self.fabric)
+    }
+
+    /// The ranks from which a rank gathers the unit: neighbors.
+    fn sharers(&self, unit: &UnitCost) -> Members {
+        match unit.n_shards(self.placement.group_size) {
+            n_shards if n_shards == self.placement.group_size => self.group,
+            n_shards => Members::new(n_shards, 1, self.placement, self.fabric),
+        }
+    }
+
+    /// Returns the seconds of the exchanges within a column group for a unit whose columns are divided: its inputs, with a graph the
+    /// gradients at them, and a few numbers of each row.
+    fn columns_s(&self, unit: &UnitCost, has_graph: bool) -> f64 {
+        if unit.n_parts == 1 || self.placement.group_size < unit.n_parts {
+            return 0.0;
+        }
+        let stride = unit.n_shards(self.placement.group_size);
+        let group = Members::new(unit.n_parts, stride, self.placement, self.fabric);
+        let images = (unit.n_parts * self.placement.rank_batch) as f64;
+        let input_bytes = unit.input.wide * Wire::F32.bytes() as f64 * images;
+        let gradients_s = if has_graph { group.exchange_s(input_bytes, self.fabric) } else { 0.0 };
+        let n_sums =
+            N_COLUMN_SUMS + if has_graph { unit.n_parts * self.placement.rank_micro_batches } else { 0 };
+        group.gather_s(input_bytes, self.fabric)
+            + gradients_s
+            + n_sums as f64 * group.small_sum_s(self.fabric)
     }
 
     /// Returns the seconds of a sum over the ranks of a group, then over replicas.
     fn reduce_s(&self, unit: &UnitCost, wire: Wire) -> f64 {
         let bytes_in = |wire: Wire| unit.bytes_moved(wire, self.placement.group_size);
-        let bytes = bytes_in(wire);
+        let (bytes, sharers) = (bytes_in(wire), self.sharers(unit));
         // Sums in a fixed order are exchanges; others are rings, which only f32 has.
         let in_group_s = match self.placement.exact_sums || wire != Wire::F32 {
-            true => self.group.exchange_s(bytes, self.fabric),
-            false => self.group.gather_s(bytes, self.fabric),
+            true => sharers.exchange_s(bytes, self.fabric),
+            false => sharers.gather_s(bytes, self.fabric),
         };
-        let shard = self.placement.group_size as f64;
+        let shard = unit.n_shards(self.placement.group_size) as f64;
         let exchange_s = self.replicas.exchange_s(bytes / shard, self.fabric);
         // The sum is sent back in f32.
         in_group_s + exchange_s + self.replicas.gather_s(bytes_in(Wire::F32) / shard, self.fabric)

@@ -3,7 +3,7 @@
 use ranks::topology::Sharding;
 use ranks::wire::Wire;
 
-use super::{ModelCost, NetworkCost, Placement};
+use super::{ModelCost, NetworkCost, Placement, UnitCost};
 
 /// Bytes that a rank receives in a step, and the number of collectives.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -23,10 +23,17 @@ pub struct Traffic {
 /// Estimates the traffic of a step.
 pub fn traffic(model: &ModelCost, placement: &Placement) -> Traffic {
     let precision = placement.precision;
-    let (groups, replicas) =
-        (placement.group_size as f64, (placement.world_size / placement.group_size) as f64);
-    let bytes = |units: &[super::UnitCost], wire: Wire| -> f64 {
-        units.iter().map(|unit| unit.bytes_moved(wire, placement.group_size)).sum()
+    let (group_size, replicas) = (placement.group_size, (placement.world_size / placement.group_size) as f64);
+    let share = |n: f64| (n - 1.0) / n;
+    // Received from the other ranks that hold shards.
+    let bytes = |units: &[UnitCost], wire: Wire| -> f64 {
+        let of_unit =
+            |unit: &UnitCost| unit.bytes_moved(wire, group_size) * share(unit.n_shards(group_size) as f64);
+        units.iter().map(of_unit).sum()
+    };
+    let shards = |units: &[UnitCost], wire: Wire| -> f64 {
+        let of_unit = |unit: &UnitCost| unit.bytes_moved(wire, group_size) / unit.n_shards(group_size) as f64;
+        units.iter().map(of_unit).sum()
     };
     let trained = &model.trained;
     let n_backbone = trained.backbone.len();
@@ -40,17 +47,19 @@ pub fn traffic(model: &ModelCost, placement: &Placement) -> Traffic {
     let seeing = || model.networks().filter(|network| network.computes());
     let gathered = seeing().map(once).sum::<f64>() + bytes(again, precision.gather);
     let reduced = bytes(&trained.backbone, precision.reduce) + bytes(&trained.head, precision.head_reduce);
-    let whole = bytes(&trained.backbone, Wire::F32) + bytes(&trained.head, Wire::F32);
-    let share = |n: f64| (n - 1.0) / n;
+    let over_replicas = shards(&trained.backbone, precision.reduce)
+        + shards(&trained.head, precision.head_reduce)
+        + shards(&trained.backbone, Wire::F32)
+        + shards(&trained.head, Wire::F32);
     Traffic {
-        gather_bytes: gathered * share(groups),
+        gather_bytes: gathered,
         n_gathers: if placement.gathers() {
             seeing().map(|network| network.units().count()).sum::<usize>() + again.len()
         } else {
             0
         },
-        reduce_bytes: reduced * share(groups),
+        reduce_bytes: reduced,
         n_reduces: if placement.world_size > 1 { trained.units().count() } else { 0 },
-        replica_bytes: (reduced + whole) / groups * share(replicas),
+        replica_bytes: over_replicas * share(replicas),
     }
 }

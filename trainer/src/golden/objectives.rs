@@ -52,7 +52,7 @@ fn loss_and_gradient(
     };
     let tracked = x.clone().autodiff().require_grad();
     let plain = [outputs(x)];
-    let batch = BatchOutputs { trained: &plain, others: &[], score };
+    let batch = BatchOutputs { trained: &plain, others: &[], columns: None, score };
     let prepared = method.prepare(&batch, 0, Peers::new(&comm, 1)).unwrap();
     let loss = prepared.of(0, &outputs(tracked.clone())).loss;
     let gradient = tracked.grad(&loss.backward()).unwrap();
@@ -195,7 +195,7 @@ fn ibot_equals_the_official_loss() {
     let plain = [masked_outputs(&student.clone().map(Tensor::inner), student_cells.clone().inner(), &masked)];
     let teacher = vec![masked_outputs(&[golden.tensor("teacher")], golden.tensor("teacher_cells"), &masked)];
     let others = [("teacher", teacher)];
-    let batch = BatchOutputs { trained: &plain, others: &others, score: &|_, x| x };
+    let batch = BatchOutputs { trained: &plain, others: &others, columns: None, score: &|_, x| x };
     let prepared = ibot.prepare(&batch, 0, Peers::new(&comm, 1)).unwrap();
     let loss = prepared.of(0, &masked_outputs(&student, student_cells.clone(), &masked)).loss;
     golden.assert_values("loss", loss.clone().inner(), TOLERANCE);

@@ -199,7 +199,7 @@ mod tests {
     use crate::method::network::Sight;
 
     fn head(name: &'static str, reads: Reads) -> Head {
-        Head { name, reads, units: Vec::new() }
+        Head::new(name, reads, Vec::new())
     }
 
     fn trained() -> NetworkSpec {

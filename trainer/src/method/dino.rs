@@ -15,6 +15,7 @@ use networks::head::prototypes::Lengths;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::prototype_group::default_prototype_group;
 use super::self_distillation::SelfDistillation;
 use super::self_distillation::heads::HeadSizes;
 use super::self_distillation::settings::{
@@ -71,6 +72,12 @@ pub struct Config {
     /// batch. DINOv2's code searches among the images of one GPU.
     #[serde(default)]
     pub koleo_group: usize,
+    /// Number of ranks that divide the prototypes of views among them; 1, the default, for none. Each of them computes its part of
+    /// the scores, for the images of all, and no other rank gathers its part of the layer: with many prototypes it takes less memory and
+    /// traffic. It must divide the prototypes and the ranks of a shard group, and the layer's shards must have equal
+    /// lengths. Losses differ in rounding alone.
+    #[serde(default = "default_prototype_group")]
+    pub prototype_group: usize,
 }
 
 fn default_norm_last_layer() -> bool {
@@ -99,7 +106,8 @@ impl MethodRecipe for Config {
             decay_key: "teacher_decay",
         };
         let method = SelfDistillation::new(head, &teacher, self.student_temp, cx)?;
-        Ok(Box::new(method.with_koleo(self.koleo_weight, self.koleo_group, cx)?))
+        let method = method.with_koleo(self.koleo_weight, self.koleo_group, cx)?;
+        Ok(Box::new(method.with_column_group(self.prototype_group)?))
     }
 
     fn fit_batch(&mut self, batch_size: usize) {
@@ -123,6 +131,7 @@ impl MethodRecipe for Config {
             center_decay: 0.9,
             koleo_weight: 0.0,
             koleo_group: 0,
+            prototype_group: 1,
         };
         let sinkhorn = Self {
             centering: Centering::Sinkhorn,

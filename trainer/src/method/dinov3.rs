@@ -21,6 +21,7 @@ use networks::mask::{MaskRule, Spread};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::prototype_group::default_prototype_group;
 use super::self_distillation::heads::HeadSizes;
 use super::self_distillation::settings::{
     PatchHead, SMALLEST_BLOCK, Teacher, default_bottleneck, default_freeze, default_head_init_std,
@@ -82,6 +83,13 @@ pub struct Config {
     /// batch. The published runs search among the images of one GPU.
     #[serde(default)]
     pub koleo_group: usize,
+    /// Number of ranks that divide the prototypes of views among them; 1, the default, for none. Those of
+    /// masked patches are not divided. Each of them computes its part of
+    /// the scores, for the images of all, and no other rank gathers its part of the layer: with many prototypes it takes less memory and
+    /// traffic. It must divide the prototypes and the ranks of a shard group, and the layer's shards must have equal
+    /// lengths. Losses differ in rounding alone.
+    #[serde(default = "default_prototype_group")]
+    pub prototype_group: usize,
     /// Anchoring of similarities between patches; none by default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gram: Option<GramConfig>,
@@ -155,7 +163,8 @@ impl MethodRecipe for Config {
             .with_patches(Some(of_patches), &teacher, masks, self.patch_weight, cx)?
             .with_koleo(self.koleo_weight, self.koleo_group, cx)?
             .with_local_weight(self.local_weight)?
-            .with_gram(self.gram(cx)?)?;
+            .with_gram(self.gram(cx)?)?
+            .with_column_group(self.prototype_group)?;
         Ok(Box::new(method))
     }
 
@@ -182,6 +191,7 @@ impl MethodRecipe for Config {
             patch_weight: 1.0,
             koleo_weight: 0.1,
             koleo_group: 4,
+            prototype_group: 1,
             gram: None,
         };
         let gram = GramConfig { weight: 2.0, from: Duration::Steps(1), every: Some(Duration::Steps(2)) };

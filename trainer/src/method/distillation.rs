@@ -154,7 +154,7 @@ impl Distillation {
             normalizes: Normalizes::Nothing,
             has_biases: true,
         };
-        Head { name, reads, units: vec![Box::new(unit)] }
+        Head::new(name, reads, vec![Box::new(unit)])
     }
 }
 

@@ -151,7 +151,7 @@ impl Method for LeJepa {
         }
         let width = embedding.unwrap_or(self.width);
         units.push(Box::new(Projection::of_head(width, head_hidden, *head_output, *head_batch_norm)));
-        let heads = vec![Head { name: HEAD, reads: Reads::Pooled, units }];
+        let heads = vec![Head::new(HEAD, Reads::Pooled, units)];
         vec![NetworkSpec::trained(STUDENT, heads, self.views.groups().len())]
     }
 

@@ -159,7 +159,7 @@ impl MocoV3 {
         let width = if reads == Reads::Pooled { self.width } else { self.config.output };
         let widths = [&[width], hidden, &[self.config.output]].concat();
         let unit = Projection { name: format!("{name}.mlp"), widths, normalizes, has_biases: false };
-        Head { name, reads, units: vec![Box::new(unit)] }
+        Head::new(name, reads, vec![Box::new(unit)])
     }
 
     fn projector(&self) -> Head {

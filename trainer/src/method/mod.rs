@@ -14,6 +14,7 @@ mod lejepa;
 pub(crate) mod loss;
 mod mocov3;
 pub(crate) mod network;
+mod prototype_group;
 mod registry;
 mod self_distillation;
 mod simclr;
@@ -29,6 +30,8 @@ pub(crate) use registry::MethodConfig;
 pub(crate) use views::CustomViews;
 pub(crate) use views::ViewsConfig;
 
+use std::collections::BTreeMap;
+
 use augment::MultiCrop;
 use burn_tensor::Tensor;
 use networks::backbone::ModelConfig;
@@ -36,6 +39,7 @@ use networks::features::Outputs;
 use networks::mask::MaskRule;
 use networks::unit::StatSets;
 use ranks::EngineError;
+use ranks::column_peers::ColumnPeers;
 use ranks::peers::Peers;
 
 use self::network::{FrozenEntry, NetworkSpec};
@@ -58,6 +62,11 @@ pub trait Method: Send + Sync {
 
     /// Name of the network that is evaluated and exported.
     fn evaluated(&self) -> &'static str;
+
+    /// Number of ranks among which the columns of divided heads are divided; 1 without such heads.
+    fn column_group_size(&self) -> usize {
+        1
+    }
 
     /// Returns the key of a setting with which a run does not start from random weights, if it is set so.
     fn needs_trained_weights(&self) -> Option<&'static str> {
@@ -140,6 +149,8 @@ pub struct BatchOutputs<'a> {
     pub trained: &'a [Outputs],
     /// Outputs of the other networks by name, by micro-batch.
     pub others: &'a [(&'static str, Vec<Outputs>)],
+    /// This rank's columns of divided heads; `None` if no head is divided.
+    pub columns: Option<ColumnOutputs<'a>>,
     /// Applies the trained network's head of the given name, which has no statistics over the batch, to vectors
     /// `[n, V, D]` that are not part of this batch, without a graph.
     pub score: &'a dyn Fn(&str, Tensor<3>) -> Tensor<3>,
@@ -156,10 +167,69 @@ impl BatchOutputs<'_> {
     }
 }
 
+/// Scores `[B, V, K / C]` by head, micro-batch of the column group, and view size.
+pub(crate) type ColumnScores = BTreeMap<&'static str, Vec<Vec<Tensor<3>>>>;
+
+/// This rank's columns of divided heads, without a graph.
+#[derive(Clone, Copy)]
+pub struct ColumnOutputs<'a> {
+    /// The column group.
+    pub peers: ColumnPeers<'a>,
+    /// Scores of the trained network; empty unless [`Method::prepares_with_heads`].
+    pub trained: &'a ColumnScores,
+    /// Scores of the other networks by name.
+    pub others: &'a [(&'static str, ColumnScores)],
+}
+
+impl ColumnOutputs<'_> {
+    /// Scores of the first view size by the divided head `head` of the network `name`, which is not the trained one.
+    ///
+    /// # Panics
+    /// If there is no such network or head: a bug in the method, which lists both itself.
+    pub fn of(&self, name: &str, head: &str) -> Vec<Tensor<3>> {
+        let found = self.others.iter().find(|(of, _)| *of == name).and_then(|(_, scores)| scores.get(head));
+        first_size(found.unwrap_or_else(|| panic!("the network {name} has no divided head {head}")))
+    }
+
+    /// Scores of the first view size by the trained network's divided head `head`.
+    ///
+    /// # Panics
+    /// As [`ColumnOutputs::of`].
+    pub fn of_trained(&self, head: &str) -> Vec<Tensor<3>> {
+        let found = self.trained.get(head);
+        first_size(found.unwrap_or_else(|| panic!("the trained network has no divided head {head}")))
+    }
+}
+
+/// Scores of the first view size, by micro-batch.
+fn first_size(scores: &[Vec<Tensor<3>>]) -> Vec<Tensor<3>> {
+    scores.iter().map(|by_size| by_size[0].clone()).collect()
+}
+
 /// The loss of a batch, once everything that depends on the whole batch is known.
 pub trait BatchLoss {
-    /// Returns the loss of this rank's micro-batch `number`, given the outputs of the trained network with their graph.
+    /// Returns the loss of this rank's micro-batch `number`, given the outputs of the trained network with their graph; where heads
+    /// are divided, without the terms that depend on them.
     fn of(&self, number: usize, trained: &Outputs) -> MicroBatchLoss;
+
+    /// Returns the part that this rank's columns add to the terms of micro-batch `number` of the column group that depend on divided
+    /// heads, given their scores by view size with their graph. The sum over the group's ranks is the loss, and the sum of their
+    /// gauges is that of the micro-batch. All ranks of the group call it for the same micro-batches in the same order.
+    ///
+    /// # Errors
+    /// [`EngineError`].
+    ///
+    /// # Panics
+    /// In a method that divides no head.
+    fn of_columns(
+        &self,
+        number: usize,
+        scores: &BTreeMap<&'static str, Vec<Tensor<3>>>,
+        peers: ColumnPeers<'_>,
+    ) -> Result<MicroBatchLoss, EngineError> {
+        let _ = (number, scores, peers);
+        panic!("a method that divides a head has a loss by columns");
+    }
 
     /// Values of the whole batch for [`Method::after_step`], by name, `[n]` each: the same on all ranks.
     fn observed(&self) -> Vec<(&'static str, Tensor<1>)> {

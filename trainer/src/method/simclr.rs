@@ -106,7 +106,7 @@ impl Method for SimClr {
     fn networks(&self) -> Vec<NetworkSpec> {
         let Config { head_hidden, head_output, head_batch_norm, .. } = &self.config;
         let projection = Projection::of_head(self.width, head_hidden, *head_output, *head_batch_norm);
-        let head = Head { name: HEAD, reads: Reads::Pooled, units: vec![Box::new(projection)] };
+        let head = Head::new(HEAD, Reads::Pooled, vec![Box::new(projection)]);
         vec![NetworkSpec::trained(STUDENT, vec![head], 1)]
     }
 

@@ -79,7 +79,7 @@ impl Method for Toy {
     fn networks(&self) -> Vec<NetworkSpec> {
         let head = |name: &'static str, reads, input| {
             let mlp = Mlp { name: format!("{name}.mlp"), input, hidden: 7, output: self.k, init_std: 0.5 };
-            Head { name, reads, units: vec![Box::new(mlp)] }
+            Head::new(name, reads, vec![Box::new(mlp)])
         };
         let both =
             || vec![head("scores", Reads::Pooled, self.width), head("cells", Reads::Masked, self.width)];

@@ -453,7 +453,7 @@ mod tests {
             };
             let normalized = Projection { name: "norm".into(), widths: vec![6, 10, 4], normalizes: Normalizes::Hidden, has_biases: true };
             let head: [&dyn Unit; 3] = [&mlp, &last, &normalized];
-            let topology = Topology { rank, world_size: 3, group_size: 3 };
+            let topology = Topology { rank, world_size: 3, group_size: 3, ..Topology::SINGLE_RANK };
             let sgd = |nesterov, adaptation| Rule::Sgd(Sgd { momentum: 0.9, nesterov, adaptation });
             let rules = [
                 Rule::AdamW(AdamW { betas: [0.9, 0.99] }),

@@ -144,7 +144,8 @@ mod tests {
         for unit in model.units(networks::backbone::Readout::All) {
             let of_group = |group_size: usize| -> Vec<f32> {
                 let of_rank = |rank: usize| {
-                    let topology = Topology { rank, world_size: group_size, group_size };
+                    let topology =
+                        Topology { rank, world_size: group_size, group_size, ..Topology::SINGLE_RANK };
                     let mut shard = UnitShard::init(unit.as_ref(), 0, topology, &[], &device);
                     shard.start_from(&tensors).unwrap();
                     to_host(shard.weights.clone())

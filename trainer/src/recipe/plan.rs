@@ -3,6 +3,7 @@
 use augment::{MultiCrop, ViewMix};
 use burn_tensor::Device;
 use networks::NamedTensor;
+use networks::layout::{ALIGNMENT, UnitLayout};
 use networks::patches::PixelInput;
 use ranks::communicator::Communicator;
 use ranks::topology::Topology;
@@ -126,8 +127,33 @@ impl Plan {
                 self.recipe.optim.stat_images
             )));
         }
-        self.topology(0).map_err(|reason| self.bad(reason))?;
+        let topology = self.topology(0).map_err(|reason| self.bad(reason))?;
+        self.check_columns(topology)?;
         Ok(self)
+    }
+
+    /// Checks that the shards of divided heads are parts of their columns.
+    ///
+    /// # Errors
+    /// [`TrainError::Recipe`].
+    fn check_columns(&self, topology: Topology) -> Result<(), TrainError> {
+        let Topology { group_size, column_group_size, .. } = topology;
+        if column_group_size == 1 {
+            return Ok(());
+        }
+        let networks = self.method()?.networks();
+        let divided = networks.iter().flat_map(|network| &network.heads).filter(|head| head.may_divide);
+        for unit in divided.filter_map(|head| head.units.last()) {
+            let UnitLayout { numel, padded, .. } = unit.layout(group_size);
+            if numel != padded || unit.column_part(column_group_size).is_none() {
+                return Err(self.bad(format!(
+                    "method.prototype_group {column_group_size}: the {numel} numbers of {} must be a multiple of {ALIGNMENT} for each \
+                     of the {group_size} ranks of a shard group: choose other method.prototypes, another run.shard_group, or 1",
+                    unit.name()
+                )));
+            }
+        }
+        Ok(())
     }
 
     /// Returns the number of micro-batches in a batch, N; by default the least common multiple of ranks and groups.
@@ -145,7 +171,13 @@ impl Plan {
     /// A message in words if groups do not divide the ranks.
     pub fn topology(&self, rank: usize) -> Result<Topology, String> {
         let run = &self.recipe.run;
-        Topology::new(rank, self.world_size, run.shard, run.shard_group)
+        let topology = Topology::new(rank, self.world_size, run.shard, run.shard_group)?;
+        let size = self.method().map_err(|error| error.to_string())?.column_group_size();
+        topology.with_column_group(size).map_err(|reason| {
+            format!(
+                "method.prototype_group {reason} (run.shard, run.shard_group): choose a divisor of it, or 1"
+            )
+        })
     }
 
     /// Returns the length of the run.

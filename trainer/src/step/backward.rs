@@ -1,6 +1,9 @@
 //! The trained network's backward pass through its backbone.
 
-use burn_tensor::Tensor;
+use std::collections::BTreeMap;
+
+use burn_tensor::{Device, Tensor};
+use kernels::device::host;
 use ranks::EngineError;
 use ranks::prefetch::{GatherQueue, ReductionQueue};
 use ranks::wire::Wire;
@@ -48,4 +51,15 @@ pub(super) fn backward<'a>(
         reductions.push((number, &shard.layout.name), sum.flat(&shard.layout, wire.dtype()), wire);
     }
     reductions.release()
+}
+
+/// Returns the mean gradients on `device` in the order of the units, given their sums over `n_micro_batches` by number of the unit.
+pub(super) fn mean_gradients(
+    sums: BTreeMap<usize, Tensor<1>>,
+    n_micro_batches: usize,
+    device: &Device,
+) -> Vec<Tensor<1>> {
+    let factor = 1.0 / n_micro_batches as f32;
+    let mean = |grad| if n_micro_batches > 1 { host::scale(grad, factor) } else { grad };
+    sums.into_values().map(|grad| mean(grad).to_device(device)).collect()
 }

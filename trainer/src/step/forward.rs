@@ -4,18 +4,35 @@
 use burn_tensor::Tensor;
 use networks::features::Outputs;
 use ranks::EngineError;
+use ranks::column_peers::ColumnPeers;
 use ranks::prefetch::GatherQueue;
 
 use super::batch::MicroBatch;
+use super::columns::ColumnPass;
 use super::heads::HeadPass;
 use super::net::Net;
 use super::pass::{Passes, UnitDraws, UnitTape, over_groups};
 use super::sharded::{Observation, ShardedNet};
+use crate::method::ColumnScores;
+use crate::method::network::Moves;
 
 /// Results of the forward pass of a network without gradients.
-pub(super) struct InferencePass {
+struct InferencePass {
     /// Outputs of the network, by micro-batch.
-    pub(super) outputs: Vec<Outputs>,
+    outputs: Vec<Outputs>,
+    /// This rank's columns of the outputs of divided heads.
+    columns: ColumnScores,
+    observations: Vec<Observation>,
+}
+
+/// Results of all networks without gradients.
+#[derive(Default)]
+pub(super) struct Inferred {
+    /// Outputs by network and micro-batch.
+    pub(super) outputs: Vec<(&'static str, Vec<Outputs>)>,
+    /// This rank's columns of the outputs of divided heads, by network.
+    pub(super) columns: Vec<(&'static str, ColumnScores)>,
+    /// New values of running parameters.
     pub(super) observations: Vec<Observation>,
 }
 
@@ -35,9 +52,29 @@ pub(super) struct Retention {
     pub(super) weights: bool,
 }
 
+/// Runs the networks without gradients, one after another. `batches` are listed by pixel input; for the rest see [`infer`].
+pub(super) fn infer_all(
+    networks: &[ShardedNet<'_>],
+    batches: &[Vec<MicroBatch>],
+    passes: [Passes<'_>; 2],
+    gathers: &mut GatherQueue<'_>,
+    n_images: usize,
+) -> Result<Inferred, EngineError> {
+    let mut all = Inferred::default();
+    for network in networks {
+        let evaluates = network.net.moves == Moves::Frozen;
+        let passes = passes.map(|passes| Passes { evaluates, ..passes });
+        let inferred = infer(*network, &batches[network.net.input], passes, gathers, n_images)?;
+        all.outputs.push((network.net.name, inferred.outputs));
+        all.columns.push((network.net.name, inferred.columns));
+        all.observations.extend(inferred.observations);
+    }
+    Ok(all)
+}
+
 /// Computes the outputs of a network without gradients for the view sizes that it sees, by micro-batch of `n_images`.
 /// `passes` take micro-batches through its backbone and through its heads, for all view sizes.
-pub(super) fn infer(
+fn infer(
     network: ShardedNet<'_>,
     batches: &[MicroBatch],
     [passes, of_heads]: [Passes<'_>; 2],
@@ -64,7 +101,9 @@ pub(super) fn infer(
     let heads = HeadPass(network);
     let flats = heads.gather(gathers)?;
     let inputs = heads.staged_without_graph(&seen, &flats, of_heads, gathers, &mut observations)?;
-    Ok(InferencePass { outputs: heads.outputs(inputs, &flats, n_images), observations })
+    let divided = ColumnPass { heads, peers: ColumnPeers::new(passes.comm, batches.len()), n_images };
+    let columns = divided.scores(&divided.gather(&inputs)?, &flats);
+    Ok(InferencePass { outputs: heads.outputs(inputs, &flats, n_images), columns, observations })
 }
 
 /// Runs the trained network through its backbone. `keeps` says whether a unit keeps its graph and its gathered weights.

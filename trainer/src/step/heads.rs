@@ -10,6 +10,7 @@ use networks::leaves::Leaves;
 use networks::unit::{Context, Draws, StatSets, Types};
 use ranks::EngineError;
 use ranks::prefetch::GatherQueue;
+use ranks::topology::Extent;
 
 use super::batch::{FeatureGrads, GroupGrads, Groups, MicroBatch};
 use super::net::Placed;
@@ -50,7 +51,7 @@ impl<'a> HeadPass<'a> {
         let mut has_stages = false;
         let mut numbers = Vec::new();
         for placed in self.0.net.heads() {
-            has_stages |= !placed.staged().is_empty();
+            has_stages |= placed.has_passes();
             numbers.extend(placed.staged().chain(placed.in_graph()));
         }
         for (i, number) in numbers.iter().enumerate() {
@@ -62,19 +63,24 @@ impl<'a> HeadPass<'a> {
         Ok(flats)
     }
 
-    /// Applies the constraints of heads' units to their parameters, and returns the new values.
-    pub(super) fn constrain(&self, flats: &mut Flats) -> Vec<Observation> {
+    /// Applies the constraints of heads' units to their parameters, and returns the new values. `part` is the number of this rank's
+    /// columns.
+    pub(super) fn constrain(&self, flats: &mut Flats, part: usize) -> Vec<Observation> {
         let mut observations = Vec::new();
         for (&unit, flat) in flats {
-            let layout = &self.0.shards[unit].layout;
-            let constrained = self.0.net.unit(unit).constrain(&Leaves::new(layout, flat, false));
+            let (computed, layout) = self.0.computed(unit);
+            let constrained = computed.constrain(&Leaves::new(layout, flat, false));
             for (param, values) in constrained {
                 // A unit constrains parameters that it lists.
                 let at = layout.position(&param).expect("a parameter of the unit");
                 let range = layout.params[at].range();
                 let before = flat.clone().slice([range.clone()]);
                 *flat = flat.clone().slice_assign([range], values.clone());
-                observations.push(Observation { of: self.0.net.name, unit, param, values, before });
+                let first = match self.0.extent(unit) {
+                    Extent::Whole => 0,
+                    Extent::Columns => part * layout.params[at].spec.numel(),
+                };
+                observations.push(Observation { of: self.0.net.name, unit, param, values, before, first });
             }
         }
         observations
@@ -90,7 +96,7 @@ impl<'a> HeadPass<'a> {
         observations: &mut Vec<Observation>,
     ) -> Result<Vec<StagedHead<'a>>, EngineError> {
         let mut heads: Vec<StagedHead<'a>> = Vec::new();
-        for placed in self.0.net.heads().filter(|placed| !placed.staged().is_empty()) {
+        for placed in self.0.net.heads().filter(Placed::has_passes) {
             let mut batches = match found(&heads, placed.head.reads) {
                 Some(read) => heads[read].batches.clone(),
                 None => read(placed.head.reads, features),
@@ -121,7 +127,7 @@ impl<'a> HeadPass<'a> {
         observations: &mut Vec<Observation>,
     ) -> Result<Vec<GraphInput>, EngineError> {
         let mut given: BTreeMap<&'static str, Vec<MicroBatch>> = BTreeMap::new();
-        for placed in self.0.net.heads().filter(|placed| !placed.staged().is_empty()) {
+        for placed in self.0.net.heads().filter(Placed::has_passes) {
             let reads = placed.head.reads;
             let mut batches = match reads.head().and_then(|name| given.get(name)) {
                 Some(batches) => batches.clone(),
@@ -179,14 +185,23 @@ impl<'a> HeadPass<'a> {
         Ok(of_units)
     }
 
-    /// The parameters of the heads' units that are part of the graph.
+    /// The parameters of the heads' units that are part of the graph, without those of divided heads.
     pub(super) fn leaves(&self, flats: &Flats, track: bool) -> HeadLeaves<'a> {
-        let numbers = self.0.net.heads().flat_map(|placed| placed.in_graph());
-        let leaves = |number: usize| Leaves::new(&self.0.shards[number].layout, &flats[&number], track);
-        numbers.map(|number| (number, leaves(number))).collect()
+        self.leaves_of(false, flats, track)
     }
 
-    /// Applies the head `name` to vectors `[n, V, D]`.
+    /// This rank's part of the parameters of the divided heads' last units.
+    pub(super) fn column_leaves(&self, flats: &Flats, track: bool) -> HeadLeaves<'a> {
+        self.leaves_of(true, flats, track)
+    }
+
+    fn leaves_of(&self, is_divided: bool, flats: &Flats, track: bool) -> HeadLeaves<'a> {
+        let heads = self.0.net.heads().filter(|placed| placed.is_divided() == is_divided);
+        let leaves = |number: usize| Leaves::new(self.0.computed(number).1, &flats[&number], track);
+        heads.flat_map(|placed| placed.in_graph()).map(|number| (number, leaves(number))).collect()
+    }
+
+    /// Applies the head `name` to vectors `[n, V, D]`; of a divided head, this rank's columns.
     ///
     /// # Panics
     /// If there is no such head, or it has statistics over the batch: a bug in the method, which lists its heads itself.
@@ -197,15 +212,15 @@ impl<'a> HeadPass<'a> {
         let found = self.0.net.heads().find(|placed| placed.head.name == name);
         let placed = found.unwrap_or_else(|| panic!("the trained network has no head {name}"));
         assert!(placed.staged().is_empty(), "the head {name} has statistics over the batch");
-        for (number, unit) in placed.in_graph().zip(&placed.head.units) {
+        for number in placed.in_graph() {
             let leaves = &leaves[&number];
             let cx = Context { leaves, draws: &draws, totals: &[], sets: &sets, types: Types::F32 };
-            groups = unit.forward(0, groups, &cx).features;
+            groups = self.0.computed(number).0.forward(0, groups, &cx).features;
         }
         by_image(&groups[0], n)
     }
 
-    /// Computes the outputs of the heads for `input`, by name and view size.
+    /// Computes the outputs of the heads that are not divided for `input`, by name and view size.
     pub(super) fn heads(
         &self,
         input: &GraphInput,
@@ -214,7 +229,7 @@ impl<'a> HeadPass<'a> {
     ) -> BTreeMap<&'static str, Vec<Tensor<3>>> {
         let (draws, sets) = (Draws::default(), StatSets::per_size(input.features.len()));
         let mut given = BTreeMap::<&'static str, Groups>::new();
-        for placed in self.0.net.heads() {
+        for placed in self.0.net.heads().filter(|placed| !placed.is_divided()) {
             let head = placed.head;
             let read = head.reads.head().and_then(|name| given.get(name)).unwrap_or(&input.features);
             let mut groups: Groups = match input.staged.get(head.name) {

@@ -12,16 +12,17 @@ use ranks::prefetch::{GatherQueue, ReductionQueue};
 use ranks::wire::Wire;
 
 use super::batch::{Groups, MicroBatch};
+use super::columns::{ColumnInputs, ColumnPass};
 use super::heads::{Flats, GraphInput, HeadPass, StagedHead, graph_inputs};
 use super::pass::{Passes, SlicedGrads};
 use super::scalars::Scalars;
 use super::sharded::{Observation, ShardedNet};
-use crate::method::{BatchLoss, BatchOutputs, Method};
+use crate::method::{BatchLoss, BatchOutputs, ColumnOutputs, ColumnScores, Method};
 
 /// Results of heads and loss.
 pub(super) struct LossResult {
-    /// Loss and gauges of this rank's micro-batches.
-    pub(super) scalars: Scalars,
+    /// Loss and gauges of this rank's micro-batches; then of its columns, where heads are divided.
+    pub(super) scalars: Vec<Scalars>,
     /// Gradients at the backbone's outputs, by micro-batch.
     pub(super) grads: Vec<SlicedGrads>,
     /// Values that the method needs after the step, by name.
@@ -40,6 +41,8 @@ pub(super) struct Scoring<'a> {
     pub(super) network: ShardedNet<'a>,
     pub(super) method: &'a dyn Method,
     pub(super) peers: Peers<'a>,
+    /// Divided heads of the trained network.
+    pub(super) columns: ColumnPass<'a>,
     /// Passes that take micro-batches through staged units of heads.
     pub(super) passes: Passes<'a>,
     pub(super) step: u64,
@@ -59,55 +62,126 @@ struct GraphGrads {
     flats: Vec<Tensor<1>>,
 }
 
+/// Gradients from the graphs of all micro-batches.
+struct GraphSums {
+    /// Loss and gauges.
+    scalars: Vec<Scalars>,
+    /// Gradients at the outputs of staged units, by head and micro-batch.
+    staged: Vec<Vec<SlicedGrads>>,
+    /// Sums of the gradients with respect to the parameters in the graphs, by number of the unit.
+    flats: BTreeMap<usize, Tensor<1>>,
+}
+
 impl<'a> Scoring<'a> {
     fn heads(&self) -> HeadPass<'a> {
         HeadPass(self.network)
     }
 
-    /// Computes the loss and its gradient at the backbone's outputs, and starts the reductions of the heads' gradients.
+    /// Computes the loss and its gradient at the backbone's outputs, and starts the reductions of the heads' gradients. `others` are
+    /// outputs of the other networks, `of_others` those of their divided heads.
     pub(super) fn run(
         &self,
         batches: &[MicroBatch],
         others: &[(&'static str, Vec<Outputs>)],
+        of_others: &[(&'static str, ColumnScores)],
         gathers: &mut GatherQueue<'_>,
         reductions: &mut ReductionQueue<'a>,
     ) -> Result<LossResult, EngineError> {
         let mut flats = self.heads().gather(gathers)?;
-        let constrained = self.heads().constrain(&mut flats);
+        let constrained = self.heads().constrain(&mut flats, self.columns.peers.part());
         let mut observations = Vec::new();
         let heads = self.heads().staged(batches, &flats, self.passes, gathers, &mut observations)?;
         let inputs = graph_inputs(batches, &heads);
         let trained = self.plain(&inputs, &flats);
-        let leaves = self.heads().leaves(&flats, false);
-        let score = |head: &str, x: Tensor<3>| self.heads().score(head, x, &leaves);
-        let outputs = BatchOutputs { trained: &trained, others, score: &score };
-        let loss = self.method.prepare(&outputs, self.step, self.peers)?;
-        let mut grads: Vec<SlicedGrads> = vec![Vec::new(); batches.len()];
-        let mut staged: Vec<Vec<SlicedGrads>> = heads.iter().map(|_| grads.clone()).collect();
-        let mut scalars = Scalars::new(self.peers.n_micro_batches());
-        let mut score = |number: usize| {
-            let given =
-                self.graph(number, &inputs[number], &batches[number], &heads, &flats, &*loss, &mut scalars);
-            grads[number] = given.features;
-            staged.iter_mut().zip(given.staged).for_each(|(of_head, given)| of_head[number] = given);
-            given.flats
-        };
-        let sum =
-            |a: Vec<Tensor<1>>, b: Vec<Tensor<1>>| a.into_iter().zip(b).map(|(a, b)| add(a, b)).collect();
-        let in_graph = self.network.net.heads().flat_map(|placed| placed.in_graph());
-        let of_graph = ordered::fold(batches.len(), &mut score, &sum);
-        let mut of_heads: BTreeMap<usize, Tensor<1>> = in_graph.zip(of_graph).collect();
-        let passes = self.passes;
-        of_heads
-            .extend(self.heads().back_through_staged(heads, staged, batches, &flats, passes, &mut grads)?);
+        let group = self.columns.gather(&inputs)?;
+        let loss = self.prepared(&trained, others, of_others, &group, &flats)?;
+        let (mut sums, mut grads) = self.graphs(batches, &inputs, &heads, &flats, &*loss);
+        if self.network.net.has_parts() {
+            self.add_columns(&mut sums, &group, &heads, &flats, &*loss)?;
+        }
+        let GraphSums { scalars, staged, flats: mut of_heads } = sums;
+        let staged =
+            self.heads().back_through_staged(heads, staged, batches, &flats, self.passes, &mut grads)?;
+        of_heads.extend(staged);
         for (number, grad) in of_heads {
-            reductions.push((number, &self.network.shards[number].layout.name), grad, self.wire);
+            let unit = (number, self.network.unit_name(number));
+            reductions.push_part(unit, grad, self.wire, self.network.extent(number));
         }
         let observed = loss.observed();
         // Outputs of heads are needed for the loss alone.
         let bare = |outputs: Outputs| Outputs { heads: BTreeMap::new(), ..outputs };
         let trained = trained.into_iter().map(bare).collect();
         Ok(LossResult { scalars, grads, observed, constrained, observations, trained })
+    }
+
+    /// Computes what the losses of all micro-batches share. `group` are the inputs of divided heads.
+    fn prepared(
+        &self,
+        trained: &[Outputs],
+        others: &[(&'static str, Vec<Outputs>)],
+        of_others: &[(&'static str, ColumnScores)],
+        group: &ColumnInputs,
+        flats: &Flats,
+    ) -> Result<Box<dyn BatchLoss>, EngineError> {
+        let mut leaves = self.heads().leaves(flats, false);
+        leaves.extend(self.heads().column_leaves(flats, false));
+        let score = |head: &str, x: Tensor<3>| self.heads().score(head, x, &leaves);
+        let of_trained = match self.method.prepares_with_heads() {
+            true => self.columns.scores(group, flats),
+            false => ColumnScores::new(),
+        };
+        let (peers, has_parts) = (self.columns.peers, self.network.net.has_parts());
+        let columns = has_parts.then_some(ColumnOutputs { peers, trained: &of_trained, others: of_others });
+        let outputs = BatchOutputs { trained, others, columns, score: &score };
+        self.method.prepare(&outputs, self.step, self.peers)
+    }
+
+    /// Runs the graphs of this rank's micro-batches. Also returns the gradients at the backbone's outputs, by micro-batch.
+    fn graphs(
+        &self,
+        batches: &[MicroBatch],
+        inputs: &[GraphInput],
+        heads: &[StagedHead<'_>],
+        flats: &Flats,
+        loss: &dyn BatchLoss,
+    ) -> (GraphSums, Vec<SlicedGrads>) {
+        let mut grads: Vec<SlicedGrads> = vec![Vec::new(); batches.len()];
+        let mut staged: Vec<Vec<SlicedGrads>> = heads.iter().map(|_| grads.clone()).collect();
+        let mut scalars = Scalars::new(self.peers.n_micro_batches());
+        let mut score = |number: usize| {
+            let given =
+                self.graph(number, &inputs[number], &batches[number], heads, flats, loss, &mut scalars);
+            grads[number] = given.features;
+            staged.iter_mut().zip(given.staged).for_each(|(of_head, given)| of_head[number] = given);
+            given.flats
+        };
+        let sum =
+            |a: Vec<Tensor<1>>, b: Vec<Tensor<1>>| a.into_iter().zip(b).map(|(a, b)| add(a, b)).collect();
+        let whole = self.network.net.heads().filter(|placed| !placed.is_divided());
+        let in_graph = whole.flat_map(|placed| placed.in_graph());
+        let flats = in_graph.zip(ordered::fold(batches.len(), &mut score, &sum)).collect();
+        (GraphSums { scalars: vec![scalars], staged, flats }, grads)
+    }
+
+    /// Runs the graphs of divided heads for the column group, of which `group` are the inputs.
+    fn add_columns(
+        &self,
+        sums: &mut GraphSums,
+        group: &ColumnInputs,
+        heads: &[StagedHead<'_>],
+        flats: &Flats,
+        loss: &dyn BatchLoss,
+    ) -> Result<(), EngineError> {
+        let mut scalars = Scalars::new(self.peers.n_micro_batches());
+        let of_columns = self.columns.backward(group, flats, loss, &mut scalars)?;
+        sums.scalars.push(scalars);
+        sums.flats.extend(of_columns.flats);
+        for (head, staged) in heads.iter().zip(&mut sums.staged) {
+            let Some(grads) = of_columns.inputs.get(head.placed.head.name) else { continue };
+            let own = head.batches.iter().zip(grads);
+            *staged = own.map(|(batch, grads)| batch.sliced(grads.clone())).collect();
+        }
+        Ok(())
     }
 
     /// Runs the graph of micro-batch `number` forwards and backwards.

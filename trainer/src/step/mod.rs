@@ -17,6 +17,7 @@
 mod agreement;
 mod backward;
 mod batch;
+mod columns;
 mod config;
 mod drawn;
 mod forward;

@@ -1,8 +1,11 @@
 //! The networks of a step: the units of each in one list, backbone first, then the heads.
 
+use std::collections::BTreeMap;
+
 use burn_tensor::Tensor;
 use networks::backbone::ModelConfig;
 use networks::head::Head;
+use networks::layout::UnitLayout;
 use networks::patches::PixelInput;
 use networks::unit::Unit;
 
@@ -39,6 +42,15 @@ pub(crate) struct Net {
     heads: Vec<Head>,
     /// Units of each head that go through the passes of a step.
     n_staged: Vec<usize>,
+    /// Parts of the last units of divided heads that a rank computes, by number of the unit.
+    parts: BTreeMap<usize, ColumnPart>,
+}
+
+/// The part of a unit that a rank computes.
+pub(crate) struct ColumnPart {
+    pub(crate) unit: Box<dyn Unit>,
+    /// Layout of the part's buffer.
+    pub(crate) layout: UnitLayout,
 }
 
 /// A unit of a network, and the module that it belongs to.
@@ -56,9 +68,20 @@ pub(crate) struct Placed<'a> {
     /// Number of its first unit.
     first: usize,
     n_staged: usize,
+    is_divided: bool,
 }
 
 impl Placed<'_> {
+    /// Whether ranks compute different columns of the last unit's output.
+    pub(crate) fn is_divided(&self) -> bool {
+        self.is_divided
+    }
+
+    /// Whether some of the units go through the passes of a step, or only the columns of the last one are left for the graph.
+    pub(crate) fn has_passes(&self) -> bool {
+        self.is_divided || !self.staged().is_empty()
+    }
+
     /// Numbers of the units that go through the passes of a step.
     pub(crate) fn staged(&self) -> std::ops::Range<usize> {
         self.first..self.first + self.n_staged
@@ -71,8 +94,13 @@ impl Placed<'_> {
 }
 
 impl Nets {
-    /// Creates the networks of `specs`, which were checked; `model` and `input` are the recipe's.
-    pub(crate) fn new(specs: Vec<NetworkSpec>, model: &ModelConfig, input: PixelInput) -> Self {
+    /// Creates the networks of `specs`, which were checked; `model` and `input` are the recipe's. Divided heads have `n_parts` parts.
+    pub(crate) fn new(
+        specs: Vec<NetworkSpec>,
+        model: &ModelConfig,
+        input: PixelInput,
+        n_parts: usize,
+    ) -> Self {
         let mut inputs = Vec::new();
         let of_spec = |spec: NetworkSpec| {
             let own = spec.input(input.clone());
@@ -80,7 +108,7 @@ impl Nets {
             if number == inputs.len() {
                 inputs.push(own);
             }
-            Net::new(spec, model, number)
+            Net::new(spec, model, number, n_parts)
         };
         let list: Vec<Net> = specs.into_iter().map(of_spec).collect();
         let trained = list.iter().position(|net| net.moves == Moves::ByGradient);
@@ -149,12 +177,15 @@ impl Nets {
 }
 
 impl Net {
-    fn new(spec: NetworkSpec, model: &ModelConfig, input: usize) -> Self {
+    fn new(spec: NetworkSpec, model: &ModelConfig, input: usize, n_parts: usize) -> Self {
         let (backbone, is_of_recipe) = (spec.units(model), spec.backbone == Backbone::OfRecipe);
         let NetworkSpec { name, heads, sees, moves, .. } = spec;
-        let mut n_staged: Vec<usize> = heads.iter().map(Head::n_staged).collect();
+        let is_divided = |head: &Head| head.may_divide && n_parts > 1;
+        let of_head = |head: &Head| if is_divided(head) { head.units.len() - 1 } else { head.n_staged() };
+        let mut n_staged: Vec<usize> = heads.iter().map(of_head).collect();
+        let has_passes = |reader: &usize| is_divided(&heads[*reader]) || heads[*reader].n_staged() > 0;
         // The input of a staged unit must have gone through the passes of the step as well.
-        for reader in (0..heads.len()).rev().filter(|reader| heads[*reader].n_staged() > 0) {
+        for reader in (0..heads.len()).rev().filter(has_passes) {
             let mut reader = reader;
             while let Some(read) = heads[reader]
                 .reads
@@ -165,7 +196,29 @@ impl Net {
                 reader = read;
             }
         }
-        Self { name, moves, sees, input, is_of_recipe, backbone, heads, n_staged }
+        let mut last = backbone.len();
+        let mut parts = BTreeMap::new();
+        for head in &heads {
+            last += head.units.len();
+            if is_divided(head) {
+                let part = head.units.last().and_then(|unit| unit.column_part(n_parts));
+                // The plan was checked with the method's heads.
+                let unit = part.expect("a unit whose columns can be divided");
+                let layout = unit.layout(1);
+                parts.insert(last - 1, ColumnPart { unit, layout });
+            }
+        }
+        Self { name, moves, sees, input, is_of_recipe, backbone, heads, n_staged, parts }
+    }
+
+    /// The part of unit `number` that a rank computes; `None` if it computes all of it.
+    pub(crate) fn part(&self, number: usize) -> Option<&ColumnPart> {
+        self.parts.get(&number)
+    }
+
+    /// Whether some heads are divided.
+    pub(crate) fn has_parts(&self) -> bool {
+        !self.parts.is_empty()
     }
 
     /// Numbers of the view sizes that the network sees.
@@ -197,7 +250,9 @@ impl Net {
         with_staged.scan(self.backbone.len(), |next, (head, n_staged)| {
             let first = *next;
             *next += head.units.len();
-            Some(Placed { head, first, n_staged: *n_staged })
+            let last = first + head.units.len();
+            let is_divided = last > 0 && self.parts.contains_key(&(last - 1));
+            Some(Placed { head, first, n_staged: *n_staged, is_divided })
         })
     }
 }
@@ -223,13 +278,13 @@ mod tests {
                 Projection { name: format!("{name}.{i}"), widths, normalizes: *normalizes, has_biases: true };
             Box::new(unit) as Box<dyn Unit>
         };
-        Head { name, reads, units: normalizes.iter().enumerate().map(unit).collect() }
+        Head::new(name, reads, normalizes.iter().enumerate().map(unit).collect())
     }
 
     fn nets(specs: Vec<NetworkSpec>) -> Nets {
         let model = ModelConfig::examples().remove(0);
         let input = PixelInput { cell_px: model.cell_px(), pixels: Pixels::default() };
-        Nets::new(specs, &model, input)
+        Nets::new(specs, &model, input, 1)
     }
 
     /// A head goes through the passes up to its last unit with statistics, and as a whole if such a head reads it.

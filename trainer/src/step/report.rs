@@ -14,7 +14,7 @@ use crate::method::Gauges;
 pub struct Gradients {
     /// Shards of the mean gradients on this rank, by unit of the trained network.
     pub(super) shards: Vec<Tensor<1>>,
-    pub(super) scalars: Scalars,
+    pub(super) scalars: Vec<Scalars>,
     pub(super) observed: Vec<(&'static str, Tensor<1>)>,
     /// Values of parameters that were constrained before the step.
     pub(super) constrained: Vec<Observation>,
@@ -30,7 +30,7 @@ impl Gradients {
     /// # Errors
     /// [`EngineError::Device`] when the device has failed.
     pub fn loss(&self) -> Result<f64, EngineError> {
-        Ok(FixedPoint::from_limbs(&self.scalars.read()?.0.limbs()))
+        Ok(FixedPoint::from_limbs(&Scalars::read_all(&self.scalars)?.0.limbs()))
     }
 
     /// Shards of the mean gradients on this rank, by unit.

@@ -37,11 +37,26 @@ impl Scalars {
         self.values.extend(values);
     }
 
+    /// Reads this rank's shares of the means over all micro-batches: the sum of the losses of all lists, and the gauges of one list
+    /// after another.
+    ///
+    /// # Errors
+    /// [`EngineError::Device`] when the device has failed.
+    pub(crate) fn read_all(lists: &[Self]) -> Result<(FixedPoint, FixedGauges), EngineError> {
+        let (mut loss, mut gauges) = (FixedPoint::default(), FixedGauges::new());
+        for list in lists {
+            let (share, more) = list.read()?;
+            loss = loss.plus(share);
+            gauges.extend(more);
+        }
+        Ok((loss, gauges))
+    }
+
     /// Reads this rank's share of the means over all micro-batches, of loss and gauges, in one transfer from the device.
     ///
     /// # Errors
     /// [`EngineError::Device`] when the device has failed.
-    pub(crate) fn read(&self) -> Result<(FixedPoint, FixedGauges), EngineError> {
+    fn read(&self) -> Result<(FixedPoint, FixedGauges), EngineError> {
         let mut sums = vec![FixedPoint::default(); 1 + self.names.len()];
         let values = read_back(Tensor::cat(self.values.clone(), 0))?;
         for of_batch in values.chunks_exact(sums.len()) {

@@ -3,8 +3,10 @@
 use burn_tensor::{Device, Tensor};
 use kernels::device::host;
 use kernels::ops::in_f32;
+use networks::layout::UnitLayout;
 use networks::leaves::Leaves;
-use networks::unit::{Context, Draws};
+use networks::unit::{Context, Draws, Unit};
+use ranks::topology::Extent;
 use ranks::wire::Wire;
 
 use super::net::{Net, Nets};
@@ -33,6 +35,8 @@ pub(super) struct Observation {
     pub(super) values: Tensor<1>,
     /// Values from which these were computed: rounded, where weights are sent in fewer bits than they have.
     pub(super) before: Tensor<1>,
+    /// First element of the parameter that they are, where they are a part of it.
+    pub(super) first: usize,
 }
 
 impl Observation {
@@ -44,12 +48,12 @@ impl Observation {
         precision: Precision,
         device: &Device,
     ) {
-        let Self { of, unit, param, values, before } = self;
+        let Self { of, unit, param, values, before, first: first_value } = self;
         let Some(number) = nets.position(of) else { return };
         let shard = &mut networks[number].shards[unit];
         let found = shard.segments().find(|segment| segment.slot.spec.name == param);
         let Some((start, end, first)) =
-            found.map(|s| (s.start, s.end, shard.start + s.start - s.slot.offset))
+            found.map(|s| (s.start, s.end, shard.start + s.start - s.slot.offset - first_value))
         else {
             return;
         };
@@ -70,6 +74,19 @@ impl<'a> ShardedNet<'a> {
     /// Name of unit `number`.
     pub(super) fn unit_name(&self, number: usize) -> &'a str {
         &self.shards[number].layout.name
+    }
+
+    /// What this rank computes with of unit `number`: the unit and the layout of its buffer.
+    pub(super) fn computed(&self, number: usize) -> (&'a dyn Unit, &'a UnitLayout) {
+        match self.net.part(number) {
+            Some(part) => (part.unit.as_ref(), &part.layout),
+            None => (self.net.unit(number), &self.shards[number].layout),
+        }
+    }
+
+    /// What this rank computes with of unit `number`.
+    pub(super) fn extent(&self, number: usize) -> Extent {
+        if self.net.part(number).is_some() { Extent::Columns } else { Extent::Whole }
     }
 
     /// Unit `number` with its gathered weights.
@@ -99,6 +116,7 @@ impl<'a> ShardedNet<'a> {
             of: self.net.name,
             unit: number,
             before: before(&param),
+            first: 0,
             param,
             values,
         };

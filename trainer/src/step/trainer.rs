@@ -1,10 +1,7 @@
 //! The networks of a run on one rank, and the step that they take.
 
-use std::collections::BTreeMap;
-
 use augment::Batch;
 use burn_tensor::{DType, Device, Tensor};
-use kernels::device::host;
 use kernels::device::workers::Workers;
 use networks::NetworkError;
 use networks::backbone::ModelConfig;
@@ -13,24 +10,27 @@ use networks::tensor::NamedTensor;
 use networks::unit::{StatSets, Types};
 use ranks::EngineError;
 use ranks::collectives;
+use ranks::column_peers::ColumnPeers;
 use ranks::communicator::Communicator;
 use ranks::peers::Peers;
 use ranks::prefetch::{GatherQueue, ReductionQueue};
-use ranks::topology::Topology;
+use ranks::topology::{Extent, Topology};
 use ranks::wire::Wire;
 
 use super::agreement::{Votes, agree};
-use super::backward::{BackwardInputs, backward};
+use super::backward::{BackwardInputs, backward, mean_gradients};
 use super::batch::{MicroBatch, SlicedImages};
+use super::columns::ColumnPass;
 use super::config::StepConfig;
 use super::drawn::Drawn;
-use super::forward::{forward, infer};
+use super::forward::{Inferred, forward, infer_all};
+use super::heads::HeadPass;
 use super::loss::{LossResult, Scoring};
 use super::net::{Listed, Net, Nets};
 use super::pass::Passes;
 use super::phases::{Clock, Phases};
 use super::report::{Gradients, StepReport};
-use super::scalars::read_by_name;
+use super::scalars::{Scalars, read_by_name};
 use super::sharded::{Observation, ShardedNet};
 use super::state::{NetworkState, TrainState};
 use super::upload::{BatchUploader, Sent};
@@ -40,9 +40,6 @@ use crate::method::network::Moves;
 use crate::optim::Optimizer;
 use crate::optim::state::UnitShard;
 use crate::schedule::ScheduledValues;
-
-/// Outputs of networks by their names, by micro-batch.
-type NamedOutputs = Vec<(&'static str, Vec<Outputs>)>;
 
 /// The networks of a run on one rank.
 pub struct Trainer {
@@ -72,7 +69,8 @@ impl Trainer {
         config: StepConfig,
         device: Device,
     ) -> Self {
-        let nets = Nets::new(method.networks(), model, config.input.clone());
+        let n_parts = comm.topology().column_group_size;
+        let nets = Nets::new(method.networks(), model, config.input.clone(), n_parts);
         let state_device = if config.offload { Device::flex() } else { device.clone() };
         let of_net = |net: &Net| {
             let moments = if net.moves == Moves::ByGradient { optimizer.moments() } else { &[] };
@@ -160,7 +158,8 @@ impl Trainer {
     /// [`EngineError`].
     pub(crate) fn gather_whole(&self, unit: &str, mine: &Tensor<1>) -> Result<Tensor<1>, EngineError> {
         let mine = mine.clone().to_device(&self.device);
-        let pending = collectives::gather(&self.comm, unit, &mine, Wire::F32, DType::F32, false)?;
+        let pending =
+            collectives::gather(&self.comm, unit, &mine, Wire::F32, DType::F32, false, Extent::Whole)?;
         Ok(self.comm.wait(pending)?.to_device(&self.device))
     }
 
@@ -232,7 +231,9 @@ impl Trainer {
         phases.input_ms = clock.lap_ms();
 
         entering("targets");
-        let (others, mut observations) = self.infer(&weights.others, &batches, &mut gathers, n_each)?;
+        let both = [self.passes(&self.sets), self.head_passes(&self.head_sets)];
+        let Inferred { outputs: others, columns, mut observations } =
+            infer_all(&weights.others, &batches, both, &mut gathers, n_each)?;
         phases.targets_ms = clock.lap_ms();
 
         entering("forward");
@@ -244,16 +245,8 @@ impl Trainer {
         phases.forward_ms = clock.lap_ms();
 
         entering("head");
-        let scoring = Scoring {
-            network: trained,
-            method: self.state.method.as_ref(),
-            peers: Peers::new(&self.comm, self.config.share(self.topology()).n_micro_batches),
-            passes: self.head_passes(&of_heads),
-            step: scheduled_values.step,
-            n_images: n_each,
-            wire: self.config.precision.head_reduce,
-        };
-        let scored = scoring.run(&pass.batches, &others, &mut gathers, &mut reductions)?;
+        let scoring = self.scoring(trained, &of_heads, scheduled_values.step, n_each);
+        let scored = scoring.run(&pass.batches, &others, &columns, &mut gathers, &mut reductions)?;
         let LossResult { scalars, grads, observed, constrained, observations: of_heads, trained: outputs } =
             scored;
         observations.extend(pass.observations.into_iter().chain(of_heads));
@@ -262,7 +255,9 @@ impl Trainer {
         entering("backward");
         let at_features = BackwardInputs { tape: pass.tape, grads, wire: self.config.precision.reduce };
         backward(trained, at_features, &draws, passes, &mut gathers, &mut reductions)?;
-        let shards = self.mean_gradients(reductions.finish()?);
+        let sums = reductions.finish()?;
+        assert_eq!(sums.len(), trained.shards.len(), "a gradient for every unit");
+        let shards = mean_gradients(sums, self.config.n_micro_batches, &self.state_device);
         phases.backward_ms = clock.lap_ms();
         phases.wait_ms = (self.comm.waited() - waited).as_secs_f64() * 1e3;
 
@@ -272,25 +267,26 @@ impl Trainer {
         Ok(Gradients { shards, scalars, observed, constrained, observations, embeddings, phases })
     }
 
-    /// Computes the outputs of the networks without gradients by name, and the new values of their running parameters.
-    /// `batches` are listed by pixel input.
-    fn infer(
-        &self,
-        networks: &[ShardedNet<'_>],
-        batches: &[Vec<MicroBatch>],
-        gathers: &mut GatherQueue<'_>,
+    /// The loss of step `step`, with micro-batches of `n_images`.
+    fn scoring<'s>(
+        &'s self,
+        network: ShardedNet<'s>,
+        sets: &'s StatSets,
+        step: u64,
         n_images: usize,
-    ) -> Result<(NamedOutputs, Vec<Observation>), EngineError> {
-        let (mut outputs, mut observations) = (Vec::new(), Vec::new());
-        for network in networks {
-            let evaluates = network.net.moves == Moves::Frozen;
-            let both = [self.passes(&self.sets), self.head_passes(&self.head_sets)];
-            let both = both.map(|passes| Passes { evaluates, ..passes });
-            let inferred = infer(*network, &batches[network.net.input], both, gathers, n_images)?;
-            outputs.push((network.net.name, inferred.outputs));
-            observations.extend(inferred.observations);
+    ) -> Scoring<'s> {
+        let n_here = self.config.share(self.topology()).n_micro_batches;
+        let peers = ColumnPeers::new(&self.comm, n_here);
+        Scoring {
+            network,
+            method: self.state.method.as_ref(),
+            peers: Peers::new(&self.comm, n_here),
+            columns: ColumnPass { heads: HeadPass(network), peers, n_images },
+            passes: self.head_passes(sets),
+            step,
+            n_images,
+            wire: self.config.precision.head_reduce,
         }
-        Ok((outputs, observations))
     }
 
     /// Network `number` with its shards.
@@ -337,15 +333,6 @@ impl Trainer {
         }
     }
 
-    /// Returns the mean gradients in the order of the units, given their sums over micro-batches by number of the unit.
-    fn mean_gradients(&self, sums: BTreeMap<usize, Tensor<1>>) -> Vec<Tensor<1>> {
-        assert!(sums.keys().copied().eq(0..self.trained().len()), "a gradient for every unit");
-        let n_micro_batches = self.config.n_micro_batches;
-        let factor = 1.0 / n_micro_batches as f32;
-        let mean = |grad| if n_micro_batches > 1 { host::scale(grad, factor) } else { grad };
-        sums.into_values().map(|grad| mean(grad).to_device(&self.state_device)).collect()
-    }
-
     /// Agrees with all ranks on loss, norms and finiteness, then updates or skips.
     ///
     /// # Errors
@@ -360,7 +347,7 @@ impl Trainer {
             gradients;
         let waited = self.comm.waited();
         let mut clock = Clock::start(self.timed.clone());
-        let (loss, gauges) = scalars.read()?;
+        let (loss, gauges) = Scalars::read_all(&scalars)?;
         // Read before the optimizer is launched, because reading would wait for it.
         let observed = read_by_name(observed)?;
         let modules: Vec<usize> = self.nets.trained().units().map(|unit| unit.module).collect();

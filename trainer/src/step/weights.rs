@@ -27,7 +27,8 @@ impl<'a> Weights<'a> {
                 true => (gather, self.config.precision.gathered()),
                 false => (head_gather, DType::F32),
             };
-            GatherRequest { unit: &shard.layout.name, shard: &shard.weights, wire, dtype, is_kept }
+            let extent = network.extent(number);
+            GatherRequest { unit: &shard.layout.name, shard: &shard.weights, wire, dtype, is_kept, extent }
         };
         let mut list = Vec::new();
         for network in &self.others {

@@ -57,7 +57,10 @@ pub use linear::{linear, matmul, matmul_transposed};
 pub use log_distance::log_distances;
 pub use mlp::mlp;
 pub use number::Number;
-pub use probs::{balanced, column_sums, exp_rows, largest, sharpness, softmax_rows};
+pub use probs::{
+    balanced, column_sums, exp_rows, largest, log_sum_exp, row_maxima, scaled, scaled_row_sums, sharpness,
+    softmax_rows,
+};
 pub use product::{Start, product_into};
 pub use relu::relu;
 pub use residual::branch;

@@ -4,6 +4,8 @@
 //! softmax_rows     p = softmax((x - c) / τ)                        x [.., K]  c [K]
 //! column_sums      Σ over rows                                     [.., K] → [K]
 //! balanced         columns scaled, then rows scaled to sum one      half steps of Sinkhorn and Knopp
+//! log_sum_exp      log Σ_k exp((x - c) / τ)                         [.., K] → [R], R the number of rows
+//! scaled           q / columns / rows                               [.., K]  columns [K]  rows [R]
 //! sharpness        mean entropy and mean largest probability of rows
 //! ```
 
@@ -52,6 +54,18 @@ pub fn largest(x: Tensor<3>) -> Tensor<1> {
     }
 }
 
+/// Returns the largest element of every row of `x` `[B, V, K]`, `[B·V]`.
+pub fn row_maxima(x: Tensor<3>) -> Tensor<1> {
+    let [b, v, k] = x.dims();
+    match host(&x) {
+        Some(x) => {
+            let maxima = slice(&x).chunks_exact(k).map(row_max).collect();
+            Flex::from_primitive(tensor(maxima, [b * v]))
+        }
+        None => x.max_dim(2).reshape([b * v]),
+    }
+}
+
 /// Returns `max(exp((x - max) / temperature), floor)` of every element of `x` `[B, V, K]`; `max` is `[1]`.
 pub fn exp_rows(x: Tensor<3>, max: Tensor<1>, temperature: f64, floor: f32) -> Tensor<3> {
     let dims = x.dims();
@@ -80,6 +94,54 @@ pub fn balanced(q: Tensor<3>, columns: Tensor<1>) -> Tensor<3> {
             let sums = scaled.clone().sum_dim(2);
             scaled / sums
         }
+    }
+}
+
+/// Returns `log Σ exp((x - center) / temperature)` of every row of `x` `[B, V, K]`, `[B·V]`.
+pub fn log_sum_exp(x: Tensor<3>, center: Option<Tensor<1>>, temperature: f64) -> Tensor<1> {
+    let [b, v, k] = x.dims();
+    let zeros = || Tensor::zeros([k], &x.device());
+    let center = center.unwrap_or_else(zeros);
+    match (host(&x), host(&center)) {
+        (Some(x), Some(center)) => {
+            let mut out = vec![0.0; b * v];
+            let (x, center, inverse) = (slice(&x), slice(&center), (1.0 / temperature) as f32);
+            over_rows(&mut out, 1, |first, out| log_sums(&x[first * k..], center, inverse, out));
+            Flex::from_primitive(tensor(out, [b * v]))
+        }
+        _ => {
+            let x = (x - center.unsqueeze()) / temperature;
+            let max = x.clone().max_dim(2);
+            ((x - max.clone()).exp().sum_dim(2).log() + max).reshape([b * v])
+        }
+    }
+}
+
+/// Returns the sums of the rows of `q` `[B, V, K]` after its column `k` is divided by `columns[k]`, `[B·V]`.
+pub fn scaled_row_sums(q: Tensor<3>, columns: Tensor<1>) -> Tensor<1> {
+    let [b, v, k] = q.dims();
+    match (host(&q), host(&columns)) {
+        (Some(q), Some(columns)) => {
+            let mut out = vec![0.0; b * v];
+            let (q, columns) = (slice(&q), slice(&columns));
+            over_rows(&mut out, 1, |first, out| quotient_sums(&q[first * k..], columns, out));
+            Flex::from_primitive(tensor(out, [b * v]))
+        }
+        _ => (q / columns.unsqueeze()).sum_dim(2).reshape([b * v]),
+    }
+}
+
+/// Divides column `k` of `q` `[B, V, K]` by `columns[k]`, and row `r` by `rows[r]`, `[B·V]`.
+pub fn scaled(q: Tensor<3>, columns: Tensor<1>, rows: Tensor<1>) -> Tensor<3> {
+    let [b, v, k] = q.dims();
+    match (host(&q), host(&columns), host(&rows)) {
+        (Some(q), Some(columns), Some(rows)) => {
+            let mut out = slice(&q).to_vec();
+            let (columns, rows) = (slice(&columns), slice(&rows));
+            over_rows(&mut out, k, |first, out| divide(out, columns, &rows[first..]));
+            Flex::from_primitive(tensor(out, [b, v, k]))
+        }
+        _ => q / columns.unsqueeze() / rows.reshape([b, v, 1]),
     }
 }
 
@@ -164,6 +226,39 @@ fn balance(rows: &mut [f32], columns: &[f32]) {
     }
 }
 
+#[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl", "x86_64+avx2"))]
+fn log_sums(rows: &[f32], center: &[f32], inverse: f32, out: &mut [f32]) {
+    let mut powers = vec![0.0; center.len()];
+    for (row, out) in rows.chunks_exact(center.len()).zip(out) {
+        for ((power, value), center) in powers.iter_mut().zip(row).zip(center) {
+            *power = (*value - center) * inverse;
+        }
+        let max = lane_max(&powers);
+        *out = lane_sum(&powers, |power| exp(power - max)).ln() + max;
+    }
+}
+
+#[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl", "x86_64+avx2"))]
+fn quotient_sums(rows: &[f32], columns: &[f32], out: &mut [f32]) {
+    let mut quotients = vec![0.0; columns.len()];
+    for (row, out) in rows.chunks_exact(columns.len()).zip(out) {
+        for ((quotient, value), column) in quotients.iter_mut().zip(row).zip(columns) {
+            *quotient = *value / column;
+        }
+        *out = lane_sum(&quotients, |v| v);
+    }
+}
+
+#[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl", "x86_64+avx2"))]
+fn divide(rows: &mut [f32], columns: &[f32], sums: &[f32]) {
+    for (row, sum) in rows.chunks_exact_mut(columns.len()).zip(sums) {
+        let factor = 1.0 / sum;
+        for (value, column) in row.iter_mut().zip(columns) {
+            *value = *value / column * factor;
+        }
+    }
+}
+
 fn sharpness_of(probs: &[f32], k: usize, out: &mut [f32]) {
     for (row, out) in probs.chunks_exact(k).zip(out.chunks_exact_mut(2)) {
         out[0] = -row.iter().map(|p| p * p.max(1e-30).ln()).sum::<f32>();
@@ -185,18 +280,25 @@ mod tests {
             let x = leaves(&device, &[[3, 2, 37]], 1).remove(0).inner();
             let center = leaves(&device, &[[37]], 2).remove(0).inner();
             let probs = softmax_rows(x.clone(), Some(center.clone()), 0.07);
-            let composed = activation::softmax((x.clone() - center.unsqueeze()) / 0.07, 2);
+            let composed = activation::softmax((x.clone() - center.clone().unsqueeze()) / 0.07, 2);
             assert_close("softmax", probs.clone(), composed.clone(), 3e-6);
             let plain = softmax_rows(x.clone(), None, 0.5);
             assert_close("softmax", plain.clone(), activation::softmax(x.clone() / 0.5, 2), 3e-6);
             let sums = plain.clone().reshape([6, 37]).sum_dim(0).reshape([37]);
             assert_close("sums", column_sums(plain.clone()), sums.clone(), 1e-6);
+            assert_close("maxima", row_maxima(x.clone()), x.clone().max_dim(2).reshape([6]), 0.0);
             assert_close("largest", largest(x.clone()), x.clone().max(), 0.0);
             let powers = ((x.clone() - x.clone().max().unsqueeze()) / 0.1).exp().clamp_min(1e-30);
             assert_close("exp", exp_rows(x.clone(), x.clone().max(), 0.1, 1e-30), powers, 3e-6);
             let scaled = plain.clone() / sums.clone().unsqueeze();
             let rows = scaled.clone() / scaled.sum_dim(2);
-            assert_close("balanced", balanced(plain.clone(), sums), rows, 3e-6);
+            assert_close("balanced", balanced(plain.clone(), sums.clone()), rows.clone(), 3e-6);
+            let parts =
+                super::scaled(plain.clone(), sums.clone(), scaled_row_sums(plain.clone(), sums.clone()));
+            assert_close("scaled", parts, rows.clone(), 3e-6);
+            let shifted = (x.clone() - center.clone().unsqueeze()) / 0.07;
+            let log_sums = shifted.clone().exp().sum_dim(2).log().reshape([6]);
+            assert_close("log_sum_exp", log_sum_exp(x.clone(), Some(center), 0.07), log_sums, 3e-6);
             let logs = plain.clone().clamp_min(1e-30).log();
             let [entropy, max] = sharpness(&plain);
             assert_close("entropy", entropy, -(plain.clone() * logs).sum_dim(2).mean(), 3e-6);

@@ -17,6 +17,9 @@ pub struct Head {
     pub reads: Reads,
     /// Units of the head.
     pub units: Vec<Box<dyn Unit>>,
+    /// Whether the ranks of a column group divide the columns of the last unit's output among them, where a run has such groups. No
+    /// other head reads it.
+    pub may_divide: bool,
 }
 
 /// Input of a head. Everything that depends on it is a method of this type.
@@ -35,6 +38,11 @@ pub enum Reads {
 }
 
 impl Head {
+    /// Creates a head whose columns are never divided.
+    pub fn new(name: &'static str, reads: Reads, units: Vec<Box<dyn Unit>>) -> Self {
+        Self { name, reads, units, may_divide: false }
+    }
+
     /// Returns the number of units up to the last one that has several stages. These run in the passes of a step like a
     /// backbone's; the units after them are part of the loss's graph.
     pub fn n_staged(&self) -> usize {

@@ -18,6 +18,7 @@ use crate::unit::{Context, Cost, Elements, GroupShape, StageOutput, Unit};
 const NORM_EPSILON: f64 = 1e-12;
 
 /// A layer of prototypes.
+#[derive(Debug, Clone)]
 pub struct Prototypes {
     /// Name of the unit.
     pub name: String,
@@ -87,6 +88,12 @@ impl Unit for Prototypes {
             group.with(scores(z).reshape([b, n, self.count]))
         };
         groups.iter().map(project).collect::<Vec<_>>().into()
+    }
+
+    /// Gains are stored in front of all directions, so that a layer that has them cannot be cut.
+    fn column_part(&self, n_parts: usize) -> Option<Box<dyn Unit>> {
+        let is_cut = self.lengths != Lengths::Gain && self.count.is_multiple_of(n_parts);
+        is_cut.then(|| Box::new(Self { count: self.count / n_parts, ..self.clone() }) as Box<dyn Unit>)
     }
 
     /// Counts a graph that holds logits, their softmax and their targets.

@@ -21,6 +21,7 @@ const NORM_EPSILON: f64 = 1e-12;
 const WEIGHT: &str = "weight";
 
 /// A layer of prototypes.
+#[derive(Debug, Clone)]
 pub struct UnitPrototypes {
     /// Name of the unit.
     pub name: String,
@@ -60,6 +61,11 @@ impl Unit for UnitPrototypes {
 
     fn n_constrained(&self) -> usize {
         self.count * self.input
+    }
+
+    fn column_part(&self, n_parts: usize) -> Option<Box<dyn Unit>> {
+        let is_cut = self.count.is_multiple_of(n_parts);
+        is_cut.then(|| Box::new(Self { count: self.count / n_parts, ..self.clone() }) as Box<dyn Unit>)
     }
 
     /// Counts a graph that holds scores, their softmax and their targets.

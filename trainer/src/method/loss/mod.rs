@@ -1,6 +1,7 @@
 //! Losses: pure functions of tensors. Data from the rest of a batch comes through
 //! [`Peers`](ranks::peers::Peers).
 
+pub(crate) mod columns;
 pub(crate) mod cross_entropy;
 pub(crate) mod gram;
 pub(crate) mod info_nce;

@@ -70,6 +70,17 @@ impl Rows {
         &self.device
     }
 
+    /// Rows of the micro-batches that have some, in their order.
+    pub(crate) fn all(&self) -> impl Iterator<Item = &Tensor<3>> {
+        self.by_batch.iter().flatten()
+    }
+
+    /// Returns the rows changed by `f`, which is called in the order of micro-batches.
+    pub(crate) fn map_in_order(&self, mut f: impl FnMut(&Tensor<3>) -> Tensor<3>) -> Self {
+        let by_batch = self.by_batch.iter().map(|rows| rows.as_ref().map(&mut f)).collect();
+        Self { by_batch, device: self.device.clone(), ..*self }
+    }
+
     /// Returns the rows changed by `f`.
     pub(crate) fn map(&self, f: impl Fn(&Tensor<3>) -> Tensor<3>) -> Self {
         let by_batch = self.by_batch.iter().map(|rows| rows.as_ref().map(&f)).collect();

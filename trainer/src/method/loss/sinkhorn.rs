@@ -12,7 +12,7 @@ use ranks::peers::Peers;
 use super::rows::Rows;
 
 /// Keeps the sum of a row above zero when all its entries vanish.
-const FLOOR: f32 = 1e-30;
+pub(super) const FLOOR: f32 = 1e-30;
 
 /// Returns the probabilities of this rank's micro-batches, given their scores.
 ///

@@ -1,8 +1,9 @@
 //! The method: networks, targets and loss of self-distillation over prototypes.
 
-use augment::{CropSpec, MultiCrop};
+use augment::MultiCrop;
 use burn_tensor::Tensor;
 use networks::features::Outputs;
+use networks::head::prototypes::Lengths;
 use networks::head::{Head, Reads};
 use networks::mask::MaskRule;
 use ranks::EngineError;
@@ -10,12 +11,15 @@ use ranks::peers::Peers;
 
 use super::frozen::FrozenTeacher;
 use super::heads::{HEAD, HeadSizes, PATCH_HEAD};
-use super::loss::{Anchors, Cells, Loss, PATCH_TARGET_ENTROPY, TARGET_ENTROPY};
-use super::settings::{Teacher, check_bounds, check_koleo, check_masks, check_student_temp, check_views};
+use super::loss::{Anchors, Cells, Loss, PATCH_TARGET_ENTROPY, TARGET_ENTROPY, ViewTargets};
+use super::settings::{
+    Teacher, check_bounds, check_koleo, check_masks, check_student_temp, check_views, repeats_first,
+};
 use super::targets::Targets;
 use crate::method::loss::koleo::by_view;
 use crate::method::loss::rows::Rows;
 use crate::method::network::{Backbone, Moves, NetworkSpec, Sight};
+use crate::method::prototype_group::check_prototype_group;
 use crate::method::{BatchLoss, BatchOutputs, Gauges, Method, MethodContext, TargetDistribution};
 use crate::schedule::Schedule;
 
@@ -52,6 +56,8 @@ pub(in crate::method) struct SelfDistillation {
     decay: Schedule,
     /// Weight of the pairs with views of other sizes than the first.
     local_weight: f64,
+    /// Number of ranks that divide the prototypes of views among them; `None` in a method without such a setting.
+    column_group: Option<usize>,
     /// Anchoring of similarities between patches, if the method has one.
     gram: Option<GramAnchor>,
     /// Frozen network in place of the moving average, if the method has one.
@@ -102,6 +108,7 @@ impl SelfDistillation {
             koleo_weight: 0.0,
             koleo_group: 0,
             local_weight: 1.0,
+            column_group: None,
             gram: None,
             frozen: None,
             views: cx.views.clone(),
@@ -135,6 +142,21 @@ impl SelfDistillation {
     pub(in crate::method) fn with_local_weight(self, weight: f64) -> Result<Self, String> {
         check_bounds(&[("local_weight", weight, [0.0, 1e6])])?;
         Ok(Self { local_weight: weight, ..self })
+    }
+
+    /// Divides the prototypes of views among `size` ranks.
+    ///
+    /// # Errors
+    /// A message with the key and what is wrong with it.
+    pub(in crate::method) fn with_column_group(self, size: usize) -> Result<Self, String> {
+        check_prototype_group(size, self.head.prototypes)?;
+        if size > 1 && self.head.lengths == Lengths::Gain {
+            let remedy = "norm_last_layer = true, or prototype_group = 1";
+            return Err(format!(
+                "method.prototype_group: prototypes with trained lengths are not divided: {remedy}"
+            ));
+        }
+        Ok(Self { column_group: Some(size), ..self })
     }
 
     /// Adds the anchoring of similarities between patches. The earlier teacher sees the views of the last size: the first views
@@ -203,7 +225,12 @@ impl SelfDistillation {
 
     /// Heads of these sizes on features of `width` channels.
     fn heads_of(&self, head: &HeadSizes, of_cells: Option<&HeadSizes>, width: usize) -> Vec<Head> {
-        let of = |name, reads, sizes: &HeadSizes| Head { name, reads, units: sizes.units(name, width) };
+        let of = |name, reads, sizes: &HeadSizes| Head {
+            may_divide: self.column_group.is_some()
+                && reads == Reads::Pooled
+                && sizes.lengths != Lengths::Gain,
+            ..Head::new(name, reads, sizes.units(name, width))
+        };
         match (&self.cells, of_cells) {
             (None, _) => vec![of(HEAD, Reads::Pooled, head)],
             (Some(_), None) => vec![of(HEAD, Reads::PooledAndMasked, head)],
@@ -246,20 +273,6 @@ impl SelfDistillation {
     }
 }
 
-/// Returns `true` if the views of the last size are the views of the first size again: as many, each with the box of the view in
-/// its place.
-fn repeats_first(views: &MultiCrop) -> bool {
-    let groups = views.groups();
-    let (n_first, n_last) = (groups[0].n_views, groups[groups.len() - 1].n_views);
-    let start = |crop: usize| views.crops[..crop].iter().map(|crop| crop.count).sum::<usize>();
-    let of_crop = |crop: &CropSpec| {
-        let source = crop.like.map(start);
-        (0..crop.count).map(|i| source.map(|source| source + i)).collect::<Vec<_>>()
-    };
-    let sources: Vec<Option<usize>> = views.crops.iter().flat_map(of_crop).collect();
-    groups.len() > 1 && sources[sources.len() - n_last..].iter().copied().eq((0..n_first).map(Some))
-}
-
 impl Method for SelfDistillation {
     fn views(&self) -> &MultiCrop {
         &self.views
@@ -282,6 +295,10 @@ impl Method for SelfDistillation {
         [Some(teacher), anchor, Some(student)].into_iter().flatten().collect()
     }
 
+    fn column_group_size(&self) -> usize {
+        self.column_group.unwrap_or(1)
+    }
+
     fn evaluated(&self) -> &'static str {
         if self.frozen.is_some() { AVERAGE } else { TEACHER }
     }
@@ -301,8 +318,19 @@ impl Method for SelfDistillation {
         peers: Peers<'_>,
     ) -> Result<Box<dyn BatchLoss>, EngineError> {
         let teacher = batch.of(TEACHER);
-        let scores = teacher.iter().map(|outputs| outputs.head_on_views(HEAD, 0)).collect();
-        let views = self.targets.of("views", &Rows::even(scores, peers), step, peers)?;
+        let views = match &batch.columns {
+            Some(columns) => {
+                let scores = columns.of(TEACHER, HEAD);
+                let [b, v, _] = scores[0].dims();
+                let rows = Rows::with_number(scores, b * v * peers.n_micro_batches());
+                let balanced = self.targets.of_columns("views", &rows, step, peers, columns.peers)?;
+                ViewTargets::Columns(balanced)
+            }
+            None => {
+                let scores = teacher.iter().map(|outputs| outputs.head_on_views(HEAD, 0)).collect();
+                ViewTargets::Whole(self.targets.of("views", &Rows::even(scores, peers), step, peers)?)
+            }
+        };
         let neighbors = match self.koleo_weight {
             0.0 => Vec::new(),
             _ => by_view(batch.trained, self.koleo_group, peers)?,
@@ -373,39 +401,5 @@ impl Method for SelfDistillation {
     fn load_state(&mut self, state: &[(String, Vec<f32>)]) -> Result<(), String> {
         let of_cells = self.cells.as_mut().map(|cells| &mut cells.targets);
         std::iter::once(&mut self.targets).chain(of_cells).try_for_each(|targets| targets.load(state))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Views that repeat all first ones in their order, in one crop or in several; and views that do not.
-    #[test]
-    fn last_views_repeat_the_first_by_their_crops() {
-        let crop = |count: usize, size_px: u32, like: Option<usize>| CropSpec {
-            count,
-            size_px,
-            like,
-            ..MultiCrop::dino(32, 16, 2).crops[0].clone()
-        };
-        let repeat = |crops: Vec<CropSpec>| repeats_first(&MultiCrop { crops });
-        assert!(repeat(vec![crop(2, 32, None), crop(4, 16, None), crop(2, 64, Some(0))]));
-        let apart = |a: usize, b: usize| {
-            vec![
-                crop(1, 32, None),
-                crop(1, 32, None),
-                crop(2, 16, None),
-                crop(1, 64, Some(a)),
-                crop(1, 64, Some(b)),
-            ]
-        };
-        assert!(repeat(apart(0, 1)));
-        assert!(!repeat(apart(1, 0)));
-        assert!(!repeat(vec![crop(1, 32, None), crop(1, 32, None), crop(1, 64, Some(0))]));
-        assert!(!repeat(vec![crop(2, 32, None), crop(2, 16, None)]));
-        // Views of the smaller size that repeat the first ones are seen with those that do not.
-        assert!(!repeat(vec![crop(2, 32, None), crop(4, 16, None), crop(2, 16, Some(0))]));
-        assert!(!repeat(vec![crop(2, 32, None), crop(2, 32, Some(0))]));
     }
 }

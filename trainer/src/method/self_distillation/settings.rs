@@ -1,5 +1,6 @@
 //! Settings with their defaults and checks that the methods of self-distillation share.
 
+use augment::{CropSpec, MultiCrop};
 use networks::mask::{MaskRule, SmallestBlock};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -213,5 +214,53 @@ pub(super) fn check_views(cx: &MethodContext) -> Result<(), String> {
     match cx.views.groups().first() {
         Some(group) if group.n_views >= 2 => Ok(()),
         _ => Err("views: the first size needs two views or more, one to predict the other".into()),
+    }
+}
+
+/// Returns `true` if the views of the last size are the views of the first size again: as many, each with the box of the view in
+/// its place.
+pub(super) fn repeats_first(views: &MultiCrop) -> bool {
+    let groups = views.groups();
+    let (n_first, n_last) = (groups[0].n_views, groups[groups.len() - 1].n_views);
+    let start = |crop: usize| views.crops[..crop].iter().map(|crop| crop.count).sum::<usize>();
+    let of_crop = |crop: &CropSpec| {
+        let source = crop.like.map(start);
+        (0..crop.count).map(|i| source.map(|source| source + i)).collect::<Vec<_>>()
+    };
+    let sources: Vec<Option<usize>> = views.crops.iter().flat_map(of_crop).collect();
+    groups.len() > 1 && sources[sources.len() - n_last..].iter().copied().eq((0..n_first).map(Some))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Views that repeat all first ones in their order, in one crop or in several; and views that do not.
+    #[test]
+    fn last_views_repeat_the_first_by_their_crops() {
+        let crop = |count: usize, size_px: u32, like: Option<usize>| CropSpec {
+            count,
+            size_px,
+            like,
+            ..MultiCrop::dino(32, 16, 2).crops[0].clone()
+        };
+        let repeat = |crops: Vec<CropSpec>| repeats_first(&MultiCrop { crops });
+        assert!(repeat(vec![crop(2, 32, None), crop(4, 16, None), crop(2, 64, Some(0))]));
+        let apart = |a: usize, b: usize| {
+            vec![
+                crop(1, 32, None),
+                crop(1, 32, None),
+                crop(2, 16, None),
+                crop(1, 64, Some(a)),
+                crop(1, 64, Some(b)),
+            ]
+        };
+        assert!(repeat(apart(0, 1)));
+        assert!(!repeat(apart(1, 0)));
+        assert!(!repeat(vec![crop(1, 32, None), crop(1, 32, None), crop(1, 64, Some(0))]));
+        assert!(!repeat(vec![crop(2, 32, None), crop(2, 16, None)]));
+        // Views of the smaller size that repeat the first ones are seen with those that do not.
+        assert!(!repeat(vec![crop(2, 32, None), crop(4, 16, None), crop(2, 16, Some(0))]));
+        assert!(!repeat(vec![crop(2, 32, None), crop(2, 32, Some(0))]));
     }
 }

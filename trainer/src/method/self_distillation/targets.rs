@@ -8,10 +8,12 @@
 use burn_tensor::{Device, Tensor, TensorData};
 use kernels::ops::softmax_rows;
 use ranks::EngineError;
+use ranks::column_peers::ColumnPeers;
 use ranks::peers::Peers;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::method::loss::columns::{self, ColumnTargets};
 use crate::method::loss::mean::{batch_means, in_use};
 use crate::method::loss::rows::Rows;
 use crate::method::loss::sinkhorn;
@@ -45,6 +47,17 @@ pub(super) struct Targets {
     pub(super) temperature: Ramp,
     /// The center, `[K]`.
     pub(super) center: Vec<f32>,
+}
+
+/// Targets of a batch, of this rank's columns.
+pub(super) struct BalancedColumns {
+    pub(super) targets: ColumnTargets,
+    /// As [`Balanced::mean`].
+    pub(super) mean: Option<(&'static str, Tensor<1>)>,
+    /// Effective number of prototypes in use in the whole batch, `[1]`.
+    pub(super) prototypes_in_use: Tensor<1>,
+    /// This rank's shares of entropy and largest probability, by micro-batch of the group.
+    pub(super) sharpness: Vec<[Tensor<1>; 2]>,
 }
 
 /// Targets of a batch.
@@ -84,6 +97,37 @@ impl Targets {
                 Ok(Balanced { targets, mean: None, prototypes_in_use: in_use(mean_target) })
             }
         }
+    }
+
+    /// Returns the targets for `scores`, this rank's columns by micro-batch of the group; `what` names them in messages.
+    ///
+    /// # Errors
+    /// [`EngineError`].
+    pub(super) fn of_columns(
+        &self,
+        what: &str,
+        scores: &Rows,
+        step: u64,
+        peers: Peers<'_>,
+        group: ColumnPeers<'_>,
+    ) -> Result<BalancedColumns, EngineError> {
+        let (temperature, k, n) = (self.temperature.at(step), scores.n_prototypes(), scores.n());
+        let (targets, mean) = match self.centering {
+            Centering::Mean => {
+                let center = self.center_tensor(scores.device()).narrow(0, group.part() * k, k);
+                let targets = columns::softmax(scores, center, temperature, group)?;
+                let scores: Vec<Tensor<3>> = scores.all().cloned().collect();
+                (targets, Some((self.name, columns::batch_mean(what, &scores, k, n, group)?)))
+            }
+            Centering::Sinkhorn => {
+                let n_prototypes = self.center.len();
+                let iterations = SINKHORN_ITERATIONS;
+                (columns::sinkhorn(scores, n_prototypes, temperature, iterations, peers, group)?, None)
+            }
+        };
+        let prototypes_in_use = in_use(columns::batch_mean(what, &targets.rows, k, n, group)?);
+        let sharpness = columns::sharpness(&targets, group)?;
+        Ok(BalancedColumns { targets, mean, prototypes_in_use, sharpness })
     }
 
     /// Moves the center towards the mean that an accepted step observed.

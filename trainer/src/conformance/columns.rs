@@ -1,0 +1,146 @@
+//! Methods that divide prototypes among ranks: the same losses, gradients and weights as without, up to rounding, and the same bits
+//! on any number of ranks with groups of a size.
+
+use burn_tensor::Device;
+
+use super::methods::{Trained, joined, on_ranks, save, take, train};
+use super::{pair, plans};
+use crate::bench::compare::difference;
+use crate::checkpoint::resume;
+use crate::{Plan, Recipe};
+
+/// Prototypes that divide among four ranks with any embedding of the examples.
+const N_PROTOTYPES: usize = 128;
+
+/// Steps of a run.
+const N_STEPS: u64 = 3;
+
+/// Largest difference of a loss or gauge, relative to its value.
+const REPORT_TOLERANCE: f64 = 2e-5;
+
+/// Largest difference of a center or a row of a queue, relative to the largest.
+const STATE_TOLERANCE: f64 = 2e-6;
+
+/// Largest difference of a moment, relative to the largest of its unit.
+const MOMENT_TOLERANCE: f64 = 2e-4;
+
+/// Returns `plan` with prototypes that groups of `size` ranks divide; `None` if its method does not divide any.
+fn divided(plan: &Plan, size: usize) -> Option<Plan> {
+    let mut method = serde_json::to_value(&plan.recipe.method).unwrap();
+    method["prototype_group"].as_u64()?;
+    method["prototype_group"] = size.into();
+    method["prototypes"] = N_PROTOTYPES.into();
+    if !method["norm_last_layer"].is_null() {
+        method["norm_last_layer"] = true.into();
+    }
+    let recipe = Recipe { method: serde_json::from_value(method).unwrap(), ..plan.recipe.clone() };
+    Some(crate::resolve(recipe, 100).unwrap())
+}
+
+/// The plans of methods that divide prototypes, each with the first backbone of its examples.
+fn dividing(overrides: &[&str]) -> Vec<Plan> {
+    let mut chosen: Vec<Plan> = Vec::new();
+    for plan in plans(overrides).into_iter().filter(|plan| divided(plan, 1).is_some()) {
+        if chosen.iter().all(|other| other.recipe.method != plan.recipe.method) {
+            chosen.push(plan);
+        }
+    }
+    assert!(chosen.len() > 4, "methods that divide prototypes");
+    chosen
+}
+
+/// Asserts that runs are equal up to rounding. Moments follow gradients, without the steps of full size that AdamW takes where
+/// these are nearly zero.
+fn assert_close(a: &Trained, b: &Trained, plan: &Plan) {
+    assert_eq!(a.reports.len(), b.reports.len(), "{}", pair(plan));
+    for (number, (a, b)) in a.reports.iter().zip(&b.reports).enumerate() {
+        let off = (a - b).abs();
+        assert!(off <= REPORT_TOLERANCE * b.abs().max(1e-3), "report {number}: {a} {b}, {}", pair(plan));
+    }
+    for ((name, a), (_, b)) in a.state.iter().zip(&b.state) {
+        let worst = difference(b, a);
+        assert!(a.len() == b.len() && worst <= STATE_TOLERANCE, "{name}: {worst}, {}", pair(plan));
+    }
+    for ((unit, name, a), (.., b)) in
+        a.buffers.iter().zip(&b.buffers).filter(|((_, name, _), _)| *name == "exp_avg")
+    {
+        let worst = difference(b, a);
+        assert!(worst <= MOMENT_TOLERANCE, "{unit} {name}: {worst} of the largest, {}", pair(plan));
+    }
+}
+
+/// One step from the same weights: later ones multiply what rounding has changed.
+#[test]
+fn a_step_with_divided_prototypes_equals_one_without() {
+    for plan in dividing(&[]) {
+        let whole = train(&divided(&plan, 1).unwrap(), 2, 1);
+        for (size, world_size) in [(2, 2), (2, 4), (4, 4)] {
+            let parts = train(&divided(&plan, size).unwrap(), world_size, 1);
+            assert!(parts.reports != whole.reports || parts.buffers != whole.buffers, "nothing was divided");
+            // Gauges of divided heads come last.
+            let sorted = |run: &Trained| {
+                let mut reports = run.reports.clone();
+                reports[2..].sort_by(f64::total_cmp);
+                Trained { reports, ..run.clone() }
+            };
+            assert_close(&sorted(&parts), &sorted(&whole), &plan);
+        }
+    }
+}
+
+#[test]
+fn ranks_and_groups_of_shards_do_not_change_the_bits() {
+    let overrides = [&[][..], &["run.keep=0"], &["run.shard_group=2"], &["run.shard='grad'"]];
+    let variants: Vec<Vec<Plan>> = overrides.iter().map(|overrides| dividing(overrides)).collect();
+    for (number, plan) in variants[0].iter().enumerate() {
+        let two = train(&divided(plan, 2).unwrap(), 2, N_STEPS);
+        for variant in &variants {
+            let four = train(&divided(&variant[number], 2).unwrap(), 4, N_STEPS);
+            assert!(four == two, "{}", pair(&variant[number]));
+        }
+    }
+}
+
+/// A run that divides prototypes continues from its checkpoint with the same bits, and also without dividing.
+#[test]
+fn a_checkpoint_does_not_know_who_divides() {
+    for plan in dividing(&[]) {
+        let folder = tempfile::tempdir().unwrap();
+        let parts = divided(&plan, 2).unwrap();
+        let all = train(&parts, 2, 4);
+        let first = on_ranks(&parts, 4, |plan, mut trainer| {
+            let reports = take(plan, &mut trainer, 2);
+            save(&trainer, plan, folder.path());
+            reports
+        });
+        let rest_of = |plan: &Plan, world_size| {
+            joined(on_ranks(plan, world_size, |plan, mut trainer| {
+                let (state, comm) = (&mut trainer.state, &trainer.comm);
+                let mut warn = |warning: &str| panic!("{warning}");
+                let step = resume(folder.path(), u64::MAX, state, comm, &Device::flex(), &mut warn).unwrap();
+                assert_eq!(step, Some(2));
+                (take(plan, &mut trainer, 2), trainer)
+            }))
+        };
+        let rest = rest_of(&parts, 2);
+        assert_eq!([&first[0][..], &rest.reports[..]].concat(), all.reports, "{}", pair(&plan));
+        assert!(rest.buffers == all.buffers && rest.state == all.state, "{}", pair(&plan));
+        let whole = rest_of(&divided(&plan, 1).unwrap(), 1);
+        let (a, b) = (whole.reports[0], rest.reports[0]);
+        assert!((a - b).abs() <= REPORT_TOLERANCE * b.abs(), "{a} {b}: {}", pair(&plan));
+    }
+}
+
+/// Sizes that do not divide are refused with the key.
+#[test]
+fn groups_that_do_not_divide_are_refused() {
+    let room =
+        crate::recipe::plan::RankResources { n_cores: 1, n_workers: 1, bytes: f64::MAX, is_gpu: false };
+    let refused = |plan: Plan, world_size| plan.over(world_size, room).unwrap_err().to_string();
+    for plan in dividing(&[]) {
+        for (size, world_size) in [(2, 1), (4, 2)] {
+            let error = refused(divided(&plan, size).unwrap(), world_size);
+            assert!(error.contains("method.prototype_group"), "{error}");
+        }
+    }
+}

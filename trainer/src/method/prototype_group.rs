@@ -1,0 +1,19 @@
+//! The key `method.prototype_group`: the number of ranks that divide prototypes among them.
+
+/// Default of the key: no rank divides prototypes.
+pub(super) fn default_prototype_group() -> usize {
+    1
+}
+
+/// Checks that `prototypes` divide among `size` ranks.
+///
+/// # Errors
+/// A message with the key.
+pub(super) fn check_prototype_group(size: usize, prototypes: usize) -> Result<(), String> {
+    if size == 0 || !prototypes.is_multiple_of(size) {
+        return Err(format!(
+            "method.prototype_group {size} does not divide method.prototypes {prototypes} into equal parts: choose a divisor, or 1"
+        ));
+    }
+    Ok(())
+}

@@ -1,0 +1,166 @@
+//! Settings of SwAV.
+
+#[cfg(test)]
+use augment::MultiCrop;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::method::Swav;
+use crate::method::prototype_group::{check_prototype_group, default_prototype_group};
+use crate::method::{Method, MethodContext, MethodRecipe};
+use crate::schedule::Duration;
+
+/// Settings of SwAV, as a recipe writes them.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Config {
+    /// Number of prototypes, K.
+    pub prototypes: usize,
+    /// Channels of the head's hidden layers; one layer of 2048 by default.
+    #[serde(default = "default_hidden")]
+    pub head_hidden: Vec<usize>,
+    /// Channels of the head's output, the embedding; 128 by default.
+    #[serde(default = "default_output")]
+    pub head_output: usize,
+    /// Whether the head's hidden layers are normalized over the batch, the default: SwAV's are, SEER's are not.
+    #[serde(default = "default_batch_norm")]
+    pub head_batch_norm: bool,
+    /// Temperature of the predictions, τ; 0.1 by default.
+    #[serde(default = "default_temperature")]
+    pub temperature: f64,
+    /// Temperature of the assignments, ε: smaller is sharper; 0.05 by default.
+    #[serde(default = "default_epsilon")]
+    pub epsilon: f64,
+    /// Number of iterations of Sinkhorn and Knopp; 3 by default.
+    #[serde(default = "default_iterations")]
+    pub sinkhorn_iterations: usize,
+    /// Length of time at the start during which the prototypes are frozen; 313 steps by default.
+    #[serde(default = "default_freeze")]
+    pub freeze_prototypes: Duration,
+    /// Number of images in the queue; 0, the default, for no queue.
+    #[serde(default)]
+    pub queue: usize,
+    /// Length of time before the queue begins to fill; 15 epochs by default.
+    #[serde(default = "default_queue_start")]
+    pub queue_start: Duration,
+    /// Number of ranks that divide the prototypes among them; 1, the default, for none. Each of them computes its part of the scores, for
+    /// the images of all, and no other rank gathers its part of the layer: with many prototypes it takes less memory and traffic.
+    /// It must divide the prototypes and the ranks of a shard group, and the layer's shards must have equal lengths. Losses
+    /// differ in rounding alone.
+    #[serde(default = "default_prototype_group")]
+    pub prototype_group: usize,
+}
+
+fn default_hidden() -> Vec<usize> {
+    vec![2048]
+}
+
+fn default_output() -> usize {
+    128
+}
+
+fn default_batch_norm() -> bool {
+    true
+}
+
+fn default_temperature() -> f64 {
+    0.1
+}
+
+fn default_epsilon() -> f64 {
+    0.05
+}
+
+fn default_iterations() -> usize {
+    3
+}
+
+fn default_freeze() -> Duration {
+    Duration::Steps(313)
+}
+
+fn default_queue_start() -> Duration {
+    Duration::Epochs(15.0)
+}
+
+impl Config {
+    fn validate(&self, cx: &MethodContext) -> Result<(), String> {
+        if self.prototypes < 2 || self.head_output == 0 || self.head_hidden.contains(&0) {
+            return Err(
+                "method.prototypes must be at least 2, method.head_output and every number of method.head_hidden at \
+                 least 1"
+                    .into(),
+            );
+        }
+        for (key, value) in [("temperature", self.temperature), ("epsilon", self.epsilon)] {
+            if !(value > 0.0 && value <= 1e3) {
+                return Err(format!("method.{key} {value} must lie above 0 and not above 1000"));
+            }
+        }
+        check_prototype_group(self.prototype_group, self.prototypes)?;
+        if self.sinkhorn_iterations == 0 {
+            return Err("method.sinkhorn_iterations must be at least 1".into());
+        }
+        let batch_size = cx.length.batch_size;
+        if batch_size < 2 {
+            return Err("optim.batch_size 1: assignments are balanced over two images or more".into());
+        }
+        if self.queue > 1 << 24 {
+            return Err(format!("method.queue {} must not be above {}", self.queue, 1 << 24));
+        }
+        if self.queue > 0 && self.queue < batch_size {
+            return Err(format!(
+                "method.queue {} is smaller than optim.batch_size {batch_size}: it must hold a batch, or be 0",
+                self.queue
+            ));
+        }
+        let n_views: usize = cx.views.groups().iter().map(|group| group.n_views).sum();
+        if n_views < 2 {
+            return Err("views: SwAV needs two views or more, one to predict the other".into());
+        }
+        Ok(())
+    }
+}
+
+impl MethodRecipe for Config {
+    fn build(&self, cx: &MethodContext) -> Result<Box<dyn Method>, String> {
+        self.validate(cx)?;
+        let queue_from = cx.length.steps("method.queue_start", &self.queue_start)?;
+        let is_full = queue_from.saturating_add(self.queue.div_ceil(cx.length.batch_size) as u64);
+        if self.queue > 0 && is_full >= cx.length.total_steps {
+            return Err(format!(
+                "method.queue is full at step {is_full} of {}, too late to count: let it begin earlier \
+                 (method.queue_start)",
+                cx.length.total_steps
+            ));
+        }
+        Ok(Box::new(Swav {
+            frozen_steps: cx.length.steps("method.freeze_prototypes", &self.freeze_prototypes)?,
+            queue_from,
+            queue: Vec::new(),
+            config: self.clone(),
+            views: cx.views.clone(),
+            width: cx.model.width(),
+        }))
+    }
+
+    #[cfg(test)]
+    fn examples() -> Vec<(Self, MultiCrop)> {
+        let plain = Self {
+            prototypes: 10,
+            head_hidden: vec![12],
+            head_output: 6,
+            head_batch_norm: true,
+            temperature: 0.1,
+            epsilon: 0.05,
+            sinkhorn_iterations: 3,
+            freeze_prototypes: Duration::Steps(0),
+            queue: 0,
+            queue_start: Duration::Steps(0),
+            prototype_group: 1,
+        };
+        let views = MultiCrop::dino(16, 8, 2);
+        let queue = Self { queue: 13, head_hidden: vec![9, 12], head_batch_norm: false, ..plain.clone() };
+        vec![(plain, views.clone()), (queue, views)]
+    }
+}

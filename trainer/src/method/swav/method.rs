@@ -1,0 +1,279 @@
+//! The method: networks, assignments and queue.
+
+use augment::MultiCrop;
+use burn_tensor::{Device, Tensor, TensorData};
+use kernels::ops::unit_rows;
+use networks::features::Outputs;
+use networks::head::projection::Projection;
+use networks::head::unit_prototypes::UnitPrototypes;
+use networks::head::{Head, Reads};
+use ranks::EngineError;
+use ranks::peers::Peers;
+
+use super::config::Config;
+use super::loss::{Assigned, SwavLoss};
+use crate::method::loss::columns::{self, ColumnTargets};
+use crate::method::loss::mean::{batch_means, in_use};
+use crate::method::loss::rows::Rows;
+use crate::method::loss::sinkhorn;
+use crate::method::network::NetworkSpec;
+use crate::method::{BatchLoss, BatchOutputs, ColumnOutputs, Method, TargetDistribution};
+
+/// Gauge of the mean entropy of the targets.
+pub(super) const TARGET_ENTROPY: &str = "health/target_entropy";
+
+/// Name of the head that outputs z.
+const PROJECTION: &str = "projection";
+
+/// Name of the head that outputs scores.
+pub(super) const SCORES: &str = "scores";
+
+/// Keeps a norm away from zero.
+const NORM_EPSILON: f64 = 1e-12;
+
+/// Name of the queue's rows among observed values and in checkpoints.
+pub(super) const QUEUE: &str = "queue";
+
+/// Name of the network.
+const STUDENT: &str = "student";
+
+/// SwAV.
+pub(super) struct Swav {
+    pub(super) config: Config,
+    pub(super) views: MultiCrop,
+    pub(super) width: usize,
+    pub(super) frozen_steps: u64,
+    /// First step whose embeddings enter the queue.
+    pub(super) queue_from: u64,
+    /// Queue: ẑ of all assigned views of an image one after another, the newest image first.
+    pub(super) queue: Vec<f32>,
+}
+
+impl Swav {
+    /// Number of views that are assigned to prototypes.
+    fn n_assigned(&self) -> usize {
+        self.views.groups()[0].n_views
+    }
+
+    /// Number of values that the queue holds of an image.
+    fn n_each(&self) -> usize {
+        self.n_assigned() * self.config.head_output
+    }
+
+    fn fills_queue(&self, step: u64) -> bool {
+        self.config.queue > 0 && step >= self.queue_from
+    }
+
+    /// Returns the queue's share of micro-batch `number` of the global batch, `[n, V, D]`; `None` while it is not full.
+    fn queued(&self, number: usize, n_micro_batches: usize, device: &Device) -> Option<Tensor<3>> {
+        let n_each = self.n_each();
+        if self.config.queue == 0 || self.queue.len() < self.config.queue * n_each {
+            return None;
+        }
+        let images = self.queue.chunks_exact(n_each).skip(number).step_by(n_micro_batches);
+        let values: Vec<f32> = images.flatten().copied().collect();
+        let shape = [values.len() / n_each, self.n_assigned(), self.config.head_output];
+        (!values.is_empty()).then(|| Tensor::from_data(TensorData::new(values, shape), device))
+    }
+
+    /// Returns the scores of a micro-batch, followed by those of the queue's share of it, number `number` in the batch.
+    fn with_queue(
+        &self,
+        batch: &BatchOutputs<'_>,
+        scores: &Tensor<3>,
+        number: usize,
+        n_micro_batches: usize,
+    ) -> Tensor<3> {
+        match self.queued(number, n_micro_batches, &scores.device()) {
+            Some(queued) => Tensor::cat(vec![scores.clone(), (batch.score)(SCORES, queued)], 0),
+            None => scores.clone(),
+        }
+    }
+
+    /// Number of rows that are assigned, of each view, in a batch of `n_images`.
+    fn n_rows(&self, n_images: usize) -> usize {
+        let is_full = self.config.queue > 0 && self.queue.len() >= self.config.queue * self.n_each();
+        n_images + if is_full { self.config.queue } else { 0 }
+    }
+
+    /// Computes this rank's columns of the assignments of the views, by micro-batch of the group.
+    fn assign_columns(
+        &self,
+        batch: &BatchOutputs<'_>,
+        columns: ColumnOutputs<'_>,
+        peers: Peers<'_>,
+    ) -> Result<ColumnTargets, EngineError> {
+        let (scores, group) = (columns.of_trained(SCORES), columns.peers);
+        let ([b, v, _], n) = (scores[0].dims(), group.n_micro_batches());
+        let all: Vec<Tensor<3>> = scores
+            .iter()
+            .enumerate()
+            .map(|(t, scores)| self.with_queue(batch, scores, group.number(t), n))
+            .collect();
+        let Config { prototypes, epsilon, sinkhorn_iterations, .. } = self.config;
+        let of_view = |view: usize| {
+            let of_view = |all: &Tensor<3>| all.clone().narrow(1, view, 1);
+            let logits = Rows::with_number(all.iter().map(of_view).collect(), self.n_rows(b * n));
+            columns::sinkhorn(&logits, prototypes, epsilon, sinkhorn_iterations, peers, group)
+        };
+        let by_view: Vec<ColumnTargets> = (0..v).map(of_view).collect::<Result<_, _>>()?;
+        let rows = |t: usize| {
+            Tensor::cat(by_view.iter().map(|targets| targets.rows[t].clone().slice(0..b)).collect(), 1)
+        };
+        let others =
+            |t: usize| (0..b).flat_map(|i| by_view.iter().map(move |targets| targets.others[t][i])).collect();
+        let n_group = group.n_group();
+        Ok(ColumnTargets {
+            rows: (0..n_group).map(rows).collect(),
+            others: (0..n_group).map(others).collect(),
+        })
+    }
+
+    /// Computes the assignments of the views.
+    fn assign(&self, batch: &BatchOutputs<'_>, peers: Peers<'_>) -> Result<Rows, EngineError> {
+        let scores: Vec<Tensor<3>> =
+            batch.trained.iter().map(|outputs| outputs.head(SCORES)[0].clone()).collect();
+        let ([b, v, _], n) = (scores[0].dims(), peers.n_micro_batches());
+        // Micro-batches are told apart by the position of their first image.
+        let with_queue =
+            |(i, scores): (usize, &Tensor<3>)| self.with_queue(batch, scores, peers.position(i, 0), n);
+        let all: Vec<Tensor<3>> = scores.iter().enumerate().map(with_queue).collect();
+        let n_rows = self.n_rows(b * n);
+        let of_view = |view: usize| {
+            let of_view = |all: &Tensor<3>| all.clone().narrow(1, view, 1);
+            let logits = Rows::with_number(all.iter().map(of_view).collect(), n_rows);
+            sinkhorn::targets(&logits, self.config.epsilon, self.config.sinkhorn_iterations, peers)
+        };
+        let by_view: Vec<Rows> = (0..v).map(of_view).collect::<Result<_, _>>()?;
+        let of_batch = |number: usize| {
+            let views = by_view.iter().filter_map(|targets| targets.of(number));
+            Tensor::cat(views.map(|targets| targets.clone().slice(0..b)).collect(), 1)
+        };
+        Ok(Rows::even((0..scores.len()).map(of_batch).collect(), peers))
+    }
+
+    /// Gathers ẑ of the assigned views of the whole batch, if the queue fills.
+    fn for_queue(
+        &self,
+        batch: &BatchOutputs<'_>,
+        step: u64,
+        peers: Peers<'_>,
+    ) -> Result<Option<Tensor<1>>, EngineError> {
+        let rows = |outputs: &Outputs| {
+            let z = outputs.head(PROJECTION)[0].clone();
+            let [b, v, d] = z.dims();
+            unit_rows(z.reshape([b * v, d]), NORM_EPSILON).reshape([b, v * d])
+        };
+        if !self.fills_queue(step) {
+            return Ok(None);
+        }
+        let rows: Vec<Tensor<2>> = batch.trained.iter().map(rows).collect();
+        let all = peers.gather("queue", &rows)?;
+        let [n, d] = all.dims();
+        Ok(Some(all.reshape([n * d])))
+    }
+}
+
+impl Method for Swav {
+    fn views(&self) -> &MultiCrop {
+        &self.views
+    }
+
+    fn networks(&self) -> Vec<NetworkSpec> {
+        let Config { head_hidden, head_output, head_batch_norm, .. } = &self.config;
+        let projection = Projection::of_head(self.width, head_hidden, *head_output, *head_batch_norm);
+        let prototypes = UnitPrototypes {
+            name: "head.prototypes".into(),
+            input: self.config.head_output,
+            count: self.config.prototypes,
+            frozen_steps: self.frozen_steps,
+        };
+        let projection: Vec<Box<dyn networks::unit::Unit>> = vec![Box::new(projection)];
+        let heads = vec![
+            Head::new(PROJECTION, Reads::Pooled, projection),
+            Head {
+                may_divide: true,
+                ..Head::new(SCORES, Reads::Head(PROJECTION), vec![Box::new(prototypes)])
+            },
+        ];
+        vec![NetworkSpec::trained(STUDENT, heads, self.views.groups().len())]
+    }
+
+    fn evaluated(&self) -> &'static str {
+        STUDENT
+    }
+
+    fn column_group_size(&self) -> usize {
+        self.config.prototype_group
+    }
+
+    fn prepares_with_heads(&self) -> bool {
+        true
+    }
+
+    fn prepare(
+        &self,
+        batch: &BatchOutputs<'_>,
+        step: u64,
+        peers: Peers<'_>,
+    ) -> Result<Box<dyn BatchLoss>, EngineError> {
+        let for_queue = self.for_queue(batch, step, peers)?;
+        let temperature = self.config.temperature;
+        if let Some(columns) = batch.columns {
+            let targets = self.assign_columns(batch, columns, peers)?;
+            let (group, k) = (columns.peers, self.config.prototypes / columns.peers.n_parts());
+            let n_rows = targets.others[0].len() * group.n_micro_batches();
+            let mean = columns::batch_mean("prototypes in use", &targets.rows, k, n_rows, group)?;
+            let sharpness = columns::sharpness(&targets, group)?;
+            let assigned = Assigned::Columns(targets, sharpness);
+            return Ok(Box::new(SwavLoss {
+                assigned,
+                for_queue,
+                prototypes_in_use: in_use(mean),
+                temperature,
+            }));
+        }
+        let targets = self.assign(batch, peers)?;
+        let [mean_target] = batch_means("prototypes in use", [&targets], peers)?;
+        let (assigned, prototypes_in_use) = (Assigned::Whole(targets), in_use(mean_target));
+        Ok(Box::new(SwavLoss { assigned, for_queue, prototypes_in_use, temperature }))
+    }
+
+    fn after_step(&mut self, observed: &[(&'static str, Vec<f32>)]) {
+        for (_, newest) in observed.iter().filter(|(name, _)| *name == QUEUE) {
+            let mut queue = newest.clone();
+            queue.append(&mut self.queue);
+            queue.truncate(self.config.queue * self.n_each());
+            self.queue = queue;
+        }
+    }
+
+    fn uninformed_loss(&self) -> Option<f64> {
+        Some((self.config.prototypes as f64).ln())
+    }
+
+    fn target_distributions(&self) -> Vec<TargetDistribution> {
+        vec![TargetDistribution::over(self.config.prototypes, TARGET_ENTROPY, "method.epsilon")]
+    }
+
+    fn state(&self) -> Vec<(String, Vec<f32>)> {
+        if self.config.queue == 0 { Vec::new() } else { vec![(QUEUE.into(), self.queue.clone())] }
+    }
+
+    fn load_state(&mut self, state: &[(String, Vec<f32>)]) -> Result<(), String> {
+        for (name, values) in state {
+            if name == QUEUE {
+                let most = self.config.queue * self.n_each();
+                if values.len() > most || !values.len().is_multiple_of(self.n_each()) {
+                    return Err(format!(
+                        "the queue has {} values; expected a multiple of {}, at most {most}",
+                        values.len(),
+                        self.n_each()
+                    ));
+                }
+                self.queue.clone_from(values);
+            }
+        }
+        Ok(())
+    }
+}
