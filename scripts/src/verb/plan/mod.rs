@@ -3,6 +3,7 @@
 mod flags;
 mod hardware;
 mod networks;
+mod prototypes;
 mod rows;
 mod table;
 
@@ -30,16 +31,24 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         out!("{steps} steps of {batch} images");
     }
     out!("");
-    let mut lines = Vec::new();
+    let (mut lines, mut advice) = (Vec::new(), Vec::new());
     let mut any_fits = false;
     for &world_size in &hardware.ranks {
         let rank_batch = args.rank_batch.unwrap_or_else(|| batch.div_ceil(world_size));
         for row in rows::rows(args, &model, recipe.as_ref(), world_size, rank_batch, &hardware) {
             any_fits |= row.fits;
+            advice.extend(prototypes::advice(&model, &row, &hardware));
             lines.push(Line::of(&model, row, &hardware, steps));
         }
     }
+    if lines.is_empty() {
+        let (size, key) = (model.n_parts(), "method.prototype_group");
+        bail!(
+            "{key} {size} divides the ranks of no shard group: give --ranks or --group a multiple of it, or set {key}=1"
+        );
+    }
     table::print(&lines, args.details);
+    advice.iter().for_each(|line| out!("{line}"));
     if hardware.ranks.iter().any(|n| *n > 1) {
         print_goodput(args, &model, &hardware);
     }

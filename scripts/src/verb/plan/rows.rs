@@ -58,6 +58,8 @@ pub(super) fn rows(
         let placement = Placement { keep: keep.min(model.trained.backbone.len()), ..placement };
         PlanRow { mode, placement, fits: memory(model, &placement).needed_bytes() <= hardware.memory_bytes }
     };
+    // Column groups divide shard groups.
+    modes.retain(|(.., group_size)| group_size.is_multiple_of(model.n_parts()));
     modes.into_iter().map(row).collect()
 }
 
