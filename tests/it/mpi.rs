@@ -261,3 +261,46 @@ fn shards_fit_where_a_whole_does_not() {
     assert!(!whole.status.success(), "the limit does not bind");
     assert!(String::from_utf8_lossy(&whole.stderr).contains("memory allocation"), "{whole:?}");
 }
+
+/// Prototypes that ranks divide: the same loss as whole ones up to rounding, and the same bits on 2 and 4 ranks; less memory and
+/// traffic, as planned.
+#[test]
+fn ranks_divide_prototypes() {
+    let world = World::new(60);
+    let ranks = Ranks::new(&world, &["optim.batch_size=8", "optim.micro_batches=4", "method.prototypes=256"]);
+    ok(&ranks.run(1, "whole", &[]));
+    let divided = ["--set", "method.prototype_group=2"];
+    ok(&ranks.run(2, "two", &divided));
+    ok(&ranks.run(4, "four", &divided));
+    assert_eq!(rows(&world.path("two")), rows(&world.path("four")));
+    assert_eq!(weights(&world.path("two")), weights(&world.path("four")));
+    let (whole, two) = (losses(&world.path("whole")), losses(&world.path("two")));
+    assert!(whole != two, "nothing was divided");
+    assert!((whole[0] - two[0]).abs() < 1e-5 * whole[0], "{} {}", whole[0], two[0]);
+
+    let bench = |group: usize| -> serde_json::Value {
+        let group = format!("method.prototype_group={group}");
+        let tiny = world.text("tiny.toml");
+        let sets = ["method.prototypes=131072", "optim.batch_size=8", "run.workers=1", "run.keep=0", &group];
+        let mut args = vec!["bench", "shard", "--as-set", "--json", "--repeats", "1", "--recipe", &tiny];
+        args.extend(sets.iter().flat_map(|entry| ["--set", entry]));
+        let args: Vec<String> = args.iter().map(ToString::to_string).collect();
+        let output = mpirun(4, &world.path(""), &args).output().unwrap();
+        ok(&output);
+        let text = String::from_utf8(output.stdout).unwrap();
+        let row: serde_json::Value = serde_json::from_str(text.lines().last().unwrap()).unwrap();
+        row["modes"][0].clone()
+    };
+    let [whole, parts] = [1, 4].map(bench);
+    let number = |row: &serde_json::Value, key: &str| row[key].as_f64().unwrap();
+    for row in [&whole, &parts] {
+        let (peak, planned) = (number(row, "peak_bytes"), number(row, "planned_peak_bytes"));
+        assert!((peak - planned).abs() < 0.1 * planned, "peak {peak}, planned {planned}");
+    }
+    assert!(number(&parts, "peak_bytes") < 0.8 * number(&whole, "peak_bytes"), "{whole} {parts}");
+    for key in ["gather_bytes", "reduce_bytes"] {
+        assert!(number(&parts, key) < 0.5 * number(&whole, key), "{key}: {whole} {parts}");
+    }
+    let (a, b) = (number(&whole, "loss"), number(&parts, "loss"));
+    assert!((a - b).abs() < 1e-5 * a, "{a} {b}");
+}

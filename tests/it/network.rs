@@ -116,16 +116,16 @@ fn steps_take_as_long_as_planned() {
     assert!(4 * n_near >= 3 * ratios.len(), "{n_near} of {} within 20 %: {ratios:?}", ratios.len());
 }
 
-/// A cable that stalls for five seconds delays a run and changes none of its losses.
+/// A cable that becomes slow, and one that stalls for five seconds, delay a run and change none of its losses.
 #[test]
-fn a_stalled_cable_only_takes_time() {
+fn a_slow_or_stalled_cable_only_takes_time() {
     if std::env::var_os("RUN_SLOW_TESTS").is_none() {
         return;
     }
     let cable = Cable { megabits_per_s: 0, delay_ms: 1.0, loss: 0.001 };
     let Some(nodes) = Nodes::joined_by(cable) else { return };
     let world = World::new(60);
-    let ranks = Ranks::new(&world, &["run.deadline_s=20", "optim.length={steps=60}"]);
+    let ranks = Ranks::new(&world, &["run.deadline_s=20", "optim.length={steps=300}"]);
     let losses = |run: &str| -> Vec<Value> {
         let rows = crate::support::metrics(&world.path(run));
         rows.into_iter().map(|row| row["train/loss"].clone()).collect()
@@ -140,6 +140,16 @@ fn a_stalled_cable_only_takes_time() {
         assert!(start.elapsed() < Duration::from_secs(60), "the run does not get on");
         std::thread::sleep(Duration::from_millis(20));
     }
+    let rate = |seconds: u64| {
+        let before = n_rows();
+        std::thread::sleep(Duration::from_secs(seconds));
+        (n_rows() - before) as f64 / seconds as f64
+    };
+    let fast = rate(1);
+    nodes.set_rate(1);
+    let slow = rate(4);
+    assert!(slow > 0.0 && slow < 0.5 * fast, "{slow} steps a second over a slow cable, {fast} before");
+    nodes.set_rate(10_000);
     nodes.stall();
     std::thread::sleep(Duration::from_secs(5));
     let stalled_at = n_rows();

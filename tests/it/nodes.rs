@@ -96,10 +96,7 @@ impl Nodes {
         }
         let ends = [(a, "cable-a", "10.77.0.1/24"), (b, "cable-b", "10.77.0.2/24")];
         ends.into_iter().all(|(name, end, address)| {
-            let shape = match cable.megabits_per_s {
-                0 => true,
-                rate => Self::tc(name, &format!("{end} root tbf rate {rate}mbit burst 32kb latency 20ms")),
-            };
+            let shape = cable.megabits_per_s == 0 || Self::limit(name, end, cable.megabits_per_s);
             // Large packets, so that carrying them takes little of the machine.
             Self::ip(&format!("-n {name} addr add {address} dev {end}"))
                 && Self::ip(&format!("-n {name} link set {end} mtu 9000 up"))
@@ -108,11 +105,18 @@ impl Nodes {
         })
     }
 
-    /// Adds a queue to a device of a node.
-    fn tc(name: &str, queue: &str) -> bool {
+    /// Limits what a node sends into its end of the cable to `megabits_per_s`.
+    fn limit(name: &str, end: &str, megabits_per_s: u32) -> bool {
+        let queue = format!("{end} root tbf rate {megabits_per_s}mbit burst 32kb latency 20ms");
         let mut command = Command::new("tc");
-        command.args(["-n", name, "qdisc", "add", "dev"]).args(queue.split(' ')).stderr(Stdio::null());
+        command.args(["-n", name, "qdisc", "replace", "dev"]).args(queue.split(' ')).stderr(Stdio::null());
         command.status().is_ok_and(|status| status.success())
+    }
+
+    /// Changes the largest rate of the cable in each direction.
+    pub(crate) fn set_rate(&self, megabits_per_s: u32) {
+        let ends = self.names.iter().zip(["cable-a", "cable-b"]);
+        assert!(ends.map(|(name, end)| Self::limit(name, end, megabits_per_s)).all(|limited| limited));
     }
 
     /// Stalls a cable that has a delay: packets wait until the next call, and none is lost.
