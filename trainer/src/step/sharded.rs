@@ -76,7 +76,7 @@ impl<'a> ShardedNet<'a> {
         &self.shards[number].layout.name
     }
 
-    /// What this rank computes with of unit `number`: the unit and the layout of its buffer.
+    /// The part of unit `number` that this rank computes, with the layout of its buffer.
     pub(super) fn computed(&self, number: usize) -> (&'a dyn Unit, &'a UnitLayout) {
         match self.net.part(number) {
             Some(part) => (part.unit.as_ref(), &part.layout),
@@ -84,7 +84,7 @@ impl<'a> ShardedNet<'a> {
         }
     }
 
-    /// What this rank computes with of unit `number`.
+    /// The extent of the part of unit `number` that this rank computes.
     pub(super) fn extent(&self, number: usize) -> Extent {
         if self.net.part(number).is_some() { Extent::Columns } else { Extent::Whole }
     }

@@ -13,7 +13,8 @@ use super::frozen::FrozenTeacher;
 use super::heads::{HEAD, HeadSizes, PATCH_HEAD};
 use super::loss::{Anchors, Cells, Loss, PATCH_TARGET_ENTROPY, TARGET_ENTROPY, ViewTargets};
 use super::settings::{
-    Teacher, check_bounds, check_koleo, check_masks, check_student_temp, check_views, repeats_first,
+    GramAnchor, Teacher, check_bounds, check_koleo, check_masks, check_student_temp, check_views,
+    repeats_first,
 };
 use super::targets::Targets;
 use crate::method::loss::koleo::by_view;
@@ -62,17 +63,6 @@ pub(in crate::method) struct SelfDistillation {
     gram: Option<GramAnchor>,
     /// Frozen network in place of the moving average, if the method has one.
     frozen: Option<FrozenTeacher>,
-}
-
-/// Anchoring of similarities between patches to those of an earlier teacher.
-#[derive(Debug, Clone, Copy)]
-pub(in crate::method) struct GramAnchor {
-    /// Weight of the anchoring's part of the loss.
-    pub(in crate::method) weight: f64,
-    /// Steps before the earlier teacher is first taken, and the loss begins.
-    pub(in crate::method) from_step: u64,
-    /// Steps between two copies of the teacher.
-    pub(in crate::method) every_steps: u64,
 }
 
 /// Prediction of masked patches.

@@ -22,4 +22,5 @@ pub(super) mod settings;
 pub(super) mod targets;
 
 pub(super) use frozen::FrozenTeacher;
-pub(super) use method::{GramAnchor, SelfDistillation};
+pub(super) use method::SelfDistillation;
+pub(super) use settings::GramAnchor;

@@ -12,6 +12,17 @@ use crate::schedule::{Duration, Ramp, Schedule};
 /// Smallest masked block of DINOv2 and DINOv3, in patches.
 pub(in crate::method) const SMALLEST_BLOCK: SmallestBlock = SmallestBlock::Cells(4);
 
+/// Anchoring of similarities between patches to those of an earlier teacher.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::method) struct GramAnchor {
+    /// Weight of the anchoring's part of the loss.
+    pub(in crate::method) weight: f64,
+    /// Steps before the earlier teacher is first taken, and the loss begins.
+    pub(in crate::method) from_step: u64,
+    /// Steps between two copies of the teacher.
+    pub(in crate::method) every_steps: u64,
+}
+
 /// Settings of the teacher, and of the targets that it gives.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::method) struct Teacher<'a> {

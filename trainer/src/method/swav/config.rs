@@ -1,13 +1,10 @@
 //! Settings of SwAV.
 
-#[cfg(test)]
-use augment::MultiCrop;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::method::Swav;
+use crate::method::MethodContext;
 use crate::method::prototype_group::{check_prototype_group, default_prototype_group};
-use crate::method::{Method, MethodContext, MethodRecipe};
 use crate::schedule::Duration;
 
 /// Settings of SwAV, as a recipe writes them.
@@ -84,7 +81,11 @@ fn default_queue_start() -> Duration {
 }
 
 impl Config {
-    fn validate(&self, cx: &MethodContext) -> Result<(), String> {
+    /// Checks the settings.
+    ///
+    /// # Errors
+    /// A message with the key and what is wrong with it.
+    pub(super) fn validate(&self, cx: &MethodContext) -> Result<(), String> {
         if self.prototypes < 2 || self.head_output == 0 || self.head_hidden.contains(&0) {
             return Err(
                 "method.prototypes must be at least 2, method.head_output and every number of method.head_hidden at \
@@ -119,48 +120,5 @@ impl Config {
             return Err("views: SwAV needs two views or more, one to predict the other".into());
         }
         Ok(())
-    }
-}
-
-impl MethodRecipe for Config {
-    fn build(&self, cx: &MethodContext) -> Result<Box<dyn Method>, String> {
-        self.validate(cx)?;
-        let queue_from = cx.length.steps("method.queue_start", &self.queue_start)?;
-        let is_full = queue_from.saturating_add(self.queue.div_ceil(cx.length.batch_size) as u64);
-        if self.queue > 0 && is_full >= cx.length.total_steps {
-            return Err(format!(
-                "method.queue is full at step {is_full} of {}, too late to count: let it begin earlier \
-                 (method.queue_start)",
-                cx.length.total_steps
-            ));
-        }
-        Ok(Box::new(Swav {
-            frozen_steps: cx.length.steps("method.freeze_prototypes", &self.freeze_prototypes)?,
-            queue_from,
-            queue: Vec::new(),
-            config: self.clone(),
-            views: cx.views.clone(),
-            width: cx.model.width(),
-        }))
-    }
-
-    #[cfg(test)]
-    fn examples() -> Vec<(Self, MultiCrop)> {
-        let plain = Self {
-            prototypes: 10,
-            head_hidden: vec![12],
-            head_output: 6,
-            head_batch_norm: true,
-            temperature: 0.1,
-            epsilon: 0.05,
-            sinkhorn_iterations: 3,
-            freeze_prototypes: Duration::Steps(0),
-            queue: 0,
-            queue_start: Duration::Steps(0),
-            prototype_group: 1,
-        };
-        let views = MultiCrop::dino(16, 8, 2);
-        let queue = Self { queue: 13, head_hidden: vec![9, 12], head_batch_norm: false, ..plain.clone() };
-        vec![(plain, views.clone()), (queue, views)]
     }
 }

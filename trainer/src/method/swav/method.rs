@@ -17,7 +17,11 @@ use crate::method::loss::mean::{batch_means, in_use};
 use crate::method::loss::rows::Rows;
 use crate::method::loss::sinkhorn;
 use crate::method::network::NetworkSpec;
-use crate::method::{BatchLoss, BatchOutputs, ColumnOutputs, Method, TargetDistribution};
+use crate::method::{
+    BatchLoss, BatchOutputs, ColumnOutputs, Method, MethodContext, MethodRecipe, TargetDistribution,
+};
+#[cfg(test)]
+use crate::schedule::Duration;
 
 /// Gauge of the mean entropy of the targets.
 pub(super) const TARGET_ENTROPY: &str = "health/target_entropy";
@@ -38,15 +42,58 @@ pub(super) const QUEUE: &str = "queue";
 const STUDENT: &str = "student";
 
 /// SwAV.
-pub(super) struct Swav {
-    pub(super) config: Config,
-    pub(super) views: MultiCrop,
-    pub(super) width: usize,
-    pub(super) frozen_steps: u64,
+struct Swav {
+    config: Config,
+    views: MultiCrop,
+    width: usize,
+    frozen_steps: u64,
     /// First step whose embeddings enter the queue.
-    pub(super) queue_from: u64,
+    queue_from: u64,
     /// Queue: ẑ of all assigned views of an image one after another, the newest image first.
-    pub(super) queue: Vec<f32>,
+    queue: Vec<f32>,
+}
+
+impl MethodRecipe for Config {
+    fn build(&self, cx: &MethodContext) -> Result<Box<dyn Method>, String> {
+        self.validate(cx)?;
+        let queue_from = cx.length.steps("method.queue_start", &self.queue_start)?;
+        let is_full = queue_from.saturating_add(self.queue.div_ceil(cx.length.batch_size) as u64);
+        if self.queue > 0 && is_full >= cx.length.total_steps {
+            return Err(format!(
+                "method.queue is full at step {is_full} of {}, too late to count: let it begin earlier \
+                 (method.queue_start)",
+                cx.length.total_steps
+            ));
+        }
+        Ok(Box::new(Swav {
+            frozen_steps: cx.length.steps("method.freeze_prototypes", &self.freeze_prototypes)?,
+            queue_from,
+            queue: Vec::new(),
+            config: self.clone(),
+            views: cx.views.clone(),
+            width: cx.model.width(),
+        }))
+    }
+
+    #[cfg(test)]
+    fn examples() -> Vec<(Self, MultiCrop)> {
+        let plain = Self {
+            prototypes: 10,
+            head_hidden: vec![12],
+            head_output: 6,
+            head_batch_norm: true,
+            temperature: 0.1,
+            epsilon: 0.05,
+            sinkhorn_iterations: 3,
+            freeze_prototypes: Duration::Steps(0),
+            queue: 0,
+            queue_start: Duration::Steps(0),
+            prototype_group: 1,
+        };
+        let views = MultiCrop::dino(16, 8, 2);
+        let queue = Self { queue: 13, head_hidden: vec![9, 12], head_batch_norm: false, ..plain.clone() };
+        vec![(plain, views.clone()), (queue, views)]
+    }
 }
 
 impl Swav {
