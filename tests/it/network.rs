@@ -95,7 +95,8 @@ fn steps_take_as_long_as_planned() {
         drop(fast);
         for (megabits_per_s, delay_ms, loss) in CABLES {
             let Some(nodes) = Nodes::joined_by(Cable { megabits_per_s, delay_ms, loss }) else { return };
-            let said = over(&nodes, n_each, &world, &["doctor".to_string(), "--fabric".to_string()]);
+            let said =
+                over(&nodes, n_each, &world, &["doctor", "--fabric", "--buffer-mb", "2"].map(String::from));
             let flags = said.lines().find_map(|line| line.strip_prefix("for a plan     ")).unwrap();
             let planned_ms = planned(&world, 2 * n_each, &flags.split(' ').collect::<Vec<_>>(), compute_ms);
             let (step_ms, _) = measured(&nodes, n_each, &world);
@@ -111,7 +112,7 @@ fn steps_take_as_long_as_planned() {
             ratios.push(ratio);
         }
     }
-    // Open MPI's bandwidth depends on the length of messages and their directions: some cases are farther off.
+    // Open MPI's bandwidth depends on the length of messages and their directions: some cases are farther off. Units have 1 to 2 MB.
     assert!(ratios.iter().all(|ratio| (1.0 / 1.6..1.6).contains(ratio)), "{ratios:?}");
     assert!(4 * n_near >= 3 * ratios.len(), "{n_near} of {} within 20 %: {ratios:?}", ratios.len());
 }

@@ -33,6 +33,10 @@ pub(crate) struct Args {
     /// Only test communication: every operation with odd lengths, then the speed of large transfers. Run it under mpirun.
     #[arg(long)]
     fabric: bool,
+    /// Length of the largest transfer that is timed, in megabytes. Speed depends on it: for a plan, it should be about as long as the
+    /// weights of a unit.
+    #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    buffer_mb: u32,
     /// Seconds to wait for ranks that do not respond.
     #[arg(long, default_value_t = 120)]
     deadline_s: u64,
@@ -56,6 +60,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     // In a thread of its own: it waits forever for ranks that do not arrive.
     let (done, is_done) = std::sync::mpsc::channel();
     let (rank, max_count, choice) = (launch.rank, args.max_count, args.compute.engine);
+    let timed_bytes = [SHORTEST_BYTES, MIDDLE_BYTES, (args.buffer_mb as usize) << 20];
     let last = Arc::new(Mutex::new(None));
     let passed = Arc::clone(&last);
     let deadline = Duration::from_secs(args.deadline_s);
@@ -68,7 +73,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
             Ok(engine) => engine,
             Err(error) => return drop(done.send(Err(error.into()))),
         };
-        let tested = fabric(&launch, &device, engine.as_mut(), &passed);
+        let tested = fabric(&launch, &device, engine.as_mut(), timed_bytes, &passed);
         // Dropping an engine may wait for other ranks, which may never arrive if something was wrong.
         if tested.is_ok() {
             drop(engine);
@@ -196,14 +201,18 @@ fn found(names: &[&str], none: &str) -> String {
         .map_or(none.into(), |path| path.display().to_string())
 }
 
-/// Lengths of the buffers that are timed, in bytes.
-const TIMED_BYTES: [usize; 3] = [4 << 10, 256 << 10, 16 << 20];
+/// Length of the shortest buffer that is timed.
+const SHORTEST_BYTES: usize = 4 << 10;
 
-/// Runs the conformance suite on the ranks of `launch`, and times the most frequent operations of a step.
+/// Length of the middle buffer that is timed.
+const MIDDLE_BYTES: usize = 256 << 10;
+
+/// Runs the conformance suite on the ranks of `launch`, and times the most frequent operations of a step on buffers of `timed_bytes`.
 fn fabric(
     launch: &Launch,
     device: &Opened,
     engine: &mut dyn Engine,
+    timed_bytes: [usize; 3],
     last: &Mutex<Option<(&'static str, usize)>>,
 ) -> anyhow::Result<()> {
     let mut passed = |operation, n| {
@@ -226,7 +235,7 @@ fn fabric(
         return Ok(());
     }
     let mut both_s = Vec::new();
-    for bytes in TIMED_BYTES {
+    for bytes in timed_bytes {
         let (gather_ms, reduce_ms) = time(engine, &device.device, bytes)?;
         both_s.push((gather_ms + reduce_ms) / 1e3);
         if first {
@@ -240,15 +249,15 @@ fn fabric(
         }
     }
     if first {
-        out!("for a plan     {}", plan_flags(launch, &both_s));
+        out!("for a plan     {}", plan_flags(launch, timed_bytes, &both_s));
     }
     Ok(())
 }
 
 /// Returns the flags of `ocelli plan` for this fabric. `both_s` are the seconds of a gather and an exchange together, for each of
-/// [`TIMED_BYTES`]. The bandwidth is the difference in bytes of the two longest buffers over the difference of their times; the latency is
+/// `timed_bytes`. The bandwidth is the difference in bytes of the two longest buffers over the difference of their times; the latency is
 /// the rest of the time of the middle one, which is as long as the weights of a unit of a small network.
-fn plan_flags(launch: &Launch, both_s: &[f64]) -> String {
+fn plan_flags(launch: &Launch, timed_bytes: [usize; 3], both_s: &[f64]) -> String {
     let n_local = launch.n_local.unwrap_or(1).clamp(1, launch.world_size);
     let is_one_node = n_local == launch.world_size;
     // Parts of the buffer that a link carries in an exchange: those of a rank from all others, or those of a node's ranks from other
@@ -256,7 +265,7 @@ fn plan_flags(launch: &Launch, both_s: &[f64]) -> String {
     let in_exchange = if is_one_node { n_local - 1 } else { n_local * (launch.world_size - n_local) };
     let n_parts = in_exchange + launch.world_size - 1;
     let moved = |bytes: usize| bytes as f64 * n_parts as f64 / launch.world_size as f64;
-    let [_, middle, longest] = TIMED_BYTES.map(moved);
+    let [_, middle, longest] = timed_bytes.map(moved);
     let bytes_per_s = (longest - middle) / (both_s[2] - both_s[1]).max(1e-9);
     // As a plan counts them: the ranks or nodes that a gather passes, and one message of the exchange.
     let n = if is_one_node { launch.world_size } else { launch.world_size.div_ceil(n_local) };
