@@ -278,6 +278,10 @@ fn ranks_divide_prototypes() {
     assert!(whole != two, "nothing was divided");
     assert!((whole[0] - two[0]).abs() < 1e-5 * whole[0], "{} {}", whole[0], two[0]);
 
+    // A run goes on with another size, which it says.
+    let stderr = String::from_utf8(ranks.run(2, "two", &[]).stderr).unwrap() + &ranks.stderr(0);
+    assert!(stderr.contains("started with method.prototype_group 2 and continues with 1"), "{stderr}");
+
     let bench = |group: usize| -> serde_json::Value {
         let group = format!("method.prototype_group={group}");
         let tiny = world.text("tiny.toml");

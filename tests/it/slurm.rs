@@ -115,7 +115,7 @@ fn wait_for(world: &World, workdir: &str, n_steps: usize) {
     }
 }
 
-/// Requeued, preempted and robbed of a node, a run has the losses of one that nothing has disturbed, and two watchers score each of
+/// Requeued, preempted, robbed of a node and at the end of its time, a run has the losses of one that nothing has disturbed, and two watchers score each of
 /// its checkpoints once.
 #[test]
 fn jobs_go_on_after_everything_that_slurm_does() {
@@ -145,6 +145,13 @@ fn jobs_go_on_after_everything_that_slurm_does() {
         assert!(log.contains(reason), "{reason}: {log}");
     }
     assert!(log.matches("continuing at step").count() >= 3, "{log}");
+
+    // A time limit: Slurm sends the signal twenty seconds after the start or earlier.
+    let job = pretrain(&world, &cluster, "timed", &["--time=2", "--signal=USR2@100"]);
+    cluster.wait();
+    let log = std::fs::read_to_string(world.path(&format!("pretrain-{job}.log"))).unwrap();
+    assert!(losses(&world.path("timed")) == whole, "{log}");
+    assert!(log.contains("exit code 143; queued again") && log.contains("continuing at step"), "{log}");
 
     // Preparation as an array of jobs, and one that joins its parts.
     world.extract("photos");

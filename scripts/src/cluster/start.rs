@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use anyhow::bail;
 use kernels::device::Opened;
 use ranks::communicator::{Communicator, CommunicatorConfig, START_TIMEOUT};
 use ranks::engine::{self, EngineChoice, Reduction, Site};
@@ -44,6 +45,25 @@ pub(crate) fn all_ready<T>(comm: &Communicator, opened: anyhow::Result<T>) -> an
         return Err(TrainError::PeersFailed { n_ranks: n_failed as usize }.into());
     }
     Ok(opened)
+}
+
+/// Checks that all ranks were given groups of the same sizes: ranks that split differently would wait for one another. All ranks
+/// call it.
+pub(crate) fn agree_on_groups(comm: &Communicator, topology: Topology) -> anyhow::Result<()> {
+    let sizes = [topology.group_size as f64, topology.column_group_size as f64];
+    let both = sizes.iter().flat_map(|size| [*size, -size]).collect();
+    let most = comm.all_reduce("groups", both, Reduction::Max)?;
+    let keys = ["run.shard, run.shard_group", "method.prototype_group"];
+    for ((key, size), ends) in keys.iter().zip(sizes).zip(most.chunks_exact(2)) {
+        if ends[0] != -ends[1] {
+            bail!(
+                "{key}: ranks were given different values, which make groups of {} to {} ranks; this one's {size}",
+                -ends[1],
+                ends[0]
+            );
+        }
+    }
+    Ok(())
 }
 
 /// Returns the launch and device of this rank as engines see them; `max_count` limits the elements of a call.

@@ -219,6 +219,7 @@ pub(crate) fn pretrain(
         note_before(&plan, &dataset, &device);
     }
     let topology = plan.topology(launch.rank).map_err(anyhow::Error::msg)?;
+    start::agree_on_groups(&comm, topology)?;
     comm.regroup(topology, plan.recipe.run.exact_sums)?;
     let progress = RunProgress::new(launch.rank, launch.world_size);
     let signals = Signals::listen(progress.answer())?;

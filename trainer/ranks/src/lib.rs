@@ -4,7 +4,7 @@
 
 mod buffer_pool;
 pub mod collectives;
-pub mod column_peers;
+pub mod column_group;
 pub mod communicator;
 pub mod conformance;
 pub mod deadline;

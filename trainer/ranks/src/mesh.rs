@@ -388,6 +388,51 @@ mod tests {
         }
     }
 
+    /// Ranks with the same columns gather them, and sum their gradient in the order of the tree, over replicas too.
+    #[test]
+    fn columns_are_gathered_and_summed_by_their_ranks() {
+        let (world, n) = (8, 64);
+        let value = |rank: usize, i: usize| ((rank * 7919 + i) as f32).sin() * 10f32.powi(rank as i32 % 4);
+        for (group_size, n_columns) in [(4, 2), (8, 2), (8, 8), (2, 2)] {
+            std::thread::scope(|scope| {
+                for engine in LocalGroup::ranks(world) {
+                    scope.spawn(move || {
+                        let of_rank = |rank: usize| {
+                            let topology = Topology::new(rank, world, Sharding::Full, group_size).unwrap();
+                            topology.with_column_group(n_columns).unwrap()
+                        };
+                        let (topology, extent) = (of_rank(engine.rank()), Extent::Columns);
+                        let mut mesh = Mesh::new(Box::new(engine), topology, true).unwrap();
+                        let (n_shards, first) = (topology.n_shards(extent), topology.shard() * n);
+                        let shard: Vec<f32> = (first..first + n).map(|i| i as f32).collect();
+                        if n_shards > 1 {
+                            let shard = Tensor::from_floats(shard.as_slice(), &Device::flex());
+                            let shard = Transfer::new(shard, n_shards * n, Wire::F32, false).unwrap();
+                            let first = topology.column() * n_shards * n;
+                            let expected: Vec<f32> =
+                                (first..first + n_shards * n).map(|i| i as f32).collect();
+                            assert_eq!(to_host(mesh.gather(shard, extent).unwrap()), expected);
+                        }
+                        if n_shards * topology.n_replicas() > 1 {
+                            let full: Vec<f32> =
+                                (0..n_shards * n).map(|i| value(topology.column_peer(), i)).collect();
+                            let full = Tensor::from_floats(full.as_slice(), &Device::flex());
+                            let first =
+                                Mesh::transfer_of(full, Wire::F32, topology, extent, true, false).unwrap();
+                            let sum = to_host(mesh.reduce(first, n_shards * n, extent).unwrap());
+                            let n_peers = topology.n_column_peers();
+                            let of_element =
+                                |i: usize| ordered::fold(n_peers, &mut |peer| value(peer, i), &|a, b| a + b);
+                            let start = topology.column_shard() * n;
+                            let expected: Vec<f32> = (start..start + n).map(of_element).collect();
+                            assert_eq!(sum, expected, "{group_size} {n_columns}");
+                        }
+                    });
+                }
+            });
+        }
+    }
+
     /// A gradient that is bf16 already is padded to equal parts, and summed in f32.
     #[test]
     fn bf16_is_summed_over_replicas_that_do_not_divide_it() {

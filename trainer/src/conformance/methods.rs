@@ -27,7 +27,8 @@ use crate::{Plan, Recipe};
 /// Results of a run: losses and gauges by step, and every buffer.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Trained {
-    pub(super) reports: Vec<f64>,
+    /// Names and values.
+    pub(super) reports: Vec<(&'static str, f64)>,
     /// Network and unit, buffer, values without padding.
     pub(super) buffers: Vec<(String, &'static str, Vec<f32>)>,
     pub(super) state: Vec<(String, Vec<f32>)>,
@@ -58,7 +59,7 @@ pub(super) fn on_ranks<R: Send>(
     })
 }
 
-pub(super) fn take(plan: &Plan, trainer: &mut Trainer, n_steps: u64) -> Vec<f64> {
+pub(super) fn take(plan: &Plan, trainer: &mut Trainer, n_steps: u64) -> Vec<(&'static str, f64)> {
     let mut reports = Vec::new();
     for _ in 0..n_steps {
         let step = trainer.state.step;
@@ -69,8 +70,8 @@ pub(super) fn take(plan: &Plan, trainer: &mut Trainer, n_steps: u64) -> Vec<f64>
             let is_reported = report.gauges.iter().any(|(gauge, _)| *gauge == target.entropy);
             assert!(is_reported, "{}: {}", target.entropy, pair(plan));
         }
-        reports.extend([report.loss, report.grad_norm]);
-        reports.extend(report.gauges.iter().map(|(_, value)| *value));
+        reports.extend([("loss", report.loss), ("norm", report.grad_norm)]);
+        reports.extend(report.gauges.iter().copied());
     }
     reports
 }
@@ -82,7 +83,7 @@ fn named(shard: &UnitShard) -> Vec<(&'static str, &Tensor<1>)> {
 }
 
 /// Joins the results of ranks, which agree on all but their shards.
-pub(super) fn joined(ranks: Vec<(Vec<f64>, Trainer)>) -> Trained {
+pub(super) fn joined(ranks: Vec<(Vec<(&'static str, f64)>, Trainer)>) -> Trained {
     let (first, trainer) = &ranks[0];
     let mut buffers = Vec::new();
     for (number, network) in trainer.state.networks.iter().enumerate() {
@@ -137,10 +138,10 @@ fn sixteen_bits_do_not_know_ranks() {
         assert!(one.reports != wide, "nothing is rounded: {}", pair(plan));
         // The first report is a loss of the initial weights.
         assert!(
-            (one.reports[0] - wide[0]).abs() <= 2e-2 * wide[0].abs(),
+            (one.reports[0].1 - wide[0].1).abs() <= 2e-2 * wide[0].1.abs(),
             "{} {}: {}",
-            one.reports[0],
-            wide[0],
+            one.reports[0].1,
+            wide[0].1,
             pair(plan)
         );
     }
@@ -228,7 +229,7 @@ fn micro_batches_change_rounding_only() {
     let whole = plans(&["optim.micro_batches=1"]);
     for (plan, whole) in plans(&[]).iter().zip(&whole) {
         let (four, one) = (train(plan, 1, 1), train(whole, 1, 1));
-        for (a, b) in four.reports.iter().zip(&one.reports) {
+        for ((_, a), (_, b)) in four.reports.iter().zip(&one.reports) {
             assert!((a - b).abs() <= 1e-5 * b.abs(), "{}: {a} {b}", pair(plan));
         }
         let first_moments = |run: &Trained| -> Vec<Vec<f32>> {

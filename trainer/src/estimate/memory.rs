@@ -53,10 +53,20 @@ pub fn memory(model: &ModelCost, placement: &Placement) -> Memory {
     let inputs: f64 = again.iter().map(|unit| sizes.input_bytes(unit)).sum();
     let graphs: f64 = kept.iter().map(|unit| unit.graph.bytes(types) * images).sum();
     // Divided columns: the graph of one micro-batch of the group after another, and the targets of all of them.
-    let of_head = |unit: &UnitCost| unit.graph.bytes(types) * micro_batch / unit.n_parts as f64;
-    let divided = model.others.iter().flat_map(|network| &network.head).filter(|unit| unit.n_parts > 1);
-    let targets: f64 = divided.map(|unit| unit.graph.bytes(types) * images).sum();
-    let head_graph_bytes = trained.head.iter().map(of_head).sum::<f64>() + targets;
+    // Units before them go through the passes of a step, with all images.
+    let is_divided = |unit: &&UnitCost| unit.n_parts > 1;
+    let at_once = if trained.head.iter().any(|unit| is_divided(&unit)) { images } else { micro_batch };
+    let of_head = |unit: &UnitCost| match unit.n_parts {
+        1 => unit.graph.bytes(types) * at_once,
+        n_parts => unit.graph.bytes(types) * micro_batch / n_parts as f64,
+    };
+    let divided = model.others.iter().flat_map(|network| &network.head).filter(is_divided);
+    let targets: f64 =
+        divided.map(|unit| unit.graph.bytes(types) * images + group_input_bytes(unit, images)).sum();
+    // The inputs of the group, and the gradients at them, which are listed, joined, sent and received.
+    let exchanged: f64 =
+        trained.head.iter().filter(is_divided).map(|unit| 5.0 * group_input_bytes(unit, images)).sum();
+    let head_graph_bytes = trained.head.iter().map(of_head).sum::<f64>() + targets + exchanged;
     // Gradients exist by parameter and as one flat buffer. Constrained parameters are copied into what was gathered, and kept
     // until they are written back.
     let constrained: f64 =
@@ -86,6 +96,11 @@ pub fn memory(model: &ModelCost, placement: &Placement) -> Memory {
         work_bytes: in_head.max(sizes.backward_bytes()),
         checkpoint_bytes: here * F32 * (with_moments + others(false) + largest_shard),
     }
+}
+
+/// Bytes of the inputs of a unit with divided columns, for the images of the whole group.
+fn group_input_bytes(unit: &UnitCost, images: f64) -> f64 {
+    F32 * unit.input.wide * images * unit.n_parts as f64
 }
 
 /// A model on a rank.

@@ -124,12 +124,7 @@ impl ModelCost {
     /// are none, or these numbers do not divide.
     pub fn divided(&self, n_parts: usize, group_size: usize) -> Option<Self> {
         let may_divide = |unit: &UnitCost| unit.n_columns > 0;
-        let divides = |unit: &UnitCost| {
-            unit.n_columns.is_multiple_of(n_parts) && unit.numel.is_multiple_of(ALIGNMENT * group_size)
-        };
-        let mut units =
-            self.networks().flat_map(NetworkCost::units).filter(|unit| may_divide(unit)).peekable();
-        if !group_size.is_multiple_of(n_parts) || units.peek().is_none() || !units.all(divides) {
+        if !self.divides(n_parts, group_size) {
             return None;
         }
         let mut model = self.clone();
@@ -137,6 +132,16 @@ impl ModelCost {
         let heads = networks.flat_map(|network| &mut network.head);
         heads.filter(|unit| may_divide(unit)).for_each(|unit| unit.n_parts = n_parts);
         Some(model)
+    }
+
+    /// Returns whether there are columns that may be divided in `n_parts` over the ranks of shard groups of `group_size`.
+    pub fn divides(&self, n_parts: usize, group_size: usize) -> bool {
+        let divides = |unit: &UnitCost| {
+            unit.n_columns.is_multiple_of(n_parts) && unit.numel.is_multiple_of(ALIGNMENT * group_size)
+        };
+        let may_divide = |unit: &&UnitCost| unit.n_columns > 0;
+        let mut units = self.networks().flat_map(NetworkCost::units).filter(may_divide).peekable();
+        group_size.is_multiple_of(n_parts) && units.peek().is_some() && units.all(divides)
     }
 
     /// Returns the number of ranks among which columns are divided; 1 if none are.

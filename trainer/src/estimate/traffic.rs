@@ -10,6 +10,8 @@ use super::{ModelCost, NetworkCost, Placement, UnitCost};
 pub struct Traffic {
     /// Bytes of gathered weights.
     pub gather_bytes: f64,
+    /// Bytes of inputs and gradients of units whose columns are divided, within column groups.
+    pub exchanged_bytes: f64,
     /// Number of gathers.
     pub n_gathers: usize,
     /// Bytes of gradients within shard groups.
@@ -51,7 +53,16 @@ pub fn traffic(model: &ModelCost, placement: &Placement) -> Traffic {
         + shards(&trained.head, precision.head_reduce)
         + shards(&trained.backbone, Wire::F32)
         + shards(&trained.head, Wire::F32);
+    let exchanged = |network: &NetworkCost, times: f64| -> f64 {
+        let of_unit = |unit: &UnitCost| {
+            let images = ((unit.n_parts - 1) * placement.rank_batch) as f64;
+            times * images * unit.input.wide * Wire::F32.bytes() as f64
+        };
+        network.head.iter().map(of_unit).sum()
+    };
     Traffic {
+        exchanged_bytes: exchanged(trained, 2.0)
+            + model.others.iter().map(|network| exchanged(network, 1.0)).sum::<f64>(),
         gather_bytes: gathered,
         n_gathers: if placement.gathers() {
             seeing().map(|network| network.units().count()).sum::<usize>() + again.len()

@@ -116,6 +116,20 @@ fn check_heads(network: &NetworkSpec) -> Result<(), String> {
                 "the head {called} of the network {name} reads {read}, which is not before it"
             ));
         }
+        if let Some(read) =
+            earlier.iter().find(|other| other.may_divide && head.reads.head() == Some(other.name))
+        {
+            return Err(format!(
+                "the head {called} of the network {name} reads {}, which may be divided",
+                read.name
+            ));
+        }
+        let is_one_stage = head.units.last().is_some_and(|unit| unit.n_stages() == 1);
+        if head.may_divide && !(is_one_stage && !source(head, earlier).has_masked()) {
+            return Err(format!(
+                "the head {called} of the network {name} may be divided: it must end with a unit of one stage, and read no masked cells"
+            ));
+        }
         if source(head, earlier).has_masked() {
             if !network.takes_masks {
                 return Err(format!(

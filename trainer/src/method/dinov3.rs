@@ -83,11 +83,11 @@ pub struct Config {
     /// batch. The published runs search among the images of one GPU.
     #[serde(default)]
     pub koleo_group: usize,
-    /// Number of ranks that divide the prototypes of views among them; 1, the default, for none. Those of
-    /// masked patches are not divided. Each of them computes its part of
-    /// the scores, for the images of all, and no other rank gathers its part of the layer: with many prototypes it takes less memory and
-    /// traffic. It must divide the prototypes and the ranks of a shard group, and the layer's shards must have equal
-    /// lengths. Losses differ in rounding alone.
+    /// Number of ranks that divide the prototypes of views among them; 1, the default: each rank scores all of them. Those of masked
+    /// patches are not divided. A rank
+    /// scores its part for the images of the whole group, and gathers only that part: with many prototypes it takes less memory and
+    /// traffic. It must divide the prototypes and the ranks of a shard group, and prototypes times the channels of an
+    /// embedding must be a multiple of 64 times these ranks. Losses differ in rounding alone.
     #[serde(default = "default_prototype_group")]
     pub prototype_group: usize,
     /// Anchoring of similarities between patches; none by default.

@@ -39,7 +39,7 @@ use networks::features::Outputs;
 use networks::mask::MaskRule;
 use networks::unit::StatSets;
 use ranks::EngineError;
-use ranks::column_peers::ColumnPeers;
+use ranks::column_group::ColumnGroup;
 use ranks::peers::Peers;
 
 use self::network::{FrozenEntry, NetworkSpec};
@@ -174,7 +174,7 @@ pub(crate) type ColumnScores = BTreeMap<&'static str, Vec<Vec<Tensor<3>>>>;
 #[derive(Clone, Copy)]
 pub struct ColumnOutputs<'a> {
     /// The column group.
-    pub peers: ColumnPeers<'a>,
+    pub peers: ColumnGroup<'a>,
     /// Scores of the trained network; empty unless [`Method::prepares_with_heads`].
     pub trained: &'a ColumnScores,
     /// Scores of the other networks by name.
@@ -225,7 +225,7 @@ pub trait BatchLoss {
         &self,
         number: usize,
         scores: &BTreeMap<&'static str, Vec<Tensor<3>>>,
-        peers: ColumnPeers<'_>,
+        peers: ColumnGroup<'_>,
     ) -> Result<MicroBatchLoss, EngineError> {
         let _ = (number, scores, peers);
         panic!("a method that divides a head has a loss by columns");

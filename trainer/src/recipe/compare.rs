@@ -2,11 +2,14 @@
 
 use super::plan::Plan;
 
-/// Returns the first key outside `[run]` in which the plans differ, with both values.
+/// Keys that may differ between two starts of a run: the fingerprint holds weights, wherever their list is, and who divides
+/// prototypes changes rounding alone.
+const FREE_KEYS: [&str; 2] = ["data.weights", "method.prototype_group"];
+
+/// Returns the first key outside `[run]` in which the plans differ so that one cannot go on with a run of the other, with both values.
 pub(crate) fn difference(plan: &Plan, other: &Plan) -> Option<(String, String, String)> {
     let flat = |plan: &Plan, other: &Plan| {
-        // The fingerprint holds the weights, wherever their list is.
-        let is_compared = |key: &str| !key.starts_with("run.") && key != "data.weights";
+        let is_compared = |key: &str| !key.starts_with("run.") && !FREE_KEYS.contains(&key);
         let values = plan.recipe.values().into_iter().filter(|(key, _)| is_compared(key));
         let mut flat: Vec<(String, String)> = values.map(|(key, value)| (key, value.to_string())).collect();
         flat.push(("n_samples".into(), plan.n_samples.to_string()));

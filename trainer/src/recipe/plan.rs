@@ -147,8 +147,9 @@ impl Plan {
             let UnitLayout { numel, padded, .. } = unit.layout(group_size);
             if numel != padded || unit.column_part(column_group_size).is_none() {
                 return Err(self.bad(format!(
-                    "method.prototype_group {column_group_size}: the {numel} numbers of {} must be a multiple of {ALIGNMENT} for each \
-                     of the {group_size} ranks of a shard group: choose other method.prototypes, another run.shard_group, or 1",
+                    "method.prototype_group {column_group_size}: the {numel} numbers of {} (prototypes times channels of an embedding) must be a \
+                     multiple of {ALIGNMENT} times the {group_size} ranks of a shard group: choose other sizes, another run.shard_group, or \
+                     method.prototype_group = 1",
                     unit.name()
                 )));
             }
@@ -175,7 +176,8 @@ impl Plan {
         let size = self.method().map_err(|error| error.to_string())?.column_group_size();
         topology.with_column_group(size).map_err(|reason| {
             format!(
-                "method.prototype_group {reason} (run.shard, run.shard_group): choose a divisor of it, or 1"
+                "method.prototype_group {reason}, the ranks that share weights (the number of ranks, run.shard, run.shard_group): set \
+                 it to a divisor of that number, or to 1"
             )
         })
     }

@@ -98,6 +98,13 @@ fn continue_as(plan: &mut Plan, there: &Plan, warn: &mut dyn FnMut(&str)) {
     if plan.recipe.run.workers == 0 && plan.world_size == there.world_size {
         plan.n_workers = there.n_workers;
     }
+    let groups = [there, &*plan].map(|plan| plan.method().map_or(1, |method| method.column_group_size()));
+    if groups[0] != groups[1] {
+        warn(&format!(
+            "the run was started with method.prototype_group {} and continues with {}: results will differ by rounding",
+            groups[0], groups[1]
+        ));
+    }
     if plan.n_micro_batches() != there.n_micro_batches() {
         warn(&format!(
             "the run was started on {} ranks and continues on {}: results will differ by rounding, because the \

@@ -16,7 +16,7 @@ use networks::features::{Features, by_image};
 use networks::leaves::Leaves;
 use networks::unit::{Context, Draws, StatSets, Types};
 use ranks::EngineError;
-use ranks::column_peers::ColumnPeers;
+use ranks::column_group::ColumnGroup;
 use ranks::ordered;
 
 use super::batch::Groups;
@@ -28,7 +28,7 @@ use crate::method::{BatchLoss, ColumnScores};
 #[derive(Clone, Copy)]
 pub(super) struct ColumnPass<'a> {
     pub(super) heads: HeadPass<'a>,
-    pub(super) peers: ColumnPeers<'a>,
+    pub(super) peers: ColumnGroup<'a>,
     /// Images of a micro-batch.
     pub(super) n_images: usize,
 }

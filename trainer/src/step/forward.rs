@@ -4,7 +4,7 @@
 use burn_tensor::Tensor;
 use networks::features::Outputs;
 use ranks::EngineError;
-use ranks::column_peers::ColumnPeers;
+use ranks::column_group::ColumnGroup;
 use ranks::prefetch::GatherQueue;
 
 use super::batch::MicroBatch;
@@ -101,8 +101,10 @@ fn infer(
     let heads = HeadPass(network);
     let flats = heads.gather(gathers)?;
     let inputs = heads.staged_without_graph(&seen, &flats, of_heads, gathers, &mut observations)?;
-    let divided = ColumnPass { heads, peers: ColumnPeers::new(passes.comm, batches.len()), n_images };
-    let columns = divided.scores(&divided.gather(&inputs)?, &flats);
+    let divided = ColumnPass { heads, peers: ColumnGroup::new(passes.comm, batches.len()), n_images };
+    let group = divided.gather(&inputs)?;
+    gathers.look_ahead()?;
+    let columns = divided.scores(&group, &flats);
     Ok(InferencePass { outputs: heads.outputs(inputs, &flats, n_images), columns, observations })
 }
 

@@ -112,7 +112,10 @@ impl<'a> HeadPass<'a> {
             }
             heads.push(StagedHead { placed, batches, tape });
         }
-        gathers.look_ahead()?;
+        // The exchanges of divided heads come first.
+        if !self.0.net.has_parts() {
+            gathers.look_ahead()?;
+        }
         Ok(heads)
     }
 
@@ -144,7 +147,9 @@ impl<'a> HeadPass<'a> {
             }
             given.insert(placed.head.name, batches);
         }
-        gathers.look_ahead()?;
+        if !self.0.net.has_parts() {
+            gathers.look_ahead()?;
+        }
         let mut inputs = graph_inputs(features, &[]);
         for (name, batches) in given {
             for (input, batch) in inputs.iter_mut().zip(&batches) {

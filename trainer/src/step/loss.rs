@@ -98,6 +98,7 @@ impl<'a> Scoring<'a> {
         let (mut sums, mut grads) = self.graphs(batches, &inputs, &heads, &flats, &*loss);
         if self.network.net.has_parts() {
             self.add_columns(&mut sums, &group, &heads, &flats, &*loss)?;
+            gathers.look_ahead()?;
         }
         let GraphSums { scalars, staged, flats: mut of_heads } = sums;
         let staged =

@@ -251,7 +251,7 @@ impl Net {
             let first = *next;
             *next += head.units.len();
             let last = first + head.units.len();
-            let is_divided = last > 0 && self.parts.contains_key(&(last - 1));
+            let is_divided = head.may_divide && self.parts.contains_key(&(last - 1));
             Some(Placed { head, first, n_staged: *n_staged, is_divided })
         })
     }

@@ -10,7 +10,7 @@ use networks::tensor::NamedTensor;
 use networks::unit::{StatSets, Types};
 use ranks::EngineError;
 use ranks::collectives;
-use ranks::column_peers::ColumnPeers;
+use ranks::column_group::ColumnGroup;
 use ranks::communicator::Communicator;
 use ranks::peers::Peers;
 use ranks::prefetch::{GatherQueue, ReductionQueue};
@@ -276,7 +276,7 @@ impl Trainer {
         n_images: usize,
     ) -> Scoring<'s> {
         let n_here = self.config.share(self.topology()).n_micro_batches;
-        let peers = ColumnPeers::new(&self.comm, n_here);
+        let peers = ColumnGroup::new(&self.comm, n_here);
         Scoring {
             network,
             method: self.state.method.as_ref(),

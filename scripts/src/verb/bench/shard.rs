@@ -100,7 +100,14 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let modes: Vec<(&str, Plan)> = match args.as_set {
         true => vec![("as set", plan_of(&[])?)],
         false => {
-            MODES.into_iter().map(|(name, more)| Ok((name, plan_of(more)?))).collect::<anyhow::Result<_>>()?
+            let recipe = recipes::load_for_bench(&args.recipe, &args.overrides, args.batch, 8)?;
+            let divides = trainer::resolve(recipe, 1 << 20)?.method()?.column_group_size() > 1;
+            let of_mode = |(name, more): (&'static str, &[&str])| match name == "none" && divides {
+                // Ranks that share nothing divide nothing.
+                true => Ok((name, plan_of(&[more, &["method.prototype_group=1"]].concat())?)),
+                false => Ok((name, plan_of(more)?)),
+            };
+            MODES.into_iter().map(of_mode).collect::<anyhow::Result<_>>()?
         }
     };
     if launch.rank == 0 {

@@ -44,11 +44,15 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     if lines.is_empty() {
         let (size, key) = (model.n_parts(), "method.prototype_group");
         bail!(
-            "{key} {size} divides the ranks of no shard group: give --ranks or --group a multiple of it, or set {key}=1"
+            "{key} {size} divides no shard group: give --ranks or --group a multiple of it, for which the numbers of the layer divide \
+             into multiples of 64, or set {key}=1"
         );
     }
     table::print(&lines, args.details);
     advice.iter().for_each(|line| out!("{line}"));
+    if model.n_parts() > 1 {
+        out!("without modes whose shard groups method.prototype_group = {} does not divide", model.n_parts());
+    }
     if hardware.ranks.iter().any(|n| *n > 1) {
         print_goodput(args, &model, &hardware);
     }

@@ -6,7 +6,7 @@ use super::hardware::{GB, Hardware};
 use super::rows::PlanRow;
 
 /// Largest group that is considered: larger ones save little more.
-const LARGEST_GROUP: usize = 64;
+pub(super) const LARGEST_GROUP: usize = 64;
 
 /// Share of a step's time that must be saved.
 const LEAST_SAVING: f64 = 0.02;

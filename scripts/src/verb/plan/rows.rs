@@ -6,6 +6,7 @@ use trainer::estimate::{ModelCost, Placement, max_kept_graphs, memory};
 
 use super::flags::Args;
 use super::hardware::{GB, Hardware};
+use super::prototypes::LARGEST_GROUP;
 
 /// Number of ranks over which the shards of a model are small beside what each rank gathers.
 const MANY_RANKS: usize = 1 << 12;
@@ -58,8 +59,9 @@ pub(super) fn rows(
         let placement = Placement { keep: keep.min(model.trained.backbone.len()), ..placement };
         PlanRow { mode, placement, fits: memory(model, &placement).needed_bytes() <= hardware.memory_bytes }
     };
-    // Column groups divide shard groups.
-    modes.retain(|(.., group_size)| group_size.is_multiple_of(model.n_parts()));
+    // A run refuses groups that do not divide.
+    let n_parts = model.n_parts();
+    modes.retain(|(.., group_size)| n_parts == 1 || model.divides(n_parts, *group_size));
     modes.into_iter().map(row).collect()
 }
 
@@ -86,28 +88,34 @@ pub(super) fn what_would_fit(
     }
     let one = rows(args, model, recipe, largest, 1, hardware);
     let least = one.iter().map(|row| memory(model, &Placement { keep: 0, ..row.placement }).needed_bytes());
-    said += &format!(
-        " One image on each of {largest} ranks takes {:.1} GB.",
-        least.fold(f64::INFINITY, f64::min) / GB
-    );
+    if let Some(least) = least.min_by(f64::total_cmp) {
+        said += &format!(" One image on each of {largest} ranks takes {:.1} GB.", least / GB);
+    }
     said + &beyond_sharding(args, model, recipe, hardware)
 }
 
 /// States what more ranks cannot make smaller, if that alone does not fit; empty if it fits.
 fn beyond_sharding(args: &Args, model: &ModelCost, recipe: Option<&Recipe>, hardware: &Hardware) -> String {
-    let all = rows(args, model, recipe, MANY_RANKS, 1, hardware);
-    let least = |row: &PlanRow| memory(model, &Placement { keep: 0, ..row.placement });
-    let Some(least) = all.iter().map(least).min_by(|a, b| a.needed_bytes().total_cmp(&b.needed_bytes()))
-    else {
-        return String::new();
+    let least_of = |model: &ModelCost| {
+        let all = rows(args, model, recipe, MANY_RANKS, 1, hardware);
+        let least = |row: &PlanRow| memory(model, &Placement { keep: 0, ..row.placement });
+        all.iter().map(least).min_by(|a, b| a.needed_bytes().total_cmp(&b.needed_bytes()))
     };
+    let Some(least) = least_of(model) else { return String::new() };
     if least.needed_bytes() <= hardware.memory_bytes {
         return String::new();
     }
+    let divided = model.divided(LARGEST_GROUP, MANY_RANKS).and_then(|model| least_of(&model));
+    if model.n_parts() == 1 && divided.is_some_and(|least| least.needed_bytes() <= hardware.memory_bytes) {
+        return format!(
+            " No number of ranks is enough, unless they divide the prototypes among them: see method.prototype_group, up to \
+             {LARGEST_GROUP} here."
+        );
+    }
     format!(
         " No number of ranks is enough: however many share the weights, each gathers whole units ({:.1} GB at a time) and \
-         holds their gradients and activations ({:.1} GB for one image). To divide a unit over ranks (tensor parallelism, over \
-         {:.0} ranks or more here) is not supported.",
+         holds their gradients and activations ({:.1} GB for one image). To divide units of the backbone over ranks (tensor \
+         parallelism, over {:.0} ranks or more here) is not supported.",
         least.gathered_bytes / GB,
         (least.input_bytes + least.activation_bytes + least.work_bytes) / GB,
         (least.needed_bytes() / hardware.memory_bytes).ceil()

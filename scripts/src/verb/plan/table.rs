@@ -38,7 +38,8 @@ impl Line {
     }
 
     fn moved_bytes(&self) -> f64 {
-        self.moved.gather_bytes + self.moved.reduce_bytes + self.moved.replica_bytes
+        let Traffic { gather_bytes, exchanged_bytes, reduce_bytes, replica_bytes, .. } = self.moved;
+        gather_bytes + exchanged_bytes + reduce_bytes + replica_bytes
     }
 
     fn images_per_s(&self) -> f64 {

@@ -12,13 +12,13 @@
 
 use burn_tensor::{Tensor, TensorData};
 use kernels::ops::{
-    column_sums, exp_rows, largest, log_sum_exp, row_maxima, scaled, scaled_row_sums, softmax_rows,
+    Pairs, column_sums, exp_rows, largest, log_sum_exp, row_maxima, scaled, scaled_row_sums, softmax_rows,
 };
 use ranks::EngineError;
-use ranks::column_peers::ColumnPeers;
+use ranks::column_group::ColumnGroup;
 use ranks::peers::Peers;
 
-use super::cross_entropy::between_weighted_views;
+use super::cross_entropy::{GroupPairs, between_weighted_views};
 use super::rows::Rows;
 use super::sinkhorn::FLOOR;
 
@@ -41,7 +41,7 @@ struct RowParts {
 
 impl RowParts {
     /// Gathers the numbers of all parts; `own` are those of this rank's, by micro-batch.
-    fn gather(what: &str, own: &[Tensor<1>], peers: ColumnPeers<'_>) -> Result<Self, EngineError> {
+    fn gather(what: &str, own: &[Tensor<1>], peers: ColumnGroup<'_>) -> Result<Self, EngineError> {
         let lengths = own.iter().map(|rows| rows.dims()[0]).collect();
         let by_part = peers.all_parts(what, Tensor::cat(own.to_vec(), 0))?;
         Ok(Self { by_part, part: peers.part(), lengths })
@@ -97,7 +97,7 @@ pub(crate) fn softmax(
     scores: &Rows,
     center: Tensor<1>,
     temperature: f64,
-    peers: ColumnPeers<'_>,
+    peers: ColumnGroup<'_>,
 ) -> Result<ColumnTargets, EngineError> {
     let own: Vec<Tensor<1>> =
         scores.all().map(|x| log_sum_exp(x.clone(), Some(center.clone()), temperature)).collect();
@@ -123,7 +123,7 @@ pub(crate) fn sinkhorn(
     temperature: f64,
     n_iterations: usize,
     peers: Peers<'_>,
-    columns: ColumnPeers<'_>,
+    columns: ColumnGroup<'_>,
 ) -> Result<ColumnTargets, EngineError> {
     let max = peers.max("sinkhorn", scores.reduced(1, f32::MIN, largest))?;
     let mut all = scores.map(|scores| exp_rows(scores.clone(), max.clone(), temperature, FLOOR));
@@ -161,7 +161,7 @@ pub(crate) fn between_views(
     others: &[f32],
     temperature: f64,
     other_weight: f64,
-    peers: ColumnPeers<'_>,
+    peers: ColumnGroup<'_>,
 ) -> Result<Tensor<1>, EngineError> {
     let own: Vec<Tensor<1>> =
         student.iter().map(|logits| log_sum_exp(logits.clone().inner(), None, temperature)).collect();
@@ -180,16 +180,16 @@ pub(crate) fn between_views(
     let (mut correction, mut n_pairs) = (0.0, 0);
     for (i, logits) in student.iter().enumerate() {
         let [b, v, _] = logits.dims();
-        let weight = if i == 0 { 1.0 } else { other_weight };
-        n_pairs += if i == 0 { v * n_teacher - n_teacher } else { v * n_teacher };
+        let GroupPairs { pairs, n, weight } = GroupPairs::of(i, v, n_teacher, other_weight);
+        n_pairs += n;
         for row in 0..b * v {
             let (image, view) = (row / v, row % v);
-            let pairs = (0..n_teacher).filter(|target| i > 0 || *target != view);
+            let paired = (0..n_teacher).filter(|target| pairs == Pairs::All || *target != view);
             let of_pair = |target: usize| {
                 let other = f64::from(others[image * n_teacher + target]);
                 other * f64::from(rest[i][row]) - share * f64::from(total[i][row])
             };
-            correction += weight * pairs.map(of_pair).sum::<f64>();
+            correction += weight * paired.map(of_pair).sum::<f64>();
         }
     }
     let n_images = targets.dims()[0];
@@ -206,7 +206,7 @@ pub(crate) fn batch_mean(
     rows: &[Tensor<3>],
     n_columns: usize,
     n_rows: usize,
-    peers: ColumnPeers<'_>,
+    peers: ColumnGroup<'_>,
 ) -> Result<Tensor<1>, EngineError> {
     let sums: Vec<Tensor<1>> =
         rows.iter().map(|rows| column_sums(rows.clone()).narrow(0, 0, n_columns)).collect();
@@ -224,7 +224,7 @@ pub(crate) fn batch_mean(
 /// [`EngineError`].
 pub(crate) fn sharpness(
     targets: &ColumnTargets,
-    peers: ColumnPeers<'_>,
+    peers: ColumnGroup<'_>,
 ) -> Result<Vec<[Tensor<1>; 2]>, EngineError> {
     let own = |rows: &Tensor<3>| {
         let [_, _, k] = rows.dims();

@@ -29,17 +29,33 @@ pub(crate) fn between_weighted_views(
     let mut n_pairs = 0;
     let of_group = |(i, logits): (usize, &Tensor<3>)| {
         let [_, v, _] = logits.dims();
-        let (pairs, n) = match i {
-            0 => (Pairs::Others, v * n_teacher - n_teacher),
-            _ => (Pairs::All, v * n_teacher),
-        };
+        let GroupPairs { pairs, n, weight } = GroupPairs::of(i, v, n_teacher, other_weight);
         n_pairs += n;
         let sum = cross_entropy(logits.clone(), targets.clone(), pairs, temperature);
-        if i == 0 || other_weight == 1.0 { sum } else { sum * other_weight }
+        if weight == 1.0 { sum } else { sum * weight }
     };
     let total = student.iter().enumerate().map(of_group).reduce(|total, sum| total + sum);
     // Every method has at least one group of views; an empty one was refused with the recipe.
     total.expect("at least one group of student views") / (n_pairs * b) as f64
+}
+
+/// Pairs of the student's views of a group with those of the teacher.
+pub(super) struct GroupPairs {
+    pub(super) pairs: Pairs,
+    /// Number of pairs of an image.
+    pub(super) n: usize,
+    /// Weight of each.
+    pub(super) weight: f64,
+}
+
+impl GroupPairs {
+    /// Returns the pairs of group `number` of `v` views: the first group holds the `n_teacher` views of the teacher itself.
+    pub(super) fn of(number: usize, v: usize, n_teacher: usize, other_weight: f64) -> Self {
+        match number {
+            0 => Self { pairs: Pairs::Others, n: v * n_teacher - n_teacher, weight: 1.0 },
+            _ => Self { pairs: Pairs::All, n: v * n_teacher, weight: other_weight },
+        }
+    }
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use burn_tensor::Tensor;
 use kernels::ops::{Pairs, cross_entropy, sharpness};
 use networks::features::{Features, Outputs};
 use ranks::EngineError;
-use ranks::column_peers::ColumnPeers;
+use ranks::column_group::ColumnGroup;
 use ranks::peers::Peers;
 
 use super::heads::HEAD;
@@ -155,7 +155,7 @@ impl BatchLoss for Loss {
         &self,
         number: usize,
         scores: &BTreeMap<&'static str, Vec<Tensor<3>>>,
-        peers: ColumnPeers<'_>,
+        peers: ColumnGroup<'_>,
     ) -> Result<MicroBatchLoss, EngineError> {
         let ViewTargets::Columns(views) = &self.views else {
             // The step calls it where heads are divided, and then `prepare` has made targets of columns.

@@ -8,7 +8,7 @@
 use burn_tensor::{Device, Tensor, TensorData};
 use kernels::ops::softmax_rows;
 use ranks::EngineError;
-use ranks::column_peers::ColumnPeers;
+use ranks::column_group::ColumnGroup;
 use ranks::peers::Peers;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -109,7 +109,7 @@ impl Targets {
         scores: &Rows,
         step: u64,
         peers: Peers<'_>,
-        group: ColumnPeers<'_>,
+        group: ColumnGroup<'_>,
     ) -> Result<BalancedColumns, EngineError> {
         let (temperature, k, n) = (self.temperature.at(step), scores.n_prototypes(), scores.n());
         let (targets, mean) = match self.centering {

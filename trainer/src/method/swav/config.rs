@@ -40,10 +40,10 @@ pub struct Config {
     /// Length of time before the queue begins to fill; 15 epochs by default.
     #[serde(default = "default_queue_start")]
     pub queue_start: Duration,
-    /// Number of ranks that divide the prototypes among them; 1, the default, for none. Each of them computes its part of the scores, for
-    /// the images of all, and no other rank gathers its part of the layer: with many prototypes it takes less memory and traffic.
-    /// It must divide the prototypes and the ranks of a shard group, and the layer's shards must have equal lengths. Losses
-    /// differ in rounding alone.
+    /// Number of ranks that divide the prototypes among them; 1, the default: each rank scores all of them. A rank
+    /// scores its part for the images of the whole group, and gathers only that part: with many prototypes it takes less memory and
+    /// traffic. It must divide the prototypes and the ranks of a shard group, and prototypes times the channels of an
+    /// embedding must be a multiple of 64 times these ranks. Losses differ in rounding alone.
     #[serde(default = "default_prototype_group")]
     pub prototype_group: usize,
 }

@@ -6,7 +6,7 @@ use burn_tensor::Tensor;
 use kernels::ops::sharpness;
 use networks::features::Outputs;
 use ranks::EngineError;
-use ranks::column_peers::ColumnPeers;
+use ranks::column_group::ColumnGroup;
 
 use super::method::{QUEUE, SCORES, TARGET_ENTROPY};
 use crate::method::loss::columns::{self, ColumnTargets};
@@ -69,7 +69,7 @@ impl BatchLoss for SwavLoss {
         &self,
         number: usize,
         scores: &BTreeMap<&'static str, Vec<Tensor<3>>>,
-        peers: ColumnPeers<'_>,
+        peers: ColumnGroup<'_>,
     ) -> Result<MicroBatchLoss, EngineError> {
         let Assigned::Columns(targets, sharpness) = &self.assigned else {
             // The step calls it where heads are divided, and then `prepare` has assigned columns.

@@ -13,12 +13,12 @@ use crate::ordered;
 
 /// The micro-batches of a column group, as one of its ranks sees them.
 #[derive(Clone, Copy)]
-pub struct ColumnPeers<'a> {
+pub struct ColumnGroup<'a> {
     comm: &'a Communicator,
     n_here: usize,
 }
 
-impl<'a> ColumnPeers<'a> {
+impl<'a> ColumnGroup<'a> {
     /// Describes a batch of which each rank holds `n_here` micro-batches.
     pub fn new(comm: &'a Communicator, n_here: usize) -> Self {
         Self { comm, n_here }
@@ -143,7 +143,7 @@ mod tests {
     #[test]
     fn ranks_see_the_micro_batches_of_their_group() {
         let found = on_ranks(|comm| {
-            let (topology, peers) = (comm.topology(), ColumnPeers::new(&comm, 2));
+            let (topology, peers) = (comm.topology(), ColumnGroup::new(&comm, 2));
             let own: Vec<usize> = (0..2).map(|own| own * 8 + topology.data_rank()).collect();
             let mine: Vec<Tensor<1>> = own.iter().map(|number| tensor(&[*number as f32])).collect();
             let all = peers.all_micro_batches("numbers", &mine).unwrap();
