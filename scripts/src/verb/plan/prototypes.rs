@@ -3,10 +3,7 @@
 use trainer::estimate::{ModelCost, Placement, memory};
 
 use super::hardware::{GB, Hardware};
-use super::rows::PlanRow;
-
-/// Largest group that is considered: larger ones save little more.
-pub(super) const LARGEST_GROUP: usize = 64;
+use super::rows::{LARGEST_GROUP, PlanRow};
 
 /// Share of a step's time that must be saved.
 const LEAST_SAVING: f64 = 0.02;

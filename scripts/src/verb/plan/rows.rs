@@ -6,10 +6,12 @@ use trainer::estimate::{ModelCost, Placement, max_kept_graphs, memory};
 
 use super::flags::Args;
 use super::hardware::{GB, Hardware};
-use super::prototypes::LARGEST_GROUP;
 
 /// Number of ranks over which the shards of a model are small beside what each rank gathers.
 const MANY_RANKS: usize = 1 << 12;
+
+/// Largest group of ranks that divide prototypes to be considered: larger ones save little more.
+pub(super) const LARGEST_GROUP: usize = 64;
 
 /// One way to distribute a model over some ranks.
 pub(super) struct PlanRow {

@@ -8,11 +8,19 @@ use networks::features::Outputs;
 use ranks::EngineError;
 use ranks::column_group::ColumnGroup;
 
-use super::method::{QUEUE, SCORES, TARGET_ENTROPY};
 use crate::method::loss::columns::{self, ColumnTargets};
 use crate::method::loss::cross_entropy::between_views;
 use crate::method::loss::rows::Rows;
 use crate::method::{BatchLoss, MicroBatchLoss};
+
+/// Gauge of the mean entropy of the targets.
+pub(super) const TARGET_ENTROPY: &str = "health/target_entropy";
+
+/// Name of the head that outputs scores.
+pub(super) const SCORES: &str = "scores";
+
+/// Name of the queue's rows among observed values and in checkpoints.
+pub(super) const QUEUE: &str = "queue";
 
 /// SwAV's loss of a batch.
 pub(super) struct SwavLoss {

@@ -11,7 +11,7 @@ use ranks::EngineError;
 use ranks::peers::Peers;
 
 use super::config::Config;
-use super::loss::{Assigned, SwavLoss};
+use super::loss::{Assigned, QUEUE, SCORES, SwavLoss, TARGET_ENTROPY};
 use crate::method::loss::columns::{self, ColumnTargets};
 use crate::method::loss::mean::{batch_means, in_use};
 use crate::method::loss::rows::Rows;
@@ -23,20 +23,11 @@ use crate::method::{
 #[cfg(test)]
 use crate::schedule::Duration;
 
-/// Gauge of the mean entropy of the targets.
-pub(super) const TARGET_ENTROPY: &str = "health/target_entropy";
-
 /// Name of the head that outputs z.
 const PROJECTION: &str = "projection";
 
-/// Name of the head that outputs scores.
-pub(super) const SCORES: &str = "scores";
-
 /// Keeps a norm away from zero.
 const NORM_EPSILON: f64 = 1e-12;
-
-/// Name of the queue's rows among observed values and in checkpoints.
-pub(super) const QUEUE: &str = "queue";
 
 /// Name of the network.
 const STUDENT: &str = "student";
