@@ -115,8 +115,8 @@ impl Nodes {
 
     /// Changes the largest rate of the cable in each direction.
     pub(crate) fn set_rate(&self, megabits_per_s: u32) {
-        let ends = self.names.iter().zip(["cable-a", "cable-b"]);
-        assert!(ends.map(|(name, end)| Self::limit(name, end, megabits_per_s)).all(|limited| limited));
+        let mut ends = self.names.iter().zip(["cable-a", "cable-b"]);
+        assert!(ends.all(|(name, end)| Self::limit(name, end, megabits_per_s)));
     }
 
     /// Stalls a cable that has a delay: packets wait until the next call, and none is lost.

@@ -151,7 +151,7 @@ mod tests {
         #[test]
         fn column_groups_are_branches(log_columns in 0u32..3, log_shards in 0u32..3, log_replicas in 0u32..3) {
             let (columns, shards) = (1usize << log_columns, 1usize << log_shards);
-            let world = columns * shards << log_replicas;
+            let world = (columns * shards) << log_replicas;
             for rank in 0..world {
                 let topology = Topology::new(rank, world, Sharding::Full, columns * shards).unwrap();
                 let topology = topology.with_column_group(columns).unwrap();

@@ -124,8 +124,8 @@ fn check_heads(network: &NetworkSpec) -> Result<(), String> {
                 read.name
             ));
         }
-        let is_one_stage = head.units.last().is_some_and(|unit| unit.n_stages() == 1);
-        if head.may_divide && !(is_one_stage && !source(head, earlier).has_masked()) {
+        let is_staged = head.units.last().is_none_or(|unit| unit.n_stages() > 1);
+        if head.may_divide && (is_staged || source(head, earlier).has_masked()) {
             return Err(format!(
                 "the head {called} of the network {name} may be divided: it must end with a unit of one stage, and read no masked cells"
             ));
