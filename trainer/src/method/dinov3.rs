@@ -84,10 +84,9 @@ pub struct Config {
     #[serde(default)]
     pub koleo_group: usize,
     /// Number of ranks that divide the prototypes of views among them; 1, the default: each rank scores all of them. Those of masked
-    /// patches are not divided. A rank
-    /// scores its part for the images of the whole group, and gathers only that part: with many prototypes it takes less memory and
-    /// traffic. It must divide the prototypes and the ranks of a shard group, and prototypes times the channels of an
-    /// embedding must be a multiple of 64 times these ranks. Losses differ in rounding alone.
+    /// patches are not divided. A rank scores its part for the images of the whole group, and gathers only that part: with many
+    /// prototypes it takes less memory and traffic. It must divide the prototypes and the ranks of a shard group, and prototypes
+    /// times the channels of an embedding must be a multiple of 64 times these ranks. Losses differ in rounding alone.
     #[serde(default = "default_prototype_group")]
     pub prototype_group: usize,
     /// Anchoring of similarities between patches; none by default.
