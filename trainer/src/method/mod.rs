@@ -174,7 +174,7 @@ pub(crate) type ColumnScores = BTreeMap<&'static str, Vec<Vec<Tensor<3>>>>;
 #[derive(Clone, Copy)]
 pub struct ColumnOutputs<'a> {
     /// The column group.
-    pub peers: ColumnGroup<'a>,
+    pub group: ColumnGroup<'a>,
     /// Scores of the trained network; empty unless [`Method::prepares_with_heads`].
     pub trained: &'a ColumnScores,
     /// Scores of the other networks by name.
@@ -225,9 +225,9 @@ pub trait BatchLoss {
         &self,
         number: usize,
         scores: &BTreeMap<&'static str, Vec<Tensor<3>>>,
-        peers: ColumnGroup<'_>,
+        group: ColumnGroup<'_>,
     ) -> Result<MicroBatchLoss, EngineError> {
-        let _ = (number, scores, peers);
+        let _ = (number, scores, group);
         panic!("a method that divides a head has a loss by columns");
     }
 

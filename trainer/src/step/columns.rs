@@ -28,7 +28,7 @@ use crate::method::{BatchLoss, ColumnScores};
 #[derive(Clone, Copy)]
 pub(super) struct ColumnPass<'a> {
     pub(super) heads: HeadPass<'a>,
-    pub(super) peers: ColumnGroup<'a>,
+    pub(super) group: ColumnGroup<'a>,
     /// Images of a micro-batch.
     pub(super) n_images: usize,
 }
@@ -61,9 +61,14 @@ impl<'a> ColumnPass<'a> {
         let mut gathered = ColumnInputs::new();
         for name in self.names() {
             let own: Vec<Tensor<1>> = inputs.iter().map(|input| flat(&input.staged[name])).collect();
-            let all = self.peers.all_micro_batches(name, &own)?;
-            let like = &inputs[0].staged[name];
-            gathered.insert(name, all.into_iter().map(|values| cut(values, like)).collect());
+            let all = self.group.all_micro_batches(name, &own)?;
+            let (like, device) = (&inputs[0].staged[name], own[0].device());
+            let of_batch = |values: Vec<f32>| {
+                let n = values.len();
+                let values = Tensor::from_data(TensorData::new(values, [n]), &device);
+                cut(&values, like, &mut 0).into_iter().map(Features::vectors).collect()
+            };
+            gathered.insert(name, all.into_iter().map(of_batch).collect());
         }
         Ok(gathered)
     }
@@ -98,19 +103,13 @@ impl<'a> ColumnPass<'a> {
             }
             Ok(a)
         };
-        let grads = ordered::fold(self.peers.n_group(), &mut graph, &sum)?;
-        let own = self.peers.sum_own("scores", grads.inputs.into_values().collect())?;
+        let grads = ordered::fold(self.group.n_group(), &mut graph, &sum)?;
+        let own = self.group.sum_own("scores", grads.inputs.into_values().collect())?;
         let mut by_head: BTreeMap<&'static str, Vec<Vec<Tensor<3>>>> = BTreeMap::new();
         for values in own {
             let mut start = 0;
             for (name, batches) in inputs {
-                let cut = |group: &Features| {
-                    let shape = group.x.dims();
-                    let range = start..start + shape.iter().product::<usize>();
-                    start = range.end;
-                    values.clone().slice([range]).reshape(shape)
-                };
-                by_head.entry(name).or_default().push(batches[0].iter().map(cut).collect());
+                by_head.entry(name).or_default().push(cut(&values, &batches[0], &mut start));
             }
         }
         Ok(ColumnGrads { inputs: by_head, flats: grads.flats })
@@ -133,7 +132,7 @@ impl<'a> ColumnPass<'a> {
             inputs.iter().map(|(name, batches)| (*name, tracked(&batches[t]))).collect();
         let scores =
             inputs.iter().map(|(name, groups)| (*name, self.score(name, groups.clone(), &leaves))).collect();
-        let scored = loss.of_columns(t, &scores, self.peers)?;
+        let scored = loss.of_columns(t, &scores, self.group)?;
         drop(scores);
         scalars.add(scored.loss.clone().inner(), scored.gauges);
         let mut grads = scored.loss.backward();
@@ -177,15 +176,13 @@ fn flat(groups: &Groups) -> Tensor<1> {
     Tensor::cat(groups.iter().map(values).collect(), 0)
 }
 
-/// Cuts `values` into features of the shapes of `like`: the inverse of [`flat`].
-fn cut(values: Vec<f32>, like: &Groups) -> Groups {
-    let mut start = 0;
+/// Cuts `values` from `start` on into the shapes of `like`, the inverse of [`flat`], and moves `start` behind them.
+fn cut(values: &Tensor<1>, like: &Groups, start: &mut usize) -> Vec<Tensor<3>> {
     let of_group = |group: &Features| {
         let shape = group.x.dims();
-        let range = start..start + shape.iter().product::<usize>();
-        start = range.end;
-        let values = TensorData::new(values[range].to_vec(), shape);
-        Features::vectors(Tensor::from_data(values, &group.x.device()))
+        let range = *start..*start + shape.iter().product::<usize>();
+        *start = range.end;
+        values.clone().slice([range]).reshape(shape)
     };
     like.iter().map(of_group).collect()
 }

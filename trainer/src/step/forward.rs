@@ -101,7 +101,7 @@ fn infer(
     let heads = HeadPass(network);
     let flats = heads.gather(gathers)?;
     let inputs = heads.staged_without_graph(&seen, &flats, of_heads, gathers, &mut observations)?;
-    let divided = ColumnPass { heads, peers: ColumnGroup::new(passes.comm, batches.len()), n_images };
+    let divided = ColumnPass { heads, group: ColumnGroup::new(passes.comm, batches.len()), n_images };
     let group = divided.gather(&inputs)?;
     gathers.look_ahead()?;
     let columns = divided.scores(&group, &flats);

@@ -88,7 +88,7 @@ impl<'a> Scoring<'a> {
         reductions: &mut ReductionQueue<'a>,
     ) -> Result<LossResult, EngineError> {
         let mut flats = self.heads().gather(gathers)?;
-        let constrained = self.heads().constrain(&mut flats, self.columns.peers.part());
+        let constrained = self.heads().constrain(&mut flats, self.columns.group.part());
         let mut observations = Vec::new();
         let heads = self.heads().staged(batches, &flats, self.passes, gathers, &mut observations)?;
         let inputs = graph_inputs(batches, &heads);
@@ -131,8 +131,8 @@ impl<'a> Scoring<'a> {
             true => self.columns.scores(group, flats),
             false => ColumnScores::new(),
         };
-        let (peers, has_parts) = (self.columns.peers, self.network.net.has_parts());
-        let columns = has_parts.then_some(ColumnOutputs { peers, trained: &of_trained, others: of_others });
+        let (group, has_parts) = (self.columns.group, self.network.net.has_parts());
+        let columns = has_parts.then_some(ColumnOutputs { group, trained: &of_trained, others: of_others });
         let outputs = BatchOutputs { trained, others, columns, score: &score };
         self.method.prepare(&outputs, self.step, self.peers)
     }

@@ -276,12 +276,12 @@ impl Trainer {
         n_images: usize,
     ) -> Scoring<'s> {
         let n_here = self.config.share(self.topology()).n_micro_batches;
-        let peers = ColumnGroup::new(&self.comm, n_here);
+        let group = ColumnGroup::new(&self.comm, n_here);
         Scoring {
             network,
             method: self.state.method.as_ref(),
             peers: Peers::new(&self.comm, n_here),
-            columns: ColumnPass { heads: HeadPass(network), peers, n_images },
+            columns: ColumnPass { heads: HeadPass(network), group, n_images },
             passes: self.head_passes(sets),
             step,
             n_images,

@@ -41,10 +41,10 @@ struct RowParts {
 
 impl RowParts {
     /// Gathers the numbers of all parts; `own` are those of this rank's, by micro-batch.
-    fn gather(what: &str, own: &[Tensor<1>], peers: ColumnGroup<'_>) -> Result<Self, EngineError> {
+    fn gather(what: &str, own: &[Tensor<1>], group: ColumnGroup<'_>) -> Result<Self, EngineError> {
         let lengths = own.iter().map(|rows| rows.dims()[0]).collect();
-        let by_part = peers.all_parts(what, Tensor::cat(own.to_vec(), 0))?;
-        Ok(Self { by_part, part: peers.part(), lengths })
+        let by_part = group.all_parts(what, Tensor::cat(own.to_vec(), 0))?;
+        Ok(Self { by_part, part: group.part(), lengths })
     }
 
     /// Returns `f` of the numbers of a row, of all parts and of all but this rank's.
@@ -97,11 +97,11 @@ pub(crate) fn softmax(
     scores: &Rows,
     center: Tensor<1>,
     temperature: f64,
-    peers: ColumnGroup<'_>,
+    group: ColumnGroup<'_>,
 ) -> Result<ColumnTargets, EngineError> {
     let own: Vec<Tensor<1>> =
         scores.all().map(|x| log_sum_exp(x.clone(), Some(center.clone()), temperature)).collect();
-    let parts = RowParts::gather("softmax", &own, peers)?;
+    let parts = RowParts::gather("softmax", &own, group)?;
     let [total, others] = parts.combined(log_sum);
     let sums: Vec<f32> = others.iter().zip(&total).map(|(other, total)| (other - total).exp()).collect();
     let center = Tensor::cat(vec![center.clone(), Tensor::zeros([1], &center.device())], 0);
@@ -123,7 +123,7 @@ pub(crate) fn sinkhorn(
     temperature: f64,
     n_iterations: usize,
     peers: Peers<'_>,
-    columns: ColumnGroup<'_>,
+    group: ColumnGroup<'_>,
 ) -> Result<ColumnTargets, EngineError> {
     let max = peers.max("sinkhorn", scores.reduced(1, f32::MIN, largest))?;
     let mut all = scores.map(|scores| exp_rows(scores.clone(), max.clone(), temperature, FLOOR));
@@ -131,9 +131,9 @@ pub(crate) fn sinkhorn(
     let mut others = Vec::new();
     for _ in 0..n_iterations {
         let sums = all.reduced(k, 0.0, column_sums);
-        let sums = columns.sum("sinkhorn", &sums)? * (n_prototypes as f64 / scores.n().max(1) as f64);
+        let sums = group.sum("sinkhorn", &sums)? * (n_prototypes as f64 / scores.n().max(1) as f64);
         let own: Vec<Tensor<1>> = all.all().map(|q| scaled_row_sums(q.clone(), sums.clone())).collect();
-        let parts = RowParts::gather("sinkhorn", &own, columns)?;
+        let parts = RowParts::gather("sinkhorn", &own, group)?;
         let [total, rest] = parts.combined(sum);
         let share: Vec<f32> = rest.iter().zip(&total).map(|(rest, total)| rest / total).collect();
         others = parts.by_batch(&share);
@@ -161,11 +161,11 @@ pub(crate) fn between_views(
     others: &[f32],
     temperature: f64,
     other_weight: f64,
-    peers: ColumnGroup<'_>,
+    group: ColumnGroup<'_>,
 ) -> Result<Tensor<1>, EngineError> {
     let own: Vec<Tensor<1>> =
         student.iter().map(|logits| log_sum_exp(logits.clone().inner(), None, temperature)).collect();
-    let parts = RowParts::gather("softmax", &own, peers)?;
+    let parts = RowParts::gather("softmax", &own, group)?;
     let [total, rest] = parts.combined(log_sum);
     let (total, rest) = (parts.by_batch(&total), parts.by_batch(&rest));
     let with_others = |(logits, rest): (&Tensor<3>, &Vec<f32>)| {
@@ -176,7 +176,7 @@ pub(crate) fn between_views(
     let loss = between_weighted_views(&logits, targets, temperature, other_weight);
     // H = Σ t · (log Σ exp(s / τ) - s / τ): the last column's own term is not part of it, and the logarithm is shared by all ranks.
     let n_teacher = targets.dims()[1];
-    let share = 1.0 - 1.0 / peers.n_parts() as f64;
+    let share = 1.0 - 1.0 / group.n_parts() as f64;
     let (mut correction, mut n_pairs) = (0.0, 0);
     for (i, logits) in student.iter().enumerate() {
         let [b, v, _] = logits.dims();
@@ -206,13 +206,13 @@ pub(crate) fn batch_mean(
     rows: &[Tensor<3>],
     n_columns: usize,
     n_rows: usize,
-    peers: ColumnGroup<'_>,
+    group: ColumnGroup<'_>,
 ) -> Result<Tensor<1>, EngineError> {
     let sums: Vec<Tensor<1>> =
         rows.iter().map(|rows| column_sums(rows.clone()).narrow(0, 0, n_columns)).collect();
     let device = rows[0].device();
-    let mean = peers.sum(what, &sums)? / n_rows.max(1) as f64;
-    let all = peers.all_parts(what, mean)?.concat();
+    let mean = group.sum(what, &sums)? / n_rows.max(1) as f64;
+    let all = group.all_parts(what, mean)?.concat();
     let k = all.len();
     Ok(Tensor::from_data(TensorData::new(all, [k]), &device))
 }
@@ -224,18 +224,18 @@ pub(crate) fn batch_mean(
 /// [`EngineError`].
 pub(crate) fn sharpness(
     targets: &ColumnTargets,
-    peers: ColumnGroup<'_>,
+    group: ColumnGroup<'_>,
 ) -> Result<Vec<[Tensor<1>; 2]>, EngineError> {
     let own = |rows: &Tensor<3>| {
         let [_, _, k] = rows.dims();
         rows.clone().narrow(2, 0, k - 1)
     };
     let largest: Vec<Tensor<1>> = targets.rows.iter().map(|rows| row_maxima(own(rows))).collect();
-    let parts = RowParts::gather("largest", &largest, peers)?;
+    let parts = RowParts::gather("largest", &largest, group)?;
     let [largest, _] = parts.combined(|values| values.iter().copied().fold(0.0, f64::max));
     let shares = |(rows, largest): (&Tensor<3>, Vec<f32>)| {
         let [entropy, _] = kernels::ops::sharpness(&own(rows));
-        let mean = largest.iter().sum::<f32>() / (largest.len() * peers.n_parts()) as f32;
+        let mean = largest.iter().sum::<f32>() / (largest.len() * group.n_parts()) as f32;
         [entropy, Tensor::full([1], mean, &rows.device())]
     };
     Ok(targets.rows.iter().zip(parts.by_batch(&largest)).map(shares).collect())

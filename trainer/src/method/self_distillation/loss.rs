@@ -155,7 +155,7 @@ impl BatchLoss for Loss {
         &self,
         number: usize,
         scores: &BTreeMap<&'static str, Vec<Tensor<3>>>,
-        peers: ColumnGroup<'_>,
+        group: ColumnGroup<'_>,
     ) -> Result<MicroBatchLoss, EngineError> {
         let ViewTargets::Columns(views) = &self.views else {
             // The step calls it where heads are divided, and then `prepare` has made targets of columns.
@@ -163,8 +163,8 @@ impl BatchLoss for Loss {
         };
         let (targets, others) = (&views.targets.rows[number], &views.targets.others[number]);
         let [temperature, weight] = [self.student_temp, self.local_weight];
-        let loss = columns::between_views(&scores[HEAD], targets, others, temperature, weight, peers)?;
-        let in_use = views.prototypes_in_use.clone() / peers.n_parts() as f64;
+        let loss = columns::between_views(&scores[HEAD], targets, others, temperature, weight, group)?;
+        let in_use = views.prototypes_in_use.clone() / group.n_parts() as f64;
         let mut gauges = self.gauges(views.sharpness[number].clone(), in_use);
         if self.has_other_parts() {
             gauges.push((MATCH_LOSS, loss.clone().inner()));

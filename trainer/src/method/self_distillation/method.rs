@@ -313,7 +313,7 @@ impl Method for SelfDistillation {
                 let scores = columns.of(TEACHER, HEAD);
                 let [b, v, _] = scores[0].dims();
                 let rows = Rows::with_number(scores, b * v * peers.n_micro_batches());
-                let balanced = self.targets.of_columns("views", &rows, step, peers, columns.peers)?;
+                let balanced = self.targets.of_columns("views", &rows, step, peers, columns.group)?;
                 ViewTargets::Columns(balanced)
             }
             None => {

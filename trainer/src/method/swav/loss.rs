@@ -77,15 +77,15 @@ impl BatchLoss for SwavLoss {
         &self,
         number: usize,
         scores: &BTreeMap<&'static str, Vec<Tensor<3>>>,
-        peers: ColumnGroup<'_>,
+        group: ColumnGroup<'_>,
     ) -> Result<MicroBatchLoss, EngineError> {
         let Assigned::Columns(targets, sharpness) = &self.assigned else {
             // The step calls it where heads are divided, and then `prepare` has assigned columns.
             unreachable!("assignments of columns where heads are divided");
         };
         let (rows, others) = (&targets.rows[number], &targets.others[number]);
-        let loss = columns::between_views(&scores[SCORES], rows, others, self.temperature, 1.0, peers)?;
-        let in_use = self.prototypes_in_use.clone() / peers.n_parts() as f64;
+        let loss = columns::between_views(&scores[SCORES], rows, others, self.temperature, 1.0, group)?;
+        let in_use = self.prototypes_in_use.clone() / group.n_parts() as f64;
         Ok(self.with_gauges(loss, sharpness[number].clone(), in_use))
     }
 

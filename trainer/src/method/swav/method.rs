@@ -141,7 +141,7 @@ impl Swav {
         columns: ColumnOutputs<'_>,
         peers: Peers<'_>,
     ) -> Result<ColumnTargets, EngineError> {
-        let (scores, group) = (columns.of_trained(SCORES), columns.peers);
+        let (scores, group) = (columns.of_trained(SCORES), columns.group);
         let ([b, v, _], n) = (scores[0].dims(), group.n_micro_batches());
         let all: Vec<Tensor<3>> = scores
             .iter()
@@ -259,7 +259,7 @@ impl Method for Swav {
         let temperature = self.config.temperature;
         if let Some(columns) = batch.columns {
             let targets = self.assign_columns(batch, columns, peers)?;
-            let (group, k) = (columns.peers, self.config.prototypes / columns.peers.n_parts());
+            let (group, k) = (columns.group, self.config.prototypes / columns.group.n_parts());
             let n_rows = targets.others[0].len() * group.n_micro_batches();
             let mean = columns::batch_mean("prototypes in use", &targets.rows, k, n_rows, group)?;
             let sharpness = columns::sharpness(&targets, group)?;
