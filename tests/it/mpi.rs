@@ -282,23 +282,12 @@ fn ranks_divide_prototypes() {
     let stderr = String::from_utf8(ranks.run(2, "two", &[]).stderr).unwrap() + &ranks.stderr(0);
     assert!(stderr.contains("started with method.prototype_group 2 and continues with 1"), "{stderr}");
 
-    let bench = |group: usize| -> serde_json::Value {
+    let bench = |group: usize| {
         let group = format!("method.prototype_group={group}");
-        let tiny = world.text("tiny.toml");
         // 34 MB of prototypes: small models take a few MB more than planned.
-        let sizes = ["method.prototypes=131072", "method.head_bottleneck=64", "optim.batch_size=8"];
-        let sets = [&sizes[..], &["run.workers=1", "run.keep=0", &group]].concat();
-        let mut args = vec!["bench", "shard", "--as-set", "--json", "--repeats", "1", "--recipe", &tiny];
-        args.extend(sets.iter().flat_map(|entry| ["--set", entry]));
-        let args: Vec<String> = args.iter().map(ToString::to_string).collect();
-        let output = mpirun(4, &world.path(""), &args).output().unwrap();
-        ok(&output);
-        let text = String::from_utf8(output.stdout).unwrap();
-        let row: serde_json::Value = serde_json::from_str(text.lines().last().unwrap()).unwrap();
-        row["modes"][0].clone()
+        bench_shard(&world, &["method.prototypes=131072", "method.head_bottleneck=64", &group])
     };
     let [whole, parts] = [1, 4].map(bench);
-    let number = |row: &serde_json::Value, key: &str| row[key].as_f64().unwrap();
     for row in [&whole, &parts] {
         let (peak, planned) = (number(row, "peak_bytes"), number(row, "planned_peak_bytes"));
         assert!((peak - planned).abs() < 0.1 * planned, "peak {peak}, planned {planned}");
@@ -309,4 +298,56 @@ fn ranks_divide_prototypes() {
     }
     let (a, b) = (number(&whole, "loss"), number(&parts, "loss"));
     assert!((a - b).abs() < 1e-5 * a, "{a} {b}");
+}
+
+/// Measures a step of four ranks, with these settings, that recompute all units.
+fn bench_shard(world: &World, sets: &[&str]) -> serde_json::Value {
+    let tiny = world.text("tiny.toml");
+    let sets = [&["optim.batch_size=8", "run.workers=1", "run.keep=0"], sets].concat();
+    let mut args = vec!["bench", "shard", "--as-set", "--json", "--repeats", "1", "--recipe", &tiny];
+    args.extend(sets.iter().flat_map(|entry| ["--set", entry]));
+    let args: Vec<String> = args.iter().map(ToString::to_string).collect();
+    let output = mpirun(4, &world.path(""), &args).output().unwrap();
+    ok(&output);
+    let text = String::from_utf8(output.stdout).unwrap();
+    let row: serde_json::Value = serde_json::from_str(text.lines().last().unwrap()).unwrap();
+    row["modes"][0].clone()
+}
+
+fn number(row: &serde_json::Value, key: &str) -> f64 {
+    row[key].as_f64().unwrap()
+}
+
+/// Units that are divided: the same loss, the same bits on any number of ranks, and less memory. A rank holds no gathered unit
+/// after it has run.
+#[test]
+fn ranks_gather_parts_of_units() {
+    let world = World::new(60);
+    let branches = "model={arch='resnet',depth=14,width=16,image_px=32}";
+    let ranks = Ranks::new(&world, &["optim.batch_size=8", "optim.micro_batches=4", branches]);
+    ok(&ranks.run(1, "whole", &[]));
+    let divided = ["--set", "run.max_unit_parameters=20000"];
+    ok(&ranks.run(1, "one", &divided));
+    ok(&ranks.run(4, "four", &divided));
+    assert_eq!(rows(&world.path("one")), rows(&world.path("four")));
+    assert_eq!(weights(&world.path("one")), weights(&world.path("four")));
+    let (whole, four) = (losses(&world.path("whole")), losses(&world.path("four")));
+    assert!((whole[0] - four[0]).abs() < 1e-5 * whole[0], "{} {}", whole[0], four[0]);
+
+    // A run goes on with another bound, which it says.
+    let stderr = String::from_utf8(ranks.run(4, "four", &[]).stderr).unwrap() + &ranks.stderr(0);
+    let said = "started with run.max_unit_parameters 20000 and continues with none";
+    assert!(stderr.contains(said), "{stderr}");
+    let stderr =
+        String::from_utf8(ranks.run(2, "small", &["--set", "run.max_unit_parameters=9"]).stderr).unwrap();
+    assert!(stderr.contains("run.max_unit_parameters 9: unit"), "{stderr}");
+
+    let network = "model={arch='regnet_y',size='3_2gf',image_px=32}";
+    let whole = bench_shard(&world, &[network]);
+    let parts = bench_shard(&world, &[network, "run.max_unit_parameters=400000"]);
+    let (peak, planned) = (number(&parts, "peak_bytes"), number(&parts, "planned_peak_bytes"));
+    assert!((peak - planned).abs() < 0.2 * planned, "peak {peak}, planned {planned}");
+    assert!(peak < 0.8 * number(&whole, "peak_bytes"), "{whole} {parts}");
+    let (a, b) = (number(&whole, "loss"), number(&parts, "loss"));
+    assert!((a - b).abs() < 1e-4 * a, "{a} {b}");
 }

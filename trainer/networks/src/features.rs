@@ -18,8 +18,10 @@ pub struct Features {
     pub n_prefix: usize,
     /// Rows and columns of the grid.
     pub grid: [usize; 2],
-    /// Skip connection around the rest of a unit; absent between units.
+    /// Skip connection around the rest of a unit; absent between undivided units.
     pub skip: Option<Skip>,
+    /// Columns of the output of a product that earlier parts of a divided unit have computed, `[B·V, N', D']` each.
+    pub columns: Vec<Tensor<3>>,
     /// Masked cells, where a method masks some.
     pub masked: Option<Masked>,
 }
@@ -71,25 +73,30 @@ pub struct Outputs {
 impl Features {
     /// Creates features of the cells of `grid`, `[B·V, N, D]`, without prefix tokens.
     pub fn on_grid(x: Tensor<3>, grid: [usize; 2]) -> Self {
-        Self { x, n_prefix: 0, grid, skip: None, masked: None }
+        Self { x, n_prefix: 0, grid, skip: None, columns: Vec::new(), masked: None }
     }
 
     /// Creates features of one vector per view, `[B·V, 1, D]`.
     pub fn vectors(x: Tensor<3>) -> Self {
-        Self { x, n_prefix: 1, grid: [0, 0], skip: None, masked: None }
+        Self { x, n_prefix: 1, grid: [0, 0], skip: None, columns: Vec::new(), masked: None }
     }
 
-    /// Returns features with the values `x`, the same grid and masks, and no skip connection.
+    /// Returns features with the values `x`, the same grid and masks, and nothing beside them.
     pub fn with(&self, x: Tensor<3>) -> Self {
         let masked = self.masked.clone();
-        Self { x, n_prefix: self.n_prefix, grid: self.grid, skip: None, masked }
+        Self { x, n_prefix: self.n_prefix, grid: self.grid, skip: None, columns: Vec::new(), masked }
     }
 
-    /// Applies `f` to every tensor, including the skip connection's.
+    /// Applies `f` to every tensor, including those beside the values.
     pub fn map(&self, mut f: impl FnMut(&Tensor<3>) -> Tensor<3>) -> Self {
-        let skip = self.skip.as_ref();
-        let around = skip.map(|skip| Skip { x: f(&skip.x), grid: skip.grid });
-        Self { skip: around, ..self.with(f(&self.x)) }
+        let skip = self.skip.as_ref().map(|skip| Skip { x: f(&skip.x), grid: skip.grid });
+        let columns = self.columns.iter().map(&mut f).collect();
+        Self { skip, columns, ..self.with(f(&self.x)) }
+    }
+
+    /// Returns the tensors beside the values, which are there within a unit and between parts of one.
+    pub fn beside(&self) -> impl Iterator<Item = &Tensor<3>> {
+        self.skip.iter().map(|skip| &skip.x).chain(&self.columns)
     }
 
     /// Returns one vector per view, `[B·V, 1, D]`: the first prefix token, or without one the mean of the patch tokens.
@@ -139,7 +146,7 @@ impl Features {
         self.masked.as_ref().is_some_and(|masked| masked.selection != Selection::All)
     }
 
-    /// Casts values of fewer bits to f32; drops the skip connection.
+    /// Casts values of fewer bits to f32, without what is beside them.
     pub fn in_f32(&self) -> Self {
         self.with(in_f32(self.x.clone()))
     }

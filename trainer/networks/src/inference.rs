@@ -8,6 +8,7 @@ use kernels::device::workers::{Workers, n_or_all_cores};
 use xxhash_rust::xxh3::Xxh3;
 
 use crate::backbone::{Levels, ModelConfig, Readout};
+use crate::draws::Draws;
 use crate::error::NetworkError;
 use crate::features::Features;
 use crate::init::fill;
@@ -15,7 +16,7 @@ use crate::layout::UnitLayout;
 use crate::leaves::Leaves;
 use crate::patches::{PixelInput, Pixels};
 use crate::tensor::{NamedTensor, by_name, values_of};
-use crate::unit::{Context, Draws, GroupShape, StatSets, Types, Unit};
+use crate::unit::{Context, GroupShape, StatSets, Types, Unit};
 
 /// A backbone with its weights.
 pub struct Network {
@@ -135,6 +136,7 @@ impl Network {
             width: self.model.n_channels() * cell_px * cell_px,
             n_masked: 0,
             is_map: false,
+            beside: None,
         };
         let mut shapes = vec![pixels];
         let mut largest = 0.0_f64;

@@ -16,6 +16,8 @@ pub const ALIGNMENT: usize = 64;
 pub struct UnitLayout {
     /// Name of the unit.
     pub name: String,
+    /// Name of the unit in exports, which prefixes its parameters: that of the undivided unit.
+    pub export_name: String,
     /// Parameters of the unit, by offset.
     pub params: Vec<ParamSlot>,
     /// Number of elements of all parameters.
@@ -54,7 +56,12 @@ impl UnitLayout {
             })
             .collect();
         let padded = offset.next_multiple_of(ALIGNMENT * group_size.max(1));
-        Self { name: name.to_string(), params, numel: offset, padded }
+        Self { name: name.to_string(), export_name: name.to_string(), params, numel: offset, padded }
+    }
+
+    /// Returns the layout with another name in exports.
+    pub fn exported_as(self, name: &str) -> Self {
+        Self { export_name: name.to_string(), ..self }
     }
 
     /// Returns the index of the parameter `name`.
@@ -78,7 +85,7 @@ impl UnitLayout {
         slot.spec.substitute.as_ref().map(|name| format!("{}{name}", self.prefix()))
     }
 
-    /// Returns the parameters with their values in `flat`, the whole buffer.
+    /// Returns the parameters with their values in `flat`, the whole buffer: of some of them the rows that the unit has.
     pub fn tensors(&self, flat: &[f32]) -> Vec<NamedTensor> {
         let tensor = |slot: &ParamSlot| NamedTensor {
             name: self.full_name(slot),
@@ -90,9 +97,9 @@ impl UnitLayout {
 
     /// Returns the prefix of the parameter names; empty for a unit whose name begins with a dot.
     fn prefix(&self) -> String {
-        match self.name.starts_with('.') {
+        match self.export_name.starts_with('.') {
             true => String::new(),
-            false => format!("{}.", self.name),
+            false => format!("{}.", self.export_name),
         }
     }
 }

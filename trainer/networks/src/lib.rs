@@ -4,6 +4,8 @@
 
 pub mod backbone;
 pub mod batch_norm;
+pub mod divided;
+pub mod draws;
 mod error;
 pub mod features;
 mod first_layer;

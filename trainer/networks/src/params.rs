@@ -1,5 +1,7 @@
 //! Specifications of parameters: names, shapes, initial values and updates.
 
+use std::ops::Range;
+
 /// Specification of a parameter.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ParamSpec {
@@ -25,6 +27,17 @@ pub struct ParamSpec {
     pub is_optional: bool,
     /// Name within the unit of the parameter whose given values it has where a file lacks its own.
     pub substitute: Option<String>,
+    /// Place in the parameter of the undivided unit, if it is only some rows of it.
+    pub slice: Option<RowSlice>,
+}
+
+/// Place of some rows of a parameter in the whole.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RowSlice {
+    /// Number of the first row.
+    pub first_row: usize,
+    /// Number of rows of the whole parameter.
+    pub n_rows: usize,
 }
 
 /// Source of a parameter's updates.
@@ -84,6 +97,7 @@ impl ParamSpec {
             projects_patches: false,
             is_optional: false,
             substitute: None,
+            slice: None,
         }
     }
 
@@ -116,5 +130,31 @@ impl ParamSpec {
     /// Returns the number of elements.
     pub fn numel(&self) -> usize {
         self.shape.iter().product()
+    }
+
+    /// Returns `rows` of the whole parameter, which its initial values and its name are those of.
+    pub fn rows(self, rows: Range<usize>) -> Self {
+        let n_rows = self.shape[0];
+        if rows == (0..n_rows) {
+            return self;
+        }
+        let mut shape = self.shape;
+        shape[0] = rows.len();
+        Self { shape, slice: Some(RowSlice { first_row: rows.start, n_rows }), ..self }
+    }
+
+    /// Returns the number of the first element within the whole parameter.
+    pub fn first_element(&self) -> usize {
+        let first_row = self.slice.map_or(0, |slice| slice.first_row);
+        first_row * self.shape.iter().skip(1).product::<usize>()
+    }
+
+    /// Returns the dimensions of the whole parameter.
+    pub fn whole_shape(&self) -> Vec<usize> {
+        let mut shape = self.shape.clone();
+        if let (Some(slice), Some(rows)) = (self.slice, shape.first_mut()) {
+            *rows = slice.n_rows;
+        }
+        shape
     }
 }

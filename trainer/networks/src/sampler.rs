@@ -5,7 +5,8 @@
 
 use augment::ViewRng;
 
-use crate::unit::{CoordinateDraw, Draws, DropCount, DropRule, Unit};
+use crate::draws::{CoordinateDraw, Draws, DropCount, DropRule};
+use crate::unit::Unit;
 
 /// Domain that separates drop-path streams from all others.
 const DROP_PATH_DOMAIN: u64 = 0x6472_6f70_0000_0000;

@@ -32,7 +32,7 @@ impl NamedTensor {
     }
 }
 
-/// Returns the values of the parameter `name` among `tensors`, which must have the shape of `spec`.
+/// Returns the values of the whole parameter `name` among `tensors`, which must have the shape of that of `spec`.
 ///
 /// # Errors
 /// [`NetworkError::Weights`].
@@ -43,10 +43,33 @@ pub fn values_of<'a>(
 ) -> Result<&'a [f32], NetworkError> {
     let bad = |reason: String| NetworkError::Weights { name: name.into(), reason };
     let tensor = tensors.get(name).ok_or_else(|| bad("is missing".into()))?;
-    match tensor.shape == spec.shape && tensor.values.len() == spec.numel() {
+    let shape = spec.whole_shape();
+    match tensor.shape == shape && tensor.values.len() == shape.iter().product::<usize>() {
         true => Ok(&tensor.values),
-        false => Err(bad(format!("has shape {:?}, not {:?}", tensor.shape, spec.shape))),
+        false => Err(bad(format!("has shape {:?}, not {shape:?}", tensor.shape))),
     }
+}
+
+/// Joins tensors of the same name, which are rows of one parameter in their order.
+pub fn joined(tensors: Vec<NamedTensor>) -> Vec<NamedTensor> {
+    let mut positions: HashMap<String, usize> = HashMap::new();
+    let mut joined: Vec<NamedTensor> = Vec::new();
+    for tensor in tensors {
+        let whole = positions.get(&tensor.name).map(|position| &mut joined[*position]);
+        match whole
+            .and_then(|whole| Some((whole.shape.first_mut()?, &mut whole.values, tensor.shape.first()?)))
+        {
+            Some((n_rows, values, more)) => {
+                *n_rows += more;
+                values.extend(tensor.values);
+            }
+            None => {
+                positions.insert(tensor.name.clone(), joined.len());
+                joined.push(tensor);
+            }
+        }
+    }
+    joined
 }
 
 /// Maps names to `tensors`.

@@ -22,10 +22,9 @@ use std::iter::Sum;
 use std::ops::Add;
 
 use burn_tensor::{DType, Tensor};
-use kernels::ops::{SMALLEST_SHARE_LEFT_OUT, cast, in_f32};
-use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
+use kernels::ops::{cast, in_f32};
 
+use crate::draws::{CoordinateRule, Draws, DropRule};
 use crate::features::Features;
 use crate::layout::UnitLayout;
 use crate::leaves::Leaves;
@@ -86,6 +85,18 @@ pub trait Unit: Send + Sync {
         None
     }
 
+    /// Returns units that compute the same one after another, each with at most `max_numel` elements of parameters where that is possible;
+    /// `None` for a unit that is not divided. Only the first of them takes features that an undivided unit returned.
+    fn parts(&self, max_numel: usize) -> Option<Vec<Box<dyn Unit>>> {
+        let _ = max_numel;
+        None
+    }
+
+    /// Returns the name of the unit in exports: for a part of a divided unit that of the whole.
+    fn export_name(&self) -> &str {
+        self.name()
+    }
+
     /// Returns the attention weights of each token on each token within the unit, for `features`:
     /// `[B·V, H, P + N, P + N]`, one row per query token; `None` for a unit without attention.
     fn attention(&self, features: &Features, cx: &Context<'_>) -> Option<Tensor<4>> {
@@ -95,7 +106,7 @@ pub trait Unit: Send + Sync {
 
     /// Returns the layout of the unit's flat buffer over a shard group of `group_size` ranks.
     fn layout(&self, group_size: usize) -> UnitLayout {
-        UnitLayout::new(self.name(), self.params(), group_size)
+        UnitLayout::new(self.name(), self.params(), group_size).exported_as(self.export_name())
     }
 }
 
@@ -199,7 +210,7 @@ impl StatSets {
 }
 
 /// Dimensions of the features of one image's views of one size.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct GroupShape {
     /// Number of views of the image.
     pub n_views: usize,
@@ -215,6 +226,19 @@ pub struct GroupShape {
     pub drops: bool,
     /// Whether the features are maps ([`Types::maps`]); all others are f32.
     pub is_map: bool,
+    /// Tensors beside the values, between parts of a divided unit.
+    pub beside: Option<ShapeBeside>,
+}
+
+/// Tensors that a part of a divided unit leaves for the parts after it.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct ShapeBeside {
+    /// Rows and columns of the grid of the skip connection.
+    pub skip_grid: [usize; 2],
+    /// Channels of the skip connection.
+    pub skip_width: usize,
+    /// Elements that the last part has computed, among the values and beside them; all others are those that it was given.
+    pub computed: Elements,
 }
 
 impl GroupShape {
@@ -239,7 +263,12 @@ impl GroupShape {
 
     /// Returns the shape with one token per view, in f32.
     pub fn pooled(&self) -> Self {
-        Self { n_prefix: 1, grid: [0, 0], is_map: false, ..*self }
+        Self { n_prefix: 1, grid: [0, 0], is_map: false, beside: None, ..*self }
+    }
+
+    /// Returns the elements of what the unit before has computed, in all views, by type.
+    pub fn computed(&self) -> Elements {
+        self.beside.map_or_else(|| self.elements(), |beside| beside.computed)
     }
 }
 
@@ -316,78 +345,5 @@ impl Add for Cost {
 impl Sum for Cost {
     fn sum<I: Iterator<Item = Self>>(costs: I) -> Self {
         costs.fold(Self::default(), Add::add)
-    }
-}
-
-/// Rule by which a unit's branches are dropped for some of the views in training (stochastic depth, Huang et al. 2016).
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct DropRule {
-    /// Share of the views for which a branch is dropped.
-    pub share: f32,
-    /// Number of these views.
-    pub count: DropCount,
-}
-
-impl DropRule {
-    /// Returns the expected share of the views of `group` for which a branch is computed, in slices of many views; where all views of
-    /// a slice are dropped, one is computed still.
-    pub fn computed_share(&self, group: &GroupShape) -> f64 {
-        let dropped = f64::from(self.share);
-        if group.drops && dropped >= SMALLEST_SHARE_LEFT_OUT { 1.0 - dropped } else { 1.0 }
-    }
-}
-
-/// Number of the views for which a branch is dropped.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum DropCount {
-    /// Random number: every view is drawn by itself.
-    #[default]
-    Random,
-    /// Fixed number, the same in each step, among all views of a size in the batch: DINOv2 and DINOv3, there among the views of a
-    /// GPU.
-    Exact,
-}
-
-/// Rule by which coordinates of cells are changed in training.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct CoordinateRule {
-    /// Largest shift of an axis, of which half the grid is 1.
-    pub shift: Option<f32>,
-    /// Largest factor of an axis, drawn for each.
-    pub jitter: Option<f32>,
-    /// Largest factor of both axes.
-    pub rescale: Option<f32>,
-}
-
-/// Change of the coordinates of cells: `(c + shift) · factor`, by axis.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct CoordinateDraw {
-    /// Shift of rows and columns.
-    pub shift: [f32; 2],
-    /// Factor of rows and columns.
-    pub factor: [f32; 2],
-}
-
-impl Default for CoordinateDraw {
-    fn default() -> Self {
-        Self { shift: [0.0; 2], factor: [1.0; 2] }
-    }
-}
-
-/// Random numbers drawn for one unit in one step.
-#[derive(Debug, Clone, Default)]
-pub struct Draws {
-    /// Changes of coordinates, by group; empty when nothing is changed.
-    pub coordinates: Vec<CoordinateDraw>,
-    /// Factor of each sequence, by group and branch: 0, or the number of all sequences divided by the expected number of those
-    /// that keep the branch. Empty when nothing is dropped.
-    pub drop_path: Vec<[Vec<f32>; 2]>,
-}
-
-impl Draws {
-    /// Returns the factors of a branch, one for each of the B·V sequences of `group`.
-    pub fn factors(&self, group: usize, branch: usize) -> Option<&[f32]> {
-        self.drop_path.get(group).map(|branches| branches[branch].as_slice())
     }
 }

@@ -6,14 +6,17 @@
 //! that any number of ranks can read just the byte ranges that it needs ([`read`]).
 
 mod folder;
+mod places;
 mod read;
 mod reshard;
+mod resume;
 mod shard_file;
 mod write;
 
 pub use folder::{Hold, prune, steps};
-pub use read::{Checkpoint, resume};
+pub use read::Checkpoint;
 pub use reshard::{Piece, pieces};
+pub use resume::resume;
 pub use write::{Saver, Snapshot};
 
 use std::path::Path;
@@ -110,6 +113,9 @@ pub struct ParamEntry {
     pub shape: Vec<usize>,
     /// First element in the unit's buffer.
     pub offset: usize,
+    /// First element in the whole parameter, of which a part of a divided unit has some rows.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub first: usize,
     /// Number of updates that its moments have seen.
     pub n_updates: u64,
 }
@@ -135,6 +141,7 @@ impl UnitEntry {
             name: layout.full_name(slot),
             shape: slot.spec.shape.clone(),
             offset: slot.offset,
+            first: slot.spec.first_element(),
             n_updates: n_updates.get(number).copied().unwrap_or_default(),
         };
         Self {
@@ -145,17 +152,10 @@ impl UnitEntry {
             params: layout.params.iter().enumerate().map(param).collect(),
         }
     }
+}
 
-    /// Number of updates that the moments of each parameter have seen.
-    fn n_updates(&self) -> Vec<u64> {
-        self.params.iter().map(|param| param.n_updates).collect()
-    }
-
-    /// Returns whether the unit laid out as `layout` has the same parameters.
-    fn fits(&self, layout: &UnitLayout) -> bool {
-        let here = Self::of(&self.network, layout, &self.n_updates());
-        (&here.name, here.numel, &here.params) == (&self.name, self.numel, &self.params)
-    }
+fn is_zero(number: &usize) -> bool {
+    *number == 0
 }
 
 fn rank_file(shard: usize) -> String {

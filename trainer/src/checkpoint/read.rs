@@ -8,13 +8,14 @@ use std::path::{Path, PathBuf};
 use burn_tensor::{Device, Tensor, TensorData};
 use networks::NamedTensor;
 use networks::backbone::Readout;
-use networks::layout::{ALIGNMENT, UnitLayout};
-use ranks::communicator::Communicator;
-use ranks::engine::Reduction;
+use networks::layout::{ALIGNMENT, ParamSlot, UnitLayout};
+use networks::tensor::joined;
 
+use super::places::{Place, Places};
 use super::shard_file::ShardFile;
 use super::{LATEST, MANIFEST, Manifest, ParamEntry, UnitEntry, VERSION, folder, pieces, unusable};
 use crate::error::TrainError;
+use crate::optim::state::UnitShard;
 use crate::recipe::check::check;
 use crate::step::{NetworkState, TrainState};
 
@@ -24,6 +25,8 @@ pub struct Checkpoint {
     pub path: PathBuf,
     /// Manifest of the checkpoint.
     pub manifest: Manifest,
+    /// Places of the parameters in its units.
+    places: Places,
     /// The file that was read last: reads of one file follow one another.
     open: RefCell<Option<(usize, ShardFile)>>,
 }
@@ -120,7 +123,8 @@ impl Checkpoint {
         {
             return Err(unusable(path, format!("{} does not divide into {n_files} files", unit.name)));
         }
-        Ok(Self { path: path.to_path_buf(), manifest, open: RefCell::new(None) })
+        let places = Places::of(&manifest.units);
+        Ok(Self { path: path.to_path_buf(), manifest, places, open: RefCell::new(None) })
     }
 
     /// Folder of the checkpoint.
@@ -192,6 +196,7 @@ impl Checkpoint {
                 tensors.push(NamedTensor { name: param.clone(), shape: shape.clone(), values });
             }
         }
+        let tensors = joined(tensors);
         tensors.iter().try_for_each(NamedTensor::check_finite)?;
         Ok((tensors, name))
     }
@@ -227,26 +232,31 @@ impl Checkpoint {
                 network.shards.iter_mut().map(move |shard| (name, shard))
             })
             .collect();
-        let (n, n_here) = (self.manifest.units.len(), shards.len());
+        let n: usize = self.manifest.units.iter().map(|unit| unit.numel).sum();
+        let n_here: usize = shards.iter().map(|(_, shard)| shard.layout.numel).sum();
         if n_here != n {
-            return Err(bad(format!("it has {n} units, the networks have {n_here}")));
+            return Err(bad(format!("it has {n} parameters, the networks have {n_here}")));
         }
-        for ((network, shard), unit) in shards.into_iter().zip(&self.manifest.units) {
-            if network != unit.network || !unit.fits(&shard.layout) {
-                let (theirs, ours) = (&unit.name, &shard.layout.name);
-                return Err(bad(format!(
-                    "{theirs} of {} is another unit than {ours} of {network}",
-                    unit.network
-                )));
+        for (network, shard) in shards {
+            let mut n_updates = Vec::new();
+            for slot in &shard.layout.params {
+                let places = self.find(network, &shard.layout, slot, 0..slot.spec.numel())?;
+                n_updates.push(places.first().map_or(0, |place| place.n_updates));
             }
-            let wanted = shard.start..shard.start + shard.len();
-            let moments = shard.moments.iter_mut().map(|moment| (moment.name, &mut moment.values));
-            for (name, buffer) in std::iter::once((network, &mut shard.weights)).chain(moments) {
-                let values = self.elements(name, unit, wanted.clone()).map_err(bad)?;
-                let len = values.len();
-                *buffer = Tensor::from_data(TensorData::new(values, [len]), device);
-            }
-            shard.n_updates = unit.n_updates();
+            shard.n_updates = n_updates;
+            let (weights, moments) =
+                (std::iter::once(network), shard.moments.iter().map(|moment| moment.name));
+            let buffers: Result<Vec<Tensor<1>>, TrainError> = weights
+                .chain(moments)
+                .map(|name| {
+                    let values = self.shard(network, name, shard)?;
+                    let len = values.len();
+                    Ok(Tensor::from_data(TensorData::new(values, [len]), device))
+                })
+                .collect();
+            let here =
+                std::iter::once(&mut shard.weights).chain(shard.moments.iter_mut().map(|m| &mut m.values));
+            here.zip(buffers?).for_each(|(here, values)| *here = values);
         }
         restored = self.with_copies(restored);
         let of_method = |(name, len): &(String, usize)| {
@@ -301,26 +311,53 @@ impl Checkpoint {
     /// # Errors
     /// [`TrainError::CheckpointRead`] when one is missing or has another shape.
     pub fn parameters(&self, network: &str, layout: &UnitLayout) -> Result<Vec<f32>, TrainError> {
-        let stored = self.unit(network, &layout.name)?;
-        let bad = |reason: String| unusable(&self.path, reason);
-        let sizes = stored.params.iter().map(|param| param.shape.iter().product::<usize>());
-        let is_whole = sizes.fold(0, usize::saturating_add) == stored.numel;
         let mut values = vec![0.0; layout.padded];
         for slot in &layout.params {
-            let (name, shape) = (layout.full_name(slot), &slot.spec.shape);
-            let fits = |param: &&ParamEntry| {
-                is_whole
-                    && param.name == name
-                    && param.shape == *shape
-                    && param.offset + slot.spec.numel() <= stored.numel
-            };
-            let Some(param) = stored.params.iter().find(fits) else {
-                return Err(bad(format!("unit {} has other parameters than the network", stored.name)));
-            };
-            let range = param.offset..param.offset + slot.spec.numel();
-            values[slot.range()].copy_from_slice(&self.elements(network, stored, range).map_err(bad)?);
+            let places = self.find(network, layout, slot, 0..slot.spec.numel())?;
+            self.copy(network, places, &mut values[slot.range()])?;
         }
         Ok(values)
+    }
+
+    /// Reads the elements of `shard` of the buffer `which`: weights, by the name of their network, or moments, by their own.
+    fn shard(&self, network: &str, which: &str, shard: &UnitShard) -> Result<Vec<f32>, TrainError> {
+        let mut values = vec![0.0; shard.len()];
+        for segment in shard.segments() {
+            let first = shard.start + segment.start - segment.slot.offset;
+            let wanted = first..first + segment.end - segment.start;
+            let places = self.find(network, &shard.layout, segment.slot, wanted)?;
+            self.copy(which, places, &mut values[segment.start..segment.end])?;
+        }
+        Ok(values)
+    }
+
+    /// Finds the elements `wanted` of what the unit with `layout` has of a parameter.
+    fn find(
+        &self,
+        network: &str,
+        layout: &UnitLayout,
+        slot: &ParamSlot,
+        wanted: Range<usize>,
+    ) -> Result<Vec<Place<'_>>, TrainError> {
+        let (name, first) = (layout.full_name(slot), slot.spec.first_element());
+        let wanted = first + wanted.start..first + wanted.end;
+        let shape = slot.spec.whole_shape();
+        let found = self.places.find(&self.manifest.units, [network, &name], &shape, wanted);
+        found.ok_or_else(|| {
+            let reason = format!("its network {network} has other parameters than the network here: {name} of {shape:?} is not in it");
+            unusable(&self.path, reason)
+        })
+    }
+
+    /// Copies what is at `places` of the buffer `which` into `target`.
+    fn copy(&self, which: &str, places: Vec<Place<'_>>, target: &mut [f32]) -> Result<(), TrainError> {
+        let mut at = 0;
+        for Place { unit, source, .. } in places {
+            let values = self.elements(which, unit, source).map_err(|reason| unusable(&self.path, reason))?;
+            target[at..at + values.len()].copy_from_slice(&values);
+            at += values.len();
+        }
+        Ok(())
     }
 
     /// Reads all parameters of the unit `name` of `network`, in the order of its layout.
@@ -336,60 +373,6 @@ impl Checkpoint {
         let mut units = self.manifest.units.iter();
         let entry = units.find(|entry| entry.network == network && entry.name == name);
         entry.ok_or_else(|| unusable(&self.path, format!("its network {network} has no unit {name}")))
-    }
-}
-
-/// Fills `state` from the newest checkpoint under `folder`, of step `newest` or before, of which every rank can read its
-/// part; checkpoints that one rank cannot read are skipped by all, with a warning on rank 0. Returns the step of the
-/// checkpoint. All ranks call it.
-///
-/// # Errors
-/// [`TrainError::CheckpointRead`] when there are checkpoints and none is intact; [`TrainError::Ranks`].
-pub fn resume(
-    folder: &Path,
-    newest: u64,
-    state: &mut TrainState,
-    comm: &Communicator,
-    device: &Device,
-    warn: &mut dyn FnMut(&str),
-) -> Result<Option<u64>, TrainError> {
-    // Rank 0's list counts: others may see a folder a moment later.
-    let last = folder::of_step(folder, newest);
-    let names: Vec<String> = folder::steps_in(folder)
-        .iter()
-        .filter(|path| newest == u64::MAX || **path <= last)
-        .filter_map(|path| Some(path.file_name()?.to_string_lossy().into_owned()))
-        .collect();
-    let names = comm.broadcast("checkpoints", names.join("\n").into_bytes())?;
-    let names = String::from_utf8_lossy(&names).into_owned();
-    let mut last_error = None;
-    for name in names.lines().rev() {
-        let path = folder.join(name);
-        let result = Checkpoint::read(&path).and_then(|found| found.restore(state, device));
-        let error = result.err().map(reason_of).unwrap_or_default();
-        let failed =
-            comm.all_reduce("checkpoint", vec![f64::from(u8::from(!error.is_empty()))], Reduction::Max)?;
-        if failed[0] == 0.0 {
-            return Ok(Some(state.step));
-        }
-        let errors = comm.gather_bytes("checkpoint", error.into_bytes())?;
-        let error = errors.iter().enumerate().find(|(_, error)| !error.is_empty());
-        let reason = error.map_or_else(String::new, |(rank, error)| {
-            let error = String::from_utf8_lossy(error);
-            if errors.len() == 1 { error.into_owned() } else { format!("rank {rank}: {error}") }
-        });
-        let error = unusable(&path, reason);
-        warn(&format!("{error}; trying the one before it"));
-        last_error = Some(error);
-    }
-    last_error.map_or(Ok(None), Err)
-}
-
-/// Reason of an error, without the name of the checkpoint.
-fn reason_of(error: TrainError) -> String {
-    match error {
-        TrainError::CheckpointRead { reason, .. } => reason,
-        other => other.to_string(),
     }
 }
 

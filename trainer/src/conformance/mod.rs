@@ -2,6 +2,7 @@
 //! method with two backbones, of which one has statistics over the batch. With `RUN_SLOW_TESTS=1` it is all pairs.
 
 mod columns;
+mod division;
 mod levels;
 mod methods;
 mod step;

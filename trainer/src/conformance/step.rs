@@ -8,11 +8,12 @@ use augment::Batch;
 use burn_tensor::{Device, Distribution, Tensor};
 use kernels::device::host::to_host;
 use networks::backbone::Readout;
+use networks::draws::Draws;
 use networks::features::{Features, Masked, Outputs, Selection, by_image};
 use networks::leaves::Leaves;
 use networks::mask::MaskedCells;
 use networks::sampler::UnitSampler;
-use networks::unit::{Context, Draws, StatSets, Types, Unit};
+use networks::unit::{Context, StatSets, Types, Unit};
 use ranks::communicator::Communicator;
 use ranks::peers::Peers;
 

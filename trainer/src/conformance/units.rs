@@ -8,10 +8,11 @@ use kernels::device::host::to_host;
 use kernels::device::workers::Workers;
 use kernels::ops::flops_of;
 use networks::backbone::Readout;
+use networks::draws::Draws;
 use networks::features::{Features, Masked, Selection};
 use networks::leaves::Leaves;
 use networks::params::Role;
-use networks::unit::{Context, Draws, GroupShape, StatSets, Types, Unit};
+use networks::unit::{Context, GroupShape, StatSets, Types, Unit};
 use ranks::communicator::Communicator;
 use ranks::topology::Topology;
 
@@ -22,14 +23,14 @@ use crate::optim::state::UnitShard;
 use crate::step::whole::BackbonePass;
 
 /// Units that follow one another, with weights, and the input of the first of them by view size.
-struct Chain {
-    units: Vec<Box<dyn Unit>>,
-    shards: Vec<UnitShard>,
-    inputs: Vec<Features>,
+pub(super) struct Chain {
+    pub(super) units: Vec<Box<dyn Unit>>,
+    pub(super) shards: Vec<UnitShard>,
+    pub(super) inputs: Vec<Features>,
 }
 
 impl Chain {
-    fn new(units: Vec<Box<dyn Unit>>, inputs: Vec<Features>) -> Self {
+    pub(super) fn new(units: Vec<Box<dyn Unit>>, inputs: Vec<Features>) -> Self {
         let device = Device::flex();
         let of_units = units.iter().map(AsRef::as_ref);
         let shards = of_units
@@ -39,7 +40,7 @@ impl Chain {
     }
 
     /// Computes the output with these weights, by view size.
-    fn output(&self, flats: &[Tensor<1>]) -> Vec<Features> {
+    pub(super) fn output(&self, flats: &[Tensor<1>]) -> Vec<Features> {
         self.output_from(0, self.inputs_as(flats[0].dtype()), flats)
     }
 
@@ -57,7 +58,12 @@ impl Chain {
     }
 
     /// Computes the output of the unit `number` with these weights.
-    fn through(&self, number: usize, mut groups: Vec<Features>, flat: &Tensor<1>) -> Vec<Features> {
+    pub(super) fn through(
+        &self,
+        number: usize,
+        mut groups: Vec<Features>,
+        flat: &Tensor<1>,
+    ) -> Vec<Features> {
         let (unit, layout) = (&self.units[number], &self.shards[number].layout);
         let types = Types::all(flat.dtype());
         let (draws, sets) = (Draws::default(), StatSets::per_size(self.inputs.len()));
@@ -71,12 +77,12 @@ impl Chain {
         groups
     }
 
-    fn weights(&self) -> Vec<Tensor<1>> {
+    pub(super) fn weights(&self) -> Vec<Tensor<1>> {
         self.shards.iter().map(|shard| shard.weights.clone()).collect()
     }
 
     /// Flat gradients of Σ -cos(output), whose gradient at the output is its sine.
-    fn gradients(&self, keeps_graph: bool) -> Vec<Vec<f32>> {
+    pub(super) fn gradients(&self, keeps_graph: bool) -> Vec<Vec<f32>> {
         let (workers, comm) = (Workers::new(1), Communicator::solo());
         let (units, shards) = (&self.units, &self.shards);
         let pass = BackbonePass { units, shards, workers: &workers, comm: &comm, types: Types::F32 };
@@ -95,7 +101,7 @@ impl Chain {
 }
 
 /// The backbone of `plan` on views of all sizes, then its heads.
-fn chains(plan: &Plan) -> Vec<Chain> {
+pub(super) fn chains(plan: &Plan) -> Vec<Chain> {
     let device = Device::flex();
     let (input, batch) = (plan.pixel_input(), batch(plan, 0));
     let method = plan.method().unwrap();
@@ -233,8 +239,16 @@ fn costs_are_what_is_counted() {
                 let [rows, tokens, width] = input.x.dims();
                 let (n_prefix, grid) = (input.n_prefix, input.grid);
                 let n_views = rows / n_images;
-                let shape =
-                    GroupShape { drops: false, n_views, n_prefix, grid, width, n_masked: 0, is_map: false };
+                let shape = GroupShape {
+                    drops: false,
+                    n_views,
+                    n_prefix,
+                    grid,
+                    width,
+                    n_masked: 0,
+                    is_map: false,
+                    beside: None,
+                };
                 assert_eq!(shape.n_tokens().max(1), tokens);
                 shape
             };

@@ -5,6 +5,7 @@ use std::ops::Add;
 
 use augment::{GroupSpec, MultiCrop};
 use networks::backbone::ModelConfig;
+use networks::divided::{divided, numel};
 use networks::head::Head;
 use networks::layout::ALIGNMENT;
 use networks::patches::{PixelInput, Pixels};
@@ -144,6 +145,11 @@ impl ModelCost {
         group_size.is_multiple_of(n_parts) && units.peek().is_some() && units.all(divides)
     }
 
+    /// Returns the number of elements of the parameters of the largest unit of a backbone.
+    pub fn largest_unit(&self) -> usize {
+        self.networks().flat_map(|network| &network.backbone).map(|unit| unit.numel).max().unwrap_or(0)
+    }
+
     /// Returns the number of ranks among which columns are divided; 1 if none are.
     pub fn n_parts(&self) -> usize {
         self.networks().flat_map(NetworkCost::units).map(|unit| unit.n_parts).max().unwrap_or(1)
@@ -161,9 +167,11 @@ impl ModelCost {
 /// [`TrainError::Recipe`] when the method cannot be built.
 pub fn of_plan(plan: &Plan) -> Result<ModelCost, TrainError> {
     let method = plan.method()?;
-    let (recipe, n_moments) = (&plan.recipe, plan.optimizer().moments().len());
+    let recipe = &plan.recipe;
+    let sizes =
+        Sizes { n_moments: plan.optimizer().moments().len(), max_unit_numel: recipe.run.max_unit_parameters };
     let of_views = |(share, views): (f64, &MultiCrop)| {
-        (share, of_views(&recipe.name, &recipe.model, method.as_ref(), n_moments, &views.groups()))
+        (share, of_views(&recipe.name, &recipe.model, method.as_ref(), sizes, &views.groups()))
     };
     Ok(of_choices(plan.view_mix().choices().map(of_views).collect()))
 }
@@ -192,9 +200,18 @@ fn of_choices(choices: Vec<(f64, ModelCost)>) -> ModelCost {
     largest
 }
 
-/// Returns the costs of `method`'s networks on `model` with an optimizer of `n_moments`.
-pub(super) fn of_parts(name: &str, model: &ModelConfig, method: &dyn Method, n_moments: usize) -> ModelCost {
-    of_views(name, model, method, n_moments, &method.views().groups())
+/// Sizes that neither a model nor a method has.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Sizes {
+    /// Number of moments that the optimizer keeps for each parameter.
+    pub(super) n_moments: usize,
+    /// Largest number of elements of a backbone unit's parameters that is not divided; absent to divide none.
+    pub(super) max_unit_numel: Option<usize>,
+}
+
+/// Returns the costs of `method`'s networks on `model`.
+pub(super) fn of_parts(name: &str, model: &ModelConfig, method: &dyn Method, sizes: Sizes) -> ModelCost {
+    of_views(name, model, method, sizes, &method.views().groups())
 }
 
 /// Returns the costs for these groups of views.
@@ -202,7 +219,7 @@ fn of_views(
     name: &str,
     model: &ModelConfig,
     method: &dyn Method,
-    n_moments: usize,
+    sizes: Sizes,
     views: &[GroupSpec],
 ) -> ModelCost {
     let cost = |spec: &NetworkSpec| {
@@ -222,10 +239,13 @@ fn of_views(
                 n_masked,
                 drops,
                 is_map: false,
+                beside: None,
             }
         };
         let shapes = spec.sizes().into_iter().map(of_size).collect();
-        let mut network = of_network(spec, spec.units(model), shapes, method.column_group_size());
+        let units = divided(spec.units(model), sizes.max_unit_numel);
+        let units: Vec<Box<dyn Unit>> = units.into_iter().map(|part| part.unit).collect();
+        let mut network = of_network(spec, units, shapes, method.column_group_size());
         if let Some(first) = network.backbone.first_mut() {
             // Pixels are counted once, in `ModelCost::pixels`.
             first.input = Elements::default();
@@ -249,7 +269,7 @@ fn of_views(
         // Plans check that each method has exactly one; presets use the same methods.
         trained: cost(trained.first().expect("a network that moves by gradient")),
         others: others.into_iter().map(cost).collect(),
-        n_moments,
+        n_moments: sizes.n_moments,
         pixels: (inputs.len() * pixels.sum::<usize>()) as f64,
     }
 }
@@ -281,11 +301,11 @@ fn of_network(
 fn through(units: &[Box<dyn Unit>], mut shapes: Vec<GroupShape>) -> (Vec<UnitCost>, Vec<GroupShape>) {
     let mut costs = Vec::new();
     for unit in units {
-        let input = shapes.iter().map(GroupShape::elements).fold(Elements::default(), Add::add);
+        let input = shapes.iter().map(GroupShape::computed).fold(Elements::default(), Add::add);
         let (cost, outputs) = unit.cost(&shapes);
         costs.push(UnitCost {
             name: unit.name().to_string(),
-            numel: unit.params().iter().map(|spec| spec.numel()).sum(),
+            numel: numel(unit.as_ref()),
             flops: cost.flops,
             input,
             graph: cost.graph,

@@ -10,7 +10,7 @@ use networks::head::mlp::Mlp;
 use networks::head::prototypes::{Lengths, Prototypes};
 use networks::unit::{Elements, GroupShape, Unit};
 
-use super::model::of_parts;
+use super::model::{Sizes, of_parts};
 use super::{ModelCost, NetworkCost, UnitCost};
 use crate::method::{MethodConfig, MethodContext};
 use crate::schedule::RunLength;
@@ -62,8 +62,10 @@ const N_VIEWS: [usize; 2] = [2, 8];
 /// patches each, in two views.
 const N_MASKED: usize = 77;
 
-/// Returns the costs of the preset `name`, with the views of its method; `None` if there is no such preset.
-pub fn preset(name: &str) -> Option<ModelCost> {
+/// Returns the costs of the preset `name`, with the views of its method; `None` if there is no such preset. Backbone units of more than
+/// `max_unit_numel` elements of parameters are divided, if that is given.
+pub fn preset(name: &str, max_unit_numel: Option<usize>) -> Option<ModelCost> {
+    let max = max_unit_numel;
     let sizes = |width, depth, heads, hidden, products, patch_px| Transformer {
         width,
         depth,
@@ -91,18 +93,18 @@ pub fn preset(name: &str) -> Option<ModelCost> {
     let v2 = [dino(2048, 384, 131_072, false), ibot(2048, 256, 131_072)];
     let v3 = [dino(8192, 512, 262_144, true), ibot(4096, 384, 98_304)];
     Some(match name {
-        "vit-s" => vit(name, 384, 6),
-        "vit-b" => vit(name, 768, 12),
-        "vit-l" => transformer(name, sizes(1024, 24, 16, 4096, 2, 14), &v2),
-        "vit-h" => transformer(name, sizes(1280, 32, 20, 5120, 2, 14), &v2),
-        "vit-g" => transformer(name, sizes(1536, 40, 24, 4096, 3, 14), &v2),
-        "vit-7b" => transformer(name, sizes(4096, 40, 32, 8192, 3, 16), &v3),
-        "resnet50" => resnet(name, 50),
-        "seer-rg32gf" => seer(name, "32gf", 4096, true, 224),
-        "seer-rg64gf" => seer(name, "64gf", 8192, false, 224),
-        "seer-rg128gf" => seer(name, "128gf", 8192, false, 224),
-        "seer-rg256gf" => seer(name, "256gf", 8192, false, 224),
-        "seer-rg10b" => seer(name, "10b", 8192, false, 160),
+        "vit-s" => vit(name, 384, 6, max),
+        "vit-b" => vit(name, 768, 12, max),
+        "vit-l" => transformer(name, sizes(1024, 24, 16, 4096, 2, 14), &v2, max),
+        "vit-h" => transformer(name, sizes(1280, 32, 20, 5120, 2, 14), &v2, max),
+        "vit-g" => transformer(name, sizes(1536, 40, 24, 4096, 3, 14), &v2, max),
+        "vit-7b" => transformer(name, sizes(4096, 40, 32, 8192, 3, 16), &v3, max),
+        "resnet50" => resnet(name, 50, max),
+        "seer-rg32gf" => seer(name, "32gf", 4096, true, 224, max),
+        "seer-rg64gf" => seer(name, "64gf", 8192, false, 224, max),
+        "seer-rg128gf" => seer(name, "128gf", 8192, false, 224, max),
+        "seer-rg256gf" => seer(name, "256gf", 8192, false, 224, max),
+        "seer-rg10b" => seer(name, "10b", 8192, false, 160, max),
         _ => return None,
     })
 }
@@ -121,7 +123,16 @@ fn head(width: usize, sizes: HeadSizes, i: usize) -> Vec<UnitCost> {
         warms_moments: false,
     };
     let shape = |n_views, width| {
-        [GroupShape { n_views, n_prefix: 1, grid: [0, 0], width, n_masked: 0, drops: false, is_map: false }]
+        [GroupShape {
+            n_views,
+            n_prefix: 1,
+            grid: [0, 0],
+            width,
+            n_masked: 0,
+            drops: false,
+            is_map: false,
+            beside: None,
+        }]
     };
     let of_unit = |unit: &dyn Unit, width: usize| {
         let cost = unit.cost(&shape(rows[i], width)).0;
@@ -143,7 +154,34 @@ fn head(width: usize, sizes: HeadSizes, i: usize) -> Vec<UnitCost> {
     vec![of_unit(&mlp, width), last]
 }
 
-fn transformer(name: &str, sizes: Transformer, heads: &[HeadSizes]) -> ModelCost {
+/// Size and cost of a residual branch of a transformer, or of both, in the trained network and in its moving average.
+struct Half {
+    numel: usize,
+    flops: [f64; 2],
+    /// Elements of the graph in f32.
+    norms: [f64; 2],
+    /// Elements of the graph in the type of products.
+    products: [f64; 2],
+}
+
+impl Half {
+    fn plus(&self, other: &Self) -> Self {
+        let sum = |a: [f64; 2], b: [f64; 2]| [a[0] + b[0], a[1] + b[1]];
+        Self {
+            numel: self.numel + other.numel,
+            flops: sum(self.flops, other.flops),
+            norms: sum(self.norms, other.norms),
+            products: sum(self.products, other.products),
+        }
+    }
+}
+
+fn transformer(
+    name: &str,
+    sizes: Transformer,
+    heads: &[HeadSizes],
+    max_unit_numel: Option<usize>,
+) -> ModelCost {
     let Transformer { width, depth, heads: n_heads, hidden, products, patch_px } = sizes;
     let sides_px = [224, 96].map(|px| patch_px * (px / patch_px));
     let patches = sides_px.map(|px| (px / patch_px) * (px / patch_px));
@@ -153,11 +191,27 @@ fn transformer(name: &str, sizes: Transformer, heads: &[HeadSizes]) -> ModelCost
         [of_size(0) + of_size(1), of_size(0)]
     };
     let patch = 3 * patch_px * patch_px;
-    let block = 4 * width * width + 4 * width + products * width * hidden + 4 * width + hidden + width;
-    let block_flops = sum(&|n| n * (8.0 * w * w + 2.0 * products as f64 * w * h + 4.0 * n * w));
-    let block_norms = sum(&|n| n * 2.0 * w);
-    let block_products = sum(&|n| n * (7.0 * w + products as f64 * h + n_heads as f64 * n));
-    let block_graph = |i: usize| Elements::wide(block_norms[i]) + Elements::products(block_products[i]);
+    // Attention and MLP, each after a norm.
+    let branches = [
+        Half {
+            numel: 4 * width * width + 6 * width,
+            flops: sum(&|n| n * (8.0 * w * w + 4.0 * n * w)),
+            norms: sum(&|n| n * w),
+            products: sum(&|n| n * (5.0 * w + n_heads as f64 * n)),
+        },
+        Half {
+            numel: products * width * hidden + hidden + 3 * width,
+            flops: sum(&|n| n * 2.0 * products as f64 * w * h),
+            norms: sum(&|n| n * w),
+            products: sum(&|n| n * (2.0 * w + products as f64 * h)),
+        },
+    ];
+    let whole = branches[0].plus(&branches[1]);
+    let is_divided = max_unit_numel.is_some_and(|most| whole.numel > most);
+    let parts: Vec<(&str, Half)> = match is_divided {
+        true => ["/0", "/1"].into_iter().zip(branches).collect(),
+        false => vec![("", whole)],
+    };
     let embed = (patch + 1) * width + (patches[0] + 2) * width;
     let embed_flops = sum(&|n| 2.0 * n * (patch * width) as f64);
     let network = |name: &str, i: usize| {
@@ -175,8 +229,12 @@ fn transformer(name: &str, sizes: Transformer, heads: &[HeadSizes]) -> ModelCost
         };
         let mut backbone =
             vec![unit(".embed".into(), embed, embed_flops[i], 0.0, Elements::wide(2.0 * tokens * w))];
-        let blocks = (0..depth).map(|block| format!("blocks.{block}"));
-        backbone.extend(blocks.map(|name| unit(name, block, block_flops[i], tokens * w, block_graph(i))));
+        for block in 0..depth {
+            backbone.extend(parts.iter().map(|(suffix, part)| {
+                let graph = Elements::wide(part.norms[i]) + Elements::products(part.products[i]);
+                unit(format!("blocks.{block}{suffix}"), part.numel, part.flops[i], tokens * w, graph)
+            }));
+        }
         backbone.push(unit("norm".into(), 2 * width, 0.0, tokens * w, Elements::wide(tokens * w)));
         let head = heads.iter().flat_map(|sizes| head(width, *sizes, i)).collect();
         NetworkCost { name: name.into(), is_frozen: false, backbone, head }
@@ -191,14 +249,14 @@ fn transformer(name: &str, sizes: Transformer, heads: &[HeadSizes]) -> ModelCost
 }
 
 /// Returns the costs of a model from its units; `model` and `method` are TOML sections, as in a recipe.
-fn of_units(name: &str, model: &str, method: &str, views: MultiCrop, n_moments: usize) -> ModelCost {
+fn of_units(name: &str, model: &str, method: &str, views: MultiCrop, sizes: Sizes) -> ModelCost {
     // Models and methods are constants of this file, and the test below builds every preset.
     let model: ModelConfig = toml::from_str(model).expect("a model of this file");
     let method: MethodConfig = toml::from_str(method).expect("a method of this file");
     let length = RunLength { n_samples: 1 << 20, batch_size: 1024, total_steps: 1 << 10 };
     let cx = MethodContext { views, model: model.clone(), length, seed: 0 };
     let method = method.build(&cx).expect("a method of this file");
-    of_parts(name, &model, method.as_ref(), n_moments)
+    of_parts(name, &model, method.as_ref(), sizes)
 }
 
 /// Returns SwAV's views: two of `global_px` and `n_local` of 96 px.
@@ -207,30 +265,37 @@ fn swav_views(global_px: u32, n_local: usize) -> MultiCrop {
 }
 
 /// Returns the costs of SEER's RegNetY under SwAV, with stochastic gradient descent.
-fn seer(name: &str, size: &str, hidden: usize, batch_norm: bool, global_px: u32) -> ModelCost {
+fn seer(
+    name: &str,
+    size: &str,
+    hidden: usize,
+    batch_norm: bool,
+    global_px: u32,
+    max_unit_numel: Option<usize>,
+) -> ModelCost {
     let model = format!("arch = 'regnet_y'\nimage_px = 224\nsize = '{size}'");
     let method = format!(
         "name = 'swav'\nprototypes = 16000\nhead_hidden = [{hidden}, {hidden}]\nhead_output = 256\n\
          head_batch_norm = {batch_norm}\nfreeze_prototypes = {{ steps = 0 }}\nqueue_start = {{ steps = 0 }}"
     );
-    of_units(name, &model, &method, swav_views(global_px, 4), 1)
+    of_units(name, &model, &method, swav_views(global_px, 4), Sizes { n_moments: 1, max_unit_numel })
 }
 
 /// Returns the costs of a ResNet under SwAV.
-fn resnet(name: &str, depth: usize) -> ModelCost {
+fn resnet(name: &str, depth: usize, max_unit_numel: Option<usize>) -> ModelCost {
     let model = format!("arch = 'resnet'\nimage_px = 224\ndepth = {depth}");
     let method =
         "name = 'swav'\nprototypes = 3000\nfreeze_prototypes = { steps = 0 }\nqueue_start = { steps = 0 }";
-    of_units(name, &model, method, swav_views(224, 6), 1)
+    of_units(name, &model, method, swav_views(224, 6), Sizes { n_moments: 1, max_unit_numel })
 }
 
 /// Returns the costs of a ViT under DINO with its usual head.
-fn vit(name: &str, width: usize, heads: usize) -> ModelCost {
+fn vit(name: &str, width: usize, heads: usize, max_unit_numel: Option<usize>) -> ModelCost {
     let model =
         format!("arch = 'vit'\nimage_px = 224\npatch_px = 16\nwidth = {width}\ndepth = 12\nheads = {heads}");
     let method = "name = 'dino'\nprototypes = 65536\nfreeze_last_layer = { steps = 0 }\n\
                   teacher_temp = [0.04, 0.04]\nteacher_temp_warmup = { steps = 0 }";
-    of_units(name, &model, method, MultiCrop::dino(224, 96, 8), 2)
+    of_units(name, &model, method, MultiCrop::dino(224, 96, 8), Sizes { n_moments: 2, max_unit_numel })
 }
 
 #[cfg(test)]
@@ -253,7 +318,7 @@ mod tests {
             // Called 10B; its widths and depths give 9.3 billion.
             ("seer-rg10b", 9_324.0, 305.0),
         ] {
-            let model = preset(name).unwrap();
+            let model = preset(name, None).unwrap();
             let millions_of = |units: &[UnitCost]| units.iter().map(|u| u.numel).sum::<usize>() as f64 / 1e6;
             for (counted, expected) in
                 [(millions_of(&model.trained.backbone), millions), (millions_of(&model.trained.head), heads)]
@@ -261,6 +326,6 @@ mod tests {
                 assert!((counted - expected).abs() / expected < 0.02, "{name}: {counted} against {expected}");
             }
         }
-        assert!(PRESETS.iter().all(|name| preset(name).is_some()));
+        assert!(PRESETS.iter().all(|name| preset(name, None).is_some()));
     }
 }

@@ -85,7 +85,7 @@ mod tests {
     #[test]
     fn thousands_of_ranks_reshard() {
         for (name, from, to) in [("vit-s", 1024, 4096), ("vit-7b", 4096, 1024), ("seer-rg10b", 1000, 4096)] {
-            let simulation = simulate(&preset(name).unwrap(), from, to).unwrap();
+            let simulation = simulate(&preset(name, None).unwrap(), from, to).unwrap();
             assert!(simulation.n_units > 10 && simulation.padding < 0.3, "{simulation:?}");
         }
     }

@@ -286,7 +286,7 @@ mod tests {
     #[test]
     fn a_step_takes_at_least_its_longer_half_and_at_most_both() {
         for name in ["vit-s", "resnet50", "seer-rg32gf", "vit-7b"] {
-            let model = preset(name).unwrap();
+            let model = preset(name, None).unwrap();
             for (world, group, keep) in [(2, 2, 0), (8, 8, 100), (16, 1, 0), (16, 4, 3)] {
                 for gb_s in [0.1, 1.0, 100.0] {
                     let placement = placement(world, group, keep);
@@ -302,7 +302,7 @@ mod tests {
     /// One rank moves nothing, and waits for nothing.
     #[test]
     fn one_rank_only_computes() {
-        let model = preset("seer-rg32gf").unwrap();
+        let model = preset("seer-rg32gf", None).unwrap();
         let time = step_time(&model, &placement(1, 1, 0), &fabric(1, 1.0, 1e-3), 2.0);
         assert!((time.step_s - 2.0).abs() < 1e-9 && time.moving_s == 0.0, "{time:?}");
     }

@@ -5,11 +5,12 @@ use kernels::device::host::to_host;
 use kernels::ops::{Window, conv, max_pool, normalize};
 use networks::backbone::{ModelConfig, Readout};
 use networks::batch_norm::BatchNorm;
+use networks::draws::Draws;
 use networks::features::Features;
 use networks::layout::UnitLayout;
 use networks::leaves::Leaves;
 use networks::patches::{PixelInput, Pixels};
-use networks::unit::{Context, Draws, StatSets, Types, Unit};
+use networks::unit::{Context, StatSets, Types, Unit};
 use ranks::topology::Topology;
 
 use super::names::{uniform, weights};

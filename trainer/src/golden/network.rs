@@ -2,12 +2,13 @@
 
 use burn_tensor::Device;
 use networks::backbone::{ModelConfig, Readout};
+use networks::draws::Draws;
 use networks::features::Features;
 use networks::head::mlp::Mlp;
 use networks::head::prototypes::{Lengths, Prototypes};
 use networks::leaves::Leaves;
 use networks::patches::{PixelInput, Pixels};
-use networks::unit::{Context, Draws, StatSets, Types, Unit};
+use networks::unit::{Context, StatSets, Types, Unit};
 use ranks::topology::Topology;
 
 use super::Golden;

@@ -170,6 +170,7 @@ fn masked_outputs(views: &[Tensor<3>], cells: Tensor<4>, masked: &Arc<MaskedCell
         n_prefix: 1,
         grid: [side, side],
         skip: None,
+        columns: Vec::new(),
         masked: Some(Masked { rows: Arc::clone(masked), hides: true, selection: Selection::All }),
     };
     let sizes = std::iter::once(first).chain(views[1..].iter().cloned()).collect();

@@ -4,13 +4,14 @@
 //! n_G = √ Σ_{g in G} g²        clipped: g · min(1, c / (n_G + ε))      ε = 1e-6, as in DINO
 //! ```
 
+use std::collections::HashMap;
 use std::ops::Range;
 
 use burn_tensor::Tensor;
 use kernels::device::host::{is_host, with_slice};
 use kernels::device::readback::read_back;
 use multiversion::multiversion;
-use networks::layout::ALIGNMENT;
+use networks::layout::{ALIGNMENT, ParamSlot, UnitLayout};
 use ranks::EngineError;
 use ranks::fixed::FixedPoint;
 use schemars::JsonSchema;
@@ -53,20 +54,14 @@ impl ClipNorms<FixedPoint> {
         grads: &[Tensor<1>],
         modules: &[usize],
     ) -> Result<Self, EngineError> {
-        let mut n_groups = 0;
-        let groups: Vec<Vec<usize>> = shards
-            .iter()
-            .enumerate()
-            .map(|(unit, shard)| {
-                let group = |param: usize| match rule {
-                    ClipRule::PerTensor => n_groups + param,
-                    ClipRule::PerModule => modules[unit],
-                };
-                let groups = (0..shard.layout.params.len()).map(group).collect();
-                n_groups += shard.layout.params.len();
-                groups
-            })
-            .collect();
+        let groups: Vec<Vec<usize>> = match rule {
+            ClipRule::PerTensor => groups_of_tensors(shards),
+            ClipRule::PerModule => shards
+                .iter()
+                .zip(modules)
+                .map(|(shard, module)| vec![*module; shard.layout.params.len()])
+                .collect(),
+        };
         let n = groups.iter().flatten().max().map_or(0, |last| last + 1);
         let mut squares = vec![FixedPoint::default(); n];
         match grads.iter().all(is_host) {
@@ -80,6 +75,23 @@ impl ClipNorms<FixedPoint> {
     pub(super) fn agreed(self, squares: &[f64]) -> ClipNorms {
         ClipNorms { squares: squares.to_vec(), groups: self.groups }
     }
+}
+
+/// Returns a group for each parameter; rows of one parameter in several parts of a divided unit are in one group.
+fn groups_of_tensors(shards: &[UnitShard]) -> Vec<Vec<usize>> {
+    let mut n_groups = 0;
+    let mut new_group = || {
+        n_groups += 1;
+        n_groups - 1
+    };
+    let mut of_slices: HashMap<String, usize> = HashMap::new();
+    let mut group = |layout: &UnitLayout, slot: &ParamSlot| match slot.spec.slice {
+        Some(_) => *of_slices.entry(layout.full_name(slot)).or_insert_with(&mut new_group),
+        None => new_group(),
+    };
+    let of_shard =
+        |shard: &UnitShard| shard.layout.params.iter().map(|slot| group(&shard.layout, slot)).collect();
+    shards.iter().map(of_shard).collect()
 }
 
 /// Adds the squares of `grads` to those of their groups.

@@ -25,10 +25,12 @@ impl Default for LayerRates {
 }
 
 impl LayerRates {
-    /// Scales the rates of a backbone's units, which are in the order of `shards`, and freezes them at first.
-    pub(crate) fn apply(self, shards: &mut [UnitShard]) {
-        let n_after = (0..shards.len() as i32).rev();
-        for (shard, n_after) in shards.iter_mut().zip(n_after) {
+    /// Scales the rates of a backbone's units, and freezes them at first. `numbers` has, in the order of `shards`, the number of the
+    /// undivided unit of each.
+    pub(crate) fn apply(self, shards: &mut [UnitShard], numbers: &[usize]) {
+        let last = numbers.last().map_or(0, |last| *last);
+        for (shard, number) in shards.iter_mut().zip(numbers) {
+            let n_after = (last - number) as i32;
             for slot in &mut shard.layout.params {
                 let own = if slot.spec.projects_patches { self.patch_rate } else { 1.0 };
                 slot.spec.lr_scale *= self.layer_decay.powi(n_after) * own;
@@ -58,7 +60,7 @@ mod tests {
             |unit: &dyn networks::unit::Unit| UnitShard::init(unit, 0, Topology::SINGLE_RANK, &[], &device);
         let units = model.masked_units(Readout::All).unwrap();
         let mut shards: Vec<UnitShard> = units.iter().map(|unit| shard(unit.as_ref())).collect();
-        LayerRates { layer_decay: 0.9, patch_rate: 0.2, frozen_steps: 7 }.apply(&mut shards);
+        LayerRates { layer_decay: 0.9, patch_rate: 0.2, frozen_steps: 7 }.apply(&mut shards, &[0, 1, 2, 3]);
         let expected = [
             ("patch_embed.proj.weight", 0.9f64.powi(3) * 0.2),
             ("patch_embed.proj.bias", 0.9f64.powi(3) * 0.2),

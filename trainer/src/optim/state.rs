@@ -61,7 +61,7 @@ impl UnitShard {
         let range = layout.shard(topology.shard(), topology.group_size);
         let mut values = vec![0.0; range.len()];
         for segment in segments(&layout, range.start, range.len()) {
-            let first = range.start + segment.start - segment.slot.offset;
+            let first = segment.slot.spec.first_element() + range.start + segment.start - segment.slot.offset;
             let name = layout.full_name(segment.slot);
             fill(segment.slot.spec.init, seed, &name, first, &mut values[segment.start..segment.end]);
         }
@@ -84,7 +84,7 @@ impl UnitShard {
         let tensors = by_name(tensors);
         let mut values = to_host(self.weights.clone());
         for segment in self.segments() {
-            let first = self.start + segment.start - segment.slot.offset;
+            let first = segment.slot.spec.first_element() + self.start + segment.start - segment.slot.offset;
             let name = self.layout.full_name(segment.slot);
             let is_held = tensors.contains_key(name.as_str());
             let name = match (is_held, self.layout.substitute(segment.slot)) {

@@ -270,6 +270,11 @@ pub struct RunConfig {
     /// Number of ranks that share a copy of the model; 0 for all. Fewer make replicas: less traffic between nodes
     /// for more memory.
     pub shard_group: usize,
+    /// Largest number of parameters of a backbone unit: larger ones are divided into parts, each gathered, used and its gradient reduced by
+    /// itself, down to some columns of one product. If absent, none is divided. Convolutional branches have parts of any size, a transformer's block
+    /// two, and heads none. Columns of one product in several parts differ from the whole by the rounding of gradients.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_unit_parameters: Option<usize>,
     /// True if master weights and moments of all networks are kept in host memory while a GPU computes, which is sent
     /// weights unit by unit; false by default.
     pub offload: bool,
@@ -297,6 +302,7 @@ impl Default for RunConfig {
             keep: None,
             shard: Sharding::Full,
             shard_group: 0,
+            max_unit_parameters: None,
             offload: false,
             exact_sums: true,
             deadline_s: 600,

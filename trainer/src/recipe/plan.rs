@@ -3,6 +3,7 @@
 use augment::{MultiCrop, ViewMix};
 use burn_tensor::Device;
 use networks::NamedTensor;
+use networks::divided::{divided, numel};
 use networks::layout::{ALIGNMENT, UnitLayout};
 use networks::patches::PixelInput;
 use ranks::communicator::Communicator;
@@ -129,7 +130,28 @@ impl Plan {
         }
         let topology = self.topology(0).map_err(|reason| self.bad(reason))?;
         self.check_columns(topology)?;
+        self.check_division()?;
         Ok(self)
+    }
+
+    /// Checks that units can be divided as far as `run.max_unit_parameters` says.
+    ///
+    /// # Errors
+    /// [`TrainError::Recipe`].
+    fn check_division(&self) -> Result<(), TrainError> {
+        let Some(most) = self.recipe.run.max_unit_parameters else { return Ok(()) };
+        let networks = self.method()?.networks();
+        let units =
+            networks.iter().flat_map(|network| divided(network.units(&self.recipe.model), Some(most)));
+        let sizes = units.map(|part| (numel(part.unit.as_ref()), part.unit));
+        match sizes.max_by_key(|(size, _)| *size) {
+            Some((size, unit)) if size > most => Err(self.bad(format!(
+                "run.max_unit_parameters {most}: unit {} cannot be divided into parts of fewer than {size} parameters: set it to at least \
+                 that, or leave it out",
+                unit.name()
+            ))),
+            _ => Ok(()),
+        }
     }
 
     /// Checks that the shards of divided heads are parts of their columns.
@@ -233,6 +255,7 @@ impl Plan {
             seed: self.recipe.seed,
             input: self.pixel_input(),
             n_kept_graphs: self.keep,
+            max_unit_numel: self.recipe.run.max_unit_parameters,
             n_workers: self.n_workers,
             n_micro_batches: self.n_micro_batches(),
             n_stat_groups: self.recipe.optim.n_stat_groups(),

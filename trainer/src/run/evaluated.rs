@@ -2,6 +2,7 @@
 
 use kernels::device::host::to_host;
 use networks::Network;
+use networks::tensor::joined;
 
 use crate::error::TrainError;
 use crate::recipe::plan::Plan;
@@ -23,6 +24,7 @@ pub(super) fn evaluated_network(trainer: &Trainer, plan: &Plan) -> Result<Option
     if trainer.topology().rank != 0 {
         return Ok(None);
     }
+    let tensors = joined(tensors);
     let (model, pixels) = (&plan.recipe.model, plan.recipe.data.pixels());
     Ok(Some(Network::new(model, pixels, &tensors, plan.n_workers, trainer.device())?))
 }

@@ -105,6 +105,13 @@ fn continue_as(plan: &mut Plan, there: &Plan, warn: &mut dyn FnMut(&str)) {
             groups[0], groups[1]
         ));
     }
+    let sizes = [there, &*plan].map(|plan| plan.recipe.run.max_unit_parameters);
+    if sizes[0] != sizes[1] {
+        let [there, here] = sizes.map(|size| size.map_or("none".into(), |size| size.to_string()));
+        warn(&format!(
+            "the run was started with run.max_unit_parameters {there} and continues with {here}: results may differ by rounding"
+        ));
+    }
     if plan.n_micro_batches() != there.n_micro_batches() {
         warn(&format!(
             "the run was started on {} ranks and continues on {}: results will differ by rounding, because the \

@@ -21,13 +21,13 @@ pub(crate) type GroupGrads = Vec<FeatureGrads>;
 pub(crate) struct FeatureGrads {
     /// Gradient with respect to the features themselves.
     pub(crate) x: Tensor<3>,
-    /// Gradient with respect to the skip connection, where there is one.
-    pub(crate) skip: Option<Tensor<3>>,
+    /// Gradients with respect to the tensors beside them, in the order of [`Features::beside`].
+    pub(crate) beside: Vec<Tensor<3>>,
 }
 
 impl From<Tensor<3>> for FeatureGrads {
     fn from(x: Tensor<3>) -> Self {
-        Self { x, skip: None }
+        Self { x, beside: Vec::new() }
     }
 }
 

@@ -12,9 +12,10 @@ use std::collections::BTreeMap;
 
 use burn_tensor::{Tensor, TensorData};
 use kernels::device::host::add;
+use networks::draws::Draws;
 use networks::features::{Features, by_image};
 use networks::leaves::Leaves;
-use networks::unit::{Context, Draws, StatSets, Types};
+use networks::unit::{Context, StatSets, Types};
 use ranks::EngineError;
 use ranks::column_group::ColumnGroup;
 use ranks::ordered;

@@ -16,6 +16,8 @@ pub struct StepConfig {
     pub input: PixelInput,
     /// Number of backbone units, counted from the last, that keep their graph.
     pub n_kept_graphs: usize,
+    /// Largest number of elements of a backbone unit's parameters that is not divided; absent to divide none.
+    pub max_unit_numel: Option<usize>,
     /// Number of worker threads.
     pub n_workers: usize,
     /// Micro-batches of a global batch, N; a multiple of the number of ranks.

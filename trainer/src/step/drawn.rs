@@ -4,6 +4,7 @@ use networks::sampler::UnitSampler;
 use networks::unit::Unit;
 
 use super::batch::{MicroBatch, Share, SlicedImages};
+use super::net::Net;
 use super::pass::UnitDraws;
 use crate::method::Method;
 
@@ -40,17 +41,17 @@ impl Drawn<'_> {
         }
     }
 
-    /// Random numbers of every unit of `backbone`, for views of these sizes.
-    pub(super) fn units(&self, backbone: &[Box<dyn Unit>], sizes: &[usize]) -> Vec<UnitDraws> {
+    /// Random numbers of every unit of the backbone of `network`, for views of these sizes: those of the undivided unit for its parts.
+    pub(super) fn units(&self, network: &Net, sizes: &[usize]) -> Vec<UnitDraws> {
         let groups = self.method.views().groups();
         let n_views = sizes.iter().map(|size| groups[*size].n_views).collect();
         let drawing = UnitSampler { seed: self.seed, step: self.step, batch_size: self.batch_size, n_views };
-        let of_unit = |(number, unit): (usize, &dyn Unit)| {
-            let drawing = drawing.of_unit(number, unit);
+        let of_unit = |(number, unit): (&usize, &dyn Unit)| {
+            let drawing = drawing.of_unit(*number, unit);
             let of_slice =
                 |images: &Vec<usize>| drawing.at(images.iter().map(|image| self.share.position(*image)));
             self.slices.iter().map(|slices| slices.iter().map(of_slice).collect()).collect()
         };
-        backbone.iter().map(AsRef::as_ref).enumerate().map(of_unit).collect()
+        network.undivided.iter().zip(network.backbone.iter().map(AsRef::as_ref)).map(of_unit).collect()
     }
 }

@@ -4,10 +4,11 @@ use std::collections::BTreeMap;
 
 use burn_tensor::{DType, Tensor};
 use kernels::ops::seed;
+use networks::draws::Draws;
 use networks::features::{Features, Outputs, by_image};
 use networks::head::Reads;
 use networks::leaves::Leaves;
-use networks::unit::{Context, Draws, StatSets, Types};
+use networks::unit::{Context, StatSets, Types};
 use ranks::EngineError;
 use ranks::prefetch::GatherQueue;
 use ranks::topology::Extent;

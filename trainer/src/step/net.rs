@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use burn_tensor::Tensor;
 use networks::backbone::ModelConfig;
+use networks::divided::divided;
 use networks::head::Head;
 use networks::layout::UnitLayout;
 use networks::patches::PixelInput;
@@ -25,6 +26,15 @@ pub(crate) struct Nets {
     pub(crate) inputs: Vec<PixelInput>,
 }
 
+/// Division of units.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Division {
+    /// Largest number of elements of a backbone unit's parameters that is not divided; absent to divide none.
+    pub(crate) max_numel: Option<usize>,
+    /// Number of parts of the columns of divided heads.
+    pub(crate) n_column_parts: usize,
+}
+
 /// A network.
 pub(crate) struct Net {
     /// Name of the network.
@@ -37,8 +47,10 @@ pub(crate) struct Net {
     pub(crate) input: usize,
     /// Whether the backbone is the recipe's.
     pub(crate) is_of_recipe: bool,
-    /// Units of the backbone.
+    /// Units of the backbone, of which large ones are divided.
     pub(crate) backbone: Vec<Box<dyn Unit>>,
+    /// Number of the undivided unit of each.
+    pub(crate) undivided: Vec<usize>,
     heads: Vec<Head>,
     /// Units of each head that go through the passes of a step.
     n_staged: Vec<usize>,
@@ -94,12 +106,12 @@ impl Placed<'_> {
 }
 
 impl Nets {
-    /// Creates the networks of `specs`, which were checked; `model` and `input` are the recipe's. Divided heads have `n_parts` parts.
+    /// Creates the networks of `specs`, which were checked; `model` and `input` are the recipe's.
     pub(crate) fn new(
         specs: Vec<NetworkSpec>,
         model: &ModelConfig,
         input: PixelInput,
-        n_parts: usize,
+        division: Division,
     ) -> Self {
         let mut inputs = Vec::new();
         let of_spec = |spec: NetworkSpec| {
@@ -108,7 +120,7 @@ impl Nets {
             if number == inputs.len() {
                 inputs.push(own);
             }
-            Net::new(spec, model, number, n_parts)
+            Net::new(spec, model, number, division)
         };
         let list: Vec<Net> = specs.into_iter().map(of_spec).collect();
         let trained = list.iter().position(|net| net.moves == Moves::ByGradient);
@@ -177,8 +189,11 @@ impl Nets {
 }
 
 impl Net {
-    fn new(spec: NetworkSpec, model: &ModelConfig, input: usize, n_parts: usize) -> Self {
-        let (backbone, is_of_recipe) = (spec.units(model), spec.backbone == Backbone::OfRecipe);
+    fn new(spec: NetworkSpec, model: &ModelConfig, input: usize, division: Division) -> Self {
+        let n_parts = division.n_column_parts;
+        let divided = divided(spec.units(model), division.max_numel).into_iter();
+        let (backbone, undivided): (Vec<_>, Vec<_>) = divided.map(|part| (part.unit, part.number)).unzip();
+        let is_of_recipe = spec.backbone == Backbone::OfRecipe;
         let NetworkSpec { name, heads, sees, moves, .. } = spec;
         let is_divided = |head: &Head| head.may_divide && n_parts > 1;
         let of_head = |head: &Head| if is_divided(head) { head.units.len() - 1 } else { head.n_staged() };
@@ -208,7 +223,7 @@ impl Net {
                 parts.insert(last - 1, ColumnPart { unit, layout });
             }
         }
-        Self { name, moves, sees, input, is_of_recipe, backbone, heads, n_staged, parts }
+        Self { name, moves, sees, input, is_of_recipe, backbone, undivided, heads, n_staged, parts }
     }
 
     /// The part of unit `number` that a rank computes; `None` if it computes all of it.
@@ -284,7 +299,7 @@ mod tests {
     fn nets(specs: Vec<NetworkSpec>) -> Nets {
         let model = ModelConfig::examples().remove(0);
         let input = PixelInput { cell_px: model.cell_px(), pixels: Pixels::default() };
-        Nets::new(specs, &model, input, 1)
+        Nets::new(specs, &model, input, Division { max_numel: None, n_column_parts: 1 })
     }
 
     /// A head goes through the passes up to its last unit with statistics, and as a whole if such a head reads it.

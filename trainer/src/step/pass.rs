@@ -10,8 +10,9 @@
 
 use burn_tensor::Tensor;
 use kernels::device::workers::Workers;
+use networks::draws::Draws;
 use networks::leaves::ParamGrads;
-use networks::unit::{Draws, StageOutput, StatSets, Types};
+use networks::unit::{StageOutput, StatSets, Types};
 use ranks::EngineError;
 use ranks::communicator::Communicator;
 use ranks::ordered;

@@ -3,9 +3,10 @@
 use burn_tensor::{Device, Tensor};
 use kernels::device::host;
 use kernels::ops::in_f32;
+use networks::draws::Draws;
 use networks::layout::UnitLayout;
 use networks::leaves::Leaves;
-use networks::unit::{Context, Draws, Unit};
+use networks::unit::{Context, Unit};
 use ranks::topology::Extent;
 use ranks::wire::Wire;
 
@@ -110,7 +111,9 @@ impl<'a> ShardedNet<'a> {
         let before = |param: &str| {
             // A unit observes parameters that it lists.
             let at = unit.layout.position(param).expect("a parameter of the unit");
-            unit.flat.clone().slice([unit.layout.params[at].range()])
+            let part = unit.flat.clone().slice([unit.layout.params[at].range()]);
+            // A slice would keep the memory of the whole gathered unit until the end of the step.
+            in_f32(part).mul_scalar(1.0)
         };
         let observation = |(param, values): (String, _)| Observation {
             of: self.net.name,

@@ -2,10 +2,11 @@
 
 use burn_tensor::Tensor;
 use kernels::ops::seed;
+use networks::draws::Draws;
 use networks::features::Features;
 use networks::layout::UnitLayout;
 use networks::leaves::{Leaves, ParamGrads};
-use networks::unit::{Context, Draws, StageOutput, StatSets, Types, Unit};
+use networks::unit::{Context, StageOutput, StatSets, Types, Unit};
 
 use super::batch::{FeatureGrads, GroupGrads, Groups};
 
@@ -106,9 +107,12 @@ impl<'a> Gathered<'a, '_> {
             StageRecord::Graph(graph) => *graph,
         };
         let of_features = output.features.into_iter().zip(grads.features).flat_map(|(group, grad)| {
-            let around = group.skip.zip(grad.skip);
-            let around = around.map(|(skip, grad)| seed(skip.x.clone(), grad.cast(skip.x.dtype())));
-            std::iter::once(seed(group.x.clone(), grad.x.cast(group.x.dtype()))).chain(around)
+            let tensors: Vec<Tensor<3>> = std::iter::once(&group.x).chain(group.beside()).cloned().collect();
+            let grads = std::iter::once(grad.x).chain(grad.beside);
+            tensors.into_iter().zip(grads).map(|(x, grad)| {
+                let dtype = x.dtype();
+                seed(x, grad.cast(dtype))
+            })
         });
         let of_sums = output.sums.into_iter().zip(grads.sums).map(|(sum, grad)| seed(sum, grad.clone()));
         let start = of_features.chain(of_sums).reduce(|total, term| total + term);
@@ -118,7 +122,7 @@ impl<'a> Gathered<'a, '_> {
             |x: &Tensor<3>| x.grad_remove(&mut grads).unwrap_or_else(|| x.clone().inner().zeros_like());
         let mut of_group = |group: &Features| {
             let x = of_leaf(&group.x);
-            FeatureGrads { x, skip: group.skip.as_ref().map(|skip| of_leaf(&skip.x)) }
+            FeatureGrads { x, beside: group.beside().map(&mut of_leaf).collect() }
         };
         let features = match wants_input {
             true => input.iter().map(&mut of_group).collect(),

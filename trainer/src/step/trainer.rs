@@ -26,7 +26,7 @@ use super::drawn::Drawn;
 use super::forward::{Inferred, forward, infer_all};
 use super::heads::HeadPass;
 use super::loss::{LossResult, Scoring};
-use super::net::{Listed, Net, Nets};
+use super::net::{Division, Listed, Net, Nets};
 use super::pass::Passes;
 use super::phases::{Clock, Phases};
 use super::report::{Gradients, StepReport};
@@ -69,8 +69,9 @@ impl Trainer {
         config: StepConfig,
         device: Device,
     ) -> Self {
-        let n_parts = comm.topology().column_group_size;
-        let nets = Nets::new(method.networks(), model, config.input.clone(), n_parts);
+        let n_column_parts = comm.topology().column_group_size;
+        let division = Division { max_numel: config.max_unit_numel, n_column_parts };
+        let nets = Nets::new(method.networks(), model, config.input.clone(), division);
         let state_device = if config.offload { Device::flex() } else { device.clone() };
         let of_net = |net: &Net| {
             let moments = if net.moves == Moves::ByGradient { optimizer.moments() } else { &[] };
@@ -80,7 +81,7 @@ impl Trainer {
             let (n_backbone, is_frozen) = (net.backbone.len(), net.moves == Moves::Frozen);
             let mut shards: Vec<UnitShard> = net.units().map(shard).collect();
             if net.moves == Moves::ByGradient {
-                config.rates.apply(&mut shards[..n_backbone]);
+                config.rates.apply(&mut shards[..n_backbone], &net.undivided);
             }
             NetworkState { name: net.name, is_frozen, copies: net.moves.copies(), n_backbone, shards }
         };
@@ -237,7 +238,7 @@ impl Trainer {
         phases.targets_ms = clock.lap_ms();
 
         entering("forward");
-        let draws = drawn.units(&trained.net.backbone, &sizes);
+        let draws = drawn.units(trained.net, &sizes);
         let seen = batches[trained.net.input].iter().map(|batch| batch.seen(&trained.net.sees)).collect();
         drop(batches);
         let passes = self.passes(&of_trained);

@@ -2,7 +2,8 @@
 
 use burn_tensor::{DType, Tensor};
 use kernels::device::workers::Workers;
-use networks::unit::{Draws, StatSets, Types, Unit};
+use networks::draws::Draws;
+use networks::unit::{StatSets, Types, Unit};
 use ranks::EngineError;
 use ranks::communicator::Communicator;
 

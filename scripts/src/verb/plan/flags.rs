@@ -46,6 +46,9 @@ pub(crate) struct Args {
     /// Backbone units that keep their graph [default: the recipe's, or as many as fit].
     #[arg(long)]
     pub(super) keep: Option<usize>,
+    /// Largest number of parameters of a backbone unit; larger ones are divided [default: the recipe's run.max_unit_parameters].
+    #[arg(long, value_name = "NUMBER")]
+    pub(super) max_unit_parameters: Option<usize>,
     /// Compute in bf16, hold gathered weights and maps in it, and send weights and gradients of the backbone in it.
     #[arg(long)]
     pub(super) bf16: bool,

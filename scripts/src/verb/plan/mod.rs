@@ -1,5 +1,6 @@
 //! `ocelli plan`: estimates the needs of a run before it is started.
 
+mod division;
 mod flags;
 mod hardware;
 mod networks;
@@ -22,7 +23,7 @@ const HOUR_S: f64 = 3600.0;
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     flags::check(args)?;
-    let PlanRequest { model, batch, recipe, steps } = asked(args)?;
+    let PlanRequest { model, divided, batch, recipe, steps } = asked(args)?;
     let hardware = Hardware::of(args, recipe.as_ref())?;
     let batch = batch.unwrap_or_else(|| 16 * hardware.ranks.iter().copied().max().unwrap_or(1));
     networks::print(&model);
@@ -38,6 +39,9 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         for row in rows::rows(args, &model, recipe.as_ref(), world_size, rank_batch, &hardware) {
             any_fits |= row.fits;
             advice.extend(prototypes::advice(&model, &row, &hardware));
+            advice.extend(
+                divided.as_ref().and_then(|divided| division::advice(&model, divided, &row, &hardware)),
+            );
             lines.push(Line::of(&model, row, &hardware, steps));
         }
     }
@@ -72,6 +76,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
 /// Model to estimate, and its recipe.
 struct PlanRequest {
     model: ModelCost,
+    /// Model with divided units, if none are so far and some are large.
+    divided: Option<ModelCost>,
     /// Images of a step over all ranks, if a recipe states them.
     batch: Option<usize>,
     recipe: Option<Recipe>,
@@ -81,17 +87,28 @@ struct PlanRequest {
 
 fn asked(args: &Args) -> anyhow::Result<PlanRequest> {
     if let Some(name) = &args.preset {
-        let Some(model) = preset(name) else {
+        let Some(model) = preset(name, args.max_unit_parameters) else {
             bail!("unknown preset {name}: it is one of {}", PRESETS.join(", "));
         };
-        return Ok(PlanRequest { model, batch: None, recipe: None, steps: None });
+        let divided = preset(name, Some(division::MAX_UNIT_PARAMETERS));
+        let divided = divided.filter(|_| args.max_unit_parameters.is_none());
+        return Ok(PlanRequest { model, divided, batch: None, recipe: None, steps: None });
     }
     let mut recipe = recipes::load(&args.recipe, &args.overrides)?;
     frozen::open(&mut recipe, None)?;
+    recipe.run.max_unit_parameters = args.max_unit_parameters.or(recipe.run.max_unit_parameters);
     let plan = trainer::resolve(recipe.clone(), args.images)?;
     let (model, steps) = (of_plan(&plan)?, plan.total_steps);
-    let batch = recipe.optim.batch_size;
-    Ok(PlanRequest { model, batch: Some(batch), recipe: Some(recipe), steps: Some(steps) })
+    let divided = match recipe.run.max_unit_parameters {
+        Some(_) => None,
+        None => {
+            let mut plan = plan;
+            plan.recipe.run.max_unit_parameters = Some(division::MAX_UNIT_PARAMETERS);
+            Some(of_plan(&plan)?)
+        }
+    };
+    let batch = Some(recipe.optim.batch_size);
+    Ok(PlanRequest { model, divided, batch, recipe: Some(recipe), steps: Some(steps) })
 }
 
 fn print_goodput(args: &Args, model: &ModelCost, hardware: &Hardware) {

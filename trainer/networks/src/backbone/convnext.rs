@@ -15,9 +15,10 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{BackboneConfig, Levels, Readout, is_rgb, rgb_channels};
+use crate::draws::DropRule;
 use crate::features::Features;
 use crate::params::{Init, ParamSpec};
-use crate::unit::{Context, Cost, DropRule, Elements, GroupShape, StageOutput, Unit};
+use crate::unit::{Context, Cost, Elements, GroupShape, StageOutput, Unit};
 
 /// Side of the kernels of depthwise convolutions.
 const KERNEL: usize = 7;
@@ -314,7 +315,7 @@ impl Unit for Block {
     fn cost(&self, groups: &[GroupShape]) -> (Cost, Vec<GroupShape>) {
         let (d, ratio, taps) = (self.width as f64, MLP_RATIO as f64, (KERNEL * KERNEL) as f64);
         let of_group = |group: &GroupShape| {
-            let (rows, computed) = (group.n_rows() as f64, self.drop_rule().computed_share(group));
+            let (rows, computed) = (group.n_rows() as f64, self.drop_rule().computed_share(group.drops));
             // Views that a branch leaves out have an input, and an output of the convolution; the others are copied from that.
             let copies = if computed < 1.0 { computed } else { 0.0 };
             Cost {

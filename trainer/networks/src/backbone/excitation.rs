@@ -4,12 +4,13 @@
 //! s = sigmoid(W₂ relu(W₁ mean(x) + b₁) + b₂)      y[b, n, c] = s[b, c] · x[b, n, c]      x, y [B, N, C]
 //! ```
 
+use std::ops::Range;
+
 use burn_tensor::Tensor;
-use burn_tensor::activation::sigmoid;
-use kernels::ops::{fork, grid_mean, linear, relu, scale_channels};
+use kernels::ops::linear;
 
 use crate::params::{Init, ParamSpec};
-use crate::unit::{Context, Cost, GroupShape};
+use crate::unit::Context;
 
 /// A squeeze and excitation.
 #[derive(Debug, Clone)]
@@ -23,39 +24,41 @@ pub(super) struct Excitation {
 }
 
 impl Excitation {
-    /// Returns the names, output channels and input channels of both layers.
-    fn layers(&self) -> [(String, usize, usize); 2] {
-        let name = |layer: &str| format!("{}.{layer}", self.name);
-        [(name("fc1"), self.squeezed, self.width), (name("fc2"), self.width, self.squeezed)]
+    /// Returns the parameters of the first layer for these columns of its output.
+    pub(super) fn squeeze_params(&self, columns: Range<usize>) -> Vec<ParamSpec> {
+        self.params("fc1", [self.squeezed, self.width], columns)
     }
 
-    pub(super) fn params(&self) -> Vec<ParamSpec> {
-        let of_layer = |(name, output, input): (String, usize, usize)| {
-            let weight = Init::Normal((2.0 / output as f32).sqrt());
-            // PyTorch's default.
-            let bias = Init::Uniform(1.0 / (input as f32).sqrt());
-            [
-                ParamSpec::weight(format!("{name}.weight"), [output, input, 1, 1], weight),
-                ParamSpec { init: bias, ..ParamSpec::vector(format!("{name}.bias"), output, 0.0) },
-            ]
-        };
-        self.layers().into_iter().flat_map(of_layer).collect()
+    /// Returns the parameters of the second layer for these columns of its output.
+    pub(super) fn excite_params(&self, columns: Range<usize>) -> Vec<ParamSpec> {
+        self.params("fc2", [self.width, self.squeezed], columns)
     }
 
-    /// Applies the excitation to `x` of `[B, N, C]`.
-    pub(super) fn of(&self, x: Tensor<3>, cx: &Context<'_>) -> Tensor<3> {
-        let [to_squeezed, to_width] = self.layers();
-        let layer = |x: Tensor<3>, (name, output, input): (String, usize, usize)| {
-            let weight = cx.leaves.get::<4>(&format!("{name}.weight")).reshape([output, input]);
-            linear(x, weight, cx.leaves.get(&format!("{name}.bias")))
-        };
-        let [x, squeezed] = fork(x);
-        let squeezed = relu(layer(grid_mean(squeezed), to_squeezed));
-        scale_channels(x, sigmoid(layer(squeezed, to_width)))
+    fn params(&self, layer: &str, [output, input]: [usize; 2], columns: Range<usize>) -> Vec<ParamSpec> {
+        let name = format!("{}.{layer}", self.name);
+        let weight = Init::Normal((2.0 / output as f32).sqrt());
+        // PyTorch's default.
+        let bias = Init::Uniform(1.0 / (input as f32).sqrt());
+        vec![
+            ParamSpec::weight(format!("{name}.weight"), [output, input, 1, 1], weight).rows(columns.clone()),
+            ParamSpec { init: bias, ..ParamSpec::vector(format!("{name}.bias"), output, 0.0) }.rows(columns),
+        ]
     }
 
-    pub(super) fn cost(&self, shape: GroupShape) -> Cost {
-        let products = 2 * self.width * self.squeezed * shape.n_views;
-        Cost { flops: 2.0 * products as f64, graph: GroupShape { is_map: true, ..shape }.elements() }
+    /// Returns the columns of W₁ x + b₁ whose parameters `cx` has, for the mean `x` of `[B, 1, C]`.
+    pub(super) fn squeezed(&self, x: Tensor<3>, cx: &Context<'_>) -> Tensor<3> {
+        self.layer("fc1", x, cx)
+    }
+
+    /// Returns the columns of W₂ x + b₂ whose parameters `cx` has, for `x` of `[B, 1, S]` between the two layers.
+    pub(super) fn excited(&self, x: Tensor<3>, cx: &Context<'_>) -> Tensor<3> {
+        self.layer("fc2", x, cx)
+    }
+
+    fn layer(&self, layer: &str, x: Tensor<3>, cx: &Context<'_>) -> Tensor<3> {
+        let name = format!("{}.{layer}", self.name);
+        let weight = cx.leaves.get::<4>(&format!("{name}.weight"));
+        let [output, input, ..] = weight.dims();
+        linear(x, weight.reshape([output, input]), cx.leaves.get(&format!("{name}.bias")))
     }
 }

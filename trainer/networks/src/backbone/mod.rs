@@ -2,6 +2,7 @@
 //!
 //! A new backbone is one file, with a `Config` that is a [`BackboneConfig`], and one line in `registry`.
 
+mod branch;
 mod convnext;
 mod convolution;
 mod excitation;

@@ -19,7 +19,8 @@ use serde::de::value::MapAccessDeserializer;
 use serde::de::{self, IntoDeserializer, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 
-use super::convolution::{Branch, Layer, Stem};
+use super::branch::{Branch, BranchPart};
+use super::convolution::{Layer, Stem};
 use super::excitation::Excitation;
 use super::{BackboneConfig, Levels, Readout, is_rgb, rgb_channels};
 use crate::batch_norm::BatchNorm;
@@ -320,7 +321,7 @@ impl BackboneConfig for Config {
                 let last = stage_number + 1 == stages.len() && number + 1 == stage.depth;
                 let pools = last && readout == Readout::Pooled;
                 let branch = self.branch(stage_number, number, *stage, input);
-                units.push(Box::new(Branch { pools, ..branch }));
+                units.push(Box::new(BranchPart::undivided(Branch { pools, ..branch })));
                 input = stage.width;
             }
         }

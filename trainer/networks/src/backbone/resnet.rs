@@ -11,7 +11,8 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::convolution::{Branch, Layer, Stem};
+use super::branch::{Branch, BranchPart};
+use super::convolution::{Layer, Stem};
 use super::{BackboneConfig, Levels, Readout, is_rgb, rgb_channels};
 use crate::batch_norm::BatchNorm;
 use crate::unit::Unit;
@@ -138,7 +139,10 @@ impl BackboneConfig for Config {
             for number in 0..depth {
                 let last = [stage, number + 1] == [3, depth];
                 let pools = last && readout == Readout::Pooled;
-                units.push(Box::new(Branch { pools, ..self.branch([stage, number], input) }));
+                units.push(Box::new(BranchPart::undivided(Branch {
+                    pools,
+                    ..self.branch([stage, number], input)
+                })));
                 input = (self.width << stage) * if bottleneck { 4 } else { 1 };
             }
         }

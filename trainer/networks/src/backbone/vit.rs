@@ -15,8 +15,9 @@ use super::transformer::norm::Norm;
 use super::transformer::pos_embed::{self, Positions};
 use super::transformer::rope::{Rope, rotations};
 use super::{BackboneConfig, Levels, Readout, is_default, is_rgb, rgb_channels};
+use crate::draws::{CoordinateDraw, CoordinateRule, DropCount, DropRule};
 use crate::interpolation::Resampling;
-use crate::unit::{CoordinateDraw, CoordinateRule, DropCount, DropRule, Unit};
+use crate::unit::Unit;
 
 /// Upper limit of every size: far above any network, and small enough for products of sizes.
 const MAX_SIZE: usize = 65_536;
@@ -196,6 +197,7 @@ impl Config {
             .then(|| Arc::new(Rope::new(self.rope_base, self.width / self.heads, self.coordinate_rule())));
         for i in 0..self.depth {
             units.push(Box::new(Block {
+                part: None,
                 name: format!("blocks.{i}"),
                 width: self.width,
                 heads: self.heads,

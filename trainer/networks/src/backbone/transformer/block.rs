@@ -20,9 +20,10 @@ use serde::{Deserialize, Serialize};
 
 use super::initial_weights::InitialWeights;
 use super::rope::Rope;
+use crate::draws::{CoordinateRule, DropRule};
 use crate::features::Features;
 use crate::params::ParamSpec;
-use crate::unit::{Context, CoordinateRule, Cost, DropRule, Elements, GroupShape, StageOutput, Unit};
+use crate::unit::{Context, Cost, Elements, GroupShape, StageOutput, Unit};
 
 /// The hidden layer of an MLP.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
@@ -45,10 +46,13 @@ impl MlpKind {
     }
 }
 
-/// Attention and MLP, each after a norm and inside a residual branch.
+/// Attention and MLP, each after a norm and inside a residual branch; or one of them, as a part of the divided block.
+#[derive(Clone)]
 pub(in crate::backbone) struct Block {
-    /// Name of the unit.
+    /// Name of the undivided unit.
     pub name: String,
+    /// The residual branch that this part of a divided block has, by name and number; absent for both.
+    pub part: Option<(String, usize)>,
     /// Channels of a token.
     pub width: usize,
     /// Number of attention heads.
@@ -70,6 +74,12 @@ pub(in crate::backbone) struct Block {
     /// Rotary positions; absent for none.
     pub rope: Option<Arc<Rope>>,
 }
+
+/// Number of the residual branch of attention.
+const ATTENTION: usize = 0;
+
+/// Number of the residual branch of the MLP.
+const MLP: usize = 1;
 
 /// Drop-path rates over the depth of a transformer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
@@ -149,6 +159,11 @@ impl Block {
         }
     }
 
+    /// Returns whether the unit has the residual branch `number`: attention is 0, the MLP 1.
+    fn has(&self, number: usize) -> bool {
+        self.part.as_ref().is_none_or(|(_, branch)| *branch == number)
+    }
+
     /// Adds the residual branch `number`, which `f` computes, to `x` of `[B·V, N, D]`.
     fn residual(
         &self,
@@ -168,7 +183,18 @@ impl Block {
 
 impl Unit for Block {
     fn name(&self) -> &str {
+        self.part.as_ref().map_or(&self.name, |(name, _)| name)
+    }
+
+    fn export_name(&self) -> &str {
         &self.name
+    }
+
+    fn parts(&self, _: usize) -> Option<Vec<Box<dyn Unit>>> {
+        let part = |number: usize| -> Box<dyn Unit> {
+            Box::new(Self { part: Some((format!("{}/{number}", self.name), number)), ..self.clone() })
+        };
+        Some(vec![part(ATTENTION), part(MLP)])
     }
 
     fn params(&self) -> Vec<ParamSpec> {
@@ -181,33 +207,33 @@ impl Unit for Block {
         };
         let bias = |name: &str, n| ParamSpec::vector(format!("{name}.bias"), n, 0.0);
         let gain = |name: &str| ParamSpec::vector(format!("{name}.weight"), d, 1.0);
-        let mut params = vec![
-            gain("norm1"),
-            bias("norm1", d),
-            weight("attn.qkv", d, 3, d),
-            weight("attn.proj", d, 1, d),
-            bias("attn.proj", d),
-            gain("norm2"),
-            bias("norm2", d),
-            weight("mlp.fc1", hidden, n_products, d),
-            bias("mlp.fc1", n_products * hidden),
-            weight("mlp.fc2", d, 1, hidden),
-            bias("mlp.fc2", d),
-        ];
-        if self.qkv_bias != QkvBias::None {
-            params.push(bias("attn.qkv", 3 * d));
+        let scale = |name: &str| self.layer_scale.map(|value| ParamSpec::vector(name, d, value));
+        let mut params = Vec::new();
+        if self.has(ATTENTION) {
+            params.extend([gain("norm1"), bias("norm1", d), weight("attn.qkv", d, 3, d)]);
+            params.extend([weight("attn.proj", d, 1, d), bias("attn.proj", d)]);
+            params.extend((self.qkv_bias != QkvBias::None).then(|| bias("attn.qkv", 3 * d)));
+            params.extend(scale("ls1.gamma"));
         }
-        if let Some(value) = self.layer_scale {
-            params.extend(["ls1.gamma", "ls2.gamma"].map(|name| ParamSpec::vector(name, d, value)));
+        if self.has(MLP) {
+            params.extend([gain("norm2"), bias("norm2", d), weight("mlp.fc1", hidden, n_products, d)]);
+            params.extend([bias("mlp.fc1", n_products * hidden), weight("mlp.fc2", d, 1, hidden)]);
+            params.push(bias("mlp.fc2", d));
+            params.extend(scale("ls2.gamma"));
         }
         params
     }
 
     fn forward(&self, _: usize, groups: Vec<Features>, cx: &Context<'_>) -> StageOutput {
         let block = |(group, features): (usize, Features)| {
-            let x = features.x.clone();
-            let x = self.residual(cx, [group, 0], x, |h| self.attend(cx, group, &features, h));
-            features.with(self.residual(cx, [group, 1], x, |h| self.mlp(cx, h)))
+            let mut x = features.x.clone();
+            if self.has(ATTENTION) {
+                x = self.residual(cx, [group, ATTENTION], x, |h| self.attend(cx, group, &features, h));
+            }
+            if self.has(MLP) {
+                x = self.residual(cx, [group, MLP], x, |h| self.mlp(cx, h));
+            }
+            features.with(x)
         };
         groups.into_iter().enumerate().map(block).collect::<Vec<_>>().into()
     }
@@ -222,16 +248,21 @@ impl Unit for Block {
             MlpKind::Gelu => hidden,
             MlpKind::Swiglu => 3.0 * hidden,
         };
+        let [attends, has_mlp] = [ATTENTION, MLP].map(|number| f64::from(u8::from(self.has(number))));
+        let n_branches = attends + has_mlp;
         let of_group = |group: &GroupShape| {
             let (rows, n) = (group.n_rows() as f64, group.n_tokens() as f64);
-            let computed = self.drop_rule.computed_share(group);
-            let flops = rows * (8.0 * width * width + 2.0 * products * width * hidden + 4.0 * n * width);
+            let computed = self.drop_rule.computed_share(group.drops);
+            let flops_of_token =
+                attends * (8.0 * width * width + 4.0 * n * width) + has_mlp * 2.0 * products * width * hidden;
+            let flops = rows * flops_of_token;
             // Inputs and outputs of both norms are those of all views, and the selected ones are copies.
-            let copies = if computed < 1.0 { 2.0 * computed * width } else { 0.0 };
-            let of_branches = 5.0 * width + hidden_kept + self.heads as f64 * n;
+            let copies = if computed < 1.0 { n_branches * computed * width } else { 0.0 };
+            let of_branches =
+                attends * (4.0 * width + self.heads as f64 * n) + has_mlp * (width + hidden_kept);
             let graph = Elements {
-                wide: rows * 2.0 * width,
-                products: rows * (2.0 * width + copies + computed * of_branches),
+                wide: rows * n_branches * width,
+                products: rows * (n_branches * width + copies + computed * of_branches),
                 ..Elements::default()
             };
             let flops = computed * flops;
@@ -241,6 +272,9 @@ impl Unit for Block {
     }
 
     fn attention(&self, features: &Features, cx: &Context<'_>) -> Option<Tensor<4>> {
+        if !self.has(ATTENTION) {
+            return None;
+        }
         let (gain, bias) = (cx.leaves.get("norm1.weight"), cx.leaves.get("norm1.bias"));
         let x = layer_norm(features.x.clone(), gain, bias, self.epsilon);
         Some(attention_weights(self.qkv(cx, 0, features, x), self.heads))

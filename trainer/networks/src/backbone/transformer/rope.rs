@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex};
 use augment::ViewRng;
 use kernels::ops::Rotations;
 
-use crate::unit::{CoordinateDraw, CoordinateRule};
+use crate::draws::{CoordinateDraw, CoordinateRule};
 
 /// Rotary positions of a backbone's blocks.
 #[derive(Debug)]

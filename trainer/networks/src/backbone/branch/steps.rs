@@ -1,0 +1,132 @@
+//! Steps of a branch: columns of the output of one product each, down to a bound on the parameters of a step.
+
+use std::ops::Range;
+
+use crate::backbone::convolution::Layer;
+use crate::backbone::excitation::Excitation;
+use crate::params::ParamSpec;
+
+/// A residual branch.
+pub(in crate::backbone) struct Branch {
+    /// Name of the undivided unit.
+    pub name: String,
+    /// Layers in their order.
+    pub layers: Vec<Layer>,
+    /// Excitation before the last layer.
+    pub excitation: Option<Excitation>,
+    /// Layer on the skip connection, if the grid or the width of the input is not that of the output.
+    pub shortcut: Option<Layer>,
+    /// Averages the cells of the output to one vector per view.
+    pub pools: bool,
+}
+
+/// A product of a branch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Product {
+    /// First layer of the excitation.
+    Squeeze,
+    /// Second layer of the excitation.
+    Excite,
+    /// Convolution on the skip connection.
+    Shortcut,
+    /// Convolution of a layer, by number.
+    Layer(usize),
+}
+
+/// Columns of the output of a product.
+#[derive(Debug, Clone)]
+pub(super) struct Step {
+    pub(super) product: Product,
+    pub(super) columns: Range<usize>,
+    /// Whether no column comes after these.
+    pub(super) is_last: bool,
+}
+
+/// Number of columns of which those of a step are a multiple, if their number is.
+const MIN_COLUMNS: usize = 8;
+
+/// Message of the panic if a step needs a module that its branch does not have.
+pub(super) const NO_MODULE: &str = "a step of a module that the branch has";
+
+impl Branch {
+    pub(super) fn last(&self) -> usize {
+        self.layers.len() - 1
+    }
+
+    /// Returns the products in the order in which they are computed.
+    fn products(&self) -> Vec<Product> {
+        let mut products: Vec<Product> = (0..self.last()).map(Product::Layer).collect();
+        if self.excitation.is_some() {
+            products.extend([Product::Squeeze, Product::Excite]);
+        }
+        if self.shortcut.is_some() {
+            products.push(Product::Shortcut);
+        }
+        products.push(Product::Layer(self.last()));
+        products
+    }
+
+    /// Returns the layer of a convolution.
+    pub(super) fn layer(&self, product: Product) -> Option<&Layer> {
+        match product {
+            Product::Layer(number) => Some(&self.layers[number]),
+            Product::Shortcut => self.shortcut.as_ref(),
+            Product::Squeeze | Product::Excite => None,
+        }
+    }
+
+    pub(super) fn excitation(&self) -> &Excitation {
+        self.excitation.as_ref().expect(NO_MODULE)
+    }
+
+    /// Returns the parameters of a step.
+    pub(super) fn params(&self, step: &Step) -> Vec<ParamSpec> {
+        let Step { product, columns, is_last } = step;
+        match (product, self.layer(*product)) {
+            (_, Some(layer)) => {
+                let mut params = vec![layer.weight().rows(columns.clone())];
+                if *is_last {
+                    params.extend(layer.norm.params());
+                }
+                params
+            }
+            (Product::Squeeze, None) => self.excitation().squeeze_params(columns.clone()),
+            (_, None) => self.excitation().excite_params(columns.clone()),
+        }
+    }
+
+    pub(super) fn numel(&self, step: &Step) -> usize {
+        self.params(step).iter().map(ParamSpec::numel).sum()
+    }
+
+    /// Returns all steps, each with at most `max_numel` elements of parameters where that is possible.
+    pub(super) fn steps(&self, max_numel: usize) -> Vec<Step> {
+        self.products().into_iter().flat_map(|product| self.steps_of(product, max_numel)).collect()
+    }
+
+    /// Returns the steps of one product.
+    fn steps_of(&self, product: Product, max_numel: usize) -> Vec<Step> {
+        let (n_columns, n_groups) = match (product, self.layer(product)) {
+            (_, Some(layer)) => (layer.norm.width, layer.groups),
+            (Product::Squeeze, None) => (self.excitation().squeezed, 1),
+            (_, None) => (self.excitation().width, 1),
+        };
+        // Columns of a group of channels are computed together, and a product of few columns would be computed in another order.
+        let grain = match n_groups {
+            1 => (1 << n_columns.trailing_zeros()).min(MIN_COLUMNS),
+            _ => n_columns / n_groups,
+        };
+        let whole = Step { product, columns: 0..n_columns, is_last: true };
+        let of_weights = self.numel(&Step { is_last: false, ..whole.clone() });
+        // The last step has the parameters of the normalization, too.
+        let for_weights = max_numel.saturating_sub(self.numel(&whole) - of_weights);
+        let of_grain = of_weights / n_columns * grain;
+        let n_grains = n_columns / grain;
+        let n_steps = n_grains.div_ceil((for_weights / of_grain).max(1));
+        let step = |number: usize| {
+            let [start, end] = [number, number + 1].map(|at| at * n_grains / n_steps * grain);
+            Step { product, columns: start..end, is_last: end == n_columns }
+        };
+        (0..n_steps).map(step).collect()
+    }
+}

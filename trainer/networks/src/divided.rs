@@ -1,0 +1,28 @@
+//! Division of units that have many parameters, so that less of a network is gathered at once.
+
+use crate::unit::Unit;
+
+/// A unit of a divided network.
+pub struct DividedUnit {
+    /// An undivided unit, or a part of one.
+    pub unit: Box<dyn Unit>,
+    /// Number of the undivided unit in its network.
+    pub number: usize,
+}
+
+/// Divides each of `units` that has more than `max_numel` elements of parameters into parts that do not, where that is possible; `None`
+/// divides none.
+pub fn divided(units: Vec<Box<dyn Unit>>, max_numel: Option<usize>) -> Vec<DividedUnit> {
+    let max_numel = max_numel.unwrap_or(usize::MAX);
+    let of_unit = |(number, unit): (usize, Box<dyn Unit>)| {
+        let parts = if numel(unit.as_ref()) > max_numel { unit.parts(max_numel) } else { None };
+        let parts = parts.unwrap_or_else(|| vec![unit]);
+        parts.into_iter().map(move |unit| DividedUnit { unit, number })
+    };
+    units.into_iter().enumerate().flat_map(of_unit).collect()
+}
+
+/// Returns the number of elements of the parameters of `unit`.
+pub fn numel(unit: &dyn Unit) -> usize {
+    unit.params().iter().map(|param| param.numel()).sum()
+}
