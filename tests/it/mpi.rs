@@ -323,7 +323,7 @@ fn number(row: &serde_json::Value, key: &str) -> f64 {
 #[test]
 fn ranks_gather_parts_of_units() {
     let world = World::new(60);
-    let branches = "model={arch='resnet',depth=14,width=16,image_px=32}";
+    let branches = "model={arch='resnet',depth=14,width=16,image_px=16,stem='small'}";
     let ranks = Ranks::new(&world, &["optim.batch_size=8", "optim.micro_batches=4", branches]);
     ok(&ranks.run(1, "whole", &[]));
     let divided = ["--set", "run.max_unit_parameters=20000"];
@@ -338,16 +338,16 @@ fn ranks_gather_parts_of_units() {
     let stderr = String::from_utf8(ranks.run(4, "four", &[]).stderr).unwrap() + &ranks.stderr(0);
     let said = "started with run.max_unit_parameters 20000 and continues with none";
     assert!(stderr.contains(said), "{stderr}");
-    let stderr =
-        String::from_utf8(ranks.run(2, "small", &["--set", "run.max_unit_parameters=9"]).stderr).unwrap();
+    ranks.run(2, "small", &["--set", "run.max_unit_parameters=9"]);
+    let stderr = ranks.stderr(0);
     assert!(stderr.contains("run.max_unit_parameters 9: unit"), "{stderr}");
 
-    let network = "model={arch='regnet_y',size='3_2gf',image_px=32}";
+    let network = "model={arch='resnet',depth=10,width=96,image_px=16,stem='small'}";
     let whole = bench_shard(&world, &[network]);
-    let parts = bench_shard(&world, &[network, "run.max_unit_parameters=400000"]);
+    let parts = bench_shard(&world, &[network, "run.max_unit_parameters=200000"]);
     let (peak, planned) = (number(&parts, "peak_bytes"), number(&parts, "planned_peak_bytes"));
-    assert!((peak - planned).abs() < 0.2 * planned, "peak {peak}, planned {planned}");
-    assert!(peak < 0.8 * number(&whole, "peak_bytes"), "{whole} {parts}");
+    assert!((peak - planned).abs() < 0.15 * planned, "peak {peak}, planned {planned}");
+    assert!(peak < 0.6 * number(&whole, "peak_bytes"), "{whole} {parts}");
     let (a, b) = (number(&whole, "loss"), number(&parts, "loss"));
     assert!((a - b).abs() < 1e-4 * a, "{a} {b}");
 }

@@ -218,6 +218,8 @@ fn traffic_is_what_the_formulas_say() {
         // Teacher, student, and all but the last unit of the backbone again.
         (&["run.keep=1"][..], 2 * 6 + 3, 6),
         (&["run.keep=0"], 2 * 6 + 4, 6),
+        // All but the last unit of each pair once more.
+        (&["run.keep=0", "run.segment=2"], 2 * 6 + 4 + 2, 6),
         (&["run.shard=\"grad\""], 2 * 6, 6),
         (&["run.shard=\"none\""], 0, 6),
     ] {
@@ -240,6 +242,7 @@ fn traffic_is_what_the_formulas_say() {
                 0 => (0, 2 * received(all)),
                 12 => (received(2 * all), received(all)),
                 15 => (received(2 * all + backbone - units[3]), received(all)),
+                18 => (received(2 * all + backbone + units[0] + units[2]), received(all)),
                 _ => (received(2 * all + backbone), received(all)),
             };
             assert_eq!((traffic.gather_bytes, traffic.reduce_bytes), (gathered, reduced), "{more:?}");

@@ -116,6 +116,11 @@ fn ranks_and_kept_graphs_give_the_same_bits() {
         }
         assert!(train(recomputed, 1, 3) == one, "recomputed: {}", pair(plan));
         assert!(train(recomputed, 2, 3) == one, "recomputed on 2 ranks: {}", pair(plan));
+        for segment in [2, 3] {
+            let mut together = recomputed.clone();
+            (together.recipe.run.segment, together.segment) = (Some(segment), segment);
+            assert!(train(&together, 2, 3) == one, "recomputed by {segment} on 2 ranks: {}", pair(plan));
+        }
     }
 }
 

@@ -108,6 +108,7 @@ mod tests {
             group_size: 16,
             sharding: Sharding::Full,
             keep: 0,
+            segment: 1,
             rank_batch: 1,
             rank_micro_batches: 1,
             workers: 1,

@@ -65,8 +65,9 @@ impl Gpu {
 fn moved_bytes(model: &ModelCost, placement: &Placement) -> f64 {
     let graphs = |network: &NetworkCost| network.units().map(|unit| unit.graph.total()).sum::<f64>();
     let backbone = &model.trained.backbone;
-    let again = &backbone[..backbone.len().saturating_sub(placement.keep)];
-    let again: f64 = again.iter().map(|unit| unit.graph.total()).sum();
+    let segments = placement.segments(backbone);
+    let again = (0..segments.n_units).chain(segments.repeated());
+    let again: f64 = again.map(|number| backbone[number].graph.total()).sum();
     let others: f64 = model.others.iter().map(graphs).sum();
     let elements = MOVES[0] * graphs(&model.trained) + MOVES[1] * (others + again);
     ACTIVATION_BYTES * placement.rank_batch as f64 * elements

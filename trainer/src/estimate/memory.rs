@@ -50,7 +50,9 @@ pub fn memory(model: &ModelCost, placement: &Placement) -> Memory {
     let (again, kept) = sizes.again_and_kept();
     let images = placement.rank_batch as f64;
     let micro_batch = images / placement.rank_micro_batches.max(1) as f64;
-    let inputs: f64 = again.iter().map(|unit| sizes.input_bytes(unit)).sum();
+    let segments = placement.segments(&trained.backbone);
+    let keeping = again.iter().enumerate().filter(|(number, _)| segments.keeps_input(*number));
+    let inputs: f64 = keeping.map(|(_, unit)| sizes.input_bytes(unit)).sum();
     let graphs: f64 = kept.iter().map(|unit| unit.graph.bytes(types) * images).sum();
     // Divided columns: the graph of one micro-batch of the group after another, and the targets of all of them.
     // Units before them go through the passes of a step, with all images.
@@ -185,7 +187,13 @@ impl Sizes<'_> {
             peak = peak.max(of_unit(unit) - freed);
             freed += unit.graph.bytes(types) * images;
         }
+        let segments = placement.segments(&trained.backbone);
         for (number, unit) in again.iter().enumerate().rev() {
+            if number + 1 == segments.n_units || segments.keeps_input(number + 1) {
+                // The inputs of its segment, which the first run has not kept.
+                let start = number - number % segments.len;
+                freed -= again[start + 1..=number].iter().map(|unit| self.input_bytes(unit)).sum::<f64>();
+            }
             // Between the stages of a unit the gradients at its output and its input are of all images.
             let output = trained.backbone.get(number + 1).map_or(0.0, |next| self.input_bytes(next));
             let (at_once, at_ends) = match unit.n_sums > 0 {
@@ -216,11 +224,10 @@ fn partial_sums(n: usize) -> usize {
 /// [`TrainError::Recipe`] when the method cannot be built, or when far more memory is needed than there is.
 pub fn fit(mut plan: Plan, room: RankResources) -> Result<Plan, TrainError> {
     let (model, placement) = (of_plan(&plan)?, Placement::of(&plan));
-    if plan.recipe.run.keep.is_none() {
-        plan.keep = max_kept_graphs(&model, &placement, room.bytes).unwrap_or(0);
-    }
+    let set = [plan.recipe.run.keep, plan.recipe.run.segment];
+    (plan.keep, plan.segment) = retention(&model, &placement, room.bytes, set);
     let keep = plan.keep.min(model.trained.backbone.len());
-    let peak_bytes = memory(&model, &Placement { keep, ..placement }).peak_bytes();
+    let peak_bytes = memory(&model, &Placement { keep, segment: plan.segment, ..placement }).peak_bytes();
     if peak_bytes > MAX_OVERCOMMIT * room.bytes {
         let reason = format!(
             "a rank would need about {:.1} GB and has {:.1} GB: fewer images a step (optim.batch_size), a smaller model, more \
@@ -237,9 +244,46 @@ pub fn fit(mut plan: Plan, room: RankResources) -> Result<Plan, TrainError> {
 /// free, and for errors of the estimate.
 const MAX_OVERCOMMIT: f64 = 1.5;
 
+/// Returns how many units keep their graph, and how many of the others are computed again together, so that a step fits into `bytes` of a
+/// rank's memory: as many graphs as fit with segments of one unit; where none does, the shortest segments that fit, which take less
+/// memory and more time. `set` has the numbers that are not to be chosen.
+pub fn retention(
+    model: &ModelCost,
+    placement: &Placement,
+    bytes: f64,
+    [keep, segment]: [Option<usize>; 2],
+) -> (usize, usize) {
+    let n_units = model.trained.backbone.len();
+    let graphs = |segment: usize| {
+        let placement = Placement { segment, ..*placement };
+        match keep {
+            Some(keep) => {
+                let placement = Placement { keep: keep.min(n_units), ..placement };
+                (memory(model, &placement).needed_bytes() <= bytes).then_some(keep)
+            }
+            None => max_kept_graphs(model, &placement, bytes),
+        }
+    };
+    let lengths: Vec<usize> = match segment {
+        Some(segment) => vec![segment],
+        // Beyond the root of the number of units, inputs within a segment are more than those of all segments.
+        None => (1..=n_units.isqrt().max(1)).collect(),
+    };
+    let fitting = lengths.iter().find_map(|length| Some((graphs(*length)?, *length)));
+    fitting.unwrap_or_else(|| {
+        let peak = |length: &usize| {
+            let placement =
+                Placement { keep: keep.unwrap_or(0).min(n_units), segment: *length, ..*placement };
+            memory(model, &placement).needed_bytes()
+        };
+        let least = lengths.iter().min_by(|a, b| peak(a).total_cmp(&peak(b)));
+        (keep.unwrap_or(0), least.copied().unwrap_or(1))
+    })
+}
+
 /// Returns the largest number of units that can keep their graph within `bytes` of a rank's memory; `None` if even 0
 /// does not fit.
-pub fn max_kept_graphs(model: &ModelCost, placement: &Placement, bytes: f64) -> Option<usize> {
+fn max_kept_graphs(model: &ModelCost, placement: &Placement, bytes: f64) -> Option<usize> {
     let fits = |keep: &usize| memory(model, &Placement { keep: *keep, ..*placement }).needed_bytes() <= bytes;
     (0..=model.trained.backbone.len()).rev().find(fits)
 }

@@ -23,7 +23,7 @@ mod traffic;
 pub use fabric::Fabric;
 pub use failure::{Goodput, goodput};
 pub use gpu::{EFFICIENCY, GPUS, Gpu};
-pub use memory::{Memory, fit, max_kept_graphs, memory};
+pub use memory::{Memory, fit, memory, retention};
 pub use model::{ModelCost, NetworkCost, UnitCost, of_plan};
 pub use placement::Placement;
 pub use presets::{PRESETS, preset};

@@ -2,8 +2,10 @@
 
 use ranks::topology::Sharding;
 
+use super::UnitCost;
 use crate::recipe::plan::Plan;
 use crate::step::precision::Precision;
+use crate::step::segments::Segments;
 
 /// Placement of a model on ranks.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -16,6 +18,8 @@ pub struct Placement {
     pub sharding: Sharding,
     /// Number of backbone units, counted from the last, that keep their graph.
     pub keep: usize,
+    /// Number of units without graph that are computed again together.
+    pub segment: usize,
     /// Number of images of a step on one rank.
     pub rank_batch: usize,
     /// Number of micro-batches of a step on one rank.
@@ -40,6 +44,7 @@ impl Placement {
             group_size: plan.topology(0).map_or(plan.world_size, |topology| topology.group_size),
             sharding: step.sharding,
             keep: plan.keep,
+            segment: plan.segment,
             rank_batch,
             rank_micro_batches: (plan.n_micro_batches() / plan.world_size).max(1),
             workers: plan.n_workers.min(rank_batch),
@@ -47,6 +52,11 @@ impl Placement {
             exact_sums: plan.recipe.run.exact_sums,
             offload: step.offload,
         }
+    }
+
+    /// Returns the units of `backbone` that keep no graph.
+    pub(super) fn segments(&self, backbone: &[UnitCost]) -> Segments {
+        Segments::new(backbone.len(), self.keep, self.segment)
     }
 
     /// Returns true if weights are gathered at all.

@@ -36,10 +36,11 @@ pub struct StepTime {
 pub fn step_flops(model: &ModelCost, placement: &Placement) -> [f64; 2] {
     let images = placement.rank_batch as f64;
     let backbone = &model.trained.backbone;
-    let again = &backbone[..backbone.len().saturating_sub(placement.keep)];
+    let segments = placement.segments(backbone);
     let flops = |network: &NetworkCost| network.units().map(|unit| unit.flops).sum::<f64>();
     let once = model.others.iter().map(flops).sum::<f64>() + 3.0 * flops(&model.trained);
-    let twice: f64 = again.iter().map(|unit| unit.flops).sum();
+    let again = (0..segments.n_units).chain(segments.repeated());
+    let twice: f64 = again.map(|number| backbone[number].flops).sum();
     [images * once, images * (once + twice)]
 }
 
@@ -137,20 +138,29 @@ fn tasks(model: &ModelCost, placement: &Placement, fabric: &Fabric) -> Vec<Task>
     tasks.extend(forward(&trained.backbone, false));
     let reduces_s = trained.head.iter().map(|unit| collectives.reduce_s(unit, head_reduce)).collect();
     tasks.extend(heads(trained, 3, reduces_s));
-    let n_again = trained.backbone.len().saturating_sub(placement.keep);
-    let backward = |(number, unit): (usize, &UnitCost)| {
-        let is_again = number < n_again;
+    let segments = placement.segments(&trained.backbone);
+    let again_s = |unit: &UnitCost| match placement.sharding {
+        Sharding::Full => gather_s(unit, gather),
+        _ => 0.0,
+    };
+    let repeated = |number: usize| {
+        let unit = &trained.backbone[number];
+        Task { flops: unit.flops, gather_s: again_s(unit), n_sums: 0, reduces_s: Vec::new() }
+    };
+    let backward = |number: usize| {
+        let (unit, is_again) = (&trained.backbone[number], number < segments.n_units);
         Task {
             flops: if is_again { 3.0 } else { 2.0 } * unit.flops,
-            gather_s: match is_again && placement.sharding == Sharding::Full {
-                true => gather_s(unit, gather),
-                false => 0.0,
-            },
+            gather_s: if is_again { again_s(unit) } else { 0.0 },
             n_sums: if is_shared { unit.n_sums } else { 0 },
             reduces_s: vec![collectives.reduce_s(unit, reduce)],
         }
     };
-    tasks.extend(trained.backbone.iter().enumerate().rev().map(backward));
+    tasks.extend((segments.n_units..trained.backbone.len()).rev().map(backward));
+    for range in segments.ranges().rev() {
+        tasks.extend((range.start..range.end - 1).map(repeated));
+        tasks.extend(range.rev().map(backward));
+    }
     tasks
 }
 
@@ -263,6 +273,7 @@ mod tests {
             group_size,
             sharding: if group_size > 1 { Sharding::Full } else { Sharding::None },
             keep,
+            segment: 1,
             rank_batch: 16,
             rank_micro_batches: 1,
             workers: 1,

@@ -38,16 +38,19 @@ pub fn traffic(model: &ModelCost, placement: &Placement) -> Traffic {
         units.iter().map(of_unit).sum()
     };
     let trained = &model.trained;
-    let n_backbone = trained.backbone.len();
-    let again = match placement.sharding {
-        Sharding::Full => &trained.backbone[..n_backbone.saturating_sub(placement.keep)],
-        _ => &[],
+    let segments = placement.segments(&trained.backbone);
+    let again: Vec<UnitCost> = match placement.sharding {
+        Sharding::Full => {
+            let numbers = (0..segments.n_units).chain(segments.repeated());
+            numbers.map(|number| trained.backbone[number].clone()).collect()
+        }
+        _ => Vec::new(),
     };
     let once = |network: &NetworkCost| {
         bytes(&network.backbone, precision.gather) + bytes(&network.head, precision.head_gather)
     };
     let seeing = || model.networks().filter(|network| network.computes());
-    let gathered = seeing().map(once).sum::<f64>() + bytes(again, precision.gather);
+    let gathered = seeing().map(once).sum::<f64>() + bytes(&again, precision.gather);
     let reduced = bytes(&trained.backbone, precision.reduce) + bytes(&trained.head, precision.head_reduce);
     let over_replicas = shards(&trained.backbone, precision.reduce)
         + shards(&trained.head, precision.head_reduce)

@@ -265,6 +265,10 @@ pub struct RunConfig {
     /// backward pass. If absent, as many as fit into memory.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub keep: Option<usize>,
+    /// Number of backbone units without graph that are recomputed together: only the first of them keeps its input, and all but the last are
+    /// computed once more. If absent, 1, or as many as it takes to fit into memory.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub segment: Option<usize>,
     /// Data that is sharded over ranks: `none`, `grad` (ZeRO-2) or `full` (ZeRO-3), the default.
     pub shard: Sharding,
     /// Number of ranks that share a copy of the model; 0 for all. Fewer make replicas: less traffic between nodes
@@ -300,6 +304,7 @@ impl Default for RunConfig {
             workers: 0,
             data_threads: 0,
             keep: None,
+            segment: None,
             shard: Sharding::Full,
             shard_group: 0,
             max_unit_parameters: None,

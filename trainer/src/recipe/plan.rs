@@ -48,12 +48,23 @@ pub struct Plan {
     pub world_size: usize,
     /// Number of backbone units, counted from the last, that keep their graph. Changes no bit of the result.
     pub keep: usize,
+    /// Number of backbone units without graph that are computed again together, from the input of the first. Changes no bit of the result.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub segment: usize,
     /// The recipe, with every default filled in.
     pub recipe: Recipe,
 }
 
 fn is_zero(steps: &u64) -> bool {
     *steps == 0
+}
+
+fn one() -> usize {
+    1
+}
+
+fn is_one(n: &usize) -> bool {
+    *n == 1
 }
 
 fn first_views_version() -> u32 {
@@ -255,6 +266,7 @@ impl Plan {
             seed: self.recipe.seed,
             input: self.pixel_input(),
             n_kept_graphs: self.keep,
+            segment_len: self.segment,
             max_unit_numel: self.recipe.run.max_unit_parameters,
             n_workers: self.n_workers,
             n_micro_batches: self.n_micro_batches(),

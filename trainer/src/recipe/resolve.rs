@@ -44,6 +44,7 @@ pub fn resolve(mut recipe: Recipe, n_samples: u64) -> Result<Plan, TrainError> {
         n_data_threads: n_or_all_cores(recipe.run.data_threads),
         world_size: 1,
         keep: recipe.run.keep.unwrap_or(ALL_UNITS),
+        segment: recipe.run.segment.unwrap_or(1),
         recipe,
     };
     check(&plan)?;

@@ -57,6 +57,12 @@ pub(super) fn check_values(recipe: &Recipe) -> Result<(), String> {
     within("data.max_bad_rate", recipe.data.max_bad_rate, 0.0, 1.0)?;
     within("run.workers (0 for one a core)", run.workers as f64, 0.0, 4096.0)?;
     within("run.data_threads (0 for one a core)", run.data_threads as f64, 0.0, 4096.0)?;
+    if let Some(segment) = run.segment {
+        within("run.segment", segment as f64, 1.0, MAX_COUNT)?;
+    }
+    if let Some(most) = run.max_unit_parameters {
+        within("run.max_unit_parameters", most as f64, 1.0, 1e18)?;
+    }
     recipe.data.normalization.validate().map_err(|reason| format!("data.normalization: {reason}"))?;
     for i in 0..2 {
         within("optim.betas", optim.betas[i], 0.0, 1.0 - 1e-9)?;

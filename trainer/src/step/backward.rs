@@ -36,6 +36,9 @@ pub(super) fn backward<'a>(
 ) -> Result<(), EngineError> {
     for number in (0..trained.net.backbone.len()).rev() {
         let shard = &trained.shards[number];
+        if let Some((UnitTape::Totals(_), _)) = tape.last() {
+            repeat_segment(trained, &mut tape, draws, passes, gathers, reductions)?;
+        }
         // The forward pass leaves a tape for every unit.
         let (of_unit, flat) = tape.pop().expect("a tape for every unit");
         let flat = match flat {
@@ -51,6 +54,36 @@ pub(super) fn backward<'a>(
         reductions.push((number, &shard.layout.name), sum.flat(&shard.layout, wire.dtype()), wire);
     }
     reductions.release()
+}
+
+/// Runs the units of the last segment of `tape` again, all but its last unit, and gives each but the first its input.
+fn repeat_segment<'a>(
+    trained: ShardedNet<'a>,
+    tape: &mut [(UnitTape<'a>, Option<Tensor<1>>)],
+    draws: &[UnitDraws],
+    passes: Passes<'_>,
+    gathers: &mut GatherQueue<'_>,
+    reductions: &mut ReductionQueue<'a>,
+) -> Result<(), EngineError> {
+    let lacks_input = |(tape, _): &(UnitTape<'a>, Option<Tensor<1>>)| matches!(tape, UnitTape::Totals(_));
+    let n_without = tape.iter().rev().take_while(|of_unit| lacks_input(of_unit)).count();
+    let first = tape.len() - 1 - n_without;
+    // The first unit of a segment keeps its input.
+    let mut batches = tape[first].0.input().expect("the input of a segment");
+    for number in first..first + n_without {
+        let flat = match &tape[number].1 {
+            Some(flat) => flat.clone(),
+            None => gathers.next_flat(trained.unit_name(number))?,
+        };
+        let totals = tape[number].0.totals_by_stage();
+        let on_sent = &mut || gathers.look_ahead().and_then(|()| reductions.release());
+        let unit = trained.gathered(number, &flat);
+        batches = passes.repeat(unit, batches, &draws[number], &totals, on_sent)?;
+        let next = &mut tape[number + 1].0;
+        let n_stages = trained.net.backbone[number + 1].n_stages();
+        *next = std::mem::replace(next, UnitTape::Totals(Vec::new())).with_input(n_stages, &batches);
+    }
+    Ok(())
 }
 
 /// Returns the mean gradients on `device` in the order of the units, given their sums over `n_micro_batches` by number of the unit.

@@ -50,6 +50,8 @@ pub(super) struct TrainedPass<'a> {
 pub(super) struct Retention {
     pub(super) graph: bool,
     pub(super) weights: bool,
+    /// Whether it keeps its input if it keeps no graph; otherwise the units before it run again first.
+    pub(super) input: bool,
 }
 
 /// Runs the networks without gradients, one after another. `batches` are listed by pixel input; for the rest see [`infer`].
@@ -125,7 +127,10 @@ pub(super) fn forward<'a>(
         let keeps = keeps(number);
         let of_unit;
         let on_sent = &mut || gathers.look_ahead();
-        (batches, of_unit) = passes.forward(unit, batches, draws, keeps.graph, number > 0, on_sent)?;
+        (batches, of_unit) = match keeps.graph || keeps.input {
+            true => passes.forward(unit, batches, draws, keeps.graph, number > 0, on_sent)?,
+            false => passes.forward_in_segment(unit, batches, draws, on_sent)?,
+        };
         observations.extend(network.observed(number, unit, &of_unit.totals(), passes));
         tape.push((of_unit, keeps.weights.then_some(flat)));
     }

@@ -29,6 +29,7 @@ mod phases;
 pub mod precision;
 mod report;
 mod scalars;
+pub(crate) mod segments;
 mod sharded;
 mod state;
 mod tape;

@@ -49,7 +49,7 @@ pub(crate) type SlicedGrads = Vec<GroupGrads>;
 type SlicedSums = Vec<Vec<Tensor<1>>>;
 
 /// Sums over the batch, by group of micro-batches and set of statistics; empty before the first stage.
-type Totals = Vec<Vec<Tensor<1>>>;
+pub(crate) type Totals = Vec<Vec<Tensor<1>>>;
 
 /// Data that a unit's backward pass needs.
 pub(crate) enum UnitTape<'a> {
@@ -62,6 +62,8 @@ pub(crate) enum UnitTape<'a> {
         /// Totals by stage.
         totals: Vec<Totals>,
     },
+    /// Nothing but totals, by stage: the unit runs again after those before it ([`super::segments`]).
+    Totals(Vec<Totals>),
 }
 
 /// Data that a stage's backward pass needs.
@@ -73,13 +75,44 @@ pub(crate) struct StageTape<'a> {
 }
 
 impl UnitTape<'_> {
+    /// The input that is kept, by micro-batch; `None` if there is none, or a graph.
+    pub(crate) fn input(&self) -> Option<Vec<MicroBatch>> {
+        match self {
+            Self::Again { input, .. } => Some(input.clone()),
+            Self::Stages(stages) => {
+                let of_batch = |records: &Vec<StageRecord<'_>>| {
+                    let slices: Option<Vec<Groups>> = records.iter().map(StageRecord::input).collect();
+                    Some(MicroBatch { slices: slices? })
+                };
+                stages.first()?.kept.iter().map(of_batch).collect()
+            }
+            Self::Totals(_) => None,
+        }
+    }
+
+    /// Returns the tape of a unit of `n_stages` with its input, which was computed again.
+    pub(crate) fn with_input(self, n_stages: usize, input: &[MicroBatch]) -> Self {
+        let Self::Totals(totals) = self else { return self };
+        if n_stages > 1 {
+            return Self::Again { input: input.to_vec(), totals };
+        }
+        // One micro-batch after another runs again.
+        let record = |groups: &Groups| StageRecord::Input(groups.clone());
+        let kept = input.iter().map(|batch| batch.slices.iter().map(record).collect()).collect();
+        Self::Stages(vec![StageTape { kept, totals: Totals::new() }])
+    }
+
+    /// Returns the totals that each stage was given in the first run.
+    pub(crate) fn totals_by_stage(&self) -> Vec<Totals> {
+        match self {
+            Self::Stages(stages) => stages.iter().map(|stage| stage.totals.clone()).collect(),
+            Self::Again { totals, .. } | Self::Totals(totals) => totals.clone(),
+        }
+    }
+
     /// The totals that each stage but the first was given, over all groups, by set.
     pub(crate) fn totals(&self) -> Vec<Vec<Tensor<1>>> {
-        let all: Vec<&Totals> = match self {
-            Self::Stages(stages) => stages.iter().map(|stage| &stage.totals).collect(),
-            Self::Again { totals, .. } => totals.iter().collect(),
-        };
-        all.into_iter().skip(1).map(over_groups).collect()
+        self.totals_by_stage().iter().skip(1).map(over_groups).collect()
     }
 }
 
@@ -100,8 +133,40 @@ impl<'p> Passes<'p> {
     pub(crate) fn infer(
         &self,
         unit: Gathered<'_, '_>,
+        batches: Vec<MicroBatch>,
+        draws: Option<&UnitDraws>,
+        on_sent: OnStatisticsSent<'_>,
+    ) -> Result<(Vec<MicroBatch>, Vec<Totals>), EngineError> {
+        let total = |_: usize, sums: &[SlicedSums]| match self.evaluates {
+            true => Ok(Totals::new()),
+            false => self.totals(unit.unit.name(), sums),
+        };
+        self.infer_with(unit, batches, draws, total, on_sent)
+    }
+
+    /// Runs all stages again, with the totals that they were given in the first run.
+    ///
+    /// # Errors
+    /// [`EngineError`].
+    pub(crate) fn repeat(
+        &self,
+        unit: Gathered<'_, '_>,
+        batches: Vec<MicroBatch>,
+        draws: &UnitDraws,
+        totals: &[Totals],
+        on_sent: OnStatisticsSent<'_>,
+    ) -> Result<Vec<MicroBatch>, EngineError> {
+        let total = |stage: usize, _: &[SlicedSums]| Ok(totals.get(stage + 1).cloned().unwrap_or_default());
+        Ok(self.infer_with(unit, batches, Some(draws), total, on_sent)?.0)
+    }
+
+    /// Runs all stages without a graph; `total` computes the totals of a stage's sums.
+    fn infer_with(
+        &self,
+        unit: Gathered<'_, '_>,
         mut batches: Vec<MicroBatch>,
         draws: Option<&UnitDraws>,
+        mut total: impl FnMut(usize, &[SlicedSums]) -> Result<Totals, EngineError>,
         on_sent: OnStatisticsSent<'_>,
     ) -> Result<(Vec<MicroBatch>, Vec<Totals>), EngineError> {
         let none = Draws::default();
@@ -122,10 +187,7 @@ impl<'p> Passes<'p> {
                 batch.slices = slices;
                 sums.push(of_batch);
             }
-            given.push(match self.evaluates {
-                true => Totals::new(),
-                false => self.totals(unit.unit.name(), &sums)?,
-            });
+            given.push(total(stage, &sums)?);
         }
         // The last stage has no sums.
         given.pop();
@@ -154,6 +216,21 @@ impl<'p> Passes<'p> {
         let (batches, stages) =
             self.stages(unit, batches, draws, [keeps_graph, wants_input], total, on_sent)?;
         Ok((batches, UnitTape::Stages(stages)))
+    }
+
+    /// Runs all stages, and keeps only the totals, without which the unit cannot run again.
+    ///
+    /// # Errors
+    /// [`EngineError`].
+    pub(crate) fn forward_in_segment(
+        &self,
+        unit: Gathered<'_, '_>,
+        batches: Vec<MicroBatch>,
+        draws: &UnitDraws,
+        on_sent: OnStatisticsSent<'_>,
+    ) -> Result<(Vec<MicroBatch>, UnitTape<'static>), EngineError> {
+        let (batches, totals) = self.infer(unit, batches, Some(draws), on_sent)?;
+        Ok((batches, UnitTape::Totals(totals)))
     }
 
     /// Runs all stages; `total` computes the totals of a stage's sums.
@@ -198,6 +275,9 @@ impl<'p> Passes<'p> {
     ///
     /// # Errors
     /// [`EngineError`].
+    ///
+    /// # Panics
+    /// If the tape has no input yet: a bug in the backward pass.
     pub(crate) fn backward<'a>(
         &self,
         unit: Gathered<'a, '_>,
@@ -250,6 +330,7 @@ impl<'p> Passes<'p> {
         let (input, totals) = match tape {
             UnitTape::Stages(stages) => return Ok(stages),
             UnitTape::Again { input, totals } => (input, totals),
+            UnitTape::Totals(_) => panic!("{} has run again before its gradients", unit.unit.name()),
         };
         let total = |stage: usize, _: &[SlicedSums]| Ok(totals.get(stage + 1).cloned().unwrap_or_default());
         let (_, stages) = self.stages(unit, input, draws, [true, wants_input], total, &mut || Ok(()))?;

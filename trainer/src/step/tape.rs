@@ -18,6 +18,16 @@ pub(crate) enum StageRecord<'a> {
     Graph(Box<Graph<'a>>),
 }
 
+impl StageRecord<'_> {
+    /// The input, if it was kept alone.
+    pub(crate) fn input(&self) -> Option<Groups> {
+        match self {
+            Self::Input(input) => Some(input.clone()),
+            Self::Graph(_) => None,
+        }
+    }
+}
+
 /// A stage's graph.
 pub(crate) struct Graph<'a> {
     /// Input leaves, which track a gradient if the input needs one.

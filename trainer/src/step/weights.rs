@@ -7,6 +7,7 @@ use ranks::topology::Sharding;
 use super::config::StepConfig;
 use super::forward::Retention;
 use super::precision::Precision;
+use super::segments::Segments;
 use super::sharded::ShardedNet;
 
 /// The weights of a step.
@@ -38,8 +39,12 @@ impl<'a> Weights<'a> {
         list.extend(
             (0..trained.shards.len()).map(|number| wanted(trained, number, self.keeps(number).weights)),
         );
-        let again = (0..trained.net.backbone.len()).rev().filter(|number| !self.keeps(*number).weights);
-        list.extend(again.map(|number| wanted(trained, number, false)));
+        if self.config.sharding != Sharding::Grad {
+            for range in self.segments().ranges().rev() {
+                let repeated = range.start..range.end - 1;
+                list.extend(repeated.chain(range.rev()).map(|number| wanted(trained, number, false)));
+            }
+        }
         list
     }
 
@@ -47,9 +52,16 @@ impl<'a> Weights<'a> {
     pub(super) fn keeps(&self, number: usize) -> Retention {
         let net = self.trained.net;
         if !net.is_backbone(number) {
-            return Retention { graph: false, weights: false };
+            return Retention { graph: false, weights: false, input: false };
         }
-        let graph = number >= net.backbone.len().saturating_sub(self.config.n_kept_graphs);
-        Retention { graph, weights: graph || self.config.sharding == Sharding::Grad }
+        let segments = self.segments();
+        let (graph, input) = (number >= segments.n_units, segments.keeps_input(number));
+        Retention { graph, weights: graph || self.config.sharding == Sharding::Grad, input }
+    }
+
+    /// The units of the trained backbone that keep no graph.
+    fn segments(&self) -> Segments {
+        let StepConfig { n_kept_graphs, segment_len, .. } = self.config;
+        Segments::new(self.trained.net.backbone.len(), *n_kept_graphs, *segment_len)
     }
 }

@@ -160,6 +160,7 @@ mod tests {
                 world_size,
                 group_size: world_size,
                 sharding: Sharding::Full,
+                segment: 1,
                 keep: if recomputes { 0 } else { model.trained.backbone.len() },
                 rank_batch,
                 rank_micro_batches: 1,

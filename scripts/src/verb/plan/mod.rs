@@ -68,7 +68,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         out!("{line}");
     }
     if !any_fits {
-        bail!("{}", rows::what_would_fit(args, &model, recipe.as_ref(), batch, &hardware));
+        bail!("{}", rows::what_would_fit(args, &model, divided.as_ref(), recipe.as_ref(), batch, &hardware));
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -2,8 +2,9 @@
 
 use ranks::topology::Sharding;
 use trainer::Recipe;
-use trainer::estimate::{ModelCost, Placement, max_kept_graphs, memory};
+use trainer::estimate::{ModelCost, Placement, memory, retention};
 
+use super::division::MAX_UNIT_PARAMETERS;
 use super::flags::Args;
 use super::hardware::{GB, Hardware};
 
@@ -34,6 +35,7 @@ pub(super) fn rows(
     let set_micro_batches = recipe.map_or(1, |recipe| recipe.optim.micro_batches / world_size);
     let rank_micro_batches = args.rank_micro_batches.unwrap_or(set_micro_batches).clamp(1, rank_batch);
     let set_keep = args.keep.or(recipe.and_then(|recipe| recipe.run.keep));
+    let set_segment = recipe.and_then(|recipe| recipe.run.segment);
     let mut modes = vec![("none", Sharding::None, 1)];
     if world_size > 1 {
         modes.push(("grad", Sharding::Grad, world_size));
@@ -49,6 +51,7 @@ pub(super) fn rows(
             group_size,
             sharding,
             keep: 0,
+            segment: 1,
             rank_batch,
             rank_micro_batches,
             workers,
@@ -56,9 +59,9 @@ pub(super) fn rows(
             exact_sums: recipe.is_none_or(|recipe| recipe.run.exact_sums),
             offload: false,
         };
-        let keep =
-            set_keep.or_else(|| max_kept_graphs(model, &placement, hardware.memory_bytes)).unwrap_or(0);
-        let placement = Placement { keep: keep.min(model.trained.backbone.len()), ..placement };
+        let set = [set_keep, set_segment];
+        let (keep, segment) = retention(model, &placement, hardware.memory_bytes, set);
+        let placement = Placement { keep: keep.min(model.trained.backbone.len()), segment, ..placement };
         PlanRow { mode, placement, fits: memory(model, &placement).needed_bytes() <= hardware.memory_bytes }
     };
     // A run refuses groups that do not divide.
@@ -71,6 +74,7 @@ pub(super) fn rows(
 pub(super) fn what_would_fit(
     args: &Args,
     model: &ModelCost,
+    divided: Option<&ModelCost>,
     recipe: Option<&Recipe>,
     batch: usize,
     hardware: &Hardware,
@@ -93,11 +97,18 @@ pub(super) fn what_would_fit(
     if let Some(least) = least.min_by(f64::total_cmp) {
         said += &format!(" One image on each of {largest} ranks takes {:.1} GB.", least / GB);
     }
-    said + &beyond_sharding(args, model, recipe, hardware)
+    said + &beyond_sharding(args, model, divided, recipe, hardware)
 }
 
 /// States what more ranks cannot make smaller, if that alone does not fit; empty if it fits.
-fn beyond_sharding(args: &Args, model: &ModelCost, recipe: Option<&Recipe>, hardware: &Hardware) -> String {
+/// `with_parts` is the model with divided units, if those of `model` are not and some are large.
+fn beyond_sharding(
+    args: &Args,
+    model: &ModelCost,
+    with_parts: Option<&ModelCost>,
+    recipe: Option<&Recipe>,
+    hardware: &Hardware,
+) -> String {
     let least_of = |model: &ModelCost| {
         let all = rows(args, model, recipe, MANY_RANKS, 1, hardware);
         let least = |row: &PlanRow| memory(model, &Placement { keep: 0, ..row.placement });
@@ -106,6 +117,12 @@ fn beyond_sharding(args: &Args, model: &ModelCost, recipe: Option<&Recipe>, hard
     let Some(least) = least_of(model) else { return String::new() };
     if least.needed_bytes() <= hardware.memory_bytes {
         return String::new();
+    }
+    let of_parts = with_parts.and_then(least_of);
+    if of_parts.is_some_and(|least| least.needed_bytes() <= hardware.memory_bytes) {
+        return format!(
+            " No number of ranks is enough, unless large units are divided: run.max_unit_parameters = {MAX_UNIT_PARAMETERS}."
+        );
     }
     let divided = model.divided(LARGEST_GROUP, MANY_RANKS).and_then(|model| least_of(&model));
     if model.n_parts() == 1 && divided.is_some_and(|least| least.needed_bytes() <= hardware.memory_bytes) {

@@ -27,6 +27,7 @@ impl Line {
         Self {
             keep: match placement.keep {
                 n if n == model.trained.backbone.len() => "all".into(),
+                n if placement.segment > 1 => format!("{n}/{}", placement.segment),
                 n => n.to_string(),
             },
             memory: memory(model, placement),
@@ -98,6 +99,7 @@ impl Line {
             "group": placement.group_size,
             "rank_batch": placement.rank_batch,
             "keep": placement.keep,
+            "segment": placement.segment,
             "fits": row.fits,
             "state_bytes": memory.state_bytes,
             "gradient_bytes": memory.gradient_bytes,
@@ -143,7 +145,8 @@ pub(super) fn print(lines: &[Line], details: bool) {
     out!("mode      none: each rank holds all weights; grad: gradients and moments are");
     out!("          sharded over ranks; full: weights too; group: full within groups");
     out!("images    of a step on each rank");
-    out!("keep      backbone units that keep their activations; others compute them twice");
+    out!("keep      backbone units that keep their activations; others compute them twice, or");
+    out!("          all but every n-th three times, with less memory, if it says /n");
     out!("peak GB   memory of a rank; saving a checkpoint takes another copy of the state");
     out!("moved GB  that a rank receives in a step");
     out!("hours     of the whole run; rank-h: times the ranks (GPU-hours)");

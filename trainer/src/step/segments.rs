@@ -1,0 +1,58 @@
+//! Segments of units that keep no graph: each is computed again as a whole, from the input of its first unit.
+//!
+//! ```text
+//! forwards    x₀ → u₀ → u₁ → u₂ → x₃          only x₀ is kept
+//! backwards   x₀ → u₀ → x₁ → u₁ → x₂          then u₂, u₁ and u₀, each from its input
+//! ```
+//!
+//! A unit of its own segment runs once forwards and once for its gradients; all but the last of a longer one run twice forwards.
+
+use std::ops::Range;
+
+/// The first units of a backbone, which keep no graph.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Segments {
+    /// Number of these units.
+    pub(crate) n_units: usize,
+    /// Number of units in a segment; the last one may have fewer.
+    pub(crate) len: usize,
+}
+
+impl Segments {
+    /// Creates segments of `len` of the `n_backbone` units, of which the last `n_kept` keep their graphs.
+    pub(crate) fn new(n_backbone: usize, n_kept: usize, len: usize) -> Self {
+        Self { n_units: n_backbone.saturating_sub(n_kept), len: len.max(1) }
+    }
+
+    /// The units of each segment, from the first one.
+    pub(crate) fn ranges(self) -> impl DoubleEndedIterator<Item = Range<usize>> {
+        let range = move |number: usize| number * self.len..((number + 1) * self.len).min(self.n_units);
+        (0..self.n_units.div_ceil(self.len)).map(range)
+    }
+
+    /// Returns whether unit `number` keeps its input.
+    pub(crate) fn keeps_input(self, number: usize) -> bool {
+        number >= self.n_units || number.is_multiple_of(self.len)
+    }
+
+    /// The units that run forwards again before the gradients of their segment.
+    pub(crate) fn repeated(self) -> impl Iterator<Item = usize> {
+        self.ranges().flat_map(|range| range.start..range.end.saturating_sub(1))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn segments_cover_the_units_without_graph() {
+        let segments = Segments::new(9, 2, 3);
+        assert_eq!(segments.ranges().collect::<Vec<_>>(), [0..3, 3..6, 6..7]);
+        let kept: Vec<usize> = (0..9).filter(|number| segments.keeps_input(*number)).collect();
+        assert_eq!(kept, [0, 3, 6, 7, 8]);
+        assert_eq!(segments.repeated().collect::<Vec<_>>(), [0, 1, 3, 4]);
+        assert_eq!(Segments::new(9, 2, 1).repeated().count(), 0);
+        assert_eq!(Segments::new(3, 9, 2).ranges().count(), 0);
+    }
+}
