@@ -130,6 +130,11 @@ impl Sizes<'_> {
         units.iter().map(|unit| self.padded(unit)).fold(0.0, f64::max)
     }
 
+    /// Number of elements of two units that follow one another, where that is largest.
+    fn largest_neighbors(&self, units: &[UnitCost]) -> f64 {
+        units.windows(2).map(|pair| self.sum(pair)).fold(self.largest(units), f64::max)
+    }
+
     /// Number of elements of this rank's shards of `network`.
     fn shards_of(&self, network: &NetworkCost) -> f64 {
         (self.sum(&network.backbone) + self.sum(&network.head)) / self.placement.group_size as f64
@@ -158,7 +163,8 @@ impl Sizes<'_> {
         };
         let passing_of = |network: &NetworkCost| {
             let (unit, heads) = (of_weight * self.largest(&network.backbone), F32 * arriving(&network.head));
-            (if gathers { heads } else { 0.0 }).max(unit) + unit
+            let with_heads = if gathers { heads } else { 0.0 } + unit;
+            with_heads.max(of_weight * self.largest_neighbors(&network.backbone))
         };
         let transient = self.model.networks().map(passing_of).fold(0.0, f64::max);
         match (gathers || dtype != DType::F32, self.placement.sharding) {
@@ -177,10 +183,12 @@ impl Sizes<'_> {
         let (again, kept) = self.again_and_kept();
         let micro_batch = images / placement.rank_micro_batches.max(1) as f64;
         // Every worker has the gradients of its slice, by parameter, beside the sums of earlier micro-batches; at the end
-        // there are the sum of all and a copy of it as one flat buffer, in the type in which it is sent.
+        // there are the sum of all and a copy of it as one flat buffer, in the type in which it is sent. Where that is not f32,
+        // each parameter's sum is freed when it has been rounded.
         let sums = F32 * (placement.workers + partial_sums(placement.rank_micro_batches)) as f64;
         let of_gradient = placement.precision.reduce.dtype().size() as f64;
-        let of_unit = |unit: &UnitCost| sums.max(F32 + of_gradient) * self.padded(unit);
+        let at_end = if of_gradient < F32 { F32 + of_gradient / 2.0 } else { F32 + of_gradient };
+        let of_unit = |unit: &UnitCost| sums.max(at_end) * self.padded(unit);
         // `freed` is what the units behind held.
         let (mut freed, mut peak) = (0.0, 0.0_f64);
         for unit in kept.iter().rev() {
