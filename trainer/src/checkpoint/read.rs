@@ -15,7 +15,6 @@ use super::places::{Place, Places};
 use super::shard_file::ShardFile;
 use super::{LATEST, MANIFEST, Manifest, ParamEntry, UnitEntry, VERSION, folder, pieces, unusable};
 use crate::error::TrainError;
-use crate::optim::state::UnitShard;
 use crate::recipe::check::check;
 use crate::step::{NetworkState, TrainState};
 
@@ -249,7 +248,8 @@ impl Checkpoint {
             let buffers: Result<Vec<Tensor<1>>, TrainError> = weights
                 .chain(moments)
                 .map(|name| {
-                    let values = self.shard(network, name, shard)?;
+                    let range = shard.start..shard.start + shard.len();
+                    let values = self.shard([network, name], &shard.layout, range)?;
                     let len = values.len();
                     Ok(Tensor::from_data(TensorData::new(values, [len]), device))
                 })
@@ -319,14 +319,22 @@ impl Checkpoint {
         Ok(values)
     }
 
-    /// Reads the elements of `shard` of the buffer `which`: weights, by the name of their network, or moments, by their own.
-    fn shard(&self, network: &str, which: &str, shard: &UnitShard) -> Result<Vec<f32>, TrainError> {
-        let mut values = vec![0.0; shard.len()];
-        for segment in shard.segments() {
-            let first = shard.start + segment.start - segment.slot.offset;
-            let wanted = first..first + segment.end - segment.start;
-            let places = self.find(network, &shard.layout, segment.slot, wanted)?;
-            self.copy(which, places, &mut values[segment.start..segment.end])?;
+    /// Reads the elements `range` of a unit's buffer: of the weights of a network, which have its name, or of moments, which have their
+    /// own.
+    fn shard(
+        &self,
+        [network, which]: [&str; 2],
+        layout: &UnitLayout,
+        range: Range<usize>,
+    ) -> Result<Vec<f32>, TrainError> {
+        let mut values = vec![0.0; range.len()];
+        for slot in &layout.params {
+            let param = slot.range();
+            let (start, end) = (param.start.max(range.start), param.end.min(range.end));
+            if start < end {
+                let places = self.find(network, layout, slot, start - param.start..end - param.start)?;
+                self.copy(which, places, &mut values[start - range.start..end - range.start])?;
+            }
         }
         Ok(values)
     }

@@ -2,12 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use burn_tensor::Device;
+use burn_tensor::{DType, Device};
 use kernels::device::host::to_host;
 use networks::backbone::Readout;
 use networks::divided::{divided, numel};
 use networks::tensor::{NamedTensor, joined as joined_rows};
-use networks::unit::Unit;
+use networks::unit::{Types, Unit};
 
 use super::methods::{on_ranks, save, take, train};
 use super::units::{Chain, chains};
@@ -71,8 +71,8 @@ fn with_bound(plan: &Plan, bound: usize) -> Plan {
 }
 
 /// Returns the gradients of all parameters of the units of `chain`.
-fn gradients(chain: &Chain, keeps_graph: bool) -> Vec<NamedTensor> {
-    let flats = chain.gradients(keeps_graph).into_iter().zip(&chain.shards);
+fn gradients(chain: &Chain, types: Types, keeps_graph: bool) -> Vec<NamedTensor> {
+    let flats = chain.gradients_in(types, keeps_graph).into_iter().zip(&chain.shards);
     let mut tensors = joined_rows(flats.flat_map(|(flat, shard)| shard.layout.tensors(&flat)).collect());
     tensors.sort_by(|a, b| a.name.cmp(&b.name));
     tensors
@@ -87,15 +87,19 @@ fn parts_compute_what_the_whole_does() {
         let output = |chain: &Chain| -> Vec<Vec<f32>> {
             chain.output(&chain.weights()).into_iter().map(|group| to_host(group.x.flatten(0, 2))).collect()
         };
-        let (expected, of_whole) = (output(&whole), gradients(&whole, true));
+        let (expected, of_whole) = (output(&whole), gradients(&whole, Types::F32, true));
         for bound in bounds(&plan) {
             let units = parts(&plan, bound);
             assert!(units.len() > whole.units.len() && largest(&units) <= bound);
             let is_sliced = units.iter().flat_map(|unit| unit.params()).any(|param| param.slice.is_some());
             let chain = Chain::new(units, whole.inputs.clone());
             assert!(output(&chain) == expected, "{} at {bound}", pair(&plan));
-            let of_parts = gradients(&chain, true);
-            assert!(gradients(&chain, false) == of_parts, "recomputed: {} at {bound}", pair(&plan));
+            let of_parts = gradients(&chain, Types::F32, true);
+            assert!(
+                gradients(&chain, Types::F32, false) == of_parts,
+                "recomputed: {} at {bound}",
+                pair(&plan)
+            );
             assert_eq!(of_parts.len(), of_whole.len());
             for (part, whole) in of_parts.iter().zip(&of_whole) {
                 assert_eq!((&part.name, &part.shape), (&whole.name, &whole.shape));
@@ -108,6 +112,28 @@ fn parts_compute_what_the_whole_does() {
         }
     }
     assert!(n_equal > 2 && n_sliced > 2, "{n_equal} divisions between products, {n_sliced} within");
+}
+
+/// In bf16 gradients of parts are as near to those in f32 as gradients of the whole are.
+#[test]
+fn parts_round_no_more_than_the_whole() {
+    let types = Types::all(DType::BF16);
+    for plan in dividing(&[]) {
+        let whole = chains(&plan).remove(0);
+        let exact = gradients(&whole, Types::F32, true);
+        let distance = |chain: &Chain| -> f64 {
+            let of_param = |(a, b): (NamedTensor, &NamedTensor)| -> f64 {
+                a.values.iter().zip(&b.values).map(|(a, b)| f64::from(a - b).powi(2)).sum()
+            };
+            gradients(chain, types, true).into_iter().zip(&exact).map(of_param).sum::<f64>().sqrt()
+        };
+        let of_whole = distance(&whole);
+        assert!(of_whole > 0.0, "{}", pair(&plan));
+        for bound in bounds(&plan) {
+            let of_parts = distance(&Chain::new(parts(&plan, bound), whole.inputs.clone()));
+            assert!(of_parts <= 1.3 * of_whole, "{} at {bound}: {of_parts} against {of_whole}", pair(&plan));
+        }
+    }
 }
 
 /// Every buffer of every network by parameter.

@@ -83,9 +83,14 @@ impl Chain {
 
     /// Flat gradients of Σ -cos(output), whose gradient at the output is its sine.
     pub(super) fn gradients(&self, keeps_graph: bool) -> Vec<Vec<f32>> {
+        self.gradients_in(Types::F32, keeps_graph)
+    }
+
+    /// Returns the gradients as [`Chain::gradients`], computed in `types`.
+    pub(super) fn gradients_in(&self, types: Types, keeps_graph: bool) -> Vec<Vec<f32>> {
         let (workers, comm) = (Workers::new(1), Communicator::solo());
         let (units, shards) = (&self.units, &self.shards);
-        let pass = BackbonePass { units, shards, workers: &workers, comm: &comm, types: Types::F32 };
+        let pass = BackbonePass { units, shards, workers: &workers, comm: &comm, types };
         let slices = vec![self.inputs.clone()];
         let flats = pass.gradients(slices, keeps_graph, |y| y.clone().sin()).unwrap();
         flats.into_iter().map(to_host).collect()

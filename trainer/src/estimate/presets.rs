@@ -155,7 +155,7 @@ fn head(width: usize, sizes: HeadSizes, i: usize) -> Vec<UnitCost> {
 }
 
 /// Size and cost of a residual branch of a transformer, or of both, in the trained network and in its moving average.
-struct Half {
+struct Branches {
     numel: usize,
     flops: [f64; 2],
     /// Elements of the graph in f32.
@@ -164,7 +164,7 @@ struct Half {
     products: [f64; 2],
 }
 
-impl Half {
+impl Branches {
     fn plus(&self, other: &Self) -> Self {
         let sum = |a: [f64; 2], b: [f64; 2]| [a[0] + b[0], a[1] + b[1]];
         Self {
@@ -176,39 +176,58 @@ impl Half {
     }
 }
 
+impl Transformer {
+    /// Sides of the global and the local views, in pixels.
+    fn sides_px(self) -> [usize; 2] {
+        [224, 96].map(|px| self.patch_px * (px / self.patch_px))
+    }
+
+    /// Patches of a global and of a local view.
+    fn patches(self) -> [usize; 2] {
+        self.sides_px().map(|px| (px / self.patch_px) * (px / self.patch_px))
+    }
+
+    /// Sums a function of the tokens of a view over the views that the trained network sees, and its moving average.
+    fn over_tokens(self, f: impl Fn(f64) -> f64) -> [f64; 2] {
+        let of_size = |i: usize| N_VIEWS[i] as f64 * f((self.patches()[i] + 1) as f64);
+        [of_size(0) + of_size(1), of_size(0)]
+    }
+
+    /// Attention and MLP, each after a norm.
+    fn branches(self) -> [Branches; 2] {
+        let Self { width, hidden, products, .. } = self;
+        let (w, h, heads) = (width as f64, hidden as f64, self.heads as f64);
+        [
+            Branches {
+                numel: 4 * width * width + 6 * width,
+                flops: self.over_tokens(|n| n * (8.0 * w * w + 4.0 * n * w)),
+                norms: self.over_tokens(|n| n * w),
+                products: self.over_tokens(|n| n * (5.0 * w + heads * n)),
+            },
+            Branches {
+                numel: products * width * hidden + hidden + 3 * width,
+                flops: self.over_tokens(|n| n * 2.0 * products as f64 * w * h),
+                norms: self.over_tokens(|n| n * w),
+                products: self.over_tokens(|n| n * (2.0 * w + products as f64 * h)),
+            },
+        ]
+    }
+}
+
 fn transformer(
     name: &str,
     sizes: Transformer,
     heads: &[HeadSizes],
     max_unit_numel: Option<usize>,
 ) -> ModelCost {
-    let Transformer { width, depth, heads: n_heads, hidden, products, patch_px } = sizes;
-    let sides_px = [224, 96].map(|px| patch_px * (px / patch_px));
-    let patches = sides_px.map(|px| (px / patch_px) * (px / patch_px));
-    let (w, h) = (width as f64, hidden as f64);
-    let sum = |f: &dyn Fn(f64) -> f64| -> [f64; 2] {
-        let of_size = |i: usize| N_VIEWS[i] as f64 * f((patches[i] + 1) as f64);
-        [of_size(0) + of_size(1), of_size(0)]
-    };
+    let Transformer { width, depth, patch_px, .. } = sizes;
+    let (sides_px, patches, w) = (sizes.sides_px(), sizes.patches(), width as f64);
+    let sum = |f: &dyn Fn(f64) -> f64| sizes.over_tokens(f);
     let patch = 3 * patch_px * patch_px;
-    // Attention and MLP, each after a norm.
-    let branches = [
-        Half {
-            numel: 4 * width * width + 6 * width,
-            flops: sum(&|n| n * (8.0 * w * w + 4.0 * n * w)),
-            norms: sum(&|n| n * w),
-            products: sum(&|n| n * (5.0 * w + n_heads as f64 * n)),
-        },
-        Half {
-            numel: products * width * hidden + hidden + 3 * width,
-            flops: sum(&|n| n * 2.0 * products as f64 * w * h),
-            norms: sum(&|n| n * w),
-            products: sum(&|n| n * (2.0 * w + products as f64 * h)),
-        },
-    ];
+    let branches = sizes.branches();
     let whole = branches[0].plus(&branches[1]);
     let is_divided = max_unit_numel.is_some_and(|most| whole.numel > most);
-    let parts: Vec<(&str, Half)> = match is_divided {
+    let parts: Vec<(&str, Branches)> = match is_divided {
         true => ["/0", "/1"].into_iter().zip(branches).collect(),
         false => vec![("", whole)],
     };

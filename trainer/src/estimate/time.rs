@@ -98,7 +98,7 @@ struct Task {
 fn tasks(model: &ModelCost, placement: &Placement, fabric: &Fabric) -> Vec<Task> {
     let collectives = Collectives::new(placement, fabric);
     let is_shared = placement.world_size > 1;
-    let Precision { gather, reduce, head_gather, head_reduce, .. } = placement.precision;
+    let Precision { gather, head_gather, head_reduce, .. } = placement.precision;
     let gather_s = |unit: &UnitCost, wire: Wire| match placement.gathers() {
         true => collectives.gather_s(unit, wire),
         false => 0.0,
@@ -138,25 +138,32 @@ fn tasks(model: &ModelCost, placement: &Placement, fabric: &Fabric) -> Vec<Task>
     tasks.extend(forward(&trained.backbone, false));
     let reduces_s = trained.head.iter().map(|unit| collectives.reduce_s(unit, head_reduce)).collect();
     tasks.extend(heads(trained, 3, reduces_s));
+    tasks.extend(backward(trained, placement, &collectives));
+    tasks
+}
+
+/// Lists the tasks of the backbone's backward pass, from its last unit.
+fn backward(trained: &NetworkCost, placement: &Placement, collectives: &Collectives<'_>) -> Vec<Task> {
+    let Precision { gather, reduce, .. } = placement.precision;
     let segments = placement.segments(&trained.backbone);
-    let again_s = |unit: &UnitCost| match placement.sharding {
-        Sharding::Full => gather_s(unit, gather),
-        _ => 0.0,
+    let gather_s = |unit: &UnitCost| match placement.gathers() && placement.sharding == Sharding::Full {
+        true => collectives.gather_s(unit, gather),
+        false => 0.0,
     };
     let repeated = |number: usize| {
         let unit = &trained.backbone[number];
-        Task { flops: unit.flops, gather_s: again_s(unit), n_sums: 0, reduces_s: Vec::new() }
+        Task { flops: unit.flops, gather_s: gather_s(unit), ..Task::default() }
     };
     let backward = |number: usize| {
         let (unit, is_again) = (&trained.backbone[number], number < segments.n_units);
         Task {
             flops: if is_again { 3.0 } else { 2.0 } * unit.flops,
-            gather_s: if is_again { again_s(unit) } else { 0.0 },
-            n_sums: if is_shared { unit.n_sums } else { 0 },
+            gather_s: if is_again { gather_s(unit) } else { 0.0 },
+            n_sums: if placement.world_size > 1 { unit.n_sums } else { 0 },
             reduces_s: vec![collectives.reduce_s(unit, reduce)],
         }
     };
-    tasks.extend((segments.n_units..trained.backbone.len()).rev().map(backward));
+    let mut tasks: Vec<Task> = (segments.n_units..trained.backbone.len()).rev().map(backward).collect();
     for range in segments.ranges().rev() {
         tasks.extend((range.start..range.end - 1).map(repeated));
         tasks.extend(range.rev().map(backward));

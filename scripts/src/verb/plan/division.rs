@@ -3,10 +3,7 @@
 use trainer::estimate::{ModelCost, Placement, memory};
 
 use super::hardware::{GB, Hardware};
-use super::rows::PlanRow;
-
-/// Number of parameters of a unit above which it is divided in the advice.
-pub(super) const MAX_UNIT_PARAMETERS: usize = 100_000_000;
+use super::rows::{MAX_UNIT_PARAMETERS, PlanRow};
 
 /// Share of a rank's peak that must be saved.
 const LEAST_SAVING: f64 = 0.05;

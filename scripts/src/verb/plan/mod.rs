@@ -90,7 +90,7 @@ fn asked(args: &Args) -> anyhow::Result<PlanRequest> {
         let Some(model) = preset(name, args.max_unit_parameters) else {
             bail!("unknown preset {name}: it is one of {}", PRESETS.join(", "));
         };
-        let divided = preset(name, Some(division::MAX_UNIT_PARAMETERS));
+        let divided = preset(name, Some(rows::MAX_UNIT_PARAMETERS));
         let divided = divided.filter(|_| args.max_unit_parameters.is_none());
         return Ok(PlanRequest { model, divided, batch: None, recipe: None, steps: None });
     }
@@ -103,7 +103,7 @@ fn asked(args: &Args) -> anyhow::Result<PlanRequest> {
         Some(_) => None,
         None => {
             let mut plan = plan;
-            plan.recipe.run.max_unit_parameters = Some(division::MAX_UNIT_PARAMETERS);
+            plan.recipe.run.max_unit_parameters = Some(rows::MAX_UNIT_PARAMETERS);
             Some(of_plan(&plan)?)
         }
     };

@@ -4,7 +4,6 @@ use ranks::topology::Sharding;
 use trainer::Recipe;
 use trainer::estimate::{ModelCost, Placement, memory, retention};
 
-use super::division::MAX_UNIT_PARAMETERS;
 use super::flags::Args;
 use super::hardware::{GB, Hardware};
 
@@ -13,6 +12,9 @@ const MANY_RANKS: usize = 1 << 12;
 
 /// Largest group of ranks that divide prototypes to be considered: larger ones save little more.
 pub(super) const LARGEST_GROUP: usize = 64;
+
+/// Number of parameters of a unit above which it is divided, where that is considered.
+pub(super) const MAX_UNIT_PARAMETERS: usize = 100_000_000;
 
 /// One way to distribute a model over some ranks.
 pub(super) struct PlanRow {

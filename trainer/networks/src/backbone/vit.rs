@@ -195,22 +195,21 @@ impl Config {
         let mut units: Vec<Box<dyn Unit>> = vec![Box::new(embed)];
         let rope = (self.positions == Positions::Rope)
             .then(|| Arc::new(Rope::new(self.rope_base, self.width / self.heads, self.coordinate_rule())));
-        for i in 0..self.depth {
-            units.push(Box::new(Block {
-                part: None,
-                name: format!("blocks.{i}"),
-                width: self.width,
-                heads: self.heads,
-                hidden: self.hidden(),
-                mlp: self.mlp,
-                layer_scale: self.layer_scale,
-                drop_rule: self.drop_rule(i),
-                initial_weights,
-                epsilon: self.norm_epsilon,
-                qkv_bias: self.qkv_bias,
-                rope: rope.clone(),
-            }));
-        }
+        let block = |i: usize| Block {
+            name: format!("blocks.{i}"),
+            part: None,
+            width: self.width,
+            heads: self.heads,
+            hidden: self.hidden(),
+            mlp: self.mlp,
+            layer_scale: self.layer_scale,
+            drop_rule: self.drop_rule(i),
+            initial_weights,
+            epsilon: self.norm_epsilon,
+            qkv_bias: self.qkv_bias,
+            rope: rope.clone(),
+        };
+        units.extend((0..self.depth).map(|i| Box::new(block(i)) as Box<dyn Unit>));
         units.push(Box::new(Norm {
             width: self.width,
             readout,
