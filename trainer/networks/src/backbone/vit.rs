@@ -189,8 +189,7 @@ impl Config {
     /// Creates the units, with a token for masked patches if `takes_masks`.
     fn with_masks(&self, readout: Readout, takes_masks: bool) -> Vec<Box<dyn Unit>> {
         let sizes = [self.channels, self.patch_px, self.width, self.image_px / self.patch_px, self.registers];
-        let initial_weights = self.initial_weights();
-        let kinds = [self.freeze_patches, takes_masks];
+        let (initial_weights, kinds) = (self.initial_weights(), [self.freeze_patches, takes_masks]);
         let embed = Embed::new(sizes, initial_weights, self.positions, kinds, self.resampling());
         let mut units: Vec<Box<dyn Unit>> = vec![Box::new(embed)];
         let rope = (self.positions == Positions::Rope)
