@@ -50,17 +50,18 @@ pub fn values_of<'a>(
     }
 }
 
-/// Joins tensors of the same name, which are rows of one parameter in their order.
+/// Joins tensors of the same name and row length, which are rows of one parameter in their order.
 pub fn joined(tensors: Vec<NamedTensor>) -> Vec<NamedTensor> {
     let mut positions: HashMap<String, usize> = HashMap::new();
     let mut joined: Vec<NamedTensor> = Vec::new();
     for tensor in tensors {
         let whole = positions.get(&tensor.name).map(|position| &mut joined[*position]);
+        let whole = whole.filter(|whole| whole.shape.get(1..) == tensor.shape.get(1..));
         match whole
             .and_then(|whole| Some((whole.shape.first_mut()?, &mut whole.values, tensor.shape.first()?)))
         {
             Some((n_rows, values, more)) => {
-                *n_rows += more;
+                *n_rows = n_rows.saturating_add(*more);
                 values.extend(tensor.values);
             }
             None => {

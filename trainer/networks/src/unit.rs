@@ -85,7 +85,7 @@ pub trait Unit: Send + Sync {
         None
     }
 
-    /// Returns units that compute the same one after another, each with at most `max_numel` elements of parameters where that is possible;
+    /// Returns units that compute the same, one after another, each with at most `max_numel` elements of parameters where that is possible;
     /// `None` for a unit that is not divided. Only the first of them takes features that an undivided unit returned.
     fn parts(&self, max_numel: usize) -> Option<Vec<Box<dyn Unit>>> {
         let _ = max_numel;
@@ -237,6 +237,8 @@ pub struct ShapeBeside {
     pub skip_grid: [usize; 2],
     /// Channels of the skip connection.
     pub skip_width: usize,
+    /// Elements of columns of a product that is not complete.
+    pub columns: Elements,
     /// Elements that the last part has computed, among the values and beside them; all others are those that it was given.
     pub computed: Elements,
 }
@@ -264,6 +266,13 @@ impl GroupShape {
     /// Returns the shape with one token per view, in f32.
     pub fn pooled(&self) -> Self {
         Self { n_prefix: 1, grid: [0, 0], is_map: false, beside: None, ..*self }
+    }
+
+    /// Returns the elements of the values and of what is beside them, in all views, by type.
+    pub fn given(&self) -> Elements {
+        let Some(beside) = self.beside else { return self.elements() };
+        let skip = Self { grid: beside.skip_grid, width: beside.skip_width, ..*self };
+        self.elements() + skip.elements() + beside.columns
     }
 
     /// Returns the elements of what the unit before has computed, in all views, by type.

@@ -59,13 +59,13 @@ impl Places {
             }
             if at < wanted.end && (param.first..end).contains(&at) {
                 let until = end.min(wanted.end);
-                let source = param.offset + at - param.first..param.offset + until - param.first;
+                let source = param.offset + (at - param.first)..param.offset + (until - param.first);
                 found.push(Place { unit, source, n_updates: param.n_updates });
                 at = until;
             }
         }
-        let n_stored: usize =
-            entries.iter().filter_map(|[unit, param]| size(&units[*unit].params[*param])).sum();
+        let sizes = entries.iter().filter_map(|[unit, param]| size(&units[*unit].params[*param]));
+        let n_stored = sizes.fold(0, usize::saturating_add);
         (at == wanted.end && n_stored == shape.iter().product::<usize>()).then_some(found)
     }
 }

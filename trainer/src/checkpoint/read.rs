@@ -184,13 +184,20 @@ impl Checkpoint {
         let mut n_left = self.manifest.files.iter().map(|file| file.bytes as usize / 4).sum::<usize>();
         for unit in self.manifest.units.iter().filter(|unit| unit.network == name) {
             let bad = |reason: String| unusable(&self.path, reason);
-            for ParamEntry { name: param, shape, offset, .. } in &unit.params {
+            for ParamEntry { name: param, shape, offset, first, .. } in &unit.params {
                 let numel = shape.iter().copied().fold(1, usize::saturating_mul);
                 let range = *offset..offset.saturating_add(numel);
                 if range.end > unit.numel || numel > n_left {
                     return Err(bad(format!("{param} is longer than its unit {}", unit.name)));
                 }
                 n_left -= numel;
+                let rows = tensors.iter().filter(|tensor: &&NamedTensor| tensor.name == *param);
+                if rows.map(|tensor| tensor.values.len()).sum::<usize>() != *first {
+                    return Err(bad(format!(
+                        "{param} in unit {} does not continue the rows before it",
+                        unit.name
+                    )));
+                }
                 let values = self.elements(&name, unit, range).map_err(bad)?;
                 tensors.push(NamedTensor { name: param.clone(), shape: shape.clone(), values });
             }
@@ -231,7 +238,7 @@ impl Checkpoint {
                 network.shards.iter_mut().map(move |shard| (name, shard))
             })
             .collect();
-        let n: usize = self.manifest.units.iter().map(|unit| unit.numel).sum();
+        let n = self.manifest.units.iter().map(|unit| unit.numel).fold(0, usize::saturating_add);
         let n_here: usize = shards.iter().map(|(_, shard)| shard.layout.numel).sum();
         if n_here != n {
             return Err(bad(format!("it has {n} parameters, the networks have {n_here}")));
@@ -311,12 +318,7 @@ impl Checkpoint {
     /// # Errors
     /// [`TrainError::CheckpointRead`] when one is missing or has another shape.
     pub fn parameters(&self, network: &str, layout: &UnitLayout) -> Result<Vec<f32>, TrainError> {
-        let mut values = vec![0.0; layout.padded];
-        for slot in &layout.params {
-            let places = self.find(network, layout, slot, 0..slot.spec.numel())?;
-            self.copy(network, places, &mut values[slot.range()])?;
-        }
-        Ok(values)
+        self.shard([network, network], layout, 0..layout.padded)
     }
 
     /// Reads the elements `range` of a unit's buffer: of the weights of a network, which have its name, or of moments, which have their

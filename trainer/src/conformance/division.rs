@@ -202,7 +202,10 @@ fn ranks_do_not_change_the_bits_of_parts() {
         let bound = *bounds(plan).last().unwrap();
         let one = train(&with_bound(plan, bound), 1, 3);
         assert!(train(&with_bound(plan, bound), 4, 3) == one, "{}", pair(plan));
-        assert!(train(&with_bound(&recomputed, bound), 2, 3) == one, "recomputed: {}", pair(plan));
+        let mut recomputed = with_bound(&recomputed, bound);
+        assert!(train(&recomputed, 2, 3) == one, "recomputed: {}", pair(plan));
+        recomputed.segment = 5;
+        assert!(train(&recomputed, 2, 3) == one, "recomputed together: {}", pair(plan));
     }
 }
 

@@ -66,7 +66,7 @@ fn moved_bytes(model: &ModelCost, placement: &Placement) -> f64 {
     let graphs = |network: &NetworkCost| network.units().map(|unit| unit.graph.total()).sum::<f64>();
     let backbone = &model.trained.backbone;
     let segments = placement.segments(backbone);
-    let again = (0..segments.n_units).chain(segments.repeated());
+    let again = segments.again();
     let again: f64 = again.map(|number| backbone[number].graph.total()).sum();
     let others: f64 = model.others.iter().map(graphs).sum();
     let elements = MOVES[0] * graphs(&model.trained) + MOVES[1] * (others + again);

@@ -52,7 +52,7 @@ pub fn memory(model: &ModelCost, placement: &Placement) -> Memory {
     let micro_batch = images / placement.rank_micro_batches.max(1) as f64;
     let segments = placement.segments(&trained.backbone);
     let keeping = again.iter().enumerate().filter(|(number, _)| segments.keeps_input(*number));
-    let inputs: f64 = keeping.map(|(_, unit)| sizes.input_bytes(unit)).sum();
+    let inputs: f64 = keeping.map(|(_, unit)| sizes.kept_bytes(unit)).sum();
     let graphs: f64 = kept.iter().map(|unit| unit.graph.bytes(types) * images).sum();
     // Divided columns: the graph of one micro-batch of the group after another, and the targets of all of them.
     // Units before them go through the passes of a step, with all images.
@@ -130,7 +130,8 @@ impl Sizes<'_> {
         units.iter().map(|unit| self.padded(unit)).fold(0.0, f64::max)
     }
 
-    /// Number of elements of two units that follow one another, where that is largest.
+    /// Number of elements of two units that follow one another, where that is largest. Units at both ends of a segment may follow one
+    /// another as well, which is left out: they are alike except at the borders of a network's stages.
     fn largest_neighbors(&self, units: &[UnitCost]) -> f64 {
         units.windows(2).map(|pair| self.sum(pair)).fold(self.largest(units), f64::max)
     }
@@ -149,6 +150,16 @@ impl Sizes<'_> {
     /// Bytes of the unit's input for all images.
     fn input_bytes(&self, unit: &UnitCost) -> f64 {
         unit.input.bytes(self.placement.precision.types()) * self.placement.rank_batch as f64
+    }
+
+    /// Bytes of all that the unit is given for all images.
+    fn given_bytes(&self, unit: &UnitCost) -> f64 {
+        unit.given.bytes(self.placement.precision.types()) * self.placement.rank_batch as f64
+    }
+
+    /// Bytes that the first unit of a segment keeps: where every unit keeps its input, those before a part keep what it shares with them.
+    fn kept_bytes(&self, unit: &UnitCost) -> f64 {
+        if self.placement.segment > 1 { self.given_bytes(unit) } else { self.input_bytes(unit) }
     }
 
     /// Bytes of gathered units. One rank computes with its own weights, unless it rounds them.
@@ -197,19 +208,21 @@ impl Sizes<'_> {
         }
         let segments = placement.segments(&trained.backbone);
         for (number, unit) in again.iter().enumerate().rev() {
-            if number + 1 == segments.n_units || segments.keeps_input(number + 1) {
+            if segments.keeps_input(number + 1) {
                 // The inputs of its segment, which the first run has not kept.
                 let start = number - number % segments.len;
                 freed -= again[start + 1..=number].iter().map(|unit| self.input_bytes(unit)).sum::<f64>();
             }
-            // Between the stages of a unit the gradients at its output and its input are of all images.
-            let output = trained.backbone.get(number + 1).map_or(0.0, |next| self.input_bytes(next));
-            let (at_once, at_ends) = match unit.n_sums > 0 {
-                true => (images, output + self.input_bytes(unit)),
-                false => (micro_batch, 0.0),
+            // Between the stages of a unit, and between parts, the gradients at its output and its input are of all images.
+            let output = trained.backbone.get(number + 1).map_or(0.0, |next| self.given_bytes(next));
+            let at_once = if unit.n_sums > 0 { images } else { micro_batch };
+            let at_ends = match unit.n_sums > 0 || unit.given != unit.input {
+                true => output + self.given_bytes(unit),
+                false => 0.0,
             };
             peak = peak.max(unit.graph.bytes(types) * at_once + at_ends + of_unit(unit) - freed);
-            freed += self.input_bytes(unit);
+            freed +=
+                if segments.keeps_input(number) { self.kept_bytes(unit) } else { self.input_bytes(unit) };
         }
         // At the start the head's gradients are in transfer; at the end all shards exist.
         let head = self.gathered(&trained.head);
@@ -248,13 +261,16 @@ pub fn fit(mut plan: Plan, room: RankResources) -> Result<Plan, TrainError> {
     Ok(plan)
 }
 
+/// Lengths of segments from which one is chosen.
+const SEGMENTS: [usize; 9] = [1, 2, 3, 4, 6, 8, 12, 16, 24];
+
 /// Multiple of the rank's memory above which a plan is refused. The margin allows for memory that other processes
 /// free, and for errors of the estimate.
 const MAX_OVERCOMMIT: f64 = 1.5;
 
 /// Returns how many units keep their graph, and how many of the others are computed again together, so that a step fits into `bytes` of a
-/// rank's memory: as many graphs as fit with segments of one unit; where none does, the shortest segments that fit, which take less
-/// memory and more time. `set` has the numbers that are not to be chosen.
+/// rank's memory: the shortest segments with which it fits at all, because longer ones take more time, and then as many graphs as fit. `set`
+/// has the numbers that are not to be chosen.
 pub fn retention(
     model: &ModelCost,
     placement: &Placement,
@@ -275,7 +291,7 @@ pub fn retention(
     let lengths: Vec<usize> = match segment {
         Some(segment) => vec![segment],
         // Beyond the root of the number of units, inputs within a segment are more than those of all segments.
-        None => (1..=n_units.isqrt().max(1)).collect(),
+        None => SEGMENTS.into_iter().filter(|length| *length == 1 || length * length <= n_units).collect(),
     };
     let fitting = lengths.iter().find_map(|length| Some((graphs(*length)?, *length)));
     fitting.unwrap_or_else(|| {
@@ -292,8 +308,18 @@ pub fn retention(
 /// Returns the largest number of units that can keep their graph within `bytes` of a rank's memory; `None` if even 0
 /// does not fit.
 fn max_kept_graphs(model: &ModelCost, placement: &Placement, bytes: f64) -> Option<usize> {
-    let fits = |keep: &usize| memory(model, &Placement { keep: *keep, ..*placement }).needed_bytes() <= bytes;
-    (0..=model.trained.backbone.len()).rev().find(fits)
+    let fits = |keep: usize| memory(model, &Placement { keep, ..*placement }).needed_bytes() <= bytes;
+    let n_units = model.trained.backbone.len();
+    if fits(n_units) {
+        return Some(n_units);
+    }
+    // More graphs take more memory, and there may be thousands of units.
+    let (mut most, mut too_many) = (fits(0).then_some(0)?, n_units);
+    while most + 1 < too_many {
+        let keep = usize::midpoint(most, too_many);
+        if fits(keep) { most = keep } else { too_many = keep }
+    }
+    Some(most)
 }
 
 #[cfg(test)]

@@ -26,8 +26,10 @@ pub struct UnitCost {
     pub numel: usize,
     /// Floating-point operations of its forward pass: two per multiply-add.
     pub flops: f64,
-    /// Elements of its input, which is kept until the unit runs again.
+    /// Elements of its input that the unit before it has computed, which is kept until the unit runs again.
     pub input: Elements,
+    /// Elements of all that it is given: of a part of a divided unit, also what earlier parts have computed.
+    pub given: Elements,
     /// Elements that its graph holds.
     pub graph: Elements,
     /// Number of elements that are constrained before a step.
@@ -94,6 +96,7 @@ impl UnitCost {
             numel: 0,
             flops: 0.0,
             input: nothing,
+            given: nothing,
             graph: nothing,
             n_constrained: 0,
             n_sums: 0,
@@ -248,7 +251,7 @@ fn of_views(
         let mut network = of_network(spec, units, shapes, method.column_group_size());
         if let Some(first) = network.backbone.first_mut() {
             // Pixels are counted once, in `ModelCost::pixels`.
-            first.input = Elements::default();
+            (first.input, first.given) = (Elements::default(), Elements::default());
         }
         network
     };
@@ -301,13 +304,17 @@ fn of_network(
 fn through(units: &[Box<dyn Unit>], mut shapes: Vec<GroupShape>) -> (Vec<UnitCost>, Vec<GroupShape>) {
     let mut costs = Vec::new();
     for unit in units {
-        let input = shapes.iter().map(GroupShape::computed).fold(Elements::default(), Add::add);
+        let sum = |elements: fn(&GroupShape) -> Elements| {
+            shapes.iter().map(elements).fold(Elements::default(), Add::add)
+        };
+        let (input, given) = (sum(GroupShape::computed), sum(GroupShape::given));
         let (cost, outputs) = unit.cost(&shapes);
         costs.push(UnitCost {
             name: unit.name().to_string(),
             numel: numel(unit.as_ref()),
             flops: cost.flops,
             input,
+            given,
             graph: cost.graph,
             n_constrained: unit.n_constrained(),
             n_sums: unit.n_stages() - 1,

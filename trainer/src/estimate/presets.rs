@@ -141,6 +141,7 @@ fn head(width: usize, sizes: HeadSizes, i: usize) -> Vec<UnitCost> {
             numel: unit.params().iter().map(|spec| spec.numel()).sum(),
             flops: cost.flops,
             input: Elements::default(),
+            given: Elements::default(),
             graph: cost.graph,
             n_constrained: 0,
             n_sums: 0,
@@ -151,6 +152,7 @@ fn head(width: usize, sizes: HeadSizes, i: usize) -> Vec<UnitCost> {
     let mut last = of_unit(&last, bottleneck);
     last.n_columns = if may_divide { prototypes } else { 0 };
     last.input = Elements::wide((rows[i] * bottleneck) as f64);
+    last.given = last.input;
     vec![of_unit(&mlp, width), last]
 }
 
@@ -240,6 +242,7 @@ fn transformer(
             numel,
             flops,
             input: Elements::wide(input),
+            given: Elements::wide(input),
             graph,
             n_constrained: 0,
             n_sums: 0,

@@ -39,7 +39,7 @@ pub fn step_flops(model: &ModelCost, placement: &Placement) -> [f64; 2] {
     let segments = placement.segments(backbone);
     let flops = |network: &NetworkCost| network.units().map(|unit| unit.flops).sum::<f64>();
     let once = model.others.iter().map(flops).sum::<f64>() + 3.0 * flops(&model.trained);
-    let again = (0..segments.n_units).chain(segments.repeated());
+    let again = segments.again();
     let twice: f64 = again.map(|number| backbone[number].flops).sum();
     [images * once, images * (once + twice)]
 }

@@ -41,7 +41,7 @@ pub fn traffic(model: &ModelCost, placement: &Placement) -> Traffic {
     let segments = placement.segments(&trained.backbone);
     let again: Vec<UnitCost> = match placement.sharding {
         Sharding::Full => {
-            let numbers = (0..segments.n_units).chain(segments.repeated());
+            let numbers = segments.again();
             numbers.map(|number| trained.backbone[number].clone()).collect()
         }
         _ => Vec::new(),

@@ -262,11 +262,12 @@ pub struct RunConfig {
     /// Threads of a rank that decode and augment; 0 for one per core.
     pub data_threads: usize,
     /// Number of backbone units, counted from the last, that keep their graph; the others are recomputed in the
-    /// backward pass. If absent, as many as fit into memory.
+    /// backward pass. Parts of a divided unit count as units. If absent, as many as fit into memory.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub keep: Option<usize>,
-    /// Number of backbone units without graph that are recomputed together: only the first of them keeps its input, and all but the last are
-    /// computed once more. If absent, 1, or as many as it takes to fit into memory.
+    /// Number of backbone units that are recomputed together, among those that keep no graph: only the first of them keeps its input, from
+    /// which the others' inputs are computed once more before their gradients. Less memory for more time, with the same bits. If absent, 1, or more
+    /// where a run would not fit otherwise.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub segment: Option<usize>,
     /// Data that is sharded over ranks: `none`, `grad` (ZeRO-2) or `full` (ZeRO-3), the default.
@@ -274,9 +275,10 @@ pub struct RunConfig {
     /// Number of ranks that share a copy of the model; 0 for all. Fewer make replicas: less traffic between nodes
     /// for more memory.
     pub shard_group: usize,
-    /// Largest number of parameters of a backbone unit: larger ones are divided into parts, each gathered, used and its gradient reduced by
-    /// itself, down to some columns of one product. If absent, none is divided. Convolutional branches have parts of any size, a transformer's block
-    /// two, and heads none. Columns of one product in several parts differ from the whole by the rounding of gradients.
+    /// Largest number of parameters of a unit of a backbone. A larger unit is divided into parts, whose weights are gathered and whose
+    /// gradients are summed one part after another. Residual branches of ResNet and RegNet divide down to a few output channels of one layer,
+    /// a transformer's block into attention and MLP, other units and heads not at all; a number that cannot be met is refused. If absent, none
+    /// is divided. Where a layer is divided, gradients differ by rounding.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_unit_parameters: Option<usize>,
     /// True if master weights and moments of all networks are kept in host memory while a GPU computes, which is sent

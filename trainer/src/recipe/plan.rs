@@ -159,7 +159,7 @@ impl Plan {
             Some((size, unit)) if size > most => Err(self.bad(format!(
                 "run.max_unit_parameters {most}: unit {} cannot be divided into parts of fewer than {size} parameters: set it to at least \
                  that, or leave it out",
-                unit.name()
+                unit.export_name()
             ))),
             _ => Ok(()),
         }

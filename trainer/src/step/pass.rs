@@ -6,7 +6,8 @@
 //! way, so that the vector-Jacobian product is that of the whole batch.
 //!
 //! A unit of several stages that does not keep its graph keeps its input and the totals, and runs again as a whole, for
-//! all micro-batches: no stage can run its backward pass before the next has done so for the whole batch.
+//! all micro-batches: no stage can run its backward pass before the next has done so for the whole batch. In a segment of several
+//! units ([`super::segments`]) only the first keeps its input.
 
 use burn_tensor::Tensor;
 use kernels::device::workers::Workers;

@@ -35,6 +35,11 @@ impl Segments {
         number >= self.n_units || number.is_multiple_of(self.len)
     }
 
+    /// The units that run forwards again, once for each time.
+    pub(crate) fn again(self) -> impl Iterator<Item = usize> {
+        (0..self.n_units).chain(self.repeated())
+    }
+
     /// The units that run forwards again before the gradients of their segment.
     pub(crate) fn repeated(self) -> impl Iterator<Item = usize> {
         self.ranges().flat_map(|range| range.start..range.end.saturating_sub(1))

@@ -136,6 +136,7 @@ fn step(args: &Args, plan: &Plan, device: &Opened) -> anyhow::Result<Value> {
         "matrix_peak_tflops": peak / 1e12,
         "memory_bytes": memory,
         "graphs_kept": plan.keep,
+        "segment": plan.segment,
     }))
 }
 

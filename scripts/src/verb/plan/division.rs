@@ -1,44 +1,41 @@
-//! Advice on `run.max_unit_parameters`: where smaller units save memory.
+//! Advice on `run.max_unit_parameters`: where smaller units save memory or time.
 
-use trainer::estimate::{ModelCost, Placement, memory};
+use trainer::estimate::{ModelCost, memory};
 
 use super::hardware::{GB, Hardware};
-use super::rows::{MAX_UNIT_PARAMETERS, PlanRow};
+use super::rows::{Divided, PlanRow};
 
-/// Share of a rank's peak that must be saved.
-const LEAST_SAVING: f64 = 0.05;
+/// Share of a step's time, or of a rank's peak with as many kept graphs, that must be saved.
+const LEAST_SAVING: f64 = 0.02;
 
-/// Returns a line that says how much less memory `row` would need if `model` were `divided`; `None` where that is little.
+/// Returns a line that says what a step would take in place of `whole` if units were `divided`, which `parts` is; `None` where that saves
+/// nothing, or does not fit.
 pub(super) fn advice(
     model: &ModelCost,
-    divided: &ModelCost,
-    row: &PlanRow,
+    whole: &PlanRow,
+    divided: &Divided,
+    parts: &PlanRow,
     hardware: &Hardware,
 ) -> Option<String> {
-    let Placement { world_size, keep, .. } = row.placement;
-    let n_units = [model, divided].map(|model| model.trained.backbone.len());
-    if n_units[0] == n_units[1] {
-        return None;
-    }
-    // As much of the network keeps its graph.
-    let keep = (keep * n_units[1]).div_ceil(n_units[0]);
-    let placements = [row.placement, Placement { keep, ..row.placement }];
-    let [whole, parts] = [(model, &placements[0]), (divided, &placements[1])].map(|(model, placement)| {
-        let memory = memory(model, placement);
-        let fits = memory.needed_bytes() <= hardware.memory_bytes;
-        (memory.peak_bytes(), hardware.step(model, placement).step_s, fits)
-    });
-    let is_worth_it = (parts.2 && !whole.2) || parts.0 < (1.0 - LEAST_SAVING) * whole.0;
+    let of = |model: &ModelCost, row: &PlanRow| {
+        let peak_gb = memory(model, &row.placement).peak_bytes() / GB;
+        (peak_gb, hardware.step(model, &row.placement).step_s)
+    };
+    let ((peak_gb, step_s), (peak_of_parts_gb, step_of_parts_s)) =
+        (of(model, whole), of(&divided.model, parts));
+    let saves_time = step_of_parts_s < (1.0 - LEAST_SAVING) * step_s;
+    let saves_memory = whole.placement.keep == 0
+        && parts.placement.keep == 0
+        && peak_of_parts_gb < (1.0 - LEAST_SAVING) * peak_gb;
+    let is_worth_it = parts.fits && (!whole.fits || saves_time || saves_memory);
     is_worth_it.then(|| {
         format!(
-            "{world_size} ranks, {}: run.max_unit_parameters = {MAX_UNIT_PARAMETERS} would take {:.2} GB in place of {:.2}, and {:.3} s a step \
-             in place of {:.3}{}",
-            row.mode,
-            parts.0 / GB,
-            whole.0 / GB,
-            parts.1,
-            whole.1,
-            if parts.2 && !whole.2 { ", which fits" } else { "" }
+            "{} ranks, {}: run.max_unit_parameters = {} would take {peak_of_parts_gb:.2} GB in place of {peak_gb:.2}, and {step_of_parts_s:.3} s a \
+             step in place of {step_s:.3}{}",
+            whole.placement.world_size,
+            whole.mode,
+            divided.max_unit_parameters,
+            if whole.fits { "" } else { ", which fits" }
         )
     })
 }

@@ -17,6 +17,7 @@ use trainer::estimate::{ModelCost, PRESETS, goodput, of_plan, preset, simulate};
 use crate::{frozen, recipes};
 pub(crate) use flags::Args;
 use hardware::{GB, Hardware};
+use rows::Divided;
 use table::Line;
 
 const HOUR_S: f64 = 3600.0;
@@ -39,9 +40,14 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         for row in rows::rows(args, &model, recipe.as_ref(), world_size, rank_batch, &hardware) {
             any_fits |= row.fits;
             advice.extend(prototypes::advice(&model, &row, &hardware));
-            advice.extend(
-                divided.as_ref().and_then(|divided| division::advice(&model, divided, &row, &hardware)),
-            );
+            if let Some(divided) = &divided {
+                let parts =
+                    rows::rows(args, &divided.model, recipe.as_ref(), world_size, rank_batch, &hardware);
+                let parts = parts.iter().find(|parts| parts.mode == row.mode);
+                advice.extend(
+                    parts.and_then(|parts| division::advice(&model, &row, divided, parts, &hardware)),
+                );
+            }
             lines.push(Line::of(&model, row, &hardware, steps));
         }
     }
@@ -77,7 +83,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
 struct PlanRequest {
     model: ModelCost,
     /// Model with divided units, if none are so far and some are large.
-    divided: Option<ModelCost>,
+    divided: Option<Divided>,
     /// Images of a step over all ranks, if a recipe states them.
     batch: Option<usize>,
     recipe: Option<Recipe>,
@@ -90,8 +96,12 @@ fn asked(args: &Args) -> anyhow::Result<PlanRequest> {
         let Some(model) = preset(name, args.max_unit_parameters) else {
             bail!("unknown preset {name}: it is one of {}", PRESETS.join(", "));
         };
-        let divided = preset(name, Some(rows::MAX_UNIT_PARAMETERS));
-        let divided = divided.filter(|_| args.max_unit_parameters.is_none());
+        check_largest_unit(&model, args.max_unit_parameters)?;
+        let divide = |bound: usize| preset(name, Some(bound));
+        let divided = match args.max_unit_parameters {
+            Some(_) => None,
+            None => Divided::of(&model, rows::MAX_UNIT_PARAMETERS, divide),
+        };
         return Ok(PlanRequest { model, divided, batch: None, recipe: None, steps: None });
     }
     let mut recipe = recipes::load(&args.recipe, &args.overrides)?;
@@ -99,16 +109,28 @@ fn asked(args: &Args) -> anyhow::Result<PlanRequest> {
     recipe.run.max_unit_parameters = args.max_unit_parameters.or(recipe.run.max_unit_parameters);
     let plan = trainer::resolve(recipe.clone(), args.images)?;
     let (model, steps) = (of_plan(&plan)?, plan.total_steps);
+    check_largest_unit(&model, recipe.run.max_unit_parameters)?;
+    let divide = |bound: usize| {
+        let mut plan = plan.clone();
+        plan.recipe.run.max_unit_parameters = Some(bound);
+        of_plan(&plan).ok()
+    };
     let divided = match recipe.run.max_unit_parameters {
         Some(_) => None,
-        None => {
-            let mut plan = plan;
-            plan.recipe.run.max_unit_parameters = Some(rows::MAX_UNIT_PARAMETERS);
-            Some(of_plan(&plan)?)
-        }
+        None => Divided::of(&model, rows::MAX_UNIT_PARAMETERS, divide),
     };
     let batch = Some(recipe.optim.batch_size);
     Ok(PlanRequest { model, divided, batch, recipe: Some(recipe), steps: Some(steps) })
+}
+
+/// Checks that units can be divided as far as `most`.
+fn check_largest_unit(model: &ModelCost, most: Option<usize>) -> anyhow::Result<()> {
+    match (most, model.largest_unit()) {
+        (Some(most), largest) if largest > most => bail!(
+            "run.max_unit_parameters {most}: a unit cannot be divided into parts of fewer than {largest} parameters: set it to at least that"
+        ),
+        _ => Ok(()),
+    }
 }
 
 fn print_goodput(args: &Args, model: &ModelCost, hardware: &Hardware) {
@@ -138,7 +160,7 @@ fn print_simulation(hardware: &Hardware, model: &ModelCost) -> anyhow::Result<()
         for &to in &others {
             let simulation = simulate(model, from, to).map_err(anyhow::Error::msg)?;
             out!(
-                "written by {from} ranks, read by {to}: at most {} reads from {} files a rank and buffer; manifest \
+                "written by {from} ranks, read by {to}: at most {} ranges of units from {} files a rank and buffer; manifest \
                  {:.1} kB; {:.2} % padding; every element once ({:.0} ms here)",
                 simulation.max_reads,
                 simulation.max_files,

@@ -16,6 +16,29 @@ pub(super) const LARGEST_GROUP: usize = 64;
 /// Number of parameters of a unit above which it is divided, where that is considered.
 pub(super) const MAX_UNIT_PARAMETERS: usize = 100_000_000;
 
+/// A model with divided units.
+pub(super) struct Divided {
+    pub(super) model: ModelCost,
+    /// Largest number of parameters of a unit.
+    pub(super) max_unit_parameters: usize,
+}
+
+impl Divided {
+    /// Divides units of more than `max_unit_parameters`, or of more than the largest part that cannot be divided, rounded up to two digits;
+    /// `None` if no unit of `model` is as large. `divide` returns the model with a bound.
+    pub(super) fn of(
+        model: &ModelCost,
+        max_unit_parameters: usize,
+        divide: impl Fn(usize) -> Option<ModelCost>,
+    ) -> Option<Self> {
+        let largest = divide(max_unit_parameters)?.largest_unit();
+        let round = 10_usize.pow(largest.max(1).ilog10().saturating_sub(1));
+        let bound = max_unit_parameters.max(largest.next_multiple_of(round));
+        (model.largest_unit() > bound).then_some(())?;
+        Some(Self { model: divide(bound)?, max_unit_parameters: bound })
+    }
+}
+
 /// One way to distribute a model over some ranks.
 pub(super) struct PlanRow {
     pub(super) mode: &'static str,
@@ -76,7 +99,7 @@ pub(super) fn rows(
 pub(super) fn what_would_fit(
     args: &Args,
     model: &ModelCost,
-    divided: Option<&ModelCost>,
+    divided: Option<&Divided>,
     recipe: Option<&Recipe>,
     batch: usize,
     hardware: &Hardware,
@@ -107,7 +130,7 @@ pub(super) fn what_would_fit(
 fn beyond_sharding(
     args: &Args,
     model: &ModelCost,
-    with_parts: Option<&ModelCost>,
+    with_parts: Option<&Divided>,
     recipe: Option<&Recipe>,
     hardware: &Hardware,
 ) -> String {
@@ -120,10 +143,11 @@ fn beyond_sharding(
     if least.needed_bytes() <= hardware.memory_bytes {
         return String::new();
     }
-    let of_parts = with_parts.and_then(least_of);
+    let of_parts = with_parts.and_then(|divided| least_of(&divided.model));
     if of_parts.is_some_and(|least| least.needed_bytes() <= hardware.memory_bytes) {
+        let bound = with_parts.map_or(MAX_UNIT_PARAMETERS, |divided| divided.max_unit_parameters);
         return format!(
-            " No number of ranks is enough, unless large units are divided: run.max_unit_parameters = {MAX_UNIT_PARAMETERS}."
+            " No number of ranks is enough, unless large units are divided: run.max_unit_parameters = {bound}."
         );
     }
     let divided = model.divided(LARGEST_GROUP, MANY_RANKS).and_then(|model| least_of(&model));
@@ -134,7 +158,7 @@ fn beyond_sharding(
         );
     }
     format!(
-        " No number of ranks is enough: however many share the weights, each gathers whole units ({:.1} GB at a time) and \
+        " No number of ranks is enough: however many share the weights, each gathers units as they are ({:.1} GB at a time) and \
          holds their gradients and activations ({:.1} GB for one image). To divide units of the backbone over ranks (tensor \
          parallelism, over {:.0} ranks or more here) is not supported.",
         least.gathered_bytes / GB,

@@ -146,7 +146,7 @@ pub(super) fn print(lines: &[Line], details: bool) {
     out!("          sharded over ranks; full: weights too; group: full within groups");
     out!("images    of a step on each rank");
     out!("keep      backbone units that keep their activations; others compute them twice, or");
-    out!("          all but every n-th three times, with less memory, if it says /n");
+    out!("          with /n, n at a time: all but every n-th three times, in less memory");
     out!("peak GB   memory of a rank; saving a checkpoint takes another copy of the state");
     out!("moved GB  that a rank receives in a step");
     out!("hours     of the whole run; rank-h: times the ranks (GPU-hours)");

@@ -160,6 +160,7 @@ impl BranchPart {
     /// Computes columns of the second layer of the excitation, whose input is the first tensor beside `x`.
     fn excite(&self, step: &Step, mut group: Features, cx: &Context<'_>) -> Features {
         let mut before = group.columns.into_iter();
+        // A branch with an excitation has the steps of its first layer before those of its second.
         let squeezed = before.next().expect("the squeeze comes before the excitation");
         if !step.is_last {
             let [squeezed, kept] = fork(squeezed);

@@ -10,8 +10,10 @@ pub(super) struct Shapes {
     /// Elements of values that steps of this part have replaced.
     of_x: Elements,
     of_skip: Elements,
-    /// Elements of columns of a product that is not complete.
+    /// Elements of columns of a product that is not complete, which this part has computed.
     of_columns: Elements,
+    /// Elements of all columns of that product so far.
+    columns: Elements,
 }
 
 impl Shapes {
@@ -23,14 +25,29 @@ impl Shapes {
             None => x,
         };
         let nothing = Elements::default();
-        Self { x, skip, of_x: nothing, of_skip: nothing, of_columns: nothing }
+        let columns = x.beside.map_or(nothing, |beside| beside.columns);
+        Self { x, skip, of_x: nothing, of_skip: nothing, of_columns: nothing, columns }
     }
 
     /// Returns the shape that a part leaves for the next one.
     pub(super) fn between_parts(&self) -> GroupShape {
         let computed = self.of_x + self.of_skip + self.of_columns;
-        let beside = ShapeBeside { skip_grid: self.skip.grid, skip_width: self.skip.width, computed };
+        let beside = ShapeBeside {
+            skip_grid: self.skip.grid,
+            skip_width: self.skip.width,
+            columns: self.columns,
+            computed,
+        };
         GroupShape { beside: Some(beside), ..self.x }
+    }
+
+    /// Adds columns to those that wait for the last of their product, or removes all of them with it.
+    fn add_columns(&mut self, columns: Elements, is_last: bool) {
+        let nothing = Elements::default();
+        (self.of_columns, self.columns) = match is_last {
+            true => (nothing, nothing),
+            false => (self.of_columns + columns, self.columns + columns),
+        };
     }
 
     /// Returns the cost of a step, and applies it.
@@ -52,7 +69,7 @@ impl Shapes {
                     (true, false) => whole.graph + columns,
                     (false, _) => columns + of_input,
                 };
-                self.of_columns = if step.is_last { Elements::default() } else { self.of_columns + columns };
+                self.add_columns(columns, step.is_last);
                 match (step.is_last, product) {
                     (true, Product::Shortcut) => (self.skip, self.of_skip) = (output, output.elements()),
                     (true, _) => (self.x, self.of_x) = (output, output.elements()),
@@ -65,10 +82,11 @@ impl Shapes {
                 let input = if product == Product::Squeeze { excitation.width } else { excitation.squeezed };
                 let columns = Elements::wide(self.x.n_views as f64 * n_columns);
                 let mut graph = columns;
-                self.of_columns = self.of_columns + columns;
-                if product == Product::Excite && step.is_last {
+                let is_scaled = product == Product::Excite && step.is_last;
+                self.add_columns(columns, is_scaled);
+                if is_scaled {
                     let scaled = GroupShape { is_map: true, ..self.x }.elements();
-                    (graph, self.of_x, self.of_columns) = (graph + scaled, scaled, Elements::default());
+                    (graph, self.of_x) = (graph + scaled, scaled);
                 }
                 Cost { flops: 2.0 * input as f64 * n_columns * self.x.n_views as f64, graph }
             }

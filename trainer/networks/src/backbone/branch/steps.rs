@@ -42,7 +42,7 @@ pub(super) struct Step {
     pub(super) is_last: bool,
 }
 
-/// Number of columns of which those of a step are a multiple, if their number is.
+/// Columns of a step are a multiple of this number, or of the largest power of two that divides all columns of the product if that is less.
 const MIN_COLUMNS: usize = 8;
 
 /// Message of the panic if a step needs a module that its branch does not have.
