@@ -224,7 +224,7 @@ fn a_forged_manifest_is_refused() {
     refused(&huge, "other parameters than the network");
 
     // Heads are read as the manifest lists them.
-    let with_heads = |change: &dyn Fn(&mut serde_json::Value)| {
+    let with_heads = |change: &dyn Fn(&mut serde_json::Value), reason: &str| {
         let mut manifest = honest.clone();
         manifest["checksum"] = "".into();
         let mut units = manifest["units"].as_array_mut().unwrap().iter_mut().rev();
@@ -232,11 +232,24 @@ fn a_forged_manifest_is_refused() {
         fs::write(&path, manifest.to_string()).unwrap();
         let checkpoint = folder.display().to_string();
         let told = fails(&world.pretrain("b", &["--init", &checkpoint, "--set", "init.heads=true"]), 3);
-        assert!(told.contains("is longer than its unit"), "{told}");
+        assert!(told.contains(reason), "{told}");
     };
-    with_heads(&|params| params[0]["shape"] = serde_json::json!([1_u64 << 40, 1_u64 << 40]));
-    with_heads(&|params| params[0]["offset"] = (u64::MAX - 4).into());
-    with_heads(&|params| *params = vec![params[0].clone(); 1000].into());
+    let longer = "is longer than its unit";
+    with_heads(&|params| params[0]["shape"] = serde_json::json!([1_u64 << 40, 1_u64 << 40]), longer);
+    with_heads(&|params| params[0]["offset"] = (u64::MAX - 4).into(), longer);
+    // As many numbers as the files hold are read, and no more.
+    let repeated = |params: &mut serde_json::Value, step: u64| {
+        let shape = params[0]["shape"].as_array().unwrap();
+        let numel: u64 = shape.iter().map(|side| side.as_u64().unwrap()).product();
+        let rows = (0..1000).map(|number| {
+            let mut rows = params[0].clone();
+            rows["first"] = (step * number * numel).into();
+            rows
+        });
+        *params = rows.collect::<Vec<_>>().into();
+    };
+    with_heads(&|params| repeated(params, 1), longer);
+    with_heads(&|params| repeated(params, 0), "does not continue the rows before it");
 }
 
 /// A network that computes another function must not be read as if it did not.
