@@ -132,7 +132,7 @@ impl ParamSpec {
         self.shape.iter().product()
     }
 
-    /// Returns `rows` of the whole parameter, which its initial values and its name are those of.
+    /// Returns the specification of `rows` alone, whose name and initial values are those of the whole parameter.
     pub fn rows(self, rows: Range<usize>) -> Self {
         let n_rows = self.shape[0];
         if rows == (0..n_rows) {

@@ -86,7 +86,7 @@ pub trait Unit: Send + Sync {
     }
 
     /// Returns units that compute the same, one after another, each with at most `max_numel` elements of parameters where that is possible;
-    /// `None` for a unit that is not divided. Only the first of them takes features that an undivided unit returned.
+    /// `None` for a unit that is not divided. The first takes what this unit takes, and the last returns what it returns.
     fn parts(&self, max_numel: usize) -> Option<Vec<Box<dyn Unit>>> {
         let _ = max_numel;
         None

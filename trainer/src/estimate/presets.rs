@@ -6,6 +6,7 @@
 
 use augment::MultiCrop;
 use networks::backbone::ModelConfig;
+use networks::divided::numel;
 use networks::head::mlp::Mlp;
 use networks::head::prototypes::{Lengths, Prototypes};
 use networks::unit::{Elements, GroupShape, Unit};
@@ -138,7 +139,7 @@ fn head(width: usize, sizes: HeadSizes, i: usize) -> Vec<UnitCost> {
         let cost = unit.cost(&shape(rows[i], width)).0;
         UnitCost {
             name: unit.name().to_string(),
-            numel: unit.params().iter().map(|spec| spec.numel()).sum(),
+            numel: numel(unit),
             flops: cost.flops,
             input: Elements::default(),
             given: Elements::default(),

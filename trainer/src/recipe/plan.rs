@@ -149,7 +149,7 @@ impl Plan {
     ///
     /// # Errors
     /// [`TrainError::Recipe`].
-    fn check_division(&self) -> Result<(), TrainError> {
+    pub fn check_division(&self) -> Result<(), TrainError> {
         let Some(most) = self.recipe.run.max_unit_parameters else { return Ok(()) };
         let networks = self.method()?.networks();
         let units =

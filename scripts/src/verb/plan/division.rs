@@ -3,7 +3,7 @@
 use trainer::estimate::{ModelCost, memory};
 
 use super::hardware::{GB, Hardware};
-use super::rows::{Divided, PlanRow};
+use super::rows::{DividedModel, PlanRow};
 
 /// Share of a step's time, or of a rank's peak with as many kept graphs, that must be saved.
 const LEAST_SAVING: f64 = 0.02;
@@ -13,7 +13,7 @@ const LEAST_SAVING: f64 = 0.02;
 pub(super) fn advice(
     model: &ModelCost,
     whole: &PlanRow,
-    divided: &Divided,
+    divided: &DividedModel,
     parts: &PlanRow,
     hardware: &Hardware,
 ) -> Option<String> {

@@ -17,7 +17,7 @@ use trainer::estimate::{ModelCost, PRESETS, goodput, of_plan, preset, simulate};
 use crate::{frozen, recipes};
 pub(crate) use flags::Args;
 use hardware::{GB, Hardware};
-use rows::Divided;
+use rows::DividedModel;
 use table::Line;
 
 const HOUR_S: f64 = 3600.0;
@@ -83,7 +83,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
 struct PlanRequest {
     model: ModelCost,
     /// Model with divided units, if none are so far and some are large.
-    divided: Option<Divided>,
+    divided: Option<DividedModel>,
     /// Images of a step over all ranks, if a recipe states them.
     batch: Option<usize>,
     recipe: Option<Recipe>,
@@ -100,7 +100,7 @@ fn asked(args: &Args) -> anyhow::Result<PlanRequest> {
         let divide = |bound: usize| preset(name, Some(bound));
         let divided = match args.max_unit_parameters {
             Some(_) => None,
-            None => Divided::of(&model, rows::MAX_UNIT_PARAMETERS, divide),
+            None => DividedModel::of(&model, divide),
         };
         return Ok(PlanRequest { model, divided, batch: None, recipe: None, steps: None });
     }
@@ -108,8 +108,8 @@ fn asked(args: &Args) -> anyhow::Result<PlanRequest> {
     frozen::open(&mut recipe, None)?;
     recipe.run.max_unit_parameters = args.max_unit_parameters.or(recipe.run.max_unit_parameters);
     let plan = trainer::resolve(recipe.clone(), args.images)?;
+    plan.check_division()?;
     let (model, steps) = (of_plan(&plan)?, plan.total_steps);
-    check_largest_unit(&model, recipe.run.max_unit_parameters)?;
     let divide = |bound: usize| {
         let mut plan = plan.clone();
         plan.recipe.run.max_unit_parameters = Some(bound);
@@ -117,13 +117,13 @@ fn asked(args: &Args) -> anyhow::Result<PlanRequest> {
     };
     let divided = match recipe.run.max_unit_parameters {
         Some(_) => None,
-        None => Divided::of(&model, rows::MAX_UNIT_PARAMETERS, divide),
+        None => DividedModel::of(&model, divide),
     };
     let batch = Some(recipe.optim.batch_size);
     Ok(PlanRequest { model, divided, batch, recipe: Some(recipe), steps: Some(steps) })
 }
 
-/// Checks that units can be divided as far as `most`.
+/// Checks that the units of a preset can be divided as far as `most`.
 fn check_largest_unit(model: &ModelCost, most: Option<usize>) -> anyhow::Result<()> {
     match (most, model.largest_unit()) {
         (Some(most), largest) if largest > most => bail!(

@@ -14,26 +14,22 @@ const MANY_RANKS: usize = 1 << 12;
 pub(super) const LARGEST_GROUP: usize = 64;
 
 /// Number of parameters of a unit above which it is divided, where that is considered.
-pub(super) const MAX_UNIT_PARAMETERS: usize = 100_000_000;
+const MAX_UNIT_PARAMETERS: usize = 100_000_000;
 
 /// A model with divided units.
-pub(super) struct Divided {
+pub(super) struct DividedModel {
     pub(super) model: ModelCost,
     /// Largest number of parameters of a unit.
     pub(super) max_unit_parameters: usize,
 }
 
-impl Divided {
-    /// Divides units of more than `max_unit_parameters`, or of more than the largest part that cannot be divided, rounded up to two digits;
-    /// `None` if no unit of `model` is as large. `divide` returns the model with a bound.
-    pub(super) fn of(
-        model: &ModelCost,
-        max_unit_parameters: usize,
-        divide: impl Fn(usize) -> Option<ModelCost>,
-    ) -> Option<Self> {
-        let largest = divide(max_unit_parameters)?.largest_unit();
+impl DividedModel {
+    /// Divides units of more than [`MAX_UNIT_PARAMETERS`], or of more than the largest part that cannot be divided, rounded up to two
+    /// digits; `None` if no unit of `model` is as large. `divide` returns the model with a bound.
+    pub(super) fn of(model: &ModelCost, divide: impl Fn(usize) -> Option<ModelCost>) -> Option<Self> {
+        let largest = divide(MAX_UNIT_PARAMETERS)?.largest_unit();
         let round = 10_usize.pow(largest.max(1).ilog10().saturating_sub(1));
-        let bound = max_unit_parameters.max(largest.next_multiple_of(round));
+        let bound = MAX_UNIT_PARAMETERS.max(largest.next_multiple_of(round));
         (model.largest_unit() > bound).then_some(())?;
         Some(Self { model: divide(bound)?, max_unit_parameters: bound })
     }
@@ -99,7 +95,7 @@ pub(super) fn rows(
 pub(super) fn what_would_fit(
     args: &Args,
     model: &ModelCost,
-    divided: Option<&Divided>,
+    divided: Option<&DividedModel>,
     recipe: Option<&Recipe>,
     batch: usize,
     hardware: &Hardware,
@@ -130,7 +126,7 @@ pub(super) fn what_would_fit(
 fn beyond_sharding(
     args: &Args,
     model: &ModelCost,
-    with_parts: Option<&Divided>,
+    with_parts: Option<&DividedModel>,
     recipe: Option<&Recipe>,
     hardware: &Hardware,
 ) -> String {
@@ -143,15 +139,17 @@ fn beyond_sharding(
     if least.needed_bytes() <= hardware.memory_bytes {
         return String::new();
     }
-    let of_parts = with_parts.and_then(|divided| least_of(&divided.model));
-    if of_parts.is_some_and(|least| least.needed_bytes() <= hardware.memory_bytes) {
-        let bound = with_parts.map_or(MAX_UNIT_PARAMETERS, |divided| divided.max_unit_parameters);
+    let fits = |model: &ModelCost| {
+        least_of(model).is_some_and(|least| least.needed_bytes() <= hardware.memory_bytes)
+    };
+    if let Some(divided) = with_parts.filter(|divided| fits(&divided.model)) {
         return format!(
-            " No number of ranks is enough, unless large units are divided: run.max_unit_parameters = {bound}."
+            " No number of ranks is enough, unless large units are divided: run.max_unit_parameters = {}.",
+            divided.max_unit_parameters
         );
     }
-    let divided = model.divided(LARGEST_GROUP, MANY_RANKS).and_then(|model| least_of(&model));
-    if model.n_parts() == 1 && divided.is_some_and(|least| least.needed_bytes() <= hardware.memory_bytes) {
+    let with_groups = model.divided(LARGEST_GROUP, MANY_RANKS);
+    if model.n_parts() == 1 && with_groups.is_some_and(|model| fits(&model)) {
         return format!(
             " No number of ranks is enough, unless they divide the prototypes among them: see method.prototype_group, up to \
              {LARGEST_GROUP} here."

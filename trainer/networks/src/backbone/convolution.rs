@@ -47,7 +47,7 @@ impl Layer {
         ParamSpec::weight(format!("{}.weight", self.conv), [o, self.input / self.groups, k, k], init)
     }
 
-    /// Returns `columns` of the output of the convolution, whose rows of the weight are the parameter, and the grid.
+    /// Returns `columns` of the convolution's output, from the rows of the weight that `cx` has, and the output's grid.
     pub(super) fn columns(
         &self,
         x: Tensor<3>,
