@@ -280,45 +280,85 @@ fn block<const L: usize, const N: usize>(
     // A row of the kernel is one contiguous run of a plane's row.
     let len = kw * steps.width;
     for ky in 0..kh {
-        let runs: [&[f32]; N] = std::array::from_fn(|i| &x[ky * steps.row + i * steps.window..][..len]);
-        let weights = &weights[ky * len * o..];
-        for k in 0..len {
-            let weights = &weights[k * o..][..L];
-            for i in 0..N {
-                let value = runs[i][k];
-                for l in 0..L {
-                    totals[i][l] += value * weights[l];
-                }
-            }
-        }
+        let runs = std::array::from_fn(|i| &x[ky * steps.row + i * steps.window..][..len]);
+        add_products(&mut totals, runs, len, &weights[ky * len * o..], o);
     }
     totals
 }
 
-/// Spreads the gradients of one row of the output over their windows, and adds them to the plane.
-#[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl", "x86_64+avx2"))]
-fn spread_row(plane: &mut [f32], weights: &[f32], steps: Steps, [o, all, first]: [usize; 3], grad: &[f32]) {
-    let [kh, kw] = steps.kernel;
-    for (window, grad) in grad.chunks_exact(all).enumerate() {
-        let grad = &grad[first..first + o];
-        for ky in 0..kh {
-            let start = ky * steps.row + window * steps.window;
-            let run = &mut plane[start..start + kw * steps.width];
-            for (kx, cell) in run.chunks_exact_mut(steps.width).enumerate() {
-                let weights = &weights[(ky * kw + kx) * o * steps.width..][..o * steps.width];
-                for (lanes, cell) in cell.chunks_exact_mut(LANES).enumerate() {
-                    let mut sum = [0.0f32; LANES];
-                    for (g, weights) in grad.iter().zip(weights.chunks_exact(steps.width)) {
-                        let weights = &weights[lanes * LANES..][..LANES];
-                        for l in 0..LANES {
-                            sum[l] += g * weights[l];
-                        }
-                    }
-                    cell.iter_mut().zip(sum).for_each(|(cell, sum)| *cell += sum);
-                }
+/// Adds `Σ_k runs[i, k] · weights[k, l]` over `len` numbers of each run to `totals[i, l]`; rows of the weights are `stride` apart.
+#[inline(always)]
+fn add_products<const L: usize, const N: usize>(
+    totals: &mut [[f32; L]; N],
+    runs: [&[f32]; N],
+    len: usize,
+    weights: &[f32],
+    stride: usize,
+) {
+    for k in 0..len {
+        let weights = &weights[k * stride..][..L];
+        for i in 0..N {
+            let value = runs[i][k];
+            for l in 0..L {
+                totals[i][l] += value * weights[l];
             }
         }
     }
+}
+
+/// Spreads the gradients of one row of the output over their windows, and adds them to the plane.
+#[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl", "x86_64+avx2"))]
+fn spread_row(plane: &mut [f32], weights: &[f32], steps: Steps, channels: [usize; 3], grad: &[f32]) {
+    let wide = steps.width / (2 * LANES) * (2 * LANES);
+    for lane in (0..wide).step_by(2 * LANES) {
+        spread_lanes::<{ 2 * LANES }, 6>(plane, weights, steps, channels, lane, grad);
+    }
+    if wide < steps.width {
+        spread_lanes::<LANES, 8>(plane, weights, steps, channels, wide, grad);
+    }
+}
+
+/// Adds to `L` channels of the plane, from `lane` on, tap by tap, the gradients of `N` windows at a time.
+#[inline(always)]
+fn spread_lanes<const L: usize, const N: usize>(
+    plane: &mut [f32],
+    weights: &[f32],
+    steps: Steps,
+    [o, all, first]: [usize; 3],
+    lane: usize,
+    grad: &[f32],
+) {
+    let ([_, kw], n) = (steps.kernel, grad.len() / all);
+    for (tap, weights) in weights.chunks_exact(o * steps.width).enumerate() {
+        let (cells, weights) = (tap / kw * steps.row + tap % kw * steps.width + lane, &weights[lane..]);
+        let mut add = |window: usize, sums: &[f32; L]| {
+            let cell = &mut plane[cells + window * steps.window..][..L];
+            cell.iter_mut().zip(sums).for_each(|(cell, sum)| *cell += sum);
+        };
+        let in_blocks = n / N * N;
+        for start in (0..in_blocks).step_by(N) {
+            let sums = gradients::<L, N>(&grad[start * all + first..], all, weights, [o, steps.width]);
+            sums.iter().enumerate().for_each(|(i, sums)| add(start + i, sums));
+        }
+        for window in in_blocks..n {
+            let [sums] = gradients::<L, 1>(&grad[window * all + first..], all, weights, [o, steps.width]);
+            add(window, &sums);
+        }
+    }
+}
+
+/// Returns the gradients of `N` consecutive windows at one tap; those of windows are `all` apart in `grad`.
+#[inline(always)]
+fn gradients<const L: usize, const N: usize>(
+    grad: &[f32],
+    all: usize,
+    weights: &[f32],
+    [o, width]: [usize; 2],
+) -> [[f32; L]; N] {
+    let mut totals = [[0.0f32; L]; N];
+    let runs = std::array::from_fn(|i| &grad[i * all..][..o]);
+    add_products(&mut totals, runs, o, weights, width);
+    totals
 }
 
 /// Adds the outer products of windows and the gradients of one row of the output to `gw`.

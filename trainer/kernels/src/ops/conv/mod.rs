@@ -30,6 +30,7 @@ use self::geometry::Geometry;
 use super::bridge::{Kernel, run};
 use super::cast::cast;
 use super::cpu::{contiguous, dims, elements, flex_dtype, tensor};
+use super::linear;
 use super::number::Number;
 use super::weights::Weights;
 
@@ -87,6 +88,16 @@ impl<T> Conv<T> {
         Self { geometry, groups, numbers: PhantomData }
     }
 
+    /// Returns whether the convolution is a product of the cells with the weight as it is stored.
+    fn is_linear(&self) -> bool {
+        self.groups == 1 && self.geometry.is_pointwise()
+    }
+
+    /// Returns the sizes of this product: cells, input and output channels.
+    fn sizes(&self, channels: Channels) -> [usize; 3] {
+        [self.geometry.n_cells(), channels.input, channels.output]
+    }
+
     fn channels(&self, x: &FlexTensor, weight: &FlexTensor) -> Channels {
         let ([_, _, input], [output, ..]): ([usize; 3], [usize; 4]) = (dims(x), dims(weight));
         Channels { input, output, groups: self.groups }
@@ -101,6 +112,7 @@ impl<T: Number> Kernel<Flex, 2> for Conv<T> {
         let channels = self.channels(&x, &weight);
         let (values, n_taps) = (elements::<T>(&x), self.geometry.n_taps());
         let y = match Weights::of(&weight) {
+            weight if self.is_linear() => linear::times_transposed(values, weight, self.sizes(channels)),
             Weights::Wide(weight) => {
                 cpu::forward(values, &packed(weight, channels, n_taps), channels, &self.geometry)
             }
@@ -122,14 +134,28 @@ impl<T: Number> Kernel<Flex, 2> for Conv<T> {
         let gx = wanted[0].then(|| {
             let grad = elements::<T>(&grad);
             let gx = match Weights::of(&weight) {
+                weight if self.is_linear() => {
+                    let [m, c, o] = self.sizes(channels);
+                    linear::times_weight(grad, weight, [m, o, c])
+                }
                 Weights::Wide(weight) => cpu::input_gradient(grad, weight, channels, &self.geometry),
                 Weights::Narrow(weight) => cpu::input_gradient(grad, weight, channels, &self.geometry),
             };
             tensor(gx, dims::<3>(&x))
         });
         let gw = wanted[1].then(|| {
-            let gw = cpu::weight_gradient(elements::<T>(&x), elements(&grad), channels, &self.geometry);
-            tensor(unpacked(&gw, channels, self.geometry.n_taps()), dims::<4>(&weight))
+            let (x, grad) = (elements::<T>(&x), elements(&grad));
+            let gw = match self.is_linear() {
+                true => {
+                    let [m, c, o] = self.sizes(channels);
+                    linear::weight_gradient(grad, x, [m, o, c])
+                }
+                false => {
+                    let packed = cpu::weight_gradient(x, grad, channels, &self.geometry);
+                    unpacked(&packed, channels, self.geometry.n_taps())
+                }
+            };
+            tensor(gw, dims::<4>(&weight))
         });
         [gx, gw]
     }
