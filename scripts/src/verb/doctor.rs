@@ -234,23 +234,25 @@ fn fabric(
     if launch.world_size == 1 {
         return Ok(());
     }
-    let mut both_s = Vec::new();
-    for bytes in timed_bytes {
-        let (gather_ms, reduce_ms) = time(engine, &device.device, bytes)?;
-        both_s.push((gather_ms + reduce_ms) / 1e3);
-        if first {
-            let moved = bytes as f64 * (launch.world_size - 1) as f64 / launch.world_size as f64;
-            out!(
-                "  {:>6} kB  gather {gather_ms:8.3} ms, {:6.2} GB/s   exchange {reduce_ms:8.3} ms, {:6.2} GB/s",
-                bytes >> 10,
-                moved / gather_ms / 1e6,
-                moved / reduce_ms / 1e6
-            );
-        }
+    // From the longest on, so that short buffers are timed with a TCP window as wide as that of a run.
+    let timed = timed_bytes.into_iter().rev().map(|bytes| time(engine, &device.device, bytes));
+    let mut times_ms = timed.collect::<Result<Vec<_>, _>>()?;
+    times_ms.reverse();
+    if !first {
+        return Ok(());
     }
-    if first {
-        out!("for a plan     {}", plan_flags(launch, timed_bytes, &both_s));
+    for (bytes, [gather_ms, exchange_ms]) in timed_bytes.into_iter().zip(&times_ms) {
+        let moved = bytes as f64 * (launch.world_size - 1) as f64 / launch.world_size as f64;
+        out!(
+            "  {:>6} kB  gather {gather_ms:8.3} ms, {:6.2} GB/s   exchange {exchange_ms:8.3} ms, {:6.2} GB/s",
+            bytes >> 10,
+            moved / gather_ms / 1e6,
+            moved / exchange_ms / 1e6
+        );
     }
+    let both_s: Vec<f64> =
+        times_ms.iter().map(|[gather_ms, exchange_ms]| (gather_ms + exchange_ms) / 1e3).collect();
+    out!("for a plan     {}", plan_flags(launch, timed_bytes, &both_s));
     Ok(())
 }
 
@@ -280,7 +282,7 @@ fn plan_flags(launch: &Launch, timed_bytes: [usize; 3], both_s: &[f64]) -> Strin
 }
 
 /// Returns the median times, in milliseconds, of a gather and an exchange of a buffer of `bytes` in the engine's memory.
-fn time(engine: &mut dyn Engine, device: &Device, bytes: usize) -> Result<(f64, f64), EngineError> {
+fn time(engine: &mut dyn Engine, device: &Device, bytes: usize) -> Result<[f64; 2], EngineError> {
     let mut pair = conformance::TimingBuffers::new(engine, device, bytes)?;
     let (mut gathers, mut exchanges) = (Vec::new(), Vec::new());
     for _ in 0..9 {
@@ -293,5 +295,5 @@ fn time(engine: &mut dyn Engine, device: &Device, bytes: usize) -> Result<(f64, 
     }
     gathers.sort_by(f64::total_cmp);
     exchanges.sort_by(f64::total_cmp);
-    Ok((gathers[gathers.len() / 2], exchanges[exchanges.len() / 2]))
+    Ok([gathers[gathers.len() / 2], exchanges[exchanges.len() / 2]])
 }

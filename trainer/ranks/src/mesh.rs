@@ -63,6 +63,11 @@ pub struct Traffic {
 }
 
 impl Traffic {
+    /// Returns the bytes of all collectives.
+    pub fn bytes(self) -> u64 {
+        self.gather_bytes + self.reduce_bytes + self.other_bytes
+    }
+
     /// Returns the traffic since `before`.
     pub fn since(self, before: Self) -> Self {
         self.each(before, |now, before| now - before)

@@ -38,6 +38,8 @@ pub struct ShardBench {
     pub planned: Memory,
     /// Traffic of this rank per step.
     pub traffic: Traffic,
+    /// Estimate of the plan for it.
+    pub planned_traffic: estimate::Traffic,
     /// Median time of a step, on the slowest rank.
     pub step_ms: f64,
     /// Median time that a rank waited for others, on the rank that waited longest.
@@ -85,11 +87,13 @@ pub fn run(
     let state = memory.bytes().saturating_sub(before) as f64;
     let mine = vec![state, peak, median(steps_ms), median(waits_ms)];
     let worst = trainer.comm.all_reduce("figures", mine, Reduction::Max)?;
+    let (model, placement) = (estimate::of_plan(plan)?, Placement::of(plan));
     let bench = ShardBench {
         state_bytes: worst[0],
         peak_bytes: worst[1],
-        planned: estimate::memory(&estimate::of_plan(plan)?, &Placement::of(plan)),
+        planned: estimate::memory(&model, &placement),
         traffic: moved,
+        planned_traffic: estimate::traffic(&model, &placement),
         step_ms: worst[2],
         wait_ms: worst[3],
         loss,

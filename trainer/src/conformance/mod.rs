@@ -1,6 +1,7 @@
 //! Conformance tests of every backbone and every method. Both join by their `examples`: each backbone with one method, each
 //! method with two backbones, of which one has statistics over the batch. With `RUN_SLOW_TESTS=1` it is all pairs.
 
+mod collectives;
 mod columns;
 mod division;
 mod levels;

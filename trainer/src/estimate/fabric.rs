@@ -32,8 +32,22 @@ impl Members {
     /// Returns the members of a collective of `size` ranks whose numbers differ by `stride`. The other ranks of the placement form
     /// groups of the same kind, whose collectives run at the same time.
     pub(super) fn new(size: usize, stride: usize, placement: &Placement, fabric: &Fabric) -> Self {
+        Self::of_runs([1, size], stride, placement, fabric)
+    }
+
+    /// Returns the members of a collective of `n_runs` runs of `run` neighbors, whose first ranks are `stride` apart.
+    pub(super) fn of_runs(
+        [run, n_runs]: [usize; 2],
+        stride: usize,
+        placement: &Placement,
+        fabric: &Fabric,
+    ) -> Self {
         let ranks_per_node = fabric.ranks_per_node.min(placement.world_size);
-        let per_node = (ranks_per_node / stride).clamp(1, size);
+        let on_node = match ranks_per_node / stride {
+            0 => run.min(ranks_per_node),
+            n_runs => n_runs * run,
+        };
+        let (size, per_node) = (run * n_runs, on_node.clamp(1, run * n_runs));
         Self { size, per_node, n_groups_on_node: ranks_per_node.div_ceil(per_node) }
     }
 
@@ -75,9 +89,14 @@ impl Members {
         local_s.max(node_s) + self.latency_s(fabric)
     }
 
-    /// Returns the seconds of a sum of a few numbers: an exchange and a gather.
+    /// Returns the seconds of a sum of `bytes` that all ranks get: an exchange and a gather.
+    pub(super) fn sum_s(self, bytes: f64, fabric: &Fabric) -> f64 {
+        self.exchange_s(bytes, fabric) + self.gather_s(bytes, fabric)
+    }
+
+    /// Returns the seconds of a sum of a few numbers.
     pub(super) fn small_sum_s(self, fabric: &Fabric) -> f64 {
-        self.exchange_s(0.0, fabric) + self.gather_s(0.0, fabric)
+        self.sum_s(0.0, fabric)
     }
 
     /// Returns the latency of a message to the farthest rank.
@@ -124,5 +143,11 @@ mod tests {
         let replicas = Members::new(2, 8, &placement, &fabric);
         assert!((replicas.exchange_s(0.2e9, &fabric) - 8.0 * 0.01).abs() < 1e-9);
         assert!((replicas.gather_s(0.2e9, &fabric) - 8.0 * 0.01).abs() < 1e-9);
+        // Ranks with the same of two parts of columns in shard groups of sixteen: the eight of a node.
+        let peers = Members::of_runs([8, 1], 16, &placement, &fabric);
+        assert_eq!((peers.n_nodes(), peers.n_groups_on_node), (1, 1));
+        // In shard groups of eight: four neighbors on each of two nodes, two such groups to a node.
+        let peers = Members::of_runs([4, 2], 8, &placement, &fabric);
+        assert_eq!((peers.n_nodes(), peers.n_groups_on_node), (2, 2));
     }
 }

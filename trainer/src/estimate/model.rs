@@ -6,15 +6,16 @@ use std::ops::Add;
 use augment::{GroupSpec, MultiCrop};
 use networks::backbone::ModelConfig;
 use networks::divided::{divided, numel};
-use networks::head::Head;
+use networks::head::{Head, staged_units};
 use networks::layout::ALIGNMENT;
 use networks::patches::{PixelInput, Pixels};
 use networks::unit::{Elements, GroupShape, Unit};
 use ranks::wire::Wire;
 
+use super::Placement;
 use crate::error::TrainError;
-use crate::method::Method;
 use crate::method::network::{Moves, NetworkSpec};
+use crate::method::{Collective, Method};
 use crate::recipe::plan::Plan;
 
 /// A unit's size, and its cost for one image with all views that its network sees.
@@ -41,6 +42,8 @@ pub struct UnitCost {
     pub n_parts: usize,
     /// Number of columns of its output, if ranks may divide them; 0 if they may not.
     pub n_columns: usize,
+    /// True if the unit runs a second time, without a graph, for the collectives of the method.
+    pub runs_twice: bool,
 }
 
 /// A network with its heads.
@@ -69,6 +72,8 @@ pub struct ModelCost {
     pub n_moments: usize,
     /// Elements of the pixels of one image's views, counted once for each form in which networks take them.
     pub pixels: f64,
+    /// Collectives of the method, for which the loss waits.
+    pub collectives: Vec<Collective>,
 }
 
 impl UnitCost {
@@ -102,6 +107,7 @@ impl UnitCost {
             n_sums: 0,
             n_parts: 1,
             n_columns: 0,
+            runs_twice: false,
         }
     }
 }
@@ -156,6 +162,16 @@ impl ModelCost {
     /// Returns the number of ranks among which columns are divided; 1 if none are.
     pub fn n_parts(&self) -> usize {
         self.networks().flat_map(NetworkCost::units).map(|unit| unit.n_parts).max().unwrap_or(1)
+    }
+
+    /// Returns the units that run a second time, without a graph, for the collectives of the method.
+    pub(super) fn prepared(&self) -> impl Iterator<Item = &UnitCost> {
+        self.trained.head.iter().filter(|unit| unit.runs_twice)
+    }
+
+    /// Returns the number of ranks of `placement` among which columns are divided.
+    pub(super) fn n_parts_on(&self, placement: &Placement) -> usize {
+        self.n_parts().min(placement.group_size)
     }
 
     /// Returns all networks, the trained one first.
@@ -248,7 +264,8 @@ fn of_views(
         let shapes = spec.sizes().into_iter().map(of_size).collect();
         let units = divided(spec.units(model), sizes.max_unit_numel);
         let units: Vec<Box<dyn Unit>> = units.into_iter().map(|part| part.unit).collect();
-        let mut network = of_network(spec, units, shapes, method.column_group_size());
+        let runs_twice = spec.moves == Moves::ByGradient && method.prepares_with_heads();
+        let mut network = of_network(spec, units, shapes, method.column_group_size(), runs_twice);
         if let Some(first) = network.backbone.first_mut() {
             // Pixels are counted once, in `ModelCost::pixels`.
             (first.input, first.given) = (Elements::default(), Elements::default());
@@ -274,21 +291,27 @@ fn of_views(
         others: others.into_iter().map(cost).collect(),
         n_moments: sizes.n_moments,
         pixels: (inputs.len() * pixels.sum::<usize>()) as f64,
+        collectives: method.collectives(),
     }
 }
 
-/// Computes the costs of one image's views in the backbone and the heads of a network. Divided heads have `n_parts` parts.
+/// Computes the costs of one image's views in the backbone and the heads of a network. Divided heads have `n_parts` parts. With
+/// `runs_twice`, the units of heads that are part of the loss's graph run a second time.
 fn of_network(
     spec: &NetworkSpec,
     backbone: Vec<Box<dyn Unit>>,
     shapes: Vec<GroupShape>,
     n_parts: usize,
+    runs_twice: bool,
 ) -> NetworkCost {
     let (backbone, features) = through(&backbone, shapes);
     let (mut heads, mut given) = (Vec::new(), BTreeMap::<&str, Vec<GroupShape>>::new());
-    for Head { name, reads, units, may_divide } in &spec.heads {
+    for (Head { name, reads, units, may_divide }, n_staged) in
+        spec.heads.iter().zip(staged_units(&spec.heads, n_parts))
+    {
         let read = reads.head().and_then(|head| given.get(head)).unwrap_or(&features);
-        let (costs, shapes) = through(units, read.iter().map(|shape| reads.shape(shape)).collect());
+        let (mut costs, shapes) = through(units, read.iter().map(|shape| reads.shape(shape)).collect());
+        costs.iter_mut().skip(n_staged).for_each(|unit| unit.runs_twice = runs_twice);
         heads.extend(costs);
         if let Some(last) = heads.last_mut().filter(|_| *may_divide) {
             last.n_parts = n_parts;
@@ -320,6 +343,7 @@ fn through(units: &[Box<dyn Unit>], mut shapes: Vec<GroupShape>) -> (Vec<UnitCos
             n_sums: unit.n_stages() - 1,
             n_parts: 1,
             n_columns: 0,
+            runs_twice: false,
         });
         shapes = outputs;
     }

@@ -12,11 +12,8 @@ use ranks::wire::Wire;
 
 use super::fabric::{Fabric, Members};
 use super::{ModelCost, NetworkCost, Placement, UnitCost};
+use crate::method::Collective;
 use crate::step::precision::Precision;
-
-/// Sums over ranks of a step besides those of units, as `ocelli bench shard` counts them for DINO. Methods that compare images of
-/// different ranks have more.
-const N_OTHER_SUMS: usize = 2;
 
 /// Seconds of a step.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -41,27 +38,28 @@ pub fn step_flops(model: &ModelCost, placement: &Placement) -> [f64; 2] {
     let once = model.others.iter().map(flops).sum::<f64>() + 3.0 * flops(&model.trained);
     let again = segments.again();
     let twice: f64 = again.map(|number| backbone[number].flops).sum();
+    let prepared: f64 = model.prepared().map(|unit| unit.flops).sum();
+    let once = once + prepared;
     [images * once, images * (once + twice)]
 }
 
 /// Estimates the time of a step in which a rank computes for `compute_s`.
 pub fn step_time(model: &ModelCost, placement: &Placement, fabric: &Fabric, compute_s: f64) -> StepTime {
-    let tasks = tasks(model, placement, fabric);
-    let n_parts: f64 = tasks.iter().map(|task| task.flops).sum();
-    let everyone = Members::new(placement.world_size, 1, placement, fabric);
-    let sum_s = everyone.small_sum_s(fabric);
+    let collectives = Collectives::new(model, placement, fabric);
+    let tasks = tasks(model, placement, &collectives);
+    let all_flops: f64 = tasks.iter().map(|task| task.flops).sum();
     let mut timeline = Timeline::default();
     let (mut ready_s, mut in_flight) =
         (timeline.submit(tasks.first().map_or(0.0, |task| task.gather_s)), VecDeque::new());
     let mut held_s: Vec<f64> = Vec::new();
     for (number, task) in tasks.iter().enumerate() {
         timeline.wait_until(ready_s);
-        let unit_s = if n_parts > 0.0 { compute_s * task.flops / n_parts } else { 0.0 };
-        let stage_s = unit_s / (task.n_sums + 1) as f64;
-        for _ in 0..task.n_sums {
+        let unit_s = if all_flops > 0.0 { compute_s * task.flops / all_flops } else { 0.0 };
+        let stage_s = unit_s / (task.waits_s.len() + 1) as f64;
+        for wait_s in &task.waits_s {
             timeline.compute(stage_s);
-            let summed_s = timeline.submit(sum_s);
-            timeline.wait_until(summed_s);
+            let end_s = timeline.submit(*wait_s);
+            timeline.wait_until(end_s);
         }
         ready_s = timeline.submit(tasks.get(number + 1).map_or(0.0, |next| next.gather_s));
         for reduce_s in held_s.drain(..) {
@@ -73,8 +71,9 @@ pub fn step_time(model: &ModelCost, placement: &Placement, fabric: &Fabric, comp
         held_s.extend(&task.reduces_s);
         timeline.compute(stage_s);
     }
-    let reduced_s = timeline.submit(held_s.iter().sum::<f64>() + N_OTHER_SUMS as f64 * sum_s);
-    timeline.wait_until(reduced_s);
+    // Norms and votes are agreed on once all gradients are there.
+    let agreed_s = timeline.submit(held_s.iter().sum::<f64>() + collectives.everyone.small_sum_s(fabric));
+    timeline.wait_until(agreed_s);
     let Timeline { now_s, moving_s, waiting_s, .. } = timeline;
     // Without products there is nothing to place on the timeline.
     StepTime { compute_s, moving_s, waiting_s, step_s: now_s.max(compute_s) }
@@ -87,17 +86,15 @@ struct Task {
     flops: f64,
     /// Seconds that the weights take to arrive; 0 if they are there.
     gather_s: f64,
-    /// Number of sums over ranks that it waits for.
-    n_sums: usize,
+    /// Seconds of the collectives that it waits for, between parts of its computation.
+    waits_s: Vec<f64>,
     /// Seconds that the reductions of its gradients take, which begin with the next task.
     reduces_s: Vec<f64>,
 }
 
-/// Lists the tasks of a step in their order: networks without gradients, then the trained one forwards, its heads, and the
-/// backbone backwards.
-fn tasks(model: &ModelCost, placement: &Placement, fabric: &Fabric) -> Vec<Task> {
-    let collectives = Collectives::new(placement, fabric);
-    let is_shared = placement.world_size > 1;
+/// Lists the tasks of a step in their order: networks without gradients, then the trained one forwards, its heads with the collectives of
+/// the method before the loss, and the backbone backwards.
+fn tasks(model: &ModelCost, placement: &Placement, collectives: &Collectives<'_>) -> Vec<Task> {
     let Precision { gather, head_gather, head_reduce, .. } = placement.precision;
     let gather_s = |unit: &UnitCost, wire: Wire| match placement.gathers() {
         true => collectives.gather_s(unit, wire),
@@ -107,38 +104,45 @@ fn tasks(model: &ModelCost, placement: &Placement, fabric: &Fabric) -> Vec<Task>
         let task = |unit: &UnitCost| Task {
             flops: unit.flops,
             gather_s: gather_s(unit, gather),
-            n_sums: if is_shared && !is_frozen { unit.n_sums } else { 0 },
+            waits_s: collectives.sums_s(if is_frozen { 0 } else { unit.n_sums }),
             reduces_s: Vec::new(),
         };
         units.iter().map(task).collect()
     };
     // The weights of all heads arrive before the first of them computes.
-    let heads = |network: &NetworkCost, times: usize, reduces_s: Vec<f64>| -> Vec<Task> {
-        let arrive = |unit: &UnitCost| Task { gather_s: gather_s(unit, head_gather), ..Task::default() };
-        let mut tasks: Vec<Task> = network.head.iter().map(arrive).collect();
-        let exchanged_s = network.head.iter().map(|unit| collectives.columns_s(unit, times > 1)).sum();
-        tasks.push(Task { gather_s: exchanged_s, ..Task::default() });
-        let n_sums: usize = network.head.iter().map(|unit| unit.n_sums).sum();
-        // Forwards, and backwards where there are gradients.
-        let n_passes = times.min(2);
-        tasks.push(Task {
-            flops: times as f64 * network.head.iter().map(|unit| unit.flops).sum::<f64>(),
-            n_sums: if is_shared && !network.is_frozen { n_passes * n_sums } else { 0 },
-            reduces_s,
-            gather_s: 0.0,
-        });
-        tasks
-    };
+    let heads =
+        |network: &NetworkCost, times: usize, prepare: Option<Task>, reduces_s: Vec<f64>| -> Vec<Task> {
+            let arrive = |unit: &UnitCost| Task { gather_s: gather_s(unit, head_gather), ..Task::default() };
+            let mut tasks: Vec<Task> = network.head.iter().map(arrive).collect();
+            let exchanged_s = network.head.iter().map(|unit| collectives.columns_s(unit, times > 1)).sum();
+            tasks.push(Task { gather_s: exchanged_s, ..Task::default() });
+            tasks.extend(prepare);
+            let n_sums: usize = network.head.iter().map(|unit| unit.n_sums).sum();
+            // Forwards, and backwards where there are gradients.
+            let n_passes = times.min(2);
+            tasks.push(Task {
+                flops: times as f64 * network.head.iter().map(|unit| unit.flops).sum::<f64>(),
+                waits_s: collectives.sums_s(if network.is_frozen { 0 } else { n_passes * n_sums }),
+                reduces_s,
+                gather_s: 0.0,
+            });
+            tasks
+        };
     let mut tasks = Vec::new();
     for network in model.others.iter().filter(|network| network.computes()) {
         tasks.extend(forward(&network.backbone, network.is_frozen));
-        tasks.extend(heads(network, 1, Vec::new()));
+        tasks.extend(heads(network, 1, None, Vec::new()));
     }
     let trained = &model.trained;
     tasks.extend(forward(&trained.backbone, false));
+    let prepare = Task {
+        flops: model.prepared().map(|unit| unit.flops).sum(),
+        waits_s: collectives.of_method_s(&model.collectives),
+        ..Task::default()
+    };
     let reduces_s = trained.head.iter().map(|unit| collectives.reduce_s(unit, head_reduce)).collect();
-    tasks.extend(heads(trained, 3, reduces_s));
-    tasks.extend(backward(trained, placement, &collectives));
+    tasks.extend(heads(trained, 3, Some(prepare), reduces_s));
+    tasks.extend(backward(trained, placement, collectives));
     tasks
 }
 
@@ -159,7 +163,7 @@ fn backward(trained: &NetworkCost, placement: &Placement, collectives: &Collecti
         Task {
             flops: if is_again { 3.0 } else { 2.0 } * unit.flops,
             gather_s: if is_again { gather_s(unit) } else { 0.0 },
-            n_sums: if placement.world_size > 1 { unit.n_sums } else { 0 },
+            waits_s: collectives.sums_s(unit.n_sums),
             reduces_s: vec![collectives.reduce_s(unit, reduce)],
         }
     };
@@ -171,25 +175,62 @@ fn backward(trained: &NetworkCost, placement: &Placement, collectives: &Collecti
     tasks
 }
 
-/// Seconds of the collectives of a unit.
+/// Seconds of collectives.
 struct Collectives<'a> {
     fabric: &'a Fabric,
     placement: &'a Placement,
+    everyone: Members,
     /// Ranks that share a sharded copy.
     group: Members,
     /// Ranks that hold the same shard.
     replicas: Members,
+    /// Number of ranks among which columns of heads are divided.
+    n_parts: usize,
+    /// Ranks with the same columns.
+    column_peers: Members,
 }
 
 /// Sums over a column group for one network beside those of its inputs and gradients: of targets or of scores, and of gauges.
 const N_COLUMN_SUMS: usize = 6;
 
 impl<'a> Collectives<'a> {
-    fn new(placement: &'a Placement, fabric: &'a Fabric) -> Self {
-        let group = Members::new(placement.group_size, 1, placement, fabric);
-        let n_replicas = placement.world_size / placement.group_size;
-        let replicas = Members::new(n_replicas, placement.group_size, placement, fabric);
-        Self { fabric, placement, group, replicas }
+    fn new(model: &ModelCost, placement: &'a Placement, fabric: &'a Fabric) -> Self {
+        let members = |size, stride| Members::new(size, stride, placement, fabric);
+        let n_parts = model.n_parts_on(placement);
+        // Ranks with the same columns are neighbors in each shard group.
+        let run = (placement.group_size / n_parts).max(1);
+        let n_runs = placement.world_size / n_parts / run;
+        Self {
+            fabric,
+            placement,
+            everyone: members(placement.world_size, 1),
+            group: members(placement.group_size, 1),
+            replicas: members(placement.world_size / placement.group_size, placement.group_size),
+            n_parts,
+            column_peers: Members::of_runs([run, n_runs], placement.group_size, placement, fabric),
+        }
+    }
+
+    /// Returns the seconds of `n` sums of a few numbers over all ranks.
+    fn sums_s(&self, n: usize) -> Vec<f64> {
+        vec![self.everyone.small_sum_s(self.fabric); n]
+    }
+
+    /// Returns the seconds of each collective in `list`.
+    fn of_method_s(&self, list: &[Collective]) -> Vec<f64> {
+        let bytes = |n_values: usize| (n_values * Wire::F32.bytes()) as f64;
+        let seconds = |collective: &Collective| match *collective {
+            Collective::Sum(n_values) => self.everyone.sum_s(bytes(n_values), self.fabric),
+            Collective::ColumnSum(n_values) => {
+                self.column_peers.sum_s(bytes(n_values) / self.n_parts as f64, self.fabric)
+            }
+            Collective::Number => self.everyone.small_sum_s(self.fabric),
+            Collective::Gather(n_values) => {
+                let n_images = self.placement.rank_batch * self.placement.world_size;
+                self.everyone.gather_s(bytes(n_values * n_images), self.fabric)
+            }
+        };
+        list.iter().map(seconds).collect()
     }
 
     fn gather_s(&self, unit: &UnitCost, wire: Wire) -> f64 {
@@ -341,6 +382,7 @@ mod tests {
             others: Vec::new(),
             n_moments: 2,
             pixels: 0.0,
+            collectives: vec![Collective::Number],
         };
         let time = step_time(&model, &placement(2, 2, 0), &fabric(1, 0.001, 0.1), 0.0);
         // 12 MB are gathered twice and reduced once, and half of them move: 18 s; six collectives, and two sums of two messages.

@@ -4,6 +4,7 @@ use ranks::topology::Sharding;
 use ranks::wire::Wire;
 
 use super::{ModelCost, NetworkCost, Placement, UnitCost};
+use crate::method::Collective;
 
 /// Bytes that a rank receives in a step, and the number of collectives.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -11,7 +12,7 @@ pub struct Traffic {
     /// Bytes of gathered weights.
     pub gather_bytes: f64,
     /// Bytes of inputs and gradients of units whose columns are divided, within column groups.
-    pub exchanged_bytes: f64,
+    pub column_bytes: f64,
     /// Number of gathers.
     pub n_gathers: usize,
     /// Bytes of gradients within shard groups.
@@ -20,7 +21,23 @@ pub struct Traffic {
     pub n_reduces: usize,
     /// Bytes of gradients between replicas.
     pub replica_bytes: f64,
+    /// Bytes of the method's collectives.
+    pub other_bytes: f64,
+    /// Number of collectives besides gathers of weights and sums of gradients: of the method, of statistics over the batch, and the
+    /// agreement on norms and votes. Exchanges within column groups are left out.
+    pub n_other: usize,
 }
+
+impl Traffic {
+    /// Returns the bytes of all collectives but statistics over the batch, the agreement on norms and votes, and numbers of rows within
+    /// column groups.
+    pub fn bytes(&self) -> f64 {
+        self.gather_bytes + self.column_bytes + self.reduce_bytes + self.replica_bytes + self.other_bytes
+    }
+}
+
+/// Bytes of a number that ranks reduce.
+const NUMBER_BYTES: f64 = 8.0;
 
 /// Estimates the traffic of a step.
 pub fn traffic(model: &ModelCost, placement: &Placement) -> Traffic {
@@ -64,7 +81,7 @@ pub fn traffic(model: &ModelCost, placement: &Placement) -> Traffic {
         network.head.iter().map(of_unit).sum()
     };
     Traffic {
-        exchanged_bytes: exchanged(trained, 2.0)
+        column_bytes: exchanged(trained, 2.0)
             + model.others.iter().map(|network| exchanged(network, 1.0)).sum::<f64>(),
         gather_bytes: gathered,
         n_gathers: if placement.gathers() {
@@ -75,5 +92,33 @@ pub fn traffic(model: &ModelCost, placement: &Placement) -> Traffic {
         reduce_bytes: reduced,
         n_reduces: if placement.world_size > 1 { trained.units().count() } else { 0 },
         replica_bytes: over_replicas * share(replicas),
+        other_bytes: model
+            .collectives
+            .iter()
+            .map(|collective| received_bytes(*collective, model, placement))
+            .sum(),
+        n_other: if placement.world_size > 1 { model.collectives.len() + n_statistics(model) + 1 } else { 0 },
     }
+}
+
+/// Returns the bytes that a rank receives in a collective of all ranks, or of all with the same columns.
+fn received_bytes(collective: Collective, model: &ModelCost, placement: &Placement) -> f64 {
+    let (n_ranks, n_parts) = (placement.world_size, model.n_parts_on(placement));
+    let bytes = |n_values: usize| (n_values * Wire::F32.bytes()) as f64;
+    // Every rank adds up a part, and sends the sum to all others.
+    let sum = |n_values: usize, n_ranks: usize| 2.0 * bytes(n_values.div_ceil(n_ranks) * (n_ranks - 1));
+    match collective {
+        Collective::Sum(n_values) => sum(n_values, n_ranks),
+        Collective::ColumnSum(n_values) => sum(n_values / n_parts, n_ranks / n_parts),
+        Collective::Number if n_ranks == 1 => 0.0,
+        Collective::Number => NUMBER_BYTES,
+        Collective::Gather(n_values) => bytes(n_values * placement.rank_batch * (n_ranks - 1)),
+    }
+}
+
+/// Returns the number of sums of statistics over the batch: in the trained network forwards and backwards.
+fn n_statistics(model: &ModelCost) -> usize {
+    let once = |network: &NetworkCost| network.units().map(|unit| unit.n_sums).sum::<usize>();
+    let others = model.others.iter().filter(|network| network.computes() && !network.is_frozen);
+    2 * once(&model.trained) + others.map(once).sum::<usize>()
 }

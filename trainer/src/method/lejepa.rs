@@ -18,9 +18,9 @@ use ranks::peers::Peers;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::loss::sigreg::{Sigreg, directions};
+use super::loss::sigreg::{self, Sigreg, directions};
 use super::network::NetworkSpec;
-use super::{BatchLoss, BatchOutputs, Method, MethodContext, MethodRecipe, MicroBatchLoss};
+use super::{BatchLoss, BatchOutputs, Collective, Method, MethodContext, MethodRecipe, MicroBatchLoss};
 
 /// Name of the head.
 const HEAD: &str = "head";
@@ -177,6 +177,11 @@ impl Method for LeJepa {
             Center::All => self.views.groups().iter().map(|group| group.n_views).sum(),
         };
         Ok(Box::new(LeJepaLoss { sigreg, n_central, weight: self.config.sigreg_weight }))
+    }
+
+    fn collectives(&self) -> Vec<Collective> {
+        let n_views = self.views.groups().iter().map(|group| group.n_views).sum();
+        vec![sigreg::collective(n_views, self.config.directions)]
     }
 }
 

@@ -21,9 +21,11 @@ use ranks::peers::Peers;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::loss::info_nce::Keys;
+use super::loss::info_nce::{self, Keys};
 use super::network::{Moves, NetworkSpec};
-use super::{BatchLoss, BatchOutputs, Gauges, Method, MethodContext, MethodRecipe, MicroBatchLoss};
+use super::{
+    BatchLoss, BatchOutputs, Collective, Gauges, Method, MethodContext, MethodRecipe, MicroBatchLoss,
+};
 use crate::schedule::Schedule;
 
 /// Name of the trained network.
@@ -205,6 +207,10 @@ impl Method for MocoV3 {
         };
         let n_images = momentum.first().map_or(0, |outputs| outputs.n_images);
         Ok(Box::new(MocoV3Loss { keys: [keys(0)?, keys(1)?], positions: peers.positions(n_images) }))
+    }
+
+    fn collectives(&self) -> Vec<Collective> {
+        vec![info_nce::collective(self.config.output); 2]
     }
 
     fn scheduled_values(&self, step: u64) -> Gauges {

@@ -4,6 +4,7 @@
 //! A new method is one file, with a `Config` that is a [`MethodRecipe`], and one line in `registry`.
 
 pub(crate) mod check;
+mod collective;
 mod dino;
 mod dinov2;
 mod dinov3;
@@ -25,6 +26,7 @@ mod toy;
 mod toymasked;
 mod views;
 
+pub(crate) use collective::Collective;
 pub(crate) use registry::MethodConfig;
 #[cfg(test)]
 pub(crate) use views::CustomViews;
@@ -105,6 +107,12 @@ pub trait Method: Send + Sync {
         step: u64,
         peers: Peers<'_>,
     ) -> Result<Box<dyn BatchLoss>, EngineError>;
+
+    /// Returns the collectives of [`Method::prepare`] in a step late in the run, in their order: plans count them. Exchanges within column
+    /// groups are left out.
+    fn collectives(&self) -> Vec<Collective> {
+        Vec::new()
+    }
 
     /// Updates state that has no gradient, such as a center, from the values that the loss of an accepted step
     /// observed, by their names.

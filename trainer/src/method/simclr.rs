@@ -18,9 +18,9 @@ use ranks::peers::Peers;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::loss::nt_xent::{Contrast, N_VIEWS};
+use super::loss::nt_xent::{self, Contrast, N_VIEWS};
 use super::network::NetworkSpec;
-use super::{BatchLoss, BatchOutputs, Method, MethodContext, MethodRecipe, MicroBatchLoss};
+use super::{BatchLoss, BatchOutputs, Collective, Method, MethodContext, MethodRecipe, MicroBatchLoss};
 
 /// Name of the head.
 const HEAD: &str = "head";
@@ -129,6 +129,10 @@ impl Method for SimClr {
         let contrast = Contrast::of(&views, self.config.temperature, peers)?;
         let positions = peers.positions(b);
         Ok(Box::new(SimClrLoss { contrast, positions }))
+    }
+
+    fn collectives(&self) -> Vec<Collective> {
+        nt_xent::collectives(self.config.head_output)
     }
 }
 

@@ -18,7 +18,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::network::{Moves, NetworkSpec};
-use super::{BatchLoss, BatchOutputs, Method, MethodContext, MethodRecipe, MicroBatchLoss};
+use super::{BatchLoss, BatchOutputs, Collective, Method, MethodContext, MethodRecipe, MicroBatchLoss};
 use crate::schedule::Schedule;
 
 /// Settings of the toy method.
@@ -111,6 +111,10 @@ impl Method for Toy {
             past: batch.of("past").iter().map(|outputs| outputs.head("cells")[0].clone()).collect(),
             mean,
         }))
+    }
+
+    fn collectives(&self) -> Vec<Collective> {
+        vec![Collective::Sum(self.k)]
     }
 
     fn after_step(&mut self, observed: &[(&'static str, Vec<f32>)]) {

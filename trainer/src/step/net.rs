@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use burn_tensor::Tensor;
 use networks::backbone::ModelConfig;
 use networks::divided::divided;
-use networks::head::Head;
+use networks::head::{Head, staged_units};
 use networks::layout::UnitLayout;
 use networks::patches::PixelInput;
 use networks::unit::Unit;
@@ -196,21 +196,7 @@ impl Net {
         let is_of_recipe = spec.backbone == Backbone::OfRecipe;
         let NetworkSpec { name, heads, sees, moves, .. } = spec;
         let is_divided = |head: &Head| head.may_divide && n_parts > 1;
-        let of_head = |head: &Head| if is_divided(head) { head.units.len() - 1 } else { head.n_staged() };
-        let mut n_staged: Vec<usize> = heads.iter().map(of_head).collect();
-        let has_passes = |reader: &usize| is_divided(&heads[*reader]) || heads[*reader].n_staged() > 0;
-        // The input of a staged unit must have gone through the passes of the step as well.
-        for reader in (0..heads.len()).rev().filter(has_passes) {
-            let mut reader = reader;
-            while let Some(read) = heads[reader]
-                .reads
-                .head()
-                .and_then(|name| heads[..reader].iter().position(|head| head.name == name))
-            {
-                n_staged[read] = heads[read].units.len();
-                reader = read;
-            }
-        }
+        let n_staged = staged_units(&heads, n_parts);
         let mut last = backbone.len();
         let mut parts = BTreeMap::new();
         for head in &heads {

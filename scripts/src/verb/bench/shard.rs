@@ -143,13 +143,14 @@ fn print_heading(args: &Args, plan: &Plan, world_size: usize) {
         args.repeats
     );
     out!(
-        "{:<22} {:>9} {:>8} {:>9} {:>8} {:>9} {:>8} {:>6} {:>9} {:>10}",
+        "{:<22} {:>9} {:>8} {:>9} {:>8} {:>9} {:>8} {:>6} {:>6} {:>9} {:>10}",
         "MB of a rank",
         "state",
         "plan",
         "peak",
         "plan",
         "received",
+        "plan",
         "calls",
         "wait",
         "step",
@@ -161,12 +162,13 @@ fn print_row(name: &str, bench: &ShardBench) {
     let mb = |bytes: f64| bytes / 1e6;
     let traffic = bench.traffic;
     out!(
-        "{name:<22} {:>9.1} {:>8.1} {:>9.1} {:>8.1} {:>9.1} {:>8} {:>5.0}% {:>6.0} ms {:>10.4}",
+        "{name:<22} {:>9.1} {:>8.1} {:>9.1} {:>8.1} {:>9.1} {:>8.1} {:>6} {:>5.0}% {:>6.0} ms {:>10.4}",
         mb(bench.state_bytes),
         mb(bench.planned.state_bytes),
         mb(bench.peak_bytes),
         mb(bench.planned.peak_bytes()),
-        mb((traffic.gather_bytes + traffic.reduce_bytes + traffic.other_bytes) as f64),
+        mb(traffic.bytes() as f64),
+        mb(bench.planned_traffic.bytes()),
         traffic.n_gathers + traffic.n_reduces + traffic.n_other,
         100.0 * bench.wait_ms / bench.step_ms,
         bench.step_ms,
@@ -186,6 +188,8 @@ fn json_of(name: &str, plan: &Plan, bench: &ShardBench) -> serde_json::Value {
         "reduce_bytes": bench.traffic.reduce_bytes,
         "n_reduces": bench.traffic.n_reduces,
         "small_bytes": bench.traffic.other_bytes,
+        "received_bytes": bench.traffic.bytes(),
+        "planned_received_bytes": bench.planned_traffic.bytes(),
         "step_ms": bench.step_ms,
         "wait_ms": bench.wait_ms,
         "images_per_s": 1e3 * plan.recipe.optim.batch_size as f64 / bench.step_ms,

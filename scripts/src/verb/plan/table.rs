@@ -39,8 +39,7 @@ impl Line {
     }
 
     fn moved_bytes(&self) -> f64 {
-        let Traffic { gather_bytes, exchanged_bytes, reduce_bytes, replica_bytes, .. } = self.moved;
-        gather_bytes + exchanged_bytes + reduce_bytes + replica_bytes
+        self.moved.bytes()
     }
 
     fn images_per_s(&self) -> f64 {
@@ -112,8 +111,11 @@ impl Line {
             "gather_bytes": moved.gather_bytes,
             "reduce_bytes": moved.reduce_bytes,
             "replica_bytes": moved.replica_bytes,
+            "column_bytes": moved.column_bytes,
+            "other_bytes": moved.other_bytes,
             "n_gathers": moved.n_gathers,
             "n_reduces": moved.n_reduces,
+            "n_other": moved.n_other,
             "compute_s": time.compute_s,
             "moving_s": time.moving_s,
             "waiting_s": time.waiting_s,

@@ -96,3 +96,25 @@ pub fn readout(heads: &[Head]) -> Readout {
         false => Readout::Pooled,
     }
 }
+
+/// Returns the number of units of each head that run in the passes of a step, where the columns of divided heads have `n_column_parts`
+/// parts: those up to the last one with several stages, all but the last of a divided head, and all of a head that these heads read.
+pub fn staged_units(heads: &[Head], n_column_parts: usize) -> Vec<usize> {
+    let is_divided = |head: &Head| head.may_divide && n_column_parts > 1;
+    let of_head = |head: &Head| if is_divided(head) { head.units.len() - 1 } else { head.n_staged() };
+    let mut n_staged: Vec<usize> = heads.iter().map(of_head).collect();
+    let has_passes = |reader: &usize| is_divided(&heads[*reader]) || heads[*reader].n_staged() > 0;
+    // The input of a staged unit must have gone through the passes of the step as well.
+    for reader in (0..heads.len()).rev().filter(has_passes) {
+        let mut reader = reader;
+        while let Some(read) = heads[reader]
+            .reads
+            .head()
+            .and_then(|name| heads[..reader].iter().position(|head| head.name == name))
+        {
+            n_staged[read] = heads[read].units.len();
+            reader = read;
+        }
+    }
+    n_staged
+}

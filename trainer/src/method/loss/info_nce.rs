@@ -10,11 +10,18 @@ use kernels::ops::matmul;
 use ranks::EngineError;
 use ranks::peers::Peers;
 
+use crate::method::Collective;
+
 /// The keys of one view over the whole batch.
 pub(crate) struct Keys {
     /// Keys `[B, D]`, by position in the batch.
     all: Tensor<2>,
     temperature: f64,
+}
+
+/// Returns the collective of [`Keys::of`] for keys of `d` channels.
+pub(crate) fn collective(d: usize) -> Collective {
+    Collective::Gather(d)
 }
 
 impl Keys {

@@ -15,6 +15,8 @@ use networks::features::Outputs;
 use ranks::EngineError;
 use ranks::peers::Peers;
 
+use crate::method::Collective;
+
 /// Keeps norms and the logarithm finite, as in DINOv2.
 const EPSILON: f64 = 1e-8;
 
@@ -61,6 +63,11 @@ pub(crate) fn by_view(
         Neighbors::of(all, if group_size == 0 { batch_size } else { group_size })
     };
     (0..v).map(of_view).collect()
+}
+
+/// Returns the collectives of [`by_view`] for `n_views` embeddings of `d` channels of each image.
+pub(crate) fn collectives(n_views: usize, d: usize) -> Vec<Collective> {
+    vec![Collective::Gather(d); n_views]
 }
 
 impl Neighbors {

@@ -12,6 +12,7 @@ use ranks::EngineError;
 use ranks::peers::Peers;
 
 use super::rows::Rows;
+use crate::method::Collective;
 
 /// Computes means over all rows of the batch, `[K]` each. One sum over ranks serves all of them; all have the same number of rows.
 ///
@@ -28,6 +29,11 @@ pub(crate) fn batch_means<const N: usize>(
     let joined: Vec<Tensor<1>> = (0..sums[0].len()).map(joined).collect();
     let means = peers.sum(what, &joined)? / n as f64;
     Ok(std::array::from_fn(|i| means.clone().slice(i * k..(i + 1) * k)))
+}
+
+/// Returns the collective of [`batch_means`] of `n` kinds of rows over `n_prototypes`.
+pub(crate) fn collective(n: usize, n_prototypes: usize) -> Collective {
+    Collective::ColumnSum(n * n_prototypes)
 }
 
 /// Effective number of prototypes, from 1 to K, given the mean `[K]` of targets: the exponential of its entropy, `[1]`.

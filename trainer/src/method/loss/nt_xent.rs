@@ -13,6 +13,8 @@ use kernels::ops::matmul;
 use ranks::EngineError;
 use ranks::peers::Peers;
 
+use crate::method::Collective;
+
 /// Number of views of an image.
 pub(crate) const N_VIEWS: usize = 2;
 
@@ -26,6 +28,11 @@ pub(crate) struct Contrast {
     /// L of all views, `[2B]`.
     logs: Tensor<1>,
     temperature: f64,
+}
+
+/// Returns the collectives of [`Contrast::of`] for views of `d` channels.
+pub(crate) fn collectives(d: usize) -> Vec<Collective> {
+    vec![Collective::Gather(N_VIEWS * d), Collective::Gather(N_VIEWS)]
 }
 
 impl Contrast {

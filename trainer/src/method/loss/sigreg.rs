@@ -14,6 +14,8 @@ use kernels::ops::{matmul_transposed, wave_sums, weighted_waves};
 use ranks::EngineError;
 use ranks::peers::Peers;
 
+use crate::method::Collective;
+
 /// Number of points t, T.
 const N_POINTS: usize = 17;
 
@@ -49,6 +51,11 @@ pub(crate) struct Sigreg {
     /// Mean value over kinds of views, `[1]`.
     value: Tensor<1>,
     n_micro_batches: usize,
+}
+
+/// Returns the collective of [`Sigreg::of`] along `n_directions` for `n_views` views.
+pub(crate) fn collective(n_views: usize, n_directions: usize) -> Collective {
+    Collective::Sum(n_views * 2 * N_POINTS * n_directions)
 }
 
 impl Sigreg {

@@ -10,6 +10,7 @@ use ranks::EngineError;
 use ranks::peers::Peers;
 
 use super::rows::Rows;
+use crate::method::Collective;
 
 /// Keeps the sum of a row above zero when all its entries vanish.
 pub(super) const FLOOR: f32 = 1e-30;
@@ -35,6 +36,12 @@ pub(crate) fn targets(
         all = all.map(|q| balanced(q.clone(), columns.clone()));
     }
     Ok(all)
+}
+
+/// Returns the collectives of [`targets`] over `n_prototypes`.
+pub(crate) fn collectives(n_prototypes: usize, n_iterations: usize) -> Vec<Collective> {
+    let sums = std::iter::repeat_n(Collective::ColumnSum(n_prototypes), n_iterations);
+    std::iter::once(Collective::Number).chain(sums).collect()
 }
 
 #[cfg(test)]

@@ -1,8 +1,6 @@
 //! The method: networks, targets and loss of self-distillation over prototypes.
 
 use augment::MultiCrop;
-use burn_tensor::Tensor;
-use networks::features::Outputs;
 use networks::head::prototypes::Lengths;
 use networks::head::{Head, Reads};
 use networks::mask::MaskRule;
@@ -11,17 +9,18 @@ use ranks::peers::Peers;
 
 use super::frozen::FrozenTeacher;
 use super::heads::{HEAD, HeadSizes, PATCH_HEAD};
-use super::loss::{Anchors, Cells, Loss, PATCH_TARGET_ENTROPY, TARGET_ENTROPY, ViewTargets};
+use super::loss::{Anchors, Loss, PATCH_TARGET_ENTROPY, TARGET_ENTROPY, ViewTargets};
+use super::patches::PatchPrediction;
 use super::settings::{
     GramAnchor, Teacher, check_bounds, check_koleo, check_masks, check_student_temp, check_views,
     repeats_first,
 };
 use super::targets::Targets;
-use crate::method::loss::koleo::by_view;
+use crate::method::loss::koleo::{self, by_view};
 use crate::method::loss::rows::Rows;
 use crate::method::network::{Backbone, Moves, NetworkSpec, Sight};
 use crate::method::prototype_group::check_prototype_group;
-use crate::method::{BatchLoss, BatchOutputs, Gauges, Method, MethodContext, TargetDistribution};
+use crate::method::{BatchLoss, BatchOutputs, Collective, Gauges, Method, MethodContext, TargetDistribution};
 use crate::schedule::Schedule;
 
 /// Name of the trained network.
@@ -46,7 +45,7 @@ pub(in crate::method) struct SelfDistillation {
     /// Targets of the views.
     targets: Targets,
     /// Prediction of masked cells, if the method has one.
-    cells: Option<PatchPrediction>,
+    patches: Option<PatchPrediction>,
     /// Temperature of the student's softmax.
     student_temp: f64,
     /// Weight of KoLeo.
@@ -63,16 +62,6 @@ pub(in crate::method) struct SelfDistillation {
     gram: Option<GramAnchor>,
     /// Frozen network in place of the moving average, if the method has one.
     frozen: Option<FrozenTeacher>,
-}
-
-/// Prediction of masked patches.
-struct PatchPrediction {
-    /// Head of the patches; `None` for that of the views.
-    head: Option<HeadSizes>,
-    targets: Targets,
-    /// Weight of the patches' part of the loss.
-    weight: f64,
-    masks: MaskRule,
 }
 
 impl SelfDistillation {
@@ -93,7 +82,7 @@ impl SelfDistillation {
             targets: teacher.targets("center", head.prototypes, cx)?,
             decay: teacher.decay(cx)?,
             head,
-            cells: None,
+            patches: None,
             student_temp,
             koleo_weight: 0.0,
             koleo_group: 0,
@@ -122,7 +111,7 @@ impl SelfDistillation {
         head.iter().try_for_each(|head| head.check("patch_head.", "patch_head."))?;
         let prototypes = head.as_ref().unwrap_or(&self.head).prototypes;
         let targets = teacher.targets("patch_center", prototypes, cx)?;
-        Ok(Self { cells: Some(PatchPrediction { head, targets, weight, masks }), ..self })
+        Ok(Self { patches: Some(PatchPrediction { head, targets, weight, masks }), ..self })
     }
 
     /// Sets the weight of the pairs with views of other sizes than the first.
@@ -210,7 +199,7 @@ impl SelfDistillation {
 
     /// The heads of the student, and of its moving average.
     fn heads(&self) -> Vec<Head> {
-        self.heads_of(&self.head, self.cells.as_ref().and_then(|cells| cells.head.as_ref()), self.width)
+        self.heads_of(&self.head, self.patches.as_ref().and_then(|cells| cells.head.as_ref()), self.width)
     }
 
     /// Heads of these sizes on features of `width` channels.
@@ -221,7 +210,7 @@ impl SelfDistillation {
                 && sizes.lengths != Lengths::Gain,
             ..Head::new(name, reads, sizes.units(name, width))
         };
-        match (&self.cells, of_cells) {
+        match (&self.patches, of_cells) {
             (None, _) => vec![of(HEAD, Reads::Pooled, head)],
             (Some(_), None) => vec![of(HEAD, Reads::PooledAndMasked, head)],
             (Some(_), Some(own)) => vec![of(HEAD, Reads::Pooled, head), of(PATCH_HEAD, Reads::Masked, own)],
@@ -244,22 +233,10 @@ impl SelfDistillation {
 
     /// The specification of a network that sees `n_sizes` view sizes; masked cells are hidden from it if `hides`.
     fn network(&self, name: &'static str, n_sizes: usize, hides: bool) -> NetworkSpec {
-        let takes_masks = self.cells.is_some();
+        let takes_masks = self.patches.is_some();
         let sight = |size| Sight { size, masked: hides && takes_masks && size == 0 };
         let sees = (0..n_sizes).map(sight).collect();
         NetworkSpec { sees, takes_masks, ..NetworkSpec::trained(name, self.heads(), n_sizes) }
-    }
-
-    /// Computes the targets of masked cells from the outputs of the teacher.
-    fn cells(&self, teacher: &[Outputs], step: u64, peers: Peers<'_>) -> Result<Option<Cells>, EngineError> {
-        let Some(PatchPrediction { head, targets, weight, .. }) = &self.cells else { return Ok(None) };
-        let (name, sizes) = head.as_ref().map_or((HEAD, &self.head), |own| (PATCH_HEAD, own));
-        let scores: Vec<Option<Tensor<3>>> =
-            teacher.iter().map(|outputs| outputs.head_on_masked(name, 0)).collect();
-        let device = teacher[0].head(name)[0].device();
-        let scores = Rows::ragged(scores, sizes.prototypes, device, peers)?;
-        let balanced = targets.of("masked patches", &scores, step, peers)?;
-        Cells::of(name, balanced, *weight, peers).map(Some)
     }
 }
 
@@ -298,7 +275,7 @@ impl Method for SelfDistillation {
     }
 
     fn masks(&self) -> Option<MaskRule> {
-        self.cells.as_ref().map(|cells| cells.masks)
+        self.patches.as_ref().map(|cells| cells.masks)
     }
 
     fn prepare(
@@ -326,7 +303,7 @@ impl Method for SelfDistillation {
             _ => by_view(batch.trained, self.koleo_group, peers)?,
         };
         let positions = peers.positions(teacher[0].n_images);
-        let cells = self.cells(teacher, step, peers)?;
+        let cells = self.patches.as_ref().map(|patches| patches.cells(teacher, step, peers)).transpose()?;
         let anchors = self.gram.filter(|gram| step >= gram.from_step).map(|gram| Anchors {
             features: batch.of(ANCHOR).iter().map(|outputs| outputs.features[0].patches()).collect(),
             weight: gram.weight,
@@ -344,8 +321,19 @@ impl Method for SelfDistillation {
         }))
     }
 
+    fn collectives(&self) -> Vec<Collective> {
+        let mut collectives = self.targets.collectives();
+        if self.koleo_weight != 0.0 {
+            collectives.extend(koleo::collectives(self.views.groups()[0].n_views, self.width));
+        }
+        if let Some(patches) = &self.patches {
+            collectives.extend(patches.collectives());
+        }
+        collectives
+    }
+
     fn after_step(&mut self, observed: &[(&'static str, Vec<f32>)]) {
-        let of_cells = self.cells.as_mut().map(|cells| &mut cells.targets);
+        let of_cells = self.patches.as_mut().map(|cells| &mut cells.targets);
         for targets in std::iter::once(&mut self.targets).chain(of_cells) {
             targets.observe(observed);
         }
@@ -355,7 +343,7 @@ impl Method for SelfDistillation {
         let decay = if self.frozen.is_some() { "knobs/average_decay" } else { "knobs/teacher_decay" };
         let mut values =
             vec![(decay, self.decay.at(step)), ("knobs/teacher_temp", self.targets.temperature.at(step))];
-        if let Some(cells) = &self.cells {
+        if let Some(cells) = &self.patches {
             values.push(("knobs/teacher_patch_temp", cells.targets.temperature.at(step)));
         }
         values
@@ -377,19 +365,19 @@ impl Method for SelfDistillation {
         };
         let of_views = of(&self.head, TARGET_ENTROPY, &self.targets);
         let of_cells = self
-            .cells
+            .patches
             .as_ref()
             .map(|cells| of(cells.head.as_ref().unwrap_or(&self.head), PATCH_TARGET_ENTROPY, &cells.targets));
         std::iter::once(of_views).chain(of_cells).collect()
     }
 
     fn state(&self) -> Vec<(String, Vec<f32>)> {
-        let of_cells = self.cells.as_ref().map(|cells| cells.targets.state());
+        let of_cells = self.patches.as_ref().map(|cells| cells.targets.state());
         std::iter::once(self.targets.state()).chain(of_cells).collect()
     }
 
     fn load_state(&mut self, state: &[(String, Vec<f32>)]) -> Result<(), String> {
-        let of_cells = self.cells.as_mut().map(|cells| &mut cells.targets);
+        let of_cells = self.patches.as_mut().map(|cells| &mut cells.targets);
         std::iter::once(&mut self.targets).chain(of_cells).try_for_each(|targets| targets.load(state))
     }
 }

@@ -18,6 +18,7 @@ mod frozen;
 pub(super) mod heads;
 mod loss;
 mod method;
+mod patches;
 pub(super) mod settings;
 pub(super) mod targets;
 

@@ -13,8 +13,9 @@ use ranks::peers::Peers;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::method::Collective;
 use crate::method::loss::columns::{self, ColumnTargets};
-use crate::method::loss::mean::{batch_means, in_use};
+use crate::method::loss::mean::{self, batch_means, in_use};
 use crate::method::loss::rows::Rows;
 use crate::method::loss::sinkhorn;
 use crate::schedule::Ramp;
@@ -95,6 +96,18 @@ impl Targets {
                 let targets = sinkhorn::targets(scores, temperature, SINKHORN_ITERATIONS, peers)?;
                 let [mean_target] = batch_means(what, [&targets], peers)?;
                 Ok(Balanced { targets, mean: None, prototypes_in_use: in_use(mean_target) })
+            }
+        }
+    }
+
+    /// Returns the collectives of [`Targets::of`].
+    pub(super) fn collectives(&self) -> Vec<Collective> {
+        let k = self.center.len();
+        match self.centering {
+            Centering::Mean => vec![mean::collective(2, k)],
+            Centering::Sinkhorn => {
+                let balanced = sinkhorn::collectives(k, SINKHORN_ITERATIONS);
+                balanced.into_iter().chain([mean::collective(1, k)]).collect()
             }
         }
     }

@@ -13,12 +13,13 @@ use ranks::peers::Peers;
 use super::config::Config;
 use super::loss::{Assigned, QUEUE, SCORES, SwavLoss, TARGET_ENTROPY};
 use crate::method::loss::columns::{self, ColumnTargets};
-use crate::method::loss::mean::{batch_means, in_use};
+use crate::method::loss::mean::{self, batch_means, in_use};
 use crate::method::loss::rows::Rows;
 use crate::method::loss::sinkhorn;
 use crate::method::network::NetworkSpec;
 use crate::method::{
-    BatchLoss, BatchOutputs, ColumnOutputs, Method, MethodContext, MethodRecipe, TargetDistribution,
+    BatchLoss, BatchOutputs, Collective, ColumnOutputs, Method, MethodContext, MethodRecipe,
+    TargetDistribution,
 };
 #[cfg(test)]
 use crate::schedule::Duration;
@@ -275,6 +276,14 @@ impl Method for Swav {
         let [mean_target] = batch_means("prototypes in use", [&targets], peers)?;
         let (assigned, prototypes_in_use) = (Assigned::Whole(targets), in_use(mean_target));
         Ok(Box::new(SwavLoss { assigned, for_queue, prototypes_in_use, temperature }))
+    }
+
+    fn collectives(&self) -> Vec<Collective> {
+        let Config { prototypes, sinkhorn_iterations, queue, .. } = self.config;
+        let for_queue = (queue > 0).then_some(Collective::Gather(self.n_each()));
+        let of_view = sinkhorn::collectives(prototypes, sinkhorn_iterations);
+        let of_views = std::iter::repeat_n(of_view, self.n_assigned()).flatten();
+        for_queue.into_iter().chain(of_views).chain([mean::collective(1, prototypes)]).collect()
     }
 
     fn after_step(&mut self, observed: &[(&'static str, Vec<f32>)]) {
