@@ -12,7 +12,6 @@ use networks::patches::{PixelInput, Pixels};
 use networks::unit::{Elements, GroupShape, Unit};
 use ranks::wire::Wire;
 
-use super::Placement;
 use crate::error::TrainError;
 use crate::method::network::{Moves, NetworkSpec};
 use crate::method::{Collective, Method};
@@ -167,11 +166,6 @@ impl ModelCost {
     /// Returns the units that run a second time, without a graph, for the collectives of the method.
     pub(super) fn prepared(&self) -> impl Iterator<Item = &UnitCost> {
         self.trained.head.iter().filter(|unit| unit.runs_twice)
-    }
-
-    /// Returns the number of ranks of `placement` among which columns are divided.
-    pub(super) fn n_parts_on(&self, placement: &Placement) -> usize {
-        self.n_parts().min(placement.group_size)
     }
 
     /// Returns all networks, the trained one first.

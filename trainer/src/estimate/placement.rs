@@ -2,7 +2,7 @@
 
 use ranks::topology::Sharding;
 
-use super::UnitCost;
+use super::{ModelCost, UnitCost};
 use crate::recipe::plan::Plan;
 use crate::step::precision::Precision;
 use crate::step::segments::Segments;
@@ -57,6 +57,11 @@ impl Placement {
     /// Returns the units of `backbone` that keep no graph.
     pub(super) fn segments(&self, backbone: &[UnitCost]) -> Segments {
         Segments::new(backbone.len(), self.keep, self.segment)
+    }
+
+    /// Returns the number of ranks among which the columns of `model` are divided.
+    pub(super) fn n_parts(&self, model: &ModelCost) -> usize {
+        model.n_parts().min(self.group_size)
     }
 
     /// Returns true if weights are gathered at all.

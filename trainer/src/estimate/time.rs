@@ -196,7 +196,7 @@ const N_COLUMN_SUMS: usize = 6;
 impl<'a> Collectives<'a> {
     fn new(model: &ModelCost, placement: &'a Placement, fabric: &'a Fabric) -> Self {
         let members = |size, stride| Members::new(size, stride, placement, fabric);
-        let n_parts = model.n_parts_on(placement);
+        let n_parts = placement.n_parts(model);
         // Ranks with the same columns are neighbors in each shard group.
         let run = (placement.group_size / n_parts).max(1);
         let n_runs = placement.world_size / n_parts / run;

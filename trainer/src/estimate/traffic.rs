@@ -103,7 +103,7 @@ pub fn traffic(model: &ModelCost, placement: &Placement) -> Traffic {
 
 /// Returns the bytes that a rank receives in a collective of all ranks, or of all with the same columns.
 fn received_bytes(collective: Collective, model: &ModelCost, placement: &Placement) -> f64 {
-    let (n_ranks, n_parts) = (placement.world_size, model.n_parts_on(placement));
+    let (n_ranks, n_parts) = (placement.world_size, placement.n_parts(model));
     let bytes = |n_values: usize| (n_values * Wire::F32.bytes()) as f64;
     // Every rank adds up a part, and sends the sum to all others.
     let sum = |n_values: usize, n_ranks: usize| 2.0 * bytes(n_values.div_ceil(n_ranks) * (n_ranks - 1));
