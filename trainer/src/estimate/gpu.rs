@@ -69,7 +69,7 @@ fn moved_bytes(model: &ModelCost, placement: &Placement) -> f64 {
     let again = segments.again();
     let again: f64 = again.map(|number| backbone[number].graph.total()).sum();
     let others: f64 = model.others.iter().map(graphs).sum();
-    let prepared: f64 = model.prepared().map(|unit| unit.graph.total()).sum();
-    let elements = MOVES[0] * graphs(&model.trained) + MOVES[1] * (others + again + prepared);
+    let in_heads: f64 = model.run_twice().map(|unit| unit.graph.total()).sum();
+    let elements = MOVES[0] * graphs(&model.trained) + MOVES[1] * (others + again + in_heads);
     ACTIVATION_BYTES * placement.rank_batch as f64 * elements
 }

@@ -164,7 +164,7 @@ impl ModelCost {
     }
 
     /// Returns the units that run a second time, without a graph, for the collectives of the method.
-    pub(super) fn prepared(&self) -> impl Iterator<Item = &UnitCost> {
+    pub(super) fn run_twice(&self) -> impl Iterator<Item = &UnitCost> {
         self.trained.head.iter().filter(|unit| unit.runs_twice)
     }
 

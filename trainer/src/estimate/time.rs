@@ -35,11 +35,10 @@ pub fn step_flops(model: &ModelCost, placement: &Placement) -> [f64; 2] {
     let backbone = &model.trained.backbone;
     let segments = placement.segments(backbone);
     let flops = |network: &NetworkCost| network.units().map(|unit| unit.flops).sum::<f64>();
-    let once = model.others.iter().map(flops).sum::<f64>() + 3.0 * flops(&model.trained);
+    let in_heads: f64 = model.run_twice().map(|unit| unit.flops).sum();
+    let once = model.others.iter().map(flops).sum::<f64>() + 3.0 * flops(&model.trained) + in_heads;
     let again = segments.again();
     let twice: f64 = again.map(|number| backbone[number].flops).sum();
-    let prepared: f64 = model.prepared().map(|unit| unit.flops).sum();
-    let once = once + prepared;
     [images * once, images * (once + twice)]
 }
 
@@ -136,7 +135,7 @@ fn tasks(model: &ModelCost, placement: &Placement, collectives: &Collectives<'_>
     let trained = &model.trained;
     tasks.extend(forward(&trained.backbone, false));
     let prepare = Task {
-        flops: model.prepared().map(|unit| unit.flops).sum(),
+        flops: model.run_twice().map(|unit| unit.flops).sum(),
         waits_s: collectives.of_method_s(&model.collectives),
         ..Task::default()
     };

@@ -199,7 +199,7 @@ impl SelfDistillation {
 
     /// The heads of the student, and of its moving average.
     fn heads(&self) -> Vec<Head> {
-        self.heads_of(&self.head, self.patches.as_ref().and_then(|cells| cells.head.as_ref()), self.width)
+        self.heads_of(&self.head, self.patches.as_ref().and_then(|patches| patches.head.as_ref()), self.width)
     }
 
     /// Heads of these sizes on features of `width` channels.
@@ -275,7 +275,7 @@ impl Method for SelfDistillation {
     }
 
     fn masks(&self) -> Option<MaskRule> {
-        self.patches.as_ref().map(|cells| cells.masks)
+        self.patches.as_ref().map(|patches| patches.masks)
     }
 
     fn prepare(
@@ -333,7 +333,7 @@ impl Method for SelfDistillation {
     }
 
     fn after_step(&mut self, observed: &[(&'static str, Vec<f32>)]) {
-        let of_cells = self.patches.as_mut().map(|cells| &mut cells.targets);
+        let of_cells = self.patches.as_mut().map(|patches| &mut patches.targets);
         for targets in std::iter::once(&mut self.targets).chain(of_cells) {
             targets.observe(observed);
         }
@@ -343,8 +343,8 @@ impl Method for SelfDistillation {
         let decay = if self.frozen.is_some() { "knobs/average_decay" } else { "knobs/teacher_decay" };
         let mut values =
             vec![(decay, self.decay.at(step)), ("knobs/teacher_temp", self.targets.temperature.at(step))];
-        if let Some(cells) = &self.patches {
-            values.push(("knobs/teacher_patch_temp", cells.targets.temperature.at(step)));
+        if let Some(patches) = &self.patches {
+            values.push(("knobs/teacher_patch_temp", patches.targets.temperature.at(step)));
         }
         values
     }
@@ -364,20 +364,19 @@ impl Method for SelfDistillation {
             TargetDistribution::over(sizes.prototypes, entropy, targets.temperature_key)
         };
         let of_views = of(&self.head, TARGET_ENTROPY, &self.targets);
-        let of_cells = self
-            .patches
-            .as_ref()
-            .map(|cells| of(cells.head.as_ref().unwrap_or(&self.head), PATCH_TARGET_ENTROPY, &cells.targets));
+        let of_cells = self.patches.as_ref().map(|patches| {
+            of(patches.head.as_ref().unwrap_or(&self.head), PATCH_TARGET_ENTROPY, &patches.targets)
+        });
         std::iter::once(of_views).chain(of_cells).collect()
     }
 
     fn state(&self) -> Vec<(String, Vec<f32>)> {
-        let of_cells = self.patches.as_ref().map(|cells| cells.targets.state());
+        let of_cells = self.patches.as_ref().map(|patches| patches.targets.state());
         std::iter::once(self.targets.state()).chain(of_cells).collect()
     }
 
     fn load_state(&mut self, state: &[(String, Vec<f32>)]) -> Result<(), String> {
-        let of_cells = self.patches.as_mut().map(|cells| &mut cells.targets);
+        let of_cells = self.patches.as_mut().map(|patches| &mut patches.targets);
         std::iter::once(&mut self.targets).chain(of_cells).try_for_each(|targets| targets.load(state))
     }
 }
