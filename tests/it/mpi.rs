@@ -314,6 +314,19 @@ fn bench_shard(world: &World, sets: &[&str]) -> serde_json::Value {
     row["modes"][0].clone()
 }
 
+/// Weights of kept units and gradients in transfer, where they are most of a rank's memory.
+#[test]
+fn kept_weights_are_planned() {
+    let world = World::new(60);
+    // 45 MB of parameters, 34 of them in two units.
+    let model = "model={arch='resnet',depth=18,image_px=16,stem='small'}";
+    for keep in [0, 1, 4, 9] {
+        let row = bench_shard(&world, &[model, &format!("run.keep={keep}")]);
+        let (peak, planned) = (number(&row, "peak_bytes"), number(&row, "planned_peak_bytes"));
+        assert!((peak - planned).abs() < 0.1 * planned, "{keep}: peak {peak}, planned {planned}");
+    }
+}
+
 fn number(row: &serde_json::Value, key: &str) -> f64 {
     row[key].as_f64().unwrap()
 }
@@ -346,7 +359,7 @@ fn ranks_gather_parts_of_units() {
     let whole = bench_shard(&world, &[network]);
     let parts = bench_shard(&world, &[network, "run.max_unit_parameters=200000"]);
     let (peak, planned) = (number(&parts, "peak_bytes"), number(&parts, "planned_peak_bytes"));
-    assert!((peak - planned).abs() < 0.15 * planned, "peak {peak}, planned {planned}");
+    assert!((peak - planned).abs() < 0.1 * planned, "peak {peak}, planned {planned}");
     assert!(peak < 0.6 * number(&whole, "peak_bytes"), "{whole} {parts}");
     let (a, b) = (number(&whole, "loss"), number(&parts, "loss"));
     assert!((a - b).abs() < 1e-4 * a, "{a} {b}");

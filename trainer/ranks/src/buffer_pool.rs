@@ -10,10 +10,22 @@ const MAX_SPARE: usize = 4;
 /// Ratio of capacity to need above which a spare buffer is left for a unit of its own size.
 const MAX_CAPACITY_RATIO: usize = 3;
 
+/// Memory that can be used again: a buffer, or the number of its words alone in an estimate.
+pub trait Reusable {
+    /// The number of 32-bit words that fit.
+    fn capacity_words(&self) -> usize;
+}
+
+/// Unused buffers, and the rule by which they are used again.
+#[derive(Debug, Default)]
+pub struct SpareBuffers<B> {
+    spare: Vec<B>,
+}
+
 /// A pool of buffers.
 #[derive(Debug, Default)]
 pub struct BufferPool {
-    spare: Mutex<Vec<Vec<u32>>>,
+    spare: Mutex<SpareBuffers<Vec<u32>>>,
 }
 
 /// A buffer of a pool, to which it returns when dropped.
@@ -25,28 +37,62 @@ pub struct PooledBuffer {
     pool: Arc<BufferPool>,
 }
 
-impl BufferPool {
-    /// Takes a buffer of `len` elements of `dtype`, f32 or bf16, with unspecified content.
-    pub fn take(self: &Arc<Self>, len: usize, dtype: DType) -> PooledBuffer {
-        let n_words = (len * dtype.size()).div_ceil(size_of::<u32>());
-        let mut spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner);
-        // Takes the smallest that is large enough, but not so large that a unit of its size would lack it, so that the
-        // peak of a step does not depend on which buffer happens to be free. Growing one would copy unused content.
-        spare.sort_by_key(Vec::capacity);
-        let fits = spare
-            .iter()
-            .position(|words| (n_words..=MAX_CAPACITY_RATIO * n_words).contains(&words.capacity()));
-        let mut words = fits.map_or_else(|| Vec::with_capacity(n_words), |index| spare.swap_remove(index));
-        drop(spare);
-        words.resize(n_words, 0);
-        PooledBuffer { words, len, dtype, pool: Arc::clone(self) }
+impl Reusable for Vec<u32> {
+    fn capacity_words(&self) -> usize {
+        self.capacity()
     }
 }
 
+impl Reusable for usize {
+    fn capacity_words(&self) -> usize {
+        *self
+    }
+}
+
+impl<B: Reusable> SpareBuffers<B> {
+    /// Takes the smallest buffer with room for `n_words`, but none so large that a unit of its size would lack it, so that the
+    /// peak of a step does not depend on which buffer happens to be free. A smaller one is left as it is: growing it would copy
+    /// unused content.
+    pub fn take(&mut self, n_words: usize) -> Option<B> {
+        let fits = |buffer: &B| (n_words..=MAX_CAPACITY_RATIO * n_words).contains(&buffer.capacity_words());
+        self.spare.sort_by_key(Reusable::capacity_words);
+        let position = self.spare.iter().position(fits)?;
+        Some(self.spare.swap_remove(position))
+    }
+
+    /// Adds a buffer; above a limit, the smallest of all is dropped.
+    pub fn put(&mut self, buffer: B) {
+        self.spare.push(buffer);
+        if self.spare.len() > MAX_SPARE {
+            self.spare.sort_by_key(Reusable::capacity_words);
+            self.spare.remove(0);
+        }
+    }
+
+    /// The unused buffers.
+    pub fn iter(&self) -> impl Iterator<Item = &B> {
+        self.spare.iter()
+    }
+}
+
+/// Returns the number of 32-bit words that hold `len` elements of `dtype`.
+pub fn words_of(len: usize, dtype: DType) -> usize {
+    (len * dtype.size()).div_ceil(size_of::<u32>())
+}
+
 impl BufferPool {
+    /// Takes a buffer of `len` elements of `dtype`, f32 or bf16, with unspecified content.
+    pub fn take(self: &Arc<Self>, len: usize, dtype: DType) -> PooledBuffer {
+        let n_words = words_of(len, dtype);
+        let taken = self.spare.lock().unwrap_or_else(PoisonError::into_inner).take(n_words);
+        let mut words = taken.unwrap_or_else(|| Vec::with_capacity(n_words));
+        words.resize(n_words, 0);
+        PooledBuffer { words, len, dtype, pool: Arc::clone(self) }
+    }
+
     /// Frees the unused buffers.
     pub fn clear(&self) {
-        self.spare.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        self.spare.lock().unwrap_or_else(PoisonError::into_inner).spare.clear();
     }
 }
 
@@ -73,12 +119,8 @@ impl AsRef<[u8]> for PooledBuffer {
 
 impl Drop for PooledBuffer {
     fn drop(&mut self) {
-        let mut spare = self.pool.spare.lock().unwrap_or_else(PoisonError::into_inner);
-        spare.push(std::mem::take(&mut self.words));
-        if spare.len() > MAX_SPARE {
-            spare.sort_by_key(Vec::capacity);
-            spare.remove(0);
-        }
+        let words = std::mem::take(&mut self.words);
+        self.pool.spare.lock().unwrap_or_else(PoisonError::into_inner).put(words);
     }
 }
 
@@ -96,7 +138,7 @@ mod tests {
         let tensor = buffer.into_tensor(&Device::flex());
         let part = tensor.clone().narrow(0, 10, 10);
         drop(tensor);
-        assert!(pool.spare.lock().unwrap().is_empty(), "a slice still looks at it");
+        assert_eq!(pool.spare.lock().unwrap().iter().count(), 0, "a slice still looks at it");
         assert_eq!(part.into_data().try_to_vec::<f32>().unwrap()[0], 10.0);
         // Of the same number of bytes.
         let mut again = pool.take(199, DType::BF16);

@@ -2,7 +2,7 @@
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
-mod buffer_pool;
+pub mod buffer_pool;
 pub mod collectives;
 pub mod column_group;
 pub mod communicator;

@@ -9,13 +9,17 @@
 //! time         the computation, and what it waits for: the units and their collectives on a timeline
 //! ```
 
+mod backward;
 mod fabric;
 mod failure;
+mod gathered;
 mod gpu;
 mod memory;
 mod model;
+mod placed;
 mod placement;
 mod presets;
+mod retention;
 mod simulate;
 mod time;
 mod traffic;
@@ -23,10 +27,11 @@ mod traffic;
 pub use fabric::Fabric;
 pub use failure::{Goodput, goodput};
 pub use gpu::{EFFICIENCY, GPUS, Gpu};
-pub use memory::{Memory, fit, memory, retention};
+pub use memory::{Memory, memory};
 pub use model::{ModelCost, NetworkCost, UnitCost, of_plan};
 pub use placement::Placement;
 pub use presets::{PRESETS, preset};
+pub use retention::{fit, retention};
 pub use simulate::{Simulation, simulate};
 pub use time::{StepTime, step_flops, step_time};
 pub use traffic::{Traffic, traffic};

@@ -23,7 +23,7 @@ use super::batch::{MicroBatch, SlicedImages};
 use super::columns::ColumnPass;
 use super::config::StepConfig;
 use super::drawn::Drawn;
-use super::forward::{Inferred, forward, infer_all};
+use super::forward::{Inferred, TrainedPass, forward, infer_all};
 use super::heads::HeadPass;
 use super::loss::{LossResult, Scoring};
 use super::net::{Division, Listed, Net, Nets};
@@ -250,11 +250,15 @@ impl Trainer {
         let scored = scoring.run(&pass.batches, &others, &columns, &mut gathers, &mut reductions)?;
         let LossResult { scalars, grads, observed, constrained, observations: of_heads, trained: outputs } =
             scored;
-        observations.extend(pass.observations.into_iter().chain(of_heads));
+        let TrainedPass { batches, tape, observations: of_backbone } = pass;
+        observations.extend(of_backbone.into_iter().chain(of_heads));
+        let embeddings = self.embeddings(&others, &outputs);
+        // The backward pass needs their memory.
+        drop((batches, others, columns, outputs));
         phases.head_ms = clock.lap_ms();
 
         entering("backward");
-        let at_features = BackwardInputs { tape: pass.tape, grads, wire: self.config.precision.reduce };
+        let at_features = BackwardInputs { tape, grads, wire: self.config.precision.reduce };
         backward(trained, at_features, &draws, passes, &mut gathers, &mut reductions)?;
         let sums = reductions.finish()?;
         assert_eq!(sums.len(), trained.shards.len(), "a gradient for every unit");
@@ -262,10 +266,16 @@ impl Trainer {
         phases.backward_ms = clock.lap_ms();
         phases.wait_ms = (self.comm.waited() - waited).as_secs_f64() * 1e3;
 
-        let evaluated = self.state.method.evaluated();
-        let of_evaluated = others.iter().find(|(name, _)| *name == evaluated).map_or(&outputs, |(_, of)| of);
-        let embeddings = of_evaluated.iter().map(Outputs::image_rows).collect();
         Ok(Gradients { shards, scalars, observed, constrained, observations, embeddings, phases })
+    }
+
+    /// The embeddings of the evaluated network by micro-batch, in memory of their own. `others` are the outputs of the networks
+    /// without gradients, `trained` those of the trained one.
+    fn embeddings(&self, others: &[(&'static str, Vec<Outputs>)], trained: &[Outputs]) -> Vec<Tensor<2>> {
+        let evaluated = self.state.method.evaluated();
+        let of_evaluated =
+            others.iter().find(|(name, _)| *name == evaluated).map_or(trained, |(_, outputs)| outputs);
+        of_evaluated.iter().map(|outputs| outputs.image_rows().mul_scalar(1.0)).collect()
     }
 
     /// The loss of step `step`, with micro-batches of `n_images`.
