@@ -62,7 +62,7 @@ impl BackwardPass<'_> {
         let at_once = if has_stages { placed.n_images() } else { placed.micro_batch() };
         let is_part = unit.given != unit.input;
         let at_input = if has_stages || is_part { placed.n_images() } else { placed.micro_batch() };
-        let given = placed.given_bytes(unit) * at_input / placed.n_images();
+        let given = unit.given.bytes(placed.placement.precision.types()) * at_input;
         placed.graph_bytes(unit, at_once) + output + given
     }
 
