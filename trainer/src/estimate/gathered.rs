@@ -56,7 +56,7 @@ fn keeps_weights(placed: PlacedModel<'_>, number: usize) -> bool {
     placed.placement.sharding == Sharding::Grad || placed.keeps_graph(number)
 }
 
-/// The gathers of a step in order ([`Weights::gathers`](crate::step::weights)). Those whose buffers stay take no memory
+/// The gathers of a step in the order of `step::weights`. Those whose buffers stay take no memory
 /// here.
 fn gathers(placed: PlacedModel<'_>) -> Vec<Passing> {
     let backbone = |network: &NetworkCost, keeps: &dyn Fn(usize) -> bool| -> Vec<Passing> {
