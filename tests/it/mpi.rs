@@ -300,7 +300,7 @@ fn ranks_divide_prototypes() {
     assert!((a - b).abs() < 1e-5 * a, "{a} {b}");
 }
 
-/// Measures a step of four ranks, with these settings, that recompute all units.
+/// Measures a step of four ranks with these settings, in which they recompute all units unless a setting says otherwise.
 fn bench_shard(world: &World, sets: &[&str]) -> serde_json::Value {
     let tiny = world.text("tiny.toml");
     let sets = [&["optim.batch_size=8", "run.workers=1", "run.keep=0"], sets].concat();

@@ -50,8 +50,8 @@ impl Reusable for usize {
 }
 
 impl<B: Reusable> SpareBuffers<B> {
-    /// Takes the smallest buffer with room for `n_words`, but none so large that a unit of its size would lack it, so that the
-    /// peak of a step does not depend on which buffer happens to be free. A smaller one is left as it is: growing it would copy
+    /// Takes the smallest buffer with room for `n_words` that is at most three times as large: larger ones stay for larger units,
+    /// so that the peak of a step does not depend on which buffer happens to be free. None is made larger, which would copy
     /// unused content.
     pub fn take(&mut self, n_words: usize) -> Option<B> {
         let fits = |buffer: &B| (n_words..=MAX_CAPACITY_RATIO * n_words).contains(&buffer.capacity_words());
@@ -73,11 +73,6 @@ impl<B: Reusable> SpareBuffers<B> {
     pub fn iter(&self) -> impl Iterator<Item = &B> {
         self.spare.iter()
     }
-}
-
-/// Returns the number of 32-bit words that hold `len` elements of `dtype`.
-pub fn words_of(len: usize, dtype: DType) -> usize {
-    (len * dtype.size()).div_ceil(size_of::<u32>())
 }
 
 impl BufferPool {
@@ -124,9 +119,27 @@ impl Drop for PooledBuffer {
     }
 }
 
+/// Returns the number of 32-bit words that hold `len` elements of `dtype`.
+pub fn words_of(len: usize, dtype: DType) -> usize {
+    (len * dtype.size()).div_ceil(size_of::<u32>())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_smallest_buffer_that_fits_is_taken_and_the_smallest_of_all_dropped() {
+        let mut buffers = SpareBuffers::default();
+        [100, 250, 40].into_iter().for_each(|words| buffers.put(words));
+        assert_eq!(buffers.take(90), Some(100));
+        assert_eq!(buffers.take(90), Some(250), "the next one with room");
+        assert_eq!(buffers.take(41), None, "too small");
+        assert_eq!(buffers.take(13), None, "more than three times as large");
+        (1..=MAX_SPARE).for_each(|i| buffers.put(100 * i));
+        assert_eq!(buffers.iter().count(), MAX_SPARE);
+        assert_eq!(buffers.take(40), Some(100), "40 was dropped");
+    }
 
     #[test]
     fn a_buffer_comes_back_when_the_last_tensor_goes() {

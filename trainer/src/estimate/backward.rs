@@ -13,8 +13,8 @@ pub(super) struct BackwardPass<'a> {
     pub(super) gathered: &'a GatheredWeights,
 }
 
-/// The gradient that was computed last.
-struct LastGradient {
+/// The newest gradient.
+struct NewestGradient {
     /// Bytes while ranks exchange it and add it up.
     in_transfer_bytes: f64,
     /// Bytes of this rank's shard of the sum.
@@ -22,15 +22,17 @@ struct LastGradient {
 }
 
 impl BackwardPass<'_> {
-    /// Returns the bytes beyond those of gathered weights, all inputs and all kept graphs, at their peak.
+    /// Returns the largest number of bytes by which the backward pass exceeds gathered weights, kept inputs and kept graphs, all together;
+    /// 0 if it never does.
     pub(super) fn peak_bytes(&self) -> f64 {
         let placed = self.placed;
         let (backbone, segments) = (placed.backbone(), placed.segments());
-        // `freed` is what the units behind held, `reduced` the shards of their gradients, but for the last.
+        // `freed` are bytes that were released by units whose backward pass is done, `reduced` the shards of their gradients without
+        // the newest, which alone is in transfer where links are fast.
         let (mut freed, mut reduced, mut peak) = (0.0, 0.0, 0.0_f64);
-        let mut last = self.last_of_heads();
+        let mut newest = self.gradient_of_heads();
         for (number, unit) in backbone.iter().enumerate().rev() {
-            let gradients = self.gradient_bytes(unit) + reduced + last.in_transfer_bytes;
+            let gradients = self.gradient_bytes(unit) + reduced + newest.in_transfer_bytes;
             if placed.keeps_graph(number) {
                 peak = peak.max(gradients - freed);
                 freed += placed.graph_bytes(unit, placed.n_images());
@@ -41,29 +43,33 @@ impl BackwardPass<'_> {
                     let inputs = backbone[start + 1..=number].iter();
                     freed -= inputs.map(|unit| placed.input_bytes(unit)).sum::<f64>();
                 }
-                peak = peak.max(self.again_bytes(number) + gradients - freed);
+                peak = peak.max(self.recomputed_bytes(number) + gradients - freed);
                 let is_first = segments.keeps_input(number);
                 freed += if is_first { placed.kept_bytes(unit) } else { placed.input_bytes(unit) };
             }
             freed += self.gathered.kept_bytes[number];
-            reduced += last.shard_bytes;
-            last = self.last_of_backbone(unit);
+            reduced += newest.shard_bytes;
+            newest = self.gradient_of_unit(unit);
         }
-        peak.max(reduced + last.in_transfer_bytes - freed)
+        peak.max(reduced + newest.in_transfer_bytes - freed)
     }
 
     /// Bytes of the graph of unit `number`, which runs again, and of the gradients at its output and its input.
-    fn again_bytes(&self, number: usize) -> f64 {
+    fn recomputed_bytes(&self, number: usize) -> f64 {
         let placed = self.placed;
         let unit = &placed.backbone()[number];
         let output = placed.backbone().get(number + 1).map_or(0.0, |next| placed.given_bytes(next));
+        let given = placed.given_bytes(unit);
+        let n_micro_batches = placed.placement.rank_micro_batches.max(1) as f64;
         // Between the stages of a unit the graphs are those of all images, and so are the gradients between parts.
         let has_stages = unit.n_sums > 0;
-        let at_once = if has_stages { placed.n_images() } else { placed.micro_batch() };
-        let is_part = unit.given != unit.input;
-        let at_input = if has_stages || is_part { placed.n_images() } else { placed.micro_batch() };
-        let given = unit.given.bytes(placed.placement.precision.types()) * at_input;
-        placed.graph_bytes(unit, at_once) + output + given
+        if has_stages || unit.given != unit.input {
+            let at_once = if has_stages { placed.n_images() } else { placed.micro_batch() };
+            return placed.graph_bytes(unit, at_once) + output + given;
+        }
+        // The gradients at the output of one micro-batch after another become gradients at the input.
+        let gradients = (output + given / n_micro_batches).max(output / n_micro_batches + given);
+        placed.graph_bytes(unit, placed.micro_batch()) + gradients
     }
 
     /// Bytes of the gradient of a unit. Every worker has that of its slice, by parameter, beside the sums of earlier
@@ -78,24 +84,24 @@ impl BackwardPass<'_> {
     }
 
     /// The gradients of all heads, which wait for the first unit of the backbone that computes.
-    fn last_of_heads(&self) -> LastGradient {
+    fn gradient_of_heads(&self) -> NewestGradient {
         let sizes = self.placed.heads().iter().map(|unit| self.placed.gathered(unit));
         let in_transfer = F32 * (sizes.clone().sum::<f64>() + sizes.fold(0.0, f64::max));
         let shards: f64 = self.placed.heads().iter().map(|unit| self.placed.shard(unit)).sum();
-        self.last(in_transfer, F32 * shards)
+        self.gradient(in_transfer, F32 * shards)
     }
 
     /// The gradient of `unit` of the backbone, which is sent and received.
-    fn last_of_backbone(&self, unit: &UnitCost) -> LastGradient {
+    fn gradient_of_unit(&self, unit: &UnitCost) -> NewestGradient {
         let in_transfer = 2.0 * self.sent_bytes() * self.placed.padded(unit);
-        self.last(in_transfer, F32 * self.placed.shard(unit))
+        self.gradient(in_transfer, F32 * self.placed.shard(unit))
     }
 
     /// A gradient, which is not sent where there is one rank.
-    fn last(&self, in_transfer_bytes: f64, shard_bytes: f64) -> LastGradient {
+    fn gradient(&self, in_transfer_bytes: f64, shard_bytes: f64) -> NewestGradient {
         let is_alone = self.placed.placement.world_size == 1;
         let in_transfer_bytes = if is_alone { shard_bytes } else { in_transfer_bytes.max(shard_bytes) };
-        LastGradient { in_transfer_bytes, shard_bytes }
+        NewestGradient { in_transfer_bytes, shard_bytes }
     }
 
     /// Bytes of an element of a gradient of the backbone as it is sent.

@@ -17,17 +17,30 @@ pub(super) struct GatheredWeights {
     /// Bytes of the weights that stay, by unit of the trained backbone.
     pub(super) kept_bytes: Vec<f64>,
     /// Bytes of all buffers that do not stay, at their peak.
-    pub(super) passing_bytes: f64,
+    pub(super) transient_bytes: f64,
+}
+
+/// Estimates the memory of gathered weights.
+pub(super) fn gathered_weights(placed: PlacedModel<'_>) -> GatheredWeights {
+    let backbone = placed.backbone();
+    let kept_bytes = |(number, unit): (usize, &UnitCost)| match keeps_weights(placed, number) {
+        true => (gather_of(placed, unit, false).n_words * WORD_BYTES) as f64,
+        false => 0.0,
+    };
+    GatheredWeights {
+        kept_bytes: backbone.iter().enumerate().map(kept_bytes).collect(),
+        transient_bytes: (peak_words(&gathers(placed)) * WORD_BYTES) as f64,
+    }
 }
 
 /// A gather of a step whose buffer does not stay.
-struct Passing {
+struct TransientGather {
     /// Number of 32-bit words; 0 where a rank computes with its own weights.
     n_words: usize,
     /// Whether the buffer returns to a pool.
     is_pooled: bool,
     /// Whether it is in use together with the next one, as the units of heads are.
-    with_next: bool,
+    held_with_next: bool,
 }
 
 /// Buffers in use and buffers that wait to be used again, by their numbers of words.
@@ -38,38 +51,25 @@ struct Buffers {
     peak_words: usize,
 }
 
-/// Estimates the memory of gathered weights.
-pub(super) fn gathered_weights(placed: PlacedModel<'_>) -> GatheredWeights {
-    let backbone = placed.backbone();
-    let kept_bytes = |(number, unit): (usize, &UnitCost)| match keeps_weights(placed, number) {
-        true => (passing(placed, unit, false).n_words * WORD_BYTES) as f64,
-        false => 0.0,
-    };
-    GatheredWeights {
-        kept_bytes: backbone.iter().enumerate().map(kept_bytes).collect(),
-        passing_bytes: (peak_words(&gathers(placed)) * WORD_BYTES) as f64,
-    }
-}
-
 /// Returns whether the weights of unit `number` of the trained backbone stay from its forward to its backward pass.
 fn keeps_weights(placed: PlacedModel<'_>, number: usize) -> bool {
     placed.placement.sharding == Sharding::Grad || placed.keeps_graph(number)
 }
 
-/// The gathers of a step in the order of `step::weights`. Those whose buffers stay take no memory
-/// here.
-fn gathers(placed: PlacedModel<'_>) -> Vec<Passing> {
-    let backbone = |network: &NetworkCost, keeps: &dyn Fn(usize) -> bool| -> Vec<Passing> {
+/// The gathers of a step in the order of `Weights::gathers` in [`crate::step`]. Gathers whose buffers are kept have 0 words.
+fn gathers(placed: PlacedModel<'_>) -> Vec<TransientGather> {
+    let backbone = |network: &NetworkCost, keeps: &dyn Fn(usize) -> bool| -> Vec<TransientGather> {
         let of_unit = |(number, unit): (usize, &UnitCost)| match keeps(number) {
-            true => Passing { n_words: 0, is_pooled: false, with_next: false },
-            false => passing(placed, unit, false),
+            true => TransientGather { n_words: 0, is_pooled: false, held_with_next: false },
+            false => gather_of(placed, unit, false),
         };
         network.backbone.iter().enumerate().map(of_unit).collect()
     };
-    let heads = |network: &NetworkCost| -> Vec<Passing> {
-        let mut list: Vec<Passing> = network.head.iter().map(|unit| passing(placed, unit, true)).collect();
+    let heads = |network: &NetworkCost| -> Vec<TransientGather> {
+        let mut list: Vec<TransientGather> =
+            network.head.iter().map(|unit| gather_of(placed, unit, true)).collect();
         // The next gather is in transfer while the last unit is in use.
-        list.iter_mut().rev().take(1).for_each(|last| last.with_next = false);
+        list.iter_mut().rev().take(1).for_each(|last| last.held_with_next = false);
         list
     };
     let mut list = Vec::new();
@@ -82,26 +82,26 @@ fn gathers(placed: PlacedModel<'_>) -> Vec<Passing> {
     if placed.placement.sharding != Sharding::Grad {
         for range in placed.segments().ranges().rev() {
             let numbers = (range.start..range.end - 1).chain(range.rev());
-            list.extend(numbers.map(|number| passing(placed, &placed.backbone()[number], false)));
+            list.extend(numbers.map(|number| gather_of(placed, &placed.backbone()[number], false)));
         }
     }
     list
 }
 
 /// The gather of a unit of a backbone, or of a head.
-fn passing(placed: PlacedModel<'_>, unit: &UnitCost, is_head: bool) -> Passing {
+fn gather_of(placed: PlacedModel<'_>, unit: &UnitCost, is_head: bool) -> TransientGather {
     let placement = placed.placement;
     let dtype = if is_head { DType::F32 } else { placement.precision.gathered() };
     // A rank that holds all of what it computes with takes its own weights, unless it rounds them.
     let is_moved = placement.offload || unit.n_shards(placement.group_size) > 1;
     let n_words = words_of(placed.gathered(unit) as usize, dtype);
     let n_words = if is_moved || dtype != DType::F32 { n_words } else { 0 };
-    Passing { n_words, is_pooled: is_moved, with_next: is_head }
+    TransientGather { n_words, is_pooled: is_moved, held_with_next: is_head }
 }
 
 /// Returns the largest number of words of all buffers together, with one gather ahead of the unit that computes. What
 /// one step leaves in the pool, the next one finds.
-fn peak_words(gathers: &[Passing]) -> usize {
+fn peak_words(gathers: &[TransientGather]) -> usize {
     let mut buffers = Buffers::default();
     for gathers in repeat_n(gathers, 2) {
         let mut held = Vec::new();
@@ -109,7 +109,7 @@ fn peak_words(gathers: &[Passing]) -> usize {
         for (number, gather) in gathers.iter().enumerate() {
             held.extend(ahead.take().map(|words| (words, gather.is_pooled)));
             ahead = gathers.get(number + 1).map(|next| buffers.take(next));
-            if !gather.with_next {
+            if !gather.held_with_next {
                 held.drain(..).for_each(|(words, is_pooled)| buffers.release(words, is_pooled));
             }
         }
@@ -120,7 +120,7 @@ fn peak_words(gathers: &[Passing]) -> usize {
 
 impl Buffers {
     /// Takes a buffer, and returns its number of words.
-    fn take(&mut self, gather: &Passing) -> usize {
+    fn take(&mut self, gather: &TransientGather) -> usize {
         let spare = if gather.is_pooled { self.spare.take(gather.n_words) } else { None };
         let words = spare.unwrap_or(gather.n_words);
         self.in_use_words += words;
@@ -140,12 +140,12 @@ impl Buffers {
 mod tests {
     use super::*;
 
-    fn of_words(n_words: usize) -> Passing {
-        Passing { n_words, is_pooled: true, with_next: false }
+    fn of_words(n_words: usize) -> TransientGather {
+        TransientGather { n_words, is_pooled: true, held_with_next: false }
     }
 
-    fn of_head(n_words: usize) -> Passing {
-        Passing { with_next: true, ..of_words(n_words) }
+    fn of_head(n_words: usize) -> TransientGather {
+        TransientGather { held_with_next: true, ..of_words(n_words) }
     }
 
     #[test]
@@ -159,8 +159,12 @@ mod tests {
 
     #[test]
     fn units_of_heads_are_in_use_together() {
-        let [first, second, after] = [of_head(100), of_words(100), of_words(100)];
-        assert_eq!(peak_words(&[first, second, after]), 300);
+        let gathers = || [of_head(100), of_words(100), of_words(100), of_words(100)];
+        // Two units of heads, and the next unit in transfer: they are released before another one is gathered.
+        assert_eq!(peak_words(&gathers()), 300);
+        let [first, second, ..] = gathers();
+        let last = TransientGather { held_with_next: true, ..second };
+        assert_eq!(peak_words(&[first, last, of_words(100), of_words(100)]), 400);
     }
 
     #[test]
@@ -171,14 +175,15 @@ mod tests {
 
     #[test]
     fn what_stays_between_two_units_lets_them_share_a_buffer() {
-        let stays = || Passing { n_words: 0, is_pooled: false, with_next: false };
+        let stays = || TransientGather { n_words: 0, is_pooled: false, held_with_next: false };
         assert_eq!(peak_words(&[of_words(100), stays(), of_words(100)]), 100);
         assert_eq!(peak_words(&[of_words(100), of_words(100)]), 200);
     }
 
     #[test]
     fn rounded_weights_of_one_rank_are_freed_one_after_another() {
-        let gathers = [10, 90, 80, 70].map(|n_words| Passing { is_pooled: false, ..of_words(n_words) });
+        let gathers =
+            [10, 90, 80, 70].map(|n_words| TransientGather { is_pooled: false, ..of_words(n_words) });
         assert_eq!(peak_words(&gathers), 170);
     }
 }

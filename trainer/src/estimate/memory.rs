@@ -15,14 +15,14 @@ pub struct Memory {
     pub state_bytes: f64,
     /// Shards of gradients.
     pub gradient_bytes: f64,
-    /// Gathered units in transfer, in use or kept.
+    /// Gathered units in transfer, in use or kept, and unused buffers of the pool.
     pub gathered_bytes: f64,
     /// Pixels of a batch in the form that the first unit takes.
     pub input_bytes: f64,
     /// Inputs and graphs that stay until the backward pass.
     pub activation_bytes: f64,
-    /// The graph in use, and gradients of whole units before they are sharded; in the worse of two
-    /// phases: the head, and the units' backward pass.
+    /// The graph in use, and gradients of whole units before they are sharded, in the worse of two phases: the heads, and
+    /// the backward pass, less what it has freed by then.
     pub work_bytes: f64,
     /// Copies of the state while a checkpoint is written: the optimizer changes what is being saved.
     pub checkpoint_bytes: f64,
@@ -63,7 +63,7 @@ pub fn memory(model: &ModelCost, placement: &Placement) -> Memory {
     Memory {
         state_bytes: here * F32 * (with_moments + others(true)),
         gradient_bytes: F32 * shards,
-        gathered_bytes: gathered.passing_bytes + gathered.kept_bytes.iter().sum::<f64>(),
+        gathered_bytes: gathered.transient_bytes + gathered.kept_bytes.iter().sum::<f64>(),
         input_bytes: F32 * model.pixels * images,
         activation_bytes: placed.backbone().iter().enumerate().map(retained).sum(),
         work_bytes: head_bytes(placed).max(backward.peak_bytes()),

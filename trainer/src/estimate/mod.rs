@@ -4,7 +4,8 @@
 //! ```text
 //! persistent   4·(weights + other networks + moments + gradients) · P / S     S: ranks of a shard group; AdamW has two
 //!              moments, SGD one
-//! gathered     one unit in transfer, the heads or one unit in use, and units that are kept (K; all with `grad`)
+//! gathered     one unit in transfer, and the heads or one unit in use, in buffers that live as long as the run; and units that
+//!              are kept (K; all with `grad`)
 //! traffic      full (2·P + P - kept) gathered, P reduced;  grad 2·P gathered, P reduced;  none 2·P reduced
 //! time         the computation, and what it waits for: the units and their collectives on a timeline
 //! ```
@@ -31,7 +32,7 @@ pub use memory::{Memory, memory};
 pub use model::{ModelCost, NetworkCost, UnitCost, of_plan};
 pub use placement::Placement;
 pub use presets::{PRESETS, preset};
-pub use retention::{fit, retention};
+pub use retention::{fit, least_memory, retention};
 pub use simulate::{Simulation, simulate};
 pub use time::{StepTime, step_flops, step_time};
 pub use traffic::{Traffic, traffic};

@@ -1,6 +1,6 @@
 //! Choice of the units that keep their graphs, so that a step fits into a rank's memory.
 
-use super::{ModelCost, Placement, memory, of_plan};
+use super::{Memory, ModelCost, Placement, memory, of_plan};
 use crate::error::TrainError;
 use crate::recipe::plan::{Plan, RankResources};
 
@@ -28,6 +28,10 @@ pub fn fit(mut plan: Plan, room: RankResources) -> Result<Plan, TrainError> {
 
 /// Lengths of segments from which one is chosen.
 const SEGMENTS: [usize; 9] = [1, 2, 3, 4, 6, 8, 12, 16, 24];
+
+/// Number of kept graphs up to which every number is tried: among the last, large units fewer kept graphs may take more memory, because the
+/// weights of a unit that keeps its graph need no buffer of the pool.
+const MAX_TRIED: usize = 64;
 
 /// Multiple of the rank's memory above which a plan is refused. The margin allows for memory that other processes
 /// free, and for errors of the estimate.
@@ -60,31 +64,114 @@ pub fn retention(
     };
     let fitting = lengths.iter().find_map(|length| Some((graphs(*length)?, *length)));
     fitting.unwrap_or_else(|| {
-        let peak = |length: &usize| {
-            let placement =
-                Placement { keep: keep.unwrap_or(0).min(n_units), segment: *length, ..*placement };
-            memory(model, &placement).needed_bytes()
+        let of_length = |length: &usize| {
+            let placement = Placement { segment: *length, ..*placement };
+            let keep = keep.map_or_else(|| least_kept_graphs(model, &placement), |keep| keep.min(n_units));
+            (keep, *length, needed_bytes(model, &placement, keep))
         };
-        let least = lengths.iter().min_by(|a, b| peak(a).total_cmp(&peak(b)));
-        (keep.unwrap_or(0), least.copied().unwrap_or(1))
+        let least = lengths.iter().map(of_length).min_by(|a, b| a.2.total_cmp(&b.2));
+        least.map_or((keep.unwrap_or(0), 1), |(least, length, _)| (keep.unwrap_or(least), length))
     })
 }
 
-/// Returns the largest number of units that can keep their graph within `bytes` of a rank's memory; `None` if even 0
-/// does not fit.
+/// Returns the memory of a rank with as many kept graphs as take the least.
+pub fn least_memory(model: &ModelCost, placement: &Placement) -> Memory {
+    memory(model, &Placement { keep: least_kept_graphs(model, placement), ..*placement })
+}
+
+fn least_kept_graphs(model: &ModelCost, placement: &Placement) -> usize {
+    let by_bytes = |a: &usize, b: &usize| {
+        needed_bytes(model, placement, *a).total_cmp(&needed_bytes(model, placement, *b))
+    };
+    (0..=n_tried(model)).min_by(by_bytes).unwrap_or(0)
+}
+
+fn needed_bytes(model: &ModelCost, placement: &Placement, keep: usize) -> f64 {
+    memory(model, &Placement { keep, ..*placement }).needed_bytes()
+}
+
+/// Returns the largest number of kept graphs up to which every number is tried.
+fn n_tried(model: &ModelCost) -> usize {
+    model.trained.backbone.len().min(MAX_TRIED)
+}
+
+/// Returns the largest number of units that can keep their graph within `bytes` of a rank's memory; `None` if no number fits.
 fn max_kept_graphs(model: &ModelCost, placement: &Placement, bytes: f64) -> Option<usize> {
-    let fits = |keep: usize| memory(model, &Placement { keep, ..*placement }).needed_bytes() <= bytes;
+    let fits = |keep: usize| needed_bytes(model, placement, keep) <= bytes;
     let n_units = model.trained.backbone.len();
     if fits(n_units) {
         return Some(n_units);
     }
-    // None may take more than one: weights of a unit that keeps its graph need no buffer of the pool. Beyond that, more graphs take
-    // more memory; there may be thousands of units.
-    let least = [0, 1].into_iter().find(|keep| fits(*keep))?;
-    let (mut most, mut too_many) = (least, n_units);
+    let n_tried = n_tried(model);
+    let mut most = (0..=n_tried).rev().find(|keep| fits(*keep))?;
+    if most < n_tried {
+        return Some(most);
+    }
+    let mut too_many = n_units;
     while most + 1 < too_many {
         let keep = usize::midpoint(most, too_many);
         if fits(keep) { most = keep } else { too_many = keep }
     }
     Some(most)
+}
+
+#[cfg(test)]
+mod tests {
+    use ranks::topology::Sharding;
+
+    use super::*;
+    use crate::estimate::{NetworkCost, UnitCost};
+    use crate::step::precision::Precision;
+
+    const PLACEMENT: Placement = Placement {
+        world_size: 2,
+        group_size: 2,
+        sharding: Sharding::Full,
+        keep: 0,
+        segment: 1,
+        rank_batch: 1,
+        rank_micro_batches: 1,
+        workers: 1,
+        precision: Precision {
+            compute: crate::step::precision::Arithmetic::F32,
+            memory: None,
+            gather: ranks::wire::Wire::F32,
+            reduce: ranks::wire::Wire::F32,
+            head_gather: ranks::wire::Wire::F32,
+            head_reduce: ranks::wire::Wire::F32,
+        },
+        exact_sums: true,
+        offload: false,
+    };
+
+    /// A network without activations whose units have these numbers of parameters.
+    fn model(numels: &[usize]) -> ModelCost {
+        let unit = |numel: &usize| UnitCost { numel: *numel, ..UnitCost::empty("unit") };
+        let backbone = numels.iter().map(unit).collect();
+        ModelCost {
+            name: "model".into(),
+            trained: NetworkCost { name: "net".into(), is_frozen: false, backbone, head: Vec::new() },
+            others: Vec::new(),
+            n_moments: 1,
+            pixels: 0.0,
+            collectives: Vec::new(),
+        }
+    }
+
+    /// Fewer kept graphs may take more memory, because weights of kept units need no buffers of the pool.
+    #[test]
+    fn the_number_with_which_a_step_fits_is_found() {
+        let model = model(&[128_000, 128_000, 5_120_000, 5_120_000, 5_120_000]);
+        let needed: Vec<f64> = (0..=5).map(|keep| needed_bytes(&model, &PLACEMENT, keep)).collect();
+        assert!(needed[2] < needed[0] && needed[2] < needed[1], "{needed:?}");
+        let least = needed.iter().copied().fold(f64::INFINITY, f64::min);
+        assert_eq!(least_memory(&model, &PLACEMENT).needed_bytes(), least);
+        for bytes in &needed {
+            let (keep, _) = retention(&model, &PLACEMENT, *bytes, [None, Some(1)]);
+            let most = (0..=5).rev().find(|keep| needed[*keep] <= *bytes);
+            assert_eq!(Some(keep), most, "{bytes} of {needed:?}");
+        }
+        let (keep, _) = retention(&model, &PLACEMENT, 0.9 * least, [None, Some(1)]);
+        assert_eq!(needed[keep], least, "where nothing fits");
+    }
 }

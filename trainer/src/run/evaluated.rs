@@ -21,6 +21,8 @@ pub(super) fn evaluated_network(trainer: &Trainer, plan: &Plan) -> Result<Option
             tensors.extend(shard.layout.tensors(&to_host(flat)));
         }
     }
+    // Steps gather in other sizes or types.
+    trainer.comm.release_buffers();
     if trainer.topology().rank != 0 {
         return Ok(None);
     }

@@ -75,7 +75,8 @@ impl<'a> HeadPass<'a> {
                 // A unit constrains parameters that it lists.
                 let at = layout.position(&param).expect("a parameter of the unit");
                 let range = layout.params[at].range();
-                let before = flat.clone().slice([range.clone()]);
+                // A slice would keep the memory of the whole gathered unit until the end of the step.
+                let before = flat.clone().slice([range.clone()]).mul_scalar(1.0);
                 *flat = flat.clone().slice_assign([range], values.clone());
                 let first = match self.0.extent(unit) {
                     Extent::Whole => 0,

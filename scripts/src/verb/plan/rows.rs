@@ -2,7 +2,7 @@
 
 use ranks::topology::Sharding;
 use trainer::Recipe;
-use trainer::estimate::{ModelCost, Placement, memory, retention};
+use trainer::estimate::{ModelCost, Placement, least_memory, memory, retention};
 
 use super::flags::Args;
 use super::hardware::{GB, Hardware};
@@ -114,7 +114,7 @@ pub(super) fn what_would_fit(
         said += &format!(" {largest} ranks with {images} images each would.");
     }
     let one = rows(args, model, recipe, largest, 1, hardware);
-    let least = one.iter().map(|row| memory(model, &Placement { keep: 0, ..row.placement }).needed_bytes());
+    let least = one.iter().map(|row| least_memory(model, &row.placement).needed_bytes());
     if let Some(least) = least.min_by(f64::total_cmp) {
         said += &format!(" One image on each of {largest} ranks takes {:.1} GB.", least / GB);
     }
@@ -132,7 +132,7 @@ fn beyond_sharding(
 ) -> String {
     let least_of = |model: &ModelCost| {
         let all = rows(args, model, recipe, MANY_RANKS, 1, hardware);
-        let least = |row: &PlanRow| memory(model, &Placement { keep: 0, ..row.placement });
+        let least = |row: &PlanRow| least_memory(model, &row.placement);
         all.iter().map(least).min_by(|a, b| a.needed_bytes().total_cmp(&b.needed_bytes()))
     };
     let Some(least) = least_of(model) else { return String::new() };
