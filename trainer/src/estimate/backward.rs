@@ -2,10 +2,7 @@
 
 use super::UnitCost;
 use super::gathered::GatheredWeights;
-use super::placed::PlacedModel;
-
-/// Bytes of an element of a gradient on a rank.
-const F32: f64 = 4.0;
+use super::placed::{F32, PlacedModel};
 
 /// The backward pass on a rank.
 pub(super) struct BackwardPass<'a> {

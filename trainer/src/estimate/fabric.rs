@@ -107,10 +107,7 @@ impl Members {
 
 #[cfg(test)]
 mod tests {
-    use ranks::topology::Sharding;
-
     use super::*;
-    use crate::step::precision::Precision;
 
     /// Sixteen ranks on two nodes, 1.6 GB: by hand.
     #[test]
@@ -122,19 +119,7 @@ mod tests {
             local_latency_s: 0.0,
             node_latency_s: 0.0,
         };
-        let placement = Placement {
-            world_size: 16,
-            group_size: 16,
-            sharding: Sharding::Full,
-            keep: 0,
-            segment: 1,
-            rank_batch: 1,
-            rank_micro_batches: 1,
-            workers: 1,
-            precision: Precision::default(),
-            exact_sums: true,
-            offload: false,
-        };
+        let placement = Placement::of_ranks(16);
         let all = Members::new(16, 1, &placement, &fabric);
         // All bytes but a sixteenth enter a node once; each of its ranks receives half of the bytes from the other node.
         assert!((all.gather_s(1.6e9, &fabric) - 0.15).abs() < 1e-9);

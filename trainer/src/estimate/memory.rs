@@ -2,11 +2,8 @@
 
 use super::backward::{BackwardPass, partial_sums};
 use super::gathered::gathered_weights;
-use super::placed::PlacedModel;
+use super::placed::{F32, PlacedModel};
 use super::{ModelCost, Placement, UnitCost};
-
-/// Bytes of an element in memory.
-const F32: f64 = 4.0;
 
 /// Memory that a rank holds at the peak of a step.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]

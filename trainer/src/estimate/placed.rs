@@ -5,6 +5,9 @@ use networks::layout::ALIGNMENT;
 use super::{ModelCost, NetworkCost, Placement, UnitCost};
 use crate::step::segments::Segments;
 
+/// Bytes of an f32.
+pub(super) const F32: f64 = 4.0;
+
 /// A model on a rank.
 #[derive(Clone, Copy)]
 pub(super) struct PlacedModel<'a> {

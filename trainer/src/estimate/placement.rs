@@ -54,6 +54,24 @@ impl Placement {
         }
     }
 
+    /// Returns the placement of one image on each of `n_ranks` ranks, which share all weights and keep no graph.
+    #[cfg(test)]
+    pub(super) fn of_ranks(n_ranks: usize) -> Self {
+        Self {
+            world_size: n_ranks,
+            group_size: n_ranks,
+            sharding: Sharding::Full,
+            keep: 0,
+            segment: 1,
+            rank_batch: 1,
+            rank_micro_batches: 1,
+            workers: 1,
+            precision: Precision::default(),
+            exact_sums: true,
+            offload: false,
+        }
+    }
+
     /// Returns the units of `backbone` that keep no graph.
     pub(super) fn segments(&self, backbone: &[UnitCost]) -> Segments {
         Segments::new(backbone.len(), self.keep, self.segment)

@@ -117,32 +117,8 @@ fn max_kept_graphs(model: &ModelCost, placement: &Placement, bytes: f64) -> Opti
 
 #[cfg(test)]
 mod tests {
-    use ranks::topology::Sharding;
-
     use super::*;
     use crate::estimate::{NetworkCost, UnitCost};
-    use crate::step::precision::Precision;
-
-    const PLACEMENT: Placement = Placement {
-        world_size: 2,
-        group_size: 2,
-        sharding: Sharding::Full,
-        keep: 0,
-        segment: 1,
-        rank_batch: 1,
-        rank_micro_batches: 1,
-        workers: 1,
-        precision: Precision {
-            compute: crate::step::precision::Arithmetic::F32,
-            memory: None,
-            gather: ranks::wire::Wire::F32,
-            reduce: ranks::wire::Wire::F32,
-            head_gather: ranks::wire::Wire::F32,
-            head_reduce: ranks::wire::Wire::F32,
-        },
-        exact_sums: true,
-        offload: false,
-    };
 
     /// A network without activations whose units have these numbers of parameters.
     fn model(numels: &[usize]) -> ModelCost {
@@ -162,16 +138,17 @@ mod tests {
     #[test]
     fn the_number_with_which_a_step_fits_is_found() {
         let model = model(&[128_000, 128_000, 5_120_000, 5_120_000, 5_120_000]);
-        let needed: Vec<f64> = (0..=5).map(|keep| needed_bytes(&model, &PLACEMENT, keep)).collect();
+        let placement = Placement::of_ranks(2);
+        let needed: Vec<f64> = (0..=5).map(|keep| needed_bytes(&model, &placement, keep)).collect();
         assert!(needed[2] < needed[0] && needed[2] < needed[1], "{needed:?}");
         let least = needed.iter().copied().fold(f64::INFINITY, f64::min);
-        assert_eq!(least_memory(&model, &PLACEMENT).needed_bytes(), least);
+        assert_eq!(least_memory(&model, &placement).needed_bytes(), least);
         for bytes in &needed {
-            let (keep, _) = retention(&model, &PLACEMENT, *bytes, [None, Some(1)]);
+            let (keep, _) = retention(&model, &placement, *bytes, [None, Some(1)]);
             let most = (0..=5).rev().find(|keep| needed[*keep] <= *bytes);
             assert_eq!(Some(keep), most, "{bytes} of {needed:?}");
         }
-        let (keep, _) = retention(&model, &PLACEMENT, 0.9 * least, [None, Some(1)]);
+        let (keep, _) = retention(&model, &placement, 0.9 * least, [None, Some(1)]);
         assert_eq!(needed[keep], least, "where nothing fits");
     }
 }
