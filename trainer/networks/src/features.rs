@@ -61,13 +61,22 @@ pub struct Skip {
 /// Outputs of a network for a micro-batch.
 #[derive(Debug, Clone)]
 pub struct Outputs {
-    /// Number of images, B.
-    pub n_images: usize,
     /// Features of the backbone, by size of view.
     pub features: Vec<Features>,
+    /// Outputs of its heads.
+    pub heads: HeadOutputs,
+}
+
+/// Outputs of heads for a micro-batch.
+#[derive(Debug, Clone, Default)]
+pub struct HeadOutputs {
+    /// Number of images, B.
+    pub n_images: usize,
+    /// Masked cells by size of view, where some were drawn.
+    pub masked: Vec<Option<Arc<MaskedCells>>>,
     /// Outputs of each head, by size of view, `[B, V, K]`; `[R, 1, K]` for a head on masked cells, and `[B·V + R, 1, K]`
     /// for one on pooled features and masked cells.
-    pub heads: BTreeMap<&'static str, Vec<Tensor<3>>>,
+    pub by_name: BTreeMap<&'static str, Vec<Tensor<3>>>,
 }
 
 impl Features {
@@ -146,6 +155,21 @@ impl Features {
         self.masked.as_ref().is_some_and(|masked| masked.selection != Selection::All)
     }
 
+    /// Returns the shape of features like these, in which `rows` are the masked cells, with their description; where these features have
+    /// no masked cells, their own.
+    pub fn shape_with(&self, rows: &Arc<MaskedCells>) -> ([usize; 3], Option<Masked>) {
+        let [b, n, d] = self.x.dims();
+        let drawn = self.masked.as_ref().filter(|masked| !masked.rows.cells.is_empty());
+        let Some(masked) = drawn else { return ([b, n, d], self.masked.clone()) };
+        let n_rows = match masked.selection {
+            Selection::All => b,
+            // Without masked cells there is one row, which has no meaning.
+            Selection::Masked => rows.n().max(1),
+            Selection::PooledAndMasked => b - masked.rows.n() + rows.n(),
+        };
+        ([n_rows, n, d], Some(Masked { rows: rows.clone(), ..masked.clone() }))
+    }
+
     /// Casts values of fewer bits to f32, without what is beside them.
     pub fn in_f32(&self) -> Self {
         self.with(in_f32(self.x.clone()))
@@ -153,9 +177,14 @@ impl Features {
 }
 
 impl Outputs {
+    /// Returns the number of images, B.
+    pub fn n_images(&self) -> usize {
+        self.heads.n_images
+    }
+
     /// Returns one vector per view of size `group`, `[B, V, D]`.
     pub fn pooled(&self, group: usize) -> Tensor<3> {
-        by_image(&self.features[group].pooled(), self.n_images)
+        by_image(&self.features[group].pooled(), self.n_images())
     }
 
     /// Returns the embeddings of the first size of views, one row per image, `[B, V · D]`.
@@ -164,29 +193,41 @@ impl Outputs {
         let [b, v, d] = pooled.dims();
         pooled.reshape([b, v * d])
     }
+}
+
+impl HeadOutputs {
+    /// Wraps the outputs of heads for `n_images` images, whose `features` know masked cells.
+    pub fn new(
+        n_images: usize,
+        features: &[Features],
+        by_name: BTreeMap<&'static str, Vec<Tensor<3>>>,
+    ) -> Self {
+        let masked = |group: &Features| group.masked.as_ref().map(|masked| masked.rows.clone());
+        Self { n_images, masked: features.iter().map(masked).collect(), by_name }
+    }
 
     /// Returns the masked cells of the views of size `group`, the rows of the output of a head on masked cells.
     ///
     /// # Panics
     /// If no masks were drawn: a bug in the method.
-    pub fn rows(&self, group: usize) -> &MaskedCells {
-        &self.features[group].masked.as_ref().expect("a method that reads masked cells has masks").rows
+    pub fn masked(&self, group: usize) -> &MaskedCells {
+        self.masked[group].as_ref().expect("a method that reads masked cells has masks")
     }
 
-    /// Returns the output of the head `name`, by size of view, with the shapes of [`Outputs::heads`].
+    /// Returns the output of the head `name`, by size of view, with the shapes of [`HeadOutputs::by_name`].
     ///
     /// # Panics
     /// If there is no such head: a bug in the method, which lists its heads itself.
-    pub fn head(&self, name: &str) -> &[Tensor<3>] {
-        self.heads.get(name).unwrap_or_else(|| panic!("the method has no head {name}"))
+    pub fn of(&self, name: &str) -> &[Tensor<3>] {
+        self.by_name.get(name).unwrap_or_else(|| panic!("the method has no head {name}"))
     }
 
     /// Returns the output of the head `name` for the views of size `group`, `[B, V, K]`, without that for masked cells.
     ///
     /// # Panics
-    /// As [`Outputs::head`].
-    pub fn head_on_views(&self, name: &str, group: usize) -> Tensor<3> {
-        let all = self.head(name)[group].clone();
+    /// As [`HeadOutputs::of`].
+    pub fn on_views(&self, name: &str, group: usize) -> Tensor<3> {
+        let all = self.of(name)[group].clone();
         let ([rows, v, k], n_masked) = (all.dims(), self.n_masked(group));
         match n_masked > 0 && v == 1 && rows > n_masked {
             // The masked cells come last.
@@ -198,21 +239,28 @@ impl Outputs {
         }
     }
 
+    /// Returns the output of the head `name` for the views of each size, as [`HeadOutputs::on_views`] does.
+    ///
+    /// # Panics
+    /// As [`HeadOutputs::of`].
+    pub fn on_all_views(&self, name: &str) -> Vec<Tensor<3>> {
+        (0..self.of(name).len()).map(|group| self.on_views(name, group)).collect()
+    }
+
     /// Returns the output of the head `name`, which reads masked cells, for those of the views of size `group`,
     /// `[R, 1, K]`; `None` if no cell is masked.
     ///
     /// # Panics
-    /// As [`Outputs::head`].
-    pub fn head_on_masked(&self, name: &str, group: usize) -> Option<Tensor<3>> {
-        let all = self.head(name)[group].clone();
+    /// As [`HeadOutputs::of`].
+    pub fn on_masked(&self, name: &str, group: usize) -> Option<Tensor<3>> {
+        let all = self.of(name)[group].clone();
         let ([rows, _, k], n_masked) = (all.dims(), self.n_masked(group));
         (n_masked > 0).then(|| all.slice([rows - n_masked..rows, 0..1, 0..k]))
     }
 
     /// Number of masked cells of the views of size `group`.
     fn n_masked(&self, group: usize) -> usize {
-        let features = self.features.get(group);
-        features.and_then(|features| features.masked.as_ref()).map_or(0, |masked| masked.rows.n())
+        self.masked.get(group).and_then(|masked| masked.as_ref()).map_or(0, |masked| masked.n())
     }
 }
 

@@ -1,7 +1,8 @@
 //! Positions of parameters in a unit's flat buffer.
 //!
 //! Parameters are ordered by name; the end is padded so that the buffer divides by the ranks that share it
-//! with every shard a multiple of [`ALIGNMENT`] elements.
+//! with every shard a multiple of [`ALIGNMENT`] elements. Where ranks compute parts of a unit's columns, each part is a range of the
+//! buffer.
 
 use std::ops::Range;
 
@@ -46,6 +47,28 @@ impl UnitLayout {
     /// Creates the layout of the unit `name` that has parameters `specs`, over a shard group of `group_size` ranks.
     pub fn new(name: &str, mut specs: Vec<ParamSpec>, group_size: usize) -> Self {
         specs.sort_by(|a, b| a.name.cmp(&b.name));
+        Self::in_order(name, specs, group_size)
+    }
+
+    /// Creates the layout of the unit `name` in which all parameters of one of `n_parts` equal parts of the columns of its output are
+    /// together, before those of the next part. Each of `specs` has a row for each column.
+    pub fn by_columns(name: &str, mut specs: Vec<ParamSpec>, n_parts: usize, group_size: usize) -> Self {
+        specs.sort_by(|a, b| a.name.cmp(&b.name));
+        if specs.len() < 2 {
+            // Its rows are in that order.
+            return Self::in_order(name, specs, group_size);
+        }
+        let of_part = |part: usize| {
+            let rows = move |spec: &ParamSpec| {
+                let n_rows = spec.shape[0] / n_parts;
+                spec.clone().rows(part * n_rows..(part + 1) * n_rows)
+            };
+            specs.iter().map(rows)
+        };
+        Self::in_order(name, (0..n_parts).flat_map(of_part).collect(), group_size)
+    }
+
+    fn in_order(name: &str, specs: Vec<ParamSpec>, group_size: usize) -> Self {
         let mut offset = 0;
         let params = specs
             .into_iter()
@@ -64,9 +87,9 @@ impl UnitLayout {
         Self { export_name: name.to_string(), ..self }
     }
 
-    /// Returns the index of the parameter `name`.
+    /// Returns the index of the parameter `name`, or of its first rows.
     pub fn position(&self, name: &str) -> Option<usize> {
-        self.params.binary_search_by(|slot| slot.spec.name.as_str().cmp(name)).ok()
+        self.params.iter().position(|slot| slot.spec.name == name)
     }
 
     /// Returns the elements that rank `rank` of a group of `group_size` ranks holds.
@@ -109,6 +132,26 @@ mod tests {
     use super::*;
     use crate::params::Init;
     use proptest::prelude::*;
+
+    /// A part is laid out as the unit that has its rows alone, whose parameters it has in the order of their names.
+    #[test]
+    fn parts_of_columns_are_ranges() {
+        let spec = |name: &str, shape: [usize; 2]| ParamSpec::weight(name, shape, Init::Constant(0.0));
+        let specs = vec![spec("v", [128, 8]), spec("g", [128, 1])];
+        let whole = UnitLayout::by_columns("unit", specs.clone(), 4, 2);
+        assert_eq!(whole.padded, 128 * 9);
+        let part = UnitLayout::new("unit", vec![spec("v", [32, 8]), spec("g", [32, 1])], 1);
+        for (number, slots) in whole.params.chunks(2).enumerate() {
+            for (slot, of_part) in slots.iter().zip(&part.params) {
+                assert_eq!(slot.offset, number * part.padded + of_part.offset);
+                assert_eq!((&slot.spec.name, &slot.spec.shape), (&of_part.spec.name, &of_part.spec.shape));
+                let rows = slot.spec.first_element() / slot.spec.shape[1];
+                assert_eq!((rows, slot.spec.whole_shape()[0]), (number * 32, 128));
+            }
+        }
+        let alone = UnitLayout::by_columns("unit", specs[..1].to_vec(), 4, 2);
+        assert_eq!(alone, UnitLayout::new("unit", specs[..1].to_vec(), 2));
+    }
 
     proptest! {
         #[test]

@@ -78,8 +78,8 @@ pub trait Unit: Send + Sync {
         0
     }
 
-    /// Returns the unit that computes one of `n_parts` equal parts of the columns of the output, from that part of the unit's buffer;
-    /// `None` if the buffer cannot be cut so.
+    /// Returns the unit that computes one of `n_parts` equal parts of the columns of the output, with the rows of each parameter that
+    /// belong to it; `None` if the columns do not divide so, or a parameter has no row for each.
     fn column_part(&self, n_parts: usize) -> Option<Box<dyn Unit>> {
         let _ = n_parts;
         None
@@ -107,6 +107,12 @@ pub trait Unit: Send + Sync {
     /// Returns the layout of the unit's flat buffer over a shard group of `group_size` ranks.
     fn layout(&self, group_size: usize) -> UnitLayout {
         UnitLayout::new(self.name(), self.params(), group_size).exported_as(self.export_name())
+    }
+
+    /// Returns the layout of the unit's flat buffer where ranks compute `n_parts` parts of the columns of the output.
+    fn layout_by_columns(&self, n_parts: usize, group_size: usize) -> UnitLayout {
+        let layout = UnitLayout::by_columns(self.name(), self.params(), n_parts, group_size);
+        layout.exported_as(self.export_name())
     }
 }
 

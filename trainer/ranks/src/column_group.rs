@@ -74,35 +74,66 @@ impl<'a> ColumnGroup<'a> {
         self.comm.wait(self.comm.submit("gather", what, move |mesh| mesh.gather_columns(&values)))
     }
 
-    /// Gathers values of this rank's micro-batches for the whole group: `mine` has `[n]` of each, the result of each of the
-    /// group's, in its order.
+    /// Gathers values of this rank's micro-batches for the whole group. `mine` are those of this rank's; `n_values` says how many each
+    /// of the group's has. Returns those of each of the group's, in its order.
     ///
     /// # Errors
     /// [`EngineError`].
-    pub fn all_micro_batches(&self, what: &str, mine: &[Tensor<1>]) -> Result<Vec<Vec<f32>>, EngineError> {
-        let [n] = mine[0].dims();
-        let parts = self.all_parts(what, Tensor::cat(mine.to_vec(), 0))?;
-        let of_batch = |t: usize| {
-            let (own, part) = (t / self.n_parts(), t % self.n_parts());
-            parts[part][own * n..(own + 1) * n].to_vec()
+    pub fn all_micro_batches(
+        &self,
+        what: &str,
+        mine: &[Tensor<1>],
+        n_values: &[usize],
+    ) -> Result<Vec<Vec<f32>>, EngineError> {
+        let padding = self.padded(n_values) - mine.iter().map(|values| values.dims()[0]).sum::<usize>();
+        let device = mine[0].device();
+        let padding = (padding > 0).then(|| Tensor::zeros([padding], &device));
+        let parts = self.all_parts(what, Tensor::cat(mine.iter().cloned().chain(padding).collect(), 0))?;
+        let mut starts = vec![0; self.n_parts()];
+        let of_batch = |(t, n): (usize, &usize)| {
+            let part = t % self.n_parts();
+            starts[part] += n;
+            parts[part][starts[part] - n..starts[part]].to_vec()
         };
-        Ok((0..self.n_group()).map(of_batch).collect())
+        Ok(n_values.iter().enumerate().map(of_batch).collect())
     }
 
-    /// Returns the sums over the group's ranks for this rank's micro-batches, `[n]` each; `by_batch` holds this rank's addends for
-    /// each of the group's micro-batches.
+    /// Returns the sums over the group's ranks for this rank's micro-batches; `by_batch` holds this rank's addends for each of the
+    /// group's micro-batches.
     ///
     /// # Errors
     /// [`EngineError`].
     pub fn sum_own(&self, what: &str, by_batch: Vec<Tensor<1>>) -> Result<Vec<Tensor<1>>, EngineError> {
-        let ([n], device) = (by_batch[0].dims(), by_batch[0].device());
-        let of_part = |part: usize| (0..self.n_here).map(move |own| own * self.n_parts() + part);
-        let order = (0..self.n_parts()).flat_map(of_part);
-        let values = read_back(Tensor::cat(order.map(|t| by_batch[t].clone()).collect(), 0))?;
+        let n_values: Vec<usize> = by_batch.iter().map(|values| values.dims()[0]).collect();
+        let (padded, device) = (self.padded(&n_values), by_batch[0].device());
+        let of_part = |part: usize| -> Vec<Tensor<1>> {
+            let own = self.own(part);
+            let padding = padded - own.clone().map(|t| n_values[t]).sum::<usize>();
+            let padding = (padding > 0).then(|| Tensor::zeros([padding], &device));
+            own.map(|t| by_batch[t].clone()).chain(padding).collect()
+        };
+        let values = read_back(Tensor::cat((0..self.n_parts()).flat_map(of_part).collect(), 0))?;
         let sum = self.comm.submit("sum", what, move |mesh| mesh.sum_scattered(&values));
         let sum = self.comm.wait(sum)?;
-        let own = |values: &[f32]| Tensor::from_data(TensorData::new(values.to_vec(), [n]), &device);
-        Ok(sum.chunks_exact(n).map(own).collect())
+        let mut start = 0;
+        let own = |t: usize| {
+            let n = n_values[t];
+            start += n;
+            Tensor::from_data(TensorData::new(sum[start - n..start].to_vec(), [n]), &device)
+        };
+        Ok(self.own(self.part()).map(own).collect())
+    }
+
+    /// Returns the numbers within the group of the micro-batches of the rank that computes part `part`.
+    pub fn own(&self, part: usize) -> impl Iterator<Item = usize> + Clone + use<> {
+        (part..self.n_group()).step_by(self.n_parts())
+    }
+
+    /// Returns the largest number of values of a rank, given those of each of the group's micro-batches: what is exchanged is as long
+    /// for all ranks.
+    fn padded(&self, n_values: &[usize]) -> usize {
+        let of_part = |part: usize| self.own(part).map(|t| n_values[t]).sum();
+        (0..self.n_parts()).map(of_part).max().unwrap_or_default()
     }
 }
 
@@ -139,25 +170,28 @@ mod tests {
         Tensor::from_floats(values, &Device::flex())
     }
 
-    /// Each rank holds two micro-batches, whose only value is their number in the batch.
+    /// Each rank holds two micro-batches. Each has its number in the batch as values, as many as that number modulo 3, and one more.
     #[test]
     fn ranks_see_the_micro_batches_of_their_group() {
+        let values = |number: usize| vec![number as f32; number % 3 + 1];
         let found = on_ranks(|comm| {
             let (topology, peers) = (comm.topology(), ColumnGroup::new(&comm, 2));
             let own: Vec<usize> = (0..2).map(|own| own * 8 + topology.data_rank()).collect();
-            let mine: Vec<Tensor<1>> = own.iter().map(|number| tensor(&[*number as f32])).collect();
-            let all = peers.all_micro_batches("numbers", &mine).unwrap();
-            let expected: Vec<Vec<f32>> =
-                (0..peers.n_group()).map(|t| vec![peers.number(t) as f32]).collect();
+            let mine: Vec<Tensor<1>> = own.iter().map(|number| tensor(&values(*number))).collect();
+            let expected: Vec<Vec<f32>> = (0..peers.n_group()).map(|t| values(peers.number(t))).collect();
+            let n_values: Vec<usize> = expected.iter().map(Vec::len).collect();
+            let all = peers.all_micro_batches("numbers", &mine, &n_values).unwrap();
             assert_eq!(all, expected);
             let by_batch: Vec<Tensor<1>> = all.iter().map(|values| tensor(values)).collect();
             // All ranks of a group add the same.
-            let sums = peers.sum_own("numbers", by_batch.clone()).unwrap();
-            let doubled: Vec<Vec<f32>> = own.iter().map(|number| vec![2.0 * *number as f32]).collect();
+            let sums = peers.sum_own("numbers", by_batch).unwrap();
+            let doubled: Vec<Vec<f32>> =
+                own.iter().map(|number| values(*number).iter().map(|value| 2.0 * value).collect()).collect();
             assert_eq!(sums.into_iter().map(to_host).collect::<Vec<_>>(), doubled);
             let parts = peers.all_parts("parts", tensor(&[peers.part() as f32])).unwrap();
             assert_eq!(parts, [vec![0.0], vec![1.0]]);
-            to_host(peers.sum("numbers", &by_batch).unwrap())
+            let numbers: Vec<Tensor<1>> = all.iter().map(|values| tensor(&values[..1])).collect();
+            to_host(peers.sum("numbers", &numbers).unwrap())
         });
         let sum_of_numbers = (0..16).sum::<usize>() as f32;
         assert_eq!(found, vec![vec![sum_of_numbers]; 8]);

@@ -56,6 +56,10 @@ pub struct Traffic {
     pub reduce_bytes: u64,
     /// Number of sums of gradients.
     pub n_reduces: u64,
+    /// Bytes exchanged within column groups.
+    pub column_bytes: u64,
+    /// Number of exchanges within column groups.
+    pub n_column: u64,
     /// Bytes of everything else: statistics, norms, flags.
     pub other_bytes: u64,
     /// Number of other collectives.
@@ -65,7 +69,12 @@ pub struct Traffic {
 impl Traffic {
     /// Returns the bytes of all collectives.
     pub fn bytes(self) -> u64 {
-        self.gather_bytes + self.reduce_bytes + self.other_bytes
+        self.gather_bytes + self.reduce_bytes + self.column_bytes + self.other_bytes
+    }
+
+    /// Returns the number of all collectives.
+    pub fn n_collectives(self) -> u64 {
+        self.n_gathers + self.n_reduces + self.n_column + self.n_other
     }
 
     /// Returns the traffic since `before`.
@@ -84,6 +93,8 @@ impl Traffic {
             n_gathers: f(self.n_gathers, other.n_gathers),
             reduce_bytes: f(self.reduce_bytes, other.reduce_bytes),
             n_reduces: f(self.n_reduces, other.n_reduces),
+            column_bytes: f(self.column_bytes, other.column_bytes),
+            n_column: f(self.n_column, other.n_column),
             other_bytes: f(self.other_bytes, other.other_bytes),
             n_other: f(self.n_other, other.n_other),
         }
@@ -258,7 +269,7 @@ impl Mesh {
     /// [`EngineError`].
     pub fn gather_columns(&mut self, values: &[f32]) -> Result<Vec<Vec<f32>>, EngineError> {
         let n_ranks = self.topology.column_group_size;
-        self.count_other(4 * values.len() * (n_ranks - 1));
+        self.count_column(4 * values.len() * (n_ranks - 1));
         let mut all = vec![0.0; values.len() * n_ranks];
         let group = &mut self.columns().group;
         group.all_gather(bytemuck::cast_slice(values), bytemuck::cast_slice_mut(&mut all))?;
@@ -273,7 +284,7 @@ impl Mesh {
     pub fn sum_scattered(&mut self, values: &[f32]) -> Result<Vec<f32>, EngineError> {
         let n_ranks = self.topology.column_group_size;
         let n = values.len() / n_ranks;
-        self.count_other(4 * n * (n_ranks - 1));
+        self.count_column(4 * n * (n_ranks - 1));
         let mut received = vec![0.0f32; values.len()];
         let group = &mut self.columns().group;
         group.all_to_all(bytemuck::cast_slice(values), bytemuck::cast_slice_mut(&mut received))?;
@@ -287,11 +298,19 @@ impl Mesh {
     /// [`EngineError`].
     pub fn sum_over_column_peers(&mut self, values: &[f32]) -> Result<Vec<f32>, EngineError> {
         let n_ranks = self.topology.n_column_peers();
-        self.count_other(2 * 4 * values.len().div_ceil(n_ranks) * (n_ranks - 1));
+        if n_ranks > 1 {
+            self.count_other(2 * 4 * values.len().div_ceil(n_ranks) * (n_ranks - 1));
+        }
         match &mut self.columns().peers {
             Some(peers) => ordered::all_sum(peers.as_mut(), values, &(0..n_ranks).collect::<Vec<_>>()),
             None => Ok(values.to_vec()),
         }
+    }
+
+    /// Counts an exchange within the column group, of `bytes` bytes.
+    fn count_column(&mut self, bytes: usize) {
+        self.traffic.n_column += 1;
+        self.traffic.column_bytes += bytes as u64;
     }
 
     /// Counts a collective of neither weights nor gradients, which moves `bytes` bytes.

@@ -9,8 +9,8 @@ use crate::bench::compare::difference;
 use crate::checkpoint::resume;
 use crate::{Plan, Recipe};
 
-/// Prototypes that divide among four ranks with any embedding of the examples.
-const N_PROTOTYPES: usize = 128;
+/// Prototypes whose layers divide among four ranks with any embedding of the examples, with and without lengths.
+const N_PROTOTYPES: usize = 256;
 
 /// Steps of a run.
 const N_STEPS: u64 = 3;
@@ -25,27 +25,31 @@ const STATE_TOLERANCE: f64 = 2e-6;
 const MOMENT_TOLERANCE: f64 = 2e-4;
 
 /// Returns `plan` with prototypes that groups of `size` ranks divide; `None` if its method does not divide any.
-fn divided(plan: &Plan, size: usize) -> Option<Plan> {
+pub(super) fn divided(plan: &Plan, size: usize) -> Option<Plan> {
     let mut method = serde_json::to_value(&plan.recipe.method).unwrap();
     method["prototype_group"].as_u64()?;
     method["prototype_group"] = size.into();
-    method["prototypes"] = N_PROTOTYPES.into();
-    if !method["norm_last_layer"].is_null() {
-        method["norm_last_layer"] = true.into();
+    for prototypes in ["/prototypes", "/patch_head/prototypes"] {
+        method.pointer_mut(prototypes).into_iter().for_each(|number| *number = N_PROTOTYPES.into());
+    }
+    // Heads of a teacher that has been read.
+    for head in ["head", "patch_head"] {
+        let layer = format!("/teacher/heads/{head}.last_layer.weight/0");
+        method.pointer_mut(&layer).into_iter().for_each(|number| *number = N_PROTOTYPES.into());
     }
     let recipe = Recipe { method: serde_json::from_value(method).unwrap(), ..plan.recipe.clone() };
     Some(crate::resolve(recipe, 100).unwrap())
 }
 
 /// The plans of methods that divide prototypes, each with the first backbone of its examples.
-fn dividing(overrides: &[&str]) -> Vec<Plan> {
+pub(super) fn dividing(overrides: &[&str]) -> Vec<Plan> {
     let mut chosen: Vec<Plan> = Vec::new();
     for plan in plans(overrides).into_iter().filter(|plan| divided(plan, 1).is_some()) {
         if chosen.iter().all(|other| other.recipe.method != plan.recipe.method) {
             chosen.push(plan);
         }
     }
-    assert!(chosen.len() > 4, "methods that divide prototypes");
+    assert!(chosen.len() > 8, "methods that divide prototypes");
     chosen
 }
 

@@ -1,5 +1,6 @@
 //! Methods on every backbone: the same run on any number of ranks, however graphs are kept and wherever it was interrupted.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Duration;
 
@@ -8,6 +9,7 @@ use burn_tensor::{Device, Tensor};
 use kernels::device::host::to_host;
 use networks::Network;
 use networks::backbone::Readout;
+use networks::layout::UnitLayout;
 use networks::patches::Normalization;
 use ranks::communicator::{Communicator, CommunicatorConfig};
 use ranks::engine::{Engine, Local, LocalGroup, Reduction};
@@ -29,7 +31,7 @@ use crate::{Plan, Recipe};
 pub(super) struct Trained {
     /// Names and values.
     pub(super) reports: Vec<(&'static str, f64)>,
-    /// Network and unit, buffer, values without padding.
+    /// Network and unit, buffer, values by parameter without padding.
     pub(super) buffers: Vec<(String, &'static str, Vec<f32>)>,
     pub(super) state: Vec<(String, Vec<f32>)>,
 }
@@ -82,6 +84,14 @@ fn named(shard: &UnitShard) -> Vec<(&'static str, &Tensor<1>)> {
     std::iter::once(("weights", &shard.weights)).chain(moments).collect()
 }
 
+/// Returns the elements of a unit's buffer by the names of its parameters, wherever these are in the buffer.
+fn by_parameter(layout: &UnitLayout, flat: &[f32]) -> Vec<f32> {
+    let tensors = networks::tensor::joined(layout.tensors(flat));
+    let sorted: BTreeMap<String, Vec<f32>> =
+        tensors.into_iter().map(|tensor| (tensor.name, tensor.values)).collect();
+    sorted.into_values().flatten().collect()
+}
+
 /// Joins the results of ranks, which agree on all but their shards.
 pub(super) fn joined(ranks: Vec<(Vec<(&'static str, f64)>, Trainer)>) -> Trained {
     let (first, trainer) = &ranks[0];
@@ -92,8 +102,8 @@ pub(super) fn joined(ranks: Vec<(Vec<(&'static str, f64)>, Trainer)>) -> Trained
                 let of_rank = |(_, trainer): &(_, Trainer)| {
                     to_host(named(&trainer.state.networks[number].shards[unit])[buffer].1.clone())
                 };
-                let mut values: Vec<f32> = ranks.iter().flat_map(of_rank).collect();
-                values.truncate(shard.layout.numel);
+                let values: Vec<f32> = ranks.iter().flat_map(of_rank).collect();
+                let values = by_parameter(&shard.layout, &values);
                 buffers.push((format!("{}/{}", network.name, shard.layout.name), name, values));
             }
         }

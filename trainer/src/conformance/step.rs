@@ -9,7 +9,7 @@ use burn_tensor::{Device, Distribution, Tensor};
 use kernels::device::host::to_host;
 use networks::backbone::Readout;
 use networks::draws::Draws;
-use networks::features::{Features, Masked, Outputs, Selection, by_image};
+use networks::features::{Features, HeadOutputs, Masked, Outputs, Selection, by_image};
 use networks::leaves::Leaves;
 use networks::mask::MaskedCells;
 use networks::sampler::UnitSampler;
@@ -110,7 +110,7 @@ impl Whole<'_> {
         let ragged = selected.filter(|(_, selection)| *selection != Selection::All).collect();
         let by_view = |groups: Vec<Features>| groups.iter().map(|group| by_image(group, BATCH)).collect();
         let heads = heads.into_iter().map(|(name, groups)| (name, by_view(groups))).collect();
-        (Outputs { n_images: BATCH, features: groups, heads }, ragged)
+        (Outputs { heads: HeadOutputs::new(BATCH, &groups, heads), features: groups }, ragged)
     }
 
     /// The shards of the network `name`.
@@ -172,11 +172,9 @@ impl Whole<'_> {
                 let groups = groups.iter().enumerate();
                 (*name, groups.map(|(group, x)| head(name, group, x, number)).collect())
             };
-            Outputs {
-                n_images: BATCH / n,
-                features: whole.features.iter().map(|group| features(group, number)).collect(),
-                heads: whole.heads.iter().map(of_head).collect(),
-            }
+            let features: Vec<_> = whole.features.iter().map(|group| features(group, number)).collect();
+            let heads = whole.heads.by_name.iter().map(of_head).collect();
+            Outputs { heads: HeadOutputs::new(BATCH / n, &features, heads), features }
         };
         (0..n).map(of_number).collect()
     }

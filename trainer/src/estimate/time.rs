@@ -113,8 +113,7 @@ fn tasks(model: &ModelCost, placement: &Placement, collectives: &Collectives<'_>
         |network: &NetworkCost, times: usize, prepare: Option<Task>, reduces_s: Vec<f64>| -> Vec<Task> {
             let arrive = |unit: &UnitCost| Task { gather_s: gather_s(unit, head_gather), ..Task::default() };
             let mut tasks: Vec<Task> = network.head.iter().map(arrive).collect();
-            let exchanged_s = network.head.iter().map(|unit| collectives.columns_s(unit, times > 1)).sum();
-            tasks.push(Task { gather_s: exchanged_s, ..Task::default() });
+            tasks.push(Task { gather_s: collectives.columns_s(network, times > 1), ..Task::default() });
             tasks.extend(prepare);
             let n_sums: usize = network.head.iter().map(|unit| unit.n_sums).sum();
             // Forwards, and backwards where there are gradients.
@@ -223,6 +222,7 @@ impl<'a> Collectives<'a> {
             Collective::ColumnSum(n_values) => {
                 self.column_peers.sum_s(bytes(n_values) / self.n_parts as f64, self.fabric)
             }
+            Collective::SumOfShares(n_values) => self.column_peers.sum_s(bytes(n_values), self.fabric),
             Collective::Number => self.everyone.small_sum_s(self.fabric),
             Collective::Gather(n_values) => {
                 let n_images = self.placement.rank_batch * self.placement.world_size;
@@ -244,22 +244,32 @@ impl<'a> Collectives<'a> {
         }
     }
 
-    /// Returns the seconds of the exchanges within a column group for a unit whose columns are divided: its inputs, with a graph the
+    /// Returns the seconds of the exchanges within a column group for the divided heads of a network: their inputs, with a graph the
     /// gradients at them, and a few numbers of each row.
-    fn columns_s(&self, unit: &UnitCost, has_graph: bool) -> f64 {
-        if unit.n_parts == 1 || self.placement.group_size < unit.n_parts {
-            return 0.0;
-        }
+    fn columns_s(&self, network: &NetworkCost, has_graph: bool) -> f64 {
+        let is_divided = |unit: &&UnitCost| 1 < unit.n_parts && unit.n_parts <= self.placement.group_size;
+        let of_unit = |unit: &UnitCost| {
+            let group = self.column_group(unit);
+            let images = (unit.n_parts * self.placement.rank_batch) as f64;
+            let input_bytes = unit.input.wide * Wire::F32.bytes() as f64 * images;
+            let gradients_s = if has_graph { group.exchange_s(input_bytes, self.fabric) } else { 0.0 };
+            let sums_s = N_COLUMN_SUMS as f64 * group.small_sum_s(self.fabric);
+            group.gather_s(input_bytes, self.fabric) + gradients_s + sums_s
+        };
+        // The scores of all heads of a micro-batch are completed together.
+        let of_graph = |unit: &UnitCost| {
+            let n_graphs = (unit.n_parts * self.placement.rank_micro_batches) as f64;
+            n_graphs * self.column_group(unit).small_sum_s(self.fabric)
+        };
+        let divided = || network.head.iter().filter(is_divided);
+        let graphs_s = divided().next().filter(|_| has_graph).map_or(0.0, of_graph);
+        graphs_s + divided().map(of_unit).sum::<f64>()
+    }
+
+    /// The ranks that divide the columns of `unit`.
+    fn column_group(&self, unit: &UnitCost) -> Members {
         let stride = unit.n_shards(self.placement.group_size);
-        let group = Members::new(unit.n_parts, stride, self.placement, self.fabric);
-        let images = (unit.n_parts * self.placement.rank_batch) as f64;
-        let input_bytes = unit.input.wide * Wire::F32.bytes() as f64 * images;
-        let gradients_s = if has_graph { group.exchange_s(input_bytes, self.fabric) } else { 0.0 };
-        let n_sums =
-            N_COLUMN_SUMS + if has_graph { unit.n_parts * self.placement.rank_micro_batches } else { 0 };
-        group.gather_s(input_bytes, self.fabric)
-            + gradients_s
-            + n_sums as f64 * group.small_sum_s(self.fabric)
+        Members::new(unit.n_parts, stride, self.placement, self.fabric)
     }
 
     /// Returns the seconds of a sum over the ranks of a group, then over replicas.

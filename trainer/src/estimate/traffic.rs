@@ -23,8 +23,8 @@ pub struct Traffic {
     pub replica_bytes: f64,
     /// Bytes of the method's collectives.
     pub other_bytes: f64,
-    /// Number of collectives besides gathers of weights and sums of gradients: of the method, of statistics over the batch, and the
-    /// agreement on norms and votes. Exchanges within column groups are left out.
+    /// Number of collectives besides gathers of weights, sums of gradients and exchanges within column groups: of the method, of
+    /// statistics over the batch, and the agreement on norms and votes.
     pub n_other: usize,
 }
 
@@ -85,31 +85,48 @@ pub fn traffic(model: &ModelCost, placement: &Placement) -> Traffic {
             + model.others.iter().map(|network| exchanged(network, 1.0)).sum::<f64>(),
         gather_bytes: gathered,
         n_gathers: if placement.gathers() {
-            seeing().map(|network| network.units().count()).sum::<usize>() + again.len()
+            let is_moved = |unit: &&UnitCost| unit.n_shards(group_size) > 1;
+            seeing().flat_map(NetworkCost::units).filter(is_moved).count() + again.len()
         } else {
             0
         },
         reduce_bytes: reduced,
-        n_reduces: if placement.world_size > 1 { trained.units().count() } else { 0 },
+        n_reduces: trained.units().filter(|unit| placement.world_size > unit.n_parts).count(),
         replica_bytes: over_replicas * share(replicas),
         other_bytes: model
             .collectives
             .iter()
             .map(|collective| received_bytes(*collective, model, placement))
             .sum(),
-        n_other: if placement.world_size > 1 { model.collectives.len() + n_statistics(model) + 1 } else { 0 },
+        n_other: if placement.world_size > 1 {
+            let n_ranks = |collective: &&Collective| ranks_of(**collective, model, placement) > 1;
+            model.collectives.iter().filter(n_ranks).count() + n_statistics(model) + 1
+        } else {
+            0
+        },
     }
 }
 
-/// Returns the bytes that a rank receives in a collective of all ranks, or of all with the same columns.
+/// Returns the number of ranks that take part in a collective: all, or all with the same columns.
+fn ranks_of(collective: Collective, model: &ModelCost, placement: &Placement) -> usize {
+    match collective {
+        Collective::ColumnSum(_) | Collective::SumOfShares(_) => {
+            placement.world_size / placement.n_parts(model)
+        }
+        Collective::Sum(_) | Collective::Number | Collective::Gather(_) => placement.world_size,
+    }
+}
+
+/// Returns the bytes that a rank receives in a collective.
 fn received_bytes(collective: Collective, model: &ModelCost, placement: &Placement) -> f64 {
-    let (n_ranks, n_parts) = (placement.world_size, placement.n_parts(model));
+    let (n_ranks, n_parts) = (ranks_of(collective, model, placement), placement.n_parts(model));
     let bytes = |n_values: usize| (n_values * Wire::F32.bytes()) as f64;
     // Every rank adds up a part, and sends the sum to all others.
     let sum = |n_values: usize, n_ranks: usize| 2.0 * bytes(n_values.div_ceil(n_ranks) * (n_ranks - 1));
     match collective {
         Collective::Sum(n_values) => sum(n_values, n_ranks),
-        Collective::ColumnSum(n_values) => sum(n_values / n_parts, n_ranks / n_parts),
+        Collective::ColumnSum(n_values) => sum(n_values / n_parts, n_ranks),
+        Collective::SumOfShares(n_values) => sum(n_values, n_ranks),
         Collective::Number if n_ranks == 1 => 0.0,
         Collective::Number => NUMBER_BYTES,
         Collective::Gather(n_values) => bytes(n_values * placement.rank_batch * (n_ranks - 1)),

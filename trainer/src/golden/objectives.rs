@@ -6,7 +6,7 @@ use augment::MultiCrop;
 use burn_tensor::{Device, Tensor};
 use kernels::device::host::to_host;
 use kernels::ops::{softmax_rows, unit_rows};
-use networks::features::{Features, Masked, Outputs, Selection};
+use networks::features::{Features, HeadOutputs, Masked, Outputs, Selection};
 use networks::mask::MaskedCells;
 use ranks::communicator::Communicator;
 use ranks::peers::Peers;
@@ -48,7 +48,7 @@ fn loss_and_gradient(
     let ([b, v, k], comm) = (x.dims(), Communicator::solo());
     let outputs = |x: Tensor<3>| {
         let sizes = [0..2, 2..v].map(|views| x.clone().slice([0..b, views, 0..k])).to_vec();
-        Outputs { n_images: b, features: Vec::new(), heads: [(name, sizes)].into() }
+        Outputs { features: Vec::new(), heads: HeadOutputs::new(b, &[], [(name, sizes)].into()) }
     };
     let tracked = x.clone().autodiff().require_grad();
     let plain = [outputs(x)];
@@ -174,7 +174,8 @@ fn masked_outputs(views: &[Tensor<3>], cells: Tensor<4>, masked: &Arc<MaskedCell
         masked: Some(Masked { rows: Arc::clone(masked), hides: true, selection: Selection::All }),
     };
     let sizes = std::iter::once(first).chain(views[1..].iter().cloned()).collect();
-    Outputs { n_images: b, features: vec![features], heads: [("head", sizes)].into() }
+    let features = vec![features];
+    Outputs { heads: HeadOutputs::new(b, &features, [("head", sizes)].into()), features }
 }
 
 /// `iBOTLoss` of the official code, with centers, and views of which some are not masked.

@@ -125,9 +125,9 @@ fn check_heads(network: &NetworkSpec) -> Result<(), String> {
             ));
         }
         let is_staged = head.units.last().is_none_or(|unit| unit.n_stages() > 1);
-        if head.may_divide && (is_staged || source(head, earlier).has_masked()) {
+        if head.may_divide && is_staged {
             return Err(format!(
-                "the head {called} of the network {name} may be divided: it must end with a unit of one stage, and read no masked cells"
+                "the head {called} of the network {name} may be divided: it must end with a unit of one stage"
             ));
         }
         if source(head, earlier).has_masked() {

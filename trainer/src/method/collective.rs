@@ -7,6 +7,8 @@ pub enum Collective {
     Sum(usize),
     /// Sum of this many values, one for each column of a head: where ranks divide the columns, each adds up its own.
     ColumnSum(usize),
+    /// Sum of this many values, of which ranks that divide columns have a share each: only ranks with the same columns add them up.
+    SumOfShares(usize),
     /// Sum or maximum of one number.
     Number,
     /// Gather of this many values for each image of the batch.

@@ -72,10 +72,10 @@ pub struct Config {
     /// batch. DINOv2's code searches among the images of one GPU.
     #[serde(default)]
     pub koleo_group: usize,
-    /// Number of ranks that divide the prototypes of views among them; 1, the default: each rank scores all of them. A rank
-    /// scores its part for the images of the whole group, and gathers only that part: with many prototypes it takes less memory and
-    /// traffic. It must divide the prototypes and the ranks of a shard group, and prototypes times the channels of an
-    /// embedding must be a multiple of 64 times these ranks. Losses differ in rounding alone.
+    /// Number of ranks that divide the prototypes among them; 1, the default: each rank scores all of them. A rank scores
+    /// its part for the images of the whole group, and gathers only that part: with many prototypes it takes less memory and
+    /// traffic. It must divide the prototypes and the ranks of a shard group, and the numbers of a layer of prototypes must be a
+    /// multiple of 64 times these ranks. Losses differ in rounding alone.
     #[serde(default = "default_prototype_group")]
     pub prototype_group: usize,
 }

@@ -20,6 +20,7 @@ use networks::mask::{MaskRule, Spread};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::prototype_group::default_prototype_group;
 use super::self_distillation::SelfDistillation;
 use super::self_distillation::heads::HeadSizes;
 use super::self_distillation::settings::{
@@ -85,6 +86,12 @@ pub struct Config {
     /// batch. The published runs search among the images of one GPU.
     #[serde(default)]
     pub koleo_group: usize,
+    /// Number of ranks that divide the prototypes of every head among them; 1, the default: each rank scores all of them. A rank scores
+    /// its part for the images of the whole group, and gathers only that part: with many prototypes it takes less memory and
+    /// traffic. It must divide the prototypes and the ranks of a shard group, and the numbers of a layer of prototypes must be a
+    /// multiple of 64 times these ranks. Losses differ in rounding alone.
+    #[serde(default = "default_prototype_group")]
+    pub prototype_group: usize,
 }
 
 impl Config {
@@ -128,7 +135,8 @@ impl MethodRecipe for Config {
         };
         let method = SelfDistillation::new(of_views, &teacher, self.student_temp, cx)?
             .with_patches(own, &teacher, masks, self.patch_weight, cx)?
-            .with_koleo(self.koleo_weight, self.koleo_group, cx)?;
+            .with_koleo(self.koleo_weight, self.koleo_group, cx)?
+            .with_column_group(self.prototype_group)?;
         Ok(Box::new(method))
     }
 
@@ -156,6 +164,7 @@ impl MethodRecipe for Config {
             patch_weight: 1.0,
             koleo_weight: 0.1,
             koleo_group: 0,
+            prototype_group: 1,
         };
         let apart = Self {
             patch_head: Some(PatchHead { prototypes: 20, hidden: 12, bottleneck: 6 }),

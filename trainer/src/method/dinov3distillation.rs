@@ -18,6 +18,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::network::{FrozenEntry, FrozenWeights};
+use super::prototype_group::default_prototype_group;
 use super::self_distillation::heads::HeadSizes;
 use super::self_distillation::settings::{
     SMALLEST_BLOCK, Teacher, default_freeze, default_head_init_std, default_koleo_weight,
@@ -77,6 +78,12 @@ pub struct Config {
     /// batch. The published runs search among the images of one GPU.
     #[serde(default)]
     pub koleo_group: usize,
+    /// Number of ranks that divide the prototypes of every head, the teacher's as well, among them; 1, the default: each rank scores all of them. A rank scores
+    /// its part for the images of the whole group, and gathers only that part: with many prototypes it takes less memory and
+    /// traffic. It must divide the prototypes and the ranks of a shard group, and the numbers of a layer of prototypes must be a
+    /// multiple of 64 times these ranks. Losses differ in rounding alone.
+    #[serde(default = "default_prototype_group")]
+    pub prototype_group: usize,
 }
 
 impl Config {
@@ -120,6 +127,7 @@ impl MethodRecipe for Config {
             .with_patches(of_patches, &teacher, masks, self.patch_weight, cx)?
             .with_koleo(self.koleo_weight, self.koleo_group, cx)?
             .with_local_weight(self.local_weight)?
+            .with_column_group(self.prototype_group)?
             .with_frozen_teacher(frozen, cx)?;
         Ok(Box::new(method))
     }
@@ -162,6 +170,7 @@ impl MethodRecipe for Config {
             patch_weight: 1.0,
             koleo_weight: 0.1,
             koleo_group: 4,
+            prototype_group: 1,
         };
         vec![(config, MultiCrop::dino(16, 8, 2))]
     }

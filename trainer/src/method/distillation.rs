@@ -207,7 +207,7 @@ impl DistillationLoss {
     /// Returns the distance between the output of the head `name` and the teacher's features that `reads` selects: the mean
     /// over all views, `[1]`; `None` if there is no such head.
     fn term(&self, number: usize, student: &Outputs, name: &str, reads: Reads) -> Option<Tensor<1>> {
-        let given = student.heads.get(name)?;
+        let given = student.heads.by_name.get(name)?;
         let n_views = |group: usize| student.pooled(group).dims()[1] as f64;
         let all: f64 = (0..given.len()).map(n_views).sum();
         let of_group = |(group, given): (usize, &Tensor<3>)| {

@@ -17,6 +17,7 @@ use networks::mask::{MaskRule, SmallestBlock, Spread};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::prototype_group::default_prototype_group;
 use super::self_distillation::SelfDistillation;
 use super::self_distillation::heads::HeadSizes;
 use super::self_distillation::settings::{
@@ -76,6 +77,12 @@ pub struct Config {
     /// Weight of the masked patches' part of the loss; 1 by default.
     #[serde(default = "default_patch_weight")]
     pub patch_weight: f64,
+    /// Number of ranks that divide the prototypes among them; 1, the default: each rank scores all of them. A rank scores
+    /// its part for the images of the whole group, and gathers only that part: with many prototypes it takes less memory and
+    /// traffic. It must divide the prototypes and the ranks of a shard group, and the numbers of a layer of prototypes must be a
+    /// multiple of 64 times these ranks. Losses differ in rounding alone.
+    #[serde(default = "default_prototype_group")]
+    pub prototype_group: usize,
 }
 
 fn default_prototypes() -> usize {
@@ -117,7 +124,8 @@ impl MethodRecipe for Config {
             spread: Spread::Independent,
             smallest_block: SmallestBlock::ThirdOfSide,
         };
-        Ok(Box::new(method.with_patches(None, &of_patches, masks, self.patch_weight, cx)?))
+        let method = method.with_patches(None, &of_patches, masks, self.patch_weight, cx)?;
+        Ok(Box::new(method.with_column_group(self.prototype_group)?))
     }
 
     #[cfg(test)]
@@ -138,6 +146,7 @@ impl MethodRecipe for Config {
             masked_share: 0.5,
             mask_ratio: [0.1, 0.5],
             patch_weight: 1.0,
+            prototype_group: 1,
         };
         vec![(config, MultiCrop::dino(16, 8, 2))]
     }

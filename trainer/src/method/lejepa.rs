@@ -187,7 +187,7 @@ impl Method for LeJepa {
 
 /// All views of each image, `[B, V, D]`.
 fn all_views(outputs: &Outputs) -> Tensor<3> {
-    match outputs.head(HEAD) {
+    match outputs.heads.of(HEAD) {
         [one] => one.clone(),
         several => Tensor::cat(several.to_vec(), 1),
     }

@@ -205,7 +205,7 @@ impl Method for MocoV3 {
                 momentum.iter().map(|outputs| rows(outputs, PROJECTOR, view)).collect();
             Keys::of(&rows, self.config.temperature, peers)
         };
-        let n_images = momentum.first().map_or(0, |outputs| outputs.n_images);
+        let n_images = momentum.first().map_or(0, |outputs| outputs.n_images());
         Ok(Box::new(MocoV3Loss { keys: [keys(0)?, keys(1)?], positions: peers.positions(n_images) }))
     }
 
@@ -224,7 +224,7 @@ impl Method for MocoV3 {
 
 /// Returns the output of the head `head` for view `view`, at length one, `[B, D]`.
 fn rows(outputs: &Outputs, head: &str, view: usize) -> Tensor<2> {
-    let z = outputs.head(head)[view].clone();
+    let z = outputs.heads.of(head)[view].clone();
     let [b, v, d] = z.dims();
     unit_rows(z.reshape([b * v, d]), NORM_EPSILON)
 }

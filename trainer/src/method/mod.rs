@@ -32,12 +32,10 @@ pub(crate) use registry::MethodConfig;
 pub(crate) use views::CustomViews;
 pub(crate) use views::ViewsConfig;
 
-use std::collections::BTreeMap;
-
 use augment::MultiCrop;
 use burn_tensor::Tensor;
 use networks::backbone::ModelConfig;
-use networks::features::Outputs;
+use networks::features::{HeadOutputs, Outputs};
 use networks::mask::MaskRule;
 use networks::unit::StatSets;
 use ranks::EngineError;
@@ -175,43 +173,26 @@ impl BatchOutputs<'_> {
     }
 }
 
-/// Scores `[B, V, K / C]` by head, micro-batch of the column group, and view size.
-pub(crate) type ColumnScores = BTreeMap<&'static str, Vec<Vec<Tensor<3>>>>;
-
-/// This rank's columns of divided heads, without a graph.
+/// This rank's columns of divided heads, `[B, V, K / C]` without a graph, by micro-batch of the column group.
 #[derive(Clone, Copy)]
 pub struct ColumnOutputs<'a> {
     /// The column group.
     pub group: ColumnGroup<'a>,
-    /// Scores of the trained network; empty unless [`Method::prepares_with_heads`].
-    pub trained: &'a ColumnScores,
-    /// Scores of the other networks by name.
-    pub others: &'a [(&'static str, ColumnScores)],
+    /// Outputs of the trained network; empty unless [`Method::prepares_with_heads`].
+    pub trained: &'a [HeadOutputs],
+    /// Outputs of the other networks by name.
+    pub others: &'a [(&'static str, Vec<HeadOutputs>)],
 }
 
 impl ColumnOutputs<'_> {
-    /// Scores of the first view size by the divided head `head` of the network `name`, which is not the trained one.
+    /// Outputs of the network `name`, which is not the trained one.
     ///
     /// # Panics
-    /// If there is no such network or head: a bug in the method, which lists both itself.
-    pub fn of(&self, name: &str, head: &str) -> Vec<Tensor<3>> {
-        let found = self.others.iter().find(|(of, _)| *of == name).and_then(|(_, scores)| scores.get(head));
-        first_size(found.unwrap_or_else(|| panic!("the network {name} has no divided head {head}")))
+    /// If there is no such network: a bug in the method, which lists its networks itself.
+    pub fn of(&self, name: &str) -> &[HeadOutputs] {
+        let found = self.others.iter().find(|(of, _)| *of == name);
+        &found.unwrap_or_else(|| panic!("the method has no network {name}")).1
     }
-
-    /// Scores of the first view size by the trained network's divided head `head`.
-    ///
-    /// # Panics
-    /// As [`ColumnOutputs::of`].
-    pub fn of_trained(&self, head: &str) -> Vec<Tensor<3>> {
-        let found = self.trained.get(head);
-        first_size(found.unwrap_or_else(|| panic!("the trained network has no divided head {head}")))
-    }
-}
-
-/// Scores of the first view size, by micro-batch.
-fn first_size(scores: &[Vec<Tensor<3>>]) -> Vec<Tensor<3>> {
-    scores.iter().map(|by_size| by_size[0].clone()).collect()
 }
 
 /// The loss of a batch, once everything that depends on the whole batch is known.
@@ -221,7 +202,7 @@ pub trait BatchLoss {
     fn of(&self, number: usize, trained: &Outputs) -> MicroBatchLoss;
 
     /// Returns the part that this rank's columns add to the terms of micro-batch `number` of the column group that depend on divided
-    /// heads, given their scores by view size with their graph. The sum over the group's ranks is the loss, and the sum of their
+    /// heads, given their outputs with their graph. The sum over the group's ranks is the loss, and the sum of their
     /// gauges is that of the micro-batch. All ranks of the group call it for the same micro-batches in the same order.
     ///
     /// # Errors
@@ -232,7 +213,7 @@ pub trait BatchLoss {
     fn of_columns(
         &self,
         number: usize,
-        scores: &BTreeMap<&'static str, Vec<Tensor<3>>>,
+        scores: &HeadOutputs,
         group: ColumnGroup<'_>,
     ) -> Result<MicroBatchLoss, EngineError> {
         let _ = (number, scores, group);

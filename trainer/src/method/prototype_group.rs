@@ -5,14 +5,14 @@ pub(super) fn default_prototype_group() -> usize {
     1
 }
 
-/// Checks that `prototypes` divide among `size` ranks.
+/// Checks that `prototypes`, of which `key` sets the number, divide among `size` ranks.
 ///
 /// # Errors
 /// A message with the key.
-pub(super) fn check_prototype_group(size: usize, prototypes: usize) -> Result<(), String> {
+pub(super) fn check_prototype_group(size: usize, key: &str, prototypes: usize) -> Result<(), String> {
     if size == 0 || !prototypes.is_multiple_of(size) {
         return Err(format!(
-            "method.prototype_group {size} does not divide method.prototypes {prototypes} into equal parts: choose a divisor, or 1"
+            "method.prototype_group {size} does not divide {key} {prototypes} into equal parts: choose a divisor, or 1"
         ));
     }
     Ok(())

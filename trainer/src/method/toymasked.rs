@@ -116,17 +116,17 @@ impl Method for Toy {
 impl BatchLoss for ToyLoss {
     fn of(&self, number: usize, learner: &Outputs) -> MicroBatchLoss {
         let target = &self.targets[number];
-        let rows = learner.rows(0);
-        assert_eq!(rows, target.rows(0), "both networks have the same masks");
-        let (given, wanted) = (learner.head("guess")[0].clone(), target.head("cells")[0].clone());
+        let rows = learner.heads.masked(0);
+        assert_eq!(rows, target.heads.masked(0), "both networks have the same masks");
+        let (given, wanted) = (learner.heads.of("guess")[0].clone(), target.heads.of("cells")[0].clone());
         let [r, _, k] = given.dims();
         let off = (given - wanted.autodiff()).powi_scalar(2).reshape([r, k]).mean_dim(1);
         let weights = Tensor::<1>::from_floats(&rows.weights()[..], &off.device().inner()).reshape([r, 1]);
         let hidden = (off * weights.autodiff()).sum() / rows.cells.len() as f64;
-        let pooled = |outputs: &Outputs| outputs.head("scores")[0].clone();
+        let pooled = |outputs: &Outputs| outputs.heads.of("scores")[0].clone();
         let seen = (pooled(learner) - pooled(target).autodiff()).powi_scalar(2).mean();
         // The smaller views have no target but must have a gradient.
-        let small = learner.head("scores")[1].clone().powi_scalar(2).mean();
+        let small = learner.heads.of("scores")[1].clone().powi_scalar(2).mean();
         let gauges = vec![("train/hidden", hidden.clone().inner())];
         MicroBatchLoss { loss: hidden + seen + small, gauges }
     }

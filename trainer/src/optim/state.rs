@@ -48,8 +48,7 @@ pub struct Segment<'a> {
 }
 
 impl UnitShard {
-    /// Creates a shard: every parameter from (`seed`, its full name, element), `moments` zero. Networks that share a unit
-    /// start with the same weights.
+    /// Creates a shard of `unit`, as [`UnitShard::laid_out`] does.
     pub fn init(
         unit: &dyn Unit,
         seed: u64,
@@ -57,7 +56,18 @@ impl UnitShard {
         moments: &[&'static str],
         device: &Device,
     ) -> Self {
-        let layout = unit.layout(topology.group_size);
+        Self::laid_out(unit.layout(topology.group_size), seed, topology, moments, device)
+    }
+
+    /// Creates a shard of a unit with `layout`: every parameter from (`seed`, its full name, element), `moments` zero. Networks that
+    /// share a unit start with the same weights.
+    pub fn laid_out(
+        layout: UnitLayout,
+        seed: u64,
+        topology: Topology,
+        moments: &[&'static str],
+        device: &Device,
+    ) -> Self {
         let range = layout.shard(topology.shard(), topology.group_size);
         let mut values = vec![0.0; range.len()];
         for segment in segments(&layout, range.start, range.len()) {

@@ -180,8 +180,8 @@ impl Plan {
             let UnitLayout { numel, padded, .. } = unit.layout(group_size);
             if numel != padded || unit.column_part(column_group_size).is_none() {
                 return Err(self.bad(format!(
-                    "method.prototype_group {column_group_size}: the {numel} numbers of {} (prototypes times channels of an embedding) must be a \
-                     multiple of {ALIGNMENT} times the {group_size} ranks of a shard group: choose other sizes, another run.shard_group, or \
+                    "method.prototype_group {column_group_size}: the {numel} numbers of {} (prototypes times channels of an embedding, and \
+                     their lengths where these are trained) must be a multiple of {ALIGNMENT} times the {group_size} ranks of a shard group: choose other sizes, another run.shard_group, or \
                      method.prototype_group = 1",
                     unit.name()
                 )));

@@ -3,18 +3,22 @@
 //! ```text
 //! z       output of the units before the last, gathered over the group       [B·V, 1, D] by micro-batch of the group
 //! s_p     part p of the scores, on rank p                                     [B, V, K / C]
+//!         of R masked cells                                                   [R, 1, D] and [R, 1, K / C]
 //! ∂L/∂z   = Σ_p ∂L/∂s_p · ∂s_p/∂z, each rank's own micro-batches by a sum over the group
 //! ```
 //!
-//! The weights of a part and their gradient never leave the ranks that compute this part.
+//! The weights of a part and their gradient never leave the ranks that compute this part. Which cells are masked in the micro-batches of
+//! other ranks is not exchanged: every rank draws it itself.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use burn_tensor::{Tensor, TensorData};
 use kernels::device::host::add;
 use networks::draws::Draws;
-use networks::features::{Features, by_image};
+use networks::features::{Features, HeadOutputs, Masked, by_image};
 use networks::leaves::Leaves;
+use networks::mask::MaskedCells;
 use networks::unit::{Context, StatSets, Types};
 use ranks::EngineError;
 use ranks::column_group::ColumnGroup;
@@ -23,15 +27,23 @@ use ranks::ordered;
 use super::batch::Groups;
 use super::heads::{Flats, GraphInput, HeadLeaves, HeadPass};
 use super::scalars::Scalars;
-use crate::method::{BatchLoss, ColumnScores};
+use crate::method::BatchLoss;
+
+/// The micro-batches of a column group.
+#[derive(Clone, Copy)]
+pub(super) struct GroupBatch<'a> {
+    pub(super) group: ColumnGroup<'a>,
+    /// Images of a micro-batch.
+    pub(super) n_images: usize,
+    /// Masked cells of each; empty where none are drawn.
+    pub(super) masked: &'a [Arc<MaskedCells>],
+}
 
 /// The divided heads of a network.
 #[derive(Clone, Copy)]
 pub(super) struct ColumnPass<'a> {
     pub(super) heads: HeadPass<'a>,
-    pub(super) group: ColumnGroup<'a>,
-    /// Images of a micro-batch.
-    pub(super) n_images: usize,
+    pub(super) batch: GroupBatch<'a>,
 }
 
 /// Inputs of divided heads by name and micro-batch of the group.
@@ -44,6 +56,9 @@ pub(super) struct ColumnGrads {
     /// Gradients with respect to this rank's part of the parameters, by number of the unit.
     pub(super) flats: BTreeMap<usize, Tensor<1>>,
 }
+
+/// Shape of the input of a head for the views of one size, and the description of its masked cells.
+type InputShape = ([usize; 3], Option<Masked>);
 
 /// Gradients from the graph of a micro-batch, summed for parameters, by micro-batch of the group for inputs.
 #[derive(Default)]
@@ -62,25 +77,35 @@ impl<'a> ColumnPass<'a> {
         let mut gathered = ColumnInputs::new();
         for name in self.names() {
             let own: Vec<Tensor<1>> = inputs.iter().map(|input| flat(&input.staged[name])).collect();
-            let all = self.group.all_micro_batches(name, &own)?;
-            let (like, device) = (&inputs[0].staged[name], own[0].device());
-            let of_batch = |values: Vec<f32>| {
+            let device = own[0].device();
+            let shapes: Vec<Vec<InputShape>> =
+                (0..self.batch.group.n_group()).map(|t| self.shapes(t, &inputs[0].staged[name])).collect();
+            let n_values: Vec<usize> =
+                shapes.iter().map(|shapes| shapes.iter().map(n_elements).sum()).collect();
+            let all = self.batch.group.all_micro_batches(name, &own, &n_values)?;
+            let of_batch = |(values, shapes): (Vec<f32>, Vec<InputShape>)| {
                 let n = values.len();
                 let values = Tensor::from_data(TensorData::new(values, [n]), &device);
-                cut(&values, like, &mut 0).into_iter().map(Features::vectors).collect()
+                let tensors = cut(&values, &shapes, &mut 0);
+                let features = |(x, (_, masked))| Features { masked, ..Features::vectors(x) };
+                tensors.into_iter().zip(shapes).map(features).collect()
             };
-            gathered.insert(name, all.into_iter().map(of_batch).collect());
+            gathered.insert(name, all.into_iter().zip(shapes).map(of_batch).collect());
         }
         Ok(gathered)
     }
 
-    /// Computes this rank's columns of the scores without a graph.
-    pub(super) fn scores(&self, inputs: &ColumnInputs, flats: &Flats) -> ColumnScores {
+    /// Computes this rank's columns of the scores without a graph, by micro-batch of the group.
+    pub(super) fn scores(&self, inputs: &ColumnInputs, flats: &Flats) -> Vec<HeadOutputs> {
         let leaves = self.heads.column_leaves(flats, false);
-        let of_head = |(name, batches): (&&'static str, &Vec<Groups>)| {
-            (*name, batches.iter().map(|groups| self.score(name, groups.clone(), &leaves)).collect())
+        let of_batch = |t: usize| {
+            let of_head = |(name, batches): (&&'static str, &Vec<Groups>)| (*name, batches[t].clone());
+            self.outputs(inputs.iter().map(of_head).collect(), &leaves)
         };
-        inputs.iter().map(of_head).collect()
+        match inputs.is_empty() {
+            true => Vec::new(),
+            false => (0..self.batch.group.n_group()).map(of_batch).collect(),
+        }
     }
 
     /// Runs the graphs of the group's micro-batches forwards and backwards.
@@ -104,13 +129,15 @@ impl<'a> ColumnPass<'a> {
             }
             Ok(a)
         };
-        let grads = ordered::fold(self.group.n_group(), &mut graph, &sum)?;
-        let own = self.group.sum_own("scores", grads.inputs.into_values().collect())?;
+        let group = self.batch.group;
+        let grads = ordered::fold(group.n_group(), &mut graph, &sum)?;
+        let own = group.sum_own("scores", grads.inputs.into_values().collect())?;
         let mut by_head: BTreeMap<&'static str, Vec<Vec<Tensor<3>>>> = BTreeMap::new();
-        for values in own {
+        for (values, t) in own.iter().zip(group.own(group.part())) {
             let mut start = 0;
             for (name, batches) in inputs {
-                by_head.entry(name).or_default().push(cut(&values, &batches[0], &mut start));
+                let shapes: Vec<InputShape> = batches[t].iter().map(|input| (input.x.dims(), None)).collect();
+                by_head.entry(name).or_default().push(cut(values, &shapes, &mut start));
             }
         }
         Ok(ColumnGrads { inputs: by_head, flats: grads.flats })
@@ -131,9 +158,8 @@ impl<'a> ColumnPass<'a> {
         };
         let inputs: BTreeMap<&'static str, Groups> =
             inputs.iter().map(|(name, batches)| (*name, tracked(&batches[t]))).collect();
-        let scores =
-            inputs.iter().map(|(name, groups)| (*name, self.score(name, groups.clone(), &leaves))).collect();
-        let scored = loss.of_columns(t, &scores, self.group)?;
+        let scores = self.outputs(inputs.clone(), &leaves);
+        let scored = loss.of_columns(t, &scores, self.batch.group)?;
         drop(scores);
         scalars.add(scored.loss.clone().inner(), scored.gauges);
         let mut grads = scored.loss.backward();
@@ -154,6 +180,28 @@ impl<'a> ColumnPass<'a> {
         divided.map(|placed| placed.head.name)
     }
 
+    /// Shapes of the inputs of a head in micro-batch `t` of the group, of which `own` are those of one on this rank.
+    fn shapes(&self, t: usize, own: &Groups) -> Vec<InputShape> {
+        let of_group = |group: &Features| match self.batch.masked.get(t) {
+            Some(rows) => group.shape_with(rows),
+            None => (group.x.dims(), group.masked.clone()),
+        };
+        own.iter().map(of_group).collect()
+    }
+
+    /// Computes this rank's columns for the inputs of a micro-batch by head and view size.
+    fn outputs(&self, inputs: BTreeMap<&'static str, Groups>, leaves: &HeadLeaves<'_>) -> HeadOutputs {
+        let n_sizes = inputs.values().map(Vec::len).max().unwrap_or_default();
+        let masked = |size: usize| {
+            let groups = inputs.values().filter_map(|groups| groups.get(size)?.masked.as_ref());
+            groups.map(|masked| masked.rows.clone()).next()
+        };
+        let masked = (0..n_sizes).map(masked).collect();
+        let of_head = |(name, groups)| (name, self.score(name, groups, leaves));
+        let by_name = inputs.into_iter().map(of_head).collect();
+        HeadOutputs { n_images: self.batch.n_images, masked, by_name }
+    }
+
     /// Applies this rank's part of the last unit of the head `name`, `[B, V, K / C]` by view size.
     fn score(&self, name: &str, groups: Groups, leaves: &HeadLeaves<'_>) -> Vec<Tensor<3>> {
         let found = self.heads.0.net.heads().find(|placed| placed.head.name == name);
@@ -164,7 +212,7 @@ impl<'a> ColumnPass<'a> {
         let cx = Context { leaves, draws: &draws, totals: &[], sets: &sets, types: Types::F32 };
         let (unit, _) = self.heads.0.computed(number);
         let scored = unit.forward(0, groups, &cx).features;
-        scored.iter().map(|group| by_image(group, self.n_images)).collect()
+        scored.iter().map(|group| by_image(group, self.batch.n_images)).collect()
     }
 }
 
@@ -177,13 +225,17 @@ fn flat(groups: &Groups) -> Tensor<1> {
     Tensor::cat(groups.iter().map(values).collect(), 0)
 }
 
-/// Cuts `values` from `start` on into the shapes of `like`, the inverse of [`flat`], and moves `start` behind them.
-fn cut(values: &Tensor<1>, like: &Groups, start: &mut usize) -> Vec<Tensor<3>> {
-    let of_group = |group: &Features| {
-        let shape = group.x.dims();
-        let range = *start..*start + shape.iter().product::<usize>();
+/// Cuts `values` from `start` on into `shapes`, the inverse of [`flat`], and moves `start` behind them.
+fn cut(values: &Tensor<1>, shapes: &[InputShape], start: &mut usize) -> Vec<Tensor<3>> {
+    let of_group = |shape: &InputShape| {
+        let range = *start..*start + n_elements(shape);
         *start = range.end;
-        values.clone().slice([range]).reshape(shape)
+        values.clone().slice([range]).reshape(shape.0)
     };
-    like.iter().map(of_group).collect()
+    shapes.iter().map(of_group).collect()
+}
+
+/// Number of elements.
+fn n_elements((shape, _): &InputShape) -> usize {
+    shape.iter().product()
 }

@@ -1,7 +1,11 @@
 //! Random numbers of a step, drawn before it: masks of patches, and branches that are dropped.
 
+use std::sync::Arc;
+
+use networks::mask::{MaskRule, MaskSampler, MaskedCells};
 use networks::sampler::UnitSampler;
 use networks::unit::Unit;
+use ranks::column_group::ColumnGroup;
 
 use super::batch::{MicroBatch, Share, SlicedImages};
 use super::net::Net;
@@ -26,12 +30,8 @@ impl Drawn<'_> {
     /// Marks the cells that the method masks in `batches`, which are listed by pixel input.
     pub(super) fn mask(&self, batches: &mut [Vec<MicroBatch>]) {
         let Some(rule) = self.method.masks() else { return };
-        let group = self.method.views().groups()[rule.size];
         for batches in batches {
-            // Sizes may differ from batch to batch.
-            let Some(groups) = batches.first().and_then(|batch| batch.slices.first()) else { continue };
-            let grid = groups[rule.size].grid;
-            let drawing = rule.at(self.seed, self.step, self.batch_size, group.n_views, grid);
+            let Some(drawing) = self.masks(rule, batches) else { continue };
             for (batch, slices) in batches.iter_mut().zip(&self.slices) {
                 let of_slice = |images: &Vec<usize>| {
                     drawing.rows(images.iter().map(|image| self.share.position(*image)))
@@ -39,6 +39,29 @@ impl Drawn<'_> {
                 batch.mask(rule.size, slices.iter().map(of_slice).collect());
             }
         }
+    }
+
+    /// Draws the masked cells of each micro-batch of `group`, of which `batches` has those of this rank; none where the method masks no
+    /// cells, or no rank computes with the micro-batches of others.
+    pub(super) fn group_masks(
+        &self,
+        batches: &[MicroBatch],
+        group: ColumnGroup<'_>,
+    ) -> Vec<Arc<MaskedCells>> {
+        let rule = self.method.masks().filter(|_| group.n_parts() > 1);
+        let Some(drawing) = rule.and_then(|rule| self.masks(rule, batches)) else { return Vec::new() };
+        let of_batch = |t: usize| {
+            let positions = (group.number(t)..self.batch_size).step_by(group.n_micro_batches());
+            Arc::new(drawing.rows(positions.map(|position| position as u64)))
+        };
+        (0..group.n_group()).map(of_batch).collect()
+    }
+
+    /// Prepares the masks by `rule` for the grid that views have in `batches`: sizes may differ from batch to batch.
+    fn masks(&self, rule: MaskRule, batches: &[MicroBatch]) -> Option<MaskSampler> {
+        let n_views = self.method.views().groups()[rule.size].n_views;
+        let groups = batches.first()?.slices.first()?;
+        Some(rule.at(self.seed, self.step, self.batch_size, n_views, groups[rule.size].grid))
     }
 
     /// Random numbers of every unit of the backbone of `network`, for views of these sizes: those of the undivided unit for its parts.

@@ -2,26 +2,24 @@
 //! trained one.
 
 use burn_tensor::Tensor;
-use networks::features::Outputs;
+use networks::features::{HeadOutputs, Outputs};
 use ranks::EngineError;
-use ranks::column_group::ColumnGroup;
 use ranks::prefetch::GatherQueue;
 
 use super::batch::MicroBatch;
-use super::columns::ColumnPass;
+use super::columns::{ColumnPass, GroupBatch};
 use super::heads::HeadPass;
 use super::net::Net;
 use super::pass::{Passes, UnitDraws, UnitTape, over_groups};
 use super::sharded::{Observation, ShardedNet};
-use crate::method::ColumnScores;
 use crate::method::network::Moves;
 
 /// Results of the forward pass of a network without gradients.
 struct InferencePass {
     /// Outputs of the network, by micro-batch.
     outputs: Vec<Outputs>,
-    /// This rank's columns of the outputs of divided heads.
-    columns: ColumnScores,
+    /// This rank's columns of the outputs of divided heads, by micro-batch of the column group.
+    columns: Vec<HeadOutputs>,
     observations: Vec<Observation>,
 }
 
@@ -31,7 +29,7 @@ pub(super) struct Inferred {
     /// Outputs by network and micro-batch.
     pub(super) outputs: Vec<(&'static str, Vec<Outputs>)>,
     /// This rank's columns of the outputs of divided heads, by network.
-    pub(super) columns: Vec<(&'static str, ColumnScores)>,
+    pub(super) columns: Vec<(&'static str, Vec<HeadOutputs>)>,
     /// New values of running parameters.
     pub(super) observations: Vec<Observation>,
 }
@@ -60,13 +58,13 @@ pub(super) fn infer_all(
     batches: &[Vec<MicroBatch>],
     passes: [Passes<'_>; 2],
     gathers: &mut GatherQueue<'_>,
-    n_images: usize,
+    group: GroupBatch<'_>,
 ) -> Result<Inferred, EngineError> {
     let mut all = Inferred::default();
     for network in networks {
         let evaluates = network.net.moves == Moves::Frozen;
         let passes = passes.map(|passes| Passes { evaluates, ..passes });
-        let inferred = infer(*network, &batches[network.net.input], passes, gathers, n_images)?;
+        let inferred = infer(*network, &batches[network.net.input], passes, gathers, group)?;
         all.outputs.push((network.net.name, inferred.outputs));
         all.columns.push((network.net.name, inferred.columns));
         all.observations.extend(inferred.observations);
@@ -74,14 +72,14 @@ pub(super) fn infer_all(
     Ok(all)
 }
 
-/// Computes the outputs of a network without gradients for the view sizes that it sees, by micro-batch of `n_images`.
+/// Computes the outputs of a network without gradients for the view sizes that it sees, by micro-batch.
 /// `passes` take micro-batches through its backbone and through its heads, for all view sizes.
 fn infer(
     network: ShardedNet<'_>,
     batches: &[MicroBatch],
     [passes, of_heads]: [Passes<'_>; 2],
     gathers: &mut GatherQueue<'_>,
-    n_images: usize,
+    group: GroupBatch<'_>,
 ) -> Result<InferencePass, EngineError> {
     let Net { sees, .. } = network.net;
     let mut seen: Vec<MicroBatch> = batches.iter().map(|batch| batch.seen(sees)).collect();
@@ -103,11 +101,11 @@ fn infer(
     let heads = HeadPass(network);
     let flats = heads.gather(gathers)?;
     let inputs = heads.staged_without_graph(&seen, &flats, of_heads, gathers, &mut observations)?;
-    let divided = ColumnPass { heads, group: ColumnGroup::new(passes.comm, batches.len()), n_images };
-    let group = divided.gather(&inputs)?;
+    let divided = ColumnPass { heads, batch: group };
+    let of_group = divided.gather(&inputs)?;
     gathers.look_ahead()?;
-    let columns = divided.scores(&group, &flats);
-    Ok(InferencePass { outputs: heads.outputs(inputs, &flats, n_images), columns, observations })
+    let columns = divided.scores(&of_group, &flats);
+    Ok(InferencePass { outputs: heads.outputs(inputs, &flats, group.n_images), columns, observations })
 }
 
 /// Runs the trained network through its backbone. `keeps` says whether a unit keeps its graph and its gathered weights.

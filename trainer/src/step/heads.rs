@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use burn_tensor::{DType, Tensor};
 use kernels::ops::seed;
 use networks::draws::Draws;
-use networks::features::{Features, Outputs, by_image};
+use networks::features::{Features, HeadOutputs, Outputs, by_image};
 use networks::head::Reads;
 use networks::leaves::Leaves;
 use networks::unit::{Context, StatSets, Types};
@@ -227,13 +227,8 @@ impl<'a> HeadPass<'a> {
         by_image(&groups[0], n)
     }
 
-    /// Computes the outputs of the heads that are not divided for `input`, by name and view size.
-    pub(super) fn heads(
-        &self,
-        input: &GraphInput,
-        leaves: &HeadLeaves<'_>,
-        n_images: usize,
-    ) -> BTreeMap<&'static str, Vec<Tensor<3>>> {
+    /// Computes the outputs of the heads that are not divided for `input`.
+    pub(super) fn heads(&self, input: &GraphInput, leaves: &HeadLeaves<'_>, n_images: usize) -> HeadOutputs {
         let (draws, sets) = (Draws::default(), StatSets::per_size(input.features.len()));
         let mut given = BTreeMap::<&'static str, Groups>::new();
         for placed in self.0.net.heads().filter(|placed| !placed.is_divided()) {
@@ -251,7 +246,8 @@ impl<'a> HeadPass<'a> {
             given.insert(head.name, groups);
         }
         let by_view = |groups: Groups| groups.iter().map(|group| by_image(group, n_images)).collect();
-        given.into_iter().map(|(name, groups)| (name, by_view(groups))).collect()
+        let by_name = given.into_iter().map(|(name, groups)| (name, by_view(groups))).collect();
+        HeadOutputs::new(n_images, &input.features, by_name)
     }
 
     /// Returns the features and the outputs of the heads, without a graph.
@@ -259,7 +255,7 @@ impl<'a> HeadPass<'a> {
         let leaves = self.leaves(flats, false);
         let of_batch = |input: GraphInput| {
             let heads = self.heads(&input, &leaves, n_images);
-            Outputs { n_images, features: input.features, heads }
+            Outputs { features: input.features, heads }
         };
         inputs.into_iter().map(of_batch).collect()
     }
@@ -279,11 +275,14 @@ fn found(heads: &[StagedHead<'_>], reads: Reads) -> Option<usize> {
     reads.head().and_then(|name| heads.iter().position(|head| head.placed.head.name == name))
 }
 
-/// The input of a head that reads the backbone, in f32.
+/// The input of a head that reads the backbone, in f32. Masked cells come behind all views of a micro-batch, in one slice.
 fn read(reads: Reads, features: &[MicroBatch]) -> Vec<MicroBatch> {
     let of_group = |group: &Features| reads.select(&group.in_f32());
     let of_slice = |groups: &Groups| groups.iter().map(of_group).collect();
-    let of_batch = |batch: &MicroBatch| MicroBatch { slices: batch.slices.iter().map(of_slice).collect() };
+    let of_batch = |batch: &MicroBatch| match reads.has_masked() {
+        true => MicroBatch { slices: vec![of_slice(&batch.joined())] },
+        false => MicroBatch { slices: batch.slices.iter().map(of_slice).collect() },
+    };
     features.iter().map(of_batch).collect()
 }
 
@@ -295,9 +294,16 @@ fn unread(reads: Reads, features: &[MicroBatch], grads: Vec<SlicedGrads>) -> Vec
         // What is read is a part of the leaf.
         FeatureGrads::from(leaf.x.grad_remove(&mut grads).expect("what is read has a gradient"))
     };
-    let of_slice = |(groups, grads): (&Groups, GroupGrads)| groups.iter().zip(grads).map(of_group).collect();
-    let of_batch =
-        |(batch, grads): (&MicroBatch, SlicedGrads)| batch.slices.iter().zip(grads).map(of_slice).collect();
+    let of_slice = |(groups, grads): (&Groups, GroupGrads)| -> GroupGrads {
+        groups.iter().zip(grads).map(of_group).collect()
+    };
+    let of_batch = |(batch, mut grads): (&MicroBatch, SlicedGrads)| match grads.pop() {
+        Some(of_all) if reads.has_masked() => {
+            let of_all = of_slice((&batch.joined(), of_all));
+            batch.sliced(of_all.into_iter().map(|grad| grad.x).collect())
+        }
+        last => batch.slices.iter().zip(grads.into_iter().chain(last)).map(of_slice).collect(),
+    };
     features.iter().zip(grads).map(of_batch).collect()
 }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use burn_tensor::Tensor;
 use kernels::device::host::add;
-use networks::features::Outputs;
+use networks::features::{HeadOutputs, Outputs};
 use ranks::EngineError;
 use ranks::ordered;
 use ranks::peers::Peers;
@@ -17,7 +17,7 @@ use super::heads::{Flats, GraphInput, HeadPass, StagedHead, graph_inputs};
 use super::pass::{Passes, SlicedGrads};
 use super::scalars::Scalars;
 use super::sharded::{Observation, ShardedNet};
-use crate::method::{BatchLoss, BatchOutputs, ColumnOutputs, ColumnScores, Method};
+use crate::method::{BatchLoss, BatchOutputs, ColumnOutputs, Method};
 
 /// Results of heads and loss.
 pub(super) struct LossResult {
@@ -46,8 +46,6 @@ pub(super) struct Scoring<'a> {
     /// Passes that take micro-batches through staged units of heads.
     pub(super) passes: Passes<'a>,
     pub(super) step: u64,
-    /// Images of a micro-batch.
-    pub(super) n_images: usize,
     /// Type in which gradients of heads are sent.
     pub(super) wire: Wire,
 }
@@ -83,12 +81,12 @@ impl<'a> Scoring<'a> {
         &self,
         batches: &[MicroBatch],
         others: &[(&'static str, Vec<Outputs>)],
-        of_others: &[(&'static str, ColumnScores)],
+        of_others: &[(&'static str, Vec<HeadOutputs>)],
         gathers: &mut GatherQueue<'_>,
         reductions: &mut ReductionQueue<'a>,
     ) -> Result<LossResult, EngineError> {
         let mut flats = self.heads().gather(gathers)?;
-        let constrained = self.heads().constrain(&mut flats, self.columns.group.part());
+        let constrained = self.heads().constrain(&mut flats, self.columns.batch.group.part());
         let mut observations = Vec::new();
         let heads = self.heads().staged(batches, &flats, self.passes, gathers, &mut observations)?;
         let inputs = graph_inputs(batches, &heads);
@@ -110,7 +108,8 @@ impl<'a> Scoring<'a> {
         }
         let observed = loss.observed();
         // Outputs of heads are needed for the loss alone.
-        let bare = |outputs: Outputs| Outputs { heads: BTreeMap::new(), ..outputs };
+        let without = |heads: HeadOutputs| HeadOutputs { by_name: BTreeMap::new(), ..heads };
+        let bare = |outputs: Outputs| Outputs { heads: without(outputs.heads), ..outputs };
         let trained = trained.into_iter().map(bare).collect();
         Ok(LossResult { scalars, grads, observed, constrained, observations, trained })
     }
@@ -120,7 +119,7 @@ impl<'a> Scoring<'a> {
         &self,
         trained: &[Outputs],
         others: &[(&'static str, Vec<Outputs>)],
-        of_others: &[(&'static str, ColumnScores)],
+        of_others: &[(&'static str, Vec<HeadOutputs>)],
         group: &ColumnInputs,
         flats: &Flats,
     ) -> Result<Box<dyn BatchLoss>, EngineError> {
@@ -129,9 +128,9 @@ impl<'a> Scoring<'a> {
         let score = |head: &str, x: Tensor<3>| self.heads().score(head, x, &leaves);
         let of_trained = match self.method.prepares_with_heads() {
             true => self.columns.scores(group, flats),
-            false => ColumnScores::new(),
+            false => Vec::new(),
         };
-        let (group, has_parts) = (self.columns.group, self.network.net.has_parts());
+        let (group, has_parts) = (self.columns.batch.group, self.network.net.has_parts());
         let columns = has_parts.then_some(ColumnOutputs { group, trained: &of_trained, others: of_others });
         let outputs = BatchOutputs { trained, others, columns, score: &score };
         self.method.prepare(&outputs, self.step, self.peers)
@@ -205,8 +204,8 @@ impl<'a> Scoring<'a> {
             features: tracked(&input.features),
             staged: input.staged.iter().map(|(name, groups)| (*name, tracked(groups))).collect(),
         };
-        let of_heads = self.heads().heads(&input, &leaves, self.n_images);
-        let trained = Outputs { n_images: self.n_images, features: input.features.clone(), heads: of_heads };
+        let of_heads = self.heads().heads(&input, &leaves, self.columns.batch.n_images);
+        let trained = Outputs { features: input.features.clone(), heads: of_heads };
         let scored = loss.of(number, &trained);
         scalars.add(scored.loss.clone().inner(), scored.gauges);
         drop(trained);
@@ -228,12 +227,11 @@ impl<'a> Scoring<'a> {
     /// The trained network's outputs without a graph, with heads where the method prepares its loss with them.
     fn plain(&self, inputs: &[GraphInput], flats: &Flats) -> Vec<Outputs> {
         if self.method.prepares_with_heads() {
-            return self.heads().outputs(inputs.to_vec(), flats, self.n_images);
+            return self.heads().outputs(inputs.to_vec(), flats, self.columns.batch.n_images);
         }
         let bare = |input: &GraphInput| Outputs {
-            n_images: self.n_images,
+            heads: HeadOutputs::new(self.columns.batch.n_images, &input.features, BTreeMap::new()),
             features: input.features.clone(),
-            heads: BTreeMap::new(),
         };
         inputs.iter().map(bare).collect()
     }

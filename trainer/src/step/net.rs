@@ -56,6 +56,8 @@ pub(crate) struct Net {
     n_staged: Vec<usize>,
     /// Parts of the last units of divided heads that a rank computes, by number of the unit.
     parts: BTreeMap<usize, ColumnPart>,
+    /// Number of these parts of a unit.
+    n_column_parts: usize,
 }
 
 /// The part of a unit that a rank computes.
@@ -209,12 +211,33 @@ impl Net {
                 parts.insert(last - 1, ColumnPart { unit, layout });
             }
         }
-        Self { name, moves, sees, input, is_of_recipe, backbone, undivided, heads, n_staged, parts }
+        Self {
+            name,
+            moves,
+            sees,
+            input,
+            is_of_recipe,
+            backbone,
+            undivided,
+            heads,
+            n_staged,
+            parts,
+            n_column_parts: n_parts,
+        }
     }
 
     /// The part of unit `number` that a rank computes; `None` if it computes all of it.
     pub(crate) fn part(&self, number: usize) -> Option<&ColumnPart> {
         self.parts.get(&number)
+    }
+
+    /// Returns the layouts of the buffers of all units, over shard groups of `group_size` ranks.
+    pub(crate) fn layouts(&self, group_size: usize) -> impl Iterator<Item = UnitLayout> {
+        let of_unit = move |(number, listed): (usize, Listed<'_>)| match self.part(number) {
+            Some(_) => listed.unit.layout_by_columns(self.n_column_parts, group_size),
+            None => listed.unit.layout(group_size),
+        };
+        self.units().enumerate().map(of_unit)
     }
 
     /// Whether some heads are divided.
@@ -320,11 +343,11 @@ mod tests {
         let rule = Rule::Sgd(Sgd { momentum: 0.9, nesterov: false, adaptation: None });
         let optimizer = Optimizer { rule, clip_norm: 0.0, clip: ClipRule::PerTensor, decays_vectors: false };
         let state = |(seed, net): (usize, &Net)| {
-            let shard = |unit: Listed<'_>| {
+            let shard = |layout: UnitLayout| {
                 let topology = Topology::SINGLE_RANK;
-                UnitShard::init(unit.unit, seed as u64, topology, optimizer.moments(), &device)
+                UnitShard::laid_out(layout, seed as u64, topology, optimizer.moments(), &device)
             };
-            let shards = net.units().map(shard).collect();
+            let shards = net.layouts(1).map(shard).collect();
             NetworkState {
                 name: net.name,
                 is_frozen: false,

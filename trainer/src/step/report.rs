@@ -1,6 +1,7 @@
 //! Results of a step: gradients before its update, and a report after it.
 
 use burn_tensor::Tensor;
+use networks::features::Outputs;
 use ranks::EngineError;
 use ranks::fixed::FixedPoint;
 
@@ -67,4 +68,16 @@ pub struct StepReport {
     pub embeddings: Vec<Tensor<2>>,
     /// Votes of all ranks.
     pub votes: Votes,
+}
+
+/// Returns the embeddings of the network `evaluated` by micro-batch, in memory of their own. `others` are the outputs of the networks
+/// without gradients, `trained` those of the trained one.
+pub(super) fn embeddings(
+    evaluated: &str,
+    others: &[(&'static str, Vec<Outputs>)],
+    trained: &[Outputs],
+) -> Vec<Tensor<2>> {
+    let of_evaluated =
+        others.iter().find(|(name, _)| *name == evaluated).map_or(trained, |(_, outputs)| outputs);
+    of_evaluated.iter().map(|outputs| outputs.image_rows().mul_scalar(1.0)).collect()
 }

@@ -53,9 +53,10 @@ impl Observation {
         let Some(number) = nets.position(of) else { return };
         let shard = &mut networks[number].shards[unit];
         let found = shard.segments().find(|segment| segment.slot.spec.name == param);
-        let Some((start, end, first)) =
-            found.map(|s| (s.start, s.end, shard.start + s.start - s.slot.offset - first_value))
-        else {
+        let Some((start, end, first)) = found.map(|s| {
+            let first = s.slot.spec.first_element() + shard.start + s.start - s.slot.offset;
+            (s.start, s.end, first - first_value)
+        }) else {
             return;
         };
         let Precision { gather, head_gather, .. } = precision;

@@ -5,7 +5,7 @@ use burn_tensor::{DType, Device, Tensor};
 use kernels::device::workers::Workers;
 use networks::NetworkError;
 use networks::backbone::ModelConfig;
-use networks::features::Outputs;
+use networks::layout::UnitLayout;
 use networks::tensor::NamedTensor;
 use networks::unit::{StatSets, Types};
 use ranks::EngineError;
@@ -20,16 +20,16 @@ use ranks::wire::Wire;
 use super::agreement::{Votes, agree};
 use super::backward::{BackwardInputs, backward, mean_gradients};
 use super::batch::{MicroBatch, SlicedImages};
-use super::columns::ColumnPass;
+use super::columns::{ColumnPass, GroupBatch};
 use super::config::StepConfig;
 use super::drawn::Drawn;
 use super::forward::{Inferred, TrainedPass, forward, infer_all};
 use super::heads::HeadPass;
 use super::loss::{LossResult, Scoring};
-use super::net::{Division, Listed, Net, Nets};
+use super::net::{Division, Net, Nets};
 use super::pass::Passes;
 use super::phases::{Clock, Phases};
-use super::report::{Gradients, StepReport};
+use super::report::{Gradients, StepReport, embeddings};
 use super::scalars::{Scalars, read_by_name};
 use super::sharded::{Observation, ShardedNet};
 use super::state::{NetworkState, TrainState};
@@ -75,11 +75,11 @@ impl Trainer {
         let state_device = if config.offload { Device::flex() } else { device.clone() };
         let of_net = |net: &Net| {
             let moments = if net.moves == Moves::ByGradient { optimizer.moments() } else { &[] };
-            let shard = |unit: Listed<'_>| {
-                UnitShard::init(unit.unit, config.seed, comm.topology(), moments, &state_device)
+            let shard = |layout: UnitLayout| {
+                UnitShard::laid_out(layout, config.seed, comm.topology(), moments, &state_device)
             };
             let (n_backbone, is_frozen) = (net.backbone.len(), net.moves == Moves::Frozen);
-            let mut shards: Vec<UnitShard> = net.units().map(shard).collect();
+            let mut shards: Vec<UnitShard> = net.layouts(comm.topology().group_size).map(shard).collect();
             if net.moves == Moves::ByGradient {
                 config.rates.apply(&mut shards[..n_backbone], &net.undivided);
             }
@@ -226,15 +226,17 @@ impl Trainer {
         let mut batches = batches();
         let drawn = self.drawn(n_images);
         drawn.mask(&mut batches);
+        let masked = drawn.group_masks(&batches[trained.net.input], self.column_group());
         let sizes = trained.net.sizes();
         let [of_trained, of_heads] = [&self.sets, &self.head_sets].map(|sets| sets.of(&sizes));
         let n_each = n_images / self.config.share(self.topology()).n_micro_batches;
+        let group = GroupBatch { group: self.column_group(), n_images: n_each, masked: &masked };
         phases.input_ms = clock.lap_ms();
 
         entering("targets");
         let both = [self.passes(&self.sets), self.head_passes(&self.head_sets)];
         let Inferred { outputs: others, columns, mut observations } =
-            infer_all(&weights.others, &batches, both, &mut gathers, n_each)?;
+            infer_all(&weights.others, &batches, both, &mut gathers, group)?;
         phases.targets_ms = clock.lap_ms();
 
         entering("forward");
@@ -246,13 +248,13 @@ impl Trainer {
         phases.forward_ms = clock.lap_ms();
 
         entering("head");
-        let scoring = self.scoring(trained, &of_heads, scheduled_values.step, n_each);
+        let scoring = self.scoring(trained, &of_heads, scheduled_values.step, group);
         let scored = scoring.run(&pass.batches, &others, &columns, &mut gathers, &mut reductions)?;
         let LossResult { scalars, grads, observed, constrained, observations: of_heads, trained: outputs } =
             scored;
         let TrainedPass { batches, tape, observations: of_backbone } = pass;
         observations.extend(of_backbone.into_iter().chain(of_heads));
-        let embeddings = self.embeddings(&others, &outputs);
+        let embeddings = embeddings(self.state.method.evaluated(), &others, &outputs);
         // The backward pass needs their memory.
         drop((batches, others, columns, outputs));
         phases.head_ms = clock.lap_ms();
@@ -269,35 +271,28 @@ impl Trainer {
         Ok(Gradients { shards, scalars, observed, constrained, observations, embeddings, phases })
     }
 
-    /// The embeddings of the evaluated network by micro-batch, in memory of their own. `others` are the outputs of the networks
-    /// without gradients, `trained` those of the trained one.
-    fn embeddings(&self, others: &[(&'static str, Vec<Outputs>)], trained: &[Outputs]) -> Vec<Tensor<2>> {
-        let evaluated = self.state.method.evaluated();
-        let of_evaluated =
-            others.iter().find(|(name, _)| *name == evaluated).map_or(trained, |(_, outputs)| outputs);
-        of_evaluated.iter().map(|outputs| outputs.image_rows().mul_scalar(1.0)).collect()
-    }
-
-    /// The loss of step `step`, with micro-batches of `n_images`.
+    /// The loss of step `step` on the micro-batches of `batch`.
     fn scoring<'s>(
         &'s self,
         network: ShardedNet<'s>,
         sets: &'s StatSets,
         step: u64,
-        n_images: usize,
+        batch: GroupBatch<'s>,
     ) -> Scoring<'s> {
-        let n_here = self.config.share(self.topology()).n_micro_batches;
-        let group = ColumnGroup::new(&self.comm, n_here);
         Scoring {
             network,
             method: self.state.method.as_ref(),
-            peers: Peers::new(&self.comm, n_here),
-            columns: ColumnPass { heads: HeadPass(network), group, n_images },
+            peers: Peers::new(&self.comm, self.config.share(self.topology()).n_micro_batches),
+            columns: ColumnPass { heads: HeadPass(network), batch },
             passes: self.head_passes(sets),
             step,
-            n_images,
             wire: self.config.precision.head_reduce,
         }
+    }
+
+    /// The micro-batches of this rank's column group.
+    fn column_group(&self) -> ColumnGroup<'_> {
+        ColumnGroup::new(&self.comm, self.config.share(self.topology()).n_micro_batches)
     }
 
     /// Network `number` with its shards.

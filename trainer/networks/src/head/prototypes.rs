@@ -90,10 +90,9 @@ impl Unit for Prototypes {
         groups.iter().map(project).collect::<Vec<_>>().into()
     }
 
-    /// Gains are stored in front of all directions, so that a layer that has them cannot be cut.
     fn column_part(&self, n_parts: usize) -> Option<Box<dyn Unit>> {
-        let is_cut = self.lengths != Lengths::Gain && self.count.is_multiple_of(n_parts);
-        is_cut.then(|| Box::new(Self { count: self.count / n_parts, ..self.clone() }) as Box<dyn Unit>)
+        let part = || Box::new(Self { count: self.count / n_parts, ..self.clone() }) as Box<dyn Unit>;
+        self.count.is_multiple_of(n_parts).then(part)
     }
 
     /// Counts a graph that holds logits, their softmax and their targets.

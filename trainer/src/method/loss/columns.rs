@@ -12,21 +12,22 @@
 
 use burn_tensor::{Tensor, TensorData};
 use kernels::ops::{
-    Pairs, column_sums, exp_rows, largest, log_sum_exp, row_maxima, scaled, scaled_row_sums, softmax_rows,
+    Pairs, column_sums, cross_entropy, exp_rows, largest, log_sum_exp, row_maxima, scaled, scaled_row_sums,
+    softmax_rows,
 };
 use ranks::EngineError;
 use ranks::column_group::ColumnGroup;
 use ranks::peers::Peers;
 
 use super::cross_entropy::{GroupPairs, between_weighted_views};
-use super::rows::Rows;
+use super::rows::{Rows, summed_entropy};
 use super::sinkhorn::FLOOR;
 
 /// Targets of a column group.
 #[derive(Debug, Clone)]
 pub(crate) struct ColumnTargets {
     /// Targets by micro-batch of the group, `[B, V, K / C + 1]`: the last column is the sum over the columns of other ranks.
-    pub(crate) rows: Vec<Tensor<3>>,
+    pub(crate) rows: Rows,
     /// Last column, by micro-batch of the group.
     pub(crate) others: Vec<Vec<f32>>,
 }
@@ -41,9 +42,14 @@ struct RowParts {
 
 impl RowParts {
     /// Gathers the numbers of all parts; `own` are those of this rank's, by micro-batch.
-    fn gather(what: &str, own: &[Tensor<1>], group: ColumnGroup<'_>) -> Result<Self, EngineError> {
-        let lengths = own.iter().map(|rows| rows.dims()[0]).collect();
-        let by_part = group.all_parts(what, Tensor::cat(own.to_vec(), 0))?;
+    fn gather(what: &str, own: &[Option<Tensor<1>>], group: ColumnGroup<'_>) -> Result<Self, EngineError> {
+        let lengths = own.iter().map(|rows| rows.as_ref().map_or(0, |rows| rows.dims()[0])).collect();
+        let own: Vec<Tensor<1>> = own.iter().flatten().cloned().collect();
+        let by_part = match own.is_empty() {
+            // All ranks of the group see that there are no rows.
+            true => vec![Vec::new(); group.n_parts()],
+            false => group.all_parts(what, Tensor::cat(own, 0))?,
+        };
         Ok(Self { by_part, part: group.part(), lengths })
     }
 
@@ -99,17 +105,20 @@ pub(crate) fn softmax(
     temperature: f64,
     group: ColumnGroup<'_>,
 ) -> Result<ColumnTargets, EngineError> {
-    let own: Vec<Tensor<1>> =
-        scores.all().map(|x| log_sum_exp(x.clone(), Some(center.clone()), temperature)).collect();
+    let log_sums = |x: &Tensor<3>| log_sum_exp(x.clone(), Some(center.clone()), temperature);
+    let own: Vec<Option<Tensor<1>>> = scores.by_batch().map(|rows| rows.map(log_sums)).collect();
     let parts = RowParts::gather("softmax", &own, group)?;
     let [total, others] = parts.combined(log_sum);
     let sums: Vec<f32> = others.iter().zip(&total).map(|(other, total)| (other - total).exp()).collect();
     let center = Tensor::cat(vec![center.clone(), Tensor::zeros([1], &center.device())], 0);
-    let of_batch = |(x, others): (&Tensor<3>, Vec<f32>)| {
-        let last: Vec<f32> = others.iter().map(|other| (f64::from(*other) * temperature) as f32).collect();
-        softmax_rows(with_column(x.clone(), &last), Some(center.clone()), temperature)
+    let of_batch = |x: &Tensor<3>, others: &Vec<f32>| {
+        softmax_rows(
+            with_column(x.clone(), &as_scores(others, temperature)),
+            Some(center.clone()),
+            temperature,
+        )
     };
-    let rows = scores.all().zip(parts.by_batch(&others)).map(of_batch).collect();
+    let rows = scores.map_with(&parts.by_batch(&others), of_batch);
     Ok(ColumnTargets { rows, others: parts.by_batch(&sums) })
 }
 
@@ -132,93 +141,138 @@ pub(crate) fn sinkhorn(
     for _ in 0..n_iterations {
         let sums = all.reduced(k, 0.0, column_sums);
         let sums = group.sum("sinkhorn", &sums)? * (n_prototypes as f64 / scores.n().max(1) as f64);
-        let own: Vec<Tensor<1>> = all.all().map(|q| scaled_row_sums(q.clone(), sums.clone())).collect();
+        let row_sums = |q: &Tensor<3>| scaled_row_sums(q.clone(), sums.clone());
+        let own: Vec<Option<Tensor<1>>> = all.by_batch().map(|rows| rows.map(row_sums)).collect();
         let parts = RowParts::gather("sinkhorn", &own, group)?;
         let [total, rest] = parts.combined(sum);
         let share: Vec<f32> = rest.iter().zip(&total).map(|(rest, total)| rest / total).collect();
         others = parts.by_batch(&share);
-        let mut totals = parts.by_batch(&total).into_iter();
-        all = all.map_in_order(|q| {
-            // One list for each micro-batch.
-            let totals = totals.next().unwrap_or_default();
-            let n = totals.len();
-            scaled(q.clone(), sums.clone(), Tensor::from_data(TensorData::new(totals, [n]), &q.device()))
+        all = all.map_with(&parts.by_batch(&total), |q, totals| {
+            let totals = Tensor::from_floats(&totals[..], &q.device());
+            scaled(q.clone(), sums.clone(), totals)
         });
     }
-    let rows = all.all().zip(&others).map(|(q, others)| with_column(q.clone(), others)).collect();
+    let rows = all.map_with(&others, |q, others| with_column(q.clone(), others));
     Ok(ColumnTargets { rows, others })
 }
 
-/// Returns this rank's part of [`between_weighted_views`] for a micro-batch of the group: groups of student logits `[B, V, K / C]`
-/// against `targets` `[B, V_t, K / C + 1]`, of which `others` `[B·V_t]` is the last column. The sum over ranks is the loss; the
-/// gradient at this rank's logits is that of the loss.
-///
-/// # Errors
-/// [`EngineError`].
+/// Scores of one micro-batch of the group, `[B, V, K / C + 1]`, of which the last column stands for those of other ranks.
+pub(crate) struct CompletedScores {
+    scores: Tensor<3>,
+    /// Logarithm of the sum of the exponentials over all columns, by row.
+    total: Vec<f32>,
+    /// Logarithm of the sum of the exponentials over the columns of other ranks, by row.
+    others: Vec<f32>,
+    n_parts: usize,
+}
+
+impl CompletedScores {
+    /// Completes `scores`, this rank's columns, with one exchange for all of them.
+    ///
+    /// # Errors
+    /// [`EngineError`].
+    pub(crate) fn of(
+        scores: &[Tensor<3>],
+        temperature: f64,
+        group: ColumnGroup<'_>,
+    ) -> Result<Vec<Self>, EngineError> {
+        let log_sums = |scores: &Tensor<3>| Some(log_sum_exp(scores.clone().inner(), None, temperature));
+        let own: Vec<Option<Tensor<1>>> = scores.iter().map(log_sums).collect();
+        let parts = RowParts::gather("softmax", &own, group)?;
+        let [total, others] = parts.combined(log_sum).map(|rows| parts.by_batch(&rows));
+        let completed = |(scores, (total, others)): (&Tensor<3>, (Vec<f32>, Vec<f32>))| Self {
+            scores: with_column(scores.clone(), &as_scores(&others, temperature)),
+            total,
+            others,
+            n_parts: group.n_parts(),
+        };
+        Ok(scores.iter().zip(total.into_iter().zip(others)).map(completed).collect())
+    }
+
+    /// Returns what is added to the cross-entropy of `row` with a target that has `other` in the last column, to make it this rank's
+    /// part: the last column's own term is not part of it, and ranks share the logarithm.
+    ///
+    /// ```text
+    /// H = Σ t · (log Σ exp(s / τ) - s / τ)
+    /// ```
+    fn correction(&self, row: usize, other: f32) -> f64 {
+        let share = 1.0 - 1.0 / self.n_parts as f64;
+        f64::from(other) * f64::from(self.others[row]) - share * f64::from(self.total[row])
+    }
+}
+
+/// Returns this rank's part of [`between_weighted_views`] for micro-batch `number` of the group. The sum over ranks is the loss; the
+/// gradient at this rank's scores is that of the loss.
 pub(crate) fn between_views(
-    student: &[Tensor<3>],
-    targets: &Tensor<3>,
-    others: &[f32],
+    student: &[CompletedScores],
+    targets: &ColumnTargets,
+    number: usize,
     temperature: f64,
     other_weight: f64,
-    group: ColumnGroup<'_>,
-) -> Result<Tensor<1>, EngineError> {
-    let own: Vec<Tensor<1>> =
-        student.iter().map(|logits| log_sum_exp(logits.clone().inner(), None, temperature)).collect();
-    let parts = RowParts::gather("softmax", &own, group)?;
-    let [total, rest] = parts.combined(log_sum);
-    let (total, rest) = (parts.by_batch(&total), parts.by_batch(&rest));
-    let with_others = |(logits, rest): (&Tensor<3>, &Vec<f32>)| {
-        let last: Vec<f32> = rest.iter().map(|rest| (f64::from(*rest) * temperature) as f32).collect();
-        with_column(logits.clone(), &last)
-    };
-    let logits: Vec<Tensor<3>> = student.iter().zip(&rest).map(with_others).collect();
-    let loss = between_weighted_views(&logits, targets, temperature, other_weight);
-    // H = Σ t · (log Σ exp(s / τ) - s / τ): the last column's own term is not part of it, and the logarithm is shared by all ranks.
-    let n_teacher = targets.dims()[1];
-    let share = 1.0 - 1.0 / group.n_parts() as f64;
+) -> Tensor<1> {
+    let (rows, others) = (targets.rows.even_of(number), &targets.others[number]);
+    let scores: Vec<Tensor<3>> = student.iter().map(|student| student.scores.clone()).collect();
+    let loss = between_weighted_views(&scores, rows, temperature, other_weight);
+    let [n_images, n_teacher, _] = rows.dims();
     let (mut correction, mut n_pairs) = (0.0, 0);
-    for (i, logits) in student.iter().enumerate() {
-        let [b, v, _] = logits.dims();
+    for (i, student) in student.iter().enumerate() {
+        let [b, v, _] = student.scores.dims();
         let GroupPairs { pairs, n, weight } = GroupPairs::of(i, v, n_teacher, other_weight);
         n_pairs += n;
         for row in 0..b * v {
             let (image, view) = (row / v, row % v);
             let paired = (0..n_teacher).filter(|target| pairs == Pairs::All || *target != view);
-            let of_pair = |target: usize| {
-                let other = f64::from(others[image * n_teacher + target]);
-                other * f64::from(rest[i][row]) - share * f64::from(total[i][row])
-            };
+            let of_pair = |target: usize| student.correction(row, others[image * n_teacher + target]);
             correction += weight * paired.map(of_pair).sum::<f64>();
         }
     }
-    let n_images = targets.dims()[0];
-    Ok(loss + correction / (n_pairs * n_images) as f64)
+    loss + correction / (n_pairs * n_images) as f64
 }
 
-/// Computes the mean `[K]` over all rows of the batch, `n_rows`, given this rank's columns by micro-batch of the group, `[B, V, K / C]`,
-/// or with one more.
+/// Returns this rank's part of the sum of the cross-entropies of the rows of micro-batch `number` of the group, one for each of `weights`:
+/// see [`between_views`].
+///
+/// # Panics
+/// If the micro-batch has no rows.
+pub(crate) fn weighted_rows(
+    student: &CompletedScores,
+    targets: &ColumnTargets,
+    number: usize,
+    weights: &[f32],
+    temperature: f64,
+) -> Tensor<1> {
+    let rows = targets.rows.even_of(number).clone();
+    let [n, _, _] = rows.dims();
+    let weighted = rows.clone() * Tensor::<1>::from_floats(weights, &rows.device()).reshape([n, 1, 1]);
+    let of_row =
+        |(row, (other, weight)): (usize, (&f32, &f32))| f64::from(*weight) * student.correction(row, *other);
+    let correction: f64 = targets.others[number].iter().zip(weights).enumerate().map(of_row).sum();
+    cross_entropy(student.scores.clone(), weighted, Pairs::All, temperature) + correction
+}
+
+/// Computes means over all rows of the batch, `[K]` each, given this rank's columns by micro-batch of the group, `[B, V, K / C]`, or with
+/// one more. One sum over ranks serves all of them; all have the same number of rows.
 ///
 /// # Errors
 /// [`EngineError`].
-pub(crate) fn batch_mean(
+pub(crate) fn batch_means<const N: usize>(
     what: &str,
-    rows: &[Tensor<3>],
-    n_columns: usize,
-    n_rows: usize,
+    rows: [&Rows; N],
     group: ColumnGroup<'_>,
-) -> Result<Tensor<1>, EngineError> {
-    let sums: Vec<Tensor<1>> =
-        rows.iter().map(|rows| column_sums(rows.clone()).narrow(0, 0, n_columns)).collect();
-    let device = rows[0].device();
-    let mean = group.sum(what, &sums)? / n_rows.max(1) as f64;
-    let all = group.all_parts(what, mean)?.concat();
-    let k = all.len();
-    Ok(Tensor::from_data(TensorData::new(all, [k]), &device))
+) -> Result<[Tensor<1>; N], EngineError> {
+    let (k, n, device) = (rows[0].n_prototypes(), rows[0].n().max(1), rows[0].device());
+    let sums = rows.map(|rows| rows.reduced(k, 0.0, |rows| column_sums(rows).narrow(0, 0, k)));
+    let joined = |t: usize| Tensor::cat(sums.iter().map(|sums| sums[t].clone()).collect(), 0);
+    let joined: Vec<Tensor<1>> = (0..sums[0].len()).map(joined).collect();
+    let parts = group.all_parts(what, group.sum(what, &joined)? / n as f64)?;
+    Ok(std::array::from_fn(|i| {
+        let all: Vec<f32> = parts.iter().flat_map(|part| &part[i * k..(i + 1) * k]).copied().collect();
+        Tensor::from_floats(&all[..], device)
+    }))
 }
 
 /// Returns this rank's shares of the mean entropy in nats and of the mean largest probability of each of the group's micro-batches,
-/// `[1]` each: their sums over the group's ranks are [`sharpness`](kernels::ops::sharpness).
+/// `[1]` each, all of which have rows: their sums over the group's ranks are [`sharpness`](kernels::ops::sharpness).
 ///
 /// # Errors
 /// [`EngineError`].
@@ -226,17 +280,38 @@ pub(crate) fn sharpness(
     targets: &ColumnTargets,
     group: ColumnGroup<'_>,
 ) -> Result<Vec<[Tensor<1>; 2]>, EngineError> {
-    let own = |rows: &Tensor<3>| {
-        let [_, _, k] = rows.dims();
-        rows.clone().narrow(2, 0, k - 1)
-    };
-    let largest: Vec<Tensor<1>> = targets.rows.iter().map(|rows| row_maxima(own(rows))).collect();
+    let maxima = |rows: &Tensor<3>| row_maxima(own_columns(rows));
+    let largest: Vec<Option<Tensor<1>>> = targets.rows.by_batch().map(|rows| rows.map(maxima)).collect();
     let parts = RowParts::gather("largest", &largest, group)?;
     let [largest, _] = parts.combined(|values| values.iter().copied().fold(0.0, f64::max));
     let shares = |(rows, largest): (&Tensor<3>, Vec<f32>)| {
-        let [entropy, _] = kernels::ops::sharpness(&own(rows));
+        let [entropy, _] = kernels::ops::sharpness(&own_columns(rows));
         let mean = largest.iter().sum::<f32>() / (largest.len() * group.n_parts()) as f32;
         [entropy, Tensor::full([1], mean, &rows.device())]
     };
-    Ok(targets.rows.iter().zip(parts.by_batch(&largest)).map(shares).collect())
+    Ok(targets.rows.by_batch().flatten().zip(parts.by_batch(&largest)).map(shares).collect())
+}
+
+/// Returns this rank's share of the mean entropy of all rows of the batch in nats, `[1]`: the sum over the group's ranks is that mean.
+///
+/// # Errors
+/// [`EngineError`].
+pub(crate) fn mean_entropy(
+    targets: &ColumnTargets,
+    group: ColumnGroup<'_>,
+) -> Result<Tensor<1>, EngineError> {
+    let summed = |rows: Tensor<3>| summed_entropy(own_columns(&rows));
+    let n = targets.rows.n().max(1);
+    Ok(group.sum("entropy", &targets.rows.reduced(1, 0.0, summed))? / n as f64)
+}
+
+/// Returns targets `[B, V, K / C + 1]` without the column of other ranks.
+fn own_columns(rows: &Tensor<3>) -> Tensor<3> {
+    let [_, _, k] = rows.dims();
+    rows.clone().narrow(2, 0, k - 1)
+}
+
+/// Returns the scores whose exponentials have these logarithms at `temperature`.
+fn as_scores(logarithms: &[f32], temperature: f64) -> Vec<f32> {
+    logarithms.iter().map(|logarithm| (f64::from(*logarithm) * temperature) as f32).collect()
 }

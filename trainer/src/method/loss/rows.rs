@@ -1,6 +1,7 @@
 //! Rows over prototypes, by micro-batch: scores or targets of all views, or of masked cells, whose number varies.
 
 use burn_tensor::{Device, Tensor};
+use kernels::ops::sharpness;
 use ranks::EngineError;
 use ranks::peers::Peers;
 
@@ -26,20 +27,28 @@ impl Rows {
         Self { by_batch: by_batch.into_iter().map(Some).collect(), n, n_prototypes, device }
     }
 
-    /// Creates rows of which micro-batches have different numbers, `[R, 1, K]` each over `n_prototypes`, or none. Ranks add
-    /// up how many there are.
+    /// Creates rows of which the batch has `n`, and micro-batches have different numbers, `[R, 1, K]` each over `n_prototypes`, or none.
+    pub(crate) fn ragged(
+        by_batch: Vec<Option<Tensor<3>>>,
+        n: usize,
+        n_prototypes: usize,
+        device: Device,
+    ) -> Self {
+        Self { by_batch, n, n_prototypes, device }
+    }
+
+    /// Creates rows as [`Rows::ragged`] does. Ranks add up how many there are.
     ///
     /// # Errors
     /// [`EngineError`].
-    pub(crate) fn ragged(
+    pub(crate) fn counted(
         by_batch: Vec<Option<Tensor<3>>>,
         n_prototypes: usize,
         device: Device,
         peers: Peers<'_>,
     ) -> Result<Self, EngineError> {
         let here = by_batch.iter().flatten().map(|rows| rows.dims()[0]).sum();
-        let n = peers.count("rows", here)?;
-        Ok(Self { by_batch, n, n_prototypes, device })
+        Ok(Self::ragged(by_batch, peers.count("rows", here)?, n_prototypes, device))
     }
 
     /// Rows of micro-batch `number`, if it has any.
@@ -70,20 +79,20 @@ impl Rows {
         &self.device
     }
 
-    /// Rows of the micro-batches that have some, in their order.
-    pub(crate) fn all(&self) -> impl Iterator<Item = &Tensor<3>> {
-        self.by_batch.iter().flatten()
-    }
-
-    /// Returns the rows changed by `f`, which is called in the order of micro-batches.
-    pub(crate) fn map_in_order(&self, mut f: impl FnMut(&Tensor<3>) -> Tensor<3>) -> Self {
-        let by_batch = self.by_batch.iter().map(|rows| rows.as_ref().map(&mut f)).collect();
-        Self { by_batch, device: self.device.clone(), ..*self }
+    /// Rows of each micro-batch, if it has any.
+    pub(crate) fn by_batch(&self) -> impl Iterator<Item = Option<&Tensor<3>>> {
+        self.by_batch.iter().map(Option::as_ref)
     }
 
     /// Returns the rows changed by `f`.
     pub(crate) fn map(&self, f: impl Fn(&Tensor<3>) -> Tensor<3>) -> Self {
-        let by_batch = self.by_batch.iter().map(|rows| rows.as_ref().map(&f)).collect();
+        self.map_with(&vec![(); self.by_batch.len()], |rows, ()| f(rows))
+    }
+
+    /// Returns the rows changed by `f`, which is also given one of `values` for each micro-batch.
+    pub(crate) fn map_with<T>(&self, values: &[T], f: impl Fn(&Tensor<3>, &T) -> Tensor<3>) -> Self {
+        let of_batch = |(rows, value): (&Option<Tensor<3>>, &T)| rows.as_ref().map(|rows| f(rows, value));
+        let by_batch = self.by_batch.iter().zip(values).map(of_batch).collect();
         Self { by_batch, device: self.device.clone(), ..*self }
     }
 
@@ -97,4 +106,11 @@ impl Rows {
         let none = || Tensor::full([n], otherwise, &self.device);
         self.by_batch.iter().map(|rows| rows.clone().map_or_else(none, &f)).collect()
     }
+}
+
+/// Returns the sum of the entropies in nats of the rows of `targets`, `[1]`.
+pub(crate) fn summed_entropy(targets: Tensor<3>) -> Tensor<1> {
+    let [b, v, _] = targets.dims();
+    let [mean, _] = sharpness(&targets);
+    mean * (b * v) as f64
 }

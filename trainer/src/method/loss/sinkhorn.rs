@@ -78,7 +78,7 @@ mod tests {
         let part = |rows: std::ops::Range<usize>| Some(scores.clone().slice([rows, 0..1, 0..5]));
         let (one, four) = (Peers::new(&comm, 1), Peers::new(&comm, 4));
         let ragged = vec![part(0..2), None, part(2..3), part(3..7)];
-        let ragged = Rows::ragged(ragged, 5, device.clone(), four).expect("one rank");
+        let ragged = Rows::counted(ragged, 5, device.clone(), four).expect("one rank");
         assert_eq!(ragged.n(), 7);
         let parts = targets(&ragged, 0.3, 3, four).expect("one rank");
         assert!(parts.of(1).is_none());
@@ -86,7 +86,7 @@ mod tests {
         let whole = targets(&Rows::even(vec![scores.clone()], one), 0.3, 3, one).expect("one rank");
         let off: f32 = (parts - whole.of(0).expect("rows").clone()).abs().max().into_scalar();
         assert!(off < 1e-6, "{off}");
-        let none = Rows::ragged(vec![None; 4], 5, device, four).expect("one rank");
+        let none = Rows::counted(vec![None; 4], 5, device, four).expect("one rank");
         assert_eq!(targets(&none, 0.3, 3, four).expect("one rank").n(), 0);
     }
 }

@@ -1,21 +1,18 @@
 //! The loss of a micro-batch, given the targets of the batch.
 
-use std::collections::BTreeMap;
-
 use burn_tensor::Tensor;
-use kernels::ops::{Pairs, cross_entropy, sharpness};
-use networks::features::{Features, Outputs};
+use kernels::ops::{Pairs, cross_entropy};
+use networks::features::{Features, HeadOutputs, Outputs};
 use ranks::EngineError;
 use ranks::column_group::ColumnGroup;
-use ranks::peers::Peers;
 
 use super::heads::HEAD;
-use super::targets::{Balanced, BalancedColumns};
-
-use crate::method::loss::columns;
+use super::targets::BatchTargets;
+use crate::method::loss::columns::{self, CompletedScores};
 use crate::method::loss::cross_entropy::between_weighted_views;
 use crate::method::loss::gram::{gram, on_grid};
 use crate::method::loss::koleo::{Neighbors, view};
+use crate::method::loss::rows::Rows;
 use crate::method::{BatchLoss, MATCH_LOSS, MicroBatchLoss};
 
 /// Gauge of the mean entropy of the targets of views.
@@ -45,27 +42,23 @@ pub(super) struct Loss {
 }
 
 /// Targets of the views.
-pub(super) enum ViewTargets {
-    /// Targets over all prototypes.
-    Whole(Balanced),
-    /// Targets of this rank's columns, for the column group.
-    Columns(BalancedColumns),
+pub(super) struct ViewTargets {
+    pub(super) targets: BatchTargets,
+    /// Mean entropy and mean largest probability of the targets of each micro-batch, `[1]` each; where columns are divided, this
+    /// rank's shares of them.
+    pub(super) sharpness: Vec<[Tensor<1>; 2]>,
 }
 
 impl ViewTargets {
-    /// Effective number of prototypes in use in the whole batch, `[1]`.
-    fn prototypes_in_use(&self) -> &Tensor<1> {
-        match self {
-            Self::Whole(Balanced { prototypes_in_use, .. })
-            | Self::Columns(BalancedColumns { prototypes_in_use, .. }) => prototypes_in_use,
-        }
-    }
-
-    /// Mean of the teacher's scores, under the name of the center, if there is one.
-    fn mean(&self) -> Option<(&'static str, Tensor<1>)> {
-        match self {
-            Self::Whole(Balanced { mean, .. }) | Self::Columns(BalancedColumns { mean, .. }) => mean.clone(),
-        }
+    /// Gauges of the targets of micro-batch `number`, of which `n_parts` ranks have a share each.
+    fn gauges(&self, number: usize, n_parts: usize) -> Vec<(&'static str, Tensor<1>)> {
+        let [entropy, max_prob] = self.sharpness[number].clone();
+        let in_use = self.targets.prototypes_in_use().clone() / n_parts as f64;
+        vec![
+            (TARGET_ENTROPY, entropy),
+            ("health/teacher_max_prob", max_prob),
+            ("health/prototypes_in_use", in_use),
+        ]
     }
 }
 
@@ -88,65 +81,75 @@ impl Anchors {
 /// Targets of masked cells.
 pub(super) struct Cells {
     /// Name of the head that scores them.
-    head: &'static str,
-    balanced: Balanced,
-    /// Mean entropy of the targets over the whole batch, `[1]`: micro-batches may have no masked cell.
-    entropy: Tensor<1>,
-    weight: f64,
+    pub(super) head: &'static str,
+    pub(super) targets: BatchTargets,
+    /// Mean entropy of the targets over the whole batch, `[1]`: micro-batches may have no masked cell. Where columns are divided, this
+    /// rank's share of it.
+    pub(super) entropy: Tensor<1>,
+    /// Weight of the cells' part of the loss.
+    pub(super) weight: f64,
 }
 
 impl Cells {
-    /// Wraps the targets of masked cells, which the head `head` scores.
-    ///
-    /// # Errors
-    /// [`EngineError`].
-    pub(super) fn of(
-        head: &'static str,
-        balanced: Balanced,
-        weight: f64,
-        peers: Peers<'_>,
-    ) -> Result<Self, EngineError> {
-        let targets = &balanced.targets;
-        let summed = |targets: Tensor<3>| {
-            let [rows, _, _] = targets.dims();
-            let [entropy, _] = sharpness(&targets);
-            entropy * rows as f64
-        };
-        let entropy = peers.sum("entropy", &targets.reduced(1, 0.0, summed))? / targets.n().max(1) as f64;
-        Ok(Self { head, balanced, entropy, weight })
-    }
-
-    /// The loss of micro-batch `number`, `[1]`: the mean over all views of the mean over a view's masked cells, zero for a
-    /// view without.
-    fn loss(&self, number: usize, student: &Outputs, temperature: f64) -> Option<Tensor<1>> {
-        let targets = self.balanced.targets.of(number)?;
-        let scores = student.head_on_masked(self.head, 0)?;
+    /// The loss of micro-batch `number` against whole targets, `[1]`: the mean over all views of the mean over a view's masked cells;
+    /// `None` for a micro-batch without.
+    fn loss(
+        &self,
+        targets: &Rows,
+        number: usize,
+        student: &HeadOutputs,
+        temperature: f64,
+    ) -> Option<Tensor<1>> {
+        let targets = targets.of(number)?;
+        let scores = student.on_masked(self.head, 0)?;
         let [rows, _, _] = scores.dims();
-        let masked = student.rows(0);
-        let weights = Tensor::<1>::from_floats(&masked.weights()[..], self.balanced.targets.device());
+        let masked = student.masked(0);
+        let weights = Tensor::<1>::from_floats(&masked.weights()[..], &targets.device());
         // Cross-entropy is linear in the targets.
         let weighted = targets.clone() * weights.reshape([rows, 1, 1]);
         Some(cross_entropy(scores, weighted, Pairs::All, temperature) / masked.cells.len() as f64)
     }
+
+    /// Adds the loss of a micro-batch, `of_cells`, to the rest of it, and its gauges, of which `n_parts` ranks have a share each.
+    fn add(&self, of_cells: Option<Tensor<1>>, n_parts: usize, to: &mut MicroBatchLoss) {
+        let value = of_cells.clone().map_or_else(|| self.entropy.zeros_like(), Tensor::inner);
+        let in_use = self.targets.prototypes_in_use().clone() / n_parts as f64;
+        to.gauges.push(("train/patch_loss", value));
+        to.gauges.push((PATCH_TARGET_ENTROPY, self.entropy.clone()));
+        to.gauges.push(("health/patch_prototypes_in_use", in_use));
+        if let Some(of_cells) = of_cells {
+            to.loss = to.loss.clone() + of_cells * self.weight;
+        }
+    }
 }
 
 impl Loss {
-    /// Gauges of the views' targets: mean entropy, mean largest probability, prototypes in use.
-    fn gauges(
-        &self,
-        [entropy, max_prob]: [Tensor<1>; 2],
-        in_use: Tensor<1>,
-    ) -> Vec<(&'static str, Tensor<1>)> {
-        vec![
-            (TARGET_ENTROPY, entropy),
-            ("health/teacher_max_prob", max_prob),
-            ("health/prototypes_in_use", in_use),
-        ]
-    }
-
     /// Whether the loss has other parts than that of the views.
     fn has_other_parts(&self) -> bool {
         self.cells.is_some() || !self.neighbors.is_empty() || self.has_gram
+    }
+
+    /// Wraps the views' part of the loss of micro-batch `number`, with its gauges, of which `n_parts` ranks have a share each.
+    fn of_views(&self, loss: Tensor<1>, number: usize, n_parts: usize) -> MicroBatchLoss {
+        let mut gauges = self.views.gauges(number, n_parts);
+        if self.has_other_parts() {
+            gauges.push((MATCH_LOSS, loss.clone().inner()));
+        }
+        MicroBatchLoss { loss, gauges }
+    }
+
+    /// The part of the loss of micro-batch `number` that depends on heads, where these are not divided.
+    fn of_heads(&self, targets: &Rows, number: usize, student: &HeadOutputs) -> MicroBatchLoss {
+        let [temperature, weight] = [self.student_temp, self.local_weight];
+        let scores = student.on_all_views(HEAD);
+        let loss = between_weighted_views(&scores, targets.even_of(number), temperature, weight);
+        let mut all = self.of_views(loss, number, 1);
+        if let Some(cells) = &self.cells
+            && let BatchTargets::Whole(balanced) = &cells.targets
+        {
+            cells.add(cells.loss(&balanced.targets, number, student, temperature), 1, &mut all);
+        }
+        all
     }
 }
 
@@ -154,49 +157,43 @@ impl BatchLoss for Loss {
     fn of_columns(
         &self,
         number: usize,
-        scores: &BTreeMap<&'static str, Vec<Tensor<3>>>,
+        scores: &HeadOutputs,
         group: ColumnGroup<'_>,
     ) -> Result<MicroBatchLoss, EngineError> {
-        let ViewTargets::Columns(views) = &self.views else {
+        let BatchTargets::Columns(views) = &self.views.targets else {
             // The step calls it where heads are divided, and then `prepare` has made targets of columns.
             unreachable!("targets of columns where heads are divided");
         };
-        let (targets, others) = (&views.targets.rows[number], &views.targets.others[number]);
         let [temperature, weight] = [self.student_temp, self.local_weight];
-        let loss = columns::between_views(&scores[HEAD], targets, others, temperature, weight, group)?;
-        let in_use = views.prototypes_in_use.clone() / group.n_parts() as f64;
-        let mut gauges = self.gauges(views.sharpness[number].clone(), in_use);
-        if self.has_other_parts() {
-            gauges.push((MATCH_LOSS, loss.clone().inner()));
+        let of_views = scores.on_all_views(HEAD);
+        let of_cells = self.cells.as_ref().and_then(|cells| scores.on_masked(cells.head, 0));
+        let n_sizes = of_views.len();
+        let of_all: Vec<Tensor<3>> = of_views.into_iter().chain(of_cells).collect();
+        let completed = CompletedScores::of(&of_all, temperature, group)?;
+        let (of_views, of_cells) = completed.split_at(n_sizes);
+        let loss = columns::between_views(of_views, &views.targets, number, temperature, weight);
+        let mut all = self.of_views(loss, number, group.n_parts());
+        if let Some(cells) = &self.cells
+            && let BatchTargets::Columns(balanced) = &cells.targets
+        {
+            let of_rows = |of_cells: &CompletedScores| {
+                let (masked, targets) = (scores.masked(0), &balanced.targets);
+                let sum = columns::weighted_rows(of_cells, targets, number, &masked.weights(), temperature);
+                sum / masked.cells.len() as f64
+            };
+            cells.add(of_cells.first().map(of_rows), group.n_parts(), &mut all);
         }
-        Ok(MicroBatchLoss { loss, gauges })
+        Ok(all)
     }
 
     fn of(&self, number: usize, student: &Outputs) -> MicroBatchLoss {
         let globals = student.pooled(0);
-        let (mut loss, mut gauges) = match &self.views {
-            ViewTargets::Columns(_) => (globals.clone().sum() * 0.0, Vec::new()),
-            ViewTargets::Whole(views) => {
-                let targets = views.targets.even_of(number);
-                let gauges = self.gauges(sharpness(targets), views.prototypes_in_use.clone());
-                let n_sizes = student.head(HEAD).len();
-                let scores: Vec<Tensor<3>> =
-                    (0..n_sizes).map(|size| student.head_on_views(HEAD, size)).collect();
-                let [temperature, weight] = [self.student_temp, self.local_weight];
-                (between_weighted_views(&scores, targets, temperature, weight), gauges)
+        let MicroBatchLoss { mut loss, mut gauges } = match &self.views.targets {
+            BatchTargets::Columns(_) => {
+                MicroBatchLoss { loss: globals.clone().sum() * 0.0, gauges: Vec::new() }
             }
+            BatchTargets::Whole(views) => self.of_heads(&views.targets, number, &student.heads),
         };
-        if self.has_other_parts() && matches!(self.views, ViewTargets::Whole(_)) {
-            gauges.push((MATCH_LOSS, loss.clone().inner()));
-        }
-        if let Some(cells) = &self.cells {
-            let of_cells = cells.loss(number, student, self.student_temp);
-            let value = of_cells.clone().map_or_else(|| cells.entropy.zeros_like(), Tensor::inner);
-            gauges.push(("train/patch_loss", value));
-            gauges.push((PATCH_TARGET_ENTROPY, cells.entropy.clone()));
-            gauges.push(("health/patch_prototypes_in_use", cells.balanced.prototypes_in_use.clone()));
-            loss = of_cells.into_iter().fold(loss, |loss, of_cells| loss + of_cells * cells.weight);
-        }
         let of_view = |(i, n): (usize, &Neighbors)| n.koleo(view(&globals, i), &self.positions[number]);
         if let Some(spread) = self.neighbors.iter().enumerate().map(of_view).reduce(|sum, term| sum + term) {
             gauges.push(("train/koleo_loss", spread.clone().inner()));
@@ -205,7 +202,7 @@ impl BatchLoss for Loss {
         if self.has_gram {
             let anchored =
                 self.anchors.as_ref().map(|anchors| (anchors.loss(number, student), anchors.weight));
-            let zero = || self.views.prototypes_in_use().zeros_like();
+            let zero = || self.views.targets.prototypes_in_use().zeros_like();
             gauges
                 .push(("train/gram_loss", anchored.as_ref().map_or_else(zero, |(of, _)| of.clone().inner())));
             loss = anchored.into_iter().fold(loss, |loss, (of, weight)| loss + of * weight);
@@ -214,7 +211,7 @@ impl BatchLoss for Loss {
     }
 
     fn observed(&self) -> Vec<(&'static str, Tensor<1>)> {
-        let of_cells = self.cells.as_ref().and_then(|cells| cells.balanced.mean.clone());
-        self.views.mean().into_iter().chain(of_cells).collect()
+        let of_cells = self.cells.as_ref().and_then(|cells| cells.targets.mean());
+        self.views.targets.mean().into_iter().chain(of_cells).collect()
     }
 }

@@ -1,7 +1,7 @@
 //! The method: networks, targets and loss of self-distillation over prototypes.
 
 use augment::MultiCrop;
-use networks::head::prototypes::Lengths;
+use kernels::ops::sharpness;
 use networks::head::{Head, Reads};
 use networks::mask::MaskRule;
 use ranks::EngineError;
@@ -15,7 +15,8 @@ use super::settings::{
     GramAnchor, Teacher, check_bounds, check_koleo, check_masks, check_student_temp, check_views,
     repeats_first,
 };
-use super::targets::Targets;
+use super::targets::{BatchTargets, Targets};
+use crate::method::loss::columns;
 use crate::method::loss::koleo::{self, by_view};
 use crate::method::loss::rows::Rows;
 use crate::method::network::{Backbone, Moves, NetworkSpec, Sight};
@@ -56,8 +57,8 @@ pub(in crate::method) struct SelfDistillation {
     decay: Schedule,
     /// Weight of the pairs with views of other sizes than the first.
     local_weight: f64,
-    /// Number of ranks that divide the prototypes of views among them; `None` in a method without such a setting.
-    column_group: Option<usize>,
+    /// Number of ranks that divide the prototypes of each head among them.
+    column_group: usize,
     /// Anchoring of similarities between patches, if the method has one.
     gram: Option<GramAnchor>,
     /// Frozen network in place of the moving average, if the method has one.
@@ -87,7 +88,7 @@ impl SelfDistillation {
             koleo_weight: 0.0,
             koleo_group: 0,
             local_weight: 1.0,
-            column_group: None,
+            column_group: 1,
             gram: None,
             frozen: None,
             views: cx.views.clone(),
@@ -123,19 +124,16 @@ impl SelfDistillation {
         Ok(Self { local_weight: weight, ..self })
     }
 
-    /// Divides the prototypes of views among `size` ranks.
+    /// Divides the prototypes of all heads among `size` ranks.
     ///
     /// # Errors
     /// A message with the key and what is wrong with it.
     pub(in crate::method) fn with_column_group(self, size: usize) -> Result<Self, String> {
-        check_prototype_group(size, self.head.prototypes)?;
-        if size > 1 && self.head.lengths == Lengths::Gain {
-            let remedy = "norm_last_layer = true, or prototype_group = 1";
-            return Err(format!(
-                "method.prototype_group: prototypes with trained lengths are not divided: {remedy}"
-            ));
+        check_prototype_group(size, "method.prototypes", self.head.prototypes)?;
+        if let Some(head) = self.patches.as_ref().and_then(|patches| patches.head.as_ref()) {
+            check_prototype_group(size, "method.patch_head.prototypes", head.prototypes)?;
         }
-        Ok(Self { column_group: Some(size), ..self })
+        Ok(Self { column_group: size, ..self })
     }
 
     /// Adds the anchoring of similarities between patches. The earlier teacher sees the views of the last size: the first views
@@ -205,9 +203,7 @@ impl SelfDistillation {
     /// Heads of these sizes on features of `width` channels.
     fn heads_of(&self, head: &HeadSizes, of_cells: Option<&HeadSizes>, width: usize) -> Vec<Head> {
         let of = |name, reads, sizes: &HeadSizes| Head {
-            may_divide: self.column_group.is_some()
-                && reads == Reads::Pooled
-                && sizes.lengths != Lengths::Gain,
+            may_divide: true,
             ..Head::new(name, reads, sizes.units(name, width))
         };
         match (&self.patches, of_cells) {
@@ -240,6 +236,33 @@ impl SelfDistillation {
     }
 }
 
+impl SelfDistillation {
+    /// Computes the targets of the views.
+    ///
+    /// # Errors
+    /// [`EngineError`].
+    fn view_targets(
+        &self,
+        batch: &BatchOutputs<'_>,
+        step: u64,
+        peers: Peers<'_>,
+    ) -> Result<ViewTargets, EngineError> {
+        if let Some(columns) = &batch.columns {
+            let scores: Vec<_> =
+                columns.of(TEACHER).iter().map(|outputs| outputs.on_views(HEAD, 0)).collect();
+            let [b, v, _] = scores[0].dims();
+            let rows = Rows::with_number(scores, b * v * peers.n_micro_batches());
+            let balanced = self.targets.of_columns("views", &rows, step, peers, columns.group)?;
+            let sharpness = columns::sharpness(&balanced.targets, columns.group)?;
+            return Ok(ViewTargets { targets: BatchTargets::Columns(balanced), sharpness });
+        }
+        let scores = batch.of(TEACHER).iter().map(|outputs| outputs.heads.on_views(HEAD, 0)).collect();
+        let balanced = self.targets.of("views", &Rows::even(scores, peers), step, peers)?;
+        let sharpness = balanced.targets.by_batch().flatten().map(sharpness).collect();
+        Ok(ViewTargets { targets: BatchTargets::Whole(balanced), sharpness })
+    }
+}
+
 impl Method for SelfDistillation {
     fn views(&self) -> &MultiCrop {
         &self.views
@@ -263,7 +286,7 @@ impl Method for SelfDistillation {
     }
 
     fn column_group_size(&self) -> usize {
-        self.column_group.unwrap_or(1)
+        self.column_group
     }
 
     fn evaluated(&self) -> &'static str {
@@ -285,25 +308,15 @@ impl Method for SelfDistillation {
         peers: Peers<'_>,
     ) -> Result<Box<dyn BatchLoss>, EngineError> {
         let teacher = batch.of(TEACHER);
-        let views = match &batch.columns {
-            Some(columns) => {
-                let scores = columns.of(TEACHER, HEAD);
-                let [b, v, _] = scores[0].dims();
-                let rows = Rows::with_number(scores, b * v * peers.n_micro_batches());
-                let balanced = self.targets.of_columns("views", &rows, step, peers, columns.group)?;
-                ViewTargets::Columns(balanced)
-            }
-            None => {
-                let scores = teacher.iter().map(|outputs| outputs.head_on_views(HEAD, 0)).collect();
-                ViewTargets::Whole(self.targets.of("views", &Rows::even(scores, peers), step, peers)?)
-            }
-        };
+        let views = self.view_targets(batch, step, peers)?;
         let neighbors = match self.koleo_weight {
             0.0 => Vec::new(),
             _ => by_view(batch.trained, self.koleo_group, peers)?,
         };
-        let positions = peers.positions(teacher[0].n_images);
-        let cells = self.patches.as_ref().map(|patches| patches.cells(teacher, step, peers)).transpose()?;
+        let positions = peers.positions(teacher[0].n_images());
+        let columns = batch.columns.as_ref().map(|columns| (columns.group, columns.of(TEACHER)));
+        let of_cells = |patches: &PatchPrediction| patches.cells(teacher, columns, step, peers);
+        let cells = self.patches.as_ref().map(of_cells).transpose()?;
         let anchors = self.gram.filter(|gram| step >= gram.from_step).map(|gram| Anchors {
             features: batch.of(ANCHOR).iter().map(|outputs| outputs.features[0].patches()).collect(),
             weight: gram.weight,

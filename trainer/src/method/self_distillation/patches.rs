@@ -1,16 +1,17 @@
 //! Prediction of masked patches.
 
-use burn_tensor::Tensor;
-use networks::features::Outputs;
+use networks::features::{HeadOutputs, Outputs};
 use networks::mask::MaskRule;
 use ranks::EngineError;
+use ranks::column_group::ColumnGroup;
 use ranks::peers::Peers;
 
 use super::heads::{HEAD, HeadSizes, PATCH_HEAD};
 use super::loss::Cells;
-use super::targets::Targets;
+use super::targets::{BatchTargets, Targets};
 use crate::method::Collective;
-use crate::method::loss::rows::Rows;
+use crate::method::loss::columns::mean_entropy;
+use crate::method::loss::rows::{Rows, summed_entropy};
 
 /// Prediction of masked patches.
 pub(super) struct PatchPrediction {
@@ -25,33 +26,42 @@ pub(super) struct PatchPrediction {
 }
 
 impl PatchPrediction {
-    /// Computes the targets of masked cells from the outputs of the teacher.
+    /// Computes the targets of masked cells from the outputs of the teacher; `columns` are those of its divided heads, if they are divided.
     ///
     /// # Errors
     /// [`EngineError`].
     pub(super) fn cells(
         &self,
         teacher: &[Outputs],
+        columns: Option<(ColumnGroup<'_>, &[HeadOutputs])>,
         step: u64,
         peers: Peers<'_>,
     ) -> Result<Cells, EngineError> {
-        let name = if self.head.is_some() { PATCH_HEAD } else { HEAD };
-        let scores: Vec<Option<Tensor<3>>> =
-            teacher.iter().map(|outputs| outputs.head_on_masked(name, 0)).collect();
-        let device = teacher[0].head(name)[0].device();
-        let scores = Rows::ragged(scores, self.targets.center.len(), device, peers)?;
-        let balanced = self.targets.of("masked patches", &scores, step, peers)?;
-        Cells::of(name, balanced, self.weight, peers)
+        let head = if self.head.is_some() { PATCH_HEAD } else { HEAD };
+        let (what, k, weight) = ("masked patches", self.targets.center.len(), self.weight);
+        if let Some((group, outputs)) = columns {
+            let here = teacher.iter().map(|outputs| outputs.heads.masked(0).n()).sum();
+            let n = peers.count("rows", here)?;
+            let scores = outputs.iter().map(|outputs| outputs.on_masked(head, 0)).collect();
+            let device = outputs[0].of(head)[0].device();
+            let scores = Rows::ragged(scores, n, k / group.n_parts(), device);
+            let balanced = self.targets.of_columns(what, &scores, step, peers, group)?;
+            let entropy = mean_entropy(&balanced.targets, group)?;
+            return Ok(Cells { head, targets: BatchTargets::Columns(balanced), entropy, weight });
+        }
+        let scores = teacher.iter().map(|outputs| outputs.heads.on_masked(head, 0)).collect();
+        let device = teacher[0].heads.of(head)[0].device();
+        let scores = Rows::counted(scores, k, device, peers)?;
+        let balanced = self.targets.of(what, &scores, step, peers)?;
+        let targets = &balanced.targets;
+        let entropy = peers.sum("entropy", &targets.reduced(1, 0.0, summed_entropy))?;
+        let entropy = entropy / targets.n().max(1) as f64;
+        Ok(Cells { head, targets: BatchTargets::Whole(balanced), entropy, weight })
     }
 
     /// Returns the collectives of [`PatchPrediction::cells`]: the number of masked cells, targets, and their entropy.
     pub(super) fn collectives(&self) -> Vec<Collective> {
-        // Heads of masked cells are not divided.
-        let whole = |collective| match collective {
-            Collective::ColumnSum(n_values) => Collective::Sum(n_values),
-            other => other,
-        };
-        let targets = self.targets.collectives().into_iter().map(whole);
-        std::iter::once(Collective::Number).chain(targets).chain([Collective::Sum(1)]).collect()
+        let targets = self.targets.collectives();
+        std::iter::once(Collective::Number).chain(targets).chain([Collective::SumOfShares(1)]).collect()
     }
 }

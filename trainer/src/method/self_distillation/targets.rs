@@ -50,24 +50,38 @@ pub(super) struct Targets {
     pub(super) center: Vec<f32>,
 }
 
-/// Targets of a batch, of this rank's columns.
-pub(super) struct BalancedColumns {
-    pub(super) targets: ColumnTargets,
-    /// As [`Balanced::mean`].
-    pub(super) mean: Option<(&'static str, Tensor<1>)>,
-    /// Effective number of prototypes in use in the whole batch, `[1]`.
-    pub(super) prototypes_in_use: Tensor<1>,
-    /// This rank's shares of entropy and largest probability, by micro-batch of the group.
-    pub(super) sharpness: Vec<[Tensor<1>; 2]>,
+/// Targets of a batch.
+pub(super) enum BatchTargets {
+    /// Targets over all prototypes, by micro-batch of this rank.
+    Whole(Balanced<Rows>),
+    /// Targets of this rank's columns, by micro-batch of the column group.
+    Columns(Balanced<ColumnTargets>),
 }
 
-/// Targets of a batch.
-pub(super) struct Balanced {
-    pub(super) targets: Rows,
+/// Balanced targets, with what is known of the whole batch.
+pub(super) struct Balanced<T> {
+    pub(super) targets: T,
     /// Mean of the teacher's scores `[K]`, under the name of the center; `None` without a center, and for a batch without rows.
     pub(super) mean: Option<(&'static str, Tensor<1>)>,
     /// Effective number of prototypes in use in the whole batch, `[1]`.
     pub(super) prototypes_in_use: Tensor<1>,
+}
+
+impl BatchTargets {
+    /// Effective number of prototypes in use in the whole batch, `[1]`.
+    pub(super) fn prototypes_in_use(&self) -> &Tensor<1> {
+        match self {
+            Self::Whole(Balanced { prototypes_in_use, .. })
+            | Self::Columns(Balanced { prototypes_in_use, .. }) => prototypes_in_use,
+        }
+    }
+
+    /// Mean of the teacher's scores, under the name of the center, if there is one.
+    pub(super) fn mean(&self) -> Option<(&'static str, Tensor<1>)> {
+        match self {
+            Self::Whole(Balanced { mean, .. }) | Self::Columns(Balanced { mean, .. }) => mean.clone(),
+        }
+    }
 }
 
 impl Targets {
@@ -81,7 +95,7 @@ impl Targets {
         scores: &Rows,
         step: u64,
         peers: Peers<'_>,
-    ) -> Result<Balanced, EngineError> {
+    ) -> Result<Balanced<Rows>, EngineError> {
         let temperature = self.temperature.at(step);
         match self.centering {
             Centering::Mean => {
@@ -123,24 +137,23 @@ impl Targets {
         step: u64,
         peers: Peers<'_>,
         group: ColumnGroup<'_>,
-    ) -> Result<BalancedColumns, EngineError> {
-        let (temperature, k, n) = (self.temperature.at(step), scores.n_prototypes(), scores.n());
-        let (targets, mean) = match self.centering {
+    ) -> Result<Balanced<ColumnTargets>, EngineError> {
+        let (temperature, k) = (self.temperature.at(step), scores.n_prototypes());
+        match self.centering {
             Centering::Mean => {
                 let center = self.center_tensor(scores.device()).narrow(0, group.part() * k, k);
                 let targets = columns::softmax(scores, center, temperature, group)?;
-                let scores: Vec<Tensor<3>> = scores.all().cloned().collect();
-                (targets, Some((self.name, columns::batch_mean(what, &scores, k, n, group)?)))
+                let [mean, mean_target] = columns::batch_means(what, [scores, &targets.rows], group)?;
+                let mean = (scores.n() > 0).then_some((self.name, mean));
+                Ok(Balanced { targets, mean, prototypes_in_use: in_use(mean_target) })
             }
             Centering::Sinkhorn => {
-                let n_prototypes = self.center.len();
-                let iterations = SINKHORN_ITERATIONS;
-                (columns::sinkhorn(scores, n_prototypes, temperature, iterations, peers, group)?, None)
+                let (n_prototypes, iterations) = (self.center.len(), SINKHORN_ITERATIONS);
+                let targets = columns::sinkhorn(scores, n_prototypes, temperature, iterations, peers, group)?;
+                let [mean_target] = columns::batch_means(what, [&targets.rows], group)?;
+                Ok(Balanced { targets, mean: None, prototypes_in_use: in_use(mean_target) })
             }
-        };
-        let prototypes_in_use = in_use(columns::batch_mean(what, &targets.rows, k, n, group)?);
-        let sharpness = columns::sharpness(&targets, group)?;
-        Ok(BalancedColumns { targets, mean, prototypes_in_use, sharpness })
+        }
     }
 
     /// Moves the center towards the mean that an accepted step observed.

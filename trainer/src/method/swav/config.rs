@@ -40,10 +40,10 @@ pub struct Config {
     /// Length of time before the queue begins to fill; 15 epochs by default.
     #[serde(default = "default_queue_start")]
     pub queue_start: Duration,
-    /// Number of ranks that divide the prototypes among them; 1, the default: each rank scores all of them. A rank
-    /// scores its part for the images of the whole group, and gathers only that part: with many prototypes it takes less memory and
-    /// traffic. It must divide the prototypes and the ranks of a shard group, and prototypes times the channels of an
-    /// embedding must be a multiple of 64 times these ranks. Losses differ in rounding alone.
+    /// Number of ranks that divide the prototypes among them; 1, the default: each rank scores all of them. A rank scores
+    /// its part for the images of the whole group, and gathers only that part: with many prototypes it takes less memory and
+    /// traffic. It must divide the prototypes and the ranks of a shard group, and the numbers of a layer of prototypes must be a
+    /// multiple of 64 times these ranks. Losses differ in rounding alone.
     #[serde(default = "default_prototype_group")]
     pub prototype_group: usize,
 }
@@ -98,7 +98,7 @@ impl Config {
                 return Err(format!("method.{key} {value} must lie above 0 and not above 1000"));
             }
         }
-        check_prototype_group(self.prototype_group, self.prototypes)?;
+        check_prototype_group(self.prototype_group, "method.prototypes", self.prototypes)?;
         if self.sinkhorn_iterations == 0 {
             return Err("method.sinkhorn_iterations must be at least 1".into());
         }

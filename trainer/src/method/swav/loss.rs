@@ -1,14 +1,12 @@
 //! The loss of a micro-batch, given the assignments of the batch.
 
-use std::collections::BTreeMap;
-
 use burn_tensor::Tensor;
 use kernels::ops::sharpness;
-use networks::features::Outputs;
+use networks::features::{HeadOutputs, Outputs};
 use ranks::EngineError;
 use ranks::column_group::ColumnGroup;
 
-use crate::method::loss::columns::{self, ColumnTargets};
+use crate::method::loss::columns::{self, ColumnTargets, CompletedScores};
 use crate::method::loss::cross_entropy::between_views;
 use crate::method::loss::rows::Rows;
 use crate::method::{BatchLoss, MicroBatchLoss};
@@ -63,7 +61,7 @@ impl BatchLoss for SwavLoss {
         match &self.assigned {
             Assigned::Whole(targets) => {
                 let targets = targets.even_of(number);
-                let loss = between_views(student.head(SCORES), targets, self.temperature);
+                let loss = between_views(student.heads.of(SCORES), targets, self.temperature);
                 self.with_gauges(loss, sharpness(targets), self.prototypes_in_use.clone())
             }
             // All of the loss depends on scores.
@@ -76,15 +74,15 @@ impl BatchLoss for SwavLoss {
     fn of_columns(
         &self,
         number: usize,
-        scores: &BTreeMap<&'static str, Vec<Tensor<3>>>,
+        scores: &HeadOutputs,
         group: ColumnGroup<'_>,
     ) -> Result<MicroBatchLoss, EngineError> {
         let Assigned::Columns(targets, sharpness) = &self.assigned else {
             // The step calls it where heads are divided, and then `prepare` has assigned columns.
             unreachable!("assignments of columns where heads are divided");
         };
-        let (rows, others) = (&targets.rows[number], &targets.others[number]);
-        let loss = columns::between_views(&scores[SCORES], rows, others, self.temperature, 1.0, group)?;
+        let completed = CompletedScores::of(scores.of(SCORES), self.temperature, group)?;
+        let loss = columns::between_views(&completed, targets, number, self.temperature, 1.0);
         let in_use = self.prototypes_in_use.clone() / group.n_parts() as f64;
         Ok(self.with_gauges(loss, sharpness[number].clone(), in_use))
     }

@@ -3,7 +3,7 @@
 use augment::MultiCrop;
 use burn_tensor::{Device, Tensor, TensorData};
 use kernels::ops::unit_rows;
-use networks::features::Outputs;
+use networks::features::{HeadOutputs, Outputs};
 use networks::head::projection::Projection;
 use networks::head::unit_prototypes::UnitPrototypes;
 use networks::head::{Head, Reads};
@@ -142,13 +142,13 @@ impl Swav {
         columns: ColumnOutputs<'_>,
         peers: Peers<'_>,
     ) -> Result<ColumnTargets, EngineError> {
-        let (scores, group) = (columns.of_trained(SCORES), columns.group);
+        let group = columns.group;
+        let scores = |outputs: &HeadOutputs| outputs.of(SCORES)[0].clone();
+        let scores: Vec<Tensor<3>> = columns.trained.iter().map(scores).collect();
         let ([b, v, _], n) = (scores[0].dims(), group.n_micro_batches());
-        let all: Vec<Tensor<3>> = scores
-            .iter()
-            .enumerate()
-            .map(|(t, scores)| self.with_queue(batch, scores, group.number(t), n))
-            .collect();
+        let with_queue =
+            |(t, scores): (usize, &Tensor<3>)| self.with_queue(batch, scores, group.number(t), n);
+        let all: Vec<Tensor<3>> = scores.iter().enumerate().map(with_queue).collect();
         let Config { prototypes, epsilon, sinkhorn_iterations, .. } = self.config;
         let of_view = |view: usize| {
             let of_view = |all: &Tensor<3>| all.clone().narrow(1, view, 1);
@@ -157,21 +157,21 @@ impl Swav {
         };
         let by_view: Vec<ColumnTargets> = (0..v).map(of_view).collect::<Result<_, _>>()?;
         let rows = |t: usize| {
-            Tensor::cat(by_view.iter().map(|targets| targets.rows[t].clone().slice(0..b)).collect(), 1)
+            let of_view = |targets: &ColumnTargets| targets.rows.even_of(t).clone().slice(0..b);
+            Tensor::cat(by_view.iter().map(of_view).collect(), 1)
         };
         let others =
             |t: usize| (0..b).flat_map(|i| by_view.iter().map(move |targets| targets.others[t][i])).collect();
-        let n_group = group.n_group();
-        Ok(ColumnTargets {
-            rows: (0..n_group).map(rows).collect(),
-            others: (0..n_group).map(others).collect(),
-        })
+        let ([.., k], device) = (scores[0].dims(), scores[0].device());
+        let rows = (0..group.n_group()).map(|t| Some(rows(t))).collect();
+        let others = (0..group.n_group()).map(others).collect();
+        Ok(ColumnTargets { rows: Rows::ragged(rows, b * v * n, k, device), others })
     }
 
     /// Computes the assignments of the views.
     fn assign(&self, batch: &BatchOutputs<'_>, peers: Peers<'_>) -> Result<Rows, EngineError> {
         let scores: Vec<Tensor<3>> =
-            batch.trained.iter().map(|outputs| outputs.head(SCORES)[0].clone()).collect();
+            batch.trained.iter().map(|outputs| outputs.heads.of(SCORES)[0].clone()).collect();
         let ([b, v, _], n) = (scores[0].dims(), peers.n_micro_batches());
         // Micro-batches are told apart by the position of their first image.
         let with_queue =
@@ -199,7 +199,7 @@ impl Swav {
         peers: Peers<'_>,
     ) -> Result<Option<Tensor<1>>, EngineError> {
         let rows = |outputs: &Outputs| {
-            let z = outputs.head(PROJECTION)[0].clone();
+            let z = outputs.heads.of(PROJECTION)[0].clone();
             let [b, v, d] = z.dims();
             unit_rows(z.reshape([b * v, d]), NORM_EPSILON).reshape([b, v * d])
         };
@@ -260,10 +260,8 @@ impl Method for Swav {
         let temperature = self.config.temperature;
         if let Some(columns) = batch.columns {
             let targets = self.assign_columns(batch, columns, peers)?;
-            let (group, k) = (columns.group, self.config.prototypes / columns.group.n_parts());
-            let n_rows = targets.others[0].len() * group.n_micro_batches();
-            let mean = columns::batch_mean("prototypes in use", &targets.rows, k, n_rows, group)?;
-            let sharpness = columns::sharpness(&targets, group)?;
+            let [mean] = columns::batch_means("prototypes in use", [&targets.rows], columns.group)?;
+            let sharpness = columns::sharpness(&targets, columns.group)?;
             let assigned = Assigned::Columns(targets, sharpness);
             return Ok(Box::new(SwavLoss {
                 assigned,
