@@ -255,7 +255,12 @@ impl HeadOutputs {
     pub fn on_masked(&self, name: &str, group: usize) -> Option<Tensor<3>> {
         let all = self.of(name)[group].clone();
         let ([rows, _, k], n_masked) = (all.dims(), self.n_masked(group));
-        (n_masked > 0).then(|| all.slice([rows - n_masked..rows, 0..1, 0..k]))
+        match n_masked {
+            0 => None,
+            // The gradient of a slice takes memory, also where it is the whole.
+            n if n == rows => Some(all),
+            n => Some(all.slice([rows - n..rows, 0..1, 0..k])),
+        }
     }
 
     /// Number of masked cells of the views of size `group`.

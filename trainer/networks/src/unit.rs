@@ -59,6 +59,12 @@ pub trait Unit: Send + Sync {
     /// Returns the cost of the forward pass for one image with views of these shapes, and the shapes of the output.
     fn cost(&self, groups: &[GroupShape]) -> (Cost, Vec<GroupShape>);
 
+    /// Returns whether the graph of the unit holds its output, from which it computes gradients on a CPU. Otherwise the gradient at the
+    /// output may take its place.
+    fn holds_output(&self) -> bool {
+        false
+    }
+
     /// Returns new values of running parameters, by name, from the totals that each stage but the first received.
     /// Called once per step.
     fn observe(&self, totals: &[Vec<Tensor<1>>], cx: &Context<'_>) -> Vec<(String, Tensor<1>)> {

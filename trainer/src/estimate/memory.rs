@@ -68,35 +68,62 @@ pub fn memory(model: &ModelCost, placement: &Placement) -> Memory {
     }
 }
 
-/// Returns the bytes of the graphs of the heads, and of the gradients of their units.
+/// Returns the most bytes of the heads: of their graphs with the gradients of units, or of these gradients when they become flat buffers.
 fn head_bytes(placed: PlacedModel<'_>) -> f64 {
     let (heads, placement) = (placed.heads(), placed.placement);
-    let (images, micro_batch) = (placed.n_images(), placed.micro_batch());
-    // Divided columns: the graph of one micro-batch of the group after another, and the targets of all of them.
-    // Units before them go through the passes of a step, with all images.
     let is_divided = |unit: &&UnitCost| unit.n_parts > 1;
-    let at_once = if heads.iter().any(|unit| is_divided(&unit)) { images } else { micro_batch };
-    let graph = |unit: &UnitCost| match unit.n_parts {
-        1 => placed.graph_bytes(unit, at_once),
-        n_parts => placed.graph_bytes(unit, micro_batch) / n_parts as f64,
-    };
-    let divided = placed.model.others.iter().flat_map(|network| &network.head).filter(is_divided);
-    let targets: f64 =
-        divided.map(|unit| placed.graph_bytes(unit, images) + group_input_bytes(unit, images)).sum();
+    let images = placed.n_images();
     // The inputs of the group, and the gradients at them, which are listed, joined, sent and received.
-    let exchanged: f64 =
-        heads.iter().filter(is_divided).map(|unit| 5.0 * group_input_bytes(unit, images)).sum();
-    // Gradients exist by parameter and as one flat buffer. Constrained parameters are copied into what was gathered, and kept
-    // until they are written back.
-    let gradients: f64 = heads.iter().map(|unit| placed.gathered(unit)).sum();
+    let inputs: f64 = heads.iter().filter(is_divided).map(|unit| group_input_bytes(unit, images)).sum();
+    // Gradients exist by parameter and as one flat buffer of a unit after another. Constrained parameters are copied into what was
+    // gathered, and kept until they are written back.
+    let gradients = || heads.iter().map(|unit| placed.gathered(unit));
     let constrained: f64 = heads.iter().map(|unit| unit.n_constrained as f64 / unit.n_parts as f64).sum();
     let summed = |unit: &UnitCost| {
         let n_graphs = unit.n_parts * placement.rank_micro_batches;
         partial_sums(n_graphs) as f64 * placed.gathered(unit)
     };
     let partial: f64 = heads.iter().map(summed).sum();
-    let graphs: f64 = heads.iter().map(graph).sum();
-    graphs + targets + exchanged + F32 * (2.0 * (gradients + constrained) + partial)
+    let held =
+        targets_bytes(placed) + inputs + F32 * (gradients().sum::<f64>() + 2.0 * constrained + partial);
+    let largest = F32 * gradients().fold(0.0, f64::max);
+    held + largest.max(head_graph_bytes(placed) + 4.0 * inputs)
+}
+
+/// Bytes of the graphs of the heads in use at a time. Where columns are divided, those are the graphs of one micro-batch of the group
+/// after another; units before them go through the passes of a step, with all images.
+fn head_graph_bytes(placed: PlacedModel<'_>) -> f64 {
+    let (heads, micro_batch) = (placed.heads(), placed.micro_batch());
+    let is_divided = heads.iter().any(|unit| unit.n_parts > 1);
+    let at_once = if is_divided { placed.n_images() } else { micro_batch };
+    let (scoring, others): (Vec<_>, Vec<_>) = heads.iter().partition(|unit| unit.n_columns > 0);
+    let scores = |unit: &UnitCost| -> Vec<f64> {
+        placed.output_bytes(unit, micro_batch / unit.n_parts as f64).collect()
+    };
+    // The gradients at the scores of one view size after another become gradients at a head's input. They take the place of the scores,
+    // unless these are needed.
+    let held = scoring.iter().filter(|unit| unit.holds_output).flat_map(|unit| scores(unit));
+    let of_scores = scoring.iter().flat_map(|unit| scores(unit)).sum::<f64>() + held.fold(0.0, f64::max);
+    of_scores + others.iter().map(|unit| placed.graph_bytes(unit, at_once)).sum::<f64>()
+}
+
+/// Bytes of the scores that are computed without a graph for all images: of networks without gradients with the targets made of them, or of
+/// the trained one. With the inputs of the group, where columns are divided.
+fn targets_bytes(placed: PlacedModel<'_>) -> f64 {
+    let images = placed.n_images();
+    let networks = placed.model.others.iter().filter(|network| network.computes());
+    let units = networks.flat_map(|network| &network.head).filter(|unit| unit.n_columns > 0);
+    let of_unit = |unit: &UnitCost| {
+        let inputs = if unit.n_parts > 1 { group_input_bytes(unit, images) } else { 0.0 };
+        2.0 * placed.output_bytes(unit, images).sum::<f64>() + inputs
+    };
+    let again = placed.model.run_twice().filter(|unit| unit.n_columns > 0);
+    // Targets are made of the scores of the first size.
+    let of_both = |unit: &UnitCost| {
+        let outputs = || placed.output_bytes(unit, images);
+        outputs().sum::<f64>() + outputs().take(1).sum::<f64>()
+    };
+    units.map(of_unit).sum::<f64>() + again.map(of_both).sum::<f64>()
 }
 
 /// Bytes of the inputs of a unit with divided columns, for the images of the whole group.

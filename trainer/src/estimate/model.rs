@@ -32,6 +32,10 @@ pub struct UnitCost {
     pub given: Elements,
     /// Elements that its graph holds.
     pub graph: Elements,
+    /// Elements of its output, by view size.
+    pub outputs: Vec<Elements>,
+    /// Whether its graph holds the output.
+    pub holds_output: bool,
     /// Number of elements that are constrained before a step.
     pub n_constrained: usize,
     /// Number of times that the unit waits for a sum over the whole batch in a pass, such as the statistics of a batch
@@ -102,6 +106,8 @@ impl UnitCost {
             input: nothing,
             given: nothing,
             graph: nothing,
+            outputs: Vec::new(),
+            holds_output: false,
             n_constrained: 0,
             n_sums: 0,
             n_parts: 1,
@@ -333,6 +339,8 @@ fn through(units: &[Box<dyn Unit>], mut shapes: Vec<GroupShape>) -> (Vec<UnitCos
             input,
             given,
             graph: cost.graph,
+            outputs: outputs.iter().map(GroupShape::elements).collect(),
+            holds_output: unit.holds_output(),
             n_constrained: unit.n_constrained(),
             n_sums: unit.n_stages() - 1,
             n_parts: 1,

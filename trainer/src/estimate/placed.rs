@@ -81,6 +81,12 @@ impl<'a> PlacedModel<'a> {
         if self.placement.segment > 1 { self.given_bytes(unit) } else { self.input_bytes(unit) }
     }
 
+    /// Bytes of the unit's output for `n_images`, by view size.
+    pub(super) fn output_bytes(&self, unit: &UnitCost, n_images: f64) -> impl Iterator<Item = f64> {
+        let types = self.placement.precision.types();
+        unit.outputs.iter().map(move |output| output.bytes(types) * n_images)
+    }
+
     /// Bytes of the unit's graph for `n_images`.
     pub(super) fn graph_bytes(&self, unit: &UnitCost, n_images: f64) -> f64 {
         unit.graph.bytes(self.placement.precision.types()) * n_images

@@ -12,7 +12,7 @@ use burn_tensor::{Tensor, activation};
 use multiversion::multiversion;
 
 use super::bridge::{Kernel, run};
-use super::cpu::{contiguous, dims, is_flex, slice, tensor};
+use super::cpu::{contiguous, dims, is_flex, owned, slice, slice_mut, tensor};
 use super::math::{exp, lane_max, lane_sum, over_rows};
 
 /// The targets that a view is paired with.
@@ -84,20 +84,20 @@ impl Kernel<Flex, 2> for CrossEntropy {
         grad: FlexTensor,
         wanted: [bool; 2],
     ) -> [Option<FlexTensor>; 2] {
-        let ([b, v, k], [_, u, _]): ([usize; 3], [usize; 3]) = (dims(&logits), dims(&targets));
+        let ([_, v, k], [_, u, _]): ([usize; 3], [usize; 3]) = (dims(&logits), dims(&targets));
         let scale = slice(&contiguous(&grad))[0];
-        let (logits, targets) = (slice(&logits), slice(&targets));
+        let targets = slice(&targets);
         let gs = wanted[0].then(|| {
-            let mut gs = vec![0.0; b * v * k];
-            over_rows(&mut gs, k, |first, rows| {
+            let mut gs = owned(logits);
+            over_rows(slice_mut(&mut gs), k, |first, rows| {
                 let mut weights = vec![0.0; k];
                 for (i, row) in rows.chunks_exact_mut(k).enumerate() {
                     let (image, view) = ((first + i) / v, (first + i) % v);
                     self.weights(&targets[image * u * k..][..u * k], view, &mut weights);
-                    row_gradient(&logits[(first + i) * k..][..k], &weights, self.inverse, scale, row);
+                    turn_into_gradient(row, &weights, self.inverse, scale);
                 }
             });
-            tensor(gs, [b, v, k])
+            gs
         });
         [gs, None]
     }
@@ -130,16 +130,17 @@ fn row_loss(logits: &[f32], weights: &[f32], inverse: f32) -> f32 {
     totals.iter().sum()
 }
 
+/// Turns a row of logits into the gradient at them.
 #[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl", "x86_64+avx2"))]
-fn row_gradient(logits: &[f32], weights: &[f32], inverse: f32, scale: f32, out: &mut [f32]) {
-    let max = lane_max(logits);
-    for (out, s) in out.iter_mut().zip(logits) {
-        *out = exp((s - max) * inverse);
+fn turn_into_gradient(row: &mut [f32], weights: &[f32], inverse: f32, scale: f32) {
+    let max = lane_max(row);
+    for value in row.iter_mut() {
+        *value = exp((*value - max) * inverse);
     }
-    let share = lane_sum(weights, |w| w) / lane_sum(out, |e| e);
+    let share = lane_sum(weights, |w| w) / lane_sum(row, |e| e);
     let scale = scale * inverse;
-    for (out, w) in out.iter_mut().zip(weights) {
-        *out = (*out * share - w) * scale;
+    for (value, w) in row.iter_mut().zip(weights) {
+        *value = (*value * share - w) * scale;
     }
 }
 

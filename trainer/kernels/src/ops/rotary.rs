@@ -16,7 +16,7 @@ use half::bf16;
 use multiversion::multiversion;
 
 use super::bridge::{Kernel, run};
-use super::cpu::{contiguous, dims, elements_mut, flex_dtype, owned};
+use super::cpu::{dims, elements_mut, flex_dtype, owned};
 #[cfg(feature = "cube")]
 use super::cube;
 use super::in_f32;
@@ -111,11 +111,11 @@ impl<T: Number> Kernel<Flex, 1> for OnFlex<T> {
     type Saved = ();
 
     fn forward(&self, [qkv]: [FlexTensor; 1]) -> (FlexTensor, ()) {
-        (self.0.in_place::<T>(owned(contiguous(&qkv)), 1.0), ())
+        (self.0.in_place::<T>(owned(qkv), 1.0), ())
     }
 
     fn backward(&self, (): (), grad: FlexTensor, _: [bool; 1]) -> [Option<FlexTensor>; 1] {
-        [Some(self.0.in_place::<T>(owned(contiguous(&grad)), -1.0))]
+        [Some(self.0.in_place::<T>(owned(grad), -1.0))]
     }
 }
 

@@ -11,7 +11,7 @@ use burn_tensor::Tensor;
 use multiversion::multiversion;
 
 use super::bridge::{Kernel, run};
-use super::cpu::{contiguous, dims, is_flex, slice, tensor};
+use super::cpu::{contiguous, dims, is_flex, owned, slice, slice_mut, tensor};
 use super::gemm::{Mat, gemm};
 use super::linear::matmul_transposed;
 use super::math::{lane_dot, over_rows};
@@ -58,21 +58,23 @@ impl Kernel<Flex, 3> for WeightNorm {
         wanted: [bool; 3],
     ) -> [Option<FlexTensor>; 3] {
         let ([m, k], [_, d]): ([usize; 2], [usize; 2]) = (dims(&grad), dims(&v));
-        let grad = contiguous(&grad);
-        let mut h = slice(&grad).to_vec();
-        over_rows(&mut h, k, |_, rows| scale_columns(rows, slice(&factors)));
+        let mut along = vec![0.0; k];
+        let mut h = owned(grad);
+        if wanted[1] || wanted[2] {
+            column_dots(slice(&h), slice(&y), &mut along);
+        }
+        // It may be as large as all of the weights.
+        drop(y);
+        over_rows(slice_mut(&mut h), k, |_, rows| scale_columns(rows, slice(&factors)));
+        let h = slice(&h);
         let gx = wanted[0].then(|| {
             let mut gx = vec![0.0; m * d];
-            gemm([m, k, d], 1.0, Mat::rows(&h, k), Mat::rows(slice(&v), d), 0.0, &mut gx, d);
+            gemm([m, k, d], 1.0, Mat::rows(h, k), Mat::rows(slice(&v), d), 0.0, &mut gx, d);
             tensor(gx, [m, d])
         });
-        let mut along = vec![0.0; k];
-        if wanted[1] || wanted[2] {
-            column_dots(slice(&grad), slice(&y), &mut along);
-        }
         let gv = wanted[1].then(|| {
             let mut gv = vec![0.0; k * d];
-            gemm([k, m, d], 1.0, Mat::rows(&h, k).t(), Mat::rows(slice(&x), d), 0.0, &mut gv, d);
+            gemm([k, m, d], 1.0, Mat::rows(h, k).t(), Mat::rows(slice(&x), d), 0.0, &mut gv, d);
             over_rows(&mut gv, d, |first, rows| {
                 let range = first..first + rows.len() / d;
                 across(rows, &slice(&v)[first * d..], &along[range.clone()], d);

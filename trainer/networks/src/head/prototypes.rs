@@ -95,6 +95,11 @@ impl Unit for Prototypes {
         self.count.is_multiple_of(n_parts).then(part)
     }
 
+    /// Weight normalization computes the gradient of lengths from the scores.
+    fn holds_output(&self) -> bool {
+        self.lengths != Lengths::Free
+    }
+
     /// Counts a graph that holds logits, their softmax and their targets.
     fn cost(&self, groups: &[GroupShape]) -> (Cost, Vec<GroupShape>) {
         let rows: usize = groups.iter().map(GroupShape::n_rows).sum();

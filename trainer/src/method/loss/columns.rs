@@ -229,8 +229,8 @@ pub(crate) fn between_views(
     loss + correction / (n_pairs * n_images) as f64
 }
 
-/// Returns this rank's part of the sum of the cross-entropies of the rows of micro-batch `number` of the group, one for each of `weights`:
-/// see [`between_views`].
+/// Returns this rank's part of the sum of the cross-entropies of the rows of micro-batch `number` of the group, whose targets have been
+/// multiplied by `weights`: see [`between_views`].
 ///
 /// # Panics
 /// If the micro-batch has no rows.
@@ -241,13 +241,11 @@ pub(crate) fn weighted_rows(
     weights: &[f32],
     temperature: f64,
 ) -> Tensor<1> {
-    let rows = targets.rows.even_of(number).clone();
-    let [n, _, _] = rows.dims();
-    let weighted = rows.clone() * Tensor::<1>::from_floats(weights, &rows.device()).reshape([n, 1, 1]);
     let of_row =
         |(row, (other, weight)): (usize, (&f32, &f32))| f64::from(*weight) * student.correction(row, *other);
     let correction: f64 = targets.others[number].iter().zip(weights).enumerate().map(of_row).sum();
-    cross_entropy(student.scores.clone(), weighted, Pairs::All, temperature) + correction
+    let rows = targets.rows.even_of(number).clone();
+    cross_entropy(student.scores.clone(), rows, Pairs::All, temperature) + correction
 }
 
 /// Computes means over all rows of the batch, `[K]` each, given this rank's columns by micro-batch of the group, `[B, V, K / C]`, or with

@@ -96,6 +96,18 @@ impl Rows {
         Self { by_batch, device: self.device.clone(), ..*self }
     }
 
+    /// Multiplies each row `r` of micro-batch `b` by `weights[b][r]`.
+    pub(crate) fn weighted(self, weights: &[Vec<f32>]) -> Self {
+        let of_batch = |(rows, weights): (Option<Tensor<3>>, &Vec<f32>)| {
+            let rows = rows?;
+            let ([b, v, _], device) = (rows.dims(), rows.device());
+            let weights = Tensor::<1>::from_floats(&weights[..], &device).reshape([b, v, 1]);
+            // What is not weighted is freed.
+            Some(rows * weights)
+        };
+        Self { by_batch: self.by_batch.into_iter().zip(weights).map(of_batch).collect(), ..self }
+    }
+
     /// Returns `f` of the rows of each micro-batch, `[n]`; `otherwise` in each of the `n` places for one without rows.
     pub(crate) fn reduced(
         &self,

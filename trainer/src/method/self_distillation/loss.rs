@@ -82,6 +82,7 @@ impl Anchors {
 pub(super) struct Cells {
     /// Name of the head that scores them.
     pub(super) head: &'static str,
+    /// Targets, weighted as in the mean over the cells of each view.
     pub(super) targets: BatchTargets,
     /// Mean entropy of the targets over the whole batch, `[1]`: micro-batches may have no masked cell. Where columns are divided, this
     /// rank's share of it.
@@ -102,12 +103,8 @@ impl Cells {
     ) -> Option<Tensor<1>> {
         let targets = targets.of(number)?;
         let scores = student.on_masked(self.head, 0)?;
-        let [rows, _, _] = scores.dims();
-        let masked = student.masked(0);
-        let weights = Tensor::<1>::from_floats(&masked.weights()[..], &targets.device());
-        // Cross-entropy is linear in the targets.
-        let weighted = targets.clone() * weights.reshape([rows, 1, 1]);
-        Some(cross_entropy(scores, weighted, Pairs::All, temperature) / masked.cells.len() as f64)
+        let n_views = student.masked(0).cells.len();
+        Some(cross_entropy(scores, targets.clone(), Pairs::All, temperature) / n_views as f64)
     }
 
     /// Adds the loss of a micro-batch, `of_cells`, to the rest of it, and its gauges, of which `n_parts` ranks have a share each.

@@ -45,17 +45,19 @@ impl PatchPrediction {
             let scores = outputs.iter().map(|outputs| outputs.on_masked(head, 0)).collect();
             let device = outputs[0].of(head)[0].device();
             let scores = Rows::ragged(scores, n, k / group.n_parts(), device);
-            let balanced = self.targets.of_columns(what, &scores, step, peers, group)?;
+            let mut balanced = self.targets.of_columns(what, &scores, step, peers, group)?;
             let entropy = mean_entropy(&balanced.targets, group)?;
+            balanced.targets.rows = balanced.targets.rows.weighted(&weights(outputs.iter()));
             return Ok(Cells { head, targets: BatchTargets::Columns(balanced), entropy, weight });
         }
         let scores = teacher.iter().map(|outputs| outputs.heads.on_masked(head, 0)).collect();
         let device = teacher[0].heads.of(head)[0].device();
         let scores = Rows::counted(scores, k, device, peers)?;
-        let balanced = self.targets.of(what, &scores, step, peers)?;
-        let targets = &balanced.targets;
-        let entropy = peers.sum("entropy", &targets.reduced(1, 0.0, summed_entropy))?;
-        let entropy = entropy / targets.n().max(1) as f64;
+        let mut balanced = self.targets.of(what, &scores, step, peers)?;
+        let entropy = peers.sum("entropy", &balanced.targets.reduced(1, 0.0, summed_entropy))?;
+        let entropy = entropy / scores.n().max(1) as f64;
+        // Cross-entropy is linear in the targets.
+        balanced.targets = balanced.targets.weighted(&weights(teacher.iter().map(|outputs| &outputs.heads)));
         Ok(Cells { head, targets: BatchTargets::Whole(balanced), entropy, weight })
     }
 
@@ -64,4 +66,9 @@ impl PatchPrediction {
         let targets = self.targets.collectives();
         std::iter::once(Collective::Number).chain(targets).chain([Collective::SumOfShares(1)]).collect()
     }
+}
+
+/// Weights of masked cells in the mean over the cells of each view, by micro-batch.
+fn weights<'a>(outputs: impl Iterator<Item = &'a HeadOutputs>) -> Vec<Vec<f32>> {
+    outputs.map(|outputs| outputs.masked(0).weights()).collect()
 }
