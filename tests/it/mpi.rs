@@ -266,8 +266,27 @@ fn shards_fit_where_a_whole_does_not() {
 /// traffic, as planned.
 #[test]
 fn ranks_divide_prototypes() {
+    divide_prototypes(&["method.prototypes=256"], &["method.prototypes=131072", "method.head_bottleneck=64"]);
+}
+
+/// Prototypes of masked patches, and those whose lengths are trained.
+#[test]
+fn ranks_divide_prototypes_of_masked_patches() {
+    let method = |prototypes: usize, bottleneck: usize| {
+        format!(
+            "method={{name='dinov2',prototypes={prototypes},head_hidden=32,head_bottleneck={bottleneck},patch_head={{prototypes={prototypes},\
+             hidden=32,bottleneck={bottleneck}}},teacher_temp=[0.04,0.07],teacher_temp_warmup={{percent=50}},centering='sinkhorn'}}"
+        )
+    };
+    let views = "views={preset='dinov2',global_px=16,local_px=8,n_local=2}";
+    divide_prototypes(&[&method(256, 16), views], &[&method(65536, 64), views]);
+}
+
+/// Trains with the settings `small`, with whole prototypes and with divided ones, and measures steps with the settings `large`, which
+/// have 34 MB of prototypes: small models take a few MB more than planned.
+fn divide_prototypes(small: &[&str], large: &[&str]) {
     let world = World::new(60);
-    let ranks = Ranks::new(&world, &["optim.batch_size=8", "optim.micro_batches=4", "method.prototypes=256"]);
+    let ranks = Ranks::new(&world, &[&["optim.batch_size=8", "optim.micro_batches=4"], small].concat());
     ok(&ranks.run(1, "whole", &[]));
     let divided = ["--set", "method.prototype_group=2"];
     ok(&ranks.run(2, "two", &divided));
@@ -284,8 +303,7 @@ fn ranks_divide_prototypes() {
 
     let bench = |group: usize| {
         let group = format!("method.prototype_group={group}");
-        // 34 MB of prototypes: small models take a few MB more than planned.
-        bench_shard(&world, &["method.prototypes=131072", "method.head_bottleneck=64", &group])
+        bench_shard(&world, &[large, &[&group]].concat())
     };
     let [whole, parts] = [1, 4].map(bench);
     for row in [&whole, &parts] {

@@ -42,8 +42,9 @@ impl<'w> Ranks<'w> {
     }
 
     pub(crate) fn args(&self, workdir: &str, more: &[&str]) -> Vec<String> {
-        let mut args = self.world.pretrain_args(workdir, more);
+        let mut args = self.world.pretrain_args(workdir, &[]);
         args.extend(self.overrides.iter().flat_map(|entry| ["--set".to_string(), entry.clone()]));
+        args.extend(more.iter().map(ToString::to_string));
         args
     }
 
