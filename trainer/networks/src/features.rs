@@ -196,7 +196,7 @@ impl Outputs {
 }
 
 impl HeadOutputs {
-    /// Wraps the outputs of heads for `n_images` images, whose `features` know masked cells.
+    /// Wraps the outputs of heads for `n_images` images, whose masked cells are those of `features`.
     pub fn new(
         n_images: usize,
         features: &[Features],

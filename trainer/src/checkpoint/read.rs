@@ -370,7 +370,7 @@ impl Checkpoint {
         Ok(())
     }
 
-    /// Reads all parameters of the unit `name` of `network`, in the order of its layout.
+    /// Reads all parameters of the unit `name` of `network`, in the order of its layout, which depends on how columns were divided.
     ///
     /// # Errors
     /// [`TrainError::CheckpointRead`] when there is no such unit or it cannot be read.

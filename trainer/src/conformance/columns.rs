@@ -108,6 +108,29 @@ fn ranks_and_groups_of_shards_do_not_change_the_bits() {
     }
 }
 
+/// Batches in which no cell is masked, and some in which few micro-batches have masked cells.
+#[test]
+fn groups_may_have_no_masked_cells() {
+    let plans = dividing(&[]);
+    let masking = plans.iter().filter(|plan| plan.method().unwrap().masks().is_some());
+    assert!(masking.clone().count() > 3, "methods that mask cells");
+    for plan in masking {
+        for share in [0.0, 0.15] {
+            let masked = |size: usize| {
+                let divided = divided(plan, size).unwrap();
+                let mut method = serde_json::to_value(&divided.recipe.method).unwrap();
+                method["masked_share"] = share.into();
+                let recipe =
+                    Recipe { method: serde_json::from_value(method).unwrap(), ..divided.recipe.clone() };
+                crate::resolve(recipe, 100).unwrap()
+            };
+            let two = train(&masked(2), 2, 1);
+            assert!(train(&masked(2), 4, 1) == two, "{share}: {}", pair(plan));
+            assert_close(&two, &train(&masked(1), 2, 1), plan);
+        }
+    }
+}
+
 /// Weights that are sent in 16 bits.
 #[test]
 fn rounded_transfers_do_not_know_ranks() {

@@ -188,8 +188,9 @@ struct Collectives<'a> {
     column_peers: Members,
 }
 
-/// Sums over a column group for one network beside those of its inputs and gradients: of targets or of scores, and of gauges.
-const N_COLUMN_SUMS: usize = 6;
+/// Exchanges of a few numbers within a column group for the targets that a divided head gives: of rows, as with three iterations of
+/// Sinkhorn-Knopp, of means and of gauges.
+const N_TARGET_SUMS: usize = 5;
 
 impl<'a> Collectives<'a> {
     fn new(model: &ModelCost, placement: &'a Placement, fabric: &'a Fabric) -> Self {
@@ -253,8 +254,11 @@ impl<'a> Collectives<'a> {
             let images = (unit.n_parts * self.placement.rank_batch) as f64;
             let input_bytes = unit.input.wide * Wire::F32.bytes() as f64 * images;
             let gradients_s = if has_graph { group.exchange_s(input_bytes, self.fabric) } else { 0.0 };
-            let sums_s = N_COLUMN_SUMS as f64 * group.small_sum_s(self.fabric);
-            group.gather_s(input_bytes, self.fabric) + gradients_s + sums_s
+            // The trained network gives no targets, unless its heads run a second time for that.
+            let n_sums = if !has_graph || unit.runs_twice { N_TARGET_SUMS } else { 0 };
+            group.gather_s(input_bytes, self.fabric)
+                + gradients_s
+                + n_sums as f64 * group.small_sum_s(self.fabric)
         };
         // The scores of all heads of a micro-batch are completed together.
         let of_graph = |unit: &UnitCost| {

@@ -35,7 +35,7 @@ pub(super) struct GroupBatch<'a> {
     pub(super) group: ColumnGroup<'a>,
     /// Images of a micro-batch.
     pub(super) n_images: usize,
-    /// Masked cells of each; empty where none are drawn.
+    /// Masked cells of each micro-batch of the group; empty where none are drawn.
     pub(super) masked: &'a [Arc<MaskedCells>],
 }
 
@@ -235,7 +235,7 @@ fn cut(values: &Tensor<1>, shapes: &[InputShape], start: &mut usize) -> Vec<Tens
     shapes.iter().map(of_group).collect()
 }
 
-/// Number of elements.
+/// Number of elements of an input of this shape.
 fn n_elements((shape, _): &InputShape) -> usize {
     shape.iter().product()
 }

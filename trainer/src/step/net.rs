@@ -56,7 +56,7 @@ pub(crate) struct Net {
     n_staged: Vec<usize>,
     /// Parts of the last units of divided heads that a rank computes, by number of the unit.
     parts: BTreeMap<usize, ColumnPart>,
-    /// Number of these parts of a unit.
+    /// Number of parts into which the columns of a divided head fall.
     n_column_parts: usize,
 }
 

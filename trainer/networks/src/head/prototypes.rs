@@ -95,7 +95,7 @@ impl Unit for Prototypes {
         self.count.is_multiple_of(n_parts).then(part)
     }
 
-    /// Weight normalization computes the gradient of lengths from the scores.
+    /// Weight normalization computes the gradients of directions and lengths with the scores.
     fn holds_output(&self) -> bool {
         self.lengths != Lengths::Free
     }
