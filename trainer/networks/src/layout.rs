@@ -138,18 +138,18 @@ mod tests {
     fn parts_of_columns_are_ranges() {
         let spec = |name: &str, shape: [usize; 2]| ParamSpec::weight(name, shape, Init::Constant(0.0));
         let specs = vec![spec("v", [128, 8]), spec("g", [128, 1])];
-        let whole = UnitLayout::by_columns("unit", specs.clone(), 4, 2);
+        let whole = UnitLayout::by_columns("unit", specs.clone(), 2, 2);
         assert_eq!(whole.padded, 128 * 9);
-        let part = UnitLayout::new("unit", vec![spec("v", [32, 8]), spec("g", [32, 1])], 1);
+        let part = UnitLayout::new("unit", vec![spec("v", [64, 8]), spec("g", [64, 1])], 1);
         for (number, slots) in whole.params.chunks(2).enumerate() {
             for (slot, of_part) in slots.iter().zip(&part.params) {
                 assert_eq!(slot.offset, number * part.padded + of_part.offset);
                 assert_eq!((&slot.spec.name, &slot.spec.shape), (&of_part.spec.name, &of_part.spec.shape));
                 let rows = slot.spec.first_element() / slot.spec.shape[1];
-                assert_eq!((rows, slot.spec.whole_shape()[0]), (number * 32, 128));
+                assert_eq!((rows, slot.spec.whole_shape()[0]), (number * 64, 128));
             }
         }
-        let alone = UnitLayout::by_columns("unit", specs[..1].to_vec(), 4, 2);
+        let alone = UnitLayout::by_columns("unit", specs[..1].to_vec(), 2, 2);
         assert_eq!(alone, UnitLayout::new("unit", specs[..1].to_vec(), 2));
     }
 
