@@ -98,13 +98,17 @@ pub fn traffic(model: &ModelCost, placement: &Placement) -> Traffic {
             .iter()
             .map(|collective| received_bytes(*collective, model, placement))
             .sum(),
-        n_other: if placement.world_size > 1 {
-            let n_ranks = |collective: &&Collective| ranks_of(**collective, model, placement) > 1;
-            model.collectives.iter().filter(n_ranks).count() + n_statistics(model) + 1
-        } else {
-            0
-        },
+        n_other: n_other(model, placement),
     }
+}
+
+/// Returns [`Traffic::n_other`].
+fn n_other(model: &ModelCost, placement: &Placement) -> usize {
+    if placement.world_size == 1 {
+        return 0;
+    }
+    let is_shared = |collective: &&Collective| ranks_of(**collective, model, placement) > 1;
+    model.collectives.iter().filter(is_shared).count() + n_statistics(model) + 1
 }
 
 /// Returns the number of ranks that take part in a collective: all, or all with the same columns.
