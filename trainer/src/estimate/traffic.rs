@@ -84,12 +84,7 @@ pub fn traffic(model: &ModelCost, placement: &Placement) -> Traffic {
         column_bytes: exchanged(trained, 2.0)
             + model.others.iter().map(|network| exchanged(network, 1.0)).sum::<f64>(),
         gather_bytes: gathered,
-        n_gathers: if placement.gathers() {
-            let is_moved = |unit: &&UnitCost| unit.n_shards(group_size) > 1;
-            seeing().flat_map(NetworkCost::units).filter(is_moved).count() + again.len()
-        } else {
-            0
-        },
+        n_gathers: if placement.gathers() { n_moved(model, group_size) + again.len() } else { 0 },
         reduce_bytes: reduced,
         n_reduces: trained.units().filter(|unit| placement.world_size > unit.n_parts).count(),
         replica_bytes: over_replicas * share(replicas),
@@ -100,6 +95,12 @@ pub fn traffic(model: &ModelCost, placement: &Placement) -> Traffic {
             .sum(),
         n_other: n_other(model, placement),
     }
+}
+
+/// Returns the number of units of which a rank does not hold all that it computes with, in networks that compute.
+fn n_moved(model: &ModelCost, group_size: usize) -> usize {
+    let networks = model.networks().filter(|network| network.computes());
+    networks.flat_map(NetworkCost::units).filter(|unit| unit.n_shards(group_size) > 1).count()
 }
 
 /// Returns [`Traffic::n_other`].
