@@ -9,7 +9,7 @@ use super::methods::on_ranks;
 use super::{batch, pair, plans};
 use crate::Plan;
 use crate::bench::shard::rank_share;
-use crate::estimate::{ModelCost, NetworkCost, Placement, of_plan, traffic};
+use crate::estimate::{Placement, n_statistics, of_plan, traffic};
 use crate::optim::state::UnitShard;
 
 /// Votes on which ranks agree at the end of a step.
@@ -36,12 +36,6 @@ fn plans_count_the_collectives_of_divided_heads() {
             is_exact(&divided(&plan, 2).unwrap(), world_size);
         }
     }
-}
-
-/// Number of stages of all units that wait for statistics over the batch.
-fn n_statistics(model: &ModelCost) -> usize {
-    let networks = model.networks().filter(|network| network.computes() && !network.is_frozen);
-    networks.flat_map(NetworkCost::units).map(|unit| unit.n_sums).sum()
 }
 
 /// Compares a step of `plan` with its estimate; returns whether that has all bytes.

@@ -35,4 +35,6 @@ pub use presets::{PRESETS, preset};
 pub use retention::{fit, least_memory, retention};
 pub use simulate::{Simulation, simulate};
 pub use time::{StepTime, step_flops, step_time};
+#[cfg(test)]
+pub(crate) use traffic::n_statistics;
 pub use traffic::{Traffic, traffic};

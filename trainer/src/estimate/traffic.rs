@@ -139,7 +139,7 @@ fn received_bytes(collective: Collective, model: &ModelCost, placement: &Placeme
 }
 
 /// Returns the number of sums of statistics over the batch: in the trained network forwards and backwards.
-fn n_statistics(model: &ModelCost) -> usize {
+pub(crate) fn n_statistics(model: &ModelCost) -> usize {
     let once = |network: &NetworkCost| network.units().map(|unit| unit.n_sums).sum::<usize>();
     let others = model.others.iter().filter(|network| network.computes() && !network.is_frozen);
     2 * once(&model.trained) + others.map(once).sum::<usize>()

@@ -149,20 +149,26 @@ mod tests {
     use super::*;
     use crate::ops::twin::{assert_close, devices, leaves};
 
+    /// Gradients of logits that nobody else holds take their place; those of others leave them as they are.
     #[test]
     fn it_equals_its_twin_forwards_and_backwards() {
         for device in devices() {
             for (v, pairs) in [(2, Pairs::Others), (5, Pairs::Others), (3, Pairs::All)] {
                 let logits = leaves(&device, &[[3, v, 37]], 1).remove(0);
                 let targets = activation::softmax(leaves(&device, &[[3, 2, 37]], 2).remove(0).inner(), 2);
-                let run = |f: fn(Tensor<3>, Tensor<3>, Pairs, f64) -> Tensor<1>| {
-                    let loss = f(logits.clone(), targets.clone(), pairs, 0.1);
+                let run = |f: fn(Tensor<3>, Tensor<3>, Pairs, f64) -> Tensor<1>, is_shared: bool| {
+                    let given = if is_shared { logits.clone() } else { logits.clone() * 1.0 };
+                    let loss = f(given, targets.clone(), pairs, 0.1);
                     let grads = (loss.clone() * 0.25).backward();
                     (loss.inner(), logits.grad(&grads).unwrap())
                 };
-                let (a, b) = (run(cross_entropy), run(plain));
-                assert_close("forward", a.0, b.0, 1e-6);
-                assert_close("input", a.1, b.1, 3e-6);
+                let before = logits.clone().inner() * 1.0;
+                for is_shared in [true, false] {
+                    let (a, b) = (run(cross_entropy, is_shared), run(plain, is_shared));
+                    assert_close("forward", a.0, b.0, 1e-6);
+                    assert_close("input", a.1, b.1, 3e-6);
+                }
+                assert_close("logits", logits.clone().inner(), before, 0.0);
             }
         }
     }
