@@ -86,6 +86,8 @@ enum Verb {
 /// Runs the program on the process's arguments.
 pub fn main() -> ExitCode {
     memory::keep_freed_memory();
+    #[cfg(feature = "mpi")]
+    cluster::mpi_settings::open_two_connections();
     // If it fails, SIGABRT ends the program as by default.
     let _ = memory::end_when_exhausted(exit::CONFIGURATION);
     let cli = Cli::parse();

@@ -1,3 +1,4 @@
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use trainer::checkpoint::Checkpoint;
@@ -6,18 +7,22 @@ use crate::mpirun::{DEADLINE_S, Ranks};
 use crate::nodes::Nodes;
 use crate::support::World;
 
+/// Waits until a run has written `n` rows of metrics.
+fn wait_for_steps(metrics_path: &Path, n: usize) {
+    let start = Instant::now();
+    while std::fs::read_to_string(metrics_path).map_or(0, |text| text.lines().count()) < n {
+        assert!(start.elapsed() < Duration::from_secs(60), "the run does not get on");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
 #[test]
 fn a_cut_cable_ends_both_nodes_within_the_deadline() {
     let Some(nodes) = Nodes::new() else { return };
     let world = World::new(60);
     let ranks = Ranks::new(&world, &[DEADLINE_S, "optim.length={steps=100000}"]);
     let mut child = nodes.mpirun(1, world.folder.path(), &ranks.args("run", &[])).spawn().unwrap();
-    let metrics_path = world.path("run/metrics.jsonl");
-    let start = Instant::now();
-    while std::fs::read_to_string(&metrics_path).map_or(0, |text| text.lines().count()) < 5 {
-        assert!(start.elapsed() < Duration::from_secs(60), "the run does not get on");
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    wait_for_steps(&world.path("run/metrics.jsonl"), 5);
     nodes.cut();
     let cut = Instant::now();
     while !(world.path("code-0").exists() && world.path("code-1").exists()) {
@@ -32,4 +37,27 @@ fn a_cut_cable_ends_both_nodes_within_the_deadline() {
     child.kill().unwrap();
     child.wait().unwrap();
     assert!(Checkpoint::open(&world.path("run")).is_ok());
+}
+
+/// Open MPI's connections between two ranks are two, so that their messages do not wait for one another, or as many as the environment says.
+#[test]
+fn two_connections_join_two_ranks() {
+    let n_connections = |said: Option<&str>| {
+        let nodes = Nodes::new()?;
+        let world = World::new(60);
+        let ranks = Ranks::new(&world, &["optim.length={steps=100000}"]);
+        let mut command = nodes.mpirun(1, world.folder.path(), &ranks.args("run", &[]));
+        if let Some(n) = said {
+            command.env("OMPI_MCA_btl_tcp_links", n);
+        }
+        let mut child = command.spawn().unwrap();
+        wait_for_steps(&world.path("run/metrics.jsonl"), 2);
+        let n = nodes.n_connections();
+        child.kill().unwrap();
+        child.wait().unwrap();
+        Some(n)
+    };
+    let (Some(usual), Some(one)) = (n_connections(None), n_connections(Some("1"))) else { return };
+    // One more is mpirun's own.
+    assert_eq!([usual, one], [3, 2]);
 }

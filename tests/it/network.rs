@@ -112,9 +112,8 @@ fn steps_take_as_long_as_planned() {
             ratios.push(ratio);
         }
     }
-    // Open MPI's bandwidth depends on the length of messages and their directions: some cases are farther off. Units have 1 to 2 MB.
-    assert!(ratios.iter().all(|ratio| (1.0 / 1.6..1.6).contains(ratio)), "{ratios:?}");
-    assert!(4 * n_near >= 3 * ratios.len(), "{n_near} of {} within 20 %: {ratios:?}", ratios.len());
+    assert!(ratios.iter().all(|ratio| (1.0 / 1.4..1.4).contains(ratio)), "{ratios:?}");
+    assert!(5 * n_near >= 4 * ratios.len(), "{n_near} of {} within 20 %: {ratios:?}", ratios.len());
 }
 
 /// A cable that becomes slow, and one that stalls for five seconds, delay a run and change none of its losses.

@@ -162,6 +162,20 @@ impl Nodes {
         )
     }
 
+    /// Counts the TCP connections between both nodes.
+    pub(crate) fn n_connections(&self) -> usize {
+        let table = Command::new("ip")
+            .args(["netns", "exec", &self.names[0], "cat", "/proc/net/tcp"])
+            .output()
+            .unwrap();
+        // Addresses are hexadecimal, the last number first; 01 is an established connection.
+        let is_between = |line: &&str| {
+            let fields: Vec<&str> = line.split_whitespace().collect();
+            fields[1].starts_with("01004D0A:") && fields[2].starts_with("02004D0A:") && fields[3] == "01"
+        };
+        String::from_utf8(table.stdout).unwrap().lines().filter(is_between).count()
+    }
+
     /// Cuts the cable.
     pub(crate) fn cut(&self) {
         assert!(Self::ip(&format!("-n {} link set cable-b down", self.names[1])));

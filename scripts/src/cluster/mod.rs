@@ -2,4 +2,6 @@
 pub(crate) mod compute;
 pub(crate) mod launch;
 pub(crate) mod machine;
+#[cfg(feature = "mpi")]
+pub(crate) mod mpi_settings;
 pub(crate) mod start;
