@@ -15,6 +15,8 @@ pub struct Leaves<'a> {
     tensors: Vec<Tensor<1>>,
     /// Gradients over all uses of each parameter, one use for each size of views.
     gradients: Vec<SharedGradient>,
+    /// Input of the unit, before which the backward pass adds the gradients.
+    input: Option<Tensor<3>>,
 }
 
 impl<'a> Leaves<'a> {
@@ -31,7 +33,14 @@ impl<'a> Leaves<'a> {
         };
         let tensors: Vec<_> = layout.params.iter().map(|param| cut(param.range(), param.spec.role)).collect();
         let gradients = tensors.iter().map(|_| SharedGradient::default()).collect();
-        Self { layout, tensors, gradients }
+        Self { layout, tensors, gradients, input: None }
+    }
+
+    /// Returns the same parameters for uses on `input`, `[B, N, D]`, a tensor of the same graph: on the CPU, the backward pass adds their gradients
+    /// before it comes to the units that `input` is a result of, whose gradients it would otherwise hold beside all of these.
+    pub fn on(&self, input: &Tensor<3>) -> Self {
+        let (tensors, gradients) = (self.tensors.clone(), self.gradients.clone());
+        Self { layout: self.layout, tensors, gradients, input: Some(input.clone()) }
     }
 
     /// Returns the parameter `name`, relative to the unit, in its shape: in f32 if it was gathered in fewer bits.
@@ -58,7 +67,7 @@ impl<'a> Leaves<'a> {
                 panic!("{}.{name} has shape {:?}", self.layout.name, self.layout.params[at].spec.shape)
             });
         let tensor = &self.tensors[at];
-        self.gradients[at].of(tensor, dtype(tensor.dtype())).reshape(shape)
+        self.gradients[at].of(tensor, dtype(tensor.dtype()), self.input.as_ref()).reshape(shape)
     }
 
     /// Returns the gradients of all parameters as one flat buffer of `[padded]` in f32; zeros where there is none.

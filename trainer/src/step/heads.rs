@@ -229,7 +229,7 @@ impl<'a> HeadPass<'a> {
 
     /// Computes the outputs of the heads that are not divided for `input`.
     pub(super) fn heads(&self, input: &GraphInput, leaves: &HeadLeaves<'_>, n_images: usize) -> HeadOutputs {
-        let (draws, sets) = (Draws::default(), StatSets::per_size(input.features.len()));
+        let (draws, sets) = (Draws::default(), StatSets::joint(1));
         let mut given = BTreeMap::<&'static str, Groups>::new();
         for placed in self.0.net.heads().filter(|placed| !placed.is_divided()) {
             let head = placed.head;
@@ -239,9 +239,12 @@ impl<'a> HeadPass<'a> {
                 None => read.iter().map(|group| head.reads.select(group)).collect(),
             };
             for (number, unit) in placed.in_graph().zip(&head.units[placed.staged().len()..]) {
-                let leaves = &leaves[&number];
-                let cx = Context { leaves, draws: &draws, totals: &[], sets: &sets, types: Types::F32 };
-                groups = unit.forward(0, groups, &cx).features;
+                let of_group = |group: Features| {
+                    let leaves = &leaves[&number].on(&group.x);
+                    let cx = Context { leaves, draws: &draws, totals: &[], sets: &sets, types: Types::F32 };
+                    unit.forward(0, vec![group], &cx).features
+                };
+                groups = groups.into_iter().flat_map(of_group).collect();
             }
             given.insert(head.name, groups);
         }

@@ -29,15 +29,22 @@ type Sum = Arc<Mutex<Option<Tensor<1>>>>;
 impl SharedGradient {
     /// Returns `x`, which is f32 or bf16, in `dtype` for one more use. Under autodiff on the CPU, and on any device if `x` is
     /// bf16, [`SharedGradient::take`] returns its gradient after the backward pass, in f32; else it is among autodiff's gradients.
-    pub fn of(&self, x: &Tensor<1>, dtype: DType) -> Tensor<1> {
+    ///
+    /// On the CPU, the backward pass adds the gradient before it comes to the operations that `input` is a result of. By itself it would do so
+    /// at its end, because it goes through the operations in the order of their distance from its leaves: until then, the gradients of all
+    /// uses of all tensors would be held.
+    pub fn of(&self, x: &Tensor<1>, dtype: DType, input: Option<&Tensor<3>>) -> Tensor<1> {
         if !x.is_autodiff() {
             return cast(x.clone(), dtype);
         }
         let kernel = Use { sum: Arc::clone(&self.0), dtype };
-        match (flex_dtype(x), x.dtype()) {
-            (Some(_), DType::F32 | DType::BF16) => run::<Flex, _, 1, 1>(kernel, [x.clone().into()]),
+        match (flex_dtype(x), x.dtype(), input) {
+            (Some(_), DType::F32 | DType::BF16, None) => run::<Flex, _, 1, 1>(kernel, [x.clone().into()]),
+            (Some(_), DType::F32 | DType::BF16, Some(input)) => {
+                run::<Flex, _, 2, 1>(kernel, [x.clone().into(), input.clone().into()])
+            }
             #[cfg(feature = "cube")]
-            (None, DType::BF16) if super::cube::is_cube(x) => {
+            (None, DType::BF16, _) if super::cube::is_cube(x) => {
                 run::<burn_cubecl::CubeBackend, _, 1, 1>(kernel, [x.clone().into()])
             }
             _ => cast(x.clone(), dtype),
@@ -66,18 +73,19 @@ impl Use {
     }
 }
 
-impl Kernel<Flex, 1> for Use {
+/// Inputs are the tensor, and one that decides when the gradient is added.
+impl<const N: usize> Kernel<Flex, N> for Use {
     type Saved = ();
 
-    fn forward(&self, [x]: [FlexTensor; 1]) -> (FlexTensor, ()) {
-        (super::cast::in_dtype(&x, self.dtype), ())
+    fn forward(&self, inputs: [FlexTensor; N]) -> (FlexTensor, ()) {
+        (super::cast::in_dtype(&inputs[0], self.dtype), ())
     }
 
-    fn backward(&self, (): (), grad: FlexTensor, _: [bool; 1]) -> [Option<FlexTensor>; 1] {
+    fn backward(&self, (): (), grad: FlexTensor, _: [bool; N]) -> [Option<FlexTensor>; N] {
         // Moved where it is f32: a second reference would make `owned` copy it.
         let grad = if grad.dtype() == DType::F32 { grad } else { super::cast::in_dtype(&grad, DType::F32) };
         self.add(Tensor::from_primitive::<Flex>(owned(grad)));
-        [None]
+        [const { None }; N]
     }
 }
 
@@ -117,7 +125,7 @@ mod tests {
                     .backward()
             };
             let shared = SharedGradient::default();
-            let grads = uses(&|| shared.of(&x, DType::F32));
+            let grads = uses(&|| shared.of(&x, DType::F32, None));
             let sum = shared.take().or_else(|| x.grad(&grads)).unwrap();
             assert_close("x", sum, x.grad(&uses(&|| x.clone())).unwrap(), 1e-6);
         }
@@ -131,12 +139,49 @@ mod tests {
             let shared = SharedGradient::default();
             // A thousand and one are not a number of bf16.
             let terms = [(DType::F32, 1000.0), (DType::F32, 1.0), (DType::BF16, 1.0)];
-            let uses = terms.map(|(dtype, factor)| cast(shared.of(&x, dtype) * factor, DType::F32).sum());
+            let uses =
+                terms.map(|(dtype, factor)| cast(shared.of(&x, dtype, None) * factor, DType::F32).sum());
             let [a, b, c] = uses;
             let _ = (a + b + c).backward();
             let sum = shared.take().expect("three uses");
             assert_eq!(sum.dtype(), DType::F32);
             assert_close("x", sum, Tensor::full([15], 1002.0, device), 0.0);
         }
+    }
+
+    /// The identity, whose backward pass notes whether a sum has a gradient.
+    #[derive(Debug, Clone)]
+    struct Note(Sum, Arc<Mutex<Option<bool>>>);
+
+    impl Kernel<Flex, 1> for Note {
+        type Saved = ();
+
+        fn forward(&self, [x]: [FlexTensor; 1]) -> (FlexTensor, ()) {
+            (x, ())
+        }
+
+        fn backward(&self, (): (), grad: FlexTensor, _: [bool; 1]) -> [Option<FlexTensor>; 1] {
+            *self.1.lock().unwrap() = Some(self.0.lock().unwrap().is_some());
+            [Some(grad)]
+        }
+    }
+
+    #[test]
+    fn a_gradient_is_added_before_the_backward_pass_comes_to_the_input() {
+        let device = burn_tensor::Device::flex();
+        let noted = |is_told: bool| {
+            let x = leaves(&device, &[[2, 3, 4]], 1).remove(0);
+            let weight = leaves(&device, &[[24]], 2).remove(0);
+            let (shared, noted) = (SharedGradient::default(), Arc::default());
+            let below = gelu(x);
+            let input: Tensor<3> =
+                run::<Flex, _, 1, 3>(Note(Arc::clone(&shared.0), Arc::clone(&noted)), [below.into()]);
+            let weight = shared.of(&weight, DType::F32, is_told.then_some(&input));
+            let _ = (input * weight.reshape([2, 3, 4])).sum().backward();
+            assert!(shared.take().is_some());
+            let noted = *noted.lock().unwrap();
+            noted
+        };
+        assert_eq!([noted(true), noted(false)], [Some(true), Some(false)]);
     }
 }
