@@ -111,3 +111,43 @@ fn ranks_without_an_engine_are_refused() {
     let stderr = fails(&run(&[("RANK", "2"), ("WORLD_SIZE", "2")]), 2);
     assert!(stderr.contains("counted from 0"), "{stderr}");
 }
+
+/// Memory of graphs that are kept, by what four more blocks take.
+#[test]
+fn graphs_of_transformer_blocks_are_planned() {
+    let bytes = |depth: usize, variant: &[&str]| {
+        let depth = format!("model.depth={depth}");
+        let sets = [&["run.workers=1", "run.keep=100", &depth], variant].concat();
+        let args = [
+            "bench",
+            "shard",
+            "--recipe",
+            "dinov2_cifar",
+            "--batch",
+            "32",
+            "--as-set",
+            "--repeats",
+            "1",
+            "--json",
+        ];
+        let output = program().args(args).args(sets.iter().flat_map(|set| ["--set", set])).output().unwrap();
+        ok(&output);
+        let text = String::from_utf8(output.stdout).unwrap();
+        let row: serde_json::Value = serde_json::from_str(text.lines().last().unwrap()).unwrap();
+        ["peak_bytes", "planned_peak_bytes"].map(|key| row["modes"][0][key].as_f64().unwrap())
+    };
+    let variants: [&[&str]; 4] = [
+        &[],
+        &["model.layer_scale=0.1"],
+        &["model.positions='rope'", "model.registers=4", "model.mlp='swiglu'"],
+        &[
+            "model.layer_scale=0.1",
+            "optim.precision={compute='bf16',memory='bf16',gather='bf16',reduce='bf16'}",
+        ],
+    ];
+    for variant in variants {
+        let [small, large] = [2, 6].map(|depth| bytes(depth, variant));
+        let [peak, planned] = [0, 1].map(|at| large[at] - small[at]);
+        assert!((peak - planned).abs() < 0.06 * planned, "{variant:?}: {peak} bytes, planned {planned}");
+    }
+}

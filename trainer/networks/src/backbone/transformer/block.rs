@@ -240,7 +240,8 @@ impl Unit for Block {
 
     /// Counts a graph that holds per token, in f32, the normalized inputs of both norms; and in the type of products, beside the
     /// attention weights, the outputs of both norms, queries, keys and values, outputs of attention and branches, and the hidden layer: before its GELU,
-    /// or with gates both halves before, and their product. Measured with `ocelli bench shard` on CPUs; GPUs keep the GELU too.
+    /// or with gates both halves before, and their product; with LayerScale also what it scales, of all sequences. Measured with
+    /// `ocelli bench shard` on CPUs; GPUs keep the GELU too.
     fn cost(&self, groups: &[GroupShape]) -> (Cost, Vec<GroupShape>) {
         let (width, hidden) = (self.width as f64, self.hidden as f64);
         let products = (1 + self.mlp.n_products()) as f64;
@@ -260,9 +261,10 @@ impl Unit for Block {
             let copies = if computed < 1.0 { n_branches * computed * width } else { 0.0 };
             let of_branches =
                 attends * (4.0 * width + self.heads as f64 * n) + has_mlp * (width + hidden_kept);
+            let scaled = if self.layer_scale.is_some() { n_branches * width } else { 0.0 };
             let graph = Elements {
                 wide: rows * n_branches * width,
-                products: rows * (n_branches * width + copies + computed * of_branches),
+                products: rows * (n_branches * width + scaled + copies + computed * of_branches),
                 ..Elements::default()
             };
             let flops = computed * flops;
