@@ -1,5 +1,6 @@
 //! Steps over two nodes whose cable has a bandwidth, a delay and a loss, beside the estimates of `ocelli plan`. Times are compared only if
-//! `RUN_NETWORK_TRIAL=1` is set, because they say nothing on a machine that does other work; needs root, `tc` and Python.
+//! `RUN_NETWORK_TRIAL=1` is set, because they say nothing on a machine that does other work, nor in a debug build; needs root, `tc` and
+//! Python.
 
 use std::io::Write;
 use std::process::Output;
@@ -112,8 +113,8 @@ fn steps_take_as_long_as_planned() {
             ratios.push(ratio);
         }
     }
-    assert!(ratios.iter().all(|ratio| (1.0 / 1.4..1.4).contains(ratio)), "{ratios:?}");
-    assert!(5 * n_near >= 4 * ratios.len(), "{n_near} of {} within 20 %: {ratios:?}", ratios.len());
+    assert!(ratios.iter().all(|ratio| (1.0 / 1.3..1.3).contains(ratio)), "{ratios:?}");
+    assert!(10 * n_near >= 9 * ratios.len(), "{n_near} of {} within 20 %: {ratios:?}", ratios.len());
 }
 
 /// A cable that becomes slow, and one that stalls for five seconds, delay a run and change none of its losses.

@@ -83,6 +83,8 @@ fn what_cannot_fit_is_refused_with_what_would() {
     for bad in [&["--preset", "vit-x"][..], &["--ranks", "0"], &["--tflops", "0"], &["--group", "0"]] {
         fails(&plan(bad), 2);
     }
+    let stderr = fails(&plan(&["--node-short-us=-1"]), 2);
+    assert!(stderr.contains("--node-short-us is -1 and must not be negative"), "{stderr}");
 }
 
 #[test]

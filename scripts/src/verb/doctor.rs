@@ -257,8 +257,9 @@ fn fabric(
 }
 
 /// Returns the flags of `ocelli plan` for this fabric. `both_s` are the seconds of a gather and an exchange together, for each of
-/// `timed_bytes`. The bandwidth is the difference in bytes of the two longest buffers over the difference of their times; the latency is
-/// the rest of the time of the middle one, which is as long as the weights of a unit of a small network.
+/// `timed_bytes`. The bandwidth is the difference in bytes of the two longest buffers over the difference of their times; the latency
+/// of long messages is the rest of the time of the middle one, which is as long as the weights of a unit of a small network; that of
+/// short messages is the rest of the time of the shortest one.
 fn plan_flags(launch: &Launch, timed_bytes: [usize; 3], both_s: &[f64]) -> String {
     let n_local = launch.n_local.unwrap_or(1).clamp(1, launch.world_size);
     let is_one_node = n_local == launch.world_size;
@@ -267,17 +268,18 @@ fn plan_flags(launch: &Launch, timed_bytes: [usize; 3], both_s: &[f64]) -> Strin
     let in_exchange = if is_one_node { n_local - 1 } else { n_local * (launch.world_size - n_local) };
     let n_parts = in_exchange + launch.world_size - 1;
     let moved = |bytes: usize| bytes as f64 * n_parts as f64 / launch.world_size as f64;
-    let [_, middle, longest] = timed_bytes.map(moved);
+    let [shortest, middle, longest] = timed_bytes.map(moved);
     let bytes_per_s = (longest - middle) / (both_s[2] - both_s[1]).max(1e-9);
     // As a plan counts them: the ranks or nodes that a gather passes, and one message of the exchange.
     let n = if is_one_node { launch.world_size } else { launch.world_size.div_ceil(n_local) };
     let n_latencies = (n - 1).min((n as f64).log2().ceil() as usize) + 1;
-    let latency_s = (both_s[1] - middle / bytes_per_s).max(0.0) / n_latencies as f64;
+    let rest_us =
+        |seconds: f64, moved: f64| 1e6 * (seconds - moved / bytes_per_s).max(0.0) / n_latencies as f64;
+    let [short_us, long_us] = [rest_us(both_s[0], shortest), rest_us(both_s[1], middle)];
     let place = if is_one_node { "local" } else { "node" };
     format!(
-        "--ranks-per-node {n_local} --{place}-gb-s {:.4} --{place}-us {:.0}",
+        "--ranks-per-node {n_local} --{place}-gb-s {:.4} --{place}-us {long_us:.0} --{place}-short-us {short_us:.0}",
         bytes_per_s / 1e9,
-        latency_s * 1e6
     )
 }
 
@@ -296,4 +298,22 @@ fn time(engine: &mut dyn Engine, device: &Device, bytes: usize) -> Result<[f64; 
     gathers.sort_by(f64::total_cmp);
     exchanges.sort_by(f64::total_cmp);
     Ok([gathers[gathers.len() / 2], exchanges[exchanges.len() / 2]])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Two nodes of two ranks, whose links carry 1 GB/s: all parts but one pass a link in a gather, and four of them in an exchange, each after
+    /// one message.
+    #[test]
+    fn the_flags_of_a_plan_are_those_of_the_links() {
+        let launch = Launch { world_size: 4, n_local: Some(2), ..Launch::ALONE };
+        let timed_bytes = [SHORTEST_BYTES, MIDDLE_BYTES, 16 << 20];
+        let seconds = |bytes: usize, latency_s: f64| 2.0 * latency_s + bytes as f64 * (3.0 + 4.0) / 4.0 / 1e9;
+        let both_s =
+            [seconds(timed_bytes[0], 0.001), seconds(timed_bytes[1], 0.003), seconds(timed_bytes[2], 0.003)];
+        let expected = "--ranks-per-node 2 --node-gb-s 1.0000 --node-us 3000 --node-short-us 1000";
+        assert_eq!(plan_flags(&launch, timed_bytes, &both_s), expected);
+    }
 }

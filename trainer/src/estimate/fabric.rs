@@ -11,10 +11,30 @@ pub struct Fabric {
     pub local_bytes_per_s: f64,
     /// Bytes per second between nodes, for each node.
     pub node_bytes_per_s: f64,
-    /// Latency of a message within a node, in seconds.
-    pub local_latency_s: f64,
-    /// Latency of a message between nodes, in seconds.
-    pub node_latency_s: f64,
+    /// Latency of messages within a node.
+    pub local_latency: Latency,
+    /// Latency of messages between nodes.
+    pub node_latency: Latency,
+}
+
+/// Time that a message takes beside that of its bytes. A library sends a short one at once, and a long one when the receiver has
+/// agreed to it.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Latency {
+    /// Seconds of a message of at most [`SHORT_MESSAGE_BYTES`].
+    pub short_s: f64,
+    /// Seconds of a longer message.
+    pub long_s: f64,
+}
+
+/// Largest number of bytes that is sent without an agreement: that of Open MPI over TCP (`btl_tcp_eager_limit`).
+pub const SHORT_MESSAGE_BYTES: f64 = 65_536.0;
+
+impl Latency {
+    /// Returns the seconds of a message of `bytes`.
+    fn of_message_s(self, bytes: f64) -> f64 {
+        if bytes <= SHORT_MESSAGE_BYTES { self.short_s } else { self.long_s }
+    }
 }
 
 /// Ranks of a collective, as they lie on nodes.
@@ -69,7 +89,8 @@ impl Members {
             _ => moved * self.n_groups_on_node as f64 / fabric.node_bytes_per_s,
         };
         // A ring passes every rank, a tree has the logarithm of their number: libraries take what is faster.
-        let [local, node] = [fabric.local_latency_s, fabric.node_latency_s];
+        let [local, node] =
+            [fabric.local_latency, fabric.node_latency].map(|latency| latency.of_message_s(bytes / size));
         let ring = (self.size - self.n_nodes()) as f64 * local + (n_nodes - 1.0) * node;
         let levels = |n: usize| (n as f64).log2().ceil();
         let tree = levels(self.per_node) * local + levels(self.n_nodes()) * node;
@@ -86,7 +107,8 @@ impl Members {
         let local_s = (self.per_node - 1) as f64 * part / fabric.local_bytes_per_s;
         let n_remote = (self.size - self.per_node) * self.per_node * self.n_groups_on_node;
         let node_s = n_remote as f64 * part / fabric.node_bytes_per_s;
-        local_s.max(node_s) + self.latency_s(fabric)
+        let latency = if self.n_nodes() > 1 { fabric.node_latency } else { fabric.local_latency };
+        local_s.max(node_s) + latency.of_message_s(part)
     }
 
     /// Returns the seconds of a sum of `bytes` that all ranks get: an exchange and a gather.
@@ -97,11 +119,6 @@ impl Members {
     /// Returns the seconds of a sum of a few numbers.
     pub(super) fn small_sum_s(self, fabric: &Fabric) -> f64 {
         self.sum_s(0.0, fabric)
-    }
-
-    /// Returns the latency of a message to the farthest rank.
-    fn latency_s(self, fabric: &Fabric) -> f64 {
-        if self.n_nodes() > 1 { fabric.node_latency_s } else { fabric.local_latency_s }
     }
 }
 
@@ -116,8 +133,8 @@ mod tests {
             ranks_per_node: 8,
             local_bytes_per_s: 100e9,
             node_bytes_per_s: 10e9,
-            local_latency_s: 0.0,
-            node_latency_s: 0.0,
+            local_latency: Latency::default(),
+            node_latency: Latency::default(),
         };
         let placement = Placement::of_ranks(16);
         let all = Members::new(16, 1, &placement, &fabric);
@@ -134,5 +151,23 @@ mod tests {
         // In shard groups of eight: four neighbors on each of two nodes, two such groups to a node.
         let peers = Members::of_runs([4, 2], 8, &placement, &fabric);
         assert_eq!((peers.n_nodes(), peers.n_groups_on_node), (2, 2));
+    }
+
+    /// Two ranks on two nodes: a gather is one message, a sum two of them.
+    #[test]
+    fn long_messages_have_another_latency() {
+        let fabric = Fabric {
+            ranks_per_node: 1,
+            local_bytes_per_s: 1e12,
+            node_bytes_per_s: 1e12,
+            local_latency: Latency::default(),
+            node_latency: Latency { short_s: 1.0, long_s: 3.0 },
+        };
+        let both = Members::new(2, 1, &Placement::of_ranks(2), &fabric);
+        let seconds =
+            |bytes: f64| [both.gather_s(bytes, &fabric), both.sum_s(bytes, &fabric)].map(f64::round);
+        assert_eq!(seconds(2.0 * SHORT_MESSAGE_BYTES), [1.0, 2.0]);
+        assert_eq!(seconds(2.0 * SHORT_MESSAGE_BYTES + 8.0), [3.0, 6.0]);
+        assert_eq!(both.small_sum_s(&fabric), 2.0);
     }
 }

@@ -326,7 +326,7 @@ impl Timeline {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::estimate::preset;
+    use crate::estimate::{Latency, preset};
 
     fn placement(world_size: usize, group_size: usize, keep: usize) -> Placement {
         Placement {
@@ -350,8 +350,8 @@ mod tests {
             ranks_per_node,
             local_bytes_per_s: gb_s * 1e9,
             node_bytes_per_s: gb_s * 1e9,
-            local_latency_s: latency_s,
-            node_latency_s: latency_s,
+            local_latency: Latency { short_s: latency_s, long_s: latency_s },
+            node_latency: Latency { short_s: latency_s, long_s: latency_s },
         }
     }
 

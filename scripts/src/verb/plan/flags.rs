@@ -64,9 +64,15 @@ pub(crate) struct Args {
     /// Latency of a message within a node, in microseconds.
     #[arg(long, default_value_t = 1.5)]
     pub(super) local_us: f64,
+    /// Latency of a message of at most 64 KiB within a node, in microseconds [default: that of --local-us].
+    #[arg(long)]
+    pub(super) local_short_us: Option<f64>,
     /// Latency of a message between nodes, in microseconds.
     #[arg(long, default_value_t = 6.0)]
     pub(super) node_us: f64,
+    /// Latency of a message of at most 64 KiB between nodes, in microseconds [default: that of --node-us].
+    #[arg(long)]
+    pub(super) node_short_us: Option<f64>,
     /// Mean time to a failure of one node, in hours. 1,024 GPUs in Kokolis et al. 2024 fail every 7.9 hours.
     #[arg(long, default_value_t = 1011.0)]
     pub(super) node_mttf_h: f64,
@@ -102,6 +108,17 @@ pub(super) fn check(args: &Args) -> anyhow::Result<()> {
     ];
     if let Some((flag, value)) = positive.iter().find(|(_, value)| !(*value > 0.0 && value.is_finite())) {
         bail!("{flag} is {value} and must be positive");
+    }
+    let not_negative = [
+        ("--local-us", args.local_us),
+        ("--local-short-us", args.local_short_us.unwrap_or_default()),
+        ("--node-us", args.node_us),
+        ("--node-short-us", args.node_short_us.unwrap_or_default()),
+        ("--restart-s", args.restart_s),
+    ];
+    if let Some((flag, value)) = not_negative.iter().find(|(_, value)| !(*value >= 0.0 && value.is_finite()))
+    {
+        bail!("{flag} is {value} and must not be negative");
     }
     if args.ranks.contains(&0)
         || args.ranks_per_node == Some(0)

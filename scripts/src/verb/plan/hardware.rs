@@ -5,7 +5,7 @@ use kernels::device::Opened;
 use trainer::Recipe;
 use trainer::bench::step::matrix_peak;
 use trainer::estimate::{
-    EFFICIENCY, Fabric, GPUS, Gpu, ModelCost, Placement, StepTime, step_flops, step_time,
+    EFFICIENCY, Fabric, GPUS, Gpu, Latency, ModelCost, Placement, StepTime, step_flops, step_time,
 };
 use trainer::step::precision::{Arithmetic, Precision};
 
@@ -88,8 +88,8 @@ impl Hardware {
                 ranks_per_node,
                 local_bytes_per_s: link_gb_s * GB,
                 node_bytes_per_s: args.node_gb_s * GB,
-                local_latency_s: args.local_us * 1e-6,
-                node_latency_s: args.node_us * 1e-6,
+                local_latency: latency(args.local_us, args.local_short_us),
+                node_latency: latency(args.node_us, args.node_short_us),
             },
         })
     }
@@ -125,6 +125,11 @@ impl Hardware {
         };
         step_time(model, placement, &self.fabric, compute_s)
     }
+}
+
+/// Returns the latency whose long and short messages take these microseconds; short ones as long ones, if none are given.
+fn latency(long_us: f64, short_us: Option<f64>) -> Latency {
+    Latency { short_s: short_us.unwrap_or(long_us) * 1e-6, long_s: long_us * 1e-6 }
 }
 
 #[cfg(test)]

@@ -179,8 +179,7 @@ mod tests {
             let weight = shared.of(&weight, DType::F32, is_told.then_some(&input));
             let _ = (input * weight.reshape([2, 3, 4])).sum().backward();
             assert!(shared.take().is_some());
-            let noted = *noted.lock().unwrap();
-            noted
+            *noted.lock().unwrap()
         };
         assert_eq!([noted(true), noted(false)], [Some(true), Some(false)]);
     }
