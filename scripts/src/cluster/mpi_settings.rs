@@ -7,7 +7,7 @@ const CONNECTIONS: &str = "OMPI_MCA_btl_tcp_links";
 ///
 /// A rank sends a long message only after the receiver has agreed to it. Over one connection, the agreement for one direction waits behind
 /// the message of the other, and both directions together reach half of a cable's bandwidth. `pages/ranks.md` has measurements: two
-/// connections take about half the time on cables of up to 2 Gbit/s, and slightly longer where the processors limit the rate. Other
+/// connections take about half the time on cables of up to 2 Gbit/s, and up to a third longer where the processors limit the rate. Other
 /// fabrics and libraries ignore the variable.
 pub(crate) fn open_two_connections() {
     if std::env::var_os(CONNECTIONS).is_none() {

@@ -276,6 +276,7 @@ fn plan_flags(launch: &Launch, timed_bytes: [usize; 3], both_s: &[f64]) -> Strin
     let rest_us =
         |seconds: f64, moved: f64| 1e6 * (seconds - moved / bytes_per_s).max(0.0) / n_latencies as f64;
     let [short_us, long_us] = [rest_us(both_s[0], shortest), rest_us(both_s[1], middle)];
+    let long_us = long_us.max(short_us);
     let place = if is_one_node { "local" } else { "node" };
     format!(
         "--ranks-per-node {n_local} --{place}-gb-s {:.4} --{place}-us {long_us:.0} --{place}-short-us {short_us:.0}",

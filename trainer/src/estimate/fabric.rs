@@ -21,19 +21,19 @@ pub struct Fabric {
 /// agreed to it.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Latency {
-    /// Seconds of a message of at most [`SHORT_MESSAGE_BYTES`].
+    /// Seconds of a message of less than [`LONG_MESSAGE_BYTES`].
     pub short_s: f64,
     /// Seconds of a longer message.
     pub long_s: f64,
 }
 
-/// Largest number of bytes that is sent without an agreement: that of Open MPI over TCP (`btl_tcp_eager_limit`).
-pub const SHORT_MESSAGE_BYTES: f64 = 65_536.0;
+/// Bytes from which on a message waits for an agreement: those of Open MPI over TCP (`btl_tcp_eager_limit`, which includes a header).
+pub const LONG_MESSAGE_BYTES: f64 = 65_536.0;
 
 impl Latency {
-    /// Returns the seconds of a message of `bytes`.
+    /// Returns the latency of a message of `bytes`, in seconds.
     fn of_message_s(self, bytes: f64) -> f64 {
-        if bytes <= SHORT_MESSAGE_BYTES { self.short_s } else { self.long_s }
+        if bytes < LONG_MESSAGE_BYTES { self.short_s } else { self.long_s }
     }
 }
 
@@ -166,8 +166,8 @@ mod tests {
         let both = Members::new(2, 1, &Placement::of_ranks(2), &fabric);
         let seconds =
             |bytes: f64| [both.gather_s(bytes, &fabric), both.sum_s(bytes, &fabric)].map(f64::round);
-        assert_eq!(seconds(2.0 * SHORT_MESSAGE_BYTES), [1.0, 2.0]);
-        assert_eq!(seconds(2.0 * SHORT_MESSAGE_BYTES + 8.0), [3.0, 6.0]);
+        assert_eq!(seconds(2.0 * LONG_MESSAGE_BYTES - 8.0), [1.0, 2.0]);
+        assert_eq!(seconds(2.0 * LONG_MESSAGE_BYTES), [3.0, 6.0]);
         assert_eq!(both.small_sum_s(&fabric), 2.0);
     }
 }

@@ -25,7 +25,7 @@ mod simulate;
 mod time;
 mod traffic;
 
-pub use fabric::{Fabric, Latency, SHORT_MESSAGE_BYTES};
+pub use fabric::{Fabric, LONG_MESSAGE_BYTES, Latency};
 pub use failure::{Goodput, goodput};
 pub use gpu::{EFFICIENCY, GPUS, Gpu};
 pub use memory::{Memory, memory};

@@ -61,16 +61,16 @@ pub(crate) struct Args {
     /// Bandwidth between nodes, per node, in GB/s.
     #[arg(long, default_value_t = 336.0)]
     pub(super) node_gb_s: f64,
-    /// Latency of a message within a node, in microseconds.
+    /// Latency of a message of 64 KiB or more within a node, in microseconds.
     #[arg(long, default_value_t = 1.5)]
     pub(super) local_us: f64,
-    /// Latency of a message of at most 64 KiB within a node, in microseconds [default: that of --local-us].
+    /// Latency of a shorter message within a node, in microseconds [default: that of --local-us].
     #[arg(long)]
     pub(super) local_short_us: Option<f64>,
-    /// Latency of a message between nodes, in microseconds.
+    /// Latency of a message of 64 KiB or more between nodes, in microseconds.
     #[arg(long, default_value_t = 6.0)]
     pub(super) node_us: f64,
-    /// Latency of a message of at most 64 KiB between nodes, in microseconds [default: that of --node-us].
+    /// Latency of a shorter message between nodes, in microseconds [default: that of --node-us].
     #[arg(long)]
     pub(super) node_short_us: Option<f64>,
     /// Mean time to a failure of one node, in hours. 1,024 GPUs in Kokolis et al. 2024 fail every 7.9 hours.

@@ -127,7 +127,7 @@ impl Hardware {
     }
 }
 
-/// Returns the latency whose long and short messages take these microseconds; short ones as long ones, if none are given.
+/// Makes a latency from microseconds; that of short messages is that of long ones, if none is given.
 fn latency(long_us: f64, short_us: Option<f64>) -> Latency {
     Latency { short_s: short_us.unwrap_or(long_us) * 1e-6, long_s: long_us * 1e-6 }
 }

@@ -81,7 +81,10 @@ impl<const N: usize> Kernel<Flex, N> for Use {
         (super::cast::in_dtype(&inputs[0], self.dtype), ())
     }
 
-    fn backward(&self, (): (), grad: FlexTensor, _: [bool; N]) -> [Option<FlexTensor>; N] {
+    fn backward(&self, (): (), grad: FlexTensor, wanted: [bool; N]) -> [Option<FlexTensor>; N] {
+        if !wanted[0] {
+            return [const { None }; N];
+        }
         // Moved where it is f32: a second reference would make `owned` copy it.
         let grad = if grad.dtype() == DType::F32 { grad } else { super::cast::in_dtype(&grad, DType::F32) };
         self.add(Tensor::from_primitive::<Flex>(owned(grad)));

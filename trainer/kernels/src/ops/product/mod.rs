@@ -40,6 +40,9 @@ const MAX_RUN: usize = 4096;
 /// Rows whose panels are packed at once, at most.
 const CHUNK_ROWS: usize = 256;
 
+/// Bytes of the panels of columns that are packed at once, at most, unless one panel is larger.
+const PANEL_BYTES: usize = 4 << 20;
+
 /// Multiplications below which a product is computed by the calling thread alone.
 const SMALL: usize = 1 << 20;
 
@@ -200,38 +203,75 @@ impl Sums<'_> {
         let mut columns = COLUMN_PANELS.take();
         for first in (0..k.max(1)).step_by(DEPTH) {
             let start = if first == 0 { self.start } else { Start::Output };
-            let block = Block { sums: Sums { start, ..self }, depth: first..k.min(first + DEPTH) };
-            block.pack_columns(b, &mut columns, n_threads);
-            let chunk = |(i, out): (usize, &mut [O])| {
-                let rows = i * chunk_rows..m.min((i + 1) * chunk_rows);
-                block.chunk(a, rows, &columns, out, out_stride);
-            };
-            match n_threads {
-                1 => out.chunks_mut(chunk_rows * out_stride).enumerate().for_each(chunk),
-                _ => out.par_chunks_mut(chunk_rows * out_stride).enumerate().for_each(chunk),
+            for block in Block::of_columns(Sums { start, ..self }, first..k.min(first + DEPTH)) {
+                block.pack_columns(b, &mut columns, n_threads);
+                let chunk = |(i, out): (usize, &mut [O])| {
+                    let rows = i * chunk_rows..m.min((i + 1) * chunk_rows);
+                    block.chunk(a, rows, &columns, out, out_stride);
+                };
+                match n_threads {
+                    1 => out.chunks_mut(chunk_rows * out_stride).enumerate().for_each(chunk),
+                    _ => out.par_chunks_mut(chunk_rows * out_stride).enumerate().for_each(chunk),
+                }
             }
         }
         COLUMN_PANELS.set(columns);
     }
+
+    /// Writes the tile whose first row is the first of `rows` and whose columns are these.
+    fn finish_tile<O: Number>(
+        &self,
+        tile: &Tile,
+        rows: Range<usize>,
+        columns: Range<usize>,
+        out: &mut [O],
+        out_stride: usize,
+    ) {
+        let start = match self.start {
+            Start::Row(start) => Start::Row(&start[columns.clone()]),
+            start => start,
+        };
+        for (row, sums) in rows.zip(tile) {
+            let out = &mut out[row * out_stride..][columns.clone()];
+            finish(&sums.as_flattened()[..columns.len()], self.scale, start, out);
+        }
+    }
 }
 
-/// A block of k.
+/// A block of k and of columns.
 struct Block<'a> {
     sums: Sums<'a>,
     depth: Range<usize>,
+    columns: Range<usize>,
 }
 
-impl Block<'_> {
-    fn n_pairs(&self) -> usize {
-        self.depth.len().div_ceil(2).max(1)
+impl<'a> Block<'a> {
+    /// Returns the blocks of all columns, each of as many panels as are packed at once.
+    fn of_columns(sums: Sums<'a>, depth: Range<usize>) -> impl Iterator<Item = Self> {
+        let [_, _, n] = sums.mkn;
+        let panel_bytes = n_pairs(&depth) * VECTORS * size_of::<Lanes>();
+        let n_columns = (PANEL_BYTES / panel_bytes).max(1) * COLUMNS;
+        let block =
+            move |first| Self { sums, depth: depth.clone(), columns: first..n.min(first + n_columns) };
+        (0..n).step_by(n_columns).map(block)
     }
 
-    /// Packs the panels of all columns of `b`, each with the vectors of a tile.
+    fn n_pairs(&self) -> usize {
+        n_pairs(&self.depth)
+    }
+
+    /// Returns the columns of each panel.
+    fn panels(&self) -> impl Iterator<Item = Range<usize>> {
+        let end = self.columns.end;
+        self.columns.clone().step_by(COLUMNS).map(move |first| first..end.min(first + COLUMNS))
+    }
+
+    /// Packs the panels of the block's columns of `b`, each with the vectors of a tile.
     fn pack_columns<B: Number>(&self, b: Mat<'_, B>, columns: &mut Vec<Lanes>, n_threads: usize) {
-        let [_, _, n] = self.sums.mkn;
-        columns.resize(n.div_ceil(N_LANES) * self.n_pairs(), Lanes::default());
+        let Range { start, end } = self.columns;
+        columns.resize((end - start).div_ceil(N_LANES) * self.n_pairs(), Lanes::default());
         let panel = |(i, panel): (usize, &mut [Lanes])| {
-            let lines = i * COLUMNS..n.min((i + 1) * COLUMNS);
+            let lines = start + i * COLUMNS..end.min(start + (i + 1) * COLUMNS);
             pack_columns(b.t(), lines, self.depth.clone(), panel);
         };
         match n_threads {
@@ -240,7 +280,7 @@ impl Block<'_> {
         }
     }
 
-    /// Computes `rows` of the product, given the panels of all columns.
+    /// Computes `rows` of the block's columns, given their panels.
     fn chunk<A: Number, O: Number>(
         &self,
         a: Mat<'_, A>,
@@ -249,27 +289,25 @@ impl Block<'_> {
         out: &mut [O],
         out_stride: usize,
     ) {
-        let (n_pairs, [_, _, n]) = (self.n_pairs(), self.sums.mkn);
+        let n_pairs = self.n_pairs();
         let mut panels = ROW_PANELS.take();
         panels.resize(rows.len().div_ceil(ROWS) * n_pairs, [0; ROWS]);
         pack_rows(a, rows.clone(), self.depth.clone(), &mut panels, n_pairs);
         let mut tile = Tile::default();
-        for (columns, first) in columns.chunks(VECTORS * n_pairs).zip((0..n).step_by(COLUMNS)) {
-            let width = COLUMNS.min(n - first);
-            let start = match self.sums.start {
-                Start::Row(start) => Start::Row(&start[first..first + width]),
-                start => start,
-            };
+        for (columns, of_panel) in columns.chunks(VECTORS * n_pairs).zip(self.panels()) {
             for (t, panel) in panels.chunks_exact(n_pairs).enumerate() {
                 multiply(panel, columns, columns.len() / n_pairs, &mut tile);
-                for (r, sums) in (t * ROWS..rows.len()).zip(&tile) {
-                    let out = &mut out[r * out_stride + first..][..width];
-                    finish(&sums.as_flattened()[..width], self.sums.scale, start, out);
-                }
+                let rows = t * ROWS..rows.len();
+                self.sums.finish_tile(&tile, rows, of_panel.clone(), out, out_stride);
             }
         }
         ROW_PANELS.set(panels);
     }
+}
+
+/// Returns the number of pairs of a depth, of which there is one at least.
+fn n_pairs(depth: &Range<usize>) -> usize {
+    depth.len().div_ceil(2).max(1)
 }
 
 /// `out = scale · sums + start`.
@@ -379,5 +417,23 @@ mod tests {
             pool.install(compute)
         };
         assert!(on(1) == on(3));
+    }
+
+    /// Columns beyond those that are packed at once have the bits of a product of their own.
+    #[test]
+    fn bits_do_not_depend_on_blocks_of_columns() {
+        for k in [DEPTH + 2, MAX_RUN] {
+            let (m, n) = (5, PANEL_BYTES / (2 * DEPTH) + 3);
+            let (a, b) = (numbers::<bf16>(m * k, 0.7), numbers::<bf16>(k * n, 0.3));
+            for left in [Mat::rows(&a, k), Mat::rows(&a, m).t()] {
+                let whole = product::<_, _, f32>([m, k, n], left, Mat::rows(&b, n), None);
+                let first = n - 3;
+                let of_last = Mat { data: &b[first..], row_stride: n, col_stride: 1 };
+                let last = product::<_, _, f32>([m, k, 3], left, of_last, None);
+                for (whole, last) in whole.chunks(n).zip(last.chunks(3)) {
+                    assert_eq!(&whole[first..], last);
+                }
+            }
+        }
     }
 }

@@ -9,8 +9,8 @@
 use half::bf16;
 use rayon::prelude::*;
 
-use super::tile::{COLUMNS, ROWS, Runs, Tile, VECTORS, multiply_runs};
-use super::{Block, CHUNK_ROWS, COLUMN_PANELS, Mat, SMALL, Start, Sums, finish};
+use super::tile::{ROWS, Runs, Tile, VECTORS, multiply_runs};
+use super::{Block, CHUNK_ROWS, COLUMN_PANELS, Mat, SMALL, Start, Sums};
 use crate::ops::number::Number;
 
 /// Sizes of a product of runs.
@@ -49,38 +49,32 @@ pub(in crate::ops) fn product_of_runs<'a, B: Number, O: Number>(
     let k = n_runs * len;
     let sums = Sums { mkn: [m, k, n], scale: 1.0, start };
     sums.note(Mat { data: missing, row_stride: k, col_stride: 1 }, b);
-    let block = Block { sums, depth: 0..k };
     let n_threads = if m * k * n < SMALL { 1 } else { rayon::current_num_threads() };
-    let mut columns = COLUMN_PANELS.take();
-    block.pack_columns(b, &mut columns, n_threads);
     let chunk_rows = CHUNK_ROWS.min(m.div_ceil(n_threads)).next_multiple_of(ROWS);
-    let chunk = |(i, out): (usize, &mut [O])| {
-        let rows = i * chunk_rows..m.min((i + 1) * chunk_rows);
-        // By tile and run; rows beyond the last are computed and not used.
-        let mut runs: Vec<Runs<'a>> = vec![[missing; ROWS]; rows.len().div_ceil(ROWS) * n_runs];
-        for (r, row) in rows.clone().enumerate() {
-            fill(row, &mut |number, run| runs[r / ROWS * n_runs + number][r % ROWS] = &run[..len]);
-        }
-        let mut tile = Tile::default();
-        for (columns, first) in columns.chunks(VECTORS * block.n_pairs()).zip((0..n).step_by(COLUMNS)) {
-            let width = COLUMNS.min(n - first);
-            let start = match start {
-                Start::Row(start) => Start::Row(&start[first..first + width]),
-                start => start,
-            };
-            for (t, runs) in runs.chunks_exact(n_runs).enumerate() {
-                multiply_runs(runs, columns, columns.len() / block.n_pairs(), &mut tile);
-                for (r, sums) in (t * ROWS..rows.len()).zip(&tile) {
-                    let out = &mut out[r * out_stride + first..][..width];
-                    finish(&sums.as_flattened()[..width], 1.0, start, out);
+    let out = &mut out[..(m - 1) * out_stride + n];
+    let mut columns = COLUMN_PANELS.take();
+    for block in Block::of_columns(sums, 0..k) {
+        block.pack_columns(b, &mut columns, n_threads);
+        let chunk = |(i, out): (usize, &mut [O])| {
+            let rows = i * chunk_rows..m.min((i + 1) * chunk_rows);
+            // By tile and run; rows beyond the last are computed and not used.
+            let mut runs: Vec<Runs<'a>> = vec![[missing; ROWS]; rows.len().div_ceil(ROWS) * n_runs];
+            for (r, row) in rows.clone().enumerate() {
+                fill(row, &mut |number, run| runs[r / ROWS * n_runs + number][r % ROWS] = &run[..len]);
+            }
+            let mut tile = Tile::default();
+            for (columns, of_panel) in columns.chunks(VECTORS * block.n_pairs()).zip(block.panels()) {
+                for (t, runs) in runs.chunks_exact(n_runs).enumerate() {
+                    multiply_runs(runs, columns, columns.len() / block.n_pairs(), &mut tile);
+                    let rows = t * ROWS..rows.len();
+                    sums.finish_tile(&tile, rows, of_panel.clone(), out, out_stride);
                 }
             }
+        };
+        match n_threads {
+            1 => out.chunks_mut(chunk_rows * out_stride).enumerate().for_each(chunk),
+            _ => out.par_chunks_mut(chunk_rows * out_stride).enumerate().for_each(chunk),
         }
-    };
-    let out = &mut out[..(m - 1) * out_stride + n];
-    match n_threads {
-        1 => out.chunks_mut(chunk_rows * out_stride).enumerate().for_each(chunk),
-        _ => out.par_chunks_mut(chunk_rows * out_stride).enumerate().for_each(chunk),
     }
     COLUMN_PANELS.set(columns);
 }
