@@ -113,7 +113,7 @@ measure() {
     # The first start finds out which kernels are the fastest, the second knows. Without graphs it needs less memory.
     keep=100000
     export keep
-    say "ocelli, $timm, first start" 150 bench
+    say "ocelli, $timm, first start" 240 bench
     if ! say "ocelli, $timm" 60 bench; then
         keep=0
         say "ocelli, $timm, no graph kept" 60 bench

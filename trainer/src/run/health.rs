@@ -1,7 +1,7 @@
 //! Gauges of collapse, and warnings about it in plain words.
 
 use burn_tensor::Tensor;
-use kernels::ops::matmul;
+use kernels::ops::{matmul, total};
 use serde::{Deserialize, Serialize};
 
 use crate::method::TargetDistribution;
@@ -47,7 +47,7 @@ pub(crate) fn features(embeddings: Tensor<2>) -> FeatureHealth {
         true => matmul(centered.clone(), centered.transpose()),
         false => matmul(centered.clone().transpose(), centered),
     };
-    let squares = f64::from(gram.clone().powi_scalar(2).sum().into_scalar::<f32>());
+    let squares = f64::from(total(gram.clone().powi_scalar(2)).into_scalar::<f32>());
     let n = m.min(d);
     let diagonal = gram.into_data().try_to_vec::<f32>().unwrap_or_default();
     let trace: f64 = (0..n).map(|i| f64::from(diagonal[i * n + i])).sum();

@@ -14,6 +14,7 @@ use multiversion::multiversion;
 use super::bridge::{Kernel, run};
 use super::cpu::{contiguous, dims, is_flex, owned, slice, slice_mut, tensor};
 use super::math::{exp, lane_max, lane_sum, over_rows};
+use super::total;
 
 /// The targets that a view is paired with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -47,7 +48,8 @@ fn plain(logits: Tensor<3>, targets: Tensor<3>, pairs: Pairs, temperature: f64) 
         }
     };
     let log_probs = activation::log_softmax(logits / temperature, 2);
-    if log_probs.is_autodiff() { -(log_probs * wanted.autodiff()).sum() } else { -(log_probs * wanted).sum() }
+    let wanted = if log_probs.is_autodiff() { wanted.autodiff() } else { wanted };
+    -total(log_probs * wanted)
 }
 
 #[derive(Debug, Clone)]

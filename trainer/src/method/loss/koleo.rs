@@ -10,7 +10,7 @@
 
 use burn_tensor::{Tensor, TensorData};
 use kernels::device::readback::failure;
-use kernels::ops::{log_distances, matmul, unit_rows};
+use kernels::ops::{log_distances, matmul, total, unit_rows};
 use networks::features::Outputs;
 use ranks::EngineError;
 use ranks::peers::Peers;
@@ -116,9 +116,9 @@ impl Neighbors {
         let logs = log_distances(directions(x), self.directions.clone(), pairs, EPSILON);
         // The value sums the own terms. Terms of other images count in their own micro-batch, and add only a gradient here.
         let values = logs.clone().inner();
-        let own = values.clone().slice(0..b).sum().autodiff();
-        let still = values.sum().autodiff();
-        -(own + (logs.sum() - still)) / b as f64
+        let own = total(values.clone().slice(0..b)).autodiff();
+        let still = total(values).autodiff();
+        -(own + (total(logs) - still)) / b as f64
     }
 }
 

@@ -7,7 +7,7 @@
 //! ```
 
 use burn_tensor::Tensor;
-use kernels::ops::column_sums;
+use kernels::ops::{column_sums, total};
 use ranks::EngineError;
 use ranks::peers::Peers;
 
@@ -38,7 +38,7 @@ pub(crate) fn collective(n: usize, n_prototypes: usize) -> Collective {
 
 /// Effective number of prototypes, from 1 to K, given the mean `[K]` of targets: the exponential of its entropy, `[1]`.
 pub(crate) fn in_use(mean: Tensor<1>) -> Tensor<1> {
-    (mean.clone() * mean.clamp_min(1e-30).log()).sum().neg().exp()
+    total(mean.clone() * mean.clamp_min(1e-30).log()).neg().exp()
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@
 //! Every rank knows all views and all L, so the gradient that other rows send to a view needs no message.
 
 use burn_tensor::{Tensor, TensorData};
-use kernels::ops::matmul;
+use kernels::ops::{matmul, total};
 use ranks::EngineError;
 use ranks::peers::Peers;
 
@@ -76,9 +76,9 @@ impl Contrast {
         let of_own = (masked.clone() - own.clone()).exp();
         let of_others = (masked - self.logs.clone().reshape([1, n])).exp();
         let weights = of_own + of_others - partner.clone() * 2.0;
-        let value = (own.sum() - (still.clone() * partner).sum()) / rows as f64;
-        let moves = (tracked * weights.clone().autodiff()).sum() / rows as f64;
-        let stands = (still * weights).sum() / rows as f64;
+        let value = (total(own) - total(still.clone() * partner)) / rows as f64;
+        let moves = total(tracked * weights.clone().autodiff()) / rows as f64;
+        let stands = total(still * weights) / rows as f64;
         moves + (value - stands).autodiff()
     }
 }

@@ -10,7 +10,7 @@
 
 use augment::ViewRng;
 use burn_tensor::{Tensor, TensorData};
-use kernels::ops::{matmul_transposed, wave_sums, weighted_waves};
+use kernels::ops::{matmul_transposed, total, wave_sums, weighted_waves};
 use ranks::EngineError;
 use ranks::peers::Peers;
 
@@ -88,7 +88,7 @@ impl Sigreg {
         let len = 2 * N_POINTS * m;
         let of_view = |i: usize| {
             let off = sums.clone().slice(i * len..(i + 1) * len) / n - normal.clone();
-            let value = (off.clone() * off.clone() * weights.clone()).sum() * (n / m as f64);
+            let value = total(off.clone() * off.clone() * weights.clone()) * (n / m as f64);
             (value, off * weights.clone() * (2.0 / (m * v) as f64))
         };
         let (values, weights): (Vec<_>, Vec<_>) = (0..v).map(of_view).unzip();

@@ -9,21 +9,14 @@
 //! gA = g · Bᵀ   gB = Aᵀ · g
 //! ```
 
-use burn_backend::cubecl::dtype_to_storage_type;
 use burn_backend::ops::FloatTensorOps;
 use burn_cubecl::CubeBackend;
-use burn_cubecl::kernel::matmul::init_matmul_output;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::config::autotune::AutotuneLevel;
 use cubecl::config::{CubeClRuntimeConfig, RuntimeConfig};
-use cubek::matmul::definition::{MatmulElems, MatmulGlobalElems, MatmulSetupError};
-use cubek::matmul::launch::launch_ref;
-use cubek::matmul::multi_level::Strategy;
-use cubek::matmul::multi_level::components::tile::TileMatmulKind;
-use cubek::matmul::multi_level::routines::batch::double_buffering::DoubleBufferingArgs;
-use cubek::matmul::routine::BlueprintStrategy;
-use cubek::std::InputBinding;
 
+use super::launch::launch;
+use super::parts::{n_parts, product_in_parts};
 use crate::ops::bridge::Kernel;
 
 /// The product as an operation, forwards and backwards. All dimensions before the last two are equal.
@@ -55,26 +48,11 @@ pub(super) fn transposed(matrices: CubeTensor) -> CubeTensor {
 pub(super) fn product(a: CubeTensor, b: CubeTensor) -> CubeTensor {
     // Whoever asks for more tuning waits for it.
     if matches!(CubeClRuntimeConfig::get().autotune.level, AutotuneLevel::Minimal) {
-        let out = init_matmul_output(&a, &b, a.dtype);
-        if launch(&a, &b, &out).is_ok() {
+        let in_parts = n_parts(&a, &b).and_then(|n_parts| product_in_parts(&a, &b, n_parts));
+        if let Some(out) = in_parts.or_else(|| launch(&a, &b, a.dtype)) {
             return out;
         }
     }
     // Also for a device without matrix instructions.
     CubeBackend::float_matmul(a, b)
-}
-
-/// Launches the product on matrix instructions, which take f32 as TF32.
-///
-/// # Errors
-/// [`MatmulSetupError`] if the device has none for these types and sizes. Nothing has been launched then.
-fn launch(a: &CubeTensor, b: &CubeTensor, out: &CubeTensor) -> Result<(), MatmulSetupError> {
-    // With planes of its own for loading, the kernel has twice the threads, half the registers for each, and spills 4.8 KB.
-    let arguments = DoubleBufferingArgs { specialized: false, tile_matmul: TileMatmulKind::Mma };
-    let strategy = Strategy::DoubleCyclicMma(BlueprintStrategy::Inferred(arguments));
-    let storage = |tensor: &CubeTensor| dtype_to_storage_type(tensor.dtype);
-    let input = |tensor: &CubeTensor| InputBinding::new(tensor.clone().binding(), storage(tensor));
-    let mut types =
-        MatmulElems::from_globals(&MatmulGlobalElems { lhs: storage(a), rhs: storage(b), out: storage(out) });
-    launch_ref(&strategy.into(), &out.client, input(a), input(b), out.clone().binding(), &mut types)
 }
