@@ -1,4 +1,4 @@
-//! The sum of all elements, in the same order each time.
+//! The sum of all elements, without atomic operations.
 //!
 //! ```text
 //! s = Σ_r (Σ_d x[r, d])       x [.., D], rows r of D elements       s [1]
@@ -12,7 +12,7 @@ use burn_tensor::Tensor;
 /// Returns the sum of all elements of `x`, `[1]`, with a gradient.
 pub fn total<const D: usize>(x: Tensor<D>) -> Tensor<1> {
     #[cfg(feature = "cube")]
-    if super::cube::is_cube(&x) {
+    if super::cube::is_cube(&x) && x.shape().num_elements() > 0 {
         return by_rows(x);
     }
     x.sum()

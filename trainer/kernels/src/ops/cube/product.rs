@@ -1,7 +1,7 @@
 //! Matrix products with one kernel for each kind of size.
 //!
 //! Burn's own product tries up to thirty kernels for each size that it has not met before, and keeps the fastest. On an NVIDIA
-//! GPU each is compiled first: for the sizes of one step of ViT-S/16, NVIDIA's compiler takes twenty minutes, two of
+//! GPU each is compiled first: for the sizes of one step of ViT-S/16, NVIDIA's compiler takes 16 minutes, two of
 //! them for a single kernel. What a stopwatch chooses also differs between runs, and with it the last bits of results.
 //!
 //! ```text
@@ -46,7 +46,7 @@ pub(super) fn transposed(matrices: CubeTensor) -> CubeTensor {
 
 /// Returns `a · b`, `[.., M, N]`, in the type of `a`.
 pub(super) fn product(a: CubeTensor, b: CubeTensor) -> CubeTensor {
-    // Whoever asks for more tuning waits for it.
+    // A higher level of tuning asks for Burn's product, which tries many kernels.
     if matches!(CubeClRuntimeConfig::get().autotune.level, AutotuneLevel::Minimal) {
         let in_parts = n_parts(&a, &b).and_then(|n_parts| product_in_parts(&a, &b, n_parts));
         if let Some(out) = in_parts.or_else(|| launch(&a, &b, a.dtype)) {
