@@ -84,7 +84,10 @@ fn what_cannot_fit_is_refused_with_what_would() {
         fails(&plan(bad), 2);
     }
     let stderr = fails(&plan(&["--node-short-us=-1"]), 2);
-    assert!(stderr.contains("--node-short-us is -1 and must not be negative"), "{stderr}");
+    assert!(
+        stderr.contains("--node-short-us is -1 and must be a finite number that is not negative"),
+        "{stderr}"
+    );
 }
 
 #[test]

@@ -118,7 +118,7 @@ pub(super) fn check(args: &Args) -> anyhow::Result<()> {
     ];
     if let Some((flag, value)) = not_negative.iter().find(|(_, value)| !(*value >= 0.0 && value.is_finite()))
     {
-        bail!("{flag} is {value} and must not be negative");
+        bail!("{flag} is {value} and must be a finite number that is not negative");
     }
     if args.ranks.contains(&0)
         || args.ranks_per_node == Some(0)
