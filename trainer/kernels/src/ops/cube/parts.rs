@@ -17,7 +17,7 @@ use super::cast;
 use super::launch::launch;
 
 /// Rows and columns of the result that a block of threads computes, for factors of 16 bits whose neighbors in memory are neighbors along K.
-/// CubeCL halves both for other factors, and for f32.
+/// CubeCL halves both for other factors, and halves them again for f32.
 const TILE: [usize; 2] = [256, 128];
 /// Largest number of parts.
 const MOST_PARTS: usize = 16;

@@ -218,7 +218,7 @@ impl Sums<'_> {
         COLUMN_PANELS.set(columns);
     }
 
-    /// Writes the tile whose first row is the first of `rows` and whose columns are these.
+    /// Writes the sums of a tile to `rows` and `columns` of the result; rows of the tile beyond `rows` are not used.
     fn finish_tile<O: Number>(
         &self,
         tile: &Tile,
