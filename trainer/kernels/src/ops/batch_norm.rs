@@ -23,7 +23,8 @@ use super::cpu::{
     GradientSlot, contiguous, dims, elements, elements_mut, flex_dtype, like, owned, slice, tensor,
 };
 use super::in_f32;
-use super::number::{Number, change_wide, wide_in};
+use super::number::Number;
+use super::relu;
 
 /// Rows whose sums are in f32 before they are added to totals in f64.
 const BLOCK: usize = 64;
@@ -127,10 +128,10 @@ impl<T: Number> Kernel<Flex, 2> for Moments<T> {
     fn forward(&self, [x, guess]: [FlexTensor; 2]) -> (FlexTensor, Self::Saved) {
         let [b, n, c]: [usize; 3] = dims(&x);
         let (x, guess) = (contiguous(&x), contiguous(&guess));
-        let (mut totals, mut scratch) = (vec![0.0f64; 2 * c], Vec::new());
+        let mut totals = vec![0.0f64; 2 * c];
         for rows in elements::<T>(&x).chunks(BLOCK * c) {
             let mut sums = vec![0.0; 2 * c];
-            add_moments(wide_in(rows, &mut scratch), slice(&guess), &mut sums);
+            add_moments(rows, slice(&guess), &mut sums);
             totals.iter_mut().zip(sums).for_each(|(total, sum)| *total += f64::from(sum));
         }
         let mut sums = vec![(b * n) as f32];
@@ -153,12 +154,7 @@ impl<T: Number> Kernel<Flex, 2> for Moments<T> {
         let gx = wanted[0].then(|| {
             let mut gx = passed;
             let (gs, gq) = slice(&grad)[1..].split_at(c);
-            let (mut scratch, mut of_gx) = (Vec::new(), Vec::new());
-            let blocks = elements_mut::<T>(&mut gx).chunks_mut(BLOCK * c);
-            for (gx, rows) in blocks.zip(elements::<T>(&x).chunks(BLOCK * c)) {
-                let rows = wide_in(rows, &mut scratch);
-                change_wide(gx, &mut of_gx, |gx| add_moment_gradients(gx, rows, slice(&guess), gs, gq));
-            }
+            add_moment_gradients(elements_mut::<T>(&mut gx), elements(&x), slice(&guess), gs, gq);
             gx
         });
         // The guess is a running mean, which has no gradient.
@@ -217,21 +213,7 @@ impl<T: Number> Normalize<T> {
         let skip = skip.as_ref().map(contiguous);
         let (values, skip) = (elements::<T>(&x), skip.as_ref().map(elements::<T>));
         let mut y = vec![T::default(); values.len()];
-        let (mut scratch, mut of_y) = (Vec::new(), Vec::new());
-        // Block by block, so that the rows that one loop writes are in cache for the next.
-        for (number, rows) in y.chunks_mut(BLOCK * shape[2]).enumerate() {
-            let range = number * BLOCK * shape[2]..number * BLOCK * shape[2] + rows.len();
-            let values = wide_in(&values[range.clone()], &mut scratch);
-            change_wide(rows, &mut of_y, |rows| {
-                affine_rows(values, channels, rows);
-                if let Some(skip) = skip {
-                    super::cpu::add(rows, &skip[range]);
-                }
-                if self.rectify {
-                    super::relu::rectify(rows);
-                }
-            });
-        }
+        affine_rows(values, channels, skip, self.rectify, &mut y);
         let y = tensor(y, shape);
         let rectified = self.rectify.then(|| y.clone());
         (y, Normalized { x, guess, mean, scale, rectified })
@@ -245,19 +227,17 @@ impl<T: Number> Normalize<T> {
         let channels = [&guess, &mean, &scale].map(slice);
         let mut totals = vec![0.0f64; 2 * c];
         let (values, y) = (elements::<T>(&x), rectified.as_ref().map(elements::<T>));
-        let (mut scratch, mut of_gx) = (Vec::new(), Vec::new());
         // Block by block, so that the rows that one loop reads are in cache for the next.
         for (number, rows) in elements_mut::<T>(&mut gx).chunks_mut(BLOCK * c).enumerate() {
             let range = number * BLOCK * c..number * BLOCK * c + rows.len();
             if let Some(y) = y {
-                super::relu::mask(rows, &y[range.clone()]);
+                relu::mask(rows, &y[range.clone()]);
             }
             if wants_skip {
                 around.extend_from_slice(rows);
             }
-            let values = wide_in(&values[range], &mut scratch);
             let mut sums = vec![0.0; 2 * c];
-            change_wide(rows, &mut of_gx, |rows| affine_gradients(rows, values, channels, &mut sums));
+            affine_gradients(rows, &values[range], channels, &mut sums);
             totals.iter_mut().zip(sums).for_each(|(total, sum)| *total += f64::from(sum));
         }
         let skip = wants_skip.then(|| like(&gx, around));
@@ -295,51 +275,69 @@ impl<T: Number> Kernel<Flex, 6> for Normalize<T> {
     }
 }
 
-#[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl", "x86_64+avx2"))]
-fn add_moments(rows: &[f32], guess: &[f32], sums: &mut [f32]) {
+#[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
+fn add_moments<T: Number>(rows: &[T], guess: &[f32], sums: &mut [f32]) {
     let (s, q) = sums.split_at_mut(guess.len());
     for row in rows.chunks_exact(guess.len()) {
         for (((x, guess), s), q) in row.iter().zip(guess).zip(s.iter_mut()).zip(q.iter_mut()) {
-            let off = x - guess;
+            let off = x.wide() - guess;
             *s += off;
             *q += off * off;
         }
     }
 }
 
-#[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl", "x86_64+avx2"))]
-fn add_moment_gradients(gx: &mut [f32], x: &[f32], guess: &[f32], gs: &[f32], gq: &[f32]) {
+#[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
+fn add_moment_gradients<T: Number>(gx: &mut [T], x: &[T], guess: &[f32], gs: &[f32], gq: &[f32]) {
     let c = guess.len();
     for (gx, x) in gx.chunks_exact_mut(c).zip(x.chunks_exact(c)) {
         for ((((gx, x), guess), gs), gq) in gx.iter_mut().zip(x).zip(guess).zip(gs).zip(gq) {
-            *gx += gs + 2.0 * (x - guess) * gq;
+            *gx = T::nearest(gx.wide() + (gs + 2.0 * (x.wide() - guess) * gq));
         }
     }
 }
 
-#[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl", "x86_64+avx2"))]
-fn affine_rows(x: &[f32], [guess, mean, scale, shift]: [&[f32]; 4], y: &mut [f32]) {
+#[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
+fn affine_rows<T: Number>(x: &[T], channels: [&[f32]; 4], skip: Option<&[T]>, rectify: bool, y: &mut [T]) {
+    match (skip, rectify) {
+        (Some(skip), true) => finished_rows(x, channels, skip, y, |y, skip| relu::rectified(y + skip)),
+        (Some(skip), false) => finished_rows(x, channels, skip, y, |y, skip| y + skip),
+        (None, true) => finished_rows(x, channels, x, y, |y, _| relu::rectified(y)),
+        (None, false) => finished_rows(x, channels, x, y, |y, _| y),
+    }
+}
+
+/// Computes `finish(a · (x - μ - m) + β, skip)`, element by element.
+#[inline(always)]
+fn finished_rows<T: Number>(
+    x: &[T],
+    [guess, mean, scale, shift]: [&[f32]; 4],
+    skip: &[T],
+    y: &mut [T],
+    finish: impl Fn(f32, f32) -> f32,
+) {
     let c = mean.len();
-    for (x, y) in x.chunks_exact(c).zip(y.chunks_exact_mut(c)) {
+    for ((x, skip), y) in x.chunks_exact(c).zip(skip.chunks_exact(c)).zip(y.chunks_exact_mut(c)) {
         let channels = guess.iter().zip(mean).zip(scale).zip(shift);
-        for ((y, x), (((guess, mean), scale), shift)) in y.iter_mut().zip(x).zip(channels) {
-            *y = (x - guess - mean) * scale + shift;
+        for (((y, x), skip), (((guess, mean), scale), shift)) in y.iter_mut().zip(x).zip(skip).zip(channels) {
+            *y = T::nearest(finish((x.wide() - guess - mean) * scale + shift, skip.wide()));
         }
     }
 }
 
 /// Adds the gradients of factor and shift to `sums`, and replaces `grad` by the input's gradient.
-#[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl", "x86_64+avx2"))]
-fn affine_gradients(grad: &mut [f32], x: &[f32], [guess, mean, scale]: [&[f32]; 3], sums: &mut [f32]) {
+#[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
+fn affine_gradients<T: Number>(grad: &mut [T], x: &[T], [guess, mean, scale]: [&[f32]; 3], sums: &mut [f32]) {
     let c = mean.len();
     let (of_scale, of_shift) = sums.split_at_mut(c);
     for (grad, x) in grad.chunks_exact_mut(c).zip(x.chunks_exact(c)) {
-        let off = x.iter().zip(guess).zip(mean).map(|((x, guess), mean)| x - guess - mean);
+        let off = x.iter().zip(guess).zip(mean).map(|((x, guess), mean)| x.wide() - guess - mean);
         let sums = of_scale.iter_mut().zip(of_shift.iter_mut());
-        for (((g, off), scale), (of_scale, of_shift)) in grad.iter_mut().zip(off).zip(scale).zip(sums) {
-            *of_scale += *g * off;
-            *of_shift += *g;
-            *g *= scale;
+        for (((grad, off), scale), (of_scale, of_shift)) in grad.iter_mut().zip(off).zip(scale).zip(sums) {
+            let g = grad.wide();
+            *of_scale += g * off;
+            *of_shift += g;
+            *grad = T::nearest(g * scale);
         }
     }
 }

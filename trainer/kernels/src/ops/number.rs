@@ -84,31 +84,6 @@ pub(crate) fn wide<T: Number>(values: &[T]) -> Cow<'_, [f32]> {
     }
 }
 
-/// Returns `values` in f32: themselves if they are f32, else converted into `scratch`.
-pub(crate) fn wide_in<'a, T: Number>(values: &'a [T], scratch: &'a mut Vec<f32>) -> &'a [f32] {
-    match T::DTYPE {
-        DType::F32 => bytemuck::cast_slice(values),
-        _ => {
-            scratch.resize(values.len(), 0.0);
-            convert(values, scratch);
-            scratch
-        }
-    }
-}
-
-/// Lets `f` change `values` in f32: in place if they are f32, else in `scratch`, from which they are rounded.
-pub(crate) fn change_wide<T: Number>(values: &mut [T], scratch: &mut Vec<f32>, f: impl FnOnce(&mut [f32])) {
-    match T::DTYPE {
-        DType::F32 => f(bytemuck::cast_slice_mut(values)),
-        _ => {
-            scratch.resize(values.len(), 0.0);
-            convert(values, scratch);
-            f(scratch);
-            convert(scratch, values);
-        }
-    }
-}
-
 /// Converts `values` to the nearest values of type `T`.
 pub(crate) fn nearest<T: Number>(values: Vec<f32>) -> Vec<T> {
     match T::DTYPE {

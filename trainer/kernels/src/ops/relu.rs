@@ -41,10 +41,16 @@ impl Kernel<Flex, 1> for Relu {
 
 /// Rectifies in place; NaN stays NaN.
 #[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl", "x86_64+avx2"))]
-pub(super) fn rectify(values: &mut [f32]) {
+fn rectify(values: &mut [f32]) {
     for value in values {
-        *value = if *value < 0.0 { 0.0 } else { *value };
+        *value = rectified(*value);
     }
+}
+
+/// Returns the value, or zero if it is negative.
+#[inline(always)]
+pub(super) fn rectified(value: f32) -> f32 {
+    if value < 0.0 { 0.0 } else { value }
 }
 
 /// Sets the gradient to zero where `y` is not positive.

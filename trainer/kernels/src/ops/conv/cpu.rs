@@ -18,7 +18,7 @@ use super::channels::{Channels, by_tap, packed, turned};
 use super::geometry::Geometry;
 use super::grouped;
 use crate::ops::gemm::Mat;
-use crate::ops::number::{Number, nearest, rounded, wide};
+use crate::ops::number::{Number, nearest};
 use crate::ops::product::{RunSizes, Start, product_into, product_of_runs};
 
 /// Elements of a block of windows, which stays in a core's cache.
@@ -35,7 +35,7 @@ pub(super) fn forward<T: Number, W: Number>(
     geometry: &Geometry,
 ) -> Vec<T> {
     if grouped::suits(channels) {
-        return grouped::forward(x, &rounded::<T>(&wide(packed)), channels, geometry);
+        return grouped::forward(x, packed, channels, geometry);
     }
     let [c, o] = channels.each();
     let k = geometry.n_taps() * c;
@@ -113,7 +113,7 @@ pub(super) fn input_gradient<T: Number, W: Number>(
 ) -> Vec<T> {
     if geometry.stride > 1 && grouped::suits(channels) {
         let weights = by_tap(weight, channels, geometry.n_taps());
-        return grouped::input_gradient(grad, &rounded::<T>(&wide(&weights)), channels, geometry);
+        return grouped::input_gradient(grad, &weights, channels, geometry);
     }
     if geometry.stride == 1 && (0..2).all(|axis| geometry.padding[axis] < geometry.kernel[axis]) {
         let turned = turned(weight, channels, geometry.n_taps());

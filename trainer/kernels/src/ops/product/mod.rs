@@ -15,7 +15,11 @@ mod pack;
 mod runs;
 mod tile;
 
+pub(super) use pack::pack_columns;
 pub(super) use runs::{RunSizes, product_of_runs};
+#[cfg(target_arch = "x86_64")]
+pub(super) use tile::x86;
+pub(super) use tile::{LaneSums, Lanes, N_LANES, plus_pair};
 
 use std::cell::Cell;
 use std::ops::Range;
@@ -28,8 +32,8 @@ use rayon::prelude::*;
 use super::gemm::{self, Mat, gemm};
 use super::number::{Number, nearest};
 use super::tally::{self, Product};
-use pack::{pack_columns, pack_rows};
-use tile::{COLUMNS, Lanes, N_LANES, ROWS, Tile, VECTORS, multiply};
+use pack::pack_rows;
+use tile::{COLUMNS, ROWS, Tile, VECTORS, multiply};
 
 /// Numbers along k that are summed before a sum is written to memory: a panel of columns stays in the L2 cache.
 const DEPTH: usize = 2048;

@@ -31,7 +31,7 @@ const NUMBERS: usize = 2 * LINES;
     "x86_64+avx512f+avx512bw+avx512dq+avx512vl",
     "x86_64+avx2"
 ))]
-pub(super) fn pack_columns<T: Number>(
+pub(in crate::ops) fn pack_columns<T: Number>(
     mat: Mat<'_, T>,
     lines: Range<usize>,
     depth: Range<usize>,

@@ -7,10 +7,13 @@ use multiversion::{multiversion, target::match_target};
 pub(super) const ROWS: usize = 4;
 
 /// One pair for each of 16 columns.
-pub(super) type Lanes = [u32; N_LANES];
+pub(in crate::ops) type Lanes = [u32; N_LANES];
+
+/// One sum for each of 16 columns.
+pub(in crate::ops) type LaneSums = [f32; N_LANES];
 
 /// Columns of a vector.
-pub(super) const N_LANES: usize = 16;
+pub(in crate::ops) const N_LANES: usize = 16;
 
 /// Vectors of a tile, at most.
 pub(super) const VECTORS: usize = 4;
@@ -19,7 +22,7 @@ pub(super) const VECTORS: usize = 4;
 pub(super) const COLUMNS: usize = VECTORS * N_LANES;
 
 /// Sums by row, vector and lane.
-pub(super) type Tile = [[[f32; N_LANES]; VECTORS]; ROWS];
+pub(super) type Tile = [[LaneSums; VECTORS]; ROWS];
 
 /// Computes the sums of a tile with `n_vectors` vectors; the other vectors of `tile` stay unchanged. `rows` holds the
 /// pairs of ROWS rows one after another, `columns` those of `n_vectors` vectors.
@@ -93,8 +96,7 @@ fn of_vectors<const N: usize>(rows: &[[u32; ROWS]], columns: &[Lanes], tile: &mu
     }
 }
 
-/// Computes two f32 multiply-adds for each pair, in the order of `vdpbf16ps`. One vector of columns at a time, because
-/// AVX2 lacks the registers for more sums.
+/// Computes products by [`plus_pair`]. One vector of columns at a time, because AVX2 lacks the registers for more sums.
 #[inline(always)]
 fn by_numbers<const N: usize>(
     rows: &[[u32; ROWS]],
@@ -103,21 +105,32 @@ fn by_numbers<const N: usize>(
     multiply_add: impl Fn(f32, f32, f32) -> f32,
 ) {
     for vector in 0..N {
-        let mut sums = [[0.0f32; N_LANES]; ROWS];
+        let mut sums = [LaneSums::default(); ROWS];
         for (row, columns) in rows.iter().zip(columns) {
-            let lanes = &columns[vector];
             for (sums, pair) in sums.iter_mut().zip(row) {
-                let [first, second] = halves(*pair);
-                for (sum, lane) in sums.iter_mut().zip(lanes) {
-                    let [x, y] = halves(*lane);
-                    *sum = multiply_add(first, x, multiply_add(second, y, *sum));
-                }
+                *sums = plus_pair(*sums, *pair, &columns[vector], &multiply_add);
             }
         }
         for (tile, sums) in tile.iter_mut().zip(sums) {
             tile[vector] = sums;
         }
     }
+}
+
+/// Returns `sums` plus the products of a pair and that of each lane: two f32 multiply-adds a lane, in the order of `vdpbf16ps`.
+#[inline(always)]
+pub(in crate::ops) fn plus_pair(
+    mut sums: LaneSums,
+    pair: u32,
+    lanes: &Lanes,
+    multiply_add: impl Fn(f32, f32, f32) -> f32,
+) -> LaneSums {
+    let [first, second] = halves(pair);
+    for (sum, lane) in sums.iter_mut().zip(lanes) {
+        let [x, y] = halves(*lane);
+        *sum = multiply_add(first, x, multiply_add(second, y, *sum));
+    }
+    sums
 }
 
 /// Returns both numbers of a pair in f32.
@@ -127,15 +140,29 @@ fn halves(pair: u32) -> [f32; 2] {
 }
 
 #[cfg(target_arch = "x86_64")]
-mod x86 {
+pub(in crate::ops) mod x86 {
+    //! Sums by `vdpbf16ps`.
+
     use std::arch::x86_64::*;
 
-    use super::{Lanes, ROWS, Runs, Tile, pairs_of};
+    use super::{LaneSums, Lanes, ROWS, Runs, Tile, pairs_of};
+
+    /// [`super::plus_pair`] in one instruction.
+    #[target_feature(enable = "avx512f,avx512bf16")]
+    #[inline]
+    pub(in crate::ops) fn plus_pair(sums: LaneSums, pair: u32, lanes: &Lanes) -> LaneSums {
+        let row: __m512bh = bytemuck::cast(_mm512_set1_epi32(pair.cast_signed()));
+        bytemuck::cast(_mm512_dpbf16_ps(bytemuck::cast(sums), row, bytemuck::cast(*lanes)))
+    }
 
     /// Multiplies each pair in one lane of `vdpbf16ps`.
     #[target_feature(enable = "avx512f,avx512bf16")]
     #[inline]
-    pub(super) fn by_pairs<const N: usize>(rows: &[[u32; ROWS]], columns: &[[Lanes; N]], tile: &mut Tile) {
+    pub(in crate::ops::product) fn by_pairs<const N: usize>(
+        rows: &[[u32; ROWS]],
+        columns: &[[Lanes; N]],
+        tile: &mut Tile,
+    ) {
         let mut sums = [[_mm512_setzero_ps(); N]; ROWS];
         for (row, columns) in rows.iter().zip(columns) {
             add_pair(&mut sums, *row, columns);
@@ -146,7 +173,11 @@ mod x86 {
     /// [`by_pairs`] of rows in runs.
     #[target_feature(enable = "avx512f,avx512bf16")]
     #[inline]
-    pub(super) fn by_runs<const N: usize>(runs: &[Runs<'_>], columns: &[[Lanes; N]], tile: &mut Tile) {
+    pub(in crate::ops::product) fn by_runs<const N: usize>(
+        runs: &[Runs<'_>],
+        columns: &[[Lanes; N]],
+        tile: &mut Tile,
+    ) {
         let mut sums = [[_mm512_setzero_ps(); N]; ROWS];
         let mut columns = columns.iter();
         for runs in runs {

@@ -1,0 +1,281 @@
+//! Convolution of narrow groups of bf16 channels. Pairs of numbers are multiplied, in one instruction for 16 output channels where
+//! the CPU has `vdpbf16ps`, with sums in f32: pairs of channels of a window for the output, pairs of windows for the weights' gradient.
+//!
+//! ```text
+//! y[i, o]     = Σ_t,c x[i, t, c] · W[t, c, o]             c in pairs
+//! gW[t, c, o] = Σ_i x[i, t, c] · g[i, o]                  i in pairs of neighbors in a row
+//! ```
+
+use half::bf16;
+use multiversion::{multiversion, target::match_target};
+
+use super::plane::{Place, Plane, Steps};
+use crate::ops::conv::channels::Channels;
+use crate::ops::conv::geometry::Geometry;
+use crate::ops::gemm::Mat;
+use crate::ops::number::Number;
+#[cfg(target_arch = "x86_64")]
+use crate::ops::product::x86;
+use crate::ops::product::{LaneSums, Lanes, N_LANES, pack_columns, plus_pair};
+
+/// Pairs of windows whose products are summed before they are added to the gradient, at least, unless an image has fewer.
+const N_PAIRS: usize = 64;
+
+/// Returns the convolution of `x` with `packed` weights of `[G, T·C, O]`, `[M, G·O]`.
+pub(super) fn forward<W: Number>(
+    x: &[bf16],
+    packed: &[W],
+    channels: Channels,
+    geometry: &Geometry,
+) -> Vec<bf16> {
+    let [c, o] = channels.each();
+    let k = geometry.n_taps() * c;
+    let mut y = vec![bf16::ZERO; geometry.n_windows() * channels.output];
+    let (n_in, n_out) = (x.len() / geometry.n_images, y.len() / geometry.n_images);
+    let mut plane = Plane::new(geometry, c);
+    let steps = plane.steps(geometry);
+    let mut columns = vec![Lanes::default(); k / 2 * o.div_ceil(N_LANES)];
+    for group in 0..channels.groups {
+        let [from, to] = Place::each(channels, group);
+        pack_columns(Mat::rows(&packed[group * k * o..(group + 1) * k * o], o).t(), 0..o, 0..k, &mut columns);
+        for (image, y) in x.chunks_exact(n_in).zip(y.chunks_exact_mut(n_out)) {
+            plane.fill(image, geometry, from);
+            for (row, y) in y.chunks_exact_mut(geometry.output[1] * channels.output).enumerate() {
+                let start = &plane.values[row * geometry.stride * steps.row..];
+                windows_of_row(start, &columns, steps, to, y);
+            }
+        }
+    }
+    y
+}
+
+/// Returns the gradient of packed weights, `[G, T·C, O]`, given that of the output.
+pub(super) fn weight_gradient(
+    x: &[bf16],
+    grad: &[bf16],
+    channels: Channels,
+    geometry: &Geometry,
+) -> Vec<f32> {
+    let [c, o] = channels.each();
+    let mut gw = vec![0.0; channels.groups * geometry.n_taps() * c * o];
+    let (n_in, n_out) = (x.len() / geometry.n_images, grad.len() / geometry.n_images);
+    let mut plane = Plane::new(geometry, c);
+    let steps = plane.steps(geometry);
+    let [n_rows, n_columns] = geometry.output;
+    let mut of_cells = vec![0; plane.values.len()];
+    let mut of_windows = vec![Lanes::default(); n_rows * n_columns.div_ceil(2) * o.div_ceil(N_LANES)];
+    for (group, gw) in gw.chunks_exact_mut(geometry.n_taps() * c * o).enumerate() {
+        let [from, of_grad] = Place::each(channels, group);
+        for (image, grad) in x.chunks_exact(n_in).zip(grad.chunks_exact(n_out)) {
+            plane.fill(image, geometry, from);
+            pair_cells(&plane.values, steps, &mut of_cells);
+            pair_windows(grad, n_columns, of_grad, &mut of_windows);
+            let sizes = [n_rows, n_columns.div_ceil(2), o];
+            add_outer_products(&of_cells, &of_windows, steps, sizes, gw);
+        }
+    }
+    gw
+}
+
+/// Computes all windows of one row of the output: the group's channels at `place`.
+#[multiversion(targets(
+    "x86_64+avx512f+avx512bw+avx512dq+avx512vl+avx512bf16",
+    "x86_64+avx512f+avx512bw+avx512dq+avx512vl+fma",
+    "x86_64+avx2+fma"
+))]
+fn windows_of_row(x: &[bf16], columns: &[Lanes], steps: Steps, place: Place, y: &mut [bf16]) {
+    match_target! {
+        "x86_64+avx512bf16" => {
+            let plus_pair = |sums, pair, lanes: &_| x86::plus_pair(sums, pair, lanes);
+            match y.len() / place.all {
+                n if n.is_multiple_of(7) => blocks_of_row::<7>(x, columns, steps, place, y, plus_pair),
+                8.. => blocks_of_row::<8>(x, columns, steps, place, y, plus_pair),
+                4.. => blocks_of_row::<4>(x, columns, steps, place, y, plus_pair),
+                _ => blocks_of_row::<1>(x, columns, steps, place, y, plus_pair),
+            }
+        },
+        "x86_64+fma" => few_of_row(x, columns, steps, place, y, |a, b, c| a.mul_add(b, c)),
+        _ => few_of_row(x, columns, steps, place, y, |a, b, c| a * b + c),
+    }
+}
+
+/// [`windows_of_row`] with as many windows at a time as AVX2 has registers for.
+#[inline(always)]
+fn few_of_row(
+    x: &[bf16],
+    columns: &[Lanes],
+    steps: Steps,
+    place: Place,
+    y: &mut [bf16],
+    multiply_add: impl Fn(f32, f32, f32) -> f32 + Copy,
+) {
+    let plus_pair = |sums, pair, lanes: &_| plus_pair(sums, pair, lanes, multiply_add);
+    match y.len() / place.all {
+        4.. => blocks_of_row::<4>(x, columns, steps, place, y, plus_pair),
+        _ => blocks_of_row::<1>(x, columns, steps, place, y, plus_pair),
+    }
+}
+
+/// [`windows_of_row`], `N` windows at a time, of which a row has as many at least. The last block overlaps the one before it.
+#[inline(always)]
+fn blocks_of_row<const N: usize>(
+    x: &[bf16],
+    columns: &[Lanes],
+    steps: Steps,
+    place: Place,
+    y: &mut [bf16],
+    plus_pair: impl Fn(LaneSums, u32, &Lanes) -> LaneSums + Copy,
+) {
+    let n = y.len() / place.all;
+    let n_vectors = place.len.div_ceil(N_LANES);
+    for first in (0..place.len).step_by(N_LANES) {
+        let columns = &columns[first / N_LANES..];
+        for start in (0..n).step_by(N) {
+            let start = start.min(n - N);
+            let sums = block::<N>(&x[start * steps.window..], columns, n_vectors, steps, plus_pair);
+            for (window, sums) in sums.into_iter().enumerate() {
+                let y = &mut y[(start + window) * place.all + place.first..][first..place.len];
+                match y.first_chunk_mut() {
+                    Some(y) => *y = sums.map(bf16::nearest),
+                    None => y.iter_mut().zip(sums).for_each(|(y, sum)| *y = bf16::nearest(sum)),
+                }
+            }
+        }
+    }
+}
+
+/// Returns the sums of `N` consecutive windows, for the first of `n_vectors` vectors of output channels.
+#[inline(always)]
+fn block<const N: usize>(
+    x: &[bf16],
+    columns: &[Lanes],
+    n_vectors: usize,
+    steps: Steps,
+    plus_pair: impl Fn(LaneSums, u32, &Lanes) -> LaneSums,
+) -> [LaneSums; N] {
+    let [kh, kw] = steps.kernel;
+    let mut totals = [[0.0; N_LANES]; N];
+    // A row of the kernel is one contiguous run of a plane's row.
+    let n_pairs = kw * steps.width / 2;
+    for ky in 0..kh {
+        let columns = &columns[ky * n_pairs * n_vectors..];
+        let runs: [&[[bf16; 2]]; N] =
+            std::array::from_fn(|i| &x[ky * steps.row + i * steps.window..].as_chunks().0[..n_pairs]);
+        for p in 0..n_pairs {
+            let lanes = &columns[p * n_vectors];
+            for (totals, run) in totals.iter_mut().zip(runs) {
+                *totals = plus_pair(*totals, bytemuck::cast(run[p]), lanes);
+            }
+        }
+    }
+    totals
+}
+
+/// Pairs each cell of a plane with that of the next window, `[rows, columns, C]`; zeros follow the last column.
+#[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
+fn pair_cells(plane: &[bf16], steps: Steps, pairs: &mut [u32]) {
+    for (row, pairs) in plane.chunks_exact(steps.row).zip(pairs.chunks_exact_mut(steps.row)) {
+        let next = row.get(steps.window..).unwrap_or_default();
+        let (both, alone) = pairs.split_at_mut(next.len());
+        both.iter_mut().zip(row).zip(next).for_each(|((pair, x), y)| *pair = pair_of(*x, *y));
+        alone.iter_mut().zip(&row[next.len()..]).for_each(|(pair, x)| *pair = pair_of(*x, bf16::ZERO));
+    }
+}
+
+/// Pairs the gradients of neighboring windows in rows of `n_columns`, the group's channels at `place` in lanes; a zero is
+/// the neighbor of the last of an odd number.
+#[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
+fn pair_windows(grad: &[bf16], n_columns: usize, place: Place, pairs: &mut [Lanes]) {
+    let mut pairs = pairs.iter_mut();
+    for row in grad.chunks_exact(n_columns * place.all) {
+        for both in row.chunks(2 * place.all) {
+            let mut cells = both.chunks_exact(place.all).map(|cell| &cell[place.first..][..place.len]);
+            let [x, y] = [cells.next(), cells.next()];
+            for first in (0..place.len).step_by(N_LANES) {
+                let lanes = |cell: Option<&[bf16]>| match cell.map(|cell| &cell[first..]) {
+                    None => [bf16::ZERO; N_LANES],
+                    Some(cell) => cell
+                        .first_chunk()
+                        .copied()
+                        .unwrap_or_else(|| std::array::from_fn(|l| cell.get(l).copied().unwrap_or_default())),
+                };
+                let (x, y) = (lanes(x), lanes(y));
+                if let Some(pairs) = pairs.next() {
+                    *pairs = std::array::from_fn(|l| pair_of(x[l], y[l]));
+                }
+            }
+        }
+    }
+}
+
+/// Adds to `gw` the outer products of the pairs of cells of a plane and the pairs of windows, of which each of `n_rows` has
+/// `n_pairs`, with `o` output channels.
+#[multiversion(targets(
+    "x86_64+avx512f+avx512bw+avx512dq+avx512vl+avx512bf16",
+    "x86_64+avx512f+avx512bw+avx512dq+avx512vl+fma",
+    "x86_64+avx2+fma"
+))]
+fn add_outer_products(x: &[u32], grad: &[Lanes], steps: Steps, sizes: [usize; 3], gw: &mut [f32]) {
+    match_target! {
+        "x86_64+avx512bf16" => {
+            let plus_pair = |sums, pair, lanes: &_| x86::plus_pair(sums, pair, lanes);
+            match steps.width % 16 {
+                0 => add_rows::<16>(x, grad, steps, sizes, gw, plus_pair),
+                _ => add_rows::<8>(x, grad, steps, sizes, gw, plus_pair),
+            }
+        },
+        "x86_64+fma" => {
+            let plus_pair = |sums, pair, lanes: &_| plus_pair(sums, pair, lanes, |a, b, c| a.mul_add(b, c));
+            add_rows::<4>(x, grad, steps, sizes, gw, plus_pair)
+        },
+        _ => {
+            let plus_pair = |sums, pair, lanes: &_| plus_pair(sums, pair, lanes, |a, b, c| a * b + c);
+            add_rows::<4>(x, grad, steps, sizes, gw, plus_pair)
+        }
+    }
+}
+
+/// [`add_outer_products`], `N` input channels at a time.
+#[inline(always)]
+fn add_rows<const N: usize>(
+    x: &[u32],
+    grad: &[Lanes],
+    steps: Steps,
+    [n_rows, n_pairs, o]: [usize; 3],
+    gw: &mut [f32],
+    plus_pair: impl Fn(LaneSums, u32, &Lanes) -> LaneSums,
+) {
+    let [kh, kw] = steps.kernel;
+    let n_vectors = o.div_ceil(N_LANES);
+    // Distance between the first windows of neighboring rows of the output.
+    let down = steps.window / steps.width * steps.row;
+    let rows_at_once = N_PAIRS.div_ceil(n_pairs);
+    for rows in (0..n_rows).step_by(rows_at_once).map(|first| first..n_rows.min(first + rows_at_once)) {
+        for (ky, kx) in (0..kh).flat_map(|ky| (0..kw).map(move |kx| (ky, kx))) {
+            for (first, vector) in
+                (0..steps.width).step_by(N).flat_map(|c| (0..n_vectors).map(move |vector| (c, vector)))
+            {
+                let mut totals = [[0.0; N_LANES]; N];
+                for row in rows.clone() {
+                    let x = &x[row * down + ky * steps.row + kx * steps.width + first..];
+                    let grad = grad[row * n_pairs * n_vectors..].iter().skip(vector).step_by(n_vectors);
+                    for (x, lanes) in x.chunks(2 * steps.window).zip(grad.take(n_pairs)) {
+                        for (totals, pair) in totals.iter_mut().zip(&x[..N]) {
+                            *totals = plus_pair(*totals, *pair, lanes);
+                        }
+                    }
+                }
+                let lanes = vector * N_LANES..o.min((vector + 1) * N_LANES);
+                let gw = gw[((ky * kw + kx) * steps.width + first) * o..].chunks_mut(o);
+                for (gw, totals) in gw.zip(&totals) {
+                    gw[lanes.clone()].iter_mut().zip(totals).for_each(|(gw, total)| *gw += total);
+                }
+            }
+        }
+    }
+}
+
+#[inline(always)]
+fn pair_of(first: bf16, second: bf16) -> u32 {
+    u32::from(first.to_bits()) | u32::from(second.to_bits()) << 16
+}
