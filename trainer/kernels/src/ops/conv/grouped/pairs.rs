@@ -279,3 +279,50 @@ fn add_rows<const N: usize>(
 fn pair_of(first: bf16, second: bf16) -> u32 {
     u32::from(first.to_bits()) | u32::from(second.to_bits()) << 16
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn numbers(n: usize, frequency: f32) -> Vec<bf16> {
+        (0..n).map(|i| bf16::nearest((i as f32 * frequency).sin())).collect()
+    }
+
+    /// Results without AVX512-BF16 or without fused multiply-add have the same bits as those with them, for rows of
+    /// every length and groups with an incomplete vector.
+    #[test]
+    fn every_way_to_multiply_gives_the_same_bits() {
+        for (width, [c, o]) in (1..20).map(|width| (width, [[8, 24], [16, 16], [24, 8]][width % 3])) {
+            let geometry = Geometry::new(1, [3, width], [3, 3], 1 + width % 2, 1);
+            let plane: Plane<bf16> = Plane::new(&geometry, c);
+            let (steps, [n_rows, n]) = (plane.steps(&geometry), geometry.output);
+            let place = Place { all: o + 8, first: 8, len: o };
+            let x = numbers(plane.values.len(), 0.7);
+            let mut columns = vec![Lanes::default(); 9 * c / 2 * o.div_ceil(N_LANES)];
+            pack_columns(Mat::rows(&numbers(9 * c * o, 0.3), o).t(), 0..o, 0..9 * c, &mut columns);
+            let mut chosen = vec![bf16::ZERO; n * place.all];
+            windows_of_row(&x, &columns, steps, place, &mut chosen);
+
+            let mut of_cells = vec![0; x.len()];
+            pair_cells(&x, steps, &mut of_cells);
+            let sizes = [n_rows, n.div_ceil(2), o];
+            let mut of_windows = vec![Lanes::default(); sizes[0] * sizes[1] * o.div_ceil(N_LANES)];
+            pair_windows(&numbers(n_rows * n * place.all, 0.9), n, place, &mut of_windows);
+            let mut chosen_gradient = vec![0.0; 9 * c * o];
+            add_outer_products(&of_cells, &of_windows, steps, sizes, &mut chosen_gradient);
+
+            for fused in [true, false] {
+                let multiply_add = |a: f32, b: f32, c: f32| if fused { a.mul_add(b, c) } else { a * b + c };
+                let mut y = vec![bf16::ZERO; n * place.all];
+                few_of_row(&x, &columns, steps, place, &mut y, multiply_add);
+                assert!(y == chosen, "rows of {width}, fused: {fused}");
+                assert!(y.chunks(place.all).all(|cell| cell[..8].iter().all(|y| *y == bf16::ZERO)));
+                let plus_pair = |sums, pair, lanes: &_| plus_pair(sums, pair, lanes, multiply_add);
+                let mut gradient = vec![0.0; 9 * c * o];
+                add_rows::<4>(&of_cells, &of_windows, steps, sizes, &mut gradient, plus_pair);
+                assert!(gradient == chosen_gradient, "rows of {width}, fused: {fused}");
+            }
+            assert!(chosen_gradient.iter().any(|sum| *sum != 0.0));
+        }
+    }
+}
