@@ -42,12 +42,12 @@ fn a_cut_cable_ends_both_nodes_within_the_deadline() {
 /// Open MPI's connections between two ranks are two, so that their messages do not wait for one another, or as many as the environment says.
 #[test]
 fn two_connections_join_two_ranks() {
-    let n_connections = |said: Option<&str>| {
+    let n_connections = |n_asked: Option<&str>| {
         let nodes = Nodes::new()?;
         let world = World::new(60);
         let ranks = Ranks::new(&world, &["optim.length={steps=100000}"]);
         let mut command = nodes.mpirun(1, world.folder.path(), &ranks.args("run", &[]));
-        if let Some(n) = said {
+        if let Some(n) = n_asked {
             command.env("OMPI_MCA_btl_tcp_links", n);
         }
         let mut child = command.spawn().unwrap();

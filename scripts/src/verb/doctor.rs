@@ -15,6 +15,7 @@ use ranks::EngineError;
 use ranks::conformance;
 use ranks::conformance::{CheckContext, ConformanceError};
 use ranks::engine::{self, Engine, EngineChoice, Solo, connectors};
+use trainer::estimate::LONG_MESSAGE_BYTES;
 
 use crate::cluster::launch::Launch;
 use crate::cluster::{compute, machine, start};
@@ -33,8 +34,8 @@ pub(crate) struct Args {
     /// Only test communication: every operation with odd lengths, then the speed of large transfers. Run it under mpirun.
     #[arg(long)]
     fabric: bool,
-    /// Length of the largest transfer that is timed, in megabytes. Speed depends on it: for a plan, it should be about as long as the
-    /// weights of a unit.
+    /// Length of the largest transfer that is timed, in megabytes; at least 256 kB for each rank. Speed depends on it: for a plan, it
+    /// should be about as long as the weights of a unit.
     #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=4096))]
     buffer_mb: u32,
     /// Seconds to wait for ranks that do not respond.
@@ -60,7 +61,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     // In a thread of its own: it waits forever for ranks that do not arrive.
     let (done, is_done) = std::sync::mpsc::channel();
     let (rank, max_count, choice) = (launch.rank, args.max_count, args.compute.engine);
-    let timed_bytes = [SHORTEST_BYTES, MIDDLE_BYTES, (args.buffer_mb as usize) << 20];
+    let timed_bytes = timed_bytes(launch.world_size, (args.buffer_mb as usize) << 20);
     let last = Arc::new(Mutex::new(None));
     let passed = Arc::clone(&last);
     let deadline = Duration::from_secs(args.deadline_s);
@@ -201,11 +202,18 @@ fn found(names: &[&str], none: &str) -> String {
         .map_or(none.into(), |path| path.display().to_string())
 }
 
-/// Length of the shortest buffer that is timed.
+/// Least length of the shortest buffer that is timed.
 const SHORTEST_BYTES: usize = 4 << 10;
 
-/// Length of the middle buffer that is timed.
+/// Least length of the middle buffer that is timed.
 const MIDDLE_BYTES: usize = 256 << 10;
+
+/// Returns the lengths of the buffers that are timed, given the longest one's least length. Each of as many messages as there are ranks
+/// carries a part of a buffer: parts of the shortest one are short messages, those of the others long ones.
+fn timed_bytes(world_size: usize, buffer_bytes: usize) -> [usize; 3] {
+    let middle = MIDDLE_BYTES.max(world_size * LONG_MESSAGE_BYTES as usize);
+    [SHORTEST_BYTES.max(64 * world_size), middle, buffer_bytes.max(4 * middle)]
+}
 
 /// Runs the conformance suite on the ranks of `launch`, and times the most frequent operations of a step on buffers of `timed_bytes`.
 fn fabric(
@@ -279,9 +287,16 @@ fn plan_flags(launch: &Launch, timed_bytes: [usize; 3], both_s: &[f64]) -> Strin
     let long_us = long_us.max(short_us);
     let place = if is_one_node { "local" } else { "node" };
     format!(
-        "--ranks-per-node {n_local} --{place}-gb-s {:.4} --{place}-us {long_us:.0} --{place}-short-us {short_us:.0}",
+        "--ranks-per-node {n_local} --{place}-gb-s {:.4} --{place}-us {} --{place}-short-us {}",
         bytes_per_s / 1e9,
+        tenths(long_us),
+        tenths(short_us),
     )
+}
+
+/// Rounds to tenths, so that a latency below a microsecond is not zero.
+fn tenths(value: f64) -> f64 {
+    (10.0 * value).round() / 10.0
 }
 
 /// Returns the median times, in milliseconds, of a gather and an exchange of a buffer of `bytes` in the engine's memory.
@@ -310,11 +325,25 @@ mod tests {
     #[test]
     fn the_flags_of_a_plan_are_those_of_the_links() {
         let launch = Launch { world_size: 4, n_local: Some(2), ..Launch::ALONE };
-        let timed_bytes = [SHORTEST_BYTES, MIDDLE_BYTES, 16 << 20];
+        let timed_bytes = timed_bytes(4, 16 << 20);
         let seconds = |bytes: usize, latency_s: f64| 2.0 * latency_s + bytes as f64 * (3.0 + 4.0) / 4.0 / 1e9;
         let both_s =
-            [seconds(timed_bytes[0], 0.001), seconds(timed_bytes[1], 0.003), seconds(timed_bytes[2], 0.003)];
-        let expected = "--ranks-per-node 2 --node-gb-s 1.0000 --node-us 3000 --node-short-us 1000";
+            [seconds(timed_bytes[0], 4e-7), seconds(timed_bytes[1], 0.003), seconds(timed_bytes[2], 0.003)];
+        let expected = "--ranks-per-node 2 --node-gb-s 1.0000 --node-us 3000 --node-short-us 0.4";
         assert_eq!(plan_flags(&launch, timed_bytes, &both_s), expected);
+    }
+
+    /// On any number of ranks, parts of the shortest buffer are short messages with something in them, and those of the others long ones.
+    #[test]
+    fn parts_of_timed_buffers_are_short_and_long_messages() {
+        for world_size in [2, 4, 8, 64, 496, 2048] {
+            for buffer_bytes in [1 << 20, 16 << 20] {
+                let [shortest, middle, longest] = timed_bytes(world_size, buffer_bytes);
+                let part = |bytes: usize| bytes as f64 / world_size as f64;
+                assert!((4.0..LONG_MESSAGE_BYTES).contains(&part(shortest)), "{world_size} ranks");
+                assert!(part(middle) >= LONG_MESSAGE_BYTES, "{world_size} ranks");
+                assert!(longest >= 4 * middle && longest >= buffer_bytes);
+            }
+        }
     }
 }

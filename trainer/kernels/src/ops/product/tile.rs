@@ -158,7 +158,7 @@ pub(in crate::ops) mod x86 {
     /// Multiplies each pair in one lane of `vdpbf16ps`.
     #[target_feature(enable = "avx512f,avx512bf16")]
     #[inline]
-    pub(in crate::ops::product) fn by_pairs<const N: usize>(
+    pub(in crate::ops) fn by_pairs<const N: usize>(
         rows: &[[u32; ROWS]],
         columns: &[[Lanes; N]],
         tile: &mut Tile,
@@ -173,7 +173,7 @@ pub(in crate::ops) mod x86 {
     /// [`by_pairs`] of rows in runs.
     #[target_feature(enable = "avx512f,avx512bf16")]
     #[inline]
-    pub(in crate::ops::product) fn by_runs<const N: usize>(
+    pub(in crate::ops) fn by_runs<const N: usize>(
         runs: &[Runs<'_>],
         columns: &[[Lanes; N]],
         tile: &mut Tile,

@@ -8,7 +8,7 @@
 //! ```
 //!
 //! Each group is copied into a padded plane, so that windows need no bounds tests ([`plane`]). Numbers that are bf16 are multiplied
-//! in pairs ([`pairs`]); in f32 there is no fused multiply-add ([`wide`]).
+//! in pairs ([`pairs`]); in f32 there is no fused multiply-add ([`mod@wide`]).
 
 mod pairs;
 mod plane;
@@ -16,12 +16,10 @@ mod wide;
 
 use burn_tensor::DType;
 
+use self::plane::LANES;
 use super::channels::Channels;
 use super::geometry::Geometry;
 use crate::ops::number::{Number, rounded, wide};
-
-/// Channels that the numbers of a group's channels are multiples of.
-const LANES: usize = 8;
 
 /// Returns whether this implementation is the one for groups of these sizes.
 pub(super) fn suits(channels: Channels) -> bool {

@@ -6,6 +6,9 @@ use crate::ops::conv::channels::Channels;
 use crate::ops::conv::geometry::Geometry;
 use crate::ops::number::Number;
 
+/// Channels of a vector of AVX2: the channels of a group are a multiple.
+pub(super) const LANES: usize = 8;
+
 /// A group's channels of one image with its padding, `[rows, columns, C]`.
 pub(super) struct Plane<E> {
     /// Columns, those of the padding among them.

@@ -3,8 +3,7 @@
 use burn_tensor::DType;
 use multiversion::multiversion;
 
-use super::LANES;
-use super::plane::{Place, Plane, Steps, copy_cell};
+use super::plane::{LANES, Place, Plane, Steps, copy_cell};
 use crate::ops::conv::channels::Channels;
 use crate::ops::conv::geometry::Geometry;
 use crate::ops::number::Number;
