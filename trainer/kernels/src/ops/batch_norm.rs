@@ -307,7 +307,7 @@ fn affine_rows<T: Number>(x: &[T], channels: [&[f32]; 4], skip: Option<&[T]>, re
     }
 }
 
-/// Computes `finish(a · (x - μ - m) + β, skip)`, element by element.
+/// Computes `finish(a · (x - μ - m) + β, skip)`, element by element. Without a skip connection, callers pass `x` again and ignore it.
 #[inline(always)]
 fn finished_rows<T: Number>(
     x: &[T],

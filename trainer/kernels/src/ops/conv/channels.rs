@@ -2,7 +2,7 @@
 
 use crate::ops::number::Number;
 
-/// Output and input channels whose weights are reordered at a time.
+/// Input and output channels along a side of the squares in which weights are reordered.
 const SQUARE: usize = 16;
 
 /// Channel counts of a convolution.
@@ -70,8 +70,8 @@ fn by_input(channels: Channels) -> impl Fn([usize; 3]) -> usize {
     move |[tap, out, input]| (tap * o + out) * c + input
 }
 
-/// Calls `f` for every weight with its index in `[O, C/G, T]` and its index in groups ordered by `place`. Squares of output and
-/// input channels one after another, so that the cache lines that they are read from and written to stay in the L1 cache.
+/// Calls `f` for every weight with its index in `[O, C/G, T]` and its index in groups ordered by `place`. It proceeds by squares of
+/// output and input channels, so that the cache lines of a square, with up to nine taps, stay in the L1 cache.
 #[inline(always)]
 fn for_each_weight(
     channels: Channels,
@@ -86,9 +86,9 @@ fn for_each_weight(
             for inputs in squares(c) {
                 for tap in 0..n_taps {
                     for out in outs.clone() {
-                        let (from, to) = ((group * o + out) * c, group * n_taps * c * o);
+                        let (row, of_group) = ((group * o + out) * c, group * n_taps * c * o);
                         for input in inputs.clone() {
-                            f((from + input) * n_taps + tap, to + place([tap, out, input]));
+                            f((row + input) * n_taps + tap, of_group + place([tap, out, input]));
                         }
                     }
                 }

@@ -15,7 +15,7 @@ mod pack;
 mod runs;
 mod tile;
 
-pub(super) use pack::pack_columns;
+pub(super) use pack::{pack_columns, pair_of};
 pub(super) use runs::{RunSizes, product_of_runs};
 #[cfg(target_arch = "x86_64")]
 pub(super) use tile::x86;

@@ -117,8 +117,9 @@ fn by_pair<T: Number>(mat: Mat<'_, T>, lines: Range<usize>, numbers: Range<usize
     square
 }
 
+/// Returns the bits of two numbers as bf16, the first in the lower half.
 #[inline(always)]
-fn pair_of<T: Number>(first: T, second: T) -> u32 {
+pub(in crate::ops) fn pair_of<T: Number>(first: T, second: T) -> u32 {
     u32::from(first.bf16_bits()) | (u32::from(second.bf16_bits()) << 16)
 }
 

@@ -117,7 +117,8 @@ fn by_numbers<const N: usize>(
     }
 }
 
-/// Returns `sums` plus the products of a pair and that of each lane: two f32 multiply-adds a lane, in the order of `vdpbf16ps`.
+/// Returns `sums` plus, in each lane, the two products of `pair` with that lane's pair: two f32 multiply-adds, that of the second
+/// numbers first, as `vdpbf16ps` does.
 #[inline(always)]
 pub(in crate::ops) fn plus_pair(
     mut sums: LaneSums,
@@ -158,11 +159,7 @@ pub(in crate::ops) mod x86 {
     /// Multiplies each pair in one lane of `vdpbf16ps`.
     #[target_feature(enable = "avx512f,avx512bf16")]
     #[inline]
-    pub(in crate::ops) fn by_pairs<const N: usize>(
-        rows: &[[u32; ROWS]],
-        columns: &[[Lanes; N]],
-        tile: &mut Tile,
-    ) {
+    pub(super) fn by_pairs<const N: usize>(rows: &[[u32; ROWS]], columns: &[[Lanes; N]], tile: &mut Tile) {
         let mut sums = [[_mm512_setzero_ps(); N]; ROWS];
         for (row, columns) in rows.iter().zip(columns) {
             add_pair(&mut sums, *row, columns);
@@ -173,11 +170,7 @@ pub(in crate::ops) mod x86 {
     /// [`by_pairs`] of rows in runs.
     #[target_feature(enable = "avx512f,avx512bf16")]
     #[inline]
-    pub(in crate::ops) fn by_runs<const N: usize>(
-        runs: &[Runs<'_>],
-        columns: &[[Lanes; N]],
-        tile: &mut Tile,
-    ) {
+    pub(super) fn by_runs<const N: usize>(runs: &[Runs<'_>], columns: &[[Lanes; N]], tile: &mut Tile) {
         let mut sums = [[_mm512_setzero_ps(); N]; ROWS];
         let mut columns = columns.iter();
         for runs in runs {

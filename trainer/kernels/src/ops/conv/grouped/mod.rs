@@ -7,12 +7,13 @@
 //! gW[t, c, o] = Σ_i x[i, t, c] · g[i, o]          c in rows, o in lanes
 //! ```
 //!
-//! Each group is copied into a padded plane, so that windows need no bounds tests ([`plane`]). Numbers that are bf16 are multiplied
-//! in pairs ([`pairs`]); in f32 there is no fused multiply-add ([`mod@wide`]).
+//! A group's channels are copied into a plane with padding, so that windows need no bounds tests ([`plane`]). In bf16 the output and the
+//! weights' gradient are sums over pairs of numbers ([`pairs`]); the rest, and everything in f32, are multiplications and additions in f32
+//! that are not fused ([`singles`]).
 
 mod pairs;
 mod plane;
-mod wide;
+mod singles;
 
 use burn_tensor::DType;
 
@@ -36,7 +37,7 @@ pub(super) fn forward<T: Number, W: Number>(
 ) -> Vec<T> {
     match T::DTYPE {
         DType::F32 => {
-            bytemuck::cast_vec(wide::forward(bytemuck::cast_slice(x), &wide(packed), channels, geometry))
+            bytemuck::cast_vec(singles::forward(bytemuck::cast_slice(x), &wide(packed), channels, geometry))
         }
         _ => bytemuck::cast_vec(pairs::forward(bytemuck::cast_slice(x), packed, channels, geometry)),
     }
@@ -51,18 +52,19 @@ pub(super) fn weight_gradient<T: Number>(
 ) -> Vec<f32> {
     match T::DTYPE {
         DType::F32 => {
-            wide::weight_gradient(bytemuck::cast_slice(x), bytemuck::cast_slice(grad), channels, geometry)
+            singles::weight_gradient(bytemuck::cast_slice(x), bytemuck::cast_slice(grad), channels, geometry)
         }
         _ => pairs::weight_gradient(bytemuck::cast_slice(x), bytemuck::cast_slice(grad), channels, geometry),
     }
 }
 
-/// Returns the input's gradient, `[N, G·C]`, given that of the output and weights `[G, T·O, C]`.
+/// Returns the input's gradient, `[N, G·C]`, given that of the output and weights `[G, T·O, C]`. Used for strides above one; the gradient
+/// of others is a convolution.
 pub(super) fn input_gradient<T: Number, W: Number>(
     grad: &[T],
     weights: &[W],
     channels: Channels,
     geometry: &Geometry,
 ) -> Vec<T> {
-    wide::input_gradient(grad, &rounded::<T>(&wide(weights)), channels, geometry)
+    singles::input_gradient(grad, &rounded::<T>(&wide(weights)), channels, geometry)
 }

@@ -16,9 +16,10 @@ use crate::ops::gemm::Mat;
 use crate::ops::number::Number;
 #[cfg(target_arch = "x86_64")]
 use crate::ops::product::x86;
-use crate::ops::product::{LaneSums, Lanes, N_LANES, pack_columns, plus_pair};
+use crate::ops::product::{LaneSums, Lanes, N_LANES, pack_columns, pair_of, plus_pair};
 
-/// Pairs of windows whose products are summed before they are added to the gradient, at least, unless an image has fewer.
+/// Least number of pairs of windows whose products are summed in registers before they are added to the gradient. Whole rows are
+/// summed; the last rows of an image may have fewer pairs.
 const N_PAIRS: usize = 64;
 
 /// Returns the convolution of `x` with `packed` weights of `[G, T·C, O]`, `[M, G·O]`.
@@ -34,15 +35,15 @@ pub(super) fn forward<W: Number>(
     let (n_in, n_out) = (x.len() / geometry.n_images, y.len() / geometry.n_images);
     let mut plane = Plane::new(geometry, c);
     let steps = plane.steps(geometry);
-    let mut columns = vec![Lanes::default(); k / 2 * o.div_ceil(N_LANES)];
+    let mut weights = vec![Lanes::default(); k / 2 * o.div_ceil(N_LANES)];
     for group in 0..channels.groups {
         let [from, to] = Place::each(channels, group);
-        pack_columns(Mat::rows(&packed[group * k * o..(group + 1) * k * o], o).t(), 0..o, 0..k, &mut columns);
+        pack_columns(Mat::rows(&packed[group * k * o..(group + 1) * k * o], o).t(), 0..o, 0..k, &mut weights);
         for (image, y) in x.chunks_exact(n_in).zip(y.chunks_exact_mut(n_out)) {
             plane.fill(image, geometry, from);
             for (row, y) in y.chunks_exact_mut(geometry.output[1] * channels.output).enumerate() {
                 let start = &plane.values[row * geometry.stride * steps.row..];
-                windows_of_row(start, &columns, steps, to, y);
+                windows_of_row(start, &weights, steps, to, y);
             }
         }
     }
@@ -62,48 +63,50 @@ pub(super) fn weight_gradient(
     let mut plane = Plane::new(geometry, c);
     let steps = plane.steps(geometry);
     let [n_rows, n_columns] = geometry.output;
-    let mut of_cells = vec![0; plane.values.len()];
-    let mut of_windows = vec![Lanes::default(); n_rows * n_columns.div_ceil(2) * o.div_ceil(N_LANES)];
+    let used = (n_columns - 1) * steps.window + geometry.kernel[1] * c;
+    let mut cell_pairs = vec![0; plane.values.len()];
+    let mut window_pairs = vec![Lanes::default(); n_rows * n_columns.div_ceil(2) * o.div_ceil(N_LANES)];
     for (group, gw) in gw.chunks_exact_mut(geometry.n_taps() * c * o).enumerate() {
         let [from, of_grad] = Place::each(channels, group);
         for (image, grad) in x.chunks_exact(n_in).zip(grad.chunks_exact(n_out)) {
             plane.fill(image, geometry, from);
-            pair_cells(&plane.values, steps, &mut of_cells);
-            pair_windows(grad, n_columns, of_grad, &mut of_windows);
+            pair_cells(&plane.values, steps, used, &mut cell_pairs);
+            pair_windows(grad, n_columns, of_grad, &mut window_pairs);
             let sizes = [n_rows, n_columns.div_ceil(2), o];
-            add_outer_products(&of_cells, &of_windows, steps, sizes, gw);
+            add_outer_products(&cell_pairs, &window_pairs, steps, sizes, gw);
         }
     }
     gw
 }
 
-/// Computes all windows of one row of the output: the group's channels at `place`.
+/// Computes one row of the output, of the group's channels at `place`. `x` starts at the first row of its windows in the plane.
 #[multiversion(targets(
     "x86_64+avx512f+avx512bw+avx512dq+avx512vl+avx512bf16",
     "x86_64+avx512f+avx512bw+avx512dq+avx512vl+fma",
     "x86_64+avx2+fma"
 ))]
-fn windows_of_row(x: &[bf16], columns: &[Lanes], steps: Steps, place: Place, y: &mut [bf16]) {
+fn windows_of_row(x: &[bf16], weights: &[Lanes], steps: Steps, place: Place, y: &mut [bf16]) {
     match_target! {
         "x86_64+avx512bf16" => {
             let plus_pair = |sums, pair, lanes: &_| x86::plus_pair(sums, pair, lanes);
+            // Sides of maps are often multiples of 7; then no block overlaps another.
             match y.len() / place.all {
-                n if n.is_multiple_of(7) => blocks_of_row::<7>(x, columns, steps, place, y, plus_pair),
-                8.. => blocks_of_row::<8>(x, columns, steps, place, y, plus_pair),
-                4.. => blocks_of_row::<4>(x, columns, steps, place, y, plus_pair),
-                _ => blocks_of_row::<1>(x, columns, steps, place, y, plus_pair),
+                n if n.is_multiple_of(7) => blocks_of_row::<7>(x, weights, steps, place, y, plus_pair),
+                8.. => blocks_of_row::<8>(x, weights, steps, place, y, plus_pair),
+                4.. => blocks_of_row::<4>(x, weights, steps, place, y, plus_pair),
+                _ => blocks_of_row::<1>(x, weights, steps, place, y, plus_pair),
             }
         },
-        "x86_64+fma" => few_of_row(x, columns, steps, place, y, |a, b, c| a.mul_add(b, c)),
-        _ => few_of_row(x, columns, steps, place, y, |a, b, c| a * b + c),
+        "x86_64+fma" => row_by_multiply_adds(x, weights, steps, place, y, |a, b, c| a.mul_add(b, c)),
+        _ => row_by_multiply_adds(x, weights, steps, place, y, |a, b, c| a * b + c),
     }
 }
 
-/// [`windows_of_row`] with as many windows at a time as AVX2 has registers for.
+/// [`windows_of_row`] by f32 multiply-adds: four windows at a time, whose sums fit the registers of AVX2.
 #[inline(always)]
-fn few_of_row(
+fn row_by_multiply_adds(
     x: &[bf16],
-    columns: &[Lanes],
+    weights: &[Lanes],
     steps: Steps,
     place: Place,
     y: &mut [bf16],
@@ -111,16 +114,16 @@ fn few_of_row(
 ) {
     let plus_pair = |sums, pair, lanes: &_| plus_pair(sums, pair, lanes, multiply_add);
     match y.len() / place.all {
-        4.. => blocks_of_row::<4>(x, columns, steps, place, y, plus_pair),
-        _ => blocks_of_row::<1>(x, columns, steps, place, y, plus_pair),
+        4.. => blocks_of_row::<4>(x, weights, steps, place, y, plus_pair),
+        _ => blocks_of_row::<1>(x, weights, steps, place, y, plus_pair),
     }
 }
 
-/// [`windows_of_row`], `N` windows at a time, of which a row has as many at least. The last block overlaps the one before it.
+/// [`windows_of_row`], `N` windows at a time; a row must have at least `N`. The last block overlaps the one before it.
 #[inline(always)]
 fn blocks_of_row<const N: usize>(
     x: &[bf16],
-    columns: &[Lanes],
+    weights: &[Lanes],
     steps: Steps,
     place: Place,
     y: &mut [bf16],
@@ -129,10 +132,10 @@ fn blocks_of_row<const N: usize>(
     let n = y.len() / place.all;
     let n_vectors = place.len.div_ceil(N_LANES);
     for first in (0..place.len).step_by(N_LANES) {
-        let columns = &columns[first / N_LANES..];
+        let weights = &weights[first / N_LANES..];
         for start in (0..n).step_by(N) {
             let start = start.min(n - N);
-            let sums = block::<N>(&x[start * steps.window..], columns, n_vectors, steps, plus_pair);
+            let sums = block::<N>(&x[start * steps.window..], weights, n_vectors, steps, plus_pair);
             for (window, sums) in sums.into_iter().enumerate() {
                 let y = &mut y[(start + window) * place.all + place.first..][first..place.len];
                 match y.first_chunk_mut() {
@@ -148,7 +151,7 @@ fn blocks_of_row<const N: usize>(
 #[inline(always)]
 fn block<const N: usize>(
     x: &[bf16],
-    columns: &[Lanes],
+    weights: &[Lanes],
     n_vectors: usize,
     steps: Steps,
     plus_pair: impl Fn(LaneSums, u32, &Lanes) -> LaneSums,
@@ -158,11 +161,11 @@ fn block<const N: usize>(
     // A row of the kernel is one contiguous run of a plane's row.
     let n_pairs = kw * steps.width / 2;
     for ky in 0..kh {
-        let columns = &columns[ky * n_pairs * n_vectors..];
+        let weights = &weights[ky * n_pairs * n_vectors..];
         let runs: [&[[bf16; 2]]; N] =
             std::array::from_fn(|i| &x[ky * steps.row + i * steps.window..].as_chunks().0[..n_pairs]);
         for p in 0..n_pairs {
-            let lanes = &columns[p * n_vectors];
+            let lanes = &weights[p * n_vectors];
             for (totals, run) in totals.iter_mut().zip(runs) {
                 *totals = plus_pair(*totals, bytemuck::cast(run[p]), lanes);
             }
@@ -171,19 +174,21 @@ fn block<const N: usize>(
     totals
 }
 
-/// Pairs each cell of a plane with that of the next window, `[rows, columns, C]`; zeros follow the last column.
+/// Pairs each number of a plane with that of the same channel in the next window's cell. Zero is the partner beyond the first
+/// `used` numbers of a row, those that windows cover: the partner of the last window of an odd number is multiplied by zero, and
+/// infinities that no window covers must not matter.
 #[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
-fn pair_cells(plane: &[bf16], steps: Steps, pairs: &mut [u32]) {
+fn pair_cells(plane: &[bf16], steps: Steps, used: usize, pairs: &mut [u32]) {
     for (row, pairs) in plane.chunks_exact(steps.row).zip(pairs.chunks_exact_mut(steps.row)) {
-        let next = row.get(steps.window..).unwrap_or_default();
+        let next = row[..used].get(steps.window..).unwrap_or_default();
         let (both, alone) = pairs.split_at_mut(next.len());
         both.iter_mut().zip(row).zip(next).for_each(|((pair, x), y)| *pair = pair_of(*x, *y));
         alone.iter_mut().zip(&row[next.len()..]).for_each(|(pair, x)| *pair = pair_of(*x, bf16::ZERO));
     }
 }
 
-/// Pairs the gradients of neighboring windows in rows of `n_columns`, the group's channels at `place` in lanes; a zero is
-/// the neighbor of the last of an odd number.
+/// Pairs the gradients of windows that are neighbors in a row of `n_columns` windows, with the group's output channels in lanes.
+/// Zeros are the partner of the last window of an odd number, and fill incomplete vectors.
 #[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
 fn pair_windows(grad: &[bf16], n_columns: usize, place: Place, pairs: &mut [Lanes]) {
     let mut pairs = pairs.iter_mut();
@@ -208,8 +213,8 @@ fn pair_windows(grad: &[bf16], n_columns: usize, place: Place, pairs: &mut [Lane
     }
 }
 
-/// Adds to `gw` the outer products of the pairs of cells of a plane and the pairs of windows, of which each of `n_rows` has
-/// `n_pairs`, with `o` output channels.
+/// Adds to `gw` the sums of products of pairs of cells, `x`, and pairs of windows' gradients, `grad`. `sizes` are the rows of the
+/// output, the pairs of windows in each, and the output channels.
 #[multiversion(targets(
     "x86_64+avx512f+avx512bw+avx512dq+avx512vl+avx512bf16",
     "x86_64+avx512f+avx512bw+avx512dq+avx512vl+fma",
@@ -275,11 +280,6 @@ fn add_rows<const N: usize>(
     }
 }
 
-#[inline(always)]
-fn pair_of(first: bf16, second: bf16) -> u32 {
-    u32::from(first.to_bits()) | u32::from(second.to_bits()) << 16
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -298,31 +298,46 @@ mod tests {
             let (steps, [n_rows, n]) = (plane.steps(&geometry), geometry.output);
             let place = Place { all: o + 8, first: 8, len: o };
             let x = numbers(plane.values.len(), 0.7);
-            let mut columns = vec![Lanes::default(); 9 * c / 2 * o.div_ceil(N_LANES)];
-            pack_columns(Mat::rows(&numbers(9 * c * o, 0.3), o).t(), 0..o, 0..9 * c, &mut columns);
+            let mut weights = vec![Lanes::default(); 9 * c / 2 * o.div_ceil(N_LANES)];
+            pack_columns(Mat::rows(&numbers(9 * c * o, 0.3), o).t(), 0..o, 0..9 * c, &mut weights);
             let mut chosen = vec![bf16::ZERO; n * place.all];
-            windows_of_row(&x, &columns, steps, place, &mut chosen);
+            windows_of_row(&x, &weights, steps, place, &mut chosen);
 
-            let mut of_cells = vec![0; x.len()];
-            pair_cells(&x, steps, &mut of_cells);
+            let mut cell_pairs = vec![0; x.len()];
+            pair_cells(&x, steps, steps.row, &mut cell_pairs);
             let sizes = [n_rows, n.div_ceil(2), o];
-            let mut of_windows = vec![Lanes::default(); sizes[0] * sizes[1] * o.div_ceil(N_LANES)];
-            pair_windows(&numbers(n_rows * n * place.all, 0.9), n, place, &mut of_windows);
+            let mut window_pairs = vec![Lanes::default(); sizes[0] * sizes[1] * o.div_ceil(N_LANES)];
+            pair_windows(&numbers(n_rows * n * place.all, 0.9), n, place, &mut window_pairs);
             let mut chosen_gradient = vec![0.0; 9 * c * o];
-            add_outer_products(&of_cells, &of_windows, steps, sizes, &mut chosen_gradient);
+            add_outer_products(&cell_pairs, &window_pairs, steps, sizes, &mut chosen_gradient);
 
             for fused in [true, false] {
                 let multiply_add = |a: f32, b: f32, c: f32| if fused { a.mul_add(b, c) } else { a * b + c };
                 let mut y = vec![bf16::ZERO; n * place.all];
-                few_of_row(&x, &columns, steps, place, &mut y, multiply_add);
+                row_by_multiply_adds(&x, &weights, steps, place, &mut y, multiply_add);
                 assert!(y == chosen, "rows of {width}, fused: {fused}");
                 assert!(y.chunks(place.all).all(|cell| cell[..8].iter().all(|y| *y == bf16::ZERO)));
                 let plus_pair = |sums, pair, lanes: &_| plus_pair(sums, pair, lanes, multiply_add);
                 let mut gradient = vec![0.0; 9 * c * o];
-                add_rows::<4>(&of_cells, &of_windows, steps, sizes, &mut gradient, plus_pair);
+                add_rows::<4>(&cell_pairs, &window_pairs, steps, sizes, &mut gradient, plus_pair);
                 assert!(gradient == chosen_gradient, "rows of {width}, fused: {fused}");
             }
             assert!(chosen_gradient.iter().any(|sum| *sum != 0.0));
         }
+    }
+
+    /// An infinity in a column that no window covers does not reach the gradient of an odd number of windows.
+    #[test]
+    fn what_no_window_covers_does_not_matter() {
+        let geometry = Geometry::new(1, [3, 3], [2, 2], 2, 0);
+        let channels = Channels { input: 16, output: 16, groups: 2 };
+        let mut x = numbers(9 * 16, 0.7);
+        let grad = numbers(16, 0.9);
+        let expected = weight_gradient(&x, &grad, channels, &geometry);
+        for row in x.chunks_exact_mut(3 * 16) {
+            row[2 * 16..].fill(bf16::INFINITY);
+        }
+        assert_eq!(weight_gradient(&x, &grad, channels, &geometry), expected);
+        assert!(expected.iter().all(|sum| sum.is_finite()) && expected.iter().any(|sum| *sum != 0.0));
     }
 }

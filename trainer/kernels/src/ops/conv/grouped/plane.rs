@@ -6,7 +6,7 @@ use crate::ops::conv::channels::Channels;
 use crate::ops::conv::geometry::Geometry;
 use crate::ops::number::Number;
 
-/// Channels of a vector of AVX2: the channels of a group are a multiple.
+/// Channels in a vector of AVX2, in f32. A group's channels are a multiple of it.
 pub(super) const LANES: usize = 8;
 
 /// A group's channels of one image with its padding, `[rows, columns, C]`.
@@ -112,7 +112,8 @@ fn for_each_cell(columns: usize, geometry: &Geometry, place: Place, mut f: impl 
     }
 }
 
-/// Copies the channels of a cell. The branches for common widths have a constant length, so that none is a call.
+/// Copies the channels of a cell. The branches for each width have a constant length, so that the compiler emits vector moves instead of
+/// a loop.
 #[inline(always)]
 pub(super) fn copy_cell<A: Number, B: Number>(from: &[A], to: &mut [B]) {
     #[inline(always)]
@@ -125,6 +126,7 @@ pub(super) fn copy_cell<A: Number, B: Number>(from: &[A], to: &mut [B]) {
         8 => copy(&from[..8], &mut to[..8]),
         16 => copy(&from[..16], &mut to[..16]),
         24 => copy(&from[..24], &mut to[..24]),
+        32 => copy(&from[..32], &mut to[..32]),
         _ => copy(from, to),
     }
 }

@@ -1,4 +1,5 @@
-//! Convolution of narrow groups of channels in f32, without fused multiply-adds.
+//! Convolution of narrow groups of channels, number by number without fused multiply-adds: all of it in f32, and the input's gradient of
+//! strided convolutions in bf16.
 
 use burn_tensor::DType;
 use multiversion::multiversion;
@@ -96,16 +97,16 @@ fn widen_channels<T: Number>(row: &[T], place: Place, out: &mut [f32]) {
     }
 }
 
-/// Computes all windows of one row of the output: the group's channels at `place`.
+/// Computes one row of the output, of the group's channels at `place`. `x` starts at the first row of its windows in the plane.
 #[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
 fn windows_of_row(x: &[f32], weights: &[f32], steps: Steps, place: Place, y: &mut [f32]) {
     let o = place.len;
-    let wide = o / (2 * LANES) * (2 * LANES);
-    for lane in (0..wide).step_by(2 * LANES) {
+    let in_double_vectors = o / (2 * LANES) * (2 * LANES);
+    for lane in (0..in_double_vectors).step_by(2 * LANES) {
         lanes_of_row::<{ 2 * LANES }, 6>(x, weights, steps, place, lane, y);
     }
-    if wide < o {
-        lanes_of_row::<LANES, 8>(x, weights, steps, place, wide, y);
+    if in_double_vectors < o {
+        lanes_of_row::<LANES, 8>(x, weights, steps, place, in_double_vectors, y);
     }
 }
 
@@ -182,12 +183,12 @@ fn add_products<const L: usize, const N: usize>(
 /// Spreads the gradients of one row of the output over their windows, and adds them to the plane.
 #[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl", "x86_64+avx2"))]
 fn spread_row(plane: &mut [f32], weights: &[f32], steps: Steps, place: Place, grad: &[f32]) {
-    let wide = steps.width / (2 * LANES) * (2 * LANES);
-    for lane in (0..wide).step_by(2 * LANES) {
+    let in_double_vectors = steps.width / (2 * LANES) * (2 * LANES);
+    for lane in (0..in_double_vectors).step_by(2 * LANES) {
         spread_lanes::<{ 2 * LANES }, 6>(plane, weights, steps, place, lane, grad);
     }
-    if wide < steps.width {
-        spread_lanes::<LANES, 8>(plane, weights, steps, place, wide, grad);
+    if in_double_vectors < steps.width {
+        spread_lanes::<LANES, 8>(plane, weights, steps, place, in_double_vectors, grad);
     }
 }
 
