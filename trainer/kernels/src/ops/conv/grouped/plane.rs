@@ -15,6 +15,7 @@ pub(super) struct Plane<E> {
     pub columns: usize,
     /// Channels.
     pub width: usize,
+    /// Numbers by row, column and channel.
     pub values: Vec<E>,
 }
 
@@ -29,14 +30,6 @@ pub(super) struct Place {
     pub len: usize,
 }
 
-impl Place {
-    /// Returns the places of a group's input and output channels.
-    pub(super) fn each(channels: Channels, group: usize) -> [Self; 2] {
-        let [c, o] = channels.each();
-        [(channels.input, c), (channels.output, o)].map(|(all, len)| Self { all, first: group * len, len })
-    }
-}
-
 /// Distances between taps and windows in a plane.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Steps {
@@ -48,6 +41,14 @@ pub(super) struct Steps {
     pub width: usize,
     /// Rows and columns of the kernel.
     pub kernel: [usize; 2],
+}
+
+impl Place {
+    /// Returns the places of a group's input and output channels.
+    pub(super) fn each(channels: Channels, group: usize) -> [Self; 2] {
+        let [c, o] = channels.each();
+        [(channels.input, c), (channels.output, o)].map(|(all, len)| Self { all, first: group * len, len })
+    }
 }
 
 impl<E: Number> Plane<E> {
