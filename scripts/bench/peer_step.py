@@ -1,6 +1,7 @@
 """The other side of `ocelli bench step --backbone`: timm's networks in PyTorch on the CPU, in f32 or by autocast in bf16.
 
-Needs torch and timm. Prints the median time of one forward and backward pass.
+Needs torch and timm. Prints the median time of one forward and backward pass, and the most memory that the process had
+in use beyond what it had before the model was made.
 
     python scripts/bench/peer_step.py --batch 4 --threads 2 [--bf16]
     python scripts/bench/peer_step.py --model resnet18 --image-px 32 --small-stem --batch 128
@@ -9,11 +10,18 @@ Needs torch and timm. Prints the median time of one forward and backward pass.
 
 import argparse
 import json
+import os
+import resource
 import statistics
 import time
 
 import timm
 import torch
+
+
+def resident_bytes() -> int:
+    with open("/proc/self/statm") as pages:
+        return int(pages.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def main() -> None:
@@ -29,6 +37,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     torch.manual_seed(0)
+    before_bytes = resident_bytes()
     model = timm.create_model(args.model, num_classes=0, global_pool="").train()
     if args.small_stem:
         model.conv1 = torch.nn.Conv2d(3, 64, 3, 1, 1, bias=False)
@@ -50,8 +59,9 @@ def main() -> None:
     median = statistics.median(times[1:])
     layout = "channels last, " if args.channels_last else ""
     number = "bf16" if args.bf16 else "f32"
-    print(f"{args.model}, {args.image_px} px, batch {args.batch}, {number}, {layout}{args.threads} threads, torch {torch.__version__}: {median:.1f} ms")
-    print(json.dumps({"median_ms": median, "times_ms": times[1:]}))
+    peak_bytes = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_bytes
+    print(f"{args.model}, {args.image_px} px, batch {args.batch}, {number}, {layout}{args.threads} threads, torch {torch.__version__}: {median:.1f} ms, {peak_bytes / 1e6:.0f} MB")
+    print(json.dumps({"median_ms": median, "times_ms": times[1:], "peak_bytes": peak_bytes}))
 
 
 if __name__ == "__main__":

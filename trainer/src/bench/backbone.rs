@@ -1,4 +1,4 @@
-//! Times of a backbone that runs unit by unit, as in a training step, against one graph over all units.
+//! Times and memory of a backbone that runs unit by unit, as in a training step, against one graph over all units.
 
 use std::time::Instant;
 
@@ -15,22 +15,32 @@ use ranks::communicator::Communicator;
 use ranks::topology::Topology;
 
 use super::median;
+use super::memory_gauge::MemoryGauge;
 use super::noise::noise;
 use crate::optim::state::UnitShard;
 use crate::recipe::plan::Plan;
 use crate::step::whole::BackbonePass;
 
-/// Median times of the backbone's forward and backward pass, in milliseconds.
+/// Costs of the backbone's forward and backward pass in each of its variants.
 #[derive(Debug, Clone, Copy)]
-pub struct BackboneTimes {
+pub struct BackboneCosts {
     /// One autodiff graph over all units, one thread.
-    pub whole_graph_ms: f64,
+    pub whole_graph: Cost,
     /// Unit by unit, one thread, graphs kept.
-    pub kept_ms: f64,
+    pub kept: Cost,
     /// Unit by unit, one thread, every unit run again in the backward pass.
-    pub recomputed_ms: f64,
+    pub recomputed: Cost,
     /// Unit by unit on the plan's workers, graphs kept.
-    pub workers_ms: f64,
+    pub workers: Cost,
+}
+
+/// Cost of a forward and backward pass.
+#[derive(Debug, Clone, Copy)]
+pub struct Cost {
+    /// Median time, in milliseconds.
+    pub ms: f64,
+    /// Most bytes in use during the first pass, beyond those in use before the backbone was made.
+    pub peak_bytes: usize,
 }
 
 /// Measures the plan's backbone at its own image size. Variants take turns, so that other load of the
@@ -38,26 +48,41 @@ pub struct BackboneTimes {
 ///
 /// # Errors
 /// [`EngineError`]; never in practice, because a single rank has no others to lose.
-pub fn backbone(plan: &Plan, repeats: usize, device: &Device) -> Result<BackboneTimes, EngineError> {
+pub fn backbone(
+    plan: &Plan,
+    repeats: usize,
+    memory: &dyn MemoryGauge,
+    device: &Device,
+) -> Result<BackboneCosts, EngineError> {
+    let before = memory.bytes();
     let bench = BackboneBench::new(plan, device);
     let one = Workers::on(device, 1);
     let workers = Workers::on(device, plan.step_config().n_workers);
+    let variants: [&dyn Fn() -> Gradients; 4] =
+        [&|| bench.whole_graph(&one), &|| bench.units(&one, true), &|| bench.units(&one, false), &|| {
+            bench.units(&workers, true)
+        }];
+    // The first round warms caches and pools. It alone measures memory: on a GPU that empties the pool.
+    let mut peak_bytes = [0; 4];
+    for (peak_bytes, run) in peak_bytes.iter_mut().zip(variants) {
+        memory.reset_peak();
+        bench.time_ms(run)?;
+        *peak_bytes = memory.peak_bytes().saturating_sub(before);
+    }
     let mut times: [Vec<f64>; 4] = Default::default();
-    for repeat in 0..=repeats.max(1) {
-        let timed = [
-            bench.time_ms(|| bench.whole_graph(&one)),
-            bench.time_ms(|| bench.units(&one, true)),
-            bench.time_ms(|| bench.units(&one, false)),
-            bench.time_ms(|| bench.units(&workers, true)),
-        ];
-        // The first round warms caches and pools.
-        if repeat > 0 {
-            times.iter_mut().zip(timed).try_for_each(|(all, ms)| ms.map(|ms| all.push(ms)))?;
+    for _ in 0..repeats.max(1) {
+        for (times, run) in times.iter_mut().zip(variants) {
+            times.push(bench.time_ms(run)?);
         }
     }
-    let [whole_graph_ms, kept_ms, recomputed_ms, workers_ms] = times.map(median);
-    Ok(BackboneTimes { whole_graph_ms, kept_ms, recomputed_ms, workers_ms })
+    let mut peaks = peak_bytes.into_iter();
+    let [whole_graph, kept, recomputed, workers] =
+        times.map(|times| Cost { ms: median(times), peak_bytes: peaks.next().unwrap_or_default() });
+    Ok(BackboneCosts { whole_graph, kept, recomputed, workers })
 }
+
+/// Flat gradients of all units.
+type Gradients = Result<Vec<Tensor<1>>, EngineError>;
 
 /// A backbone with weights, and one view per image.
 struct BackboneBench {
@@ -96,7 +121,7 @@ impl BackboneBench {
     }
 
     /// Returns the flat gradients of all units, from one graph.
-    fn whole_graph(&self, one: &Workers) -> Result<Vec<Tensor<1>>, EngineError> {
+    fn whole_graph(&self, one: &Workers) -> Gradients {
         let (draws, sets) = (Draws::default(), StatSets::per_size(1));
         let run = || {
             let mut groups = self.input(0..self.images.len());
@@ -120,7 +145,7 @@ impl BackboneBench {
     }
 
     /// Returns the flat gradients of all units, computed unit by unit.
-    fn units(&self, workers: &Workers, keeps_graph: bool) -> Result<Vec<Tensor<1>>, EngineError> {
+    fn units(&self, workers: &Workers, keeps_graph: bool) -> Gradients {
         let ranges = workers.slices(self.images.len());
         let slices = workers.map(ranges, |_, range| self.input(range));
         let comm = Communicator::solo();
@@ -129,9 +154,9 @@ impl BackboneBench {
         pass.gradients(slices, keeps_graph, start_gradient)
     }
 
-    fn time_ms<T>(&self, f: impl FnOnce() -> Result<T, EngineError>) -> Result<f64, EngineError> {
+    fn time_ms(&self, run: &dyn Fn() -> Gradients) -> Result<f64, EngineError> {
         let start = Instant::now();
-        let result = f()?;
+        let result = run()?;
         let _ = self.device.sync();
         let elapsed = start.elapsed().as_secs_f64() * 1e3;
         drop(result);

@@ -2,6 +2,7 @@
 
 pub mod backbone;
 pub mod compare;
+pub mod memory_gauge;
 pub mod noise;
 mod products;
 pub mod shard;

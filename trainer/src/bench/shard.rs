@@ -10,21 +10,12 @@ use ranks::mesh::Traffic;
 use ranks::topology::Topology;
 
 use super::median;
+use super::memory_gauge::MemoryGauge;
 use super::noise::noise_batch;
 use crate::error::TrainError;
 use crate::estimate::Memory;
 use crate::estimate::{self, Placement};
 use crate::recipe::plan::Plan;
-
-/// Gauge of the memory in use.
-pub trait MemoryGauge {
-    /// Bytes that are allocated now.
-    fn bytes(&self) -> usize;
-    /// Largest number of bytes that were allocated since the last [`MemoryGauge::reset_peak`].
-    fn peak_bytes(&self) -> usize;
-    /// Restarts the measurement of the peak.
-    fn reset_peak(&self);
-}
 
 /// Results of one mode of sharding. Bytes of memory and times are the largest over ranks.
 #[derive(Debug, Clone)]

@@ -4,6 +4,7 @@ mod clusters;
 mod compare;
 mod device;
 mod loader;
+mod memory_gauge;
 mod probe;
 mod shard;
 mod step;

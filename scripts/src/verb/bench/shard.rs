@@ -2,15 +2,15 @@
 
 use std::process::ExitCode;
 
-use kernels::device::{Device, DeviceKind};
+use kernels::device::DeviceKind;
 use serde_json::json;
 use trainer::Plan;
-use trainer::bench::shard::{MemoryGauge, ShardBench, run as bench};
+use trainer::bench::shard::{ShardBench, run as bench};
 use trainer::estimate::fit;
 
+use super::memory_gauge::gauge;
 use crate::cluster::launch::Launch;
 use crate::cluster::{compute, machine, start};
-use crate::memory::MEMORY;
 use crate::recipes;
 
 /// Modes that are compared, as a recipe would set them.
@@ -47,40 +47,6 @@ pub(crate) struct Args {
     json: bool,
 }
 
-/// The program's own allocator.
-pub(crate) struct Heap;
-
-impl MemoryGauge for Heap {
-    fn bytes(&self) -> usize {
-        MEMORY.in_use()
-    }
-
-    fn peak_bytes(&self) -> usize {
-        MEMORY.peak()
-    }
-
-    fn reset_peak(&self) {
-        MEMORY.reset_peak();
-    }
-}
-
-/// The allocator of a GPU, as far as it reports: bytes in use, and bytes reserved.
-struct Pool<'a>(&'a Device);
-
-impl MemoryGauge for Pool<'_> {
-    fn bytes(&self) -> usize {
-        self.0.memory_pool_usage().map_or(0, |usage| usage.bytes_in_use as usize)
-    }
-
-    fn peak_bytes(&self) -> usize {
-        self.0.memory_pool_usage().map_or(0, |usage| usage.bytes_reserved as usize)
-    }
-
-    fn reset_peak(&self) {
-        self.0.memory_cleanup();
-    }
-}
-
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let launch = Launch::from_env()?;
     let device = args.compute.open(&launch)?;
@@ -114,12 +80,11 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         print_heading(args, &modes[0].1, launch.world_size);
     }
     compute::check(&modes[0].1, &device)?;
-    let pool = Pool(&device.device);
-    let memory: &dyn MemoryGauge = if device.kind == DeviceKind::Cpu { &Heap } else { &pool };
+    let memory = gauge(&device);
     let mut rows = Vec::new();
     for (name, plan) in &modes {
         let measured;
-        (measured, comm) = bench(plan, comm, args.repeats, memory, &device.device)?;
+        (measured, comm) = bench(plan, comm, args.repeats, &*memory, &device.device)?;
         if launch.rank == 0 {
             print_row(name, &measured);
             rows.push(json_of(name, plan, &measured));

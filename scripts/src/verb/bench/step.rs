@@ -9,6 +9,7 @@ use trainer::bench::step::StepBench;
 use trainer::estimate::fit;
 
 use super::compare::{CompareFlag, compared};
+use super::memory_gauge::gauge;
 use crate::cluster::compute::DeviceFlag;
 use crate::cluster::{compute, machine};
 use crate::memory::MEMORY;
@@ -32,7 +33,8 @@ pub(crate) struct Args {
     /// Side of the matrices whose product measures the device's peak [default: 8192 on a GPU, 1024 on the CPU].
     #[arg(long)]
     matrix: Option<usize>,
-    /// Measure only the backbone's forward and backward pass, on one global view per image.
+    /// Measure only the backbone's forward and backward pass, on one global view per image: time, and memory beyond that
+    /// in use before.
     #[arg(long)]
     backbone: bool,
     #[command(flatten)]
@@ -152,30 +154,27 @@ fn print_products(products: Option<[f64; 2]>, step_ms: f64) {
 
 /// Measures the backbone alone and prints the results; returns the figures for programs.
 fn backbone(args: &Args, plan: &Plan, device: &Opened) -> anyhow::Result<Value> {
-    let times = trainer::bench::backbone::backbone(plan, args.repeats, &device.device)?;
-    let side = plan.recipe.model.image_px();
+    let costs = trainer::bench::backbone::backbone(plan, args.repeats, &*gauge(device), &device.device)?;
     out!(
-        "{} backbone, {side} px, batch {}, forward and backward, median of {}",
+        "{} backbone, {} px, batch {}, forward and backward, median of {}; peak of memory",
         args.recipe,
+        plan.recipe.model.image_px(),
         plan.recipe.optim.batch_size,
         args.repeats
     );
-    out!("one graph, one thread            {:9.1} ms", times.whole_graph_ms);
-    out!(
-        "units, one thread, graphs kept   {:9.1} ms  {:.3} of one graph",
-        times.kept_ms,
-        times.kept_ms / times.whole_graph_ms
-    );
-    out!(
-        "units, one thread, recomputed    {:9.1} ms  {:.3} of one graph",
-        times.recomputed_ms,
-        times.recomputed_ms / times.whole_graph_ms
-    );
-    out!("units, {} workers, graphs kept    {:9.1} ms", plan.n_workers, times.workers_ms);
-    Ok(json!({
-        "whole_graph_ms": times.whole_graph_ms,
-        "kept_ms": times.kept_ms,
-        "recomputed_ms": times.recomputed_ms,
-        "workers_ms": times.workers_ms,
-    }))
+    let on_workers = format!("units, {} workers, graphs kept", plan.n_workers);
+    let rows = [
+        ("whole_graph", "one graph, one thread", costs.whole_graph),
+        ("kept", "units, one thread, graphs kept", costs.kept),
+        ("recomputed", "units, one thread, recomputed", costs.recomputed),
+        ("workers", &on_workers, costs.workers),
+    ];
+    let mut figures = serde_json::Map::new();
+    for (key, name, cost) in rows {
+        let (share, mb) = (cost.ms / costs.whole_graph.ms, cost.peak_bytes as f64 / 1e6);
+        out!("{name:<32} {:9.1} ms  {share:.3} of one graph {mb:9.1} MB", cost.ms);
+        figures.insert(format!("{key}_ms"), json!(cost.ms));
+        figures.insert(format!("{key}_peak_bytes"), json!(cost.peak_bytes));
+    }
+    Ok(Value::Object(figures))
 }
