@@ -96,14 +96,6 @@ pub(crate) fn nearest<T: Number>(values: Vec<f32>) -> Vec<T> {
     }
 }
 
-/// Returns `values` in f32, rounded to values that `T` can represent.
-pub(crate) fn rounded<T: Number>(values: &[f32]) -> Cow<'_, [f32]> {
-    match T::DTYPE {
-        DType::F32 => Cow::Borrowed(values),
-        _ => Cow::Owned(values.iter().map(|value| T::nearest(*value).wide()).collect()),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -31,31 +31,43 @@ impl Channels {
 /// Reorders `[O, C/G, T]` into `[G, T·C/G, O/G]`.
 pub(super) fn packed<W: Number>(weight: &[W], channels: Channels, n_taps: usize) -> Vec<W> {
     let mut packed = vec![W::default(); weight.len()];
-    for_each_weight(channels, n_taps, by_output(channels), |from, to| packed[to] = weight[from]);
+    let taps = Taps::all(n_taps);
+    for_each_weight(channels, &taps, by_output(channels), |from, to| packed[to] = weight[from]);
     packed
 }
 
 /// Reorders `[G, T·C/G, O/G]` into `[O, C/G, T]`.
 pub(super) fn unpacked(packed: &[f32], channels: Channels, n_taps: usize) -> Vec<f32> {
     let mut weight = vec![0.0; packed.len()];
-    for_each_weight(channels, n_taps, by_output(channels), |to, from| weight[to] = packed[from]);
+    let taps = Taps::all(n_taps);
+    for_each_weight(channels, &taps, by_output(channels), |to, from| weight[to] = packed[from]);
     weight
 }
 
-/// Reorders `[O, C/G, T]` into `[G, T·O/G, C/G]`, keeping the order of the taps.
-pub(super) fn by_tap<W: Number>(weight: &[W], channels: Channels, n_taps: usize) -> Vec<W> {
-    let mut by_tap = vec![W::default(); weight.len()];
-    for_each_weight(channels, n_taps, by_input(channels), |from, to| by_tap[to] = weight[from]);
-    by_tap
+/// Reorders `taps` of `[O, C/G, T]` into `[G, T'·O/G, C/G]`, to convolve an output gradient with; taps of it that no tap of the weights
+/// moves to are zero.
+pub(super) fn turned<W: Number>(weight: &[W], channels: Channels, taps: &Taps) -> Vec<W> {
+    let mut turned = vec![W::default(); weight.len() / taps.n_from * taps.n_to];
+    for_each_weight(channels, taps, by_input(channels), |from, to| turned[to] = weight[from]);
+    turned
 }
 
-/// Reorders `[O, C/G, T]` into `[G, T·O/G, C/G]` with the taps in reverse, to convolve an output gradient with.
-pub(super) fn turned<W: Number>(weight: &[W], channels: Channels, n_taps: usize) -> Vec<W> {
-    let mut turned = vec![W::default(); weight.len()];
-    let place = by_input(channels);
-    let reversed = |[tap, out, input]: [usize; 3]| place([n_taps - 1 - tap, out, input]);
-    for_each_weight(channels, n_taps, reversed, |from, to| turned[to] = weight[from]);
-    turned
+/// Taps of a kernel that move to taps of another one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Taps {
+    /// Number of taps of the kernel.
+    pub n_from: usize,
+    /// Number of taps of the other kernel.
+    pub n_to: usize,
+    /// Index of each tap that moves, and its index in the other kernel.
+    pub moves: Vec<[usize; 2]>,
+}
+
+impl Taps {
+    /// Returns `n_taps` that stay where they are.
+    fn all(n_taps: usize) -> Self {
+        Self { n_from: n_taps, n_to: n_taps, moves: (0..n_taps).map(|tap| [tap, tap]).collect() }
+    }
 }
 
 /// Returns the index of a tap, output and input channel in a group of `[T·C/G, O/G]`.
@@ -70,12 +82,12 @@ fn by_input(channels: Channels) -> impl Fn([usize; 3]) -> usize {
     move |[tap, out, input]| (tap * o + out) * c + input
 }
 
-/// Calls `f` for every weight with its index in `[O, C/G, T]` and its index in groups ordered by `place`. It proceeds by squares of
-/// output and input channels, so that the cache lines of a square, with up to nine taps, stay in the L1 cache.
+/// Calls `f` for every weight of the `taps` that move, with its index in `[O, C/G, T]` and its index in groups ordered by `place`. It
+/// proceeds by squares of output and input channels, so that the cache lines of a square, with up to nine taps, stay in the L1 cache.
 #[inline(always)]
 fn for_each_weight(
     channels: Channels,
-    n_taps: usize,
+    taps: &Taps,
     place: impl Fn([usize; 3]) -> usize,
     mut f: impl FnMut(usize, usize),
 ) {
@@ -84,11 +96,11 @@ fn for_each_weight(
     for group in 0..channels.groups {
         for outs in squares(o) {
             for inputs in squares(c) {
-                for tap in 0..n_taps {
+                for &[from, to] in &taps.moves {
                     for out in outs.clone() {
-                        let (row, of_group) = ((group * o + out) * c, group * n_taps * c * o);
+                        let (row, of_group) = ((group * o + out) * c, group * taps.n_to * c * o);
                         for input in inputs.clone() {
-                            f((row + input) * n_taps + tap, of_group + place([tap, out, input]));
+                            f((row + input) * taps.n_from + from, of_group + place([to, out, input]));
                         }
                     }
                 }

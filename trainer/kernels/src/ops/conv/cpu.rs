@@ -3,8 +3,7 @@
 //!
 //! ```text
 //! X [M, T·C]  windows of x      W [T·C, O]       y = X · W      gW = Xᵀ · g
-//! gx = windows of g · W with reversed taps      for a stride of one and less padding than taps
-//! gx = Σ over windows of g · Wᵀ                 otherwise
+//! gx = windows of g · W with reversed taps      for each of the [`phases`] that a stride makes
 //! ```
 //!
 //! for each group of channels; T taps, C and O channels of a group.
@@ -14,11 +13,12 @@ use std::ops::Range;
 use burn_tensor::DType;
 use half::bf16;
 
-use super::channels::{Channels, by_tap, packed, turned};
+use super::channels::{Channels, turned};
 use super::geometry::Geometry;
-use super::grouped;
+use super::grouped::{self, Part};
+use super::phases::Phase;
 use crate::ops::gemm::Mat;
-use crate::ops::number::{Number, nearest};
+use crate::ops::number::Number;
 use crate::ops::product::{RunSizes, Start, product_into, product_of_runs};
 
 /// Elements of a block of windows, which stays in a core's cache.
@@ -35,7 +35,9 @@ pub(super) fn forward<T: Number, W: Number>(
     geometry: &Geometry,
 ) -> Vec<T> {
     if grouped::suits(channels) {
-        return grouped::forward(x, packed, channels, geometry);
+        let lattice = geometry.lattice(channels.output);
+        let part = Part { packed: packed.into(), geometry: *geometry, lattice };
+        return grouped::convolve(x, &[part], channels, geometry.n_windows());
     }
     let [c, o] = channels.each();
     let k = geometry.n_taps() * c;
@@ -111,38 +113,26 @@ pub(super) fn input_gradient<T: Number, W: Number>(
     channels: Channels,
     geometry: &Geometry,
 ) -> Vec<T> {
-    if geometry.stride > 1 && grouped::suits(channels) {
-        let weights = by_tap(weight, channels, geometry.n_taps());
-        return grouped::input_gradient(grad, &weights, channels, geometry);
+    let (phases, channels) = (Phase::all(geometry), channels.turned());
+    let packed = |phase: &Phase| turned(weight, channels.turned(), &phase.taps);
+    if grouped::suits(channels) {
+        let part = |phase: &Phase| Part {
+            packed: packed(phase).into(),
+            geometry: phase.geometry,
+            lattice: phase.lattice(geometry, channels.output),
+        };
+        let parts: Vec<_> = phases.iter().map(part).collect();
+        return grouped::convolve(grad, &parts, channels, geometry.n_cells());
     }
-    if geometry.stride == 1 && (0..2).all(|axis| geometry.padding[axis] < geometry.kernel[axis]) {
-        let turned = turned(weight, channels, geometry.n_taps());
-        return forward(grad, &turned, channels.turned(), &geometry.turned());
-    }
-    let [c, o] = channels.each();
-    let k = geometry.n_taps() * c;
-    let packed = packed(weight, channels, geometry.n_taps());
-    let mut gx = vec![0.0; geometry.n_cells() * channels.input];
-    // Overlapping windows are summed in f32.
-    let mut block: Vec<f32> = Vec::new();
-    for windows in blocks(geometry, k) {
-        let grad = &grad[windows.start * channels.output..windows.end * channels.output];
-        for group in 0..channels.groups {
-            let m = windows.len();
-            block.resize(m * k, 0.0);
-            let weights = Mat::rows(&packed[group * k * o..(group + 1) * k * o], o).t();
-            let grad = Mat::rows(&grad[group * o..], channels.output);
-            product_into([m, o, k], 1.0, grad, weights, Start::Zero, &mut block, k);
-            geometry.for_each_row(windows.clone(), |window, tap, n| {
-                for i in 0..n {
-                    let from = window * k + (tap.number + i) * c;
-                    let to = (tap.cell + i) * channels.input + group * c;
-                    gx[to..to + c].iter_mut().zip(&block[from..from + c]).for_each(|(gx, g)| *gx += g);
-                }
-            });
+    let of_phase = |phase: &Phase| forward(grad, &packed(phase), channels, &phase.geometry);
+    match phases.as_slice() {
+        [phase] if phase.geometry.output == geometry.input => of_phase(phase),
+        phases => {
+            let mut gx = vec![T::default(); geometry.n_cells() * channels.output];
+            phases.iter().for_each(|phase| phase.put(&of_phase(phase), channels.output, geometry, &mut gx));
+            gx
         }
     }
-    nearest(gx)
 }
 
 /// Returns ranges of windows, of `k` elements each, that fit a block.

@@ -28,6 +28,17 @@ pub(super) struct Tap {
     pub cell: usize,
 }
 
+/// Places of the windows' results in the memory of an image, in elements.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Lattice {
+    /// Place of the first window.
+    pub start: usize,
+    /// Distance between two windows of a row.
+    pub window: usize,
+    /// Distance between two rows of windows.
+    pub row: usize,
+}
+
 impl Geometry {
     /// Returns windows of `kernel` over `n_images` grids of `input`, `stride` apart, with `padding` around the input.
     ///
@@ -44,16 +55,22 @@ impl Geometry {
         Self { n_images, input, output, kernel, stride, padding: [padding; 2] }
     }
 
-    /// Returns the geometry of the convolution that computes this one's input gradient, for a stride of one: it runs
-    /// over the output's gradient with the kernel's taps reversed.
-    pub(super) fn turned(&self) -> Self {
-        let padding = [0, 1].map(|axis| self.kernel[axis] - 1 - self.padding[axis]);
-        Self { input: self.output, output: self.input, padding, ..*self }
+    /// Returns the places of windows with results of `channels` each, one after another.
+    pub(super) fn lattice(&self, channels: usize) -> Lattice {
+        Lattice { start: 0, window: channels, row: self.output[1] * channels }
     }
 
     /// Returns the number of windows of all images.
     pub(super) fn n_windows(&self) -> usize {
         self.n_images * self.output[0] * self.output[1]
+    }
+
+    /// Returns the rows and columns of the input with the padding that windows reach on all sides.
+    pub(super) fn padded(&self) -> [usize; 2] {
+        [0, 1].map(|axis| {
+            let reached = (self.output[axis] - 1) * self.stride + self.kernel[axis];
+            reached.max(self.padding[axis] + self.input[axis])
+        })
     }
 
     /// Returns the number of cells of all images.

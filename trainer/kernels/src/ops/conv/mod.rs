@@ -13,6 +13,7 @@ mod channels;
 mod cpu;
 mod geometry;
 mod grouped;
+mod phases;
 mod pool;
 
 pub use pool::max_pool;

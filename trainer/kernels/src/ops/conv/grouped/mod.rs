@@ -2,25 +2,27 @@
 //! idle; here a block of windows stays in registers during the loops over taps and channels.
 //!
 //! ```text
-//! y[i, o]  = Σ_t,c x[i, t, c] · W[t, c, o]        windows i in blocks, o in lanes
-//! gx[i, t, c] += Σ_o g[i, o] · W[t, o, c]         c in lanes
+//! y[i, o]     = Σ_t,c x[i, t, c] · W[t, c, o]     windows i in blocks, o in lanes
 //! gW[t, c, o] = Σ_i x[i, t, c] · g[i, o]          c in rows, o in lanes
 //! ```
 //!
-//! A group's channels are copied into a plane with padding, so that windows need no bounds tests ([`plane`]). In bf16 the output and the
-//! weights' gradient are sums over pairs of numbers ([`pairs`]); the rest, and everything in f32, are multiplications and additions in f32
-//! that are not fused ([`singles`]).
+//! A group's channels are copied into a plane with padding, so that windows need no bounds tests ([`plane`]). In bf16 both are sums over
+//! pairs of numbers ([`pairs`]), in f32 multiplications and additions that are not fused ([`singles`]).
 
 mod pairs;
+mod part;
 mod plane;
 mod singles;
 
+pub(super) use part::Part;
+
 use burn_tensor::DType;
+use half::bf16;
 
 use self::plane::LANES;
 use super::channels::Channels;
 use super::geometry::Geometry;
-use crate::ops::number::{Number, rounded, wide};
+use crate::ops::number::Number;
 
 /// Returns whether this implementation is the one for groups of these sizes.
 pub(super) fn suits(channels: Channels) -> bool {
@@ -28,18 +30,25 @@ pub(super) fn suits(channels: Channels) -> bool {
     channels.groups > 1 && c.is_multiple_of(LANES) && o.is_multiple_of(LANES) && c.max(o) <= 32
 }
 
-/// Returns the convolution of `x` with `packed` weights of `[G, T·C, O]`, `[M, G·O]`.
-pub(super) fn forward<T: Number, W: Number>(
+/// Convolves `x` with the weights of all `parts`, each of which computes the results at its own places among `n_cells`; returns
+/// `[N, G·O]`, with zeros where there is no part.
+pub(super) fn convolve<T: Number, W: Number>(
     x: &[T],
-    packed: &[W],
+    parts: &[Part<'_, W>],
     channels: Channels,
-    geometry: &Geometry,
+    n_cells: usize,
 ) -> Vec<T> {
     match T::DTYPE {
         DType::F32 => {
-            bytemuck::cast_vec(singles::forward(bytemuck::cast_slice(x), &wide(packed), channels, geometry))
+            let mut y = vec![0.0; n_cells * channels.output];
+            singles::convolve(bytemuck::cast_slice(x), parts, channels, &mut y);
+            bytemuck::cast_vec(y)
         }
-        _ => bytemuck::cast_vec(pairs::forward(bytemuck::cast_slice(x), packed, channels, geometry)),
+        _ => {
+            let mut y = vec![bf16::ZERO; n_cells * channels.output];
+            pairs::convolve(bytemuck::cast_slice(x), parts, channels, &mut y);
+            bytemuck::cast_vec(y)
+        }
     }
 }
 
@@ -56,15 +65,4 @@ pub(super) fn weight_gradient<T: Number>(
         }
         _ => pairs::weight_gradient(bytemuck::cast_slice(x), bytemuck::cast_slice(grad), channels, geometry),
     }
-}
-
-/// Returns the input's gradient, `[N, G·C]`, given that of the output and weights `[G, T·O, C]`. Used for strides above one; the gradient
-/// of others is a convolution.
-pub(super) fn input_gradient<T: Number, W: Number>(
-    grad: &[T],
-    weights: &[W],
-    channels: Channels,
-    geometry: &Geometry,
-) -> Vec<T> {
-    singles::input_gradient(grad, &rounded::<T>(&wide(weights)), channels, geometry)
 }

@@ -9,6 +9,7 @@
 use half::bf16;
 use multiversion::{multiversion, target::match_target};
 
+use super::part::Part;
 use super::plane::{Place, Plane, Steps};
 use crate::ops::conv::channels::Channels;
 use crate::ops::conv::geometry::Geometry;
@@ -22,32 +23,32 @@ use crate::ops::product::{LaneSums, Lanes, N_LANES, pack_columns, pair_of, plus_
 /// summed; the last rows of an image may have fewer pairs.
 const N_PAIRS: usize = 64;
 
-/// Returns the convolution of `x` with `packed` weights of `[G, T·C, O]`, `[M, G·O]`.
-pub(super) fn forward<W: Number>(
-    x: &[bf16],
-    packed: &[W],
-    channels: Channels,
-    geometry: &Geometry,
-) -> Vec<bf16> {
+/// Convolves `x` with the weights of all `parts`, each of which writes to its own places in `y`.
+pub(super) fn convolve<W: Number>(x: &[bf16], parts: &[Part<'_, W>], channels: Channels, y: &mut [bf16]) {
+    let Some(n_images) = parts.first().map(|part| part.geometry.n_images) else { return };
     let [c, o] = channels.each();
-    let k = geometry.n_taps() * c;
-    let mut y = vec![bf16::ZERO; geometry.n_windows() * channels.output];
-    let (n_in, n_out) = (x.len() / geometry.n_images, y.len() / geometry.n_images);
-    let mut plane = Plane::new(geometry, c);
-    let steps = plane.steps(geometry);
-    let mut weights = vec![Lanes::default(); k / 2 * o.div_ceil(N_LANES)];
+    let (n_in, n_out) = (x.len() / n_images, y.len() / n_images);
+    let mut plane = Plane::new(parts.iter().map(|part| &part.geometry), c);
+    let n_vectors = o.div_ceil(N_LANES);
+    let mut weights: Vec<Vec<Lanes>> =
+        parts.iter().map(|part| vec![Lanes::default(); part.geometry.n_taps() * c / 2 * n_vectors]).collect();
     for group in 0..channels.groups {
         let [from, to] = Place::each(channels, group);
-        pack_columns(Mat::rows(&packed[group * k * o..(group + 1) * k * o], o).t(), 0..o, 0..k, &mut weights);
+        for (part, weights) in parts.iter().zip(&mut weights) {
+            let k = part.geometry.n_taps() * c;
+            let packed = Mat::rows(&part.packed[group * k * o..(group + 1) * k * o], o);
+            pack_columns(packed.t(), 0..o, 0..k, weights);
+        }
         for (image, y) in x.chunks_exact(n_in).zip(y.chunks_exact_mut(n_out)) {
-            plane.fill(image, geometry, from);
-            for (row, y) in y.chunks_exact_mut(geometry.output[1] * channels.output).enumerate() {
-                let start = &plane.values[row * geometry.stride * steps.row..];
-                windows_of_row(start, &weights, steps, to, y);
+            plane.fill(image, from);
+            for (part, weights) in parts.iter().zip(&weights) {
+                let steps = plane.steps(&part.geometry);
+                for (row, (place, y)) in part.rows(to, y).enumerate() {
+                    windows_of_row(plane.row_start(row, &part.geometry), weights, steps, place, y);
+                }
             }
         }
     }
-    y
 }
 
 /// Returns the gradient of packed weights, `[G, T·C, O]`, given that of the output.
@@ -60,7 +61,7 @@ pub(super) fn weight_gradient(
     let [c, o] = channels.each();
     let mut gw = vec![0.0; channels.groups * geometry.n_taps() * c * o];
     let (n_in, n_out) = (x.len() / geometry.n_images, grad.len() / geometry.n_images);
-    let mut plane = Plane::new(geometry, c);
+    let mut plane = Plane::new([geometry].into_iter(), c);
     let steps = plane.steps(geometry);
     let [n_rows, n_columns] = geometry.output;
     let used = (n_columns - 1) * steps.window + geometry.kernel[1] * c;
@@ -69,7 +70,7 @@ pub(super) fn weight_gradient(
     for (group, gw) in gw.chunks_exact_mut(geometry.n_taps() * c * o).enumerate() {
         let [from, of_grad] = Place::each(channels, group);
         for (image, grad) in x.chunks_exact(n_in).zip(grad.chunks_exact(n_out)) {
-            plane.fill(image, geometry, from);
+            plane.fill(image, from);
             pair_cells(&plane.values, steps, used, &mut cell_pairs);
             pair_windows(grad, n_columns, of_grad, &mut window_pairs);
             let sizes = [n_rows, n_columns.div_ceil(2), o];
@@ -90,7 +91,7 @@ fn windows_of_row(x: &[bf16], weights: &[Lanes], steps: Steps, place: Place, y: 
         "x86_64+avx512bf16" => {
             let plus_pair = |sums, pair, lanes: &_| x86::plus_pair(sums, pair, lanes);
             // Sides of maps are often multiples of 7; then no block overlaps another.
-            match y.len() / place.all {
+            match place.n_cells(y.len()) {
                 n if n.is_multiple_of(7) => blocks_of_row::<7>(x, weights, steps, place, y, plus_pair),
                 8.. => blocks_of_row::<8>(x, weights, steps, place, y, plus_pair),
                 4.. => blocks_of_row::<4>(x, weights, steps, place, y, plus_pair),
@@ -113,7 +114,7 @@ fn row_by_multiply_adds(
     multiply_add: impl Fn(f32, f32, f32) -> f32 + Copy,
 ) {
     let plus_pair = |sums, pair, lanes: &_| plus_pair(sums, pair, lanes, multiply_add);
-    match y.len() / place.all {
+    match place.n_cells(y.len()) {
         4.. => blocks_of_row::<4>(x, weights, steps, place, y, plus_pair),
         _ => blocks_of_row::<1>(x, weights, steps, place, y, plus_pair),
     }
@@ -129,7 +130,7 @@ fn blocks_of_row<const N: usize>(
     y: &mut [bf16],
     plus_pair: impl Fn(LaneSums, u32, &Lanes) -> LaneSums + Copy,
 ) {
-    let n = y.len() / place.all;
+    let n = place.n_cells(y.len());
     let n_vectors = place.len.div_ceil(N_LANES);
     for first in (0..place.len).step_by(N_LANES) {
         let weights = &weights[first / N_LANES..];
@@ -138,12 +139,20 @@ fn blocks_of_row<const N: usize>(
             let sums = block::<N>(&x[start * steps.window..], weights, n_vectors, steps, plus_pair);
             for (window, sums) in sums.into_iter().enumerate() {
                 let y = &mut y[(start + window) * place.all + place.first..][first..place.len];
-                match y.first_chunk_mut() {
-                    Some(y) => *y = sums.map(bf16::nearest),
-                    None => y.iter_mut().zip(sums).for_each(|(y, sum)| *y = bf16::nearest(sum)),
+                match y.first_chunk_mut::<N_LANES>() {
+                    Some(y) => round(&sums, y),
+                    None => round(&sums, y),
                 }
             }
         }
+    }
+}
+
+/// Rounds as many sums as fit `y`.
+#[inline(always)]
+fn round(sums: &LaneSums, y: &mut [bf16]) {
+    for (y, sum) in y.iter_mut().zip(sums) {
+        *y = bf16::nearest(*sum);
     }
 }
 
@@ -294,7 +303,7 @@ mod tests {
     fn every_way_to_multiply_gives_the_same_bits() {
         for (width, [c, o]) in (1..20).map(|width| (width, [[8, 24], [16, 16], [24, 8]][width % 3])) {
             let geometry = Geometry::new(1, [3, width], [3, 3], 1 + width % 2, 1);
-            let plane: Plane<bf16> = Plane::new(&geometry, c);
+            let plane: Plane<bf16> = Plane::new([&geometry].into_iter(), c);
             let (steps, [n_rows, n]) = (plane.steps(&geometry), geometry.output);
             let place = Place { all: o + 8, first: 8, len: o };
             let x = numbers(plane.values.len(), 0.7);

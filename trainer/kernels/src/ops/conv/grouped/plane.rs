@@ -6,7 +6,7 @@ use crate::ops::conv::channels::Channels;
 use crate::ops::conv::geometry::Geometry;
 use crate::ops::number::Number;
 
-/// Channels in a vector of AVX2, in f32. A group's channels are a multiple of it.
+/// Channels in a vector of AVX2, in f32. A group's channels are a multiple of it, at most four times as many.
 pub(super) const LANES: usize = 8;
 
 /// A group's channels of one image with its padding, `[rows, columns, C]`.
@@ -15,6 +15,10 @@ pub(super) struct Plane<E> {
     pub columns: usize,
     /// Channels.
     pub width: usize,
+    /// Columns of the image.
+    image_columns: usize,
+    /// Rows above and columns to the left of the image.
+    padding: [usize; 2],
     /// Numbers by row, column and channel.
     pub values: Vec<E>,
 }
@@ -22,7 +26,7 @@ pub(super) struct Plane<E> {
 /// The place of a group's channels among those of a cell.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Place {
-    /// Channels of all groups.
+    /// Distance between cells: the channels of all groups, or more if cells lie between them.
     pub all: usize,
     /// Number of the group's first channel.
     pub first: usize,
@@ -49,13 +53,26 @@ impl Place {
         let [c, o] = channels.each();
         [(channels.input, c), (channels.output, o)].map(|(all, len)| Self { all, first: group * len, len })
     }
+
+    /// Returns the number of cells that start in `len` elements.
+    pub(super) fn n_cells(self, len: usize) -> usize {
+        len.div_ceil(self.all)
+    }
 }
 
 impl<E: Number> Plane<E> {
-    /// Creates a plane of zeros.
-    pub(super) fn new(geometry: &Geometry, width: usize) -> Self {
-        let [rows, columns] = [0, 1].map(|axis| geometry.input[axis] + 2 * geometry.padding[axis]);
-        Self { columns, width, values: vec![E::default(); rows * columns * width] }
+    /// Creates a plane of zeros for images that windows of these `geometries` go over.
+    pub(super) fn new<'a>(geometries: impl Iterator<Item = &'a Geometry>, width: usize) -> Self {
+        let (mut padding, mut behind, mut image_columns) = ([0; 2], [0; 2], 0);
+        for geometry in geometries {
+            image_columns = geometry.input[1];
+            for (axis, padded) in geometry.padded().into_iter().enumerate() {
+                padding[axis] = padding[axis].max(geometry.padding[axis]);
+                behind[axis] = behind[axis].max(padded - geometry.padding[axis]);
+            }
+        }
+        let [rows, columns] = [0, 1].map(|axis| padding[axis] + behind[axis]);
+        Self { columns, width, image_columns, padding, values: vec![E::default(); rows * columns * width] }
     }
 
     /// Returns the distances between taps and windows of a convolution.
@@ -64,70 +81,40 @@ impl<E: Number> Plane<E> {
         Steps { window: geometry.stride * width, row: self.columns * width, width, kernel: geometry.kernel }
     }
 
+    /// Returns the plane from the first tap of a row of windows of a `geometry` on.
+    pub(super) fn row_start(&self, row: usize, geometry: &Geometry) -> &[E] {
+        let [top, left] = [0, 1].map(|axis| self.padding[axis] - geometry.padding[axis]);
+        &self.values[((row * geometry.stride + top) * self.columns + left) * self.width..]
+    }
+
     /// Copies a group's channels of an image into the plane.
-    pub(super) fn fill<T: Number>(&mut self, image: &[T], geometry: &Geometry, place: Place) {
-        fill(&mut self.values, self.columns, image, geometry, place);
-    }
-
-    /// Copies the plane into a group's channels of an image.
-    pub(super) fn read<T: Number>(&self, image: &mut [T], geometry: &Geometry, place: Place) {
-        read(&self.values, self.columns, image, geometry, place);
-    }
-}
-
-#[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
-fn fill<T: Number, E: Number>(
-    values: &mut [E],
-    columns: usize,
-    image: &[T],
-    geometry: &Geometry,
-    place: Place,
-) {
-    for_each_cell(columns, geometry, place, |to, from| {
-        copy_cell(&image[from..from + place.len], &mut values[to..to + place.len]);
-    });
-}
-
-#[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
-fn read<T: Number, E: Number>(
-    values: &[E],
-    columns: usize,
-    image: &mut [T],
-    geometry: &Geometry,
-    place: Place,
-) {
-    for_each_cell(columns, geometry, place, |from, to| {
-        copy_cell(&values[from..from + place.len], &mut image[to..to + place.len]);
-    });
-}
-
-/// Calls `f` for every cell of the image with its offset in the plane and its offset in the image.
-#[inline(always)]
-fn for_each_cell(columns: usize, geometry: &Geometry, place: Place, mut f: impl FnMut(usize, usize)) {
-    let [top, left] = geometry.padding;
-    for y in 0..geometry.input[0] {
-        for x in 0..geometry.input[1] {
-            let to = ((y + top) * columns + x + left) * place.len;
-            f(to, (y * geometry.input[1] + x) * place.all + place.first);
+    pub(super) fn fill(&mut self, image: &[E], place: Place) {
+        let [top, left] = self.padding;
+        let rows = image.chunks_exact(self.image_columns * place.all);
+        let rows = rows.zip(self.values.chunks_exact_mut(self.columns * self.width).skip(top));
+        for (from, to) in rows {
+            fill_row(from, &mut to[left * self.width..], place);
         }
     }
 }
 
-/// Copies the channels of a cell. The branches for each width have a constant length, so that the compiler emits vector moves instead of
-/// a loop.
-#[inline(always)]
-pub(super) fn copy_cell<A: Number, B: Number>(from: &[A], to: &mut [B]) {
-    #[inline(always)]
-    fn copy<A: Number, B: Number>(from: &[A], to: &mut [B]) {
-        to.iter_mut().zip(from).for_each(|(to, from)| {
-            *to = if A::DTYPE == B::DTYPE { bytemuck::cast(*from) } else { B::nearest(from.wide()) };
-        });
+/// Copies a group's channels of a row of cells, one after another.
+#[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
+fn fill_row<E: Number>(from: &[E], to: &mut [E], place: Place) {
+    match place.len {
+        8 => copy_cells::<E, 8>(from, to, place),
+        16 => copy_cells::<E, 16>(from, to, place),
+        24 => copy_cells::<E, 24>(from, to, place),
+        _ => copy_cells::<E, 32>(from, to, place),
     }
-    match to.len() {
-        8 => copy(&from[..8], &mut to[..8]),
-        16 => copy(&from[..16], &mut to[..16]),
-        24 => copy(&from[..24], &mut to[..24]),
-        32 => copy(&from[..32], &mut to[..32]),
-        _ => copy(from, to),
+}
+
+/// [`fill_row`] for groups of `N` channels. Arrays are copied by vector moves where slices would be by a call.
+#[inline(always)]
+fn copy_cells<E: Number, const N: usize>(from: &[E], to: &mut [E], place: Place) {
+    for (from, to) in from.chunks_exact(place.all).zip(to.as_chunks_mut::<N>().0) {
+        if let Some(from) = from[place.first..].first_chunk() {
+            *to = *from;
+        }
     }
 }

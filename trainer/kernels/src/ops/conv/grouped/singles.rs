@@ -1,63 +1,33 @@
-//! Convolution of narrow groups of channels, number by number without fused multiply-adds: all of it in f32, and the input's gradient of
-//! strided convolutions in bf16.
+//! Convolution of narrow groups of f32 channels, number by number without fused multiply-adds.
 
-use burn_tensor::DType;
 use multiversion::multiversion;
 
-use super::plane::{LANES, Place, Plane, Steps, copy_cell};
+use super::part::Part;
+use super::plane::{LANES, Place, Plane, Steps};
 use crate::ops::conv::channels::Channels;
 use crate::ops::conv::geometry::Geometry;
-use crate::ops::number::Number;
+use crate::ops::number::{Number, wide};
 
-/// Returns the convolution of `x` with `packed` weights of `[G, T·C, O]`, `[M, G·O]`.
-pub(super) fn forward(x: &[f32], packed: &[f32], channels: Channels, geometry: &Geometry) -> Vec<f32> {
+/// Convolves `x` with the weights of all `parts`, each of which writes to its own places in `y`.
+pub(super) fn convolve<W: Number>(x: &[f32], parts: &[Part<'_, W>], channels: Channels, y: &mut [f32]) {
+    let Some(n_images) = parts.first().map(|part| part.geometry.n_images) else { return };
     let [c, o] = channels.each();
-    let mut y = vec![0.0; geometry.n_windows() * channels.output];
-    let (n_in, n_out) = (x.len() / geometry.n_images, y.len() / geometry.n_images);
-    let mut plane = Plane::new(geometry, c);
-    let steps = plane.steps(geometry);
+    let (n_in, n_out) = (x.len() / n_images, y.len() / n_images);
+    let mut plane = Plane::new(parts.iter().map(|part| &part.geometry), c);
+    let weights: Vec<_> = parts.iter().map(|part| wide(&part.packed)).collect();
     for group in 0..channels.groups {
         let [from, to] = Place::each(channels, group);
-        let weights = &packed[group * geometry.n_taps() * c * o..(group + 1) * geometry.n_taps() * c * o];
         for (image, y) in x.chunks_exact(n_in).zip(y.chunks_exact_mut(n_out)) {
-            plane.fill(image, geometry, from);
-            for (row, y) in y.chunks_exact_mut(geometry.output[1] * channels.output).enumerate() {
-                let start = &plane.values[row * geometry.stride * steps.row..];
-                windows_of_row(start, weights, steps, to, y);
+            plane.fill(image, from);
+            for (part, weights) in parts.iter().zip(&weights) {
+                let (steps, n) = (plane.steps(&part.geometry), part.geometry.n_taps() * c * o);
+                for (row, (place, y)) in part.rows(to, y).enumerate() {
+                    let weights = &weights[group * n..(group + 1) * n];
+                    windows_of_row(plane.row_start(row, &part.geometry), weights, steps, place, y);
+                }
             }
         }
     }
-    y
-}
-
-/// Returns the input's gradient, `[N, G·C]`, given that of the output and weights `[G, T·O, C]`. Gradients in bf16 are
-/// converted row by row.
-pub(super) fn input_gradient<T: Number>(
-    grad: &[T],
-    weights: &[f32],
-    channels: Channels,
-    geometry: &Geometry,
-) -> Vec<T> {
-    let [c, o] = channels.each();
-    let mut gx = vec![T::default(); geometry.n_cells() * channels.input];
-    let mut scratch = Vec::new();
-    let (n_in, n_out) = (gx.len() / geometry.n_images, grad.len() / geometry.n_images);
-    let mut plane = Plane::new(geometry, c);
-    let steps = plane.steps(geometry);
-    for group in 0..channels.groups {
-        let [to, from] = Place::each(channels, group);
-        let weights = &weights[group * geometry.n_taps() * c * o..(group + 1) * geometry.n_taps() * c * o];
-        for (grad, gx) in grad.chunks_exact(n_out).zip(gx.chunks_exact_mut(n_in)) {
-            plane.values.fill(0.0);
-            for (row, grad) in grad.chunks_exact(geometry.output[1] * channels.output).enumerate() {
-                let start = &mut plane.values[row * geometry.stride * steps.row..];
-                let (grad, from) = wide_row(grad, from, &mut scratch);
-                spread_row(start, weights, steps, from, grad);
-            }
-            plane.read(gx, geometry, to);
-        }
-    }
-    gx
 }
 
 /// Returns the gradient of packed weights, `[G, T·C, O]`, given that of the output.
@@ -65,12 +35,12 @@ pub(super) fn weight_gradient(x: &[f32], grad: &[f32], channels: Channels, geome
     let [c, o] = channels.each();
     let mut gw = vec![0.0; channels.groups * geometry.n_taps() * c * o];
     let (n_in, n_out) = (x.len() / geometry.n_images, grad.len() / geometry.n_images);
-    let mut plane = Plane::new(geometry, c);
+    let mut plane = Plane::new([geometry].into_iter(), c);
     let steps = plane.steps(geometry);
     for (group, gw) in gw.chunks_exact_mut(geometry.n_taps() * c * o).enumerate() {
         let [from, of_grad] = Place::each(channels, group);
         for (image, grad) in x.chunks_exact(n_in).zip(grad.chunks_exact(n_out)) {
-            plane.fill(image, geometry, from);
+            plane.fill(image, from);
             for (row, grad) in grad.chunks_exact(geometry.output[1] * channels.output).enumerate() {
                 let start = &plane.values[row * geometry.stride * steps.row..];
                 add_outer_products(start, grad, steps, of_grad, gw);
@@ -78,23 +48,6 @@ pub(super) fn weight_gradient(x: &[f32], grad: &[f32], channels: Channels, geome
         }
     }
     gw
-}
-
-/// Returns a row in f32 with the place of the group's channels there: the row as it is, or their values converted into `scratch`.
-fn wide_row<'a, T: Number>(row: &'a [T], place: Place, scratch: &'a mut Vec<f32>) -> (&'a [f32], Place) {
-    if T::DTYPE == DType::F32 {
-        return (bytemuck::cast_slice(row), place);
-    }
-    scratch.resize(row.len() / place.all * place.len, 0.0);
-    widen_channels(row, place, scratch);
-    (scratch, Place { all: place.len, first: 0, ..place })
-}
-
-#[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
-fn widen_channels<T: Number>(row: &[T], place: Place, out: &mut [f32]) {
-    for (cell, out) in row.chunks_exact(place.all).zip(out.chunks_exact_mut(place.len)) {
-        copy_cell(&cell[place.first..place.first + place.len], out);
-    }
 }
 
 /// Computes one row of the output, of the group's channels at `place`. `x` starts at the first row of its windows in the plane.
@@ -116,11 +69,12 @@ fn lanes_of_row<const L: usize, const N: usize>(
     x: &[f32],
     weights: &[f32],
     steps: Steps,
-    Place { all, first, len: o }: Place,
+    place: Place,
     lane: usize,
     y: &mut [f32],
 ) {
-    let n = y.len() / all;
+    let Place { all, first, len: o } = place;
+    let n = place.n_cells(y.len());
     let weights = &weights[lane..];
     let mut put = |window: usize, sums: &[f32; L]| {
         let to = window * all + first + lane;
@@ -154,7 +108,10 @@ fn block<const L: usize, const N: usize>(
     // A row of the kernel is one contiguous run of a plane's row.
     let len = kw * steps.width;
     for ky in 0..kh {
-        let runs = std::array::from_fn(|i| &x[ky * steps.row + i * steps.window..][..len]);
+        let mut runs: [&[f32]; N] = [&[]; N];
+        for (i, run) in runs.iter_mut().enumerate() {
+            *run = &x[ky * steps.row + i * steps.window..][..len];
+        }
         add_products(&mut totals, runs, len, &weights[ky * len * o..], o);
     }
     totals
@@ -178,61 +135,6 @@ fn add_products<const L: usize, const N: usize>(
             }
         }
     }
-}
-
-/// Spreads the gradients of one row of the output over their windows, and adds them to the plane.
-#[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl", "x86_64+avx2"))]
-fn spread_row(plane: &mut [f32], weights: &[f32], steps: Steps, place: Place, grad: &[f32]) {
-    let in_double_vectors = steps.width / (2 * LANES) * (2 * LANES);
-    for lane in (0..in_double_vectors).step_by(2 * LANES) {
-        spread_lanes::<{ 2 * LANES }, 6>(plane, weights, steps, place, lane, grad);
-    }
-    if in_double_vectors < steps.width {
-        spread_lanes::<LANES, 8>(plane, weights, steps, place, in_double_vectors, grad);
-    }
-}
-
-/// Adds to `L` channels of the plane, from `lane` on, tap by tap, the gradients of `N` windows at a time.
-#[inline(always)]
-fn spread_lanes<const L: usize, const N: usize>(
-    plane: &mut [f32],
-    weights: &[f32],
-    steps: Steps,
-    Place { all, first, len: o }: Place,
-    lane: usize,
-    grad: &[f32],
-) {
-    let ([_, kw], n) = (steps.kernel, grad.len() / all);
-    for (tap, weights) in weights.chunks_exact(o * steps.width).enumerate() {
-        let (cells, weights) = (tap / kw * steps.row + tap % kw * steps.width + lane, &weights[lane..]);
-        let mut add = |window: usize, sums: &[f32; L]| {
-            let cell = &mut plane[cells + window * steps.window..][..L];
-            cell.iter_mut().zip(sums).for_each(|(cell, sum)| *cell += sum);
-        };
-        let in_blocks = n / N * N;
-        for start in (0..in_blocks).step_by(N) {
-            let sums = gradients::<L, N>(&grad[start * all + first..], all, weights, [o, steps.width]);
-            sums.iter().enumerate().for_each(|(i, sums)| add(start + i, sums));
-        }
-        for window in in_blocks..n {
-            let [sums] = gradients::<L, 1>(&grad[window * all + first..], all, weights, [o, steps.width]);
-            add(window, &sums);
-        }
-    }
-}
-
-/// Returns the gradients of `N` consecutive windows at one tap; those of windows are `all` apart in `grad`.
-#[inline(always)]
-fn gradients<const L: usize, const N: usize>(
-    grad: &[f32],
-    all: usize,
-    weights: &[f32],
-    [o, width]: [usize; 2],
-) -> [[f32; L]; N] {
-    let mut totals = [[0.0f32; L]; N];
-    let runs = std::array::from_fn(|i| &grad[i * all..][..o]);
-    add_products(&mut totals, runs, o, weights, width);
-    totals
 }
 
 /// Adds the outer products of windows and the gradients of one row of the output to `gw`.
