@@ -62,7 +62,7 @@ pub fn backbone(
         [&|| bench.whole_graph(&one), &|| bench.units(&one, true), &|| bench.units(&one, false), &|| {
             bench.units(&workers, true)
         }];
-    // The first round warms caches and pools. It alone measures memory: on a GPU that empties the pool.
+    // The first round warms caches and pools. It alone measures memory: measuring empties a GPU's pool.
     let mut peak_bytes = [0; 4];
     for (peak_bytes, run) in peak_bytes.iter_mut().zip(variants) {
         memory.reset_peak();

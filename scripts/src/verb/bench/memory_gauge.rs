@@ -5,7 +5,7 @@ use trainer::bench::memory_gauge::MemoryGauge;
 
 use crate::memory::MEMORY;
 
-/// Returns the gauge of `device`: on the CPU of the program's own allocator.
+/// Returns the gauge of `device`: on the CPU, that of the program's allocator.
 pub(super) fn gauge(device: &Opened) -> Box<dyn MemoryGauge + '_> {
     match device.kind {
         DeviceKind::Cpu => Box::new(Heap),

@@ -44,15 +44,15 @@ pub(super) fn unpacked(packed: &[f32], channels: Channels, n_taps: usize) -> Vec
     weight
 }
 
-/// Reorders `taps` of `[O, C/G, T]` into `[G, T'·O/G, C/G]`, to convolve an output gradient with; taps of it that no tap of the weights
-/// moves to are zero.
+/// Reorders `taps` of `[O, C/G, T]` into `[G, T'·O/G, C/G]`, to convolve an output gradient with; taps of the result that get no weight
+/// are zero. `channels` are those of the convolution.
 pub(super) fn turned<W: Number>(weight: &[W], channels: Channels, taps: &Taps) -> Vec<W> {
     let mut turned = vec![W::default(); weight.len() / taps.n_from * taps.n_to];
     for_each_weight(channels, taps, by_input(channels), |from, to| turned[to] = weight[from]);
     turned
 }
 
-/// Taps of a kernel that move to taps of another one.
+/// Taps of a kernel, and their places in another kernel.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Taps {
     /// Number of taps of the kernel.

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! X [M, T·C]  windows of x      W [T·C, O]       y = X · W      gW = Xᵀ · g
-//! gx = windows of g · W with reversed taps      for each of the [`phases`] that a stride makes
+//! gx = windows of g · W with reversed taps      for each of the phases that a stride makes (`phases.rs`)
 //! ```
 //!
 //! for each group of channels; T taps, C and O channels of a group.
@@ -113,23 +113,23 @@ pub(super) fn input_gradient<T: Number, W: Number>(
     channels: Channels,
     geometry: &Geometry,
 ) -> Vec<T> {
-    let (phases, channels) = (Phase::all(geometry), channels.turned());
-    let packed = |phase: &Phase| turned(weight, channels.turned(), &phase.taps);
-    if grouped::suits(channels) {
+    let (phases, of_grad) = (Phase::all(geometry), channels.turned());
+    let packed = |phase: &Phase| turned(weight, channels, &phase.taps);
+    if grouped::suits(of_grad) {
         let part = |phase: &Phase| Part {
             packed: packed(phase).into(),
             geometry: phase.geometry,
-            lattice: phase.lattice(geometry, channels.output),
+            lattice: phase.lattice(geometry, channels.input),
         };
         let parts: Vec<_> = phases.iter().map(part).collect();
-        return grouped::convolve(grad, &parts, channels, geometry.n_cells());
+        return grouped::convolve(grad, &parts, of_grad, geometry.n_cells());
     }
-    let of_phase = |phase: &Phase| forward(grad, &packed(phase), channels, &phase.geometry);
+    let of_phase = |phase: &Phase| forward(grad, &packed(phase), of_grad, &phase.geometry);
     match phases.as_slice() {
         [phase] if phase.geometry.output == geometry.input => of_phase(phase),
         phases => {
-            let mut gx = vec![T::default(); geometry.n_cells() * channels.output];
-            phases.iter().for_each(|phase| phase.put(&of_phase(phase), channels.output, geometry, &mut gx));
+            let mut gx = vec![T::default(); geometry.n_cells() * channels.input];
+            phases.iter().for_each(|phase| phase.put(&of_phase(phase), channels.input, geometry, &mut gx));
             gx
         }
     }
@@ -177,7 +177,8 @@ fn gather<T: Number>(
 ) {
     let [c, _] = channels.each();
     let k = geometry.n_taps() * c;
-    if geometry.padding != [0, 0] {
+    // Windows may reach beyond the input behind it alone, without padding before it.
+    if geometry.padded() != geometry.input {
         block.fill(T::default());
     }
     geometry.for_each_row(windows, |window, tap, n| {
@@ -191,4 +192,65 @@ fn gather<T: Number>(
             block[to + i * c..to + (i + 1) * c].copy_from_slice(&x[from..from + c]);
         }
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// Returns the input's gradient by the definition.
+    fn by_definition(grad: &[f32], weight: &[f32], channels: Channels, geometry: &Geometry) -> Vec<f32> {
+        let ([c, o], n_taps) = (channels.each(), geometry.n_taps());
+        let mut gx = vec![0.0; geometry.n_cells() * channels.input];
+        geometry.for_each_row(0..geometry.n_windows(), |window, tap, n| {
+            for (i, out) in (0..n).flat_map(|i| (0..channels.output).map(move |out| (i, out))) {
+                let first = out / o * c;
+                let gx = &mut gx[(tap.cell + i) * channels.input + first..][..c];
+                for (input, gx) in gx.iter_mut().enumerate() {
+                    let weight = weight[(out * c + input) * n_taps + tap.number + i];
+                    *gx += grad[window * channels.output + out] * weight;
+                }
+            }
+        });
+        gx
+    }
+
+    /// Compares the gradient with the definition, for numbers whose sums are exact in both types.
+    fn check(channels: Channels, geometry: &Geometry) {
+        let number = |i: usize| (i.wrapping_mul(0x9e37_79b9) >> 13) as f32 % 3.0 - 1.0;
+        let [c, _] = channels.each();
+        let grad: Vec<f32> = (0..geometry.n_windows() * channels.output).map(number).collect();
+        let weight: Vec<f32> =
+            (0..channels.output * c * geometry.n_taps()).map(|i| number(i + 1_000_003)).collect();
+        let expected = by_definition(&grad, &weight, channels, geometry);
+        assert!(input_gradient(&grad, &weight, channels, geometry) == expected, "{channels:?} {geometry:?}");
+        let narrow = |values: &[f32]| values.iter().map(|value| bf16::nearest(*value)).collect::<Vec<bf16>>();
+        let grad = narrow(&grad);
+        let of_wide = input_gradient(&grad, &weight, channels, geometry);
+        assert!(of_wide == narrow(&expected), "bf16 {channels:?} {geometry:?}");
+        assert!(input_gradient(&grad, &narrow(&weight), channels, geometry) == of_wide);
+    }
+
+    proptest! {
+        /// Wide and narrow groups, windows that overlap or leave cells out, and padding of any size.
+        #[test]
+        fn the_inputs_gradient_is_that_of_the_definition(
+            [h, w] in [1usize..8, 1usize..8], [kh, kw] in [1usize..5, 1usize..5],
+            stride in 1usize..5, padding in 0usize..5, sizes in 0usize..4,
+        ) {
+            prop_assume!(h + 2 * padding >= kh && w + 2 * padding >= kw);
+            let (input, output, groups) = [(3, 5, 1), (4, 6, 2), (16, 16, 2), (32, 16, 2)][sizes];
+            check(Channels { input, output, groups }, &Geometry::new(2, [h, w], [kh, kw], stride, padding));
+        }
+    }
+
+    /// Windows in several blocks reach beyond the input.
+    #[test]
+    fn blocks_of_windows_do_not_show_in_the_inputs_gradient() {
+        let channels = Channels { input: 4, output: 128, groups: 1 };
+        let geometry = Geometry::new(3, [56, 56], [3, 3], 2, 1);
+        assert!(blocks(&geometry, 4 * channels.output).count() > 1);
+        check(channels, &geometry);
+    }
 }

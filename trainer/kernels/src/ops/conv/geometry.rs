@@ -31,11 +31,11 @@ pub(super) struct Tap {
 /// Places of the windows' results in the memory of an image, in elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Lattice {
-    /// Place of the first window.
+    /// Place of the first window's result.
     pub start: usize,
-    /// Distance between two windows of a row.
+    /// Distance between two neighbors in a row.
     pub window: usize,
-    /// Distance between two rows of windows.
+    /// Distance between two neighboring rows.
     pub row: usize,
 }
 
@@ -65,7 +65,7 @@ impl Geometry {
         self.n_images * self.output[0] * self.output[1]
     }
 
-    /// Returns the rows and columns of the input with the padding that windows reach on all sides.
+    /// Returns the rows and columns of the input with its padding before, and what windows reach behind.
     pub(super) fn padded(&self) -> [usize; 2] {
         [0, 1].map(|axis| {
             let reached = (self.output[axis] - 1) * self.stride + self.kernel[axis];
@@ -85,7 +85,7 @@ impl Geometry {
 
     /// Returns whether every window is one cell and every cell a window.
     pub(super) fn is_pointwise(&self) -> bool {
-        self.kernel == [1, 1] && self.stride == 1 && self.padding == [0, 0]
+        self.kernel == [1, 1] && self.stride == 1 && self.padding == [0, 0] && self.output == self.input
     }
 
     /// Calls `row` for each row of each of the `windows` that has taps inside the input, in order, with the index of

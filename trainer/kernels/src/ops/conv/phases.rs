@@ -4,8 +4,8 @@
 //! gx[s·i + r - p, c] = Σ_a,o g[i - a, o] · w[o, c, r + s·a]        a ≥ 0
 //! ```
 //!
-//! on either axis, s the stride and p the padding: cells with the same remainder r are a phase. Those of a phase meet every
-//! s-th tap from r on, in reverse. A stride of one has one phase.
+//! on either axis, s the stride and p the padding: cells whose position plus p leaves the same remainder r when divided by s are a phase.
+//! They meet every s-th tap from r on, in reverse. A stride of one has one phase.
 
 use super::channels::Taps;
 use super::geometry::{Geometry, Lattice};
@@ -15,14 +15,15 @@ use super::geometry::{Geometry, Lattice};
 pub(super) struct Phase {
     /// Windows over the output's gradient, one for each cell of the phase.
     pub geometry: Geometry,
-    /// Taps of the weights that move to those of these windows.
+    /// Taps of the weights, with their places in these windows.
     pub taps: Taps,
     /// Row and column of the phase's first cell.
     first: [usize; 2],
 }
 
 impl Phase {
-    /// Returns the phases of a convolution that have cells and taps. Cells of others have no gradient.
+    /// Returns the phases of a convolution that have cells and taps. Cells of the others are covered by no window: their
+    /// gradient is zero.
     pub(super) fn all(geometry: &Geometry) -> Vec<Self> {
         let [rows, columns] = [0, 1].map(|axis| Line::all(geometry, axis));
         let columns = columns.iter();
@@ -73,11 +74,15 @@ impl Phase {
 
 /// A phase on one axis.
 struct Line {
+    /// Row or column of the first cell.
     first: usize,
+    /// Rows or columns of cells.
     n_cells: usize,
+    /// Taps of the windows over the output's gradient.
     n_taps: usize,
+    /// Rows or columns before the output's gradient that these windows reach.
     padding: usize,
-    /// Index of each tap, and its index among those of the phase.
+    /// Index of each tap of the weights, and its index in these windows.
     moves: Vec<[usize; 2]>,
 }
 
@@ -87,12 +92,19 @@ impl Line {
         let (stride, padding) = (geometry.stride, geometry.padding[axis]);
         let (kernel, n) = (geometry.kernel[axis], geometry.input[axis]);
         let line = |first: usize| {
-            let (remainder, window) = ((first + padding) % stride, (first + padding) / stride);
+            let (remainder, last_window) = ((first + padding) % stride, (first + padding) / stride);
             let taps = (remainder..kernel).step_by(stride);
-            // More padding than taps would start after the first window: taps that are zero reach it.
-            let n_taps = taps.len().max(window + 1);
+            // The first cell may meet only windows after the first one, where padding is not smaller than the kernel. These windows
+            // cannot start later, so that taps of zero reach back.
+            let n_taps = taps.len().max(last_window + 1);
             let moves = taps.enumerate().map(|(a, tap)| [tap, n_taps - 1 - a]).collect();
-            Self { first, n_cells: (n - first).div_ceil(stride), n_taps, padding: n_taps - 1 - window, moves }
+            Self {
+                first,
+                n_cells: (n - first).div_ceil(stride),
+                n_taps,
+                padding: n_taps - 1 - last_window,
+                moves,
+            }
         };
         (0..stride.min(n)).map(line).filter(|line| !line.moves.is_empty()).collect()
     }

@@ -139,6 +139,7 @@ fn blocks_of_row<const N: usize>(
             let sums = block::<N>(&x[start * steps.window..], weights, n_vectors, steps, plus_pair);
             for (window, sums) in sums.into_iter().enumerate() {
                 let y = &mut y[(start + window) * place.all + place.first..][first..place.len];
+                // A constant length compiles to one vector store.
                 match y.first_chunk_mut::<N_LANES>() {
                     Some(y) => round(&sums, y),
                     None => round(&sums, y),

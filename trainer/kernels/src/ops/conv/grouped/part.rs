@@ -1,11 +1,11 @@
-//! A convolution whose results lie anywhere among the cells of an output.
+//! A convolution that computes results at some of the cells of an output.
 
 use std::borrow::Cow;
 
 use super::plane::Place;
 use crate::ops::conv::geometry::{Geometry, Lattice};
 
-/// A convolution that computes some of the results over an input, or all.
+/// A convolution that computes results at some of the cells of an output, or all.
 pub(in crate::ops) struct Part<'a, W: Clone> {
     /// Weights, `[G, T·C, O]`.
     pub packed: Cow<'a, [W]>,
@@ -16,8 +16,8 @@ pub(in crate::ops) struct Part<'a, W: Clone> {
 }
 
 impl<W: Clone> Part<'_, W> {
-    /// Returns the rows of the results in the image `y`, each from its first window to its last, with the place of the group's channels
-    /// there; `place` is that in results that lie one after another.
+    /// Returns the rows of results in the image `y`, each from its first result to its last, and `place`, that of a group's channels
+    /// in neighboring cells, with the distance between the results.
     pub(super) fn rows<'y, T>(
         &self,
         place: Place,

@@ -61,7 +61,7 @@ impl Place {
 }
 
 impl<E: Number> Plane<E> {
-    /// Creates a plane of zeros for images that windows of these `geometries` go over.
+    /// Creates a plane of zeros for images that windows of these `geometries`, which have the same input, go over.
     pub(super) fn new<'a>(geometries: impl Iterator<Item = &'a Geometry>, width: usize) -> Self {
         let (mut padding, mut behind, mut image_columns) = ([0; 2], [0; 2], 0);
         for geometry in geometries {
@@ -105,7 +105,10 @@ fn fill_row<E: Number>(from: &[E], to: &mut [E], place: Place) {
         8 => copy_cells::<E, 8>(from, to, place),
         16 => copy_cells::<E, 16>(from, to, place),
         24 => copy_cells::<E, 24>(from, to, place),
-        _ => copy_cells::<E, 32>(from, to, place),
+        n => {
+            debug_assert_eq!(n, 32, "groups that suit have no other width");
+            copy_cells::<E, 32>(from, to, place);
+        }
     }
 }
 

@@ -108,6 +108,7 @@ fn block<const L: usize, const N: usize>(
     // A row of the kernel is one contiguous run of a plane's row.
     let len = kw * steps.width;
     for ky in 0..kh {
+        // `array::from_fn` was not inlined here.
         let mut runs: [&[f32]; N] = [&[]; N];
         for (i, run) in runs.iter_mut().enumerate() {
             *run = &x[ky * steps.row + i * steps.window..][..len];
