@@ -94,8 +94,8 @@ impl Line {
         let line = |first: usize| {
             let (remainder, last_window) = ((first + padding) % stride, (first + padding) / stride);
             let taps = (remainder..kernel).step_by(stride);
-            // The first cell may meet only windows after the first one, where padding is not smaller than the kernel. These windows
-            // cannot start later, so that taps of zero reach back.
+            // Where the first window ends before the first cell, the windows over the gradient would have to start after its first
+            // one. They cannot, and reach back to it by taps of zero.
             let n_taps = taps.len().max(last_window + 1);
             let moves = taps.enumerate().map(|(a, tap)| [tap, n_taps - 1 - a]).collect();
             Self {
