@@ -75,9 +75,10 @@ pub fn backbone(
             times.push(bench.time_ms(run)?);
         }
     }
-    let mut peaks = peak_bytes.into_iter();
-    let [whole_graph, kept, recomputed, workers] =
-        times.map(|times| Cost { ms: median(times), peak_bytes: peaks.next().unwrap_or_default() });
+    let [whole_graph, kept, recomputed, workers] = std::array::from_fn(|i| Cost {
+        ms: median(std::mem::take(&mut times[i])),
+        peak_bytes: peak_bytes[i],
+    });
     Ok(BackboneCosts { whole_graph, kept, recomputed, workers })
 }
 

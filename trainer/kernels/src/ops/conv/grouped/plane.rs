@@ -12,9 +12,9 @@ pub(super) const LANES: usize = 8;
 /// A group's channels of one image with its padding, `[rows, columns, C]`.
 pub(super) struct Plane<E> {
     /// Columns, those of the padding among them.
-    pub columns: usize,
+    columns: usize,
     /// Channels.
-    pub width: usize,
+    width: usize,
     /// Columns of the image.
     image_columns: usize,
     /// Rows above and columns to the left of the image.

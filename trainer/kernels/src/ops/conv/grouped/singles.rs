@@ -42,8 +42,7 @@ pub(super) fn weight_gradient(x: &[f32], grad: &[f32], channels: Channels, geome
         for (image, grad) in x.chunks_exact(n_in).zip(grad.chunks_exact(n_out)) {
             plane.fill(image, from);
             for (row, grad) in grad.chunks_exact(geometry.output[1] * channels.output).enumerate() {
-                let start = &plane.values[row * geometry.stride * steps.row..];
-                add_outer_products(start, grad, steps, of_grad, gw);
+                add_outer_products(plane.row_start(row, geometry), grad, steps, of_grad, gw);
             }
         }
     }
