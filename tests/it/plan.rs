@@ -117,29 +117,37 @@ fn ranks_without_an_engine_are_refused() {
     assert!(stderr.contains("counted from 0"), "{stderr}");
 }
 
+/// Returns the peak of a step of `recipe` on one rank, and the planned one, in bytes.
+fn peaks(recipe: &str, batch: &str, sets: &[&str]) -> [f64; 2] {
+    let args =
+        ["bench", "shard", "--recipe", recipe, "--batch", batch, "--as-set", "--repeats", "1", "--json"];
+    let output = program().args(args).args(sets.iter().flat_map(|set| ["--set", set])).output().unwrap();
+    ok(&output);
+    let text = String::from_utf8(output.stdout).unwrap();
+    let row: serde_json::Value = serde_json::from_str(text.lines().last().unwrap()).unwrap();
+    ["peak_bytes", "planned_peak_bytes"].map(|key| row["modes"][0][key].as_f64().unwrap())
+}
+
+/// One rank has the same peak in every step, whatever the speed of the machine.
+#[test]
+fn peaks_are_planned() {
+    let bf16 = "optim.precision={compute='bf16',memory='bf16',gather='bf16',reduce='bf16'}";
+    let runs = [("simclr_cifar", "8"), ("dino_cifar", "64")];
+    let sets = ["run.keep=100", "run.keep=0"].map(|keep| [keep, "run.workers=1"]);
+    for ((recipe, batch), sets) in runs.into_iter().flat_map(|run| sets.map(|sets| (run, sets))) {
+        for sets in [sets.to_vec(), [&sets[..], &[bf16]].concat()] {
+            let [peak, planned] = peaks(recipe, batch, &sets);
+            assert!((peak - planned).abs() < 0.06 * planned, "{recipe} {sets:?}: {peak}, planned {planned}");
+        }
+    }
+}
+
 /// Memory of graphs that are kept, by what four more blocks take.
 #[test]
 fn graphs_of_transformer_blocks_are_planned() {
     let bytes = |depth: usize, variant: &[&str]| {
         let depth = format!("model.depth={depth}");
-        let sets = [&["run.workers=1", "run.keep=100", &depth], variant].concat();
-        let args = [
-            "bench",
-            "shard",
-            "--recipe",
-            "dinov2_cifar",
-            "--batch",
-            "32",
-            "--as-set",
-            "--repeats",
-            "1",
-            "--json",
-        ];
-        let output = program().args(args).args(sets.iter().flat_map(|set| ["--set", set])).output().unwrap();
-        ok(&output);
-        let text = String::from_utf8(output.stdout).unwrap();
-        let row: serde_json::Value = serde_json::from_str(text.lines().last().unwrap()).unwrap();
-        ["peak_bytes", "planned_peak_bytes"].map(|key| row["modes"][0][key].as_f64().unwrap())
+        peaks("dinov2_cifar", "32", &[&["run.workers=1", "run.keep=100", &depth], variant].concat())
     };
     let variants: [&[&str]; 4] = [
         &[],

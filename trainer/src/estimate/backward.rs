@@ -10,12 +10,47 @@ pub(super) struct BackwardPass<'a> {
     pub(super) gathered: &'a GatheredWeights,
 }
 
-/// The newest gradient.
-struct NewestGradient {
+/// Gradients of the units whose backward pass is done.
+struct EarlierGradients {
+    newest: UnitGradient,
+    /// Bytes of the one before beyond those of its shard, while it is in transfer.
+    before_bytes: f64,
+    /// Bytes of the shards of all but the newest.
+    reduced_bytes: f64,
+}
+
+/// Gradient of a unit, or of all heads.
+struct UnitGradient {
+    /// Bytes before it is sent.
+    held_bytes: f64,
     /// Bytes while ranks exchange it and add it up.
     in_transfer_bytes: f64,
     /// Bytes of this rank's shard of the sum.
     shard_bytes: f64,
+}
+
+impl EarlierGradients {
+    /// Bytes while the backward pass of `unit` runs.
+    fn running_bytes(&self, unit: &UnitCost) -> f64 {
+        let newest = match unit.n_sums {
+            0 => self.newest.in_transfer_bytes,
+            // It is sent after the sums of the unit, of which the first waits for the gradient before.
+            _ => self.newest.held_bytes + self.before_bytes,
+        };
+        self.reduced_bytes + newest
+    }
+
+    /// Bytes at the end of the backward pass of a unit. A transfer takes no longer than the pass through a unit, where links are fast.
+    fn at_end_bytes(&self) -> f64 {
+        self.reduced_bytes + self.newest.in_transfer_bytes
+    }
+
+    /// Adds the gradient of the next unit.
+    fn push(&mut self, gradient: UnitGradient) {
+        let before = std::mem::replace(&mut self.newest, gradient);
+        self.reduced_bytes += before.shard_bytes;
+        self.before_bytes = before.in_transfer_bytes - before.shard_bytes;
+    }
 }
 
 impl BackwardPass<'_> {
@@ -24,14 +59,15 @@ impl BackwardPass<'_> {
     pub(super) fn peak_bytes(&self) -> f64 {
         let placed = self.placed;
         let (backbone, segments) = (placed.backbone(), placed.segments());
-        // `freed` are bytes that were released by units whose backward pass is done, `reduced` the shards of their gradients without
-        // the newest, which alone is in transfer where links are fast.
-        let (mut freed, mut reduced, mut peak) = (0.0, 0.0, 0.0_f64);
-        let mut newest = self.gradient_of_heads();
+        let mut earlier =
+            EarlierGradients { newest: self.gradient_of_heads(), before_bytes: 0.0, reduced_bytes: 0.0 };
+        // Bytes that were released by units whose backward pass is done.
+        let (mut freed, mut peak) = (0.0, 0.0_f64);
         for (number, unit) in backbone.iter().enumerate().rev() {
-            let gradients = self.gradient_bytes(unit) + reduced + newest.in_transfer_bytes;
+            let unused = self.gathered.free_bytes[number];
+            let running = self.running_gradient_bytes(unit) + earlier.running_bytes(unit) - unused;
             if placed.keeps_graph(number) {
-                peak = peak.max(gradients - freed);
+                peak = peak.max(running - freed);
                 freed += placed.graph_bytes(unit, placed.n_images());
             } else {
                 if segments.keeps_input(number + 1) {
@@ -40,15 +76,17 @@ impl BackwardPass<'_> {
                     let inputs = backbone[start + 1..=number].iter();
                     freed -= inputs.map(|unit| placed.input_bytes(unit)).sum::<f64>();
                 }
-                peak = peak.max(self.recomputed_bytes(number) + gradients - freed);
+                peak = peak.max(self.recomputed_bytes(number) + running - freed);
                 let is_first = segments.keeps_input(number);
                 freed += if is_first { placed.kept_bytes(unit) } else { placed.input_bytes(unit) };
             }
+            // The graph is gone; the weights are still there, and so is the gradient at the input.
+            let flat = self.flat_gradient_bytes(unit) + placed.given_bytes(unit);
+            peak = peak.max(flat + earlier.at_end_bytes() - unused - freed);
             freed += self.gathered.kept_bytes[number];
-            reduced += newest.shard_bytes;
-            newest = self.gradient_of_unit(unit);
+            earlier.push(self.gradient_of_unit(unit));
         }
-        peak.max(reduced + newest.in_transfer_bytes - freed)
+        peak.max(earlier.at_end_bytes() - freed)
     }
 
     /// Bytes of the graph of unit `number`, which runs again, and of the gradients at its output and its input.
@@ -69,36 +107,43 @@ impl BackwardPass<'_> {
         placed.graph_bytes(unit, placed.micro_batch()) + gradients
     }
 
-    /// Bytes of the gradient of a unit. Every worker has that of its slice, by parameter, beside the sums of earlier
-    /// micro-batches; at the end there are the sum of all and a copy of it as one flat buffer, in the type in which it is sent. Where
-    /// that is not f32, each parameter's sum is freed when it has been rounded.
-    fn gradient_bytes(&self, unit: &UnitCost) -> f64 {
+    /// Bytes of the gradient of a unit while its backward pass runs. Every worker has that of its slice, by parameter,
+    /// beside the sums of earlier micro-batches.
+    fn running_gradient_bytes(&self, unit: &UnitCost) -> f64 {
         let placement = self.placed.placement;
-        let sums = F32 * (placement.workers + partial_sums(placement.rank_micro_batches)) as f64;
-        let of_gradient = self.sent_bytes();
-        let at_end = if of_gradient < F32 { F32 + of_gradient / 2.0 } else { F32 + of_gradient };
-        sums.max(at_end) * self.placed.padded(unit)
+        let sums = partial_sums(placement.rank_micro_batches) as f64 * self.placed.padded(unit);
+        F32 * (sums + (placement.workers * unit.running_gradients) as f64)
     }
 
-    /// The gradients of all heads, which wait for the first unit of the backbone that computes.
-    fn gradient_of_heads(&self) -> NewestGradient {
-        let sizes = self.placed.heads().iter().map(|unit| self.placed.gathered(unit));
-        let in_transfer = F32 * (sizes.clone().sum::<f64>() + sizes.fold(0.0, f64::max));
+    /// Bytes of the gradient of a unit at the end of its backward pass: the sum of all, by parameter, and a copy of it as one flat buffer, in
+    /// the type in which it is sent. Where that is not f32, each parameter's sum is freed when it has been rounded.
+    fn flat_gradient_bytes(&self, unit: &UnitCost) -> f64 {
+        let sent = self.sent_bytes();
+        (F32 + if sent < F32 { sent / 2.0 } else { sent }) * self.placed.padded(unit)
+    }
+
+    /// The gradients of all heads, which wait for the first unit of the backbone that computes. One after another is sent, and has a
+    /// buffer to receive only then.
+    fn gradient_of_heads(&self) -> UnitGradient {
+        let sizes: Vec<f64> =
+            self.placed.heads().iter().map(|unit| F32 * self.placed.gathered(unit)).collect();
+        let in_transfer = (0..sizes.len()).map(|number| sizes[number] + sizes[number..].iter().sum::<f64>());
         let shards: f64 = self.placed.heads().iter().map(|unit| self.placed.shard(unit)).sum();
-        self.gradient(in_transfer, F32 * shards)
+        self.gradient(sizes.iter().sum(), in_transfer.fold(0.0, f64::max), F32 * shards)
     }
 
     /// The gradient of `unit` of the backbone, which is sent and received.
-    fn gradient_of_unit(&self, unit: &UnitCost) -> NewestGradient {
-        let in_transfer = 2.0 * self.sent_bytes() * self.placed.padded(unit);
-        self.gradient(in_transfer, F32 * self.placed.shard(unit))
+    fn gradient_of_unit(&self, unit: &UnitCost) -> UnitGradient {
+        let held = self.sent_bytes() * self.placed.padded(unit);
+        self.gradient(held, 2.0 * held, F32 * self.placed.shard(unit))
     }
 
     /// A gradient, which is not sent where there is one rank.
-    fn gradient(&self, in_transfer_bytes: f64, shard_bytes: f64) -> NewestGradient {
-        let is_alone = self.placed.placement.world_size == 1;
-        let in_transfer_bytes = if is_alone { shard_bytes } else { in_transfer_bytes.max(shard_bytes) };
-        NewestGradient { in_transfer_bytes, shard_bytes }
+    fn gradient(&self, held_bytes: f64, in_transfer_bytes: f64, shard_bytes: f64) -> UnitGradient {
+        if self.placed.placement.world_size == 1 {
+            return UnitGradient { held_bytes: shard_bytes, in_transfer_bytes: shard_bytes, shard_bytes };
+        }
+        UnitGradient { held_bytes, in_transfer_bytes: in_transfer_bytes.max(shard_bytes), shard_bytes }
     }
 
     /// Bytes of an element of a gradient of the backbone as it is sent.

@@ -1,9 +1,13 @@
 //! Memory of a rank in bytes, by item.
 
+use burn_tensor::DType;
+use kernels::ops::LargestProduct;
+
 use super::backward::{BackwardPass, partial_sums};
 use super::gathered::gathered_weights;
 use super::placed::{F32, PlacedModel};
 use super::{ModelCost, Placement, UnitCost};
+use crate::step::precision::Arithmetic;
 
 /// Memory that a rank holds at the peak of a step.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -21,6 +25,8 @@ pub struct Memory {
     /// The graph in use, and gradients of whole units before they are sharded, in the worse of two phases: the heads, and
     /// the backward pass, less what it has freed by then.
     pub work_bytes: f64,
+    /// Buffers that the threads of a CPU keep from one product to the next.
+    pub buffer_bytes: f64,
     /// Copies of the state while a checkpoint is written: the optimizer changes what is being saved.
     pub checkpoint_bytes: f64,
 }
@@ -33,7 +39,12 @@ impl Memory {
 
     /// Peak of a step. Gradient shards grow while graphs shrink: `work_bytes` includes them.
     pub fn peak_bytes(&self) -> f64 {
-        self.state_bytes + self.gathered_bytes + self.input_bytes + self.activation_bytes + self.work_bytes
+        self.state_bytes + self.gathered_bytes + self.pass_bytes()
+    }
+
+    /// Memory that passes take besides weights, at the peak.
+    pub fn pass_bytes(&self) -> f64 {
+        self.input_bytes + self.activation_bytes + self.work_bytes + self.buffer_bytes
     }
 }
 
@@ -64,8 +75,23 @@ pub fn memory(model: &ModelCost, placement: &Placement) -> Memory {
         input_bytes: F32 * model.pixels * images,
         activation_bytes: placed.backbone().iter().enumerate().map(retained).sum(),
         work_bytes: head_bytes(placed).max(backward.peak_bytes()),
+        buffer_bytes: product_buffer_bytes(placed),
         checkpoint_bytes: here * F32 * (with_moments + others(false) + largest_shard),
     }
+}
+
+/// Returns the bytes of the buffers of products: each worker's, and in f32 also those of the thread that the workers serve.
+fn product_buffer_bytes(placed: PlacedModel<'_>) -> f64 {
+    let (placement, backbone) = (placed.placement, placed.backbone());
+    let of_image =
+        backbone.iter().map(|unit| unit.products).fold(LargestProduct::default(), LargestProduct::max);
+    let worker_images = (placed.micro_batch() as usize).div_ceil(placement.workers);
+    let largest = LargestProduct { n_rows: of_image.n_rows * worker_images, ..of_image };
+    let in_bf16 = match placement.precision.compute {
+        Arithmetic::F32 => 0,
+        Arithmetic::Bf16 => placement.workers * largest.kept_bytes(DType::BF16),
+    };
+    ((placement.workers + 1) * largest.kept_bytes(DType::F32) + in_bf16) as f64
 }
 
 /// Returns the most bytes of the heads: of their graphs with the gradients of units, or of these gradients when they become flat buffers.
@@ -75,19 +101,27 @@ fn head_bytes(placed: PlacedModel<'_>) -> f64 {
     let images = placed.n_images();
     // The inputs of the group, and the gradients at them, which are listed, joined, sent and received.
     let inputs: f64 = heads.iter().filter(is_divided).map(|unit| group_input_bytes(unit, images)).sum();
-    // Gradients exist by parameter and as one flat buffer of a unit after another. Constrained parameters are copied into what was
-    // gathered, and kept until they are written back.
+    // Gradients exist by parameter and as one flat buffer of a unit after another. Constrained parameters are
+    // kept, as they were and as they are, until they are written back.
     let gradients = || heads.iter().map(|unit| placed.gathered(unit));
-    let constrained: f64 = heads.iter().map(|unit| unit.n_constrained as f64 / unit.n_parts as f64).sum();
+    let constrained: f64 = heads.iter().map(|unit| constrained_numel(placed, unit)).sum();
     let summed = |unit: &UnitCost| {
         let n_graphs = unit.n_parts * placement.rank_micro_batches;
         partial_sums(n_graphs) as f64 * placed.gathered(unit)
     };
     let partial: f64 = heads.iter().map(summed).sum();
-    let held =
-        targets_bytes(placed) + inputs + F32 * (gradients().sum::<f64>() + 2.0 * constrained + partial);
+    let held = targets_bytes(placed) + inputs + F32 * (gradients().sum::<f64>() + constrained + partial);
     let largest = F32 * gradients().fold(0.0, f64::max);
     held + largest.max(head_graph_bytes(placed) + 4.0 * inputs)
+}
+
+/// Number of elements of the parameters of a unit that are constrained, before and after, and of the copy of the unit that takes the place
+/// of what was gathered.
+fn constrained_numel(placed: PlacedModel<'_>, unit: &UnitCost) -> f64 {
+    match unit.n_constrained {
+        0 => 0.0,
+        n_constrained => 2.0 * n_constrained as f64 / unit.n_parts as f64 + placed.gathered(unit),
+    }
 }
 
 /// Bytes of the graphs of the heads in use at a time. Where columns are divided, those are the graphs of one micro-batch of the group

@@ -17,6 +17,7 @@ mod gathered;
 mod gpu;
 mod memory;
 mod model;
+mod parameters;
 mod placed;
 mod placement;
 mod presets;

@@ -160,7 +160,7 @@ fn beyond_sharding(
          holds their gradients and activations ({:.1} GB for one image). To divide units of the backbone over ranks (tensor \
          parallelism, over {:.0} ranks or more here) is not supported.",
         least.gathered_bytes / GB,
-        (least.input_bytes + least.activation_bytes + least.work_bytes) / GB,
+        least.pass_bytes() / GB,
         (least.needed_bytes() / hardware.memory_bytes).ceil()
     )
 }

@@ -11,17 +11,18 @@
 //! `vdpbf16ps` treats as zero. Matrices are packed into panels ([`pack`]), whose products are tiles ([`tile`]); rows that are bf16
 //! already are read where they lie ([`runs`]).
 
+mod buffers;
 mod pack;
 mod runs;
 mod tile;
 
+pub use buffers::LargestProduct;
 pub(super) use pack::{pack_columns, pair_of};
 pub(super) use runs::{RunSizes, product_of_runs};
 #[cfg(target_arch = "x86_64")]
 pub(super) use tile::x86;
 pub(super) use tile::{LaneSums, Lanes, N_LANES, plus_pair};
 
-use std::cell::Cell;
 use std::ops::Range;
 
 use burn_tensor::DType;
@@ -32,20 +33,12 @@ use rayon::prelude::*;
 use super::gemm::{self, Mat, gemm};
 use super::number::{Number, nearest};
 use super::tally::{self, Product};
+use buffers::{CHUNK_ROWS, COLUMN_PANELS, DEPTH, PANEL_BYTES, ROW_PANELS, resize};
 use pack::pack_rows;
 use tile::{COLUMNS, ROWS, Tile, VECTORS, multiply};
 
-/// Numbers along k that are summed before a sum is written to memory: a panel of columns stays in the L2 cache.
-const DEPTH: usize = 2048;
-
 /// Longest rows in bf16 of a matrix that are multiplied where they lie: the panel of columns that goes with them stays in the L2 cache.
 const MAX_RUN: usize = 4096;
-
-/// Rows whose panels are packed at once, at most.
-const CHUNK_ROWS: usize = 256;
-
-/// Bytes of the panels of columns that are packed at once, at most, unless one panel is larger.
-const PANEL_BYTES: usize = 4 << 20;
 
 /// Multiplications below which a product is computed by the calling thread alone.
 const SMALL: usize = 1 << 20;
@@ -59,12 +52,6 @@ pub enum Start<'a> {
     Row(&'a [f32]),
     /// The previous content of the output.
     Output,
-}
-
-// Panels of a thread's last product, whose memory the next one reuses.
-thread_local! {
-    static ROW_PANELS: Cell<Vec<[u32; ROWS]>> = const { Cell::new(Vec::new()) };
-    static COLUMN_PANELS: Cell<Vec<Lanes>> = const { Cell::new(Vec::new()) };
 }
 
 /// Returns `a · b`, `[m, n]`, with `row` added to every row.
@@ -273,7 +260,7 @@ impl<'a> Block<'a> {
     /// Packs the panels of the block's columns of `b`, each with the vectors of a tile.
     fn pack_columns<B: Number>(&self, b: Mat<'_, B>, columns: &mut Vec<Lanes>, n_threads: usize) {
         let Range { start, end } = self.columns;
-        columns.resize((end - start).div_ceil(N_LANES) * self.n_pairs(), Lanes::default());
+        resize(columns, (end - start).div_ceil(N_LANES) * self.n_pairs());
         let panel = |(i, panel): (usize, &mut [Lanes])| {
             let lines = start + i * COLUMNS..end.min(start + (i + 1) * COLUMNS);
             pack_columns(b.t(), lines, self.depth.clone(), panel);
@@ -295,7 +282,7 @@ impl<'a> Block<'a> {
     ) {
         let n_pairs = self.n_pairs();
         let mut panels = ROW_PANELS.take();
-        panels.resize(rows.len().div_ceil(ROWS) * n_pairs, [0; ROWS]);
+        resize(&mut panels, rows.len().div_ceil(ROWS) * n_pairs);
         pack_rows(a, rows.clone(), self.depth.clone(), &mut panels, n_pairs);
         let mut tile = Tile::default();
         for (columns, of_panel) in columns.chunks(VECTORS * n_pairs).zip(self.panels()) {

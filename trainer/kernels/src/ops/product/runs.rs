@@ -9,8 +9,9 @@
 use half::bf16;
 use rayon::prelude::*;
 
+use super::buffers::COLUMN_PANELS;
 use super::tile::{ROWS, Runs, Tile, VECTORS, multiply_runs};
-use super::{Block, CHUNK_ROWS, COLUMN_PANELS, Mat, SMALL, Start, Sums};
+use super::{Block, CHUNK_ROWS, Mat, SMALL, Start, Sums};
 use crate::ops::number::Number;
 
 /// Sizes of a product of runs.

@@ -1,0 +1,80 @@
+"""Peak memory of a rank beside `ocelli plan`, over recipes, numbers of ranks, types of numbers, and with all graphs kept or none.
+
+Prints a row for each, and how many of the peaks above --least-mb are near the plan; takes about an hour. On several ranks the peak depends
+on when transfers end: it is the highest of --repeats steps and of all ranks.
+
+    python scripts/bench/peaks.py --ocelli target/release/ocelli [--only dino_cifar ...] [--ranks 1 2 4]
+"""
+
+import argparse
+import itertools
+import json
+import subprocess
+
+RECIPES = [
+    ("dino_cifar", 64),
+    ("swav_cifar", 64),
+    ("simclr_cifar", 64),
+    ("simclr_cifar", 8),
+    ("moco_cifar", 64),
+    ("dinov2_cifar", 32),
+    ("dinov3_cifar", 32),
+    ("lejepa_cifar", 64),
+    ("dino_vits16", 8),
+    ("dino_resnet50", 8),
+    ("simclr_resnet50", 8),
+    ("swav_resnet50", 8),
+    ("moco_v3_resnet50", 8),
+    ("moco_v3_vits16", 8),
+    ("seer_regnety_32gf", 8),
+]
+SETS = {"seer_regnety_32gf": ['model.size="800mf"']}
+TYPES = {"f32": [], "bf16": ['optim.precision={compute="bf16",memory="bf16",gather="bf16",reduce="bf16"}']}
+GRAPHS = {"all": [], "none": ["run.keep=0"]}
+MPIRUN = ["mpirun", "--oversubscribe", "--mca", "mpi_yield_when_idle", "1", "-n"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ocelli", default="target/release/ocelli", help="a build with MPI, for more than one rank")
+    parser.add_argument("--only", nargs="*", default=sorted({name for name, _ in RECIPES}))
+    parser.add_argument("--ranks", nargs="*", type=int, default=[1, 2, 4])
+    parser.add_argument("--repeats", type=int, default=3, help="steps on several ranks, after one for warm-up")
+    parser.add_argument("--least-mb", type=float, default=50.0)
+    args = parser.parse_args()
+    print("| recipe | images | ranks | graphs kept | type | peak, MB | plan | |")
+    print("|---|---|---|---|---|---|---|---|")
+    errors = []
+    chosen = [recipe for recipe in RECIPES if recipe[0] in args.only]
+    for (recipe, batch), n_ranks, graphs, dtype in itertools.product(chosen, args.ranks, GRAPHS, TYPES):
+        sets = GRAPHS[graphs] + TYPES[dtype] + SETS.get(recipe, [])
+        peak, plan = measured(args, recipe, batch, n_ranks, sets)
+        error = plan / peak - 1
+        if peak >= args.least_mb:
+            errors.append(error)
+        row = [recipe, batch, n_ranks, graphs, dtype, f"{peak:.1f}", f"{plan:.1f}", f"{100 * error:+.1f} %"]
+        print("| " + " | ".join(map(str, row)) + " |", flush=True)
+    near = {limit: sum(abs(error) <= limit / 100 for error in errors) for limit in (5, 10)}
+    print(f"\n{len(errors)} peaks above {args.least_mb:.0f} MB: {near[5]} within 5 % of the plan, {near[10]} within 10 %")
+
+
+def measured(args: argparse.Namespace, recipe: str, batch: int, n_ranks: int, sets: list[str]) -> tuple[float, float]:
+    """Returns the highest peak and the planned one, in MB."""
+    # One rank has the same peak in every step.
+    repeats = args.repeats if n_ranks > 1 else 1
+    command = [args.ocelli, "bench", "shard", "--recipe", recipe, "--batch", str(batch), "--as-set", "--json"]
+    command += ["--repeats", str(repeats), "--set", "run.workers=1"]
+    for value in sets:
+        command += ["--set", value]
+    if n_ranks > 1:
+        command = [*MPIRUN, str(n_ranks), *command]
+    result = subprocess.run(command, capture_output=True, text=True)
+    if result.returncode != 0:
+        raise SystemExit(f"{' '.join(command)}: {result.stderr}")
+    lines = [line for line in result.stdout.splitlines() if line.startswith("{")]
+    (mode,) = json.loads(lines[-1])["modes"]
+    return mode["peak_bytes"] / 1e6, mode["planned_peak_bytes"] / 1e6
+
+
+if __name__ == "__main__":
+    main()
