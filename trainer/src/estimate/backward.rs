@@ -13,9 +13,9 @@ pub(super) struct BackwardPass<'a> {
 /// Gradients of the units whose backward pass is done.
 struct EarlierGradients {
     newest: UnitGradient,
-    /// Bytes of the one before beyond those of its shard, while it is in transfer.
+    /// Bytes by which the gradient before the newest exceeds its shard while it is in transfer.
     before_bytes: f64,
-    /// Bytes of the shards of all but the newest.
+    /// Bytes of the shards of all gradients but the newest.
     reduced_bytes: f64,
 }
 
@@ -34,13 +34,13 @@ impl EarlierGradients {
     fn running_bytes(&self, unit: &UnitCost) -> f64 {
         let newest = match unit.n_sums {
             0 => self.newest.in_transfer_bytes,
-            // It is sent after the sums of the unit, of which the first waits for the gradient before.
+            // The newest is sent after the sums of the unit; the first of these waits until the gradient before it is there.
             _ => self.newest.held_bytes + self.before_bytes,
         };
         self.reduced_bytes + newest
     }
 
-    /// Bytes at the end of the backward pass of a unit. A transfer takes no longer than the pass through a unit, where links are fast.
+    /// Bytes at the end of the backward pass of a unit. The gradient before the newest has arrived by then, where links are fast.
     fn at_end_bytes(&self) -> f64 {
         self.reduced_bytes + self.newest.in_transfer_bytes
     }
@@ -112,7 +112,7 @@ impl BackwardPass<'_> {
     fn running_gradient_bytes(&self, unit: &UnitCost) -> f64 {
         let placement = self.placed.placement;
         let sums = partial_sums(placement.rank_micro_batches) as f64 * self.placed.padded(unit);
-        F32 * (sums + (placement.workers * unit.running_gradients) as f64)
+        F32 * (sums + (placement.workers * unit.gradients_at_once) as f64)
     }
 
     /// Bytes of the gradient of a unit at the end of its backward pass: the sum of all, by parameter, and a copy of it as one flat buffer, in
@@ -122,8 +122,8 @@ impl BackwardPass<'_> {
         (F32 + if sent < F32 { sent / 2.0 } else { sent }) * self.placed.padded(unit)
     }
 
-    /// The gradients of all heads, which wait for the first unit of the backbone that computes. One after another is sent, and has a
-    /// buffer to receive only then.
+    /// The gradients of all heads, which wait for the first unit of the backbone that computes. They are sent one after another; on a CPU
+    /// each gets its buffer to receive when it is sent.
     fn gradient_of_heads(&self) -> UnitGradient {
         let sizes: Vec<f64> =
             self.placed.heads().iter().map(|unit| F32 * self.placed.gathered(unit)).collect();

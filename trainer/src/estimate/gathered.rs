@@ -18,7 +18,7 @@ pub(super) struct GatheredWeights {
     pub(super) kept_bytes: Vec<f64>,
     /// Bytes of all buffers that do not stay, at their peak.
     pub(super) transient_bytes: f64,
-    /// Bytes of these that are free again in the backward pass of each unit of the trained backbone; buffers of a pool never are.
+    /// Bytes of these that are free again in the backward pass of each unit of the trained backbone; 0 for buffers of a pool, which stay.
     pub(super) free_bytes: Vec<f64>,
 }
 
@@ -27,13 +27,13 @@ pub(super) fn gathered_weights(placed: PlacedModel<'_>) -> GatheredWeights {
     let backbone = placed.backbone();
     let gathers = gathers(placed);
     let peak_words = peak_words(&gathers);
-    let is_pooled = gathers.iter().any(|gather| gather.is_pooled);
+    let is_unknown = placed.placement.segment > 1 || gathers.iter().any(|gather| gather.is_pooled);
     let words = |number: usize| gather_of(placed, &backbone[number], false).n_words;
     let kept = |number: usize| if keeps_weights(placed, number) { words(number) } else { 0 };
     let in_use = |number: usize| words(number) - kept(number);
-    // In the backward pass the unit before is in transfer while one is in use.
+    // In the backward pass the weights of the unit before are there while one is in use; segments run in another order.
     let of_two = |number: usize| in_use(number) + number.checked_sub(1).map_or(0, in_use);
-    let free = |number: usize| if is_pooled { 0 } else { peak_words.saturating_sub(of_two(number)) };
+    let free = |number: usize| if is_unknown { 0 } else { peak_words.saturating_sub(of_two(number)) };
     let bytes = |n_words: usize| (n_words * WORD_BYTES) as f64;
     GatheredWeights {
         kept_bytes: (0..backbone.len()).map(|number| bytes(kept(number))).collect(),

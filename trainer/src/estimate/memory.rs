@@ -1,7 +1,7 @@
 //! Memory of a rank in bytes, by item.
 
 use burn_tensor::DType;
-use kernels::ops::LargestProduct;
+use kernels::ops::ProductLimits;
 
 use super::backward::{BackwardPass, partial_sums};
 use super::gathered::gathered_weights;
@@ -80,13 +80,14 @@ pub fn memory(model: &ModelCost, placement: &Placement) -> Memory {
     }
 }
 
-/// Returns the bytes of the buffers of products: each worker's, and in f32 also those of the thread that the workers serve.
+/// Returns the bytes of the buffers of products: each worker's, and one in f32 for the heads, which other threads help to compute: each of
+/// them may keep another one.
 fn product_buffer_bytes(placed: PlacedModel<'_>) -> f64 {
     let (placement, backbone) = (placed.placement, placed.backbone());
     let of_image =
-        backbone.iter().map(|unit| unit.products).fold(LargestProduct::default(), LargestProduct::max);
-    let worker_images = (placed.micro_batch() as usize).div_ceil(placement.workers);
-    let largest = LargestProduct { n_rows: of_image.n_rows * worker_images, ..of_image };
+        backbone.iter().map(|unit| unit.products).fold(ProductLimits::default(), ProductLimits::max);
+    let worker_images = (placed.micro_batch() as usize).div_ceil(placement.workers.max(1));
+    let largest = ProductLimits { n_rows: of_image.n_rows * worker_images, ..of_image };
     let in_bf16 = match placement.precision.compute {
         Arithmetic::F32 => 0,
         Arithmetic::Bf16 => placement.workers * largest.kept_bytes(DType::BF16),

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ops::Add;
 
 use augment::{GroupSpec, MultiCrop};
-use kernels::ops::LargestProduct;
+use kernels::ops::ProductLimits;
 use networks::backbone::ModelConfig;
 use networks::divided::{divided, numel};
 use networks::head::{Head, staged_units};
@@ -13,7 +13,7 @@ use networks::patches::{PixelInput, Pixels};
 use networks::unit::{Elements, GroupShape, Unit};
 use ranks::wire::Wire;
 
-use super::parameters::{largest_product, running_gradients};
+use super::parameters::{gradients_at_once, product_limits};
 use crate::error::TrainError;
 use crate::method::network::{Moves, NetworkSpec};
 use crate::method::{Collective, Method};
@@ -40,10 +40,10 @@ pub struct UnitCost {
     pub holds_output: bool,
     /// Number of elements that are constrained before a step.
     pub n_constrained: usize,
-    /// Largest sizes of its products with weights.
-    pub products: LargestProduct,
-    /// Largest number of elements of its parameters' gradients while its backward pass runs, which reorders those of kernels.
-    pub running_gradients: usize,
+    /// Limits of its products with weights, for one image.
+    pub products: ProductLimits,
+    /// Largest number of elements of its parameters' gradients at a time while its backward pass runs, which reorders gradients of kernels.
+    pub gradients_at_once: usize,
     /// Number of times that the unit waits for a sum over the whole batch in a pass, such as the statistics of a batch
     /// normalization. If it does, all micro-batches of a rank go through it together.
     pub n_sums: usize,
@@ -115,8 +115,8 @@ impl UnitCost {
             outputs: Vec::new(),
             holds_output: false,
             n_constrained: 0,
-            products: LargestProduct::default(),
-            running_gradients: 0,
+            products: ProductLimits::default(),
+            gradients_at_once: 0,
             n_sums: 0,
             n_parts: 1,
             n_columns: 0,
@@ -351,8 +351,8 @@ fn through(units: &[Box<dyn Unit>], mut shapes: Vec<GroupShape>) -> (Vec<UnitCos
             outputs: outputs.iter().map(GroupShape::elements).collect(),
             holds_output: unit.holds_output(),
             n_constrained: unit.n_constrained(),
-            products: largest_product(&params, &shapes),
-            running_gradients: running_gradients(&params),
+            products: product_limits(&params, &shapes),
+            gradients_at_once: gradients_at_once(&params),
             n_sums: unit.n_stages() - 1,
             n_parts: 1,
             n_columns: 0,

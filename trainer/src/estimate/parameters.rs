@@ -1,16 +1,16 @@
 //! Sizes that follow from the parameters of a unit.
 
-use kernels::ops::LargestProduct;
+use kernels::ops::ProductLimits;
 use networks::params::ParamSpec;
 use networks::unit::GroupShape;
 
-/// Returns the largest sizes of products of one image's `shapes` with the parameters of a unit.
-pub(super) fn largest_product(params: &[ParamSpec], shapes: &[GroupShape]) -> LargestProduct {
+/// Returns the limits of the products of one image's `shapes` with the parameters of a unit.
+pub(super) fn product_limits(params: &[ParamSpec], shapes: &[GroupShape]) -> ProductLimits {
     let widest = |spec: &ParamSpec| match spec.shape.as_slice() {
-        [rows, _, ..] => (*rows).max(spec.numel() / rows),
+        [rows, _, ..] => (*rows).max(spec.numel() / (*rows).max(1)),
         _ => 0,
     };
-    LargestProduct {
+    ProductLimits {
         n_rows: shapes.iter().map(GroupShape::n_rows).max().unwrap_or(0),
         widest: params.iter().map(widest).max().unwrap_or(0),
         n_weights: params.iter().map(ParamSpec::numel).max().unwrap_or(0),
@@ -19,13 +19,13 @@ pub(super) fn largest_product(params: &[ParamSpec], shapes: &[GroupShape]) -> La
 
 /// Returns the largest number of elements of the gradients of `params` while they are computed, from the last parameter to the first: the
 /// gradients so far, and, for a kernel with several taps, a copy of the newest in another order.
-pub(super) fn running_gradients(params: &[ParamSpec]) -> usize {
+pub(super) fn gradients_at_once(params: &[ParamSpec]) -> usize {
     let mut so_far = 0;
     let with_copy = |spec: &ParamSpec| {
         so_far += spec.numel();
         if has_taps(spec) { so_far + spec.numel() } else { so_far }
     };
-    params.iter().rev().map(with_copy).max().unwrap_or(0)
+    params.iter().rev().filter(|spec| spec.role.is_trained()).map(with_copy).max().unwrap_or(0)
 }
 
 /// Returns whether a parameter is the kernel of a convolution with several taps.
@@ -46,10 +46,9 @@ mod tests {
     #[test]
     fn gradients_of_kernels_are_copied() {
         let [first, second, pointwise] = [spec(&[8, 4, 3, 3]), spec(&[8, 8, 3, 3]), spec(&[8, 8, 1, 1])];
-        assert_eq!(running_gradients(&[pointwise.clone(), pointwise.clone()]), 2 * 64);
-        // The second kernel with its copy, or both and a copy of the first.
-        let both = [first.clone(), second.clone()];
-        assert_eq!(running_gradients(&both), 2 * 288 + 576);
-        assert_eq!(running_gradients(&[pointwise, second]), 2 * 576);
+        assert_eq!(gradients_at_once(&[pointwise.clone(), pointwise.clone()]), 2 * 64);
+        // Both, and a copy of the one that comes first.
+        assert_eq!(gradients_at_once(&[second.clone(), first]), 288 + 2 * 576);
+        assert_eq!(gradients_at_once(&[pointwise, second]), 2 * 576);
     }
 }

@@ -62,7 +62,7 @@ pub use probs::{
     balanced, column_sums, exp_rows, largest, log_sum_exp, row_maxima, scaled, scaled_row_sums, sharpness,
     softmax_rows,
 };
-pub use product::{LargestProduct, Start, product_into};
+pub use product::{ProductLimits, Start, product_into};
 pub use relu::relu;
 pub use residual::branch;
 pub use rotary::{Rotations, rotate};

@@ -15,8 +15,9 @@ pub(super) const CHUNK_ROWS: usize = 256;
 /// Bytes of the panels of columns that are packed at once, at most, unless one panel is larger.
 pub(super) const PANEL_BYTES: usize = 4 << 20;
 
-/// Bytes of the buffer that the `gemm` crate keeps on each thread: those of the L2 cache, 1 MiB on the CPUs measured.
-const F32_BYTES: usize = 1 << 20;
+/// Bytes of the buffer that the `gemm` crate keeps on a thread that has computed a product in f32: as many as the L2 cache has, 1 MiB on
+/// the CPUs measured.
+const GEMM_BUFFER_BYTES: usize = 1 << 20;
 
 // Panels of a thread's last product, whose memory the next one reuses.
 thread_local! {
@@ -24,19 +25,19 @@ thread_local! {
     pub(super) static COLUMN_PANELS: Cell<Vec<Lanes>> = const { Cell::new(Vec::new()) };
 }
 
-/// Largest sizes among the products with a matrix of weights, and of the gradients of these weights.
+/// Upper limits of the sizes of some products with weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct LargestProduct {
-    /// Rows of the matrix that is multiplied by weights.
+pub struct ProductLimits {
+    /// Rows of a matrix that is multiplied by weights.
     pub n_rows: usize,
     /// Rows or columns of a matrix of weights.
     pub widest: usize,
-    /// Elements of a matrix of weights.
+    /// Elements of one parameter.
     pub n_weights: usize,
 }
 
-impl LargestProduct {
-    /// Returns the larger of each size.
+impl ProductLimits {
+    /// Returns the larger of each limit.
     pub fn max(self, other: Self) -> Self {
         Self {
             n_rows: self.n_rows.max(other.n_rows),
@@ -45,20 +46,20 @@ impl LargestProduct {
         }
     }
 
-    /// Returns the most bytes that a thread keeps, after these products in `dtype`, for the next ones.
+    /// Returns about how many bytes a thread keeps after such products in `dtype`, and after those of gradients of the weights.
     pub fn kept_bytes(self, dtype: DType) -> usize {
         if dtype != DType::BF16 {
-            return F32_BYTES;
+            return GEMM_BUFFER_BYTES;
         }
-        // Gradients of weights are sums over all rows. Columns and rows are packed by panels, of which the last may be filled up.
+        // Products that are gradients of weights are sums over the rows. The last panel of columns is filled up.
         let depth = DEPTH.min(self.n_rows);
         let columns = self.n_weights.max(self.widest.next_multiple_of(N_LANES) * depth);
         PANEL_BYTES.min(2 * columns) + 2 * CHUNK_ROWS * depth
     }
 }
 
-/// Gives `panels` a length. Where it has too little memory it gets exactly as much as is needed; what it held need not stay.
-pub(super) fn resize<T: Copy + Default>(panels: &mut Vec<T>, len: usize) {
+/// Gives `panels` a length, and, where it has too little memory, exactly as much as that takes. Its elements are to be overwritten.
+pub(super) fn resize_to_overwrite<T: Copy + Default>(panels: &mut Vec<T>, len: usize) {
     if panels.capacity() < len {
         // Freed first: a vector that grows holds both the old and the new memory.
         *panels = Vec::new();
@@ -70,6 +71,7 @@ pub(super) fn resize<T: Copy + Default>(panels: &mut Vec<T>, len: usize) {
 #[cfg(test)]
 mod tests {
     use half::bf16;
+    use rayon::{ThreadPool, ThreadPoolBuilder};
 
     use super::*;
     use crate::ops::gemm::Mat;
@@ -84,9 +86,8 @@ mod tests {
         bytes
     }
 
-    /// Returns the bytes that a new thread keeps after a product of ones.
-    fn kept_after(left: Mat<'_, bf16>, [m, k, n]: [usize; 3]) -> usize {
-        let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build().expect("a pool");
+    /// Returns the bytes that the thread of `pool` keeps after a product of ones.
+    fn kept_after(pool: &ThreadPool, left: Mat<'_, bf16>, [m, k, n]: [usize; 3]) -> usize {
         pool.install(|| {
             let (right, mut out) = (vec![bf16::ONE; k * n], vec![0.0f32; m * n]);
             product_into([m, k, n], 1.0, left, Mat::rows(&right, n), Start::Zero, &mut out, n);
@@ -94,20 +95,23 @@ mod tests {
         })
     }
 
-    /// Panels of few columns, of many, and of more than are packed at once; rows that are packed, and rows that are read where they lie.
+    /// Panels of few columns, of a few more, of many, and of more than are packed at once, one after another on a thread; rows that are
+    /// packed, and rows that are read where they lie.
     #[test]
-    fn a_thread_keeps_at_most_what_is_said() {
-        for n in [70, 192, 1024, 1100] {
+    fn a_thread_keeps_what_is_said() {
+        let one_thread = || ThreadPoolBuilder::new().num_threads(1).build().expect("a pool");
+        let pools = [one_thread(), one_thread()];
+        for n in [70, 192, 208, 1024, 1100] {
             let [m, k] = [CHUNK_ROWS + 1, DEPTH + 2];
             let ones = vec![bf16::ONE; m * k];
-            let check = |kept: usize, sizes: LargestProduct| {
-                let said = sizes.kept_bytes(DType::BF16);
-                assert!(kept <= said && 2 * kept > said, "{kept} of {said} bytes, {sizes:?}");
+            let check = |kept: usize, limits: ProductLimits| {
+                let said = limits.kept_bytes(DType::BF16);
+                assert!(kept <= said && 2 * kept > said, "{kept} of {said} bytes, {limits:?}");
             };
-            let gradient = LargestProduct { n_rows: k, widest: n, n_weights: 0 };
-            check(kept_after(Mat::rows(&ones, m).t(), [m, k, n]), gradient);
-            let forward = LargestProduct { n_rows: 1, widest: n, n_weights: k * n.next_multiple_of(N_LANES) };
-            check(kept_after(Mat::rows(&ones, k), [m, k, n]), forward);
+            let gradient = ProductLimits { n_rows: k, widest: n, n_weights: 0 };
+            check(kept_after(&pools[0], Mat::rows(&ones, m).t(), [m, k, n]), gradient);
+            let forward = ProductLimits { n_rows: 1, widest: n, n_weights: k * n.next_multiple_of(N_LANES) };
+            check(kept_after(&pools[1], Mat::rows(&ones, k), [m, k, n]), forward);
         }
     }
 }

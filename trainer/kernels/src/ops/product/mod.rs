@@ -16,7 +16,7 @@ mod pack;
 mod runs;
 mod tile;
 
-pub use buffers::LargestProduct;
+pub use buffers::ProductLimits;
 pub(super) use pack::{pack_columns, pair_of};
 pub(super) use runs::{RunSizes, product_of_runs};
 #[cfg(target_arch = "x86_64")]
@@ -33,7 +33,7 @@ use rayon::prelude::*;
 use super::gemm::{self, Mat, gemm};
 use super::number::{Number, nearest};
 use super::tally::{self, Product};
-use buffers::{CHUNK_ROWS, COLUMN_PANELS, DEPTH, PANEL_BYTES, ROW_PANELS, resize};
+use buffers::{CHUNK_ROWS, COLUMN_PANELS, DEPTH, PANEL_BYTES, ROW_PANELS, resize_to_overwrite};
 use pack::pack_rows;
 use tile::{COLUMNS, ROWS, Tile, VECTORS, multiply};
 
@@ -260,7 +260,7 @@ impl<'a> Block<'a> {
     /// Packs the panels of the block's columns of `b`, each with the vectors of a tile.
     fn pack_columns<B: Number>(&self, b: Mat<'_, B>, columns: &mut Vec<Lanes>, n_threads: usize) {
         let Range { start, end } = self.columns;
-        resize(columns, (end - start).div_ceil(N_LANES) * self.n_pairs());
+        resize_to_overwrite(columns, (end - start).div_ceil(N_LANES) * self.n_pairs());
         let panel = |(i, panel): (usize, &mut [Lanes])| {
             let lines = start + i * COLUMNS..end.min(start + (i + 1) * COLUMNS);
             pack_columns(b.t(), lines, self.depth.clone(), panel);
@@ -282,7 +282,7 @@ impl<'a> Block<'a> {
     ) {
         let n_pairs = self.n_pairs();
         let mut panels = ROW_PANELS.take();
-        resize(&mut panels, rows.len().div_ceil(ROWS) * n_pairs);
+        resize_to_overwrite(&mut panels, rows.len().div_ceil(ROWS) * n_pairs);
         pack_rows(a, rows.clone(), self.depth.clone(), &mut panels, n_pairs);
         let mut tile = Tile::default();
         for (columns, of_panel) in columns.chunks(VECTORS * n_pairs).zip(self.panels()) {
