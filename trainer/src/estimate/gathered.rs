@@ -27,13 +27,13 @@ pub(super) fn gathered_weights(placed: PlacedModel<'_>) -> GatheredWeights {
     let backbone = placed.backbone();
     let gathers = gathers(placed);
     let peak_words = peak_words(&gathers);
-    let is_unknown = placed.placement.segment > 1 || gathers.iter().any(|gather| gather.is_pooled);
+    let are_all_in_use = placed.placement.segment > 1 || gathers.iter().any(|gather| gather.is_pooled);
     let words = |number: usize| gather_of(placed, &backbone[number], false).n_words;
     let kept = |number: usize| if keeps_weights(placed, number) { words(number) } else { 0 };
     let in_use = |number: usize| words(number) - kept(number);
-    // In the backward pass the weights of the unit before are there while one is in use; segments run in another order.
+    // In the backward pass the weights of the unit before are there while one is in use. Segments run in another order, which is not followed.
     let of_two = |number: usize| in_use(number) + number.checked_sub(1).map_or(0, in_use);
-    let free = |number: usize| if is_unknown { 0 } else { peak_words.saturating_sub(of_two(number)) };
+    let free = |number: usize| if are_all_in_use { 0 } else { peak_words.saturating_sub(of_two(number)) };
     let bytes = |n_words: usize| (n_words * WORD_BYTES) as f64;
     GatheredWeights {
         kept_bytes: (0..backbone.len()).map(|number| bytes(kept(number))).collect(),
