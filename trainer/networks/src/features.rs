@@ -1,6 +1,7 @@
 //! Features that units pass to one another, and the outputs of a network.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::Arc;
 
 use burn_tensor::{Int, Tensor};
@@ -74,9 +75,17 @@ pub struct HeadOutputs {
     pub n_images: usize,
     /// Masked cells by size of view, where some were drawn.
     pub masked: Vec<Option<Arc<MaskedCells>>>,
-    /// Outputs of each head, by size of view, `[B, V, K]`; `[R, 1, K]` for a head on masked cells, and `[B·V + R, 1, K]`
-    /// for one on pooled features and masked cells.
-    pub by_name: BTreeMap<&'static str, Vec<Tensor<3>>>,
+    /// Outputs of each head, by size of view.
+    pub by_name: BTreeMap<&'static str, Vec<HeadOutput>>,
+}
+
+/// Output of a head for the views of one size.
+#[derive(Debug, Clone, Default)]
+pub struct HeadOutput {
+    /// Output for the views, `[B, V, K]`, or for all cells of their grids, `[B, V·N, K]`; absent where the head reads masked cells alone.
+    pub views: Option<Tensor<3>>,
+    /// Output for the R masked cells, `[R, 1, K]`; absent where the head reads none, or none is masked.
+    pub masked: Option<Tensor<3>>,
 }
 
 impl Features {
@@ -150,6 +159,23 @@ impl Features {
         Self { masked, ..Self::vectors(Tensor::cat(parts, 0)) }
     }
 
+    /// Returns the tokens of views and the masked cells apart where these features hold both; else these features alone.
+    pub fn apart(&self) -> Vec<Self> {
+        let ([rows, n, d], masked) = (self.x.dims(), self.masked.as_ref());
+        let Some(masked) = masked.filter(|masked| masked.selection == Selection::PooledAndMasked) else {
+            return vec![self.clone()];
+        };
+        let part = |range: Range<usize>| Self::vectors(self.x.clone().slice([range, 0..n, 0..d]));
+        match masked.rows.n() {
+            0 => vec![Self::vectors(self.x.clone())],
+            n_masked => {
+                let selected = Some(Masked { selection: Selection::Masked, ..masked.clone() });
+                let cells = Self { masked: selected, ..part(rows - n_masked..rows) };
+                vec![part(0..rows - n_masked), cells]
+            }
+        }
+    }
+
     /// Returns whether the number of rows depends on how many cells are masked.
     pub fn is_ragged(&self) -> bool {
         self.masked.as_ref().is_some_and(|masked| masked.selection != Selection::All)
@@ -182,6 +208,11 @@ impl Outputs {
         self.heads.n_images
     }
 
+    /// Drops the outputs of the heads.
+    pub fn drop_heads(&mut self) {
+        self.heads.by_name.clear();
+    }
+
     /// Returns one vector per view of size `group`, `[B, V, D]`.
     pub fn pooled(&self, group: usize) -> Tensor<3> {
         by_image(&self.features[group].pooled(), self.n_images())
@@ -200,7 +231,7 @@ impl HeadOutputs {
     pub fn new(
         n_images: usize,
         features: &[Features],
-        by_name: BTreeMap<&'static str, Vec<Tensor<3>>>,
+        by_name: BTreeMap<&'static str, Vec<HeadOutput>>,
     ) -> Self {
         let masked = |group: &Features| group.masked.as_ref().map(|masked| masked.rows.clone());
         Self { n_images, masked: features.iter().map(masked).collect(), by_name }
@@ -214,35 +245,19 @@ impl HeadOutputs {
         self.masked[group].as_ref().expect("a method that reads masked cells has masks")
     }
 
-    /// Returns the output of the head `name`, by size of view, with the shapes of [`HeadOutputs::by_name`].
-    ///
-    /// # Panics
-    /// If there is no such head: a bug in the method, which lists its heads itself.
-    pub fn of(&self, name: &str) -> &[Tensor<3>] {
-        self.by_name.get(name).unwrap_or_else(|| panic!("the method has no head {name}"))
-    }
-
     /// Returns the output of the head `name` for the views of size `group`, `[B, V, K]`, without that for masked cells.
     ///
     /// # Panics
-    /// As [`HeadOutputs::of`].
+    /// If there is no such head, or it reads masked cells alone: a bug in the method, which lists its heads itself.
     pub fn on_views(&self, name: &str, group: usize) -> Tensor<3> {
-        let all = self.of(name)[group].clone();
-        let ([rows, v, k], n_masked) = (all.dims(), self.n_masked(group));
-        match n_masked > 0 && v == 1 && rows > n_masked {
-            // The masked cells come last.
-            true => {
-                let n = rows - n_masked;
-                all.slice([0..n, 0..1, 0..k]).reshape([self.n_images, n / self.n_images, k])
-            }
-            false => all.reshape([self.n_images, rows * v / self.n_images, k]),
-        }
+        let output = &self.of(name)[group];
+        output.views.clone().unwrap_or_else(|| panic!("the head {name} reads masked cells alone"))
     }
 
     /// Returns the output of the head `name` for the views of each size, as [`HeadOutputs::on_views`] does.
     ///
     /// # Panics
-    /// As [`HeadOutputs::of`].
+    /// As [`HeadOutputs::on_views`].
     pub fn on_all_views(&self, name: &str) -> Vec<Tensor<3>> {
         (0..self.of(name).len()).map(|group| self.on_views(name, group)).collect()
     }
@@ -251,30 +266,37 @@ impl HeadOutputs {
     /// `[R, 1, K]`; `None` if no cell is masked.
     ///
     /// # Panics
-    /// As [`HeadOutputs::of`].
+    /// If there is no such head.
     pub fn on_masked(&self, name: &str, group: usize) -> Option<Tensor<3>> {
-        let all = self.of(name)[group].clone();
-        let ([rows, _, k], n_masked) = (all.dims(), self.n_masked(group));
-        match n_masked {
-            0 => None,
-            // The gradient of a slice takes memory, also where it is the whole.
-            n if n == rows => Some(all),
-            n => Some(all.slice([rows - n..rows, 0..1, 0..k])),
-        }
+        self.of(name)[group].masked.clone()
     }
 
-    /// Number of masked cells of the views of size `group`.
-    fn n_masked(&self, group: usize) -> usize {
-        self.masked.get(group).and_then(|masked| masked.as_ref()).map_or(0, |masked| masked.n())
+    /// Output of the head `name`, by size of view.
+    fn of(&self, name: &str) -> &[HeadOutput] {
+        self.by_name.get(name).unwrap_or_else(|| panic!("the method has no head {name}"))
+    }
+}
+impl HeadOutput {
+    /// Wraps the output for views, `[B, V, K]`.
+    pub fn of_views(x: Tensor<3>) -> Self {
+        Self { views: Some(x), masked: None }
+    }
+
+    /// Wraps the output of a head for `n_images` images, of which `parts` hold the tokens of views, the masked cells, or both.
+    pub fn of_parts(parts: &[Features], n_images: usize) -> Self {
+        let mut output = Self::default();
+        for part in parts.iter().flat_map(Features::apart) {
+            match part.masked.as_ref().filter(|masked| masked.selection != Selection::All) {
+                Some(masked) => output.masked = (masked.rows.n() > 0).then_some(part.x),
+                None => output.views = Some(by_image(&part, n_images)),
+            }
+        }
+        output
     }
 }
 
-/// Reshapes one token per view, `[B·V, 1, K]`, to `[B, V, K]`; several tokens are treated as views. Ragged features stay as
-/// they are.
+/// Reshapes one token per view, `[B·V, 1, K]`, to `[B, V, K]`; several tokens are treated as views.
 pub fn by_image(features: &Features, n_images: usize) -> Tensor<3> {
     let [rows, n, k] = features.x.dims();
-    if features.is_ragged() {
-        return features.x.clone();
-    }
     features.x.clone().reshape([n_images, rows * n / n_images, k])
 }

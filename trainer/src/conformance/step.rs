@@ -9,7 +9,7 @@ use burn_tensor::{Device, Distribution, Tensor};
 use kernels::device::host::to_host;
 use networks::backbone::Readout;
 use networks::draws::Draws;
-use networks::features::{Features, HeadOutputs, Masked, Outputs, Selection, by_image};
+use networks::features::{Features, HeadOutput, HeadOutputs, Masked, Outputs, Selection, by_image};
 use networks::leaves::Leaves;
 use networks::mask::MaskedCells;
 use networks::sampler::UnitSampler;
@@ -67,13 +67,8 @@ impl Whole<'_> {
     }
 
     /// Computes features and heads of the views that `spec` sees with the parameters `leaves`, a tensor for the whole batch
-    /// each. Also returns what the heads on masked cells hold, by name.
-    fn outputs(
-        &self,
-        spec: &NetworkSpec,
-        input: Vec<Features>,
-        leaves: &[Leaves<'_>],
-    ) -> (Outputs, BTreeMap<&'static str, Selection>) {
+    /// each.
+    fn outputs(&self, spec: &NetworkSpec, input: Vec<Features>, leaves: &[Leaves<'_>]) -> Outputs {
         let is_frozen = spec.moves == Moves::Frozen;
         let sets = self.method.stat_sets().of(&spec.sizes());
         let views = self.method.views().groups();
@@ -104,13 +99,11 @@ impl Whole<'_> {
             }
             heads.insert(head.name, given);
         }
-        // A network that sees no views has no groups.
-        let selection = |groups: &[Features]| Some(groups.first()?.masked.as_ref()?.selection);
-        let selected = heads.iter().filter_map(|(name, groups)| Some((*name, selection(groups)?)));
-        let ragged = selected.filter(|(_, selection)| *selection != Selection::All).collect();
-        let by_view = |groups: Vec<Features>| groups.iter().map(|group| by_image(group, BATCH)).collect();
+        let by_view = |groups: Vec<Features>| -> Vec<HeadOutput> {
+            groups.iter().map(|group| HeadOutput::of_parts(std::slice::from_ref(group), BATCH)).collect()
+        };
         let heads = heads.into_iter().map(|(name, groups)| (name, by_view(groups))).collect();
-        (Outputs { heads: HeadOutputs::new(BATCH, &groups, heads), features: groups }, ragged)
+        Outputs { heads: HeadOutputs::new(BATCH, &groups, heads), features: groups }
     }
 
     /// The shards of the network `name`.
@@ -137,8 +130,8 @@ impl Whole<'_> {
         by_image(&given[0], n)
     }
 
-    /// The outputs of each micro-batch. Outputs of the heads `ragged` have a row for each masked cell, some also for views.
-    fn cut(&self, (whole, ragged): &(Outputs, BTreeMap<&'static str, Selection>)) -> Vec<Outputs> {
+    /// The outputs of each micro-batch.
+    fn cut(&self, whole: &Outputs) -> Vec<Outputs> {
         let n = self.plan.n_micro_batches();
         let part = |len: usize, number: usize| number * len / n..(number + 1) * len / n;
         let features = |group: &Features, number: usize| {
@@ -149,28 +142,25 @@ impl Whole<'_> {
             });
             cut
         };
-        let head = |name: &str, group: usize, x: &Tensor<3>, number: usize| {
-            let Some((masked, selection)) = whole.features[group].masked.as_ref().zip(ragged.get(name))
-            else {
-                return x.clone().slice(part(x.dims()[0], number));
+        let head = |group: usize, output: &HeadOutput, number: usize| {
+            let of_views = |x: &Tensor<3>| x.clone().slice(part(x.dims()[0], number));
+            let of_cells = |x: &Tensor<3>| {
+                let cells = &whole.heads.masked(group).cells;
+                let sequences = part(cells.len(), number);
+                let n_rows = |cells: &[Vec<usize>]| -> usize { cells.iter().map(Vec::len).sum() };
+                let first = n_rows(&cells[..sequences.start]);
+                let n_masked = n_rows(&cells[sequences]);
+                (n_masked > 0).then(|| x.clone().slice(first..first + n_masked))
             };
-            let cells = &masked.rows.cells;
-            let sequences = part(cells.len(), number);
-            let n_rows = |cells: &[Vec<usize>]| -> usize { cells.iter().map(Vec::len).sum() };
-            let n_views = if *selection == Selection::PooledAndMasked { cells.len() } else { 0 };
-            let first = n_views + n_rows(&cells[..sequences.start]);
-            let of_views = (n_views > 0).then(|| x.clone().slice(sequences.clone()));
-            let of_cells = match n_rows(&cells[sequences]) {
-                // Where no cell is masked and no view is read there is a placeholder row.
-                0 => (n_views == 0).then(|| x.clone().slice(0..1)),
-                n => Some(x.clone().slice(first..first + n)),
-            };
-            Tensor::cat(of_views.into_iter().chain(of_cells).collect(), 0)
+            HeadOutput {
+                views: output.views.as_ref().map(of_views),
+                masked: output.masked.as_ref().and_then(of_cells),
+            }
         };
         let of_number = |number: usize| {
-            let of_head = |(name, groups): (&&'static str, &Vec<Tensor<3>>)| {
+            let of_head = |(name, groups): (&&'static str, &Vec<HeadOutput>)| {
                 let groups = groups.iter().enumerate();
-                (*name, groups.map(|(group, x)| head(name, group, x, number)).collect())
+                (*name, groups.map(|(group, output)| head(group, output, number)).collect())
             };
             let features: Vec<_> = whole.features.iter().map(|group| features(group, number)).collect();
             let heads = whole.heads.by_name.iter().map(of_head).collect();

@@ -15,6 +15,7 @@ mod fabric;
 mod failure;
 mod gathered;
 mod gpu;
+mod heads;
 mod memory;
 mod model;
 mod parameters;

@@ -34,8 +34,8 @@ pub struct UnitCost {
     pub given: Elements,
     /// Elements that its graph holds.
     pub graph: Elements,
-    /// Elements of its output, by view size.
-    pub outputs: Vec<Elements>,
+    /// Elements of its output, by view size; where a head also reads masked cells, those of views and of masked cells apart.
+    pub outputs: Vec<Vec<Elements>>,
     /// Whether its graph holds the output.
     pub holds_output: bool,
     /// Number of elements that are constrained before a step.
@@ -320,6 +320,15 @@ fn of_network(
         let read = reads.head().and_then(|head| given.get(head)).unwrap_or(&features);
         let (mut costs, shapes) = through(units, read.iter().map(|shape| reads.shape(shape)).collect());
         costs.iter_mut().skip(n_staged).for_each(|unit| unit.runs_twice = runs_twice);
+        let apart = |(read, output): (&GroupShape, &GroupShape)| -> Vec<Elements> {
+            let of_part = |GroupShape { n_views, n_prefix, grid, .. }| {
+                GroupShape { n_views, n_prefix, grid, ..*output }.elements()
+            };
+            reads.shapes_apart(read).into_iter().map(of_part).collect()
+        };
+        if let Some(last) = costs.last_mut() {
+            last.outputs = read.iter().zip(&shapes).map(apart).collect();
+        }
         heads.extend(costs);
         if let Some(last) = heads.last_mut().filter(|_| *may_divide) {
             last.n_parts = n_parts;
@@ -348,7 +357,7 @@ fn through(units: &[Box<dyn Unit>], mut shapes: Vec<GroupShape>) -> (Vec<UnitCos
             input,
             given,
             graph: cost.graph,
-            outputs: outputs.iter().map(GroupShape::elements).collect(),
+            outputs: outputs.iter().map(|shape| vec![shape.elements()]).collect(),
             holds_output: unit.holds_output(),
             n_constrained: unit.n_constrained(),
             products: product_limits(&params, &shapes),

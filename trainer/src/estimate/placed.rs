@@ -1,6 +1,7 @@
 //! Sizes of a model on a rank: elements of buffers, and bytes of activations.
 
 use networks::layout::ALIGNMENT;
+use networks::unit::Elements;
 
 use super::{ModelCost, NetworkCost, Placement, UnitCost};
 use crate::step::segments::Segments;
@@ -81,10 +82,11 @@ impl<'a> PlacedModel<'a> {
         if self.placement.segment > 1 { self.given_bytes(unit) } else { self.input_bytes(unit) }
     }
 
-    /// Bytes of the unit's output for `n_images`, by view size.
-    pub(super) fn output_bytes(&self, unit: &UnitCost, n_images: f64) -> impl Iterator<Item = f64> {
+    /// Bytes of the unit's output for `n_images`, by view size: of views and of masked cells.
+    pub(super) fn output_bytes(&self, unit: &UnitCost, n_images: f64) -> Vec<Vec<f64>> {
         let types = self.placement.precision.types();
-        unit.outputs.iter().map(move |output| output.bytes(types) * n_images)
+        let of_size = |parts: &Vec<Elements>| parts.iter().map(|part| part.bytes(types) * n_images).collect();
+        unit.outputs.iter().map(of_size).collect()
     }
 
     /// Bytes of the unit's graph for `n_images`.

@@ -6,7 +6,7 @@ use augment::MultiCrop;
 use burn_tensor::{Device, Tensor};
 use kernels::device::host::to_host;
 use kernels::ops::{softmax_rows, unit_rows};
-use networks::features::{Features, HeadOutputs, Masked, Outputs, Selection};
+use networks::features::{Features, HeadOutput, HeadOutputs, Masked, Outputs, Selection};
 use networks::mask::MaskedCells;
 use ranks::communicator::Communicator;
 use ranks::peers::Peers;
@@ -47,7 +47,8 @@ fn loss_and_gradient(
 ) -> [Tensor<1>; 2] {
     let ([b, v, k], comm) = (x.dims(), Communicator::solo());
     let outputs = |x: Tensor<3>| {
-        let sizes = [0..2, 2..v].map(|views| x.clone().slice([0..b, views, 0..k])).to_vec();
+        let of_size = |views| HeadOutput::of_views(x.clone().slice([0..b, views, 0..k]));
+        let sizes = [0..2, 2..v].map(of_size).to_vec();
         Outputs { features: Vec::new(), heads: HeadOutputs::new(b, &[], [(name, sizes)].into()) }
     };
     let tracked = x.clone().autodiff().require_grad();
@@ -162,8 +163,7 @@ fn masked_outputs(views: &[Tensor<3>], cells: Tensor<4>, masked: &Arc<MaskedCell
     let [b, v, n, k] = cells.dims();
     let tokens: Vec<i32> = masked.tokens(0, n).into_iter().map(|token| token as i32).collect();
     let rows = cells.reshape([b * v * n, k]).select(0, Tensor::from_data(&tokens[..], &Device::flex()));
-    let first = Tensor::cat(vec![views[0].clone().reshape([b * v, k]), rows], 0);
-    let first = first.unsqueeze_dim(1);
+    let first = HeadOutput { views: Some(views[0].clone()), masked: Some(rows.unsqueeze_dim(1)) };
     let side = n.isqrt();
     let features = Features {
         x: Tensor::zeros([b * v, 1 + n, 4], &Device::flex()),
@@ -173,7 +173,8 @@ fn masked_outputs(views: &[Tensor<3>], cells: Tensor<4>, masked: &Arc<MaskedCell
         columns: Vec::new(),
         masked: Some(Masked { rows: Arc::clone(masked), hides: true, selection: Selection::All }),
     };
-    let sizes = std::iter::once(first).chain(views[1..].iter().cloned()).collect();
+    let others = views[1..].iter().cloned().map(HeadOutput::of_views);
+    let sizes = std::iter::once(first).chain(others).collect();
     let features = vec![features];
     Outputs { heads: HeadOutputs::new(b, &features, [("head", sizes)].into()), features }
 }

@@ -207,20 +207,20 @@ impl DistillationLoss {
     /// Returns the distance between the output of the head `name` and the teacher's features that `reads` selects: the mean
     /// over all views, `[1]`; `None` if there is no such head.
     fn term(&self, number: usize, student: &Outputs, name: &str, reads: Reads) -> Option<Tensor<1>> {
-        let given = student.heads.by_name.get(name)?;
+        let given = student.heads.by_name.contains_key(name).then(|| student.heads.on_all_views(name))?;
         let n_views = |group: usize| student.pooled(group).dims()[1] as f64;
         let all: f64 = (0..given.len()).map(n_views).sum();
-        let of_group = |(group, given): (usize, &Tensor<3>)| {
+        let of_group = |(group, given): (usize, Tensor<3>)| {
             let (features, target) = (&student.features[group], &self.targets[number][group]);
             let (read, target) = (reads.select(features), reads.select(target));
             let [views, _, d] = target.x.dims();
             let [_, n, _] = read.x.dims();
-            let given = given.clone().reshape([views, n, d]);
+            let given = given.reshape([views, n, d]);
             let given =
                 if reads == Reads::Patches { resampled(given, read.grid, target.grid) } else { given };
             self.between(given, target.x.autodiff()) * (n_views(group) / all)
         };
-        given.iter().enumerate().map(of_group).reduce(|sum, term| sum + term)
+        given.into_iter().enumerate().map(of_group).reduce(|sum, term| sum + term)
     }
 
     /// Returns the mean distance of `x` and `y`, `[B, N, D]` both: `[1]`.

@@ -187,9 +187,10 @@ impl Method for LeJepa {
 
 /// All views of each image, `[B, V, D]`.
 fn all_views(outputs: &Outputs) -> Tensor<3> {
-    match outputs.heads.of(HEAD) {
-        [one] => one.clone(),
-        several => Tensor::cat(several.to_vec(), 1),
+    let mut sizes = outputs.heads.on_all_views(HEAD);
+    match sizes.len() {
+        1 => sizes.remove(0),
+        _ => Tensor::cat(sizes, 1),
     }
 }
 

@@ -224,7 +224,7 @@ impl Method for MocoV3 {
 
 /// Returns the output of the head `head` for view `view`, at length one, `[B, D]`.
 fn rows(outputs: &Outputs, head: &str, view: usize) -> Tensor<2> {
-    let z = outputs.heads.of(head)[view].clone();
+    let z = outputs.heads.on_views(head, view);
     let [b, v, d] = z.dims();
     unit_rows(z.reshape([b * v, d]), NORM_EPSILON)
 }

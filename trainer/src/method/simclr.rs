@@ -138,7 +138,7 @@ impl Method for SimClr {
 
 /// Returns both views of each image at length one, `[B, 2, D]`.
 fn unit_views(outputs: &Outputs) -> Tensor<3> {
-    let z = outputs.heads.of(HEAD)[0].clone();
+    let z = outputs.heads.on_views(HEAD, 0);
     let [b, v, d] = z.dims();
     unit_rows(z.reshape([b * v, d]), NORM_EPSILON).reshape([b, v, d])
 }

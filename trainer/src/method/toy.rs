@@ -97,18 +97,19 @@ impl Method for Toy {
         peers: Peers<'_>,
     ) -> Result<Box<dyn BatchLoss>, EngineError> {
         let mean_of = |outputs: &Outputs| {
-            let [b, v, k] = outputs.heads.of("scores")[0].dims();
-            let sum = outputs.heads.of("scores")[0].clone().reshape([b * v, k]).sum_dim(0).reshape([k]);
+            let scores = outputs.heads.on_views("scores", 0);
+            let [b, v, k] = scores.dims();
+            let sum = scores.reshape([b * v, k]).sum_dim(0).reshape([k]);
             sum / (b * v) as f64
         };
         let own: Vec<Tensor<1>> = batch.trained.iter().map(mean_of).collect();
         let mean = peers.sum("scores", &own)? / peers.n_micro_batches() as f64;
         let seen = Tensor::<1>::from_data(TensorData::new(self.seen.clone(), [self.k]), &mean.device());
         let shift: Tensor<3> = (mean.clone() + seen).unsqueeze();
-        let target = |outputs: &Outputs| outputs.heads.of("scores")[1].clone().mean_dim(1) - shift.clone();
+        let target = |outputs: &Outputs| outputs.heads.on_views("scores", 1).mean_dim(1) - shift.clone();
         Ok(Box::new(ToyLoss {
             targets: batch.of("average").iter().map(target).collect(),
-            past: batch.of("past").iter().map(|outputs| outputs.heads.of("cells")[0].clone()).collect(),
+            past: batch.of("past").iter().map(|outputs| outputs.heads.on_views("cells", 0)).collect(),
             mean,
         }))
     }
@@ -141,11 +142,11 @@ impl Method for Toy {
 impl BatchLoss for ToyLoss {
     fn of(&self, number: usize, student: &Outputs) -> MicroBatchLoss {
         let (targets, past) = (&self.targets[number], &self.past[number]);
-        let guesses = student.heads.of("guess").iter();
-        let terms = guesses.map(|guess| (guess.clone() - targets.clone().autodiff()).powi_scalar(2).mean());
+        let guesses = student.heads.on_all_views("guess").into_iter();
+        let terms = guesses.map(|guess| (guess - targets.clone().autodiff()).powi_scalar(2).mean());
         // Every method has a group of views.
         let guessing = terms.reduce(|a, b| a + b).expect("a group of views");
-        let cells = (student.heads.of("cells")[0].clone() - past.clone().autodiff()).powi_scalar(2).mean();
+        let cells = (student.heads.on_views("cells", 0) - past.clone().autodiff()).powi_scalar(2).mean();
         let gauges = vec![("train/cells", cells.clone().inner())];
         MicroBatchLoss { loss: guessing + cells, gauges }
     }

@@ -118,16 +118,20 @@ impl BatchLoss for ToyLoss {
         let target = &self.targets[number];
         let rows = learner.heads.masked(0);
         assert_eq!(rows, target.heads.masked(0), "both networks have the same masks");
-        let (given, wanted) = (learner.heads.of("guess")[0].clone(), target.heads.of("cells")[0].clone());
-        let [r, _, k] = given.dims();
-        let off = (given - wanted.autodiff()).powi_scalar(2).reshape([r, k]).mean_dim(1);
-        let weights = Tensor::<1>::from_floats(&rows.weights()[..], &off.device().inner()).reshape([r, 1]);
-        let hidden = (off * weights.autodiff()).sum() / rows.cells.len() as f64;
-        let pooled = |outputs: &Outputs| outputs.heads.of("scores")[0].clone();
+        let on_masked = learner.heads.on_masked("guess", 0).zip(target.heads.on_masked("cells", 0));
+        let hidden = on_masked.map(|(given, wanted)| {
+            let [r, _, k] = given.dims();
+            let off = (given - wanted.autodiff()).powi_scalar(2).reshape([r, k]).mean_dim(1);
+            let weights =
+                Tensor::<1>::from_floats(&rows.weights()[..], &off.device().inner()).reshape([r, 1]);
+            (off * weights.autodiff()).sum() / rows.cells.len() as f64
+        });
+        let pooled = |outputs: &Outputs| outputs.heads.on_views("scores", 0);
         let seen = (pooled(learner) - pooled(target).autodiff()).powi_scalar(2).mean();
         // The smaller views have no target but must have a gradient.
-        let small = learner.heads.of("scores")[1].clone().powi_scalar(2).mean();
-        let gauges = vec![("train/hidden", hidden.clone().inner())];
-        MicroBatchLoss { loss: hidden + seen + small, gauges }
+        let small = learner.heads.on_views("scores", 1).powi_scalar(2).mean();
+        let gauge = hidden.clone().map_or_else(|| small.clone().inner().zeros_like(), Tensor::inner);
+        let loss = hidden.into_iter().fold(seen + small, |loss, hidden| loss + hidden);
+        MicroBatchLoss { loss, gauges: vec![("train/hidden", gauge)] }
     }
 }

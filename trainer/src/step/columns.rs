@@ -16,8 +16,7 @@ use std::sync::Arc;
 use burn_tensor::{Tensor, TensorData};
 use kernels::device::host::add;
 use networks::draws::Draws;
-use networks::features::{Features, HeadOutputs, Masked, by_image};
-use networks::leaves::Leaves;
+use networks::features::{Features, HeadOutput, HeadOutputs, Masked};
 use networks::mask::MaskedCells;
 use networks::unit::{Context, StatSets, Types};
 use ranks::EngineError;
@@ -25,7 +24,7 @@ use ranks::column_group::ColumnGroup;
 use ranks::ordered;
 
 use super::batch::Groups;
-use super::heads::{Flats, GraphInput, HeadLeaves, HeadPass};
+use super::heads::{Flats, GraphInput, HeadLeaves, HeadPass, apart, head_outputs};
 use super::scalars::Scalars;
 use crate::method::BatchLoss;
 
@@ -202,17 +201,19 @@ impl<'a> ColumnPass<'a> {
         HeadOutputs { n_images: self.batch.n_images, masked, by_name }
     }
 
-    /// Applies this rank's part of the last unit of the head `name`, `[B, V, K / C]` by view size.
-    fn score(&self, name: &str, groups: Groups, leaves: &HeadLeaves<'_>) -> Vec<Tensor<3>> {
+    /// Applies this rank's part of the last unit of the head `name`; K is the number of its columns, by view size.
+    fn score(&self, name: &str, groups: Groups, leaves: &HeadLeaves<'_>) -> Vec<HeadOutput> {
         let found = self.heads.0.net.heads().find(|placed| placed.head.name == name);
         // Names come from the network's list.
         let number = found.expect("a head of the network").in_graph().start;
-        let (draws, sets) = (Draws::default(), StatSets::per_size(groups.len()));
-        let leaves: &Leaves<'_> = &leaves[&number];
-        let cx = Context { leaves, draws: &draws, totals: &[], sets: &sets, types: Types::F32 };
+        let (draws, sets) = (Draws::default(), StatSets::joint(1));
+        let cx =
+            Context { leaves: &leaves[&number], draws: &draws, totals: &[], sets: &sets, types: Types::F32 };
         let (unit, _) = self.heads.0.computed(number);
-        let scored = unit.forward(0, groups, &cx).features;
-        scored.iter().map(|group| by_image(group, self.batch.n_images)).collect()
+        let of_part = |part: Features| unit.forward(0, vec![part], &cx).features;
+        let of_size = |parts: Groups| parts.into_iter().flat_map(of_part).collect();
+        let parts = apart(groups.into_iter().map(|group| vec![group]).collect());
+        head_outputs(parts.into_iter().map(of_size).collect(), self.batch.n_images)
     }
 }
 

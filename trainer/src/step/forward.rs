@@ -34,6 +34,14 @@ pub(super) struct Inferred {
     pub(super) observations: Vec<Observation>,
 }
 
+impl Inferred {
+    /// Drops the outputs of all heads.
+    pub(super) fn drop_heads(&mut self) {
+        self.columns.clear();
+        self.outputs.iter_mut().flat_map(|(_, outputs)| outputs).for_each(Outputs::drop_heads);
+    }
+}
+
 /// Results of the trained network's forward pass through its backbone.
 pub(super) struct TrainedPass<'a> {
     /// Features of the backbone, by micro-batch.

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use burn_tensor::{DType, Tensor};
 use kernels::ops::seed;
 use networks::draws::Draws;
-use networks::features::{Features, HeadOutputs, Outputs, by_image};
+use networks::features::{Features, HeadOutput, HeadOutputs, Outputs, by_image};
 use networks::head::Reads;
 use networks::leaves::Leaves;
 use networks::unit::{Context, StatSets, Types};
@@ -230,27 +230,32 @@ impl<'a> HeadPass<'a> {
     /// Computes the outputs of the heads that are not divided for `input`.
     pub(super) fn heads(&self, input: &GraphInput, leaves: &HeadLeaves<'_>, n_images: usize) -> HeadOutputs {
         let (draws, sets) = (Draws::default(), StatSets::joint(1));
-        let mut given = BTreeMap::<&'static str, Groups>::new();
+        let mut given = BTreeMap::<&'static str, Vec<Groups>>::new();
         for placed in self.0.net.heads().filter(|placed| !placed.is_divided()) {
             let head = placed.head;
-            let read = head.reads.head().and_then(|name| given.get(name)).unwrap_or(&input.features);
-            let mut groups: Groups = match input.staged.get(head.name) {
-                Some(staged) => staged.clone(),
-                None => read.iter().map(|group| head.reads.select(group)).collect(),
+            let read = |group: &Features| vec![head.reads.select(group)];
+            let mut sizes: Vec<Groups> = match (input.staged.get(head.name), head.reads.head()) {
+                (Some(staged), _) => staged.iter().map(|group| vec![group.clone()]).collect(),
+                // The head that is read comes before.
+                (None, Some(name)) => given[name].clone(),
+                (None, None) => input.features.iter().map(read).collect(),
             };
             for (number, unit) in placed.in_graph().zip(&head.units[placed.staged().len()..]) {
-                let of_group = |group: Features| {
-                    let leaves = &leaves[&number].on(&group.x);
+                if number + 1 == placed.in_graph().end {
+                    sizes = apart(sizes);
+                }
+                let of_part = |part: Features| {
+                    let leaves = &leaves[&number].on(&part.x);
                     let cx = Context { leaves, draws: &draws, totals: &[], sets: &sets, types: Types::F32 };
-                    unit.forward(0, vec![group], &cx).features
+                    unit.forward(0, vec![part], &cx).features
                 };
-                groups = groups.into_iter().flat_map(of_group).collect();
+                let of_size = |parts: Groups| parts.into_iter().flat_map(of_part).collect();
+                sizes = sizes.into_iter().map(of_size).collect();
             }
-            given.insert(head.name, groups);
+            given.insert(head.name, sizes);
         }
-        let by_view = |groups: Groups| groups.iter().map(|group| by_image(group, n_images)).collect();
-        let by_name = given.into_iter().map(|(name, groups)| (name, by_view(groups))).collect();
-        HeadOutputs::new(n_images, &input.features, by_name)
+        let of_head = |(name, sizes): (&'static str, Vec<Groups>)| (name, head_outputs(sizes, n_images));
+        HeadOutputs::new(n_images, &input.features, given.into_iter().map(of_head).collect())
     }
 
     /// Returns the features and the outputs of the heads, without a graph.
@@ -271,6 +276,18 @@ pub(super) fn graph_inputs(features: &[MicroBatch], heads: &[StagedHead<'_>]) ->
         GraphInput { features: in_f32(batch.joined()), staged: heads.iter().map(of_head).collect() }
     };
     features.iter().enumerate().map(of_batch).collect()
+}
+
+/// Returns the inputs of a head's last unit by view size, with views and masked cells apart. Scores are the largest tensors of a loss: autodiff
+/// would pad the gradient at each part of them to the size of both.
+pub(super) fn apart(sizes: Vec<Groups>) -> Vec<Groups> {
+    let of_size = |parts: &Groups| parts.iter().flat_map(Features::apart).collect();
+    sizes.iter().map(of_size).collect()
+}
+
+/// Returns a head's outputs by view size, of which `sizes` are the parts.
+pub(super) fn head_outputs(sizes: Vec<Groups>, n_images: usize) -> Vec<HeadOutput> {
+    sizes.iter().map(|parts| HeadOutput::of_parts(parts, n_images)).collect()
 }
 
 /// Position of the staged head that `reads` names, if it names one.

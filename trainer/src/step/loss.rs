@@ -13,6 +13,7 @@ use ranks::wire::Wire;
 
 use super::batch::{Groups, MicroBatch};
 use super::columns::{ColumnInputs, ColumnPass};
+use super::forward::Inferred;
 use super::heads::{Flats, GraphInput, HeadPass, StagedHead, graph_inputs};
 use super::pass::{Passes, SlicedGrads};
 use super::scalars::Scalars;
@@ -75,13 +76,12 @@ impl<'a> Scoring<'a> {
         HeadPass(self.network)
     }
 
-    /// Computes the loss and its gradient at the backbone's outputs, and starts the reductions of the heads' gradients. `others` are
-    /// outputs of the other networks, `of_others` those of their divided heads.
+    /// Computes the loss and its gradient at the backbone's outputs, and starts the reductions of the heads' gradients. `others` loses
+    /// the outputs of heads when the method has prepared its loss with them.
     pub(super) fn run(
         &self,
         batches: &[MicroBatch],
-        others: &[(&'static str, Vec<Outputs>)],
-        of_others: &[(&'static str, Vec<HeadOutputs>)],
+        others: &mut Inferred,
         gathers: &mut GatherQueue<'_>,
         reductions: &mut ReductionQueue<'a>,
     ) -> Result<LossResult, EngineError> {
@@ -90,9 +90,12 @@ impl<'a> Scoring<'a> {
         let mut observations = Vec::new();
         let heads = self.heads().staged(batches, &flats, self.passes, gathers, &mut observations)?;
         let inputs = graph_inputs(batches, &heads);
-        let trained = self.plain(&inputs, &flats);
+        let mut trained = self.plain(&inputs, &flats);
         let group = self.columns.gather(&inputs)?;
-        let loss = self.prepared(&trained, others, of_others, &group, &flats)?;
+        let loss = self.prepared(&trained, others, &group, &flats)?;
+        // The graphs need their memory. What the loss has kept of them stays.
+        others.drop_heads();
+        trained.iter_mut().for_each(Outputs::drop_heads);
         let (mut sums, mut grads) = self.graphs(batches, &inputs, &heads, &flats, &*loss);
         if self.network.net.has_parts() {
             self.add_columns(&mut sums, &group, &heads, &flats, &*loss)?;
@@ -107,10 +110,6 @@ impl<'a> Scoring<'a> {
             reductions.push_part(unit, grad, self.wire, self.network.extent(number));
         }
         let observed = loss.observed();
-        // Outputs of heads are needed for the loss alone.
-        let without = |heads: HeadOutputs| HeadOutputs { by_name: BTreeMap::new(), ..heads };
-        let bare = |outputs: Outputs| Outputs { heads: without(outputs.heads), ..outputs };
-        let trained = trained.into_iter().map(bare).collect();
         Ok(LossResult { scalars, grads, observed, constrained, observations, trained })
     }
 
@@ -118,8 +117,7 @@ impl<'a> Scoring<'a> {
     fn prepared(
         &self,
         trained: &[Outputs],
-        others: &[(&'static str, Vec<Outputs>)],
-        of_others: &[(&'static str, Vec<HeadOutputs>)],
+        others: &Inferred,
         group: &ColumnInputs,
         flats: &Flats,
     ) -> Result<Box<dyn BatchLoss>, EngineError> {
@@ -131,8 +129,9 @@ impl<'a> Scoring<'a> {
             false => Vec::new(),
         };
         let (group, has_parts) = (self.columns.batch.group, self.network.net.has_parts());
+        let of_others = &others.columns;
         let columns = has_parts.then_some(ColumnOutputs { group, trained: &of_trained, others: of_others });
-        let outputs = BatchOutputs { trained, others, columns, score: &score };
+        let outputs = BatchOutputs { trained, others: &others.outputs, columns, score: &score };
         self.method.prepare(&outputs, self.step, self.peers)
     }
 

@@ -23,7 +23,7 @@ use super::batch::{MicroBatch, SlicedImages};
 use super::columns::{ColumnPass, GroupBatch};
 use super::config::StepConfig;
 use super::drawn::Drawn;
-use super::forward::{Inferred, TrainedPass, forward, infer_all};
+use super::forward::{TrainedPass, forward, infer_all};
 use super::heads::HeadPass;
 use super::loss::{LossResult, Scoring};
 use super::net::{Division, Net, Nets};
@@ -235,8 +235,8 @@ impl Trainer {
 
         entering("targets");
         let both = [self.passes(&self.sets), self.head_passes(&self.head_sets)];
-        let Inferred { outputs: others, columns, mut observations } =
-            infer_all(&weights.others, &batches, both, &mut gathers, group)?;
+        let mut others = infer_all(&weights.others, &batches, both, &mut gathers, group)?;
+        let mut observations = std::mem::take(&mut others.observations);
         phases.targets_ms = clock.lap_ms();
 
         entering("forward");
@@ -249,14 +249,14 @@ impl Trainer {
 
         entering("head");
         let scoring = self.scoring(trained, &of_heads, scheduled_values.step, group);
-        let scored = scoring.run(&pass.batches, &others, &columns, &mut gathers, &mut reductions)?;
+        let scored = scoring.run(&pass.batches, &mut others, &mut gathers, &mut reductions)?;
         let LossResult { scalars, grads, observed, constrained, observations: of_heads, trained: outputs } =
             scored;
         let TrainedPass { batches, tape, observations: of_backbone } = pass;
         observations.extend(of_backbone.into_iter().chain(of_heads));
-        let embeddings = embeddings(self.state.method.evaluated(), &others, &outputs);
+        let embeddings = embeddings(self.state.method.evaluated(), &others.outputs, &outputs);
         // The backward pass needs their memory.
-        drop((batches, others, columns, outputs));
+        drop((batches, others, outputs));
         phases.head_ms = clock.lap_ms();
 
         entering("backward");

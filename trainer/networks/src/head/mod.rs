@@ -83,6 +83,15 @@ impl Reads {
         }
     }
 
+    /// Returns the shapes of the tokens of views and of masked cells apart, where both are read; else [`Reads::shape`] alone.
+    pub fn shapes_apart(self, shape: &GroupShape) -> Vec<GroupShape> {
+        match self {
+            Self::PooledAndMasked if shape.n_masked > 0 => vec![shape.pooled(), Self::Masked.shape(shape)],
+            Self::PooledAndMasked => vec![shape.pooled()],
+            _ => vec![self.shape(shape)],
+        }
+    }
+
     /// Returns whether masked cells are read.
     pub fn has_masked(self) -> bool {
         matches!(self, Self::Masked | Self::PooledAndMasked)

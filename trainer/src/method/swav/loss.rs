@@ -61,7 +61,7 @@ impl BatchLoss for SwavLoss {
         match &self.assigned {
             Assigned::Whole(targets) => {
                 let targets = targets.even_of(number);
-                let loss = between_views(student.heads.of(SCORES), targets, self.temperature);
+                let loss = between_views(&student.heads.on_all_views(SCORES), targets, self.temperature);
                 self.with_gauges(loss, sharpness(targets), self.prototypes_in_use.clone())
             }
             // All of the loss depends on scores.
@@ -81,7 +81,7 @@ impl BatchLoss for SwavLoss {
             // The step calls it where heads are divided, and then `prepare` has assigned columns.
             unreachable!("assignments of columns where heads are divided");
         };
-        let completed = CompletedScores::of(scores.of(SCORES), self.temperature, group)?;
+        let completed = CompletedScores::of(&scores.on_all_views(SCORES), self.temperature, group)?;
         let loss = columns::between_views(&completed, targets, number, self.temperature, 1.0);
         let in_use = self.prototypes_in_use.clone() / group.n_parts() as f64;
         Ok(self.with_gauges(loss, sharpness[number].clone(), in_use))

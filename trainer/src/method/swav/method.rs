@@ -143,7 +143,7 @@ impl Swav {
         peers: Peers<'_>,
     ) -> Result<ColumnTargets, EngineError> {
         let group = columns.group;
-        let scores = |outputs: &HeadOutputs| outputs.of(SCORES)[0].clone();
+        let scores = |outputs: &HeadOutputs| outputs.on_views(SCORES, 0);
         let scores: Vec<Tensor<3>> = columns.trained.iter().map(scores).collect();
         let ([b, v, _], n) = (scores[0].dims(), group.n_micro_batches());
         let with_queue =
@@ -171,7 +171,7 @@ impl Swav {
     /// Computes the assignments of the views.
     fn assign(&self, batch: &BatchOutputs<'_>, peers: Peers<'_>) -> Result<Rows, EngineError> {
         let scores: Vec<Tensor<3>> =
-            batch.trained.iter().map(|outputs| outputs.heads.of(SCORES)[0].clone()).collect();
+            batch.trained.iter().map(|outputs| outputs.heads.on_views(SCORES, 0)).collect();
         let ([b, v, _], n) = (scores[0].dims(), peers.n_micro_batches());
         // Micro-batches are told apart by the position of their first image.
         let with_queue =
@@ -199,7 +199,7 @@ impl Swav {
         peers: Peers<'_>,
     ) -> Result<Option<Tensor<1>>, EngineError> {
         let rows = |outputs: &Outputs| {
-            let z = outputs.heads.of(PROJECTION)[0].clone();
+            let z = outputs.heads.on_views(PROJECTION, 0);
             let [b, v, d] = z.dims();
             unit_rows(z.reshape([b * v, d]), NORM_EPSILON).reshape([b, v * d])
         };
