@@ -159,7 +159,8 @@ impl Features {
         Self { masked, ..Self::vectors(Tensor::cat(parts, 0)) }
     }
 
-    /// Returns the tokens of views and the masked cells apart where these features hold both; else these features alone.
+    /// Returns the tokens of views and the masked cells apart where these features hold both: the tokens of views alone where no cell is
+    /// masked. Other features are returned as they are.
     pub fn apart(&self) -> Vec<Self> {
         let ([rows, n, d], masked) = (self.x.dims(), self.masked.as_ref());
         let Some(masked) = masked.filter(|masked| masked.selection == Selection::PooledAndMasked) else {
@@ -179,6 +180,11 @@ impl Features {
     /// Returns whether the number of rows depends on how many cells are masked.
     pub fn is_ragged(&self) -> bool {
         self.masked.as_ref().is_some_and(|masked| masked.selection != Selection::All)
+    }
+
+    /// Returns the number of masked cells.
+    fn n_masked(&self) -> usize {
+        self.masked.as_ref().map_or(0, |masked| masked.rows.n())
     }
 
     /// Returns the shape of features like these, in which `rows` are the masked cells, with their description; where these features have
@@ -208,7 +214,7 @@ impl Outputs {
         self.heads.n_images
     }
 
-    /// Drops the outputs of the heads.
+    /// Drops the outputs of the heads; the masked cells stay.
     pub fn drop_heads(&mut self) {
         self.heads.by_name.clear();
     }
@@ -245,7 +251,7 @@ impl HeadOutputs {
         self.masked[group].as_ref().expect("a method that reads masked cells has masks")
     }
 
-    /// Returns the output of the head `name` for the views of size `group`, `[B, V, K]`, without that for masked cells.
+    /// Returns the output of the head `name` for the views of size `group`, with the shape of [`HeadOutput::views`].
     ///
     /// # Panics
     /// If there is no such head, or it reads masked cells alone: a bug in the method, which lists its heads itself.
@@ -276,19 +282,21 @@ impl HeadOutputs {
         self.by_name.get(name).unwrap_or_else(|| panic!("the method has no head {name}"))
     }
 }
+
 impl HeadOutput {
     /// Wraps the output for views, `[B, V, K]`.
     pub fn of_views(x: Tensor<3>) -> Self {
         Self { views: Some(x), masked: None }
     }
 
-    /// Wraps the output of a head for `n_images` images, of which `parts` hold the tokens of views, the masked cells, or both.
+    /// Wraps the output of a head for `n_images` images. Each of `parts` is the output for views, for masked cells, or for both.
     pub fn of_parts(parts: &[Features], n_images: usize) -> Self {
         let mut output = Self::default();
         for part in parts.iter().flat_map(Features::apart) {
-            match part.masked.as_ref().filter(|masked| masked.selection != Selection::All) {
-                Some(masked) => output.masked = (masked.rows.n() > 0).then_some(part.x),
-                None => output.views = Some(by_image(&part, n_images)),
+            match part.is_ragged() {
+                // Without masked cells there is one row, which has no meaning.
+                true => output.masked = (part.n_masked() > 0).then_some(part.x),
+                false => output.views = Some(by_image(&part, n_images)),
             }
         }
         output
@@ -299,4 +307,52 @@ impl HeadOutput {
 pub fn by_image(features: &Features, n_images: usize) -> Tensor<3> {
     let [rows, n, k] = features.x.dims();
     features.x.clone().reshape([n_images, rows * n / n_images, k])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use burn_tensor::Device;
+
+    /// Features of three views, with a class token and four cells each.
+    fn features(cells: [&[usize]; 3]) -> Features {
+        let x = Tensor::<1, Int>::arange(0..30, &Device::flex()).float().reshape([3, 5, 2]);
+        let rows = Arc::new(MaskedCells { cells: cells.map(<[usize]>::to_vec).to_vec() });
+        let masked = Some(Masked { rows, hides: true, selection: Selection::All });
+        Features { n_prefix: 1, masked, ..Features::on_grid(x, [2, 2]) }
+    }
+
+    fn values(features: &Features) -> Vec<f32> {
+        features.x.clone().into_data().try_to_vec().expect("f32")
+    }
+
+    #[test]
+    fn views_and_masked_cells_are_taken_apart_as_they_were_joined() {
+        let some = features([&[0, 3], &[], &[2]]);
+        let parts = some.pooled_and_masked().apart();
+        let [views, cells] = &parts[..] else { panic!("two parts") };
+        assert_eq!(values(views), values(&some.pooled()));
+        assert_eq!(values(cells), [2., 3., 8., 9., 26., 27.]);
+        assert_eq!((views.is_ragged(), cells.is_ragged(), cells.n_masked()), (false, true, 3));
+        let none = features([&[], &[], &[]]);
+        let parts = none.pooled_and_masked().apart();
+        let [views] = &parts[..] else { panic!("one part") };
+        assert_eq!((values(views), views.is_ragged()), (values(&none.pooled()), false));
+    }
+
+    /// The output of a head is the same for its parts, and for both together.
+    #[test]
+    fn outputs_of_heads_have_views_and_masked_cells_apart() {
+        let some = features([&[0, 3], &[], &[2]]).pooled_and_masked();
+        for parts in [some.apart(), vec![some]] {
+            let HeadOutput { views, masked } = HeadOutput::of_parts(&parts, 1);
+            let dims = [views.expect("views").dims(), masked.expect("masked cells").dims()];
+            assert_eq!(dims, [[1, 3, 2], [3, 1, 2]]);
+        }
+        let none = features([&[], &[], &[]]);
+        let of_both = HeadOutput::of_parts(&[none.pooled_and_masked()], 3);
+        assert_eq!((of_both.views.expect("views").dims(), of_both.masked.is_none()), ([3, 1, 2], true));
+        let of_cells = HeadOutput::of_parts(&[none.masked()], 3);
+        assert!(of_cells.views.is_none() && of_cells.masked.is_none());
+    }
 }

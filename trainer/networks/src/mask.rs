@@ -22,8 +22,8 @@ const ELONGATION: f64 = 1.0 / 0.3;
 /// Number of attempts to place a block.
 const N_ATTEMPTS: usize = 10;
 
-/// Number of images of the batch from which numbers of masked cells are expected.
-const N_EXPECTED_FROM: usize = 256;
+/// Number of images whose masks are drawn to count masked cells.
+const N_COUNTED_IMAGES: usize = 256;
 
 /// Rule for the masks of the views of one size.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -104,11 +104,11 @@ impl MaskRule {
         }
     }
 
-    /// Returns the expected number of masked cells of `n_views` views on a grid, as it is in a batch that is drawn: blocks fall short of the
-    /// ratios, on small grids by a tenth.
+    /// Returns the mean number of masked cells of an image's `n_views` views on a grid, counted in masks that are drawn: blocks fall short
+    /// of the ratios, on small grids by a tenth.
     pub fn expected_cells(self, n_views: usize, grid: [usize; 2]) -> usize {
-        let drawn = self.at(0, 0, N_EXPECTED_FROM, n_views, grid).rows(0..N_EXPECTED_FROM as u64);
-        (drawn.n() as f64 / N_EXPECTED_FROM as f64).round() as usize
+        let drawn = self.at(0, 0, N_COUNTED_IMAGES, n_views, grid).rows(0..N_COUNTED_IMAGES as u64);
+        (drawn.n() as f64 / N_COUNTED_IMAGES as f64).round() as usize
     }
 
     /// Prepares the masks of `step` for `batch_size` images of `n_views` views each, on a grid of cells.
@@ -241,11 +241,10 @@ impl MaskedCells {
         if tokens.is_empty() { vec![0] } else { tokens }
     }
 
-    /// Returns one over the number of masked cells of each row's sequence in [`MaskedCells::tokens`]; zero if none is masked.
+    /// Returns one over the number of masked cells of its sequence, for each masked cell in the order of [`MaskedCells::tokens`].
     pub fn weights(&self) -> Vec<f32> {
         let of_sequence = |cells: &Vec<usize>| vec![1.0 / cells.len() as f32; cells.len()];
-        let weights: Vec<f32> = self.cells.iter().flat_map(of_sequence).collect();
-        if weights.is_empty() { vec![0.0] } else { weights }
+        self.cells.iter().flat_map(of_sequence).collect()
     }
 
     /// Concatenates the rows of several groups of sequences.
@@ -313,7 +312,7 @@ mod tests {
         assert_eq!(rows.tokens(1, 4), [1, 4, 13]);
         assert_eq!(rows.weights(), [0.5, 0.5, 1.0]);
         let none = MaskedCells { cells: vec![vec![], vec![]] };
-        assert_eq!((none.tokens(1, 4), none.weights(), none.n()), (vec![0], vec![0.0], 0));
+        assert_eq!((none.tokens(1, 4), none.weights(), none.n()), (vec![0], vec![], 0));
         assert_eq!(MaskedCells::concat([&rows, &none]).cells.len(), 5);
     }
 

@@ -6,8 +6,8 @@ use super::UnitCost;
 use super::backward::partial_sums;
 use super::placed::{F32, PlacedModel};
 
-/// Returns the most bytes of the heads: while the loss is prepared, of their graphs with the gradients of units, or of these gradients when
-/// they become flat buffers.
+/// Returns the most bytes of heads and loss at a time: while the loss is prepared, in the graphs with the gradients of units, or when these
+/// become flat buffers.
 pub(super) fn head_bytes(placed: PlacedModel<'_>) -> f64 {
     let (heads, placement) = (placed.heads(), placed.placement);
     let images = placed.n_images();
@@ -24,8 +24,8 @@ pub(super) fn head_bytes(placed: PlacedModel<'_>) -> f64 {
     let copies: f64 = constrained.map(|unit| placed.gathered(unit)).sum();
     let targets = Targets::of(placed);
     // Gradients exist by parameter and as one flat buffer of a unit after another.
-    let gradients = || heads.iter().map(|unit| F32 * placed.gathered(unit));
-    let flat = gradients().sum::<f64>() + gradients().fold(0.0, f64::max);
+    let largest = heads.iter().map(|unit| F32 * placed.gathered(unit)).fold(0.0, f64::max);
+    let flat = gradient_bytes(placed) + largest;
     let in_graphs = targets.bytes + F32 * partial + flat.max(graph_bytes(placed) + 4.0 * inputs);
     inputs + F32 * copies + in_graphs.max(targets.preparation_bytes)
 }
@@ -43,7 +43,7 @@ struct Scores {
     unit: usize,
     /// Whether they stay until the gradients of the unit are computed. Otherwise the gradient at them takes their place.
     stay: bool,
-    /// Whether a copy of them gets one more column. The gradient at the others is a copy again.
+    /// Whether a copy of them gets one more column; the gradient at the columns without it is another copy.
     is_divided: bool,
     /// Whether what they are computed from is cut from one tensor for views and masked cells.
     is_cut: bool,
@@ -58,11 +58,17 @@ fn graph_bytes(placed: PlacedModel<'_>) -> f64 {
     let is_divided = heads.iter().any(|unit| unit.n_parts > 1);
     let at_once = if is_divided { placed.n_images() } else { micro_batch };
     let (scoring, others): (Vec<_>, Vec<_>) = heads.iter().partition(|unit| unit.n_columns > 0);
+    let of_unit = |(number, unit): (usize, &&UnitCost)| scores(placed, number, unit);
+    // A head on masked cells scores none of the other view sizes.
     let all: Vec<Scores> =
-        scoring.iter().enumerate().flat_map(|(number, unit)| scores(placed, number, unit)).collect();
+        scoring.iter().enumerate().flat_map(of_unit).filter(|scores| scores.bytes > 0.0).collect();
     let of_others: f64 = others.iter().map(|unit| placed.graph_bytes(unit, at_once)).sum();
-    let gradients: f64 = heads.iter().map(|unit| F32 * placed.gathered(unit)).sum();
-    of_others + scoring_bytes(&all).max(gradients)
+    of_others + scoring_bytes(&all).max(gradient_bytes(placed))
+}
+
+/// Returns the bytes of the gradients of all heads' parameters.
+fn gradient_bytes(placed: PlacedModel<'_>) -> f64 {
+    placed.heads().iter().map(|unit| F32 * placed.gathered(unit)).sum()
 }
 
 /// Scores of the unit of this number for a micro-batch, in the order in which they are computed.
@@ -83,9 +89,9 @@ fn scores(placed: PlacedModel<'_>, number: usize, unit: &UnitCost) -> Vec<Scores
     placed.output_bytes(unit, n_images).into_iter().flat_map(of_size).collect()
 }
 
-/// Returns the most bytes of all scores and the gradients from them. The backward pass goes through operations in the order of their distance
-/// from its leaves, which is larger where scores are cut: it computes the gradients at those first, and then those of parameters and inputs
-/// from one scores after another, which frees the scores and the gradient at them. The others come next, in the same way.
+/// Returns the most bytes of all scores and the gradients from them. The backward pass runs operations farthest from the graph's leaves first,
+/// and what cut scores are computed from is one operation farther. The gradients at all cut scores come first. Then, for one tensor of them
+/// after another, come the gradients of parameters and input, after which scores and gradient are freed. Other scores follow in the same way.
 fn scoring_bytes(all: &[Scores]) -> f64 {
     let mut in_use = all.iter().map(|scores| scores.bytes).sum::<f64>();
     let copies = all.iter().filter(|scores| scores.is_divided).map(|scores| scores.bytes);
@@ -124,15 +130,15 @@ impl Targets {
         let others = networks.flat_map(|network| &network.head).filter(|unit| unit.n_columns > 0);
         let of_others: Vec<&UnitCost> = others.collect();
         let of_trained = || placed.model.run_twice().filter(|unit| unit.n_columns > 0);
-        let scores = |unit: &UnitCost| placed.output_bytes(unit, images).concat();
+        let score_bytes = |unit: &UnitCost| placed.output_bytes(unit, images).concat();
         // Targets are made of all scores of another network, and of those of the trained one for views of the first size.
         let targets = || {
-            let all = of_others.iter().flat_map(|unit| scores(unit));
-            all.chain(of_trained().filter_map(|unit| scores(unit).first().copied()))
+            let all = of_others.iter().flat_map(|unit| score_bytes(unit));
+            all.chain(of_trained().filter_map(|unit| score_bytes(unit).first().copied()))
         };
         let divided = of_others.iter().filter(|unit| unit.n_parts > 1);
         let inputs: f64 = divided.map(|unit| group_input_bytes(unit, images)).sum();
-        let all_scores: f64 = of_others.iter().copied().chain(of_trained()).flat_map(scores).sum();
+        let all_scores: f64 = of_others.iter().copied().chain(of_trained()).flat_map(score_bytes).sum();
         let bytes: f64 = targets().sum();
         let preparation_bytes = all_scores + inputs + bytes + targets().fold(0.0, f64::max);
         Self { bytes, preparation_bytes }

@@ -34,7 +34,8 @@ pub struct UnitCost {
     pub given: Elements,
     /// Elements that its graph holds.
     pub graph: Elements,
-    /// Elements of its output, by view size; where a head also reads masked cells, those of views and of masked cells apart.
+    /// Elements of its output, by view size; of the last unit of a head that also reads masked cells, those of views and of masked cells
+    /// apart.
     pub outputs: Vec<Vec<Elements>>,
     /// Whether its graph holds the output.
     pub holds_output: bool,

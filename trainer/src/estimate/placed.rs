@@ -82,7 +82,7 @@ impl<'a> PlacedModel<'a> {
         if self.placement.segment > 1 { self.given_bytes(unit) } else { self.input_bytes(unit) }
     }
 
-    /// Bytes of the unit's output for `n_images`, by view size: of views and of masked cells.
+    /// Bytes of the unit's output for `n_images`, by view size and part ([`UnitCost::outputs`]).
     pub(super) fn output_bytes(&self, unit: &UnitCost, n_images: f64) -> Vec<Vec<f64>> {
         let types = self.placement.precision.types();
         let of_size = |parts: &Vec<Elements>| parts.iter().map(|part| part.bytes(types) * n_images).collect();

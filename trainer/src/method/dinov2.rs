@@ -173,7 +173,7 @@ impl MethodRecipe for Config {
             ..shared.clone()
         };
         // With few masked views, some micro-batches have none.
-        let few = Self { masked_share: 0.1, ..apart.clone() };
+        let few = Self { masked_share: 0.1, ..shared.clone() };
         let views = MultiCrop::dino(16, 8, 2);
         vec![(shared, views.clone()), (apart, views.clone()), (few, views)]
     }

@@ -207,7 +207,8 @@ impl DistillationLoss {
     /// Returns the distance between the output of the head `name` and the teacher's features that `reads` selects: the mean
     /// over all views, `[1]`; `None` if there is no such head.
     fn term(&self, number: usize, student: &Outputs, name: &str, reads: Reads) -> Option<Tensor<1>> {
-        let given = student.heads.by_name.contains_key(name).then(|| student.heads.on_all_views(name))?;
+        let has_head = student.heads.by_name.contains_key(name);
+        let given = has_head.then(|| student.heads.on_all_views(name))?;
         let n_views = |group: usize| student.pooled(group).dims()[1] as f64;
         let all: f64 = (0..given.len()).map(n_views).sum();
         let of_group = |(group, given): (usize, Tensor<3>)| {

@@ -173,7 +173,8 @@ impl BatchOutputs<'_> {
     }
 }
 
-/// This rank's columns of divided heads, `[B, V, K / C]` without a graph, by micro-batch of the column group.
+/// This rank's columns of divided heads, `[B, V, K / C]` and for masked cells `[R, 1, K / C]` without a graph, by micro-batch of the column
+/// group.
 #[derive(Clone, Copy)]
 pub struct ColumnOutputs<'a> {
     /// The column group.

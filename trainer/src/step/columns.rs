@@ -24,7 +24,7 @@ use ranks::column_group::ColumnGroup;
 use ranks::ordered;
 
 use super::batch::Groups;
-use super::heads::{Flats, GraphInput, HeadLeaves, HeadPass, apart, head_outputs};
+use super::heads::{Flats, GraphInput, HeadLeaves, HeadPass, Parts, apart, head_outputs, through};
 use super::scalars::Scalars;
 use crate::method::BatchLoss;
 
@@ -201,19 +201,20 @@ impl<'a> ColumnPass<'a> {
         HeadOutputs { n_images: self.batch.n_images, masked, by_name }
     }
 
-    /// Applies this rank's part of the last unit of the head `name`; K is the number of its columns, by view size.
+    /// Returns the output of this rank's part of the last unit of the head `name`, K / C columns, by view size.
     fn score(&self, name: &str, groups: Groups, leaves: &HeadLeaves<'_>) -> Vec<HeadOutput> {
         let found = self.heads.0.net.heads().find(|placed| placed.head.name == name);
         // Names come from the network's list.
         let number = found.expect("a head of the network").in_graph().start;
-        let (draws, sets) = (Draws::default(), StatSets::joint(1));
-        let cx =
-            Context { leaves: &leaves[&number], draws: &draws, totals: &[], sets: &sets, types: Types::F32 };
+        let sizes: Vec<Parts> = groups.into_iter().map(|group| vec![group]).collect();
         let (unit, _) = self.heads.0.computed(number);
-        let of_part = |part: Features| unit.forward(0, vec![part], &cx).features;
-        let of_size = |parts: Groups| parts.into_iter().flat_map(of_part).collect();
-        let parts = apart(groups.into_iter().map(|group| vec![group]).collect());
-        head_outputs(parts.into_iter().map(of_size).collect(), self.batch.n_images)
+        let outputs = through(apart(&sizes), |parts| {
+            let (draws, sets) = (Draws::default(), StatSets::per_size(parts.len()));
+            let leaves = &leaves[&number];
+            let cx = Context { leaves, draws: &draws, totals: &[], sets: &sets, types: Types::F32 };
+            unit.forward(0, parts, &cx).features
+        });
+        head_outputs(&outputs, self.batch.n_images)
     }
 }
 

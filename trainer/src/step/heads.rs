@@ -24,6 +24,9 @@ pub(super) type Flats = BTreeMap<usize, Tensor<1>>;
 /// Parameters of heads' units, by number.
 pub(super) type HeadLeaves<'a> = BTreeMap<usize, Leaves<'a>>;
 
+/// Tokens of the views and masked cells of one size, together or apart.
+pub(super) type Parts = Vec<Features>;
+
 /// Inputs of a micro-batch's graph.
 #[derive(Clone)]
 pub(super) struct GraphInput {
@@ -230,31 +233,30 @@ impl<'a> HeadPass<'a> {
     /// Computes the outputs of the heads that are not divided for `input`.
     pub(super) fn heads(&self, input: &GraphInput, leaves: &HeadLeaves<'_>, n_images: usize) -> HeadOutputs {
         let (draws, sets) = (Draws::default(), StatSets::joint(1));
-        let mut given = BTreeMap::<&'static str, Vec<Groups>>::new();
+        let mut given = BTreeMap::<&'static str, Vec<Parts>>::new();
         for placed in self.0.net.heads().filter(|placed| !placed.is_divided()) {
             let head = placed.head;
-            let read = |group: &Features| vec![head.reads.select(group)];
-            let mut sizes: Vec<Groups> = match (input.staged.get(head.name), head.reads.head()) {
+            let selected = |group: &Features| vec![head.reads.select(group)];
+            let mut sizes: Vec<Parts> = match (input.staged.get(head.name), head.reads.head()) {
                 (Some(staged), _) => staged.iter().map(|group| vec![group.clone()]).collect(),
                 // The head that is read comes before.
                 (None, Some(name)) => given[name].clone(),
-                (None, None) => input.features.iter().map(read).collect(),
+                (None, None) => input.features.iter().map(selected).collect(),
             };
             for (number, unit) in placed.in_graph().zip(&head.units[placed.staged().len()..]) {
                 if number + 1 == placed.in_graph().end {
-                    sizes = apart(sizes);
+                    sizes = apart(&sizes);
                 }
                 let of_part = |part: Features| {
                     let leaves = &leaves[&number].on(&part.x);
                     let cx = Context { leaves, draws: &draws, totals: &[], sets: &sets, types: Types::F32 };
                     unit.forward(0, vec![part], &cx).features
                 };
-                let of_size = |parts: Groups| parts.into_iter().flat_map(of_part).collect();
-                sizes = sizes.into_iter().map(of_size).collect();
+                sizes = through(sizes, |parts| parts.into_iter().flat_map(of_part).collect());
             }
             given.insert(head.name, sizes);
         }
-        let of_head = |(name, sizes): (&'static str, Vec<Groups>)| (name, head_outputs(sizes, n_images));
+        let of_head = |(name, sizes): (&'static str, Vec<Parts>)| (name, head_outputs(&sizes, n_images));
         HeadOutputs::new(n_images, &input.features, given.into_iter().map(of_head).collect())
     }
 
@@ -280,13 +282,20 @@ pub(super) fn graph_inputs(features: &[MicroBatch], heads: &[StagedHead<'_>]) ->
 
 /// Returns the inputs of a head's last unit by view size, with views and masked cells apart. Scores are the largest tensors of a loss: autodiff
 /// would pad the gradient at each part of them to the size of both.
-pub(super) fn apart(sizes: Vec<Groups>) -> Vec<Groups> {
-    let of_size = |parts: &Groups| parts.iter().flat_map(Features::apart).collect();
+pub(super) fn apart(sizes: &[Parts]) -> Vec<Parts> {
+    let of_size = |parts: &Parts| parts.iter().flat_map(Features::apart).collect();
     sizes.iter().map(of_size).collect()
 }
 
-/// Returns a head's outputs by view size, of which `sizes` are the parts.
-pub(super) fn head_outputs(sizes: Vec<Groups>, n_images: usize) -> Vec<HeadOutput> {
+/// Returns the outputs of `unit`, which is given the parts of all view sizes at once, by view size.
+pub(super) fn through(sizes: Vec<Parts>, unit: impl FnOnce(Parts) -> Parts) -> Vec<Parts> {
+    let n_parts: Vec<usize> = sizes.iter().map(Vec::len).collect();
+    let mut outputs = unit(sizes.into_iter().flatten().collect()).into_iter();
+    n_parts.into_iter().map(|n| outputs.by_ref().take(n).collect()).collect()
+}
+
+/// Returns a head's outputs by view size, given the parts of each.
+pub(super) fn head_outputs(sizes: &[Parts], n_images: usize) -> Vec<HeadOutput> {
     sizes.iter().map(|parts| HeadOutput::of_parts(parts, n_images)).collect()
 }
 

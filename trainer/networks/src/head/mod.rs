@@ -83,11 +83,10 @@ impl Reads {
         }
     }
 
-    /// Returns the shapes of the tokens of views and of masked cells apart, where both are read; else [`Reads::shape`] alone.
+    /// Returns the shapes of the tokens of views and of masked cells apart, where both are read and cells are masked; else [`Reads::shape`] alone.
     pub fn shapes_apart(self, shape: &GroupShape) -> Vec<GroupShape> {
         match self {
             Self::PooledAndMasked if shape.n_masked > 0 => vec![shape.pooled(), Self::Masked.shape(shape)],
-            Self::PooledAndMasked => vec![shape.pooled()],
             _ => vec![self.shape(shape)],
         }
     }

@@ -39,11 +39,11 @@ impl PatchPrediction {
     ) -> Result<Cells, EngineError> {
         let head = if self.head.is_some() { PATCH_HEAD } else { HEAD };
         let (what, k, weight) = ("masked patches", self.targets.center.len(), self.weight);
+        let device = teacher[0].features[0].x.device();
         if let Some((group, outputs)) = columns {
             let here = teacher.iter().map(|outputs| outputs.heads.masked(0).n()).sum();
             let n = peers.count("rows", here)?;
             let scores = outputs.iter().map(|outputs| outputs.on_masked(head, 0)).collect();
-            let device = teacher[0].features[0].x.device();
             let scores = Rows::ragged(scores, n, k / group.n_parts(), device);
             let mut balanced = self.targets.of_columns(what, &scores, step, peers, group)?;
             let entropy = mean_entropy(&balanced.targets, group)?;
@@ -51,7 +51,6 @@ impl PatchPrediction {
             return Ok(Cells { head, targets: BatchTargets::Columns(balanced), entropy, weight });
         }
         let scores = teacher.iter().map(|outputs| outputs.heads.on_masked(head, 0)).collect();
-        let device = teacher[0].features[0].x.device();
         let scores = Rows::counted(scores, k, device, peers)?;
         let mut balanced = self.targets.of(what, &scores, step, peers)?;
         let entropy = peers.sum("entropy", &balanced.targets.reduced(1, 0.0, summed_entropy))?;
