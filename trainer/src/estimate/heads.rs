@@ -6,27 +6,19 @@ use super::UnitCost;
 use super::backward::partial_sums;
 use super::placed::{F32, PlacedModel};
 
-/// Returns the most bytes of heads and loss at a time: while the loss is prepared, in the graphs with the gradients of units, or when these
-/// become flat buffers.
+/// Returns the most bytes of heads and loss at a time: while the loss is prepared, in the graphs with the gradients of units, or in the
+/// backward pass through units before divided ones.
 pub(super) fn head_bytes(placed: PlacedModel<'_>) -> f64 {
-    let (heads, placement) = (placed.heads(), placed.placement);
+    let heads = placed.heads();
     let images = placed.n_images();
     // The inputs of the group, and the gradients at them, which are listed, joined, sent and received.
     let inputs: f64 =
         heads.iter().filter(|unit| unit.n_parts > 1).map(|unit| group_input_bytes(unit, images)).sum();
-    let summed = |unit: &UnitCost| {
-        let n_graphs = unit.n_parts * placement.rank_micro_batches;
-        partial_sums(n_graphs) as f64 * placed.gathered(unit)
-    };
-    let partial: f64 = heads.iter().map(summed).sum();
     // A copy of each unit with constrained parameters takes the place of what was gathered.
     let constrained = heads.iter().filter(|unit| unit.n_constrained > 0);
     let copies: f64 = constrained.map(|unit| placed.gathered(unit)).sum();
     let targets = Targets::of(placed);
-    // Gradients exist by parameter and as one flat buffer of a unit after another.
-    let largest = heads.iter().map(|unit| F32 * placed.gathered(unit)).fold(0.0, f64::max);
-    let flat = gradient_bytes(placed) + largest;
-    let in_graphs = targets.bytes + F32 * partial + flat.max(graph_bytes(placed) + 4.0 * inputs);
+    let in_graphs = targets.bytes + (graph_bytes(placed) + 4.0 * inputs).max(staged_bytes(placed));
     inputs + F32 * copies + in_graphs.max(targets.preparation_bytes)
 }
 
@@ -54,21 +46,53 @@ struct Scores {
 /// Returns the most bytes of the graphs of the heads in use at a time, with the gradients from them. Where columns are divided, those are the
 /// graphs of one micro-batch of the group after another; units before them go through the passes of a step, with all images.
 fn graph_bytes(placed: PlacedModel<'_>) -> f64 {
-    let (heads, micro_batch) = (placed.heads(), placed.micro_batch());
-    let is_divided = heads.iter().any(|unit| unit.n_parts > 1);
-    let at_once = if is_divided { placed.n_images() } else { micro_batch };
-    let (scoring, others): (Vec<_>, Vec<_>) = heads.iter().partition(|unit| unit.n_columns > 0);
+    let (heads, placement) = (placed.heads(), placed.placement);
+    let (scoring, others): (Vec<&UnitCost>, Vec<&UnitCost>) =
+        heads.iter().partition(|unit| unit.n_columns > 0);
     let of_unit = |(number, unit): (usize, &&UnitCost)| scores(placed, number, unit);
     // A head on masked cells scores none of the other view sizes.
     let all: Vec<Scores> =
         scoring.iter().enumerate().flat_map(of_unit).filter(|scores| scores.bytes > 0.0).collect();
-    let of_others: f64 = others.iter().map(|unit| placed.graph_bytes(unit, at_once)).sum();
-    of_others + scoring_bytes(&all).max(gradient_bytes(placed))
+    let in_graph = match is_divided(placed) {
+        true => scoring,
+        false => heads.iter().collect(),
+    };
+    let sums_before = |unit: &&UnitCost| {
+        let n_graphs = unit.n_parts * placement.rank_micro_batches;
+        partial_sums(n_graphs) as f64 * F32 * placed.gathered(unit)
+    };
+    let [gradients, largest] = gradient_bytes(placed, &in_graph);
+    let graphs = other_graph_bytes(placed, &others) + scoring_bytes(&all).max(gradients);
+    // Gradients exist by parameter and as one flat buffer of a unit after another.
+    in_graph.iter().map(sums_before).sum::<f64>() + graphs.max(gradients + largest)
 }
 
-/// Returns the bytes of the gradients of all heads' parameters.
-fn gradient_bytes(placed: PlacedModel<'_>) -> f64 {
-    placed.heads().iter().map(|unit| F32 * placed.gathered(unit)).sum()
+/// Returns the most bytes of the backward pass through the units before divided ones; 0 where none are divided.
+fn staged_bytes(placed: PlacedModel<'_>) -> f64 {
+    if !is_divided(placed) {
+        return 0.0;
+    }
+    let all: Vec<&UnitCost> = placed.heads().iter().collect();
+    let others: Vec<&UnitCost> = all.iter().copied().filter(|unit| unit.n_columns == 0).collect();
+    let [gradients, largest] = gradient_bytes(placed, &all);
+    gradients + largest.max(other_graph_bytes(placed, &others))
+}
+
+/// Returns whether columns are divided.
+fn is_divided(placed: PlacedModel<'_>) -> bool {
+    placed.heads().iter().any(|unit| unit.n_parts > 1)
+}
+
+/// Returns the bytes of the graphs of units before those that score.
+fn other_graph_bytes(placed: PlacedModel<'_>, others: &[&UnitCost]) -> f64 {
+    let at_once = if is_divided(placed) { placed.n_images() } else { placed.micro_batch() };
+    others.iter().map(|unit| placed.graph_bytes(unit, at_once)).sum()
+}
+
+/// Returns the bytes of the gradients of these units' parameters, and of the largest.
+fn gradient_bytes(placed: PlacedModel<'_>, units: &[&UnitCost]) -> [f64; 2] {
+    let each = || units.iter().map(|unit| F32 * placed.gathered(unit));
+    [each().sum(), each().fold(0.0, f64::max)]
 }
 
 /// Scores of the unit of this number for a micro-batch, in the order in which they are computed.
