@@ -46,6 +46,15 @@ warmup = { steps = 3 }
 workers = 1
 "#;
 
+/// Reasons for which a backbone and a method do not go together: masks need a backbone with tokens, some settings need masks, and a method's
+/// own network takes images of as many channels and has patches of the same size.
+const DO_NOT_FIT: [&str; 4] = [
+    "no tokens to mask",
+    "only where patches are masked",
+    "both see the same views",
+    "masked patches are compared one by one",
+];
+
 /// A plan for each pair of a backbone and a method, with `overrides`, as resolved.
 pub(crate) fn plans(overrides: &[&str]) -> Vec<Plan> {
     let overrides: Vec<String> = overrides.iter().map(ToString::to_string).collect();
@@ -76,9 +85,7 @@ pub(crate) fn plans(overrides: &[&str]) -> Vec<Plan> {
             }
             let recipe = Recipe { model, method, views: views.into(), data, ..base.clone() };
             match crate::resolve(recipe, 100) {
-                // Masks need a backbone with tokens, and some settings need masks.
-                Err(error) if error.to_string().contains("no tokens to mask") => {}
-                Err(error) if error.to_string().contains("only where patches are masked") => {}
+                Err(error) if DO_NOT_FIT.iter().any(|reason| error.to_string().contains(reason)) => {}
                 plan => {
                     lacks_masks = false;
                     plans.push(plan.unwrap());
