@@ -47,7 +47,7 @@ workers = 1
 "#;
 
 /// Reasons for which a backbone and a method do not go together: masks need a backbone with tokens, some settings need masks, and a method's
-/// own network takes images of as many channels and has patches of the same size.
+/// own network must take images of as many channels and have patches of the same size.
 const DO_NOT_FIT: [&str; 4] = [
     "no tokens to mask",
     "only where patches are masked",
