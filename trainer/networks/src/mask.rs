@@ -70,6 +70,17 @@ impl SmallestBlock {
     }
 }
 
+/// Number of masked cells of an image's views, counted in masks that are drawn: blocks fall short of the ratios, on small grids by a tenth.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct MaskedCount {
+    /// Mean over images.
+    pub mean: f64,
+    /// Standard deviation over images.
+    pub deviation: f64,
+    /// Whether shares are spread over the views of a batch, so that all batches have about the same number.
+    pub is_spread: bool,
+}
+
 /// Masked cells of the views of some images, in the order of their sequences.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct MaskedCells {
@@ -104,11 +115,15 @@ impl MaskRule {
         }
     }
 
-    /// Returns the mean number of masked cells of an image's `n_views` views on a grid, counted in masks that are drawn: blocks fall short
-    /// of the ratios, on small grids by a tenth.
-    pub fn expected_cells(self, n_views: usize, grid: [usize; 2]) -> usize {
+    /// Counts the masked cells of an image's `n_views` views on a grid.
+    pub fn count(self, n_views: usize, grid: [usize; 2]) -> MaskedCount {
+        let n = N_COUNTED_IMAGES as f64;
         let drawn = self.at(0, 0, N_COUNTED_IMAGES, n_views, grid).rows(0..N_COUNTED_IMAGES as u64);
-        (drawn.n() as f64 / N_COUNTED_IMAGES as f64).round() as usize
+        let of_image = |views: &[Vec<usize>]| views.iter().map(Vec::len).sum::<usize>() as f64;
+        let counts: Vec<f64> = drawn.cells.chunks(n_views.max(1)).map(of_image).collect();
+        let mean = counts.iter().sum::<f64>() / n;
+        let squares: f64 = counts.iter().map(|count| (count - mean).powi(2)).sum();
+        MaskedCount { mean, deviation: (squares / n).sqrt(), is_spread: self.spread != Spread::Independent }
     }
 
     /// Prepares the masks of `step` for `batch_size` images of `n_views` views each, on a grid of cells.
@@ -131,6 +146,19 @@ impl MaskRule {
             }
         }
         MaskSampler { rule: self, seed, step, n_views, grid, order, n_masked }
+    }
+}
+
+impl MaskedCount {
+    /// Returns the ratio of a high number of masked cells of `n_images` of a batch of `batch_size` images to the mean number: two standard
+    /// deviations more, which one draw of forty exceeds.
+    pub fn high_ratio(&self, n_images: f64, batch_size: f64) -> f64 {
+        let n_others_share = if self.is_spread { 1.0 - (n_images / batch_size).min(1.0) } else { 1.0 };
+        if self.mean > 0.0 {
+            1.0 + 2.0 * self.deviation / self.mean * (n_others_share / n_images).sqrt()
+        } else {
+            1.0
+        }
     }
 }
 
@@ -322,12 +350,31 @@ mod tests {
         for spread in [Spread::Independent, Spread::Even, Spread::Exact] {
             let rule = rule(spread);
             let n: usize = (0..20).map(|step| rule.at(1, step, 16, 2, [14, 14]).rows(0..16).n()).sum();
-            let share = n as f64 / (20.0 * 16.0 * rule.expected_cells(2, [14, 14]) as f64);
+            let mean = rule.count(2, [14, 14]).mean;
+            let share = n as f64 / (20.0 * 16.0 * mean);
             assert!((0.95..=1.05).contains(&share), "{spread:?}: {share}");
             // The mean of the ratios; blocks fall short of it.
-            let of_ratio = rule.expected_cells(2, [14, 14]) as f64 / (2.0 * 196.0 * 0.5 * 0.3);
+            let of_ratio = mean / (2.0 * 196.0 * 0.5 * 0.3);
             let least = if spread == Spread::Exact { 0.98 } else { 0.88 };
             assert!((least..=1.02).contains(&of_ratio), "{spread:?}: {of_ratio}");
         }
+    }
+
+    /// One draw of forty has more cells than the high number, of a part of a batch as of whole batches.
+    #[test]
+    fn few_draws_exceed_the_high_number() {
+        for (spread, n_images) in
+            [(Spread::Independent, 32), (Spread::Independent, 8), (Spread::Even, 8), (Spread::Exact, 16)]
+        {
+            let rule = rule(spread);
+            let count = rule.count(2, [8, 8]);
+            let high = count.mean * n_images as f64 * count.high_ratio(n_images as f64, 32.0);
+            let of_step = |step| rule.at(1, step, 32, 2, [8, 8]).rows(0..n_images).n() as f64;
+            let n_above = (0..2000).filter(|step| of_step(*step) > high).count();
+            assert!((20..=90).contains(&n_above), "{spread:?}, {n_images} images: {n_above} of 2000");
+        }
+        assert_eq!(rule(Spread::Even).count(2, [8, 8]).high_ratio(32.0, 32.0), 1.0);
+        let none = MaskRule { masked_share: 0.0, ..rule(Spread::Even) };
+        assert_eq!(none.count(2, [8, 8]).high_ratio(8.0, 32.0), 1.0);
     }
 }

@@ -12,8 +12,11 @@ pub(super) fn head_bytes(placed: PlacedModel<'_>) -> f64 {
     let heads = placed.heads();
     let images = placed.n_images();
     // The inputs of the group, and the gradients at them, which are listed, joined, sent and received.
-    let inputs: f64 =
-        heads.iter().filter(|unit| unit.n_parts > 1).map(|unit| group_input_bytes(unit, images)).sum();
+    let inputs: f64 = heads
+        .iter()
+        .filter(|unit| unit.n_parts > 1)
+        .map(|unit| group_input_bytes(placed, unit, images))
+        .sum();
     // A copy of each unit with constrained parameters takes the place of what was gathered.
     let constrained = heads.iter().filter(|unit| unit.n_constrained > 0);
     let copies: f64 = constrained.map(|unit| placed.gathered(unit)).sum();
@@ -97,9 +100,8 @@ fn gradient_bytes(placed: PlacedModel<'_>, units: &[&UnitCost]) -> [f64; 2] {
 
 /// Scores of the unit of this number for a micro-batch, in the order in which they are computed.
 fn scores(placed: PlacedModel<'_>, number: usize, unit: &UnitCost) -> Vec<Scores> {
-    let n_images = placed.micro_batch() / unit.n_parts as f64;
     let of_part = |bytes: f64, is_cut: bool| Scores {
-        bytes,
+        bytes: bytes / unit.n_parts as f64,
         unit: number,
         stay: unit.holds_output,
         is_divided: unit.n_parts > 1,
@@ -110,7 +112,7 @@ fn scores(placed: PlacedModel<'_>, number: usize, unit: &UnitCost) -> Vec<Scores
         let is_cut = parts.len() > 1;
         parts.into_iter().map(move |bytes| of_part(bytes, is_cut)).collect::<Vec<_>>()
     };
-    placed.output_bytes(unit, n_images).into_iter().flat_map(of_size).collect()
+    placed.output_bytes(unit, placed.micro_batch()).into_iter().flat_map(of_size).collect()
 }
 
 /// Returns the most bytes of all scores and the gradients from them. The backward pass runs operations farthest from the graph's leaves first,
@@ -161,7 +163,7 @@ impl Targets {
             all.chain(of_trained().filter_map(|unit| score_bytes(unit).first().copied()))
         };
         let divided = of_others.iter().filter(|unit| unit.n_parts > 1);
-        let inputs: f64 = divided.map(|unit| group_input_bytes(unit, images)).sum();
+        let inputs: f64 = divided.map(|unit| group_input_bytes(placed, unit, images)).sum();
         let all_scores: f64 = of_others.iter().copied().chain(of_trained()).flat_map(score_bytes).sum();
         let bytes: f64 = targets().sum();
         let preparation_bytes = all_scores + inputs + bytes + targets().fold(0.0, f64::max);
@@ -170,6 +172,7 @@ impl Targets {
 }
 
 /// Bytes of the inputs of a unit with divided columns, for the images of the whole group.
-fn group_input_bytes(unit: &UnitCost, images: f64) -> f64 {
-    F32 * unit.input.wide * images * unit.n_parts as f64
+fn group_input_bytes(placed: PlacedModel<'_>, unit: &UnitCost, images: f64) -> f64 {
+    let of_group = images * unit.n_parts as f64;
+    F32 * unit.input.wide * of_group * placed.high_ratio(unit.masked_share, of_group)
 }

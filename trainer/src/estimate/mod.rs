@@ -31,7 +31,7 @@ pub use fabric::{Fabric, LONG_MESSAGE_BYTES, Latency};
 pub use failure::{Goodput, goodput};
 pub use gpu::{EFFICIENCY, GPUS, Gpu};
 pub use memory::{Memory, memory};
-pub use model::{ModelCost, NetworkCost, UnitCost, of_plan};
+pub use model::{ModelCost, NetworkCost, OutputPart, UnitCost, of_plan};
 pub use placement::Placement;
 pub use presets::{PRESETS, preset};
 pub use retention::{fit, least_memory, retention};

@@ -7,8 +7,9 @@ use augment::{GroupSpec, MultiCrop};
 use kernels::ops::ProductLimits;
 use networks::backbone::ModelConfig;
 use networks::divided::{divided, numel};
-use networks::head::{Head, staged_units};
+use networks::head::{Head, Reads, staged_units};
 use networks::layout::ALIGNMENT;
+use networks::mask::MaskedCount;
 use networks::patches::{PixelInput, Pixels};
 use networks::unit::{Elements, GroupShape, Unit};
 use ranks::wire::Wire;
@@ -34,9 +35,10 @@ pub struct UnitCost {
     pub given: Elements,
     /// Elements that its graph holds.
     pub graph: Elements,
-    /// Elements of its output, by view size; of the last unit of a head that also reads masked cells, those of views and of masked cells
-    /// apart.
-    pub outputs: Vec<Vec<Elements>>,
+    /// Parts of its output, by view size, if it is the last unit of a head: one, or where masked cells are read too, views and masked cells.
+    pub outputs: Vec<Vec<OutputPart>>,
+    /// Share of its rows that are masked cells, whose number differs from batch to batch.
+    pub masked_share: f64,
     /// Whether its graph holds the output.
     pub holds_output: bool,
     /// Number of elements that are constrained before a step.
@@ -54,6 +56,15 @@ pub struct UnitCost {
     pub n_columns: usize,
     /// True if the unit runs a second time, without a graph, for the collectives of the method.
     pub runs_twice: bool,
+}
+
+/// Part of a unit's output.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct OutputPart {
+    /// Elements for one image.
+    pub elements: Elements,
+    /// Share of them that is of masked cells.
+    pub masked_share: f64,
 }
 
 /// A network with its heads.
@@ -84,6 +95,8 @@ pub struct ModelCost {
     pub pixels: f64,
     /// Collectives of the method, for which the loss waits.
     pub collectives: Vec<Collective>,
+    /// Number of masked cells of an image, if the method masks any.
+    pub masked: Option<MaskedCount>,
 }
 
 impl UnitCost {
@@ -114,6 +127,7 @@ impl UnitCost {
             given: nothing,
             graph: nothing,
             outputs: Vec::new(),
+            masked_share: 0.0,
             holds_output: false,
             n_constrained: 0,
             products: ProductLimits::default(),
@@ -250,14 +264,19 @@ fn of_views(
     sizes: Sizes,
     views: &[GroupSpec],
 ) -> ModelCost {
+    let rule = method.masks();
+    let masked = rule.map(|rule| {
+        let grid = [views[rule.size].size_px as usize / model.cell_px(); 2];
+        rule.count(views[rule.size].n_views, grid)
+    });
     let cost = |spec: &NetworkSpec| {
         let own = spec.model(model);
         let of_size = |size: usize| {
             let cell_px = own.cell_px();
             let grid = [views[size].size_px as usize / cell_px; 2];
             let n_views = views[size].n_views;
-            let rule = method.masks().filter(|rule| rule.size == size);
-            let n_masked = rule.map_or(0, |rule| rule.expected_cells(n_views, grid));
+            let rule = rule.filter(|rule| rule.size == size);
+            let n_masked = rule.map_or(0, |rule| rule.count(n_views, grid).mean.round() as usize);
             let drops = spec.moves == Moves::ByGradient;
             GroupShape {
                 n_views,
@@ -301,6 +320,7 @@ fn of_views(
         n_moments: sizes.n_moments,
         pixels: (inputs.len() * pixels.sum::<usize>()) as f64,
         collectives: method.collectives(),
+        masked,
     }
 }
 
@@ -314,20 +334,19 @@ fn of_network(
     runs_twice: bool,
 ) -> NetworkCost {
     let (backbone, features) = through(&backbone, shapes);
-    let (mut heads, mut given) = (Vec::new(), BTreeMap::<&str, Vec<GroupShape>>::new());
+    let (mut heads, mut given) = (Vec::new(), BTreeMap::<&str, (Vec<GroupShape>, f64)>::new());
     for (Head { name, reads, units, may_divide }, n_staged) in
         spec.heads.iter().zip(staged_units(&spec.heads, n_parts))
     {
-        let read = reads.head().and_then(|head| given.get(head)).unwrap_or(&features);
-        let (mut costs, shapes) = through(units, read.iter().map(|shape| reads.shape(shape)).collect());
-        costs.iter_mut().skip(n_staged).for_each(|unit| unit.runs_twice = runs_twice);
-        let apart = |(read, output): (&GroupShape, &GroupShape)| -> Vec<Elements> {
-            let of_part = |GroupShape { n_views, n_prefix, grid, .. }| {
-                GroupShape { n_views, n_prefix, grid, ..*output }.elements()
-            };
-            reads.shapes_apart(read).into_iter().map(of_part).collect()
+        let (read, masked_share) = match reads.head().and_then(|head| given.get(head)) {
+            Some((shapes, masked_share)) => (shapes, *masked_share),
+            None => (&features, masked_share(*reads, &features)),
         };
+        let (mut costs, shapes) = through(units, read.iter().map(|shape| reads.shape(shape)).collect());
+        costs.iter_mut().for_each(|unit| unit.masked_share = masked_share);
+        costs.iter_mut().skip(n_staged).for_each(|unit| unit.runs_twice = runs_twice);
         if let Some(last) = costs.last_mut() {
+            let apart = |(read, output)| parts_of_output(*reads, read, output, masked_share);
             last.outputs = read.iter().zip(&shapes).map(apart).collect();
         }
         heads.extend(costs);
@@ -335,10 +354,35 @@ fn of_network(
             last.n_parts = n_parts;
             last.n_columns = shapes.first().map_or(0, |shape| shape.width);
         }
-        given.insert(name, shapes);
+        given.insert(name, (shapes, masked_share));
     }
     let is_frozen = spec.moves == Moves::Frozen;
     NetworkCost { name: spec.name.to_string(), is_frozen, backbone, head: heads }
+}
+
+/// Returns the share of masked cells in the rows that a head reads of a backbone's features.
+fn masked_share(reads: Reads, features: &[GroupShape]) -> f64 {
+    let n_masked: usize = features.iter().map(|shape| reads.n_masked(shape)).sum();
+    let n_rows: usize = features.iter().map(|shape| reads.shape(shape).n_rows()).sum();
+    n_masked as f64 / n_rows.max(1) as f64
+}
+
+/// Returns the parts of the `output` of a head's last unit for views of one size, which are `read`.
+fn parts_of_output(
+    reads: Reads,
+    read: &GroupShape,
+    output: &GroupShape,
+    masked_share: f64,
+) -> Vec<OutputPart> {
+    let part = |GroupShape { n_views, n_prefix, grid, .. }, masked_share: f64| OutputPart {
+        elements: GroupShape { n_views, n_prefix, grid, ..*output }.elements(),
+        masked_share,
+    };
+    let shapes = reads.shapes_apart(read);
+    if shapes.len() == 1 {
+        return vec![part(shapes[0], masked_share)];
+    }
+    shapes.into_iter().zip([0.0, 1.0]).map(|(shape, share)| part(shape, share)).collect()
 }
 
 /// Computes the costs of `units`, one after the other, and the output shapes of the last one.
@@ -358,7 +402,8 @@ fn through(units: &[Box<dyn Unit>], mut shapes: Vec<GroupShape>) -> (Vec<UnitCos
             input,
             given,
             graph: cost.graph,
-            outputs: outputs.iter().map(|shape| vec![shape.elements()]).collect(),
+            outputs: Vec::new(),
+            masked_share: 0.0,
             holds_output: unit.holds_output(),
             n_constrained: unit.n_constrained(),
             products: product_limits(&params, &shapes),

@@ -1,9 +1,8 @@
 //! Sizes of a model on a rank: elements of buffers, and bytes of activations.
 
 use networks::layout::ALIGNMENT;
-use networks::unit::Elements;
 
-use super::{ModelCost, NetworkCost, Placement, UnitCost};
+use super::{ModelCost, NetworkCost, OutputPart, Placement, UnitCost};
 use crate::step::segments::Segments;
 
 /// Bytes of an f32.
@@ -82,15 +81,28 @@ impl<'a> PlacedModel<'a> {
         if self.placement.segment > 1 { self.given_bytes(unit) } else { self.input_bytes(unit) }
     }
 
-    /// Bytes of the unit's output for `n_images`, by view size and part ([`UnitCost::outputs`]).
+    /// Bytes of the unit's output for `n_images`, by view size and part ([`UnitCost::outputs`]), with a high number of masked cells.
     pub(super) fn output_bytes(&self, unit: &UnitCost, n_images: f64) -> Vec<Vec<f64>> {
         let types = self.placement.precision.types();
-        let of_size = |parts: &Vec<Elements>| parts.iter().map(|part| part.bytes(types) * n_images).collect();
-        unit.outputs.iter().map(of_size).collect()
+        let of_part = |part: &OutputPart| {
+            part.elements.bytes(types) * n_images * self.high_ratio(part.masked_share, n_images)
+        };
+        unit.outputs.iter().map(|parts| parts.iter().map(of_part).collect()).collect()
     }
 
-    /// Bytes of the unit's graph for `n_images`.
+    /// Bytes of the unit's graph for `n_images`, with a high number of masked cells.
     pub(super) fn graph_bytes(&self, unit: &UnitCost, n_images: f64) -> f64 {
-        unit.graph.bytes(self.placement.precision.types()) * n_images
+        let ratio = self.high_ratio(unit.masked_share, n_images);
+        unit.graph.bytes(self.placement.precision.types()) * n_images * ratio
+    }
+
+    /// Ratio of a high number of rows for `n_images` of the batch to the mean number, where `masked_share` of the rows are masked cells
+    /// ([`MaskedCount::high_ratio`]).
+    ///
+    /// [`MaskedCount::high_ratio`]: networks::mask::MaskedCount::high_ratio
+    pub(super) fn high_ratio(&self, masked_share: f64, n_images: f64) -> f64 {
+        let Some(masked) = self.model.masked else { return 1.0 };
+        let batch_size = (self.placement.rank_batch * self.placement.world_size) as f64;
+        1.0 + masked_share * (masked.high_ratio(n_images, batch_size) - 1.0)
     }
 }

@@ -131,6 +131,7 @@ mod tests {
             n_moments: 1,
             pixels: 0.0,
             collectives: Vec::new(),
+            masked: None,
         }
     }
 

@@ -396,6 +396,7 @@ mod tests {
             n_moments: 2,
             pixels: 0.0,
             collectives: vec![Collective::Number],
+            masked: None,
         };
         let time = step_time(&model, &placement(2, 2, 0), &fabric(1, 0.001, 0.1), 0.0);
         // 12 MB are gathered twice and reduced once, and half of them move: 18 s; six collectives, and two sums of two messages.

@@ -91,6 +91,11 @@ impl Reads {
         }
     }
 
+    /// Returns the number of masked cells among the rows of [`Reads::shape`]; none of a head's output, which has those of the head.
+    pub fn n_masked(self, shape: &GroupShape) -> usize {
+        if self.has_masked() { shape.n_masked } else { 0 }
+    }
+
     /// Returns whether masked cells are read.
     pub fn has_masked(self) -> bool {
         matches!(self, Self::Masked | Self::PooledAndMasked)
