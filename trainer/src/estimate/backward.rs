@@ -34,8 +34,8 @@ impl EarlierGradients {
     fn running_bytes(&self, unit: &UnitCost) -> f64 {
         let newest = match unit.n_sums {
             0 => self.newest.in_transfer_bytes,
-            // The newest is sent after the sums of the unit; the first of these waits until the gradient before it is there.
-            _ => self.newest.held_bytes + self.before_bytes,
+            // The first sum of the unit waits until the gradient before the newest is there; the newest is sent after the last one.
+            _ => (self.newest.held_bytes + self.before_bytes).max(self.newest.in_transfer_bytes),
         };
         self.reduced_bytes + newest
     }
