@@ -19,7 +19,7 @@
 //! equals the first. `conformance::units` checks every unit for all of this.
 
 use std::iter::Sum;
-use std::ops::Add;
+use std::ops::{Add, Mul};
 
 use burn_tensor::{DType, Tensor};
 use kernels::ops::{cast, in_f32};
@@ -351,6 +351,20 @@ impl Add for Elements {
             maps: self.maps + other.maps,
             rounded_maps: self.rounded_maps + other.rounded_maps,
             passing: self.passing + other.passing,
+        }
+    }
+}
+
+impl Mul<f64> for Elements {
+    type Output = Self;
+
+    fn mul(self, factor: f64) -> Self {
+        Self {
+            wide: self.wide * factor,
+            products: self.products * factor,
+            maps: self.maps * factor,
+            rounded_maps: self.rounded_maps * factor,
+            passing: self.passing * factor,
         }
     }
 }

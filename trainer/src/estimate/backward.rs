@@ -30,12 +30,16 @@ struct UnitGradient {
 }
 
 impl EarlierGradients {
-    /// Bytes while the backward pass of `unit` runs.
-    fn running_bytes(&self, unit: &UnitCost) -> f64 {
+    /// Bytes while the backward pass of `unit` runs; `gathers_next` where the weights of the unit after it are gathered meanwhile.
+    fn running_bytes(&self, unit: &UnitCost, gathers_next: bool) -> f64 {
+        // The first sum of the unit waits until the gradient before the newest is there.
+        let before_sums = self.newest.held_bytes + self.before_bytes;
         let newest = match unit.n_sums {
             0 => self.newest.in_transfer_bytes,
-            // The first sum of the unit waits until the gradient before the newest is there; the newest is sent after the last one.
-            _ => (self.newest.held_bytes + self.before_bytes).max(self.newest.in_transfer_bytes),
+            // The newest is sent after the gather, which takes as long as the last stage of the unit.
+            _ if gathers_next => before_sums,
+            // It is sent before the last stage.
+            _ => before_sums.max(self.newest.in_transfer_bytes),
         };
         self.reduced_bytes + newest
     }
@@ -65,7 +69,9 @@ impl BackwardPass<'_> {
         let (mut freed, mut peak) = (0.0, 0.0_f64);
         for (number, unit) in backbone.iter().enumerate().rev() {
             let unused = self.gathered.free_bytes[number];
-            let running = self.running_gradient_bytes(unit) + earlier.running_bytes(unit) - unused;
+            let gathers_next = number > 0 && self.gathered.kept_bytes[number - 1] == 0.0;
+            let running =
+                self.running_gradient_bytes(unit) + earlier.running_bytes(unit, gathers_next) - unused;
             if placed.keeps_graph(number) {
                 peak = peak.max(running - freed);
                 freed += placed.graph_bytes(unit, placed.n_images());

@@ -156,10 +156,16 @@ impl Targets {
         let others = networks.flat_map(|network| &network.head).filter(|unit| unit.n_columns > 0);
         let of_others: Vec<&UnitCost> = others.collect();
         let of_trained = || placed.model.run_twice().filter(|unit| unit.n_columns > 0);
-        let score_bytes = |unit: &UnitCost| placed.output_bytes(unit, images).concat();
+        // Of divided columns, a rank has its part for the images of the whole group.
+        let score_bytes = |unit: &UnitCost| {
+            let n_parts = unit.n_parts as f64;
+            let mut bytes = placed.output_bytes(unit, images * n_parts).concat();
+            bytes.iter_mut().for_each(|bytes| *bytes /= n_parts);
+            bytes
+        };
         // Targets are made of all scores of another network, and of those of the trained one for views of the first size.
         let targets = || {
-            let all = of_others.iter().flat_map(|unit| score_bytes(unit));
+            let all = of_others.iter().copied().flat_map(score_bytes);
             all.chain(of_trained().filter_map(|unit| score_bytes(unit).first().copied()))
         };
         let divided = of_others.iter().filter(|unit| unit.n_parts > 1);

@@ -7,13 +7,14 @@ use augment::{GroupSpec, MultiCrop};
 use kernels::ops::ProductLimits;
 use networks::backbone::ModelConfig;
 use networks::divided::{divided, numel};
-use networks::head::{Head, Reads, staged_units};
+use networks::head::{Head, staged_units};
 use networks::layout::ALIGNMENT;
 use networks::mask::MaskedCount;
 use networks::patches::{PixelInput, Pixels};
 use networks::unit::{Elements, GroupShape, Unit};
 use ranks::wire::Wire;
 
+use super::head_rows::{HeadRows, OutputPart, masked_share};
 use super::parameters::{gradients_at_once, product_limits};
 use crate::error::TrainError;
 use crate::method::network::{Moves, NetworkSpec};
@@ -35,7 +36,7 @@ pub struct UnitCost {
     pub given: Elements,
     /// Elements that its graph holds.
     pub graph: Elements,
-    /// Parts of its output, by view size, if it is the last unit of a head: one, or where masked cells are read too, views and masked cells.
+    /// Parts of its output, by view size, if it is the last unit of a head.
     pub outputs: Vec<Vec<OutputPart>>,
     /// Share of its rows that are masked cells, whose number differs from batch to batch.
     pub masked_share: f64,
@@ -56,15 +57,6 @@ pub struct UnitCost {
     pub n_columns: usize,
     /// True if the unit runs a second time, without a graph, for the collectives of the method.
     pub runs_twice: bool,
-}
-
-/// Part of a unit's output.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct OutputPart {
-    /// Elements for one image.
-    pub elements: Elements,
-    /// Share of them that is of masked cells.
-    pub masked_share: f64,
 }
 
 /// A network with its heads.
@@ -334,55 +326,31 @@ fn of_network(
     runs_twice: bool,
 ) -> NetworkCost {
     let (backbone, features) = through(&backbone, shapes);
-    let (mut heads, mut given) = (Vec::new(), BTreeMap::<&str, (Vec<GroupShape>, f64)>::new());
+    let (mut heads, mut given) = (Vec::new(), BTreeMap::<&str, Vec<HeadRows>>::new());
     for (Head { name, reads, units, may_divide }, n_staged) in
         spec.heads.iter().zip(staged_units(&spec.heads, n_parts))
     {
-        let (read, masked_share) = match reads.head().and_then(|head| given.get(head)) {
-            Some((shapes, masked_share)) => (shapes, *masked_share),
-            None => (&features, masked_share(*reads, &features)),
+        let rows: Vec<HeadRows> = match reads.head().and_then(|head| given.get(head)) {
+            Some(rows) => rows.clone(),
+            None => features.iter().map(|shape| HeadRows::of_features(*reads, shape)).collect(),
         };
-        let (mut costs, shapes) = through(units, read.iter().map(|shape| reads.shape(shape)).collect());
-        costs.iter_mut().for_each(|unit| unit.masked_share = masked_share);
+        let (mut costs, shapes) = through(units, rows.iter().map(|rows| rows.shape).collect());
+        costs.iter_mut().for_each(|unit| unit.masked_share = masked_share(&rows));
         costs.iter_mut().skip(n_staged).for_each(|unit| unit.runs_twice = runs_twice);
+        let output = |(rows, shape): (HeadRows, GroupShape)| HeadRows { shape, ..rows };
+        let outputs: Vec<HeadRows> = rows.into_iter().zip(shapes).map(output).collect();
         if let Some(last) = costs.last_mut() {
-            let apart = |(read, output)| parts_of_output(*reads, read, output, masked_share);
-            last.outputs = read.iter().zip(&shapes).map(apart).collect();
+            last.outputs = outputs.iter().map(|rows| rows.parts(*reads)).collect();
         }
         heads.extend(costs);
         if let Some(last) = heads.last_mut().filter(|_| *may_divide) {
             last.n_parts = n_parts;
-            last.n_columns = shapes.first().map_or(0, |shape| shape.width);
+            last.n_columns = outputs.first().map_or(0, |rows| rows.shape.width);
         }
-        given.insert(name, (shapes, masked_share));
+        given.insert(name, outputs);
     }
     let is_frozen = spec.moves == Moves::Frozen;
     NetworkCost { name: spec.name.to_string(), is_frozen, backbone, head: heads }
-}
-
-/// Returns the share of masked cells in the rows that a head reads of a backbone's features.
-fn masked_share(reads: Reads, features: &[GroupShape]) -> f64 {
-    let n_masked: usize = features.iter().map(|shape| reads.n_masked(shape)).sum();
-    let n_rows: usize = features.iter().map(|shape| reads.shape(shape).n_rows()).sum();
-    n_masked as f64 / n_rows.max(1) as f64
-}
-
-/// Returns the parts of the `output` of a head's last unit for views of one size, which are `read`.
-fn parts_of_output(
-    reads: Reads,
-    read: &GroupShape,
-    output: &GroupShape,
-    masked_share: f64,
-) -> Vec<OutputPart> {
-    let part = |GroupShape { n_views, n_prefix, grid, .. }, masked_share: f64| OutputPart {
-        elements: GroupShape { n_views, n_prefix, grid, ..*output }.elements(),
-        masked_share,
-    };
-    let shapes = reads.shapes_apart(read);
-    if shapes.len() == 1 {
-        return vec![part(shapes[0], masked_share)];
-    }
-    shapes.into_iter().zip([0.0, 1.0]).map(|(shape, share)| part(shape, share)).collect()
 }
 
 /// Computes the costs of `units`, one after the other, and the output shapes of the last one.

@@ -2,7 +2,8 @@
 
 use networks::layout::ALIGNMENT;
 
-use super::{ModelCost, NetworkCost, OutputPart, Placement, UnitCost};
+use super::head_rows::OutputPart;
+use super::{ModelCost, NetworkCost, Placement, UnitCost};
 use crate::step::segments::Segments;
 
 /// Bytes of an f32.

@@ -83,19 +83,6 @@ impl Reads {
         }
     }
 
-    /// Returns the shapes of the tokens of views and of masked cells apart, where both are read and cells are masked; else [`Reads::shape`] alone.
-    pub fn shapes_apart(self, shape: &GroupShape) -> Vec<GroupShape> {
-        match self {
-            Self::PooledAndMasked if shape.n_masked > 0 => vec![shape.pooled(), Self::Masked.shape(shape)],
-            _ => vec![self.shape(shape)],
-        }
-    }
-
-    /// Returns the number of masked cells among the rows of [`Reads::shape`]; none of a head's output, which has those of the head.
-    pub fn n_masked(self, shape: &GroupShape) -> usize {
-        if self.has_masked() { shape.n_masked } else { 0 }
-    }
-
     /// Returns whether masked cells are read.
     pub fn has_masked(self) -> bool {
         matches!(self, Self::Masked | Self::PooledAndMasked)

@@ -1,0 +1,49 @@
+//! Rows of heads: pooled views, patches and masked cells.
+
+use networks::head::Reads;
+use networks::unit::{Elements, GroupShape};
+
+/// Input or output of a head for the views of one size of an image.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct HeadRows {
+    /// Shape.
+    pub(super) shape: GroupShape,
+    /// Share of the rows that are masked cells.
+    pub(super) masked_share: f64,
+}
+
+/// Part of the output of a head's last unit, for one image.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct OutputPart {
+    /// Elements of the part.
+    pub elements: Elements,
+    /// Share of its rows that are masked cells, whose number differs from batch to batch.
+    pub masked_share: f64,
+}
+
+impl HeadRows {
+    /// Returns the rows that a head reads of a backbone's features.
+    pub(super) fn of_features(reads: Reads, features: &GroupShape) -> Self {
+        let shape = reads.shape(features);
+        let n_masked = if reads.has_masked() { features.n_masked } else { 0 };
+        Self { shape, masked_share: n_masked as f64 / shape.n_rows().max(1) as f64 }
+    }
+
+    /// Returns the parts of these rows as the output of a head that `reads` its input so: views and masked cells apart if both are read of a
+    /// backbone.
+    pub(super) fn parts(&self, reads: Reads) -> Vec<OutputPart> {
+        let (elements, masked_share) = (self.shape.elements(), self.masked_share);
+        if !reads.has_masked() || masked_share == 0.0 || masked_share == 1.0 {
+            return vec![OutputPart { elements, masked_share }];
+        }
+        let part = |share: f64, masked_share: f64| OutputPart { elements: elements * share, masked_share };
+        vec![part(1.0 - masked_share, 0.0), part(masked_share, 1.0)]
+    }
+}
+
+/// Returns the share of masked cells among the rows of all sizes.
+pub(super) fn masked_share(rows: &[HeadRows]) -> f64 {
+    let n_rows = |rows: &HeadRows| rows.shape.n_rows() as f64;
+    let n_masked: f64 = rows.iter().map(|rows| rows.masked_share * n_rows(rows)).sum();
+    n_masked / rows.iter().map(n_rows).sum::<f64>().max(1.0)
+}
