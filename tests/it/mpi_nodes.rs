@@ -1,20 +1,10 @@
-use std::path::Path;
 use std::time::{Duration, Instant};
 
 use trainer::checkpoint::Checkpoint;
 
-use crate::mpirun::{DEADLINE_S, Ranks};
+use crate::mpirun::{DEADLINE_S, Ranks, wait_for_steps};
 use crate::nodes::Nodes;
 use crate::support::World;
-
-/// Waits until a run has written `n` rows of metrics.
-fn wait_for_steps(metrics_path: &Path, n: usize) {
-    let start = Instant::now();
-    while std::fs::read_to_string(metrics_path).map_or(0, |text| text.lines().count()) < n {
-        assert!(start.elapsed() < Duration::from_secs(60), "the run does not get on");
-        std::thread::sleep(Duration::from_millis(20));
-    }
-}
 
 #[test]
 fn a_cut_cable_ends_both_nodes_within_the_deadline() {
@@ -22,7 +12,7 @@ fn a_cut_cable_ends_both_nodes_within_the_deadline() {
     let world = World::new(60);
     let ranks = Ranks::new(&world, &[DEADLINE_S, "optim.length={steps=100000}"]);
     let mut child = nodes.mpirun(1, world.folder.path(), &ranks.args("run", &[])).spawn().unwrap();
-    wait_for_steps(&world.path("run/metrics.jsonl"), 5);
+    wait_for_steps(&world.path("run"), 5);
     nodes.cut();
     let cut = Instant::now();
     while !(world.path("code-0").exists() && world.path("code-1").exists()) {
@@ -51,7 +41,7 @@ fn two_connections_join_two_ranks() {
             command.env("OMPI_MCA_btl_tcp_links", n);
         }
         let mut child = command.spawn().unwrap();
-        wait_for_steps(&world.path("run/metrics.jsonl"), 2);
+        wait_for_steps(&world.path("run"), 2);
         let n = nodes.n_connections();
         child.kill().unwrap();
         child.wait().unwrap();

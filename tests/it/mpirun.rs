@@ -1,6 +1,6 @@
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::support::World;
 
@@ -80,5 +80,19 @@ impl<'w> Ranks<'w> {
     pub(crate) fn code(&self, rank: usize) -> i32 {
         let text = std::fs::read_to_string(self.world.path(&format!("code-{rank}"))).unwrap();
         text.trim().parse().unwrap()
+    }
+}
+
+/// Returns the number of rows of metrics that the run in `workdir` has written so far.
+pub(crate) fn n_rows(workdir: &Path) -> usize {
+    std::fs::read_to_string(workdir.join("metrics.jsonl")).map_or(0, |text| text.lines().count())
+}
+
+/// Waits until the run in `workdir` has written `n` rows of metrics.
+pub(crate) fn wait_for_steps(workdir: &Path, n: usize) {
+    let start = Instant::now();
+    while n_rows(workdir) < n {
+        assert!(start.elapsed() < Duration::from_secs(60), "{} does not get on", workdir.display());
+        std::thread::sleep(Duration::from_millis(20));
     }
 }

@@ -4,11 +4,11 @@
 
 use std::io::Write;
 use std::process::Output;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::mpirun::Ranks;
+use crate::mpirun::{Ranks, n_rows, wait_for_steps};
 use crate::nodes::{Cable, Nodes};
 use crate::support::World;
 
@@ -134,17 +134,12 @@ fn a_slow_or_stalled_cable_only_takes_time() {
     assert!(ranks.run(1, "whole", &[]).status.success());
     let mut command = nodes.mpirun(1, world.folder.path(), &ranks.args("run", &[]));
     let mut child = command.spawn().unwrap();
-    let start = Instant::now();
-    let n_rows =
-        || std::fs::read_to_string(world.path("run/metrics.jsonl")).map_or(0, |text| text.lines().count());
-    while n_rows() < 10 {
-        assert!(start.elapsed() < Duration::from_secs(60), "the run does not get on");
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    wait_for_steps(&world.path("run"), 10);
+    let n_steps = || n_rows(&world.path("run"));
     let rate = |seconds: u64| {
-        let before = n_rows();
+        let before = n_steps();
         std::thread::sleep(Duration::from_secs(seconds));
-        (n_rows() - before) as f64 / seconds as f64
+        (n_steps() - before) as f64 / seconds as f64
     };
     let fast = rate(1);
     nodes.set_rate(1);
@@ -153,9 +148,9 @@ fn a_slow_or_stalled_cable_only_takes_time() {
     nodes.set_rate(10_000);
     nodes.stall();
     std::thread::sleep(Duration::from_secs(5));
-    let stalled_at = n_rows();
+    let stalled_at = n_steps();
     std::thread::sleep(Duration::from_secs(1));
-    assert_eq!(n_rows(), stalled_at, "steps are taken over a cable that is stalled");
+    assert_eq!(n_steps(), stalled_at, "steps are taken over a cable that is stalled");
     nodes.stall();
     assert!(child.wait().unwrap().success(), "{}", ranks.stderr(0));
     assert_eq!(losses("run"), losses("whole"));

@@ -18,7 +18,7 @@ use trainer::checkpoint::{self, Checkpoint};
 use crate::disturbances::Disturbance::{self, *};
 use crate::disturbances::{ALL, Attempt, Disk};
 use crate::methods::{self, LEJEPA, RESNET, SIMCLR, SWAV, VIT};
-use crate::mpirun::{Ranks, mpirun};
+use crate::mpirun::{Ranks, mpirun, n_rows};
 use crate::nodes::Nodes;
 use crate::stages::FIRST;
 use crate::support::{TINY, World, metrics, ok};
@@ -225,9 +225,8 @@ impl Soak {
 
 /// Waits until the run has taken two more steps or has ended.
 fn goes_on(attempt: &Attempt, workdir: &Path) {
-    let n_rows = || fs::read_to_string(workdir.join("metrics.jsonl")).map_or(0, |text| text.lines().count());
-    let (before, start) = (n_rows(), Instant::now());
-    while n_rows() < before + 2 && !attempt.has_ended() {
+    let (before, start) = (n_rows(workdir), Instant::now());
+    while n_rows(workdir) < before + 2 && !attempt.has_ended() {
         assert!(start.elapsed() < Duration::from_secs(40), "the run does not go on");
         std::thread::sleep(Duration::from_millis(20));
     }

@@ -15,7 +15,8 @@ pub struct Leaves<'a> {
     tensors: Vec<Tensor<1>>,
     /// Gradients over all uses of each parameter, one use for each size of views.
     gradients: Vec<SharedGradient>,
-    /// Input of the unit, before which the backward pass adds the gradients.
+    /// Input of the operations that use the parameters, before which the backward pass adds their gradients; `None` if it adds them at its
+    /// end.
     input: Option<Tensor<3>>,
 }
 
@@ -38,7 +39,7 @@ impl<'a> Leaves<'a> {
 
     /// Returns the same parameters for uses on `input`, `[B, N, D]`, a tensor of the same graph: on the CPU, the backward pass adds their gradients
     /// before it comes to the units that `input` is a result of, whose gradients it would otherwise hold beside all of these.
-    pub fn on(&self, input: &Tensor<3>) -> Self {
+    pub fn used_on(&self, input: &Tensor<3>) -> Self {
         let (tensors, gradients) = (self.tensors.clone(), self.gradients.clone());
         Self { layout: self.layout, tensors, gradients, input: Some(input.clone()) }
     }

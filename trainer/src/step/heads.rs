@@ -248,7 +248,7 @@ impl<'a> HeadPass<'a> {
                     sizes = apart(&sizes);
                 }
                 let of_part = |part: Features| {
-                    let leaves = &leaves[&number].on(&part.x);
+                    let leaves = &leaves[&number].used_on(&part.x);
                     let cx = Context { leaves, draws: &draws, totals: &[], sets: &sets, types: Types::F32 };
                     unit.forward(0, vec![part], &cx).features
                 };

@@ -13,8 +13,8 @@ use crate::ops::gemm::{Mat, gemm};
 /// copying candidates is negligible.
 const QUERIES: usize = 256;
 
-/// Number of candidates per block. The block stays in a core's cache.
-const CANDIDATES: usize = 1024;
+/// Number of candidates per block, which stays in a core's cache. Products have the same bits in parts that begin at a multiple of it.
+pub const CANDIDATE_BLOCK_ROWS: usize = 1024;
 
 /// Returns the `k` rows of `candidates` with the largest products with each row of `queries`, best first, with these products: cosine
 /// similarities if rows have unit length. Ties go to the lower index. With `excludes_itself`, row `i` is not among the neighbors of
@@ -41,10 +41,10 @@ fn search_block(
     let (d, n_queries) = (queries.width(), range.len());
     let mut query_rows = vec![0.0; n_queries * d];
     queries.copy(range.clone(), &mut query_rows);
-    let mut candidate_rows = vec![0.0; CANDIDATES * d];
-    let mut products = vec![0.0; n_queries * CANDIDATES];
+    let mut candidate_rows = vec![0.0; CANDIDATE_BLOCK_ROWS * d];
+    let mut products = vec![0.0; n_queries * CANDIDATE_BLOCK_ROWS];
     let mut best: Vec<TopK> = range.clone().map(|_| TopK::new(k)).collect();
-    for block in blocks(0..candidates.len(), CANDIDATES) {
+    for block in blocks(0..candidates.len(), CANDIDATE_BLOCK_ROWS) {
         let n = block.len();
         candidates.copy(block.clone(), &mut candidate_rows[..n * d]);
         let (a, b) = (Mat::rows(&query_rows, d), Mat::rows(&candidate_rows, d).t());
