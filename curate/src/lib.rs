@@ -5,6 +5,7 @@
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+mod centers;
 pub mod clusters;
 mod draw;
 mod error;

@@ -1,5 +1,7 @@
 //! Progress of a long computation, as its caller sees it.
 
+use crate::centers::Centers;
+
 /// Receiver of progress.
 pub trait Progress: Sync {
     /// Begins a stage of `n_rows` rows.
@@ -8,12 +10,13 @@ pub trait Progress: Sync {
     /// Counts `n_rows` rows as done.
     fn advances(&self, n_rows: u64);
 
-    /// Saves the centers of k-means, `[K, D]`, after `n_iterations`, so that it can continue from them.
+    /// Saves the centers of the lowest level after an iteration of k-means, or after they were computed again (resampling), so that the
+    /// computation can continue from them.
     ///
     /// # Errors
     /// The error of writing, which ends the computation.
-    fn save(&self, centers: &[f32], n_iterations: usize) -> std::io::Result<()> {
-        let _ = (centers, n_iterations);
+    fn save(&self, centers: &Centers) -> std::io::Result<()> {
+        let _ = centers;
         Ok(())
     }
 }
@@ -25,4 +28,17 @@ impl Progress for Silent {
     fn begins(&self, _: &str, _: u64) {}
 
     fn advances(&self, _: u64) {}
+}
+
+/// Progress that saves nothing.
+pub(crate) struct Unsaved<'a>(pub(crate) &'a dyn Progress);
+
+impl Progress for Unsaved<'_> {
+    fn begins(&self, stage: &str, n_rows: u64) {
+        self.0.begins(stage, n_rows);
+    }
+
+    fn advances(&self, n_rows: u64) {
+        self.0.advances(n_rows);
+    }
 }

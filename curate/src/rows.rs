@@ -155,7 +155,12 @@ impl Rows for SelectedRows<'_> {
 /// Returns the rows, of `n`, that rank `rank` of `world_size` compares: whole blocks, so that the bits of distances are the same on any
 /// number of ranks.
 pub fn part_of_rank(n: usize, rank: usize, world_size: usize) -> Range<usize> {
-    let n_blocks = n.div_ceil(NearestCenter::BLOCK_ROWS);
-    let start = |rank: usize| (rank * n_blocks / world_size * NearestCenter::BLOCK_ROWS).min(n);
+    part_in_blocks(n, NearestCenter::BLOCK_ROWS, rank, world_size)
+}
+
+/// Returns the rows, of `n`, that rank `rank` of `world_size` compares, in whole blocks of `n_block`.
+pub(crate) fn part_in_blocks(n: usize, n_block: usize, rank: usize, world_size: usize) -> Range<usize> {
+    let n_blocks = n.div_ceil(n_block);
+    let start = |rank: usize| (rank * n_blocks / world_size * n_block).min(n);
     start(rank)..start(rank + 1)
 }

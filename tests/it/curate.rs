@@ -18,7 +18,7 @@ fn world(degrees: &[f32]) -> World {
 }
 
 /// Returns a NumPy file of `rows`, `[n, width]`.
-fn npy(rows: &[f32], width: usize) -> Vec<u8> {
+pub(crate) fn npy(rows: &[f32], width: usize) -> Vec<u8> {
     let n = rows.len() / width;
     let header = format!("{{'descr': '<f4', 'fortran_order': False, 'shape': ({n}, {width}), }}");
     let header = format!("{header:<117}\n");
@@ -272,11 +272,14 @@ fn mistakes_are_one_line() {
 
 /// The verbs whose work ranks divide, with their settings.
 #[cfg(feature = "mpi")]
-const OVER_RANKS: [(&str, &[&str]); 4] = [
+const OVER_RANKS: [(&str, &[&str]); 7] = [
     ("balance", &["--clusters", "60,6", "--count", "300", "--resample-times", "2", "--splits", "2,1"]),
     ("near-duplicates", &["--threshold", "0.99999", "--cells", "1"]),
     ("near-duplicates", &["--threshold", "0.99999", "--cells", "7"]),
     ("outliers", &["--share", "0.05"]),
+    ("retrieve", &["--like-features", "like.npy", "--count", "3"]),
+    ("retrieve", &["--like-features", "like.npy", "--count", "3", "--by", "cluster", "--clusters", "60"]),
+    ("remove", &["--like-features", "like.npy", "--threshold", "0.99999"]),
 ];
 
 /// Processes under mpirun write what one process writes, byte for byte.
@@ -287,11 +290,16 @@ fn processes_under_mpirun_write_what_one_does() {
     let degrees = (0..1500).map(|i| (i * 7919 % 3600) as f32 / 10.0 + (i % 7) as f32 * 0.001);
     let rows: Vec<f32> = degrees.flat_map(|a| [a.to_radians().cos(), a.to_radians().sin()]).collect();
     fs::write(world.path("x.npy"), npy(&rows, 2)).unwrap();
+    // Queries of several blocks, some of which are equally similar to a row.
+    let like: Vec<f32> = rows.iter().rev().chain(&rows[..1300]).copied().collect();
+    fs::write(world.path("like.npy"), npy(&like, 2)).unwrap();
+    let like = world.text("like.npy");
     for (number, (verb, args)) in OVER_RANKS.into_iter().enumerate() {
         let (alone, ranks) = (format!("alone{number}"), format!("ranks{number}"));
-        ok(&curate(&world, verb, &alone, args));
+        let args: Vec<&str> = args.iter().map(|arg| if *arg == "like.npy" { &like } else { *arg }).collect();
+        ok(&curate(&world, verb, &alone, &args));
         let (features, out) = (world.text("x.npy"), world.text(&ranks));
-        let args = [&["curate", verb, "--features", &features, "--out", &out], args].concat();
+        let args = [&["curate", verb, "--features", &features, "--out", &out], &args[..]].concat();
         let args: Vec<String> = args.iter().map(ToString::to_string).collect();
         let done = crate::mpirun::mpirun(3, world.folder.path(), &args).output().unwrap();
         let said =

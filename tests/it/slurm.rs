@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
+use crate::curate::npy;
 use crate::support::{World, ok};
 
 /// Steps of a run, enough for it to be disturbed on the way.
@@ -153,7 +154,13 @@ fn jobs_go_on_after_everything_that_slurm_does() {
     assert!(losses(&world.path("timed")) == whole, "{log}");
     assert!(log.contains("exit code 143; queued again") && log.contains("continuing at step"), "{log}");
 
-    // Preparation as an array of jobs, and one that joins its parts.
+    prepare_in_parts(&world, &cluster);
+    curate_again(&world, &cluster);
+    watch(&world, &cluster);
+}
+
+/// Packs images by an array of jobs, and one that joins its parts.
+fn prepare_in_parts(world: &World, cluster: &Cluster) {
     world.extract("photos");
     let (photos, whole, parts) = (world.text("photos"), world.text("packed"), world.text("packed-in-parts"));
     let args = ["shards", "pack", &photos, "--samples-per-shard", "7", "--out"];
@@ -170,7 +177,53 @@ fn jobs_go_on_after_everything_that_slurm_does() {
     }
     let said = cluster.said("sh", &["-c", "cat part-*.log"]);
     assert!(said.contains("60 samples of") && said.contains("in 9 shard(s):"), "{said}");
+}
 
+/// Curates on both nodes; queued again after its centers were saved, a job writes what one process does.
+fn curate_again(world: &World, cluster: &Cluster) {
+    let mut state = 1u32;
+    let mut uniform = || {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (state >> 8) as f32 / (1 << 24) as f32
+    };
+    let rows: Vec<f32> = (0..100_000 * 32).map(|_| uniform()).collect();
+    std::fs::write(world.path("rows.npy"), npy(&rows, 32)).unwrap();
+    let (features, alone, again) = (world.text("rows.npy"), world.text("alone"), world.text("again"));
+    let args = [
+        "--features",
+        &features,
+        "--clusters",
+        "2000",
+        "--resample-times",
+        "0",
+        "--iterations",
+        "ITERATIONS",
+        "--count",
+        "9000",
+    ];
+    ok(&world.ocelli(&[&["curate", "balance"], &args[..], &["--out", &alone]].concat()));
+    let flags = ["--nodes=2", "--output=curate-%j.log"];
+    let args = [&["balance"], &args[..], &["--out", &again]].concat();
+    // All ranks share this machine's cores.
+    let environment = [("OMPI_MCA_mpi_yield_when_idle", "1".to_string())];
+    let job = cluster.submit("curate.sbatch", &flags, &args, &environment);
+    let start = Instant::now();
+    while !world.path("again/clusters.part.safetensors").exists() {
+        assert!(start.elapsed() < Duration::from_secs(300), "no centers were saved");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    cluster.said("scontrol", &["requeue", &job]);
+    cluster.wait();
+    let log = std::fs::read_to_string(world.path(&format!("curate-{job}.log"))).unwrap();
+    assert!(log.contains("going on after resampling"), "{log}");
+    for file in ["list.jsonl", "keep.txt", "clusters.safetensors"] {
+        let read = |folder: &str| std::fs::read(format!("{folder}/{file}")).unwrap();
+        assert!(read(&alone) == read(&again), "{file} differs: {log}");
+    }
+}
+
+/// Scores the checkpoints of a run by two watchers, each once.
+fn watch(world: &World, cluster: &Cluster) {
     let train = world.text("data/train-000000.tar");
     let environment = [("WORKDIR", world.text("broken")), ("TRAIN", train.clone()), ("TEST", train)];
     let environment = environment.into_iter().chain([("OCELLI_ARGS", "--protocol knn".into())]);

@@ -18,6 +18,7 @@ use super::empty::refill;
 use super::nearest::{STRIDE, find_nearest};
 use super::seeds::seeds;
 use super::sums::ClusterSums;
+use crate::centers::Centers;
 use crate::draw::Draw;
 use crate::rows::part_of_rank;
 use crate::{CurateError, Progress};
@@ -31,15 +32,6 @@ pub struct KMeans {
     pub n_iterations: usize,
     /// Seed of the first centers.
     pub seed: u64,
-}
-
-/// Centers after some iterations.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Centers {
-    /// Centers, `[K, D]`.
-    pub values: Vec<f32>,
-    /// Number of iterations so far.
-    pub n_iterations: usize,
 }
 
 /// Rows divided into clusters.
@@ -81,7 +73,7 @@ impl KMeans {
             None => {
                 let draw = Draw::new(self.seed, "seeds of k-means");
                 let values = seeds(rows, part.clone(), self.n_clusters, draw, ranks, &mut nearest, progress)?;
-                Centers { values, n_iterations: 0 }
+                Centers { values, ..Centers::default() }
             }
         };
         let n_left = self.n_iterations.saturating_sub(centers.n_iterations);
@@ -90,7 +82,7 @@ impl KMeans {
             let moved =
                 iterate(rows, part.clone(), largest, &mut centers.values, &mut nearest, ranks, progress)?;
             centers.n_iterations += 1;
-            progress.save(&centers.values, centers.n_iterations).map_err(CurateError::Save)?;
+            progress.save(&centers).map_err(CurateError::Save)?;
             if !moved {
                 break;
             }

@@ -7,11 +7,13 @@
 use kernels::rows::Rows;
 use ranks::communicator::Communicator;
 
-use super::kmeans::{Centers, KMeans};
-use super::nearest::{Divided, gathered};
+use super::kmeans::KMeans;
+use super::nearest::{Divided, divided, gathered};
 use super::resampling::{Resampling, resample};
 use super::split::split;
 use super::tree::Tree;
+use crate::centers::Centers;
+use crate::progress::Unsaved;
 use crate::{CurateError, Progress};
 
 /// Settings of a level.
@@ -125,16 +127,23 @@ impl HierarchySettings {
     ) -> Result<Divided, CurateError> {
         // A level may have found fewer clusters than it was asked for.
         let settings = KMeans { n_clusters: settings.n_clusters.min(rows.len()), ..settings.clone() };
-        let clustering = settings.run(rows, largest, start, ranks, progress)?;
-        // What is saved is this k-means alone: the steps that follow start over.
-        let progress = &Unsaved(progress);
-        let nearest = gathered(&clustering.nearest, ranks)?;
-        let mut found = Divided { centers: clustering.centers.values, nearest };
-        if level.resampling.n_rows > 1 {
-            let again =
-                resample(rows, largest, &settings, level.resampling, found.nearest.clone(), ranks, progress)?;
-            found = again.unwrap_or(found);
+        let n_resamplings = start.as_ref().map_or(0, |centers| centers.n_resamplings);
+        let mut found = match start {
+            Some(Centers { values, .. }) if n_resamplings > 0 => {
+                Divided { nearest: divided(rows, &values, ranks, progress)?, centers: values }
+            }
+            start => {
+                let clustering = settings.run(rows, largest, start, ranks, progress)?;
+                let nearest = gathered(&clustering.nearest, ranks)?;
+                Divided { centers: clustering.centers.values, nearest }
+            }
+        };
+        let resampling = level.resampling;
+        if resampling.n_rows > 1 {
+            found = resample(rows, largest, &settings, resampling, found, n_resamplings, ranks, progress)?;
         }
+        // What follows is not saved, and starts over.
+        let progress = &Unsaved(progress);
         match level.n_splits {
             1 => Ok(found),
             n_splits => split(rows, largest, &settings, n_splits, &found, ranks, progress),
@@ -162,22 +171,9 @@ impl Rows for Table<'_> {
     }
 }
 
-/// Progress that saves nothing.
-struct Unsaved<'a>(&'a dyn Progress);
-
-impl Progress for Unsaved<'_> {
-    fn begins(&self, stage: &str, n_rows: u64) {
-        self.0.begins(stage, n_rows);
-    }
-
-    fn advances(&self, n_rows: u64) {
-        self.0.advances(n_rows);
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
+    use std::sync::{Arc, Mutex};
 
     use super::*;
     use crate::{FeatureRows, Metric, Silent};
@@ -219,6 +215,36 @@ mod tests {
                 assert_eq!(upper(row), upper(row % 3));
             }
             assert!(found.inertia < 1.0, "{}", found.inertia);
+        }
+    }
+
+    /// Receiver that keeps all that is saved.
+    #[derive(Default)]
+    struct Saved(Mutex<Vec<Centers>>);
+
+    impl Progress for Saved {
+        fn begins(&self, _: &str, _: u64) {}
+
+        fn advances(&self, _: u64) {}
+
+        fn save(&self, centers: &Centers) -> std::io::Result<()> {
+            self.0.lock().unwrap().push(centers.clone());
+            Ok(())
+        }
+    }
+
+    /// From whatever was saved last, a computation ends with the bits of one that was not interrupted.
+    #[test]
+    fn everything_that_is_saved_continues() {
+        let (saved, settings) = (Saved::default(), settings(&[[7, 2], [3, 1]], 30));
+        let solo = Communicator::solo();
+        let whole = settings.run(&rows(), 300.0, None, &solo, &saved).unwrap();
+        let saved = saved.0.into_inner().unwrap();
+        assert_eq!(saved.iter().map(|centers| centers.n_resamplings).max(), Some(2));
+        assert!(saved.iter().filter(|centers| centers.n_resamplings == 0).count() > 1);
+        for centers in saved {
+            let again = settings.run(&rows(), 300.0, Some(centers.clone()), &solo, &Silent).unwrap();
+            assert!(again == whole, "{} iterations, {} times", centers.n_iterations, centers.n_resamplings);
         }
     }
 

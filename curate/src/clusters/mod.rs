@@ -10,7 +10,9 @@ mod split;
 mod sums;
 mod tree;
 
-pub use kmeans::{Centers, Clustering, KMeans};
+pub use kmeans::{Clustering, KMeans};
 pub use levels::{Hierarchy, HierarchySettings, LevelSettings};
 pub use resampling::Resampling;
 pub use tree::Tree;
+
+pub use crate::centers::Centers;

@@ -9,7 +9,9 @@ use ranks::communicator::Communicator;
 use super::kmeans::{Clustering, KMeans};
 use super::nearest::{Divided, divided};
 use super::sums::by_cluster;
+use crate::centers::Centers;
 use crate::draw::Draw;
+use crate::progress::Unsaved;
 use crate::rows::SelectedRows;
 use crate::{CurateError, Progress};
 
@@ -22,27 +24,29 @@ pub struct Resampling {
     pub n_rows: usize,
 }
 
-/// Computes centers again on the rows nearest to them, as often as `resampling` says; `nearest` holds the nearest center of each row so far.
-/// Returns the new centers with the nearest one of each row, or `None` if there was nothing to do.
+/// Computes centers again on the rows nearest to them, as often as `resampling` says, of which `n_done` times are done; `found` holds the
+/// centers and the nearest one of each row so far. Saves the centers each time.
+#[expect(clippy::too_many_arguments, reason = "the arguments of k-means, and what was found so far")]
 pub(super) fn resample(
     rows: &dyn Rows,
     largest: f32,
     settings: &KMeans,
     resampling: Resampling,
-    nearest: Vec<NearestCenter>,
+    mut found: Divided,
+    n_done: usize,
     ranks: &Communicator,
     progress: &dyn Progress,
-) -> Result<Option<Divided>, CurateError> {
-    let mut found = None;
-    let mut nearest = nearest;
-    for time in 0..resampling.n_times {
-        let chosen = nearest_of_each(&nearest, settings.n_clusters, resampling.n_rows);
+) -> Result<Divided, CurateError> {
+    for time in n_done..resampling.n_times {
+        let chosen = nearest_of_each(&found.nearest, settings.n_clusters, resampling.n_rows);
         let sampled = SelectedRows::new(rows, &chosen);
         let seed = Draw::new(settings.seed, "resampling").bits(time as u64);
         let settings = KMeans { seed, n_clusters: settings.n_clusters.min(chosen.len()), ..settings.clone() };
-        let Clustering { centers, .. } = settings.run(&sampled, largest, None, ranks, progress)?;
-        nearest = divided(rows, &centers.values, ranks, progress)?;
-        found = Some(Divided { centers: centers.values, nearest: nearest.clone() });
+        let Clustering { centers, .. } = settings.run(&sampled, largest, None, ranks, &Unsaved(progress))?;
+        let centers = Centers { n_resamplings: time + 1, ..centers };
+        progress.save(&centers).map_err(CurateError::Save)?;
+        found =
+            Divided { nearest: divided(rows, &centers.values, ranks, progress)?, centers: centers.values };
     }
     Ok(found)
 }

@@ -1,19 +1,24 @@
 //! Retrieval of images like given ones, as DINOv2 built LVD-142M (Oquab et al. 2023, section 3): the nearest images of each query where
 //! queries are many, images out of the queries' clusters where they are few.
 
+use std::cmp::Ordering;
 use std::collections::BTreeMap;
 
-use kernels::rows::{NearestCenter, Rows, find_nearest_centers, nearest_rows};
+use bytemuck::{Pod, Zeroable};
+use kernels::rows::{CANDIDATE_BLOCK_ROWS, NearestCenter, Rows, find_nearest_centers, nearest_rows};
+use ranks::communicator::Communicator;
+use ranks::topology::Topology;
 
 use crate::draw::Draw;
-use crate::rows::SelectedRows;
+use crate::rows::{SelectedRows, part_in_blocks, part_of_rank};
 use crate::{CurateError, Progress};
 
 /// Number of queries that are searched for before progress is told.
 const STRIDE: usize = 4096;
 
 /// A retrieved row.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Pod, Zeroable)]
+#[repr(C)]
 pub struct Retrieved {
     /// Index of the row.
     pub row: u32,
@@ -24,49 +29,83 @@ pub struct Retrieved {
 }
 
 /// Returns the rows that are among the `k` most similar ones of some query, in their order, each with the query that is most similar to
-/// it. Rows and queries have unit length.
+/// it: the first of several that are equally similar. Rows and queries have unit length. Each rank compares its part of the rows.
 ///
 /// # Errors
-/// [`CurateError::Widths`].
+/// [`CurateError::Widths`] and [`CurateError::Ranks`].
 pub fn nearest_images(
     rows: &dyn Rows,
     queries: &dyn Rows,
     k: usize,
+    ranks: &Communicator,
     progress: &dyn Progress,
 ) -> Result<Vec<Retrieved>, CurateError> {
     check_widths(rows, queries)?;
+    let Topology { rank, world_size, .. } = ranks.topology();
+    let part = part_in_blocks(rows.len(), CANDIDATE_BLOCK_ROWS, rank, world_size);
+    let part: Vec<u32> = (part.start as u32..part.end as u32).collect();
+    let rows = SelectedRows::new(rows, &part);
     progress.begins("neighbors", queries.len() as u64);
-    let mut best: BTreeMap<u32, Retrieved> = BTreeMap::new();
+    let mut own = Vec::new();
     let numbers: Vec<u32> = (0..queries.len() as u32).collect();
     for block in numbers.chunks(STRIDE) {
-        let found = nearest_rows(rows, &SelectedRows::new(queries, block), k, false);
+        let found = nearest_rows(&rows, &SelectedRows::new(queries, block), k, false);
         for (query, near) in block.iter().zip(found) {
-            for (row, similarity) in near {
-                let one = Retrieved { row, query: *query, similarity };
-                let entry = best.entry(row).or_insert(one);
-                if similarity > entry.similarity {
-                    *entry = one;
-                }
-            }
+            let retrieved =
+                |(row, similarity)| Retrieved { row: part[row as usize], query: *query, similarity };
+            own.extend(near.into_iter().map(retrieved));
         }
         progress.advances(block.len() as u64);
     }
-    Ok(best.into_values().collect())
+    Ok(nearest_of_queries(of_all_ranks(&own, ranks)?, k))
 }
 
-/// Returns the most similar of `others` for each of `rows`, which both have unit length; `query` is the number of the other row.
+/// Returns the rows that are among the `k` most similar ones of a query, each with the first query that is most similar to it.
+fn nearest_of_queries(mut found: Vec<Retrieved>, k: usize) -> Vec<Retrieved> {
+    // Similarities are numbers: zero and minus zero are equal.
+    let by_similarity =
+        |a: &Retrieved, b: &Retrieved| b.similarity.partial_cmp(&a.similarity).unwrap_or(Ordering::Equal);
+    let nearest_first = |a: &Retrieved, b: &Retrieved| {
+        a.query.cmp(&b.query).then_with(|| by_similarity(a, b)).then(a.row.cmp(&b.row))
+    };
+    found.sort_unstable_by(nearest_first);
+    let mut best: BTreeMap<u32, Retrieved> = BTreeMap::new();
+    for one in found.chunk_by(|a, b| a.query == b.query).flat_map(|of_query| of_query.iter().take(k)) {
+        let entry = best.entry(one.row).or_insert(*one);
+        if one.similarity > entry.similarity {
+            *entry = *one;
+        }
+    }
+    best.into_values().collect()
+}
+
+/// Returns what all ranks have found, in the order of the ranks.
+fn of_all_ranks(own: &[Retrieved], ranks: &Communicator) -> Result<Vec<Retrieved>, CurateError> {
+    let parts = ranks.gather_bytes("similarities", bytemuck::cast_slice(own).to_vec())?;
+    let mut all = Vec::with_capacity(parts.iter().map(|part| part.len() / size_of::<Retrieved>()).sum());
+    for part in parts {
+        all.extend(bytemuck::pod_collect_to_vec::<u8, Retrieved>(&part));
+    }
+    Ok(all)
+}
+
+/// Returns the most similar of `others` for each of `rows`, which both have unit length; `query` is the number of the other row. Each rank
+/// compares its part of the rows.
 ///
 /// # Errors
-/// [`CurateError::Widths`].
+/// [`CurateError::Widths`] and [`CurateError::Ranks`].
 pub fn most_similar(
     rows: &dyn Rows,
     others: &dyn Rows,
+    ranks: &Communicator,
     progress: &dyn Progress,
 ) -> Result<Vec<Retrieved>, CurateError> {
     check_widths(others, rows)?;
-    progress.begins("neighbors", rows.len() as u64);
-    let mut found = Vec::with_capacity(rows.len());
-    let numbers: Vec<u32> = (0..rows.len() as u32).collect();
+    let Topology { rank, world_size, .. } = ranks.topology();
+    let part = part_of_rank(rows.len(), rank, world_size);
+    progress.begins("neighbors", part.len() as u64);
+    let mut found = Vec::with_capacity(part.len());
+    let numbers: Vec<u32> = (part.start as u32..part.end as u32).collect();
     for block in numbers.chunks(STRIDE) {
         let near = nearest_rows(others, &SelectedRows::new(rows, block), 1, false);
         found.extend(block.iter().zip(near).filter_map(|(row, near)| {
@@ -75,7 +114,7 @@ pub fn most_similar(
         }));
         progress.advances(block.len() as u64);
     }
-    Ok(found)
+    of_all_ranks(&found, ranks)
 }
 
 /// Returns up to `n` random rows of each cluster that holds a query, for each query in it, in their order, each with the most similar
@@ -142,10 +181,11 @@ mod tests {
     fn a_row_near_two_queries_is_retrieved_once_for_the_nearer_one() {
         let all = rows(2, &[1.0, 0.0, 1.0, 0.2, 0.0, 1.0, -1.0, 0.0]);
         let queries = rows(2, &[1.0, -0.1, 1.0, 0.3]);
-        let found = nearest_images(&all, &queries, 2, &Silent).unwrap();
+        let found = nearest_images(&all, &queries, 2, &Communicator::solo(), &Silent).unwrap();
         let pairs: Vec<(u32, u32)> = found.iter().map(|one| (one.row, one.query)).collect();
         assert_eq!(pairs, [(0, 0), (1, 1)]);
-        let error = nearest_images(&all, &rows(1, &[1.0]), 2, &Silent).unwrap_err().to_string();
+        let other = rows(1, &[1.0]);
+        let error = nearest_images(&all, &other, 2, &Communicator::solo(), &Silent).unwrap_err().to_string();
         assert!(error.contains("rows of 1") && error.contains("rows of 2"), "{error}");
     }
 

@@ -156,7 +156,10 @@ pub(crate) fn run(
         // Centers of another k-means cannot be there: the folder belongs to this job.
         start = read_centers(&unfinished, rows.width());
         if let Some(centers) = &start {
-            say(format!("going on after iteration {} of k-means", centers.n_iterations));
+            say(match centers.n_resamplings {
+                0 => format!("going on after iteration {} of k-means", centers.n_iterations),
+                n => format!("going on after resampling {n}"),
+            });
         }
     }
     let start = agreed(start, ranks)?;
@@ -173,14 +176,14 @@ pub(crate) fn run(
 
 /// Returns the centers that rank 0 has read.
 fn agreed(start: Option<Centers>, ranks: &Communicator) -> anyhow::Result<Option<Centers>> {
-    let n_iterations = start.as_ref().map_or(0, |centers| centers.n_iterations) as u64;
-    let values = start.map(|centers| centers.values).unwrap_or_default();
-    let bytes = [n_iterations.to_ne_bytes().as_slice(), bytemuck::cast_slice(&values)].concat();
+    let Centers { values, n_iterations, n_resamplings } = start.unwrap_or_default();
+    let numbers = [n_iterations as u64, n_resamplings as u64];
+    let bytes = [bytemuck::bytes_of(&numbers), bytemuck::cast_slice(&values)].concat();
     let bytes = ranks.broadcast("saved centers", bytes)?;
-    let (head, values) = bytes.split_at(8);
-    let n_iterations = u64::from_ne_bytes(head.try_into().unwrap_or_default()) as usize;
+    let (numbers, values) = bytes.split_at(size_of_val(&numbers));
+    let [n_iterations, n_resamplings] = bytemuck::pod_read_unaligned::<[u64; 2]>(numbers).map(|n| n as usize);
     let values: Vec<f32> = bytemuck::pod_collect_to_vec(values);
-    Ok((!values.is_empty()).then_some(Centers { values, n_iterations }))
+    Ok((!values.is_empty()).then_some(Centers { values, n_iterations, n_resamplings }))
 }
 
 /// Refuses clusters that need more memory than there is, or than the flag allows.

@@ -5,11 +5,12 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use curate::Progress;
+use curate::clusters::Centers;
 
 use super::saved::save_centers;
 use crate::evaluation::flags::StageBar;
 
-/// Least time between two saves of k-means.
+/// Least time between two saves of an iteration of k-means.
 const SAVE_EVERY: Duration = Duration::from_secs(30);
 
 /// Bars, one for each stage, and the file that k-means saves its centers to.
@@ -17,13 +18,21 @@ pub(crate) struct Bars {
     bar: StageBar,
     centers: Option<PathBuf>,
     width: usize,
-    saved: Mutex<Instant>,
+    saved: Mutex<Saved>,
+}
+
+/// Last save.
+struct Saved {
+    at: Instant,
+    /// Number of times that the centers had been computed again.
+    n_resamplings: usize,
 }
 
 impl Bars {
     /// Creates the bars. With a path, k-means saves its centers, of this width, there.
     pub(crate) fn new(centers: Option<PathBuf>, width: usize) -> Self {
-        Self { bar: StageBar::new(), centers, width, saved: Mutex::new(Instant::now()) }
+        let saved = Saved { at: Instant::now(), n_resamplings: 0 };
+        Self { bar: StageBar::new(), centers, width, saved: Mutex::new(saved) }
     }
 }
 
@@ -36,13 +45,14 @@ impl Progress for Bars {
         eval::Progress::seen(&self.bar, n_rows as usize);
     }
 
-    fn save(&self, centers: &[f32], n_iterations: usize) -> std::io::Result<()> {
+    fn save(&self, centers: &Centers) -> std::io::Result<()> {
         let Some(path) = &self.centers else { return Ok(()) };
         let mut saved = self.saved.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        if saved.elapsed() < SAVE_EVERY {
+        let n_resamplings = centers.n_resamplings;
+        if saved.at.elapsed() < SAVE_EVERY && n_resamplings == saved.n_resamplings {
             return Ok(());
         }
-        *saved = Instant::now();
-        save_centers(path, centers, self.width, n_iterations)
+        *saved = Saved { at: Instant::now(), n_resamplings };
+        save_centers(path, centers, self.width)
     }
 }

@@ -1,5 +1,7 @@
 //! Connection of the ranks that curate together.
 
+use std::process::ExitCode;
+
 use ranks::communicator::Communicator;
 use trainer::recipe::RunConfig;
 
@@ -16,6 +18,14 @@ pub(crate) fn connect(launch: &Launch, compute: &ComputeFlags) -> anyhow::Result
     // One rank may look at images, or compare a large cell, while others wait for it.
     let run = RunConfig { deadline_s: 24 * 3600, ..RunConfig::default() };
     start::connect(launch, &run, &device, compute.engine)
+}
+
+/// Ends the work of all ranks when the first one has `written` the result: a launcher may end those that are left a while after one has
+/// ended.
+pub(crate) fn finish(ranks: Communicator, written: anyhow::Result<()>) -> anyhow::Result<ExitCode> {
+    together(&ranks, written)?;
+    ranks.finish()?;
+    Ok(ExitCode::SUCCESS)
 }
 
 /// Returns what this rank has done, if no rank has failed. All ranks call it.

@@ -11,29 +11,26 @@ use safetensors::SafeTensors;
 use safetensors::tensor::{Dtype, TensorView, serialize};
 use serde_json::{Value, json};
 
-/// Writes the centers of a k-means that has not ended.
-pub(super) fn save_centers(
-    path: &Path,
-    centers: &[f32],
-    width: usize,
-    n_iterations: usize,
-) -> std::io::Result<()> {
-    let shape = vec![centers.len() / width.max(1), width];
-    let view =
-        TensorView::new(Dtype::F32, shape, bytemuck::cast_slice(centers)).map_err(std::io::Error::other)?;
-    let about = HashMap::from([("n_iterations".to_string(), n_iterations.to_string())]);
+/// Writes the centers of a lowest level that is not complete.
+pub(super) fn save_centers(path: &Path, centers: &Centers, width: usize) -> std::io::Result<()> {
+    let shape = vec![centers.values.len() / width.max(1), width];
+    let view = TensorView::new(Dtype::F32, shape, bytemuck::cast_slice(&centers.values))
+        .map_err(std::io::Error::other)?;
+    let numbers = [("n_iterations", centers.n_iterations), ("n_resamplings", centers.n_resamplings)];
+    let about = HashMap::from(numbers.map(|(name, number)| (name.to_string(), number.to_string())));
     let bytes = serialize([("centers", view)], Some(about)).map_err(std::io::Error::other)?;
     pipeline::file::replace(path, &bytes)
 }
 
-/// Reads the centers of a k-means that has not ended; `None` if there are none of this width.
+/// Reads the centers of a lowest level that is not complete; `None` if there are none of this width.
 pub(super) fn read_centers(path: &Path, width: usize) -> Option<Centers> {
     let bytes = std::fs::read(path).ok()?;
     let (_, metadata) = SafeTensors::read_metadata(&bytes).ok()?;
-    let n_iterations = metadata.metadata().as_ref()?.get("n_iterations")?.parse().ok()?;
+    let number = |name: &str| metadata.metadata().as_ref()?.get(name)?.parse::<usize>().ok();
+    let (n_iterations, n_resamplings) = (number("n_iterations")?, number("n_resamplings").unwrap_or(0));
     let file = SafeTensors::deserialize(&bytes).ok()?;
     let tensor = file.tensor("centers").ok().filter(|tensor| tensor.shape().get(1) == Some(&width))?;
-    Some(Centers { values: bytemuck::pod_collect_to_vec(tensor.data()), n_iterations })
+    Some(Centers { values: bytemuck::pod_collect_to_vec(tensor.data()), n_iterations, n_resamplings })
 }
 
 /// Writes the clusters of `rows`: by level, counted from 1 at the bottom, `centers` `[K, D]` and `parents` `[N]` or `[K below]`; and

@@ -19,7 +19,7 @@ use crate::curation::content::content_of;
 use crate::curation::groups::groups;
 use crate::curation::input::InputFlags;
 use crate::curation::output::{OutputFlags, six_digits};
-use crate::curation::ranks::{connect, together};
+use crate::curation::ranks::{connect, finish, together};
 
 /// Flags of `curate balance`.
 #[derive(clap::Args)]
@@ -101,25 +101,27 @@ pub(crate) fn run(args: &Args, storage: &Storage, folder: &Path) -> anyhow::Resu
         }
         None => (args.clusters.run(&input.rows, &args.output.out, &ranks)?, None),
     };
-    ranks.finish()?;
-    let seed = args.clusters.limits.seed;
-    let order = match args.order {
-        Choice::Random => Order::Random,
-        Choice::Nearest => Order::Nearest(&found.distances),
+    let write = || -> anyhow::Result<()> {
+        let seed = args.clusters.limits.seed;
+        let order = match args.order {
+            Choice::Random => Order::Random,
+            Choice::Nearest => Order::Nearest(&found.distances),
+        };
+        let chosen = sample(&found.tree, args.count, order, seed);
+        let mut kept = vec![args.weights; n];
+        chosen.iter().for_each(|row| kept[*row as usize] = true);
+        let weights = args.weights.then(|| weights(&found.tree, args.count as f64));
+        if output.is_writer {
+            tell_sizes(&found.tree, args.count);
+        }
+        let columns = |row: usize| columns_of(&found, names.as_deref(), weights.as_deref(), row);
+        output.write(&input, &kept, &columns, Map::from_iter([("count".to_string(), json!(args.count))]))?;
+        if args.weights && output.is_writer {
+            say("note: train with the weights by --set data.weights=LIST, the path of list.jsonl");
+        }
+        Ok(())
     };
-    let chosen = sample(&found.tree, args.count, order, seed);
-    let mut kept = vec![args.weights; n];
-    chosen.iter().for_each(|row| kept[*row as usize] = true);
-    let weights = args.weights.then(|| weights(&found.tree, args.count as f64));
-    if output.is_writer {
-        tell_sizes(&found.tree, args.count);
-    }
-    let columns = |row: usize| columns_of(&found, names.as_deref(), weights.as_deref(), row);
-    output.write(&input, &kept, &columns, Map::from_iter([("count".to_string(), json!(args.count))]))?;
-    if args.weights && output.is_writer {
-        say("note: train with the weights by --set data.weights=LIST, the path of list.jsonl");
-    }
-    Ok(ExitCode::SUCCESS)
+    finish(ranks, write())
 }
 
 /// Prints the sizes of clusters by level, and how evenly what is chosen is divided.

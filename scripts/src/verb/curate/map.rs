@@ -21,7 +21,7 @@ use crate::curation::content::content_of;
 use crate::curation::input::{Images, Input, InputFlags};
 use crate::curation::output::{MAP, OutputFlags};
 use crate::curation::pairs::image;
-use crate::curation::ranks::{connect, together};
+use crate::curation::ranks::{connect, finish, together};
 use crate::shards::samples::KeyList;
 
 /// Number of classes that are named for a cluster.
@@ -66,22 +66,23 @@ pub(crate) fn run(args: &Args, storage: &Storage, folder: &Path) -> anyhow::Resu
     let claimed = args.output.claim("map", settings, &input, &launch, storage);
     let output = together(&ranks, claimed)?;
     let found = args.clusters.run(&input.rows, &args.output.out, &ranks)?;
-    ranks.finish()?;
-    if output.is_writer {
-        let level = args.level.map_or(found.tree.n_levels(), |level| level as usize);
-        if level > found.tree.n_levels() {
-            bail!("--level {level}: there are {} levels of clusters", found.tree.n_levels());
+    let write = || -> anyhow::Result<()> {
+        if output.is_writer {
+            let level = args.level.map_or(found.tree.n_levels(), |level| level as usize);
+            if level > found.tree.n_levels() {
+                bail!("--level {level}: there are {} levels of clusters", found.tree.n_levels());
+            }
+            let map = map(args, &input, images, &found, kept.as_deref(), level - 1)?;
+            let path = output.path(MAP);
+            pipeline::file::replace(&path, map_html(&map).as_bytes())
+                .with_context(|| format!("cannot write {}", path.display()))?;
+            out!("{} clusters of level {level}: {}", found.tree.n_clusters(level - 1), path.display());
         }
-        let map = map(args, &input, images, &found, kept.as_deref(), level - 1)?;
-        let path = output.path(MAP);
-        pipeline::file::replace(&path, map_html(&map).as_bytes())
-            .with_context(|| format!("cannot write {}", path.display()))?;
-        out!("{} clusters of level {level}: {}", found.tree.n_clusters(level - 1), path.display());
-    }
-    let all = vec![true; input.rows.len()];
-    let cluster = |row: usize| vec![("clusters", json!(found.tree.clusters_of(row)))];
-    output.write(&input, kept.as_deref().unwrap_or(&all), &cluster, Map::new())?;
-    Ok(ExitCode::SUCCESS)
+        let all = vec![true; input.rows.len()];
+        let cluster = |row: usize| vec![("clusters", json!(found.tree.clusters_of(row)))];
+        output.write(&input, kept.as_deref().unwrap_or(&all), &cluster, Map::new())
+    };
+    finish(ranks, write())
 }
 
 /// Reads which images are kept: a line is a key, or shard, tab and key.

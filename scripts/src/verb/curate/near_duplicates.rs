@@ -19,7 +19,7 @@ use crate::curation::output::{Output, OutputFlags, PAIRS, QUALITIES, six_digits}
 use crate::curation::pairs::draw_pairs;
 use crate::curation::progress::Bars;
 use crate::curation::quality::{Quality, qualities};
-use crate::curation::ranks::{connect, together};
+use crate::curation::ranks::{connect, finish, together};
 use crate::curation::threshold::ThresholdFlag;
 
 /// Flags of `curate near-duplicates`.
@@ -51,37 +51,38 @@ pub(crate) fn run(args: &Args, storage: &Storage, folder: &Path) -> anyhow::Resu
     let cells = args.cells.cells(&input.rows, &args.output.out, &ranks)?;
     let least = args.threshold.least_product();
     let found = find(&input.rows, cells, quality.as_deref(), least, &ranks)?;
-    ranks.finish()?;
-    let kept: Vec<bool> = (0..input.rows.len()).map(|row| found.original(row).is_none()).collect();
-    let n_copies = kept.iter().filter(|is_kept| !**is_kept).count();
-    if output.is_writer {
-        let groups = group_sizes(&found);
-        out!(
-            "{n_copies} near-duplicates of {} images, at a cosine similarity of {} or more",
-            groups.len(),
-            threshold
-        );
-        if 2 * n_copies > kept.len() {
-            say(format!(
-                "warning: {} % of the images are near-duplicates: pairs.png (with --shards) shows whether {} is too low for this network",
-                100 * n_copies / kept.len(),
+    let write = || -> anyhow::Result<()> {
+        let kept: Vec<bool> = (0..input.rows.len()).map(|row| found.original(row).is_none()).collect();
+        let n_copies = kept.iter().filter(|is_kept| !**is_kept).count();
+        if output.is_writer {
+            let groups = group_sizes(&found);
+            out!(
+                "{n_copies} near-duplicates of {} images, at a cosine similarity of {} or more",
+                groups.len(),
                 threshold
-            ));
-        }
-        if let Some(images) = &input.images {
-            let path = output.path(PAIRS);
-            if draw_pairs(&path, images, &input.names, &found)? {
-                out!("pairs around the threshold: {}", path.display());
+            );
+            if 2 * n_copies > kept.len() {
+                say(format!(
+                    "warning: {} % of the images are near-duplicates: pairs.png (with --shards) shows whether {} is too low for this network",
+                    100 * n_copies / kept.len(),
+                    threshold
+                ));
+            }
+            if let Some(images) = &input.images {
+                let path = output.path(PAIRS);
+                if draw_pairs(&path, images, &input.names, &found)? {
+                    out!("pairs around the threshold: {}", path.display());
+                }
             }
         }
-    }
-    let columns = |row: usize| columns_of(&input, &found, quality.as_deref(), row);
-    let summary = Map::from_iter([
-        ("near_duplicates".to_string(), json!(n_copies)),
-        ("threshold".into(), six_digits(threshold)),
-    ]);
-    output.write(&input, &kept, &columns, summary)?;
-    Ok(ExitCode::SUCCESS)
+        let columns = |row: usize| columns_of(&input, &found, quality.as_deref(), row);
+        let summary = Map::from_iter([
+            ("near_duplicates".to_string(), json!(n_copies)),
+            ("threshold".into(), six_digits(threshold)),
+        ]);
+        output.write(&input, &kept, &columns, summary)
+    };
+    finish(ranks, write())
 }
 
 /// Returns the quality of each image, which the first rank looks at; `None` without images.

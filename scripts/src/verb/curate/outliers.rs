@@ -16,7 +16,7 @@ use crate::curation::input::InputFlags;
 use crate::curation::output::{OUTLIERS, OutputFlags, six_digits};
 use crate::curation::pairs::draw_images;
 use crate::curation::progress::Bars;
-use crate::curation::ranks::{connect, together};
+use crate::curation::ranks::{connect, finish, together};
 
 /// Flags of `curate outliers`.
 #[derive(clap::Args)]
@@ -55,37 +55,41 @@ pub(crate) fn run(args: &Args, storage: &Storage, folder: &Path) -> anyhow::Resu
         let bars = Bars::new(None, input.rows.width());
         mean_similarities(&input.rows, &cells, args.neighbors as usize, &ranks, &bars)?
     };
-    ranks.finish()?;
-    let mut order: Vec<usize> = (0..n).collect();
-    order.sort_by(|a, b| means[*a].total_cmp(&means[*b]).then(a.cmp(b)));
-    let n_out = (n as f64 * args.share).round() as usize;
-    let mut kept = vec![true; n];
-    order[..n_out].iter().for_each(|row| kept[*row] = false);
-    if output.is_writer {
-        let at = |share: f64| means[order[((n - 1) as f64 * share) as usize]];
-        out!(
-            "mean cosine similarity to the {} most similar images: {:.3} to {:.3}, median {:.3}",
-            args.neighbors,
-            at(0.0),
-            at(1.0),
-            at(0.5)
-        );
-        if let Some(images) = &input.images {
-            let path = output.path(OUTLIERS);
-            let shown: Vec<(usize, String, bool)> =
-                order.iter().take(60).map(|row| (*row, format!("{:.3}", means[*row]), !kept[*row])).collect();
-            if draw_images(
-                &path,
-                images,
-                &shown,
-                "most unlike others first, with their mean similarity; red: left out",
-            )? {
-                out!("the most outlying images: {}", path.display());
+    let write = || -> anyhow::Result<()> {
+        let mut order: Vec<usize> = (0..n).collect();
+        order.sort_by(|a, b| means[*a].total_cmp(&means[*b]).then(a.cmp(b)));
+        let n_out = (n as f64 * args.share).round() as usize;
+        let mut kept = vec![true; n];
+        order[..n_out].iter().for_each(|row| kept[*row] = false);
+        if output.is_writer {
+            let at = |share: f64| means[order[((n - 1) as f64 * share) as usize]];
+            out!(
+                "mean cosine similarity to the {} most similar images: {:.3} to {:.3}, median {:.3}",
+                args.neighbors,
+                at(0.0),
+                at(1.0),
+                at(0.5)
+            );
+            if let Some(images) = &input.images {
+                let path = output.path(OUTLIERS);
+                let shown: Vec<(usize, String, bool)> = order
+                    .iter()
+                    .take(60)
+                    .map(|row| (*row, format!("{:.3}", means[*row]), !kept[*row]))
+                    .collect();
+                if draw_images(
+                    &path,
+                    images,
+                    &shown,
+                    "most unlike others first, with their mean similarity; red: left out",
+                )? {
+                    out!("the most outlying images: {}", path.display());
+                }
             }
         }
-    }
-    let columns = |row: usize| vec![("mean_similarity", six_digits(means[row]))];
-    let summary = Map::from_iter([("outliers".to_string(), json!(n_out))]);
-    output.write(&input, &kept, &columns, summary)?;
-    Ok(ExitCode::SUCCESS)
+        let columns = |row: usize| vec![("mean_similarity", six_digits(means[row]))];
+        let summary = Map::from_iter([("outliers".to_string(), json!(n_out))]);
+        output.write(&input, &kept, &columns, summary)
+    };
+    finish(ranks, write())
 }

@@ -17,7 +17,7 @@ use crate::curation::input::InputFlags;
 use crate::curation::others::OtherFlags;
 use crate::curation::output::{OutputFlags, six_digits};
 use crate::curation::progress::Bars;
-use crate::curation::ranks::{connect, together};
+use crate::curation::ranks::{connect, finish, together};
 
 /// Flags of `curate retrieve`.
 #[derive(clap::Args)]
@@ -66,7 +66,7 @@ pub(crate) fn run(args: &Args, storage: &Storage, folder: &Path) -> anyhow::Resu
     let found: Vec<Retrieved> = match args.by {
         By::Image => {
             let bars = Bars::new(None, input.rows.width());
-            nearest_images(&input.rows, &like.rows, args.count as usize, &bars)?
+            nearest_images(&input.rows, &like.rows, args.count as usize, &ranks, &bars)?
         }
         By::Cluster => {
             let clusters = args.clusters.run(&input.rows, &args.output.out, &ranks)?;
@@ -74,20 +74,21 @@ pub(crate) fn run(args: &Args, storage: &Storage, folder: &Path) -> anyhow::Resu
             from_clusters(&input.rows, &like.rows, &clusters.centers[0], parents, args.count as usize, seed)?
         }
     };
-    ranks.finish()?;
-    let by_row: HashMap<u32, Retrieved> = found.iter().map(|one| (one.row, *one)).collect();
-    let kept: Vec<bool> = (0..n as u32).map(|row| by_row.contains_key(&row)).collect();
-    if output.is_writer {
-        out!("{} images like {} given ones", found.len(), like.rows.len());
-    }
-    let columns = |row: usize| match by_row.get(&(row as u32)) {
-        Some(one) => vec![
-            ("query", json!(like.names[one.query as usize].key)),
-            ("similarity", six_digits(one.similarity)),
-        ],
-        None => Vec::new(),
+    let write = || -> anyhow::Result<()> {
+        let by_row: HashMap<u32, Retrieved> = found.iter().map(|one| (one.row, *one)).collect();
+        let kept: Vec<bool> = (0..n as u32).map(|row| by_row.contains_key(&row)).collect();
+        if output.is_writer {
+            out!("{} images like {} given ones", found.len(), like.rows.len());
+        }
+        let columns = |row: usize| match by_row.get(&(row as u32)) {
+            Some(one) => vec![
+                ("query", json!(like.names[one.query as usize].key)),
+                ("similarity", six_digits(one.similarity)),
+            ],
+            None => Vec::new(),
+        };
+        let summary = Map::from_iter([("queries".to_string(), json!(like.rows.len()))]);
+        output.write(&input, &kept, &columns, summary)
     };
-    let summary = Map::from_iter([("queries".to_string(), json!(like.rows.len()))]);
-    output.write(&input, &kept, &columns, summary)?;
-    Ok(ExitCode::SUCCESS)
+    finish(ranks, write())
 }

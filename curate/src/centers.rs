@@ -1,0 +1,12 @@
+//! Centers of clusters on the way.
+
+/// Centers after some iterations of k-means, or after they were computed again (resampling).
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Centers {
+    /// Centers, `[K, D]`.
+    pub values: Vec<f32>,
+    /// Number of iterations so far.
+    pub n_iterations: usize,
+    /// Number of times that they were computed again.
+    pub n_resamplings: usize,
+}
