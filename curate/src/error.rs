@@ -55,7 +55,4 @@ pub enum CurateError {
         /// Columns of the other rows.
         other: usize,
     },
-    /// The state of a computation cannot be written.
-    #[error("cannot save what has been computed")]
-    Save(#[source] std::io::Error),
 }

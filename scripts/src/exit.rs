@@ -90,7 +90,7 @@ fn of_curate(error: &CurateError) -> u8 {
         | CurateError::NoClusters
         | CurateError::Levels { .. }
         | CurateError::Widths { .. } => CONFIGURATION,
-        CurateError::Shape { .. } | CurateError::NotFinite { .. } | CurateError::Save(_) => DATA,
+        CurateError::Shape { .. } | CurateError::NotFinite { .. } => DATA,
     }
 }
 

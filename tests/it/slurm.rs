@@ -189,18 +189,9 @@ fn curate_again(world: &World, cluster: &Cluster) {
     let rows: Vec<f32> = (0..100_000 * 32).map(|_| uniform()).collect();
     std::fs::write(world.path("rows.npy"), npy(&rows, 32)).unwrap();
     let (features, alone, again) = (world.text("rows.npy"), world.text("alone"), world.text("again"));
-    let args = [
-        "--features",
-        &features,
-        "--clusters",
-        "2000",
-        "--resample-times",
-        "0",
-        "--iterations",
-        "ITERATIONS",
-        "--count",
-        "9000",
-    ];
+    let args =
+        format!("--features {features} --clusters 2000 --resample-times 20 --iterations 20 --count 9000");
+    let args: Vec<&str> = args.split(' ').collect();
     ok(&world.ocelli(&[&["curate", "balance"], &args[..], &["--out", &alone]].concat()));
     let flags = ["--nodes=2", "--output=curate-%j.log"];
     let args = [&["balance"], &args[..], &["--out", &again]].concat();

@@ -50,7 +50,7 @@ impl KMeans {
     /// all rows, and compares its part of them.
     ///
     /// # Errors
-    /// [`CurateError::NoClusters`], [`CurateError::TooManyClusters`], [`CurateError::Ranks`], and [`CurateError::Save`].
+    /// [`CurateError::NoClusters`], [`CurateError::TooManyClusters`] and [`CurateError::Ranks`].
     pub fn run(
         &self,
         rows: &dyn Rows,
@@ -82,7 +82,7 @@ impl KMeans {
             let moved =
                 iterate(rows, part.clone(), largest, &mut centers.values, &mut nearest, ranks, progress)?;
             centers.n_iterations += 1;
-            progress.save(&centers).map_err(CurateError::Save)?;
+            progress.save(&centers);
             if !moved {
                 break;
             }

@@ -43,8 +43,8 @@ pub(super) fn resample(
         let seed = Draw::new(settings.seed, "resampling").bits(time as u64);
         let settings = KMeans { seed, n_clusters: settings.n_clusters.min(chosen.len()), ..settings.clone() };
         let Clustering { centers, .. } = settings.run(&sampled, largest, None, ranks, &Unsaved(progress))?;
-        let centers = Centers { n_resamplings: time + 1, ..centers };
-        progress.save(&centers).map_err(CurateError::Save)?;
+        let centers = Centers { values: centers.values, n_iterations: 0, n_resamplings: time + 1 };
+        progress.save(&centers);
         found =
             Divided { nearest: divided(rows, &centers.values, ranks, progress)?, centers: centers.values };
     }

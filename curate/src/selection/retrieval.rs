@@ -1,7 +1,6 @@
 //! Retrieval of images like given ones, as DINOv2 built LVD-142M (Oquab et al. 2023, section 3): the nearest images of each query where
 //! queries are many, images out of the queries' clusters where they are few.
 
-use std::cmp::Ordering;
 use std::collections::BTreeMap;
 
 use bytemuck::{Pod, Zeroable};
@@ -46,37 +45,34 @@ pub fn nearest_images(
     let part: Vec<u32> = (part.start as u32..part.end as u32).collect();
     let rows = SelectedRows::new(rows, &part);
     progress.begins("neighbors", queries.len() as u64);
-    let mut own = Vec::new();
+    let mut best: BTreeMap<u32, Retrieved> = BTreeMap::new();
     let numbers: Vec<u32> = (0..queries.len() as u32).collect();
     for block in numbers.chunks(STRIDE) {
         let found = nearest_rows(&rows, &SelectedRows::new(queries, block), k, false);
-        for (query, near) in block.iter().zip(found) {
+        let of_query = |(query, near): (&u32, Vec<(u32, f32)>)| -> Vec<Retrieved> {
             let retrieved =
                 |(row, similarity)| Retrieved { row: part[row as usize], query: *query, similarity };
-            own.extend(near.into_iter().map(retrieved));
+            near.into_iter().map(retrieved).collect()
+        };
+        let own: Vec<Retrieved> = block.iter().zip(found).flat_map(of_query).collect();
+        for one in nearest_of_queries(of_all_ranks(&own, ranks)?, k) {
+            let entry = best.entry(one.row).or_insert(one);
+            if one.similarity > entry.similarity {
+                *entry = one;
+            }
         }
         progress.advances(block.len() as u64);
     }
-    Ok(nearest_of_queries(of_all_ranks(&own, ranks)?, k))
+    Ok(best.into_values().collect())
 }
 
-/// Returns the rows that are among the `k` most similar ones of a query, each with the first query that is most similar to it.
+/// Returns the `k` most similar rows of each query, those with the lowest numbers where several are equally similar, in the order of the queries.
 fn nearest_of_queries(mut found: Vec<Retrieved>, k: usize) -> Vec<Retrieved> {
-    // Similarities are numbers: zero and minus zero are equal.
-    let by_similarity =
-        |a: &Retrieved, b: &Retrieved| b.similarity.partial_cmp(&a.similarity).unwrap_or(Ordering::Equal);
     let nearest_first = |a: &Retrieved, b: &Retrieved| {
-        a.query.cmp(&b.query).then_with(|| by_similarity(a, b)).then(a.row.cmp(&b.row))
+        a.query.cmp(&b.query).then(b.similarity.total_cmp(&a.similarity)).then(a.row.cmp(&b.row))
     };
     found.sort_unstable_by(nearest_first);
-    let mut best: BTreeMap<u32, Retrieved> = BTreeMap::new();
-    for one in found.chunk_by(|a, b| a.query == b.query).flat_map(|of_query| of_query.iter().take(k)) {
-        let entry = best.entry(one.row).or_insert(*one);
-        if one.similarity > entry.similarity {
-            *entry = *one;
-        }
-    }
-    best.into_values().collect()
+    found.chunk_by(|a, b| a.query == b.query).flat_map(|of_query| of_query.iter().take(k)).copied().collect()
 }
 
 /// Returns what all ranks have found, in the order of the ranks.

@@ -21,7 +21,7 @@ use crate::progress::stretch;
 /// File of the clusters in an output folder.
 pub(crate) const FILE: &str = "clusters.safetensors";
 
-/// File of the centers of a k-means that has not ended.
+/// File of the centers of a lowest level that is not complete.
 pub(super) const UNFINISHED: &str = "clusters.part.safetensors";
 
 /// Number of rows and of centers by which the speed of products is measured.
@@ -166,8 +166,12 @@ pub(crate) fn run(
     let bars = Bars::new(is_first.then(|| unfinished.clone()), rows.width());
     let found = settings.run(rows, largest, start, ranks, &bars)?;
     drop(bars);
+    let written = match is_first {
+        true => write(&file, &found, rows).with_context(|| format!("cannot write {}", file.display())),
+        false => Ok(()),
+    };
+    together(ranks, written)?;
     if is_first {
-        write(&file, &found, rows).with_context(|| format!("cannot write {}", file.display()))?;
         // A file that is left behind is not read once the clusters are there.
         let _ = std::fs::remove_file(&unfinished);
     }

@@ -8,6 +8,7 @@ use curate::Progress;
 use curate::clusters::Centers;
 
 use super::saved::save_centers;
+use crate::console::say;
 use crate::evaluation::flags::StageBar;
 
 /// Least time between two saves of an iteration of k-means.
@@ -45,14 +46,16 @@ impl Progress for Bars {
         eval::Progress::seen(&self.bar, n_rows as usize);
     }
 
-    fn save(&self, centers: &Centers) -> std::io::Result<()> {
-        let Some(path) = &self.centers else { return Ok(()) };
+    fn save(&self, centers: &Centers) {
+        let Some(path) = &self.centers else { return };
         let mut saved = self.saved.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         let n_resamplings = centers.n_resamplings;
         if saved.at.elapsed() < SAVE_EVERY && n_resamplings == saved.n_resamplings {
-            return Ok(());
+            return;
         }
         *saved = Saved { at: Instant::now(), n_resamplings };
-        save_centers(path, centers, self.width)
+        if let Err(error) = save_centers(path, centers, self.width) {
+            say(format!("warning: centers are not saved, {}: {error}", path.display()));
+        }
     }
 }

@@ -16,8 +16,12 @@ pub(super) fn save_centers(path: &Path, centers: &Centers, width: usize) -> std:
     let shape = vec![centers.values.len() / width.max(1), width];
     let view = TensorView::new(Dtype::F32, shape, bytemuck::cast_slice(&centers.values))
         .map_err(std::io::Error::other)?;
-    let numbers = [("n_iterations", centers.n_iterations), ("n_resamplings", centers.n_resamplings)];
-    let about = HashMap::from(numbers.map(|(name, number)| (name.to_string(), number.to_string())));
+    // Programs that do not know of the second one look for the first.
+    let (name, number) = match centers.n_resamplings {
+        0 => ("n_iterations", centers.n_iterations),
+        n => ("n_resamplings", n),
+    };
+    let about = HashMap::from([(name.to_string(), number.to_string())]);
     let bytes = serialize([("centers", view)], Some(about)).map_err(std::io::Error::other)?;
     pipeline::file::replace(path, &bytes)
 }
@@ -27,7 +31,10 @@ pub(super) fn read_centers(path: &Path, width: usize) -> Option<Centers> {
     let bytes = std::fs::read(path).ok()?;
     let (_, metadata) = SafeTensors::read_metadata(&bytes).ok()?;
     let number = |name: &str| metadata.metadata().as_ref()?.get(name)?.parse::<usize>().ok();
-    let (n_iterations, n_resamplings) = (number("n_iterations")?, number("n_resamplings").unwrap_or(0));
+    let (n_iterations, n_resamplings) = match number("n_resamplings") {
+        Some(n_resamplings) => (0, n_resamplings),
+        None => (number("n_iterations")?, 0),
+    };
     let file = SafeTensors::deserialize(&bytes).ok()?;
     let tensor = file.tensor("centers").ok().filter(|tensor| tensor.shape().get(1) == Some(&width))?;
     Some(Centers { values: bytemuck::pod_collect_to_vec(tensor.data()), n_iterations, n_resamplings })

@@ -151,7 +151,7 @@ impl MaskRule {
 
 impl MaskedCount {
     /// Returns the ratio of a high number of masked cells of `n_images` of a batch of `batch_size` images to the mean number: two standard
-    /// deviations more, which one draw in twenty to forty exceeds.
+    /// deviations more, which one to five draws of a hundred exceed.
     pub fn high_ratio(&self, n_images: f64, batch_size: f64) -> f64 {
         let n_others_share = if self.is_spread { 1.0 - (n_images / batch_size).min(1.0) } else { 1.0 };
         if self.mean > 0.0 {

@@ -69,7 +69,7 @@ impl BackwardPass<'_> {
         let (mut freed, mut peak) = (0.0, 0.0_f64);
         for (number, unit) in backbone.iter().enumerate().rev() {
             let unused = self.gathered.free_bytes[number];
-            let gathers_next = number > 0 && self.gathered.kept_bytes[number - 1] == 0.0;
+            let gathers_next = number > 0 && self.gathered.are_gathered_again[number - 1];
             let running =
                 self.running_gradient_bytes(unit) + earlier.running_bytes(unit, gathers_next) - unused;
             if placed.keeps_graph(number) {

@@ -16,6 +16,8 @@ const WORD_BYTES: usize = 4;
 pub(super) struct GatheredWeights {
     /// Bytes of the weights that stay, by unit of the trained backbone.
     pub(super) kept_bytes: Vec<f64>,
+    /// Whether the backward pass waits for the weights from other ranks, by unit of the trained backbone.
+    pub(super) are_gathered_again: Vec<bool>,
     /// Bytes of all buffers that do not stay, at their peak.
     pub(super) transient_bytes: f64,
     /// Bytes of these that are free again in the backward pass of each unit of the trained backbone; 0 for buffers of a pool, which stay.
@@ -35,7 +37,11 @@ pub(super) fn gathered_weights(placed: PlacedModel<'_>) -> GatheredWeights {
     let of_two = |number: usize| in_use(number) + number.checked_sub(1).map_or(0, in_use);
     let free = |number: usize| if are_all_in_use { 0 } else { peak_words.saturating_sub(of_two(number)) };
     let bytes = |n_words: usize| (n_words * WORD_BYTES) as f64;
+    let is_gathered_again = |number: usize| {
+        !keeps_weights(placed, number) && gather_of(placed, &backbone[number], false).is_pooled
+    };
     GatheredWeights {
+        are_gathered_again: (0..backbone.len()).map(is_gathered_again).collect(),
         kept_bytes: (0..backbone.len()).map(|number| bytes(kept(number))).collect(),
         transient_bytes: bytes(peak_words),
         free_bytes: (0..backbone.len()).map(|number| bytes(free(number))).collect(),

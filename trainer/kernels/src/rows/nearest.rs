@@ -78,7 +78,8 @@ impl TopK {
         // Rows are offered in order, so that a tie with the worst of the best loses by its higher index. NaN compares
         // as false and is never a neighbor.
         if product > self.bar {
-            self.found.push((row, product));
+            // Minus zero becomes zero, so that the order of products is that of this comparison.
+            self.found.push((row, product + 0.0));
             if self.found.len() == 2 * self.k.max(1) {
                 self.keep_best();
             }
