@@ -163,7 +163,7 @@ pub(crate) fn run(
         }
     }
     let start = agreed(start, ranks)?;
-    let bars = Bars::new(is_first.then(|| unfinished.clone()), rows.width());
+    let bars = Bars::saving_to(unfinished.clone(), rows.width(), ranks);
     let found = settings.run(rows, largest, start, ranks, &bars)?;
     drop(bars);
     let written = match is_first {

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use curate::Progress;
 use curate::clusters::Centers;
+use ranks::communicator::Communicator;
 
 use super::saved::save_centers;
 use crate::console::say;
@@ -14,12 +15,19 @@ use crate::evaluation::flags::StageBar;
 /// Least time between two saves of an iteration of k-means.
 const SAVE_EVERY: Duration = Duration::from_secs(30);
 
-/// Bars, one for each stage, and the file that k-means saves its centers to.
+/// Bars of the first rank, one for each stage, and the file that it saves centers to.
 pub(crate) struct Bars {
-    bar: StageBar,
-    centers: Option<PathBuf>,
-    width: usize,
+    /// The bars; `None` on other ranks.
+    bar: Option<StageBar>,
+    file: Option<CentersFile>,
     saved: Mutex<Saved>,
+}
+
+/// File of centers.
+struct CentersFile {
+    path: PathBuf,
+    /// Columns of the centers.
+    width: usize,
 }
 
 /// Last save.
@@ -30,31 +38,43 @@ struct Saved {
 }
 
 impl Bars {
-    /// Creates the bars. With a path, k-means saves its centers, of this width, there.
-    pub(crate) fn new(centers: Option<PathBuf>, width: usize) -> Self {
+    /// Creates the bars.
+    pub(crate) fn new(ranks: &Communicator) -> Self {
         let saved = Saved { at: Instant::now(), n_resamplings: 0 };
-        Self { bar: StageBar::new(), centers, width, saved: Mutex::new(saved) }
+        let bar = (ranks.topology().rank == 0).then(StageBar::new);
+        Self { bar, file: None, saved: Mutex::new(saved) }
+    }
+
+    /// Creates bars that save centers, of this width, to `path`.
+    pub(crate) fn saving_to(path: PathBuf, width: usize, ranks: &Communicator) -> Self {
+        let bars = Self::new(ranks);
+        let file = bars.bar.is_some().then_some(CentersFile { path, width });
+        Self { file, ..bars }
     }
 }
 
 impl Progress for Bars {
     fn begins(&self, stage: &str, n_rows: u64) {
-        eval::Progress::begins(&self.bar, stage, n_rows as usize);
+        if let Some(bar) = &self.bar {
+            eval::Progress::begins(bar, stage, n_rows as usize);
+        }
     }
 
     fn advances(&self, n_rows: u64) {
-        eval::Progress::seen(&self.bar, n_rows as usize);
+        if let Some(bar) = &self.bar {
+            eval::Progress::seen(bar, n_rows as usize);
+        }
     }
 
     fn save(&self, centers: &Centers) {
-        let Some(path) = &self.centers else { return };
+        let Some(CentersFile { path, width }) = &self.file else { return };
         let mut saved = self.saved.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         let n_resamplings = centers.n_resamplings;
         if saved.at.elapsed() < SAVE_EVERY && n_resamplings == saved.n_resamplings {
             return;
         }
         *saved = Saved { at: Instant::now(), n_resamplings };
-        if let Err(error) = save_centers(path, centers, self.width) {
+        if let Err(error) = save_centers(path, centers, *width) {
             say(format!("warning: centers are not saved, {}: {error}", path.display()));
         }
     }

@@ -125,7 +125,7 @@ fn find(
         // Sharpness is finite and not negative, so that its bits are in its order.
         Reverse(quality.map(|quality| (quality.n_pixels, quality.sharpness.max(0.0).to_bits())))
     });
-    let bars = Bars::new(None, rows.width());
+    let bars = Bars::new(ranks);
     Ok(Duplicates::find(rows, &ranking, threshold, ranks, &bars)?)
 }
 

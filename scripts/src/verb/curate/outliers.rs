@@ -52,7 +52,7 @@ pub(crate) fn run(args: &Args, storage: &Storage, folder: &Path) -> anyhow::Resu
     let output = together(&ranks, claimed)?;
     let cells = args.cells.cells(&input.rows, &args.output.out, &ranks)?;
     let means = {
-        let bars = Bars::new(None, input.rows.width());
+        let bars = Bars::new(&ranks);
         mean_similarities(&input.rows, &cells, args.neighbors as usize, &ranks, &bars)?
     };
     let write = || -> anyhow::Result<()> {

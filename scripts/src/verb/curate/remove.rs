@@ -47,7 +47,7 @@ pub(crate) fn run(args: &Args, storage: &Storage, folder: &Path) -> anyhow::Resu
     input.rows.largest(0..n)?;
     like.rows.largest(0..like.rows.len())?;
     let found = {
-        let bars = Bars::new(None, input.rows.width());
+        let bars = Bars::new(&ranks);
         most_similar(&input.rows, &like.rows, &ranks, &bars)?
     };
     let write = || -> anyhow::Result<()> {

@@ -65,7 +65,7 @@ pub(crate) fn run(args: &Args, storage: &Storage, folder: &Path) -> anyhow::Resu
     like.rows.largest(0..like.rows.len())?;
     let found: Vec<Retrieved> = match args.by {
         By::Image => {
-            let bars = Bars::new(None, input.rows.width());
+            let bars = Bars::new(&ranks);
             nearest_images(&input.rows, &like.rows, args.count as usize, &ranks, &bars)?
         }
         By::Cluster => {
