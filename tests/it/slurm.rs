@@ -83,10 +83,10 @@ impl Drop for Cluster {
     }
 }
 
-/// Submits a pretraining run in `workdir` on both nodes.
-fn pretrain(world: &World, cluster: &Cluster, workdir: &str, flags: &[&str]) -> String {
+/// Submits a pretraining run of `n_steps` in `workdir` on both nodes.
+fn pretrain(world: &World, cluster: &Cluster, workdir: &str, n_steps: usize, flags: &[&str]) -> String {
     let args = format!(
-        "--set run.workers=1 --set optim.batch_size=24 --set optim.micro_batches=12 --set optim.length={{steps={STEPS}}} \
+        "--set run.workers=1 --set optim.batch_size=24 --set optim.micro_batches=12 --set optim.length={{steps={n_steps}}} \
          --set run.deadline_s=10 --set run.checkpoint_every_steps=60"
     );
     let environment = [
@@ -122,12 +122,14 @@ fn wait_for(world: &World, workdir: &str, n_steps: usize) {
 fn jobs_go_on_after_everything_that_slurm_does() {
     let world = World::new(60);
     let Some(cluster) = Cluster::new(&world) else { return };
-    pretrain(&world, &cluster, "whole", &[]);
+    let start = Instant::now();
+    pretrain(&world, &cluster, "whole", STEPS, &[]);
     cluster.wait();
+    let steps_per_s = STEPS as f64 / start.elapsed().as_secs_f64();
     let whole = losses(&world.path("whole"));
     assert_eq!(whole.len(), STEPS, "{}", cluster.said("sh", &["-c", "tail -n 30 pretrain-*.log"]));
 
-    let job = pretrain(&world, &cluster, "broken", &[]);
+    let job = pretrain(&world, &cluster, "broken", STEPS, &[]);
     wait_for(&world, "broken", 40);
     cluster.said("scontrol", &["requeue", &job]);
     wait_for(&world, "broken", 90);
@@ -147,11 +149,15 @@ fn jobs_go_on_after_everything_that_slurm_does() {
     }
     assert!(log.matches("continuing at step").count() >= 3, "{log}");
 
-    // A time limit: Slurm sends the signal twenty seconds after the start or earlier.
-    let job = pretrain(&world, &cluster, "timed", &["--time=2", "--signal=USR2@100"]);
+    // A time limit: Slurm sends the signal up to a minute after the start, which a run must not reach.
+    let n_steps = (100.0 * steps_per_s) as usize;
+    pretrain(&world, &cluster, "long", n_steps, &[]);
+    cluster.wait();
+    let long = losses(&world.path("long"));
+    let job = pretrain(&world, &cluster, "timed", n_steps, &["--time=2", "--signal=USR2@100"]);
     cluster.wait();
     let log = std::fs::read_to_string(world.path(&format!("pretrain-{job}.log"))).unwrap();
-    assert!(losses(&world.path("timed")) == whole, "{log}");
+    assert!(long.len() == n_steps && losses(&world.path("timed")) == long, "{log}");
     assert!(log.contains("exit code 143; queued again") && log.contains("continuing at step"), "{log}");
 
     prepare_in_parts(&world, &cluster);
