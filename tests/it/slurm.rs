@@ -149,7 +149,7 @@ fn jobs_go_on_after_everything_that_slurm_does() {
     }
     assert!(log.matches("continuing at step").count() >= 3, "{log}");
 
-    // A time limit: Slurm sends the signal up to a minute after the start, which a run must not reach.
+    // A time limit. Slurm sends the signal up to a minute after the start: these runs take longer.
     let n_steps = (100.0 * steps_per_s) as usize;
     pretrain(&world, &cluster, "long", n_steps, &[]);
     cluster.wait();
