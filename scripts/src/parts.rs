@@ -17,6 +17,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
+use crate::cluster::launch::Launch;
 use crate::console::say;
 
 /// Flags of a verb that can be run in parts.
@@ -73,6 +74,19 @@ impl PartFlags {
             (Some(part), _) => Work::Part(part),
             (None, Some(n_parts)) => Work::Join(n_parts as usize),
             (None, None) => Work::Whole,
+        }
+    }
+
+    /// Returns the share of the work that the flags ask for, or an error if a launcher has started this process together with others.
+    pub(crate) fn work_alone(self, launch: &Launch) -> anyhow::Result<Work> {
+        match self.work() {
+            Work::Part(_) | Work::Join(_) if launch.world_size > 1 => {
+                bail!(
+                    "--part and --join are for processes that are started one by one, not by {}",
+                    launch.launcher
+                )
+            }
+            work => Ok(work),
         }
     }
 }
@@ -216,19 +230,22 @@ impl PartResults {
 /// Identifies shards for the parts of a job: their names, and the lengths and times of local files.
 pub(crate) fn identities(sources: &[Source]) -> Vec<Value> {
     let identity = |source: &Source| match &source.url {
-        ShardUrl::File(path) => {
-            let data = fs::metadata(path).ok();
-            let time = data.as_ref().and_then(|data| data.modified().ok()?.duration_since(UNIX_EPOCH).ok());
-            let name = path.canonicalize().unwrap_or_else(|_| path.clone());
-            json!([
-                name.display().to_string(),
-                data.map(|data| data.len()),
-                time.map(|time| time.as_nanos().to_string())
-            ])
-        }
+        ShardUrl::File(path) => file_identity(path),
         elsewhere => json!(elsewhere.to_string()),
     };
     sources.iter().map(identity).collect()
+}
+
+/// Identifies a local file for the parts of a job: its name, length and time.
+pub(crate) fn file_identity(path: &Path) -> Value {
+    let data = fs::metadata(path).ok();
+    let time = data.as_ref().and_then(|data| data.modified().ok()?.duration_since(UNIX_EPOCH).ok());
+    let name = path.canonicalize().unwrap_or_else(|_| path.to_path_buf());
+    json!([
+        name.display().to_string(),
+        data.map(|data| data.len()),
+        time.map(|time| time.as_nanos().to_string())
+    ])
 }
 
 /// Returns the folder of parts' results, which a job in parts needs.

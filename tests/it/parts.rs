@@ -5,6 +5,7 @@ use std::fs;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
+use crate::curate::npy;
 use crate::servers::{Faults, WebServer};
 use crate::support::{World, fails, json_of, ok};
 
@@ -245,6 +246,75 @@ fn features_are_computed() {
             fails(&embed(&parts, &["--join", "3", "--overwrite", "--average"]), 2).contains("another kind")
         );
     }
+}
+
+/// Comparisons of images with others by their features, in parts of which the last two have a block of rows each, and the first has two.
+#[test]
+fn features_are_compared() {
+    let world = World::new(4);
+    let unit = |degrees: f32| [degrees.to_radians().cos(), degrees.to_radians().sin()];
+    let rows: Vec<f32> =
+        (0..4000).flat_map(|i| unit((i * 7919 % 3600) as f32 / 10.0 + (i % 7) as f32 * 0.001)).collect();
+    fs::write(world.path("x.npy"), npy(&rows, 2)).unwrap();
+    // Some queries are rows, and some rows are equally similar to several.
+    let like: Vec<f32> = rows[..400].iter().chain(&rows[..200]).chain(&unit(12.345)).copied().collect();
+    fs::write(world.path("like.npy"), npy(&like, 2)).unwrap();
+    let (features, like) = (world.text("x.npy"), world.text("like.npy"));
+    for (verb, flags) in [("retrieve", ["--count", "30"]), ("remove", ["--threshold", "0.9999999"])] {
+        let args =
+            [&["curate", verb, "--features", &features, "--like-features", &like], &flags[..]].concat();
+        let out = |name: &str| world.text(&format!("{verb}-{name}"));
+        let (whole, parts) = (out("whole"), out("parts"));
+        let expected = world.ocelli(&[&args[..], &["--json", "--out", &whole]].concat());
+        ok(&expected);
+        let in_folder = [&args[..], &["--json", "--out", &parts]].concat();
+        let joined = in_parts(&world, &in_folder);
+        assert_same(Path::new(&whole), Path::new(&parts));
+        assert_eq!(json_of(&joined), json_of(&expected));
+        let kept = json_of(&joined)["kept"].as_u64().unwrap();
+        assert!(kept > 500 && kept < 3900, "{kept}");
+        // Other flags, another number of parts, and other queries of the same name are another job.
+        for more in [&["--part", "1/4"][..], &["--join", "2"], &[], &["--part", "1/3", flags[0], "1"]] {
+            let said = fails(&world.ocelli(&[&in_folder[..], more].concat()), 2);
+            assert!(said.contains("holds another job") || said.contains("cannot be used multiple"), "{said}");
+        }
+        fs::write(&like, fs::read(&like).unwrap()).unwrap();
+        let said = fails(&world.ocelli(&[&in_folder[..], &["--join", "3"]].concat()), 2);
+        assert!(said.contains("its inputs have changed since"), "{said}");
+        let said = fails(&world.ocelli(&[&in_folder[..], &["--part", "1/3", "--overwrite"]].concat()), 2);
+        assert!(said.contains("delete the results of parts"), "{said}");
+    }
+    // More parts than blocks.
+    let args =
+        ["curate", "remove", "--features", &features, "--like-features", &like, "--threshold", "0.9999999"];
+    let (many, no) = (world.text("many"), world.text("no"));
+    let many = [&args[..], &["--out", &many]].concat();
+    for part in 1..=6 {
+        ok(&world.ocelli(&[&many[..], &["--part", &format!("{part}/6")]].concat()));
+    }
+    ok(&world.ocelli(&[&many[..], &["--join", "6"]].concat()));
+    assert_same(&world.path("remove-whole"), &world.path("many"));
+    // What cannot be done in parts.
+    let refused = |args: &[&str]| fails(&world.ocelli(args), 2);
+    let compared = ["--features", &features, "--like-features", &like, "--out", &no, "--part", "1/2"];
+    let said = refused(&[&["curate", "retrieve", "--by", "cluster"], &compared[..]].concat());
+    assert!(said.contains("clusters need all rows"), "{said}");
+    let photos = world.text("data");
+    let said = refused(&[
+        "curate",
+        "remove",
+        "--checkpoint",
+        "run",
+        "--shards",
+        &photos,
+        "--like",
+        &photos,
+        "--out",
+        &no,
+        "--join",
+        "2",
+    ]);
+    assert!(said.contains("need --features") && !world.path("no").exists(), "{said}");
 }
 
 /// The script for Slurm turns the number of its job in the array into a part.

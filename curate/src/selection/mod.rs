@@ -10,4 +10,7 @@ pub use balance::{Order, sample, weights};
 pub use cells::Cells;
 pub use duplicates::{Duplicates, NearestKept};
 pub use outliers::mean_similarities;
-pub use retrieval::{Retrieved, from_clusters, most_similar, nearest_images};
+pub use retrieval::{
+    Retrieved, from_clusters, join_nearest, most_similar, most_similar_in_blocks, n_blocks, nearest_images,
+    nearest_in_blocks,
+};

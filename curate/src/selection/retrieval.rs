@@ -2,6 +2,7 @@
 //! queries are many, images out of the queries' clusters where they are few.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use bytemuck::{Pod, Zeroable};
 use kernels::rows::{CANDIDATE_BLOCK_ROWS, NearestCenter, Rows, find_nearest_centers, nearest_rows};
@@ -39,50 +40,41 @@ pub fn nearest_images(
     ranks: &Communicator,
     progress: &dyn Progress,
 ) -> Result<Vec<Retrieved>, CurateError> {
-    check_widths(rows, queries)?;
     let Topology { rank, world_size, .. } = ranks.topology();
     let part = part_in_blocks(rows.len(), CANDIDATE_BLOCK_ROWS, rank, world_size);
-    let part: Vec<u32> = (part.start as u32..part.end as u32).collect();
-    let rows = SelectedRows::new(rows, &part);
-    progress.begins("neighbors", queries.len() as u64);
-    let mut best: BTreeMap<u32, Retrieved> = BTreeMap::new();
-    let numbers: Vec<u32> = (0..queries.len() as u32).collect();
-    for block in numbers.chunks(STRIDE) {
-        let found = nearest_rows(&rows, &SelectedRows::new(queries, block), k, false);
-        let of_query = |(query, near): (&u32, Vec<(u32, f32)>)| -> Vec<Retrieved> {
-            let retrieved =
-                |(row, similarity)| Retrieved { row: part[row as usize], query: *query, similarity };
-            near.into_iter().map(retrieved).collect()
-        };
-        let own: Vec<Retrieved> = block.iter().zip(found).flat_map(of_query).collect();
-        for one in nearest_of_queries(of_all_ranks(&own, ranks)?, k) {
-            let entry = best.entry(one.row).or_insert(one);
-            if one.similarity > entry.similarity {
-                *entry = one;
-            }
-        }
-        progress.advances(block.len() as u64);
-    }
-    Ok(best.into_values().collect())
+    let mut nearest = Nearest::default();
+    nearest_in_part(rows, part, queries, k, progress, |own| {
+        nearest.add(nearest_of_queries(of_all_ranks(&own, ranks)?, k));
+        Ok(())
+    })?;
+    Ok(nearest.into_rows())
 }
 
-/// Returns the `k` most similar rows of each query, those with the lowest numbers where several are equally similar, in the order of the queries.
-fn nearest_of_queries(mut found: Vec<Retrieved>, k: usize) -> Vec<Retrieved> {
-    let nearest_first = |a: &Retrieved, b: &Retrieved| {
-        a.query.cmp(&b.query).then(b.similarity.total_cmp(&a.similarity)).then(a.row.cmp(&b.row))
-    };
-    found.sort_unstable_by(nearest_first);
-    found.chunk_by(|a, b| a.query == b.query).flat_map(|of_query| of_query.iter().take(k)).copied().collect()
+/// Returns the `k` most similar rows of each query among those of `blocks`, a range of the [`n_blocks`] of all rows. [`join_nearest`] makes
+/// of those of all blocks what [`nearest_images`] returns.
+///
+/// # Errors
+/// [`CurateError::Widths`].
+pub fn nearest_in_blocks(
+    rows: &dyn Rows,
+    blocks: Range<usize>,
+    queries: &dyn Rows,
+    k: usize,
+    progress: &dyn Progress,
+) -> Result<Vec<Retrieved>, CurateError> {
+    let mut found = Vec::new();
+    nearest_in_part(rows, rows_of_blocks(rows.len(), blocks), queries, k, progress, |own| {
+        found.extend(own);
+        Ok(())
+    })?;
+    Ok(found)
 }
 
-/// Returns what all ranks have found, in the order of the ranks.
-fn of_all_ranks(own: &[Retrieved], ranks: &Communicator) -> Result<Vec<Retrieved>, CurateError> {
-    let parts = ranks.gather_bytes("similarities", bytemuck::cast_slice(own).to_vec())?;
-    let mut all = Vec::with_capacity(parts.iter().map(|part| part.len() / size_of::<Retrieved>()).sum());
-    for part in parts {
-        all.extend(bytemuck::pod_collect_to_vec::<u8, Retrieved>(&part));
-    }
-    Ok(all)
+/// Returns what [`nearest_images`] returns, from what [`nearest_in_blocks`] has found in all blocks.
+pub fn join_nearest(found: Vec<Retrieved>, k: usize) -> Vec<Retrieved> {
+    let mut nearest = Nearest::default();
+    nearest.add(nearest_of_queries(found, k));
+    nearest.into_rows()
 }
 
 /// Returns the most similar of `others` for each of `rows`, which both have unit length; `query` is the number of the other row. Each rank
@@ -96,21 +88,22 @@ pub fn most_similar(
     ranks: &Communicator,
     progress: &dyn Progress,
 ) -> Result<Vec<Retrieved>, CurateError> {
-    check_widths(others, rows)?;
     let Topology { rank, world_size, .. } = ranks.topology();
     let part = part_of_rank(rows.len(), rank, world_size);
-    progress.begins("neighbors", part.len() as u64);
-    let mut found = Vec::with_capacity(part.len());
-    let numbers: Vec<u32> = (part.start as u32..part.end as u32).collect();
-    for block in numbers.chunks(STRIDE) {
-        let near = nearest_rows(others, &SelectedRows::new(rows, block), 1, false);
-        found.extend(block.iter().zip(near).filter_map(|(row, near)| {
-            let (query, similarity) = *near.first()?;
-            Some(Retrieved { row: *row, query, similarity })
-        }));
-        progress.advances(block.len() as u64);
-    }
-    of_all_ranks(&found, ranks)
+    of_all_ranks(&most_similar_in_part(rows, part, others, progress)?, ranks)
+}
+
+/// Returns what [`most_similar`] returns for the rows of `blocks`, a range of the [`n_blocks`] of all rows.
+///
+/// # Errors
+/// [`CurateError::Widths`].
+pub fn most_similar_in_blocks(
+    rows: &dyn Rows,
+    blocks: Range<usize>,
+    others: &dyn Rows,
+    progress: &dyn Progress,
+) -> Result<Vec<Retrieved>, CurateError> {
+    most_similar_in_part(rows, rows_of_blocks(rows.len(), blocks), others, progress)
 }
 
 /// Returns up to `n` random rows of each cluster that holds a query, for each query in it, in their order, each with the most similar
@@ -153,6 +146,106 @@ pub fn from_clusters(
     }
     retrieved.sort_by_key(|one| one.row);
     Ok(retrieved)
+}
+
+/// Returns the number of blocks of `n_rows` rows. Parts of the rows that are whole blocks are compared with the bits of all rows.
+pub fn n_blocks(n_rows: usize) -> usize {
+    n_rows.div_ceil(CANDIDATE_BLOCK_ROWS)
+}
+
+fn rows_of_blocks(n_rows: usize, blocks: Range<usize>) -> Range<usize> {
+    let start = |block: usize| (block * CANDIDATE_BLOCK_ROWS).min(n_rows);
+    start(blocks.start)..start(blocks.end)
+}
+
+/// Rows that were retrieved so far, each for the most similar of its queries.
+#[derive(Default)]
+struct Nearest {
+    by_row: BTreeMap<u32, Retrieved>,
+}
+
+impl Nearest {
+    /// Adds what was retrieved for later queries than those so far.
+    fn add(&mut self, found: Vec<Retrieved>) {
+        for one in found {
+            let entry = self.by_row.entry(one.row).or_insert(one);
+            if one.similarity > entry.similarity {
+                *entry = one;
+            }
+        }
+    }
+
+    fn into_rows(self) -> Vec<Retrieved> {
+        self.by_row.into_values().collect()
+    }
+}
+
+/// Finds the `k` most similar rows of each query among the rows `part`, and passes them to `take`, some queries at a time.
+fn nearest_in_part(
+    rows: &dyn Rows,
+    part: Range<usize>,
+    queries: &dyn Rows,
+    k: usize,
+    progress: &dyn Progress,
+    mut take: impl FnMut(Vec<Retrieved>) -> Result<(), CurateError>,
+) -> Result<(), CurateError> {
+    check_widths(rows, queries)?;
+    let part: Vec<u32> = (part.start as u32..part.end as u32).collect();
+    let rows = SelectedRows::new(rows, &part);
+    progress.begins("neighbors", queries.len() as u64);
+    let numbers: Vec<u32> = (0..queries.len() as u32).collect();
+    for block in numbers.chunks(STRIDE) {
+        let found = nearest_rows(&rows, &SelectedRows::new(queries, block), k, false);
+        let of_query = |(query, near): (&u32, Vec<(u32, f32)>)| -> Vec<Retrieved> {
+            let retrieved =
+                |(row, similarity)| Retrieved { row: part[row as usize], query: *query, similarity };
+            near.into_iter().map(retrieved).collect()
+        };
+        take(block.iter().zip(found).flat_map(of_query).collect())?;
+        progress.advances(block.len() as u64);
+    }
+    Ok(())
+}
+
+/// Finds the most similar of `others` for each of the rows `part`.
+fn most_similar_in_part(
+    rows: &dyn Rows,
+    part: Range<usize>,
+    others: &dyn Rows,
+    progress: &dyn Progress,
+) -> Result<Vec<Retrieved>, CurateError> {
+    check_widths(others, rows)?;
+    progress.begins("neighbors", part.len() as u64);
+    let mut found = Vec::with_capacity(part.len());
+    let numbers: Vec<u32> = (part.start as u32..part.end as u32).collect();
+    for block in numbers.chunks(STRIDE) {
+        let near = nearest_rows(others, &SelectedRows::new(rows, block), 1, false);
+        found.extend(block.iter().zip(near).filter_map(|(row, near)| {
+            let (query, similarity) = *near.first()?;
+            Some(Retrieved { row: *row, query, similarity })
+        }));
+        progress.advances(block.len() as u64);
+    }
+    Ok(found)
+}
+
+/// Returns the `k` most similar rows of each query, those with the lowest numbers where several are equally similar, in the order of the queries.
+fn nearest_of_queries(mut found: Vec<Retrieved>, k: usize) -> Vec<Retrieved> {
+    let nearest_first = |a: &Retrieved, b: &Retrieved| {
+        a.query.cmp(&b.query).then(b.similarity.total_cmp(&a.similarity)).then(a.row.cmp(&b.row))
+    };
+    found.sort_unstable_by(nearest_first);
+    found.chunk_by(|a, b| a.query == b.query).flat_map(|of_query| of_query.iter().take(k)).copied().collect()
+}
+
+/// Returns what all ranks have found, in the order of the ranks.
+fn of_all_ranks(own: &[Retrieved], ranks: &Communicator) -> Result<Vec<Retrieved>, CurateError> {
+    let parts = ranks.gather_bytes("similarities", bytemuck::cast_slice(own).to_vec())?;
+    let mut all = Vec::with_capacity(parts.iter().map(|part| part.len() / size_of::<Retrieved>()).sum());
+    for part in parts {
+        all.extend(bytemuck::pod_collect_to_vec::<u8, Retrieved>(&part));
+    }
+    Ok(all)
 }
 
 fn check_widths(rows: &dyn Rows, queries: &dyn Rows) -> Result<(), CurateError> {

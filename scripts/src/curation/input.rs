@@ -18,6 +18,7 @@ use crate::cluster::launch::Launch;
 use crate::evaluation::flags::{CacheFlags, StageBar};
 use crate::evaluation::network::NetworkFlags;
 use crate::evaluation::scores::set_name;
+use crate::parts::file_identity;
 use crate::shards::classes::with_names;
 use crate::shards::open::open_dataset;
 
@@ -52,6 +53,8 @@ pub(crate) struct Input {
     pub(crate) images: Option<Images>,
     /// Identity of the input: files, or weights and images.
     pub(crate) identity: Vec<Value>,
+    /// Names, lengths and times of the files of features.
+    pub(crate) files: Vec<Value>,
     /// Fingerprint of the weights that computed the features, if known.
     pub(crate) weights: Option<String>,
 }
@@ -88,6 +91,11 @@ impl AsRef<[f32]> for TableRows {
 }
 
 impl InputFlags {
+    /// Returns whether a network computes the features.
+    pub(crate) fn computes_features(&self) -> bool {
+        self.checkpoint.is_some()
+    }
+
     /// Opens features and images. `folder` is that of the cache.
     pub(crate) fn open(
         &self,
@@ -172,7 +180,8 @@ impl InputFlags {
         let parts: Vec<Numbers> = vec![Arc::new(TableRows((*table).clone()))];
         let rows = FeatureRows::new(width, parts, metric)?;
         let images = Images { dataset, specs: specs.to_vec(), of_row };
-        Ok(Input { rows, names, images: Some(images), identity, weights: Some(weights) })
+        let files = Vec::new();
+        Ok(Input { rows, names, images: Some(images), identity, files, weights: Some(weights) })
     }
 
     /// Reads the files of features.
@@ -218,5 +227,6 @@ pub(crate) fn read_features(paths: &[PathBuf], metric: Metric) -> anyhow::Result
     }
     let rows = FeatureRows::new(width, parts, metric)?;
     let identity = vec![json!({ "features": format!("{:016x}", rows.fingerprint()), "weights": weights })];
-    Ok(Input { rows, names, images: None, identity, weights })
+    let files = paths.iter().map(|path| file_identity(path)).collect();
+    Ok(Input { rows, names, images: None, identity, files, weights })
 }

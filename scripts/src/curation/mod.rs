@@ -2,6 +2,7 @@
 
 pub(crate) mod cells;
 pub(crate) mod clusters;
+pub(crate) mod comparison_parts;
 pub(crate) mod content;
 pub(crate) mod groups;
 pub(crate) mod input;

@@ -13,9 +13,10 @@ use serde_json::{Map, Value, json};
 use super::clusters;
 use super::input::{Images, Input};
 use crate::cluster::launch::Launch;
+use crate::parts::Work;
 use crate::progress::bar;
 use crate::shards::classes::copy_classes;
-use crate::shards::hold::{Held, hold};
+use crate::shards::hold::{Held, hold_for};
 use crate::shards::names::shard_list;
 use crate::shards::open::is_folder_of_images;
 use crate::shards::rewrite::claim;
@@ -78,9 +79,27 @@ pub(crate) struct Output<'a> {
 }
 
 impl OutputFlags {
+    /// Returns whether the output of another call is to be deleted.
+    pub(crate) fn overwrites(&self) -> bool {
+        self.overwrite
+    }
+
     /// Takes possession of the folder, which holds nothing or the output of the same call.
     pub(crate) fn claim<'a>(
         &'a self,
+        verb: &'static str,
+        settings: Value,
+        input: &Input,
+        launch: &Launch,
+        storage: &'a Storage,
+    ) -> anyhow::Result<Output<'a>> {
+        self.claim_for(Work::Whole, verb, settings, input, launch, storage)
+    }
+
+    /// Takes possession of the folder as [`OutputFlags::claim`] does; parts of the same call share it.
+    pub(crate) fn claim_for<'a>(
+        &'a self,
+        work: Work,
         verb: &'static str,
         mut settings: Value,
         input: &Input,
@@ -100,11 +119,14 @@ impl OutputFlags {
         let samples = input.images.as_ref().map(|images| images.dataset.samples_fingerprint());
         settings["samples"] = json!(samples.map(|hash| format!("{hash:016x}")));
         settings["pack"] = json!([self.pack, self.prefix, self.limits.identity()]);
+        if work.n_parts() > 1 {
+            settings["parts"] = json!(work.n_parts());
+        }
         self.check_strangers()?;
         if let Some(images) = &input.images {
             self.check_inputs(images)?;
         }
-        let held = hold(&self.out)?;
+        let held = hold_for(work, &self.out, verb)?;
         if self.overwrite && self.out.join("job.json").exists() {
             // First: the results of another call must not be taken for those of this one.
             self.remove_results()?;

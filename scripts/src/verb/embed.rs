@@ -85,10 +85,7 @@ impl Args {
 pub(crate) fn run(args: &Args, storage: &Storage, folder: &Path) -> anyhow::Result<ExitCode> {
     let format = Format::of(&args.out).map_err(anyhow::Error::msg)?;
     let launch = Launch::from_env()?;
-    let work = args.parts.work();
-    if launch.world_size > 1 && work != Work::Whole {
-        bail!("--part and --join are for processes that are started one by one, not by {}", launch.launcher);
-    }
+    let work = args.parts.work_alone(&launch)?;
     // Ranks that a launcher has started are parts, too.
     let (rank, n_parts) = match work {
         Work::Part(part) => part.rank(),

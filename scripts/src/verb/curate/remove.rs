@@ -4,24 +4,27 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use curate::Metric;
-use curate::selection::most_similar;
+use curate::selection::{Retrieved, most_similar, most_similar_in_blocks};
 use kernels::rows::Rows;
 use pipeline::Storage;
+use ranks::communicator::Communicator;
 use serde_json::{Map, json};
 
 use crate::cluster::launch::Launch;
-use crate::curation::input::InputFlags;
+use crate::curation::comparison_parts::{compared_in_parts, part_results, share_of_work};
+use crate::curation::input::{Input, InputFlags};
 use crate::curation::others::OtherFlags;
 use crate::curation::output::{OutputFlags, PAIRS, six_digits};
 use crate::curation::pairs::{Match, draw_matches};
 use crate::curation::progress::Bars;
 use crate::curation::ranks::{connect, finish, together};
 use crate::curation::threshold::ThresholdFlag;
+use crate::parts::{PartFlags, PartResults, Work};
 
 /// Flags of `curate remove`.
 #[derive(clap::Args)]
 #[command(
-    after_help = "Examples:\n  ocelli curate remove --checkpoint runs/mine --shards data/ --like test/ --out clean/ --pack\n  ocelli curate remove --features features.npy --like-features test.npy --threshold 0.9 --out clean/"
+    after_help = "Examples:\n  ocelli curate remove --checkpoint runs/mine --shards data/ --like test/ --out clean/ --pack\n  ocelli curate remove --features features.npy --like-features test.npy --threshold 0.9 --out clean/\n  ocelli curate remove --features features.npy --like-features test.npy --out clean/ --part 3/16\n  ocelli curate remove --features features.npy --like-features test.npy --out clean/ --join 16"
 )]
 pub(crate) struct Args {
     #[command(flatten)]
@@ -31,25 +34,26 @@ pub(crate) struct Args {
     #[command(flatten)]
     threshold: ThresholdFlag,
     #[command(flatten)]
+    parts: PartFlags,
+    #[command(flatten)]
     output: OutputFlags,
 }
 
 pub(crate) fn run(args: &Args, storage: &Storage, folder: &Path) -> anyhow::Result<ExitCode> {
     let threshold = args.threshold.threshold;
     let launch = Launch::from_env()?;
+    let work = share_of_work(args.parts, &args.input, &args.output, &launch)?;
     let input = args.input.open(Metric::Cosine, &launch, storage, folder)?;
     let like = args.like.open(&args.input, &input, &launch, storage, folder)?;
     let settings = json!({ "like": like.identity, "threshold": threshold.to_string() });
     let ranks = connect(&launch, &args.input.compute)?;
-    let claimed = args.output.claim("remove", settings, &input, &launch, storage);
+    let results = part_results("remove", &settings, &input, &like, &args.output);
+    let claimed = args.output.claim_for(work, "remove", settings, &input, &launch, storage);
     let output = together(&ranks, claimed)?;
     let n = input.rows.len();
-    input.rows.largest(0..n)?;
+    input.rows.largest(work.range(n))?;
     like.rows.largest(0..like.rows.len())?;
-    let found = {
-        let bars = Bars::new(&ranks);
-        most_similar(&input.rows, &like.rows, &ranks, &bars)?
-    };
+    let Some(found) = find(work, &results, &input, &like, &ranks)? else { return Ok(ExitCode::SUCCESS) };
     let write = || -> anyhow::Result<()> {
         let kept: Vec<bool> =
             found.iter().map(|one| one.similarity < args.threshold.least_product()).collect();
@@ -60,18 +64,7 @@ pub(crate) fn run(args: &Args, storage: &Storage, folder: &Path) -> anyhow::Resu
                 like.rows.len(),
                 threshold
             );
-            if let (Some(images), Some(others)) = (&input.images, &like.images) {
-                let matches = |one: &curate::selection::Retrieved| Match {
-                    row: one.row as usize,
-                    other: one.query as usize,
-                    similarity: one.similarity,
-                };
-                let path = output.path(PAIRS);
-                let all: Vec<Match> = found.iter().map(matches).collect();
-                if draw_matches(&path, (images, &all), (others, &like.names), threshold)? {
-                    out!("pairs around the threshold: {}", path.display());
-                }
-            }
+            draw(&output.path(PAIRS), &input, &like, &found, threshold)?;
         }
         let columns = |row: usize| {
             let one = &found[row];
@@ -84,4 +77,34 @@ pub(crate) fn run(args: &Args, storage: &Storage, folder: &Path) -> anyhow::Resu
         output.write(&input, &kept, &columns, summary)
     };
     finish(ranks, write())
+}
+
+/// Finds the most similar one of `like` for each image, or joins what parts have found; a part returns `None`.
+fn find(
+    work: Work,
+    results: &PartResults,
+    input: &Input,
+    like: &Input,
+    ranks: &Communicator,
+) -> anyhow::Result<Option<Vec<Retrieved>>> {
+    let (rows, others, bars) = (&input.rows, &like.rows, Bars::new(ranks));
+    if work == Work::Whole {
+        return Ok(Some(most_similar(rows, others, ranks, &bars)?));
+    }
+    compared_in_parts(work, results, rows.len(), |blocks| most_similar_in_blocks(rows, blocks, others, &bars))
+}
+
+/// Draws pairs of `found` around the threshold, if there are images.
+fn draw(path: &Path, input: &Input, like: &Input, found: &[Retrieved], threshold: f32) -> anyhow::Result<()> {
+    let (Some(images), Some(others)) = (&input.images, &like.images) else { return Ok(()) };
+    let matches = |one: &Retrieved| Match {
+        row: one.row as usize,
+        other: one.query as usize,
+        similarity: one.similarity,
+    };
+    let all: Vec<Match> = found.iter().map(matches).collect();
+    if draw_matches(path, (images, &all), (others, &like.names), threshold)? {
+        out!("pairs around the threshold: {}", path.display());
+    }
+    Ok(())
 }

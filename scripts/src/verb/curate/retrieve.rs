@@ -4,25 +4,29 @@ use std::collections::HashMap;
 use std::path::Path;
 use std::process::ExitCode;
 
+use anyhow::bail;
 use clap::ValueEnum;
 use curate::Metric;
-use curate::selection::{Retrieved, from_clusters, nearest_images};
+use curate::selection::{Retrieved, from_clusters, join_nearest, nearest_images, nearest_in_blocks};
 use kernels::rows::Rows;
 use pipeline::Storage;
+use ranks::communicator::Communicator;
 use serde_json::{Map, json};
 
 use crate::cluster::launch::Launch;
 use crate::curation::clusters::ClusterFlags;
-use crate::curation::input::InputFlags;
+use crate::curation::comparison_parts::{compared_in_parts, part_results, share_of_work};
+use crate::curation::input::{Input, InputFlags};
 use crate::curation::others::OtherFlags;
 use crate::curation::output::{OutputFlags, six_digits};
 use crate::curation::progress::Bars;
 use crate::curation::ranks::{connect, finish, together};
+use crate::parts::{PartFlags, PartResults, Work};
 
 /// Flags of `curate retrieve`.
 #[derive(clap::Args)]
 #[command(
-    after_help = "Examples:\n  ocelli curate retrieve --checkpoint runs/mine --shards data/ --like queries/ --count 4 --out found/ --pack\n  ocelli curate retrieve --features features.npy --like-features queries.npy --by cluster --count 100 --out found/"
+    after_help = "Examples:\n  ocelli curate retrieve --checkpoint runs/mine --shards data/ --like queries/ --count 4 --out found/ --pack\n  ocelli curate retrieve --features features.npy --like-features queries.npy --by cluster --count 100 --out found/\n  ocelli curate retrieve --features features.npy --like-features queries.npy --out found/ --part 3/16\n  ocelli curate retrieve --features features.npy --like-features queries.npy --out found/ --join 16"
 )]
 pub(crate) struct Args {
     #[command(flatten)]
@@ -38,6 +42,8 @@ pub(crate) struct Args {
     #[command(flatten)]
     clusters: ClusterFlags,
     #[command(flatten)]
+    parts: PartFlags,
+    #[command(flatten)]
     output: OutputFlags,
 }
 
@@ -52,27 +58,26 @@ enum By {
 
 pub(crate) fn run(args: &Args, storage: &Storage, folder: &Path) -> anyhow::Result<ExitCode> {
     let launch = Launch::from_env()?;
+    let work = share_of_work(args.parts, &args.input, &args.output, &launch)?;
+    if work != Work::Whole && args.by == By::Cluster {
+        bail!(
+            "--part and --join go with --by image: clusters need all rows at once, on one machine or under mpirun"
+        );
+    }
     let input = args.input.open(Metric::Cosine, &launch, storage, folder)?;
     let like = args.like.open(&args.input, &input, &launch, storage, folder)?;
     let settings = json!({
         "like": like.identity, "count": args.count, "by": format!("{:?}", args.by), "clusters": args.clusters.identity(),
     });
     let ranks = connect(&launch, &args.input.compute)?;
-    let claimed = args.output.claim("retrieve", settings, &input, &launch, storage);
+    let results = part_results("retrieve", &settings, &input, &like, &args.output);
+    let claimed = args.output.claim_for(work, "retrieve", settings, &input, &launch, storage);
     let output = together(&ranks, claimed)?;
     let n = input.rows.len();
-    input.rows.largest(0..n)?;
+    input.rows.largest(work.range(n))?;
     like.rows.largest(0..like.rows.len())?;
-    let found: Vec<Retrieved> = match args.by {
-        By::Image => {
-            let bars = Bars::new(&ranks);
-            nearest_images(&input.rows, &like.rows, args.count as usize, &ranks, &bars)?
-        }
-        By::Cluster => {
-            let clusters = args.clusters.run(&input.rows, &args.output.out, &ranks)?;
-            let (parents, seed) = (clusters.tree.parents(0), args.clusters.limits.seed);
-            from_clusters(&input.rows, &like.rows, &clusters.centers[0], parents, args.count as usize, seed)?
-        }
+    let Some(found) = find(args, work, &results, &input, &like, &ranks)? else {
+        return Ok(ExitCode::SUCCESS);
     };
     let write = || -> anyhow::Result<()> {
         let by_row: HashMap<u32, Retrieved> = found.iter().map(|one| (one.row, *one)).collect();
@@ -91,4 +96,28 @@ pub(crate) fn run(args: &Args, storage: &Storage, folder: &Path) -> anyhow::Resu
         output.write(&input, &kept, &columns, summary)
     };
     finish(ranks, write())
+}
+
+/// Finds the images like `like`, or joins what parts have found; a part returns `None`.
+fn find(
+    args: &Args,
+    work: Work,
+    results: &PartResults,
+    input: &Input,
+    like: &Input,
+    ranks: &Communicator,
+) -> anyhow::Result<Option<Vec<Retrieved>>> {
+    let (rows, like, count) = (&input.rows, &like.rows, args.count as usize);
+    if args.by == By::Cluster {
+        let clusters = args.clusters.run(rows, &args.output.out, ranks)?;
+        let (parents, seed) = (clusters.tree.parents(0), args.clusters.limits.seed);
+        return Ok(Some(from_clusters(rows, like, &clusters.centers[0], parents, count, seed)?));
+    }
+    let bars = Bars::new(ranks);
+    if work == Work::Whole {
+        return Ok(Some(nearest_images(rows, like, count, ranks, &bars)?));
+    }
+    let compare = |blocks| nearest_in_blocks(rows, blocks, like, count, &bars);
+    let found = compared_in_parts(work, results, rows.len(), compare)?;
+    Ok(found.map(|found| join_nearest(found, count)))
 }
