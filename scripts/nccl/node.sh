@@ -6,7 +6,7 @@
 #       scripts/nccl/node.sh pretrain --recipe dino_vits16 --shards 'train-{000000..000128}.tar' --workdir /runs/a
 #
 # NODE counts the machines from 0, and is the index of the pod in an indexed job of Kubernetes. GPUS says how
-# many ranks to start; all GPUs otherwise. OCELLI names the program, built with `--features cuda`.
+# many ranks to start: as many as Slurm gave GPUs on the node, or else as there are GPUs. OCELLI names the program, built with `--features cuda`.
 #
 # TERM, USR2 and an interrupt are handed on as USR2: all ranks write one checkpoint. The exit code is 0 if all ranks say so, else one
 # below 128, which is for people, before one that says to try again.
@@ -15,8 +15,8 @@ set -u
 OCELLI=${OCELLI:-ocelli}
 N_NODES=${N_NODES:-1}
 NODE=${NODE:-${JOB_COMPLETION_INDEX:-0}}
-GPUS=${GPUS:-$(nvidia-smi --list-gpus | wc -l)}
-[ "$GPUS" -gt 0 ] || { echo "error: no GPU, and GPUS is not set" >&2; exit 2; }
+GPUS=${GPUS:-${SLURM_GPUS_ON_NODE:-$(nvidia-smi --list-gpus | wc -l)}}
+[ "$GPUS" -gt 0 ] || { echo "error: no GPU here: set GPUS, or under Slurm give --gpus-per-node" >&2; exit 2; }
 export MASTER_ADDR=${MASTER_ADDR:-localhost} MASTER_PORT=${MASTER_PORT:-29500}
 export WORLD_SIZE=$((N_NODES * GPUS)) LOCAL_WORLD_SIZE=$GPUS
 # The index counts pods, and ranks are what counts from here on.

@@ -8,11 +8,12 @@
 #   scripts/slurm/small_cluster.sh down FOLDER     stop it; FOLDER stays
 #
 # Commands find the cluster by SLURM_CONF=FOLDER/slurm.conf. Jobs in the partition `urgent` preempt those in `main`.
-# Both nodes see the files of this machine, except /run/ocelli-node, which each has for itself.
+# Each node has three GPUs for Slurm to give, which do not exist. Both nodes see the files of this machine, except /run/ocelli-node, which each has for itself.
 
 set -eu
 SUBNET=10.78.0
 NODES=(1 2)
+GPUS_PER_NODE=3
 
 fail() {
     echo "small_cluster.sh: $*" >&2
@@ -36,6 +37,9 @@ up() {
     munged --force --key-file="$folder/munge.key" --socket="$folder/munge.socket" --pid-file="$folder/munged.pid" \
         --log-file="$folder/munged.log" --seed-file="$folder/munge.seed"
     configuration "$folder" > "$folder/slurm.conf"
+    # Fake GPUs, which Slurm can give to jobs. It requires device files.
+    for gpu in $(seq 0 $((GPUS_PER_NODE - 1))); do ln -sf /dev/null "$folder/gpu$gpu"; done
+    echo "Name=gpu File=$folder/gpu[0-$((GPUS_PER_NODE - 1))] Flags=nvidia_gpu_env" > "$folder/gres.conf"
     export SLURM_CONF="$folder/slurm.conf"
     slurmctld
     for node in "${NODES[@]}"; do
@@ -93,12 +97,13 @@ SlurmctldTimeout=20
 SlurmdTimeout=20
 ReturnToService=2
 KillWait=20
+GresTypes=gpu
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 SchedulerParameters=bf_interval=2,sched_interval=2
 END
     for node in "${NODES[@]}"; do
-        echo "NodeName=node$node NodeAddr=$SUBNET.$node CPUs=$(nproc) RealMemory=4000 State=UNKNOWN"
+        echo "NodeName=node$node NodeAddr=$SUBNET.$node CPUs=$(nproc) RealMemory=4000 Gres=gpu:$GPUS_PER_NODE State=UNKNOWN"
     done
     echo "PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP PriorityTier=1"
     echo "PartitionName=urgent Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=10"

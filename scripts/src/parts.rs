@@ -82,7 +82,7 @@ impl PartFlags {
         match self.work() {
             Work::Part(_) | Work::Join(_) if launch.world_size > 1 => {
                 bail!(
-                    "--part and --join are for processes that are started one by one, not by {}",
+                    "--part and --join are for processes that are started one by one: run each without {}",
                     launch.launcher
                 )
             }
@@ -200,9 +200,21 @@ impl PartResults {
         Ok(None)
     }
 
-    fn load<T: DeserializeOwned>(&self, n_parts: usize) -> anyhow::Result<Vec<T>> {
+    /// Returns an error that names the missing parts, if `work` joins parts and some are missing.
+    pub(crate) fn check_complete(&self, work: Work) -> anyhow::Result<()> {
+        let Work::Join(n_parts) = work else { return Ok(()) };
         let missing: Vec<Part> = Part::all(n_parts).filter(|part| !self.path(*part).exists()).collect();
-        check_none_missing(&missing)?;
+        check_none_missing(&missing)
+    }
+
+    /// Returns the error for results that cannot be of this job, although their files say so.
+    pub(crate) fn damaged(&self) -> anyhow::Error {
+        let files = self.folder.join(format!("{}.part-*.json", self.verb));
+        anyhow::anyhow!("{} are damaged: remove them, and do the parts again", files.display())
+    }
+
+    fn load<T: DeserializeOwned>(&self, n_parts: usize) -> anyhow::Result<Vec<T>> {
+        self.check_complete(Work::Join(n_parts))?;
         Part::all(n_parts).map(|part| self.read(part)).collect()
     }
 
@@ -264,6 +276,26 @@ pub(crate) fn folder(out: Option<&Path>, work: Work) -> anyhow::Result<&Path> {
     }
 }
 
+/// Deletes the results of parts of `verbs` in `folder`.
+pub(crate) fn remove_results(folder: &Path, verbs: &[&str]) -> anyhow::Result<()> {
+    let entries = fs::read_dir(folder).with_context(|| format!("cannot read {}", folder.display()))?;
+    for entry in entries {
+        let path = entry.with_context(|| format!("cannot read {}", folder.display()))?.path();
+        if verbs.iter().any(|verb| is_result(&path, verb)) {
+            fs::remove_file(&path).with_context(|| format!("cannot remove {}", path.display()))?;
+        }
+    }
+    Ok(())
+}
+
+/// Returns whether a file has the name of a result of `verb`.
+fn is_result(path: &Path, verb: &str) -> bool {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let rest = name.strip_prefix(verb).and_then(|name| name.strip_prefix(".part-")?.strip_suffix(".json"));
+    let is_number = |text: &str| text.len() >= 5 && text.bytes().all(|byte| byte.is_ascii_digit());
+    rest.and_then(|rest| rest.split_once("-of-")).is_some_and(|(k, n)| is_number(k) && is_number(n))
+}
+
 /// Returns an error that names the parts that are missing, if there are any.
 pub(crate) fn check_none_missing(missing: &[Part]) -> anyhow::Result<()> {
     /// Number of parts that are named.
@@ -288,6 +320,17 @@ mod tests {
             assert!(ranges.windows(2).all(|pair| pair[0].end == pair[1].start));
             let lengths = || ranges.iter().map(ExactSizeIterator::len);
             assert!(lengths().max() <= lengths().min().map(|least| least + 1));
+        }
+    }
+
+    #[test]
+    fn results_are_known_by_their_names() {
+        let results = PartResults::new(Path::new("out"), "remove", Value::Null);
+        for part in [Part { number: 2, n_parts: 3 }, Part { number: 9, n_parts: 123_456 }] {
+            assert!(is_result(&results.path(part), "remove") && !is_result(&results.path(part), "move"));
+        }
+        for other in ["remove.part-1-of-3.json", "remove.part-00001-of-00003.tar", "remove.job.json"] {
+            assert!(!is_result(Path::new(other), "remove"), "{other}");
         }
     }
 

@@ -95,7 +95,7 @@ fn slurm_starts_a_rank_for_each_gpu() {
         .env("OCELLI", world.path("program.sh"))
         .envs([
             ("SCRIPTS", scripts.as_str()),
-            ("GPUS", "2"),
+            ("SLURM_GPUS_ON_NODE", "2"),
             ("RECIPE", "r"),
             ("SHARDS", "a b"),
             ("WORKDIR", "w"),

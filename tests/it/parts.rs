@@ -5,7 +5,6 @@ use std::fs;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
-use crate::curate::npy;
 use crate::servers::{Faults, WebServer};
 use crate::support::{World, fails, json_of, ok};
 
@@ -13,7 +12,7 @@ use crate::support::{World, fails, json_of, ok};
 const N: usize = 3;
 
 /// Runs `args` in parts and joins them.
-fn in_parts(world: &World, args: &[&str]) -> Output {
+pub(crate) fn in_parts(world: &World, args: &[&str]) -> Output {
     let n = N.to_string();
     let join = [args, &["--join", &n]].concat();
     for part in [2, 1, 3] {
@@ -28,14 +27,14 @@ fn in_parts(world: &World, args: &[&str]) -> Output {
 }
 
 /// Reads the files of a folder whose names satisfy `is_wanted`.
-fn files(folder: &Path, is_wanted: impl Fn(&str) -> bool) -> BTreeMap<String, Vec<u8>> {
+pub(crate) fn files(folder: &Path, is_wanted: impl Fn(&str) -> bool) -> BTreeMap<String, Vec<u8>> {
     let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap());
     let named = entries.map(|entry| (entry.file_name().into_string().unwrap(), entry.path()));
     named.filter(|(name, _)| is_wanted(name)).map(|(name, path)| (name, fs::read(path).unwrap())).collect()
 }
 
 /// Compares two folders, but for what says how the job was divided.
-fn assert_same(a: &Path, b: &Path) {
+pub(crate) fn assert_same(a: &Path, b: &Path) {
     let is_result =
         |name: &str| !name.contains("job.json") && !name.contains(".part-") && !name.contains("-of-");
     let (a, b) = (files(a, is_result), files(b, is_result));
@@ -246,75 +245,6 @@ fn features_are_computed() {
             fails(&embed(&parts, &["--join", "3", "--overwrite", "--average"]), 2).contains("another kind")
         );
     }
-}
-
-/// Comparisons of images with others by their features, in parts of which the last two have a block of rows each, and the first has two.
-#[test]
-fn features_are_compared() {
-    let world = World::new(4);
-    let unit = |degrees: f32| [degrees.to_radians().cos(), degrees.to_radians().sin()];
-    let rows: Vec<f32> =
-        (0..4000).flat_map(|i| unit((i * 7919 % 3600) as f32 / 10.0 + (i % 7) as f32 * 0.001)).collect();
-    fs::write(world.path("x.npy"), npy(&rows, 2)).unwrap();
-    // Some queries are rows, and some rows are equally similar to several.
-    let like: Vec<f32> = rows[..400].iter().chain(&rows[..200]).chain(&unit(12.345)).copied().collect();
-    fs::write(world.path("like.npy"), npy(&like, 2)).unwrap();
-    let (features, like) = (world.text("x.npy"), world.text("like.npy"));
-    for (verb, flags) in [("retrieve", ["--count", "30"]), ("remove", ["--threshold", "0.9999999"])] {
-        let args =
-            [&["curate", verb, "--features", &features, "--like-features", &like], &flags[..]].concat();
-        let out = |name: &str| world.text(&format!("{verb}-{name}"));
-        let (whole, parts) = (out("whole"), out("parts"));
-        let expected = world.ocelli(&[&args[..], &["--json", "--out", &whole]].concat());
-        ok(&expected);
-        let in_folder = [&args[..], &["--json", "--out", &parts]].concat();
-        let joined = in_parts(&world, &in_folder);
-        assert_same(Path::new(&whole), Path::new(&parts));
-        assert_eq!(json_of(&joined), json_of(&expected));
-        let kept = json_of(&joined)["kept"].as_u64().unwrap();
-        assert!(kept > 500 && kept < 3900, "{kept}");
-        // Other flags, another number of parts, and other queries of the same name are another job.
-        for more in [&["--part", "1/4"][..], &["--join", "2"], &[], &["--part", "1/3", flags[0], "1"]] {
-            let said = fails(&world.ocelli(&[&in_folder[..], more].concat()), 2);
-            assert!(said.contains("holds another job") || said.contains("cannot be used multiple"), "{said}");
-        }
-        fs::write(&like, fs::read(&like).unwrap()).unwrap();
-        let said = fails(&world.ocelli(&[&in_folder[..], &["--join", "3"]].concat()), 2);
-        assert!(said.contains("its inputs have changed since"), "{said}");
-        let said = fails(&world.ocelli(&[&in_folder[..], &["--part", "1/3", "--overwrite"]].concat()), 2);
-        assert!(said.contains("delete the results of parts"), "{said}");
-    }
-    // More parts than blocks.
-    let args =
-        ["curate", "remove", "--features", &features, "--like-features", &like, "--threshold", "0.9999999"];
-    let (many, no) = (world.text("many"), world.text("no"));
-    let many = [&args[..], &["--out", &many]].concat();
-    for part in 1..=6 {
-        ok(&world.ocelli(&[&many[..], &["--part", &format!("{part}/6")]].concat()));
-    }
-    ok(&world.ocelli(&[&many[..], &["--join", "6"]].concat()));
-    assert_same(&world.path("remove-whole"), &world.path("many"));
-    // What cannot be done in parts.
-    let refused = |args: &[&str]| fails(&world.ocelli(args), 2);
-    let compared = ["--features", &features, "--like-features", &like, "--out", &no, "--part", "1/2"];
-    let said = refused(&[&["curate", "retrieve", "--by", "cluster"], &compared[..]].concat());
-    assert!(said.contains("clusters need all rows"), "{said}");
-    let photos = world.text("data");
-    let said = refused(&[
-        "curate",
-        "remove",
-        "--checkpoint",
-        "run",
-        "--shards",
-        &photos,
-        "--like",
-        &photos,
-        "--out",
-        &no,
-        "--join",
-        "2",
-    ]);
-    assert!(said.contains("need --features") && !world.path("no").exists(), "{said}");
 }
 
 /// The script for Slurm turns the number of its job in the array into a part.

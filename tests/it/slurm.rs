@@ -1,6 +1,7 @@
 //! The scripts for Slurm on a cluster of two nodes on this machine. Slow: set `RUN_SLOW_TESTS=1`; needs root and Slurm.
 
 use std::collections::BTreeSet;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
@@ -60,8 +61,9 @@ impl Cluster {
     fn submit(&self, script: &str, flags: &[&str], args: &[&str], environment: &[(&str, String)]) -> String {
         let path = format!("{}/../scripts/slurm/{script}", env!("CARGO_MANIFEST_DIR"));
         let mut command = self.command("sbatch");
-        command.args(["--parsable"]).args(flags).arg(path).args(args).envs(environment.iter().cloned());
-        let output = command.env("OCELLI", env!("CARGO_BIN_EXE_ocelli-under-test")).output().unwrap();
+        command.args(["--parsable"]).args(flags).arg(path).args(args);
+        command.env("OCELLI", env!("CARGO_BIN_EXE_ocelli-under-test")).envs(environment.iter().cloned());
+        let output = command.output().unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         String::from_utf8(output.stdout).unwrap().trim().to_string()
     }
@@ -83,20 +85,25 @@ impl Drop for Cluster {
     }
 }
 
-/// Submits a pretraining run of `n_steps` in `workdir` on both nodes.
-fn pretrain(world: &World, cluster: &Cluster, workdir: &str, n_steps: usize, flags: &[&str]) -> String {
+/// Returns the environment variables of a pretraining run of `n_steps` in `workdir`.
+fn run_of(world: &World, workdir: &str, n_steps: usize) -> Vec<(&'static str, String)> {
     let args = format!(
         "--set run.workers=1 --set optim.batch_size=24 --set optim.micro_batches=12 --set optim.length={{steps={n_steps}}} \
          --set run.deadline_s=10 --set run.checkpoint_every_steps=60"
     );
-    let environment = [
+    vec![
         ("RECIPE", world.text("tiny.toml")),
         ("SHARDS", world.text("data/train-000000.tar")),
         ("WORKDIR", world.text(workdir)),
         ("OCELLI_ARGS", args),
         // All ranks share this machine's cores.
         ("OMPI_MCA_mpi_yield_when_idle", "1".to_string()),
-    ];
+    ]
+}
+
+/// Submits a pretraining run of `n_steps` in `workdir` on both nodes.
+fn pretrain(world: &World, cluster: &Cluster, workdir: &str, n_steps: usize, flags: &[&str]) -> String {
+    let environment = run_of(world, workdir, n_steps);
     let usual = ["--nodes=2", "--output=pretrain-%j.log"];
     cluster.submit("pretrain.sbatch", &[&usual, flags].concat(), &[], &environment)
 }
@@ -160,9 +167,46 @@ fn jobs_go_on_after_everything_that_slurm_does() {
     assert!(long.len() == n_steps && losses(&world.path("timed")) == long, "{log}");
     assert!(log.contains("exit code 143; queued again") && log.contains("continuing at step"), "{log}");
 
+    start_on_gpus(&world, &cluster, &whole);
     prepare_in_parts(&world, &cluster);
     curate_again(&world, &cluster);
     watch(&world, &cluster);
+}
+
+/// Starts a rank for each GPU that Slurm gives, two of the three of each node. NCCL would need real ones, so each rank trains its own run; asked
+/// to stop, all of them write a checkpoint, and go on when the job is queued again.
+fn start_on_gpus(world: &World, cluster: &Cluster, whole: &[f64]) {
+    let program = format!(
+        r#"#!/bin/bash
+echo "$RANK of $WORLD_SIZE, GPU $LOCAL_RANK of $CUDA_VISIBLE_DEVICES, meets at $MASTER_ADDR" >> "$WORKDIR.ranks"
+rank=$RANK workdir=$WORKDIR
+for name in $(compgen -e | grep -E '^(RANK|WORLD_SIZE|LOCAL_|SLURM_|PMI)'); do unset "$name"; done
+exec {} "${{@/#$workdir/$workdir-$rank}}"
+"#,
+        env!("CARGO_BIN_EXE_ocelli-under-test")
+    );
+    std::fs::write(world.path("rank.sh"), program).unwrap();
+    std::fs::set_permissions(world.path("rank.sh"), std::fs::Permissions::from_mode(0o755)).unwrap();
+    let scripts = format!("{}/../scripts", env!("CARGO_MANIFEST_DIR"));
+    let more = [("SCRIPTS", scripts), ("OCELLI", world.text("rank.sh"))];
+    let environment = [run_of(world, "gpus", STEPS), more.to_vec()].concat();
+    let flags = ["--nodes=2", "--gpus-per-node=2", "--output=gpus-%j.log"];
+    let job = cluster.submit("pretrain_gpu.sbatch", &flags, &[], &environment);
+    for rank in 0..4 {
+        wait_for(world, &format!("gpus-{rank}"), 40);
+    }
+    cluster.said("scancel", &["--signal=USR2", &job]);
+    cluster.wait();
+    let log = std::fs::read_to_string(world.path(&format!("gpus-{job}.log"))).unwrap();
+    assert!(log.contains("exit code 143; queued again"), "{log}");
+    assert_eq!(log.matches("continuing at step").count(), 4, "{log}");
+    for rank in 0..4 {
+        assert!(losses(&world.path(&format!("gpus-{rank}"))) == whole, "rank {rank}: {log}");
+    }
+    let ranks = std::fs::read_to_string(world.path("gpus.ranks")).unwrap();
+    let ranks: BTreeSet<&str> = ranks.lines().collect();
+    let expected = (0..4).map(|rank| format!("{rank} of 4, GPU {} of 0,1, meets at node1", rank % 2));
+    assert_eq!(ranks, expected.collect::<Vec<_>>().iter().map(String::as_str).collect());
 }
 
 /// Packs images by an array of jobs, and one that joins its parts.

@@ -11,6 +11,6 @@ pub use cells::Cells;
 pub use duplicates::{Duplicates, NearestKept};
 pub use outliers::mean_similarities;
 pub use retrieval::{
-    Retrieved, from_clusters, join_nearest, most_similar, most_similar_in_blocks, n_blocks, nearest_images,
-    nearest_in_blocks,
+    BLOCK_ROWS, Retrieved, from_clusters, join_nearest, most_similar, most_similar_in_blocks, n_blocks,
+    nearest_images, nearest_in_blocks, rows_of_blocks,
 };

@@ -13,6 +13,9 @@ use crate::draw::Draw;
 use crate::rows::{SelectedRows, part_in_blocks, part_of_rank};
 use crate::{CurateError, Progress};
 
+/// Number of rows of a block. Whole blocks have the same similarities, bit by bit, as all rows.
+pub const BLOCK_ROWS: usize = CANDIDATE_BLOCK_ROWS;
+
 /// Number of queries that are searched for before progress is told.
 const STRIDE: usize = 4096;
 
@@ -50,8 +53,8 @@ pub fn nearest_images(
     Ok(nearest.into_rows())
 }
 
-/// Returns the `k` most similar rows of each query among those of `blocks`, a range of the [`n_blocks`] of all rows. [`join_nearest`] makes
-/// of those of all blocks what [`nearest_images`] returns.
+/// Returns the `k` most similar rows of each query among the rows of `blocks`, a range of the [`n_blocks`] blocks of all rows. The results
+/// of all blocks, passed to [`join_nearest`], give the result of [`nearest_images`].
 ///
 /// # Errors
 /// [`CurateError::Widths`].
@@ -70,7 +73,7 @@ pub fn nearest_in_blocks(
     Ok(found)
 }
 
-/// Returns what [`nearest_images`] returns, from what [`nearest_in_blocks`] has found in all blocks.
+/// Returns the result of [`nearest_images`], given the results of [`nearest_in_blocks`] for all blocks.
 pub fn join_nearest(found: Vec<Retrieved>, k: usize) -> Vec<Retrieved> {
     let mut nearest = Nearest::default();
     nearest.add(nearest_of_queries(found, k));
@@ -93,7 +96,7 @@ pub fn most_similar(
     of_all_ranks(&most_similar_in_part(rows, part, others, progress)?, ranks)
 }
 
-/// Returns what [`most_similar`] returns for the rows of `blocks`, a range of the [`n_blocks`] of all rows.
+/// Returns the result of [`most_similar`] for the rows of `blocks` alone, a range of the [`n_blocks`] blocks of all rows.
 ///
 /// # Errors
 /// [`CurateError::Widths`].
@@ -148,24 +151,25 @@ pub fn from_clusters(
     Ok(retrieved)
 }
 
-/// Returns the number of blocks of `n_rows` rows. Parts of the rows that are whole blocks are compared with the bits of all rows.
+/// Returns the number of blocks of `n_rows` rows.
 pub fn n_blocks(n_rows: usize) -> usize {
-    n_rows.div_ceil(CANDIDATE_BLOCK_ROWS)
+    n_rows.div_ceil(BLOCK_ROWS)
 }
 
-fn rows_of_blocks(n_rows: usize, blocks: Range<usize>) -> Range<usize> {
-    let start = |block: usize| (block * CANDIDATE_BLOCK_ROWS).min(n_rows);
+/// Returns the rows, of `n_rows`, that are in `blocks`.
+pub fn rows_of_blocks(n_rows: usize, blocks: Range<usize>) -> Range<usize> {
+    let start = |block: usize| (block * BLOCK_ROWS).min(n_rows);
     start(blocks.start)..start(blocks.end)
 }
 
-/// Rows that were retrieved so far, each for the most similar of its queries.
+/// Rows that were retrieved so far, each with its most similar query.
 #[derive(Default)]
 struct Nearest {
     by_row: BTreeMap<u32, Retrieved>,
 }
 
 impl Nearest {
-    /// Adds what was retrieved for later queries than those so far.
+    /// Adds rows that were retrieved for further queries, in the order of the queries: of equally similar ones, the first is kept.
     fn add(&mut self, found: Vec<Retrieved>) {
         for one in found {
             let entry = self.by_row.entry(one.row).or_insert(one);
@@ -276,6 +280,35 @@ mod tests {
         let other = rows(1, &[1.0]);
         let error = nearest_images(&all, &other, 2, &Communicator::solo(), &Silent).unwrap_err().to_string();
         assert!(error.contains("rows of 1") && error.contains("rows of 2"), "{error}");
+    }
+
+    /// Blocks in any division give what all rows give, with equally similar rows in different blocks, and more images asked for than a block has.
+    #[test]
+    fn blocks_are_joined() {
+        let draw = Draw::new(0, "test");
+        let values: Vec<f32> = (0..2 * 2500).map(|i| draw.uniform(i % 4200) as f32 - 0.5).collect();
+        let all = rows(2, &values);
+        // More than are searched for at once.
+        let queries = rows(2, &values.iter().cycle().take(2 * 4500).copied().collect::<Vec<_>>());
+        let solo = Communicator::solo();
+        for k in [1, 7, 1500] {
+            // All queries only with few images each.
+            let few: Vec<u32> = (0..if k > 100 { 40 } else { queries.len() as u32 }).collect();
+            let queries = SelectedRows::new(&queries, &few);
+            let whole = nearest_images(&all, &queries, k, &solo, &Silent).unwrap();
+            for divisions in [&[0, 1, 3][..], &[0, 0, 2, 2, 3], &[0, 1, 2, 3]] {
+                let found: Vec<Retrieved> = divisions
+                    .windows(2)
+                    .flat_map(|ends| nearest_in_blocks(&all, ends[0]..ends[1], &queries, k, &Silent).unwrap())
+                    .collect();
+                assert_eq!(join_nearest(found, k), whole, "{k} {divisions:?}");
+            }
+        }
+        let whole = most_similar(&all, &queries, &solo, &Silent).unwrap();
+        let found =
+            [0..2, 2..2, 2..3].map(|blocks| most_similar_in_blocks(&all, blocks, &queries, &Silent).unwrap());
+        assert_eq!(found.concat(), whole);
+        assert_eq!((n_blocks(2500), rows_of_blocks(2500, 2..3)), (3, 2048..2500));
     }
 
     #[test]

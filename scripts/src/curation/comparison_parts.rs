@@ -1,10 +1,11 @@
-//! Comparisons of images with other images in parts, one after another or on several machines.
+//! Comparing images with given ones in parts (`--part`, `--join`).
 
 use std::ops::Range;
 
 use anyhow::bail;
 use curate::CurateError;
-use curate::selection::{Retrieved, n_blocks};
+use curate::selection::{BLOCK_ROWS, Retrieved, n_blocks, rows_of_blocks};
+use kernels::rows::Rows;
 use serde_json::{Value, json};
 
 use super::input::{Input, InputFlags};
@@ -15,7 +16,7 @@ use crate::parts::{PartFlags, PartResults, Work};
 /// Returns the share of the work that `parts` asks for.
 ///
 /// # Errors
-/// If the other flags do not go with parts.
+/// If a launcher has started several processes, or if parts do not go with the other flags.
 pub(crate) fn share_of_work(
     parts: PartFlags,
     input: &InputFlags,
@@ -24,35 +25,54 @@ pub(crate) fn share_of_work(
 ) -> anyhow::Result<Work> {
     let work = parts.work_alone(launch)?;
     if work != Work::Whole && input.computes_features() {
-        bail!("--part and --join need --features: `ocelli embed` computes them, in parts too");
+        bail!(
+            "--part and --join need --features and --like-features: `ocelli embed` computes them, in parts too"
+        );
     }
     work.check_overwrite(output.overwrites())?;
     Ok(work)
 }
 
 /// Describes the results of parts of `verb`, which compares `input` with `others`.
+///
+/// # Errors
+/// If `work` joins parts and some are missing.
 pub(crate) fn part_results(
+    work: Work,
     verb: &'static str,
     settings: &Value,
-    input: &Input,
-    others: &Input,
+    (input, others): (&Input, &Input),
     output: &OutputFlags,
-) -> PartResults {
+) -> anyhow::Result<PartResults> {
     let of_input = |input: &Input| json!([input.identity, input.files]);
-    let job = json!({ "settings": settings, "input": of_input(input), "like": of_input(others) });
-    PartResults::new(&output.out, verb, job)
+    let job = json!({
+        "settings": settings, "input": of_input(input), "like": of_input(others), "block_rows": BLOCK_ROWS,
+    });
+    let results = PartResults::new(&output.out, verb, job);
+    results.check_complete(work)?;
+    Ok(results)
 }
 
-/// Returns what all parts have found in `n_rows` rows, one after another. A part saves what `compare` finds in its blocks of rows, and
-/// returns `None`.
+/// Compares a part of `input`, whole blocks of rows, saves what `compare` finds and returns `None`; to join parts, returns the results of
+/// all of them, in the order of the parts.
 pub(crate) fn compared_in_parts(
     work: Work,
     results: &PartResults,
-    n_rows: usize,
+    (input, others): (&Input, &Input),
     compare: impl FnOnce(Range<usize>) -> Result<Vec<Retrieved>, CurateError>,
 ) -> anyhow::Result<Option<Vec<Retrieved>>> {
-    // Numbers of 32 bits: a similarity in decimals could be read as its neighbor.
-    let saved = |found: Vec<Retrieved>| -> Vec<[u32; 3]> { bytemuck::cast_vec(found) };
-    let parts = results.of(work, n_blocks(n_rows), |blocks| Ok(saved(compare(blocks)?)))?;
-    Ok(parts.map(|parts| bytemuck::cast_vec(parts.concat())))
+    let n_rows = input.rows.len();
+    let parts = results.of(work, n_blocks(n_rows), |blocks| {
+        input.rows.largest(rows_of_blocks(n_rows, blocks.clone()))?;
+        // A number is saved as its bits.
+        Ok(bytemuck::cast_vec::<Retrieved, [u32; 3]>(compare(blocks)?))
+    })?;
+    let Some(parts) = parts else { return Ok(None) };
+    let mut found: Vec<Retrieved> = Vec::new();
+    parts.into_iter().for_each(|part| found.extend(bytemuck::cast_vec::<[u32; 3], Retrieved>(part)));
+    let is_known = |one: &Retrieved| (one.row as usize) < n_rows && (one.query as usize) < others.rows.len();
+    if !found.iter().all(is_known) {
+        return Err(results.damaged());
+    }
+    Ok(Some(found))
 }

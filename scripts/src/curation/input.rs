@@ -53,7 +53,7 @@ pub(crate) struct Input {
     pub(crate) images: Option<Images>,
     /// Identity of the input: files, or weights and images.
     pub(crate) identity: Vec<Value>,
-    /// Names, lengths and times of the files of features.
+    /// Path, length and modification time of each file of features; empty if a network computed them.
     pub(crate) files: Vec<Value>,
     /// Fingerprint of the weights that computed the features, if known.
     pub(crate) weights: Option<String>,
@@ -198,6 +198,8 @@ impl InputFlags {
 
 /// Reads files of features as one set, without images.
 pub(crate) fn read_features(paths: &[PathBuf], metric: Metric) -> anyhow::Result<Input> {
+    // Before they are read: a file that is replaced meanwhile must not be taken for the one that was read.
+    let files = paths.iter().map(|path| file_identity(path)).collect();
     let (mut parts, mut names) = (Vec::<Numbers>::new(), Vec::new());
     let mut first: Option<(usize, Option<String>)> = None;
     for path in paths {
@@ -227,6 +229,5 @@ pub(crate) fn read_features(paths: &[PathBuf], metric: Metric) -> anyhow::Result
     }
     let rows = FeatureRows::new(width, parts, metric)?;
     let identity = vec![json!({ "features": format!("{:016x}", rows.fingerprint()), "weights": weights })];
-    let files = paths.iter().map(|path| file_identity(path)).collect();
     Ok(Input { rows, names, images: None, identity, files, weights })
 }

@@ -13,7 +13,7 @@ use serde_json::{Map, Value, json};
 use super::clusters;
 use super::input::{Images, Input};
 use crate::cluster::launch::Launch;
-use crate::parts::Work;
+use crate::parts::{Work, remove_results};
 use crate::progress::bar;
 use crate::shards::classes::copy_classes;
 use crate::shards::hold::{Held, hold_for};
@@ -31,6 +31,9 @@ const KEPT: &str = "keep.txt";
 /// Files that calls write, besides shards.
 const RESULTS: [&str; 8] =
     [LIST, KEPT, PAIRS, OUTLIERS, MAP, QUALITIES, clusters::FILE, clusters::UNFINISHED];
+
+/// Verbs that can be run in parts.
+const IN_PARTS: [&str; 2] = ["retrieve", "remove"];
 
 /// Sheet of pairs around a threshold.
 pub(crate) const PAIRS: &str = "pairs.png";
@@ -79,7 +82,7 @@ pub(crate) struct Output<'a> {
 }
 
 impl OutputFlags {
-    /// Returns whether the output of another call is to be deleted.
+    /// Returns whether `--overwrite` was given.
     pub(crate) fn overwrites(&self) -> bool {
         self.overwrite
     }
@@ -96,7 +99,7 @@ impl OutputFlags {
         self.claim_for(Work::Whole, verb, settings, input, launch, storage)
     }
 
-    /// Takes possession of the folder as [`OutputFlags::claim`] does; parts of the same call share it.
+    /// Takes possession of the folder as [`OutputFlags::claim`] does; parts of the same job may work in it at the same time.
     pub(crate) fn claim_for<'a>(
         &'a self,
         work: Work,
@@ -176,7 +179,7 @@ impl OutputFlags {
                 _ => {}
             }
         }
-        Ok(())
+        remove_results(&self.out, &IN_PARTS)
     }
 }
 

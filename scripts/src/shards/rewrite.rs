@@ -271,7 +271,7 @@ pub(crate) fn claim(
                 serde_json::from_str(&text).with_context(|| format!("cannot read {}", mark.display()))?;
             if there != this {
                 bail!(
-                    "{} holds another job ({}); choose another --out",
+                    "{} holds another job ({}), or this one with other inputs, flags or parts; choose another --out",
                     out.display(),
                     there["verb"].as_str().unwrap_or("unknown")
                 );

@@ -47,12 +47,9 @@ pub(crate) fn run(args: &Args, storage: &Storage, folder: &Path) -> anyhow::Resu
     let like = args.like.open(&args.input, &input, &launch, storage, folder)?;
     let settings = json!({ "like": like.identity, "threshold": threshold.to_string() });
     let ranks = connect(&launch, &args.input.compute)?;
-    let results = part_results("remove", &settings, &input, &like, &args.output);
+    let results = part_results(work, "remove", &settings, (&input, &like), &args.output)?;
     let claimed = args.output.claim_for(work, "remove", settings, &input, &launch, storage);
     let output = together(&ranks, claimed)?;
-    let n = input.rows.len();
-    input.rows.largest(work.range(n))?;
-    like.rows.largest(0..like.rows.len())?;
     let Some(found) = find(work, &results, &input, &like, &ranks)? else { return Ok(ExitCode::SUCCESS) };
     let write = || -> anyhow::Result<()> {
         let kept: Vec<bool> =
@@ -79,7 +76,7 @@ pub(crate) fn run(args: &Args, storage: &Storage, folder: &Path) -> anyhow::Resu
     finish(ranks, write())
 }
 
-/// Finds the most similar one of `like` for each image, or joins what parts have found; a part returns `None`.
+/// Finds the most similar one of `like` for each image, or joins what parts have found; a part saves what it finds and returns `None`.
 fn find(
     work: Work,
     results: &PartResults,
@@ -87,11 +84,20 @@ fn find(
     like: &Input,
     ranks: &Communicator,
 ) -> anyhow::Result<Option<Vec<Retrieved>>> {
-    let (rows, others, bars) = (&input.rows, &like.rows, Bars::new(ranks));
+    let (rows, others) = (&input.rows, &like.rows);
+    others.largest(0..others.len())?;
     if work == Work::Whole {
-        return Ok(Some(most_similar(rows, others, ranks, &bars)?));
+        rows.largest(0..rows.len())?;
+        return Ok(Some(most_similar(rows, others, ranks, &Bars::new(ranks))?));
     }
-    compared_in_parts(work, results, rows.len(), |blocks| most_similar_in_blocks(rows, blocks, others, &bars))
+    let compare = |blocks| most_similar_in_blocks(rows, blocks, others, &Bars::new(ranks));
+    let found = compared_in_parts(work, results, (input, like), compare)?;
+    if let Some(found) = &found
+        && !found.iter().map(|one| one.row as usize).eq(0..rows.len())
+    {
+        return Err(results.damaged());
+    }
+    Ok(found)
 }
 
 /// Draws pairs of `found` around the threshold, if there are images.

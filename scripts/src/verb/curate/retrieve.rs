@@ -61,7 +61,7 @@ pub(crate) fn run(args: &Args, storage: &Storage, folder: &Path) -> anyhow::Resu
     let work = share_of_work(args.parts, &args.input, &args.output, &launch)?;
     if work != Work::Whole && args.by == By::Cluster {
         bail!(
-            "--part and --join go with --by image: clusters need all rows at once, on one machine or under mpirun"
+            "--part and --join need --by image: clusters need all rows at once, on one machine or under mpirun"
         );
     }
     let input = args.input.open(Metric::Cosine, &launch, storage, folder)?;
@@ -70,12 +70,10 @@ pub(crate) fn run(args: &Args, storage: &Storage, folder: &Path) -> anyhow::Resu
         "like": like.identity, "count": args.count, "by": format!("{:?}", args.by), "clusters": args.clusters.identity(),
     });
     let ranks = connect(&launch, &args.input.compute)?;
-    let results = part_results("retrieve", &settings, &input, &like, &args.output);
+    let results = part_results(work, "retrieve", &settings, (&input, &like), &args.output)?;
     let claimed = args.output.claim_for(work, "retrieve", settings, &input, &launch, storage);
     let output = together(&ranks, claimed)?;
     let n = input.rows.len();
-    input.rows.largest(work.range(n))?;
-    like.rows.largest(0..like.rows.len())?;
     let Some(found) = find(args, work, &results, &input, &like, &ranks)? else {
         return Ok(ExitCode::SUCCESS);
     };
@@ -98,26 +96,29 @@ pub(crate) fn run(args: &Args, storage: &Storage, folder: &Path) -> anyhow::Resu
     finish(ranks, write())
 }
 
-/// Finds the images like `like`, or joins what parts have found; a part returns `None`.
+/// Finds the images like `like`, or joins what parts have found; a part saves what it finds and returns `None`.
 fn find(
     args: &Args,
     work: Work,
     results: &PartResults,
     input: &Input,
-    like: &Input,
+    others: &Input,
     ranks: &Communicator,
 ) -> anyhow::Result<Option<Vec<Retrieved>>> {
-    let (rows, like, count) = (&input.rows, &like.rows, args.count as usize);
+    let (rows, like, count) = (&input.rows, &others.rows, args.count as usize);
+    if work == Work::Whole {
+        rows.largest(0..rows.len())?;
+    }
+    like.largest(0..like.len())?;
     if args.by == By::Cluster {
         let clusters = args.clusters.run(rows, &args.output.out, ranks)?;
         let (parents, seed) = (clusters.tree.parents(0), args.clusters.limits.seed);
         return Ok(Some(from_clusters(rows, like, &clusters.centers[0], parents, count, seed)?));
     }
-    let bars = Bars::new(ranks);
     if work == Work::Whole {
-        return Ok(Some(nearest_images(rows, like, count, ranks, &bars)?));
+        return Ok(Some(nearest_images(rows, like, count, ranks, &Bars::new(ranks))?));
     }
-    let compare = |blocks| nearest_in_blocks(rows, blocks, like, count, &bars);
-    let found = compared_in_parts(work, results, rows.len(), compare)?;
+    let compare = |blocks| nearest_in_blocks(rows, blocks, like, count, &Bars::new(ranks));
+    let found = compared_in_parts(work, results, (input, others), compare)?;
     Ok(found.map(|found| join_nearest(found, count)))
 }

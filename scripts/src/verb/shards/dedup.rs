@@ -112,8 +112,9 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     let held = hold_for(work, job.out, job.verb)?;
     // Samples are known by their shard's number among all shards.
     let about = json!({ "settings": job.settings, "inputs": identities(&all) });
-    claim(inputs, job.out, job.verb, &job.settings, job.overwrite)?;
     let results = PartResults::new(job.out, job.verb, about);
+    results.check_complete(work)?;
+    claim(inputs, job.out, job.verb, &job.settings, job.overwrite)?;
     let Some(entries) = results.of(work, shards.len(), |range| fingerprints(&shards, range))? else {
         return Ok(ExitCode::SUCCESS);
     };
