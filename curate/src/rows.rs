@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use kernels::rows::{NearestCenter, Rows, scale_to_unit_length};
+use kernels::rows::{CANDIDATE_BLOCK_ROWS, NearestCenter, QUERY_BLOCK_ROWS, Rows, scale_to_unit_length};
 use rayon::prelude::*;
 use xxhash_rust::xxh3::Xxh3;
 
@@ -151,6 +151,10 @@ impl Rows for SelectedRows<'_> {
         }
     }
 }
+
+// Parts of rows are also the queries of a comparison.
+const _: () = assert!(NearestCenter::BLOCK_ROWS.is_multiple_of(QUERY_BLOCK_ROWS));
+const _: () = assert!(CANDIDATE_BLOCK_ROWS.is_multiple_of(QUERY_BLOCK_ROWS));
 
 /// Returns the rows, of `n`, that rank `rank` of `world_size` compares: whole blocks, so that the bits of distances are the same on any
 /// number of ranks.

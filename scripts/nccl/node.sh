@@ -6,7 +6,7 @@
 #       scripts/nccl/node.sh pretrain --recipe dino_vits16 --shards 'train-{000000..000128}.tar' --workdir /runs/a
 #
 # NODE counts the machines from 0, and is the index of the pod in an indexed job of Kubernetes. GPUS says how
-# many ranks to start: as many as Slurm gave GPUs on the node, or else as there are GPUs. OCELLI names the program, built with `--features cuda`.
+# many ranks to start; by default one for each GPU that Slurm gave on this node, or, without Slurm, for each GPU of the machine. OCELLI names the program, built with `--features cuda`.
 #
 # TERM, USR2 and an interrupt are handed on as USR2: all ranks write one checkpoint. The exit code is 0 if all ranks say so, else one
 # below 128, which is for people, before one that says to try again.

@@ -8,7 +8,7 @@
 #   scripts/slurm/small_cluster.sh down FOLDER     stop it; FOLDER stays
 #
 # Commands find the cluster by SLURM_CONF=FOLDER/slurm.conf. Jobs in the partition `urgent` preempt those in `main`.
-# Each node has three GPUs for Slurm to give, which do not exist. Both nodes see the files of this machine, except /run/ocelli-node, which each has for itself.
+# Slurm can give three GPUs on each node; they do not exist. Both nodes see the files of this machine, except /run/ocelli-node, which each has for itself.
 
 set -eu
 SUBNET=10.78.0

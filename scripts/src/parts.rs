@@ -64,6 +64,8 @@ pub(crate) struct PartResults {
 #[derive(Serialize, Deserialize)]
 struct Saved<T> {
     job: Value,
+    /// The part, as K/N: its file may have been renamed.
+    part: String,
     result: T,
 }
 
@@ -193,7 +195,7 @@ impl PartResults {
             say(format!("part {part} is done: {}; remove the file to do it again", path.display()));
             return Ok(None);
         }
-        let saved = Saved { job: self.job.clone(), result: find(part.range(n))? };
+        let saved = Saved { job: self.job.clone(), part: part.to_string(), result: find(part.range(n))? };
         let text = serde_json::to_vec(&saved)?;
         file::replace(&path, &text).with_context(|| format!("cannot write {}", path.display()))?;
         out!("part {part}: {}", path.display());
@@ -207,10 +209,9 @@ impl PartResults {
         check_none_missing(&missing)
     }
 
-    /// Returns the error for results that cannot be of this job, although their files say so.
-    pub(crate) fn damaged(&self) -> anyhow::Error {
-        let files = self.folder.join(format!("{}.part-*.json", self.verb));
-        anyhow::anyhow!("{} are damaged: remove them, and do the parts again", files.display())
+    /// Returns the error for a result that cannot be that of `part`, although its file says so.
+    pub(crate) fn damaged(&self, part: Part) -> anyhow::Error {
+        anyhow::anyhow!("{} is damaged: remove it, and do part {part} again", self.path(part).display())
     }
 
     fn load<T: DeserializeOwned>(&self, n_parts: usize) -> anyhow::Result<Vec<T>> {
@@ -223,9 +224,9 @@ impl PartResults {
         let text = fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
         let saved: Saved<T> =
             serde_json::from_slice(&text).with_context(|| format!("cannot read {}", path.display()))?;
-        if saved.job != self.job {
+        if saved.job != self.job || saved.part != part.to_string() {
             bail!(
-                "{} is of another job, or its inputs have changed since: remove it and do the part again, or give the same inputs \
+                "{} is of another job or part, or its inputs have changed since: remove it and do the part again, or give the same inputs \
                  and flags",
                 path.display()
             );
@@ -276,26 +277,6 @@ pub(crate) fn folder(out: Option<&Path>, work: Work) -> anyhow::Result<&Path> {
     }
 }
 
-/// Deletes the results of parts of `verbs` in `folder`.
-pub(crate) fn remove_results(folder: &Path, verbs: &[&str]) -> anyhow::Result<()> {
-    let entries = fs::read_dir(folder).with_context(|| format!("cannot read {}", folder.display()))?;
-    for entry in entries {
-        let path = entry.with_context(|| format!("cannot read {}", folder.display()))?.path();
-        if verbs.iter().any(|verb| is_result(&path, verb)) {
-            fs::remove_file(&path).with_context(|| format!("cannot remove {}", path.display()))?;
-        }
-    }
-    Ok(())
-}
-
-/// Returns whether a file has the name of a result of `verb`.
-fn is_result(path: &Path, verb: &str) -> bool {
-    let name = path.file_name().unwrap_or_default().to_string_lossy();
-    let rest = name.strip_prefix(verb).and_then(|name| name.strip_prefix(".part-")?.strip_suffix(".json"));
-    let is_number = |text: &str| text.len() >= 5 && text.bytes().all(|byte| byte.is_ascii_digit());
-    rest.and_then(|rest| rest.split_once("-of-")).is_some_and(|(k, n)| is_number(k) && is_number(n))
-}
-
 /// Returns an error that names the parts that are missing, if there are any.
 pub(crate) fn check_none_missing(missing: &[Part]) -> anyhow::Result<()> {
     /// Number of parts that are named.
@@ -306,6 +287,31 @@ pub(crate) fn check_none_missing(missing: &[Part]) -> anyhow::Result<()> {
         true => Ok(()),
         false => bail!("{} part(s) are missing: run {}{rest} first", missing.len(), named.join(", ")),
     }
+}
+
+/// Deletes what parts of `verb` have left in `folder`: results, and the marks and temporary files of parts that were killed.
+pub(crate) fn remove_parts(folder: &Path, verb: &str) -> anyhow::Result<()> {
+    let entries = fs::read_dir(folder).with_context(|| format!("cannot read {}", folder.display()))?;
+    for entry in entries {
+        let path = entry.with_context(|| format!("cannot read {}", folder.display()))?.path();
+        if is_of_part(&path, verb) {
+            fs::remove_file(&path).with_context(|| format!("cannot remove {}", path.display()))?;
+        }
+    }
+    Ok(())
+}
+
+/// Returns whether a file has the name of a result of a part of `verb`, or that of its mark or temporary file.
+fn is_of_part(path: &Path, verb: &str) -> bool {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let numbers = name.strip_prefix(verb).and_then(|name| name.strip_prefix(".part-")?.split_once("-of-"));
+    let Some((number, (n_parts, ending))) = numbers.and_then(|(k, rest)| Some((k, rest.split_once('.')?)))
+    else {
+        return false;
+    };
+    let is_number = |text: &str| text.len() >= 5 && text.bytes().all(|byte| byte.is_ascii_digit());
+    let is_temporary = ending.starts_with("json.") && ending.ends_with(".tmp");
+    is_number(number) && is_number(n_parts) && (matches!(ending, "json" | "lock") || is_temporary)
 }
 
 #[cfg(test)]
@@ -324,13 +330,16 @@ mod tests {
     }
 
     #[test]
-    fn results_are_known_by_their_names() {
+    fn files_of_parts_are_known_by_their_names() {
         let results = PartResults::new(Path::new("out"), "remove", Value::Null);
         for part in [Part { number: 2, n_parts: 3 }, Part { number: 9, n_parts: 123_456 }] {
-            assert!(is_result(&results.path(part), "remove") && !is_result(&results.path(part), "move"));
+            let path = results.path(part);
+            for path in [&path, &path.with_extension("lock"), &file::temporary(&path)] {
+                assert!(is_of_part(path, "remove") && !is_of_part(path, "move"), "{}", path.display());
+            }
         }
         for other in ["remove.part-1-of-3.json", "remove.part-00001-of-00003.tar", "remove.job.json"] {
-            assert!(!is_result(Path::new(other), "remove"), "{other}");
+            assert!(!is_of_part(Path::new(other), "remove"), "{other}");
         }
     }
 

@@ -1,10 +1,10 @@
-//! Comparing images with given ones in parts: `ocelli curate retrieve | remove --part`.
+//! Comparison of images with given ones, in parts: `ocelli curate retrieve | remove --part`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Output;
 
-use crate::curate::npy;
+use crate::curate::{WIDTH, npy, wide_row};
 use crate::parts::{assert_same, files, in_parts};
 use crate::support::{World, fails, json_of, ok};
 
@@ -20,15 +20,20 @@ impl Desk {
     /// Writes features of 4,000 images and of 601 others. Some of these are equal to images, and some images are equally similar to several.
     fn new() -> Self {
         let world = World::new(4);
-        let unit = |degrees: f32| [degrees.to_radians().cos(), degrees.to_radians().sin()];
-        let rows: Vec<f32> =
-            (0..4000).flat_map(|i| unit((i * 7919 % 3600) as f32 / 10.0 + (i % 7) as f32 * 0.001)).collect();
-        fs::write(world.path("x.npy"), npy(&rows, 2)).unwrap();
-        let like: Vec<f32> = rows[..400].iter().chain(&rows[..800]).chain(&unit(12.345)).copied().collect();
-        fs::write(world.path("like.npy"), npy(&like, 2)).unwrap();
+        let rows: Vec<f32> = (0..4000)
+            .flat_map(|i| wide_row((i * 7919 % 3600) as f32 / 10.0 + (i % 7) as f32 * 0.001))
+            .collect();
+        fs::write(world.path("x.npy"), npy(&rows, WIDTH)).unwrap();
+        let like: Vec<f32> = rows[..WIDTH * 400]
+            .iter()
+            .chain(&rows[..WIDTH * 200])
+            .chain(&wide_row(12.345))
+            .copied()
+            .collect();
+        fs::write(world.path("like.npy"), npy(&like, WIDTH)).unwrap();
         let mut bad = rows;
-        bad[2 * 1100] = f32::NAN;
-        fs::write(world.path("bad.npy"), npy(&bad, 2)).unwrap();
+        bad[WIDTH * 1100] = f32::NAN;
+        fs::write(world.path("bad.npy"), npy(&bad, WIDTH)).unwrap();
         Self { world }
     }
 
@@ -73,13 +78,17 @@ fn parts_are_joined_to_the_result_of_one_command() {
         }
         ok(&desk.run(&many, &["--join", "6"]));
         assert_same(&desk.world.path("whole"), &desk.world.path("many"));
-        // A whole job that overwrites leaves no part behind.
+        // A whole job that overwrites leaves nothing of parts behind, not even of killed ones.
+        for ending in ["lock", "json.0-0.tmp"] {
+            let killed = format!("parts/{}.part-00002-of-00003.{ending}", settings[0]);
+            fs::write(desk.world.path(&killed), "").unwrap();
+        }
         assert!(
             fails(&desk.run(&args, &["--join", "3", "--overwrite"]), 2)
                 .contains("delete the results of parts")
         );
         ok(&desk.run(&args, &["--overwrite"]));
-        let left = |name: &str| name.contains(".part-") || name.ends_with(".lock");
+        let left = |name: &str| name.contains(".part-");
         assert!(files(&desk.world.path("parts"), left).is_empty());
         assert_same(&desk.world.path("whole"), &desk.world.path("parts"));
     }
@@ -94,7 +103,8 @@ fn parts_of_other_jobs_are_refused() {
         for (args, more) in [(&args, &["--part", "1/4"][..]), (&args, &[]), (&other, &["--part", "1/3"])] {
             let said = fails(&desk.run(args, more), 2);
             assert!(
-                said.contains("holds another job") && said.contains("with other inputs, flags or parts"),
+                said.contains("holds another job")
+                    && said.contains("with other inputs, flags or number of parts"),
                 "{said}"
             );
         }
@@ -104,7 +114,7 @@ fn parts_of_other_jobs_are_refused() {
         ok(&desk.run(&other, &["--part", "2/3"]));
         let part = fs::read(folder.join(&name)).unwrap();
         fs::copy(desk.world.path("other").join(&name), folder.join(&name)).unwrap();
-        assert!(fails(&desk.run(&args, &["--join", "3"]), 2).contains("is of another job"));
+        assert!(fails(&desk.run(&args, &["--join", "3"]), 2).contains("is of another job or part"));
         fs::write(folder.join(&name), part).unwrap();
         ok(&desk.run(&args, &["--join", "3"]));
         // The same queries, written again, and others of the same name.
@@ -127,18 +137,20 @@ fn damaged_parts_are_refused() {
         let path = folder.join(format!("{}.part-00002-of-00003.json", settings[0]));
         let part = fs::read_to_string(&path).unwrap();
         let (before, found) = part.split_once("\"result\":[[").unwrap();
-        let (_, rest) = found.split_once("],[").unwrap();
-        let (_, numbers) = found.split_once(',').unwrap();
-        let unknown = format!("{before}\"result\":[[4000,{numbers}");
-        let lost = format!("{before}\"result\":[[{rest}");
-        let cases = match settings[0] {
-            "remove" => vec![(unknown, 2, "are damaged"), (lost, 2, "are damaged")],
-            _ => vec![(unknown, 2, "are damaged")],
-        };
-        for (text, code, reason) in cases {
+        let [row, query, similarity] =
+            <[&str; 3]>::try_from(found.split([',', ']']).take(3).collect::<Vec<_>>()).unwrap();
+        let rest = &found[[row, query, similarity].concat().len() + 2..];
+        let with = |row: &str, query: &str| format!("{before}\"result\":[[{row},{query},{similarity}{rest}");
+        assert_eq!(with(row, query), part);
+        let lost = format!("{before}\"result\":[{}", &rest[2..]);
+        for text in [with("1023", query), with("4000", query), with(row, "601"), lost] {
             fs::write(&path, text).unwrap();
-            assert!(fails(&desk.run(&args, &["--join", "3"]), code).contains(reason));
+            let said = fails(&desk.run(&args, &["--join", "3"]), 2);
+            assert!(said.contains("is damaged") && said.contains("do part 2/3 again"), "{said}");
         }
+        // Another part of the same job.
+        fs::copy(folder.join(format!("{}.part-00001-of-00003.json", settings[0])), &path).unwrap();
+        assert!(fails(&desk.run(&args, &["--join", "3"]), 2).contains("of another job or part"));
     }
 }
 
@@ -166,5 +178,9 @@ fn what_cannot_be_done_in_parts_is_refused() {
         ["curate", "remove", "--checkpoint", "run", "--shards", &photos, "--like", &photos, "--out", &out];
     let said = fails(&desk.world.ocelli(&[&args[..], &["--join", "2"]].concat()), 2);
     assert!(said.contains("need --features and --like-features"), "{said}");
+    let args = desk.args(&VERBS[0], "x.npy", "no");
+    let args: Vec<&str> = args.iter().map(String::as_str).chain(["--part", "1/2"]).collect();
+    let ranks = [("RANK", "0"), ("WORLD_SIZE", "2"), ("LOCAL_RANK", "0")];
+    assert!(fails(&desk.world.ocelli_with(&args, &ranks), 2).contains("started one by one"));
     assert!(!Path::new(&out).exists());
 }

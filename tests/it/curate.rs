@@ -27,6 +27,15 @@ pub(crate) fn npy(rows: &[f32], width: usize) -> Vec<u8> {
     [b"\x93NUMPY\x01\x00", &len[..], header.as_bytes(), &bytes].concat()
 }
 
+/// Columns of rows whose sums of products are rounded by the blocks in which they are computed. Those of fewer than 513 are not.
+pub(crate) const WIDTH: usize = 600;
+
+/// Returns a row of [`WIDTH`] columns at an angle in degrees from others.
+pub(crate) fn wide_row(degrees: f32) -> [f32; WIDTH] {
+    let (sin, cos) = degrees.to_radians().sin_cos();
+    std::array::from_fn(|column| if column % 2 == 0 { cos } else { sin })
+}
+
 /// Writes features of the world's first `n` images under `name`.
 fn write_features(world: &World, name: &str, rows: &[f32], width: usize, n: usize) {
     assert_eq!(rows.len(), n * width);
@@ -288,11 +297,11 @@ const OVER_RANKS: [(&str, &[&str]); 7] = [
 fn processes_under_mpirun_write_what_one_does() {
     let world = World::new(4);
     let degrees = (0..1500).map(|i| (i * 7919 % 3600) as f32 / 10.0 + (i % 7) as f32 * 0.001);
-    let rows: Vec<f32> = degrees.flat_map(|a| [a.to_radians().cos(), a.to_radians().sin()]).collect();
-    fs::write(world.path("x.npy"), npy(&rows, 2)).unwrap();
+    let rows: Vec<f32> = degrees.flat_map(wide_row).collect();
+    fs::write(world.path("x.npy"), npy(&rows, WIDTH)).unwrap();
     // Queries of several blocks, some of which are equally similar to a row.
-    let like: Vec<f32> = rows.iter().rev().chain(&rows[..1300]).copied().collect();
-    fs::write(world.path("like.npy"), npy(&like, 2)).unwrap();
+    let like: Vec<f32> = rows.chunks(WIDTH).rev().flatten().chain(&rows[..WIDTH * 650]).copied().collect();
+    fs::write(world.path("like.npy"), npy(&like, WIDTH)).unwrap();
     let like = world.text("like.npy");
     for (number, (verb, args)) in OVER_RANKS.into_iter().enumerate() {
         let (alone, ranks) = (format!("alone{number}"), format!("ranks{number}"));

@@ -86,6 +86,8 @@ fn slurm_starts_a_rank_for_each_gpu() {
         "srun",
         "#!/bin/bash\nwhile [[ $1 == --* ]]; do shift; done\nfor n in 0 1; do SLURM_NODEID=$n \"$@\" || exit; done\n",
     );
+    // All GPUs of a node, of which Slurm gives two.
+    write("nvidia-smi", "#!/bin/bash\nprintf 'GPU 0\\nGPU 1\\nGPU 2\\n'\n");
     write("program.sh", "#!/bin/bash\necho $RANK $WORLD_SIZE $MASTER_ADDR:$MASTER_PORT \"$@\"\n");
     let scripts = format!("{}/../scripts", env!("CARGO_MANIFEST_DIR"));
     let path = format!("{}:{}", world.text("."), std::env::var("PATH").unwrap());
@@ -93,6 +95,7 @@ fn slurm_starts_a_rank_for_each_gpu() {
         .arg(format!("{scripts}/slurm/pretrain_gpu.sbatch"))
         .env("PATH", path)
         .env("OCELLI", world.path("program.sh"))
+        .env_remove("GPUS")
         .envs([
             ("SCRIPTS", scripts.as_str()),
             ("SLURM_GPUS_ON_NODE", "2"),

@@ -16,7 +16,7 @@ mod beginnings;
 mod browser;
 /// Images of many channels from a folder to an export.
 mod channels;
-/// Comparing images with given ones in parts.
+/// Comparison of images with given ones, in parts.
 mod comparison_parts;
 /// Every kernel of a step, compiled for NVIDIA GPUs without one.
 #[cfg(feature = "cuda")]

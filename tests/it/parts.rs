@@ -202,6 +202,9 @@ fn statistics_checks_and_copies_are_found() {
         "--out",
     ];
     ok(&world.ocelli(&[&args[..], &[&whole]].concat()));
+    // Joined too early, by another number of parts, nothing is claimed.
+    let early = fails(&world.ocelli(&[&args[..], &[&parts, "--join", "4"]].concat()), 2);
+    assert!(early.contains("4 part(s) are missing"), "{early}");
     in_parts(&world, &[&args[..], &[&parts]].concat());
     assert_same(&world.path("unique"), &world.path("unique-parts"));
     assert!(fs::read_to_string(world.path("unique/copies.jsonl")).unwrap().lines().count() > 40);

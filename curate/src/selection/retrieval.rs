@@ -10,10 +10,10 @@ use ranks::communicator::Communicator;
 use ranks::topology::Topology;
 
 use crate::draw::Draw;
-use crate::rows::{SelectedRows, part_in_blocks, part_of_rank};
+use crate::rows::{SelectedRows, part_in_blocks};
 use crate::{CurateError, Progress};
 
-/// Number of rows of a block. Whole blocks have the same similarities, bit by bit, as all rows.
+/// Number of rows of a block. Rows that are compared in whole blocks have the same similarities, bit by bit, as when all rows are compared at once.
 pub const BLOCK_ROWS: usize = CANDIDATE_BLOCK_ROWS;
 
 /// Number of queries that are searched for before progress is told.
@@ -44,7 +44,7 @@ pub fn nearest_images(
     progress: &dyn Progress,
 ) -> Result<Vec<Retrieved>, CurateError> {
     let Topology { rank, world_size, .. } = ranks.topology();
-    let part = part_in_blocks(rows.len(), CANDIDATE_BLOCK_ROWS, rank, world_size);
+    let part = part_in_blocks(rows.len(), BLOCK_ROWS, rank, world_size);
     let mut nearest = Nearest::default();
     nearest_in_part(rows, part, queries, k, progress, |own| {
         nearest.add(nearest_of_queries(of_all_ranks(&own, ranks)?, k));
@@ -92,7 +92,7 @@ pub fn most_similar(
     progress: &dyn Progress,
 ) -> Result<Vec<Retrieved>, CurateError> {
     let Topology { rank, world_size, .. } = ranks.topology();
-    let part = part_of_rank(rows.len(), rank, world_size);
+    let part = part_in_blocks(rows.len(), BLOCK_ROWS, rank, world_size);
     of_all_ranks(&most_similar_in_part(rows, part, others, progress)?, ranks)
 }
 
@@ -151,7 +151,7 @@ pub fn from_clusters(
     Ok(retrieved)
 }
 
-/// Returns the number of blocks of `n_rows` rows.
+/// Returns the number of blocks that `n_rows` rows make; the last one may be shorter.
 pub fn n_blocks(n_rows: usize) -> usize {
     n_rows.div_ceil(BLOCK_ROWS)
 }
@@ -290,25 +290,35 @@ mod tests {
         let all = rows(2, &values);
         // More than are searched for at once.
         let queries = rows(2, &values.iter().cycle().take(2 * 4500).copied().collect::<Vec<_>>());
+        assert_blocks_are_joined(&all, &queries, &[1, 7]);
+        // Enough columns for sums whose rounding depends on the rows that are multiplied together.
+        const D: usize = 600;
+        let values: Vec<f32> = (0..D * 2060).map(|i| draw.uniform(i as u64) as f32 - 0.5).collect();
+        let (all, queries) = (rows(D, &values), rows(D, &values[D * 2000..]));
+        assert_blocks_are_joined(&all, &queries, &[1, 7, 1500]);
+    }
+
+    fn assert_blocks_are_joined(all: &FeatureRows, queries: &FeatureRows, counts: &[usize]) {
         let solo = Communicator::solo();
-        for k in [1, 7, 1500] {
-            // All queries only with few images each.
-            let few: Vec<u32> = (0..if k > 100 { 40 } else { queries.len() as u32 }).collect();
-            let queries = SelectedRows::new(&queries, &few);
-            let whole = nearest_images(&all, &queries, k, &solo, &Silent).unwrap();
+        for k in counts {
+            let whole = nearest_images(all, queries, *k, &solo, &Silent).unwrap();
             for divisions in [&[0, 1, 3][..], &[0, 0, 2, 2, 3], &[0, 1, 2, 3]] {
-                let found: Vec<Retrieved> = divisions
-                    .windows(2)
-                    .flat_map(|ends| nearest_in_blocks(&all, ends[0]..ends[1], &queries, k, &Silent).unwrap())
-                    .collect();
-                assert_eq!(join_nearest(found, k), whole, "{k} {divisions:?}");
+                let of_blocks =
+                    |blocks: Range<usize>| nearest_in_blocks(all, blocks, queries, *k, &Silent).unwrap();
+                let found = divisions.windows(2).flat_map(|ends| of_blocks(ends[0]..ends[1])).collect();
+                assert_eq!(join_nearest(found, *k), whole, "{k} {divisions:?}");
             }
         }
-        let whole = most_similar(&all, &queries, &solo, &Silent).unwrap();
+        let whole = most_similar(all, queries, &solo, &Silent).unwrap();
         let found =
-            [0..2, 2..2, 2..3].map(|blocks| most_similar_in_blocks(&all, blocks, &queries, &Silent).unwrap());
+            [0..2, 2..2, 2..3].map(|blocks| most_similar_in_blocks(all, blocks, queries, &Silent).unwrap());
         assert_eq!(found.concat(), whole);
+    }
+
+    #[test]
+    fn the_last_block_may_be_shorter() {
         assert_eq!((n_blocks(2500), rows_of_blocks(2500, 2..3)), (3, 2048..2500));
+        assert_eq!((n_blocks(2048), rows_of_blocks(2048, 1..2)), (2, 1024..2048));
     }
 
     #[test]

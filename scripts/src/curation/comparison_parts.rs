@@ -1,4 +1,4 @@
-//! Comparing images with given ones in parts (`--part`, `--join`).
+//! Comparison of images with given ones, in parts (`--part`, `--join`).
 
 use std::ops::Range;
 
@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use super::input::{Input, InputFlags};
 use super::output::OutputFlags;
 use crate::cluster::launch::Launch;
-use crate::parts::{PartFlags, PartResults, Work};
+use crate::parts::{Part, PartFlags, PartResults, Work};
 
 /// Returns the share of the work that `parts` asks for.
 ///
@@ -33,7 +33,7 @@ pub(crate) fn share_of_work(
     Ok(work)
 }
 
-/// Describes the results of parts of `verb`, which compares `input` with `others`.
+/// Describes the results of parts of `verb`, which compares `input` with `like`; all of them are there if `work` joins them.
 ///
 /// # Errors
 /// If `work` joins parts and some are missing.
@@ -41,12 +41,12 @@ pub(crate) fn part_results(
     work: Work,
     verb: &'static str,
     settings: &Value,
-    (input, others): (&Input, &Input),
+    (input, like): (&Input, &Input),
     output: &OutputFlags,
 ) -> anyhow::Result<PartResults> {
     let of_input = |input: &Input| json!([input.identity, input.files]);
     let job = json!({
-        "settings": settings, "input": of_input(input), "like": of_input(others), "block_rows": BLOCK_ROWS,
+        "settings": settings, "input": of_input(input), "like": of_input(like), "block_rows": BLOCK_ROWS,
     });
     let results = PartResults::new(&output.out, verb, job);
     results.check_complete(work)?;
@@ -54,14 +54,18 @@ pub(crate) fn part_results(
 }
 
 /// Compares a part of `input`, whole blocks of rows, saves what `compare` finds and returns `None`; to join parts, returns the results of
-/// all of them, in the order of the parts.
+/// all of them, in the order of the parts. `n_found` is the number of results of so many rows.
+///
+/// # Errors
+/// If a row of the part is not finite, if the result cannot be written, or if one to be joined is of another job or damaged.
 pub(crate) fn compared_in_parts(
     work: Work,
     results: &PartResults,
-    (input, others): (&Input, &Input),
+    (input, like): (&Input, &Input),
+    n_found: impl Fn(usize) -> usize,
     compare: impl FnOnce(Range<usize>) -> Result<Vec<Retrieved>, CurateError>,
 ) -> anyhow::Result<Option<Vec<Retrieved>>> {
-    let n_rows = input.rows.len();
+    let (n_rows, n_like) = (input.rows.len(), like.rows.len());
     let parts = results.of(work, n_blocks(n_rows), |blocks| {
         input.rows.largest(rows_of_blocks(n_rows, blocks.clone()))?;
         // A number is saved as its bits.
@@ -69,10 +73,13 @@ pub(crate) fn compared_in_parts(
     })?;
     let Some(parts) = parts else { return Ok(None) };
     let mut found: Vec<Retrieved> = Vec::new();
-    parts.into_iter().for_each(|part| found.extend(bytemuck::cast_vec::<[u32; 3], Retrieved>(part)));
-    let is_known = |one: &Retrieved| (one.row as usize) < n_rows && (one.query as usize) < others.rows.len();
-    if !found.iter().all(is_known) {
-        return Err(results.damaged());
+    for (part, of_part) in Part::all(parts.len()).zip(parts) {
+        let rows = rows_of_blocks(n_rows, part.range(n_blocks(n_rows)));
+        let is_own = |[row, like, _]: &[u32; 3]| rows.contains(&(*row as usize)) && (*like as usize) < n_like;
+        if of_part.len() != n_found(rows.len()) || !of_part.iter().all(is_own) {
+            return Err(results.damaged(part));
+        }
+        found.extend(bytemuck::cast_vec::<[u32; 3], Retrieved>(of_part));
     }
     Ok(Some(found))
 }

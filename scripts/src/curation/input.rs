@@ -51,7 +51,7 @@ pub(crate) struct Input {
     pub(crate) names: Vec<ImageName>,
     /// The images, if shards are given.
     pub(crate) images: Option<Images>,
-    /// Identity of the input: files, or weights and images.
+    /// Identity of the input: a fingerprint of the features, or weights and images.
     pub(crate) identity: Vec<Value>,
     /// Path, length and modification time of each file of features; empty if a network computed them.
     pub(crate) files: Vec<Value>,

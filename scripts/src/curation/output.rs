@@ -13,7 +13,7 @@ use serde_json::{Map, Value, json};
 use super::clusters;
 use super::input::{Images, Input};
 use crate::cluster::launch::Launch;
-use crate::parts::{Work, remove_results};
+use crate::parts::Work;
 use crate::progress::bar;
 use crate::shards::classes::copy_classes;
 use crate::shards::hold::{Held, hold_for};
@@ -31,9 +31,6 @@ const KEPT: &str = "keep.txt";
 /// Files that calls write, besides shards.
 const RESULTS: [&str; 8] =
     [LIST, KEPT, PAIRS, OUTLIERS, MAP, QUALITIES, clusters::FILE, clusters::UNFINISHED];
-
-/// Verbs that can be run in parts.
-const IN_PARTS: [&str; 2] = ["retrieve", "remove"];
 
 /// Sheet of pairs around a threshold.
 pub(crate) const PAIRS: &str = "pairs.png";
@@ -179,7 +176,7 @@ impl OutputFlags {
                 _ => {}
             }
         }
-        remove_results(&self.out, &IN_PARTS)
+        Ok(())
     }
 }
 

@@ -17,6 +17,7 @@ use pipeline::{Shard, Source, Storage, file};
 use rayon::prelude::*;
 use serde_json::{Value, json};
 
+use crate::parts::remove_parts;
 use crate::progress::bar;
 use crate::shards::classes::copy_classes;
 use crate::shards::hold::hold;
@@ -265,13 +266,17 @@ pub(crate) fn claim(
     let mark = out.join("job.json");
     let this = json!({ "verb": verb, "settings": settings, "inputs": inputs });
     match fs::read_to_string(&mark) {
-        Ok(_) if overwrite => clear(out)?,
+        Ok(text) if overwrite => {
+            let there: Value = serde_json::from_str(&text).unwrap_or_default();
+            remove_parts(out, there["verb"].as_str().unwrap_or(verb))?;
+            clear(out)?;
+        }
         Ok(text) => {
             let there: Value =
                 serde_json::from_str(&text).with_context(|| format!("cannot read {}", mark.display()))?;
             if there != this {
                 bail!(
-                    "{} holds another job ({}), or this one with other inputs, flags or parts; choose another --out",
+                    "{} holds another job ({}), or the same one with other inputs, flags or number of parts; choose another --out",
                     out.display(),
                     there["verb"].as_str().unwrap_or("unknown")
                 );

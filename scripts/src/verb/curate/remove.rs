@@ -46,8 +46,8 @@ pub(crate) fn run(args: &Args, storage: &Storage, folder: &Path) -> anyhow::Resu
     let input = args.input.open(Metric::Cosine, &launch, storage, folder)?;
     let like = args.like.open(&args.input, &input, &launch, storage, folder)?;
     let settings = json!({ "like": like.identity, "threshold": threshold.to_string() });
-    let ranks = connect(&launch, &args.input.compute)?;
     let results = part_results(work, "remove", &settings, (&input, &like), &args.output)?;
+    let ranks = connect(&launch, &args.input.compute)?;
     let claimed = args.output.claim_for(work, "remove", settings, &input, &launch, storage);
     let output = together(&ranks, claimed)?;
     let Some(found) = find(work, &results, &input, &like, &ranks)? else { return Ok(ExitCode::SUCCESS) };
@@ -85,19 +85,15 @@ fn find(
     ranks: &Communicator,
 ) -> anyhow::Result<Option<Vec<Retrieved>>> {
     let (rows, others) = (&input.rows, &like.rows);
-    others.largest(0..others.len())?;
+    // A part checks the rows that it compares.
+    let n_checked = if work == Work::Whole { rows.len() } else { 0 };
+    let checked = rows.largest(0..n_checked).and_then(|_| others.largest(0..others.len()));
+    together(ranks, checked.map_err(anyhow::Error::from))?;
     if work == Work::Whole {
-        rows.largest(0..rows.len())?;
         return Ok(Some(most_similar(rows, others, ranks, &Bars::new(ranks))?));
     }
     let compare = |blocks| most_similar_in_blocks(rows, blocks, others, &Bars::new(ranks));
-    let found = compared_in_parts(work, results, (input, like), compare)?;
-    if let Some(found) = &found
-        && !found.iter().map(|one| one.row as usize).eq(0..rows.len())
-    {
-        return Err(results.damaged());
-    }
-    Ok(found)
+    compared_in_parts(work, results, (input, like), |n_rows| n_rows, compare)
 }
 
 /// Draws pairs of `found` around the threshold, if there are images.

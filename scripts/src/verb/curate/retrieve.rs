@@ -69,8 +69,8 @@ pub(crate) fn run(args: &Args, storage: &Storage, folder: &Path) -> anyhow::Resu
     let settings = json!({
         "like": like.identity, "count": args.count, "by": format!("{:?}", args.by), "clusters": args.clusters.identity(),
     });
-    let ranks = connect(&launch, &args.input.compute)?;
     let results = part_results(work, "retrieve", &settings, (&input, &like), &args.output)?;
+    let ranks = connect(&launch, &args.input.compute)?;
     let claimed = args.output.claim_for(work, "retrieve", settings, &input, &launch, storage);
     let output = together(&ranks, claimed)?;
     let n = input.rows.len();
@@ -102,23 +102,24 @@ fn find(
     work: Work,
     results: &PartResults,
     input: &Input,
-    others: &Input,
+    like: &Input,
     ranks: &Communicator,
 ) -> anyhow::Result<Option<Vec<Retrieved>>> {
-    let (rows, like, count) = (&input.rows, &others.rows, args.count as usize);
-    if work == Work::Whole {
-        rows.largest(0..rows.len())?;
-    }
-    like.largest(0..like.len())?;
+    let (rows, others, count) = (&input.rows, &like.rows, args.count as usize);
+    // A part checks the rows that it compares.
+    let n_checked = if work == Work::Whole { rows.len() } else { 0 };
+    let checked = rows.largest(0..n_checked).and_then(|_| others.largest(0..others.len()));
+    together(ranks, checked.map_err(anyhow::Error::from))?;
     if args.by == By::Cluster {
         let clusters = args.clusters.run(rows, &args.output.out, ranks)?;
         let (parents, seed) = (clusters.tree.parents(0), args.clusters.limits.seed);
-        return Ok(Some(from_clusters(rows, like, &clusters.centers[0], parents, count, seed)?));
+        return Ok(Some(from_clusters(rows, others, &clusters.centers[0], parents, count, seed)?));
     }
     if work == Work::Whole {
-        return Ok(Some(nearest_images(rows, like, count, ranks, &Bars::new(ranks))?));
+        return Ok(Some(nearest_images(rows, others, count, ranks, &Bars::new(ranks))?));
     }
-    let compare = |blocks| nearest_in_blocks(rows, blocks, like, count, &Bars::new(ranks));
-    let found = compared_in_parts(work, results, (input, others), compare)?;
+    let compare = |blocks| nearest_in_blocks(rows, blocks, others, count, &Bars::new(ranks));
+    let n_found = |n_rows: usize| others.len() * count.min(n_rows);
+    let found = compared_in_parts(work, results, (input, like), n_found, compare)?;
     Ok(found.map(|found| join_nearest(found, count)))
 }

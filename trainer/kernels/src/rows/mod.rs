@@ -7,7 +7,7 @@ mod nearest;
 use std::ops::Range;
 
 pub use center::{NearestCenter, find_nearest_centers};
-pub use nearest::{CANDIDATE_BLOCK_ROWS, nearest_rows};
+pub use nearest::{CANDIDATE_BLOCK_ROWS, QUERY_BLOCK_ROWS, nearest_rows};
 
 /// Rows of equal length, `[n, width]`.
 pub trait Rows: Sync {

@@ -10,8 +10,8 @@ use super::{Rows, blocks};
 use crate::ops::gemm::{Mat, gemm};
 
 /// Number of queries per block, whatever the number of threads, so that the bits of a product do not depend on it; many, so that the cost of
-/// copying candidates is negligible.
-const QUERIES: usize = 256;
+/// copying candidates is negligible. Products have the same bits in parts that begin at a multiple of it.
+pub const QUERY_BLOCK_ROWS: usize = 256;
 
 /// Number of candidates per block, which stays in a core's cache. Products have the same bits in parts that begin at a multiple of it.
 pub const CANDIDATE_BLOCK_ROWS: usize = 1024;
@@ -26,7 +26,7 @@ pub fn nearest_rows(
     excludes_itself: bool,
 ) -> Vec<Vec<(u32, f32)>> {
     let k = k.min(candidates.len());
-    let all: Vec<Range<usize>> = blocks(0..queries.len(), QUERIES).collect();
+    let all: Vec<Range<usize>> = blocks(0..queries.len(), QUERY_BLOCK_ROWS).collect();
     let search = |range: &Range<usize>| search_block(candidates, queries, range.clone(), k, excludes_itself);
     all.par_iter().flat_map_iter(search).collect()
 }
