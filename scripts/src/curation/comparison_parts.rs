@@ -6,10 +6,12 @@ use anyhow::bail;
 use curate::CurateError;
 use curate::selection::{BLOCK_ROWS, Retrieved, n_blocks, rows_of_blocks};
 use kernels::rows::Rows;
+use ranks::communicator::Communicator;
 use serde_json::{Value, json};
 
 use super::input::{Input, InputFlags};
 use super::output::OutputFlags;
+use super::ranks::together;
 use crate::cluster::launch::Launch;
 use crate::parts::{Part, PartFlags, PartResults, Work};
 
@@ -51,6 +53,20 @@ pub(crate) fn part_results(
     let results = PartResults::new(&output.out, verb, job);
     results.check_complete(work)?;
     Ok(results)
+}
+
+/// Checks that all rows of `like` are finite, and those of `input` unless parts check their own. All ranks call it.
+///
+/// # Errors
+/// If a row is not finite, on any rank.
+pub(crate) fn check_rows(
+    work: Work,
+    (input, like): (&Input, &Input),
+    ranks: &Communicator,
+) -> anyhow::Result<()> {
+    let n_checked = if work == Work::Whole { input.rows.len() } else { 0 };
+    let checked = input.rows.largest(0..n_checked).and_then(|_| like.rows.largest(0..like.rows.len()));
+    together(ranks, checked.map(drop).map_err(anyhow::Error::from))
 }
 
 /// Compares a part of `input`, whole blocks of rows, saves what `compare` finds and returns `None`; to join parts, returns the results of

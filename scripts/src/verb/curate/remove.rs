@@ -11,7 +11,7 @@ use ranks::communicator::Communicator;
 use serde_json::{Map, json};
 
 use crate::cluster::launch::Launch;
-use crate::curation::comparison_parts::{compared_in_parts, part_results, share_of_work};
+use crate::curation::comparison_parts::{check_rows, compared_in_parts, part_results, share_of_work};
 use crate::curation::input::{Input, InputFlags};
 use crate::curation::others::OtherFlags;
 use crate::curation::output::{OutputFlags, PAIRS, six_digits};
@@ -50,7 +50,7 @@ pub(crate) fn run(args: &Args, storage: &Storage, folder: &Path) -> anyhow::Resu
     let ranks = connect(&launch, &args.input.compute)?;
     let claimed = args.output.claim_for(work, "remove", settings, &input, &launch, storage);
     let output = together(&ranks, claimed)?;
-    let Some(found) = find(work, &results, &input, &like, &ranks)? else { return Ok(ExitCode::SUCCESS) };
+    let Some(found) = find(work, &results, (&input, &like), &ranks)? else { return Ok(ExitCode::SUCCESS) };
     let write = || -> anyhow::Result<()> {
         let kept: Vec<bool> =
             found.iter().map(|one| one.similarity < args.threshold.least_product()).collect();
@@ -80,15 +80,11 @@ pub(crate) fn run(args: &Args, storage: &Storage, folder: &Path) -> anyhow::Resu
 fn find(
     work: Work,
     results: &PartResults,
-    input: &Input,
-    like: &Input,
+    (input, like): (&Input, &Input),
     ranks: &Communicator,
 ) -> anyhow::Result<Option<Vec<Retrieved>>> {
     let (rows, others) = (&input.rows, &like.rows);
-    // A part checks the rows that it compares.
-    let n_checked = if work == Work::Whole { rows.len() } else { 0 };
-    let checked = rows.largest(0..n_checked).and_then(|_| others.largest(0..others.len()));
-    together(ranks, checked.map_err(anyhow::Error::from))?;
+    check_rows(work, (input, like), ranks)?;
     if work == Work::Whole {
         return Ok(Some(most_similar(rows, others, ranks, &Bars::new(ranks))?));
     }

@@ -15,7 +15,7 @@ use serde_json::{Map, json};
 
 use crate::cluster::launch::Launch;
 use crate::curation::clusters::ClusterFlags;
-use crate::curation::comparison_parts::{compared_in_parts, part_results, share_of_work};
+use crate::curation::comparison_parts::{check_rows, compared_in_parts, part_results, share_of_work};
 use crate::curation::input::{Input, InputFlags};
 use crate::curation::others::OtherFlags;
 use crate::curation::output::{OutputFlags, six_digits};
@@ -74,7 +74,7 @@ pub(crate) fn run(args: &Args, storage: &Storage, folder: &Path) -> anyhow::Resu
     let claimed = args.output.claim_for(work, "retrieve", settings, &input, &launch, storage);
     let output = together(&ranks, claimed)?;
     let n = input.rows.len();
-    let Some(found) = find(args, work, &results, &input, &like, &ranks)? else {
+    let Some(found) = find(args, work, &results, (&input, &like), &ranks)? else {
         return Ok(ExitCode::SUCCESS);
     };
     let write = || -> anyhow::Result<()> {
@@ -101,15 +101,11 @@ fn find(
     args: &Args,
     work: Work,
     results: &PartResults,
-    input: &Input,
-    like: &Input,
+    (input, like): (&Input, &Input),
     ranks: &Communicator,
 ) -> anyhow::Result<Option<Vec<Retrieved>>> {
     let (rows, others, count) = (&input.rows, &like.rows, args.count as usize);
-    // A part checks the rows that it compares.
-    let n_checked = if work == Work::Whole { rows.len() } else { 0 };
-    let checked = rows.largest(0..n_checked).and_then(|_| others.largest(0..others.len()));
-    together(ranks, checked.map_err(anyhow::Error::from))?;
+    check_rows(work, (input, like), ranks)?;
     if args.by == By::Cluster {
         let clusters = args.clusters.run(rows, &args.output.out, ranks)?;
         let (parents, seed) = (clusters.tree.parents(0), args.clusters.limits.seed);
