@@ -60,7 +60,7 @@ pub(crate) struct KMeansFlags {
     #[arg(long, default_value_t = 0)]
     pub(crate) seed: u64,
     /// Gigabytes of memory that each process may use besides features, which .npy of 32 bits and .safetensors leave in their files
-    /// [default: what is available].
+    /// [default: all that is available on the machine; give it where several processes share one].
     #[arg(long, value_name = "GB")]
     memory_gb: Option<f64>,
 }

@@ -7,7 +7,7 @@ const EQUAL: f32 = 1.0 - 1e-6;
 #[derive(clap::Args)]
 pub(crate) struct ThresholdFlag {
     /// Cosine similarity from which on two images are too much alike. What it should be depends on the network and on the images:
-    /// pairs.png shows pairs above and below it.
+    /// where both are given, and not only their features, pairs.png shows pairs above and below it.
     #[arg(long, default_value_t = 0.95, value_name = "COSINE", value_parser = cosine)]
     pub(crate) threshold: f32,
 }
