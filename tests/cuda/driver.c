@@ -1,7 +1,13 @@
-// A CUDA driver without a device. It claims the compute capability of OCELLI_DRIVER_SM ("80", "90"), hands out host memory,
-// copies, and launches nothing; what it is given to load is PTX, which it writes to the folder OCELLI_DRIVER_PTX, a file a
-// module. With it as libcuda.so.1, and NVIDIA's own NVRTC, a step compiles every kernel that it would launch.
+// A CUDA driver without a device. It claims the compute capability of OCELLI_DRIVER_SM ("80", "90") and the memory of
+// OCELLI_DRIVER_GIB, hands out host memory, copies, and launches nothing. What it is given to load is PTX, which it writes to
+// the folder OCELLI_DRIVER_PTX, a file a module. It appends a line for each launch, copy, allocation and wait to the file
+// OCELLI_DRIVER_LOG, if that is set.
+//
+// With it as libcuda.so, and NVIDIA's own NVRTC, a step compiles every kernel that it would launch; with nvrtc.c in place
+// of NVRTC, a step shows what it launches, in which order and on which stream, without compiling anything.
 
+#include <fcntl.h>
+#include <pthread.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -29,12 +35,27 @@ enum {
     MAX_SHARED_MEMORY_PER_BLOCK_OPTIN = 97,
 };
 
-static const size_t MEMORY = 64ull << 30;
-
-static int sm(void) {
-    const char *value = getenv("OCELLI_DRIVER_SM");
-    return value ? atoi(value) : 80;
+static int number_of(const char *name, int otherwise) {
+    const char *value = getenv(name);
+    return value ? atoi(value) : otherwise;
 }
+
+static int sm(void) { return number_of("OCELLI_DRIVER_SM", 80); }
+
+static size_t memory(void) { return (size_t)number_of("OCELLI_DRIVER_GIB", 64) << 30; }
+
+static int log_file = -1;
+static void open_log(void) {
+    const char *path = getenv("OCELLI_DRIVER_LOG");
+    if (path) log_file = open(path, O_WRONLY | O_CREAT | O_APPEND, 0644);
+}
+
+// Appends a line to the log, in one write. cublaslt.c writes to the same file.
+#define LOG(...) do { \
+    static pthread_once_t once = PTHREAD_ONCE_INIT; \
+    pthread_once(&once, open_log); \
+    if (log_file >= 0) dprintf(log_file, __VA_ARGS__); \
+} while (0)
 
 Result cuInit(unsigned flags) { return SUCCESS; }
 Result cuDriverGetVersion(int *version) { *version = 13020; return SUCCESS; }
@@ -46,7 +67,7 @@ Result cuDeviceGet(int *device, int ordinal) { *device = ordinal; return SUCCESS
 Result cuDeviceGetName(char *name, int len, int device) { snprintf(name, len, "no device, sm_%d", sm()); return SUCCESS; }
 Result cuDeviceGetUuid_v2(char *uuid, int device) { memset(uuid, 0, 16); return SUCCESS; }
 Result cuDeviceGetPCIBusId(char *id, int len, int device) { snprintf(id, len, "0000:00:00.0"); return SUCCESS; }
-Result cuDeviceTotalMem_v2(size_t *bytes, int device) { *bytes = MEMORY; return SUCCESS; }
+Result cuDeviceTotalMem_v2(size_t *bytes, int device) { *bytes = memory(); return SUCCESS; }
 Result cuDeviceGetAttribute(int *value, int attribute, int device) {
     switch (attribute) {
     case MAX_THREADS_PER_BLOCK: case MAX_BLOCK_DIM_X: case MAX_BLOCK_DIM_Y: *value = 1024; break;
@@ -72,33 +93,46 @@ Result cuCtxGetCurrent(void **out) { *out = &context; return SUCCESS; }
 Result cuCtxGetStreamPriorityRange(int *least, int *greatest) { *least = *greatest = 0; return SUCCESS; }
 
 static Result allocate(Pointer *out, size_t bytes) {
-    void *memory = calloc(1, bytes ? bytes : 1);
-    *out = (Pointer)memory;
-    return memory ? SUCCESS : OUT_OF_MEMORY;
+    if (bytes > memory()) return OUT_OF_MEMORY;
+    void *pages = calloc(1, bytes ? bytes : 1);
+    *out = (Pointer)pages;
+    LOG("allocate %zu at %llx\n", bytes, *out);
+    return pages ? SUCCESS : OUT_OF_MEMORY;
+}
+static Result release(Pointer pages) {
+    LOG("free %llx\n", pages);
+    free((void *)pages);
+    return SUCCESS;
 }
 Result cuMemAlloc_v2(Pointer *out, size_t bytes) { return allocate(out, bytes); }
 Result cuMemAllocAsync(Pointer *out, size_t bytes, void *stream) { return allocate(out, bytes); }
-Result cuMemFree_v2(Pointer memory) { free((void *)memory); return SUCCESS; }
-Result cuMemFreeAsync(Pointer memory, void *stream) { free((void *)memory); return SUCCESS; }
+Result cuMemFree_v2(Pointer pages) { return release(pages); }
+Result cuMemFreeAsync(Pointer pages, void *stream) { return release(pages); }
 Result cuMemAllocHost_v2(void **out, size_t bytes) { return allocate((Pointer *)out, bytes); }
 Result cuMemHostAlloc(void **out, size_t bytes, unsigned flags) { return allocate((Pointer *)out, bytes); }
 Result cuMemFreeHost(void *memory) { free(memory); return SUCCESS; }
-Result cuMemGetInfo_v2(size_t *free_bytes, size_t *total) { *free_bytes = *total = MEMORY; return SUCCESS; }
+Result cuMemGetInfo_v2(size_t *free_bytes, size_t *total) { *free_bytes = *total = memory(); return SUCCESS; }
 
-static Result copy(Pointer to, Pointer from, size_t bytes) {
+static Result copy(const char *kind, Pointer to, Pointer from, size_t bytes, void *stream) {
+    LOG("copy %s %zu to %llx stream %p\n", kind, bytes, to, stream);
     memmove((void *)to, (const void *)from, bytes);
     return SUCCESS;
 }
-Result cuMemcpyHtoDAsync_v2(Pointer to, Pointer from, size_t bytes, void *stream) { return copy(to, from, bytes); }
-Result cuMemcpyDtoHAsync_v2(Pointer to, Pointer from, size_t bytes, void *stream) { return copy(to, from, bytes); }
-Result cuMemcpyDtoDAsync_v2(Pointer to, Pointer from, size_t bytes, void *stream) { return copy(to, from, bytes); }
-Result cuMemsetD8Async(Pointer to, unsigned char value, size_t n, void *stream) { memset((void *)to, value, n); return SUCCESS; }
+Result cuMemcpyHtoDAsync_v2(Pointer to, Pointer from, size_t bytes, void *stream) { return copy("in", to, from, bytes, stream); }
+Result cuMemcpyDtoHAsync_v2(Pointer to, Pointer from, size_t bytes, void *stream) { return copy("out", to, from, bytes, stream); }
+Result cuMemcpyDtoDAsync_v2(Pointer to, Pointer from, size_t bytes, void *stream) { return copy("within", to, from, bytes, stream); }
+Result cuMemsetD8Async(Pointer to, unsigned char value, size_t n, void *stream) {
+    LOG("set %zu at %llx stream %p\n", n, to, stream);
+    memset((void *)to, value, n);
+    return SUCCESS;
+}
 
 // CUDA_MEMCPY2D of cuda.h.
 struct Side { size_t x_bytes, y; int memory_type; void *host; Pointer device; void *array; size_t pitch; };
 struct Copy2D { struct Side from, to; size_t width_bytes, height; };
 Result cuMemcpy2DAsync_v2(const struct Copy2D *c, void *stream) {
     const int HOST = 1;
+    LOG("copy rows %zu of %zu stream %p\n", c->height, c->width_bytes, stream);
     char *from = c->from.memory_type == HOST ? c->from.host : (char *)c->from.device;
     char *to = c->to.memory_type == HOST ? c->to.host : (char *)c->to.device;
     from += c->from.y * c->from.pitch + c->from.x_bytes;
@@ -111,22 +145,28 @@ Result cuMemcpy2DAsync_v2(const struct Copy2D *c, void *stream) {
 static const int ELAPSED_MS = 20;
 static int launched;
 
-static int stream;
-Result cuStreamCreate(void **out, unsigned flags) { *out = &stream; return SUCCESS; }
-Result cuStreamCreateWithPriority(void **out, unsigned flags, int priority) { *out = &stream; return SUCCESS; }
+static int event;
+// Streams are numbers, so that a log tells them apart.
+Result cuStreamCreate(void **out, unsigned flags) {
+    static unsigned long long n_streams;
+    *out = (void *)(0x1000 + 16 * __sync_fetch_and_add(&n_streams, 1));
+    return SUCCESS;
+}
+Result cuStreamCreateWithPriority(void **out, unsigned flags, int priority) { return cuStreamCreate(out, flags); }
 Result cuStreamDestroy_v2(void *s) { return SUCCESS; }
-static Result wait(void) {
+static Result wait(const char *what) {
+    LOG("wait for %s\n", what);
     if (__sync_fetch_and_and(&launched, 0)) usleep(1000 * ELAPSED_MS);
     return SUCCESS;
 }
-Result cuStreamSynchronize(void *s) { return wait(); }
-Result cuCtxSynchronize(void) { return wait(); }
-Result cuStreamQuery(void *s) { return wait(); }
+Result cuStreamSynchronize(void *s) { return wait("stream"); }
+Result cuCtxSynchronize(void) { return wait("context"); }
+Result cuStreamQuery(void *s) { return wait("stream"); }
 Result cuStreamWaitEvent(void *s, void *event, unsigned flags) { return SUCCESS; }
-Result cuEventCreate(void **out, unsigned flags) { *out = &stream; return SUCCESS; }
+Result cuEventCreate(void **out, unsigned flags) { *out = &event; return SUCCESS; }
 Result cuEventRecord(void *event, void *s) { return SUCCESS; }
-Result cuEventSynchronize(void *event) { return wait(); }
-Result cuEventQuery(void *event) { return wait(); }
+Result cuEventSynchronize(void *event) { return wait("event"); }
+Result cuEventQuery(void *event) { return wait("event"); }
 Result cuEventElapsedTime_v2(float *ms, void *start, void *end) { *ms = ELAPSED_MS; return SUCCESS; }
 Result cuEventElapsedTime(float *ms, void *start, void *end) { *ms = ELAPSED_MS; return SUCCESS; }
 Result cuEventDestroy_v2(void *event) { return SUCCESS; }
@@ -145,11 +185,24 @@ Result cuModuleLoadData(void **module, const char *ptx) {
     return SUCCESS;
 }
 Result cuModuleUnload(void *module) { return SUCCESS; }
-Result cuModuleGetFunction(void **function, void *module, const char *name) { *function = &n_modules; return SUCCESS; }
+// A function is its name.
+Result cuModuleGetFunction(void **function, void *module, const char *name) { *function = strdup(name); return SUCCESS; }
 Result cuFuncSetAttribute(void *function, int attribute, int value) { return SUCCESS; }
 Result cuFuncGetAttribute(int *value, int attribute, void *function) { *value = 0; return SUCCESS; }
 Result cuTensorMapEncodeTiled(void *map) { memset(map, 0, 128); return SUCCESS; }
 Result cuTensorMapEncodeIm2col(void *map) { memset(map, 0, 128); return SUCCESS; }
 Result cuTensorMapEncodeIm2colWide(void *map) { memset(map, 0, 128); return SUCCESS; }
-Result cuLaunchKernel(void) { launched = 1; return SUCCESS; }
-Result cuLaunchKernelEx(void) { launched = 1; return SUCCESS; }
+static Result launch(const char *name, unsigned grid, unsigned block, void *stream) {
+    launched = 1;
+    LOG("launch %s grid %u block %u stream %p\n", name, grid, block, stream);
+    return SUCCESS;
+}
+Result cuLaunchKernel(void *f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared,
+                      void *stream, void **args, void **extra) {
+    return launch(f, gx * gy * gz, bx * by * bz, stream);
+}
+// CUlaunchConfig of cuda.h.
+struct Config { unsigned gx, gy, gz, bx, by, bz, shared; void *stream; void *attributes; unsigned n_attributes; };
+Result cuLaunchKernelEx(const struct Config *c, void *f, void **args, void **extra) {
+    return launch(f, c->gx * c->gy * c->gz, c->bx * c->by * c->bz, c->stream);
+}
