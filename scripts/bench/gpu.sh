@@ -1,34 +1,46 @@
 #!/bin/bash
-# What is to be known of a machine with an NVIDIA GPU, in one command below nine minutes: is what it computes right,
-# how fast is a step beside PyTorch's, where does the time go; one table at the end.
+# What is to be known of a machine with an NVIDIA GPU: is what it computes right, how fast is a step beside PyTorch's, where does
+# the time go; one table at the end. In parts of less than ten minutes each, for a machine that is lent for half an hour.
 #
-#   OCELLI=target/cuda/release/ocelli scripts/bench/gpu.sh OUT
+#   OCELLI=target/cuda/release/ocelli scripts/bench/gpu.sh OUT [PART…]
 #
-# OCELLI names the program, built elsewhere with `--features cuda` (`strip` and `zstd -19` make 25 MB of it, to be
+# Parts, in the order in which they decide most; all of them, if none is named:
+#
+#   check        doctor, results beside the CPU's, NCCL on one rank, a run that is killed and resumed
+#   step         a step of ViT-S/16 by DINO: cuBLASLt, CubeCL's kernels, PyTorch, compiled PyTorch
+#   profile      the step's kernels by time
+#   models       steps of ViT-B/16 and ViT-L/16
+#   convolution  ResNet-18 beside PyTorch
+#
+# A part that has ended is not run again: its results are in OUT, and another call goes on with the next one. Remove OUT/PART.done
+# to repeat it. OCELLI names the program, built elsewhere with `--features cuda` (`strip` and `zstd -19` make 25 MB of it, to be
 # unpacked there); OCELLI_MPI, if set, one built with `--features cuda,mpi`, for two processes on one GPU. Needs CUDA's
-# headers and NVRTC; PyTorch and timm for the other side, which is left out without them. BUDGET_S is what all of it may take; what no longer fits is left out, and said so.
+# headers, NVRTC and cuBLASLt; PyTorch and timm for the other side, which is left out without them. BUDGET_S is what one part may take; what no
+# longer fits is left out, and said so. DRY=1 runs it on the stub driver of the tests, where nothing is computed, with small sizes.
 # In OUT: log.txt, results.json, kernels.txt, table.md.
 
 set -u
 OUT=${1:?a folder for the results}
+shift
+PARTS=("$@")
+[ ${#PARTS[@]} -gt 0 ] || PARTS=(check step profile models convolution)
 OCELLI=$(realpath "${OCELLI:-target/cuda/release/ocelli}")
-BUDGET_S=${BUDGET_S:-530}
+BUDGET_S=${BUDGET_S:-560}
 HERE=$(cd "$(dirname "$0")" && pwd)
-MODELS=${MODELS-s b l}
 DEVICE=${DEVICE:-cuda}
+DRY=${DRY:-}
 PROFILED=${PROFILED:-dino_vits16}
 mkdir -p "$OUT"
 OUT=$(realpath "$OUT")
 WORK=$(mktemp -d)
 trap 'rm -rf "$WORK"' EXIT
-export OUT OCELLI HERE WORK DEVICE PROFILED
+export OUT OCELLI HERE WORK DEVICE PROFILED DRY
 set -o pipefail
-exec > >(tee "$OUT/log.txt") 2>&1
-start=$SECONDS
-# Autotuning results and compiled kernels, which a folder of the caller's keeps for the next call.
-export OCELLI_CACHE=${OCELLI_CACHE:-$WORK/cache}
+exec > >(tee -a "$OUT/log.txt") 2>&1
+# Autotuning results and compiled kernels, which the next part needs as well.
+export OCELLI_CACHE=${OCELLI_CACHE:-$OUT/cache}
 
-# CUDA's headers, for kernels that are compiled when they are first used; and NCCL under the name it is looked for by.
+# CUDA's headers, for kernels that are compiled when they are first used; and its libraries under the names they are looked for by.
 if [ -z "${CUDA_PATH:-}" ] && command -v nvcc >/dev/null; then
     CUDA_PATH=$(dirname "$(dirname "$(realpath "$(command -v nvcc)")")")
     export CUDA_PATH
@@ -45,25 +57,30 @@ link() {
         done
     done
 }
-link nvidia.nccl libnccl
-# The toolkit's own compiler fits its headers; a package's is for machines that have none.
-if ! ls "${CUDA_PATH:-/usr/local/cuda}"/lib64/libnvrtc.so* >/dev/null 2>&1; then
-    link nvidia.cuda_nvrtc libnvrtc
-    link nvidia.cu13 libnvrtc
+if [ -z "$DRY" ]; then
+    link nvidia.nccl libnccl
+    # The toolkit's own libraries fit its headers; a package's are for machines that have none.
+    toolkit=${CUDA_PATH:-/usr/local/cuda}/lib64
+    for library in libnvrtc libcublasLt libcublas; do
+        ls "$toolkit/$library".so* >/dev/null 2>&1 && continue
+        link nvidia.cuda_nvrtc $library
+        link nvidia.cublas $library
+        link nvidia.cu13 $library
+    done
+    export LD_LIBRARY_PATH=$WORK/lib:$toolkit:${LD_LIBRARY_PATH:-}
 fi
-export LD_LIBRARY_PATH=$WORK/lib:${CUDA_PATH:-/usr/local/cuda}/lib64:${LD_LIBRARY_PATH:-}
 
+start=$SECONDS
 left() { echo $((BUDGET_S - (SECONDS - start))); }
 
 # say NAME SECONDS COMMAND…: runs it within what is left, and notes how it ended.
-results=()
 say() {
     local name=$1 limit=$2 began=$SECONDS code
     shift 2
     [ "$(left)" -lt "$limit" ] && limit=$(left)
     echo "== $name"
     if [ "$limit" -lt 5 ]; then
-        results+=("$name|left out: no time")
+        echo "$name|left out: no time" >> "$OUT/$part.results"
         return 1
     fi
     case $(type -t "$1") in
@@ -73,96 +90,71 @@ say() {
     esac
     code=$?
     case $code in
-        0) results+=("$name|right, $((SECONDS - began)) s") ;;
-        124 | 137) results+=("$name|NOT ENDED within $limit s") ;;
-        *) results+=("$name|WRONG, exit code $code") ;;
-    esac
+        0) echo "$name|right, $((SECONDS - began)) s" ;;
+        124 | 137) echo "$name|NOT ENDED within $limit s" ;;
+        *) echo "$name|WRONG, exit code $code" ;;
+    esac >> "$OUT/$part.results"
     return "$code"
 }
 
-[ -x "$OCELLI" ] || { echo "no program at $OCELLI"; exit 2; }
-nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader 2>/dev/null || echo "no nvidia-smi"
-"$OCELLI" --version
+# compare NAME SECONDS COMMAND…: as say, but for the stub driver, which computes nothing that could be compared.
+compare() {
+    if [ -n "$DRY" ]; then
+        echo "$1|left out: nothing is computed" >> "$OUT/$part.results"
+        return
+    fi
+    say "$@"
+}
 
-# Correctness.
-say "doctor" 60 "$OCELLI" doctor --device "$DEVICE" --folder "$WORK"
-# Without KoLeo, whose choice of neighbors turns over with a rounding while embeddings are nearly alike.
-say "f32 beside the CPU" 120 "$OCELLI" bench device --device "$DEVICE" --recipe dino_shapes --batch 8 \
-    --set method.koleo_weight=0
-
-# Speed.
 has_peer=no
-! timeout 60 python3 -c 'import torch, timm' 2>/dev/null || has_peer=yes
-size() {
-    case $1 in
-        s) echo "384 12 6 vit_small_patch16_224 64" ;;
-        b) echo "768 12 12 vit_base_patch16_224 64" ;;
-        l) echo "1024 24 16 vit_large_patch16_224 32" ;;
-    esac
-}
-measure() {
-    model=$1
-    read -r width depth heads timm batch <<< "$(size "$model")"
-    export model width depth heads timm batch
-    bench() {
-        "$OCELLI" bench step --device "$DEVICE" --recipe dino_vits16 --batch "$batch" --repeats 5 --json \
-            --set "model.width=$width" --set "model.depth=$depth" --set "model.heads=$heads" \
-            --set "run.keep=$keep" --set 'optim.precision={compute="bf16"}' | tee "$WORK/last" &&
-            tail -1 "$WORK/last" > "$WORK/ocelli-$model.json"
-    }
-    # The first start finds out which kernels are the fastest, the second knows. Without graphs it needs less memory.
-    keep=100000
-    export keep
-    say "ocelli, $timm, first start" 240 bench
-    if ! say "ocelli, $timm" 60 bench; then
-        keep=0
-        say "ocelli, $timm, no graph kept" 60 bench
-    fi
-    peer ""
-}
-peer() {
-    export how=$1
-    step() {
-        python3 "$HERE/peer_dino.py" --model "$timm" --batch "$batch" --repeats 5 --tf32 $how | tee "$WORK/last" &&
-            tail -1 "$WORK/last" > "$WORK/torch${how}-$model.json"
-    }
-    if [ "$has_peer" = yes ]; then
-        say "PyTorch$how, $timm" 120 step
+[ -n "$DRY" ] || ! timeout 60 python3 -c 'import torch, timm' 2>/dev/null || has_peer=yes
+
+part_check() {
+    compare "doctor" 60 "$OCELLI" doctor --device "$DEVICE" --folder "$WORK"
+    # Without KoLeo, whose choice of neighbors turns over with a rounding while embeddings are nearly alike.
+    compare "f32 beside the CPU" 120 "$OCELLI" bench device --device "$DEVICE" --recipe dino_shapes --batch 8 \
+        --set method.koleo_weight=0
+    compare "f32 beside the CPU, ViT-S/16" 120 "$OCELLI" bench device --device "$DEVICE" --recipe dino_vits16 --batch 2 --steps 5
+    compare "bf16 beside the CPU" 90 "$OCELLI" bench device --device "$DEVICE" --recipe dino_shapes --batch 8 \
+        --set method.koleo_weight=0 --set 'optim.precision={compute="bf16"}'
+    compare "bf16 beside the CPU, ViT-S/16" 120 "$OCELLI" bench device --device "$DEVICE" --recipe dino_vits16 --batch 2 --steps 3 \
+        --set 'optim.precision={compute="bf16"}'
+    compare "the same by CubeCL's kernels" 120 "$OCELLI" bench device --device "$DEVICE" --recipe dino_vits16 --batch 2 --steps 3 \
+        --set 'optim.precision={compute="bf16"}' --set run.kernels=cubecl
+    compare "NCCL on one rank: every operation" 60 "$OCELLI" doctor --fabric --device "$DEVICE" --engine nccl
+    compare "NCCL on one rank: a step's bits" 90 itself
+    compare "three equal runs of four steps, bit for bit" 90 three
+    compare "forty steps, killed and resumed" 120 resumed
+    if [ -n "${OCELLI_MPI:-}" ] && command -v mpirun >/dev/null; then
+        compare "two processes on one GPU over MPI" 90 two
     else
-        results+=("PyTorch$how, $timm|left out: no torch or no timm")
+        echo "two processes on one GPU over MPI|left out: no MPI" >> "$OUT/$part.results"
     fi
 }
-read -r model others <<< "$MODELS"
-[ -z "$model" ] || measure "$model"
 
-# Where the time of our step goes, by kernel: CubeCL times every launch, which makes the step itself slower.
-profile() {
-    # Read from the folder that the program is started in.
-    printf '[profiling]\nlogger = { level = "medium", file = "%s" }\n' "$WORK/kernels.log" > "$WORK/cubecl.toml"
-    (cd "$WORK" && "$OCELLI" bench step --device "$DEVICE" --recipe "$PROFILED" --batch 64 --repeats 2 --matrix 256 \
-        --set 'optim.precision={compute="bf16"}' > /dev/null) &&
-        python3 "$HERE/gpu_table.py" kernels "$WORK/kernels.log" | tee "$OUT/kernels.txt"
+# losses OF…: the loss of the last of four steps.
+losses() {
+    "$OCELLI" bench shard --as-set --device "$DEVICE" --recipe dino_shapes --batch 16 --repeats 4 --json "$@" |
+        tail -1 | grep -o '"loss":[^,}]*'
 }
-say "our step by kernel" 90 profile
-
-# What is less likely to be wrong, and the larger models, in what time is left.
-say "f32 beside the CPU, ViT-S/16" 120 "$OCELLI" bench device --device "$DEVICE" --recipe dino_vits16 --batch 2 --steps 5
-say "bf16 beside the CPU" 90 "$OCELLI" bench device --device "$DEVICE" --recipe dino_shapes --batch 8 \
-    --set method.koleo_weight=0 --set 'optim.precision={compute="bf16"}'
-say "NCCL on one rank: every operation" 60 "$OCELLI" doctor --fabric --device "$DEVICE" --engine nccl
+export -f losses
 
 # One rank that talks to itself over NCCL, bit for bit one that talks to nobody.
 itself() {
-    local loss engine
+    local engine
     for engine in auto nccl; do
-        loss=$("$OCELLI" bench shard --as-set --device "$DEVICE" --engine "$engine" --recipe dino_shapes --batch 16 --repeats 4 \
-            --json | tail -1 | grep -o '"loss":[^,}]*') || return 1
-        echo "$engine $loss"
-        echo "$loss" >> "$WORK/losses"
+        losses --engine "$engine" | tee -a "$WORK/losses" || return 1
     done
     [ "$(sort -u "$WORK/losses" | wc -l)" = 1 ]
 }
-say "NCCL on one rank: a step's bits" 90 itself
+
+three() {
+    local number
+    for number in 1 2 3; do
+        losses --set 'optim.precision={compute="bf16"}' | tee -a "$WORK/three" || return 1
+    done
+    [ "$(sort -u "$WORK/three" | wc -l)" = 1 ]
+}
 
 # Forty steps, killed within the thirtieth and gone on with, beside forty that were not: time enough for the checkpoint of
 # step 10 to be written beside the steps that follow it.
@@ -182,7 +174,6 @@ resumed() {
     paste "$WORK/a" "$WORK/b"
     [ "$(wc -l < "$WORK/a")" = 40 ] && cmp "$WORK/a" "$WORK/b"
 }
-say "forty steps, killed and resumed" 120 resumed
 
 # Two processes on one GPU, whose collectives go over the host, beside one: two parts each way.
 two() {
@@ -196,24 +187,119 @@ two() {
     done
     awk 'NR == 1 { a = $1 } NR == 2 { d = a - $1; if (d < 0) d = -d; exit !(d <= 1e-3 * a) }' "$WORK/two"
 }
-if [ -n "${OCELLI_MPI:-}" ] && command -v mpirun >/dev/null; then
-    say "two processes on one GPU over MPI" 90 two
-else
-    results+=("two processes on one GPU over MPI|left out: no MPI")
-fi
-for model in ${others:-}; do
-    measure "$model"
-done
-# Compiling takes PyTorch longer than all the rest.
-for model in $MODELS; do
+
+size() {
+    case $1 in
+        s) echo "384 12 6 vit_small_patch16_224 64" ;;
+        b) echo "768 12 12 vit_base_patch16_224 64" ;;
+        l) echo "1024 24 16 vit_large_patch16_224 32" ;;
+    esac
+}
+
+# measure MODEL KERNELS: a step of ours. The first start compiles and checks, the second is measured. Without graphs it needs less memory.
+measure() {
+    model=$1 kernels=$2
     read -r width depth heads timm batch <<< "$(size "$model")"
-    export model width depth heads timm batch
-    peer --compile
+    repeats=5 matrix=8192 unchecked=
+    [ -z "$DRY" ] || { batch=2 repeats=1 matrix=64 depth=2 unchecked=--unchecked; }
+    export model kernels width depth heads timm batch repeats matrix unchecked
+    bench() {
+        "$OCELLI" bench step $unchecked --device "$DEVICE" --recipe dino_vits16 --batch "$batch" --repeats "$repeats" --json \
+            --matrix "$matrix" --set "model.width=$width" --set "model.depth=$depth" --set "model.heads=$heads" \
+            --set "run.keep=$keep" --set "run.kernels=$kernels" --set 'optim.precision={compute="bf16"}' | tee "$WORK/last" &&
+            tail -1 "$WORK/last" > "$OUT/ocelli-$kernels-$model.json"
+    }
+    keep=100000
+    export keep
+    say "ocelli, $timm, $kernels, first start" 240 bench
+    if ! say "ocelli, $timm, $kernels" 60 bench; then
+        keep=0
+        say "ocelli, $timm, $kernels, no graph kept" 60 bench
+    fi
+}
+
+# peer MODEL [--compile]: the same step in PyTorch.
+peer() {
+    model=$1 how=${2:-}
+    read -r width depth heads timm batch <<< "$(size "$model")"
+    export model how timm batch
+    torch_step() {
+        python3 "$HERE/peer_dino.py" --model "$timm" --batch "$batch" --repeats 5 --tf32 $how | tee "$WORK/last" &&
+            tail -1 "$WORK/last" > "$OUT/torch${how}-$model.json"
+    }
+    if [ "$has_peer" = yes ]; then
+        say "PyTorch$how, $timm" 150 torch_step
+    else
+        echo "PyTorch$how, $timm|left out: no torch or no timm" >> "$OUT/$part.results"
+    fi
+}
+
+part_step() {
+    measure s cublaslt
+    peer s
+    measure s cubecl
+    # Compiling takes PyTorch longer than all the rest.
+    peer s --compile
+}
+
+part_models() {
+    measure b cublaslt
+    peer b
+    measure l cublaslt
+    peer l
+}
+
+# Where the time of our step goes, by kernel: CubeCL times every launch of its own, which makes the step itself slower. Products of
+# cuBLASLt are not among them.
+profile() {
+    # Read from the folder that the program is started in.
+    printf '[profiling]\nlogger = { level = "medium", file = "%s" }\n' "$WORK/kernels.log" > "$WORK/cubecl.toml"
+    (cd "$WORK" && "$OCELLI" bench step $1 --device "$DEVICE" --recipe "$PROFILED" --batch "$2" --repeats 2 --matrix 256 \
+        --set 'optim.precision={compute="bf16"}' > /dev/null) &&
+        python3 "$HERE/gpu_table.py" kernels "$WORK/kernels.log" | tee "$OUT/kernels.txt"
+}
+
+part_profile() {
+    case $DRY in
+        "") say "our step by kernel" 200 profile "" 64 ;;
+        *) say "our step by kernel" 200 profile --unchecked 2 ;;
+    esac
+}
+
+# ResNet-18 at 32 px: a pass of the backbone, which the peer measures too.
+resnet() {
+    "$OCELLI" bench step --backbone --device "$DEVICE" --recipe swav_cifar --batch 128 --repeats 5 --json \
+        --set 'optim.precision={compute="bf16"}' | tee "$WORK/last" && tail -1 "$WORK/last" > "$OUT/resnet-ocelli.json"
+}
+resnet_peer() {
+    python3 "$HERE/peer_step.py" --model resnet18 --batch 128 --image-px 32 --small-stem --channels-last --bf16 \
+        --device "$DEVICE" | tee "$WORK/last" &&
+        tail -1 "$WORK/last" > "$OUT/resnet-torch.json"
+}
+
+part_convolution() {
+    # CubeCL tries out convolutions, which takes as long without a device as with one.
+    compare "ocelli, ResNet-18, first start" 300 resnet
+    compare "ocelli, ResNet-18" 60 resnet
+    [ "$has_peer" = no ] || compare "PyTorch, ResNet-18" 60 resnet_peer
+}
+
+[ -x "$OCELLI" ] || { echo "no program at $OCELLI"; exit 2; }
+nvidia-smi --query-gpu=name,driver_version,memory.total,clocks.sm --format=csv,noheader 2>/dev/null || echo "no nvidia-smi"
+"$OCELLI" --version
+for part in "${PARTS[@]}"; do
+    [ "$(type -t "part_$part")" = function ] || { echo "no part is named $part: see the first lines of $0"; exit 2; }
+    [ ! -e "$OUT/$part.done" ] || { echo "== $part: done before"; continue; }
+    export part
+    start=$SECONDS
+    rm -f "$OUT/$part.results"
+    "part_$part"
+    touch "$OUT/$part.done"
+    echo "== $part: $((SECONDS - start)) s"
 done
 
 echo
-printf '%s\n' "${results[@]}" > "$WORK/results"
-python3 "$HERE/gpu_table.py" table "$WORK" "$WORK/results" "$OUT/results.json" | tee "$OUT/table.md"
-echo "$((SECONDS - start)) s"
+cat "$OUT"/*.results > "$WORK/results"
+python3 "$HERE/gpu_table.py" table "$OUT" "$WORK/results" "$OUT/results.json" | tee "$OUT/table.md"
 # What PyTorch does not end is no fault of ours.
 ! grep -v '^PyTorch' "$WORK/results" | grep -q 'WRONG\|NOT ENDED'

@@ -1,4 +1,4 @@
-"""The other side of `ocelli bench step --backbone`: timm's networks in PyTorch on the CPU, in f32 or by autocast in bf16.
+"""The other side of `ocelli bench step --backbone`: timm's networks in PyTorch, in f32 or by autocast in bf16.
 
 Needs torch and timm. Prints the median time of one forward and backward pass, and the most memory that the process had
 in use beyond what it had before the model was made.
@@ -34,6 +34,7 @@ def main() -> None:
     parser.add_argument("--small-stem", action="store_true", help="3x3 without pooling, of a ResNet for small images")
     parser.add_argument("--channels-last", action="store_true", help="PyTorch's faster layout for convolutions")
     parser.add_argument("--bf16", action="store_true", help="autocast to bf16 in the forward pass")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     torch.manual_seed(0)
@@ -46,21 +47,30 @@ def main() -> None:
     if args.channels_last:
         model = model.to(memory_format=torch.channels_last)
         images = images.to(memory_format=torch.channels_last)
+    model, images = model.to(args.device), images.to(args.device)
+    on_gpu = args.device != "cpu"
+    if on_gpu:
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     times = []
     for _ in range(args.repeats + 1):
         model.zero_grad(set_to_none=True)
         start = time.perf_counter()
-        with torch.autocast("cpu", torch.bfloat16, enabled=args.bf16):
+        with torch.autocast(args.device, torch.bfloat16, enabled=args.bf16):
             tokens = model(images)
         tokens = tokens.float()
         (tokens * tokens.detach().sin()).sum().backward()
+        if on_gpu:
+            torch.cuda.synchronize()
         times.append(1e3 * (time.perf_counter() - start))
     # The first round warms caches and pools.
     median = statistics.median(times[1:])
     layout = "channels last, " if args.channels_last else ""
     number = "bf16" if args.bf16 else "f32"
     peak_bytes = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_bytes
-    print(f"{args.model}, {args.image_px} px, batch {args.batch}, {number}, {layout}{args.threads} threads, torch {torch.__version__}: {median:.1f} ms, {peak_bytes / 1e6:.0f} MB")
+    if on_gpu:
+        peak_bytes = torch.cuda.max_memory_allocated()
+    where = torch.cuda.get_device_name() if on_gpu else f"{args.threads} threads"
+    print(f"{args.model}, {args.image_px} px, batch {args.batch}, {number}, {layout}{where}, torch {torch.__version__}: {median:.1f} ms, {peak_bytes / 1e6:.0f} MB")
     print(json.dumps({"median_ms": median, "times_ms": times[1:], "peak_bytes": peak_bytes}))
 
 

@@ -106,6 +106,7 @@ fn of_train(error: &TrainError) -> u8 {
         | TrainError::Augment(_) => CONFIGURATION,
         TrainError::Ranks(error) => of_engine(error),
         TrainError::NotFinite { .. } => NOT_FINITE,
+        TrainError::WrongProduct { .. } => CHECK_FAILED,
         TrainError::Data(error) => of_pipeline(error),
         TrainError::Io { .. }
         | TrainError::CheckpointWrite { .. }

@@ -21,6 +21,9 @@ mod comparison_parts;
 /// Every kernel of a step, compiled for NVIDIA GPUs without one.
 #[cfg(feature = "cuda")]
 mod cuda_kernels;
+/// Launches of a step, on a driver that computes nothing.
+#[cfg(feature = "cuda")]
+mod cuda_launches;
 
 mod curate;
 /// Damage that a program could overlook.

@@ -147,6 +147,25 @@ pub enum TrainError {
         /// Number of such steps in a row.
         n_steps: u32,
     },
+    /// A matrix product became wrong during training.
+    #[error(
+        "step {step}: {what}; weights computed after step {last_right} may be wrong, so that none were saved: {}, and start \
+         the same command again, with --set run.kernels=cubecl if it happens again",
+        match good {
+            Some(good) => format!("remove the checkpoints after step {good}, the last good one"),
+            None => "no checkpoint is older; begin again in another folder".into(),
+        }
+    )]
+    WrongProduct {
+        /// The step in which it was found.
+        step: u64,
+        /// The last step before which products were right.
+        last_right: u64,
+        /// Step of the newest checkpoint that is not younger than that.
+        good: Option<u64>,
+        /// What is wrong.
+        what: String,
+    },
     /// A probe failed during training.
     #[error("probe {name} failed: {reason}")]
     Probe {

@@ -1,6 +1,7 @@
 //! Flags for the device and the engine, which several verbs share.
 use anyhow::bail;
 use kernels::device::{DeviceChoice, DeviceError, DeviceKind, Opened};
+use kernels::products::{self, Checked, ProductReport};
 use ranks::engine::EngineChoice;
 use ranks::wire::Wire;
 use trainer::Plan;
@@ -53,6 +54,49 @@ pub(crate) fn check(plan: &Plan, device: &Opened) -> anyhow::Result<()> {
         }
     }
     Ok(())
+}
+
+/// Chooses the kernels that `plan` asks for, and prints what is not as asked.
+pub(crate) fn choose_kernels(plan: &mut Plan, device: &Opened) -> anyhow::Result<()> {
+    plan.choose_kernels(&device.device)?;
+    print_notices();
+    Ok(())
+}
+
+/// Prints what is not as asked about kernels, and has not been printed before.
+pub(crate) fn print_notices() {
+    products::notices().iter().for_each(|notice| say(notice));
+}
+
+/// Prints which kernels have multiplied matrices in this process, and what checks of their results have found. Returns the number of sizes
+/// with a wrong result.
+pub(crate) fn print_products(kernels: &str) -> usize {
+    let reports = products::reports();
+    if reports.is_empty() {
+        if !kernels.is_empty() {
+            out!("products             by {kernels}");
+        }
+        return 0;
+    }
+    let count = |is: fn(&Checked) -> bool| reports.iter().filter(|report| is(&report.checked)).count();
+    let n_right = count(|checked| matches!(checked, Checked::Right(_)));
+    let n_wrong = count(|checked| matches!(checked, Checked::Wrong(_)));
+    let n_refused = count(|checked| matches!(checked, Checked::Refused(_)));
+    let n_unchecked = reports.len() - n_right - n_wrong - n_refused;
+    out!(
+        "products             by {kernels}: {} sizes; {n_right} right, {n_wrong} wrong, {n_refused} refused, {n_unchecked} not checked",
+        reports.len()
+    );
+    for ProductReport { size, kernel, checked } in &reports {
+        let found = match checked {
+            Checked::Right(worst) => format!("right, {:.0} % of what rounding explains", 100.0 * worst),
+            Checked::NotYet => "not checked: its results were zero".into(),
+            Checked::Wrong(what) => format!("WRONG: {what}"),
+            Checked::Refused(reason) => format!("refused: {reason}"),
+        };
+        out!("  {size:<52} {kernel}; {found}");
+    }
+    n_wrong
 }
 
 fn open(choice: DeviceChoice, launch: &Launch) -> anyhow::Result<Opened> {

@@ -4,13 +4,15 @@ use std::time::Duration;
 
 use anyhow::bail;
 use kernels::device::Opened;
+use kernels::products::Kernels;
 use ranks::communicator::{Communicator, CommunicatorConfig, START_TIMEOUT};
 use ranks::engine::{self, EngineChoice, Reduction, Site};
 use ranks::topology::Topology;
-use trainer::TrainError;
-use trainer::recipe::RunConfig;
+use trainer::recipe::{KernelChoice, RunConfig};
+use trainer::{Plan, TrainError};
 
 use super::launch::Launch;
+use crate::console::say;
 
 /// Connects to the other ranks of `launch`, all in one shard group.
 pub(crate) fn connect(
@@ -64,6 +66,28 @@ pub(crate) fn agree_on_groups(comm: &Communicator, topology: Topology) -> anyhow
         }
     }
     Ok(())
+}
+
+/// Makes all ranks multiply with the same kernels: with CubeCL's, where their libraries differ or some have none. All ranks call it.
+pub(crate) fn agree_on_kernels(comm: &Communicator, plan: &mut Plan, device: &Opened) -> anyhow::Result<()> {
+    // The name as a number that a sum of floats keeps.
+    let name = f64::from(xxhash_rust::xxh3::xxh3_64(plan.kernels.as_bytes()) as u32);
+    let most = comm.all_reduce("kernels", vec![name, -name], Reduction::Max)?;
+    if most[0] == -most[1] {
+        return Ok(());
+    }
+    if plan.recipe.run.kernels == KernelChoice::Cublaslt {
+        bail!(
+            "run.kernels = \"cublaslt\": ranks have different versions of it; this one's is {}: give all ranks the same library, \
+             or set it to \"auto\"",
+            plan.kernels
+        );
+    }
+    say(format!(
+        "products are computed by CubeCL's kernels: ranks have different libraries; this one's is {}",
+        plan.kernels
+    ));
+    Ok(plan.use_kernels(Kernels::Cubecl, &device.device)?)
 }
 
 /// Returns the launch and device of this rank as engines see them; `max_count` limits the elements of a call.

@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::bail;
 use kernels::device::workers::n_or_all_cores;
-use kernels::device::{Device, DeviceError, Opened, cuda_devices};
+use kernels::device::{Device, DeviceError, DeviceKind, Opened, cuda_devices};
+use kernels::products::{self, Kernels};
 use ranks::EngineError;
 use ranks::conformance;
 use ranks::conformance::{CheckContext, ConformanceError};
@@ -57,6 +58,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let device = args.compute.open(&launch)?;
     if !args.fabric && launch.rank == 0 {
         out!("device         {}", device.name);
+        try_products(&device);
     }
     // In a thread of its own: it waits forever for ranks that do not arrive.
     let (done, is_done) = std::sync::mpsc::channel();
@@ -105,6 +107,18 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         }
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Multiplies a few matrices on a GPU, and prints which kernels did it and what checks of the results have found.
+fn try_products(device: &Opened) {
+    if device.kind == DeviceKind::Cpu {
+        return;
+    }
+    // It fails only if the caller insists on a library.
+    let Ok(kernels) = products::choose(Kernels::Auto, &device.device) else { return };
+    products::notices().iter().for_each(|notice| out!("               {notice}"));
+    products::try_out(&device.device);
+    compute::print_products(&kernels);
 }
 
 /// Prints the hardware and libraries of this machine.

@@ -214,7 +214,9 @@ pub(crate) fn pretrain(
         initial::check(&plan, target.workdir, &target.initial, initial.as_deref())?;
         Ok((dataset, probes(&plan)?, plan, initial, frozen))
     };
-    let (dataset, mut probes, plan, initial, frozen) = start::all_ready(&comm, ready())?;
+    let (dataset, mut probes, mut plan, initial, frozen) = start::all_ready(&comm, ready())?;
+    start::all_ready(&comm, plan.choose_kernels(&device.device).map_err(anyhow::Error::from))?;
+    start::agree_on_kernels(&comm, &mut plan, &device)?;
     if launch.rank == 0 {
         note_before(&plan, &dataset, &device);
     }

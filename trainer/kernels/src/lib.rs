@@ -3,5 +3,8 @@
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 pub mod device;
+#[cfg(feature = "cuda")]
+mod native;
 pub mod ops;
+pub mod products;
 pub mod rows;

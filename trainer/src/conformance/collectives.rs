@@ -13,7 +13,7 @@ use crate::estimate::{Placement, n_statistics, of_plan, traffic};
 use crate::optim::state::UnitShard;
 
 /// Votes on which ranks agree at the end of a step.
-const N_VOTES: usize = 5;
+const N_VOTES: usize = 6;
 
 /// Modes of sharding, and numbers of ranks.
 const MODES: [(&[&str], usize); 5] =

@@ -113,39 +113,42 @@ fn add_on_device(
     groups: &[Vec<usize>],
     squares: &mut [FixedPoint],
 ) -> Result<(), EngineError> {
-    let mut sums = Vec::new();
-    let mut of_sum = Vec::new();
-    for ((shard, grad), groups) in shards.iter().zip(grads).zip(groups) {
+    let mut n_ranges = 0;
+    let mut ranges_by_unit = Vec::new();
+    let mut group_of_range = Vec::new();
+    for (shard, groups) in shards.iter().zip(groups) {
         let of_param = shard.segments().map(|segment| (segment.start..segment.end, groups[segment.param]));
         let (ranges, of_range): (Vec<_>, Vec<_>) = joined(of_param).into_iter().unzip();
-        if ranges.is_empty() {
-            // Nothing but padding.
-            continue;
-        }
-        let (of_unit, range_of_sum) = range_squares(grad, &ranges);
-        sums.push(of_unit);
-        of_sum.extend(range_of_sum.into_iter().map(|range| of_range[range]));
+        n_ranges += ranges.len();
+        ranges_by_unit.push(ranges);
+        group_of_range.extend(of_range);
     }
-    if sums.is_empty() {
+    if n_ranges == 0 {
+        // Nothing but padding.
         return Ok(());
     }
-    for (group, sum) in of_sum.into_iter().zip(read_back(Tensor::cat(sums, 0))?) {
-        squares[group].add(f64::from(sum));
+    let (sums, range_of_sum) = range_squares(grads, &ranges_by_unit);
+    for (range, sum) in range_of_sum.into_iter().zip(read_back(sums)?) {
+        squares[group_of_range[range]].add(f64::from(sum));
     }
     Ok(())
 }
 
-/// Returns sums of squares over parts of `ranges`, on the device, and the range of each part.
-fn range_squares(grad: &Tensor<1>, ranges: &[Range<usize>]) -> (Tensor<1>, Vec<usize>) {
+/// Returns sums of squares over parts of the ranges of each unit, on the device, and the number of the range that each is a part of.
+fn range_squares(grads: &[Tensor<1>], ranges: &[Vec<Range<usize>>]) -> (Tensor<1>, Vec<usize>) {
     #[cfg(feature = "cube")]
-    if super::cube::is_cube(grad) {
-        return super::cube::squares(grad, ranges);
+    if grads.iter().all(super::cube::is_cube) {
+        return super::cube::squares(grads, ranges);
     }
-    let square = |range: &Range<usize>| {
+    let square = |(grad, range): (&Tensor<1>, &Range<usize>)| {
         let part = grad.clone().slice([range.clone()]);
         (part.clone() * part).sum()
     };
-    (Tensor::cat(ranges.iter().map(square).collect(), 0), (0..ranges.len()).collect())
+    let all =
+        grads.iter().zip(ranges).flat_map(|(grad, ranges)| ranges.iter().map(move |range| (grad, range)));
+    let sums: Vec<Tensor<1>> = all.map(square).collect();
+    let numbers = (0..sums.len()).collect();
+    (Tensor::cat(sums, 0), numbers)
 }
 
 /// Cuts `start..end` at multiples of [`ALIGNMENT`], to which the ends of a shard are aligned: whatever the

@@ -92,29 +92,52 @@ pub(super) fn update(
     follow_all(followers, &shard.weights);
 }
 
-/// Returns sums of squares of blocks of `ranges`, on the device, and the range of each block.
-pub(super) fn squares(grad: &Tensor<1>, ranges: &[std::ops::Range<usize>]) -> (Tensor<1>, Vec<usize>) {
-    let (mut bounds, mut of_range) = (Vec::new(), Vec::new());
-    for (number, range) in ranges.iter().enumerate() {
-        for start in range.clone().step_by(BLOCK) {
-            bounds.extend([start as i32, (start + BLOCK).min(range.end) as i32]);
-            of_range.push(number);
+/// Returns sums of squares of blocks of the ranges of each unit, on the device, and the number of the range that each block is of.
+pub(super) fn squares(
+    grads: &[Tensor<1>],
+    ranges: &[Vec<std::ops::Range<usize>>],
+) -> (Tensor<1>, Vec<usize>) {
+    // Bounds of each block, by unit.
+    let mut bounds: Vec<Vec<i32>> = Vec::new();
+    let mut range_of_block = Vec::new();
+    let mut number = 0;
+    for ranges in ranges {
+        let mut of_unit = Vec::new();
+        for range in ranges {
+            for start in range.clone().step_by(BLOCK) {
+                of_unit.extend([start as i32, (start + BLOCK).min(range.end) as i32]);
+                range_of_block.push(number);
+            }
+            number += 1;
         }
+        bounds.push(of_unit);
     }
-    let bounds = TensorData::from(&bounds[..]);
-    let bounds = Tensor::<1, burn_tensor::Int>::from_data(bounds, (&grad.device(), DType::I32));
-    let grad = primitive(grad.clone());
-    let client = &grad.client.clone();
-    let sums = empty(&grad, [of_range.len()], DType::F32);
-    sum_squares::launch(
-        client,
-        spread(client, of_range.len()),
-        CubeDim::new_1d(UNITS as u32),
-        grad.into_buffer_arg(),
-        int_primitive(bounds).into_buffer_arg(),
-        sums.clone().into_buffer_arg(),
-    );
-    (Tensor::from_primitive::<CubeBackend>(sums), of_range)
+    let device = grads[0].device();
+    let sums = empty(&primitive(grads[0].clone()), [range_of_block.len()], DType::F32);
+    let client = sums.client.clone();
+    // One transfer for the bounds of all units, one buffer for their sums.
+    let all = bounds.concat();
+    let all = Tensor::<1, burn_tensor::Int>::from_data(TensorData::from(&all[..]), (&device, DType::I32));
+    let all = int_primitive(all);
+    let mut first = 0;
+    for (grad, bounds) in grads.iter().zip(&bounds) {
+        let n_blocks = bounds.len() / 2;
+        if n_blocks == 0 {
+            continue;
+        }
+        sum_squares::launch(
+            &client,
+            spread(&client, n_blocks),
+            CubeDim::new_1d(UNITS as u32),
+            primitive(grad.clone()).into_buffer_arg(),
+            all.clone().into_buffer_arg(),
+            sums.clone().into_buffer_arg(),
+            first,
+            n_blocks,
+        );
+        first += n_blocks;
+    }
+    (Tensor::from_primitive::<CubeBackend>(sums), range_of_block)
 }
 
 fn primitive(tensor: Tensor<1>) -> CubeTensor {
@@ -163,13 +186,13 @@ fn adam_w(
     }
 }
 
-/// Sums the squares of one block per cube, always in the same order.
+/// Sums the squares of one of `n` blocks per cube, always in the same order. The unit's blocks begin with block `first` of all.
 #[cube(launch)]
-fn sum_squares(grad: &[f32], bounds: &[i32], sums: &mut [f32]) {
-    let block = CUBE_POS;
-    if block >= sums.len() {
+fn sum_squares(grad: &[f32], bounds: &[i32], sums: &mut [f32], first: usize, n: usize) {
+    if CUBE_POS >= n {
         terminate!();
     }
+    let block = first + CUBE_POS;
     let mut shared = Shared::<[f32]>::new_slice(UNITS);
     let mut total = 0.0f32;
     for i in

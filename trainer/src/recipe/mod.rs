@@ -18,6 +18,7 @@ use std::path::PathBuf;
 use std::sync::LazyLock;
 
 use augment::{DecodeRules, Depth, PixelFormat};
+use kernels::products::Kernels;
 use networks::FirstLayer;
 use networks::backbone::{ModelConfig, RGB_CHANNELS};
 use networks::patches::{Normalization, Pixels};
@@ -242,6 +243,35 @@ pub struct InitConfig {
     pub first_layer: Option<FirstLayer>,
 }
 
+/// Kernels that multiply matrices on a GPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum KernelChoice {
+    /// cuBLASLt where it can be used, else CubeCL's.
+    #[default]
+    Auto,
+    /// cuBLASLt, without which a run does not start.
+    Cublaslt,
+    /// CubeCL's.
+    Cubecl,
+}
+
+impl KernelChoice {
+    fn is_default(&self) -> bool {
+        *self == Self::Auto
+    }
+}
+
+impl From<KernelChoice> for Kernels {
+    fn from(choice: KernelChoice) -> Self {
+        match choice {
+            KernelChoice::Auto => Self::Auto,
+            KernelChoice::Cublaslt => Self::Cublaslt,
+            KernelChoice::Cubecl => Self::Cubecl,
+        }
+    }
+}
+
 /// Settings that do not change what is learned.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
@@ -281,6 +311,10 @@ pub struct RunConfig {
     /// is divided. Where a layer is divided, gradients differ by rounding.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_unit_parameters: Option<usize>,
+    /// Kernels that multiply matrices on a GPU: `auto`, `cublaslt` or `cubecl`. `auto`, the default, is NVIDIA's cuBLASLt where it can be used,
+    /// else CubeCL's; with `cublaslt`, a run does not start without it. Results differ by rounding.
+    #[serde(skip_serializing_if = "KernelChoice::is_default")]
+    pub kernels: KernelChoice,
     /// True if master weights and moments of all networks are kept in host memory while a GPU computes, which is sent
     /// weights unit by unit; false by default.
     pub offload: bool,
@@ -310,6 +344,7 @@ impl Default for RunConfig {
             shard: Sharding::Full,
             shard_group: 0,
             max_unit_parameters: None,
+            kernels: KernelChoice::Auto,
             offload: false,
             exact_sums: true,
             deadline_s: 600,

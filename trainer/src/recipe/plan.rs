@@ -2,6 +2,7 @@
 
 use augment::{MultiCrop, ViewMix};
 use burn_tensor::Device;
+use kernels::products::{self, Kernels};
 use networks::NamedTensor;
 use networks::divided::{divided, numel};
 use networks::layout::{ALIGNMENT, UnitLayout};
@@ -51,6 +52,9 @@ pub struct Plan {
     /// Number of backbone units without graph that are computed again together, from the input of the first. Changes no bit of the result.
     #[serde(default = "one", skip_serializing_if = "is_one")]
     pub segment: usize,
+    /// Kernels that multiply matrices: `cublaslt-13.2.0`, `cubecl-0.11.3`; empty on a CPU. Another set changes the rounding.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub kernels: String,
     /// The recipe, with every default filled in.
     pub recipe: Recipe,
 }
@@ -143,6 +147,29 @@ impl Plan {
         self.check_columns(topology)?;
         self.check_division()?;
         Ok(self)
+    }
+
+    /// Chooses the kernels that the recipe asks for on `device`, for this process, and notes them in the plan.
+    ///
+    /// # Errors
+    /// [`TrainError::Recipe`] when the device does not have them.
+    pub fn choose_kernels(&mut self, device: &Device) -> Result<(), TrainError> {
+        self.use_kernels(self.recipe.run.kernels.into(), device)
+    }
+
+    /// Chooses `kernels`, whatever the recipe asks for: see [`Plan::choose_kernels`].
+    ///
+    /// # Errors
+    /// As [`Plan::choose_kernels`].
+    pub fn use_kernels(&mut self, kernels: Kernels, device: &Device) -> Result<(), TrainError> {
+        let chosen = products::choose(kernels, device);
+        let name = chosen.map_err(|error| {
+            self.bad(format!(
+                "run.kernels = \"cublaslt\": {error}: set it to \"auto\", or make the library available"
+            ))
+        })?;
+        self.kernels = if *device == Device::flex() { String::new() } else { name };
+        Ok(())
     }
 
     /// Checks that units can be divided as far as `run.max_unit_parameters` says.

@@ -45,6 +45,7 @@ pub fn resolve(mut recipe: Recipe, n_samples: u64) -> Result<Plan, TrainError> {
         world_size: 1,
         keep: recipe.run.keep.unwrap_or(ALL_UNITS),
         segment: recipe.run.segment.unwrap_or(1),
+        kernels: String::new(),
         recipe,
     };
     check(&plan)?;

@@ -21,6 +21,8 @@ pub enum Concern {
     SlowRank,
     /// A loss or a gradient is not finite, and the step is skipped.
     NotFinite,
+    /// Kernels of the device are not used, or compute wrongly.
+    Kernels,
 }
 
 /// Statistics of the evaluated network's embeddings.

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use burn_tensor::Tensor;
+use kernels::products;
 use networks::probe::Probe;
 use pipeline::Dataset;
 use ranks::peers::Peers;
@@ -93,6 +94,27 @@ impl Journal {
             self.keep(step, &[(Concern::NotFinite, warning)])?;
         }
         Ok(())
+    }
+
+    /// Reports what there is to say about kernels, and records it: as a warning, and as a row of its step.
+    pub(super) fn tell_of_kernels(
+        &mut self,
+        step: u64,
+        rank: usize,
+        observer: &mut dyn Observer,
+    ) -> Result<(), TrainError> {
+        let notices = products::notices();
+        if notices.is_empty() || rank != 0 {
+            return Ok(());
+        }
+        notices.iter().for_each(|notice| observer.happened(notice));
+        let n_notices = notices.len() as f64;
+        let warnings: Vec<_> = notices.into_iter().map(|notice| (Concern::Kernels, notice)).collect();
+        self.keep(step, &warnings)?;
+        match &mut self.telemetry {
+            Some(telemetry) => telemetry.write(step, &[("kernels/notices".into(), n_notices)]),
+            None => Ok(()),
+        }
     }
 
     /// Records warnings for later readers of the run.

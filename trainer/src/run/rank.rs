@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
+use kernels::products;
 use networks::probe::Probe;
 use ranks::communicator::Communicator;
 use ranks::engine::Reduction;
@@ -21,6 +22,9 @@ use crate::recipe::plan::Plan;
 use crate::recipe::warnings::warnings;
 use crate::schedule::Schedules;
 use crate::step::{StepReport, Trainer, Votes};
+
+/// Steps after which a product is checked on the data of the run.
+const STEPS_BETWEEN_CHECKS: u64 = 1000;
 
 /// Steps in a row that may be skipped before the run goes back to its last checkpoint, or stops.
 const MAX_BAD_STEPS: u32 = 3;
@@ -40,6 +44,8 @@ pub(super) struct Run<'a> {
     n_rollbacks: u64,
     /// Error on this rank alone since the last vote: all leave together, with a checkpoint.
     failure: Option<TrainError>,
+    /// The last step before which a product was checked on the run's data, or at which the run began.
+    last_right: u64,
     /// Rank 0's claim on the work directory.
     lock: Option<File>,
 }
@@ -106,6 +112,7 @@ impl<'a> Run<'a> {
             last_save: Instant::now(),
             n_rollbacks: 0,
             failure: None,
+            last_right: first,
             lock,
         })
     }
@@ -145,6 +152,9 @@ impl<'a> Run<'a> {
             let report;
             (report, next) = self.step(batch, probes, observer)?;
             agreed = report.votes;
+            if agreed.wrong > 0.0 {
+                return self.end_wrong();
+            }
             if self.trainer.state.step == self.plan.total_steps {
                 // As many as would cause a rollback, or all steps of a run that has fewer.
                 let n_steps = self.trainer.state.bad_steps;
@@ -185,6 +195,10 @@ impl<'a> Run<'a> {
         let step = self.trainer.state.step;
         let scheduled_values = self.schedules.at(step);
         let rank = self.trainer.topology().rank;
+        let is_check_due = step > 0 && step.is_multiple_of(STEPS_BETWEEN_CHECKS);
+        if is_check_due {
+            products::check_one(step / STEPS_BETWEEN_CHECKS);
+        }
         let (heartbeat, fault) = (&self.heartbeat, &self.job.fault);
         let enter = |phase: &'static str| {
             heartbeat.enter(step, phase);
@@ -212,9 +226,17 @@ impl<'a> Run<'a> {
         let votes = self.votes(&next);
         let report = self.trainer.update(gradients, votes, &scheduled_values)?;
         self.saver.agreed(report.votes.saved, report.votes.save_failed)?;
+        if report.votes.wrong > 0.0 {
+            return Ok((report, next));
+        }
+        if is_check_due {
+            self.last_right = step;
+        }
         let time = StepTime { seconds: start.elapsed().as_secs_f64(), data_wait_ms };
         let Self { journal, trainer, plan, heartbeat, .. } = self;
-        let told = journal.tell(trainer, plan, &report, time, observer);
+        let told = journal
+            .tell_of_kernels(step, rank, observer)
+            .and_then(|()| journal.tell(trainer, plan, &report, time, observer));
         let logged =
             journal.log(trainer, plan, &report, &scheduled_values, time, probes, heartbeat, observer);
         let there = workdir::check(self.job.workdir, self.lock.as_ref());
@@ -246,6 +268,7 @@ impl<'a> Run<'a> {
             saved,
             save_failed,
             due: flag(self.is_due()),
+            wrong: flag(products::wrong().is_some()),
         }
     }
 
@@ -365,6 +388,16 @@ impl<'a> Run<'a> {
             None if n_failed > 0.0 => Err(TrainError::PeersFailed { n_ranks: n_failed as usize }),
             None => Ok(Outcome::Finished),
         }
+    }
+
+    /// Ends the run because a product has become wrong on some rank, without saving what came of it.
+    fn end_wrong<T>(&mut self) -> Result<T, TrainError> {
+        let folder = self.job.workdir.join("checkpoints");
+        let is_good = |step: &u64| *step <= self.last_right;
+        let good = checkpoint::steps(&folder).into_iter().map(|(step, _)| step).filter(is_good).max();
+        let what = products::wrong().unwrap_or_else(|| "another rank found a wrong product".into());
+        let (step, last_right) = (self.trainer.state.step - 1, self.last_right);
+        self.end_together(TrainError::WrongProduct { step, last_right, good, what })
     }
 
     /// Ends the run with an error that all ranks have in common.

@@ -112,6 +112,20 @@ fn continue_as(plan: &mut Plan, there: &Plan, warn: &mut dyn FnMut(&str)) {
             "the run was started with run.max_unit_parameters {there} and continues with {here}: results may differ by rounding"
         ));
     }
+    if there.kernels != plan.kernels {
+        let name = |kernels: &str| {
+            if kernels.is_empty() {
+                "of a CPU or of an older release".to_string()
+            } else {
+                kernels.to_string()
+            }
+        };
+        warn(&format!(
+            "the run was started with the kernels {} and continues with {}: results will differ by rounding",
+            name(&there.kernels),
+            name(&plan.kernels)
+        ));
+    }
     if plan.n_micro_batches() != there.n_micro_batches() {
         warn(&format!(
             "the run was started on {} ranks and continues on {}: results will differ by rounding, because the \

@@ -20,6 +20,8 @@ pub struct Votes {
     pub save_failed: f64,
     /// A checkpoint is due by the rank's clock.
     pub due: f64,
+    /// The rank has found a matrix product wrong that had been right.
+    pub wrong: f64,
 }
 
 /// Values that all ranks have agreed on.
@@ -54,7 +56,7 @@ pub(super) fn agree(
     sums.push(loss);
     sums.extend(gauges.iter().map(|(_, value)| *value));
     let mut shared: Vec<f64> = sums.into_iter().flat_map(FixedPoint::limbs).collect();
-    let said = [votes.stop, votes.failed, votes.saved, votes.save_failed, votes.due];
+    let said = [votes.stop, votes.failed, votes.saved, votes.save_failed, votes.due, votes.wrong];
     shared.extend(said);
     let shared = comm.all_reduce("norms and votes", shared, Reduction::Sum)?;
     let (limbs, counts) = shared.split_at(shared.len() - said.len());
@@ -67,6 +69,7 @@ pub(super) fn agree(
         saved: counts[2],
         save_failed: counts[3],
         due: counts[4],
+        wrong: counts[5],
     };
     Ok(Agreed { loss: rest[0], gauges, squares: squares.to_vec(), votes })
 }

@@ -1,7 +1,7 @@
 //! One stage of a unit forwards and backwards on one slice of a micro-batch.
 
 use burn_tensor::Tensor;
-use kernels::ops::seed;
+use kernels::ops::{both, seed};
 use networks::draws::Draws;
 use networks::features::Features;
 use networks::layout::UnitLayout;
@@ -83,7 +83,7 @@ pub(crate) struct Gathered<'a, 'f> {
 impl<'a> Gathered<'a, '_> {
     /// Computes the output without a graph.
     pub(crate) fn infer(&self, input: Groups, beside: StageArguments<'_>) -> StageOutput {
-        let leaves = Leaves::new(self.layout, self.flat, false);
+        let leaves = Leaves::for_products(self.layout, self.flat, false, beside.types.products);
         self.unit.forward(beside.stage, input, &context(&leaves, beside, beside.totals))
     }
 
@@ -125,7 +125,7 @@ impl<'a> Gathered<'a, '_> {
             })
         });
         let of_sums = output.sums.into_iter().zip(grads.sums).map(|(sum, grad)| seed(sum, grad.clone()));
-        let start = of_features.chain(of_sums).reduce(|total, term| total + term);
+        let start = of_features.chain(of_sums).reduce(both);
         // A multi-crop without views was refused with the recipe.
         let mut grads = start.expect("a unit has at least one group of views").backward();
         let mut of_leaf =
@@ -152,7 +152,7 @@ impl<'a> Gathered<'a, '_> {
         let input: Groups = input.iter().map(|group| group.map(|x| leaf(x.clone()))).collect();
         let totals: Vec<Tensor<1>> =
             beside.totals.iter().map(|total| total.clone().autodiff().require_grad()).collect();
-        let leaves = Leaves::new(self.layout, self.flat, true);
+        let leaves = Leaves::for_products(self.layout, self.flat, true, beside.types.products);
         let output = self.unit.forward(beside.stage, input.clone(), &context(&leaves, beside, &totals));
         Graph { input, totals, leaves, output }
     }

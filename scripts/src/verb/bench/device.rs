@@ -7,7 +7,7 @@ use trainer::bench::compare::compare;
 use trainer::step::precision::Arithmetic;
 
 use crate::cluster::compute;
-use crate::cluster::compute::DeviceFlag;
+use crate::cluster::compute::{DeviceFlag, print_products};
 use crate::console::say;
 use crate::exit::CHECK_FAILED;
 use crate::recipes;
@@ -54,9 +54,10 @@ impl Tolerance {
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let recipe = recipes::load_for_bench(&args.recipe, &args.overrides, args.batch, 4)?;
-    let plan = trainer::resolve(recipe, 1 << 20)?;
+    let mut plan = trainer::resolve(recipe, 1 << 20)?;
     let device = args.device.open()?;
     compute::check(&plan, &device)?;
+    compute::choose_kernels(&mut plan, &device)?;
     let tolerance = Tolerance::of(plan.recipe.optim.precision.compute);
     let found = compare(&plan, &device.device, args.steps)?;
     out!("{}, batch {}: {} beside the CPU", args.recipe, plan.recipe.optim.batch_size, device.name);
@@ -81,12 +82,14 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
             out!("  {unit:<18} {difference:9.2e}");
         }
     }
+    compute::print_notices();
+    let n_wrong_products = print_products(&plan.kernels);
     if args.json {
         let rows: serde_json::Map<String, serde_json::Value> =
             rows.iter().map(|(name, difference, _)| (name.replace(' ', "_"), json!(difference))).collect();
         out!("{}", json!({ "device": device.name, "differences": rows, "losses": found.steps }));
     }
-    if n_wrong > 0 {
+    if n_wrong + n_wrong_products > 0 {
         say(format!("error: {} computes results that differ from the CPU's", device.name));
         return Ok(ExitCode::from(CHECK_FAILED));
     }

@@ -19,10 +19,9 @@ use multiversion::multiversion;
 
 use super::bridge::{Kernel, run};
 use super::cast::cast;
-use super::cpu::{
-    GradientSlot, contiguous, dims, elements, elements_mut, flex_dtype, like, owned, slice, tensor,
-};
+use super::cpu::{contiguous, dims, elements, elements_mut, flex_dtype, like, owned, slice, tensor};
 use super::in_f32;
+use super::link::Link;
 use super::number::Number;
 use super::relu;
 
@@ -43,7 +42,7 @@ pub fn moments(x: Tensor<3>, guess: Tensor<1>) -> (Tensor<3>, Tensor<1>) {
 }
 
 fn moments_on_flex<T: Number>(x: Tensor<3>, guess: Tensor<1>) -> (Tensor<3>, Tensor<1>) {
-    let link = GradientSlot::default();
+    let link = Link::default();
     let kernel = Moments::<T> { link: link.clone(), numbers: PhantomData };
     let sums: Tensor<1> = run(kernel, [x.clone().into(), guess.into()]);
     if !x.is_autodiff() {
@@ -118,7 +117,7 @@ fn plain_normalize(x: Tensor<3>, affine: Affine, skip: Option<Tensor<3>>, rectif
 /// Kernel for features with elements of type `T`.
 #[derive(Debug, Clone)]
 struct Moments<T> {
-    link: GradientSlot,
+    link: Link<FlexTensor>,
     numbers: PhantomData<T>,
 }
 
@@ -165,7 +164,7 @@ impl<T: Number> Kernel<Flex, 2> for Moments<T> {
 /// Passes `x` through, and leaves its gradient for the backward pass of the sums.
 #[derive(Debug, Clone)]
 struct Pass {
-    link: GradientSlot,
+    link: Link<FlexTensor>,
 }
 
 impl Kernel<Flex, 2> for Pass {

@@ -12,6 +12,9 @@ use burn_dispatch::backends::autodiff::ops::{Backward, Ops, OpsKind};
 use burn_dispatch::{DispatchKindConversion, DispatchTensor};
 use burn_tensor::Tensor;
 
+#[cfg(feature = "cube")]
+use super::gradient::GradientPlace;
+
 /// A kernel on backend `B` with `N` tensor inputs and one output.
 pub(super) trait Kernel<B: Backend, const N: usize>: Clone + Debug + Send + 'static {
     /// Values kept for the backward pass.
@@ -27,6 +30,18 @@ pub(super) trait Kernel<B: Backend, const N: usize>: Clone + Debug + Send + 'sta
         grad: FloatTensor<B>,
         wanted: [bool; N],
     ) -> [Option<FloatTensor<B>>; N];
+
+    /// Computes [`Kernel::backward`], and may add the gradients of inputs that have a place to it instead of returning them.
+    #[cfg(feature = "cube")]
+    fn backward_to(
+        &self,
+        saved: Self::Saved,
+        grad: FloatTensor<B>,
+        wanted: [bool; N],
+        _places: [Option<GradientPlace>; N],
+    ) -> [Option<FloatTensor<B>>; N] {
+        self.backward(saved, grad, wanted)
+    }
 }
 
 /// A backend whose primitives can be taken from tensors and made into tensors, with and without autodiff.
@@ -111,6 +126,12 @@ impl<B: Backend, K: Kernel<B, N>, const N: usize> Backward<B, N> for KernelStep<
         let grad = grads.consume::<B>(&ops.node);
         let (kernel, saved) = ops.state;
         let wanted = ops.parents.each_ref().map(Option::is_some);
+        #[cfg(feature = "cube")]
+        let input_grads = {
+            let places = ops.parents.each_ref().map(|parent| GradientPlace::of(&parent.as_ref()?.id));
+            kernel.backward_to(saved, grad, wanted, places)
+        };
+        #[cfg(not(feature = "cube"))]
         let input_grads = kernel.backward(saved, grad, wanted);
         for (parent, grad) in ops.parents.iter().zip(input_grads) {
             if let (Some(parent), Some(grad)) = (parent, grad) {

@@ -1,7 +1,5 @@
 //! Flex tensors as slices.
 
-use std::sync::{Arc, Mutex, PoisonError};
-
 use burn_flex::Flex;
 use burn_flex::FlexTensor;
 use burn_tensor::{DType, Tensor, TensorData};
@@ -88,22 +86,6 @@ pub(super) fn tensor<T: Number, const D: usize>(data: Vec<T>, shape: [usize; D])
 /// Builds a tensor with the shape of `tensor` from its elements.
 pub(super) fn like<T: Number>(tensor: &FlexTensor, data: Vec<T>) -> FlexTensor {
     FlexTensor::from_data(TensorData::new(data, tensor.layout().shape().clone()))
-}
-
-/// A slot in which one backward pass leaves a gradient for a later one.
-#[derive(Debug, Clone, Default)]
-pub(super) struct GradientSlot(Arc<Mutex<Option<FlexTensor>>>);
-
-impl GradientSlot {
-    /// Stores a gradient for a later pass to take.
-    pub(super) fn leave(&self, grad: FlexTensor) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(grad);
-    }
-
-    /// Takes the gradient that was stored, if any.
-    pub(super) fn take(&self) -> Option<FlexTensor> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
-    }
 }
 
 /// `y += b`.

@@ -31,6 +31,12 @@ pub fn cross_entropy(logits: Tensor<3>, targets: Tensor<3>, pairs: Pairs, temper
         let kernel = CrossEntropy { pairs, inverse: (1.0 / temperature) as f32 };
         return run(kernel, [logits.into(), targets.into()]);
     }
+    #[cfg(feature = "cube")]
+    if super::cube::is_cube(&logits) && super::cube::is_cube(&targets) {
+        let pairs_own = pairs == Pairs::All;
+        let kernel = super::cube::CrossEntropy { pairs_own, inverse: (1.0 / temperature) as f32 };
+        return run(kernel, [logits.into(), targets.into()]);
+    }
     plain(logits, targets, pairs, temperature)
 }
 

@@ -16,9 +16,10 @@ use burn_tensor::ops::ConvOptions;
 use multiversion::multiversion;
 
 use super::bridge::{Kernel, run};
-use super::cpu::{GradientSlot, add, contiguous, dims, is_flex, slice, tensor};
+use super::cpu::{add, contiguous, dims, is_flex, slice, tensor};
 #[cfg(feature = "testing")]
 use super::gemm::count;
+use super::link::Link;
 use super::math::over_rows;
 use super::residual::Skip;
 
@@ -39,7 +40,7 @@ pub fn depthwise_branch(
     if !is_flex(&x) {
         return (plain(x.clone(), grid, weight, bias), Skip::new(x, None));
     }
-    let link = GradientSlot::default();
+    let link = Link::default();
     let skip = Skip::new(x.clone(), Some(link.clone()));
     (run(Depthwise { grid, link }, [x.into(), weight.into(), bias.into()]), skip)
 }
@@ -57,7 +58,7 @@ fn plain(x: Tensor<3>, [h, w]: [usize; 2], weight: Tensor<4>, bias: Tensor<1>) -
 #[derive(Debug, Clone)]
 struct Depthwise {
     grid: [usize; 2],
-    link: GradientSlot,
+    link: Link<FlexTensor>,
 }
 
 impl Depthwise {

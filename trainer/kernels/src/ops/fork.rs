@@ -13,9 +13,8 @@ use half::bf16;
 use multiversion::multiversion;
 
 use super::bridge::{Kernel, run};
-use super::cpu::{
-    GradientSlot, add, contiguous, elements, elements_mut, flex_dtype, owned, slice, slice_mut,
-};
+use super::cpu::{add, contiguous, elements, elements_mut, flex_dtype, owned, slice, slice_mut};
+use super::link::Link;
 use super::number::Number;
 
 /// Returns `x` twice.
@@ -23,7 +22,7 @@ pub fn fork(x: Tensor<3>) -> [Tensor<3>; 2] {
     if flex_dtype(&x).is_none_or(|dtype| dtype == DType::F64) || !x.is_autodiff() {
         return [x.clone(), x];
     }
-    let link = GradientSlot::default();
+    let link = Link::default();
     let a: Tensor<3> = run(First { link: link.clone() }, [x.into()]);
     let b = run(Second { link }, [a.clone().into()]);
     [a, b]
@@ -31,7 +30,7 @@ pub fn fork(x: Tensor<3>) -> [Tensor<3>; 2] {
 
 #[derive(Debug, Clone)]
 struct First {
-    link: GradientSlot,
+    link: Link<FlexTensor>,
 }
 
 impl Kernel<Flex, 1> for First {
@@ -63,7 +62,7 @@ fn add_narrow(a: &mut [bf16], b: &[bf16]) {
 /// The second use, which returns no gradient to autodiff, so that there is nothing to add.
 #[derive(Debug, Clone)]
 struct Second {
-    link: GradientSlot,
+    link: Link<FlexTensor>,
 }
 
 impl Kernel<Flex, 1> for Second {

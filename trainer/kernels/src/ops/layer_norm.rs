@@ -13,16 +13,18 @@ use burn_tensor::Tensor;
 use multiversion::multiversion;
 
 use super::bridge::{Kernel, run};
-use super::cpu::{GradientSlot, add, contiguous, dims, is_flex, slice, tensor};
+use super::cpu::{add, contiguous, dims, is_flex, slice, tensor};
 #[cfg(feature = "cube")]
 use super::cube;
+use super::link::Link;
 use super::math::{lane_dot, lane_sum, over_rows};
 
 /// Normalizes `x` of `[B, N, D]` over `D`, with `gamma` and `beta` of `[D]`.
 pub fn layer_norm(x: Tensor<3>, gamma: Tensor<1>, beta: Tensor<1>, epsilon: f64) -> Tensor<3> {
     #[cfg(feature = "cube")]
     if cube::is_cube(&x) {
-        return run(cube::LayerNorm { epsilon: epsilon as f32 }, [x.into(), gamma.into(), beta.into()]);
+        let norm = cube::LayerNorm { epsilon: epsilon as f32, output: x.dtype(), link: None };
+        return run(norm, [x.into(), gamma.into(), beta.into()]);
     }
     match is_flex(&x) {
         true => {
@@ -39,7 +41,7 @@ pub(super) fn with_link(
     gamma: Tensor<1>,
     beta: Tensor<1>,
     epsilon: f64,
-    link: GradientSlot,
+    link: Link<FlexTensor>,
 ) -> Tensor<3> {
     let kernel = LayerNorm { epsilon: epsilon as f32, link: Some(link) };
     run(kernel, [x.into(), gamma.into(), beta.into()])
@@ -56,7 +58,7 @@ fn plain(x: Tensor<3>, gamma: Tensor<1>, beta: Tensor<1>, epsilon: f64) -> Tenso
 #[derive(Debug, Clone)]
 struct LayerNorm {
     epsilon: f32,
-    link: Option<GradientSlot>,
+    link: Option<Link<FlexTensor>>,
 }
 
 /// Normalized rows, each followed by its factor, `[B·N, D + 1]`; γ; β.
@@ -88,7 +90,7 @@ impl Kernel<Flex, 3> for LayerNorm {
         let d = shape[2];
         let (grad, (kept, gamma, _)) = (contiguous(&grad), saved);
         let (grad, kept) = (slice(&grad), slice(&kept));
-        let around = self.link.as_ref().and_then(GradientSlot::take).map(|around| contiguous(&around));
+        let around = self.link.as_ref().and_then(Link::take).map(|around| contiguous(&around));
         let gx = wanted[0].then(|| {
             let mut gx = vec![0.0; grad.len()];
             over_rows(&mut gx, d, |first, rows| {

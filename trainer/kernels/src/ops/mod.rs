@@ -19,10 +19,12 @@ mod depthwise;
 mod fork;
 mod gelu;
 pub mod gemm;
+mod gradient;
 mod grid_mean;
 mod kept;
 mod layer_norm;
 mod linear;
+mod link;
 mod log_distance;
 mod math;
 mod mlp;
@@ -51,6 +53,7 @@ pub use cross_entropy::{Pairs, cross_entropy};
 pub use depthwise::depthwise_branch;
 pub use fork::fork;
 pub use gelu::gelu;
+pub use gradient::FlatGradient;
 pub use grid_mean::{grid_mean, scale_channels};
 pub use kept::{SMALLEST_SHARE_LEFT_OUT, on_kept};
 pub use layer_norm::layer_norm;
@@ -66,7 +69,7 @@ pub use product::{ProductLimits, Start, product_into};
 pub use relu::relu;
 pub use residual::branch;
 pub use rotary::{Rotations, rotate};
-pub use seed::seed;
+pub use seed::{both, seed};
 pub use sequence::sequence;
 pub use shared::SharedGradient;
 pub use swiglu::swiglu;
@@ -86,6 +89,15 @@ pub fn in_f32<const D: usize>(x: Tensor<D>) -> Tensor<D> {
         DType::F32 | DType::F64 => x,
         _ => cast(x, DType::F32),
     }
+}
+
+/// Returns the elements `range` of a flat tensor; on an NVIDIA GPU without a copy wherever operations can read them in place.
+pub fn part(flat: &Tensor<1>, range: std::ops::Range<usize>) -> Tensor<1> {
+    #[cfg(feature = "cuda")]
+    if let Some(part) = cube::part_in_place(flat, &range) {
+        return part;
+    }
+    flat.clone().slice([range])
 }
 
 #[cfg(feature = "testing")]

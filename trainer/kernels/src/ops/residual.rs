@@ -5,7 +5,7 @@
 //! gb = f ⊙ γ ⊙ g   gγ = Σ_rows f ⊙ g ⊙ b     gx = g + gradient of norm(x), given gh
 //! ```
 //!
-//! On the CPU the end leaves `g` for the backward pass of the branch's first operation, which runs later and adds it in its own loop: the
+//! On CPUs and GPUs the end leaves `g` for the backward pass of the branch's first operation, which runs later and adds it in its own loop: the
 //! gradient of `x` takes one pass over memory instead of two, and autodiff has nothing to add.
 
 use std::marker::PhantomData;
@@ -18,24 +18,52 @@ use multiversion::multiversion;
 
 use super::bridge::{Kernel, run};
 use super::cast::cast;
-use super::cpu::{GradientSlot, add, contiguous, dims, elements, is_flex, owned, slice, slice_mut, tensor};
+use super::cpu::{add, contiguous, dims, elements, is_flex, owned, slice, slice_mut, tensor};
+#[cfg(feature = "cube")]
+use super::cube;
 use super::layer_norm::{self, layer_norm};
+use super::link::Link;
 use super::math::over_rows;
 use super::number::{Number, nearest};
 
 /// The skip connection of a branch.
 pub struct Skip {
     x: Tensor<3>,
-    /// Slot in which the end leaves its gradient for the branch's first operation; `None` if autodiff adds it.
-    link: Option<GradientSlot>,
+    end: End,
 }
 
-/// Starts a branch: returns the normalized `x` of `[B, N, D]`, and the skip connection.
-pub fn branch(x: Tensor<3>, gamma: Tensor<1>, beta: Tensor<1>, epsilon: f64) -> (Tensor<3>, Skip) {
+/// How a branch ends: where the gradient of the skip connection goes.
+enum End {
+    /// The end leaves it for the branch's first operation, on a CPU.
+    Cpu(Link<FlexTensor>),
+    /// The same on a GPU.
+    #[cfg(feature = "cube")]
+    Gpu(Link<burn_cubecl::tensor::CubeTensor>),
+    /// Autodiff adds it.
+    Autodiff,
+}
+
+/// Starts a branch: returns the normalized `x` of `[B, N, D]`, and the skip connection. The branch will multiply in `products`; on a
+/// GPU, the normalized values are written in that type.
+pub fn branch(
+    x: Tensor<3>,
+    gamma: Tensor<1>,
+    beta: Tensor<1>,
+    epsilon: f64,
+    products: DType,
+) -> (Tensor<3>, Skip) {
+    #[cfg(feature = "cube")]
+    if cube::is_cube(&x) {
+        let link = Link::default();
+        let skip = Skip { x: x.clone().inner_or_self(), end: End::Gpu(link.clone()) };
+        let norm = cube::LayerNorm { epsilon: epsilon as f32, output: products, link: Some(link) };
+        return (run(norm, [x.into(), gamma.into(), beta.into()]), skip);
+    }
+    let _ = products;
     if !is_flex(&x) {
         return (layer_norm(x.clone(), gamma, beta, epsilon), Skip::new(x, None));
     }
-    let link = GradientSlot::default();
+    let link = Link::default();
     let skip = Skip::new(x.clone(), Some(link.clone()));
     (layer_norm::with_link(x, gamma, beta, epsilon, link), skip)
 }
@@ -43,16 +71,23 @@ pub fn branch(x: Tensor<3>, gamma: Tensor<1>, beta: Tensor<1>, epsilon: f64) -> 
 impl Skip {
     /// Creates the skip connection around a branch that starts with `x`; the branch's first operation adds the gradient left in
     /// `link`, if there is one.
-    pub(super) fn new(x: Tensor<3>, link: Option<GradientSlot>) -> Self {
-        let x = if link.is_some() { x.inner_or_self() } else { x };
-        Self { x, link }
+    pub(super) fn new(x: Tensor<3>, link: Option<Link<FlexTensor>>) -> Self {
+        match link {
+            Some(link) => Self { x: x.inner_or_self(), end: End::Cpu(link) },
+            None => Self { x, end: End::Autodiff },
+        }
     }
 
     /// Ends the branch with its output `b` of `[B, N, D]`, which may be bf16. `gamma` scales channels (LayerScale); `factors` has one
     /// number for each of the B sequences.
     pub fn join(self, b: Tensor<3>, gamma: Option<Tensor<1>>, factors: Option<&[f32]>) -> Tensor<3> {
         let dtype = self.x.dtype();
-        let Some(link) = self.link else { return plain(self.x, cast(b, dtype), gamma, factors) };
+        let link = match self.end {
+            End::Cpu(link) => link,
+            #[cfg(feature = "cube")]
+            End::Gpu(link) => return cube::join(self.x, b, gamma, factors, link),
+            End::Autodiff => return plain(self.x, cast(b, dtype), gamma, factors),
+        };
         let join = Join { factors: factors.map(Arc::from), link };
         match (gamma, b.dtype()) {
             // The output is kept as it is.
@@ -91,7 +126,7 @@ impl InnerOrSelf for Tensor<3> {
 #[derive(Debug, Clone)]
 struct Join {
     factors: Option<Arc<[f32]>>,
-    link: GradientSlot,
+    link: Link<FlexTensor>,
 }
 
 impl Join {
@@ -272,7 +307,7 @@ mod tests {
         let norm = |x: Tensor<3>| layer_norm(x, weights[0].clone(), weights[1].clone(), 1e-6);
         let with_branches = |mut x: Tensor<3>| {
             for _ in 0..2 {
-                let (h, skip) = branch(x, weights[0].clone(), weights[1].clone(), 1e-6);
+                let (h, skip) = branch(x, weights[0].clone(), weights[1].clone(), 1e-6, DType::F32);
                 x = skip.join(cast(gelu(h), dtype), gamma(), factors);
             }
             x

@@ -21,7 +21,22 @@ pub fn seed<const D: usize>(y: Tensor<D>, g: Tensor<D>) -> Tensor<1> {
         let g = g.try_into_primitive::<Flex>().expect("a tensor of Flex");
         return run(Seed { g }, [y.into()]);
     }
+    #[cfg(feature = "cube")]
+    if super::cube::is_cube(&y) && super::cube::is_cube(&g) && y.dtype() == g.dtype() {
+        // `is_cube` has just tried the same conversion.
+        let g = g.try_into_primitive::<burn_cubecl::CubeBackend>().expect("a tensor on a GPU");
+        return run(super::cube::Seed { g }, [y.into()]);
+    }
     in_f32(y * g.autodiff()).sum()
+}
+
+/// Returns a scalar whose gradient at both is its own; its value is unspecified.
+pub fn both(a: Tensor<1>, b: Tensor<1>) -> Tensor<1> {
+    #[cfg(feature = "cube")]
+    if super::cube::is_cube(&a) && super::cube::is_cube(&b) {
+        return run(super::cube::Both, [a.into(), b.into()]);
+    }
+    a + b
 }
 
 #[derive(Debug, Clone)]

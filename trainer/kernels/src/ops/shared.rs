@@ -11,8 +11,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 use burn_flex::{Flex, FlexTensor};
 use burn_tensor::{DType, Tensor};
 
-#[cfg(feature = "cube")]
-use super::bridge::PrimitiveBackend;
 use super::bridge::{Kernel, run};
 use super::cast::cast;
 use super::cpu::{flex_dtype, owned};
@@ -27,8 +25,8 @@ pub struct SharedGradient(Sum);
 type Sum = Arc<Mutex<Option<Tensor<1>>>>;
 
 impl SharedGradient {
-    /// Returns `x`, which is f32 or bf16, in `dtype` for one more use. Under autodiff on the CPU, and on any device if `x` is
-    /// bf16, [`SharedGradient::take`] returns its gradient after the backward pass, in f32; else it is among autodiff's gradients.
+    /// Returns `x`, which is f32 or bf16, in `dtype` for one more use. Under autodiff on the CPU,
+    /// [`SharedGradient::take`] returns its gradient after the backward pass, in f32; else it is among autodiff's gradients.
     ///
     /// On the CPU, the backward pass adds the gradient of this use before it comes to the operations that `input` is a result of. By itself it would do so
     /// at its end, because it goes through the operations in the order of their distance from its leaves: until then, the gradients of all
@@ -42,10 +40,6 @@ impl SharedGradient {
             (Some(_), DType::F32 | DType::BF16, None) => run::<Flex, _, 1, 1>(kernel, [x.clone().into()]),
             (Some(_), DType::F32 | DType::BF16, Some(input)) => {
                 run::<Flex, _, 2, 1>(kernel, [x.clone().into(), input.clone().into()])
-            }
-            #[cfg(feature = "cube")]
-            (None, DType::BF16, _) if super::cube::is_cube(x) => {
-                run::<burn_cubecl::CubeBackend, _, 1, 1>(kernel, [x.clone().into()])
             }
             _ => cast(x.clone(), dtype),
         }
@@ -89,25 +83,6 @@ impl<const N: usize> Kernel<Flex, N> for Use {
         let grad = if grad.dtype() == DType::F32 { grad } else { super::cast::in_dtype(&grad, DType::F32) };
         self.add(Tensor::from_primitive::<Flex>(owned(grad)));
         [const { None }; N]
-    }
-}
-
-#[cfg(feature = "cube")]
-impl Kernel<burn_cubecl::CubeBackend, 1> for Use {
-    type Saved = ();
-
-    fn forward(&self, [x]: [burn_cubecl::tensor::CubeTensor; 1]) -> (burn_cubecl::tensor::CubeTensor, ()) {
-        (super::cube::cast(x, self.dtype), ())
-    }
-
-    fn backward(
-        &self,
-        (): (),
-        grad: burn_cubecl::tensor::CubeTensor,
-        _: [bool; 1],
-    ) -> [Option<burn_cubecl::tensor::CubeTensor>; 1] {
-        self.add(burn_cubecl::CubeBackend::from_primitive(super::cube::cast(grad, DType::F32)));
-        [None]
     }
 }
 

@@ -15,6 +15,10 @@ use super::math::{lane_dot, over_rows};
 
 /// Scales the rows of `x` to unit length; `epsilon` keeps a row of zeros finite.
 pub fn unit_rows(x: Tensor<2>, epsilon: f64) -> Tensor<2> {
+    #[cfg(feature = "cube")]
+    if super::cube::is_cube(&x) {
+        return run(super::cube::UnitRows { epsilon: epsilon as f32 }, [x.into()]);
+    }
     match is_flex(&x) {
         true => run(UnitRows { epsilon: epsilon as f32 }, [x.into()]),
         false => plain(x, epsilon),

@@ -209,9 +209,8 @@ impl Unit for Stem {
 
     fn forward(&self, _: usize, groups: Vec<Features>, cx: &Context<'_>) -> StageOutput {
         let stem = |group: Features| {
-            let [_, _, input] = group.x.dims();
-            let weight = cx.leaves.stored::<4>("0.weight").reshape([self.width, input]);
-            let h = in_f32(linear(cx.rounded(group.x.clone()), weight, cx.leaves.get("0.bias")));
+            let weight = cx.leaves.matrix("0.weight");
+            let h = in_f32(linear(cx.rounded(group.x.clone()), weight, cx.leaves.bias("0.bias")));
             group.with(norm("1", h, cx))
         };
         groups.into_iter().map(stem).collect::<Vec<_>>().into()
@@ -298,7 +297,7 @@ impl Unit for Block {
 
     fn forward(&self, _: usize, groups: Vec<Features>, cx: &Context<'_>) -> StageOutput {
         let of = |name: &str| {
-            (cx.leaves.stored(&format!("{name}.weight")), cx.leaves.get(&format!("{name}.bias")))
+            (cx.leaves.stored(&format!("{name}.weight")), cx.leaves.bias(&format!("{name}.bias")))
         };
         let block = |(number, group): (usize, Features)| {
             let (weight, bias) = (cx.leaves.get("conv_dw.weight"), cx.leaves.get("conv_dw.bias"));

@@ -91,7 +91,7 @@ impl Unit for Affine {
 
     fn forward(&self, _: usize, groups: Vec<Features>, cx: &Context<'_>) -> StageOutput {
         let map = |group: &Features| {
-            let x = linear(cx.rounded(group.x.clone()), cx.leaves.stored("weight"), cx.leaves.get("bias"));
+            let x = linear(cx.rounded(group.x.clone()), cx.leaves.stored("weight"), cx.leaves.bias("bias"));
             group.with(x)
         };
         groups.iter().map(map).collect::<Vec<_>>().into()

@@ -11,10 +11,10 @@
 use burn_cubecl::CubeBackend;
 use burn_cubecl::tensor::CubeTensor;
 
-use super::heads::{Sizes, merge, split};
+use super::Rows;
+use super::heads::{Sizes, head_part, merge, merge_three, split};
 use super::product::{product, transposed};
 use super::softmax::{softmax, softmax_gradient};
-use super::{Rows, empty};
 use crate::ops::bridge::Kernel;
 
 /// The operation's kernels, forwards and backwards.
@@ -23,7 +23,7 @@ pub(in crate::ops) struct Attention {
     pub(in crate::ops) n_heads: usize,
 }
 
-/// The input, and the attention weights `[B, H, M, M]`.
+/// Queries, keys and values `[3, B, H, M, D_h]`, and the attention weights `[B, H, M, M]`.
 type Saved = (CubeTensor, CubeTensor);
 
 impl Attention {
@@ -40,26 +40,23 @@ impl Kernel<CubeBackend, 1> for Attention {
 
     fn forward(&self, [qkv]: [CubeTensor; 1]) -> (CubeTensor, Saved) {
         let sizes = self.sizes(&qkv, 3);
-        let qkv = Rows::of(&qkv);
-        let [q, k, v] = [0, 1, 2].map(|part| split(&qkv, part, sizes));
+        let qkv = split(&Rows::of(&qkv), 3, sizes);
+        let [q, k, v] = [0, 1, 2].map(|part| head_part(&qkv, part));
         let weights = softmax(product(q, transposed(k)), scale(sizes), sizes.n_tokens);
-        let y = Rows::of(&empty(&qkv.tensor, [sizes.n_images, sizes.n_tokens, sizes.d()], qkv.tensor.dtype));
-        merge(&product(weights.clone(), v), &y, 0, sizes);
-        (y.tensor, (qkv.tensor, weights))
+        let y = merge(&product(weights.clone(), v), sizes);
+        (y, (qkv, weights))
     }
 
     fn backward(&self, (qkv, weights): Saved, grad: CubeTensor, _: [bool; 1]) -> [Option<CubeTensor>; 1] {
-        let sizes = self.sizes(&qkv, 3);
-        let (qkv, grad) = (Rows::of(&qkv), Rows::of(&grad));
-        let out =
-            Rows::of(&empty(&qkv.tensor, [sizes.n_images, sizes.n_tokens, 3 * sizes.d()], qkv.tensor.dtype));
-        let g = split(&grad, 0, sizes);
-        merge(&product(transposed(weights.clone()), g.clone()), &out, 2, sizes);
-        let of_weights = product(g, transposed(split(&qkv, 2, sizes)));
+        let sizes = self.sizes(&grad, 1);
+        let [q, k, v] = [0, 1, 2].map(|part| head_part(&qkv, part));
+        let g = head_part(&split(&Rows::of(&grad), 1, sizes), 0);
+        let gv = product(transposed(weights.clone()), g.clone());
+        let of_weights = product(g, transposed(v));
         let of_scores = softmax_gradient(&weights, of_weights, scale(sizes));
-        merge(&product(of_scores.clone(), split(&qkv, 1, sizes)), &out, 0, sizes);
-        merge(&product(transposed(of_scores), split(&qkv, 0, sizes)), &out, 1, sizes);
-        [Some(out.tensor)]
+        let gq = product(of_scores.clone(), k);
+        let gk = product(transposed(of_scores), q);
+        [Some(merge_three(&[gq, gk, gv], sizes))]
     }
 }
 

@@ -3,6 +3,9 @@
 //! A head has M ≥ N tokens, the last of them zero: matrix products want M to be a multiple of eight, which
 //! 197 is not.
 
+use burn_backend::Slice;
+use burn_backend::ops::FloatTensorOps;
+use burn_cubecl::CubeBackend;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
@@ -51,9 +54,9 @@ impl Grid {
     }
 }
 
-/// Returns the heads of part `part`, `[B, H, M, D_h]`, of `tokens` of `[B, N, P·H·D_h]`.
-pub(super) fn split(tokens: &Rows, part: usize, sizes: Sizes) -> CubeTensor {
-    let shape = [sizes.n_images, sizes.n_heads, sizes.padded(), sizes.d_head];
+/// Returns the heads of `tokens` of `[B, N, P·H·D_h]`, `[P, B, H, M, D_h]`.
+pub(super) fn split(tokens: &Rows, n_parts: usize, sizes: Sizes) -> CubeTensor {
+    let shape = [n_parts, sizes.n_images, sizes.n_heads, sizes.padded(), sizes.d_head];
     let heads = Rows::of(&empty(&tokens.tensor, shape, tokens.tensor.dtype));
     let n = vector_size(&[&heads, tokens]);
     let client = &tokens.tensor.client;
@@ -66,35 +69,59 @@ pub(super) fn split(tokens: &Rows, part: usize, sizes: Sizes) -> CubeTensor {
         tokens.arg(),
         heads.arg(),
         tokens.stride / n,
-        part * sizes.d() / n,
         heads.n_rows * heads.d / n,
+        sizes.n_images,
         Grid::of(sizes, n),
         elem(&tokens.tensor),
     );
     heads.tensor
 }
 
-/// Writes `heads` of `[B, H, M, D_h]` to part `part` of `tokens` of `[B, N, P·H·D_h]`.
-pub(super) fn merge(heads: &CubeTensor, tokens: &Rows, part: usize, sizes: Sizes) {
-    let heads = Rows::of(heads);
-    let n = vector_size(&[&heads, tokens]);
+/// Returns part `number` of `heads` of `[P, B, H, M, D_h]`, `[B, H, M, D_h]`.
+pub(super) fn head_part(heads: &CubeTensor, number: usize) -> CubeTensor {
+    let shape: Vec<usize> = heads.meta.shape().iter().copied().collect();
+    let mut ranges: Vec<Slice> = shape.iter().map(|length| (0..*length).into()).collect();
+    ranges[0] = (number..number + 1).into();
+    CubeBackend::float_reshape(CubeBackend::float_slice(heads.clone(), &ranges), shape[1..].to_vec().into())
+}
+
+/// Returns tokens, `[B, N, H·D_h]`, of heads of `[B, H, M, D_h]`.
+pub(super) fn merge(heads: &CubeTensor, sizes: Sizes) -> CubeTensor {
+    merge_parts(&[heads, heads, heads], 1, sizes)
+}
+
+/// Returns tokens, `[B, N, 3·H·D_h]`, of queries, keys and values of `[B, H, M, D_h]`.
+pub(super) fn merge_three(heads: &[CubeTensor; 3], sizes: Sizes) -> CubeTensor {
+    merge_parts(&[&heads[0], &heads[1], &heads[2]], 3, sizes)
+}
+
+/// Returns the tokens of the first `n_parts` of three parts.
+fn merge_parts(parts: &[&CubeTensor; 3], n_parts: usize, sizes: Sizes) -> CubeTensor {
+    let parts = parts.map(Rows::of);
+    let tokens = [sizes.n_images, sizes.n_tokens, n_parts * sizes.d()];
+    let tokens = Rows::of(&empty(&parts[0].tensor, tokens, parts[0].tensor.dtype));
+    let n = vector_size(&[&parts[0], &parts[1], &parts[2], &tokens]);
     let client = &tokens.tensor.client;
-    let n_units = tokens.n_rows * sizes.d() / n;
+    let n_units = tokens.n_rows * tokens.d / n;
     let (count, dim) = one_unit_each(client, n_units);
     merge_heads::launch(
         client,
         count,
         dim,
         n,
-        heads.arg(),
+        parts[0].arg(),
+        parts[1].arg(),
+        parts[2].arg(),
         tokens.arg(),
-        heads.stride / n,
+        // Products have rows that lie equally far apart in all parts.
+        parts[0].stride / n,
         tokens.stride / n,
-        part * sizes.d() / n,
         n_units,
+        n_parts,
         Grid::of(sizes, n),
         elem(&tokens.tensor),
     );
+    tokens.tensor
 }
 
 #[cube(launch)]
@@ -102,8 +129,8 @@ fn split_heads<F: Float, N: Size>(
     tokens: &[Vector<F, N>],
     heads: &mut [Vector<F, N>],
     stride: usize,
-    offset: usize,
     n_units: usize,
+    n_images: usize,
     #[comptime] grid: Grid,
     #[define(F)] _dtype: ElemType,
 ) {
@@ -111,10 +138,11 @@ fn split_heads<F: Float, N: Size>(
         let column = ABSOLUTE_POS % grid.n_vectors;
         let token = (ABSOLUTE_POS / grid.n_vectors) % grid.padded;
         let of_head = ABSOLUTE_POS / comptime!(grid.n_vectors * grid.padded);
-        let (head, image) = (of_head % grid.n_heads, of_head / grid.n_heads);
+        let (head, of_image) = (of_head % grid.n_heads, of_head / grid.n_heads);
+        let (image, part) = (of_image % n_images, of_image / n_images);
         if token < grid.n_tokens {
-            let from = (image * grid.n_tokens + token) * stride + offset + head * grid.n_vectors + column;
-            heads[ABSOLUTE_POS] = tokens[from];
+            let first = (part * grid.n_heads + head) * grid.n_vectors + column;
+            heads[ABSOLUTE_POS] = tokens[(image * grid.n_tokens + token) * stride + first];
         } else {
             heads[ABSOLUTE_POS] = Vector::new(F::from_int(0));
         }
@@ -123,21 +151,32 @@ fn split_heads<F: Float, N: Size>(
 
 #[cube(launch)]
 fn merge_heads<F: Float, N: Size>(
-    heads: &[Vector<F, N>],
+    first: &[Vector<F, N>],
+    second: &[Vector<F, N>],
+    third: &[Vector<F, N>],
     tokens: &mut [Vector<F, N>],
     heads_stride: usize,
     stride: usize,
-    offset: usize,
     n_units: usize,
+    #[comptime] n_parts: usize,
     #[comptime] grid: Grid,
     #[define(F)] _dtype: ElemType,
 ) {
     if ABSOLUTE_POS < n_units {
-        let column = ABSOLUTE_POS % grid.n_vectors;
-        let head = (ABSOLUTE_POS / grid.n_vectors) % grid.n_heads;
-        let row = ABSOLUTE_POS / comptime!(grid.n_vectors * grid.n_heads);
+        let width = comptime!(n_parts * grid.n_heads * grid.n_vectors);
+        let (row, position) = (ABSOLUTE_POS / width, ABSOLUTE_POS % width);
+        let column = position % grid.n_vectors;
+        let head = (position / grid.n_vectors) % grid.n_heads;
+        let part = position / comptime!(grid.n_vectors * grid.n_heads);
         let (token, image) = (row % grid.n_tokens, row / grid.n_tokens);
         let from = ((image * grid.n_heads + head) * grid.padded + token) * heads_stride + column;
-        tokens[row * stride + offset + head * grid.n_vectors + column] = heads[from];
+        let to = row * stride + position;
+        if part == 0 {
+            tokens[to] = first[from];
+        } else if part == 1 {
+            tokens[to] = second[from];
+        } else {
+            tokens[to] = third[from];
+        }
     }
 }

@@ -4,10 +4,11 @@
 //! ```text
 //! x̂  = (x - mean(x)) · r        r = 1 / √(var(x) + ε)         x, y [.., D]   moments [rows, 2]: mean and r
 //! y  = x̂ · γ + β
-//! gx = r · (h - mean(h) - x̂ · mean(h · x̂))                   h = g · γ
+//! gx = s + r · (h - mean(h) - x̂ · mean(h · x̂))               h = g · γ, s the gradient of a skip connection, if there is one
 //! gγ = Σ_rows g · x̂             gβ = Σ_rows g                 [D]
 //! ```
 
+use burn_backend::TensorMetadata;
 use burn_backend::ops::FloatTensorOps;
 use burn_cubecl::CubeBackend;
 use burn_cubecl::tensor::CubeTensor;
@@ -15,10 +16,13 @@ use burn_tensor::DType;
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
+use super::accumulate::add_block_sums;
 use super::lanes;
 use super::lanes::Lanes;
 use super::{Rows, cast, elem, empty, one_unit_each, spread, vector_size};
 use crate::ops::bridge::Kernel;
+use crate::ops::gradient::GradientPlace;
+use crate::ops::link::Link;
 
 /// Rows that are summed together.
 const BLOCK: usize = 64;
@@ -27,6 +31,10 @@ const BLOCK: usize = 64;
 #[derive(Debug, Clone)]
 pub(in crate::ops) struct LayerNorm {
     pub(in crate::ops) epsilon: f32,
+    /// Type of y.
+    pub(in crate::ops) output: DType,
+    /// Where the end of a branch leaves the gradient of its skip connection.
+    pub(in crate::ops) link: Option<Link<CubeTensor>>,
 }
 
 /// The input, means and factors `[rows, 2]`, and γ.
@@ -37,7 +45,7 @@ impl Kernel<CubeBackend, 3> for LayerNorm {
 
     fn forward(&self, [x, gamma, beta]: [CubeTensor; 3]) -> (CubeTensor, Saved) {
         let (x, gamma, beta) = (Rows::of(&x), Rows::of(&gamma), Rows::of(&beta));
-        let y = x.empty_like();
+        let y = Rows::of(&empty(&x.tensor, x.tensor.shape(), self.output));
         let moments = empty(&x.tensor, [x.n_rows, 2], DType::F32);
         let n = vector_size(&[&x, &y, &gamma, &beta]);
         let client = &x.tensor.client;
@@ -60,6 +68,7 @@ impl Kernel<CubeBackend, 3> for LayerNorm {
             lanes,
             elem(&x.tensor),
             elem(&gamma.tensor),
+            elem(&y.tensor),
         );
         (y.tensor, (x.tensor, moments, gamma.tensor))
     }
@@ -67,23 +76,47 @@ impl Kernel<CubeBackend, 3> for LayerNorm {
     fn backward(&self, saved: Saved, grad: CubeTensor, wanted: [bool; 3]) -> [Option<CubeTensor>; 3] {
         let (x, moments, gamma) = saved;
         let (x, grad, gamma) = (Rows::of(&x), Rows::of(&grad), Rows::of(&gamma));
-        let gx = wanted[0].then(|| input_gradient(&x, &moments, &gamma, &grad));
+        let skip = self.link.as_ref().and_then(Link::take);
+        let gx = wanted[0].then(|| input_gradient(&x, &moments, &gamma, &grad, skip.as_ref()));
         if !(wanted[1] || wanted[2]) {
             return [gx, None, None];
         }
-        let sums = parameter_gradients(&x, &moments, &grad);
+        let sums = CubeBackend::float_sum_dim(parameter_gradients(&x, &moments, &grad).tensor, 0);
         let part = |i: usize| {
-            let row = CubeBackend::float_slice(sums.clone(), &[(i..i + 1).into(), (0..x.d).into()]);
+            let row = CubeBackend::float_reshape(sums.clone(), [2, x.d].into());
+            let row = CubeBackend::float_slice(row, &[(i..i + 1).into(), (0..x.d).into()]);
             let row = CubeBackend::float_reshape(row, [x.d].into());
             cast(row, gamma.tensor.dtype)
         };
         [gx, wanted[1].then(|| part(0)), wanted[2].then(|| part(1))]
     }
+
+    /// Adds the gradients of γ and β to their places, where both have one.
+    fn backward_to(
+        &self,
+        saved: Saved,
+        grad: CubeTensor,
+        wanted: [bool; 3],
+        places: [Option<GradientPlace>; 3],
+    ) -> [Option<CubeTensor>; 3] {
+        let [_, Some(of_gamma), Some(of_beta)] = places else { return self.backward(saved, grad, wanted) };
+        let partial = parameter_gradients(&Rows::of(&saved.0), &saved.1, &Rows::of(&grad));
+        add_block_sums(&partial.tensor, &[&of_gamma, &of_beta]);
+        self.backward(saved, grad, [wanted[0], false, false])
+    }
 }
 
-fn input_gradient(x: &Rows, moments: &CubeTensor, gamma: &Rows, grad: &Rows) -> CubeTensor {
+fn input_gradient(
+    x: &Rows,
+    moments: &CubeTensor,
+    gamma: &Rows,
+    grad: &Rows,
+    skip: Option<&CubeTensor>,
+) -> CubeTensor {
     let gx = x.empty_like();
-    let n = vector_size(&[x, grad, &gx, gamma]);
+    // Without a skip connection, a buffer of the right type that is not read.
+    let skipped = skip.map_or_else(|| x.clone(), Rows::of);
+    let n = vector_size(&[x, grad, &gx, gamma, &skipped]);
     let client = &x.tensor.client;
     let lanes = Lanes::of(client);
     layer_norm_backward::launch(
@@ -95,21 +128,25 @@ fn input_gradient(x: &Rows, moments: &CubeTensor, gamma: &Rows, grad: &Rows) -> 
         moments.clone().into_buffer_arg(),
         gamma.arg(),
         grad.arg(),
+        skipped.arg(),
         gx.arg(),
         x.stride / n,
         grad.stride / n,
+        skipped.stride / n,
         gx.stride / n,
         x.n_rows,
         x.d / n,
+        skip.is_some(),
         lanes,
         elem(&x.tensor),
         elem(&gamma.tensor),
+        elem(&grad.tensor),
     );
     gx.tensor
 }
 
-/// Returns gγ and gβ, `[2, D]` in f32.
-fn parameter_gradients(x: &Rows, moments: &CubeTensor, grad: &Rows) -> CubeTensor {
+/// Returns parts of gγ and gβ, `[blocks, 2, D]` in f32.
+fn parameter_gradients(x: &Rows, moments: &CubeTensor, grad: &Rows) -> Rows {
     let n_blocks = x.n_rows.div_ceil(BLOCK);
     let partial = Rows::of(&empty(&x.tensor, [n_blocks, 2, x.d], DType::F32));
     // At most four bytes per read: wider reads would leave too few units.
@@ -130,17 +167,17 @@ fn parameter_gradients(x: &Rows, moments: &CubeTensor, grad: &Rows) -> CubeTenso
         x.n_rows,
         x.d / n,
         elem(&x.tensor),
+        elem(&grad.tensor),
     );
-    let sums = CubeBackend::float_sum_dim(partial.tensor, 0);
-    CubeBackend::float_reshape(sums, [2, x.d].into())
+    partial
 }
 
 #[cube(launch)]
-fn layer_norm_forward<F: Float, G: Float, N: Size>(
+fn layer_norm_forward<F: Float, G: Float, O: Float, N: Size>(
     x: &[Vector<F, N>],
     gamma: &[Vector<G, N>],
     beta: &[Vector<G, N>],
-    y: &mut [Vector<F, N>],
+    y: &mut [Vector<O, N>],
     moments: &mut [f32],
     x_stride: usize,
     y_stride: usize,
@@ -150,6 +187,7 @@ fn layer_norm_forward<F: Float, G: Float, N: Size>(
     #[comptime] lanes: Lanes,
     #[define(F)] _dtype: ElemType,
     #[define(G)] _parameters: ElemType,
+    #[define(O)] _output: ElemType,
 ) {
     let row = lanes::row();
     let lane = UNIT_POS_X as usize;
@@ -184,20 +222,24 @@ fn layer_norm_forward<F: Float, G: Float, N: Size>(
 }
 
 #[cube(launch)]
-fn layer_norm_backward<F: Float, G: Float, N: Size>(
+fn layer_norm_backward<F: Float, G: Float, O: Float, N: Size>(
     x: &[Vector<F, N>],
     moments: &[f32],
     gamma: &[Vector<G, N>],
-    grad: &[Vector<F, N>],
+    grad: &[Vector<O, N>],
+    skipped: &[Vector<F, N>],
     gx: &mut [Vector<F, N>],
     x_stride: usize,
     grad_stride: usize,
+    skipped_stride: usize,
     gx_stride: usize,
     n_rows: usize,
     #[comptime] n_vectors: usize,
+    #[comptime] adds: bool,
     #[comptime] lanes: Lanes,
     #[define(F)] _dtype: ElemType,
     #[define(G)] _parameters: ElemType,
+    #[define(O)] _output: ElemType,
 ) {
     let row = lanes::row();
     let lane = UNIT_POS_X as usize;
@@ -222,7 +264,10 @@ fn layer_norm_backward<F: Float, G: Float, N: Size>(
             let unit = (Vector::<f32, N>::cast_from(x[row * x_stride + i]) - Vector::new(mean))
                 * Vector::new(factor);
             let g = Vector::<f32, N>::cast_from(grad[row * grad_stride + i]) * Vector::cast_from(gamma[i]);
-            let gx_ = (g - Vector::new(total) - unit * Vector::new(along)) * Vector::new(factor);
+            let mut gx_ = (g - Vector::new(total) - unit * Vector::new(along)) * Vector::new(factor);
+            if adds {
+                gx_ += Vector::cast_from(skipped[row * skipped_stride + i]);
+            }
             gx[row * gx_stride + i] = Vector::cast_from(gx_);
         }
     }
@@ -230,16 +275,17 @@ fn layer_norm_backward<F: Float, G: Float, N: Size>(
 
 /// Sums g · x̂ and g over blocks of rows: a unit sums some columns of one block.
 #[cube(launch)]
-fn layer_norm_sums<F: Float, N: Size>(
+fn layer_norm_sums<F: Float, O: Float, N: Size>(
     x: &[Vector<F, N>],
     moments: &[f32],
-    grad: &[Vector<F, N>],
+    grad: &[Vector<O, N>],
     sums: &mut [Vector<f32, N>],
     x_stride: usize,
     grad_stride: usize,
     n_rows: usize,
     #[comptime] n_vectors: usize,
     #[define(F)] _dtype: ElemType,
+    #[define(O)] _output: ElemType,
 ) {
     let (block, column) = (ABSOLUTE_POS / n_vectors, ABSOLUTE_POS % n_vectors);
     let first = block * BLOCK;

@@ -14,9 +14,10 @@ use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 use cubecl::zspace::metadata::Metadata;
 
-use super::product::{product, transposed};
+use super::product::{add_weight_gradient, affine, product, transposed};
 use super::{Rows, cast, elem, empty, one_unit_each, vector_size};
 use crate::ops::bridge::Kernel;
+use crate::ops::gradient::GradientPlace;
 
 /// Rows that are summed together.
 const BLOCK: usize = 64;
@@ -30,11 +31,9 @@ impl Kernel<CubeBackend, 3> for Linear {
     type Saved = (CubeTensor, CubeTensor);
 
     fn forward(&self, [x, weight, bias]: [CubeTensor; 3]) -> (CubeTensor, Self::Saved) {
-        let (shape, o) = (x.meta.shape(), weight.meta.shape()[0]);
-        let y = product(matrix(&x), transposed(weight.clone()));
-        let y = CubeBackend::float_add(y, CubeBackend::float_reshape(bias.clone(), [1, o].into()));
-        let y = CubeBackend::float_reshape(y, [shape[0], shape[1], o].into());
-        (y, (x.clone(), weight.clone()))
+        let shape = [x.meta.shape()[0], x.meta.shape()[1], weight.meta.shape()[0]];
+        let y = affine(matrix(&x), weight.clone(), bias);
+        (CubeBackend::float_reshape(y, shape.into()), (x, weight))
     }
 
     fn backward(
@@ -52,6 +51,22 @@ impl Kernel<CubeBackend, 3> for Linear {
         let gb = wanted[2].then(|| cast(column_sums(&grad), weight.dtype));
         [gx, gw, gb]
     }
+
+    /// Adds the gradients of weight and bias to their places, where they have one.
+    fn backward_to(
+        &self,
+        (x, weight): Self::Saved,
+        grad: CubeTensor,
+        wanted: [bool; 3],
+        places: [Option<GradientPlace>; 3],
+    ) -> [Option<CubeTensor>; 3] {
+        let [_, of_weight, of_bias] = places;
+        if of_weight.is_some() || of_bias.is_some() {
+            add_weight_gradient(&matrix(&grad), &matrix(&x), of_weight.as_ref(), of_bias.as_ref());
+        }
+        let wanted = [wanted[0], wanted[1] && of_weight.is_none(), wanted[2] && of_bias.is_none()];
+        self.backward((x, weight), grad, wanted)
+    }
 }
 
 /// Returns the rows as a matrix, `[rows, D]`.
@@ -62,7 +77,7 @@ fn matrix(tensor: &CubeTensor) -> CubeTensor {
 }
 
 /// Returns the sum of all rows, `[D]` in f32, from sums over blocks of rows.
-fn column_sums(tensor: &CubeTensor) -> CubeTensor {
+pub(super) fn column_sums(tensor: &CubeTensor) -> CubeTensor {
     let rows = Rows::of(tensor);
     let n_blocks = rows.n_rows.div_ceil(BLOCK);
     let partial = Rows::of(&empty(tensor, [n_blocks, rows.d], DType::F32));

@@ -4,18 +4,27 @@
 //! All of them read and write f32, bf16 or f16 and compute in f32. Rows may be further apart than they are long:
 //! CUDA's allocations are padded that way.
 
+mod accumulate;
 mod attention;
+#[cfg_attr(not(feature = "cuda"), allow(dead_code))]
+mod check;
+mod cross_entropy;
 mod gelu;
 mod heads;
+mod join;
 mod lanes;
 mod launch;
 mod layer_norm;
+#[cfg(feature = "cuda")]
+mod library;
 mod linear;
 mod parts;
 mod product;
 mod rotary;
+mod seed;
 mod softmax;
 mod swiglu;
+mod unit_rows;
 
 use burn_backend::TensorMetadata;
 use burn_backend::ops::FloatTensorOps;
@@ -30,13 +39,22 @@ use cubecl::prelude::*;
 
 use super::bridge::PrimitiveBackend;
 
+pub(super) use self::accumulate::add_into;
 pub(super) use self::attention::Attention;
+pub(super) use self::cross_entropy::CrossEntropy;
 pub(super) use self::gelu::Gelu;
+pub(super) use self::join::join;
 pub(super) use self::layer_norm::LayerNorm;
+#[cfg(feature = "cuda")]
+pub(super) use self::library::part_in_place;
+#[cfg(feature = "cuda")]
+pub(crate) use self::library::{is_nvidia, library_version, reports as library_reports};
 pub(super) use self::linear::Linear;
 pub(super) use self::product::Matmul;
 pub(super) use self::rotary::Rotate;
+pub(super) use self::seed::{Both, Seed};
 pub(super) use self::swiglu::Swiglu;
+pub(super) use self::unit_rows::UnitRows;
 
 /// Returns whether the kernels here accept `tensor`.
 pub(super) fn is_cube<const D: usize>(tensor: &Tensor<D>) -> bool {

@@ -40,9 +40,14 @@ pub(super) fn n_parts(a: &CubeTensor, b: &CubeTensor) -> Option<usize> {
     (n_parts > 1).then_some(n_parts)
 }
 
-/// Returns `a · b`, `[M, N]`, from products of parts of K; `None` if the device has no matrix instructions for these types and
+/// Returns `a · b`, `[M, N]` in `dtype`, from products of parts of K; `None` if the device has no matrix instructions for these types and
 /// sizes.
-pub(super) fn product_in_parts(a: &CubeTensor, b: &CubeTensor, n_parts: usize) -> Option<CubeTensor> {
+pub(super) fn product_in_parts(
+    a: &CubeTensor,
+    b: &CubeTensor,
+    n_parts: usize,
+    dtype: DType,
+) -> Option<CubeTensor> {
     let (m, k, n) = (a.meta.shape()[0], a.meta.shape()[1], b.meta.shape()[1]);
     let terms = k / n_parts;
     let [a_parts, b_parts] = [
@@ -51,7 +56,7 @@ pub(super) fn product_in_parts(a: &CubeTensor, b: &CubeTensor, n_parts: usize) -
     ];
     let products = launch(&a_parts, &b_parts, DType::F32)?;
     let sum = CubeBackend::float_sum_dim(products, 0);
-    Some(cast(CubeBackend::float_reshape(sum, [m, n].into()), a.dtype))
+    Some(cast(CubeBackend::float_reshape(sum, [m, n].into()), dtype))
 }
 
 /// Returns parts of a matrix, `[S, ..shape]`, each `stride` elements after the one before, without a copy.
@@ -119,7 +124,10 @@ mod tests {
                 continue;
             }
             let primitive = |x: &Tensor<2>| x.clone().try_into_primitive::<CubeBackend>().unwrap();
-            let Some(sum) = product_in_parts(&transposed(primitive(&a)), &primitive(&b), 8) else { continue };
+            let Some(sum) = product_in_parts(&transposed(primitive(&a)), &primitive(&b), 8, DType::F32)
+            else {
+                continue;
+            };
             let whole = a.transpose().matmul(b);
             // Matrix instructions take f32 as TF32.
             assert_close("product", Tensor::<2>::from_primitive::<CubeBackend>(sum), whole, 1e-2);

@@ -136,7 +136,7 @@ impl Block {
             if weight.is_autodiff() { zeros.autodiff() } else { zeros }
         };
         match self.qkv_bias {
-            QkvBias::All => cx.leaves.get("attn.qkv.bias"),
+            QkvBias::All => cx.leaves.bias("attn.qkv.bias"),
             QkvBias::WithoutKeys => {
                 let bias = cx.leaves.get::<1>("attn.qkv.bias");
                 Tensor::cat(vec![bias.clone().slice(0..d), zeros(d), bias.slice(2 * d..3 * d)], 0)
@@ -147,12 +147,12 @@ impl Block {
 
     fn attend(&self, cx: &Context<'_>, group: usize, features: &Features, x: Tensor<3>) -> Tensor<3> {
         let x = attention(self.qkv(cx, group, features, x), self.heads);
-        linear(x, cx.leaves.stored("attn.proj.weight"), cx.leaves.get("attn.proj.bias"))
+        linear(x, cx.leaves.stored("attn.proj.weight"), cx.leaves.bias("attn.proj.bias"))
     }
 
     fn mlp(&self, cx: &Context<'_>, x: Tensor<3>) -> Tensor<3> {
         let [first, second] = ["mlp.fc1", "mlp.fc2"]
-            .map(|l| (cx.leaves.stored(&format!("{l}.weight")), cx.leaves.get(&format!("{l}.bias"))));
+            .map(|l| (cx.leaves.stored(&format!("{l}.weight")), cx.leaves.bias(&format!("{l}.bias"))));
         match self.mlp {
             MlpKind::Gelu => mlp(cx.rounded(x), first, second),
             MlpKind::Swiglu => linear(swiglu(linear(cx.rounded(x), first.0, first.1)), second.0, second.1),
@@ -174,7 +174,7 @@ impl Block {
     ) -> Tensor<3> {
         let name = |part: &str| format!("norm{}.{part}", number + 1);
         let (gain, bias) = (cx.leaves.get(&name("weight")), cx.leaves.get(&name("bias")));
-        let (h, skip) = branch(x, gain, bias, self.epsilon);
+        let (h, skip) = branch(x, gain, bias, self.epsilon, cx.types.products);
         let scale = self.layer_scale.map(|_| cx.leaves.get(&format!("ls{}.gamma", number + 1)));
         let factors = cx.draws.factors(group, number);
         skip.join(on_kept(h, factors, f), scale, factors)

@@ -163,10 +163,11 @@ impl Unit for Embed {
     }
 
     fn forward(&self, _: usize, groups: Vec<Features>, cx: &Context<'_>) -> StageOutput {
-        let (d, p, c) = (self.width, self.patch_px, self.n_channels);
+        let d = self.width;
         let embed = |group: &Features| {
-            let weight = cx.leaves.stored::<4>("patch_embed.proj.weight").reshape([d, c * p * p]);
-            let patches = linear(cx.rounded(group.x.clone()), weight, cx.leaves.get("patch_embed.proj.bias"));
+            let weight = cx.leaves.matrix("patch_embed.proj.weight");
+            let patches =
+                linear(cx.rounded(group.x.clone()), weight, cx.leaves.bias("patch_embed.proj.bias"));
             let patches = self.masked(patches, group, cx.leaves);
             let class = cx.leaves.get::<3>("cls_token");
             let x = match self.positions {

@@ -1,0 +1,280 @@
+//! What a step launches on an NVIDIA GPU, seen on a machine without one.
+//!
+//! The program runs with three libraries that compute nothing: a driver (`tests/cuda/driver.c`), a compiler (`nvrtc.c`) and a cuBLASLt
+//! (`cublaslt.c`). They write each launch, product, copy, allocation and wait to one file, in the order in which the driver
+//! is given them. Times and results of such a step mean nothing.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use tempfile::TempDir;
+
+use crate::support::{ok, program};
+
+/// The most launches of a step of ViT-S/16 by DINO in bf16: kernels and products of a library.
+const MOST_LAUNCHES: usize = 1500;
+
+/// Compiles `tests/cuda/SOURCE.c` to `libLIBRARY.so` in `folder`.
+pub(crate) fn build_stub(folder: &Path, source: &str, library: &str) {
+    let source = format!("{}/cuda/{source}.c", env!("CARGO_MANIFEST_DIR"));
+    let built = Command::new("cc")
+        .args(["-shared", "-fPIC", "-O1", "-pthread", "-o"])
+        .arg(folder.join(format!("lib{library}.so")))
+        .arg(source)
+        .output()
+        .unwrap();
+    ok(&built);
+}
+
+/// Folders with the libraries and with the headers that the program looks for.
+struct Stubs {
+    folder: TempDir,
+}
+
+impl Stubs {
+    fn build() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        for (source, library) in [("driver", "cuda"), ("nvrtc", "nvrtc"), ("cublaslt", "cublasLt")] {
+            build_stub(folder.path(), source, library);
+        }
+        let include = folder.path().join("toolkit/include");
+        std::fs::create_dir_all(&include).unwrap();
+        std::fs::write(include.join("cuda_fp16.h"), "").unwrap();
+        Self { folder }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// Runs the program with these libraries, and `settings` in the environment; the log is written to `log`.
+    fn run(&self, arguments: &[&str], settings: &[(&str, &str)], log: &Path) -> Output {
+        let _ = std::fs::remove_file(log);
+        program()
+            .args(arguments)
+            .env("CUDA_PATH", self.path("toolkit"))
+            .env("LD_LIBRARY_PATH", self.folder.path())
+            .env("OCELLI_DRIVER_SM", "90")
+            .env("OCELLI_DRIVER_LOG", log)
+            .env("OCELLI_CACHE", self.path("cache"))
+            .envs(settings.iter().copied())
+            .output()
+            .unwrap()
+    }
+
+    /// Takes steps of `recipe` on noise, unchecked, and returns the log.
+    fn steps(&self, recipe: &str, batch: &str, sets: &[&str]) -> String {
+        // The first run tries out reductions, and keeps what it has found.
+        self.steps_once(recipe, batch, "1", sets);
+        self.steps_once(recipe, batch, "4", sets)
+    }
+
+    fn steps_once(&self, recipe: &str, batch: &str, repeats: &str, sets: &[&str]) -> String {
+        let log = self.path("log");
+        let mut arguments = vec!["bench", "step", "--unchecked", "--device", "cuda", "--recipe", recipe];
+        arguments.extend(["--batch", batch, "--repeats", repeats, "--matrix", "64"]);
+        arguments.extend(sets.iter().flat_map(|set| ["--set", set]));
+        ok(&self.run(&arguments, &[], &log));
+        std::fs::read_to_string(log).unwrap()
+    }
+}
+
+/// Lines of a log that begin with one of these words.
+fn lines<'l>(log: &'l str, words: &[&str]) -> Vec<&'l str> {
+    let begins = |line: &&str| words.contains(&line.split(' ').next().unwrap_or_default());
+    log.lines().filter(begins).collect()
+}
+
+/// Returns the word after `name`.
+fn value<'l>(line: &'l str, name: &str) -> &'l str {
+    let mut words = line.split(' ').skip_while(|word| *word != name);
+    words.nth(1).unwrap_or_else(|| panic!("no {name} in {line}"))
+}
+
+/// Cuts a log into steps, each of which ends with the last launch of its update. Lines behind the last step are left out.
+fn steps_of(log: &str) -> Vec<Vec<&str>> {
+    let is_update = |line: &&str| line.starts_with("launch adam_w");
+    let mut steps = Vec::new();
+    let mut step = Vec::new();
+    let mut updates = false;
+    for line in log.lines() {
+        let launches = line.starts_with("launch") || line.starts_with("product");
+        if launches && updates && !is_update(&line) {
+            steps.push(std::mem::take(&mut step));
+        }
+        if launches {
+            updates = is_update(&line);
+        }
+        step.push(line);
+    }
+    steps
+}
+
+/// Returns the launches and products of a step.
+fn launches<'l>(step: &[&'l str]) -> Vec<&'l str> {
+    step.iter().copied().filter(|line| line.starts_with("launch") || line.starts_with("product")).collect()
+}
+
+/// A step of ViT-S/16 launches few kernels, all of them on one stream, in one order, without a wait before the update, and allocates nothing.
+#[test]
+fn a_step_is_few_launches_on_one_stream() {
+    let stubs = Stubs::build();
+    let bf16 = ["optim.precision={compute=\"bf16\"}"];
+    let log = stubs.steps("dino_vits16", "64", &bf16);
+    let steps = steps_of(&log);
+    for step in steps.iter().rev().take(3).map(|step| launches(step)) {
+        let n_products = step.iter().filter(|line| line.starts_with("product")).count();
+        println!("{} launches, {n_products} of them products of cuBLASLt", step.len());
+        assert!(step.len() <= MOST_LAUNCHES, "{} launches", step.len());
+        assert!(n_products > 500, "{n_products} products");
+        // Everything that computes is on the stream of one thread.
+        let streams: Vec<&str> = step.iter().map(|line| value(line, "stream")).collect();
+        assert!(streams.iter().all(|stream| *stream == streams[0]), "{streams:?}");
+        // No product is left to CubeCL.
+        assert!(!step.iter().any(|line| line.contains("matmul")), "CubeCL multiplies");
+    }
+    // Without drop-path, which is drawn anew in each step, steps launch the same in the same order, and allocate nothing.
+    let log = stubs.steps("dino_vits16", "64", &[&bf16[..], &["model.drop_path=0"]].concat());
+    let steps = steps_of(&log);
+    let [.., before, last] = steps.as_slice() else { panic!("{} steps", steps.len()) };
+    assert!(!last.iter().any(|line| line.starts_with("allocate")), "a step allocates: {last:?}");
+    let sizes = |step: &Vec<&str>| -> Vec<String> {
+        let size = |line: &&str| line.split(" stream").next().unwrap().to_string();
+        launches(step).iter().map(size).collect()
+    };
+    assert_eq!(sizes(last), sizes(before));
+}
+
+/// The products of layers have the sizes of a transformer's layers, forwards and backwards, and lie where they should: the gradient of a
+/// weight in the flat gradient of its unit.
+#[test]
+fn products_are_those_of_the_layers() {
+    let stubs = Stubs::build();
+    let sets = ["optim.precision={compute=\"bf16\"}", "model.drop_path=0"];
+    let log = stubs.steps("dino_vits16", "4", &sets);
+    let steps = steps_of(&log);
+    let step = launches(steps.last().unwrap());
+    let size = |line: &str| ["m", "k", "n"].map(|name| value(line, name).parse::<usize>().unwrap());
+    let mut found: BTreeMap<([usize; 3], &str), usize> = BTreeMap::new();
+    for line in step.iter().filter(|line| line.starts_with("product") && value(line, "batches") == "1") {
+        *found.entry((size(line), value(line, "transposed"))).or_default() += 1;
+    }
+    // Two views of 197 tokens and eight of 37, four images each; the teacher sees the first.
+    let (global, local) = (4 * 2 * 197, 4 * 8 * 37);
+    for (o, d) in [(1152, 384), (384, 384), (1536, 384), (384, 1536)] {
+        let forward = |tokens: usize| found.get(&([tokens, d, o], "01")).copied().unwrap_or(0);
+        let of_input = |tokens: usize| found.get(&([tokens, o, d], "00")).copied().unwrap_or(0);
+        let of_weight = |tokens: usize| found.get(&([o, tokens, d], "10")).copied().unwrap_or(0);
+        assert_eq!([forward(global), forward(local)], [24, 12], "{o} x {d}");
+        assert_eq!([of_input(global), of_input(local)], [12, 12], "{o} x {d}");
+        assert_eq!([of_weight(global), of_weight(local)], [12, 12], "{o} x {d}");
+    }
+    // Both view sizes add to one place, the first of them to nothing; weights of a block are at most 7 MB apart.
+    let of_weights = |line: &&&str| value(line, "transposed") == "10" && value(line, "to") == "0";
+    let mut adds: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    for line in step.iter().filter(|line| line.starts_with("product")).filter(of_weights) {
+        if size(line)[0] == 1152 {
+            adds.entry(value(line, "c")).or_default().push(value(line, "adds"));
+        }
+    }
+    let n_uses: usize = adds.values().map(Vec::len).sum();
+    assert_eq!(n_uses, 24);
+    for (place, adds) in &adds {
+        let pairs = adds.chunks(2).all(|pair| pair == ["0", "1"]);
+        assert!(pairs, "{place}: {adds:?}");
+    }
+}
+
+/// The ladder: without a library, and with one that fails in each of three ways, a step runs with CubeCL's kernels, and that is said once.
+#[test]
+fn a_library_that_fails_is_not_used() {
+    let stubs = Stubs::build();
+    let arguments = ["bench", "step", "--device", "cuda", "--recipe", "dino_shapes", "--batch", "4"];
+    let arguments = [&arguments[..], &["--repeats", "1", "--matrix", "64"]].concat();
+    let cases = [
+        ("create", "cublasLtCreate: CUBLAS_STATUS_NOT_INITIALIZED"),
+        ("heuristic", "cuBLASLt has no kernel for"),
+        ("matmul", "cuBLASLt computes"),
+    ];
+    let log = stubs.path("log");
+    for (fails, said) in cases {
+        let out = stubs.run(&arguments, &[("OCELLI_CUBLASLT_FAILS", fails)], &log);
+        ok(&out);
+        let log = std::fs::read_to_string(&log).unwrap();
+        assert!(lines(&log, &["product"]).is_empty(), "{fails}: the library multiplies");
+        assert!(log.contains("matmul"), "{fails}: CubeCL does not multiply");
+        let stderr = String::from_utf8_lossy(&out.stderr);
+        assert!(stderr.contains(said), "{fails}: {stderr}");
+    }
+    // A run that insists on the library does not start.
+    let insists = [&arguments[..], &["--set", "run.kernels=cublaslt"]].concat();
+    let out = stubs.run(&insists, &[("OCELLI_CUBLASLT_FAILS", "create")], &log);
+    assert_eq!(out.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&out.stderr).contains("run.kernels = \"cublaslt\""), "{out:?}");
+    // A GPU that is too old.
+    let out = stubs.run(&insists, &[("OCELLI_DRIVER_SM", "75")], &log);
+    assert_eq!(out.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&out.stderr).contains("compute capability 7.5"), "{out:?}");
+    // No library.
+    std::fs::remove_file(stubs.path("libcublasLt.so")).unwrap();
+    let out = stubs.run(&arguments, &[], &log);
+    ok(&out);
+    assert!(String::from_utf8_lossy(&out.stderr).contains("libcublasLt.so is not"), "{out:?}");
+}
+
+/// A device that computes nothing computes wrongly: the first use of each size finds that.
+#[test]
+fn a_device_that_computes_nothing_is_noticed() {
+    let stubs = Stubs::build();
+    let log = stubs.path("log");
+    let out = stubs.run(&["doctor", "--device", "cuda"], &[], &log);
+    // What follows, a test of communication, fails as well.
+    assert!(!out.status.success());
+    let said = String::from_utf8_lossy(&out.stdout);
+    assert!(said.contains("by cublaslt-13.2.0") && said.contains("WRONG"), "{said}");
+}
+
+/// The script for a lent GPU goes through all of its parts, and goes on with the next one when it is called again.
+#[test]
+fn the_script_for_a_gpu_runs_dry() {
+    let stubs = Stubs::build();
+    let out = tempfile::tempdir().unwrap();
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../scripts/bench/gpu.sh");
+    let run = |parts: &[&str]| {
+        let done = Command::new("bash")
+            .arg(script)
+            .arg(out.path())
+            .args(parts)
+            .env("DRY", "1")
+            .env("OCELLI", program().get_program())
+            .env("CUDA_PATH", stubs.path("toolkit"))
+            .env("LD_LIBRARY_PATH", stubs.folder.path())
+            .env("OCELLI_DRIVER_SM", "90")
+            .output()
+            .unwrap();
+        ok(&done);
+        String::from_utf8_lossy(&done.stdout).into_owned()
+    };
+    let first = run(&["check", "step"]);
+    assert!(first.contains("ViT-S/16, batch 64, Ocelli |"), "{first}");
+    assert!(first.contains("ViT-S/16, batch 64, Ocelli, CubeCL's products |"), "{first}");
+    let second = run(&[]);
+    assert!(second.contains("step: done before") && second.contains("our step by kernel"), "{second}");
+    let table = std::fs::read_to_string(out.path().join("table.md")).unwrap();
+    assert!(!table.contains("WRONG") && !table.contains("NOT ENDED"), "{table}");
+    assert!(table.contains("ViT-L/16, batch 32, Ocelli |"), "{table}");
+}
+
+/// A launch that fails behind the checks ends the step with its cause.
+#[test]
+fn a_failed_product_ends_the_step() {
+    let stubs = Stubs::build();
+    let log = stubs.path("log");
+    let arguments =
+        ["bench", "step", "--unchecked", "--device", "cuda", "--recipe", "dino_shapes", "--batch", "4"];
+    let out = stubs.run(&arguments, &[("OCELLI_CUBLASLT_FAILS", "matmul")], &log);
+    assert!(!out.status.success(), "{out:?}");
+    let stderr = String::from_utf8_lossy(&out.stderr);
+    assert!(stderr.contains("cublasLtMatmul: CUBLAS_STATUS_EXECUTION_FAILED"), "{stderr}");
+}

@@ -1,0 +1,497 @@
+//! Matrix products of cuBLASLt, which is loaded when the program runs.
+//!
+//! ```text
+//! C = A · B + β C [+ bias]         A [M, K]   B [K, N]   C [M, N]   bias [N]   β 0 or 1
+//! sums = Σ_k A[:, k]               [M], beside a product: the gradient of a bias where A is a gradient, transposed
+//! ```
+//!
+//! cuBLASLt's matrices are stored by columns: the rows of a matrix here are the columns of one there, so that it is asked
+//! for Cᵀ = Bᵀ · Aᵀ.
+//!
+//! Results repeat bit for bit: the algorithm of a size is the first that the library's heuristic names, never the fastest
+//! of a trial; partial sums are added in the workspace and in order, not in place by atomic operations; and the
+//! workspace has one size. Another version of the library may choose otherwise.
+
+#![allow(unsafe_code)]
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::ffi::c_void;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, LazyLock, Mutex, PoisonError};
+
+use burn_tensor::DType;
+use cubecl::client::Client;
+use cubecl_common::device::DeviceId;
+use cubecl_runtime::server::Handle;
+use cudarc::cublaslt::result::{self, CublasError};
+use cudarc::cublaslt::sys::{
+    self, cublasComputeType_t, cublasLtEpilogue_t, cublasLtHandle_t, cublasLtMatmulAlgo_t,
+    cublasLtMatmulAlgoConfigAttributes_t as Config, cublasLtMatmulDesc_t,
+    cublasLtMatmulDescAttributes_t as DescAttribute, cublasLtMatmulPreferenceAttributes_t as Preference,
+    cublasLtMatrixLayout_t, cublasLtMatrixLayoutAttribute_t as LayoutAttribute, cudaDataType,
+};
+
+use super::stream::{self, Stream};
+
+/// Bytes of the workspace: what NVIDIA recommends for its newer GPUs.
+const WORKSPACE_BYTES: usize = 32 << 20;
+
+/// Oldest version of the library whose interface is used here: 12.0.
+const OLDEST_VERSION: usize = 120_000;
+
+/// Oldest GPU: compute capability 8.0, the first with matrix instructions for bf16.
+const OLDEST_CAPABILITY: i32 = 8;
+
+/// Bytes to which the address of every matrix is aligned.
+pub(crate) const ALIGNMENT: usize = 16;
+
+/// The library on one device.
+#[derive(Debug)]
+pub(crate) struct Library {
+    handle: cublasLtHandle_t,
+    /// Version, such as 130200.
+    pub(crate) version: usize,
+}
+
+// SAFETY: cuBLASLt's functions may be called with one handle from any thread.
+unsafe impl Send for Library {}
+// SAFETY: as above.
+unsafe impl Sync for Library {}
+
+/// A matrix in memory: rows of neighbors, or columns of neighbors if it is `transposed`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Layout {
+    /// Elements from the start of one row (or column) to the start of the next.
+    pub(crate) stride: usize,
+    /// Whether the elements of a column are neighbors, instead of those of a row.
+    pub(crate) transposed: bool,
+    /// Elements from one matrix of a batch to the next.
+    pub(crate) batch_stride: usize,
+}
+
+/// What is done with a product beside storing it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Epilogue {
+    /// Nothing.
+    None,
+    /// A vector of N numbers, of the type of the result, is added to each row.
+    Bias,
+    /// The sums of A over K are stored as well, `[M]`, in the type of the result.
+    SumsOfA,
+}
+
+/// The size of a product, its types and its layouts: all that the choice of an algorithm depends on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Product {
+    pub(crate) m: usize,
+    pub(crate) k: usize,
+    pub(crate) n: usize,
+    pub(crate) n_batches: usize,
+    pub(crate) a: Layout,
+    pub(crate) b: Layout,
+    pub(crate) out: Layout,
+    /// Type of A and B: bf16, or f32, which is multiplied as TF32.
+    pub(crate) input: DType,
+    /// Type of the result.
+    pub(crate) output: DType,
+    pub(crate) epilogue: Epilogue,
+}
+
+/// The algorithm that the library's heuristic names for a product.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Algorithm {
+    pub(crate) id: u32,
+    pub(crate) tile: u32,
+    pub(crate) split_k: u32,
+    pub(crate) stages: u32,
+}
+
+/// A product that is ready to be queued.
+#[derive(Debug)]
+pub(crate) struct Plan {
+    library: Arc<Library>,
+    desc: cublasLtMatmulDesc_t,
+    a: cublasLtMatrixLayout_t,
+    b: cublasLtMatrixLayout_t,
+    out: cublasLtMatrixLayout_t,
+    algo: cublasLtMatmulAlgo_t,
+    /// What `algo` is.
+    pub(crate) algorithm: Algorithm,
+    epilogue: Epilogue,
+}
+
+// SAFETY: the descriptors are changed in `run` alone, which runs on the device's one thread.
+unsafe impl Send for Plan {}
+// SAFETY: as above.
+unsafe impl Sync for Plan {}
+
+/// Buffers of a product. Each begins at the first element of its matrix.
+pub(crate) struct Buffers {
+    pub(crate) a: Handle,
+    pub(crate) b: Handle,
+    pub(crate) out: Handle,
+    /// Vector of the epilogue, if it has one.
+    pub(crate) vector: Option<Handle>,
+    /// Whether the product is added to what is in `out`.
+    pub(crate) adds: bool,
+}
+
+impl Library {
+    /// Loads the library and creates its handle on the device of `client`; once for each device.
+    ///
+    /// # Errors
+    /// One line that says why it cannot be used.
+    pub(crate) fn on(client: &Client) -> Result<Arc<Self>, String> {
+        type Found = HashMap<DeviceId, Result<Arc<Library>, String>>;
+        static FOUND: LazyLock<Mutex<Found>> = LazyLock::new(Mutex::default);
+        let device = client.service_id().device;
+        // An entry is inserted whole, so that the map stays valid if a holder panics.
+        let mut found = FOUND.lock().unwrap_or_else(PoisonError::into_inner);
+        found.entry(device).or_insert_with(|| Self::load(client)).clone()
+    }
+
+    fn load(client: &Client) -> Result<Arc<Self>, String> {
+        // SAFETY: opens and closes the library, as any later call would.
+        if !unsafe { sys::is_culib_present() } {
+            return Err("libcublasLt.so is not in the library path (LD_LIBRARY_PATH)".into());
+        }
+        let capability = compute_capability(client.service_id().device.index_id)?;
+        if capability.0 < OLDEST_CAPABILITY {
+            let (major, minor) = capability;
+            return Err(format!("the GPU has compute capability {major}.{minor}; 8.0 is needed"));
+        }
+        // A library that lacks one of the functions makes cudarc panic.
+        let version = catch_unwind(AssertUnwindSafe(|| {
+            // SAFETY: the function has no arguments and no conditions.
+            unsafe { sys::cublasLtGetVersion() }
+        }));
+        let version = version.map_err(|_| "libcublasLt.so lacks cublasLtGetVersion".to_string())?;
+        if version < OLDEST_VERSION {
+            return Err(format!(
+                "libcublasLt.so is of version {}; 12.0 or a later one is needed",
+                version_name(version)
+            ));
+        }
+        let handle = stream::wait_for(client, Vec::new(), |_| {
+            result::create_handle()
+                .map(SendHandle)
+                .map_err(|error| format!("cublasLtCreate: {}", status(error)))
+        });
+        let handle = handle.map_err(|error| error.to_string())??;
+        // Takes its memory now: without it, no product could run.
+        workspace(client)?;
+        Ok(Arc::new(Self { handle: handle.0, version }))
+    }
+}
+
+/// A handle on its way from the device's thread.
+struct SendHandle(cublasLtHandle_t);
+
+// SAFETY: cuBLASLt's functions may be called with one handle from any thread.
+unsafe impl Send for SendHandle {}
+
+/// Returns a version as a reader knows it: 13.2.0 for 130200.
+pub(crate) fn version_name(version: usize) -> String {
+    format!("{}.{}.{}", version / 10_000, version / 100 % 100, version % 100)
+}
+
+fn compute_capability(device: u16) -> Result<(i32, i32), String> {
+    use cudarc::driver::result::device;
+    use cudarc::driver::sys::CUdevice_attribute as Attribute;
+    let read = |attribute| {
+        let device = device::get(i32::from(device))?;
+        // SAFETY: the driver has just returned the device.
+        unsafe { device::get_attribute(device, attribute) }
+    };
+    let major = read(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR);
+    let minor = read(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR);
+    match (major, minor) {
+        (Ok(major), Ok(minor)) => Ok((major, minor)),
+        (Err(error), _) | (_, Err(error)) => Err(format!("the driver does not say what the GPU is: {error}")),
+    }
+}
+
+/// Returns the workspace of the calling thread, whose products run one after another on one stream.
+fn workspace(client: &Client) -> Result<Handle, String> {
+    thread_local! {
+        static WORKSPACES: RefCell<HashMap<DeviceId, Handle>> = RefCell::default();
+    }
+    let device = client.service_id().device;
+    if let Some(handle) = WORKSPACES.with_borrow(|workspaces| workspaces.get(&device).cloned()) {
+        return Ok(handle);
+    }
+    let handle = client.empty(WORKSPACE_BYTES);
+    stream::wait_for(client, vec![handle.clone()], |_| ())
+        .map_err(|error| format!("no memory for a workspace of {} MiB: {error}", WORKSPACE_BYTES >> 20))?;
+    WORKSPACES.with_borrow_mut(|workspaces| workspaces.insert(device, handle.clone()));
+    Ok(handle)
+}
+
+impl Plan {
+    /// Asks the library for an algorithm for `product`.
+    ///
+    /// # Errors
+    /// The library's words, where it has none.
+    pub(crate) fn new(client: &Client, library: &Arc<Library>, product: &Product) -> Result<Self, String> {
+        let plan = stream::wait_for(client, Vec::new(), |_| Self::on_device_thread(library, product));
+        plan.map_err(|error| error.to_string())?.map_err(status)
+    }
+
+    fn on_device_thread(library: &Arc<Library>, product: &Product) -> Result<Self, CublasError> {
+        let compute = match product.input {
+            DType::F32 => cublasComputeType_t::CUBLAS_COMPUTE_32F_FAST_TF32,
+            _ => cublasComputeType_t::CUBLAS_COMPUTE_32F,
+        };
+        let Product { m, k, n, .. } = *product;
+        // Released by `drop`, whatever fails below.
+        let mut plan = Self {
+            library: Arc::clone(library),
+            desc: result::create_matmul_desc(compute, cudaDataType::CUDA_R_32F)?,
+            a: std::ptr::null_mut(),
+            b: std::ptr::null_mut(),
+            out: std::ptr::null_mut(),
+            algo: cublasLtMatmulAlgo_t { data: [0; 8] },
+            algorithm: Algorithm { id: 0, tile: 0, split_k: 0, stages: 0 },
+            epilogue: product.epilogue,
+        };
+        // The first factor of the library's product is B.
+        set_desc(plan.desc, DescAttribute::CUBLASLT_MATMUL_DESC_TRANSA, &i32::from(product.b.transposed))?;
+        set_desc(plan.desc, DescAttribute::CUBLASLT_MATMUL_DESC_TRANSB, &i32::from(product.a.transposed))?;
+        let epilogue = match product.epilogue {
+            Epilogue::None => cublasLtEpilogue_t::CUBLASLT_EPILOGUE_DEFAULT,
+            Epilogue::Bias => cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS,
+            Epilogue::SumsOfA => cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BGRADB,
+        };
+        set_desc(plan.desc, DescAttribute::CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue)?;
+        plan.a = layout([m, k], product.a, product.n_batches, product.input)?;
+        plan.b = layout([k, n], product.b, product.n_batches, product.input)?;
+        plan.out = layout([m, n], product.out, product.n_batches, product.output)?;
+        plan.algo = plan.first_algorithm()?;
+        plan.algorithm = Algorithm {
+            id: config(&plan.algo, Config::CUBLASLT_ALGO_CONFIG_ID),
+            tile: config(&plan.algo, Config::CUBLASLT_ALGO_CONFIG_TILE_ID),
+            split_k: config(&plan.algo, Config::CUBLASLT_ALGO_CONFIG_SPLITK_NUM),
+            stages: config(&plan.algo, Config::CUBLASLT_ALGO_CONFIG_STAGES_ID),
+        };
+        Ok(plan)
+    }
+
+    /// Returns the first algorithm of the library's heuristic among those whose results repeat.
+    fn first_algorithm(&self) -> Result<cublasLtMatmulAlgo_t, CublasError> {
+        /// Partial sums are added in the workspace, in f32; the other schemes add them in place, by atomic operations, or
+        /// rounded to the type of the result.
+        const IN_WORKSPACE: u32 = 2;
+        let preference = result::create_matmul_pref()?;
+        let alignment = ALIGNMENT as u32;
+        let chosen = [
+            set_preference(
+                preference,
+                Preference::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+                &WORKSPACE_BYTES,
+            ),
+            set_preference(preference, Preference::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &IN_WORKSPACE),
+            set_preference(preference, Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, &alignment),
+            set_preference(preference, Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, &alignment),
+            set_preference(preference, Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &alignment),
+            set_preference(preference, Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &alignment),
+        ];
+        let chosen: Result<(), CublasError> = chosen.into_iter().collect();
+        let found = chosen.and_then(|()| {
+            // SAFETY: all descriptors exist.
+            unsafe {
+                result::get_matmul_algo_heuristic(
+                    self.library.handle,
+                    self.desc,
+                    self.b,
+                    self.a,
+                    self.out,
+                    self.out,
+                    preference,
+                )
+            }
+        });
+        // SAFETY: it was created above, and nothing refers to it any more.
+        unsafe { result::destroy_matmul_pref(preference)? };
+        Ok(found?.algo)
+    }
+
+    /// Queues the product behind what the calling thread has launched before.
+    ///
+    /// # Errors
+    /// One line, if there is no memory for the workspace. Errors of the product itself are found by who reads its result.
+    pub(crate) fn queue(self: &Arc<Self>, client: &Client, buffers: Buffers) -> Result<(), String> {
+        let adds = buffers.adds;
+        let (read, written) = self.handles(client, buffers)?;
+        let n_read = read.len();
+        let plan = Arc::clone(self);
+        stream::queue(client, "cublasLtMatmul", read, written, move |stream| plan.run(&stream, n_read, adds));
+        Ok(())
+    }
+
+    /// Queues the product as [`Plan::queue`] does, and waits until the library has taken it.
+    ///
+    /// # Errors
+    /// What the library says.
+    pub(crate) fn queue_and_wait(&self, client: &Client, buffers: Buffers) -> Result<(), String> {
+        let adds = buffers.adds;
+        let (mut handles, written) = self.handles(client, buffers)?;
+        let n_read = handles.len();
+        handles.extend(written);
+        let taken = stream::wait_for(client, handles, |stream| self.run(&stream, n_read, adds));
+        taken.map_err(|error| error.to_string())?.map_err(|reason| format!("cublasLtMatmul: {reason}"))
+    }
+
+    /// Returns the buffers that the product reads, and those that it writes.
+    fn handles(&self, client: &Client, buffers: Buffers) -> Result<(Vec<Handle>, Vec<Handle>), String> {
+        let Buffers { a, b, out, vector, adds } = buffers;
+        let mut read = vec![a, b];
+        let mut written = vec![out.clone(), workspace(client)?];
+        match (self.epilogue, vector) {
+            (Epilogue::Bias, Some(bias)) => read.push(bias),
+            (Epilogue::SumsOfA, Some(sums)) => written.push(sums),
+            _ => {}
+        }
+        if adds {
+            // Last of the inputs: a failure before must not be added to.
+            read.push(out);
+        }
+        Ok((read, written))
+    }
+
+    /// Hands the product to the library, on the device's thread. Addresses are A, B, the bias if there is one; then, from
+    /// `n_read` on, the result, the workspace, and the sums if they are wanted.
+    fn run(&self, stream: &Stream<'_>, n_read: usize, adds: bool) -> Result<(), String> {
+        let (read, written) = stream.addresses.split_at(n_read);
+        let vector = match self.epilogue {
+            Epilogue::None => None,
+            Epilogue::Bias => Some(read[2]),
+            Epilogue::SumsOfA => Some(written[2]),
+        };
+        let (alpha, beta) = (1.0f32, if adds { 1.0f32 } else { 0.0 });
+        let run = || {
+            if let Some(vector) = vector {
+                set_desc(self.desc, DescAttribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, &vector)?;
+            }
+            // SAFETY: the addresses are those of buffers that hold the matrices of the plan's layouts, which `Product` was
+            // made of. They live until what is queued here has run, because CubeCL reuses memory in the order of the stream.
+            unsafe {
+                result::matmul(
+                    self.library.handle,
+                    self.desc,
+                    (&raw const alpha).cast(),
+                    (&raw const beta).cast(),
+                    read[1] as *const c_void,
+                    self.b,
+                    read[0] as *const c_void,
+                    self.a,
+                    written[0] as *const c_void,
+                    self.out,
+                    written[0] as *mut c_void,
+                    self.out,
+                    &raw const self.algo,
+                    written[1] as *mut c_void,
+                    WORKSPACE_BYTES,
+                    stream.stream.cast(),
+                )
+            }
+        };
+        run().map_err(|error: CublasError| status(error))
+    }
+}
+
+impl Drop for Plan {
+    fn drop(&mut self) {
+        // A descriptor that cannot be released is lost; nothing else depends on it.
+        for layout in [self.a, self.b, self.out] {
+            if !layout.is_null() {
+                // SAFETY: the plan created it, and nothing that is queued refers to it: the library reads it when it is called.
+                let _ = unsafe { result::destroy_matrix_layout(layout) };
+            }
+        }
+        // SAFETY: as above.
+        let _ = unsafe { result::destroy_matmul_desc(self.desc) };
+    }
+}
+
+/// Returns the library's name of an error.
+fn status(error: CublasError) -> String {
+    format!("{:?}", error.0)
+}
+
+/// Describes a matrix of rows and columns to the library.
+fn layout(
+    [rows, columns]: [usize; 2],
+    layout: Layout,
+    n_batches: usize,
+    dtype: DType,
+) -> Result<cublasLtMatrixLayout_t, CublasError> {
+    let dtype = match dtype {
+        DType::F32 => cudaDataType::CUDA_R_32F,
+        _ => cudaDataType::CUDA_R_16BF,
+    };
+    // What the library calls rows are neighbors in memory.
+    let (neighbors, others) = if layout.transposed { (rows, columns) } else { (columns, rows) };
+    let created = result::create_matrix_layout(dtype, neighbors as u64, others as u64, layout.stride as i64)?;
+    if n_batches > 1 {
+        set_layout(created, LayoutAttribute::CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &(n_batches as i32))?;
+        let stride = layout.batch_stride as i64;
+        set_layout(created, LayoutAttribute::CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &stride)?;
+    }
+    Ok(created)
+}
+
+fn set_desc<T>(desc: cublasLtMatmulDesc_t, attribute: DescAttribute, value: &T) -> Result<(), CublasError> {
+    // SAFETY: callers give each attribute a value of its type.
+    unsafe {
+        result::set_matmul_desc_attribute(desc, attribute, std::ptr::from_ref(value).cast(), size_of::<T>())
+    }
+}
+
+fn set_layout<T>(
+    layout: cublasLtMatrixLayout_t,
+    attribute: LayoutAttribute,
+    value: &T,
+) -> Result<(), CublasError> {
+    // SAFETY: callers give each attribute a value of its type.
+    unsafe {
+        result::set_matrix_layout_attribute(
+            layout,
+            attribute,
+            std::ptr::from_ref(value).cast(),
+            size_of::<T>(),
+        )
+    }
+}
+
+fn set_preference<T>(
+    preference: sys::cublasLtMatmulPreference_t,
+    attribute: Preference,
+    value: &T,
+) -> Result<(), CublasError> {
+    // SAFETY: callers give each attribute a value of its type.
+    unsafe {
+        result::set_matmul_pref_attribute(
+            preference,
+            attribute,
+            std::ptr::from_ref(value).cast(),
+            size_of::<T>(),
+        )
+    }
+}
+
+/// Returns a number that describes an algorithm, 0 if the library does not tell.
+fn config(algo: &cublasLtMatmulAlgo_t, attribute: Config) -> u32 {
+    let mut value = 0u32;
+    // SAFETY: the attributes that are asked for have four bytes.
+    let status = unsafe {
+        sys::cublasLtMatmulAlgoConfigGetAttribute(
+            algo,
+            attribute,
+            (&raw mut value).cast(),
+            size_of::<u32>(),
+            std::ptr::null_mut(),
+        )
+    };
+    if status.result().is_ok() { value } else { 0 }
+}

@@ -1,0 +1,31 @@
+//! A gradient that one backward pass leaves for a later one, which adds it in its own pass over memory.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Holds a gradient between two backward passes.
+#[derive(Debug)]
+pub(super) struct Link<T>(Arc<Mutex<Option<T>>>);
+
+impl<T> Link<T> {
+    /// Stores a gradient for a later pass to take.
+    pub(super) fn leave(&self, grad: T) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(grad);
+    }
+
+    /// Takes the gradient that was stored, if any.
+    pub(super) fn take(&self) -> Option<T> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+}
+
+impl<T> Clone for Link<T> {
+    fn clone(&self) -> Self {
+        Self(Arc::clone(&self.0))
+    }
+}
+
+impl<T> Default for Link<T> {
+    fn default() -> Self {
+        Self(Arc::default())
+    }
+}
