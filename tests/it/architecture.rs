@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use crate::graph::circle;
-use crate::sources::{Crate, File};
+use crate::sources::Crate;
 
 /// Members of the workspace, each with its folder and its allowed dependencies, as drawn in ARCHITECTURE.md.
 const ARROWS: [(&str, &str, &[&str]); 12] = [
@@ -53,12 +53,6 @@ const FOR_TESTS: [&str; 2] = ["conformance", "golden"];
 
 /// File that may name methods and backbones: the published models that `ocelli plan` knows.
 const PRESETS: &str = "estimate/presets.rs";
-
-/// Largest number of lines of a file, without its tests.
-const MAX_FILE_LINES: usize = 400;
-
-/// Largest number of lines of a function.
-const MAX_FUNCTION_LINES: usize = 60;
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap()
@@ -188,30 +182,6 @@ fn the_impl_of_a_type_is_in_one_file() {
         let spread: Vec<_> = spread.into_iter().filter(|(name, _)| krate.n_definitions(name) < 2).collect();
         assert!(spread.is_empty(), "{}: {spread:?}", krate.name);
     }
-}
-
-#[test]
-fn files_have_at_most_400_lines_without_tests() {
-    let mut checked = 0;
-    for file in crates().iter().flat_map(|krate| &krate.files) {
-        assert!(file.n_lines <= MAX_FILE_LINES, "{} has {} lines", file.path, file.n_lines);
-        checked += 1;
-    }
-    let tests = Crate::read("tests", &root().join("tests/it"));
-    for file in &tests.files {
-        assert!(file.n_lines <= MAX_FILE_LINES, "tests/it/{} has {} lines", file.path, file.n_lines);
-    }
-    assert!(checked > 150, "only {checked} files found");
-}
-
-#[test]
-fn functions_fit_a_screen() {
-    let long = |file: &File| -> Vec<String> {
-        let all = file.functions.iter().filter(|(_, n_lines)| *n_lines > MAX_FUNCTION_LINES);
-        all.map(|(name, n_lines)| format!("{}: {name} has {n_lines} lines", file.path)).collect()
-    };
-    let long: Vec<String> = crates().iter().flat_map(|krate| &krate.files).flat_map(long).collect();
-    assert!(long.is_empty(), "{long:#?}");
 }
 
 /// First words of doc lines that leave their noun to be guessed.

@@ -1,4 +1,4 @@
-//! What a step launches on an NVIDIA GPU, seen on a machine without one.
+//! Launches of a step on an NVIDIA GPU, seen on a machine without one.
 //!
 //! The program runs with three libraries that compute nothing: a driver (`tests/cuda/driver.c`), a compiler (`nvrtc.c`) and a cuBLASLt
 //! (`cublaslt.c`). They write each launch, product, copy, allocation and wait to one file, in the order in which the driver

@@ -4,7 +4,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use proc_macro2::{Delimiter, TokenStream, TokenTree};
-use syn::spanned::Spanned;
 use syn::visit::{self, Visit};
 
 /// Crates of this workspace.
@@ -29,8 +28,6 @@ pub(crate) struct File {
     pub(crate) path: String,
     /// Text without the test module, which comes last.
     pub(crate) text: String,
-    /// Number of lines of `text`.
-    pub(crate) n_lines: usize,
     /// Path of its module: `ranks::mesh`.
     module: String,
     /// Paths, from the crate on, of everything that the file names.
@@ -41,8 +38,6 @@ pub(crate) struct File {
     open_exports: Vec<String>,
     definitions: BTreeSet<String>,
     pub(crate) inherent_impls: BTreeSet<String>,
-    /// Names of its functions, and their numbers of lines.
-    pub(crate) functions: Vec<(String, usize)>,
     /// Words of its names and string literals, in lower case; comments are left out.
     pub(crate) words: BTreeSet<String>,
     public_modules: Vec<String>,
@@ -139,14 +134,12 @@ impl File {
         parts.insert(0, krate);
         let module = parts.join("::");
         let mut file = Self {
-            n_lines: text.lines().count(),
             module: module.clone(),
             paths: BTreeSet::new(),
             exports: BTreeMap::new(),
             open_exports: Vec::new(),
             definitions: BTreeSet::new(),
             inherent_impls: BTreeSet::new(),
-            functions: Vec::new(),
             words: BTreeSet::new(),
             public_modules: Vec::new(),
             path,
@@ -280,11 +273,6 @@ impl Reader<'_> {
         }
     }
 
-    fn function(&mut self, name: &syn::Ident, span: proc_macro2::Span) {
-        let n_lines = span.end().line - span.start().line + 1;
-        self.file.functions.push((name.to_string(), n_lines));
-    }
-
     fn is_test(attributes: &[syn::Attribute]) -> bool {
         let cfg = |attribute: &syn::Attribute| {
             let syn::Meta::List(list) = &attribute.meta else { return false };
@@ -333,12 +321,10 @@ impl<'ast> Visit<'ast> for Reader<'_> {
             return;
         }
         self.file.definitions.insert(item.sig.ident.to_string());
-        self.function(&item.sig.ident, item.block.span());
         visit::visit_item_fn(self, item);
     }
 
     fn visit_impl_item_fn(&mut self, item: &'ast syn::ImplItemFn) {
-        self.function(&item.sig.ident, item.block.span());
         visit::visit_impl_item_fn(self, item);
     }
 

@@ -163,7 +163,7 @@ pub enum TrainError {
         last_right: u64,
         /// Step of the newest checkpoint that is not younger than that.
         good: Option<u64>,
-        /// What is wrong.
+        /// The fault, in words.
         what: String,
     },
     /// A probe failed during training.

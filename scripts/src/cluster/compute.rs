@@ -1,6 +1,7 @@
 //! Flags for the device and the engine, which several verbs share.
 use anyhow::bail;
 use kernels::device::{DeviceChoice, DeviceError, DeviceKind, Opened};
+use kernels::ops::product_reports;
 use kernels::products::{self, Checked, ProductReport};
 use ranks::engine::EngineChoice;
 use ranks::wire::Wire;
@@ -65,13 +66,13 @@ pub(crate) fn choose_kernels(plan: &mut Plan, device: &Opened) -> anyhow::Result
 
 /// Prints what is not as asked about kernels, and has not been printed before.
 pub(crate) fn print_notices() {
-    products::notices().iter().for_each(|notice| say(notice));
+    products::notices().iter().for_each(say);
 }
 
 /// Prints which kernels have multiplied matrices in this process, and what checks of their results have found. Returns the number of sizes
 /// with a wrong result.
 pub(crate) fn print_products(kernels: &str) -> usize {
-    let reports = products::reports();
+    let reports = product_reports();
     if reports.is_empty() {
         if !kernels.is_empty() {
             out!("products             by {kernels}");

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::bail;
 use kernels::device::workers::n_or_all_cores;
 use kernels::device::{Device, DeviceError, DeviceKind, Opened, cuda_devices};
+use kernels::ops::{choose_kernels, try_products};
 use kernels::products::{self, Kernels};
 use ranks::EngineError;
 use ranks::conformance;
@@ -58,7 +59,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let device = args.compute.open(&launch)?;
     if !args.fabric && launch.rank == 0 {
         out!("device         {}", device.name);
-        try_products(&device);
+        print_products(&device);
     }
     // In a thread of its own: it waits forever for ranks that do not arrive.
     let (done, is_done) = std::sync::mpsc::channel();
@@ -110,14 +111,14 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
 }
 
 /// Multiplies a few matrices on a GPU, and prints which kernels did it and what checks of the results have found.
-fn try_products(device: &Opened) {
+fn print_products(device: &Opened) {
     if device.kind == DeviceKind::Cpu {
         return;
     }
     // It fails only if the caller insists on a library.
-    let Ok(kernels) = products::choose(Kernels::Auto, &device.device) else { return };
+    let Ok(kernels) = choose_kernels(Kernels::Auto, &device.device) else { return };
     products::notices().iter().for_each(|notice| out!("               {notice}"));
-    products::try_out(&device.device);
+    try_products(&device.device);
     compute::print_products(&kernels);
 }
 

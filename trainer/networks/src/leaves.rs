@@ -19,7 +19,7 @@ pub struct Leaves<'a> {
     source: Source,
 }
 
-/// Where parameters come from.
+/// Source of the parameters.
 #[derive(Clone)]
 enum Source {
     Cpu(Box<CpuLeaves>),
@@ -219,7 +219,7 @@ pub enum ParamGrads {
     ByParameter {
         /// Gradients of those that have one.
         parts: Vec<Option<Tensor<1>>>,
-        /// Where they are.
+        /// Device that holds them.
         device: Device,
     },
     /// One buffer for all of them, `[padded]` in f32.

@@ -2,7 +2,8 @@
 
 use augment::{MultiCrop, ViewMix};
 use burn_tensor::Device;
-use kernels::products::{self, Kernels};
+use kernels::ops::choose_kernels;
+use kernels::products::Kernels;
 use networks::NamedTensor;
 use networks::divided::{divided, numel};
 use networks::layout::{ALIGNMENT, UnitLayout};
@@ -162,7 +163,7 @@ impl Plan {
     /// # Errors
     /// As [`Plan::choose_kernels`].
     pub fn use_kernels(&mut self, kernels: Kernels, device: &Device) -> Result<(), TrainError> {
-        let chosen = products::choose(kernels, device);
+        let chosen = choose_kernels(kernels, device);
         let name = chosen.map_err(|error| {
             self.bad(format!(
                 "run.kernels = \"cublaslt\": {error}: set it to \"auto\", or make the library available"

@@ -70,7 +70,7 @@ pub(crate) struct Layout {
     pub(crate) batch_stride: usize,
 }
 
-/// What is done with a product beside storing it.
+/// Use of a product beside storing it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Epilogue {
     /// Nothing.
@@ -116,7 +116,7 @@ pub(crate) struct Plan {
     b: cublasLtMatrixLayout_t,
     out: cublasLtMatrixLayout_t,
     algo: cublasLtMatmulAlgo_t,
-    /// What `algo` is.
+    /// Description of `algo`.
     pub(crate) algorithm: Algorithm,
     epilogue: Epilogue,
 }
@@ -332,7 +332,7 @@ impl Plan {
     /// Queues the product as [`Plan::queue`] does, and waits until the library has taken it.
     ///
     /// # Errors
-    /// What the library says.
+    /// The library's words.
     pub(crate) fn queue_and_wait(&self, client: &Client, buffers: Buffers) -> Result<(), String> {
         let adds = buffers.adds;
         let (mut handles, written) = self.handles(client, buffers)?;

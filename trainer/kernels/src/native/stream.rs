@@ -28,7 +28,7 @@ use cudarc::driver::sys::CUstream;
 
 type Server = <CudaRuntime as Runtime>::Server;
 
-/// What a task gets: the stream to queue its work on, and the addresses of its buffers.
+/// Stream to queue work on, and the addresses of the work's buffers.
 pub(crate) struct Stream<'a> {
     /// CUDA stream of the thread that submitted the task.
     pub(crate) stream: CUstream,

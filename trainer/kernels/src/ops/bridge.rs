@@ -13,7 +13,7 @@ use burn_dispatch::{DispatchKindConversion, DispatchTensor};
 use burn_tensor::Tensor;
 
 #[cfg(feature = "cube")]
-use super::gradient::GradientPlace;
+use super::places::GradientPlace;
 
 /// A kernel on backend `B` with `N` tensor inputs and one output.
 pub(super) trait Kernel<B: Backend, const N: usize>: Clone + Debug + Send + 'static {

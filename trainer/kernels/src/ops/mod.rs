@@ -22,6 +22,7 @@ pub mod gemm;
 mod gradient;
 mod grid_mean;
 mod kept;
+mod kernel_choice;
 mod layer_norm;
 mod linear;
 mod link;
@@ -29,6 +30,9 @@ mod log_distance;
 mod math;
 mod mlp;
 mod number;
+mod part;
+#[cfg(feature = "cube")]
+mod places;
 mod probs;
 mod product;
 mod relu;
@@ -56,11 +60,13 @@ pub use gelu::gelu;
 pub use gradient::FlatGradient;
 pub use grid_mean::{grid_mean, scale_channels};
 pub use kept::{SMALLEST_SHARE_LEFT_OUT, on_kept};
+pub use kernel_choice::{choose_kernels, product_reports, try_products};
 pub use layer_norm::layer_norm;
 pub use linear::{linear, matmul, matmul_transposed};
 pub use log_distance::log_distances;
 pub use mlp::mlp;
 pub use number::Number;
+pub use part::part;
 pub use probs::{
     balanced, column_sums, exp_rows, largest, log_sum_exp, row_maxima, scaled, scaled_row_sums, sharpness,
     softmax_rows,
@@ -89,15 +95,6 @@ pub fn in_f32<const D: usize>(x: Tensor<D>) -> Tensor<D> {
         DType::F32 | DType::F64 => x,
         _ => cast(x, DType::F32),
     }
-}
-
-/// Returns the elements `range` of a flat tensor; on an NVIDIA GPU without a copy wherever operations can read them in place.
-pub fn part(flat: &Tensor<1>, range: std::ops::Range<usize>) -> Tensor<1> {
-    #[cfg(feature = "cuda")]
-    if let Some(part) = cube::part_in_place(flat, &range) {
-        return part;
-    }
-    flat.clone().slice([range])
 }
 
 #[cfg(feature = "testing")]

@@ -57,6 +57,11 @@ pub fn conv(x: Tensor<3>, grid: [usize; 2], weight: Tensor<4>, window: Window) -
     let ([b, _, c], [_, of_group, kh, kw]) = (x.dims(), weight.dims());
     let geometry = Geometry::new(b, grid, [kh, kw], window.stride, window.padding);
     let groups = c / of_group;
+    #[cfg(feature = "cube")]
+    if super::cube::is_cube(&x) {
+        let kernel = on_cube(&geometry, groups, None);
+        return (run(kernel, [x.into(), weight.into()]), geometry.output);
+    }
     let y = match flex_dtype(&x) {
         Some(DType::F32) => run(Conv::<f32>::new(geometry, groups), [x.into(), weight.into()]),
         Some(DType::BF16) => run(Conv::<bf16>::new(geometry, groups), [x.into(), weight.into()]),
@@ -65,7 +70,22 @@ pub fn conv(x: Tensor<3>, grid: [usize; 2], weight: Tensor<4>, window: Window) -
     (y, geometry.output)
 }
 
-/// Computes it with Burn's `conv2d`, which has its own kernels on GPUs.
+/// Returns the kernel for GPUs; `chunk_len` limits the images of which windows are copied at a time.
+#[cfg(feature = "cube")]
+fn on_cube(geometry: &Geometry, n_groups: usize, chunk_len: Option<usize>) -> super::cube::Conv {
+    let pair = |sides: [usize; 2]| (sides[0], sides[1]);
+    let windows = super::cube::Windows {
+        input: pair(geometry.input),
+        output: pair(geometry.output),
+        kernel: pair(geometry.kernel),
+        stride: geometry.stride,
+        padding: geometry.padding[0],
+    };
+    let is_linear = n_groups == 1 && geometry.is_pointwise();
+    super::cube::Conv { windows, n_groups, is_linear, chunk_len }
+}
+
+/// Computes it with Burn's `conv2d`.
 fn plain(x: Tensor<3>, weight: Tensor<4>, geometry: &Geometry) -> Tensor<3> {
     let ([b, _, c], [o, of_group, _, _]) = (x.dims(), weight.dims());
     let ([h, w], [rows, columns]) = (geometry.input, geometry.output);
@@ -252,5 +272,32 @@ mod tests {
             sum.iter_mut().zip(own).for_each(|(sum, own)| *sum += own);
         }
         assert!(sum.iter().zip(&of_all).all(|(a, b)| (a - b).abs() <= 1e-3), "sums of some thousand sines");
+    }
+
+    /// On a GPU, a batch whose windows do not fit at once is convolved in parts.
+    #[cfg(feature = "cube")]
+    #[test]
+    fn parts_of_a_batch_make_the_whole() {
+        for device in devices() {
+            for (channels, n_groups, kernel) in [([6, 10], 2, 3), ([5, 7], 1, 3), ([8, 4], 1, 2)] {
+                let x = leaves(&device, &[[5, 35, channels[0]]], 1).remove(0);
+                if !super::super::cube::is_cube(&x) {
+                    continue;
+                }
+                let shape = [channels[1], channels[0] / n_groups, kernel, kernel];
+                let weight = leaves(&device, &[shape], 2).remove(0);
+                let geometry = Geometry::new(5, [5, 7], [kernel; 2], 2, 1);
+                let results = |chunk_len: Option<usize>| {
+                    let kernel = on_cube(&geometry, n_groups, chunk_len);
+                    let y: Tensor<3> = run(kernel, [x.clone().into(), weight.clone().into()]);
+                    let grads = (y.clone() * y.clone().inner().autodiff()).sum().backward();
+                    (y.inner(), x.grad(&grads).unwrap(), weight.grad(&grads).unwrap())
+                };
+                let (whole, parts) = (results(None), results(Some(2)));
+                assert_close("forward", parts.0, whole.0, 1e-6);
+                assert_close("input", parts.1, whole.1, 1e-6);
+                assert_close("weight", parts.2, whole.2, 1e-5);
+            }
+        }
     }
 }

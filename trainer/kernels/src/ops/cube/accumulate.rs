@@ -13,10 +13,10 @@ use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
 use super::{elem, one_unit_each};
-use crate::ops::gradient::{Claimed, GradientPlace};
+use crate::ops::places::{Claimed, GradientPlace};
 
 /// Adds `x`, whose shape is of no interest, to the elements `range` of `buffer`, in place.
-pub(in crate::ops) fn add_into(buffer: &CubeTensor, range: Range<usize>, x: &CubeTensor) {
+pub(super) fn add_into(buffer: &CubeTensor, range: Range<usize>, x: &CubeTensor) {
     let x = into_contiguous(x.clone());
     let dtype = elem(&x);
     let client = &buffer.client;
@@ -31,6 +31,12 @@ pub(in crate::ops) fn add_into(buffer: &CubeTensor, range: Range<usize>, x: &Cub
         range.len(),
         dtype,
     );
+}
+
+/// Adds `grad`, of as many elements in any shape, to its place.
+pub(in crate::ops) fn add_to_place(place: &GradientPlace, grad: &CubeTensor) {
+    let Claimed { buffer, range, .. } = place.claim();
+    add_into(&buffer, range, grad);
 }
 
 /// Sums `partial` of `[blocks, parts, D]` over its blocks, and adds each part to its place: all places are in one buffer.

@@ -26,7 +26,7 @@ const POISON: u32 = 0x7fff_7fff;
 /// Words of a guard before and behind a result: several rows of the smallest tile.
 const GUARD_WORDS: usize = 1024;
 
-/// What rounding explains of the error of a sum: twenty times its standard deviation at least, for random factors.
+/// Largest error of a sum that rounding explains: twenty times its standard deviation at least, for random factors.
 struct Tolerance {
     /// Share of the norm of the row or column of the result: from how results are rounded, or all factors are truncated.
     of_result: f32,
@@ -43,14 +43,14 @@ const EXACT: Tolerance = Tolerance { of_result: 1e-3, of_factors: 2e-4 };
 /// Results in f32 of factors in f32, which NVIDIA's GPUs multiply as TF32, with 11 bits.
 const TF32: Tolerance = Tolerance { of_result: 1e-2, of_factors: 4e-3 };
 
-/// What a check has found.
+/// Finding of a check.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Verdict {
     /// The product is right; the largest error as a share of what is allowed.
     Right(f32),
     /// All results are zero, from which nothing can be told.
     Nothing,
-    /// What is wrong.
+    /// A fault, in words.
     Wrong(String),
 }
 
@@ -67,7 +67,7 @@ pub(super) enum Beside {
     },
 }
 
-/// Where a product is to be written.
+/// Memory that a product is written to.
 pub(super) struct Target {
     /// The result, `[.., M, N]`, contiguous.
     pub(super) out: CubeTensor,

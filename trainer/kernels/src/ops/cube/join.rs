@@ -19,8 +19,8 @@ use super::accumulate::add_block_sums;
 use super::{Rows, elem, empty, one_unit_each, vector_size};
 use crate::ops::bridge::{Kernel, run};
 use crate::ops::cast::cast;
-use crate::ops::gradient::GradientPlace;
 use crate::ops::link::Link;
+use crate::ops::places::GradientPlace;
 
 /// Rows that are summed together.
 const BLOCK: usize = 64;

@@ -21,8 +21,8 @@ use super::lanes;
 use super::lanes::Lanes;
 use super::{Rows, cast, elem, empty, one_unit_each, spread, vector_size};
 use crate::ops::bridge::Kernel;
-use crate::ops::gradient::GradientPlace;
 use crate::ops::link::Link;
+use crate::ops::places::GradientPlace;
 
 /// Rows that are summed together.
 const BLOCK: usize = 64;
@@ -33,7 +33,7 @@ pub(in crate::ops) struct LayerNorm {
     pub(in crate::ops) epsilon: f32,
     /// Type of y.
     pub(in crate::ops) output: DType,
-    /// Where the end of a branch leaves the gradient of its skip connection.
+    /// Link in which the end of a branch leaves the gradient of its skip connection.
     pub(in crate::ops) link: Option<Link<CubeTensor>>,
 }
 

@@ -21,7 +21,7 @@ use crate::products::{self, Checked, ProductReport};
 /// make each of its steps wait.
 const MOST_CHECKS: u32 = 3;
 
-/// What is known of a size.
+/// Knowledge of a size.
 #[derive(Debug, Clone)]
 enum Known {
     /// The library computes it.
@@ -32,7 +32,7 @@ enum Known {
     Wrong(String),
 }
 
-/// What checks have found.
+/// Findings of checks.
 #[derive(Debug, Clone, Copy)]
 enum State {
     /// The results of so many checks were zero.

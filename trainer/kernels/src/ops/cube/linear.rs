@@ -17,7 +17,7 @@ use cubecl::zspace::metadata::Metadata;
 use super::product::{add_weight_gradient, affine, product, transposed};
 use super::{Rows, cast, elem, empty, one_unit_each, vector_size};
 use crate::ops::bridge::Kernel;
-use crate::ops::gradient::GradientPlace;
+use crate::ops::places::GradientPlace;
 
 /// Rows that are summed together.
 const BLOCK: usize = 64;

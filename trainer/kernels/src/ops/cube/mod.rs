@@ -8,6 +8,7 @@ mod accumulate;
 mod attention;
 #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
 mod check;
+mod conv;
 mod cross_entropy;
 mod gelu;
 mod heads;
@@ -39,8 +40,9 @@ use cubecl::prelude::*;
 
 use super::bridge::PrimitiveBackend;
 
-pub(super) use self::accumulate::add_into;
+pub(super) use self::accumulate::add_to_place;
 pub(super) use self::attention::Attention;
+pub(super) use self::conv::{Conv, Windows};
 pub(super) use self::cross_entropy::CrossEntropy;
 pub(super) use self::gelu::Gelu;
 pub(super) use self::join::join;

@@ -17,7 +17,7 @@ use cubecl::config::autotune::AutotuneLevel;
 use cubecl::config::{CubeClRuntimeConfig, RuntimeConfig};
 use cubecl::zspace::metadata::Metadata;
 
-use super::accumulate::add_into;
+use super::accumulate::{add_into, add_to_place};
 use super::cast;
 use super::check::Beside;
 use super::launch::launch;
@@ -26,7 +26,7 @@ use super::library;
 use super::linear::column_sums;
 use super::parts::{n_parts, product_in_parts};
 use crate::ops::bridge::Kernel;
-use crate::ops::gradient::{Claimed, GradientPlace};
+use crate::ops::places::{Claimed, GradientPlace};
 
 /// The product as an operation, forwards and backwards. All dimensions before the last two are equal.
 #[derive(Debug, Clone)]
@@ -55,12 +55,15 @@ pub(super) fn transposed(matrices: CubeTensor) -> CubeTensor {
 
 /// Returns `a · b`, `[.., M, N]`, in the type of `a`.
 pub(super) fn product(a: CubeTensor, b: CubeTensor) -> CubeTensor {
-    match by_library(&a, &b, &Beside::None, a.dtype, None) {
+    let dtype = a.dtype;
+    product_in(a, b, dtype)
+}
+
+/// Returns `a · b`, `[.., M, N]`, in `dtype`: the type of `a`, or f32.
+pub(super) fn product_in(a: CubeTensor, b: CubeTensor, dtype: DType) -> CubeTensor {
+    match by_library(&a, &b, &Beside::None, dtype, None) {
         Some(made) => made.out,
-        None => {
-            let dtype = a.dtype;
-            without_library(a, b, dtype)
-        }
+        None => without_library(a, b, dtype),
     }
 }
 
@@ -90,7 +93,7 @@ pub(super) fn add_weight_gradient(
         None => false,
     };
     match bias {
-        Some(bias) if !has_bias => bias.add_primitive(&column_sums(g)),
+        Some(bias) if !has_bias => add_to_place(bias, &column_sums(g)),
         _ => {}
     }
 }
@@ -115,7 +118,7 @@ fn add_transposed_product(
             let beside = Beside::Sums { into: direct.clone() };
             if let Some(made) = by_library(&gt, x, &beside, DType::F32, Some(&into)) {
                 if let (Some(sums), None) = (made.sums, direct) {
-                    bias.add_primitive(&sums);
+                    add_to_place(bias, &sums);
                 }
                 return true;
             }

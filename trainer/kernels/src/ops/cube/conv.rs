@@ -1,0 +1,370 @@
+//! [`conv`](crate::ops::conv) as matrix products: of the cells themselves for a kernel of one cell, else of copied windows.
+//!
+//! ```text
+//! X[g, i, (t, c)] = x[b, s·i + t - p, g·C' + c]      the windows of images b, [G, windows, T·C'], C' = C / G, zero outside
+//! y[i, g·O' + o]  = X[g] · W[g]ᵀ                     W [G, O', T·C'], O' = O / G
+//! gW[g] = g[g]ᵀ · X[g]   in f32                      gX[g] = g[g] · W[g]   in f32
+//! gx[b, j, g·C' + c] = Σ_t gX[g, i, (t, c)]          over windows i with s·i + t - p = j, from the first tap to the last
+//! ```
+//!
+//! Windows of a few images at a time are copied, so that they take [`MOST_BYTES`] at most.
+
+use burn_backend::TensorMetadata;
+use burn_backend::ops::FloatTensorOps;
+use burn_cubecl::CubeBackend;
+use burn_cubecl::kernel::into_contiguous;
+use burn_cubecl::tensor::CubeTensor;
+use burn_tensor::DType;
+use cubecl::ir::ElemType;
+use cubecl::prelude::*;
+
+use super::product::{add_weight_gradient, product, product_in, transposed};
+use super::{Rows, cast, elem, empty, one_unit_each, vector_size};
+use crate::ops::bridge::Kernel;
+use crate::ops::places::GradientPlace;
+
+/// Bytes of the windows that are copied at a time, unless one image has more.
+const MOST_BYTES: usize = 256 << 20;
+
+/// Windows over the grids of images.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(in crate::ops) struct Windows {
+    /// Rows and columns of the input.
+    pub(in crate::ops) input: (usize, usize),
+    /// Rows and columns of windows.
+    pub(in crate::ops) output: (usize, usize),
+    /// Rows and columns of a window.
+    pub(in crate::ops) kernel: (usize, usize),
+    /// Distance between two windows.
+    pub(in crate::ops) stride: usize,
+    /// Cells of zeros before the input.
+    pub(in crate::ops) padding: usize,
+}
+
+impl Windows {
+    fn n_cells(&self) -> usize {
+        self.input.0 * self.input.1
+    }
+
+    fn n_windows(&self) -> usize {
+        self.output.0 * self.output.1
+    }
+
+    fn n_taps(&self) -> usize {
+        self.kernel.0 * self.kernel.1
+    }
+}
+
+/// The operation's kernels, forwards and backwards.
+#[derive(Debug, Clone)]
+pub(in crate::ops) struct Conv {
+    pub(in crate::ops) windows: Windows,
+    pub(in crate::ops) n_groups: usize,
+    /// Whether windows are the cells.
+    pub(in crate::ops) is_linear: bool,
+    /// Images whose windows are copied at a time; as many as [`MOST_BYTES`] allow, if absent.
+    pub(in crate::ops) chunk_len: Option<usize>,
+}
+
+impl Kernel<CubeBackend, 2> for Conv {
+    /// The input, and the weight as it is multiplied: `[G, O', T·C']`, or `[O, C]` if windows are cells.
+    type Saved = [CubeTensor; 2];
+
+    fn forward(&self, [x, weight]: [CubeTensor; 2]) -> (CubeTensor, Self::Saved) {
+        let (n_images, o) = (x.meta.shape()[0], weight.meta.shape()[0]);
+        let weight = self.packed(cast(weight, x.dtype));
+        let shape = [n_images, self.windows.n_windows(), o];
+        if self.is_linear {
+            let y = product(matrix(&x), transposed(weight.clone()));
+            return (CubeBackend::float_reshape(y, shape.into()), [x, weight]);
+        }
+        let of_images = |images: CubeTensor| {
+            let rows = images.meta.shape()[0] * self.windows.n_windows();
+            let y = product(self.copied(&images), transposed(weight.clone()));
+            joined(y, rows, o)
+        };
+        let y = concatenated(self.chunks(&x).into_iter().map(of_images).collect());
+        (CubeBackend::float_reshape(y, shape.into()), [x, weight])
+    }
+
+    fn backward(
+        &self,
+        [x, weight]: Self::Saved,
+        grad: CubeTensor,
+        wanted: [bool; 2],
+    ) -> [Option<CubeTensor>; 2] {
+        let gx = wanted[0].then(|| match self.is_linear {
+            true => {
+                let gx = product(matrix(&grad), weight.clone());
+                CubeBackend::float_reshape(gx, x.shape())
+            }
+            false => {
+                let of_images = |grad: CubeTensor| {
+                    let n_images = grad.meta.shape()[0];
+                    let windows = product_in(self.by_group(&grad), weight.clone(), DType::F32);
+                    self.collected(windows, n_images, &x)
+                };
+                concatenated(self.chunks(&grad).into_iter().map(of_images).collect())
+            }
+        });
+        let gw = wanted[1].then(|| self.weight_gradient(&x, &weight, &grad));
+        [gx, gw]
+    }
+
+    /// Adds the gradient of the weight to its place, where it has one and windows are cells.
+    fn backward_to(
+        &self,
+        saved: Self::Saved,
+        grad: CubeTensor,
+        wanted: [bool; 2],
+        places: [Option<GradientPlace>; 2],
+    ) -> [Option<CubeTensor>; 2] {
+        match &places[1] {
+            Some(place) if self.is_linear => {
+                add_weight_gradient(&matrix(&grad), &matrix(&saved[0]), Some(place), None);
+                self.backward(saved, grad, [wanted[0], false])
+            }
+            _ => self.backward(saved, grad, wanted),
+        }
+    }
+}
+
+impl Conv {
+    /// Returns the weight of `[O, C', kh, kw]` as it is multiplied.
+    fn packed(&self, weight: CubeTensor) -> CubeTensor {
+        let shape = weight.meta.shape();
+        let (o, c) = (shape[0], shape[1]);
+        if self.is_linear {
+            return CubeBackend::float_reshape(weight, [o, c].into());
+        }
+        let n_taps = self.windows.n_taps();
+        let taps = CubeBackend::float_reshape(weight, [o, c, n_taps].into());
+        let taps = into_contiguous(CubeBackend::float_swap_dims(taps, 1, 2));
+        CubeBackend::float_reshape(taps, [self.n_groups, o / self.n_groups, n_taps * c].into())
+    }
+
+    /// Returns the gradient of the weight, `[O, C', kh, kw]` in f32.
+    fn weight_gradient(&self, x: &CubeTensor, weight: &CubeTensor, grad: &CubeTensor) -> CubeTensor {
+        let (kh, kw) = self.windows.kernel;
+        if self.is_linear {
+            let [o, c] = [weight.meta.shape()[0], weight.meta.shape()[1]];
+            let gw = product_in(transposed(matrix(grad)), matrix(x), DType::F32);
+            return CubeBackend::float_reshape(gw, [o, c, kh, kw].into());
+        }
+        let [n_groups, o, columns] = [0, 1, 2].map(|dim| weight.meta.shape()[dim]);
+        let of_images = |(x, grad): (CubeTensor, CubeTensor)| {
+            product_in(transposed(self.by_group(&grad)), self.copied(&x), DType::F32)
+        };
+        let parts = self.chunks(x).into_iter().zip(self.chunks(grad)).map(of_images);
+        let gw = parts.reduce(CubeBackend::float_add);
+        // A batch has an image at least.
+        let gw = gw.expect("images to convolve");
+        let c = columns / self.windows.n_taps();
+        let gw = CubeBackend::float_reshape(gw, [n_groups * o, kh * kw, c].into());
+        let gw = into_contiguous(CubeBackend::float_swap_dims(gw, 1, 2));
+        CubeBackend::float_reshape(gw, [n_groups * o, c, kh, kw].into())
+    }
+
+    /// Cuts images of `[B, .., C]` into parts whose windows take [`MOST_BYTES`] at most, or one image each.
+    fn chunks(&self, images: &CubeTensor) -> Vec<CubeTensor> {
+        let shape: Vec<usize> = images.meta.shape().iter().copied().collect();
+        let n_images = shape[0];
+        // As long for the gradient as for the input: the wider of both decides.
+        let width = shape[2].max(1);
+        let bytes = self.windows.n_windows() * self.windows.n_taps() * width * size_of::<f32>();
+        let n_each = self.chunk_len.unwrap_or((MOST_BYTES / bytes.max(1)).max(1));
+        if n_each >= n_images {
+            return vec![images.clone()];
+        }
+        let part = |start: usize| {
+            let end = (start + n_each).min(n_images);
+            let ranges = [(start..end).into(), (0..shape[1]).into(), (0..shape[2]).into()];
+            CubeBackend::float_slice(images.clone(), &ranges)
+        };
+        (0..n_images).step_by(n_each).map(part).collect()
+    }
+
+    /// Returns the windows of `images` of `[B, H·W, C]`, `[G, B·H'·W', T·C']`.
+    fn copied(&self, images: &CubeTensor) -> CubeTensor {
+        let (n_images, c) = (images.meta.shape()[0], images.meta.shape()[2]);
+        let of_group = c / self.n_groups;
+        let n_rows = n_images * self.windows.n_windows();
+        let columns = self.windows.n_taps() * of_group;
+        let x = Rows::of(images);
+        let out = Rows::of(&empty(images, [self.n_groups, n_rows, columns], images.dtype));
+        let n = vector_of(&[&x, &out], of_group);
+        let client = &images.client;
+        let n_units = self.n_groups * n_rows * columns / n;
+        let (count, dim) = one_unit_each(client, n_units);
+        copy_windows::launch(
+            client,
+            count,
+            dim,
+            n,
+            x.arg(),
+            out.arg(),
+            x.stride / n,
+            n_rows,
+            n_units,
+            of_group / n,
+            self.windows,
+            elem(images),
+        );
+        out.tensor
+    }
+
+    /// Returns the gradient of `n_images` images, in the type of `like`, from that of their windows, `[G, B·H'·W', T·C']`.
+    fn collected(&self, windows: CubeTensor, n_images: usize, like: &CubeTensor) -> CubeTensor {
+        let c = like.meta.shape()[2];
+        let of_group = c / self.n_groups;
+        let windows = Rows::of(&windows);
+        let gx = Rows::of(&empty(like, [n_images, self.windows.n_cells(), c], like.dtype));
+        let n = vector_of(&[&windows, &gx], of_group);
+        let client = &like.client;
+        let n_units = gx.n_rows * c / n;
+        let (count, dim) = one_unit_each(client, n_units);
+        collect_windows::launch(
+            client,
+            count,
+            dim,
+            n,
+            windows.arg(),
+            gx.arg(),
+            windows.stride / n,
+            gx.stride / n,
+            n_images * self.windows.n_windows(),
+            n_units,
+            c / n,
+            of_group / n,
+            self.windows,
+            elem(&windows.tensor),
+            elem(like),
+        );
+        gx.tensor
+    }
+
+    /// Returns the output's gradient, `[B, H'·W', O]`, as `[G, B·H'·W', O']`.
+    fn by_group(&self, grad: &CubeTensor) -> CubeTensor {
+        let rows = matrix(grad);
+        let [n_rows, o] = [rows.meta.shape()[0], rows.meta.shape()[1]];
+        if self.n_groups == 1 {
+            return CubeBackend::float_reshape(rows, [1, n_rows, o].into());
+        }
+        let groups = CubeBackend::float_reshape(rows, [n_rows, self.n_groups, o / self.n_groups].into());
+        into_contiguous(CubeBackend::float_swap_dims(groups, 0, 1))
+    }
+}
+
+/// Returns products by group, `[G, rows, O']`, as `[rows, O]`.
+fn joined(y: CubeTensor, n_rows: usize, o: usize) -> CubeTensor {
+    let y = match y.meta.shape()[0] {
+        1 => y,
+        _ => into_contiguous(CubeBackend::float_swap_dims(y, 0, 1)),
+    };
+    CubeBackend::float_reshape(y, [n_rows, o].into())
+}
+
+/// Joins the parts of a batch.
+fn concatenated(mut parts: Vec<CubeTensor>) -> CubeTensor {
+    match parts.len() {
+        1 => parts.remove(0),
+        _ => CubeBackend::float_cat(parts, 0),
+    }
+}
+
+/// Returns rows of the last dimension as a contiguous matrix, `[rows, D]`.
+fn matrix(tensor: &CubeTensor) -> CubeTensor {
+    let tensor = into_contiguous(tensor.clone());
+    let d = tensor.meta.shape()[tensor.meta.num_dims() - 1];
+    let n_rows = tensor.meta.shape().num_elements() / d.max(1);
+    CubeBackend::float_reshape(tensor, [n_rows, d].into())
+}
+
+/// Returns the number of elements that are read at once: neighbors of one tap and one group.
+fn vector_of(rows: &[&Rows], n_channels: usize) -> usize {
+    let mut n = vector_size(rows);
+    while !n_channels.is_multiple_of(n) {
+        n /= 2;
+    }
+    n
+}
+
+/// Copies one vector of a window in each unit.
+#[cube(launch)]
+fn copy_windows<F: Float, N: Size>(
+    x: &[Vector<F, N>],
+    out: &mut [Vector<F, N>],
+    x_stride: usize,
+    n_rows: usize,
+    n_units: usize,
+    #[comptime] n_channels: usize,
+    #[comptime] windows: Windows,
+    #[define(F)] _dtype: ElemType,
+) {
+    if ABSOLUTE_POS < n_units {
+        let n_taps = comptime!(windows.kernel.0 * windows.kernel.1);
+        let n_windows = comptime!(windows.output.0 * windows.output.1);
+        let channel = ABSOLUTE_POS % n_channels;
+        let tap = (ABSOLUTE_POS / n_channels) % n_taps;
+        let row = (ABSOLUTE_POS / comptime!(n_channels * windows.kernel.0 * windows.kernel.1)) % n_rows;
+        let group = ABSOLUTE_POS / comptime!(n_channels * windows.kernel.0 * windows.kernel.1) / n_rows;
+        let (image, window) = (row / n_windows, row % n_windows);
+        // Positions in the padded input, to which all numbers are positive.
+        let y = (window / windows.output.1) * windows.stride + tap / windows.kernel.1;
+        let z = (window % windows.output.1) * windows.stride + tap % windows.kernel.1;
+        let is_inside = y >= windows.padding
+            && y < comptime!(windows.padding + windows.input.0)
+            && z >= windows.padding
+            && z < comptime!(windows.padding + windows.input.1);
+        if is_inside {
+            let cell =
+                (image * windows.input.0 + y - windows.padding) * windows.input.1 + z - windows.padding;
+            out[ABSOLUTE_POS] = x[cell * x_stride + group * n_channels + channel];
+        } else {
+            out[ABSOLUTE_POS] = Vector::new(F::from_int(0));
+        }
+    }
+}
+
+/// Sums one vector of the input's gradient in each unit, over the taps that read it.
+#[cube(launch)]
+fn collect_windows<W: Float, F: Float, N: Size>(
+    gradients: &[Vector<W, N>],
+    gx: &mut [Vector<F, N>],
+    row_stride: usize,
+    gx_stride: usize,
+    n_rows: usize,
+    n_units: usize,
+    n_vectors: usize,
+    #[comptime] n_channels: usize,
+    #[comptime] windows: Windows,
+    #[define(W)] _gradients: ElemType,
+    #[define(F)] _dtype: ElemType,
+) {
+    if ABSOLUTE_POS < n_units {
+        let n_cells = comptime!(windows.input.0 * windows.input.1);
+        let (row, vector) = (ABSOLUTE_POS / n_vectors, ABSOLUTE_POS % n_vectors);
+        let (group, channel) = (vector / n_channels, vector % n_channels);
+        let (image, cell) = (row / n_cells, row % n_cells);
+        let y = cell / windows.input.1 + windows.padding;
+        let z = cell % windows.input.1 + windows.padding;
+        let mut total = Vector::<f32, N>::new(0.0f32);
+        for tap in 0..comptime!(windows.kernel.0 * windows.kernel.1) {
+            let (from_y, from_z) = (tap / windows.kernel.1, tap % windows.kernel.1);
+            if y >= from_y && z >= from_z {
+                let (down, right) = (y - from_y, z - from_z);
+                let (i, j) = (down / windows.stride, right / windows.stride);
+                let is_window = down % windows.stride == 0
+                    && right % windows.stride == 0
+                    && i < windows.output.0
+                    && j < windows.output.1;
+                if is_window {
+                    let window = (image * windows.output.0 + i) * windows.output.1 + j;
+                    let at = (group * n_rows + window) * row_stride + tap * n_channels + channel;
+                    total += Vector::cast_from(gradients[at]);
+                }
+            }
+        }
+        gx[row * gx_stride + vector] = Vector::cast_from(total);
+    }
+}

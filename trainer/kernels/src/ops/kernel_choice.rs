@@ -1,0 +1,94 @@
+//! The choice of the kernels that multiply matrices on a GPU, and what they have computed so far.
+
+use burn_tensor::{DType, Device, Distribution, Tensor};
+
+use super::cast::cast;
+use super::gradient::FlatGradient;
+use super::linear::linear;
+use super::part::part;
+use super::seed::seed;
+use crate::products::{self, Kernels, KernelsError, ProductReport};
+
+/// Sets the kernels of this process, and returns the name of the set on `device`: `cublaslt-13.2.0`, `cubecl-0.11.3`, or `cpu`.
+/// Results repeat bit for bit with the same set on the same kind of device. What is not used, and why, is among the [`notices`](products::notices).
+///
+/// # Errors
+/// [`KernelsError`] where `kernels` asks for more than the device has.
+pub fn choose_kernels(kernels: Kernels, device: &Device) -> Result<String, KernelsError> {
+    products::set(kernels);
+    if *device == Device::flex() {
+        return match kernels {
+            Kernels::Cublaslt => Err(KernelsError::NoCublaslt { reason: "it is for NVIDIA GPUs".into() }),
+            _ => Ok("cpu".into()),
+        };
+    }
+    let version = match kernels {
+        Kernels::Cubecl => Err(None),
+        _ => library_version(device).map_err(Some),
+    };
+    match (version, kernels) {
+        (Ok(version), _) => Ok(format!("cublaslt-{version}")),
+        (Err(reason), Kernels::Cublaslt) => {
+            Err(KernelsError::NoCublaslt { reason: reason.unwrap_or_default() })
+        }
+        (Err(reason), _) => {
+            if let Some(reason) = reason.filter(|_| is_nvidia(device)) {
+                products::notice(format!(
+                    "products are computed by CubeCL's kernels, without cuBLASLt: {reason}"
+                ));
+            }
+            Ok("cubecl-0.11.3".into())
+        }
+    }
+}
+
+/// Returns the findings about every size of products that this process has met on a GPU.
+pub fn product_reports() -> Vec<ProductReport> {
+    #[cfg(feature = "cuda")]
+    return super::cube::library_reports();
+    #[cfg(not(feature = "cuda"))]
+    Vec::new()
+}
+
+/// Runs a layer of ViT-S forwards and backwards on random numbers, in bf16 and f32, so that [`product_reports`] has something to say.
+pub fn try_products(device: &Device) {
+    const TOKENS: [usize; 3] = [4, 197, 384];
+    const WIDTH: usize = 1152;
+    let random = |shape: [usize; 3]| Tensor::<3>::random(shape, Distribution::Normal(0.0, 1.0), device);
+    for dtype in [DType::BF16, DType::F32] {
+        if !device.supports_dtype(dtype) {
+            continue;
+        }
+        let n_weights = WIDTH * TOKENS[2];
+        let flat = cast(random([1, 1, n_weights + WIDTH]).reshape([n_weights + WIDTH]), dtype);
+        let Some(Some(mut gradient)) = FlatGradient::on_device_of(&flat, true) else { continue };
+        let weight = part(&flat, 0..n_weights).reshape([WIDTH, TOKENS[2]]);
+        let weight = gradient.leaf(weight, 0..n_weights);
+        let range = n_weights..n_weights + WIDTH;
+        let bias = gradient.leaf(part(&flat, range.clone()), range);
+        let x = cast(random(TOKENS), dtype).autodiff().require_grad();
+        let y = linear(x, weight, bias);
+        let mut grads = seed(y, cast(random([TOKENS[0], TOKENS[1], WIDTH]), dtype)).backward();
+        gradient.finish(&mut grads);
+    }
+}
+
+#[cfg(feature = "cuda")]
+fn library_version(device: &Device) -> Result<String, String> {
+    super::cube::library_version(device)
+}
+
+#[cfg(not(feature = "cuda"))]
+fn library_version(_: &Device) -> Result<String, String> {
+    Err("this program was built without --features cuda".into())
+}
+
+fn is_nvidia(device: &Device) -> bool {
+    #[cfg(feature = "cuda")]
+    return super::cube::is_nvidia(device);
+    #[cfg(not(feature = "cuda"))]
+    {
+        let _ = device;
+        false
+    }
+}
