@@ -117,10 +117,10 @@ int cublasLtMatmul(void *handle, struct Desc *desc, const float *alpha, const vo
     // The rows of the program's matrices are the columns of these.
     if (log_file >= 0)
         dprintf(log_file,
-                "product m %llu k %llu n %llu batches %d transposed %d%d types %d to %d epilogue %d adds %d stream %p a %p b %p "
+                "product m %llu k %llu n %llu batches %d transposed %d%d types %d to %d strides %lld %lld %lld epilogue %d adds %d stream %p a %p b %p "
                 "c %p bias %llx\n",
                 (unsigned long long)n, (unsigned long long)k, (unsigned long long)m, ld->n_batches, desc->transposes[1],
-                desc->transposes[0], la->type, ld->type, desc->epilogue, *beta != 0, stream, b, a, d,
+                desc->transposes[0], la->type, ld->type, (long long)lb->ld, (long long)la->ld, (long long)ld->ld, desc->epilogue, *beta != 0, stream, b, a, d,
                 (unsigned long long)desc->bias);
     return SUCCESS;
 }

@@ -95,6 +95,8 @@ Result cuCtxGetStreamPriorityRange(int *least, int *greatest) { *least = *greate
 static Result allocate(Pointer *out, size_t bytes) {
     if (bytes > memory()) return OUT_OF_MEMORY;
     void *pages = calloc(1, bytes ? bytes : 1);
+    // With OCELLI_DRIVER_FILL, memory holds numbers that are not zero.
+    if (pages && getenv("OCELLI_DRIVER_FILL")) memset(pages, 0x3c, bytes);
     *out = (Pointer)pages;
     LOG("allocate %zu at %llx\n", bytes, *out);
     return pages ? SUCCESS : OUT_OF_MEMORY;

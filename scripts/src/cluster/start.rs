@@ -78,7 +78,7 @@ pub(crate) fn agree_on_kernels(comm: &Communicator, plan: &mut Plan, device: &Op
     }
     if plan.recipe.run.kernels == KernelChoice::Cublaslt {
         bail!(
-            "run.kernels = \"cublaslt\": ranks have different versions of it; this one's is {}: give all ranks the same library, \
+            "run.kernels = \"cublaslt\": ranks have different versions of it, or some have none; this one's is {}: give all ranks the same library, \
              or set it to \"auto\"",
             plan.kernels
         );

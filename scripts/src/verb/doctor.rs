@@ -21,6 +21,7 @@ use trainer::estimate::LONG_MESSAGE_BYTES;
 
 use crate::cluster::launch::Launch;
 use crate::cluster::{compute, machine, start};
+use crate::exit::CHECK_FAILED;
 
 /// Bytes that are written to measure the speed of a disk.
 const DISK_BYTES: usize = 64 << 20;
@@ -57,9 +58,10 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         out!("launcher       {}: {} rank(s)", launch.launcher, launch.world_size);
     }
     let device = args.compute.open(&launch)?;
+    let mut n_wrong_products = 0;
     if !args.fabric && launch.rank == 0 {
         out!("device         {}", device.name);
-        print_products(&device);
+        n_wrong_products = print_products(&device);
     }
     // In a thread of its own: it waits forever for ranks that do not arrive.
     let (done, is_done) = std::sync::mpsc::channel();
@@ -107,19 +109,23 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
             .into());
         }
     }
+    if n_wrong_products > 0 {
+        return Ok(ExitCode::from(CHECK_FAILED));
+    }
     Ok(ExitCode::SUCCESS)
 }
 
 /// Multiplies a few matrices on a GPU, and prints which kernels did it and what checks of the results have found.
-fn print_products(device: &Opened) {
+/// Returns the number of sizes with a wrong result.
+fn print_products(device: &Opened) -> usize {
     if device.kind == DeviceKind::Cpu {
-        return;
+        return 0;
     }
     // It fails only if the caller insists on a library.
-    let Ok(kernels) = choose_kernels(Kernels::Auto, &device.device) else { return };
+    let Ok(kernels) = choose_kernels(Kernels::Auto, &device.device) else { return 0 };
     products::notices().iter().for_each(|notice| out!("               {notice}"));
     try_products(&device.device);
-    compute::print_products(&kernels);
+    compute::print_products(&kernels)
 }
 
 /// Prints the hardware and libraries of this machine.

@@ -4,7 +4,7 @@
 //! has no algorithm for a size, or where a check of its results fails. Every size is checked when it is first used
 //! (`ops::cube::check`), and single products of a run are checked again later, on its own data.
 
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 /// The kernels that a run asks for.
@@ -54,10 +54,21 @@ pub enum Checked {
     Refused(String),
 }
 
+/// A product that had been right, and is not any more.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WrongProduct {
+    /// The fault, in words.
+    pub what: String,
+    /// Number of the check, as given to [`check_one`], in which it was right last; 0 if that was before the first of them, or never.
+    pub last_right: u64,
+}
+
 static IS_TRUSTED: AtomicBool = AtomicBool::new(false);
 static KERNELS: AtomicU8 = AtomicU8::new(Kernels::Auto as u8);
 static NOTICES: Mutex<Vec<String>> = Mutex::new(Vec::new());
-static WRONG: Mutex<Option<String>> = Mutex::new(None);
+static WRONG: Mutex<Option<WrongProduct>> = Mutex::new(None);
+/// Number of the check that [`check_one`] asked for last.
+static CHECK: AtomicU64 = AtomicU64::new(0);
 /// Products until the one that is checked on a run's data; negative for none.
 static UNTIL_CHECK: AtomicI64 = AtomicI64::new(-1);
 
@@ -82,10 +93,11 @@ pub(crate) fn notice(text: String) {
     NOTICES.lock().unwrap_or_else(PoisonError::into_inner).push(text);
 }
 
-/// Has one of the next products checked on the data of the run: which one follows from `number`, such as the number of the step.
+/// Has one of the next products checked on the data of the run: which one follows from `number`, the number of this check, from 1 on.
 pub fn check_one(number: u64) {
     /// Products of a short step: the largest prime below 128.
     const N_PRODUCTS: u64 = 127;
+    CHECK.store(number, Ordering::Relaxed);
     UNTIL_CHECK.store((number % N_PRODUCTS) as i64, Ordering::Relaxed);
 }
 
@@ -108,12 +120,19 @@ pub(crate) fn is_to_be_checked() -> bool {
 
 /// Returns what is wrong with a product that had been right before, if one has been found: what was computed since the check before may be
 /// wrong as well.
-pub fn wrong() -> Option<String> {
+pub fn wrong() -> Option<WrongProduct> {
     WRONG.lock().unwrap_or_else(PoisonError::into_inner).clone()
 }
 
 /// Notes that a product has become wrong.
 #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
-pub(crate) fn note_wrong(text: String) {
-    WRONG.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(text);
+pub(crate) fn note_wrong(what: String, last_right: u64) {
+    let mut wrong = WRONG.lock().unwrap_or_else(PoisonError::into_inner);
+    wrong.get_or_insert(WrongProduct { what, last_right });
+}
+
+/// Returns the number of the check that was asked for last; 0 if none was.
+#[cfg_attr(not(feature = "cuda"), allow(dead_code))]
+pub(crate) fn check_number() -> u64 {
+    CHECK.load(Ordering::Relaxed)
 }

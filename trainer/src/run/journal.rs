@@ -103,9 +103,13 @@ impl Journal {
         rank: usize,
         observer: &mut dyn Observer,
     ) -> Result<(), TrainError> {
-        let notices = products::notices();
-        if notices.is_empty() || rank != 0 {
+        let mut notices = products::notices();
+        if notices.is_empty() {
             return Ok(());
+        }
+        if rank > 0 {
+            // Only the first rank keeps files.
+            notices.iter_mut().for_each(|notice| *notice = format!("rank {rank}: {notice}"));
         }
         notices.iter().for_each(|notice| observer.happened(notice));
         let n_notices = notices.len() as f64;

@@ -44,8 +44,8 @@ pub(super) struct Run<'a> {
     n_rollbacks: u64,
     /// Error on this rank alone since the last vote: all leave together, with a checkpoint.
     failure: Option<TrainError>,
-    /// The last step before which a product was checked on the run's data, or at which the run began.
-    last_right: u64,
+    /// Step at which this process began.
+    first: u64,
     /// Rank 0's claim on the work directory.
     lock: Option<File>,
 }
@@ -112,7 +112,7 @@ impl<'a> Run<'a> {
             last_save: Instant::now(),
             n_rollbacks: 0,
             failure: None,
-            last_right: first,
+            first,
             lock,
         })
     }
@@ -195,8 +195,7 @@ impl<'a> Run<'a> {
         let step = self.trainer.state.step;
         let scheduled_values = self.schedules.at(step);
         let rank = self.trainer.topology().rank;
-        let is_check_due = step > 0 && step.is_multiple_of(STEPS_BETWEEN_CHECKS);
-        if is_check_due {
+        if step > 0 && step.is_multiple_of(STEPS_BETWEEN_CHECKS) {
             products::check_one(step / STEPS_BETWEEN_CHECKS);
         }
         let (heartbeat, fault) = (&self.heartbeat, &self.job.fault);
@@ -228,9 +227,6 @@ impl<'a> Run<'a> {
         self.saver.agreed(report.votes.saved, report.votes.save_failed)?;
         if report.votes.wrong > 0.0 {
             return Ok((report, next));
-        }
-        if is_check_due {
-            self.last_right = step;
         }
         let time = StepTime { seconds: start.elapsed().as_secs_f64(), data_wait_ms };
         let Self { journal, trainer, plan, heartbeat, .. } = self;
@@ -392,11 +388,17 @@ impl<'a> Run<'a> {
 
     /// Ends the run because a product has become wrong on some rank, without saving what came of it.
     fn end_wrong<T>(&mut self) -> Result<T, TrainError> {
+        let found = products::wrong();
+        // Sizes are checked when the process first uses them, and then in some of the checks.
+        let last_right = match &found {
+            Some(wrong) => (wrong.last_right * STEPS_BETWEEN_CHECKS).max(self.first),
+            None => self.first,
+        };
         let folder = self.job.workdir.join("checkpoints");
-        let is_good = |step: &u64| *step <= self.last_right;
+        let is_good = |step: &u64| *step <= last_right;
         let good = checkpoint::steps(&folder).into_iter().map(|(step, _)| step).filter(is_good).max();
-        let what = products::wrong().unwrap_or_else(|| "another rank found a wrong product".into());
-        let (step, last_right) = (self.trainer.state.step - 1, self.last_right);
+        let what = found.map_or_else(|| "another rank found a wrong product".into(), |wrong| wrong.what);
+        let step = self.trainer.state.step - 1;
         self.end_together(TrainError::WrongProduct { step, last_right, good, what })
     }
 

@@ -154,7 +154,9 @@ impl Library {
     fn load(client: &Client) -> Result<Arc<Self>, String> {
         // SAFETY: opens and closes the library, as any later call would.
         if !unsafe { sys::is_culib_present() } {
-            return Err("libcublasLt.so is not in the library path (LD_LIBRARY_PATH)".into());
+            return Err(
+                "libcublasLt.so (of CUDA 12 or 13) is not in the library path (LD_LIBRARY_PATH)".into()
+            );
         }
         let capability = compute_capability(client.service_id().device.index_id)?;
         if capability.0 < OLDEST_CAPABILITY {
@@ -264,6 +266,11 @@ impl Plan {
             Epilogue::SumsOfA => cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BGRADB,
         };
         set_desc(plan.desc, DescAttribute::CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue)?;
+        if product.epilogue != Epilogue::None {
+            // An address is set before each product; the heuristic may look at its alignment.
+            let address = ALIGNMENT as u64;
+            set_desc(plan.desc, DescAttribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, &address)?;
+        }
         plan.a = layout([m, k], product.a, product.n_batches, product.input)?;
         plan.b = layout([k, n], product.b, product.n_batches, product.input)?;
         plan.out = layout([m, n], product.out, product.n_batches, product.output)?;

@@ -274,7 +274,8 @@ mod tests {
         assert!(sum.iter().zip(&of_all).all(|(a, b)| (a - b).abs() <= 1e-3), "sums of some thousand sines");
     }
 
-    /// On a GPU, a batch whose windows do not fit at once is convolved in parts.
+    /// On a GPU, a batch whose windows do not fit at once is convolved in parts of the same images, forwards and backwards, whichever side is
+    /// wider.
     #[cfg(feature = "cube")]
     #[test]
     fn parts_of_a_batch_make_the_whole() {

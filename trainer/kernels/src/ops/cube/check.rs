@@ -48,7 +48,7 @@ const TF32: Tolerance = Tolerance { of_result: 1e-2, of_factors: 4e-3 };
 pub(super) enum Verdict {
     /// The product is right; the largest error as a share of what is allowed.
     Right(f32),
-    /// All results are zero, from which nothing can be told.
+    /// All results are zero or not finite, from which nothing can be told; or the device has no memory for the check.
     Nothing,
     /// A fault, in words.
     Wrong(String),
@@ -75,24 +75,39 @@ pub(super) struct Target {
     pub(super) sums: Option<CubeTensor>,
 }
 
-/// Checks `run`, which computes the product of `a` of `[.., M, K]` and `b` of `[.., K, N]` into what it is given, in `dtype`.
+/// Checks `run`, which computes the product of `a` of `[.., M, K]` and `b` of `[.., K, N]`, in `dtype`, into a target, or adds it to what is
+/// there. Its errors are those of the library.
 pub(super) fn check(
     a: &CubeTensor,
     b: &CubeTensor,
     beside: &Beside,
     dtype: DType,
-    run: &dyn Fn(&Target) -> Result<(), String>,
+    run: &dyn Fn(&Target, bool) -> Result<(), String>,
 ) -> Verdict {
     let first = Guarded::new(a, b, beside, dtype);
     let second = Guarded::new(a, b, beside, dtype);
     for target in [&first.target, &second.target] {
-        if let Err(reason) = run(target) {
+        if let Err(reason) = run(target, false) {
             return Verdict::Wrong(reason);
         }
     }
+    // What cannot be read says nothing about the product: memory may have run out, or a factor may come of a failure.
     match first.same_bits_and_guards(&second) {
-        Ok(()) => compare(a, b, beside, &first.target),
-        Err(reason) => Verdict::Wrong(reason),
+        Ok(None) => {}
+        Ok(Some(fault)) => return Verdict::Wrong(fault),
+        Err(_) => return Verdict::Nothing,
+    }
+    let once = compare(a, b, beside, &first.target, 1.0);
+    if !matches!(once, Verdict::Right(_)) || dtype != DType::F32 || matches!(beside, Beside::Bias(_)) {
+        return once;
+    }
+    // The gradient of a weight is added to that of an earlier use.
+    if let Err(reason) = run(&first.target, true) {
+        return Verdict::Wrong(reason);
+    }
+    match compare(a, b, beside, &first.target, 2.0) {
+        Verdict::Wrong(fault) => Verdict::Wrong(format!("added to itself, {fault}")),
+        _ => once,
     }
 }
 
@@ -119,8 +134,8 @@ impl Guarded {
         Self { words, target: Target { out, sums } }
     }
 
-    /// Compares all bits of two results, and their guards with what was there before.
-    fn same_bits_and_guards(&self, other: &Self) -> Result<(), String> {
+    /// Compares all bits of two results, and their guards with what was there before; returns the fault, if there is one.
+    fn same_bits_and_guards(&self, other: &Self) -> Result<Option<String>, String> {
         const N_UNITS: usize = 4096;
         let n_words = self.words.meta.shape()[0];
         let found = words(&self.words, 2 * N_UNITS);
@@ -140,25 +155,23 @@ impl Guarded {
         let found = read(found)?;
         let (differences, guards) = found.split_at(N_UNITS);
         if guards.iter().any(|n| *n > 0.0) {
-            return Err("it writes before or behind its result".into());
+            return Ok(Some("it writes before or behind its result".into()));
         }
-        match differences.iter().sum::<f32>() {
-            0.0 => Ok(()),
-            n => Err(format!("{n} of {n_words} words differ between two runs")),
-        }
+        let n = differences.iter().sum::<f32>();
+        Ok((n != 0.0).then(|| format!("{n} of {n_words} words differ between two runs")))
     }
 }
 
-/// Compares a result with the product of its factors.
-pub(super) fn compare(a: &CubeTensor, b: &CubeTensor, beside: &Beside, target: &Target) -> Verdict {
-    let found = errors_of_rows(a, b, beside, target).and_then(|rows| {
-        let columns = errors_of_columns(a, b, beside, target)?;
+/// Compares a result with `times` the product of its factors.
+fn compare(a: &CubeTensor, b: &CubeTensor, beside: &Beside, target: &Target, times: f32) -> Verdict {
+    let found = errors_of_rows(a, b, beside, target, times).and_then(|rows| {
+        let columns = errors_of_columns(a, b, beside, target, times)?;
         let sums = errors_of_sums(a, target)?;
         Ok([rows, columns, sums])
     });
     let errors = match found {
         Ok(errors) => errors,
-        Err(reason) => return Verdict::Wrong(reason),
+        Err(_) => return Verdict::Nothing,
     };
     let mut worst = 0.0f32;
     for (errors, of) in errors.iter().zip(["row", "column", "sum over K of row"]) {
@@ -170,7 +183,7 @@ pub(super) fn compare(a: &CubeTensor, b: &CubeTensor, beside: &Beside, target: &
         }
         worst = worst.max(errors.worst);
     }
-    if errors[0].is_zero { Verdict::Nothing } else { Verdict::Right(worst) }
+    if errors[0].says_nothing { Verdict::Nothing } else { Verdict::Right(worst) }
 }
 
 /// Errors of a vector of sums.
@@ -179,26 +192,35 @@ struct Errors {
     wrong: Option<usize>,
     /// Largest error as a share of what is allowed.
     worst: f32,
-    /// Whether all sums are zero.
-    is_zero: bool,
+    /// Whether all sums are zero, or should not be finite.
+    says_nothing: bool,
 }
 
 impl Errors {
-    const NONE: Self = Self { wrong: None, worst: 0.0, is_zero: true };
+    const NONE: Self = Self { wrong: None, worst: 0.0, says_nothing: true };
 
     /// Compares sums with what they should be, given the largest error of each.
-    fn of(sums: &[f32], right: &[f32], allowed: impl Fn(usize) -> f32) -> Self {
+    fn of(sums: &[f32], right: &[f32], allowed: &[f32]) -> Self {
+        /// Share of the largest of all errors that is allowed everywhere: squares of small rows are rounded to zero.
+        const FLOOR: f32 = 1e-6;
+        let largest = allowed.iter().copied().filter(|allowed| allowed.is_finite()).fold(0.0, f32::max);
         let mut errors = Self::NONE;
-        for (number, (sum, right)) in sums.iter().zip(right).enumerate() {
-            errors.is_zero &= *sum == 0.0 && *right == 0.0;
+        for (number, sum) in sums.iter().enumerate() {
+            let (right, allowed) = (right[number], allowed[number] + FLOOR * largest);
+            // Factors that are not finite are no fault of the product. A result that is not finite, of factors that are, is: its norm is
+            // not finite either, but its sum should be.
+            if !right.is_finite() || (!allowed.is_finite() && sum.is_finite()) {
+                continue;
+            }
+            errors.says_nothing &= *sum == 0.0 && right == 0.0;
             let gap = (sum - right).abs();
-            let share = if gap == 0.0 { 0.0 } else { gap / allowed(number) };
-            // NaN is not below anything.
-            let is_right = share <= 1.0;
+            let share = if gap == 0.0 { 0.0 } else { gap / allowed };
+            let is_right = share <= 1.0 && sum.is_finite();
             if !is_right && errors.wrong.is_none() {
                 errors.wrong = Some(number);
             }
-            errors.worst = if share.is_nan() { f32::INFINITY } else { errors.worst.max(share) };
+            errors.worst =
+                if is_right || share.is_finite() { errors.worst.max(share) } else { f32::INFINITY };
         }
         errors
     }
@@ -222,6 +244,7 @@ fn errors_of_rows(
     b: &CubeTensor,
     beside: &Beside,
     target: &Target,
+    times: f32,
 ) -> Result<Errors, String> {
     let rank = b.meta.num_dims();
     let n = b.meta.shape()[rank - 1];
@@ -238,7 +261,10 @@ fn errors_of_rows(
     }
     let (of_a, of_b) = (self::norms(of_a.squares)?, total_norm(of_b.squares)?);
     let Tolerance { of_result, of_factors } = Tolerance::of(a, &target.out);
-    Ok(Errors::of(&sums, &right, |i| of_result * norms[i] + of_factors * of_a[i] * of_b))
+    right.iter_mut().for_each(|sum| *sum *= times);
+    let allowed =
+        norms.iter().zip(&of_a).map(|(norm, of_a)| of_result * norm + times * of_factors * of_a * of_b);
+    Ok(Errors::of(&sums, &right, &allowed.collect::<Vec<_>>()))
 }
 
 fn errors_of_columns(
@@ -246,6 +272,7 @@ fn errors_of_columns(
     b: &CubeTensor,
     beside: &Beside,
     target: &Target,
+    times: f32,
 ) -> Result<Errors, String> {
     let rank = a.meta.num_dims();
     let m = a.meta.shape()[rank - 2];
@@ -266,7 +293,10 @@ fn errors_of_columns(
     }
     let (of_b, of_a) = (self::norms(of_b.squares)?, total_norm(of_a.squares)?);
     let Tolerance { of_result, of_factors } = Tolerance::of(a, &target.out);
-    Ok(Errors::of(&sums, &right, |j| of_result * norms[j] + of_factors * of_b[j] * of_a))
+    right.iter_mut().for_each(|sum| *sum *= times);
+    let allowed =
+        norms.iter().zip(&of_b).map(|(norm, of_b)| of_result * norm + times * of_factors * of_b * of_a);
+    Ok(Errors::of(&sums, &right, &allowed.collect::<Vec<_>>()))
 }
 
 fn errors_of_sums(a: &CubeTensor, target: &Target) -> Result<Errors, String> {
@@ -275,9 +305,11 @@ fn errors_of_sums(a: &CubeTensor, target: &Target) -> Result<Errors, String> {
     let of_a = weighted_sums(a, &vector(a, &vec![1.0; k]));
     let (right, norms) = (read(of_a.sums)?, norms(of_a.squares)?);
     let sums = read(in_f32(sums))?;
-    // The factor is what sums of K random numbers exceed their norm by; rounding errors are a share of that.
-    let most = (k as f32).sqrt() * EXACT.of_result;
-    Ok(Errors::of(&sums, &right, |i| most * norms[i]))
+    // Rounding of sums in another order: a share of the sum itself, and of the norm.
+    let of_norm = if a.dtype == DType::F32 { TF32.of_factors } else { EXACT.of_result };
+    let allowed =
+        right.iter().zip(&norms).map(|(right, norm)| EXACT.of_result * right.abs() + of_norm * norm);
+    Ok(Errors::of(&sums, &right, &allowed.collect::<Vec<_>>()))
 }
 
 /// Returns `n` numbers of ±1.
@@ -481,6 +513,8 @@ mod tests {
         NoBias,
         /// The sums of one row of A are wrong.
         Sums,
+        /// The product takes the place of what it should be added to.
+        Overwritten,
         /// The library refuses to multiply.
         Refused,
     }
@@ -523,10 +557,12 @@ mod tests {
         let right = burn_cubecl::kernel::into_contiguous(right);
         let sums = CubeBackend::float_reshape(CubeBackend::float_sum_dim(a.clone(), 1), [m].into());
         let run_number = Cell::new(0);
-        let run = |target: &Target| {
+        let run = |target: &Target, adds: bool| {
             run_number.set(run_number.get() + 1);
             let none = 1 << 30;
             let mut out = target.out.clone();
+            let sum = CubeBackend::float_mul_scalar(right.clone(), 2.0f32.into());
+            let right = if adds && fault != Fault::Overwritten { &sum } else { &right };
             match fault {
                 Fault::Column => {
                     let wide = Tensor::<2>::from_primitive::<CubeBackend>(right.clone());
@@ -534,11 +570,11 @@ mod tests {
                     let wrong = wide.slice_assign([0..m, 3..4], column);
                     store(&wrong.try_into_primitive::<CubeBackend>().unwrap(), &out, m * n, none, 1.0);
                 }
-                Fault::Element => store(&right, &out, m * n, 2 * n + 5, 3.0),
-                Fault::Unwritten => store(&right, &out, m * n - 1, none, 1.0),
-                Fault::Unsteady if run_number.get() == 2 => store(&right, &out, m * n, 7, 1.0 + 1e-6),
+                Fault::Element => store(right, &out, m * n, 2 * n + 5, 3.0),
+                Fault::Unwritten => store(right, &out, m * n - 1, none, 1.0),
+                Fault::Unsteady if run_number.get() == 2 => store(right, &out, m * n, 7, 1.0 + 1e-6),
                 Fault::Refused => return Err("no".into()),
-                _ => store(&right, &out, m * n, none, 1.0),
+                _ => store(right, &out, m * n, none, 1.0),
             }
             if fault == Fault::Behind {
                 // The guard belongs to the same memory.
@@ -589,6 +625,7 @@ mod tests {
                     (plain(Fault::Unwritten), "is wrong"),
                     (plain(Fault::Behind), "before or behind"),
                     (plain(Fault::Unsteady), "between two runs"),
+                    (plain(Fault::Overwritten), "added to itself"),
                     (plain(Fault::Refused), "no"),
                     (verdict(Beside::Bias(bias.clone()), Fault::NoBias), "is wrong"),
                     (verdict(Beside::Sums { into: None }, Fault::Sums), "sum over K of row 4"),
@@ -613,13 +650,32 @@ mod tests {
             }
             let primitive = |x: Tensor<3>| x.try_into_primitive::<CubeBackend>().unwrap();
             let (a, b) = (primitive(zeros([3, 5, 8])), primitive(zeros([3, 8, 6])));
-            let run = |target: &Target| {
+            let run = |target: &Target, _: bool| {
                 let zeros = primitive(zeros([3, 5, 6]));
                 store(&zeros, &target.out, 90, 1 << 30, 1.0);
                 Ok(())
             };
             assert_eq!(check(&a, &b, &Beside::None, DType::F32, &run), Verdict::Nothing);
         }
+    }
+
+    /// A factor that is not finite is no fault of the product; a result that is not, of factors that are, is one.
+    #[test]
+    fn only_the_product_is_judged() {
+        let judged = |sum: f32, right: f32, allowed: f32| {
+            let errors = Errors::of(&[1.0, sum], &[1.0, right], &[1.0, allowed]);
+            (errors.wrong, errors.says_nothing)
+        };
+        assert_eq!(judged(2.0, 2.5, 1.0), (None, false));
+        assert_eq!(judged(2.0, 3.5, 1.0), (Some(1), false));
+        assert_eq!(judged(f32::NAN, 2.0, 1.0), (Some(1), false));
+        assert_eq!(judged(f32::NAN, 2.0, f32::NAN), (Some(1), false));
+        assert_eq!(judged(f32::NAN, f32::NAN, f32::NAN), (None, false));
+        assert_eq!(judged(f32::INFINITY, f32::INFINITY, 1.0), (None, false));
+        // Squares of numbers this small are zero.
+        assert_eq!(judged(1e-30, 1.001e-30, 0.0), (None, false));
+        let nothing = Errors::of(&[f32::NAN, 0.0], &[f32::NAN, 0.0], &[f32::NAN, 1.0]);
+        assert!(nothing.says_nothing && nothing.wrong.is_none());
     }
 
     /// Batches of matrices, of which one product is wrong.
@@ -637,8 +693,9 @@ mod tests {
             let primitive = |x: Tensor<3>| x.try_into_primitive::<CubeBackend>().unwrap();
             let (a, b) = (primitive(a), primitive(b));
             for (factor, is_right) in [(1.0, true), (3.0, false)] {
-                let run = |target: &Target| {
-                    store(&right, &target.out, 960, 2 * 240 + 17, factor);
+                let twice = CubeBackend::float_mul_scalar(right.clone(), 2.0f32.into());
+                let run = |target: &Target, adds: bool| {
+                    store(if adds { &twice } else { &right }, &target.out, 960, 2 * 240 + 17, factor);
                     Ok(())
                 };
                 let verdict = check(&a, &b, &Beside::None, DType::F32, &run);

@@ -83,7 +83,8 @@ impl Kernel<CubeBackend, 2> for Conv {
             let y = product(self.copied(&images), transposed(weight.clone()));
             joined(y, rows, o)
         };
-        let y = concatenated(self.chunks(&x).into_iter().map(of_images).collect());
+        let y =
+            concatenated(self.chunks(&x, self.n_images_each(&weight)).into_iter().map(of_images).collect());
         (CubeBackend::float_reshape(y, shape.into()), [x, weight])
     }
 
@@ -104,7 +105,8 @@ impl Kernel<CubeBackend, 2> for Conv {
                     let windows = product_in(self.by_group(&grad), weight.clone(), DType::F32);
                     self.collected(windows, n_images, &x)
                 };
-                concatenated(self.chunks(&grad).into_iter().map(of_images).collect())
+                let parts = self.chunks(&grad, self.n_images_each(&weight));
+                concatenated(parts.into_iter().map(of_images).collect())
             }
         });
         let gw = wanted[1].then(|| self.weight_gradient(&x, &weight, &grad));
@@ -155,8 +157,9 @@ impl Conv {
         let of_images = |(x, grad): (CubeTensor, CubeTensor)| {
             product_in(transposed(self.by_group(&grad)), self.copied(&x), DType::F32)
         };
-        let parts = self.chunks(x).into_iter().zip(self.chunks(grad)).map(of_images);
-        let gw = parts.reduce(CubeBackend::float_add);
+        let n_each = self.n_images_each(weight);
+        let parts = self.chunks(x, n_each).into_iter().zip(self.chunks(grad, n_each));
+        let gw = parts.map(of_images).reduce(CubeBackend::float_add);
         // A batch has an image at least.
         let gw = gw.expect("images to convolve");
         let c = columns / self.windows.n_taps();
@@ -165,14 +168,18 @@ impl Conv {
         CubeBackend::float_reshape(gw, [n_groups * o, c, kh, kw].into())
     }
 
-    /// Cuts images of `[B, .., C]` into parts whose windows take [`MOST_BYTES`] at most, or one image each.
-    fn chunks(&self, images: &CubeTensor) -> Vec<CubeTensor> {
+    /// Returns the number of images whose windows are copied at a time: they take [`MOST_BYTES`] at most, in f32, or are those of one image.
+    /// `weight` is `[G, O', T·C']`.
+    fn n_images_each(&self, weight: &CubeTensor) -> usize {
+        let bytes_of_image =
+            self.windows.n_windows() * self.n_groups * weight.meta.shape()[2] * size_of::<f32>();
+        self.chunk_len.unwrap_or(MOST_BYTES / bytes_of_image.max(1)).max(1)
+    }
+
+    /// Cuts images of `[B, .., C]`, or their gradient, into parts of `n_each` images.
+    fn chunks(&self, images: &CubeTensor, n_each: usize) -> Vec<CubeTensor> {
         let shape: Vec<usize> = images.meta.shape().iter().copied().collect();
         let n_images = shape[0];
-        // As long for the gradient as for the input: the wider of both decides.
-        let width = shape[2].max(1);
-        let bytes = self.windows.n_windows() * self.windows.n_taps() * width * size_of::<f32>();
-        let n_each = self.chunk_len.unwrap_or((MOST_BYTES / bytes.max(1)).max(1));
         if n_each >= n_images {
             return vec![images.clone()];
         }

@@ -17,9 +17,9 @@ use crate::native::cublaslt::{ALIGNMENT, Buffers, Epilogue, Layout, Library, Pla
 use crate::native::stream::is_cuda;
 use crate::products::{self, Checked, ProductReport};
 
-/// Uses of a size whose results are all zero after which it is no longer checked at each use: a head whose gradient is zero must not
-/// make each of its steps wait.
-const MOST_CHECKS: u32 = 3;
+/// Uses of a size that are all checked while nothing can be told from its results, which may be zero; from then on those uses are whose
+/// number is a power of two, so that a head whose gradient is zero does not make each of its steps wait.
+const FIRST_USES: u64 = 4;
 
 /// Knowledge of a size.
 #[derive(Debug, Clone)]
@@ -35,10 +35,10 @@ enum Known {
 /// Findings of checks.
 #[derive(Debug, Clone, Copy)]
 enum State {
-    /// The results of so many checks were zero.
-    Unchecked(u32),
-    /// The largest error.
-    Right(f32),
+    /// Nothing could be told from the results of so many uses.
+    Unchecked(u64),
+    /// The largest error, and the number of the run's check in which it was right last.
+    Right { worst: f32, check: u64 },
 }
 
 type Sizes = HashMap<(DeviceId, Product), Known>;
@@ -60,12 +60,17 @@ pub(super) fn product(
     let size = size_of(a, b, beside, dtype)?;
     let plan = planned(client, &size)?;
     let is_live_check = products::is_to_be_checked();
-    let run = |target: &Target| plan.queue_and_wait(client, buffers(a, b, beside, target, false));
-    let state = state_of(client, &size);
-    let is_first_use = matches!(state, Some(State::Unchecked(n)) if n < MOST_CHECKS);
-    if (is_live_check || is_first_use) && !products::is_trusted() {
-        let verdict = check(a, b, beside, dtype, &run);
-        note(client, &size, state, verdict)?;
+    let run = |target: &Target, adds: bool| plan.queue_and_wait(client, buffers(a, b, beside, target, adds));
+    if !products::is_trusted() {
+        let state = state_at_use(client, &size);
+        let is_due = match state {
+            Some(State::Unchecked(n_uses)) => n_uses <= FIRST_USES || n_uses.is_power_of_two(),
+            _ => is_live_check,
+        };
+        if is_due {
+            let verdict = check(a, b, beside, dtype, &run);
+            note(client, &size, verdict)?;
+        }
     }
     let target = Target {
         out: match into {
@@ -122,46 +127,55 @@ fn planned(client: &Client, size: &Product) -> Option<Arc<Plan>> {
     plan
 }
 
-fn state_of(client: &Client, size: &Product) -> Option<State> {
-    let sizes = SIZES.lock().unwrap_or_else(PoisonError::into_inner);
-    match sizes.get(&(client.service_id().device, *size)) {
-        Some(Known::Planned { state, .. }) => Some(*state),
+/// Returns what is known at one more use of a size that is planned.
+fn state_at_use(client: &Client, size: &Product) -> Option<State> {
+    let mut sizes = SIZES.lock().unwrap_or_else(PoisonError::into_inner);
+    match sizes.get_mut(&(client.service_id().device, *size)) {
+        Some(Known::Planned { state, .. }) => {
+            if let State::Unchecked(n_uses) = state {
+                *n_uses += 1;
+            }
+            Some(*state)
+        }
         _ => None,
     }
 }
 
 /// Notes what a check has found; `None` if the library is not to be used for this size.
-fn note(client: &Client, size: &Product, before: Option<State>, verdict: Verdict) -> Option<()> {
+fn note(client: &Client, size: &Product, verdict: Verdict) -> Option<()> {
     let mut sizes = SIZES.lock().unwrap_or_else(PoisonError::into_inner);
     let known = sizes.get_mut(&(client.service_id().device, *size))?;
     let Known::Planned { state, .. } = known else { return None };
-    match (verdict, before) {
-        (Verdict::Right(worst), _) => {
-            *state = State::Right(worst);
-            Some(())
-        }
-        (Verdict::Nothing, Some(State::Unchecked(n))) => {
-            *state = State::Unchecked(n + 1);
-            Some(())
-        }
-        (Verdict::Nothing, _) => Some(()),
-        (Verdict::Wrong(what), Some(State::Right(_))) => {
-            products::note_wrong(format!(
-                "{} by cuBLASLt was right and is not any more: {what}",
-                words(size)
-            ));
+    match verdict {
+        Verdict::Right(worst) => *state = State::Right { worst, check: products::check_number() },
+        Verdict::Nothing => {}
+        Verdict::Wrong(what) => {
+            match *state {
+                State::Right { check, .. } => {
+                    let words = words(size);
+                    products::note_wrong(
+                        format!("{words} by cuBLASLt was right and is not any more: {what}"),
+                        check,
+                    );
+                }
+                // Results that nothing could be told from have been used.
+                State::Unchecked(n_uses) if n_uses > FIRST_USES => {
+                    let words = words(size);
+                    products::note_wrong(
+                        format!("{words} by cuBLASLt is wrong, and was not checked before: {what}"),
+                        0,
+                    );
+                }
+                State::Unchecked(_) => products::notice(format!(
+                    "cuBLASLt computes {} wrongly, so that CubeCL does: {what}",
+                    words(size)
+                )),
+            }
             *known = Known::Wrong(what);
-            None
-        }
-        (Verdict::Wrong(what), _) => {
-            products::notice(format!(
-                "cuBLASLt computes {} wrongly, so that CubeCL does: {what}",
-                words(size)
-            ));
-            *known = Known::Wrong(what);
-            None
+            return None;
         }
     }
+    Some(())
 }
 
 /// Returns the size of a product as the library is told it; `None` if it cannot be told.
@@ -178,10 +192,13 @@ fn size_of(a: &CubeTensor, b: &CubeTensor, beside: &Beside, dtype: DType) -> Opt
     }
     let rank = a.meta.num_dims();
     let [m, k] = [a.meta.shape()[rank - 2], a.meta.shape()[rank - 1]];
+    let fits = b.meta.num_dims() == rank
+        && b.meta.shape()[rank - 2] == k
+        && (0..rank - 2).all(|dim| a.meta.shape()[dim] == b.meta.shape()[dim]);
+    assert!(fits, "a product of {:?} and {:?}", a.meta.shape(), b.meta.shape());
     let n = b.meta.shape()[rank - 1];
     let n_batches: usize = a.meta.shape().iter().take(rank - 2).product();
-    let n_batches_of_b: usize = b.meta.shape().iter().take(rank - 2).product();
-    if m * k * n * n_batches == 0 || n_batches != n_batches_of_b {
+    if m * k * n * n_batches == 0 {
         return None;
     }
     Some(Product {
@@ -270,7 +287,7 @@ fn report(size: &Product, known: &Known) -> ProductReport {
             );
             let checked = match state {
                 State::Unchecked(_) => Checked::NotYet,
-                State::Right(worst) => Checked::Right(*worst),
+                State::Right { worst, .. } => Checked::Right(*worst),
             };
             (kernel, checked)
         }

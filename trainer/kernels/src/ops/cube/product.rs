@@ -132,6 +132,7 @@ fn add_transposed_product(
 }
 
 /// A contiguous matrix of f32 that a product is written or added to.
+#[cfg_attr(not(feature = "cuda"), allow(dead_code))]
 pub(super) struct Into {
     pub(super) out: CubeTensor,
     pub(super) adds: bool,
