@@ -77,6 +77,28 @@ fn a_run_that_was_never_finite_has_failed() {
     }
 }
 
+/// A product that becomes wrong ends the run without a checkpoint, and the checkpoint is named that is older than the fault can be.
+#[test]
+fn a_run_with_a_wrong_product_names_the_last_good_checkpoint() {
+    let world = World::new(24);
+    let every = ["--set", "run.checkpoint_every_steps=4"];
+    let run = |fault: &str| world.pretrain("run", &[&every[..], &["--inject-fault", fault]].concat());
+    // Nothing has been saved that is older.
+    let stderr = fails(&run("product:rank=0,step=6"), 1);
+    assert!(stderr.contains("step 6: a product was wrong by a planted fault"), "{stderr}");
+    assert!(stderr.contains("begin again in another folder"), "{stderr}");
+    let saved = |step: u64| world.path(&format!("run/checkpoints/step-{step:010}")).exists();
+    assert!(saved(4) && !saved(6) && !saved(7));
+    // The process that continues begins with the checkpoint of step 4, and saves another one before the fault.
+    let stderr = fails(&run("product:rank=0,step=9"), 1);
+    assert!(stderr.contains("remove the checkpoints after step 4, the last good one"), "{stderr}");
+    assert!(saved(8) && !saved(9) && !saved(10));
+    // Without the fault the run ends.
+    std::fs::remove_dir_all(world.path("run/checkpoints/step-0000000008")).unwrap();
+    ok(&world.pretrain("run", &every));
+    assert_eq!(metrics(&world.path("run")).len(), 12);
+}
+
 #[test]
 fn what_makes_no_sense_for_the_run_is_said() {
     let world = World::new(24);

@@ -68,7 +68,7 @@ pub(crate) struct Args {
     initial: initial::InitialFlags,
     #[command(flatten)]
     compute: compute::ComputeFlags,
-    /// Inject a fault: `kill:rank=1,step=5,phase=backward`; also hang, slow, nan. Phases: targets, forward, head,
+    /// Inject a fault: `kill:rank=1,step=5,phase=backward`; also hang, slow, nan, product. Phases: targets, forward, head,
     /// backward, data, update, checkpoint.
     #[arg(long, value_name = "WHAT:WHERE")]
     inject_fault: Option<Fault>,

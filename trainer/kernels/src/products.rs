@@ -125,10 +125,14 @@ pub fn wrong() -> Option<WrongProduct> {
 }
 
 /// Notes that a product has become wrong.
-#[cfg_attr(not(feature = "cuda"), allow(dead_code))]
 pub(crate) fn note_wrong(what: String, last_right: u64) {
     let mut wrong = WRONG.lock().unwrap_or_else(PoisonError::into_inner);
     wrong.get_or_insert(WrongProduct { what, last_right });
+}
+
+/// Notes a product as wrong that is not, for drills.
+pub fn plant_wrong() {
+    note_wrong("a product was wrong by a planted fault".into(), 0);
 }
 
 /// Returns the number of the check that was asked for last; 0 if none was.

@@ -1,10 +1,12 @@
-//! Fault injection, for drills: a rank that dies, hangs, is slow or computes NaN gradients, at a chosen place.
+//! Fault injection, for drills: a rank that dies, hangs, is slow, computes NaN gradients or finds a wrong matrix product, at a chosen place.
 //!
 //! Faults are written as `kill:rank=1,step=5,phase=backward`. Phases are those of a step (`targets`, `forward`, `head`,
 //! `backward`, `update`), `data` and `checkpoint`.
 
 use std::str::FromStr;
 use std::time::Duration;
+
+use kernels::products;
 
 use crate::recipe::plan::Plan;
 
@@ -19,6 +21,8 @@ pub enum Action {
     Slow,
     /// Makes the gradients NaN, for `steps` steps.
     Nan,
+    /// Has a matrix product found wrong that had been right.
+    Product,
 }
 
 /// A fault to inject.
@@ -52,7 +56,8 @@ impl FromStr for Fault {
             "hang" => Action::Hang,
             "slow" => Action::Slow,
             "nan" => Action::Nan,
-            other => return Err(format!("unknown action {other}: use kill, hang, slow or nan")),
+            "product" => Action::Product,
+            other => return Err(format!("unknown action {other}: use kill, hang, slow, nan or product")),
         };
         let mut fault = Self { action, rank: 0, step: 0, steps: 1, phase: "forward".into() };
         for place in places.split(',').filter(|place| !place.is_empty()) {
@@ -84,6 +89,7 @@ impl Fault {
                 let _ =
                     rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
             }
+            Action::Product if step == self.step => products::plant_wrong(),
             Action::Hang if step == self.step => loop {
                 std::thread::park();
             },

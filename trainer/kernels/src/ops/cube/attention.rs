@@ -11,10 +11,10 @@
 use burn_cubecl::CubeBackend;
 use burn_cubecl::tensor::CubeTensor;
 
-use super::Rows;
 use super::heads::{Sizes, head_part, merge, merge_three, split};
-use super::product::{product, transposed};
+use super::product::product;
 use super::softmax::{softmax, softmax_gradient};
+use super::{Rows, transposed};
 use crate::ops::bridge::Kernel;
 
 /// The operation's kernels, forwards and backwards.

@@ -75,6 +75,13 @@ pub(super) struct Target {
     pub(super) sums: Option<CubeTensor>,
 }
 
+/// A contiguous matrix of f32 that a product is written or added to.
+#[cfg_attr(not(feature = "cuda"), allow(dead_code))]
+pub(super) struct Into {
+    pub(super) out: CubeTensor,
+    pub(super) adds: bool,
+}
+
 /// Checks `run`, which computes the product of `a` of `[.., M, K]` and `b` of `[.., K, N]`, in `dtype`, into a target, or adds it to what is
 /// there. Its errors are those of the library.
 pub(super) fn check(
@@ -278,8 +285,7 @@ fn errors_of_columns(
     let m = a.meta.shape()[rank - 2];
     let signs = signs(m, 2);
     let r = vector(a, &signs);
-    let [a_columns, b_columns, out_columns] =
-        [a, b, &target.out].map(|x| super::product::transposed(x.clone()));
+    let [a_columns, b_columns, out_columns] = [a, b, &target.out].map(|x| super::transposed(x.clone()));
     let of_a = weighted_sums(&a_columns, &r);
     let of_b = weighted_sums(&b_columns, &of_a.sums);
     let of_out = weighted_sums(&out_columns, &r);
@@ -492,7 +498,7 @@ mod tests {
 
     use super::*;
     use crate::ops::cube::is_cube;
-    use crate::ops::cube::product::transposed;
+    use crate::ops::cube::transposed;
     use crate::ops::twin::{devices, leaves};
 
     /// A mistake of a kernel.

@@ -18,8 +18,8 @@ use burn_tensor::DType;
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
-use super::product::{add_weight_gradient, product, product_in, transposed};
-use super::{Rows, cast, elem, empty, one_unit_each, vector_size};
+use super::product::{add_weight_gradient, product, product_in};
+use super::{Rows, cast, elem, empty, one_unit_each, transposed, vector_size};
 use crate::ops::bridge::Kernel;
 use crate::ops::places::GradientPlace;
 

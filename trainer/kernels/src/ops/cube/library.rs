@@ -10,9 +10,8 @@ use cubecl::client::Client;
 use cubecl::zspace::metadata::Metadata;
 use cubecl_common::device::DeviceId;
 
-use super::check::{Beside, Target, Verdict, check};
+use super::check::{Beside, Into, Target, Verdict, check};
 use super::empty;
-use super::product::Into;
 use crate::native::cublaslt::{ALIGNMENT, Buffers, Epilogue, Layout, Library, Plan, Product, version_name};
 use crate::native::stream::is_cuda;
 use crate::products::{self, Checked, ProductReport};

@@ -8,6 +8,7 @@ mod accumulate;
 mod attention;
 #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
 mod check;
+mod column_sums;
 mod conv;
 mod cross_entropy;
 mod gelu;
@@ -125,6 +126,12 @@ fn row_stride(tensor: &CubeTensor) -> Option<usize> {
 /// Allocates a contiguous, uninitialized tensor on the device of `like`.
 pub fn empty(like: &CubeTensor, shape: impl Into<Shape>, dtype: DType) -> CubeTensor {
     empty_device_contiguous_dtype(like.client.clone(), like.device.clone(), shape.into(), dtype)
+}
+
+/// Returns the matrices of `[.., M, N]` transposed, as a view.
+fn transposed(matrices: CubeTensor) -> CubeTensor {
+    let rank = matrices.meta.num_dims();
+    CubeBackend::float_swap_dims(matrices, rank - 2, rank - 1)
 }
 
 pub(super) fn cast(tensor: CubeTensor, dtype: DType) -> CubeTensor {

@@ -95,7 +95,7 @@ mod tests {
 
     use super::*;
     use crate::ops::cube::is_cube;
-    use crate::ops::cube::product::transposed;
+    use crate::ops::cube::transposed;
     use crate::ops::twin::{assert_close, devices, leaves};
 
     /// Sizes of ViT-S/16's and ViT-B/16's steps on an H200.

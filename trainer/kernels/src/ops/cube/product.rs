@@ -18,13 +18,13 @@ use cubecl::config::{CubeClRuntimeConfig, RuntimeConfig};
 use cubecl::zspace::metadata::Metadata;
 
 use super::accumulate::{add_into, add_to_place};
-use super::cast;
-use super::check::Beside;
+use super::check::{Beside, Into};
+use super::column_sums::column_sums;
 use super::launch::launch;
 #[cfg(feature = "cuda")]
 use super::library;
-use super::linear::column_sums;
 use super::parts::{n_parts, product_in_parts};
+use super::{cast, transposed};
 use crate::ops::bridge::Kernel;
 use crate::ops::places::{Claimed, GradientPlace};
 
@@ -45,12 +45,6 @@ impl Kernel<CubeBackend, 2> for Matmul {
         let gb = wanted[1].then(|| product(transposed(a), grad));
         [ga, gb]
     }
-}
-
-/// Returns the matrices of `[.., M, N]` transposed, as a view.
-pub(super) fn transposed(matrices: CubeTensor) -> CubeTensor {
-    let rank = matrices.meta.num_dims();
-    CubeBackend::float_swap_dims(matrices, rank - 2, rank - 1)
 }
 
 /// Returns `a · b`, `[.., M, N]`, in the type of `a`.
@@ -129,13 +123,6 @@ fn add_transposed_product(
     }
     add_into(&place.buffer, place.range, &without_library(gt, x.clone(), DType::F32));
     false
-}
-
-/// A contiguous matrix of f32 that a product is written or added to.
-#[cfg_attr(not(feature = "cuda"), allow(dead_code))]
-pub(super) struct Into {
-    pub(super) out: CubeTensor,
-    pub(super) adds: bool,
 }
 
 /// Returns the place of a gradient as a matrix, if the library can write there.
