@@ -4,7 +4,7 @@
 //! flat[range] = Σ_uses g          f32, in the order of the backward pass
 //! ```
 //!
-//! Each use of a parameter is a leaf of autodiff's graph, with a place in the buffer ([`GradientPlace`]). The backward pass of an
+//! Each use of a parameter is a leaf of autodiff's graph, with a place in the buffer (`GradientPlace`). The backward pass of an
 //! operation of ours looks up the places of its inputs and adds their gradients there; of a matrix product it is the library
 //! that adds. Leaves that Burn's operations use get a gradient from autodiff, which [`FlatGradient::finish`] adds.
 
