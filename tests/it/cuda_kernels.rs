@@ -39,7 +39,8 @@ struct Use {
 fn every_kernel_of_a_step_compiles() {
     let Some(toolkit) = std::env::var_os("OCELLI_CUDA_TOOLKIT").map(PathBuf::from) else { return };
     let folder = tempfile::tempdir().unwrap();
-    // With a cuBLASLt that computes nothing, the kernels that check products are launched; then CubeCL's multiply.
+    // With a cuBLASLt that computes nothing, the kernels that check products are launched; then
+    // CubeCL's multiply.
     for (source, library) in [("driver", "cuda"), ("cublaslt", "cublasLt")] {
         build_stub(folder.path(), source, library);
     }

@@ -1,8 +1,9 @@
 //! Launches of a step on an NVIDIA GPU, seen on a machine without one.
 //!
-//! The program runs with three libraries that compute nothing: a driver (`tests/cuda/driver.c`), a compiler (`nvrtc.c`) and a cuBLASLt
-//! (`cublaslt.c`). They write each launch, product, copy, allocation and wait to one file, in the order in which the driver
-//! is given them. Times and results of such a step mean nothing.
+//! The program runs with three libraries that compute nothing: a driver (`tests/cuda/driver.c`), a
+//! compiler (`nvrtc.c`) and a cuBLASLt (`cublaslt.c`). They write each launch, product, copy,
+//! allocation and wait to one file, in the order in which the driver is given them. Times and
+//! results of such a step mean nothing.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -48,7 +49,8 @@ impl Stubs {
         self.folder.path().join(name)
     }
 
-    /// Runs the program with these libraries, and `settings` in the environment; the log is written to `log`.
+    /// Runs the program with these libraries, and `settings` in the environment; the log is written
+    /// to `log`.
     fn run(&self, arguments: &[&str], settings: &[(&str, &str)], log: &Path) -> Output {
         let _ = std::fs::remove_file(log);
         program()
@@ -92,7 +94,8 @@ fn value<'l>(line: &'l str, name: &str) -> &'l str {
     words.nth(1).unwrap_or_else(|| panic!("no {name} in {line}"))
 }
 
-/// Cuts a log into steps, each of which ends with the last launch of its update. Lines behind the last step are left out.
+/// Cuts a log into steps, each of which ends with the last launch of its update. Lines behind the
+/// last step are left out.
 fn steps_of(log: &str) -> Vec<Vec<&str>> {
     let is_update = |line: &&str| line.starts_with("launch adam_w");
     let mut steps = Vec::new();
@@ -116,7 +119,8 @@ fn launches<'l>(step: &[&'l str]) -> Vec<&'l str> {
     step.iter().copied().filter(|line| line.starts_with("launch") || line.starts_with("product")).collect()
 }
 
-/// A step of ViT-S/16 launches few kernels, all of them on one stream, in one order, without a wait before the update, and allocates nothing.
+/// A step of ViT-S/16 launches few kernels, all of them on one stream, in one order, without a wait
+/// before the update, and allocates nothing.
 #[test]
 fn a_step_is_few_launches_on_one_stream() {
     let stubs = Stubs::build();
@@ -134,7 +138,8 @@ fn a_step_is_few_launches_on_one_stream() {
         // No product is left to CubeCL.
         assert!(!step.iter().any(|line| line.contains("matmul")), "CubeCL multiplies");
     }
-    // Without drop-path, which is drawn anew in each step, steps launch the same in the same order, and allocate nothing.
+    // Without drop-path, which is drawn anew in each step, steps launch the same in the same order,
+    // and allocate nothing.
     let log = stubs.steps("dino_vits16", "64", &[&bf16[..], &["model.drop_path=0"]].concat());
     let steps = steps_of(&log);
     let [.., before, last] = steps.as_slice() else { panic!("{} steps", steps.len()) };
@@ -146,8 +151,8 @@ fn a_step_is_few_launches_on_one_stream() {
     assert_eq!(sizes(last), sizes(before));
 }
 
-/// The products of layers have the sizes of a transformer's layers, forwards and backwards, and lie where they should: the gradient of a
-/// weight in the flat gradient of its unit.
+/// The products of layers have the sizes of a transformer's layers, forwards and backwards, and lie
+/// where they should: the gradient of a weight in the flat gradient of its unit.
 #[test]
 fn products_are_those_of_the_layers() {
     let stubs = Stubs::build();
@@ -161,16 +166,18 @@ fn products_are_those_of_the_layers() {
         *found.entry((size(line), value(line, "transposed"))).or_default() += 1;
     }
     // Two views of 197 tokens and eight of 37, four images each; the teacher sees the first.
-    let (global, local) = (4 * 2 * 197, 4 * 8 * 37);
+    let global = 4 * 2 * 197;
+    let local = 4 * 8 * 37;
     for (o, d) in [(1152, 384), (384, 384), (1536, 384), (384, 1536)] {
         let forward = |tokens: usize| found.get(&([tokens, d, o], "01")).copied().unwrap_or(0);
-        let of_input = |tokens: usize| found.get(&([tokens, o, d], "00")).copied().unwrap_or(0);
-        let of_weight = |tokens: usize| found.get(&([o, tokens, d], "10")).copied().unwrap_or(0);
+        let input_gradients = |tokens: usize| found.get(&([tokens, o, d], "00")).copied().unwrap_or(0);
+        let weight_gradients = |tokens: usize| found.get(&([o, tokens, d], "10")).copied().unwrap_or(0);
         assert_eq!([forward(global), forward(local)], [24, 12], "{o} x {d}");
-        assert_eq!([of_input(global), of_input(local)], [12, 12], "{o} x {d}");
-        assert_eq!([of_weight(global), of_weight(local)], [12, 12], "{o} x {d}");
+        assert_eq!([input_gradients(global), input_gradients(local)], [12, 12], "{o} x {d}");
+        assert_eq!([weight_gradients(global), weight_gradients(local)], [12, 12], "{o} x {d}");
     }
-    // Neighbors are those of [M, K] · [N, K]ᵀ, [M, K] · [K, N], [K, M]ᵀ · [K, N]; rows may be padded, but for the result's.
+    // Neighbors are those of [M, K] · [N, K]ᵀ, [M, K] · [K, N], [K, M]ᵀ · [K, N]; rows may be
+    // padded, but for the result's.
     for line in step.iter().filter(|line| line.starts_with("product") && value(line, "batches") == "1") {
         let [m, k, n] = size(line);
         let [a, b] = match value(line, "transposed") {
@@ -189,10 +196,11 @@ fn products_are_those_of_the_layers() {
         let fits = strides[0] >= a && strides[1] >= b && strides[2] == n;
         assert!(fits && strides[0] < 2 * a + 256 && strides[1] < 2 * b + 256, "{line}");
     }
-    // Both view sizes add to one place, the first of them to nothing; weights of a block are at most 7 MB apart.
-    let of_weights = |line: &&&str| value(line, "transposed") == "10" && value(line, "to") == "0";
+    // Both view sizes add to one place, the first of them to nothing; weights of a block are at
+    // most 7 MB apart.
+    let is_weight_gradient = |line: &&&str| value(line, "transposed") == "10" && value(line, "to") == "0";
     let mut adds: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
-    for line in step.iter().filter(|line| line.starts_with("product")).filter(of_weights) {
+    for line in step.iter().filter(|line| line.starts_with("product")).filter(is_weight_gradient) {
         if size(line)[0] == 1152 {
             adds.entry(value(line, "c")).or_default().push(value(line, "adds"));
         }
@@ -205,7 +213,8 @@ fn products_are_those_of_the_layers() {
     }
 }
 
-/// The ladder: without a library, and with one that fails in each of three ways, a step runs with CubeCL's kernels, and that is said once.
+/// The ladder: without a library, and with one that fails in each of three ways, a step runs with
+/// CubeCL's kernels, and that is said once.
 #[test]
 fn a_library_that_fails_is_not_used() {
     let stubs = Stubs::build();
@@ -258,7 +267,8 @@ fn a_device_that_computes_nothing_is_noticed() {
     assert!(said.contains("by cublaslt-13.2.0") && said.contains("WRONG"), "{said}");
 }
 
-/// The script for a lent GPU goes through all of its parts, and goes on with the next one when it is called again.
+/// The script for a lent GPU goes through all of its parts, and goes on with the next one when it
+/// is called again.
 #[test]
 fn the_script_for_a_gpu_runs_dry() {
     let stubs = Stubs::build();

@@ -77,7 +77,8 @@ fn a_run_that_was_never_finite_has_failed() {
     }
 }
 
-/// A product that becomes wrong ends the run without a checkpoint, and the checkpoint is named that is older than the fault can be.
+/// A product that becomes wrong ends the run without a checkpoint, and the checkpoint is named that
+/// is older than the fault can be.
 #[test]
 fn a_run_with_a_wrong_product_names_the_last_good_checkpoint() {
     let world = World::new(24);
@@ -89,7 +90,8 @@ fn a_run_with_a_wrong_product_names_the_last_good_checkpoint() {
     assert!(stderr.contains("begin again in another folder"), "{stderr}");
     let saved = |step: u64| world.path(&format!("run/checkpoints/step-{step:010}")).exists();
     assert!(saved(4) && !saved(6) && !saved(7));
-    // The process that continues begins with the checkpoint of step 4, and saves another one before the fault.
+    // The process that continues begins with the checkpoint of step 4, and saves another one before
+    // the fault.
     let stderr = fails(&run("product:rank=0,step=9"), 1);
     assert!(stderr.contains("remove the checkpoints after step 4, the last good one"), "{stderr}");
     assert!(saved(8) && !saved(9) && !saved(10));

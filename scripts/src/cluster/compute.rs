@@ -69,8 +69,8 @@ pub(crate) fn print_notices() {
     products::notices().iter().for_each(say);
 }
 
-/// Prints which kernels have multiplied matrices in this process, and what checks of their results have found. Returns the number of sizes
-/// with a wrong result.
+/// Prints which kernels have multiplied matrices in this process, and what checks of their results
+/// have found. Returns the number of sizes with a wrong result.
 pub(crate) fn print_products(kernels: &str) -> usize {
     let reports = product_reports();
     if reports.is_empty() {

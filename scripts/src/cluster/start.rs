@@ -68,7 +68,8 @@ pub(crate) fn agree_on_groups(comm: &Communicator, topology: Topology) -> anyhow
     Ok(())
 }
 
-/// Makes all ranks multiply with the same kernels: with CubeCL's, where their libraries differ or some have none. All ranks call it.
+/// Makes all ranks multiply with the same kernels: with CubeCL's, where their libraries differ or
+/// some have none. All ranks call it.
 pub(crate) fn agree_on_kernels(comm: &Communicator, plan: &mut Plan, device: &Opened) -> anyhow::Result<()> {
     // The name as a number that a sum of floats keeps.
     let name = f64::from(xxhash_rust::xxh3::xxh3_64(plan.kernels.as_bytes()) as u32);

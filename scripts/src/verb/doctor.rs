@@ -115,8 +115,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Multiplies a few matrices on a GPU, and prints which kernels did it and what checks of the results have found.
-/// Returns the number of sizes with a wrong result.
+/// Multiplies a few matrices on a GPU, and prints which kernels did it and what checks of the
+/// results have found. Returns the number of sizes with a wrong result.
 fn print_products(device: &Opened) -> usize {
     if device.kind == DeviceKind::Cpu {
         return 0;

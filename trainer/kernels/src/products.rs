@@ -1,8 +1,9 @@
 //! Kernels that multiply matrices on a GPU, and findings about their results.
 //!
-//! The ladder is cuBLASLt, CubeCL's kernels, Burn's. A product takes one step down where the library is missing, where it
-//! has no algorithm for a size, or where a check of its results fails. Every size is checked when it is first used
-//! (`ops::cube::check`), and single products of a run are checked again later, on its own data.
+//! The ladder is cuBLASLt, CubeCL's kernels, Burn's. A product takes one step down where the
+//! library is missing, where it has no algorithm for a size, or where a check of its results fails.
+//! Every size is checked when it is first used (`ops::cube::check`), and single products of a run
+//! are checked again later, on its own data.
 
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -59,7 +60,8 @@ pub enum Checked {
 pub struct WrongProduct {
     /// The fault, in words.
     pub what: String,
-    /// Number of the check, as given to [`check_one`], in which it was right last; 0 if that was before the first of them, or never.
+    /// Number of the check, as given to [`check_one`], in which it was right last; 0 if that was
+    /// before the first of them, or never.
     pub last_right: u64,
 }
 
@@ -93,7 +95,8 @@ pub(crate) fn notice(text: String) {
     NOTICES.lock().unwrap_or_else(PoisonError::into_inner).push(text);
 }
 
-/// Has one of the next products checked on the data of the run: which one follows from `number`, the number of this check, from 1 on.
+/// Has one of the next products checked on the data of the run: which one follows from `number`,
+/// the number of this check, from 1 on.
 pub fn check_one(number: u64) {
     /// Products of a short step: the largest prime below 128.
     const N_PRODUCTS: u64 = 127;
@@ -101,7 +104,8 @@ pub fn check_one(number: u64) {
     UNTIL_CHECK.store((number % N_PRODUCTS) as i64, Ordering::Relaxed);
 }
 
-/// Leaves out all checks of products, for a device that computes nothing, as the stub driver of the tests.
+/// Leaves out all checks of products, for a device that computes nothing, as the stub driver of the
+/// tests.
 pub fn trust() {
     IS_TRUSTED.store(true, Ordering::Relaxed);
 }
@@ -118,8 +122,8 @@ pub(crate) fn is_to_be_checked() -> bool {
     UNTIL_CHECK.load(Ordering::Relaxed) >= 0 && UNTIL_CHECK.fetch_sub(1, Ordering::Relaxed) == 0
 }
 
-/// Returns what is wrong with a product that had been right before, if one has been found: what was computed since the check before may be
-/// wrong as well.
+/// Returns what is wrong with a product that had been right before, if one has been found: what was
+/// computed since the check before may be wrong as well.
 pub fn wrong() -> Option<WrongProduct> {
     WRONG.lock().unwrap_or_else(PoisonError::into_inner).clone()
 }

@@ -1,7 +1,8 @@
 //! The parameters of a unit as tensors, cut from its flat buffer.
 //!
-//! On a CPU each parameter is one leaf of autodiff's graph, and its gradients are added over its uses. On a GPU each use is a leaf of
-//! its own, whose gradient the operations add to the unit's flat gradient, and the whole buffer is rounded for products at once.
+//! On a CPU each parameter is one leaf of autodiff's graph, and its gradients are added over its
+//! uses. On a GPU each use is a leaf of its own, whose gradient the operations add to the unit's
+//! flat gradient, and the whole buffer is rounded for products at once.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -56,8 +57,8 @@ impl<'a> Leaves<'a> {
         Self::for_products(layout, flat, track, flat.dtype())
     }
 
-    /// Creates [`Leaves::new`] for a unit that computes products in `products`: on a GPU, [`Leaves::stored`] returns weights in that
-    /// type.
+    /// Creates [`Leaves::new`] for a unit that computes products in `products`: on a GPU,
+    /// [`Leaves::stored`] returns weights in that type.
     pub fn for_products(layout: &'a UnitLayout, flat: &Tensor<1>, track: bool, products: DType) -> Self {
         if let Some(gradient) = FlatGradient::on_device_of(flat, track) {
             let gradient = gradient.map(|gradient| Mutex::new(Some(gradient)));
@@ -104,8 +105,8 @@ impl<'a> Leaves<'a> {
         )
     }
 
-    /// Returns the weight `name` for operations that take it in f32 or bf16: on a CPU as it was gathered, on a GPU in the type of
-    /// products. See [`Leaves::get`].
+    /// Returns the weight `name` for operations that take it in f32 or bf16: on a CPU as it was
+    /// gathered, on a GPU in the type of products. See [`Leaves::get`].
     ///
     /// # Panics
     /// As [`Leaves::get`].
@@ -114,7 +115,8 @@ impl<'a> Leaves<'a> {
         self.in_dtype(number, self.shape(number), |stored, products| products.unwrap_or(stored))
     }
 
-    /// Returns the weight `name` as a matrix, with its first dimension as rows. See [`Leaves::stored`].
+    /// Returns the weight `name` as a matrix, with its first dimension as rows. See
+    /// [`Leaves::stored`].
     ///
     /// # Panics
     /// If the unit requests a parameter that it does not list: a bug in the unit.
@@ -125,7 +127,8 @@ impl<'a> Leaves<'a> {
         self.in_dtype(number, shape, |stored, products| products.unwrap_or(stored))
     }
 
-    /// Returns the vector `name`, which is added to a product: on a GPU in the type of products. See [`Leaves::get`].
+    /// Returns the vector `name`, which is added to a product: on a GPU in the type of products.
+    /// See [`Leaves::get`].
     ///
     /// # Panics
     /// As [`Leaves::get`].
@@ -147,7 +150,8 @@ impl<'a> Leaves<'a> {
         })
     }
 
-    /// Returns parameter `number` in the type that `dtype` returns, given that of the gathered buffer and, on a GPU, that of products.
+    /// Returns parameter `number` in the type that `dtype` returns, given that of the gathered
+    /// buffer and, on a GPU, that of products.
     fn in_dtype<const D: usize>(
         &self,
         number: usize,
@@ -179,7 +183,8 @@ impl<'a> Leaves<'a> {
         self.gradients(grads).flat(self.layout, DType::F32)
     }
 
-    /// Returns the gradients of the parameters that have one, in f32. Gradients are taken: a second call returns zeros.
+    /// Returns the gradients of the parameters that have one, in f32. Gradients are taken: a second
+    /// call returns zeros.
     pub fn gradients(&self, grads: &mut Gradients) -> ParamGrads {
         let leaves = match &self.source {
             Source::Cpu(leaves) => leaves,
@@ -215,7 +220,8 @@ impl GpuLeaves {
 
 /// Gradients of a unit's parameters.
 pub enum ParamGrads {
-    /// Gradient of each parameter of the layout, `[numel]`. A stage of a unit uses few of them: the others take neither memory nor time.
+    /// Gradient of each parameter of the layout, `[numel]`. A stage of a unit uses few of them: the
+    /// others take neither memory nor time.
     ByParameter {
         /// Gradients of those that have one.
         parts: Vec<Option<Tensor<1>>>,

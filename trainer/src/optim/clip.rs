@@ -134,7 +134,8 @@ fn add_on_device(
     Ok(())
 }
 
-/// Returns sums of squares over parts of the ranges of each unit, on the device, and the number of the range that each is a part of.
+/// Returns sums of squares over parts of the ranges of each unit, on the device, and the number of
+/// the range that each is a part of.
 fn range_squares(grads: &[Tensor<1>], ranges: &[Vec<Range<usize>>]) -> (Tensor<1>, Vec<usize>) {
     #[cfg(feature = "cube")]
     if grads.iter().all(super::cube::is_cube) {

@@ -92,7 +92,8 @@ pub(super) fn update(
     follow_all(followers, &shard.weights);
 }
 
-/// Returns sums of squares of blocks of the ranges of each unit, on the device, and the number of the range that each block is of.
+/// Returns sums of squares of blocks of the ranges of each unit, on the device, and the number of
+/// the range that each block is of.
 pub(super) fn squares(
     grads: &[Tensor<1>],
     ranges: &[Vec<std::ops::Range<usize>>],
@@ -186,7 +187,8 @@ fn adam_w(
     }
 }
 
-/// Sums the squares of one of `n` blocks per cube, always in the same order. The unit's blocks begin with block `first` of all.
+/// Sums the squares of one of `n` blocks per cube, always in the same order. The unit's blocks
+/// begin with block `first` of all.
 #[cube(launch)]
 fn sum_squares(grad: &[f32], bounds: &[i32], sums: &mut [f32], first: usize, n: usize) {
     if CUBE_POS >= n {

@@ -53,7 +53,8 @@ pub struct Plan {
     /// Number of backbone units without graph that are computed again together, from the input of the first. Changes no bit of the result.
     #[serde(default = "one", skip_serializing_if = "is_one")]
     pub segment: usize,
-    /// Kernels that multiply matrices: `cublaslt-13.2.0`, `cubecl-0.11.3`; empty on a CPU. Another set changes the rounding.
+    /// Kernels that multiply matrices: `cublaslt-13.2.0`, `cubecl-0.11.3`; empty on a CPU. Another
+    /// set changes the rounding.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub kernels: String,
     /// The recipe, with every default filled in.
@@ -150,7 +151,8 @@ impl Plan {
         Ok(self)
     }
 
-    /// Chooses the kernels that the recipe asks for on `device`, for this process, and notes them in the plan.
+    /// Chooses the kernels that the recipe asks for on `device`, for this process, and notes them
+    /// in the plan.
     ///
     /// # Errors
     /// [`TrainError::Recipe`] when the device does not have them.

@@ -1,4 +1,5 @@
-//! Fault injection, for drills: a rank that dies, hangs, is slow, computes NaN gradients or finds a wrong matrix product, at a chosen place.
+//! Fault injection, for drills: a rank that dies, hangs, is slow, computes NaN gradients or finds a
+//! wrong matrix product, at a chosen place.
 //!
 //! Faults are written as `kill:rank=1,step=5,phase=backward`. Phases are those of a step (`targets`, `forward`, `head`,
 //! `backward`, `update`), `data` and `checkpoint`.

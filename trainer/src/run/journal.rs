@@ -96,7 +96,8 @@ impl Journal {
         Ok(())
     }
 
-    /// Reports what there is to say about kernels, and records it: as a warning, and as a row of its step.
+    /// Reports what there is to say about kernels, and records it: as a warning, and as a row of
+    /// its step.
     pub(super) fn tell_of_kernels(
         &mut self,
         step: u64,

@@ -386,7 +386,8 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Ends the run because a product has become wrong on some rank, without saving what came of it.
+    /// Ends the run because a product has become wrong on some rank, without saving what came of
+    /// it.
     fn end_wrong<T>(&mut self) -> Result<T, TrainError> {
         let found = products::wrong();
         // Sizes are checked when the process first uses them, and then in some of the checks.

@@ -5,12 +5,13 @@
 //! sums = Σ_k A[:, k]               [M], beside a product: the gradient of a bias where A is a gradient, transposed
 //! ```
 //!
-//! cuBLASLt's matrices are stored by columns: the rows of a matrix here are the columns of one there, so that it is asked
-//! for Cᵀ = Bᵀ · Aᵀ.
+//! cuBLASLt's matrices are stored by columns: the rows of a matrix here are the columns of one
+//! there, so that it is asked for Cᵀ = Bᵀ · Aᵀ.
 //!
-//! Results repeat bit for bit: the algorithm of a size is the first that the library's heuristic names, never the fastest
-//! of a trial; partial sums are added in the workspace and in order, not in place by atomic operations; and the
-//! workspace has one size. Another version of the library may choose otherwise.
+//! Results repeat bit for bit: the algorithm of a size is the first that the library's heuristic
+//! names, never the fastest of a trial; partial sums are added in the workspace and in order, not
+//! in place by atomic operations; and the workspace has one size. Another version of the library
+//! may choose otherwise.
 
 #![allow(unsafe_code)]
 
@@ -81,7 +82,8 @@ pub(crate) enum Epilogue {
     SumsOfA,
 }
 
-/// The size of a product, its types and its layouts: all that the choice of an algorithm depends on.
+/// The size of a product, its types and its layouts: all that the choice of an algorithm depends
+/// on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Product {
     pub(crate) m: usize,
@@ -286,8 +288,8 @@ impl Plan {
 
     /// Returns the first algorithm of the library's heuristic among those whose results repeat.
     fn first_algorithm(&self) -> Result<cublasLtMatmulAlgo_t, CublasError> {
-        /// Partial sums are added in the workspace, in f32; the other schemes add them in place, by atomic operations, or
-        /// rounded to the type of the result.
+        /// Partial sums are added in the workspace, in f32; the other schemes add them in place, by
+        /// atomic operations, or rounded to the type of the result.
         const IN_WORKSPACE: u32 = 2;
         let preference = result::create_matmul_pref()?;
         let alignment = ALIGNMENT as u32;
@@ -326,7 +328,8 @@ impl Plan {
     /// Queues the product behind what the calling thread has launched before.
     ///
     /// # Errors
-    /// One line, if there is no memory for the workspace. Errors of the product itself are found by who reads its result.
+    /// One line, if there is no memory for the workspace. Errors of the product itself are found by
+    /// who reads its result.
     pub(crate) fn queue(self: &Arc<Self>, client: &Client, buffers: Buffers) -> Result<(), String> {
         let adds = buffers.adds;
         let (read, written) = self.handles(client, buffers)?;
@@ -366,8 +369,9 @@ impl Plan {
         Ok((read, written))
     }
 
-    /// Hands the product to the library, on the device's thread. Addresses are A, B, the bias if there is one; then, from
-    /// `n_read` on, the result, the workspace, and the sums if they are wanted.
+    /// Hands the product to the library, on the device's thread. Addresses are A, B, the bias if
+    /// there is one; then, from `n_read` on, the result, the workspace, and the sums if they are
+    /// wanted.
     fn run(&self, stream: &Stream<'_>, n_read: usize, adds: bool) -> Result<(), String> {
         let (read, written) = stream.addresses.split_at(n_read);
         let vector = match self.epilogue {
@@ -375,13 +379,15 @@ impl Plan {
             Epilogue::Bias => Some(read[2]),
             Epilogue::SumsOfA => Some(written[2]),
         };
-        let (alpha, beta) = (1.0f32, if adds { 1.0f32 } else { 0.0 });
+        let alpha = 1.0f32;
+        let beta = if adds { 1.0f32 } else { 0.0 };
         let run = || {
             if let Some(vector) = vector {
                 set_desc(self.desc, DescAttribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, &vector)?;
             }
-            // SAFETY: the addresses are those of buffers that hold the matrices of the plan's layouts, which `Product` was
-            // made of. They live until what is queued here has run, because CubeCL reuses memory in the order of the stream.
+            // SAFETY: the addresses are those of buffers that hold the matrices of the plan's
+            // layouts, which `Product` was made of. They live until what is queued here has run,
+            // because CubeCL reuses memory in the order of the stream.
             unsafe {
                 result::matmul(
                     self.library.handle,
@@ -412,7 +418,8 @@ impl Drop for Plan {
         // A descriptor that cannot be released is lost; nothing else depends on it.
         for layout in [self.a, self.b, self.out] {
             if !layout.is_null() {
-                // SAFETY: the plan created it, and nothing that is queued refers to it: the library reads it when it is called.
+                // SAFETY: the plan created it, and nothing that is queued refers to it: the library
+                // reads it when it is called.
                 let _ = unsafe { result::destroy_matrix_layout(layout) };
             }
         }

@@ -1,9 +1,10 @@
-//! Work on CubeCL's stream: any launch of the driver, or a call into one of NVIDIA's libraries, in the order in which
-//! the calling thread launches CubeCL's kernels.
+//! Work on CubeCL's stream: any launch of the driver, or a call into one of NVIDIA's libraries, in
+//! the order in which the calling thread launches CubeCL's kernels.
 //!
-//! CubeCL runs each device on a thread of its own, which takes tasks from one queue. A task that is submitted through
-//! [`DeviceHandle`] enters the queue that launches enter, so that tasks and launches of one thread keep their order. The
-//! task gets CubeCL's server, whose streams `write_streams` gives out: a CUDA stream for each thread that launches.
+//! CubeCL runs each device on a thread of its own, which takes tasks from one queue. A task that is
+//! submitted through [`DeviceHandle`] enters the queue that launches enter, so that tasks and
+//! launches of one thread keep their order. The task gets CubeCL's server, whose streams
+//! `write_streams` gives out: a CUDA stream for each thread that launches.
 //!
 //! Rules that the code below keeps:
 //!
@@ -13,7 +14,8 @@
 //! - A task returns its error: CubeCL only logs a panic.
 //! - Nothing is allocated or waited for in [`queue`].
 //!
-//! The traits are public, but made for authors of runtimes: CubeCL's version is pinned in the workspace's manifest.
+//! The traits are public, but made for authors of runtimes: CubeCL's version is pinned in the
+//! workspace's manifest.
 
 use cubecl::client::Client;
 use cubecl::cuda::CudaRuntime;
@@ -44,11 +46,12 @@ pub(crate) fn is_cuda(client: &Client) -> bool {
     client.service_id().service == std::any::TypeId::of::<Server>()
 }
 
-/// Queues `work` on the calling thread's stream, behind everything that the thread has launched before.
+/// Queues `work` on the calling thread's stream, behind everything that the thread has launched
+/// before.
 ///
-/// `read` and `written` are buffers that the work reads and writes; one that it adds to is in both. Nothing may refer to a
-/// written buffer that expects its old contents. An error of `work` is reported when a written buffer is read, and by
-/// everything that is computed from it.
+/// `read` and `written` are buffers that the work reads and writes; one that it adds to is in both.
+/// Nothing may refer to a written buffer that expects its old contents. An error of `work` is
+/// reported when a written buffer is read, and by everything that is computed from it.
 pub(crate) fn queue(
     client: &Client,
     operation: &'static str,
@@ -70,7 +73,8 @@ pub(crate) fn queue(
     });
 }
 
-/// Runs `task` on the device's thread, in whose context it may call the driver, and waits for its result.
+/// Runs `task` on the device's thread, in whose context it may call the driver, and waits for its
+/// result.
 ///
 /// # Errors
 /// [`ServerError`] if the stream cannot be created or `buffers` have no memory.

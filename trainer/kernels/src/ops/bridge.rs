@@ -31,7 +31,8 @@ pub(super) trait Kernel<B: Backend, const N: usize>: Clone + Debug + Send + 'sta
         wanted: [bool; N],
     ) -> [Option<FloatTensor<B>>; N];
 
-    /// Computes [`Kernel::backward`], and may add the gradients of inputs that have a place to it instead of returning them.
+    /// Computes [`Kernel::backward`], and may add the gradients of inputs that have a place to it
+    /// instead of returning them.
     #[cfg(feature = "cube")]
     fn backward_to(
         &self,

@@ -1,12 +1,14 @@
-//! The gradient of a unit on a GPU, where operations add the gradients of its parameters: in the buffer that is sent.
+//! The gradient of a unit on a GPU, where operations add the gradients of its parameters: in the
+//! buffer that is sent.
 //!
 //! ```text
 //! flat[range] = Σ_uses g          f32, in the order of the backward pass
 //! ```
 //!
-//! Each use of a parameter is a leaf of autodiff's graph, with a place in the buffer (`GradientPlace`). The backward pass of an
-//! operation of ours looks up the places of its inputs and adds their gradients there; of a matrix product it is the library
-//! that adds. Leaves that Burn's operations use get a gradient from autodiff, which [`FlatGradient::finish`] adds.
+//! Each use of a parameter is a leaf of autodiff's graph, with a place in the buffer
+//! (`GradientPlace`). The backward pass of an operation of ours looks up the places of its inputs
+//! and adds their gradients there; of a matrix product it is the library that adds. Leaves that
+//! Burn's operations use get a gradient from autodiff, which [`FlatGradient::finish`] adds.
 
 #[cfg(feature = "cube")]
 use std::sync::Arc;
@@ -35,7 +37,8 @@ pub struct FlatGradient {
 
 #[cfg(not(feature = "cube"))]
 impl FlatGradient {
-    /// Returns nothing: this build computes on a CPU, where gradients are added parameter by parameter.
+    /// Returns nothing: this build computes on a CPU, where gradients are added parameter by
+    /// parameter.
     pub fn on_device_of(_: &Tensor<1>, _: bool) -> Option<Option<Self>> {
         None
     }
@@ -54,8 +57,9 @@ impl FlatGradient {
 
 #[cfg(feature = "cube")]
 impl FlatGradient {
-    /// Returns whether `flat`, the parameters of a unit, `[padded]`, is on a GPU, and if so the unit's gradient, with `tracks`; `None` on
-    /// a CPU, where gradients are added parameter by parameter. It takes memory from the first gradient on.
+    /// Returns whether `flat`, the parameters of a unit, `[padded]`, is on a GPU, and if so the
+    /// unit's gradient, with `tracks`; `None` on a CPU, where gradients are added parameter by
+    /// parameter. It takes memory from the first gradient on.
     pub fn on_device_of(flat: &Tensor<1>, tracks: bool) -> Option<Option<Self>> {
         if !cube::is_cube(flat) {
             return None;
@@ -63,7 +67,8 @@ impl FlatGradient {
         Some(tracks.then(|| Self { buffer: Buffer::like(flat), leaves: Vec::new() }))
     }
 
-    /// Returns `value`, the elements `range` of the unit's parameters in any shape and type, as a leaf for one use.
+    /// Returns `value`, the elements `range` of the unit's parameters in any shape and type, as a
+    /// leaf for one use.
     pub fn leaf<const D: usize>(&mut self, value: Tensor<D>, range: std::ops::Range<usize>) -> Tensor<D> {
         let leaf = value.autodiff().require_grad();
         let place = GradientPlace::new(&self.buffer, range);
@@ -82,7 +87,8 @@ impl FlatGradient {
         leaf
     }
 
-    /// Returns the gradient after the backward pass: of the leaves that autodiff has a gradient of, it is added now.
+    /// Returns the gradient after the backward pass: of the leaves that autodiff has a gradient of,
+    /// it is added now.
     pub fn finish(self, grads: &mut Gradients) -> Tensor<1> {
         self.leaves.into_iter().for_each(|add| add(grads));
         self.buffer.take()

@@ -9,8 +9,9 @@ use super::part::part;
 use super::seed::seed;
 use crate::products::{self, Kernels, KernelsError, ProductReport};
 
-/// Sets the kernels of this process, and returns the name of the set on `device`: `cublaslt-13.2.0`, `cubecl-0.11.3`, or `cpu`.
-/// Results repeat bit for bit with the same set on the same kind of device. What is not used, and why, is among the [`notices`](products::notices).
+/// Sets the kernels of this process, and returns the name of the set on `device`:
+/// `cublaslt-13.2.0`, `cubecl-0.11.3`, or `cpu`. Results repeat bit for bit with the same set on
+/// the same kind of device. What is not used, and why, is among the [`notices`](products::notices).
 ///
 /// # Errors
 /// [`KernelsError`] where `kernels` asks for more than the device has.
@@ -50,7 +51,8 @@ pub fn product_reports() -> Vec<ProductReport> {
     Vec::new()
 }
 
-/// Runs a layer of ViT-S forwards and backwards on random numbers, in bf16 and f32, so that [`product_reports`] has something to say.
+/// Runs a layer of ViT-S forwards and backwards on random numbers, in bf16 and f32, so that
+/// [`product_reports`] has something to say.
 pub fn try_products(device: &Device) {
     const TOKENS: [usize; 3] = [4, 197, 384];
     const WIDTH: usize = 1152;

@@ -26,8 +26,9 @@ use super::number::Number;
 use super::product::product;
 use super::weights::Weights;
 
-/// Returns `x · Wᵀ + b` for `x` of `[B, N, D]`, `weight` of `[O, D]` and `bias` of `[O]`. If `x` is f32, so are weight and bias;
-/// if it is bf16, they are f32 or bf16, but the bias is f32 on a CPU. A GPU adds a bias that is rounded to the type of `x`.
+/// Returns `x · Wᵀ + b` for `x` of `[B, N, D]`, `weight` of `[O, D]` and `bias` of `[O]`. If `x` is
+/// f32, so are weight and bias; if it is bf16, they are f32 or bf16, but the bias is f32 on a CPU.
+/// A GPU adds a bias that is rounded to the type of `x`.
 pub fn linear(x: Tensor<3>, weight: Tensor<2>, bias: Tensor<1>) -> Tensor<3> {
     #[cfg(feature = "cube")]
     if cube::is_cube(&x) {

@@ -1,4 +1,5 @@
-//! A gradient that one backward pass leaves for a later one, which adds it in its own pass over memory.
+//! A gradient that one backward pass leaves for a later one, which adds it in its own pass over
+//! memory.
 
 use std::sync::{Arc, Mutex, PoisonError};
 

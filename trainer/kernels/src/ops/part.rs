@@ -2,7 +2,8 @@
 
 use burn_tensor::Tensor;
 
-/// Returns the elements `range` of a flat tensor; on an NVIDIA GPU without a copy wherever operations can read them in place.
+/// Returns the elements `range` of a flat tensor; on an NVIDIA GPU without a copy wherever
+/// operations can read them in place.
 pub fn part(flat: &Tensor<1>, range: std::ops::Range<usize>) -> Tensor<1> {
     #[cfg(feature = "cuda")]
     if let Some(part) = super::cube::part_in_place(flat, &range) {

@@ -1,4 +1,5 @@
-//! Places of gradients in the flat gradient of a unit on a GPU: see [`FlatGradient`](crate::ops::FlatGradient).
+//! Places of gradients in the flat gradient of a unit on a GPU: see
+//! [`FlatGradient`](crate::ops::FlatGradient).
 
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
@@ -9,8 +10,8 @@ use burn_cubecl::tensor::CubeTensor;
 use burn_dispatch::backends::autodiff::NodeId;
 use burn_tensor::{DType, Device, Tensor};
 
-/// The places of leaves, by their nodes in autodiff's graph, which has no room for them. A leaf's entry lives as long as its
-/// [`Entry`].
+/// The places of leaves, by their nodes in autodiff's graph, which has no room for them. A leaf's
+/// entry lives as long as its [`Entry`].
 static PLACES: LazyLock<Mutex<HashMap<NodeId, GradientPlace>>> = LazyLock::new(Mutex::default);
 
 fn places() -> MutexGuard<'static, HashMap<NodeId, GradientPlace>> {
@@ -40,7 +41,8 @@ impl Buffer {
         Arc::new(Self { device: flat.device(), len: flat.dims()[0], contents: Mutex::default() })
     }
 
-    /// Returns the values, and whether the range from `start` on holds a gradient, as it does from now on.
+    /// Returns the values, and whether the range from `start` on holds a gradient, as it does from
+    /// now on.
     fn claim(&self, start: usize) -> (CubeTensor, bool) {
         let mut contents = self.contents.lock().unwrap_or_else(PoisonError::into_inner);
         let holds_gradient = !contents.written.insert(start);

@@ -5,8 +5,9 @@
 //! gb = f ⊙ γ ⊙ g   gγ = Σ_rows f ⊙ g ⊙ b     gx = g + gradient of norm(x), given gh
 //! ```
 //!
-//! On CPUs and GPUs the end leaves `g` for the backward pass of the branch's first operation, which runs later and adds it in its own loop: the
-//! gradient of `x` takes one pass over memory instead of two, and autodiff has nothing to add.
+//! On CPUs and GPUs the end leaves `g` for the backward pass of the branch's first operation, which
+//! runs later and adds it in its own loop: the gradient of `x` takes one pass over memory instead
+//! of two, and autodiff has nothing to add.
 
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -43,8 +44,8 @@ enum End {
     Autodiff,
 }
 
-/// Starts a branch: returns the normalized `x` of `[B, N, D]`, and the skip connection. The branch will multiply in `products`; on a
-/// GPU, the normalized values are written in that type.
+/// Starts a branch: returns the normalized `x` of `[B, N, D]`, and the skip connection. The branch
+/// will multiply in `products`; on a GPU, the normalized values are written in that type.
 pub fn branch(
     x: Tensor<3>,
     gamma: Tensor<1>,

@@ -26,7 +26,8 @@ type Sum = Arc<Mutex<Option<Tensor<1>>>>;
 
 impl SharedGradient {
     /// Returns `x`, which is f32 or bf16, in `dtype` for one more use. Under autodiff on the CPU,
-    /// [`SharedGradient::take`] returns its gradient after the backward pass, in f32; else it is among autodiff's gradients.
+    /// [`SharedGradient::take`] returns its gradient after the backward pass, in f32; else it is
+    /// among autodiff's gradients.
     ///
     /// On the CPU, the backward pass adds the gradient of this use before it comes to the operations that `input` is a result of. By itself it would do so
     /// at its end, because it goes through the operations in the order of their distance from its leaves: until then, the gradients of all

@@ -70,7 +70,8 @@ pub fn conv(x: Tensor<3>, grid: [usize; 2], weight: Tensor<4>, window: Window) -
     (y, geometry.output)
 }
 
-/// Returns the kernel for GPUs; `chunk_len` limits the images of which windows are copied at a time.
+/// Returns the kernel for GPUs; `chunk_len` limits the images of which windows are copied at a
+/// time.
 #[cfg(feature = "cube")]
 fn on_cube(geometry: &Geometry, n_groups: usize, chunk_len: Option<usize>) -> super::cube::Conv {
     let pair = |sides: [usize; 2]| (sides[0], sides[1]);
@@ -274,8 +275,8 @@ mod tests {
         assert!(sum.iter().zip(&of_all).all(|(a, b)| (a - b).abs() <= 1e-3), "sums of some thousand sines");
     }
 
-    /// On a GPU, a batch whose windows do not fit at once is convolved in parts of the same images, forwards and backwards, whichever side is
-    /// wider.
+    /// On a GPU, a batch whose windows do not fit at once is convolved in parts of the same images,
+    /// forwards and backwards, whichever side is wider.
     #[cfg(feature = "cube")]
     #[test]
     fn parts_of_a_batch_make_the_whole() {
@@ -294,7 +295,8 @@ mod tests {
                     let grads = (y.clone() * y.clone().inner().autodiff()).sum().backward();
                     (y.inner(), x.grad(&grads).unwrap(), weight.grad(&grads).unwrap())
                 };
-                let (whole, parts) = (results(None), results(Some(2)));
+                let whole = results(None);
+                let parts = results(Some(2));
                 assert_close("forward", parts.0, whole.0, 1e-6);
                 assert_close("input", parts.1, whole.1, 1e-6);
                 assert_close("weight", parts.2, whole.2, 1e-5);

@@ -39,9 +39,11 @@ pub(in crate::ops) fn add_to_place(place: &GradientPlace, grad: &CubeTensor) {
     add_into(&buffer, range, grad);
 }
 
-/// Sums `partial` of `[blocks, parts, D]` over its blocks, and adds each part to its place: all places are in one buffer.
+/// Sums `partial` of `[blocks, parts, D]` over its blocks, and adds each part to its place: all
+/// places are in one buffer.
 pub(super) fn add_block_sums(partial: &CubeTensor, places: &[&GradientPlace]) {
-    let (n_blocks, d) = (partial.meta.shape()[0], partial.meta.shape()[2]);
+    let n_blocks = partial.meta.shape()[0];
+    let d = partial.meta.shape()[2];
     let mut starts = SequenceArg::<usize>::new();
     let claimed: Vec<Claimed> = places.iter().map(|place| place.claim()).collect();
     for place in &claimed {
@@ -64,7 +66,8 @@ pub(super) fn add_block_sums(partial: &CubeTensor, places: &[&GradientPlace]) {
 #[cube(launch)]
 fn add_sums(partial: &[f32], buffer: &mut [f32], starts: Sequence<usize>, n_blocks: usize, d: usize) {
     let n_parts = comptime!(starts.len());
-    let (part, column) = (ABSOLUTE_POS / d, ABSOLUTE_POS % d);
+    let part = ABSOLUTE_POS / d;
+    let column = ABSOLUTE_POS % d;
     if part < n_parts {
         let mut total = 0.0f32;
         for block in 0..n_blocks {

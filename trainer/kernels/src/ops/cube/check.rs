@@ -5,10 +5,11 @@
 //! rᵀ · C = (rᵀ · A) · B [+ bias Σ_i r_i]        r [M] of ±1: errors of columns
 //! ```
 //!
-//! Freivalds' test (1977), on both sides: the right-hand sides take two products of a matrix and a vector by the kernel below, which
-//! is a loop. An element that is wrong changes one sum of its row and one of its column by itself. Beside it, the result is
-//! filled with NaN before it is computed, so that elements that are not written are found; words before and behind it must stay
-//! as they are; and a second run must give the same bits.
+//! Freivalds' test (1977), on both sides: the right-hand sides take two products of a matrix and a
+//! vector by the kernel below, which is a loop. An element that is wrong changes one sum of its row
+//! and one of its column by itself. Beside it, the result is filled with NaN before it is computed,
+//! so that elements that are not written are found; words before and behind it must stay as they
+//! are; and a second run must give the same bits.
 
 use burn_backend::ops::FloatTensorOps;
 use burn_cubecl::CubeBackend;
@@ -26,11 +27,14 @@ const POISON: u32 = 0x7fff_7fff;
 /// Words of a guard before and behind a result: several rows of the smallest tile.
 const GUARD_WORDS: usize = 1024;
 
-/// Largest error of a sum that rounding explains: twenty times its standard deviation at least, for random factors.
+/// Largest error of a sum that rounding explains: twenty times its standard deviation at least, for
+/// random factors.
 struct Tolerance {
-    /// Share of the norm of the row or column of the result: from how results are rounded, or all factors are truncated.
+    /// Share of the norm of the row or column of the result: from how results are rounded, or all
+    /// factors are truncated.
     of_result: f32,
-    /// Share of the product of the norms of both factors, divided by √K: from how each product is rounded, and how they are added.
+    /// Share of the product of the norms of both factors, divided by √K: from how each product is
+    /// rounded, and how they are added.
     of_factors: f32,
 }
 
@@ -48,7 +52,8 @@ const TF32: Tolerance = Tolerance { of_result: 1e-2, of_factors: 4e-3 };
 pub(super) enum Verdict {
     /// The product is right; the largest error as a share of what is allowed.
     Right(f32),
-    /// All results are zero or not finite, from which nothing can be told; or the device has no memory for the check.
+    /// All results are zero or not finite, from which nothing can be told; or the device has no
+    /// memory for the check.
     Nothing,
     /// A fault, in words.
     Wrong(String),
@@ -60,7 +65,8 @@ pub(super) enum Beside {
     None,
     /// It is added to each row of the result.
     Bias(CubeTensor),
-    /// The sums of A over K are stored as well: `into` a part of a buffer, or in memory of their own.
+    /// The sums of A over K are stored as well: `into` a part of a buffer, or in memory of their
+    /// own.
     Sums {
         /// `[1, M]` of f32, in which they are stored without a check.
         into: Option<CubeTensor>,
@@ -82,8 +88,8 @@ pub(super) struct Into {
     pub(super) adds: bool,
 }
 
-/// Checks `run`, which computes the product of `a` of `[.., M, K]` and `b` of `[.., K, N]`, in `dtype`, into a target, or adds it to what is
-/// there. Its errors are those of the library.
+/// Checks `run`, which computes the product of `a` of `[.., M, K]` and `b` of `[.., K, N]`, in
+/// `dtype`, into a target, or adds it to what is there. Its errors are those of the library.
 pub(super) fn check(
     a: &CubeTensor,
     b: &CubeTensor,
@@ -98,7 +104,8 @@ pub(super) fn check(
             return Verdict::Wrong(reason);
         }
     }
-    // What cannot be read says nothing about the product: memory may have run out, or a factor may come of a failure.
+    // What cannot be read says nothing about the product: memory may have run out, or a factor may
+    // come of a failure.
     match first.same_bits_and_guards(&second) {
         Ok(None) => {}
         Ok(Some(fault)) => return Verdict::Wrong(fault),
@@ -141,7 +148,8 @@ impl Guarded {
         Self { words, target: Target { out, sums } }
     }
 
-    /// Compares all bits of two results, and their guards with what was there before; returns the fault, if there is one.
+    /// Compares all bits of two results, and their guards with what was there before; returns the
+    /// fault, if there is one.
     fn same_bits_and_guards(&self, other: &Self) -> Result<Option<String>, String> {
         const N_UNITS: usize = 4096;
         let n_words = self.words.meta.shape()[0];
@@ -208,14 +216,15 @@ impl Errors {
 
     /// Compares sums with what they should be, given the largest error of each.
     fn of(sums: &[f32], right: &[f32], allowed: &[f32]) -> Self {
-        /// Share of the largest of all errors that is allowed everywhere: squares of small rows are rounded to zero.
+        /// Share of the largest of all errors that is allowed everywhere: squares of small rows are
+        /// rounded to zero.
         const FLOOR: f32 = 1e-6;
         let largest = allowed.iter().copied().filter(|allowed| allowed.is_finite()).fold(0.0, f32::max);
         let mut errors = Self::NONE;
         for (number, sum) in sums.iter().enumerate() {
             let (right, allowed) = (right[number], allowed[number] + FLOOR * largest);
-            // Factors that are not finite are no fault of the product. A result that is not finite, of factors that are, is: its norm is
-            // not finite either, but its sum should be.
+            // Factors that are not finite are no fault of the product. A result that is not finite,
+            // of factors that are, is: its norm is not finite either, but its sum should be.
             if !right.is_finite() || (!allowed.is_finite() && sum.is_finite()) {
                 continue;
             }
@@ -338,8 +347,8 @@ struct RowSums {
     squares: CubeTensor,
 }
 
-/// Sums the rows of `x` of `[.., rows, columns]`, weighted by `weights`: `[columns]`, or `[.., columns]` with a vector for each
-/// matrix.
+/// Sums the rows of `x` of `[.., rows, columns]`, weighted by `weights`: `[columns]`, or `[..,
+/// columns]` with a vector for each matrix.
 fn weighted_sums(x: &CubeTensor, weights: &CubeTensor) -> RowSums {
     let rank = x.meta.num_dims();
     let (shape, strides) = (x.meta.shape(), x.meta.strides());
@@ -434,7 +443,8 @@ fn fill(words: &mut [u32], n: usize, word: u32) {
     }
 }
 
-/// Counts words of `a` that differ from those of `b`, and words of the guards of both that are not `poison`: a count of each for each unit.
+/// Counts words of `a` that differ from those of `b`, and words of the guards of both that are not
+/// `poison`: a count of each for each unit.
 #[cube(launch)]
 fn count_differences(
     a: &[u32],
@@ -553,7 +563,8 @@ mod tests {
         );
     }
 
-    /// Checks a product of `a` and `b` that has been computed beforehand and is copied with a fault.
+    /// Checks a product of `a` and `b` that has been computed beforehand and is copied with a
+    /// fault.
     fn verdict(a: &CubeTensor, b: &CubeTensor, beside: &Beside, fault: Fault) -> Verdict {
         let [m, n] = [a.meta.shape()[0], b.meta.shape()[1]];
         let mut right = CubeBackend::float_matmul(a.clone(), b.clone());
@@ -665,7 +676,8 @@ mod tests {
         }
     }
 
-    /// A factor that is not finite is no fault of the product; a result that is not, of factors that are, is one.
+    /// A factor that is not finite is no fault of the product; a result that is not, of factors
+    /// that are, is one.
     #[test]
     fn only_the_product_is_judged() {
         let judged = |sum: f32, right: f32, allowed: f32| {

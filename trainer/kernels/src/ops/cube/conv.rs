@@ -1,4 +1,5 @@
-//! [`conv`](crate::ops::conv) as matrix products: of the cells themselves for a kernel of one cell, else of copied windows.
+//! [`conv`](crate::ops::conv) as matrix products: of the cells themselves for a kernel of one cell,
+//! else of copied windows.
 //!
 //! ```text
 //! X[g, i, (t, c)] = x[b, s·i + t - p, g·C' + c]      the windows of images b, [G, windows, T·C'], C' = C / G, zero outside
@@ -67,7 +68,8 @@ pub(in crate::ops) struct Conv {
 }
 
 impl Kernel<CubeBackend, 2> for Conv {
-    /// The input, and the weight as it is multiplied: `[G, O', T·C']`, or `[O, C]` if windows are cells.
+    /// The input, and the weight as it is multiplied: `[G, O', T·C']`, or `[O, C]` if windows are
+    /// cells.
     type Saved = [CubeTensor; 2];
 
     fn forward(&self, [x, weight]: [CubeTensor; 2]) -> (CubeTensor, Self::Saved) {
@@ -168,8 +170,8 @@ impl Conv {
         CubeBackend::float_reshape(gw, [n_groups * o, c, kh, kw].into())
     }
 
-    /// Returns the number of images whose windows are copied at a time: they take [`MOST_BYTES`] at most, in f32, or are those of one image.
-    /// `weight` is `[G, O', T·C']`.
+    /// Returns the number of images whose windows are copied at a time: they take [`MOST_BYTES`] at
+    /// most, in f32, or are those of one image. `weight` is `[G, O', T·C']`.
     fn n_images_each(&self, weight: &CubeTensor) -> usize {
         let bytes_of_image =
             self.windows.n_windows() * self.n_groups * weight.meta.shape()[2] * size_of::<f32>();
@@ -220,7 +222,8 @@ impl Conv {
         out.tensor
     }
 
-    /// Returns the gradient of `n_images` images, in the type of `like`, from that of their windows, `[G, B·H'·W', T·C']`.
+    /// Returns the gradient of `n_images` images, in the type of `like`, from that of their
+    /// windows, `[G, B·H'·W', T·C']`.
     fn collected(&self, windows: CubeTensor, n_images: usize, like: &CubeTensor) -> CubeTensor {
         let c = like.meta.shape()[2];
         let of_group = c / self.n_groups;

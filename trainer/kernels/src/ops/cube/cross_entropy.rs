@@ -1,4 +1,5 @@
-//! [`cross_entropy`](crate::ops::cross_entropy) in one pass over the scores each way: the lanes of a row of scores compute its loss.
+//! [`cross_entropy`](crate::ops::cross_entropy) in one pass over the scores each way: the lanes of
+//! a row of scores compute its loss.
 //!
 //! ```text
 //! L_r = W · l - Σ_k w[k] · s[k] / τ       l = log Σ_k exp(s[k] / τ)      w, W as in the operation
@@ -114,7 +115,8 @@ impl Kernel<CubeBackend, 2> for CrossEntropy {
     }
 }
 
-/// Returns a vector of w: the sum of the targets of the row's image, without that of its own view unless `pairs_own`.
+/// Returns a vector of w: the sum of the targets of the row's image, without that of its own view
+/// unless `pairs_own`.
 #[cube]
 fn paired<T: Float, N: Size>(
     targets: &[Vector<T, N>],

@@ -16,8 +16,9 @@ use crate::native::cublaslt::{ALIGNMENT, Buffers, Epilogue, Layout, Library, Pla
 use crate::native::stream::is_cuda;
 use crate::products::{self, Checked, ProductReport};
 
-/// Uses of a size that are all checked while nothing can be told from its results, which may be zero; from then on those uses are whose
-/// number is a power of two, so that a head whose gradient is zero does not make each of its steps wait.
+/// Uses of a size that are all checked while nothing can be told from its results, which may be
+/// zero; from then on those whose number is a power of two, so that a head whose gradient
+/// is zero does not make each of its steps wait.
 const FIRST_USES: u64 = 4;
 
 /// Knowledge of a size.
@@ -44,7 +45,8 @@ type Sizes = HashMap<(DeviceId, Product), Known>;
 
 static SIZES: LazyLock<Mutex<Sizes>> = LazyLock::new(Mutex::default);
 
-/// Computes `a · b`, `[.., M, N]` in `dtype`; `None` if that is not for the library. With `into`, it is written or added there.
+/// Computes `a · b`, `[.., M, N]` in `dtype`; `None` if that is not for the library. With `into`,
+/// it is written or added there.
 pub(super) fn product(
     a: &CubeTensor,
     b: &CubeTensor,
@@ -214,8 +216,8 @@ fn size_of(a: &CubeTensor, b: &CubeTensor, beside: &Beside, dtype: DType) -> Opt
     })
 }
 
-/// Returns how a batch of matrices lies in memory; `None` if neither rows nor columns consist of neighbors, or matrices are
-/// not equally far apart.
+/// Returns how a batch of matrices lies in memory; `None` if neither rows nor columns consist of
+/// neighbors, or matrices are not equally far apart.
 fn layout(tensor: &CubeTensor) -> Option<Layout> {
     let (shape, strides, rank) = (tensor.meta.shape(), tensor.meta.strides(), tensor.meta.num_dims());
     let (rows, columns) = (shape[rank - 2], shape[rank - 1]);
@@ -296,8 +298,9 @@ fn report(size: &Product, known: &Known) -> ProductReport {
     ProductReport { size: words(size), kernel, checked }
 }
 
-/// Returns the elements `range` of a flat tensor on an NVIDIA GPU as a view, if they begin where they can be read in blocks of 16 bytes.
-/// Burn copies all that does not begin at a multiple of 512.
+/// Returns the elements `range` of a flat tensor on an NVIDIA GPU as a view, if they begin where
+/// they can be read in blocks of 16 bytes. Burn copies all that does not begin at a multiple of
+/// 512.
 pub(in crate::ops) fn part_in_place(flat: &Tensor<1>, range: &std::ops::Range<usize>) -> Option<Tensor<1>> {
     let mut part = flat.clone().try_into_primitive::<CubeBackend>().ok()?;
     let size = part.dtype.size();

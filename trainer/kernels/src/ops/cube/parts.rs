@@ -40,8 +40,8 @@ pub(super) fn n_parts(a: &CubeTensor, b: &CubeTensor) -> Option<usize> {
     (n_parts > 1).then_some(n_parts)
 }
 
-/// Returns `a · b`, `[M, N]` in `dtype`, from products of parts of K; `None` if the device has no matrix instructions for these types and
-/// sizes.
+/// Returns `a · b`, `[M, N]` in `dtype`, from products of parts of K; `None` if the device has no
+/// matrix instructions for these types and sizes.
 pub(super) fn product_in_parts(
     a: &CubeTensor,
     b: &CubeTensor,

@@ -1,8 +1,9 @@
 //! Matrix products on a GPU: by cuBLASLt, else by CubeCL's kernels, else by Burn.
 //!
-//! Burn's own product tries many of CubeCL's kernels for each size that it has not met before, and keeps the fastest. On an NVIDIA
-//! GPU each is compiled first: for the sizes of one step of ViT-S/16, NVIDIA's compiler takes 16 minutes, two of
-//! them for a single kernel. What a stopwatch chooses also differs between runs, and with it the last bits of results.
+//! Burn's own product tries many of CubeCL's kernels for each size that it has not met before, and
+//! keeps the fastest. On an NVIDIA GPU each is compiled first: for the sizes of one step of
+//! ViT-S/16, NVIDIA's compiler takes 16 minutes, two of them for a single kernel. What a stopwatch
+//! chooses also differs between runs, and with it the last bits of results.
 //!
 //! ```text
 //! C = A · B     A [.., M, K]   B [.., K, N]   C [.., M, N]
@@ -61,7 +62,8 @@ pub(super) fn product_in(a: CubeTensor, b: CubeTensor, dtype: DType) -> CubeTens
     }
 }
 
-/// Returns `x · Wᵀ + b`, `[M, O]`, for `x` of `[M, D]`, `weight` of `[O, D]` and `bias` of `[O]`, all of one type.
+/// Returns `x · Wᵀ + b`, `[M, O]`, for `x` of `[M, D]`, `weight` of `[O, D]` and `bias` of `[O]`,
+/// all of one type.
 pub(super) fn affine(x: CubeTensor, weight: CubeTensor, bias: CubeTensor) -> CubeTensor {
     let [o] = [bias.meta.shape()[0]];
     let weight = transposed(weight);
@@ -75,7 +77,8 @@ pub(super) fn affine(x: CubeTensor, weight: CubeTensor, bias: CubeTensor) -> Cub
     }
 }
 
-/// Adds `gᵀ · x` to the place of a weight's gradient, and the sums of the rows of `g` to that of a bias, for `g` of `[M, O]` and `x` of `[M, D]`.
+/// Adds `gᵀ · x` to the place of a weight's gradient, and the sums of the rows of `g` to that of a
+/// bias, for `g` of `[M, O]` and `x` of `[M, D]`.
 pub(super) fn add_weight_gradient(
     g: &CubeTensor,
     x: &CubeTensor,
@@ -92,8 +95,8 @@ pub(super) fn add_weight_gradient(
     }
 }
 
-/// Adds `gᵀ · x` to the place of a weight's gradient. Returns whether the library has computed the sums of the rows of `g` beside,
-/// which are added to the place of `bias` then.
+/// Adds `gᵀ · x` to the place of a weight's gradient. Returns whether the library has computed the
+/// sums of the rows of `g` beside, which are added to the place of `bias` then.
 fn add_transposed_product(
     g: &CubeTensor,
     x: &CubeTensor,

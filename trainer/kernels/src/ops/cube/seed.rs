@@ -1,4 +1,5 @@
-//! The start of a backward pass, which computes nothing: see [`seed`](crate::ops::seed) and [`both`](crate::ops::both).
+//! The start of a backward pass, which computes nothing: see [`seed`](crate::ops::seed) and
+//! [`both`](crate::ops::both).
 
 use burn_cubecl::CubeBackend;
 use burn_cubecl::tensor::CubeTensor;

@@ -1,4 +1,5 @@
-//! [`unit_rows`](crate::ops::unit_rows) in one pass each way: the lanes of a row compute its length.
+//! [`unit_rows`](crate::ops::unit_rows) in one pass each way: the lanes of a row compute its
+//! length.
 //!
 //! ```text
 //! y  = x · r     r = 1 / √(|x|² + ε)      gx = r · (g - y (y · g))      x, y [M, D]   factors [M]: r
