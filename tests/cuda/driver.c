@@ -1,7 +1,7 @@
 // A CUDA driver without a device. It claims the compute capability of OCELLI_DRIVER_SM ("80", "90") and the memory of
 // OCELLI_DRIVER_GIB, hands out host memory, copies, and launches nothing. What it is given to load is PTX, which it writes to
 // the folder OCELLI_DRIVER_PTX, a file a module. It appends a line for each launch, copy, allocation and wait to the file
-// OCELLI_DRIVER_LOG, if that is set.
+// OCELLI_DRIVER_LOG, if that is set. With OCELLI_DRIVER_RUNS, the kernels of update.cu are run on the CPU: see emulator.h.
 //
 // With it as libcuda.so, and NVIDIA's own NVRTC, a step compiles every kernel that it would launch; with nvrtc.c in place
 // of NVRTC, a step shows what it launches, in which order and on which stream, without compiling anything.
@@ -13,6 +13,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+
+#include "emulator.h"
 
 typedef int Result;
 typedef unsigned long long Pointer;
@@ -146,8 +148,10 @@ Result cuMemcpy2DAsync_v2(const struct Copy2D *c, void *stream) {
 // What CubeCL wants a kernel to take when it measures a device, and repeats it until it does.
 static const int ELAPSED_MS = 20;
 static int launched;
+static __thread int thread_launches;
 
-static int event;
+// An event knows the stream that it was recorded on last.
+struct Event { void *stream; };
 // Streams are numbers, so that a log tells them apart.
 Result cuStreamCreate(void **out, unsigned flags) {
     static unsigned long long n_streams;
@@ -156,22 +160,34 @@ Result cuStreamCreate(void **out, unsigned flags) {
 }
 Result cuStreamCreateWithPriority(void **out, unsigned flags, int priority) { return cuStreamCreate(out, flags); }
 Result cuStreamDestroy_v2(void *s) { return SUCCESS; }
-static Result wait(const char *what) {
-    LOG("wait for %s\n", what);
+// With OCELLI_DRIVER_WAIT_MS, a wait of a thread that does not launch takes so long: what is launched in the meantime is in the log
+// before it.
+static Result wait(const char *what, void *stream) {
     if (__sync_fetch_and_and(&launched, 0)) usleep(1000 * ELAPSED_MS);
+    if (!thread_launches) usleep(1000 * number_of("OCELLI_DRIVER_WAIT_MS", 0));
+    LOG("waited for %s stream %p on %s\n", what, stream, thread_launches ? "the launching thread" : "another thread");
     return SUCCESS;
 }
-Result cuStreamSynchronize(void *s) { return wait("stream"); }
-Result cuCtxSynchronize(void) { return wait("context"); }
-Result cuStreamQuery(void *s) { return wait("stream"); }
+Result cuStreamSynchronize(void *s) { return wait("work", s); }
+Result cuCtxSynchronize(void) { return wait("everything", NULL); }
+Result cuStreamQuery(void *s) { return wait("work", s); }
 Result cuStreamWaitEvent(void *s, void *event, unsigned flags) { return SUCCESS; }
-Result cuEventCreate(void **out, unsigned flags) { *out = &event; return SUCCESS; }
-Result cuEventRecord(void *event, void *s) { return SUCCESS; }
-Result cuEventSynchronize(void *event) { return wait("event"); }
-Result cuEventQuery(void *event) { return wait("event"); }
+Result cuEventCreate(void **out, unsigned flags) {
+    *out = calloc(1, sizeof(struct Event));
+    return *out ? SUCCESS : OUT_OF_MEMORY;
+}
+Result cuEventRecord(void *event, void *s) {
+    ((struct Event *)event)->stream = s;
+    return SUCCESS;
+}
+Result cuEventSynchronize(void *event) { return wait("event", ((struct Event *)event)->stream); }
+Result cuEventQuery(void *event) { return wait("event", ((struct Event *)event)->stream); }
 Result cuEventElapsedTime_v2(float *ms, void *start, void *end) { *ms = ELAPSED_MS; return SUCCESS; }
 Result cuEventElapsedTime(float *ms, void *start, void *end) { *ms = ELAPSED_MS; return SUCCESS; }
-Result cuEventDestroy_v2(void *event) { return SUCCESS; }
+Result cuEventDestroy_v2(void *event) {
+    free(event);
+    return SUCCESS;
+}
 
 static int n_modules;
 Result cuModuleLoadData(void **module, const char *ptx) {
@@ -195,12 +211,13 @@ Result cuTensorMapEncodeTiled(void *map) { memset(map, 0, 128); return SUCCESS; 
 Result cuTensorMapEncodeIm2col(void *map) { memset(map, 0, 128); return SUCCESS; }
 Result cuTensorMapEncodeIm2colWide(void *map) { memset(map, 0, 128); return SUCCESS; }
 static Result launch(const char *name, unsigned grid, unsigned block, void *stream) {
-    launched = 1;
+    launched = thread_launches = 1;
     LOG("launch %s grid %u block %u stream %p\n", name, grid, block, stream);
     return SUCCESS;
 }
 Result cuLaunchKernel(void *f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared,
                       void *stream, void **args, void **extra) {
+    if (getenv("OCELLI_DRIVER_RUNS")) emulate(f, args[0], gx);
     return launch(f, gx * gy * gz, bx * by * bz, stream);
 }
 // CUlaunchConfig of cuda.h.

@@ -19,10 +19,12 @@ const MOST_LAUNCHES: usize = 1500;
 /// Compiles `tests/cuda/SOURCE.c` to `libLIBRARY.so` in `folder`.
 pub(crate) fn build_stub(folder: &Path, source: &str, library: &str) {
     let source = format!("{}/cuda/{source}.c", env!("CARGO_MANIFEST_DIR"));
+    // The kernels that the driver can run.
+    let kernels = format!("{}/../trainer/kernels/src/native", env!("CARGO_MANIFEST_DIR"));
     let built = Command::new("cc")
-        .args(["-shared", "-fPIC", "-O1", "-pthread", "-o"])
+        .args(["-shared", "-fPIC", "-O1", "-ffp-contract=off", "-pthread", "-I", &kernels, "-o"])
         .arg(folder.join(format!("lib{library}.so")))
-        .arg(source)
+        .args([&source, "-lm"])
         .output()
         .unwrap();
     ok(&built);
@@ -77,7 +79,7 @@ impl Stubs {
         let mut arguments = vec!["bench", "step", "--unchecked", "--device", "cuda", "--recipe", recipe];
         arguments.extend(["--batch", batch, "--repeats", repeats, "--matrix", "64"]);
         arguments.extend(sets.iter().flat_map(|set| ["--set", set]));
-        ok(&self.run(&arguments, &[], &log));
+        ok(&self.run(&arguments, &[("OCELLI_DRIVER_WAIT_MS", "200")], &log));
         std::fs::read_to_string(log).unwrap()
     }
 }
@@ -131,6 +133,23 @@ fn kind(line: &str) -> String {
     }
 }
 
+/// Asserts that the host does not wait for the stream of a step between its first launch and its last,
+/// the update. Loss and norms are copied before the update; a wait for their copies ends behind it,
+/// since waits are long.
+fn assert_nothing_waits(step: &[&str]) {
+    let is_launch = |line: &&str| line.starts_with("launch") || line.starts_with("product");
+    let first = step.iter().position(is_launch).unwrap();
+    let last = step.iter().rposition(is_launch).unwrap();
+    let step = &step[first..=last];
+    let stream = value(step[0], "stream");
+    let waits =
+        |line: &&&str| line.starts_with("waited") && [stream, "(nil)"].contains(&value(line, "stream"));
+    let waits: Vec<&&str> = step.iter().filter(waits).collect();
+    assert!(waits.is_empty(), "{waits:?}");
+    let copies = |line: &&&str| line.starts_with("copy out");
+    assert!(step.iter().filter(copies).count() > 1, "nothing is copied before the update");
+}
+
 /// A step of ViT-S/16 launches few kernels, all of them on one stream, in one order, without a wait
 /// before the update, and allocates nothing.
 #[test]
@@ -147,6 +166,12 @@ fn a_step_is_few_launches_on_one_stream() {
         // Everything that computes is on the stream of one thread.
         let streams: Vec<&str> = step.iter().map(|line| value(line, "stream")).collect();
         assert!(streams.iter().all(|stream| *stream == streams[0]), "{streams:?}");
+        // One launch each for the norms of all units, the clip factors, the update of all units.
+        for (name, n) in [("sum_squares", 1), ("clip_factors", 1), ("adam_w", 1)] {
+            let is_named =
+                |line: &&&str| line.strip_prefix("launch ").is_some_and(|rest| rest.starts_with(name));
+            assert_eq!(step.iter().filter(is_named).count(), n, "{name}");
+        }
         // No product is left to CubeCL.
         assert!(!step.iter().any(|line| line.contains("matmul")), "CubeCL multiplies");
     }
@@ -156,6 +181,7 @@ fn a_step_is_few_launches_on_one_stream() {
     let steps = steps_of(&log);
     let [.., before, last] = steps.as_slice() else { panic!("{} steps", steps.len()) };
     assert!(!last.iter().any(|line| line.starts_with("allocate")), "a step allocates: {last:?}");
+    assert_nothing_waits(last);
     let last = launches(last);
     let before = launches(before);
     assert_eq!(last.len(), before.len());
@@ -266,6 +292,27 @@ fn a_library_that_fails_is_not_used() {
     let out = stubs.run(&arguments, &[], &log);
     ok(&out);
     assert!(String::from_utf8_lossy(&out.stderr).contains("libcublasLt.so (of CUDA 12 or 13)"), "{out:?}");
+}
+
+/// The kernels of the update, with the arguments and the memory that the program gives them: the driver
+/// runs them on the CPU, and what the program checks at their first use is right. A driver that does
+/// not is noticed, and CubeCL's kernels update in their place.
+#[test]
+fn weights_are_updated_as_on_the_host() {
+    let stubs = Stubs::build();
+    let log = stubs.path("log");
+    let arguments = ["bench", "step", "--device", "cuda", "--recipe", "dino_shapes", "--batch", "4"];
+    let arguments = [&arguments[..], &["--repeats", "1", "--matrix", "64"]].concat();
+    let notice = "weights are updated by CubeCL's kernels: those for NVIDIA GPUs";
+    for (settings, is_right) in [(&[("OCELLI_DRIVER_RUNS", "1")][..], true), (&[], false)] {
+        let out = stubs.run(&arguments, settings, &log);
+        ok(&out);
+        let stderr = String::from_utf8_lossy(&out.stderr);
+        assert_eq!(stderr.contains(notice), !is_right, "{stderr}");
+        let log = std::fs::read_to_string(&log).unwrap();
+        let last = log.lines().rev().find(|line| line.starts_with("launch adam_w")).unwrap();
+        assert_eq!(last.starts_with("launch adam_w_units "), is_right, "{last}");
+    }
 }
 
 /// A device that computes nothing computes wrongly: the first use of each size finds that.

@@ -4,7 +4,7 @@
 
 pub mod device;
 #[cfg(feature = "cuda")]
-mod native;
+pub mod native;
 pub mod ops;
 pub mod products;
 pub mod rows;

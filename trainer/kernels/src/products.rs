@@ -111,8 +111,7 @@ pub fn trust() {
 }
 
 /// Returns whether checks are left out.
-#[cfg_attr(not(feature = "cuda"), allow(dead_code))]
-pub(crate) fn is_trusted() -> bool {
+pub fn is_trusted() -> bool {
     IS_TRUSTED.load(Ordering::Relaxed)
 }
 

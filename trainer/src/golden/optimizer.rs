@@ -9,7 +9,7 @@ use ranks::topology::Topology;
 
 use super::Golden;
 use crate::optim::state::UnitShard;
-use crate::optim::{AdamW, Adaptation, ClipRule, Optimizer, RateRule, Rule, Sgd};
+use crate::optim::{AdamW, Adaptation, Clip, ClipRule, Optimizer, RateRule, Rule, Sgd};
 use crate::schedule::ScheduledValues;
 
 /// Checks the steps of `unit` from the parameters that begin with `prefix`, at rates and decays of `schedule`.
@@ -26,7 +26,8 @@ fn check(golden: &Golden, prefix: &str, unit: &dyn Unit, rule: Rule, schedule: [
         let norms = optimizer.norms(&shards, &grads, &[0], &scheduled_values).unwrap();
         let squares: Vec<f64> =
             norms.squares().iter().map(|square| FixedPoint::from_limbs(&square.limbs())).collect();
-        optimizer.step(&mut shards, grads, &norms.agreed(&squares), &scheduled_values, vec![Vec::new()]);
+        let norms = norms.agreed(&squares);
+        optimizer.step(&mut shards, grads, Clip::Norms(&norms), &scheduled_values, vec![Vec::new()]);
         golden.assert_params(&format!("{prefix}after_{step}"), &shards[0], &shards[0].weights, 1e-6);
     }
 }

@@ -97,7 +97,7 @@ pub(super) fn on_tensors(shard: &mut UnitShard, grad: Tensor<1>, update: &Update
 }
 
 #[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl", "x86_64+avx2"))]
-fn adam(c: Constants, param: &mut [f32], m: &mut [f32], v: &mut [f32], grad: &[f32]) {
+pub(super) fn adam(c: Constants, param: &mut [f32], m: &mut [f32], v: &mut [f32], grad: &[f32]) {
     for (((param, m), v), grad) in param.iter_mut().zip(m).zip(v).zip(grad) {
         let g = grad * c.clip;
         *m = c.beta1 * *m + (1.0 - c.beta1) * g;

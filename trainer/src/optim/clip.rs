@@ -9,10 +9,8 @@ use std::ops::Range;
 
 use burn_tensor::Tensor;
 use kernels::device::host::{is_host, with_slice};
-use kernels::device::readback::read_back;
 use multiversion::multiversion;
 use networks::layout::{ALIGNMENT, ParamSlot, UnitLayout};
-use ranks::EngineError;
 use ranks::fixed::FixedPoint;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -21,7 +19,7 @@ use super::runs::joined;
 use super::state::UnitShard;
 
 /// Keeps the clip factor finite, as in DINO.
-const CLIP_EPSILON: f64 = 1e-6;
+pub(super) const CLIP_EPSILON: f64 = 1e-6;
 
 /// Parameters that share a clip norm.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
@@ -43,17 +41,34 @@ pub(super) struct ClipNorms<T = f64> {
     groups: Vec<Vec<usize>>,
 }
 
-impl ClipNorms<FixedPoint> {
-    /// Computes this rank's share of the norms of `grads`, or of tensors laid out like them; `modules` has each unit's module.
-    ///
-    /// # Errors
-    /// [`EngineError::Device`] when the device of the gradients has failed.
-    pub(super) fn of(
+/// Squared norms on their way: their parts may still be on a device.
+#[derive(Debug, Clone)]
+pub(super) struct QueuedNorms {
+    /// Sums of the parts that are on the host.
+    squares: Vec<FixedPoint>,
+    groups: Vec<Vec<usize>>,
+    /// Parts on the device.
+    parts: Option<PartialSums>,
+}
+
+/// Sums of squares on a device, each of a part of a clip group.
+#[derive(Debug, Clone)]
+struct PartialSums {
+    /// The sums, `[parts]`.
+    sums: Tensor<1>,
+    /// Group of each.
+    groups: Vec<usize>,
+}
+
+impl QueuedNorms {
+    /// Queues the computation of this rank's share of the norms of `grads`, or of tensors laid out like them; `modules` has
+    /// each unit's module.
+    pub(super) fn queue(
         rule: ClipRule,
         shards: &[UnitShard],
         grads: &[Tensor<1>],
         modules: &[usize],
-    ) -> Result<Self, EngineError> {
+    ) -> Self {
         let groups: Vec<Vec<usize>> = match rule {
             ClipRule::PerTensor => groups_of_tensors(shards),
             ClipRule::PerModule => shards
@@ -64,13 +79,72 @@ impl ClipNorms<FixedPoint> {
         };
         let n = groups.iter().flatten().max().map_or(0, |last| last + 1);
         let mut squares = vec![FixedPoint::default(); n];
-        match grads.iter().all(is_host) {
-            true => add_on_host(shards, grads, &groups, &mut squares),
-            false => add_on_device(shards, grads, &groups, &mut squares)?,
+        if grads.iter().all(is_host) {
+            add_on_host(shards, grads, &groups, &mut squares);
+            return Self { squares, groups, parts: None };
         }
-        Ok(Self { squares, groups })
+        let parts = partial_sums(shards, grads, &groups);
+        Self { squares, groups, parts }
     }
 
+    /// Returns the sums to read for [`QueuedNorms::read`], if any are on a device.
+    pub(super) fn tensor(&self) -> Option<Tensor<1>> {
+        Some(self.parts.as_ref()?.sums.clone())
+    }
+
+    /// Returns the norms, given the values of [`QueuedNorms::tensor`].
+    pub(super) fn read(self, values: &mut impl Iterator<Item = Vec<f32>>) -> ClipNorms<FixedPoint> {
+        let Self { mut squares, groups, parts } = self;
+        if let Some(parts) = parts {
+            let sums = values.next().expect("the caller has read `tensor`");
+            for (group, sum) in parts.groups.into_iter().zip(sums) {
+                squares[group].add(f64::from(sum));
+            }
+        }
+        ClipNorms { squares, groups }
+    }
+
+    /// Has the device of the sums compute the clip factors, and whether they and `losses`, `[n]`, are
+    /// finite; `None` where it has no kernel for that.
+    #[cfg(feature = "cuda")]
+    pub(super) fn decide(&self, losses: &Tensor<1>, clip_norm: f64) -> Option<Decision> {
+        let parts = self.parts.as_ref()?;
+        let kernels = super::native::kernels(&parts.sums)?;
+        let mut sums_of_groups = vec![Vec::new(); self.squares.len()];
+        for (number, group) in parts.groups.iter().enumerate() {
+            sums_of_groups[*group].push(number);
+        }
+        let factors = kernels.clip_factors(&parts.sums, &sums_of_groups, losses, clip_norm, CLIP_EPSILON);
+        Some(Decision { factors, groups: self.groups.clone() })
+    }
+}
+
+/// Clip factors on the device, which leaves out an update by itself where they are not finite.
+#[derive(Debug, Clone)]
+pub struct Decision {
+    #[cfg(feature = "cuda")]
+    pub(super) factors: kernels::native::update::ClipFactors,
+    /// Group of each parameter, by unit.
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
+    pub(super) groups: Vec<Vec<usize>>,
+}
+
+impl Decision {
+    /// Returns what says whether the update was made, to be read for [`Decision::is_finite`].
+    pub(crate) fn tensor(&self) -> Option<Tensor<1>> {
+        #[cfg(feature = "cuda")]
+        return Some(self.factors.values());
+        #[cfg(not(feature = "cuda"))]
+        None
+    }
+
+    /// Returns whether the update was made, given the values of [`Decision::tensor`].
+    pub(crate) fn is_finite(values: &[f32]) -> bool {
+        values.iter().all(|factor| *factor >= 0.0)
+    }
+}
+
+impl ClipNorms<FixedPoint> {
     /// Returns the norms over all ranks, whose squares are `squares`.
     pub(super) fn agreed(self, squares: &[f64]) -> ClipNorms {
         ClipNorms { squares: squares.to_vec(), groups: self.groups }
@@ -106,37 +180,31 @@ fn add_on_host(shards: &[UnitShard], grads: &[Tensor<1>], groups: &[Vec<usize>],
     }
 }
 
-/// Adds the squares on the device that holds `grads`, with one transfer to the host for all of them.
-fn add_on_device(
-    shards: &[UnitShard],
-    grads: &[Tensor<1>],
-    groups: &[Vec<usize>],
-    squares: &mut [FixedPoint],
-) -> Result<(), EngineError> {
-    let mut n_ranges = 0;
+/// Queues the sums on the device that holds `grads`; `None` if there is nothing but padding.
+fn partial_sums(shards: &[UnitShard], grads: &[Tensor<1>], groups: &[Vec<usize>]) -> Option<PartialSums> {
     let mut ranges_by_unit = Vec::new();
     let mut group_of_range = Vec::new();
     for (shard, groups) in shards.iter().zip(groups) {
         let of_param = shard.segments().map(|segment| (segment.start..segment.end, groups[segment.param]));
         let (ranges, of_range): (Vec<_>, Vec<_>) = joined(of_param).into_iter().unzip();
-        n_ranges += ranges.len();
         ranges_by_unit.push(ranges);
         group_of_range.extend(of_range);
     }
-    if n_ranges == 0 {
-        // Nothing but padding.
-        return Ok(());
+    if group_of_range.is_empty() {
+        return None;
     }
     let (sums, range_of_sum) = range_squares(grads, &ranges_by_unit);
-    for (range, sum) in range_of_sum.into_iter().zip(read_back(sums)?) {
-        squares[group_of_range[range]].add(f64::from(sum));
-    }
-    Ok(())
+    let groups = range_of_sum.into_iter().map(|range| group_of_range[range]).collect();
+    Some(PartialSums { sums, groups })
 }
 
 /// Returns sums of squares over parts of the ranges of each unit, on the device, and the number of
 /// the range that each is a part of.
 fn range_squares(grads: &[Tensor<1>], ranges: &[Vec<Range<usize>>]) -> (Tensor<1>, Vec<usize>) {
+    #[cfg(feature = "cuda")]
+    if let Some(kernels) = super::native::kernels(&grads[0]) {
+        return super::native::squares(&kernels, grads, ranges);
+    }
     #[cfg(feature = "cube")]
     if grads.iter().all(super::cube::is_cube) {
         return super::cube::squares(grads, ranges);
@@ -183,7 +251,7 @@ impl ClipNorms {
 }
 
 #[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl", "x86_64+avx2"))]
-fn sum_of_squares(block: &[f32]) -> f64 {
+pub(super) fn sum_of_squares(block: &[f32]) -> f64 {
     let mut lanes = [0.0f64; 8];
     for chunk in block.chunks(8) {
         for (lane, value) in lanes.iter_mut().zip(chunk) {
@@ -197,7 +265,10 @@ fn sum_of_squares(block: &[f32]) -> f64 {
 #[cfg(test)]
 pub(super) fn on_device_for_tests(shards: &[UnitShard], grads: &[Tensor<1>]) -> Vec<f64> {
     let n = shards[0].layout.params.len();
-    let mut squares = vec![FixedPoint::default(); n];
-    add_on_device(shards, grads, &[(0..n).collect()], &mut squares).expect("the device works");
-    squares.iter().map(|square| FixedPoint::from_limbs(&square.limbs())).collect()
+    let parts = partial_sums(shards, grads, &[(0..n).collect()]);
+    let values = parts.iter().map(|parts| kernels::device::host::to_host(parts.sums.clone()));
+    let values: Vec<Vec<f32>> = values.collect();
+    let queued = QueuedNorms { squares: vec![FixedPoint::default(); n], groups: Vec::new(), parts };
+    let norms = queued.read(&mut values.into_iter());
+    norms.squares.iter().map(|square| FixedPoint::from_limbs(&square.limbs())).collect()
 }

@@ -37,7 +37,7 @@ pub(crate) fn follow(Follower { weights, decay }: Follower<'_>, leader: &Tensor<
 }
 
 #[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl", "x86_64+avx2"))]
-fn average(follower: &mut [f32], leader: &[f32], decay: f32, rest: f32) {
+pub(super) fn average(follower: &mut [f32], leader: &[f32], decay: f32, rest: f32) {
     for (follower, leader) in follower.iter_mut().zip(leader) {
         *follower = decay * *follower + rest * leader;
     }

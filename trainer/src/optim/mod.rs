@@ -5,6 +5,8 @@ mod clip;
 #[cfg(feature = "cube")]
 mod cube;
 pub(crate) mod follow;
+#[cfg(feature = "cuda")]
+mod native;
 mod optimizer;
 mod rates;
 mod runs;
@@ -12,7 +14,7 @@ mod sgd;
 pub(crate) mod state;
 
 pub(crate) use self::adamw::AdamW;
-pub(crate) use self::clip::ClipRule;
-pub(crate) use self::optimizer::{Norms, Optimizer, Rule};
+pub(crate) use self::clip::{ClipRule, Decision};
+pub(crate) use self::optimizer::{Clip, Optimizer, QueuedStepNorms, Rule};
 pub(crate) use self::rates::LayerRates;
 pub(crate) use self::sgd::{Adaptation, RateRule, Sgd};

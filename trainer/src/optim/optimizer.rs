@@ -4,16 +4,19 @@ use std::ops::Range;
 
 use burn_tensor::Tensor;
 use kernels::device::host::{self, is_host};
+use kernels::device::readback::read_back_while;
 use networks::params::{ParamSpec, Role};
 use ranks::EngineError;
 use ranks::fixed::FixedPoint;
 use rayon::prelude::*;
 
 use super::adamw::{self, AdamW};
-use super::clip::{ClipNorms, ClipRule};
+use super::clip::{ClipNorms, ClipRule, Decision, QueuedNorms};
 #[cfg(feature = "cube")]
 use super::cube;
 use super::follow::{Follower, follow_all};
+#[cfg(feature = "cuda")]
+use super::native;
 use super::sgd::{self, Lengths, RateRule, Sgd};
 use super::state::{Segment, UnitShard};
 use crate::schedule::ScheduledValues;
@@ -48,6 +51,39 @@ pub struct Norms<T = f64> {
     params: Option<ClipNorms<T>>,
     /// Lengths of the sums of gradients and decay, where rates depend on them.
     directions: Option<ClipNorms<T>>,
+}
+
+/// Norms of a step on their way: their parts may still be on a device.
+#[derive(Debug, Clone)]
+pub struct QueuedStepNorms {
+    grads: QueuedNorms,
+    params: Option<QueuedNorms>,
+    directions: Option<QueuedNorms>,
+}
+
+impl QueuedStepNorms {
+    /// Returns what is to be read for [`QueuedStepNorms::read`].
+    pub fn tensors(&self) -> Vec<Tensor<1>> {
+        let all = std::iter::once(&self.grads).chain(&self.params).chain(&self.directions);
+        all.filter_map(QueuedNorms::tensor).collect()
+    }
+
+    /// Returns the norms, given the values of [`QueuedStepNorms::tensors`].
+    pub fn read(self, values: &mut impl Iterator<Item = Vec<f32>>) -> Norms<FixedPoint> {
+        let grads = self.grads.read(values);
+        let params = self.params.map(|params| params.read(values));
+        let directions = self.directions.map(|directions| directions.read(values));
+        Norms { grads, params, directions }
+    }
+}
+
+/// How gradients are clipped.
+#[derive(Debug, Clone, Copy)]
+pub enum Clip<'a> {
+    /// By norms that all ranks have agreed on, and that are finite.
+    Norms(&'a Norms),
+    /// By the device, which makes no update if the step is not finite.
+    Device(&'a Decision),
 }
 
 impl Norms<FixedPoint> {
@@ -106,8 +142,35 @@ impl Optimizer {
         }
     }
 
-    /// Computes this rank's share of the norms that a step at the weight decay of `scheduled_values` needs; `modules` has the number of
-    /// each unit's module.
+    /// Queues the computation of this rank's share of the norms that a step at the weight decay of `scheduled_values`
+    /// needs; `modules` has the number of each unit's module.
+    pub fn queue_norms(
+        &self,
+        shards: &[UnitShard],
+        grads: &[Tensor<1>],
+        modules: &[usize],
+        scheduled_values: &ScheduledValues,
+    ) -> QueuedStepNorms {
+        let Rule::Sgd(Sgd { adaptation: Some(adaptation), .. }) = self.rule else {
+            let grads = QueuedNorms::queue(self.clip, shards, grads, modules);
+            return QueuedStepNorms { grads, params: None, directions: None };
+        };
+        let per_tensor =
+            |values: &[Tensor<1>]| QueuedNorms::queue(ClipRule::PerTensor, shards, values, modules);
+        let params: Vec<Tensor<1>> = shards.iter().map(|shard| shard.weights.clone()).collect();
+        let directions = match adaptation.rule {
+            RateRule::Larc => None,
+            RateRule::Lars => {
+                let sum = |(grad, param): (&Tensor<1>, &Tensor<1>)| {
+                    grad.clone() + param.clone() * scheduled_values.weight_decay
+                };
+                Some(per_tensor(&grads.iter().zip(&params).map(sum).collect::<Vec<_>>()))
+            }
+        };
+        QueuedStepNorms { grads: per_tensor(grads), params: Some(per_tensor(&params)), directions }
+    }
+
+    /// Computes [`Optimizer::queue_norms`] and waits for them.
     ///
     /// # Errors
     /// [`EngineError::Device`] when the device of the gradients has failed.
@@ -118,22 +181,20 @@ impl Optimizer {
         modules: &[usize],
         scheduled_values: &ScheduledValues,
     ) -> Result<Norms<FixedPoint>, EngineError> {
-        let Rule::Sgd(Sgd { adaptation: Some(adaptation), .. }) = self.rule else {
-            let grads = ClipNorms::of(self.clip, shards, grads, modules)?;
-            return Ok(Norms { grads, params: None, directions: None });
-        };
-        let per_tensor = |values: &[Tensor<1>]| ClipNorms::of(ClipRule::PerTensor, shards, values, modules);
-        let params: Vec<Tensor<1>> = shards.iter().map(|shard| shard.weights.clone()).collect();
-        let directions = match adaptation.rule {
-            RateRule::Larc => None,
-            RateRule::Lars => {
-                let sum = |(grad, param): (&Tensor<1>, &Tensor<1>)| {
-                    grad.clone() + param.clone() * scheduled_values.weight_decay
-                };
-                Some(per_tensor(&grads.iter().zip(&params).map(sum).collect::<Vec<_>>())?)
-            }
-        };
-        Ok(Norms { grads: per_tensor(grads)?, params: Some(per_tensor(&params)?), directions })
+        let queued = self.queue_norms(shards, grads, modules, scheduled_values);
+        let (values, ()) = read_back_while(&queued.tensors(), || ());
+        Ok(queued.read(&mut values?.into_iter()))
+    }
+
+    /// Has the device of the queued norms decide how gradients are clipped and whether the update is made, so that
+    /// [`Optimizer::step`] need not wait for them; `None` where it cannot. `losses` are `[1]` each.
+    pub fn decide(&self, queued: &QueuedStepNorms, losses: Vec<Tensor<1>>) -> Option<Decision> {
+        #[cfg(feature = "cuda")]
+        if let Rule::AdamW(_) = self.rule {
+            return queued.grads.decide(&Tensor::cat(losses, 0), self.clip_norm);
+        }
+        let _ = (queued, losses);
+        None
     }
 
     /// Updates every shard, and then its followers, which are listed by unit. `grads` are this rank's shards of the mean
@@ -142,10 +203,21 @@ impl Optimizer {
         &self,
         shards: &mut [UnitShard],
         grads: Vec<Tensor<1>>,
-        norms: &Norms,
+        clip: Clip<'_>,
         scheduled_values: &ScheduledValues,
         followers: Vec<Vec<Follower<'_>>>,
     ) {
+        #[cfg(feature = "cuda")]
+        if let (Rule::AdamW(rule), Some(kernels)) =
+            (self.rule, shards.first().and_then(|shard| native::kernels(&shard.weights)))
+        {
+            let units = shards.iter_mut().enumerate();
+            let segments = units
+                .map(|(unit, shard)| self.native_segments(rule, shard, unit, clip, scheduled_values))
+                .collect();
+            return native::step(&kernels, rule, shards, segments, grads, clip, followers);
+        }
+        let Clip::Norms(norms) = clip else { unreachable!("only the kernels above decide") };
         type Work<'s, 'f> = ((&'s mut UnitShard, Tensor<1>), Vec<Follower<'f>>);
         let update = |(unit, ((shard, grad), followers)): (usize, Work<'_, '_>)| {
             let frozen = frozen_at(shard, scheduled_values.step);
@@ -166,6 +238,56 @@ impl Optimizer {
         }
     }
 
+    /// Counts an update of the parameters of `shard` that are not frozen, and returns their constants for the kernels for
+    /// NVIDIA GPUs.
+    #[cfg(feature = "cuda")]
+    fn native_segments(
+        &self,
+        rule: AdamW,
+        shard: &mut UnitShard,
+        unit: usize,
+        clip: Clip<'_>,
+        scheduled_values: &ScheduledValues,
+    ) -> Vec<kernels::native::update::Segment> {
+        let frozen = frozen_at(shard, scheduled_values.step);
+        for (n_updates, frozen) in shard.n_updates.iter_mut().zip(&frozen) {
+            *n_updates += u64::from(!frozen);
+        }
+        let mut segments = Vec::new();
+        for segment in shard.segments() {
+            let (lr, decay) = self.rate_and_decay(&segment, scheduled_values);
+            let (factor, group) = match clip {
+                Clip::Norms(norms) => (norms.grads.factor(unit, segment.param, self.clip_norm), 0),
+                Clip::Device(decision) => (1.0, decision.groups[unit][segment.param]),
+            };
+            let constants =
+                rule.constants(shard.n_updates[segment.param].max(1), lr, decay.unwrap_or(0.0), factor);
+            segments.push(kernels::native::update::Segment {
+                end: segment.end,
+                shrink: constants.shrink,
+                clip: constants.clip,
+                group,
+                rate: constants.rate,
+                root: constants.root,
+                is_frozen: frozen[segment.param],
+            });
+        }
+        segments
+    }
+
+    /// Returns the rate of a parameter, and the weight decay if it is decayed.
+    fn rate_and_decay(
+        &self,
+        segment: &Segment<'_>,
+        scheduled_values: &ScheduledValues,
+    ) -> (f64, Option<f64>) {
+        let spec = &segment.slot.spec;
+        let decays = spec.decay || (self.decays_vectors && spec.role.is_trained());
+        let is_frozen = scheduled_values.step < spec.frozen_steps;
+        let lr = if is_frozen { 0.0 } else { scheduled_values.lr * spec.lr_scale };
+        (lr, decays.then_some(scheduled_values.weight_decay))
+    }
+
     fn update_of(
         &self,
         shard: &UnitShard,
@@ -174,12 +296,8 @@ impl Optimizer {
         scheduled_values: &ScheduledValues,
     ) -> Update {
         let of_param = |segment: &Segment<'_>| {
-            let spec = &segment.slot.spec;
-            let decays = spec.decay || (self.decays_vectors && spec.role.is_trained());
-            let clip = norms.grads.factor(unit, segment.param, self.clip_norm);
-            let is_frozen = scheduled_values.step < spec.frozen_steps;
-            let lr = if is_frozen { 0.0 } else { scheduled_values.lr * spec.lr_scale };
-            (lr, decays.then_some(scheduled_values.weight_decay), clip)
+            let (lr, decay) = self.rate_and_decay(segment, scheduled_values);
+            (lr, decay, norms.grads.factor(unit, segment.param, self.clip_norm))
         };
         match self.rule {
             Rule::AdamW(rule) => {
@@ -421,7 +539,7 @@ mod tests {
                     optimizer.step(
                         &mut shards,
                         grads,
-                        &norms.agreed(&squares),
+                        Clip::Norms(&norms.agreed(&squares)),
                         &scheduled_values,
                         vec![Vec::new()],
                     );

@@ -13,7 +13,7 @@ use networks::unit::Unit;
 use super::state::NetworkState;
 use crate::method::network::{Backbone, Moves, NetworkSpec, Sight};
 use crate::optim::follow::{Follower, follow};
-use crate::optim::{Norms, Optimizer};
+use crate::optim::{Clip, Optimizer};
 use crate::schedule::ScheduledValues;
 
 /// All networks of a step.
@@ -146,13 +146,30 @@ impl Nets {
         self.others().filter(|(_, net)| !net.sees.is_empty()).map(|(number, _)| number)
     }
 
+    /// Returns whether an update that a device may leave out leaves out everything: at most one network follows the
+    /// trained one, as an average, and none follows another.
+    pub(super) fn may_leave_out(&self, next_step: u64) -> bool {
+        let trained = self.trained().name;
+        let moving: Vec<(&str, f64)> = self
+            .list
+            .iter()
+            .filter_map(|net| net.moves.follows(next_step))
+            .filter(|(_, decay)| *decay != 1.0)
+            .collect();
+        match moving.as_slice() {
+            [] => true,
+            [(of, decay)] => *of == trained && *decay > 0.0,
+            _ => false,
+        }
+    }
+
     /// Updates the trained network, its followers, and then the followers of these, in their order.
     pub(super) fn update(
         &self,
         networks: &mut [NetworkState],
         optimizer: &Optimizer,
         grads: Vec<Tensor<1>>,
-        norms: &Norms,
+        clip: Clip<'_>,
         scheduled_values: &ScheduledValues,
     ) {
         let (number, next_step) = (self.trained, scheduled_values.step + 1);
@@ -169,7 +186,7 @@ impl Nets {
                 direct[unit].push(Follower { weights: &mut shard.weights, decay });
             }
         }
-        optimizer.step(&mut shards, grads, norms, scheduled_values, direct);
+        optimizer.step(&mut shards, grads, clip, scheduled_values, direct);
         networks[number].shards = shards;
         for other in 0..self.list.len() {
             let Some((of, decay)) = follows(other).filter(|(of, _)| *of != trained) else { continue };
@@ -366,7 +383,7 @@ mod tests {
         let norms = optimizer.norms(&networks[2].shards, &grads, &vec![0; grads.len()], &values).unwrap();
         let squares: Vec<f64> =
             norms.squares().iter().map(|square| FixedPoint::from_limbs(&square.limbs())).collect();
-        nets.update(&mut networks, &optimizer, grads, &norms.agreed(&squares), &values);
+        nets.update(&mut networks, &optimizer, grads, Clip::Norms(&norms.agreed(&squares)), &values);
         let after: Vec<_> = networks.iter().map(weights).collect();
         assert_ne!(after[2], before[2], "the step has changed the trained network");
         assert_eq!((&after[0], &after[1]), (&after[2], &after[2]));

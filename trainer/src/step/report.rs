@@ -31,7 +31,7 @@ impl Gradients {
     /// # Errors
     /// [`EngineError::Device`] when the device has failed.
     pub fn loss(&self) -> Result<f64, EngineError> {
-        Ok(FixedPoint::from_limbs(&Scalars::read_all(&self.scalars)?.0.limbs()))
+        Ok(FixedPoint::from_limbs(&Scalars::read_loss(&self.scalars)?.limbs()))
     }
 
     /// Shards of the mean gradients on this rank, by unit.

@@ -2,7 +2,7 @@
 //! that is read at once keeps the host from launching the next operations.
 
 use burn_tensor::Tensor;
-use kernels::device::readback::read_back;
+use kernels::device::readback::read_back_while;
 use ranks::EngineError;
 use ranks::fixed::FixedPoint;
 
@@ -37,50 +37,52 @@ impl Scalars {
         self.values.extend(values);
     }
 
-    /// Reads this rank's shares of the means over all micro-batches: the sum of the losses of all lists, and the gauges of one list
-    /// after another.
+    /// Reads this rank's share of the mean loss over all micro-batches: the sum of all lists.
     ///
     /// # Errors
     /// [`EngineError::Device`] when the device has failed.
-    pub(crate) fn read_all(lists: &[Self]) -> Result<(FixedPoint, FixedGauges), EngineError> {
-        let (mut loss, mut gauges) = (FixedPoint::default(), FixedGauges::new());
+    pub(crate) fn read_loss(lists: &[Self]) -> Result<FixedPoint, EngineError> {
+        let tensors: Vec<Tensor<1>> = lists.iter().flat_map(|list| list.values.clone()).collect();
+        let (values, ()) = read_back_while(&tensors, || ());
+        let mut values = values?.into_iter();
+        Ok(Self::sums_of_all(lists, &mut values).0)
+    }
+
+    /// Returns the sum of the losses of all lists, and the gauges of one list after another, given
+    /// the values of their [`Scalars::tensors`].
+    pub(crate) fn sums_of_all(
+        lists: &[Self],
+        values: &mut impl Iterator<Item = Vec<f32>>,
+    ) -> (FixedPoint, FixedGauges) {
+        let mut loss = FixedPoint::default();
+        let mut gauges = FixedGauges::new();
         for list in lists {
-            let (share, more) = list.read()?;
+            let (share, more) = list.sums(values);
             loss = loss.plus(share);
             gauges.extend(more);
         }
-        Ok((loss, gauges))
+        (loss, gauges)
     }
 
-    /// Reads this rank's share of the means over all micro-batches, of loss and gauges, in one transfer from the device.
-    ///
-    /// # Errors
-    /// [`EngineError::Device`] when the device has failed.
-    fn read(&self) -> Result<(FixedPoint, FixedGauges), EngineError> {
+    /// Returns loss and gauges of each micro-batch, `[1]` each, in the order in which
+    /// [`Scalars::sums_of_all`] takes their values.
+    pub(crate) fn tensors(&self) -> &[Tensor<1>] {
+        &self.values
+    }
+
+    /// Returns the losses of the micro-batches, `[1]` each.
+    pub(crate) fn losses(&self) -> impl Iterator<Item = Tensor<1>> {
+        self.values.iter().step_by(1 + self.names.len()).cloned()
+    }
+
+    /// Returns this rank's shares of the means over all micro-batches, of loss and gauges, given the
+    /// values of [`Scalars::tensors`].
+    fn sums(&self, values: &mut impl Iterator<Item = Vec<f32>>) -> (FixedPoint, FixedGauges) {
         let mut sums = vec![FixedPoint::default(); 1 + self.names.len()];
-        let values = read_back(Tensor::cat(self.values.clone(), 0))?;
-        for of_batch in values.chunks_exact(sums.len()) {
-            for (sum, value) in sums.iter_mut().zip(of_batch) {
-                sum.add(f64::from(*value) / self.n_micro_batches as f64);
-            }
+        let n_sums = sums.len();
+        for (number, value) in values.by_ref().take(self.values.len()).enumerate() {
+            sums[number % n_sums].add(f64::from(value[0]) / self.n_micro_batches as f64);
         }
-        Ok((sums[0], self.names.iter().copied().zip(sums[1..].iter().copied()).collect()))
+        (sums[0], self.names.iter().copied().zip(sums[1..].iter().copied()).collect())
     }
-}
-
-/// Reads tensors from a device in one transfer.
-pub(super) fn read_by_name(
-    tensors: Vec<(&'static str, Tensor<1>)>,
-) -> Result<Vec<(&'static str, Vec<f32>)>, EngineError> {
-    if tensors.is_empty() {
-        return Ok(Vec::new());
-    }
-    let lengths: Vec<(&'static str, usize)> =
-        tensors.iter().map(|(name, values)| (*name, values.dims()[0])).collect();
-    let mut all = read_back(Tensor::cat(tensors.into_iter().map(|(_, values)| values).collect(), 0))?;
-    let mut cut = |(name, len): (&'static str, usize)| {
-        let rest = all.split_off(len);
-        (name, std::mem::replace(&mut all, rest))
-    };
-    Ok(lengths.into_iter().map(&mut cut).collect())
 }

@@ -2,6 +2,7 @@
 
 use augment::Batch;
 use burn_tensor::{DType, Device, Tensor};
+use kernels::device::readback::read_back_while;
 use kernels::device::workers::Workers;
 use networks::NetworkError;
 use networks::backbone::ModelConfig;
@@ -30,15 +31,15 @@ use super::net::{Division, Net, Nets};
 use super::pass::Passes;
 use super::phases::{Clock, Phases};
 use super::report::{Gradients, StepReport, embeddings};
-use super::scalars::{Scalars, read_by_name};
+use super::scalars::Scalars;
 use super::sharded::{Observation, ShardedNet};
 use super::state::{NetworkState, TrainState};
 use super::upload::{BatchUploader, Sent};
 use super::weights::Weights;
 use crate::method::Method;
 use crate::method::network::Moves;
-use crate::optim::Optimizer;
 use crate::optim::state::UnitShard;
+use crate::optim::{Clip, Decision, Optimizer, QueuedStepNorms};
 use crate::schedule::ScheduledValues;
 
 /// The networks of a run on one rank.
@@ -353,27 +354,55 @@ impl Trainer {
             gradients;
         let waited = self.comm.waited();
         let mut clock = Clock::start(self.timed.clone());
-        let (loss, gauges) = Scalars::read_all(&scalars)?;
-        // Read before the optimizer is launched, because reading would wait for it.
-        let observed = read_by_name(observed)?;
         let modules: Vec<usize> = self.nets.trained().units().map(|unit| unit.module).collect();
         self.write(constrained);
-        let norms = self.optimizer.norms(self.trained(), &grads, &modules, scheduled_values)?;
+        let queued = self.optimizer.queue_norms(self.trained(), &grads, &modules, scheduled_values);
+        let trained = self.nets.trained().name;
+        let (of_trained, of_others): (Vec<_>, Vec<_>) =
+            observations.into_iter().partition(|observation| observation.of == trained);
+        let decision = match of_trained.is_empty() {
+            true => self.decide(&queued, &scalars, scheduled_values),
+            false => None,
+        };
+        let mut tensors: Vec<Tensor<1>> = scalars.iter().flat_map(Scalars::tensors).cloned().collect();
+        tensors.extend(observed.iter().map(|(_, values)| values.clone()));
+        tensors.extend(queued.tensors());
+        tensors.extend(decision.as_ref().and_then(Decision::tensor));
+        let n_updates = self.trained().iter().map(|shard| shard.n_updates.clone()).collect::<Vec<_>>();
+        // Copied before the optimizer is launched: reading later would wait for it.
+        let (values, grads) = read_back_while(&tensors, || match &decision {
+            Some(decision) => {
+                self.update_networks(grads, Clip::Device(decision), scheduled_values);
+                None
+            }
+            None => Some(grads),
+        });
+        let mut values = values?.into_iter();
+        let (loss, gauges) = Scalars::sums_of_all(&scalars, &mut values);
+        let observed: Vec<(&'static str, Vec<f32>)> =
+            observed.into_iter().map(|(name, _)| name).zip(values.by_ref()).collect();
+        let norms = queued.read(&mut values);
         let agreed = agree(&self.comm, &norms.squares(), loss, &gauges, votes)?;
         let norms = norms.agreed(&agreed.squares);
-        let finite = agreed.is_finite();
+        let finite = match values.next() {
+            Some(factors) => Decision::is_finite(&factors),
+            None => agreed.is_finite(),
+        };
         if finite {
-            let trained = self.nets.trained().name;
-            let (of_trained, of_others): (Vec<_>, Vec<_>) =
-                observations.into_iter().partition(|observation| observation.of == trained);
             self.write(of_trained);
-            let (nets, networks) = (&self.nets, &mut self.state.networks);
-            nets.update(networks, &self.optimizer, grads, &norms, scheduled_values);
+            if let Some(grads) = grads {
+                self.update_networks(grads, Clip::Norms(&norms), scheduled_values);
+            }
             // Running statistics of a network are its own: they are not averaged.
             self.write(of_others);
             self.state.method.after_step(&observed);
             self.state.bad_steps = 0;
         } else {
+            // The device has counted an update that it has not made.
+            let shards = &mut self.state.networks[self.nets.trained].shards;
+            for (shard, n_updates) in shards.iter_mut().zip(n_updates) {
+                shard.n_updates = n_updates;
+            }
             self.state.bad_steps += 1;
         }
         self.state.step += 1;
@@ -381,6 +410,27 @@ impl Trainer {
         phases.wait_ms += (self.comm.waited() - waited).as_secs_f64() * 1e3;
         let (loss, gauges, votes) = (agreed.loss, agreed.gauges, agreed.votes);
         Ok(StepReport { loss, grad_norm: norms.total(), finite, phases, gauges, embeddings, votes })
+    }
+
+    /// Has the device decide whether the update is made, so that the host does not wait before it: on one rank, whose norms
+    /// no other has to agree on.
+    fn decide(
+        &self,
+        queued: &QueuedStepNorms,
+        scalars: &[Scalars],
+        scheduled_values: &ScheduledValues,
+    ) -> Option<Decision> {
+        let is_alone = self.topology().world_size == 1;
+        if !is_alone || !self.nets.may_leave_out(scheduled_values.step + 1) {
+            return None;
+        }
+        self.optimizer.decide(queued, scalars.iter().flat_map(Scalars::losses).collect())
+    }
+
+    /// Updates the trained network and those that follow it.
+    fn update_networks(&mut self, grads: Vec<Tensor<1>>, clip: Clip<'_>, scheduled_values: &ScheduledValues) {
+        let (nets, networks) = (&self.nets, &mut self.state.networks);
+        nets.update(networks, &self.optimizer, grads, clip, scheduled_values);
     }
 
     /// Writes `observations` into this rank's shards.

@@ -19,6 +19,54 @@ pub fn read_back(tensor: Tensor<1>) -> Result<Vec<f32>, DeviceFailure> {
     data.try_into_vec::<f32>().map_err(|error| failure(&error))
 }
 
+/// Copies the elements of `tensors` to the host, and runs `meanwhile` before it waits for the copies:
+/// what that queues on a device runs behind them, so that the device has work while the host
+/// wakes up.
+///
+/// # Errors
+/// [`DeviceFailure`]: any failure on the device until the copies.
+pub fn read_back_while<R>(
+    tensors: &[Tensor<1>],
+    meanwhile: impl FnOnce() -> R,
+) -> (Result<Vec<Vec<f32>>, DeviceFailure>, R) {
+    #[cfg(feature = "cube")]
+    if let Some(tensors) = on_one_device(tensors) {
+        let handles = tensors.iter().map(|tensor| tensor.handle.clone()).collect();
+        // Queues the copies; the future waits for them.
+        let copies = tensors[0].client.read_async(handles);
+        let result = meanwhile();
+        let all = cubecl::future::block_on(copies).map_err(|error| failure(&error));
+        let floats = |bytes: &[u8]| -> Vec<f32> { bytes.chunks_exact(4).map(float).collect() };
+        return (all.map(|all| all.iter().map(|bytes| floats(bytes)).collect()), result);
+    }
+    let result = meanwhile();
+    (tensors.iter().map(|tensor| read_back(tensor.clone())).collect(), result)
+}
+
+/// Returns the tensors as CubeCL holds them, if all are contiguous f32 on one of its devices.
+#[cfg(feature = "cube")]
+fn on_one_device(tensors: &[Tensor<1>]) -> Option<Vec<burn_cubecl::tensor::CubeTensor>> {
+    use burn_cubecl::CubeBackend;
+    use burn_cubecl::tensor::CubeTensor;
+
+    let mut all: Vec<CubeTensor> = Vec::with_capacity(tensors.len());
+    for tensor in tensors {
+        let tensor: CubeTensor = tensor.clone().try_into_primitive::<CubeBackend>().ok()?;
+        let is_first_device = all.first().is_none_or(|first| first.device == tensor.device);
+        if tensor.dtype != burn_tensor::DType::F32 || !is_first_device {
+            return None;
+        }
+        all.push(burn_cubecl::kernel::into_contiguous(tensor));
+    }
+    (!all.is_empty()).then_some(all)
+}
+
+/// Returns the number of four bytes.
+#[cfg(feature = "cube")]
+fn float(bytes: &[u8]) -> f32 {
+    f32::from_ne_bytes([bytes[0], bytes[1], bytes[2], bytes[3]])
+}
+
 /// Returns the failure that `error` reports.
 pub fn failure(error: &impl ToString) -> DeviceFailure {
     DeviceFailure { reason: error.to_string() }

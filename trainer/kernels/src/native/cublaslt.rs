@@ -200,7 +200,7 @@ pub(crate) fn version_name(version: usize) -> String {
     format!("{}.{}.{}", version / 10_000, version / 100 % 100, version % 100)
 }
 
-fn compute_capability(device: u16) -> Result<(i32, i32), String> {
+pub(super) fn compute_capability(device: u16) -> Result<(i32, i32), String> {
     use cudarc::driver::result::device;
     use cudarc::driver::sys::CUdevice_attribute as Attribute;
     let read = |attribute| {

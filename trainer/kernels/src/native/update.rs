@@ -1,0 +1,461 @@
+//! The end of a step on an NVIDIA GPU: sums of squares, clip factors and AdamW, each in one launch
+//! for all units of a network. The kernels are in `update.cu`.
+//!
+//! ```text
+//! sums[b] = Σ_{i in b} g_i²                                     b a block of a range of a unit
+//! factors[G] = min(1, c / (√Σ_{b in G} sums[b] + ε))            c the largest norm of a clip group G
+//! m ← β₁ m + (1 - β₁) c g       v ← β₂ v + (1 - β₂) c² g²       c = factors[G]
+//! θ ← shrink · θ - rate · m / (root · √v + ε)                   θ_F ← d θ_F + (1 - d) θ
+//! ```
+//!
+//! With clip factors that the device has computed, and a step that is not finite left out by the
+//! device itself, the host does not wait between the backward pass and the update.
+
+#![allow(unsafe_code)]
+
+use std::collections::HashMap;
+use std::sync::{Arc, LazyLock, Mutex, PoisonError};
+
+use burn_cubecl::CubeBackend;
+use burn_cubecl::tensor::CubeTensor;
+use burn_tensor::{DType, Tensor};
+use cubecl_common::device::DeviceId;
+use cubecl_runtime::server::Handle;
+
+use super::module::{Grid, Module};
+use super::stream::{self, Stream, is_cuda};
+use crate::ops::cube::empty;
+use crate::products;
+
+/// The kernels, in whose text the words in capitals are defined by who compiles it.
+const SOURCE: &str = include_str!("update.cu");
+
+/// The words in capitals, for CUDA.
+const FOR_CUDA: &str = "\
+#define KERNEL(name, type, job) extern \"C\" __global__ void name(const __grid_constant__ type job)
+#define DEVICE __device__ static
+#define SHARED __shared__
+#define BLOCK blockIdx.x
+#define THREAD threadIdx.x
+#define BARRIER __syncthreads
+#define ALL(condition) __syncthreads_and(condition)
+";
+
+const NAMES: [&str; 3] = ["sum_squares", "clip_factors", "adam_w_units"];
+const SUM_SQUARES: usize = 0;
+const CLIP_FACTORS: usize = 1;
+const ADAM_W: usize = 2;
+
+// The constants of `update.cu`.
+const SUM_THREADS: usize = 128;
+const UPDATE_THREADS: usize = 256;
+const ELEMENTS: usize = 2048;
+const MOST_UNITS: usize = 40;
+
+/// Words of `struct Segment` of `update.cu`.
+const SEGMENT_WORDS: usize = 7;
+
+/// Elements that one launch of AdamW moves at most, unless one unit has more: results go to new
+/// memory, 16 bytes an element, until the launch has read the old.
+const MOST_ELEMENTS: usize = 64 << 20;
+
+/// The kernels on one device.
+#[derive(Debug, Clone)]
+pub struct UpdateKernels {
+    module: Arc<Module<3>>,
+}
+
+/// A block of a gradient, whose squares are summed by themselves.
+#[derive(Debug, Clone, Copy)]
+pub struct Block {
+    /// Number of the gradient.
+    pub tensor: usize,
+    /// First element.
+    pub start: usize,
+    /// One past the last element.
+    pub end: usize,
+}
+
+/// Clip factors on the device.
+#[derive(Debug, Clone)]
+pub struct ClipFactors {
+    /// A factor for each group, and behind them one for the losses; negative where a norm or a loss
+    /// is not finite.
+    values: CubeTensor,
+}
+
+/// A range of a unit's elements with equal constants.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Segment {
+    /// One past the last element.
+    pub end: usize,
+    /// Factor of weight decay.
+    pub shrink: f32,
+    /// Factor of the gradient, unless the device has computed the factors.
+    pub clip: f32,
+    /// Number of the clip group.
+    pub group: usize,
+    /// Rate, corrected for the number of updates.
+    pub rate: f32,
+    /// Correction of the second moment's root.
+    pub root: f32,
+    /// Whether values and moments stay.
+    pub is_frozen: bool,
+}
+
+/// A unit's shards, `[n]` each in f32.
+#[derive(Debug, Clone)]
+pub struct Unit {
+    /// Mean gradient.
+    pub grad: Tensor<1>,
+    /// Weights.
+    pub weights: Tensor<1>,
+    /// First moment.
+    pub exp_avg: Tensor<1>,
+    /// Second moment.
+    pub exp_avg_sq: Tensor<1>,
+    /// A moving average of the weights, and the share of it that stays.
+    pub follower: Option<(Tensor<1>, f64)>,
+    /// Segments, in their order, up to the end of the shard.
+    pub segments: Vec<Segment>,
+}
+
+/// A unit's shards after the update, in new memory.
+#[derive(Debug, Clone)]
+pub struct MovedUnit {
+    /// Weights.
+    pub weights: Tensor<1>,
+    /// First moment.
+    pub exp_avg: Tensor<1>,
+    /// Second moment.
+    pub exp_avg_sq: Tensor<1>,
+    /// The moving average, if the unit has one.
+    pub follower: Option<Tensor<1>>,
+}
+
+/// Constants of AdamW that all elements share.
+#[derive(Debug, Clone, Copy)]
+pub struct Betas {
+    /// Decay rate of the first moment.
+    pub first: f32,
+    /// Decay rate of the second moment.
+    pub second: f32,
+    /// Added to the root of the second moment.
+    pub epsilon: f32,
+}
+
+/// `struct Gradients` of `update.cu`.
+#[repr(C)]
+struct GradientsJob {
+    grads: [u64; MOST_UNITS],
+    blocks: u64,
+    sums: u64,
+    first: u32,
+}
+
+/// `struct Norms` of `update.cu`.
+#[repr(C)]
+struct NormsJob {
+    sums: u64,
+    starts: u64,
+    numbers: u64,
+    losses: u64,
+    factors: u64,
+    clip_norm: f64,
+    epsilon: f64,
+    n_groups: u32,
+    n_losses: u32,
+}
+
+/// `struct Unit` of `update.cu`.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct UnitJob {
+    grad: u64,
+    weights: u64,
+    exp_avg: u64,
+    exp_avg_sq: u64,
+    follower: u64,
+    to_weights: u64,
+    to_exp_avg: u64,
+    to_exp_avg_sq: u64,
+    to_follower: u64,
+    n: u32,
+    first_block: u32,
+    first_segment: u32,
+    decay: f32,
+    rest: f32,
+    padding: u32,
+}
+
+/// `struct Update` of `update.cu`.
+#[repr(C)]
+struct UpdateJob {
+    units: [UnitJob; MOST_UNITS],
+    segments: u64,
+    factors: u64,
+    n_units: u32,
+    n_factors: u32,
+    beta1: f32,
+    rest1: f32,
+    beta2: f32,
+    rest2: f32,
+    epsilon: f32,
+}
+
+impl UpdateKernels {
+    /// Returns the kernels for tensors like `tensor`: compiled once for each device. `None` where it
+    /// is not on an NVIDIA GPU, and where they cannot be compiled or have been found wrong, of which
+    /// there is a [notice](products::notices).
+    pub fn on_device_of(tensor: &Tensor<1>) -> Option<Self> {
+        let tensor = primitive(tensor)?;
+        if !is_cuda(&tensor.client) {
+            return None;
+        }
+        let device = tensor.client.service_id().device;
+        let mut found = FOUND.lock().unwrap_or_else(PoisonError::into_inner);
+        found.entry(device).or_insert_with(|| Self::load(&tensor)).clone()
+    }
+
+    fn load(tensor: &CubeTensor) -> Option<Self> {
+        let source = format!("{FOR_CUDA}{SOURCE}");
+        match Module::load(&tensor.client, &source, NAMES) {
+            Ok(module) => Some(Self { module: Arc::new(module) }),
+            Err(reason) => {
+                products::notice(format!("weights are updated by CubeCL's kernels: {reason}"));
+                None
+            }
+        }
+    }
+
+    /// Has nobody use the kernels on the device of `tensor` any more, which were wrong as `fault`
+    /// says.
+    pub fn discard(tensor: &Tensor<1>, fault: &str) {
+        let Some(tensor) = primitive(tensor) else { return };
+        let mut found = FOUND.lock().unwrap_or_else(PoisonError::into_inner);
+        found.insert(tensor.client.service_id().device, None);
+        products::notice(format!("weights are updated by CubeCL's kernels: those for NVIDIA GPUs {fault}"));
+    }
+
+    /// Sums the squares of blocks of gradients: `[blocks]`.
+    pub fn sum_squares(&self, grads: &[Tensor<1>], blocks: &[Block]) -> Tensor<1> {
+        let grads: Vec<CubeTensor> = grads.iter().map(on_gpu).collect();
+        let like = &grads[0];
+        let sums = empty(like, [blocks.len()], DType::F32);
+        // A launch has the addresses of some gradients, which are numbered within it.
+        let mut words = Vec::with_capacity(3 * blocks.len());
+        for block in blocks {
+            words.extend([(block.tensor % MOST_UNITS) as u32, block.start as u32, block.end as u32]);
+        }
+        let table = upload(like, &words);
+        let mut first = 0;
+        for (number, grads) in grads.chunks(MOST_UNITS).enumerate() {
+            let is_here = |block: &&Block| block.tensor / MOST_UNITS == number;
+            let n_blocks = blocks[first..].iter().take_while(is_here).count();
+            if n_blocks == 0 {
+                continue;
+            }
+            let mut read: Vec<Handle> = grads.iter().map(|grad| grad.handle.clone()).collect();
+            read.push(table.clone());
+            let module = Arc::clone(&self.module);
+            let work = move |stream: Stream<'_>| {
+                let (grads, rest) = stream.addresses.split_at(stream.addresses.len() - 2);
+                let mut job = GradientsJob {
+                    grads: [0; MOST_UNITS],
+                    blocks: rest[0],
+                    sums: rest[1],
+                    first: first as u32,
+                };
+                job.grads[..grads.len()].copy_from_slice(grads);
+                let grid = Grid { n_blocks, n_threads: SUM_THREADS };
+                // SAFETY: `GradientsJob` is the kernel's argument; blocks lie within gradients, and
+                // there is a sum for each.
+                unsafe { module.launch(SUM_SQUARES, grid, &stream, &job) }
+            };
+            // Launches of one stream write different sums.
+            stream::queue(&like.client, NAMES[SUM_SQUARES], read, vec![sums.handle.clone()], work);
+            first += n_blocks;
+        }
+        Tensor::from_primitive::<CubeBackend>(sums)
+    }
+
+    /// Computes the clip factors of groups: `groups` has the numbers of the sums of each. `losses`,
+    /// `[n]`, decide with the norms whether the step is finite.
+    pub fn clip_factors(
+        &self,
+        sums: &Tensor<1>,
+        groups: &[Vec<usize>],
+        losses: &Tensor<1>,
+        clip_norm: f64,
+        epsilon: f64,
+    ) -> ClipFactors {
+        let [sums, losses] = [on_gpu(sums), on_gpu(losses)];
+        let mut starts = Vec::with_capacity(groups.len() + 1);
+        let mut numbers = Vec::new();
+        for group in groups {
+            starts.push(numbers.len() as u32);
+            numbers.extend(group.iter().map(|number| *number as u32));
+        }
+        starts.push(numbers.len() as u32);
+        let n_starts = starts.len();
+        let table = upload(&sums, &[starts, numbers].concat());
+        let values = empty(&sums, [groups.len() + 1], DType::F32);
+        let n_groups = groups.len();
+        let n_losses = losses.meta.shape()[0];
+        let module = Arc::clone(&self.module);
+        let work = move |stream: Stream<'_>| {
+            let [sums, losses, table, factors] = *stream.addresses else {
+                return Err("clip factors have four buffers".into());
+            };
+            let job = NormsJob {
+                sums,
+                starts: table,
+                numbers: table + 4 * n_starts as u64,
+                losses,
+                factors,
+                clip_norm,
+                epsilon,
+                n_groups: n_groups as u32,
+                n_losses: n_losses as u32,
+            };
+            let grid = Grid { n_blocks: n_groups + 1, n_threads: SUM_THREADS };
+            // SAFETY: `NormsJob` is the kernel's argument; numbers are those of sums, and there is a
+            // factor for each block.
+            unsafe { module.launch(CLIP_FACTORS, grid, &stream, &job) }
+        };
+        let read = vec![sums.handle.clone(), losses.handle.clone(), table];
+        stream::queue(&sums.client, NAMES[CLIP_FACTORS], read, vec![values.handle.clone()], work);
+        ClipFactors { values }
+    }
+
+    /// Updates units by AdamW, with the clip factors of the segments, or with `factors`.
+    pub fn adam_w(&self, units: Vec<Unit>, betas: Betas, factors: Option<&ClipFactors>) -> Vec<MovedUnit> {
+        let mut moved = Vec::with_capacity(units.len());
+        let mut launch = Vec::new();
+        let mut n_elements = 0;
+        for unit in units {
+            let n = unit.weights.dims()[0];
+            if launch.len() == MOST_UNITS || (!launch.is_empty() && n_elements + n > MOST_ELEMENTS) {
+                moved.extend(self.launch_adam_w(std::mem::take(&mut launch), betas, factors));
+                n_elements = 0;
+            }
+            n_elements += n;
+            launch.push(unit);
+        }
+        if !launch.is_empty() {
+            moved.extend(self.launch_adam_w(launch, betas, factors));
+        }
+        moved
+    }
+
+    fn launch_adam_w(&self, units: Vec<Unit>, betas: Betas, factors: Option<&ClipFactors>) -> Vec<MovedUnit> {
+        let like = on_gpu(&units[0].weights);
+        let mut words = Vec::new();
+        let mut jobs = Vec::with_capacity(units.len());
+        let mut read = Vec::new();
+        let mut written = Vec::new();
+        let mut moved = Vec::with_capacity(units.len());
+        let mut n_blocks = 0;
+        for unit in units {
+            let n = unit.weights.dims()[0];
+            let decay = unit.follower.as_ref().map_or(0.0, |(_, decay)| *decay);
+            jobs.push(UnitJob {
+                n: n as u32,
+                first_block: n_blocks as u32,
+                first_segment: (words.len() / SEGMENT_WORDS) as u32,
+                decay: decay as f32,
+                rest: (1.0 - decay) as f32,
+                // Not null says that the unit has a follower, whose address is filled in later.
+                follower: u64::from(unit.follower.is_some()),
+                ..UnitJob::default()
+            });
+            n_blocks += n.div_ceil(ELEMENTS);
+            for segment in &unit.segments {
+                words.extend([segment.end as u32, segment.group as u32, u32::from(segment.is_frozen)]);
+                words.extend([segment.shrink, segment.clip, segment.rate, segment.root].map(f32::to_bits));
+            }
+            for tensor in [&unit.grad, &unit.weights, &unit.exp_avg, &unit.exp_avg_sq] {
+                read.push(on_gpu(tensor).handle);
+            }
+            read.extend(unit.follower.iter().map(|(follower, _)| on_gpu(follower).handle));
+            let new = || empty(&like, [n], DType::F32);
+            let [weights, exp_avg, exp_avg_sq] = [new(), new(), new()];
+            let follower = unit.follower.is_some().then(new);
+            written.extend([&weights, &exp_avg, &exp_avg_sq].map(|tensor| tensor.handle.clone()));
+            written.extend(follower.iter().map(|tensor| tensor.handle.clone()));
+            moved.push(MovedUnit {
+                weights: Tensor::from_primitive::<CubeBackend>(weights),
+                exp_avg: Tensor::from_primitive::<CubeBackend>(exp_avg),
+                exp_avg_sq: Tensor::from_primitive::<CubeBackend>(exp_avg_sq),
+                follower: follower.map(Tensor::from_primitive::<CubeBackend>),
+            });
+        }
+        let n_read = read.len();
+        read.push(upload(&like, &words));
+        read.extend(factors.map(|factors| factors.values.handle.clone()));
+        let n_factors = factors.map_or(0, |factors| factors.values.meta.shape()[0]);
+        let module = Arc::clone(&self.module);
+        let work = move |stream: Stream<'_>| {
+            let (of_units, rest) = stream.addresses.split_at(n_read);
+            let (tables, results) = rest.split_at(1 + usize::from(n_factors > 0));
+            let (mut of_units, mut results) = (of_units.iter().copied(), results.iter().copied());
+            let mut job = UpdateJob {
+                units: [UnitJob::default(); MOST_UNITS],
+                segments: tables[0],
+                factors: tables.get(1).copied().unwrap_or(0),
+                n_units: jobs.len() as u32,
+                n_factors: n_factors as u32,
+                beta1: betas.first,
+                rest1: 1.0 - betas.first,
+                beta2: betas.second,
+                rest2: 1.0 - betas.second,
+                epsilon: betas.epsilon,
+            };
+            let missing = || "a buffer of the update has no address".to_string();
+            for (slot, unit) in job.units.iter_mut().zip(jobs) {
+                *slot = unit;
+                slot.grad = of_units.next().ok_or_else(missing)?;
+                slot.weights = of_units.next().ok_or_else(missing)?;
+                slot.exp_avg = of_units.next().ok_or_else(missing)?;
+                slot.exp_avg_sq = of_units.next().ok_or_else(missing)?;
+                slot.to_weights = results.next().ok_or_else(missing)?;
+                slot.to_exp_avg = results.next().ok_or_else(missing)?;
+                slot.to_exp_avg_sq = results.next().ok_or_else(missing)?;
+                if unit.follower != 0 {
+                    slot.follower = of_units.next().ok_or_else(missing)?;
+                    slot.to_follower = results.next().ok_or_else(missing)?;
+                }
+            }
+            let grid = Grid { n_blocks, n_threads: UPDATE_THREADS };
+            // SAFETY: `UpdateJob` is the kernel's argument; each unit's buffers have its `n`
+            // elements, and its segments end with the last of them.
+            unsafe { module.launch(ADAM_W, grid, &stream, &job) }
+        };
+        stream::queue(&like.client, NAMES[ADAM_W], read, written, work);
+        moved
+    }
+}
+
+impl ClipFactors {
+    /// Returns the factors, `[groups + 1]`: negative where a norm, or at last a loss, is not finite.
+    pub fn values(&self) -> Tensor<1> {
+        Tensor::from_primitive::<CubeBackend>(self.values.clone())
+    }
+}
+
+static FOUND: LazyLock<Mutex<HashMap<DeviceId, Option<UpdateKernels>>>> = LazyLock::new(Mutex::default);
+
+/// Returns a tensor of f32 as the kernels read it, if CubeCL holds it.
+fn primitive(tensor: &Tensor<1>) -> Option<CubeTensor> {
+    let tensor: CubeTensor = tensor.clone().try_into_primitive::<CubeBackend>().ok()?;
+    (tensor.dtype == DType::F32).then(|| burn_cubecl::kernel::into_contiguous(tensor))
+}
+
+fn on_gpu(tensor: &Tensor<1>) -> CubeTensor {
+    primitive(tensor).expect("whoever has the kernels has asked `on_device_of`")
+}
+
+/// Copies a table to the device of `like`.
+fn upload(like: &CubeTensor, words: &[u32]) -> Handle {
+    like.client.create_from_slice(bytemuck::cast_slice(words))
+}
