@@ -7,6 +7,7 @@
 # Parts, in the order in which they decide most; all of them, if none is named:
 #
 #   check        doctor, results beside the CPU's, NCCL on one rank, a run that is killed and resumed
+#   layers       every layer of ViT-S, B and L beside sums in f64, three times bit for bit, and its time beside PyTorch's
 #   step         a step of ViT-S/16 by DINO: cuBLASLt, CubeCL's kernels, PyTorch, compiled PyTorch
 #   profile      the step's kernels by time
 #   models       steps of ViT-B/16 and ViT-L/16
@@ -23,7 +24,7 @@ set -u
 OUT=${1:?a folder for the results}
 shift
 PARTS=("$@")
-[ ${#PARTS[@]} -gt 0 ] || PARTS=(check step profile models convolution)
+[ ${#PARTS[@]} -gt 0 ] || PARTS=(check layers step profile models convolution)
 OCELLI=$(realpath "${OCELLI:-target/cuda/release/ocelli}")
 BUDGET_S=${BUDGET_S:-560}
 HERE=$(cd "$(dirname "$0")" && pwd)
@@ -196,6 +197,35 @@ size() {
     esac
 }
 
+# layers MODEL: its layers, on the tokens of global views and of local ones, ours and PyTorch's.
+layers() {
+    model=$1 repeats=5
+    read -r width depth heads timm batch <<< "$(size "$model")"
+    tokens=("$((2 * 197 * batch))" "$((8 * 37 * batch))")
+    [ -z "$DRY" ] || { tokens=(64) repeats=1; }
+    "$OCELLI" bench layers --device "$DEVICE" --width "$width" "${tokens[@]/#/--tokens=}" --repeats "$repeats" --json |
+        tee "$WORK/last"
+    local code=$?
+    tail -1 "$WORK/last" > "$OUT/layers-ocelli-$model.json"
+    # On the stub driver all is wrong, and found to be.
+    [ -n "$DRY" ] && [ "$code" = 1 ] && return 0
+    return "$code"
+}
+layers_peer() {
+    read -r width depth heads timm batch <<< "$(size "$1")"
+    python3 "$HERE/peer_layers.py" --device "$DEVICE" --width "$width" --tokens "$((2 * 197 * batch))" "$((8 * 37 * batch))" |
+        tee "$WORK/last" && tail -1 "$WORK/last" > "$OUT/layers-torch-$1.json"
+}
+export -f size
+
+part_layers() {
+    local model
+    for model in s b l; do
+        say "layers of ViT-${model^}" 150 layers "$model"
+        [ "$has_peer" = no ] || say "PyTorch, layers of ViT-${model^}" 60 layers_peer "$model"
+    done
+}
+
 # measure MODEL KERNELS: a step of ours. The first start compiles and checks, the second is measured. Without graphs it needs less memory.
 measure() {
     model=$1 kernels=$2
@@ -300,6 +330,6 @@ done
 
 echo
 cat "$OUT"/*.results > "$WORK/results"
-python3 "$HERE/gpu_table.py" table "$OUT" "$WORK/results" "$OUT/results.json" | tee "$OUT/table.md"
+python3 "$HERE/gpu_table.py" table "$OUT" "$WORK/results" "$OUT/results.json" | tee "$OUT/table.md" || exit 1
 # What PyTorch does not end is no fault of ours.
 ! grep -v '^PyTorch' "$WORK/results" | grep -q 'WRONG\|NOT ENDED'

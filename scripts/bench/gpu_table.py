@@ -64,6 +64,7 @@ def table(folder, results, out):
                 f"{f'{tflops:.1f}' if tflops else '-'} | {share} | {f'{memory / 1e9:.1f}' if memory else '-'} |"
             )
     expectations({program: found[program, "s"] for program in PROGRAMS})
+    layers(folder)
     for name in ("ocelli", "torch"):
         report = load(folder / f"resnet-{name}.json")
         if report:
@@ -73,6 +74,29 @@ def table(folder, results, out):
         if report:
             phases = ", ".join(f"{name.replace('_', ' ')} {ms:.1f}" for name, ms in report["phases_ms"].items())
             print(f"| {MODELS[model]}, {PROGRAMS[program]} | {phases} |")
+
+
+def layers(folder):
+    """Every layer by itself, beside PyTorch's."""
+    rows = []
+    for model in MODELS:
+        ours = load(folder / f"layers-ocelli-{model}.json")
+        theirs = load(folder / f"layers-torch-{model}.json") or {"layers": []}
+        ms = {(row["layer"], row["tokens"]): row for row in theirs["layers"]}
+        for row in (ours or {"layers": []})["layers"]:
+            peer = ms.get((row["layer"], row["tokens"]))
+            seen = f"{peer['forward_ms']:.3f} | {peer['both_ms']:.3f}" if peer else "- | -"
+            errors = ", ".join("not finite" if error is None else f"{error:.0e}" for error in row["errors"])
+            right = "right" if row["right"] else "WRONG"
+            if "no device" in ours["device"]:
+                right = "nothing is computed"
+            rows.append(
+                f"| ViT-{model.upper()}, {row['layer']}, {row['tokens']} | {row['forward_ms']:.3f} | {row['both_ms']:.3f} | {seen} | {errors} | {right} |"
+            )
+    if rows:
+        print("\n| layer, tokens | forward, ms | and back | PyTorch's | and back | errors beside f64 of y, gx, gW, gb | |")
+        print("|---|---|---|---|---|---|---|")
+        print("\n".join(rows))
 
 
 def expectations(found):

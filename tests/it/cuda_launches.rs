@@ -357,6 +357,7 @@ fn the_script_for_a_gpu_runs_dry() {
     let table = std::fs::read_to_string(out.path().join("table.md")).unwrap();
     assert!(!table.contains("WRONG") && !table.contains("NOT ENDED"), "{table}");
     assert!(table.contains("ViT-L/16, batch 32, Ocelli |"), "{table}");
+    assert!(table.contains("ViT-L, fc2, 64 |"), "{table}");
 }
 
 /// A launch that fails behind the checks ends the step with its cause.

@@ -2,6 +2,7 @@
 
 pub mod backbone;
 pub mod compare;
+pub mod layers;
 pub mod memory_gauge;
 pub mod noise;
 mod products;

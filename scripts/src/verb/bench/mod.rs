@@ -3,6 +3,7 @@
 mod clusters;
 mod compare;
 mod device;
+mod layers;
 mod loader;
 mod memory_gauge;
 mod probe;
@@ -29,6 +30,8 @@ enum Verb {
     Shard(shard::Args),
     /// Compare a device with the CPU: embeddings, loss, gradients and a few steps of the same network.
     Device(device::Args),
+    /// Compare layers of a transformer with sums in f64, and time them.
+    Layers(layers::Args),
     /// Time protocols of `ocelli probe` on noise, for a number of features of a width.
     Probe(probe::Args),
     /// Time k-means on features or on noise.
@@ -42,6 +45,7 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
         Verb::Step(args) => step::run(args),
         Verb::Shard(args) => shard::run(args),
         Verb::Device(args) => device::run(args),
+        Verb::Layers(args) => layers::run(args),
         Verb::Probe(args) => probe::run(args),
         Verb::Clusters(args) => clusters::run(args),
         Verb::Loader(args) => loader::run(args, storage),

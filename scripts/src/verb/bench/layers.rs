@@ -1,0 +1,135 @@
+//! `ocelli bench layers`: layers of a transformer by themselves, beside sums in f64, and their times.
+
+use std::process::ExitCode;
+
+use kernels::ops::choose_kernels;
+use kernels::products::Kernels;
+use serde_json::json;
+use trainer::bench::layers::{Layer, LayerErrors, measure};
+use trainer::step::precision::Arithmetic;
+
+use crate::cluster::compute;
+use crate::cluster::compute::DeviceFlag;
+use crate::console::say;
+use crate::exit::CHECK_FAILED;
+
+/// Flags of `bench layers`.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Width of the transformer: 384 for ViT-S, 768 for ViT-B, 1024 for ViT-L.
+    #[arg(long, default_value_t = 384, value_parser = clap::value_parser!(u32).range(8..=16384))]
+    width: u32,
+    /// Number of tokens. May be repeated.
+    #[arg(long, default_values_t = [25216], value_parser = clap::value_parser!(u32).range(1..))]
+    tokens: Vec<u32>,
+    /// Type of the products.
+    #[arg(long, value_enum, default_value = "bf16")]
+    compute: Compute,
+    /// Number of measurements, of which the median counts; each is the mean of ten passes.
+    #[arg(long, default_value_t = 5)]
+    repeats: usize,
+    #[command(flatten)]
+    device: DeviceFlag,
+    /// End with one line of JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Clone, Copy, clap::ValueEnum)]
+enum Compute {
+    F32,
+    Bf16,
+}
+
+impl Compute {
+    fn arithmetic(self) -> Arithmetic {
+        match self {
+            Self::F32 => Arithmetic::F32,
+            Self::Bf16 => Arithmetic::Bf16,
+        }
+    }
+}
+
+pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
+    let device = args.device.open()?;
+    let kernels = choose_kernels(Kernels::Auto, &device.device)?;
+    let arithmetic = args.compute.arithmetic();
+    let most = LayerErrors::most(arithmetic);
+    out!(
+        "layers of width {} in {} on {}, products by {kernels}",
+        args.width,
+        match args.compute {
+            Compute::F32 => "f32",
+            Compute::Bf16 => "bf16",
+        },
+        device.name
+    );
+    out!(
+        "largest errors of results, of gradients at inputs, weights and biases, beside sums in f64, in root mean squares"
+    );
+    out!(
+        "{:<5} {:>7} {:>16}  {:>9} {:>8}  {:>9} {:>8}  errors",
+        "layer",
+        "tokens",
+        "weight",
+        "forward",
+        "TFLOP/s",
+        "and back",
+        "TFLOP/s"
+    );
+    let mut rows = Vec::new();
+    let mut n_wrong = 0;
+    for tokens in &args.tokens {
+        let n_tokens = *tokens as usize;
+        for layer in Layer::of_transformer(args.width as usize) {
+            let found = measure(layer, n_tokens, arithmetic, args.repeats, &device.device)?;
+            let errors = found.errors;
+            let is_right = errors.are_at_most(&most) && found.repeats;
+            n_wrong += usize::from(!is_right);
+            let flops = layer.flops(n_tokens);
+            let (forward_ms, both_ms) = (found.forward.median_ms, found.both.median_ms);
+            out!(
+                "{:<5} {n_tokens:>7} {:>16}  {forward_ms:>6.3} ms {:>8.1}  {both_ms:>6.3} ms {:>8.1}  {:.0e} {:.0e} {:.0e} {:.0e}  {}",
+                layer.name,
+                format!("[{}, {}]", layer.output, layer.input),
+                flops / forward_ms / 1e9,
+                3.0 * flops / both_ms / 1e9,
+                errors.output,
+                errors.input_gradient,
+                errors.weight_gradient,
+                errors.bias_gradient,
+                match (is_right, found.repeats) {
+                    (true, _) => "right",
+                    (false, true) => "WRONG",
+                    (false, false) => "WRONG: three passes differ",
+                }
+            );
+            rows.push(json!({
+                "layer": layer.name,
+                "tokens": n_tokens,
+                "input": layer.input,
+                "output": layer.output,
+                "forward_ms": forward_ms,
+                "both_ms": both_ms,
+                "errors": [
+                    errors.output,
+                    errors.input_gradient,
+                    errors.weight_gradient,
+                    errors.bias_gradient,
+                ],
+                "repeats": found.repeats,
+                "right": is_right,
+            }));
+        }
+    }
+    compute::print_notices();
+    if args.json {
+        let compute = format!("{:?}", args.compute).to_lowercase();
+        out!("{}", json!({ "device": device.name, "kernels": kernels, "compute": compute, "layers": rows }));
+    }
+    if n_wrong > 0 {
+        say(format!("error: {} computes {n_wrong} layers wrongly", device.name));
+        return Ok(ExitCode::from(CHECK_FAILED));
+    }
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,362 @@
+//! Layers of a transformer by themselves: their results beside sums in f64, and their times.
+//!
+//! ```text
+//! y = x · Wᵀ + b       gx = g · W       gW = gᵀ · x       gb = Σ_rows g
+//! ```
+//!
+//! Factors are random numbers, rounded to the type of the products, so that sums in f64 are those of
+//! the same factors.
+
+use std::ops::Range;
+use std::time::Instant;
+
+use burn_tensor::{DType, Device, Distribution, Tensor};
+use kernels::device::readback::{DeviceFailure, read_back};
+use kernels::ops::{FlatGradient, cast, linear, part, seed};
+
+use super::Times;
+use crate::step::precision::Arithmetic;
+
+/// Runs that must give the same bits.
+const N_EQUAL: usize = 3;
+
+/// Rows of each result that are computed in f64, spread evenly.
+const N_SAMPLES: usize = 16;
+
+/// Passes of one measurement of time.
+const N_PASSES: usize = 10;
+
+/// An affine layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Layer {
+    /// Name.
+    pub name: &'static str,
+    /// Width of a token before the layer, D.
+    pub input: usize,
+    /// Width of a token behind it, O.
+    pub output: usize,
+}
+
+/// Largest errors of results, each divided by the root of the mean square of what is right.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct LayerErrors {
+    /// Of y.
+    pub output: f64,
+    /// Of gx.
+    pub input_gradient: f64,
+    /// Of gW.
+    pub weight_gradient: f64,
+    /// Of gb.
+    pub bias_gradient: f64,
+}
+
+/// Times and errors of a layer.
+#[derive(Debug, Clone, Copy)]
+pub struct LayerBench {
+    /// Largest errors.
+    pub errors: LayerErrors,
+    /// Whether three passes gave the same bits.
+    pub repeats: bool,
+    /// A forward pass.
+    pub forward: Times,
+    /// A forward and a backward pass.
+    pub both: Times,
+}
+
+impl Layer {
+    /// Returns the layers of a block of a transformer of `width`.
+    pub fn of_transformer(width: usize) -> [Self; 4] {
+        [
+            Self { name: "qkv", input: width, output: 3 * width },
+            Self { name: "proj", input: width, output: width },
+            Self { name: "fc1", input: width, output: 4 * width },
+            Self { name: "fc2", input: 4 * width, output: width },
+        ]
+    }
+
+    /// Returns the floating-point operations of a forward pass over `n_tokens`; a backward pass has
+    /// twice as many.
+    pub fn flops(self, n_tokens: usize) -> f64 {
+        2.0 * n_tokens as f64 * self.input as f64 * self.output as f64
+    }
+}
+
+impl LayerErrors {
+    /// Returns the largest errors that rounding explains: results in bf16 have 9 bits, sums of
+    /// products of bf16 in f32 are nearly exact, and NVIDIA's GPUs round factors in f32 to 11 bits.
+    pub fn most(arithmetic: Arithmetic) -> Self {
+        match arithmetic {
+            Arithmetic::Bf16 => {
+                Self { output: 3e-2, input_gradient: 3e-2, weight_gradient: 1e-3, bias_gradient: 1e-3 }
+            }
+            Arithmetic::F32 => {
+                Self { output: 5e-3, input_gradient: 5e-3, weight_gradient: 5e-3, bias_gradient: 5e-3 }
+            }
+        }
+    }
+
+    /// Returns whether each error is at most that of `most`; NaN is more than anything.
+    pub fn are_at_most(&self, most: &Self) -> bool {
+        self.output <= most.output
+            && self.input_gradient <= most.input_gradient
+            && self.weight_gradient <= most.weight_gradient
+            && self.bias_gradient <= most.bias_gradient
+    }
+}
+
+/// Measures `layer` on `n_tokens` tokens, `repeats` times.
+///
+/// # Errors
+/// [`DeviceFailure`].
+pub fn measure(
+    layer: Layer,
+    n_tokens: usize,
+    arithmetic: Arithmetic,
+    repeats: usize,
+    device: &Device,
+) -> Result<LayerBench, DeviceFailure> {
+    let factors = Factors::random(layer, n_tokens, arithmetic, device);
+    // Sizes are checked at their first use, which takes longer.
+    let first = factors.pass().read()?;
+    let errors = first.errors(&factors.read()?, layer);
+    let mut repeats_bits = true;
+    for _ in 1..N_EQUAL {
+        repeats_bits &= factors.pass().read()?.has_bits_of(&first);
+    }
+    let forward = times(repeats, device, || drop(factors.forward()));
+    let both = times(repeats, device, || drop(factors.pass()));
+    Ok(LayerBench { errors, repeats: repeats_bits, forward, both })
+}
+
+/// Returns the times of one of several calls of `run`, whose work the device is waited for.
+fn times(repeats: usize, device: &Device, run: impl Fn()) -> Times {
+    let mut all = Vec::with_capacity(repeats.max(1));
+    for _ in 0..repeats.max(1) {
+        // A failure of the device is found by the next read.
+        let _ = device.sync();
+        let start = Instant::now();
+        for _ in 0..N_PASSES {
+            run();
+        }
+        let _ = device.sync();
+        all.push(start.elapsed().as_secs_f64() * 1e3 / N_PASSES as f64);
+    }
+    Times::of(all)
+}
+
+/// What a layer computes with.
+struct Factors {
+    layer: Layer,
+    /// `[1, M, D]`.
+    x: Tensor<3>,
+    /// W and b behind one another, as a unit has them.
+    parameters: Tensor<1>,
+    /// Gradient at y, `[1, M, O]`.
+    g: Tensor<3>,
+}
+
+/// Results of a pass on the device.
+struct Results {
+    y: Tensor<3>,
+    gx: Tensor<3>,
+    /// gW and gb behind one another.
+    gradient: Tensor<1>,
+}
+
+/// Numbers on the host.
+struct Numbers {
+    /// x, or gx.
+    x: Vec<f32>,
+    /// W and b, or their gradients.
+    parameters: Vec<f32>,
+    /// g, or y.
+    g: Vec<f32>,
+}
+
+impl Factors {
+    fn random(layer: Layer, n_tokens: usize, arithmetic: Arithmetic, device: &Device) -> Self {
+        let normal = Distribution::Normal(0.0, 1.0);
+        let dtype = arithmetic.dtype();
+        device.seed(1);
+        let n_parameters = layer.input * layer.output + layer.output;
+        Self {
+            layer,
+            x: cast(Tensor::random([1, n_tokens, layer.input], normal, device), dtype),
+            parameters: cast(Tensor::random([n_parameters], normal, device), dtype),
+            g: cast(Tensor::random([1, n_tokens, layer.output], normal, device), dtype),
+        }
+    }
+
+    fn weight_range(&self) -> Range<usize> {
+        0..self.layer.input * self.layer.output
+    }
+
+    fn bias_range(&self) -> Range<usize> {
+        let n_weights = self.weight_range().end;
+        n_weights..n_weights + self.layer.output
+    }
+
+    fn weight(&self) -> Tensor<2> {
+        part(&self.parameters, self.weight_range()).reshape([self.layer.output, self.layer.input])
+    }
+
+    /// Returns the bias, in the type that the device adds.
+    fn bias(&self) -> Tensor<1> {
+        let bias = part(&self.parameters, self.bias_range());
+        if self.x.device() == Device::flex() { cast(bias, DType::F32) } else { bias }
+    }
+
+    fn forward(&self) -> Tensor<3> {
+        linear(self.x.clone(), self.weight(), self.bias())
+    }
+
+    /// Runs the layer forwards and backwards.
+    fn pass(&self) -> Results {
+        let x = self.x.clone().autodiff().require_grad();
+        let missing = "autodiff has a gradient for each leaf";
+        if let Some(Some(mut gradient)) = FlatGradient::on_device_of(&self.parameters, true) {
+            let weight = gradient.leaf(self.weight(), self.weight_range());
+            let bias = gradient.leaf(self.bias(), self.bias_range());
+            let y = linear(x.clone(), weight, bias);
+            let mut grads = seed(y.clone(), self.g.clone()).backward();
+            let gradient = gradient.finish(&mut grads);
+            return Results { y: y.inner(), gx: x.grad_remove(&mut grads).expect(missing), gradient };
+        }
+        let weight = self.weight().autodiff().require_grad();
+        let bias = self.bias().autodiff().require_grad();
+        let y = linear(x.clone(), weight.clone(), bias.clone());
+        let mut grads = seed(y.clone(), self.g.clone()).backward();
+        let weight = cast(weight.grad_remove(&mut grads).expect(missing), DType::F32);
+        let n_weights = self.weight_range().end;
+        let bias = cast(bias.grad_remove(&mut grads).expect(missing), DType::F32);
+        let gradient = Tensor::cat(vec![weight.reshape([n_weights]), bias], 0);
+        Results { y: y.inner(), gx: x.grad_remove(&mut grads).expect(missing), gradient }
+    }
+
+    fn read(&self) -> Result<Numbers, DeviceFailure> {
+        Ok(Numbers {
+            x: read(self.x.clone())?,
+            parameters: read_back(cast(self.parameters.clone(), DType::F32))?,
+            g: read(self.g.clone())?,
+        })
+    }
+}
+
+impl Results {
+    fn read(self) -> Result<Numbers, DeviceFailure> {
+        Ok(Numbers { x: read(self.gx)?, parameters: read_back(self.gradient)?, g: read(self.y)? })
+    }
+}
+
+fn read(tensor: Tensor<3>) -> Result<Vec<f32>, DeviceFailure> {
+    let n: usize = tensor.dims().iter().product();
+    read_back(cast(tensor, DType::F32).reshape([n]))
+}
+
+impl Numbers {
+    fn has_bits_of(&self, other: &Self) -> bool {
+        let are_equal = |a: &[f32], b: &[f32]| a.iter().zip(b).all(|(a, b)| a.to_bits() == b.to_bits());
+        are_equal(&self.x, &other.x)
+            && are_equal(&self.parameters, &other.parameters)
+            && are_equal(&self.g, &other.g)
+    }
+
+    /// Compares results with sums in f64 of `factors`.
+    fn errors(&self, factors: &Self, layer: Layer) -> LayerErrors {
+        let Layer { input: d, output: o, .. } = layer;
+        let n_tokens = factors.x.len() / d;
+        let (weight, bias) = factors.parameters.split_at(o * d);
+        let (weight_gradient, bias_gradient) = self.parameters.split_at(o * d);
+        let tokens = samples(n_tokens);
+        let y = tokens.iter().map(|m| {
+            let x = &factors.x[m * d..(m + 1) * d];
+            let row = weight.chunks_exact(d).zip(bias).map(|(w, b)| dot(x, w) + f64::from(*b));
+            (row.collect(), &self.g[m * o..(m + 1) * o])
+        });
+        let gx = tokens.iter().map(|m| {
+            let g = &factors.g[m * o..(m + 1) * o];
+            (weighted_sum(g.iter().copied(), weight, d), &self.x[m * d..(m + 1) * d])
+        });
+        let outputs = samples(o);
+        let gw = outputs.iter().map(|number| {
+            let g = factors.g.iter().skip(*number).step_by(o).copied();
+            (weighted_sum(g, &factors.x, d), &weight_gradient[number * d..(number + 1) * d])
+        });
+        let gb = weighted_sum(std::iter::repeat_n(1.0, n_tokens), &factors.g, o);
+        LayerErrors {
+            output: largest_error(y),
+            input_gradient: largest_error(gx),
+            weight_gradient: largest_error(gw),
+            bias_gradient: largest_error(std::iter::once((gb, bias_gradient))),
+        }
+    }
+}
+
+/// Returns up to [`N_SAMPLES`] of `0..n`, the first and the last among them.
+fn samples(n: usize) -> Vec<usize> {
+    let n_samples = n.min(N_SAMPLES);
+    (0..n_samples).map(|i| i * (n - 1) / (n_samples - 1).max(1)).collect()
+}
+
+fn dot(a: &[f32], b: &[f32]) -> f64 {
+    a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum()
+}
+
+/// Returns Σ_i weights_i · rows[i], `[width]`.
+fn weighted_sum(weights: impl Iterator<Item = f32>, rows: &[f32], width: usize) -> Vec<f64> {
+    let mut sum = vec![0.0; width];
+    for (weight, row) in weights.zip(rows.chunks_exact(width)) {
+        for (sum, value) in sum.iter_mut().zip(row) {
+            *sum += f64::from(weight) * f64::from(*value);
+        }
+    }
+    sum
+}
+
+/// Returns the largest difference of pairs of rows, right and found, divided by the root of the mean
+/// square of what is right.
+fn largest_error<'n>(rows: impl Iterator<Item = (Vec<f64>, &'n [f32])>) -> f64 {
+    let mut largest = 0.0f64;
+    let mut squares = 0.0;
+    let mut n = 0usize;
+    for (right, found) in rows {
+        for (right, found) in right.iter().zip(found) {
+            let error = (right - f64::from(*found)).abs();
+            if error.is_nan() {
+                return f64::NAN;
+            }
+            largest = largest.max(error);
+            squares += right * right;
+            n += 1;
+        }
+    }
+    largest / (squares / n.max(1) as f64).sqrt()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A layer on the CPU is right in both types, and an error of one element is seen.
+    #[test]
+    fn errors_are_those_of_the_results() {
+        let layer = Layer { name: "layer", input: 24, output: 40 };
+        let device = Device::flex();
+        for arithmetic in [Arithmetic::F32, Arithmetic::Bf16] {
+            let found = measure(layer, 100, arithmetic, 1, &device).unwrap();
+            assert!(found.repeats && found.errors.are_at_most(&LayerErrors::most(arithmetic)), "{found:?}");
+            let factors = Factors::random(layer, 100, arithmetic, &device);
+            let numbers = factors.read().unwrap();
+            let wrong = |change: fn(&mut Numbers)| {
+                let mut results = factors.pass().read().unwrap();
+                change(&mut results);
+                results.errors(&numbers, layer)
+            };
+            assert!(wrong(|results| results.g[0] += 5.0).output > 0.1);
+            assert!(wrong(|results| results.x[1] += 5.0).input_gradient > 0.1);
+            assert!(wrong(|results| results.parameters[2] += 5.0).weight_gradient > 0.1);
+            assert!(wrong(|results| results.parameters[24 * 40 + 39] += 5.0).bias_gradient > 0.1);
+            assert!(wrong(|results| results.g[0] = f32::NAN).output.is_nan());
+        }
+    }
+}
