@@ -327,6 +327,34 @@ fn a_device_that_computes_nothing_is_noticed() {
     assert!(said.contains("by cublaslt-13.2.0") && said.contains("WRONG"), "{said}");
 }
 
+/// A run keeps the kernel of each size of products, and what its check has found.
+#[test]
+fn a_run_records_its_kernels() {
+    let stubs = Stubs::build();
+    let log = stubs.path("log");
+    let data = stubs.path("data");
+    let workdir = stubs.path("run");
+    let synth = ["shards", "synth", "--out", data.to_str().unwrap(), "--count", "8", "--size-px", "48"];
+    ok(&program().args(synth).output().unwrap());
+    let shard = data.join("train-000000.tar");
+    let sets = ["optim.batch_size=8", "optim.length={steps=1}", "optim.warmup={steps=0}"];
+    let mut arguments = vec!["pretrain", "--recipe", "dino_shapes", "--device", "cuda"];
+    arguments.extend(["--shards", shard.to_str().unwrap(), "--workdir", workdir.to_str().unwrap()]);
+    arguments.extend(sets.iter().flat_map(|set| ["--set", set]));
+    ok(&stubs.run(&arguments, &[], &log));
+    let text = std::fs::read_to_string(workdir.join("kernels.jsonl")).unwrap();
+    let lines: Vec<serde_json::Value> =
+        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    // Forwards and backwards, the backbone and the head.
+    assert!(lines.len() > 20, "{text}");
+    for line in lines {
+        assert_eq!(line["kernels"], "cublaslt-13.2.0", "{line}");
+        assert_eq!(line["kernel"], "cubecl", "the driver computes nothing: {line}");
+        assert!(line["checked"].as_str().unwrap().starts_with("WRONG: "), "{line}");
+        assert!(line["size"].as_str().unwrap().contains("] · ["), "{line}");
+    }
+}
+
 /// The script for a lent GPU goes through all of its parts, and goes on with the next one when it
 /// is called again.
 #[test]

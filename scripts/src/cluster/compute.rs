@@ -89,13 +89,7 @@ pub(crate) fn print_products(kernels: &str) -> usize {
         reports.len()
     );
     for ProductReport { size, kernel, checked } in &reports {
-        let found = match checked {
-            Checked::Right(worst) => format!("right, {:.0} % of what rounding explains", 100.0 * worst),
-            Checked::NotYet => "not checked: its results were zero".into(),
-            Checked::Wrong(what) => format!("WRONG: {what}"),
-            Checked::Refused(reason) => format!("refused: {reason}"),
-        };
-        out!("  {size:<52} {kernel}; {found}");
+        out!("  {size:<52} {kernel}; {checked}");
     }
     n_wrong
 }

@@ -5,6 +5,7 @@
 //! Every size is checked when it is first used (`ops::cube::check`), and single products of a run
 //! are checked again later, on its own data.
 
+use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
@@ -53,6 +54,17 @@ pub enum Checked {
     Wrong(String),
     /// The library refused it.
     Refused(String),
+}
+
+impl fmt::Display for Checked {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Right(worst) => write!(f, "right, {:.0} % of what rounding explains", 100.0 * worst),
+            Self::NotYet => f.write_str("not checked: its results were zero"),
+            Self::Wrong(what) => write!(f, "WRONG: {what}"),
+            Self::Refused(reason) => write!(f, "refused: {reason}"),
+        }
+    }
 }
 
 /// A product that had been right, and is not any more.

@@ -40,13 +40,13 @@ pub struct Layer {
 /// Largest errors of results, each divided by the root of the mean square of what is right.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LayerErrors {
-    /// Of y.
+    /// Error of y.
     pub output: f64,
-    /// Of gx.
+    /// Error of gx.
     pub input_gradient: f64,
-    /// Of gW.
+    /// Error of gW.
     pub weight_gradient: f64,
-    /// Of gb.
+    /// Error of gb.
     pub bias_gradient: f64,
 }
 
@@ -144,7 +144,7 @@ fn times(repeats: usize, device: &Device, run: impl Fn()) -> Times {
     Times::of(all)
 }
 
-/// What a layer computes with.
+/// Inputs of a layer, its parameters, and the gradient at its results.
 struct Factors {
     layer: Layer,
     /// `[1, M, D]`.

@@ -19,7 +19,7 @@ use super::runs::joined;
 use super::state::UnitShard;
 
 /// Keeps the clip factor finite, as in DINO.
-pub(super) const CLIP_EPSILON: f64 = 1e-6;
+const CLIP_EPSILON: f64 = 1e-6;
 
 /// Parameters that share a clip norm.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
@@ -251,7 +251,7 @@ impl ClipNorms {
 }
 
 #[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl", "x86_64+avx2"))]
-pub(super) fn sum_of_squares(block: &[f32]) -> f64 {
+fn sum_of_squares(block: &[f32]) -> f64 {
     let mut lanes = [0.0f64; 8];
     for chunk in block.chunks(8) {
         for (lane, value) in lanes.iter_mut().zip(chunk) {

@@ -10,9 +10,7 @@ use kernels::native::update::{Betas, Block, ClipFactors, Segment, Unit, UpdateKe
 use kernels::products;
 
 use super::adamw::{self, AdamW, EPSILON};
-use super::clip::sum_of_squares;
 use super::follow::{Follower, follow_all};
-use super::optimizer::Clip;
 use super::state::UnitShard;
 
 /// Elements whose squares are added up by one block.
@@ -58,14 +56,15 @@ pub(super) fn squares(
     (kernels.sum_squares(grads, &blocks), range_of_block)
 }
 
-/// Updates every shard and its followers; `segments` are those of each shard.
+/// Updates every shard and its followers, with the clip factors of the `segments` of each shard, or
+/// with those of the device.
 pub(super) fn step(
     kernels: &UpdateKernels,
     rule: AdamW,
     shards: &mut [UnitShard],
     segments: Vec<Vec<Segment>>,
     grads: Vec<Tensor<1>>,
-    clip: Clip<'_>,
+    factors: Option<&ClipFactors>,
     followers: Vec<Vec<Follower<'_>>>,
 ) {
     let mut units = Vec::with_capacity(shards.len());
@@ -93,10 +92,6 @@ pub(super) fn step(
             segments,
         });
     }
-    let factors: Option<&ClipFactors> = match clip {
-        Clip::Norms(_) => None,
-        Clip::Device(decision) => Some(&decision.factors),
-    };
     let moved = kernels.adam_w(units, betas(rule), factors);
     for ((shard, moved), mut followers) in shards.iter_mut().zip(moved).zip(followers) {
         shard.weights = moved.weights;
@@ -118,6 +113,7 @@ fn betas(rule: AdamW) -> Betas {
 /// with frozen segments; and makes an update that must be left out.
 fn check(kernels: &UpdateKernels, device: &Device) -> Result<(), String> {
     const CLIP_NORM: f64 = 1.0;
+    const CLIP_EPSILON: f64 = 1e-6;
     let rule = AdamW { betas: [0.9, 0.99] };
     // More units than one launch takes.
     let mut lengths = vec![3 * BLOCK + 17];
@@ -132,8 +128,8 @@ fn check(kernels: &UpdateKernels, device: &Device) -> Result<(), String> {
         let exp_avg = values(n, 5 * number as u64 + 2, 0.01);
         let exp_avg_sq: Vec<f32> = values(n, 5 * number as u64 + 3, 0.1).iter().map(|x| x * x).collect();
         let average = values(n, 5 * number as u64 + 4, 1.0);
-        let norm = sum_of_squares(&grad).sqrt();
-        let factor = (CLIP_NORM / (norm + super::clip::CLIP_EPSILON)).min(1.0) as f32;
+        let norm = grad.iter().map(|g| f64::from(*g) * f64::from(*g)).sum::<f64>().sqrt();
+        let factor = (CLIP_NORM / (norm + CLIP_EPSILON)).min(1.0) as f32;
         let mut after = [weights.clone(), exp_avg.clone(), exp_avg_sq.clone()];
         let mut segments = Vec::new();
         for (range, is_frozen) in [(0..100, false), (100..n - 50, number % 5 == 1), (n - 50..n, false)] {
@@ -174,9 +170,8 @@ fn check(kernels: &UpdateKernels, device: &Device) -> Result<(), String> {
     for (block, range) in range_of_block.iter().enumerate() {
         groups[*range].push(block);
     }
-    let decide = |loss: f32| {
-        kernels.clip_factors(&sums, &groups, &on_device(&[loss]), CLIP_NORM, super::clip::CLIP_EPSILON)
-    };
+    let decide =
+        |loss: f32| kernels.clip_factors(&sums, &groups, &on_device(&[loss]), CLIP_NORM, CLIP_EPSILON);
     let factors = to_host(decide(1.5).values());
     let right: Vec<f32> = expected.iter().map(|(_, _, factor)| *factor).chain([1.0]).collect();
     compare("clips by other factors", &factors, &right)?;

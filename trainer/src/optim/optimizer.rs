@@ -215,7 +215,11 @@ impl Optimizer {
             let segments = units
                 .map(|(unit, shard)| self.native_segments(rule, shard, unit, clip, scheduled_values))
                 .collect();
-            return native::step(&kernels, rule, shards, segments, grads, clip, followers);
+            let factors = match clip {
+                Clip::Norms(_) => None,
+                Clip::Device(decision) => Some(&decision.factors),
+            };
+            return native::step(&kernels, rule, shards, segments, grads, factors, followers);
         }
         let Clip::Norms(norms) = clip else { unreachable!("only the kernels above decide") };
         type Work<'s, 'f> = ((&'s mut UnitShard, Tensor<1>), Vec<Follower<'f>>);

@@ -1,9 +1,12 @@
 //! Reports of a run's steps: the observer after each, a row of metrics where one is due, and probes.
 
+use std::collections::HashSet;
+use std::mem::{Discriminant, discriminant};
 use std::path::Path;
 
 use burn_tensor::Tensor;
-use kernels::products;
+use kernels::ops::product_reports;
+use kernels::products::{self, Checked, ProductReport};
 use networks::probe::Probe;
 use pipeline::Dataset;
 use ranks::peers::Peers;
@@ -15,7 +18,7 @@ use super::heartbeat::HeartbeatWriter;
 use super::job::{Observer, Progress};
 use super::metrics::{collapse_warnings, row_of};
 use super::straggler::Stragglers;
-use super::telemetry::Telemetry;
+use super::telemetry::{ProductKernel, Telemetry};
 use crate::error::TrainError;
 use crate::recipe::plan::Plan;
 use crate::schedule::ScheduledValues;
@@ -36,6 +39,8 @@ pub(super) struct Journal {
     telemetry: Option<Telemetry>,
     stragglers: Stragglers,
     given: Given,
+    /// Sizes of products whose kernels are recorded, each with its kernel and how its check ended.
+    recorded_products: HashSet<(String, String, Discriminant<Checked>)>,
 }
 
 impl Journal {
@@ -53,7 +58,12 @@ impl Journal {
             Ok::<_, TrainError>(telemetry)
         };
         let telemetry = (rank == 0).then(open).transpose()?;
-        Ok(Self { telemetry, stragglers: Stragglers::default(), given: Given::of(dataset, plan) })
+        Ok(Self {
+            telemetry,
+            stragglers: Stragglers::default(),
+            given: Given::of(dataset, plan),
+            recorded_products: HashSet::new(),
+        })
     }
 
     /// Goes back from `step` to `next_step` and records the reason: rows from there on will be written again.
@@ -192,10 +202,23 @@ impl Journal {
             heartbeat.enter(step, "probe");
             row.extend(probe_all(trainer, plan, done, probes, observer)?);
         }
-        match &mut self.telemetry {
-            Some(telemetry) => telemetry.write(step, &row),
-            None => Ok(()),
+        if let Some(telemetry) = &mut self.telemetry {
+            telemetry.write(step, &row)?;
         }
+        self.record_products(step, plan)
+    }
+
+    /// Records the kernels of sizes that have been met since the last row.
+    fn record_products(&mut self, step: u64, plan: &Plan) -> Result<(), TrainError> {
+        let Some(telemetry) = &mut self.telemetry else { return Ok(()) };
+        for ProductReport { size, kernel, checked } in product_reports() {
+            if self.recorded_products.insert((size.clone(), kernel.clone(), discriminant(&checked))) {
+                let kernels = plan.kernels.clone();
+                let checked = checked.to_string();
+                telemetry.write_kernel(&ProductKernel { step, kernels, size, kernel, checked })?;
+            }
+        }
+        Ok(())
     }
 }
 

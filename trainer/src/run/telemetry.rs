@@ -21,7 +21,10 @@ pub const METRICS: &str = "metrics.jsonl";
 /// File with the warnings of the run.
 pub const WARNINGS: &str = "warnings.jsonl";
 
-/// Writer of `metrics.jsonl`, `warnings.jsonl` and of the events.
+/// File with the kernel of each size of matrix products on a GPU.
+pub const KERNELS: &str = "kernels.jsonl";
+
+/// Writer of `metrics.jsonl`, `warnings.jsonl`, `kernels.jsonl` and of the events.
 pub struct Telemetry {
     workdir: PathBuf,
     path: PathBuf,
@@ -40,6 +43,21 @@ pub struct Warning {
     pub message: String,
 }
 
+/// A line of `kernels.jsonl`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ProductKernel {
+    /// Step, counted from 0, up to which the size had been met.
+    pub step: u64,
+    /// Set of kernels of the run.
+    pub kernels: String,
+    /// Size, types and layout.
+    pub size: String,
+    /// The library's algorithm, or the kernels that are used in its place.
+    pub kernel: String,
+    /// Finding of the check of its first use.
+    pub checked: String,
+}
+
 impl Telemetry {
     /// Opens the files of `workdir` for a run that continues at `next_step`. Rows from there on, which a killed run may have
     /// left beyond its last checkpoint, are removed, and so are warnings of a killed run: they will be written again.
@@ -49,6 +67,7 @@ impl Telemetry {
     /// [`TrainError::Io`].
     pub fn open(workdir: &Path, next_step: u64) -> Result<Self, TrainError> {
         cut(&workdir.join(WARNINGS), next_step)?;
+        cut(&workdir.join(KERNELS), next_step)?;
         Self::go_back(workdir, next_step)
     }
 
@@ -109,10 +128,22 @@ impl Telemetry {
     /// # Errors
     /// [`TrainError::Io`].
     pub(crate) fn warn(&mut self, step: u64, concern: Concern, message: &str) -> Result<(), TrainError> {
-        let path = self.workdir.join(WARNINGS);
+        self.append_line(WARNINGS, &Warning { step, concern, message: message.into() })
+    }
+
+    /// Writes the kernel of a size.
+    ///
+    /// # Errors
+    /// [`TrainError::Io`].
+    pub(crate) fn write_kernel(&mut self, kernel: &ProductKernel) -> Result<(), TrainError> {
+        self.append_line(KERNELS, kernel)
+    }
+
+    /// Appends a line to a file of the work directory.
+    fn append_line(&self, name: &str, value: &impl Serialize) -> Result<(), TrainError> {
+        let path = self.workdir.join(name);
         let io = |error: io::Error| TrainError::io("write", &path, error);
-        let mut line = serde_json::to_string(&Warning { step, concern, message: message.into() })
-            .map_err(|error| io(error.into()))?;
+        let mut line = serde_json::to_string(value).map_err(|error| io(error.into()))?;
         line.push('\n');
         // Rare enough that the file need not stay open.
         let file = OpenOptions::new().create(true).append(true).open(&path);

@@ -76,7 +76,9 @@ pub(crate) struct Layout {
 pub(crate) enum Epilogue {
     /// Nothing.
     None,
-    /// A vector of N numbers, of the type of the result, is added to each row.
+    /// A vector of N numbers, of the type of the result, is added to each row. The library has no
+    /// other type for it, but for products of 8 bits (`cublasLt.h`,
+    /// `CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE`).
     Bias,
     /// The sums of A over K are stored as well, `[M]`, in the type of the result.
     SumsOfA,

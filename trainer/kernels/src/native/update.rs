@@ -17,6 +17,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
 use burn_cubecl::CubeBackend;
+use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
 use burn_cubecl::tensor::CubeTensor;
 use burn_tensor::{DType, Tensor};
 use cubecl_common::device::DeviceId;
@@ -24,7 +25,6 @@ use cubecl_runtime::server::Handle;
 
 use super::module::{Grid, Module};
 use super::stream::{self, Stream, is_cuda};
-use crate::ops::cube::empty;
 use crate::products;
 
 /// The kernels, in whose text the words in capitals are defined by who compiles it.
@@ -241,7 +241,7 @@ impl UpdateKernels {
     pub fn sum_squares(&self, grads: &[Tensor<1>], blocks: &[Block]) -> Tensor<1> {
         let grads: Vec<CubeTensor> = grads.iter().map(on_gpu).collect();
         let like = &grads[0];
-        let sums = empty(like, [blocks.len()], DType::F32);
+        let sums = empty(like, blocks.len());
         // A launch has the addresses of some gradients, which are numbered within it.
         let mut words = Vec::with_capacity(3 * blocks.len());
         for block in blocks {
@@ -299,7 +299,7 @@ impl UpdateKernels {
         starts.push(numbers.len() as u32);
         let n_starts = starts.len();
         let table = upload(&sums, &[starts, numbers].concat());
-        let values = empty(&sums, [groups.len() + 1], DType::F32);
+        let values = empty(&sums, groups.len() + 1);
         let n_groups = groups.len();
         let n_losses = losses.meta.shape()[0];
         let module = Arc::clone(&self.module);
@@ -378,7 +378,7 @@ impl UpdateKernels {
                 read.push(on_gpu(tensor).handle);
             }
             read.extend(unit.follower.iter().map(|(follower, _)| on_gpu(follower).handle));
-            let new = || empty(&like, [n], DType::F32);
+            let new = || empty(&like, n);
             let [weights, exp_avg, exp_avg_sq] = [new(), new(), new()];
             let follower = unit.follower.is_some().then(new);
             written.extend([&weights, &exp_avg, &exp_avg_sq].map(|tensor| tensor.handle.clone()));
@@ -453,6 +453,11 @@ fn primitive(tensor: &Tensor<1>) -> Option<CubeTensor> {
 
 fn on_gpu(tensor: &Tensor<1>) -> CubeTensor {
     primitive(tensor).expect("whoever has the kernels has asked `on_device_of`")
+}
+
+/// Allocates `n` numbers on the device of `like`.
+fn empty(like: &CubeTensor, n: usize) -> CubeTensor {
+    empty_device_contiguous_dtype(like.client.clone(), like.device.clone(), [n].into(), DType::F32)
 }
 
 /// Copies a table to the device of `like`.

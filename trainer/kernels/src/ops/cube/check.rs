@@ -173,7 +173,7 @@ impl Guarded {
             return Ok(Some("it writes before or behind its result".into()));
         }
         let n = differences.iter().sum::<f32>();
-        Ok((n != 0.0).then(|| format!("{n} of {n_words} words differ between two runs")))
+        Ok((n != 0.0).then(|| format!("{n:.0} of {n_words} words differ between two runs")))
     }
 }
 
