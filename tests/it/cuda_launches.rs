@@ -347,12 +347,23 @@ fn a_run_records_its_kernels() {
         text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     // Forwards and backwards, the backbone and the head.
     assert!(lines.len() > 20, "{text}");
+    let mut n_wrong = 0;
     for line in lines {
         assert_eq!(line["kernels"], "cublaslt-13.2.0", "{line}");
-        assert_eq!(line["kernel"], "cubecl", "the driver computes nothing: {line}");
-        assert!(line["checked"].as_str().unwrap().starts_with("WRONG: "), "{line}");
-        assert!(line["size"].as_str().unwrap().contains("] · ["), "{line}");
+        assert!(line["size"].as_str().unwrap().contains(" · ["), "{line}");
+        // The driver computes nothing: memory holds what was there, or zeros, which tell nothing.
+        let kernel = line["kernel"].as_str().unwrap();
+        match line["checked"].as_str().unwrap() {
+            checked if checked.starts_with("WRONG: ") => {
+                assert_eq!(kernel, "cubecl", "{line}");
+                n_wrong += 1;
+            }
+            checked => {
+                assert!(checked.starts_with("not checked") && kernel.starts_with("algorithm"), "{line}")
+            }
+        }
     }
+    assert!(n_wrong > 10, "{text}");
 }
 
 /// The script for a lent GPU goes through all of its parts, and goes on with the next one when it
