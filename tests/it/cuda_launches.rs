@@ -351,17 +351,11 @@ fn a_run_records_its_kernels() {
     for line in lines {
         assert_eq!(line["kernels"], "cublaslt-13.2.0", "{line}");
         assert!(line["size"].as_str().unwrap().contains(" · ["), "{line}");
-        // The driver computes nothing: memory holds what was there, or zeros, which tell nothing.
-        let kernel = line["kernel"].as_str().unwrap();
-        match line["checked"].as_str().unwrap() {
-            checked if checked.starts_with("WRONG: ") => {
-                assert_eq!(kernel, "cubecl", "{line}");
-                n_wrong += 1;
-            }
-            checked => {
-                assert!(checked.starts_with("not checked") && kernel.starts_with("algorithm"), "{line}")
-            }
-        }
+        // The driver computes nothing, the check's own sums neither: most sizes are found wrong, and
+        // a few right by what happens to be in memory.
+        let is_wrong = line["checked"].as_str().unwrap().starts_with("WRONG: ");
+        assert_eq!(line["kernel"] == "cubecl", is_wrong, "{line}");
+        n_wrong += usize::from(is_wrong);
     }
     assert!(n_wrong > 10, "{text}");
 }
