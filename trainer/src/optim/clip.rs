@@ -61,8 +61,8 @@ struct PartialSums {
 }
 
 impl QueuedNorms {
-    /// Queues the computation of this rank's share of the norms of `grads`, or of tensors laid out like them; `modules` has
-    /// each unit's module.
+    /// Queues the computation of this rank's share of the norms of `grads`, or of tensors laid out like
+    /// them; `modules` has each unit's module.
     pub(super) fn queue(
         rule: ClipRule,
         shards: &[UnitShard],

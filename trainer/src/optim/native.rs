@@ -164,7 +164,7 @@ fn check(kernels: &UpdateKernels, device: &Device) -> Result<(), String> {
         grads.push(on_device(&grad));
         expected.push((after, averaged, factor));
     }
-    let ranges: Vec<Vec<Range<usize>>> = lengths.iter().map(|n| vec![0..*n]).collect();
+    let ranges: Vec<Vec<Range<usize>>> = lengths.iter().map(|n| std::iter::once(0..*n).collect()).collect();
     let (sums, range_of_block) = squares(kernels, &grads, &ranges);
     let mut groups = vec![Vec::new(); lengths.len()];
     for (block, range) in range_of_block.iter().enumerate() {

@@ -142,8 +142,8 @@ impl Optimizer {
         }
     }
 
-    /// Queues the computation of this rank's share of the norms that a step at the weight decay of `scheduled_values`
-    /// needs; `modules` has the number of each unit's module.
+    /// Queues the computation of this rank's share of the norms that a step at the weight decay of
+    /// `scheduled_values` needs; `modules` has the number of each unit's module.
     pub fn queue_norms(
         &self,
         shards: &[UnitShard],
@@ -186,8 +186,9 @@ impl Optimizer {
         Ok(queued.read(&mut values?.into_iter()))
     }
 
-    /// Has the device of the queued norms decide how gradients are clipped and whether the update is made, so that
-    /// [`Optimizer::step`] need not wait for them; `None` where it cannot. `losses` are `[1]` each.
+    /// Has the device of the queued norms decide how gradients are clipped and whether the update is
+    /// made, so that [`Optimizer::step`] need not wait for them; `None` where it cannot. `losses` are
+    /// `[1]` each.
     pub fn decide(&self, queued: &QueuedStepNorms, losses: Vec<Tensor<1>>) -> Option<Decision> {
         #[cfg(feature = "cuda")]
         if let Rule::AdamW(_) = self.rule {
@@ -242,8 +243,8 @@ impl Optimizer {
         }
     }
 
-    /// Counts an update of the parameters of `shard` that are not frozen, and returns their constants for the kernels for
-    /// NVIDIA GPUs.
+    /// Counts an update of the parameters of `shard` that are not frozen, and returns the constants of
+    /// all for the kernels for NVIDIA GPUs.
     #[cfg(feature = "cuda")]
     fn native_segments(
         &self,

@@ -146,8 +146,8 @@ impl Nets {
         self.others().filter(|(_, net)| !net.sees.is_empty()).map(|(number, _)| number)
     }
 
-    /// Returns whether an update that a device may leave out leaves out everything: at most one network follows the
-    /// trained one, as an average, and none follows another.
+    /// Returns whether a device that leaves out an update leaves out all of it: at most one network
+    /// follows the trained one, as an average, and none follows another.
     pub(super) fn may_leave_out(&self, next_step: u64) -> bool {
         let trained = self.trained().name;
         let moving: Vec<(&str, f64)> = self

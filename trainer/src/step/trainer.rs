@@ -360,15 +360,17 @@ impl Trainer {
         let trained = self.nets.trained().name;
         let (of_trained, of_others): (Vec<_>, Vec<_>) =
             observations.into_iter().partition(|observation| observation.of == trained);
-        let decision = match of_trained.is_empty() {
-            true => self.decide(&queued, &scalars, scheduled_values),
-            false => None,
+        let decision = if of_trained.is_empty() {
+            self.decide(&queued, &scalars, scheduled_values)
+        } else {
+            // Running statistics are written before the update, if it is made.
+            None
         };
         let mut tensors: Vec<Tensor<1>> = scalars.iter().flat_map(Scalars::tensors).cloned().collect();
         tensors.extend(observed.iter().map(|(_, values)| values.clone()));
         tensors.extend(queued.tensors());
         tensors.extend(decision.as_ref().and_then(Decision::tensor));
-        let n_updates = self.trained().iter().map(|shard| shard.n_updates.clone()).collect::<Vec<_>>();
+        let n_updates: Vec<Vec<u64>> = self.trained().iter().map(|shard| shard.n_updates.clone()).collect();
         // Copied before the optimizer is launched: reading later would wait for it.
         let (values, grads) = read_back_while(&tensors, || match &decision {
             Some(decision) => {
@@ -412,8 +414,8 @@ impl Trainer {
         Ok(StepReport { loss, grad_norm: norms.total(), finite, phases, gauges, embeddings, votes })
     }
 
-    /// Has the device decide whether the update is made, so that the host does not wait before it: on one rank, whose norms
-    /// no other has to agree on.
+    /// Has the device decide whether the update is made, so that the host does not wait before it: on
+    /// one rank, whose norms no other has to agree on.
     fn decide(
         &self,
         queued: &QueuedStepNorms,
