@@ -148,6 +148,7 @@ Result cuMemcpy2DAsync_v2(const struct Copy2D *c, void *stream) {
 // What CubeCL wants a kernel to take when it measures a device, and repeats it until it does.
 static const int ELAPSED_MS = 20;
 static int launched;
+static volatile int n_launches;
 static __thread int thread_launches;
 
 // An event knows the stream that it was recorded on last.
@@ -160,11 +161,12 @@ Result cuStreamCreate(void **out, unsigned flags) {
 }
 Result cuStreamCreateWithPriority(void **out, unsigned flags, int priority) { return cuStreamCreate(out, flags); }
 Result cuStreamDestroy_v2(void *s) { return SUCCESS; }
-// With OCELLI_DRIVER_WAIT_MS, a wait of a thread that does not launch takes so long: what is launched in the meantime is in the log
-// before it.
+// With OCELLI_DRIVER_WAIT_MS, a wait of a thread that does not launch takes so long, or until another thread launches something:
+// what had been queued before the wait is in the log before it.
 static Result wait(const char *what, void *stream) {
     if (__sync_fetch_and_and(&launched, 0)) usleep(1000 * ELAPSED_MS);
-    if (!thread_launches) usleep(1000 * number_of("OCELLI_DRIVER_WAIT_MS", 0));
+    int before = n_launches;
+    for (int ms = number_of("OCELLI_DRIVER_WAIT_MS", 0); !thread_launches && ms > 0 && n_launches == before; ms--) usleep(1000);
     LOG("waited for %s stream %p on %s\n", what, stream, thread_launches ? "the launching thread" : "another thread");
     return SUCCESS;
 }
@@ -213,11 +215,12 @@ Result cuTensorMapEncodeIm2colWide(void *map) { memset(map, 0, 128); return SUCC
 static Result launch(const char *name, unsigned grid, unsigned block, void *stream) {
     launched = thread_launches = 1;
     LOG("launch %s grid %u block %u stream %p\n", name, grid, block, stream);
+    __sync_fetch_and_add(&n_launches, 1);
     return SUCCESS;
 }
 Result cuLaunchKernel(void *f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared,
                       void *stream, void **args, void **extra) {
-    if (getenv("OCELLI_DRIVER_RUNS")) emulate(f, args[0], gx);
+    if (getenv("OCELLI_DRIVER_RUNS")) emulate(f, args, gx);
     return launch(f, gx * gy * gz, bx * by * bz, stream);
 }
 // CUlaunchConfig of cuda.h.

@@ -1,5 +1,6 @@
-// Runs the kernels of update.cu on the CPU: a thread for each thread of a block, one block after another. The driver's memory is
-// the host's, so that what a kernel is given is what it would be given on a device.
+// Runs the kernels of update.cu on the CPU: a thread for each thread of a block, one block after
+// another. The driver's memory is the host's, so that what a kernel is given is what it would be
+// given on a device.
 
 #include <math.h>
 #include <pthread.h>
@@ -31,6 +32,13 @@ static int all_vote(int vote) {
 #define ALL(condition) all_vote(condition)
 #include "update.cu"
 
+// `update.rs` asserts the same of its structures.
+_Static_assert(sizeof(struct Gradients) == 344, "struct Gradients");
+_Static_assert(sizeof(struct Norms) == 64, "struct Norms");
+_Static_assert(sizeof(struct Segment) == 28, "struct Segment");
+_Static_assert(sizeof(struct Unit) == 96, "struct Unit");
+_Static_assert(sizeof(struct Update) == 3888, "struct Update");
+
 // What is emulated now, and its argument.
 static const char *emulated;
 static const void *argument;
@@ -48,12 +56,12 @@ static void *emulate_thread(void *number) {
 }
 
 // Runs kernel `name` if it is one of update.cu.
-static void emulate(const char *name, const void *job, unsigned blocks) {
+static void emulate(const char *name, void **arguments, unsigned blocks) {
     static pthread_mutex_t one = PTHREAD_MUTEX_INITIALIZER;
     int sums = !strcmp(name, "sum_squares") || !strcmp(name, "clip_factors");
     if (!sums && strcmp(name, "adam_w_units")) return;
     pthread_mutex_lock(&one);
-    emulated = name, argument = job, n_blocks = blocks;
+    emulated = name, argument = arguments[0], n_blocks = blocks;
     n_emulated = sums ? SUM_THREADS : UPDATE_THREADS;
     pthread_barrier_init(&block_barrier, NULL, n_emulated);
     pthread_t threads[UPDATE_THREADS];

@@ -11,7 +11,7 @@ use std::ops::Range;
 use std::time::Instant;
 
 use burn_tensor::{DType, Device, Distribution, Tensor};
-use kernels::device::readback::{DeviceFailure, read_back};
+use kernels::device::readback::{DeviceFailure, failure, read_back};
 use kernels::ops::{FlatGradient, cast, linear, part, seed};
 
 use super::Times;
@@ -56,7 +56,7 @@ pub struct LayerBench {
     /// Largest errors.
     pub errors: LayerErrors,
     /// Whether three passes gave the same bits.
-    pub repeats: bool,
+    pub is_repeatable: bool,
     /// A forward pass.
     pub forward: Times,
     /// A forward and a backward pass.
@@ -119,29 +119,28 @@ pub fn measure(
     // Sizes are checked at their first use, which takes longer.
     let first = factors.pass().read()?;
     let errors = first.errors(&factors.read()?, layer);
-    let mut repeats_bits = true;
+    let mut is_repeatable = true;
     for _ in 1..N_EQUAL {
-        repeats_bits &= factors.pass().read()?.has_bits_of(&first);
+        is_repeatable &= factors.pass().read()?.has_bits_of(&first);
     }
-    let forward = times(repeats, device, || drop(factors.forward()));
-    let both = times(repeats, device, || drop(factors.pass()));
-    Ok(LayerBench { errors, repeats: repeats_bits, forward, both })
+    let forward = times(repeats, device, || drop(factors.forward()))?;
+    let both = times(repeats, device, || drop(factors.pass()))?;
+    Ok(LayerBench { errors, is_repeatable, forward, both })
 }
 
-/// Returns the times of one of several calls of `run`, whose work the device is waited for.
-fn times(repeats: usize, device: &Device, run: impl Fn()) -> Times {
+/// Returns the times of a call of `run`, the mean of several whose work the device is waited for.
+fn times(repeats: usize, device: &Device, run: impl Fn()) -> Result<Times, DeviceFailure> {
     let mut all = Vec::with_capacity(repeats.max(1));
     for _ in 0..repeats.max(1) {
-        // A failure of the device is found by the next read.
-        let _ = device.sync();
+        device.sync().map_err(|error| failure(&error))?;
         let start = Instant::now();
         for _ in 0..N_PASSES {
             run();
         }
-        let _ = device.sync();
+        device.sync().map_err(|error| failure(&error))?;
         all.push(start.elapsed().as_secs_f64() * 1e3 / N_PASSES as f64);
     }
-    Times::of(all)
+    Ok(Times::of(all))
 }
 
 /// Inputs of a layer, its parameters, and the gradient at its results.
@@ -344,7 +343,10 @@ mod tests {
         let device = Device::flex();
         for arithmetic in [Arithmetic::F32, Arithmetic::Bf16] {
             let found = measure(layer, 100, arithmetic, 1, &device).unwrap();
-            assert!(found.repeats && found.errors.are_at_most(&LayerErrors::most(arithmetic)), "{found:?}");
+            assert!(
+                found.is_repeatable && found.errors.are_at_most(&LayerErrors::most(arithmetic)),
+                "{found:?}"
+            );
             let factors = Factors::random(layer, 100, arithmetic, &device);
             let numbers = factors.read().unwrap();
             let wrong = |change: fn(&mut Numbers)| {

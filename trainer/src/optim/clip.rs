@@ -41,7 +41,7 @@ pub(super) struct ClipNorms<T = f64> {
     groups: Vec<Vec<usize>>,
 }
 
-/// Squared norms on their way: their parts may still be on a device.
+/// Squared norms whose computation is queued.
 #[derive(Debug, Clone)]
 pub(super) struct QueuedNorms {
     /// Sums of the parts that are on the host.
@@ -104,17 +104,18 @@ impl QueuedNorms {
         ClipNorms { squares, groups }
     }
 
-    /// Has the device of the sums compute the clip factors, and whether they and `losses`, `[n]`, are
-    /// finite; `None` where it has no kernel for that.
+    /// Has the device of the sums compute the clip factors, and whether they and `losses`, `[1]` each,
+    /// are finite; `None` where it has no kernel for that.
     #[cfg(feature = "cuda")]
-    pub(super) fn decide(&self, losses: &Tensor<1>, clip_norm: f64) -> Option<Decision> {
+    pub(super) fn decide(&self, losses: Vec<Tensor<1>>, clip_norm: f64) -> Option<Decision> {
         let parts = self.parts.as_ref()?;
         let kernels = super::native::kernels(&parts.sums)?;
         let mut sums_of_groups = vec![Vec::new(); self.squares.len()];
         for (number, group) in parts.groups.iter().enumerate() {
             sums_of_groups[*group].push(number);
         }
-        let factors = kernels.clip_factors(&parts.sums, &sums_of_groups, losses, clip_norm, CLIP_EPSILON);
+        let losses = Tensor::cat(losses, 0);
+        let factors = kernels.clip_factors(&parts.sums, &sums_of_groups, &losses, clip_norm, CLIP_EPSILON);
         Some(Decision { factors, groups: self.groups.clone() })
     }
 }

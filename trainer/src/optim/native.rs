@@ -5,8 +5,8 @@ use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
 use burn_tensor::{Device, Tensor};
-use kernels::device::host::to_host;
-use kernels::native::update::{Betas, Block, ClipFactors, Segment, Unit, UpdateKernels};
+use kernels::device::readback::read_back;
+use kernels::native::update::{AdamWConstants, Block, ClipFactors, MovedUnit, Segment, Unit, UpdateKernels};
 use kernels::products;
 
 use super::adamw::{self, AdamW, EPSILON};
@@ -67,138 +67,254 @@ pub(super) fn step(
     factors: Option<&ClipFactors>,
     followers: Vec<Vec<Follower<'_>>>,
 ) {
-    let mut units = Vec::with_capacity(shards.len());
-    for (((shard, mut segments), grad), followers) in shards.iter().zip(segments).zip(grads).zip(&followers) {
-        // The padding after the last parameter stays zero.
-        if segments.last().map_or(0, |last| last.end) < shard.len() {
-            let padding = Segment {
-                end: shard.len(),
-                shrink: 1.0,
-                clip: 1.0,
-                group: 0,
-                rate: 0.0,
-                root: 1.0,
-                is_frozen: true,
-            };
-            segments.push(padding);
+    let lengths: Vec<usize> = shards.iter().map(UnitShard::len).collect();
+    let mut work = shards.iter_mut().zip(segments).zip(grads).zip(followers);
+    let mut first = 0;
+    while first < lengths.len() {
+        let n_units = UpdateKernels::n_units_of_launch(&lengths[first..]);
+        first += n_units;
+        let mut units = Vec::with_capacity(n_units);
+        let mut moving = Vec::with_capacity(n_units);
+        for (((shard, segments), grad), followers) in work.by_ref().take(n_units) {
+            units.push(Unit {
+                grad,
+                weights: shard.weights.clone(),
+                // AdamW::MOMENTS are two.
+                exp_avg: shard.moments[0].values.clone(),
+                exp_avg_sq: shard.moments[1].values.clone(),
+                follower: followers.first().map(|follower| (follower.weights.clone(), follower.decay)),
+                segments: with_padding(segments, shard.len()),
+            });
+            moving.push((shard, followers));
         }
-        units.push(Unit {
-            grad,
-            weights: shard.weights.clone(),
-            // AdamW::MOMENTS are two.
-            exp_avg: shard.moments[0].values.clone(),
-            exp_avg_sq: shard.moments[1].values.clone(),
-            follower: followers.first().map(|follower| (follower.weights.clone(), follower.decay)),
-            segments,
+        // What a launch has read is given back before the next one takes memory.
+        let moved = kernels.adam_w(units, constants(rule), factors);
+        for ((shard, mut followers), moved) in moving.into_iter().zip(moved) {
+            shard.weights = moved.weights;
+            shard.moments[0].values = moved.exp_avg;
+            shard.moments[1].values = moved.exp_avg_sq;
+            if let Some(average) = moved.follower {
+                *followers.remove(0).weights = average;
+            }
+            follow_all(followers, &shard.weights);
+        }
+    }
+}
+
+/// Adds a segment for the padding after the last parameter, which stays zero.
+fn with_padding(mut segments: Vec<Segment>, len: usize) -> Vec<Segment> {
+    if segments.last().map_or(0, |last| last.end) < len {
+        segments.push(Segment {
+            end: len,
+            shrink: 1.0,
+            clip: 1.0,
+            group: 0,
+            rate: 0.0,
+            root: 1.0,
+            is_frozen: true,
         });
     }
-    let moved = kernels.adam_w(units, betas(rule), factors);
-    for ((shard, moved), mut followers) in shards.iter_mut().zip(moved).zip(followers) {
-        shard.weights = moved.weights;
-        shard.moments[0].values = moved.exp_avg;
-        shard.moments[1].values = moved.exp_avg_sq;
-        if let Some(average) = moved.follower {
-            *followers.remove(0).weights = average;
-        }
-        follow_all(followers, &shard.weights);
-    }
+    segments
 }
 
-fn betas(rule: AdamW) -> Betas {
+fn constants(rule: AdamW) -> AdamWConstants {
     let [first, second] = rule.betas;
-    Betas { first: first as f32, second: second as f32, epsilon: EPSILON }
+    AdamWConstants { first: first as f32, second: second as f32, epsilon: EPSILON }
 }
 
-/// Compares sums, clip factors and an update with the host's, of units with and without an average and
-/// with frozen segments; and makes an update that must be left out.
-fn check(kernels: &UpdateKernels, device: &Device) -> Result<(), String> {
-    const CLIP_NORM: f64 = 1.0;
-    const CLIP_EPSILON: f64 = 1e-6;
-    let rule = AdamW { betas: [0.9, 0.99] };
-    // More units than one launch takes.
-    let mut lengths = vec![3 * BLOCK + 17];
-    lengths.extend((0..40).map(|i| 300 + 7 * i));
-    let on_device = |values: &[f32]| Tensor::<1>::from_floats(values, device);
-    let mut units = Vec::new();
-    let mut expected = Vec::new();
-    let mut grads = Vec::new();
-    for (number, n) in lengths.iter().copied().enumerate() {
-        let grad = values(n, 5 * number as u64, 0.1);
-        let weights = values(n, 5 * number as u64 + 1, 1.0);
-        let exp_avg = values(n, 5 * number as u64 + 2, 0.01);
-        let exp_avg_sq: Vec<f32> = values(n, 5 * number as u64 + 3, 0.1).iter().map(|x| x * x).collect();
-        let average = values(n, 5 * number as u64 + 4, 1.0);
-        let norm = grad.iter().map(|g| f64::from(*g) * f64::from(*g)).sum::<f64>().sqrt();
-        let factor = (CLIP_NORM / (norm + CLIP_EPSILON)).min(1.0) as f32;
-        let mut after = [weights.clone(), exp_avg.clone(), exp_avg_sq.clone()];
+/// A unit of the check, on the host: what it begins with, and what it is after an update.
+struct CheckedUnit {
+    grad: Vec<f32>,
+    weights: Vec<f32>,
+    exp_avg: Vec<f32>,
+    exp_avg_sq: Vec<f32>,
+    average: Option<Vec<f32>>,
+    segments: Vec<Segment>,
+    after: HostUnit,
+}
+
+/// Weights, moments and average on the host.
+#[derive(Debug, Clone, PartialEq)]
+struct HostUnit {
+    weights: Vec<f32>,
+    exp_avg: Vec<f32>,
+    exp_avg_sq: Vec<f32>,
+    average: Option<Vec<f32>>,
+}
+
+/// Share of an average that stays, in the check.
+const DECAY: f64 = 0.996;
+
+/// Rule of the check.
+const RULE: AdamW = AdamW { betas: [0.9, 0.99] };
+
+impl CheckedUnit {
+    /// Makes unit `number` of `n` elements, of clip group `group`, whose gradient is multiplied by
+    /// `factor`. Every third has an average, every fifth a frozen segment.
+    fn new(number: usize, grad: Vec<f32>, group: usize, factor: f32) -> Self {
+        let n = grad.len();
+        let seed = 5 * number as u64;
+        let weights = values(n, seed + 1, 1.0);
+        let exp_avg = values(n, seed + 2, 0.01);
+        let exp_avg_sq: Vec<f32> = values(n, seed + 3, 0.1).iter().map(|x| x * x).collect();
+        let average = number.is_multiple_of(3).then(|| values(n, seed + 4, 1.0));
+        let mut after = HostUnit {
+            weights: weights.clone(),
+            exp_avg: exp_avg.clone(),
+            exp_avg_sq: exp_avg_sq.clone(),
+            average: average.clone(),
+        };
         let mut segments = Vec::new();
         for (range, is_frozen) in [(0..100, false), (100..n - 50, number % 5 == 1), (n - 50..n, false)] {
             let decay = if range.start == 0 { 0.0 } else { 0.04 };
-            let constants = rule.constants(3, 1e-2, decay, factor);
+            let constants = RULE.constants(3, 1e-2, decay, factor);
             segments.push(Segment {
                 end: range.end,
                 shrink: constants.shrink,
                 clip: constants.clip,
-                group: number,
+                group,
                 rate: constants.rate,
                 root: constants.root,
                 is_frozen,
             });
             if !is_frozen {
-                let [weights, m, v] = &mut after;
-                let (weights, m, v) =
-                    (&mut weights[range.clone()], &mut m[range.clone()], &mut v[range.clone()]);
-                adamw::adam(constants, weights, m, v, &grad[range]);
+                adamw::adam(
+                    constants,
+                    &mut after.weights[range.clone()],
+                    &mut after.exp_avg[range.clone()],
+                    &mut after.exp_avg_sq[range.clone()],
+                    &grad[range],
+                );
             }
         }
-        let mut averaged = average.clone();
-        super::follow::average(&mut averaged, &after[0], 0.996, (1.0 - 0.996f64) as f32);
-        units.push(Unit {
-            grad: on_device(&grad),
-            weights: on_device(&weights),
-            exp_avg: on_device(&exp_avg),
-            exp_avg_sq: on_device(&exp_avg_sq),
-            follower: (number % 3 == 0).then(|| (on_device(&average), 0.996)),
-            segments,
-        });
-        grads.push(on_device(&grad));
-        expected.push((after, averaged, factor));
+        if let Some(average) = &mut after.average {
+            super::follow::average(average, &after.weights, DECAY as f32, (1.0 - DECAY) as f32);
+        }
+        Self { grad, weights, exp_avg, exp_avg_sq, average, segments, after }
     }
+
+    fn on_device(&self, device: &Device) -> Unit {
+        let average = self.average.as_ref().map(|average| (to_device(average, device), DECAY));
+        Unit {
+            grad: to_device(&self.grad, device),
+            weights: to_device(&self.weights, device),
+            exp_avg: to_device(&self.exp_avg, device),
+            exp_avg_sq: to_device(&self.exp_avg_sq, device),
+            follower: average,
+            segments: self.segments.clone(),
+        }
+    }
+
+    fn before(&self) -> HostUnit {
+        HostUnit {
+            weights: self.weights.clone(),
+            exp_avg: self.exp_avg.clone(),
+            exp_avg_sq: self.exp_avg_sq.clone(),
+            average: self.average.clone(),
+        }
+    }
+}
+
+impl HostUnit {
+    fn read(moved: MovedUnit) -> Result<Self, String> {
+        Ok(Self {
+            weights: read(moved.weights)?,
+            exp_avg: read(moved.exp_avg)?,
+            exp_avg_sq: read(moved.exp_avg_sq)?,
+            average: moved.follower.map(read).transpose()?,
+        })
+    }
+}
+
+fn to_device(values: &[f32], device: &Device) -> Tensor<1> {
+    Tensor::from_floats(values, device)
+}
+
+fn read(tensor: Tensor<1>) -> Result<Vec<f32>, String> {
+    read_back(tensor).map_err(|error| format!("cannot be read: {error}"))
+}
+
+/// Compares sums, clip factors and an update with the host's, of units with and without an average and
+/// with frozen segments, two of which share a clip group; and makes an update that must be left out.
+/// Two launches take the units.
+fn check(kernels: &UpdateKernels, device: &Device) -> Result<(), String> {
+    const CLIP_NORM: f64 = 1.0;
+    const CLIP_EPSILON: f64 = 1e-6;
+    let mut lengths = vec![3 * BLOCK + 17];
+    lengths.extend((0..40).map(|i| 300 + 7 * i));
+    // The last two units are in one group.
+    let n_groups = lengths.len() - 1;
+    let mut gradients = Vec::with_capacity(lengths.len());
+    let mut squares_of_groups = vec![0.0f64; n_groups];
+    for (number, n) in lengths.iter().enumerate() {
+        let grad = values(*n, 5 * number as u64, 0.1);
+        let squares: f64 = grad.iter().map(|g| f64::from(*g) * f64::from(*g)).sum();
+        squares_of_groups[number.min(n_groups - 1)] += squares;
+        gradients.push(grad);
+    }
+    let mut right = Vec::with_capacity(n_groups + 1);
+    for squares in squares_of_groups {
+        right.push((CLIP_NORM / (squares.sqrt() + CLIP_EPSILON)).min(1.0) as f32);
+    }
+    let mut units = Vec::with_capacity(lengths.len());
+    for (number, grad) in gradients.into_iter().enumerate() {
+        let group = number.min(n_groups - 1);
+        units.push(CheckedUnit::new(number, grad, group, right[group]));
+    }
+    // The losses' factor.
+    right.push(1.0);
+
+    let grads: Vec<Tensor<1>> = units.iter().map(|unit| to_device(&unit.grad, device)).collect();
     let ranges: Vec<Vec<Range<usize>>> = lengths.iter().map(|n| std::iter::once(0..*n).collect()).collect();
     let (sums, range_of_block) = squares(kernels, &grads, &ranges);
-    let mut groups = vec![Vec::new(); lengths.len()];
+    let mut groups = vec![Vec::new(); n_groups];
     for (block, range) in range_of_block.iter().enumerate() {
-        groups[*range].push(block);
+        groups[(*range).min(n_groups - 1)].push(block);
     }
-    let decide =
-        |loss: f32| kernels.clip_factors(&sums, &groups, &on_device(&[loss]), CLIP_NORM, CLIP_EPSILON);
-    let factors = to_host(decide(1.5).values());
-    let right: Vec<f32> = expected.iter().map(|(_, _, factor)| *factor).chain([1.0]).collect();
-    compare("clips by other factors", &factors, &right)?;
-    if !to_host(decide(f32::NAN).values()).iter().any(|factor| *factor < 0.0) {
+    let decide = |loss: f32| {
+        kernels.clip_factors(&sums, &groups, &to_device(&[loss], device), CLIP_NORM, CLIP_EPSILON)
+    };
+    compare("clip by other factors", &read(decide(1.5).values())?, &right)?;
+    if !read(decide(f32::NAN).values())?.iter().any(|factor| *factor < 0.0) {
         return Err("take NaN for a finite loss".into());
     }
     for factors in [None, Some(decide(1.5))] {
-        let moved = kernels.adam_w(units.clone(), betas(rule), factors.as_ref());
-        for (moved, (after, averaged, _)) in moved.into_iter().zip(&expected) {
-            compare("move weights elsewhere", &to_host(moved.weights), &after[0])?;
-            compare("compute another first moment", &to_host(moved.exp_avg), &after[1])?;
-            compare("compute another second moment", &to_host(moved.exp_avg_sq), &after[2])?;
-            if let Some(average) = moved.follower {
-                compare("average otherwise", &to_host(average), averaged)?;
+        for (moved, unit) in update(kernels, &units, factors.as_ref(), device)?.into_iter().zip(&units) {
+            compare("move weights elsewhere", &moved.weights, &unit.after.weights)?;
+            compare("compute another first moment", &moved.exp_avg, &unit.after.exp_avg)?;
+            compare("compute another second moment", &moved.exp_avg_sq, &unit.after.exp_avg_sq)?;
+            match (&moved.average, &unit.after.average) {
+                (Some(found), Some(right)) => compare("average otherwise", found, right)?,
+                (None, None) => {}
+                _ => return Err("lose an average".into()),
             }
         }
     }
-    let moved = kernels.adam_w(units.clone(), betas(rule), Some(&decide(f32::INFINITY)));
-    for (moved, unit) in moved.into_iter().zip(units) {
-        let still = to_host(moved.weights) == to_host(unit.weights)
-            && to_host(moved.exp_avg) == to_host(unit.exp_avg)
-            && to_host(moved.exp_avg_sq) == to_host(unit.exp_avg_sq);
-        if !still {
-            return Err("make an update that is not finite".into());
-        }
+    let left_out = update(kernels, &units, Some(&decide(f32::INFINITY)), device)?;
+    if !left_out.iter().zip(&units).all(|(moved, unit)| *moved == unit.before()) {
+        return Err("make an update that is not finite".into());
     }
     Ok(())
+}
+
+/// Returns the units after an update, in their order.
+fn update(
+    kernels: &UpdateKernels,
+    units: &[CheckedUnit],
+    factors: Option<&ClipFactors>,
+    device: &Device,
+) -> Result<Vec<HostUnit>, String> {
+    let lengths: Vec<usize> = units.iter().map(|unit| unit.weights.len()).collect();
+    let mut moved = Vec::with_capacity(units.len());
+    while moved.len() < units.len() {
+        let here = &units[moved.len()..];
+        let n_units = UpdateKernels::n_units_of_launch(&lengths[moved.len()..]);
+        let launched = here[..n_units].iter().map(|unit| unit.on_device(device)).collect();
+        for unit in kernels.adam_w(launched, constants(RULE), factors) {
+            moved.push(HostUnit::read(unit)?);
+        }
+    }
+    Ok(moved)
 }
 
 /// Compares results, which differ by rounding at most.

@@ -53,7 +53,7 @@ pub struct Norms<T = f64> {
     directions: Option<ClipNorms<T>>,
 }
 
-/// Norms of a step on their way: their parts may still be on a device.
+/// Norms of a step whose computation is queued.
 #[derive(Debug, Clone)]
 pub struct QueuedStepNorms {
     grads: QueuedNorms,
@@ -192,7 +192,7 @@ impl Optimizer {
     pub fn decide(&self, queued: &QueuedStepNorms, losses: Vec<Tensor<1>>) -> Option<Decision> {
         #[cfg(feature = "cuda")]
         if let Rule::AdamW(_) = self.rule {
-            return queued.grads.decide(&Tensor::cat(losses, 0), self.clip_norm);
+            return queued.grads.decide(losses, self.clip_norm);
         }
         let _ = (queued, losses);
         None

@@ -21,7 +21,7 @@ pub const METRICS: &str = "metrics.jsonl";
 /// File with the warnings of the run.
 pub const WARNINGS: &str = "warnings.jsonl";
 
-/// File with the kernel of each size of matrix products on a GPU.
+/// File with the kernel of each size of matrix products on a GPU, recorded anew by each start.
 pub const KERNELS: &str = "kernels.jsonl";
 
 /// Writer of `metrics.jsonl`, `warnings.jsonl`, `kernels.jsonl` and of the events.

@@ -178,7 +178,9 @@ impl Nets {
         let mut shards = std::mem::take(&mut networks[number].shards);
         let mut direct: Vec<Vec<Follower<'_>>> = shards.iter().map(|_| Vec::new()).collect();
         for (other, network) in networks.iter_mut().enumerate() {
-            let Some((_, decay)) = follows(other).filter(|(of, _)| *of == trained) else { continue };
+            // One whose old weights stay whole does not move.
+            let moves = |(of, decay): &(&str, f64)| *of == trained && *decay != 1.0;
+            let Some((_, decay)) = follows(other).filter(moves) else { continue };
             for shard in &mut network.shards {
                 let unit = shards.iter().position(|leader| leader.layout.name == shard.layout.name);
                 // A follower's units are a subset of those of the network that it follows: the list was checked.

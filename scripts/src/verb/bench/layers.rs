@@ -84,10 +84,11 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         for layer in Layer::of_transformer(args.width as usize) {
             let found = measure(layer, n_tokens, arithmetic, args.repeats, &device.device)?;
             let errors = found.errors;
-            let is_right = errors.are_at_most(&most) && found.repeats;
+            let is_right = errors.are_at_most(&most) && found.is_repeatable;
             n_wrong += usize::from(!is_right);
             let flops = layer.flops(n_tokens);
-            let (forward_ms, both_ms) = (found.forward.median_ms, found.both.median_ms);
+            let forward_ms = found.forward.median_ms;
+            let both_ms = found.both.median_ms;
             out!(
                 "{:<5} {n_tokens:>7} {:>16}  {forward_ms:>6.3} ms {:>8.1}  {both_ms:>6.3} ms {:>8.1}  {:.0e} {:.0e} {:.0e} {:.0e}  {}",
                 layer.name,
@@ -98,7 +99,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
                 errors.input_gradient,
                 errors.weight_gradient,
                 errors.bias_gradient,
-                match (is_right, found.repeats) {
+                match (is_right, found.is_repeatable) {
                     (true, _) => "right",
                     (false, true) => "WRONG",
                     (false, false) => "WRONG: three passes differ",
@@ -117,7 +118,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
                     errors.weight_gradient,
                     errors.bias_gradient,
                 ],
-                "repeats": found.repeats,
+                "repeatable": found.is_repeatable,
                 "right": is_right,
             }));
         }

@@ -35,9 +35,17 @@ pub fn read_back_while<R>(
         // Queues the copies; the future waits for them.
         let copies = tensors[0].client.read_async(handles);
         let result = meanwhile();
-        let all = cubecl::future::block_on(copies).map_err(|error| failure(&error));
-        let floats = |bytes: &[u8]| -> Vec<f32> { bytes.chunks_exact(4).map(float).collect() };
-        return (all.map(|all| all.iter().map(|bytes| floats(bytes)).collect()), result);
+        let copied = match cubecl::future::block_on(copies) {
+            Ok(copied) => copied,
+            Err(error) => return (Err(failure(&error)), result),
+        };
+        let mut values = Vec::with_capacity(tensors.len());
+        for (bytes, tensor) in copied.iter().zip(&tensors) {
+            // Memory may be longer than the tensor.
+            let n = tensor.meta.shape().iter().product();
+            values.push(bytes.chunks_exact(4).take(n).map(float).collect());
+        }
+        return (Ok(values), result);
     }
     let result = meanwhile();
     (tensors.iter().map(|tensor| read_back(tensor.clone())).collect(), result)
@@ -61,7 +69,7 @@ fn on_one_device(tensors: &[Tensor<1>]) -> Option<Vec<burn_cubecl::tensor::CubeT
     (!all.is_empty()).then_some(all)
 }
 
-/// Returns the number of four bytes.
+/// Decodes an f32 from its four bytes.
 #[cfg(feature = "cube")]
 fn float(bytes: &[u8]) -> f32 {
     f32::from_ne_bytes([bytes[0], bytes[1], bytes[2], bytes[3]])

@@ -1,8 +1,10 @@
-// The end of a step on one device: sums of squares of gradients, clip factors, AdamW. Each is one launch for all units of a
-// network, whose addresses are in the kernel's argument. `update.rs` fills the structures; the tests' driver runs this file on the
-// CPU, so it is written in what C and CUDA C++ share.
+// The end of a step on one device: sums of squares of gradients, clip factors, AdamW. Each is one
+// launch for up to MOST_UNITS units, whose addresses are in the kernel's argument. `update.rs` fills
+// the structures; the tests' driver runs this file on the CPU, so it is written in what C and CUDA
+// C++ share.
 //
-// Threads add in a fixed order, and nothing is added by atomic operations: results repeat bit for bit.
+// Threads add in a fixed order, and nothing is added by atomic operations: results repeat bit for
+// bit.
 
 #define SUM_THREADS 128
 #define UPDATE_THREADS 256
@@ -81,7 +83,8 @@ DEVICE double double_of(struct Fixed fixed) {
         rest <<= 1;
         scale *= 0.5;
     }
-    // The lowest of 64 bits is far below the last of 53: it only says on which side of the middle the number lies.
+    // The lowest of 64 bits is far below the last of 53: it only says on which side of the middle the
+    // number lies.
     return (double)(top | (rest != 0)) * scale;
 }
 
@@ -97,7 +100,7 @@ struct Norms {
     unsigned n_groups, n_losses;
 };
 
-// factors[g] = min(1, c / (√Σ + ε)), with the bits of the host's.
+// factors[g] = min(1, n / (√Σ + ε)), n the largest norm, with the bits of the host's.
 KERNEL(clip_factors, struct Norms, job) {
     SHARED struct Fixed partial[SUM_THREADS];
     if (BLOCK == job.n_groups) {

@@ -1,9 +1,9 @@
 //! The end of a step on an NVIDIA GPU: sums of squares, clip factors and AdamW, each in one launch
-//! for all units of a network. The kernels are in `update.cu`.
+//! for up to 40 units of a network. The kernels are in `update.cu`.
 //!
 //! ```text
 //! sums[b] = Σ_{i in b} g_i²                                     b a block of a range of a unit
-//! factors[G] = min(1, c / (√Σ_{b in G} sums[b] + ε))            c the largest norm of a clip group G
+//! factors[G] = min(1, n / (√Σ_{b in G} sums[b] + ε))            n the largest norm of a clip group G
 //! m ← β₁ m + (1 - β₁) c g       v ← β₂ v + (1 - β₂) c² g²       c = factors[G]
 //! θ ← shrink · θ - rate · m / (root · √v + ε)                   θ_F ← d θ_F + (1 - d) θ
 //! ```
@@ -56,7 +56,7 @@ const MOST_UNITS: usize = 40;
 const SEGMENT_WORDS: usize = 7;
 
 /// Elements that one launch of AdamW moves at most, unless one unit has more: results go to new
-/// memory, 16 bytes an element, until the launch has read the old.
+/// memory, 16 bytes an element, and the old is given back behind the launch.
 const MOST_ELEMENTS: usize = 64 << 20;
 
 /// The kernels on one device.
@@ -135,7 +135,7 @@ pub struct MovedUnit {
 
 /// Constants of AdamW that all elements share.
 #[derive(Debug, Clone, Copy)]
-pub struct Betas {
+pub struct AdamWConstants {
     /// Decay rate of the first moment.
     pub first: f32,
     /// Decay rate of the second moment.
@@ -143,6 +143,15 @@ pub struct Betas {
     /// Added to the root of the second moment.
     pub epsilon: f32,
 }
+
+/// Message of an update that has fewer addresses than buffers.
+const NO_ADDRESS: &str = "a buffer of the update has no address";
+
+// `tests/cuda/emulator.h` asserts the same of the structures of `update.cu`.
+const _: () = assert!(size_of::<GradientsJob>() == 344);
+const _: () = assert!(size_of::<NormsJob>() == 64);
+const _: () = assert!(size_of::<UnitJob>() == 96);
+const _: () = assert!(size_of::<UpdateJob>() == 3888);
 
 /// `struct Gradients` of `update.cu`.
 #[repr(C)]
@@ -238,6 +247,9 @@ impl UpdateKernels {
     }
 
     /// Sums the squares of blocks of gradients: `[blocks]`.
+    ///
+    /// # Panics
+    /// If a block is not within its gradient, or blocks are not in the order of their gradients.
     pub fn sum_squares(&self, grads: &[Tensor<1>], blocks: &[Block]) -> Tensor<1> {
         let grads: Vec<CubeTensor> = grads.iter().map(on_gpu).collect();
         let like = &grads[0];
@@ -245,7 +257,9 @@ impl UpdateKernels {
         // A launch has the addresses of some gradients, which are numbered within it.
         let mut words = Vec::with_capacity(3 * blocks.len());
         for block in blocks {
-            words.extend([(block.tensor % MOST_UNITS) as u32, block.start as u32, block.end as u32]);
+            let n = grads[block.tensor].meta.shape()[0];
+            assert!(block.start <= block.end && block.end <= n, "{block:?} of {n} elements");
+            words.extend([word(block.tensor % MOST_UNITS), word(block.start), word(block.end)]);
         }
         let table = upload(like, &words);
         let mut first = 0;
@@ -255,18 +269,23 @@ impl UpdateKernels {
             if n_blocks == 0 {
                 continue;
             }
+            let n_grads = grads.len();
             let mut read: Vec<Handle> = grads.iter().map(|grad| grad.handle.clone()).collect();
             read.push(table.clone());
+            if number > 0 {
+                // A failure of an earlier launch must stay one: this launch writes other sums.
+                read.push(sums.handle.clone());
+            }
             let module = Arc::clone(&self.module);
             let work = move |stream: Stream<'_>| {
-                let (grads, rest) = stream.addresses.split_at(stream.addresses.len() - 2);
+                let addresses = stream.addresses;
                 let mut job = GradientsJob {
                     grads: [0; MOST_UNITS],
-                    blocks: rest[0],
-                    sums: rest[1],
-                    first: first as u32,
+                    blocks: addresses[n_grads],
+                    sums: addresses[addresses.len() - 1],
+                    first: word(first),
                 };
-                job.grads[..grads.len()].copy_from_slice(grads);
+                job.grads[..n_grads].copy_from_slice(&addresses[..n_grads]);
                 let grid = Grid { n_blocks, n_threads: SUM_THREADS };
                 // SAFETY: `GradientsJob` is the kernel's argument; blocks lie within gradients, and
                 // there is a sum for each.
@@ -276,6 +295,7 @@ impl UpdateKernels {
             stream::queue(&like.client, NAMES[SUM_SQUARES], read, vec![sums.handle.clone()], work);
             first += n_blocks;
         }
+        assert_eq!(first, blocks.len(), "blocks are in the order of their gradients");
         Tensor::from_primitive::<CubeBackend>(sums)
     }
 
@@ -293,10 +313,10 @@ impl UpdateKernels {
         let mut starts = Vec::with_capacity(groups.len() + 1);
         let mut numbers = Vec::new();
         for group in groups {
-            starts.push(numbers.len() as u32);
-            numbers.extend(group.iter().map(|number| *number as u32));
+            starts.push(word(numbers.len()));
+            numbers.extend(group.iter().map(|number| word(*number)));
         }
-        starts.push(numbers.len() as u32);
+        starts.push(word(numbers.len()));
         let n_starts = starts.len();
         let table = upload(&sums, &[starts, numbers].concat());
         let values = empty(&sums, groups.len() + 1);
@@ -315,8 +335,8 @@ impl UpdateKernels {
                 factors,
                 clip_norm,
                 epsilon,
-                n_groups: n_groups as u32,
-                n_losses: n_losses as u32,
+                n_groups: word(n_groups),
+                n_losses: word(n_losses),
             };
             let grid = Grid { n_blocks: n_groups + 1, n_threads: SUM_THREADS };
             // SAFETY: `NormsJob` is the kernel's argument; numbers are those of sums, and there is a
@@ -328,27 +348,32 @@ impl UpdateKernels {
         ClipFactors { values }
     }
 
-    /// Updates units by AdamW, with the clip factors of the segments, or with `factors`.
-    pub fn adam_w(&self, units: Vec<Unit>, betas: Betas, factors: Option<&ClipFactors>) -> Vec<MovedUnit> {
-        let mut moved = Vec::with_capacity(units.len());
-        let mut launch = Vec::new();
+    /// Returns how many of the units with these numbers of elements the next launch of
+    /// [`UpdateKernels::adam_w`] takes: at least one, if there is one.
+    pub fn n_units_of_launch(lengths: &[usize]) -> usize {
         let mut n_elements = 0;
-        for unit in units {
-            let n = unit.weights.dims()[0];
-            if launch.len() == MOST_UNITS || (!launch.is_empty() && n_elements + n > MOST_ELEMENTS) {
-                moved.extend(self.launch_adam_w(std::mem::take(&mut launch), betas, factors));
-                n_elements = 0;
-            }
+        for (number, n) in lengths.iter().take(MOST_UNITS).enumerate() {
             n_elements += n;
-            launch.push(unit);
+            if number > 0 && n_elements > MOST_ELEMENTS {
+                return number;
+            }
         }
-        if !launch.is_empty() {
-            moved.extend(self.launch_adam_w(launch, betas, factors));
-        }
-        moved
+        lengths.len().min(MOST_UNITS)
     }
 
-    fn launch_adam_w(&self, units: Vec<Unit>, betas: Betas, factors: Option<&ClipFactors>) -> Vec<MovedUnit> {
+    /// Updates units by AdamW in one launch, with the clip factors of the segments, or with `factors`.
+    ///
+    /// # Panics
+    /// If there is no unit, or more than a launch takes; if shards of a unit differ in length, or its
+    /// segments do not end with it.
+    pub fn adam_w(
+        &self,
+        units: Vec<Unit>,
+        constants: AdamWConstants,
+        factors: Option<&ClipFactors>,
+    ) -> Vec<MovedUnit> {
+        assert!((1..=MOST_UNITS).contains(&units.len()), "{} units", units.len());
+        let n_factors = factors.map_or(0, |factors| factors.values.meta.shape()[0]);
         let like = on_gpu(&units[0].weights);
         let mut words = Vec::new();
         let mut jobs = Vec::with_capacity(units.len());
@@ -358,11 +383,12 @@ impl UpdateKernels {
         let mut n_blocks = 0;
         for unit in units {
             let n = unit.weights.dims()[0];
+            unit.check(n_factors);
             let decay = unit.follower.as_ref().map_or(0.0, |(_, decay)| *decay);
             jobs.push(UnitJob {
-                n: n as u32,
-                first_block: n_blocks as u32,
-                first_segment: (words.len() / SEGMENT_WORDS) as u32,
+                n: word(n),
+                first_block: word(n_blocks),
+                first_segment: word(words.len() / SEGMENT_WORDS),
                 decay: decay as f32,
                 rest: (1.0 - decay) as f32,
                 // Not null says that the unit has a follower, whose address is filled in later.
@@ -371,7 +397,7 @@ impl UpdateKernels {
             });
             n_blocks += n.div_ceil(ELEMENTS);
             for segment in &unit.segments {
-                words.extend([segment.end as u32, segment.group as u32, u32::from(segment.is_frozen)]);
+                words.extend([word(segment.end), word(segment.group), u32::from(segment.is_frozen)]);
                 words.extend([segment.shrink, segment.clip, segment.rate, segment.root].map(f32::to_bits));
             }
             for tensor in [&unit.grad, &unit.weights, &unit.exp_avg, &unit.exp_avg_sq] {
@@ -393,37 +419,36 @@ impl UpdateKernels {
         let n_read = read.len();
         read.push(upload(&like, &words));
         read.extend(factors.map(|factors| factors.values.handle.clone()));
-        let n_factors = factors.map_or(0, |factors| factors.values.meta.shape()[0]);
         let module = Arc::clone(&self.module);
         let work = move |stream: Stream<'_>| {
             let (of_units, rest) = stream.addresses.split_at(n_read);
             let (tables, results) = rest.split_at(1 + usize::from(n_factors > 0));
-            let (mut of_units, mut results) = (of_units.iter().copied(), results.iter().copied());
+            let mut of_units = of_units.iter().copied();
+            let mut results = results.iter().copied();
             let mut job = UpdateJob {
                 units: [UnitJob::default(); MOST_UNITS],
                 segments: tables[0],
                 factors: tables.get(1).copied().unwrap_or(0),
-                n_units: jobs.len() as u32,
-                n_factors: n_factors as u32,
-                beta1: betas.first,
-                rest1: 1.0 - betas.first,
-                beta2: betas.second,
-                rest2: 1.0 - betas.second,
-                epsilon: betas.epsilon,
+                n_units: word(jobs.len()),
+                n_factors: word(n_factors),
+                beta1: constants.first,
+                rest1: 1.0 - constants.first,
+                beta2: constants.second,
+                rest2: 1.0 - constants.second,
+                epsilon: constants.epsilon,
             };
-            let missing = || "a buffer of the update has no address".to_string();
             for (slot, unit) in job.units.iter_mut().zip(jobs) {
                 *slot = unit;
-                slot.grad = of_units.next().ok_or_else(missing)?;
-                slot.weights = of_units.next().ok_or_else(missing)?;
-                slot.exp_avg = of_units.next().ok_or_else(missing)?;
-                slot.exp_avg_sq = of_units.next().ok_or_else(missing)?;
-                slot.to_weights = results.next().ok_or_else(missing)?;
-                slot.to_exp_avg = results.next().ok_or_else(missing)?;
-                slot.to_exp_avg_sq = results.next().ok_or_else(missing)?;
+                slot.grad = of_units.next().ok_or(NO_ADDRESS)?;
+                slot.weights = of_units.next().ok_or(NO_ADDRESS)?;
+                slot.exp_avg = of_units.next().ok_or(NO_ADDRESS)?;
+                slot.exp_avg_sq = of_units.next().ok_or(NO_ADDRESS)?;
+                slot.to_weights = results.next().ok_or(NO_ADDRESS)?;
+                slot.to_exp_avg = results.next().ok_or(NO_ADDRESS)?;
+                slot.to_exp_avg_sq = results.next().ok_or(NO_ADDRESS)?;
                 if unit.follower != 0 {
-                    slot.follower = of_units.next().ok_or_else(missing)?;
-                    slot.to_follower = results.next().ok_or_else(missing)?;
+                    slot.follower = of_units.next().ok_or(NO_ADDRESS)?;
+                    slot.to_follower = results.next().ok_or(NO_ADDRESS)?;
                 }
             }
             let grid = Grid { n_blocks, n_threads: UPDATE_THREADS };
@@ -433,6 +458,24 @@ impl UpdateKernels {
         };
         stream::queue(&like.client, NAMES[ADAM_W], read, written, work);
         moved
+    }
+}
+
+impl Unit {
+    /// Asserts that the kernel finds what it reads: shards of equal lengths, segments that end with
+    /// them, and a factor for each group if there are `n_factors`.
+    fn check(&self, n_factors: usize) {
+        let n = self.weights.dims()[0];
+        for tensor in [&self.grad, &self.exp_avg, &self.exp_avg_sq] {
+            assert_eq!(tensor.dims()[0], n, "shards of a unit have one length");
+        }
+        if let Some((follower, _)) = &self.follower {
+            assert_eq!(follower.dims()[0], n, "a follower's shard has the length of the unit's");
+        }
+        assert!(self.segments.is_sorted_by_key(|segment| segment.end), "segments are in their order");
+        assert_eq!(self.segments.last().map_or(0, |last| last.end), n, "the last segment ends with the unit");
+        let has_factor = |segment: &Segment| n_factors == 0 || segment.group < n_factors;
+        assert!(self.segments.iter().all(has_factor), "each group has a factor");
     }
 }
 
@@ -458,6 +501,14 @@ fn on_gpu(tensor: &Tensor<1>) -> CubeTensor {
 /// Allocates `n` numbers on the device of `like`.
 fn empty(like: &CubeTensor, n: usize) -> CubeTensor {
     empty_device_contiguous_dtype(like.client.clone(), like.device.clone(), [n].into(), DType::F32)
+}
+
+/// Returns a number as the kernels read it.
+///
+/// # Panics
+/// From 2³² on: a shard of 16 GiB.
+fn word(n: usize) -> u32 {
+    u32::try_from(n).expect("a shard has fewer than 2³² elements")
 }
 
 /// Copies a table to the device of `like`.
