@@ -93,6 +93,10 @@ def layers(folder):
             rows.append(
                 f"| ViT-{model.upper()}, {row['layer']}, {row['tokens']} | {row['forward_ms']:.3f} | {row['both_ms']:.3f} | {seen} | {errors} | {right} |"
             )
+    operations = [row for model in MODELS for row in (load(folder / f"layers-ocelli-{model}.json") or {}).get("operations", [])]
+    wrong = sorted({row["operation"] for row in operations if not row["right"]})
+    if operations and "no device" not in (load(folder / "layers-ocelli-s.json") or {}).get("device", "no device"):
+        print(f"\nOperations between layers beside the CPU's: {len(operations) - len(wrong)} right; wrong: {', '.join(wrong) or 'none'}")
     if rows:
         print("\n| layer, tokens | forward, ms | and back | PyTorch's | and back | errors beside f64 of y, gx, gW, gb | |")
         print("|---|---|---|---|---|---|---|")

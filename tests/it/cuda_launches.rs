@@ -8,6 +8,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+use std::sync::{Mutex, PoisonError};
 
 use tempfile::TempDir;
 
@@ -15,6 +16,9 @@ use crate::support::{ok, program};
 
 /// The most launches of a step of ViT-S/16 by DINO in bf16: kernels and products of a library.
 const MOST_LAUNCHES: usize = 1500;
+
+/// Held by the test whose log depends on which of two threads is first, and by the longest others.
+static BUSY: Mutex<()> = Mutex::new(());
 
 /// Compiles `tests/cuda/SOURCE.c` to `libLIBRARY.so` in `folder`.
 pub(crate) fn build_stub(folder: &Path, source: &str, library: &str) {
@@ -163,6 +167,7 @@ fn assert_nothing_waits(step: &[&str]) {
 /// before the update, and allocates nothing.
 #[test]
 fn a_step_is_few_launches_on_one_stream() {
+    let _busy = BUSY.lock().unwrap_or_else(PoisonError::into_inner);
     let stubs = Stubs::build();
     let bf16 = ["optim.precision={compute=\"bf16\"}"];
     let log = stubs.steps("dino_vits16", "64", &bf16);
@@ -308,6 +313,7 @@ fn a_library_that_fails_is_not_used() {
 /// not is noticed, and CubeCL's kernels update in their place.
 #[test]
 fn weights_are_updated_as_on_the_host() {
+    let _busy = BUSY.lock().unwrap_or_else(PoisonError::into_inner);
     let stubs = Stubs::build();
     let log = stubs.path("log");
     let arguments = ["bench", "step", "--device", "cuda", "--recipe", "dino_shapes", "--batch", "4"];
@@ -373,6 +379,7 @@ fn a_run_records_its_kernels() {
 /// is called again.
 #[test]
 fn the_script_for_a_gpu_runs_dry() {
+    let _busy = BUSY.lock().unwrap_or_else(PoisonError::into_inner);
     let stubs = Stubs::build();
     let out = tempfile::tempdir().unwrap();
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../scripts/bench/gpu.sh");

@@ -5,6 +5,7 @@ pub mod compare;
 pub mod layers;
 pub mod memory_gauge;
 pub mod noise;
+pub mod operations;
 mod products;
 pub mod shard;
 pub mod step;

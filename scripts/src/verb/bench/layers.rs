@@ -1,4 +1,5 @@
-//! `ocelli bench layers`: layers of a transformer by themselves, beside sums in f64, and their times.
+//! `ocelli bench layers`: layers of a transformer by themselves, beside sums in f64, and their times;
+//! and the operations between them, beside the CPU's.
 
 use std::process::ExitCode;
 
@@ -6,6 +7,7 @@ use kernels::ops::choose_kernels;
 use kernels::products::Kernels;
 use serde_json::json;
 use trainer::bench::layers::{Layer, LayerErrors, measure};
+use trainer::bench::operations::OPERATIONS;
 use trainer::step::precision::Arithmetic;
 
 use crate::cluster::compute;
@@ -99,11 +101,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
                 errors.input_gradient,
                 errors.weight_gradient,
                 errors.bias_gradient,
-                match (is_right, found.is_repeatable) {
-                    (true, _) => "right",
-                    (false, true) => "WRONG",
-                    (false, false) => "WRONG: three passes differ",
-                }
+                verdict(is_right, found.is_repeatable)
             );
             rows.push(json!({
                 "layer": layer.name,
@@ -123,14 +121,56 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
             }));
         }
     }
+    out!(
+        "\nlargest differences from the CPU's f32 of results and of gradients, relative to the largest number"
+    );
+    let mut operations = Vec::new();
+    for operation in OPERATIONS {
+        let found = operation.compare(arithmetic, &device.device)?;
+        let most = operation.most(arithmetic);
+        let is_right = found.result <= most && found.gradients <= most && found.is_repeatable;
+        n_wrong += usize::from(!is_right);
+        out!(
+            "{:<18} {:<16} {:.0e} {:.0e}  {}",
+            operation.name,
+            format!("{:?}", operation.shapes[0]),
+            found.result,
+            found.gradients,
+            verdict(is_right, found.is_repeatable)
+        );
+        operations.push(json!({
+            "operation": operation.name,
+            "differences": [found.result, found.gradients],
+            "repeatable": found.is_repeatable,
+            "right": is_right,
+        }));
+    }
     compute::print_notices();
     if args.json {
         let compute = format!("{:?}", args.compute).to_lowercase();
-        out!("{}", json!({ "device": device.name, "kernels": kernels, "compute": compute, "layers": rows }));
+        let figures = json!({
+            "device": device.name,
+            "kernels": kernels,
+            "compute": compute,
+            "layers": rows,
+            "operations": operations,
+        });
+        out!("{figures}");
     }
     if n_wrong > 0 {
-        say(format!("error: {} computes {n_wrong} layers wrongly", device.name));
+        say(format!("error: {} computes {n_wrong} of them wrongly", device.name));
         return Ok(ExitCode::from(CHECK_FAILED));
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Returns the verdict in words.
+fn verdict(is_right: bool, is_repeatable: bool) -> &'static str {
+    if is_right {
+        "right"
+    } else if is_repeatable {
+        "WRONG"
+    } else {
+        "WRONG: three passes differ"
+    }
 }

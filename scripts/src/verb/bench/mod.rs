@@ -30,7 +30,8 @@ enum Verb {
     Shard(shard::Args),
     /// Compare a device with the CPU: embeddings, loss, gradients and a few steps of the same network.
     Device(device::Args),
-    /// Compare layers of a transformer with sums in f64, and time them.
+    /// Compare layers of a transformer with sums in f64, and time them; compare the operations between them with the
+    /// CPU's.
     Layers(layers::Args),
     /// Time protocols of `ocelli probe` on noise, for a number of features of a width.
     Probe(probe::Args),

@@ -35,6 +35,9 @@ pub fn read_back_while<R>(
         // Queues the copies; the future waits for them.
         let copies = tensors[0].client.read_async(handles);
         let result = meanwhile();
+        // CubeCL hands launches to the device by 32: the last ones would wait for others to come. A
+        // failure is found by the read.
+        let _ = tensors[0].client.flush();
         let copied = match cubecl::future::block_on(copies) {
             Ok(copied) => copied,
             Err(error) => return (Err(failure(&error)), result),

@@ -1,0 +1,207 @@
+//! Operations between the products of a transformer by themselves: results and gradients beside
+//! those of the CPU's kernels in f32, for the same inputs.
+
+use burn_tensor::{DType, Device, Distribution, Tensor};
+use kernels::device::readback::{DeviceFailure, read_back};
+use kernels::ops::{Pairs, attention, cast, cross_entropy, gelu, layer_norm, seed, swiglu, unit_rows};
+
+use super::compare::difference;
+use crate::step::precision::Arithmetic;
+
+/// Runs that must give the same bits.
+const N_EQUAL: usize = 3;
+
+/// Heads of the attention.
+const N_HEADS: usize = 6;
+
+/// An operation, and inputs for it.
+#[derive(Debug, Clone, Copy)]
+pub struct Operation {
+    /// Name.
+    pub name: &'static str,
+    /// Shapes of the inputs.
+    pub shapes: &'static [[usize; 3]],
+    /// Whether the operation has the type of the products; else it is f32 in any case.
+    pub has_type_of_products: bool,
+    run: fn(&[Tensor<3>]) -> Tensor<3>,
+}
+
+/// Operations of ViT-S, on global and on local views.
+pub const OPERATIONS: [Operation; 7] = [
+    Operation {
+        name: "attention, global",
+        shapes: &[[8, 197, 1152]],
+        has_type_of_products: true,
+        run: |inputs| attention(inputs[0].clone(), N_HEADS),
+    },
+    Operation {
+        name: "attention, local",
+        shapes: &[[32, 37, 1152]],
+        has_type_of_products: true,
+        run: |inputs| attention(inputs[0].clone(), N_HEADS),
+    },
+    Operation {
+        name: "GELU",
+        shapes: &[[8, 197, 1536]],
+        has_type_of_products: true,
+        run: |inputs| gelu(inputs[0].clone()),
+    },
+    Operation {
+        name: "SwiGLU",
+        shapes: &[[8, 197, 2048]],
+        has_type_of_products: true,
+        run: |inputs| swiglu(inputs[0].clone()),
+    },
+    Operation {
+        name: "layer norm",
+        shapes: &[[8, 197, 384], [1, 1, 384], [1, 1, 384]],
+        has_type_of_products: false,
+        run: |inputs| {
+            let gamma = inputs[1].clone().reshape([384]);
+            layer_norm(inputs[0].clone(), gamma, inputs[2].clone().reshape([384]), 1e-6)
+        },
+    },
+    Operation {
+        name: "unit rows",
+        shapes: &[[1, 640, 256]],
+        has_type_of_products: false,
+        run: |inputs| unit_rows(inputs[0].clone().reshape([640, 256]), 1e-12).unsqueeze(),
+    },
+    Operation {
+        name: "cross-entropy",
+        shapes: &[[16, 10, 8192]],
+        has_type_of_products: false,
+        run: |inputs| {
+            let [b, _, k] = inputs[0].dims();
+            let targets = Tensor::full([b, 2, k], 1.0 / k as f64, &inputs[0].device());
+            cross_entropy(inputs[0].clone(), targets, Pairs::Others, 0.1).reshape([1, 1, 1])
+        },
+    },
+];
+
+/// Largest differences from the CPU, relative to its largest number.
+#[derive(Debug, Clone, Copy)]
+pub struct OperationDifferences {
+    /// Difference of the result.
+    pub result: f64,
+    /// Difference of the gradients of all inputs.
+    pub gradients: f64,
+    /// Whether three passes gave the same bits.
+    pub is_repeatable: bool,
+}
+
+/// Result of an operation and gradients of its inputs, on the host.
+struct Pass {
+    result: Vec<f32>,
+    gradients: Vec<Vec<f32>>,
+}
+
+impl Operation {
+    /// Type of the operation where products have `arithmetic`.
+    pub fn dtype(&self, arithmetic: Arithmetic) -> DType {
+        if self.has_type_of_products { arithmetic.dtype() } else { DType::F32 }
+    }
+
+    /// Returns the largest difference that rounding explains, where products have `arithmetic`.
+    pub fn most(&self, arithmetic: Arithmetic) -> f64 {
+        // Products in f32 may round their factors to 11 bits (TF32).
+        if self.dtype(arithmetic) == DType::BF16 { 3e-2 } else { 5e-3 }
+    }
+
+    /// Compares the operation on `device` with the CPU.
+    ///
+    /// # Errors
+    /// [`DeviceFailure`].
+    pub fn compare(
+        &self,
+        arithmetic: Arithmetic,
+        device: &Device,
+    ) -> Result<OperationDifferences, DeviceFailure> {
+        let cpu = Device::flex();
+        cpu.seed(1);
+        let normal = Distribution::Normal(0.0, 1.0);
+        let dtype = self.dtype(arithmetic);
+        let inputs: Vec<Tensor<3>> =
+            self.shapes.iter().map(|shape| rounded(Tensor::random(*shape, normal, &cpu), dtype)).collect();
+        let result_shape = (self.run)(&inputs).dims();
+        let g = rounded(Tensor::random(result_shape, normal, &cpu), dtype);
+        let right = self.pass(&inputs, &g, DType::F32, &cpu)?;
+        let first = self.pass(&inputs, &g, dtype, device)?;
+        let mut is_repeatable = true;
+        for _ in 1..N_EQUAL {
+            is_repeatable &= self.pass(&inputs, &g, dtype, device)?.has_bits_of(&first);
+        }
+        let mut gradients = 0.0f64;
+        for (right, found) in right.gradients.iter().zip(&first.gradients) {
+            gradients = gradients.max(difference(right, found));
+        }
+        Ok(OperationDifferences {
+            result: difference(&right.result, &first.result),
+            gradients,
+            is_repeatable,
+        })
+    }
+
+    /// Runs the operation forwards and backwards in `dtype` on `device`, for inputs and a gradient on
+    /// the host.
+    fn pass(
+        &self,
+        inputs: &[Tensor<3>],
+        g: &Tensor<3>,
+        dtype: DType,
+        device: &Device,
+    ) -> Result<Pass, DeviceFailure> {
+        let leaf = |input: &Tensor<3>| cast(input.clone().to_device(device), dtype).autodiff().require_grad();
+        let leaves: Vec<Tensor<3>> = inputs.iter().map(leaf).collect();
+        let y = (self.run)(&leaves);
+        // Scalars of losses are f32.
+        let g = cast(g.clone().to_device(device), y.dtype());
+        let mut grads = seed(y.clone(), g).backward();
+        let mut gradients = Vec::with_capacity(leaves.len());
+        for leaf in &leaves {
+            let gradient = leaf.grad_remove(&mut grads).expect("autodiff has a gradient for each leaf");
+            gradients.push(read(gradient)?);
+        }
+        Ok(Pass { result: read(y.inner())?, gradients })
+    }
+}
+
+impl Pass {
+    fn has_bits_of(&self, other: &Self) -> bool {
+        let mut pairs = self.gradients.iter().zip(&other.gradients);
+        same_bits(&self.result, &other.result) && pairs.all(|(a, b)| same_bits(a, b))
+    }
+}
+
+fn same_bits(a: &[f32], b: &[f32]) -> bool {
+    a.len() == b.len() && a.iter().zip(b).all(|(a, b)| a.to_bits() == b.to_bits())
+}
+
+/// Rounds numbers to `dtype`, and returns them in f32.
+fn rounded(values: Tensor<3>, dtype: DType) -> Tensor<3> {
+    cast(cast(values, dtype), DType::F32)
+}
+
+fn read(tensor: Tensor<3>) -> Result<Vec<f32>, DeviceFailure> {
+    let n: usize = tensor.dims().iter().product();
+    read_back(cast(tensor, DType::F32).reshape([n]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The CPU equals itself in f32, and is near in bf16.
+    #[test]
+    fn operations_of_the_cpu_are_right() {
+        for operation in OPERATIONS {
+            let exact = operation.compare(Arithmetic::F32, &Device::flex()).unwrap();
+            assert!(exact.is_repeatable, "{operation:?}: {exact:?}");
+            assert_eq!([exact.result, exact.gradients], [0.0; 2], "{operation:?}");
+            let rounded = operation.compare(Arithmetic::Bf16, &Device::flex()).unwrap();
+            let most = operation.most(Arithmetic::Bf16);
+            assert!(rounded.result <= most && rounded.gradients <= most, "{operation:?}: {rounded:?}");
+            assert_eq!(rounded.result > 0.0, operation.has_type_of_products, "{operation:?}: {rounded:?}");
+        }
+    }
+}
