@@ -301,7 +301,7 @@ fn dot(a: &[f32], b: &[f32]) -> f64 {
     a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum()
 }
 
-/// Returns Σ_i weights_i · rows[i], `[width]`.
+/// Returns the sum of `rows`, each times its weight: `[width]`.
 fn weighted_sum(weights: impl Iterator<Item = f32>, rows: &[f32], width: usize) -> Vec<f64> {
     let mut sum = vec![0.0; width];
     for (weight, row) in weights.zip(rows.chunks_exact(width)) {
