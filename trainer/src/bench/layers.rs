@@ -64,8 +64,8 @@ pub struct LayerBench {
 }
 
 impl Layer {
-    /// Returns the layers of a block of a transformer of `width`.
-    pub fn of_transformer(width: usize) -> [Self; 4] {
+    /// Returns the affine layers of a transformer block of `width`.
+    pub fn in_transformer_block(width: usize) -> [Self; 4] {
         [
             Self { name: "qkv", input: width, output: 3 * width },
             Self { name: "proj", input: width, output: width },

@@ -431,8 +431,7 @@ impl Trainer {
 
     /// Updates the trained network and those that follow it.
     fn update_networks(&mut self, grads: Vec<Tensor<1>>, clip: Clip<'_>, scheduled_values: &ScheduledValues) {
-        let (nets, networks) = (&self.nets, &mut self.state.networks);
-        nets.update(networks, &self.optimizer, grads, clip, scheduled_values);
+        self.nets.update(&mut self.state.networks, &self.optimizer, grads, clip, scheduled_values);
     }
 
     /// Writes `observations` into this rank's shards.

@@ -83,7 +83,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let mut n_wrong = 0;
     for tokens in &args.tokens {
         let n_tokens = *tokens as usize;
-        for layer in Layer::of_transformer(args.width as usize) {
+        for layer in Layer::in_transformer_block(args.width as usize) {
             let found = measure(layer, n_tokens, arithmetic, args.repeats, &device.device)?;
             let errors = found.errors;
             let is_right = errors.are_at_most(&most) && found.is_repeatable;

@@ -222,7 +222,8 @@ impl Errors {
         let largest = allowed.iter().copied().filter(|allowed| allowed.is_finite()).fold(0.0, f32::max);
         let mut errors = Self::NONE;
         for (number, sum) in sums.iter().enumerate() {
-            let (right, allowed) = (right[number], allowed[number] + FLOOR * largest);
+            let right = right[number];
+            let allowed = allowed[number] + FLOOR * largest;
             // Factors that are not finite are no fault of the product. A result that is not finite,
             // of factors that are, is: its norm is not finite either, but its sum should be.
             if !right.is_finite() || (!allowed.is_finite() && sum.is_finite()) {
@@ -321,9 +322,9 @@ fn errors_of_sums(a: &CubeTensor, target: &Target) -> Result<Errors, String> {
     let (right, norms) = (read(of_a.sums)?, norms(of_a.squares)?);
     let sums = read(in_f32(sums))?;
     // Rounding of sums in another order: a share of the sum itself, and of the norm.
-    let of_norm = if a.dtype == DType::F32 { TF32.of_factors } else { EXACT.of_result };
+    let norm_tolerance = if a.dtype == DType::F32 { TF32.of_factors } else { EXACT.of_result };
     let allowed =
-        right.iter().zip(&norms).map(|(right, norm)| EXACT.of_result * right.abs() + of_norm * norm);
+        right.iter().zip(&norms).map(|(right, norm)| EXACT.of_result * right.abs() + norm_tolerance * norm);
     Ok(Errors::of(&sums, &right, &allowed.collect::<Vec<_>>()))
 }
 

@@ -50,7 +50,8 @@ fn block_sums<F: Float, N: Size>(
     #[comptime] n_vectors: usize,
     #[define(F)] _dtype: ElemType,
 ) {
-    let (block, column) = (ABSOLUTE_POS / n_vectors, ABSOLUTE_POS % n_vectors);
+    let block = ABSOLUTE_POS / n_vectors;
+    let column = ABSOLUTE_POS % n_vectors;
     let first = block * BLOCK;
     if first < n_rows {
         let mut total = Vector::<f32, N>::new(0.0f32);
