@@ -2,8 +2,10 @@
 //!
 //! Forward pass, loss and backward pass run on both with the same plan, weights and batch, and then a few steps.
 
-use burn_tensor::{Device, Tensor};
+use burn_tensor::{DType, Device, Tensor};
 use kernels::device::host::to_host;
+use kernels::device::readback::{DeviceFailure, read_back};
+use kernels::ops::cast;
 use ranks::communicator::Communicator;
 
 use super::noise::noise_batch;
@@ -75,6 +77,20 @@ pub fn compare(plan: &Plan, device: &Device, n_steps: u64) -> Result<Comparison,
         comparison.steps.push([here?.loss, there?.loss]);
     }
     Ok(comparison)
+}
+
+/// Reads the elements of `tensor` as f32.
+///
+/// # Errors
+/// [`DeviceFailure`].
+pub(super) fn read_in_f32(tensor: Tensor<3>) -> Result<Vec<f32>, DeviceFailure> {
+    let n: usize = tensor.dims().iter().product();
+    read_back(cast(tensor, DType::F32).reshape([n]))
+}
+
+/// Returns whether all numbers have the same bits.
+pub(super) fn have_same_bits(a: &[f32], b: &[f32]) -> bool {
+    a.len() == b.len() && a.iter().zip(b).all(|(a, b)| a.to_bits() == b.to_bits())
 }
 
 fn flat(rows: &Tensor<2>) -> Vec<f32> {

@@ -15,6 +15,7 @@ use kernels::device::readback::{DeviceFailure, failure, read_back};
 use kernels::ops::{FlatGradient, cast, linear, part, seed};
 
 use super::Times;
+use super::compare::{have_same_bits, read_in_f32};
 use crate::step::precision::Arithmetic;
 
 /// Runs that must give the same bits.
@@ -234,30 +235,28 @@ impl Factors {
 
     fn read(&self) -> Result<Numbers, DeviceFailure> {
         Ok(Numbers {
-            x: read(self.x.clone())?,
+            x: read_in_f32(self.x.clone())?,
             parameters: read_back(cast(self.parameters.clone(), DType::F32))?,
-            g: read(self.g.clone())?,
+            g: read_in_f32(self.g.clone())?,
         })
     }
 }
 
 impl Results {
     fn read(self) -> Result<Numbers, DeviceFailure> {
-        Ok(Numbers { x: read(self.gx)?, parameters: read_back(self.gradient)?, g: read(self.y)? })
+        Ok(Numbers {
+            x: read_in_f32(self.gx)?,
+            parameters: read_back(self.gradient)?,
+            g: read_in_f32(self.y)?,
+        })
     }
-}
-
-fn read(tensor: Tensor<3>) -> Result<Vec<f32>, DeviceFailure> {
-    let n: usize = tensor.dims().iter().product();
-    read_back(cast(tensor, DType::F32).reshape([n]))
 }
 
 impl Numbers {
     fn has_bits_of(&self, other: &Self) -> bool {
-        let are_equal = |a: &[f32], b: &[f32]| a.iter().zip(b).all(|(a, b)| a.to_bits() == b.to_bits());
-        are_equal(&self.x, &other.x)
-            && are_equal(&self.parameters, &other.parameters)
-            && are_equal(&self.g, &other.g)
+        have_same_bits(&self.x, &other.x)
+            && have_same_bits(&self.parameters, &other.parameters)
+            && have_same_bits(&self.g, &other.g)
     }
 
     /// Compares results with sums in f64 of `factors`.

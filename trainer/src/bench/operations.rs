@@ -2,10 +2,10 @@
 //! those of the CPU's kernels in f32, for the same inputs.
 
 use burn_tensor::{DType, Device, Distribution, Tensor};
-use kernels::device::readback::{DeviceFailure, read_back};
+use kernels::device::readback::DeviceFailure;
 use kernels::ops::{Pairs, attention, cast, cross_entropy, gelu, layer_norm, seed, swiglu, unit_rows};
 
-use super::compare::difference;
+use super::compare::{difference, have_same_bits, read_in_f32};
 use crate::step::precision::Arithmetic;
 
 /// Runs that must give the same bits.
@@ -160,31 +160,22 @@ impl Operation {
         let mut gradients = Vec::with_capacity(leaves.len());
         for leaf in &leaves {
             let gradient = leaf.grad_remove(&mut grads).expect("autodiff has a gradient for each leaf");
-            gradients.push(read(gradient)?);
+            gradients.push(read_in_f32(gradient)?);
         }
-        Ok(Pass { result: read(y.inner())?, gradients })
+        Ok(Pass { result: read_in_f32(y.inner())?, gradients })
     }
 }
 
 impl Pass {
     fn has_bits_of(&self, other: &Self) -> bool {
         let mut pairs = self.gradients.iter().zip(&other.gradients);
-        same_bits(&self.result, &other.result) && pairs.all(|(a, b)| same_bits(a, b))
+        have_same_bits(&self.result, &other.result) && pairs.all(|(a, b)| have_same_bits(a, b))
     }
-}
-
-fn same_bits(a: &[f32], b: &[f32]) -> bool {
-    a.len() == b.len() && a.iter().zip(b).all(|(a, b)| a.to_bits() == b.to_bits())
 }
 
 /// Rounds numbers to `dtype`, and returns them in f32.
 fn rounded(values: Tensor<3>, dtype: DType) -> Tensor<3> {
     cast(cast(values, dtype), DType::F32)
-}
-
-fn read(tensor: Tensor<3>) -> Result<Vec<f32>, DeviceFailure> {
-    let n: usize = tensor.dims().iter().product();
-    read_back(cast(tensor, DType::F32).reshape([n]))
 }
 
 #[cfg(test)]
