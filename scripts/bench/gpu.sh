@@ -122,6 +122,7 @@ part_check() {
         --set 'optim.precision={compute="bf16"}'
     compare "the same by CubeCL's kernels" 120 "$OCELLI" bench device --device "$DEVICE" --recipe dino_vits16 --batch 2 --steps 3 \
         --set 'optim.precision={compute="bf16"}' --set run.kernels=cubecl
+    compare "ResNet-18 beside the CPU" 90 "$OCELLI" bench device --device "$DEVICE" --recipe swav_cifar --batch 4 --steps 3
     compare "NCCL on one rank: every operation" 60 "$OCELLI" doctor --fabric --device "$DEVICE" --engine nccl
     compare "NCCL on one rank: a step's bits" 90 itself
     compare "three equal runs of four steps, bit for bit" 90 three

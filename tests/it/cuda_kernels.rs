@@ -15,14 +15,19 @@ use crate::cuda_launches::build_stub;
 use crate::support::{ok, program};
 
 /// Steps: name, recipe and settings.
-const STEPS: [(&str, &str, &[&str]); 6] = [
+const STEPS: [(&str, &str, &[&str]); 8] = [
     ("ViT-S/16, f32", "lejepa_vits16", &[]),
     ("ViT-S/16, bf16", "lejepa_vits16", &["optim.precision.compute=bf16"]),
     ("ViT-S/16 by DINO, bf16", "dino_vits16", &["optim.precision.compute=bf16"]),
     ("ViT-S/16, SwiGLU, rotary", "lejepa_vits16", &["model.mlp=swiglu", "model.positions=rope"]),
     ("ResNet-18, f32", "swav_cifar", &[]),
     ("ResNet-18, bf16", "swav_cifar", &["optim.precision.compute=bf16"]),
+    ("RegNetY-800MF, f32", "swav_cifar", &[REGNETY]),
+    ("RegNetY-800MF, bf16", "swav_cifar", &[REGNETY, "optim.precision.compute=bf16"]),
 ];
+
+/// The setting of a RegNetY, with groups and squeeze-and-excitation.
+const REGNETY: &str = "model={arch=\"regnet_y\",image_px=32,size=\"800mf\"}";
 
 /// Compute capabilities: A100 and H100.
 const CAPABILITIES: [&str; 2] = ["80", "90"];
