@@ -48,14 +48,15 @@ impl FeatureRows {
         Ok(Self { parts, starts, width, metric })
     }
 
-    /// Returns a hash of the number and width of the rows and of up to 4,096 of them, spread evenly: equal for the same features,
-    /// wherever they are, and different for those of other weights or images.
+    /// Returns a hash of the number and width of the rows and of all their values: equal for the same features, wherever they
+    /// are, and different for all others.
     pub fn fingerprint(&self) -> u64 {
-        const N_HASHED: usize = 4096;
-        let (n, mut hash) = (self.len(), Xxh3::new());
-        hash.update(&[n as u64, self.width as u64].map(u64::to_le_bytes).concat());
-        let n_hashed = n.min(N_HASHED);
-        (0..n_hashed).for_each(|i| hash.update(bytemuck::cast_slice(self.stored(i * n / n_hashed))));
+        let mut hash = Xxh3::new();
+        hash.update(&(self.len() as u64).to_le_bytes());
+        hash.update(&(self.width as u64).to_le_bytes());
+        for part in &self.parts {
+            hash.update(bytemuck::cast_slice((**part).as_ref()));
+        }
         hash.digest()
     }
 

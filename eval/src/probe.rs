@@ -199,7 +199,7 @@ impl Split {
         };
         let train = of(&self.train)?;
         // If both sets are the same, as for leave-one-out neighbors, features are computed once.
-        let test = match self.train.fingerprint() == self.test.fingerprint() {
+        let test = match self.train.fingerprint()? == self.test.fingerprint()? {
             true => train.clone(),
             false => of(&self.test)?,
         };

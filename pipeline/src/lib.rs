@@ -16,6 +16,7 @@ mod braces;
 pub(crate) mod error;
 pub mod file;
 mod hash;
+pub mod identity;
 pub mod read;
 pub mod remote;
 pub mod secrets;

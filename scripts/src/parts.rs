@@ -8,9 +8,10 @@ use std::fs;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
-use std::time::UNIX_EPOCH;
 
 use anyhow::{Context, bail};
+use pipeline::identity::FileStamp;
+use pipeline::shard::sidecar;
 use pipeline::url::ShardUrl;
 use pipeline::{Source, file};
 use serde::de::DeserializeOwned;
@@ -240,7 +241,7 @@ impl PartResults {
     }
 }
 
-/// Identifies shards for the parts of a job: their names, and the lengths and times of local files.
+/// Identifies shards for the parts of a job: see [`file_identity`].
 pub(crate) fn identities(sources: &[Source]) -> Vec<Value> {
     let identity = |source: &Source| match &source.url {
         ShardUrl::File(path) => file_identity(path),
@@ -249,16 +250,15 @@ pub(crate) fn identities(sources: &[Source]) -> Vec<Value> {
     sources.iter().map(identity).collect()
 }
 
-/// Identifies a local file for the parts of a job: its name, length and time.
+/// Identifies a local file for the parts of a job, which may run on machines that see it in other folders: by its name
+/// and its bytes where its index states their hash, else by its name and state.
 pub(crate) fn file_identity(path: &Path) -> Value {
-    let data = fs::metadata(path).ok();
-    let time = data.as_ref().and_then(|data| data.modified().ok()?.duration_since(UNIX_EPOCH).ok());
-    let name = path.canonicalize().unwrap_or_else(|_| path.to_path_buf());
-    json!([
-        name.display().to_string(),
-        data.map(|data| data.len()),
-        time.map(|time| time.as_nanos().to_string())
-    ])
+    let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy();
+    if let Some(checksum) = sidecar::current_checksum(path) {
+        return json!([name, format!("{checksum:016x}")]);
+    }
+    let stamp = fs::metadata(path).ok().map(|about| FileStamp::of(&about).to_string());
+    json!([name, stamp])
 }
 
 /// Returns the folder of parts' results, which a job in parts needs.

@@ -56,6 +56,7 @@ mod gpu;
 mod gradients;
 mod graph;
 /// Images for containers.
+mod identity;
 mod images;
 /// Weights from and for other libraries.
 mod interop;

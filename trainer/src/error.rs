@@ -35,12 +35,14 @@ pub enum TrainError {
     },
     /// The shards are not those that a run began with.
     #[error(
-        "the shards are not those that the run in {} began with: as many samples, but other keys, lengths, order or \
-         weights; give those shards, or choose another --workdir", workdir.display()
+        "the images are not those that the run in {} began with: {difference}; give those images, or choose another \
+         --workdir, where `--init {}` begins with this run's weights", workdir.display(), workdir.display()
     )]
     DataMismatch {
         /// The work directory.
         workdir: PathBuf,
+        /// How they differ.
+        difference: String,
     },
     /// The run was begun by a release that makes other views of the same images.
     #[error(

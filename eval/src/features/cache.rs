@@ -89,7 +89,7 @@ impl FeatureCache {
         wanted: FeatureKind,
         progress: &dyn Progress,
     ) -> Result<Table, EvalError> {
-        let name = name(network, images, wanted);
+        let name = name(network, images, wanted)?;
         let rows = self.folder.join(format!("{name}.f32"));
         if let Some(table) = open(&rows, images) {
             return Ok(table);
@@ -132,9 +132,17 @@ impl FeatureCache {
     }
 
     /// Returns whether the rows are cached.
-    pub fn holds(&self, network: &Network, images: &ImageSet, wanted: FeatureKind) -> bool {
-        let rows = self.folder.join(format!("{}.f32", name(network, images, wanted)));
-        open(&rows, images).is_some()
+    ///
+    /// # Errors
+    /// [`EvalError::Data`] if a shard cannot be read.
+    pub fn holds(
+        &self,
+        network: &Network,
+        images: &ImageSet,
+        wanted: FeatureKind,
+    ) -> Result<bool, EvalError> {
+        let rows = self.folder.join(format!("{}.f32", name(network, images, wanted)?));
+        Ok(open(&rows, images).is_some())
     }
 
     /// Removes the least recently used entries, except `kept`, until the rest fits, and stale temporary files. Failures
@@ -169,9 +177,9 @@ impl FeatureCache {
 }
 
 /// Returns the file name of an entry, without its extension.
-fn name(network: &Network, images: &ImageSet, wanted: FeatureKind) -> String {
-    let about = format!("{VERSION} {:016x} {:016x} {wanted:?}", network.fingerprint(), images.fingerprint());
-    format!("{:032x}", xxhash_rust::xxh3::xxh3_128(about.as_bytes()))
+fn name(network: &Network, images: &ImageSet, wanted: FeatureKind) -> Result<String, EvalError> {
+    let about = format!("{VERSION} {:016x} {:016x} {wanted:?}", network.fingerprint(), images.fingerprint()?);
+    Ok(format!("{:032x}", xxhash_rust::xxh3::xxh3_128(about.as_bytes())))
 }
 
 /// Opens the entry at `path` if it is complete and undamaged, and marks it as used now.

@@ -299,13 +299,16 @@ impl ImageSet {
     }
 
     /// Returns a hash that identifies the images, the transform and the decoding rules.
-    pub fn fingerprint(&self) -> u64 {
+    ///
+    /// # Errors
+    /// [`EvalError::Data`] if a shard cannot be read.
+    pub fn fingerprint(&self) -> Result<u64, EvalError> {
         let mut hash = xxhash_rust::xxh3::Xxh3::new();
         hash.update(
-            format!("{:016x} {:?} {:?}", self.source.fingerprint(), self.transform, self.rules).as_bytes(),
+            format!("{:016x} {:?} {:?}", self.source.fingerprint()?, self.transform, self.rules).as_bytes(),
         );
         self.indices.iter().for_each(|index| hash.update(&index.to_le_bytes()));
-        hash.digest()
+        Ok(hash.digest())
     }
 }
 

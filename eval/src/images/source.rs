@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use pipeline::identity::FileStamp;
 use pipeline::shard::MASK_EXTENSIONS;
 use pipeline::shard::image::EncodedImage;
 use pipeline::{Dataset, PipelineError, SampleId};
@@ -105,19 +106,24 @@ impl Source {
         }
     }
 
-    /// Returns a hash that identifies the images: by the members of each shard, or by the path, size and modification
-    /// time of each file.
-    pub fn fingerprint(&self) -> u64 {
+    /// Returns a hash that identifies the images: by the bytes of each shard, or by the state of each file (see
+    /// [`pipeline::identity`]).
+    ///
+    /// # Errors
+    /// [`PipelineError`] if a shard cannot be read.
+    pub fn fingerprint(&self) -> Result<u64, PipelineError> {
         match self {
             Self::Shards(dataset) => dataset.fingerprint(),
             Self::Files(files) => {
                 let mut hash = xxhash_rust::xxh3::Xxh3::new();
                 for file in files.iter() {
-                    let about = std::fs::metadata(&file.path).ok();
-                    let about = about.map(|about| (about.len(), about.modified().ok()));
-                    hash.update(format!("{} {about:?}\n", file.path.display()).as_bytes());
+                    match std::fs::metadata(&file.path) {
+                        Ok(about) => hash.update(FileStamp::of(&about).to_string().as_bytes()),
+                        Err(_) => hash.update(file.path.as_os_str().as_encoded_bytes()),
+                    }
+                    hash.update(b"\n");
                 }
-                hash.digest()
+                Ok(hash.digest())
             }
         }
     }

@@ -1,11 +1,19 @@
 //! A list of shards with their indices: the samples, and their bytes on demand.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use xxhash_rust::xxh3::Xxh3;
 
 use super::sampling::Sampling;
 use crate::shard::image::{EncodedImage, image_members};
 use crate::shard::{IMAGE_EXTENSIONS, Shard};
 use crate::{PipelineError, Storage};
+
+/// Most images by whose bytes a data set is recognized.
+const MAX_SAMPLED_IMAGES: u64 = 64;
+
+/// Most bytes of images that are read to recognize a data set, unless four images are larger.
+const MAX_SAMPLED_BYTES: u64 = 64 << 20;
 
 /// A data set that is open for reading. Shared by threads.
 pub struct Dataset {
@@ -233,12 +241,29 @@ impl Dataset {
         (!members.is_empty()).then_some((len_bytes, check))
     }
 
-    /// Returns a hash that identifies the samples: equal for the same members in the same order, wherever they are, but for
-    /// files in place of shards.
-    pub fn fingerprint(&self) -> u64 {
+    /// Returns a hash that identifies the samples by [`Shard::fingerprint`], in their order. Shards whose hash
+    /// is not known yet are read, several at a time.
+    ///
+    /// # Errors
+    /// Errors of [`Shard::fingerprint`].
+    pub fn fingerprint(&self) -> Result<u64, PipelineError> {
+        let next = AtomicUsize::new(0);
+        let n_threads = std::thread::available_parallelism().map_or(1, |n| n.get()).min(self.shards.len());
+        std::thread::scope(|scope| {
+            for _ in 0..n_threads {
+                scope.spawn(|| {
+                    while let Some(shard) = self.shards.get(next.fetch_add(1, Ordering::Relaxed)) {
+                        // Its result is kept by the shard, and an error is found again below.
+                        let _ = shard.fingerprint();
+                    }
+                });
+            }
+        });
         let mut hash = Xxh3::new();
-        self.shards.iter().for_each(|shard| hash.update(&shard.fingerprint().to_le_bytes()));
-        hash.digest()
+        for shard in &self.shards {
+            hash.update(&shard.fingerprint()?.to_le_bytes());
+        }
+        Ok(hash.digest())
     }
 
     /// Returns a hash of the keys of the samples and the lengths of their images, in order, and of how often they are shown: equal for the
@@ -255,6 +280,44 @@ impl Dataset {
         }
         self.sampling.add_to(&mut hash);
         hash.digest()
+    }
+
+    /// Returns a hash of the checksums of the shards as their indices state them; `None` if one states none.
+    pub fn stated_checksums(&self) -> Option<u64> {
+        let mut hash = Xxh3::new();
+        for shard in &self.shards {
+            hash.update(&shard.index().checksum?.to_le_bytes());
+        }
+        Some(hash.digest())
+    }
+
+    /// Returns a hash of the bytes of a few images, evenly spread, which tells other images with the same keys and
+    /// lengths apart without reading all; `None` if shards would have to be fetched for it. Images that
+    /// cannot be used count as such.
+    ///
+    /// # Errors
+    /// Errors of [`Dataset::read`] that say nothing about the image.
+    pub fn sampled_images(&self) -> Result<Option<u64>, PipelineError> {
+        if !self.is_local() {
+            return Ok(None);
+        }
+        let mut total_bytes = 0;
+        for sample in 0..self.n_samples {
+            total_bytes += self.sample_bytes(SampleId(sample));
+        }
+        let mean_bytes = total_bytes / self.n_samples.max(1) + 1;
+        let n_sampled = (MAX_SAMPLED_BYTES / mean_bytes).clamp(4, MAX_SAMPLED_IMAGES).min(self.n_samples);
+        let mut hash = Xxh3::new();
+        for number in 0..n_sampled {
+            let id =
+                SampleId((u128::from(number) * u128::from(self.n_samples) / u128::from(n_sampled)) as u64);
+            match self.read(id) {
+                Ok(sample) => sample.image.files().iter().for_each(|file| hash.update(file)),
+                Err(error) if error.is_sample_error() => hash.update(b"unusable"),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(Some(hash.digest()))
     }
 
     /// Returns the shards, in the order of the list.

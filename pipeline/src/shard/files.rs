@@ -14,6 +14,7 @@ use super::Shard;
 use super::index::{BLOCK_BYTES, IndexBuilder, Member};
 use super::store::Store;
 use crate::PipelineError;
+use crate::identity::FileStamp;
 
 /// An image in a file of its own.
 #[derive(Debug, Clone)]
@@ -34,8 +35,8 @@ pub struct ImageFile {
 /// [`PipelineError::BadMember`] for a file that the index cannot hold.
 pub fn of_files(name: &str, files: &[ImageFile]) -> Result<Shard, PipelineError> {
     let mut builder = IndexBuilder::new();
-    let mut store = Files { name: name.into(), members: Vec::with_capacity(files.len()), identity: 0 };
-    let mut identity = Xxh3::new();
+    let mut store = Files { name: name.into(), members: Vec::with_capacity(files.len()), stamps: 0 };
+    let mut stamps = Xxh3::new();
     let mut end_bytes = 0;
     let bad = |path: &Path, reason: String| PipelineError::BadMember {
         path: name.into(),
@@ -43,11 +44,13 @@ pub fn of_files(name: &str, files: &[ImageFile]) -> Result<Shard, PipelineError>
         reason,
     };
     for file in files {
-        let about = std::fs::metadata(&file.path).ok();
-        let len_bytes = about.as_ref().map_or(0, std::fs::Metadata::len);
-        let changed_at = about.and_then(|about| about.modified().ok());
-        let path = file.path.canonicalize().unwrap_or_else(|_| file.path.clone());
-        identity.update(format!("{} {changed_at:?}\n", path.display()).as_bytes());
+        let stamp = std::fs::metadata(&file.path).ok().map(|about| FileStamp::of(&about));
+        let len_bytes = stamp.map_or(0, |stamp| stamp.len_bytes());
+        match stamp {
+            Some(stamp) => stamps.update(format!("{stamp}\n").as_bytes()),
+            None => stamps.update(b"none\n"),
+        }
+        stamps.update(format!("{:?}\n", file.class).as_bytes());
         let mut members = vec![(file.extension.as_str(), len_bytes, Content::File(file.path.clone()))];
         if let Some(class) = &file.class {
             members.push(("cls", class.len() as u64, Content::Text(class.clone())));
@@ -59,7 +62,7 @@ pub fn of_files(name: &str, files: &[ImageFile]) -> Result<Shard, PipelineError>
             end_bytes += len_bytes.div_ceil(BLOCK_BYTES).max(1) * BLOCK_BYTES;
         }
     }
-    store.identity = identity.digest();
+    store.stamps = stamps.digest();
     let index = builder.finish(end_bytes).map_err(|reason| bad(Path::new(""), reason))?;
     Ok(Shard::new(Arc::new(store), index))
 }
@@ -69,8 +72,8 @@ struct Files {
     name: String,
     /// Members and their offsets in bytes, in ascending order.
     members: Vec<(u64, Content)>,
-    /// Hash of the paths of all files, and of the times at which they were changed.
-    identity: u64,
+    /// Hash of the states of all files, and of their classes.
+    stamps: u64,
 }
 
 /// Content of a member.
@@ -100,8 +103,8 @@ impl Store for Files {
         self.name.clone()
     }
 
-    fn identity(&self) -> u64 {
-        self.identity
+    fn contents(&self) -> Result<u64, PipelineError> {
+        Ok(self.stamps)
     }
 }
 
@@ -159,14 +162,37 @@ mod tests {
         assert_eq!(shard.members(2).expect("read").len(), 2);
     }
 
-    /// Folders with the same names and lengths are different images, by their paths.
+    fn fingerprint(folder: &Path, class: Option<&str>) -> u64 {
+        let path = folder.join("a.jpg");
+        let class = class.map(str::to_string);
+        let file = ImageFile { key: "a".into(), path, extension: "jpg".into(), class };
+        of_files("photos", &[file]).expect("indexed").fingerprint().expect("stamps")
+    }
+
+    /// Equal names and lengths do not make images the same: the files must be, and unchanged. A class of
+    /// the same length is another one, too.
     #[test]
-    fn equal_names_and_lengths_are_not_the_same_files() {
-        let folders = [tempfile::tempdir().expect("a folder"), tempfile::tempdir().expect("a folder")];
-        let [a, b] = folders.each_ref().map(|folder| {
-            of_files("photos", &[file(folder.path(), "a", &[7; 700], None)]).expect("indexed").fingerprint()
-        });
-        assert_ne!(a, b);
+    fn files_are_the_same_where_the_file_system_says_so() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let [one, two, moved] = ["one", "two", "moved"].map(|name| folder.path().join(name));
+        for name in [&one, &two] {
+            std::fs::create_dir(name).expect("created");
+            file(name, "a", &[7; 700], None);
+        }
+        let first = fingerprint(&one, Some("cat"));
+        assert_eq!(first, fingerprint(&one, Some("cat")));
+        assert_ne!(first, fingerprint(&two, Some("cat")));
+        assert_ne!(first, fingerprint(&one, Some("dog")));
+        std::fs::rename(&one, &moved).expect("renamed");
+        assert_eq!(first, fingerprint(&moved, Some("cat")));
+        // Other bytes, and the time of before.
+        let path = moved.join("a.jpg");
+        let before = std::fs::metadata(&path).expect("there").modified().expect("a time");
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        std::fs::write(&path, [8; 700]).expect("written");
+        let opened = File::options().append(true).open(&path).expect("opened");
+        opened.set_modified(before).expect("set");
+        assert_ne!(first, fingerprint(&moved, Some("cat")));
     }
 
     /// What happens to a file after the list was made concerns its sample only.

@@ -89,18 +89,18 @@ impl ShardIndex {
         })
     }
 
-    /// Returns a hash that identifies the samples of the shard, by their keys, offsets, lengths and checks.
-    pub fn fingerprint(&self) -> u64 {
+    /// Returns a hash of what the index lists: keys, extensions, offsets and lengths, without checksums.
+    pub fn listing_hash(&self) -> u64 {
         let mut hash = Xxh3::new();
         hash.update(&self.shard_bytes.to_le_bytes());
         for i in 0..self.len() {
             hash.update(self.key(i).as_bytes());
+            hash.update(&[0]);
             for member in self.members(i) {
                 hash.update(member.extension.as_bytes());
-                let check = member.check.map_or(u64::MAX, u64::from);
-                [member.offset_bytes, member.len_bytes, check]
-                    .iter()
-                    .for_each(|n| hash.update(&n.to_le_bytes()));
+                hash.update(&[0]);
+                hash.update(&member.offset_bytes.to_le_bytes());
+                hash.update(&member.len_bytes.to_le_bytes());
             }
         }
         hash.digest()

@@ -1,6 +1,7 @@
 //! One shard that is open for reading: its bytes and its index.
 
 pub mod files;
+pub(crate) mod handles;
 pub mod image;
 pub(crate) mod index;
 mod open;
@@ -10,8 +11,10 @@ pub(crate) mod tar;
 pub mod write;
 
 use std::collections::HashSet;
-use std::path::Path;
-use std::sync::Arc;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
+
+use xxhash_rust::xxh3::xxh3_64;
 
 use crate::PipelineError;
 use crate::shard::image::{EncodedImage, image_members};
@@ -33,12 +36,28 @@ const MAX_JSON_BYTES: u64 = 1 << 20;
 pub struct Shard {
     store: Arc<dyn Store>,
     index: ShardIndex,
+    /// Hash of the bytes, once it is known to be that of the bytes as they are now.
+    contents: OnceLock<u64>,
+    /// Path of the shard for which the index is written again when the hash was computed.
+    kept_index: Option<PathBuf>,
 }
 
 impl Shard {
     /// Creates a shard from its bytes and its index.
     pub fn new(store: Arc<dyn Store>, index: ShardIndex) -> Self {
-        Self { store, index }
+        Self { store, index, contents: OnceLock::new(), kept_index: None }
+    }
+
+    /// Creates a shard as [`Shard::new`] does, whose index states the hash of the bytes as they are now.
+    pub(crate) fn with_current_index(store: Arc<dyn Store>, index: ShardIndex) -> Self {
+        let contents = index.checksum.map(OnceLock::from).unwrap_or_default();
+        Self { store, index, contents, kept_index: None }
+    }
+
+    /// Creates a shard as [`Shard::new`] does, whose index is written for the file `kept` once the hash of
+    /// the bytes was computed.
+    pub(crate) fn with_kept_index(store: Arc<dyn Store>, index: ShardIndex, kept: PathBuf) -> Self {
+        Self { store, index, contents: OnceLock::new(), kept_index: Some(kept) }
     }
 
     /// Opens the tar at `path`, on a local disk. [`crate::Storage::open`] opens all other shards.
@@ -46,7 +65,12 @@ impl Shard {
     /// # Errors
     /// As [`sidecar::open`] and [`LocalStore::open`].
     pub fn open(path: &Path) -> Result<Self, PipelineError> {
-        Ok(Self { index: sidecar::open(path)?, store: Arc::new(LocalStore::open(path)?) })
+        let store = Arc::new(LocalStore::open(path)?);
+        let found = sidecar::find(path)?;
+        if found.is_current {
+            return Ok(Self::with_current_index(store, found.index));
+        }
+        Ok(Self::new(store, found.index))
     }
 
     /// Returns the index of the samples.
@@ -54,10 +78,31 @@ impl Shard {
         &self.index
     }
 
-    /// Returns a hash that identifies the samples: their keys, offsets, lengths and checks, and for files in place of a shard
-    /// their paths and times.
-    pub fn fingerprint(&self) -> u64 {
-        self.index.fingerprint() ^ self.store.identity()
+    /// Returns a hash that identifies the samples: equal for the same bytes, wherever they are, and for files
+    /// in place of a shard equal for the same files (see [`crate::identity`]). May read the shard as a
+    /// whole, once.
+    ///
+    /// # Errors
+    /// Errors of the store.
+    pub fn fingerprint(&self) -> Result<u64, PipelineError> {
+        let contents = self.contents()?;
+        Ok(xxh3_64(&[self.index.listing_hash(), contents].map(u64::to_le_bytes).concat()))
+    }
+
+    fn contents(&self) -> Result<u64, PipelineError> {
+        if let Some(contents) = self.contents.get() {
+            return Ok(*contents);
+        }
+        let contents = self.store.contents()?;
+        if self.contents.set(contents).is_ok()
+            && let Some(kept) = &self.kept_index
+        {
+            let mut index = self.index.clone();
+            index.checksum = Some(contents);
+            // If it cannot be written, the next command computes the hash again.
+            let _ = sidecar::save(&index, kept);
+        }
+        Ok(contents)
     }
 
     /// Returns the shard's share of the cache; `None` for a shard that is read in place.

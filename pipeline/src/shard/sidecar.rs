@@ -19,9 +19,13 @@ use serde::{Deserialize, Serialize, Serializer};
 use super::index::{IndexBuilder, Member, ShardIndex, short_checksum};
 use super::open::open_shard;
 use super::tar::{list_members_in, split_key};
+use crate::identity::FileStamp;
 use crate::{PipelineError, file, hash};
 
 const VERSION: u32 = 1;
+
+/// Number of samples whose bytes are compared with a sidecar that may be of another file.
+const N_CHECKED: usize = 8;
 
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -96,18 +100,45 @@ pub fn path_of(path: &Path) -> PathBuf {
     PathBuf::from(name)
 }
 
-/// Reads the sidecar of the shard at `path` if there is one and it fits the shard's length,
-/// else builds the index.
+/// Reads the sidecar of the shard at `path` if there is one and it describes the file as it is now, else
+/// builds the index: a sidecar that is older than the last change of the file is compared with the
+/// headers of the tar and with some members.
 ///
 /// # Errors
 /// [`PipelineError::BadIndex`] for a sidecar that cannot be parsed or points outside the
 /// shard; otherwise as [`build`].
 pub fn open(path: &Path) -> Result<ShardIndex, PipelineError> {
-    let Some(index) = load(path)? else { return build(path) };
-    let actual_bytes = match fs::metadata(path) {
-        Ok(meta) => meta.len(),
+    Ok(find(path)?.index)
+}
+
+/// The index of a shard.
+pub(crate) struct Found {
+    pub(crate) index: ShardIndex,
+    /// Whether the index was written after the last change of the shard, so that its checksum is that of the
+    /// bytes as they are now.
+    pub(crate) is_current: bool,
+}
+
+/// Reads or builds the index as [`open`] does.
+///
+/// # Errors
+/// As [`open`].
+pub(crate) fn find(path: &Path) -> Result<Found, PipelineError> {
+    let Some(index) = load(path)? else { return Ok(Found { index: build(path)?, is_current: false }) };
+    let len_bytes = match fs::metadata(path) {
+        Ok(about) => about.len(),
         Err(_) => return Err(PipelineError::MissingShard { path: path.to_path_buf() }),
     };
+    if is_newer(path) && index.shard_bytes == len_bytes {
+        return Ok(Found { index, is_current: true });
+    }
+    Ok(Found { index: compared(index, path)?, is_current: false })
+}
+
+/// Returns `index`, the sidecar of the shard at `path`, or a new index if it is that of another file.
+fn compared(index: ShardIndex, path: &Path) -> Result<ShardIndex, PipelineError> {
+    let file = open_shard(path)?;
+    let actual_bytes = file.metadata().map_err(|error| PipelineError::io("read", path, error))?.len();
     if index.shard_bytes != actual_bytes {
         // The sidecar describes another file: this one was cut off or rewritten. Walking the headers names the member
         // where it breaks.
@@ -121,9 +152,70 @@ pub fn open(path: &Path) -> Result<ShardIndex, PipelineError> {
                 actual_bytes,
             });
         }
+        warn_of_other(path);
+        return Ok(found);
+    }
+    let found = walk(&file, path, false)?;
+    if !found.has_same_members_as(&index) || !some_checks_agree(&file, path, &index)? {
+        warn_of_other(path);
         return Ok(found);
     }
     Ok(index)
+}
+
+fn warn_of_other(path: &Path) {
+    tracing::warn!(
+        "{} describes another {}, which was replaced since: the shard is read for its index; `ocelli shards index --overwrite` \
+         writes it again",
+        path_of(path).display(),
+        path.file_name().unwrap_or_default().to_string_lossy()
+    );
+}
+
+/// Returns the hash of the bytes of the shard at `path`, if its sidecar states one for the file as it is now.
+pub fn current_checksum(path: &Path) -> Option<u64> {
+    let index = load(path).ok()??;
+    let has_length = fs::metadata(path).is_ok_and(|about| about.len() == index.shard_bytes);
+    if is_newer(path) && has_length { index.checksum } else { None }
+}
+
+/// Returns whether the shard at `path` has not changed since its sidecar was written.
+pub(crate) fn is_newer(path: &Path) -> bool {
+    match (fs::metadata(path), fs::metadata(path_of(path))) {
+        (Ok(shard), Ok(sidecar)) => FileStamp::of(&shard).is_no_newer_than(&FileStamp::of(&sidecar)),
+        _ => false,
+    }
+}
+
+/// Gives the sidecar of the shard at `path` the time of now, which is later than that of a shard that was
+/// given its name after the sidecar was written.
+///
+/// # Errors
+/// [`PipelineError::Io`].
+pub(crate) fn touch(path: &Path) -> Result<(), PipelineError> {
+    let sidecar = path_of(path);
+    let touched = File::options()
+        .append(true)
+        .open(&sidecar)
+        .and_then(|file| file.set_modified(std::time::SystemTime::now()));
+    touched.map_err(|error| PipelineError::io("write", &sidecar, error))
+}
+
+/// Returns whether members of `index`, evenly spread, have the checks that it states.
+fn some_checks_agree(file: &File, path: &Path, index: &ShardIndex) -> Result<bool, PipelineError> {
+    let n_checked = index.len().min(N_CHECKED);
+    for number in 0..n_checked {
+        for member in index.members(number * index.len() / n_checked) {
+            let Some(check) = member.check else { continue };
+            let mut data = vec![0; member.len_bytes as usize];
+            file.read_exact_at(&mut data, member.offset_bytes)
+                .map_err(|error| PipelineError::io("read", path, error))?;
+            if short_checksum(&data) != check {
+                return Ok(false);
+            }
+        }
+    }
+    Ok(true)
 }
 
 /// Reads the sidecar of the shard at `path`, whether the shard exists or not. `None` if

@@ -1,13 +1,15 @@
-//! Sources of the bytes of a shard, behind one trait. Files are read at offsets, by many threads at once, through one
-//! handle per shard: on the shard itself, or on its copy in the cache.
+//! Sources of the bytes of a shard, behind one trait. Files are read at offsets, by many threads at once: the shard
+//! itself, or its copy in the cache.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use super::handles;
 use super::open::open_shard;
-use crate::PipelineError;
+use crate::identity::FileStamp;
+use crate::{PipelineError, hash};
 
 /// Bytes of a shard, readable at any offset from any thread.
 pub trait Store: Send + Sync {
@@ -20,11 +22,12 @@ pub trait Store: Send + Sync {
     /// Returns the name of the shard, for messages and ledgers.
     fn name(&self) -> String;
 
-    /// Returns a hash of what tells the bytes from others of the same names and lengths, where the index has no checks; 0 if
-    /// there is nothing of the kind.
-    fn identity(&self) -> u64 {
-        0
-    }
+    /// Returns a hash of the bytes of the shard, for which it reads them; of images in single files, one of
+    /// the states of the files.
+    ///
+    /// # Errors
+    /// As [`Store::read_at`].
+    fn contents(&self) -> Result<u64, PipelineError>;
 
     /// Returns the shard's share of the cache; `None` for a shard that is read in place.
     fn cache_use(&self) -> Option<CacheUse> {
@@ -48,7 +51,10 @@ pub struct CacheUse {
 #[derive(Debug)]
 pub(crate) struct LocalStore {
     path: PathBuf,
-    file: File,
+    /// State of the file when the shard was opened.
+    stamp: FileStamp,
+    /// Number of the shard among the open files of the process.
+    number: u64,
 }
 
 impl LocalStore {
@@ -57,18 +63,48 @@ impl LocalStore {
     /// # Errors
     /// Errors of [`open_shard`].
     pub(crate) fn open(path: &Path) -> Result<Self, PipelineError> {
-        Ok(Self { path: path.to_path_buf(), file: open_shard(path)? })
+        let file = open_shard(path)?;
+        let about = file.metadata().map_err(|error| PipelineError::io("open", path, error))?;
+        let number = handles::next_number();
+        handles::keep(number, Arc::new(file));
+        Ok(Self { path: path.to_path_buf(), stamp: FileStamp::of(&about), number })
+    }
+
+    /// Returns the state of the file when it was opened.
+    pub(crate) fn stamp(&self) -> &FileStamp {
+        &self.stamp
+    }
+
+    fn file(&self) -> Result<Arc<File>, PipelineError> {
+        handles::file(self.number, &self.path, &self.stamp)
+    }
+}
+
+impl Drop for LocalStore {
+    fn drop(&mut self) {
+        handles::close(self.number);
     }
 }
 
 impl Store for LocalStore {
     fn read_at(&self, offset_bytes: u64, buffer: &mut [u8]) -> Result<(), PipelineError> {
-        self.file
+        self.file()?
             .read_exact_at(buffer, offset_bytes)
             .map_err(|error| PipelineError::io("read", &self.path, error))
     }
 
     fn name(&self) -> String {
         self.path.display().to_string()
+    }
+
+    fn contents(&self) -> Result<u64, PipelineError> {
+        let io = |error| PipelineError::io("read", &self.path, error);
+        let file = self.file()?;
+        let (hash, _) = hash::of_file(&file, false).map_err(io)?;
+        if FileStamp::of(&file.metadata().map_err(io)?) != self.stamp {
+            let reason = "it is being changed while it is read".into();
+            return Err(PipelineError::ShardMismatch { shard: self.name(), reason });
+        }
+        Ok(hash)
     }
 }

@@ -20,6 +20,7 @@ use xxhash_rust::xxh3::Xxh3;
 use super::part::{allocate, lock_part, remove_if_abandoned};
 use crate::PipelineError;
 use crate::remote::Sink;
+use crate::shard::handles::limit;
 
 /// Interval at which the modification time of a shard in use is updated, for other processes to see.
 const TOUCH_INTERVAL: Duration = Duration::from_secs(1);
@@ -124,7 +125,28 @@ impl Cache {
         };
         let file = Arc::new(file);
         *held = Some(OpenShard { file: Arc::clone(&file), touched: Instant::now() });
+        drop(held);
+        self.close_oldest();
         Ok(file)
+    }
+
+    /// Closes the handles that were not used for longest, so that a process with many shards does not open more
+    /// files than it may.
+    fn close_oldest(&self) {
+        let slots: Vec<Arc<Slot>> = lock(&self.slots).values().cloned().collect();
+        let mut open: Vec<(Instant, &Arc<Slot>)> = Vec::new();
+        for slot in &slots {
+            // A locked slot is being fetched or checked.
+            let Ok(held) = slot.try_lock() else { continue };
+            open.extend(held.as_ref().map(|held| (held.touched, slot)));
+        }
+        let n_closed = open.len().saturating_sub(limit());
+        open.sort_by_key(|(touched, _)| *touched);
+        for (_, slot) in open.into_iter().take(n_closed) {
+            if let Ok(mut held) = slot.try_lock() {
+                *held = None;
+            }
+        }
     }
 
     /// Closes a handle that failed, so that the next reader opens the shard again. A handle that another thread

@@ -6,9 +6,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::fetcher::Fetcher;
-use crate::PipelineError;
 use crate::shard::store::{CacheUse, Store};
 use crate::source::Source;
+use crate::{PipelineError, hash};
 
 /// Time for which a failure is repeated without a new fetch, so that threads that wait for a shard do not each retry.
 const FAILURE_LIFETIME: Duration = Duration::from_secs(10);
@@ -57,6 +57,13 @@ impl Store for CachedStore {
 
     fn name(&self) -> String {
         self.source.url.to_string()
+    }
+
+    fn contents(&self) -> Result<u64, PipelineError> {
+        let found = hash::of_file(&*self.file()?, false);
+        let (hash, _) = found
+            .map_err(|error| PipelineError::io("read the cached copy of", self.name().as_ref(), error))?;
+        Ok(hash)
     }
 
     fn cache_use(&self) -> Option<CacheUse> {

@@ -1,32 +1,45 @@
 //! Lookup of the index of a shard, which is read as a whole only if there is no index in the cache or beside it.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use super::fetcher::Fetcher;
 use super::receive::failed;
 use crate::PipelineError;
 use crate::remote::body::Failure;
+use crate::shard::Shard;
 use crate::shard::index::ShardIndex;
 use crate::shard::sidecar;
+use crate::shard::store::LocalStore;
 use crate::source::Source;
 
-/// Returns the index of a tar on a local disk: its sidecar, the cached index of an earlier run, or a new one.
-pub(super) fn local_index(
-    fetcher: &Fetcher,
-    source: &Source,
-    path: &Path,
-) -> Result<ShardIndex, PipelineError> {
-    if sidecar::path_of(path).exists() {
-        return sidecar::open(path);
+/// Opens a tar on a local disk with its index: its sidecar, unless that may be of another file, the cached
+/// index of an earlier run, or a new one.
+pub(super) fn open_local(fetcher: &Fetcher, source: &Source, path: &Path) -> Result<Shard, PipelineError> {
+    let store = Arc::new(LocalStore::open(path)?);
+    if sidecar::is_newer(path) {
+        let found = sidecar::find(path)?;
+        if found.is_current {
+            return Ok(Shard::with_current_index(store, found.index));
+        }
     }
+    // The name holds the state of the file: the index was made for this state.
     let kept = fetcher.cache().path(&fetcher.cache_name(source)?);
     if let Ok(Some(index)) = sidecar::load(&kept) {
-        return Ok(index);
+        return match index.checksum {
+            Some(_) => Ok(Shard::with_current_index(store, index)),
+            None => Ok(Shard::with_kept_index(store, index, kept)),
+        };
     }
-    let index = sidecar::build(path)?;
+    let mut index = sidecar::open(path)?;
+    if !store.stamp().is_settled() {
+        return Ok(Shard::new(store, index));
+    }
+    // The checksum of a sidecar may be that of another state of the file.
+    index.checksum = None;
     // If the index cannot be cached, the next run builds it again.
     let _ = fetcher.cache().create().and_then(|()| sidecar::save(&index, &kept));
-    Ok(index)
+    Ok(Shard::with_kept_index(store, index, kept))
 }
 
 /// Returns the index of a shard that is read from the cache: the cached index, the sidecar beside the

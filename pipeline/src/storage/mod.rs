@@ -19,18 +19,16 @@ mod wids;
 pub use config::StorageConfig;
 
 use std::fs::File;
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use cached::CachedStore;
 use fetcher::Fetcher;
-use index::{cached_index, local_index};
+use index::{cached_index, open_local};
 use receive::failed;
 
 use crate::shard::Shard;
 use crate::shard::sidecar;
-use crate::shard::store::LocalStore;
 use crate::source::Source;
 use crate::url::ShardUrl;
 use crate::{PipelineError, url};
@@ -73,13 +71,11 @@ impl Storage {
     /// Opens a shard. Only its index is read, if it has one.
     ///
     /// # Errors
-    /// As [`sidecar::open`] and [`LocalStore::open`] for a tar on a disk; for others
+    /// As [`Shard::open`] for a tar on a disk; for others
     /// [`PipelineError::Fetch`], [`PipelineError::ShardMismatch`], and those of the cache.
     pub fn open(&self, source: &Source) -> Result<Shard, PipelineError> {
         let shard = match &source.url {
-            ShardUrl::File(path) if source.is_read_in_place() => {
-                Shard::new(Arc::new(LocalStore::open(path)?), local_index(&self.fetcher, source, path)?)
-            }
+            ShardUrl::File(path) if source.is_read_in_place() => open_local(&self.fetcher, source, path)?,
             _ => self.open_cached(source)?,
         };
         // A list states the length of the compressed bytes, which are not kept.
@@ -104,7 +100,7 @@ impl Storage {
             checksum: index.checksum,
             failure: Mutex::default(),
         };
-        Ok(Shard::new(Arc::new(store), index))
+        Ok(Shard::with_current_index(Arc::new(store), index))
     }
 
     /// Opens shards on several threads; the result is in the order of `sources`.
@@ -157,7 +153,14 @@ impl Storage {
     /// [`PipelineError::BadIndex`] when the members differ, [`PipelineError::ShardMismatch`] when the
     /// bytes differ, and errors of [`Storage::open`].
     pub fn verify(&self, source: &Source, shard: &Shard) -> Result<(), PipelineError> {
-        verify::verify(source, shard, &*self.file_of(source, shard)?, &self.index_path(source)?)
+        let file = self.file_of(source, shard)?;
+        if let ShardUrl::File(path) = &source.url
+            && let Some(beside) = sidecar::load(path)?
+        {
+            // The shard may have been opened with another index, if this one is older than the file.
+            return verify::verify(source, shard, &beside, &file, &sidecar::path_of(path));
+        }
+        verify::verify(source, shard, shard.index(), &file, &self.fetcher.cached_index_path(source)?)
     }
 
     /// Returns the tar of `shard`, which is `source` opened; fetches it if it is not in the cache.
@@ -170,14 +173,6 @@ impl Storage {
                 let name = self.fetcher.cache_name(source)?;
                 self.fetcher.file(source, &name, Some((shard.index().shard_bytes, shard.index().checksum)))
             }
-        }
-    }
-
-    /// Returns the path of the index of `source`: beside the shard, or in the cache.
-    fn index_path(&self, source: &Source) -> Result<PathBuf, PipelineError> {
-        match &source.url {
-            ShardUrl::File(path) if sidecar::path_of(path).exists() => Ok(sidecar::path_of(path)),
-            _ => self.fetcher.cached_index_path(source),
         }
     }
 }

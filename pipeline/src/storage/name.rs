@@ -2,29 +2,28 @@
 
 use std::fs;
 use std::io;
-use std::os::unix::fs::MetadataExt;
 
 use xxhash_rust::xxh3::xxh3_64;
 
+use crate::identity::FileStamp;
 use crate::source::Source;
 use crate::url::ShardUrl;
 use crate::{PipelineError, secrets};
 
-/// Version of the rules by which an index is built, a part of every name: 2 since the end of an archive is checked.
-const VERSION: u32 = 2;
+/// Version of the rules by which an index is built, a part of every name: 2 since the end of an archive is checked, 3 since a
+/// local file is named by its state.
+const VERSION: u32 = 3;
 
 /// Returns the name of a shard in the cache, and of its index. It holds a hash of everything that identifies the shard;
 /// `options` are the settings of object stores.
 pub(super) fn cache_name(source: &Source, options: &[(String, String)]) -> Result<String, PipelineError> {
     let mut identity = match &source.url {
-        // A rewritten file is another shard.
         ShardUrl::File(path) => {
-            let whole = path.canonicalize().and_then(|whole| Ok((fs::metadata(&whole)?, whole)));
-            let (meta, whole) = whole.map_err(|error| match error.kind() {
+            let about = fs::metadata(path).map_err(|error| match error.kind() {
                 io::ErrorKind::NotFound => PipelineError::MissingShard { path: path.clone() },
                 _ => PipelineError::io("open", path, error),
             })?;
-            format!("{} {} {} {}", whole.display(), meta.len(), meta.mtime(), meta.mtime_nsec())
+            FileStamp::of(&about).to_string()
         }
         // A bucket belongs to an endpoint and an account.
         ShardUrl::Remote(url) => {

@@ -4,23 +4,25 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use crate::shard::Shard;
+use crate::shard::index::ShardIndex;
 use crate::shard::sidecar;
 use crate::source::Source;
 use crate::{PipelineError, hash};
 
-/// Checks the members of `shard`, which is `source` opened and has the bytes of `file`, against the headers of the
-/// tar, and its bytes against the checksums that its index, at `index_path`, and its list state.
+/// Checks the members of `index`, at `index_path`, against the headers of the tar `file`, which is `source` and open as
+/// `shard`, and its bytes against the checksums that the index and its list state.
 ///
 /// # Errors
 /// [`PipelineError::BadIndex`] when the members differ, [`PipelineError::ShardMismatch`] when the bytes differ.
 pub(super) fn verify(
     source: &Source,
     shard: &Shard,
+    index: &ShardIndex,
     file: &File,
     index_path: &Path,
 ) -> Result<(), PipelineError> {
     let name = PathBuf::from(shard.name());
-    if !sidecar::walk(file, &name, false)?.has_same_members_as(shard.index()) {
+    if !sidecar::walk(file, &name, false)?.has_same_members_as(index) {
         let reason = "it does not describe what the tar holds".into();
         return Err(PipelineError::BadIndex { path: index_path.to_path_buf(), reason });
     }
@@ -35,8 +37,8 @@ pub(super) fn verify(
         }
         _ => {}
     }
-    match shard.index().checksum.is_some_and(|checksum| checksum != xxh3) {
-        true => Err(other("its checksum differs".into())),
-        false => Ok(()),
+    if index.checksum.is_some_and(|checksum| checksum != xxh3) {
+        return Err(other("its checksum differs".into()));
     }
+    Ok(())
 }

@@ -174,7 +174,7 @@ impl InputFlags {
         let weights = format!("{:016x}", open.network.fingerprint());
         let identity = vec![json!({
             "weights": weights, "transform": open.transform.to_string(),
-            "images": format!("{:016x}", dataset.fingerprint()),
+            "images": format!("{:016x}", dataset.fingerprint()?),
         })];
         let width = table.columns.width();
         let parts: Vec<Numbers> = vec![Arc::new(TableRows((*table).clone()))];

@@ -105,7 +105,8 @@ pub(crate) fn run(args: &Args, storage: &Storage, folder: &Path) -> anyhow::Resu
     if images.len() < n_parts {
         bail!("{} images cannot be divided into {n_parts} parts", images.len());
     }
-    let (wanted, mut about) = (args.kind(), about(args, &open, &images));
+    let wanted = args.kind();
+    let mut about = about(args, &open, &images)?;
     if let Work::Join(n_parts) = work {
         return join(args, format, &images, about, n_parts);
     }
@@ -118,7 +119,10 @@ pub(crate) fn run(args: &Args, storage: &Storage, folder: &Path) -> anyhow::Resu
     }
     let start = Instant::now();
     let cache = args.cache.open(folder);
-    let is_cached = cache.as_ref().is_some_and(|cache| cache.holds(&open.network, &images, wanted));
+    let is_cached = match &cache {
+        Some(cache) => cache.holds(&open.network, &images, wanted)?,
+        None => false,
+    };
     let table = {
         let progress = StageBar::new();
         features(cache.as_ref(), &open.network, &images, wanted, &progress)?
@@ -207,13 +211,13 @@ fn images(args: &Args, storage: &Storage, open: &OpenNetwork) -> anyhow::Result<
 }
 
 /// Describes the features of `images`, but for their columns.
-fn about(args: &Args, open: &OpenNetwork, images: &ImageSet) -> Value {
+fn about(args: &Args, open: &OpenNetwork, images: &ImageSet) -> anyhow::Result<Value> {
     let mut about = json!(open.about(&args.checkpoint));
     about["images"] = json!(images.name);
     about["features"] = json!(args.kind());
     about["classes"] = json!(images.classes());
-    about["set"] = json!(set_of(images));
-    about
+    about["set"] = json!(set_of(images)?);
+    Ok(about)
 }
 
 /// Locks the part of `out` that this command writes, if it is one.
@@ -224,14 +228,15 @@ fn held(out: &Path, work: Work) -> anyhow::Result<Option<Held>> {
     hold_part(folder, &name, part).map(Some)
 }
 
-/// Describes which images a set has: their number, and a hash of their names.
-fn set_of(images: &ImageSet) -> String {
+/// Describes which images a set has: their number, and a hash of their names and of what they are.
+fn set_of(images: &ImageSet) -> anyhow::Result<String> {
     let mut hash = Xxh3::new();
     for number in 0..images.len() {
         let (shard, key) = images.describe(number);
         hash.update(json!([shard, key]).to_string().as_bytes());
     }
-    format!("{} images, {:016x}", images.len(), hash.digest())
+    hash.update(&images.fingerprint()?.to_le_bytes());
+    Ok(format!("{} images, {:016x}", images.len(), hash.digest()))
 }
 
 /// Checks that the features in `found` are those that `about` describes.

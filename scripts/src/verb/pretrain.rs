@@ -208,6 +208,8 @@ pub(crate) fn pretrain(
         let dataset = Arc::new(open_sampled(&recipe.data, storage)?);
         let mut plan = trainer::resolve(recipe, dataset.n_samples())?;
         plan.data_fingerprint = format!("{:016x}", dataset.samples_fingerprint());
+        plan.data_checksums = dataset.stated_checksums().map_or(String::new(), |hash| format!("{hash:016x}"));
+        plan.data_images = dataset.sampled_images()?.map_or(String::new(), |hash| format!("{hash:016x}"));
         let room = machine::room(launch.n_local.unwrap_or(1), n_sharers, &device);
         let plan = fit(plan.over(launch.world_size, room)?, room)?;
         compute::check(&plan, &device)?;

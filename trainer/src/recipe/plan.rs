@@ -29,6 +29,12 @@ pub struct Plan {
     /// Fingerprint of the samples; empty in plans of older releases.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub data_fingerprint: String,
+    /// Hash of the shards' checksums; empty if a shard has none.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub data_checksums: String,
+    /// Hash of a few images' bytes; empty if shards would have to be fetched for it.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub data_images: String,
     /// [`augment::VIEWS_VERSION`] of the release that began the run; 1 in plans of releases that did not record it.
     #[serde(default = "first_views_version")]
     pub views_version: u32,

@@ -35,6 +35,8 @@ pub fn resolve(mut recipe: Recipe, n_samples: u64) -> Result<Plan, TrainError> {
     let plan = Plan {
         n_samples,
         data_fingerprint: String::new(),
+        data_checksums: String::new(),
+        data_images: String::new(),
         views_version: augment::VIEWS_VERSION,
         total_steps,
         warmup_steps: length.steps("optim.warmup", &optim.warmup).map_err(bad)?,

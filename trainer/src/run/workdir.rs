@@ -11,7 +11,7 @@ use ranks::engine::Reduction;
 
 use crate::checkpoint::{Checkpoint, steps};
 use crate::error::TrainError;
-use crate::recipe::compare::{difference, with_length_of};
+use crate::recipe::compare::{difference, difference_of_images, with_length_of};
 use crate::recipe::plan::Plan;
 
 /// Name of the file that rank 0 of a run keeps locked.
@@ -83,14 +83,14 @@ fn compare(workdir: &Path, known: &Plan, plan: &Plan) -> Result<(), TrainError> 
     if known.views_version != plan.views_version {
         return Err(TrainError::ViewsMismatch { workdir: workdir.to_path_buf() });
     }
+    if let Some(difference) = difference_of_images(known, plan) {
+        return Err(TrainError::DataMismatch { workdir: workdir.to_path_buf(), difference });
+    }
     let Some((key, there, mut here)) = difference(known, plan) else { return Ok(()) };
     if plan.total_steps > known.total_steps && difference(&with_length_of(known, plan), plan).is_none() {
         here.push_str(" (--lengthen goes on with it)");
     }
-    match key == "data_fingerprint" {
-        true => Err(TrainError::DataMismatch { workdir: workdir.to_path_buf() }),
-        false => Err(TrainError::RecipeMismatch { workdir: workdir.to_path_buf(), key, there, here }),
-    }
+    Err(TrainError::RecipeMismatch { workdir: workdir.to_path_buf(), key, there, here })
 }
 
 /// Takes over the number of workers of the run `there`, and warns of changes that make results differ by rounding.

@@ -1,0 +1,264 @@
+//! When data count as the same: caches of features and indices, resumed runs, parts and curation never take
+//! images for others, whatever their names, lengths and times.
+
+use std::fs::{self, File};
+use std::path::Path;
+
+use pipeline::{Dataset, Storage};
+use proptest::prelude::*;
+
+use crate::support::{World, fails, json_of, metrics, ok, program};
+
+/// Writes a tar without an index, as other tools do: `images` as `.npy` of `[side, side, 3]` bytes with classes.
+fn write_npy_tar(path: &Path, images: &[Vec<u8>], side: usize) {
+    let mut tar = tar::Builder::new(File::create(path).unwrap());
+    for (number, image) in images.iter().enumerate() {
+        let header = format!("{{'descr': '|u1', 'fortran_order': False, 'shape': ({side}, {side}, 3), }}");
+        let mut npy = b"\x93NUMPY\x01\x00\x76\x00".to_vec();
+        npy.extend_from_slice(format!("{header:117}\n").as_bytes());
+        npy.extend_from_slice(image);
+        append(&mut tar, &format!("{number:06}.npy"), &npy);
+        append(&mut tar, &format!("{number:06}.cls"), (number % 2).to_string().as_bytes());
+    }
+    tar.finish().unwrap();
+}
+
+fn append(tar: &mut tar::Builder<File>, name: &str, bytes: &[u8]) {
+    let mut header = tar::Header::new_ustar();
+    header.set_size(bytes.len() as u64);
+    header.set_mode(0o644);
+    tar.append_data(&mut header, name, bytes).unwrap();
+}
+
+/// Images of noise, other ones for each seed.
+fn noise(seed: u64, n: usize, side: usize) -> Vec<Vec<u8>> {
+    let mut rng = augment::ViewRng::from_words([seed, 1, 2, 3]);
+    (0..n).map(|_| (0..side * side * 3).map(|_| rng.below(256) as u8).collect()).collect()
+}
+
+fn fingerprint(path: &Path, storage: &Storage) -> u64 {
+    Dataset::open(&[path.display().to_string()], storage).unwrap().fingerprint().unwrap()
+}
+
+/// Writes `bytes` over the file at `path`, which keeps its inode and the time of its last change.
+fn overwrite_in_place(path: &Path, bytes: &[u8]) {
+    let before = fs::metadata(path).unwrap().modified().unwrap();
+    std::thread::sleep(std::time::Duration::from_millis(20));
+    fs::write(path, bytes).unwrap();
+    File::options().append(true).open(path).unwrap().set_modified(before).unwrap();
+    assert_eq!(fs::metadata(path).unwrap().modified().unwrap(), before);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
+
+    /// Sets that differ in one byte never share a key, and the same set has one key wherever it is: with an
+    /// index that this program wrote, with one that describes the bytes of before, and with none.
+    #[test]
+    fn one_byte_makes_other_data(seed: u64, image in 0usize..4, at in 0usize..75, change in 1u8..) {
+        let world = World { folder: tempfile::tempdir().unwrap() };
+        let storage = world.storage();
+        let mut images = noise(seed, 4, 5);
+        let [path, copy, moved] = ["a.tar", "b.tar", "c.tar"].map(|name| world.path(name));
+        write_npy_tar(&path, &images, 5);
+        let first = fingerprint(&path, &storage);
+        fs::copy(&path, &copy).unwrap();
+        prop_assert_eq!(first, fingerprint(&copy, &storage));
+
+        let sidecar = pipeline::shard::sidecar::path_of;
+        let index = pipeline::shard::sidecar::build_checked(&path).unwrap();
+        pipeline::shard::sidecar::save(&index, &path).unwrap();
+        prop_assert_eq!(first, fingerprint(&path, &storage));
+        // The index is copied before the shard, so that it is older.
+        fs::copy(sidecar(&path), sidecar(&moved)).unwrap();
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        fs::copy(&path, &moved).unwrap();
+        prop_assert_eq!(first, fingerprint(&moved, &storage));
+
+        images[image][at] = images[image][at].wrapping_add(change);
+        let other = world.path("other.tar");
+        write_npy_tar(&other, &images, 5);
+        let other_key = fingerprint(&other, &storage);
+        prop_assert_ne!(first, other_key);
+        // The same names, lengths and times, without an index and with one of the bytes of before.
+        for path in [&copy, &path] {
+            overwrite_in_place(path, &fs::read(&other).unwrap());
+            prop_assert_eq!(other_key, fingerprint(path, &storage));
+        }
+    }
+}
+
+/// Runs the program with a cache of its own that keeps features.
+fn with_cache(world: &World, args: &[&str]) -> std::process::Output {
+    let mut command = program();
+    command.env("OCELLI_CACHE", world.path("cache")).env("OCELLI_FEATURES_GB", "1");
+    command.args(args).output().unwrap()
+}
+
+/// Two sets of noise with equal names and lengths: neighbors in the other set are no better than chance.
+#[test]
+fn noise_is_not_scored_as_its_own_neighbor() {
+    let world = World::new(8);
+    ok(&world.pretrain("run", &["--set", "optim.length={steps=1}", "--set", "optim.warmup={steps=0}"]));
+    let [w1, w2] = ["w1.tar", "w2.tar"].map(|name| world.text(name));
+    write_npy_tar(Path::new(&w1), &noise(1, 40, 32), 32);
+    write_npy_tar(Path::new(&w2), &noise(2, 40, 32), 32);
+    let run = world.text("run");
+    let probe = |test: &str| {
+        let args =
+            ["probe", "--checkpoint", &run, "--train", &w1, "--test", test, "--protocol", "knn", "--json"];
+        let output = with_cache(&world, &args);
+        ok(&output);
+        json_of(&output)
+    };
+    let first = probe(&w2);
+    let accuracy = first["networks"]["teacher"]["knn_10"]["accuracy"].as_f64().unwrap();
+    assert!(accuracy < 90.0, "noise has no neighbors of its class in other noise: {accuracy}");
+    assert_eq!(probe(&w2), first, "from the cache");
+}
+
+fn rows(path: &Path) -> Vec<f32> {
+    npyz::NpyFile::new(&fs::read(path).unwrap()[..]).unwrap().into_vec().unwrap()
+}
+
+/// A tar that was written anew gives its own features, through the cache as without it, and an index that describes
+/// the tar of before is named.
+#[test]
+fn a_rewritten_tar_has_its_own_features_and_keys() {
+    let world = World::new(8);
+    ok(&world.pretrain("run", &["--set", "optim.length={steps=1}", "--set", "optim.warmup={steps=0}"]));
+    let (tar, run) = (world.path("s.tar"), world.text("run"));
+    let shard = tar.display().to_string();
+    let embed = |out: &str| {
+        let out = world.text(out);
+        let output = with_cache(
+            &world,
+            &["embed", "--checkpoint", &run, "--shards", &shard, "--out", &out, "--overwrite"],
+        );
+        (ok(&output), rows(Path::new(&out)))
+    };
+    write_npy_tar(&tar, &noise(1, 12, 16), 16);
+    let (_, first) = embed("a.npy");
+    write_npy_tar(&world.path("other.tar"), &noise(2, 12, 16), 16);
+    overwrite_in_place(&tar, &fs::read(world.path("other.tar")).unwrap());
+    let (_, second) = embed("b.npy");
+    assert_ne!(first, second);
+    assert_eq!(embed("c.npy").1, second, "from the cache");
+
+    ok(&world.ocelli(&["shards", "index", &shard, "--checksums"]));
+    assert_eq!(embed("d.npy").1, second);
+    // Other images of the same lengths under the same keys.
+    std::thread::sleep(std::time::Duration::from_millis(20));
+    write_npy_tar(&tar, &noise(1, 12, 16), 16);
+    let (said, third) = embed("e.npy");
+    assert_eq!(third, first);
+    assert!(said.contains("describes another s.tar"), "{said}");
+    // Other keys.
+    let mut renamed = tar::Builder::new(File::create(&tar).unwrap());
+    for number in 0..12 {
+        append(&mut renamed, &format!("new{number:03}.npy"), &[0; 896]);
+        append(&mut renamed, &format!("new{number:03}.cls"), b"1");
+    }
+    renamed.finish().unwrap();
+    let listed = world.ocelli(&["shards", "ls", &shard]);
+    ok(&listed);
+    let listed = String::from_utf8_lossy(&listed.stdout).into_owned();
+    assert!(listed.contains("new011") && !listed.contains("000011"), "{listed}");
+}
+
+/// A run goes on with its images wherever they are, and not with others of the same keys and lengths.
+#[test]
+fn a_run_goes_on_with_its_images_and_no_others() {
+    let world = World::new(8);
+    let images = noise(5, 24, 16);
+    write_npy_tar(&world.path("noise.tar"), &images, 16);
+    let run = |shards: &str, steps: &str| {
+        let length = format!("optim.length={{steps={steps}}}");
+        world.ocelli(&[
+            "pretrain",
+            "--recipe",
+            &world.text("tiny.toml"),
+            "--shards",
+            shards,
+            "--workdir",
+            &world.text("run"),
+            "--set",
+            &length,
+            "--lengthen",
+        ])
+    };
+    ok(&run(&world.text("noise.tar"), "4"));
+    // Copied elsewhere, under a relative name with a dot in it.
+    fs::create_dir(world.path("elsewhere")).unwrap();
+    fs::copy(world.path("noise.tar"), world.path("elsewhere/noise.tar")).unwrap();
+    ok(&run(&world.text("elsewhere/../elsewhere/noise.tar"), "6"));
+    let before = metrics(&world.path("run"));
+    assert_eq!(before.len(), 6);
+    // Other images of the same lengths.
+    write_npy_tar(&world.path("noise.tar"), &noise(6, 24, 16), 16);
+    let said = fails(&run(&world.text("noise.tar"), "8"), 2);
+    assert!(said.contains("the same keys and lengths, but other bytes"), "{said}");
+    // One image more.
+    let more = [&images[..], &noise(7, 1, 16)].concat();
+    write_npy_tar(&world.path("noise.tar"), &more, 16);
+    let said = fails(&run(&world.text("noise.tar"), "8"), 2);
+    assert!(said.contains("24 samples there, 25 here") && said.contains("--init"), "{said}");
+    assert_eq!(metrics(&world.path("run")), before);
+}
+
+/// Features of parts are of the same images, not only of images with the same names.
+#[test]
+fn a_part_of_other_images_is_no_part() {
+    let world = World::new(8);
+    ok(&world.pretrain("run", &["--set", "optim.length={steps=1}", "--set", "optim.warmup={steps=0}"]));
+    let (run, out, shard) = (world.text("run"), world.text("all.npy"), world.text("s.tar"));
+    let part = |more: &[&str]| {
+        let args = [&["embed", "--checkpoint", &run, "--shards", &shard, "--out", &out][..], more].concat();
+        world.ocelli(&args)
+    };
+    write_npy_tar(Path::new(&shard), &noise(1, 12, 16), 16);
+    ok(&part(&["--part", "1/2"]));
+    write_npy_tar(Path::new(&shard), &noise(2, 12, 16), 16);
+    ok(&part(&["--part", "2/2"]));
+    let said = fails(&part(&["--join", "2"]), 2);
+    assert!(said.contains("of other images"), "{said}");
+    let said = fails(&part(&["--part", "1/2"]), 2);
+    assert!(said.contains("of other images"), "{said}");
+}
+
+/// More shards than files that a process may open, in place and from the cache.
+#[test]
+fn shards_are_not_all_open_at_once() {
+    let world = World::new(24);
+    fs::create_dir(world.path("many")).unwrap();
+    for (number, image) in noise(3, 300, 16).into_iter().enumerate() {
+        let path = world.path(&format!("many/{number:04}.tar"));
+        write_npy_tar(&path, &[image], 16);
+        if number % 2 == 1 {
+            let bytes = fs::read(&path).unwrap();
+            let mut packed = flate2::write::GzEncoder::new(
+                File::create(path.with_extension("tar.gz")).unwrap(),
+                flate2::Compression::fast(),
+            );
+            std::io::Write::write_all(&mut packed, &bytes).unwrap();
+            packed.finish().unwrap();
+            fs::remove_file(&path).unwrap();
+        }
+    }
+    let many = world.text("many");
+    let limited = |args: &[&str]| {
+        let mut command = assert_cmd::Command::new("sh");
+        command.args(["-c", "ulimit -n 100 && exec \"$0\" \"$@\"", env!("CARGO_BIN_EXE_ocelli-under-test")]);
+        command.args(args).env("OCELLI_CACHE", world.path("cache")).env("OCELLI_FEATURES_GB", "0");
+        command.output().unwrap()
+    };
+    ok(&limited(&["shards", "verify", &many]));
+    ok(&limited(&["shards", "ls", &many]));
+    ok(&limited(&["shards", "stats", &many]));
+    ok(&limited(&["shards", "reshard", &many, "--out", &world.text("fewer"), "--renumber"]));
+    let (recipe, run) = (world.text("tiny.toml"), world.text("run"));
+    ok(&limited(&["pretrain", "--recipe", &recipe, "--shards", &many, "--workdir", &run]));
+    let out = world.text("rows.npy");
+    ok(&limited(&["embed", "--checkpoint", &run, "--shards", &many, "--out", &out]));
+    assert_eq!(rows(Path::new(&out)).len() % 300, 0);
+}
