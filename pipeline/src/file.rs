@@ -1,11 +1,29 @@
-//! Atomic replacement of files, and lock files.
+//! Files that appear whole or not at all, checksums of texts, and lock files.
+//!
+//! A file is written under a temporary name and renamed when it is complete. The temporary file is locked
+//! while it is written, so that what a killed process has left is known and removed by the next one
+//! that writes into the folder.
 
+use std::collections::HashSet;
 use std::fs;
 use std::fs::File;
 use std::io;
-use std::io::Write;
+use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use xxhash_rust::xxh3::xxh3_64;
+
+/// Age from which a temporary file that nobody has locked was left by a killed process.
+const ABANDONED_AFTER: Duration = Duration::from_secs(10);
+
+/// Beginning of the last line of a sealed text, before the hash of what stands above.
+const SEAL: &str = "xxh3 ";
+
+/// Length of the last line of a sealed text: the beginning, 16 digits and the end of the line.
+const SEAL_BYTES: usize = SEAL.len() + 17;
 
 /// Returns the name beside `path` under which the file is written before it is renamed.
 pub fn temporary(path: &Path) -> PathBuf {
@@ -20,12 +38,131 @@ pub fn temporary(path: &Path) -> PathBuf {
 /// # Errors
 /// Returns the error of the file system.
 pub fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let mut file = WholeFile::create(path)?;
+    file.write_all(bytes)?;
+    file.finish()
+}
+
+/// A file that gets its name when it is complete and on the disk. Dropped before, it leaves nothing.
+#[derive(Debug)]
+pub struct WholeFile {
+    path: PathBuf,
+    temporary: PathBuf,
+    out: BufWriter<File>,
+    is_finished: bool,
+}
+
+impl WholeFile {
+    /// Begins to write the file at `path`, which stays as it is until [`WholeFile::finish`].
+    ///
+    /// # Errors
+    /// Returns the error of the file system.
+    pub fn create(path: &Path) -> io::Result<Self> {
+        remove_abandoned_once(folder_of(path));
+        let temporary = unique(path);
+        let file = File::create_new(&temporary)?;
+        // Without locks, what a killed process leaves stays.
+        let _ = file.try_lock();
+        let out = BufWriter::with_capacity(1 << 18, file);
+        Ok(Self { path: path.to_path_buf(), temporary, out, is_finished: false })
+    }
+
+    /// Gives the file its name.
+    ///
+    /// # Errors
+    /// Returns the error of the file system.
+    pub fn finish(mut self) -> io::Result<()> {
+        self.out.flush()?;
+        self.out.get_ref().sync_all()?;
+        fs::rename(&self.temporary, &self.path)?;
+        self.is_finished = true;
+        Ok(())
+    }
+}
+
+impl Write for WholeFile {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.out.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.out.flush()
+    }
+}
+
+impl Drop for WholeFile {
+    fn drop(&mut self) {
+        if !self.is_finished {
+            let _ = fs::remove_file(&self.temporary);
+        }
+    }
+}
+
+/// Writes `path` as [`replace`] does, without waiting for the disk: a reader finds the old content or the new
+/// even if the process is killed, but perhaps neither after a power failure. For many small files.
+///
+/// # Errors
+/// Returns the error of the file system.
+pub fn replace_unsynced(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let temporary = unique(path);
-    let written = write_synced(&temporary, bytes).and_then(|()| fs::rename(&temporary, path));
+    let written = fs::write(&temporary, bytes).and_then(|()| fs::rename(&temporary, path));
     if written.is_err() {
         let _ = fs::remove_file(&temporary);
     }
     written
+}
+
+/// Removes what killed processes have left in `folder`, the first time that this process writes into it.
+fn remove_abandoned_once(folder: &Path) {
+    static SEEN: Mutex<Option<HashSet<PathBuf>>> = Mutex::new(None);
+    let mut seen = SEEN.lock().unwrap_or_else(PoisonError::into_inner);
+    if !seen.get_or_insert_default().insert(folder.to_path_buf()) {
+        return;
+    }
+    drop(seen);
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        if is_temporary(&entry.file_name().to_string_lossy()) {
+            remove_if_abandoned(&entry.path());
+        }
+    }
+}
+
+/// Removes the temporary file at `path` if no process writes it any more. Failures are ignored: it may be another
+/// user's.
+fn remove_if_abandoned(path: &Path) {
+    let Ok(file) = File::options().write(true).open(path) else { return };
+    let age = file.metadata().and_then(|about| about.modified()).ok().and_then(|time| time.elapsed().ok());
+    // A writer locks its file a moment after it has created it.
+    if age.is_some_and(|age| age > ABANDONED_AFTER) && file.try_lock().is_ok() {
+        let _ = fs::remove_file(path);
+    }
+}
+
+/// Returns whether `name` is one that [`unique`] gives.
+fn is_temporary(name: &str) -> bool {
+    let Some(rest) = name.strip_suffix(".tmp") else { return false };
+    let Some((_, marks)) = rest.rsplit_once('.') else { return false };
+    let Some((random, number)) = marks.split_once('-') else { return false };
+    random.len() == 8
+        && random.bytes().all(|byte| byte.is_ascii_hexdigit())
+        && !number.is_empty()
+        && number.bytes().all(|byte| byte.is_ascii_digit())
+}
+
+/// Returns `text` with a last line that has the hash of what stands above it.
+pub fn seal(mut text: Vec<u8>) -> Vec<u8> {
+    if !text.ends_with(b"\n") {
+        text.push(b'\n');
+    }
+    let hash = xxh3_64(&text);
+    text.extend_from_slice(format!("{SEAL}{hash:016x}\n").as_bytes());
+    text
+}
+
+/// Returns what [`seal`] was given, with the end of its last line; `None` if a byte of it has changed.
+pub fn unseal(sealed: &[u8]) -> Option<&[u8]> {
+    let (text, last) = sealed.split_at_checked(sealed.len().checked_sub(SEAL_BYTES)?)?;
+    (last == format!("{SEAL}{:016x}\n", xxh3_64(text)).as_bytes()).then_some(text)
 }
 
 /// Replaces several files, the last of which completes the others: weights, after their configurations. All are written
@@ -71,10 +208,14 @@ impl Drop for Temporaries {
 
 /// Syncs the folder of `path`, so that renames are durable, if the file system supports that.
 fn sync_folder_of(path: &Path) {
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    if let Ok(folder) = File::open(folder) {
+    if let Ok(folder) = File::open(folder_of(path)) {
         let _ = folder.sync_all();
     }
+}
+
+/// Returns the folder of the file at `path`.
+fn folder_of(path: &Path) -> &Path {
+    path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
 /// Returns a name beside `path` that no other thread or process uses, on any machine that sees the folder.
@@ -160,6 +301,42 @@ mod tests {
         assert_eq!(fs::read_dir(folder.path()).expect("listed").count(), 2, "nothing is left behind");
         replace(&path, b"new").expect("written");
         assert_eq!(fs::read(&path).expect("read"), b"new");
+    }
+
+    /// A file that a process was killed over is removed by the next process, and one that is being written is not.
+    #[test]
+    fn what_killed_processes_leave_is_removed() {
+        let folder = tempfile::tempdir().expect("temporary folder");
+        let path = folder.path().join("f.json");
+        let [left, recent, written] = [(); 3].map(|()| unique(&path));
+        let others =
+            ["f.json.tmp", "f.0123-4.tmp", "notes.01234567-x.tmp"].map(|name| folder.path().join(name));
+        let old = std::time::SystemTime::now() - 2 * ABANDONED_AFTER;
+        for path in [&left, &recent, &written].into_iter().chain(&others) {
+            fs::write(path, b"half").expect("written");
+        }
+        let locked = File::options().append(true).open(&written).expect("opened");
+        locked.lock().expect("locked");
+        for path in [&left, &written].into_iter().chain(&others) {
+            File::options().append(true).open(path).and_then(|file| file.set_modified(old)).expect("set");
+        }
+        replace(&path, b"whole").expect("written");
+        assert!(!left.exists());
+        assert!(recent.exists() && written.exists() && others.iter().all(|path| path.exists()));
+    }
+
+    #[test]
+    fn a_sealed_text_shows_every_changed_byte() {
+        let sealed = seal(b"{\"a\": [1, 2]}".to_vec());
+        assert_eq!(unseal(&sealed), Some(&b"{\"a\": [1, 2]}\n"[..]));
+        for at in 0..sealed.len() {
+            for bit in 0..8 {
+                let mut changed = sealed.clone();
+                changed[at] ^= 1 << bit;
+                assert_eq!(unseal(&changed), None, "byte {at}, bit {bit}");
+            }
+            assert_eq!(unseal(&sealed[..at]), None);
+        }
     }
 
     /// A folder in place of one of the files stands in for any failure halfway through.

@@ -61,7 +61,7 @@ pub(crate) struct PartResults {
     job: Value,
 }
 
-/// File of a part's result.
+/// Text of the file of a part's result, which is sealed ([`file::seal`]).
 #[derive(Serialize, Deserialize)]
 struct Saved<T> {
     job: Value,
@@ -197,7 +197,7 @@ impl PartResults {
             return Ok(None);
         }
         let saved = Saved { job: self.job.clone(), part: part.to_string(), result: find(part.range(n))? };
-        let text = serde_json::to_vec(&saved)?;
+        let text = file::seal(serde_json::to_vec(&saved)?);
         file::replace(&path, &text).with_context(|| format!("cannot write {}", path.display()))?;
         out!("part {part}: {}", path.display());
         Ok(None)
@@ -223,8 +223,9 @@ impl PartResults {
     fn read<T: DeserializeOwned>(&self, part: Part) -> anyhow::Result<T> {
         let path = self.path(part);
         let text = fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
+        let text = file::unseal(&text).ok_or_else(|| self.damaged(part))?;
         let saved: Saved<T> =
-            serde_json::from_slice(&text).with_context(|| format!("cannot read {}", path.display()))?;
+            serde_json::from_slice(text).with_context(|| format!("cannot read {}", path.display()))?;
         if saved.job != self.job || saved.part != part.to_string() {
             bail!(
                 "{} is of another job or part, or its inputs have changed since: remove it and do the part again, or give the same inputs \

@@ -19,7 +19,11 @@ const STEPS: [(&str, &str, &[&str]); 8] = [
     ("ViT-S/16, f32", "lejepa_vits16", &[]),
     ("ViT-S/16, bf16", "lejepa_vits16", &["optim.precision.compute=bf16"]),
     ("ViT-S/16 by DINO, bf16", "dino_vits16", &["optim.precision.compute=bf16"]),
-    ("ViT-S/16, SwiGLU, rotary", "lejepa_vits16", &["model.mlp=swiglu", "model.positions=rope"]),
+    (
+        "ViT-S/16, SwiGLU, rotary, LayerScale",
+        "lejepa_vits16",
+        &["model.mlp=swiglu", "model.positions=rope", "model.layer_scale=1e-5"],
+    ),
     ("ResNet-18, f32", "swav_cifar", &[]),
     ("ResNet-18, bf16", "swav_cifar", &["optim.precision.compute=bf16"]),
     ("RegNetY-800MF, f32", "swav_cifar", &[REGNETY]),

@@ -1,6 +1,7 @@
 //! Damage that a program could overlook: holes in shards, numbers that are not finite, rows of a cache, a missing plan.
 
 use std::fs;
+use std::path::Path;
 
 use crate::support::{World, fails, ok};
 
@@ -338,4 +339,89 @@ fn what_does_not_fit_into_memory_is_a_matter_of_configuration() {
     let export = ["export", "--checkpoint", &run, "--out", &onnx, "--image-px", "65536"];
     assert!(fails(&limited(4_000_000, &export), 2).contains("must lie in"));
     assert!(!world.path("large.onnx").exists());
+}
+
+/// Flips one bit of the file at `path` in each of `n` places, evenly spread over its bytes and all bits, and returns what
+/// `run` gives each time. The file is whole again afterwards.
+fn with_flipped_bits<T>(path: &Path, n: usize, run: impl Fn() -> T) -> Vec<(usize, T)> {
+    let whole = std::fs::read(path).unwrap();
+    let flipped = (0..n).map(|number| {
+        let at = number * (whole.len() - 1) / (n - 1);
+        let mut bytes = whole.clone();
+        bytes[at] ^= 1 << (number % 8);
+        std::fs::write(path, bytes).unwrap();
+        (at, run())
+    });
+    let found = flipped.collect();
+    std::fs::write(path, whole).unwrap();
+    found
+}
+
+/// One flipped bit in what a verb reads back is told, wherever it is: clusters, and results of parts of every verb.
+#[test]
+fn damaged_states_give_no_result() {
+    let world = World::new(40);
+    let run = world.text("run");
+    let short = ["--set", "optim.length={steps=1}", "--set", "optim.warmup={steps=0}"];
+    ok(&world.pretrain("run", &short));
+    let (data, features) = (world.text("data"), world.text("x.npy"));
+    ok(&world.ocelli(&["embed", "--checkpoint", &run, "--shards", &data, "--out", &features]));
+
+    let clusters = ["--features", &features, "--clusters", "5,2", "--resample-rows", "2,1", "--count", "12"];
+    let balance = |out: &str, more: &[&str]| {
+        let out = world.text(out);
+        world.ocelli(&[&["curate", "balance", "--out", &out, "--overwrite"], &clusters[..2], more].concat())
+    };
+    ok(&balance("whole", &clusters[2..]));
+    let whole = world.text("whole");
+    let again = ["--clusters-of", whole.as_str(), "--count", "12"];
+    ok(&balance("again", &again));
+    for (at, output) in
+        with_flipped_bits(&world.path("whole/clusters.safetensors"), 60, || balance("again", &again))
+    {
+        assert!(!output.status.success(), "byte {at} of the clusters: {output:?}");
+    }
+
+    let out = |name: &str| world.text(name);
+    let (found, unique, removed, parts) = (out("found"), out("unique"), out("removed"), out("parts/x.npy"));
+    let jobs: [(&[&str], &str); 5] = [
+        (&["shards", "verify", &data, "--out", &found], "found/verify.part-00001-of-00002.json"),
+        (&["shards", "stats", &data, "--out", &found], "found/stats.part-00001-of-00002.json"),
+        (&["shards", "dedup", &data, "--out", &unique], "unique/dedup.part-00001-of-00002.json"),
+        (
+            &[
+                "curate",
+                "remove",
+                "--features",
+                &features,
+                "--like-features",
+                &features,
+                "--threshold",
+                "0.5",
+                "--out",
+                &removed,
+            ],
+            "removed/remove.part-00001-of-00002.json",
+        ),
+        (&["embed", "--checkpoint", &run, "--shards", &data, "--out", &parts], "parts/x-00000-of-00002.npy"),
+    ];
+    for (args, file) in jobs {
+        for part in ["1/2", "2/2"] {
+            ok(&world.ocelli(&[args, &["--part", part]].concat()));
+        }
+        let mut files = vec![world.path(file)];
+        files.extend(["rows.jsonl", "about.json"].iter().filter_map(|ending| {
+            let beside = world.path(&format!("{file}.{ending}"));
+            beside.exists().then_some(beside)
+        }));
+        for path in files {
+            let join = || world.ocelli(&[args, &["--join", "2"]].concat());
+            for (at, output) in with_flipped_bits(&path, 12, join) {
+                assert!(!output.status.success(), "byte {at} of {}: {output:?}", path.display());
+                let said = String::from_utf8_lossy(&output.stderr);
+                assert!(!said.contains("panicked") && !said.contains("bug in"), "{said}");
+            }
+        }
+        ok(&world.ocelli(&[args, &["--join", "2"]].concat()));
+    }
 }

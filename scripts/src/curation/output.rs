@@ -1,12 +1,12 @@
 //! Output of a verb of `ocelli curate`: a list of all images, a list of the kept ones, and shards.
 
-use std::fs::File;
-use std::io::{BufWriter, Write};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use eval::features::file::ImageName;
 use pipeline::Storage;
+use pipeline::file::WholeFile;
 use pipeline::secrets::redact_list;
 use serde_json::{Map, Value, json};
 
@@ -273,25 +273,21 @@ pub(crate) fn six_digits(value: f32) -> Value {
 /// A file of lines, which gets its name when it is complete.
 struct Lines {
     path: PathBuf,
-    temporary: PathBuf,
-    writer: BufWriter<File>,
+    file: WholeFile,
 }
 
 impl Lines {
     fn create(path: PathBuf) -> anyhow::Result<Self> {
-        let temporary = pipeline::file::temporary(&path);
-        let file =
-            File::create(&temporary).with_context(|| format!("cannot create {}", temporary.display()))?;
-        Ok(Self { path, temporary, writer: BufWriter::new(file) })
+        let file = WholeFile::create(&path).with_context(|| format!("cannot write {}", path.display()))?;
+        Ok(Self { path, file })
     }
 
     fn push(&mut self, line: &str) -> anyhow::Result<()> {
-        writeln!(self.writer, "{line}").with_context(|| format!("cannot write {}", self.temporary.display()))
+        writeln!(self.file, "{line}").with_context(|| format!("cannot write {}", self.path.display()))
     }
 
-    fn finish(mut self) -> anyhow::Result<()> {
-        let written = self.writer.flush().and_then(|()| std::fs::rename(&self.temporary, &self.path));
-        written.with_context(|| format!("cannot write {}", self.path.display()))
+    fn finish(self) -> anyhow::Result<()> {
+        self.file.finish().with_context(|| format!("cannot write {}", self.path.display()))
     }
 }
 

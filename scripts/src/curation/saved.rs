@@ -1,4 +1,4 @@
-//! Clusters on disk, finished or not.
+//! Clusters on disk, finished or not. Both files are safetensors with a checksum of all that they hold.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -10,6 +10,13 @@ use kernels::rows::Rows;
 use safetensors::SafeTensors;
 use safetensors::tensor::{Dtype, TensorView, serialize};
 use serde_json::{Value, json};
+use xxhash_rust::xxh3::Xxh3;
+
+/// Name of the checksum among a file's metadata.
+const CHECKSUM: &str = "ocelli.checksum";
+
+/// Name of the description of clusters among a file's metadata.
+const CLUSTERS: &str = "ocelli.clusters";
 
 /// Writes the centers of a lowest level that is not complete.
 pub(super) fn save_centers(path: &Path, centers: &Centers, width: usize) -> std::io::Result<()> {
@@ -21,12 +28,48 @@ pub(super) fn save_centers(path: &Path, centers: &Centers, width: usize) -> std:
         0 => ("n_iterations", centers.n_iterations),
         n => ("n_resamplings", n),
     };
-    let about = HashMap::from([(name.to_string(), number.to_string())]);
-    let bytes = serialize([("centers", view)], Some(about)).map_err(std::io::Error::other)?;
+    let tensors = vec![("centers".to_string(), view)];
+    let bytes = sealed(tensors, name, number.to_string()).map_err(std::io::Error::other)?;
     pipeline::file::replace(path, &bytes)
 }
 
-/// Reads the centers of a lowest level that is not complete; `None` if there are none of this width.
+/// Returns a file of `tensors`, with `text` as `name` among its metadata and a checksum of both.
+fn sealed(
+    tensors: Vec<(String, TensorView<'_>)>,
+    name: &str,
+    text: String,
+) -> Result<Vec<u8>, safetensors::SafeTensorError> {
+    let checksum = checksum(tensors.iter().map(|(name, view)| (name.as_str(), view)), name, &text);
+    let about = HashMap::from([(name.to_string(), text), (CHECKSUM.to_string(), checksum)]);
+    serialize(tensors, Some(about))
+}
+
+/// Returns whether the checksum in `file` is that of what it holds, where `text` stands as `name` among its metadata.
+fn is_whole(file: &SafeTensors<'_>, metadata: &HashMap<String, String>, name: &str, text: &str) -> bool {
+    let mut tensors = file.tensors();
+    tensors.sort_by(|(a, _), (b, _)| a.cmp(b));
+    let found = checksum(tensors.iter().map(|(name, view)| (name.as_str(), view)), name, text);
+    metadata.get(CHECKSUM) == Some(&found)
+}
+
+/// Hashes tensors, in the order of their names, and a text.
+fn checksum<'t>(
+    tensors: impl Iterator<Item = (&'t str, &'t TensorView<'t>)>,
+    name: &str,
+    text: &str,
+) -> String {
+    let mut tensors: Vec<(&str, &TensorView<'_>)> = tensors.collect();
+    tensors.sort_by_key(|(name, _)| *name);
+    let mut hash = Xxh3::new();
+    hash.update(format!("{name} {text}").as_bytes());
+    for (name, view) in tensors {
+        hash.update(format!("{name} {:?} {:?}", view.dtype(), view.shape()).as_bytes());
+        hash.update(view.data());
+    }
+    format!("{:016x}", hash.digest())
+}
+
+/// Reads the centers of a lowest level that is not complete; `None` if there are none of this width, or if they are damaged.
 pub(super) fn read_centers(path: &Path, width: usize) -> Option<Centers> {
     let bytes = std::fs::read(path).ok()?;
     let (_, metadata) = SafeTensors::read_metadata(&bytes).ok()?;
@@ -36,6 +79,12 @@ pub(super) fn read_centers(path: &Path, width: usize) -> Option<Centers> {
         None => (number("n_iterations")?, 0),
     };
     let file = SafeTensors::deserialize(&bytes).ok()?;
+    let texts = metadata.metadata().as_ref()?;
+    let name = if n_resamplings == 0 { "n_iterations" } else { "n_resamplings" };
+    if !is_whole(&file, texts, name, texts.get(name)?) {
+        tracing::warn!("{} is damaged: its clusters are found anew", path.display());
+        return None;
+    }
     let tensor = file.tensor("centers").ok().filter(|tensor| tensor.shape().get(1) == Some(&width))?;
     Some(Centers { values: bytemuck::pod_collect_to_vec(tensor.data()), n_iterations, n_resamplings })
 }
@@ -57,8 +106,7 @@ pub(super) fn write(path: &Path, found: &Hierarchy, rows: &FeatureRows) -> anyho
     let about = json!({
         "inertia": found.inertia, "metric": metric_of(rows), "rows": rows.len(), "features": fingerprint_of(rows),
     });
-    let about = HashMap::from([("ocelli.clusters".to_string(), about.to_string())]);
-    Ok(pipeline::file::replace(path, &serialize(tensors, Some(about))?)?)
+    Ok(pipeline::file::replace(path, &sealed(tensors, CLUSTERS, about.to_string())?)?)
 }
 
 fn metric_of(rows: &FeatureRows) -> &'static str {
@@ -75,12 +123,16 @@ fn fingerprint_of(rows: &FeatureRows) -> String {
 /// Reads the clusters of `rows`, which must be those of the same features and the same distance.
 pub(super) fn read(path: &Path, rows: &FeatureRows) -> anyhow::Result<Hierarchy> {
     let bytes = std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
-    let damaged = || format!("{} is not a file of clusters", path.display());
+    let damaged =
+        || format!("{} is damaged or no file of clusters: remove it, and cluster again", path.display());
     let (_, metadata) = SafeTensors::read_metadata(&bytes).with_context(damaged)?;
-    let about =
-        metadata.metadata().as_ref().and_then(|texts| texts.get("ocelli.clusters")).with_context(damaged)?;
-    let about: Value = serde_json::from_str(about).with_context(damaged)?;
+    let texts = metadata.metadata().as_ref().with_context(damaged)?;
+    let about = texts.get(CLUSTERS).with_context(damaged)?;
     let file = SafeTensors::deserialize(&bytes).with_context(damaged)?;
+    if !is_whole(&file, texts, CLUSTERS, about) {
+        bail!(damaged());
+    }
+    let about: Value = serde_json::from_str(about).with_context(damaged)?;
     let (mut centers, mut parents, mut n_clusters) = (Vec::new(), Vec::new(), Vec::new());
     for level in 1.. {
         let Ok(tensor) = file.tensor(&format!("level{level}.centers")) else { break };

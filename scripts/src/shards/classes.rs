@@ -42,7 +42,7 @@ pub(crate) fn copy_classes(sources: &[Source], out: &Path, overwrite: bool) -> a
         _ => {}
     }
     std::fs::create_dir_all(out).with_context(|| format!("cannot create {}", out.display()))?;
-    std::fs::write(&target, text).with_context(|| format!("cannot write {}", target.display()))
+    pipeline::file::replace(&target, &text).with_context(|| format!("cannot write {}", target.display()))
 }
 
 /// Mapping from labels to numbers.

@@ -5,7 +5,7 @@ use std::path::Path;
 use serde_json::Value;
 
 use super::format::{Format, about_of, rows_of};
-use super::found::{Found, ImageName};
+use super::found::{CHECKSUM, Found, ImageName, checksum};
 use super::{npy, parquet, safetensors};
 use crate::EvalError;
 use crate::features::columns::Columns;
@@ -28,7 +28,7 @@ pub struct FeatureFile {
 /// [`EvalError::Io`] and [`EvalError::Read`].
 pub fn read(path: &Path) -> Result<FeatureFile, EvalError> {
     let format = Format::of(path).map_err(|reason| EvalError::read(path, reason))?;
-    let (found, images, about) = match format {
+    let (found, images, mut about) = match format {
         Format::Npy => (npy::read(path)?, read_rows(&rows_of(path))?, read_about(&about_of(path))),
         Format::Parquet => {
             let (found, images, about) = parquet::read(path)?;
@@ -43,6 +43,15 @@ pub fn read(path: &Path) -> Result<FeatureFile, EvalError> {
     if let Some(images) = images.as_ref().filter(|images| images.len() != table.len()) {
         let reason = format!("{} rows, and the list of images beside it has {}", table.len(), images.len());
         return Err(EvalError::read(path, reason));
+    }
+    // Files of other programs, and of older releases, state none.
+    if let Some(stated) = about.as_object_mut().and_then(|about| about.remove(CHECKSUM))
+        && stated != checksum(table.rows(), table.columns.width(), images.as_deref().unwrap_or_default())
+    {
+        return Err(EvalError::read(
+            path,
+            "it is damaged, or its list of images is: its checksum is another one; write it again",
+        ));
     }
     Ok(FeatureFile { table, images, about })
 }

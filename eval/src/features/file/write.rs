@@ -5,6 +5,7 @@ use std::path::Path;
 use serde_json::{Value, json};
 
 use super::format::{Format, about_of, rows_of};
+use super::found::{CHECKSUM, ImageName, checksum};
 use super::{npy, parquet, safetensors};
 use crate::EvalError;
 use crate::features::table::Table;
@@ -23,6 +24,13 @@ pub fn write(
 ) -> Result<(), EvalError> {
     // Each file appears complete: it is renamed once it is written.
     let half = pipeline::file::temporary(path);
+    let mut about = about.clone();
+    if about.is_object() {
+        let names: Vec<ImageName> =
+            table.images.iter().map(|image| name_of(images, *image as usize)).collect();
+        about[CHECKSUM] = checksum(table.rows(), table.columns.width(), &names);
+    }
+    let about = &about;
     let written = match format {
         Format::Npy => npy::write(&half, table),
         Format::Parquet => parquet::write(&half, table, images, about),
@@ -54,11 +62,16 @@ fn write_rows(path: &Path, table: &Table, images: &ImageSet) -> Result<(), EvalE
     pipeline::file::replace(path, text.as_bytes()).map_err(|source| EvalError::io("write", path, source))
 }
 
-/// Returns the shard, key, label and class of image `i`.
-fn row(images: &ImageSet, i: usize) -> Value {
+/// Returns the name and class of image `i`.
+fn name_of(images: &ImageSet, i: usize) -> ImageName {
     let (shard, key) = images.describe(i);
     let label = images.label(i);
-    let class = label.map(|label| &images.classes()[label as usize]);
+    ImageName { shard, key, label, class: label.map(|label| images.classes()[label as usize].clone()) }
+}
+
+/// Returns the shard, key, label and class of image `i`.
+fn row(images: &ImageSet, i: usize) -> Value {
+    let ImageName { shard, key, label, class } = name_of(images, i);
     match shard {
         Some(shard) => json!({ "shard": shard, "key": key, "label": label, "class": class }),
         None => json!({ "name": key, "label": label, "class": class }),

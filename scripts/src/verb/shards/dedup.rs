@@ -8,16 +8,17 @@
 use pipeline::secrets::redact_list;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::fs::File;
-use std::io::{BufWriter, Write};
+use std::io::Write;
 use std::ops::Range;
 use std::path::Path;
 use std::process::ExitCode;
 
+use anyhow::bail;
 use augment::Interpolation;
 use augment::crop::CropBox;
 use augment::resize::BoxResizer;
 use augment::{DecodeRules, Image, Planes, Rgb8};
+use pipeline::file::WholeFile;
 use pipeline::{Shard, Source, Storage};
 use rayon::prelude::*;
 use report::picture::sheets;
@@ -119,6 +120,11 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     };
     let entries: Vec<SampleEntry> = entries.into_iter().flatten().collect();
+    let is_there =
+        |entry: &SampleEntry| shards.get(entry.shard).is_some_and(|shard| entry.number < shard.len());
+    if !entries.iter().all(is_there) {
+        bail!("parts in {} are of other shards: remove them, and do the parts again", job.out.display());
+    }
     let copies = find(&entries, against.len(), args.max_distance);
     write_lists(&args.flags.out, &shards, &entries, &copies, against.len())?;
     let n_exact = copies.iter().filter(|copy| copy.distance.is_none()).count();
@@ -285,7 +291,7 @@ fn write_lists(
 ) -> anyhow::Result<()> {
     let name =
         |entry: &SampleEntry| (shards[entry.shard].name(), shards[entry.shard].key(entry.number).to_string());
-    let mut report = BufWriter::new(File::create(out.join("copies.jsonl"))?);
+    let mut report = WholeFile::create(&out.join("copies.jsonl"))?;
     for copy in copies {
         let ((shard, key), (of_shard, of_key)) = (name(&entries[copy.entry]), name(&entries[copy.of]));
         let row = json!({
@@ -293,16 +299,16 @@ fn write_lists(
         });
         writeln!(report, "{row}")?;
     }
-    report.flush()?;
+    report.finish()?;
     let gone: HashSet<usize> = copies.iter().map(|copy| copy.entry).collect();
-    let mut keep = BufWriter::new(File::create(out.join("keep.txt"))?);
+    let mut keep = WholeFile::create(&out.join("keep.txt"))?;
     for (number, entry) in entries.iter().enumerate() {
         if entry.shard >= n_against && !gone.contains(&number) {
             let (shard, key) = name(entry);
             writeln!(keep, "{shard}\t{key}")?;
         }
     }
-    Ok(keep.flush()?)
+    Ok(keep.finish()?)
 }
 
 #[cfg(test)]

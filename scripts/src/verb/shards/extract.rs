@@ -83,5 +83,6 @@ fn write(target: &Path, bytes: &[u8], overwrite: bool) -> anyhow::Result<()> {
     if let Some(folder) = target.parent() {
         fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
     }
-    fs::write(target, bytes).with_context(|| format!("cannot write {}", target.display()))
+    pipeline::file::replace_unsynced(target, bytes)
+        .with_context(|| format!("cannot write {}", target.display()))
 }
