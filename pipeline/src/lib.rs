@@ -12,6 +12,7 @@
 //!
 //! The crate knows nothing about pixels, tensors or training.
 
+mod address;
 mod braces;
 pub(crate) mod error;
 pub mod file;

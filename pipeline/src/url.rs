@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use url::Url;
 
 use crate::PipelineError;
+use crate::address::is_near;
 use crate::braces::{MAX_SHARDS, expand_braces, split_list};
 use crate::secrets::{self, REMOTE_SCHEMES, redact_list};
 use crate::source_name::split_source;
@@ -236,14 +237,29 @@ impl ShardUrl {
             (Self::Remote(_), Some(Self::File(_))) => {
                 Err(format!("a list from elsewhere cannot name {}", redact_list(reference)))
             }
+            (Self::Remote(base), Some(Self::Remote(url))) => named_from_elsewhere(base, url),
             (_, Some(url)) => Ok(url),
-            (Self::Remote(base), None) => base.join(reference).map(Self::Remote).map_err(|e| e.to_string()),
+            (Self::Remote(base), None) => {
+                let url = base.join(reference).map_err(|error| error.to_string())?;
+                named_from_elsewhere(base, url)
+            }
             (Self::File(base), None) => {
                 Ok(Self::File(base.parent().unwrap_or(Path::new("")).join(reference)))
             }
             (Self::Pipe(_), None) => Err("a command has no folder".into()),
         }
     }
+}
+
+/// Returns `url`, which a list at `base` names, unless it is an address of this machine or its link and the list is elsewhere.
+fn named_from_elsewhere(base: &Url, url: Url) -> Result<ShardUrl, String> {
+    if is_near(&url) && !is_near(base) {
+        let host = url.host_str().unwrap_or_default();
+        return Err(format!(
+            "a list from elsewhere cannot name {host}, an address of this machine or its own link"
+        ));
+    }
+    Ok(ShardUrl::Remote(url))
 }
 
 impl fmt::Display for ShardUrl {

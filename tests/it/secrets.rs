@@ -1,8 +1,11 @@
 //! Passwords, signatures and commands in shard lists: the files of a run, its exports and its reports hold none of them.
 
 use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::net::{SocketAddr, TcpListener, UdpSocket};
 use std::path::{Path, PathBuf};
 use std::process::Output;
+use std::sync::{Arc, Mutex};
 
 use crate::servers::{Faults, WebServer};
 use crate::support::{World, fails, ok};
@@ -138,4 +141,108 @@ fn a_recipe_runs_no_command() {
     let recipe = world.text("tiny.toml");
     ok(&world.ocelli(&["pretrain", "--recipe", &recipe, "--workdir", &workdir, "--shards", &command]));
     assert!(touched.exists());
+}
+
+/// A server that gives every request one answer, and keeps what it was asked.
+struct Redirector {
+    address: SocketAddr,
+    requests: Arc<Mutex<Vec<String>>>,
+}
+
+impl Redirector {
+    /// Starts a server at `ip` that answers with `answer`: status line, headers and body.
+    fn start(ip: &str, answer: String) -> Self {
+        let listener = TcpListener::bind((ip, 0)).unwrap();
+        let address = listener.local_addr().unwrap();
+        let requests = Arc::new(Mutex::new(Vec::new()));
+        let kept = Arc::clone(&requests);
+        std::thread::spawn(move || {
+            for stream in listener.incoming() {
+                let Ok(mut stream) = stream else { return };
+                let mut text = String::new();
+                let mut lines = BufReader::new(stream.try_clone().unwrap());
+                while lines.read_line(&mut text).is_ok_and(|n| n > 2) {}
+                kept.lock().unwrap().push(text);
+                let _ = stream.write_all(answer.as_bytes());
+            }
+        });
+        Self { address, requests }
+    }
+
+    fn requests(&self) -> Vec<String> {
+        self.requests.lock().unwrap().clone()
+    }
+}
+
+fn moved_to(address: SocketAddr) -> String {
+    format!(
+        "HTTP/1.1 307 Temporary Redirect\r\nLocation: http://{address}/other.tar\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+    )
+}
+
+const GONE: &str = "HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\nConnection: close\r\n\r\n";
+
+/// What is secret in an address or in a request stays with the host that it was given for.
+#[test]
+fn a_redirect_carries_no_secret() {
+    let world = World::new(4);
+    let other = Redirector::start("127.0.0.2", GONE.into());
+    let first = Redirector::start("127.0.0.1", moved_to(other.address));
+    let url = format!("http://{}/a.tar?X-Amz-Signature=hush", first.address);
+    let said = fails(&world.ocelli(&["shards", "ls", &url]), 3);
+    assert!(said.contains("does not exist") && !said.contains("hush"), "{said}");
+    let asked = other.requests();
+    assert!(!asked.is_empty(), "a redirect of a web server is followed");
+    for request in &asked {
+        assert!(!request.contains("hush") && !request.to_lowercase().contains("referer"), "{request}");
+    }
+    // An object store whose endpoint, which is named without encryption, sends the signed request elsewhere.
+    let n_asked = asked.len();
+    let endpoint = format!("http://{}", first.address);
+    let said = fails(
+        &world.ocelli_with(
+            &["shards", "ls", "s3://bucket/a.tar"],
+            &[
+                ("AWS_ENDPOINT_URL", &endpoint),
+                ("AWS_ACCESS_KEY_ID", "someone"),
+                ("AWS_SECRET_ACCESS_KEY", "hush"),
+                ("AWS_SESSION_TOKEN", "hush"),
+                ("AWS_REGION", "us-east-1"),
+            ],
+        ),
+        3,
+    );
+    assert!(said.contains("redirects to another host, 127.0.0.2"), "{said}");
+    assert_eq!(other.requests().len(), n_asked, "nothing was sent there");
+}
+
+/// A server elsewhere sends nobody to services of this machine, and neither does a list.
+#[test]
+fn what_is_elsewhere_does_not_lead_here() {
+    let world = World::new(4);
+    // The address of this machine in its network, found without a packet being sent.
+    let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
+    let Some(own) = socket
+        .connect("192.0.2.1:9")
+        .and_then(|()| socket.local_addr())
+        .ok()
+        .filter(|own| !own.ip().is_loopback())
+    else {
+        println!("left out: this machine is in no network");
+        return;
+    };
+    let here = Redirector::start("127.0.0.1", GONE.into());
+    let elsewhere = Redirector::start(&own.ip().to_string(), moved_to(here.address));
+    let said = fails(&world.ocelli(&["shards", "ls", &format!("http://{}/a.tar", elsewhere.address)]), 3);
+    assert!(said.contains("an address of this machine"), "{said}");
+    let list = format!(
+        "{{\"__kind__\":\"wids-shard-index-v1\",\"wids_version\":1,\"shardlist\":[{{\"url\":\"http://{}/a.tar\"}}]}}",
+        here.address
+    );
+    let answer =
+        format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{list}", list.len());
+    let elsewhere = Redirector::start(&own.ip().to_string(), answer);
+    let said = fails(&world.ocelli(&["shards", "ls", &format!("http://{}/list.json", elsewhere.address)]), 2);
+    assert!(said.contains("cannot name 127.0.0.1"), "{said}");
+    assert!(here.requests().is_empty());
 }

@@ -16,6 +16,7 @@ use super::body::{Failure, Sink};
 use super::fetch::{Origin, fetch};
 use super::http::HttpObject;
 use super::object::{StoredObject, open_store};
+use super::redirect;
 use super::retry::RetryPolicy;
 
 /// Number of threads that wait for the network. Received bytes are written by the calling threads.
@@ -65,6 +66,9 @@ impl Client {
         let http = reqwest::Client::builder()
             .user_agent(concat!("ocelli/", env!("CARGO_PKG_VERSION")))
             .connect_timeout(Duration::from_secs(10).min(policy.stall))
+            // The query of a signed URL is a secret.
+            .referer(false)
+            .redirect(redirect::of_servers())
             .build()
             .map_err(io::Error::other)?;
         Ok(Self {

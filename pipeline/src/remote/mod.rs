@@ -8,6 +8,7 @@ pub(crate) mod fetch;
 pub(crate) mod http;
 pub(crate) mod object;
 pub(crate) mod pipe;
+mod redirect;
 pub(crate) mod retry;
 
 mod client;

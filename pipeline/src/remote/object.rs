@@ -6,12 +6,14 @@ use std::time::Duration;
 use futures_util::StreamExt;
 use object_store::aws::AmazonS3Builder;
 use object_store::azure::MicrosoftAzureBuilder;
+use object_store::client::{HttpClient, HttpConnector};
 use object_store::gcp::GoogleCloudStorageBuilder;
 use object_store::path::Path;
-use object_store::{ClientOptions, Error, GetOptions, GetRange, ObjectStore, RetryConfig};
+use object_store::{ClientConfigKey, ClientOptions, Error, GetOptions, GetRange, ObjectStore, RetryConfig};
 use url::Url;
 
 use super::body::{Body, Failure};
+use super::redirect;
 use crate::secrets::name_of_url;
 
 /// Number of retries by the library itself, for its credentials; shards are continued by [`super::fetch`].
@@ -19,6 +21,37 @@ const OWN_RETRIES: usize = 2;
 
 /// Address of the service from which a cloud machine gets its own credentials.
 const METADATA_SERVICE: &str = "169.254.169.254";
+
+/// Limit of the time until a connection stands.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Makes the HTTP client of a store: like the library's own, but it follows no redirect to another host.
+#[derive(Debug)]
+struct Connector;
+
+impl HttpConnector for Connector {
+    fn connect(&self, options: &ClientOptions) -> object_store::Result<HttpClient> {
+        let failed =
+            |source: reqwest::Error| Error::Generic { store: "HTTP client", source: Box::new(source) };
+        let is_set =
+            |key: ClientConfigKey| options.get_config_value(&key).is_some_and(|value| value == "true");
+        let mut builder = reqwest::Client::builder()
+            .user_agent(concat!("ocelli/", env!("CARGO_PKG_VERSION")))
+            .connect_timeout(CONNECT_TIMEOUT)
+            .https_only(!is_set(ClientConfigKey::AllowHttp))
+            .referer(false)
+            .redirect(redirect::of_stores());
+        if is_set(ClientConfigKey::AllowInvalidCertificates) {
+            builder = builder.tls_danger_accept_invalid_certs(true);
+        }
+        if let Some(proxy) = options.get_config_value(&ClientConfigKey::ProxyUrl) {
+            let excluded = options.get_config_value(&ClientConfigKey::ProxyExcludes);
+            let excluded = excluded.and_then(|names| reqwest::NoProxy::from_string(&names));
+            builder = builder.proxy(reqwest::Proxy::all(proxy).map_err(failed)?.no_proxy(excluded));
+        }
+        Ok(HttpClient::new(builder.build().map_err(failed)?))
+    }
+}
 
 /// An object of a store.
 pub(crate) struct StoredObject {
@@ -50,13 +83,23 @@ impl StoredObject {
 /// environment variables (`AWS_ACCESS_KEY_ID`, `GOOGLE_APPLICATION_CREDENTIALS`,
 /// `AZURE_STORAGE_ACCOUNT_NAME` …). Names that the store does not know are ignored.
 pub(crate) fn open_store(url: &Url, options: &[(String, String)]) -> Result<Arc<dyn ObjectStore>, String> {
+    // Whoever names an endpoint without encryption means it.
+    let is_plain = |(name, value): &(String, String)| {
+        name.to_ascii_uppercase().contains("ENDPOINT") && value.starts_with("http://")
+    };
     // A shard may take any time; a connection that stalls is detected by the fetch loop.
-    let client = ClientOptions::new().with_timeout_disabled().with_connect_timeout(Duration::from_secs(10));
+    let client = ClientOptions::new()
+        .with_timeout_disabled()
+        .with_connect_timeout(CONNECT_TIMEOUT)
+        .with_allow_http(options.iter().any(is_plain));
     let retry = RetryConfig { max_retries: OWN_RETRIES, ..RetryConfig::default() };
     macro_rules! build {
         ($builder:ty) => {{
-            let empty =
-                <$builder>::new().with_url(url.as_str()).with_client_options(client).with_retry(retry);
+            let empty = <$builder>::new()
+                .with_url(url.as_str())
+                .with_client_options(client)
+                .with_http_connector(Connector)
+                .with_retry(retry);
             let with =
                 |builder: $builder, (name, value): &(String, String)| match name.to_ascii_lowercase().parse()
                 {

@@ -48,7 +48,7 @@ struct Part {
 /// Returns the shards that the list at `list` names, in its order. `read` returns the text of a list.
 ///
 /// # Errors
-/// Errors of `read`; [`PipelineError::BadIndex`] if the text is not such a list.
+/// Errors of `read`; [`PipelineError::InvalidShardList`] if the text is not such a list.
 pub(crate) fn shards(
     list: &ShardUrl,
     read: &impl Fn(&ShardUrl) -> Result<Vec<u8>, PipelineError>,
@@ -64,7 +64,7 @@ fn collect(
     depth: usize,
     found: &mut Vec<Source>,
 ) -> Result<(), PipelineError> {
-    let bad = |reason: String| PipelineError::BadIndex { path: list.to_string().into(), reason };
+    let bad = |reason: String| PipelineError::InvalidShardList { spec: list.to_string(), reason };
     if depth > MAX_DEPTH || found.len() > MAX_SHARDS {
         return Err(bad("its lists name one another in a circle, or too many shards".into()));
     }

@@ -1,0 +1,81 @@
+//! Addresses that only a user may name: those of this machine and of its own link, where services answer that
+//! are not meant for others, such as the metadata of a cloud machine.
+
+use std::net::{IpAddr, Ipv6Addr, ToSocketAddrs};
+
+use url::{Host, Url};
+
+/// Returns whether `url` names this machine or an address that only its own link has.
+pub(crate) fn is_near(url: &Url) -> bool {
+    match url.host() {
+        Some(Host::Ipv4(address)) => is_near_address(address.into()),
+        Some(Host::Ipv6(address)) => is_near_address(address.into()),
+        Some(Host::Domain(name)) => {
+            let name = name.trim_end_matches('.');
+            name.eq_ignore_ascii_case("localhost") || name.to_ascii_lowercase().ends_with(".localhost")
+        }
+        None => false,
+    }
+}
+
+/// Returns whether `url` leads to this machine or its link by its name, or by what the name stands for. A name that
+/// is not known here does not.
+pub(crate) fn leads_near(url: &Url) -> bool {
+    if is_near(url) {
+        return true;
+    }
+    let (Some(Host::Domain(name)), Some(port)) = (url.host(), url.port_or_known_default()) else {
+        return false;
+    };
+    match (name, port).to_socket_addrs() {
+        Ok(mut addresses) => addresses.any(|address| is_near_address(address.ip())),
+        Err(_) => false,
+    }
+}
+
+fn is_near_address(address: IpAddr) -> bool {
+    match address {
+        IpAddr::V4(address) => address.is_loopback() || address.is_link_local() || address.is_unspecified(),
+        IpAddr::V6(address) => match address.to_ipv4_mapped() {
+            Some(mapped) => is_near_address(mapped.into()),
+            None => address.is_loopback() || address.is_unspecified() || is_link_local(address),
+        },
+    }
+}
+
+fn is_link_local(address: Ipv6Addr) -> bool {
+    address.segments()[0] & 0xffc0 == 0xfe80
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_near_this_machine_are_known_in_all_their_forms() {
+        for near in [
+            "http://127.0.0.1/",
+            "http://127.9.9.9:80/",
+            "http://localhost/",
+            "http://LOCALHOST./",
+            "http://a.localhost/",
+            "http://[::1]/",
+            "http://0.0.0.0/",
+            "http://169.254.169.254/latest/",
+            "http://[::ffff:127.0.0.1]/",
+            "http://[fe80::1]/",
+            "http://2130706433/",
+            "http://0x7f.1/",
+        ] {
+            assert!(is_near(&Url::parse(near).expect("a URL")), "{near}");
+        }
+        for far in [
+            "http://10.0.0.1/",
+            "http://example.org/",
+            "http://localhost.example.org/",
+            "http://[2001:db8::1]/",
+        ] {
+            assert!(!is_near(&Url::parse(far).expect("a URL")), "{far}");
+        }
+    }
+}

@@ -1,0 +1,42 @@
+//! Where a redirect may lead: a server could send requests to services of this machine, and a store's answer
+//! could send its credentials elsewhere.
+
+use reqwest::redirect::{Attempt, Policy};
+
+use crate::address::{is_near, leads_near};
+
+/// Most redirects that are followed, as browsers do by half.
+const MAX_REDIRECTS: usize = 10;
+
+/// Returns the rule for web servers: redirects are followed, but lead to this machine or its link only if the URL
+/// that the user named does.
+pub(super) fn of_servers() -> Policy {
+    Policy::custom(|attempt: Attempt<'_>| {
+        if attempt.previous().len() > MAX_REDIRECTS {
+            return attempt.error(format!("it redirects more than {MAX_REDIRECTS} times"));
+        }
+        let is_named = attempt.previous().first().is_some_and(is_near);
+        if !is_named && leads_near(attempt.url()) {
+            let host = attempt.url().host_str().unwrap_or_default().to_string();
+            return attempt
+                .error(format!("it redirects to {host}, an address of this machine or its own link"));
+        }
+        attempt.follow()
+    })
+}
+
+/// Returns the rule for object stores, whose requests hold credentials: a redirect to another host is an error.
+pub(super) fn of_stores() -> Policy {
+    Policy::custom(|attempt: Attempt<'_>| {
+        if attempt.previous().len() > MAX_REDIRECTS {
+            return attempt.error(format!("it redirects more than {MAX_REDIRECTS} times"));
+        }
+        let previous = attempt.previous().last();
+        let is_same = previous.is_some_and(|previous| previous.origin() == attempt.url().origin());
+        if !is_same {
+            let host = attempt.url().host_str().unwrap_or_default().to_string();
+            return attempt.error(format!("it redirects to another host, {host}: check endpoint and region"));
+        }
+        attempt.follow()
+    })
+}
