@@ -122,16 +122,35 @@ fn failure_of(error: Error) -> Failure {
         Error::NotFound { .. } => Failure::NotFound,
         Error::Precondition { .. } => Failure::Changed,
         Error::PermissionDenied { .. } | Error::Unauthenticated { .. } => Failure::Denied(reason_of(&error)),
+        Error::Generic { .. } if is_redirect(&error) => Failure::Permanent(reason_of(&error)),
         Error::Generic { .. } => Failure::Temporary(reason_of(&error)),
         error => Failure::Answered(reason_of(&error)),
     }
 }
 
-/// Returns the error as one line: it quotes the server, whose line breaks must not imitate log lines of the program.
+/// Returns whether a redirect was not followed.
+fn is_redirect(error: &Error) -> bool {
+    let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(error);
+    while let Some(error) = cause {
+        if error.downcast_ref::<reqwest::Error>().is_some_and(reqwest::Error::is_redirect) {
+            return true;
+        }
+        cause = error.source();
+    }
+    false
+}
+
+/// Returns the innermost cause, which states the problem, as one line: it quotes the server, whose line breaks must not
+/// imitate log lines of the program.
 fn reason_of(error: &Error) -> String {
-    let text = error.to_string().split_whitespace().collect::<Vec<_>>().join(" ");
+    let one_line = |text: String| text.split_whitespace().collect::<Vec<_>>().join(" ");
+    let text = one_line(error.to_string());
     if !text.contains(METADATA_SERVICE) {
-        return text;
+        let mut cause: &dyn std::error::Error = error;
+        while let Some(inner) = cause.source() {
+            cause = inner;
+        }
+        return one_line(cause.to_string());
     }
     // Without keys the library queries the cloud's metadata service, and reports only that failure.
     format!(
