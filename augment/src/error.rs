@@ -33,6 +33,15 @@ pub enum AugmentError {
     /// The files of a sample do not fit together.
     #[error("bands do not fit together: {0}")]
     Bands(String),
+    /// The files of a sample are images of their own.
+    #[error(
+        "{n_files} color images are in one sample, whose key ends at the first dot of their names: give them names that \
+         differ before it (`ocelli shards pack` does)"
+    )]
+    ColorImages {
+        /// Number of color images.
+        n_files: usize,
+    },
     /// Resizing failed.
     #[error("cannot resize: {0}")]
     Resize(String),

@@ -38,4 +38,4 @@ pub use read::share::Share;
 pub use remote::RetryPolicy;
 pub use shard::Shard;
 pub use source::Source;
-pub use storage::{Storage, StorageConfig};
+pub use storage::{ColumnNames, Storage, StorageConfig};

@@ -103,7 +103,8 @@ pub fn is_parquet(path: &Path) -> bool {
 fn resolve_path(path: PathBuf) -> Result<Vec<PathBuf>, String> {
     if path.is_dir() {
         let entries = std::fs::read_dir(&path).map_err(|error| error.to_string())?;
-        let files = entries.flatten().map(|entry| entry.path()).filter(|path| path.is_file());
+        let files = entries.flatten().map(|entry| entry.path());
+        let files = files.filter(|path| path.is_file() && !is_hidden(path));
         let (mut paths, others): (Vec<PathBuf>, Vec<PathBuf>) = files.partition(|path| is_shard(path));
         if paths.is_empty() {
             paths = others.into_iter().filter(|path| is_parquet(path)).collect();
@@ -121,7 +122,10 @@ fn resolve_path(path: PathBuf) -> Result<Vec<PathBuf>, String> {
         return Ok(vec![path]);
     }
     let matches = glob::glob(&text).map_err(|error| error.to_string())?;
-    let mut paths: Vec<PathBuf> = matches.flatten().filter(|path| path.is_file()).collect();
+    let mut paths: Vec<PathBuf> = matches
+        .flatten()
+        .filter(|path| path.is_file() && (text.contains("/.") || !is_hidden(path)))
+        .collect();
     // A pattern that ends in `*` also matches other files beside the shards.
     paths.retain(|path| is_shard(path) || (!text.ends_with('*') && path.extension().is_some()));
     match paths.is_empty() {
@@ -249,6 +253,11 @@ impl ShardUrl {
             (Self::Pipe(_), None) => Err("a command has no folder".into()),
         }
     }
+}
+
+/// Returns whether a file is hidden, as those that systems create beside others, such as `._train.tar`.
+fn is_hidden(path: &Path) -> bool {
+    path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"."))
 }
 
 /// Returns `url`, which a list at `base` names, unless it is an address of this machine or its link and the list is elsewhere.

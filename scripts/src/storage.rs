@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::SystemTime;
 
 use pipeline::remote::RetryPolicy;
-use pipeline::{Storage, StorageConfig};
+use pipeline::{ColumnNames, Storage, StorageConfig};
 
 /// Prefixes of environment variables that hold credentials and settings of object stores.
 const STORE_VARIABLES: [&str; 3] = ["AWS_", "GOOGLE_", "AZURE_"];
@@ -41,6 +41,12 @@ pub(crate) struct StorageFlags {
         hide_short_help = true
     )]
     cache_gb: f64,
+    /// Column of a list or of a Parquet file that holds the images or their paths [default: found by content or usual names].
+    #[arg(long, global = true, value_name = "NAME", help_heading = "Columns", hide_short_help = true)]
+    image_column: Option<String>,
+    /// Column of a list or of a Parquet file that holds the classes [default: label and other usual names].
+    #[arg(long, global = true, value_name = "NAME", help_heading = "Columns", hide_short_help = true)]
+    label_column: Option<String>,
 }
 
 impl StorageFlags {
@@ -63,6 +69,7 @@ impl StorageFlags {
         Storage::new(StorageConfig {
             cache_bytes: (self.cache_gb * 1e9) as u64,
             options,
+            columns: ColumnNames { image: self.image_column.clone(), label: self.label_column.clone() },
             retry: RetryPolicy { jitter_seed: jitter_seed(), ..RetryPolicy::default() },
             ..StorageConfig::new(folder)
         })

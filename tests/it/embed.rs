@@ -123,7 +123,7 @@ fn a_folder_is_embedded_without_being_packed() {
     let skipped = ok(&output);
     assert!(skipped.contains("1 .heic"), "{skipped}");
     let said = String::from_utf8_lossy(&output.stdout);
-    assert!(said.contains("1 images could not be decoded and have no row: dog/broken.jpg"), "{said}");
+    assert!(said.contains("1 images cannot be used and have no row: dog/broken.jpg"), "{said}");
     assert_eq!(json_of(&output)["left_out"], serde_json::json!(["dog/broken.jpg"]));
     let rows = lines(&world.path("x.npy.rows.jsonl"));
     assert_eq!(rows.len(), 6);

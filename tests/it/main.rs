@@ -89,6 +89,7 @@ mod network;
 #[cfg(feature = "mpi")]
 mod nodes;
 /// Output that cannot be written.
+mod others;
 mod output;
 /// Packing folders and lists of images into shards, and extracting them.
 mod pack;

@@ -89,8 +89,76 @@ fn parquet_files_are_shards() {
     let whole = std::fs::read(world.path("hub/train-00000.parquet")).unwrap();
     std::fs::write(world.path("half.parquet"), &whole[..whole.len() / 2]).unwrap();
     write_parquet(&world.path("text.parquet"), &images[..2], false);
-    for (name, reason) in [("half", "cannot be used"), ("text", "no column of images")] {
+    for (name, reason) in [("half", "cannot be used"), ("text", "holds images")] {
         let error = open(&world, &world.text(&format!("{name}.parquet"))).unwrap_err().to_string();
         assert!(error.contains(reason) && error.contains(name), "{error}");
     }
+}
+
+/// Writes a file as those of other tools are: bytes of images alone, two columns of classes, compressed by `codec`.
+fn write_plain(path: &Path, images: &[Vec<u8>], codec: parquet::basic::Compression) {
+    use parquet::data_type::{ByteArray, ByteArrayType, Int64Type};
+    use parquet::file::properties::WriterProperties;
+    let schema = "message schema { required binary notes; required binary image_bytes; required int64 fine_label; required int64 coarse_label; }";
+    let schema = Arc::new(parquet::schema::parser::parse_message_type(schema).unwrap());
+    let properties = WriterProperties::builder().set_compression(codec).build();
+    let file = std::fs::File::create(path).unwrap();
+    let mut writer =
+        parquet::file::writer::SerializedFileWriter::new(file, schema, Arc::new(properties)).unwrap();
+    let mut group = writer.next_row_group().unwrap();
+    let notes: Vec<ByteArray> = images.iter().map(|_| ByteArray::from("no image")).collect();
+    let images: Vec<ByteArray> = images.iter().map(|image| ByteArray::from(image.clone())).collect();
+    for values in [&notes, &images] {
+        let mut column = group.next_column().unwrap().unwrap();
+        column.typed::<ByteArrayType>().write_batch(values, None, None).unwrap();
+        column.close().unwrap();
+    }
+    for factor in [1, 10] {
+        let labels: Vec<i64> = (0..images.len() as i64).map(|i| i * factor).collect();
+        let mut column = group.next_column().unwrap().unwrap();
+        column.typed::<Int64Type>().write_batch(&labels, None, None).unwrap();
+        column.close().unwrap();
+    }
+    group.close().unwrap();
+    writer.close().unwrap();
+}
+
+/// Columns of images are known by their bytes, in every usual compression; a class is taken from the column that is named.
+#[test]
+fn columns_are_found_by_content_or_named() {
+    use parquet::basic::{BrotliLevel, Compression, GzipLevel, ZstdLevel};
+    let world = World::new(3);
+    let images: Vec<Vec<u8>> = (0..3).map(|id| image_of(&world.dataset(), id)).collect();
+    let path = world.path("plain.parquet");
+    let name = world.text("plain.parquet");
+    for codec in [
+        Compression::UNCOMPRESSED,
+        Compression::SNAPPY,
+        Compression::GZIP(GzipLevel::default()),
+        Compression::LZ4_RAW,
+        Compression::BROTLI(BrotliLevel::default()),
+        Compression::ZSTD(ZstdLevel::default()),
+    ] {
+        write_plain(&path, &images, codec);
+        let set = open(&world, &name).unwrap();
+        for (id, image) in images.iter().enumerate() {
+            assert_eq!(&image_of(&set, id as u64), image, "{codec:?}");
+        }
+        assert_eq!(set.label(pipeline::SampleId(1)).unwrap(), None);
+    }
+    let ls = |more: &[&str]| {
+        world.ocelli_with(&[&["shards", "ls", &name], more].concat(), &[("OCELLI_CACHE", &world.text("c"))])
+    };
+    let said = ok(&ls(&[]));
+    assert!(said.contains("--label-column takes one of fine_label, coarse_label"), "{said}");
+    let said = crate::support::fails(&ls(&["--image-column", "picture"]), 3);
+    assert!(
+        said.contains("no column picture; it has notes, image_bytes, fine_label, coarse_label"),
+        "{said}"
+    );
+    let listed = ls(&["--label-column", "coarse_label"]);
+    ok(&listed);
+    let listed = String::from_utf8_lossy(&listed.stdout).into_owned();
+    assert_eq!(listed.matches("cls:").count(), 3, "{listed}");
+    assert!(listed.contains("cls:2"), "classes 10 and 20 have two digits: {listed}");
 }

@@ -92,6 +92,12 @@ fn headers(files: &[&[u8]], rules: &DecodeRules) -> Result<Vec<Header>, AugmentE
         let name = format!("file {}", all.len());
         check_alike([("file 1", all[0]), (&name, all[all.len() - 1])])?;
     }
+    let is_color_picture =
+        |(bytes, header): (&&[u8], &Header)| format_of(bytes).is_none() && header.shape.n_channels > 2;
+    let n_color = files.iter().zip(&all).filter(|pair| is_color_picture((pair.0, pair.1))).count();
+    if n_color > 1 {
+        return Err(AugmentError::ColorImages { n_files: n_color });
+    }
     if all.is_empty() { Err(AugmentError::Empty) } else { Ok(all) }
 }
 

@@ -271,6 +271,18 @@ impl ImageSet {
         Ok(self.encoded(i)?.and_then(|encoded| Image::decode(&encoded.files(), &self.rules).ok()))
     }
 
+    /// Returns why image `i` cannot be used, in words; `None` if it can.
+    ///
+    /// # Errors
+    /// Errors of [`ImageSet::image`].
+    pub fn flaw(&self, i: usize) -> Result<Option<String>, EvalError> {
+        let Some(encoded) = self.encoded(i)? else { return Ok(self.source.flaw(self.indices[i])?) };
+        match Image::decode(&encoded.files(), &self.rules) {
+            Ok(image) => Ok(self.transform.apply_to(&image).err().map(|error| error.to_string())),
+            Err(error) => Ok(Some(error.to_string())),
+        }
+    }
+
     /// Returns the views that `multicrop` makes of image `i`, by size, `[V, C, size, size]` each, drawn from `seed` and
     /// `epoch`; `None` if it cannot be decoded.
     ///

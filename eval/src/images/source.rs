@@ -28,6 +28,12 @@ pub struct ImageFile {
     pub class: Option<String>,
 }
 
+/// Returns whether an error says something about a file, not about the disk or the network.
+fn is_of_file(error: &std::io::Error) -> bool {
+    use std::io::ErrorKind;
+    matches!(error.kind(), ErrorKind::NotFound | ErrorKind::PermissionDenied | ErrorKind::IsADirectory)
+}
+
 impl Source {
     /// Returns the number of images, usable or not.
     pub fn len(&self) -> u64 {
@@ -69,7 +75,29 @@ impl Source {
             },
             Self::Files(files) => match std::fs::read(&files[index as usize].path) {
                 Ok(bytes) => Ok(Some(bytes.into())),
-                Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+                Err(error) if is_of_file(&error) => Ok(None),
+                Err(error) => Err(PipelineError::io("read", &files[index as usize].path, error)),
+            },
+        }
+    }
+
+    /// Returns why image `index` cannot be read, in words; `None` if it can.
+    ///
+    /// # Errors
+    /// [`PipelineError`] for a failure that says nothing about the image.
+    pub(super) fn flaw(&self, index: u64) -> Result<Option<String>, PipelineError> {
+        match self {
+            Self::Shards(dataset) => match dataset.read(SampleId(index)) {
+                Ok(_) => Ok(None),
+                Err(error) if error.is_sample_error() => Ok(Some(error.to_string())),
+                Err(error) => Err(error),
+            },
+            Self::Files(files) => match std::fs::File::open(&files[index as usize].path) {
+                Ok(_) => Ok(None),
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                    Ok(Some("it is missing".into()))
+                }
+                Err(error) if is_of_file(&error) => Ok(Some("it may not be read".into())),
                 Err(error) => Err(PipelineError::io("read", &files[index as usize].path, error)),
             },
         }

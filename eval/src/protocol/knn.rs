@@ -71,11 +71,12 @@ impl Knn {
         let columns = task.test.layout().last(1);
         let test = task.test.columns(columns.clone());
         let train = if self.leave_one_out { test.clone() } else { task.train.columns(columns) };
+        let usable = self.usable(train.len());
         let several = task.sets.filter(|sets| sets.train.is_multi_label() || sets.test.is_multi_label());
         let found: Vec<(usize, Outcome)> = match several {
-            Some(sets) => self.rank(sets, &train, &test, task.n_classes),
+            Some(sets) => usable.rank(sets, &train, &test, task.n_classes),
             None => {
-                let found = self.classify(&train, &test, task.n_classes);
+                let found = usable.classify(&train, &test, task.n_classes);
                 found.into_iter().map(|(k, classified)| (k, Outcome::Predictions(classified))).collect()
             }
         };
@@ -88,6 +89,26 @@ impl Knn {
             counts: None,
         };
         found.into_iter().map(scored).collect()
+    }
+
+    /// Returns the protocol with the numbers of neighbors that `n_train` images have, and tells which are left out. With fewer images
+    /// than any of them, all are neighbors.
+    fn usable(&self, n_train: usize) -> Self {
+        let n_neighbors = if self.leave_one_out { n_train.saturating_sub(1) } else { n_train };
+        let (mut k, left_out): (Vec<usize>, Vec<usize>) = self.k.iter().partition(|k| **k <= n_neighbors);
+        if left_out.is_empty() {
+            return self.clone();
+        }
+        if k.is_empty() {
+            k.push(n_neighbors.max(1));
+        }
+        let text = |numbers: &[usize]| numbers.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+        tracing::warn!(
+            "knn: there are {n_neighbors} images to be neighbors: k = {} is left out, k = {} is scored",
+            text(&left_out),
+            text(&k)
+        );
+        Self { k, ..self.clone() }
     }
 
     /// Ranks the classes of `test` by the votes of `train` for each `k`, if images have several classes.

@@ -167,6 +167,14 @@ impl IndexBuilder {
         Ok(())
     }
 
+    /// Ends the sample of the last member: a further one is of another sample, even with the same key.
+    ///
+    /// # Errors
+    /// As [`IndexBuilder::push`].
+    pub(crate) fn end_sample(&mut self) -> Result<(), String> {
+        self.close_sample()
+    }
+
     /// Returns the finished index of a shard of `shard_bytes`.
     ///
     /// # Errors

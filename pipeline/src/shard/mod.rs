@@ -22,6 +22,7 @@ use crate::shard::index::{Member, ShardIndex, short_checksum};
 use crate::shard::store::{CacheUse, LocalStore, Store};
 
 pub use image::{IMAGE_EXTENSIONS, MASK_EXTENSIONS};
+pub use tar::text_of_name;
 
 /// Extensions of members that hold classes as text, numbers or names.
 const CLASS_EXTENSIONS: [&str; 3] = ["cls", "cls2", "output.cls"];
@@ -173,7 +174,7 @@ impl Shard {
     /// # Errors
     /// As [`Shard::image`].
     pub fn label(&self, i: usize) -> Result<Option<u32>, PipelineError> {
-        Ok(self.class_member(i)?.and_then(|text| canonical(&text)?.parse().ok()))
+        Ok(self.class_member(i)?.and_then(|text| canonical_class(&text)?.parse().ok()))
     }
 
     /// Returns the classes of sample `i`, numbers or names, each once: from the class member, one per line, or under
@@ -183,7 +184,7 @@ impl Shard {
     /// As [`Shard::image`].
     pub fn classes(&self, i: usize) -> Result<Vec<String>, PipelineError> {
         if let Some(text) = self.class_member(i)? {
-            return Ok(once(text.lines().filter_map(canonical)));
+            return Ok(once(text.lines().filter_map(canonical_class)));
         }
         match self.index.member(i, &["json"]).filter(|member| member.len_bytes <= MAX_JSON_BYTES) {
             Some(member) => Ok(classes_in(&self.bytes_of(i, &member)?)),
@@ -201,12 +202,20 @@ impl Shard {
 
     /// Returns the text of the member that holds the class.
     fn class_member(&self, i: usize) -> Result<Option<String>, PipelineError> {
-        let member = self.index.member(i, &CLASS_EXTENSIONS);
+        let member = self.index.member(i, &CLASS_EXTENSIONS).or_else(|| self.only_class_with_dots(i));
         let Some(member) = member.filter(|member| member.len_bytes <= MAX_CLASS_BYTES) else {
             return Ok(None);
         };
         let bytes = self.bytes_of(i, &member)?;
         Ok(std::str::from_utf8(&bytes).ok().map(str::to_string))
+    }
+
+    /// Returns the class member of a sample such as `x.v1.0.png` and `x.v1.0.cls`, whose key ends at the first dot: the only one
+    /// whose extension ends in `.cls`.
+    fn only_class_with_dots(&self, i: usize) -> Option<Member<'_>> {
+        let mut found = self.index.members(i).filter(|member| member.extension.ends_with(".cls"));
+        let first = found.next()?;
+        if found.next().is_some() { None } else { Some(first) }
     }
 
     /// Returns all members of sample `i` in the order of the tar: extension and bytes.
@@ -228,8 +237,9 @@ impl Shard {
     }
 }
 
-/// Returns a class in canonical form: 7 for 007, without surrounding space. Negative numbers mean no class.
-fn canonical(text: &str) -> Option<String> {
+/// Returns a class in canonical form: 7 for 007, without surrounding space. Negative numbers mean no class, wherever a class is
+/// read: in a member, a list or a column.
+pub fn canonical_class(text: &str) -> Option<String> {
     let text = text.trim();
     match text.parse::<i64>() {
         Ok(number) if number < 0 => None,
@@ -248,7 +258,7 @@ fn classes_in(json: &[u8]) -> Vec<String> {
         None => &[],
     };
     let class = |value: &serde_json::Value| match value {
-        serde_json::Value::String(text) => canonical(text),
+        serde_json::Value::String(text) => canonical_class(text),
         serde_json::Value::Number(number) => number.as_u64().map(|number| number.to_string()),
         _ => None,
     };

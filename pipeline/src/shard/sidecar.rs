@@ -8,6 +8,7 @@
 //! A member is extension, offset, length and check ([`short_checksum`]). `xxh3`, of the whole file, and the
 //! checks are left out if they have not been computed.
 
+use std::collections::HashMap;
 use std::fs;
 use std::fs::File;
 use std::io::ErrorKind;
@@ -18,7 +19,7 @@ use serde::{Deserialize, Serialize, Serializer};
 
 use super::index::{IndexBuilder, Member, ShardIndex, short_checksum};
 use super::open::open_shard;
-use super::tar::{list_members_in, split_key};
+use super::tar::{TarMember, list_members_in, split_key};
 use crate::identity::FileStamp;
 use crate::{PipelineError, file, hash};
 
@@ -71,26 +72,88 @@ pub(crate) fn walk(file: &File, path: &Path, checked: bool) -> Result<ShardIndex
     let io = |error| PipelineError::io("read", path, error);
     let shard_bytes = file.metadata().map_err(io)?.len();
     let mut index = IndexBuilder::new();
-    for member in &list_members_in(file, path)? {
-        let Some((key, extension)) = split_key(&member.name) else { continue };
-        let check = match checked {
-            true => {
-                let mut data = vec![0; member.len_bytes as usize];
-                file.read_exact_at(&mut data, member.offset_bytes).map_err(io)?;
-                Some(short_checksum(&data))
-            }
-            false => None,
-        };
-        let (offset_bytes, len_bytes) = (member.offset_bytes, member.len_bytes);
-        index.push(key, Member { extension: &extension, offset_bytes, len_bytes, check }).map_err(
-            |reason| PipelineError::BadMember {
-                path: path.to_path_buf(),
-                member: member.name.clone(),
-                reason,
-            },
-        )?;
+    let members = list_members_in(file, path)?;
+    for sample in samples_of(&members, path) {
+        for (extension, member) in sample.members {
+            let key = sample.key;
+            let check = match checked {
+                true => {
+                    let mut data = vec![0; member.len_bytes as usize];
+                    file.read_exact_at(&mut data, member.offset_bytes).map_err(io)?;
+                    Some(short_checksum(&data))
+                }
+                false => None,
+            };
+            let (offset_bytes, len_bytes) = (member.offset_bytes, member.len_bytes);
+            index.push(key, Member { extension: &extension, offset_bytes, len_bytes, check }).map_err(
+                |reason| PipelineError::BadMember {
+                    path: path.to_path_buf(),
+                    member: member.name.clone(),
+                    reason,
+                },
+            )?;
+        }
+        index.end_sample().map_err(|reason| PipelineError::NotATar { path: path.to_path_buf(), reason })?;
     }
     index.finish(shard_bytes).map_err(|reason| PipelineError::NotATar { path: path.to_path_buf(), reason })
+}
+
+/// Members of a sample, by extension.
+struct SampleMembers<'m> {
+    key: &'m str,
+    members: Vec<(String, &'m TarMember)>,
+}
+
+/// Groups `members` of the shard at `path` into samples. Members with equal keys that follow one another are a sample, as in
+/// webdataset; so are those that stand apart, unless the sample has such a member already: then they are another sample with
+/// the same key. Of two members with the same name that follow one another in a sample the last one counts, as where tar
+/// extracts them, and that is told.
+fn samples_of<'m>(members: &'m [TarMember], path: &Path) -> Vec<SampleMembers<'m>> {
+    let mut samples: Vec<SampleMembers<'m>> = Vec::new();
+    let mut last_of_key: HashMap<&str, usize> = HashMap::new();
+    let mut n_replaced = 0;
+    let mut run: Option<SampleMembers<'m>> = None;
+    for member in members {
+        let Some((key, extension)) = split_key(&member.name) else { continue };
+        if run.as_ref().is_none_or(|run| run.key != key) {
+            close_run(run.take(), &mut samples, &mut last_of_key);
+        }
+        let run = run.get_or_insert_with(|| SampleMembers { key, members: Vec::new() });
+        match run.members.iter_mut().find(|(there, _)| *there == extension) {
+            Some((_, there)) => {
+                *there = member;
+                n_replaced += 1;
+            }
+            None => run.members.push((extension, member)),
+        }
+    }
+    close_run(run, &mut samples, &mut last_of_key);
+    if n_replaced > 0 {
+        tracing::warn!(
+            "shard {}: {n_replaced} member(s) stand twice in their sample: the last of each is used, as tar extracts it",
+            path.display()
+        );
+    }
+    samples
+}
+
+/// Adds the members of `run`, which follow one another, to the last sample of their key if they fit, else as a sample.
+fn close_run<'m>(
+    run: Option<SampleMembers<'m>>,
+    samples: &mut Vec<SampleMembers<'m>>,
+    last_of_key: &mut HashMap<&'m str, usize>,
+) {
+    let Some(run) = run else { return };
+    if let Some(number) = last_of_key.get(run.key) {
+        let there = &mut samples[*number];
+        let is_new = |(extension, _): &(String, _)| there.members.iter().all(|(known, _)| known != extension);
+        if run.members.iter().all(is_new) {
+            there.members.extend(run.members);
+            return;
+        }
+    }
+    last_of_key.insert(run.key, samples.len());
+    samples.push(run);
 }
 
 /// Returns the path of the sidecar of the shard at `path`.
@@ -254,6 +317,7 @@ pub fn parse(text: &[u8]) -> Result<ShardIndex, String> {
                 .push(key, member)
                 .map_err(|reason| format!("sample {key}, member {}: {reason}", member.extension))?;
         }
+        index.end_sample()?;
     }
     let mut index = index.finish(sidecar.shard_bytes)?;
     index.checksum = match sidecar.xxh3 {
@@ -308,6 +372,38 @@ impl Serialize for MemberEntry {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    fn grouped(names: &[&str]) -> Vec<String> {
+        let members: Vec<TarMember> = names
+            .iter()
+            .zip(1..)
+            .map(|(name, number)| TarMember {
+                name: name.to_string(),
+                offset_bytes: 512 * number,
+                len_bytes: 1,
+            })
+            .collect();
+        let text = |sample: &SampleMembers<'_>| {
+            let members = sample.members.iter();
+            let members: Vec<String> =
+                members.map(|(e, m)| format!("{e}@{}", m.offset_bytes / 512)).collect();
+            format!("{} {}", sample.key, members.join(" "))
+        };
+        samples_of(&members, Path::new("s.tar")).iter().map(text).collect()
+    }
+
+    /// A list of all images and then of all classes is joined; samples with the same key stay apart; of a member that stands twice
+    /// the last one is used.
+    #[test]
+    fn members_of_a_sample_may_stand_apart() {
+        assert_eq!(grouped(&["a.jpg", "b.jpg", "a.cls", "b.cls"]), ["a jpg@1 cls@3", "b jpg@2 cls@4"]);
+        assert_eq!(
+            grouped(&["a.jpg", "a.cls", "b.jpg", "a.jpg", "a.cls"]),
+            ["a jpg@1 cls@2", "b jpg@3", "a jpg@4 cls@5"]
+        );
+        assert_eq!(grouped(&["a.jpg", "b.jpg", "a.jpg", "a.cls"]), ["a jpg@1", "b jpg@2", "a jpg@3 cls@4"]);
+        assert_eq!(grouped(&["a.jpg", "a.cls", "a.jpg"]), ["a jpg@3 cls@2"]);
+    }
 
     #[test]
     fn a_member_outside_the_shard_is_refused() {

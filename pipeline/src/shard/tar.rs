@@ -17,8 +17,11 @@ const BLOCK_BYTES: u64 = 512;
 /// Number of zero bytes that end an archive.
 const END_BYTES: u64 = 2 * BLOCK_BYTES;
 
-/// Size of a record, to which GNU tar and Python pad an archive with further zeros, in bytes.
-const RECORD_BYTES: u64 = 20 * BLOCK_BYTES;
+/// Most zeros that GNU tar and Python leave at the end without being told otherwise: a record of 20 blocks and one block.
+const MOST_USUAL_ZEROS: u64 = 21 * BLOCK_BYTES;
+
+/// Most blocks in a record (`tar -b`), of 4 MiB together.
+const MOST_BLOCKS_OF_A_RECORD: u64 = 8192;
 
 /// One regular file inside a shard.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -33,10 +36,12 @@ pub(crate) struct TarMember {
 
 /// Splits a member's path into key and extension; `None` if WebDataset skips the member.
 ///
-/// Names without a dot, names that start with a dot, and paths with a part of the form `__name__` are skipped.
+/// Names without a dot, names that start with a dot, and paths with a part of the form `__name__` are skipped; and,
+/// as in folders of images but not by WebDataset, what is in hidden folders, such as `.ipynb_checkpoints`.
 pub(crate) fn split_key(name: &str) -> Option<(&str, String)> {
     let reserved = |part: &str| part.len() > 4 && part.starts_with("__") && part.ends_with("__");
-    if name.split('/').any(reserved) {
+    let hidden = |part: &str| part.starts_with('.') && !matches!(part, "." | "..");
+    if name.split('/').any(|part| reserved(part) || hidden(part)) {
         return None;
     }
     let base = name.rfind('/').map_or(0, |slash| slash + 1);
@@ -45,6 +50,19 @@ pub(crate) fn split_key(name: &str) -> Option<(&str, String)> {
         return None;
     }
     Some((&name[..dot], name[dot + 1..].to_lowercase()))
+}
+
+/// Returns the text of a name of bytes, in which a byte that is not UTF-8 stands as `%E9`: such names stay different, and
+/// can be restored.
+pub fn text_of_name(name: &[u8]) -> String {
+    let mut text = String::with_capacity(name.len());
+    for chunk in name.utf8_chunks() {
+        text.push_str(chunk.valid());
+        for byte in chunk.invalid() {
+            text.push_str(&format!("%{byte:02X}"));
+        }
+    }
+    text
 }
 
 /// Reads the headers of a shard and lists its regular files in order. The position of `file` is not changed; `path` is
@@ -98,21 +116,34 @@ pub(crate) fn list_members_of(
     actual_bytes: u64,
     path: &Path,
 ) -> Result<Vec<TarMember>, PipelineError> {
+    let mut reader = reader;
+    if let Some(reason) =
+        other_format(&mut reader).map_err(|source| PipelineError::io("read", path, source))?
+    {
+        return Err(PipelineError::NotATar { path: path.to_path_buf(), reason });
+    }
     let mut archive = ::tar::Archive::new(reader);
     let not_a_tar = |reason: String| PipelineError::NotATar { path: path.to_path_buf(), reason };
     let mut members: Vec<TarMember> = Vec::new();
     let mut last: Option<TarMember> = None;
     let entries = archive.entries_with_seek().map_err(|error| not_a_tar(error.to_string()))?;
     for entry in entries {
-        let entry = entry.map_err(|error| match &last {
+        let mut entry = entry.map_err(|error| match &last {
             Some(last) => unreadable_header_error(path, last, actual_bytes, &error),
-            None => not_a_tar(error.to_string()),
+            None => not_a_tar("its first block is no header of a member".into()),
         })?;
         let member = TarMember {
-            name: String::from_utf8_lossy(&entry.path_bytes()).into_owned(),
+            name: text_of_name(&entry.path_bytes()),
             offset_bytes: entry.raw_file_position(),
             len_bytes: entry.size(),
         };
+        if is_sparse(&mut entry) {
+            return Err(PipelineError::BadMember {
+                path: path.to_path_buf(),
+                member: member.name,
+                reason: "it is stored as a sparse file: write the tar again without --sparse (-S)".into(),
+            });
+        }
         let end = member.offset_bytes.saturating_add(member.len_bytes);
         if end > actual_bytes {
             return Err(PipelineError::Truncated {
@@ -141,6 +172,88 @@ pub(crate) fn list_members_of(
     Ok(members)
 }
 
+/// Returns what a file that begins like another format is, and what to do with it; `None` for one that may be a tar. The position
+/// of `reader` is at the beginning afterwards.
+fn other_format(reader: &mut (impl Read + Seek)) -> io::Result<Option<String>> {
+    let mut start = Vec::new();
+    reader.by_ref().take(512).read_to_end(&mut start)?;
+    reader.seek(SeekFrom::Start(0))?;
+    // The beginning of a tar is a name: one of these formats may be a name of a member, too.
+    if start.len() == 512 && is_header(&start) {
+        return Ok(None);
+    }
+    let known = OTHER_FORMATS.iter().find(|format| start.starts_with(format.beginning));
+    if let Some(format) = known {
+        return Ok(Some(format!("it is {}: {}", format.name, format.remedy)));
+    }
+    let text = String::from_utf8_lossy(&start).trim_start().to_ascii_lowercase();
+    if text.starts_with("<!doctype html") || text.starts_with("<html") || text.starts_with("<?xml") {
+        return Ok(Some("it is a web page, such as one that asks for a login: check the address".into()));
+    }
+    Ok(None)
+}
+
+/// A format that is taken for a tar by its name.
+struct OtherFormat {
+    beginning: &'static [u8],
+    name: &'static str,
+    remedy: &'static str,
+}
+
+const OTHER_FORMATS: [OtherFormat; 8] = [
+    OtherFormat {
+        beginning: b"\x1f\x8b",
+        name: "compressed with gzip",
+        remedy: "a name that ends in .tar.gz says so, and a server that compresses unasked (Content-Encoding) must not",
+    },
+    OtherFormat {
+        beginning: b"\x28\xb5\x2f\xfd",
+        name: "compressed with zstd",
+        remedy: "unpack it first (zstd -d), or name it as a command: 'pipe:zstd -dc FILE'",
+    },
+    OtherFormat {
+        beginning: b"\xfd7zXZ\0",
+        name: "compressed with xz",
+        remedy: "unpack it first (xz -d), or name it as a command: 'pipe:xz -dc FILE'",
+    },
+    OtherFormat {
+        beginning: b"BZh",
+        name: "compressed with bzip2",
+        remedy: "unpack it first (bzip2 -d), or name it as a command: 'pipe:bzip2 -dc FILE'",
+    },
+    OtherFormat {
+        beginning: b"PK\x03\x04",
+        name: "a zip archive",
+        remedy: "unpack it into a folder, which is read as it is or packed with `ocelli shards pack`",
+    },
+    OtherFormat {
+        beginning: b"7z\xbc\xaf\x27\x1c",
+        name: "a 7z archive",
+        remedy: "unpack it into a folder, which is read as it is or packed with `ocelli shards pack`",
+    },
+    OtherFormat {
+        beginning: b"Rar!",
+        name: "a RAR archive",
+        remedy: "unpack it into a folder, which is read as it is or packed with `ocelli shards pack`",
+    },
+    OtherFormat {
+        beginning: b"PAR1",
+        name: "a Parquet file",
+        remedy: "a name that ends in .parquet says so",
+    },
+];
+
+/// Returns whether a member is stored without its holes, in GNU's form or in those of PAX.
+fn is_sparse<R: Read>(entry: &mut ::tar::Entry<'_, R>) -> bool {
+    if entry.header().entry_type().is_gnu_sparse() {
+        return true;
+    }
+    let extensions = entry.pax_extensions().ok().flatten();
+    extensions.is_some_and(|all| {
+        all.flatten().any(|pair| pair.key().is_ok_and(|key| key.starts_with("GNU.sparse.")))
+    })
+}
+
 /// Checks that only the zeros of an end follow an archive whose last member ends at `end_bytes`. A header that was
 /// overwritten by zeros also looks like an end.
 fn check_end(
@@ -151,25 +264,48 @@ fn check_end(
 ) -> Result<(), PipelineError> {
     let io = |source| PipelineError::io("read", path, source);
     reader.seek(SeekFrom::Start(end_bytes)).map_err(io)?;
-    let mut rest = Vec::new();
-    reader.take(END_BYTES + RECORD_BYTES).read_to_end(&mut rest).map_err(io)?;
-    // The end may begin in the last block of one record and fill the next.
-    let max_bytes = match actual_bytes.is_multiple_of(RECORD_BYTES) {
-        true => RECORD_BYTES + BLOCK_BYTES,
-        false => END_BYTES,
-    };
-    let found = match rest.iter().position(|byte| *byte != 0) {
-        Some(at) => {
+    // Writers pad to records of any length (`tar -b`).
+    let mut piece = vec![0; 64 << 10];
+    let mut at_bytes = end_bytes;
+    while at_bytes < actual_bytes {
+        let n = (actual_bytes - at_bytes).min(piece.len() as u64) as usize;
+        reader.read_exact(&mut piece[..n]).map_err(io)?;
+        if let Some(at) = piece[..n].iter().position(|byte| *byte != 0) {
             let block = at / BLOCK_BYTES as usize * BLOCK_BYTES as usize;
-            let what = if is_header(&rest[block..]) { "another member or archive" } else { "something else" };
-            format!("{what} stands at byte {}", end_bytes + block as u64)
+            let is_header = is_header(&piece[block..n]);
+            let what = if is_header { "another member or archive" } else { "something else" };
+            let found = format!("{what} stands at byte {}", at_bytes + block as u64);
+            return Err(PipelineError::TrailingData { path: path.to_path_buf(), last, end_bytes, found });
         }
-        None if rest.len() as u64 > max_bytes => {
-            format!("{} bytes follow that begin with zeros", actual_bytes.saturating_sub(end_bytes))
-        }
-        None => return Ok(()),
+        at_bytes += n as u64;
+    }
+    let n_zeros = actual_bytes.saturating_sub(end_bytes);
+    if !is_padding(n_zeros, actual_bytes) {
+        let found = format!("{n_zeros} bytes of zeros follow, more than a writer of tars leaves");
+        return Err(PipelineError::TrailingData { path: path.to_path_buf(), last, end_bytes, found });
+    }
+    if n_zeros > MOST_USUAL_ZEROS {
+        tracing::warn!(
+            "shard {}: its archive ends at byte {end_bytes}, after {last}; {n_zeros} bytes of zeros follow, as `tar -b` leaves them, or a \
+             disk that has lost the rest",
+            path.display()
+        );
+    }
+    Ok(())
+}
+
+/// Returns whether a writer of tars leaves `n_zeros` at the end of a file of `len_bytes`: two blocks, and as many as fill up a
+/// record of up to 20 blocks, or of those numbers of blocks that people give to `tar -b`. Any number would do for a disk that has
+/// lost the end of a shard.
+fn is_padding(n_zeros: u64, len_bytes: u64) -> bool {
+    if n_zeros <= END_BYTES {
+        return true;
+    }
+    let fills = |blocks: u64| {
+        len_bytes.is_multiple_of(blocks * BLOCK_BYTES) && n_zeros < blocks * BLOCK_BYTES + END_BYTES
     };
-    Err(PipelineError::TrailingData { path: path.to_path_buf(), last, end_bytes, found })
+    let is_usual = |blocks: u64| blocks <= 20 || blocks.is_power_of_two() || blocks.is_multiple_of(20);
+    (1..=MOST_BLOCKS_OF_A_RECORD).any(|blocks| is_usual(blocks) && fills(blocks))
 }
 
 /// Returns whether `bytes` begin with the header of a member.
@@ -221,6 +357,8 @@ mod tests {
         assert_eq!(split("a.b/c.jpg"), some("a.b/c", "jpg"));
         assert_eq!(split("noext"), None);
         assert_eq!(split("dir/.hidden"), None);
+        assert_eq!(split(".ipynb_checkpoints/x.jpg"), None);
+        assert_eq!(split("./x.jpg"), some("./x", "jpg"));
         assert_eq!(split("__meta__/x.jpg"), None);
         assert_eq!(split("a/__meta__"), None);
         assert_eq!(split("____.jpg"), some("____", "jpg"));
@@ -260,17 +398,16 @@ mod tests {
         let whole = tar_of(&["a.jpg", "b.jpg", "c.jpg"]);
         let end = 6 * 512;
         let with_end = |zeros: usize, behind: &[u8]| [&whole[..end], &vec![0; zeros], behind].concat();
-        for zeros in [512, 1024, 10_240 - end] {
+        // Two blocks, and records of 20, of 64 and of 7 blocks.
+        for zeros in [512, 1024, 10_240 - end, 2 * 10_240 - end, 32_768 - end, 7 * 512 * 3 - end] {
             assert_eq!(listed(&with_end(zeros, &[])).ok(), Some(3), "{zeros}");
         }
-        // No writer pads to other lengths, and GNU tar adds no more than a record and a block.
-        for zeros in [1536, 4096, 10_240, 2 * 10_240 - end] {
-            assert!(listed(&with_end(zeros, &[])).is_err(), "{zeros}");
-        }
+        // More zeros than any record could need.
+        assert!(matches!(listed(&with_end(8 << 20, &[])), Err(PipelineError::TrailingData { .. })));
         for (what, bytes) in [
             ("stands at byte 4096", with_end(1024, b"junk")),
             ("another member or archive stands at byte 4096", [&whole[..], &whole].concat()),
-            ("begin with zeros", with_end(11_264, &[])),
+            ("something else stands at byte 203776", with_end(200_704, b"junk")),
         ] {
             let error = listed(&bytes).expect_err(what).to_string();
             assert!(error.contains(what) && error.contains("ends at byte 3072, after c.jpg"), "{error}");

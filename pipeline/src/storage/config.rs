@@ -4,6 +4,15 @@ use std::path::PathBuf;
 
 use crate::remote::RetryPolicy;
 
+/// Columns of lists and of Parquet files that hold images and classes, where they are not those of the usual names.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ColumnNames {
+    /// Column of the images, or of their paths.
+    pub image: Option<String>,
+    /// Column of the classes.
+    pub label: Option<String>,
+}
+
 /// Settings of the shard cache and of fetches.
 #[derive(Debug, Clone)]
 pub struct StorageConfig {
@@ -15,6 +24,8 @@ pub struct StorageConfig {
     pub n_fetches: usize,
     /// Credentials of object stores, under the names of the usual environment variables.
     pub options: Vec<(String, String)>,
+    /// Columns of lists and of Parquet files that the user has named.
+    pub columns: ColumnNames,
     /// Policy for retries after failures.
     pub retry: RetryPolicy,
 }
@@ -27,6 +38,7 @@ impl StorageConfig {
             cache_bytes: 100_000_000_000,
             n_fetches: 4,
             options: Vec::new(),
+            columns: ColumnNames::default(),
             retry: RetryPolicy::default(),
         }
     }

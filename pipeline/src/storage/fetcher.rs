@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use crossbeam::channel::{Sender, unbounded};
 
 use super::cache::{Cache, PartialShard};
-use super::config::StorageConfig;
+use super::config::{ColumnNames, StorageConfig};
 use super::name::cache_name;
 use super::receive::receive;
 use crate::PipelineError;
@@ -58,7 +58,12 @@ impl Fetcher {
     /// # Errors
     /// [`PipelineError::MissingShard`], [`PipelineError::Io`].
     pub(super) fn cache_name(&self, source: &Source) -> Result<String, PipelineError> {
-        cache_name(source, &self.inner.config.options)
+        cache_name(source, &self.inner.config)
+    }
+
+    /// Returns the columns that the user has named.
+    pub(super) fn columns(&self) -> &ColumnNames {
+        &self.inner.config.columns
     }
 
     /// Returns the path of the cached index of a shard that has no sidecar.
@@ -99,7 +104,7 @@ impl Fetcher {
         self.inner.cache.file(name, expected.map(|(expected_bytes, _)| expected_bytes), |filling| {
             let mut fill = || -> Result<(), PipelineError> {
                 let config = &self.inner.config;
-                receive(source, || self.client(), &config.retry, &config.cache_folder, filling)?;
+                receive(source, || self.client(), config, filling)?;
                 check(filling)
             };
             match fill() {

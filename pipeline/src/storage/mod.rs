@@ -16,7 +16,7 @@ mod receive;
 mod verify;
 mod wids;
 
-pub use config::StorageConfig;
+pub use config::{ColumnNames, StorageConfig};
 
 use std::fs::File;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -46,6 +46,11 @@ impl Storage {
     /// Creates a storage. No file or server is accessed until it is needed.
     pub fn new(config: StorageConfig) -> Self {
         Self { fetcher: Fetcher::new(config) }
+    }
+
+    /// Returns the columns of lists and of Parquet files that the user has named.
+    pub fn columns(&self) -> &ColumnNames {
+        self.fetcher.columns()
     }
 
     /// Returns the shards that `specs` name ([`url::expand`]); the shards of a `wids` list take its place.

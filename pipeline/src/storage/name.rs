@@ -5,6 +5,7 @@ use std::io;
 
 use xxhash_rust::xxh3::xxh3_64;
 
+use super::config::StorageConfig;
 use crate::identity::FileStamp;
 use crate::source::Source;
 use crate::url::ShardUrl;
@@ -14,9 +15,13 @@ use crate::{PipelineError, secrets};
 /// local file is named by its state.
 const VERSION: u32 = 3;
 
+/// Version of the rules by which a Parquet file becomes a tar: 2 since images are known by their bytes.
+const PARQUET_VERSION: u32 = 2;
+
 /// Returns the name of a shard in the cache, and of its index. It holds a hash of everything that identifies the shard;
-/// `options` are the settings of object stores.
-pub(super) fn cache_name(source: &Source, options: &[(String, String)]) -> Result<String, PipelineError> {
+/// `config` has the
+/// settings of object stores, and the columns of Parquet files.
+pub(super) fn cache_name(source: &Source, config: &StorageConfig) -> Result<String, PipelineError> {
     let mut identity = match &source.url {
         ShardUrl::File(path) => {
             let about = fs::metadata(path).map_err(|error| match error.kind() {
@@ -27,7 +32,7 @@ pub(super) fn cache_name(source: &Source, options: &[(String, String)]) -> Resul
         }
         // A bucket belongs to an endpoint and an account.
         ShardUrl::Remote(url) => {
-            let places = options.iter().filter(|(name, _)| {
+            let places = config.options.iter().filter(|(name, _)| {
                 let name = name.to_ascii_uppercase();
                 ["ENDPOINT", "ACCOUNT_NAME", "BASE_URL"].iter().any(|part| name.contains(part))
             });
@@ -45,6 +50,9 @@ pub(super) fn cache_name(source: &Source, options: &[(String, String)]) -> Resul
     // An MD5 is checked when a shard is fetched: a copy that was fetched without the check has another name.
     if let Some(md5) = source.md5.as_ref().filter(|_| !source.is_read_in_place()) {
         identity += &format!(" {md5}");
+    }
+    if source.url.is_parquet() {
+        identity += &format!(" {PARQUET_VERSION} {:?}", config.columns);
     }
     // File systems limit names to 255 bytes; the hash alone tells shards apart.
     let name = source.url.tar_name();

@@ -8,6 +8,7 @@ use std::path::Path;
 use flate2::write::MultiGzDecoder;
 use md5::{Digest, Md5};
 
+use super::config::StorageConfig;
 use super::parquet::write_tar;
 use crate::PipelineError;
 use crate::hash::hex;
@@ -39,7 +40,7 @@ struct DecompressingSink<'a> {
 struct FileSink(File);
 
 /// Sends the tar that `source` names to `sink`. `client` is called only if a client is needed. A Parquet file from elsewhere is
-/// kept in `folder` while it is turned into a tar.
+/// kept in the folder of the cache while it is turned into a tar.
 ///
 /// # Errors
 /// [`PipelineError::MissingShard`], [`PipelineError::Fetch`]; [`PipelineError::ShardMismatch`] if the MD5
@@ -47,10 +48,10 @@ struct FileSink(File);
 pub(crate) fn receive<'c>(
     source: &Source,
     client: impl Fn() -> Result<&'c Client, Failure>,
-    retry: &RetryPolicy,
-    folder: &Path,
+    config: &StorageConfig,
     sink: &mut dyn Sink,
 ) -> Result<(), PipelineError> {
+    let (retry, folder) = (&config.retry, config.cache_folder.as_path());
     let transfer = |sink: &mut dyn Sink| match &source.url {
         ShardUrl::File(path) => copy_file(path, sink),
         ShardUrl::Remote(url) => client()?.fetch(url, sink),
@@ -61,7 +62,8 @@ pub(crate) fn receive<'c>(
         let name = source.url.to_string();
         if let (ShardUrl::File(path), None) = (&source.url, &source.md5) {
             let file = File::open(path).map_err(|error| PipelineError::io("open", path, error))?;
-            return write_tar(&name, file, sink).map_err(|error| failed(&source.url, Failure::Sink(error)));
+            return write_tar(&name, file, &config.columns, sink)
+                .map_err(|error| failed(&source.url, Failure::Sink(error)));
         }
         // Its directory is at its end: a file must be there as a whole.
         let whole =
@@ -70,7 +72,11 @@ pub(crate) fn receive<'c>(
         let mut hashing = HashingSink { sink: &mut whole, md5 };
         let transferred = transfer(&mut hashing);
         let md5 = hashing.md5;
-        (transferred.and_then(|()| write_tar(&name, whole.0, sink).map_err(Failure::Sink)), md5)
+        (
+            transferred
+                .and_then(|()| write_tar(&name, whole.0, &config.columns, sink).map_err(Failure::Sink)),
+            md5,
+        )
     } else if source.url.is_gzip() {
         let mut unpacking = DecompressingSink { sink, decoder: MultiGzDecoder::new(Vec::new()) };
         let mut hashing = HashingSink { sink: &mut unpacking, md5 };

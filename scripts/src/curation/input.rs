@@ -169,7 +169,9 @@ impl InputFlags {
         let names = table.images.iter().map(name).collect();
         let n_bad = images.len() - table.len();
         if n_bad > 0 {
-            crate::console::say(format!("warning: {n_bad} images could not be decoded and are left out"));
+            crate::console::say(format!(
+                "warning: {n_bad} images cannot be used and are left out; `ocelli shards verify` says why"
+            ));
         }
         let weights = format!("{:016x}", open.network.fingerprint());
         let identity = vec![json!({

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use pipeline::shard::image::is_band;
 
-use super::files::{SampleFile, beside, extension};
+use super::files::{Beside, SampleFile, beside, extension};
 
 /// File of a sample's image, with its extension in the shard.
 pub(crate) struct BandFile {
@@ -47,7 +47,7 @@ pub(crate) fn joined(entries: Vec<SampleFile>) -> anyhow::Result<Vec<Sample>> {
             continue;
         }
         let format = extension(&entry.path).unwrap_or_default();
-        let (class, columns) = beside(&entry.path.with_extension("").with_extension(&format))?;
+        let Beside { class, columns, .. } = beside(&entry.path.with_extension("").with_extension(&format))?;
         let mut entry =
             SampleFile { name: format!("{common}.{format}"), class: class.or(entry.class), ..entry };
         entry.columns.extend(columns);

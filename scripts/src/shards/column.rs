@@ -21,7 +21,7 @@ impl Column {
     /// Reads `column` of the list at `path`, whose column `key` names images, with a column `shard` or without.
     pub(crate) fn read(path: &Path, column: &str) -> anyhow::Result<Self> {
         let mut found = Self { by_key: HashMap::new(), by_shard: HashMap::new(), by_file: HashMap::new() };
-        for row in list::read(path, "key")? {
+        for row in list::read(path, list::Target::Key, &pipeline::ColumnNames::default())? {
             let text = |name: &str| match row.columns.get(name) {
                 None | Some(Value::Null) => None,
                 Some(Value::String(text)) => Some(text.clone()).filter(|text| !text.is_empty()),

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
-use pipeline::shard::IMAGE_EXTENSIONS;
+use pipeline::ColumnNames;
+use pipeline::shard::{IMAGE_EXTENSIONS, canonical_class};
 use serde_json::{Map, Value};
 
 use super::list;
@@ -31,7 +32,7 @@ pub(crate) struct SampleFile {
 #[derive(Default)]
 pub(crate) struct FoundFiles {
     pub(crate) entries: Vec<SampleFile>,
-    /// Numbers of skipped files, by extension.
+    /// Numbers of skipped files, by extension, and of skipped folders, by name with a slash behind it.
     pub(crate) skipped: BTreeMap<String, usize>,
 }
 
@@ -46,8 +47,13 @@ pub(crate) fn print_skipped(skipped: &BTreeMap<String, usize>) {
         let kinds = in_words(&unread);
         say(format!("warning: skipped images in formats that are not read: {kinds}; convert them first"));
     }
+    let (folders, others): (Vec<_>, Vec<_>) = others.into_iter().partition(|(name, _)| name.ends_with('/'));
     if !others.is_empty() {
         say(format!("note: skipped files that are not images: {}", in_words(&others)));
+    }
+    if !folders.is_empty() {
+        let names: Vec<String> = folders.iter().map(|(name, n)| format!("{n} {name}")).collect();
+        say(format!("note: skipped hidden folders: {}", names.join(", ")));
     }
 }
 
@@ -61,7 +67,7 @@ fn in_words(skipped: &[(&String, &usize)]) -> String {
 }
 
 /// Finds the images that `input` names.
-pub(crate) fn entries(input: &Path) -> anyhow::Result<FoundFiles> {
+pub(crate) fn entries(input: &Path, columns: &ColumnNames) -> anyhow::Result<FoundFiles> {
     if input.is_dir() {
         return folder(input);
     }
@@ -78,7 +84,7 @@ pub(crate) fn entries(input: &Path) -> anyhow::Result<FoundFiles> {
         columns: row.columns,
     };
     Ok(FoundFiles {
-        entries: list::read(input, "path")?.into_iter().map(entry).collect(),
+        entries: list::read(input, list::Target::File, columns)?.into_iter().map(entry).collect(),
         ..FoundFiles::default()
     })
 }
@@ -90,7 +96,18 @@ fn folder(root: &Path) -> anyhow::Result<FoundFiles> {
     // The work directory of a run has pictures of its own.
     let is_run = |path: &Path| path.join("plan.toml").is_file() || path.join("starts.jsonl").is_file();
     let files = walkdir::WalkDir::new(root).follow_links(true).sort_by_file_name().into_iter();
-    for file in files.filter_entry(|entry| entry.depth() == 0 || !is_run(entry.path())) {
+    let mut hidden: BTreeMap<String, usize> = BTreeMap::new();
+    let mut is_wanted = |entry: &walkdir::DirEntry| {
+        if entry.depth() == 0 {
+            return true;
+        }
+        if entry.file_type().is_dir() && is_hidden(entry.path()) {
+            *hidden.entry(format!("{}/", name_of(Path::new(entry.file_name())))).or_default() += 1;
+            return false;
+        }
+        !is_run(entry.path())
+    };
+    for file in files.filter_entry(&mut is_wanted) {
         let path = match file {
             Ok(file) => file.into_path(),
             // A broken link, or a folder that may not be read.
@@ -116,24 +133,34 @@ fn folder(root: &Path) -> anyhow::Result<FoundFiles> {
         let class = below.components().next().filter(|_| in_folder);
         let class = class.map(|part| name_of(Path::new(part.as_os_str())));
         let name = name_of(below);
-        let (own_class, columns) = beside(&path)?;
+        let Beside { class: own_class, columns, has_large_json } = beside(&path)?;
+        if has_large_json {
+            *found.skipped.entry(format!("json of more than {} KB", MAX_JSON_BYTES >> 10)).or_default() += 1;
+        }
         found.entries.push(SampleFile { class: own_class.or(class), name, path, columns });
     }
+    found.skipped.extend(hidden);
     Ok(found)
 }
 
 /// Returns the text of `path`, in which a byte that is not UTF-8 stands as `%E9`: such names stay different, and can be restored.
 pub(crate) fn name_of(path: &Path) -> String {
-    let chunks = path.as_os_str().as_encoded_bytes().utf8_chunks();
-    chunks.fold(String::new(), |mut name, chunk| {
-        name.push_str(chunk.valid());
-        chunk.invalid().iter().for_each(|byte| name.push_str(&format!("%{byte:02X}")));
-        name
-    })
+    pipeline::shard::text_of_name(path.as_os_str().as_encoded_bytes())
 }
 
+/// What stands in files beside an image.
+pub(super) struct Beside {
+    pub(super) class: Option<String>,
+    pub(super) columns: Map<String, Value>,
+    /// Whether a `.json` was left out for its size.
+    pub(super) has_large_json: bool,
+}
+
+/// Largest `.json` beside an image that is read. Tools such as labelme put the image itself into it.
+const MAX_JSON_BYTES: u64 = 64 << 10;
+
 /// Reads the class and the columns from the files with the name of the image at `path`, as `shards extract` writes them.
-pub(super) fn beside(path: &Path) -> anyhow::Result<(Option<String>, Map<String, Value>)> {
+pub(super) fn beside(path: &Path) -> anyhow::Result<Beside> {
     let text = |extension: &str| -> anyhow::Result<Option<String>> {
         let path = path.with_extension(extension);
         match path.is_file() {
@@ -144,8 +171,11 @@ pub(super) fn beside(path: &Path) -> anyhow::Result<(Option<String>, Map<String,
             false => Ok(None),
         }
     };
-    let class = text("cls")?.filter(|class| !class.is_empty());
-    let mut columns = match text("json")?.map(|text| serde_json::from_str(&text)) {
+    let class = text("cls")?.as_deref().and_then(canonical_class);
+    let json = path.with_extension("json");
+    let has_large_json = std::fs::metadata(&json).is_ok_and(|about| about.len() > MAX_JSON_BYTES);
+    let json = if has_large_json { None } else { text("json")? };
+    let mut columns = match json.map(|text| serde_json::from_str(&text)) {
         Some(Ok(Value::Object(columns))) => columns,
         // A file of another program: it holds nothing that could be kept as columns.
         _ => Map::new(),
@@ -153,7 +183,7 @@ pub(super) fn beside(path: &Path) -> anyhow::Result<(Option<String>, Map<String,
     if let Some(caption) = text("txt")? {
         columns.entry("caption").or_insert(caption.into());
     }
-    Ok((class, columns))
+    Ok(Beside { class, columns, has_large_json })
 }
 
 /// Returns `true` if `path` belongs to an image of the same name.
@@ -163,7 +193,7 @@ fn is_beside(path: &Path) -> bool {
 }
 
 /// Returns `true` if `path` is hidden, as files that systems create beside images, such as `._photo.jpg`.
-fn is_hidden(path: &Path) -> bool {
+pub(crate) fn is_hidden(path: &Path) -> bool {
     path.file_name().is_some_and(|name| name.to_string_lossy().starts_with('.'))
 }
 

@@ -8,12 +8,13 @@ use augment::facts::facts;
 use pipeline::shard::IMAGE_EXTENSIONS;
 use pipeline::shard::files::{ImageFile, of_files};
 use pipeline::url::{is_parquet, is_shard};
-use pipeline::{Dataset, SampleId, Shard, Storage};
+use pipeline::{ColumnNames, Dataset, SampleId, Shard, Source, Storage};
 
-use super::files::{SampleFile, entries, extensions, is_image, print_skipped};
+use super::files::{SampleFile, entries, extensions, is_hidden, is_image, print_skipped};
 use super::keys::Keys;
 use super::order::shuffle;
 use crate::console::say;
+use crate::parts::Work;
 
 /// Number of images of a folder that are read as one shard, so small that a small folder yields several, among which samples
 /// are shuffled.
@@ -28,7 +29,7 @@ pub(crate) fn open_dataset(specs: &[String], storage: &Storage) -> anyhow::Resul
 }
 
 /// Opens the shards that `specs` name, and shards of the images of folders among them.
-pub(super) fn open_shards(specs: &[String], storage: &Storage) -> anyhow::Result<Vec<Shard>> {
+pub(crate) fn open_shards(specs: &[String], storage: &Storage) -> anyhow::Result<Vec<Shard>> {
     let mut shards = Vec::new();
     for spec in specs {
         match is_folder_of_images(spec)? {
@@ -37,6 +38,46 @@ pub(super) fn open_shards(specs: &[String], storage: &Storage) -> anyhow::Result
         }
     }
     Ok(shards)
+}
+
+/// What a command was given: shards, and folders of images.
+pub(crate) struct Given {
+    pub(crate) shards: Vec<String>,
+    pub(crate) folders: Vec<String>,
+}
+
+/// Tells the folders of images among `specs` from shards.
+pub(crate) fn split_folders(specs: &[String]) -> anyhow::Result<Given> {
+    let mut given = Given { shards: Vec::new(), folders: Vec::new() };
+    for spec in specs {
+        match is_folder_of_images(spec)? {
+            true => given.folders.push(spec.clone()),
+            false => given.shards.push(spec.clone()),
+        }
+    }
+    Ok(given)
+}
+
+impl Given {
+    /// Returns the shards by name, and none if there are only folders.
+    pub(crate) fn sources(&self, storage: &Storage) -> anyhow::Result<Vec<Source>> {
+        match self.shards.is_empty() {
+            true => Ok(Vec::new()),
+            false => Ok(storage.sources(&self.shards)?),
+        }
+    }
+
+    /// Opens the images of the folders, for `work`, of which parts are made of shards alone.
+    pub(crate) fn open_folders(&self, work: Work) -> anyhow::Result<Vec<Shard>> {
+        if let (Some(folder), Work::Part(_) | Work::Join(_)) = (self.folders.first(), work) {
+            bail!("{folder} is a folder of images, which is not divided into parts: pack it, or do it whole");
+        }
+        let mut shards = Vec::new();
+        for folder in &self.folders {
+            shards.extend(shards_of_folder(folder)?);
+        }
+        Ok(shards)
+    }
 }
 
 /// Returns `true` if `spec` is a folder with images in it or below it, and no shard or Parquet file in it.
@@ -50,13 +91,14 @@ pub(crate) fn is_folder_of_images(spec: &str) -> anyhow::Result<bool> {
     if paths.any(|path| is_shard(&path) || is_parquet(&path)) {
         return Ok(false);
     }
-    let mut files = walkdir::WalkDir::new(folder).follow_links(true).into_iter().flatten();
-    Ok(files.any(|file| is_image(file.path())))
+    let files = walkdir::WalkDir::new(folder).follow_links(true).into_iter();
+    let mut visible = files.filter_entry(|entry| entry.depth() == 0 || !is_hidden(entry.path())).flatten();
+    Ok(visible.any(|file| is_image(file.path())))
 }
 
 /// Returns the images of the folder `spec` in the order in which `shards pack` would write them.
 fn shards_of_folder(spec: &str) -> anyhow::Result<Vec<Shard>> {
-    let found = entries(Path::new(spec))?;
+    let found = entries(Path::new(spec), &ColumnNames::default())?;
     print_skipped(&found.skipped);
     let (mut keys, mut files, mut others) = (Keys::default(), Vec::new(), Vec::new());
     for entry in found.entries {

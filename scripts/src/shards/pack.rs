@@ -116,7 +116,7 @@ fn nothing(job: &PackJob<'_>) -> PipelineError {
 
 /// Finds the samples of `job`, and the numbers of other files by extension.
 fn samples(job: &PackJob<'_>) -> anyhow::Result<(Vec<Sample>, BTreeMap<String, usize>)> {
-    let FoundFiles { entries, mut skipped } = entries(job.input)?;
+    let FoundFiles { entries, mut skipped } = entries(job.input, job.columns)?;
     if !job.joins_bands {
         return Ok((entries.into_iter().map(Sample::from).collect(), skipped));
     }

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use pipeline::shard::write::ShardLimits;
-use pipeline::{PipelineError, file};
+use pipeline::{ColumnNames, PipelineError, file};
 use serde_json::{Value, json};
 use xxhash_rust::xxh3::Xxh3;
 
@@ -19,6 +19,8 @@ use crate::parts::{Part, Work, check_none_missing};
 pub(crate) struct PackJob<'a> {
     /// Folder or list of images.
     pub(crate) input: &'a Path,
+    /// Columns of a list that hold the images and their classes.
+    pub(crate) columns: &'a ColumnNames,
     /// Folder of the shards.
     pub(crate) out: &'a Path,
     /// Prefix of the shards' names.

@@ -147,7 +147,7 @@ fn tell(args: &Args, images: &ImageSet, table: &Table, more: &Value) {
     let (n, n_bad) = (table.len(), images.len() - table.len());
     let left_out = left_out(images, table);
     if n_bad > 0 {
-        out!("{n_bad} images could not be decoded and have no row: {}", shortened(&left_out));
+        out!("{n_bad} images cannot be used and have no row: {}", with_flaws(images, table, &left_out));
     }
     if args.json {
         let mut line = json!({ "images": n, "undecodable": n_bad, "left_out": left_out, "width": table.columns.width() });
@@ -266,11 +266,18 @@ fn left_out(images: &ImageSet, table: &Table) -> Vec<String> {
         .collect()
 }
 
-/// The first of `names` in one line.
-fn shortened(names: &[String]) -> String {
-    let first: Vec<String> = names.iter().take(NAMED).map(|name| one_line(name)).collect();
+/// The first of `names`, those of the images without a row, in one line, each with what is wrong with it.
+fn with_flaws(images: &ImageSet, table: &Table, names: &[String]) -> String {
+    let there: HashSet<u32> = table.images.iter().copied().collect();
+    let numbers = (0..images.len()).filter(|number| !there.contains(&(*number as u32)));
+    let mut parts = Vec::new();
+    for (number, name) in numbers.zip(names).take(NAMED) {
+        // What was wrong when the features were computed may be right by now.
+        let flaw = images.flaw(number).ok().flatten().unwrap_or_else(|| "features of before".into());
+        parts.push(format!("{} ({})", one_line(name), one_line(&flaw)));
+    }
     let rest = if names.len() > NAMED { ", …: --json names all" } else { "" };
-    format!("{}{rest}", first.join(", "))
+    format!("{}{rest}", parts.join(", "))
 }
 
 /// Opens the images; returns them with their name.
@@ -284,7 +291,7 @@ fn source(args: &Args, storage: &Storage) -> anyhow::Result<(Source, String)> {
         path: entry.path,
         class: entry.class,
     };
-    let found = entries(input)?;
+    let found = entries(input, storage.columns())?;
     print_skipped(&found.skipped);
     let files: Vec<ImageFile> = found.entries.into_iter().map(file).collect();
     if files.is_empty() {

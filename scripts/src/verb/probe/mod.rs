@@ -72,7 +72,7 @@ fn score(args: &Args, checkpoint: &Path, open: &OpenNetwork, means: &Means<'_>) 
     }
     print_table(&table);
     if scores.n_bad > 0 {
-        out!("{} images could not be decoded and were excluded", scores.n_bad);
+        out!("{} images cannot be used and were excluded; `ocelli shards verify` says why", scores.n_bad);
     }
     let about = open.about(checkpoint);
     keep(args, checkpoint, open, &rows(scores, &split, &about));

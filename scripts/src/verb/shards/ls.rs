@@ -5,6 +5,7 @@ use std::process::ExitCode;
 use pipeline::Storage;
 
 use crate::console::{one_line, output_lost};
+use crate::shards::open::open_shards;
 
 /// Flags of `shards ls`.
 #[derive(clap::Args)]
@@ -18,7 +19,7 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     use std::io::Write;
     let mut out = std::io::BufWriter::new(std::io::stdout().lock());
-    for shard in storage.open_all(&storage.sources(&args.shards)?)? {
+    for shard in open_shards(&args.shards, storage)? {
         let (name, index) = (shard.name(), shard.index());
         for i in 0..index.len() {
             let members: Vec<String> =

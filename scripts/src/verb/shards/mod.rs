@@ -60,7 +60,7 @@ enum Verb {
 
 pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     match &args.verb {
-        Verb::Pack(args) => pack::run(args),
+        Verb::Pack(args) => pack::run(args, storage.columns()),
         Verb::Synth(args) => synth::run(args),
         Verb::Verify(args) => verify::run(args, storage),
         Verb::Ls(args) => ls::run(args, storage),

@@ -14,7 +14,7 @@ use report::picture::sheets;
 use crate::evaluation::scores::set_name;
 use crate::recipes;
 use crate::shards::classes::names_beside;
-use crate::shards::open::open_dataset;
+use crate::shards::open::{open_dataset, split_folders};
 
 /// Flags of `shards contact-sheet`.
 #[derive(clap::Args)]
@@ -63,7 +63,12 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
             let source = Source::Shards(Arc::new(dataset));
             let name = set_name(&args.shards);
             let images = ImageSet::open_some(source, square, DecodeRules::default(), name, args.count)?;
-            let names = names_beside(&storage.sources(&args.shards)?);
+            // The classes of a folder of images are names already.
+            let shards: Vec<String> = split_folders(&args.shards)?.shards;
+            let names = match shards.is_empty() {
+                true => Vec::new(),
+                false => names_beside(&storage.sources(&shards)?),
+            };
             let named =
                 |class: &str| class.parse::<usize>().ok().and_then(|number| names.get(number).cloned());
             sheets::thumbnails(&args.out, &images, |class| {

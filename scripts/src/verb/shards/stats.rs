@@ -18,6 +18,7 @@ use super::constants::ChannelSums;
 use crate::backbone::depth;
 use crate::parts::{PartFlags, PartResults, folder, identities};
 use crate::progress::bar;
+use crate::shards::open::split_folders;
 
 /// Number of images whose views are timed for the prediction.
 const N_TIMED: usize = 64;
@@ -106,18 +107,21 @@ struct Stats {
 
 pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     let rules = args.format.rules()?;
-    let sources = storage.sources(&args.shards)?;
+    let given = split_folders(&args.shards)?;
+    let sources = given.sources(storage)?;
     let about = json!({ "shards": identities(&sources), "channels": args.format.channels, "bits": args.format.depth.bits() });
     let work = args.parts.work();
     let results = PartResults::new(folder(args.out.as_deref(), work)?, "stats", about);
+    let folders = given.open_folders(work)?;
     let found = results.of(work, sources.len(), |range| {
         let shards = storage.open_all(&sources[range])?;
-        stats_of(&shards, &rules)
+        stats_of(&shards.iter().chain(&folders).collect::<Vec<_>>(), &rules)
     })?;
     let Some(parts) = found else { return Ok(ExitCode::SUCCESS) };
     let mut stats = Stats::default();
     parts.into_iter().for_each(|part| stats.append(part));
-    let predicted = predicted_images_per_s(&storage.open_all(&sources)?, &rules);
+    let shards = storage.open_all(&sources)?;
+    let predicted = predicted_images_per_s(&shards.iter().chain(&folders).collect::<Vec<_>>(), &rules);
     print(&stats, predicted, rules.format);
     if let Some(path) = &args.picture {
         draw_histograms(path, &stats.histograms())?;
@@ -130,7 +134,7 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
 }
 
 /// Computes the statistics of `shards`.
-fn stats_of(shards: &[Shard], rules: &DecodeRules) -> anyhow::Result<Stats> {
+fn stats_of(shards: &[&Shard], rules: &DecodeRules) -> anyhow::Result<Stats> {
     let progress = bar(shards.iter().map(|shard| shard.len() as u64).sum(), "stats");
     let mut stats = Stats::default();
     for shard in shards {
@@ -314,13 +318,13 @@ fn quantiles(values: &[f64]) -> [f64; 3] {
 }
 
 /// Predicts images per second: DINOv2's multi-crop on some images spread over the set, on one thread, times the cores.
-fn predicted_images_per_s(shards: &[Shard], rules: &DecodeRules) -> f64 {
+fn predicted_images_per_s(shards: &[&Shard], rules: &DecodeRules) -> f64 {
     let mut multicrop = MultiCrop::dinov2(224, 96, 8, BlurRule::Paper);
     if !rules.format.is_rgb8() {
         multicrop = multicrop.of_channels(0.0, 0.0);
     }
     let mut maker = ViewMaker::default();
-    let n_samples: usize = shards.iter().map(Shard::len).sum();
+    let n_samples: usize = shards.iter().map(|shard| shard.len()).sum();
     let every = (n_samples / N_TIMED).max(1);
     let all = shards.iter().flat_map(|shard| (0..shard.len()).map(move |i| (shard, i)));
     let mut n_done = 0u32;

@@ -5,6 +5,7 @@ use std::process::ExitCode;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use augment::{DecodeRules, Image};
+use pipeline::shard::IMAGE_EXTENSIONS;
 use pipeline::{Dataset, PipelineError, SampleId, Shard, Source, Storage};
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
@@ -13,6 +14,7 @@ use serde_json::json;
 use crate::console::say;
 use crate::parts::{PartFlags, PartResults, Work, folder, identities};
 use crate::progress::bar;
+use crate::shards::open::split_folders;
 
 /// Flags of `shards verify`.
 #[derive(clap::Args)]
@@ -44,14 +46,17 @@ struct Found {
 }
 
 pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
-    let sources = storage.sources(&args.shards)?;
+    let given = split_folders(&args.shards)?;
+    let sources = given.sources(storage)?;
     let work = args.parts.work();
+    let folders = given.open_folders(work)?;
+    let n_folder_shards = folders.len();
     let results = PartResults::new(
         folder(args.out.as_deref(), work)?,
         "verify",
         json!({ "shards": identities(&sources) }),
     );
-    let parts = results.of(work, sources.len(), |range| found(&sources[range], storage))?;
+    let parts = results.of(work, sources.len(), |range| found(&sources[range], folders, storage))?;
     let Some(parts) = parts else { return Ok(ExitCode::SUCCESS) };
     if let Work::Join(_) = work {
         parts.iter().flat_map(|part| &part.flaws).for_each(|flaw| say(format!("bad: {flaw}")));
@@ -60,23 +65,28 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     let (n_bad_shards, n_samples) = (sum(&|part| part.n_bad_shards), sum(&|part| part.n_samples));
     let (bytes, n_flaws) = (sum(&|part| part.bytes), sum(&|part| part.flaws.len() as u64));
     let n_bad = n_flaws - n_bad_shards;
+    let n_shards = sources.len() + n_folder_shards;
     out!(
         "{} shard(s), {n_bad_shards} bad; {n_samples} samples, {:.1} MB of images, {n_bad} bad",
-        sources.len(),
+        n_shards,
         bytes as f64 / 1e6
     );
     if args.json {
-        let n_shards = sources.len();
         let line = json!({ "shards": n_shards, "bad_shards": n_bad_shards, "samples": n_samples,
             "image_bytes": bytes, "bad": n_bad });
         out!("{line}");
     }
+    if n_flaws == 0 && bytes == 0 {
+        let first = args.shards.first().cloned().unwrap_or_default();
+        return Err(PipelineError::Empty { n_shards, wanted: IMAGE_EXTENSIONS.join(", "), first }.into());
+    }
     Ok(if n_flaws == 0 { ExitCode::SUCCESS } else { ExitCode::from(3) })
 }
 
-/// Checks `sources` and their samples; prints what is bad.
-fn found(sources: &[Source], storage: &Storage) -> anyhow::Result<Found> {
-    let (readable, bad_shards) = checked(sources, storage)?;
+/// Checks `sources` and their samples, and the images of `folders`; prints what is bad.
+fn found(sources: &[Source], folders: Vec<Shard>, storage: &Storage) -> anyhow::Result<Found> {
+    let (mut readable, bad_shards) = checked(sources, storage)?;
+    readable.extend(folders);
     let n_samples: u64 = readable.iter().map(|shard| shard.len() as u64).sum();
     let progress = bar(n_samples, "verify");
     let dataset = match Dataset::new(readable) {
@@ -91,18 +101,20 @@ fn found(sources: &[Source], storage: &Storage) -> anyhow::Result<Found> {
             Ok(sample) => {
                 bytes.fetch_add(sample.image.len() as u64, Ordering::Relaxed);
                 let decoded = Image::decode_any(&sample.image.files(), &DecodeRules::default());
-                decoded.err().map(|error| error.to_string())
+                decoded.err().map(|error| {
+                    let (shard, key, _) = dataset.describe(id);
+                    format!("shard {shard}, sample {key}: {error}")
+                })
             }
+            // It names the shard and the sample itself.
             Err(error) if error.is_sample_error() => Some(error.to_string()),
             Err(error) => return Err(error.into()),
         };
         progress.inc(1);
-        Ok(flaw.map(|reason| {
-            let (shard, key, _) = dataset.describe(id);
-            let flaw = format!("shard {shard}, sample {key}: {reason}");
+        if let Some(flaw) = &flaw {
             progress.suspend(|| say(format!("bad: {flaw}")));
-            flaw
-        }))
+        }
+        Ok(flaw)
     };
     let flaws: Vec<Option<String>> = match &dataset {
         Some(dataset) => {

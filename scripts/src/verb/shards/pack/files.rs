@@ -2,6 +2,7 @@
 
 use std::process::ExitCode;
 
+use pipeline::ColumnNames;
 use pipeline::shard::write::ShardLimits;
 use serde_json::json;
 
@@ -11,10 +12,11 @@ use crate::shards::names::shard_list;
 use crate::shards::pack::{Packed, pack};
 use crate::shards::pack_job::PackJob;
 
-pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: &Args, columns: &ColumnNames) -> anyhow::Result<ExitCode> {
     let max_bytes = if args.bytes_per_shard == 0 { u64::MAX } else { args.bytes_per_shard };
     let packed = pack(&PackJob {
         input: &args.input,
+        columns,
         out: &args.out,
         prefix: &args.prefix,
         limits: ShardLimits { max_samples: args.samples_per_shard.max(1), max_bytes },

@@ -7,10 +7,11 @@ mod urls;
 use std::process::ExitCode;
 
 pub(crate) use flags::Args;
+use pipeline::ColumnNames;
 
-pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
-    match args.web.urls {
-        true => urls::run(args),
-        false => files::run(args),
+pub(crate) fn run(args: &Args, columns: &ColumnNames) -> anyhow::Result<ExitCode> {
+    if args.web.urls {
+        return urls::run(args, columns);
     }
+    files::run(args, columns)
 }

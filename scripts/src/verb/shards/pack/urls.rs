@@ -17,9 +17,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use augment::facts::facts;
 use augment::{DecodeRules, Image};
-use pipeline::file;
 use pipeline::remote::{Client, GetLimits, RetryPolicy};
 use pipeline::shard::write::ShardFile;
+use pipeline::{ColumnNames, file};
 use serde_json::{Value, json};
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -77,11 +77,11 @@ struct DownloadTotals {
     bytes: u64,
 }
 
-pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: &Args, columns: &ColumnNames) -> anyhow::Result<ExitCode> {
     if !list::is_list(&args.input) {
         bail!("{} is no .txt, .csv, .tsv or .jsonl list of URLs", args.input.display());
     }
-    let mut rows = list::read(&args.input, "url")?;
+    let mut rows = list::read(&args.input, list::Target::Url, columns)?;
     if rows.is_empty() {
         bail!("{} holds no URL", args.input.display());
     }

@@ -1,0 +1,282 @@
+//! Folders, archives and lists as other people have them: read as they mean them, or refused by name.
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::Path;
+use std::process::Output;
+
+use crate::support::{World, fails, json_of, ok, samples};
+
+fn png(seed: u8) -> Vec<u8> {
+    let mut bytes = std::io::Cursor::new(Vec::new());
+    let pixel = |x: u32, y: u32| image::Rgb([seed.wrapping_mul(37), (x * 9) as u8, (y * 11) as u8]);
+    image::RgbImage::from_fn(18, 18, pixel).write_to(&mut bytes, image::ImageFormat::Png).unwrap();
+    bytes.into_inner()
+}
+
+fn write_images(folder: &Path, names: &[&str]) {
+    for (number, name) in names.iter().enumerate() {
+        let path = folder.join(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, png(number as u8)).unwrap();
+    }
+}
+
+/// Writes a tar of `members`, in their order.
+fn write_tar(path: &Path, members: &[(&str, &[u8])]) {
+    let mut tar = tar::Builder::new(File::create(path).unwrap());
+    for (name, bytes) in members {
+        append(&mut tar, name.as_bytes(), bytes);
+    }
+    tar.finish().unwrap();
+}
+
+fn append(tar: &mut tar::Builder<File>, name: &[u8], bytes: &[u8]) {
+    let mut header = tar::Header::new_gnu();
+    header.as_gnu_mut().unwrap().name[..name.len()].copy_from_slice(name);
+    header.set_size(bytes.len() as u64);
+    header.set_mode(0o644);
+    header.set_cksum();
+    tar.append(&header, bytes).unwrap();
+}
+
+fn stdout(output: &Output) -> String {
+    ok(output);
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// Returns standard error of a check that has found something bad.
+fn bad(output: &Output) -> String {
+    assert_eq!(output.status.code(), Some(3), "{output:?}");
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+fn world() -> World {
+    World { folder: tempfile::tempdir().unwrap() }
+}
+
+fn stats(world: &World, what: &str) -> (String, serde_json::Value) {
+    let output = world.ocelli(&["shards", "stats", &world.text(what), "--json"]);
+    (ok(&output), json_of(&output))
+}
+
+/// A folder, a tar of it and shards packed from it hold the same samples: no hidden files or folders, and the same classes.
+#[test]
+fn a_folder_and_its_tar_are_the_same() {
+    let world = world();
+    let names = [
+        "set/cat/a.png",
+        "set/cat/b.png",
+        "set/dog/c.png",
+        "set/dog/._c.png",
+        "set/.ipynb_checkpoints/a.png",
+        "set/dog/.cache/deep/x.png",
+    ];
+    write_images(&world.path(""), &names);
+    let archived = std::process::Command::new("tar")
+        .args(["cf", &world.text("set.tar"), "-C", &world.text("set"), "."])
+        .status()
+        .unwrap();
+    assert!(archived.success());
+    let (set, tar) = (world.text("set"), world.text("set.tar"));
+    let said = ok(&world.ocelli(&["shards", "pack", &set, "--out", &world.text("packed")]));
+    assert!(said.contains("skipped hidden folders: 1 .cache/, 1 .ipynb_checkpoints/"), "{said}");
+    for what in ["set", "set.tar", "packed"] {
+        let (_, json) = stats(&world, what);
+        assert_eq!(json["samples"], 3, "{what}: {json}");
+    }
+    let listed = stdout(&world.ocelli(&["shards", "ls", &set]));
+    assert_eq!(listed.lines().count(), 3, "{listed}");
+    ok(&world.ocelli(&["shards", "verify", &set]));
+    ok(&world.ocelli(&["shards", "verify", &tar]));
+    ok(&world.ocelli(&["shards", "contact-sheet", &set, "--out", &world.text("sheet.png")]));
+    assert_eq!(fs::read_to_string(world.path("packed/classes.txt")).unwrap(), "cat\ndog\n");
+}
+
+/// The key of a sample ends at the first dot, as in webdataset: a class is found behind further dots, and several color images in one
+/// sample are told.
+#[test]
+fn names_with_dots_are_read_or_told() {
+    let world = world();
+    let image = png(1);
+    write_tar(&world.path("one.tar"), &[("x.v1.0.png", &image), ("x.v1.0.cls", b"7")]);
+    let dataset = crate::support::open(&world, &world.text("one.tar")).unwrap();
+    assert_eq!(samples(&dataset), [("x".to_string(), image.clone(), Some(7))]);
+    let names: Vec<String> = (1..5).map(|month| format!("scan.2024-{month:02}.png")).collect();
+    let members: Vec<(&str, &[u8])> = names.iter().map(|name| (name.as_str(), &image[..])).collect();
+    write_tar(&world.path("scans.tar"), &members);
+    let said = bad(&world.ocelli(&["shards", "verify", &world.text("scans.tar")]));
+    assert!(said.contains("4 color images are in one sample") && said.contains("first dot"), "{said}");
+}
+
+/// What `pretrain` would refuse, `verify` does not pass.
+#[test]
+fn verify_fails_where_there_is_no_image() {
+    let world = world();
+    let image = png(1);
+    write_tar(&world.path("text.tar"), &[("a.txt", b"text"), ("b.txt", b"text")]);
+    write_tar(&world.path("reserved.tar"), &[("__train__/a.png", &image)]);
+    for what in ["text.tar", "reserved.tar"] {
+        let said = fails(&world.ocelli(&["shards", "verify", &world.text(what)]), 3);
+        assert!(said.contains("no samples"), "{what}: {said}");
+    }
+    fs::create_dir(world.path("mixed")).unwrap();
+    write_tar(&world.path("mixed/a.tar"), &[("a.txt", b"text"), ("b.png", &image)]);
+    let said = bad(&world.ocelli(&["shards", "verify", &world.text("mixed")]));
+    assert!(said.contains("sample a: no member with extension"), "{said}");
+}
+
+/// Archives of GNU tar with other records, sparse members, members that stand apart or twice, and names in Latin-1.
+#[test]
+fn archives_of_other_tools_are_read() {
+    let world = world();
+    let [a, b] = [png(1), png(2)];
+    write_images(&world.path(""), &["a.png", "b.png"]);
+    for records in ["1", "7", "64", "2048"] {
+        let out = world.text("records.tar");
+        let status = std::process::Command::new("tar")
+            .args(["-b", records, "-cf", &out, "-C", &world.text(""), "a.png", "b.png"])
+            .status()
+            .unwrap();
+        assert!(status.success());
+        ok(&world.ocelli(&["shards", "verify", &out]));
+        let _ = fs::remove_file(pipeline::shard::sidecar::path_of(&world.path("records.tar")));
+    }
+    let sparse = File::create(world.path("hole.npy")).unwrap();
+    sparse.set_len(1 << 20).unwrap();
+    for format in ["pax", "gnu"] {
+        let out = world.text(&format!("sparse-{format}.tar"));
+        let status = std::process::Command::new("tar")
+            .args(["-S", &format!("--format={format}"), "-cf", &out, "-C", &world.text(""), "hole.npy"])
+            .status()
+            .unwrap();
+        assert!(status.success());
+        let said = fails(&world.ocelli(&["shards", "ls", &out]), 3);
+        assert!(said.contains("sparse"), "{said}");
+    }
+    write_tar(
+        &world.path("apart.tar"),
+        &[("a.png", &a), ("b.png", &b), ("a.cls", b"3"), ("b.cls", b"4"), ("b.cls", b"5")],
+    );
+    let dataset = crate::support::open(&world, &world.text("apart.tar")).unwrap();
+    assert_eq!(samples(&dataset), [("a".into(), a.clone(), Some(3)), ("b".into(), b.clone(), Some(5))]);
+    let said = ok(&world.ocelli(&["shards", "ls", &world.text("apart.tar")]));
+    assert!(said.contains("1 member(s) stand twice"), "{said}");
+    let mut tar = tar::Builder::new(File::create(world.path("latin.tar")).unwrap());
+    append(&mut tar, b"caf\xe9.png", &a);
+    append(&mut tar, b"caf\xe8.png", &b);
+    tar.finish().unwrap();
+    let dataset = crate::support::open(&world, &world.text("latin.tar")).unwrap();
+    let keys: Vec<String> = samples(&dataset).into_iter().map(|(key, ..)| key).collect();
+    assert_eq!(keys, ["caf%E9", "caf%E8"]);
+}
+
+/// A file of another format is called by its name, with what to do.
+#[test]
+fn other_formats_are_named() {
+    let world = world();
+    let files: [(&str, &[u8], &str); 5] = [
+        ("a.tar", b"\x28\xb5\x2f\xfd rest", "compressed with zstd"),
+        ("b.tar", b"PK\x03\x04 rest", "a zip archive"),
+        ("c.tar", b"<!DOCTYPE html><title>Login</title>", "a web page"),
+        ("d.tar", b"\x1f\x8b rest", "compressed with gzip"),
+        ("e.tar.zst", b"\x28\xb5\x2f\xfd rest", "compressed with zstd"),
+    ];
+    for (name, start, named) in files {
+        fs::write(world.path(name), [start, &[b'x'; 2000]].concat()).unwrap();
+        let said = fails(&world.ocelli(&["shards", "ls", &world.text(name)]), 3);
+        assert!(said.contains(named) && said.contains("is not a tar file"), "{said}");
+    }
+}
+
+/// Lists with the usual names of columns, with named ones, with classes behind a space, and with files that are not there.
+#[test]
+fn lists_of_other_people_are_read() {
+    let world = world();
+    write_images(&world.path(""), &["images/a b.png", "images/c.png"]);
+    let out = |name: &str| world.text(name);
+    let lists: [(&str, &str, &[&str]); 5] = [
+        ("one.csv", "file_name,class\nimages/a b.png,cat\nimages/c.png,dog\n", &[]),
+        ("two.csv", "id,IMAGE,category\n1,images/a b.png,cat\n2,images/c.png,dog\n", &[]),
+        (
+            "three.csv",
+            "where,what\nimages/a b.png,cat\nimages/c.png,dog\n",
+            &["--image-column", "where", "--label-column", "what"],
+        ),
+        ("four.txt", "images/a b.png cat\nimages/c.png dog\n", &[]),
+        (
+            "five.jsonl",
+            "{\"filename\":\"images/a b.png\",\"label\":\"cat\"}\n{\"filename\":\"images/c.png\",\"label\":\"dog\"}\n",
+            &[],
+        ),
+    ];
+    for (name, text, more) in lists {
+        fs::write(world.path(name), text).unwrap();
+        let folder = out(&format!("{name}-packed"));
+        ok(&world.ocelli(&[&["shards", "pack", &out(name), "--out", &folder], more].concat()));
+        let classes = fs::read_to_string(Path::new(&folder).join("classes.txt")).unwrap();
+        assert_eq!(classes, "cat\ndog\n", "{name}");
+    }
+    fs::write(world.path("none.csv"), "where,what\nimages/c.png,cat\n").unwrap();
+    let said = fails(&world.ocelli(&["shards", "pack", &out("none.csv"), "--out", &out("none")]), 2);
+    assert!(said.contains("it has where, what; --image-column names another"), "{said}");
+    // No class: below zero, wherever it stands.
+    fs::write(world.path("less.csv"), "path,label\nimages/a b.png,-1\nimages/c.png,3\n").unwrap();
+    ok(&world.ocelli(&["shards", "pack", &out("less.csv"), "--out", &out("less")]));
+    let dataset = crate::support::open(&world, &out("less")).unwrap();
+    let mut labels: Vec<Option<u32>> = samples(&dataset).into_iter().map(|(.., label)| label).collect();
+    labels.sort();
+    assert_eq!(labels, [None, Some(3)]);
+}
+
+/// An image that is missing, not readable, or too large is called what it is; and a large file beside an image is left out.
+#[test]
+fn what_is_wrong_with_an_image_is_said() {
+    let world = World::new(8);
+    ok(&world.pretrain("run", &["--set", "optim.length={steps=1}", "--set", "optim.warmup={steps=0}"]));
+    write_images(&world.path(""), &["images/a.png", "images/b.png"]);
+    fs::write(world.path("images/text.png"), "no image").unwrap();
+    fs::write(world.path("list.txt"), "images/a.png\nimages/gone.png\nimages/text.png\nimages/b.png\n")
+        .unwrap();
+    let (run, out) = (world.text("run"), world.text("x.npy"));
+    let output =
+        world.ocelli(&["embed", "--checkpoint", &run, "--images", &world.text("list.txt"), "--out", &out]);
+    let said = stdout(&output);
+    assert!(
+        said.contains("2 images cannot be used and have no row: images/gone.png (it is missing), images/text.png (cannot decode"),
+        "{said}"
+    );
+    let mut json = File::create(world.path("images/a.json")).unwrap();
+    json.write_all(format!("{{\"imageData\":\"{}\"}}", "A".repeat(100_000)).as_bytes()).unwrap();
+    fs::write(world.path("images/b.json"), "{\"place\":\"here\"}").unwrap();
+    fs::remove_file(world.path("images/text.png")).unwrap();
+    let packed = world.text("packed");
+    let said = ok(&world.ocelli(&["shards", "pack", &world.text("images"), "--out", &packed]));
+    assert!(said.contains("1 .json of more than 64 KB"), "{said}");
+    assert!(fs::metadata(world.path("packed/train-000000.tar")).unwrap().len() < 20_000);
+}
+
+/// A score needs as many neighbors as it names.
+#[test]
+fn neighbors_that_are_not_there_give_no_score() {
+    let world = World::new(48);
+    ok(&world.pretrain("run", &["--set", "optim.length={steps=1}", "--set", "optim.warmup={steps=0}"]));
+    let (run, data) = (world.text("run"), world.text("data"));
+    let output = world.ocelli(&[
+        "probe",
+        "--checkpoint",
+        &run,
+        "--train",
+        &data,
+        "--test",
+        &data,
+        "--protocol",
+        "knn",
+        "--json",
+    ]);
+    let said = ok(&output);
+    assert!(said.contains("k = 100, 200 is left out, k = 10, 20 is scored"), "{said}");
+    let json = json_of(&output);
+    let scores = json["networks"].as_object().unwrap().values().next().unwrap().as_object().unwrap();
+    assert_eq!(scores.keys().collect::<Vec<_>>(), ["knn_10", "knn_20"]);
+}
