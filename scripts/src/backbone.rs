@@ -141,9 +141,17 @@ pub(crate) struct WeightFlags {
     /// [default: as the file says, else imagenet].
     #[arg(long, value_name = "COLORS", value_parser = normalization)]
     normalization: Option<Normalization>,
+    /// Term that the layer norms of a file's network add to the variance [default: as the file says, else that of the published networks].
+    #[arg(long, value_name = "EPSILON", value_parser = epsilon)]
+    norm_epsilon: Option<f64>,
     /// Bits of a channel's values for a file's network: 8, 16 or 32 (floating point) [default: as the file says, else 8].
     #[arg(long = "bits", value_name = "BITS", value_parser = depth)]
     depth: Option<Depth>,
+}
+
+fn epsilon(text: &str) -> Result<f64, String> {
+    let value: f64 = text.parse().map_err(|_| "a number such as 1e-6 is expected".to_string())?;
+    if value > 0.0 && value < 1.0 { Ok(value) } else { Err("it lies between 0 and 1".into()) }
 }
 
 impl WeightFlags {
@@ -153,6 +161,7 @@ impl WeightFlags {
             heads: self.heads,
             normalization: self.normalization.clone(),
             depth: self.depth,
+            norm_epsilon: self.norm_epsilon,
             network: network.map(str::to_string),
         }
     }

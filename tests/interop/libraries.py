@@ -251,7 +251,70 @@ def make(folder):
             torch.save(dinov2_names(state), folder / "dinov2-gated.pth")
             said["dinov2-gated"] = (str(folder / "dinov2-gated.pth"), ["--heads", "2"])
             np.save(folder / "dinov2-gated.npy", expected)
+    make_layouts(folder, x, said)
     (folder / "said.json").write_text(json.dumps(said))
+
+
+def vissl_names(state):
+    """The names of a RegNet in VISSL's checkpoints, from torchvision's."""
+    renamed = {}
+    for name, value in state.items():
+        name = name.replace("stem.", "conv1.stem.", 1) if name.startswith("stem.") else name
+        name = re.sub(r"^trunk_output\.block(\d)\.", lambda found: f"res{int(found[1]) + 1}.", name)
+        name = name.replace(".proj.0.", ".proj.").replace(".proj.1.", ".bn.")
+        name = name.replace("f.se.fc1.", "f.se.excitation.0.").replace("f.se.fc2.", "f.se.excitation.2.")
+        name = name.replace("f.c.0.", "f.c.").replace("f.c.1.", "f.final_bn.")
+        renamed["_feature_blocks." + name] = value
+    return renamed
+
+
+def make_layouts(folder, x, said):
+    """Networks as training programs leave them: wrapped, in a sequence, beside a second one, under other names of files."""
+    import timm
+    import torch
+    import torchvision
+
+    def keep(name, path, flags, expected):
+        said[name] = (str(path), flags)
+        np.save(folder / f"{name}.npy", expected)
+
+    vit = shaken(timm.create_model("vit_small_patch16_224", img_size=PX, patch_size=8, embed_dim=64, depth=2, num_heads=2, num_classes=0), 70)
+    expected = features("timm", vit, x)
+    flags = ["--heads", "2"]
+    state = vit.state_dict()
+    for name in ("weights.ckpt", "weights.pth.tar", "weights.torch", "weights.PTH", "weights"):
+        torch.save({"state_dict": state, "epoch": 1}, folder / name)
+        keep(f"file-{name}", folder / name, flags, expected)
+    torch.save(state, folder / "legacy.pth", _use_new_zipfile_serialization=False)
+    keep("legacy", folder / "legacy.pth", flags, expected)
+    # The modules of torch.compile, of FSDP and of activation checkpoints.
+    for block in range(2):
+        vit.blocks[block] = torch.compile(vit.blocks[block])
+    wrapped = {f"_fsdp_wrapped_module.{name}".replace("attn.", "_checkpoint_wrapped_module.attn."): value for name, value in vit.state_dict().items()}
+    torch.save(wrapped, folder / "wrapped.pt")
+    keep("wrapped", folder / "wrapped.pt", flags, expected)
+    # Two networks, of which the name chooses one; and one network under two names.
+    other = {name: value + 1 for name, value in state.items()}
+    both = {f"backbone.{name}": value for name, value in state.items()} | {f"momentum_backbone.{name}": value for name, value in other.items()}
+    torch.save(both, folder / "two.pth")
+    keep("two", folder / "two.pth", [*flags, "--network", "backbone"], expected)
+    shared = {f"{prefix}.{name}": value for prefix in ("model", "network") for name, value in state.items()}
+    torch.save(shared, folder / "shared.pth")
+    keep("shared", folder / "shared.pth", flags, expected)
+
+    resnet = shaken(torchvision.models.resnet18(), 71)
+    sequence = torch.nn.Sequential(*list(resnet.children())[:-1])
+    torch.save({"state_dict": {f"backbone.{name}": value for name, value in sequence.state_dict().items()}}, folder / "sequence.ckpt")
+    keep("sequence", folder / "sequence.ckpt", [], features("torchvision", resnet, x))
+    regnet = shaken(torchvision.models.regnet_y_400mf(), 73)
+    trunk = {name: value for name, value in vissl_names(regnet.state_dict()).items() if not name.startswith("_feature_blocks.fc.")}
+    whole = {"classy_state_dict": {"base_model": {"model": {"trunk": trunk, "heads": {}}}}, "iteration": 3}
+    torch.save(whole, folder / "vissl.torch")
+    keep("vissl", folder / "vissl.torch", [], features("torchvision", regnet, x))
+    resnet = shaken(torchvision.models.resnet50(), 74)
+    trunk = {f"_feature_blocks.{name}": value for name, value in resnet.state_dict().items() if not name.startswith("fc.")}
+    torch.save({"classy_state_dict": {"base_model": {"model": {"trunk": trunk, "heads": {}}}}}, folder / "vissl-resnet.torch")
+    keep("vissl-resnet", folder / "vissl-resnet.torch", [], features("torchvision", resnet, x))
 
 
 def check(form, path, features_path, images):

@@ -19,6 +19,8 @@ pub struct Hints {
     pub normalization: Option<Normalization>,
     /// Type of the pixels' values.
     pub depth: Option<Depth>,
+    /// Term that layer norms add to the variance.
+    pub norm_epsilon: Option<f64>,
     /// Name of the network to read, in a file that holds several.
     pub network: Option<String>,
 }

@@ -3,9 +3,9 @@
 use std::path::Path;
 
 use augment::Depth;
-use networks::{Normalization, Pixels};
+use networks::{ModelConfig, Normalization, Pixels};
 
-use crate::backbone::{Reader, readers};
+use crate::backbone::{Reader, exchange_of, readers};
 use crate::error::WeightsError;
 use crate::exported::exported;
 use crate::library::Library;
@@ -64,7 +64,7 @@ fn recognized(source: &Source, hints: &Hints) -> Result<(Reader, Found), String>
 
 /// Reads the parameters in `found`, which another library has written.
 fn foreign(reader: &Reader, mut found: Found, source: &Source, hints: &Hints) -> Result<Pretrained, String> {
-    let mut assumed = Vec::new();
+    let mut assumed: Vec<String> = found.told().into_iter().collect();
     let recognized = (reader.recognized)(&mut found, source, hints, &mut assumed)?;
     let library = recognized.library;
     // Before anything is allocated by its sizes.
@@ -72,8 +72,19 @@ fn foreign(reader: &Reader, mut found: Found, source: &Source, hints: &Hints) ->
     // ImageNet's constants are those of three channels; of others, a file or a hint must tell.
     let otherwise =
         Preprocessing::of_size(u32::try_from(recognized.size_px).unwrap_or(u32::MAX), Pixels::default());
+    let mut otherwise = otherwise;
+    let is_satellite = is_satellite(&source.path);
+    if is_satellite {
+        otherwise.pixels.normalization =
+            Normalization { mean: SATELLITE_MEAN.to_vec(), std: SATELLITE_STD.to_vec() };
+        assumed.push(
+            "its name is that of DINOv3's networks of satellite images, whose constants of colors are taken"
+                .into(),
+        );
+    }
     let is_known = matches!(library, Library::Dino | Library::Dinov2 | Library::Torchvision)
-        || hints.normalization.is_some();
+        || hints.normalization.is_some()
+        || is_satellite;
     config::check_activation(source, recognized.activation)?;
     let mut preprocessing = config::preprocessing(source, otherwise, is_known, &mut assumed)?;
     if let Some(normalization) = &hints.normalization {
@@ -84,8 +95,45 @@ fn foreign(reader: &Reader, mut found: Found, source: &Source, hints: &Hints) ->
         assumed.push("torchvision resizes bilinearly; images are resized bicubically here".into());
     }
     let model = recognized.model;
+    assumed.extend(other_pooling(source, &model));
     let tensors = found.parameters(&model, recognized.names)?;
     Ok(Pretrained { model, preprocessing, tensors, which: UNNAMED.into(), origin: library.name(), assumed })
+}
+
+/// Says that a configuration of timm pools otherwise than the vectors here do, if it does.
+fn other_pooling(source: &Source, model: &ModelConfig) -> Option<String> {
+    let config = source.config.as_ref()?;
+    let places =
+        [&config["global_pool"], &config["model_args"]["global_pool"], &config["pretrained_cfg"]["pool"]];
+    let said = places.into_iter().find_map(|said| said.as_str())?;
+    let pooling = exchange_of(model).pooling();
+    let is_same = match said {
+        "token" => pooling.contains("token"),
+        "avg" => pooling.starts_with("mean"),
+        // The network returns what it has not pooled.
+        "" => true,
+        _ => false,
+    };
+    if is_same {
+        return None;
+    }
+    let hint = if said == "avg" {
+        "; `embed --average` adds the mean of patch tokens, `--patches` writes all"
+    } else {
+        ""
+    };
+    Some(format!("its configuration pools by {said:?}, and vectors are the {pooling} here{hint}"))
+}
+
+/// Mean of the channels of the satellite images that DINOv3 was trained on, as its README states it.
+const SATELLITE_MEAN: [f32; 3] = [0.430, 0.411, 0.296];
+
+/// Deviation of the channels of the same images.
+const SATELLITE_STD: [f32; 3] = [0.213, 0.156, 0.143];
+
+/// Returns whether a file or its folder has the name of a network of satellite images.
+fn is_satellite(path: &Path) -> bool {
+    path.to_string_lossy().to_lowercase().contains("sat493m")
 }
 
 /// Returns `normalization` for `n_channels` if it has the same constants for all of its channels.

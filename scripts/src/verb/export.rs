@@ -8,6 +8,7 @@ use anyhow::{Context, bail};
 use augment::Transform;
 use eval::{ImageSet, NoProgress, Protocol, Source, Split};
 use kernels::device::Opened;
+use networks::ModelConfig;
 use networks::NamedTensor;
 use networks::Network;
 use pipeline::Storage;
@@ -18,6 +19,7 @@ use trainer::checkpoint::Manifest;
 use weights::{Card, Export, Format, Precision, Preprocessing, Score, rounded};
 
 use crate::backbone::{Backbone, WeightFlags};
+use crate::console::say;
 use crate::evaluation::network::workdir_of;
 use crate::evaluation::scores::set_name;
 use crate::shards::classes::with_names;
@@ -89,6 +91,16 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     }
     let written: Vec<String> = files.iter().map(|file| file.display().to_string()).collect();
     out!("{} written: {}", backbone.which, written.join(", "));
+    if format == Format::Dinov3
+        && let ModelConfig::Vit(config) = &backbone.model
+        && (config.norm_epsilon - 1e-5).abs() > 1e-9
+    {
+        say(format!(
+            "note: the ε of its layer norms is {:e}, which such a file cannot say: DINOv3's own networks have 1e-5. Give the card's \
+             constructor, or --norm-epsilon {:e} where this program reads the file",
+            config.norm_epsilon, config.norm_epsilon
+        ));
+    }
     if args.json {
         let scores: Vec<_> = scores
             .iter()

@@ -53,9 +53,13 @@ impl Checkpoint {
         }
         Err(unusable(
             path,
-            match path.join("plan.toml").exists() {
-                true => "its run has not written a checkpoint yet",
-                false => "it is neither a run nor a checkpoint, and holds none",
+            if path.join("plan.toml").exists() {
+                "its run has not written a checkpoint yet"
+            } else if path.join(".metadata").exists() {
+                "it is a checkpoint of torch.distributed: `python -m torch.distributed.checkpoint.format_utils dcp_to_torch FOLDER \
+                 weights.pth` makes a file of it that is read here"
+            } else {
+                "it is neither a run nor a checkpoint, and holds none"
             },
         ))
     }

@@ -3,7 +3,7 @@
 //! A pickle is parsed as data: no function that it names is called, and a file that refers to more than tensors and
 //! plain values is rejected.
 
-use std::io::{Cursor, Write};
+use std::io::{Cursor, Read, Write};
 use std::path::Path;
 
 use pytorch_reader::{DType, PickleValue, PytorchReader};
@@ -42,6 +42,14 @@ pub(crate) fn read(path: &Path) -> Result<Arrays, WeightsError> {
             format!("its pickle refers to {name}, which is neither a tensor nor a plain value"),
         ));
     }
+    if let Some(view) = unresolved_view(path).map_err(|error| WeightsError::io("read", path, error))? {
+        return Err(WeightsError::malformed(
+            path,
+            format!(
+                "it holds a tensor that is a {view} view, whose values are not stored: save tensor.clone() instead"
+            ),
+        ));
+    }
     let reader = PytorchReader::new(path).map_err(malformed)?;
     let mut arrays = Arrays::new();
     for (name, tensor) in reader.into_tensors() {
@@ -56,6 +64,31 @@ pub(crate) fn read(path: &Path) -> Result<Arrays, WeightsError> {
         arrays.insert(name, Array { shape: tensor.shape().to_vec(), values: element.values(&bytes) });
     }
     Ok(arrays)
+}
+
+/// Returns how a tensor of the file is a view whose stored numbers are not its values: negated, or conjugate. Nothing else in a file
+/// of tensors has these words alone as a text.
+fn unresolved_view(path: &Path) -> std::io::Result<Option<&'static str>> {
+    let Ok(mut archive) = zip::ZipArchive::new(std::fs::File::open(path)?) else { return Ok(None) };
+    for number in 0..archive.len() {
+        let Ok(mut member) = archive.by_index(number) else { continue };
+        if !member.name().is_ok_and(|name| name.ends_with("data.pkl")) {
+            continue;
+        }
+        let mut pickle = Vec::new();
+        member.read_to_end(&mut pickle)?;
+        for (word, view) in [("neg", "negated"), ("conj", "conjugate")] {
+            let mut long = vec![b'X'];
+            long.extend((word.len() as u32).to_le_bytes());
+            long.extend(word.as_bytes());
+            let short = [&[0x8c, word.len() as u8], word.as_bytes()].concat();
+            let holds = |text: &[u8]| pickle.windows(text.len()).any(|window| window == text);
+            if holds(&long) || holds(&short) {
+                return Ok(Some(view));
+            }
+        }
+    }
+    Ok(None)
 }
 
 /// Returns the first object whose module is not one of [`DATA_MODULES`].

@@ -32,6 +32,10 @@ pub(crate) struct Found {
     arrays: Arrays,
     /// Name of the first layer's weight, by which the backbone was found.
     pub(crate) anchor: &'static str,
+    /// What stands before the names of its tensors.
+    prefix: String,
+    /// Names of the other networks in the file.
+    others: String,
 }
 
 impl Found {
@@ -52,7 +56,10 @@ impl Found {
             .filter(|prefix| prefix.is_empty() || prefix.ends_with('.'))
             .filter(|prefix| !prefix.split('.').any(is_inner))
             .collect();
-        let Some(prefix) = chosen(&prefixes, network)? else { return Ok(None) };
+        let Some(prefix) = chosen(&prefixes, network, |a, b| are_same(&source.arrays, a, b))? else {
+            return Ok(None);
+        };
+        let others = names_of(prefixes.iter().copied().filter(|other| !other.starts_with(prefix)));
         let mut arrays = Arrays::new();
         for (name, array) in &source.arrays {
             if let Some(name) = name.strip_prefix(prefix) {
@@ -62,7 +69,18 @@ impl Found {
                 }
             }
         }
-        Ok(Some(Self { arrays, anchor }))
+        Ok(Some(Self { arrays, anchor, prefix: prefix.to_string(), others }))
+    }
+
+    /// Says which network is read, if the file holds others.
+    pub(crate) fn told(&self) -> Option<String> {
+        let Self { prefix, others, .. } = self;
+        (!others.is_empty()).then(|| {
+            format!(
+                "it also holds {others}: {} is read (--network)",
+                names_of(std::iter::once(prefix.as_str()))
+            )
+        })
     }
 
     pub(crate) fn get(&self, name: &str) -> Option<&Array> {
@@ -135,28 +153,66 @@ fn is_inner(part: &str) -> bool {
 }
 
 /// Returns the prefix of the network `wanted`, of the teacher if there is one, or the one that all others start with; `None` if
-/// there are no prefixes.
-fn chosen<'a>(prefixes: &BTreeSet<&'a str>, wanted: Option<&str>) -> Result<Option<&'a str>, String> {
-    let named =
+/// there are no prefixes. Networks with the same values, which `are_same` tells, are one.
+fn chosen<'a>(
+    prefixes: &BTreeSet<&'a str>,
+    wanted: Option<&str>,
+    are_same: impl Fn(&str, &str) -> bool,
+) -> Result<Option<&'a str>, String> {
+    let containing =
         |part: &str| -> Vec<&'a str> { prefixes.iter().copied().filter(|p| p.contains(part)).collect() };
+    let named = |wanted: &str| -> Vec<&'a str> {
+        let is_whole = |prefix: &&'a str| prefix.trim_end_matches('.') == wanted.trim_end_matches('.');
+        let has_part = |prefix: &&'a str| prefix.split('.').any(|part| part == wanted);
+        let whole: Vec<&str> = prefixes.iter().copied().filter(|p| is_whole(p)).collect();
+        let parts: Vec<&str> = prefixes.iter().copied().filter(|p| has_part(p)).collect();
+        match (whole.is_empty(), parts.is_empty()) {
+            (false, _) => whole,
+            (true, false) => parts,
+            (true, true) => containing(wanted),
+        }
+    };
     let candidates = match wanted {
         Some(wanted) if !prefixes.is_empty() && named(wanted).is_empty() => {
-            return Err(format!("it holds no network {wanted}"));
+            return Err(format!("it holds no network {wanted}, but {}", names_of(prefixes.iter().copied())));
         }
         Some(wanted) => named(wanted),
-        None if !named("teacher").is_empty() => named("teacher"),
-        None => named(""),
+        None if !containing("teacher").is_empty() => containing("teacher"),
+        None => containing(""),
     };
     let outermost = candidates.iter().copied().find(|p| candidates.iter().all(|other| other.starts_with(p)));
-    match outermost {
-        None if !candidates.is_empty() => Err(format!(
-            "it holds {} networks, under {}{}: save the intended one to a separate file",
-            candidates.len(),
-            candidates[..candidates.len().min(3)].join(" and "),
-            if candidates.len() > 3 { " and others" } else { "" }
-        )),
-        found => Ok(found),
+    let Some(first) = candidates.first().copied() else { return Ok(None) };
+    if outermost.is_none() && candidates[1..].iter().all(|other| are_same(first, other)) {
+        return Ok(Some(first));
     }
+    match outermost {
+        Some(found) => Ok(Some(found)),
+        None => Err(format!(
+            "it holds {} networks: --network chooses one of {}",
+            candidates.len(),
+            names_of(candidates.into_iter())
+        )),
+    }
+}
+
+/// Returns whether the tensors under two prefixes are the same.
+fn are_same(arrays: &Arrays, a: &str, b: &str) -> bool {
+    let under = |prefix: &str| -> Vec<(String, &Array)> {
+        let within = arrays.iter().filter_map(|(name, array)| Some((name.strip_prefix(prefix)?, array)));
+        within.map(|(name, array)| (name.to_string(), array)).collect()
+    };
+    under(a) == under(b)
+}
+
+/// Names of networks, as `--network` takes them.
+fn names_of<'a>(prefixes: impl Iterator<Item = &'a str>) -> String {
+    let names: Vec<String> = prefixes
+        .map(|prefix| match prefix.trim_end_matches('.') {
+            "" => "(the outermost)".to_string(),
+            name => name.to_string(),
+        })
+        .collect();
+    names.join(", ")
 }
 
 /// Returns the dimensions other than one: libraries differ in those.
@@ -187,19 +243,31 @@ mod tests {
         assert_eq!(without_chunk("blocks.7.norm1.weight"), "blocks.7.norm1.weight");
     }
 
+    /// No network is the same as another.
+    fn apart(_: &str, _: &str) -> bool {
+        false
+    }
+
     #[test]
     fn the_teacher_is_taken_unless_another_is_wanted() {
         let both = BTreeSet::from(["student.module.backbone.", "teacher.backbone."]);
-        assert_eq!(chosen(&both, None).unwrap(), Some("teacher.backbone."));
-        assert_eq!(chosen(&both, Some("student")).unwrap(), Some("student.module.backbone."));
-        assert!(chosen(&BTreeSet::from([""]), Some("student")).is_err());
+        assert_eq!(chosen(&both, None, apart).unwrap(), Some("teacher.backbone."));
+        assert_eq!(chosen(&both, Some("student"), apart).unwrap(), Some("student.module.backbone."));
+        assert!(chosen(&BTreeSet::from([""]), Some("student"), apart).is_err());
     }
 
     #[test]
     fn of_several_networks_none_is_taken_by_chance() {
-        assert_eq!(chosen(&BTreeSet::from(["", "decoder.backbone."]), None).unwrap(), Some(""));
-        let error = chosen(&BTreeSet::from(["model.", "state_dict."]), None).unwrap_err();
-        assert!(error.contains("model. and state_dict."), "{error}");
-        assert!(chosen(&BTreeSet::from(["module.encoder_q.", "module.encoder_k."]), None).is_err());
+        assert_eq!(chosen(&BTreeSet::from(["", "decoder.backbone."]), None, apart).unwrap(), Some(""));
+        let copies = BTreeSet::from(["model.", "state_dict."]);
+        let error = chosen(&copies, None, apart).unwrap_err();
+        assert!(error.contains("--network chooses one of model, state_dict"), "{error}");
+        assert_eq!(chosen(&copies, None, |_, _| true).unwrap(), Some("model."), "one network, twice");
+        assert!(chosen(&BTreeSet::from(["module.encoder_q.", "module.encoder_k."]), None, apart).is_err());
+        let momentum = BTreeSet::from(["backbone.", "momentum_backbone."]);
+        assert_eq!(chosen(&momentum, Some("backbone"), apart).unwrap(), Some("backbone."));
+        assert_eq!(chosen(&momentum, Some("momentum"), apart).unwrap(), Some("momentum_backbone."));
+        let error = chosen(&momentum, Some("teacher"), apart).unwrap_err();
+        assert!(error.contains("no network teacher, but backbone, momentum_backbone"), "{error}");
     }
 }

@@ -2,6 +2,7 @@
 
 pub(crate) mod config;
 mod found;
+mod layouts;
 mod opened;
 mod unsupported;
 

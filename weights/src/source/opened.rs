@@ -1,10 +1,13 @@
 //! Files on a disk: tensors, and the configurations beside them.
 
 use std::collections::HashMap;
+use std::fs::File;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
+use super::layouts::with_names_of_libraries;
 use crate::error::WeightsError;
 use crate::file::{Arrays, pytorch, safetensors};
 use crate::onnx;
@@ -54,26 +57,69 @@ impl Source {
         let beside = file.parent().filter(|_| folder);
         let [config, preprocessor] = CONFIGURATIONS.map(|name| json(beside, name));
         let (config, preprocessor) = (config?, preprocessor?);
-        let is_pickle = file.extension().is_some_and(|extension| extension == "bin" || is_torch(extension));
-        let is_graph = file.extension().is_some_and(|extension| extension == "onnx");
-        let (arrays, metadata) = match file.extension().and_then(|extension| extension.to_str()) {
-            Some("json") => (parts(&file)?, HashMap::new()),
-            Some("safetensors") => safetensors::read(&file)?,
-            _ if is_graph => onnx::read(&file)?,
-            _ if is_pickle => (pytorch::read(&file)?, HashMap::new()),
-            _ => {
-                return Err(WeightsError::unknown(
-                    path,
-                    "its name does not end in .safetensors, .pth, .pt, .bin or .onnx",
-                ));
-            }
+        let kind = kind_of(&file)?;
+        let (arrays, metadata) = match kind {
+            Kind::Index => (parts(&file)?, HashMap::new()),
+            Kind::Safetensors => safetensors::read(&file)?,
+            Kind::Graph => onnx::read(&file)?,
+            Kind::Pickle => (pytorch::read(&file)?, HashMap::new()),
         };
+        let arrays =
+            with_names_of_libraries(arrays).map_err(|reason| WeightsError::malformed(&file, reason))?;
+        let (is_pickle, is_graph) = (kind == Kind::Pickle, kind == Kind::Graph);
         Ok(Self { path: path.to_path_buf(), arrays, metadata, config, preprocessor, is_pickle, is_graph })
     }
 }
 
-fn is_torch(extension: &std::ffi::OsStr) -> bool {
-    extension == "pth" || extension == "pt"
+/// Kind of a file of weights.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Safetensors,
+    /// What `torch.save` writes.
+    Pickle,
+    /// A graph of ONNX.
+    Graph,
+    /// A list of safetensors files.
+    Index,
+}
+
+/// Returns the kind of `file` by its first bytes: names tell little, such as `model.ckpt` and `model.pth.tar`.
+///
+/// # Errors
+/// [`WeightsError::Unknown`] for another file, and [`WeightsError::Io`].
+fn kind_of(file: &Path) -> Result<Kind, WeightsError> {
+    let io = |error| WeightsError::io("read", file, error);
+    let mut opened = File::open(file).map_err(io)?;
+    let len_bytes = opened.metadata().map_err(io)?.len();
+    let mut start = Vec::new();
+    opened.by_ref().take(16).read_to_end(&mut start).map_err(io)?;
+    if start.starts_with(b"PK\x03\x04") {
+        return Ok(Kind::Pickle);
+    }
+    if let [0x80, 2..=5, ..] = start[..] {
+        return Ok(Kind::Pickle);
+    }
+    if let Some((len, rest)) = start.split_first_chunk::<8>()
+        && u64::from_le_bytes(*len) < len_bytes
+        && rest.starts_with(b"{")
+    {
+        return Ok(Kind::Safetensors);
+    }
+    if start.trim_ascii_start().starts_with(b"{") {
+        return Ok(Kind::Index);
+    }
+    // The first field of a graph is its version, a number.
+    if start.first() == Some(&0x08) || file.extension().is_some_and(|extension| extension == "onnx") {
+        return Ok(Kind::Graph);
+    }
+    let named = match &start[..] {
+        [0x89, b'H', b'D', b'F', ..] => "it is an HDF5 file, as Keras writes them",
+        [0x1f, 0x8b, ..] => "it is compressed with gzip: unpack it first",
+        [] => "it is empty",
+        _ => "its first bytes are those of no file of weights",
+    };
+    let reason = format!("{named}; safetensors, torch.save and ONNX are read, whatever the name");
+    Err(WeightsError::unknown(file, reason))
 }
 
 /// Reads the JSON file `name` in `folder`, if both exist.

@@ -46,7 +46,18 @@ pub(super) fn recognized(
     let library = library(found, source, &names, hints, assumed);
     refuse_others(found)?;
     let sizes = Sizes::of(found, &names, hints, source)?;
-    let model = sizes.model(library, found, &names, source);
+    let mut model = sizes.model(library, found, &names, source);
+    let said = source.config.as_ref().is_some_and(|config| config["layer_norm_eps"].is_number());
+    if let ModelConfig::Vit(config) = &mut model {
+        if let Some(epsilon) = hints.norm_epsilon {
+            config.norm_epsilon = epsilon;
+        } else if sizes.is_rotary && !said {
+            assumed.push(format!(
+                "the file does not say the ε of its layer norms: {:e} is taken, that of DINOv3's networks (--norm-epsilon)",
+                config.norm_epsilon
+            ));
+        }
+    }
     let size_px = match library {
         Library::Dinov2 => EVALUATED_PX,
         _ => model.image_px(),
