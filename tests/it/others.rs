@@ -280,3 +280,64 @@ fn neighbors_that_are_not_there_give_no_score() {
     let scores = json["networks"].as_object().unwrap().values().next().unwrap().as_object().unwrap();
     assert_eq!(scores.keys().collect::<Vec<_>>(), ["knn_10", "knn_20"]);
 }
+
+fn rows_of(path: &Path) -> Vec<f32> {
+    npyz::NpyFile::new(&fs::read(path).unwrap()[..]).unwrap().into_vec().unwrap()
+}
+
+/// A network that goes out in DINOv3's layout and comes in again has its features, where what the layout cannot say is told both ways;
+/// and a file with the name of a network of satellite images has their constants.
+#[test]
+fn what_a_layout_cannot_say_is_told() {
+    let world = World::new(16);
+    let more = [
+        "--set",
+        "model.positions=rope",
+        "--set",
+        "optim.length={steps=1}",
+        "--set",
+        "optim.warmup={steps=0}",
+    ];
+    ok(&world.pretrain("run", &more));
+    let (run, data) = (world.text("run"), world.text("data"));
+    let (file, satellite) = (world.text("mine.pth"), world.text("dinov3_tiny_pretrain_sat493m.pth"));
+    let said = ok(&world.ocelli(&["export", "--checkpoint", &run, "--format", "dinov3", "--out", &file]));
+    assert!(said.contains("ε of its layer norms is 1e-6") && said.contains("--norm-epsilon 1e-6"), "{said}");
+    fs::copy(&file, &satellite).unwrap();
+    let embed = |weights: &str, out: &str, more: &[&str]| {
+        let out = world.text(out);
+        let args = [
+            "embed",
+            "--checkpoint",
+            weights,
+            "--shards",
+            &data,
+            "--image-px",
+            "16",
+            "--resize-px",
+            "16",
+            "--out",
+            &out,
+        ];
+        let said = ok(&world.ocelli(&[&args[..], more].concat()));
+        (said, rows_of(Path::new(&out)))
+    };
+    let (_, ours) = embed(&run, "run.npy", &[]);
+    let (_, exact) = embed(&file, "exact.npy", &["--heads", "2", "--norm-epsilon", "1e-6"]);
+    let largest = ours.iter().fold(0.0f32, |most, value| most.max(value.abs()));
+    let gap = ours.iter().zip(&exact).fold(0.0f32, |most, (a, b)| most.max((a - b).abs()));
+    assert!(gap <= 1e-5 * largest, "{gap} of {largest}");
+    let (said, _) = embed(&file, "told.npy", &["--heads", "2"]);
+    assert!(said.contains("does not say the ε of its layer norms: 1e-5 is taken"), "{said}");
+    let (said, other) = embed(&satellite, "satellite.npy", &["--heads", "2", "--norm-epsilon", "1e-6"]);
+    assert!(said.contains("satellite images, whose constants of colors are taken"), "{said}");
+    assert_ne!(other, exact);
+    // A folder of torch.distributed.
+    fs::create_dir(world.path("dcp")).unwrap();
+    fs::write(world.path("dcp/.metadata"), b"\x80\x04").unwrap();
+    let args =
+        ["embed", "--checkpoint", &world.text("dcp"), "--shards", &data, "--out", &world.text("x.npy")];
+    let output = world.ocelli(&args);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!output.status.success() && said.contains("dcp_to_torch"), "{said}");
+}
