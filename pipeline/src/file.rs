@@ -263,6 +263,23 @@ pub fn open_lock(path: &Path) -> io::Result<File> {
     File::options().create(true).write(true).truncate(false).custom_flags(flags.bits() as i32).open(path)
 }
 
+/// Opens a file to append to it, and creates it if it does not exist. A symbolic link is refused: whoever can put one into a folder
+/// that others write into could have them write elsewhere.
+///
+/// # Errors
+/// Returns the error of the file system.
+pub fn open_append(path: &Path) -> io::Result<File> {
+    use std::os::unix::fs::OpenOptionsExt;
+    let flags = rustix::fs::OFlags::NOFOLLOW.bits() as i32;
+    let opened = File::options().create(true).append(true).custom_flags(flags).open(path);
+    opened.map_err(|error| match error.raw_os_error() {
+        Some(code) if code == rustix::io::Errno::LOOP.raw_os_error() => {
+            io::Error::other("it is a symbolic link, which is not followed")
+        }
+        _ => error,
+    })
+}
+
 /// Creates the folder that a file at `path` is to be in.
 ///
 /// # Errors
@@ -374,6 +391,17 @@ mod tests {
         let pipe = folder.path().join("pipe");
         assert!(std::process::Command::new("mkfifo").arg(&pipe).status().expect("mkfifo").success());
         assert!(open_lock(&pipe).is_err());
+    }
+
+    #[test]
+    fn nothing_is_appended_through_a_link() {
+        let folder = tempfile::tempdir().expect("temporary folder");
+        let (target, link) = (folder.path().join("notes"), folder.path().join("rows.jsonl"));
+        std::os::unix::fs::symlink(&target, &link).expect("linked");
+        assert!(open_append(&link).expect_err("a link").to_string().contains("symbolic link"));
+        assert!(!target.exists());
+        open_append(&target).and_then(|mut file| file.write_all(b"row")).expect("appended");
+        assert_eq!(fs::read(&target).expect("read"), b"row");
     }
 
     #[test]

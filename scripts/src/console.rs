@@ -171,18 +171,24 @@ fn time_of_day(now_s: u64) -> String {
     format!("{h:02}:{m:02}:{s:02}Z")
 }
 
+/// Returns whether a terminal acts on `c` in place of showing it: control characters, and marks that change the direction of text or
+/// end a line, by which a name could look like another one.
+fn steers(c: char) -> bool {
+    c.is_control()
+        || matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+}
+
 /// Escapes the control characters in `text` except newlines and tabs: names of files and members are not trusted.
 fn printable(text: String) -> String {
-    let steers = |c: char| c.is_control() && c != '\n' && c != '\t';
-    if !text.contains(steers) {
+    let is_escaped = |c: char| steers(c) && c != '\n' && c != '\t';
+    if !text.contains(is_escaped) {
         return text;
     }
-    text.chars().map(|c| if steers(c) { c.escape_default().to_string() } else { c.to_string() }).collect()
+    text.chars().map(|c| if is_escaped(c) { c.escape_default().to_string() } else { c.to_string() }).collect()
 }
 
 /// Escapes all control characters in `text`, newlines and tabs included, so that it fits into one column of a line.
 pub(crate) fn one_line(text: &str) -> String {
-    let steers = |c: char| c.is_control();
     text.chars().map(|c| if steers(c) { c.escape_default().to_string() } else { c.to_string() }).collect()
 }
 
@@ -209,9 +215,10 @@ macro_rules! out {
 
 /// Writes a line to standard output. If that fails, the program exits, so that no truncated list looks complete.
 pub(crate) fn print_line(line: std::fmt::Arguments<'_>) {
+    let line = printable(line.to_string());
     let mut stdout = std::io::stdout().lock();
     // Standard output is flushed at the end of each line.
-    if let Err(error) = stdout.write_fmt(line).and_then(|()| stdout.write_all(b"\n")) {
+    if let Err(error) = stdout.write_all(line.as_bytes()).and_then(|()| stdout.write_all(b"\n")) {
         output_lost(&error);
     }
 }

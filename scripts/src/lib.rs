@@ -28,6 +28,8 @@ mod storage;
 mod verb;
 
 use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use clap::{CommandFactory, Parser, Subcommand};
 use tracing_subscriber::Layer;
@@ -90,6 +92,10 @@ pub fn main() -> ExitCode {
     cluster::mpi_settings::open_two_connections();
     // If it fails, SIGABRT ends the program as by default.
     let _ = memory::end_when_exhausted(exit::CONFIGURATION);
+    // A limit of the length of files (ulimit -f) is then an error of writing, not the end of the program.
+    let noted = Arc::new(AtomicBool::new(false));
+    let _ = signal_hook::flag::register(signal_hook::consts::SIGXFSZ, noted);
+    end_where_no_thread_starts();
     let cli = Cli::parse();
     console::speak(cli.console);
     if let Err(error) = enough_address_space() {
@@ -135,6 +141,24 @@ pub fn main() -> ExitCode {
             exit::code_of(&error)
         }
     }
+}
+
+/// Makes the program end with a message where the system lets it start no more threads: the libraries panic there, in any of them.
+fn end_where_no_thread_starts() {
+    let usual = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |about| {
+        let text = about.payload_as_str().unwrap_or_default();
+        // EAGAIN, which nothing else that is unwrapped gives.
+        if !text.contains("Os { code: 11,") {
+            usual(about);
+            return;
+        }
+        console::say(
+            "error: the system lets this process start no more threads: raise the limit (ulimit -u, or pids.max of its container), or \
+             start fewer processes",
+        );
+        std::process::exit(i32::from(exit::CONFIGURATION));
+    }));
 }
 
 /// Checks that the process has enough address space for its threads and their memory.

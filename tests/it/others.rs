@@ -341,3 +341,62 @@ fn what_a_layout_cannot_say_is_told() {
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(!output.status.success() && said.contains("dcp_to_torch"), "{said}");
 }
+
+/// Limits of the machine end the program with a message: threads that cannot be started, and files that may not become longer.
+#[test]
+fn limits_of_the_machine_are_told() {
+    let world = World::new(24);
+    let program = env!("CARGO_BIN_EXE_ocelli-under-test");
+    let limited = |limit: &str, args: &[&str]| {
+        let script = format!("{limit}; exec \"$0\" \"$@\"");
+        std::process::Command::new("sh").args(["-c", &script, program]).args(args).output().unwrap()
+    };
+    // Blocks of 512 bytes.
+    let (data, out) = (world.text("data"), world.text("again"));
+    let output = limited("ulimit -f 8", &["shards", "reshard", &data, "--out", &out]);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(3), "{said}");
+    assert!(said.contains("error: cannot write") && said.contains("File too large"), "{said}");
+    // The limit of processes counts all of a user, and does not hold for root: another user, of whom there are none.
+    let others = ["--reuid=61234", "--clear-groups", program, "--version"];
+    let id = std::process::Command::new("setpriv").args(others).output();
+    if !id.is_ok_and(|output| output.status.success()) {
+        println!("left out: no other user can be taken on, or none may read the program");
+        return;
+    }
+    use std::os::unix::fs::PermissionsExt;
+    fs::set_permissions(world.folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    let script = "ulimit -u 1; exec setpriv --reuid=61234 --clear-groups \"$0\" \"$@\"";
+    let output = std::process::Command::new("bash")
+        .args(["-c", script, program, "shards", "verify", &data])
+        .env("OCELLI_CACHE", world.text("cache"))
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    assert!(said.contains("start no more threads"), "{said}");
+    assert!(!said.contains("panicked"), "{said}");
+}
+
+/// Names that would steer a terminal, end a line or turn the direction of text are shown escaped, and written so into lists.
+#[test]
+fn names_do_not_steer_a_terminal() {
+    let world = world();
+    let image = png(1);
+    fs::create_dir(world.path("t")).unwrap();
+    let names = ["a\nb.png", "a\tc.png", "e\u{1b}[2Jf.png", "g\u{202e}h.png"];
+    let members: Vec<(&str, &[u8])> = names.iter().map(|name| (*name, &image[..])).collect();
+    write_tar(&world.path("t/x.tar"), &members);
+    let listed = stdout(&world.ocelli(&["shards", "ls", &world.text("t")]));
+    assert_eq!(listed.lines().count(), 4, "{listed:?}");
+    assert!(
+        listed.contains("a%0Ab") && listed.contains("a%09c") && listed.contains("e%1B[2Jf"),
+        "{listed:?}"
+    );
+    assert!(!listed.contains('\u{1b}') && !listed.contains('\u{202e}'), "{listed:?}");
+    fs::create_dir_all(world.path("runs/bad\u{1b}[2J\u{202e}name")).unwrap();
+    fs::write(world.path("runs/bad\u{1b}[2J\u{202e}name/plan.toml"), "x").unwrap();
+    let output = world.ocelli(&["runs", &world.text("runs")]);
+    let said = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+    assert!(!said.contains('\u{1b}') && !said.contains('\u{202e}'), "{said:?}");
+}

@@ -1,7 +1,7 @@
 //! The ledger of bad samples: one JSON line for each, and an error if their rate exceeds a limit.
 
 use std::collections::HashSet;
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde::{Deserialize, Serialize};
 
+use crate::file::open_append;
 use crate::{Dataset, PipelineError, SampleId};
 
 /// Minimum number of samples from which the limit is computed: a rate over fewer means little.
@@ -133,7 +134,7 @@ impl Quarantine {
         let io = |error| PipelineError::io("write", &self.path, error);
         let mut line = Vec::new();
         if state.file.is_none() {
-            state.file = Some(OpenOptions::new().create(true).append(true).open(&self.path).map_err(io)?);
+            state.file = Some(open_append(&self.path).map_err(io)?);
             // A run that was killed may have left half a line.
             let text = std::fs::read(&self.path).map_err(io)?;
             if text.last().is_some_and(|byte| *byte != b'\n') {

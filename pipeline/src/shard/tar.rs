@@ -52,12 +52,18 @@ pub(crate) fn split_key(name: &str) -> Option<(&str, String)> {
     Some((&name[..dot], name[dot + 1..].to_lowercase()))
 }
 
-/// Returns the text of a name of bytes, in which a byte that is not UTF-8 stands as `%E9`: such names stay different, and
-/// can be restored.
+/// Returns the text of a name of bytes, in which a byte that is not UTF-8 stands as `%E9`, and a control character such as the end
+/// of a line as `%0A`: such names stay different, fit into the lines of lists, and can be restored.
 pub fn text_of_name(name: &[u8]) -> String {
     let mut text = String::with_capacity(name.len());
     for chunk in name.utf8_chunks() {
-        text.push_str(chunk.valid());
+        for c in chunk.valid().chars() {
+            if c.is_ascii_control() {
+                text.push_str(&format!("%{:02X}", u32::from(c)));
+            } else {
+                text.push(c);
+            }
+        }
         for byte in chunk.invalid() {
             text.push_str(&format!("%{byte:02X}"));
         }

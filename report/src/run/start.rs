@@ -43,11 +43,7 @@ impl Start {
     pub fn note(&self, workdir: &Path) -> std::io::Result<()> {
         use std::io::Write;
         let line = format!("{}\n", serde_json::to_string(&self.redact_list())?);
-        std::fs::OpenOptions::new()
-            .create(true)
-            .append(true)
-            .open(workdir.join(STARTS))?
-            .write_all(line.as_bytes())
+        pipeline::file::open_append(&workdir.join(STARTS))?.write_all(line.as_bytes())
     }
 
     fn redact_list(&self) -> Self {

@@ -1,6 +1,6 @@
 //! Memory and cores of this machine.
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use kernels::device::workers::n_or_all_cores;
 use kernels::device::{DeviceKind, Opened};
@@ -27,23 +27,67 @@ fn kilobytes(file: &str, name: &str) -> Option<f64> {
     Some(line.split_whitespace().next()?.parse::<f64>().ok()? * 1024.0)
 }
 
-/// Returns the bytes left within the limits of this process's control groups (version 2). Cached files count as used there,
-/// although they are evicted on demand, so they are added back.
+/// Returns the bytes left within the limits of this process's control groups. Cached files count as used there, although they are
+/// evicted on demand, so they are added back.
 fn group_limit() -> Option<f64> {
     let text = fs::read_to_string("/proc/self/cgroup").ok()?;
-    let own = text.lines().find_map(|line| line.strip_prefix("0::/"))?;
-    let mut groups = vec![PathBuf::from("/sys/fs/cgroup")];
-    for part in own.split('/').filter(|part| !part.is_empty()) {
-        groups.push(groups[groups.len() - 1].join(part));
-    }
-    groups.iter().filter_map(|group| left_in(group)).reduce(f64::min)
+    left_in_groups(&text, Path::new("/sys/fs/cgroup"))
 }
 
-fn left_in(group: &Path) -> Option<f64> {
+/// Files of a version of control groups that tell about memory.
+struct GroupFiles {
+    limit: &'static str,
+    used: &'static str,
+    /// Name of the line of `memory.stat` with the bytes of cached files.
+    cached: &'static str,
+}
+
+const VERSION_1: GroupFiles = GroupFiles {
+    limit: "memory.limit_in_bytes",
+    used: "memory.usage_in_bytes",
+    cached: "total_inactive_file ",
+};
+
+const VERSION_2: GroupFiles =
+    GroupFiles { limit: "memory.max", used: "memory.current", cached: "inactive_file " };
+
+/// Returns the bytes left in the groups of a process, and in those that these are in: `text` is its `/proc/self/cgroup`, and `root` the
+/// folder of all groups. Within a container the group of its own is the root.
+fn left_in_groups(text: &str, root: &Path) -> Option<f64> {
+    let mut left: Option<f64> = None;
+    for line in text.lines() {
+        // The number of the hierarchy, its controllers, and the group.
+        let mut parts = line.splitn(3, ':').skip(1);
+        let (Some(controllers), Some(group)) = (parts.next(), parts.next()) else { continue };
+        let (files, mut folder) = if controllers.is_empty() {
+            (&VERSION_2, root.to_path_buf())
+        } else if controllers.split(',').any(|controller| controller == "memory") {
+            (&VERSION_1, root.join("memory"))
+        } else {
+            continue;
+        };
+        let parts = group.split('/').filter(|part| !part.is_empty());
+        for part in std::iter::once("").chain(parts) {
+            if !part.is_empty() {
+                folder.push(part);
+            }
+            if let Some(found) = left_in(&folder, files) {
+                left = Some(left.map_or(found, |left| left.min(found)));
+            }
+        }
+    }
+    left
+}
+
+fn left_in(group: &Path, files: &GroupFiles) -> Option<f64> {
     let number = |name: &str| fs::read_to_string(group.join(name)).ok()?.trim().parse::<f64>().ok();
-    let (limit, used) = (number("memory.max")?, number("memory.current")?);
+    let (limit, used) = (number(files.limit)?, number(files.used)?);
+    // Version 1 states no limit as the largest number of pages.
+    if limit >= 2f64.powi(62) {
+        return None;
+    }
     let stat = fs::read_to_string(group.join("memory.stat")).unwrap_or_default();
-    let cached = stat.lines().find_map(|line| line.strip_prefix("inactive_file ")?.parse::<f64>().ok());
+    let cached = stat.lines().find_map(|line| line.strip_prefix(files.cached)?.parse::<f64>().ok());
     Some((limit - used + cached.unwrap_or(0.0)).max(0.0))
 }
 
@@ -74,4 +118,37 @@ fn is_bound() -> bool {
     };
     let parent = std::os::unix::process::parent_id().to_string();
     matches!((allowed("self"), allowed(&parent)), (Some(own), Some(parent)) if own != parent)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Both versions of control groups, as the kernel writes them: the least of a group and of those around it.
+    #[test]
+    fn limits_of_both_versions_are_seen() {
+        let root = tempfile::tempdir().unwrap();
+        let write = |group: &str, files: &[(&str, &str)]| {
+            let folder = root.path().join(group);
+            fs::create_dir_all(&folder).unwrap();
+            for (name, text) in files {
+                fs::write(folder.join(name), format!("{text}\n")).unwrap();
+            }
+        };
+        let none = "9223372036854771712";
+        write("memory", &[("memory.limit_in_bytes", none), ("memory.usage_in_bytes", "5000")]);
+        let stat = "cache 9\ntotal_inactive_file 300";
+        write(
+            "memory/job/step",
+            &[("memory.limit_in_bytes", "4000"), ("memory.usage_in_bytes", "1000"), ("memory.stat", stat)],
+        );
+        write("memory/job", &[("memory.limit_in_bytes", "9000"), ("memory.usage_in_bytes", "1000")]);
+        let first = "11:memory:/job/step\n4:cpu,cpuacct:/job\n1:name=systemd:/x\n";
+        assert_eq!(left_in_groups(first, root.path()), Some(3300.0));
+        assert_eq!(left_in_groups("4:cpu,cpuacct:/job\n", root.path()), None);
+        write("user/one", &[("memory.max", "max"), ("memory.current", "1")]);
+        write("user", &[("memory.max", "2000"), ("memory.current", "500")]);
+        assert_eq!(left_in_groups("0::/user/one\n", root.path()), Some(1500.0));
+        assert_eq!(left_in_groups("0::/\n", root.path()), None);
+    }
 }

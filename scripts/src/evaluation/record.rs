@@ -1,5 +1,4 @@
 //! Recording scores in the run that they belong to.
-use std::fs::OpenOptions;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
@@ -24,7 +23,7 @@ pub(crate) fn add(
     let path = path_in(workdir);
     let lines: Result<Vec<String>, _> = rows.iter().map(serde_json::to_string).collect();
     let lines: String = lines?.into_iter().map(|line| line + "\n").collect();
-    let file = OpenOptions::new().create(true).append(true).open(&path);
+    let file = pipeline::file::open_append(&path);
     let written = file.and_then(|mut file| file.write_all(lines.as_bytes()));
     written.with_context(|| format!("cannot write {}", path.display()))?;
     if scalars.is_empty() {

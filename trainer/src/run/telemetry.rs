@@ -1,12 +1,12 @@
 //! Records of a run: one JSON row per logged step, and TensorBoard events beside it.
 
 use std::fs;
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use pipeline::file;
+use pipeline::file::{self, open_append};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -86,11 +86,7 @@ impl Telemetry {
     /// [`TrainError::Io`].
     pub fn append(workdir: &Path) -> Result<Self, TrainError> {
         let path = workdir.join(METRICS);
-        let file = OpenOptions::new()
-            .create(true)
-            .append(true)
-            .open(&path)
-            .map_err(|error| TrainError::io("open", &path, error))?;
+        let file = open_append(&path).map_err(|error| TrainError::io("open", &path, error))?;
         Ok(Self { workdir: workdir.to_path_buf(), path, file, events: Events::open(workdir)? })
     }
 
@@ -146,7 +142,7 @@ impl Telemetry {
         let mut line = serde_json::to_string(value).map_err(|error| io(error.into()))?;
         line.push('\n');
         // Rare enough that the file need not stay open.
-        let file = OpenOptions::new().create(true).append(true).open(&path);
+        let file = open_append(&path);
         file.and_then(|mut file| file.write_all(line.as_bytes())).map_err(io)
     }
 }
@@ -171,7 +167,7 @@ fn cut(path: &Path, next_step: u64) -> Result<(), TrainError> {
     }
     if !damaged.is_empty() {
         let beside = PathBuf::from(format!("{}.damaged", path.display()));
-        let file = OpenOptions::new().create(true).append(true).open(&beside);
+        let file = open_append(&beside);
         let written = file.and_then(|mut file| file.write_all(&damaged));
         written.map_err(|error| TrainError::io("write", &beside, error))?;
         tracing::warn!(
