@@ -62,7 +62,7 @@ impl Backbone {
         let manifest = checkpoint.manifest;
         let recipe = &manifest.plan.recipe;
         let (model, pixels) = (recipe.model.clone(), recipe.data.pixels());
-        let preprocessing = Preprocessing::of_size(model.image_px() as u32, pixels);
+        let preprocessing = Preprocessing::of_size(recipe.evaluated_px() as u32, pixels);
         Self { model, tensors, preprocessing, which, manifest: Some(manifest), origin: "ocelli" }
     }
 

@@ -109,7 +109,7 @@ fn names_with_dots_are_read_or_told() {
     assert!(said.contains("4 color images are in one sample") && said.contains("first dot"), "{said}");
 }
 
-/// What `pretrain` would refuse, `verify` does not pass.
+/// A set that `pretrain` would refuse does not pass `verify`.
 #[test]
 fn verify_fails_where_there_is_no_image() {
     let world = world();

@@ -182,7 +182,7 @@ fn moved_to(address: SocketAddr) -> String {
 
 const GONE: &str = "HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\nConnection: close\r\n\r\n";
 
-/// What is secret in an address or in a request stays with the host that it was given for.
+/// Secrets in an address or in a request stay with the host that they were given for.
 #[test]
 fn a_redirect_carries_no_secret() {
     let world = World::new(4);

@@ -1,11 +1,11 @@
 //! Near-duplicates by cosine similarity, in cells (SemDeDup, Abbas et al. 2023) or among all rows.
 //!
 //! ```text
-//! rows from the best to the worst: row i is a duplicate of the most similar row j that is kept, if x_i · x_j >= threshold
+//! rows from the best to the worst: row i is a duplicate of the most similar row j of a rule, if x_i · x_j >= threshold
 //! ```
 //!
-//! Each row is compared with rows that are kept, so that a chain of similar images does not join ones that are far apart. Of rows with
-//! equal similarity, the better one is named.
+//! By the first rule row j is one that is kept, so that a chain of similar images does not join ones that are far apart; by SemDeDup's
+//! own it is any better row, so that more rows go. Of rows with equal similarity, the better one is named.
 
 use std::collections::HashMap;
 
@@ -20,6 +20,15 @@ use crate::{CurateError, Progress, Silent};
 
 /// Number of rows that are compared with kept rows at once.
 const BLOCK: usize = 1024;
+
+/// Rows that a row is compared with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ComparedWith {
+    /// Better rows that are kept.
+    Kept,
+    /// All better rows, as SemDeDup does.
+    All,
+}
 
 /// The most similar kept row of a row.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -48,6 +57,7 @@ impl Duplicates {
         rows: &dyn Rows,
         ranking: &Cells,
         threshold: f32,
+        compared_with: ComparedWith,
         ranks: &Communicator,
         progress: &dyn Progress,
     ) -> Result<Self, CurateError> {
@@ -55,14 +65,14 @@ impl Duplicates {
         let topology = ranks.topology();
         let mut nearest = vec![None; rows.len()];
         if let [rows_of_cell] = ranking.rows() {
-            let found = in_cell(rows, rows_of_cell, threshold, ranks, progress)?;
+            let found = in_cell(rows, rows_of_cell, threshold, compared_with, ranks, progress)?;
             rows_of_cell.iter().zip(found).for_each(|(row, found)| nearest[*row as usize] = found);
             return Ok(Self { threshold, nearest });
         }
         let own: Vec<&Vec<u32>> =
             ranking.rows().iter().skip(topology.rank).step_by(topology.world_size).collect();
         let one = |cell: &&Vec<u32>| {
-            let found = in_cell(rows, cell, threshold, &Communicator::solo(), &Silent);
+            let found = in_cell(rows, cell, threshold, compared_with, &Communicator::solo(), &Silent);
             progress.advances(cell.len() as u64);
             found
         };
@@ -101,10 +111,12 @@ fn in_cell(
     rows: &dyn Rows,
     cell: &[u32],
     threshold: f32,
+    compared_with: ComparedWith,
     ranks: &Communicator,
     progress: &dyn Progress,
 ) -> Result<Vec<Option<NearestKept>>, CurateError> {
     let topology = ranks.topology();
+    // The rows that later ones are compared with.
     let mut kept: Vec<u32> = Vec::new();
     let mut found = Vec::with_capacity(cell.len());
     for block in cell.chunks(BLOCK) {
@@ -133,7 +145,8 @@ fn in_cell(
                     nearest = Some(NearestKept { row: block[j], similarity });
                 }
             }
-            is_kept[i] = nearest.is_none_or(|nearest| nearest.similarity < threshold);
+            is_kept[i] = compared_with == ComparedWith::All
+                || nearest.is_none_or(|nearest| nearest.similarity < threshold);
             found.push(nearest);
         }
         kept.extend(block.iter().zip(&is_kept).filter(|(_, is_kept)| **is_kept).map(|(row, _)| *row));
@@ -196,11 +209,16 @@ mod tests {
         FeatureRows::new(2, vec![Arc::new(values)], Metric::Cosine).unwrap()
     }
 
-    fn originals(rows: &FeatureRows, ranking: Vec<u32>, degrees: f32) -> Vec<Option<u32>> {
+    fn originals(
+        rows: &FeatureRows,
+        ranking: Vec<u32>,
+        degrees: f32,
+        rule: ComparedWith,
+    ) -> Vec<Option<u32>> {
         let cells = Cells::from_rows(vec![ranking]);
         let found =
-            Duplicates::find(rows, &cells, degrees.to_radians().cos(), &Communicator::solo(), &Silent)
-                .unwrap();
+            Duplicates::find(rows, &cells, degrees.to_radians().cos(), rule, &Communicator::solo(), &Silent);
+        let found = found.unwrap();
         (0..rows.len()).map(|row| found.original(row).map(|nearest| nearest.row)).collect()
     }
 
@@ -208,9 +226,17 @@ mod tests {
     fn the_best_row_is_kept_and_chains_do_not_join() {
         let rows = circle(&[0.0, 4.0, 8.0, 90.0]);
         // 8 is too far from 0, and 4, its neighbor, is not kept.
-        assert_eq!(originals(&rows, vec![0, 1, 2, 3], 5.0), [None, Some(0), None, None]);
+        assert_eq!(originals(&rows, vec![0, 1, 2, 3], 5.0, ComparedWith::Kept), [None, Some(0), None, None]);
+        // SemDeDup's rule drops it for its neighbor.
+        assert_eq!(
+            originals(&rows, vec![0, 1, 2, 3], 5.0, ComparedWith::All),
+            [None, Some(0), Some(1), None]
+        );
         // With 4 as the best, both others are its duplicates.
-        assert_eq!(originals(&rows, vec![1, 0, 2, 3], 5.0), [Some(1), None, Some(1), None]);
+        assert_eq!(
+            originals(&rows, vec![1, 0, 2, 3], 5.0, ComparedWith::Kept),
+            [Some(1), None, Some(1), None]
+        );
     }
 
     /// Rows of later blocks are compared with kept ones of earlier blocks, as a loop over all pairs does.
@@ -230,7 +256,8 @@ mod tests {
         }
         let rows = FeatureRows::new(D, vec![Arc::new(values)], Metric::Cosine).unwrap();
         let cells = Cells::one(3000);
-        let found = Duplicates::find(&rows, &cells, 0.99, &Communicator::solo(), &Silent).unwrap();
+        let found = Duplicates::find(&rows, &cells, 0.99, ComparedWith::Kept, &Communicator::solo(), &Silent)
+            .unwrap();
         let mut unit = vec![0.0; 3000 * D];
         rows.copy(0..3000, &mut unit);
         let similarity = |i: usize, j: usize| -> f64 {

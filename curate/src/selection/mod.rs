@@ -8,7 +8,7 @@ mod retrieval;
 
 pub use balance::{Order, sample, weights};
 pub use cells::Cells;
-pub use duplicates::{Duplicates, NearestKept};
+pub use duplicates::{ComparedWith, Duplicates, NearestKept};
 pub use outliers::mean_similarities;
 pub use retrieval::{
     BLOCK_ROWS, Retrieved, from_clusters, join_nearest, most_similar, most_similar_in_blocks, n_blocks,

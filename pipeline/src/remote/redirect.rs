@@ -1,4 +1,4 @@
-//! Where a redirect may lead: a server could send requests to services of this machine, and a store's answer
+//! Rules for redirects: a server could send requests to services of this machine, and a store's answer
 //! could send its credentials elsewhere.
 
 use reqwest::redirect::{Attempt, Policy};

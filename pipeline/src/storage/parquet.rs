@@ -42,7 +42,7 @@ const FORMATS: [(&[u8], &str); 13] = [
 /// Number of rows that are looked at to find the columns of images.
 const N_LOOKED_AT: usize = 100;
 
-/// What the columns of a file hold.
+/// Columns of a file with images and classes.
 struct Layout<'c> {
     /// Columns of images, that of the sample's image first.
     images: Vec<String>,

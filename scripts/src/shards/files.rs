@@ -148,7 +148,7 @@ pub(crate) fn name_of(path: &Path) -> String {
     pipeline::shard::text_of_name(path.as_os_str().as_encoded_bytes())
 }
 
-/// What stands in files beside an image.
+/// Class and columns in the files beside an image.
 pub(super) struct Beside {
     pub(super) class: Option<String>,
     pub(super) columns: Map<String, Value>,

@@ -25,7 +25,7 @@ pub(crate) fn is_list(path: &Path) -> bool {
     matches!(extension(path).as_deref(), Some("txt" | "csv" | "tsv" | "jsonl"))
 }
 
-/// What a list names in each line.
+/// Kind of name in each line of a list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Target {
     /// A file, relative to the folder of the list.

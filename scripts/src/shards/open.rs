@@ -40,7 +40,7 @@ pub(crate) fn open_shards(specs: &[String], storage: &Storage) -> anyhow::Result
     Ok(shards)
 }
 
-/// What a command was given: shards, and folders of images.
+/// Arguments of a command: shards, and folders of images.
 pub(crate) struct Given {
     pub(crate) shards: Vec<String>,
     pub(crate) folders: Vec<String>,

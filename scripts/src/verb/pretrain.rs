@@ -154,7 +154,7 @@ fn probes(args: &Args, plan: &Plan, rank: usize, storage: &Storage) -> anyhow::R
     if args.probe_train.is_empty() {
         return Ok(Vec::new());
     }
-    let transform = Transform::new(plan.recipe.model.image_px() as u32);
+    let transform = Transform::new(plan.recipe.evaluated_px() as u32);
     let images = |specs: &[String]| -> anyhow::Result<ImageSet> {
         let source = Source::Shards(Arc::new(open_dataset(specs, storage)?));
         let images = ImageSet::open(source, transform, plan.recipe.data.rules(), set_name(specs))?;

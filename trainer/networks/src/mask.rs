@@ -36,6 +36,8 @@ pub struct MaskRule {
     pub ratio: [f64; 2],
     /// Rule for the share of each view.
     pub spread: Spread,
+    /// Number of consecutive images over whose views shares are spread; 0 for the whole batch.
+    pub group: usize,
     /// Number of cells of the smallest block.
     pub smallest_block: SmallestBlock,
 }
@@ -96,8 +98,15 @@ pub struct MaskSampler {
     /// Number of views of an image.
     n_views: usize,
     grid: [usize; 2],
-    /// Index among the masked views, for each view of the global batch.
-    order: Vec<Option<usize>>,
+    /// Place among the masked views of its group, for each view of the global batch; `None` for a view without masks.
+    order: Vec<Option<Place>>,
+}
+
+/// Place of a view among the masked views over which shares are spread.
+#[derive(Debug, Clone, Copy)]
+struct Place {
+    number: usize,
+    /// Number of these views.
     n_masked: usize,
 }
 
@@ -137,15 +146,19 @@ impl MaskRule {
     ) -> MaskSampler {
         let n = batch_size * n_views;
         let mut order = vec![None; n];
-        let n_masked = (n as f64 * self.masked_share) as usize;
         if self.spread != Spread::Independent {
-            let mut shuffled: Vec<usize> = (0..n).collect();
-            ViewRng::from_words([seed, MASK_DOMAIN ^ step, u64::MAX, 0]).shuffle(&mut shuffled);
-            for (number, view) in shuffled.into_iter().take(n_masked).enumerate() {
-                order[view] = Some(number);
+            let n_together = if self.group == 0 { n } else { self.group * n_views };
+            for (group, views) in order.chunks_mut(n_together.max(1)).enumerate() {
+                let n_masked = (views.len() as f64 * self.masked_share) as usize;
+                let mut shuffled: Vec<usize> = (0..views.len()).collect();
+                ViewRng::from_words([seed, MASK_DOMAIN ^ step, u64::MAX, group as u64])
+                    .shuffle(&mut shuffled);
+                for (number, view) in shuffled.into_iter().take(n_masked).enumerate() {
+                    views[view] = Some(Place { number, n_masked });
+                }
             }
         }
-        MaskSampler { rule: self, seed, step, n_views, grid, order, n_masked }
+        MaskSampler { rule: self, seed, step, n_views, grid, order }
     }
 }
 
@@ -202,14 +215,16 @@ impl MaskSampler {
     /// Draws the share of the cells of view `number` of the global batch that is masked; `None` for a view without masks.
     fn ratio(&self, number: usize, rng: &mut ViewRng) -> Option<f64> {
         let [low, high] = self.rule.ratio;
-        let edge = |number: usize| low + (high - low) * number as f64 / self.n_masked as f64;
+        let edge = |number: usize, n_masked: usize| low + (high - low) * number as f64 / n_masked as f64;
         match (self.rule.spread, self.order[number]) {
             (Spread::Independent, _) => {
                 let is_masked = rng.chance(self.rule.masked_share as f32);
                 is_masked.then(|| rng.between(low, high))
             }
-            (Spread::Even, Some(number)) => Some(rng.between(edge(number), edge(number + 1))),
-            (Spread::Exact, Some(number)) => Some(edge(number + 1)),
+            (Spread::Even, Some(Place { number, n_masked })) => {
+                Some(rng.between(edge(number, n_masked), edge(number + 1, n_masked)))
+            }
+            (Spread::Exact, Some(Place { number, n_masked })) => Some(edge(number + 1, n_masked)),
             (Spread::Even | Spread::Exact, None) => None,
         }
     }
@@ -292,7 +307,35 @@ mod tests {
             masked_share: 0.5,
             ratio: [0.1, 0.5],
             spread,
+            group: 0,
             smallest_block: SmallestBlock::Cells(4),
+        }
+    }
+
+    /// With exact shares, which take the upper edge of their part, fewer views together have more masked cells: those of n masked
+    /// views are (1 + 2 / 3n) times those of very many between ratios of 0.1 and 0.5.
+    #[test]
+    fn groups_of_images_have_their_own_shares() {
+        let n_cells = |group: usize| {
+            let sampler = MaskRule { group, ..rule(Spread::Exact) }.at(3, 5, 512, 2, [40, 40]);
+            let drawn = sampler.rows(0..512);
+            for images in drawn.cells.chunks(2 * group.max(1)).filter(|_| group > 0) {
+                assert_eq!(
+                    images.iter().filter(|cells| !cells.is_empty()).count(),
+                    group,
+                    "half of the views"
+                );
+            }
+            drawn.n() as f64
+        };
+        let together = n_cells(0);
+        for (group, more) in
+            [(64, 1.0 + 2.0 / 3.0 / 64.0), (16, 1.0 + 2.0 / 3.0 / 16.0), (8, 1.0 + 2.0 / 3.0 / 8.0)]
+        {
+            let ratio = n_cells(group) / together;
+            // The whole batch has 512 masked views.
+            let expected = more / (1.0 + 2.0 / 3.0 / 512.0);
+            assert!((ratio - expected).abs() < 1e-3, "{group}: {ratio}, not {expected}");
         }
     }
 

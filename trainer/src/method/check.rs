@@ -221,7 +221,7 @@ mod tests {
     }
 
     fn follower(name: &'static str, of: &'static str, heads: Vec<Head>) -> NetworkSpec {
-        let moves = Moves::Copy { of, every_steps: 2, from_step: 4 };
+        let moves = Moves::Copy { of, every_steps: 2, from_step: 4, max_updates: u64::MAX };
         NetworkSpec { moves, ..NetworkSpec::trained(name, heads, 1) }
     }
 
@@ -294,6 +294,7 @@ mod tests {
                 masked_share: 0.5,
                 ratio: [0.1, 0.5],
                 spread: Spread::Exact,
+                group: 0,
                 smallest_block: networks::mask::SmallestBlock::Cells(4),
             })
         };
@@ -314,6 +315,7 @@ mod tests {
             masked_share: 0.5,
             ratio: [0.5, 0.1],
             spread: Spread::Exact,
+            group: 0,
             smallest_block: networks::mask::SmallestBlock::Cells(4),
         });
         assert_refused(check_views(&sees(0, false, false), 2, backwards), "shares lie in 0..=1");

@@ -131,6 +131,7 @@ impl MethodRecipe for Config {
             masked_share: self.masked_share,
             ratio: self.mask_ratio,
             spread: Spread::Even,
+            group: 0,
             smallest_block: SMALLEST_BLOCK,
         };
         let method = SelfDistillation::new(of_views, &teacher, self.student_temp, cx)?

@@ -23,7 +23,7 @@ use super::self_distillation::heads::HeadSizes;
 use super::self_distillation::settings::{
     SMALLEST_BLOCK, Teacher, default_freeze, default_head_init_std, default_koleo_weight,
     default_large_batch_teacher_decay, default_local_weight, default_mask_ratio, default_masked_share,
-    default_patch_weight, default_student_temp, fit_koleo_group,
+    default_patch_weight, default_student_temp, fit_koleo_group, includes_end,
 };
 use super::self_distillation::targets::Centering;
 use super::self_distillation::{FrozenTeacher, SelfDistillation};
@@ -42,6 +42,9 @@ pub struct Config {
     /// Channels between the MLP of the student's heads and its prototypes; those of the teacher's by default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub head_bottleneck: Option<usize>,
+    /// The same for the student's head of patches, where it differs from that of views; that of views by default.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub patch_head: Option<StudentPatchHead>,
     /// Standard deviation of the initial weights of heads, 0.02 by default; see `model.init_std`.
     #[serde(default = "default_head_init_std")]
     pub head_init_std: f32,
@@ -56,6 +59,10 @@ pub struct Config {
     pub teacher_temp: [f64; 2],
     /// Length of the warm-up of the teacher's temperature.
     pub teacher_temp_warmup: Duration,
+    /// Whether the last step of the warm-up has the temperature after it, as in the runs on ImageNet-1k; true by default. In the runs on
+    /// LVD-1689M the first step after it is the first to have it.
+    #[serde(default = "includes_end")]
+    pub teacher_temp_warmup_includes_end: bool,
     /// Decay of the student's moving average at the start and at the end of the run; 0.992 and 1 by default.
     #[serde(default = "default_large_batch_teacher_decay")]
     pub average_decay: [f64; 2],
@@ -68,6 +75,10 @@ pub struct Config {
     /// Smallest and largest share of such a view's patches that are compared; 0.1 and 0.5 by default.
     #[serde(default = "default_mask_ratio")]
     pub mask_ratio: [f64; 2],
+    /// Number of consecutive images of the batch over whose views these shares are spread evenly; 0, the default, for the whole batch.
+    /// The published runs spread them over the images of one GPU.
+    #[serde(default)]
+    pub mask_group: usize,
     /// Weight of the patches' part of the loss; 1 by default.
     #[serde(default = "default_patch_weight")]
     pub patch_weight: f64,
@@ -86,12 +97,24 @@ pub struct Config {
     pub prototype_group: usize,
 }
 
+/// Sizes of the student's head of patches; those of the teacher's where absent.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct StudentPatchHead {
+    /// Channels of the hidden layers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hidden: Option<usize>,
+    /// Channels between the MLP and the prototypes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bottleneck: Option<usize>,
+}
+
 impl Config {
-    /// Returns a head of the student, which scores what `teachers` does.
-    fn head(&self, teachers: &HeadSizes, frozen_steps: u64) -> HeadSizes {
+    /// Returns a head of the student of the sizes `own`, which scores what `teachers` does.
+    fn head(&self, teachers: &HeadSizes, own: &StudentPatchHead, frozen_steps: u64) -> HeadSizes {
         HeadSizes {
-            hidden: self.head_hidden.unwrap_or(teachers.hidden),
-            bottleneck: self.head_bottleneck.unwrap_or(teachers.bottleneck),
+            hidden: own.hidden.unwrap_or(teachers.hidden),
+            bottleneck: own.bottleneck.unwrap_or(teachers.bottleneck),
             init_std: self.head_init_std,
             frozen_steps,
             warms_moments: true,
@@ -104,13 +127,15 @@ impl MethodRecipe for Config {
     fn build(&self, cx: &MethodContext) -> Result<Box<dyn Method>, String> {
         let frozen = FrozenTeacher::of(&self.teacher)?;
         let frozen_steps = cx.length.steps("method.freeze_last_layer", &self.freeze_last_layer)?;
-        let of_views = self.head(&frozen.head, frozen_steps);
-        let of_patches = frozen.patch_head.as_ref().map(|head| self.head(head, frozen_steps));
+        let own = StudentPatchHead { hidden: self.head_hidden, bottleneck: self.head_bottleneck };
+        let of_views = self.head(&frozen.head, &own, frozen_steps);
+        let own = self.patch_head.clone().unwrap_or(own);
+        let of_patches = frozen.patch_head.as_ref().map(|head| self.head(head, &own, frozen_steps));
         let teacher = Teacher {
             temperature: self.teacher_temp,
             temperature_key: "method.teacher_temp",
             warmup: &self.teacher_temp_warmup,
-            warmup_includes_end: true,
+            warmup_includes_end: self.teacher_temp_warmup_includes_end,
             decay: self.average_decay,
             decay_key: "average_decay",
             centering: Centering::Sinkhorn,
@@ -121,6 +146,7 @@ impl MethodRecipe for Config {
             masked_share: self.masked_share,
             ratio: self.mask_ratio,
             spread: Spread::Exact,
+            group: self.mask_group,
             smallest_block: SMALLEST_BLOCK,
         };
         let method = SelfDistillation::new(of_views, &teacher, self.student_temp, cx)?
@@ -138,6 +164,7 @@ impl MethodRecipe for Config {
 
     fn fit_batch(&mut self, batch_size: usize) {
         fit_koleo_group(&mut self.koleo_group, batch_size);
+        fit_koleo_group(&mut self.mask_group, batch_size);
     }
 
     #[cfg(test)]
@@ -157,16 +184,19 @@ impl MethodRecipe for Config {
         let config = Self {
             teacher,
             head_hidden: Some(10),
+            patch_head: Some(StudentPatchHead { hidden: Some(14), bottleneck: None }),
             head_bottleneck: None,
             head_init_std: 0.3,
             freeze_last_layer: Duration::Steps(0),
             student_temp: 0.1,
             teacher_temp: [0.04, 0.07],
             teacher_temp_warmup: Duration::Steps(4),
+            teacher_temp_warmup_includes_end: false,
             average_decay: [0.9, 1.0],
             local_weight: 0.5,
             masked_share: 0.5,
             mask_ratio: [0.1, 0.5],
+            mask_group: 2,
             patch_weight: 1.0,
             koleo_weight: 0.1,
             koleo_group: 4,

@@ -122,6 +122,7 @@ impl MethodRecipe for Config {
             masked_share: self.masked_share,
             ratio: self.mask_ratio,
             spread: Spread::Independent,
+            group: 0,
             smallest_block: SmallestBlock::ThirdOfSide,
         };
         let method = method.with_patches(None, &of_patches, masks, self.patch_weight, cx)?;

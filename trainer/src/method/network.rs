@@ -68,6 +68,8 @@ pub enum Moves {
         every_steps: u64,
         /// Steps before the first copy.
         from_step: u64,
+        /// Most copies after the first one.
+        max_updates: u64,
     },
     /// Frozen: the weights come from a file.
     Frozen,
@@ -180,8 +182,10 @@ impl Moves {
             Self::Average { of, decay, moves_first } => {
                 Some((of, decay.at(if moves_first { next_step } else { next_step.saturating_sub(1) })))
             }
-            Self::Copy { of, every_steps, from_step } => {
-                let is_due = next_step >= from_step && (next_step - from_step).is_multiple_of(every_steps);
+            Self::Copy { of, every_steps, from_step, max_updates } => {
+                let is_due = next_step.checked_sub(from_step).is_some_and(|since| {
+                    since.is_multiple_of(every_steps) && since / every_steps <= max_updates
+                });
                 Some((of, if is_due { 0.0 } else { 1.0 }))
             }
         }
@@ -194,8 +198,12 @@ mod tests {
 
     #[test]
     fn copies_are_made_from_a_step_on() {
-        let moves = Moves::Copy { of: "a", every_steps: 2, from_step: 4 };
-        let stays: Vec<f64> = (1..9).map(|next| moves.follows(next).unwrap().1).collect();
-        assert_eq!(stays, [1.0, 1.0, 1.0, 0.0, 1.0, 0.0, 1.0, 0.0]);
+        let stays = |max_updates| -> Vec<f64> {
+            let moves = Moves::Copy { of: "a", every_steps: 2, from_step: 4, max_updates };
+            (1..9).map(|next| moves.follows(next).unwrap().1).collect()
+        };
+        assert_eq!(stays(u64::MAX), [1.0, 1.0, 1.0, 0.0, 1.0, 0.0, 1.0, 0.0]);
+        assert_eq!(stays(1), [1.0, 1.0, 1.0, 0.0, 1.0, 0.0, 1.0, 1.0]);
+        assert_eq!(stays(0), [1.0, 1.0, 1.0, 0.0, 1.0, 1.0, 1.0, 1.0]);
     }
 }

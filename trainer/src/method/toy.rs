@@ -70,7 +70,7 @@ impl Method for Toy {
         let scores = || head("scores", Reads::Pooled, self.width);
         let cells = || head("cells", Reads::Patches, self.width);
         let average = Moves::Average { of: "learner", decay: self.decay, moves_first: true };
-        let past = Moves::Copy { of: "average", every_steps: 2, from_step: 2 };
+        let past = Moves::Copy { of: "average", every_steps: 2, from_step: 2, max_updates: u64::MAX };
         vec![
             NetworkSpec { moves: average, ..NetworkSpec::trained("average", vec![scores(), cells()], 2) },
             NetworkSpec { moves: past, ..NetworkSpec::trained("past", vec![cells()], 1) },

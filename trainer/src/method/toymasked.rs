@@ -38,6 +38,7 @@ impl MethodRecipe for Config {
             masked_share: self.masked_share,
             ratio: [0.2, 0.6],
             spread: Spread::Exact,
+            group: 0,
             smallest_block: networks::mask::SmallestBlock::Cells(4),
         };
         rule.validate()?;

@@ -73,6 +73,15 @@ pub struct Recipe {
 }
 
 impl Recipe {
+    /// Returns the side of the images on which the network is evaluated: that of its first views, unless its table of positions is for
+    /// smaller ones.
+    pub fn evaluated_px(&self) -> usize {
+        let views = self.views.multicrop().ok();
+        let of_views = views.and_then(|views| views.groups().first().map(|group| group.size_px as usize));
+        let own = self.model.image_px();
+        of_views.map_or(own, |of_views| of_views.min(own))
+    }
+
     /// Parses a recipe, or takes that of a run's plan, and applies `overrides` of the form `optim.lr=1e-3`. `origin` names it in
     /// messages.
     ///

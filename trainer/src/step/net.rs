@@ -353,7 +353,7 @@ mod tests {
     #[test]
     fn a_follower_of_a_follower_is_updated_after_it() {
         let follower = |name, of| NetworkSpec {
-            moves: Moves::Copy { of, every_steps: 1, from_step: 0 },
+            moves: Moves::Copy { of, every_steps: 1, from_step: 0, max_updates: u64::MAX },
             ..NetworkSpec::trained(name, Vec::new(), 1)
         };
         let trained = NetworkSpec::trained("trained", Vec::new(), 1);

@@ -32,7 +32,7 @@ pub(crate) struct Found {
     arrays: Arrays,
     /// Name of the first layer's weight, by which the backbone was found.
     pub(crate) anchor: &'static str,
-    /// What stands before the names of its tensors.
+    /// Beginning of the names of its tensors in the file.
     prefix: String,
     /// Names of the other networks in the file.
     others: String,

@@ -75,7 +75,7 @@ impl Source {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Safetensors,
-    /// What `torch.save` writes.
+    /// File of `torch.save`.
     Pickle,
     /// A graph of ONNX.
     Graph,

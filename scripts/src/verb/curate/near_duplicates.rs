@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 use std::path::Path;
 use std::process::ExitCode;
 
-use curate::selection::{Cells, Duplicates, NearestKept};
+use curate::selection::{Cells, ComparedWith, Duplicates, NearestKept};
 use curate::{FeatureRows, Metric};
 use kernels::rows::Rows;
 use pipeline::Storage;
@@ -32,10 +32,21 @@ pub(crate) struct Args {
     input: InputFlags,
     #[command(flatten)]
     threshold: ThresholdFlag,
+    /// Compare an image with better ones that are kept, or with all better ones, as SemDeDup does: then more go.
+    #[arg(long, value_enum, default_value_t, value_name = "RULE")]
+    compare_with: CompareWith,
     #[command(flatten)]
     cells: CellFlags,
     #[command(flatten)]
     output: OutputFlags,
+}
+
+/// Rule for the images that an image is compared with.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
+enum CompareWith {
+    #[default]
+    Kept,
+    All,
 }
 
 pub(crate) fn run(args: &Args, storage: &Storage, folder: &Path) -> anyhow::Result<ExitCode> {
@@ -43,14 +54,21 @@ pub(crate) fn run(args: &Args, storage: &Storage, folder: &Path) -> anyhow::Resu
     let launch = Launch::from_env()?;
     let input = args.input.open(Metric::Cosine, &launch, storage, folder)?;
     input.rows.largest(0..input.rows.len())?;
-    let settings = json!({ "threshold": threshold.to_string(), "cells": args.cells.identity() });
+    let mut settings = json!({ "threshold": threshold.to_string(), "cells": args.cells.identity() });
+    if args.compare_with == CompareWith::All {
+        settings["compare_with"] = json!("all");
+    }
     let ranks = connect(&launch, &args.input.compute)?;
     let claimed = args.output.claim("near-duplicates", settings, &input, &launch, storage);
     let output = together(&ranks, claimed)?;
     let quality = quality_of(&input, &output, &ranks)?;
     let cells = args.cells.cells(&input.rows, &args.output.out, &ranks)?;
     let least = args.threshold.least_product();
-    let found = find(&input.rows, cells, quality.as_deref(), least, &ranks)?;
+    let rule = match args.compare_with {
+        CompareWith::Kept => ComparedWith::Kept,
+        CompareWith::All => ComparedWith::All,
+    };
+    let found = find(&input.rows, cells, quality.as_deref(), least, rule, &ranks)?;
     let write = || -> anyhow::Result<()> {
         let kept: Vec<bool> = (0..input.rows.len()).map(|row| found.original(row).is_none()).collect();
         let n_copies = kept.iter().filter(|is_kept| !**is_kept).count();
@@ -118,6 +136,7 @@ fn find(
     cells: Cells,
     quality: Option<&[Quality]>,
     threshold: f32,
+    rule: ComparedWith,
     ranks: &Communicator,
 ) -> anyhow::Result<Duplicates> {
     let ranking = cells.ranked(|row| {
@@ -126,7 +145,7 @@ fn find(
         Reverse(quality.map(|quality| (quality.n_pixels, quality.sharpness.max(0.0).to_bits())))
     });
     let bars = Bars::new(ranks);
-    Ok(Duplicates::find(rows, &ranking, threshold, ranks, &bars)?)
+    Ok(Duplicates::find(rows, &ranking, threshold, rule, ranks, &bars)?)
 }
 
 /// Returns the number of near-duplicates of each row that has any.

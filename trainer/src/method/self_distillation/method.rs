@@ -12,8 +12,8 @@ use super::heads::{HEAD, HeadSizes, PATCH_HEAD};
 use super::loss::{Anchors, Loss, PATCH_TARGET_ENTROPY, TARGET_ENTROPY, ViewTargets};
 use super::patches::PatchPrediction;
 use super::settings::{
-    GramAnchor, Teacher, check_bounds, check_koleo, check_masks, check_student_temp, check_views,
-    repeats_first,
+    GramAnchor, GramWeights, Teacher, check_bounds, check_koleo, check_masks, check_student_temp,
+    check_views, repeats_first,
 };
 use super::targets::{BatchTargets, Targets};
 use crate::method::loss::columns;
@@ -122,6 +122,14 @@ impl SelfDistillation {
     pub(in crate::method) fn with_local_weight(self, weight: f64) -> Result<Self, String> {
         check_bounds(&[("local_weight", weight, [0.0, 1e6])])?;
         Ok(Self { local_weight: weight, ..self })
+    }
+
+    /// Returns the weights of `step` that a Gram anchor changes.
+    fn gram_weights(&self, step: u64) -> GramWeights {
+        match &self.gram {
+            Some(gram) => gram.weights_at(step, self.local_weight),
+            None => GramWeights { gram: 0.0, local: self.local_weight },
+        }
     }
 
     /// Divides the prototypes of all heads among `size` ranks.
@@ -276,10 +284,10 @@ impl Method for SelfDistillation {
         let teacher = NetworkSpec { moves, ..self.network(TEACHER, 1, false) };
         let n_sizes = self.n_student_sizes();
         let student = self.network(STUDENT, n_sizes, true);
-        let anchor = self.gram.map(|GramAnchor { from_step, every_steps, .. }| NetworkSpec {
+        let anchor = self.gram.map(|GramAnchor { from_step, every_steps, max_updates, .. }| NetworkSpec {
             heads: Vec::new(),
             sees: vec![Sight { size: n_sizes, masked: false }],
-            moves: Moves::Copy { of: TEACHER, every_steps, from_step },
+            moves: Moves::Copy { of: TEACHER, every_steps, from_step, max_updates },
             ..self.network(ANCHOR, 1, false)
         });
         [Some(teacher), anchor, Some(student)].into_iter().flatten().collect()
@@ -317,9 +325,10 @@ impl Method for SelfDistillation {
         let columns = batch.columns.as_ref().map(|columns| (columns.group, columns.of(TEACHER)));
         let of_cells = |patches: &PatchPrediction| patches.cells(teacher, columns, step, peers);
         let cells = self.patches.as_ref().map(of_cells).transpose()?;
-        let anchors = self.gram.filter(|gram| step >= gram.from_step).map(|gram| Anchors {
+        let weights = self.gram_weights(step);
+        let anchors = self.gram.filter(|gram| step >= gram.from_step).map(|_| Anchors {
             features: batch.of(ANCHOR).iter().map(|outputs| outputs.features[0].patches()).collect(),
-            weight: gram.weight,
+            weight: weights.gram,
         });
         Ok(Box::new(Loss {
             views,
@@ -330,7 +339,7 @@ impl Method for SelfDistillation {
             has_gram: self.gram.is_some(),
             student_temp: self.student_temp,
             koleo_weight: self.koleo_weight,
-            local_weight: self.local_weight,
+            local_weight: weights.local,
         }))
     }
 
@@ -358,6 +367,11 @@ impl Method for SelfDistillation {
             vec![(decay, self.decay.at(step)), ("knobs/teacher_temp", self.targets.temperature.at(step))];
         if let Some(patches) = &self.patches {
             values.push(("knobs/teacher_patch_temp", patches.targets.temperature.at(step)));
+        }
+        if self.gram.is_some_and(|gram| gram.ramp_steps > 0) {
+            let weights = self.gram_weights(step);
+            values.push(("knobs/gram_weight", weights.gram));
+            values.push(("knobs/local_weight", weights.local));
         }
         values
     }

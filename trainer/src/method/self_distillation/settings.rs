@@ -21,6 +21,39 @@ pub(in crate::method) struct GramAnchor {
     pub(in crate::method) from_step: u64,
     /// Steps between two copies of the teacher.
     pub(in crate::method) every_steps: u64,
+    /// Most copies after the first one.
+    pub(in crate::method) max_updates: u64,
+    /// Steps of the ramp of the weight, and of that of other pairs.
+    pub(in crate::method) ramp_steps: u64,
+}
+
+impl GramAnchor {
+    /// Returns the weight in `step`, with the weight `local_weight` of pairs with views of other sizes than the first.
+    ///
+    /// ```text
+    /// w = w_end + (w_start - w_end) (cos(π i / (n - 1)) + 1) / 2,   i = step - from, for i < n
+    /// ```
+    pub(super) fn weights_at(&self, step: u64, local_weight: f64) -> GramWeights {
+        let Some(i) = step.checked_sub(self.from_step) else {
+            let local = if self.ramp_steps > 0 { 1.0 } else { local_weight };
+            return GramWeights { gram: 0.0, local };
+        };
+        if i >= self.ramp_steps {
+            return GramWeights { gram: self.weight, local: local_weight };
+        }
+        let n_intervals = self.ramp_steps.saturating_sub(1).max(1) as f64;
+        let left = ((std::f64::consts::PI * i as f64 / n_intervals).cos() + 1.0) / 2.0;
+        GramWeights { gram: self.weight * (1.0 - left), local: local_weight + (1.0 - local_weight) * left }
+    }
+}
+
+/// Weights of a step that a Gram anchor changes.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct GramWeights {
+    /// Weight of the anchoring.
+    pub(super) gram: f64,
+    /// Weight of the pairs with views of other sizes than the first.
+    pub(super) local: f64,
 }
 
 /// Settings of the teacher, and of the targets that it gives.
@@ -115,6 +148,10 @@ pub(in crate::method) fn default_student_temp() -> f64 {
 }
 
 /// Weight of the pairs with smaller views in DINOv3.
+pub(in crate::method) fn includes_end() -> bool {
+    true
+}
+
 pub(in crate::method) fn default_local_weight() -> f64 {
     1.0
 }
