@@ -56,7 +56,7 @@ fn shards_that_were_replaced_are_noticed() {
     std::fs::rename(&other, &data).unwrap();
     let more = ["--lengthen", "--set", "optim.length={steps=8}"];
     let stderr = fails(&world.pretrain("run", &more), 2);
-    assert!(stderr.contains("the shards are not those"), "{stderr}");
+    assert!(stderr.contains("the images are not those"), "{stderr}");
     assert_eq!(metrics(&world.path("run")), before);
     // The same shards elsewhere, without their index, are the same.
     std::fs::remove_dir_all(&data).unwrap();

@@ -67,25 +67,41 @@ fn interrupts_are_answered() {
     let world = World::new(50);
     // A step takes long: what answers is not the loop of steps.
     let more = ["--set", "optim.length={steps=4000}", "--inject-fault", "hang:step=3,phase=backward"];
-    let mut child = Command::new(env!("CARGO_BIN_EXE_ocelli-under-test"))
+    // A shell that runs the tests in the background lets them ignore interrupts, which the program would go on ignoring.
+    let mut child = Command::new("env")
+        .args(["--default-signal=INT", env!("CARGO_BIN_EXE_ocelli-under-test")])
         .args(world.pretrain_args("run", &more))
         .stderr(Stdio::piped())
         .stdout(Stdio::null())
         .spawn()
         .unwrap();
+    let pid = child.id().to_string();
+    // A program that does not answer would be waited for: its end is the end of its lines.
+    let overdue = std::thread::spawn({
+        let pid = pid.clone();
+        move || {
+            std::thread::park_timeout(Duration::from_secs(120));
+            Command::new("kill").args(["-9", &pid]).stderr(Stdio::null()).status()
+        }
+    });
     let lines = std::io::BufReader::new(child.stderr.take().unwrap()).lines();
     let mut lines = lines.map_while(Result::ok);
     let path = world.path("run").join("metrics.jsonl");
+    let start = Instant::now();
     while std::fs::read_to_string(&path).map_or(0, |text| text.lines().count()) < 3 {
+        assert!(start.elapsed() < Duration::from_secs(120), "the run does not get on");
         std::thread::sleep(Duration::from_millis(5));
     }
-    let interrupt = || Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+    let interrupt = || Command::new("kill").args(["-INT", &pid]).status().unwrap();
     interrupt();
     let answer = lines.find(|line| line.contains("finishing step"));
     assert!(answer.is_some_and(|line| line.contains("finishing step 4, at most one more")));
     interrupt();
     assert!(lines.any(|line| line.contains("stopped without saving")));
     assert_eq!(child.wait().unwrap().code(), Some(130));
+    overdue.thread().unpark();
+    // It finds no such process.
+    overdue.join().unwrap().unwrap();
 }
 
 /// A damaged newest checkpoint is skipped for the previous one.
