@@ -136,7 +136,10 @@ fn owners_who_opt_out_are_heard() {
 fn what_is_no_list_of_urls_is_said() {
     let world = World::new(1);
     fs::write(world.path("paths.csv"), "path\na.jpg\n").unwrap();
-    assert!(fails(&pack(&world, &world.text("paths.csv"), "out", &[]), 2).contains("no column `url`"));
+    assert!(
+        fails(&pack(&world, &world.text("paths.csv"), "out", &[]), 2)
+            .contains("none of the columns url, image_url")
+    );
     assert!(fails(&pack(&world, &world.text("data"), "out", &[]), 2).contains("list of URLs"));
     fs::write(world.path("odd.txt"), "file:///etc/passwd\ns3://bucket/a.jpg\nnot a url\n").unwrap();
     let nothing = pack(&world, &world.text("odd.txt"), "odd", &[]);

@@ -8,6 +8,7 @@
 //! precision (as in DINOv3's evaluation).
 
 use std::ops::Range;
+use std::sync::Once;
 
 use kernels::rows::{Rows, nearest_rows};
 use rayon::prelude::*;
@@ -103,11 +104,15 @@ impl Knn {
             k.push(n_neighbors.max(1));
         }
         let text = |numbers: &[usize]| numbers.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
-        tracing::warn!(
-            "knn: there are {n_neighbors} images to be neighbors: k = {} is left out, k = {} is scored",
-            text(&left_out),
-            text(&k)
-        );
+        // A run scores the same images again and again.
+        static TOLD: Once = Once::new();
+        TOLD.call_once(|| {
+            tracing::warn!(
+                "knn: there are {n_neighbors} images to be neighbors: k = {} is left out, k = {} is scored",
+                text(&left_out),
+                text(&k)
+            );
+        });
         Self { k, ..self.clone() }
     }
 
