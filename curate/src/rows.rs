@@ -1,7 +1,7 @@
 //! Rows of features, in memory or mapped from files.
 
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use kernels::rows::{CANDIDATE_BLOCK_ROWS, NearestCenter, QUERY_BLOCK_ROWS, Rows, scale_to_unit_length};
 use rayon::prelude::*;
@@ -29,6 +29,8 @@ pub struct FeatureRows {
     starts: Vec<usize>,
     width: usize,
     metric: Metric,
+    /// Hash of the rows, once it was computed.
+    fingerprint: Arc<OnceLock<u64>>,
 }
 
 impl FeatureRows {
@@ -45,12 +47,16 @@ impl FeatureRows {
             }
             starts.push(starts[starts.len() - 1] + n_numbers / width);
         }
-        Ok(Self { parts, starts, width, metric })
+        Ok(Self { parts, starts, width, metric, fingerprint: Arc::default() })
     }
 
     /// Returns a hash of the number and width of the rows and of all their values: equal for the same features, wherever they
     /// are, and different for all others.
     pub fn fingerprint(&self) -> u64 {
+        *self.fingerprint.get_or_init(|| self.computed_fingerprint())
+    }
+
+    fn computed_fingerprint(&self) -> u64 {
         let mut hash = Xxh3::new();
         hash.update(&(self.len() as u64).to_le_bytes());
         hash.update(&(self.width as u64).to_le_bytes());

@@ -199,10 +199,9 @@ impl Split {
         };
         let train = of(&self.train)?;
         // If both sets are the same, as for leave-one-out neighbors, features are computed once.
-        let test = match self.train.fingerprint()? == self.test.fingerprint()? {
-            true => train.clone(),
-            false => of(&self.test)?,
-        };
+        let are_same =
+            self.train.may_equal(&self.test) && self.train.fingerprint()? == self.test.fingerprint()?;
+        let test = if are_same { train.clone() } else { of(&self.test)? };
         Ok((train, test))
     }
 

@@ -33,12 +33,17 @@ pub(crate) fn leads_near(url: &Url) -> bool {
     }
 }
 
+/// Address of the metadata of a machine of Amazon's cloud.
+const METADATA: Ipv6Addr = Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254);
+
 fn is_near_address(address: IpAddr) -> bool {
     match address {
         IpAddr::V4(address) => address.is_loopback() || address.is_link_local() || address.is_unspecified(),
-        IpAddr::V6(address) => match address.to_ipv4_mapped() {
-            Some(mapped) => is_near_address(mapped.into()),
-            None => address.is_loopback() || address.is_unspecified() || is_link_local(address),
+        IpAddr::V6(address) if address.is_loopback() || address.is_unspecified() => true,
+        // Mapped and compatible forms of an address of version 4.
+        IpAddr::V6(address) => match address.to_ipv4() {
+            Some(inner) => is_near_address(inner.into()),
+            None => is_link_local(address) || address == METADATA,
         },
     }
 }

@@ -130,7 +130,12 @@ fn remove_abandoned_once(folder: &Path) {
 /// Removes the temporary file at `path` if no process writes it any more. Failures are ignored: it may be another
 /// user's.
 fn remove_if_abandoned(path: &Path) {
-    let Ok(file) = File::options().write(true).open(path) else { return };
+    use std::os::unix::fs::OpenOptionsExt;
+    if !fs::symlink_metadata(path).is_ok_and(|about| about.is_file()) {
+        return;
+    }
+    let flags = rustix::fs::OFlags::NOFOLLOW | rustix::fs::OFlags::NONBLOCK;
+    let Ok(file) = File::options().write(true).custom_flags(flags.bits() as i32).open(path) else { return };
     let age = file.metadata().and_then(|about| about.modified()).ok().and_then(|time| time.elapsed().ok());
     // A writer locks its file a moment after it has created it.
     if age.is_some_and(|age| age > ABANDONED_AFTER) && file.try_lock().is_ok() {
@@ -173,10 +178,15 @@ pub fn unseal(sealed: &[u8]) -> Option<&[u8]> {
 /// Returns the file that failed, and the error of the file system.
 pub fn replace_all(files: &[(PathBuf, Vec<u8>)]) -> Result<(), (PathBuf, io::Error)> {
     let mut written = Temporaries::default();
+    // Locked until they are renamed, so that no other process takes them for what a killed one has left.
+    let mut locked = Vec::new();
     for (path, bytes) in files {
         let temporary = unique(path);
         written.0.push(temporary.clone());
         write_synced(&temporary, bytes).map_err(|error| (path.clone(), error))?;
+        let file = File::options().append(true).open(&temporary).map_err(|error| (path.clone(), error))?;
+        let _ = file.try_lock();
+        locked.push(file);
     }
     let Some(((last, _), others)) = files.split_last() else { return Ok(()) };
     if !others.is_empty() {

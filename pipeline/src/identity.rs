@@ -49,6 +49,12 @@ impl FileStamp {
         self.changed_ns <= other.changed_ns
     }
 
+    /// Returns whether the bytes of a file with this stamp are those of `other`, as far as its length and the time of their last
+    /// change tell: permissions, owners and links may have changed.
+    pub fn has_bytes_of(&self, other: &Self) -> bool {
+        self.len_bytes == other.len_bytes && self.modified_ns == other.modified_ns
+    }
+
     /// Returns whether a later change would give the file another stamp: its last one lies some time
     /// back.
     pub fn is_settled(&self) -> bool {

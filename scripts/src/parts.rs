@@ -14,6 +14,7 @@ use pipeline::identity::FileStamp;
 use pipeline::shard::sidecar;
 use pipeline::url::ShardUrl;
 use pipeline::{Source, file};
+use rayon::prelude::*;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -212,7 +213,10 @@ impl PartResults {
 
     /// Returns the error for a result that cannot be that of `part`, although its file says so.
     pub(crate) fn damaged(&self, part: Part) -> anyhow::Error {
-        anyhow::anyhow!("{} is damaged: remove it, and do part {part} again", self.path(part).display())
+        anyhow::anyhow!(
+            "{} is damaged, or of an earlier release: remove it, and do part {part} again",
+            self.path(part).display()
+        )
     }
 
     fn load<T: DeserializeOwned>(&self, n_parts: usize) -> anyhow::Result<Vec<T>> {
@@ -242,13 +246,16 @@ impl PartResults {
     }
 }
 
-/// Identifies shards for the parts of a job: see [`file_identity`].
-pub(crate) fn identities(sources: &[Source]) -> Vec<Value> {
+/// Identifies shards for the parts of a job: see [`file_identity`]. A whole job keeps nothing that could be of others.
+pub(crate) fn identities(sources: &[Source], work: Work) -> Vec<Value> {
+    if work == Work::Whole {
+        return Vec::new();
+    }
     let identity = |source: &Source| match &source.url {
         ShardUrl::File(path) => file_identity(path),
         elsewhere => json!(elsewhere.to_string()),
     };
-    sources.iter().map(identity).collect()
+    sources.par_iter().map(identity).collect()
 }
 
 /// Identifies a local file for the parts of a job, which may run on machines that see it in other folders: by its name

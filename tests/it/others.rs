@@ -5,7 +5,7 @@ use std::io::Write;
 use std::path::Path;
 use std::process::Output;
 
-use crate::support::{World, fails, json_of, ok, samples};
+use crate::support::{World, fails, json_of, left_out, ok, samples};
 
 fn png(seed: u8) -> Vec<u8> {
     let mut bytes = std::io::Cursor::new(Vec::new());
@@ -161,7 +161,7 @@ fn archives_of_other_tools_are_read() {
     let dataset = crate::support::open(&world, &world.text("apart.tar")).unwrap();
     assert_eq!(samples(&dataset), [("a".into(), a.clone(), Some(3)), ("b".into(), b.clone(), Some(5))]);
     let said = ok(&world.ocelli(&["shards", "ls", &world.text("apart.tar")]));
-    assert!(said.contains("1 member(s) stand twice"), "{said}");
+    assert!(said.contains("1 member(s) are duplicated"), "{said}");
     let mut tar = tar::Builder::new(File::create(world.path("latin.tar")).unwrap());
     append(&mut tar, b"caf\xe9.png", &a);
     append(&mut tar, b"caf\xe8.png", &b);
@@ -361,7 +361,7 @@ fn limits_of_the_machine_are_told() {
     let others = ["--reuid=61234", "--clear-groups", program, "--version"];
     let id = std::process::Command::new("setpriv").args(others).output();
     if !id.is_ok_and(|output| output.status.success()) {
-        println!("left out: no other user can be taken on, or none may read the program");
+        left_out("no other user can be taken on, or none may read the program");
         return;
     }
     use std::os::unix::fs::PermissionsExt;

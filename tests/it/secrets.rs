@@ -8,7 +8,7 @@ use std::process::Output;
 use std::sync::{Arc, Mutex};
 
 use crate::servers::{Faults, WebServer};
-use crate::support::{World, fails, ok};
+use crate::support::{World, fails, left_out, ok};
 use crate::tracking::Tracker;
 
 const PASSWORD: &str = "PLANTED-PASSWORD";
@@ -228,7 +228,7 @@ fn what_is_elsewhere_does_not_lead_here() {
         .ok()
         .filter(|own| !own.ip().is_loopback())
     else {
-        println!("left out: this machine is in no network");
+        left_out("this machine is in no network");
         return;
     };
     let here = Redirector::start("127.0.0.1", GONE.into());

@@ -134,6 +134,12 @@ impl World {
     }
 }
 
+/// Says that a test, or a part of it, is left out: past the test harness, which shows nothing of a test that passes.
+pub(crate) fn left_out(reason: &str) {
+    use std::io::Write;
+    writeln!(std::io::stderr(), "left out: {reason}").unwrap();
+}
+
 /// Returns a command of the program that was built with the tests.
 pub(crate) fn program() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_ocelli-under-test"));

@@ -1,9 +1,10 @@
 //! Reading a network's configuration and parameters from files of weights.
 
+use std::ffi::OsStr;
 use std::path::Path;
 
 use augment::Depth;
-use networks::{ModelConfig, Normalization, Pixels};
+use networks::{ModelConfig, Normalization, Pixels, Positions};
 
 use crate::backbone::{Reader, exchange_of, readers};
 use crate::error::WeightsError;
@@ -73,7 +74,7 @@ fn foreign(reader: &Reader, mut found: Found, source: &Source, hints: &Hints) ->
     let otherwise =
         Preprocessing::of_size(u32::try_from(recognized.size_px).unwrap_or(u32::MAX), Pixels::default());
     let mut otherwise = otherwise;
-    let is_satellite = is_satellite(&source.path);
+    let is_satellite = is_satellite(&source.path, &recognized.model);
     if is_satellite {
         otherwise.pixels.normalization =
             Normalization { mean: SATELLITE_MEAN.to_vec(), std: SATELLITE_STD.to_vec() };
@@ -131,9 +132,12 @@ const SATELLITE_MEAN: [f32; 3] = [0.430, 0.411, 0.296];
 /// Deviation of the channels of the same images.
 const SATELLITE_STD: [f32; 3] = [0.213, 0.156, 0.143];
 
-/// Returns whether a file or its folder has the name of a network of satellite images.
-fn is_satellite(path: &Path) -> bool {
-    path.to_string_lossy().to_lowercase().contains("sat493m")
+/// Returns whether a file or its folder has the name of a network of satellite images, and the network is one of DINOv3's.
+fn is_satellite(path: &Path, model: &ModelConfig) -> bool {
+    let has_positions = matches!(model, ModelConfig::Vit(config) if config.positions == Positions::Rope);
+    let names = [path.file_name(), path.parent().and_then(Path::file_name)];
+    let is_named = |name: &OsStr| name.to_string_lossy().to_lowercase().contains("sat493m");
+    has_positions && model.n_channels() == 3 && names.into_iter().flatten().any(is_named)
 }
 
 /// Returns `normalization` for `n_channels` if it has the same constants for all of its channels.

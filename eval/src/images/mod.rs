@@ -310,6 +310,19 @@ impl ImageSet {
         self.source.len_and_check(self.indices[i])
     }
 
+    /// Returns a hash by which parts of a job recognize the images, like [`Source::recognition`].
+    ///
+    /// # Errors
+    /// [`EvalError::Data`] if a shard cannot be read.
+    pub fn recognition(&self) -> Result<u64, EvalError> {
+        Ok(self.source.recognition()?)
+    }
+
+    /// Returns whether the other set may hold the same images, without reading any.
+    pub fn may_equal(&self, other: &Self) -> bool {
+        self.indices == other.indices && self.source.has_listing_of(&other.source)
+    }
+
     /// Returns a hash that identifies the images, the transform and the decoding rules.
     ///
     /// # Errors

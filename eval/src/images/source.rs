@@ -28,6 +28,9 @@ pub struct ImageFile {
     pub class: Option<String>,
 }
 
+/// Most files whose bytes are read to recognize images.
+const N_SAMPLED_FILES: usize = 64;
+
 /// Returns whether an error says something about a file, not about the disk or the network.
 fn is_of_file(error: &std::io::Error) -> bool {
     use std::io::ErrorKind;
@@ -134,6 +137,48 @@ impl Source {
         }
     }
 
+    /// Returns whether `other` lists the same images, whatever their bytes.
+    pub(super) fn has_listing_of(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Shards(a), Self::Shards(b)) => a.samples_fingerprint() == b.samples_fingerprint(),
+            (Self::Files(a), Self::Files(b)) => a == b,
+            _ => false,
+        }
+    }
+
+    /// Returns a hash by which parts of a job, on any machines, recognize the images: their names and lengths, and the checksums that
+    /// indices state or a few images' bytes.
+    ///
+    /// # Errors
+    /// [`PipelineError`] if a shard cannot be read.
+    pub fn recognition(&self) -> Result<u64, PipelineError> {
+        let mut hash = xxhash_rust::xxh3::Xxh3::new();
+        match self {
+            Self::Shards(dataset) => {
+                hash.update(&dataset.samples_fingerprint().to_le_bytes());
+                let bytes = match dataset.stated_checksums() {
+                    Some(checksums) => Some(checksums),
+                    None => dataset.sampled_images()?,
+                };
+                hash.update(format!("{bytes:?}").as_bytes());
+            }
+            Self::Files(files) => {
+                for file in files.iter() {
+                    let len_bytes = std::fs::metadata(&file.path).map_or(0, |about| about.len());
+                    hash.update(format!("{:?} {len_bytes}\n", file.name).as_bytes());
+                }
+                let n_sampled = files.len().min(N_SAMPLED_FILES);
+                for number in 0..n_sampled {
+                    // One that cannot be read says so by its length.
+                    hash.update(
+                        &std::fs::read(&files[number * files.len() / n_sampled].path).unwrap_or_default(),
+                    );
+                }
+            }
+        }
+        Ok(hash.digest())
+    }
+
     /// Returns a hash that identifies the images: by the bytes of each shard, or by the state of each file (see
     /// [`pipeline::identity`]).
     ///
@@ -145,6 +190,7 @@ impl Source {
             Self::Files(files) => {
                 let mut hash = xxhash_rust::xxh3::Xxh3::new();
                 for file in files.iter() {
+                    hash.update(format!("{:?} ", file.name).as_bytes());
                     match std::fs::metadata(&file.path) {
                         Ok(about) => hash.update(FileStamp::of(&about).to_string().as_bytes()),
                         Err(_) => hash.update(file.path.as_os_str().as_encoded_bytes()),

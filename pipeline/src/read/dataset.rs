@@ -301,18 +301,19 @@ impl Dataset {
         if !self.is_local() {
             return Ok(None);
         }
-        let mut total_bytes = 0;
-        for sample in 0..self.n_samples {
-            total_bytes += self.sample_bytes(SampleId(sample));
-        }
-        let mean_bytes = total_bytes / self.n_samples.max(1) + 1;
+        let spread = |number: u64, n: u64| {
+            SampleId((u128::from(number) * u128::from(self.n_samples) / u128::from(n.max(1))) as u64)
+        };
+        let n_most = MAX_SAMPLED_IMAGES.min(self.n_samples);
+        let total_bytes: u64 = (0..n_most).map(|number| self.sample_bytes(spread(number, n_most))).sum();
+        let mean_bytes = total_bytes / n_most.max(1) + 1;
         let n_sampled = (MAX_SAMPLED_BYTES / mean_bytes).clamp(4, MAX_SAMPLED_IMAGES).min(self.n_samples);
         let mut hash = Xxh3::new();
         for number in 0..n_sampled {
-            let id =
-                SampleId((u128::from(number) * u128::from(self.n_samples) / u128::from(n_sampled)) as u64);
-            match self.read(id) {
+            match self.read(spread(number, n_sampled)) {
                 Ok(sample) => sample.image.files().iter().for_each(|file| hash.update(file)),
+                // The disk has failed, or the network: nothing is known of the image.
+                Err(PipelineError::Io { .. }) => return Ok(None),
                 Err(error) if error.is_sample_error() => hash.update(b"unusable"),
                 Err(error) => return Err(error),
             }

@@ -33,14 +33,20 @@ impl HttpConnector for Connector {
     fn connect(&self, options: &ClientOptions) -> object_store::Result<HttpClient> {
         let failed =
             |source: reqwest::Error| Error::Generic { store: "HTTP client", source: Box::new(source) };
-        let is_set =
-            |key: ClientConfigKey| options.get_config_value(&key).is_some_and(|value| value == "true");
+        // As the library reads them.
+        let is_yes =
+            |value: String| matches!(value.to_lowercase().as_str(), "1" | "true" | "on" | "yes" | "y");
+        let is_set = |key: ClientConfigKey| options.get_config_value(&key).is_some_and(is_yes);
         let mut builder = reqwest::Client::builder()
             .user_agent(concat!("ocelli/", env!("CARGO_PKG_VERSION")))
             .connect_timeout(CONNECT_TIMEOUT)
             .https_only(!is_set(ClientConfigKey::AllowHttp))
             .referer(false)
             .redirect(redirect::of_stores());
+        // Many transfers at a time are faster over as many connections.
+        if !is_set(ClientConfigKey::Http2Only) {
+            builder = builder.http1_only();
+        }
         if is_set(ClientConfigKey::AllowInvalidCertificates) {
             builder = builder.tls_danger_accept_invalid_certs(true);
         }

@@ -5,7 +5,7 @@ use reqwest::redirect::{Attempt, Policy};
 
 use crate::address::{is_near, leads_near};
 
-/// Most redirects that are followed, as browsers do by half.
+/// Most redirects that are followed: half of what browsers allow.
 const MAX_REDIRECTS: usize = 10;
 
 /// Returns the rule for web servers: redirects are followed, but lead to this machine or its link only if the URL
@@ -15,7 +15,8 @@ pub(super) fn of_servers() -> Policy {
         if attempt.previous().len() > MAX_REDIRECTS {
             return attempt.error(format!("it redirects more than {MAX_REDIRECTS} times"));
         }
-        let is_named = attempt.previous().first().is_some_and(is_near);
+        let first = attempt.previous().first();
+        let is_named = first.is_some_and(|first| is_near(first) || first.host() == attempt.url().host());
         if !is_named && leads_near(attempt.url()) {
             let host = attempt.url().host_str().unwrap_or_default().to_string();
             return attempt

@@ -53,7 +53,7 @@ pub(crate) fn limit() -> usize {
 /// used files beyond [`limit`].
 ///
 /// # Errors
-/// [`PipelineError::ShardMismatch`] if the file at `path` is no longer the one with `stamp`, and errors
+/// [`PipelineError::ShardMismatch`] if the file at `path` no longer has the bytes of the one with `stamp`, and errors
 /// of [`open_shard`].
 pub(super) fn file(number: u64, path: &Path, stamp: &FileStamp) -> Result<Arc<File>, PipelineError> {
     {
@@ -68,7 +68,7 @@ pub(super) fn file(number: u64, path: &Path, stamp: &FileStamp) -> Result<Arc<Fi
     // Opening may take long on a network; other shards are read meanwhile.
     let file = Arc::new(open_shard(path)?);
     let about = file.metadata().map_err(|error| PipelineError::io("open", path, error))?;
-    if FileStamp::of(&about) != *stamp {
+    if !FileStamp::of(&about).has_bytes_of(stamp) {
         let reason = "it was changed or replaced since this command opened it".into();
         return Err(PipelineError::ShardMismatch { shard: path.display().to_string(), reason });
     }

@@ -9,7 +9,7 @@ use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 pub(super) const BLOCK_BYTES: u64 = 512;
 
 /// Maximum number of members in a sample. Names with an early dot, such as `img.000001.jpg`, all share one key.
-const MAX_MEMBERS: usize = 1000;
+pub(super) const MAX_MEMBERS: usize = 1000;
 
 /// Locations of the samples of one shard. Keys are in one arena and members in columns, and samples with
 /// the same list of extensions share it, so that a sample of two members and a key of eight
@@ -151,7 +151,7 @@ impl IndexBuilder {
         }
         let (_, extensions) = self.open.get_or_insert_with(|| (key.to_string(), Vec::new()));
         if extensions.iter().any(|extension| extension == member.extension) {
-            return Err("the extension stands twice".into());
+            return Err("duplicate extension".into());
         }
         if extensions.len() == MAX_MEMBERS {
             return Err(format!("more than {MAX_MEMBERS} members have the key {key}"));

@@ -67,11 +67,10 @@ impl Shard {
     /// As [`sidecar::open`] and [`LocalStore::open`].
     pub fn open(path: &Path) -> Result<Self, PipelineError> {
         let store = Arc::new(LocalStore::open(path)?);
-        let found = sidecar::find(path)?;
-        if found.is_current {
-            return Ok(Self::with_current_index(store, found.index));
+        if let Some(index) = sidecar::current(path, store.stamp())? {
+            return Ok(Self::with_current_index(store, index));
         }
-        Ok(Self::new(store, found.index))
+        Ok(Self::new(store, sidecar::open(path)?))
     }
 
     /// Returns the index of the samples.

@@ -17,9 +17,9 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize, Serializer};
 
-use super::index::{IndexBuilder, Member, ShardIndex, short_checksum};
+use super::index::{IndexBuilder, MAX_MEMBERS, Member, ShardIndex, short_checksum};
 use super::open::open_shard;
-use super::tar::{TarMember, list_members_in, split_key};
+use super::tar::{TarMember, list_members_in, split_key, text_of_name};
 use crate::identity::FileStamp;
 use crate::{PipelineError, file, hash};
 
@@ -112,14 +112,22 @@ fn samples_of<'m>(members: &'m [TarMember], path: &Path) -> Vec<SampleMembers<'m
     let mut samples: Vec<SampleMembers<'m>> = Vec::new();
     let mut last_of_key: HashMap<&str, usize> = HashMap::new();
     let mut n_replaced = 0;
+    let mut n_hidden = 0;
     let mut run: Option<SampleMembers<'m>> = None;
+    let common = common_folder(members);
     for member in members {
         let Some((key, extension)) = split_key(&member.name) else { continue };
+        if is_in_hidden_folder(&member.name[common..]) {
+            n_hidden += 1;
+            continue;
+        }
         if run.as_ref().is_none_or(|run| run.key != key) {
             close_run(run.take(), &mut samples, &mut last_of_key);
         }
         let run = run.get_or_insert_with(|| SampleMembers { key, members: Vec::new() });
-        match run.members.iter_mut().find(|(there, _)| *there == extension) {
+        // A sample of more members is refused below.
+        let known = run.members.iter_mut().take(MAX_MEMBERS).find(|(there, _)| *there == extension);
+        match known {
             Some((_, there)) => {
                 *there = member;
                 n_replaced += 1;
@@ -130,11 +138,35 @@ fn samples_of<'m>(members: &'m [TarMember], path: &Path) -> Vec<SampleMembers<'m
     close_run(run, &mut samples, &mut last_of_key);
     if n_replaced > 0 {
         tracing::warn!(
-            "shard {}: {n_replaced} member(s) stand twice in their sample: the last of each is used, as tar extracts it",
+            "shard {}: {n_replaced} member(s) are duplicated in their sample: the last of each is used, as tar extracts it",
             path.display()
         );
     }
+    if n_hidden > 0 {
+        tracing::warn!("shard {}: {n_hidden} member(s) in hidden folders are skipped", path.display());
+    }
     samples
+}
+
+/// Returns the length of the beginning that the folders of all members have in common, with its slash: an archive may have been made
+/// of a hidden folder.
+fn common_folder(members: &[TarMember]) -> usize {
+    let mut folders =
+        members.iter().map(|member| &member.name[..member.name.rfind('/').map_or(0, |at| at + 1)]);
+    let Some(mut common) = folders.next() else { return 0 };
+    for folder in folders {
+        while !folder.starts_with(common) {
+            let parent = common[..common.len().saturating_sub(1)].rfind('/').map_or(0, |at| at + 1);
+            common = &common[..parent];
+        }
+    }
+    common.len()
+}
+
+/// Returns whether a folder of `path` is hidden, as `.ipynb_checkpoints` is: folders of images are read without those, too.
+fn is_in_hidden_folder(path: &str) -> bool {
+    let Some((folders, _)) = path.rsplit_once('/') else { return false };
+    folders.split('/').any(|part| part.starts_with('.') && !matches!(part, "." | ".."))
 }
 
 /// Adds the members of `run`, which follow one another, to the last sample of their key if they fit, else as a sample.
@@ -171,31 +203,30 @@ pub fn path_of(path: &Path) -> PathBuf {
 /// [`PipelineError::BadIndex`] for a sidecar that cannot be parsed or points outside the
 /// shard; otherwise as [`build`].
 pub fn open(path: &Path) -> Result<ShardIndex, PipelineError> {
-    Ok(find(path)?.index)
-}
-
-/// The index of a shard.
-pub(crate) struct Found {
-    pub(crate) index: ShardIndex,
-    /// Whether the index was written after the last change of the shard, so that its checksum is that of the
-    /// bytes as they are now.
-    pub(crate) is_current: bool,
-}
-
-/// Reads or builds the index as [`open`] does.
-///
-/// # Errors
-/// As [`open`].
-pub(crate) fn find(path: &Path) -> Result<Found, PipelineError> {
-    let Some(index) = load(path)? else { return Ok(Found { index: build(path)?, is_current: false }) };
-    let len_bytes = match fs::metadata(path) {
-        Ok(about) => about.len(),
+    let about = match fs::metadata(path) {
+        Ok(about) => about,
         Err(_) => return Err(PipelineError::MissingShard { path: path.to_path_buf() }),
     };
-    if is_newer(path) && index.shard_bytes == len_bytes {
-        return Ok(Found { index, is_current: true });
+    if let Some(index) = current(path, &FileStamp::of(&about))? {
+        return Ok(index);
     }
-    Ok(Found { index: compared(index, path)?, is_current: false })
+    match load(path)? {
+        Some(index) => compared(index, path),
+        None => build(path),
+    }
+}
+
+/// Returns the sidecar of the shard at `path`, whose state is `stamp`, if it was written after the last change of the shard: then
+/// its checksum is that of the bytes as they are now.
+///
+/// # Errors
+/// As [`load`].
+pub(crate) fn current(path: &Path, stamp: &FileStamp) -> Result<Option<ShardIndex>, PipelineError> {
+    let Ok(about) = fs::metadata(path_of(path)) else { return Ok(None) };
+    if !stamp.is_no_newer_than(&FileStamp::of(&about)) {
+        return Ok(None);
+    }
+    Ok(load(path)?.filter(|index| index.shard_bytes == stamp.len_bytes()))
 }
 
 /// Returns `index`, the sidecar of the shard at `path`, or a new index if it is that of another file.
@@ -218,8 +249,15 @@ fn compared(index: ShardIndex, path: &Path) -> Result<ShardIndex, PipelineError>
         warn_of_other(path);
         return Ok(found);
     }
+    // Copying in any order leaves sidecars that are older than their shards: to read all headers would take as long as to read
+    // the shards.
+    let first_check =
+        (!index.is_empty()).then(|| index.members(0).next().and_then(|member| member.check)).flatten();
+    if first_check.is_some() && some_checks_agree(&file, path, &index)? {
+        return Ok(index);
+    }
     let found = walk(&file, path, false)?;
-    if !found.has_same_members_as(&index) || !some_checks_agree(&file, path, &index)? {
+    if first_check.is_some() || !found.has_same_members_as(&index) {
         warn_of_other(path);
         return Ok(found);
     }
@@ -235,41 +273,46 @@ fn warn_of_other(path: &Path) {
     );
 }
 
-/// Returns the hash of the bytes of the shard at `path`, if its sidecar states one for the file as it is now.
-pub fn current_checksum(path: &Path) -> Option<u64> {
-    let index = load(path).ok()??;
-    let has_length = fs::metadata(path).is_ok_and(|about| about.len() == index.shard_bytes);
-    if is_newer(path) && has_length { index.checksum } else { None }
+/// Returns whether the header before `member` has its length and, unless it is longer than a header holds, its name.
+fn has_header_of(file: &File, key: &str, member: &Member<'_>) -> bool {
+    let mut header = ::tar::Header::new_old();
+    let Some(at) = member.offset_bytes.checked_sub(512) else { return false };
+    if file.read_exact_at(header.as_mut_bytes(), at).is_err() {
+        return false;
+    }
+    let name = format!("{key}.{}", member.extension);
+    let stored = text_of_name(&header.path_bytes());
+    let has_name =
+        stored.trim_start_matches("./").to_lowercase() == name.trim_start_matches("./").to_lowercase();
+    header.entry_size().is_ok_and(|len| len == member.len_bytes) && (has_name || name.len() > 90)
 }
 
-/// Returns whether the shard at `path` has not changed since its sidecar was written.
-pub(crate) fn is_newer(path: &Path) -> bool {
-    match (fs::metadata(path), fs::metadata(path_of(path))) {
-        (Ok(shard), Ok(sidecar)) => FileStamp::of(&shard).is_no_newer_than(&FileStamp::of(&sidecar)),
-        _ => false,
-    }
+/// Returns the hash of the bytes of the shard at `path`, if its sidecar states one for the file as it is now.
+pub fn current_checksum(path: &Path) -> Option<u64> {
+    let about = fs::metadata(path).ok()?;
+    current(path, &FileStamp::of(&about)).ok()??.checksum
 }
 
 /// Gives the sidecar of the shard at `path` the time of now, which is later than that of a shard that was
 /// given its name after the sidecar was written.
-///
-/// # Errors
-/// [`PipelineError::Io`].
-pub(crate) fn touch(path: &Path) -> Result<(), PipelineError> {
-    let sidecar = path_of(path);
-    let touched = File::options()
+pub fn touch(path: &Path) {
+    // Where it fails, the sidecar is compared with the shard when it is read.
+    let _ = File::options()
         .append(true)
-        .open(&sidecar)
+        .open(path_of(path))
         .and_then(|file| file.set_modified(std::time::SystemTime::now()));
-    touched.map_err(|error| PipelineError::io("write", &sidecar, error))
 }
 
-/// Returns whether members of `index`, evenly spread, have the checks that it states.
+/// Returns whether members of `index`, evenly spread and the last ones, have the headers and the checks that it states.
 fn some_checks_agree(file: &File, path: &Path, index: &ShardIndex) -> Result<bool, PipelineError> {
     let n_checked = index.len().min(N_CHECKED);
-    for number in 0..n_checked {
-        for member in index.members(number * index.len() / n_checked) {
+    for number in 0..=n_checked {
+        let sample = (number * index.len() / n_checked).min(index.len() - 1);
+        for member in index.members(sample) {
             let Some(check) = member.check else { continue };
+            if !has_header_of(file, index.key(sample), &member) {
+                return Ok(false);
+            }
             let mut data = vec![0; member.len_bytes as usize];
             file.read_exact_at(&mut data, member.offset_bytes)
                 .map_err(|error| PipelineError::io("read", path, error))?;
@@ -392,7 +435,7 @@ mod tests {
         samples_of(&members, Path::new("s.tar")).iter().map(text).collect()
     }
 
-    /// A list of all images and then of all classes is joined; samples with the same key stay apart; of a member that stands twice
+    /// A list of all images and then of all classes is joined; samples with the same key stay apart; of a duplicated member
     /// the last one is used.
     #[test]
     fn members_of_a_sample_may_stand_apart() {
@@ -403,6 +446,15 @@ mod tests {
         );
         assert_eq!(grouped(&["a.jpg", "b.jpg", "a.jpg", "a.cls"]), ["a jpg@1", "b jpg@2", "a jpg@3 cls@4"]);
         assert_eq!(grouped(&["a.jpg", "a.cls", "a.jpg"]), ["a jpg@3 cls@2"]);
+    }
+
+    #[test]
+    fn hidden_folders_are_skipped_unless_all_is_in_one() {
+        assert_eq!(grouped(&["d/a.jpg", "d/.trash/b.jpg", "./c.jpg"]), ["d/a jpg@1", "./c jpg@3"]);
+        assert_eq!(
+            grouped(&["u/.cache/a.jpg", "u/.cache/x/b.jpg"]),
+            ["u/.cache/a jpg@1", "u/.cache/x/b jpg@2"]
+        );
     }
 
     #[test]

@@ -101,7 +101,7 @@ impl Store for LocalStore {
         let io = |error| PipelineError::io("read", &self.path, error);
         let file = self.file()?;
         let (hash, _) = hash::of_file(&file, false).map_err(io)?;
-        if FileStamp::of(&file.metadata().map_err(io)?) != self.stamp {
+        if !FileStamp::of(&file.metadata().map_err(io)?).has_bytes_of(&self.stamp) {
             let reason = "it is being changed while it is read".into();
             return Err(PipelineError::ShardMismatch { shard: self.name(), reason });
         }

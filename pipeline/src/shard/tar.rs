@@ -36,12 +36,10 @@ pub(crate) struct TarMember {
 
 /// Splits a member's path into key and extension; `None` if WebDataset skips the member.
 ///
-/// Names without a dot, names that start with a dot, and paths with a part of the form `__name__` are skipped; and,
-/// as in folders of images but not by WebDataset, what is in hidden folders, such as `.ipynb_checkpoints`.
+/// Names without a dot, names that start with a dot, and paths with a part of the form `__name__` are skipped.
 pub(crate) fn split_key(name: &str) -> Option<(&str, String)> {
     let reserved = |part: &str| part.len() > 4 && part.starts_with("__") && part.ends_with("__");
-    let hidden = |part: &str| part.starts_with('.') && !matches!(part, "." | "..");
-    if name.split('/').any(|part| reserved(part) || hidden(part)) {
+    if name.split('/').any(reserved) {
         return None;
     }
     let base = name.rfind('/').map_or(0, |slash| slash + 1);
@@ -53,7 +51,7 @@ pub(crate) fn split_key(name: &str) -> Option<(&str, String)> {
 }
 
 /// Returns the text of a name of bytes, in which a byte that is not UTF-8 stands as `%E9`, and a control character such as the end
-/// of a line as `%0A`: such names stay different, fit into the lines of lists, and can be restored.
+/// of a line as `%0A`: such names stay apart, and fit into the lines of lists.
 pub fn text_of_name(name: &[u8]) -> String {
     let mut text = String::with_capacity(name.len());
     for chunk in name.utf8_chunks() {
@@ -210,7 +208,7 @@ const OTHER_FORMATS: [OtherFormat; 8] = [
     OtherFormat {
         beginning: b"\x1f\x8b",
         name: "compressed with gzip",
-        remedy: "a name that ends in .tar.gz says so, and a server that compresses unasked (Content-Encoding) must not",
+        remedy: "give it a name that ends in .tar.gz, or turn off Content-Encoding on the server",
     },
     OtherFormat {
         beginning: b"\x28\xb5\x2f\xfd",
@@ -363,7 +361,6 @@ mod tests {
         assert_eq!(split("a.b/c.jpg"), some("a.b/c", "jpg"));
         assert_eq!(split("noext"), None);
         assert_eq!(split("dir/.hidden"), None);
-        assert_eq!(split(".ipynb_checkpoints/x.jpg"), None);
         assert_eq!(split("./x.jpg"), some("./x", "jpg"));
         assert_eq!(split("__meta__/x.jpg"), None);
         assert_eq!(split("a/__meta__"), None);

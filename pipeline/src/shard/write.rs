@@ -215,7 +215,7 @@ impl ShardFile {
         index.checksum = Some(hash.digest());
         sidecar::save(&index, &self.path)?;
         fs::rename(&self.temporary, &self.path).map_err(|e| PipelineError::io("rename", &self.path, e))?;
-        sidecar::touch(&self.path)?;
+        sidecar::touch(&self.path);
         Ok(self.path)
     }
 

@@ -134,6 +134,9 @@ impl Cache {
     /// files than it may.
     fn close_oldest(&self) {
         let slots: Vec<Arc<Slot>> = lock(&self.slots).values().cloned().collect();
+        if slots.len() <= limit() {
+            return;
+        }
         let mut open: Vec<(Instant, &Arc<Slot>)> = Vec::new();
         for slot in &slots {
             // A locked slot is being fetched or checked.

@@ -17,11 +17,8 @@ use crate::source::Source;
 /// index of an earlier run, or a new one.
 pub(super) fn open_local(fetcher: &Fetcher, source: &Source, path: &Path) -> Result<Shard, PipelineError> {
     let store = Arc::new(LocalStore::open(path)?);
-    if sidecar::is_newer(path) {
-        let found = sidecar::find(path)?;
-        if found.is_current {
-            return Ok(Shard::with_current_index(store, found.index));
-        }
+    if let Some(index) = sidecar::current(path, store.stamp())? {
+        return Ok(Shard::with_current_index(store, index));
     }
     // The name holds the state of the file: the index was made for this state.
     let kept = fetcher.cache().path(&fetcher.cache_name(source)?);

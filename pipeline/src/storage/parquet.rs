@@ -5,6 +5,7 @@
 //! or the column that the user names, is the class, by its name if the file states the names of classes. All other columns are the
 //! sample's `.json`.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -13,6 +14,7 @@ use parquet::errors::ParquetError;
 use parquet::file::metadata::KeyValue;
 use parquet::file::reader::{FileReader, SerializedFileReader};
 use parquet::record::{Field, Row};
+use parquet::schema::types::TypePtr;
 use serde_json::{Map, Value};
 
 use super::config::ColumnNames;
@@ -103,22 +105,26 @@ fn layout_of<'c>(
             return Err(format!("it has no column {named}; it has {}", there.join(", ")));
         }
     }
-    let mut images: Vec<String> = Vec::new();
+    let is_bytes = |field: &TypePtr| field.name() == "bytes" && field.is_primitive();
+    let is_group = |column: &&TypePtr| column.is_group() && column.get_fields().iter().any(is_bytes);
+    let groups = metadata.schema().get_fields().iter().filter(is_group);
+    let mut images: Vec<String> = groups.map(|column| column.name().to_string()).collect();
+    // Of other columns all values that are looked at must be images: a few bytes may look like the beginning of one by chance.
+    let mut has_images: BTreeMap<String, bool> = BTreeMap::new();
     for row in reader.get_row_iter(None).map_err(|error| error.to_string())?.take(N_LOOKED_AT) {
         let row = row.map_err(|error| error.to_string())?;
         for (column, field) in row.get_column_iter() {
-            if !images.contains(column) && !images_of(field).is_empty() {
-                images.push(column.clone());
+            if !matches!(field, Field::Null) && !images.contains(column) {
+                *has_images.entry(column.clone()).or_insert(true) &= !images_of(field).is_empty();
             }
         }
     }
-    // In the order of the file, whichever row they were found in.
-    images.sort_by_key(|column| there.iter().position(|name| name == column));
+    images.extend(there.iter().filter(|column| has_images.get(*column) == Some(&true)).cloned());
     if let Some(named) = &columns.image {
         images.retain(|column| column != named);
         images.insert(0, named.clone());
     }
-    if images.is_empty() {
+    if images.is_empty() && metadata.num_rows() > 0 {
         return Err(format!(
             "none of its columns {} holds images in the first {N_LOOKED_AT} rows: bytes of an image, or a group with a field `bytes`; \
              --image-column names one",

@@ -123,8 +123,12 @@ fn fingerprint_of(rows: &FeatureRows) -> String {
 /// Reads the clusters of `rows`, which must be those of the same features and the same distance.
 pub(super) fn read(path: &Path, rows: &FeatureRows) -> anyhow::Result<Hierarchy> {
     let bytes = std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
-    let damaged =
-        || format!("{} is damaged or no file of clusters: remove it, and cluster again", path.display());
+    let damaged = || {
+        format!(
+            "{} is damaged, of an earlier release, or no file of clusters: remove it, and cluster again",
+            path.display()
+        )
+    };
     let (_, metadata) = SafeTensors::read_metadata(&bytes).with_context(damaged)?;
     let texts = metadata.metadata().as_ref().with_context(damaged)?;
     let about = texts.get(CLUSTERS).with_context(damaged)?;

@@ -34,6 +34,11 @@ impl Keys {
 /// Strips the underscores of `__name__`, which WebDataset skips, from a part of a path, and replaces control characters.
 fn plain(part: &str) -> String {
     let part: String = part.chars().map(|c| if c.is_control() { '_' } else { c }).collect();
+    // A folder with a dot in front is hidden, and would be skipped where the shard is read.
+    let part = match part.strip_prefix('.') {
+        Some(rest) if !rest.is_empty() => format!("_{rest}"),
+        _ => part,
+    };
     match part.len() > 4 && part.starts_with("__") && part.ends_with("__") {
         true => match part.trim_matches('_') {
             "" => "_".to_string(),
@@ -56,7 +61,8 @@ mod tests {
         assert_eq!(keys.of("../up/./x.jpg"), "up/x");
         assert_eq!(keys.of("__meta__/x.jpg"), "meta/x");
         assert_eq!(keys.of("x\u{1b}[2J.jpg"), "x_[2J");
-        assert_eq!(keys.of(".jpg"), "_");
+        assert_eq!(keys.of(".jpg"), "_jpg");
+        assert_eq!(keys.of("../.cache/a.jpg"), "_cache/a");
         assert_eq!(keys.of("______/y.jpg"), "_/y");
     }
 }

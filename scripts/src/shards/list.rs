@@ -164,7 +164,14 @@ fn json_lines(path: &Path, target: Target, columns: &ColumnNames) -> anyhow::Res
         let mut cells: Map<String, Value> = serde_json::from_str(line).with_context(place)?;
         let there: Vec<String> = cells.keys().cloned().collect();
         let image = find_column(path, columns.image.as_deref(), target.columns(), &there)?;
-        let label = find_column(path, columns.label.as_deref(), &LABEL_COLUMNS, &there)?;
+        // A line may leave out what it does not know.
+        let named = columns.label.as_deref().filter(|named| {
+            there.iter().any(|column| column.trim().eq_ignore_ascii_case(named)) || number == 0
+        });
+        let label = match (&columns.label, named) {
+            (Some(_), None) => None,
+            _ => find_column(path, named, &LABEL_COLUMNS, &there).with_context(place)?,
+        };
         let caption = find_column(path, None, &["caption"], &there)?;
         let Some(image) = image else { return Err(no_target(path, target, &there)) };
         let Some(Value::String(image)) = cells.remove(&there[image]) else {

@@ -235,7 +235,7 @@ fn set_of(images: &ImageSet) -> anyhow::Result<String> {
         let (shard, key) = images.describe(number);
         hash.update(json!([shard, key]).to_string().as_bytes());
     }
-    hash.update(&images.fingerprint()?.to_le_bytes());
+    hash.update(&images.recognition()?.to_le_bytes());
     Ok(format!("{} images, {:016x}", images.len(), hash.digest()))
 }
 
@@ -273,7 +273,11 @@ fn with_flaws(images: &ImageSet, table: &Table, names: &[String]) -> String {
     let mut parts = Vec::new();
     for (number, name) in numbers.zip(names).take(NAMED) {
         // What was wrong when the features were computed may be right by now.
-        let flaw = images.flaw(number).ok().flatten().unwrap_or_else(|| "features of before".into());
+        let flaw = images
+            .flaw(number)
+            .ok()
+            .flatten()
+            .unwrap_or_else(|| "cached result; the image can be read now".into());
         parts.push(format!("{} ({})", one_line(name), one_line(&flaw)));
     }
     let rest = if names.len() > NAMED { ", …: --json names all" } else { "" };

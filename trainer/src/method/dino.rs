@@ -20,7 +20,7 @@ use super::self_distillation::SelfDistillation;
 use super::self_distillation::heads::HeadSizes;
 use super::self_distillation::settings::{
     Teacher, default_bottleneck, default_center_decay, default_freeze, default_head_init_std, default_hidden,
-    default_student_temp, default_teacher_decay, fit_koleo_group,
+    default_student_temp, default_teacher_decay, fit_group,
 };
 use super::self_distillation::targets::Centering;
 use super::{Method, MethodContext, MethodRecipe};
@@ -111,7 +111,7 @@ impl MethodRecipe for Config {
     }
 
     fn fit_batch(&mut self, batch_size: usize) {
-        fit_koleo_group(&mut self.koleo_group, batch_size);
+        fit_group(&mut self.koleo_group, batch_size);
     }
 
     #[cfg(test)]

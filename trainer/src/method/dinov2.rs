@@ -26,7 +26,7 @@ use super::self_distillation::heads::HeadSizes;
 use super::self_distillation::settings::{
     PatchHead, SMALLEST_BLOCK, Teacher, default_bottleneck, default_center_decay, default_freeze,
     default_head_init_std, default_hidden, default_koleo_weight, default_large_batch_teacher_decay,
-    default_mask_ratio, default_masked_share, default_patch_weight, default_student_temp, fit_koleo_group,
+    default_mask_ratio, default_masked_share, default_patch_weight, default_student_temp, fit_group,
 };
 use super::self_distillation::targets::Centering;
 use super::{Method, MethodContext, MethodRecipe};
@@ -142,7 +142,7 @@ impl MethodRecipe for Config {
     }
 
     fn fit_batch(&mut self, batch_size: usize) {
-        fit_koleo_group(&mut self.koleo_group, batch_size);
+        fit_group(&mut self.koleo_group, batch_size);
     }
 
     #[cfg(test)]

@@ -23,7 +23,7 @@ use super::self_distillation::heads::HeadSizes;
 use super::self_distillation::settings::{
     SMALLEST_BLOCK, Teacher, default_freeze, default_head_init_std, default_koleo_weight,
     default_large_batch_teacher_decay, default_local_weight, default_mask_ratio, default_masked_share,
-    default_patch_weight, default_student_temp, fit_koleo_group, includes_end,
+    default_patch_weight, default_student_temp, fit_group, includes_end,
 };
 use super::self_distillation::targets::Centering;
 use super::self_distillation::{FrozenTeacher, SelfDistillation};
@@ -163,8 +163,8 @@ impl MethodRecipe for Config {
     }
 
     fn fit_batch(&mut self, batch_size: usize) {
-        fit_koleo_group(&mut self.koleo_group, batch_size);
-        fit_koleo_group(&mut self.mask_group, batch_size);
+        fit_group(&mut self.koleo_group, batch_size);
+        fit_group(&mut self.mask_group, batch_size);
     }
 
     #[cfg(test)]

@@ -11,9 +11,8 @@ pub(crate) fn difference(plan: &Plan, other: &Plan) -> Option<(String, String, S
     let flat = |plan: &Plan, other: &Plan| {
         // Where images are known by what they are, it does not matter where they are.
         let are_known = !plan.data_fingerprint.is_empty() && !other.data_fingerprint.is_empty();
-        let is_compared = |key: &str| {
-            !key.starts_with("run.") && !FREE_KEYS.contains(&key) && !(are_known && key == "data.shards")
-        };
+        let is_free = |key: &str| FREE_KEYS.contains(&key) || (are_known && key == "data.shards");
+        let is_compared = |key: &str| !key.starts_with("run.") && !is_free(key);
         let values = plan.recipe.values().into_iter().filter(|(key, _)| is_compared(key));
         values.map(|(key, value)| (key, value.to_string())).collect::<Vec<_>>()
     };

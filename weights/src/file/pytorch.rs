@@ -66,8 +66,8 @@ pub(crate) fn read(path: &Path) -> Result<Arrays, WeightsError> {
     Ok(arrays)
 }
 
-/// Returns how a tensor of the file is a view whose stored numbers are not its values: negated, or conjugate. Nothing else in a file
-/// of tensors has these words alone as a text.
+/// Returns how a tensor of the file is a view whose stored numbers are not its values: negated, or conjugate, which its metadata
+/// states as a word that is true.
 fn unresolved_view(path: &Path) -> std::io::Result<Option<&'static str>> {
     let Ok(mut archive) = zip::ZipArchive::new(std::fs::File::open(path)?) else { return Ok(None) };
     for number in 0..archive.len() {
@@ -82,13 +82,25 @@ fn unresolved_view(path: &Path) -> std::io::Result<Option<&'static str>> {
             long.extend((word.len() as u32).to_le_bytes());
             long.extend(word.as_bytes());
             let short = [&[0x8c, word.len() as u8], word.as_bytes()].concat();
-            let holds = |text: &[u8]| pickle.windows(text.len()).any(|window| window == text);
+            let holds = |text: &[u8]| {
+                let mut starts = pickle.windows(text.len()).enumerate().filter(|(_, window)| *window == text);
+                starts.any(|(at, _)| is_true_next(&pickle[at + text.len()..]))
+            };
             if holds(&long) || holds(&short) {
                 return Ok(Some(view));
             }
         }
     }
     Ok(None)
+}
+
+/// Returns whether the next value of a pickle is `True`, behind the note under which the one before may be kept.
+fn is_true_next(rest: &[u8]) -> bool {
+    let rest = match rest {
+        [b'q', _, rest @ ..] | [b'r', _, _, _, _, rest @ ..] | [0x94, rest @ ..] => rest,
+        rest => rest,
+    };
+    rest.first() == Some(&0x88)
 }
 
 /// Returns the first object whose module is not one of [`DATA_MODULES`].

@@ -28,8 +28,8 @@ const VISSL: &str = "_feature_blocks.";
 /// # Errors
 /// A message, if two tensors would have the same name.
 pub(super) fn with_names_of_libraries(arrays: Arrays) -> Result<Arrays, String> {
-    let arrays = renamed(arrays, |name| without_wrappers(name))?;
-    let arrays = renamed(arrays, |name| from_vissl(name))?;
+    let arrays = renamed(arrays, without_wrappers)?;
+    let arrays = renamed(arrays, from_vissl)?;
     let sequences = sequences(&arrays)?;
     renamed(arrays, |name| from_sequence(name, &sequences))
 }

@@ -112,7 +112,7 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     let inputs = inputs_of(&sources, &shards[against.len()..], job.out)?;
     let held = hold_for(work, job.out, job.verb)?;
     // Samples are known by their shard's number among all shards.
-    let about = json!({ "settings": job.settings, "inputs": identities(&all) });
+    let about = json!({ "settings": job.settings, "inputs": identities(&all, work) });
     let results = PartResults::new(job.out, job.verb, about);
     results.check_complete(work)?;
     claim(inputs, job.out, job.verb, &job.settings, job.overwrite)?;

@@ -52,18 +52,21 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
 /// Writes the index of the shard at `path`, if needed; returns its number of samples, and 1 if it was written.
 fn beside(args: &Args, path: &std::path::Path) -> anyhow::Result<(u64, u64)> {
     let known = if args.overwrite { None } else { sidecar::load(path).ok().flatten() };
-    let index = match known {
-        // A sidecar for another length was not used, and is written again.
-        Some(known) if !args.checksums || known.checksum.is_some() => {
+    if let Some(known) = &known {
+        let has_checksums = known.checksum.is_some();
+        let is_current = sidecar::current_checksum(path).is_some();
+        if is_current || (!has_checksums && !args.checksums) {
             let index = sidecar::open(path)?;
-            if index == known {
+            if index == *known {
+                // It has been compared with the shard: later commands need not do so again.
+                sidecar::touch(path);
                 return Ok((index.len() as u64, 0));
             }
-            index
         }
-        _ if args.checksums => sidecar::build_checked(path)?,
-        _ => sidecar::build(path)?,
-    };
+    }
+    // An index with checksums is replaced by one with checksums: it may be that of another file.
+    let wants_checksums = args.checksums || known.is_some_and(|known| known.checksum.is_some());
+    let index = if wants_checksums { sidecar::build_checked(path)? } else { sidecar::build(path)? };
     sidecar::save(&index, path)?;
     Ok((index.len() as u64, 1))
 }

@@ -109,7 +109,7 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     let rules = args.format.rules()?;
     let given = split_folders(&args.shards)?;
     let sources = given.sources(storage)?;
-    let about = json!({ "shards": identities(&sources), "channels": args.format.channels, "bits": args.format.depth.bits() });
+    let about = json!({ "shards": identities(&sources, args.parts.work()), "channels": args.format.channels, "bits": args.format.depth.bits() });
     let work = args.parts.work();
     let results = PartResults::new(folder(args.out.as_deref(), work)?, "stats", about);
     let folders = given.open_folders(work)?;

@@ -54,7 +54,7 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     let results = PartResults::new(
         folder(args.out.as_deref(), work)?,
         "verify",
-        json!({ "shards": identities(&sources) }),
+        json!({ "shards": identities(&sources, work) }),
     );
     let parts = results.of(work, sources.len(), |range| found(&sources[range], folders, storage))?;
     let Some(parts) = parts else { return Ok(ExitCode::SUCCESS) };

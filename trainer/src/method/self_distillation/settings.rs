@@ -147,11 +147,12 @@ pub(in crate::method) fn default_student_temp() -> f64 {
     0.1
 }
 
-/// Weight of the pairs with smaller views in DINOv3.
+/// Returns that the last step of a warm-up has the value after it.
 pub(in crate::method) fn includes_end() -> bool {
     true
 }
 
+/// Weight of the pairs with smaller views in DINOv3.
 pub(in crate::method) fn default_local_weight() -> f64 {
     1.0
 }
@@ -248,7 +249,7 @@ pub(super) fn check_koleo(weight: f64, group: usize, cx: &MethodContext) -> Resu
 }
 
 /// Sets `group` to the whole batch if a batch of `batch_size` does not divide into groups of it.
-pub(in crate::method) fn fit_koleo_group(group: &mut usize, batch_size: usize) {
+pub(in crate::method) fn fit_group(group: &mut usize, batch_size: usize) {
     if *group > 0 && !batch_size.is_multiple_of(*group) {
         *group = 0;
     }
