@@ -137,7 +137,8 @@ impl World {
 /// Says that a test, or a part of it, is left out: past the test harness, which shows nothing of a test that passes.
 pub(crate) fn left_out(reason: &str) {
     use std::io::Write;
-    writeln!(std::io::stderr(), "left out: {reason}").unwrap();
+    let mut stderr = std::io::stderr();
+    writeln!(stderr, "left out: {reason}").unwrap();
 }
 
 /// Returns a command of the program that was built with the tests.
