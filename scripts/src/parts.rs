@@ -30,9 +30,12 @@ pub(crate) struct PartFlags {
     #[arg(long, value_name = "K/N", conflicts_with = "join", help_heading = "In parts")]
     part: Option<Part>,
     /// Put the results of all N parts together.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..), help_heading = "In parts")]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=MOST_PARTS as i64), help_heading = "In parts")]
     join: Option<u32>,
 }
+
+/// Most parts of a job: each has a file of its own.
+const MOST_PARTS: usize = 1_000_000;
 
 /// Part of a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -102,6 +105,9 @@ impl FromStr for Part {
         let numbers =
             text.split_once('/').and_then(|(number, n)| Some((number.parse().ok()?, n.parse().ok()?)));
         let Some((number, n_parts)) = numbers else { return Err("expected K/N, such as 3/16".into()) };
+        if n_parts > MOST_PARTS {
+            return Err(format!("{n_parts} parts are too many: at most {MOST_PARTS} are taken"));
+        }
         match (1..=n_parts).contains(&number) {
             true => Ok(Self { number, n_parts }),
             false => Err(format!("there is no part {number} of {n_parts}: parts are numbered from 1 to N")),

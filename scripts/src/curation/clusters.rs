@@ -61,8 +61,15 @@ pub(crate) struct KMeansFlags {
     pub(crate) seed: u64,
     /// Gigabytes of memory that each process may use besides features, which .npy of 32 bits and .safetensors leave in their files
     /// [default: all that is available on the machine; give it where several processes share one].
-    #[arg(long, value_name = "GB")]
+    #[arg(long, value_name = "GB", value_parser = gigabytes)]
     memory_gb: Option<f64>,
+}
+
+fn gigabytes(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(number) if number > 0.0 && number.is_finite() => Ok(number),
+        _ => Err("expected a number of gigabytes above 0".into()),
+    }
 }
 
 impl ClusterFlags {

@@ -7,8 +7,9 @@ use anyhow::{Context, bail};
 use curate::clusters::{Centers, Hierarchy, Tree};
 use curate::{FeatureRows, Metric};
 use kernels::rows::Rows;
+use networks::safetensors::file_of;
 use safetensors::SafeTensors;
-use safetensors::tensor::{Dtype, TensorView, serialize};
+use safetensors::tensor::{Dtype, TensorView};
 use serde_json::{Value, json};
 use xxhash_rust::xxh3::Xxh3;
 
@@ -29,19 +30,16 @@ pub(super) fn save_centers(path: &Path, centers: &Centers, width: usize) -> std:
         n => ("n_resamplings", n),
     };
     let tensors = vec![("centers".to_string(), view)];
-    let bytes = sealed(tensors, name, number.to_string()).map_err(std::io::Error::other)?;
+    let bytes = sealed(tensors, name, number.to_string())?;
     pipeline::file::replace(path, &bytes)
 }
 
 /// Returns a file of `tensors`, with `text` as `name` among its metadata and a checksum of both.
-fn sealed(
-    tensors: Vec<(String, TensorView<'_>)>,
-    name: &str,
-    text: String,
-) -> Result<Vec<u8>, safetensors::SafeTensorError> {
+fn sealed(tensors: Vec<(String, TensorView<'_>)>, name: &str, text: String) -> std::io::Result<Vec<u8>> {
     let checksum = checksum(tensors.iter().map(|(name, view)| (name.as_str(), view)), name, &text);
     let about = HashMap::from([(name.to_string(), text), (CHECKSUM.to_string(), checksum)]);
-    serialize(tensors, Some(about))
+    // The same clusters give the same bytes, in whatever order the metadata are listed.
+    file_of(tensors, about)
 }
 
 /// Returns whether the checksum in `file` is that of what it holds, where `text` stands as `name` among its metadata.
@@ -171,4 +169,21 @@ pub(super) fn read(path: &Path, rows: &FeatureRows) -> anyhow::Result<Hierarchy>
         bail!(damaged());
     }
     Ok(Hierarchy { centers, tree: Tree::new(parents, n_clusters), distances, inertia })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Processes that write the same clusters write the same bytes: a map of metadata has another order in each of them.
+    #[test]
+    fn the_same_clusters_are_the_same_bytes() {
+        let values = [1.0f32, 2.0, 3.0, 4.0];
+        let write = || {
+            let view = TensorView::new(Dtype::F32, vec![2, 2], bytemuck::cast_slice(&values)).unwrap();
+            sealed(vec![("centers".to_string(), view)], CLUSTERS, "{}".to_string()).unwrap()
+        };
+        let first = write();
+        assert!((0..20).all(|_| write() == first));
+    }
 }

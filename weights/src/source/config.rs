@@ -107,6 +107,18 @@ pub(crate) fn check_activation(source: &Source, known: &str) -> Result<(), Strin
     Ok(())
 }
 
+/// Returns the term that layer norms add to the variance, if the configuration states it.
+pub(crate) fn norm_epsilon(source: &Source) -> Result<Option<f64>, String> {
+    let said = source.config.as_ref().map_or(&Value::Null, |config| &config["layer_norm_eps"]);
+    if said.is_null() {
+        return Ok(None);
+    }
+    let epsilon = said.as_f64().filter(|epsilon| *epsilon > 0.0 && *epsilon < 1.0);
+    epsilon
+        .map(Some)
+        .ok_or_else(|| format!("layer_norm_eps is {said}, which is not a number between 0 and 1"))
+}
+
 /// Returns the count under the first present of several keys; `None` if all are absent.
 pub(crate) fn count(config: &Value, keys: &[&str]) -> Result<Option<usize>, String> {
     let Some((key, said)) = keys.iter().map(|key| (key, &config[*key])).find(|(_, said)| !said.is_null())

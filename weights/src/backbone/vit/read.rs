@@ -46,12 +46,12 @@ pub(super) fn recognized(
     let library = library(found, source, &names, hints, assumed);
     refuse_others(found)?;
     let sizes = Sizes::of(found, &names, hints, source)?;
-    let mut model = sizes.model(library, found, &names, source);
-    let said = source.config.as_ref().is_some_and(|config| config["layer_norm_eps"].is_number());
+    let said = config::norm_epsilon(source)?;
+    let mut model = sizes.model(library, found, &names, said);
     if let ModelConfig::Vit(config) = &mut model {
         if let Some(epsilon) = hints.norm_epsilon {
             config.norm_epsilon = epsilon;
-        } else if sizes.is_rotary && !said {
+        } else if sizes.is_rotary && said.is_none() {
             assumed.push(format!(
                 "the file does not say the ε of its layer norms: {:e} is taken, that of DINOv3's networks (--norm-epsilon)",
                 config.norm_epsilon
@@ -235,7 +235,7 @@ impl Sizes {
         })
     }
 
-    fn model(&self, library: Library, found: &Found, names: &Names, source: &Source) -> ModelConfig {
+    fn model(&self, library: Library, found: &Found, names: &Names, said: Option<f64>) -> ModelConfig {
         let has_registers = found.holds(names.registers);
         let (pos_offset, pos_antialias) = match library {
             Library::Dino => (0.1, false),
@@ -246,7 +246,6 @@ impl Sizes {
             Library::Transformers => (0.0, has_registers),
             Library::Torchvision => (0.0, false),
         };
-        let said = source.config.as_ref().and_then(|config| config["layer_norm_eps"].as_f64());
         let norm_epsilon = said.unwrap_or(match (library, self.has_layer_scale) {
             _ if self.is_rotary => ROTARY_EPSILON,
             // The default of `ViTConfig`.
