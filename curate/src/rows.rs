@@ -50,8 +50,8 @@ impl FeatureRows {
         Ok(Self { parts, starts, width, metric, fingerprint: Arc::default() })
     }
 
-    /// Returns a hash of the number and width of the rows and of all their values: equal for the same features, wherever they
-    /// are, and different for all others.
+    /// Returns a hash of the number and width of the rows and of all their values: equal for the
+    /// same features, wherever they are, and different for all others.
     pub fn fingerprint(&self) -> u64 {
         *self.fingerprint.get_or_init(|| self.computed_fingerprint())
     }

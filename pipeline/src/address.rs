@@ -18,8 +18,8 @@ pub(crate) fn is_near(url: &Url) -> bool {
     }
 }
 
-/// Returns whether `url` leads to this machine or its link by its name, or by what the name stands for. A name that
-/// is not known here does not.
+/// Returns whether `url` leads to this machine or its link by its name, or by what the name stands
+/// for. A name that is not known here does not.
 pub(crate) fn leads_near(url: &Url) -> bool {
     if is_near(url) {
         return true;

@@ -127,8 +127,8 @@ fn remove_abandoned_once(folder: &Path) {
     }
 }
 
-/// Removes the temporary file at `path` if no process writes it any more. Failures are ignored: it may be another
-/// user's.
+/// Removes the temporary file at `path` if no process writes it any more. Failures are ignored: it
+/// may be another user's.
 fn remove_if_abandoned(path: &Path) {
     use std::os::unix::fs::OpenOptionsExt;
     if !fs::symlink_metadata(path).is_ok_and(|about| about.is_file()) {
@@ -273,8 +273,8 @@ pub fn open_lock(path: &Path) -> io::Result<File> {
     File::options().create(true).write(true).truncate(false).custom_flags(flags.bits() as i32).open(path)
 }
 
-/// Opens a file to append to it, and creates it if it does not exist. A symbolic link is refused: whoever can put one into a folder
-/// that others write into could have them write elsewhere.
+/// Opens a file to append to it, and creates it if it does not exist. A symbolic link is refused:
+/// whoever can put one into a folder that others write into could have them write elsewhere.
 ///
 /// # Errors
 /// Returns the error of the file system.
@@ -330,7 +330,8 @@ mod tests {
         assert_eq!(fs::read(&path).expect("read"), b"new");
     }
 
-    /// A file that a process was killed over is removed by the next process, and one that is being written is not.
+    /// A file that a process was killed over is removed by the next process, and one that is being
+    /// written is not.
     #[test]
     fn what_killed_processes_leave_is_removed() {
         let folder = tempfile::tempdir().expect("temporary folder");
@@ -406,7 +407,8 @@ mod tests {
     #[test]
     fn nothing_is_appended_through_a_link() {
         let folder = tempfile::tempdir().expect("temporary folder");
-        let (target, link) = (folder.path().join("notes"), folder.path().join("rows.jsonl"));
+        let target = folder.path().join("notes");
+        let link = folder.path().join("rows.jsonl");
         std::os::unix::fs::symlink(&target, &link).expect("linked");
         assert!(open_append(&link).expect_err("a link").to_string().contains("symbolic link"));
         assert!(!target.exists());

@@ -49,8 +49,9 @@ impl FileStamp {
         self.changed_ns <= other.changed_ns
     }
 
-    /// Returns whether the bytes of a file with this stamp are those of `other`, as far as its length and the time of their last
-    /// change tell: permissions, owners and links may have changed.
+    /// Returns whether the bytes of a file with this stamp are those of `other`, as far as its
+    /// length and the time of their last change tell: permissions, owners and links may have
+    /// changed.
     pub fn has_bytes_of(&self, other: &Self) -> bool {
         self.len_bytes == other.len_bytes && self.modified_ns == other.modified_ns
     }

@@ -260,7 +260,8 @@ fn is_hidden(path: &Path) -> bool {
     path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"."))
 }
 
-/// Returns `url`, which a list at `base` names, unless it is an address of this machine or its link and the list is elsewhere.
+/// Returns `url`, which a list at `base` names, unless it is an address of this machine or its link
+/// and the list is elsewhere.
 fn named_from_elsewhere(base: &Url, url: Url) -> Result<ShardUrl, String> {
     if is_near(&url) && !is_near(base) {
         let host = url.host_str().unwrap_or_default();

@@ -141,7 +141,8 @@ pub(crate) struct WeightFlags {
     /// [default: as the file says, else imagenet].
     #[arg(long, value_name = "COLORS", value_parser = normalization)]
     normalization: Option<Normalization>,
-    /// Term that the layer norms of a file's network add to the variance [default: as the file says, else that of the published networks].
+    /// Term that the layer norms of a file's network add to the variance [default: as the file
+    /// says, else that of the published networks].
     #[arg(long, value_name = "EPSILON", value_parser = epsilon)]
     norm_epsilon: Option<f64>,
     /// Bits of a channel's values for a file's network: 8, 16 or 32 (floating point) [default: as the file says, else 8].

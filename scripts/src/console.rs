@@ -171,8 +171,8 @@ fn time_of_day(now_s: u64) -> String {
     format!("{h:02}:{m:02}:{s:02}Z")
 }
 
-/// Returns whether a terminal acts on `c` in place of showing it: control characters, and marks that change the direction of text or
-/// end a line, by which a name could look like another one.
+/// Returns whether a terminal acts on `c` in place of showing it: control characters, and marks
+/// that change the direction of text or end a line, by which a name could look like another one.
 fn steers(c: char) -> bool {
     c.is_control()
         || matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')

@@ -143,7 +143,8 @@ pub fn main() -> ExitCode {
     }
 }
 
-/// Makes the program end with a message where the system lets it start no more threads: the libraries panic there, in any of them.
+/// Makes the program end with a message where the system lets it start no more threads: the
+/// libraries panic there, in any of them.
 fn end_where_no_thread_starts() {
     let usual = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |about| {

@@ -252,7 +252,8 @@ impl PartResults {
     }
 }
 
-/// Identifies shards for the parts of a job: see [`file_identity`]. A whole job keeps nothing that could be of others.
+/// Identifies shards for the parts of a job: see [`file_identity`]. A whole job keeps nothing that
+/// could be of others.
 pub(crate) fn identities(sources: &[Source], work: Work) -> Vec<Value> {
     if work == Work::Whole {
         return Vec::new();
@@ -264,8 +265,9 @@ pub(crate) fn identities(sources: &[Source], work: Work) -> Vec<Value> {
     sources.par_iter().map(identity).collect()
 }
 
-/// Identifies a local file for the parts of a job, which may run on machines that see it in other folders: by its name
-/// and its bytes where its index states their hash, else by its name and state.
+/// Identifies a local file for the parts of a job, which may run on machines that see it in other
+/// folders: by its name and its bytes where its index states their hash, else by its name and
+/// state.
 pub(crate) fn file_identity(path: &Path) -> Value {
     let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy();
     if let Some(checksum) = sidecar::current_checksum(path) {

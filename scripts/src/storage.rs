@@ -41,7 +41,8 @@ pub(crate) struct StorageFlags {
         hide_short_help = true
     )]
     cache_gb: f64,
-    /// Column of a list or of a Parquet file that holds the images or their paths [default: found by content or usual names].
+    /// Column of a list or of a Parquet file that holds the images or their paths [default: found
+    /// by content or usual names].
     #[arg(long, global = true, value_name = "NAME", help_heading = "Columns", hide_short_help = true)]
     image_column: Option<String>,
     /// Column of a list or of a Parquet file that holds the classes [default: label and other usual names].

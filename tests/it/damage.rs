@@ -20,7 +20,8 @@ fn a_hole_in_a_shard_is_told_and_the_other_shards_are_verified() {
     holed[header_of_the_middle..][..512].fill(0);
     let mut tail = whole.clone();
     tail[header_of_the_middle..].fill(0);
-    // More zeros than two blocks or a usual record, and an odd number of blocks, which larger records do not divide.
+    // More zeros than two blocks or a usual record, and an odd number of blocks, which larger
+    // records do not divide.
     let n_blocks = (header_of_the_middle / 512 + 41) | 1;
     tail.resize(n_blocks * 512, 0);
     for (what, bytes) in [
@@ -343,8 +344,8 @@ fn what_does_not_fit_into_memory_is_a_matter_of_configuration() {
     assert!(!world.path("large.onnx").exists());
 }
 
-/// Flips one bit of the file at `path` in each of `n` places, evenly spread over its bytes and all bits, and returns what
-/// `run` gives each time. The file is whole again afterwards.
+/// Flips one bit of the file at `path` in each of `n` places, evenly spread over its bytes and all
+/// bits, and returns what `run` gives each time. The file is whole again afterwards.
 fn with_flipped_bits<T>(path: &Path, n: usize, run: impl Fn() -> T) -> Vec<(usize, T)> {
     let whole = std::fs::read(path).unwrap();
     let flipped = (0..n).map(|number| {
@@ -359,14 +360,16 @@ fn with_flipped_bits<T>(path: &Path, n: usize, run: impl Fn() -> T) -> Vec<(usiz
     found
 }
 
-/// One flipped bit in what a verb reads back is told, wherever it is: clusters, and results of parts of every verb.
+/// One flipped bit in what a verb reads back is told, wherever it is: clusters, and results of
+/// parts of every verb.
 #[test]
 fn damaged_states_give_no_result() {
     let world = World::new(40);
     let run = world.text("run");
     let short = ["--set", "optim.length={steps=1}", "--set", "optim.warmup={steps=0}"];
     ok(&world.pretrain("run", &short));
-    let (data, features) = (world.text("data"), world.text("x.npy"));
+    let data = world.text("data");
+    let features = world.text("x.npy");
     ok(&world.ocelli(&["embed", "--checkpoint", &run, "--shards", &data, "--out", &features]));
 
     let clusters = ["--features", &features, "--clusters", "5,2", "--resample-rows", "2,1", "--count", "12"];
@@ -385,7 +388,10 @@ fn damaged_states_give_no_result() {
     }
 
     let out = |name: &str| world.text(name);
-    let (found, unique, removed, parts) = (out("found"), out("unique"), out("removed"), out("parts/x.npy"));
+    let found = out("found");
+    let unique = out("unique");
+    let removed = out("removed");
+    let parts = out("parts/x.npy");
     let jobs: [(&[&str], &str); 5] = [
         (&["shards", "verify", &data, "--out", &found], "found/verify.part-00001-of-00002.json"),
         (&["shards", "stats", &data, "--out", &found], "found/stats.part-00001-of-00002.json"),

@@ -9,7 +9,8 @@ use proptest::prelude::*;
 
 use crate::support::{World, fails, json_of, metrics, ok, program};
 
-/// Writes a tar without an index, as other tools do: `images` as `.npy` of `[side, side, 3]` bytes with classes.
+/// Writes a tar without an index, as other tools do: `images` as `.npy` of `[side, side, 3]` bytes
+/// with classes.
 fn write_npy_tar(path: &Path, images: &[Vec<u8>], side: usize) {
     let mut tar = tar::Builder::new(File::create(path).unwrap());
     for (number, image) in images.iter().enumerate() {
@@ -121,13 +122,14 @@ fn rows(path: &Path) -> Vec<f32> {
     npyz::NpyFile::new(&fs::read(path).unwrap()[..]).unwrap().into_vec().unwrap()
 }
 
-/// A tar that was written anew gives its own features, through the cache as without it, and an index that describes
-/// the tar of before is named.
+/// A tar that was written anew gives its own features, through the cache as without it, and an
+/// index that describes the tar of before is named.
 #[test]
 fn a_rewritten_tar_has_its_own_features_and_keys() {
     let world = World::new(8);
     ok(&world.pretrain("run", &["--set", "optim.length={steps=1}", "--set", "optim.warmup={steps=0}"]));
-    let (tar, run) = (world.path("s.tar"), world.text("run"));
+    let tar = world.path("s.tar");
+    let run = world.text("run");
     let shard = tar.display().to_string();
     let embed = |out: &str| {
         let out = world.text(out);
@@ -211,7 +213,9 @@ fn a_run_goes_on_with_its_images_and_no_others() {
 fn a_part_of_other_images_is_no_part() {
     let world = World::new(8);
     ok(&world.pretrain("run", &["--set", "optim.length={steps=1}", "--set", "optim.warmup={steps=0}"]));
-    let (run, out, shard) = (world.text("run"), world.text("all.npy"), world.text("s.tar"));
+    let run = world.text("run");
+    let out = world.text("all.npy");
+    let shard = world.text("s.tar");
     let part = |more: &[&str]| {
         let args = [&["embed", "--checkpoint", &run, "--shards", &shard, "--out", &out][..], more].concat();
         world.ocelli(&args)
@@ -256,7 +260,8 @@ fn shards_are_not_all_open_at_once() {
     ok(&limited(&["shards", "ls", &many]));
     ok(&limited(&["shards", "stats", &many]));
     ok(&limited(&["shards", "reshard", &many, "--out", &world.text("fewer"), "--renumber"]));
-    let (recipe, run) = (world.text("tiny.toml"), world.text("run"));
+    let recipe = world.text("tiny.toml");
+    let run = world.text("run");
     ok(&limited(&["pretrain", "--recipe", &recipe, "--shards", &many, "--workdir", &run]));
     let out = world.text("rows.npy");
     ok(&limited(&["embed", "--checkpoint", &run, "--shards", &many, "--out", &out]));

@@ -1,6 +1,5 @@
 //! Python libraries on the same networks and images (`tests/interop/libraries.py`).
 
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -10,7 +9,7 @@ use networks::{ModelConfig, NamedTensor, Network, Normalization, Pixels};
 use tempfile::TempDir;
 use weights::{Card, Export, Format, Precision, Preprocessing};
 
-use crate::support::{ok, program};
+use crate::support::{left_out, ok, program};
 
 const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/interop/libraries.py");
 
@@ -20,9 +19,7 @@ pub(crate) fn python(modules: &str) -> Option<PathBuf> {
     let import = Command::new(&python).args(["-c", &format!("import {modules}")]).output();
     let there = import.is_ok_and(|output| output.status.success());
     if !there {
-        // Past the test harness, which shows nothing of a test that passes.
-        let mut stderr = std::io::stderr();
-        writeln!(stderr, "left out: {} cannot import {modules} (OCELLI_PYTHON)", python.display()).unwrap();
+        left_out(&format!("{} cannot import {modules} (OCELLI_PYTHON)", python.display()));
     }
     there.then_some(python)
 }

@@ -60,7 +60,8 @@ fn stats(world: &World, what: &str) -> (String, serde_json::Value) {
     (ok(&output), json_of(&output))
 }
 
-/// A folder, a tar of it and shards packed from it hold the same samples: no hidden files or folders, and the same classes.
+/// A folder, a tar of it and shards packed from it hold the same samples: no hidden files or
+/// folders, and the same classes.
 #[test]
 fn a_folder_and_its_tar_are_the_same() {
     let world = world();
@@ -78,7 +79,8 @@ fn a_folder_and_its_tar_are_the_same() {
         .status()
         .unwrap();
     assert!(archived.success());
-    let (set, tar) = (world.text("set"), world.text("set.tar"));
+    let set = world.text("set");
+    let tar = world.text("set.tar");
     let said = ok(&world.ocelli(&["shards", "pack", &set, "--out", &world.text("packed")]));
     assert!(said.contains("skipped hidden folders: 1 .cache/, 1 .ipynb_checkpoints/"), "{said}");
     for what in ["set", "set.tar", "packed"] {
@@ -93,8 +95,8 @@ fn a_folder_and_its_tar_are_the_same() {
     assert_eq!(fs::read_to_string(world.path("packed/classes.txt")).unwrap(), "cat\ndog\n");
 }
 
-/// The key of a sample ends at the first dot, as in webdataset: a class is found behind further dots, and several color images in one
-/// sample are told.
+/// The key of a sample ends at the first dot, as in webdataset: a class is found behind further
+/// dots, and several color images in one sample are told.
 #[test]
 fn names_with_dots_are_read_or_told() {
     let world = world();
@@ -126,7 +128,8 @@ fn verify_fails_where_there_is_no_image() {
     assert!(said.contains("sample a: no member with extension"), "{said}");
 }
 
-/// Archives of GNU tar with other records, sparse members, members that stand apart or twice, and names in Latin-1.
+/// Archives of GNU tar with other records, sparse members, members that stand apart or twice, and
+/// names in Latin-1.
 #[test]
 fn archives_of_other_tools_are_read() {
     let world = world();
@@ -189,7 +192,8 @@ fn other_formats_are_named() {
     }
 }
 
-/// Lists with the usual names of columns, with named ones, with classes behind a space, and with files that are not there.
+/// Lists with the usual names of columns, with named ones, with classes behind a space, and with
+/// files that are not there.
 #[test]
 fn lists_of_other_people_are_read() {
     let world = world();
@@ -229,7 +233,8 @@ fn lists_of_other_people_are_read() {
     assert_eq!(labels, [None, Some(3)]);
 }
 
-/// An image that is missing, not readable, or too large is called what it is; and a large file beside an image is left out.
+/// An image that is missing, not readable, or too large is called what it is; and a large file
+/// beside an image is left out.
 #[test]
 fn what_is_wrong_with_an_image_is_said() {
     let world = World::new(8);
@@ -238,7 +243,8 @@ fn what_is_wrong_with_an_image_is_said() {
     fs::write(world.path("images/text.png"), "no image").unwrap();
     fs::write(world.path("list.txt"), "images/a.png\nimages/gone.png\nimages/text.png\nimages/b.png\n")
         .unwrap();
-    let (run, out) = (world.text("run"), world.text("x.npy"));
+    let run = world.text("run");
+    let out = world.text("x.npy");
     let output =
         world.ocelli(&["embed", "--checkpoint", &run, "--images", &world.text("list.txt"), "--out", &out]);
     let said = stdout(&output);
@@ -261,7 +267,8 @@ fn what_is_wrong_with_an_image_is_said() {
 fn neighbors_that_are_not_there_give_no_score() {
     let world = World::new(48);
     ok(&world.pretrain("run", &["--set", "optim.length={steps=1}", "--set", "optim.warmup={steps=0}"]));
-    let (run, data) = (world.text("run"), world.text("data"));
+    let run = world.text("run");
+    let data = world.text("data");
     let output = world.ocelli(&[
         "probe",
         "--checkpoint",
@@ -285,8 +292,9 @@ fn rows_of(path: &Path) -> Vec<f32> {
     npyz::NpyFile::new(&fs::read(path).unwrap()[..]).unwrap().into_vec().unwrap()
 }
 
-/// A network that goes out in DINOv3's layout and comes in again has its features, where what the layout cannot say is told both ways;
-/// and a file with the name of a network of satellite images has their constants.
+/// A network that goes out in DINOv3's layout and comes in again has its features, where what the
+/// layout cannot say is told both ways; and a file with the name of a network of satellite images
+/// has their constants.
 #[test]
 fn what_a_layout_cannot_say_is_told() {
     let world = World::new(16);
@@ -299,8 +307,10 @@ fn what_a_layout_cannot_say_is_told() {
         "optim.warmup={steps=0}",
     ];
     ok(&world.pretrain("run", &more));
-    let (run, data) = (world.text("run"), world.text("data"));
-    let (file, satellite) = (world.text("mine.pth"), world.text("dinov3_tiny_pretrain_sat493m.pth"));
+    let run = world.text("run");
+    let data = world.text("data");
+    let file = world.text("mine.pth");
+    let satellite = world.text("dinov3_tiny_pretrain_sat493m.pth");
     let said = ok(&world.ocelli(&["export", "--checkpoint", &run, "--format", "dinov3", "--out", &file]));
     assert!(said.contains("ε of its layer norms is 1e-6") && said.contains("--norm-epsilon 1e-6"), "{said}");
     fs::copy(&file, &satellite).unwrap();
@@ -342,7 +352,8 @@ fn what_a_layout_cannot_say_is_told() {
     assert!(!output.status.success() && said.contains("dcp_to_torch"), "{said}");
 }
 
-/// Limits of the machine end the program with a message: threads that cannot be started, and files that may not become longer.
+/// Limits of the machine end the program with a message: threads that cannot be started, and files
+/// that may not become longer.
 #[test]
 fn limits_of_the_machine_are_told() {
     let world = World::new(24);
@@ -352,12 +363,14 @@ fn limits_of_the_machine_are_told() {
         std::process::Command::new("sh").args(["-c", &script, program]).args(args).output().unwrap()
     };
     // Blocks of 512 bytes.
-    let (data, out) = (world.text("data"), world.text("again"));
+    let data = world.text("data");
+    let out = world.text("again");
     let output = limited("ulimit -f 8", &["shards", "reshard", &data, "--out", &out]);
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(3), "{said}");
     assert!(said.contains("error: cannot write") && said.contains("File too large"), "{said}");
-    // The limit of processes counts all of a user, and does not hold for root: another user, of whom there are none.
+    // The limit of processes counts all of a user, and does not hold for root: another user, of
+    // whom there are none.
     let others = ["--reuid=61234", "--clear-groups", program, "--version"];
     let id = std::process::Command::new("setpriv").args(others).output();
     if !id.is_ok_and(|output| output.status.success()) {
@@ -378,7 +391,8 @@ fn limits_of_the_machine_are_told() {
     assert!(!said.contains("panicked"), "{said}");
 }
 
-/// Names that would steer a terminal, end a line or turn the direction of text are shown escaped, and written so into lists.
+/// Names that would steer a terminal, end a line or turn the direction of text are shown escaped,
+/// and written so into lists.
 #[test]
 fn names_do_not_steer_a_terminal() {
     let world = world();

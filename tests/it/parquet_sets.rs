@@ -95,7 +95,8 @@ fn parquet_files_are_shards() {
     }
 }
 
-/// Writes a file as those of other tools are: bytes of images alone, two columns of classes, compressed by `codec`.
+/// Writes a file as those of other tools are: bytes of images alone, two columns of classes,
+/// compressed by `codec`.
 fn write_plain(path: &Path, images: &[Vec<u8>], codec: parquet::basic::Compression) {
     use parquet::data_type::{ByteArray, ByteArrayType, Int64Type};
     use parquet::file::properties::WriterProperties;
@@ -123,7 +124,8 @@ fn write_plain(path: &Path, images: &[Vec<u8>], codec: parquet::basic::Compressi
     writer.close().unwrap();
 }
 
-/// Columns of images are known by their bytes, in every usual compression; a class is taken from the column that is named.
+/// Columns of images are known by their bytes, in every usual compression; a class is taken from
+/// the column that is named.
 #[test]
 fn columns_are_found_by_content_or_named() {
     use parquet::basic::{BrotliLevel, Compression, GzipLevel, ZstdLevel};

@@ -67,7 +67,8 @@ fn interrupts_are_answered() {
     let world = World::new(50);
     // A step takes long: what answers is not the loop of steps.
     let more = ["--set", "optim.length={steps=4000}", "--inject-fault", "hang:step=3,phase=backward"];
-    // A shell that runs the tests in the background lets them ignore interrupts, which the program would go on ignoring.
+    // A shell that runs the tests in the background lets them ignore interrupts, which the program
+    // would go on ignoring.
     let mut child = Command::new("env")
         .args(["--default-signal=INT", env!("CARGO_BIN_EXE_ocelli-under-test")])
         .args(world.pretrain_args("run", &more))

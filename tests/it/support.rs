@@ -134,7 +134,8 @@ impl World {
     }
 }
 
-/// Says that a test, or a part of it, is left out: past the test harness, which shows nothing of a test that passes.
+/// Says that a test, or a part of it, is left out: past the test harness, which shows nothing of a
+/// test that passes.
 pub(crate) fn left_out(reason: &str) {
     use std::io::Write;
     let mut stderr = std::io::stderr();

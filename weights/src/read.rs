@@ -132,7 +132,8 @@ const SATELLITE_MEAN: [f32; 3] = [0.430, 0.411, 0.296];
 /// Deviation of the channels of the same images.
 const SATELLITE_STD: [f32; 3] = [0.213, 0.156, 0.143];
 
-/// Returns whether a file or its folder has the name of a network of satellite images, and the network is one of DINOv3's.
+/// Returns whether a file or its folder has the name of a network of satellite images, and the
+/// network is one of DINOv3's.
 fn is_satellite(path: &Path, model: &ModelConfig) -> bool {
     let has_positions = matches!(model, ModelConfig::Vit(config) if config.positions == Positions::Rope);
     let names = [path.file_name(), path.parent().and_then(Path::file_name)];

@@ -4,8 +4,9 @@
 //! rows from the best to the worst: row i is a duplicate of the most similar row j of a rule, if x_i · x_j >= threshold
 //! ```
 //!
-//! By the first rule row j is one that is kept, so that a chain of similar images does not join ones that are far apart; by SemDeDup's
-//! own it is any better row, so that more rows go. Of rows with equal similarity, the better one is named.
+//! By the first rule row j is one that is kept, so that a chain of similar images does not join
+//! ones that are far apart; by SemDeDup's own it is any better row, so that more rows go. Of rows
+//! with equal similarity, the better one is named.
 
 use std::collections::HashMap;
 

@@ -146,8 +146,8 @@ impl Source {
         }
     }
 
-    /// Returns a hash by which parts of a job, on any machines, recognize the images: their names and lengths, and the checksums that
-    /// indices state or a few images' bytes.
+    /// Returns a hash by which parts of a job, on any machines, recognize the images: their names
+    /// and lengths, and the checksums that indices state or a few images' bytes.
     ///
     /// # Errors
     /// [`PipelineError`] if a shard cannot be read.
@@ -179,8 +179,8 @@ impl Source {
         Ok(hash.digest())
     }
 
-    /// Returns a hash that identifies the images: by the bytes of each shard, or by the state of each file (see
-    /// [`pipeline::identity`]).
+    /// Returns a hash that identifies the images: by the bytes of each shard, or by the state of
+    /// each file (see [`pipeline::identity`]).
     ///
     /// # Errors
     /// [`PipelineError`] if a shard cannot be read.

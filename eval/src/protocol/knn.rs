@@ -92,8 +92,8 @@ impl Knn {
         found.into_iter().map(scored).collect()
     }
 
-    /// Returns the protocol with the numbers of neighbors that `n_train` images have, and tells which are left out. With fewer images
-    /// than any of them, all are neighbors.
+    /// Returns the protocol with the numbers of neighbors that `n_train` images have, and tells
+    /// which are left out. With fewer images than any of them, all are neighbors.
     fn usable(&self, n_train: usize) -> Self {
         let n_neighbors = if self.leave_one_out { n_train.saturating_sub(1) } else { n_train };
         let (mut k, left_out): (Vec<usize>, Vec<usize>) = self.k.iter().partition(|k| **k <= n_neighbors);

@@ -241,8 +241,8 @@ impl Dataset {
         (!members.is_empty()).then_some((len_bytes, check))
     }
 
-    /// Returns a hash that identifies the samples by [`Shard::fingerprint`], in their order. Shards whose hash
-    /// is not known yet are read, several at a time.
+    /// Returns a hash that identifies the samples by [`Shard::fingerprint`], in their order. Shards
+    /// whose hash is not known yet are read, several at a time.
     ///
     /// # Errors
     /// Errors of [`Shard::fingerprint`].
@@ -291,9 +291,9 @@ impl Dataset {
         Some(hash.digest())
     }
 
-    /// Returns a hash of the bytes of a few images, evenly spread, which tells other images with the same keys and
-    /// lengths apart without reading all; `None` if shards would have to be fetched for it. Images that
-    /// cannot be used count as such.
+    /// Returns a hash of the bytes of a few images, evenly spread, which tells other images with
+    /// the same keys and lengths apart without reading all; `None` if shards would have to be
+    /// fetched for it. Images that cannot be used count as such.
     ///
     /// # Errors
     /// Errors of [`Dataset::read`] that say nothing about the image.

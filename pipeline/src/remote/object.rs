@@ -146,8 +146,8 @@ fn is_redirect(error: &Error) -> bool {
     false
 }
 
-/// Returns the innermost cause, which states the problem, as one line: it quotes the server, whose line breaks must not
-/// imitate log lines of the program.
+/// Returns the innermost cause, which states the problem, as one line: it quotes the server, whose
+/// line breaks must not imitate log lines of the program.
 fn reason_of(error: &Error) -> String {
     let one_line = |text: String| text.split_whitespace().collect::<Vec<_>>().join(" ");
     let text = one_line(error.to_string());

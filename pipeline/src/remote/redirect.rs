@@ -8,8 +8,8 @@ use crate::address::{is_near, leads_near};
 /// Most redirects that are followed: half of what browsers allow.
 const MAX_REDIRECTS: usize = 10;
 
-/// Returns the rule for web servers: redirects are followed, but lead to this machine or its link only if the URL
-/// that the user named does.
+/// Returns the rule for web servers: redirects are followed, but lead to this machine or its link
+/// only if the URL that the user named does.
 pub(super) fn of_servers() -> Policy {
     Policy::custom(|attempt: Attempt<'_>| {
         if attempt.previous().len() > MAX_REDIRECTS {
@@ -26,7 +26,8 @@ pub(super) fn of_servers() -> Policy {
     })
 }
 
-/// Returns the rule for object stores, whose requests hold credentials: a redirect to another host is an error.
+/// Returns the rule for object stores, whose requests hold credentials: a redirect to another host
+/// is an error.
 pub(super) fn of_stores() -> Policy {
     Policy::custom(|attempt: Attempt<'_>| {
         if attempt.previous().len() > MAX_REDIRECTS {

@@ -53,8 +53,8 @@ pub(crate) fn limit() -> usize {
 /// used files beyond [`limit`].
 ///
 /// # Errors
-/// [`PipelineError::ShardMismatch`] if the file at `path` no longer has the bytes of the one with `stamp`, and errors
-/// of [`open_shard`].
+/// [`PipelineError::ShardMismatch`] if the file at `path` no longer has the bytes of the one with
+/// `stamp`, and errors of [`open_shard`].
 pub(super) fn file(number: u64, path: &Path, stamp: &FileStamp) -> Result<Arc<File>, PipelineError> {
     {
         let mut handles = HANDLES.lock().unwrap_or_else(PoisonError::into_inner);

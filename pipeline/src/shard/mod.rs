@@ -209,8 +209,8 @@ impl Shard {
         Ok(std::str::from_utf8(&bytes).ok().map(str::to_string))
     }
 
-    /// Returns the class member of a sample such as `x.v1.0.png` and `x.v1.0.cls`, whose key ends at the first dot: the only one
-    /// whose extension ends in `.cls`.
+    /// Returns the class member of a sample such as `x.v1.0.png` and `x.v1.0.cls`, whose key ends
+    /// at the first dot: the only one whose extension ends in `.cls`.
     fn only_class_with_dots(&self, i: usize) -> Option<Member<'_>> {
         let mut found = self.index.members(i).filter(|member| member.extension.ends_with(".cls"));
         let first = found.next()?;
@@ -236,8 +236,8 @@ impl Shard {
     }
 }
 
-/// Returns a class in canonical form: 7 for 007, without surrounding space. Negative numbers mean no class, wherever a class is
-/// read: in a member, a list or a column.
+/// Returns a class in canonical form: 7 for 007, without surrounding space. Negative numbers mean
+/// no class, wherever a class is read: in a member, a list or a column.
 pub fn canonical_class(text: &str) -> Option<String> {
     let text = text.trim();
     match text.parse::<i64>() {

@@ -76,15 +76,14 @@ pub(crate) fn walk(file: &File, path: &Path, checked: bool) -> Result<ShardIndex
     for sample in samples_of(&members, path) {
         for (extension, member) in sample.members {
             let key = sample.key;
-            let check = match checked {
-                true => {
-                    let mut data = vec![0; member.len_bytes as usize];
-                    file.read_exact_at(&mut data, member.offset_bytes).map_err(io)?;
-                    Some(short_checksum(&data))
-                }
-                false => None,
-            };
-            let (offset_bytes, len_bytes) = (member.offset_bytes, member.len_bytes);
+            let mut check = None;
+            if checked {
+                let mut data = vec![0; member.len_bytes as usize];
+                file.read_exact_at(&mut data, member.offset_bytes).map_err(io)?;
+                check = Some(short_checksum(&data));
+            }
+            let offset_bytes = member.offset_bytes;
+            let len_bytes = member.len_bytes;
             index.push(key, Member { extension: &extension, offset_bytes, len_bytes, check }).map_err(
                 |reason| PipelineError::BadMember {
                     path: path.to_path_buf(),
@@ -104,10 +103,11 @@ struct SampleMembers<'m> {
     members: Vec<(String, &'m TarMember)>,
 }
 
-/// Groups `members` of the shard at `path` into samples. Members with equal keys that follow one another are a sample, as in
-/// webdataset; so are those that stand apart, unless the sample has such a member already: then they are another sample with
-/// the same key. Of two members with the same name that follow one another in a sample the last one counts, as where tar
-/// extracts them, and that is told.
+/// Groups `members` of the shard at `path` into samples. Members with equal keys that follow one
+/// another are a sample, as in webdataset; so are those that stand apart, unless the sample has
+/// such a member already: then they are another sample with the same key. Of two members with the
+/// same name that follow one another in a sample the last one counts, as where tar extracts them,
+/// and that is told.
 fn samples_of<'m>(members: &'m [TarMember], path: &Path) -> Vec<SampleMembers<'m>> {
     let mut samples: Vec<SampleMembers<'m>> = Vec::new();
     let mut last_of_key: HashMap<&str, usize> = HashMap::new();
@@ -148,8 +148,8 @@ fn samples_of<'m>(members: &'m [TarMember], path: &Path) -> Vec<SampleMembers<'m
     samples
 }
 
-/// Returns the length of the beginning that the folders of all members have in common, with its slash: an archive may have been made
-/// of a hidden folder.
+/// Returns the length of the beginning that the folders of all members have in common, with its
+/// slash: an archive may have been made of a hidden folder.
 fn common_folder(members: &[TarMember]) -> usize {
     let mut folders =
         members.iter().map(|member| &member.name[..member.name.rfind('/').map_or(0, |at| at + 1)]);
@@ -163,13 +163,15 @@ fn common_folder(members: &[TarMember]) -> usize {
     common.len()
 }
 
-/// Returns whether a folder of `path` is hidden, as `.ipynb_checkpoints` is: folders of images are read without those, too.
+/// Returns whether a folder of `path` is hidden, as `.ipynb_checkpoints` is: folders of images are
+/// read without those, too.
 fn is_in_hidden_folder(path: &str) -> bool {
     let Some((folders, _)) = path.rsplit_once('/') else { return false };
     folders.split('/').any(|part| part.starts_with('.') && !matches!(part, "." | ".."))
 }
 
-/// Adds the members of `run`, which follow one another, to the last sample of their key if they fit, else as a sample.
+/// Adds the members of `run`, which follow one another, to the last sample of their key if they
+/// fit, else as a sample.
 fn close_run<'m>(
     run: Option<SampleMembers<'m>>,
     samples: &mut Vec<SampleMembers<'m>>,
@@ -216,8 +218,8 @@ pub fn open(path: &Path) -> Result<ShardIndex, PipelineError> {
     }
 }
 
-/// Returns the sidecar of the shard at `path`, whose state is `stamp`, if it was written after the last change of the shard: then
-/// its checksum is that of the bytes as they are now.
+/// Returns the sidecar of the shard at `path`, whose state is `stamp`, if it was written after the
+/// last change of the shard: then its checksum is that of the bytes as they are now.
 ///
 /// # Errors
 /// As [`load`].
@@ -249,8 +251,8 @@ fn compared(index: ShardIndex, path: &Path) -> Result<ShardIndex, PipelineError>
         warn_of_other(path);
         return Ok(found);
     }
-    // Copying in any order leaves sidecars that are older than their shards: to read all headers would take as long as to read
-    // the shards.
+    // Copying in any order leaves sidecars that are older than their shards: to read all headers
+    // would take as long as to read the shards.
     let first_check =
         (!index.is_empty()).then(|| index.members(0).next().and_then(|member| member.check)).flatten();
     if first_check.is_some() && some_checks_agree(&file, path, &index)? {
@@ -273,7 +275,8 @@ fn warn_of_other(path: &Path) {
     );
 }
 
-/// Returns whether the header before `member` has its length and, unless it is longer than a header holds, its name.
+/// Returns whether the header before `member` has its length and, unless it is longer than a header
+/// holds, its name.
 fn has_header_of(file: &File, key: &str, member: &Member<'_>) -> bool {
     let mut header = ::tar::Header::new_old();
     let Some(at) = member.offset_bytes.checked_sub(512) else { return false };
@@ -303,7 +306,8 @@ pub fn touch(path: &Path) {
         .and_then(|file| file.set_modified(std::time::SystemTime::now()));
 }
 
-/// Returns whether members of `index`, evenly spread and the last ones, have the headers and the checks that it states.
+/// Returns whether members of `index`, evenly spread and the last ones, have the headers and the
+/// checks that it states.
 fn some_checks_agree(file: &File, path: &Path, index: &ShardIndex) -> Result<bool, PipelineError> {
     let n_checked = index.len().min(N_CHECKED);
     for number in 0..=n_checked {
@@ -435,8 +439,8 @@ mod tests {
         samples_of(&members, Path::new("s.tar")).iter().map(text).collect()
     }
 
-    /// A list of all images and then of all classes is joined; samples with the same key stay apart; of a duplicated member
-    /// the last one is used.
+    /// A list of all images and then of all classes is joined; samples with the same key stay
+    /// apart; of a duplicated member the last one is used.
     #[test]
     fn members_of_a_sample_may_stand_apart() {
         assert_eq!(grouped(&["a.jpg", "b.jpg", "a.cls", "b.cls"]), ["a jpg@1 cls@3", "b jpg@2 cls@4"]);

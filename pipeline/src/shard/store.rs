@@ -1,5 +1,5 @@
-//! Sources of the bytes of a shard, behind one trait. Files are read at offsets, by many threads at once: the shard
-//! itself, or its copy in the cache.
+//! Sources of the bytes of a shard, behind one trait. Files are read at offsets, by many threads at
+//! once: the shard itself, or its copy in the cache.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;

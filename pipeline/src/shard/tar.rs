@@ -17,7 +17,8 @@ const BLOCK_BYTES: u64 = 512;
 /// Number of zero bytes that end an archive.
 const END_BYTES: u64 = 2 * BLOCK_BYTES;
 
-/// Most zeros that GNU tar and Python leave at the end without being told otherwise: a record of 20 blocks and one block.
+/// Most zeros that GNU tar and Python leave at the end without being told otherwise: a record of 20
+/// blocks and one block.
 const MOST_USUAL_ZEROS: u64 = 21 * BLOCK_BYTES;
 
 /// Most blocks in a record (`tar -b`), of 4 MiB together.
@@ -50,8 +51,9 @@ pub(crate) fn split_key(name: &str) -> Option<(&str, String)> {
     Some((&name[..dot], name[dot + 1..].to_lowercase()))
 }
 
-/// Returns the text of a name of bytes, in which a byte that is not UTF-8 stands as `%E9`, and a control character such as the end
-/// of a line as `%0A`: such names stay apart, and fit into the lines of lists.
+/// Returns the text of a name of bytes, in which a byte that is not UTF-8 stands as `%E9`, and a
+/// control character such as the end of a line as `%0A`: such names stay apart, and fit into the
+/// lines of lists.
 pub fn text_of_name(name: &[u8]) -> String {
     let mut text = String::with_capacity(name.len());
     for chunk in name.utf8_chunks() {
@@ -176,8 +178,8 @@ pub(crate) fn list_members_of(
     Ok(members)
 }
 
-/// Returns what a file that begins like another format is, and what to do with it; `None` for one that may be a tar. The position
-/// of `reader` is at the beginning afterwards.
+/// Returns what a file that begins like another format is, and what to do with it; `None` for one
+/// that may be a tar. The position of `reader` is at the beginning afterwards.
 fn other_format(reader: &mut (impl Read + Seek)) -> io::Result<Option<String>> {
     let mut start = Vec::new();
     reader.by_ref().take(512).read_to_end(&mut start)?;
@@ -298,9 +300,9 @@ fn check_end(
     Ok(())
 }
 
-/// Returns whether a writer of tars leaves `n_zeros` at the end of a file of `len_bytes`: two blocks, and as many as fill up a
-/// record of up to 20 blocks, or of those numbers of blocks that people give to `tar -b`. Any number would do for a disk that has
-/// lost the end of a shard.
+/// Returns whether a writer of tars leaves `n_zeros` at the end of a file of `len_bytes`: two
+/// blocks, and as many as fill up a record of up to 20 blocks, or of those numbers of blocks that
+/// people give to `tar -b`. Any number would do for a disk that has lost the end of a shard.
 fn is_padding(n_zeros: u64, len_bytes: u64) -> bool {
     if n_zeros <= END_BYTES {
         return true;

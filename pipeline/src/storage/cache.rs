@@ -130,8 +130,8 @@ impl Cache {
         Ok(file)
     }
 
-    /// Closes the handles that were not used for longest, so that a process with many shards does not open more
-    /// files than it may.
+    /// Closes the handles that were not used for longest, so that a process with many shards does
+    /// not open more files than it may.
     fn close_oldest(&self) {
         let slots: Vec<Arc<Slot>> = lock(&self.slots).values().cloned().collect();
         if slots.len() <= limit() {

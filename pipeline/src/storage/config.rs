@@ -4,7 +4,8 @@ use std::path::PathBuf;
 
 use crate::remote::RetryPolicy;
 
-/// Columns of lists and of Parquet files that hold images and classes, where they are not those of the usual names.
+/// Columns of lists and of Parquet files that hold images and classes, where they are not those of
+/// the usual names.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ColumnNames {
     /// Column of the images, or of their paths.

@@ -11,8 +11,8 @@ use crate::source::Source;
 use crate::url::ShardUrl;
 use crate::{PipelineError, secrets};
 
-/// Version of the rules by which an index is built, a part of every name: 2 since the end of an archive is checked, 3 since a
-/// local file is named by its state.
+/// Version of the rules by which an index is built, a part of every name: 2 since the end of an
+/// archive is checked, 3 since a local file is named by its state.
 const VERSION: u32 = 3;
 
 /// Version of the rules by which a Parquet file becomes a tar: 2 since images are known by their bytes.

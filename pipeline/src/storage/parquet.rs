@@ -1,9 +1,10 @@
 //! Parquet files of images, as the datasets of Hugging Face have them, turned into tars.
 //!
-//! A column holds images if its values are groups with a field `bytes`, or bytes that begin as an image does, or lists of either:
-//! the first of them, or the one that the user names, is the sample's image, others are members under the column's name. `label`,
-//! or the column that the user names, is the class, by its name if the file states the names of classes. All other columns are the
-//! sample's `.json`.
+//! A column holds images if its values are groups with a field `bytes`, or bytes that begin as an
+//! image does, or lists of either: the first of them, or the one that the user names, is the
+//! sample's image, others are members under the column's name. `label`, or the column that the user
+//! names, is the class, by its name if the file states the names of classes. All other columns are
+//! the sample's `.json`.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -56,8 +57,8 @@ struct Layout<'c> {
 /// Writes the rows of the Parquet file `file`, called `name`, to `sink` as a tar. The same file gives the same bytes.
 ///
 /// # Errors
-/// [`PipelineError::NotParquet`] within the error for a file that is damaged or has no column of images or not those that `columns`
-/// name, and errors of the sink.
+/// [`PipelineError::NotParquet`] within the error for a file that is damaged or has no column of
+/// images or not those that `columns` name, and errors of the sink.
 pub(super) fn write_tar(
     name: &str,
     file: File,
@@ -109,7 +110,8 @@ fn layout_of<'c>(
     let is_group = |column: &&TypePtr| column.is_group() && column.get_fields().iter().any(is_bytes);
     let groups = metadata.schema().get_fields().iter().filter(is_group);
     let mut images: Vec<String> = groups.map(|column| column.name().to_string()).collect();
-    // Of other columns all values that are looked at must be images: a few bytes may look like the beginning of one by chance.
+    // Of other columns all values that are looked at must be images: a few bytes may look like the
+    // beginning of one by chance.
     let mut has_images: BTreeMap<String, bool> = BTreeMap::new();
     for row in reader.get_row_iter(None).map_err(|error| error.to_string())?.take(N_LOOKED_AT) {
         let row = row.map_err(|error| error.to_string())?;

@@ -51,7 +51,8 @@ pub(crate) fn receive<'c>(
     config: &StorageConfig,
     sink: &mut dyn Sink,
 ) -> Result<(), PipelineError> {
-    let (retry, folder) = (&config.retry, config.cache_folder.as_path());
+    let retry = &config.retry;
+    let folder = config.cache_folder.as_path();
     let transfer = |sink: &mut dyn Sink| match &source.url {
         ShardUrl::File(path) => copy_file(path, sink),
         ShardUrl::Remote(url) => client()?.fetch(url, sink),

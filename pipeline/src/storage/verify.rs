@@ -9,8 +9,9 @@ use crate::shard::sidecar;
 use crate::source::Source;
 use crate::{PipelineError, hash};
 
-/// Checks the members of `index`, at `index_path`, against the headers of the tar `file`, which is `source` and open as
-/// `shard`, and its bytes against the checksums that the index and its list state.
+/// Checks the members of `index`, at `index_path`, against the headers of the tar `file`, which is
+/// `source` and open as `shard`, and its bytes against the checksums that the index and its list
+/// state.
 ///
 /// # Errors
 /// [`PipelineError::BadIndex`] when the members differ, [`PipelineError::ShardMismatch`] when the bytes differ.

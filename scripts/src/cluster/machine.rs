@@ -27,8 +27,8 @@ fn kilobytes(file: &str, name: &str) -> Option<f64> {
     Some(line.split_whitespace().next()?.parse::<f64>().ok()? * 1024.0)
 }
 
-/// Returns the bytes left within the limits of this process's control groups. Cached files count as used there, although they are
-/// evicted on demand, so they are added back.
+/// Returns the bytes left within the limits of this process's control groups. Cached files count as
+/// used there, although they are evicted on demand, so they are added back.
 fn group_limit() -> Option<f64> {
     let text = fs::read_to_string("/proc/self/cgroup").ok()?;
     left_in_groups(&text, Path::new("/sys/fs/cgroup"))
@@ -51,8 +51,9 @@ const VERSION_1: GroupFiles = GroupFiles {
 const VERSION_2: GroupFiles =
     GroupFiles { limit: "memory.max", used: "memory.current", cached: "inactive_file " };
 
-/// Returns the bytes left in the groups of a process, and in those that these are in: `text` is its `/proc/self/cgroup`, and `root` the
-/// folder of all groups. Within a container the group of its own is the root.
+/// Returns the bytes left in the groups of a process, and in those that these are in: `text` is its
+/// `/proc/self/cgroup`, and `root` the folder of all groups. Within a container the group of its
+/// own is the root.
 fn left_in_groups(text: &str, root: &Path) -> Option<f64> {
     let mut left: Option<f64> = None;
     for line in text.lines() {
@@ -81,7 +82,8 @@ fn left_in_groups(text: &str, root: &Path) -> Option<f64> {
 
 fn left_in(group: &Path, files: &GroupFiles) -> Option<f64> {
     let number = |name: &str| fs::read_to_string(group.join(name)).ok()?.trim().parse::<f64>().ok();
-    let (limit, used) = (number(files.limit)?, number(files.used)?);
+    let limit = number(files.limit)?;
+    let used = number(files.used)?;
     // Version 1 states no limit as the largest number of pages.
     if limit >= 2f64.powi(62) {
         return None;
@@ -124,7 +126,8 @@ fn is_bound() -> bool {
 mod tests {
     use super::*;
 
-    /// Both versions of control groups, as the kernel writes them: the least of a group and of those around it.
+    /// Both versions of control groups, as the kernel writes them: the least of a group and of
+    /// those around it.
     #[test]
     fn limits_of_both_versions_are_seen() {
         let root = tempfile::tempdir().unwrap();

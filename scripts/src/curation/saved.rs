@@ -42,7 +42,8 @@ fn sealed(tensors: Vec<(String, TensorView<'_>)>, name: &str, text: String) -> s
     file_of(tensors, about)
 }
 
-/// Returns whether the checksum in `file` is that of what it holds, where `text` stands as `name` among its metadata.
+/// Returns whether the checksum in `file` is that of what it holds, where `text` stands as `name`
+/// among its metadata.
 fn is_whole(file: &SafeTensors<'_>, metadata: &HashMap<String, String>, name: &str, text: &str) -> bool {
     let mut tensors = file.tensors();
     tensors.sort_by(|(a, _), (b, _)| a.cmp(b));
@@ -67,7 +68,8 @@ fn checksum<'t>(
     format!("{:016x}", hash.digest())
 }
 
-/// Reads the centers of a lowest level that is not complete; `None` if there are none of this width, or if they are damaged.
+/// Reads the centers of a lowest level that is not complete; `None` if there are none of this
+/// width, or if they are damaged.
 pub(super) fn read_centers(path: &Path, width: usize) -> Option<Centers> {
     let bytes = std::fs::read(path).ok()?;
     let (_, metadata) = SafeTensors::read_metadata(&bytes).ok()?;
@@ -175,7 +177,8 @@ pub(super) fn read(path: &Path, rows: &FeatureRows) -> anyhow::Result<Hierarchy>
 mod tests {
     use super::*;
 
-    /// Processes that write the same clusters write the same bytes: a map of metadata has another order in each of them.
+    /// Processes that write the same clusters write the same bytes: a map of metadata has another
+    /// order in each of them.
     #[test]
     fn the_same_clusters_are_the_same_bytes() {
         let values = [1.0f32, 2.0, 3.0, 4.0];

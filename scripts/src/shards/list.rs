@@ -61,8 +61,9 @@ impl Target {
     }
 }
 
-/// Reads the list at `path`. A column of `columns`, or else of the usual names, names the images; the class and a column `caption` are
-/// read if present, in upper or lower case. A line of a `.txt` list is a file, or a file and its class behind a space.
+/// Reads the list at `path`. A column of `columns`, or else of the usual names, names the images;
+/// the class and a column `caption` are read if present, in upper or lower case. A line of a `.txt`
+/// list is a file, or a file and its class behind a space.
 pub(crate) fn read(path: &Path, target: Target, columns: &ColumnNames) -> anyhow::Result<Vec<ListRow>> {
     let about = std::fs::metadata(path).with_context(|| format!("cannot read {}", path.display()))?;
     if !about.is_file() {

@@ -50,9 +50,10 @@ pub(crate) struct Given {
 pub(crate) fn split_folders(specs: &[String]) -> anyhow::Result<Given> {
     let mut given = Given { shards: Vec::new(), folders: Vec::new() };
     for spec in specs {
-        match is_folder_of_images(spec)? {
-            true => given.folders.push(spec.clone()),
-            false => given.shards.push(spec.clone()),
+        if is_folder_of_images(spec)? {
+            given.folders.push(spec.clone());
+        } else {
+            given.shards.push(spec.clone());
         }
     }
     Ok(given)
@@ -61,10 +62,10 @@ pub(crate) fn split_folders(specs: &[String]) -> anyhow::Result<Given> {
 impl Given {
     /// Returns the shards by name, and none if there are only folders.
     pub(crate) fn sources(&self, storage: &Storage) -> anyhow::Result<Vec<Source>> {
-        match self.shards.is_empty() {
-            true => Ok(Vec::new()),
-            false => Ok(storage.sources(&self.shards)?),
+        if self.shards.is_empty() {
+            return Ok(Vec::new());
         }
+        Ok(storage.sources(&self.shards)?)
     }
 
     /// Opens the images of the folders, for `work`, of which parts are made of shards alone.

@@ -37,7 +37,8 @@ pub(crate) struct Args {
     /// File to write, NAME.safetensors, NAME.onnx or NAME.pth; or a folder for timm or transformers.
     #[arg(long)]
     out: PathBuf,
-    /// Format: safetensors, timm, torchvision, transformers, dinov2, dinov3 or onnx [default: as the extension of --out says].
+    /// Format: safetensors, timm, torchvision, transformers, dinov2, dinov3 or onnx [default: as
+    /// the extension of --out says].
     #[arg(long)]
     format: Option<Format>,
     /// Precision of the stored weights: f32, f16, bf16, or, in ONNX, int8. ONNX computes in f32 in any case.

@@ -98,7 +98,8 @@ pub struct MaskSampler {
     /// Number of views of an image.
     n_views: usize,
     grid: [usize; 2],
-    /// Place among the masked views of its group, for each view of the global batch; `None` for a view without masks.
+    /// Place among the masked views of its group, for each view of the global batch; `None` for a
+    /// view without masks.
     order: Vec<Option<Place>>,
 }
 
@@ -312,8 +313,9 @@ mod tests {
         }
     }
 
-    /// With exact shares, which take the upper edge of their part, fewer views together have more masked cells: those of n masked
-    /// views are (1 + 2 / 3n) times those of very many between ratios of 0.1 and 0.5.
+    /// With exact shares, which take the upper edge of their part, fewer views together have more
+    /// masked cells: those of n masked views are (1 + 2 / 3n) times those of very many between
+    /// ratios of 0.1 and 0.5.
     #[test]
     fn groups_of_images_have_their_own_shares() {
         let n_cells = |group: usize| {

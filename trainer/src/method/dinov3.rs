@@ -62,8 +62,9 @@ pub struct Config {
     pub teacher_temp: [f64; 2],
     /// Length of the warm-up of the teacher's temperature.
     pub teacher_temp_warmup: Duration,
-    /// Whether the last step of the warm-up has the temperature after it, as in the runs on ImageNet-1k; true by default. In the runs on
-    /// LVD-1689M the first step after it is the first to have it.
+    /// Whether the last step of the warm-up has the temperature after it, as in the runs on
+    /// ImageNet-1k; true by default. In the runs on LVD-1689M the first step after it is the first
+    /// to have it.
     #[serde(default = "includes_end")]
     pub teacher_temp_warmup_includes_end: bool,
     /// Decay of the teacher's moving average at the start and at the end of the run; 0.992 and 1 by default.
@@ -78,8 +79,9 @@ pub struct Config {
     /// Smallest and largest share of a masked view's patches that is hidden; 0.1 and 0.5 by default.
     #[serde(default = "default_mask_ratio")]
     pub mask_ratio: [f64; 2],
-    /// Number of consecutive images of the batch over whose views these shares are spread evenly; 0, the default, for the whole batch.
-    /// The published runs spread them over the images of one GPU: fewer images have slightly more masked patches.
+    /// Number of consecutive images of the batch over whose views these shares are spread evenly;
+    /// 0, the default, for the whole batch. The published runs spread them over the images of one
+    /// GPU: fewer images have slightly more masked patches.
     #[serde(default)]
     pub mask_group: usize,
     /// Weight of the masked patches' part of the loss; 1 by default.
@@ -117,8 +119,8 @@ pub struct GramConfig {
     /// Most copies after the first one; if absent, they go on to the end.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_updates: Option<u64>,
-    /// Length of the half cosine after `from` along which the weight rises from 0, and `local_weight` comes to its value from 1; 0, the
-    /// default, for none.
+    /// Length of the half cosine after `from` along which the weight rises from 0, and
+    /// `local_weight` comes to its value from 1; 0, the default, for none.
     #[serde(default = "no_time", skip_serializing_if = "is_no_time")]
     pub ramp: Duration,
 }

@@ -42,7 +42,8 @@ pub struct Config {
     /// Channels between the MLP of the student's heads and its prototypes; those of the teacher's by default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub head_bottleneck: Option<usize>,
-    /// The same for the student's head of patches, where it differs from that of views; that of views by default.
+    /// The same for the student's head of patches, where it differs from that of views; that of
+    /// views by default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub patch_head: Option<StudentPatchHead>,
     /// Standard deviation of the initial weights of heads, 0.02 by default; see `model.init_std`.
@@ -59,8 +60,9 @@ pub struct Config {
     pub teacher_temp: [f64; 2],
     /// Length of the warm-up of the teacher's temperature.
     pub teacher_temp_warmup: Duration,
-    /// Whether the last step of the warm-up has the temperature after it, as in the runs on ImageNet-1k; true by default. In the runs on
-    /// LVD-1689M the first step after it is the first to have it.
+    /// Whether the last step of the warm-up has the temperature after it, as in the runs on
+    /// ImageNet-1k; true by default. In the runs on LVD-1689M the first step after it is the first
+    /// to have it.
     #[serde(default = "includes_end")]
     pub teacher_temp_warmup_includes_end: bool,
     /// Decay of the student's moving average at the start and at the end of the run; 0.992 and 1 by default.
@@ -75,8 +77,9 @@ pub struct Config {
     /// Smallest and largest share of such a view's patches that are compared; 0.1 and 0.5 by default.
     #[serde(default = "default_mask_ratio")]
     pub mask_ratio: [f64; 2],
-    /// Number of consecutive images of the batch over whose views these shares are spread evenly; 0, the default, for the whole batch.
-    /// The published runs spread them over the images of one GPU.
+    /// Number of consecutive images of the batch over whose views these shares are spread evenly;
+    /// 0, the default, for the whole batch. The published runs spread them over the images of one
+    /// GPU.
     #[serde(default)]
     pub mask_group: usize,
     /// Weight of the patches' part of the loss; 1 by default.

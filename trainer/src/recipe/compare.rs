@@ -23,8 +23,8 @@ pub(crate) fn difference(plan: &Plan, other: &Plan) -> Option<(String, String, S
     a.iter().chain(&b).map(|(key, _)| (key.clone(), find(key, &a), find(key, &b))).find(|(_, x, y)| x != y)
 }
 
-/// Returns how the images of `there`, the plan of a run, differ from those of `here`; `None` if they are the same as far
-/// as both plans tell.
+/// Returns how the images of `there`, the plan of a run, differ from those of `here`; `None` if
+/// they are the same as far as both plans tell.
 pub(crate) fn difference_of_images(there: &Plan, here: &Plan) -> Option<String> {
     if there.n_samples != here.n_samples {
         return Some(format!("{} samples there, {} here", there.n_samples, here.n_samples));

@@ -73,8 +73,8 @@ pub struct Recipe {
 }
 
 impl Recipe {
-    /// Returns the side of the images on which the network is evaluated: that of its first views, unless its table of positions is for
-    /// smaller ones.
+    /// Returns the side of the images on which the network is evaluated: that of its first views,
+    /// unless its table of positions is for smaller ones.
     pub fn evaluated_px(&self) -> usize {
         let views = self.views.multicrop().ok();
         let of_views = views.and_then(|views| views.groups().first().map(|group| group.size_px as usize));

@@ -66,8 +66,8 @@ pub(crate) fn read(path: &Path) -> Result<Arrays, WeightsError> {
     Ok(arrays)
 }
 
-/// Returns how a tensor of the file is a view whose stored numbers are not its values: negated, or conjugate, which its metadata
-/// states as a word that is true.
+/// Returns how a tensor of the file is a view whose stored numbers are not its values: negated, or
+/// conjugate, which its metadata states as a word that is true.
 fn unresolved_view(path: &Path) -> std::io::Result<Option<&'static str>> {
     let Ok(mut archive) = zip::ZipArchive::new(std::fs::File::open(path)?) else { return Ok(None) };
     for number in 0..archive.len() {
@@ -94,7 +94,8 @@ fn unresolved_view(path: &Path) -> std::io::Result<Option<&'static str>> {
     Ok(None)
 }
 
-/// Returns whether the next value of a pickle is `True`, behind the note under which the one before may be kept.
+/// Returns whether the next value of a pickle is `True`, behind the note under which the one before
+/// may be kept.
 fn is_true_next(rest: &[u8]) -> bool {
     let rest = match rest {
         [b'q', _, rest @ ..] | [b'r', _, _, _, _, rest @ ..] | [0x94, rest @ ..] => rest,

@@ -87,14 +87,16 @@ fn vissl_block(rest: &str) -> Option<(&str, &str)> {
     (is_stage && is_block).then_some((block, part))
 }
 
-/// Numbers of the four stages in a sequence of torchvision's layers, behind convolution, norm, activation and pooling.
+/// Numbers of the four stages in a sequence of torchvision's layers, behind convolution, norm,
+/// activation and pooling.
 const STAGES: std::ops::Range<usize> = 4..8;
 
-/// Finds ResNets of torchvision that were put into `torch.nn.Sequential`: what stands before the numbers of their layers.
+/// Finds ResNets of torchvision that were put into `torch.nn.Sequential`: what stands before the
+/// numbers of their layers.
 ///
 /// # Errors
-/// A message for lightly's own ResNet in a sequence: its activation behind the stem is no layer and so is missing there, which no
-/// ResNet of the libraries has.
+/// A message for lightly's own ResNet in a sequence: its activation behind the stem is no layer and
+/// so is missing there, which no ResNet of the libraries has.
 fn sequences(arrays: &Arrays) -> Result<Vec<String>, String> {
     let prefixes: BTreeSet<&str> = arrays
         .iter()
@@ -155,7 +157,8 @@ mod tests {
         assert!(with_names_of_libraries(twice).unwrap_err().contains("two tensors for a.x"));
     }
 
-    /// In lightly's own ResNet the stages come two places earlier: two activations are functions there, and one of them is lost.
+    /// In lightly's own ResNet the stages come two places earlier: two activations are functions
+    /// there, and one of them is lost.
     #[test]
     fn a_sequence_without_its_activations_is_refused() {
         let array =

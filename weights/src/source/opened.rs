@@ -66,7 +66,8 @@ impl Source {
         };
         let arrays =
             with_names_of_libraries(arrays).map_err(|reason| WeightsError::malformed(&file, reason))?;
-        let (is_pickle, is_graph) = (kind == Kind::Pickle, kind == Kind::Graph);
+        let is_pickle = kind == Kind::Pickle;
+        let is_graph = kind == Kind::Graph;
         Ok(Self { path: path.to_path_buf(), arrays, metadata, config, preprocessor, is_pickle, is_graph })
     }
 }
@@ -83,7 +84,8 @@ enum Kind {
     Index,
 }
 
-/// Returns the kind of `file` by its first bytes: names tell little, such as `model.ckpt` and `model.pth.tar`.
+/// Returns the kind of `file` by its first bytes: names tell little, such as `model.ckpt` and
+/// `model.pth.tar`.
 ///
 /// # Errors
 /// [`WeightsError::Unknown`] for another file, and [`WeightsError::Io`].

@@ -27,7 +27,8 @@ pub struct ImageName {
     pub class: Option<String>,
 }
 
-/// Returns the checksum of `rows`, `[n, width]`, and of the images that they are of, as it stands in the description of features.
+/// Returns the checksum of `rows`, `[n, width]`, and of the images that they are of, as it stands
+/// in the description of features.
 pub(super) fn checksum(rows: &[f32], width: usize, images: &[ImageName]) -> Value {
     let mut hash = Xxh3::new();
     hash.update(&(width as u64).to_le_bytes());

@@ -32,7 +32,8 @@ pub(crate) struct Args {
     input: InputFlags,
     #[command(flatten)]
     threshold: ThresholdFlag,
-    /// Compare an image with better ones that are kept, or with all better ones, as SemDeDup does: then more go.
+    /// Compare an image with better ones that are kept, or with all better ones, as SemDeDup does:
+    /// then more go.
     #[arg(long, value_enum, default_value_t, value_name = "RULE")]
     compare_with: CompareWith,
     #[command(flatten)]

@@ -64,11 +64,7 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
             let name = set_name(&args.shards);
             let images = ImageSet::open_some(source, square, DecodeRules::default(), name, args.count)?;
             // The classes of a folder of images are names already.
-            let shards: Vec<String> = split_folders(&args.shards)?.shards;
-            let names = match shards.is_empty() {
-                true => Vec::new(),
-                false => names_beside(&storage.sources(&shards)?),
-            };
+            let names = names_beside(&split_folders(&args.shards)?.sources(storage)?);
             let named =
                 |class: &str| class.parse::<usize>().ok().and_then(|number| names.get(number).cloned());
             sheets::thumbnails(&args.out, &images, |class| {

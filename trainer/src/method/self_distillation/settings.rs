@@ -28,7 +28,8 @@ pub(in crate::method) struct GramAnchor {
 }
 
 impl GramAnchor {
-    /// Returns the weight in `step`, with the weight `local_weight` of pairs with views of other sizes than the first.
+    /// Returns the weight in `step`, with the weight `local_weight` of pairs with views of other
+    /// sizes than the first.
     ///
     /// ```text
     /// w = w_end + (w_start - w_end) (cos(π i / (n - 1)) + 1) / 2,   i = step - from, for i < n
