@@ -26,6 +26,12 @@ static int all_vote(int vote) {
     return all;
 }
 
+static unsigned bits_of(float value) {
+    unsigned bits;
+    memcpy(&bits, &value, sizeof bits);
+    return bits;
+}
+
 #define KERNEL(name, type, job) static void name(type job)
 #define DEVICE static
 #define SHARED static
@@ -33,14 +39,15 @@ static int all_vote(int vote) {
 #define THREAD thread_number
 #define BARRIER block_wait
 #define ALL(condition) all_vote(condition)
+#define BITS(value) bits_of(value)
 #include "update.cu"
 
 // `update.rs` asserts the same of its structures.
-_Static_assert(sizeof(struct Gradients) == 344, "struct Gradients");
+_Static_assert(sizeof(struct Gradients) == 312, "struct Gradients");
 _Static_assert(sizeof(struct Norms) == 64, "struct Norms");
 _Static_assert(sizeof(struct Segment) == 28, "struct Segment");
-_Static_assert(sizeof(struct Unit) == 96, "struct Unit");
-_Static_assert(sizeof(struct Update) == 3888, "struct Update");
+_Static_assert(sizeof(struct Unit) == 112, "struct Unit");
+_Static_assert(sizeof(struct Update) == 4080, "struct Update");
 
 // What is emulated now, and its argument.
 static const char *emulated;

@@ -197,11 +197,25 @@ fn a_step_is_few_launches_on_one_stream() {
     assert!(!last.iter().any(|line| line.starts_with("allocate")), "a step allocates: {last:?}");
     assert_nothing_waits(last);
     let last = launches(last);
+    // Weights are rounded where they are updated: casts are those of a few other values.
+    let n_casts = last.iter().filter(|line| line.starts_with("launch cast_element_i_f32_o_bf16")).count();
+    assert!(n_casts < 8, "{n_casts} casts to bf16");
     let before = launches(before);
     assert_eq!(last.len(), before.len());
     for (number, (launch, earlier)) in last.iter().zip(&before).enumerate() {
         assert_eq!(kind(launch), kind(earlier), "launch {number} of a step");
     }
+}
+
+/// The running statistics of a ResNet are written before the update, without a wait for what decides
+/// on both.
+#[test]
+fn statistics_are_written_without_a_wait() {
+    let _busy = BUSY.lock().unwrap_or_else(PoisonError::into_inner);
+    let stubs = Stubs::build();
+    let log = stubs.steps("swav_cifar", "8", &["optim.algorithm=adamw"]);
+    let steps = steps_of(&log);
+    assert_nothing_waits(steps.last().unwrap());
 }
 
 /// The products of layers have the sizes of a transformer's layers, forwards and backwards, and lie

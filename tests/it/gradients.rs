@@ -93,7 +93,7 @@ fn the_last_layer_is_frozen_at_first() {
     let mut trainer = plan.trainer(Communicator::solo(), &Device::flex()).unwrap();
     let weights = |trainer: &Trainer, name: &str| {
         let shard = trainer.trained().iter().find(|s| s.layout.name == name).unwrap();
-        to_host(shard.weights.clone())
+        to_host(shard.weights.values().clone())
     };
     let (last, block) = (weights(&trainer, "head.last_layer"), weights(&trainer, "blocks.0"));
     for step in 0..2 {
@@ -117,7 +117,8 @@ fn a_step_that_is_not_finite_is_skipped() {
     let scheduled_values = plan.schedules().at(5);
     let all = |trainer: &Trainer| -> Vec<Vec<f32>> {
         let shards = trainer.state.networks.iter().flat_map(|network| &network.shards);
-        let buffers = shards.flat_map(|s| s.moments.iter().map(|moment| &moment.values).chain([&s.weights]));
+        let buffers =
+            shards.flat_map(|s| s.moments.iter().map(|moment| &moment.values).chain([s.weights.values()]));
         buffers.map(|buffer| to_host(buffer.clone())).collect()
     };
     let before = all(&trainer);

@@ -70,7 +70,7 @@ fn shards_of(trainer: &Trainer) -> Vec<(usize, usize, usize, Vec<f32>)> {
     let mut shards = Vec::new();
     for (unit, shard) in trainer.state.networks.iter().flat_map(|network| &network.shards).enumerate() {
         let moments = shard.moments.iter().map(|moment| &moment.values);
-        for (number, buffer) in [&shard.weights].into_iter().chain(moments).enumerate() {
+        for (number, buffer) in [shard.weights.values()].into_iter().chain(moments).enumerate() {
             let mut values = to_host(buffer.clone());
             values.truncate(shard.layout.numel.saturating_sub(shard.start));
             shards.push((unit, number, shard.start, values));

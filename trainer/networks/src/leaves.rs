@@ -44,7 +44,7 @@ struct GpuLeaves {
     gathered: Tensor<1>,
     /// Type in which products take weights.
     products: DType,
-    /// The buffer in f32 and in bf16, where it was gathered in the other type.
+    /// The buffer in bf16, or in f32 where it was gathered in bf16.
     in_other_type: OnceLock<Tensor<1>>,
     /// The gradient of the unit; `None` if gradients are not tracked.
     gradient: Option<Mutex<Option<FlatGradient>>>,
@@ -77,6 +77,18 @@ impl<'a> Leaves<'a> {
         let tensors: Vec<_> = layout.params.iter().map(|param| cut(param.range(), param.spec.role)).collect();
         let gradients = tensors.iter().map(|_| SharedGradient::default()).collect();
         Self { layout, source: Source::Cpu(Box::new(CpuLeaves { tensors, gradients, input: None })) }
+    }
+
+    /// Takes `copy`, the values of the buffer in another type, which is not made again.
+    #[must_use]
+    pub fn with_copy(self, copy: &Tensor<1>) -> Self {
+        if let Source::Gpu(buffers) = &self.source
+            && buffers.products == copy.dtype()
+        {
+            // Nobody has asked for one yet: it would be the same.
+            let _ = buffers.in_other_type.set(copy.clone());
+        }
+        self
     }
 
     /// Returns the same parameters for uses on `input`, `[B, N, D]`, a tensor of the same graph: on the CPU, the backward pass adds their gradients

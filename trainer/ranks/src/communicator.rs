@@ -161,6 +161,11 @@ impl Communicator {
         self.topology
     }
 
+    /// Returns whether the engine sends tensors from a device's memory.
+    pub fn supports_device_tensors(&self) -> bool {
+        self.supports_device_tensors
+    }
+
     /// Returns the flight recorder of the communication thread.
     pub fn recorder(&self) -> Arc<FlightRecorder> {
         Arc::clone(&self.recorder)

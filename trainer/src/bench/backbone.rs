@@ -127,8 +127,11 @@ impl BackboneBench {
         let run = || {
             let mut groups = self.input(0..self.images.len());
             groups.iter_mut().for_each(|group| group.x = group.x.clone().autodiff());
-            let leaves: Vec<Leaves<'_>> =
-                self.shards.iter().map(|shard| Leaves::new(&shard.layout, &shard.weights, true)).collect();
+            let leaves: Vec<Leaves<'_>> = self
+                .shards
+                .iter()
+                .map(|shard| Leaves::new(&shard.layout, shard.weights.values(), true))
+                .collect();
             for (unit, leaves) in self.units.iter().zip(&leaves) {
                 let mut totals = Vec::new();
                 for stage in 0..unit.n_stages() {

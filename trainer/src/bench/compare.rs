@@ -127,12 +127,13 @@ fn batch(plan: &Plan, number: u64) -> Batch {
 /// Changes every weight by at most [`NUDGE`] of it.
 fn nudge(shard: &mut UnitShard, seed: u64) {
     let mut rng = ViewRng::from_words([seed, 0x6e75_6467_6500_0000, shard.start as u64, 0]);
-    let mut values = to_host(shard.weights.clone());
+    let mut values = to_host(shard.weights.values().clone());
     for value in &mut values {
         *value *= 1.0 + NUDGE * (2.0 * rng.uniform() - 1.0);
     }
     let shape = [values.len()];
-    shard.weights = Tensor::from_data(TensorData::new(values, shape), &shard.weights.device());
+    let device = shard.weights.values().device();
+    shard.weights = Tensor::from_data(TensorData::new(values, shape), &device).into();
 }
 
 /// Reads the elements of `tensor` as f32.

@@ -265,8 +265,8 @@ impl Checkpoint {
                     Ok(Tensor::from_data(TensorData::new(values, [len]), device))
                 })
                 .collect();
-            let here =
-                std::iter::once(&mut shard.weights).chain(shard.moments.iter_mut().map(|m| &mut m.values));
+            let here = std::iter::once(shard.weights.values_mut())
+                .chain(shard.moments.iter_mut().map(|m| &mut m.values));
             here.zip(buffers?).for_each(|(here, values)| *here = values);
         }
         restored = self.with_copies(restored);

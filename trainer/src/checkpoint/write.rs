@@ -43,7 +43,7 @@ impl Snapshot {
             for shard in &network.shards {
                 units.push(UnitEntry::of(network.name, &shard.layout, &shard.n_updates));
                 let moments = shard.moments.iter().map(|moment| (moment.name, &moment.values));
-                let buffers = std::iter::once((network.name, &shard.weights)).chain(moments);
+                let buffers = std::iter::once((network.name, shard.weights.values())).chain(moments);
                 let named = |(name, values): (&str, &Tensor<1>)| {
                     (format!("{name}/{}", shard.layout.name), values.clone())
                 };

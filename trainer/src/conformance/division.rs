@@ -144,7 +144,7 @@ fn buffers(trainer: &Trainer) -> BTreeMap<String, Vec<f32>> {
         for buffer in 0..n_buffers {
             let of_shard = |shard: &UnitShard| {
                 let moments = shard.moments.iter().map(|moment| &moment.values);
-                let values = std::iter::once(&shard.weights).chain(moments).nth(buffer).unwrap();
+                let values = std::iter::once(shard.weights.values()).chain(moments).nth(buffer).unwrap();
                 shard.layout.tensors(&to_host(values.clone()))
             };
             let tensors = joined_rows(network.shards.iter().flat_map(of_shard).collect());

@@ -81,7 +81,7 @@ pub(super) fn take(plan: &Plan, trainer: &mut Trainer, n_steps: u64) -> Vec<(&'s
 /// Returns the buffers of a shard by their names.
 fn named(shard: &UnitShard) -> Vec<(&'static str, &Tensor<1>)> {
     let moments = shard.moments.iter().map(|moment| (moment.name, &moment.values));
-    std::iter::once(("weights", &shard.weights)).chain(moments).collect()
+    std::iter::once(("weights", shard.weights.values())).chain(moments).collect()
 }
 
 /// Returns the elements of a unit's buffer by the names of its parameters, wherever these are in the buffer.
@@ -329,7 +329,7 @@ fn runs_start_from_given_weights() {
                 let starts = spec.backbone == Backbone::OfRecipe && spec.moves != Moves::Frozen;
                 for (number, (old, shard)) in before.shards.iter().zip(&network.shards).enumerate() {
                     let (mut expected, values) =
-                        (to_host(old.weights.clone()), to_host(shard.weights.clone()));
+                        (to_host(old.weights.values().clone()), to_host(shard.weights.values().clone()));
                     for segment in shard.segments().filter(|_| starts && number < network.n_backbone) {
                         let name = shard.layout.full_name(segment.slot);
                         let substitute = shard.layout.substitute(segment.slot);

@@ -175,7 +175,7 @@ impl Whole<'_> {
         let others = |spec: &NetworkSpec| {
             let shards = self.shards(spec.name).iter();
             let leaves: Vec<_> =
-                shards.map(|shard| Leaves::new(&shard.layout, &shard.weights, false)).collect();
+                shards.map(|shard| Leaves::new(&shard.layout, shard.weights.values(), false)).collect();
             (spec.name, self.cut(&self.outputs(spec, self.input(batch, spec), &leaves)))
         };
         let specs = self.method.networks();
@@ -212,7 +212,7 @@ impl Whole<'_> {
 
 /// Returns the trained network's weights, constrained as its method constrains them.
 fn constrained(unit: &dyn Unit, shard: &UnitShard) -> Tensor<1> {
-    let mut flat = shard.weights.clone();
+    let mut flat = shard.weights.values().clone();
     let constrained = unit.constrain(&Leaves::new(&shard.layout, &flat, false));
     let n_constrained: usize = constrained.iter().map(|(_, values)| values.dims()[0]).sum();
     assert_eq!(n_constrained, unit.n_constrained(), "{}", unit.name());
@@ -253,7 +253,9 @@ pub(super) fn rounded(networks: &[NetworkState], seed: u64) -> Vec<NetworkState>
     let mut networks = networks.to_vec();
     for shard in networks.iter_mut().flat_map(|network| &mut network.shards) {
         let half = Distribution::Uniform(-6e-8, 6e-8);
-        shard.weights = shard.weights.clone() * (Tensor::random(shard.weights.dims(), half, &device) + 1.0);
+        let weights = shard.weights.values();
+        let factors = Tensor::random(weights.dims(), half, &device) + 1.0;
+        shard.weights = (weights.clone() * factors).into();
     }
     networks
 }

@@ -78,7 +78,7 @@ impl Chain {
     }
 
     pub(super) fn weights(&self) -> Vec<Tensor<1>> {
-        self.shards.iter().map(|shard| shard.weights.clone()).collect()
+        self.shards.iter().map(|shard| shard.weights.values().clone()).collect()
     }
 
     /// Flat gradients of Σ -cos(output), whose gradient at the output is its sine.

@@ -129,7 +129,7 @@ fn images(name: &str, size_px: usize) -> Vec<u8> {
 /// A unit's shard with the weights that the script gives networks.
 fn filled(unit: &dyn Unit) -> UnitShard {
     let mut shard = UnitShard::init(unit, 0, Topology::SINGLE_RANK, &[], &Device::flex());
-    shard.weights = weights(&shard);
+    shard.weights = weights(&shard).into();
     shard
 }
 
@@ -194,7 +194,7 @@ fn networks_equal_torchvision() {
         let input = input.features(&[&images(name, size_px)], size_px, &Device::flex());
         let is_tiny = name == "tiny";
         let leaves: Vec<_> =
-            shards.iter().map(|shard| Leaves::new(&shard.layout, &shard.weights, is_tiny)).collect();
+            shards.iter().map(|shard| Leaves::new(&shard.layout, shard.weights.values(), is_tiny)).collect();
         let input = if is_tiny { input.map(|x| x.clone().autodiff()) } else { input };
         let (evaluated, _) = through(&units, &leaves, input.clone(), false);
         golden.assert_tensor(&format!("{name}.evaluated"), evaluated.inner_or_self(), OF_NETWORK);

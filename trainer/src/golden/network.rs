@@ -20,7 +20,7 @@ const TOLERANCE: f32 = 1e-5;
 fn shards(golden: &Golden, prefix: &str, units: &[Box<dyn Unit>]) -> Vec<UnitShard> {
     let of_unit = |unit: &dyn Unit| {
         let mut shard = UnitShard::init(unit, 0, Topology::SINGLE_RANK, &[], &Device::flex());
-        shard.weights = golden.flat(prefix, &shard);
+        shard.weights = golden.flat(prefix, &shard).into();
         shard
     };
     units.iter().map(|unit| of_unit(unit.as_ref())).collect()
@@ -46,7 +46,7 @@ fn the_vision_transformer_equals_timm() {
         let units = model.units(Readout::All);
         let shards = shards(&golden, &format!("{kind}.param"), &units);
         let leaves: Vec<_> =
-            shards.iter().map(|shard| Leaves::new(&shard.layout, &shard.weights, true)).collect();
+            shards.iter().map(|shard| Leaves::new(&shard.layout, shard.weights.values(), true)).collect();
         let input = PixelInput { cell_px: model.cell_px(), pixels: Pixels::default() };
         let sizes = [16, 8, 24];
         let of_size = |size: usize| {
@@ -84,7 +84,7 @@ fn the_projection_head_equals_pytorch() {
     let units: Vec<Box<dyn Unit>> = vec![Box::new(mlp), Box::new(last)];
     let shards = shards(&golden, "param", &units);
     let leaves: Vec<_> =
-        shards.iter().map(|shard| Leaves::new(&shard.layout, &shard.weights, true)).collect();
+        shards.iter().map(|shard| Leaves::new(&shard.layout, shard.weights.values(), true)).collect();
     let x = golden.tensor::<2>("x").autodiff().require_grad();
     let input = Features::vectors(x.clone().unsqueeze_dim(1));
     let logits = through(&units, &leaves, vec![input]).remove(0).x.squeeze_dim::<2>(1);

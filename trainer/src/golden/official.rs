@@ -61,7 +61,7 @@ fn check(run: &Run, overrides: &[&str]) {
     let plan = crate::resolve(Recipe::parse(&run.recipe, run.file, &overrides).unwrap(), 64).unwrap();
     let mut trainer: Trainer = plan.trainer(Communicator::solo(), &Device::flex()).unwrap();
     for shard in trainer.state.networks.iter_mut().flat_map(|network| &mut network.shards) {
-        shard.weights = weights(shard);
+        shard.weights = weights(shard).into();
     }
     let batches: Vec<Batch> = (0..N_BATCHES).map(|number| batch(&plan, run.views, number)).collect();
     let (losses, rates) = (golden.values("loss"), golden.values("lr"));
@@ -81,7 +81,7 @@ fn check(run: &Run, overrides: &[&str]) {
     for network in &trainer.state.networks {
         for shard in &network.shards {
             let golden_flat = golden.flat(network.name, shard);
-            let flat = to_host(without_key_biases(&shard.weights, golden_flat, shard));
+            let flat = to_host(without_key_biases(shard.weights.values(), golden_flat, shard));
             for slot in &shard.layout.params {
                 let param = shard.layout.full_name(slot);
                 if !run.blind.contains(&param.as_str()) {

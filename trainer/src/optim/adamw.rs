@@ -65,7 +65,7 @@ pub(super) fn on_slices(shard: &mut UnitShard, grad: &Tensor<1>, update: Update)
     // AdamW::MOMENTS are two.
     let [m, v] = moments.as_mut_slice() else { return };
     with_slice(grad, |grad| {
-        on_host(weights, |weights| {
+        on_host(weights.values_mut(), |weights| {
             on_host(&mut m.values, |m| {
                 on_host(&mut v.values, |v| {
                     for (range, constants) in update {
@@ -93,7 +93,8 @@ pub(super) fn on_tensors(shard: &mut UnitShard, grad: Tensor<1>, update: &Update
     let root = scaled(v.values.clone().sqrt(), each(|constants| constants.root));
     let direction = m.values.clone() / (root + EPSILON);
     let step = scaled(direction, each(|constants| constants.rate));
-    shard.weights = scaled(shard.weights.clone(), each(|constants| constants.shrink)) - step;
+    let shrunk = scaled(shard.weights.values().clone(), each(|constants| constants.shrink));
+    shard.weights = (shrunk - step).into();
 }
 
 #[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl", "x86_64+avx2"))]

@@ -52,11 +52,12 @@ pub(super) fn update(
     let factors = Tensor::<1>::from_data(TensorData::from(&factors[..]), &device);
 
     // Without a follower the kernel averages the weights with themselves.
-    let (followed, decay) = match followers.first() {
-        Some(follower) => (&*follower.weights, follower.decay),
-        None => (&shard.weights, 0.0),
+    let (followed, decay): (&Tensor<1>, f64) = match followers.first() {
+        Some(follower) => (follower.weights.values(), follower.decay),
+        None => (shard.weights.values(), 0.0),
     };
-    let before = [&shard.weights, &m.values, &v.values, followed].map(|tensor| primitive(tensor.clone()));
+    let before: [&Tensor<1>; 4] = [shard.weights.values(), &m.values, &v.values, followed];
+    let before = before.map(|tensor| primitive(tensor.clone()));
     let client = before[0].client.clone();
     let after = [(); 4].map(|()| empty(&before[0], [n], DType::F32));
     let (count, dim) = one_unit_each(&client, n);
@@ -84,10 +85,10 @@ pub(super) fn update(
         (1.0 - decay) as f32,
     );
     let [weights, m, v, followed] = after.map(Tensor::from_primitive::<CubeBackend>);
-    shard.weights = weights;
+    shard.weights = weights.into();
     (shard.moments[0].values, shard.moments[1].values) = (m, v);
     if !followers.is_empty() {
-        *followers.remove(0).weights = followed;
+        *followers.remove(0).weights = followed.into();
     }
     follow_all(followers, &shard.weights);
 }

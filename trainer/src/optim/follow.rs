@@ -4,35 +4,38 @@
 //! θ_F ← d θ_F + (1 - d) θ       d the decay of the follower
 //! ```
 
-use burn_tensor::Tensor;
 use kernels::device::host::{is_host, on_host, with_slice};
 use multiversion::multiversion;
 
+use super::weights::ShardWeights;
+
 /// A shard of a follower.
 pub struct Follower<'a> {
-    /// Weights of the shard.
-    pub weights: &'a mut Tensor<1>,
+    /// ShardWeights of the shard.
+    pub weights: &'a mut ShardWeights,
     /// Share of the old weights that stays.
     pub decay: f64,
+    /// Whether an update that can rounds the weights to bf16 as well.
+    pub is_rounded: bool,
 }
 
 /// Updates all `followers` from the weights `leader`.
-pub(super) fn follow_all(followers: Vec<Follower<'_>>, leader: &Tensor<1>) {
+pub(super) fn follow_all(followers: Vec<Follower<'_>>, leader: &ShardWeights) {
     for follower in followers {
         follow(follower, leader);
     }
 }
 
 /// Updates `follower` from the weights `leader`.
-pub(crate) fn follow(Follower { weights, decay }: Follower<'_>, leader: &Tensor<1>) {
+pub(crate) fn follow(Follower { weights, decay, .. }: Follower<'_>, leader: &ShardWeights) {
     let (stays, rest) = (decay as f32, (1.0 - decay) as f32);
     match decay {
         1.0 => {}
         0.0 => *weights = leader.clone(),
-        _ if is_host(leader) => with_slice(leader, |leader| {
-            on_host(weights, |weights| average(weights, leader, stays, rest));
+        _ if is_host(leader.values()) => with_slice(leader.values(), |leader| {
+            on_host(weights.values_mut(), |weights| average(weights, leader, stays, rest));
         }),
-        _ => *weights = weights.clone() * stays + leader.clone() * rest,
+        _ => *weights = (weights.values().clone() * stays + leader.values().clone() * rest).into(),
     }
 }
 

@@ -12,6 +12,7 @@ mod rates;
 mod runs;
 mod sgd;
 pub(crate) mod state;
+mod weights;
 
 pub(crate) use self::adamw::AdamW;
 pub(crate) use self::clip::{ClipRule, Decision};

@@ -5,13 +5,17 @@ use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
 use burn_tensor::{Device, Tensor};
+use half::bf16;
 use kernels::device::readback::read_back;
-use kernels::native::update::{AdamWConstants, Block, ClipFactors, MovedUnit, Segment, Unit, UpdateKernels};
+use kernels::native::update::{
+    AdamWConstants, Block, ClipFactors, FollowingUnit, MovedUnit, MovedWeights, Segment, Unit, UpdateKernels,
+};
 use kernels::products;
 
 use super::adamw::{self, AdamW, EPSILON};
 use super::follow::{Follower, follow_all};
 use super::state::UnitShard;
+use super::weights::ShardWeights;
 
 /// Elements whose squares are added up by one block.
 const BLOCK: usize = 8192;
@@ -78,11 +82,16 @@ pub(super) fn step(
         for (((shard, segments), grad), followers) in work.by_ref().take(n_units) {
             units.push(Unit {
                 grad,
-                weights: shard.weights.clone(),
+                weights: shard.weights.values().clone(),
+                is_rounded: shard.is_rounded,
                 // AdamW::MOMENTS are two.
                 exp_avg: shard.moments[0].values.clone(),
                 exp_avg_sq: shard.moments[1].values.clone(),
-                follower: followers.first().map(|follower| (follower.weights.clone(), follower.decay)),
+                follower: followers.first().map(|follower| FollowingUnit {
+                    weights: follower.weights.values().clone(),
+                    decay: follower.decay,
+                    is_rounded: follower.is_rounded,
+                }),
                 segments: with_padding(segments, shard.len()),
             });
             moving.push((shard, followers));
@@ -90,10 +99,11 @@ pub(super) fn step(
         // What a launch has read is given back before the next one takes memory.
         let moved = kernels.adam_w(units, constants(rule), factors);
         for ((shard, mut followers), moved) in moving.into_iter().zip(moved) {
-            shard.weights = moved.weights;
+            shard.weights = ShardWeights::updated(moved.weights.values, moved.weights.in_bf16);
             shard.moments[0].values = moved.exp_avg;
             shard.moments[1].values = moved.exp_avg_sq;
             if let Some(average) = moved.follower {
+                let average = ShardWeights::updated(average.values, average.in_bf16);
                 *followers.remove(0).weights = average;
             }
             follow_all(followers, &shard.weights);
@@ -129,6 +139,8 @@ struct CheckedUnit {
     exp_avg: Vec<f32>,
     exp_avg_sq: Vec<f32>,
     average: Option<Vec<f32>>,
+    /// Whether the weights are rounded, in place of the average.
+    is_rounded: bool,
     segments: Vec<Segment>,
     after: HostUnit,
 }
@@ -190,17 +202,23 @@ impl CheckedUnit {
         if let Some(average) = &mut after.average {
             super::follow::average(average, &after.weights, DECAY as f32, (1.0 - DECAY) as f32);
         }
-        Self { grad, weights, exp_avg, exp_avg_sq, average, segments, after }
+        let is_rounded = number.is_multiple_of(2);
+        Self { grad, weights, exp_avg, exp_avg_sq, average, is_rounded, segments, after }
     }
 
     fn on_device(&self, device: &Device) -> Unit {
-        let average = self.average.as_ref().map(|average| (to_device(average, device), DECAY));
+        let follower = self.average.as_ref().map(|average| FollowingUnit {
+            weights: to_device(average, device),
+            decay: DECAY,
+            is_rounded: !self.is_rounded,
+        });
         Unit {
             grad: to_device(&self.grad, device),
             weights: to_device(&self.weights, device),
+            is_rounded: self.is_rounded,
             exp_avg: to_device(&self.exp_avg, device),
             exp_avg_sq: to_device(&self.exp_avg_sq, device),
-            follower: average,
+            follower,
             segments: self.segments.clone(),
         }
     }
@@ -218,10 +236,10 @@ impl CheckedUnit {
 impl HostUnit {
     fn read(moved: MovedUnit) -> Result<Self, String> {
         Ok(Self {
-            weights: read(moved.weights)?,
+            weights: read_weights(moved.weights)?,
             exp_avg: read(moved.exp_avg)?,
             exp_avg_sq: read(moved.exp_avg_sq)?,
-            average: moved.follower.map(read).transpose()?,
+            average: moved.follower.map(read_weights).transpose()?,
         })
     }
 }
@@ -232,6 +250,21 @@ fn to_device(values: &[f32], device: &Device) -> Tensor<1> {
 
 fn read(tensor: Tensor<1>) -> Result<Vec<f32>, String> {
     read_back(tensor).map_err(|error| format!("cannot be read: {error}"))
+}
+
+/// Reads weights, and compares their copy in bf16 with the host's.
+fn read_weights(moved: MovedWeights) -> Result<Vec<f32>, String> {
+    let values = read(moved.values)?;
+    if let Some(in_bf16) = moved.in_bf16 {
+        let data = in_bf16.try_into_data().map_err(|error| format!("cannot be read: {error:?}"))?;
+        let rounded = data.try_into_vec::<bf16>().map_err(|error| format!("cannot be read: {error:?}"))?;
+        let is_right =
+            |(rounded, value): (&bf16, &f32)| rounded.to_bits() == bf16::from_f32(*value).to_bits();
+        if rounded.len() != values.len() || !rounded.iter().zip(&values).all(is_right) {
+            return Err("round weights otherwise".into());
+        }
+    }
+    Ok(values)
 }
 
 /// Compares sums, clip factors and an update with the host's, of units with and without an average and

@@ -157,7 +157,7 @@ impl Optimizer {
         };
         let per_tensor =
             |values: &[Tensor<1>]| QueuedNorms::queue(ClipRule::PerTensor, shards, values, modules);
-        let params: Vec<Tensor<1>> = shards.iter().map(|shard| shard.weights.clone()).collect();
+        let params: Vec<Tensor<1>> = shards.iter().map(|shard| shard.weights.values().clone()).collect();
         let directions = match adaptation.rule {
             RateRule::Larc => None,
             RateRule::Lars => {
@@ -210,7 +210,7 @@ impl Optimizer {
     ) {
         #[cfg(feature = "cuda")]
         if let (Rule::AdamW(rule), Some(kernels)) =
-            (self.rule, shards.first().and_then(|shard| native::kernels(&shard.weights)))
+            (self.rule, shards.first().and_then(|shard| native::kernels(shard.weights.values())))
         {
             let units = shards.iter_mut().enumerate();
             let segments = units
@@ -237,7 +237,7 @@ impl Optimizer {
             apply(shard, grad, update, &still, followers);
         };
         // A device has one queue, for which several threads would only wait.
-        match shards.first().is_some_and(|shard| is_host(&shard.weights)) {
+        match shards.first().is_some_and(|shard| is_host(shard.weights.values())) {
             true => shards.par_iter_mut().zip(grads).zip(followers).enumerate().for_each(update),
             false => shards.iter_mut().zip(grads).zip(followers).enumerate().for_each(update),
         }
@@ -344,7 +344,8 @@ type FrozenValues = Vec<(Range<usize>, Vec<Tensor<1>>)>;
 fn still(shard: &UnitShard, frozen: &[bool]) -> FrozenValues {
     let values = |range: &Range<usize>| {
         let moments = shard.moments.iter().map(|moment| &moment.values);
-        std::iter::once(&shard.weights).chain(moments).map(|all| all.clone().slice([range.clone()])).collect()
+        let weights = shard.weights.values();
+        std::iter::once(weights).chain(moments).map(|all| all.clone().slice([range.clone()])).collect()
     };
     let segments = shard.segments().filter(|segment| frozen[segment.param]);
     segments.map(|segment| segment.start..segment.end).map(|range| (range.clone(), values(&range))).collect()
@@ -358,7 +359,7 @@ fn apply(
     frozen: &FrozenValues,
     followers: Vec<Follower<'_>>,
 ) {
-    match (update, is_host(&shard.weights)) {
+    match (update, is_host(shard.weights.values())) {
         (Update::AdamW(update), true) => adamw::on_slices(shard, &grad, update),
         #[cfg(feature = "cube")]
         (Update::AdamW(update), false) if frozen.is_empty() && cube::is_cube(&grad) => {
@@ -370,7 +371,7 @@ fn apply(
     }
     for (range, values) in frozen {
         let moments = shard.moments.iter_mut().map(|moment| &mut moment.values);
-        for (buffer, values) in std::iter::once(&mut shard.weights).chain(moments).zip(values) {
+        for (buffer, values) in std::iter::once(shard.weights.values_mut()).chain(moments).zip(values) {
             host::assign(buffer, range.start, values);
         }
     }
@@ -383,6 +384,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::super::sgd::Adaptation;
+    use super::super::weights::ShardWeights;
     use super::*;
     use kernels::device::host::to_host;
     use kernels::ops::twin::devices;
@@ -397,7 +399,7 @@ mod tests {
     /// A shard with two followers.
     struct Three {
         leader: UnitShard,
-        followers: [Tensor<1>; 2],
+        followers: [ShardWeights; 2],
     }
 
     impl Three {
@@ -409,20 +411,21 @@ mod tests {
             device: &Device,
         ) -> Self {
             let leader = UnitShard::init(unit, seed, topology, optimizer.moments(), device);
-            let followers = [(); 2].map(|()| leader.weights.clone());
+            let followers = [leader.weights.clone(), leader.weights.clone()];
             Self { leader, followers }
         }
 
         fn parts(&mut self) -> (&mut UnitShard, Vec<Follower<'_>>) {
             let followers = self.followers.iter_mut().zip([0.9, 0.0]);
-            let followers = followers.map(|(weights, decay)| Follower { weights, decay }).collect();
+            let followers = followers.map(|(weights, decay)| Follower { weights, decay, is_rounded: false });
+            let followers = followers.collect();
             (&mut self.leader, followers)
         }
 
         fn buffers(&self) -> Vec<Tensor<1>> {
             let moments = self.leader.moments.iter().map(|moment| &moment.values);
-            let all = std::iter::once(&self.leader.weights).chain(moments).chain(&self.followers);
-            all.cloned().collect()
+            let weights = std::iter::once(&self.leader.weights).chain(&self.followers);
+            weights.map(|weights| weights.values().clone()).chain(moments.cloned()).collect()
         }
     }
 
@@ -475,7 +478,7 @@ mod tests {
             apply(shard, grad, update.clone(), &FrozenValues::new(), followers);
             // As a checkpoint holds it.
             let held = (step == 1).then(|| {
-                let weights = there.leader.weights.clone();
+                let weights = there.leader.weights.values().clone();
                 (weights.clone(), to_host(weights))
             });
             apply_there(&mut there, sent, update);
@@ -532,7 +535,7 @@ mod tests {
                 let gain = shards[0].layout.params[shards[0].layout.position("weight_g").unwrap()].range();
                 let buffers = |shard: &UnitShard| -> Vec<Vec<f32>> {
                     let moments = shard.moments.iter().map(|moment| moment.values.clone());
-                    std::iter::once(shard.weights.clone()).chain(moments).map(to_host).collect()
+                    std::iter::once(shard.weights.values().clone()).chain(moments).map(to_host).collect()
                 };
                 for step in 0..3 {
                     let before = buffers(&shards[0]);

@@ -142,7 +142,7 @@ pub(super) fn on_slices(shard: &mut UnitShard, grad: &Tensor<1>, update: Update)
     // Sgd::MOMENTS is one.
     let [direction] = moments.as_mut_slice() else { return };
     with_slice(grad, |grad| {
-        on_host(weights, |weights| {
+        on_host(weights.values_mut(), |weights| {
             on_host(&mut direction.values, |direction| {
                 for (range, constants) in update {
                     let (weights, direction) = (&mut weights[range.clone()], &mut direction[range.clone()]);
@@ -161,14 +161,15 @@ pub(super) fn on_tensors(shard: &mut UnitShard, grad: Tensor<1>, update: &Update
     let Some(&(_, Constants { momentum, nesterov, .. })) = update.first() else { return };
     let each =
         |factor: fn(&Constants) -> f32| update.iter().map(move |(range, c)| (range.clone(), factor(c)));
-    let pulled = scaled(shard.weights.clone(), each(|constants| constants.pull));
+    let pulled = scaled(shard.weights.values().clone(), each(|constants| constants.pull));
     let d = scaled(grad, each(|constants| constants.scale)) + pulled;
     direction.values = direction.values.clone() * momentum + d.clone();
     let step = match nesterov {
         true => d + direction.values.clone() * momentum,
         false => direction.values.clone(),
     };
-    shard.weights = shard.weights.clone() - scaled(step, each(|constants| constants.rate));
+    let step = scaled(step, each(|constants| constants.rate));
+    shard.weights = (shard.weights.values().clone() - step).into();
 }
 
 #[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl", "x86_64+avx2"))]

@@ -9,6 +9,8 @@ use networks::tensor::{NamedTensor, by_name, values_of};
 use networks::unit::Unit;
 use ranks::topology::Topology;
 
+use super::weights::ShardWeights;
+
 /// The shards of one unit, `[padded / S]` each.
 #[derive(Debug, Clone)]
 pub struct UnitShard {
@@ -17,7 +19,9 @@ pub struct UnitShard {
     /// First element of this rank's shard in the unit's buffer.
     pub start: usize,
     /// Master weights.
-    pub weights: Tensor<1>,
+    pub weights: ShardWeights,
+    /// Whether an update that can rounds the weights to bf16 as well, for products.
+    pub is_rounded: bool,
     /// Moments of the optimizer; empty in networks other than the trained one.
     pub moments: Vec<Buffer>,
     /// Updates that the moments of each parameter have seen. Frozen steps do not count, as in PyTorch, where a
@@ -75,12 +79,13 @@ impl UnitShard {
             let name = layout.full_name(segment.slot);
             fill(segment.slot.spec.init, seed, &name, first, &mut values[segment.start..segment.end]);
         }
-        let weights = Tensor::from_data(TensorData::new(values, [range.len()]), device);
+        let weights = ShardWeights::from(Tensor::from_data(TensorData::new(values, [range.len()]), device));
         let moment = |name: &&'static str| Buffer { name, values: Tensor::zeros([range.len()], device) };
         Self {
             start: range.start,
             moments: moments.iter().map(moment).collect(),
             weights,
+            is_rounded: false,
             n_updates: vec![0; layout.params.len()],
             layout,
         }
@@ -92,7 +97,7 @@ impl UnitShard {
     /// [`NetworkError::Weights`].
     pub fn start_from(&mut self, tensors: &[NamedTensor]) -> Result<(), NetworkError> {
         let tensors = by_name(tensors);
-        let mut values = to_host(self.weights.clone());
+        let mut values = to_host(self.weights.values().clone());
         for segment in self.segments() {
             let first = segment.slot.spec.first_element() + self.start + segment.start - segment.slot.offset;
             let name = self.layout.full_name(segment.slot);
@@ -107,7 +112,8 @@ impl UnitShard {
                 .copy_from_slice(&found[first..first + segment.end - segment.start]);
         }
         let len = values.len();
-        self.weights = Tensor::from_data(TensorData::new(values, [len]), &self.weights.device());
+        self.weights =
+            Tensor::from_data(TensorData::new(values, [len]), &self.weights.values().device()).into();
         Ok(())
     }
 
@@ -118,7 +124,7 @@ impl UnitShard {
 
     /// Number of elements in the shard.
     pub fn len(&self) -> usize {
-        self.weights.dims()[0]
+        self.weights.values().dims()[0]
     }
 
     /// Returns whether the shard has no element, which no shard of a unit with parameters is.
@@ -158,7 +164,7 @@ mod tests {
                         Topology { rank, world_size: group_size, group_size, ..Topology::SINGLE_RANK };
                     let mut shard = UnitShard::init(unit.as_ref(), 0, topology, &[], &device);
                     shard.start_from(&tensors).unwrap();
-                    to_host(shard.weights.clone())
+                    to_host(shard.weights.values().clone())
                 };
                 let mut whole: Vec<f32> = (0..group_size).flat_map(of_rank).collect();
                 whole.truncate(unit.layout(1).numel);

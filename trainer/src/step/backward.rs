@@ -10,7 +10,6 @@ use ranks::wire::Wire;
 
 use super::pass::{Passes, SlicedGrads, UnitDraws, UnitTape};
 use super::sharded::ShardedNet;
-use super::tape::Gathered;
 
 /// Inputs of the backbone's backward pass.
 pub(super) struct BackwardInputs<'a> {
@@ -45,8 +44,7 @@ pub(super) fn backward<'a>(
             Some(flat) => flat,
             None => gathers.next_flat(&shard.layout.name)?,
         };
-        let unit = trained.net.backbone[number].as_ref();
-        let gathered = Gathered { unit, layout: &shard.layout, flat: &flat };
+        let gathered = trained.gathered(number, &flat);
         let sum;
         let on_sent = &mut || gathers.look_ahead().and_then(|()| reductions.release());
         (grads, sum) = passes.backward(gathered, of_unit, grads, &draws[number], number > 0, on_sent)?;

@@ -185,7 +185,8 @@ impl Nets {
                 let unit = shards.iter().position(|leader| leader.layout.name == shard.layout.name);
                 // A follower's units are a subset of those of the network that it follows: the list was checked.
                 let unit = unit.expect("a unit of the network that is followed");
-                direct[unit].push(Follower { weights: &mut shard.weights, decay });
+                let is_rounded = shard.is_rounded;
+                direct[unit].push(Follower { weights: &mut shard.weights, decay, is_rounded });
             }
         }
         optimizer.step(&mut shards, grads, clip, scheduled_values, direct);
@@ -197,7 +198,8 @@ impl Nets {
             for shard in &mut networks[other].shards {
                 let leader = leaders.iter().find(|leader| leader.layout.name == shard.layout.name);
                 leader.into_iter().for_each(|leader| {
-                    follow(Follower { weights: &mut shard.weights, decay }, &leader.weights);
+                    let is_rounded = shard.is_rounded;
+                    follow(Follower { weights: &mut shard.weights, decay, is_rounded }, &leader.weights);
                 });
             }
         }
@@ -309,10 +311,13 @@ mod tests {
     use networks::patches::Pixels;
     use ranks::fixed::FixedPoint;
     use ranks::topology::Topology;
+    use ranks::wire::Wire;
 
     use super::*;
     use crate::optim::state::UnitShard;
     use crate::optim::{ClipRule, Rule, Sgd};
+    use crate::step::precision::Precision;
+    use crate::step::sharded::Observation;
 
     fn head(name: &'static str, reads: Reads, normalizes: &[Normalizes]) -> Head {
         let unit = |(i, normalizes): (usize, &Normalizes)| {
@@ -328,6 +333,59 @@ mod tests {
         let model = ModelConfig::examples().remove(0);
         let input = PixelInput { cell_px: model.cell_px(), pixels: Pixels::default() };
         Nets::new(specs, &model, input, Division { max_numel: None, n_column_parts: 1 })
+    }
+
+    fn sgd() -> Optimizer {
+        let rule = Rule::Sgd(Sgd { momentum: 0.9, nesterov: false, adaptation: None });
+        Optimizer { rule, clip_norm: 0.0, clip: ClipRule::PerTensor, decays_vectors: false }
+    }
+
+    /// Creates the networks with different weights, on one rank.
+    fn states(nets: &Nets, optimizer: &Optimizer) -> Vec<NetworkState> {
+        let mut states = Vec::new();
+        for (seed, net) in nets.list.iter().enumerate() {
+            let mut shards = Vec::new();
+            for layout in net.layouts(1) {
+                let moments = optimizer.moments();
+                let topology = Topology::SINGLE_RANK;
+                shards.push(UnitShard::laid_out(layout, seed as u64, topology, moments, &Device::flex()));
+            }
+            let n_backbone = net.backbone.len();
+            states.push(NetworkState { name: net.name, is_frozen: false, copies: None, n_backbone, shards });
+        }
+        states
+    }
+
+    /// What the device leaves out, the host takes back: weights are bit for bit those of before.
+    #[test]
+    fn observations_are_taken_back() {
+        let nets = nets(vec![NetworkSpec::trained("a", Vec::new(), 1)]);
+        let mut networks = states(&nets, &sgd());
+        let precision = Precision { gather: Wire::Bf16, ..Precision::default() };
+        let unit = 1;
+        let shard = &networks[0].shards[unit];
+        let slot = &shard.layout.params[2];
+        let observation = |start: f32| Observation {
+            of: "a",
+            unit,
+            param: slot.spec.name.clone(),
+            values: Tensor::full([slot.spec.numel()], start, &Device::flex()),
+            before: Tensor::full([slot.spec.numel()], 0.3, &Device::flex()),
+            first: 0,
+        };
+        let written = [observation(0.7), observation(f32::NAN)];
+        let range = slot.range();
+        let before = to_host(shard.weights.values().clone());
+        for observation in written {
+            let overwritten = observation.overwritten(&nets, &networks).unwrap();
+            observation.write(&nets, &mut networks, precision, &Device::flex());
+            let during = to_host(networks[0].shards[unit].weights.values().clone());
+            for (element, (before, during)) in before.iter().zip(&during).enumerate() {
+                assert_eq!(before != during, range.contains(&element), "element {element}");
+            }
+            overwritten.restore(&mut networks);
+            assert_eq!(to_host(networks[0].shards[unit].weights.values().clone()), before);
+        }
     }
 
     /// A head goes through the passes up to its last unit with statistics, and as a whole if such a head reads it.
@@ -358,29 +416,13 @@ mod tests {
         };
         let trained = NetworkSpec::trained("trained", Vec::new(), 1);
         let nets = nets(vec![follower("first", "trained"), follower("second", "first"), trained]);
-        let device = Device::flex();
-        let rule = Rule::Sgd(Sgd { momentum: 0.9, nesterov: false, adaptation: None });
-        let optimizer = Optimizer { rule, clip_norm: 0.0, clip: ClipRule::PerTensor, decays_vectors: false };
-        let state = |(seed, net): (usize, &Net)| {
-            let shard = |layout: UnitLayout| {
-                let topology = Topology::SINGLE_RANK;
-                UnitShard::laid_out(layout, seed as u64, topology, optimizer.moments(), &device)
-            };
-            let shards = net.layouts(1).map(shard).collect();
-            NetworkState {
-                name: net.name,
-                is_frozen: false,
-                copies: None,
-                n_backbone: net.backbone.len(),
-                shards,
-            }
-        };
-        let mut networks: Vec<NetworkState> = nets.list.iter().enumerate().map(state).collect();
-        let weights = |network: &NetworkState| to_host(network.shards[0].weights.clone());
+        let optimizer = sgd();
+        let mut networks = states(&nets, &optimizer);
+        let weights = |network: &NetworkState| to_host(network.shards[0].weights.values().clone());
         let before: Vec<_> = networks.iter().map(weights).collect();
         assert!(before[0] != before[1] && before[1] != before[2] && before[0] != before[2]);
         let grads: Vec<Tensor<1>> =
-            networks[2].shards.iter().map(|shard| shard.weights.ones_like()).collect();
+            networks[2].shards.iter().map(|shard| shard.weights.values().ones_like()).collect();
         let values = ScheduledValues { step: 0, lr: 0.1, weight_decay: 0.0 };
         let norms = optimizer.norms(&networks[2].shards, &grads, &vec![0; grads.len()], &values).unwrap();
         let squares: Vec<f64> =

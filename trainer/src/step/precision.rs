@@ -2,6 +2,8 @@
 
 use burn_tensor::DType;
 use networks::unit::Types;
+use ranks::communicator::Communicator;
+use ranks::topology::Extent;
 use ranks::wire::Wire;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -74,6 +76,14 @@ impl Precision {
             (Arithmetic::Bf16, Wire::Bf16) => DType::BF16,
             _ => DType::F32,
         }
+    }
+
+    /// Returns whether products or transfers of `comm` read the rounded weights of a rank's own shards,
+    /// which the update can then write.
+    pub fn rounds_with_update(self, comm: &Communicator) -> bool {
+        let is_whole = comm.topology().n_shards(Extent::Whole) == 1;
+        let is_sent = self.gather == Wire::Bf16 && comm.supports_device_tensors();
+        self.compute == Arithmetic::Bf16 && (is_whole || is_sent)
     }
 
     /// Fills in the default for a rank that computes on a GPU, or on a CPU.

@@ -1,6 +1,6 @@
 //! A network of a step with its shards, and the new values of its running parameters after a batch.
 
-use burn_tensor::{Device, Tensor};
+use burn_tensor::{DType, Device, Tensor};
 use kernels::device::host;
 use kernels::ops::in_f32;
 use networks::draws::Draws;
@@ -40,7 +40,56 @@ pub(super) struct Observation {
     pub(super) first: usize,
 }
 
+/// Elements of a shard that an observation is written to.
+struct Target {
+    /// Number of the network.
+    network: usize,
+    /// First element within the shard.
+    start: usize,
+    /// One past the last element.
+    end: usize,
+    /// First of the observed values that the shard has.
+    first: usize,
+}
+
+/// Values of a shard before an observation was written over them.
+pub(super) struct Overwritten {
+    /// Number of the network.
+    network: usize,
+    /// Number of the unit.
+    unit: usize,
+    /// First element within the shard.
+    start: usize,
+    values: Tensor<1>,
+}
+
+impl Overwritten {
+    /// Writes the values again.
+    pub(super) fn restore(self, networks: &mut [NetworkState]) {
+        let shard = &mut networks[self.network].shards[self.unit];
+        host::assign(shard.weights.values_mut(), self.start, &self.values);
+    }
+}
+
 impl Observation {
+    /// Returns where the values belong; `None` if this rank has none of these elements.
+    fn target(&self, nets: &Nets, networks: &[NetworkState]) -> Option<Target> {
+        let network = nets.position(self.of)?;
+        let shard = &networks[network].shards[self.unit];
+        let segment = shard.segments().find(|segment| segment.slot.spec.name == self.param)?;
+        let first = segment.slot.spec.first_element() + shard.start + segment.start - segment.slot.offset;
+        Some(Target { network, start: segment.start, end: segment.end, first: first - self.first })
+    }
+
+    /// Returns the values that [`Observation::write`] will write over.
+    pub(super) fn overwritten(&self, nets: &Nets, networks: &[NetworkState]) -> Option<Overwritten> {
+        let Target { network, start, end, .. } = self.target(nets, networks)?;
+        let weights = networks[network].shards[self.unit].weights.values();
+        // In memory of its own: the weights are written in place.
+        let values = weights.clone().slice([start..end]).mul_scalar(1.0);
+        Some(Overwritten { network, unit: self.unit, start, values })
+    }
+
     /// Writes the values into this rank's shards, which are on `device`.
     pub(super) fn write(
         self,
@@ -49,16 +98,9 @@ impl Observation {
         precision: Precision,
         device: &Device,
     ) {
-        let Self { of, unit, param, values, before, first: first_value } = self;
-        let Some(number) = nets.position(of) else { return };
+        let Some(Target { network: number, start, end, first }) = self.target(nets, networks) else { return };
+        let Self { unit, values, before, .. } = self;
         let shard = &mut networks[number].shards[unit];
-        let found = shard.segments().find(|segment| segment.slot.spec.name == param);
-        let Some((start, end, first)) = found.map(|s| {
-            let first = s.slot.spec.first_element() + shard.start + s.start - s.slot.offset;
-            (s.start, s.end, first - first_value)
-        }) else {
-            return;
-        };
         let Precision { gather, head_gather, .. } = precision;
         let wire = if nets.list[number].is_backbone(unit) { gather } else { head_gather };
         let here =
@@ -66,9 +108,9 @@ impl Observation {
         // Master weights keep the digits that were not sent.
         let values = match wire {
             Wire::F32 => here(&values),
-            _ => shard.weights.clone().slice(start..end) + (here(&values) - here(&before)),
+            _ => shard.weights.values().clone().slice(start..end) + (here(&values) - here(&before)),
         };
-        host::assign(&mut shard.weights, start, &values);
+        host::assign(shard.weights.values_mut(), start, &values);
     }
 }
 
@@ -92,8 +134,15 @@ impl<'a> ShardedNet<'a> {
     }
 
     /// Unit `number` with its gathered weights.
-    pub(super) fn gathered<'f>(&self, number: usize, flat: &'f Tensor<1>) -> Gathered<'a, 'f> {
-        Gathered { unit: self.net.unit(number), layout: &self.shards[number].layout, flat }
+    pub(super) fn gathered<'f>(&self, number: usize, flat: &'f Tensor<1>) -> Gathered<'a, 'f>
+    where
+        'a: 'f,
+    {
+        let shard = &self.shards[number];
+        // The copy of a shard that is the whole unit, as long as nothing was rounded on the way.
+        let is_whole = shard.len() == shard.layout.padded && flat.dtype() == DType::F32;
+        let in_bf16 = if is_whole { shard.weights.in_bf16() } else { None };
+        Gathered { unit: self.net.unit(number), layout: &shard.layout, flat, in_bf16 }
     }
 
     /// Returns the new values of the running parameters of unit `number`, given the totals that its stages were given.

@@ -1,6 +1,6 @@
 //! One stage of a unit forwards and backwards on one slice of a micro-batch.
 
-use burn_tensor::Tensor;
+use burn_tensor::{DType, Tensor};
 use kernels::ops::{both, seed};
 use networks::draws::Draws;
 use networks::features::Features;
@@ -78,12 +78,23 @@ pub(crate) struct Gathered<'a, 'f> {
     pub(crate) layout: &'a UnitLayout,
     /// All parameters of the unit, `[padded]`.
     pub(crate) flat: &'f Tensor<1>,
+    /// The same in bf16, where the update has written both.
+    pub(crate) in_bf16: Option<&'f Tensor<1>>,
 }
 
 impl<'a> Gathered<'a, '_> {
+    /// Returns the parameters for products in `products`; with `track`, their gradients are tracked.
+    fn leaves(&self, track: bool, products: DType) -> Leaves<'a> {
+        let leaves = Leaves::for_products(self.layout, self.flat, track, products);
+        match self.in_bf16 {
+            Some(in_bf16) => leaves.with_copy(in_bf16),
+            None => leaves,
+        }
+    }
+
     /// Computes the output without a graph.
     pub(crate) fn infer(&self, input: Groups, beside: StageArguments<'_>) -> StageOutput {
-        let leaves = Leaves::for_products(self.layout, self.flat, false, beside.types.products);
+        let leaves = self.leaves(false, beside.types.products);
         self.unit.forward(beside.stage, input, &context(&leaves, beside, beside.totals))
     }
 
@@ -152,7 +163,7 @@ impl<'a> Gathered<'a, '_> {
         let input: Groups = input.iter().map(|group| group.map(|x| leaf(x.clone()))).collect();
         let totals: Vec<Tensor<1>> =
             beside.totals.iter().map(|total| total.clone().autodiff().require_grad()).collect();
-        let leaves = Leaves::for_products(self.layout, self.flat, true, beside.types.products);
+        let leaves = self.leaves(true, beside.types.products);
         let output = self.unit.forward(beside.stage, input.clone(), &context(&leaves, beside, &totals));
         Graph { input, totals, leaves, output }
     }

@@ -32,7 +32,7 @@ use super::pass::Passes;
 use super::phases::{Clock, Phases};
 use super::report::{Gradients, StepReport, embeddings};
 use super::scalars::Scalars;
-use super::sharded::{Observation, ShardedNet};
+use super::sharded::{Observation, Overwritten, ShardedNet};
 use super::state::{NetworkState, TrainState};
 use super::upload::{BatchUploader, Sent};
 use super::weights::Weights;
@@ -81,6 +81,8 @@ impl Trainer {
             };
             let (n_backbone, is_frozen) = (net.backbone.len(), net.moves == Moves::Frozen);
             let mut shards: Vec<UnitShard> = net.layouts(comm.topology().group_size).map(shard).collect();
+            let is_rounded = config.precision.rounds_with_update(&comm);
+            shards[..n_backbone].iter_mut().for_each(|shard| shard.is_rounded = is_rounded);
             if net.moves == Moves::ByGradient {
                 config.rates.apply(&mut shards[..n_backbone], &net.undivided);
             }
@@ -360,24 +362,23 @@ impl Trainer {
         let trained = self.nets.trained().name;
         let (of_trained, of_others): (Vec<_>, Vec<_>) =
             observations.into_iter().partition(|observation| observation.of == trained);
-        let decision = if of_trained.is_empty() {
-            self.decide(&queued, &scalars, scheduled_values)
-        } else {
-            // Running statistics are written before the update, if it is made.
-            None
-        };
+        let decision = self.decide(&queued, &scalars, scheduled_values);
         let mut tensors: Vec<Tensor<1>> = scalars.iter().flat_map(Scalars::tensors).cloned().collect();
         tensors.extend(observed.iter().map(|(_, values)| values.clone()));
         tensors.extend(queued.tensors());
         tensors.extend(decision.as_ref().and_then(Decision::tensor));
         let n_updates: Vec<Vec<u64>> = self.trained().iter().map(|shard| shard.n_updates.clone()).collect();
+        // Running statistics of the trained network, which are written before its weights move.
+        let mut overwritten = Vec::new();
         // Copied before the optimizer is launched: reading later would wait for it.
-        let (values, grads) = read_back_while(&tensors, || match &decision {
+        let (values, waiting) = read_back_while(&tensors, || match &decision {
             Some(decision) => {
+                overwritten = self.overwritten(&of_trained);
+                self.write(of_trained);
                 self.update_networks(grads, Clip::Device(decision), scheduled_values);
                 None
             }
-            None => Some(grads),
+            None => Some((of_trained, grads)),
         });
         let mut values = values?.into_iter();
         let (loss, gauges) = Scalars::sums_of_all(&scalars, &mut values);
@@ -391,8 +392,8 @@ impl Trainer {
             None => agreed.is_finite(),
         };
         if finite {
-            self.write(of_trained);
-            if let Some(grads) = grads {
+            if let Some((of_trained, grads)) = waiting {
+                self.write(of_trained);
                 self.update_networks(grads, Clip::Norms(&norms), scheduled_values);
             }
             // Running statistics of a network are its own: they are not averaged.
@@ -400,7 +401,10 @@ impl Trainer {
             self.state.method.after_step(&observed);
             self.state.bad_steps = 0;
         } else {
-            // The device has counted an update that it has not made.
+            for values in overwritten {
+                values.restore(&mut self.state.networks);
+            }
+            // An update was counted that the device has not made.
             let shards = &mut self.state.networks[self.nets.trained].shards;
             for (shard, n_updates) in shards.iter_mut().zip(n_updates) {
                 shard.n_updates = n_updates;
@@ -432,6 +436,12 @@ impl Trainer {
     /// Updates the trained network and those that follow it.
     fn update_networks(&mut self, grads: Vec<Tensor<1>>, clip: Clip<'_>, scheduled_values: &ScheduledValues) {
         self.nets.update(&mut self.state.networks, &self.optimizer, grads, clip, scheduled_values);
+    }
+
+    /// Returns the values of this rank's shards that `observations` will be written over.
+    fn overwritten(&self, observations: &[Observation]) -> Vec<Overwritten> {
+        let networks = &self.state.networks;
+        observations.iter().filter_map(|observation| observation.overwritten(&self.nets, networks)).collect()
     }
 
     /// Writes `observations` into this rank's shards.

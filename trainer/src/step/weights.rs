@@ -3,6 +3,7 @@
 use burn_tensor::DType;
 use ranks::prefetch::GatherRequest;
 use ranks::topology::Sharding;
+use ranks::wire::Wire;
 
 use super::config::StepConfig;
 use super::forward::Retention;
@@ -29,7 +30,11 @@ impl<'a> Weights<'a> {
                 false => (head_gather, DType::F32),
             };
             let extent = network.extent(number);
-            GatherRequest { unit: &shard.layout.name, shard: &shard.weights, wire, dtype, is_kept, extent }
+            let values = match (wire, shard.weights.in_bf16()) {
+                (Wire::Bf16, Some(in_bf16)) => in_bf16,
+                _ => shard.weights.values(),
+            };
+            GatherRequest { unit: &shard.layout.name, shard: values, wire, dtype, is_kept, extent }
         };
         let mut list = Vec::new();
         for network in &self.others {

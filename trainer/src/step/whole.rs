@@ -44,7 +44,12 @@ impl BackbonePass<'_> {
         let draws = vec![vec![Draws::default(); slices.len()]];
         let gathered = |number: usize| {
             let shard = &self.shards[number];
-            Gathered { unit: self.units[number].as_ref(), layout: &shard.layout, flat: &shard.weights }
+            Gathered {
+                unit: self.units[number].as_ref(),
+                layout: &shard.layout,
+                flat: shard.weights.values(),
+                in_bf16: shard.weights.in_bf16(),
+            }
         };
         let mut batches = vec![MicroBatch { slices }];
         let mut tape = Vec::new();

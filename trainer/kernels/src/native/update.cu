@@ -9,7 +9,7 @@
 #define SUM_THREADS 128
 #define UPDATE_THREADS 256
 #define ELEMENTS 2048
-#define MOST_UNITS 40
+#define MOST_UNITS 36
 
 // In place of a factor, which is never negative.
 #define NOT_FINITE -1.0f
@@ -133,9 +133,21 @@ struct Segment {
     float shrink, clip, rate, root;
 };
 
+// bf16, as its bits.
+typedef unsigned short bf16;
+
+// Rounds to nearest, ties to even; what is no number stays none.
+DEVICE bf16 bf16_of(float value) {
+    unsigned bits = BITS(value);
+    if ((bits & 0x7fffffff) > 0x7f800000) return bits >> 16 | 0x40;
+    return (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+}
+
 struct Unit {
     const float *grad, *weights, *exp_avg, *exp_avg_sq, *follower;
     float *to_weights, *to_exp_avg, *to_exp_avg_sq, *to_follower;
+    // Null if nothing reads the weights, or the follower's, in bf16.
+    bf16 *to_rounded, *to_rounded_follower;
     unsigned n, first_block, first_segment;
     float decay, rest;
     unsigned padding;
@@ -152,6 +164,8 @@ struct Update {
 
 // m ← β₁ m + (1 - β₁) c g       v ← β₂ v + (1 - β₂) c² g²
 // θ ← shrink · θ - rate · m / (root · √v + ε)      θ_F ← d θ_F + (1 - d) θ
+//
+// θ and θ_F are written once more in bf16, where products read them.
 //
 // A frozen segment keeps θ, m and v. If a factor is not finite, everything stays as it is.
 KERNEL(adam_w_units, struct Update, job) {
@@ -175,9 +189,14 @@ KERNEL(adam_w_units, struct Update, job) {
             theta = theta * segment->shrink - segment->rate * m / (sqrtf(v) * segment->root + job.epsilon);
         }
         unit.to_weights[i] = theta;
+        if (unit.to_rounded) unit.to_rounded[i] = bf16_of(theta);
         unit.to_exp_avg[i] = m;
         unit.to_exp_avg_sq[i] = v;
-        if (unit.follower)
-            unit.to_follower[i] = finite ? unit.decay * unit.follower[i] + unit.rest * theta : unit.follower[i];
+        if (unit.follower) {
+            float follower = unit.follower[i];
+            if (finite) follower = unit.decay * follower + unit.rest * theta;
+            unit.to_follower[i] = follower;
+            if (unit.to_rounded_follower) unit.to_rounded_follower[i] = bf16_of(follower);
+        }
     }
 }

@@ -1,5 +1,5 @@
 //! The end of a step on an NVIDIA GPU: sums of squares, clip factors and AdamW, each in one launch
-//! for up to 40 units of a network. The kernels are in `update.cu`.
+//! for up to 36 units of a network. The kernels are in `update.cu`.
 //!
 //! ```text
 //! sums[b] = Σ_{i in b} g_i²                                     b a block of a range of a unit
@@ -39,6 +39,7 @@ const FOR_CUDA: &str = "\
 #define THREAD threadIdx.x
 #define BARRIER __syncthreads
 #define ALL(condition) __syncthreads_and(condition)
+#define BITS(value) __float_as_uint(value)
 ";
 
 const NAMES: [&str; 3] = ["sum_squares", "clip_factors", "adam_w_units"];
@@ -50,13 +51,13 @@ const ADAM_W: usize = 2;
 const SUM_THREADS: usize = 128;
 const UPDATE_THREADS: usize = 256;
 const ELEMENTS: usize = 2048;
-const MOST_UNITS: usize = 40;
+const MOST_UNITS: usize = 36;
 
 /// Words of `struct Segment` of `update.cu`.
 const SEGMENT_WORDS: usize = 7;
 
 /// Elements that one launch of AdamW moves at most, unless one unit has more: results go to new
-/// memory, 16 bytes an element, and the old is given back behind the launch.
+/// memory, 16 to 20 bytes an element, and the old is given back behind the launch.
 const MOST_ELEMENTS: usize = 64 << 20;
 
 /// The kernels on one device.
@@ -114,23 +115,45 @@ pub struct Unit {
     pub exp_avg: Tensor<1>,
     /// Second moment.
     pub exp_avg_sq: Tensor<1>,
-    /// A moving average of the weights, and the share of it that stays.
-    pub follower: Option<(Tensor<1>, f64)>,
+    /// Whether the weights are written in bf16 as well.
+    pub is_rounded: bool,
+    /// A moving average of the weights.
+    pub follower: Option<FollowingUnit>,
     /// Segments, in their order, up to the end of the shard.
     pub segments: Vec<Segment>,
+}
+
+/// A shard of a moving average of a unit's weights, `[n]` in f32.
+#[derive(Debug, Clone)]
+pub struct FollowingUnit {
+    /// Weights.
+    pub weights: Tensor<1>,
+    /// Share of them that stays.
+    pub decay: f64,
+    /// Whether they are written in bf16 as well.
+    pub is_rounded: bool,
+}
+
+/// Weights after the update, in new memory.
+#[derive(Debug, Clone)]
+pub struct MovedWeights {
+    /// The weights, `[n]` in f32.
+    pub values: Tensor<1>,
+    /// The same in bf16, where that was asked for.
+    pub in_bf16: Option<Tensor<1>>,
 }
 
 /// A unit's shards after the update, in new memory.
 #[derive(Debug, Clone)]
 pub struct MovedUnit {
     /// Weights.
-    pub weights: Tensor<1>,
+    pub weights: MovedWeights,
     /// First moment.
     pub exp_avg: Tensor<1>,
     /// Second moment.
     pub exp_avg_sq: Tensor<1>,
     /// The moving average, if the unit has one.
-    pub follower: Option<Tensor<1>>,
+    pub follower: Option<MovedWeights>,
 }
 
 /// Constants of AdamW that all elements share.
@@ -148,10 +171,10 @@ pub struct AdamWConstants {
 const NO_ADDRESS: &str = "a buffer of the update has no address";
 
 // `tests/cuda/emulator.h` asserts the same of the structures of `update.cu`.
-const _: () = assert!(size_of::<GradientsJob>() == 344);
+const _: () = assert!(size_of::<GradientsJob>() == 312);
 const _: () = assert!(size_of::<NormsJob>() == 64);
-const _: () = assert!(size_of::<UnitJob>() == 96);
-const _: () = assert!(size_of::<UpdateJob>() == 3888);
+const _: () = assert!(size_of::<UnitJob>() == 112);
+const _: () = assert!(size_of::<UpdateJob>() == 4080);
 
 /// `struct Gradients` of `update.cu`.
 #[repr(C)]
@@ -189,6 +212,8 @@ struct UnitJob {
     to_exp_avg: u64,
     to_exp_avg_sq: u64,
     to_follower: u64,
+    to_rounded: u64,
+    to_rounded_follower: u64,
     n: u32,
     first_block: u32,
     first_segment: u32,
@@ -384,15 +409,18 @@ impl UpdateKernels {
         for unit in units {
             let n = unit.weights.dims()[0];
             unit.check(n_factors);
-            let decay = unit.follower.as_ref().map_or(0.0, |(_, decay)| *decay);
+            let decay = unit.follower.as_ref().map_or(0.0, |follower| follower.decay);
+            let is_follower_rounded = unit.follower.as_ref().is_some_and(|follower| follower.is_rounded);
             jobs.push(UnitJob {
                 n: word(n),
                 first_block: word(n_blocks),
                 first_segment: word(words.len() / SEGMENT_WORDS),
                 decay: decay as f32,
                 rest: (1.0 - decay) as f32,
-                // Not null says that the unit has a follower, whose address is filled in later.
+                // Addresses that are not null are filled in later.
                 follower: u64::from(unit.follower.is_some()),
+                to_rounded: u64::from(unit.is_rounded),
+                to_rounded_follower: u64::from(is_follower_rounded),
                 ..UnitJob::default()
             });
             n_blocks += n.div_ceil(ELEMENTS);
@@ -403,18 +431,24 @@ impl UpdateKernels {
             for tensor in [&unit.grad, &unit.weights, &unit.exp_avg, &unit.exp_avg_sq] {
                 read.push(on_gpu(tensor).handle);
             }
-            read.extend(unit.follower.iter().map(|(follower, _)| on_gpu(follower).handle));
-            let new = || empty(&like, n);
-            let [weights, exp_avg, exp_avg_sq] = [new(), new(), new()];
-            let follower = unit.follower.is_some().then(new);
-            written.extend([&weights, &exp_avg, &exp_avg_sq].map(|tensor| tensor.handle.clone()));
-            written.extend(follower.iter().map(|tensor| tensor.handle.clone()));
-            moved.push(MovedUnit {
-                weights: Tensor::from_primitive::<CubeBackend>(weights),
-                exp_avg: Tensor::from_primitive::<CubeBackend>(exp_avg),
-                exp_avg_sq: Tensor::from_primitive::<CubeBackend>(exp_avg_sq),
-                follower: follower.map(Tensor::from_primitive::<CubeBackend>),
+            read.extend(unit.follower.iter().map(|follower| on_gpu(&follower.weights).handle));
+            let mut new = |dtype: DType| {
+                let tensor = empty_of(&like, n, dtype);
+                written.push(tensor.handle.clone());
+                Tensor::from_primitive::<CubeBackend>(tensor)
+            };
+            // In the order in which the addresses are filled in.
+            let weights = new(DType::F32);
+            let exp_avg = new(DType::F32);
+            let exp_avg_sq = new(DType::F32);
+            let in_bf16 = unit.is_rounded.then(|| new(DType::BF16));
+            let follower = unit.follower.map(|follower| {
+                let values = new(DType::F32);
+                let in_bf16 = follower.is_rounded.then(|| new(DType::BF16));
+                MovedWeights { values, in_bf16 }
             });
+            let weights = MovedWeights { values: weights, in_bf16 };
+            moved.push(MovedUnit { weights, exp_avg, exp_avg_sq, follower });
         }
         let n_read = read.len();
         read.push(upload(&like, &words));
@@ -446,9 +480,15 @@ impl UpdateKernels {
                 slot.to_weights = results.next().ok_or(NO_ADDRESS)?;
                 slot.to_exp_avg = results.next().ok_or(NO_ADDRESS)?;
                 slot.to_exp_avg_sq = results.next().ok_or(NO_ADDRESS)?;
+                if unit.to_rounded != 0 {
+                    slot.to_rounded = results.next().ok_or(NO_ADDRESS)?;
+                }
                 if unit.follower != 0 {
                     slot.follower = of_units.next().ok_or(NO_ADDRESS)?;
                     slot.to_follower = results.next().ok_or(NO_ADDRESS)?;
+                }
+                if unit.to_rounded_follower != 0 {
+                    slot.to_rounded_follower = results.next().ok_or(NO_ADDRESS)?;
                 }
             }
             let grid = Grid { n_blocks, n_threads: UPDATE_THREADS };
@@ -469,8 +509,8 @@ impl Unit {
         for tensor in [&self.grad, &self.exp_avg, &self.exp_avg_sq] {
             assert_eq!(tensor.dims()[0], n, "shards of a unit have one length");
         }
-        if let Some((follower, _)) = &self.follower {
-            assert_eq!(follower.dims()[0], n, "a follower's shard has the length of the unit's");
+        if let Some(follower) = &self.follower {
+            assert_eq!(follower.weights.dims()[0], n, "a follower's shard has the length of the unit's");
         }
         assert!(self.segments.is_sorted_by_key(|segment| segment.end), "segments are in their order");
         assert_eq!(self.segments.last().map_or(0, |last| last.end), n, "the last segment ends with the unit");
@@ -498,9 +538,14 @@ fn on_gpu(tensor: &Tensor<1>) -> CubeTensor {
     primitive(tensor).expect("whoever has the kernels has asked `on_device_of`")
 }
 
-/// Allocates `n` numbers on the device of `like`.
+/// Allocates `n` numbers of f32 on the device of `like`.
 fn empty(like: &CubeTensor, n: usize) -> CubeTensor {
-    empty_device_contiguous_dtype(like.client.clone(), like.device.clone(), [n].into(), DType::F32)
+    empty_of(like, n, DType::F32)
+}
+
+/// Allocates `n` numbers of `dtype` on the device of `like`.
+fn empty_of(like: &CubeTensor, n: usize, dtype: DType) -> CubeTensor {
+    empty_device_contiguous_dtype(like.client.clone(), like.device.clone(), [n].into(), dtype)
 }
 
 /// Returns a number as the kernels read it.
