@@ -8,10 +8,11 @@
 use std::io::Cursor;
 
 use image::metadata::Orientation;
-use image::{DynamicImage, ImageDecoder, ImageReader, RgbImage};
+use image::{DynamicImage, ImageDecoder, ImageFormat, ImageReader, RgbImage};
 
+use crate::bands::ColorPage;
 use crate::pixels::{DecodeRules, Rgb8};
-use crate::{AugmentError, jpeg};
+use crate::{AugmentError, bands, gif, jpeg};
 
 /// Decodes JPEG, PNG, WebP, BMP, GIF (its first image), TIFF (its first page) or PNM. The format is detected from the content, not from a file name.
 ///
@@ -44,7 +45,7 @@ impl Decoder {
         let orientation = if bytes.starts_with(&jpeg::MAGIC) {
             self.jpeg.decode_into(bytes, rules, out)?
         } else {
-            decode_other(bytes, rules, out)?
+            self.decode_other(bytes, rules, out)?
         };
         if orientation != Orientation::NoTransforms {
             let buffer = RgbImage::from_raw(out.width_px, out.height_px, std::mem::take(&mut out.data));
@@ -54,23 +55,47 @@ impl Decoder {
         }
         Ok(())
     }
+
+    /// Decodes all formats but JPEG, and returns the orientation to apply.
+    fn decode_other(
+        &mut self,
+        bytes: &[u8],
+        rules: &DecodeRules,
+        out: &mut Rgb8,
+    ) -> Result<Orientation, AugmentError> {
+        if bytes.starts_with(&gif::MAGIC) {
+            *out = gif::decode(bytes, rules)?;
+            return Ok(Orientation::NoTransforms);
+        }
+        if let Some(mut page) = ColorPage::open(bytes) {
+            *out = page.decode(rules, &mut self.jpeg)?;
+            return Ok(if rules.apply_exif { page.orientation } else { Orientation::NoTransforms });
+        }
+        let mut decoder = reader(bytes)?.into_decoder().map_err(broken)?;
+        let (width_px, height_px) = decoder.dimensions();
+        rules.check(width_px, height_px)?;
+        let orientation = match rules.apply_exif {
+            true => decoder.orientation().unwrap_or(Orientation::NoTransforms),
+            false => Orientation::NoTransforms,
+        };
+        *out = to_rgb8(DynamicImage::from_decoder(decoder).map_err(broken)?, rules.background);
+        Ok(orientation)
+    }
 }
 
-/// Decodes all formats but JPEG, and returns the orientation to apply.
-fn decode_other(bytes: &[u8], rules: &DecodeRules, out: &mut Rgb8) -> Result<Orientation, AugmentError> {
-    let broken = |error: image::ImageError| AugmentError::Decode(error.to_string());
-    let reader = ImageReader::new(Cursor::new(bytes))
-        .with_guessed_format()
-        .map_err(|error| AugmentError::Decode(error.to_string()))?;
-    let mut decoder = reader.into_decoder().map_err(broken)?;
-    let (width_px, height_px) = decoder.dimensions();
-    rules.check(width_px, height_px)?;
-    let orientation = match rules.apply_exif {
-        true => decoder.orientation().unwrap_or(Orientation::NoTransforms),
-        false => Orientation::NoTransforms,
-    };
-    *out = to_rgb8(DynamicImage::from_decoder(decoder).map_err(broken)?, rules.background);
-    Ok(orientation)
+/// Returns a reader of `bytes`, whose format their first bytes show.
+pub(crate) fn reader(bytes: &[u8]) -> Result<ImageReader<Cursor<&[u8]>>, AugmentError> {
+    let mut reader = ImageReader::new(Cursor::new(bytes));
+    if bands::format_of(bytes) == Some("tiff") {
+        // The library's guess does not know TIFF of 64 bits, which it reads.
+        reader.set_format(ImageFormat::Tiff);
+        return Ok(reader);
+    }
+    reader.with_guessed_format().map_err(|error| AugmentError::Decode(error.to_string()))
+}
+
+fn broken(error: image::ImageError) -> AugmentError {
+    AugmentError::Decode(error.to_string())
 }
 
 fn to_rgb8(image: DynamicImage, background: Option<[u8; 3]>) -> Rgb8 {
@@ -117,7 +142,7 @@ fn high_byte(value: u16) -> u8 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use image::{ImageBuffer, ImageFormat, Luma, LumaA, Rgb, Rgba};
+    use image::{ImageBuffer, Luma, LumaA, Rgb, Rgba};
     use proptest::prelude::*;
 
     fn encode(image: DynamicImage, format: ImageFormat) -> Vec<u8> {

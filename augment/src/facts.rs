@@ -1,11 +1,11 @@
 //! Properties of an image that its header states.
 
-use std::io::Cursor;
-
 use image::metadata::Orientation;
-use image::{ColorType, ImageDecoder, ImageFormat, ImageReader};
+use image::{ColorType, ImageDecoder, ImageFormat};
 
-use crate::{AugmentError, DecodeRules, bands, jpeg};
+use crate::bands::ColorPage;
+use crate::decode::reader;
+use crate::{AugmentError, DecodeRules, bands, gif, jpeg};
 
 /// Color format of the pixels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -47,6 +47,27 @@ pub fn facts(bytes: &[u8]) -> Result<Facts, AugmentError> {
     if bytes.starts_with(&jpeg::MAGIC) {
         return of_jpeg(bytes);
     }
+    if bytes.starts_with(&gif::MAGIC) {
+        let image = gif::FirstImage::open(bytes)?;
+        return Ok(Facts {
+            format: "gif",
+            width_px: image.width_px,
+            height_px: image.height_px,
+            color: if image.is_transparent() { ColorKind::Rgba } else { ColorKind::Rgb },
+            progressive: false,
+            turned: false,
+        });
+    }
+    if let Some(page) = ColorPage::open(bytes) {
+        return Ok(Facts {
+            format: "tiff",
+            width_px: page.width_px,
+            height_px: page.height_px,
+            color: page.color(),
+            progressive: false,
+            turned: page.orientation != Orientation::NoTransforms,
+        });
+    }
     if let Some(format) = bands::format_of(bytes) {
         return of_photograph(bytes).or_else(|_| of_bands(bytes, format));
     }
@@ -60,14 +81,11 @@ fn of_bands(bytes: &[u8], format: &'static str) -> Result<Facts, AugmentError> {
 
 fn of_photograph(bytes: &[u8]) -> Result<Facts, AugmentError> {
     let broken = |reason: String| AugmentError::Decode(reason);
-    let reader = ImageReader::new(Cursor::new(bytes))
-        .with_guessed_format()
-        .map_err(|error| broken(error.to_string()))?;
+    let reader = reader(bytes)?;
     let format = match reader.format() {
         Some(ImageFormat::Png) => "png",
         Some(ImageFormat::WebP) => "webp",
         Some(ImageFormat::Bmp) => "bmp",
-        Some(ImageFormat::Gif) => "gif",
         Some(ImageFormat::Tiff) => "tiff",
         Some(ImageFormat::Pnm) => "pnm",
         _ => return Err(broken("not an image of a known format".into())),
@@ -102,6 +120,8 @@ fn of_jpeg(bytes: &[u8]) -> Result<Facts, AugmentError> {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Cursor;
+
     use super::*;
     use image::{DynamicImage, ImageBuffer, Luma, Rgba};
     use proptest::prelude::*;

@@ -17,6 +17,7 @@ pub mod decode;
 pub(crate) mod error;
 pub mod facts;
 pub(crate) mod format;
+mod gif;
 pub mod hue;
 pub mod image;
 mod jpeg;

@@ -101,6 +101,8 @@ mod pages;
 mod parquet_sets;
 /// Preparation in parts, as one job does it.
 mod parts;
+/// TIFF and GIF files of other programs.
+mod pictures;
 /// Estimates of `ocelli plan`.
 mod plan;
 /// Data preparation, as a user runs it.

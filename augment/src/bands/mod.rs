@@ -21,6 +21,7 @@ mod resize;
 mod store;
 mod tags;
 mod tiff;
+mod tiff_color;
 mod views;
 
 pub use decode::{Found, decode, format_of, found, is_more_than_a_picture};
@@ -30,4 +31,5 @@ pub use preview::preview;
 
 pub(crate) use resize::PlaneResizer;
 pub(crate) use store::store;
+pub(crate) use tiff_color::ColorPage;
 pub(crate) use views::{BandViewMaker, rotate};

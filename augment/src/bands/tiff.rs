@@ -123,7 +123,11 @@ fn page(pages: &mut Pages<'_>) -> Result<Header, AugmentError> {
 }
 
 /// Decodes the current page, strip by strip or tile by tile: `[C, H, W]`.
-fn values(pages: &mut Pages<'_>, shape: Shape, rules: &DecodeRules) -> Result<Vec<f32>, AugmentError> {
+pub(super) fn values(
+    pages: &mut Pages<'_>,
+    shape: Shape,
+    rules: &DecodeRules,
+) -> Result<Vec<f32>, AugmentError> {
     let planar = pages.find_tag_unsigned::<u16>(Tag::PlanarConfiguration).map_err(broken)?;
     let is_planar = planar == Some(PlanarConfiguration::Planar.to_u16());
     let [width, height] = [shape.width_px, shape.height_px].map(|side| side as usize);

@@ -21,6 +21,7 @@ mod standard;
 
 pub(crate) use decoder::Decoder;
 pub(crate) use header::header;
+pub(crate) use rows::light;
 
 /// Bytes that begin every JPEG.
 pub(crate) const MAGIC: [u8; 2] = [0xff, 0xd8];

@@ -1,0 +1,187 @@
+//! TIFF pages of 8-bit colors that other readers of photographs refuse or convert otherwise: JPEG tiles, as
+//! scanners of slides write them, and inks (CMYK).
+//!
+//! Each tile or strip of JPEG becomes a file of its own, with the tables that all of them share and a
+//! marker of the color space, and is decoded to the pixels of libjpeg-turbo, as in Pillow.
+
+use image::metadata::Orientation;
+use tiff::ColorType;
+use tiff::tags::{CompressionMethod, Tag};
+
+use super::layer::Shape;
+use super::tiff::{Pages, broken, is_tiff, open, values};
+use crate::AugmentError;
+use crate::facts::ColorKind;
+use crate::jpeg;
+use crate::pixels::{DecodeRules, Rgb8};
+
+/// Segment of a JPEG by which programs of Adobe name the color space, up to that name.
+const ADOBE: [u8; 15] = [0xff, 0xee, 0, 14, b'A', b'd', b'o', b'b', b'e', 0, 100, 0, 0, 0, 0];
+
+/// Marker of the end of a JPEG.
+const END: [u8; 2] = [0xff, 0xd9];
+
+/// Largest number of tiles or strips of a page.
+const MAX_TILES: usize = 1 << 20;
+
+/// The first page of a TIFF, if it holds such colors.
+pub(crate) struct ColorPage<'a> {
+    bytes: &'a [u8],
+    pages: Pages<'a>,
+    layout: Layout,
+    /// Number of pixels per row.
+    pub(crate) width_px: u32,
+    /// Number of rows.
+    pub(crate) height_px: u32,
+    /// Orientation that the page states.
+    pub(crate) orientation: Orientation,
+}
+
+/// Storage of the colors.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Layout {
+    /// JPEG of RGB, or of YCbCr.
+    Jpeg { is_ycc: bool },
+    /// CMYK, in any of the library's compressions.
+    Inks,
+}
+
+impl<'a> ColorPage<'a> {
+    /// Opens the first page of `bytes`; `None` for other files and for pages that other readers decode.
+    pub(crate) fn open(bytes: &'a [u8]) -> Option<Self> {
+        if !is_tiff(bytes) {
+            return None;
+        }
+        let mut pages = open(bytes).ok()?;
+        let (width_px, height_px) = pages.dimensions().ok()?;
+        let compression = pages.find_tag_unsigned::<u16>(Tag::Compression).ok()?;
+        let is_jpeg = compression == Some(CompressionMethod::ModernJPEG.to_u16());
+        let layout = match pages.colortype().ok()? {
+            ColorType::RGB(8) if is_jpeg => Layout::Jpeg { is_ycc: false },
+            ColorType::YCbCr(8) if is_jpeg => Layout::Jpeg { is_ycc: true },
+            ColorType::CMYK(8) if !is_jpeg => Layout::Inks,
+            _ => return None,
+        };
+        let turned = pages.find_tag_unsigned::<u8>(Tag::Orientation).ok()?;
+        let orientation = turned.and_then(Orientation::from_exif).unwrap_or(Orientation::NoTransforms);
+        Some(Self { bytes, pages, layout, width_px, height_px, orientation })
+    }
+
+    /// Color format of the pixels.
+    pub(crate) fn color(&self) -> ColorKind {
+        match self.layout {
+            Layout::Jpeg { .. } => ColorKind::Rgb,
+            Layout::Inks => ColorKind::Cmyk,
+        }
+    }
+
+    /// Decodes the page to RGB.
+    ///
+    /// # Errors
+    /// [`AugmentError::TooManyPixels`] by the header alone; [`AugmentError::Decode`] for damaged bytes.
+    pub(crate) fn decode(
+        &mut self,
+        rules: &DecodeRules,
+        decoder: &mut jpeg::Decoder,
+    ) -> Result<Rgb8, AugmentError> {
+        rules.check(self.width_px, self.height_px)?;
+        match self.layout {
+            Layout::Jpeg { is_ycc } => self.decode_jpeg(is_ycc, rules, decoder),
+            Layout::Inks => self.decode_inks(rules),
+        }
+    }
+
+    fn decode_inks(&mut self, rules: &DecodeRules) -> Result<Rgb8, AugmentError> {
+        let shape = Shape { width_px: self.width_px, height_px: self.height_px, n_channels: 4 };
+        let planes = values(&mut self.pages, shape, rules)?;
+        let n = self.width_px as usize * self.height_px as usize;
+        let mut data = Vec::with_capacity(3 * n);
+        for pixel in 0..n {
+            let white = 255 - planes[3 * n + pixel] as u8;
+            for ink in 0..3 {
+                data.push(jpeg::light(255 - planes[ink * n + pixel] as u8, white));
+            }
+        }
+        Ok(Rgb8::new(self.width_px, self.height_px, data))
+    }
+
+    fn decode_jpeg(
+        &mut self,
+        is_ycc: bool,
+        rules: &DecodeRules,
+        decoder: &mut jpeg::Decoder,
+    ) -> Result<Rgb8, AugmentError> {
+        let tables = self.pages.find_tag(Tag::JPEGTables).map_err(broken)?;
+        let tables =
+            tables.map(|tables| tables.into_u8_vec()).transpose().map_err(broken)?.unwrap_or_default();
+        let tiles = self.tiles()?;
+        let (tile_width, tile_height) = self.pages.chunk_dimensions();
+        let width = self.width_px as usize;
+        let n_columns = self.width_px.div_ceil(tile_width.max(1)) as usize;
+        let n_rows = self.height_px.div_ceil(tile_height.max(1)) as usize;
+        if tiles.len() != n_columns * n_rows {
+            return Err(AugmentError::Decode(format!(
+                "TIFF: {} tiles or strips in place of {n_columns} x {n_rows}",
+                tiles.len()
+            )));
+        }
+        let mut data = vec![0; 3 * width * self.height_px as usize];
+        let mut tile = Rgb8::default();
+        for (number, bytes) in tiles.into_iter().enumerate() {
+            let left = number % n_columns * tile_width as usize;
+            let top = number / n_columns * tile_height as usize;
+            let columns = (tile_width as usize).min(width - left);
+            let rows = (tile_height as usize).min(self.height_px as usize - top);
+            decoder.decode_into(&alone(&tables, bytes, is_ycc), rules, &mut tile)?;
+            let [stored_columns, stored_rows] = [tile.width_px, tile.height_px].map(|side| side as usize);
+            if stored_columns < columns || stored_rows < rows {
+                return Err(AugmentError::Decode("TIFF: a tile or strip has another size".into()));
+            }
+            for (y, row) in tile.data.chunks_exact(3 * stored_columns).take(rows).enumerate() {
+                let start = 3 * ((top + y) * width + left);
+                data[start..start + 3 * columns].copy_from_slice(&row[..3 * columns]);
+            }
+        }
+        Ok(Rgb8::new(self.width_px, self.height_px, data))
+    }
+
+    /// Returns the bytes of each tile or strip, in their order.
+    fn tiles(&mut self) -> Result<Vec<&'a [u8]>, AugmentError> {
+        let mut places = [Vec::new(), Vec::new()];
+        let tags = [[Tag::TileOffsets, Tag::StripOffsets], [Tag::TileByteCounts, Tag::StripByteCounts]];
+        for (places, [of_tiles, of_strips]) in places.iter_mut().zip(tags) {
+            let found = self.pages.find_tag_unsigned_vec::<u64>(of_tiles).map_err(broken)?;
+            let found = match found {
+                Some(found) => Some(found),
+                None => self.pages.find_tag_unsigned_vec::<u64>(of_strips).map_err(broken)?,
+            };
+            *places = found.unwrap_or_default();
+        }
+        let [starts, lengths] = places;
+        if starts.len() != lengths.len() || starts.len() > MAX_TILES {
+            return Err(AugmentError::Decode(format!("TIFF: {} tiles or strips", starts.len())));
+        }
+        let mut tiles = Vec::with_capacity(starts.len());
+        for (start, length) in starts.into_iter().zip(lengths) {
+            let start = usize::try_from(start).unwrap_or(usize::MAX);
+            let end = start.saturating_add(usize::try_from(length).unwrap_or(usize::MAX));
+            let tile = self.bytes.get(start..end);
+            tiles.push(tile.ok_or_else(|| AugmentError::Decode("TIFF: a tile or strip is cut off".into()))?);
+        }
+        Ok(tiles)
+    }
+}
+
+/// Returns a JPEG of its own of the bytes of a tile and the tables that all tiles share.
+fn alone(tables: &[u8], tile: &[u8], is_ycc: bool) -> Vec<u8> {
+    let tables = tables.strip_prefix(&jpeg::MAGIC).unwrap_or_default();
+    let tables = tables.strip_suffix(&END).unwrap_or(tables);
+    let tile = tile.strip_prefix(&jpeg::MAGIC).unwrap_or(tile);
+    let mut file = Vec::with_capacity(jpeg::MAGIC.len() + ADOBE.len() + 1 + tables.len() + tile.len());
+    file.extend(jpeg::MAGIC);
+    file.extend(ADOBE);
+    file.push(u8::from(is_ycc));
+    file.extend(tables);
+    file.extend(tile);
+    file
+}
