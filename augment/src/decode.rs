@@ -12,6 +12,7 @@ use image::{DynamicImage, ImageDecoder, ImageFormat, ImageReader, RgbImage};
 
 use crate::bands::ColorPage;
 use crate::pixels::{DecodeRules, Rgb8};
+use crate::values::more_bits;
 use crate::{AugmentError, bands, gif, jpeg};
 
 /// Decodes JPEG, PNG, WebP, BMP, GIF (its first image), TIFF (its first page) or PNM. The format is detected from the content, not from a file name.
@@ -51,7 +52,7 @@ impl Decoder {
             let buffer = RgbImage::from_raw(out.width_px, out.height_px, std::mem::take(&mut out.data));
             let mut image = DynamicImage::ImageRgb8(buffer.ok_or(AugmentError::Empty)?);
             image.apply_orientation(orientation);
-            *out = to_rgb8(image, None);
+            *out = to_rgb8(image, &DecodeRules::default())?;
         }
         Ok(())
     }
@@ -64,7 +65,7 @@ impl Decoder {
         out: &mut Rgb8,
     ) -> Result<Orientation, AugmentError> {
         if bytes.starts_with(&gif::MAGIC) {
-            *out = gif::decode(bytes, rules)?;
+            *out = gif::Canvas::decode(bytes, rules)?.to_rgb(rules.background);
             return Ok(Orientation::NoTransforms);
         }
         if let Some(mut page) = ColorPage::open(bytes) {
@@ -78,7 +79,7 @@ impl Decoder {
             true => decoder.orientation().unwrap_or(Orientation::NoTransforms),
             false => Orientation::NoTransforms,
         };
-        *out = to_rgb8(DynamicImage::from_decoder(decoder).map_err(broken)?, rules.background);
+        *out = to_rgb8(DynamicImage::from_decoder(decoder).map_err(broken)?, rules)?;
         Ok(orientation)
     }
 }
@@ -98,13 +99,17 @@ fn broken(error: image::ImageError) -> AugmentError {
     AugmentError::Decode(error.to_string())
 }
 
-fn to_rgb8(image: DynamicImage, background: Option<[u8; 3]>) -> Rgb8 {
+fn to_rgb8(image: DynamicImage, rules: &DecodeRules) -> Result<Rgb8, AugmentError> {
     let (width_px, height_px) = (image.width(), image.height());
-    if let Some(background) = background.filter(|_| image.color().has_alpha()) {
+    let image = match rules.bits_used {
+        Some(bits) => at_full_scale(image, bits)?,
+        None => image,
+    };
+    if let Some(background) = rules.background.filter(|_| image.color().has_alpha()) {
         let pixels = image.to_rgba8().into_raw();
         let data =
             pixels.chunks_exact(4).flat_map(|p| blended([p[0], p[1], p[2]], p[3], background)).collect();
-        return Rgb8 { width_px, height_px, data };
+        return Ok(Rgb8 { width_px, height_px, data });
     }
     let data = match image {
         DynamicImage::ImageRgb8(rgb) => rgb.into_raw(),
@@ -123,7 +128,59 @@ fn to_rgb8(image: DynamicImage, background: Option<[u8; 3]>) -> Rgb8 {
         }
         other => other.to_rgb8().into_raw(),
     };
-    Rgb8 { width_px, height_px, data }
+    Ok(Rgb8 { width_px, height_px, data })
+}
+
+/// Shifts values of 16-bit images that use `bits` of them, so that they use all.
+///
+/// # Errors
+/// [`AugmentError::Decode`] for a value of more bits.
+fn at_full_scale(mut image: DynamicImage, bits: u8) -> Result<DynamicImage, AugmentError> {
+    // The channel of opacity has all bits in any case.
+    let n_channels = usize::from(image.color().channel_count());
+    let n_colors = n_channels - usize::from(image.color().has_alpha());
+    let values: &mut [u16] = match &mut image {
+        DynamicImage::ImageLuma16(image) => image,
+        DynamicImage::ImageLumaA16(image) => image,
+        DynamicImage::ImageRgb16(image) => image,
+        DynamicImage::ImageRgba16(image) => image,
+        _ => return Ok(image),
+    };
+    for pixel in values.chunks_exact_mut(n_channels) {
+        for value in &mut pixel[..n_colors] {
+            if u32::from(*value) >> bits > 0 {
+                return Err(more_bits(f32::from(*value), bits));
+            }
+            *value <<= 16 - bits;
+        }
+    }
+    Ok(image)
+}
+
+/// Decodes a picture with the channels and the bits that it has, for a copy in another format.
+///
+/// # Errors
+/// As [`decode`].
+pub fn decode_whole(bytes: &[u8]) -> Result<DynamicImage, AugmentError> {
+    let rules = DecodeRules::default();
+    let to_image = |image: Rgb8| {
+        let buffer = RgbImage::from_raw(image.width_px, image.height_px, image.data);
+        buffer.map(DynamicImage::ImageRgb8).ok_or(AugmentError::Empty)
+    };
+    if bytes.starts_with(&gif::MAGIC) {
+        let canvas = gif::Canvas::decode(bytes, &rules)?;
+        return match canvas.to_rgba() {
+            Some(image) => Ok(DynamicImage::ImageRgba8(image)),
+            None => to_image(canvas.to_rgb(None)),
+        };
+    }
+    if let Some(mut page) = ColorPage::open(bytes) {
+        return to_image(page.decode(&rules, &mut jpeg::Decoder::default())?);
+    }
+    let decoder = reader(bytes)?.into_decoder().map_err(broken)?;
+    let (width_px, height_px) = decoder.dimensions();
+    rules.check(width_px, height_px)?;
+    DynamicImage::from_decoder(decoder).map_err(broken)
 }
 
 /// Mixes a color and the one behind it, with `alpha` of 255 parts of the first, rounded.

@@ -63,7 +63,7 @@ pub fn facts(bytes: &[u8]) -> Result<Facts, AugmentError> {
             format: "tiff",
             width_px: page.width_px,
             height_px: page.height_px,
-            color: page.color(),
+            color: if page.is_inks() { ColorKind::Cmyk } else { ColorKind::Rgb },
             progressive: false,
             turned: page.orientation != Orientation::NoTransforms,
         });

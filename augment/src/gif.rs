@@ -4,6 +4,7 @@
 //! has one, else the first color of its palette, as in Pillow; browsers show nothing there.
 
 use gif::{ColorOutput, DecodeOptions, DecodingError, Frame};
+use image::RgbaImage;
 
 use crate::AugmentError;
 use crate::pixels::{DecodeRules, Rgb8};
@@ -48,50 +49,72 @@ impl<'a> FirstImage<'a> {
     }
 }
 
-/// Decodes the first image onto the canvas; transparent pixels have their color of the palette, or the
-/// background of `rules`.
-///
-/// # Errors
-/// [`AugmentError::TooManyPixels`] by the headers alone; [`AugmentError::Decode`] for damaged bytes.
-pub(crate) fn decode(bytes: &[u8], rules: &DecodeRules) -> Result<Rgb8, AugmentError> {
-    let FirstImage { mut decoder, frame, width_px, height_px } = FirstImage::open(bytes)?;
-    rules.check(width_px, height_px)?;
-    let width = width_px as usize;
-    let left = usize::from(frame.left);
-    let top = usize::from(frame.top);
-    let frame_width = usize::from(frame.width);
-    let frame_height = usize::from(frame.height);
+/// The canvas with its first image.
+pub(crate) struct Canvas {
+    width_px: u32,
+    height_px: u32,
+    /// Index of each pixel's color.
+    indices: Vec<u8>,
+    colors: [[u8; 3]; N_COLORS],
+    /// Index of the color that stands for none.
+    transparent: Option<u8>,
+}
 
-    let mut indices = vec![0; frame_width * frame_height];
-    decoder.read_into_buffer(&mut indices).map_err(broken)?;
-    let mut colors = [[0; 3]; N_COLORS];
-    for (index, color) in colors.iter_mut().enumerate() {
-        // Gray where the palette is shorter, as in Pillow.
-        *color = [index as u8; 3];
-    }
-    for (color, entry) in colors.iter_mut().zip(decoder.palette().map_err(broken)?.as_chunks().0) {
-        *color = *entry;
-    }
-    let mut around = 0;
-    if let Some(transparent) = frame.transparent {
-        around = transparent;
-        if let Some(background) = rules.background {
-            colors[usize::from(transparent)] = background;
+impl Canvas {
+    /// Decodes the first image.
+    ///
+    /// # Errors
+    /// [`AugmentError::TooManyPixels`] by the headers alone; [`AugmentError::Decode`] for damaged bytes.
+    pub(crate) fn decode(bytes: &[u8], rules: &DecodeRules) -> Result<Self, AugmentError> {
+        let FirstImage { mut decoder, frame, width_px, height_px } = FirstImage::open(bytes)?;
+        rules.check(width_px, height_px)?;
+        let mut colors = [[0; 3]; N_COLORS];
+        for (index, color) in colors.iter_mut().enumerate() {
+            // Gray where the palette is shorter, as in Pillow.
+            *color = [index as u8; 3];
         }
-    }
-
-    let around = colors[usize::from(around)];
-    let mut data = around.repeat(width * height_px as usize);
-    if frame_width > 0 {
-        for (y, row) in indices.chunks_exact(frame_width).enumerate() {
-            let start = 3 * ((top + y) * width + left);
-            let pixels = data[start..start + 3 * frame_width].as_chunks_mut().0;
-            for (pixel, index) in pixels.iter_mut().zip(row) {
-                *pixel = colors[usize::from(*index)];
+        for (color, entry) in colors.iter_mut().zip(decoder.palette().map_err(broken)?.as_chunks().0) {
+            *color = *entry;
+        }
+        let width = width_px as usize;
+        let left = usize::from(frame.left);
+        let top = usize::from(frame.top);
+        let columns = usize::from(frame.width);
+        let mut image = vec![0; columns * usize::from(frame.height)];
+        decoder.read_into_buffer(&mut image).map_err(broken)?;
+        let mut indices = vec![frame.transparent.unwrap_or(0); width * height_px as usize];
+        if columns > 0 {
+            for (y, row) in image.chunks_exact(columns).enumerate() {
+                let start = (top + y) * width + left;
+                indices[start..start + columns].copy_from_slice(row);
             }
         }
+        Ok(Self { width_px, height_px, indices, colors, transparent: frame.transparent })
     }
-    Ok(Rgb8::new(width_px, height_px, data))
+
+    /// Returns the colors of the pixels: transparent ones have that of the palette, or `background`.
+    pub(crate) fn to_rgb(&self, background: Option<[u8; 3]>) -> Rgb8 {
+        let mut colors = self.colors;
+        if let (Some(transparent), Some(background)) = (self.transparent, background) {
+            colors[usize::from(transparent)] = background;
+        }
+        let mut data = Vec::with_capacity(3 * self.indices.len());
+        for index in &self.indices {
+            data.extend(colors[usize::from(*index)]);
+        }
+        Rgb8::new(self.width_px, self.height_px, data)
+    }
+
+    /// Returns colors and opacity of the pixels; `None` where all are opaque.
+    pub(crate) fn to_rgba(&self) -> Option<RgbaImage> {
+        let transparent = self.transparent?;
+        let mut data = Vec::with_capacity(4 * self.indices.len());
+        for index in &self.indices {
+            data.extend(self.colors[usize::from(*index)]);
+            data.push(if *index == transparent { 0 } else { u8::MAX });
+        }
+        RgbaImage::from_raw(self.width_px, self.height_px, data)
+    }
 }
 
 fn broken(error: DecodingError) -> AugmentError {

@@ -31,10 +31,12 @@ pub(crate) mod seed;
 pub mod solarize;
 pub mod stats;
 mod transform;
+mod values;
 pub(crate) mod views;
 
-/// Version of the views that given bytes and seeds yield: 2 since JPEG and blur equal Pillow's, bit for bit.
-pub const VIEWS_VERSION: u32 = 2;
+/// Version of the views that given bytes and seeds yield: 2 since JPEG and blur equal Pillow's, bit for bit; 3 since
+/// GIF on a larger canvas and TIFF of inks do.
+pub const VIEWS_VERSION: u32 = 3;
 
 pub use batch::{Batch, BatchPool, EncodedImage, PoolConfig, Source};
 pub use coefficients::Interpolation;
@@ -43,8 +45,9 @@ pub use format::{Depth, MAX_CHANNELS, PixelFormat};
 pub use image::Image;
 pub use mix::{SizeChoice, ViewMix};
 pub use multicrop::{BlurRule, CropSpec, GroupSpec, MultiCrop};
-pub use pixels::{DecodeRules, Rgb8};
+pub use pixels::{DecodeRules, Decoding, Rgb8};
 pub use planes::Planes;
 pub use seed::{SampleKey, ViewRng};
 pub use transform::Transform;
+pub use values::{Fill, FillRule, NoData};
 pub use views::{ViewMaker, Views};

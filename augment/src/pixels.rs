@@ -1,7 +1,10 @@
 //! Decoded images, and rules for decoding them.
 
+use serde::{Deserialize, Serialize};
+
 use crate::AugmentError;
 use crate::format::PixelFormat;
+use crate::values::NoData;
 
 /// 8-bit RGB, rows from the top, three bytes per pixel.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -15,7 +18,7 @@ pub struct Rgb8 {
 }
 
 /// Limits and options of the decoder.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct DecodeRules {
     /// Maximum number of pixels of three channels, and of others in proportion; larger images are refused from their header, before
     /// anything is allocated.
@@ -26,12 +29,49 @@ pub struct DecodeRules {
     pub background: Option<[u8; 3]>,
     /// Format of the pixels that are decoded.
     pub format: PixelFormat,
+    /// Bits that the values of 16-bit images use, 9 to 15, if not all: they are scaled as if they used all.
+    pub bits_used: Option<u8>,
+    /// Pixels that stand for no data, of other formats than 8-bit RGB; without it, NaN is an error.
+    pub no_data: Option<NoData>,
+}
+
+/// Choices in decoding that change pixels: weights that are moved to another program carry them along.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Decoding {
+    /// See [`DecodeRules::apply_exif`].
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub apply_exif: bool,
+    /// See [`DecodeRules::background`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub background: Option<[u8; 3]>,
+    /// See [`DecodeRules::bits_used`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bits_used: Option<u8>,
+    /// See [`DecodeRules::no_data`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub no_data: Option<NoData>,
+}
+
+impl Decoding {
+    /// Returns the rules for images of `format` with the usual limit of pixels.
+    pub fn rules(self, format: PixelFormat) -> DecodeRules {
+        let Self { apply_exif, background, bits_used, no_data } = self;
+        DecodeRules { apply_exif, background, format, bits_used, no_data, ..DecodeRules::default() }
+    }
 }
 
 impl Default for DecodeRules {
     fn default() -> Self {
         // Pillow warns of a decompression bomb at 89 megapixels.
-        Self { max_pixels: 89_478_485, apply_exif: false, background: None, format: PixelFormat::RGB8 }
+        Self {
+            max_pixels: 89_478_485,
+            apply_exif: false,
+            background: None,
+            format: PixelFormat::RGB8,
+            bits_used: None,
+            no_data: None,
+        }
     }
 }
 
@@ -47,6 +87,12 @@ impl Rgb8 {
 }
 
 impl DecodeRules {
+    /// The choices that change pixels.
+    pub fn decoding(&self) -> Decoding {
+        let Self { apply_exif, background, bits_used, no_data, .. } = *self;
+        Decoding { apply_exif, background, bits_used, no_data }
+    }
+
     /// Checks the dimensions that the header of an image states.
     pub(crate) fn check(&self, width_px: u32, height_px: u32) -> Result<(), AugmentError> {
         if u64::from(width_px) * u64::from(height_px) > self.max_pixels {

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use anyhow::bail;
-use augment::{DecodeRules, Depth};
+use augment::{DecodeRules, Decoding, Depth, Fill, NoData};
 use kernels::device::Device;
 use networks::backbone::Readout;
 use networks::layout::UnitLayout;
@@ -33,10 +33,12 @@ impl Backbone {
     pub(crate) fn open(path: &Path, flags: &WeightFlags, network: Option<&str>) -> anyhow::Result<Self> {
         check_there(path)?;
         if weights::is_weights(path) {
-            let Pretrained { model, preprocessing, tensors, which, origin, .. } =
+            let Pretrained { model, mut preprocessing, tensors, which, origin, .. } =
                 flags.read(path, network)?;
+            flags.values.apply_to(&mut preprocessing.decoding);
             return Ok(Self { model, tensors, preprocessing, which, manifest: None, origin });
         }
+        flags.values.refuse_for_run(path)?;
         // Opened once: a running job may write another checkpoint meanwhile.
         let checkpoint = Checkpoint::open(path)?;
         let read = checkpoint.backbone(network)?;
@@ -62,7 +64,8 @@ impl Backbone {
         let manifest = checkpoint.manifest;
         let recipe = &manifest.plan.recipe;
         let (model, pixels) = (recipe.model.clone(), recipe.data.pixels());
-        let preprocessing = Preprocessing::of_size(recipe.evaluated_px() as u32, pixels);
+        let mut preprocessing = Preprocessing::of_size(recipe.evaluated_px() as u32, pixels);
+        preprocessing.decoding = recipe.data.rules().decoding();
         Self { model, tensors, preprocessing, which, manifest: Some(manifest), origin: "ocelli" }
     }
 
@@ -85,7 +88,7 @@ impl Backbone {
     pub(crate) fn rules(&self) -> DecodeRules {
         match &self.manifest {
             Some(manifest) => manifest.plan.recipe.data.rules(),
-            None => DecodeRules { format: self.preprocessing.pixels.format(), ..DecodeRules::default() },
+            None => self.preprocessing.decoding.rules(self.preprocessing.pixels.format()),
         }
     }
 
@@ -148,6 +151,45 @@ pub(crate) struct WeightFlags {
     /// Bits of a channel's values for a file's network: 8, 16 or 32 (floating point) [default: as the file says, else 8].
     #[arg(long = "bits", value_name = "BITS", value_parser = depth)]
     depth: Option<Depth>,
+    #[command(flatten)]
+    values: ValueFlags,
+}
+
+/// Flags for the values of pixels of other formats than 8 bits.
+#[derive(Clone, Default, clap::Args)]
+pub(crate) struct ValueFlags {
+    /// Bits that the values of 16-bit images use, as the recipe's data.bits_used [default: all].
+    #[arg(long, value_name = "BITS", value_parser = clap::value_parser!(u8).range(1..16))]
+    pub(crate) bits_used: Option<u8>,
+    /// Value of pixels without data, as the recipe's data.no_data; nan if only NaN stands for no data. They get the mean of the others.
+    #[arg(long, value_name = "VALUE", allow_hyphen_values = true)]
+    pub(crate) no_data: Option<f32>,
+}
+
+impl ValueFlags {
+    /// Pixels that stand for no data, if a flag says so.
+    pub(crate) fn no_data(&self, fill: Fill) -> Option<NoData> {
+        let value = self.no_data?;
+        Some(NoData { value: value.is_finite().then_some(value), fill })
+    }
+
+    /// Refuses flags for a run, which states these choices.
+    fn refuse_for_run(&self, path: &Path) -> anyhow::Result<()> {
+        if self.bits_used.is_some() || self.no_data.is_some() {
+            bail!(
+                "{} is a run, whose images are decoded as its recipe says (data.bits_used, data.no_data): --bits-used and --no-data are \
+                 for weights of other programs",
+                path.display()
+            );
+        }
+        Ok(())
+    }
+
+    /// Takes the choices that the flags state into `decoding`.
+    fn apply_to(&self, decoding: &mut Decoding) {
+        decoding.bits_used = self.bits_used.or(decoding.bits_used);
+        decoding.no_data = self.no_data(Fill::default()).or(decoding.no_data);
+    }
 }
 
 fn epsilon(text: &str) -> Result<f64, String> {

@@ -143,5 +143,7 @@ mod support;
 mod tracking;
 /// Transfer of weights and gradients between ranks, and computation in bf16.
 mod travel;
+/// Bits in use, and pixels without data.
+mod values;
 /// The verbs, as a user calls them.
 mod verbs;

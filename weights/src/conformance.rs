@@ -46,10 +46,10 @@ fn every_backbone_is_read_as_it_was_written() {
         let export = Export {
             model: &model,
             tensors: &tensors,
-            preprocessing: Preprocessing {
-                pixels: networks::Normalization::half(model.n_channels()).into(),
-                transform: augment::Transform { resize_px: px, size_px: px },
-            },
+            preprocessing: Preprocessing::new(
+                networks::Normalization::half(model.n_channels()).into(),
+                augment::Transform { resize_px: px, size_px: px },
+            ),
             which: "network",
             precision: Precision::F32,
             card: &card,

@@ -1,6 +1,6 @@
 //! Preprocessing of images for a network.
 
-use augment::Transform;
+use augment::{Decoding, Transform};
 use networks::Pixels;
 use serde::{Deserialize, Serialize};
 
@@ -13,12 +13,20 @@ pub struct Preprocessing {
     /// Bicubic resize and center crop.
     #[serde(flatten)]
     pub transform: Transform,
+    /// Choices in decoding; the usual ones for weights that other programs have written.
+    #[serde(flatten)]
+    pub decoding: Decoding,
 }
 
 impl Preprocessing {
     /// Returns DINO's preprocessing for images of `size_px`: a resize to 256 px for 224 px, and in proportion.
     pub fn of_size(size_px: u32, pixels: impl Into<Pixels>) -> Self {
-        Self { pixels: pixels.into(), transform: Transform::new(size_px) }
+        Self::new(pixels.into(), Transform::new(size_px))
+    }
+
+    /// Creates the preprocessing of images that are decoded as usual.
+    pub fn new(pixels: Pixels, transform: Transform) -> Self {
+        Self { pixels, transform, decoding: Decoding::default() }
     }
 
     /// Checks sizes and colors.
@@ -27,6 +35,9 @@ impl Preprocessing {
     /// A message that says what is wrong.
     pub fn validate(&self) -> Result<(), String> {
         self.transform.validate()?;
+        if let Some(bits) = self.decoding.bits_used.filter(|bits| !(1..16).contains(bits)) {
+            return Err(format!("bits_used is {bits}: 1 to 15 of 16 bits"));
+        }
         self.pixels.normalization.validate()
     }
 

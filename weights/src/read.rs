@@ -3,7 +3,6 @@
 use std::ffi::OsStr;
 use std::path::Path;
 
-use augment::Depth;
 use networks::{ModelConfig, Normalization, Pixels, Positions};
 
 use crate::backbone::{Reader, exchange_of, readers};
@@ -91,7 +90,10 @@ fn foreign(reader: &Reader, mut found: Found, source: &Source, hints: &Hints) ->
     if let Some(normalization) = &hints.normalization {
         preprocessing.pixels.normalization = for_channels(normalization, recognized.model.n_channels());
     }
-    preprocessing.pixels.depth = hints.depth.or(stated_depth(source)).unwrap_or(preprocessing.pixels.depth);
+    let stated = stated(source);
+    let stated_depth = stated.as_ref().map(|stated| stated.pixels.depth);
+    preprocessing.pixels.depth = hints.depth.or(stated_depth).unwrap_or(preprocessing.pixels.depth);
+    preprocessing.decoding = stated.map_or(preprocessing.decoding, |stated| stated.decoding);
     if library == Library::Torchvision {
         assumed.push("torchvision resizes bilinearly; images are resized bicubically here".into());
     }
@@ -153,10 +155,9 @@ fn for_channels(normalization: &Normalization, n_channels: usize) -> Normalizati
     }
 }
 
-/// Returns the type of the pixels' values, if this program wrote the file.
-fn stated_depth(source: &Source) -> Option<Depth> {
-    let preprocessing: Preprocessing = serde_json::from_str(source.metadata.get(PREPROCESSING)?).ok()?;
-    Some(preprocessing.pixels.depth)
+/// Returns the preprocessing that the file states, if this program wrote it.
+fn stated(source: &Source) -> Option<Preprocessing> {
+    serde_json::from_str(source.metadata.get(PREPROCESSING)?).ok()
 }
 
 /// Checks the preprocessing, that it has constants for the channels of the network, and that all values are finite: a single other value makes all features meaningless.

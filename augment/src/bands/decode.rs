@@ -1,9 +1,11 @@
 //! Files of a sample as one image of many channels.
 
 use super::image::Bands;
-use super::layer::{Header, Shape, check_alike, check_shape, wrong};
+use super::layer::{Header, Kind, Shape, check_alike, check_shape, wrong};
+use super::tiff_color::ColorPage;
 use super::{npy, picture, tiff};
 use crate::format::{Depth, PixelFormat};
+use crate::values::{check_numbers, scale_to_all_bits};
 use crate::{AugmentError, DecodeRules};
 
 /// Pixels that the headers of a sample's files state.
@@ -20,9 +22,6 @@ pub struct Found {
     /// Number of files, and of pages of their own in each.
     pub n_layers: usize,
 }
-
-/// Largest floating-point value of a pixel: larger ones stand for no data, and would overflow in a resize.
-const LARGEST_FLOAT: f32 = 1e30;
 
 /// Decodes `files`, whose channels follow one another, as one image of the format of `rules`. PNG, TIFF, `.npy` and what
 /// [`crate::decode::decode`] reads are recognized by their content. If the format is floating point, numbers of any type are taken as
@@ -58,12 +57,13 @@ pub fn decode(files: &[&[u8]], rules: &DecodeRules) -> Result<Bands, AugmentErro
             _ => values.extend(layer.values),
         }
     }
-    if let Some(value) =
-        values.iter().find(|value| depth == Depth::Float && (value.is_nan() || value.abs() > LARGEST_FLOAT))
-    {
-        return Err(AugmentError::Decode(format!(
-            "a pixel is {value}: not a number, or one that stands for no data"
-        )));
+    match rules.no_data {
+        Some(no_data) => no_data.fill(&mut values, width_px as usize * height_px as usize)?,
+        None if depth == Depth::Float => check_numbers(&values)?,
+        None => {}
+    }
+    if let (Some(bits), Depth::Sixteen) = (rules.bits_used, depth) {
+        scale_to_all_bits(&mut values, bits)?;
     }
     Ok(Bands { width_px, height_px, depth, values })
 }
@@ -108,6 +108,9 @@ fn n_channels_of_each(files: &[&[u8]], rules: &DecodeRules) -> usize {
 
 /// Returns whether `bytes` hold what 8-bit gray or RGB cannot: a TIFF of several pages or other channels, an array, or other values.
 pub fn is_more_than_a_picture(bytes: &[u8]) -> bool {
+    if ColorPage::open(bytes).is_some() {
+        return false;
+    }
     let found = found(&[bytes], &DecodeRules::default());
     match format_of(bytes) {
         Some("npy") => true,
@@ -116,6 +119,19 @@ pub fn is_more_than_a_picture(bytes: &[u8]) -> bool {
         }),
         None => found.is_ok_and(|found| found.depth != Depth::Eight),
     }
+}
+
+/// Returns the largest value of files of 16 bits; `None` for those of other values, and for files that
+/// cannot be decoded.
+pub fn largest_of_16_bits(files: &[&[u8]], rules: &DecodeRules) -> Option<u16> {
+    let stated = headers(files, rules).ok()?;
+    if stated[0].kind != Kind::Sixteen {
+        return None;
+    }
+    let n_channels = stated.iter().map(|header| header.shape.n_channels).sum();
+    let format = PixelFormat { n_channels, depth: Depth::Sixteen };
+    let image = decode(files, &DecodeRules { format, bits_used: None, no_data: None, ..*rules }).ok()?;
+    Some(image.values.into_iter().fold(0.0, f32::max) as u16)
 }
 
 /// Returns the name of the format of `bytes`, if it is one that holds any number of channels.

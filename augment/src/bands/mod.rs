@@ -24,7 +24,7 @@ mod tiff;
 mod tiff_color;
 mod views;
 
-pub use decode::{Found, decode, format_of, found, is_more_than_a_picture};
+pub use decode::{Found, decode, format_of, found, is_more_than_a_picture, largest_of_16_bits};
 pub use image::Bands;
 pub use map_data::{MapData, map_data};
 pub use preview::preview;

@@ -11,7 +11,6 @@ use tiff::tags::{CompressionMethod, Tag};
 use super::layer::Shape;
 use super::tiff::{Pages, broken, is_tiff, open, values};
 use crate::AugmentError;
-use crate::facts::ColorKind;
 use crate::jpeg;
 use crate::pixels::{DecodeRules, Rgb8};
 
@@ -67,12 +66,9 @@ impl<'a> ColorPage<'a> {
         Some(Self { bytes, pages, layout, width_px, height_px, orientation })
     }
 
-    /// Color format of the pixels.
-    pub(crate) fn color(&self) -> ColorKind {
-        match self.layout {
-            Layout::Jpeg { .. } => ColorKind::Rgb,
-            Layout::Inks => ColorKind::Cmyk,
-        }
+    /// Whether the pixels are inks (CMYK).
+    pub(crate) fn is_inks(&self) -> bool {
+        self.layout == Layout::Inks
     }
 
     /// Decodes the page to RGB.

@@ -21,7 +21,7 @@ use crate::EvalError;
 use crate::images::ImageSet;
 
 /// Version of the rows; raised when the same weights and images would give other rows.
-const VERSION: u32 = 3;
+const VERSION: u32 = 4;
 
 /// Age at which temporary files of killed processes are removed.
 const STALE_AFTER: Duration = Duration::from_secs(24 * 3600);

@@ -4,9 +4,10 @@ use std::io::Cursor;
 use std::path::Path;
 
 use anyhow::{Context, bail};
-use augment::DecodeRules;
 use augment::bands;
+use augment::decode::decode_whole;
 use augment::facts::facts;
+use augment::{AugmentError, DecodeRules};
 use image::{DynamicImage, ImageFormat};
 use pipeline::shard::IMAGE_EXTENSIONS;
 
@@ -51,8 +52,11 @@ fn image_of(path: &Path) -> anyhow::Result<(String, Vec<u8>)> {
     }
     let image = match extension.as_str() {
         // Nothing in such a file says what it is.
-        "tga" => image::load_from_memory_with_format(&bytes, ImageFormat::Tga),
-        _ => image::load_from_memory(&bytes),
+        "tga" => {
+            let image = image::load_from_memory_with_format(&bytes, ImageFormat::Tga);
+            image.map_err(|error| AugmentError::Decode(error.to_string()))
+        }
+        _ => decode_whole(&bytes),
     };
     let image = image.with_context(|| format!("cannot decode {}", path.display()))?;
     let image = match image {

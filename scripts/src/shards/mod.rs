@@ -1,6 +1,7 @@
 //! Writing shards: lists, labels, names, encodings, and jobs that rewrite shards.
 
 pub(crate) mod bands;
+pub(crate) mod bits;
 pub(crate) mod classes;
 pub(crate) mod column;
 pub(crate) mod encode;

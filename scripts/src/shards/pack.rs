@@ -10,6 +10,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
+use augment::DecodeRules;
 use augment::bands::{self, MapData};
 use augment::facts::facts;
 use indicatif::ProgressBar;
@@ -19,6 +20,7 @@ use rayon::prelude::*;
 use serde_json::{Map, Value, json};
 
 use super::bands::{Sample, joined};
+use super::bits::{BitsSeen, N_LOOKED_AT, say_of};
 use super::classes::{Classes, write_classes};
 use super::files::{
     FoundFiles, SIDECAR_EXTENSIONS, SampleFile, entries, extension, extensions, print_skipped,
@@ -50,8 +52,17 @@ pub(crate) struct Packed {
     pub(crate) failures: Option<(PathBuf, usize)>,
     /// Numbers of skipped files, by extension.
     pub(crate) skipped: BTreeMap<String, usize>,
-    /// Number of images that EXIF turns, among those packed now.
-    pub(crate) n_turned: usize,
+    /// Observations on the images that were packed now.
+    pub(crate) noticed: Noticed,
+}
+
+/// Observations on images while they are packed.
+#[derive(Default)]
+pub(crate) struct Noticed {
+    /// Number of images that EXIF turns.
+    n_turned: usize,
+    /// Images of 16 bits among the first.
+    bits: BitsSeen,
 }
 
 impl Packed {
@@ -61,13 +72,14 @@ impl Packed {
         if let Some((list, n)) = &self.failures {
             say(format!("warning: {n} images could not be packed: see {}", list.display()));
         }
-        if self.n_turned > 0 {
+        let Noticed { n_turned, bits } = &self.noticed;
+        if *n_turned > 0 {
             say(format!(
-                "note: EXIF turns {} images, which are packed as they are and trained on without it, as in published recipes; \
-                 data.apply_exif=true applies it",
-                self.n_turned
+                "note: EXIF turns {n_turned} images, which are packed as they are and trained on without it, as in published recipes; \
+                 data.apply_exif=true applies it"
             ));
         }
+        say_of(bits, &DecodeRules::default(), "data.bits_used in a recipe scales them");
     }
 }
 
@@ -87,14 +99,14 @@ pub(crate) fn pack(job: &PackJob<'_>) -> anyhow::Result<Packed> {
     let missing: Vec<usize> = shards.clone().filter(|shard| !path_of(job, *shard).exists()).collect();
     job.work.check_done(contents.shards.len(), &missing)?;
     let progress = bar(missing.iter().map(|shard| contents.shards[*shard].len() as u64).sum(), "pack");
-    let mut n_turned = 0;
+    let mut noticed = Noticed::default();
     for shard in &missing {
-        n_turned += one_shard(job, &contents, *shard, &progress)?;
+        one_shard(job, &contents, *shard, &mut noticed, &progress)?;
     }
     progress.finish_and_clear();
     let n_there = shards.len() - missing.len();
     let packed =
-        Packed { n_shards: contents.shards.len(), n_there, n_turned, ..totals(job, &contents, shards)? };
+        Packed { n_shards: contents.shards.len(), n_there, noticed, ..totals(job, &contents, shards)? };
     match job.work {
         Work::Whole if packed.n_samples == 0 => {
             remove(job, &contents)?;
@@ -171,15 +183,16 @@ fn failures_of(job: &PackJob<'_>, shard: usize) -> PathBuf {
     path_of(job, shard).with_extension("failures.jsonl")
 }
 
-/// Writes a shard; returns the number of its images that EXIF turns.
+/// Writes a shard.
 fn one_shard(
     job: &PackJob<'_>,
     contents: &Contents,
     shard: usize,
+    noticed: &mut Noticed,
     progress: &ProgressBar,
-) -> anyhow::Result<usize> {
+) -> anyhow::Result<()> {
     let mut writer = ShardFile::create(&path_of(job, shard))?;
-    let (mut failures, mut n_turned) = (String::new(), 0);
+    let mut failures = String::new();
     for chunk in contents.samples[contents.shards[shard].clone()].chunks(CHUNK) {
         let read: Vec<_> = chunk.par_iter().map(|(_, sample)| files_of(sample)).collect();
         for ((key, Sample { entry, .. }), files) in chunk.iter().zip(read) {
@@ -188,7 +201,11 @@ fn one_shard(
             match files {
                 Ok(files) => {
                     let is_turned = |file: &[u8]| facts(file).is_ok_and(|facts| facts.turned);
-                    n_turned += usize::from(files.iter().any(|(_, file)| is_turned(file)));
+                    noticed.n_turned += usize::from(files.iter().any(|(_, file)| is_turned(file)));
+                    if noticed.bits.n_images < N_LOOKED_AT {
+                        let files: Vec<&[u8]> = files.iter().map(|(_, file)| file.as_slice()).collect();
+                        noticed.bits.look_at(&files, &DecodeRules::default());
+                    }
                     add(&mut writer, key, entry, &files, label)?;
                 }
                 Err(error) => {
@@ -207,7 +224,7 @@ fn one_shard(
     }
     .with_context(|| format!("cannot write {}", list.display()))?;
     writer.finish()?;
-    Ok(n_turned)
+    Ok(())
 }
 
 /// Counts what is in `shards`, all of which exist, and joins the lists of failures unless this is a part.
@@ -249,7 +266,7 @@ fn totals(job: &PackJob<'_>, contents: &Contents, shards: Range<usize>) -> anyho
         n_there: 0,
         failures: (!lines.is_empty()).then(|| (list, lines.lines().count())),
         skipped: contents.skipped.clone(),
-        n_turned: 0,
+        noticed: Noticed::default(),
     })
 }
 

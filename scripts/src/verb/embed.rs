@@ -21,6 +21,7 @@ use crate::evaluation::flags::{CacheFlags, StageBar};
 use crate::evaluation::network::{NetworkFlags, OpenNetwork};
 use crate::evaluation::scores::set_name;
 use crate::parts::{Part, PartFlags, Work, check_none_missing};
+use crate::shards::bits::note_bits_of;
 use crate::shards::classes::with_names;
 use crate::shards::files::{entries, name_of, print_skipped};
 use crate::shards::hold::{Held, hold_part};
@@ -207,6 +208,7 @@ fn join(
 fn images(args: &Args, storage: &Storage, open: &OpenNetwork) -> anyhow::Result<ImageSet> {
     let (source, name) = source(args, storage)?;
     let images = ImageSet::open(source, open.transform, open.rules, name)?;
+    note_bits_of(&images)?;
     if args.images.is_some() { Ok(images) } else { with_names(images, &args.shards, storage) }
 }
 

@@ -16,7 +16,7 @@ use pipeline::secrets::redact_list;
 use serde_json::json;
 use trainer::Plan;
 use trainer::checkpoint::Manifest;
-use weights::{Card, Export, Format, Precision, Preprocessing, Score, rounded};
+use weights::{Card, Export, Format, Precision, Score, rounded};
 
 use crate::backbone::{Backbone, WeightFlags};
 use crate::console::say;
@@ -75,7 +75,7 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
         if px == 0 || !(px as usize).is_multiple_of(stride_px) {
             bail!(eval::EvalError::ImageSize { image_px: px as usize, stride_px });
         }
-        backbone.preprocessing = Preprocessing::of_size(px, backbone.preprocessing.pixels.clone());
+        backbone.preprocessing.transform = Transform::new(px);
         backbone.preprocessing.validate().map_err(anyhow::Error::msg)?;
         (backbone.model, backbone.tensors) =
             weights::resized(&backbone.model, std::mem::take(&mut backbone.tensors), px as usize);

@@ -28,6 +28,7 @@ use crate::exit::PREEMPTED;
 use crate::forecast::at_least;
 use crate::progress::Activity;
 use crate::run_progress::RunProgress;
+use crate::shards::bits::note_bits;
 use crate::shards::classes::with_names;
 use crate::shards::open::{note_turned, open_dataset};
 use crate::shards::sampled::open_sampled;
@@ -255,6 +256,7 @@ pub(crate) fn pretrain(
 /// Prints what a user may want to know before the first step.
 fn note_before(plan: &Plan, dataset: &Dataset, device: &Opened) {
     note_turned(dataset, &plan.recipe.data.rules());
+    note_bits(dataset, &plan.recipe.data.rules());
     // A forecast that fails must not delay the run.
     if let Ok(forecast) = at_least(plan, device) {
         say(format!("note: {forecast}"));

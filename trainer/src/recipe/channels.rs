@@ -1,6 +1,6 @@
 //! The channels of images: the backbone, the constants and the views of a recipe must be for the same ones.
 
-use augment::ViewMix;
+use augment::{Depth, ViewMix};
 
 use super::Recipe;
 use crate::method::network::NetworkSpec;
@@ -35,6 +35,24 @@ pub(super) fn check_channels(
     if data.background.is_some() && !format.is_rgb8() {
         return Err(format!("data.background is for 8-bit RGB, not for {format}"));
     }
+    if data.no_data.is_some() && format.is_rgb8() {
+        return Err(format!("data.no_data is for images with a value for no data, not for {format}"));
+    }
+    if let Some(bits) = data.bits_used {
+        if !(1..16).contains(&bits) {
+            return Err(format!("data.bits_used is {bits}: 1 to 15 of 16 bits"));
+        }
+        if format.depth == Depth::Float {
+            return Err(
+                "data.bits_used is for images of 16 bits, and data.bits = 32 takes numbers as they are"
+                    .into(),
+            );
+        }
+    }
+    let numbers = data.no_data.iter().flat_map(|no_data| [no_data.value, no_data.fill.number()]).flatten();
+    if let Some(number) = numbers.into_iter().find(|number| !number.is_finite()) {
+        return Err(format!("data.no_data: {number} is no number; NaN stands for no data in any case"));
+    }
     let other = networks.iter().find(|network| network.model(&recipe.model).n_channels() != n_channels);
     if let Some(network) = other {
         return Err(format!(
@@ -51,6 +69,8 @@ pub(super) fn check_channels(
 
 #[cfg(test)]
 mod tests {
+    use augment::{Fill, NoData};
+
     use super::*;
     use crate::resolve;
 
@@ -82,6 +102,26 @@ mod tests {
             !rgb.to_toml().contains("channels") && !rgb.to_toml().contains("bits"),
             "older plans are the same"
         );
+    }
+
+    #[test]
+    fn values_may_use_some_bits_and_stand_for_no_data() {
+        let float = ["data.bits=32", "data.no_data={ value = -9999, fill = 0.5 }", "views.channels={}"];
+        let rules = resolved(&float).expect("a plan").recipe.data.rules();
+        let no_data = NoData { value: Some(-9999.0), fill: Fill::Number(0.5) };
+        assert_eq!(rules.no_data, Some(no_data));
+        let narrow = resolved(&["data.bits_used=12"]).expect("16 bits of which 8 are kept");
+        assert_eq!(narrow.recipe.data.rules().bits_used, Some(12));
+        let again = Recipe::parse(&narrow.to_toml(), "plan", &[]).expect("a recipe");
+        assert_eq!(again, narrow.recipe);
+        let refused = |overrides: &[&str]| resolved(overrides).expect_err("refused");
+        assert!(refused(&["data.no_data={ value = 0 }"]).contains("not for 3 channels of 8 bits"));
+        assert!(refused(&["data.bits_used=16"]).contains("1 to 15"));
+        assert!(refused(&["data.bits_used=12", "data.bits=32", "views.channels={}"]).contains("as they are"));
+        assert!(
+            refused(&["data.bits=32", "data.no_data={ value = nan }", "views.channels={}"]).contains("NaN")
+        );
+        assert!(refused(&["data.bits=32", "data.no_data={ fill = 'x' }"]).contains("no_data"));
     }
 
     #[test]

@@ -17,7 +17,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::LazyLock;
 
-use augment::{DecodeRules, Depth, PixelFormat};
+use augment::{DecodeRules, Depth, NoData, PixelFormat};
 use kernels::products::Kernels;
 use networks::FirstLayer;
 use networks::backbone::{ModelConfig, RGB_CHANNELS};
@@ -169,6 +169,14 @@ pub struct DataConfig {
     /// Bits of a channel's values: 8, the default, 16, or 32 for floating point, as which numbers of any type are read.
     #[serde(rename = "bits", skip_serializing_if = "Depth::is_eight")]
     pub depth: Depth,
+    /// Bits that the values of 16-bit images use, if not all, such as 12 of many cameras and scanners: values are scaled as if they used all
+    /// 16, and an image with a larger value is refused. `ocelli shards stats` says how many bits are used.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bits_used: Option<u8>,
+    /// Pixels that stand for no data, in images of other formats than 8-bit RGB: `{ value = -9999 }`; in floating point NaN does in any case.
+    /// They get the mean of the other pixels of their image and channel, or the number `fill`. Without this table, images with NaN are refused.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub no_data: Option<NoData>,
     /// Mean subtracted from each channel, and standard deviation by which it is divided, where 1 is the largest value of 8 or 16 bits;
     /// ImageNet's by default, for three channels. `ocelli shards stats` measures those of other images.
     pub normalization: Normalization,
@@ -209,6 +217,8 @@ impl DataConfig {
             apply_exif: self.apply_exif,
             background: self.background,
             format: self.format(),
+            bits_used: self.bits_used,
+            no_data: self.no_data,
         }
     }
 }
@@ -227,6 +237,8 @@ impl Default for DataConfig {
             background: rules.background,
             channels: rules.format.n_channels,
             depth: rules.format.depth,
+            bits_used: rules.bits_used,
+            no_data: rules.no_data,
             normalization: Normalization::default(),
         }
     }

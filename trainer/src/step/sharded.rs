@@ -86,7 +86,7 @@ impl Observation {
         let Target { network, start, end, .. } = self.target(nets, networks)?;
         let weights = networks[network].shards[self.unit].weights.values();
         // In memory of its own: the weights are written in place.
-        let values = weights.clone().slice([start..end]).mul_scalar(1.0);
+        let values = weights.clone().slice(start..end).mul_scalar(1.0);
         Some(Overwritten { network, unit: self.unit, start, values })
     }
 

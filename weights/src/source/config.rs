@@ -70,7 +70,7 @@ fn of_transformers(
     let factor = said["rescale_factor"].as_f64();
     let is_wide = factor.is_some_and(|factor| (factor * 65_535.0 - 1.0).abs() < 1e-3);
     let pixels = Pixels { normalization, depth: if is_wide { Depth::Sixteen } else { Depth::Eight } };
-    Ok(Some((Preprocessing { pixels, transform: Transform { resize_px, size_px } }, interpolation)))
+    Ok(Some((Preprocessing::new(pixels, Transform { resize_px, size_px }), interpolation)))
 }
 
 /// Returns the preprocessing of timm's `config.json`, if it has one, and the name of its interpolation.
@@ -89,10 +89,7 @@ fn of_timm(
         Some("bilinear") => "bilinear",
         _ => "bicubic",
     };
-    Ok(Some((
-        Preprocessing { pixels: normalization.into(), transform: Transform { resize_px, size_px } },
-        interpolation,
-    )))
+    Ok(Some((Preprocessing::new(normalization.into(), Transform { resize_px, size_px }), interpolation)))
 }
 
 /// Checks that a configuration names no activation but `known`, the one that Ocelli's networks have.

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 use std::path::Path;
 
-use augment::Depth;
+use augment::{Decoding, Depth, Fill, FillRule};
 
 use super::format::Format;
 use super::program::{Program, program};
@@ -34,7 +34,7 @@ pub(super) fn text(path: &Path, format: Format, export: &Export<'_>) -> String {
     }
     let Program { language, text } = program(path, format, export);
     let _ = writeln!(out, "## Use\n\n```{language}\n{text}```\n");
-    let Preprocessing { pixels, transform } = &export.preprocessing;
+    let Preprocessing { pixels, transform, decoding } = &export.preprocessing;
     let format = pixels.format();
     let values = match (format.is_rgb8(), format.depth) {
         (true, _) => "colors in 0..1".into(),
@@ -52,6 +52,9 @@ pub(super) fn text(path: &Path, format: Format, export: &Export<'_>) -> String {
         pixels.normalization.std,
         exchange_of(export.model).pooling(),
     );
+    for sentence in decoding_in_words(*decoding) {
+        let _ = writeln!(out, "{sentence}\n");
+    }
     if !card.scores.is_empty() {
         out.push_str("## Scores\n\n| | weights in | |\n|---|---|---|\n");
         for score in &card.scores {
@@ -63,4 +66,31 @@ pub(super) fn text(path: &Path, format: Format, export: &Export<'_>) -> String {
         let _ = writeln!(out, "## Plan\n\n```toml\n{}\n```", plan.trim_end());
     }
     out
+}
+/// Describes what is unusual in decoding, which other programs must do as well.
+fn decoding_in_words(decoding: Decoding) -> Vec<String> {
+    let mut sentences = Vec::new();
+    if decoding.apply_exif {
+        sentences.push("Images are turned as their EXIF orientation says.".to_string());
+    }
+    if let Some(background) = decoding.background {
+        sentences.push(format!("Behind transparent pixels lies the color {background:?}."));
+    }
+    if let Some(bits) = decoding.bits_used {
+        let largest = u16::MAX >> (16 - bits);
+        sentences.push(format!(
+            "Values of 16 bits use {bits} of them: {largest} becomes 65535, and others in proportion."
+        ));
+    }
+    if let Some(no_data) = decoding.no_data {
+        let value = no_data.value.map_or(String::new(), |value| format!(" and {value}"));
+        let fill = match no_data.fill {
+            Fill::Number(number) => format!("get the value {number}"),
+            Fill::Rule(FillRule::Mean) | Fill::Missing => {
+                "get the mean of the other pixels of their image and channel".to_string()
+            }
+        };
+        sentences.push(format!("NaN{value} stand for no data: such pixels {fill}."));
+    }
+    sentences
 }

@@ -88,7 +88,7 @@ fn literal(value: &Value) -> String {
 
 /// Returns the size of the short side, the side of the crop, and means and deviations of the channels.
 pub(super) fn preprocessing(export: &Export<'_>) -> (u32, u32, String, String) {
-    let Preprocessing { transform, pixels: Pixels { normalization: colors, .. } } = &export.preprocessing;
+    let Preprocessing { transform, pixels: Pixels { normalization: colors, .. }, .. } = &export.preprocessing;
     let list = |values: &[f32]| {
         let numbers: Vec<String> = values.iter().map(f32::to_string).collect();
         format!("[{}]", numbers.join(", "))

@@ -10,6 +10,7 @@ use crate::cluster::compute::DeviceFlag;
 use crate::evaluation::flags::{CacheFlags, ProtocolFlags};
 use crate::evaluation::network::{NetworkFlags, OpenNetwork};
 use crate::evaluation::scores::set_name;
+use crate::shards::bits::note_bits_of;
 use crate::shards::classes::with_names;
 use crate::shards::open::open_dataset;
 
@@ -92,7 +93,9 @@ pub(super) fn images(
     storage: &Storage,
 ) -> anyhow::Result<ImageSet> {
     let source = Source::Shards(Arc::new(open_dataset(specs, storage)?));
-    with_names(ImageSet::open(source, open.transform, open.rules, name)?, specs, storage)
+    let images = ImageSet::open(source, open.transform, open.rules, name)?;
+    note_bits_of(&images)?;
+    with_names(images, specs, storage)
 }
 
 /// Returns the name of the test set.

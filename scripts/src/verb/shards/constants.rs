@@ -8,7 +8,8 @@ use serde::{Deserialize, Serialize};
 pub(super) struct ChannelSums {
     sums: Vec<f64>,
     squares: Vec<f64>,
-    n_pixels: f64,
+    /// Number of pixels of each channel that hold data.
+    n_pixels: Vec<f64>,
 }
 
 impl ChannelSums {
@@ -24,20 +25,29 @@ impl ChannelSums {
                     }
                 }
                 let scaled = |sums: [u64; 3], by: f64| sums.map(|sum| sum as f64 / by).to_vec();
-                let n_pixels = image.data.len() as f64 / 3.0;
+                let n_pixels = vec![image.data.len() as f64 / 3.0; 3];
                 return Self { sums: scaled(sum, 255.0), squares: scaled(squares, 255.0 * 255.0), n_pixels };
             }
             Image::Bands(bands) => bands,
         };
         let unit = f64::from(image.depth.unit());
-        let values = |channel: &[f32], power: i32| -> f64 {
-            channel.iter().map(|value| (f64::from(*value) / unit).powi(power)).sum()
-        };
-        Self {
-            sums: image.channels().map(|channel| values(channel, 1)).collect(),
-            squares: image.channels().map(|channel| values(channel, 2)).collect(),
-            n_pixels: image.n_pixels() as f64,
+        let mut all = Self::default();
+        for channel in image.channels() {
+            let mut sum = 0.0;
+            let mut squares = 0.0;
+            let mut n_pixels = 0.0;
+            // What stands for no data is NaN.
+            for value in channel.iter().filter(|value| !value.is_nan()) {
+                let value = f64::from(*value) / unit;
+                sum += value;
+                squares += value * value;
+                n_pixels += 1.0;
+            }
+            all.sums.push(sum);
+            all.squares.push(squares);
+            all.n_pixels.push(n_pixels);
         }
+        all
     }
 
     /// Adds the sums of further pixels of the same channels.
@@ -48,17 +58,20 @@ impl ChannelSums {
         };
         add(&mut self.sums, &other.sums);
         add(&mut self.squares, &other.squares);
-        self.n_pixels += other.n_pixels;
+        add(&mut self.n_pixels, &other.n_pixels);
     }
 
     /// Returns the mean and the standard deviation of each channel.
     pub(super) fn constants(&self) -> (Vec<f64>, Vec<f64>) {
-        let n = self.n_pixels.max(1.0);
-        let mean: Vec<f64> = self.sums.iter().map(|sum| sum / n).collect();
-        let deviation = self.squares.iter().zip(&mean);
-        let deviation =
-            deviation.map(|(squares, mean)| (squares / n - mean * mean).max(0.0).sqrt()).collect();
-        (mean, deviation)
+        let mut means = Vec::with_capacity(self.sums.len());
+        let mut deviations = Vec::with_capacity(self.sums.len());
+        for ((sum, squares), n_pixels) in self.sums.iter().zip(&self.squares).zip(&self.n_pixels) {
+            let n = n_pixels.max(1.0);
+            let mean = sum / n;
+            means.push(mean);
+            deviations.push((squares / n - mean * mean).max(0.0).sqrt());
+        }
+        (means, deviations)
     }
 }
 

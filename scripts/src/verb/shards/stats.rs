@@ -5,8 +5,11 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Instant;
 
+use anyhow::bail;
 use augment::facts::{ColorKind, Facts, facts};
-use augment::{BlurRule, DecodeRules, Depth, Image, MultiCrop, PixelFormat, SampleKey, ViewMaker, bands};
+use augment::{
+    BlurRule, DecodeRules, Depth, Fill, Image, MultiCrop, PixelFormat, SampleKey, ViewMaker, bands,
+};
 use pipeline::{Shard, Storage};
 use rayon::prelude::*;
 use report::picture::histogram::{Histogram, draw_histograms};
@@ -15,9 +18,10 @@ use serde_json::{Value, json};
 use xxhash_rust::xxh3::xxh3_128;
 
 use super::constants::ChannelSums;
-use crate::backbone::depth;
+use crate::backbone::{ValueFlags, depth};
 use crate::parts::{PartFlags, PartResults, folder, identities};
 use crate::progress::bar;
+use crate::shards::bits::BitsSeen;
 use crate::shards::open::split_folders;
 
 /// Number of images whose views are timed for the prediction.
@@ -56,13 +60,22 @@ struct FormatFlags {
     /// Bits of a channel's values, as the recipe's data.bits: 8, 16 or 32 (floating point).
     #[arg(long = "bits", value_name = "BITS", default_value = "8", value_parser = depth)]
     depth: Depth,
+    #[command(flatten)]
+    values: ValueFlags,
 }
 
 impl FormatFlags {
-    fn rules(&self) -> anyhow::Result<DecodeRules> {
+    /// Returns the rules for decoding, by which pixels that stand for no data get `fill`.
+    fn rules(&self, fill: Fill) -> anyhow::Result<DecodeRules> {
         let format = PixelFormat { n_channels: self.channels, depth: self.depth };
         format.validate().map_err(|reason| anyhow::anyhow!("--channels: {reason}"))?;
-        Ok(DecodeRules { format, ..DecodeRules::default() })
+        let no_data = self.values.no_data(fill);
+        if no_data.is_some() && format.is_rgb8() {
+            bail!(
+                "--no-data is for images with a value for no data, not for {format}: give --channels and --bits"
+            );
+        }
+        Ok(DecodeRules { format, bits_used: self.values.bits_used, no_data, ..DecodeRules::default() })
     }
 }
 
@@ -75,6 +88,10 @@ struct SampleStats {
     sums: Option<ChannelSums>,
     /// Format that the headers state, of an image that cannot be decoded in the expected one.
     other: Option<PixelFormat>,
+    /// Largest value of an image of 16 bits.
+    largest: Option<u16>,
+    /// Value that the image states for pixels without data.
+    no_data: Option<String>,
     decode_s: f64,
     classes: Vec<String>,
 }
@@ -102,14 +119,20 @@ struct Stats {
     sums: Vec<ChannelSums>,
     /// Numbers of images of other formats, by format.
     others: BTreeMap<String, u64>,
+    /// Images of 16 bits.
+    n_wide: u64,
+    /// The largest of their values.
+    largest: u16,
+    /// Numbers of images that state a value for pixels without data, by value.
+    no_data: BTreeMap<String, u64>,
     decode_s: f64,
 }
 
 pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
-    let rules = args.format.rules()?;
+    let rules = args.format.rules(Fill::Missing)?;
     let given = split_folders(&args.shards)?;
     let sources = given.sources(storage)?;
-    let about = json!({ "shards": identities(&sources, args.parts.work()), "channels": args.format.channels, "bits": args.format.depth.bits() });
+    let about = json!({ "shards": identities(&sources, args.parts.work()), "channels": args.format.channels, "bits": args.format.depth.bits(), "bits_used": rules.bits_used, "no_data": args.format.values.no_data });
     let work = args.parts.work();
     let results = PartResults::new(folder(args.out.as_deref(), work)?, "stats", about);
     let folders = given.open_folders(work)?;
@@ -121,8 +144,9 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     let mut stats = Stats::default();
     parts.into_iter().for_each(|part| stats.append(part));
     let shards = storage.open_all(&sources)?;
-    let predicted = predicted_images_per_s(&shards.iter().chain(&folders).collect::<Vec<_>>(), &rules);
-    print(&stats, predicted, rules.format);
+    let filled = args.format.rules(Fill::default())?;
+    let predicted = predicted_images_per_s(&shards.iter().chain(&folders).collect::<Vec<_>>(), &filled);
+    print(&stats, predicted, &filled);
     if let Some(path) = &args.picture {
         draw_histograms(path, &stats.histograms())?;
         out!("picture: {}", path.display());
@@ -179,6 +203,8 @@ fn found(
         hash: xxh3_128(encoded.bytes()),
         other: image.is_none().then(stated).flatten().filter(|found| *found != rules.format),
         sums: image.as_ref().map(ChannelSums::of),
+        largest: bands::largest_of_16_bits(&files, rules),
+        no_data: files.first().and_then(|file| bands::map_data(file).ok()??.no_data),
         decode_s,
         classes,
     }))
@@ -204,6 +230,13 @@ impl Stats {
             }
             return;
         };
+        if let Some(largest) = found.largest {
+            self.n_wide += 1;
+            self.largest = self.largest.max(largest);
+        }
+        if let Some(value) = found.no_data {
+            *self.no_data.entry(value).or_default() += 1;
+        }
         *self.formats.entry(facts.format.to_string()).or_default() += 1;
         *self.colors.entry(color_name(facts.color).to_string()).or_default() += 1;
         self.n_progressive += u64::from(facts.progressive);
@@ -230,6 +263,9 @@ impl Stats {
         self.n_progressive += other.n_progressive;
         self.n_turned += other.n_turned;
         self.decode_s += other.decode_s;
+        self.n_wide += other.n_wide;
+        self.largest = self.largest.max(other.largest);
+        add(&mut self.no_data, other.no_data);
         add(&mut self.classes, other.classes);
         add(&mut self.formats, other.formats);
         add(&mut self.colors, other.colors);
@@ -286,6 +322,9 @@ impl Stats {
             "other_pixels": self.others,
             "progressive": self.n_progressive,
             "exif_turned": self.n_turned,
+            "images_of_16_bits": self.n_wide,
+            "largest_of_16_bits": (self.n_wide > 0).then_some(self.largest),
+            "no_data": self.no_data,
             "width_px": quantiles(&self.widths),
             "height_px": quantiles(&self.heights),
             "aspect": quantiles(&self.aspects),
@@ -343,7 +382,7 @@ fn predicted_images_per_s(shards: &[&Shard], rules: &DecodeRules) -> f64 {
     if seconds > 0.0 { cores * f64::from(n_done) / seconds } else { 0.0 }
 }
 
-fn print(stats: &Stats, predicted: f64, format: PixelFormat) {
+fn print(stats: &Stats, predicted: f64, rules: &DecodeRules) {
     let line = |name: &str, values: &[f64], unit: &str| {
         let [low, p50, high] = quantiles(values);
         out!("{name:<16} {low:>10.1} {p50:>10.1} {high:>10.1}  {unit}");
@@ -369,15 +408,32 @@ fn print(stats: &Stats, predicted: f64, format: PixelFormat) {
     out!("formats          {}; {} progressive", list(&stats.formats), stats.n_progressive);
     let applies = if stats.n_turned > 0 { " (applied by data.apply_exif=true only)" } else { "" };
     out!("colors           {}; {} rotated by EXIF{applies}", list(&stats.colors), stats.n_turned);
-    print_constants(stats, format);
+    print_constants(stats, rules);
     out!(
         "speed            {:.1} ms to decode an image; about {predicted:.0} images/s of DINOv2 multi-crop here",
         1e3 * stats.decode_s / (stats.widths.len().max(1) as f64)
     );
 }
 
+/// Prints which bits are used, and which pixels stand for no data, where no flag says it.
+fn print_notes(stats: &Stats, rules: &DecodeRules) {
+    let seen = BitsSeen { n_images: stats.n_wide, largest: stats.largest };
+    if let Some(sentence) = seen.in_words(rules, "data.bits_used in a recipe scales them") {
+        out!("bits             {sentence}");
+    }
+    if rules.no_data.is_none() {
+        for (value, n) in &stats.no_data {
+            out!(
+                "no data          {n} images state that {value} stands for no data: --no-data {value} leaves it out"
+            );
+        }
+    }
+}
+
 /// Prints the constants of each channel, and how a recipe states them if pixels are not 8-bit RGB.
-fn print_constants(stats: &Stats, format: PixelFormat) {
+fn print_constants(stats: &Stats, rules: &DecodeRules) {
+    let format = rules.format;
+    print_notes(stats, rules);
     for (other, n) in &stats.others {
         out!("other pixels     {n} images have {other}, not {format}");
     }
@@ -393,6 +449,13 @@ fn print_constants(stats: &Stats, format: PixelFormat) {
     out!("  [data]");
     out!("  channels = {}", format.n_channels);
     out!("  bits = {}", format.depth.bits());
+    if let Some(bits) = rules.bits_used {
+        out!("  bits_used = {bits}");
+    }
+    if let Some(no_data) = rules.no_data {
+        let value = no_data.value.map_or(String::new(), |value| format!("value = {value}, "));
+        out!("  no_data = {{ {value}fill = \"mean\" }}");
+    }
     // With the digits of single precision, whatever the size of the values.
     let digits = |values: &[f64]| {
         values.iter().map(|value| (*value as f32).to_string()).collect::<Vec<_>>().join(", ")

@@ -56,6 +56,7 @@ fn compare(path: &str, value: &Value, form: &Form, found: &mut Vec<String>) {
             let is_of_type = |form: &&Form| match form {
                 Form::Section(_) | Form::Choice { .. } => value.is_table(),
                 Form::Word(_) | Form::Text => value.is_str(),
+                Form::Number { .. } => value.is_float() || value.is_integer(),
                 _ => false,
             };
             match forms.iter().find(is_of_type) {

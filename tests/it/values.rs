@@ -1,0 +1,159 @@
+//! Values of images that use a part of their bits, and pixels that stand for no data.
+
+use std::fs;
+use std::path::Path;
+
+use image::{ImageBuffer, Luma};
+
+use crate::support::{World, fails, json_of, ok};
+
+/// Writes gray images of 16 bits, whose values use 12 of them.
+fn narrow(folder: &Path) {
+    for class in ["a", "b"] {
+        fs::create_dir_all(folder.join(class)).unwrap();
+    }
+    for i in 0..16u32 {
+        let class = ["a", "b"][i as usize % 2];
+        let value =
+            |x: u32, y: u32| Luma([((x * 80 + y * 7 + i * 50) % 4096).max(u32::from(x == 0) * 4095) as u16]);
+        let image = ImageBuffer::from_fn(48, 48, value);
+        image.save(folder.join(format!("{class}/{i:02}.png"))).unwrap();
+    }
+}
+
+/// Images of which 12 of 16 bits are used are nearly black: every command says so, and a key and a flag
+/// scale them, in training, in its evaluation and in what it exports.
+#[test]
+fn bits_in_use_are_told_and_scaled() {
+    let world = World::new(4);
+    narrow(&world.path("narrow"));
+    let shards = world.text("shards");
+    let packed = world.ocelli(&["shards", "pack", &world.text("narrow"), "--out", &shards]);
+    ok(&packed);
+    let said = |out: &std::process::Output| String::from_utf8_lossy(&out.stderr).into_owned();
+    assert!(said(&packed).contains("use 12 of them: the largest is 4095"), "{}", said(&packed));
+
+    let stats = world.ocelli(&["shards", "stats", &shards, "--json"]);
+    let dark = json_of(&stats);
+    assert_eq!((&dark["images_of_16_bits"], &dark["largest_of_16_bits"]), (&16.into(), &4095.into()));
+    assert!(String::from_utf8_lossy(&stats.stdout).contains("use 12 of them"), "{stats:?}");
+    let scaled = world.ocelli(&["shards", "stats", &shards, "--bits-used", "12", "--json"]);
+    let bright = json_of(&scaled);
+    assert!(!String::from_utf8_lossy(&scaled.stdout).contains("of them: the largest"), "{scaled:?}");
+    let mean = |line: &serde_json::Value| line["mean"][0].as_f64().unwrap();
+    assert!(mean(&dark) < 0.05 && mean(&bright) > 0.3, "{} {}", mean(&dark), mean(&bright));
+    // One bit less than is used: no value is cut off without a word.
+    assert_eq!(
+        json_of(&world.ocelli(&["shards", "stats", &shards, "--bits-used", "11", "--json"]))["bad"],
+        16
+    );
+
+    let train = |workdir: &str, more: &[&str]| {
+        let length = ["--set", "optim.length={steps=2}", "--set", "optim.batch_size=8"];
+        let mut args = world.pretrain_args(workdir, &[&length[..], more].concat());
+        args[4].clone_from(&shards);
+        crate::support::program().args(args).output().unwrap()
+    };
+    let dark = train("dark", &[]);
+    ok(&dark);
+    assert!(said(&dark).contains("use 12 of them"), "{}", said(&dark));
+    let bright = train("bright", &["--set", "data.bits_used=12"]);
+    ok(&bright);
+    assert!(!said(&bright).contains("of them: the largest"), "{}", said(&bright));
+
+    // What a run exports carries the choice along.
+    let features = |checkpoint: &str, out: &str, more: &[&str]| {
+        let out = world.text(out);
+        let embed = ["embed", "--checkpoint", checkpoint, "--shards", &shards, "--out", &out];
+        ok(&world.ocelli(&[&embed[..], more].concat()));
+        fs::read(out).unwrap()
+    };
+    let run = world.text("bright");
+    let ours = features(&run, "run.npy", &[]);
+    for (format, name) in [("timm", "timm"), ("safetensors", "a.safetensors")] {
+        let out = world.text(name);
+        ok(&world.ocelli(&["export", "--checkpoint", &run, "--out", &out, "--format", format]));
+        assert!(features(&out, &format!("{format}.npy"), &[]) == ours, "{format}: other features");
+        assert!(features(&out, &format!("{format}13.npy"), &["--bits-used", "13"]) != ours, "{format}");
+    }
+    let card = fs::read_to_string(world.path("timm/README.md")).unwrap();
+    assert!(card.contains("use 12 of them: 4095 becomes 65535"), "{card}");
+    let flags = ["embed", "--checkpoint", &run, "--shards", &shards, "--out", "x.npy", "--bits-used", "12"];
+    assert!(fails(&world.ocelli(&flags), 2).contains("data.bits_used"));
+}
+
+/// Returns an array of NumPy's format of `[2, 24, 20]` in f32.
+fn npy(values: &[f32]) -> Vec<u8> {
+    let mut header = "{'descr': '<f4', 'fortran_order': False, 'shape': (2, 24, 20), }".to_string();
+    let length = (10 + header.len() + 1).next_multiple_of(64);
+    header.push_str(&" ".repeat(length - 10 - header.len() - 1));
+    header.push('\n');
+    let mut bytes = b"\x93NUMPY\x01\x00".to_vec();
+    bytes.extend((header.len() as u16).to_le_bytes());
+    bytes.extend(header.as_bytes());
+    for value in values {
+        bytes.extend(value.to_le_bytes());
+    }
+    bytes
+}
+
+/// Tiles of floating point in which -9999 and NaN stand for no data.
+#[test]
+fn pixels_without_data_are_filled_and_left_out() {
+    const N_PIXELS: usize = 24 * 20;
+    let world = World::new(4);
+    let folder = world.path("tiles");
+    fs::create_dir_all(&folder).unwrap();
+    let mut sums = [0.0f64; 2];
+    let mut counts = [0.0f64; 2];
+    for i in 0..16usize {
+        let mut values = Vec::new();
+        for at in 0..2 * N_PIXELS {
+            let value = ((at * (i + 3)) % 97) as f32 / 97.0;
+            match at % 41 {
+                3 => values.push(f32::NAN),
+                7 => values.push(-9999.0),
+                _ => {
+                    values.push(value);
+                    sums[at / N_PIXELS] += f64::from(value);
+                    counts[at / N_PIXELS] += 1.0;
+                }
+            }
+        }
+        fs::write(folder.join(format!("t{i:02}.npy")), npy(&values)).unwrap();
+    }
+    let shards = world.text("shards");
+    ok(&world.ocelli(&["shards", "pack", &world.text("tiles"), "--out", &shards]));
+    let format = ["--channels", "2", "--bits", "32", "--json"];
+    let stats = |more: &[&str]| world.ocelli(&[&["shards", "stats", &shards][..], &format, more].concat());
+    assert_eq!(json_of(&stats(&[]))["bad"], 16, "NaN is refused unless the recipe says what it gets");
+    let measured = stats(&["--no-data", "-9999"]);
+    let line = json_of(&measured);
+    assert_eq!(line["bad"], 0);
+    for channel in 0..2 {
+        let mean = line["mean"][channel].as_f64().unwrap();
+        let right = sums[channel] / counts[channel];
+        assert!((mean - right).abs() < 1e-6, "channel {channel}: {mean} in place of {right}");
+    }
+    let said = String::from_utf8_lossy(&measured.stdout);
+    assert!(said.contains("no_data = { value = -9999, fill = \"mean\" }"), "{said}");
+    let constants = said.lines().find_map(|line| line.trim().strip_prefix("normalization = ")).unwrap();
+
+    let normalization = format!("data.normalization={constants}");
+    let mut sets = vec!["--set", "optim.length={steps=2}", "--set", "optim.batch_size=8"];
+    for set in ["data.channels=2", "data.bits=32", "views.channels={}", &normalization] {
+        sets.extend(["--set", set]);
+    }
+    let train = |workdir: &str, more: &[&str]| {
+        let mut args = world.pretrain_args(workdir, &[&sets[..], more].concat());
+        args[4].clone_from(&shards);
+        crate::support::program().args(args).output().unwrap()
+    };
+    let refused = train("refused", &[]);
+    assert!(!refused.status.success());
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("data.no_data"), "{refused:?}");
+    for (workdir, fill) in [("mean", "'mean'"), ("number", "0.5")] {
+        let set = format!("data.no_data={{ value = -9999, fill = {fill} }}");
+        ok(&train(workdir, &["--set", &set]));
+    }
+}
