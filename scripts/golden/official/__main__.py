@@ -1,9 +1,9 @@
-"""Makes tests/golden/official/: what the official training code of six methods computes of small networks, on a CPU, in f64.
+"""Makes tests/golden/official/: what the official training code of seven methods computes of small networks, on a CPU, in f64.
 
 Needs torch, torchvision, timm, transformers, safetensors and fvcore, and the official repositories as they are. Run at the root of the repository:
 
     python scripts/golden/official --swav DIR --vissl DIR --classy DIR --apex DIR --lejepa DIR --dino DIR --dinov2 DIR \
-        --moco DIR
+        --dinov3 DIR --moco DIR
 
 `--classy` is facebookresearch/ClassyVision, `--apex` a commit of NVIDIA/apex from before May 2025, when LARC was removed. Runs that
 `--only` leaves out need no repository. Nothing of these repositories is
@@ -38,7 +38,7 @@ from swav import swav
 OUT = Path("tests/golden/official")
 
 
-def runs(paths) -> dict:
+def runs(paths, folder: str) -> dict:
     small, large = [(2, 32), (3, 16)], [(2, 64), (2, 32)]
     vit = lambda name, norm, more=(), **options: dino(paths, name, "golden_vit", norm, [*DINO_VIT, *more], small, **options)
     return {
@@ -60,15 +60,14 @@ def runs(paths) -> dict:
         "dinov2_shared": lambda: dinov2(paths, "dinov2_shared", False, "centering", 0.02, {}),
         "dinov2_apart": lambda: dinov2(paths, "dinov2_apart", True, "sinkhorn_knopp", 0.005, {
             "ffn_layer": "swiglufused", "num_register_tokens": 2, "interpolate_offset": 0.0, "interpolate_antialias": True}),
-        # Written out, on the backbone of transformers.
-        "dinov3": lambda: dinov3("dinov3"),
+        "dinov3": lambda: dinov3(paths, "dinov3", folder),
         "dino_balanced": lambda: vit("dinov2_balanced", False, ["--freeze_last_layer", "0"], more_losses=balanced(paths)),
     }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    for name in ("swav", "vissl", "classy", "apex", "lejepa", "dino", "dinov2", "moco"):
+    for name in ("swav", "vissl", "classy", "apex", "lejepa", "dino", "dinov2", "dinov3", "moco"):
         parser.add_argument(f"--{name}", type=Path)
     parser.add_argument("--only", nargs="*")
     paths = parser.parse_args()
@@ -78,7 +77,7 @@ def main() -> None:
     OUT.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=0, world_size=1)
-        for name, make in runs(paths).items():
+        for name, make in runs(paths, folder).items():
             if paths.only and name not in paths.only:
                 continue
             rates = []

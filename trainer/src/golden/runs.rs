@@ -236,7 +236,7 @@ pub(super) fn dinov3() -> Run {
                   prototypes = 16\nhead_hidden = 12\nhead_bottleneck = 8\n\
                   patch_head = { prototypes = 20, hidden = 10, bottleneck = 6 }\nfreeze_last_layer = { steps = 2 }\n\
                   teacher_temp = [0.04, 0.07]\nteacher_temp_warmup = { steps = 4 }\nteacher_decay = [0.9, 1.0]\n\
-                  local_weight = 0.5\ngram = { weight = 2.0, from = { steps = 4 }, every = { steps = 4 } }\n";
+                  local_weight = 0.5\ngram = { weight = 2.0, from = { steps = 0 }, every = { steps = 4 }, max_updates = 2, ramp = { steps = 4 } }\n";
     let crop = |size_px: u32, like: &str| {
         format!(
             "[[views.crops]]\ncount = 2\nsize_px = {size_px}\nscale = [0.3, 1.0]\nflip_p = 0.5\n\
