@@ -95,6 +95,137 @@ fn a_folder_and_its_tar_are_the_same() {
     assert_eq!(fs::read_to_string(world.path("packed/classes.txt")).unwrap(), "cat\ndog\n");
 }
 
+/// A sample as every reader has it.
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Read {
+    image: Vec<u8>,
+    classes: Vec<String>,
+    key: String,
+}
+
+/// Returns the samples of a set in the order of their images. Classes that are numbers are named as
+/// `classes.txt` of the set names them.
+fn read(world: &World, what: &str) -> Vec<Read> {
+    let dataset = crate::support::open(world, &world.text(what)).unwrap();
+    let names = fs::read_to_string(world.path(what).join("classes.txt")).unwrap_or_default();
+    let names: Vec<&str> = names.lines().collect();
+    let named = |class: String| {
+        let number = class.parse::<usize>().ok();
+        number.and_then(|number| names.get(number)).map_or(class.clone(), |name| name.to_string())
+    };
+    let mut all = Vec::new();
+    for id in 0..dataset.n_samples() {
+        let id = pipeline::SampleId(id);
+        let sample = dataset.read(id).unwrap();
+        let classes = dataset.classes(id).unwrap().into_iter().map(named).collect();
+        all.push(Read { image: sample.image.bytes().to_vec(), classes, key: sample.key });
+    }
+    all.sort();
+    all
+}
+
+/// The same files as a folder, a tar of it, one with `./`, shards packed from the folder, shards packed from a
+/// list, shards written anew from the tar, and Parquet: each has the samples of each other, with their
+/// classes, and refuses the same image for the same reason.
+#[test]
+fn every_form_of_a_set_is_the_same_set() {
+    let world = world();
+    let names = [
+        "set/cat/a.png",
+        "set/cat/b.png",
+        "set/cat/of a dog.png",
+        "set/cat/of none.png",
+        "set/dog/c.png",
+        "set/dog/deep/d.png",
+        "set/dog/e.png",
+        "set/dog/broken.png",
+    ];
+    write_images(&world.path(""), &names);
+    let set = world.path("set");
+    fs::write(set.join("cat/of a dog.json"), "{\"label\": \"dog\", \"n\": 3}").unwrap();
+    fs::write(set.join("cat/of none.cls"), "-1").unwrap();
+    fs::write(set.join("dog/c.txt"), "a caption").unwrap();
+    fs::write(set.join("dog/broken.png"), &png(7)[..60]).unwrap();
+    let archive = |name: &str, what: &[&str]| {
+        let tar = world.text(name);
+        let made = std::process::Command::new("tar")
+            .args(["cf", &tar, "-C", set.to_str().unwrap()])
+            .args(what)
+            .status();
+        assert!(made.unwrap().success());
+    };
+    archive("dots.tar", &["."]);
+    archive("set.tar", &["cat", "dog"]);
+    ok(&world.ocelli(&["shards", "pack", &world.text("set"), "--out", &world.text("packed")]));
+    let list: Vec<String> = names.iter().map(|name| world.text(name)).collect();
+    fs::write(world.path("list.txt"), list.join("\n")).unwrap();
+    let tar = world.text("set.tar");
+    ok(&world.ocelli(&["shards", "reshard", &tar, "--out", &world.text("anew"), "--samples-per-shard", "3"]));
+    write_hub(&world.path("hub.parquet"), &set, &names);
+
+    let forms = ["dots.tar", "set.tar", "packed", "anew", "hub.parquet"];
+    let all: Vec<Vec<Read>> = forms.iter().map(|form| read(&world, form)).collect();
+    for (number, form) in forms.iter().enumerate() {
+        for (other, samples) in forms.iter().zip(&all).take(number) {
+            let pair = format!("{form} and {other}");
+            assert_eq!(all[number].len(), samples.len(), "{pair}");
+            for (a, b) in all[number].iter().zip(samples) {
+                assert!(a.image == b.image, "{pair}: {} and {}", a.key, b.key);
+                assert_eq!(a.classes, b.classes, "{pair}: {}", a.key);
+                // Rows of a Parquet file have numbers; the name is a column.
+                if *form != "hub.parquet" {
+                    assert_eq!(a.key, b.key, "{pair}");
+                }
+            }
+        }
+    }
+    // The library reads archives; the program reads a folder as one.
+    let listed = stdout(&world.ocelli(&["shards", "ls", &world.text("set")]));
+    let mut listed: Vec<(&str, &str)> = listed
+        .lines()
+        .map(|line| {
+            let [_, key, members] = line.split('\t').collect::<Vec<_>>().try_into().unwrap();
+            (key, members.split(' ').next().unwrap())
+        })
+        .collect();
+    listed.sort_unstable();
+    let lengths: Vec<String> = all[0].iter().map(|sample| format!("png:{}", sample.image.len())).collect();
+    let mut right: Vec<(&str, &str)> =
+        all[0].iter().zip(&lengths).map(|(sample, length)| (sample.key.as_str(), length.as_str())).collect();
+    right.sort_unstable();
+    assert_eq!(listed, right);
+    let key = |key: &str| all[0].iter().find(|sample| sample.key == key).unwrap();
+    assert_eq!(key("cat/of a dog").classes, ["dog"]);
+    assert!(key("cat/of none").classes.is_empty());
+    for form in forms.iter().chain(&["set"]) {
+        let said = bad(&world.ocelli(&["shards", "verify", &world.text(form)]));
+        assert!(said.contains("cannot decode: unexpected end of file"), "{form}: {said}");
+        assert_eq!(said.matches("bad: ").count(), 1, "{form}: {said}");
+        let (_, line) = stats(&world, form);
+        assert_eq!(
+            (&line["samples"], &line["bad"], &line["unlabeled"]),
+            (&8.into(), &1.into(), &1.into()),
+            "{form}"
+        );
+    }
+}
+
+/// Writes the images of `names` with the classes that their folder, and the files beside them, give.
+fn write_hub(path: &Path, set: &Path, names: &[&str]) {
+    let mut images = Vec::new();
+    let mut labels = Vec::new();
+    for name in names {
+        let below = name.strip_prefix("set/").unwrap();
+        images.push(fs::read(set.join(below)).unwrap());
+        labels.push(match below {
+            "cat/of none.png" => -1,
+            "cat/of a dog.png" => 1,
+            _ => i64::from(below.starts_with("dog")),
+        });
+    }
+    crate::parquet_sets::write_labeled(path, &images, &labels);
+}
+
 /// The key of a sample ends at the first dot, as in webdataset: a class is found behind further
 /// dots, and several color images in one sample are told.
 #[test]

@@ -7,6 +7,16 @@ use crate::support::{World, ok, open};
 
 /// Writes a Parquet file as the datasets of Hugging Face are: a group of bytes and path, a class number, and a caption.
 fn write_parquet(path: &Path, images: &[Vec<u8>], has_images: bool) {
+    let labels: Vec<i64> = (0..images.len() as i64).map(|i| i % 2).collect();
+    write_groups(path, images, &labels, has_images);
+}
+
+/// Writes such a file with the classes 0 (cat) and 1 (dog), or none for a negative number.
+pub(crate) fn write_labeled(path: &Path, images: &[Vec<u8>], labels: &[i64]) {
+    write_groups(path, images, labels, true);
+}
+
+fn write_groups(path: &Path, images: &[Vec<u8>], labels: &[i64], has_images: bool) {
     use parquet::data_type::{ByteArray, ByteArrayType, Int64Type};
     use parquet::file::metadata::KeyValue;
     use parquet::file::properties::WriterProperties;
@@ -41,9 +51,8 @@ fn write_parquet(path: &Path, images: &[Vec<u8>], has_images: bool) {
         column.typed::<ByteArrayType>().write_batch(&values, Some(&levels), None).unwrap();
         column.close().unwrap();
     }
-    let labels: Vec<i64> = (0..n as i64).map(|i| i % 2).collect();
     let mut column = group.next_column().unwrap().unwrap();
-    column.typed::<Int64Type>().write_batch(&labels, Some(&vec![1; n]), None).unwrap();
+    column.typed::<Int64Type>().write_batch(labels, Some(&vec![1; n]), None).unwrap();
     column.close().unwrap();
     let mut column = group.next_column().unwrap().unwrap();
     column.typed::<ByteArrayType>().write_batch(&texts("caption"), Some(&vec![1; n]), None).unwrap();

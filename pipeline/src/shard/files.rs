@@ -10,9 +10,9 @@ use std::sync::Arc;
 
 use xxhash_rust::xxh3::Xxh3;
 
-use super::Shard;
 use super::index::{BLOCK_BYTES, IndexBuilder, Member};
 use super::store::Store;
+use super::{NO_CLASS, Shard};
 use crate::PipelineError;
 use crate::identity::FileStamp;
 
@@ -52,8 +52,13 @@ pub fn of_files(name: &str, files: &[ImageFile]) -> Result<Shard, PipelineError>
         }
         stamps.update(format!("{:?}\n", file.class).as_bytes());
         let mut members = vec![(file.extension.as_str(), len_bytes, Content::File(file.path.clone()))];
-        if let Some(class) = &file.class {
-            members.push(("cls", class.len() as u64, Content::Text(class.clone())));
+        let class = match &file.class {
+            Some(class) => Some(class.as_str()),
+            None if file.key.contains('/') => Some(NO_CLASS),
+            None => None,
+        };
+        if let Some(class) = class {
+            members.push(("cls", class.len() as u64, Content::Text(class.to_string())));
         }
         for (extension, len_bytes, content) in members {
             let member = Member { extension, offset_bytes: end_bytes, len_bytes, check: None };

@@ -41,24 +41,32 @@ pub struct Shard {
     contents: OnceLock<u64>,
     /// Path of the shard for which the index is written again when the hash was computed.
     kept_index: Option<PathBuf>,
+    /// Whether the samples lie in several folders, which are then their classes.
+    has_class_folders: OnceLock<bool>,
 }
 
 impl Shard {
     /// Creates a shard from its bytes and its index.
     pub fn new(store: Arc<dyn Store>, index: ShardIndex) -> Self {
-        Self { store, index, contents: OnceLock::new(), kept_index: None }
+        Self { store, index, contents: OnceLock::new(), kept_index: None, has_class_folders: OnceLock::new() }
     }
 
     /// Creates a shard as [`Shard::new`] does, whose index states the hash of the bytes as they are now.
     pub(crate) fn with_current_index(store: Arc<dyn Store>, index: ShardIndex) -> Self {
         let contents = index.checksum.map(OnceLock::from).unwrap_or_default();
-        Self { store, index, contents, kept_index: None }
+        Self { store, index, contents, kept_index: None, has_class_folders: OnceLock::new() }
     }
 
     /// Creates a shard as [`Shard::new`] does, whose index is written for the file `kept` once the hash of
     /// the bytes was computed.
     pub(crate) fn with_kept_index(store: Arc<dyn Store>, index: ShardIndex, kept: PathBuf) -> Self {
-        Self { store, index, contents: OnceLock::new(), kept_index: Some(kept) }
+        Self {
+            store,
+            index,
+            contents: OnceLock::new(),
+            kept_index: Some(kept),
+            has_class_folders: OnceLock::new(),
+        }
     }
 
     /// Opens the tar at `path`, on a local disk. [`crate::Storage::open`] opens all other shards.
@@ -132,7 +140,7 @@ impl Shard {
 
     /// Returns the key of sample `i`.
     pub fn key(&self, i: usize) -> &str {
-        self.index.key(i)
+        within_archive(self.index.key(i))
     }
 
     /// Returns the offset of sample `i`'s first member, in bytes.
@@ -177,7 +185,8 @@ impl Shard {
     }
 
     /// Returns the classes of sample `i`, numbers or names, each once: from the class member, one per line, or under
-    /// `label` or `labels` in its `.json`, a value or a list.
+    /// `label` or `labels` in its `.json`, a value or a list, or else the folder that it lies in, if the samples of the
+    /// shard lie in several: a tar of a folder with a folder for each class.
     ///
     /// # Errors
     /// As [`Shard::image`].
@@ -185,10 +194,40 @@ impl Shard {
         if let Some(text) = self.class_member(i)? {
             return Ok(once(text.lines().filter_map(canonical_class)));
         }
-        match self.index.member(i, &["json"]).filter(|member| member.len_bytes <= MAX_JSON_BYTES) {
-            Some(member) => Ok(classes_in(&self.bytes_of(i, &member)?)),
-            None => Ok(Vec::new()),
+        if let Some(columns) = self.columns_with_class(i)? {
+            return Ok(classes_of(&columns));
         }
+        Ok(self.class_folder(i).and_then(canonical_class).into_iter().collect())
+    }
+
+    /// Returns whether nothing but the name of its folder gives sample `i` a class.
+    ///
+    /// # Errors
+    /// As [`Shard::image`].
+    pub fn has_class_of_folder(&self, i: usize) -> Result<bool, PipelineError> {
+        if self.class_folder(i).is_none() || self.class_member(i)?.is_some() {
+            return Ok(false);
+        }
+        Ok(self.columns_with_class(i)?.is_none())
+    }
+
+    /// Returns the columns of sample `i`, if they state its class, or that it has none.
+    fn columns_with_class(&self, i: usize) -> Result<Option<Columns>, PipelineError> {
+        let member = self.index.member(i, &["json"]).filter(|member| member.len_bytes <= MAX_JSON_BYTES);
+        let Some(member) = member else { return Ok(None) };
+        let columns: Columns = serde_json::from_slice(&self.bytes_of(i, &member)?).unwrap_or_default();
+        let has_class = columns.contains_key("label") || columns.contains_key("labels");
+        Ok(has_class.then_some(columns))
+    }
+
+    /// Returns the outermost folder of sample `i`, if the samples of the shard lie in several.
+    fn class_folder(&self, i: usize) -> Option<&str> {
+        let has_several = || {
+            let mut folders = (0..self.len()).filter_map(|i| folder_of(self.key(i)));
+            let first = folders.next();
+            folders.any(|folder| Some(folder) != first)
+        };
+        if *self.has_class_folders.get_or_init(has_several) { folder_of(self.key(i)) } else { None }
     }
 
     /// Returns the member of sample `i` with the first of `extensions` that the sample has.
@@ -217,12 +256,22 @@ impl Shard {
         if found.next().is_some() { None } else { Some(first) }
     }
 
-    /// Returns all members of sample `i` in the order of the tar: extension and bytes.
+    /// Returns all members of sample `i` in the order of the tar: extension and bytes. A class that its folder gives
+    /// becomes a member, so that a copy has it in any shard and under any key.
     ///
     /// # Errors
     /// As [`Shard::image`].
     pub fn members(&self, i: usize) -> Result<Vec<(String, Vec<u8>)>, PipelineError> {
-        self.index.members(i).map(|m| Ok((m.extension.to_string(), self.bytes_of(i, &m)?))).collect()
+        let mut members = Vec::new();
+        for member in self.index.members(i) {
+            members.push((member.extension.to_string(), self.bytes_of(i, &member)?));
+        }
+        if self.has_class_of_folder(i)?
+            && let Some(class) = self.class_folder(i)
+        {
+            members.push(("cls".into(), class.as_bytes().to_vec()));
+        }
+        Ok(members)
     }
 
     fn bytes_of(&self, i: usize, member: &Member<'_>) -> Result<Vec<u8>, PipelineError> {
@@ -247,10 +296,29 @@ pub fn canonical_class(text: &str) -> Option<String> {
     }
 }
 
-/// Returns the value of `label`, or else of `labels`, in a JSON object: a number or a text, or a list of them.
-fn classes_in(json: &[u8]) -> Vec<String> {
-    let value: serde_json::Value = serde_json::from_slice(json).unwrap_or_default();
-    let found = value.get("label").or_else(|| value.get("labels"));
+/// Returns a key without the `./` with which tar begins the names of a folder's files.
+fn within_archive(mut key: &str) -> &str {
+    while let Some(rest) = key.strip_prefix("./") {
+        key = rest;
+    }
+    key
+}
+
+/// Text of a class member that says that a sample has no class, whatever its folder is called.
+pub const NO_CLASS: &str = "-1";
+
+/// Returns the outermost folder of a key: that which is the class of an image in a folder of images, too.
+fn folder_of(key: &str) -> Option<&str> {
+    let (folder, _) = key.trim_start_matches('/').split_once('/')?;
+    Some(folder).filter(|folder| !folder.is_empty())
+}
+
+/// Columns of a sample, by name.
+pub type Columns = serde_json::Map<String, serde_json::Value>;
+
+/// Returns the value of `label`, or else of `labels`, in the columns of a sample: a number or a text, or a list of them.
+pub fn classes_of(columns: &Columns) -> Vec<String> {
+    let found = columns.get("label").or_else(|| columns.get("labels"));
     let values = match found {
         Some(serde_json::Value::Array(values)) => values.as_slice(),
         Some(value) => std::slice::from_ref(value),

@@ -47,6 +47,8 @@ pub(crate) fn copy_classes(sources: &[Source], out: &Path, overwrite: bool) -> a
 
 /// Mapping from labels to numbers.
 pub(crate) enum Classes {
+    /// No image has a label.
+    Unstated,
     /// Labels that are numbers.
     Numbers,
     /// Labels numbered by their position in a list of names.
@@ -71,6 +73,7 @@ impl Classes {
         };
         let names = match list {
             Some(list) => read(list)?,
+            None if found.is_empty() => return Ok(Self::Unstated),
             None if found.iter().all(|class| class.parse::<u32>().is_ok()) => return Ok(Self::Numbers),
             None => found.into_iter().cloned().collect(),
         };
@@ -87,15 +90,20 @@ impl Classes {
     /// Names in the order of their numbers, if classes have names.
     pub(crate) fn names(&self) -> Option<&Vec<String>> {
         match self {
-            Self::Numbers => None,
+            Self::Unstated | Self::Numbers => None,
             Self::Named(names) => Some(names),
         }
+    }
+
+    /// Returns whether an image may have a label.
+    pub(crate) fn are_stated(&self) -> bool {
+        !matches!(self, Self::Unstated)
     }
 
     /// Number of `class`.
     pub(crate) fn number(&self, class: &str) -> anyhow::Result<usize> {
         match self {
-            Self::Numbers => Ok(class.parse()?),
+            Self::Unstated | Self::Numbers => Ok(class.parse()?),
             Self::Named(names) => names.iter().position(|name| name == class).with_context(|| {
                 format!("class {class:?} is not in the list of classes ({} names)", names.len())
             }),

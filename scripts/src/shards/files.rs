@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use pipeline::ColumnNames;
-use pipeline::shard::{IMAGE_EXTENSIONS, canonical_class};
+use pipeline::shard::{IMAGE_EXTENSIONS, canonical_class, classes_of};
 use serde_json::{Map, Value};
 
 use super::list;
@@ -150,10 +150,32 @@ pub(crate) fn name_of(path: &Path) -> String {
 
 /// Class and columns in the files beside an image.
 pub(super) struct Beside {
-    pub(super) class: Option<String>,
+    pub(super) class: OwnClass,
     pub(super) columns: Map<String, Value>,
     /// Whether a `.json` was left out for its size.
     pub(super) has_large_json: bool,
+}
+
+/// Class that the files beside an image state.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum OwnClass {
+    /// Nothing is said of it.
+    Unknown,
+    /// None: a negative number, or an empty file.
+    No,
+    /// Its number or name.
+    Named(String),
+}
+
+impl OwnClass {
+    /// Returns the class, which is `otherwise` where nothing is said of it.
+    pub(super) fn or(self, otherwise: Option<String>) -> Option<String> {
+        match self {
+            Self::Named(class) => Some(class),
+            Self::No => None,
+            Self::Unknown => otherwise,
+        }
+    }
 }
 
 /// Largest `.json` beside an image that is read. Tools such as labelme put the image itself into it.
@@ -171,7 +193,7 @@ pub(super) fn beside(path: &Path) -> anyhow::Result<Beside> {
             false => Ok(None),
         }
     };
-    let class = text("cls")?.as_deref().and_then(canonical_class);
+    let file = text("cls")?;
     let json = path.with_extension("json");
     let has_large_json = std::fs::metadata(&json).is_ok_and(|about| about.len() > MAX_JSON_BYTES);
     let json = if has_large_json { None } else { text("json")? };
@@ -179,6 +201,14 @@ pub(super) fn beside(path: &Path) -> anyhow::Result<Beside> {
         Some(Ok(Value::Object(columns))) => columns,
         // A file of another program: it holds nothing that could be kept as columns.
         _ => Map::new(),
+    };
+    let class = match file {
+        Some(text) => canonical_class(&text).map_or(OwnClass::No, OwnClass::Named),
+        // One class; several stay in the columns, from where evaluation takes them.
+        None => match classes_of(&columns).as_slice() {
+            [class] => OwnClass::Named(class.clone()),
+            _ => OwnClass::Unknown,
+        },
     };
     if let Some(caption) = text("txt")? {
         columns.entry("caption").or_insert(caption.into());

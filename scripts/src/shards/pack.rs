@@ -14,6 +14,7 @@ use augment::DecodeRules;
 use augment::bands::{self, MapData};
 use augment::facts::facts;
 use indicatif::ProgressBar;
+use pipeline::shard::NO_CLASS;
 use pipeline::shard::write::{ShardFile, ShardLimits, sample_bytes, shards_of};
 use pipeline::{PipelineError, Shard, file};
 use rayon::prelude::*;
@@ -155,6 +156,16 @@ fn contents(
     Ok(Contents { samples, sizes_bytes, classes, shards, skipped })
 }
 
+/// Returns the text of the class member of a sample: the number of its class. Where others have one, a sample
+/// without says so if it lies in a folder, which would else be its class.
+fn class_text(key: &str, entry: &SampleFile, classes: &Classes) -> anyhow::Result<Option<String>> {
+    match &entry.class {
+        Some(class) => Ok(Some(classes.number(class)?.to_string())),
+        None if classes.are_stated() && key.contains('/') => Ok(Some(NO_CLASS.into())),
+        None => Ok(None),
+    }
+}
+
 /// Returns the bytes that a sample takes in a shard, by the lengths of its files; 0 if shards may have any size.
 fn size_bytes(key: &str, sample: &Sample, classes: &Classes, limits: ShardLimits) -> anyhow::Result<u64> {
     if limits.max_bytes == u64::MAX {
@@ -162,8 +173,7 @@ fn size_bytes(key: &str, sample: &Sample, classes: &Classes, limits: ShardLimits
     }
     let entry = &sample.entry;
     let text = |text: Option<String>| text.map(|text| text.len() as u64);
-    let label = entry.class.as_ref().map(|class| classes.number(class)).transpose()?;
-    let label = text(label.map(|label| label.to_string())).map(|len| ("cls", len));
+    let label = text(class_text(key, entry, classes)?).map(|len| ("cls", len));
     let columns = text(in_json(&columns_of(key, entry))).map(|len| ("json", len));
     let formats: Vec<(String, u64)> = sample
         .files
@@ -197,7 +207,7 @@ fn one_shard(
         let read: Vec<_> = chunk.par_iter().map(|(_, sample)| files_of(sample)).collect();
         for ((key, Sample { entry, .. }), files) in chunk.iter().zip(read) {
             progress.inc(1);
-            let label = entry.class.as_ref().map(|class| contents.classes.number(class)).transpose()?;
+            let label = class_text(key, entry, &contents.classes)?;
             match files {
                 Ok(files) => {
                     let is_turned = |file: &[u8]| facts(file).is_ok_and(|facts| facts.turned);
@@ -305,9 +315,8 @@ fn add(
     key: &str,
     entry: &SampleFile,
     files: &[(String, Vec<u8>)],
-    label: Option<usize>,
+    label: Option<String>,
 ) -> anyhow::Result<()> {
-    let label = label.map(|label| label.to_string());
     let mut columns = columns_of(key, entry);
     if let Some((_, first)) = files.first()
         && let Ok(Some(map)) = bands::map_data(first)

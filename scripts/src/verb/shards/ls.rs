@@ -24,7 +24,7 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
         for i in 0..index.len() {
             let members: Vec<String> =
                 index.members(i).map(|m| format!("{}:{}", one_line(m.extension), m.len_bytes)).collect();
-            let key = one_line(index.key(i));
+            let key = one_line(shard.key(i));
             let line = writeln!(out, "{}\t{key}\t{}", one_line(&name), members.join(" "));
             line.unwrap_or_else(|error| output_lost(&error));
         }

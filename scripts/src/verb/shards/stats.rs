@@ -94,6 +94,8 @@ struct SampleStats {
     no_data: Option<String>,
     decode_s: f64,
     classes: Vec<String>,
+    /// Whether the folder of the image is its class.
+    is_class_folder: bool,
 }
 
 /// Statistics of the samples of some shards, which are added to those of other shards.
@@ -106,6 +108,8 @@ struct Stats {
     hashes: Vec<String>,
     classes: BTreeMap<String, u64>,
     n_unlabeled: u64,
+    /// Images whose class is their folder within an archive.
+    n_by_folder: u64,
     formats: BTreeMap<String, u64>,
     n_progressive: u64,
     n_turned: u64,
@@ -183,8 +187,9 @@ fn found(
     if shard.image_bytes(i).is_none() {
         return Ok(None);
     }
-    let read = shard.classes(i).and_then(|classes| Ok((classes, shard.image(i)?)));
-    let (classes, encoded) = match read {
+    let read =
+        shard.classes(i).and_then(|classes| Ok((classes, shard.has_class_of_folder(i)?, shard.image(i)?)));
+    let (classes, is_class_folder, encoded) = match read {
         // An empty image is counted as one that cannot be decoded.
         Err(error) if error.is_sample_error() => Default::default(),
         read => read?,
@@ -207,6 +212,7 @@ fn found(
         no_data: files.first().and_then(|file| bands::map_data(file).ok()??.no_data),
         decode_s,
         classes,
+        is_class_folder,
     }))
 }
 
@@ -219,6 +225,7 @@ impl Stats {
             return;
         };
         self.n_unlabeled += u64::from(found.classes.is_empty());
+        self.n_by_folder += u64::from(found.is_class_folder);
         for class in found.classes {
             *self.classes.entry(class).or_default() += 1;
         }
@@ -260,6 +267,7 @@ impl Stats {
         self.n_no_image += other.n_no_image;
         self.n_bad += other.n_bad;
         self.n_unlabeled += other.n_unlabeled;
+        self.n_by_folder += other.n_by_folder;
         self.n_progressive += other.n_progressive;
         self.n_turned += other.n_turned;
         self.decode_s += other.decode_s;
@@ -317,6 +325,7 @@ impl Stats {
             "duplicates": self.n_duplicates(),
             "classes": self.classes.len(),
             "unlabeled": self.n_unlabeled,
+            "classes_by_folder": self.n_by_folder,
             "formats": self.formats,
             "colors": self.colors,
             "other_pixels": self.others,
@@ -404,7 +413,11 @@ fn print(stats: &Stats, predicted: f64, rules: &DecodeRules) {
         stats.n_bad,
         stats.n_duplicates()
     );
-    out!("classes          {}; {} samples without a label", stats.classes.len(), stats.n_unlabeled);
+    let folders = match stats.n_by_folder {
+        0 => String::new(),
+        n => format!("; {n} by the name of their folder in the archive"),
+    };
+    out!("classes          {}; {} samples without a label{folders}", stats.classes.len(), stats.n_unlabeled);
     out!("formats          {}; {} progressive", list(&stats.formats), stats.n_progressive);
     let applies = if stats.n_turned > 0 { " (applied by data.apply_exif=true only)" } else { "" };
     out!("colors           {}; {} rotated by EXIF{applies}", list(&stats.colors), stats.n_turned);
