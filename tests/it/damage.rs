@@ -84,7 +84,7 @@ fn weights_that_are_not_finite_are_refused_by_name() {
     }
     // Finite weights whose features are not.
     ok(&world.ocelli(&["export", "--checkpoint", &run, "--out", &weights, "--overwrite"]));
-    spoil(&weights, 3e38, 4000);
+    spoil(&weights, 9e17, 4000);
     let args = ["probe", "--checkpoint", &weights, "--train", &shard, "--test", &shard];
     let told = fails(&world.ocelli(&args), 78);
     assert!(told.contains("features") && told.contains("not finite"), "{told}");

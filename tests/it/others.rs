@@ -522,6 +522,112 @@ fn limits_of_the_machine_are_told() {
     assert!(!said.contains("panicked"), "{said}");
 }
 
+/// A member whose name leads out of a folder passes no check and comes into no shard; links to folders
+/// elsewhere are told.
+#[test]
+fn names_and_links_that_lead_elsewhere_are_told() {
+    let world = world();
+    let image = png(1);
+    write_tar(&world.path("out.tar"), &[("../../evil.png", &image), ("fine.png", &image)]);
+    let tar = world.text("out.tar");
+    let said = bad(&world.ocelli(&["shards", "verify", &tar]));
+    assert!(said.contains("sample ../../evil: its name leads out of a folder"), "{said}");
+    let said = fails(&world.ocelli(&["shards", "reshard", &tar, "--out", &world.text("anew")]), 3);
+    assert!(said.contains("member ../../evil.png: its name leads out of a folder"), "{said}");
+    ok(&world.ocelli(&["shards", "reshard", &tar, "--renumber", "--out", &world.text("renumbered")]));
+    ok(&world.ocelli(&["shards", "verify", &world.text("renumbered")]));
+
+    write_images(&world.path(""), &["set/cat/a.png", "elsewhere/b.png", "set/dog/c.png"]);
+    for (link, target) in [("set/linked", "elsewhere"), ("set/inside", "set/dog")] {
+        std::os::unix::fs::symlink(world.path(target), world.path(link)).unwrap();
+    }
+    let said = ok(&world.ocelli(&["shards", "pack", &world.text("set"), "--out", &world.text("packed")]));
+    assert!(said.contains("set/linked is a link to") && !said.contains("set/inside is"), "{said}");
+}
+
+/// Features that are all equal say nothing, and neither do their scores.
+#[test]
+fn features_that_are_all_equal_are_told() {
+    let world = World::new(40);
+    ok(&world.pretrain("run", &["--set", "optim.length={steps=1}"]));
+    let weights = world.text("w.safetensors");
+    ok(&world.ocelli(&["export", "--checkpoint", &world.text("run"), "--out", &weights]));
+    let mut bytes = fs::read(&weights).unwrap();
+    let header = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    bytes[8 + header..].fill(0);
+    fs::write(&weights, bytes).unwrap();
+    let shard = world.text("data/train-000000.tar");
+    let embed = ["embed", "--checkpoint", &weights, "--shards", &shard, "--out", &world.text("f.npy")];
+    let probe = [
+        "probe",
+        "--checkpoint",
+        &weights,
+        "--train",
+        &shard,
+        "--test",
+        &shard,
+        "--protocol",
+        "knn",
+        "--no-record",
+    ];
+    for args in [&embed[..], &probe] {
+        let said = ok(&world.ocelli(args));
+        assert!(said.contains("have the same features"), "{args:?}: {said}");
+    }
+}
+
+/// Files of weights that contradict themselves are refused, with what does.
+#[test]
+fn weights_that_contradict_themselves_are_refused() {
+    let world = World::new(40);
+    ok(&world.pretrain("run", &["--set", "optim.length={steps=1}"]));
+    let run = world.text("run");
+    let shard = world.text("data/train-000000.tar");
+    let refused = |weights: &str| {
+        let args = ["embed", "--checkpoint", weights, "--shards", &shard, "--out", &world.text("f.npy")];
+        fails(&world.ocelli(&args), 3)
+    };
+    // Metadata of fewer blocks than the file holds.
+    let own = world.text("w.safetensors");
+    ok(&world.ocelli(&["export", "--checkpoint", &run, "--out", &own]));
+    let text = String::from_utf8_lossy(&fs::read(&own).unwrap()).into_owned();
+    let at = text.find("\\\"depth\\\":").unwrap() + "\\\"depth\\\":".len();
+    let mut bytes = fs::read(&own).unwrap();
+    assert!(bytes[at] > b'1', "{}", &text[at..at + 2]);
+    bytes[at] -= 1;
+    fs::write(&own, bytes).unwrap();
+    assert!(refused(&own).contains("is no parameter of the network that its metadata describe"));
+    // A configuration of another network.
+    let theirs = world.text("dinov2");
+    ok(&world.ocelli(&["export", "--checkpoint", &run, "--out", &theirs, "--format", "transformers"]));
+    let config = world.path("dinov2/config.json");
+    let right = fs::read_to_string(&config).unwrap();
+    let value: serde_json::Value = serde_json::from_str(&right).unwrap();
+    for (key, wrong) in [("num_hidden_layers", "99"), ("hidden_size", "-8"), ("patch_size", "3")] {
+        let right_entry = format!("\"{key}\": {}", value[key]);
+        assert!(right.contains(&right_entry), "{right}");
+        fs::write(&config, right.replace(&right_entry, &format!("\"{key}\": {wrong}"))).unwrap();
+        let said = refused(&theirs);
+        assert!(said.contains(&format!("{key} = {wrong}, and the weights have {}", value[key])), "{said}");
+    }
+    // An archive with two members of one name.
+    let archive = world.text("w.pth");
+    ok(&world.ocelli(&["export", "--checkpoint", &run, "--out", &archive, "--format", "dinov2"]));
+    let mut bytes = fs::read(&archive).unwrap();
+    let name = b"/data/1";
+    let places: Vec<usize> =
+        (0..bytes.len() - name.len()).filter(|at| bytes[*at..].starts_with(name)).collect();
+    for at in &places {
+        // Only the member of that name, before its bytes or the next entry of the directory.
+        if !bytes[at + name.len()].is_ascii_digit() {
+            bytes[at + name.len() - 1] = b'0';
+        }
+    }
+    assert!(places.len() > 1, "{places:?}");
+    fs::write(&archive, bytes).unwrap();
+    assert!(refused(&archive).contains("two members of its archive have one name"));
+}
+
 /// Names that would steer a terminal, end a line or turn the direction of text are shown escaped,
 /// and written so into lists.
 #[test]

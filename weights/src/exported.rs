@@ -54,7 +54,15 @@ pub(crate) fn exported(source: &Source, hints: &Hints) -> Result<Option<Pretrain
         }
         Ok(NamedTensor { name, shape, values: array.values.clone() })
     };
-    let tensors: Result<Vec<_>, WeightsError> = model.params().into_iter().map(named).collect();
+    let params = model.params();
+    // Constants of a graph are among its arrays.
+    if !source.is_graph
+        && let Some(name) = arrays.keys().find(|name| !params.iter().any(|(known, _)| known == *name))
+    {
+        let reason = format!("its tensor {name} is no parameter of the network that its metadata describe");
+        return Err(WeightsError::malformed(&source.path, reason));
+    }
+    let tensors: Result<Vec<_>, WeightsError> = params.into_iter().map(named).collect();
     Ok(Some(Pretrained {
         model,
         preprocessing,

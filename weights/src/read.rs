@@ -86,6 +86,7 @@ fn foreign(reader: &Reader, mut found: Found, source: &Source, hints: &Hints) ->
         || hints.normalization.is_some()
         || is_satellite;
     config::check_activation(source, recognized.activation)?;
+    config::check_sizes(source, &recognized.model)?;
     let mut preprocessing = config::preprocessing(source, otherwise, is_known, &mut assumed)?;
     if let Some(normalization) = &hints.normalization {
         preprocessing.pixels.normalization = for_channels(normalization, recognized.model.n_channels());
@@ -160,6 +161,9 @@ fn stated(source: &Source) -> Option<Preprocessing> {
     serde_json::from_str(source.metadata.get(PREPROCESSING)?).ok()
 }
 
+/// Weights are smaller: the square of a larger one is infinite.
+const LARGEST_WEIGHT: f32 = 1e18;
+
 /// Checks the preprocessing, that it has constants for the channels of the network, and that all values are finite: a single other value makes all features meaningless.
 fn checked(path: &Path, read: Pretrained) -> Result<Pretrained, WeightsError> {
     read.preprocessing.validate().map_err(|reason| WeightsError::malformed(path, reason))?;
@@ -171,9 +175,13 @@ fn checked(path: &Path, read: Pretrained) -> Result<Pretrained, WeightsError> {
         );
         return Err(WeightsError::unknown(path, reason));
     }
-    match read.tensors.iter().find(|tensor| !tensor.values.iter().all(|value| value.is_finite())) {
-        Some(tensor) => {
-            let reason = format!("its parameter {} holds numbers that are not finite", tensor.name);
+    let mut values = read.tensors.iter().flat_map(|tensor| tensor.values.iter().map(move |v| (tensor, v)));
+    match values.find(|(_, value)| !(value.abs() < LARGEST_WEIGHT)) {
+        Some((tensor, value)) => {
+            let reason = match value.is_finite() {
+                true => format!("its parameter {} holds {value}, too large to compute with", tensor.name),
+                false => format!("its parameter {} holds numbers that are not finite", tensor.name),
+            };
             Err(WeightsError::malformed(path, reason))
         }
         None => Ok(read),

@@ -219,5 +219,13 @@ pub fn features(
         Some(table) => table,
         None => table(network, images, wanted, progress),
     };
-    Ok(Arc::new(table?))
+    let table = table?;
+    if table.has_equal_rows() {
+        tracing::warn!(
+            "all {} images of {} have the same features: the network has collapsed, or its weights are not set",
+            table.len(),
+            images.name
+        );
+    }
+    Ok(Arc::new(table))
 }

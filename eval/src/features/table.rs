@@ -50,6 +50,11 @@ impl Table {
         }
     }
 
+    /// Returns whether all rows are the same, of several.
+    pub fn has_equal_rows(&self) -> bool {
+        self.len() > 1 && (1..self.len()).all(|i| self.row(i) == self.row(0))
+    }
+
     /// Returns row `i`.
     pub fn row(&self, i: usize) -> &[f32] {
         let width = self.columns.width();

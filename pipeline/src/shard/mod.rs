@@ -11,7 +11,7 @@ pub(crate) mod tar;
 pub mod write;
 
 use std::collections::HashSet;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
 use xxhash_rust::xxh3::xxh3_64;
@@ -306,6 +306,12 @@ fn within_archive(mut key: &str) -> &str {
 
 /// Text of a class member that says that a sample has no class, whatever its folder is called.
 pub const NO_CLASS: &str = "-1";
+
+/// Returns whether the name of a member would lead a program that extracts it out of its folder.
+pub fn leads_out(name: &str) -> bool {
+    let stays = |part| matches!(part, Component::Normal(_) | Component::CurDir);
+    !Path::new(name).components().all(stays)
+}
 
 /// Returns the outermost folder of a key: that which is the class of an image in a folder of images, too.
 fn folder_of(key: &str) -> Option<&str> {

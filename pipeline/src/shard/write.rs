@@ -9,6 +9,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use super::index::{IndexBuilder, Member, short_checksum};
+use super::leads_out;
 use super::tar::split_key;
 use crate::PipelineError;
 use crate::file::temporary;
@@ -222,6 +223,10 @@ impl ShardFile {
     fn append(&mut self, key: &str, extension: &str, data: &[u8]) -> Result<(), PipelineError> {
         let name = name_of(key, extension);
         let key = split_key(&name).map_or(key, |(key, _)| key);
+        if leads_out(&name) {
+            let reason = "its name leads out of a folder; --renumber gives it another".into();
+            return Err(PipelineError::BadMember { path: self.path.clone(), member: name, reason });
+        }
         let io = |error| PipelineError::io("write", &self.temporary, error);
         let mut header = match is_long(&name) {
             true => ::tar::Header::new_gnu(),

@@ -89,6 +89,15 @@ pub(crate) fn entries(input: &Path, columns: &ColumnNames) -> anyhow::Result<Fou
     })
 }
 
+/// Prints a note if the link `path` leads to a folder outside of `within`, whose images are taken as well.
+fn note_outside(path: &Path, within: &Path) {
+    if let Ok(target) = path.canonicalize()
+        && !target.starts_with(within)
+    {
+        say(format!("note: {} is a link to {}, whose images are taken", path.display(), target.display()));
+    }
+}
+
 /// Finds the images below `root`, in the order of their paths. An image has the class in the .cls file of its name; else, in a
 /// sub-folder, the name of the first folder below `root`.
 fn folder(root: &Path) -> anyhow::Result<FoundFiles> {
@@ -107,9 +116,15 @@ fn folder(root: &Path) -> anyhow::Result<FoundFiles> {
         }
         !is_run(entry.path())
     };
+    let within = root.canonicalize().unwrap_or_else(|_| root.to_path_buf());
     for file in files.filter_entry(&mut is_wanted) {
         let path = match file {
-            Ok(file) => file.into_path(),
+            Ok(file) => {
+                if file.depth() > 0 && file.path_is_symlink() && file.file_type().is_dir() {
+                    note_outside(file.path(), &within);
+                }
+                file.into_path()
+            }
             // A broken link, or a folder that may not be read.
             Err(error) if error.depth() > 0 => {
                 say(format!("warning: {error}: skipped"));

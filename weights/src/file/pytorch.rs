@@ -3,7 +3,7 @@
 //! A pickle is parsed as data: no function that it names is called, and a file that refers to more than tensors and
 //! plain values is rejected.
 
-use std::io::{Cursor, Read, Write};
+use std::io::{Cursor, Read, Seek, SeekFrom, Write};
 use std::path::Path;
 
 use pytorch_reader::{DType, PickleValue, PytorchReader};
@@ -19,6 +19,9 @@ use crate::precision::Precision;
 /// settings.
 const DATA_MODULES: [&str; 9] =
     ["torch", "collections", "numpy", "argparse", "types", "omegaconf", "pathlib", "_codecs", "datetime"];
+
+/// Longest end of an archive's directory, with its comment.
+const MAX_END_BYTES: u64 = 22 + 65_535;
 
 /// Reads the floating-point tensors in `path`; nested dictionaries yield names joined by dots.
 ///
@@ -42,6 +45,10 @@ pub(crate) fn read(path: &Path) -> Result<Arrays, WeightsError> {
             format!("its pickle refers to {name}, which is neither a tensor nor a plain value"),
         ));
     }
+    if has_two_members_of_a_name(path).map_err(|error| WeightsError::io("read", path, error))? {
+        let reason = "two members of its archive have one name: readers take one or the other";
+        return Err(WeightsError::malformed(path, reason.to_string()));
+    }
     if let Some(view) = unresolved_view(path).map_err(|error| WeightsError::io("read", path, error))? {
         return Err(WeightsError::malformed(
             path,
@@ -64,6 +71,22 @@ pub(crate) fn read(path: &Path) -> Result<Arrays, WeightsError> {
         arrays.insert(name, Array { shape: tensor.shape().to_vec(), values: element.values(&bytes) });
     }
     Ok(arrays)
+}
+
+/// Returns whether the directory of the archive lists more members than have different names.
+fn has_two_members_of_a_name(path: &Path) -> std::io::Result<bool> {
+    let Ok(archive) = zip::ZipArchive::new(std::fs::File::open(path)?) else { return Ok(false) };
+    let mut file = std::fs::File::open(path)?;
+    // The end of the directory states the number of its entries; a comment of up to 64 KiB may follow.
+    let len_bytes = file.metadata()?.len();
+    file.seek(SeekFrom::Start(len_bytes.saturating_sub(MAX_END_BYTES)))?;
+    let mut end = Vec::new();
+    file.read_to_end(&mut end)?;
+    let Some(at) = end.windows(4).rposition(|window| window == b"PK\x05\x06") else { return Ok(false) };
+    let Some(count) = end.get(at + 10..at + 12) else { return Ok(false) };
+    let count = u16::from_le_bytes([count[0], count[1]]);
+    // That number stands for one that does not fit.
+    Ok(count != u16::MAX && usize::from(count) != archive.len())
 }
 
 /// Returns how a tensor of the file is a view whose stored numbers are not its values: negated, or

@@ -1,7 +1,7 @@
 //! Configuration files of timm and transformers.
 
 use augment::{Depth, Transform};
-use networks::{Normalization, Pixels};
+use networks::{ModelConfig, Normalization, Pixels};
 use serde_json::Value;
 
 use super::Source;
@@ -100,6 +100,43 @@ pub(crate) fn check_activation(source: &Source, known: &str) -> Result<(), Strin
         if let Some(said) = said.filter(|said| *said != known) {
             return Err(format!("{key} is {said}, but only {known:?} is supported for such networks"));
         }
+    }
+    Ok(())
+}
+
+/// Sizes that a configuration states, and the keys of a model that they are: of transformers, and of timm.
+const SIZES: [(&str, &str); 6] = [
+    ("hidden_size", "width"),
+    ("num_hidden_layers", "depth"),
+    ("patch_size", "patch_px"),
+    ("embed_dim", "width"),
+    ("depth", "depth"),
+    ("num_features", "width"),
+];
+
+/// Checks that the sizes which a configuration of a transformer states are those of the weights, which decide them.
+///
+/// # Errors
+/// A message with the first that differs.
+pub(crate) fn check_sizes(source: &Source, model: &ModelConfig) -> Result<(), String> {
+    let Some(config) = &source.config else { return Ok(()) };
+    let model = serde_json::to_value(model).unwrap_or_default();
+    // Convolutional networks have other words for widths and depths.
+    if !model["heads"].is_number() {
+        return Ok(());
+    }
+    for (key, of_model) in SIZES {
+        let places = [&config[key], &config["model_args"][key]];
+        let Some(said) = places.into_iter().find(|said| said.is_number()) else { continue };
+        if model[of_model].is_number() && *said != model[of_model] {
+            return Err(format!(
+                "its configuration says {key} = {said}, and the weights have {}: they are of different networks",
+                model[of_model]
+            ));
+        }
+    }
+    if config["qkv_bias"] == false && model["qkv_bias"] != "none" {
+        return Err("its configuration says qkv_bias = false, and the weights have such biases".into());
     }
     Ok(())
 }

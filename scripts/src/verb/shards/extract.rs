@@ -2,10 +2,11 @@
 
 use std::collections::HashSet;
 use std::fs;
-use std::path::{Component, Path, PathBuf};
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, bail};
+use pipeline::shard::leads_out;
 use pipeline::{PipelineError, Shard, Storage};
 use serde_json::json;
 
@@ -68,8 +69,7 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
 
 /// Returns the path of `member` below `folder`. A member's name is not trusted: it must not lead out of the folder.
 fn inside(shard: &Shard, folder: &Path, member: String) -> Result<PathBuf, PipelineError> {
-    let inside = |part| matches!(part, Component::Normal(_) | Component::CurDir);
-    if !Path::new(&member).components().all(inside) {
+    if leads_out(&member) {
         let reason = "it would be written outside of the folder".into();
         return Err(PipelineError::BadMember { path: shard.name().into(), member, reason });
     }

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use augment::{DecodeRules, Image};
-use pipeline::shard::IMAGE_EXTENSIONS;
+use pipeline::shard::{IMAGE_EXTENSIONS, leads_out};
 use pipeline::{Dataset, PipelineError, SampleId, Shard, Source, Storage};
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
@@ -101,9 +101,16 @@ fn found(sources: &[Source], folders: Vec<Shard>, storage: &Storage) -> anyhow::
             Ok(sample) => {
                 bytes.fetch_add(sample.image.len() as u64, Ordering::Relaxed);
                 let decoded = Image::decode_any(&sample.image.files(), &DecodeRules::default());
-                decoded.err().map(|error| {
+                let flaw = match decoded {
+                    Err(error) => Some(error.to_string()),
+                    Ok(_) if leads_out(&sample.key) => Some(
+                        "its name leads out of a folder; --renumber of reshard gives it another".to_string(),
+                    ),
+                    Ok(_) => None,
+                };
+                flaw.map(|flaw| {
                     let (shard, key, _) = dataset.describe(id);
-                    format!("shard {shard}, sample {key}: {error}")
+                    format!("shard {shard}, sample {key}: {flaw}")
                 })
             }
             // It names the shard and the sample itself.
