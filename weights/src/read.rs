@@ -176,7 +176,7 @@ fn checked(path: &Path, read: Pretrained) -> Result<Pretrained, WeightsError> {
         return Err(WeightsError::unknown(path, reason));
     }
     let mut values = read.tensors.iter().flat_map(|tensor| tensor.values.iter().map(move |v| (tensor, v)));
-    match values.find(|(_, value)| !(value.abs() < LARGEST_WEIGHT)) {
+    match values.find(|(_, value)| value.is_nan() || value.abs() >= LARGEST_WEIGHT) {
         Some((tensor, value)) => {
             let reason = match value.is_finite() {
                 true => format!("its parameter {} holds {value}, too large to compute with", tensor.name),

@@ -60,7 +60,8 @@ def main() -> None:
         by_view(students["student_local"]),
         masks.transpose(0, 1).reshape(GLOBAL, IMAGES, side, side), 0)
     result["loss"].backward()
-    found = given | {"masks": masks, "loss": result["loss"].detach()[None], "center_after": loss.center[0]}
+    found = given | {"masks": masks, "loss": result["loss"].detach()[None], "center_after": loss.center[0],
+                      "patch_center_after": loss.center2[0, 0]}
     found |= {f"{name}.grad": student.grad for name, student in students.items()}
     out = Path("tests/golden/official/ibot_loss.safetensors")
     save_file({name: value.float().contiguous() for name, value in found.items()}, out)

@@ -48,6 +48,10 @@ pub enum Selection {
     Masked,
     /// One token per view, then the masked cells if there are any, `[B·V + R, 1, D]`.
     PooledAndMasked,
+    /// One token per view, then all cells, `[B·V + B·V·N, 1, D]`.
+    PooledAndCells,
+    /// All cells, `[B·V·N, 1, D]`.
+    Cells,
 }
 
 /// Features that a stage of a unit keeps for a later stage.
@@ -86,6 +90,8 @@ pub struct HeadOutput {
     pub views: Option<Tensor<3>>,
     /// Output for the R masked cells, `[R, 1, K]`; absent where the head reads none, or none is masked.
     pub masked: Option<Tensor<3>>,
+    /// Output for all cells, masked or not, `[B·V·N, 1, K]`; absent where the head does not read them.
+    pub cells: Option<Tensor<3>>,
 }
 
 impl Features {
@@ -159,14 +165,33 @@ impl Features {
         Self { masked, ..Self::vectors(Tensor::cat(parts, 0)) }
     }
 
-    /// Returns the tokens of views and the masked cells apart where these features hold both: the tokens of views alone where no cell is
+    /// Returns one vector per view and then all cells, `[B·V + B·V·N, 1, D]`; [`Features::pooled`] where no masks
+    /// were drawn.
+    pub fn pooled_and_cells(&self) -> Self {
+        let pooled = self.pooled();
+        let Some(masked) = self.masked.clone() else { return pooled };
+        let cells = self.patches().x;
+        let [b, n, d] = cells.dims();
+        let masked = Some(Masked { selection: Selection::PooledAndCells, ..masked });
+        Self { masked, ..Self::vectors(Tensor::cat(vec![pooled.x, cells.reshape([b * n, 1, d])], 0)) }
+    }
+
+    /// Returns the tokens of views and the masked cells, or all cells, apart where these features hold both: the tokens of views alone where no cell is
     /// masked. Other features are returned as they are.
     pub fn apart(&self) -> Vec<Self> {
         let ([rows, n, d], masked) = (self.x.dims(), self.masked.as_ref());
-        let Some(masked) = masked.filter(|masked| masked.selection == Selection::PooledAndMasked) else {
+        let holds_both = |masked: &&Masked| {
+            matches!(masked.selection, Selection::PooledAndMasked | Selection::PooledAndCells)
+        };
+        let Some(masked) = masked.filter(holds_both) else {
             return vec![self.clone()];
         };
         let part = |range: Range<usize>| Self::vectors(self.x.clone().slice([range, 0..n, 0..d]));
+        if masked.selection == Selection::PooledAndCells {
+            let n_views = masked.rows.cells.len();
+            let selected = Some(Masked { selection: Selection::Cells, ..masked.clone() });
+            return vec![part(0..n_views), Self { masked: selected, ..part(n_views..rows) }];
+        }
         match masked.rows.n() {
             0 => vec![Self::vectors(self.x.clone())],
             n_masked => {
@@ -177,9 +202,20 @@ impl Features {
         }
     }
 
+    /// Returns the masked ones, `[R, 1, D]`, of features that are all cells.
+    fn masked_of_cells(&self) -> Tensor<3> {
+        let [b, n, d] = self.x.dims();
+        let rows = self.masked.clone().unwrap_or_default().rows;
+        let n_cells = b * n / rows.cells.len().max(1);
+        let tokens: Vec<i32> = rows.tokens(0, n_cells).into_iter().map(|token| token as i32).collect();
+        let tokens = Tensor::<1, Int>::from_data(&tokens[..], &self.x.device().inner());
+        self.x.clone().reshape([b * n, d]).select(0, tokens).unsqueeze_dim(1)
+    }
+
     /// Returns whether the number of rows depends on how many cells are masked.
     pub fn is_ragged(&self) -> bool {
-        self.masked.as_ref().is_some_and(|masked| masked.selection != Selection::All)
+        let selection = self.masked.as_ref().map_or(Selection::All, |masked| masked.selection);
+        matches!(selection, Selection::Masked | Selection::PooledAndMasked)
     }
 
     /// Returns the number of masked cells.
@@ -194,7 +230,7 @@ impl Features {
         let drawn = self.masked.as_ref().filter(|masked| !masked.rows.cells.is_empty());
         let Some(masked) = drawn else { return ([b, n, d], self.masked.clone()) };
         let n_rows = match masked.selection {
-            Selection::All => b,
+            Selection::All | Selection::PooledAndCells | Selection::Cells => b,
             // Without masked cells there is one row, which has no meaning.
             Selection::Masked => rows.n().max(1),
             Selection::PooledAndMasked => b - masked.rows.n() + rows.n(),
@@ -277,6 +313,16 @@ impl HeadOutputs {
         self.of(name)[group].masked.clone()
     }
 
+    /// Returns the output of the head `name`, which reads all cells, for those of the views of size `group`,
+    /// `[B·V·N, 1, K]`.
+    ///
+    /// # Panics
+    /// If there is no such head, or it does not read them: a bug in the method.
+    pub fn on_cells(&self, name: &str, group: usize) -> Tensor<3> {
+        let output = &self.of(name)[group];
+        output.cells.clone().unwrap_or_else(|| panic!("the head {name} does not read all cells"))
+    }
+
     /// Output of the head `name`, by size of view.
     fn of(&self, name: &str) -> &[HeadOutput] {
         self.by_name.get(name).unwrap_or_else(|| panic!("the method has no head {name}"))
@@ -286,17 +332,24 @@ impl HeadOutputs {
 impl HeadOutput {
     /// Wraps the output for views, `[B, V, K]`.
     pub fn of_views(x: Tensor<3>) -> Self {
-        Self { views: Some(x), masked: None }
+        Self { views: Some(x), ..Self::default() }
     }
 
     /// Wraps the output of a head for `n_images` images. Each of `parts` is the output for views, for masked cells, or for both.
     pub fn of_parts(parts: &[Features], n_images: usize) -> Self {
         let mut output = Self::default();
         for part in parts.iter().flat_map(Features::apart) {
-            match part.is_ragged() {
+            let selection = part.masked.as_ref().map_or(Selection::All, |masked| masked.selection);
+            match selection {
                 // Without masked cells there is one row, which has no meaning.
-                true => output.masked = (part.n_masked() > 0).then_some(part.x),
-                false => output.views = Some(by_image(&part, n_images)),
+                Selection::Masked | Selection::PooledAndMasked => {
+                    output.masked = (part.n_masked() > 0).then_some(part.x);
+                }
+                Selection::Cells | Selection::PooledAndCells => {
+                    output.masked = (part.n_masked() > 0).then(|| part.masked_of_cells());
+                    output.cells = Some(part.x);
+                }
+                Selection::All => output.views = Some(by_image(&part, n_images)),
             }
         }
         output
@@ -345,9 +398,21 @@ mod tests {
     fn outputs_of_heads_have_views_and_masked_cells_apart() {
         let some = features([&[0, 3], &[], &[2]]).pooled_and_masked();
         for parts in [some.apart(), vec![some]] {
-            let HeadOutput { views, masked } = HeadOutput::of_parts(&parts, 1);
+            let HeadOutput { views, masked, .. } = HeadOutput::of_parts(&parts, 1);
             let dims = [views.expect("views").dims(), masked.expect("masked cells").dims()];
             assert_eq!(dims, [[1, 3, 2], [3, 1, 2]]);
+        }
+        // A head that reads all cells has the same views and masked cells.
+        let some = features([&[0, 3], &[], &[2]]);
+        let [fewer, all] = [some.pooled_and_masked(), some.pooled_and_cells()];
+        for parts in [all.apart(), vec![all]] {
+            let of_all = HeadOutput::of_parts(&parts, 1);
+            let of_masked = HeadOutput::of_parts(std::slice::from_ref(&fewer), 1);
+            let read =
+                |x: Option<Tensor<3>>| x.expect("an output").into_data().try_to_vec::<f32>().expect("f32");
+            assert_eq!(read(of_all.views), read(of_masked.views));
+            assert_eq!(read(of_all.masked), read(of_masked.masked));
+            assert_eq!(of_all.cells.expect("cells").dims(), [12, 1, 2]);
         }
         let none = features([&[], &[], &[]]);
         let of_both = HeadOutput::of_parts(&[none.pooled_and_masked()], 3);

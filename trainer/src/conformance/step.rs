@@ -155,6 +155,7 @@ impl Whole<'_> {
             HeadOutput {
                 views: output.views.as_ref().map(of_views),
                 masked: output.masked.as_ref().and_then(of_cells),
+                cells: output.cells.as_ref().map(of_views),
             }
         };
         let of_number = |number: usize| {

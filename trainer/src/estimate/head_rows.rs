@@ -25,7 +25,12 @@ impl HeadRows {
     /// Returns the rows that a head reads of a backbone's features.
     pub(super) fn of_features(reads: Reads, features: &GroupShape) -> Self {
         let shape = reads.shape(features);
-        let n_masked = if reads.has_masked() { features.n_masked } else { 0 };
+        let n_masked = match reads {
+            // All cells of the grid, in place of some.
+            Reads::PooledAndCells => shape.n_rows() - features.n_views,
+            _ if reads.has_masked() => features.n_masked,
+            _ => 0,
+        };
         Self { shape, masked_share: n_masked as f64 / shape.n_rows().max(1) as f64 }
     }
 

@@ -157,13 +157,18 @@ fn koleo_equals_pytorch() {
     golden.assert_tensor("koleo_grad", x.grad(&loss.backward()).unwrap(), TOLERANCE);
 }
 
-/// Outputs of a network whose one head scored views of `[B, V, K]` by size, and the masked ones of the cells of `[B, V, N, K]` of the
-/// first size.
+/// Outputs of a network whose one head scored views of `[B, V, K]` by size, and the cells of `[B, V, N, K]` of the
+/// first size, of which some are masked.
 fn masked_outputs(views: &[Tensor<3>], cells: Tensor<4>, masked: &Arc<MaskedCells>) -> Outputs {
     let [b, v, n, k] = cells.dims();
     let tokens: Vec<i32> = masked.tokens(0, n).into_iter().map(|token| token as i32).collect();
-    let rows = cells.reshape([b * v * n, k]).select(0, Tensor::from_data(&tokens[..], &Device::flex()));
-    let first = HeadOutput { views: Some(views[0].clone()), masked: Some(rows.unsqueeze_dim(1)) };
+    let all = cells.reshape([b * v * n, k]);
+    let rows = all.clone().select(0, Tensor::from_data(&tokens[..], &Device::flex()));
+    let first = HeadOutput {
+        views: Some(views[0].clone()),
+        masked: Some(rows.unsqueeze_dim(1)),
+        cells: Some(all.unsqueeze_dim(1)),
+    };
     let side = n.isqrt();
     let features = Features {
         x: Tensor::zeros([b * v, 1 + n, 4], &Device::flex()),
@@ -184,7 +189,8 @@ fn masked_outputs(views: &[Tensor<3>], cells: Tensor<4>, masked: &Arc<MaskedCell
 fn ibot_equals_the_official_loss() {
     let (golden, comm) = (Golden::open_in("official", "ibot_loss"), Communicator::solo());
     let recipe = "name = 'ibot'\nprototypes = 10\nhead_hidden = 4\nhead_bottleneck = 4\nteacher_temp = [0.04, 0.04]\n\
-                  teacher_patch_temp = [0.05, 0.05]\nteacher_temp_warmup = { steps = 0 }";
+                  teacher_patch_temp = [0.05, 0.05]\nteacher_temp_warmup = { steps = 0 }\n\
+                  patch_center = 'all_patches'";
     let mut ibot =
         method_on("arch = 'vit'\nimage_px = 16\npatch_px = 4\nwidth = 4\ndepth = 1\nheads = 1", recipe, 3, 4);
     let centers = ["center", "patch_center"].map(|name| (name.to_string(), golden.values(name)));
@@ -210,6 +216,8 @@ fn ibot_equals_the_official_loss() {
     let observed: Vec<_> =
         prepared.observed().into_iter().map(|(name, mean)| (name, to_host(mean))).collect();
     ibot.after_step(&observed);
-    let center = ibot.state().into_iter().find(|(name, _)| name == "center").unwrap().1;
-    golden.assert_values("center_after", Tensor::from_floats(&center[..], &Device::flex()), TOLERANCE);
+    for (name, center) in ibot.state() {
+        let center = Tensor::from_floats(&center[..], &Device::flex());
+        golden.assert_values(&format!("{name}_after"), center, TOLERANCE);
+    }
 }

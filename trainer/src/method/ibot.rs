@@ -8,7 +8,8 @@
 //! after the step: centers c of views and c' of patches, and the teacher, follow their means
 //! ```
 //!
-//! The authors' code averages c' over all patches of the views, this one over the masked patches, as DINOv2's.
+//! The authors' code averages c' over all patches of the views (`patch_center = "all_patches"`); over the masked patches, as in DINOv2,
+//! the teacher scores a quarter as many.
 
 #[cfg(test)]
 use augment::MultiCrop;
@@ -20,6 +21,7 @@ use serde::{Deserialize, Serialize};
 use super::prototype_group::default_prototype_group;
 use super::self_distillation::SelfDistillation;
 use super::self_distillation::heads::HeadSizes;
+use super::self_distillation::patches::CenteredOn;
 use super::self_distillation::settings::{
     Teacher, default_bottleneck, default_center_decay, default_freeze, default_head_init_std, default_hidden,
     default_mask_ratio, default_masked_share, default_patch_weight, default_student_temp,
@@ -68,6 +70,10 @@ pub struct Config {
     /// Decay of the centers' moving averages; 0.9 by default.
     #[serde(default = "default_center_decay")]
     pub center_decay: f64,
+    /// Patches over whose scores the center of patches is averaged: the masked ones, the default, or all, as in the
+    /// published runs, where the teacher's head scores all of them.
+    #[serde(default, skip_serializing_if = "is_of_masked")]
+    pub patch_center: CenteredOn,
     /// Probability with which a view of the first size is masked; 0.5 by default.
     #[serde(default = "default_masked_share")]
     pub masked_share: f64,
@@ -87,6 +93,10 @@ pub struct Config {
 
 fn default_prototypes() -> usize {
     8192
+}
+
+fn is_of_masked(centered_on: &CenteredOn) -> bool {
+    *centered_on == CenteredOn::MaskedPatches
 }
 
 impl MethodRecipe for Config {
@@ -126,6 +136,7 @@ impl MethodRecipe for Config {
             smallest_block: SmallestBlock::ThirdOfSide,
         };
         let method = method.with_patches(None, &of_patches, masks, self.patch_weight, cx)?;
+        let method = method.with_patch_center(self.patch_center);
         Ok(Box::new(method.with_column_group(self.prototype_group)?))
     }
 
@@ -144,11 +155,14 @@ impl MethodRecipe for Config {
             teacher_temp_warmup: Duration::Steps(4),
             teacher_decay: [0.9, 1.0],
             center_decay: 0.9,
+            patch_center: CenteredOn::MaskedPatches,
             masked_share: 0.5,
             mask_ratio: [0.1, 0.5],
             patch_weight: 1.0,
             prototype_group: 1,
         };
-        vec![(config, MultiCrop::dino(16, 8, 2))]
+        let published = Self { patch_center: CenteredOn::AllPatches, ..config.clone() };
+        let views = MultiCrop::dino(16, 8, 2);
+        vec![(config, views.clone()), (published, views)]
     }
 }

@@ -33,6 +33,8 @@ pub enum Reads {
     Masked,
     /// One vector per view, and the masked cells of the grid.
     PooledAndMasked,
+    /// One vector per view, and all cells of the grid, of which the masked ones are known.
+    PooledAndCells,
     /// The output of the head of this name, which comes before it.
     Head(&'static str),
 }
@@ -55,7 +57,9 @@ impl Reads {
     pub fn head(self) -> Option<&'static str> {
         match self {
             Self::Head(name) => Some(name),
-            Self::Pooled | Self::Patches | Self::Masked | Self::PooledAndMasked => None,
+            Self::Pooled | Self::Patches | Self::Masked | Self::PooledAndMasked | Self::PooledAndCells => {
+                None
+            }
         }
     }
 
@@ -66,6 +70,7 @@ impl Reads {
             Self::Patches => features.patches(),
             Self::Masked => features.masked(),
             Self::PooledAndMasked => features.pooled_and_masked(),
+            Self::PooledAndCells => features.pooled_and_cells(),
             Self::Head(_) => features.clone(),
         }
     }
@@ -79,13 +84,17 @@ impl Reads {
             Self::PooledAndMasked => {
                 GroupShape { n_views: 1, n_prefix: shape.n_views + shape.n_masked, grid: [0, 0], ..*shape }
             }
+            Self::PooledAndCells => {
+                let n_cells = shape.n_views * shape.grid[0] * shape.grid[1];
+                GroupShape { n_views: 1, n_prefix: shape.n_views + n_cells, grid: [0, 0], ..*shape }
+            }
             Self::Head(_) => *shape,
         }
     }
 
     /// Returns whether masked cells are read.
     pub fn has_masked(self) -> bool {
-        matches!(self, Self::Masked | Self::PooledAndMasked)
+        matches!(self, Self::Masked | Self::PooledAndMasked | Self::PooledAndCells)
     }
 }
 

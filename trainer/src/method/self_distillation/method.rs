@@ -10,7 +10,7 @@ use ranks::peers::Peers;
 use super::frozen::FrozenTeacher;
 use super::heads::{HEAD, HeadSizes, PATCH_HEAD};
 use super::loss::{Anchors, Loss, PATCH_TARGET_ENTROPY, TARGET_ENTROPY, ViewTargets};
-use super::patches::PatchPrediction;
+use super::patches::{CenteredOn, PatchPrediction};
 use super::settings::{
     GramAnchor, GramWeights, Teacher, check_bounds, check_koleo, check_masks, check_student_temp,
     check_views, repeats_first,
@@ -112,7 +112,16 @@ impl SelfDistillation {
         head.iter().try_for_each(|head| head.check("patch_head.", "patch_head."))?;
         let prototypes = head.as_ref().unwrap_or(&self.head).prototypes;
         let targets = teacher.targets("patch_center", prototypes, cx)?;
-        Ok(Self { patches: Some(PatchPrediction { head, targets, weight, masks }), ..self })
+        let centered_on = CenteredOn::MaskedPatches;
+        Ok(Self { patches: Some(PatchPrediction { head, targets, weight, centered_on, masks }), ..self })
+    }
+
+    /// Sets the cells whose scores the center of masked cells follows, which the head of the views scores.
+    pub(in crate::method) fn with_patch_center(mut self, centered_on: CenteredOn) -> Self {
+        if let Some(patches) = &mut self.patches {
+            patches.centered_on = centered_on;
+        }
+        self
     }
 
     /// Sets the weight of the pairs with views of other sizes than the first.
@@ -281,7 +290,12 @@ impl Method for SelfDistillation {
             return self.networks_with(frozen);
         }
         let moves = Moves::Average { of: STUDENT, decay: self.decay, moves_first: false };
-        let teacher = NetworkSpec { moves, ..self.network(TEACHER, 1, false) };
+        let mut teacher = NetworkSpec { moves, ..self.network(TEACHER, 1, false) };
+        if self.patches.as_ref().is_some_and(|patches| patches.centered_on == CenteredOn::AllPatches) {
+            for head in teacher.heads.iter_mut().filter(|head| head.reads == Reads::PooledAndMasked) {
+                head.reads = Reads::PooledAndCells;
+            }
+        }
         let n_sizes = self.n_student_sizes();
         let student = self.network(STUDENT, n_sizes, true);
         let anchor = self.gram.map(|GramAnchor { from_step, every_steps, max_updates, .. }| NetworkSpec {

@@ -18,7 +18,7 @@ mod frozen;
 pub(super) mod heads;
 mod loss;
 mod method;
-mod patches;
+pub(super) mod patches;
 pub(super) mod settings;
 pub(super) mod targets;
 

@@ -5,13 +5,27 @@ use networks::mask::MaskRule;
 use ranks::EngineError;
 use ranks::column_group::ColumnGroup;
 use ranks::peers::Peers;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 
 use super::heads::{HEAD, HeadSizes, PATCH_HEAD};
 use super::loss::Cells;
 use super::targets::{BatchTargets, Targets};
 use crate::method::Collective;
-use crate::method::loss::columns::mean_entropy;
+use crate::method::loss::columns::{self, mean_entropy};
+use crate::method::loss::mean::{self, batch_means};
 use crate::method::loss::rows::{Rows, summed_entropy};
+
+/// Patches of the views over which the teacher's scores are averaged, for the center of patches.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum CenteredOn {
+    /// The masked ones: DINOv2.
+    #[default]
+    MaskedPatches,
+    /// All of them: iBOT's published runs. The teacher's head scores them all.
+    AllPatches,
+}
 
 /// Prediction of masked patches.
 pub(super) struct PatchPrediction {
@@ -21,6 +35,8 @@ pub(super) struct PatchPrediction {
     pub(super) targets: Targets,
     /// Weight of the patches' part of the loss.
     pub(super) weight: f64,
+    /// Cells over which the teacher's scores are averaged for the center.
+    pub(super) centered_on: CenteredOn,
     /// Rule by which patches are hidden.
     pub(super) masks: MaskRule,
 }
@@ -46,6 +62,12 @@ impl PatchPrediction {
             let scores = outputs.iter().map(|outputs| outputs.on_masked(head, 0)).collect();
             let scores = Rows::ragged(scores, n, k / group.n_parts(), device);
             let mut balanced = self.targets.of_columns(what, &scores, step, peers, group)?;
+            if self.centered_on == CenteredOn::AllPatches {
+                let all: Vec<_> = outputs.iter().map(|outputs| outputs.on_cells(head, 0)).collect();
+                let n = all[0].dims()[0] * peers.n_micro_batches();
+                let [mean] = columns::batch_means("patches", [&Rows::with_number(all, n)], group)?;
+                balanced.mean = Some((self.targets.name, mean));
+            }
             let entropy = mean_entropy(&balanced.targets, group)?;
             balanced.targets.rows = balanced.targets.rows.weighted(&weights(outputs.iter()));
             return Ok(Cells { head, targets: BatchTargets::Columns(balanced), entropy, weight });
@@ -53,6 +75,11 @@ impl PatchPrediction {
         let scores = teacher.iter().map(|outputs| outputs.heads.on_masked(head, 0)).collect();
         let scores = Rows::counted(scores, k, device, peers)?;
         let mut balanced = self.targets.of(what, &scores, step, peers)?;
+        if self.centered_on == CenteredOn::AllPatches {
+            let all = teacher.iter().map(|outputs| outputs.heads.on_cells(head, 0)).collect();
+            let [mean] = batch_means("patches", [&Rows::even(all, peers)], peers)?;
+            balanced.mean = Some((self.targets.name, mean));
+        }
         let entropy = peers.sum("entropy", &balanced.targets.reduced(1, 0.0, summed_entropy))?;
         let entropy = entropy / scores.n().max(1) as f64;
         // Cross-entropy is linear in the targets.
@@ -60,10 +87,16 @@ impl PatchPrediction {
         Ok(Cells { head, targets: BatchTargets::Whole(balanced), entropy, weight })
     }
 
-    /// Returns the collectives of [`PatchPrediction::cells`]: the number of masked cells, targets, and their entropy.
+    /// Returns the collectives of [`PatchPrediction::cells`]: the number of masked cells, targets, the mean of all cells
+    /// if the center follows it, and the targets' entropy.
     pub(super) fn collectives(&self) -> Vec<Collective> {
-        let targets = self.targets.collectives();
-        std::iter::once(Collective::Number).chain(targets).chain([Collective::SumOfShares(1)]).collect()
+        let mut collectives = vec![Collective::Number];
+        collectives.extend(self.targets.collectives());
+        if self.centered_on == CenteredOn::AllPatches {
+            collectives.push(mean::collective(1, self.targets.center.len()));
+        }
+        collectives.push(Collective::SumOfShares(1));
+        collectives
     }
 }
 
