@@ -75,10 +75,10 @@ impl Decoder {
         let mut decoder = reader(bytes)?.into_decoder().map_err(broken)?;
         let (width_px, height_px) = decoder.dimensions();
         rules.check(width_px, height_px)?;
-        let orientation = match rules.apply_exif {
-            true => decoder.orientation().unwrap_or(Orientation::NoTransforms),
-            false => Orientation::NoTransforms,
-        };
+        let mut orientation = Orientation::NoTransforms;
+        if rules.apply_exif {
+            orientation = decoder.orientation().unwrap_or(orientation);
+        }
         *out = to_rgb8(DynamicImage::from_decoder(decoder).map_err(broken)?, rules)?;
         Ok(orientation)
     }
@@ -131,7 +131,7 @@ fn to_rgb8(image: DynamicImage, rules: &DecodeRules) -> Result<Rgb8, AugmentErro
     Ok(Rgb8 { width_px, height_px, data })
 }
 
-/// Shifts values of 16-bit images that use `bits` of them, so that they use all.
+/// Scales values of 16-bit images that use `bits` of them, so that they use all.
 ///
 /// # Errors
 /// [`AugmentError::Decode`] for a value of more bits.
@@ -146,12 +146,15 @@ fn at_full_scale(mut image: DynamicImage, bits: u8) -> Result<DynamicImage, Augm
         DynamicImage::ImageRgba16(image) => image,
         _ => return Ok(image),
     };
+    let largest = u32::from(u16::MAX >> (16 - bits));
     for pixel in values.chunks_exact_mut(n_channels) {
         for value in &mut pixel[..n_colors] {
-            if u32::from(*value) >> bits > 0 {
+            if u32::from(*value) > largest {
                 return Err(more_bits(f32::from(*value), bits));
             }
-            *value <<= 16 - bits;
+            let scaled = (u32::from(*value) * u32::from(u16::MAX) + largest / 2) / largest;
+            // At most the largest of 16 bits.
+            *value = scaled as u16;
         }
     }
     Ok(image)

@@ -63,7 +63,11 @@ pub fn facts(bytes: &[u8]) -> Result<Facts, AugmentError> {
             format: "tiff",
             width_px: page.width_px,
             height_px: page.height_px,
-            color: if page.is_inks() { ColorKind::Cmyk } else { ColorKind::Rgb },
+            color: match () {
+                () if page.is_inks() => ColorKind::Cmyk,
+                () if page.is_gray() => ColorKind::Gray,
+                () => ColorKind::Rgb,
+            },
             progressive: false,
             turned: page.orientation != Orientation::NoTransforms,
         });

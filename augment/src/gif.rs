@@ -1,7 +1,7 @@
 //! The first image of a GIF, with the pixels of Pillow's `convert("RGB")`.
 //!
-//! An image may cover a part of the file's canvas. The rest shows the transparent color if the image
-//! has one, else the first color of its palette, as in Pillow; browsers show nothing there.
+//! An image may cover a part of the file's canvas. The rest shows the transparent color if the
+//! image has one, else the first color of its palette, as in Pillow; browsers show nothing there.
 
 use gif::{ColorOutput, DecodeOptions, DecodingError, Frame};
 use image::RgbaImage;
@@ -29,7 +29,8 @@ impl<'a> FirstImage<'a> {
     /// Reads the headers of `bytes`.
     ///
     /// # Errors
-    /// [`AugmentError::Decode`] for damaged bytes, [`AugmentError::Empty`] for a GIF without an image.
+    /// [`AugmentError::Decode`] for damaged bytes, [`AugmentError::Empty`] for a GIF without an
+    /// image.
     pub(crate) fn open(bytes: &'a [u8]) -> Result<Self, AugmentError> {
         let mut options = DecodeOptions::new();
         options.set_color_output(ColorOutput::Indexed);
@@ -64,15 +65,13 @@ impl Canvas {
     /// Decodes the first image.
     ///
     /// # Errors
-    /// [`AugmentError::TooManyPixels`] by the headers alone; [`AugmentError::Decode`] for damaged bytes.
+    /// [`AugmentError::TooManyPixels`] by the headers alone; [`AugmentError::Decode`] for damaged
+    /// bytes.
     pub(crate) fn decode(bytes: &[u8], rules: &DecodeRules) -> Result<Self, AugmentError> {
         let FirstImage { mut decoder, frame, width_px, height_px } = FirstImage::open(bytes)?;
         rules.check(width_px, height_px)?;
         let mut colors = [[0; 3]; N_COLORS];
-        for (index, color) in colors.iter_mut().enumerate() {
-            // Gray where the palette is shorter, as in Pillow.
-            *color = [index as u8; 3];
-        }
+        // Black where the palette is shorter, as in Pillow 13.
         for (color, entry) in colors.iter_mut().zip(decoder.palette().map_err(broken)?.as_chunks().0) {
             *color = *entry;
         }
@@ -92,7 +91,8 @@ impl Canvas {
         Ok(Self { width_px, height_px, indices, colors, transparent: frame.transparent })
     }
 
-    /// Returns the colors of the pixels: transparent ones have that of the palette, or `background`.
+    /// Returns the colors of the pixels: transparent ones have that of the palette, or
+    /// `background`.
     pub(crate) fn to_rgb(&self, background: Option<[u8; 3]>) -> Rgb8 {
         let mut colors = self.colors;
         if let (Some(transparent), Some(background)) = (self.transparent, background) {

@@ -34,8 +34,8 @@ mod transform;
 mod values;
 pub(crate) mod views;
 
-/// Version of the views that given bytes and seeds yield: 2 since JPEG and blur equal Pillow's, bit for bit; 3 since
-/// GIF on a larger canvas and TIFF of inks do.
+/// Version of the views that given bytes and seeds yield: 2 since JPEG and blur equal Pillow's, bit
+/// for bit; 3 since GIF on a larger canvas and TIFF of inks do.
 pub const VIEWS_VERSION: u32 = 3;
 
 pub use batch::{Batch, BatchPool, EncodedImage, PoolConfig, Source};

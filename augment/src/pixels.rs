@@ -29,13 +29,15 @@ pub struct DecodeRules {
     pub background: Option<[u8; 3]>,
     /// Format of the pixels that are decoded.
     pub format: PixelFormat,
-    /// Bits that the values of 16-bit images use, 9 to 15, if not all: they are scaled as if they used all.
+    /// Bits that the values of 16-bit images use, 1 to 15, if not all: they are scaled as if they
+    /// used all.
     pub bits_used: Option<u8>,
     /// Pixels that stand for no data, of other formats than 8-bit RGB; without it, NaN is an error.
     pub no_data: Option<NoData>,
 }
 
-/// Choices in decoding that change pixels: weights that are moved to another program carry them along.
+/// Choices in decoding that change pixels: weights that are moved to another program carry them
+/// along.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Decoding {

@@ -5,18 +5,21 @@ use serde::{Deserialize, Serialize};
 
 use crate::AugmentError;
 
-/// Largest floating-point value of a pixel: larger ones stand for no data, and would overflow in a resize.
+/// Largest floating-point value of a pixel: larger ones stand for no data, and would overflow in a
+/// resize.
 const LARGEST_FLOAT: f32 = 1e30;
 
-/// Pixels that stand for no data. In images of floating point, NaN, infinities and numbers beyond 10³⁰ do
-/// in any case.
+/// Pixels that stand for no data. In images of floating point, NaN, infinities and numbers beyond
+/// 10³⁰ do in any case.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct NoData {
-    /// Value of pixels without data, such as -9999; where it is absent, only NaN and the like stand for no data.
+    /// Value of pixels without data, such as -9999; where it is absent, only NaN and the like stand
+    /// for no data.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub value: Option<f32>,
-    /// Value that pixels without data get: `"mean"`, the mean of the other pixels of their image and channel, or a number.
+    /// Value that pixels without data get: `"mean"`, the mean of the other pixels of their image
+    /// and channel, or a number.
     pub fill: Fill,
 }
 
@@ -113,8 +116,8 @@ fn is_no_number(value: f32) -> bool {
     value.is_nan() || value.abs() > LARGEST_FLOAT
 }
 
-/// Scales `values` of 16 bits that use `bits` of them, so that their largest number is that of 16 bits.
-/// Missing values stay missing.
+/// Scales `values` of 16 bits that use `bits` of them, so that their largest number is that of 16
+/// bits. Missing values stay missing.
 ///
 /// # Errors
 /// [`AugmentError::Decode`] for a value of more bits.

@@ -66,6 +66,16 @@ def gif(screen: tuple[int, int], place: tuple[int, int], transparent: int | None
     return bytes(data)
 
 
+def short_palette() -> bytes:
+    """A GIF of 20 indices whose palette has 16 colors."""
+    data = bytearray(gif(SIZE, (0, 0), None, False))
+    n_colors = 2 ** ((data[10] & 7) + 1)
+    assert n_colors > 16
+    data[10] = data[10] & 0xF8 | 3
+    del data[13 + 3 * 16 : 13 + 3 * n_colors]
+    return bytes(data)
+
+
 def files() -> dict[str, bytes]:
     width, height = SIZE
     rgb, inks = colors(3), colors(4)
@@ -80,6 +90,7 @@ def files() -> dict[str, bytes]:
         "tiles_subsampled.tif": by_tifffile(rgb, **tiles, subsampling=(2, 2), compressionargs={"level": 80}),
         "tiles_rgb.tif": by_tifffile(rgb, **tiles, compressionargs={"level": 90, "outcolorspace": "RGB"}),
         "big_tiles_ycbcr.tif": by_tifffile(rgb, **tiles, bigtiff=True, subsampling=(2, 1)),
+        "gray_jpeg.tif": by_pillow(colors(1)[..., 0], "L", compression="jpeg", quality=85),
         "inks.tif": by_pillow(inks, "CMYK", compression="tiff_lzw"),
         "inks_raw.tif": by_pillow(inks, "CMYK"),
         "inks_big.tif": by_tifffile(inks, photometric="separated", bigtiff=True, compression="deflate"),
@@ -89,6 +100,7 @@ def files() -> dict[str, bytes]:
         "offset_transparent.gif": gif(larger, (13, 9), 7, False),
         "transparent.gif": gif(SIZE, (0, 0), 7, False),
         "beyond.gif": gif(SIZE, (13, 9), None, False),
+        "short_palette.gif": short_palette(),
     }
 
 

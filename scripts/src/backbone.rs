@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use anyhow::bail;
-use augment::{DecodeRules, Decoding, Depth, Fill, NoData};
+use augment::{DecodeRules, Depth, Fill, NoData, PixelFormat};
 use kernels::device::Device;
 use networks::backbone::Readout;
 use networks::layout::UnitLayout;
@@ -35,7 +35,7 @@ impl Backbone {
         if weights::is_weights(path) {
             let Pretrained { model, mut preprocessing, tensors, which, origin, .. } =
                 flags.read(path, network)?;
-            flags.values.apply_to(&mut preprocessing.decoding);
+            flags.values.apply_to(&mut preprocessing)?;
             return Ok(Self { model, tensors, preprocessing, which, manifest: None, origin });
         }
         flags.values.refuse_for_run(path)?;
@@ -152,7 +152,7 @@ pub(crate) struct WeightFlags {
     #[arg(long = "bits", value_name = "BITS", value_parser = depth)]
     depth: Option<Depth>,
     #[command(flatten)]
-    values: ValueFlags,
+    pub(crate) values: ValueFlags,
 }
 
 /// Flags for the values of pixels of other formats than 8 bits.
@@ -161,7 +161,8 @@ pub(crate) struct ValueFlags {
     /// Bits that the values of 16-bit images use, as the recipe's data.bits_used [default: all].
     #[arg(long, value_name = "BITS", value_parser = clap::value_parser!(u8).range(1..16))]
     pub(crate) bits_used: Option<u8>,
-    /// Value of pixels without data, as the recipe's data.no_data; nan if only NaN stands for no data. They get the mean of the others.
+    /// Value of pixels without data, as the recipe's data.no_data; nan if only NaN stands for no
+    /// data. They get the mean of the others.
     #[arg(long, value_name = "VALUE", allow_hyphen_values = true)]
     pub(crate) no_data: Option<f32>,
 }
@@ -175,7 +176,7 @@ impl ValueFlags {
 
     /// Refuses flags for a run, which states these choices.
     fn refuse_for_run(&self, path: &Path) -> anyhow::Result<()> {
-        if self.bits_used.is_some() || self.no_data.is_some() {
+        if self.is_given() {
             bail!(
                 "{} is a run, whose images are decoded as its recipe says (data.bits_used, data.no_data): --bits-used and --no-data are \
                  for weights of other programs",
@@ -185,10 +186,29 @@ impl ValueFlags {
         Ok(())
     }
 
-    /// Takes the choices that the flags state into `decoding`.
-    fn apply_to(&self, decoding: &mut Decoding) {
+    /// Refuses flags that images of `format` have no use for.
+    pub(crate) fn check(&self, format: PixelFormat) -> anyhow::Result<()> {
+        if self.no_data.is_some() && format.is_rgb8() {
+            bail!("--no-data is for images with a value for no data, not for {format}");
+        }
+        if self.bits_used.is_some() && format.depth == Depth::Float {
+            bail!("--bits-used is for images of 16 bits, and --bits 32 takes numbers as they are");
+        }
+        Ok(())
+    }
+
+    /// Takes the choices that the flags state into `preprocessing`.
+    fn apply_to(&self, preprocessing: &mut Preprocessing) -> anyhow::Result<()> {
+        self.check(preprocessing.pixels.format())?;
+        let decoding = &mut preprocessing.decoding;
         decoding.bits_used = self.bits_used.or(decoding.bits_used);
         decoding.no_data = self.no_data(Fill::default()).or(decoding.no_data);
+        Ok(())
+    }
+
+    /// Returns whether a flag is given.
+    pub(crate) fn is_given(&self) -> bool {
+        self.bits_used.is_some() || self.no_data.is_some()
     }
 }
 

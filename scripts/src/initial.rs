@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
+use augment::Decoding;
 use networks::{ModelConfig, NamedTensor, Pixels};
 use trainer::checkpoint::{Checkpoint, steps};
 use trainer::recipe::{DataConfig, InitConfig};
@@ -56,6 +57,11 @@ pub(crate) fn prepare(
             recipe.init.as_ref().map_or((false, None), |init| (init.heads, init.first_layer));
         let weights = path.display().to_string();
         recipe.init = Some(InitConfig { weights, fingerprint: String::new(), heads, first_layer });
+    }
+    if flags.weights.values.is_given() {
+        bail!(
+            "--bits-used and --no-data are keys of a recipe here: --set data.bits_used=12, --set data.no_data={{value=-9999}}"
+        );
     }
     // A fork has the networks of its checkpoint.
     if flags.fork.is_some() && recipe.init.as_ref().is_some_and(|init| init.weights.is_empty()) {
@@ -189,6 +195,7 @@ fn weights(
         })?;
     tensors.extend(heads);
     warn_of_pixels(&path, &backbone.preprocessing.pixels, &recipe.data);
+    warn_of_decoding(&path, backbone.preprocessing.decoding, &recipe.data);
     let fingerprint = format!("{:016x}", weights::fingerprint(&tensors));
     if !init.fingerprint.is_empty() && init.fingerprint != fingerprint {
         bail!("{} holds other weights than the recipe's init.fingerprint says", path.display());
@@ -197,6 +204,19 @@ fn weights(
     let first_layer = init.first_layer.filter(|_| backbone.model.n_channels() != recipe.data.channels);
     recipe.init = Some(InitConfig { fingerprint, first_layer, ..init.clone() });
     Ok(Some(tensors))
+}
+
+/// Prints a warning if the weights in `path` were trained on images that are decoded otherwise than
+/// those of `data`.
+fn warn_of_decoding(path: &Path, theirs: Decoding, data: &DataConfig) {
+    let ours = data.rules().decoding();
+    if theirs != ours {
+        let keys = "data.apply_exif, data.background, data.bits_used, data.no_data";
+        say(format!(
+            "warning: {} was trained on images that are decoded otherwise ({keys}): {theirs:?}, here {ours:?}",
+            path.display()
+        ));
+    }
 }
 
 /// Prints a warning if the weights in `path` were trained on `pixels` that are normalized otherwise than those of `data`, or have other bits.

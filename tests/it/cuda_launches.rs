@@ -207,8 +207,8 @@ fn a_step_is_few_launches_on_one_stream() {
     }
 }
 
-/// The running statistics of a ResNet are written before the update, without a wait for what decides
-/// on both.
+/// The running statistics of a ResNet are written before the update, without a wait for what
+/// decides on both.
 #[test]
 fn statistics_are_written_without_a_wait() {
     let _busy = BUSY.lock().unwrap_or_else(PoisonError::into_inner);

@@ -124,9 +124,9 @@ fn read(world: &World, what: &str) -> Vec<Read> {
     all
 }
 
-/// The same files as a folder, a tar of it, one with `./`, shards packed from the folder, shards packed from a
-/// list, shards written anew from the tar, and Parquet: each has the samples of each other, with their
-/// classes, and refuses the same image for the same reason.
+/// The same files as a folder, a tar of it, one with `./`, shards packed from the folder, shards
+/// written anew from the tar, under other keys as well, and Parquet: each has the samples of each
+/// other, with their classes, and refuses the same image for the same reason.
 #[test]
 fn every_form_of_a_set_is_the_same_set() {
     let world = world();
@@ -139,11 +139,17 @@ fn every_form_of_a_set_is_the_same_set() {
         "set/dog/deep/d.png",
         "set/dog/e.png",
         "set/dog/broken.png",
+        "set/cat/of both.png",
+        "set/cat/of null.png",
+        "set/007/x.png",
+        "set/root.png",
     ];
     write_images(&world.path(""), &names);
     let set = world.path("set");
     fs::write(set.join("cat/of a dog.json"), "{\"label\": \"dog\", \"n\": 3}").unwrap();
     fs::write(set.join("cat/of none.cls"), "-1").unwrap();
+    fs::write(set.join("cat/of both.cls"), "dog\nbird\n").unwrap();
+    fs::write(set.join("cat/of null.json"), "{\"label\": null}").unwrap();
     fs::write(set.join("dog/c.txt"), "a caption").unwrap();
     fs::write(set.join("dog/broken.png"), &png(7)[..60]).unwrap();
     let archive = |name: &str, what: &[&str]| {
@@ -155,25 +161,31 @@ fn every_form_of_a_set_is_the_same_set() {
         assert!(made.unwrap().success());
     };
     archive("dots.tar", &["."]);
-    archive("set.tar", &["cat", "dog"]);
+    archive("set.tar", &["cat", "dog", "007", "root.png"]);
     ok(&world.ocelli(&["shards", "pack", &world.text("set"), "--out", &world.text("packed")]));
-    let list: Vec<String> = names.iter().map(|name| world.text(name)).collect();
-    fs::write(world.path("list.txt"), list.join("\n")).unwrap();
     let tar = world.text("set.tar");
-    ok(&world.ocelli(&["shards", "reshard", &tar, "--out", &world.text("anew"), "--samples-per-shard", "3"]));
+    ok(&world.ocelli(&["shards", "reshard", &tar, "--out", &world.text("anew"), "--samples-per-shard", "1"]));
+    let numbers = ["shards", "reshard", &tar, "--renumber", "--out", &world.text("numbers")];
+    ok(&world.ocelli(&numbers));
     write_hub(&world.path("hub.parquet"), &set, &names);
 
-    let forms = ["dots.tar", "set.tar", "packed", "anew", "hub.parquet"];
+    let forms = ["dots.tar", "set.tar", "packed", "anew", "numbers", "hub.parquet"];
     let all: Vec<Vec<Read>> = forms.iter().map(|form| read(&world, form)).collect();
+    // Rows of a Parquet file have numbers, as samples have that were renumbered, and one class of
+    // two names here.
+    let is_renumbered = |form: &str| ["hub.parquet", "numbers"].contains(&form);
+    let has_all_classes = |form: &str| form != "hub.parquet";
     for (number, form) in forms.iter().enumerate() {
         for (other, samples) in forms.iter().zip(&all).take(number) {
             let pair = format!("{form} and {other}");
             assert_eq!(all[number].len(), samples.len(), "{pair}");
-            for (a, b) in all[number].iter().zip(samples) {
-                assert!(a.image == b.image, "{pair}: {} and {}", a.key, b.key);
-                assert_eq!(a.classes, b.classes, "{pair}: {}", a.key);
-                // Rows of a Parquet file have numbers; the name is a column.
-                if *form != "hub.parquet" {
+            for ((a, b), named) in all[number].iter().zip(samples).zip(&all[0]) {
+                let name = named.key.as_str();
+                assert!(a.image == b.image, "{pair}: {name}");
+                if has_all_classes(form) || !["cat/of both", "007/x"].contains(&name) {
+                    assert_eq!(a.classes, b.classes, "{pair}: {name}");
+                }
+                if !is_renumbered(form) && !is_renumbered(other) {
                     assert_eq!(a.key, b.key, "{pair}");
                 }
             }
@@ -196,21 +208,27 @@ fn every_form_of_a_set_is_the_same_set() {
     assert_eq!(listed, right);
     let key = |key: &str| all[0].iter().find(|sample| sample.key == key).unwrap();
     assert_eq!(key("cat/of a dog").classes, ["dog"]);
-    assert!(key("cat/of none").classes.is_empty());
+    assert_eq!(key("cat/of both").classes, ["dog", "bird"]);
+    assert_eq!(key("007/x").classes, ["7"]);
+    for none in ["cat/of none", "cat/of null", "root"] {
+        assert!(key(none).classes.is_empty(), "{none}");
+    }
     for form in forms.iter().chain(&["set"]) {
+        let unlabeled = if has_all_classes(form) { 3 } else { 5 };
         let said = bad(&world.ocelli(&["shards", "verify", &world.text(form)]));
         assert!(said.contains("cannot decode: unexpected end of file"), "{form}: {said}");
         assert_eq!(said.matches("bad: ").count(), 1, "{form}: {said}");
         let (_, line) = stats(&world, form);
         assert_eq!(
             (&line["samples"], &line["bad"], &line["unlabeled"]),
-            (&8.into(), &1.into(), &1.into()),
+            (&12.into(), &1.into(), &unlabeled.into()),
             "{form}"
         );
     }
 }
 
-/// Writes the images of `names` with the classes that their folder, and the files beside them, give.
+/// Writes the images of `names` with the classes that their folder, and the files beside them,
+/// give.
 fn write_hub(path: &Path, set: &Path, names: &[&str]) {
     let mut images = Vec::new();
     let mut labels = Vec::new();
@@ -218,7 +236,7 @@ fn write_hub(path: &Path, set: &Path, names: &[&str]) {
         let below = name.strip_prefix("set/").unwrap();
         images.push(fs::read(set.join(below)).unwrap());
         labels.push(match below {
-            "cat/of none.png" => -1,
+            "cat/of none.png" | "cat/of null.png" | "cat/of both.png" | "root.png" | "007/x.png" => -1,
             "cat/of a dog.png" => 1,
             _ => i64::from(below.starts_with("dog")),
         });
@@ -522,8 +540,8 @@ fn limits_of_the_machine_are_told() {
     assert!(!said.contains("panicked"), "{said}");
 }
 
-/// A member whose name leads out of a folder passes no check and comes into no shard; links to folders
-/// elsewhere are told.
+/// A member whose name leads out of a folder passes no check and comes into no shard; links to
+/// folders elsewhere are told.
 #[test]
 fn names_and_links_that_lead_elsewhere_are_told() {
     let world = world();

@@ -1,5 +1,6 @@
 //! TIFF and GIF files of other programs, decoded to Pillow's bytes.
 
+use augment::bands::is_more_than_a_picture;
 use augment::decode::decode;
 use augment::facts::{ColorKind, facts};
 use augment::{AugmentError, DecodeRules};
@@ -43,6 +44,7 @@ fn pixels_are_pillows() {
         let stated = facts(&bytes).unwrap_or_else(|error| panic!("{name}: {error}"));
         let color = match () {
             () if name.starts_with("inks") => ColorKind::Cmyk,
+            () if name.starts_with("gray") => ColorKind::Gray,
             () if name.contains("transparent") => ColorKind::Rgba,
             () => ColorKind::Rgb,
         };
@@ -53,7 +55,34 @@ fn pixels_are_pillows() {
     }
 }
 
-/// A canvas around the image is transparent where the image has a transparent color, and only there.
+/// Pages and turns that a PNG has no place for are not lost: such a file is more than a picture.
+#[test]
+fn pages_of_colors_are_told_from_copies_of_them() {
+    let one = std::fs::read(format!("{FOLDER}/strips_rgb.tif")).unwrap();
+    assert!(!is_more_than_a_picture(&one));
+    // The directory's end, where the next one would be named, now leads to the same page again.
+    let directory = u32::from_le_bytes(one[4..8].try_into().unwrap()) as usize;
+    let n_entries = usize::from(u16::from_le_bytes(one[directory..directory + 2].try_into().unwrap()));
+    let next = directory + 2 + 12 * n_entries;
+    let mut two = one.clone();
+    let copy = two.len();
+    two.extend_from_within(directory..next + 4);
+    two[next..next + 4].copy_from_slice(&(copy as u32).to_le_bytes());
+    assert!(is_more_than_a_picture(&two));
+}
+
+/// A tile whose JPEG states more pixels than the tile has is not decoded.
+#[test]
+fn a_tile_is_no_larger_than_the_page_says() {
+    let mut bytes = std::fs::read(format!("{FOLDER}/tiles_rgb.tif")).unwrap();
+    let frame = bytes.windows(4).position(|window| window == [0xff, 0xc0, 0, 17]).unwrap();
+    bytes[frame + 5..frame + 9].copy_from_slice(&[0x20, 0, 0x20, 0]);
+    let error = decode(&bytes, &DecodeRules::default()).unwrap_err();
+    assert!(matches!(error, AugmentError::TooManyPixels { width_px: 8192, .. }), "{error}");
+}
+
+/// A canvas around the image is transparent where the image has a transparent color, and only
+/// there.
 #[test]
 fn a_background_is_seen_through_a_canvas() {
     let rules = DecodeRules { background: Some([1, 2, 3]), ..DecodeRules::default() };
@@ -63,7 +92,8 @@ fn a_background_is_seen_through_a_canvas() {
     }
 }
 
-/// Files with a byte changed or without their end: an image or an error, within the limit of pixels.
+/// Files with a byte changed or without their end: an image or an error, within the limit of
+/// pixels.
 #[test]
 fn damaged_files_are_an_image_or_an_error() {
     let rules = DecodeRules { max_pixels: 1 << 16, apply_exif: true, ..DecodeRules::default() };

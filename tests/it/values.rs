@@ -21,8 +21,8 @@ fn narrow(folder: &Path) {
     }
 }
 
-/// Images of which 12 of 16 bits are used are nearly black: every command says so, and a key and a flag
-/// scale them, in training, in its evaluation and in what it exports.
+/// Images of which 12 of 16 bits are used are nearly black: every command says so, and a key and a
+/// flag scale them, in training, in its evaluation and in what it exports.
 #[test]
 fn bits_in_use_are_told_and_scaled() {
     let world = World::new(4);

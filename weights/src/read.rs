@@ -178,9 +178,10 @@ fn checked(path: &Path, read: Pretrained) -> Result<Pretrained, WeightsError> {
     let mut values = read.tensors.iter().flat_map(|tensor| tensor.values.iter().map(move |v| (tensor, v)));
     match values.find(|(_, value)| value.is_nan() || value.abs() >= LARGEST_WEIGHT) {
         Some((tensor, value)) => {
-            let reason = match value.is_finite() {
-                true => format!("its parameter {} holds {value}, too large to compute with", tensor.name),
-                false => format!("its parameter {} holds numbers that are not finite", tensor.name),
+            let reason = if value.is_finite() {
+                format!("its parameter {} holds {value}, too large to compute with", tensor.name)
+            } else {
+                format!("its parameter {} holds numbers that are not finite", tensor.name)
             };
             Err(WeightsError::malformed(path, reason))
         }

@@ -108,7 +108,9 @@ fn n_channels_of_each(files: &[&[u8]], rules: &DecodeRules) -> usize {
 
 /// Returns whether `bytes` hold what 8-bit gray or RGB cannot: a TIFF of several pages or other channels, an array, or other values.
 pub fn is_more_than_a_picture(bytes: &[u8]) -> bool {
-    if ColorPage::open(bytes).is_some() {
+    if let Some(mut page) = ColorPage::open(bytes)
+        && page.is_alone()
+    {
         return false;
     }
     let found = found(&[bytes], &DecodeRules::default());
@@ -121,8 +123,8 @@ pub fn is_more_than_a_picture(bytes: &[u8]) -> bool {
     }
 }
 
-/// Returns the largest value of files of 16 bits; `None` for those of other values, and for files that
-/// cannot be decoded.
+/// Returns the largest value of files of 16 bits; `None` for those of other values, and for files
+/// that cannot be decoded.
 pub fn largest_of_16_bits(files: &[&[u8]], rules: &DecodeRules) -> Option<u16> {
     let stated = headers(files, rules).ok()?;
     if stated[0].kind != Kind::Sixteen {
@@ -131,7 +133,10 @@ pub fn largest_of_16_bits(files: &[&[u8]], rules: &DecodeRules) -> Option<u16> {
     let n_channels = stated.iter().map(|header| header.shape.n_channels).sum();
     let format = PixelFormat { n_channels, depth: Depth::Sixteen };
     let image = decode(files, &DecodeRules { format, bits_used: None, no_data: None, ..*rules }).ok()?;
-    Some(image.values.into_iter().fold(0.0, f32::max) as u16)
+    // Opacity has all bits in any case.
+    let is_picture = files.len() == 1 && format_of(files[0]).is_none();
+    let n_colors = if is_picture && n_channels % 2 == 0 { n_channels - 1 } else { n_channels };
+    Some(image.channels().take(n_colors).flatten().fold(0.0, |largest, value| value.max(largest)) as u16)
 }
 
 /// Returns the name of the format of `bytes`, if it is one that holds any number of channels.

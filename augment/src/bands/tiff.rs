@@ -12,7 +12,7 @@ use crate::format::MAX_CHANNELS;
 use crate::{AugmentError, DecodeRules};
 
 /// Bits of the tag NewSubfileType that mark a page as a smaller copy or as a mask.
-const COPY_OR_MASK: u32 = 1 | 4;
+pub(super) const COPY_OR_MASK: u32 = 1 | 4;
 
 /// Largest size of a value, in bytes.
 const MAX_VALUE_BYTES: usize = 8;

@@ -1,15 +1,15 @@
-//! TIFF pages of 8-bit colors that other readers of photographs refuse or convert otherwise: JPEG tiles, as
-//! scanners of slides write them, and inks (CMYK).
+//! TIFF pages of 8-bit colors that other readers of photographs refuse or convert otherwise: JPEG
+//! tiles, as scanners of slides write them, and inks (CMYK).
 //!
-//! Each tile or strip of JPEG becomes a file of its own, with the tables that all of them share and a
-//! marker of the color space, and is decoded to the pixels of libjpeg-turbo, as in Pillow.
+//! Each tile or strip of JPEG becomes a file of its own, with the tables that all of them share and
+//! a marker of the color space, and is decoded to the pixels of libjpeg-turbo, as in Pillow.
 
 use image::metadata::Orientation;
 use tiff::ColorType;
 use tiff::tags::{CompressionMethod, Tag};
 
 use super::layer::Shape;
-use super::tiff::{Pages, broken, is_tiff, open, values};
+use super::tiff::{COPY_OR_MASK, Pages, broken, is_tiff, open, values};
 use crate::AugmentError;
 use crate::jpeg;
 use crate::pixels::{DecodeRules, Rgb8};
@@ -28,6 +28,7 @@ pub(crate) struct ColorPage<'a> {
     bytes: &'a [u8],
     pages: Pages<'a>,
     layout: Layout,
+    is_gray: bool,
     /// Number of pixels per row.
     pub(crate) width_px: u32,
     /// Number of rows.
@@ -46,7 +47,8 @@ enum Layout {
 }
 
 impl<'a> ColorPage<'a> {
-    /// Opens the first page of `bytes`; `None` for other files and for pages that other readers decode.
+    /// Opens the first page of `bytes`; `None` for other files and for pages that other readers
+    /// decode.
     pub(crate) fn open(bytes: &'a [u8]) -> Option<Self> {
         if !is_tiff(bytes) {
             return None;
@@ -55,15 +57,37 @@ impl<'a> ColorPage<'a> {
         let (width_px, height_px) = pages.dimensions().ok()?;
         let compression = pages.find_tag_unsigned::<u16>(Tag::Compression).ok()?;
         let is_jpeg = compression == Some(CompressionMethod::ModernJPEG.to_u16());
-        let layout = match pages.colortype().ok()? {
+        let color = pages.colortype().ok()?;
+        let layout = match color {
             ColorType::RGB(8) if is_jpeg => Layout::Jpeg { is_ycc: false },
             ColorType::YCbCr(8) if is_jpeg => Layout::Jpeg { is_ycc: true },
+            ColorType::Gray(8) if is_jpeg => Layout::Jpeg { is_ycc: false },
             ColorType::CMYK(8) if !is_jpeg => Layout::Inks,
             _ => return None,
         };
         let turned = pages.find_tag_unsigned::<u8>(Tag::Orientation).ok()?;
         let orientation = turned.and_then(Orientation::from_exif).unwrap_or(Orientation::NoTransforms);
-        Some(Self { bytes, pages, layout, width_px, height_px, orientation })
+        let is_gray = color == ColorType::Gray(8);
+        Some(Self { bytes, pages, layout, is_gray, width_px, height_px, orientation })
+    }
+
+    /// Returns whether no further page is an image of its own: smaller copies and masks are none.
+    pub(crate) fn is_alone(&mut self) -> bool {
+        while self.pages.more_images() {
+            if self.pages.next_image().is_err() {
+                return true;
+            }
+            let kind = self.pages.find_tag_unsigned::<u32>(Tag::NewSubfileType).ok().flatten().unwrap_or(0);
+            if kind & COPY_OR_MASK == 0 {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Whether the pixels are gray.
+    pub(crate) fn is_gray(&self) -> bool {
+        self.is_gray
     }
 
     /// Whether the pixels are inks (CMYK).
@@ -74,7 +98,8 @@ impl<'a> ColorPage<'a> {
     /// Decodes the page to RGB.
     ///
     /// # Errors
-    /// [`AugmentError::TooManyPixels`] by the header alone; [`AugmentError::Decode`] for damaged bytes.
+    /// [`AugmentError::TooManyPixels`] by the header alone; [`AugmentError::Decode`] for damaged
+    /// bytes.
     pub(crate) fn decode(
         &mut self,
         rules: &DecodeRules,
@@ -123,6 +148,9 @@ impl<'a> ColorPage<'a> {
         }
         let mut data = vec![0; 3 * width * self.height_px as usize];
         let mut tile = Rgb8::default();
+        // A JPEG may state any size, whatever the tile is.
+        let max_pixels = u64::from(tile_width) * u64::from(tile_height);
+        let rules = &DecodeRules { max_pixels: max_pixels.min(rules.max_pixels), ..*rules };
         for (number, bytes) in tiles.into_iter().enumerate() {
             let left = number % n_columns * tile_width as usize;
             let top = number / n_columns * tile_height as usize;

@@ -203,7 +203,8 @@ fn apply_black(white: &[u8], out: &mut [u8]) {
 /// Returns the light that an ink and black pass, given what each passes alone.
 #[inline]
 pub(crate) fn light(value: u8, white: u8) -> u8 {
-    // Pillow subtracts the product of ink and white from the white, with its rounded division by 255.
+    // Pillow subtracts the product of ink and white from the white, with its rounded division by
+    // 255.
     let product = i32::from(255 - value) * i32::from(white) + 128;
     let ink = ((product >> 8) + product) >> 8;
     (i32::from(white) - ink).clamp(0, 255) as u8

@@ -258,8 +258,8 @@ impl ImageSet {
         Ok(image.and_then(|image| self.transform.apply(&image.picture()).ok()))
     }
 
-    /// Returns the number of images of 16 bits among `n` that are evenly spread over the set, and the largest of
-    /// their values.
+    /// Returns the number of images of 16 bits among `n` that are evenly spread over the set, and
+    /// the largest of their values.
     ///
     /// # Errors
     /// Errors of [`ImageSet::image`].

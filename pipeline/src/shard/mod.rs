@@ -41,32 +41,24 @@ pub struct Shard {
     contents: OnceLock<u64>,
     /// Path of the shard for which the index is written again when the hash was computed.
     kept_index: Option<PathBuf>,
-    /// Whether the samples lie in several folders, which are then their classes.
-    has_class_folders: OnceLock<bool>,
 }
 
 impl Shard {
     /// Creates a shard from its bytes and its index.
     pub fn new(store: Arc<dyn Store>, index: ShardIndex) -> Self {
-        Self { store, index, contents: OnceLock::new(), kept_index: None, has_class_folders: OnceLock::new() }
+        Self { store, index, contents: OnceLock::new(), kept_index: None }
     }
 
     /// Creates a shard as [`Shard::new`] does, whose index states the hash of the bytes as they are now.
     pub(crate) fn with_current_index(store: Arc<dyn Store>, index: ShardIndex) -> Self {
         let contents = index.checksum.map(OnceLock::from).unwrap_or_default();
-        Self { store, index, contents, kept_index: None, has_class_folders: OnceLock::new() }
+        Self { store, index, contents, kept_index: None }
     }
 
     /// Creates a shard as [`Shard::new`] does, whose index is written for the file `kept` once the hash of
     /// the bytes was computed.
     pub(crate) fn with_kept_index(store: Arc<dyn Store>, index: ShardIndex, kept: PathBuf) -> Self {
-        Self {
-            store,
-            index,
-            contents: OnceLock::new(),
-            kept_index: Some(kept),
-            has_class_folders: OnceLock::new(),
-        }
+        Self { store, index, contents: OnceLock::new(), kept_index: Some(kept) }
     }
 
     /// Opens the tar at `path`, on a local disk. [`crate::Storage::open`] opens all other shards.
@@ -184,9 +176,9 @@ impl Shard {
         Ok(self.class_member(i)?.and_then(|text| canonical_class(&text)?.parse().ok()))
     }
 
-    /// Returns the classes of sample `i`, numbers or names, each once: from the class member, one per line, or under
-    /// `label` or `labels` in its `.json`, a value or a list, or else the folder that it lies in, if the samples of the
-    /// shard lie in several: a tar of a folder with a folder for each class.
+    /// Returns the classes of sample `i`, numbers or names, each once: from the class member, one
+    /// per line, or under `label` or `labels` in its `.json`, a value or a list, or else the
+    /// outermost folder of its key.
     ///
     /// # Errors
     /// As [`Shard::image`].
@@ -197,15 +189,18 @@ impl Shard {
         if let Some(columns) = self.columns_with_class(i)? {
             return Ok(classes_of(&columns));
         }
-        Ok(self.class_folder(i).and_then(canonical_class).into_iter().collect())
+        if self.has_class_member(i) {
+            return Ok(Vec::new());
+        }
+        Ok(self.class_folder(i).into_iter().collect())
     }
 
-    /// Returns whether nothing but the name of its folder gives sample `i` a class.
+    /// Returns whether the name of its folder is all that gives sample `i` a class.
     ///
     /// # Errors
     /// As [`Shard::image`].
     pub fn has_class_of_folder(&self, i: usize) -> Result<bool, PipelineError> {
-        if self.class_folder(i).is_none() || self.class_member(i)?.is_some() {
+        if self.class_folder(i).is_none() || self.has_class_member(i) {
             return Ok(false);
         }
         Ok(self.columns_with_class(i)?.is_none())
@@ -220,14 +215,15 @@ impl Shard {
         Ok(has_class.then_some(columns))
     }
 
-    /// Returns the outermost folder of sample `i`, if the samples of the shard lie in several.
-    fn class_folder(&self, i: usize) -> Option<&str> {
-        let has_several = || {
-            let mut folders = (0..self.len()).filter_map(|i| folder_of(self.key(i)));
-            let first = folders.next();
-            folders.any(|folder| Some(folder) != first)
-        };
-        if *self.has_class_folders.get_or_init(has_several) { folder_of(self.key(i)) } else { None }
+    /// Returns the class that the folder of sample `i` gives, if nothing else states one or says
+    /// that there is none.
+    fn class_folder(&self, i: usize) -> Option<String> {
+        folder_of(self.key(i)).and_then(canonical_class)
+    }
+
+    /// Returns whether sample `i` has a class member, which may not be readable as text.
+    fn has_class_member(&self, i: usize) -> bool {
+        self.index.member(i, &CLASS_EXTENSIONS).is_some() || self.only_class_with_dots(i).is_some()
     }
 
     /// Returns the member of sample `i` with the first of `extensions` that the sample has.
@@ -256,8 +252,8 @@ impl Shard {
         if found.next().is_some() { None } else { Some(first) }
     }
 
-    /// Returns all members of sample `i` in the order of the tar: extension and bytes. A class that its folder gives
-    /// becomes a member, so that a copy has it in any shard and under any key.
+    /// Returns all members of sample `i` in the order of the tar: extension and bytes. A class that
+    /// its folder gives becomes a member, so that a copy has it in any shard and under any key.
     ///
     /// # Errors
     /// As [`Shard::image`].
@@ -269,7 +265,7 @@ impl Shard {
         if self.has_class_of_folder(i)?
             && let Some(class) = self.class_folder(i)
         {
-            members.push(("cls".into(), class.as_bytes().to_vec()));
+            members.push(("cls".into(), class.into_bytes()));
         }
         Ok(members)
     }
@@ -313,7 +309,8 @@ pub fn leads_out(name: &str) -> bool {
     !Path::new(name).components().all(stays)
 }
 
-/// Returns the outermost folder of a key: that which is the class of an image in a folder of images, too.
+/// Returns the outermost folder of a key: that which is the class of an image in a folder of
+/// images, too.
 fn folder_of(key: &str) -> Option<&str> {
     let (folder, _) = key.trim_start_matches('/').split_once('/')?;
     Some(folder).filter(|folder| !folder.is_empty())
@@ -322,7 +319,8 @@ fn folder_of(key: &str) -> Option<&str> {
 /// Columns of a sample, by name.
 pub type Columns = serde_json::Map<String, serde_json::Value>;
 
-/// Returns the value of `label`, or else of `labels`, in the columns of a sample: a number or a text, or a list of them.
+/// Returns the value of `label`, or else of `labels`, in the columns of a sample: a number or a
+/// text, or a list of them.
 pub fn classes_of(columns: &Columns) -> Vec<String> {
     let found = columns.get("label").or_else(|| columns.get("labels"));
     let values = match found {

@@ -1,5 +1,5 @@
-//! Bits that the values of 16-bit images use: many cameras and scanners fill 10, 12 or 14 of them, and such
-//! images are nearly black to a network that takes the largest number for white.
+//! Bits that the values of 16-bit images use: many cameras and scanners fill 10, 12 or 14 of them,
+//! and such images are nearly black to a network that takes the largest number for white.
 
 use augment::{DecodeRules, Depth, bands};
 use eval::ImageSet;
@@ -28,8 +28,8 @@ impl BitsSeen {
         }
     }
 
-    /// Says that values use a part of their bits, and what is to be done; `None` where they use all, and
-    /// where `rules` say how many they use or take numbers as they are.
+    /// Says that values use a part of their bits, and what is to be done; `None` where they use
+    /// all, and where `rules` say how many they use or take numbers as they are.
     pub(crate) fn in_words(&self, rules: &DecodeRules, remedy: &str) -> Option<String> {
         let Self { n_images, largest } = *self;
         let bits = u16::BITS - largest.leading_zeros();
@@ -45,8 +45,8 @@ impl BitsSeen {
     }
 }
 
-/// Prints a note if some images of `dataset`, which are looked at, use a part of 16 bits. Shards on a server
-/// are not fetched for it.
+/// Prints a note if some images of `dataset`, which are looked at, use a part of 16 bits. Shards on
+/// a server are not fetched for it.
 pub(crate) fn note_bits(dataset: &Dataset, rules: &DecodeRules) {
     if !dataset.is_local() {
         return;

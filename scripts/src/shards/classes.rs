@@ -6,9 +6,10 @@ use std::path::Path;
 use anyhow::{Context, bail};
 use eval::ImageSet;
 use pipeline::url::ShardUrl;
-use pipeline::{Source, Storage};
+use pipeline::{Dataset, SampleId, Source, Storage};
 
 use super::open::is_folder_of_images;
+use crate::console::say;
 
 /// Name of the list of class names beside shards.
 const LIST: &str = "classes.txt";
@@ -29,6 +30,22 @@ pub(crate) fn with_names(images: ImageSet, specs: &[String], storage: &Storage) 
     }
 }
 
+/// Prints a note if the class of the first image of `dataset`, the set `name`, is the folder of its
+/// key: in shards of other tools such folders may number parts of a data set.
+pub(crate) fn note_class_folders(dataset: &Dataset, name: &str) -> anyhow::Result<()> {
+    if dataset.n_samples() == 0 {
+        return Ok(());
+    }
+    let (shard, number) = dataset.locate(SampleId(0));
+    if shard.has_class_of_folder(number)? {
+        say(format!(
+            "note: images of {name} have the outermost folders of their names as classes, such as that of {}",
+            shard.key(number)
+        ));
+    }
+    Ok(())
+}
+
 /// Copies the list of class names beside the first of the shards `sources` into the folder `out`.
 pub(crate) fn copy_classes(sources: &[Source], out: &Path, overwrite: bool) -> anyhow::Result<()> {
     let Some(ShardUrl::File(shard)) = sources.first().map(|source| &source.url) else { return Ok(()) };
@@ -47,8 +64,6 @@ pub(crate) fn copy_classes(sources: &[Source], out: &Path, overwrite: bool) -> a
 
 /// Mapping from labels to numbers.
 pub(crate) enum Classes {
-    /// No image has a label.
-    Unstated,
     /// Labels that are numbers.
     Numbers,
     /// Labels numbered by their position in a list of names.
@@ -64,7 +79,8 @@ impl Classes {
         overwrite: bool,
         labels: impl Iterator<Item = &'a String>,
     ) -> anyhow::Result<Self> {
-        let found: BTreeSet<&String> = labels.collect();
+        // An image may have several classes, one a line.
+        let found: BTreeSet<&str> = labels.flat_map(|label| label.lines()).collect();
         let path = out.join(LIST);
         let read = |path: &Path| -> anyhow::Result<Vec<String>> {
             let text = std::fs::read_to_string(path)
@@ -73,9 +89,8 @@ impl Classes {
         };
         let names = match list {
             Some(list) => read(list)?,
-            None if found.is_empty() => return Ok(Self::Unstated),
             None if found.iter().all(|class| class.parse::<u32>().is_ok()) => return Ok(Self::Numbers),
-            None => found.into_iter().cloned().collect(),
+            None => found.into_iter().map(str::to_string).collect(),
         };
         if path.exists() && !overwrite && read(&path)? != names {
             bail!(
@@ -90,20 +105,15 @@ impl Classes {
     /// Names in the order of their numbers, if classes have names.
     pub(crate) fn names(&self) -> Option<&Vec<String>> {
         match self {
-            Self::Unstated | Self::Numbers => None,
+            Self::Numbers => None,
             Self::Named(names) => Some(names),
         }
-    }
-
-    /// Returns whether an image may have a label.
-    pub(crate) fn are_stated(&self) -> bool {
-        !matches!(self, Self::Unstated)
     }
 
     /// Number of `class`.
     pub(crate) fn number(&self, class: &str) -> anyhow::Result<usize> {
         match self {
-            Self::Unstated | Self::Numbers => Ok(class.parse()?),
+            Self::Numbers => Ok(class.parse()?),
             Self::Named(names) => names.iter().position(|name| name == class).with_context(|| {
                 format!("class {class:?} is not in the list of classes ({} names)", names.len())
             }),

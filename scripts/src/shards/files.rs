@@ -89,7 +89,8 @@ pub(crate) fn entries(input: &Path, columns: &ColumnNames) -> anyhow::Result<Fou
     })
 }
 
-/// Prints a note if the link `path` leads to a folder outside of `within`, whose images are taken as well.
+/// Prints a note if the link `path` leads to a folder outside of `within`, whose images are taken
+/// as well.
 fn note_outside(path: &Path, within: &Path) {
     if let Ok(target) = path.canonicalize()
         && !target.starts_with(within)
@@ -98,8 +99,9 @@ fn note_outside(path: &Path, within: &Path) {
     }
 }
 
-/// Finds the images below `root`, in the order of their paths. An image has the class in the .cls file of its name; else, in a
-/// sub-folder, the name of the first folder below `root`.
+/// Finds the images below `root`, in the order of their paths. An image has the class in the .cls
+/// file of its name, or under `label` or `labels` in its .json; else, in a sub-folder, the name of
+/// the first folder below `root`.
 fn folder(root: &Path) -> anyhow::Result<FoundFiles> {
     let mut found = FoundFiles::default();
     // The work directory of a run has pictures of its own.
@@ -146,7 +148,7 @@ fn folder(root: &Path) -> anyhow::Result<FoundFiles> {
         let below = path.strip_prefix(root)?;
         let in_folder = below.components().count() > 1;
         let class = below.components().next().filter(|_| in_folder);
-        let class = class.map(|part| name_of(Path::new(part.as_os_str())));
+        let class = class.and_then(|part| canonical_class(&name_of(Path::new(part.as_os_str()))));
         let name = name_of(below);
         let Beside { class: own_class, columns, has_large_json } = beside(&path)?;
         if has_large_json {
@@ -178,11 +180,16 @@ pub(super) enum OwnClass {
     Unknown,
     /// None: a negative number, or an empty file.
     No,
-    /// Its number or name.
+    /// Its number or name; several are one a line.
     Named(String),
 }
 
 impl OwnClass {
+    /// Wraps the classes that are stated.
+    fn of(classes: Vec<String>) -> Self {
+        if classes.is_empty() { Self::No } else { Self::Named(classes.join("\n")) }
+    }
+
     /// Returns the class, which is `otherwise` where nothing is said of it.
     pub(super) fn or(self, otherwise: Option<String>) -> Option<String> {
         match self {
@@ -218,12 +225,11 @@ pub(super) fn beside(path: &Path) -> anyhow::Result<Beside> {
         _ => Map::new(),
     };
     let class = match file {
-        Some(text) => canonical_class(&text).map_or(OwnClass::No, OwnClass::Named),
-        // One class; several stay in the columns, from where evaluation takes them.
-        None => match classes_of(&columns).as_slice() {
-            [class] => OwnClass::Named(class.clone()),
-            _ => OwnClass::Unknown,
-        },
+        Some(text) => OwnClass::of(text.lines().filter_map(canonical_class).collect()),
+        None if columns.contains_key("label") || columns.contains_key("labels") => {
+            OwnClass::of(classes_of(&columns))
+        }
+        None => OwnClass::Unknown,
     };
     if let Some(caption) = text("txt")? {
         columns.entry("caption").or_insert(caption.into());

@@ -47,7 +47,9 @@ fn image_of(path: &Path) -> anyhow::Result<(String, Vec<u8>)> {
     }
     let bytes = std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
     let has_map = bands::map_data(&bytes).is_ok_and(|map| map.is_some());
-    if bands::format_of(&bytes).is_some() && (has_map || bands::is_more_than_a_picture(&bytes)) {
+    // A PNG would lose which way up the image is.
+    let is_turned = facts(&bytes).is_ok_and(|facts| facts.turned);
+    if bands::format_of(&bytes).is_some() && (has_map || is_turned || bands::is_more_than_a_picture(&bytes)) {
         return Ok((extension, bytes));
     }
     let image = match extension.as_str() {

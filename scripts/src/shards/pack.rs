@@ -156,14 +156,17 @@ fn contents(
     Ok(Contents { samples, sizes_bytes, classes, shards, skipped })
 }
 
-/// Returns the text of the class member of a sample: the number of its class. Where others have one, a sample
-/// without says so if it lies in a folder, which would else be its class.
+/// Returns the text of the class member of a sample: the numbers of its classes, one a line. A
+/// sample without a class says so if it lies in a folder, which would else be its class.
 fn class_text(key: &str, entry: &SampleFile, classes: &Classes) -> anyhow::Result<Option<String>> {
-    match &entry.class {
-        Some(class) => Ok(Some(classes.number(class)?.to_string())),
-        None if classes.are_stated() && key.contains('/') => Ok(Some(NO_CLASS.into())),
-        None => Ok(None),
+    let Some(class) = &entry.class else {
+        return Ok(key.contains('/').then(|| NO_CLASS.to_string()));
+    };
+    let mut numbers = Vec::new();
+    for line in class.lines() {
+        numbers.push(classes.number(line)?.to_string());
     }
+    Ok(Some(numbers.join("\n")))
 }
 
 /// Returns the bytes that a sample takes in a shard, by the lengths of its files; 0 if shards may have any size.

@@ -64,7 +64,8 @@ impl KeyList {
     pub(crate) fn read(path: &Path) -> anyhow::Result<Self> {
         let text =
             std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
-        Ok(Self(text.lines().map(str::to_string).collect()))
+        // As keys are read: without what tar writes before the names of a folder's files.
+        Ok(Self(text.lines().map(|line| line.strip_prefix("./").unwrap_or(line).to_string()).collect()))
     }
 
     /// Returns whether the list names the sample `key` of `shard`.

@@ -90,7 +90,8 @@ pub struct HeadOutput {
     pub views: Option<Tensor<3>>,
     /// Output for the R masked cells, `[R, 1, K]`; absent where the head reads none, or none is masked.
     pub masked: Option<Tensor<3>>,
-    /// Output for all cells, masked or not, `[B·V·N, 1, K]`; absent where the head does not read them.
+    /// Output for all cells, masked or not, `[B·V·N, 1, K]`; absent where the head does not read
+    /// them.
     pub cells: Option<Tensor<3>>,
 }
 
@@ -165,8 +166,8 @@ impl Features {
         Self { masked, ..Self::vectors(Tensor::cat(parts, 0)) }
     }
 
-    /// Returns one vector per view and then all cells, `[B·V + B·V·N, 1, D]`; [`Features::pooled`] where no masks
-    /// were drawn.
+    /// Returns one vector per view and then all cells, `[B·V + B·V·N, 1, D]`; [`Features::pooled`]
+    /// where no masks were drawn.
     pub fn pooled_and_cells(&self) -> Self {
         let pooled = self.pooled();
         let Some(masked) = self.masked.clone() else { return pooled };
@@ -176,8 +177,9 @@ impl Features {
         Self { masked, ..Self::vectors(Tensor::cat(vec![pooled.x, cells.reshape([b * n, 1, d])], 0)) }
     }
 
-    /// Returns the tokens of views and the masked cells, or all cells, apart where these features hold both: the tokens of views alone where no cell is
-    /// masked. Other features are returned as they are.
+    /// Returns the tokens of views and the masked cells, or all cells, apart where these features
+    /// hold both: the tokens of views alone where no cell is masked. Other features are returned as
+    /// they are.
     pub fn apart(&self) -> Vec<Self> {
         let ([rows, n, d], masked) = (self.x.dims(), self.masked.as_ref());
         let holds_both = |masked: &&Masked| {
@@ -313,8 +315,8 @@ impl HeadOutputs {
         self.of(name)[group].masked.clone()
     }
 
-    /// Returns the output of the head `name`, which reads all cells, for those of the views of size `group`,
-    /// `[B·V·N, 1, K]`.
+    /// Returns the output of the head `name`, which reads all cells, for those of the views of size
+    /// `group`, `[B·V·N, 1, K]`.
     ///
     /// # Panics
     /// If there is no such head, or it does not read them: a bug in the method.

@@ -157,8 +157,8 @@ fn koleo_equals_pytorch() {
     golden.assert_tensor("koleo_grad", x.grad(&loss.backward()).unwrap(), TOLERANCE);
 }
 
-/// Outputs of a network whose one head scored views of `[B, V, K]` by size, and the cells of `[B, V, N, K]` of the
-/// first size, of which some are masked.
+/// Outputs of a network whose one head scored views of `[B, V, K]` by size, and the cells of `[B,
+/// V, N, K]` of the first size, of which some are masked.
 fn masked_outputs(views: &[Tensor<3>], cells: Tensor<4>, masked: &Arc<MaskedCells>) -> Outputs {
     let [b, v, n, k] = cells.dims();
     let tokens: Vec<i32> = masked.tokens(0, n).into_iter().map(|token| token as i32).collect();

@@ -171,7 +171,8 @@ fn dinov2_with_heads_apart_is_the_official_run() {
     check_both(&dinov2("dinov2_apart", 0.005, more));
 }
 
-/// Exact masks, rotary positions, plain last layers, a weight of smaller views and Gram anchoring with ramps.
+/// Exact masks, rotary positions, plain last layers, a weight of smaller views and Gram anchoring
+/// with ramps.
 #[test]
 fn dinov3_is_the_official_run() {
     check_both(&dinov3());

@@ -8,8 +8,8 @@
 //! after the step: centers c of views and c' of patches, and the teacher, follow their means
 //! ```
 //!
-//! The authors' code averages c' over all patches of the views (`patch_center = "all_patches"`); over the masked patches, as in DINOv2,
-//! the teacher scores a quarter as many.
+//! The authors' code averages c' over all patches of the views (`patch_center = "all_patches"`);
+//! over the masked patches, as in DINOv2, the teacher scores a quarter as many.
 
 #[cfg(test)]
 use augment::MultiCrop;
@@ -70,8 +70,8 @@ pub struct Config {
     /// Decay of the centers' moving averages; 0.9 by default.
     #[serde(default = "default_center_decay")]
     pub center_decay: f64,
-    /// Patches over whose scores the center of patches is averaged: the masked ones, the default, or all, as in the
-    /// published runs, where the teacher's head scores all of them.
+    /// Patches over whose scores the center of patches is averaged: the masked ones, the default,
+    /// or all, as in the published runs, where the teacher's head scores all of them.
     #[serde(default, skip_serializing_if = "is_of_masked")]
     pub patch_center: CenteredOn,
     /// Probability with which a view of the first size is masked; 0.5 by default.

@@ -11,7 +11,7 @@ use super::weights::ShardWeights;
 
 /// A shard of a follower.
 pub struct Follower<'a> {
-    /// ShardWeights of the shard.
+    /// Weights of the shard.
     pub weights: &'a mut ShardWeights,
     /// Share of the old weights that stays.
     pub decay: f64,

@@ -1,8 +1,9 @@
-//! ShardWeights of a shard, and the copy of them that products read.
+//! Weights of a shard, and the copy of them that products read.
 
 use burn_tensor::Tensor;
 
-/// ShardWeights of a shard, `[n]` in f32, with the same values in bf16 where the update has written both.
+/// Weights of a shard, `[n]` in f32, with the same values in bf16 where the update has written
+/// both.
 ///
 /// Whoever writes the values in another way loses the copy, so that it never differs from them.
 #[derive(Debug, Clone)]

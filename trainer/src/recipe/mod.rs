@@ -169,12 +169,14 @@ pub struct DataConfig {
     /// Bits of a channel's values: 8, the default, 16, or 32 for floating point, as which numbers of any type are read.
     #[serde(rename = "bits", skip_serializing_if = "Depth::is_eight")]
     pub depth: Depth,
-    /// Bits that the values of 16-bit images use, if not all, such as 12 of many cameras and scanners: values are scaled as if they used all
-    /// 16, and an image with a larger value is refused. `ocelli shards stats` says how many bits are used.
+    /// Bits that the values of 16-bit images use, if not all, such as 12 of many cameras and
+    /// scanners: values are scaled as if they used all 16, and an image with a larger value is
+    /// refused. `ocelli shards stats` says how many bits are used.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bits_used: Option<u8>,
-    /// Pixels that stand for no data, in images of other formats than 8-bit RGB: `{ value = -9999 }`; in floating point NaN does in any case.
-    /// They get the mean of the other pixels of their image and channel, or the number `fill`. Without this table, images with NaN are refused.
+    /// Pixels that stand for no data, in images of other formats than 8-bit RGB: `{ value = -9999
+    /// }`; in floating point NaN does in any case. They get the mean of the other pixels of their
+    /// image and channel, or the number `fill`. Without this table, images with NaN are refused.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub no_data: Option<NoData>,
     /// Mean subtracted from each channel, and standard deviation by which it is divided, where 1 is the largest value of 8 or 16 bits;

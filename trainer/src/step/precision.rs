@@ -78,8 +78,8 @@ impl Precision {
         }
     }
 
-    /// Returns whether products or transfers of `comm` read the rounded weights of a rank's own shards,
-    /// which the update can then write.
+    /// Returns whether products or transfers of `comm` read the rounded weights of a rank's own
+    /// shards, which the update can then write.
     pub fn rounds_with_update(self, comm: &Communicator) -> bool {
         let is_whole = comm.topology().n_shards(Extent::Whole) == 1;
         let is_sent = self.gather == Wire::Bf16 && comm.supports_device_tensors();

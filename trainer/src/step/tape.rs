@@ -83,7 +83,8 @@ pub(crate) struct Gathered<'a, 'f> {
 }
 
 impl<'a> Gathered<'a, '_> {
-    /// Returns the parameters for products in `products`; with `track`, their gradients are tracked.
+    /// Returns the parameters for products in `products`; with `track`, their gradients are
+    /// tracked.
     fn leaves(&self, track: bool, products: DType) -> Leaves<'a> {
         let leaves = Leaves::for_products(self.layout, self.flat, track, products);
         match self.in_bf16 {

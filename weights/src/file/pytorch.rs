@@ -77,14 +77,22 @@ pub(crate) fn read(path: &Path) -> Result<Arrays, WeightsError> {
 fn has_two_members_of_a_name(path: &Path) -> std::io::Result<bool> {
     let Ok(archive) = zip::ZipArchive::new(std::fs::File::open(path)?) else { return Ok(false) };
     let mut file = std::fs::File::open(path)?;
-    // The end of the directory states the number of its entries; a comment of up to 64 KiB may follow.
+    // The end of the directory states the number of its entries; a comment of up to 64 KiB may
+    // follow.
     let len_bytes = file.metadata()?.len();
     file.seek(SeekFrom::Start(len_bytes.saturating_sub(MAX_END_BYTES)))?;
     let mut end = Vec::new();
     file.read_to_end(&mut end)?;
-    let Some(at) = end.windows(4).rposition(|window| window == b"PK\x05\x06") else { return Ok(false) };
-    let Some(count) = end.get(at + 10..at + 12) else { return Ok(false) };
-    let count = u16::from_le_bytes([count[0], count[1]]);
+    // The comment, whose length it states, ends the file.
+    let is_end = |at: &usize| {
+        let record = &end[*at..];
+        record.starts_with(b"PK\x05\x06")
+            && record
+                .get(20..22)
+                .is_some_and(|len| 22 + usize::from(u16::from_le_bytes([len[0], len[1]])) == record.len())
+    };
+    let Some(at) = (0..end.len()).find(is_end) else { return Ok(false) };
+    let count = u16::from_le_bytes([end[at + 10], end[at + 11]]);
     // That number stands for one that does not fit.
     Ok(count != u16::MAX && usize::from(count) != archive.len())
 }

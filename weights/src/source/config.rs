@@ -104,7 +104,8 @@ pub(crate) fn check_activation(source: &Source, known: &str) -> Result<(), Strin
     Ok(())
 }
 
-/// Sizes that a configuration states, and the keys of a model that they are: of transformers, and of timm.
+/// Sizes that a configuration states, and the keys of a model that they are: of transformers, and
+/// of timm.
 const SIZES: [(&str, &str); 6] = [
     ("hidden_size", "width"),
     ("num_hidden_layers", "depth"),
@@ -114,7 +115,8 @@ const SIZES: [(&str, &str); 6] = [
     ("num_features", "width"),
 ];
 
-/// Checks that the sizes which a configuration of a transformer states are those of the weights, which decide them.
+/// Checks that the sizes which a configuration of a transformer states are those of the weights,
+/// which decide them.
 ///
 /// # Errors
 /// A message with the first that differs.
@@ -128,14 +130,15 @@ pub(crate) fn check_sizes(source: &Source, model: &ModelConfig) -> Result<(), St
     for (key, of_model) in SIZES {
         let places = [&config[key], &config["model_args"][key]];
         let Some(said) = places.into_iter().find(|said| said.is_number()) else { continue };
-        if model[of_model].is_number() && *said != model[of_model] {
+        if model[of_model].is_number() && said.as_f64() != model[of_model].as_f64() {
             return Err(format!(
                 "its configuration says {key} = {said}, and the weights have {}: they are of different networks",
                 model[of_model]
             ));
         }
     }
-    if config["qkv_bias"] == false && model["qkv_bias"] != "none" {
+    let has_none = config["qkv_bias"] == false || config["model_args"]["qkv_bias"] == false;
+    if has_none && model["qkv_bias"] != "none" {
         return Err("its configuration says qkv_bias = false, and the weights have such biases".into());
     }
     Ok(())

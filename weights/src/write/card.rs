@@ -90,7 +90,7 @@ fn decoding_in_words(decoding: Decoding) -> Vec<String> {
                 "get the mean of the other pixels of their image and channel".to_string()
             }
         };
-        sentences.push(format!("NaN{value} stand for no data: such pixels {fill}."));
+        sentences.push(format!("Pixels that are NaN{value} hold no data: they {fill}."));
     }
     sentences
 }

@@ -11,7 +11,7 @@ use crate::evaluation::flags::{CacheFlags, ProtocolFlags};
 use crate::evaluation::network::{NetworkFlags, OpenNetwork};
 use crate::evaluation::scores::set_name;
 use crate::shards::bits::note_bits_of;
-use crate::shards::classes::with_names;
+use crate::shards::classes::{note_class_folders, with_names};
 use crate::shards::open::open_dataset;
 
 /// Flags of `probe`.
@@ -92,7 +92,9 @@ pub(super) fn images(
     open: &OpenNetwork,
     storage: &Storage,
 ) -> anyhow::Result<ImageSet> {
-    let source = Source::Shards(Arc::new(open_dataset(specs, storage)?));
+    let dataset = Arc::new(open_dataset(specs, storage)?);
+    note_class_folders(&dataset, &name)?;
+    let source = Source::Shards(dataset);
     let images = ImageSet::open(source, open.transform, open.rules, name)?;
     note_bits_of(&images)?;
     with_names(images, specs, storage)

@@ -50,6 +50,11 @@ impl ChannelSums {
         all
     }
 
+    /// Returns whether each channel has a pixel that holds data.
+    pub(super) fn has_data(&self) -> bool {
+        self.n_pixels.iter().all(|n| *n > 0.0)
+    }
+
     /// Adds the sums of further pixels of the same channels.
     pub(super) fn add(&mut self, other: &Self) {
         let add = |sums: &mut Vec<f64>, other: &[f64]| {

@@ -38,7 +38,7 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     let sources = storage.sources(&args.shards)?;
     check_names(&sources)?;
-    let wanted: HashSet<&str> = args.keys.iter().map(String::as_str).collect();
+    let wanted: HashSet<&str> = args.keys.iter().map(|key| key.strip_prefix("./").unwrap_or(key)).collect();
     let progress = bar(sources.len() as u64, "extract");
     let (mut n_samples, mut n_files) = (0u64, 0u64);
     for source in &sources {

@@ -5,7 +5,6 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Instant;
 
-use anyhow::bail;
 use augment::facts::{ColorKind, Facts, facts};
 use augment::{
     BlurRule, DecodeRules, Depth, Fill, Image, MultiCrop, PixelFormat, SampleKey, ViewMaker, bands,
@@ -69,12 +68,8 @@ impl FormatFlags {
     fn rules(&self, fill: Fill) -> anyhow::Result<DecodeRules> {
         let format = PixelFormat { n_channels: self.channels, depth: self.depth };
         format.validate().map_err(|reason| anyhow::anyhow!("--channels: {reason}"))?;
+        self.values.check(format)?;
         let no_data = self.values.no_data(fill);
-        if no_data.is_some() && format.is_rgb8() {
-            bail!(
-                "--no-data is for images with a value for no data, not for {format}: give --channels and --bits"
-            );
-        }
         Ok(DecodeRules { format, bits_used: self.values.bits_used, no_data, ..DecodeRules::default() })
     }
 }
@@ -136,7 +131,13 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     let rules = args.format.rules(Fill::Missing)?;
     let given = split_folders(&args.shards)?;
     let sources = given.sources(storage)?;
-    let about = json!({ "shards": identities(&sources, args.parts.work()), "channels": args.format.channels, "bits": args.format.depth.bits(), "bits_used": rules.bits_used, "no_data": args.format.values.no_data });
+    let about = json!({
+        "shards": identities(&sources, args.parts.work()),
+        "channels": args.format.channels,
+        "bits": args.format.depth.bits(),
+        "bits_used": rules.bits_used,
+        "no_data": args.format.values.no_data,
+    });
     let work = args.parts.work();
     let results = PartResults::new(folder(args.out.as_deref(), work)?, "stats", about);
     let folders = given.open_folders(work)?;
@@ -207,7 +208,8 @@ fn found(
         bytes: encoded.len() as u64,
         hash: xxh3_128(encoded.bytes()),
         other: image.is_none().then(stated).flatten().filter(|found| *found != rules.format),
-        sums: image.as_ref().map(ChannelSums::of),
+        // Training refuses an image with a channel without data.
+        sums: image.as_ref().map(ChannelSums::of).filter(ChannelSums::has_data),
         largest: bands::largest_of_16_bits(&files, rules),
         no_data: files.first().and_then(|file| bands::map_data(file).ok()??.no_data),
         decode_s,
@@ -229,6 +231,9 @@ impl Stats {
         for class in found.classes {
             *self.classes.entry(class).or_default() += 1;
         }
+        if let Some(value) = found.no_data {
+            *self.no_data.entry(value).or_default() += 1;
+        }
         self.hashes.push(format!("{:032x}", found.hash));
         let (Some(facts), Some(sums)) = (found.facts, found.sums) else {
             self.n_bad += 1;
@@ -240,9 +245,6 @@ impl Stats {
         if let Some(largest) = found.largest {
             self.n_wide += 1;
             self.largest = self.largest.max(largest);
-        }
-        if let Some(value) = found.no_data {
-            *self.no_data.entry(value).or_default() += 1;
         }
         *self.formats.entry(facts.format.to_string()).or_default() += 1;
         *self.colors.entry(color_name(facts.color).to_string()).or_default() += 1;

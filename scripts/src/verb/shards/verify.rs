@@ -4,13 +4,14 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use augment::{DecodeRules, Image};
+use augment::{DecodeRules, Fill, Image};
 use pipeline::shard::{IMAGE_EXTENSIONS, leads_out};
 use pipeline::{Dataset, PipelineError, SampleId, Shard, Source, Storage};
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
+use crate::backbone::ValueFlags;
 use crate::console::say;
 use crate::parts::{PartFlags, PartResults, Work, folder, identities};
 use crate::progress::bar;
@@ -25,6 +26,8 @@ pub(crate) struct Args {
     /// Shards: paths, patterns such as 'train-*.tar', folders, or URLs.
     #[arg(required = true)]
     shards: Vec<String>,
+    #[command(flatten)]
+    values: ValueFlags,
     #[command(flatten)]
     parts: PartFlags,
     /// Folder that receives the results of parts.
@@ -54,9 +57,18 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     let results = PartResults::new(
         folder(args.out.as_deref(), work)?,
         "verify",
-        json!({ "shards": identities(&sources, work) }),
+        json!({
+            "shards": identities(&sources, work),
+            "bits_used": args.values.bits_used,
+            "no_data": args.values.no_data,
+        }),
     );
-    let parts = results.of(work, sources.len(), |range| found(&sources[range], folders, storage))?;
+    let rules = DecodeRules {
+        bits_used: args.values.bits_used,
+        no_data: args.values.no_data(Fill::default()),
+        ..DecodeRules::default()
+    };
+    let parts = results.of(work, sources.len(), |range| found(&sources[range], folders, storage, &rules))?;
     let Some(parts) = parts else { return Ok(ExitCode::SUCCESS) };
     if let Work::Join(_) = work {
         parts.iter().flat_map(|part| &part.flaws).for_each(|flaw| say(format!("bad: {flaw}")));
@@ -84,7 +96,12 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
 }
 
 /// Checks `sources` and their samples, and the images of `folders`; prints what is bad.
-fn found(sources: &[Source], folders: Vec<Shard>, storage: &Storage) -> anyhow::Result<Found> {
+fn found(
+    sources: &[Source],
+    folders: Vec<Shard>,
+    storage: &Storage,
+    rules: &DecodeRules,
+) -> anyhow::Result<Found> {
     let (mut readable, bad_shards) = checked(sources, storage)?;
     readable.extend(folders);
     let n_samples: u64 = readable.iter().map(|shard| shard.len() as u64).sum();
@@ -100,7 +117,7 @@ fn found(sources: &[Source], folders: Vec<Shard>, storage: &Storage) -> anyhow::
         let flaw = match dataset.read(id) {
             Ok(sample) => {
                 bytes.fetch_add(sample.image.len() as u64, Ordering::Relaxed);
-                let decoded = Image::decode_any(&sample.image.files(), &DecodeRules::default());
+                let decoded = Image::decode_any(&sample.image.files(), rules);
                 let flaw = match decoded {
                     Err(error) => Some(error.to_string()),
                     Ok(_) if leads_out(&sample.key) => Some(

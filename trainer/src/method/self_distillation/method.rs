@@ -116,7 +116,8 @@ impl SelfDistillation {
         Ok(Self { patches: Some(PatchPrediction { head, targets, weight, centered_on, masks }), ..self })
     }
 
-    /// Sets the cells whose scores the center of masked cells follows, which the head of the views scores.
+    /// Sets the cells whose scores the center of masked cells follows, which the head of the views
+    /// scores.
     pub(in crate::method) fn with_patch_center(mut self, centered_on: CenteredOn) -> Self {
         if let Some(patches) = &mut self.patches {
             patches.centered_on = centered_on;

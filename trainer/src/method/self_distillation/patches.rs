@@ -87,8 +87,8 @@ impl PatchPrediction {
         Ok(Cells { head, targets: BatchTargets::Whole(balanced), entropy, weight })
     }
 
-    /// Returns the collectives of [`PatchPrediction::cells`]: the number of masked cells, targets, the mean of all cells
-    /// if the center follows it, and the targets' entropy.
+    /// Returns the collectives of [`PatchPrediction::cells`]: the number of masked cells, targets,
+    /// the mean of all cells if the center follows it, and the targets' entropy.
     pub(super) fn collectives(&self) -> Vec<Collective> {
         let mut collectives = vec![Collective::Number];
         collectives.extend(self.targets.collectives());
