@@ -60,7 +60,10 @@ static void open_log(void) {
 } while (0)
 
 Result cuInit(unsigned flags) { return SUCCESS; }
-Result cuDriverGetVersion(int *version) { *version = 13020; return SUCCESS; }
+Result cuDriverGetVersion(int *version) {
+    *version = number_of("OCELLI_DRIVER_VERSION", 13020);
+    return SUCCESS;
+}
 Result cuGetErrorName(Result error, const char **name) { *name = "an error"; return SUCCESS; }
 Result cuGetErrorString(Result error, const char **text) { *text = "an error of the driver without a device"; return SUCCESS; }
 

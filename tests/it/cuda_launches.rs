@@ -307,6 +307,28 @@ fn a_library_that_fails_is_not_used() {
     let out = stubs.run(&insists, &[("OCELLI_CUBLASLT_FAILS", "create")], &log);
     assert_eq!(out.status.code(), Some(2));
     assert!(String::from_utf8_lossy(&out.stderr).contains("run.kernels = \"cublaslt\""), "{out:?}");
+    // A library and a GPU that are too old: a line, and CubeCL's products.
+    for (setting, value, said) in [
+        (
+            "OCELLI_CUBLASLT_VERSION",
+            "111104",
+            "libcublasLt.so is of version 11.11.4; 12.0 or a later one is needed",
+        ),
+        ("OCELLI_DRIVER_SM", "75", "the GPU has compute capability 7.5; 8.0 is needed"),
+    ] {
+        let out = stubs.run(&arguments, &[(setting, value)], &log);
+        ok(&out);
+        let stderr = String::from_utf8_lossy(&out.stderr);
+        let lines: Vec<&str> = stderr.lines().filter(|line| line.contains(said)).collect();
+        assert_eq!(lines.len(), 1, "{setting}: {stderr}");
+        assert!(!stderr.contains("Caused by") && !stderr.contains("backtrace"), "{setting}: {stderr}");
+        assert!(std::fs::read_to_string(&log).unwrap().contains("matmul"), "{setting}: nobody multiplies");
+    }
+    // A driver that does not load what the compiler makes.
+    let out = stubs.run(&arguments, &[("OCELLI_DRIVER_VERSION", "12040")], &log);
+    assert_eq!(out.status.code(), Some(2), "{out:?}");
+    let stderr = String::from_utf8_lossy(&out.stderr);
+    assert!(stderr.contains("driver is for CUDA 12.4") && stderr.contains("of CUDA 13.0"), "{stderr}");
     // A GPU that is too old.
     let out = stubs.run(&insists, &[("OCELLI_DRIVER_SM", "75")], &log);
     assert_eq!(out.status.code(), Some(2));

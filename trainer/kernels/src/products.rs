@@ -83,6 +83,9 @@ static NOTICES: Mutex<Vec<String>> = Mutex::new(Vec::new());
 static WRONG: Mutex<Option<WrongProduct>> = Mutex::new(None);
 /// Number of the check that [`check_one`] asked for last.
 static CHECK: AtomicU64 = AtomicU64::new(0);
+/// Products of the step that is computed now, and of the one before.
+static N_PRODUCTS: AtomicU64 = AtomicU64::new(0);
+static N_PRODUCTS_BEFORE: AtomicU64 = AtomicU64::new(0);
 /// Products until the one that is checked on a run's data; negative for none.
 static UNTIL_CHECK: AtomicI64 = AtomicI64::new(-1);
 
@@ -107,13 +110,24 @@ pub(crate) fn notice(text: String) {
     NOTICES.lock().unwrap_or_else(PoisonError::into_inner).push(text);
 }
 
-/// Has one of the next products checked on the data of the run: which one follows from `number`,
-/// the number of this check, from 1 on.
+/// Begins a step: products are counted from here on.
+pub fn begin_step() {
+    N_PRODUCTS_BEFORE.store(N_PRODUCTS.swap(0, Ordering::Relaxed), Ordering::Relaxed);
+}
+
+/// Has one of the products of the step that begins checked on the data of the run: which of those that the
+/// step before had follows from `number`, the number of this check, from 1 on.
 pub fn check_one(number: u64) {
-    /// Products of a short step: the largest prime below 128.
-    const N_PRODUCTS: u64 = 127;
+    let n_products = N_PRODUCTS_BEFORE.load(Ordering::Relaxed).max(1);
     CHECK.store(number, Ordering::Relaxed);
-    UNTIL_CHECK.store((number % N_PRODUCTS) as i64, Ordering::Relaxed);
+    UNTIL_CHECK.store(place_of_check(number, n_products) as i64, Ordering::Relaxed);
+}
+
+/// Returns the number of the product that check `number` is of, below `n_products`: those of
+/// successive checks are spread over a step, as multiples of the golden ratio are.
+fn place_of_check(number: u64, n_products: u64) -> u64 {
+    let share = number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    ((u128::from(share) * u128::from(n_products)) >> 64) as u64
 }
 
 /// Leaves out all checks of products, for a device that computes nothing, as the stub driver of the
@@ -130,6 +144,7 @@ pub fn is_trusted() -> bool {
 /// Returns whether the product that is computed now is to be checked.
 #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
 pub(crate) fn is_to_be_checked() -> bool {
+    N_PRODUCTS.fetch_add(1, Ordering::Relaxed);
     UNTIL_CHECK.load(Ordering::Relaxed) >= 0 && UNTIL_CHECK.fetch_sub(1, Ordering::Relaxed) == 0
 }
 
@@ -154,4 +169,37 @@ pub fn plant_wrong() {
 #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
 pub(crate) fn check_number() -> u64 {
     CHECK.load(Ordering::Relaxed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Forwards and backwards, the teacher's products and the student's: all are checked in time.
+    #[test]
+    fn checks_come_to_every_product_of_a_step() {
+        for n_products in [1, 7, 539, 4000] {
+            let mut checked = vec![false; n_products as usize];
+            for number in 1..=3 * n_products {
+                checked[place_of_check(number, n_products) as usize] = true;
+            }
+            let n_left = checked.iter().filter(|is_checked| !**is_checked).count();
+            assert_eq!(n_left, 0, "of {n_products}");
+        }
+    }
+
+    /// One product of a step is chosen, the one whose turn it is.
+    #[test]
+    fn one_product_of_the_step_is_chosen() {
+        for _ in 0..2 {
+            begin_step();
+            for _ in 0..50 {
+                is_to_be_checked();
+            }
+        }
+        begin_step();
+        check_one(3);
+        let chosen: Vec<usize> = (0..50).filter(|_| is_to_be_checked()).collect();
+        assert_eq!(chosen, [place_of_check(3, 50) as usize]);
+    }
 }

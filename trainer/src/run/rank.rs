@@ -195,6 +195,7 @@ impl<'a> Run<'a> {
         let step = self.trainer.state.step;
         let scheduled_values = self.schedules.at(step);
         let rank = self.trainer.topology().rank;
+        products::begin_step();
         if step > 0 && step.is_multiple_of(STEPS_BETWEEN_CHECKS) {
             products::check_one(step / STEPS_BETWEEN_CHECKS);
         }

@@ -179,6 +179,39 @@ pub fn cuda_devices() -> Result<Vec<String>, DeviceError> {
     Err(DeviceError::NotBuilt { kind: "cuda" })
 }
 
+/// Checks that the driver is for the CUDA of the compiler, whose programs an older one does not load.
+///
+/// # Errors
+/// One line with both versions.
+#[cfg(feature = "cuda")]
+#[allow(unsafe_code)]
+fn check_driver() -> Result<(), String> {
+    use cudarc::{driver, nvrtc};
+    let mut of_driver = 0;
+    // SAFETY: writes to a local that outlives the call.
+    let asked = unsafe { driver::sys::cuDriverGetVersion(&mut of_driver) };
+    // SAFETY: tries to load the compiler's library, whose initializers are trusted.
+    let has_compiler = unsafe { nvrtc::sys::is_culib_present() };
+    if asked != driver::sys::CUresult::CUDA_SUCCESS || !has_compiler {
+        // Whoever needs them says more.
+        return Ok(());
+    }
+    let mut major = 0;
+    let mut minor = 0;
+    // SAFETY: writes to locals that outlive the call.
+    unsafe { nvrtc::sys::nvrtcVersion(&mut major, &mut minor) };
+    if of_driver / 1000 < major {
+        return Err(format!(
+            "NVIDIA's driver is for CUDA {}.{}, and libnvrtc.so, which compiles kernels, of CUDA {major}.{minor}: install a newer \
+             driver, or the libraries of CUDA {}",
+            of_driver / 1000,
+            of_driver % 1000 / 10,
+            of_driver / 1000
+        ));
+    }
+    Ok(())
+}
+
 #[cfg(feature = "cuda")]
 fn cuda(asked: Option<usize>, local_rank: usize) -> Result<Opened, DeviceError> {
     use cudarc::driver::result;
@@ -192,6 +225,7 @@ fn cuda(asked: Option<usize>, local_rank: usize) -> Result<Opened, DeviceError> 
         let why = "kernels are compiled when they are first used, and need CUDA's headers: set CUDA_PATH";
         return Err(reason(format!("{} is not there; {why}", headers.display())));
     }
+    check_driver().map_err(reason)?;
     super::context::enter(number)
         .map_err(|error| reason(format!("cuda:{number} cannot be used: {error}")))?;
     let uuid = result::device::get(number as i32).and_then(result::device::get_uuid);

@@ -24,7 +24,7 @@ use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 use burn_tensor::DType;
 use cubecl::client::Client;
 use cubecl_common::device::DeviceId;
-use cubecl_runtime::server::Handle;
+use cubecl_runtime::server::{Handle, ServerError};
 use cudarc::cublaslt::result::{self, CublasError};
 use cudarc::cublaslt::sys::{
     self, cublasComputeType_t, cublasLtEpilogue_t, cublasLtHandle_t, cublasLtMatmulAlgo_t,
@@ -184,7 +184,7 @@ impl Library {
                 .map(SendHandle)
                 .map_err(|error| format!("cublasLtCreate: {}", status(error)))
         });
-        let handle = handle.map_err(|error| error.to_string())??;
+        let handle = handle.map_err(|error| one_line(&error))??;
         // Takes its memory now: without it, no product could run.
         workspace(client)?;
         Ok(Arc::new(Self { handle: handle.0, version }))
@@ -218,6 +218,11 @@ pub(super) fn compute_capability(device: u16) -> Result<(i32, i32), String> {
     }
 }
 
+/// Returns the first line of an error of CubeCL, behind which its causes and a backtrace follow.
+fn one_line(error: &ServerError) -> String {
+    error.to_string().lines().next().unwrap_or_default().trim_end_matches(':').to_string()
+}
+
 /// Returns the workspace of the calling thread, whose products run one after another on one stream.
 fn workspace(client: &Client) -> Result<Handle, String> {
     thread_local! {
@@ -228,8 +233,10 @@ fn workspace(client: &Client) -> Result<Handle, String> {
         return Ok(handle);
     }
     let handle = client.empty(WORKSPACE_BYTES);
-    stream::wait_for(client, vec![handle.clone()], |_| ())
-        .map_err(|error| format!("no memory for a workspace of {} MiB: {error}", WORKSPACE_BYTES >> 20))?;
+    stream::wait_for(client, vec![handle.clone()], |_| ()).map_err(|error| {
+        let mib = WORKSPACE_BYTES >> 20;
+        format!("no memory for a workspace of {mib} MiB: {}", one_line(&error))
+    })?;
     WORKSPACES.with_borrow_mut(|workspaces| workspaces.insert(device, handle.clone()));
     Ok(handle)
 }
@@ -241,7 +248,7 @@ impl Plan {
     /// The library's words, where it has none.
     pub(crate) fn new(client: &Client, library: &Arc<Library>, product: &Product) -> Result<Self, String> {
         let plan = stream::wait_for(client, Vec::new(), |_| Self::on_device_thread(library, product));
-        plan.map_err(|error| error.to_string())?.map_err(status)
+        plan.map_err(|error| one_line(&error))?.map_err(status)
     }
 
     fn on_device_thread(library: &Arc<Library>, product: &Product) -> Result<Self, CublasError> {
@@ -341,17 +348,23 @@ impl Plan {
         Ok(())
     }
 
-    /// Queues the product as [`Plan::queue`] does, and waits until the library has taken it.
+    /// Queues the product as [`Plan::queue`] does, and waits until the library has taken it: the inner result has
+    /// the library's words where it refuses.
     ///
     /// # Errors
-    /// The library's words.
-    pub(crate) fn queue_and_wait(&self, client: &Client, buffers: Buffers) -> Result<(), String> {
+    /// The device's words, where a buffer has no memory.
+    pub(crate) fn queue_and_wait(
+        &self,
+        client: &Client,
+        buffers: Buffers,
+    ) -> Result<Result<(), String>, String> {
         let adds = buffers.adds;
         let (mut handles, written) = self.handles(client, buffers)?;
         let n_read = handles.len();
         handles.extend(written);
         let taken = stream::wait_for(client, handles, |stream| self.run(&stream, n_read, adds));
-        taken.map_err(|error| error.to_string())?.map_err(|reason| format!("cublasLtMatmul: {reason}"))
+        let taken = taken.map_err(|error| one_line(&error))?;
+        Ok(taken.map_err(|reason| format!("cublasLtMatmul: {reason}")))
     }
 
     /// Returns the buffers that the product reads, and those that it writes.

@@ -59,6 +59,16 @@ pub(super) enum Verdict {
     Wrong(String),
 }
 
+/// Failure to compute a product.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) enum NotRun {
+    /// The library refused it.
+    ByLibrary(String),
+    /// The device has no memory for it, or one of its factors comes of a failure: nothing is said of the
+    /// product.
+    ByDevice,
+}
+
 /// A vector beside a product.
 #[derive(Debug, Clone)]
 pub(super) enum Beside {
@@ -95,13 +105,13 @@ pub(super) fn check(
     b: &CubeTensor,
     beside: &Beside,
     dtype: DType,
-    run: &dyn Fn(&Target, bool) -> Result<(), String>,
+    run: &dyn Fn(&Target, bool) -> Result<(), NotRun>,
 ) -> Verdict {
     let first = Guarded::new(a, b, beside, dtype);
     let second = Guarded::new(a, b, beside, dtype);
     for target in [&first.target, &second.target] {
-        if let Err(reason) = run(target, false) {
-            return Verdict::Wrong(reason);
+        if let Err(failure) = run(target, false) {
+            return failure.verdict();
         }
     }
     // What cannot be read says nothing about the product: memory may have run out, or a factor may
@@ -116,12 +126,22 @@ pub(super) fn check(
         return once;
     }
     // The gradient of a weight is added to that of an earlier use.
-    if let Err(reason) = run(&first.target, true) {
-        return Verdict::Wrong(reason);
+    if let Err(failure) = run(&first.target, true) {
+        return failure.verdict();
     }
     match compare(a, b, beside, &first.target, 2.0) {
         Verdict::Wrong(fault) => Verdict::Wrong(format!("added to itself, {fault}")),
         _ => once,
+    }
+}
+
+impl NotRun {
+    /// Returns the finding about a product that could not be computed.
+    fn verdict(self) -> Verdict {
+        match self {
+            Self::ByLibrary(reason) => Verdict::Wrong(reason),
+            Self::ByDevice => Verdict::Nothing,
+        }
     }
 }
 
@@ -534,6 +554,8 @@ mod tests {
         Overwritten,
         /// The library refuses to multiply.
         Refused,
+        /// There is no memory for it.
+        NoMemory,
     }
 
     #[cube(launch)]
@@ -591,7 +613,8 @@ mod tests {
                 Fault::Element => store(right, &out, m * n, 2 * n + 5, 3.0),
                 Fault::Unwritten => store(right, &out, m * n - 1, none, 1.0),
                 Fault::Unsteady if run_number.get() == 2 => store(right, &out, m * n, 7, 1.0 + 1e-6),
-                Fault::Refused => return Err("no".into()),
+                Fault::Refused => return Err(NotRun::ByLibrary("no".into())),
+                Fault::NoMemory => return Err(NotRun::ByDevice),
                 _ => store(right, &out, m * n, none, 1.0),
             }
             if fault == Fault::Behind {
@@ -648,6 +671,8 @@ mod tests {
                     (verdict(Beside::Bias(bias.clone()), Fault::NoBias), "is wrong"),
                     (verdict(Beside::Sums { into: None }, Fault::Sums), "sum over K of row 4"),
                 ];
+                // Of what was not computed nothing is known.
+                assert_eq!(plain(Fault::NoMemory), Verdict::Nothing);
                 for (verdict, what) in wrong {
                     assert!(
                         matches!(&verdict, Verdict::Wrong(found) if found.contains(what)),

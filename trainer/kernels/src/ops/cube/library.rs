@@ -10,7 +10,7 @@ use cubecl::client::Client;
 use cubecl::zspace::metadata::Metadata;
 use cubecl_common::device::DeviceId;
 
-use super::check::{Beside, Into, Target, Verdict, check};
+use super::check::{Beside, Into, NotRun, Target, Verdict, check};
 use super::empty;
 use crate::native::cublaslt::{ALIGNMENT, Buffers, Epilogue, Layout, Library, Plan, Product, version_name};
 use crate::native::stream::is_cuda;
@@ -61,11 +61,18 @@ pub(super) fn product(
     let size = size_of(a, b, beside, dtype)?;
     let plan = planned(client, &size)?;
     let is_live_check = products::is_to_be_checked();
-    let run = |target: &Target, adds: bool| plan.queue_and_wait(client, buffers(a, b, beside, target, adds));
+    let run = |target: &Target, adds: bool| match plan
+        .queue_and_wait(client, buffers(a, b, beside, target, adds))
+    {
+        Ok(taken) => taken.map_err(NotRun::ByLibrary),
+        Err(_) => Err(NotRun::ByDevice),
+    };
     if !products::is_trusted() {
         let state = state_at_use(client, &size);
         let is_due = match state {
-            Some(State::Unchecked(n_uses)) => n_uses <= FIRST_USES || n_uses.is_power_of_two(),
+            Some(State::Unchecked(n_uses)) => {
+                is_live_check || n_uses <= FIRST_USES || n_uses.is_power_of_two()
+            }
             _ => is_live_check,
         };
         if is_due {
