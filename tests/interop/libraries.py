@@ -64,7 +64,7 @@ def pixels(folder, mean=MEAN, std=STD):
     return values.transpose(0, 3, 1, 2).astype(np.float32)
 
 
-def close(what, ours, theirs, tolerance=1e-4):
+def close(what, ours, theirs, tolerance=1e-5):
     scale = np.abs(theirs).max()
     gap = np.abs(ours - theirs).max() / scale
     print(f"{what}: {gap:.1e} of the largest value")
@@ -370,4 +370,4 @@ if __name__ == "__main__":
     elif verb == "onnx":
         check_onnx(*rest[:3], float(rest[3]) if len(rest) > 3 else 1e-4)
     elif verb == "compare":
-        close(rest[0], np.load(rest[1]), np.load(rest[2]), float(rest[3]) if len(rest) > 3 else 1e-4)
+        close(rest[0], np.load(rest[1]), np.load(rest[2]), float(rest[3]) if len(rest) > 3 else 1e-5)

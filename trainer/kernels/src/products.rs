@@ -115,8 +115,8 @@ pub fn begin_step() {
     N_PRODUCTS_BEFORE.store(N_PRODUCTS.swap(0, Ordering::Relaxed), Ordering::Relaxed);
 }
 
-/// Has one of the products of the step that begins checked on the data of the run: which of those that the
-/// step before had follows from `number`, the number of this check, from 1 on.
+/// Has one of the products of the step that begins checked on the data of the run: which of those
+/// that the step before had follows from `number`, the number of this check, from 1 on.
 pub fn check_one(number: u64) {
     let n_products = N_PRODUCTS_BEFORE.load(Ordering::Relaxed).max(1);
     CHECK.store(number, Ordering::Relaxed);

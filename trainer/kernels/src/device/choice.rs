@@ -179,7 +179,8 @@ pub fn cuda_devices() -> Result<Vec<String>, DeviceError> {
     Err(DeviceError::NotBuilt { kind: "cuda" })
 }
 
-/// Checks that the driver is for the CUDA of the compiler, whose programs an older one does not load.
+/// Checks that the driver is for the CUDA of the compiler, whose programs an older one does not
+/// load.
 ///
 /// # Errors
 /// One line with both versions.

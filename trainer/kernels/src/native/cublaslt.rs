@@ -348,8 +348,8 @@ impl Plan {
         Ok(())
     }
 
-    /// Queues the product as [`Plan::queue`] does, and waits until the library has taken it: the inner result has
-    /// the library's words where it refuses.
+    /// Queues the product as [`Plan::queue`] does, and waits until the library has taken it: the
+    /// inner result has the library's words where it refuses.
     ///
     /// # Errors
     /// The device's words, where a buffer has no memory.

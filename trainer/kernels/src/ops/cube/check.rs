@@ -64,8 +64,8 @@ pub(super) enum Verdict {
 pub(super) enum NotRun {
     /// The library refused it.
     ByLibrary(String),
-    /// The device has no memory for it, or one of its factors comes of a failure: nothing is said of the
-    /// product.
+    /// The device has no memory for it, or one of its factors comes of a failure: nothing is said
+    /// of the product.
     ByDevice,
 }
 
