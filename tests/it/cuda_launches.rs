@@ -409,6 +409,12 @@ fn a_run_records_its_kernels() {
         n_wrong += usize::from(is_wrong);
     }
     assert!(n_wrong > 10, "{text}");
+    // It goes on without the library, and says so.
+    let longer = ["--lengthen", "--set", "optim.length={steps=2}"];
+    let out = stubs.run(&[&arguments[..], &longer].concat(), &[("OCELLI_CUBLASLT_FAILS", "create")], &log);
+    let stderr = String::from_utf8_lossy(&out.stderr);
+    let said = "was started with the kernels cublaslt-13.2.0 and continues with cubecl";
+    assert!(stderr.contains(said), "{stderr}");
 }
 
 /// The script for a lent GPU goes through all of its parts, and goes on with the next one when it
