@@ -98,7 +98,8 @@ Result cuCtxGetCurrent(void **out) { *out = &context; return SUCCESS; }
 Result cuCtxGetStreamPriorityRange(int *least, int *greatest) { *least = *greatest = 0; return SUCCESS; }
 
 static Result allocate(Pointer *out, size_t bytes) {
-    if (bytes > memory()) return OUT_OF_MEMORY;
+    // OCELLI_DRIVER_REFUSES is a number of bytes for which there is no memory.
+    if (bytes > memory() || bytes == (size_t)number_of("OCELLI_DRIVER_REFUSES", 0)) return OUT_OF_MEMORY;
     void *pages = calloc(1, bytes ? bytes : 1);
     // With OCELLI_DRIVER_FILL, memory holds numbers that are not zero.
     if (pages && getenv("OCELLI_DRIVER_FILL")) memset(pages, 0x3c, bytes);

@@ -233,10 +233,10 @@ fn workspace(client: &Client) -> Result<Handle, String> {
         return Ok(handle);
     }
     let handle = client.empty(WORKSPACE_BYTES);
-    stream::wait_for(client, vec![handle.clone()], |_| ()).map_err(|error| {
-        let mib = WORKSPACE_BYTES >> 20;
-        format!("no memory for a workspace of {mib} MiB: {}", one_line(&error))
-    })?;
+    let has_memory = stream::wait_for(client, vec![handle.clone()], |_| ()).is_ok();
+    if !has_memory {
+        return Err(format!("no memory for a workspace of {} MiB", WORKSPACE_BYTES >> 20));
+    }
     WORKSPACES.with_borrow_mut(|workspaces| workspaces.insert(device, handle.clone()));
     Ok(handle)
 }
