@@ -67,6 +67,72 @@ impl fmt::Display for Checked {
     }
 }
 
+/// Finding of a check of a product.
+#[derive(Debug, Clone, PartialEq)]
+#[cfg_attr(not(feature = "cube"), allow(dead_code))]
+pub(crate) enum Finding {
+    /// The product is right; the largest error as a share of what is allowed.
+    Right(f32),
+    /// All results are zero or not finite, from which nothing can be told; or the device has no
+    /// memory for the check.
+    Nothing,
+    /// A fault, in words.
+    Wrong(String),
+}
+
+/// Knowledge of a size that the library computes.
+#[derive(Debug, Clone, Copy, PartialEq)]
+#[cfg_attr(not(feature = "cuda"), allow(dead_code))]
+pub(crate) enum State {
+    /// Nothing could be told from the results of so many uses.
+    Unchecked(u64),
+    /// The largest error, and the number of the run's check in which it was right last.
+    Right { worst: f32, check: u64 },
+}
+
+/// Uses of a size that are all checked while nothing can be told from its results, which may be
+/// zero; from then on those whose number is a power of two, so that a head whose gradient
+/// is zero does not make each of its steps wait.
+#[cfg_attr(not(feature = "cuda"), allow(dead_code))]
+const FIRST_USES: u64 = 4;
+
+#[cfg_attr(not(feature = "cuda"), allow(dead_code))]
+impl State {
+    /// Returns whether a use of the size is checked, whatever the run asks for.
+    pub(crate) fn is_due(self) -> bool {
+        match self {
+            Self::Unchecked(n_uses) => n_uses <= FIRST_USES || n_uses.is_power_of_two(),
+            Self::Right { .. } => false,
+        }
+    }
+
+    /// Returns what is known of the size, called `size` in messages, after a check.
+    ///
+    /// # Errors
+    /// The fault, in words, of a size that is left to the next kernels of the ladder. If results of it were
+    /// used that may have been wrong, [`wrong`] has it as well; else a notice tells it.
+    pub(crate) fn after(self, finding: Finding, size: &str) -> Result<Self, String> {
+        let fault = match finding {
+            Finding::Right(worst) => return Ok(Self::Right { worst, check: check_number() }),
+            Finding::Nothing => return Ok(self),
+            Finding::Wrong(fault) => fault,
+        };
+        match self {
+            Self::Right { check, .. } => {
+                note_wrong(format!("{size} by cuBLASLt was right and is not any more: {fault}"), check);
+            }
+            // Results that nothing could be told from have been used.
+            Self::Unchecked(n_uses) if n_uses > FIRST_USES => {
+                note_wrong(format!("{size} by cuBLASLt is wrong, and was not checked before: {fault}"), 0);
+            }
+            Self::Unchecked(_) => {
+                notice(format!("cuBLASLt computes {size} wrongly, so that CubeCL does: {fault}"));
+            }
+        }
+        Err(fault)
+    }
+}
+
 /// A product that had been right, and is not any more.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WrongProduct {
@@ -186,6 +252,30 @@ mod tests {
             let n_left = checked.iter().filter(|is_checked| !**is_checked).count();
             assert_eq!(n_left, 0, "of {n_products}");
         }
+    }
+
+    /// A size that was right and is not ends the run, which learns when it was right last; one that is wrong from
+    /// the start is left to others, and that is told.
+    #[test]
+    fn findings_have_consequences() {
+        let wrong_product = || Finding::Wrong("row 3 is wrong".into());
+        let first = State::Unchecked(1);
+        assert!(first.is_due() && !State::Unchecked(7).is_due() && State::Unchecked(8).is_due());
+        assert_eq!(first.after(Finding::Nothing, "[2, 2] · [2, 2]"), Ok(first));
+        assert!(first.after(wrong_product(), "[2, 2] · [2, 2]").is_err());
+        let told = notices();
+        assert!(told.iter().any(|notice| notice.contains("[2, 2] · [2, 2] wrongly")), "{told:?}");
+        assert_eq!(wrong(), None, "no result of it was used");
+
+        let state = first.after(Finding::Right(0.2), "[4, 4] · [4, 4]").expect("right");
+        let State::Right { check, .. } = state else { panic!("{state:?}") };
+        assert!(!state.is_due());
+        // Without memory for a check, what was right stays so.
+        assert_eq!(state.after(Finding::Nothing, "[4, 4] · [4, 4]"), Ok(state));
+        assert!(state.after(wrong_product(), "[4, 4] · [4, 4]").is_err());
+        let found = wrong().expect("a wrong product");
+        assert_eq!(found.last_right, check);
+        assert!(found.what.contains("was right and is not any more: row 3"), "{}", found.what);
     }
 
     /// One product of a step is chosen, the one whose turn it is.

@@ -20,6 +20,7 @@ use cubecl::prelude::*;
 use cubecl::zspace::metadata::Metadata;
 
 use super::{elem, empty, one_unit_each};
+use crate::products::Finding;
 
 /// A word that is NaN as f32 and as two bf16.
 const POISON: u32 = 0x7fff_7fff;
@@ -46,18 +47,6 @@ const EXACT: Tolerance = Tolerance { of_result: 1e-3, of_factors: 2e-4 };
 
 /// Results in f32 of factors in f32, which NVIDIA's GPUs multiply as TF32, with 11 bits.
 const TF32: Tolerance = Tolerance { of_result: 1e-2, of_factors: 4e-3 };
-
-/// Finding of a check.
-#[derive(Debug, Clone, PartialEq)]
-pub(super) enum Verdict {
-    /// The product is right; the largest error as a share of what is allowed.
-    Right(f32),
-    /// All results are zero or not finite, from which nothing can be told; or the device has no
-    /// memory for the check.
-    Nothing,
-    /// A fault, in words.
-    Wrong(String),
-}
 
 /// Failure to compute a product.
 #[derive(Debug, Clone, PartialEq)]
@@ -106,7 +95,7 @@ pub(super) fn check(
     beside: &Beside,
     dtype: DType,
     run: &dyn Fn(&Target, bool) -> Result<(), NotRun>,
-) -> Verdict {
+) -> Finding {
     let first = Guarded::new(a, b, beside, dtype);
     let second = Guarded::new(a, b, beside, dtype);
     for target in [&first.target, &second.target] {
@@ -118,11 +107,11 @@ pub(super) fn check(
     // come of a failure.
     match first.same_bits_and_guards(&second) {
         Ok(None) => {}
-        Ok(Some(fault)) => return Verdict::Wrong(fault),
-        Err(_) => return Verdict::Nothing,
+        Ok(Some(fault)) => return Finding::Wrong(fault),
+        Err(_) => return Finding::Nothing,
     }
     let once = compare(a, b, beside, &first.target, 1.0);
-    if !matches!(once, Verdict::Right(_)) || dtype != DType::F32 || matches!(beside, Beside::Bias(_)) {
+    if !matches!(once, Finding::Right(_)) || dtype != DType::F32 || matches!(beside, Beside::Bias(_)) {
         return once;
     }
     // The gradient of a weight is added to that of an earlier use.
@@ -130,17 +119,17 @@ pub(super) fn check(
         return failure.verdict();
     }
     match compare(a, b, beside, &first.target, 2.0) {
-        Verdict::Wrong(fault) => Verdict::Wrong(format!("added to itself, {fault}")),
+        Finding::Wrong(fault) => Finding::Wrong(format!("added to itself, {fault}")),
         _ => once,
     }
 }
 
 impl NotRun {
     /// Returns the finding about a product that could not be computed.
-    fn verdict(self) -> Verdict {
+    fn verdict(self) -> Finding {
         match self {
-            Self::ByLibrary(reason) => Verdict::Wrong(reason),
-            Self::ByDevice => Verdict::Nothing,
+            Self::ByLibrary(reason) => Finding::Wrong(reason),
+            Self::ByDevice => Finding::Nothing,
         }
     }
 }
@@ -198,7 +187,7 @@ impl Guarded {
 }
 
 /// Compares a result with `times` the product of its factors.
-fn compare(a: &CubeTensor, b: &CubeTensor, beside: &Beside, target: &Target, times: f32) -> Verdict {
+fn compare(a: &CubeTensor, b: &CubeTensor, beside: &Beside, target: &Target, times: f32) -> Finding {
     let found = errors_of_rows(a, b, beside, target, times).and_then(|rows| {
         let columns = errors_of_columns(a, b, beside, target, times)?;
         let sums = errors_of_sums(a, target)?;
@@ -206,19 +195,19 @@ fn compare(a: &CubeTensor, b: &CubeTensor, beside: &Beside, target: &Target, tim
     });
     let errors = match found {
         Ok(errors) => errors,
-        Err(_) => return Verdict::Nothing,
+        Err(_) => return Finding::Nothing,
     };
     let mut worst = 0.0f32;
     for (errors, of) in errors.iter().zip(["row", "column", "sum over K of row"]) {
         if let Some(number) = errors.wrong {
-            return Verdict::Wrong(format!(
+            return Finding::Wrong(format!(
                 "{of} {number} is wrong ({:.1e} times what rounding explains)",
                 errors.worst
             ));
         }
         worst = worst.max(errors.worst);
     }
-    if errors[0].says_nothing { Verdict::Nothing } else { Verdict::Right(worst) }
+    if errors[0].says_nothing { Finding::Nothing } else { Finding::Right(worst) }
 }
 
 /// Errors of a vector of sums.
@@ -588,7 +577,7 @@ mod tests {
 
     /// Checks a product of `a` and `b` that has been computed beforehand and is copied with a
     /// fault.
-    fn verdict(a: &CubeTensor, b: &CubeTensor, beside: &Beside, fault: Fault) -> Verdict {
+    fn verdict(a: &CubeTensor, b: &CubeTensor, beside: &Beside, fault: Fault) -> Finding {
         let [m, n] = [a.meta.shape()[0], b.meta.shape()[1]];
         let mut right = CubeBackend::float_matmul(a.clone(), b.clone());
         if let (Beside::Bias(bias), true) = (beside, fault != Fault::NoBias) {
@@ -658,7 +647,7 @@ mod tests {
                 let plain = |fault| verdict(Beside::None, fault);
                 for beside in [Beside::None, Beside::Bias(bias.clone()), Beside::Sums { into: None }] {
                     let right = verdict(beside, Fault::None);
-                    assert!(matches!(right, Verdict::Right(worst) if worst < 1.0), "{right:?}");
+                    assert!(matches!(right, Finding::Right(worst) if worst < 1.0), "{right:?}");
                 }
                 let wrong = [
                     (plain(Fault::Column), "is wrong"),
@@ -672,10 +661,10 @@ mod tests {
                     (verdict(Beside::Sums { into: None }, Fault::Sums), "sum over K of row 4"),
                 ];
                 // Of what was not computed nothing is known.
-                assert_eq!(plain(Fault::NoMemory), Verdict::Nothing);
+                assert_eq!(plain(Fault::NoMemory), Finding::Nothing);
                 for (verdict, what) in wrong {
                     assert!(
-                        matches!(&verdict, Verdict::Wrong(found) if found.contains(what)),
+                        matches!(&verdict, Finding::Wrong(found) if found.contains(what)),
                         "{what}: {verdict:?}"
                     );
                 }
@@ -698,7 +687,7 @@ mod tests {
                 store(&zeros, &target.out, 90, 1 << 30, 1.0);
                 Ok(())
             };
-            assert_eq!(check(&a, &b, &Beside::None, DType::F32, &run), Verdict::Nothing);
+            assert_eq!(check(&a, &b, &Beside::None, DType::F32, &run), Finding::Nothing);
         }
     }
 
@@ -743,7 +732,7 @@ mod tests {
                     Ok(())
                 };
                 let verdict = check(&a, &b, &Beside::None, DType::F32, &run);
-                assert_eq!(matches!(verdict, Verdict::Right(_)), is_right, "{verdict:?}");
+                assert_eq!(matches!(verdict, Finding::Right(_)), is_right, "{verdict:?}");
             }
         }
     }

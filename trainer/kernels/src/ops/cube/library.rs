@@ -10,16 +10,11 @@ use cubecl::client::Client;
 use cubecl::zspace::metadata::Metadata;
 use cubecl_common::device::DeviceId;
 
-use super::check::{Beside, Into, NotRun, Target, Verdict, check};
+use super::check::{Beside, Into, NotRun, Target, check};
 use super::empty;
 use crate::native::cublaslt::{ALIGNMENT, Buffers, Epilogue, Layout, Library, Plan, Product, version_name};
 use crate::native::stream::is_cuda;
-use crate::products::{self, Checked, ProductReport};
-
-/// Uses of a size that are all checked while nothing can be told from its results, which may be
-/// zero; from then on those whose number is a power of two, so that a head whose gradient
-/// is zero does not make each of its steps wait.
-const FIRST_USES: u64 = 4;
+use crate::products::{self, Checked, Finding, ProductReport, State};
 
 /// Knowledge of a size.
 #[derive(Debug, Clone)]
@@ -30,15 +25,6 @@ enum Known {
     Refused(String),
     /// The library's results were wrong.
     Wrong(String),
-}
-
-/// Findings of checks.
-#[derive(Debug, Clone, Copy)]
-enum State {
-    /// Nothing could be told from the results of so many uses.
-    Unchecked(u64),
-    /// The largest error, and the number of the run's check in which it was right last.
-    Right { worst: f32, check: u64 },
 }
 
 type Sizes = HashMap<(DeviceId, Product), Known>;
@@ -69,15 +55,9 @@ pub(super) fn product(
     };
     if !products::is_trusted() {
         let state = state_at_use(client, &size);
-        let is_due = match state {
-            Some(State::Unchecked(n_uses)) => {
-                is_live_check || n_uses <= FIRST_USES || n_uses.is_power_of_two()
-            }
-            _ => is_live_check,
-        };
-        if is_due {
-            let verdict = check(a, b, beside, dtype, &run);
-            note(client, &size, verdict)?;
+        if is_live_check || state.is_some_and(State::is_due) {
+            let finding = check(a, b, beside, dtype, &run);
+            note(client, &size, finding)?;
         }
     }
     let target = Target {
@@ -150,36 +130,14 @@ fn state_at_use(client: &Client, size: &Product) -> Option<State> {
 }
 
 /// Notes what a check has found; `None` if the library is not to be used for this size.
-fn note(client: &Client, size: &Product, verdict: Verdict) -> Option<()> {
+fn note(client: &Client, size: &Product, finding: Finding) -> Option<()> {
     let mut sizes = SIZES.lock().unwrap_or_else(PoisonError::into_inner);
     let known = sizes.get_mut(&(client.service_id().device, *size))?;
     let Known::Planned { state, .. } = known else { return None };
-    match verdict {
-        Verdict::Right(worst) => *state = State::Right { worst, check: products::check_number() },
-        Verdict::Nothing => {}
-        Verdict::Wrong(what) => {
-            match *state {
-                State::Right { check, .. } => {
-                    let words = words(size);
-                    products::note_wrong(
-                        format!("{words} by cuBLASLt was right and is not any more: {what}"),
-                        check,
-                    );
-                }
-                // Results that nothing could be told from have been used.
-                State::Unchecked(n_uses) if n_uses > FIRST_USES => {
-                    let words = words(size);
-                    products::note_wrong(
-                        format!("{words} by cuBLASLt is wrong, and was not checked before: {what}"),
-                        0,
-                    );
-                }
-                State::Unchecked(_) => products::notice(format!(
-                    "cuBLASLt computes {} wrongly, so that CubeCL does: {what}",
-                    words(size)
-                )),
-            }
-            *known = Known::Wrong(what);
+    match state.after(finding, &words(size)) {
+        Ok(next) => *state = next,
+        Err(fault) => {
+            *known = Known::Wrong(fault);
             return None;
         }
     }
