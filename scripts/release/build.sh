@@ -35,7 +35,8 @@ mkdir -p "$folder/completions" "$folder/man" "$folder/scripts"
 install -m 755 "$program" "$folder/ocelli"
 cp README.md ARCHITECTURE.md CHANGELOG.md CONTRIBUTING.md LICENSE "$folder"
 # What the README and its pages link to.
-for part in examples pages pictures recipes kubernetes mpi nccl slurm; do
+cp -R docs "$folder"
+for part in examples recipes kubernetes mpi nccl slurm; do
     cp -R "scripts/$part" "$folder/scripts"
 done
 for shell in bash zsh fish; do

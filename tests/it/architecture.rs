@@ -10,9 +10,9 @@ use crate::sources::Crate;
 const ARROWS: [(&str, &str, &[&str]); 12] = [
     ("pipeline", "pipeline", &[]),
     ("augment", "augment", &[]),
-    ("kernels", "trainer/kernels", &[]),
-    ("ranks", "trainer/ranks", &["kernels"]),
-    ("networks", "trainer/networks", &["augment", "kernels"]),
+    ("kernels", "kernels", &[]),
+    ("ranks", "ranks", &["kernels"]),
+    ("networks", "networks", &["augment", "kernels"]),
     ("trainer", "trainer", &["pipeline", "augment", "kernels", "ranks", "networks"]),
     ("eval", "eval", &["pipeline", "augment", "kernels", "networks"]),
     ("curate", "curate", &["kernels", "ranks"]),

@@ -24,7 +24,7 @@ static BUSY: Mutex<()> = Mutex::new(());
 pub(crate) fn build_stub(folder: &Path, source: &str, library: &str) {
     let source = format!("{}/cuda/{source}.c", env!("CARGO_MANIFEST_DIR"));
     // The kernels that the driver can run.
-    let kernels = format!("{}/../trainer/kernels/src/native", env!("CARGO_MANIFEST_DIR"));
+    let kernels = format!("{}/../kernels/src/native", env!("CARGO_MANIFEST_DIR"));
     let built = Command::new("cc")
         .args(["-shared", "-fPIC", "-O1", "-ffp-contract=off", "-pthread", "-I", &kernels, "-o"])
         .arg(folder.join(format!("lib{library}.so")))

@@ -218,7 +218,7 @@ fn the_page_about_python_runs() {
     let bench = Bench::new(python);
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
     std::fs::rename(bench.text("images"), bench.text("photos")).unwrap();
-    let page = std::fs::read_to_string(root.join("scripts/pages/python.md")).unwrap();
+    let page = std::fs::read_to_string(root.join("docs/python.md")).unwrap();
     let code = page.split("```python\n").nth(1).unwrap().split("```").next().unwrap();
     let output = Command::new(&bench.python)
         .current_dir(bench.folder.path())

@@ -21,7 +21,12 @@ fn root() -> PathBuf {
 /// Texts of the README and of the pages, by name.
 fn pages() -> Vec<(String, String)> {
     let mut paths = vec![root().join("README.md")];
-    paths.extend(std::fs::read_dir(root().join("scripts/pages")).unwrap().map(|page| page.unwrap().path()));
+    for entry in std::fs::read_dir(root().join("docs")).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_file() {
+            paths.push(path);
+        }
+    }
     paths.sort();
     let read = |path: PathBuf| {
         (path.file_name().unwrap().to_string_lossy().into_owned(), std::fs::read_to_string(path).unwrap())

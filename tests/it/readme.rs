@@ -7,7 +7,12 @@ use std::path::Path;
 fn links_lead_somewhere() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
     let mut pages = vec![root.join("README.md")];
-    pages.extend(std::fs::read_dir(root.join("scripts/pages")).unwrap().map(|page| page.unwrap().path()));
+    for entry in std::fs::read_dir(root.join("docs")).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_file() {
+            pages.push(path);
+        }
+    }
     for page in pages {
         let text = std::fs::read_to_string(&page).unwrap();
         for link in text.split("](").skip(1).map(|rest| rest.split(')').next().unwrap()) {

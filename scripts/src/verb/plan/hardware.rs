@@ -101,7 +101,7 @@ impl Hardware {
             Speed::OfGpu(gpu) => format!(
                 "{}: {memory}, of {}; time in 16 bits at {:.0} % of what its data sheet allows ({} TFLOP/s, {} GB/s), by which \
                  published runs come out within a factor of 1.5; this program took eight times as long in the one step that was \
-                 measured (pages/gpus.md){}",
+                 measured (docs/gpus.md){}",
                 gpu.name,
                 gpu.memory_gb,
                 100.0 * EFFICIENCY,

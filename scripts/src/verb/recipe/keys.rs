@@ -115,12 +115,12 @@ mod tests {
     /// The page in the documentation is the program's.
     #[test]
     fn the_page_is_up_to_date() {
-        let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("pages/recipe.md");
+        let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/recipe.md");
         let written = std::fs::read_to_string(path).unwrap();
         assert_eq!(
             written.trim_end(),
             page(&keys()).trim_end(),
-            "run ocelli recipe keys --markdown > scripts/pages/recipe.md"
+            "run ocelli recipe keys --markdown > docs/recipe.md"
         );
     }
 
