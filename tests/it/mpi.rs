@@ -222,7 +222,10 @@ fn a_straggler_is_named() {
     let world = World::new(60);
     let ranks = Ranks::new(&world, &["optim.length={steps=5}"]);
     ok(&ranks.run(2, "run", &["--inject-fault", "slow:rank=1,step=2,phase=data"]));
-    assert!(ranks.stderr(0).contains("rank 1 slows the others down"), "{}", ranks.stderr(0));
+    // On a busy machine another rank may be late, too, and only the first warning is printed.
+    let warnings = std::fs::read_to_string(world.path("run/warnings.jsonl")).unwrap();
+    assert!(warnings.contains("rank 1 slows the others down"), "{warnings}");
+    assert!(ranks.stderr(0).contains("slows the others down"), "{}", ranks.stderr(0));
 }
 
 /// Four ranks train, within a limit on their memory, a model that one rank cannot; and each rank's memory is
