@@ -1,7 +1,8 @@
-//! Decoding and augmentation on N threads; batches are returned in order, whichever thread finishes first.
+//! Decoding and augmentation on N threads; batches are returned in order, whichever thread finishes
+//! first.
 //!
-//! One thread processes a sample from its encoded bytes to its finished views, so that a decoded image stays in that
-//! core's cache.
+//! One thread processes a sample from its encoded bytes to its finished views, so that a decoded
+//! image stays in that core's cache.
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -188,7 +189,8 @@ impl<S: Source> BatchPool<S> {
         &self.stats
     }
 
-    /// Returns the number of finished images that wait for the rest of their batch or for the caller.
+    /// Returns the number of finished images that wait for the rest of their batch or for the
+    /// caller.
     pub fn n_waiting(&self) -> usize {
         let placed: usize = self.open.values().map(|open| self.batch_len - open.missing).sum();
         placed + self.finished.len()
@@ -281,8 +283,8 @@ impl<S: Source> Worker<S> {
         times: &mut StageTimes,
     ) -> Result<(), AugmentError> {
         // A panic in a decoder is one bad sample. Without this the thread would end, its slot would
-        // never be filled, and the run would wait forever. The contents of the scratch memory do not
-        // matter afterwards: every image overwrites them.
+        // never be filled, and the run would wait forever. The contents of the scratch memory do
+        // not matter afterwards: every image overwrites them.
         catch_unwind(AssertUnwindSafe(|| {
             let start = Instant::now();
             let decoded = self.decoded.decode_again(&image.files(), &self.rules, &mut self.decoder);

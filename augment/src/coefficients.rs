@@ -18,11 +18,12 @@ pub enum Interpolation {
     Bilinear,
 }
 
-/// Number of fraction bits of a weight: 32 less the 8 of a byte and 2 for the overshoot of the filter.
+/// Number of fraction bits of a weight: 32 less the 8 of a byte and 2 for the overshoot of the
+/// filter.
 pub(crate) const FRACTION_BITS: u32 = 32 - 8 - 2;
 
-/// Inputs and fixed-point weights of each output. Inputs are grouped into pairs that start at an even index; an input
-/// of a pair that is not read has a weight of zero.
+/// Inputs and fixed-point weights of each output. Inputs are grouped into pairs that start at an
+/// even index; an input of a pair that is not read has a weight of zero.
 #[derive(Debug, Default)]
 pub(crate) struct Coefficients {
     /// Index of the first pair of inputs, and number of pairs, by output.
@@ -41,7 +42,8 @@ pub(crate) struct Window {
 }
 
 impl Window {
-    /// Computes the weights of output `x` of a resize from `n_in` to `n_out` pixels, and returns the first input that it reads.
+    /// Computes the weights of output `x` of a resize from `n_in` to `n_out` pixels, and returns
+    /// the first input that it reads.
     pub(crate) fn set(&mut self, [n_in, n_out]: [usize; 2], x: usize, interpolation: Interpolation) -> usize {
         let (filter, radius) = interpolation.filter();
         let scale = n_in as f64 / n_out as f64;
@@ -75,8 +77,9 @@ impl Interpolation {
 }
 
 impl Coefficients {
-    /// Computes the table for `outputs` of a resize from `n_in` to `n_out` pixels. Returns the range of inputs that
-    /// they read; indices of inputs in the table count from its start. All outputs together read all inputs.
+    /// Computes the table for `outputs` of a resize from `n_in` to `n_out` pixels. Returns the
+    /// range of inputs that they read; indices of inputs in the table count from its start. All
+    /// outputs together read all inputs.
     pub(crate) fn set(
         &mut self,
         [n_in, n_out]: [usize; 2],
@@ -90,7 +93,8 @@ impl Coefficients {
         self.bounds.clear();
         self.pairs.clear();
         self.pairs.resize(outputs.len() * self.stride, Pair::default());
-        let (mut start, mut end) = (None, 0);
+        let mut start = None;
+        let mut end = 0;
         for (x, pairs) in outputs.zip(self.pairs.chunks_exact_mut(self.stride)) {
             let first = self.window.set([n_in, n_out], x, interpolation);
             let start = *start.get_or_insert(first);

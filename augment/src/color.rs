@@ -1,7 +1,7 @@
 //! Brightness, contrast, saturation, hue and grayscale, bit for bit as Pillow computes them.
 //!
-//! Pillow blends an image with a degenerate one in f32 and truncates; results for factors outside `[0, 1]`
-//! are clamped first. Hue is in [`crate::hue`].
+//! Pillow blends an image with a degenerate one in f32 and truncates; results for factors outside
+//! `[0, 1]` are clamped first. Hue is in [`crate::hue`].
 
 use multiversion::multiversion;
 
@@ -113,7 +113,8 @@ fn write_luma(r: &mut [u8], g: &mut [u8], b: &mut [u8]) {
 
 #[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
 fn luma_sum(r: &[u8], g: &[u8], b: &[u8]) -> u64 {
-    // Sums of 2^16 bytes fit into 32 bits, of which a vector holds twice as many lanes as of 64 bits.
+    // Sums of 2^16 bytes fit into 32 bits, of which a vector holds twice as many lanes as of 64
+    // bits.
     const CHUNK: usize = 1 << 16;
     let chunks = r.chunks(CHUNK).zip(g.chunks(CHUNK)).zip(b.chunks(CHUNK));
     chunks
@@ -130,8 +131,8 @@ fn luma(r: u8, g: u8, b: u8) -> u8 {
     ((u32::from(r) * 19595 + u32::from(g) * 38470 + u32::from(b) * 7471 + 0x8000) >> 16) as u8
 }
 
-/// Returns `degenerate + factor · (value - degenerate)` in f32, clamped to a byte and truncated. For factors
-/// in `[0, 1]` there is nothing to clamp.
+/// Returns `degenerate + factor · (value - degenerate)` in f32, clamped to a byte and truncated.
+/// For factors in `[0, 1]` there is nothing to clamp.
 #[inline(always)]
 fn blend(degenerate: u8, value: u8, factor: f32) -> u8 {
     let difference = (i32::from(value) - i32::from(degenerate)) as f32;

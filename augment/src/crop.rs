@@ -21,7 +21,8 @@ impl CropBox {
         Self { left_px: 0, top_px: 0, width_px, height_px }
     }
 
-    /// Returns whether the box contains a pixel, and none outside an image of this width and height.
+    /// Returns whether the box contains a pixel, and none outside an image of this width and
+    /// height.
     pub fn is_inside(&self, [width_px, height_px]: [u32; 2]) -> bool {
         let end = |start: u32, len: u32| u64::from(start) + u64::from(len);
         let is_empty = self.width_px == 0 || self.height_px == 0;
@@ -37,8 +38,9 @@ pub(crate) const VIEW_RATIO: [f64; 2] = [3.0 / 4.0, 4.0 / 3.0];
 /// Number of tries before the centered fallback.
 const MAX_TRIES: usize = 10;
 
-/// Draws a box: its area is uniform in `scale` of the image's area, its aspect ratio log-uniform in `ratio`. After ten
-/// boxes that do not fit, returns the largest centered one whose aspect ratio is within `ratio`.
+/// Draws a box: its area is uniform in `scale` of the image's area, its aspect ratio log-uniform in
+/// `ratio`. After ten boxes that do not fit, returns the largest centered one whose aspect ratio is
+/// within `ratio`.
 pub fn random_resized_crop(
     rng: &mut ViewRng,
     width_px: u32,
@@ -63,8 +65,9 @@ fn unit(rng: &mut ViewRng) -> f32 {
     ((rng.between(0.0, 1.0) * STEPS).floor() / STEPS) as f32
 }
 
-/// Returns the width and height of the box given by two uniforms in `[0, 1)`, if it fits the image. As in torch,
-/// uniforms are scaled and logarithms and exponentials computed in f32, and the rest in f64.
+/// Returns the width and height of the box given by two uniforms in `[0, 1)`, if it fits the image.
+/// As in torch, uniforms are scaled and logarithms and exponentials computed in f32, and the rest
+/// in f64.
 pub fn candidate(
     [area_uniform, aspect_uniform]: [f32; 2],
     width_px: u32,
@@ -86,9 +89,11 @@ pub fn box_size(area: f64, aspect: f64) -> (u32, u32) {
     (round((area * aspect).sqrt()), round((area / aspect).sqrt()))
 }
 
-/// Returns the box of an image in which no try fits: the largest centered one with an aspect ratio within `ratio`.
+/// Returns the box of an image in which no try fits: the largest centered one with an aspect ratio
+/// within `ratio`.
 pub fn centered_fallback(width_px: u32, height_px: u32, ratio: [f64; 2]) -> CropBox {
-    let (w, h) = (f64::from(width_px), f64::from(height_px));
+    let w = f64::from(width_px);
+    let h = f64::from(height_px);
     let in_ratio = w / h;
     let (crop_w, crop_h) = if in_ratio < ratio[0] {
         (width_px, (w / ratio[0]).round_ties_even() as u32)
@@ -97,7 +102,8 @@ pub fn centered_fallback(width_px: u32, height_px: u32, ratio: [f64; 2]) -> Crop
     } else {
         (width_px, height_px)
     };
-    let (crop_w, crop_h) = (crop_w.clamp(1, width_px), crop_h.clamp(1, height_px));
+    let crop_w = crop_w.clamp(1, width_px);
+    let crop_h = crop_h.clamp(1, height_px);
     CropBox {
         left_px: (width_px - crop_w) / 2,
         top_px: (height_px - crop_h) / 2,

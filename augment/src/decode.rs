@@ -1,9 +1,9 @@
 //! Decoding of encoded images to 8-bit RGB.
 //!
 //! Rules for formats other than 8-bit RGB: gray is copied into three channels; alpha is dropped, as
-//! Pillow's `convert("RGB")` does, unless there is a background color; 16-bit channels keep their high byte; CMYK and YCCK JPEGs are
-//! converted as Pillow does; color profiles are ignored. EXIF orientation is not applied, as in
-//! the reference recipes, unless it is enabled.
+//! Pillow's `convert("RGB")` does, unless there is a background color; 16-bit channels keep their
+//! high byte; CMYK and YCCK JPEGs are converted as Pillow does; color profiles are ignored. EXIF
+//! orientation is not applied, as in the reference recipes, unless it is enabled.
 
 use std::io::Cursor;
 
@@ -15,7 +15,8 @@ use crate::pixels::{DecodeRules, Rgb8};
 use crate::values::more_bits;
 use crate::{AugmentError, bands, gif, jpeg};
 
-/// Decodes JPEG, PNG, WebP, BMP, GIF (its first image), TIFF (its first page) or PNM. The format is detected from the content, not from a file name.
+/// Decodes JPEG, PNG, WebP, BMP, GIF (its first image), TIFF (its first page) or PNM. The format is
+/// detected from the content, not from a file name.
 ///
 /// # Errors
 /// [`AugmentError::TooManyPixels`] by the header alone; [`AugmentError::Decode`] for bytes that
@@ -100,7 +101,8 @@ fn broken(error: image::ImageError) -> AugmentError {
 }
 
 fn to_rgb8(image: DynamicImage, rules: &DecodeRules) -> Result<Rgb8, AugmentError> {
-    let (width_px, height_px) = (image.width(), image.height());
+    let width_px = image.width();
+    let height_px = image.height();
     let image = match rules.bits_used {
         Some(bits) => at_full_scale(image, bits)?,
         None => image,
@@ -275,7 +277,8 @@ mod tests {
             ImageFormat::Jpeg,
         );
         let large = encode(ImageBuffer::from_pixel(40, 40, Luma([90u8])).into(), ImageFormat::Jpeg);
-        let (mut decoder, mut out) = (Decoder::default(), Rgb8::default());
+        let mut decoder = Decoder::default();
+        let mut out = Rgb8::default();
         for bytes in [&large, &small, &large] {
             decoder.decode_into(bytes, &DecodeRules::default(), &mut out).expect("decoded");
             assert_eq!(out, decode(bytes, &DecodeRules::default()).expect("decoded"));

@@ -56,9 +56,11 @@ pub enum AugmentError {
 }
 
 impl AugmentError {
-    /// Creates the error for a box that is not inside an image of `source_px`, or whose part is not inside `size_px`.
+    /// Creates the error for a box that is not inside an image of `source_px`, or whose part is not
+    /// inside `size_px`.
     pub(crate) fn outside(crop: CropBox, source_px: [u32; 2], size_px: [u32; 2]) -> Self {
-        let ([from_width, from_height], [width_px, height_px]) = (source_px, size_px);
+        let [from_width, from_height] = source_px;
+        let [width_px, height_px] = size_px;
         Self::Resize(format!(
             "{crop:?} of an image of {from_width} x {from_height} to {width_px} x {height_px}"
         ))

@@ -33,7 +33,8 @@ pub struct Facts {
     pub height_px: u32,
     /// Color format of the pixels.
     pub color: ColorKind,
-    /// `true` for a progressive JPEG, which decodes two to three times slower than a sequential one.
+    /// `true` for a progressive JPEG, which decodes two to three times slower than a sequential
+    /// one.
     pub progressive: bool,
     /// `true` if EXIF states an orientation other than that of the pixels.
     pub turned: bool,
@@ -42,7 +43,8 @@ pub struct Facts {
 /// Reads the properties of an image from its header.
 ///
 /// # Errors
-/// [`AugmentError::Decode`] for bytes of another format than [`decode::decode`](crate::decode::decode) reads, or whose header is damaged.
+/// [`AugmentError::Decode`] for bytes of another format than
+/// [`decode::decode`](crate::decode::decode) reads, or whose header is damaged.
 pub fn facts(bytes: &[u8]) -> Result<Facts, AugmentError> {
     if bytes.starts_with(&jpeg::MAGIC) {
         return of_jpeg(bytes);

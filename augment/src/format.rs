@@ -100,7 +100,8 @@ impl PixelFormat {
     /// Three channels of 8 bits: photographs.
     pub const RGB8: Self = Self { n_channels: 3, depth: Depth::Eight };
 
-    /// Returns whether pixels are 8-bit RGB, for which all operations equal Pillow's and torchvision's.
+    /// Returns whether pixels are 8-bit RGB, for which all operations equal Pillow's and
+    /// torchvision's.
     pub fn is_rgb8(&self) -> bool {
         *self == Self::RGB8
     }
@@ -115,9 +116,10 @@ impl PixelFormat {
     /// # Errors
     /// A message with the number.
     pub fn validate(&self) -> Result<(), String> {
-        match (1..=MAX_CHANNELS).contains(&self.n_channels) {
-            true => Ok(()),
-            false => Err(format!("{} channels: 1 to {MAX_CHANNELS} are supported", self.n_channels)),
+        if (1..=MAX_CHANNELS).contains(&self.n_channels) {
+            Ok(())
+        } else {
+            Err(format!("{} channels: 1 to {MAX_CHANNELS} are supported", self.n_channels))
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Pillow's hue shift, bit for bit, without branches and in 32-bit lanes.
 //!
-//! Pillow converts to 8-bit HSV and back, and mixes f32 and f64 as C promotes them. Here every pixel takes
-//! the same steps:
+//! Pillow converts to 8-bit HSV and back, and mixes f32 and f64 as C promotes them. Here every
+//! pixel takes the same steps:
 //!
 //! ```text
 //! max, mid, min of (r, g, b);  range = max - min;  a = (max - mid) / range          f32
@@ -13,15 +13,16 @@
 //! (r, g, b) = an arrangement of v, p, x by i
 //! ```
 //!
-//! Pillow's `q` is `x` of the odd sectors, and its `t` is `x` of the even ones. Equality with Pillow is not proven but
-//! tested against a transcription of Pillow's arithmetic: the conversion from HSV over all of its inputs, and the whole
-//! shift over all 2^24 colors.
+//! Pillow's `q` is `x` of the odd sectors, and its `t` is `x` of the even ones. Equality with
+//! Pillow is not proven but tested against a transcription of Pillow's arithmetic: the conversion
+//! from HSV over all of its inputs, and the whole shift over all 2^24 colors.
 
 use multiversion::multiversion;
 
 use crate::Planes;
 
-/// Shifts the 8-bit hue by `shift · 255`, truncated, as torchvision's `adjust_hue` on a Pillow image.
+/// Shifts the 8-bit hue by `shift · 255`, truncated, as torchvision's `adjust_hue` on a Pillow
+/// image.
 pub fn hue(image: &mut Planes, shift: f64) {
     let shift = i32::from((shift * 255.0) as i32 as u8);
     let [r, g, b] = image.channels_mut();
@@ -37,18 +38,22 @@ fn shift_planes(r: &mut [u8], g: &mut [u8], b: &mut [u8], shift: i32) {
     }
 }
 
-/// Converts RGB to HSV. Selections are sums of products with 0 and 1: a branch would keep the loop scalar.
+/// Converts RGB to HSV. Selections are sums of products with 0 and 1: a branch would keep the loop
+/// scalar.
 #[inline(always)]
 fn rgb_to_hsv([r, g, b]: [i32; 3]) -> [i32; 3] {
-    let (max, min) = (r.max(g).max(b), r.min(g).min(b));
-    let (mid, range) = (r + g + b - max - min, max - min);
-    // For gray the range is zero, and for black also the maximum: the divisor is then one, and s = 0 makes the rest
-    // irrelevant.
+    let max = r.max(g).max(b);
+    let min = r.min(g).min(b);
+    let mid = r + g + b - max - min;
+    let range = max - min;
+    // For gray the range is zero, and for black also the maximum: the divisor is then one, and s =
+    // 0 makes the rest irrelevant.
     let a = (max - mid) as f32 / range.max(1) as f32;
     let r_is_max = i32::from(r == max);
     let g_is_max = i32::from(g == max) & (1 - r_is_max);
     let b_is_max = 1 - r_is_max - g_is_max;
-    let (r_is_min, b_is_min) = (i32::from(r == min), i32::from(b == min));
+    let r_is_min = i32::from(r == min);
+    let b_is_min = i32::from(b == min);
     // 1 - a or a - 1;  1 + a or 3 - a;  3 + a or 5 - a.
     let offset =
         r_is_max * (2 * b_is_min - 1) + g_is_max * (3 - 2 * b_is_min) + b_is_max * (5 - 2 * r_is_min);
@@ -78,8 +83,8 @@ fn hsv_to_rgb([h, s, v]: [i32; 3]) -> [i32; 3] {
     ]
 }
 
-/// Returns ⌊255 · q⌋ of the exact product, for `q` in `[0, 1]`. A product in f32 would round up to an integer that the
-/// exact one is below by less than an ulp.
+/// Returns ⌊255 · q⌋ of the exact product, for `q` in `[0, 1]`. A product in f32 would round up to
+/// an integer that the exact one is below by less than an ulp.
 #[inline(always)]
 fn floor_255(q: f32) -> i32 {
     // Adding 1.5 · 2^23 rounds to the nearest integer, which the low bits of the sum then hold.
@@ -92,8 +97,8 @@ fn floor_255(q: f32) -> i32 {
     (sum.to_bits() as i32 - MAGIC.to_bits() as i32) - i32::from(excess < 0.0)
 }
 
-/// Returns ⌊x⌋ for `x` in `0..2^22`. Casts from f32 saturate, and compilers turn loops of them into scalar
-/// code; this takes additions and a comparison only.
+/// Returns ⌊x⌋ for `x` in `0..2^22`. Casts from f32 saturate, and compilers turn loops of them into
+/// scalar code; this takes additions and a comparison only.
 #[inline(always)]
 pub(crate) fn floor(x: f32) -> i32 {
     // Adding 2^23 rounds to the nearest integer, which the low bits of the sum then hold.
@@ -109,14 +114,17 @@ mod tests {
 
     /// Transcription of Pillow's `rgb2hsv_row`, with C's promotions.
     fn pillow_rgb_to_hsv([r, g, b]: [u8; 3]) -> [u8; 3] {
-        let (max, min) = (r.max(g).max(b), r.min(g).min(b));
+        let max = r.max(g).max(b);
+        let min = r.min(g).min(b);
         if max == min {
             return [0, 0, max];
         }
         let range = f32::from(max - min);
         let s = range / f32::from(max);
         let away = |channel: u8| f32::from(max - channel) / range;
-        let (rc, gc, bc) = (away(r), away(g), away(b));
+        let rc = away(r);
+        let gc = away(g);
+        let bc = away(b);
         let sector = if r == max {
             bc - gc
         } else if g == max {
@@ -163,8 +171,8 @@ mod tests {
         }
     }
 
-    /// All 2^24 colors through the vector code. The conversion to HSV does not depend on the shift, and
-    /// the conversion back is tested above, so that one shift covers all.
+    /// All 2^24 colors through the vector code. The conversion to HSV does not depend on the shift,
+    /// and the conversion back is tested above, so that one shift covers all.
     #[test]
     fn every_color_equals_pillow() {
         let ramp: Vec<u8> = (0..=255).collect();

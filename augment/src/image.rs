@@ -40,15 +40,16 @@ impl Image {
     /// Decodes the files of a sample in the format of `rules`.
     ///
     /// # Errors
-    /// As [`decode::decode`] for 8-bit RGB, which is one file, and as [`bands::decode`] for other formats.
+    /// As [`decode::decode`] for 8-bit RGB, which is one file, and as [`bands::decode`] for other
+    /// formats.
     pub fn decode(files: &[&[u8]], rules: &DecodeRules) -> Result<Self, AugmentError> {
         let mut out = Self::default();
         out.decode_again(files, rules, &mut Decoder::default())?;
         Ok(out)
     }
 
-    /// Decodes the files of a sample in the format that they have: a picture of 8 bits as RGB, anything else with the channels and the depth
-    /// that the headers state.
+    /// Decodes the files of a sample in the format that they have: a picture of 8 bits as RGB,
+    /// anything else with the channels and the depth that the headers state.
     ///
     /// # Errors
     /// As [`bands::decode`].
@@ -118,7 +119,8 @@ impl Image {
     }
 }
 
-/// Returns the error for an image that cannot be decoded as 8-bit RGB because its header states another format; `None` if it does not.
+/// Returns the error for an image that cannot be decoded as 8-bit RGB because its header states
+/// another format; `None` if it does not.
 fn other_format(bytes: &[u8], rules: &DecodeRules) -> Option<AugmentError> {
     let found = bands::found(&[bytes], rules).ok()?;
     let format = PixelFormat { n_channels: found.n_channels, depth: found.depth };
@@ -126,10 +128,12 @@ fn other_format(bytes: &[u8], rules: &DecodeRules) -> Option<AugmentError> {
     is_other.then(|| AugmentError::Format { found: format.to_string(), expected: rules.format })
 }
 
-/// Returns the planes of a picture, `[3, S, S]`, of the bytes of a square view of `size_px`, `[C, S, S]` in `format`.
+/// Returns the planes of a picture, `[3, S, S]`, of the bytes of a square view of `size_px`, `[C,
+/// S, S]` in `format`.
 pub fn picture_of_view(bytes: &[u8], format: PixelFormat, size_px: u32) -> Cow<'_, [u8]> {
-    match format.is_rgb8() {
-        true => bytes.into(),
-        false => Planes::from(&bands::preview(&Bands::of_bytes(bytes, format, size_px))).data.into(),
+    if format.is_rgb8() {
+        bytes.into()
+    } else {
+        Planes::from(&bands::preview(&Bands::of_bytes(bytes, format, size_px))).data.into()
     }
 }

@@ -1,9 +1,11 @@
 //! Augmented views of one encoded image under one seed.
 //!
-//! [`decode`] turns bytes into RGB, [`bands`] into images of other channels and depths, [`multicrop`] specifies the views that a method takes of an image, [`mix`] varies their sizes
-//! from batch to batch, [`views`] makes them, [`seed`] is the counter-based RNG that makes every view a pure function of (run seed,
-//! epoch, sample, view, operation), and [`batch`] does all of it on N threads and returns ordered batches. Semantics are those of
-//! torchvision on Pillow 12, operation by operation.
+//! [`decode`] turns bytes into RGB, [`bands`] into images of other channels and depths,
+//! [`multicrop`] specifies the views that a method takes of an image, [`mix`] varies their sizes
+//! from batch to batch, [`views`] makes them, [`seed`] is the counter-based RNG that makes every
+//! view a pure function of (run seed, epoch, sample, view, operation), and [`batch`] does all of it
+//! on N threads and returns ordered batches. Semantics are those of torchvision on Pillow 12,
+//! operation by operation.
 //!
 //! The crate knows nothing about files, shards, tensors or training.
 

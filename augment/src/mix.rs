@@ -1,4 +1,5 @@
-//! Views whose sizes differ from batch to batch, as in the last stage of DINOv3 (Siméoni et al. 2025).
+//! Views whose sizes differ from batch to batch, as in the last stage of DINOv3 (Siméoni et al.
+//! 2025).
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -17,7 +18,8 @@ const MAX_SHARE: f64 = 1e6;
 pub struct SizeChoice {
     /// Share of the batches with these sizes, in proportion to the shares of the other choices.
     pub share: f64,
-    /// Side of the views of each group in pixels, in the order of the groups: global, local, and those of a Gram teacher.
+    /// Side of the views of each group in pixels, in the order of the groups: global, local, and
+    /// those of a Gram teacher.
     pub sizes_px: Vec<u32>,
 }
 
@@ -50,8 +52,9 @@ impl ViewMix {
         };
         let n_views =
             |crops: &MultiCrop| crops.groups().iter().map(|group| group.n_views).collect::<Vec<_>>();
-        let (all, mut end, mut made) =
-            (choices.iter().map(|choice| choice.share).sum::<f64>(), 0.0, Vec::new());
+        let all = choices.iter().map(|choice| choice.share).sum::<f64>();
+        let mut end = 0.0;
+        let mut made = Vec::new();
         for (i, SizeChoice { share, sizes_px }) in choices.iter().enumerate() {
             if !(*share > 0.0 && *share <= MAX_SHARE) {
                 return Err(bad(i, "share", format!("{share} must be above 0 and at most {MAX_SHARE}")));

@@ -30,32 +30,35 @@ pub struct CropSpec {
     pub gray_p: f32,
     /// Probability of Gaussian blur.
     pub blur_p: f32,
-    /// Range of the standard deviation of the blur, in pixels of the view; Pillow calls it the radius.
+    /// Range of the standard deviation of the blur, in pixels of the view; Pillow calls it the
+    /// radius.
     pub blur_sigma: [f64; 2],
-    /// Number of taps of the blur: odd for torchvision's kernel (9 in DINOv2), 0 for Pillow's three box blurs (DINO,
-    /// SwAV, SimCLR).
+    /// Number of taps of the blur: odd for torchvision's kernel (9 in DINOv2), 0 for Pillow's three
+    /// box blurs (DINO, SwAV, SimCLR).
     #[serde(default)]
     pub blur_taps: usize,
     /// Probability of solarizing.
     pub solarize_p: f32,
-    /// Probability of a rotation by one, two or three quarters of a turn, each as likely as the others; 0 by default.
+    /// Probability of a rotation by one, two or three quarters of a turn, each as likely as the
+    /// others; 0 by default.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub rotate_p: f32,
-    /// Probability with which each channel is set to 0, except that one always remains; 0 by default.
+    /// Probability with which each channel is set to 0, except that one always remains; 0 by
+    /// default.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub channel_drop_p: f32,
-    /// Index of an earlier crop with as many views, whose boxes and flips this crop shares, at its own size and with
-    /// its own colors. The `scale` and `flip_p` of the earlier crop apply.
+    /// Index of an earlier crop with as many views, whose boxes and flips this crop shares, at its
+    /// own size and with its own colors. The `scale` and `flip_p` of the earlier crop apply.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub like: Option<usize>,
-    /// Whether each view is a group of its own, which shares no batch statistics with other views of its size, as in
-    /// MoCo v3.
+    /// Whether each view is a group of its own, which shares no batch statistics with other views
+    /// of its size, as in MoCo v3.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub own_statistics: bool,
 }
 
-/// Specification of all views of an image. Consecutive views of equal size form a group, which passes
-/// through the network as one tensor, unless they have statistics of their own.
+/// Specification of all views of an image. Consecutive views of equal size form a group, which
+/// passes through the network as one tensor, unless they have statistics of their own.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(transparent)]
 pub struct MultiCrop {
@@ -70,8 +73,8 @@ pub enum BlurRule {
     /// The paper's probabilities: 1.0 and 0.1 for the global views, 0.5 for the local ones.
     #[default]
     Paper,
-    /// Probabilities that the released DINOv2 and DINOv3 models were trained with, whose code passes on
-    /// `1 - p`: 0.0, 0.9 and 0.5.
+    /// Probabilities that the released DINOv2 and DINOv3 models were trained with, whose code
+    /// passes on `1 - p`: 0.0, 0.9 and 0.5.
     Released,
 }
 
@@ -135,12 +138,14 @@ impl CropSpec {
 }
 
 impl MultiCrop {
-    /// Creates DINO's multi-crop (Caron et al. 2021, appendix): two global views and `n_local` local ones.
+    /// Creates DINO's multi-crop (Caron et al. 2021, appendix): two global views and `n_local`
+    /// local ones.
     pub fn dino(global_px: u32, local_px: u32, n_local: usize) -> Self {
         Self::dino_family([0.4, 1.0], [0.05, 0.4], global_px, local_px, n_local)
     }
 
-    /// Creates DINOv2's multi-crop (Oquab et al. 2023, table 16): as DINO's, with other scales and torchvision's blur.
+    /// Creates DINOv2's multi-crop (Oquab et al. 2023, table 16): as DINO's, with other scales and
+    /// torchvision's blur.
     pub fn dinov2(global_px: u32, local_px: u32, n_local: usize, blur: BlurRule) -> Self {
         let mut multicrop = Self::dino_family([0.32, 1.0], [0.05, 0.32], global_px, local_px, n_local);
         for crop in &mut multicrop.crops {
@@ -158,16 +163,20 @@ impl MultiCrop {
         Self { crops: vec![multicrop.crops[0].undistorted()] }
     }
 
-    /// Adds repeats of the views of `crops`, by number, at another size and without changes of color and blur.
+    /// Adds repeats of the views of `crops`, by number, at another size and without changes of
+    /// color and blur.
     pub fn with_undistorted(mut self, crops: impl IntoIterator<Item = usize>, size_px: u32) -> Self {
-        let repeat = |crop: usize| CropSpec { size_px, like: Some(crop), ..self.crops[crop].undistorted() };
-        let repeats: Vec<CropSpec> = crops.into_iter().map(repeat).collect();
+        let repeats: Vec<CropSpec> = crops
+            .into_iter()
+            .map(|crop: usize| CropSpec { size_px, like: Some(crop), ..self.crops[crop].undistorted() })
+            .collect();
         self.crops.extend(repeats);
         self
     }
 
-    /// Changes the views to those of images of any channels: without the operations that only 8-bit RGB has, and with rotations by
-    /// quarters of a turn and dropped channels where a crop has none; a crop in the place of another one drops none.
+    /// Changes the views to those of images of any channels: without the operations that only 8-bit
+    /// RGB has, and with rotations by quarters of a turn and dropped channels where a crop has
+    /// none; a crop in the place of another one drops none.
     pub fn of_channels(mut self, rotate_p: f32, channel_drop_p: f32) -> Self {
         for crop in &mut self.crops {
             (crop.jitter.saturation, crop.jitter.hue, crop.gray_p, crop.solarize_p) = (0.0, 0.0, 0.0, 0.0);
@@ -280,7 +289,8 @@ impl MultiCrop {
         Ok(())
     }
 
-    /// Creates MoCo v3's views (Chen, Xie and He 2021): two of `size_px`, areas in `scale`, separate batch statistics.
+    /// Creates MoCo v3's views (Chen, Xie and He 2021): two of `size_px`, areas in `scale`,
+    /// separate batch statistics.
     pub fn moco_v3(size_px: u32, scale: [f64; 2]) -> Self {
         let mut multicrop = Self::dino_family(scale, scale, size_px, size_px, 0);
         for crop in &mut multicrop.crops {
@@ -290,15 +300,14 @@ impl MultiCrop {
         multicrop
     }
 
-    /// Returns all views in order, each as its crop, the number of the view whose box it shares (or its own number),
-    /// and that view's crop.
+    /// Returns all views in order, each as its crop, the number of the view whose box it shares (or
+    /// its own number), and that view's crop.
     pub(crate) fn placed(&self) -> impl Iterator<Item = (&CropSpec, u32, &CropSpec)> {
         let first = |crop: usize| self.crops[..crop].iter().map(|crop| crop.count as u32).sum::<u32>();
-        let of_crop = move |(number, crop): (usize, &'_ CropSpec)| {
+        let all = self.crops.iter().enumerate().flat_map(move |(number, crop)| {
             let place = crop.like.unwrap_or(number);
             (0..crop.count as u32).map(move |view| (number, first(place) + view, place))
-        };
-        let all = self.crops.iter().enumerate().flat_map(of_crop);
+        });
         all.map(|(number, view, place)| (&self.crops[number], view, &self.crops[place]))
     }
 
@@ -315,14 +324,21 @@ impl MultiCrop {
     /// Returns the same views in other sizes, one for each group.
     pub(crate) fn resized(&self, sizes_px: &[u32]) -> Self {
         let (_, first_groups) = self.grouped();
-        let resized =
-            |(crop, group): (&CropSpec, usize)| CropSpec { size_px: sizes_px[group], ..crop.clone() };
-        Self { crops: self.crops.iter().zip(first_groups).map(resized).collect() }
+        Self {
+            crops: self
+                .crops
+                .iter()
+                .zip(first_groups)
+                .map(|(crop, group)| CropSpec { size_px: sizes_px[group], ..crop.clone() })
+                .collect(),
+        }
     }
 
-    /// Returns the groups, and for each crop the number of the group that its first view belongs to.
+    /// Returns the groups, and for each crop the number of the group that its first view belongs
+    /// to.
     fn grouped(&self) -> (Vec<GroupSpec>, Vec<usize>) {
-        let (mut groups, mut first_groups) = (Vec::<GroupSpec>::new(), Vec::new());
+        let mut groups = Vec::<GroupSpec>::new();
+        let mut first_groups = Vec::new();
         // The last group accepts no further views if its views have their own statistics.
         let mut is_open = false;
         for crop in &self.crops {

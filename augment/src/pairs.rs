@@ -5,9 +5,9 @@
 //!   = Σ_t v_t · l_t  +  2^15 Σ_t v_t · h_t
 //! ```
 //!
-//! A weight has 23 bits, for which a 32-bit multiplication handles one tap at a time, at twice the cost. Its halves
-//! have 16 bits, of which `pmaddwd` multiplies two pairs and adds the products. Sums of halves may wrap: the total is
-//! correct modulo 2^32, and it fits into 32 bits.
+//! A weight has 23 bits, for which a 32-bit multiplication handles one tap at a time, at twice the
+//! cost. Its halves have 16 bits, of which `pmaddwd` multiplies two pairs and adds the products.
+//! Sums of halves may wrap: the total is correct modulo 2^32, and it fits into 32 bits.
 
 /// Number of sums that one block of bytes contributes to.
 pub(crate) const LANES: usize = 16;
@@ -41,7 +41,8 @@ impl Pair {
     }
 }
 
-/// Returns the weighted sums of N adjacent blocks over the pairs; those of the next pair are `stride` bytes further.
+/// Returns the weighted sums of N adjacent blocks over the pairs; those of the next pair are
+/// `stride` bytes further.
 #[inline(always)]
 pub(crate) fn sums<const N: usize>(bytes: &[u8], stride: usize, pairs: &[Pair]) -> [[i32; LANES]; N] {
     let mut sums = [[0i32; LANES]; N];
@@ -80,9 +81,11 @@ pub(crate) mod x86 {
         pairs: &[Pair],
     ) -> [[i32; LANES]; N] {
         let zero = _mm256_setzero_si256();
-        let (mut low, mut high) = ([[zero; 2]; N], [[zero; 2]; N]);
+        let mut low = [[zero; 2]; N];
+        let mut high = [[zero; 2]; N];
         for (blocks, pair) in blocks::<N>(bytes, stride).zip(pairs) {
-            let (of_low, of_high) = (_mm256_set1_epi32(pair.low), _mm256_set1_epi32(pair.high));
+            let of_low = _mm256_set1_epi32(pair.low);
+            let of_high = _mm256_set1_epi32(pair.high);
             for (n, block) in blocks.iter().enumerate() {
                 for (half, bytes) in
                     bytemuck::cast::<[u8; BLOCK], [__m128i; 2]>(*block).into_iter().enumerate()
@@ -110,9 +113,11 @@ pub(crate) mod x86 {
         pairs: &[Pair],
     ) -> [[i32; LANES]; N] {
         let zero = _mm512_setzero_si512();
-        let (mut low, mut high) = ([zero; N], [zero; N]);
+        let mut low = [zero; N];
+        let mut high = [zero; N];
         for (blocks, pair) in blocks::<N>(bytes, stride).zip(pairs) {
-            let (of_low, of_high) = (_mm512_set1_epi32(pair.low), _mm512_set1_epi32(pair.high));
+            let of_low = _mm512_set1_epi32(pair.low);
+            let of_high = _mm512_set1_epi32(pair.high);
             for (n, block) in blocks.iter().enumerate() {
                 let values = _mm512_cvtepu8_epi16(bytemuck::cast::<[u8; BLOCK], __m256i>(*block));
                 low[n] = _mm512_add_epi32(low[n], _mm512_madd_epi16(values, of_low));
@@ -161,16 +166,20 @@ mod tests {
         let all = [sums, widest, narrower].map(|sums| sums(&bytes, stride, &pairs));
         for (block, lane) in (0..N).flat_map(|block| (0..LANES).map(move |lane| (block, lane))) {
             let value = |pair: usize, tap: usize| bytes[pair * stride + block * BLOCK + 2 * lane + tap];
-            let term = |(pair, weights): (usize, &[i32; 2])| -> i64 {
-                (0..2).map(|tap| i64::from(weights[tap]) * i64::from(value(pair, tap))).sum()
-            };
-            let total: i64 = weights.iter().enumerate().map(term).sum();
+            let total: i64 = weights
+                .iter()
+                .enumerate()
+                .map(|(pair, weights)| -> i64 {
+                    (0..2).map(|tap| i64::from(weights[tap]) * i64::from(value(pair, tap))).sum()
+                })
+                .sum();
             assert_eq!(all.map(|sums| i64::from(sums[block][lane])), [total; 3], "{weights:?}");
         }
     }
 
     proptest! {
-        /// Sums are exact if the total fits into 32 bits, up to a weight of 1.25 in 22-bit fixed point.
+        /// Sums are exact if the total fits into 32 bits, up to a weight of 1.25 in 22-bit fixed
+        /// point.
         #[test]
         fn sums_are_exact(weights in prop::collection::vec(prop::array::uniform2(-600_000i32..600_000), 0..9),
                           one in 0i32..5_242_880, beyond in 0usize..40, seed: u32) {

@@ -20,12 +20,13 @@ pub struct Rgb8 {
 /// Limits and options of the decoder.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct DecodeRules {
-    /// Maximum number of pixels of three channels, and of others in proportion; larger images are refused from their header, before
-    /// anything is allocated.
+    /// Maximum number of pixels of three channels, and of others in proportion; larger images are
+    /// refused from their header, before anything is allocated.
     pub max_pixels: u64,
     /// `true` if EXIF orientation is applied.
     pub apply_exif: bool,
-    /// Color behind transparent pixels; without one, alpha is dropped, as Pillow's `convert("RGB")` does.
+    /// Color behind transparent pixels; without one, alpha is dropped, as Pillow's `convert("RGB")`
+    /// does.
     pub background: Option<[u8; 3]>,
     /// Format of the pixels that are decoded.
     pub format: PixelFormat,
@@ -103,7 +104,8 @@ impl DecodeRules {
         if width_px == 0 || height_px == 0 {
             return Err(AugmentError::Empty);
         }
-        // No JPEG has longer sides, and the scratch memory of a resize grows with the sides, not with the area.
+        // No JPEG has longer sides, and the scratch memory of a resize grows with the sides, not
+        // with the area.
         if width_px.max(height_px) > u32::from(u16::MAX) {
             return Err(AugmentError::Decode(format!("{width_px} x {height_px} px: a side exceeds 65535")));
         }

@@ -52,8 +52,9 @@ impl Planes {
 
 impl From<&Rgb8> for Planes {
     fn from(image: &Rgb8) -> Self {
-        let plane = |channel: usize| image.data.chunks_exact(3).map(move |pixel| pixel[channel]);
-        let data = (0..3).flat_map(plane).collect();
+        let data = (0..3)
+            .flat_map(|channel: usize| image.data.chunks_exact(3).map(move |pixel| pixel[channel]))
+            .collect();
         Self { width_px: image.width_px, height_px: image.height_px, data }
     }
 }

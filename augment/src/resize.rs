@@ -1,5 +1,5 @@
-//! Crop, then resize: bit for bit as Pillow 12 and earlier resize the cropped image; published models were trained on
-//! the output of these versions.
+//! Crop, then resize: bit for bit as Pillow 12 and earlier resize the cropped image; published
+//! models were trained on the output of these versions.
 //!
 //! ```text
 //! output x reads inputs first_x .. first_x + n_x with weights w = filter((i + 0.5 - center_x) / f)
@@ -7,8 +7,9 @@
 //! rows first, rounded to 8 bits; then columns
 //! ```
 //!
-//! Pillow 13 resizes columns first where that is less work: where an image shrinks more in height than in width, as
-//! tall and narrow ones do. The filter clamps at the edges of the crop, as it does when torchvision crops first.
+//! Pillow 13 resizes columns first where that is less work: where an image shrinks more in height
+//! than in width, as tall and narrow ones do. The filter clamps at the edges of the crop, as it
+//! does when torchvision crops first.
 
 use multiversion::{multiversion, target::match_target};
 
@@ -25,11 +26,13 @@ const BLOCKS: usize = 2;
 pub struct BoxResizer {
     horizontal: Coefficients,
     vertical: Coefficients,
-    /// Band of [`LANES`] rows, transposed so that the bytes of a column are adjacent: `[3·W, LANES]`.
+    /// Band of [`LANES`] rows, transposed so that the bytes of a column are adjacent: `[3·W,
+    /// LANES]`.
     band: Vec<u8>,
     /// Band with adjacent pixels interleaved in pairs: `[W/2, 3, LANES, 2]`.
     paired: Vec<u8>,
-    /// Planes of the crop at its new width, with rows in pairs: `[crop height / 2, new width in whole blocks, 2]`.
+    /// Planes of the crop at its new width, with rows in pairs: `[crop height / 2, new width in
+    /// whole blocks, 2]`.
     narrowed: [Vec<u8>; 3],
 }
 
@@ -68,7 +71,8 @@ impl BoxResizer {
         }
         let sides = |from: u32, to: u32| [from as usize, to as usize];
         let outputs = |start: u32, len: u32| start as usize..(start + len) as usize;
-        let (across, down) = (sides(crop.width_px, size_px[0]), sides(crop.height_px, size_px[1]));
+        let across = sides(crop.width_px, size_px[0]);
+        let down = sides(crop.height_px, size_px[1]);
         let columns = self.horizontal.set(across, outputs(part.left_px, part.width_px), interpolation);
         let rows = self.vertical.set(down, outputs(part.top_px, part.height_px), interpolation);
         let read = CropBox {
@@ -121,7 +125,8 @@ fn pair_of_rows_len(width: usize) -> usize {
     2 * width.next_multiple_of(BLOCKS * LANES)
 }
 
-/// Transposes a band: byte `j` of row `lane` moves to `[j, lane]`. Wider vectors would take twice as long.
+/// Transposes a band: byte `j` of row `lane` moves to `[j, lane]`. Wider vectors would take twice
+/// as long.
 #[multiversion(targets("x86_64+avx2"))]
 fn transpose(rows: &[&[u8]; LANES], band: &mut [u8]) {
     let (tiles, rest) = band.as_chunks_mut::<{ LANES * LANES }>();
@@ -130,7 +135,8 @@ fn transpose(rows: &[&[u8]; LANES], band: &mut [u8]) {
         for (tile, row) in tile.iter_mut().zip(rows) {
             tile.copy_from_slice(&row[number * LANES..(number + 1) * LANES]);
         }
-        // A shuffle rotates the eight address bits (row, column) of each byte by one: four of them swap row and column.
+        // A shuffle rotates the eight address bits (row, column) of each byte by one: four of them
+        // swap row and column.
         for _ in 0..4 {
             tile = halves_interleaved(&tile);
         }
@@ -148,7 +154,8 @@ fn transpose(rows: &[&[u8]; LANES], band: &mut [u8]) {
 fn halves_interleaved(tile: &[[u8; LANES]; LANES]) -> [[u8; LANES]; LANES] {
     let mut out = [[0; LANES]; LANES];
     for i in 0..LANES / 2 {
-        let (upper, lower) = (&tile[i], &tile[i + LANES / 2]);
+        let upper = &tile[i];
+        let lower = &tile[i + LANES / 2];
         for j in 0..LANES / 2 {
             [out[2 * i][2 * j], out[2 * i][2 * j + 1]] = [upper[j], lower[j]];
             let k = j + LANES / 2;
@@ -172,7 +179,8 @@ fn pair_up(band: &[u8], paired: &mut [u8]) {
     }
 }
 
-/// Resizes a band to its new width. `planes` are `[row pairs, row_len]`, to which each lane writes its byte.
+/// Resizes a band to its new width. `planes` are `[row pairs, row_len]`, to which each lane writes
+/// its byte.
 #[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
 fn narrow_band(
     paired: &[u8],

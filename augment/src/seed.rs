@@ -1,6 +1,6 @@
 //! The counter-based RNG. Every random choice of the data path is addressed, not drawn in sequence:
-//! (run seed, epoch, sample, attempt, view, operation) identifies a ChaCha8 stream, whose values do not
-//! depend on threads, ranks or restarts.
+//! (run seed, epoch, sample, attempt, view, operation) identifies a ChaCha8 stream, whose values do
+//! not depend on threads, ranks or restarts.
 
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
@@ -19,8 +19,8 @@ pub struct SampleKey {
     pub attempt: u64,
 }
 
-/// An operation that draws random numbers. Each has a stream of its own, so that adding a draw to one
-/// does not change the others.
+/// An operation that draws random numbers. Each has a stream of its own, so that adding a draw to
+/// one does not change the others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Operation {

@@ -1,4 +1,5 @@
-//! Transform of images for evaluation and deployment: torchvision's `Resize` and `CenterCrop`, on bytes.
+//! Transform of images for evaluation and deployment: torchvision's `Resize` and `CenterCrop`, on
+//! bytes.
 //!
 //! ```text
 //! [h, w] → the short side becomes r, the long one ⌊r · long / short⌋: bicubic, antialiased, rounded to 8 bits
@@ -30,8 +31,8 @@ pub struct Transform {
 }
 
 impl Transform {
-    /// Returns the transform of DINO's and DINOv2's evaluations for squares of `size_px`: the short side becomes 256 px
-    /// for 224, and in proportion for other sizes.
+    /// Returns the transform of DINO's and DINOv2's evaluations for squares of `size_px`: the short
+    /// side becomes 256 px for 224, and in proportion for other sizes.
     pub fn new(size_px: u32) -> Self {
         Self { resize_px: (f64::from(size_px) * 256.0 / 224.0).round() as u32, size_px }
     }
@@ -53,12 +54,13 @@ impl Transform {
     /// A message that says what is wrong.
     pub fn validate(&self) -> Result<(), String> {
         let Self { resize_px, size_px } = *self;
-        match (1..=MAX_PX).contains(&size_px) && (1..=2 * MAX_PX).contains(&resize_px) {
-            true => Ok(()),
-            false => Err(format!(
+        if (1..=MAX_PX).contains(&size_px) && (1..=2 * MAX_PX).contains(&resize_px) {
+            Ok(())
+        } else {
+            Err(format!(
                 "images are resized to {resize_px} px and cut to {size_px} px, which must lie in 1..={} and 1..={MAX_PX}",
                 2 * MAX_PX
-            )),
+            ))
         }
     }
 
@@ -76,7 +78,8 @@ impl Transform {
         Ok(out.data)
     }
 
-    /// Applies the transform to `image` of any format: `[C, s, s]`, as bytes or as values of more bytes with the lowest first.
+    /// Applies the transform to `image` of any format: `[C, s, s]`, as bytes or as values of more
+    /// bytes with the lowest first.
     ///
     /// # Errors
     /// [`AugmentError::Resize`] if the image has no pixels.
@@ -101,22 +104,29 @@ impl Transform {
         (resized_px, CropBox { left_px, top_px, width_px: self.size_px, height_px: self.size_px })
     }
 
-    /// Returns the resized width and height of an image of `source_px`, and the upper left corner of the square in it.
+    /// Returns the resized width and height of an image of `source_px`, and the upper left corner
+    /// of the square in it.
     pub fn place(&self, source_px: [u32; 2]) -> ([u32; 2], [i64; 2]) {
         let resized_px = self.resized(source_px);
-        let corner = |side: u32| ((f64::from(side) - f64::from(self.size_px)) / 2.0).round_ties_even() as i64;
-        (resized_px, resized_px.map(corner))
+        (
+            resized_px,
+            resized_px.map(|side: u32| {
+                ((f64::from(side) - f64::from(self.size_px)) / 2.0).round_ties_even() as i64
+            }),
+        )
     }
 
     /// Returns the width and height after the resize.
     fn resized(&self, [width_px, height_px]: [u32; 2]) -> [u32; 2] {
-        // Python's `int(size * long / short)`: the product is exact, and the quotient is rounded once.
+        // Python's `int(size * long / short)`: the product is exact, and the quotient is rounded
+        // once.
         let long = |long: u32, short: u32| {
             ((u64::from(self.resize_px) * u64::from(long)) as f64 / f64::from(short.max(1))) as u32
         };
-        match width_px <= height_px {
-            true => [self.resize_px, long(height_px, width_px)],
-            false => [long(width_px, height_px), self.resize_px],
+        if width_px <= height_px {
+            [self.resize_px, long(height_px, width_px)]
+        } else {
+            [long(width_px, height_px), self.resize_px]
         }
     }
 }

@@ -19,7 +19,8 @@ use crate::{AugmentError, CropSpec, Image, MultiCrop, Planes, Rgb8, SampleKey, V
 /// The views of one image, ready for the network.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Views {
-    /// One buffer per group: `[n_views, C, size, size]`, channel by channel, as bytes or as values of more bytes with the lowest first.
+    /// One buffer per group: `[n_views, C, size, size]`, channel by channel, as bytes or as values
+    /// of more bytes with the lowest first.
     pub groups: Vec<Vec<u8>>,
 }
 
@@ -70,7 +71,8 @@ impl ViewMaker {
         for (group, spec) in views.groups.iter_mut().zip(multicrop.groups()) {
             for (number, (crop, place, placed)) in placed.by_ref().take(spec.n_views) {
                 let mut clock = Clock::start(times);
-                let (crops, numbers) = ([crop, placed], [number, place]);
+                let crops = [crop, placed];
+                let numbers = [number, place];
                 match image {
                     Image::Rgb(image) => {
                         self.augment(image, crops, key, numbers, &mut clock)?;
@@ -86,8 +88,8 @@ impl ViewMaker {
         Ok(())
     }
 
-    /// Makes view `number` of `image` by `crop`, into `self.view`, with the place of view `place`, its box, flip
-    /// and rotation, whose crop is `placed`.
+    /// Makes view `number` of `image` by `crop`, into `self.view`, with the place of view `place`,
+    /// its box, flip and rotation, whose crop is `placed`.
     fn augment(
         &mut self,
         image: &Rgb8,
@@ -97,7 +99,8 @@ impl ViewMaker {
         clock: &mut Clock<'_>,
     ) -> Result<(), AugmentError> {
         let rng = |operation| ViewRng::new(key, number, operation);
-        let (w, h) = (image.width_px, image.height_px);
+        let w = image.width_px;
+        let h = image.height_px;
         let mut draws = ViewRng::new(key, place, Operation::Crop);
         let region = random_resized_crop(&mut draws, w, h, placed.scale, VIEW_RATIO);
         clock.lap(Stage::Other);
@@ -163,8 +166,8 @@ mod tests {
         }
     }
 
-    /// The bytes are pinned, and the same with SSE2, AVX2 and AVX-512: changing them changes every run. The image has
-    /// noise and flat parts, and the views use every operation.
+    /// The bytes are pinned, and the same with SSE2, AVX2 and AVX-512: changing them changes every
+    /// run. The image has noise and flat parts, and the views use every operation.
     #[test]
     fn the_bytes_of_views_are_pinned() {
         let Image::Rgb(mut image) = noise(300, 200) else { panic!("8-bit RGB") };
@@ -196,8 +199,8 @@ mod tests {
         assert_ne!(first, second);
     }
 
-    /// A crop with `like` shows the same part of the image, with the same flip; without color operations and at the
-    /// same size it is the same view.
+    /// A crop with `like` shows the same part of the image, with the same flip; without color
+    /// operations and at the same size it is the same view.
     #[test]
     fn a_crop_like_another_one_is_in_its_place() {
         let mut multicrop = MultiCrop::dino(32, 16, 0);

@@ -74,15 +74,17 @@ impl FeatureRows {
     /// Returns the largest absolute value of a column in rows `range`, as they are compared.
     ///
     /// # Errors
-    /// [`CurateError::NotFinite`] for the first row that is not finite, or whose squared length is not.
+    /// [`CurateError::NotFinite`] for the first row that is not finite, or whose squared length is
+    /// not.
     pub fn largest(&self, range: Range<usize>) -> Result<f32, CurateError> {
         let largest_of_row = |row: usize| -> Result<f32, usize> {
             let values = self.stored(row);
             // Distances are sums of squares: a row whose own overflows has none.
             let squares: f32 = values.iter().map(|v| v * v).sum();
-            match squares.is_finite() {
-                true => Ok(values.iter().fold(0.0, |most: f32, v| most.max(v.abs()))),
-                false => Err(row),
+            if squares.is_finite() {
+                Ok(values.iter().fold(0.0, |most: f32, v| most.max(v.abs())))
+            } else {
+                Err(row)
             }
         };
         let found: Vec<Result<f32, usize>> = range
@@ -163,13 +165,14 @@ impl Rows for SelectedRows<'_> {
 const _: () = assert!(NearestCenter::BLOCK_ROWS.is_multiple_of(QUERY_BLOCK_ROWS));
 const _: () = assert!(CANDIDATE_BLOCK_ROWS.is_multiple_of(QUERY_BLOCK_ROWS));
 
-/// Returns the rows, of `n`, that rank `rank` of `world_size` compares: whole blocks, so that the bits of distances are the same on any
-/// number of ranks.
+/// Returns the rows, of `n`, that rank `rank` of `world_size` compares: whole blocks, so that the
+/// bits of distances are the same on any number of ranks.
 pub fn part_of_rank(n: usize, rank: usize, world_size: usize) -> Range<usize> {
     part_in_blocks(n, NearestCenter::BLOCK_ROWS, rank, world_size)
 }
 
-/// Returns the rows, of `n`, that rank `rank` of `world_size` compares, in whole blocks of `n_block`.
+/// Returns the rows, of `n`, that rank `rank` of `world_size` compares, in whole blocks of
+/// `n_block`.
 pub(crate) fn part_in_blocks(n: usize, n_block: usize, rank: usize, world_size: usize) -> Range<usize> {
     let n_blocks = n.div_ceil(n_block);
     let start = |rank: usize| (rank * n_blocks / world_size * n_block).min(n);

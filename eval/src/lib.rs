@@ -1,8 +1,8 @@
 //! Evaluation of trained backbones.
 //!
-//! [`images`] loads images through one transform, [`features`](mod@features) computes and caches their features, each
-//! [`protocol`](mod@protocol) scores features on labels, each [`measure`] without labels, and [`probe`] combines
-//! these.
+//! [`images`] loads images through one transform, [`features`](mod@features) computes and caches
+//! their features, each [`protocol`](mod@protocol) scores features on labels, each [`measure`]
+//! without labels, and [`probe`] combines these.
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 

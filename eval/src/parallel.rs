@@ -2,8 +2,8 @@
 
 use rayon::prelude::*;
 
-/// Collects results that are computed in parallel, in their order. If several are errors, it is the first of them that
-/// is returned, whichever thread was the fastest.
+/// Collects results that are computed in parallel, in their order. If several are errors, it is the
+/// first of them that is returned, whichever thread was the fastest.
 ///
 /// # Errors
 /// The first error in the order of the results.

@@ -71,18 +71,20 @@ impl Scores {
 }
 
 impl Split {
-    /// Returns both sets without the images that have no class. Classes are numbered by the union of both sets.
+    /// Returns both sets without the images that have no class. Classes are numbered by the union
+    /// of both sets.
     ///
     /// # Errors
     /// [`EvalError::NoLabels`] if no image of a set has a class, [`EvalError::ClassNames`].
     pub fn new(train: ImageSet, test: ImageSet) -> Result<Self, EvalError> {
-        let (mut train, mut test) = (train.labeled()?, test.labeled()?);
+        let mut train = train.labeled()?;
+        let mut test = test.labeled()?;
         ImageSet::unify(&mut [&mut train, &mut test])?;
         Ok(Self { train, test, seed: 0, overrides_transform: false })
     }
 
-    /// Returns both sets as `protocols` need them: like [`Split::new`] if they use classes of images, otherwise all
-    /// images.
+    /// Returns both sets as `protocols` need them: like [`Split::new`] if they use classes of
+    /// images, otherwise all images.
     ///
     /// # Errors
     /// Errors of [`Split::new`]; [`EvalError::MixedInputs`] if the protocols need different images,
@@ -127,9 +129,12 @@ impl Split {
         cache: Option<&FeatureCache>,
         progress: &dyn Progress,
     ) -> Result<Scores, EvalError> {
-        let transform_of = |protocol: &Protocol| match self.overrides_transform {
-            true => self.test.transform,
-            false => protocol.transform(self.test.transform),
+        let transform_of = |protocol: &Protocol| {
+            if self.overrides_transform {
+                self.test.transform
+            } else {
+                protocol.transform(self.test.transform)
+            }
         };
         let mut transforms: Vec<Transform> = Vec::new();
         for transform in protocols.iter().map(transform_of) {
@@ -171,9 +176,10 @@ impl Split {
         let wanted = wanted(protocols);
         let views = Views::new(network, &self.train, wanted);
         let sets = Sets { network, train: &self.train, test: &self.test, cache };
-        let (train, test) = match protocols.iter().any(|protocol| protocol.needs().has_classes()) {
-            true => self.features(network, wanted, cache, progress)?,
-            false => (FeatureSet::none(), FeatureSet::none()),
+        let (train, test) = if protocols.iter().any(|protocol| protocol.needs().has_classes()) {
+            self.features(network, wanted, cache, progress)?
+        } else {
+            (FeatureSet::none(), FeatureSet::none())
         };
         let mut scores = self.scores(&train, &test, protocols, Some((&views, &sets)), progress)?;
         let counts = scores.numbers().filter_map(|(_, scored)| scored.counts).last();
@@ -205,7 +211,8 @@ impl Split {
         Ok((train, test))
     }
 
-    /// Scores raw pixels by the cheap protocols among `protocols` (nearest neighbors): a baseline for the network.
+    /// Scores raw pixels by the cheap protocols among `protocols` (nearest neighbors): a baseline
+    /// for the network.
     ///
     /// # Errors
     /// Errors of [`pixels`].
@@ -229,14 +236,17 @@ impl Split {
         progress: &dyn Progress,
     ) -> Result<Scores, EvalError> {
         let (views, sets) = images.unzip();
-        let (n_classes, seed) = (self.train.classes().len(), self.seed);
+        let n_classes = self.train.classes().len();
+        let seed = self.seed;
         let task = Task { train, test, n_classes, seed, views, sets, progress };
         let transform = self.test.transform;
-        let score = |protocol: &Protocol| {
-            let numbers = protocol.score(&task)?;
-            Ok(ProtocolScores { protocol: protocol.clone(), transform, numbers })
-        };
-        let of_protocols: Result<Vec<_>, EvalError> = protocols.iter().map(score).collect();
+        let of_protocols: Result<Vec<_>, EvalError> = protocols
+            .iter()
+            .map(|protocol| {
+                let numbers = protocol.score(&task)?;
+                Ok(ProtocolScores { protocol: protocol.clone(), transform, numbers })
+            })
+            .collect();
         let n_bad = self.train.len() + self.test.len() - train.len() - test.len();
         Ok(Scores { of_protocols: of_protocols?, n_train: train.len(), n_test: test.len(), n_bad })
     }

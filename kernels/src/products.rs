@@ -109,8 +109,8 @@ impl State {
     /// Returns what is known of the size, called `size` in messages, after a check.
     ///
     /// # Errors
-    /// The fault, in words, of a size that is left to the next kernels of the ladder. If results of it were
-    /// used that may have been wrong, [`wrong`] has it as well; else a notice tells it.
+    /// The fault, in words, of a size that is left to the next kernels of the ladder. If results of
+    /// it were used that may have been wrong, [`wrong`] has it as well; else a notice tells it.
     pub(crate) fn after(self, finding: Finding, size: &str) -> Result<Self, String> {
         let fault = match finding {
             Finding::Right(worst) => return Ok(Self::Right { worst, check: check_number() }),
@@ -254,8 +254,8 @@ mod tests {
         }
     }
 
-    /// A size that was right and is not ends the run, which learns when it was right last; one that is wrong from
-    /// the start is left to others, and that is told.
+    /// A size that was right and is not ends the run, which learns when it was right last; one that
+    /// is wrong from the start is left to others, and that is told.
     #[test]
     fn findings_have_consequences() {
         let wrong_product = || Finding::Wrong("row 3 is wrong".into());

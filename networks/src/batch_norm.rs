@@ -6,8 +6,9 @@
 //! μ ← (1 - ρ) μ + ρ mean      σ² ← (1 - ρ) σ² + ρ var · n / (n - 1)       ε = 1e-5, ρ = 0.1, as PyTorch
 //! ```
 //!
-//! The sums of a stage become totals of the next ([`super::unit`]), so that neither micro-batches nor ranks change the
-//! result. Without totals, as in evaluation, the running statistics take their place.
+//! The sums of a stage become totals of the next ([`super::unit`]), so that neither micro-batches
+//! nor ranks change the result. Without totals, as in evaluation, the running statistics take their
+//! place.
 
 use burn_tensor::Tensor;
 use kernels::ops::{self, Affine};
@@ -68,7 +69,8 @@ impl BatchNorm {
         ops::moments(x, cx.leaves.get(&self.param("running_mean")))
     }
 
-    /// Returns the arguments of [`ops::normalize`] for `totals` of `[1 + 2C]`, or else for the running statistics.
+    /// Returns the arguments of [`ops::normalize`] for `totals` of `[1 + 2C]`, or else for the
+    /// running statistics.
     pub fn affine(&self, totals: Option<Tensor<1>>, cx: &Context<'_>) -> Affine {
         let guess = cx.leaves.get::<1>(&self.param("running_mean"));
         let [mean, var] = match totals {
@@ -90,8 +92,8 @@ impl BatchNorm {
         }
     }
 
-    /// Returns the number of rows, the mean's distance from the guess, and the variance of a set of statistics;
-    /// rounding cannot make a variance negative.
+    /// Returns the number of rows, the mean's distance from the guess, and the variance of a set of
+    /// statistics; rounding cannot make a variance negative.
     fn statistics(&self, totals: &Tensor<1>) -> [Tensor<1>; 3] {
         let c = self.width;
         let n = totals.clone().slice(0..1);
@@ -101,7 +103,8 @@ impl BatchNorm {
         [n, mean, var]
     }
 
-    /// Returns the running statistics after a step with `totals`, which are applied one set after another.
+    /// Returns the running statistics after a step with `totals`, which are applied one set after
+    /// another.
     pub fn observe(
         &self,
         totals: impl IntoIterator<Item = Tensor<1>>,

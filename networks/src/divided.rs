@@ -10,16 +10,19 @@ pub struct DividedUnit {
     pub number: usize,
 }
 
-/// Divides each of `units` that has more than `max_numel` elements of parameters into parts that do not, where that is possible; `None`
-/// divides none.
+/// Divides each of `units` that has more than `max_numel` elements of parameters into parts that do
+/// not, where that is possible; `None` divides none.
 pub fn divided(units: Vec<Box<dyn Unit>>, max_numel: Option<usize>) -> Vec<DividedUnit> {
     let max_numel = max_numel.unwrap_or(usize::MAX);
-    let of_unit = |(number, unit): (usize, Box<dyn Unit>)| {
-        let parts = if numel(unit.as_ref()) > max_numel { unit.parts(max_numel) } else { None };
-        let parts = parts.unwrap_or_else(|| vec![unit]);
-        parts.into_iter().map(move |unit| DividedUnit { unit, number })
-    };
-    units.into_iter().enumerate().flat_map(of_unit).collect()
+    units
+        .into_iter()
+        .enumerate()
+        .flat_map(|(number, unit)| {
+            let parts = if numel(unit.as_ref()) > max_numel { unit.parts(max_numel) } else { None };
+            let parts = parts.unwrap_or_else(|| vec![unit]);
+            parts.into_iter().map(move |unit| DividedUnit { unit, number })
+        })
+        .collect()
 }
 
 /// Returns the number of elements of the parameters of `unit`.

@@ -4,7 +4,8 @@ use kernels::ops::SMALLEST_SHARE_LEFT_OUT;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Rule by which a unit's branches are dropped for some of the views in training (stochastic depth, Huang et al. 2016).
+/// Rule by which a unit's branches are dropped for some of the views in training (stochastic depth,
+/// Huang et al. 2016).
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct DropRule {
     /// Share of the views for which a branch is dropped.
@@ -14,8 +15,9 @@ pub struct DropRule {
 }
 
 impl DropRule {
-    /// Returns the expected share of the views for which a branch is computed, in slices of many views: all unless a pass `drops` branches. Where
-    /// all views of a slice are dropped, one is computed still.
+    /// Returns the expected share of the views for which a branch is computed, in slices of many
+    /// views: all unless a pass `drops` branches. Where all views of a slice are dropped, one is
+    /// computed still.
     pub fn computed_share(&self, drops: bool) -> f64 {
         let dropped = f64::from(self.share);
         if drops && dropped >= SMALLEST_SHARE_LEFT_OUT { 1.0 - dropped } else { 1.0 }
@@ -29,8 +31,8 @@ pub enum DropCount {
     /// Random number: every view is drawn by itself.
     #[default]
     Random,
-    /// Fixed number, the same in each step, among all views of a size in the batch: DINOv2 and DINOv3, there among the views of a
-    /// GPU.
+    /// Fixed number, the same in each step, among all views of a size in the batch: DINOv2 and
+    /// DINOv3, there among the views of a GPU.
     Exact,
 }
 
@@ -65,8 +67,8 @@ impl Default for CoordinateDraw {
 pub struct Draws {
     /// Changes of coordinates, by group; empty when nothing is changed.
     pub coordinates: Vec<CoordinateDraw>,
-    /// Factor of each sequence, by group and branch: 0, or the number of all sequences divided by the expected number of those
-    /// that keep the branch. Empty when nothing is dropped.
+    /// Factor of each sequence, by group and branch: 0, or the number of all sequences divided by
+    /// the expected number of those that keep the branch. Empty when nothing is dropped.
     pub drop_path: Vec<[Vec<f32>; 2]>,
 }
 

@@ -12,8 +12,8 @@ use crate::mask::MaskedCells;
 /// Features of the views of one size.
 #[derive(Debug, Clone)]
 pub struct Features {
-    /// Values, `[B·V, P + N, D]`: views of an image are adjacent. P prefix tokens, such as a class token, come first,
-    /// then the N patch tokens of the grid, row by row.
+    /// Values, `[B·V, P + N, D]`: views of an image are adjacent. P prefix tokens, such as a class
+    /// token, come first, then the N patch tokens of the grid, row by row.
     pub x: Tensor<3>,
     /// Number of prefix tokens, P.
     pub n_prefix: usize,
@@ -21,7 +21,8 @@ pub struct Features {
     pub grid: [usize; 2],
     /// Skip connection around the rest of a unit; absent between undivided units.
     pub skip: Option<Skip>,
-    /// Columns of the output of a product that earlier parts of a divided unit have computed, `[B·V, N', D']` each.
+    /// Columns of the output of a product that earlier parts of a divided unit have computed,
+    /// `[B·V, N', D']` each.
     pub columns: Vec<Tensor<3>>,
     /// Masked cells, where a method masks some.
     pub masked: Option<Masked>,
@@ -86,9 +87,11 @@ pub struct HeadOutputs {
 /// Output of a head for the views of one size.
 #[derive(Debug, Clone, Default)]
 pub struct HeadOutput {
-    /// Output for the views, `[B, V, K]`, or for all cells of their grids, `[B, V·N, K]`; absent where the head reads masked cells alone.
+    /// Output for the views, `[B, V, K]`, or for all cells of their grids, `[B, V·N, K]`; absent
+    /// where the head reads masked cells alone.
     pub views: Option<Tensor<3>>,
-    /// Output for the R masked cells, `[R, 1, K]`; absent where the head reads none, or none is masked.
+    /// Output for the R masked cells, `[R, 1, K]`; absent where the head reads none, or none is
+    /// masked.
     pub masked: Option<Tensor<3>>,
     /// Output for all cells, masked or not, `[B·V·N, 1, K]`; absent where the head does not read
     /// them.
@@ -119,12 +122,14 @@ impl Features {
         Self { skip, columns, ..self.with(f(&self.x)) }
     }
 
-    /// Returns the tensors beside the values, which are there within a unit and between parts of one.
+    /// Returns the tensors beside the values, which are there within a unit and between parts of
+    /// one.
     pub fn beside(&self) -> impl Iterator<Item = &Tensor<3>> {
         self.skip.iter().map(|skip| &skip.x).chain(&self.columns)
     }
 
-    /// Returns one vector per view, `[B·V, 1, D]`: the first prefix token, or without one the mean of the patch tokens.
+    /// Returns one vector per view, `[B·V, 1, D]`: the first prefix token, or without one the mean
+    /// of the patch tokens.
     pub fn pooled(&self) -> Self {
         let [b, n, d] = self.x.dims();
         Self::vectors(match (self.n_prefix, n) {
@@ -153,8 +158,8 @@ impl Features {
         Self { masked, ..Self::vectors(rows.reshape([r, 1, d])) }
     }
 
-    /// Returns one vector per view and then the masked cells, `[B·V + R, 1, D]`; [`Features::pooled`] where no masks were
-    /// drawn.
+    /// Returns one vector per view and then the masked cells, `[B·V + R, 1, D]`;
+    /// [`Features::pooled`] where no masks were drawn.
     pub fn pooled_and_masked(&self) -> Self {
         let pooled = self.pooled();
         let Some(masked) = self.masked.clone() else { return pooled };
@@ -181,11 +186,11 @@ impl Features {
     /// hold both: the tokens of views alone where no cell is masked. Other features are returned as
     /// they are.
     pub fn apart(&self) -> Vec<Self> {
-        let ([rows, n, d], masked) = (self.x.dims(), self.masked.as_ref());
-        let holds_both = |masked: &&Masked| {
+        let [rows, n, d] = self.x.dims();
+        let masked = self.masked.as_ref();
+        let Some(masked) = masked.filter(|masked| {
             matches!(masked.selection, Selection::PooledAndMasked | Selection::PooledAndCells)
-        };
-        let Some(masked) = masked.filter(holds_both) else {
+        }) else {
             return vec![self.clone()];
         };
         let part = |range: Range<usize>| Self::vectors(self.x.clone().slice([range, 0..n, 0..d]));
@@ -225,8 +230,8 @@ impl Features {
         self.masked.as_ref().map_or(0, |masked| masked.rows.n())
     }
 
-    /// Returns the shape of features like these, in which `rows` are the masked cells, with their description; where these features have
-    /// no masked cells, their own.
+    /// Returns the shape of features like these, in which `rows` are the masked cells, with their
+    /// description; where these features have no masked cells, their own.
     pub fn shape_with(&self, rows: &Arc<MaskedCells>) -> ([usize; 3], Option<Masked>) {
         let [b, n, d] = self.x.dims();
         let drawn = self.masked.as_ref().filter(|masked| !masked.rows.cells.is_empty());
@@ -271,17 +276,25 @@ impl Outputs {
 }
 
 impl HeadOutputs {
-    /// Wraps the outputs of heads for `n_images` images, whose masked cells are those of `features`.
+    /// Wraps the outputs of heads for `n_images` images, whose masked cells are those of
+    /// `features`.
     pub fn new(
         n_images: usize,
         features: &[Features],
         by_name: BTreeMap<&'static str, Vec<HeadOutput>>,
     ) -> Self {
-        let masked = |group: &Features| group.masked.as_ref().map(|masked| masked.rows.clone());
-        Self { n_images, masked: features.iter().map(masked).collect(), by_name }
+        Self {
+            n_images,
+            masked: features
+                .iter()
+                .map(|group| group.masked.as_ref().map(|masked| masked.rows.clone()))
+                .collect(),
+            by_name,
+        }
     }
 
-    /// Returns the masked cells of the views of size `group`, the rows of the output of a head on masked cells.
+    /// Returns the masked cells of the views of size `group`, the rows of the output of a head on
+    /// masked cells.
     ///
     /// # Panics
     /// If no masks were drawn: a bug in the method.
@@ -289,16 +302,19 @@ impl HeadOutputs {
         self.masked[group].as_ref().expect("a method that reads masked cells has masks")
     }
 
-    /// Returns the output of the head `name` for the views of size `group`, with the shape of [`HeadOutput::views`].
+    /// Returns the output of the head `name` for the views of size `group`, with the shape of
+    /// [`HeadOutput::views`].
     ///
     /// # Panics
-    /// If there is no such head, or it reads masked cells alone: a bug in the method, which lists its heads itself.
+    /// If there is no such head, or it reads masked cells alone: a bug in the method, which lists
+    /// its heads itself.
     pub fn on_views(&self, name: &str, group: usize) -> Tensor<3> {
         let output = &self.of(name)[group];
         output.views.clone().unwrap_or_else(|| panic!("the head {name} reads masked cells alone"))
     }
 
-    /// Returns the output of the head `name` for the views of each size, as [`HeadOutputs::on_views`] does.
+    /// Returns the output of the head `name` for the views of each size, as
+    /// [`HeadOutputs::on_views`] does.
     ///
     /// # Panics
     /// As [`HeadOutputs::on_views`].
@@ -306,8 +322,8 @@ impl HeadOutputs {
         (0..self.of(name).len()).map(|group| self.on_views(name, group)).collect()
     }
 
-    /// Returns the output of the head `name`, which reads masked cells, for those of the views of size `group`,
-    /// `[R, 1, K]`; `None` if no cell is masked.
+    /// Returns the output of the head `name`, which reads masked cells, for those of the views of
+    /// size `group`, `[R, 1, K]`; `None` if no cell is masked.
     ///
     /// # Panics
     /// If there is no such head.
@@ -337,7 +353,8 @@ impl HeadOutput {
         Self { views: Some(x), ..Self::default() }
     }
 
-    /// Wraps the output of a head for `n_images` images. Each of `parts` is the output for views, for masked cells, or for both.
+    /// Wraps the output of a head for `n_images` images. Each of `parts` is the output for views,
+    /// for masked cells, or for both.
     pub fn of_parts(parts: &[Features], n_images: usize) -> Self {
         let mut output = Self::default();
         for part in parts.iter().flat_map(Features::apart) {

@@ -5,8 +5,9 @@
 //! mean     w'[·, c] = Σ_i w[·, i] / m
 //! ```
 //!
-//! With `mean`, and with `repeat` if n divides m, an image whose channels are all equal has the features that it had before, given the
-//! same constants. For one channel both are the sum, as in timm.
+//! With `mean`, and with `repeat` if n divides m, an image whose channels are all equal has the
+//! features that it had before, given the same constants. For one channel both are the sum, as in
+//! timm.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -25,7 +26,8 @@ pub enum FirstLayer {
 }
 
 impl FirstLayer {
-    /// Converts `tensors`, the parameters of `model`, to images of `n_channels`; returns the configuration of the network.
+    /// Converts `tensors`, the parameters of `model`, to images of `n_channels`; returns the
+    /// configuration of the network.
     pub fn convert(
         self,
         model: &ModelConfig,
@@ -82,7 +84,8 @@ mod tests {
     fn gray_images_keep_their_features() {
         let device = Device::flex();
         for model in ModelConfig::examples() {
-            let (n, m) = (model.n_channels(), 2 * model.n_channels());
+            let n = model.n_channels();
+            let m = 2 * model.n_channels();
             let size = model.image_px();
             let of = |model: &ModelConfig, tensors: &[NamedTensor]| {
                 let channels = model.n_channels();

@@ -32,10 +32,12 @@ pub struct Network {
 }
 
 impl Network {
-    /// Creates a network on `device` with the values of `tensors`, which holds one tensor for each parameter of `model`.
+    /// Creates a network on `device` with the values of `tensors`, which holds one tensor for each
+    /// parameter of `model`.
     ///
     /// # Errors
-    /// [`NetworkError::Weights`] for a parameter that is missing, has another shape or is not finite.
+    /// [`NetworkError::Weights`] for a parameter that is missing, has another shape or is not
+    /// finite.
     pub fn new(
         model: &ModelConfig,
         pixels: impl Into<Pixels>,
@@ -45,15 +47,14 @@ impl Network {
     ) -> Result<Self, NetworkError> {
         tensors.iter().try_for_each(NamedTensor::check_finite)?;
         let tensors = by_name(tensors);
-        let flat = |layout: &UnitLayout| {
+        Self::with_flats(model, pixels.into(), n_workers, device, |layout: &UnitLayout| {
             let mut values = vec![0.0; layout.padded];
             for slot in &layout.params {
                 let found = values_of(&tensors, &layout.full_name(slot), &slot.spec)?;
                 values[slot.range()].copy_from_slice(found);
             }
             Ok(values)
-        };
-        Self::with_flats(model, pixels.into(), n_workers, device, flat)
+        })
     }
 
     /// Creates a network with initial weights of `seed`.
@@ -64,14 +65,13 @@ impl Network {
         n_workers: usize,
         device: &Device,
     ) -> Self {
-        let flat = |layout: &UnitLayout| {
+        let Ok(network) = Self::with_flats(model, pixels.into(), n_workers, device, |layout: &UnitLayout| {
             let mut values = vec![0.0; layout.padded];
             for slot in &layout.params {
                 fill(slot.spec.init, seed, &layout.full_name(slot), 0, &mut values[slot.range()]);
             }
             Ok::<_, Infallible>(values)
-        };
-        let Ok(network) = Self::with_flats(model, pixels.into(), n_workers, device, flat);
+        });
         network
     }
 
@@ -92,7 +92,8 @@ impl Network {
         let flats = layouts.iter().map(|layout| flat(layout).map(on_device)).collect::<Result<_, E>>()?;
         // A GPU is kept busy by one thread.
         let workers = Workers::on(device, n_or_all_cores(n_workers));
-        let (model, device) = (model.clone(), device.clone());
+        let model = model.clone();
+        let device = device.clone();
         Ok(Self { model, pixels, units, layouts, flats, workers, device })
     }
 
@@ -115,17 +116,17 @@ impl Network {
         self.through(images, size_px, &[self.units.len() - 1], None).pop().expect("one level")
     }
 
-    /// Returns the features of `images`, `[C, size, size]` as stored values, at each of the last `n` levels of the backbone, or
-    /// at all if it has fewer, `[B, P + N, D]` each: the blocks of a transformer, each after the last norm, or the
-    /// stages of a convolutional network.
+    /// Returns the features of `images`, `[C, size, size]` as stored values, at each of the last
+    /// `n` levels of the backbone, or at all if it has fewer, `[B, P + N, D]` each: the blocks of a
+    /// transformer, each after the last norm, or the stages of a convolutional network.
     pub fn levels(&self, images: &[&[u8]], size_px: usize, n: usize) -> Vec<Features> {
         let Levels { units, readout } = self.model.levels();
         let first = units.len().saturating_sub(n.max(1));
         self.through(images, size_px, &units[first..], readout)
     }
 
-    /// Returns the bytes that one image of `size_px` needs in the forward pass: those of the most expensive unit, with
-    /// its input.
+    /// Returns the bytes that one image of `size_px` needs in the forward pass: those of the most
+    /// expensive unit, with its input.
     pub fn image_bytes(&self, size_px: usize) -> f64 {
         let cell_px = self.model.cell_px();
         let pixels = GroupShape {
@@ -158,9 +159,10 @@ impl Network {
         self.model.levels().units.len()
     }
 
-    /// Returns the attention of the class token of each of `images`, `[C, size, size]` as stored values, to each patch in the
-    /// last unit with attention, per head, `[B, H, N]`, and the grid of the patches; `None` for a backbone without
-    /// attention or class token. A row sums to 1 less the attention to prefix tokens.
+    /// Returns the attention of the class token of each of `images`, `[C, size, size]` as stored
+    /// values, to each patch in the last unit with attention, per head, `[B, H, N]`, and the grid
+    /// of the patches; `None` for a backbone without attention or class token. A row sums to 1 less
+    /// the attention to prefix tokens.
     pub fn class_attention(&self, images: &[&[u8]], size_px: usize) -> Option<(Tensor<3>, [usize; 2])> {
         let input = self.input();
         let mut groups = vec![input.features(images, size_px, &self.device)];
@@ -170,7 +172,8 @@ impl Network {
             let attention =
                 with_evaluation_context(&leaves, 1, |cx| self.units[unit].attention(&groups[0], cx));
             if let Some(weights) = attention.filter(|_| groups[0].n_prefix > 0) {
-                let ([b, heads, tokens, _], n_prefix) = (weights.dims(), groups[0].n_prefix);
+                let [b, heads, tokens, _] = weights.dims();
+                let n_prefix = groups[0].n_prefix;
                 let of_class = weights.slice([0..b, 0..heads, 0..1, n_prefix..tokens]);
                 found = Some((of_class.reshape([b, heads, tokens - n_prefix]), groups[0].grid));
             }
@@ -203,11 +206,12 @@ impl Network {
             }
             read
         });
-        let whole = |level: usize| {
-            let all = slices.iter().map(|slice| slice[level].x.clone()).collect();
-            slices[0][level].with(Tensor::cat(all, 0))
-        };
-        (0..ends.len()).map(whole).collect()
+        (0..ends.len())
+            .map(|level: usize| {
+                let all = slices.iter().map(|slice| slice[level].x.clone()).collect();
+                slices[0][level].with(Tensor::cat(all, 0))
+            })
+            .collect()
     }
 
     /// Passes `groups` through the unit with this number.
@@ -216,7 +220,8 @@ impl Network {
         evaluated(self.units[number].as_ref(), &leaves, groups)
     }
 
-    /// Returns a hash of the weights, the configuration and the normalization: equal for equal networks from any file.
+    /// Returns a hash of the weights, the configuration and the normalization: equal for equal
+    /// networks from any file.
     pub fn fingerprint(&self) -> u64 {
         let mut hash = Xxh3::new();
         hash.update(format!("{:?} {:?}", self.model, self.pixels).as_bytes());
@@ -227,7 +232,8 @@ impl Network {
     }
 }
 
-/// Passes `groups` through all stages of `unit` with running statistics, so that images do not depend on one another.
+/// Passes `groups` through all stages of `unit` with running statistics, so that images do not
+/// depend on one another.
 fn evaluated(unit: &dyn Unit, leaves: &Leaves<'_>, groups: Vec<Features>) -> Vec<Features> {
     with_evaluation_context(leaves, groups.len(), |cx| {
         (0..unit.n_stages()).fold(groups, |groups, stage| unit.forward(stage, groups, cx).features)
@@ -236,6 +242,7 @@ fn evaluated(unit: &dyn Unit, leaves: &Leaves<'_>, groups: Vec<Features>) -> Vec
 
 /// Calls `f` with the context of units in evaluation.
 fn with_evaluation_context<R>(leaves: &Leaves<'_>, n_groups: usize, f: impl FnOnce(&Context<'_>) -> R) -> R {
-    let (draws, sets) = (Draws::default(), StatSets::per_size(n_groups));
+    let draws = Draws::default();
+    let sets = StatSets::per_size(n_groups);
     f(&Context { leaves, draws: &draws, totals: &[], sets: &sets, types: Types::F32 })
 }

@@ -26,7 +26,8 @@ pub fn fill(init: Init, seed: u64, name: &str, first: usize, out: &mut [f32]) {
     for number in first / CHUNK..end.div_ceil(CHUNK) {
         let mut rng = ViewRng::from_words([seed, name, number as u64, INIT_DOMAIN]);
         chunk.fill_with(|| draw(init, &mut rng));
-        let (from, to) = (first.max(number * CHUNK), end.min((number + 1) * CHUNK));
+        let from = first.max(number * CHUNK);
+        let to = end.min((number + 1) * CHUNK);
         out[from - first..to - first].copy_from_slice(&chunk[from - number * CHUNK..to - number * CHUNK]);
     }
 }
@@ -43,7 +44,8 @@ fn sin_cos(side: usize, width: usize, cell: Option<usize>, channel: usize) -> f3
     let Some(cell) = cell else { return 0.0 };
     let quarter = width / 4;
     let frequency = 1e4_f64.powf(-((channel % quarter) as f64) / quarter as f64);
-    let (row, column) = ((cell / side) as f64, (cell % side) as f64);
+    let row = (cell / side) as f64;
+    let column = (cell % side) as f64;
     let value = match channel / quarter {
         0 => (row * frequency).sin(),
         1 => (row * frequency).cos(),
@@ -89,7 +91,8 @@ mod tests {
 
     #[test]
     fn deviations_are_as_asked_and_names_differ() {
-        let (mut a, mut b) = (vec![0.0f32; 20_000], vec![0.0; 20_000]);
+        let mut a = vec![0.0f32; 20_000];
+        let mut b = vec![0.0; 20_000];
         fill(Init::TruncNormal(0.02), 1, "a", 0, &mut a);
         fill(Init::TruncNormal(0.02), 1, "b", 0, &mut b);
         let std = (a.iter().map(|v| v * v).sum::<f32>() / a.len() as f32).sqrt();

@@ -1,7 +1,7 @@
 //! Resampling of square grids: bicubic interpolation as a matrix.
 //!
-//! The weights are PyTorch's `interpolate(mode="bicubic", align_corners=False)`, with `antialias=True` or without. As a
-//! matrix product they are differentiable and cheap.
+//! The weights are PyTorch's `interpolate(mode="bicubic", align_corners=False)`, with
+//! `antialias=True` or without. As a matrix product they are differentiable and cheap.
 
 /// Rule for bicubic resampling.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -12,9 +12,11 @@ pub struct Resampling {
     pub antialias: bool,
 }
 
-/// Returns a row-major matrix `[to_h · to_w, from · from]` such that `matrix · embedding` resamples a square grid.
+/// Returns a row-major matrix `[to_h · to_w, from · from]` such that `matrix · embedding` resamples
+/// a square grid.
 pub fn matrix(from: usize, [to_h, to_w]: [usize; 2], resampling: Resampling) -> Vec<f32> {
-    let (rows, cols) = (axis(from, to_h, resampling), axis(from, to_w, resampling));
+    let rows = axis(from, to_h, resampling);
+    let cols = axis(from, to_w, resampling);
     let mut out = vec![0.0; to_h * to_w * from * from];
     for (y, row) in rows.chunks_exact(from).enumerate() {
         for (x, col) in cols.chunks_exact(from).enumerate() {
@@ -35,10 +37,7 @@ fn axis(from: usize, to: usize, Resampling { offset, antialias }: Resampling) ->
     let scale = from as f64 / (to as f64 + offset);
     for (i, row) in weights.chunks_exact_mut(from).enumerate() {
         let center = (i as f64 + 0.5) * scale;
-        match antialias {
-            true => antialiased(row, center, scale.max(1.0)),
-            false => four_taps(row, center - 0.5),
-        }
+        if antialias { antialiased(row, center, scale.max(1.0)) } else { four_taps(row, center - 0.5) }
     }
     weights
 }
@@ -52,7 +51,8 @@ fn four_taps(row: &mut [f64], source: f64) {
     }
 }
 
-/// Computes weights within two cells of `center`, widened by `scale`, with sum one; cells beyond the edge are left out.
+/// Computes weights within two cells of `center`, widened by `scale`, with sum one; cells beyond
+/// the edge are left out.
 fn antialiased(row: &mut [f64], center: f64, scale: f64) {
     let first = (center - 2.0 * scale + 0.5).max(0.0) as usize;
     let end = ((center + 2.0 * scale + 0.5) as usize).min(row.len());
@@ -102,7 +102,8 @@ mod tests {
         assert!((values[0] - 0.40625).abs() < 1e-12 && (values[1] - 2.59375).abs() < 1e-12, "{values:?}");
     }
 
-    /// `interpolate(x, size=(n, n), mode="bicubic", antialias=True)` with the squares of 0 to 4 along both sides.
+    /// `interpolate(x, size=(n, n), mode="bicubic", antialias=True)` with the squares of 0 to 4
+    /// along both sides.
     #[test]
     fn antialiased_it_equals_pytorch() {
         let given: [(usize, &[f64]); 2] = [

@@ -1,8 +1,8 @@
 //! Positions of parameters in a unit's flat buffer.
 //!
-//! Parameters are ordered by name; the end is padded so that the buffer divides by the ranks that share it
-//! with every shard a multiple of [`ALIGNMENT`] elements. Where ranks compute parts of a unit's columns, each part is a range of the
-//! buffer.
+//! Parameters are ordered by name; the end is padded so that the buffer divides by the ranks that
+//! share it with every shard a multiple of [`ALIGNMENT`] elements. Where ranks compute parts of a
+//! unit's columns, each part is a range of the buffer.
 
 use std::ops::Range;
 
@@ -44,14 +44,16 @@ impl ParamSlot {
 }
 
 impl UnitLayout {
-    /// Creates the layout of the unit `name` that has parameters `specs`, over a shard group of `group_size` ranks.
+    /// Creates the layout of the unit `name` that has parameters `specs`, over a shard group of
+    /// `group_size` ranks.
     pub fn new(name: &str, mut specs: Vec<ParamSpec>, group_size: usize) -> Self {
         specs.sort_by(|a, b| a.name.cmp(&b.name));
         Self::in_order(name, specs, group_size)
     }
 
-    /// Creates the layout of the unit `name` in which all parameters of one of `n_parts` equal parts of the columns of its output are
-    /// together, before those of the next part. Each of `specs` has a row for each column.
+    /// Creates the layout of the unit `name` in which all parameters of one of `n_parts` equal
+    /// parts of the columns of its output are together, before those of the next part. Each of
+    /// `specs` has a row for each column.
     pub fn by_columns(name: &str, mut specs: Vec<ParamSpec>, n_parts: usize, group_size: usize) -> Self {
         specs.sort_by(|a, b| a.name.cmp(&b.name));
         if specs.len() < 2 {
@@ -59,11 +61,10 @@ impl UnitLayout {
             return Self::in_order(name, specs, group_size);
         }
         let of_part = |part: usize| {
-            let rows = move |spec: &ParamSpec| {
+            specs.iter().map(move |spec| {
                 let n_rows = spec.shape[0] / n_parts;
                 spec.clone().rows(part * n_rows..(part + 1) * n_rows)
-            };
-            specs.iter().map(rows)
+            })
         };
         Self::in_order(name, (0..n_parts).flat_map(of_part).collect(), group_size)
     }
@@ -103,27 +104,28 @@ impl UnitLayout {
         format!("{}{}", self.prefix(), slot.spec.name)
     }
 
-    /// Returns the name, within its network, of the parameter whose given values `slot` has where a file lacks its own.
+    /// Returns the name, within its network, of the parameter whose given values `slot` has where a
+    /// file lacks its own.
     pub fn substitute(&self, slot: &ParamSlot) -> Option<String> {
         slot.spec.substitute.as_ref().map(|name| format!("{}{name}", self.prefix()))
     }
 
-    /// Returns the parameters with their values in `flat`, the whole buffer: of some of them the rows that the unit has.
+    /// Returns the parameters with their values in `flat`, the whole buffer: of some of them the
+    /// rows that the unit has.
     pub fn tensors(&self, flat: &[f32]) -> Vec<NamedTensor> {
-        let tensor = |slot: &ParamSlot| NamedTensor {
-            name: self.full_name(slot),
-            shape: slot.spec.shape.clone(),
-            values: flat[slot.range()].to_vec(),
-        };
-        self.params.iter().map(tensor).collect()
+        self.params
+            .iter()
+            .map(|slot| NamedTensor {
+                name: self.full_name(slot),
+                shape: slot.spec.shape.clone(),
+                values: flat[slot.range()].to_vec(),
+            })
+            .collect()
     }
 
     /// Returns the prefix of the parameter names; empty for a unit whose name begins with a dot.
     fn prefix(&self) -> String {
-        match self.export_name.starts_with('.') {
-            true => String::new(),
-            false => format!("{}.", self.export_name),
-        }
+        if self.export_name.starts_with('.') { String::new() } else { format!("{}.", self.export_name) }
     }
 }
 
@@ -133,7 +135,8 @@ mod tests {
     use crate::params::Init;
     use proptest::prelude::*;
 
-    /// A part is laid out as the unit that has its rows alone, whose parameters it has in the order of their names.
+    /// A part is laid out as the unit that has its rows alone, whose parameters it has in the order
+    /// of their names.
     #[test]
     fn parts_of_columns_are_ranges() {
         let spec = |name: &str, shape: [usize; 2]| ParamSpec::weight(name, shape, Init::Constant(0.0));

@@ -33,8 +33,8 @@ struct CpuLeaves {
     tensors: Vec<Tensor<1>>,
     /// Gradients over all uses of each parameter, one use for each size of views.
     gradients: Vec<SharedGradient>,
-    /// Input of the operations that use the parameters, before which the backward pass adds their gradients; `None` if it adds them at its
-    /// end.
+    /// Input of the operations that use the parameters, before which the backward pass adds their
+    /// gradients; `None` if it adds them at its end.
     input: Option<Tensor<3>>,
 }
 
@@ -91,8 +91,9 @@ impl<'a> Leaves<'a> {
         self
     }
 
-    /// Returns the same parameters for uses on `input`, `[B, N, D]`, a tensor of the same graph: on the CPU, the backward pass adds their gradients
-    /// before it comes to the units that `input` is a result of, whose gradients it would otherwise hold beside all of these.
+    /// Returns the same parameters for uses on `input`, `[B, N, D]`, a tensor of the same graph: on
+    /// the CPU, the backward pass adds their gradients before it comes to the units that `input` is
+    /// a result of, whose gradients it would otherwise hold beside all of these.
     pub fn used_on(&self, input: &Tensor<3>) -> Self {
         let mut source = self.source.clone();
         if let Source::Cpu(leaves) = &mut source {
@@ -101,7 +102,8 @@ impl<'a> Leaves<'a> {
         Self { layout: self.layout, source }
     }
 
-    /// Returns the parameter `name`, relative to the unit, in its shape: in f32 if it was gathered in fewer bits.
+    /// Returns the parameter `name`, relative to the unit, in its shape: in f32 if it was gathered
+    /// in fewer bits.
     ///
     /// # Panics
     /// If the unit requests a parameter that it does not list, or in another rank: a bug in the
@@ -190,7 +192,8 @@ impl<'a> Leaves<'a> {
         }
     }
 
-    /// Returns the gradients of all parameters as one flat buffer of `[padded]` in f32; zeros where there is none.
+    /// Returns the gradients of all parameters as one flat buffer of `[padded]` in f32; zeros where
+    /// there is none.
     pub fn gradient(&self, grads: &mut Gradients) -> Tensor<1> {
         self.gradients(grads).flat(self.layout, DType::F32)
     }
@@ -252,18 +255,25 @@ impl ParamGrads {
     pub fn plus(self, other: Self) -> Self {
         match (self, other) {
             (Self::ByParameter { parts, device }, Self::ByParameter { parts: others, .. }) => {
-                let sum = |pair: (Option<Tensor<1>>, Option<Tensor<1>>)| match pair {
-                    (Some(a), Some(b)) => Some(add(a, b)),
-                    (a, b) => a.or(b),
-                };
-                Self::ByParameter { parts: parts.into_iter().zip(others).map(sum).collect(), device }
+                Self::ByParameter {
+                    parts: parts
+                        .into_iter()
+                        .zip(others)
+                        .map(|pair| match pair {
+                            (Some(a), Some(b)) => Some(add(a, b)),
+                            (a, b) => a.or(b),
+                        })
+                        .collect(),
+                    device,
+                }
             }
             (Self::Flat(a), Self::Flat(b)) => Self::Flat(add(a, b)),
             _ => panic!("gradients of one unit are on one device"),
         }
     }
 
-    /// Concatenates the gradients to one flat buffer of `[padded]` in `dtype`; zeros where there is none.
+    /// Concatenates the gradients to one flat buffer of `[padded]` in `dtype`; zeros where there is
+    /// none.
     pub fn flat(self, layout: &UnitLayout, dtype: DType) -> Tensor<1> {
         let (parts, device) = match self {
             Self::ByParameter { parts, device } => (parts, device),

@@ -1,4 +1,5 @@
-//! Networks: units, their parameters, backbones and heads, and a backbone with weights for inference.
+//! Networks: units, their parameters, backbones and heads, and a backbone with weights for
+//! inference.
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 

@@ -1,4 +1,5 @@
-//! Masks of patches, drawn before the step: a pure function of (seed, step, position in the global batch, view).
+//! Masks of patches, drawn before the step: a pure function of (seed, step, position in the global
+//! batch, view).
 //!
 //! ```text
 //! a share of the views of a batch is masked, each in about a part r of its cells
@@ -8,8 +9,9 @@
 //! blocks of U(smallest, room) cells with sides in a ratio of 0.3 to 3.3 are placed until there is no room
 //! ```
 //!
-//! BEiT places blocks in this way (Bao et al. 2022), iBOT draws ratios independently (Zhou et al. 2022), and DINOv2 spreads
-//! them over a batch (Oquab et al. 2023). With exact counts, single cells fill up what blocks have left, as in DINOv3.
+//! BEiT places blocks in this way (Bao et al. 2022), iBOT draws ratios independently (Zhou et al.
+//! 2022), and DINOv2 spreads them over a batch (Oquab et al. 2023). With exact counts, single cells
+//! fill up what blocks have left, as in DINOv3.
 
 use augment::ViewRng;
 
@@ -45,11 +47,13 @@ pub struct MaskRule {
 /// Rule for the share of a view's cells that is masked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Spread {
-    /// Each view draws for itself whether it is masked, and its share. Blocks may fall short of the share.
+    /// Each view draws for itself whether it is masked, and its share. Blocks may fall short of the
+    /// share.
     Independent,
     /// Shares are spread evenly over the masked views of the batch. Blocks may fall short of them.
     Even,
-    /// Shares are spread evenly over the masked views of the batch, and exactly as many cells are masked.
+    /// Shares are spread evenly over the masked views of the batch, and exactly as many cells are
+    /// masked.
     Exact,
 }
 
@@ -72,14 +76,16 @@ impl SmallestBlock {
     }
 }
 
-/// Number of masked cells of an image's views, counted in masks that are drawn: blocks fall short of the ratios, on small grids by a tenth.
+/// Number of masked cells of an image's views, counted in masks that are drawn: blocks fall short
+/// of the ratios, on small grids by a tenth.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct MaskedCount {
     /// Mean over images.
     pub mean: f64,
     /// Standard deviation over images.
     pub deviation: f64,
-    /// Whether shares are spread over the views of a batch, so that all batches have about the same number.
+    /// Whether shares are spread over the views of a batch, so that all batches have about the same
+    /// number.
     pub is_spread: bool,
 }
 
@@ -119,9 +125,10 @@ impl MaskRule {
     pub fn validate(&self) -> Result<(), String> {
         let [low, high] = self.ratio;
         let are_shares = (0.0..=1.0).contains(&self.masked_share) && 0.0 <= low && low <= high && high <= 1.0;
-        match are_shares && self.smallest_block != SmallestBlock::Cells(0) {
-            true => Ok(()),
-            false => Err(format!("masks: shares lie in 0..=1, and blocks have a cell or more, not {self:?}")),
+        if are_shares && self.smallest_block != SmallestBlock::Cells(0) {
+            Ok(())
+        } else {
+            Err(format!("masks: shares lie in 0..=1, and blocks have a cell or more, not {self:?}"))
         }
     }
 
@@ -129,14 +136,18 @@ impl MaskRule {
     pub fn count(self, n_views: usize, grid: [usize; 2]) -> MaskedCount {
         let n = N_COUNTED_IMAGES as f64;
         let drawn = self.at(0, 0, N_COUNTED_IMAGES, n_views, grid).rows(0..N_COUNTED_IMAGES as u64);
-        let of_image = |views: &[Vec<usize>]| views.iter().map(Vec::len).sum::<usize>() as f64;
-        let counts: Vec<f64> = drawn.cells.chunks(n_views.max(1)).map(of_image).collect();
+        let counts: Vec<f64> = drawn
+            .cells
+            .chunks(n_views.max(1))
+            .map(|views| views.iter().map(Vec::len).sum::<usize>() as f64)
+            .collect();
         let mean = counts.iter().sum::<f64>() / n;
         let squares: f64 = counts.iter().map(|count| (count - mean).powi(2)).sum();
         MaskedCount { mean, deviation: (squares / n).sqrt(), is_spread: self.spread != Spread::Independent }
     }
 
-    /// Prepares the masks of `step` for `batch_size` images of `n_views` views each, on a grid of cells.
+    /// Prepares the masks of `step` for `batch_size` images of `n_views` views each, on a grid of
+    /// cells.
     pub fn at(
         self,
         seed: u64,
@@ -164,8 +175,9 @@ impl MaskRule {
 }
 
 impl MaskedCount {
-    /// Returns the ratio of a high number of masked cells of `n_images` of a batch of `batch_size` images to the mean number: two standard
-    /// deviations more, which one to five draws of a hundred exceed.
+    /// Returns the ratio of a high number of masked cells of `n_images` of a batch of `batch_size`
+    /// images to the mean number: two standard deviations more, which one to five draws of a
+    /// hundred exceed.
     pub fn high_ratio(&self, n_images: f64, batch_size: f64) -> f64 {
         let n_others_share = if self.is_spread { 1.0 - (n_images / batch_size).min(1.0) } else { 1.0 };
         if self.mean > 0.0 {
@@ -213,7 +225,8 @@ impl MaskSampler {
         (0..n).filter(|cell| is_masked[*cell]).collect()
     }
 
-    /// Draws the share of the cells of view `number` of the global batch that is masked; `None` for a view without masks.
+    /// Draws the share of the cells of view `number` of the global batch that is masked; `None` for
+    /// a view without masks.
     fn ratio(&self, number: usize, rng: &mut ViewRng) -> Option<f64> {
         let [low, high] = self.rule.ratio;
         let edge = |number: usize, n_masked: usize| low + (high - low) * number as f64 / n_masked as f64;
@@ -231,8 +244,8 @@ impl MaskSampler {
     }
 }
 
-/// Places a block with an area of `smallest` to `room` cells, of which at most `room` are new. Returns the number of cells
-/// that it masks: 0 if all attempts fail.
+/// Places a block with an area of `smallest` to `room` cells, of which at most `room` are new.
+/// Returns the number of cells that it masks: 0 if all attempts fail.
 fn block(
     rng: &mut ViewRng,
     [rows, columns]: [usize; 2],
@@ -242,7 +255,8 @@ fn block(
     for _ in 0..N_ATTEMPTS {
         let area = rng.between(smallest, room);
         let aspect = rng.between(-ELONGATION.ln(), ELONGATION.ln()).exp();
-        let (h, w) = ((area * aspect).sqrt().round() as usize, (area / aspect).sqrt().round() as usize);
+        let h = (area * aspect).sqrt().round() as usize;
+        let w = (area / aspect).sqrt().round() as usize;
         if h == 0 || w == 0 || h >= rows || w >= columns {
             continue;
         }
@@ -274,21 +288,25 @@ impl MaskedCells {
         self.cells.iter().map(Vec::len).sum()
     }
 
-    /// Returns the index of each masked cell in concatenated sequences of `n_prefix` + `n_cells` tokens; the first
-    /// token if no cell is masked, because a tensor needs a row.
+    /// Returns the index of each masked cell in concatenated sequences of `n_prefix` + `n_cells`
+    /// tokens; the first token if no cell is masked, because a tensor needs a row.
     pub fn tokens(&self, n_prefix: usize, n_cells: usize) -> Vec<usize> {
-        let of_sequence = |(sequence, cells): (usize, &Vec<usize>)| {
-            let first = sequence * (n_prefix + n_cells) + n_prefix;
-            cells.iter().map(move |cell| first + cell).collect::<Vec<_>>()
-        };
-        let tokens: Vec<usize> = self.cells.iter().enumerate().flat_map(of_sequence).collect();
+        let tokens: Vec<usize> = self
+            .cells
+            .iter()
+            .enumerate()
+            .flat_map(|(sequence, cells)| {
+                let first = sequence * (n_prefix + n_cells) + n_prefix;
+                cells.iter().map(move |cell| first + cell).collect::<Vec<_>>()
+            })
+            .collect();
         if tokens.is_empty() { vec![0] } else { tokens }
     }
 
-    /// Returns one over the number of masked cells of its sequence, for each masked cell in the order of [`MaskedCells::tokens`].
+    /// Returns one over the number of masked cells of its sequence, for each masked cell in the
+    /// order of [`MaskedCells::tokens`].
     pub fn weights(&self) -> Vec<f32> {
-        let of_sequence = |cells: &Vec<usize>| vec![1.0 / cells.len() as f32; cells.len()];
-        self.cells.iter().flat_map(of_sequence).collect()
+        self.cells.iter().flat_map(|cells| vec![1.0 / cells.len() as f32; cells.len()]).collect()
     }
 
     /// Concatenates the rows of several groups of sequences.
@@ -346,8 +364,8 @@ mod tests {
     }
 
     proptest! {
-        /// No more views and cells are masked than the rule allows, and the masks of an image do not depend on the
-        /// images that are drawn with it.
+        /// No more views and cells are masked than the rule allows, and the masks of an image do
+        /// not depend on the images that are drawn with it.
         #[test]
         fn masks_keep_to_their_rule(
             seed: u64,
@@ -405,7 +423,8 @@ mod tests {
         }
     }
 
-    /// One to five draws of a hundred have more cells than the high number, of a part of a batch as of whole batches.
+    /// One to five draws of a hundred have more cells than the high number, of a part of a batch as
+    /// of whole batches.
     #[test]
     fn few_draws_exceed_the_high_number() {
         for (spread, n_images) in

@@ -23,7 +23,8 @@ pub struct ParamSpec {
     pub warms_moments: bool,
     /// Whether it projects patches of pixels, for which a run may have a learning rate of its own.
     pub projects_patches: bool,
-    /// Whether a file of initial weights may lack it: it then has the values of `substitute`, or keeps those of `init`.
+    /// Whether a file of initial weights may lack it: it then has the values of `substitute`, or
+    /// keeps those of `init`.
     pub is_optional: bool,
     /// Name within the unit of the parameter whose given values it has where a file lacks its own.
     pub substitute: Option<String>,
@@ -67,11 +68,13 @@ pub enum Init {
     Constant(f32),
     /// Normal numbers with this standard deviation.
     Normal(f32),
-    /// Normal numbers with this standard deviation, truncated at ±2 (absolute), as timm's `trunc_normal_`.
+    /// Normal numbers with this standard deviation, truncated at ±2 (absolute), as timm's
+    /// `trunc_normal_`.
     TruncNormal(f32),
     /// Uniform numbers in `±bound`.
     Uniform(f32),
-    /// Sines and cosines of the rows and columns of a square grid, after rows of zeros, `[n_before + side², width]`.
+    /// Sines and cosines of the rows and columns of a square grid, after rows of zeros, `[n_before
+    /// + side², width]`.
     SinCos {
         /// Cells along a side.
         side: usize,
@@ -122,7 +125,8 @@ impl ParamSpec {
         Self { is_optional: true, ..self }
     }
 
-    /// Returns the parameter as one that has the values of the unit's parameter `name` where a file of initial weights lacks it.
+    /// Returns the parameter as one that has the values of the unit's parameter `name` where a file
+    /// of initial weights lacks it.
     pub fn or_like(self, name: impl Into<String>) -> Self {
         Self { substitute: Some(name.into()), ..self.optional() }
     }
@@ -132,7 +136,8 @@ impl ParamSpec {
         self.shape.iter().product()
     }
 
-    /// Returns the specification of `rows` alone, whose name and initial values are those of the whole parameter.
+    /// Returns the specification of `rows` alone, whose name and initial values are those of the
+    /// whole parameter.
     pub fn rows(self, rows: Range<usize>) -> Self {
         let n_rows = self.shape[0];
         if rows == (0..n_rows) {

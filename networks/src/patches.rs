@@ -1,5 +1,5 @@
-//! Conversion of views from stored values to normalized vectors, one for each cell of pixels, with the values of a vector in
-//! the order of a convolution's weight: channel, row, column.
+//! Conversion of views from stored values to normalized vectors, one for each cell of pixels, with
+//! the values of a vector in the order of a convolution's weight: channel, row, column.
 //!
 //! ```text
 //! [n, C, size, size] values → [n, N, C·p·p]        (value / unit - mean) / std by channel;  unit 255, 65535, or 1 for floats
@@ -12,7 +12,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::features::Features;
 
-/// Mean and standard deviation by channel, in units of the largest whole number, or of 1 for floating-point values.
+/// Mean and standard deviation by channel, in units of the largest whole number, or of 1 for
+/// floating-point values.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Normalization {
@@ -45,7 +46,8 @@ impl Normalization {
     /// # Errors
     /// Description of the value that is out of range.
     pub fn validate(&self) -> Result<(), String> {
-        let (n_means, n_stds) = (self.mean.len(), self.std.len());
+        let n_means = self.mean.len();
+        let n_stds = self.std.len();
         if n_means != n_stds || !(1..=MAX_CHANNELS).contains(&n_means) {
             return Err(format!("there are {n_means} means and {n_stds} deviations of colors"));
         }
@@ -59,7 +61,8 @@ impl Normalization {
     }
 }
 
-/// Pixels that a network takes: the type of their values, and the constants that normalize each channel.
+/// Pixels that a network takes: the type of their values, and the constants that normalize each
+/// channel.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct Pixels {
     /// Mean and deviation of each channel.
@@ -116,7 +119,9 @@ impl PixelInput {
         size_px: usize,
         value: impl Fn([u8; N]) -> f32,
     ) -> (Vec<f32>, [usize; 3]) {
-        let (p, grid, plane) = (self.cell_px, size_px / self.cell_px, size_px * size_px);
+        let p = self.cell_px;
+        let grid = size_px / self.cell_px;
+        let plane = size_px * size_px;
         let n_channels = self.pixels.normalization.n_channels();
         let n_values = n_channels * plane;
         let n_views: usize = views.iter().map(|bytes| bytes.len() / (N * n_values)).sum();
@@ -138,10 +143,13 @@ impl PixelInput {
         (out, [n_views, grid * grid, n_channels * p * p])
     }
 
-    /// Computes [`PixelInput::vectors`] of `bytes` on their device, with its operations: `[n, N, C·p·p]` in f32.
+    /// Computes [`PixelInput::vectors`] of `bytes` on their device, with its operations: `[n, N,
+    /// C·p·p]` in f32.
     pub fn vectors_on_device(&self, bytes: Tensor<4, Int>) -> Tensor<3> {
         let [n, n_channels, size_px, _] = bytes.dims();
-        let (grid, p, device) = (size_px / self.cell_px, self.cell_px, bytes.device());
+        let grid = size_px / self.cell_px;
+        let p = self.cell_px;
+        let device = bytes.device();
         let by_channel = |values: Vec<f32>| {
             Tensor::<1>::from_data(TensorData::new(values, [n_channels]), &device)
                 .reshape([1, n_channels, 1, 1])

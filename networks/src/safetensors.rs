@@ -40,8 +40,8 @@ pub fn sort_header(path: &Path) -> std::io::Result<()> {
     file.write_all(&sorted)
 }
 
-/// Sorts the metadata, which the library writes in the changing order of a hash map: equal weights must make
-/// equal bytes.
+/// Sorts the metadata, which the library writes in the changing order of a hash map: equal weights
+/// must make equal bytes.
 fn with_sorted_header(bytes: &[u8]) -> std::io::Result<Vec<u8>> {
     let invalid = || std::io::Error::other("the header cannot be read again");
     let (len, rest) = bytes.split_first_chunk::<8>().ok_or_else(invalid)?;

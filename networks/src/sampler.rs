@@ -1,7 +1,8 @@
 //! Random numbers of units, drawn before the step: a pure function of (seed, step, unit, and more).
 //!
-//! Dropped branches are drawn by position in the global batch, group of views, branch and view, or as an exact number among all of
-//! these; changes of coordinates by group of views, so that they are the same for all images.
+//! Dropped branches are drawn by position in the global batch, group of views, branch and view, or
+//! as an exact number among all of these; changes of coordinates by group of views, so that they
+//! are the same for all images.
 
 use augment::ViewRng;
 
@@ -30,18 +31,19 @@ pub struct UnitSampler {
 }
 
 impl UnitSampler {
-    /// Draws the random numbers that are the same for all images, for `unit`, number `number` of its network.
+    /// Draws the random numbers that are the same for all images, for `unit`, number `number` of
+    /// its network.
     pub fn of_unit(&self, number: usize, unit: &dyn Unit) -> UnitDrawing<'_> {
         let rule = unit.coordinate_rule();
-        let coordinates = match rule.changes() {
-            true => {
-                let of_group = |group: usize| {
+        let coordinates = if rule.changes() {
+            (0..self.n_views.len())
+                .map(|group: usize| {
                     let words = [self.seed, COORDINATE_DOMAIN ^ self.step, group as u64, number as u64];
                     rule.draw(&mut ViewRng::from_words(words))
-                };
-                (0..self.n_views.len()).map(of_group).collect()
-            }
-            false => Vec::new(),
+                })
+                .collect()
+        } else {
+            Vec::new()
         };
         let drop_rule = unit.drop_rule();
         let exact = match drop_rule {
@@ -53,8 +55,8 @@ impl UnitSampler {
         UnitDrawing { sampler: self, number, coordinates, drop_rule, exact }
     }
 
-    /// Draws the factors of unit `number` for all views of `group` in the global batch, by branch: as many as `share` says are
-    /// 0, but at least one is not.
+    /// Draws the factors of unit `number` for all views of `group` in the global batch, by branch:
+    /// as many as `share` says are 0, but at least one is not.
     fn exact(&self, number: usize, group: usize, share: f32) -> [Vec<f32>; 2] {
         [0, 1].map(|branch: u64| {
             let n = self.batch_size * self.n_views[group];
@@ -86,10 +88,7 @@ pub struct UnitDrawing<'a> {
 impl UnitDrawing<'_> {
     /// Returns the random numbers for the images at `positions` of the global batch.
     pub fn at(&self, positions: impl Iterator<Item = u64>) -> Draws {
-        let drop_path = match self.drop_rule.share > 0.0 {
-            true => self.drop_path(positions),
-            false => Vec::new(),
-        };
+        let drop_path = if self.drop_rule.share > 0.0 { self.drop_path(positions) } else { Vec::new() };
         Draws { coordinates: self.coordinates.clone(), drop_path }
     }
 
@@ -125,8 +124,8 @@ mod tests {
     use super::*;
     use crate::backbone::ModelConfig;
 
-    /// Over any parts of the batch, exactly the share of each group's views is dropped, the others' factors make up for it,
-    /// and branches and steps differ.
+    /// Over any parts of the batch, exactly the share of each group's views is dropped, the others'
+    /// factors make up for it, and branches and steps differ.
     #[test]
     fn exact_numbers_of_branches_are_dropped() {
         let text = "arch = 'vit'\nimage_px = 16\npatch_px = 8\nwidth = 8\ndepth = 2\nheads = 2\ndrop_path = 0.3\n\

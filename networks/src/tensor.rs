@@ -22,17 +22,19 @@ impl NamedTensor {
     /// # Errors
     /// [`NetworkError::Weights`].
     pub fn check_finite(&self) -> Result<(), NetworkError> {
-        match self.values.iter().all(|value| value.is_finite()) {
-            true => Ok(()),
-            false => Err(NetworkError::Weights {
+        if self.values.iter().all(|value| value.is_finite()) {
+            Ok(())
+        } else {
+            Err(NetworkError::Weights {
                 name: self.name.clone(),
                 reason: "it holds numbers that are not finite".into(),
-            }),
+            })
         }
     }
 }
 
-/// Returns the values of the whole parameter `name` among `tensors`, which must have the shape of that of `spec`.
+/// Returns the values of the whole parameter `name` among `tensors`, which must have the shape of
+/// that of `spec`.
 ///
 /// # Errors
 /// [`NetworkError::Weights`].
@@ -44,9 +46,10 @@ pub fn values_of<'a>(
     let bad = |reason: String| NetworkError::Weights { name: name.into(), reason };
     let tensor = tensors.get(name).ok_or_else(|| bad("is missing".into()))?;
     let shape = spec.whole_shape();
-    match tensor.shape == shape && tensor.values.len() == shape.iter().product::<usize>() {
-        true => Ok(&tensor.values),
-        false => Err(bad(format!("has shape {:?}, not {shape:?}", tensor.shape))),
+    if tensor.shape == shape && tensor.values.len() == shape.iter().product::<usize>() {
+        Ok(&tensor.values)
+    } else {
+        Err(bad(format!("has shape {:?}, not {shape:?}", tensor.shape)))
     }
 }
 

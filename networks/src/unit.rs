@@ -11,9 +11,10 @@
 //!                     gives the gradient of x, which is the next g, and of every parameter
 //! ```
 //!
-//! **Stages** are the points of synchronization. A unit that needs statistics over the whole batch has several: each
-//! stage returns local sums, and the next one gets their totals over all slices, micro-batches and ranks. The totals
-//! are autodiff leaves like the input, so that gradients flow through them.
+//! **Stages** are the points of synchronization. A unit that needs statistics over the whole batch
+//! has several: each stage returns local sums, and the next one gets their totals over all slices,
+//! micro-batches and ranks. The totals are autodiff leaves like the input, so that gradients flow
+//! through them.
 //!
 //! Everything random inside a unit is an argument ([`Draws`]), so that the second forward pass
 //! equals the first. `conformance::units` checks every unit for all of this.
@@ -32,7 +33,8 @@ use crate::params::ParamSpec;
 
 /// A part of a network.
 pub trait Unit: Send + Sync {
-    /// Returns the name of the unit within its network, which prefixes its parameters in exports: `blocks.3`.
+    /// Returns the name of the unit within its network, which prefixes its parameters in exports:
+    /// `blocks.3`.
     fn name(&self) -> &str;
 
     /// Returns the parameters, with names relative to the unit.
@@ -43,7 +45,8 @@ pub trait Unit: Send + Sync {
         1
     }
 
-    /// Runs stage `stage` on each group of features; sizes may change, the number of groups may not.
+    /// Runs stage `stage` on each group of features; sizes may change, the number of groups may
+    /// not.
     fn forward(&self, stage: usize, groups: Vec<Features>, cx: &Context<'_>) -> StageOutput;
 
     /// Returns the rule by which branches of the unit are dropped in training.
@@ -56,24 +59,26 @@ pub trait Unit: Send + Sync {
         CoordinateRule::default()
     }
 
-    /// Returns the cost of the forward pass for one image with views of these shapes, and the shapes of the output.
+    /// Returns the cost of the forward pass for one image with views of these shapes, and the
+    /// shapes of the output.
     fn cost(&self, groups: &[GroupShape]) -> (Cost, Vec<GroupShape>);
 
-    /// Returns whether the graph of the unit holds its output, from which it computes gradients on a CPU. Otherwise the gradient at the
-    /// output may take its place.
+    /// Returns whether the graph of the unit holds its output, from which it computes gradients on
+    /// a CPU. Otherwise the gradient at the output may take its place.
     fn holds_output(&self) -> bool {
         false
     }
 
-    /// Returns new values of running parameters, by name, from the totals that each stage but the first received.
-    /// Called once per step.
+    /// Returns new values of running parameters, by name, from the totals that each stage but the
+    /// first received. Called once per step.
     fn observe(&self, totals: &[Vec<Tensor<1>>], cx: &Context<'_>) -> Vec<(String, Tensor<1>)> {
         let _ = (totals, cx);
         Vec::new()
     }
 
-    /// Returns new values of parameters before a step, by name, if a method keeps them on a surface such as the
-    /// sphere. The optimizer starts from these values. Followers average them as they are.
+    /// Returns new values of parameters before a step, by name, if a method keeps them on a surface
+    /// such as the sphere. The optimizer starts from these values. Followers average them as they
+    /// are.
     fn constrain(&self, leaves: &Leaves<'_>) -> Vec<(String, Tensor<1>)> {
         let _ = leaves;
         Vec::new()
@@ -84,15 +89,17 @@ pub trait Unit: Send + Sync {
         0
     }
 
-    /// Returns the unit that computes one of `n_parts` equal parts of the columns of the output, with the rows of each parameter that
-    /// belong to it; `None` if the columns do not divide so, or a parameter has no row for each.
+    /// Returns the unit that computes one of `n_parts` equal parts of the columns of the output,
+    /// with the rows of each parameter that belong to it; `None` if the columns do not divide so,
+    /// or a parameter has no row for each.
     fn column_part(&self, n_parts: usize) -> Option<Box<dyn Unit>> {
         let _ = n_parts;
         None
     }
 
-    /// Returns units that compute the same, one after another, each with at most `max_numel` elements of parameters where that is possible;
-    /// `None` for a unit that is not divided. The first takes what this unit takes, and the last returns what it returns.
+    /// Returns units that compute the same, one after another, each with at most `max_numel`
+    /// elements of parameters where that is possible; `None` for a unit that is not divided. The
+    /// first takes what this unit takes, and the last returns what it returns.
     fn parts(&self, max_numel: usize) -> Option<Vec<Box<dyn Unit>>> {
         let _ = max_numel;
         None
@@ -115,7 +122,8 @@ pub trait Unit: Send + Sync {
         UnitLayout::new(self.name(), self.params(), group_size).exported_as(self.export_name())
     }
 
-    /// Returns the layout of the unit's flat buffer where ranks compute `n_parts` parts of the columns of the output.
+    /// Returns the layout of the unit's flat buffer where ranks compute `n_parts` parts of the
+    /// columns of the output.
     fn layout_by_columns(&self, n_parts: usize, group_size: usize) -> UnitLayout {
         let layout = UnitLayout::by_columns(self.name(), self.params(), n_parts, group_size);
         layout.exported_as(self.export_name())
@@ -129,7 +137,8 @@ pub struct Context<'a> {
     pub leaves: &'a Leaves<'a>,
     /// Random numbers drawn for the step.
     pub draws: &'a Draws,
-    /// Totals of the sums of the previous stage, by set of statistics; empty for the first stage and in evaluation.
+    /// Totals of the sums of the previous stage, by set of statistics; empty for the first stage
+    /// and in evaluation.
     pub totals: &'a [Tensor<1>],
     /// Sets of statistics that groups share.
     pub sets: &'a StatSets,
@@ -142,7 +151,8 @@ pub struct Context<'a> {
 pub struct Types {
     /// Type in which matrix products are computed.
     pub products: DType,
-    /// Type in which a convolutional network with batch normalization holds its maps, between operations and between units.
+    /// Type in which a convolutional network with batch normalization holds its maps, between
+    /// operations and between units.
     pub maps: DType,
 }
 
@@ -162,7 +172,8 @@ impl Context<'_> {
         cast(x, self.types.products)
     }
 
-    /// Casts `x` to the type in which a convolutional network holds its maps; f64, which tests compute in, stays.
+    /// Casts `x` to the type in which a convolutional network holds its maps; f64, which tests
+    /// compute in, stays.
     pub fn as_map(&self, x: Tensor<3>) -> Tensor<3> {
         if self.types.maps == DType::BF16 { cast(x, DType::BF16) } else { in_f32(x) }
     }
@@ -251,7 +262,8 @@ pub struct ShapeBeside {
     pub skip_width: usize,
     /// Elements of columns of a product that is not complete.
     pub columns: Elements,
-    /// Elements that the last part has computed, among the values and beside them; all others are those that it was given.
+    /// Elements that the last part has computed, among the values and beside them; all others are
+    /// those that it was given.
     pub computed: Elements,
 }
 
@@ -269,10 +281,7 @@ impl GroupShape {
     /// Returns the number of elements of all views, by type.
     pub fn elements(&self) -> Elements {
         let n = (self.n_rows() * self.width) as f64;
-        match self.is_map {
-            true => Elements { maps: n, ..Elements::default() },
-            false => Elements::wide(n),
-        }
+        if self.is_map { Elements { maps: n, ..Elements::default() } } else { Elements::wide(n) }
     }
 
     /// Returns the shape with one token per view, in f32.

@@ -1,5 +1,5 @@
-//! Addresses that only a user may name: those of this machine and of its own link, where services answer that
-//! are not meant for others, such as the metadata of a cloud machine.
+//! Addresses that only a user may name: those of this machine and of its own link, where services
+//! answer that are not meant for others, such as the metadata of a cloud machine.
 
 use std::net::{IpAddr, Ipv6Addr, ToSocketAddrs};
 

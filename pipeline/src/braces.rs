@@ -1,14 +1,18 @@
 //! Lists and braces of shard lists: `a-{000..012}.tar::{b,c}.tar`.
 
-/// Maximum number of shards in a list, above any real list, so that a typo such as `{0..99999999999}` is an error.
+/// Maximum number of shards in a list, above any real list, so that a typo such as
+/// `{0..99999999999}` is an error.
 pub(crate) const MAX_SHARDS: usize = 1_000_000;
 
-/// Maximum number of brace groups in one name. No real list has as many; untrusted text may have thousands.
+/// Maximum number of brace groups in one name. No real list has as many; untrusted text may have
+/// thousands.
 const MAX_GROUPS: usize = 32;
 
 /// Splits at `::`, except within the brackets of an IPv6 host: `http://[::1]/a.tar`.
 pub(crate) fn split_list(spec: &str) -> Vec<&str> {
-    let (mut parts, mut start, mut at) = (Vec::new(), 0, 0);
+    let mut parts = Vec::new();
+    let mut start = 0;
+    let mut at = 0;
     while let Some(found) = spec[at..].find("::").map(|found| at + found) {
         at = found + 2;
         if spec[start..found].contains("://[") && !spec[start..found].contains(']') {
@@ -47,7 +51,9 @@ fn expand(text: &str, out: &mut Vec<String>) -> Result<(), String> {
         return Ok(());
     };
     let close = matching_brace(&text[open..]).ok_or("an opening brace without a closing one")? + open;
-    let (head, body, tail) = (&text[..open], &text[open + 1..close], &text[close + 1..]);
+    let head = &text[..open];
+    let body = &text[open + 1..close];
+    let tail = &text[close + 1..];
     let mut tails = Vec::new();
     expand(tail, &mut tails)?;
     let choices = alternatives(body)?;
@@ -98,7 +104,9 @@ fn alternatives(body: &str) -> Result<Vec<String>, String> {
 
 /// Splits at the commas outside nested braces.
 fn split_top_level(body: &str) -> Vec<&str> {
-    let (mut parts, mut depth, mut start) = (Vec::new(), 0i32, 0);
+    let mut parts = Vec::new();
+    let mut depth = 0i32;
+    let mut start = 0;
     for (at, c) in body.char_indices() {
         match c {
             '{' => depth += 1,
@@ -114,12 +122,14 @@ fn split_top_level(body: &str) -> Vec<&str> {
     parts
 }
 
-/// Expands a range of numbers, zero-padded to the longer bound if either starts with a zero, as in the shell.
+/// Expands a range of numbers, zero-padded to the longer bound if either starts with a zero, as in
+/// the shell.
 fn range(first: &str, last: &str) -> Result<Vec<String>, String> {
     let number = |text: &str| {
         text.parse::<u64>().map_err(|_| format!("{text:?} in {{{first}..{last}}} is not a number"))
     };
-    let (from, to) = (number(first)?, number(last)?);
+    let from = number(first)?;
+    let to = number(last)?;
     if to < from {
         return Err(format!("the range {{{first}..{last}}} runs backwards"));
     }

@@ -1,8 +1,8 @@
 //! Files that appear whole or not at all, checksums of texts, and lock files.
 //!
-//! A file is written under a temporary name and renamed when it is complete. The temporary file is locked
-//! while it is written, so that what a killed process has left is known and removed by the next one
-//! that writes into the folder.
+//! A file is written under a temporary name and renamed when it is complete. The temporary file is
+//! locked while it is written, so that what a killed process has left is known and removed by the
+//! next one that writes into the folder.
 
 use std::collections::HashSet;
 use std::fs;
@@ -32,8 +32,9 @@ pub fn temporary(path: &Path) -> PathBuf {
     PathBuf::from(name)
 }
 
-/// Writes `path` through a temporary file beside it, synced: a reader finds the old content or the new, even if
-/// the process is killed. Threads and processes may replace the same file at the same time.
+/// Writes `path` through a temporary file beside it, synced: a reader finds the old content or the
+/// new, even if the process is killed. Threads and processes may replace the same file at the same
+/// time.
 ///
 /// # Errors
 /// Returns the error of the file system.
@@ -43,7 +44,8 @@ pub fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     file.finish()
 }
 
-/// A file that gets its name when it is complete and on the disk. Dropped before, it leaves nothing.
+/// A file that gets its name when it is complete and on the disk. Dropped before, it leaves
+/// nothing.
 #[derive(Debug)]
 pub struct WholeFile {
     path: PathBuf,
@@ -98,8 +100,9 @@ impl Drop for WholeFile {
     }
 }
 
-/// Writes `path` as [`replace`] does, without waiting for the disk: a reader finds the old content or the new
-/// even if the process is killed, but perhaps neither after a power failure. For many small files.
+/// Writes `path` as [`replace`] does, without waiting for the disk: a reader finds the old content
+/// or the new even if the process is killed, but perhaps neither after a power failure. For many
+/// small files.
 ///
 /// # Errors
 /// Returns the error of the file system.
@@ -112,7 +115,8 @@ pub fn replace_unsynced(path: &Path, bytes: &[u8]) -> io::Result<()> {
     written
 }
 
-/// Removes what killed processes have left in `folder`, the first time that this process writes into it.
+/// Removes what killed processes have left in `folder`, the first time that this process writes
+/// into it.
 fn remove_abandoned_once(folder: &Path) {
     static SEEN: Mutex<Option<HashSet<PathBuf>>> = Mutex::new(None);
     let mut seen = SEEN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -164,21 +168,24 @@ pub fn seal(mut text: Vec<u8>) -> Vec<u8> {
     text
 }
 
-/// Returns what [`seal`] was given, with the end of its last line; `None` if a byte of it has changed.
+/// Returns what [`seal`] was given, with the end of its last line; `None` if a byte of it has
+/// changed.
 pub fn unseal(sealed: &[u8]) -> Option<&[u8]> {
     let (text, last) = sealed.split_at_checked(sealed.len().checked_sub(SEAL_BYTES)?)?;
     (last == format!("{SEAL}{:016x}\n", xxh3_64(text)).as_bytes()).then_some(text)
 }
 
-/// Replaces several files, the last of which completes the others: weights, after their configurations. All are written
-/// to temporary files before any of them is replaced, so that a full disk changes nothing; the last one is removed
-/// before the others are replaced, so that a reader never finds it beside files of another version.
+/// Replaces several files, the last of which completes the others: weights, after their
+/// configurations. All are written to temporary files before any of them is replaced, so that a
+/// full disk changes nothing; the last one is removed before the others are replaced, so that a
+/// reader never finds it beside files of another version.
 ///
 /// # Errors
 /// Returns the file that failed, and the error of the file system.
 pub fn replace_all(files: &[(PathBuf, Vec<u8>)]) -> Result<(), (PathBuf, io::Error)> {
     let mut written = Temporaries::default();
-    // Locked until they are renamed, so that no other process takes them for what a killed one has left.
+    // Locked until they are renamed, so that no other process takes them for what a killed one has
+    // left.
     let mut locked = Vec::new();
     for (path, bytes) in files {
         let temporary = unique(path);
@@ -228,7 +235,8 @@ fn folder_of(path: &Path) -> &Path {
     path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
-/// Returns a name beside `path` that no other thread or process uses, on any machine that sees the folder.
+/// Returns a name beside `path` that no other thread or process uses, on any machine that sees the
+/// folder.
 fn unique(path: &Path) -> PathBuf {
     use std::hash::{BuildHasher, RandomState};
     static COUNTER: AtomicU64 = AtomicU64::new(0);
@@ -239,8 +247,8 @@ fn unique(path: &Path) -> PathBuf {
     PathBuf::from(name)
 }
 
-/// Writes `path` as [`replace`] does if there is no such file; returns whether there was none. Of several processes that do
-/// so at the same time one succeeds.
+/// Writes `path` as [`replace`] does if there is no such file; returns whether there was none. Of
+/// several processes that do so at the same time one succeeds.
 ///
 /// # Errors
 /// Returns the error of the file system.
@@ -262,8 +270,8 @@ pub fn create_new(path: &Path, bytes: &[u8]) -> io::Result<bool> {
     }
 }
 
-/// Opens a lock file, and creates it if it does not exist. A symbolic link is refused, because its target may belong to
-/// someone else, and so is a pipe without a reader.
+/// Opens a lock file, and creates it if it does not exist. A symbolic link is refused, because its
+/// target may belong to someone else, and so is a pipe without a reader.
 ///
 /// # Errors
 /// Returns the error of the file system; fails for a symbolic link and for a pipe without a reader.
@@ -393,7 +401,8 @@ mod tests {
     #[test]
     fn a_lock_that_is_a_link_is_refused() {
         let folder = tempfile::tempdir().expect("temporary folder");
-        let (target, link) = (folder.path().join("notes"), folder.path().join(".lock"));
+        let target = folder.path().join("notes");
+        let link = folder.path().join(".lock");
         fs::write(&target, b"text").expect("written");
         std::os::unix::fs::symlink(&target, &link).expect("linked");
         assert!(open_lock(&link).is_err());

@@ -1,9 +1,9 @@
 //! Identity of data: when a file, a shard or a folder is the one that was seen before.
 //!
-//! Shards are the same if their bytes are. The hash of a shard's bytes is taken from its index where
-//! the index was written after the last change of the file, and is otherwise computed once and kept
-//! for this state of the file. Images in a folder are the same if their files are the same and
-//! unchanged, which is a matter of the file system ([`FileStamp`]).
+//! Shards are the same if their bytes are. The hash of a shard's bytes is taken from its index
+//! where the index was written after the last change of the file, and is otherwise computed once
+//! and kept for this state of the file. Images in a folder are the same if their files are the same
+//! and unchanged, which is a matter of the file system ([`FileStamp`]).
 
 use std::fmt;
 use std::fs::Metadata;
@@ -15,9 +15,9 @@ use std::time::{Duration, SystemTime};
 const SETTLED_AFTER: Duration = Duration::from_millis(100);
 
 /// State of a file, as the file system describes it. Another file has another stamp, and so has a
-/// file that was written, replaced or given another time; a file in a folder that was renamed keeps it.
-/// The device is no part of it: machines number what they mount differently, and the time of the last
-/// change, in nanoseconds, tells files with one inode number apart.
+/// file that was written, replaced or given another time; a file in a folder that was renamed keeps
+/// it. The device is no part of it: machines number what they mount differently, and the time of
+/// the last change, in nanoseconds, tells files with one inode number apart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct FileStamp {
     inode: u64,
@@ -56,8 +56,8 @@ impl FileStamp {
         self.len_bytes == other.len_bytes && self.modified_ns == other.modified_ns
     }
 
-    /// Returns whether a later change would give the file another stamp: its last one lies some time
-    /// back.
+    /// Returns whether a later change would give the file another stamp: its last one lies some
+    /// time back.
     pub fn is_settled(&self) -> bool {
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         self.changed_ns + SETTLED_AFTER.as_nanos() as i128 <= now.as_nanos() as i128

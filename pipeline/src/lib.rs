@@ -1,14 +1,16 @@
 //! Reading of shards, from a disk, a server or an object store, into samples in a defined order.
 //!
-//! A data set is a list of WebDataset tar files ([`url`]), which [`storage`] opens, local or remote.
-//! Each has an index of its members ([`shard::index`]), read from a [sidecar](shard::sidecar) or built by walking the
-//! tar headers once ([`shard::tar`]). A tar on a local disk is read in place; others are fetched as a whole
-//! ([`remote`]), one window ahead, into a bounded folder that threads and processes share.
+//! A data set is a list of WebDataset tar files ([`url`]), which [`storage`] opens, local or
+//! remote. Each has an index of its members ([`shard::index`]), read from a
+//! [sidecar](shard::sidecar) or built by walking the tar headers once ([`shard::tar`]). A tar on a
+//! local disk is read in place; others are fetched as a whole ([`remote`]), one window ahead, into
+//! a bounded folder that threads and processes share.
 //!
-//! [`read::order`] defines which sample is at which position of an endless stream, [`read::share`] which
-//! positions a rank reads, and [`read::loader`] reads them on threads, bounded by bytes. A sample that
-//! cannot be used is recorded in the ledger ([`read::quarantine`]) and replaced by the next one of the
-//! permutation. [`shard::write`] is the inverse: it writes samples into shards with sidecars.
+//! [`read::order`] defines which sample is at which position of an endless stream, [`read::share`]
+//! which positions a rank reads, and [`read::loader`] reads them on threads, bounded by bytes. A
+//! sample that cannot be used is recorded in the ledger ([`read::quarantine`]) and replaced by the
+//! next one of the permutation. [`shard::write`] is the inverse: it writes samples into shards with
+//! sidecars.
 //!
 //! The crate knows nothing about pixels, tensors or training.
 

@@ -1,8 +1,10 @@
-//! Removal of secrets from addresses: users, passwords, signatures and tokens; commands are reduced to their program.
+//! Removal of secrets from addresses: users, passwords, signatures and tokens; commands are reduced
+//! to their program.
 //!
-//! Text is parsed, not URLs, because a list has braces, and a plan must not hold a million expanded addresses. The
-//! result names the same shards, and redacting it again changes nothing: a list equals the one that an earlier run
-//! wrote, whatever password or signature either used. A token inside a path looks like a folder and is kept.
+//! Text is parsed, not URLs, because a list has braces, and a plan must not hold a million expanded
+//! addresses. The result names the same shards, and redacting it again changes nothing: a list
+//! equals the one that an earlier run wrote, whatever password or signature either used. A token
+//! inside a path looks like a folder and is kept.
 
 use url::Url;
 use xxhash_rust::xxh3::xxh3_64;
@@ -49,7 +51,8 @@ pub fn redact_list(spec: &str) -> String {
     parts.join("::")
 }
 
-/// Returns one address without secrets, for files and pages that others may read. Braces are not expanded.
+/// Returns one address without secrets, for files and pages that others may read. Braces are not
+/// expanded.
 pub fn address_without_secrets(address: &str) -> String {
     match Address::of(address.trim()).filter(|_| !is_malformed(address.trim())) {
         Some(address) => address.redact_list(),
@@ -99,8 +102,8 @@ fn part_without_secrets(part: &str) -> String {
     }
 }
 
-/// Returns whether `part` is meant as a remote address but cannot be parsed as one: without `//`, or with a login whose
-/// password ends the host too early, as `/` in an AWS key does.
+/// Returns whether `part` is meant as a remote address but cannot be parsed as one: without `//`,
+/// or with a login whose password ends the host too early, as `/` in an AWS key does.
 fn is_malformed(part: &str) -> bool {
     let trimmed = part.trim_start();
     let Some((_, rest)) = trimmed.split_once(':').filter(|(scheme, _)| is_remote(scheme)) else {
@@ -170,7 +173,8 @@ impl Query {
             })
             .collect();
         let names: Vec<&str> = parameters.iter().map(|(name, _)| name.as_str()).collect();
-        let (mut kept, mut identifying) = (Vec::new(), Vec::new());
+        let mut kept = Vec::new();
+        let mut identifying = Vec::new();
         for (name, parameter) in &parameters {
             if is_signature(name, &names) {
                 continue;
@@ -207,7 +211,8 @@ fn is_secret(name: &str) -> bool {
     PARTS.iter().any(|part| name.contains(part)) || ["pin", "sid", "pw", "pass"].contains(&name)
 }
 
-/// Returns a parameter as it may be shown: unchanged if it is certainly not a secret, else with its value hashed.
+/// Returns a parameter as it may be shown: unchanged if it is certainly not a secret, else with its
+/// value hashed.
 fn shown(parameter: &str) -> String {
     let is_plain = |text: &str| text.chars().all(|c| c.is_ascii_alphanumeric() || "/._-~".contains(c));
     let hash = |text: &str| format!("~{:08x}", xxh3_64(text.as_bytes()) as u32);
@@ -229,27 +234,31 @@ fn shown(parameter: &str) -> String {
     }
 }
 
-/// Returns a command reduced to its program: passwords among its words cannot be told from other words.
+/// Returns a command reduced to its program: passwords among its words cannot be told from other
+/// words.
 fn command_without_secrets(command: &str) -> String {
     let mut words = command.split_whitespace();
-    // The quoted value of a variable may have several words, any of which could be taken for the program.
+    // The quoted value of a variable may have several words, any of which could be taken for the
+    // program.
     let first = words
         .find(|word| !word.contains('=') || word.contains(['\'', '"', '\\', '`', '$']))
         .unwrap_or_default();
     let program = first.rsplit('/').next().unwrap_or_default();
-    let is_plain = |c: char| c.is_ascii_alphanumeric() || "_.-".contains(c);
-    match !program.is_empty() && program.chars().all(is_plain) {
-        true => format!("pipe:{program} (…)"),
-        false => "pipe:(…)".into(),
+    if !program.is_empty() && program.chars().all(|c| c.is_ascii_alphanumeric() || "_.-".contains(c)) {
+        format!("pipe:{program} (…)")
+    } else {
+        "pipe:(…)".into()
     }
 }
 
-/// Returns a command for names and messages: its program, and a hash that tells it from other commands.
+/// Returns a command for names and messages: its program, and a hash that tells it from other
+/// commands.
 pub(crate) fn display_name_of_command(command: &str) -> String {
     format!("{}#{:08x}", command_without_secrets(command), xxh3_64(command.as_bytes()) as u32)
 }
 
-/// Returns a URL for names and messages, without secrets. If omitted parameters may identify the file, a hash is added.
+/// Returns a URL for names and messages, without secrets. If omitted parameters may identify the
+/// file, a hash is added.
 pub(crate) fn name_of_url(url: &Url) -> String {
     let shown = without_login(url);
     let Some(query) = shown.query().map(Query::of) else { return shown.into() };
@@ -261,7 +270,8 @@ pub(crate) fn name_of_url(url: &Url) -> String {
     named.into()
 }
 
-/// Returns the part of a URL that identifies it: all but the password and a signature, which differ in every run.
+/// Returns the part of a URL that identifies it: all but the password and a signature, which differ
+/// in every run.
 pub(crate) fn identity(url: &Url) -> String {
     let mut url = url.clone();
     // The password cannot be set on a URL without a host, which has none.

@@ -14,7 +14,8 @@ pub struct Source {
 }
 
 impl Source {
-    /// Returns whether the shard is an uncompressed tar on a local disk, which is read in place, not from the cache.
+    /// Returns whether the shard is an uncompressed tar on a local disk, which is read in place,
+    /// not from the cache.
     pub fn is_read_in_place(&self) -> bool {
         matches!(self.url, ShardUrl::File(_)) && self.url.is_plain_tar()
     }

@@ -1,8 +1,8 @@
 //! Shard lists as users write them: brace expansion, `::` lists, schemes, patterns and folders.
 //!
 //! `data/train-{000000..000146}.tar::s3://bucket/{a,b}.tar` names 149 shards. The grammar is
-//! WebDataset's; on a disk, `data/train-*.tar` and `data/` stand for all shards found there. Parquet files of images are
-//! shards too.
+//! WebDataset's; on a disk, `data/train-*.tar` and `data/` stand for all shards found there.
+//! Parquet files of images are shards too.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -32,8 +32,8 @@ pub enum ShardUrl {
 /// Expands shard lists, in the order written.
 ///
 /// # Errors
-/// [`PipelineError::InvalidShardList`] for unbalanced braces, ranges that run backwards, an empty list or an
-/// unknown scheme.
+/// [`PipelineError::InvalidShardList`] for unbalanced braces, ranges that run backwards, an empty
+/// list or an unknown scheme.
 pub fn expand(specs: &[String]) -> Result<Vec<ShardUrl>, PipelineError> {
     let mut urls = Vec::new();
     for spec in specs {
@@ -99,7 +99,8 @@ pub fn is_parquet(path: &Path) -> bool {
     path.extension().is_some_and(|extension| extension == "parquet")
 }
 
-/// Returns the shards of `path`: the file itself, all of a folder, or all matches of a pattern, sorted by name.
+/// Returns the shards of `path`: the file itself, all of a folder, or all matches of a pattern,
+/// sorted by name.
 fn resolve_path(path: PathBuf) -> Result<Vec<PathBuf>, String> {
     if path.is_dir() {
         let entries = std::fs::read_dir(&path).map_err(|error| error.to_string())?;
@@ -110,11 +111,10 @@ fn resolve_path(path: PathBuf) -> Result<Vec<PathBuf>, String> {
             paths = others.into_iter().filter(|path| is_parquet(path)).collect();
         }
         paths.sort();
-        return match paths.is_empty() {
-            true => {
-                Err("the folder holds no shard (.tar); `ocelli shards pack` makes shards of images".into())
-            }
-            false => Ok(paths),
+        return if paths.is_empty() {
+            Err("the folder holds no shard (.tar); `ocelli shards pack` makes shards of images".into())
+        } else {
+            Ok(paths)
         };
     }
     let text = path.to_string_lossy();
@@ -128,10 +128,7 @@ fn resolve_path(path: PathBuf) -> Result<Vec<PathBuf>, String> {
         .collect();
     // A pattern that ends in `*` also matches other files beside the shards.
     paths.retain(|path| is_shard(path) || (!text.ends_with('*') && path.extension().is_some()));
-    match paths.is_empty() {
-        true => Err("the pattern matches no file".into()),
-        false => Ok(paths),
-    }
+    if paths.is_empty() { Err("the pattern matches no file".into()) } else { Ok(paths) }
 }
 
 impl ShardUrl {
@@ -199,7 +196,8 @@ impl ShardUrl {
         !matches!(self, Self::Pipe(_)) && self.file_name().ends_with(".parquet")
     }
 
-    /// Returns whether the shard is stored as the tar that is read, not in a form that is turned into it.
+    /// Returns whether the shard is stored as the tar that is read, not in a form that is turned
+    /// into it.
     pub(crate) fn is_plain_tar(&self) -> bool {
         !self.is_gzip() && !self.is_parquet()
     }
@@ -255,7 +253,8 @@ impl ShardUrl {
     }
 }
 
-/// Returns whether a file is hidden, as those that systems create beside others, such as `._train.tar`.
+/// Returns whether a file is hidden, as those that systems create beside others, such as
+/// `._train.tar`.
 fn is_hidden(path: &Path) -> bool {
     path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"."))
 }
@@ -288,11 +287,14 @@ mod tests {
     use proptest::prelude::*;
 
     fn names(spec: &str) -> Vec<String> {
-        let name = |url: ShardUrl| match url {
-            ShardUrl::Pipe(command) => format!("pipe:{command}"),
-            url => url.to_string(),
-        };
-        expand(&[spec.to_string()]).expect("valid").into_iter().map(name).collect()
+        expand(&[spec.to_string()])
+            .expect("valid")
+            .into_iter()
+            .map(|url| match url {
+                ShardUrl::Pipe(command) => format!("pipe:{command}"),
+                url => url.to_string(),
+            })
+            .collect()
     }
 
     #[test]

@@ -4,7 +4,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use burn_tensor::{AllocationProperty, Bytes, DType, Device, Tensor, TensorData};
 
-/// Number of unused buffers that are kept: for the units of a head, a unit in transfer and a unit just released.
+/// Number of unused buffers that are kept: for the units of a head, a unit in transfer and a unit
+/// just released.
 const MAX_SPARE: usize = 4;
 
 /// Ratio of capacity to need above which a spare buffer is left for a unit of its own size.
@@ -50,13 +51,15 @@ impl Reusable for usize {
 }
 
 impl<B: Reusable> SpareBuffers<B> {
-    /// Takes the smallest buffer with room for `n_words` that is at most three times as large: larger ones stay for larger units,
-    /// so that the peak of a step does not depend on which buffer happens to be free. None is made larger, which would copy
-    /// unused content.
+    /// Takes the smallest buffer with room for `n_words` that is at most three times as large:
+    /// larger ones stay for larger units, so that the peak of a step does not depend on which
+    /// buffer happens to be free. None is made larger, which would copy unused content.
     pub fn take(&mut self, n_words: usize) -> Option<B> {
-        let fits = |buffer: &B| (n_words..=MAX_CAPACITY_RATIO * n_words).contains(&buffer.capacity_words());
         self.spare.sort_by_key(Reusable::capacity_words);
-        let position = self.spare.iter().position(fits)?;
+        let position = self
+            .spare
+            .iter()
+            .position(|buffer| (n_words..=MAX_CAPACITY_RATIO * n_words).contains(&buffer.capacity_words()))?;
         Some(self.spare.swap_remove(position))
     }
 
@@ -100,7 +103,8 @@ impl PooledBuffer {
 
     /// Converts the buffer into a tensor that views it, without a copy.
     pub fn into_tensor(self, device: &Device) -> Tensor<1> {
-        let (len, dtype) = (self.len, self.dtype);
+        let len = self.len;
+        let dtype = self.dtype;
         let bytes = Bytes::from_shared(bytes::Bytes::from_owner(self), AllocationProperty::Other);
         Tensor::from_data(TensorData::from_bytes(bytes, [len], dtype), (device, dtype))
     }

@@ -12,9 +12,10 @@ use crate::mesh::Mesh;
 use crate::topology::Extent;
 use crate::wire::Wire;
 
-/// Queues a gather of `extent` of the unit of which `shard` is this rank's part, sent in the type of `wire`. The result is of `dtype`, f32 or
-/// that type; what an engine has sent from a device's memory is as it was sent. A result that `is_kept` has memory of
-/// its own; others share a few buffers of the host, or the device's pool.
+/// Queues a gather of `extent` of the unit of which `shard` is this rank's part, sent in the type
+/// of `wire`. The result is of `dtype`, f32 or that type; what an engine has sent from a device's
+/// memory is as it was sent. A result that `is_kept` has memory of its own; others share a few
+/// buffers of the host, or the device's pool.
 ///
 /// # Errors
 /// [`EngineError`].
@@ -40,8 +41,8 @@ pub fn gather(
     Ok(comm.submit("gather", unit, move |mesh| mesh.gather(shard, extent)))
 }
 
-/// Queues the sum over ranks of the gradient `full` of `extent` of the unit, in f32 or in the type of `wire`; this rank gets its
-/// shard, in f32.
+/// Queues the sum over ranks of the gradient `full` of `extent` of the unit, in f32 or in the type
+/// of `wire`; this rank gets its shard, in f32.
 ///
 /// # Errors
 /// [`EngineError`].

@@ -1,8 +1,9 @@
-//! Access of a rank that computes some columns of scores to the micro-batches of its column group, and to the other columns.
+//! Access of a rank that computes some columns of scores to the micro-batches of its column group,
+//! and to the other columns.
 //!
-//! The C ranks of a column group compute different columns for the micro-batches of all of them. These are a branch of the tree
-//! of sums ([`ordered`](crate::ordered)): data ranks `c, c + W/C, …` hold micro-batches of the numbers `c + t · W/C`, and
-//! `t` is their number within the group.
+//! The C ranks of a column group compute different columns for the micro-batches of all of them.
+//! These are a branch of the tree of sums ([`ordered`](crate::ordered)): data ranks `c, c + W/C, …`
+//! hold micro-batches of the numbers `c + t · W/C`, and `t` is their number within the group.
 
 use burn_tensor::{Tensor, TensorData};
 use kernels::device::readback::read_back;
@@ -24,7 +25,8 @@ impl<'a> ColumnGroup<'a> {
         Self { comm, n_here }
     }
 
-    /// Returns the number of ranks in the group, C: the number of parts into which columns are divided.
+    /// Returns the number of ranks in the group, C: the number of parts into which columns are
+    /// divided.
     pub fn n_parts(&self) -> usize {
         self.comm.topology().column_group_size
     }
@@ -50,8 +52,8 @@ impl<'a> ColumnGroup<'a> {
         topology.column_peer() + t * topology.n_column_peers()
     }
 
-    /// Returns the sum over all micro-batches of the batch, for this rank's columns; `values` holds the addends of the group's
-    /// micro-batches, `[n]` each.
+    /// Returns the sum over all micro-batches of the batch, for this rank's columns; `values` holds
+    /// the addends of the group's micro-batches, `[n]` each.
     ///
     /// # Errors
     /// [`EngineError`].
@@ -65,7 +67,8 @@ impl<'a> ColumnGroup<'a> {
         Ok(Tensor::from_data(TensorData::new(sum, [len]), &device))
     }
 
-    /// Returns the values of all ranks of the group for their columns, by part; `mine` `[n]` are those of this rank.
+    /// Returns the values of all ranks of the group for their columns, by part; `mine` `[n]` are
+    /// those of this rank.
     ///
     /// # Errors
     /// [`EngineError`].
@@ -74,8 +77,9 @@ impl<'a> ColumnGroup<'a> {
         self.comm.wait(self.comm.submit("gather", what, move |mesh| mesh.gather_columns(&values)))
     }
 
-    /// Gathers values of this rank's micro-batches for the whole group. `mine` are those of this rank's; `n_values` says how many each
-    /// of the group's has. Returns those of each of the group's, in its order.
+    /// Gathers values of this rank's micro-batches for the whole group. `mine` are those of this
+    /// rank's; `n_values` says how many each of the group's has. Returns those of each of the
+    /// group's, in its order.
     ///
     /// # Errors
     /// [`EngineError`].
@@ -90,22 +94,26 @@ impl<'a> ColumnGroup<'a> {
         let padding = (padding > 0).then(|| Tensor::zeros([padding], &device));
         let parts = self.all_parts(what, Tensor::cat(mine.iter().cloned().chain(padding).collect(), 0))?;
         let mut starts = vec![0; self.n_parts()];
-        let of_batch = |(t, n): (usize, &usize)| {
-            let part = t % self.n_parts();
-            starts[part] += n;
-            parts[part][starts[part] - n..starts[part]].to_vec()
-        };
-        Ok(n_values.iter().enumerate().map(of_batch).collect())
+        Ok(n_values
+            .iter()
+            .enumerate()
+            .map(|(t, n)| {
+                let part = t % self.n_parts();
+                starts[part] += n;
+                parts[part][starts[part] - n..starts[part]].to_vec()
+            })
+            .collect())
     }
 
-    /// Returns the sums over the group's ranks for this rank's micro-batches; `by_batch` holds this rank's addends for each of the
-    /// group's micro-batches.
+    /// Returns the sums over the group's ranks for this rank's micro-batches; `by_batch` holds this
+    /// rank's addends for each of the group's micro-batches.
     ///
     /// # Errors
     /// [`EngineError`].
     pub fn sum_own(&self, what: &str, by_batch: Vec<Tensor<1>>) -> Result<Vec<Tensor<1>>, EngineError> {
         let n_values: Vec<usize> = by_batch.iter().map(|values| values.dims()[0]).collect();
-        let (padded, device) = (self.padded(&n_values), by_batch[0].device());
+        let padded = self.padded(&n_values);
+        let device = by_batch[0].device();
         let of_part = |part: usize| -> Vec<Tensor<1>> {
             let own = self.own(part);
             let padding = padded - own.clone().map(|t| n_values[t]).sum::<usize>();
@@ -116,24 +124,29 @@ impl<'a> ColumnGroup<'a> {
         let sum = self.comm.submit("sum", what, move |mesh| mesh.sum_scattered(&values));
         let sum = self.comm.wait(sum)?;
         let mut start = 0;
-        let own = |t: usize| {
-            let n = n_values[t];
-            start += n;
-            Tensor::from_data(TensorData::new(sum[start - n..start].to_vec(), [n]), &device)
-        };
-        Ok(self.own(self.part()).map(own).collect())
+        Ok(self
+            .own(self.part())
+            .map(|t: usize| {
+                let n = n_values[t];
+                start += n;
+                Tensor::from_data(TensorData::new(sum[start - n..start].to_vec(), [n]), &device)
+            })
+            .collect())
     }
 
-    /// Returns the numbers within the group of the micro-batches of the rank that computes part `part`.
+    /// Returns the numbers within the group of the micro-batches of the rank that computes part
+    /// `part`.
     pub fn own(&self, part: usize) -> impl Iterator<Item = usize> + Clone + use<> {
         (part..self.n_group()).step_by(self.n_parts())
     }
 
-    /// Returns the largest number of values of a rank, given those of each of the group's micro-batches: what is exchanged is as long
-    /// for all ranks.
+    /// Returns the largest number of values of a rank, given those of each of the group's
+    /// micro-batches: what is exchanged is as long for all ranks.
     fn padded(&self, n_values: &[usize]) -> usize {
-        let of_part = |part: usize| self.own(part).map(|t| n_values[t]).sum();
-        (0..self.n_parts()).map(of_part).max().unwrap_or_default()
+        (0..self.n_parts())
+            .map(|part: usize| self.own(part).map(|t| n_values[t]).sum())
+            .max()
+            .unwrap_or_default()
     }
 }
 
@@ -170,12 +183,14 @@ mod tests {
         Tensor::from_floats(values, &Device::flex())
     }
 
-    /// Each rank holds two micro-batches. Each has its number in the batch as values, as many as that number modulo 3, and one more.
+    /// Each rank holds two micro-batches. Each has its number in the batch as values, as many as
+    /// that number modulo 3, and one more.
     #[test]
     fn ranks_see_the_micro_batches_of_their_group() {
         let values = |number: usize| vec![number as f32; number % 3 + 1];
         let found = on_ranks(|comm| {
-            let (topology, peers) = (comm.topology(), ColumnGroup::new(&comm, 2));
+            let topology = comm.topology();
+            let peers = ColumnGroup::new(&comm, 2);
             let own: Vec<usize> = (0..2).map(|own| own * 8 + topology.data_rank()).collect();
             let mine: Vec<Tensor<1>> = own.iter().map(|number| tensor(&values(*number))).collect();
             let expected: Vec<Vec<f32>> = (0..peers.n_group()).map(|t| values(peers.number(t))).collect();

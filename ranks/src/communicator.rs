@@ -1,9 +1,9 @@
-//! The communication thread: it owns the engines and runs collectives in the order in which they are
-//! submitted, which is the same on all ranks, while the trainer computes.
+//! The communication thread: it owns the engines and runs collectives in the order in which they
+//! are submitted, which is the same on all ranks, while the trainer computes.
 //!
 //! At most one gather runs ahead of the one in use, and at most two reductions are in flight
-//! ([`prefetch`](super::prefetch)). Gathered buffers come from a pool and return to it when the last tensor that
-//! views them is dropped.
+//! ([`prefetch`](super::prefetch)). Gathered buffers come from a pool and return to it when the
+//! last tensor that views them is dropped.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -106,9 +106,11 @@ impl Communicator {
         let (has_ended, ended) = bounded::<()>(0);
         let recorder = Arc::<FlightRecorder>::default();
         let notes = Arc::clone(&recorder);
-        let (device_wait_us, abort_flag) = (Arc::<AtomicU64>::default(), Arc::<AtomicBool>::default());
-        let (settled, watched) = (Arc::clone(&device_wait_us), Arc::clone(&abort_flag));
-        let run = move || {
+        let device_wait_us = Arc::<AtomicU64>::default();
+        let abort_flag = Arc::<AtomicBool>::default();
+        let settled = Arc::clone(&device_wait_us);
+        let watched = Arc::clone(&abort_flag);
+        let thread = std::thread::Builder::new().name("comm".into()).spawn(move || {
             let mesh = engine().and_then(|mut world| {
                 world.watch(watched);
                 Mesh::new(world, topology, exact)
@@ -121,8 +123,9 @@ impl Communicator {
             let _ = ready.send(Ok(mesh.world().supports_device_tensors()));
             for (number, Queued { collective, unit, on_tensors, job }) in (0..).zip(jobs) {
                 if on_tensors {
-                    // Runs before the recorder notes the collective, so that a rank whose device hangs stays behind the
-                    // others, which identifies it. The collective itself reports any error of the device.
+                    // Runs before the recorder notes the collective, so that a rank whose device
+                    // hangs stays behind the others, which identifies it. The collective itself
+                    // reports any error of the device.
                     let start = Instant::now();
                     let _ = mesh.world().wait_for_device();
                     settled.fetch_add(start.elapsed().as_micros() as u64, Ordering::Relaxed);
@@ -133,8 +136,7 @@ impl Communicator {
             }
             drop(mesh);
             drop(has_ended);
-        };
-        let thread = std::thread::Builder::new().name("comm".into()).spawn(run);
+        });
         thread.map_err(|error| EngineError::Unavailable {
             engine: "communication thread",
             reason: error.to_string(),
@@ -192,7 +194,8 @@ impl Communicator {
         if let Some(queue) = &self.queue {
             // The send fails only if this rank, after an error, no longer waits for the result.
             let job: Job = Box::new(move |mesh| drop(sender.send(run(mesh))));
-            // A thread that has ended drops the job and its sender with it: the wait then returns an error.
+            // A thread that has ended drops the job and its sender with it: the wait then returns
+            // an error.
             let on_tensors = self.supports_device_tensors;
             let _ = queue.send(Queued { collective, unit: unit.to_string(), on_tensors, job });
         }
@@ -209,7 +212,8 @@ impl Communicator {
             Pending::Queued(result) => result,
         };
         let mut waiting = Waiting::new(self.recorder.newest().map_or(0, |entry| entry.number));
-        let (start, device_wait_us) = (waiting.since, self.device_wait_us.load(Ordering::Relaxed));
+        let start = waiting.since;
+        let device_wait_us = self.device_wait_us.load(Ordering::Relaxed);
         let outcome = loop {
             match result.recv_timeout(POLL_INTERVAL) {
                 Ok(outcome) => break outcome,
@@ -217,7 +221,8 @@ impl Communicator {
                 Err(RecvTimeoutError::Timeout) => {
                     if let Err(error) = self.check_peers(&mut waiting) {
                         self.abort_flag.store(true, Ordering::Relaxed);
-                        // Gives such an engine time to abort, so that the device is free when the process ends.
+                        // Gives such an engine time to abort, so that the device is free when the
+                        // process ends.
                         if self.supports_device_tensors {
                             let _ = result.recv_timeout(LEAVE_TIMEOUT);
                         }
@@ -324,8 +329,11 @@ impl Communicator {
             bytes.resize(longest, 0);
             let mut all = vec![0; longest * lengths.len()];
             world.all_gather(&bytes, &mut all)?;
-            let part = |(rank, len): (usize, &u64)| all[rank * longest..][..*len as usize].to_vec();
-            Ok(lengths.iter().enumerate().map(part).collect())
+            Ok(lengths
+                .iter()
+                .enumerate()
+                .map(|(rank, len)| all[rank * longest..][..*len as usize].to_vec())
+                .collect())
         }))
     }
 
@@ -334,7 +342,8 @@ impl Communicator {
         self.buffers.clear();
     }
 
-    /// Regroups the ranks and resets the traffic counters. All ranks call it, with no collective in flight.
+    /// Regroups the ranks and resets the traffic counters. All ranks call it, with no collective in
+    /// flight.
     ///
     /// # Errors
     /// [`EngineError`].
@@ -359,8 +368,8 @@ impl Communicator {
         self.wait(self.submit("look", "the counters", |mesh| Ok(mesh.traffic)))
     }
 
-    /// Waits for all ranks and drops the engines. Without this call, as after an error, the thread is left
-    /// running: it may never return from its collective.
+    /// Waits for all ranks and drops the engines. Without this call, as after an error, the thread
+    /// is left running: it may never return from its collective.
     ///
     /// # Errors
     /// [`EngineError`].

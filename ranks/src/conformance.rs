@@ -1,5 +1,5 @@
-//! Requirements on every engine. Tests of each implementation call [`check`] on every rank, and so does
-//! `ocelli doctor` on the machine that it runs on.
+//! Requirements on every engine. Tests of each implementation call [`check`] on every rank, and so
+//! does `ocelli doctor` on the machine that it runs on.
 
 use burn_tensor::{DType, Device, Tensor, TensorData};
 use kernels::device::host::to_host;
@@ -10,7 +10,8 @@ use crate::ordered;
 use crate::wire;
 use crate::wire::Wire;
 
-/// Elements per rank that the operations are tried with: none, fewer than ranks, odd, and more than a page.
+/// Elements per rank that the operations are tried with: none, fewer than ranks, odd, and more than
+/// a page.
 const LENGTHS: [usize; 6] = [0, 1, 3, 63, 64, 5001];
 
 /// An operation that does not conform.
@@ -39,8 +40,8 @@ pub enum ConformanceError {
 pub struct CheckContext<'a> {
     /// Device of the tensors.
     pub device: &'a Device,
-    /// Callback for every operation that passed, with its elements per rank. An operation that hangs is the one after
-    /// the last call.
+    /// Callback for every operation that passed, with its elements per rank. An operation that
+    /// hangs is the one after the last call.
     pub passed: &'a mut dyn FnMut(&'static str, usize),
 }
 
@@ -50,8 +51,10 @@ pub struct CheckContext<'a> {
 /// The first operation that does not conform.
 pub fn check(engine: &mut dyn Engine, trial: &mut CheckContext<'_>) -> Result<(), ConformanceError> {
     check_group(engine, trial)?;
-    // Even and odd ranks, in reverse order: their groups work apart from one another and from the whole.
-    let (rank, world_size) = (engine.rank(), engine.world_size());
+    // Even and odd ranks, in reverse order: their groups work apart from one another and from the
+    // whole.
+    let rank = engine.rank();
+    let world_size = engine.world_size();
     let mut half = engine.split(rank % 2, world_size - rank)?;
     let expected = (world_size - rank % 2).div_ceil(2);
     expect(half.as_ref(), trial, "split", rank, half.world_size() == expected)?;
@@ -62,8 +65,8 @@ pub fn check(engine: &mut dyn Engine, trial: &mut CheckContext<'_>) -> Result<()
     check_group(engine, trial)
 }
 
-/// Buffers for timing the fabric: a gather and an exchange of one buffer, in host memory or, for an engine that
-/// takes tensors, on the device.
+/// Buffers for timing the fabric: a gather and an exchange of one buffer, in host memory or, for an
+/// engine that takes tensors, on the device.
 pub enum TimingBuffers {
     /// Part that a rank contributes to a gather, and the gathered buffer, which an exchange sends.
     Host(Vec<u8>, Vec<u8>),
@@ -153,7 +156,8 @@ pub(super) fn check_on_host(engine: &mut dyn Engine) -> Result<(), ConformanceEr
 }
 
 fn movement(engine: &mut dyn Engine, n: usize, trial: &mut CheckContext<'_>) -> Result<(), ConformanceError> {
-    let (rank, world_size) = (engine.rank(), engine.world_size());
+    let rank = engine.rank();
+    let world_size = engine.world_size();
     for wire in [Wire::F32, Wire::Bf16] {
         let of = |from: usize, to: usize| (0..n).map(move |i| value(from, to, i));
         let encode = |values: Vec<f32>| {
@@ -183,7 +187,8 @@ fn movement(engine: &mut dyn Engine, n: usize, trial: &mut CheckContext<'_>) -> 
 
 /// Checks sums of small integers, which are exact in any order.
 fn sums(engine: &mut dyn Engine, n: usize, trial: &mut CheckContext<'_>) -> Result<(), ConformanceError> {
-    let (rank, world_size) = (engine.rank(), engine.world_size());
+    let rank = engine.rank();
+    let world_size = engine.world_size();
     let full: Vec<f32> = (0..world_size).flat_map(|to| (0..n).map(move |i| value(rank, to, i))).collect();
     let expected: Vec<f32> = (0..n).map(|i| (0..world_size).map(|from| value(from, rank, i)).sum()).collect();
     let mut mine = vec![0.0; n];
@@ -198,8 +203,10 @@ fn on_tensors(
     n: usize,
     trial: &mut CheckContext<'_>,
 ) -> Result<(), ConformanceError> {
-    let (rank, world_size) = (engine.rank(), engine.world_size());
-    let (supports_device_tensors, device) = (engine.supports_device_tensors(), trial.device.clone());
+    let rank = engine.rank();
+    let world_size = engine.world_size();
+    let supports_device_tensors = engine.supports_device_tensors();
+    let device = trial.device.clone();
     let transfer = |values: Vec<f32>, n_receive: usize, wire: Wire| {
         let len = values.len();
         let send = Tensor::<1>::from_data(TensorData::new(values, [len]), &device);
@@ -240,19 +247,22 @@ fn ordered_sums(
     n: usize,
     trial: &mut CheckContext<'_>,
 ) -> Result<(), ConformanceError> {
-    let (rank, world_size) = (engine.rank(), engine.world_size());
+    let rank = engine.rank();
+    let world_size = engine.world_size();
     let real =
         |from: usize, i: usize| ((from * 7919 + i * 104_729) as f32).sin() * 10f32.powi(from as i32 % 5);
     let mine: Vec<f32> = (0..n).map(|i| real(rank, i)).collect();
     let order: Vec<usize> = (0..world_size).rev().collect();
     let sum = ordered::all_sum(engine, &mine, &order)?;
-    let tree = |i: usize| ordered::fold(world_size, &mut |part| real(order[part], i), &|a, b| a + b);
-    let expected: Vec<f32> = (0..n).map(tree).collect();
+    let expected: Vec<f32> = (0..n)
+        .map(|i: usize| ordered::fold(world_size, &mut |part| real(order[part], i), &|a, b| a + b))
+        .collect();
     expect(engine, trial, "sum in order", n, sum == expected)
 }
 
 fn small(engine: &mut dyn Engine, trial: &mut CheckContext<'_>) -> Result<(), ConformanceError> {
-    let (rank, world_size) = (engine.rank(), engine.world_size());
+    let rank = engine.rank();
+    let world_size = engine.world_size();
     let mut values = [rank as f64, 1.0, -(rank as f64)];
     engine.all_reduce(&mut values, Reduction::Sum)?;
     let total = (0..world_size).sum::<usize>() as f64;

@@ -30,7 +30,8 @@ pub trait PeerMonitor: Send + Sync {
     /// Returns a rank that is known to be lost.
     fn lost(&self) -> Option<Lost>;
 
-    /// Describes the ranks that have not reached `here`; `None` if `allows_slow_work` and one of them is busy with slow work.
+    /// Describes the ranks that have not reached `here`; `None` if `allows_slow_work` and one of
+    /// them is busy with slow work.
     fn suspects(&self, here: &RecordedCall, allows_slow_work: bool) -> Option<String>;
 }
 
@@ -47,7 +48,8 @@ impl Waiting {
         // The first look is due as soon as the deadline has passed.
         Self { number, since: now, last_check: now.checked_sub(HEARTBEAT_CHECK_INTERVAL).unwrap_or(now) }
     }
-    /// Returns an error if a rank is lost, or if the running collective `here` is older than the deadline.
+    /// Returns an error if a rank is lost, or if the running collective `here` is older than the
+    /// deadline.
     pub(super) fn look(
         &mut self,
         here: RecordedCall,
@@ -56,9 +58,10 @@ impl Waiting {
     ) -> Result<(), EngineError> {
         if let Some(Lost { rank, how, by_itself }) = watch.and_then(|watch| watch.lost()) {
             let RecordedCall { collective, unit, number, .. } = here;
-            return Err(match by_itself {
-                true => EngineError::PeerFailed { rank, reason: how },
-                false => EngineError::PeerLost { rank, how, collective, unit, number },
+            return Err(if by_itself {
+                EngineError::PeerFailed { rank, reason: how }
+            } else {
+                EngineError::PeerLost { rank, how, collective, unit, number }
             });
         }
         if self.number != here.number {

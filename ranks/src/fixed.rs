@@ -1,8 +1,8 @@
 //! Sums that do not depend on their order, for the few numbers that ranks agree on in a step.
 //!
-//! A number is an integer multiple of 2⁻⁶⁴ in 128 bits, from 5·10⁻²⁰ to 9·10¹⁸, so that sums are exact.
-//! Squared gradient norms and losses that matter lie well within this range. A number out of range is counted and
-//! makes the sum NaN, as a NaN does.
+//! A number is an integer multiple of 2⁻⁶⁴ in 128 bits, from 5·10⁻²⁰ to 9·10¹⁸, so that sums are
+//! exact. Squared gradient norms and losses that matter lie well within this range. A number out of
+//! range is counted and makes the sum NaN, as a NaN does.
 
 /// Number of fractional bits.
 const FRACTION_BITS: i32 = 64;
@@ -39,8 +39,8 @@ impl FixedPoint {
 
     /// Returns the sum of both.
     pub fn plus(self, other: Self) -> Self {
-        let (sum, n_out_of_range) =
-            (self.value.checked_add(other.value), self.n_out_of_range + other.n_out_of_range);
+        let sum = self.value.checked_add(other.value);
+        let n_out_of_range = self.n_out_of_range + other.n_out_of_range;
         match sum {
             Some(value) => Self { value, n_out_of_range },
             None => Self { value: self.value, n_out_of_range: n_out_of_range + 1 },

@@ -1,4 +1,5 @@
-//! Communication between ranks: engines, the communication thread, and collectives over flat buffers.
+//! Communication between ranks: engines, the communication thread, and collectives over flat
+//! buffers.
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 

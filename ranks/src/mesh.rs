@@ -8,8 +8,8 @@
 //! group  S < W    shards within neighboring ranks, sums over replicas
 //! ```
 //!
-//! A unit whose output's columns are divided over C of the S ranks is gathered and summed by the S / C ranks with the same columns,
-//! whose shards are neighbors ([`Extent::Columns`]).
+//! A unit whose output's columns are divided over C of the S ranks is gathered and summed by the S
+//! / C ranks with the same columns, whose shards are neighbors ([`Extent::Columns`]).
 
 use burn_tensor::Tensor;
 use kernels::ops::cast;
@@ -41,7 +41,8 @@ struct ColumnEngines {
     group: Box<dyn Engine>,
     /// Engine of all ranks with the same columns; `None` for one.
     peers: Option<Box<dyn Engine>>,
-    /// Engine of the ranks of the shard group with the same columns; `None` for one, or where these are all of `peers`.
+    /// Engine of the ranks of the shard group with the same columns; `None` for one, or where these
+    /// are all of `peers`.
     shards: Option<Box<dyn Engine>>,
 }
 
@@ -107,11 +108,12 @@ impl Mesh {
     /// # Errors
     /// [`EngineError`].
     pub fn new(mut world: Box<dyn Engine>, topology: Topology, exact: bool) -> Result<Self, EngineError> {
-        let split = |world: &mut Box<dyn Engine>, size: usize, color: usize, key: usize| match size == 1
-            || size == topology.world_size
-        {
-            true => Ok(None),
-            false => world.split(color, key).map(Some),
+        let split = |world: &mut Box<dyn Engine>, size: usize, color: usize, key: usize| {
+            if size == 1 || size == topology.world_size {
+                Ok(None)
+            } else {
+                world.split(color, key).map(Some)
+            }
         };
         let group = split(&mut world, topology.group_size, topology.replica(), topology.shard())?;
         let replicas = split(&mut world, topology.n_replicas(), topology.shard(), topology.replica())?;
@@ -179,7 +181,8 @@ impl Mesh {
         exact: bool,
         device_memory: bool,
     ) -> Result<Transfer, EngineError> {
-        let ([len], n_shards) = (full.dims(), topology.n_shards(extent));
+        let [len] = full.dims();
+        let n_shards = topology.n_shards(extent);
         if n_shards == 1 {
             return replica_transfer(full, wire, topology, device_memory);
         }
@@ -187,8 +190,9 @@ impl Mesh {
         Transfer::new(full, n_receive, wire, device_memory)
     }
 
-    /// Returns this rank's shard of the sum of a buffer of `len` elements over all ranks that compute with `extent` as this one does;
-    /// `first` is the transfer made by [`Mesh::transfer_of`].
+    /// Returns this rank's shard of the sum of a buffer of `len` elements over all ranks that
+    /// compute with `extent` as this one does; `first` is the transfer made by
+    /// [`Mesh::transfer_of`].
     ///
     /// # Errors
     /// [`EngineError`].
@@ -198,22 +202,20 @@ impl Mesh {
         len: usize,
         extent: Extent,
     ) -> Result<Tensor<1>, EngineError> {
-        let (topology, wire) = (self.topology, first.wire());
+        let topology = self.topology;
+        let wire = first.wire();
         let n_shards = topology.n_shards(extent);
         let n = len / n_shards;
         self.traffic.n_reduces += 1;
         if n_shards > 1 {
             self.traffic.reduce_bytes += ((len - n) * wire.bytes()) as u64;
-            let mine = match native_sum(wire, self.exact) {
-                true => {
-                    self.sharers(extent).reduce_scatter_tensor(&mut first)?;
-                    first.received()
-                }
-                false => {
-                    self.sharers(extent).all_to_all_tensor(&mut first)?;
-                    let order: Vec<usize> = (0..n_shards).collect();
-                    ordered::sum_of_parts(first.received(), &order)
-                }
+            let mine = if native_sum(wire, self.exact) {
+                self.sharers(extent).reduce_scatter_tensor(&mut first)?;
+                first.received()
+            } else {
+                self.sharers(extent).all_to_all_tensor(&mut first)?;
+                let order: Vec<usize> = (0..n_shards).collect();
+                ordered::sum_of_parts(first.received(), &order)
             };
             if topology.n_replicas() == 1 {
                 return Ok(mine);
@@ -223,11 +225,13 @@ impl Mesh {
         self.reduce_over_replicas(first, n)
     }
 
-    /// Returns the sum over replicas of the shards of `n` elements that `exchange` sends; the sum is gathered in f32.
+    /// Returns the sum over replicas of the shards of `n` elements that `exchange` sends; the sum
+    /// is gathered in f32.
     fn reduce_over_replicas(&mut self, mut exchange: Transfer, n: usize) -> Result<Tensor<1>, EngineError> {
         let [padded, _] = exchange.lengths();
         let n_replicas = self.topology.n_replicas();
-        let (part, n_bytes) = (padded / n_replicas, exchange.wire().bytes() + Wire::F32.bytes());
+        let part = padded / n_replicas;
+        let n_bytes = exchange.wire().bytes() + Wire::F32.bytes();
         self.traffic.reduce_bytes += ((n_replicas - 1) * part * n_bytes) as u64;
         let supports_device_tensors = self.world.supports_device_tensors();
         let replicas = self.replicas.as_deref_mut().unwrap_or(self.world.as_mut());
@@ -259,8 +263,10 @@ impl Mesh {
         self.count_other(4 * values.len() * (order.len() - 1));
         let mut all = vec![0.0; values.len() * order.len()];
         self.world.all_gather(bytemuck::cast_slice(values), bytemuck::cast_slice_mut(&mut all))?;
-        let part = |rank: usize| all[rank * values.len()..(rank + 1) * values.len()].to_vec();
-        Ok(order.into_iter().map(part).collect())
+        Ok(order
+            .into_iter()
+            .map(|rank: usize| all[rank * values.len()..(rank + 1) * values.len()].to_vec())
+            .collect())
     }
 
     /// Gathers the `values` of the ranks of the column group, in the order of their columns.
@@ -273,11 +279,11 @@ impl Mesh {
         let mut all = vec![0.0; values.len() * n_ranks];
         let group = &mut self.columns().group;
         group.all_gather(bytemuck::cast_slice(values), bytemuck::cast_slice_mut(&mut all))?;
-        let part = |rank: usize| all[rank * values.len()..][..values.len()].to_vec();
-        Ok((0..n_ranks).map(part).collect())
+        Ok((0..n_ranks).map(|rank: usize| all[rank * values.len()..][..values.len()].to_vec()).collect())
     }
 
-    /// Returns this rank's part of the sum of `values` over the ranks of the column group, in the order of their columns.
+    /// Returns this rank's part of the sum of `values` over the ranks of the column group, in the
+    /// order of their columns.
     ///
     /// # Errors
     /// [`EngineError`].
@@ -292,7 +298,8 @@ impl Mesh {
         Ok(ordered::sum_of_slices(&received, &order))
     }
 
-    /// Returns the sum of `values` over all ranks with the same columns, in the order of their data ranks.
+    /// Returns the sum of `values` over all ranks with the same columns, in the order of their data
+    /// ranks.
     ///
     /// # Errors
     /// [`EngineError`].
@@ -323,7 +330,8 @@ impl Mesh {
 impl ColumnEngines {
     /// Splits the engines off `world`. All ranks call it.
     fn new(world: &mut dyn Engine, topology: Topology) -> Result<Self, EngineError> {
-        let (column, peer) = (topology.column(), topology.column_peer());
+        let column = topology.column();
+        let peer = topology.column_peer();
         let group = world.split(peer, column)?;
         let peers = match topology.n_column_peers() {
             1 => None,
@@ -339,15 +347,16 @@ impl ColumnEngines {
         Ok(Self { group, peers, shards })
     }
 
-    /// The engine of the ranks that hold the shards of this rank's columns, of which there are several.
+    /// The engine of the ranks that hold the shards of this rank's columns, of which there are
+    /// several.
     fn sharers(&mut self) -> &mut dyn Engine {
         let engine = self.shards.as_mut().or(self.peers.as_mut());
         engine.expect("several ranks hold the shards").as_mut()
     }
 }
 
-/// Returns true if the engine may sum in any order. Only f32 has a native sum: in bf16 the result would differ from
-/// engine to engine.
+/// Returns true if the engine may sum in any order. Only f32 has a native sum: in bf16 the result
+/// would differ from engine to engine.
 fn native_sum(wire: Wire, exact: bool) -> bool {
     !exact && wire == Wire::F32
 }
@@ -412,10 +421,12 @@ mod tests {
         }
     }
 
-    /// Ranks with the same columns gather them, and sum their gradient in the order of the tree, over replicas too.
+    /// Ranks with the same columns gather them, and sum their gradient in the order of the tree,
+    /// over replicas too.
     #[test]
     fn columns_are_gathered_and_summed_by_their_ranks() {
-        let (world, n) = (8, 64);
+        let world = 8;
+        let n = 64;
         let value = |rank: usize, i: usize| ((rank * 7919 + i) as f32).sin() * 10f32.powi(rank as i32 % 4);
         for (group_size, n_columns) in [(4, 2), (8, 2), (8, 8), (2, 2)] {
             std::thread::scope(|scope| {
@@ -425,9 +436,11 @@ mod tests {
                             let topology = Topology::new(rank, world, Sharding::Full, group_size).unwrap();
                             topology.with_column_group(n_columns).unwrap()
                         };
-                        let (topology, extent) = (of_rank(engine.rank()), Extent::Columns);
+                        let topology = of_rank(engine.rank());
+                        let extent = Extent::Columns;
                         let mut mesh = Mesh::new(Box::new(engine), topology, true).unwrap();
-                        let (n_shards, first) = (topology.n_shards(extent), topology.shard() * n);
+                        let n_shards = topology.n_shards(extent);
+                        let first = topology.shard() * n;
                         let shard: Vec<f32> = (first..first + n).map(|i| i as f32).collect();
                         if n_shards > 1 {
                             let shard = Tensor::from_floats(shard.as_slice(), &Device::flex());
@@ -445,10 +458,12 @@ mod tests {
                                 Mesh::transfer_of(full, Wire::F32, topology, extent, true, false).unwrap();
                             let sum = to_host(mesh.reduce(first, n_shards * n, extent).unwrap());
                             let n_peers = topology.n_column_peers();
-                            let of_element =
-                                |i: usize| ordered::fold(n_peers, &mut |peer| value(peer, i), &|a, b| a + b);
                             let start = topology.column_shard() * n;
-                            let expected: Vec<f32> = (start..start + n).map(of_element).collect();
+                            let expected: Vec<f32> = (start..start + n)
+                                .map(|i: usize| {
+                                    ordered::fold(n_peers, &mut |peer| value(peer, i), &|a, b| a + b)
+                                })
+                                .collect();
                             assert_eq!(sum, expected, "{group_size} {n_columns}");
                         }
                     });
@@ -460,7 +475,8 @@ mod tests {
     /// A gradient that is bf16 already is padded to equal parts, and summed in f32.
     #[test]
     fn bf16_is_summed_over_replicas_that_do_not_divide_it() {
-        let (n, world) = (64, 3);
+        let n = 64;
+        let world = 3;
         std::thread::scope(|scope| {
             for engine in LocalGroup::ranks(world) {
                 scope.spawn(move || {

@@ -1,14 +1,15 @@
-//! Sums over the micro-batches of a batch in an order that does not depend on their distribution over ranks. The
-//! values of one micro-batch are a part of the sum.
+//! Sums over the micro-batches of a batch in an order that does not depend on their distribution
+//! over ranks. The values of one micro-batch are a part of the sum.
 //!
 //! ```text
 //! sum of N parts = sum of the parts of even number + sum of the parts of odd number     N even
 //!                = part 0 + part 1 + … in sequence                                       N odd
 //! ```
 //!
-//! Position `p` of a global batch belongs to micro-batch `p mod N`, and data rank `r` of `W` holds micro-batches
-//! `r, r + W, …`. With N a power of two, the sum of a rank's own parts is therefore one branch of this tree,
-//! and the sum over ranks is the tree above the branches: 1, 2, 4 … N ranks give the same bits.
+//! Position `p` of a global batch belongs to micro-batch `p mod N`, and data rank `r` of `W` holds
+//! micro-batches `r, r + W, …`. With N a power of two, the sum of a rank's own parts is therefore
+//! one branch of this tree, and the sum over ranks is the tree above the branches: 1, 2, 4 … N
+//! ranks give the same bits.
 
 use burn_tensor::{DType, Tensor, TensorData};
 use half::bf16;
@@ -21,7 +22,8 @@ use crate::error::EngineError;
 /// Elements that are summed together: few enough for the level 1 cache.
 const BLOCK: usize = 1024;
 
-/// Folds `part(0) … part(n - 1)` in this module's order, with at most log₂ n results at a time. `n` is at least 1.
+/// Folds `part(0) … part(n - 1)` in this module's order, with at most log₂ n results at a time. `n`
+/// is at least 1.
 pub fn fold<T>(n: usize, part: &mut impl FnMut(usize) -> T, add: &impl Fn(T, T) -> T) -> T {
     branch(0, 1, n, part, add)
 }
@@ -55,17 +57,16 @@ fn sum_into<'a, T: Number>(n: usize, parts: &(impl Fn(usize) -> &'a [T] + Sync),
             block.iter_mut().zip(&parts(i)[range.clone()]).for_each(|(sum, value)| *sum = value.wide());
             block
         };
-        let add = |mut a: [f32; BLOCK], b: [f32; BLOCK]| {
+        let sum = fold(n, &mut part, &|mut a: [f32; BLOCK], b: [f32; BLOCK]| {
             a.iter_mut().zip(&b).for_each(|(a, b)| *a += b);
             a
-        };
-        let sum = fold(n, &mut part, &add);
+        });
         out.copy_from_slice(&sum[..out.len()]);
     }
 }
 
-/// Returns the sum of the parts that ranks have sent, `received` of `[W·n]` in f32 or bf16: `[n]` in f32. Part `i` of the order is
-/// that of rank `order[i]`.
+/// Returns the sum of the parts that ranks have sent, `received` of `[W·n]` in f32 or bf16: `[n]`
+/// in f32. Part `i` of the order is that of rank `order[i]`.
 pub fn sum_of_parts(received: Tensor<1>, order: &[usize]) -> Tensor<1> {
     let [len] = received.dims();
     let n = len / order.len();
@@ -87,7 +88,8 @@ fn sum_of_tensors(received: &Tensor<1>, order: &[usize]) -> Tensor<1> {
     fold(order.len(), &mut part, &|a, b| a + b)
 }
 
-/// Returns the sum of the parts in `parts` `[W·n]`, `[n]`; part `i` of the order is that of rank `order[i]`.
+/// Returns the sum of the parts in `parts` `[W·n]`, `[n]`; part `i` of the order is that of rank
+/// `order[i]`.
 pub(crate) fn sum_of_slices<T: Number>(parts: &[T], order: &[usize]) -> Vec<f32> {
     let n = parts.len() / order.len();
     let mut sum = vec![0.0; n];
@@ -95,8 +97,8 @@ pub(crate) fn sum_of_slices<T: Number>(parts: &[T], order: &[usize]) -> Vec<f32>
     sum
 }
 
-/// Returns the sum over ranks of `values` of `[n]`, on all ranks. Part `i` of the order is that of rank `order[i]`.
-/// Moves as many bytes as a ring.
+/// Returns the sum over ranks of `values` of `[n]`, on all ranks. Part `i` of the order is that of
+/// rank `order[i]`. Moves as many bytes as a ring.
 ///
 /// # Errors
 /// [`EngineError`].

@@ -1,8 +1,8 @@
 //! Access of a micro-batch to the rest of the batch, on this rank and on others.
 //!
-//! A global batch is N micro-batches; position `p` is in micro-batch `p mod N`. Data rank `r` of `W` holds
-//! micro-batches `r, r + W, …`. Statistics over the batch are sums over micro-batches, in an order that does not
-//! depend on W ([`ordered`](crate::ordered)).
+//! A global batch is N micro-batches; position `p` is in micro-batch `p mod N`. Data rank `r` of
+//! `W` holds micro-batches `r, r + W, …`. Statistics over the batch are sums over micro-batches, in
+//! an order that does not depend on W ([`ordered`](crate::ordered)).
 
 use burn_tensor::{Tensor, TensorData};
 use kernels::device::readback::read_back;
@@ -36,13 +36,14 @@ impl<'a> Peers<'a> {
         i * self.n_micro_batches() + number * topology.world_size + topology.data_rank()
     }
 
-    /// Returns the positions in the global batch of the `n_images` images of each of this rank's micro-batches.
+    /// Returns the positions in the global batch of the `n_images` images of each of this rank's
+    /// micro-batches.
     pub fn positions(&self, n_images: usize) -> Vec<Vec<usize>> {
-        let of_batch = |number| (0..n_images).map(|i| self.position(number, i)).collect();
-        (0..self.n_here).map(of_batch).collect()
+        (0..self.n_here).map(|number| (0..n_images).map(|i| self.position(number, i)).collect()).collect()
     }
 
-    /// Returns the sum over all micro-batches; `values` holds the addends of this rank's micro-batches, `[n]` each.
+    /// Returns the sum over all micro-batches; `values` holds the addends of this rank's
+    /// micro-batches, `[n]` each.
     ///
     /// # Errors
     /// [`EngineError`].
@@ -57,7 +58,8 @@ impl<'a> Peers<'a> {
         Ok(Tensor::from_data(TensorData::new(sum, [len]), &device))
     }
 
-    /// Returns the sum over ranks of `n_here`, a number that the host knows; one rank waits for no device.
+    /// Returns the sum over ranks of `n_here`, a number that the host knows; one rank waits for no
+    /// device.
     ///
     /// # Errors
     /// [`EngineError`].
@@ -70,7 +72,8 @@ impl<'a> Peers<'a> {
         Ok(n[0] as usize)
     }
 
-    /// Returns the largest number over all micro-batches, `[1]`; `values` holds those of this rank's micro-batches.
+    /// Returns the largest number over all micro-batches, `[1]`; `values` holds those of this
+    /// rank's micro-batches.
     ///
     /// # Errors
     /// [`EngineError`].
@@ -85,8 +88,8 @@ impl<'a> Peers<'a> {
         Ok(Tensor::from_data(TensorData::from([max[0] as f32]), &device))
     }
 
-    /// Gathers the rows of all micro-batches in the order of the global batch, `[B, D]`; `rows` holds those of this
-    /// rank's micro-batches, `[B / N, D]` each.
+    /// Gathers the rows of all micro-batches in the order of the global batch, `[B, D]`; `rows`
+    /// holds those of this rank's micro-batches, `[B / N, D]` each.
     ///
     /// # Errors
     /// [`EngineError`].
@@ -102,8 +105,10 @@ impl<'a> Peers<'a> {
         let n_ranks = ranks.len();
         let mut all = Vec::with_capacity(b * self.n_micro_batches() * d);
         for position in 0..b * self.n_micro_batches() {
-            let (i, number) = (position / self.n_micro_batches(), position % self.n_micro_batches());
-            let (own, rank) = (number / n_ranks, number % n_ranks);
+            let i = position / self.n_micro_batches();
+            let number = position % self.n_micro_batches();
+            let own = number / n_ranks;
+            let rank = number % n_ranks;
             let row = (own * b + i) * d;
             all.extend_from_slice(&ranks[rank][row..row + d]);
         }

@@ -10,7 +10,8 @@ use crate::error::EngineError;
 use crate::topology::Extent;
 use crate::wire::Wire;
 
-/// Limit of reductions in flight, of which a step waits for the oldest before it submits another one.
+/// Limit of reductions in flight, of which a step waits for the oldest before it submits another
+/// one.
 pub const MAX_REDUCTIONS_IN_FLIGHT: usize = 2;
 
 /// A gather to be queued.
@@ -59,8 +60,9 @@ impl<'a> GatherQueue<'a> {
         Ok(gathers)
     }
 
-    /// Queues the next gather, unless it is in flight. Statistics of the unit that computes must be submitted before:
-    /// collectives run in the order of submission, and the statistics are waited for.
+    /// Queues the next gather, unless it is in flight. Statistics of the unit that computes must be
+    /// submitted before: collectives run in the order of submission, and the statistics are waited
+    /// for.
     ///
     /// # Errors
     /// [`EngineError`].
@@ -68,21 +70,26 @@ impl<'a> GatherQueue<'a> {
         if self.in_flight.is_some() {
             return Ok(());
         }
-        let submit = |next: GatherRequest<'a>| {
-            // An engine on device memory sends tensors on the device only.
-            let shard = match self.comm.supports_device_tensors {
-                true => next.shard.clone().to_device(self.device),
-                false => next.shard.clone(),
-            };
-            let GatherRequest { unit, wire, dtype, is_kept, extent, .. } = next;
-            let pending = collectives::gather(self.comm, unit, &shard, wire, dtype, is_kept, extent);
-            pending.map(|pending| InFlight { unit: next.unit, dtype: next.dtype, pending })
-        };
-        self.in_flight = self.rest.pop_front().map(submit).transpose()?;
+        self.in_flight = self
+            .rest
+            .pop_front()
+            .map(|next| {
+                // An engine on device memory sends tensors on the device only.
+                let shard = if self.comm.supports_device_tensors {
+                    next.shard.clone().to_device(self.device)
+                } else {
+                    next.shard.clone()
+                };
+                let GatherRequest { unit, wire, dtype, is_kept, extent, .. } = next;
+                let pending = collectives::gather(self.comm, unit, &shard, wire, dtype, is_kept, extent);
+                pending.map(|pending| InFlight { unit: next.unit, dtype: next.dtype, pending })
+            })
+            .transpose()?;
         Ok(())
     }
 
-    /// Returns the gathered buffer of `unit`, `[padded]`, which is the next of the list by its name. The gather after it is not queued before [`GatherQueue::look_ahead`].
+    /// Returns the gathered buffer of `unit`, `[padded]`, which is the next of the list by its
+    /// name. The gather after it is not queued before [`GatherQueue::look_ahead`].
     ///
     /// # Errors
     /// [`EngineError`].
@@ -127,17 +134,20 @@ impl<'a> ReductionQueue<'a> {
         Self { comm, held: Vec::new(), pending: VecDeque::new(), done: BTreeMap::new() }
     }
 
-    /// Holds the gradient `full`, `[padded]`, of `unit`, by its number and name, until [`ReductionQueue::release`].
+    /// Holds the gradient `full`, `[padded]`, of `unit`, by its number and name, until
+    /// [`ReductionQueue::release`].
     pub fn push(&mut self, unit: (usize, &'a str), full: Tensor<1>, wire: Wire) {
         self.push_part(unit, full, wire, Extent::Whole);
     }
 
-    /// Holds the gradient `full` of `extent` of `unit`, by its number and name, until [`ReductionQueue::release`].
+    /// Holds the gradient `full` of `extent` of `unit`, by its number and name, until
+    /// [`ReductionQueue::release`].
     pub fn push_part(&mut self, unit: (usize, &'a str), full: Tensor<1>, wire: Wire, extent: Extent) {
         self.held.push(HeldGradient { unit, full, wire, extent });
     }
 
-    /// Submits the held gradients, after the statistics of the computing unit; waits first if too many are in flight.
+    /// Submits the held gradients, after the statistics of the computing unit; waits first if too
+    /// many are in flight.
     ///
     /// # Errors
     /// [`EngineError`].
@@ -186,16 +196,17 @@ mod tests {
     #[test]
     #[should_panic(expected = "in the order of its list")]
     fn another_unit_than_the_listed_one_is_a_bug() {
-        let (comm, device, shards) = (Communicator::solo(), Device::flex(), [shard(1.0), shard(2.0)]);
-        let request = |(unit, shard)| GatherRequest {
+        let comm = Communicator::solo();
+        let device = Device::flex();
+        let shards = [shard(1.0), shard(2.0)];
+        let list = ["a", "b"].into_iter().zip(&shards).map(|(unit, shard)| GatherRequest {
             unit,
             shard,
             wire: Wire::F32,
             dtype: DType::F32,
             is_kept: false,
             extent: Extent::Whole,
-        };
-        let list = ["a", "b"].into_iter().zip(&shards).map(request);
+        });
         let mut gathers = GatherQueue::new(&comm, list, &device).unwrap();
         let _ = gathers.next_flat("b");
     }

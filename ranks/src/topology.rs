@@ -1,4 +1,5 @@
-//! Ranks that share a unit: shard groups of S ranks, and R replicas of them; column groups within a shard group.
+//! Ranks that share a unit: shard groups of S ranks, and R replicas of them; column groups within a
+//! shard group.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -9,7 +10,8 @@ use serde::{Deserialize, Serialize};
 pub enum Sharding {
     /// Nothing: every rank holds all data (DDP).
     None,
-    /// Weights and moments of all networks, and gradients; gathered weights are kept until the backward pass (ZeRO-2).
+    /// Weights and moments of all networks, and gradients; gathered weights are kept until the
+    /// backward pass (ZeRO-2).
     Grad,
     /// As `grad`, but gathered weights are dropped as soon as a unit has run (ZeRO-3).
     #[default]
@@ -25,8 +27,9 @@ pub struct Topology {
     pub world_size: usize,
     /// Number of ranks in a shard group, S.
     pub group_size: usize,
-    /// Number of ranks in a column group, C, which divides S: they compute different columns of the outputs of some units,
-    /// for the images of all of them. 1 where every rank computes all columns.
+    /// Number of ranks in a column group, C, which divides S: they compute different columns of the
+    /// outputs of some units, for the images of all of them. 1 where every rank computes all
+    /// columns.
     pub column_group_size: usize,
 }
 
@@ -85,8 +88,9 @@ impl Topology {
         self.world_size / self.group_size
     }
 
-    /// Returns the share of a global batch that this rank takes: positions p with p mod W = data rank. Data ranks are
-    /// such that sums over a group and then over replicas are branches of one tree ([`super::ordered`]).
+    /// Returns the share of a global batch that this rank takes: positions p with p mod W = data
+    /// rank. Data ranks are such that sums over a group and then over replicas are branches of one
+    /// tree ([`super::ordered`]).
     pub fn data_rank(&self) -> usize {
         self.shard() * self.n_replicas() + self.replica()
     }
@@ -99,7 +103,8 @@ impl Topology {
         }
     }
 
-    /// Returns the number of this rank's columns, from 0 to C - 1. Ranks whose shards of a unit are neighbors have the same.
+    /// Returns the number of this rank's columns, from 0 to C - 1. Ranks whose shards of a unit are
+    /// neighbors have the same.
     pub fn column(&self) -> usize {
         self.shard() / self.n_shards(Extent::Columns)
     }
@@ -114,16 +119,17 @@ impl Topology {
         self.world_size / self.column_group_size
     }
 
-    /// Returns the index among the ranks with the same columns, in the order of their data ranks. The ranks of a column group
-    /// have the same; their data ranks are this index plus multiples of W / C, so that the sum over their micro-batches
-    /// is a branch of the tree.
+    /// Returns the index among the ranks with the same columns, in the order of their data ranks.
+    /// The ranks of a column group have the same; their data ranks are this index plus multiples of
+    /// W / C, so that the sum over their micro-batches is a branch of the tree.
     pub fn column_peer(&self) -> usize {
         self.column_shard() * self.n_replicas() + self.replica()
     }
 
     /// Returns the ranks in the order of their data ranks.
     pub fn by_data_rank(&self) -> Vec<usize> {
-        let (s, r) = (self.group_size, self.n_replicas());
+        let s = self.group_size;
+        let r = self.n_replicas();
         (0..self.world_size).map(|data_rank| (data_rank % r) * s + data_rank / r).collect()
     }
 }
@@ -147,7 +153,8 @@ mod tests {
     }
 
     proptest! {
-        /// Data ranks of a column group are one residue class, in the order of columns, and each group has every column.
+        /// Data ranks of a column group are one residue class, in the order of columns, and each
+        /// group has every column.
         #[test]
         fn column_groups_are_branches(log_columns in 0u32..3, log_shards in 0u32..3, log_replicas in 0u32..3) {
             let (columns, shards) = (1usize << log_columns, 1usize << log_shards);

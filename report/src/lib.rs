@@ -1,9 +1,10 @@
 //! Reports on runs, from the files of their work directories.
 //!
-//! A [`Run`] holds the contents of those files, a [`Gallery`] holds pictures of the features that its network computes
-//! from a few images, and [`html`] puts several runs side by side on one page. None of them writes into a work directory,
-//! so that a run in progress is not disturbed. [`map_html`] draws the clusters of a data set. [`picture`] draws charts and sheets of images into the files that its
-//! callers name.
+//! A [`Run`] holds the contents of those files, a [`Gallery`] holds pictures of the features that
+//! its network computes from a few images, and [`html`] puts several runs side by side on one page.
+//! None of them writes into a work directory, so that a run in progress is not disturbed.
+//! [`map_html`] draws the clusters of a data set. [`picture`] draws charts and sheets of images
+//! into the files that its callers name.
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 

@@ -29,7 +29,8 @@ pub(crate) struct Backbone {
 }
 
 impl Backbone {
-    /// Opens the backbone of the network `network` in `path`; by default, of the network that its method evaluates.
+    /// Opens the backbone of the network `network` in `path`; by default, of the network that its
+    /// method evaluates.
     pub(crate) fn open(path: &Path, flags: &WeightFlags, network: Option<&str>) -> anyhow::Result<Self> {
         check_there(path)?;
         if weights::is_weights(path) {
@@ -45,7 +46,8 @@ impl Backbone {
         Ok(Self::of_checkpoint(checkpoint, read))
     }
 
-    /// Opens the evaluated network of the run or checkpoint in `path` with its heads, and with what only its training uses.
+    /// Opens the evaluated network of the run or checkpoint in `path` with its heads, and with what
+    /// only its training uses.
     pub(crate) fn open_with_heads(path: &Path) -> anyhow::Result<Self> {
         check_there(path)?;
         if weights::is_weights(path) {
@@ -59,17 +61,20 @@ impl Backbone {
         Ok(Self::of_checkpoint(checkpoint, read))
     }
 
-    /// Creates the backbone of `checkpoint` with the tensors, and the name of their network, that were read from it.
+    /// Creates the backbone of `checkpoint` with the tensors, and the name of their network, that
+    /// were read from it.
     fn of_checkpoint(checkpoint: Checkpoint, (tensors, which): (Vec<NamedTensor>, String)) -> Self {
         let manifest = checkpoint.manifest;
         let recipe = &manifest.plan.recipe;
-        let (model, pixels) = (recipe.model.clone(), recipe.data.pixels());
+        let model = recipe.model.clone();
+        let pixels = recipe.data.pixels();
         let mut preprocessing = Preprocessing::of_size(recipe.evaluated_px() as u32, pixels);
         preprocessing.decoding = recipe.data.rules().decoding();
         Self { model, tensors, preprocessing, which, manifest: Some(manifest), origin: "ocelli" }
     }
 
-    /// Returns the shapes of the parameters that are not the backbone's, by name: those of heads, if it was opened with them.
+    /// Returns the shapes of the parameters that are not the backbone's, by name: those of heads,
+    /// if it was opened with them.
     pub(crate) fn head_shapes(&self) -> BTreeMap<String, Vec<usize>> {
         let units = self.model.masked_units(Readout::All).unwrap_or_else(|| self.model.units(Readout::All));
         let backbone = param_names(units);
@@ -77,14 +82,17 @@ impl Backbone {
         heads.map(|tensor| (tensor.name.clone(), tensor.shape.clone())).collect()
     }
 
-    /// Returns whether the weights have parameters that only training with masked patches uses, if it was opened with them.
+    /// Returns whether the weights have parameters that only training with masked patches uses, if
+    /// it was opened with them.
     pub(crate) fn saw_masks(&self) -> bool {
         let Some(masked) = self.model.masked_units(Readout::All) else { return false };
-        let (masked, plain) = (param_names(masked), param_names(self.model.units(Readout::All)));
+        let masked = param_names(masked);
+        let plain = param_names(self.model.units(Readout::All));
         self.tensors.iter().any(|tensor| masked.contains(&tensor.name) && !plain.contains(&tensor.name))
     }
 
-    /// Returns the rules for decoding images: those of the run, or the usual ones in the format that the weights take.
+    /// Returns the rules for decoding images: those of the run, or the usual ones in the format
+    /// that the weights take.
     pub(crate) fn rules(&self) -> DecodeRules {
         match &self.manifest {
             Some(manifest) => manifest.plan.recipe.data.rules(),
@@ -105,12 +113,14 @@ fn param_names(units: Vec<Box<dyn Unit>>) -> BTreeSet<String> {
     units.into_iter().flat_map(|unit| names(unit.layout(1))).collect()
 }
 
-/// Returns the configuration of the backbone in `path`, as [`Backbone::open`] finds it; prints nothing.
+/// Returns the configuration of the backbone in `path`, as [`Backbone::open`] finds it; prints
+/// nothing.
 pub(crate) fn model_of(path: &Path, flags: &WeightFlags) -> anyhow::Result<ModelConfig> {
     check_there(path)?;
-    match weights::is_weights(path) {
-        true => Ok(weights::read(path, &flags.hints(None))?.model),
-        false => Ok(Checkpoint::open(path)?.manifest.plan.recipe.model),
+    if weights::is_weights(path) {
+        Ok(weights::read(path, &flags.hints(None))?.model)
+    } else {
+        Ok(Checkpoint::open(path)?.manifest.plan.recipe.model)
     }
 }
 
@@ -120,35 +130,39 @@ fn check_there(path: &Path) -> anyhow::Result<()> {
     let others = path.parent().map(steps).unwrap_or_default();
     let names: Vec<String> = others.iter().map(|(step, _)| step.to_string()).collect();
     let error = anyhow::Error::from(error);
-    Err(match names.is_empty() {
-        true => error.context(format!("cannot open {}", path.display())),
-        false => error.context(format!(
+    Err(if names.is_empty() {
+        error.context(format!("cannot open {}", path.display()))
+    } else {
+        error.context(format!(
             "cannot open {}: available checkpoints: steps {}; older ones are removed (run.keep_checkpoints)",
             path.display(),
             names.join(", ")
-        )),
+        ))
     })
 }
 
 /// Flags for facts that a file of weights may not state.
 #[derive(Clone, Default, clap::Args)]
 pub(crate) struct WeightFlags {
-    /// Library that wrote a file of weights, if its names are ambiguous: dino, dinov2, dinov3, timm, torchvision or
-    /// transformers.
+    /// Library that wrote a file of weights, if its names are ambiguous: dino, dinov2, dinov3,
+    /// timm, torchvision or transformers.
     #[arg(long, value_name = "LIBRARY")]
     source: Option<Library>,
-    /// Number of attention heads of a file's network [default: as its config.json says, else one for each 64 channels].
+    /// Number of attention heads of a file's network [default: as its config.json says, else one
+    /// for each 64 channels].
     #[arg(long, value_name = "N")]
     heads: Option<usize>,
-    /// Normalization of a file's network: imagenet, half (0.5, as many of timm's), or `R,G,B/R,G,B`, a mean and a deviation for each channel
-    /// [default: as the file says, else imagenet].
+    /// Normalization of a file's network: imagenet, half (0.5, as many of timm's), or
+    /// `R,G,B/R,G,B`, a mean and a deviation for each channel [default: as the file says, else
+    /// imagenet].
     #[arg(long, value_name = "COLORS", value_parser = normalization)]
     normalization: Option<Normalization>,
     /// Term that the layer norms of a file's network add to the variance [default: as the file
     /// says, else that of the published networks].
     #[arg(long, value_name = "EPSILON", value_parser = epsilon)]
     norm_epsilon: Option<f64>,
-    /// Bits of a channel's values for a file's network: 8, 16 or 32 (floating point) [default: as the file says, else 8].
+    /// Bits of a channel's values for a file's network: 8, 16 or 32 (floating point) [default: as
+    /// the file says, else 8].
     #[arg(long = "bits", value_name = "BITS", value_parser = depth)]
     depth: Option<Depth>,
     #[command(flatten)]
@@ -244,7 +258,8 @@ pub(crate) fn depth(text: &str) -> Result<Depth, String> {
     text.parse::<u8>().map_err(|error| error.to_string())?.try_into()
 }
 
-/// Parses `imagenet`, `half`, or `R,G,B/R,G,B`: means and deviations, of three channels or of others.
+/// Parses `imagenet`, `half`, or `R,G,B/R,G,B`: means and deviations, of three channels or of
+/// others.
 fn normalization(text: &str) -> Result<Normalization, String> {
     match text {
         "imagenet" => return Ok(Normalization::default()),

@@ -107,8 +107,8 @@ pub(crate) fn shows_progress() -> bool {
     !flags().quiet
 }
 
-/// Writes a line to standard error in one call, so that lines of several ranks do not mix. A log that cannot be written,
-/// because its reader died or the disk is full, is no reason to stop a run.
+/// Writes a line to standard error in one call, so that lines of several ranks do not mix. A log
+/// that cannot be written, because its reader died or the disk is full, is no reason to stop a run.
 pub(crate) fn say(line: impl Into<String>) {
     write_line(&line.into(), Map::new());
 }
@@ -140,7 +140,8 @@ fn write_line(line: &str, numbers: Map<String, Value>) {
     }
 }
 
-/// Writes a line of progress, in text with the time of day, for later readers of a log; `numbers` are fields of its JSON.
+/// Writes a line of progress, in text with the time of day, for later readers of a log; `numbers`
+/// are fields of its JSON.
 pub(crate) fn say_progress(line: &str, numbers: Map<String, Value>) {
     match flags() {
         ConsoleFlags { quiet: true, .. } => {}
@@ -167,7 +168,9 @@ fn now_s() -> f64 {
 
 /// Formats the time of day in UTC, which needs no time zone database.
 fn time_of_day(now_s: u64) -> String {
-    let (h, m, s) = (now_s / 3600 % 24, now_s / 60 % 60, now_s % 60);
+    let h = now_s / 3600 % 24;
+    let m = now_s / 60 % 60;
+    let s = now_s % 60;
     format!("{h:02}:{m:02}:{s:02}Z")
 }
 
@@ -178,7 +181,8 @@ fn steers(c: char) -> bool {
         || matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
-/// Escapes the control characters in `text` except newlines and tabs: names of files and members are not trusted.
+/// Escapes the control characters in `text` except newlines and tabs: names of files and members
+/// are not trusted.
 fn printable(text: String) -> String {
     let is_escaped = |c: char| steers(c) && c != '\n' && c != '\t';
     if !text.contains(is_escaped) {
@@ -187,7 +191,8 @@ fn printable(text: String) -> String {
     text.chars().map(|c| if is_escaped(c) { c.escape_default().to_string() } else { c.to_string() }).collect()
 }
 
-/// Escapes all control characters in `text`, newlines and tabs included, so that it fits into one column of a line.
+/// Escapes all control characters in `text`, newlines and tabs included, so that it fits into one
+/// column of a line.
 pub(crate) fn one_line(text: &str) -> String {
     text.chars().map(|c| if steers(c) { c.escape_default().to_string() } else { c.to_string() }).collect()
 }
@@ -213,7 +218,8 @@ macro_rules! out {
     };
 }
 
-/// Writes a line to standard output. If that fails, the program exits, so that no truncated list looks complete.
+/// Writes a line to standard output. If that fails, the program exits, so that no truncated list
+/// looks complete.
 pub(crate) fn print_line(line: std::fmt::Arguments<'_>) {
     let line = printable(line.to_string());
     let mut stdout = std::io::stdout().lock();

@@ -1,5 +1,5 @@
-//! Exit codes: 0 done · 1 a check has failed · 2 configuration · 3 data · 74 standard output cannot be written · 78 not
-//! finite · 134 lost peer or deadline · 143 preempted, checkpoint written.
+//! Exit codes: 0 done · 1 a check has failed · 2 configuration · 3 data · 74 standard output cannot
+//! be written · 78 not finite · 134 lost peer or deadline · 143 preempted, checkpoint written.
 
 use std::process::ExitCode;
 

@@ -7,8 +7,8 @@ use trainer::estimate::{Placement, of_plan, step_flops};
 
 use crate::progress::stretch;
 
-/// Describes the least time that the matrix products of `plan` take on `device`. Norms, attention weights, the optimizer,
-/// data and waiting are not included.
+/// Describes the least time that the matrix products of `plan` take on `device`. Norms, attention
+/// weights, the optimizer, data and waiting are not included.
 pub(crate) fn at_least(plan: &Plan, device: &Opened) -> anyhow::Result<String> {
     let [_, flops] = step_flops(&of_plan(plan)?, &Placement::of(plan));
     // Large enough to reach the rate of the device, small enough to be fast.

@@ -9,23 +9,27 @@ use trainer::run::status::Status;
 
 use crate::backbone::{Backbone, WeightFlags};
 
-/// Reads the weights of the frozen networks of `recipe`, and records in it what the files state: backbone, colors and
-/// fingerprint. A run that has begun in `workdir` continues only with the same weights, at any path.
+/// Reads the weights of the frozen networks of `recipe`, and records in it what the files state:
+/// backbone, colors and fingerprint. A run that has begun in `workdir` continues only with the same
+/// weights, at any path.
 pub(crate) fn open(recipe: &mut Recipe, workdir: Option<&Path>) -> anyhow::Result<Vec<FrozenNetwork>> {
     let mut before = workdir.and_then(|workdir| Status::of(workdir).ok()).map(|run| run.plan.recipe.method);
     let before = before.as_mut().map(|method| method.frozen()).unwrap_or_default();
     let mut networks = Vec::new();
     for entry in recipe.method.frozen() {
-        let (name, frozen, has_heads) = (entry.name, entry.weights, entry.has_heads);
+        let name = entry.name;
+        let frozen = entry.weights;
+        let has_heads = entry.has_heads;
         let key = format!("method.{name}.weights");
         if frozen.weights.is_empty() {
             bail!("{key} is empty: give --set {key}=RUN, the network that is distilled");
         }
         let begun = before.iter().find(|entry| entry.name == name).map(|entry| &*entry.weights);
         let path = Path::new(&frozen.weights);
-        let opened = match has_heads {
-            true => Backbone::open_with_heads(path),
-            false => Backbone::open(path, &WeightFlags::default(), None),
+        let opened = if has_heads {
+            Backbone::open_with_heads(path)
+        } else {
+            Backbone::open(path, &WeightFlags::default(), None)
         };
         let backbone = match opened {
             Ok(backbone) => backbone,
@@ -36,7 +40,8 @@ pub(crate) fn open(recipe: &mut Recipe, workdir: Option<&Path>) -> anyhow::Resul
             ),
             Err(error) => bail!("{key}: {error:#}"),
         };
-        let (theirs, ours) = (backbone.preprocessing.pixels.depth, recipe.data.depth);
+        let theirs = backbone.preprocessing.pixels.depth;
+        let ours = recipe.data.depth;
         if theirs != ours {
             bail!(
                 "{key}: {} takes images of {} bits, and data.bits is {}: both see the same views",

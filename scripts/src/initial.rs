@@ -21,18 +21,20 @@ const FORKED_FROM: &str = "forked-from.txt";
 #[derive(Clone, Default, clap::Args)]
 #[group(id = "initial")]
 pub(crate) struct InitialFlags {
-    /// Initial weights of the backbone, in place of the recipe's init.weights: a file or folder of DINO, DINOv2,
-    /// DINOv3, timm, torchvision, transformers or `ocelli export`, or a run. Heads start at
-    /// random, unless the recipe sets init.heads.
+    /// Initial weights of the backbone, in place of the recipe's init.weights: a file or folder of
+    /// DINO, DINOv2, DINOv3, timm, torchvision, transformers or `ocelli export`, or a run. Heads
+    /// start at random, unless the recipe sets init.heads.
     #[arg(long, value_name = "WEIGHTS", conflicts_with = "fork")]
     init: Option<PathBuf>,
     #[command(flatten)]
     weights: WeightFlags,
-    /// Continue from the newest checkpoint of another run, or from the checkpoint given, with its optimizer, in the new
-    /// --workdir; the recipe may differ but for the networks, to which a Gram teacher may be added.
+    /// Continue from the newest checkpoint of another run, or from the checkpoint given, with its
+    /// optimizer, in the new --workdir; the recipe may differ but for the networks, to which a Gram
+    /// teacher may be added.
     #[arg(long, value_name = "RUN")]
     fork: Option<PathBuf>,
-    /// Continue a run although its optim.length has increased. Schedules that follow the length of the run jump.
+    /// Continue a run although its optim.length has increased. Schedules that follow the length of
+    /// the run jump.
     #[arg(long)]
     pub(crate) lengthen: bool,
 }
@@ -45,7 +47,8 @@ pub(crate) fn forked_step(workdir: &Path) -> Option<u64> {
     noted.or_else(|| steps(&workdir.join("checkpoints")).first().map(|(step, _)| *step))
 }
 
-/// Creates the fork that `flags` request, on rank 0, and opens the weights that `flags` or `recipe` name.
+/// Creates the fork that `flags` request, on rank 0, and opens the weights that `flags` or `recipe`
+/// name.
 pub(crate) fn prepare(
     recipe: &mut Recipe,
     workdir: &Path,
@@ -86,7 +89,8 @@ pub(crate) fn prepare(
     weights(recipe, workdir, &flags.weights)
 }
 
-/// Checks that the run in `workdir` may start with the weights that [`prepare`] returned, or with random ones.
+/// Checks that the run in `workdir` may start with the weights that [`prepare`] returned, or with
+/// random ones.
 pub(crate) fn check(
     plan: &Plan,
     workdir: &Path,
@@ -103,7 +107,8 @@ pub(crate) fn check(
     Ok(())
 }
 
-/// Checks that the run `from` has the backbone of `recipe`, by the keys on which the meaning of weights depends.
+/// Checks that the run `from` has the backbone of `recipe`, by the keys on which the meaning of
+/// weights depends.
 fn check_fork(recipe: &Recipe, from: &Path) -> anyhow::Result<()> {
     let forked = Checkpoint::open(from)?.manifest.plan.recipe;
     if forked.model.n_channels() != recipe.model.n_channels() {
@@ -125,8 +130,8 @@ fn check_fork(recipe: &Recipe, from: &Path) -> anyhow::Result<()> {
     }
 }
 
-/// Returns the backbone of the weights that the run in `workdir` started with, or that a run is to start with: those of
-/// `flags`, or `weights`, which its recipe names.
+/// Returns the backbone of the weights that the run in `workdir` started with, or that a run is to
+/// start with: those of `flags`, or `weights`, which its recipe names.
 pub(crate) fn model(
     flags: &InitialFlags,
     workdir: Option<&Path>,
@@ -148,8 +153,8 @@ pub(crate) fn model(
     model_of(path, &flags.weights)
 }
 
-/// Opens the initial weights of `recipe`, and records their fingerprint in it. A run with a checkpoint in `workdir` continues
-/// from it; its initial weights are not opened again.
+/// Opens the initial weights of `recipe`, and records their fingerprint in it. A run with a
+/// checkpoint in `workdir` continues from it; its initial weights are not opened again.
 fn weights(
     recipe: &mut Recipe,
     workdir: &Path,
@@ -166,8 +171,9 @@ fn weights(
         }
         return Ok(None);
     };
-    let is_same = |before: &InitConfig| init.weights.is_empty() || before.weights == init.weights;
-    if let Some(before) = begun(workdir).filter(is_same) {
+    if let Some(before) =
+        begun(workdir).filter(|before| init.weights.is_empty() || before.weights == init.weights)
+    {
         if before.heads != init.heads {
             bail!(
                 "the run in {} began with init.heads={}: set it as before",
@@ -182,9 +188,10 @@ fn weights(
         bail!("recipe {} starts from the weights of another run: give --init RUN", recipe.name);
     }
     let path = PathBuf::from(&init.weights);
-    let backbone = match init.heads {
-        true => Backbone::open_with_heads(&path).context("init.heads")?,
-        false => Backbone::open(&path, flags, None)?,
+    let backbone = if init.heads {
+        Backbone::open_with_heads(&path).context("init.heads")?
+    } else {
+        Backbone::open(&path, flags, None)?
     };
     let of_heads = backbone.head_shapes();
     let (heads, tensors): (Vec<_>, Vec<_>) =
@@ -219,7 +226,8 @@ fn warn_of_decoding(path: &Path, theirs: Decoding, data: &DataConfig) {
     }
 }
 
-/// Prints a warning if the weights in `path` were trained on `pixels` that are normalized otherwise than those of `data`, or have other bits.
+/// Prints a warning if the weights in `path` were trained on `pixels` that are normalized otherwise
+/// than those of `data`, or have other bits.
 fn warn_of_pixels(path: &Path, pixels: &Pixels, data: &DataConfig) {
     let theirs = &pixels.normalization;
     let is_comparable = theirs.n_channels() == data.channels;
@@ -247,20 +255,20 @@ fn begun(workdir: &Path) -> Option<InitConfig> {
     has_checkpoint.then(|| Status::of(workdir).ok()).flatten()?.plan.recipe.init
 }
 
-/// Creates `workdir` with the checkpoint of `from`, from which a new run continues with its own recipe; does nothing if it
-/// has a checkpoint already.
+/// Creates `workdir` with the checkpoint of `from`, from which a new run continues with its own
+/// recipe; does nothing if it has a checkpoint already.
 fn fork(from: &Path, workdir: &Path) -> anyhow::Result<()> {
-    let (folder, note) = (workdir.join("checkpoints"), workdir.join(FORKED_FROM));
+    let folder = workdir.join("checkpoints");
+    let note = workdir.join(FORKED_FROM);
     if workdir.join("plan.toml").exists() {
         return Ok(());
     }
     if !steps(&folder).is_empty() {
         let before = std::fs::read_to_string(&note).unwrap_or_default();
-        return match before.lines().next() == Some(&from.display().to_string()) {
-            true => Ok(()),
-            false => {
-                bail!("{} holds checkpoints of another run; choose another --workdir", workdir.display())
-            }
+        return if before.lines().next() == Some(&from.display().to_string()) {
+            Ok(())
+        } else {
+            bail!("{} holds checkpoints of another run; choose another --workdir", workdir.display())
         };
     }
     let checkpoint = Checkpoint::open(from)?;

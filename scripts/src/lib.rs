@@ -1,5 +1,5 @@
-//! The program `ocelli`, with one file per verb. The only crate that parses flags, reads the environment,
-//! prints and exits.
+//! The program `ocelli`, with one file per verb. The only crate that parses flags, reads the
+//! environment, prints and exits.
 
 #![allow(clippy::print_stdout, clippy::print_stderr)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
@@ -59,11 +59,13 @@ enum Verb {
     Recipe(verb::recipe::Args),
     /// Pretrain a backbone on shards.
     Pretrain(verb::pretrain::Args),
-    /// Score frozen features by published protocols: nearest neighbors, linear probes, logistic regression.
+    /// Score frozen features by published protocols: nearest neighbors, linear probes, logistic
+    /// regression.
     Probe(verb::probe::Args),
     /// Write the features of images as .npy, .parquet or .safetensors.
     Embed(verb::embed::Args),
-    /// Choose images by their features: without near-duplicates, evenly over clusters, like given ones.
+    /// Choose images by their features: without near-duplicates, evenly over clusters, like given
+    /// ones.
     Curate(verb::curate::Args),
     /// List the runs below a folder: step, loss, best score, state, time left.
     Runs(verb::runs::Args),
@@ -73,11 +75,13 @@ enum Verb {
     Track(verb::track::Args),
     /// Write a backbone for timm, torchvision, transformers, DINOv2's code or ONNX runtimes.
     Export(verb::export::Args),
-    /// Estimate memory, traffic, time and goodput of a run before it is started, for any number of ranks.
+    /// Estimate memory, traffic, time and goodput of a run before it is started, for any number of
+    /// ranks.
     Plan(verb::plan::Args),
     /// Report the hardware and libraries of this machine, and test communication between ranks.
     Doctor(verb::doctor::Args),
-    /// Print a script that lets a shell complete verbs and flags: `ocelli completions bash > ~/.bash_completion`.
+    /// Print a script that lets a shell complete verbs and flags: `ocelli completions bash >
+    /// ~/.bash_completion`.
     Completions(verb::shell::CompletionsArgs),
     /// Write manual pages.
     Man(verb::shell::ManArgs),
@@ -92,7 +96,8 @@ pub fn main() -> ExitCode {
     cluster::mpi_settings::open_two_connections();
     // If it fails, SIGABRT ends the program as by default.
     let _ = memory::end_when_exhausted(exit::CONFIGURATION);
-    // A limit of the length of files (ulimit -f) is then an error of writing, not the end of the program.
+    // A limit of the length of files (ulimit -f) is then an error of writing, not the end of the
+    // program.
     let noted = Arc::new(AtomicBool::new(false));
     let _ = signal_hook::flag::register(signal_hook::consts::SIGXFSZ, noted);
     end_where_no_thread_starts();
@@ -110,8 +115,8 @@ pub fn main() -> ExitCode {
     // Otherwise it would panic if standard error is closed.
     let lines = lines.log_internal_errors(false);
     tracing_subscriber::registry().with(lines.with_filter(filter)).init();
-    // Every shard is an open file, and the usual limit is 1,024. Where it cannot be raised, the open
-    // that fails says so.
+    // Every shard is an open file, and the usual limit is 1,024. Where it cannot be raised, the
+    // open that fails says so.
     let _ = rlimit::increase_nofile_limit(u64::MAX);
     let storage = cli.storage.open();
     let folder = cli.storage.folder();

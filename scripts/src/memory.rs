@@ -8,18 +8,19 @@ use libmimalloc_sys::{mi_option_set_default, mi_option_t};
 use mimalloc::MiMalloc;
 use signal_hook::consts::SIGABRT;
 
-/// `mi_option_purge_delay` of mimalloc.h, which the crate does not name: milliseconds until freed memory is returned
-/// to the kernel, or -1 for never.
+/// `mi_option_purge_delay` of mimalloc.h, which the crate does not name: milliseconds until freed
+/// memory is returned to the kernel, or -1 for never.
 const PURGE_DELAY: mi_option_t = 15;
 
-/// Allocator of the program, which counts bytes for `bench`: one atomic addition and one maximum per allocation.
+/// Allocator of the program, which counts bytes for `bench`: one atomic addition and one maximum
+/// per allocation.
 #[global_allocator]
 pub(crate) static MEMORY: Counting =
     Counting { allocator: MiMalloc, in_use: AtomicUsize::new(0), peak: AtomicUsize::new(0) };
 
-/// Keeps freed memory for the rest of the run: the next step needs as much again, and every fresh page from
-/// the kernel has to be faulted in and cleared. Must be called before any thread is started. The environment's
-/// `MIMALLOC_PURGE_DELAY` has precedence.
+/// Keeps freed memory for the rest of the run: the next step needs as much again, and every fresh
+/// page from the kernel has to be faulted in and cleared. Must be called before any thread is
+/// started. The environment's `MIMALLOC_PURGE_DELAY` has precedence.
 pub(crate) fn keep_freed_memory() {
     // SAFETY: mimalloc's options are plain numbers, and no other thread runs yet.
     #[allow(unsafe_code)]
@@ -34,16 +35,16 @@ static EXHAUSTED: OnceLock<Arc<AtomicBool>> = OnceLock::new();
 /// Bytes of the last failed request for memory; 0 if there is none.
 static MISSING_BYTES: AtomicUsize = AtomicUsize::new(0);
 
-/// Makes the program exit with `code` if it runs out of memory. Without this it ends by SIGABRT, which
-/// shells report as 134: the code of ranks that may be restarted.
+/// Makes the program exit with `code` if it runs out of memory. Without this it ends by SIGABRT,
+/// which shells report as 134: the code of ranks that may be restarted.
 pub(crate) fn end_when_exhausted(code: u8) -> std::io::Result<()> {
     let exhausted = EXHAUSTED.get_or_init(Arc::default);
     signal_hook::flag::register_conditional_shutdown(SIGABRT, code.into(), Arc::clone(exhausted))?;
     Ok(())
 }
 
-/// Notes whether `n_bytes` were allocated. If they were not, SIGABRT follows, unless the caller handles the failure:
-/// then a later allocation of that size resets the note.
+/// Notes whether `n_bytes` were allocated. If they were not, SIGABRT follows, unless the caller
+/// handles the failure: then a later allocation of that size resets the note.
 fn note(n_bytes: usize, is_missing: bool) {
     let missing = MISSING_BYTES.load(Ordering::Relaxed);
     if !is_missing && (missing == 0 || n_bytes < missing) {
@@ -68,7 +69,8 @@ impl Counting {
         self.in_use.load(Ordering::Relaxed)
     }
 
-    /// Returns the peak of bytes in use since the start or the last reset; while a block grows, old and new both count.
+    /// Returns the peak of bytes in use since the start or the last reset; while a block grows, old
+    /// and new both count.
     pub(crate) fn peak(&self) -> usize {
         self.peak.load(Ordering::Relaxed)
     }

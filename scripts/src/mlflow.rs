@@ -45,7 +45,8 @@ pub(crate) struct Metric {
 }
 
 impl Server {
-    /// Creates a client of the server at `address`. `authorization` is the value of the header of that name.
+    /// Creates a client of the server at `address`. `authorization` is the value of the header of
+    /// that name.
     pub(crate) fn new(address: &str, authorization: Option<String>) -> Self {
         let tls = TlsConfig::builder().root_certs(RootCerts::PlatformVerifier).build();
         let config = Agent::config_builder()
@@ -81,11 +82,13 @@ impl Server {
     /// Sends the values of a recipe.
     pub(crate) fn params(&self, run: &RunId, values: &[(String, String)]) -> anyhow::Result<()> {
         for some in values.chunks(MAX_PARAMS) {
-            let param = |(key, value): &(String, String)| {
-                let value: String = value.chars().take(MAX_VALUE_CHARS).collect();
-                json!({ "key": key, "value": value })
-            };
-            let params: Vec<Value> = some.iter().map(param).collect();
+            let params: Vec<Value> = some
+                .iter()
+                .map(|(key, value)| {
+                    let value: String = value.chars().take(MAX_VALUE_CHARS).collect();
+                    json!({ "key": key, "value": value })
+                })
+                .collect();
             self.post("runs/log-batch", &json!({ "run_id": run.run_id, "params": params }))?;
         }
         Ok(())
@@ -94,19 +97,23 @@ impl Server {
     /// Sends metrics.
     pub(crate) fn metrics(&self, run: &RunId, metrics: &[Metric], begun_ms: u64) -> anyhow::Result<()> {
         for some in metrics.chunks(MAX_METRICS) {
-            let metric = |metric: &Metric| {
-                // The server stores a value that arrives twice with one time only once, as after a lost response.
-                let at_ms = begun_ms + metric.step;
-                let key = allowed(&metric.name);
-                json!({ "key": key, "value": metric.value, "timestamp": at_ms, "step": metric.step })
-            };
-            let metrics: Vec<Value> = some.iter().map(metric).collect();
+            let metrics: Vec<Value> = some
+                .iter()
+                .map(|metric| {
+                    // The server stores a value that arrives twice with one time only once, as
+                    // after a lost response.
+                    let at_ms = begun_ms + metric.step;
+                    let key = allowed(&metric.name);
+                    json!({ "key": key, "value": metric.value, "timestamp": at_ms, "step": metric.step })
+                })
+                .collect();
             self.post("runs/log-batch", &json!({ "run_id": run.run_id, "metrics": metrics }))?;
         }
         Ok(())
     }
 
-    /// Sends the state of the run, such as `RUNNING`, `FINISHED`, `FAILED` or `KILLED`, and the time at which it ended.
+    /// Sends the state of the run, such as `RUNNING`, `FINISHED`, `FAILED` or `KILLED`, and the
+    /// time at which it ended.
     pub(crate) fn state(&self, run: &RunId, state: &str, ended_ms: Option<u64>) -> anyhow::Result<()> {
         let body = json!({ "run_id": run.run_id, "status": state, "end_time": ended_ms });
         self.post("runs/update", &body).map(drop)
@@ -164,7 +171,8 @@ impl Server {
     }
 }
 
-/// Converts `name` to one that the server accepts: without empty parts, and with an underscore for each forbidden character.
+/// Converts `name` to one that the server accepts: without empty parts, and with an underscore for
+/// each forbidden character.
 fn allowed(name: &str) -> String {
     let is_allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.' | ' ' | '/');
     let name: String = name.chars().map(|c| if is_allowed(c) { c } else { '_' }).collect();

@@ -1,7 +1,8 @@
-//! Jobs in parts, on any machines: `--part K/N` does a share of the work, and `--join N` puts the results of all shares together.
+//! Jobs in parts, on any machines: `--part K/N` does a share of the work, and `--join N` puts the
+//! results of all shares together.
 //!
-//! The result is that of the same command without either flag. What a part has found is in a file of its own, which appears complete:
-//! a part that was stopped is started again.
+//! The result is that of the same command without either flag. What a part has found is in a file
+//! of its own, which appears complete: a part that was stopped is started again.
 
 use std::fmt;
 use std::fs;
@@ -25,8 +26,8 @@ use crate::console::say;
 /// Flags of a verb that can be run in parts.
 #[derive(clap::Args, Clone, Copy)]
 pub(crate) struct PartFlags {
-    /// Do part K of N of the work, such as 3/16. Run the same command with each K from 1 to N, on any machines, then
-    /// with --join N.
+    /// Do part K of N of the work, such as 3/16. Run the same command with each K from 1 to N, on
+    /// any machines, then with --join N.
     #[arg(long, value_name = "K/N", conflicts_with = "join", help_heading = "In parts")]
     part: Option<Part>,
     /// Put the results of all N parts together.
@@ -84,7 +85,8 @@ impl PartFlags {
         }
     }
 
-    /// Returns the share of the work that the flags ask for, or an error if a launcher has started this process together with others.
+    /// Returns the share of the work that the flags ask for, or an error if a launcher has started
+    /// this process together with others.
     pub(crate) fn work_alone(self, launch: &Launch) -> anyhow::Result<Work> {
         match self.work() {
             Work::Part(_) | Work::Join(_) if launch.world_size > 1 => {
@@ -108,9 +110,10 @@ impl FromStr for Part {
         if n_parts > MOST_PARTS {
             return Err(format!("{n_parts} parts are too many: at most {MOST_PARTS} are taken"));
         }
-        match (1..=n_parts).contains(&number) {
-            true => Ok(Self { number, n_parts }),
-            false => Err(format!("there is no part {number} of {n_parts}: parts are numbered from 1 to N")),
+        if (1..=n_parts).contains(&number) {
+            Ok(Self { number, n_parts })
+        } else {
+            Err(format!("there is no part {number} of {n_parts}: parts are numbered from 1 to N"))
         }
     }
 }
@@ -132,7 +135,8 @@ impl Part {
         (self.number - 1, self.n_parts)
     }
 
-    /// Returns the range of this part of `n` things: parts are contiguous, and their lengths differ by at most one.
+    /// Returns the range of this part of `n` things: parts are contiguous, and their lengths differ
+    /// by at most one.
     pub(crate) fn range(self, n: usize) -> Range<usize> {
         let (rank, n_parts) = self.rank();
         let start = |rank: usize| (rank as u128 * n as u128 / n_parts as u128) as usize;
@@ -149,7 +153,8 @@ impl Work {
         }
     }
 
-    /// Returns an error for `--overwrite` in a job in parts, which would delete the results of parts.
+    /// Returns an error for `--overwrite` in a job in parts, which would delete the results of
+    /// parts.
     pub(crate) fn check_overwrite(self, overwrites: bool) -> anyhow::Result<()> {
         match self {
             Self::Part(_) | Self::Join(_) if overwrites => {
@@ -159,7 +164,8 @@ impl Work {
         }
     }
 
-    /// Returns an error that names the parts which are to be done before they are joined: those of the things `missing` among `n`.
+    /// Returns an error that names the parts which are to be done before they are joined: those of
+    /// the things `missing` among `n`.
     pub(crate) fn check_done(self, n: usize, missing: &[usize]) -> anyhow::Result<()> {
         let Self::Join(n_parts) = self else { return Ok(()) };
         let is_missing = |part: &Part| missing.iter().any(|number| part.range(n).contains(number));
@@ -182,8 +188,8 @@ impl PartResults {
         Self { folder: folder.to_path_buf(), verb, job }
     }
 
-    /// Returns what this command works with: what `find` finds in a range of `n` things, or what all parts have found. A part saves
-    /// its result and returns `None`.
+    /// Returns what this command works with: what `find` finds in a range of `n` things, or what
+    /// all parts have found. A part saves its result and returns `None`.
     pub(crate) fn of<T: Serialize + DeserializeOwned>(
         &self,
         work: Work,
@@ -258,11 +264,13 @@ pub(crate) fn identities(sources: &[Source], work: Work) -> Vec<Value> {
     if work == Work::Whole {
         return Vec::new();
     }
-    let identity = |source: &Source| match &source.url {
-        ShardUrl::File(path) => file_identity(path),
-        elsewhere => json!(elsewhere.to_string()),
-    };
-    sources.par_iter().map(identity).collect()
+    sources
+        .par_iter()
+        .map(|source| match &source.url {
+            ShardUrl::File(path) => file_identity(path),
+            elsewhere => json!(elsewhere.to_string()),
+        })
+        .collect()
 }
 
 /// Identifies a local file for the parts of a job, which may run on machines that see it in other
@@ -299,13 +307,15 @@ pub(crate) fn check_none_missing(missing: &[Part]) -> anyhow::Result<()> {
     const NAMED: usize = 8;
     let named: Vec<String> = missing.iter().take(NAMED).map(|part| format!("--part {part}")).collect();
     let rest = if missing.len() > NAMED { ", …" } else { "" };
-    match missing.is_empty() {
-        true => Ok(()),
-        false => bail!("{} part(s) are missing: run {}{rest} first", missing.len(), named.join(", ")),
+    if missing.is_empty() {
+        Ok(())
+    } else {
+        bail!("{} part(s) are missing: run {}{rest} first", missing.len(), named.join(", "))
     }
 }
 
-/// Deletes what parts of `verb` have left in `folder`: results, and the marks and temporary files of parts that were killed.
+/// Deletes what parts of `verb` have left in `folder`: results, and the marks and temporary files
+/// of parts that were killed.
 pub(crate) fn remove_parts(folder: &Path, verb: &str) -> anyhow::Result<()> {
     let entries = fs::read_dir(folder).with_context(|| format!("cannot read {}", folder.display()))?;
     for entry in entries {
@@ -317,7 +327,8 @@ pub(crate) fn remove_parts(folder: &Path, verb: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Returns whether a file has the name of a result of a part of `verb`, or that of its mark or temporary file.
+/// Returns whether a file has the name of a result of a part of `verb`, or that of its mark or
+/// temporary file.
 fn is_of_part(path: &Path, verb: &str) -> bool {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let numbers = name.strip_prefix(verb).and_then(|name| name.strip_prefix(".part-")?.split_once("-of-"));

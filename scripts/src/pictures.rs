@@ -1,4 +1,5 @@
-//! Pictures in the work directory of a run. A picture that cannot be drawn is no reason to stop a run.
+//! Pictures in the work directory of a run. A picture that cannot be drawn is no reason to stop a
+//! run.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -27,14 +28,16 @@ const CURVES: [&str; 8] = [
     "rate/images_per_s",
 ];
 
-/// Draws a few images with all of their views: `views.png`. They are spread over the data set, so that several remote shards
-/// would be fetched before the first step: for remote shards, nothing is drawn.
+/// Draws a few images with all of their views: `views.png`. They are spread over the data set, so
+/// that several remote shards would be fetched before the first step: for remote shards, nothing is
+/// drawn.
 pub(crate) fn views(workdir: &Path, dataset: &Dataset, plan: &Plan) {
     if !dataset.is_local() {
         return;
     }
     let path = workdir.join("views.png");
-    let (seed, rules) = (plan.recipe.seed, plan.recipe.data.rules());
+    let seed = plan.recipe.seed;
+    let rules = plan.recipe.data.rules();
     let drawn = sheets::contact_sheet(&path, dataset, &plan.multicrop(), &rules, seed, SHEET_IMAGES);
     tell("augmented views", &path, drawn);
     show(workdir, "views", 0);
@@ -50,7 +53,8 @@ pub(crate) fn curves(workdir: &Path) {
     }
 }
 
-/// Draws some of `images`, whose features after `step` steps are `table`, with their nearest neighbors: `neighbors.png`.
+/// Draws some of `images`, whose features after `step` steps are `table`, with their nearest
+/// neighbors: `neighbors.png`.
 pub(crate) fn neighbors(workdir: &Path, images: &ImageSet, table: &Arc<Table>, step: u64) {
     let path = workdir.join("neighbors.png");
     let rows = FeatureSet::of(Arc::clone(table), |_| Some(0));

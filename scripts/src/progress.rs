@@ -8,7 +8,8 @@ use serde_json::Map;
 
 use crate::console::{animate, draws, line_every, say_progress, shows_progress};
 
-/// Returns a bar of `total` items, labeled `what`; without a terminal, it prints a line every [`line_every`].
+/// Returns a bar of `total` items, labeled `what`; without a terminal, it prints a line every
+/// [`line_every`].
 pub(crate) fn bar(total: u64, what: &str) -> ProgressBar {
     let (target, template) = match (draws(), shows_progress()) {
         (true, _) => (
@@ -35,9 +36,10 @@ pub(crate) struct Activity(ProgressBar);
 impl Activity {
     /// Begins to show `what` is done.
     pub(crate) fn new(what: impl Into<String>) -> Self {
-        let bar = match draws() {
-            true => ProgressBar::new_spinner().with_message(what.into()),
-            false => ProgressBar::hidden(),
+        let bar = if draws() {
+            ProgressBar::new_spinner().with_message(what.into())
+        } else {
+            ProgressBar::hidden()
         };
         bar.enable_steady_tick(Duration::from_millis(120));
         animate(Some(bar.clone()));

@@ -62,16 +62,17 @@ pub(crate) fn load(name: &str, overrides: &[String]) -> anyhow::Result<Recipe> {
     load_with_model(name, overrides, |weights| initial::model(&InitialFlags::default(), None, weights))
 }
 
-/// Loads a recipe as [`load`]. `model` returns the backbone of the weights that a run starts with, for a recipe that takes
-/// it from them; it is called with the recipe's `init.weights`.
+/// Loads a recipe as [`load`]. `model` returns the backbone of the weights that a run starts with,
+/// for a recipe that takes it from them; it is called with the recipe's `init.weights`.
 pub(crate) fn load_with_model(
     name: &str,
     overrides: &[String],
     model: impl Fn(Option<&str>) -> anyhow::Result<ModelConfig>,
 ) -> anyhow::Result<Recipe> {
     let text = text_of(name)?;
-    let model = |weights: Option<&str>| model(weights).map_err(|error| format!("{error:#}"));
-    Ok(Recipe::parse_with_model(&text, name, overrides, model)?)
+    Ok(Recipe::parse_with_model(&text, name, overrides, |weights: Option<&str>| {
+        model(weights).map_err(|error| format!("{error:#}"))
+    })?)
 }
 
 /// Reads the text of the recipe called `name`, or of the file `name`.
@@ -92,8 +93,8 @@ pub(crate) fn text_of(name: &str) -> anyhow::Result<String> {
     Ok(text)
 }
 
-/// Rejects commands among the shards of a recipe: recipes are shared, and must not run anything unexpectedly. Shards in
-/// `overrides` come from the command line and are allowed.
+/// Rejects commands among the shards of a recipe: recipes are shared, and must not run anything
+/// unexpectedly. Shards in `overrides` come from the command line and are allowed.
 pub(crate) fn refuse_commands(recipe: &Recipe, overrides: &[String]) -> anyhow::Result<()> {
     let key = |entry: &String| entry.split('=').next().unwrap_or_default().trim().to_string();
     let by_hand = overrides.iter().map(key).any(|key| key == "data.shards" || key == "data");

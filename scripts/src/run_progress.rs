@@ -26,7 +26,8 @@ pub(crate) struct RunProgress {
     seconds_per_step: f64,
     last_step: Instant,
     last_line: Instant,
-    /// Mean losses of intervals of equal length, the newest last; `stretch` has the sum and count of the current interval.
+    /// Mean losses of intervals of equal length, the newest last; `stretch` has the sum and count
+    /// of the current interval.
     curve: VecDeque<f64>,
     stretch: (f64, u64),
     newest_score: Option<String>,
@@ -52,14 +53,13 @@ struct Running {
 impl RunningStep {
     fn answer(&self, is_first: bool) {
         let running = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let line = match is_first {
-            true => {
-                format!(
-                    "finishing step {}, at most one more, then saving; Ctrl-C again stops without saving",
-                    running.step + 1
-                )
-            }
-            false => "stopped without saving: the same command continues from the newest checkpoint".into(),
+        let line = if is_first {
+            format!(
+                "finishing step {}, at most one more, then saving; Ctrl-C again stops without saving",
+                running.step + 1
+            )
+        } else {
+            "stopped without saving: the same command continues from the newest checkpoint".into()
         };
         match running.bar.as_ref().filter(|_| draws()) {
             Some(bar) => bar.suspend(|| say(&line)),
@@ -77,8 +77,8 @@ impl RunningStep {
 }
 
 impl RunProgress {
-    /// Creates the progress of a run, hidden until it starts. Rank 0 shows the run; other ranks print only
-    /// warnings of their own.
+    /// Creates the progress of a run, hidden until it starts. Rank 0 shows the run; other ranks
+    /// print only warnings of their own.
     pub(crate) fn new(rank: usize, world_size: usize) -> Self {
         Self {
             rank,
@@ -99,10 +99,11 @@ impl RunProgress {
         }
     }
 
-    /// Returns the function that answers interrupts: the first ends the run after its step, the second at once. Only rank 0
-    /// answers.
+    /// Returns the function that answers interrupts: the first ends the run after its step, the
+    /// second at once. Only rank 0 answers.
     pub(crate) fn answer(&self) -> impl Fn(bool) + Send + 'static {
-        let (running, speaks) = (self.running.clone(), self.rank == 0);
+        let running = self.running.clone();
+        let speaks = self.rank == 0;
         move |is_first| {
             if speaks {
                 running.answer(is_first);
@@ -121,10 +122,7 @@ impl RunProgress {
     }
 
     fn say(&self, line: &str) {
-        match draws() {
-            true => self.bar.suspend(|| say(line)),
-            false => say(line),
-        }
+        if draws() { self.bar.suspend(|| say(line)) } else { say(line) }
     }
 
     /// Updates the smoothed rates and the loss curve with the numbers of a step.
@@ -147,7 +145,8 @@ impl RunProgress {
         }
     }
 
-    /// Formats loss, newest score, speed, data wait and epoch, the most important first: a long line is cut off.
+    /// Formats loss, newest score, speed, data wait and epoch, the most important first: a long
+    /// line is cut off.
     fn numbers(&self, p: Progress) -> String {
         let digits = usize::from(self.images_per_s < 10.0);
         let score = self.newest_score.as_ref().map_or_else(String::new, |score| format!("  {score}"));
@@ -181,11 +180,12 @@ impl RunProgress {
 fn sparkline<'a>(values: impl Iterator<Item = &'a f64> + Clone) -> String {
     let low = values.clone().fold(f64::INFINITY, |low, value| low.min(*value));
     let high = values.clone().fold(f64::NEG_INFINITY, |high, value| high.max(*value));
-    let level = |value: &f64| {
-        let share = if high > low { (value - low) / (high - low) } else { 0.5 };
-        LEVELS[((share * LEVELS.len() as f64) as usize).min(LEVELS.len() - 1)]
-    };
-    values.map(level).collect()
+    values
+        .map(|value| {
+            let share = if high > low { (value - low) / (high - low) } else { 0.5 };
+            LEVELS[((share * LEVELS.len() as f64) as usize).min(LEVELS.len() - 1)]
+        })
+        .collect()
 }
 
 /// Returns the bar of a run: two lines in a terminal of any width.
@@ -200,7 +200,8 @@ fn run_bar(total_steps: u64, step: u64) -> ProgressBar {
     }
 }
 
-/// Returns `true` for characters that are not part of a number: numbers differ between equal warnings.
+/// Returns `true` for characters that are not part of a number: numbers differ between equal
+/// warnings.
 fn is_word(c: &char) -> bool {
     !c.is_ascii_digit() && *c != '.'
 }
@@ -231,7 +232,8 @@ impl Observer for RunProgress {
         }
         self.running.set(p.step, None);
         self.follow(p);
-        let (numbers, left) = (self.numbers(p), stretch(self.left_s(p)));
+        let numbers = self.numbers(p);
+        let left = stretch(self.left_s(p));
         let is_last = p.step == p.total_steps;
         if draws() {
             self.bar.set_position(p.step);

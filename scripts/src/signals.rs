@@ -16,15 +16,18 @@ const INTERRUPTED: i32 = 130;
 pub(crate) struct Signals {
     /// Flag that is set by the first signal that asks the run to stop.
     pub(crate) stop: Arc<AtomicBool>,
-    /// Flag that is set while there is nothing to save: then a signal ends the program at once, as by default.
+    /// Flag that is set while there is nothing to save: then a signal ends the program at once, as
+    /// by default.
     idle: Arc<AtomicBool>,
 }
 
 impl Signals {
-    /// Registers the handlers; there is nothing to save yet. `answer` is called at the first interrupt from the keyboard with
-    /// `true`, and at the second, which ends the program at once, with `false`.
+    /// Registers the handlers; there is nothing to save yet. `answer` is called at the first
+    /// interrupt from the keyboard with `true`, and at the second, which ends the program at once,
+    /// with `false`.
     pub(crate) fn listen(answer: impl Fn(bool) + Send + 'static) -> std::io::Result<Self> {
-        let (stop, idle) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(true)));
+        let stop = Arc::new(AtomicBool::new(false));
+        let idle = Arc::new(AtomicBool::new(true));
         for signal in ASKING.into_iter().filter(|signal| !is_ignored(*signal)) {
             signal_hook::flag::register_conditional_default(signal, Arc::clone(&idle))?;
             signal_hook::flag::register(signal, Arc::clone(&stop))?;
@@ -56,7 +59,8 @@ impl Signals {
     }
 }
 
-/// Returns `true` if the parent process set `signal` to be ignored, as `nohup` does with HUP: it stays ignored.
+/// Returns `true` if the parent process set `signal` to be ignored, as `nohup` does with HUP: it
+/// stays ignored.
 fn is_ignored(signal: i32) -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));

@@ -45,7 +45,8 @@ pub(crate) struct StorageFlags {
     /// by content or usual names].
     #[arg(long, global = true, value_name = "NAME", help_heading = "Columns", hide_short_help = true)]
     image_column: Option<String>,
-    /// Column of a list or of a Parquet file that holds the classes [default: label and other usual names].
+    /// Column of a list or of a Parquet file that holds the classes [default: label and other usual
+    /// names].
     #[arg(long, global = true, value_name = "NAME", help_heading = "Columns", hide_short_help = true)]
     label_column: Option<String>,
 }
@@ -79,8 +80,10 @@ impl StorageFlags {
 
 fn default_folder() -> PathBuf {
     let of_user = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
-    let of_home = || std::env::home_dir().map(|home| home.join(".cache"));
-    of_user.or_else(of_home).unwrap_or_else(std::env::temp_dir).join("ocelli")
+    of_user
+        .or_else(|| std::env::home_dir().map(|home| home.join(".cache")))
+        .unwrap_or_else(std::env::temp_dir)
+        .join("ocelli")
 }
 
 /// Returns a seed that differs between processes and machines. It decides how long to wait after a

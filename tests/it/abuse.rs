@@ -1,4 +1,5 @@
-//! Recipes with absurd values: every key of five runs, each with seventeen values. Slow: set `RUN_SLOW_TESTS=1`.
+//! Recipes with absurd values: every key of five runs, each with seventeen values. Slow: set
+//! `RUN_SLOW_TESTS=1`.
 
 use std::collections::BTreeMap;
 use std::os::unix::process::ExitStatusExt;
@@ -31,7 +32,8 @@ const VALUES: [&str; 17] = [
     "[]",
 ];
 
-/// Time that a run may take before it is asked to stop, and time that it may then take to stop, on an idle machine.
+/// Time that a run may take before it is asked to stop, and time that it may then take to stop, on
+/// an idle machine.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Outcome of a run.
@@ -58,7 +60,8 @@ fn run(arguments: &[String], patience: Duration) -> Ended {
         let _ = std::io::Read::read_to_end(&mut stderr, &mut text);
         String::from_utf8_lossy(&text).into_owned()
     });
-    let (start, mut asked) = (Instant::now(), false);
+    let start = Instant::now();
+    let mut asked = false;
     let status = loop {
         if let Some(status) = child.try_wait().unwrap() {
             break status;
@@ -141,7 +144,8 @@ fn no_value_of_a_recipe_makes_it_panic_hang_or_abort() {
         }
     }
     assert!(cases.len() > 69 * 17, "{} cases", cases.len());
-    let (next, bad) = (AtomicUsize::new(0), Mutex::new(BTreeMap::new()));
+    let next = AtomicUsize::new(0);
+    let bad = Mutex::new(BTreeMap::new());
     std::thread::scope(|scope| {
         for _ in 0..3 {
             scope.spawn(|| {
@@ -155,7 +159,8 @@ fn no_value_of_a_recipe_makes_it_panic_hang_or_abort() {
         }
     });
     let mut bad = bad.into_inner().unwrap();
-    // A start may be slow on a busy machine: a failed case counts only if it fails again alone, with more time.
+    // A start may be slow on a busy machine: a failed case counts only if it fails again alone,
+    // with more time.
     bad.retain(|(_, workdir), (how, args)| {
         let _ = std::fs::remove_dir_all(world.path(workdir));
         let Ended::Badly(again) = run(args, 4 * PATIENCE) else { return false };

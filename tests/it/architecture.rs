@@ -6,7 +6,8 @@ use std::path::Path;
 use crate::graph::circle;
 use crate::sources::Crate;
 
-/// Members of the workspace, each with its folder and its allowed dependencies, as drawn in ARCHITECTURE.md.
+/// Members of the workspace, each with its folder and its allowed dependencies, as drawn in
+/// ARCHITECTURE.md.
 const ARROWS: [(&str, &str, &[&str]); 12] = [
     ("pipeline", "pipeline", &[]),
     ("augment", "augment", &[]),
@@ -223,7 +224,8 @@ fn libraries_do_not_print() {
 fn public_modules_are_used_elsewhere() {
     let tests = Crate::read("tests", &root().join("tests/it"));
     let all = crates();
-    let (mut unused, mut n_public) = (Vec::new(), 0);
+    let mut unused = Vec::new();
+    let mut n_public = 0;
     for krate in all.iter().filter(|krate| krate.name != "scripts") {
         let others = all.iter().chain([&tests]).filter(|other| other.name != krate.name);
         let paths: BTreeSet<&String> =
@@ -260,7 +262,8 @@ fn generic_code_names_no_method_and_no_backbone() {
         ["kernels", "ranks", "networks", "trainer", "eval", "curate", "report"].contains(&krate.name.as_str())
     }) {
         for file in krate.files.iter().filter(|file| file.path != PRESETS) {
-            // Published protocols have the names of their papers, whatever the method of what they score.
+            // Published protocols have the names of their papers, whatever the method of what they
+            // score.
             let protocol = krate.name == "eval" && file.path.starts_with("protocol/");
             if protocol || FOR_TESTS.iter().any(|folder| file.path.starts_with(folder)) {
                 continue;

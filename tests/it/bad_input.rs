@@ -70,7 +70,8 @@ fn an_image_that_lies_about_its_size_goes_to_the_ledger() {
     assert!(stderr.contains("sample 00000004") && stderr.contains("quarantine.jsonl"), "{stderr}");
 }
 
-/// The limit of bad samples holds from the first hundred on: of few images, four unreadable ones are too many.
+/// The limit of bad samples holds from the first hundred on: of few images, four unreadable ones
+/// are too many.
 #[test]
 fn a_few_images_with_many_bad_ones_stop_a_run() {
     let world = World::new(37);
@@ -176,8 +177,8 @@ fn a_workdir_of_another_recipe_is_refused_and_untouched() {
     ok(&world.pretrain("run", &["--set", "run.log_every_steps=5"]));
 }
 
-/// A disk that is full while the second checkpoint is written, simulated by a limit on file size: the
-/// error names the checkpoint, the first one is kept, and the run continues from it.
+/// A disk that is full while the second checkpoint is written, simulated by a limit on file size:
+/// the error names the checkpoint, the first one is kept, and the run continues from it.
 #[test]
 fn a_full_disk_loses_nothing() {
     let world = World::new(30);

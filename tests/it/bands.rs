@@ -6,7 +6,8 @@ use augment::bands::{Bands, decode, found};
 use augment::facts::facts;
 use augment::{AugmentError, DecodeRules, Depth, Image, PixelFormat, Transform};
 
-/// Size and channels of the golden images (`scripts/golden/bands.py` made the files with tifffile, Pillow and NumPy).
+/// Size and channels of the golden images (`scripts/golden/bands.py` made the files with tifffile,
+/// Pillow and NumPy).
 const SHAPE: [usize; 3] = [5, 14, 20];
 
 pub(crate) fn golden(name: &str) -> Vec<u8> {
@@ -19,12 +20,11 @@ pub(crate) fn rules(n_channels: usize, depth: Depth) -> DecodeRules {
 
 /// Values of the golden image of 16 bits, or of 8 bits if `narrow`.
 pub(crate) fn values(narrow: bool) -> Vec<f32> {
-    match narrow {
-        true => golden("narrow.bin").iter().map(|byte| f32::from(*byte)).collect(),
-        false => {
-            let bytes = golden("wide.bin");
-            bytes.as_chunks().0.iter().map(|pair| f32::from(u16::from_le_bytes(*pair))).collect()
-        }
+    if narrow {
+        golden("narrow.bin").iter().map(|byte| f32::from(*byte)).collect()
+    } else {
+        let bytes = golden("wide.bin");
+        bytes.as_chunks().0.iter().map(|pair| f32::from(u16::from_le_bytes(*pair))).collect()
     }
 }
 
@@ -81,7 +81,8 @@ fn arrays_and_bands_of_colors_are_rgb() {
     let expected =
         augment::Rgb8::from(&augment::Planes { width_px: 20, height_px: 14, data: planes.clone() });
     let of = |shape, bytes: &[u8]| [npy_header(shape, "|u1"), bytes.to_vec()].concat();
-    let (first, last) = (of([3, 14, 20], &planes), of([14, 20, 3], &expected.data));
+    let first = of([3, 14, 20], &planes);
+    let last = of([14, 20, 3], &expected.data);
     for file in [&first, &last] {
         assert_eq!(Image::decode(&[file], &DecodeRules::default()).unwrap(), expected.clone().into());
     }
@@ -98,7 +99,8 @@ fn more_than_a_picture_is_told_by_the_header() {
     {
         assert!(is_more_than_a_picture(&golden(name)), "{name}");
     }
-    // Several files of an array each have one channel, even if their sides are as long as there are channels.
+    // Several files of an array each have one channel, even if their sides are as long as there are
+    // channels.
     let square: Vec<Vec<u8>> = (0..4u16).map(|i| npy_u16([1, 4, 4], &[i; 16])).collect();
     let square: Vec<&[u8]> = square.iter().map(Vec::as_slice).collect();
     assert_eq!(decode(&square, &rules(4, Depth::Sixteen)).unwrap().values[16..18], [1.0, 1.0]);
@@ -123,7 +125,8 @@ fn the_transform_is_torchvisions() {
 #[test]
 fn what_does_not_fit_together_is_named() {
     let refused = |files: &[&[u8]], rules: &DecodeRules| decode(files, rules).unwrap_err().to_string();
-    let (wide, narrow) = (golden("planes.tif"), golden("narrow.tif"));
+    let wide = golden("planes.tif");
+    let narrow = golden("narrow.tif");
     let five = rules(5, Depth::Sixteen);
     assert_eq!(
         refused(&[&wide], &rules(4, Depth::Sixteen)),
@@ -132,7 +135,8 @@ fn what_does_not_fit_together_is_named() {
     assert!(refused(&[&wide], &rules(13, Depth::Sixteen)).contains("5 channels of 16 bits in place of 13"));
     assert!(refused(&[&narrow], &five).contains("5 channels of 8 bits in place of 5 channels of 16 bits"));
     assert!(refused(&[&golden("signed.tif")], &five).contains("other numbers than 8 or 16 bits"));
-    let (one, two) = (golden("band0.tif"), golden("gray.png"));
+    let one = golden("band0.tif");
+    let two = golden("gray.png");
     let small = Image::decode(&[&one], &rules(1, Depth::Sixteen)).unwrap();
     assert_eq!(small.size_px(), [20, 14]);
     let ten = rules(10, Depth::Sixteen);
@@ -150,7 +154,8 @@ fn what_does_not_fit_together_is_named() {
     assert!(rgb.contains("5 channels of 16 bits in place of 3 channels of 8 bits"), "{rgb}");
 }
 
-/// A header that states more than the limit is refused before anything is allocated, whatever the number of channels.
+/// A header that states more than the limit is refused before anything is allocated, whatever the
+/// number of channels.
 #[test]
 fn headers_that_lie_are_refused() {
     let mut tiff = golden("planes.tif");
@@ -172,7 +177,8 @@ fn headers_that_lie_are_refused() {
     let band = npy_header([1, 9000, 9000], "<u2");
     let error = decode(&[&band[..]; 4], &rules(4, Depth::Sixteen)).unwrap_err();
     assert!(matches!(error, AugmentError::TooManyPixels { .. }), "{error}");
-    // Nested lists, for which a parser may take for ever; a stated length of 4 GiB; an axis beyond any image.
+    // Nested lists, for which a parser may take for ever; a stated length of 4 GiB; an axis beyond
+    // any image.
     let nested = format!("{{'descr': '<u2', 'fortran_order': False, 'shape': {}}}\n", "[".repeat(60));
     let nested = [b"\x93NUMPY\x01\x00", &(nested.len() as u16).to_le_bytes()[..], nested.as_bytes()].concat();
     let long = [&b"\x93NUMPY\x02\x00\xff\xff\xff\xff"[..], b"{}"].concat();
@@ -184,7 +190,8 @@ fn headers_that_lie_are_refused() {
     assert!(decode(&[&cut], &rules(1, Depth::Sixteen)).unwrap_err().to_string().contains("ends before"));
 }
 
-/// Damaged files are errors: bytes are changed and ends cut off, at places and to values that a fixed sequence gives.
+/// Damaged files are errors: bytes are changed and ends cut off, at places and to values that a
+/// fixed sequence gives.
 #[test]
 fn damaged_files_never_panic() {
     let names = [

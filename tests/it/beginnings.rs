@@ -19,7 +19,8 @@ fn features(world: &World, weights: &str, more: &[&str]) -> Vec<u8> {
     std::fs::read(out).unwrap()
 }
 
-/// Settings with which a step changes nothing: a rate of zero, no decay, and a teacher momentum of one.
+/// Settings with which a step changes nothing: a rate of zero, no decay, and a teacher momentum of
+/// one.
 const STILL: [&str; 8] = [
     "--set",
     "optim.lr=0",
@@ -35,7 +36,8 @@ const STILL: [&str; 8] = [
 fn a_run_begins_with_weights_and_goes_on_without_their_file() {
     let world = World::new(24);
     ok(&world.pretrain("a", &[]));
-    let (run, file) = (world.text("a"), world.text("a.pth"));
+    let run = world.text("a");
+    let file = world.text("a.pth");
     let args = ["export", "--checkpoint", &run, "--out", &file, "--format", "dinov2"];
     ok(&world.ocelli(&args));
     let before = features(&world, &run, &[]);
@@ -130,13 +132,15 @@ fn evaluated(world: &World, run: &str) -> Vec<u64> {
     steps
 }
 
-/// Another library's weights give the recipe its backbone; they are scored before the first step, stay as they are while
-/// the backbone is frozen, and change afterwards.
+/// Another library's weights give the recipe its backbone; they are scored before the first step,
+/// stay as they are while the backbone is frozen, and change afterwards.
 #[test]
 fn training_goes_on_from_the_weights_of_another_library() {
     let world = World::new(40);
     ok(&world.pretrain("a", &["--set", "optim.length={steps=4}"]));
-    let (run, file, shard) = (world.text("a"), world.text("a.pth"), world.text("data/train-000000.tar"));
+    let run = world.text("a");
+    let file = world.text("a.pth");
+    let shard = world.text("data/train-000000.tar");
     ok(&world.ocelli(&["export", "--checkpoint", &run, "--out", &file, "--format", "dinov2"]));
     let workdir = world.text("b");
     let mut args = vec!["pretrain", "--recipe", "dinov2_continue", "--shards", &shard, "--workdir", &workdir];
@@ -162,12 +166,15 @@ fn training_goes_on_from_the_weights_of_another_library() {
     assert!(at(6, "student") != given);
 }
 
-/// Settings of masks, anchors and weights that cannot be run are refused with their key, before anything is written.
+/// Settings of masks, anchors and weights that cannot be run are refused with their key, before
+/// anything is written.
 #[test]
 fn what_masked_training_cannot_do_is_said() {
     let world = World::new(24);
     ok(&world.pretrain("a", &["--set", "optim.length={steps=2}"]));
-    let (run, shard, workdir) = (world.text("a"), world.text("data/train-000000.tar"), world.text("b"));
+    let run = world.text("a");
+    let shard = world.text("data/train-000000.tar");
+    let workdir = world.text("b");
     let half = world.path("half.pth");
     let whole = world.text("a.pth");
     ok(&world.ocelli(&["export", "--checkpoint", &run, "--out", &whole, "--format", "dinov2"]));
@@ -197,7 +204,8 @@ fn what_masked_training_cannot_do_is_said() {
     }
 }
 
-/// A fork under a recipe with another backbone is refused with the keys that differ, and the work directory takes the right recipe.
+/// A fork under a recipe with another backbone is refused with the keys that differ, and the work
+/// directory takes the right recipe.
 #[test]
 fn a_fork_of_another_backbone_is_refused_by_key() {
     let world = World::new(20);
@@ -214,7 +222,8 @@ fn a_fork_of_another_backbone_is_refused_by_key() {
     let out = world.text("deep/down/backbone.safetensors");
     ok(&world.ocelli(&["export", "--checkpoint", &from, "--out", &out]));
     // The probe of a run says what `probe` says.
-    let (shard, steps) = (world.text("data/train-000000.tar"), ["--set", "optim.length={steps=2}"]);
+    let shard = world.text("data/train-000000.tar");
+    let steps = ["--set", "optim.length={steps=2}"];
     let probe = ["--probe-train", &shard, "--probe-test", &shard, "--set", "run.probe_every_steps=2"];
     let said = ok(&world.pretrain("c", &[steps.as_slice(), &probe].concat()));
     assert!(said.contains("among the training images, byte for byte"), "{said}");

@@ -11,8 +11,8 @@ pub(crate) fn browser() -> Option<&'static str> {
     BROWSERS.into_iter().find(|name| Command::new(name).arg("--version").output().is_ok())
 }
 
-/// Checks what a browser makes of the page at `out`: more than `n_pictures` pictures and `n_lines` lines of charts, no errors, no text that is
-/// none, and nothing wider than the window.
+/// Checks what a browser makes of the page at `out`: more than `n_pictures` pictures and `n_lines`
+/// lines of charts, no errors, no text that is none, and nothing wider than the window.
 pub(crate) fn check_page(browser: &str, out: &str, n_pictures: usize, n_lines: usize) {
     // What the page itself says of its pictures and charts, at the end of its text.
     let page = fs::read_to_string(out).unwrap().replace(
@@ -36,7 +36,8 @@ pub(crate) fn check_page(browser: &str, out: &str, n_pictures: usize, n_lines: u
             .args([&format!("--window-size={width},900"), "--dump-dom", &format!("file://{out}")])
             .output()
             .unwrap();
-        let (dom, log) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        let dom = String::from_utf8_lossy(&output.stdout);
+        let log = String::from_utf8_lossy(&output.stderr);
         let errors: Vec<&str> = log.lines().filter(|line| line.contains("CONSOLE")).collect();
         assert!(errors.is_empty(), "{errors:#?}");
         let (_, said) = dom.rsplit_once("LOADED ").unwrap_or_else(|| panic!("the script did not run: {dom}"));

@@ -9,7 +9,8 @@ use pipeline::{Dataset, SampleId};
 use crate::bands::{check, golden, npy_u16, rules, values};
 use crate::support::{World, fails, json_of, metrics, ok, open, program};
 
-/// Writes images of two classes and five channels of 16 bits into a folder per class, in several formats.
+/// Writes images of two classes and five channels of 16 bits into a folder per class, in several
+/// formats.
 fn tiles(folder: &Path) {
     for class in ["land", "sea"] {
         fs::create_dir_all(folder.join(class)).unwrap();
@@ -37,7 +38,8 @@ fn overrides(constants: &str) -> Vec<String> {
     all.iter().flat_map(|entry| ["--set".to_string(), entry.to_string()]).collect()
 }
 
-/// Folder, shards, constants, training that goes on after a stop, scores, features and exports, as a user goes through them.
+/// Folder, shards, constants, training that goes on after a stop, scores, features and exports, as
+/// a user goes through them.
 #[test]
 fn tiles_of_five_channels_from_a_folder_to_an_export() {
     let world = World::new(4);

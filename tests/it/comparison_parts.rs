@@ -17,7 +17,8 @@ struct Desk {
 }
 
 impl Desk {
-    /// Writes features of 4,000 images and of 601 others. Some of these are equal to images, and some images are equally similar to several.
+    /// Writes features of 4,000 images and of 601 others. Some of these are equal to images, and
+    /// some images are equally similar to several.
     fn new() -> Self {
         let world = World::new(4);
         let rows: Vec<f32> = (0..4000)
@@ -39,8 +40,9 @@ impl Desk {
 
     /// Returns the arguments of a verb with its settings on `features`, written to `out`.
     fn args<'a>(&self, settings: &'a [&'a str], features: &str, out: &str) -> Vec<String> {
-        let (features, like, out) =
-            (self.world.text(features), self.world.text("like.npy"), self.world.text(out));
+        let features = self.world.text(features);
+        let like = self.world.text("like.npy");
+        let out = self.world.text(out);
         let paths = ["--features", &features, "--like-features", &like, "--json", "--out", &out];
         [&["curate"], settings, &paths].concat().iter().map(ToString::to_string).collect()
     }
@@ -50,7 +52,8 @@ impl Desk {
         self.world.ocelli(&args)
     }
 
-    /// Runs a verb whole, and in three parts that are joined; returns the arguments and the folder of the latter.
+    /// Runs a verb whole, and in three parts that are joined; returns the arguments and the folder
+    /// of the latter.
     fn whole_and_in_parts(&self, settings: &[&str]) -> (Vec<String>, PathBuf) {
         let expected = self.run(&self.args(settings, "x.npy", "whole"), &[]);
         ok(&expected);
@@ -173,7 +176,8 @@ fn what_cannot_be_done_in_parts_is_refused() {
     let desk = Desk::new();
     let args = desk.args(&["retrieve", "--by", "cluster"], "x.npy", "no");
     assert!(fails(&desk.run(&args, &["--part", "1/2"]), 2).contains("need --by image"));
-    let (photos, out) = (desk.world.text("data"), desk.world.text("no"));
+    let photos = desk.world.text("data");
+    let out = desk.world.text("no");
     let args =
         ["curate", "remove", "--checkpoint", "run", "--shards", &photos, "--like", &photos, "--out", &out];
     let said = fails(&desk.world.ocelli(&[&args[..], &["--join", "2"]].concat()), 2);

@@ -1,11 +1,13 @@
 //! Every kernel of a step, compiled for NVIDIA GPUs on a machine without one.
 //!
-//! The program runs a step on a driver that computes nothing (`tests/cuda/driver.c`), so that CubeCL turns each kernel into
-//! CUDA C++ and NVIDIA's NVRTC compiles it; `ptxas` then assembles it, and reports how many registers it takes. The
-//! results and times of such a step are meaningless.
+//! The program runs a step on a driver that computes nothing (`tests/cuda/driver.c`), so that
+//! CubeCL turns each kernel into CUDA C++ and NVIDIA's NVRTC compiles it; `ptxas` then assembles
+//! it, and reports how many registers it takes. The results and times of such a step are
+//! meaningless.
 //!
-//! `OCELLI_CUDA_TOOLKIT` names a folder with `include`, `lib` and `bin`, of CUDA itself or of the Python packages
-//! nvidia-cuda-nvrtc, -runtime, -cccl, -crt and -nvcc. Add `--nocapture` for the table.
+//! `OCELLI_CUDA_TOOLKIT` names a folder with `include`, `lib` and `bin`, of CUDA itself or of the
+//! Python packages nvidia-cuda-nvrtc, -runtime, -cccl, -crt and -nvcc. Add `--nocapture` for the
+//! table.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -145,13 +147,15 @@ fn number_before(line: &str, words: &str) -> u32 {
     before.and_then(|before| before.rsplit(' ').next()?.parse().ok()).unwrap_or(0)
 }
 
-/// Returns the kernel of the trainer that `entry` was compiled from, if any: CubeCL adds types and a hash to its name.
+/// Returns the kernel of the trainer that `entry` was compiled from, if any: CubeCL adds types and
+/// a hash to its name.
 fn our_name(entry: &str) -> Option<&'static str> {
     static OURS: std::sync::OnceLock<Vec<String>> = std::sync::OnceLock::new();
     let ours = OURS.get_or_init(our_kernels);
-    let begins =
-        |kernel: &&String| entry.strip_prefix(kernel.as_str()).is_some_and(|rest| rest.starts_with('_'));
-    ours.iter().filter(begins).max_by_key(|kernel| kernel.len()).map(String::as_str)
+    ours.iter()
+        .filter(|kernel| entry.strip_prefix(kernel.as_str()).is_some_and(|rest| rest.starts_with('_')))
+        .max_by_key(|kernel| kernel.len())
+        .map(String::as_str)
 }
 
 /// Names of the kernels in the source of the trainer and of its crate of kernels.

@@ -97,8 +97,7 @@ impl Stubs {
 
 /// Lines of a log that begin with one of these words.
 fn lines<'l>(log: &'l str, words: &[&str]) -> Vec<&'l str> {
-    let begins = |line: &&str| words.contains(&line.split(' ').next().unwrap_or_default());
-    log.lines().filter(begins).collect()
+    log.lines().filter(|line| words.contains(&line.split(' ').next().unwrap_or_default())).collect()
 }
 
 /// Returns the word after `name`.
@@ -132,9 +131,9 @@ fn launches<'l>(step: &[&'l str]) -> Vec<&'l str> {
     step.iter().copied().filter(|line| line.starts_with("launch") || line.starts_with("product")).collect()
 }
 
-/// Returns what is launched, and on which grid, without the addresses and without the number that tells
-/// apart the forms of an elementwise kernel: whether one writes in place depends on whether the thread
-/// that launches has already let go of the tensor, and its values do not.
+/// Returns what is launched, and on which grid, without the addresses and without the number that
+/// tells apart the forms of an elementwise kernel: whether one writes in place depends on whether
+/// the thread that launches has already let go of the tensor, and its values do not.
 fn kind(line: &str) -> String {
     let launch = line.split(" stream").next().unwrap();
     let Some((name, grid)) = launch.split_once(" grid") else { return launch.to_string() };
@@ -146,9 +145,9 @@ fn kind(line: &str) -> String {
     }
 }
 
-/// Asserts that the host does not wait for the stream of a step between its first launch and its last,
-/// the update. Loss and norms are copied before the update; a wait for their copies ends behind it,
-/// since waits are long.
+/// Asserts that the host does not wait for the stream of a step between its first launch and its
+/// last, the update. Loss and norms are copied before the update; a wait for their copies ends
+/// behind it, since waits are long.
 fn assert_nothing_waits(step: &[&str]) {
     let is_launch = |line: &&str| line.starts_with("launch") || line.starts_with("product");
     let first = step.iter().position(is_launch).unwrap();
@@ -193,8 +192,8 @@ fn a_step_is_few_launches_on_one_stream() {
     let log = stubs.steps("dino_vits16", "64", &[&bf16[..], &["model.drop_path=0"]].concat());
     let steps = steps_of(&log);
     let [.., before, last] = steps.as_slice() else { panic!("{} steps", steps.len()) };
-    // Steps allocate nothing, but for one in which the host lets go of a tensor later than before: on a
-    // busy machine the pool grows once more then.
+    // Steps allocate nothing, but for one in which the host lets go of a tensor later than before:
+    // on a busy machine the pool grows once more then.
     let mut n_allocations = Vec::new();
     for step in &steps {
         n_allocations.push(step.iter().filter(|line| line.starts_with("allocate")).count());
@@ -313,8 +312,8 @@ fn a_library_that_fails_is_not_used() {
     let out = stubs.run(&insists, &[("OCELLI_CUBLASLT_FAILS", "create")], &log);
     assert_eq!(out.status.code(), Some(2));
     assert!(String::from_utf8_lossy(&out.stderr).contains("run.kernels = \"cublaslt\""), "{out:?}");
-    // A library and a GPU that are too old, and no memory for a page that holds a workspace of 32 MiB: a line, and
-    // CubeCL's products.
+    // A library and a GPU that are too old, and no memory for a page that holds a workspace of 32
+    // MiB: a line, and CubeCL's products.
     for (setting, value, said) in [
         (
             "OCELLI_CUBLASLT_VERSION",
@@ -352,9 +351,9 @@ fn a_library_that_fails_is_not_used() {
     assert!(String::from_utf8_lossy(&out.stderr).contains("libcublasLt.so (of CUDA 12 or 13)"), "{out:?}");
 }
 
-/// The kernels of the update, with the arguments and the memory that the program gives them: the driver
-/// runs them on the CPU, and what the program checks at their first use is right. A driver that does
-/// not is noticed, and CubeCL's kernels update in their place.
+/// The kernels of the update, with the arguments and the memory that the program gives them: the
+/// driver runs them on the CPU, and what the program checks at their first use is right. A driver
+/// that does not is noticed, and CubeCL's kernels update in their place.
 #[test]
 fn weights_are_updated_as_on_the_host() {
     let _busy = BUSY.lock().unwrap_or_else(PoisonError::into_inner);
@@ -410,8 +409,8 @@ fn a_run_records_its_kernels() {
     for line in lines {
         assert_eq!(line["kernels"], "cublaslt-13.2.0", "{line}");
         assert!(line["size"].as_str().unwrap().contains(" · ["), "{line}");
-        // The driver computes nothing, the check's own sums neither: most sizes are found wrong, and
-        // a few right by what happens to be in memory.
+        // The driver computes nothing, the check's own sums neither: most sizes are found wrong,
+        // and a few right by what happens to be in memory.
         let is_wrong = line["checked"].as_str().unwrap().starts_with("WRONG: ");
         assert_eq!(line["kernel"] == "cubecl", is_wrong, "{line}");
         n_wrong += usize::from(is_wrong);

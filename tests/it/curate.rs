@@ -1,4 +1,5 @@
-//! `ocelli curate`: what is kept, with which names and members, again after a kill, and refused where it cannot be right.
+//! `ocelli curate`: what is kept, with which names and members, again after a kill, and refused
+//! where it cannot be right.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -27,7 +28,8 @@ pub(crate) fn npy(rows: &[f32], width: usize) -> Vec<u8> {
     [b"\x93NUMPY\x01\x00", &len[..], header.as_bytes(), &bytes].concat()
 }
 
-/// Columns of rows whose sums of products are rounded by the blocks in which they are computed. Those of fewer than 513 are not.
+/// Columns of rows whose sums of products are rounded by the blocks in which they are computed.
+/// Those of fewer than 513 are not.
 pub(crate) const WIDTH: usize = 600;
 
 /// Returns a row of [`WIDTH`] columns at an angle in degrees from others.
@@ -51,7 +53,8 @@ fn write_features(world: &World, name: &str, rows: &[f32], width: usize, n: usiz
 }
 
 fn curate(world: &World, verb: &str, out: &str, more: &[&str]) -> std::process::Output {
-    let (features, out) = (world.text("x.npy"), world.text(out));
+    let features = world.text("x.npy");
+    let out = world.text(out);
     world.ocelli(&[&["curate", verb, "--features", &features, "--out", &out], more].concat())
 }
 
@@ -71,7 +74,8 @@ fn kept(world: &World, out: &str) -> Vec<usize> {
     (0..rows.len()).filter(|row| rows[*row]["keep"] == true).collect()
 }
 
-/// Near-duplicates are found, kept images are packed with all of their members, and a second call changes nothing.
+/// Near-duplicates are found, kept images are packed with all of their members, and a second call
+/// changes nothing.
 #[test]
 fn near_duplicates_leave_one_image_each() {
     let world = world(&[0.0, 1.0, 90.0, 180.0, 181.0, 182.0, 270.0, 0.5]);
@@ -100,9 +104,11 @@ fn near_duplicates_leave_one_image_each() {
     assert!(kept.contains(&best), "{kept:?}");
     assert!(world.path("unique/pairs.png").exists());
     // Names, labels and bytes of what is kept are those of the source.
-    let (from, to) = (world.dataset(), open(&world, &world.text("unique")).unwrap());
+    let from = world.dataset();
+    let to = open(&world, &world.text("unique")).unwrap();
     for (new, old) in kept.iter().enumerate() {
-        let (new, old) = (SampleId(new as u64), SampleId(*old as u64));
+        let new = SampleId(new as u64);
+        let old = SampleId(*old as u64);
         assert_eq!(to.describe(new).1, from.describe(old).1);
         assert_eq!(to.label(new).unwrap(), from.label(old).unwrap());
         assert_eq!(to.read(new).unwrap().image, from.read(old).unwrap().image);
@@ -122,7 +128,8 @@ fn kept_groups(world: &World, out: &str) -> usize {
     groups.len()
 }
 
-/// 40 images in one place and 4 in another: half of what is chosen comes from each, as far as there are images; classes likewise.
+/// 40 images in one place and 4 in another: half of what is chosen comes from each, as far as there
+/// are images; classes likewise.
 #[test]
 fn balance_chooses_evenly_and_weights_say_so() {
     let degrees: Vec<f32> =
@@ -148,7 +155,8 @@ fn balance_chooses_evenly_and_weights_say_so() {
     for row in list(&world, "classes").iter().filter(|row| row["keep"] == true) {
         *counts.entry(row["class"].as_str().unwrap().to_string()).or_default() += 1;
     }
-    let (least, most) = (counts.values().min().unwrap(), counts.values().max().unwrap());
+    let least = counts.values().min().unwrap();
+    let most = counts.values().max().unwrap();
     assert!(most - least <= 1, "{counts:?}");
     // By a column of a table.
     fs::write(world.path("own.csv"), "key,kind\n00000000,rare\n00000041,rare\n").unwrap();
@@ -185,7 +193,9 @@ fn retrieval_outliers_and_evaluation_sets() {
 fn a_run_curates_its_own_images() {
     let world = World::new(24);
     ok(&world.pretrain("run", &[]));
-    let (run, shards, out) = (world.text("run"), world.text("data/train-000000.tar"), world.text("map"));
+    let run = world.text("run");
+    let shards = world.text("data/train-000000.tar");
+    let out = world.text("map");
     let input = ["--checkpoint", run.as_str(), "--shards", shards.as_str()];
     let near = world.text("near");
     let args = [&["curate", "near-duplicates"], &input[..], &["--out", &near, "--threshold", "0.9"]].concat();
@@ -206,7 +216,8 @@ fn a_run_curates_its_own_images() {
     assert_eq!(list(&world, "of-file"), list(&world, "near"));
 }
 
-/// Files that were written for other features, another distance or another list are refused, and inputs are not replaced.
+/// Files that were written for other features, another distance or another list are refused, and
+/// inputs are not replaced.
 #[test]
 fn folders_belong_to_one_input() {
     let world = world(&[0.0, 1.0, 90.0, 91.0, 180.0, 181.0, 270.0, 271.0]);
@@ -229,7 +240,8 @@ fn folders_belong_to_one_input() {
     assert!(fails(&balance("a", &clusters), 2).contains("holds another job"));
     assert!(fails(&balance("d", &["--clusters-of", &a]), 2).contains("other features"));
     // The folder of the shards that are read.
-    let (shards, data) = (world.text("data/train-000000.tar"), world.text("data"));
+    let shards = world.text("data/train-000000.tar");
+    let data = world.text("data");
     let features = world.text("x.npy");
     fs::write(world.path("data/job.json"), "{}").unwrap();
     let args =
@@ -304,10 +316,12 @@ fn processes_under_mpirun_write_what_one_does() {
     fs::write(world.path("like.npy"), npy(&like, WIDTH)).unwrap();
     let like = world.text("like.npy");
     for (number, (verb, args)) in OVER_RANKS.into_iter().enumerate() {
-        let (alone, ranks) = (format!("alone{number}"), format!("ranks{number}"));
+        let alone = format!("alone{number}");
+        let ranks = format!("ranks{number}");
         let args: Vec<&str> = args.iter().map(|arg| if *arg == "like.npy" { &like } else { *arg }).collect();
         ok(&curate(&world, verb, &alone, &args));
-        let (features, out) = (world.text("x.npy"), world.text(&ranks));
+        let features = world.text("x.npy");
+        let out = world.text(&ranks);
         let args = [&["curate", verb, "--features", &features, "--out", &out], &args[..]].concat();
         let args: Vec<String> = args.iter().map(ToString::to_string).collect();
         let done = crate::mpirun::mpirun(3, world.folder.path(), &args).output().unwrap();
@@ -315,7 +329,8 @@ fn processes_under_mpirun_write_what_one_does() {
             |rank: usize| fs::read_to_string(world.path(&format!("stderr-{rank}"))).unwrap_or_default();
         assert!(done.status.success(), "{verb}: {}", said(0));
         for file in ["list.jsonl", "keep.txt", "clusters.safetensors"] {
-            let (alone, ranks) = (world.path(&alone).join(file), world.path(&ranks).join(file));
+            let alone = world.path(&alone).join(file);
+            let ranks = world.path(&ranks).join(file);
             assert_eq!(alone.exists(), ranks.exists());
             assert!(
                 !alone.exists() || fs::read(alone).unwrap() == fs::read(ranks).unwrap(),

@@ -1,4 +1,5 @@
-//! Damage that a program could overlook: holes in shards, numbers that are not finite, rows of a cache, a missing plan.
+//! Damage that a program could overlook: holes in shards, numbers that are not finite, rows of a
+//! cache, a missing plan.
 
 use std::fs;
 use std::path::Path;
@@ -9,7 +10,8 @@ use crate::support::{World, fails, ok};
 fn a_hole_in_a_shard_is_told_and_the_other_shards_are_verified() {
     let world = World::new(24);
     let whole = fs::read(world.shard()).unwrap();
-    let (good, bad) = (world.text("good.tar"), world.text("bad.tar"));
+    let good = world.text("good.tar");
+    let bad = world.text("bad.tar");
     fs::write(&good, &whole).unwrap();
     let header_of_the_middle = (0..whole.len() / 512)
         .map(|block| block * 512)
@@ -55,12 +57,15 @@ fn spoil(path: &str, value: f32, n: usize) {
 fn weights_that_are_not_finite_are_refused_by_name() {
     let world = World::new(40);
     ok(&world.pretrain("run", &[]));
-    let (run, shard) = (world.text("run"), world.text("data/train-000000.tar"));
+    let run = world.text("run");
+    let shard = world.text("data/train-000000.tar");
     let weights = world.text("weights.safetensors");
     for value in [f32::NAN, f32::INFINITY] {
         ok(&world.ocelli(&["export", "--checkpoint", &run, "--out", &weights, "--overwrite"]));
         spoil(&weights, value, 1);
-        let (features, onnx, second) = (world.text("f.npy"), world.text("w.onnx"), world.text("second"));
+        let features = world.text("f.npy");
+        let onnx = world.text("w.onnx");
+        let second = world.text("second");
         for args in [
             &["probe", "--checkpoint", &weights, "--train", &shard, "--test", &shard][..],
             &["embed", "--checkpoint", &weights, "--shards", &shard, "--out", &features],
@@ -94,7 +99,9 @@ fn weights_that_are_not_finite_are_refused_by_name() {
 fn damaged_rows_of_the_cache_are_made_anew() {
     let world = World::new(40);
     ok(&world.pretrain("run", &[]));
-    let (run, shard, cache) = (world.text("run"), world.text("data/train-000000.tar"), world.text("cache"));
+    let run = world.text("run");
+    let shard = world.text("data/train-000000.tar");
+    let cache = world.text("cache");
     let probe = || {
         let args =
             ["probe", "--checkpoint", &run, "--train", &shard, "--test", &shard, "--json", "--no-record"];
@@ -165,7 +172,8 @@ fn a_run_whose_plan_is_gone_is_still_that_run() {
 #[test]
 fn one_job_at_a_time_writes_into_a_folder() {
     let world = World::new(8);
-    let (out, images) = (world.text("out"), world.text("images"));
+    let out = world.text("out");
+    let images = world.text("images");
     ok(&world.ocelli(&["shards", "extract", &world.text("data/train-000000.tar"), "--out", &images]));
     fs::create_dir(&out).unwrap();
     let held = fs::File::open(&out).unwrap();
@@ -181,7 +189,8 @@ fn one_job_at_a_time_writes_into_a_folder() {
     ok(&world.ocelli(&["shards", "pack", &images, "--out", &out]));
 }
 
-/// Rejects a lock file that is a symbolic link, a network of 65,536 blocks and 20,000 groups of braces.
+/// Rejects a lock file that is a symbolic link, a network of 65,536 blocks and 20,000 groups of
+/// braces.
 #[test]
 fn what_is_planted_or_absurd_is_refused_at_once() {
     let world = World::new(24);
@@ -213,19 +222,26 @@ fn a_forged_manifest_is_refused() {
         manifest["checksum"] = "".into();
         change(&mut manifest);
         fs::write(&path, manifest.to_string()).unwrap();
-        let (checkpoint, out) = (folder.display().to_string(), world.text("forged.safetensors"));
+        let checkpoint = folder.display().to_string();
+        let out = world.text("forged.safetensors");
         let told = fails(&world.ocelli(&["export", "--checkpoint", &checkpoint, "--out", &out]), 3);
         assert!(told.contains(reason), "{told}");
     };
-    let outside = |manifest: &mut serde_json::Value| manifest["files"][0]["name"] = "../../secret".into();
-    refused(&outside, "is not the name of a file");
-    let folder_as_file = |manifest: &mut serde_json::Value| manifest["files"][0]["name"] = ".".into();
-    refused(&folder_as_file, "is not a regular file");
-    let huge = |manifest: &mut serde_json::Value| {
-        manifest["units"][0]["numel"] = (1_u64 << 40).into();
-        manifest["units"][0]["padded"] = (1_u64 << 40).into();
-    };
-    refused(&huge, "other parameters than the network");
+    refused(
+        &|manifest: &mut serde_json::Value| manifest["files"][0]["name"] = "../../secret".into(),
+        "is not the name of a file",
+    );
+    refused(
+        &|manifest: &mut serde_json::Value| manifest["files"][0]["name"] = ".".into(),
+        "is not a regular file",
+    );
+    refused(
+        &|manifest: &mut serde_json::Value| {
+            manifest["units"][0]["numel"] = (1_u64 << 40).into();
+            manifest["units"][0]["padded"] = (1_u64 << 40).into();
+        },
+        "other parameters than the network",
+    );
 
     // Heads are read as the manifest lists them.
     let with_heads = |change: &dyn Fn(&mut serde_json::Value), reason: &str| {
@@ -266,7 +282,8 @@ fn a_configuration_of_another_network_is_refused() {
         ("transformers", "num_attention_heads", serde_json::json!("two")),
         ("timm", "model_args", serde_json::json!({ "act_layer": "quick_gelu" })),
     ] {
-        let (run, out) = (world.text("run"), world.text(format));
+        let run = world.text("run");
+        let out = world.text(format);
         let args = ["export", "--checkpoint", &run, "--out", &out, "--format", format, "--overwrite"];
         ok(&world.ocelli(&args));
         let path = world.path(format).join("config.json");
@@ -319,7 +336,8 @@ fn a_run_whose_views_were_other_ones_is_refused() {
 fn what_does_not_fit_into_memory_is_a_matter_of_configuration() {
     let world = World::new(24);
     ok(&world.pretrain("run", &[]));
-    let (run, shard) = (world.text("run"), world.text("data/train-000000.tar"));
+    let run = world.text("run");
+    let shard = world.text("data/train-000000.tar");
     let limited = |kilobytes: u64, args: &[&str]| {
         let program = env!("CARGO_BIN_EXE_ocelli-under-test");
         let script = format!("ulimit -v {kilobytes}; exec \"$0\" \"$@\"");
@@ -423,8 +441,9 @@ fn damaged_states_give_no_result() {
             beside.exists().then_some(beside)
         }));
         for path in files {
-            let join = || world.ocelli(&[args, &["--join", "2"]].concat());
-            for (at, output) in with_flipped_bits(&path, 12, join) {
+            for (at, output) in
+                with_flipped_bits(&path, 12, || world.ocelli(&[args, &["--join", "2"]].concat()))
+            {
                 assert!(!output.status.success(), "byte {at} of {}: {output:?}", path.display());
                 let said = String::from_utf8_lossy(&output.stderr);
                 assert!(!said.contains("panicked") && !said.contains("bug in"), "{said}");

@@ -13,7 +13,8 @@ fn plan(threads: usize, n_samples: u64) -> Plan {
     trainer::resolve(recipe, n_samples).unwrap()
 }
 
-/// Returns the views of global batches `first..first + n`, gathered from all ranks in the order of positions.
+/// Returns the views of global batches `first..first + n`, gathered from all ranks in the order of
+/// positions.
 fn views(world: &World, ranks: usize, threads: usize, first: u64, n: u64) -> Vec<Vec<Vec<u8>>> {
     let dataset = world.dataset();
     let plan = plan(threads, dataset.n_samples());
@@ -49,8 +50,8 @@ fn batches_are_the_same_for_all_ranks_threads_and_restarts() {
     }
 }
 
-/// Every fifth image is damaged: the rest of the stream does not change, each bad one is listed in the
-/// ledger once, and substitutes are the same for all ranks and threads.
+/// Every fifth image is damaged: the rest of the stream does not change, each bad one is listed in
+/// the ledger once, and substitutes are the same for all ranks and threads.
 #[test]
 fn bad_samples_are_replaced_alike_everywhere() {
     let world = World::new(40);

@@ -45,7 +45,8 @@ impl Disturbance {
     /// Returns the exit codes that a rank may have after it; 0 if the run was complete before.
     pub(crate) fn codes(self) -> &'static [i32] {
         match self {
-            // 1 is mpirun's, which ends ranks that are about to find each other. A damaged checkpoint is passed over.
+            // 1 is mpirun's, which ends ranks that are about to find each other. A damaged
+            // checkpoint is passed over.
             KillRank | PauseRank | CutCableForTwoSeconds | DamageCheckpoint | ShortenCheckpoint => {
                 &[0, 1, 134, 137, 143]
             }
@@ -110,7 +111,8 @@ impl Attempt {
         self.has_ended()
     }
 
-    /// Sends a signal to the program of `rank`, which may have to be started first, unless it has ended.
+    /// Sends a signal to the program of `rank`, which may have to be started first, unless it has
+    /// ended.
     pub(crate) fn signal(&self, rank: usize, signal: &str) {
         let start = Instant::now();
         let has_ended = || self.folder.join(format!("code-{rank}")).exists();
@@ -125,7 +127,8 @@ impl Attempt {
         let wanted = format!("OMPI_COMM_WORLD_RANK={rank}");
         for entry in fs::read_dir("/proc").unwrap().flatten() {
             let read = |name: &str| fs::read(entry.path().join(name)).unwrap_or_default();
-            let (command, environment) = (read("cmdline"), read("environ"));
+            let command = read("cmdline");
+            let environment = read("environ");
             let is_program = command.starts_with(env!("CARGO_BIN_EXE_ocelli-under-test").as_bytes());
             let is_here = String::from_utf8_lossy(&command).contains(&self.folder.display().to_string());
             if is_program

@@ -22,7 +22,8 @@ fn npy(path: &std::path::Path) -> (Vec<f32>, Vec<u64>) {
 /// Reads the features of a Parquet file, and its other columns as JSON rows.
 fn read_parquet(path: &std::path::Path) -> (Vec<f32>, Vec<Value>) {
     let reader = SerializedFileReader::new(fs::File::open(path).unwrap()).unwrap();
-    let (mut features, mut rows) = (Vec::new(), Vec::new());
+    let mut features = Vec::new();
+    let mut rows = Vec::new();
     for row in reader.get_row_iter(None).unwrap() {
         let mut row = row.unwrap().to_json_value();
         let values = row.as_object_mut().unwrap().remove("features").unwrap();
@@ -36,7 +37,8 @@ fn read_parquet(path: &std::path::Path) -> (Vec<f32>, Vec<Value>) {
 fn rows_name_their_images_and_say_how_they_were_made() {
     let world = World::new(20);
     ok(&world.pretrain("run", &[]));
-    let (run, shard) = (world.text("run"), world.text("data/train-000000.tar"));
+    let run = world.text("run");
+    let shard = world.text("data/train-000000.tar");
     let embed = |out: &str, more: &[&str]| {
         let out = world.text(out);
         let args = ["embed", "--checkpoint", &run, "--shards", &shard, "--json", "--out", &out];
@@ -70,7 +72,8 @@ fn rows_name_their_images_and_say_how_they_were_made() {
     ok(&embed("x.parquet", &[]));
     assert_eq!(read_parquet(&world.path("x.parquet")), (rows.clone(), images.clone()));
 
-    // Levels are concatenated, the last one last, and followed by the average; patches are all of them.
+    // Levels are concatenated, the last one last, and followed by the average; patches are all of
+    // them.
     ok(&embed("levels.npy", &["--levels", "2", "--average"]));
     let (levels, shape) = npy(&world.path("levels.npy"));
     assert_eq!(shape, [20, 3 * width]);
@@ -98,7 +101,8 @@ fn rows_name_their_images_and_say_how_they_were_made() {
     assert!(parts.iter().zip(&rows).all(|(a, b)| (a - b).abs() < 1e-5));
 }
 
-/// A folder works like shards: names are paths below it, classes its sub-folders, and other files have no row.
+/// A folder works like shards: names are paths below it, classes its sub-folders, and other files
+/// have no row.
 #[test]
 fn a_folder_is_embedded_without_being_packed() {
     let world = World::new(6);
@@ -117,7 +121,8 @@ fn a_folder_is_embedded_without_being_packed() {
     }
     fs::write(folder.join("dog/broken.jpg"), b"no image").unwrap();
     fs::write(folder.join("dog/phone.heic"), b"not read").unwrap();
-    let (run, out) = (world.text("run"), world.text("x.npy"));
+    let run = world.text("run");
+    let out = world.text("x.npy");
     let args = ["embed", "--checkpoint", &run, "--images", &world.text("photos"), "--out", &out, "--json"];
     let output = world.ocelli(&args);
     let skipped = ok(&output);
@@ -148,7 +153,8 @@ pub(crate) fn walk(folder: &std::path::Path) -> Vec<std::path::PathBuf> {
 fn bad_input_is_named() {
     let world = World::new(6);
     ok(&world.pretrain("run", &[]));
-    let (run, shard) = (world.text("run"), world.text("data/train-000000.tar"));
+    let run = world.text("run");
+    let shard = world.text("data/train-000000.tar");
     let embed = |more: &[&str]| {
         let args = ["embed", "--checkpoint", &run, "--shards", &shard];
         world.ocelli(&[&args[..], more].concat())

@@ -1,4 +1,5 @@
-//! `ocelli probe` as a user calls it: protocols, settings, messages about bad sets, and records in a run.
+//! `ocelli probe` as a user calls it: protocols, settings, messages about bad sets, and records in
+//! a run.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -42,7 +43,9 @@ pub(crate) fn shard(world: &World, name: &str) -> String {
 }
 
 pub(crate) fn probe(world: &World, train: &str, test: &str, more: &[&str]) -> Output {
-    let (run, train, test) = (world.text("run"), shard(world, train), shard(world, test));
+    let run = world.text("run");
+    let train = shard(world, train);
+    let test = shard(world, test);
     let args = ["probe", "--checkpoint", &run, "--train", &train, "--test", &test, "--json"];
     world.ocelli(&[&args[..], more].concat())
 }
@@ -83,8 +86,8 @@ fn every_protocol_gives_numbers_that_say_what_they_are_of() {
     ];
     assert_eq!(numbers.keys().collect::<Vec<_>>(), expected);
     for (name, number) in numbers {
-        let (accuracy, interval) =
-            (number["accuracy"].as_f64().unwrap(), number["interval"].as_array().unwrap());
+        let accuracy = number["accuracy"].as_f64().unwrap();
+        let interval = number["interval"].as_array().unwrap();
         let bounds: Vec<f64> = interval.iter().map(|bound| bound.as_f64().unwrap()).collect();
         assert!(bounds[0] <= accuracy && accuracy <= bounds[1], "{name}: {number}");
         let confusion: u64 = number["confusion"]
@@ -219,7 +222,9 @@ fn what_cannot_be_scored_is_refused() {
     let weights = step.join("rank-00000.safetensors");
     let bytes = fs::read(&weights).unwrap();
     fs::write(&weights, &bytes[..bytes.len() / 2]).unwrap();
-    let (step, train, test) = (step.display().to_string(), shard(&world, "train"), shard(&world, "test"));
+    let step = step.display().to_string();
+    let train = shard(&world, "train");
+    let test = shard(&world, "test");
     let half = fails(&world.ocelli(&["probe", "--checkpoint", &step, "--train", &train, "--test", &test]), 3);
     assert!(half.contains("rank-00000.safetensors"), "{half}");
     // The previous checkpoint is complete, and is used if the run's folder is given.
@@ -230,8 +235,10 @@ fn what_cannot_be_scored_is_refused() {
 #[test]
 fn the_cache_gives_what_would_be_computed() {
     let world = probed();
-    let (train, test) = (shard(&world, "train"), shard(&world, "test"));
-    let (run, cache) = (world.text("run"), world.text("cache"));
+    let train = shard(&world, "train");
+    let test = shard(&world, "test");
+    let run = world.text("run");
+    let cache = world.text("cache");
     let scores = |more: &[&str], gigabytes: &str| -> Value {
         let args =
             ["probe", "--checkpoint", &run, "--train", &train, "--test", &test, "--json", "--no-record"];
@@ -251,7 +258,8 @@ fn the_cache_gives_what_would_be_computed() {
         rows("student.npy", &["--network", "student"]),
         "what could be mixed up"
     );
-    let (teacher, student) = (scores(&[], "0"), scores(&["--network", "student"], "0"));
+    let teacher = scores(&[], "0");
+    let student = scores(&["--network", "student"], "0");
     assert!(!world.path("cache/features").exists());
     for _ in 0..2 {
         assert_eq!(
@@ -275,7 +283,8 @@ fn the_cache_gives_what_would_be_computed() {
 fn measures_need_no_labels() {
     let world = probed();
     pack(&world, "bare", 0..30, |_| None);
-    let (run, bare) = (world.text("run"), world.text("bare/bare-000000.tar"));
+    let run = world.text("run");
+    let bare = world.text("bare/bare-000000.tar");
     let output = world.ocelli(&["probe", "--checkpoint", &run, "--label-free", "--test", &bare, "--json"]);
     ok(&output);
     let said = json_of(&output);
@@ -288,7 +297,8 @@ fn measures_need_no_labels() {
     assert_eq!(rows.lines().count(), 5);
 }
 
-/// A run that prunes its checkpoints, and two watchers, one of them killed repeatedly: each checkpoint is scored once or named.
+/// A run that prunes its checkpoints, and two watchers, one of them killed repeatedly: each
+/// checkpoint is scored once or named.
 #[test]
 fn watchers_score_every_checkpoint_once_or_name_it() {
     let world = probed();
@@ -301,7 +311,8 @@ fn watchers_score_every_checkpoint_once_or_name_it() {
         command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()
     };
     let watched = world.text("watched");
-    let (train, test) = (shard(&world, "train"), shard(&world, "test"));
+    let train = shard(&world, "train");
+    let test = shard(&world, "test");
     let watch = ["probe", "--watch", &watched, "--train", &train, "--test", &test, "--protocol", "knn"];
     let watch: Vec<String> = watch.iter().map(ToString::to_string).collect();
     let mut first = spawn(&watch);
@@ -346,7 +357,8 @@ fn watchers_score_every_checkpoint_once_or_name_it() {
 #[test]
 fn one_set_is_scored_within_itself() {
     let world = probed();
-    let (run, test) = (world.text("run"), shard(&world, "train"));
+    let run = world.text("run");
+    let test = shard(&world, "train");
     let args = [
         "probe",
         "--checkpoint",

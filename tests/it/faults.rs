@@ -69,8 +69,8 @@ fn shards_that_were_replaced_are_noticed() {
 fn a_run_that_was_never_finite_has_failed() {
     let world = World::new(24);
     for steps in ["1", "3"] {
-        let (length, drill) =
-            (format!("optim.length={{steps={steps}}}"), format!("nan:step=0,steps={steps}"));
+        let length = format!("optim.length={{steps={steps}}}");
+        let drill = format!("nan:step=0,steps={steps}");
         let more = ["--set", &length, "--set", "optim.warmup={steps=0}", "--inject-fault", &drill];
         let stderr = fails(&world.pretrain(&format!("run-{steps}"), &more), 78);
         assert!(stderr.contains("not finite"), "{stderr}");

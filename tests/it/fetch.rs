@@ -93,10 +93,12 @@ fn a_server_that_trickles_is_given_up() {
     assert!(error.contains("bytes came in 0.5 s") && error.contains("tried 2 times"), "{error}");
 }
 
-/// The version changes while the shard is fetched: the result is never a mixture, and never a shard that was not indexed.
+/// The version changes while the shard is fetched: the result is never a mixture, and never a shard
+/// that was not indexed.
 #[test]
 fn a_shard_that_changes_on_the_way_is_noticed() {
-    let (world, other) = (World::new(30), World::new(31));
+    let world = World::new(30);
+    let other = World::new(31);
     without_sidecar(&world);
     // A server that starts anew, one that sees that the version is another, and one that does not.
     for (ignores_ranges, ignores_versions) in [(true, false), (false, false), (false, true)] {
@@ -223,7 +225,8 @@ fn what_is_no_shard_is_not_kept() {
     assert_eq!(cached(&world).len(), 2);
 }
 
-/// A server that stops in the middle of training: a signal stops the run, and a checkpoint is written.
+/// A server that stops in the middle of training: a signal stops the run, and a checkpoint is
+/// written.
 #[test]
 fn a_run_that_waits_for_a_server_can_be_stopped() {
     let world = World::new(16);
@@ -248,7 +251,8 @@ fn a_run_that_waits_for_a_server_can_be_stopped() {
     let mut args = world.pretrain_args("run", &["--set", "data.window_shards=1"]);
     let shards = args.iter().position(|arg| arg == "--shards").unwrap() + 1;
     args[shards] = format!("{}::{}", server.url("second-000000.tar"), world.shard().display());
-    // The second of the list is read first. The index of the other is known; the shard itself never comes.
+    // The second of the list is read first. The index of the other is known; the shard itself never
+    // comes.
     let cache = world.path("cache");
     let list = ["shards", "ls", &args[shards].clone()].map(String::from);
     ok(&program().args(list).env("OCELLI_CACHE", &cache).output().unwrap());
@@ -274,7 +278,8 @@ fn a_run_that_waits_for_a_server_can_be_stopped() {
 /// A shard that differs from its index is fetched twice at most and named once, by each verb.
 #[test]
 fn a_replaced_shard_is_not_fetched_for_each_of_its_samples() {
-    let (world, other) = (World::new(40), World::new(39));
+    let world = World::new(40);
+    let other = World::new(39);
     for verb in ["verify", "stats", "contact-sheet", "filter"] {
         let server = WebServer::start(&world.path("data"), Faults::default());
         let url = server.url("train-000000.tar");
@@ -301,7 +306,8 @@ fn a_replaced_shard_is_not_fetched_for_each_of_its_samples() {
     }
 }
 
-/// Returns standard error of a verb that exited with 3, whether it counts bad samples or stops at the first.
+/// Returns standard error of a verb that exited with 3, whether it counts bad samples or stops at
+/// the first.
 fn ends_with_3(output: &std::process::Output) -> String {
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(3), "{said}");

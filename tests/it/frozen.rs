@@ -1,4 +1,5 @@
-//! Frozen networks: their files are read at every start, named in the plan, and not written into checkpoints.
+//! Frozen networks: their files are read at every start, named in the plan, and not written into
+//! checkpoints.
 
 use crate::support::{TINY, World, fails, ok};
 
@@ -9,7 +10,8 @@ fn with_method(method: &str) -> String {
     format!("{before}[method]\n{method}\n[views]{after}")
 }
 
-/// Creates a world with a file of weights, and a recipe that distills them into a network with larger patches.
+/// Creates a world with a file of weights, and a recipe that distills them into a network with
+/// larger patches.
 fn world(image_px: usize) -> (World, String) {
     let world = World::new(30);
     ok(&world.pretrain("a", &[]));

@@ -46,24 +46,26 @@ fn color_operations_equal_pillow() {
     }
 }
 
-/// Boxes equal those of torchvision's `RandomResizedCrop.get_params` for the same random draws: sizes of accepted
-/// tries, tries that do not fit, and the centered fallback (`scripts/golden/crop.py`).
+/// Boxes equal those of torchvision's `RandomResizedCrop.get_params` for the same random draws:
+/// sizes of accepted tries, tries that do not fit, and the centered fallback
+/// (`scripts/golden/crop.py`).
 #[test]
 fn crop_boxes_equal_torchvision() {
     let text = String::from_utf8(
         std::fs::read(concat!(env!("CARGO_MANIFEST_DIR"), "/golden/augment/crop_boxes.csv")).unwrap(),
     )
     .unwrap();
-    let (mut n_fallbacks, mut n_retries) = (0, 0);
+    let mut n_fallbacks = 0;
+    let mut n_retries = 0;
     for line in text.lines().skip(1) {
         let fields: Vec<&str> = line.split(',').collect();
         let int = |i: usize| fields[i].parse::<u32>().unwrap();
-        let (width, height) = (int(0), int(1));
+        let width = int(0);
+        let height = int(1);
         let scale = [fields[2].parse().unwrap(), fields[3].parse().unwrap()];
         let uniforms: Vec<f32> = fields[4].split(' ').map(|u| u.parse().unwrap()).collect();
         let mut tries = uniforms.chunks_exact(2);
-        let fits = |pair: &[f32]| candidate([pair[0], pair[1]], width, height, scale, RATIO);
-        let accepted = tries.find_map(fits);
+        let accepted = tries.find_map(|pair| candidate([pair[0], pair[1]], width, height, scale, RATIO));
         assert_eq!(tries.len(), 0, "the same try is accepted: {line}");
         n_retries += usize::from(uniforms.len() > 2);
         let size = accepted.unwrap_or_else(|| {
@@ -105,7 +107,8 @@ const TORCHVISION_BLURS: [(usize, &str); 8] =
 const PILLOW_BLURS: [&str; 11] =
     ["0.1", "0.25", "0.5", "1.0", "1.4", "1.45", "1.7", "2.0", "2.6", "7.5", "40.0"];
 
-/// A few of the 25,752 bytes may differ by one level, where f32 sums are so close to a half that their order matters.
+/// A few of the 25,752 bytes may differ by one level, where f32 sums are so close to a half that
+/// their order matters.
 #[test]
 fn torchvisions_blur_is_torchvisions() {
     let mut n_different = 0;

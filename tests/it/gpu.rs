@@ -16,7 +16,8 @@ fn a_network_is_the_same_beside_the_cpu() {
     ok(&world.ocelli(&["bench", "device", "--recipe", &recipe, "--device", &device(), "--steps", "3"]));
 }
 
-/// A run that is killed and continued, and one with its shards on the host, have the losses of an unbroken run on the CPU.
+/// A run that is killed and continued, and one with its shards on the host, have the losses of an
+/// unbroken run on the CPU.
 #[test]
 fn a_run_is_the_same_beside_the_cpu() {
     let world = World::new(60);

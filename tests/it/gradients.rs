@@ -19,7 +19,8 @@ fn worst(a: Vec<Tensor<1>>, b: Vec<Tensor<1>>) -> f64 {
     a.into_iter()
         .zip(b)
         .map(|(a, b)| {
-            let (a, b) = (to_host(a), to_host(b));
+            let a = to_host(a);
+            let b = to_host(b);
             assert!(b.iter().any(|value| *value != 0.0), "every unit has a gradient");
             difference(&b, &a)
         })
@@ -29,13 +30,14 @@ fn worst(a: Vec<Tensor<1>>, b: Vec<Tensor<1>>) -> f64 {
 fn losses(plan: &Plan, n: u64) -> Vec<f64> {
     let mut trainer = plan.trainer(Communicator::solo(), &Device::flex()).unwrap();
     let schedules = plan.schedules();
-    let step = |step| {
-        let batch = noise_batch(&plan.multicrop(), plan.recipe.data.format(), 8, step);
-        let report = trainer.step(&batch, &schedules.at(step)).unwrap();
-        assert!(report.finite);
-        report.loss
-    };
-    (0..n).map(step).collect()
+    (0..n)
+        .map(|step| {
+            let batch = noise_batch(&plan.multicrop(), plan.recipe.data.format(), 8, step);
+            let report = trainer.step(&batch, &schedules.at(step)).unwrap();
+            assert!(report.finite);
+            report.loss
+        })
+        .collect()
 }
 
 /// Keeping graphs or recomputing, with drop-path, gives the same losses bit for bit.
@@ -47,8 +49,8 @@ fn every_keep_trains_alike() {
     }
 }
 
-/// A batch sent by the upload thread has the same gradients as a local one, bit for bit, in the order of the
-/// requests; a batch that is not waited for blocks no other.
+/// A batch sent by the upload thread has the same gradients as a local one, bit for bit, in the
+/// order of the requests; a batch that is not waited for blocks no other.
 #[test]
 fn batches_that_are_sent_train_like_batches_that_are_here() {
     let plan = plan(&["run.workers=1", "optim.micro_batches=2"]);
@@ -95,7 +97,8 @@ fn the_last_layer_is_frozen_at_first() {
         let shard = trainer.trained().iter().find(|s| s.layout.name == name).unwrap();
         to_host(shard.weights.values().clone())
     };
-    let (last, block) = (weights(&trainer, "head.last_layer"), weights(&trainer, "blocks.0"));
+    let last = weights(&trainer, "head.last_layer");
+    let block = weights(&trainer, "blocks.0");
     for step in 0..2 {
         // The first step of the warm-up has a rate of zero.
         let batch = noise_batch(&plan.multicrop(), plan.recipe.data.format(), 8, step);

@@ -1,5 +1,5 @@
-//! When data count as the same: caches of features and indices, resumed runs, parts and curation never take
-//! images for others, whatever their names, lengths and times.
+//! When data count as the same: caches of features and indices, resumed runs, parts and curation
+//! never take images for others, whatever their names, lengths and times.
 
 use std::fs::{self, File};
 use std::path::Path;
@@ -53,8 +53,9 @@ fn overwrite_in_place(path: &Path, bytes: &[u8]) {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
 
-    /// Sets that differ in one byte never share a key, and the same set has one key wherever it is: with an
-    /// index that this program wrote, with one that describes the bytes of before, and with none.
+    /// Sets that differ in one byte never share a key, and the same set has one key wherever it is:
+    /// with an index that this program wrote, with one that describes the bytes of before, and with
+    /// none.
     #[test]
     fn one_byte_makes_other_data(seed: u64, image in 0usize..4, at in 0usize..75, change in 1u8..) {
         let world = World { folder: tempfile::tempdir().unwrap() };
@@ -96,7 +97,8 @@ fn with_cache(world: &World, args: &[&str]) -> std::process::Output {
     command.args(args).output().unwrap()
 }
 
-/// Two sets of noise with equal names and lengths: neighbors in the other set are no better than chance.
+/// Two sets of noise with equal names and lengths: neighbors in the other set are no better than
+/// chance.
 #[test]
 fn noise_is_not_scored_as_its_own_neighbor() {
     let world = World::new(8);
@@ -168,7 +170,8 @@ fn a_rewritten_tar_has_its_own_features_and_keys() {
     assert!(listed.contains("new011") && !listed.contains("000011"), "{listed}");
 }
 
-/// A run goes on with its images wherever they are, and not with others of the same keys and lengths.
+/// A run goes on with its images wherever they are, and not with others of the same keys and
+/// lengths.
 #[test]
 fn a_run_goes_on_with_its_images_and_no_others() {
     let world = World::new(8);

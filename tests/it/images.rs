@@ -5,7 +5,8 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// Commands that jobs and scripts call beyond a shell's own, and the Debian package that each is in.
+/// Commands that jobs and scripts call beyond a shell's own, and the Debian package that each is
+/// in.
 const PACKAGES: [(&str, &str); 5] = [
     ("mpirun", "openmpi-bin"),
     ("sshd", "openssh-server"),

@@ -1,6 +1,8 @@
-//! Weights from and for other libraries, checked by the libraries themselves (`tests/interop/libraries.py`).
+//! Weights from and for other libraries, checked by the libraries themselves
+//! (`tests/interop/libraries.py`).
 //!
-//! `OCELLI_PYTHON` names the Python that has them; tests of missing libraries are skipped, with one line.
+//! `OCELLI_PYTHON` names the Python that has them; tests of missing libraries are skipped, with one
+//! line.
 
 use std::path::Path;
 use std::process::Command;
@@ -68,7 +70,8 @@ fn graphs_run_in_onnxruntime() {
     }
 }
 
-/// The program in the card of every export, as it stands, gives the feature that `ocelli embed` gives.
+/// The program in the card of every export, as it stands, gives the feature that `ocelli embed`
+/// gives.
 #[test]
 fn programs_of_cards_run() {
     let Some(python) = python("torch, torchvision, timm, transformers, onnxruntime, PIL") else { return };
@@ -101,9 +104,11 @@ fn programs_of_cards_run_on_bands() {
     let mut n_run = 0;
     for network @ (name, model) in OF_BANDS {
         let channels = toml::from_str::<ModelConfig>(model).unwrap().n_channels();
-        let wave =
-            |i: usize| (32_000.0 + 30_000.0 * (i as f32 * 0.37).sin() * (i as f32 * 0.0013).cos()) as u16;
-        let values: Vec<u16> = (0..channels * 40 * 36).map(wave).collect();
+        let values: Vec<u16> = (0..channels * 40 * 36)
+            .map(|i: usize| {
+                (32_000.0 + 30_000.0 * (i as f32 * 0.37).sin() * (i as f32 * 0.0013).cos()) as u16
+            })
+            .collect();
         let image = npy_u16([channels, 40, 36], &values);
         std::fs::create_dir(bench.text(name)).unwrap();
         std::fs::write(bench.text(&format!("{name}/image.npy")), &image).unwrap();
@@ -113,7 +118,8 @@ fn programs_of_cards_run_on_bands() {
     assert!(n_run >= 14, "{n_run} programs");
 }
 
-/// Files of `torch.save` and safetensors with other names are read again, through every format that can hold the network.
+/// Files of `torch.save` and safetensors with other names are read again, through every format that
+/// can hold the network.
 #[test]
 fn exports_are_read_again() {
     let folder = tempfile::tempdir().unwrap();
@@ -166,8 +172,8 @@ fn exports_are_read_again() {
     }
 }
 
-/// Random networks of timm, torchvision, transformers, DINO and DINOv2 have the same features in Ocelli, and Ocelli's
-/// networks have the same features in these libraries.
+/// Random networks of timm, torchvision, transformers, DINO and DINOv2 have the same features in
+/// Ocelli, and Ocelli's networks have the same features in these libraries.
 #[test]
 fn libraries_give_the_same_features() {
     let Some(python) = python("torch, torchvision, timm, transformers, safetensors") else { return };

@@ -39,7 +39,8 @@ fn crc32(bytes: &[u8]) -> u32 {
 
 #[test]
 fn pixels_are_pillows() {
-    let (files, mut decoder) = (files(), Decoder::default());
+    let files = files();
+    let mut decoder = Decoder::default();
     let table = std::fs::read_to_string(format!("{FOLDER}/pixels.csv")).unwrap();
     let mut n = 0;
     for line in table.lines().skip(1) {
@@ -87,7 +88,8 @@ impl Drop for Pillow {
 
 /// Returns the headers of frames and scans, up to the end marker, if there is one.
 fn scans(bytes: &[u8]) -> Vec<&[u8]> {
-    let (mut found, mut at) = (Vec::new(), 2);
+    let mut found = Vec::new();
+    let mut at = 2;
     while let Some(start) =
         bytes[at..].windows(2).position(|pair| pair[0] == 0xff && pair[1] >= 0xc0 && pair[1] < 0xff)
     {
@@ -132,14 +134,17 @@ fn damaged(bytes: &[u8], seed: u64) -> Vec<u8> {
     bytes
 }
 
-/// Damaged files are decoded to Pillow's bytes too, or by neither. If a scan is lost, libjpeg smooths the rest of a
-/// progressive image, which Ocelli does not: files whose scans have changed are left out.
+/// Damaged files are decoded to Pillow's bytes too, or by neither. If a scan is lost, libjpeg
+/// smooths the rest of a progressive image, which Ocelli does not: files whose scans have changed
+/// are left out.
 #[test]
 fn damaged_files_are_decoded_as_pillow_decodes_them() {
     let Some(mut pillow) = Pillow::start() else { return };
-    let (files, mut decoder) = (files(), Decoder::default());
+    let files = files();
+    let mut decoder = Decoder::default();
     let n_rounds = if std::env::var_os("RUN_SLOW_TESTS").is_some() { 60 } else { 2 };
-    let (mut n_compared, mut n_refused) = (0, 0);
+    let mut n_compared = 0;
+    let mut n_refused = 0;
     for (i, (name, bytes)) in files.iter().enumerate() {
         for round in 0..n_rounds {
             let seed = i as u64 * 1000 + round;

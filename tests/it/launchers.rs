@@ -71,7 +71,8 @@ fn a_signal_reaches_every_rank() {
     assert!((0..3).all(|rank| world.path(&format!("down-{rank}")).exists()), "a rank was left behind");
 }
 
-/// The script for Slurm starts one rank for each GPU of each node, which all meet at the first node.
+/// The script for Slurm starts one rank for each GPU of each node, which all meet at the first
+/// node.
 #[test]
 fn slurm_starts_a_rank_for_each_gpu() {
     use std::os::unix::fs::PermissionsExt;

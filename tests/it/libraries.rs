@@ -27,7 +27,8 @@ pub(crate) fn python(modules: &str) -> Option<PathBuf> {
 /// Runs the script; its output must be free of errors.
 pub(crate) fn script(python: &Path, args: &[&str]) {
     let output = Command::new(python).arg(SCRIPT).args(args).output().unwrap();
-    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    let out = String::from_utf8_lossy(&output.stdout);
+    let err = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{args:?}\n{out}\n{err}");
 }
 
@@ -93,8 +94,8 @@ impl Bench {
         out
     }
 
-    /// Runs the program of the model card `card` in the folder; returns the file with its feature, `None` if the library cannot
-    /// build the network.
+    /// Runs the program of the model card `card` in the folder; returns the file with its feature,
+    /// `None` if the library cannot build the network.
     pub(crate) fn run_card(&self, card: &str) -> Option<String> {
         let text = std::fs::read_to_string(self.text(card)).unwrap();
         let (_, rest) = text.split_once("```python\n").unwrap();
@@ -114,8 +115,9 @@ impl Bench {
         Some(out)
     }
 
-    /// Exports `models` for every library, runs the programs of their cards, and compares their feature with that of `ocelli embed`
-    /// of the image in the folder `images`; returns the number of programs.
+    /// Exports `models` for every library, runs the programs of their cards, and compares their
+    /// feature with that of `ocelli embed` of the image in the folder `images`; returns the number
+    /// of programs.
     pub(crate) fn run_cards(&self, models: &[(&str, &str)], images: &str) -> usize {
         let there = |module: &str| {
             let import = Command::new(&self.python).args(["-c", &format!("import {module}")]).output();

@@ -1,6 +1,7 @@
 use crate::support::{World, fails, metrics, ok};
 
-/// Returns a recipe that trains in seconds: `model` and `method` with views of 16 px, and the settings in `optim`.
+/// Returns a recipe that trains in seconds: `model` and `method` with views of 16 px, and the
+/// settings in `optim`.
 pub(crate) fn recipe(model: &str, method: &str, n_local: usize, optim: &str) -> String {
     let local = match n_local {
         0 => String::new(),
@@ -54,7 +55,8 @@ pub(crate) const LEJEPA: &str = "name = 'lejepa'\nhead_hidden = [16]\nhead_outpu
 pub(crate) const CONVNEXT: &str = "arch = 'convnext'\ndepths = [1, 1, 1, 1]\nwidth = 4\npatch_px = 1";
 const LARC: &str = "algorithm = 'larc'\nweight_decay = [1e-4, 1e-4]\ndecay_vectors = true";
 
-/// Every method from shards to a score and an exported backbone, with an interruption in the middle.
+/// Every method from shards to a score and an exported backbone, with an interruption in the
+/// middle.
 #[test]
 fn every_method_trains_goes_on_is_probed_and_exported() {
     for (name, model, method, n_local, optim) in [
@@ -75,10 +77,12 @@ fn every_method_trains_goes_on_is_probed_and_exported() {
             std::fs::read(world.path(run).join("checkpoints/step-0000000012/rank-00000.safetensors")).unwrap()
         };
         assert!(checkpoint("parts") == checkpoint("whole"), "{name}: weights differ");
-        let (run, out) = (world.text("whole"), world.text(&format!("{name}.safetensors")));
+        let run = world.text("whole");
+        let out = world.text(&format!("{name}.safetensors"));
         ok(&world.ocelli(&["export", "--checkpoint", &run, "--out", &out]));
         assert!(std::fs::metadata(&out).unwrap().len() > 1000, "{name}");
-        let (train, test) = (world.text("data/train-000000.tar"), world.text("data/train-000000.tar"));
+        let train = world.text("data/train-000000.tar");
+        let test = world.text("data/train-000000.tar");
         let scores = ok(&world.ocelli(&["probe", "--checkpoint", &run, "--train", &train, "--test", &test]));
         // The only warning is about equal images.
         let warned = |line: &&str| line.contains("warning") && !line.contains("among the training images");

@@ -1,4 +1,5 @@
-//! Sources mixed by shares and images shown by weight: exact, resumable and the same on any number of ranks.
+//! Sources mixed by shares and images shown by weight: exact, resumable and the same on any number
+//! of ranks.
 
 use std::collections::HashMap;
 use std::fs;
@@ -13,21 +14,24 @@ fn pretrain(world: &World, workdir: &str, shards: &[&str], more: &[&str]) -> std
     world.ocelli(&args.iter().map(String::as_str).collect::<Vec<_>>())
 }
 
-/// Every fourth batch position is of the second source, whatever the sizes of the sources, and the metrics say so.
+/// Every fourth batch position is of the second source, whatever the sizes of the sources, and the
+/// metrics say so.
 #[test]
 fn sources_are_mixed_by_their_shares() {
     let world = World::new(20);
     let few = world.text("few");
     let all = world.text("data/train-000000.tar");
     ok(&world.ocelli(&["shards", "subset", &all, "--count", "3", "--out", &few]));
-    let (a, b) = (format!("many={all}"), format!("few={few}"));
+    let a = format!("many={all}");
+    let b = format!("few={few}");
     let both = [a.as_str(), b.as_str()];
     let mix = "data.mix={ many = 3.0, few = 1.0 }";
     let more = ["--set", mix, "--set", "run.log_every_steps=1", "--set", "run.checkpoint_every_steps=1"];
     ok(&pretrain(&world, "run", &both, &more));
     let rows = metrics(&world.path("run"));
     let last = rows.last().unwrap();
-    let (many, few_given) = (last["data/many"].as_f64().unwrap(), last["data/few"].as_f64().unwrap());
+    let many = last["data/many"].as_f64().unwrap();
+    let few_given = last["data/few"].as_f64().unwrap();
     assert_eq!(many + few_given, last["train/samples"].as_f64().unwrap());
     assert!(few_given > 0.0 && many > few_given, "{many} {few_given}");
     // A run that is killed half way ends as one that is not.
@@ -49,19 +53,22 @@ fn sources_are_mixed_by_their_shares() {
     assert!(text.contains("--set data.mix.many=0.5"), "{text}");
 }
 
-/// A recipe cannot run a command, whatever name stands before it, and names of sources do not hide passwords.
+/// A recipe cannot run a command, whatever name stands before it, and names of sources do not hide
+/// passwords.
 #[test]
 fn names_of_sources_hide_nothing() {
     let world = World::new(4);
     let shared = fs::read_to_string(world.path("tiny.toml")).unwrap();
     let marker = world.text("ran");
     let list = format!("[data]\nshards = [\"own=pipe:touch {marker}\"]\nmix = {{ own = 1.0 }}\n");
-    let text = match shared.contains("[data]") {
-        true => shared.replacen("[data]", &list, 1),
-        false => format!("{shared}\n{list}"),
+    let text = if shared.contains("[data]") {
+        shared.replacen("[data]", &list, 1)
+    } else {
+        format!("{shared}\n{list}")
     };
     fs::write(world.path("shared.toml"), text).unwrap();
-    let (recipe, workdir) = (world.text("shared.toml"), world.text("w"));
+    let recipe = world.text("shared.toml");
+    let workdir = world.text("w");
     let refused = world.ocelli(&["pretrain", "--recipe", &recipe, "--workdir", &workdir]);
     assert!(fails(&refused, 2).contains("names a command"));
     assert!(!world.path("ran").exists());
@@ -70,7 +77,8 @@ fn names_of_sources_hide_nothing() {
     assert!(text.contains("letters, digits, _ and -") && !text.contains("secret"), "{text}");
 }
 
-/// Images are shown as their weights say; one that the list does not name is not shown; other weights are another data set.
+/// Images are shown as their weights say; one that the list does not name is not shown; other
+/// weights are another data set.
 #[test]
 fn weights_are_obeyed() {
     let world = World::new(10);

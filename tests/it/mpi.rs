@@ -48,7 +48,8 @@ fn processes_train_to_the_same_bits() {
     let world = World::new(60);
     let ranks = Ranks::new(&world, &["optim.batch_size=8", "optim.micro_batches=4"]);
     ok(&ranks.run(1, "one", &[]));
-    let (expected, expected_weights) = (rows(&world.path("one")), weights(&world.path("one")));
+    let expected = rows(&world.path("one"));
+    let expected_weights = weights(&world.path("one"));
     assert_eq!(expected.len(), 12);
     for (n, workdir, more) in [
         (2, "full2", &[][..]),
@@ -66,8 +67,8 @@ fn processes_train_to_the_same_bits() {
     assert_eq!(Checkpoint::open(&world.path("none4")).unwrap().manifest.files.len(), 1);
 }
 
-/// A run that is killed at every phase on three ranks, continued on two, killed again and finished on four has the losses of
-/// an undisturbed run.
+/// A run that is killed at every phase on three ranks, continued on two, killed again and finished
+/// on four has the losses of an undisturbed run.
 #[test]
 fn a_killed_rank_is_named_and_the_run_goes_on_with_others() {
     let world = World::new(60);
@@ -147,7 +148,8 @@ fn a_signal_on_one_rank_stops_all_at_one_step() {
     }
 }
 
-/// A NaN on one rank is skipped by all; three in a row make all return to the last checkpoint and skip the batches.
+/// A NaN on one rank is skipped by all; three in a row make all return to the last checkpoint and
+/// skip the batches.
 #[test]
 fn a_nan_on_one_rank_is_skipped_and_three_roll_back() {
     let world = World::new(60);
@@ -228,13 +230,14 @@ fn a_straggler_is_named() {
     assert!(ranks.stderr(0).contains("slows the others down"), "{}", ranks.stderr(0));
 }
 
-/// Four ranks train, within a limit on their memory, a model that one rank cannot; and each rank's memory is
-/// that estimated by `plan`.
+/// Four ranks train, within a limit on their memory, a model that one rank cannot; and each rank's
+/// memory is that estimated by `plan`.
 #[test]
 fn shards_fit_where_a_whole_does_not() {
     let world = World::new(60);
     let bench = |limit_kb: u64, shard: &str| {
-        // 68 million parameters: 16 bytes each are 1.1 GB, a third of what a whole takes at its worst.
+        // 68 million parameters: 16 bytes each are 1.1 GB, a third of what a whole takes at its
+        // worst.
         let tiny = world.text("tiny.toml");
         let mut args = vec!["bench", "shard", "--as-set", "--json", "--repeats", "1", "--recipe", &tiny];
         let sizes = ["method.head_hidden=8192", "optim.batch_size=4", "run.workers=1", shard];
@@ -242,7 +245,8 @@ fn shards_fit_where_a_whole_does_not() {
         let script = format!("ulimit -d {limit_kb}; exec \"$@\"");
         Command::new("mpirun")
             .envs([("OMPI_ALLOW_RUN_AS_ROOT", "1"), ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")])
-            // The limit counts what may be written: without it the allocator asks for a gigabyte at a time.
+            // The limit counts what may be written: without it the allocator asks for a gigabyte at
+            // a time.
             .env("MIMALLOC_ARENA_EAGER_COMMIT", "0")
             .args(["--oversubscribe", "-n", "4", "bash", "-c", &script, "bash"])
             .arg(env!("CARGO_BIN_EXE_ocelli-under-test"))
@@ -256,17 +260,19 @@ fn shards_fit_where_a_whole_does_not() {
     let text = String::from_utf8(output.stdout).unwrap();
     let row: serde_json::Value = serde_json::from_str(text.lines().last().unwrap()).unwrap();
     let number = |key: &str| row["modes"][0][key].as_f64().unwrap();
-    let (state, planned) = (number("state_bytes"), number("planned_state_bytes"));
+    let state = number("state_bytes");
+    let planned = number("planned_state_bytes");
     assert!((state - planned).abs() < 0.02 * planned, "state {state}, planned {planned}");
-    let (peak, planned) = (number("peak_bytes"), number("planned_peak_bytes"));
+    let peak = number("peak_bytes");
+    let planned = number("planned_peak_bytes");
     assert!((peak - planned).abs() < 0.1 * planned, "peak {peak}, planned {planned}");
     let whole = bench(limit_kb, "run.shard=\"none\"");
     assert!(!whole.status.success(), "the limit does not bind");
     assert!(String::from_utf8_lossy(&whole.stderr).contains("memory allocation"), "{whole:?}");
 }
 
-/// Prototypes that ranks divide: the same loss as whole ones up to rounding, and the same bits on 2 and 4 ranks; less memory and
-/// traffic, as planned.
+/// Prototypes that ranks divide: the same loss as whole ones up to rounding, and the same bits on 2
+/// and 4 ranks; less memory and traffic, as planned.
 #[test]
 fn ranks_divide_prototypes() {
     divide_prototypes(&["method.prototypes=256"], &["method.prototypes=131072", "method.head_bottleneck=64"]);
@@ -285,8 +291,9 @@ fn ranks_divide_prototypes_of_masked_patches() {
     divide_prototypes(&[&method(256, 16), views], &[&method(65536, 64), views]);
 }
 
-/// Trains with the settings `small`, with whole prototypes and with divided ones, and measures steps with the settings `large`, which
-/// have 34 MB of prototypes: small models take a few MB more than planned.
+/// Trains with the settings `small`, with whole prototypes and with divided ones, and measures
+/// steps with the settings `large`, which have 34 MB of prototypes: small models take a few MB more
+/// than planned.
 fn divide_prototypes(small: &[&str], large: &[&str]) {
     let world = World::new(60);
     let ranks = Ranks::new(&world, &[&["optim.batch_size=8", "optim.micro_batches=4"], small].concat());
@@ -296,7 +303,8 @@ fn divide_prototypes(small: &[&str], large: &[&str]) {
     ok(&ranks.run(4, "four", &divided));
     assert_eq!(rows(&world.path("two")), rows(&world.path("four")));
     assert_eq!(weights(&world.path("two")), weights(&world.path("four")));
-    let (whole, two) = (losses(&world.path("whole")), losses(&world.path("two")));
+    let whole = losses(&world.path("whole"));
+    let two = losses(&world.path("two"));
     assert!(whole != two, "nothing was divided");
     assert!((whole[0] - two[0]).abs() < 1e-5 * whole[0], "{} {}", whole[0], two[0]);
 
@@ -304,24 +312,26 @@ fn divide_prototypes(small: &[&str], large: &[&str]) {
     let stderr = String::from_utf8(ranks.run(2, "two", &[]).stderr).unwrap() + &ranks.stderr(0);
     assert!(stderr.contains("started with method.prototype_group 2 and continues with 1"), "{stderr}");
 
-    let bench = |group: usize| {
+    let [whole, parts] = [1, 4].map(|group: usize| {
         let group = format!("method.prototype_group={group}");
         bench_shard(&world, &[large, &[&group]].concat())
-    };
-    let [whole, parts] = [1, 4].map(bench);
+    });
     for row in [&whole, &parts] {
-        let (peak, planned) = (number(row, "peak_bytes"), number(row, "planned_peak_bytes"));
+        let peak = number(row, "peak_bytes");
+        let planned = number(row, "planned_peak_bytes");
         assert!((peak - planned).abs() < 0.1 * planned, "peak {peak}, planned {planned}");
     }
     assert!(number(&parts, "peak_bytes") < 0.8 * number(&whole, "peak_bytes"), "{whole} {parts}");
     for key in ["gather_bytes", "reduce_bytes"] {
         assert!(number(&parts, key) < 0.5 * number(&whole, key), "{key}: {whole} {parts}");
     }
-    let (a, b) = (number(&whole, "loss"), number(&parts, "loss"));
+    let a = number(&whole, "loss");
+    let b = number(&parts, "loss");
     assert!((a - b).abs() < 1e-5 * a, "{a} {b}");
 }
 
-/// Measures a step of four ranks with these settings, in which they recompute all units unless a setting says otherwise.
+/// Measures a step of four ranks with these settings, in which they recompute all units unless a
+/// setting says otherwise.
 fn bench_shard(world: &World, sets: &[&str]) -> serde_json::Value {
     let tiny = world.text("tiny.toml");
     let sets = [&["optim.batch_size=8", "run.workers=1", "run.keep=0"], sets].concat();
@@ -343,7 +353,8 @@ fn kept_weights_are_planned() {
     let model = "model={arch='resnet',depth=18,image_px=16,stem='small'}";
     for keep in [0, 1, 4, 9] {
         let row = bench_shard(&world, &[model, &format!("run.keep={keep}")]);
-        let (peak, planned) = (number(&row, "peak_bytes"), number(&row, "planned_peak_bytes"));
+        let peak = number(&row, "peak_bytes");
+        let planned = number(&row, "planned_peak_bytes");
         assert!((peak - planned).abs() < 0.1 * planned, "{keep}: peak {peak}, planned {planned}");
     }
 }
@@ -352,8 +363,8 @@ fn number(row: &serde_json::Value, key: &str) -> f64 {
     row[key].as_f64().unwrap()
 }
 
-/// Units that are divided: the same loss, the same bits on any number of ranks, and less memory. A rank holds no gathered unit
-/// after it has run.
+/// Units that are divided: the same loss, the same bits on any number of ranks, and less memory. A
+/// rank holds no gathered unit after it has run.
 #[test]
 fn ranks_gather_parts_of_units() {
     let world = World::new(60);
@@ -365,7 +376,8 @@ fn ranks_gather_parts_of_units() {
     ok(&ranks.run(4, "four", &divided));
     assert_eq!(rows(&world.path("one")), rows(&world.path("four")));
     assert_eq!(weights(&world.path("one")), weights(&world.path("four")));
-    let (whole, four) = (losses(&world.path("whole")), losses(&world.path("four")));
+    let whole = losses(&world.path("whole"));
+    let four = losses(&world.path("four"));
     assert!((whole[0] - four[0]).abs() < 1e-5 * whole[0], "{} {}", whole[0], four[0]);
 
     // A run goes on with another bound, which it says.
@@ -379,9 +391,11 @@ fn ranks_gather_parts_of_units() {
     let network = "model={arch='resnet',depth=10,width=96,image_px=16,stem='small'}";
     let whole = bench_shard(&world, &[network]);
     let parts = bench_shard(&world, &[network, "run.max_unit_parameters=200000"]);
-    let (peak, planned) = (number(&parts, "peak_bytes"), number(&parts, "planned_peak_bytes"));
+    let peak = number(&parts, "peak_bytes");
+    let planned = number(&parts, "planned_peak_bytes");
     assert!((peak - planned).abs() < 0.1 * planned, "peak {peak}, planned {planned}");
     assert!(peak < 0.6 * number(&whole, "peak_bytes"), "{whole} {parts}");
-    let (a, b) = (number(&whole, "loss"), number(&parts, "loss"));
+    let a = number(&whole, "loss");
+    let b = number(&parts, "loss");
     assert!((a - b).abs() < 1e-4 * a, "{a} {b}");
 }

@@ -29,7 +29,8 @@ fn a_cut_cable_ends_both_nodes_within_the_deadline() {
     assert!(Checkpoint::open(&world.path("run")).is_ok());
 }
 
-/// Open MPI's connections between two ranks are two, so that their messages do not wait for one another, or as many as the environment says.
+/// Open MPI's connections between two ranks are two, so that their messages do not wait for one
+/// another, or as many as the environment says.
 #[test]
 fn two_connections_join_two_ranks() {
     let n_connections = |n_asked: Option<&str>| {

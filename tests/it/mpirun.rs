@@ -7,8 +7,8 @@ use crate::support::World;
 /// Deadline of collectives, in seconds, in tests that wait for it.
 pub(crate) const DEADLINE_S: &str = "run.deadline_s=4";
 
-/// Prepares the program's `args` on `n` ranks. Each rank's standard error and exit code are written to files in
-/// `folder`: mpirun separates neither.
+/// Prepares the program's `args` on `n` ranks. Each rank's standard error and exit code are written
+/// to files in `folder`: mpirun separates neither.
 pub(crate) fn mpirun(n: usize, folder: &Path, args: &[String]) -> Command {
     let script = folder.join("rank.sh");
     let text = "#!/bin/bash\nout=$1; shift\n\"$@\" 2> $out/stderr-$OMPI_COMM_WORLD_RANK\n\
@@ -54,7 +54,8 @@ impl<'w> Ranks<'w> {
         let mut command = mpirun(n, self.world.folder.path(), &self.args(workdir, more));
         // Into files: a pipe that nobody reads would stop it.
         let file = |name: &str| std::fs::File::create(self.world.path(name)).unwrap();
-        let (stdout, stderr) = (file("mpirun-stdout"), file("mpirun-stderr"));
+        let stdout = file("mpirun-stdout");
+        let stderr = file("mpirun-stderr");
         let mut child = command.stdout(stdout).stderr(stderr).spawn().unwrap();
         // Open MPI 4.1's mpirun sometimes stays when all of its ranks have ended with errors.
         let mut n_looks = 0;

@@ -1,6 +1,6 @@
-//! Steps over two nodes whose cable has a bandwidth, a delay and a loss, beside the estimates of `ocelli plan`. Times are compared only if
-//! `RUN_NETWORK_TRIAL=1` is set, because they say nothing on a machine that does other work, nor in a debug build; needs root, `tc` and
-//! Python.
+//! Steps over two nodes whose cable has a bandwidth, a delay and a loss, beside the estimates of
+//! `ocelli plan`. Times are compared only if `RUN_NETWORK_TRIAL=1` is set, because they say nothing
+//! on a machine that does other work, nor in a debug build; needs root, `tc` and Python.
 
 use std::io::Write;
 use std::process::Output;
@@ -12,7 +12,8 @@ use crate::mpirun::{Ranks, n_rows, wait_for_steps};
 use crate::nodes::{Cable, Nodes};
 use crate::support::World;
 
-/// Cables of three bandwidths and three delays, one with a loss: megabits per second, milliseconds, share of the packets.
+/// Cables of three bandwidths and three delays, one with a loss: megabits per second, milliseconds,
+/// share of the packets.
 const CABLES: [(u32, f64, f64); 10] = [
     (800, 0.0, 0.0),
     (800, 1.0, 0.0),
@@ -57,19 +58,22 @@ fn with_settings(args: &[&str]) -> Vec<String> {
     args.iter().copied().chain(settings).map(String::from).collect()
 }
 
-/// Measures steps on `n_each` ranks of each node: milliseconds of a step, and of it those that are not spent on waiting.
+/// Measures steps on `n_each` ranks of each node: milliseconds of a step, and of it those that are
+/// not spent on waiting.
 fn measured(nodes: &Nodes, n_each: usize, world: &World) -> (f64, f64) {
     let args =
         with_settings(&["bench", "shard", "--recipe", "dino_cifar", "--as-set", "--repeats", "5", "--json"]);
     let mode = json(&over(nodes, n_each, world, &args))["modes"][0].clone();
-    let (step_ms, wait_ms) = (mode["step_ms"].as_f64().unwrap(), mode["wait_ms"].as_f64().unwrap());
+    let step_ms = mode["step_ms"].as_f64().unwrap();
+    let wait_ms = mode["wait_ms"].as_f64().unwrap();
     (step_ms, step_ms - wait_ms)
 }
 
 /// Returns the milliseconds of a step by `ocelli plan`, where a rank computes for `compute_ms`.
 fn planned(world: &World, n_ranks: usize, flags: &[&str], compute_ms: f64) -> f64 {
     let plan = |tflops: f64| {
-        let (n, tflops) = (n_ranks.to_string(), tflops.to_string());
+        let n = n_ranks.to_string();
+        let tflops = tflops.to_string();
         let args = ["plan", "--recipe", "dino_cifar", "--ranks", &n, "--tflops", &tflops, "--json"];
         let args = with_settings(&[&args[..], flags].concat());
         let args: Vec<&str> = args.iter().map(String::as_str).collect();
@@ -89,7 +93,8 @@ fn steps_take_as_long_as_planned() {
     }
     let world = World::new(8);
     let mut stderr = std::io::stderr();
-    let (mut ratios, mut n_near) = (Vec::new(), 0);
+    let mut ratios = Vec::new();
+    let mut n_near = 0;
     for n_each in [1, 2] {
         let Some(fast) = Nodes::new() else { return };
         let (_, compute_ms) = measured(&fast, n_each, &world);
@@ -117,7 +122,8 @@ fn steps_take_as_long_as_planned() {
     assert!(10 * n_near >= 9 * ratios.len(), "{n_near} of {} within 20 %: {ratios:?}", ratios.len());
 }
 
-/// A cable that becomes slow, and one that stalls for five seconds, delay a run and change none of its losses.
+/// A cable that becomes slow, and one that stalls for five seconds, delay a run and change none of
+/// its losses.
 #[test]
 fn a_slow_or_stalled_cable_only_takes_time() {
     if std::env::var_os("RUN_SLOW_TESTS").is_none() {

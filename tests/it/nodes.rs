@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::mpirun::mpirun;
 
-/// Two network namespaces, joined by a virtual cable. Their names hold the number of this process: several may exist.
+/// Two network namespaces, joined by a virtual cable. Their names hold the number of this process:
+/// several may exist.
 pub(crate) struct Nodes {
     names: [String; 2],
     /// Process that delays packets, if the cable is to.
@@ -153,8 +154,8 @@ impl Nodes {
         command
     }
 
-    /// Returns the beginning of a line of a shell that runs a command within node `name`, which has a host name and shared memory of
-    /// its own.
+    /// Returns the beginning of a line of a shell that runs a command within node `name`, which has
+    /// a host name and shared memory of its own.
     fn inside(name: &str) -> String {
         format!(
             "exec ip netns exec {name} unshare --uts --mount sh -c 'hostname {name}; mount -t tmpfs tmpfs /dev/shm; \
@@ -169,11 +170,14 @@ impl Nodes {
             .output()
             .unwrap();
         // Addresses are hexadecimal, the last number first; 01 is an established connection.
-        let is_between = |line: &&str| {
-            let fields: Vec<&str> = line.split_whitespace().collect();
-            fields[1].starts_with("01004D0A:") && fields[2].starts_with("02004D0A:") && fields[3] == "01"
-        };
-        String::from_utf8(table.stdout).unwrap().lines().filter(is_between).count()
+        String::from_utf8(table.stdout)
+            .unwrap()
+            .lines()
+            .filter(|line| {
+                let fields: Vec<&str> = line.split_whitespace().collect();
+                fields[1].starts_with("01004D0A:") && fields[2].starts_with("02004D0A:") && fields[3] == "01"
+            })
+            .count()
     }
 
     /// Cuts the cable.

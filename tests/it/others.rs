@@ -1,4 +1,5 @@
-//! Folders, archives and lists as other people have them: read as they mean them, or refused by name.
+//! Folders, archives and lists as other people have them: read as they mean them, or refused by
+//! name.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -9,8 +10,11 @@ use crate::support::{World, fails, json_of, left_out, ok, samples};
 
 fn png(seed: u8) -> Vec<u8> {
     let mut bytes = std::io::Cursor::new(Vec::new());
-    let pixel = |x: u32, y: u32| image::Rgb([seed.wrapping_mul(37), (x * 9) as u8, (y * 11) as u8]);
-    image::RgbImage::from_fn(18, 18, pixel).write_to(&mut bytes, image::ImageFormat::Png).unwrap();
+    image::RgbImage::from_fn(18, 18, |x: u32, y: u32| {
+        image::Rgb([seed.wrapping_mul(37), (x * 9) as u8, (y * 11) as u8])
+    })
+    .write_to(&mut bytes, image::ImageFormat::Png)
+    .unwrap();
     bytes.into_inner()
 }
 
@@ -109,15 +113,19 @@ fn read(world: &World, what: &str) -> Vec<Read> {
     let dataset = crate::support::open(world, &world.text(what)).unwrap();
     let names = fs::read_to_string(world.path(what).join("classes.txt")).unwrap_or_default();
     let names: Vec<&str> = names.lines().collect();
-    let named = |class: String| {
-        let number = class.parse::<usize>().ok();
-        number.and_then(|number| names.get(number)).map_or(class.clone(), |name| name.to_string())
-    };
     let mut all = Vec::new();
     for id in 0..dataset.n_samples() {
         let id = pipeline::SampleId(id);
         let sample = dataset.read(id).unwrap();
-        let classes = dataset.classes(id).unwrap().into_iter().map(named).collect();
+        let classes = dataset
+            .classes(id)
+            .unwrap()
+            .into_iter()
+            .map(|class| {
+                let number = class.parse::<usize>().ok();
+                number.and_then(|number| names.get(number)).map_or(class.clone(), |name| name.to_string())
+            })
+            .collect();
         all.push(Read { image: sample.image.bytes().to_vec(), classes, key: sample.key });
     }
     all.sort();

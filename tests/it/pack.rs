@@ -1,4 +1,5 @@
-//! Packing folders and lists of images into shards, and extracting them, without loss of the user's data.
+//! Packing folders and lists of images into shards, and extracting them, without loss of the user's
+//! data.
 
 use std::io::Cursor;
 use std::path::Path;
@@ -112,7 +113,9 @@ fn extract_and_pack_keep_labels_and_columns() {
         write(&world.path(&format!("photos/{class}/{i}.jpg")), &picture(i as u32, 20), ImageFormat::Jpeg);
         std::fs::write(world.path(&format!("photos/{class}/{i}.txt")), format!("a {class}")).unwrap();
     }
-    let (first, files, second) = (world.text("first"), world.text("files"), world.text("second"));
+    let first = world.text("first");
+    let files = world.text("files");
+    let second = world.text("second");
     ok(&world.ocelli(&["shards", "pack", &world.text("photos"), "--out", &first]));
     ok(&world.ocelli(&["shards", "extract", &first, "--out", &files]));
     let classes = format!("{files}/classes.txt");
@@ -130,7 +133,8 @@ fn extract_and_pack_keep_labels_and_columns() {
     assert!(fails(&none, 2).contains("cat, dog, owl"));
 }
 
-/// A folder is trained on in place, over one rank or two, as its shards are: the same weights, and nothing is copied.
+/// A folder is trained on in place, over one rank or two, as its shards are: the same weights, and
+/// nothing is copied.
 #[test]
 fn a_run_takes_a_folder_of_images_in_place() {
     let world = World::new(4);
@@ -142,10 +146,13 @@ fn a_run_takes_a_folder_of_images_in_place() {
         );
     }
     std::fs::write(world.path("photos/dog/notes.doc"), b"no image").unwrap();
-    let (recipe, photos, shards) = (world.text("tiny.toml"), world.text("photos"), world.text("packed"));
+    let recipe = world.text("tiny.toml");
+    let photos = world.text("photos");
+    let shards = world.text("packed");
     ok(&world.ocelli(&["shards", "pack", &photos, "--out", &shards]));
     let run_with = |name: &str, shards: &str, steps: &str, more: &[&str]| {
-        let (run, length) = (world.text(name), format!("optim.length={{steps={steps}}}"));
+        let run = world.text(name);
+        let length = format!("optim.length={{steps={steps}}}");
         let args = ["pretrain", "--recipe", &recipe, "--shards", shards, "--workdir", &run, "--set", &length];
         ok(&crate::support::program().args(args).args(more).output().unwrap())
     };
@@ -196,7 +203,8 @@ fn images_that_exif_turns_are_counted() {
     let world = World::new(4);
     write(&world.path("photos/a.png"), &picture(1, 24), ImageFormat::Png);
     std::fs::write(world.path("photos/b.jpg"), turned_jpeg(2)).unwrap();
-    let (photos, packed) = (world.text("photos"), world.text("packed"));
+    let photos = world.text("photos");
+    let packed = world.text("packed");
     let said = ok(&world.ocelli(&["shards", "pack", &photos, "--out", &packed]));
     assert!(said.contains("EXIF turns 1 images") && said.contains("data.apply_exif=true"), "{said}");
     let output = world.ocelli(&["shards", "stats", &packed]);
@@ -243,7 +251,8 @@ fn other_formats_are_read_in_place() {
     for (i, (extension, format)) in formats.into_iter().enumerate() {
         write(&world.path(&format!("photos/{i}.{extension}")), &picture(i as u32, 24), format);
     }
-    let (photos, packed) = (world.text("photos"), world.text("packed"));
+    let photos = world.text("photos");
+    let packed = world.text("packed");
     let sizes = ["--set", "optim.length={steps=2}", "--set", "optim.batch_size=16"];
     let said = ok(&world.pretrain("run", &[["--shards", &photos].as_slice(), &sizes].concat()));
     assert!(said.contains("1 images are of formats") && said.contains("5.tga"), "{said}");
@@ -262,7 +271,8 @@ fn of_copies_the_largest_stays_and_groups_are_drawn() {
     write(&world.path("photos/b-large.png"), &picture(1, 160), ImageFormat::Png);
     write(&world.path("photos/c-small-again.png"), &picture(1, 40), ImageFormat::Png);
     write(&world.path("photos/d-other.png"), &picture(9, 160), ImageFormat::Png);
-    let (shards, out) = (world.text("shards"), world.text("dedup"));
+    let shards = world.text("shards");
+    let out = world.text("dedup");
     ok(&world.ocelli(&["shards", "pack", &world.text("photos"), "--out", &shards]));
     ok(&world.ocelli(&["shards", "dedup", &shards, "--out", &out, "--max-distance", "6"]));
     let keep = std::fs::read_to_string(world.path("dedup/keep.txt")).unwrap();

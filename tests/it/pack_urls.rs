@@ -8,8 +8,8 @@ use serde_json::Value;
 use crate::servers::{Faults, WebServer};
 use crate::support::{World, fails, ok};
 
-/// Starts a server with a folder of images, and writes a list of them with labels and captions, two of which do not
-/// exist and one of which is not an image.
+/// Starts a server with a folder of images, and writes a list of them with labels and captions, two
+/// of which do not exist and one of which is not an image.
 fn web(world: &World, faults: Faults) -> (WebServer, String) {
     world.extract("www");
     let folder = world.path("www/train-000000");
@@ -97,7 +97,8 @@ fn a_pack_goes_on_and_failures_can_be_tried_again() {
     let world = World::new(20);
     let (server, list) = web(&world, Faults::default());
     report(&pack(&world, &list, "out", &[]));
-    let (whole, n_requests) = (contents(&world.path("out")), server.n_requests());
+    let whole = contents(&world.path("out"));
+    let n_requests = server.n_requests();
     assert_eq!(server.names_after(0).len(), 23);
     fs::remove_file(world.path("out/train-000001.tar")).unwrap();
     fs::write(world.path("out/train-000001.tar.tmp"), b"half").unwrap();
@@ -107,7 +108,8 @@ fn a_pack_goes_on_and_failures_can_be_tried_again() {
     assert_eq!(contents(&world.path("out")), whole);
     assert!(fails(&pack(&world, &list, "out", &["--seed", "1"]), 2).contains("another job"));
 
-    // Only kind 1 has failed: it keeps its number if the retry is told the classes, as the program says.
+    // Only kind 1 has failed: it keeps its number if the retry is told the classes, as the program
+    // says.
     let failures = fs::read_to_string(world.path("out/failures.jsonl")).unwrap().replace("kind 0", "kind 1");
     fs::write(world.path("again.jsonl"), failures).unwrap();
     fs::copy(world.path("www/train-000000/00000000.jpg"), world.path("www/train-000000/gone-1.jpg")).unwrap();

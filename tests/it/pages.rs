@@ -1,4 +1,5 @@
-//! Commands of the README and its pages: those that can run here run, and the flags of all others exist.
+//! Commands of the README and its pages: those that can run here run, and the flags of all others
+//! exist.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -28,10 +29,12 @@ fn pages() -> Vec<(String, String)> {
         }
     }
     paths.sort();
-    let read = |path: PathBuf| {
-        (path.file_name().unwrap().to_string_lossy().into_owned(), std::fs::read_to_string(path).unwrap())
-    };
-    paths.into_iter().map(read).collect()
+    paths
+        .into_iter()
+        .map(|path| {
+            (path.file_name().unwrap().to_string_lossy().into_owned(), std::fs::read_to_string(path).unwrap())
+        })
+        .collect()
 }
 
 /// Commands in the shell blocks of `text`, one a line, without comments.
@@ -149,9 +152,12 @@ impl Desk {
     fn make_tiles(&self) {
         std::fs::create_dir(self.world.path("tiles")).unwrap();
         for (i, band) in (0..24u32).flat_map(|i| ["b02", "b03", "b04", "b08"].map(move |band| (i, band))) {
-            let value = |x: u32, y: u32| image::Luma([(x * (900 + i) + y * 500 + i * 40) as u16]);
             let path = self.world.path(&format!("tiles/tile_{i}.{band}.png"));
-            ImageBuffer::<image::Luma<u16>, Vec<u16>>::from_fn(36, 36, value).save(path).unwrap();
+            ImageBuffer::<image::Luma<u16>, Vec<u16>>::from_fn(36, 36, |x: u32, y: u32| {
+                image::Luma([(x * (900 + i) + y * 500 + i * 40) as u16])
+            })
+            .save(path)
+            .unwrap();
         }
     }
 
@@ -191,7 +197,8 @@ impl Desk {
         ok(&output);
     }
 
-    /// Flags that make a run small: a narrow network unless weights state it, small heads where the method has some.
+    /// Flags that make a run small: a narrow network unless weights state it, small heads where the
+    /// method has some.
     fn smaller(&self, words: &[String]) -> Vec<String> {
         let at = words.iter().position(|word| word == "--recipe").unwrap();
         let recipe = &words[at + 1];
@@ -208,9 +215,10 @@ impl Desk {
         if recipe == "dinov2_continue" && !is_set("views.global_px") {
             settings.extend(views.map(String::from));
         }
-        let heads: &[&str] = match recipe.starts_with("lejepa") {
-            true => &["method.head_hidden=[16]"],
-            false => &["method.prototypes=16", "method.head_hidden=16", "method.head_bottleneck=8"],
+        let heads: &[&str] = if recipe.starts_with("lejepa") {
+            &["method.head_hidden=[16]"]
+        } else {
+            &["method.prototypes=16", "method.head_hidden=16", "method.head_bottleneck=8"]
         };
         settings.extend(heads.iter().map(ToString::to_string));
         settings.push("optim.warmup={steps=0}".into());
@@ -218,13 +226,16 @@ impl Desk {
     }
 }
 
-/// Every command in a shell block: those of ocelli that take seconds run in the folder that pages assume, in their order.
+/// Every command in a shell block: those of ocelli that take seconds run in the folder that pages
+/// assume, in their order.
 #[test]
 fn commands_of_pages_run() {
     let desk = Desk::new();
-    let (mut n_run, mut n_checked) = (0, 0);
+    let mut n_run = 0;
+    let mut n_checked = 0;
     for (page, text) in pages() {
-        // Each page begins with the folder as it is described: what an earlier page has written is gone.
+        // Each page begins with the folder as it is described: what an earlier page has written is
+        // gone.
         for name in ["runs/mine", "runs/more", "runs/short", "backbone", "features", "first.pth"] {
             desk.clear(name);
         }

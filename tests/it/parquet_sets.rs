@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use crate::support::{World, ok, open};
 
-/// Writes a Parquet file as the datasets of Hugging Face are: a group of bytes and path, a class number, and a caption.
+/// Writes a Parquet file as the datasets of Hugging Face are: a group of bytes and path, a class
+/// number, and a caption.
 fn write_parquet(path: &Path, images: &[Vec<u8>], has_images: bool) {
     let labels: Vec<i64> = (0..images.len() as i64).map(|i| i % 2).collect();
     write_groups(path, images, &labels, has_images);
@@ -66,7 +67,8 @@ fn image_of(dataset: &pipeline::Dataset, id: u64) -> Vec<u8> {
     dataset.read(pipeline::SampleId(id)).unwrap().image.bytes().to_vec()
 }
 
-/// Parquet files of images are shards: with their classes by name, their columns, and one index for all later runs.
+/// Parquet files of images are shards: with their classes by name, their columns, and one index for
+/// all later runs.
 #[test]
 fn parquet_files_are_shards() {
     let world = World::new(6);

@@ -37,7 +37,8 @@ pub(crate) fn files(folder: &Path, is_wanted: impl Fn(&str) -> bool) -> BTreeMap
 pub(crate) fn assert_same(a: &Path, b: &Path) {
     let is_result =
         |name: &str| !name.contains("job.json") && !name.contains(".part-") && !name.contains("-of-");
-    let (a, b) = (files(a, is_result), files(b, is_result));
+    let a = files(a, is_result);
+    let b = files(b, is_result);
     assert_eq!(a.keys().collect::<Vec<_>>(), b.keys().collect::<Vec<_>>());
     a.iter().for_each(|(name, bytes)| assert!(*bytes == b[name], "{name}"));
 }
@@ -66,21 +67,25 @@ fn folders_are_packed() {
     let bytes = (1000 * kb).to_string();
     for limit in [&["--samples-per-shard", "7"][..], &["--bytes-per-shard", &bytes]] {
         let name = limit[0].trim_start_matches('-');
-        let (whole, parts) = (format!("whole-{name}"), format!("parts-{name}"));
-        let (whole_out, parts_out) = (world.text(&whole), world.text(&parts));
+        let whole = format!("whole-{name}");
+        let parts = format!("parts-{name}");
+        let whole_out = world.text(&whole);
+        let parts_out = world.text(&parts);
         let flags = [&["shards", "pack", &images, "--json"][..], limit, &["--out"]].concat();
         let expected = world.ocelli(&[&flags[..], &[&whole_out]].concat());
         ok(&expected);
         let joined = in_parts(&world, &[&flags[..], &[&parts_out]].concat());
         assert_same(&world.path(&whole), &world.path(&parts));
-        let (expected, joined) = (json_of(&expected), json_of(&joined));
+        let expected = json_of(&expected);
+        let joined = json_of(&joined);
         assert_eq!((&joined["samples"], &joined["failed"]), (&50.into(), &2.into()), "{joined}");
         for key in ["samples", "classes", "shards", "failed", "skipped"] {
             assert_eq!(joined[key], expected[key], "{key}");
         }
         assert!(joined["shards"].as_u64().unwrap() > 6, "{joined}");
     }
-    // A part that lost a shard, as if it had been stopped, writes that one; other divisions are other jobs.
+    // A part that lost a shard, as if it had been stopped, writes that one; other divisions are
+    // other jobs.
     fs::remove_file(world.path("parts-samples-per-shard/train-000001.tar")).unwrap();
     let pack = |more: &[&str]| {
         let out = world.text("parts-samples-per-shard");
@@ -120,7 +125,8 @@ fn urls_are_packed() {
     fs::write(world.path("list.txt"), urls.collect::<Vec<_>>().join("\n")).unwrap();
     let list = world.text("list.txt");
     let args = ["shards", "pack", &list, "--urls", "--samples-per-shard", "4", "--connections", "1", "--out"];
-    let (whole, parts) = (world.text("whole"), world.text("parts"));
+    let whole = world.text("whole");
+    let parts = world.text("parts");
     ok(&world.ocelli(&[&args[..], &[&whole]].concat()));
     in_parts(&world, &[&args[..], &[&parts]].concat());
     assert_same(&world.path("whole"), &world.path("parts"));
@@ -168,7 +174,8 @@ fn statistics_checks_and_copies_are_found() {
         let in_folder = [&args[..], &["--out", &parts]].concat();
         let joined = in_parts(&world, &in_folder);
         assert_eq!(joined.status.code(), expected.status.code());
-        let (mut expected, mut joined) = (json_of(&expected), json_of(&joined));
+        let mut expected = json_of(&expected);
+        let mut joined = json_of(&joined);
         for json in [&mut expected, &mut joined] {
             json.as_object_mut().unwrap().remove("predicted_images_per_s");
         }
@@ -189,7 +196,8 @@ fn statistics_checks_and_copies_are_found() {
             assert!(said.contains("its inputs have changed since"), "{said}");
         }
     }
-    let (whole, parts) = (world.text("unique"), world.text("unique-parts"));
+    let whole = world.text("unique");
+    let parts = world.text("unique-parts");
     let args = [
         "shards",
         "dedup",
@@ -217,7 +225,8 @@ fn features_are_computed() {
     let shards = shards(&world);
     let run = world.text("run");
     for extension in ["npy", "parquet", "safetensors"] {
-        let (whole, parts) = (format!("whole/x.{extension}"), format!("parts/x.{extension}"));
+        let whole = format!("whole/x.{extension}");
+        let parts = format!("parts/x.{extension}");
         let embed = |out: &str, more: &[&str]| {
             let out = world.text(out);
             let args = ["embed", "--checkpoint", &run, "--shards", &shards, "--json", "--out", &out];
@@ -229,7 +238,8 @@ fn features_are_computed() {
         let args = ["embed", "--checkpoint", &run, "--shards", &shards, "--json", "--out", &out];
         let joined = in_parts(&world, &args);
         assert_same(&world.path("whole"), &world.path("parts"));
-        let (expected, joined) = (json_of(&expected), json_of(&joined));
+        let expected = json_of(&expected);
+        let joined = json_of(&joined);
         for key in ["images", "undecodable", "left_out", "width"] {
             assert_eq!(joined[key], expected[key], "{key}");
         }
@@ -255,7 +265,8 @@ fn features_are_computed() {
 fn an_array_of_jobs_does_all_parts() {
     let world = World::new(20);
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../scripts/slurm/parts.sbatch");
-    let (data, found) = (world.text("data"), world.text("found"));
+    let data = world.text("data");
+    let found = world.text("found");
     let run = |variables: &[(&str, &str)], args: &[&str]| {
         let mut command = Command::new("bash");
         command.arg(script).args(args).env("OCELLI", env!("CARGO_BIN_EXE_ocelli-under-test"));
@@ -278,12 +289,14 @@ fn an_array_of_jobs_does_all_parts() {
     assert!(String::from_utf8_lossy(&said.stderr).contains("--array=1-N"), "{said:?}");
 }
 
-/// Parts at the same time, one of them twice, do what one job does; a pack that wrote nothing may begin anew.
+/// Parts at the same time, one of them twice, do what one job does; a pack that wrote nothing may
+/// begin anew.
 #[test]
 fn parts_run_side_by_side() {
     let world = World::new(50);
     let images = folder(&world);
-    let (whole, parts) = (world.text("whole"), world.text("parts"));
+    let whole = world.text("whole");
+    let parts = world.text("parts");
     let args = ["shards", "pack", &images, "--samples-per-shard", "3", "--out"];
     ok(&world.ocelli(&[&args[..], &[&whole]].concat()));
     let children: Vec<_> = ["1/4", "2/4", "2/4", "3/4", "4/4"]

@@ -31,8 +31,9 @@ fn every_preset_has_a_table_to_4096_ranks() {
     }
 }
 
-/// The formulas of the reference: 6 bytes per parameter with sharded gradients, 8 with everything sharded, in bf16
-/// without the teacher, which adds 2. Heads are sent in f32: 12 bytes per parameter in both.
+/// The formulas of the reference: 6 bytes per parameter with sharded gradients, 8 with everything
+/// sharded, in bf16 without the teacher, which adds 2. Heads are sent in f32: 12 bytes per
+/// parameter in both.
 #[test]
 fn traffic_follows_the_formulas() {
     let args = ["--preset", "vit-7b", "--ranks", "4096", "--rank-batch", "1", "--bf16", "--keep", "0"];
@@ -48,14 +49,16 @@ fn traffic_follows_the_formulas() {
     assert!((of("full") - expected(8.0)).abs() < 0.1, "{}", of("full"));
 }
 
-/// Whole runs: steps of the recipe's length in images of the data set, and their time on a GPU by its data sheet.
+/// Whole runs: steps of the recipe's length in images of the data set, and their time on a GPU by
+/// its data sheet.
 #[test]
 fn a_run_has_a_total() {
     let args = ["--recipe", "dino_vits16", "--gpu", "v100", "--ranks", "8", "--images", "1281167"];
     let table = json(&args);
     let row = &table["rows"][0];
     assert_eq!(row["steps"], 128_116_700 / 512 + 1, "100 epochs");
-    let (run_s, step_s) = (row["run_s"].as_f64().unwrap(), row["step_s"].as_f64().unwrap());
+    let run_s = row["run_s"].as_f64().unwrap();
+    let step_s = row["step_s"].as_f64().unwrap();
     assert!((run_s / step_s - row["steps"].as_f64().unwrap()).abs() < 1.0, "{row}");
     // Published: 1.75 days.
     assert!((1.75 / 1.5..1.75 * 1.5).contains(&(run_s / 86_400.0)), "{row}");
@@ -73,7 +76,8 @@ fn what_cannot_fit_is_refused_with_what_would() {
     let stderr = fails(&output, 2);
     assert!(stderr.contains("nothing fits into 40.0 GB"), "{stderr}");
     assert!(stderr.contains("ranks would") && !stderr.contains("tensor parallelism"), "{stderr}");
-    // One residual branch of 1.84 billion parameters is gathered whole, whatever the number of ranks.
+    // One residual branch of 1.84 billion parameters is gathered whole, whatever the number of
+    // ranks.
     let output = plan(&["--preset", "seer-rg10b", "--ranks", "496", "--memory-gb", "4", "--rank-batch", "1"]);
     let stderr = fails(&output, 2);
     assert!(

@@ -22,7 +22,8 @@ fn json_of(output: &std::process::Output) -> Value {
 fn picture(width: u32, height: u32, seed: u32) -> DynamicImage {
     let wave = |v: f32, k: u32| (127.0 + 120.0 * (v * 6.0 + (seed * k) as f32).sin()) as u8;
     ImageBuffer::from_fn(width, height, |x, y| {
-        let (u, v) = (x as f32 / width as f32, y as f32 / height as f32);
+        let u = x as f32 / width as f32;
+        let v = y as f32 / height as f32;
         Rgb([wave(u * (1.0 + seed as f32), 3), wave(v * (2.0 + seed as f32), 5), wave(u + v, 7)])
     })
     .into()
@@ -301,7 +302,8 @@ fn sheets_and_sidecars_are_made() {
     assert_eq!(json_of(&world.ocelli(&["shards", "index", &shard, "--json"]))["indexed"], 0);
 }
 
-/// The list of class names stays with the shards, and scores, features and pictures name classes by it.
+/// The list of class names stays with the shards, and scores, features and pictures name classes by
+/// it.
 #[test]
 fn class_names_follow_the_shards() {
     let world = World::new(40);
@@ -328,8 +330,9 @@ fn class_names_follow_the_shards() {
     assert_eq!(std::fs::read_to_string(world.path("else/classes.txt")).unwrap(), "cat\ndog\n");
 
     ok(&world.pretrain("run", &["--set", "optim.length={steps=1}"]));
-    let (run, train, test) =
-        (world.text("run"), world.text("split/train-*.tar"), world.text("split/test-*.tar"));
+    let run = world.text("run");
+    let train = world.text("split/train-*.tar");
+    let test = world.text("split/test-*.tar");
     let probe = ["probe", "--checkpoint", &run, "--train", &train, "--test", &test, "--json"];
     let classes = json_of(&world.ocelli(&probe))["classes"].clone();
     assert!(
@@ -367,7 +370,8 @@ fn parts_have_every_class_by_its_share() {
         (0..shard.len()).for_each(|i| *counts.entry(shard.label(i).unwrap().unwrap()).or_default() += 1);
         counts
     };
-    let (a, b) = (counts("even", "a"), counts("even", "b"));
+    let a = counts("even", "a");
+    let b = counts("even", "b");
     assert_eq!((a.values().sum::<usize>(), b.values().sum::<usize>()), (45, 15));
     for (class, n_a) in &a {
         let n_b = b.get(class).copied().unwrap_or(0);

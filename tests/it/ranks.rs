@@ -55,7 +55,8 @@ pub(crate) fn on_engines<R: Send>(
     })
 }
 
-/// Results by which runs are compared: losses and gauges of the steps, and all weights, moments and teachers.
+/// Results by which runs are compared: losses and gauges of the steps, and all weights, moments and
+/// teachers.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Trained {
     pub(crate) losses: Vec<f64>,
@@ -65,7 +66,8 @@ pub(crate) struct Trained {
     pub(crate) moments: Vec<f32>,
 }
 
-/// Returns weights and moments of a rank's shards without padding: (network and unit, buffer, first element, values).
+/// Returns weights and moments of a rank's shards without padding: (network and unit, buffer, first
+/// element, values).
 fn shards_of(trainer: &Trainer) -> Vec<(usize, usize, usize, Vec<f32>)> {
     let mut shards = Vec::new();
     for (unit, shard) in trainer.state.networks.iter().flat_map(|network| &network.shards).enumerate() {
@@ -99,7 +101,8 @@ pub(crate) fn train_on(plan: &Plan, engines: Vec<Local>, n_steps: u64) -> Traine
     let schedules = plan.schedules();
     let ranks = on_engines(plan, engines, |mut trainer| {
         let topology = trainer.topology();
-        let (mut losses, mut gauges) = (Vec::new(), Vec::new());
+        let mut losses = Vec::new();
+        let mut gauges = Vec::new();
         for step in 0..n_steps {
             let batch =
                 rank_share(noise_batch(&plan.multicrop(), plan.recipe.data.format(), BATCH, step), topology);
@@ -135,8 +138,8 @@ fn initial_weights_do_not_depend_on_ranks() {
     }
 }
 
-/// Gates D and E: with a number of micro-batches 1, 2 and 4 ranks, all modes of sharding, groups, and keeping or
-/// recomputing train to the same bits.
+/// Gates D and E: with a number of micro-batches 1, 2 and 4 ranks, all modes of sharding, groups,
+/// and keeping or recomputing train to the same bits.
 #[test]
 fn ranks_and_modes_give_the_same_bits() {
     for statistics in [&[][..], &STATISTICS] {
@@ -195,8 +198,8 @@ fn train_batch(plan: &Plan, batch_size: usize) -> Vec<f32> {
 /// in the engine's order like sums in Ocelli's.
 #[test]
 fn ranks_train_like_the_whole_batch() {
-    // AdamW turns rounding into steps of full size where gradients are nearly zero: the first moments, which
-    // are the gradients after one step, are what is compared.
+    // AdamW turns rounding into steps of full size where gradients are nearly zero: the first
+    // moments, which are the gradients after one step, are what is compared.
     let whole = train(&plan(1, &STATISTICS), 1);
     for more in [&[][..], &["run.exact_sums=false"]] {
         let four = train(&plan(4, &[&STATISTICS[..], more].concat()), 1);
@@ -292,13 +295,15 @@ fn step(trainer: &mut Trainer, plan: &Plan) -> f64 {
     trainer.step(&batch, &plan.schedules().at(number + 3)).unwrap().loss
 }
 
-/// Four ranks write, three read and write, four read and write: the same bytes, and the same next loss.
+/// Four ranks write, three read and write, four read and write: the same bytes, and the same next
+/// loss.
 #[test]
 fn checkpoints_change_the_number_of_ranks_without_a_trace() {
     let folder = tempfile::tempdir().unwrap();
     let [first, second, third] = ["a", "b", "c"].map(|name| folder.path().join(name));
     let overrides = ["optim.batch_size=24", "optim.micro_batches=12", "method.koleo_weight=0.1"];
-    let (four, three) = (plan(4, &overrides), plan(3, &overrides));
+    let four = plan(4, &overrides);
+    let three = plan(3, &overrides);
     let expected = on_ranks(&four, |mut trainer| {
         step(&mut trainer, &four);
         step(&mut trainer, &four);
@@ -324,7 +329,8 @@ fn checkpoints_change_the_number_of_ranks_without_a_trace() {
     assert!((on_three[0] - expected[0]).abs() < 1e-6 * expected[0], "{on_three:?} {expected:?}");
 }
 
-/// One rank's file is damaged: all ranks return to the previous checkpoint, and the warning names the rank.
+/// One rank's file is damaged: all ranks return to the previous checkpoint, and the warning names
+/// the rank.
 #[test]
 fn a_file_that_one_rank_cannot_read_sends_all_to_the_one_before() {
     let folder = tempfile::tempdir().unwrap();

@@ -12,11 +12,12 @@ const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../scripts/recipes");
 /// Reads the names and texts of all recipes.
 fn recipes() -> BTreeMap<String, String> {
     let files = std::fs::read_dir(FOLDER).unwrap().map(|file| file.unwrap().path());
-    let named = |path: std::path::PathBuf| {
-        let name = path.file_stem().unwrap().to_str().unwrap().to_string();
-        (name, std::fs::read_to_string(path).unwrap())
-    };
-    files.map(named).collect()
+    files
+        .map(|path| {
+            let name = path.file_stem().unwrap().to_str().unwrap().to_string();
+            (name, std::fs::read_to_string(path).unwrap())
+        })
+        .collect()
 }
 
 fn published() -> Table {
@@ -50,7 +51,8 @@ fn numbers(value: &Value) -> Vec<f64> {
 
 /// Returns `true` if two values are equal up to rounding to f32.
 fn same(a: &Value, b: &Value) -> bool {
-    let (a_numbers, b_numbers) = (numbers(a), numbers(b));
+    let a_numbers = numbers(a);
+    let b_numbers = numbers(b);
     if a_numbers.is_empty() {
         return a == b;
     }
@@ -153,7 +155,8 @@ fn new_recipes_and_plans_are_trained() {
     let recipe = out(&[&new[..], &small].concat());
     assert!(recipe.contains("\n# Channels of a token.\nwidth = 32\n"), "{recipe}");
     std::fs::write(world.path("mine.toml"), recipe).unwrap();
-    let (file, shard) = (world.text("mine.toml"), world.text("data/train-000000.tar"));
+    let file = world.text("mine.toml");
+    let shard = world.text("data/train-000000.tar");
     let pretrain = |recipe: &str, run: &str, more: &[&str]| {
         let workdir = world.text(run);
         let args = ["pretrain", "--recipe", recipe, "--shards", &shard, "--workdir", &workdir];

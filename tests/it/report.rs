@@ -1,4 +1,5 @@
-//! `ocelli report` and `ocelli runs`, as a user calls them: the contents of a page, in a browser if there is one.
+//! `ocelli report` and `ocelli runs`, as a user calls them: the contents of a page, in a browser if
+//! there is one.
 
 use std::fs;
 use std::time::{Duration, Instant};
@@ -14,13 +15,15 @@ fn data_of(page: &str) -> Value {
     serde_json::from_str(rest.split_once("</script>").unwrap().0).unwrap()
 }
 
-/// Creates a run with a probe, an evaluation, a damaged sample and names that would be markup if they were not escaped.
+/// Creates a run with a probe, an evaluation, a damaged sample and names that would be markup if
+/// they were not escaped.
 fn reported() -> World {
     let world = World::new(40);
     damage(&world);
     ok(&world.pretrain("run", &["--set", "name=<b>tiny</b>", "--set", "data.max_bad_rate=0.5"]));
     ok(&world.pretrain("other", &["--set", "optim.lr=2e-2", "--set", "data.max_bad_rate=0.5"]));
-    let (run, shard) = (world.text("run"), world.text("data/train-000000.tar"));
+    let run = world.text("run");
+    let shard = world.text("data/train-000000.tar");
     ok(&world.ocelli(&[
         "probe",
         "--checkpoint",
@@ -128,8 +131,12 @@ fn runs_are_listed_with_their_states() {
     }
     let rows = json_of(&output());
     let state = |name: &str| -> Value {
-        let of_name = |row: &&Value| row["workdir"].as_str().is_some_and(|path| path.ends_with(name));
-        rows.as_array().unwrap().iter().find(of_name).unwrap().clone()
+        rows.as_array()
+            .unwrap()
+            .iter()
+            .find(|row| row["workdir"].as_str().is_some_and(|path| path.ends_with(name)))
+            .unwrap()
+            .clone()
     };
     assert_eq!(rows.as_array().unwrap().len(), 4);
     assert_eq!(state("whole")["state"], "finished");
@@ -157,7 +164,8 @@ fn runs_are_listed_with_their_states() {
 fn a_browser_opens_the_page_without_an_error() {
     let Some(browser) = browser() else { return };
     let world = reported();
-    let (run, other) = (world.text("run"), world.text("other"));
+    let run = world.text("run");
+    let other = world.text("other");
     for (runs, out) in [(vec![&run], world.text("one.html")), (vec![&run, &other], world.text("both.html"))] {
         let mut args = vec!["report", "--out", &out, "--n-images", "2"];
         args.extend(runs.iter().map(|run| run.as_str()));

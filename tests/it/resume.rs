@@ -61,7 +61,8 @@ fn a_run_that_is_asked_to_stop_writes_a_checkpoint_and_says_143() {
     }
 }
 
-/// An interrupt from the keyboard is answered at once, and ends the run after its step; a second one ends it at once.
+/// An interrupt from the keyboard is answered at once, and ends the run after its step; a second
+/// one ends it at once.
 #[test]
 fn interrupts_are_answered() {
     let world = World::new(50);
@@ -121,7 +122,8 @@ fn a_damaged_checkpoint_is_passed_over() {
     assert_eq!(metrics(&world.path("run")), unbroken);
 }
 
-/// A manifest that was changed by hand, or by a bad disk, is rejected: the run continues from the previous checkpoint.
+/// A manifest that was changed by hand, or by a bad disk, is rejected: the run continues from the
+/// previous checkpoint.
 #[test]
 fn a_changed_manifest_is_refused() {
     let world = World::new(24);

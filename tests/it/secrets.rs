@@ -1,4 +1,5 @@
-//! Passwords, signatures and commands in shard lists: the files of a run, its exports and its reports hold none of them.
+//! Passwords, signatures and commands in shard lists: the files of a run, its exports and its
+//! reports hold none of them.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
@@ -20,10 +21,7 @@ fn files(folder: &Path, found: &mut Vec<PathBuf>) {
         if path.is_symlink() {
             continue;
         }
-        match path.is_dir() {
-            true => files(&path, found),
-            false => found.push(path),
-        }
+        if path.is_dir() { files(&path, found) } else { found.push(path) }
     }
 }
 
@@ -47,7 +45,8 @@ fn signed(server: &WebServer, name: &str, signature: &str) -> String {
 #[test]
 fn nothing_that_is_written_holds_the_secrets_of_addresses() {
     let world = World::new(48);
-    let (server, tracker) = (WebServer::start(&world.path("data"), Faults::default()), Tracker::start());
+    let server = WebServer::start(&world.path("data"), Faults::default());
+    let tracker = Tracker::start();
     let shard = signed(&server, "train-000000.tar", SIGNATURE);
     let cache = world.text("cache");
     let run = |args: &[&str]| {
@@ -55,7 +54,8 @@ fn nothing_that_is_written_holds_the_secrets_of_addresses() {
         silent(&output);
         ok(&output);
     };
-    let (recipe, workdir) = (world.text("tiny.toml"), world.text("run"));
+    let recipe = world.text("tiny.toml");
+    let workdir = world.text("run");
     let steps = |n: u64| format!("optim.length={{steps={n}}}");
     let train = |shard: &str, n: u64, more: &[&str]| {
         let length = steps(n);
@@ -71,7 +71,8 @@ fn nothing_that_is_written_holds_the_secrets_of_addresses() {
     train(&again, 12, &["--lengthen"]);
 
     let in_recipe = fs::read_to_string(&recipe).unwrap() + &format!("\n[data]\nshards = [\"{shard}\"]\n");
-    let (of_user, second) = (world.text("with-a-secret.toml"), world.text("second"));
+    let of_user = world.text("with-a-secret.toml");
+    let second = world.text("second");
     fs::write(&of_user, in_recipe).unwrap();
     run(&["pretrain", "--recipe", &of_user, "--workdir", &second, "--set", &steps(4)]);
 
@@ -99,7 +100,8 @@ fn nothing_that_is_written_holds_the_secrets_of_addresses() {
 /// Secrets that an older release has written are neither shown nor sent.
 #[test]
 fn the_secrets_of_older_runs_stay_where_they_are() {
-    let (world, tracker) = (World::new(24), Tracker::start());
+    let world = World::new(24);
+    let tracker = Tracker::start();
     ok(&world.pretrain("run", &[]));
     let secret = format!("http://user:{PASSWORD}@host/a.tar?sig={SIGNATURE}&se=1");
     for name in ["plan.toml", "starts.jsonl"] {
@@ -119,7 +121,8 @@ fn the_secrets_of_older_runs_stay_where_they_are() {
 #[test]
 fn a_recipe_runs_no_command() {
     let world = World::new(24);
-    let (shard, touched) = (world.text("data/train-000000.tar"), world.path("touched"));
+    let shard = world.text("data/train-000000.tar");
+    let touched = world.path("touched");
     let command = format!("pipe:touch {}; cat {shard}", touched.display());
     let text = fs::read_to_string(world.path("tiny.toml")).unwrap();
     let workdir = world.text("run");
@@ -196,7 +199,8 @@ fn a_redirect_carries_no_secret() {
     for request in &asked {
         assert!(!request.contains("hush") && !request.to_lowercase().contains("referer"), "{request}");
     }
-    // An object store whose endpoint, which is named without encryption, sends the signed request elsewhere.
+    // An object store whose endpoint, which is named without encryption, sends the signed request
+    // elsewhere.
     let n_asked = asked.len();
     let endpoint = format!("http://{}", first.address);
     let said = fails(

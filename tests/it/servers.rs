@@ -96,7 +96,8 @@ impl WebServer {
         self.state.requests.lock().unwrap().len()
     }
 
-    /// Returns the names requested after the first `skip` requests; a client may request a name twice.
+    /// Returns the names requested after the first `skip` requests; a client may request a name
+    /// twice.
     pub(crate) fn names_after(&self, skip: usize) -> BTreeSet<String> {
         self.state.requests.lock().unwrap().iter().skip(skip).map(|(name, _)| name.clone()).collect()
     }
@@ -108,8 +109,8 @@ impl WebServer {
     }
 }
 
-/// A request in progress. Dropped before the last bytes are sent, because the client may send another
-/// as soon as it has them.
+/// A request in progress. Dropped before the last bytes are sent, because the client may send
+/// another as soon as it has them.
 struct Active<'a>(&'a State);
 
 impl Drop for Active<'_> {
@@ -188,7 +189,8 @@ fn answer(state: &State, mut stream: TcpStream, active: Active<'_>) -> std::io::
 ///
 /// # Errors
 ///
-/// If the connection is closed without a request, as a client does whose request went out on another connection.
+/// If the connection is closed without a request, as a client does whose request went out on
+/// another connection.
 fn request(stream: &TcpStream) -> std::io::Result<(String, HashMap<String, String>)> {
     let mut lines = BufReader::new(stream).lines();
     let first = lines.next().unwrap_or_else(|| Err(std::io::ErrorKind::UnexpectedEof.into()))?;

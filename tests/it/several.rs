@@ -7,8 +7,8 @@ use pipeline::shard::write::{ShardLimits, ShardWriter};
 use crate::evaluation::probe;
 use crate::support::{World, fails, json_of, ok};
 
-/// Packs images that are dark on the left and bright on the right of a border, with members that `more` derives from the number
-/// of the image and the border.
+/// Packs images that are dark on the left and bright on the right of a border, with members that
+/// `more` derives from the number of the image and the border.
 fn pack_bordered(
     world: &World,
     name: &str,
@@ -95,7 +95,8 @@ fn segmentation_reads_masks_and_needs_no_classes() {
     assert!(refused.contains("seg.png"), "{refused}");
 }
 
-/// Classes are "the border is on the left" and "the number is even": each image has none, one or both.
+/// Classes are "the border is on the left" and "the number is even": each image has none, one or
+/// both.
 #[test]
 fn several_classes_give_mean_average_precision() {
     let world = World::new(20);

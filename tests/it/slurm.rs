@@ -1,4 +1,5 @@
-//! The scripts for Slurm on a cluster of two nodes on this machine. Slow: set `RUN_SLOW_TESTS=1`; needs root and Slurm.
+//! The scripts for Slurm on a cluster of two nodes on this machine. Slow: set `RUN_SLOW_TESTS=1`;
+//! needs root and Slurm.
 
 use std::collections::BTreeSet;
 use std::os::unix::fs::PermissionsExt;
@@ -123,8 +124,8 @@ fn wait_for(world: &World, workdir: &str, n_steps: usize) {
     }
 }
 
-/// Requeued, preempted, robbed of a node and at the end of its time, a run has the losses of one that nothing has disturbed, and two watchers score each of
-/// its checkpoints once.
+/// Requeued, preempted, robbed of a node and at the end of its time, a run has the losses of one
+/// that nothing has disturbed, and two watchers score each of its checkpoints once.
 #[test]
 fn jobs_go_on_after_everything_that_slurm_does() {
     let world = World::new(60);
@@ -173,8 +174,9 @@ fn jobs_go_on_after_everything_that_slurm_does() {
     watch(&world, &cluster);
 }
 
-/// Starts a rank for each GPU that Slurm gives, two of the three of each node. NCCL would need real ones, so each rank trains its own run; asked
-/// to stop, all of them write a checkpoint, and go on when the job is queued again.
+/// Starts a rank for each GPU that Slurm gives, two of the three of each node. NCCL would need real
+/// ones, so each rank trains its own run; asked to stop, all of them write a checkpoint, and go on
+/// when the job is queued again.
 fn start_on_gpus(world: &World, cluster: &Cluster, whole: &[f64]) {
     let program = format!(
         r#"#!/bin/bash
@@ -212,7 +214,9 @@ exec {} "${{@/#$workdir/$workdir-$rank}}"
 /// Packs images by an array of jobs, and one that joins its parts.
 fn prepare_in_parts(world: &World, cluster: &Cluster) {
     world.extract("photos");
-    let (photos, whole, parts) = (world.text("photos"), world.text("packed"), world.text("packed-in-parts"));
+    let photos = world.text("photos");
+    let whole = world.text("packed");
+    let parts = world.text("packed-in-parts");
     let args = ["shards", "pack", &photos, "--samples-per-shard", "7", "--out"];
     ok(&world.ocelli(&[&args[..], &[&whole]].concat()));
     let args = [&args[..], &[&parts]].concat();
@@ -229,7 +233,8 @@ fn prepare_in_parts(world: &World, cluster: &Cluster) {
     assert!(said.contains("60 samples of") && said.contains("in 9 shard(s):"), "{said}");
 }
 
-/// Curates on both nodes; queued again after its centers were saved, a job writes what one process does.
+/// Curates on both nodes; queued again after its centers were saved, a job writes what one process
+/// does.
 fn curate_again(world: &World, cluster: &Cluster) {
     let mut state = 1u32;
     let mut uniform = || {
@@ -238,7 +243,9 @@ fn curate_again(world: &World, cluster: &Cluster) {
     };
     let rows: Vec<f32> = (0..100_000 * 32).map(|_| uniform()).collect();
     std::fs::write(world.path("rows.npy"), npy(&rows, 32)).unwrap();
-    let (features, alone, again) = (world.text("rows.npy"), world.text("alone"), world.text("again"));
+    let features = world.text("rows.npy");
+    let alone = world.text("alone");
+    let again = world.text("again");
     let args =
         format!("--features {features} --clusters 2000 --resample-times 20 --iterations 20 --count 9000");
     let args: Vec<&str> = args.split(' ').collect();

@@ -30,14 +30,15 @@ fn a_long_stream_with_bad_samples_keeps_its_memory() {
     let folder = tempfile::tempdir().unwrap();
     let limits = ShardLimits { max_samples: 5_000, max_bytes: u64::MAX };
     let mut writer = ShardWriter::new(&folder.path().join("data"), "t", limits).unwrap();
-    let encode = |seed: u32| {
-        let image =
-            ImageBuffer::from_fn(40, 30, |x, y| Rgb([(x * seed) as u8, (y * seed) as u8, seed as u8]));
-        let mut bytes = Bytes::new(Vec::new());
-        JpegEncoder::new_with_quality(&mut bytes, 80).encode_image(&image).unwrap();
-        bytes.into_inner()
-    };
-    let images: Vec<Vec<u8>> = (1..17).map(encode).collect();
+    let images: Vec<Vec<u8>> = (1..17)
+        .map(|seed: u32| {
+            let image =
+                ImageBuffer::from_fn(40, 30, |x, y| Rgb([(x * seed) as u8, (y * seed) as u8, seed as u8]));
+            let mut bytes = Bytes::new(Vec::new());
+            JpegEncoder::new_with_quality(&mut bytes, 80).encode_image(&image).unwrap();
+            bytes.into_inner()
+        })
+        .collect();
     for i in 0..N_SAMPLES {
         let image = &images[i as usize % images.len()];
         let bytes = if i % 100 == 7 { &image[..image.len() / 2] } else { image.as_slice() };

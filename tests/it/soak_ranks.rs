@@ -1,9 +1,12 @@
-//! Runs on several ranks that are disturbed again and again, each compared with one that nothing disturbed.
+//! Runs on several ranks that are disturbed again and again, each compared with one that nothing
+//! disturbed.
 //!
-//! `RUN_SOAK_MINUTES=120 cargo test -p tests --features mpi --test it -- soak_ranks --nocapture` takes two hours. Every round trains
-//! one recipe twice: undisturbed on one rank, and in attempts on one, two or four ranks, on one node or two, each of which is
-//! disturbed at a random moment, until the run is complete. All values in the metrics but times, and the last weights,
-//! must be equal. `RUN_SOAK_SEED` chooses other moments. Without root there is one node, and no disk that fills up.
+//! `RUN_SOAK_MINUTES=120 cargo test -p tests --features mpi --test it -- soak_ranks --nocapture`
+//! takes two hours. Every round trains one recipe twice: undisturbed on one rank, and in attempts
+//! on one, two or four ranks, on one node or two, each of which is disturbed at a random moment,
+//! until the run is complete. All values in the metrics but times, and the last weights, must be
+//! equal. `RUN_SOAK_SEED` chooses other moments. Without root there is one node, and no disk that
+//! fills up.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -55,15 +58,18 @@ impl Soak {
         Self { disk, world, nodes: Nodes::new(), rng, counts: BTreeMap::new(), n_attempts: 0 }
     }
 
-    /// Trains `recipe` undisturbed, then in attempts until the run is complete, and compares the two.
+    /// Trains `recipe` undisturbed, then in attempts until the run is complete, and compares the
+    /// two.
     fn round(&mut self, recipe: &str) {
         fs::write(self.world.path("tiny.toml"), recipe).unwrap();
         let args = Ranks::new(&self.world, &SETTINGS).args("disk/whole", &[]);
         ok(&crate::support::program().args(&args).output().unwrap());
         let args = Ranks::new(&self.world, &SETTINGS).args("disk/broken", &[]);
-        let (whole, broken) = (self.world.path("disk/whole"), self.world.path("disk/broken"));
+        let whole = self.world.path("disk/whole");
+        let broken = self.world.path("disk/broken");
         while !self.attempt(&args, &broken) {}
-        let (expected, found) = (rows(&whole), rows(&broken));
+        let expected = rows(&whole);
+        let found = rows(&broken);
         assert_eq!(expected.len(), STEPS);
         for (expected, found) in expected.iter().zip(&found) {
             assert_eq!(found, expected);
@@ -146,7 +152,8 @@ impl Soak {
         match disturbance {
             DamageShard => {
                 let mut bytes = shard.to_vec();
-                // In every image, so that the first batch has one; headers, which are read before, are left alone.
+                // In every image, so that the first batch has one; headers, which are read before,
+                // are left alone.
                 for place in (0..shard.len() - 1024).step_by(512) {
                     let name = String::from_utf8_lossy(&shard[place..place + 100]);
                     let is_image = name.trim_end_matches('\0').ends_with(".jpg");
@@ -225,7 +232,8 @@ impl Soak {
 
 /// Waits until the run has taken two more steps or has ended.
 fn goes_on(attempt: &Attempt, workdir: &Path) {
-    let (before, start) = (n_rows(workdir), Instant::now());
+    let before = n_rows(workdir);
+    let start = Instant::now();
     while n_rows(workdir) < before + 2 && !attempt.has_ended() {
         assert!(start.elapsed() < Duration::from_secs(40), "the run does not go on");
         std::thread::sleep(Duration::from_millis(20));

@@ -98,11 +98,10 @@ impl Crate {
             match file.exports.get(first) {
                 Some(target) => path = format!("{target}{}", &rest[first.len()..]),
                 None => {
-                    let inside = |module: &&String| {
+                    match file.open_exports.iter().find(|module| {
                         let found = self.files.iter().find(|file| file.module == **module);
                         found.is_some_and(|file| file.definitions.contains(first))
-                    };
-                    match file.open_exports.iter().find(inside) {
+                    }) {
                         Some(module) => path = format!("{module}::{rest}"),
                         None => return Some(&file.path),
                     }
@@ -152,7 +151,8 @@ impl File {
     }
 }
 
-/// Collects the words of names and literals: those of `DinoLoss` and `"dino_loss"` are `dino` and `loss`.
+/// Collects the words of names and literals: those of `DinoLoss` and `"dino_loss"` are `dino` and
+/// `loss`.
 fn words(tokens: TokenStream, found: &mut BTreeSet<String>) {
     for token in tokens {
         match token {
@@ -247,11 +247,10 @@ impl Reader<'_> {
             }
             syn::UseTree::Glob(_) => {
                 let Some(path) = self.absolute(before) else { return };
-                match exported {
-                    true => self.file.open_exports.push(path),
-                    false => {
-                        self.file.paths.insert(path);
-                    }
+                if exported {
+                    self.file.open_exports.push(path)
+                } else {
+                    self.file.paths.insert(path);
                 }
             }
         }
@@ -263,22 +262,18 @@ impl Reader<'_> {
             parts.push(name.to_string());
         }
         let Some(path) = self.absolute(&parts) else { return };
-        match exported {
-            true => {
-                self.file.exports.insert(alias.to_string(), path);
-            }
-            false => {
-                self.file.paths.insert(path);
-            }
+        if exported {
+            self.file.exports.insert(alias.to_string(), path);
+        } else {
+            self.file.paths.insert(path);
         }
     }
 
     fn is_test(attributes: &[syn::Attribute]) -> bool {
-        let cfg = |attribute: &syn::Attribute| {
+        attributes.iter().any(|attribute| {
             let syn::Meta::List(list) = &attribute.meta else { return false };
             list.path.is_ident("cfg") && FOR_TESTS.contains(&list.tokens.to_string().as_str())
-        };
-        attributes.iter().any(cfg)
+        })
     }
 }
 

@@ -1,5 +1,5 @@
-//! The stages of DINOv3 as one run after another: pretraining, Gram anchoring on a fork, views of several sizes from the weights with
-//! their heads, and distillation into a smaller network.
+//! The stages of DINOv3 as one run after another: pretraining, Gram anchoring on a fork, views of
+//! several sizes from the weights with their heads, and distillation into a smaller network.
 
 use serde_json::Value;
 
@@ -68,8 +68,9 @@ fn student(teacher: &str) -> String {
 
 /// Runs `pretrain` with `recipe`, written to a file of the world.
 fn pretrain(world: &World, recipe: &str, run: &str, more: &[&str]) -> std::process::Output {
-    let (file, shard, workdir) =
-        (world.text("stage.toml"), world.text("data/train-000000.tar"), world.text(run));
+    let file = world.text("stage.toml");
+    let shard = world.text("data/train-000000.tar");
+    let workdir = world.text(run);
     std::fs::write(&file, recipe).unwrap();
     let args = ["pretrain", "--recipe", &file, "--shards", &shard, "--workdir", &workdir];
     world.ocelli(&[&args[..], more].concat())
@@ -87,7 +88,8 @@ fn stages_go_on_from_one_another() {
     ok(&pretrain(&world, FIRST, "first", &[]));
     let first = world.text("first");
 
-    // A fork with a Gram teacher, which begins as the teacher of the checkpoint, goes on exactly after an interruption.
+    // A fork with a Gram teacher, which begins as the teacher of the checkpoint, goes on exactly
+    // after an interruption.
     let gram =
         ["--set", "views.gram_px=24", "--set", "method.gram={weight=2.0,from={steps=8},every={steps=3}}"];
     let longer = ["--fork", &first, "--set", "optim.length={steps=14}"];
@@ -144,12 +146,14 @@ fn stages_go_on_from_one_another() {
     ]));
 }
 
-/// Heads that are not there, or of other sizes, are refused with the key and a remedy, before anything is written.
+/// Heads that are not there, or of other sizes, are refused with the key and a remedy, before
+/// anything is written.
 #[test]
 fn heads_that_do_not_fit_are_said() {
     let world = World::new(24);
     ok(&pretrain(&world, FIRST, "first", &["--set", "optim.length={steps=2}"]));
-    let (first, file) = (world.text("first"), world.text("first.pth"));
+    let first = world.text("first");
+    let file = world.text("first.pth");
     ok(&world.ocelli(&["export", "--checkpoint", &first, "--out", &file, "--format", "dinov3"]));
     let heads = ["--set", "init.heads=true", "--init"];
     let refused = |recipe: &str, more: &[&str], told: &str| {
@@ -173,7 +177,8 @@ fn heads_that_do_not_fit_are_said() {
     refused(FIRST, &at_once, "method.gram.from is 0, and the first step would take random weights");
 }
 
-/// A run without masks has no use for the setting of masked training, and its heads cannot score masked patches.
+/// A run without masks has no use for the setting of masked training, and its heads cannot score
+/// masked patches.
 #[test]
 fn runs_without_masks_are_no_teachers_of_patches() {
     let world = World::new(24);

@@ -37,13 +37,15 @@ fn compressed_shards_are_unpacked_into_the_cache() {
     assert_eq!(cached(&world).len(), 2, "nothing of it stays");
 }
 
-/// Two windows must fit; otherwise the run is rejected before training, instead of fetching forever.
+/// Two windows must fit; otherwise the run is rejected before training, instead of fetching
+/// forever.
 #[test]
 fn a_small_cache_keeps_what_is_read_and_drops_the_rest() {
     let world = World::new(1);
     for i in 0..6 {
         let seed = i.to_string();
-        let (out, name) = (world.text("many"), format!("s{i}"));
+        let out = world.text("many");
+        let name = format!("s{i}");
         let args = ["shards", "synth", "--out", &out, "--count", "24", "--size-px", "20", "--seed", &seed];
         ok(&world.ocelli(&[&args[..], &["--prefix", &name]].concat()));
     }
@@ -152,7 +154,8 @@ fn promises_of_a_list_are_kept_or_broken() {
         let output = std::process::Command::new("md5sum").arg(&file).output().unwrap();
         String::from_utf8(output.stdout).unwrap()[..32].to_string()
     };
-    let (right, wrong) = (md5(&bytes), md5(b"another shard"));
+    let right = md5(&bytes);
+    let wrong = md5(b"another shard");
     let list = |name: &str, len: usize, md5: &str| {
         let text = format!(
             r#"{{"__kind__":"wids-shard-index-v1","wids_version":1,"shardlist":[
@@ -171,7 +174,8 @@ fn promises_of_a_list_are_kept_or_broken() {
         let error = open(&world, &list).unwrap_err().to_string();
         assert!(error.contains("its list says"), "{list}: {error}");
     }
-    // The hash of a remote shard is checked when it is fetched, even if its URL was fetched before without a hash.
+    // The hash of a remote shard is checked when it is fetched, even if its URL was fetched before
+    // without a hash.
     let remote = open(&world, &server.url("hash.json")).unwrap();
     let error = remote.read(SampleId(0)).unwrap_err().to_string();
     assert!(error.contains("gives MD5"), "{error}");

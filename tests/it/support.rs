@@ -99,7 +99,8 @@ impl World {
 
     /// Writes the members of the shard as files into the folder `name`/train-000000.
     pub(crate) fn extract(&self, name: &str) {
-        let (shard, out) = (self.text("data/train-000000.tar"), self.text(name));
+        let shard = self.text("data/train-000000.tar");
+        let out = self.text(name);
         ok(&self.ocelli(&["shards", "extract", &shard, "--out", &out]));
     }
 
@@ -170,7 +171,8 @@ pub(crate) fn ok(output: &Output) -> String {
     stderr
 }
 
-/// Returns standard error of a run that must have failed with `code`, in one message without a backtrace.
+/// Returns standard error of a run that must have failed with `code`, in one message without a
+/// backtrace.
 pub(crate) fn fails(output: &Output, code: i32) -> String {
     let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(code), "{stderr}");
@@ -182,12 +184,15 @@ pub(crate) fn fails(output: &Output, code: i32) -> String {
 /// Reads the rows of metrics without the columns that hold times.
 pub(crate) fn metrics(workdir: &Path) -> Vec<serde_json::Value> {
     let text = std::fs::read_to_string(workdir.join("metrics.jsonl")).unwrap();
-    let strip = |line: &str| {
-        let mut row: serde_json::Value = serde_json::from_str(line).unwrap();
-        row.as_object_mut().unwrap().retain(|key, _| !key.starts_with("time/") && !key.starts_with("rate/"));
-        row
-    };
-    text.lines().map(strip).collect()
+    text.lines()
+        .map(|line| {
+            let mut row: serde_json::Value = serde_json::from_str(line).unwrap();
+            row.as_object_mut()
+                .unwrap()
+                .retain(|key, _| !key.starts_with("time/") && !key.starts_with("rate/"));
+            row
+        })
+        .collect()
 }
 
 /// Key, image and label of a sample.

@@ -26,7 +26,8 @@ impl Tracker {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = format!("http://{}", listener.local_addr().unwrap());
         let tracker = Self { address, requests: Arc::default(), refuses: Arc::default() };
-        let (requests, refuses) = (Arc::clone(&tracker.requests), Arc::clone(&tracker.refuses));
+        let requests = Arc::clone(&tracker.requests);
+        let refuses = Arc::clone(&tracker.refuses);
         std::thread::spawn(move || {
             for stream in listener.incoming().flatten() {
                 answer(stream, &requests, &refuses);
@@ -66,7 +67,8 @@ impl Tracker {
 
 fn answer(mut stream: TcpStream, requests: &Mutex<Vec<Request>>, refuses: &Mutex<BTreeSet<&'static str>>) {
     let mut reader = BufReader::new(stream.try_clone().unwrap());
-    let (mut first, mut n_bytes) = (String::new(), 0);
+    let mut first = String::new();
+    let mut n_bytes = 0;
     reader.read_line(&mut first).unwrap();
     loop {
         let mut line = String::new();
@@ -109,9 +111,11 @@ fn answer(mut stream: TcpStream, requests: &Mutex<Vec<Request>>, refuses: &Mutex
 
 #[test]
 fn a_server_gets_every_number_of_a_run_once() {
-    let (world, tracker) = (World::new(24), Tracker::start());
+    let world = World::new(24);
+    let tracker = Tracker::start();
     ok(&world.pretrain("run", &[]));
-    let (run, shard) = (world.text("run"), world.text("data/train-000000.tar"));
+    let run = world.text("run");
+    let shard = world.text("data/train-000000.tar");
     let track = || world.ocelli(&["track", &run, "--mlflow", &tracker.address, "--experiment", "mine"]);
 
     // A server that is busy in the middle of it gets the rest later.

@@ -7,8 +7,8 @@ use crate::ranks::{STATISTICS, plan, train, train_on};
 
 const BF16: &str = "optim.precision={ gather = \"bf16\", reduce = \"bf16\" }";
 
-/// For every transfer of weights and gradients between four ranks, the step is that of one rank: up to rounding in f32 if
-/// the engine sums, and in bf16 if that is sent.
+/// For every transfer of weights and gradients between four ranks, the step is that of one rank: up
+/// to rounding in f32 if the engine sums, and in bf16 if that is sent.
 #[test]
 fn every_order_of_sums_and_every_type_trains_alike() {
     let four_micro_batches = [&["optim.micro_batches=4"][..], &STATISTICS].concat();
@@ -40,8 +40,8 @@ fn one_rank_may_talk_to_itself() {
     }
 }
 
-/// Units that compute in bf16 have nearly the gradients of f32, the same bits on any number of ranks and for any
-/// number of kept graphs, and weights in f32.
+/// Units that compute in bf16 have nearly the gradients of f32, the same bits on any number of
+/// ranks and for any number of kept graphs, and weights in f32.
 #[test]
 fn bf16_computes_nearly_what_f32_does() {
     near_in_bf16(&[]);
@@ -59,7 +59,8 @@ fn near_in_bf16(model: &[&str]) {
         let overrides = [&["optim.micro_batches=2"][..], &STATISTICS, model, more].concat();
         train(&plan(world, &overrides), n_steps)
     };
-    let (f32s, bf16s) = (run(1, &[], 1), run(1, &[BF16], 1));
+    let f32s = run(1, &[], 1);
+    let bf16s = run(1, &[BF16], 1);
     assert_ne!(f32s.losses, bf16s.losses, "it is something else that is computed");
     assert!(
         (f32s.losses[0] - bf16s.losses[0]).abs() < 2e-2 * f32s.losses[0],
@@ -67,7 +68,8 @@ fn near_in_bf16(model: &[&str]) {
         (f32s.losses, bf16s.losses)
     );
     let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum::<f64>();
-    let (a, b) = (&f32s.moments, &bf16s.moments);
+    let a = &f32s.moments;
+    let b = &bf16s.moments;
     let cosine = dot(a, b) / (dot(a, a) * dot(b, b)).sqrt();
     assert!(cosine > 0.99, "{cosine}");
     // Weights that were rounded to bf16 would have no lower bits.

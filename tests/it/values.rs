@@ -14,9 +14,9 @@ fn narrow(folder: &Path) {
     }
     for i in 0..16u32 {
         let class = ["a", "b"][i as usize % 2];
-        let value =
-            |x: u32, y: u32| Luma([((x * 80 + y * 7 + i * 50) % 4096).max(u32::from(x == 0) * 4095) as u16]);
-        let image = ImageBuffer::from_fn(48, 48, value);
+        let image = ImageBuffer::from_fn(48, 48, |x: u32, y: u32| {
+            Luma([((x * 80 + y * 7 + i * 50) % 4096).max(u32::from(x == 0) * 4095) as u16])
+        });
         image.save(folder.join(format!("{class}/{i:02}.png"))).unwrap();
     }
 }

@@ -57,7 +57,8 @@ fn packing_a_folder_of_classes_is_repeatable() {
     ok(&world.ocelli(&["shards", "verify", &shards]));
     let listing = world.ocelli(&["shards", "ls", &shards]);
     assert_eq!(String::from_utf8_lossy(&listing.stdout).lines().count(), 4);
-    // The same pack again finds its shards; another one into the same folder must not overwrite, whoever made the shards.
+    // The same pack again finds its shards; another one into the same folder must not overwrite,
+    // whoever made the shards.
     assert_eq!(pack("one")["shards_there"], 2);
     let args = ["shards", "pack", &world.text("images"), "--out", &world.text("one")];
     assert!(fails(&world.ocelli(&args), 2).contains("of another job"));
@@ -203,7 +204,8 @@ fn a_run_is_probed_and_exported() {
     assert!(fails(&export("classes.txt", &["--overwrite"]), 2).contains(".safetensors"));
     assert_eq!(std::fs::read_to_string(world.path("classes.txt")).unwrap(), "0\tcat\n");
 
-    // The metrics of the run have no evaluations; these are in a file of their own, with their subject.
+    // The metrics of the run have no evaluations; these are in a file of their own, with their
+    // subject.
     assert!(metrics(&world.path("run")).iter().all(|row| row.get("probe/linear").is_none()));
     let evaluations = std::fs::read_to_string(world.path("run/evaluations.jsonl")).unwrap();
     let evaluations: Vec<Value> =

@@ -1,6 +1,8 @@
-//! Training, from views to weights: methods, the unit-by-unit step, optimizer, checkpoints, telemetry.
+//! Training, from views to weights: methods, the unit-by-unit step, optimizer, checkpoints,
+//! telemetry.
 //!
-//! Command lines and evaluation are outside this crate, which calls evaluation through [`networks::probe`].
+//! Command lines and evaluation are outside this crate, which calls evaluation through
+//! [`networks::probe`].
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 

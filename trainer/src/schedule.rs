@@ -1,12 +1,15 @@
-//! Lengths of time, and schedules: pure functions from the step to values that change during training.
+//! Lengths of time, and schedules: pure functions from the step to values that change during
+//! training.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Warm-up and decay: linear from `start` to `peak` over `warmup_steps`, then to `end` at `total_steps` as `shape` says.
+/// Warm-up and decay: linear from `start` to `peak` over `warmup_steps`, then to `end` at
+/// `total_steps` as `shape` says.
 ///
-/// Step 0 has `start`, and the last step is one step short of `end`. With [`Shape::Cosine`] the last step of the warm-up has
-/// `peak` already, as in DINO and SwAV; with the other shapes it is one step short of it, as in VISSL.
+/// Step 0 has `start`, and the last step is one step short of `end`. With [`Shape::Cosine`] the
+/// last step of the warm-up has `peak` already, as in DINO and SwAV; with the other shapes it is
+/// one step short of it, as in VISSL.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Schedule {
     /// Value of step 0.
@@ -30,8 +33,8 @@ pub enum Shape {
     Cosine,
     /// Half a cosine over the steps after the warm-up, whose first step has `peak`: MoCo v3.
     HalfCosine,
-    /// Half a cosine over all steps, whose beginning the warm-up replaces: VISSL's composition of a linear
-    /// schedule with a cosine of `interval_scaling: fixed`.
+    /// Half a cosine over all steps, whose beginning the warm-up replaces: VISSL's composition of a
+    /// linear schedule with a cosine of `interval_scaling: fixed`.
     CosineOfRun,
     /// Constant, with a linear decay over the last steps.
     Constant {
@@ -121,8 +124,8 @@ impl Schedules {
     }
 }
 
-/// A length of time in one of four units: `{ epochs = 10 }`, `{ steps = 500 }`, `{ samples = 1e6 }` or
-/// `{ percent = 5 }` of the run.
+/// A length of time in one of four units: `{ epochs = 10 }`, `{ steps = 500 }`, `{ samples = 1e6 }`
+/// or `{ percent = 5 }` of the run.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Duration {
@@ -137,7 +140,8 @@ pub enum Duration {
 }
 
 impl Duration {
-    /// Returns the length in steps, rounded to the nearest; `total_steps` is `None` for the run's own length.
+    /// Returns the length in steps, rounded to the nearest; `total_steps` is `None` for the run's
+    /// own length.
     ///
     /// # Errors
     /// A message in words if the length is invalid.
@@ -208,8 +212,8 @@ mod tests {
         }
     }
 
-    /// Values of fvcore's composition of a linear schedule over 0.4 of the run with a cosine, `interval_scaling` rescaled and
-    /// fixed, as VISSL's configurations have it.
+    /// Values of fvcore's composition of a linear schedule over 0.4 of the run with a cosine,
+    /// `interval_scaling` rescaled and fixed, as VISSL's configurations have it.
     #[test]
     fn a_cosine_of_the_run_equals_the_reference() {
         let shape = Shape::CosineOfRun;

@@ -80,7 +80,8 @@ fn every_backbone_is_read_as_it_was_written() {
 
 /// Checks that `again` is the network of `tensors`, but for what `format` stores in another way.
 fn check(model: &ModelConfig, tensors: &[NamedTensor], format: Format, again: crate::Pretrained) {
-    // timm has no position for a class token beside registers, and graphs have none: it is in the token, and read as zeros.
+    // timm has no position for a class token beside registers, and graphs have none: it is in the
+    // token, and read as zeros.
     let has_registers = tensors.iter().any(|tensor| tensor.name == "reg_token");
     let is_merged = format == Format::Onnx || (format == Format::Timm && has_registers);
     // DINOv2 has a LayerScale in every network.
@@ -106,7 +107,8 @@ fn check(model: &ModelConfig, tensors: &[NamedTensor], format: Format, again: cr
     }
 }
 
-/// Values of a parameter without those that its network does not use: biases of keys, where there are none.
+/// Values of a parameter without those that its network does not use: biases of keys, where there
+/// are none.
 fn as_read(model: &ModelConfig, tensor: &NamedTensor) -> Vec<f32> {
     let mut values = tensor.values.clone();
     let has_no_key_bias =
@@ -130,7 +132,8 @@ fn heads(model: &ModelConfig) -> usize {
     }
 }
 
-/// The parameters of a graph are those that its precision holds, 8 bits and their scales among them.
+/// The parameters of a graph are those that its precision holds, 8 bits and their scales among
+/// them.
 #[test]
 fn graphs_of_all_precisions_are_read_as_they_were_rounded() {
     let card = Card::default();
@@ -141,7 +144,8 @@ fn graphs_of_all_precisions_are_read_as_they_were_rounded() {
                 model.image_px() as u32,
                 networks::Normalization::half(model.n_channels()),
             );
-            let (which, card) = ("network", &card);
+            let which = "network";
+            let card = &card;
             let export = Export { model: &model, tensors: &tensors, preprocessing, which, precision, card };
             let folder = tempfile::tempdir().unwrap();
             let path = folder.path().join("a.onnx");
@@ -179,7 +183,8 @@ fn resized_parameters_have_the_shapes_of_the_resized_network() {
 #[test]
 fn files_that_do_not_fit_are_refused() {
     let model = ModelConfig::examples().remove(0);
-    let (tensors, card) = (tensors(&model), Card::default());
+    let tensors = tensors(&model);
+    let card = Card::default();
     let export = Export {
         model: &model,
         tensors: &tensors,

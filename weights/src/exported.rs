@@ -1,4 +1,5 @@
-//! Reading files that `ocelli export` has written in its own formats, which state everything about their network.
+//! Reading files that `ocelli export` has written in its own formats, which state everything about
+//! their network.
 
 use std::borrow::Cow;
 

@@ -9,9 +9,9 @@ use crate::resized::resized;
 /// Keys of every backbone that do not change what given weights compute.
 const FREE_KEYS: [&str; 2] = ["drop_path", "image_px"];
 
-/// Fits `tensors` of `from` to the backbone `to`, which must be the same but for settings of training; a position
-/// embedding is resampled as the code of `from` does it, and `first_layer` converts the first layer if `to` takes images of other
-/// channels.
+/// Fits `tensors` of `from` to the backbone `to`, which must be the same but for settings of
+/// training; a position embedding is resampled as the code of `from` does it, and `first_layer`
+/// converts the first layer if `to` takes images of other channels.
 ///
 /// # Errors
 /// A message with the keys that differ and both values of each.
@@ -33,7 +33,8 @@ pub fn fitted(
             to.n_channels()
         ));
     }
-    let (here, there) = (keys(to), keys(&from));
+    let here = keys(to);
+    let there = keys(&from);
     let mut names: Vec<&String> = here.keys().chain(there.keys()).collect();
     names.sort_unstable();
     names.dedup();
@@ -45,25 +46,29 @@ pub fn fitted(
             format!("model.{name} is {} in the recipe and {} in the weights", of(&here), of(&there))
         })
         .collect();
-    match said.is_empty() {
-        true => Ok(resized(&from, tensors, to.image_px()).1),
-        false => Err(format!("{}; {}", said.join("; "), remedy(&from, &names))),
+    if said.is_empty() {
+        Ok(resized(&from, tensors, to.image_px()).1)
+    } else {
+        Err(format!("{}; {}", said.join("; "), remedy(&from, &names)))
     }
 }
 
 /// Says which overrides make a recipe fit weights of `from`, from which it differs in these keys.
 fn remedy(from: &ModelConfig, differing: &[&String]) -> String {
     let theirs = serde_json::to_value(from).unwrap_or_default();
-    let set = |name: &&String| match theirs.get(*name)? {
-        Value::String(word) => Some(format!("--set model.{name}={word}")),
-        Value::Number(value) => Some(format!("--set model.{name}={value}")),
-        Value::Bool(value) => Some(format!("--set model.{name}={value}")),
-        Value::Array(values) => Some(format!("--set 'model.{name}={}'", Value::from(values.clone()))),
-        // A key that weights lack cannot be taken from the recipe by an override.
-        Value::Null | Value::Object(_) => None,
-    };
     let whole = "--set model=from_init takes the backbone of the weights";
-    match differing.iter().map(set).collect::<Option<Vec<_>>>() {
+    match differing
+        .iter()
+        .map(|name| match theirs.get(*name)? {
+            Value::String(word) => Some(format!("--set model.{name}={word}")),
+            Value::Number(value) => Some(format!("--set model.{name}={value}")),
+            Value::Bool(value) => Some(format!("--set model.{name}={value}")),
+            Value::Array(values) => Some(format!("--set 'model.{name}={}'", Value::from(values.clone()))),
+            // A key that weights lack cannot be taken from the recipe by an override.
+            Value::Null | Value::Object(_) => None,
+        })
+        .collect::<Option<Vec<_>>>()
+    {
         Some(all) => format!("{} fits it, or {whole}", all.join(" ")),
         None => whole.into(),
     }
@@ -119,7 +124,8 @@ mod tests {
 
     #[test]
     fn other_channels_need_a_rule_for_the_first_layer() {
-        let (there, here) = (vit("image_px=16\nheads=2"), vit("image_px=16\nheads=2\nchannels=5"));
+        let there = vit("image_px=16\nheads=2");
+        let here = vit("image_px=16\nheads=2\nchannels=5");
         let kernels = NamedTensor {
             name: "patch_embed.proj.weight".into(),
             shape: vec![12, 3, 4, 4],

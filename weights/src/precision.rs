@@ -58,13 +58,14 @@ pub fn rounded(values: &[f32], shape: &[usize], precision: Precision) -> Vec<f32
     }
 }
 
-/// Returns `true` if [`Precision::Int8`] stores a parameter of `shape` in 8 bits: matrices and kernels, but no tokens.
+/// Returns `true` if [`Precision::Int8`] stores a parameter of `shape` in 8 bits: matrices and
+/// kernels, but no tokens.
 pub(crate) fn is_quantized(shape: &[usize]) -> bool {
     matches!(shape.len(), 2 | 4)
 }
 
-/// Quantizes `values`, `[out, …]` in row-major order, to codes in -127..=127 and a scale for each of `n_out` rows: a row's
-/// largest magnitude gets the code 127 or -127, and zero stays zero.
+/// Quantizes `values`, `[out, …]` in row-major order, to codes in -127..=127 and a scale for each
+/// of `n_out` rows: a row's largest magnitude gets the code 127 or -127, and zero stays zero.
 pub(crate) fn quantized(values: &[f32], n_out: usize) -> (Vec<i8>, Vec<f32>) {
     let row = (values.len() / n_out.max(1)).max(1);
     let mut codes = Vec::with_capacity(values.len());

@@ -4,7 +4,8 @@ use augment::{Decoding, Transform};
 use networks::Pixels;
 use serde::{Deserialize, Serialize};
 
-/// Preprocessing that is stored with weights: with any other, a network computes different features.
+/// Preprocessing that is stored with weights: with any other, a network computes different
+/// features.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Preprocessing {
     /// Pixels that the network takes, with the constants that normalize them.
@@ -19,7 +20,8 @@ pub struct Preprocessing {
 }
 
 impl Preprocessing {
-    /// Returns DINO's preprocessing for images of `size_px`: a resize to 256 px for 224 px, and in proportion.
+    /// Returns DINO's preprocessing for images of `size_px`: a resize to 256 px for 224 px, and in
+    /// proportion.
     pub fn of_size(size_px: u32, pixels: impl Into<Pixels>) -> Self {
         Self::new(pixels.into(), Transform::new(size_px))
     }

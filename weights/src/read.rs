@@ -1,6 +1,5 @@
 //! Reading a network's configuration and parameters from files of weights.
 
-use std::ffi::OsStr;
 use std::path::Path;
 
 use networks::{ModelConfig, Normalization, Pixels, Positions};
@@ -14,11 +13,12 @@ use crate::preprocessing::Preprocessing;
 use crate::pretrained::{Hints, Pretrained};
 use crate::source::{Found, Source, config, unsupported};
 
-/// Reads the backbone in `path`: a file of `ocelli export`, a library's weights (safetensors or `torch.save`), or a folder
-/// of weights and their configuration.
+/// Reads the backbone in `path`: a file of `ocelli export`, a library's weights (safetensors or
+/// `torch.save`), or a folder of weights and their configuration.
 ///
 /// # Errors
-/// [`WeightsError::Malformed`], and [`WeightsError::Unknown`] for a network that cannot be built here.
+/// [`WeightsError::Malformed`], and [`WeightsError::Unknown`] for a network that cannot be built
+/// here.
 pub fn read(path: &Path, hints: &Hints) -> Result<Pretrained, WeightsError> {
     let source = Source::open(path)?;
     if let Some(read) = exported(&source, hints)? {
@@ -37,7 +37,8 @@ pub fn read(path: &Path, hints: &Hints) -> Result<Pretrained, WeightsError> {
 
 /// Finds the backbone among the tensors of `source`, and the reader of its kind.
 fn recognized(source: &Source, hints: &Hints) -> Result<(Reader, Found), String> {
-    let (mut kinds, mut refused) = (Vec::new(), None);
+    let mut kinds = Vec::new();
+    let mut refused = None;
     for reader in readers() {
         for anchor in reader.anchors {
             match Found::of(source, anchor, hints.network.as_deref()) {
@@ -129,7 +130,8 @@ fn other_pooling(source: &Source, model: &ModelConfig) -> Option<String> {
     Some(format!("its configuration pools by {said:?}, and vectors are the {pooling} here{hint}"))
 }
 
-/// Mean of the channels of the satellite images that DINOv3 was trained on, as its README states it.
+/// Mean of the channels of the satellite images that DINOv3 was trained on, as its README states
+/// it.
 const SATELLITE_MEAN: [f32; 3] = [0.430, 0.411, 0.296];
 
 /// Deviation of the channels of the same images.
@@ -140,8 +142,9 @@ const SATELLITE_STD: [f32; 3] = [0.213, 0.156, 0.143];
 fn is_satellite(path: &Path, model: &ModelConfig) -> bool {
     let has_positions = matches!(model, ModelConfig::Vit(config) if config.positions == Positions::Rope);
     let names = [path.file_name(), path.parent().and_then(Path::file_name)];
-    let is_named = |name: &OsStr| name.to_string_lossy().to_lowercase().contains("sat493m");
-    has_positions && model.n_channels() == 3 && names.into_iter().flatten().any(is_named)
+    has_positions
+        && model.n_channels() == 3
+        && names.into_iter().flatten().any(|name| name.to_string_lossy().to_lowercase().contains("sat493m"))
 }
 
 /// Returns `normalization` for `n_channels` if it has the same constants for all of its channels.
@@ -164,11 +167,12 @@ fn stated(source: &Source) -> Option<Preprocessing> {
 /// Weights are smaller: the square of a larger one is infinite.
 const LARGEST_WEIGHT: f32 = 1e18;
 
-/// Checks the preprocessing, that it has constants for the channels of the network, and that all values are finite: a single other value makes all features meaningless.
+/// Checks the preprocessing, that it has constants for the channels of the network, and that all
+/// values are finite: a single other value makes all features meaningless.
 fn checked(path: &Path, read: Pretrained) -> Result<Pretrained, WeightsError> {
     read.preprocessing.validate().map_err(|reason| WeightsError::malformed(path, reason))?;
-    let (n_channels, n_constants) =
-        (read.model.n_channels(), read.preprocessing.pixels.normalization.n_channels());
+    let n_channels = read.model.n_channels();
+    let n_constants = read.preprocessing.pixels.normalization.n_channels();
     if n_constants != n_channels {
         let reason = format!(
             "its images have {n_channels} channels, and {n_constants} means and deviations are known: --normalization gives them"

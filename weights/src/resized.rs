@@ -4,8 +4,8 @@ use networks::{ModelConfig, NamedTensor};
 
 use crate::backbone::exchange_of;
 
-/// Adapts `model` and its parameters to images of `px` pixels: a transformer's position embedding is resampled as the network
-/// would do it for such images, so that its features stay the same.
+/// Adapts `model` and its parameters to images of `px` pixels: a transformer's position embedding
+/// is resampled as the network would do it for such images, so that its features stay the same.
 pub fn resized(
     model: &ModelConfig,
     mut tensors: Vec<NamedTensor>,

@@ -13,7 +13,8 @@ pub(super) struct BandBlur {
 }
 
 impl BandBlur {
-    /// Blurs the square channels of `side_px` in `view` with `n_taps` taps, or, if `n_taps` is 0, with those within four deviations.
+    /// Blurs the square channels of `side_px` in `view` with `n_taps` taps, or, if `n_taps` is 0,
+    /// with those within four deviations.
     pub(super) fn apply(&mut self, view: &mut [f32], side_px: usize, n_taps: usize, sigma: f32) {
         let n_taps = if n_taps > 0 { n_taps } else { 2 * (4.0 * sigma).ceil() as usize + 1 };
         let weights = taps(n_taps, sigma);

@@ -11,8 +11,8 @@ use crate::ViewRng;
 use crate::color::Jitter;
 use crate::format::Depth;
 
-/// Changes brightness and contrast of the channels of `n_pixels` values in `view`, in a drawn order, by factors that are drawn for
-/// each channel.
+/// Changes brightness and contrast of the channels of `n_pixels` values in `view`, in a drawn
+/// order, by factors that are drawn for each channel.
 pub(super) fn jitter(view: &mut [f32], n_pixels: usize, depth: Depth, jitter: &Jitter, rng: &mut ViewRng) {
     let order = rng.permutation4();
     let mut factor = |strength: f64| rng.between((1.0 - strength).max(0.0), 1.0 + strength) as f32;

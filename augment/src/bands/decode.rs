@@ -23,21 +23,22 @@ pub struct Found {
     pub n_layers: usize,
 }
 
-/// Decodes `files`, whose channels follow one another, as one image of the format of `rules`. PNG, TIFF, `.npy` and what
-/// [`crate::decode::decode`] reads are recognized by their content. If the format is floating point, numbers of any type are taken as
-/// they are.
+/// Decodes `files`, whose channels follow one another, as one image of the format of `rules`. PNG,
+/// TIFF, `.npy` and what [`crate::decode::decode`] reads are recognized by their content. If the
+/// format is floating point, numbers of any type are taken as they are.
 ///
 /// # Errors
-/// [`AugmentError::TooManyPixels`] by the headers alone; [`AugmentError::Bands`] for files of different sizes or types;
-/// [`AugmentError::Format`] for another number of channels or another type; [`AugmentError::Decode`] for damaged files and for values
-/// that are not finite.
+/// [`AugmentError::TooManyPixels`] by the headers alone; [`AugmentError::Bands`] for files of
+/// different sizes or types; [`AugmentError::Format`] for another number of channels or another
+/// type; [`AugmentError::Decode`] for damaged files and for values that are not finite.
 pub fn decode(files: &[&[u8]], rules: &DecodeRules) -> Result<Bands, AugmentError> {
     let stated = headers(files, rules)?;
     let PixelFormat { n_channels, depth } = rules.format;
     let n_found = stated.iter().map(|header| header.shape.n_channels).sum();
     // Of all files together, before any of them is decoded.
     check_shape(rules, Shape { n_channels: n_found, ..stated[0].shape })?;
-    let (Shape { width_px, height_px, .. }, kind) = (stated[0].shape, stated[0].kind);
+    let Shape { width_px, height_px, .. } = stated[0].shape;
+    let kind = stated[0].kind;
     if n_found != n_channels || depth != Depth::Float && kind.depth() != depth {
         return Err(wrong(rules, n_found, &format!(" of {}", kind.in_words())));
     }
@@ -68,7 +69,8 @@ pub fn decode(files: &[&[u8]], rules: &DecodeRules) -> Result<Bands, AugmentErro
     Ok(Bands { width_px, height_px, depth, values })
 }
 
-/// Returns what the headers of `files` state. The number of channels that `rules` expect tells the axes of arrays apart.
+/// Returns what the headers of `files` state. The number of channels that `rules` expect tells the
+/// axes of arrays apart.
 ///
 /// # Errors
 /// As [`decode`], for what headers show.
@@ -80,7 +82,8 @@ pub fn found(files: &[&[u8]], rules: &DecodeRules) -> Result<Found, AugmentError
     Ok(Found { width_px, height_px, n_channels, depth: kind.depth(), n_layers })
 }
 
-/// Returns what the header of each file states: of one file at least, all of the same size and type.
+/// Returns what the header of each file states: of one file at least, all of the same size and
+/// type.
 fn headers(files: &[&[u8]], rules: &DecodeRules) -> Result<Vec<Header>, AugmentError> {
     let mut all: Vec<Header> = Vec::with_capacity(files.len());
     for bytes in files {
@@ -101,12 +104,14 @@ fn headers(files: &[&[u8]], rules: &DecodeRules) -> Result<Vec<Header>, AugmentE
     if all.is_empty() { Err(AugmentError::Empty) } else { Ok(all) }
 }
 
-/// Returns the number of channels by which the axes of an array are told apart: one in each of several files.
+/// Returns the number of channels by which the axes of an array are told apart: one in each of
+/// several files.
 fn n_channels_of_each(files: &[&[u8]], rules: &DecodeRules) -> usize {
     if files.len() > 1 { 1 } else { rules.format.n_channels }
 }
 
-/// Returns whether `bytes` hold what 8-bit gray or RGB cannot: a TIFF of several pages or other channels, an array, or other values.
+/// Returns whether `bytes` hold what 8-bit gray or RGB cannot: a TIFF of several pages or other
+/// channels, an array, or other values.
 pub fn is_more_than_a_picture(bytes: &[u8]) -> bool {
     if let Some(mut page) = ColorPage::open(bytes)
         && page.is_alone()

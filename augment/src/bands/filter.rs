@@ -46,7 +46,8 @@ impl Taps {
 
 /// Transposes a plane of rows of `width` values.
 pub(super) fn transpose(plane: &[f32], width: usize, out: &mut Vec<f32>) {
-    /// Side of the tiles that are transposed one after the other, so that reads and writes stay in the cache.
+    /// Side of the tiles that are transposed one after the other, so that reads and writes stay in
+    /// the cache.
     const TILE: usize = 16;
     let height = plane.len() / width;
     out.resize(plane.len(), 0.0);

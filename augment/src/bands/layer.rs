@@ -67,7 +67,8 @@ impl Kind {
     }
 }
 
-/// Checks the size and the number of channels that a header states by `rules`, before anything is allocated.
+/// Checks the size and the number of channels that a header states by `rules`, before anything is
+/// allocated.
 ///
 /// # Errors
 /// [`AugmentError::TooManyPixels`], [`AugmentError::Format`] or [`AugmentError::Empty`].
@@ -85,7 +86,8 @@ pub(super) fn check_shape(rules: &DecodeRules, shape: Shape) -> Result<(), Augme
     }
 }
 
-/// Returns the largest number of values in all channels: that of a photograph with the largest number of pixels.
+/// Returns the largest number of values in all channels: that of a photograph with the largest
+/// number of pixels.
 pub(super) fn max_values(rules: &DecodeRules) -> u64 {
     rules.max_pixels.saturating_mul(3)
 }
@@ -104,18 +106,18 @@ pub(super) fn check_alike(
     [(name, first), (other_name, other)]: [(&str, Header); 2],
 ) -> Result<(), AugmentError> {
     let size = |header: Header| [header.shape.width_px, header.shape.height_px];
-    let ([w, h], [width, height]) = (size(first), size(other));
+    let [w, h] = size(first);
+    let [width, height] = size(other);
     if [w, h] != [width, height] {
         return Err(AugmentError::Bands(format!(
             "{other_name} has {width} x {height} pixels, {name} {w} x {h}"
         )));
     }
-    match first.kind == other.kind {
-        true => Ok(()),
-        false => {
-            let [bits, other_bits] = [first.kind, other.kind].map(Kind::in_words);
-            Err(AugmentError::Bands(format!("{other_name} has {other_bits}, {name} {bits}")))
-        }
+    if first.kind == other.kind {
+        Ok(())
+    } else {
+        let [bits, other_bits] = [first.kind, other.kind].map(Kind::in_words);
+        Err(AugmentError::Bands(format!("{other_name} has {other_bits}, {name} {bits}")))
     }
 }
 

@@ -18,7 +18,8 @@ const GEOGRAPHIC: u16 = 2048;
 /// Code of a coordinate system that the file defines itself.
 const USER_DEFINED: u16 = 32_767;
 
-/// Map data of a GeoTIFF. A part that the file does not state, or states in a form that is not read, is absent.
+/// Map data of a GeoTIFF. A part that the file does not state, or states in a form that is not
+/// read, is absent.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct MapData {
     /// Number of the coordinate system in the EPSG registry.
@@ -68,7 +69,8 @@ pub fn map_data(bytes: &[u8]) -> Result<Option<MapData>, AugmentError> {
     Ok((found != MapData::default()).then_some(found))
 }
 
-/// Finds the coordinate system among the keys of a directory: four numbers of header, then key, location, count and value of each.
+/// Finds the coordinate system among the keys of a directory: four numbers of header, then key,
+/// location, count and value of each.
 fn epsg(directory: &[u16]) -> Option<u16> {
     let value = |wanted: u16| {
         let mut keys = directory.as_chunks::<4>().0.iter().skip(1);

@@ -4,8 +4,9 @@
 //! files ─► values [C, H, W] in f32 ─► view [C, S, S] in f32 ─► bytes of the depth, each value rounded once
 //! ```
 //!
-//! 32-bit floating point holds every whole number of 16 bits, so that nothing is lost before the last rounding. 8-bit RGB does not
-//! come here: its views equal Pillow's and torchvision's bit for bit ([`crate::views`]).
+//! 32-bit floating point holds every whole number of 16 bits, so that nothing is lost before the
+//! last rounding. 8-bit RGB does not come here: its views equal Pillow's and torchvision's bit for
+//! bit ([`crate::views`]).
 
 mod blur;
 mod color;

@@ -14,8 +14,8 @@ const MAX_HEADER_BYTES: usize = 4096;
 /// Largest length of an axis, so that no product of three overflows.
 const MAX_AXIS: u64 = 1 << 20;
 
-/// Reads an array. Of three axes, the one of `n_channels` is that of the channels, the last one if both outer ones have so many; where
-/// none has it, the shorter of the outer ones.
+/// Reads an array. Of three axes, the one of `n_channels` is that of the channels, the last one if
+/// both outer ones have so many; where none has it, the shorter of the outer ones.
 pub(super) fn decode(bytes: &[u8], n_channels: usize) -> Result<Layer, AugmentError> {
     let array = open(bytes)?;
     let (shape, channels_first) = layout(&array, n_channels)?;
@@ -43,8 +43,9 @@ fn open(bytes: &[u8]) -> Result<NpyFile<&[u8]>, AugmentError> {
     NpyFile::new(bytes).map_err(|error| broken(&error.to_string()))
 }
 
-/// Checks that the header is one table with one shape of up to three axes. The library's parser takes exponential time for nested
-/// lists, memory for any stated length, and overflows in the product of the axes.
+/// Checks that the header is one table with one shape of up to three axes. The library's parser
+/// takes exponential time for nested lists, memory for any stated length, and overflows in the
+/// product of the axes.
 fn check_text(bytes: &[u8]) -> Result<(), AugmentError> {
     let odd = || broken("its header is not one that NumPy writes for an array of numbers");
     let start = if bytes.get(6) == Some(&1) { 10 } else { 12 };
@@ -58,10 +59,15 @@ fn check_text(bytes: &[u8]) -> Result<(), AugmentError> {
     let count = |bracket: char| text.matches(bracket).count();
     let shape = text.split_once('(').and_then(|(_, rest)| rest.split_once(')')).ok_or_else(odd)?.0;
     let axes: Vec<&str> = shape.split(',').map(str::trim).filter(|axis| !axis.is_empty()).collect();
-    let fits = |axis: &&str| axis.parse::<u64>().is_ok_and(|axis| axis <= MAX_AXIS);
-    match count('{') == 1 && count('(') == 1 && count('[') == 0 && axes.len() <= 3 && axes.iter().all(fits) {
-        true => Ok(()),
-        false => Err(odd()),
+    if count('{') == 1
+        && count('(') == 1
+        && count('[') == 0
+        && axes.len() <= 3
+        && axes.iter().all(|axis| axis.parse::<u64>().is_ok_and(|axis| axis <= MAX_AXIS))
+    {
+        Ok(())
+    } else {
+        Err(odd())
     }
 }
 

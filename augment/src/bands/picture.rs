@@ -1,4 +1,5 @@
-//! PNG, JPEG and the other formats of photographs as channels: one for gray, three for RGB, and one more for alpha.
+//! PNG, JPEG and the other formats of photographs as channels: one for gray, three for RGB, and one
+//! more for alpha.
 
 use std::io::Cursor;
 
@@ -13,13 +14,15 @@ pub(super) fn decode(bytes: &[u8], rules: &DecodeRules) -> Result<Layer, Augment
     let mut decoder = open(bytes)?;
     let (shape, _) = of(&decoder);
     check_shape(rules, shape)?;
-    let orientation = match rules.apply_exif {
-        true => decoder.orientation().unwrap_or(Orientation::NoTransforms),
-        false => Orientation::NoTransforms,
+    let orientation = if rules.apply_exif {
+        decoder.orientation().unwrap_or(Orientation::NoTransforms)
+    } else {
+        Orientation::NoTransforms
     };
     let mut image = DynamicImage::from_decoder(decoder).map_err(broken)?;
     image.apply_orientation(orientation);
-    let (width_px, height_px) = (image.width(), image.height());
+    let width_px = image.width();
+    let height_px = image.height();
     let pixels: Vec<f32> = match image {
         DynamicImage::ImageLuma16(image) => wide(image.as_raw()),
         DynamicImage::ImageLumaA16(image) => wide(image.as_raw()),
@@ -45,7 +48,8 @@ fn open(bytes: &[u8]) -> Result<impl ImageDecoder, AugmentError> {
 }
 
 fn of(decoder: &impl ImageDecoder) -> (Shape, Kind) {
-    let ((width_px, height_px), color) = (decoder.dimensions(), decoder.color_type());
+    let (width_px, height_px) = decoder.dimensions();
+    let color = decoder.color_type();
     let kind = match color {
         ColorType::L16 | ColorType::La16 | ColorType::Rgb16 | ColorType::Rgba16 => Kind::Sixteen,
         ColorType::Rgb32F | ColorType::Rgba32F => Kind::Other,

@@ -6,8 +6,8 @@ use crate::Rgb8;
 /// Shares of a channel's values that a picture shows as black and as white.
 const ENDS: [f64; 2] = [0.02, 0.98];
 
-/// Returns a picture of `image`: its first three channels as red, green and blue, or its first one as gray. Each channel is
-/// stretched from the second to the 98th hundredth of its values.
+/// Returns a picture of `image`: its first three channels as red, green and blue, or its first one
+/// as gray. Each channel is stretched from the second to the 98th hundredth of its values.
 pub fn preview(image: &Bands) -> Rgb8 {
     let stretched: Vec<Vec<u8>> = image.channels().take(3).map(stretched).collect();
     let shown: [&[u8]; 3] = match stretched.as_slice() {

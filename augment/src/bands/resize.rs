@@ -19,7 +19,8 @@ pub(crate) struct PlaneResizer {
 }
 
 impl PlaneResizer {
-    /// Resizes `crop` of `image` to `size_px`, and computes the box `part` of the result: `[C, height, width]`.
+    /// Resizes `crop` of `image` to `size_px`, and computes the box `part` of the result: `[C,
+    /// height, width]`.
     ///
     /// # Errors
     /// [`AugmentError::Resize`] when a box is not inside its image.
@@ -45,7 +46,8 @@ impl PlaneResizer {
         };
         fill(&mut self.across, [crop.width_px, size_px[0]], part.left_px..part.left_px + part.width_px);
         fill(&mut self.down, [crop.height_px, size_px[1]], part.top_px..part.top_px + part.height_px);
-        let (width, height) = (crop.width_px as usize, crop.height_px as usize);
+        let width = crop.width_px as usize;
+        let height = crop.height_px as usize;
         let mut out =
             Vec::with_capacity(image.format().n_channels * (part.width_px * part.height_px) as usize);
         for channel in image.channels() {
@@ -76,8 +78,8 @@ mod tests {
     use crate::{Planes, Rgb8};
 
     proptest! {
-        /// Eight-bit RGB is resized by another implementation, in fixed point, which rounds and clamps after each pass: the values
-        /// are so far from the ends that none is clamped.
+        /// Eight-bit RGB is resized by another implementation, in fixed point, which rounds and
+        /// clamps after each pass: the values are so far from the ends that none is clamped.
         #[test]
         fn the_filters_are_those_of_rgb(w in 1u32..60, h in 1u32..60, size in prop::array::uniform2(1u32..50), bilinear: bool, seed: u32) {
             let data = (0..3 * w * h).map(|i| 64 + ((i ^ seed).wrapping_mul(2_654_435_761) >> 25) as u8).collect();
@@ -95,8 +97,8 @@ mod tests {
         }
     }
 
-    /// `numpy.asarray(Image.fromarray(x).crop((1, 0, 6, 4)).resize((3, 2), BICUBIC))` for `x[i, j] = (37 i + 11 j²) % 1000`, 4 × 7, in
-    /// Pillow 13.
+    /// `numpy.asarray(Image.fromarray(x).crop((1, 0, 6, 4)).resize((3, 2), BICUBIC))` for `x[i, j]
+    /// = (37 i + 11 j²) % 1000`, 4 × 7, in Pillow 13.
     #[test]
     fn values_equal_pillows_in_floating_point() {
         let values: Vec<f32> =

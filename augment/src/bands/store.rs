@@ -4,8 +4,8 @@ use multiversion::multiversion;
 
 use crate::format::Depth;
 
-/// Appends `values` to `out` in the type of `depth`, with the lowest byte first; whole numbers are rounded, halves to even, and
-/// clamped.
+/// Appends `values` to `out` in the type of `depth`, with the lowest byte first; whole numbers are
+/// rounded, halves to even, and clamped.
 pub(crate) fn store(values: &[f32], depth: Depth, out: &mut Vec<u8>) {
     let start = out.len();
     out.resize(start + values.len() * depth.bytes(), 0);

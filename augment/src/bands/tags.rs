@@ -1,6 +1,7 @@
 //! Tags of a TIFF that are changed before it is read: RGB with further bands is read as bands.
 //!
-//! The library drops bands beyond red, green and blue. Where the photometric interpretation is gray instead, it keeps all.
+//! The library drops bands beyond red, green and blue. Where the photometric interpretation is gray
+//! instead, it keeps all.
 
 use std::borrow::Cow;
 
@@ -26,7 +27,8 @@ struct Layout {
     is_bigtiff: bool,
 }
 
-/// Returns `bytes` with the photometric interpretation of gray in all pages of RGB that have more than three samples per pixel.
+/// Returns `bytes` with the photometric interpretation of gray in all pages of RGB that have more
+/// than three samples per pixel.
 pub(super) fn as_bands(bytes: &[u8]) -> Cow<'_, [u8]> {
     let mut changed = Cow::Borrowed(bytes);
     let layout = Layout {
@@ -56,10 +58,7 @@ impl Layout {
     fn number(self, bytes: &[u8], at: usize, n: usize) -> Option<u64> {
         let found = bytes.get(at..at.checked_add(n)?)?;
         let add = |sum: u64, byte: &u8| sum << 8 | u64::from(*byte);
-        Some(match self.is_big_endian {
-            true => found.iter().fold(0, add),
-            false => found.iter().rev().fold(0, add),
-        })
+        Some(if self.is_big_endian { found.iter().fold(0, add) } else { found.iter().rev().fold(0, add) })
     }
 
     fn short(self, bytes: &[u8], at: usize) -> Option<u16> {
@@ -74,7 +73,8 @@ impl Layout {
         self.offset(bytes, if self.is_bigtiff { 8 } else { 4 })
     }
 
-    /// Returns the tags of the directory at `at`, each with the place of its value, and the place of the next directory.
+    /// Returns the tags of the directory at `at`, each with the place of its value, and the place
+    /// of the next directory.
     #[allow(clippy::type_complexity)]
     fn entries(self, bytes: &[u8], at: usize) -> Option<(Vec<(u16, usize)>, Option<usize>)> {
         let [n_bytes, len, value] = if self.is_bigtiff { [8, 20, 12] } else { [2, 12, 8] };
@@ -84,8 +84,13 @@ impl Layout {
         if end > bytes.len() {
             return None;
         }
-        let entry =
-            |number: usize| Some((self.short(bytes, start + number * len)?, start + number * len + value));
-        Some(((0..n).map_while(entry).collect(), self.offset(bytes, end)))
+        Some((
+            (0..n)
+                .map_while(|number: usize| {
+                    Some((self.short(bytes, start + number * len)?, start + number * len + value))
+                })
+                .collect(),
+            self.offset(bytes, end),
+        ))
     }
 }

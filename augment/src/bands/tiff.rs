@@ -1,4 +1,5 @@
-//! TIFF as channels: the bands of all pages, in strips or tiles, stored channel by channel or pixel by pixel.
+//! TIFF as channels: the bands of all pages, in strips or tiles, stored channel by channel or pixel
+//! by pixel.
 
 use std::io::Cursor;
 
@@ -27,7 +28,8 @@ pub(super) fn is_tiff(bytes: &[u8]) -> bool {
     [b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"].iter().any(|magic| bytes.starts_with(*magic))
 }
 
-/// Decodes the bands of all pages. Smaller copies and masks, which programs for maps add, are passed over.
+/// Decodes the bands of all pages. Smaller copies and masks, which programs for maps add, are
+/// passed over.
 pub(super) fn decode(bytes: &[u8], rules: &DecodeRules) -> Result<Layer, AugmentError> {
     let mut limits = Limits::default();
     limits.decoding_buffer_size =
@@ -82,7 +84,8 @@ pub(super) fn open(bytes: &[u8]) -> Result<Pages<'_>, AugmentError> {
     Decoder::new(Cursor::new(bytes)).map_err(broken)
 }
 
-/// Returns the header of the first page, from the current one on, that is neither a smaller copy nor a mask; it is then the current one.
+/// Returns the header of the first page, from the current one on, that is neither a smaller copy
+/// nor a mask; it is then the current one.
 fn next_page(pages: &mut Pages<'_>) -> Result<Option<Header>, AugmentError> {
     loop {
         let kind = pages.find_tag_unsigned::<u32>(Tag::NewSubfileType).map_err(broken)?.unwrap_or(0);
@@ -141,9 +144,12 @@ pub(super) fn values(
     let (n_planes, n_interleaved) = if is_planar { (shape.n_channels, 1) } else { (1, shape.n_channels) };
     let mut out = vec![0.0; shape.n_values()];
     for number in 0..n_planes * per_plane {
-        let (plane, place) = (number / per_plane, number % per_plane);
-        let (left, top) = (place % n_columns * across, place / n_columns * down);
-        let (columns, rows) = (across.min(width - left), down.min(height - top));
+        let plane = number / per_plane;
+        let place = number % per_plane;
+        let left = place % n_columns * across;
+        let top = place / n_columns * down;
+        let columns = across.min(width - left);
+        let rows = down.min(height - top);
         let number =
             u32::try_from(number).map_err(|_| AugmentError::Decode("TIFF: too many tiles".into()))?;
         let chunk = numbers(pages.read_chunk(number).map_err(broken)?);

@@ -25,8 +25,8 @@ pub(crate) struct BandViewMaker {
 }
 
 impl BandViewMaker {
-    /// Makes view `number` of `image` by `crop`, and appends its bytes to `out`, with the box, the flip and the rotation of view
-    /// `place`, whose crop is `placed`.
+    /// Makes view `number` of `image` by `crop`, and appends its bytes to `out`, with the box, the
+    /// flip and the rotation of view `place`, whose crop is `placed`.
     pub(crate) fn augment(
         &mut self,
         image: &Bands,
@@ -99,7 +99,8 @@ mod tests {
     use crate::{MultiCrop, ViewMaker};
 
     fn noise(n_channels: usize, depth: Depth) -> Bands {
-        let (width_px, height_px) = (50, 40);
+        let width_px = 50;
+        let height_px = 40;
         let n = n_channels * (width_px * height_px) as usize;
         let values = (0..n as u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 16) as f32).collect();
         Bands { width_px, height_px, depth, values }
@@ -134,12 +135,13 @@ mod tests {
         assert!(low_bytes.len() > 200, "{} values of the lower byte", low_bytes.len());
     }
 
-    /// The box and the flip of a view do not depend on the format, so that RGB as three bands has nearly the same views.
+    /// The box and the flip of a view do not depend on the format, so that RGB as three bands has
+    /// nearly the same views.
     #[test]
     fn bands_of_rgb_have_the_views_of_rgb() {
         // Far from the ends: RGB is clamped between the passes of a resize.
-        let byte = |i: u32| 64 + (i.wrapping_mul(2_654_435_761) >> 25) as u8;
-        let bytes: Vec<u8> = (0..3 * 50 * 40).map(byte).collect();
+        let bytes: Vec<u8> =
+            (0..3 * 50 * 40).map(|i: u32| 64 + (i.wrapping_mul(2_654_435_761) >> 25) as u8).collect();
         let rgb = crate::Rgb8::new(50, 40, bytes);
         let planes = crate::Planes::from(&rgb);
         let bands = Bands::of_bytes(&planes.data, crate::PixelFormat::RGB8, 50);

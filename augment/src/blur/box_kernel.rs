@@ -15,7 +15,8 @@ pub(super) struct BoxKernel {
 }
 
 impl BoxKernel {
-    /// Returns the box whose three passes approximate a Gaussian of deviation `radius`, rounded as Pillow's C types do.
+    /// Returns the box whose three passes approximate a Gaussian of deviation `radius`, rounded as
+    /// Pillow's C types do.
     pub(super) fn of_gaussian(radius: f32) -> Self {
         let variance = radius * radius / N_PASSES as f32;
         let length = (12.0 * f64::from(variance) + 1.0).sqrt() as f32;

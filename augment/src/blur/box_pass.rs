@@ -1,4 +1,5 @@
-//! One pass of a box blur over bytes `step` apart along the box: 1 along rows, the row length along columns.
+//! One pass of a box blur over bytes `step` apart along the box: 1 along rows, the row length along
+//! columns.
 //!
 //! ```text
 //! out[i] = (w Σ_{0 < t < T-1} in[i + t·step] + f (in[i] + in[i + (T-1)·step]) + 2^23) >> 24        T taps
@@ -14,13 +15,15 @@ pub(super) const BLOCK: usize = 32;
 /// Half a unit of the 24-bit fixed point, which is added to round a sum.
 const HALF: u32 = 1 << 23;
 
-/// Runs one pass of `kernel` into `out`, whole blocks; the first tap of its first byte is the first of `items`.
+/// Runs one pass of `kernel` into `out`, whole blocks; the first tap of its first byte is the first
+/// of `items`.
 ///
 /// # Panics
 /// Panics if `items` is shorter than the taps of `out` require.
 #[multiversion(targets("x86_64+avx2"))]
 pub(super) fn box_pass(items: &[u8], step: usize, kernel: BoxKernel, out: &mut [u8]) {
-    // Standard deviations up to 2.4, as in all recipes, have three or five taps, whose loops are unrolled.
+    // Standard deviations up to 2.4, as in all recipes, have three or five taps, whose loops are
+    // unrolled.
     match kernel.n_taps() {
         3 => match_target! {
             "x86_64+avx2" => x86::pass::<3>(items, step, kernel, out),
@@ -37,11 +40,13 @@ pub(super) fn box_pass(items: &[u8], step: usize, kernel: BoxKernel, out: &mut [
 /// Computes [`box_pass`] for any number of taps.
 #[inline(always)]
 fn pass(items: &[u8], step: usize, kernel: BoxKernel, out: &mut [u8]) {
-    let (out, last) = (out.as_chunks_mut::<BLOCK>().0, kernel.n_taps() - 1);
+    let out = out.as_chunks_mut::<BLOCK>().0;
+    let last = kernel.n_taps() - 1;
     let n = out.len();
     let blocks = |tap: usize| &items[tap * step..].as_chunks::<BLOCK>().0[..n];
     for (number, out) in out.iter_mut().enumerate() {
-        let (mut middle, mut ends) = ([0u16; BLOCK], [0u16; BLOCK]);
+        let mut middle = [0u16; BLOCK];
+        let mut ends = [0u16; BLOCK];
         for tap in 1..last {
             add(&mut middle, &blocks(tap)[number]);
         }
@@ -63,8 +68,9 @@ fn add(sums: &mut [u16; BLOCK], block: &[u8; BLOCK]) {
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
-    //! [`super::pass`] in vectors of 256 bits. A weight of 24 bits is split into two of 12, because `pmaddwd`
-    //! multiplies 16-bit numbers: both sums of a pixel at once. The total is correct modulo 2^32, and it fits.
+    //! [`super::pass`] in vectors of 256 bits. A weight of 24 bits is split into two of 12, because
+    //! `pmaddwd` multiplies 16-bit numbers: both sums of a pixel at once. The total is correct
+    //! modulo 2^32, and it fits.
 
     use std::arch::x86_64::*;
 
@@ -104,7 +110,8 @@ mod x86 {
         }
     }
 
-    /// Returns 16-bit sums of bytes of `a` and `b`: those of the lower and of the upper eight of each half.
+    /// Returns 16-bit sums of bytes of `a` and `b`: those of the lower and of the upper eight of
+    /// each half.
     #[target_feature(enable = "avx2")]
     #[inline]
     fn sums(a: [u8; BLOCK], b: [u8; BLOCK]) -> [__m256i; 2] {
@@ -116,8 +123,8 @@ mod x86 {
         ]
     }
 
-    /// Returns the weighted sums of 16 pixels, rounded. Unpacking and packing stay within halves of 128 bits, so that
-    /// the pixels keep their order.
+    /// Returns the weighted sums of 16 pixels, rounded. Unpacking and packing stay within halves of
+    /// 128 bits, so that the pixels keep their order.
     #[target_feature(enable = "avx2")]
     #[inline]
     fn pixels(middle: __m256i, ends: __m256i, weights: Weights) -> __m256i {

@@ -1,7 +1,7 @@
 //! Gaussian blur of torchvision: a fixed number of taps, reflected borders, rounded to 8 bits.
 //!
-//! torchvision convolves with the outer product of the taps in f32; a pass along rows and one across them yield the
-//! same up to f32 rounding.
+//! torchvision convolves with the outer product of the taps in f32; a pass along rows and one
+//! across them yield the same up to f32 rounding.
 
 use multiversion::multiversion;
 
@@ -13,7 +13,8 @@ const BLOCK: usize = 32;
 /// Scratch memory of [`GaussianBlur::apply`].
 #[derive(Debug, Default)]
 pub(super) struct GaussianBlur {
-    /// Plane after the pass along rows, between its reflected rows; each row is padded to whole blocks.
+    /// Plane after the pass along rows, between its reflected rows; each row is padded to whole
+    /// blocks.
     rows: Vec<f32>,
     /// Row between its reflections, padded to whole blocks.
     padded: Vec<f32>,
@@ -31,7 +32,8 @@ pub(crate) fn taps(n_taps: usize, sigma: f32) -> Vec<f32> {
 }
 
 impl GaussianBlur {
-    /// Blurs `image` in place. A side that is shorter than the reach of the kernel is reflected repeatedly.
+    /// Blurs `image` in place. A side that is shorter than the reach of the kernel is reflected
+    /// repeatedly.
     pub(super) fn apply(&mut self, image: &mut Planes, n_taps: usize, sigma: f32) {
         assert!(n_taps % 2 == 1, "a kernel has a center");
         let taps = taps(n_taps, sigma);

@@ -15,14 +15,15 @@ pub struct Blur {
 }
 
 impl Blur {
-    /// Blurs like Pillow's `GaussianBlur(radius)`, bit for bit: three box blurs along rows, then three along columns.
-    /// DINO, SwAV, SimCLR and MoCo use this blur.
+    /// Blurs like Pillow's `GaussianBlur(radius)`, bit for bit: three box blurs along rows, then
+    /// three along columns. DINO, SwAV, SimCLR and MoCo use this blur.
     pub fn pillow(&mut self, image: &mut Planes, radius: f32) {
         self.pillow.apply(image, radius);
     }
 
-    /// Blurs like torchvision's `gaussian_blur` with `n_taps` taps per axis, the blur of DINOv2 and LeJEPA. A byte may
-    /// differ by one level where its f32 sum is so close to a half that the order of summation decides.
+    /// Blurs like torchvision's `gaussian_blur` with `n_taps` taps per axis, the blur of DINOv2 and
+    /// LeJEPA. A byte may differ by one level where its f32 sum is so close to a half that the
+    /// order of summation decides.
     ///
     /// # Panics
     /// Panics if `n_taps` is even.

@@ -1,4 +1,5 @@
-//! Gaussian blur of Pillow: three box blurs along rows, then three along columns, each rounded to bytes.
+//! Gaussian blur of Pillow: three box blurs along rows, then three along columns, each rounded to
+//! bytes.
 //!
 //! ```text
 //! box length of a Gaussian of deviation r in n = 3 passes (Gwosdek et al. 2011, equations 7, 11 and 14):
@@ -13,8 +14,9 @@ use super::box_kernel::{BoxKernel, N_PASSES};
 use super::box_pass::{BLOCK, box_pass};
 use crate::Planes;
 
-/// Scratch memory of [`BoxBlur::apply`]: the input and the output of a pass. Each is a plane within a frame as wide as
-/// the reach of the kernel, so that one pass over all of its bytes covers all rows.
+/// Scratch memory of [`BoxBlur::apply`]: the input and the output of a pass. Each is a plane within
+/// a frame as wide as the reach of the kernel, so that one pass over all of its bytes covers all
+/// rows.
 #[derive(Debug, Default)]
 pub(super) struct BoxBlur([Vec<u8>; 2]);
 
@@ -27,7 +29,8 @@ impl BoxBlur {
     }
 
     fn plane(&mut self, plane: &mut [u8], width: usize, kernel: BoxKernel) {
-        let (height, reach) = (plane.len() / width, kernel.reach());
+        let height = plane.len() / width;
+        let reach = kernel.reach();
         let stride = width + 2 * reach;
         let first = |y: usize| (reach + y) * stride + reach;
         let Self([from, to]) = self;
@@ -41,7 +44,8 @@ impl BoxBlur {
         for _ in 0..N_PASSES {
             for y in 0..height {
                 let row = &mut from[first(y) - reach..][..stride];
-                let (left, right) = (row[reach], row[reach + width - 1]);
+                let left = row[reach];
+                let right = row[reach + width - 1];
                 row[..reach].fill(left);
                 row[reach + width..].fill(right);
             }

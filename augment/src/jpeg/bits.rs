@@ -2,9 +2,11 @@
 
 use super::error::JpegError;
 
-/// Reader of entropy-coded data: bits from the highest to the lowest, zero bytes after `0xff` removed, up to a marker.
+/// Reader of entropy-coded data: bits from the highest to the lowest, zero bytes after `0xff`
+/// removed, up to a marker.
 ///
-/// Beyond a marker all bits read as zero, as in libjpeg; [`Bits::is_exhausted`] returns whether any of them were read.
+/// Beyond a marker all bits read as zero, as in libjpeg; [`Bits::is_exhausted`] returns whether any
+/// of them were read.
 pub(crate) struct Bits<'a> {
     bytes: &'a [u8],
     /// Position of the first byte that is not in `buffer` yet.
@@ -19,7 +21,8 @@ pub(crate) struct Bits<'a> {
     ended: bool,
 }
 
-/// Number of bits that a refill guarantees: enough for a code of 16 bits, an invalid 17th, and 15 bits after it.
+/// Number of bits that a refill guarantees: enough for a code of 16 bits, an invalid 17th, and 15
+/// bits after it.
 const REFILLED_BITS: i32 = 32;
 
 impl<'a> Bits<'a> {
@@ -103,7 +106,8 @@ impl<'a> Bits<'a> {
         self.n_bits -= n as i32;
     }
 
-    /// Consumes `size` bits, 1 to 15, as a signed number, which is negative if its first bit is 0 (T.81, F.2.2.1).
+    /// Consumes `size` bits, 1 to 15, as a signed number, which is negative if its first bit is 0
+    /// (T.81, F.2.2.1).
     #[inline(always)]
     pub(crate) fn signed(&mut self, size: u32) -> i32 {
         let value = self.peek(size) as i32;
@@ -120,7 +124,8 @@ impl<'a> Bits<'a> {
         bit
     }
 
-    /// Returns whether more bits were read than precede the marker. Fails if the file ended instead.
+    /// Returns whether more bits were read than precede the marker. Fails if the file ended
+    /// instead.
     #[inline(always)]
     pub(crate) fn is_exhausted(&mut self) -> Result<bool, JpegError> {
         if self.n_bits >= 0 && !self.ended {
@@ -134,8 +139,9 @@ impl<'a> Bits<'a> {
         Ok(true)
     }
 
-    /// Discards the bits before a restart marker, and consumes that marker, or recovers as libjpeg does if it is
-    /// missing. Returns false if the next marker must stay unread, so that the interval that follows is empty.
+    /// Discards the bits before a restart marker, and consumes that marker, or recovers as libjpeg
+    /// does if it is missing. Returns false if the next marker must stay unread, so that the
+    /// interval that follows is empty.
     pub(crate) fn restart(&mut self, expected: u8) -> Result<bool, JpegError> {
         self.buffer = 0;
         self.n_bits = 0;
@@ -167,13 +173,15 @@ impl<'a> Bits<'a> {
         Ok(marker)
     }
 
-    /// Returns the marker that ended the data, if one was found, and the position after it or after the data.
+    /// Returns the marker that ended the data, if one was found, and the position after it or after
+    /// the data.
     pub(crate) fn end(&self) -> (Option<u8>, usize) {
         (self.marker, self.at)
     }
 }
 
-/// Returns the first marker at or after `at`, and the position after it. Bytes before it are skipped.
+/// Returns the first marker at or after `at`, and the position after it. Bytes before it are
+/// skipped.
 pub(crate) fn next_marker(bytes: &[u8], mut at: usize) -> Option<(u8, usize)> {
     loop {
         at += bytes.get(at..)?.iter().position(|byte| *byte == 0xff)?;

@@ -1,7 +1,7 @@
 //! Coefficients of blocks, read scan by scan.
 //!
-//! A block is 8 × 8 coefficients in row order. An MCU (minimum coded unit) is `h · v` blocks of each component of a
-//! scan, or one block if the scan has a single component.
+//! A block is 8 × 8 coefficients in row order. An MCU (minimum coded unit) is `h · v` blocks of
+//! each component of a scan, or one block if the scan has a single component.
 
 use super::bits::Bits;
 use super::error::JpegError;
@@ -84,7 +84,8 @@ pub(crate) struct ScanReader<'a> {
     until_restart: usize,
     /// Number of the next restart marker, 0 to 7.
     next_restart: u8,
-    /// `true` if a marker was found too early: up to the next restart all coefficients are left unchanged.
+    /// `true` if a marker was found too early: up to the next restart all coefficients are left
+    /// unchanged.
     is_exhausted: bool,
     /// Number of MCUs per row, and number of rows of MCUs.
     pub(crate) n_mcus: [usize; 2],
@@ -148,7 +149,8 @@ impl<'a> ScanReader<'a> {
         Ok(())
     }
 
-    /// Returns the marker that ended the data, if one was found, and the position after it or after the data.
+    /// Returns the marker that ended the data, if one was found, and the position after it or after
+    /// the data.
     pub(crate) fn end(&self) -> (Option<u8>, usize) {
         self.bits.end()
     }
@@ -219,10 +221,7 @@ fn coding(frame: &Frame, scan: &Scan) -> Result<Coding, JpegError> {
     }
     let [first, last] = scan.band;
     let is_dc = first == 0;
-    let band_fits = match is_dc {
-        true => last == 0,
-        false => first <= last && last < 64 && scan.components.len() == 1,
-    };
+    let band_fits = if is_dc { last == 0 } else { first <= last && last < 64 && scan.components.len() == 1 };
     let bits_fit = scan.low <= 13 && (scan.high == 0 || scan.low + 1 == scan.high);
     match (is_dc, scan.high) {
         _ if !band_fits || !bits_fit => Err(JpegError::Damaged("a scan header")),
@@ -239,9 +238,11 @@ pub(crate) fn n_mcus(frame: &Frame) -> [usize; 2] {
     [(frame.width_px as usize).div_ceil(8 * h), (frame.height_px as usize).div_ceil(8 * v)]
 }
 
-/// Returns the numbers of blocks of a component across and down, without the padding of the last MCU.
+/// Returns the numbers of blocks of a component across and down, without the padding of the last
+/// MCU.
 fn n_blocks(frame: &Frame, index: usize) -> [usize; 2] {
-    let ([max_h, max_v], component) = (frame.max_sampling(), &frame.components[index]);
+    let [max_h, max_v] = frame.max_sampling();
+    let component = &frame.components[index];
     [
         (frame.width_px as usize * component.h).div_ceil(8 * max_h),
         (frame.height_px as usize * component.v).div_ceil(8 * max_v),
@@ -274,7 +275,8 @@ fn ac_coefficients(bits: &mut Bits<'_>, table: &Table, block: &mut Block) {
             continue;
         }
         let symbol = table.symbol(bits);
-        let (run, size) = (usize::from(symbol >> 4), u32::from(symbol & 15));
+        let run = usize::from(symbol >> 4);
+        let size = u32::from(symbol & 15);
         if size > 0 {
             k += run;
             block[position(k)] = bits.signed(size) as i16;
@@ -304,7 +306,8 @@ fn first_ac(
     while k <= last {
         bits.refill();
         let symbol = table.symbol(bits);
-        let (run, size) = (u32::from(symbol >> 4), u32::from(symbol & 15));
+        let run = u32::from(symbol >> 4);
+        let size = u32::from(symbol & 15);
         if size > 0 {
             k += run as usize;
             block[position(k)] = (bits.signed(size) << low) as i16;
@@ -332,7 +335,8 @@ fn refine_ac(
     while *run_left == 0 && k <= last {
         bits.refill();
         let symbol = table.symbol(bits);
-        let (mut run, size) = (u32::from(symbol >> 4), symbol & 15);
+        let mut run = u32::from(symbol >> 4);
+        let size = symbol & 15;
         let mut new = 0;
         if size > 0 {
             new = if bits.bit() { step } else { -step };
@@ -368,7 +372,8 @@ fn refine_ac(
     }
 }
 
-/// Moves a coefficient away from zero by `step` if the next bit is set and it has not been moved yet.
+/// Moves a coefficient away from zero by `step` if the next bit is set and it has not been moved
+/// yet.
 #[inline(always)]
 fn refine(bits: &mut Bits<'_>, value: &mut i16, step: i16) {
     if bits.bit() && *value & step == 0 {
@@ -376,7 +381,8 @@ fn refine(bits: &mut Bits<'_>, value: &mut i16, step: i16) {
     }
 }
 
-/// Decodes the number of blocks, this one included, without further coefficients in the band: 2^size plus `size` bits.
+/// Decodes the number of blocks, this one included, without further coefficients in the band:
+/// 2^size plus `size` bits.
 fn end_of_band_run(bits: &mut Bits<'_>, size: u32) -> u32 {
     if size == 0 {
         return 1;

@@ -14,7 +14,8 @@ use crate::{AugmentError, DecodeRules, Rgb8};
 /// Marker that ends an image.
 const END_OF_IMAGE: [u8; 2] = [0xff, 0xd9];
 
-/// Maximum number of scans. Encoders write about ten; each takes a dozen bytes and may cost as much as an image.
+/// Maximum number of scans. Encoders write about ten; each takes a dozen bytes and may cost as much
+/// as an image.
 const MAX_SCANS: usize = 100;
 
 /// Maximum size of the coefficients of a whole image that are kept for the next one, in bytes.
@@ -23,7 +24,8 @@ const MAX_KEPT_BYTES: usize = 32 << 20;
 /// A decoder that reuses its memory for every image.
 #[derive(Debug, Default)]
 pub(crate) struct Decoder {
-    /// Coefficients by component: of one row of MCUs, or of the whole image if it is coded in several scans.
+    /// Coefficients by component: of one row of MCUs, or of the whole image if it is coded in
+    /// several scans.
     coefficients: Vec<BlockRows>,
     /// Samples by component.
     windows: Vec<Window>,
@@ -74,7 +76,8 @@ impl Decoder {
             self.write_pixels(segments.frame()?, image, [mcu_row, 0], pixels);
         }
         match segments.next_scan_after(reader.end()) {
-            // [`ends`] has found the end marker: it is inside a segment whose damaged length is too long.
+            // [`ends`] has found the end marker: it is inside a segment whose damaged length is too
+            // long.
             Ok(None) | Err(JpegError::CutOff) => Ok(()),
             Ok(Some(_)) => Err(JpegError::Damaged("a second scan")),
             Err(error) => Err(error),
@@ -91,7 +94,8 @@ impl Decoder {
         pixels: &mut [u8],
     ) -> Result<(), JpegError> {
         image.clear(&mut self.coefficients, image.n_mcus[1]);
-        let (mut next, mut n_scans) = (Some(first), 0);
+        let mut next = Some(first);
+        let mut n_scans = 0;
         while let Some(scan) = next {
             n_scans += 1;
             if n_scans > MAX_SCANS {
@@ -113,7 +117,8 @@ impl Decoder {
         Ok(())
     }
 
-    /// Transforms row `mcu_row` of MCUs, whose coefficients are in row `stored_row`, and writes the completed pixels.
+    /// Transforms row `mcu_row` of MCUs, whose coefficients are in row `stored_row`, and writes the
+    /// completed pixels.
     fn write_pixels(
         &mut self,
         frame: &Frame,
@@ -139,7 +144,8 @@ impl Decoder {
     }
 }
 
-/// Returns whether an end marker follows the headers, which may themselves contain that of a thumbnail.
+/// Returns whether an end marker follows the headers, which may themselves contain that of a
+/// thumbnail.
 fn ends(bytes: &[u8], pixels: usize) -> bool {
     bytes.ends_with(&END_OF_IMAGE) || bytes[pixels..].windows(2).any(|pair| pair == END_OF_IMAGE)
 }

@@ -22,7 +22,8 @@ pub(crate) struct Header {
 pub(crate) fn header(bytes: &[u8]) -> Result<Header, AugmentError> {
     let mut segments = Segments::new(bytes)?;
     first_scan(&mut segments)?;
-    let (frame, color_space) = (segments.frame()?, segments.color_space()?);
+    let frame = segments.frame()?;
+    let color_space = segments.color_space()?;
     Ok(Header {
         width_px: frame.width_px,
         height_px: frame.height_px,

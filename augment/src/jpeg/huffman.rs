@@ -26,14 +26,16 @@ pub(crate) struct Table {
     symbols: [u8; 256],
 }
 
-/// Meaning of a code: its length, its symbol and, if it fits into the bits looked up, the signed number after it.
+/// Meaning of a code: its length, its symbol and, if it fits into the bits looked up, the signed
+/// number after it.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct CodeEntry {
     /// Number of bits of the code, 0 if it is longer than the lookup.
     pub(crate) code_len: u8,
     /// The symbol: a run of zeros in the upper four bits, the size of the number in the lower four.
     pub(crate) symbol: u8,
-    /// Number of bits of code and number together; 0 if they exceed the lookup or there is no number.
+    /// Number of bits of code and number together; 0 if they exceed the lookup or there is no
+    /// number.
     pub(crate) whole_len: u8,
     /// The signed number.
     pub(crate) value: i16,
@@ -48,9 +50,11 @@ impl Table {
             symbol_offset: [0; 17],
             symbols: definition.symbols,
         };
-        let (mut code, mut index) = (0u32, 0usize);
+        let mut code = 0u32;
+        let mut index = 0usize;
         for (len, count) in (1..=16u32).zip(definition.counts) {
-            let (first, count) = (code, u32::from(count));
+            let first = code;
+            let count = u32::from(count);
             code += count;
             // No code may be all ones.
             if index + count as usize > 256 || count > 0 && code >= 1 << len {
@@ -96,7 +100,8 @@ impl Table {
         self.lookup[bits.peek(LOOKUP_BITS) as usize]
     }
 
-    /// Consumes a code and returns its symbol. Requires a refill before; 15 further bits can be consumed afterwards.
+    /// Consumes a code and returns its symbol. Requires a refill before; 15 further bits can be
+    /// consumed afterwards.
     #[inline(always)]
     pub(crate) fn symbol(&self, bits: &mut Bits<'_>) -> u8 {
         let entry = self.look_up(bits);
@@ -107,7 +112,8 @@ impl Table {
         self.long_symbol(bits)
     }
 
-    /// Consumes a code longer than the lookup, like [`Table::symbol`]. An invalid one is read as 17 bits with symbol 0.
+    /// Consumes a code longer than the lookup, like [`Table::symbol`]. An invalid one is read as 17
+    /// bits with symbol 0.
     #[inline(never)]
     fn long_symbol(&self, bits: &mut Bits<'_>) -> u8 {
         let mut len = LOOKUP_BITS + 1;
@@ -141,7 +147,8 @@ mod tests {
         counts[0] = 1;
         let symbols: Vec<u8> = [7, 0x12].into_iter().chain(20..34).collect();
         let table = Table::new(&definition(&counts, &symbols), false).expect("a table");
-        // 0, 10, 14 ones and a zero (15 bits: symbol 32), 15 ones and a zero (16 bits: symbol 33), 17 ones: none.
+        // 0, 10, 14 ones and a zero (15 bits: symbol 32), 15 ones and a zero (16 bits: symbol 33),
+        // 17 ones: none.
         let code = "0".to_string() + "10" + &"1".repeat(14) + "0" + &"1".repeat(15) + "0" + &"1".repeat(17);
         let mut padded = code.clone() + "0";
         padded += &"0".repeat((8 - padded.len() % 8) % 8 + 64);

@@ -11,9 +11,10 @@
 //! columns first, shifted by 11 bits; then rows, by 18; then 128 is added and the result clamped to a byte
 //! ```
 //!
-//! Numbers have 16 bits before the products and between the passes, as in libjpeg-turbo's vector code: they wrap before
-//! a product and saturate after one. If only the first row of a block is nonzero, the pass over columns is a shift,
-//! which wraps. All this matters only for coefficients that no encoder writes.
+//! Numbers have 16 bits before the products and between the passes, as in libjpeg-turbo's vector
+//! code: they wrap before a product and saturate after one. If only the first row of a block is
+//! nonzero, the pass over columns is a shift, which wraps. All this matters only for coefficients
+//! that no encoder writes.
 
 use multiversion::{multiversion, target::match_target};
 
@@ -201,10 +202,13 @@ mod x86 {
         let e_0 = shifted(_mm256_add_epi16(x[0], x[4]));
         let e_1 = shifted(_mm256_sub_epi16(x[0], x[4]));
         let x_26 = unpack(x[2], x[6]);
-        let (e_3, e_2) = (dot(x_26, factors::E_3), dot(x_26, factors::E_2));
+        let e_3 = dot(x_26, factors::E_3);
+        let e_2 = dot(x_26, factors::E_2);
         let sums = unpack(_mm256_add_epi16(x[7], x[3]), _mm256_add_epi16(x[5], x[1]));
-        let (z_3, z_4) = (dot(sums, factors::Z_3), dot(sums, factors::Z_4));
-        let (x_71, x_53) = (unpack(x[7], x[1]), unpack(x[5], x[3]));
+        let z_3 = dot(sums, factors::Z_3);
+        let z_4 = dot(sums, factors::Z_4);
+        let x_71 = unpack(x[7], x[1]);
+        let x_53 = unpack(x[5], x[3]);
         let o = [
             _mm256_add_epi32(dot(x_71, factors::O_0), z_3),
             _mm256_add_epi32(dot(x_53, factors::O_1), z_4),
@@ -230,7 +234,8 @@ mod x86 {
     #[target_feature(enable = "avx2")]
     #[inline]
     fn transposed(x: [__m256i; 8]) -> [__m256i; 8] {
-        let (lo16, hi16) = (_mm256_unpacklo_epi16, _mm256_unpackhi_epi16);
+        let lo16 = _mm256_unpacklo_epi16;
+        let hi16 = _mm256_unpackhi_epi16;
         let a = [lo16(x[0], x[1]), lo16(x[2], x[3]), lo16(x[4], x[5]), lo16(x[6], x[7])];
         let b = [hi16(x[0], x[1]), hi16(x[2], x[3]), hi16(x[4], x[5]), hi16(x[6], x[7])];
         let quarters = |x: [__m256i; 4]| {
@@ -252,10 +257,14 @@ mod x86 {
     #[inline]
     fn bytes(x: [__m256i; 8]) -> [[[u8; 8]; 2]; 8] {
         let packed = |a, b| _mm256_add_epi8(_mm256_packs_epi16(a, b), _mm256_set1_epi8(-128));
-        let (even, odd) = (packed(x[0], x[2]), packed(x[1], x[3]));
-        let (c_01, c_23) = (_mm256_unpacklo_epi8(even, odd), _mm256_unpackhi_epi8(even, odd));
-        let (even, odd) = (packed(x[4], x[6]), packed(x[5], x[7]));
-        let (c_45, c_67) = (_mm256_unpacklo_epi8(even, odd), _mm256_unpackhi_epi8(even, odd));
+        let even = packed(x[0], x[2]);
+        let odd = packed(x[1], x[3]);
+        let c_01 = _mm256_unpacklo_epi8(even, odd);
+        let c_23 = _mm256_unpackhi_epi8(even, odd);
+        let even = packed(x[4], x[6]);
+        let odd = packed(x[5], x[7]);
+        let c_45 = _mm256_unpacklo_epi8(even, odd);
+        let c_67 = _mm256_unpackhi_epi8(even, odd);
         let upper = [_mm256_unpacklo_epi16(c_01, c_23), _mm256_unpacklo_epi16(c_45, c_67)];
         let lower = [_mm256_unpackhi_epi16(c_01, c_23), _mm256_unpackhi_epi16(c_45, c_67)];
         let pairs = [

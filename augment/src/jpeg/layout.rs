@@ -55,12 +55,16 @@ impl Image {
         }
     }
 
-    /// Returns the rows of pixels that row `mcu_row` of MCUs completes. Its last rows need the samples below them.
+    /// Returns the rows of pixels that row `mcu_row` of MCUs completes. Its last rows need the
+    /// samples below them.
     pub(super) fn complete_rows(&self, mcu_row: usize) -> std::ops::Range<usize> {
         let waiting = self.mcu_height / 8;
-        let up_to = |mcu_row: usize| match mcu_row == self.n_mcus[1] {
-            true => self.height,
-            false => (mcu_row * self.mcu_height).saturating_sub(waiting),
+        let up_to = |mcu_row: usize| {
+            if mcu_row == self.n_mcus[1] {
+                self.height
+            } else {
+                (mcu_row * self.mcu_height).saturating_sub(waiting)
+            }
         };
         up_to(mcu_row)..up_to(mcu_row + 1)
     }

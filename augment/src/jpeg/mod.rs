@@ -1,11 +1,13 @@
-//! JPEG decoder, baseline and progressive, which yields the same bytes as Pillow with libjpeg-turbo.
+//! JPEG decoder, baseline and progressive, which yields the same bytes as Pillow with
+//! libjpeg-turbo.
 //!
-//! Existing crates yield other bytes: `zune-jpeg` and `jpeg-decoder` use another inverse transform and upsampling, and
-//! those that follow libjpeg-turbo are C, which needs an assembler to be fast, or mostly `unsafe`.
+//! Existing crates yield other bytes: `zune-jpeg` and `jpeg-decoder` use another inverse transform
+//! and upsampling, and those that follow libjpeg-turbo are C, which needs an assembler to be fast,
+//! or mostly `unsafe`.
 //!
-//! Damaged data is decoded as in libjpeg, but without the smoothing that hides missing scans of a progressive image: if
-//! an image cannot be decoded further, the rest stays gray. An image without an end marker, or with more than a hundred
-//! scans, is an error.
+//! Damaged data is decoded as in libjpeg, but without the smoothing that hides missing scans of a
+//! progressive image: if an image cannot be decoded further, the rest stays gray. An image without
+//! an end marker, or with more than a hundred scans, is an error.
 
 mod bits;
 mod coefficients;

@@ -1,4 +1,5 @@
-//! Conversion of component samples to rows of RGB: upsampling, then color conversion, in libjpeg's integer arithmetic.
+//! Conversion of component samples to rows of RGB: upsampling, then color conversion, in libjpeg's
+//! integer arithmetic.
 //!
 //! ```text
 //! across, twice as many:   out[2i] = (3 s[i] + s[i-1] + 1) / 4,   out[2i+1] = (3 s[i] + s[i+1] + 2) / 4
@@ -7,7 +8,8 @@
 //! any other ratio:         every sample is repeated
 //! ```
 //!
-//! A neighbor outside the image is replaced by the sample itself. Colors are those of JFIF, in 16-bit fixed point.
+//! A neighbor outside the image is replaced by the sample itself. Colors are those of JFIF, in
+//! 16-bit fixed point.
 
 use multiversion::multiversion;
 
@@ -174,12 +176,15 @@ const fn fixed(value: f64) -> i32 {
     (value * 65536.0 + 0.5) as i32
 }
 
-/// Converts JFIF colors: R = Y + 1.402 Cr, G = Y - 0.34414 Cb - 0.71414 Cr, B = Y + 1.772 Cb; Cb and Cr around 128.
+/// Converts JFIF colors: R = Y + 1.402 Cr, G = Y - 0.34414 Cb - 0.71414 Cr, B = Y + 1.772 Cb; Cb
+/// and Cr around 128.
 #[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
 fn ycc_to_rgb([y, cb, cr]: [&[u8]; 3], out: &mut [u8]) {
     const HALF: i32 = 1 << 15;
     for (((y, cb), cr), out) in y.iter().zip(cb).zip(cr).zip(out.as_chunks_mut::<3>().0) {
-        let (y, cb, cr) = (i32::from(*y), i32::from(*cb) - 128, i32::from(*cr) - 128);
+        let y = i32::from(*y);
+        let cb = i32::from(*cb) - 128;
+        let cr = i32::from(*cr) - 128;
         let red = y + ((fixed(1.402) * cr + HALF) >> 16);
         let green = y + ((-fixed(0.34414) * cb - fixed(0.71414) * cr + HALF) >> 16);
         let blue = y + ((fixed(1.772) * cb + HALF) >> 16);
@@ -187,7 +192,8 @@ fn ycc_to_rgb([y, cb, cr]: [&[u8]; 3], out: &mut [u8]) {
     }
 }
 
-/// Converts inks, inverted as Adobe stores them, as Pillow does: a color is the light that its ink and black pass.
+/// Converts inks, inverted as Adobe stores them, as Pillow does: a color is the light that its ink
+/// and black pass.
 fn cmyk_to_rgb(inks: [&[u8]; 3], black: &[u8], out: &mut [u8]) {
     interleave(inks, out);
     apply_black(black, out);

@@ -5,8 +5,8 @@ use super::error::JpegError;
 use super::huffman::Definition;
 use super::standard;
 
-/// Order in which the coefficients of a block are coded, as positions in row order. The last position is repeated 64
-/// times, for runs of zeros that are too long in damaged data.
+/// Order in which the coefficients of a block are coded, as positions in row order. The last
+/// position is repeated 64 times, for runs of zeros that are too long in damaged data.
 pub(crate) const ZIGZAG: [u8; 128] = {
     const ORDER: [u8; 64] = [
         0, 1, 8, 16, 9, 2, 3, 10, 17, 24, 32, 25, 18, 11, 4, 5, 12, 19, 26, 33, 40, 48, 41, 34, 27, 20, 13,
@@ -133,7 +133,8 @@ impl<'a> Segments<'a> {
         self.next_scan_from(marker)
     }
 
-    /// Continues after the data of a scan, from the marker and position that [`super::bits::Bits::end`] returned.
+    /// Continues after the data of a scan, from the marker and position that
+    /// [`super::bits::Bits::end`] returned.
     pub(crate) fn next_scan_after(
         &mut self,
         (marker, at): (Option<u8>, usize),
@@ -157,7 +158,8 @@ impl<'a> Segments<'a> {
                 0xdb => self.read_quantization()?,
                 0xdd => self.read_restart_interval()?,
                 0xe0..=0xef => self.read_application(marker)?,
-                // Comments, the number of lines, and settings of arithmetic coding: libjpeg also skips them.
+                // Comments, the number of lines, and settings of arithmetic coding: libjpeg also
+                // skips them.
                 0xcc | 0xdc | 0xfe => drop(self.contents()?),
                 0xc9..=0xcb | 0xcd..=0xcf => return Err(JpegError::Unsupported("arithmetic coding")),
                 0xc3 | 0xc5..=0xc7 => return Err(JpegError::Unsupported("lossless or hierarchical coding")),
@@ -201,7 +203,8 @@ impl<'a> Segments<'a> {
             if !(1..=4).contains(&h) || !(1..=4).contains(&v) {
                 return Err(DAMAGED);
             }
-            // The sampling factors of a single component have no effect: they are relative to other components.
+            // The sampling factors of a single component have no effect: they are relative to other
+            // components.
             let [h, v] = if *n == 1 { [1, 1] } else { [h, v] };
             components.push(Component {
                 id: *id,
@@ -292,7 +295,8 @@ impl<'a> Segments<'a> {
         }
         let mut components: Vec<ScanComponent> = Vec::with_capacity(n);
         for spec in rest[..2 * n].as_chunks::<2>().0 {
-            // Among components with the same identifier, the first one that this scan does not have yet.
+            // Among components with the same identifier, the first one that this scan does not have
+            // yet.
             let free = |index: &usize| components.iter().all(|other| other.index != *index);
             let named = (0..frame.components.len()).filter(|index| frame.components[*index].id == spec[0]);
             let index = named.into_iter().find(free).ok_or(DAMAGED)?;
@@ -309,7 +313,8 @@ impl<'a> Segments<'a> {
         self.frame.as_ref().ok_or(JpegError::Damaged("the frame header"))
     }
 
-    /// Copies the current quantization tables to the components of a scan, unless an earlier scan has done so.
+    /// Copies the current quantization tables to the components of a scan, unless an earlier scan
+    /// has done so.
     pub(crate) fn latch_quantization(&mut self, scan: &Scan) -> Result<(), JpegError> {
         const DAMAGED: JpegError = JpegError::Damaged("a quantization table");
         let frame = self.frame.as_mut().ok_or(DAMAGED)?;
@@ -323,7 +328,8 @@ impl<'a> Segments<'a> {
         Ok(())
     }
 
-    /// Returns the Huffman table of DC coefficients in `slot`. A sequential file without tables uses the default ones.
+    /// Returns the Huffman table of DC coefficients in `slot`. A sequential file without tables
+    /// uses the default ones.
     pub(crate) fn dc(&self, slot: usize) -> Result<&Definition, JpegError> {
         self.defined(&self.dc, slot, &standard::DC)
     }
@@ -340,8 +346,10 @@ impl<'a> Segments<'a> {
         standard: &'t [Definition; 2],
     ) -> Result<&'t Definition, JpegError> {
         let is_progressive = self.frame()?.progressive;
-        let otherwise = || standard.get(slot).filter(|_| !is_progressive);
-        let table = tables.get(slot).and_then(Option::as_ref).or_else(otherwise);
+        let table = tables
+            .get(slot)
+            .and_then(Option::as_ref)
+            .or_else(|| standard.get(slot).filter(|_| !is_progressive));
         table.ok_or(JpegError::Damaged("a Huffman table"))
     }
 

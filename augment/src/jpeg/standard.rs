@@ -1,4 +1,5 @@
-//! Default Huffman tables, for sequential files without tables (T.81, K.3), such as frames of motion JPEG.
+//! Default Huffman tables, for sequential files without tables (T.81, K.3), such as frames of
+//! motion JPEG.
 
 use super::huffman::Definition;
 

@@ -8,8 +8,8 @@ use ranks::communicator::Communicator;
 use super::seeds::{agreed, smallest};
 use crate::CurateError;
 
-/// Moves each center without rows to one of the rows that are farthest from theirs, the farthest first, as scikit-learn does. Returns
-/// the number of centers that have moved.
+/// Moves each center without rows to one of the rows that are farthest from theirs, the farthest
+/// first, as scikit-learn does. Returns the number of centers that have moved.
 pub(super) fn refill(
     rows: &dyn Rows,
     part: Range<usize>,
@@ -23,10 +23,13 @@ pub(super) fn refill(
         return Ok(0);
     }
     let is_away = |nearest: &NearestCenter| nearest.distance.is_finite() && nearest.distance > 0.0;
-    let key = |(row, nearest): (usize, &NearestCenter)| {
-        is_away(nearest).then_some((-f64::from(nearest.distance), (part.start + row) as u64))
-    };
-    let mut keys: Vec<(f64, u64)> = nearest.iter().enumerate().filter_map(key).collect();
+    let mut keys: Vec<(f64, u64)> = nearest
+        .iter()
+        .enumerate()
+        .filter_map(|(row, nearest)| {
+            is_away(nearest).then_some((-f64::from(nearest.distance), (part.start + row) as u64))
+        })
+        .collect();
     smallest(&mut keys, empty.len());
     let d = rows.width();
     let farthest = agreed(rows, &keys, empty.len(), ranks)?.rows;

@@ -4,8 +4,8 @@
 //! cell_i = argmin_j |x_i - c_j|²     c_j = mean of the rows of cell j     until no center moves, or for n_iterations
 //! ```
 //!
-//! Each rank compares its part of the rows; sums over ranks are exact ([`super::sums`]), so that centers have the same bits on any number
-//! of threads and ranks.
+//! Each rank compares its part of the rows; sums over ranks are exact ([`super::sums`]), so that
+//! centers have the same bits on any number of threads and ranks.
 
 use std::ops::Range;
 
@@ -46,8 +46,8 @@ pub struct Clustering {
 }
 
 impl KMeans {
-    /// Divides `rows`, whose numbers are at most `largest`, into clusters; goes on from `start` if there is one. Every rank can read
-    /// all rows, and compares its part of them.
+    /// Divides `rows`, whose numbers are at most `largest`, into clusters; goes on from `start` if
+    /// there is one. Every rank can read all rows, and compares its part of them.
     ///
     /// # Errors
     /// [`CurateError::NoClusters`], [`CurateError::TooManyClusters`] and [`CurateError::Ranks`].
@@ -59,7 +59,8 @@ impl KMeans {
         ranks: &Communicator,
         progress: &dyn Progress,
     ) -> Result<Clustering, CurateError> {
-        let (n, topology) = (rows.len(), ranks.topology());
+        let n = rows.len();
+        let topology = ranks.topology();
         if self.n_clusters == 0 {
             return Err(CurateError::NoClusters);
         }
@@ -191,7 +192,8 @@ mod tests {
     /// The same bits on any number of ranks and threads.
     #[test]
     fn ranks_and_threads_do_not_matter() {
-        let (rows, settings) = (rows(3000, 17, 1), KMeans { n_clusters: 40, n_iterations: 6, seed: 3 });
+        let rows = rows(3000, 17, 1);
+        let settings = KMeans { n_clusters: 40, n_iterations: 6, seed: 3 };
         let alone = run(&rows, &settings, &Communicator::solo());
         for world_size in [1, 2, 3] {
             assert!(on_ranks(&rows, &settings, world_size) == alone, "{world_size} ranks");
@@ -221,10 +223,13 @@ mod tests {
     /// Clusters that are far apart are found, every one: k-means++ puts a center into each.
     #[test]
     fn separate_clusters_are_found() {
-        let value = |i: usize| {
-            if i.is_multiple_of(2) { (i / 2 % 50) as f32 * 100.0 } else { (i / 100) as f32 * 0.01 }
-        };
-        let values: Vec<f32> = (0..2 * 2000).map(value).collect();
+        let values: Vec<f32> = (0..2 * 2000)
+            .map(
+                |i: usize| {
+                    if i.is_multiple_of(2) { (i / 2 % 50) as f32 * 100.0 } else { (i / 100) as f32 * 0.01 }
+                },
+            )
+            .collect();
         let rows = FeatureRows::new(2, vec![Arc::new(values)], Metric::Euclidean).unwrap();
         let found = run(&rows, &KMeans { n_clusters: 50, n_iterations: 50, seed: 1 }, &Communicator::solo());
         for (row, nearest) in found.nearest.iter().enumerate() {
@@ -257,7 +262,8 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(24))]
 
-        /// An iteration moves each center to the mean of its rows, as a loop in f64 does, and inertia never grows.
+        /// An iteration moves each center to the mean of its rows, as a loop in f64 does, and
+        /// inertia never grows.
         #[test]
         fn iterations_are_lloyds(n in 50usize..400, d in 1usize..9, k in 1usize..20, seed in 0u64..99) {
             let rows = rows(n, d, seed);

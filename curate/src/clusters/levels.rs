@@ -52,7 +52,8 @@ pub struct HierarchySettings {
 }
 
 impl HierarchySettings {
-    /// Divides `rows`, whose numbers are at most `largest`; `start` is the lowest level's state that [`Progress::save`] has been given.
+    /// Divides `rows`, whose numbers are at most `largest`; `start` is the lowest level's state
+    /// that [`Progress::save`] has been given.
     ///
     /// # Errors
     /// [`CurateError`].
@@ -65,8 +66,11 @@ impl HierarchySettings {
         progress: &dyn Progress,
     ) -> Result<Hierarchy, CurateError> {
         self.check(rows.len())?;
-        let (mut centers, mut parents, mut start) = (Vec::<Vec<f32>>::new(), Vec::new(), start);
-        let (mut distances, mut inertia) = (Vec::new(), 0.0);
+        let mut centers = Vec::<Vec<f32>>::new();
+        let mut parents = Vec::new();
+        let mut start = start;
+        let mut distances = Vec::new();
+        let mut inertia = 0.0;
         for (number, level) in self.levels.iter().enumerate() {
             let below = centers.last().map(|values| Table { values, width: rows.width() });
             let seed = self.seed.wrapping_add(number as u64);
@@ -180,29 +184,38 @@ mod tests {
 
     /// Twelve points of 40 rows each, in three groups of four.
     fn rows() -> FeatureRows {
-        let row = |i: usize| {
-            let (group, point) = (i % 3, i / 3 % 4);
-            [group as f32 * 100.0, point as f32 * 5.0 + (i / 12) as f32 * 0.001]
-        };
-        let values: Vec<f32> = (0..480).flat_map(row).collect();
+        let values: Vec<f32> = (0..480)
+            .flat_map(|i: usize| {
+                let group = i % 3;
+                let point = i / 3 % 4;
+                [group as f32 * 100.0, point as f32 * 5.0 + (i / 12) as f32 * 0.001]
+            })
+            .collect();
         FeatureRows::new(2, vec![Arc::new(values)], Metric::Euclidean).unwrap()
     }
 
     fn settings(levels: &[[usize; 2]], n_rows: usize) -> HierarchySettings {
         let resampling = Resampling { n_times: 2, n_rows };
-        let level = |[n_clusters, n_splits]: &[usize; 2]| LevelSettings {
-            n_clusters: *n_clusters,
-            n_splits: *n_splits,
-            resampling,
-        };
-        HierarchySettings { levels: levels.iter().map(level).collect(), n_iterations: 20, seed: 5 }
+        HierarchySettings {
+            levels: levels
+                .iter()
+                .map(|[n_clusters, n_splits]| LevelSettings {
+                    n_clusters: *n_clusters,
+                    n_splits: *n_splits,
+                    resampling,
+                })
+                .collect(),
+            n_iterations: 20,
+            seed: 5,
+        }
     }
 
     fn run(settings: &HierarchySettings) -> Result<Hierarchy, CurateError> {
         settings.run(&rows(), 300.0, None, &Communicator::solo(), &Silent)
     }
 
-    /// Points become clusters and groups clusters of clusters, at once or by splitting the groups, resampled or not.
+    /// Points become clusters and groups clusters of clusters, at once or by splitting the groups,
+    /// resampled or not.
     #[test]
     fn clusters_of_clusters_are_groups() {
         for (levels, n_rows) in [([[12, 1], [3, 1]], 1), ([[12, 1], [3, 1]], 10), ([[3, 4], [3, 1]], 1)] {
@@ -232,10 +245,12 @@ mod tests {
         }
     }
 
-    /// From whatever was saved last, a computation ends with the bits of one that was not interrupted.
+    /// From whatever was saved last, a computation ends with the bits of one that was not
+    /// interrupted.
     #[test]
     fn everything_that_is_saved_continues() {
-        let (saved, settings) = (Saved::default(), settings(&[[7, 2], [3, 1]], 30));
+        let saved = Saved::default();
+        let settings = settings(&[[7, 2], [3, 1]], 30);
         let solo = Communicator::solo();
         let whole = settings.run(&rows(), 300.0, None, &solo, &saved).unwrap();
         let saved = saved.0.into_inner().unwrap();

@@ -51,7 +51,8 @@ pub(super) fn gathered(
     Ok(all)
 }
 
-/// Compares rows `range` with `centers`, which are numbered from `first_cell` on, a stride at a time.
+/// Compares rows `range` with `centers`, which are numbered from `first_cell` on, a stride at a
+/// time.
 pub(super) fn find_nearest(
     rows: &dyn Rows,
     range: Range<usize>,

@@ -1,7 +1,7 @@
 //! Resampling (Vo et al. 2024, algorithm 1): k-means again on the rows nearest to each center.
 //!
-//! Centers follow the density of rows, so that frequent kinds of images have many. The rows nearest to each center are spread more
-//! evenly, and so are the centers of these rows.
+//! Centers follow the density of rows, so that frequent kinds of images have many. The rows nearest
+//! to each center are spread more evenly, and so are the centers of these rows.
 
 use kernels::rows::{NearestCenter, Rows};
 use ranks::communicator::Communicator;
@@ -24,8 +24,9 @@ pub struct Resampling {
     pub n_rows: usize,
 }
 
-/// Computes centers again on the rows nearest to them, as often as `resampling` says, of which `n_done` times are done; `found` holds the
-/// centers and the nearest one of each row so far. Saves the centers each time.
+/// Computes centers again on the rows nearest to them, as often as `resampling` says, of which
+/// `n_done` times are done; `found` holds the centers and the nearest one of each row so far. Saves
+/// the centers each time.
 #[expect(clippy::too_many_arguments, reason = "the arguments of k-means, and what was found so far")]
 pub(super) fn resample(
     rows: &dyn Rows,

@@ -1,15 +1,17 @@
-//! Centers that k-means begins with: k-means++ in rounds (Arthur and Vassilvitskii 2007; Bahmani et al. 2012).
+//! Centers that k-means begins with: k-means++ in rounds (Arthur and Vassilvitskii 2007; Bahmani et
+//! al. 2012).
 //!
 //! ```text
 //! the first center is a random row; then, in rounds, up to m = K' rows become centers, K' centers being there, where a row is drawn
 //! with a probability in proportion to D², the squared distance to its nearest center
 //! ```
 //!
-//! k-means++ draws one row at a time, which takes a pass over all rows for each. A round draws 2 m candidates at once, without
-//! replacement, by exponential keys (Efraimidis and Spirakis 2006): the smallest of `-ln(u_i) / D_i²`, with `u_i` a function of seed, round
-//! and row. In the order of their keys, each becomes a center with probability `D'² / D²`, with D' the distance that takes the centers of
-//! the round into account, until there are m. Rows are drawn by D'² in this way, as k-means++ draws them, in a dozen passes for 1,000
-//! centers.
+//! k-means++ draws one row at a time, which takes a pass over all rows for each. A round draws 2 m
+//! candidates at once, without replacement, by exponential keys (Efraimidis and Spirakis 2006): the
+//! smallest of `-ln(u_i) / D_i²`, with `u_i` a function of seed, round and row. In the order of
+//! their keys, each becomes a center with probability `D'² / D²`, with D' the distance that takes
+//! the centers of the round into account, until there are m. Rows are drawn by D'² in this way, as
+//! k-means++ draws them, in a dozen passes for 1,000 centers.
 
 use std::ops::Range;
 
@@ -24,8 +26,8 @@ use crate::{CurateError, Progress};
 /// Largest number of centers that a round adds: they are compared with one another.
 const MAX_OF_ROUND: usize = 1024;
 
-/// Returns `n_clusters` rows as centers, `[K, D]`, or as many as there are different rows, and stores the nearest center of each row of
-/// this rank's `part` in `nearest`.
+/// Returns `n_clusters` rows as centers, `[K, D]`, or as many as there are different rows, and
+/// stores the nearest center of each row of this rank's `part` in `nearest`.
 pub(super) fn seeds(
     rows: &dyn Rows,
     part: Range<usize>,
@@ -62,8 +64,8 @@ pub(super) fn seeds(
     Ok(centers)
 }
 
-/// Returns up to `n` of `candidates`, `[M, D]`, each with the probability that it has beside the ones before it, relative to its weight,
-/// the squared distance by which it was drawn.
+/// Returns up to `n` of `candidates`, `[M, D]`, each with the probability that it has beside the
+/// ones before it, relative to its weight, the squared distance by which it was drawn.
 fn accepted(
     candidates: &[f32],
     d: usize,
@@ -91,13 +93,16 @@ fn accepted(
 
 /// Returns the `n` rows of this rank with the smallest keys, with their keys.
 fn drawn(nearest: &[NearestCenter], start: usize, n: usize, draw: Draw) -> Vec<(f64, u64)> {
-    let key = |(row, nearest): (usize, &NearestCenter)| {
-        let row = (start + row) as u64;
-        // Before the first center all distances are infinite: all rows are alike.
-        let weight = if nearest.distance.is_finite() { f64::from(nearest.distance) } else { 1.0 };
-        (weight > 0.0).then(|| (-draw.uniform(row).ln() / weight, row))
-    };
-    let mut keys: Vec<(f64, u64)> = nearest.iter().enumerate().filter_map(key).collect();
+    let mut keys: Vec<(f64, u64)> = nearest
+        .iter()
+        .enumerate()
+        .filter_map(|(row, nearest)| {
+            let row = (start + row) as u64;
+            // Before the first center all distances are infinite: all rows are alike.
+            let weight = if nearest.distance.is_finite() { f64::from(nearest.distance) } else { 1.0 };
+            (weight > 0.0).then(|| (-draw.uniform(row).ln() / weight, row))
+        })
+        .collect();
     smallest(&mut keys, n);
     keys
 }

@@ -1,5 +1,6 @@
-//! Clusters divided into smaller ones (Vo et al. 2024), where k-means with all of them at once would cost too much: 100,000 clusters
-//! split into 100 each take a hundredth of the products of ten million.
+//! Clusters divided into smaller ones (Vo et al. 2024), where k-means with all of them at once
+//! would cost too much: 100,000 clusters split into 100 each take a hundredth of the products of
+//! ten million.
 
 use kernels::rows::{NearestCenter, Rows};
 use ranks::communicator::Communicator;
@@ -12,7 +13,8 @@ use crate::draw::Draw;
 use crate::rows::SelectedRows;
 use crate::{CurateError, Progress, Silent};
 
-/// Divides each cluster of `found` into `n_splits`, or as many as it has rows. Ranks divide the clusters among themselves.
+/// Divides each cluster of `found` into `n_splits`, or as many as it has rows. Ranks divide the
+/// clusters among themselves.
 pub(super) fn split(
     rows: &dyn Rows,
     largest: f32,
@@ -29,30 +31,32 @@ pub(super) fn split(
     let draw = Draw::new(settings.seed, "splits");
     progress.begins("splits", (n_clusters / topology.world_size) as u64);
     let own: Vec<usize> = (topology.rank..n_clusters).step_by(topology.world_size).collect();
-    let one = |cluster: &usize| -> Result<Vec<u32>, CurateError> {
-        let members = &order[starts[*cluster]..starts[cluster + 1]];
-        let settings = KMeans {
-            n_clusters: n_splits.min(members.len()),
-            n_iterations: settings.n_iterations,
-            seed: draw.bits(*cluster as u64),
-        };
-        let words = match members.len() {
-            0 => vec![0],
-            _ => {
-                let part = SelectedRows::new(rows, members);
-                let clustering = settings.run(&part, largest, None, &Communicator::solo(), &Silent)?;
-                let centers = clustering.centers.values;
-                let pairs = clustering.nearest.iter();
-                let pairs = pairs.flat_map(|nearest| [nearest.cell, nearest.distance.to_bits()]);
-                let count = (centers.len() / d) as u32;
-                let centers = centers.iter().map(|value| value.to_bits());
-                std::iter::once(count).chain(centers).chain(pairs).collect()
-            }
-        };
-        progress.advances(1);
-        Ok(words)
-    };
-    let done: Vec<Vec<u32>> = own.par_iter().map(one).collect::<Result<_, _>>()?;
+    let done: Vec<Vec<u32>> = own
+        .par_iter()
+        .map(|cluster| -> Result<Vec<u32>, CurateError> {
+            let members = &order[starts[*cluster]..starts[cluster + 1]];
+            let settings = KMeans {
+                n_clusters: n_splits.min(members.len()),
+                n_iterations: settings.n_iterations,
+                seed: draw.bits(*cluster as u64),
+            };
+            let words = match members.len() {
+                0 => vec![0],
+                _ => {
+                    let part = SelectedRows::new(rows, members);
+                    let clustering = settings.run(&part, largest, None, &Communicator::solo(), &Silent)?;
+                    let centers = clustering.centers.values;
+                    let pairs = clustering.nearest.iter();
+                    let pairs = pairs.flat_map(|nearest| [nearest.cell, nearest.distance.to_bits()]);
+                    let count = (centers.len() / d) as u32;
+                    let centers = centers.iter().map(|value| value.to_bits());
+                    std::iter::once(count).chain(centers).chain(pairs).collect()
+                }
+            };
+            progress.advances(1);
+            Ok(words)
+        })
+        .collect::<Result<_, _>>()?;
     let parts = ranks.gather_bytes("splits", bytemuck::cast_slice(&done.concat()).to_vec())?;
     let mut parts: Vec<std::vec::IntoIter<u32>> =
         parts.iter().map(|part| bytemuck::pod_collect_to_vec::<u8, u32>(part).into_iter()).collect();
@@ -63,7 +67,8 @@ pub(super) fn split(
         let first = (all.centers.len() / d) as u32;
         all.centers.extend(words.take(n * d).map(f32::from_bits));
         for member in &order[starts[cluster]..starts[cluster + 1]] {
-            let (cell, distance) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
+            let cell = words.next().unwrap_or_default();
+            let distance = words.next().unwrap_or_default();
             all.nearest[*member as usize] =
                 NearestCenter { cell: first + cell, distance: f32::from_bits(distance) };
         }

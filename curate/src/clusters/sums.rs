@@ -1,7 +1,8 @@
 //! Sums of the rows of each cluster that do not depend on their order.
 //!
-//! Every number is rounded to a multiple of `2^-s`, with `s` so large that no sum of all rows needs more than the 53 bits of an f64:
-//! additions are exact. With a million rows of unit length `s` is 32.
+//! Every number is rounded to a multiple of `2^-s`, with `s` so large that no sum of all rows needs
+//! more than the 53 bits of an f64: additions are exact. With a million rows of unit length `s` is
+//! 32.
 
 use std::ops::Range;
 
@@ -41,7 +42,8 @@ impl ClusterSums {
 
     /// Adds rows `range`, each to the cluster of its nearest center. A row without one is left out.
     pub(super) fn add(&mut self, rows: &dyn Rows, range: Range<usize>, nearest: &[NearestCenter]) {
-        let (d, rounding) = (self.width, self.rounding);
+        let d = self.width;
+        let rounding = self.rounding;
         let n_clusters = self.counts.len();
         let (starts, order) = by_cluster(nearest, n_clusters);
         let values = self.values.par_chunks_mut(CLUSTERS_PER_TASK * d);
@@ -66,7 +68,8 @@ impl ClusterSums {
     }
 }
 
-/// Returns the numbers of the rows in the order of their clusters, and where each cluster starts, `[K + 1]`.
+/// Returns the numbers of the rows in the order of their clusters, and where each cluster starts,
+/// `[K + 1]`.
 pub(super) fn by_cluster(nearest: &[NearestCenter], n_clusters: usize) -> (Vec<usize>, Vec<u32>) {
     let cluster = |nearest: &NearestCenter| nearest.cell as usize;
     let mut starts = vec![0usize; n_clusters + 1];

@@ -10,10 +10,12 @@ pub struct Tree {
 }
 
 impl Tree {
-    /// Creates a tree from the parents of rows and of clusters, the lowest level first, and the number of clusters of each level.
+    /// Creates a tree from the parents of rows and of clusters, the lowest level first, and the
+    /// number of clusters of each level.
     ///
     /// # Panics
-    /// If a level has another number of children than the one below has clusters, or a parent does not exist.
+    /// If a level has another number of children than the one below has clusters, or a parent does
+    /// not exist.
     pub fn new(parents: Vec<Vec<u32>>, n_clusters: Vec<usize>) -> Self {
         assert!(!parents.is_empty() && parents.len() == n_clusters.len(), "one number per level");
         for (level, (parents, n)) in parents.iter().zip(&n_clusters).enumerate() {
@@ -46,11 +48,13 @@ impl Tree {
     /// Returns the clusters of a row, the lowest level first.
     pub fn clusters_of(&self, row: usize) -> Vec<u32> {
         let mut number = row as u32;
-        let of_level = |parents: &Vec<u32>| {
-            number = parents[number as usize];
-            number
-        };
-        self.parents.iter().map(of_level).collect()
+        self.parents
+            .iter()
+            .map(|parents| {
+                number = parents[number as usize];
+                number
+            })
+            .collect()
     }
 
     /// Returns the numbers of rows of the clusters of each level, the lowest first.

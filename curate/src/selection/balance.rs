@@ -1,11 +1,12 @@
-//! Hierarchical sampling (Vo et al. 2024, section 3.3): a number of rows is divided evenly among the clusters of the highest level, the
-//! share of each evenly among its clusters, and so on.
+//! Hierarchical sampling (Vo et al. 2024, section 3.3): a number of rows is divided evenly among
+//! the clusters of the highest level, the share of each evenly among its clusters, and so on.
 //!
 //! ```text
 //! share of cluster j = min(size_j, b), with b so that the shares add up to what is to be divided
 //! ```
 //!
-//! If b is a fraction, it is rounded down, and clusters with more rows are drawn that have one more.
+//! If b is a fraction, it is rounded down, and clusters with more rows are drawn that have one
+//! more.
 
 use crate::clusters::Tree;
 use crate::draw::Draw;
@@ -46,17 +47,16 @@ pub fn sample(tree: &Tree, n: usize, order: Order<'_>, seed: u64) -> Vec<u32> {
     chosen
 }
 
-/// Returns the probability with which [`sample`] chooses each row, `[N]`, if `n` are chosen at random: weights for a loader that
-/// shows rows more or less often instead.
+/// Returns the probability with which [`sample`] chooses each row, `[N]`, if `n` are chosen at
+/// random: weights for a loader that shows rows more or less often instead.
 pub fn weights(tree: &Tree, n: f64) -> Vec<f64> {
     let shares = divided(tree, |_, sizes, share, _| real_shares(sizes, share), n);
     let sizes = &tree.sizes()[0];
-    let of_row = |parent: &u32| shares[*parent as usize] / sizes[*parent as usize] as f64;
-    tree.parents(0).iter().map(of_row).collect()
+    tree.parents(0).iter().map(|parent| shares[*parent as usize] / sizes[*parent as usize] as f64).collect()
 }
 
-/// Divides `n` among the clusters of the lowest level, from the highest one down: `divide` is given level, sizes of the clusters that share,
-/// what they share, and the number of their parent.
+/// Divides `n` among the clusters of the lowest level, from the highest one down: `divide` is given
+/// level, sizes of the clusters that share, what they share, and the number of their parent.
 fn divided(tree: &Tree, divide: impl Fn(usize, &[u64], f64, u64) -> Vec<f64>, n: f64) -> Vec<f64> {
     let sizes = tree.sizes();
     let top = tree.n_levels() - 1;
@@ -75,14 +75,15 @@ fn divided(tree: &Tree, divide: impl Fn(usize, &[u64], f64, u64) -> Vec<f64>, n:
     shares
 }
 
-/// Returns `min(size, b)` for each cluster, with the largest whole b whose sum is at most `n`; what is left goes, one each, to
-/// clusters that have more than b, drawn at random.
+/// Returns `min(size, b)` for each cluster, with the largest whole b whose sum is at most `n`; what
+/// is left goes, one each, to clusters that have more than b, drawn at random.
 fn whole_shares(sizes: &[u64], n: u64, draw: Draw) -> Vec<u64> {
     if sizes.iter().sum::<u64>() <= n {
         return sizes.to_vec();
     }
     let sum = |bound: u64| sizes.iter().map(|size| (*size).min(bound)).sum::<u64>();
-    let (mut low, mut high) = (0, sizes.iter().copied().max().unwrap_or(0));
+    let mut low = 0;
+    let mut high = sizes.iter().copied().max().unwrap_or(0);
     while high - low > 1 {
         let middle = low + (high - low) / 2;
         if sum(middle) <= n { low = middle } else { high = middle }
@@ -100,7 +101,8 @@ fn whole_shares(sizes: &[u64], n: u64, draw: Draw) -> Vec<u64> {
 fn real_shares(sizes: &[u64], n: f64) -> Vec<f64> {
     let mut order: Vec<u64> = sizes.iter().copied().filter(|size| *size > 0).collect();
     order.sort_unstable();
-    let (mut left, mut bound) = (n, f64::INFINITY);
+    let mut left = n;
+    let mut bound = f64::INFINITY;
     for (number, size) in order.iter().enumerate() {
         let n_clusters = (order.len() - number) as f64;
         if *size as f64 * n_clusters >= left {
@@ -117,7 +119,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Two levels: clusters of 90, 5 and 5 rows; the first two have one parent, the last one has the other.
+    /// Two levels: clusters of 90, 5 and 5 rows; the first two have one parent, the last one has
+    /// the other.
     fn tree() -> Tree {
         let rows = [vec![0u32; 90], vec![1; 5], vec![2; 5]].concat();
         Tree::new(vec![rows, vec![0, 0, 1]], vec![3, 2])
@@ -129,7 +132,8 @@ mod tests {
         counts
     }
 
-    /// Half of ten for each cluster of the upper level; of the first, five for two clusters: one has three.
+    /// Half of ten for each cluster of the upper level; of the first, five for two clusters: one
+    /// has three.
     #[test]
     fn shares_are_divided_from_the_top() {
         let rows = sample(&tree(), 10, Order::Random, 1);

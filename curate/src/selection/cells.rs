@@ -23,7 +23,8 @@ impl Cells {
         Self(cells)
     }
 
-    /// Returns the cells with the rows of each in the order of `rank`, the smallest first; of equal ones, the row with the lower index.
+    /// Returns the cells with the rows of each in the order of `rank`, the smallest first; of equal
+    /// ones, the row with the lower index.
     pub fn ranked<K: Ord>(mut self, rank: impl Fn(u32) -> K) -> Self {
         for rows in &mut self.0 {
             rows.sort_by_key(|row| (rank(*row), *row));

@@ -45,12 +45,14 @@ pub struct NearestKept {
 pub struct Duplicates {
     /// Similarity from which on a row is a duplicate.
     pub threshold: f32,
-    /// For each row, the most similar one among the better rows of its cell that are kept; `None` for the best row of a cell.
+    /// For each row, the most similar one among the better rows of its cell that are kept; `None`
+    /// for the best row of a cell.
     pub nearest: Vec<Option<NearestKept>>,
 }
 
 impl Duplicates {
-    /// Finds the duplicates among `rows` of unit length; `ranking` holds all rows of each cell, the best first.
+    /// Finds the duplicates among `rows` of unit length; `ranking` holds all rows of each cell, the
+    /// best first.
     ///
     /// # Errors
     /// [`CurateError::Ranks`].
@@ -72,12 +74,14 @@ impl Duplicates {
         }
         let own: Vec<&Vec<u32>> =
             ranking.rows().iter().skip(topology.rank).step_by(topology.world_size).collect();
-        let one = |cell: &&Vec<u32>| {
-            let found = in_cell(rows, cell, threshold, compared_with, &Communicator::solo(), &Silent);
-            progress.advances(cell.len() as u64);
-            found
-        };
-        let done: Vec<Vec<Option<NearestKept>>> = own.par_iter().map(one).collect::<Result<_, _>>()?;
+        let done: Vec<Vec<Option<NearestKept>>> = own
+            .par_iter()
+            .map(|cell| {
+                let found = in_cell(rows, cell, threshold, compared_with, &Communicator::solo(), &Silent);
+                progress.advances(cell.len() as u64);
+                found
+            })
+            .collect::<Result<_, _>>()?;
         let mut words = Vec::new();
         for (cell, found) in own.iter().zip(&done) {
             for (row, found) in cell.iter().zip(found) {
@@ -158,7 +162,8 @@ fn in_cell(
 
 /// Returns the products of all pairs of `rows`, `[n, n]`.
 fn similarities(rows: &dyn Rows) -> Vec<f32> {
-    let (n, d) = (rows.len(), rows.width());
+    let n = rows.len();
+    let d = rows.width();
     let mut values = vec![0.0; n * d];
     rows.copy(0..n, &mut values);
     let mut products = vec![0.0; n * n];
@@ -167,7 +172,8 @@ fn similarities(rows: &dyn Rows) -> Vec<f32> {
     products
 }
 
-/// Returns the most similar of the rows that the ranks have found; of equal ones, the first in `kept`.
+/// Returns the most similar of the rows that the ranks have found; of equal ones, the first in
+/// `kept`.
 fn best_of_ranks(
     own: &[Option<NearestKept>],
     kept: &[u32],
@@ -184,11 +190,12 @@ fn best_of_ranks(
         let words: Vec<u32> = bytemuck::pod_collect_to_vec(&part);
         for (best, pair) in best.iter_mut().zip(words.chunks_exact(2)) {
             let found = NearestKept { row: pair[0], similarity: f32::from_bits(pair[1]) };
-            let is_better = |best: NearestKept| {
-                let order = found.similarity.total_cmp(&best.similarity);
-                order.then(place[&best.row].cmp(&place[&found.row])).is_gt()
-            };
-            if found.row != u32::MAX && best.is_none_or(is_better) {
+            if found.row != u32::MAX
+                && best.is_none_or(|best| {
+                    let order = found.similarity.total_cmp(&best.similarity);
+                    order.then(place[&best.row].cmp(&place[&found.row])).is_gt()
+                })
+            {
                 *best = Some(found);
             }
         }
@@ -240,7 +247,8 @@ mod tests {
         );
     }
 
-    /// Rows of later blocks are compared with kept ones of earlier blocks, as a loop over all pairs does.
+    /// Rows of later blocks are compared with kept ones of earlier blocks, as a loop over all pairs
+    /// does.
     #[test]
     fn blocks_give_what_a_loop_over_pairs_gives() {
         const D: usize = 16;

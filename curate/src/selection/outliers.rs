@@ -17,8 +17,8 @@ use crate::{CurateError, Progress};
 /// Number of rows that are compared before progress is told.
 const STRIDE: usize = 8192;
 
-/// Returns the mean cosine similarity of each of `rows`, of unit length, to the `k` most similar others of its cell, or to all others if
-/// there are fewer; 0 for a row that is alone in its cell.
+/// Returns the mean cosine similarity of each of `rows`, of unit length, to the `k` most similar
+/// others of its cell, or to all others if there are fewer; 0 for a row that is alone in its cell.
 ///
 /// # Errors
 /// [`CurateError::Ranks`].
@@ -29,7 +29,8 @@ pub fn mean_similarities(
     ranks: &Communicator,
     progress: &dyn Progress,
 ) -> Result<Vec<f32>, CurateError> {
-    let (n, topology) = (rows.len(), ranks.topology());
+    let n = rows.len();
+    let topology = ranks.topology();
     progress.begins("neighbors", n as u64);
     let mut own: Vec<(u32, f32)> = Vec::new();
     match cells.rows() {

@@ -1,5 +1,6 @@
-//! Retrieval of images like given ones, as DINOv2 built LVD-142M (Oquab et al. 2023, section 3): the nearest images of each query where
-//! queries are many, images out of the queries' clusters where they are few.
+//! Retrieval of images like given ones, as DINOv2 built LVD-142M (Oquab et al. 2023, section 3):
+//! the nearest images of each query where queries are many, images out of the queries' clusters
+//! where they are few.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -13,7 +14,8 @@ use crate::draw::Draw;
 use crate::rows::{SelectedRows, part_in_blocks};
 use crate::{CurateError, Progress};
 
-/// Number of rows of a block. Rows that are compared in whole blocks have the same similarities, bit by bit, as when all rows are compared at once.
+/// Number of rows of a block. Rows that are compared in whole blocks have the same similarities,
+/// bit by bit, as when all rows are compared at once.
 pub const BLOCK_ROWS: usize = CANDIDATE_BLOCK_ROWS;
 
 /// Number of queries that are searched for before progress is told.
@@ -31,8 +33,9 @@ pub struct Retrieved {
     pub similarity: f32,
 }
 
-/// Returns the rows that are among the `k` most similar ones of some query, in their order, each with the query that is most similar to
-/// it: the first of several that are equally similar. Rows and queries have unit length. Each rank compares its part of the rows.
+/// Returns the rows that are among the `k` most similar ones of some query, in their order, each
+/// with the query that is most similar to it: the first of several that are equally similar. Rows
+/// and queries have unit length. Each rank compares its part of the rows.
 ///
 /// # Errors
 /// [`CurateError::Widths`] and [`CurateError::Ranks`].
@@ -53,8 +56,9 @@ pub fn nearest_images(
     Ok(nearest.into_rows())
 }
 
-/// Returns the `k` most similar rows of each query among the rows of `blocks`, a range of the [`n_blocks`] blocks of all rows. The results
-/// of all blocks, passed to [`join_nearest`], give the result of [`nearest_images`].
+/// Returns the `k` most similar rows of each query among the rows of `blocks`, a range of the
+/// [`n_blocks`] blocks of all rows. The results of all blocks, passed to [`join_nearest`], give the
+/// result of [`nearest_images`].
 ///
 /// # Errors
 /// [`CurateError::Widths`].
@@ -73,15 +77,16 @@ pub fn nearest_in_blocks(
     Ok(found)
 }
 
-/// Returns the result of [`nearest_images`], given the results of [`nearest_in_blocks`] for all blocks.
+/// Returns the result of [`nearest_images`], given the results of [`nearest_in_blocks`] for all
+/// blocks.
 pub fn join_nearest(found: Vec<Retrieved>, k: usize) -> Vec<Retrieved> {
     let mut nearest = Nearest::default();
     nearest.add(nearest_of_queries(found, k));
     nearest.into_rows()
 }
 
-/// Returns the most similar of `others` for each of `rows`, which both have unit length; `query` is the number of the other row. Each rank
-/// compares its part of the rows.
+/// Returns the most similar of `others` for each of `rows`, which both have unit length; `query` is
+/// the number of the other row. Each rank compares its part of the rows.
 ///
 /// # Errors
 /// [`CurateError::Widths`] and [`CurateError::Ranks`].
@@ -96,7 +101,8 @@ pub fn most_similar(
     of_all_ranks(&most_similar_in_part(rows, part, others, progress)?, ranks)
 }
 
-/// Returns the result of [`most_similar`] for the rows of `blocks` alone, a range of the [`n_blocks`] blocks of all rows.
+/// Returns the result of [`most_similar`] for the rows of `blocks` alone, a range of the
+/// [`n_blocks`] blocks of all rows.
 ///
 /// # Errors
 /// [`CurateError::Widths`].
@@ -109,8 +115,9 @@ pub fn most_similar_in_blocks(
     most_similar_in_part(rows, rows_of_blocks(rows.len(), blocks), others, progress)
 }
 
-/// Returns up to `n` random rows of each cluster that holds a query, for each query in it, in their order, each with the most similar
-/// query of its cluster. `centers` are those of the clusters, and `clusters` holds the one of each row.
+/// Returns up to `n` random rows of each cluster that holds a query, for each query in it, in their
+/// order, each with the most similar query of its cluster. `centers` are those of the clusters, and
+/// `clusters` holds the one of each row.
 ///
 /// # Errors
 /// [`CurateError::Widths`].
@@ -169,7 +176,8 @@ struct Nearest {
 }
 
 impl Nearest {
-    /// Adds rows that were retrieved for further queries, in the order of the queries: of equally similar ones, the first is kept.
+    /// Adds rows that were retrieved for further queries, in the order of the queries: of equally
+    /// similar ones, the first is kept.
     fn add(&mut self, found: Vec<Retrieved>) {
         for one in found {
             let entry = self.by_row.entry(one.row).or_insert(one);
@@ -184,7 +192,8 @@ impl Nearest {
     }
 }
 
-/// Finds the `k` most similar rows of each query among the rows `part`, and passes them to `take`, some queries at a time.
+/// Finds the `k` most similar rows of each query among the rows `part`, and passes them to `take`,
+/// some queries at a time.
 fn nearest_in_part(
     rows: &dyn Rows,
     part: Range<usize>,
@@ -201,9 +210,9 @@ fn nearest_in_part(
     for block in numbers.chunks(STRIDE) {
         let found = nearest_rows(&rows, &SelectedRows::new(queries, block), k, false);
         let of_query = |(query, near): (&u32, Vec<(u32, f32)>)| -> Vec<Retrieved> {
-            let retrieved =
-                |(row, similarity)| Retrieved { row: part[row as usize], query: *query, similarity };
-            near.into_iter().map(retrieved).collect()
+            near.into_iter()
+                .map(|(row, similarity)| Retrieved { row: part[row as usize], query: *query, similarity })
+                .collect()
         };
         take(block.iter().zip(found).flat_map(of_query).collect())?;
         progress.advances(block.len() as u64);
@@ -233,12 +242,12 @@ fn most_similar_in_part(
     Ok(found)
 }
 
-/// Returns the `k` most similar rows of each query, those with the lowest numbers where several are equally similar, in the order of the queries.
+/// Returns the `k` most similar rows of each query, those with the lowest numbers where several are
+/// equally similar, in the order of the queries.
 fn nearest_of_queries(mut found: Vec<Retrieved>, k: usize) -> Vec<Retrieved> {
-    let nearest_first = |a: &Retrieved, b: &Retrieved| {
+    found.sort_unstable_by(|a, b| {
         a.query.cmp(&b.query).then(b.similarity.total_cmp(&a.similarity)).then(a.row.cmp(&b.row))
-    };
-    found.sort_unstable_by(nearest_first);
+    });
     found.chunk_by(|a, b| a.query == b.query).flat_map(|of_query| of_query.iter().take(k)).copied().collect()
 }
 
@@ -253,9 +262,10 @@ fn of_all_ranks(own: &[Retrieved], ranks: &Communicator) -> Result<Vec<Retrieved
 }
 
 fn check_widths(rows: &dyn Rows, queries: &dyn Rows) -> Result<(), CurateError> {
-    match rows.width() == queries.width() {
-        true => Ok(()),
-        false => Err(CurateError::Widths { width: queries.width(), other: rows.width() }),
+    if rows.width() == queries.width() {
+        Ok(())
+    } else {
+        Err(CurateError::Widths { width: queries.width(), other: rows.width() })
     }
 }
 
@@ -282,7 +292,8 @@ mod tests {
         assert!(error.contains("rows of 1") && error.contains("rows of 2"), "{error}");
     }
 
-    /// Blocks in any division give what all rows give, with equally similar rows in different blocks, and more images asked for than a block has.
+    /// Blocks in any division give what all rows give, with equally similar rows in different
+    /// blocks, and more images asked for than a block has.
     #[test]
     fn blocks_are_joined() {
         let draw = Draw::new(0, "test");
@@ -294,7 +305,8 @@ mod tests {
         // Enough columns for sums whose rounding depends on the rows that are multiplied together.
         const D: usize = 600;
         let values: Vec<f32> = (0..D * 2060).map(|i| draw.uniform(i as u64) as f32 - 0.5).collect();
-        let (all, queries) = (rows(D, &values), rows(D, &values[D * 2000..]));
+        let all = rows(D, &values);
+        let queries = rows(D, &values[D * 2000..]);
         assert_blocks_are_joined(&all, &queries, &[1, 7, 1500]);
     }
 

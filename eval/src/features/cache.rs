@@ -1,7 +1,8 @@
-//! Cache of features on disk, keyed by the weights, the images and the transform; probes memory-map its files.
+//! Cache of features on disk, keyed by the weights, the images and the transform; probes memory-map
+//! its files.
 //!
-//! `<name>.f32` holds the rows, `<name>.json` their description. The JSON is written last: without it there is no
-//! entry. The least recently used entries are evicted first.
+//! `<name>.f32` holds the rows, `<name>.json` their description. The JSON is written last: without
+//! it there is no entry. The least recently used entries are evicted first.
 
 use std::fs::{self, File};
 use std::io::{BufWriter, Write};
@@ -65,7 +66,8 @@ impl CacheEntry {
             && fs::metadata(path).is_ok_and(|about| about.len() == len)
     }
 
-    /// Reads the description of the rows at `path`; `None` if it is missing or does not match the rows and `images`.
+    /// Reads the description of the rows at `path`; `None` if it is missing or does not match the
+    /// rows and `images`.
     fn of(path: &Path, images: &ImageSet) -> Option<Self> {
         let entry: Self = serde_json::from_slice(&fs::read(path.with_extension("json")).ok()?).ok()?;
         entry.is_whole(path, images).then_some(entry)
@@ -73,7 +75,8 @@ impl CacheEntry {
 }
 
 impl FeatureCache {
-    /// Returns a cache in `folder` of at most `max_bytes`. The entry written last stays even if it is larger.
+    /// Returns a cache in `folder` of at most `max_bytes`. The entry written last stays even if it
+    /// is larger.
     pub fn new(folder: PathBuf, max_bytes: u64) -> Self {
         Self { folder, max_bytes }
     }
@@ -103,7 +106,8 @@ impl FeatureCache {
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let half = self.folder.join(format!("{name}.{}-{}.tmp", std::process::id(), now.as_nanos()));
         let mut out = BufWriter::with_capacity(1 << 20, File::create(&half).map_err(io("create", &half))?);
-        let (mut numbers, mut hash) = (Vec::new(), Xxh3::new());
+        let mut numbers = Vec::new();
+        let mut hash = Xxh3::new();
         let columns = extract(network, images, wanted, progress, |of_batch, values| {
             numbers.extend_from_slice(of_batch);
             hash.update(bytemuck::cast_slice(values));
@@ -120,7 +124,9 @@ impl FeatureCache {
         })?;
         let there: std::collections::HashSet<u32> = numbers.iter().copied().collect();
         let bad = (0..images.len() as u32).filter(|image| !there.contains(image)).collect();
-        let (n_rows, n_images, checksum) = (numbers.len(), images.len(), String::new());
+        let n_rows = numbers.len();
+        let n_images = images.len();
+        let checksum = String::new();
         let mut entry = CacheEntry { version: VERSION, columns, n_rows, bad, n_images, checksum };
         entry.checksum = entry.checksum(hash.digest());
         let json = rows.with_extension("json");
@@ -145,8 +151,8 @@ impl FeatureCache {
         Ok(open(&rows, images).is_some())
     }
 
-    /// Removes the least recently used entries, except `kept`, until the rest fits, and stale temporary files. Failures
-    /// to remove are ignored.
+    /// Removes the least recently used entries, except `kept`, until the rest fits, and stale
+    /// temporary files. Failures to remove are ignored.
     fn evict(&self, kept: &str) {
         let mut entries: Vec<(SystemTime, u64, PathBuf)> = Vec::new();
         for entry in fs::read_dir(&self.folder).into_iter().flatten().flatten() {
@@ -198,8 +204,8 @@ fn open(path: &Path, images: &ImageSet) -> Option<Table> {
     Some(Table::mapped(entry.columns, numbers, mapped))
 }
 
-/// Returns the rows of `images`, through the cache if there is one. If the cache cannot be read or written, as on a
-/// full disk, the rows are computed and kept in memory only.
+/// Returns the rows of `images`, through the cache if there is one. If the cache cannot be read or
+/// written, as on a full disk, the rows are computed and kept in memory only.
 ///
 /// # Errors
 /// Errors of [`extract`].

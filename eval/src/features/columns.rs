@@ -4,9 +4,10 @@
 //! [ level L-n+1 | … | level L-1 | level L | average ]
 //! ```
 //!
-//! A level is the class token after a block of a transformer, or the spatial mean after a stage of a convolutional
-//! network; the average is the mean patch token of the last level, present only if the network has a class token. The
-//! columns that a protocol concatenates are therefore contiguous.
+//! A level is the class token after a block of a transformer, or the spatial mean after a stage of
+//! a convolutional network; the average is the mean patch token of the last level, present only if
+//! the network has a class token. The columns that a protocol concatenates are therefore
+//! contiguous.
 
 use std::ops::Range;
 

@@ -42,12 +42,13 @@ impl Progress for NoProgress {
     fn seen(&self, _: usize) {}
 }
 
-/// Extracts the rows of `images` and passes them to `sink` in order, batch by batch: the indices of the images, `[b]`,
-/// and their rows, `[b, width]`.
+/// Extracts the rows of `images` and passes them to `sink` in order, batch by batch: the indices of
+/// the images, `[b]`, and their rows, `[b, width]`.
 ///
 /// # Errors
-/// [`EvalError::ImageSize`] if the network does not support images of this size, [`EvalError::NoImages`] if none can be
-/// decoded, [`EvalError::NotFinite`], [`EvalError::Data`] if a shard cannot be read, and errors of `sink`.
+/// [`EvalError::ImageSize`] if the network does not support images of this size,
+/// [`EvalError::NoImages`] if none can be decoded, [`EvalError::NotFinite`], [`EvalError::Data`] if
+/// a shard cannot be read, and errors of `sink`.
 pub fn extract(
     network: &Network,
     images: &ImageSet,
@@ -55,7 +56,8 @@ pub fn extract(
     progress: &dyn Progress,
     mut sink: impl FnMut(&[u32], &[f32]) -> Result<(), EvalError>,
 ) -> Result<Columns, EvalError> {
-    let (image_px, stride_px) = (images.transform.size_px as usize, network.model.stride_px());
+    let image_px = images.transform.size_px as usize;
+    let stride_px = network.model.stride_px();
     if image_px == 0 || !image_px.is_multiple_of(stride_px) {
         return Err(EvalError::ImageSize { image_px, stride_px });
     }
@@ -81,7 +83,8 @@ pub(crate) fn table(
     wanted: FeatureKind,
     progress: &dyn Progress,
 ) -> Result<Table, EvalError> {
-    let (mut numbers, mut rows) = (Vec::new(), Vec::new());
+    let mut numbers = Vec::new();
+    let mut rows = Vec::new();
     let columns = extract(network, images, wanted, progress, |of_batch, values| {
         numbers.extend_from_slice(of_batch);
         rows.extend_from_slice(values);
@@ -93,21 +96,24 @@ pub(crate) fn table(
 /// Returns the pixels, averaged down to at most 32 per side, as features: a baseline.
 ///
 /// # Errors
-/// [`EvalError::NoImages`] if no image can be decoded, [`EvalError::Data`] if a shard cannot be read.
+/// [`EvalError::NoImages`] if no image can be decoded, [`EvalError::Data`] if a shard cannot be
+/// read.
 pub fn pixels(images: &ImageSet) -> Result<Table, EvalError> {
     let size_px = images.transform.size_px as usize;
     let step = size_px.div_ceil(32);
     let format = images.format();
     let width = format.n_channels * (size_px / step).pow(2);
-    let (mut numbers, mut rows) = (Vec::new(), Vec::new());
+    let mut numbers = Vec::new();
+    let mut rows = Vec::new();
     each_batch(images, BATCH, &NoProgress, |of_batch, views| {
         numbers.extend_from_slice(of_batch);
         rows.extend(views.iter().flat_map(|view| pooled(view, format, [size_px, step])));
         Ok(())
     })?;
-    match numbers.is_empty() {
-        true => Err(EvalError::NoImages { split: images.name.clone(), n_samples: images.len() }),
-        false => Ok(Table::new(Columns { levels: vec![width], average: 0 }, numbers, rows)),
+    if numbers.is_empty() {
+        Err(EvalError::NoImages { split: images.name.clone(), n_samples: images.len() })
+    } else {
+        Ok(Table::new(Columns { levels: vec![width], average: 0 }, numbers, rows))
     }
 }
 
@@ -120,8 +126,8 @@ pub struct Attention {
     pub grid: [usize; 2],
 }
 
-/// Returns the attention of the class tokens of `views`, `[C, size, size]` as stored values; `None` if the backbone has no
-/// attention or no class token.
+/// Returns the attention of the class tokens of `views`, `[C, size, size]` as stored values; `None`
+/// if the backbone has no attention or no class token.
 pub fn attention_of(network: &Network, views: &[&[u8]], size_px: usize) -> Option<Attention> {
     let (weights, grid) = network.class_attention(views, size_px)?;
     let [b, h, n] = weights.dims();

@@ -1,4 +1,5 @@
-//! Memory-mapped files of numbers: pages that do not fit in memory are read again when they are needed.
+//! Memory-mapped files of numbers: pages that do not fit in memory are read again when they are
+//! needed.
 
 use std::fs::File;
 use std::ops::Range;
@@ -36,9 +37,10 @@ impl Mapped {
             // An empty file cannot be mapped.
             return Ok(Self { map: None, bytes: 0..0 });
         }
-        // SAFETY: files of the cache are written under another name, renamed and never changed afterwards; a removed file
-        // stays readable until it is unmapped. A user's file of features must not be changed while it is read, as
-        // ARCHITECTURE.md says. The map is read-only, so that nothing here writes through it.
+        // SAFETY: files of the cache are written under another name, renamed and never changed
+        // afterwards; a removed file stays readable until it is unmapped. A user's file of features
+        // must not be changed while it is read, as ARCHITECTURE.md says. The map is read-only, so
+        // that nothing here writes through it.
         #[allow(unsafe_code)]
         let map = unsafe { Mmap::map(&file)? };
         Ok(Self { map: Some(map), bytes: start..start + 4 * n })
@@ -46,7 +48,8 @@ impl Mapped {
 
     /// Returns the numbers.
     pub(crate) fn values(&self) -> &[f32] {
-        // A map starts at a page boundary, and its part at a multiple of 4 bytes, so that its numbers are aligned.
+        // A map starts at a page boundary, and its part at a multiple of 4 bytes, so that its
+        // numbers are aligned.
         self.map.as_deref().map_or(&[], |bytes| bytemuck::cast_slice(&bytes[self.bytes.clone()]))
     }
 

@@ -28,8 +28,8 @@ pub struct Check {
 }
 
 impl Check {
-    /// Compares two sets, whose classes must be numbered alike. Only images with equal lengths and short checks are
-    /// read.
+    /// Compares two sets, whose classes must be numbered alike. Only images with equal lengths and
+    /// short checks are read.
     ///
     /// # Errors
     /// [`EvalError::Data`] if an image cannot be read.
@@ -76,7 +76,8 @@ impl Check {
         found
     }
 
-    /// Returns the names of the classes with images in `there` but none in `here`; an empty string if there are none.
+    /// Returns the names of the classes with images in `there` but none in `here`; an empty string
+    /// if there are none.
     fn missing_from(&self, here: &[usize], there: &[usize]) -> String {
         let missing: Vec<&str> = (0..self.classes.len())
             .filter(|class| here[*class] == 0 && there[*class] > 0)
@@ -92,21 +93,26 @@ impl Check {
     }
 }
 
-/// Formats the counts, as in `train: 10 classes of 900 to 1100; test: 10 classes of 100; chance 10.0`.
+/// Formats the counts, as in `train: 10 classes of 900 to 1100; test: 10 classes of 100; chance
+/// 10.0`.
 impl std::fmt::Display for Check {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let range = |counts: &[usize]| {
             let there = || counts.iter().copied().filter(|n| *n > 0);
-            let (n, low, high) = (there().count(), there().min().unwrap_or(0), there().max().unwrap_or(0));
-            match low == high {
-                true => format!("{n} classes of {low}"),
-                false => format!("{n} classes of {low} to {high}"),
+            let n = there().count();
+            let low = there().min().unwrap_or(0);
+            let high = there().max().unwrap_or(0);
+            if low == high {
+                format!("{n} classes of {low}")
+            } else {
+                format!("{n} classes of {low} to {high}")
             }
         };
         write!(f, "train: {}; test: {}", range(&self.train), range(&self.test))?;
-        match self.is_multi_label {
-            true => write!(f, "; several classes an image"),
-            false => write!(f, "; chance {:.1}", self.chance()),
+        if self.is_multi_label {
+            write!(f, "; several classes an image")
+        } else {
+            write!(f, "; chance {:.1}", self.chance())
         }
     }
 }

@@ -58,8 +58,8 @@ impl Mask {
         [self.width_px, self.height_px]
     }
 
-    /// Returns the classes after `transform`, `[s, s]`, by nearest neighbor; pixels outside of the mask are
-    /// [`IGNORED`].
+    /// Returns the classes after `transform`, `[s, s]`, by nearest neighbor; pixels outside of the
+    /// mask are [`IGNORED`].
     pub(crate) fn seen(&self, transform: &Transform) -> Vec<u8> {
         let (resized_px, corner_px) = transform.place([self.width_px, self.height_px]);
         let source = |at: u32, corner: i64, resized: u32, source: u32| -> Option<u32> {

@@ -16,7 +16,8 @@ use augment::Transform;
 use mask::Mask;
 use source::Source;
 
-/// A set of images with their classes. Images are decoded on demand, so that a set may be larger than memory.
+/// A set of images with their classes. Images are decoded on demand, so that a set may be larger
+/// than memory.
 #[derive(Debug, Clone)]
 pub struct ImageSet {
     /// Transform applied to each image.
@@ -38,8 +39,8 @@ pub struct ImageSet {
 }
 
 impl ImageSet {
-    /// Opens all images of `source`. Classes are numbered in the order of their names: numbers first, by value, then
-    /// words.
+    /// Opens all images of `source`. Classes are numbered in the order of their names: numbers
+    /// first, by value, then words.
     ///
     /// # Errors
     /// [`EvalError::Data`] if a shard cannot be read.
@@ -53,8 +54,8 @@ impl ImageSet {
         Self::open_some(source, transform, rules, name, all)
     }
 
-    /// Opens `n` images that are evenly spread over `source`, or all if there are fewer, like [`ImageSet::open`]. The
-    /// classes of the other images are not read.
+    /// Opens `n` images that are evenly spread over `source`, or all if there are fewer, like
+    /// [`ImageSet::open`]. The classes of the other images are not read.
     ///
     /// # Errors
     /// [`EvalError::Data`] if a shard cannot be read.
@@ -65,7 +66,8 @@ impl ImageSet {
         name: impl Into<String>,
         n: u64,
     ) -> Result<Self, EvalError> {
-        let (all, n) = (source.len(), n.min(source.len()));
+        let all = source.len();
+        let n = n.min(source.len());
         let indices: Vec<u64> =
             (0..n).map(|i| (u128::from(i) * u128::from(all) / u128::from(n)) as u64).collect();
         let written = try_collect(indices.par_iter().map(|index| source.classes(*index)))?;
@@ -88,13 +90,17 @@ impl ImageSet {
         })
     }
 
-    /// Names the classes that samples state as numbers: class 3 has the fourth of `names`, if there are as many.
+    /// Names the classes that samples state as numbers: class 3 has the fourth of `names`, if there
+    /// are as many.
     pub fn named(mut self, names: &[String]) -> Self {
-        let name = |class: &String| {
-            let listed = class.parse().ok().and_then(|number: usize| names.get(number));
-            listed.unwrap_or(class).clone()
-        };
-        self.classes = self.stated.iter().map(name).collect();
+        self.classes = self
+            .stated
+            .iter()
+            .map(|class| {
+                let listed = class.parse().ok().and_then(|number: usize| names.get(number));
+                listed.unwrap_or(class).clone()
+            })
+            .collect();
         self
     }
 
@@ -108,9 +114,10 @@ impl ImageSet {
         // `keep` yields one value per image, so that the default is never used.
         self.indices.retain(|_| keep.next().unwrap_or_default());
         self.labels.retain(Option::is_some);
-        match self.indices.is_empty() {
-            true => Err(EvalError::NoLabels { split: self.name, n_samples }),
-            false => Ok(self),
+        if self.indices.is_empty() {
+            Err(EvalError::NoLabels { split: self.name, n_samples })
+        } else {
+            Ok(self)
         }
     }
 
@@ -125,13 +132,15 @@ impl ImageSet {
 
     /// Returns `n` images that are evenly spread over the set, or all if there are fewer.
     pub fn spread(&self, n: usize) -> Self {
-        let (all, n) = (self.len(), n.min(self.len()));
+        let all = self.len();
+        let n = n.min(self.len());
         let taken = || (0..n).map(|i| i * all / n);
         let indices = taken().map(|i| self.indices[i]).collect();
         Self { indices, labels: taken().map(|i| self.labels[i]).collect(), ..self.clone() }
     }
 
-    /// Renumbers the classes of several sets by the union of their classes. A class that has a name in one set has it in all.
+    /// Renumbers the classes of several sets by the union of their classes. A class that has a name
+    /// in one set has it in all.
     ///
     /// # Errors
     /// [`EvalError::ClassNames`] if two sets have different names for a class.
@@ -142,7 +151,8 @@ impl ImageSet {
                 let (other, split) =
                     named.entry(class.clone()).or_insert_with(|| (name.clone(), set.name.clone()));
                 if other != name {
-                    let (class, names) = (class.clone(), [other.clone(), name.clone()]);
+                    let class = class.clone();
+                    let names = [other.clone(), name.clone()];
                     return Err(EvalError::ClassNames {
                         class,
                         names,
@@ -158,8 +168,8 @@ impl ImageSet {
             for label in set.labels.iter_mut().flatten().chain(set.several.values_mut().flatten()) {
                 *label = moved[*label as usize];
             }
-            let name = |class: &String| named.get(class).map_or(class, |(name, _)| name).clone();
-            set.classes = all.iter().map(name).collect();
+            set.classes =
+                all.iter().map(|class| named.get(class).map_or(class, |(name, _)| name).clone()).collect();
             set.stated.clone_from(&all);
         }
         Ok(())
@@ -188,10 +198,12 @@ impl ImageSet {
         }
     }
 
-    /// Returns the classes of image `i`'s pixels after the transform, `[s, s]`; `None` if it has no mask.
+    /// Returns the classes of image `i`'s pixels after the transform, `[s, s]`; `None` if it has no
+    /// mask.
     ///
     /// # Errors
-    /// [`EvalError::Mask`] if the mask cannot be decoded, [`EvalError::Data`] if a shard cannot be read.
+    /// [`EvalError::Mask`] if the mask cannot be decoded, [`EvalError::Data`] if a shard cannot be
+    /// read.
     pub(crate) fn mask(&self, i: usize) -> Result<Option<Vec<u8>>, EvalError> {
         Ok(self.decoded_mask(i)?.map(|mask| mask.seen(&self.transform)))
     }
@@ -202,14 +214,13 @@ impl ImageSet {
     /// [`EvalError::Mask`] if the sizes differ, and errors of [`ImageSet::mask`].
     pub(crate) fn check_mask(&self, i: usize) -> Result<(), EvalError> {
         let (Some(mask), Some(image)) = (self.decoded_mask(i)?, self.decoded(i)?) else { return Ok(()) };
-        let ([width, height], mask) = (image.size_px(), mask.size_px());
-        match [width, height] == mask {
-            true => Ok(()),
-            false => {
-                let [of_mask, other] = mask;
-                Err(self
-                    .bad_mask(i, format!("it has {of_mask} x {other} pixels, its image {width} x {height}")))
-            }
+        let [width, height] = image.size_px();
+        let mask = mask.size_px();
+        if [width, height] == mask {
+            Ok(())
+        } else {
+            let [of_mask, other] = mask;
+            Err(self.bad_mask(i, format!("it has {of_mask} x {other} pixels, its image {width} x {height}")))
         }
     }
 
@@ -238,15 +249,18 @@ impl ImageSet {
         self.source.describe(self.indices[i])
     }
 
-    /// Returns image `i` after the transform as `[C, size, size]` stored values; `None` if it cannot be decoded.
+    /// Returns image `i` after the transform as `[C, size, size]` stored values; `None` if it
+    /// cannot be decoded.
     ///
     /// # Errors
-    /// [`EvalError::Data`] if it cannot be read: a score over the readable images only would be misleading.
+    /// [`EvalError::Data`] if it cannot be read: a score over the readable images only would be
+    /// misleading.
     pub fn image(&self, i: usize) -> Result<Option<Vec<u8>>, EvalError> {
         Ok(self.decoded(i)?.and_then(|image| self.transform.apply_to(&image).ok()))
     }
 
-    /// Returns a picture of image `i` for people after the transform, `[3, size, size]` as bytes; `None` if it cannot be decoded.
+    /// Returns a picture of image `i` for people after the transform, `[3, size, size]` as bytes;
+    /// `None` if it cannot be decoded.
     ///
     /// # Errors
     /// Errors of [`ImageSet::image`].
@@ -307,8 +321,8 @@ impl ImageSet {
         }
     }
 
-    /// Returns the views that `multicrop` makes of image `i`, by size, `[V, C, size, size]` each, drawn from `seed` and
-    /// `epoch`; `None` if it cannot be decoded.
+    /// Returns the views that `multicrop` makes of image `i`, by size, `[V, C, size, size]` each,
+    /// drawn from `seed` and `epoch`; `None` if it cannot be decoded.
     ///
     /// # Errors
     /// Errors of [`ImageSet::image`].
@@ -380,8 +394,10 @@ impl ClassName {
 /// Returns the distinct names in the order in which classes are numbered.
 fn ordered<'a>(names: impl Iterator<Item = &'a str>) -> Vec<String> {
     let distinct: BTreeSet<ClassName> = names.map(ClassName::of).collect();
-    let name = |class| match class {
-        ClassName::Number(_, name) | ClassName::Word(name) => name,
-    };
-    distinct.into_iter().map(name).collect()
+    distinct
+        .into_iter()
+        .map(|class| match class {
+            ClassName::Number(_, name) | ClassName::Word(name) => name,
+        })
+        .collect()
 }

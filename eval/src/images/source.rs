@@ -70,7 +70,8 @@ impl Source {
         match self {
             Self::Shards(dataset) => match dataset.read(SampleId(index)) {
                 Ok(sample) => Ok(Some(sample.image)),
-                // The sample itself is incomplete. Input errors are no property of the sample: they are returned.
+                // The sample itself is incomplete. Input errors are no property of the sample: they
+                // are returned.
                 Err(error) if error.is_sample_error() && !matches!(error, PipelineError::Io { .. }) => {
                     Ok(None)
                 }
@@ -106,8 +107,8 @@ impl Source {
         }
     }
 
-    /// Returns the length of the encoded image `index` in bytes, and the short check of its bytes, if known; `None` if
-    /// the image is missing.
+    /// Returns the length of the encoded image `index` in bytes, and the short check of its bytes,
+    /// if known; `None` if the image is missing.
     pub fn len_and_check(&self, index: u64) -> Option<(u64, Option<u16>)> {
         match self {
             Self::Shards(dataset) => dataset.image_check(SampleId(index)),

@@ -9,7 +9,8 @@ use kernels::rows::scale_to_unit_length;
 /// Computes the alignment of rows, `[n, n_views, D]`.
 pub(crate) fn alignment(rows: &[f32], n_views: usize, d: usize) -> f64 {
     let unit = unit_rows(rows, d);
-    let (mut sum, mut n_pairs) = (0.0, 0usize);
+    let mut sum = 0.0;
+    let mut n_pairs = 0usize;
     for views in unit.chunks_exact((n_views * d).max(1)) {
         for a in 0..n_views {
             for b in 0..a {

@@ -13,7 +13,8 @@ const RANGE: std::ops::RangeInclusive<usize> = 4..=100;
 pub(crate) fn alpha_req(rows: &[f32], d: usize) -> f64 {
     let mut eigenvalues = spectrum(second_moment(rows, &mean_of(rows, d)));
     let n = rows.len() / d.max(1);
-    // n centered rows span at most n - 1 directions, and eigenvalues below the rounding error of the largest are noise.
+    // n centered rows span at most n - 1 directions, and eigenvalues below the rounding error of
+    // the largest are noise.
     let floor = eigenvalues.first().map_or(0.0, |largest| largest * n.max(d) as f64 * f64::EPSILON);
     eigenvalues.truncate(n.saturating_sub(1));
     eigenvalues.retain(|value| *value > floor);
@@ -27,8 +28,11 @@ fn slope(eigenvalues: &[f64]) -> f64 {
         .map(|(i, value)| (-i.ln(), value.ln(), 1.0 / i))
         .collect();
     let sum = |of: &dyn Fn(&(f64, f64, f64)) -> f64| points.iter().map(of).sum::<f64>();
-    let (w, x, y) = (sum(&|p| p.2), sum(&|p| p.2 * p.0), sum(&|p| p.2 * p.1));
-    let (xx, xy) = (sum(&|p| p.2 * p.0 * p.0), sum(&|p| p.2 * p.0 * p.1));
+    let w = sum(&|p| p.2);
+    let x = sum(&|p| p.2 * p.0);
+    let y = sum(&|p| p.2 * p.1);
+    let xx = sum(&|p| p.2 * p.0 * p.0);
+    let xy = sum(&|p| p.2 * p.0 * p.1);
     let spread = w * xx - x * x;
     if points.len() < 2 || spread <= 0.0 { 0.0 } else { (w * xy - x * y) / spread }
 }
@@ -50,7 +54,8 @@ mod tests {
         let d = 64;
         let rows: Vec<f32> = (0..20 * d).map(|i| (i * 7919 % 1009) as f32 / 500.0 - 1.0).collect();
         let twice: Vec<f32> = [&rows[..], &rows[..]].concat();
-        let (once, twice) = (alpha_req(&rows, d), alpha_req(&twice, d));
+        let once = alpha_req(&rows, d);
+        let twice = alpha_req(&twice, d);
         assert!((once - twice).abs() < 1e-6 && once.abs() < 3.0, "{once} {twice}");
     }
 }

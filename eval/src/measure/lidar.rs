@@ -1,5 +1,5 @@
-//! LiDAR (Thilak et al. 2024): the effective rank of linear discriminant analysis with images as classes and views as
-//! their members.
+//! LiDAR (Thilak et al. 2024): the effective rank of linear discriminant analysis with images as
+//! classes and views as their members.
 //!
 //! ```text
 //! Σ_b = mean over images of (μ_x - μ)(μ_x - μ)ᵀ,   Σ_w = mean over views of (z - μ_x)(z - μ_x)ᵀ + δ I
@@ -22,7 +22,8 @@ pub(crate) fn lidar(rows: &[f32], n_views: usize, d: usize) -> f64 {
     if n < 2 {
         return 0.0;
     }
-    let (mut means, mut within_rows) = (Vec::with_capacity(n * d), Vec::with_capacity(rows.len()));
+    let mut means = Vec::with_capacity(n * d);
+    let mut within_rows = Vec::with_capacity(rows.len());
     for views in rows.chunks_exact(n_views * d) {
         let mean = mean_of(views, d);
         within_rows.extend(views.iter().enumerate().map(|(i, v)| (f64::from(*v) - mean[i % d]) as f32));
@@ -41,8 +42,8 @@ pub(crate) fn lidar(rows: &[f32], n_views: usize, d: usize) -> f64 {
 mod tests {
     use super::*;
 
-    /// Images lie along two axes, and views differ along a third: two directions distinguish images, however large the
-    /// variation along the third.
+    /// Images lie along two axes, and views differ along a third: two directions distinguish
+    /// images, however large the variation along the third.
     #[test]
     fn what_differs_between_views_does_not_count() {
         let mut rows = Vec::new();

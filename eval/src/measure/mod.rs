@@ -42,8 +42,8 @@ const IMAGES_PER_BATCH: usize = 8;
 /// Name and value of each measure, and a text on which values are better.
 pub type Measures = Vec<(&'static str, f64, &'static str)>;
 
-/// Computes the measures of `network` on `images`. Views are drawn like the first kind of crop in `multicrop`, the
-/// views of the pretraining.
+/// Computes the measures of `network` on `images`. Views are drawn like the first kind of crop in
+/// `multicrop`, the views of the pretraining.
 ///
 /// # Errors
 /// Errors of [`crate::extract`].
@@ -56,7 +56,8 @@ pub fn label_free(
 ) -> Result<Measures, EvalError> {
     let wanted = FeatureKind::Vectors { n_levels: 1, average: false };
     let seen = table(network, &images.spread(effort.n_images), wanted, progress)?;
-    let (rows, d) = (seen.rows(), seen.columns.width());
+    let rows = seen.rows();
+    let d = seen.columns.width();
     let views = views_of(network, &images.spread(effort.n_viewed), multicrop, effort.n_views, progress)?;
     Ok(vec![
         ("rankme", rankme::rankme(rows, d), "higher: directions that the features use"),

@@ -30,15 +30,16 @@ pub(crate) fn mean_of(rows: &[f32], d: usize) -> Vec<f64> {
     mean
 }
 
-/// Computes the eigenvalues of a positive semidefinite matrix in descending order. Values that are negative by rounding
-/// become 0.
+/// Computes the eigenvalues of a positive semidefinite matrix in descending order. Values that are
+/// negative by rounding become 0.
 pub(crate) fn spectrum(matrix: DMatrix<f64>) -> Vec<f64> {
     let mut values: Vec<f64> = matrix.symmetric_eigenvalues().iter().map(|v| v.max(0.0)).collect();
     values.sort_unstable_by(|a, b| b.total_cmp(a));
     values
 }
 
-/// Computes the effective number of `values`, the exponential of their entropy: exp(-Σ p ln p), p = v / Σ v + ε.
+/// Computes the effective number of `values`, the exponential of their entropy: exp(-Σ p ln p), p =
+/// v / Σ v + ε.
 pub(crate) fn effective_number(values: &[f64], epsilon: f64) -> f64 {
     let sum: f64 = values.iter().sum();
     if sum <= 0.0 {

@@ -11,8 +11,8 @@ use super::alignment::unit_rows;
 /// Maximum number of rows; all pairs of them are compared.
 const ROWS: usize = 2000;
 
-/// Computes the uniformity of rows of `d` numbers, on an evenly spread subset if there are many; 0 for fewer than two
-/// rows.
+/// Computes the uniformity of rows of `d` numbers, on an evenly spread subset if there are many; 0
+/// for fewer than two rows.
 pub(crate) fn uniformity(rows: &[f32], d: usize) -> f64 {
     let n_all = rows.len() / d;
     let n = n_all.min(ROWS);

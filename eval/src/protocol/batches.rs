@@ -24,7 +24,8 @@ pub(super) fn hold_out(set: &FeatureSet, parts: usize, seed: u64) -> (FeatureSet
     (set.select(fit.iter().copied()), set.select(held_out.iter().copied()))
 }
 
-/// Returns the factor of a learning rate with cosine decay to zero; `done` is the completed share of the training.
+/// Returns the factor of a learning rate with cosine decay to zero; `done` is the completed share
+/// of the training.
 pub(super) fn cosine(done: f32) -> f32 {
     0.5 * (1.0 + (std::f32::consts::PI * done).cos())
 }
@@ -130,8 +131,7 @@ pub(super) fn classified(
             all.extend(of_block);
         }
     });
-    let of_head = |predicted| Predictions::new(predicted, &test.labels, n_classes);
-    predicted.into_iter().map(of_head).collect()
+    predicted.into_iter().map(|predicted| Predictions::new(predicted, &test.labels, n_classes)).collect()
 }
 
 #[cfg(test)]

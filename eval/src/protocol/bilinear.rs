@@ -7,23 +7,29 @@
 /// Interpolation from a grid of g x g cells to s x s pixels, with any number of channels.
 pub(super) struct Bilinear {
     side: usize,
-    /// For each pixel along a side, the two cells that it is interpolated from, and the weight of the second.
+    /// For each pixel along a side, the two cells that it is interpolated from, and the weight of
+    /// the second.
     taps: Vec<(usize, usize, f32)>,
 }
 
 impl Bilinear {
     pub(super) fn new(side: usize, size_px: usize) -> Self {
-        let tap = |pixel: usize| {
-            let at = ((pixel as f32 + 0.5) * side as f32 / size_px as f32 - 0.5).max(0.0);
-            let first = (at as usize).min(side - 1);
-            (first, (first + 1).min(side - 1), at - first as f32)
-        };
-        Self { side, taps: (0..size_px).map(tap).collect() }
+        Self {
+            side,
+            taps: (0..size_px)
+                .map(|pixel: usize| {
+                    let at = ((pixel as f32 + 0.5) * side as f32 / size_px as f32 - 0.5).max(0.0);
+                    let first = (at as usize).min(side - 1);
+                    (first, (first + 1).min(side - 1), at - first as f32)
+                })
+                .collect(),
+        }
     }
 
     /// Interpolates cells, `[g·g, C]`, to pixels, `[s·s, C]`.
     pub(super) fn up(&self, cells: &[f32], n_channels: usize) -> Vec<f32> {
-        let (size_px, c) = (self.taps.len(), n_channels);
+        let size_px = self.taps.len();
+        let c = n_channels;
         let mut out = vec![0.0; size_px * size_px * c];
         let mut row = vec![0.0; self.side * c];
         for (y, (top, bottom, share)) in self.taps.iter().enumerate() {
@@ -33,7 +39,8 @@ impl Bilinear {
             }
             for (x, (left, right, share)) in self.taps.iter().enumerate() {
                 let pixel = &mut out[(y * size_px + x) * c..(y * size_px + x + 1) * c];
-                let (a, b) = (&row[left * c..(left + 1) * c], &row[right * c..(right + 1) * c]);
+                let a = &row[left * c..(left + 1) * c];
+                let b = &row[right * c..(right + 1) * c];
                 for ((out, a), b) in pixel.iter_mut().zip(a).zip(b) {
                     *out = a + share * (b - a);
                 }
@@ -44,7 +51,8 @@ impl Bilinear {
 
     /// Propagates gradients of pixels, `[s·s, C]`, back to gradients of cells, `[g·g, C]`.
     pub(super) fn down(&self, pixels: &[f32], n_channels: usize) -> Vec<f32> {
-        let (size_px, c) = (self.taps.len(), n_channels);
+        let size_px = self.taps.len();
+        let c = n_channels;
         let mut out = vec![0.0; self.side * self.side * c];
         let mut row = vec![0.0; self.side * c];
         for (y, (top, bottom, share)) in self.taps.iter().enumerate() {
@@ -69,8 +77,8 @@ impl Bilinear {
 mod tests {
     use super::*;
 
-    /// The expected values are those of `torch.nn.functional.interpolate(x, 4, mode="bilinear")` for x = [[0, 1], [2,
-    /// 3]].
+    /// The expected values are those of `torch.nn.functional.interpolate(x, 4, mode="bilinear")`
+    /// for x = [[0, 1], [2, 3]].
     #[test]
     fn it_is_that_of_pytorch() {
         let up = Bilinear::new(2, 4).up(&[0.0, 1.0, 2.0, 3.0], 1);
@@ -88,7 +96,8 @@ mod tests {
         let (cells, pixels): (Vec<f32>, Vec<f32>) =
             ((0..18).map(value).collect(), (0..98).map(|i| value(i + 5)).collect());
         let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| f64::from(a * b)).sum::<f64>();
-        let (there, back) = (dot(&bilinear.up(&cells, 2), &pixels), dot(&cells, &bilinear.down(&pixels, 2)));
+        let there = dot(&bilinear.up(&cells, 2), &pixels);
+        let back = dot(&cells, &bilinear.down(&pixels, 2));
         assert!((there - back).abs() < 1e-4 * there.abs().max(1.0), "{there} {back}");
     }
 }

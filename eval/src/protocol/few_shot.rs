@@ -1,5 +1,6 @@
-//! Nearest neighbors among a few images of each class, like DINOv2's k-NN with `--n-per-class-list`: as many neighbors
-//! as shots, at most 20; one draw, as there, or the mean over several.
+//! Nearest neighbors among a few images of each class, like DINOv2's k-NN with
+//! `--n-per-class-list`: as many neighbors as shots, at most 20; one draw, as there, or the mean
+//! over several.
 
 use std::collections::BTreeMap;
 
@@ -60,8 +61,9 @@ impl Rules for FewShot {
 }
 
 impl FewShot {
-    /// Checks that every class among the `labels` of train has at least as many images as shots: otherwise the number
-    /// would not match its name. Classes missing from train altogether cause a warning elsewhere.
+    /// Checks that every class among the `labels` of train has at least as many images as shots:
+    /// otherwise the number would not match its name. Classes missing from train altogether cause a
+    /// warning elsewhere.
     ///
     /// # Errors
     /// [`EvalError::TooFewImages`] if a class has fewer.
@@ -75,10 +77,12 @@ impl FewShot {
         }
     }
 
-    /// Computes the number for `shots` images per class: the predictions of all draws, concatenated.
+    /// Computes the number for `shots` images per class: the predictions of all draws,
+    /// concatenated.
     fn of_shots(&self, task: &Task<'_>, shots: usize) -> Scored {
         let columns = task.train.layout().last(1);
-        let (train, test) = (task.train.columns(columns.clone()), task.test.columns(columns));
+        let train = task.train.columns(columns.clone());
+        let test = task.test.columns(columns);
         let k = vec![shots.min(self.neighbors)];
         let knn = Knn { k, temperature: self.temperature, leave_one_out: false };
         let mut all =

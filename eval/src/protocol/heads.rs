@@ -1,5 +1,5 @@
-//! Linear classifiers that are trained in parallel on the same batches: one for each learning rate and each choice of
-//! columns.
+//! Linear classifiers that are trained in parallel on the same batches: one for each learning rate
+//! and each choice of columns.
 //!
 //! ```text
 //! logits = x Wᵀ + b                     [B, H·C] for the H heads on the same columns, in one product
@@ -78,8 +78,8 @@ impl Heads {
             let parts = workers.len().min(rates.len());
             for part in 0..parts {
                 let range = part * rates.len() / parts..(part + 1) * rates.len() / parts;
-                // Every other group is assigned in reverse: workers with larger parts of one get smaller parts of the
-                // next.
+                // Every other group is assigned in reverse: workers with larger parts of one get
+                // smaller parts of the next.
                 let worker = if group % 2 == 0 { part } else { parts - 1 - part };
                 shares[worker].push(banks.len());
                 let first_head = group * rates.len() + range.start;
@@ -108,11 +108,14 @@ impl Heads {
             share.iter().filter_map(|i| Some((*i, banks[*i].take()?))).collect()
         };
         let inputs: Vec<_> = self.shares.iter().map(&mut take).collect();
-        let of_worker = |_: usize, share: Vec<(usize, &mut Bank)>| {
-            share.into_iter().map(|(i, bank)| (i, f(bank))).collect::<Vec<_>>()
-        };
-        let mut results: Vec<(usize, R)> =
-            self.workers.map(inputs, of_worker).into_iter().flatten().collect();
+        let mut results: Vec<(usize, R)> = self
+            .workers
+            .map(inputs, |_: usize, share| {
+                share.into_iter().map(|(i, bank)| (i, f(bank))).collect::<Vec<_>>()
+            })
+            .into_iter()
+            .flatten()
+            .collect();
         results.sort_by_key(|(i, _)| *i);
         results.into_iter().map(|(_, result)| result).collect()
     }
@@ -126,13 +129,15 @@ impl Bank {
         first_head: usize,
         descent: HeadTraining,
     ) -> Self {
-        let (n_rows, d) = (rates.len() * n_classes, columns.len());
+        let n_rows = rates.len() * n_classes;
+        let d = columns.len();
         let mut weight = Vec::with_capacity(n_rows * d);
         for head in 0..rates.len() {
             let mut rng = ViewRng::from_words([descent.seed, INIT_DOMAIN, (first_head + head) as u64, 0]);
-            match descent.init_std > 0.0 {
-                true => weight.extend((0..n_classes * d).map(|_| descent.init_std * rng.normal())),
-                false => weight.resize(weight.len() + n_classes * d, 0.0),
+            if descent.init_std > 0.0 {
+                weight.extend((0..n_classes * d).map(|_| descent.init_std * rng.normal()))
+            } else {
+                weight.resize(weight.len() + n_classes * d, 0.0)
             }
         }
         Self {
@@ -149,7 +154,9 @@ impl Bank {
 
     /// Computes the logits of `rows` into `scratch`, `[B, heads · classes]`.
     fn logits(&mut self, Rows { rows, width }: Rows<'_>) {
-        let (b, n, d) = (rows.len() / width, self.bias.len(), self.columns.len());
+        let b = rows.len() / width;
+        let n = self.bias.len();
+        let d = self.columns.len();
         self.scratch.clear();
         (0..b).for_each(|_| self.scratch.extend_from_slice(&self.bias));
         if b > 0 {
@@ -167,7 +174,9 @@ impl Bank {
 
     fn step(&mut self, batch: Rows<'_>, labels: &[u32], n_classes: usize, scale: f32) {
         self.logits(batch);
-        let (b, n, d) = (labels.len(), self.bias.len(), self.columns.len());
+        let b = labels.len();
+        let n = self.bias.len();
+        let d = self.columns.len();
         for (logits, label) in self.scratch.chunks_exact_mut(n).zip(labels) {
             for logits in logits.chunks_exact_mut(n_classes) {
                 softmax(logits);
@@ -216,7 +225,8 @@ mod tests {
         n_classes: usize,
         scale: f64,
     ) -> Vec<f64> {
-        let (d, b) = (bank.columns.len(), labels.len());
+        let d = bank.columns.len();
+        let b = labels.len();
         let x = |i: usize, c: usize| f64::from(batch.rows[i * batch.width + bank.columns.start + c]);
         let w = |class: usize, c: usize| f64::from(bank.weight[(head * n_classes + class) * d + c]);
         let bias = |class: usize| f64::from(bank.bias[head * n_classes + class]);
@@ -243,7 +253,9 @@ mod tests {
 
     #[test]
     fn a_step_is_that_of_the_formula_for_every_head() {
-        let (b, width, n_classes) = (5, 7, 3);
+        let b = 5;
+        let width = 7;
+        let n_classes = 3;
         let rows: Vec<f32> = (0..b * width).map(|i| ((i * 7919 % 100) as f32) / 50.0 - 1.0).collect();
         let labels: Vec<u32> = (0..b as u32).map(|i| i % 3).collect();
         let descent = HeadTraining { momentum: 0.9, init_std: 0.3, seed: 1 };
@@ -273,7 +285,8 @@ mod tests {
     fn predictions_come_by_head() {
         let descent = HeadTraining { momentum: 0.9, init_std: 0.0, seed: 0 };
         let mut heads = Heads::new(std::slice::from_ref(&(0..1)), &[1.0, 0.0], 2, descent);
-        // The first head learns the sign; the second has rate 0 and always predicts the first class.
+        // The first head learns the sign; the second has rate 0 and always predicts the first
+        // class.
         for _ in 0..20 {
             heads.step(Rows { rows: &[1.0, -1.0], width: 1 }, &[1, 0], 1.0);
         }

@@ -4,8 +4,8 @@
 //! s_i = x · x_i over rows of unit length; the k largest vote for their class with exp(s_i / T)
 //! ```
 //!
-//! If images have several classes, the score of a class is its share of the votes, and the number is the mean average
-//! precision (as in DINOv3's evaluation).
+//! If images have several classes, the score of a class is its share of the votes, and the number
+//! is the mean average precision (as in DINOv3's evaluation).
 
 use std::ops::Range;
 use std::sync::Once;
@@ -52,12 +52,11 @@ impl Rules for Knn {
         if self.leave_one_out {
             return "weighted as DINO's, among the test images themselves, each left out of its own".into();
         }
-        match numbers.iter().any(|scored| scored.outcome.measure() == "mAP") {
-            true => {
-                let as_theirs = as_published("DINOv3's", false, is_published);
-                format!("{as_theirs}, mean average precision over several classes")
-            }
-            false => as_published("DINO and DINOv2", true, is_published),
+        if numbers.iter().any(|scored| scored.outcome.measure() == "mAP") {
+            let as_theirs = as_published("DINOv3's", false, is_published);
+            format!("{as_theirs}, mean average precision over several classes")
+        } else {
+            as_published("DINO and DINOv2", true, is_published)
         }
     }
 
@@ -83,13 +82,15 @@ impl Knn {
         };
         let prefix = if self.leave_one_out { "knn_loo" } else { "knn" };
         let details = |k: usize| json!({ "k": k, "temperature": self.temperature });
-        let scored = |(k, outcome)| Scored {
-            metric: format!("{prefix}_{k}"),
-            outcome,
-            details: details(k),
-            counts: None,
-        };
-        found.into_iter().map(scored).collect()
+        found
+            .into_iter()
+            .map(|(k, outcome)| Scored {
+                metric: format!("{prefix}_{k}"),
+                outcome,
+                details: details(k),
+                counts: None,
+            })
+            .collect()
     }
 
     /// Returns the protocol with the numbers of neighbors that `n_train` images have, and tells
@@ -116,7 +117,8 @@ impl Knn {
         Self { k, ..self.clone() }
     }
 
-    /// Ranks the classes of `test` by the votes of `train` for each `k`, if images have several classes.
+    /// Ranks the classes of `test` by the votes of `train` for each `k`, if images have several
+    /// classes.
     fn rank(
         &self,
         sets: &Sets<'_>,
@@ -131,7 +133,8 @@ impl Knn {
         let truths: Vec<Vec<u32>> = (0..test.len()).map(|row| sets.test.labels(test.image(row))).collect();
         let shares = |near: &Vec<(u32, f32)>, k: usize| {
             let top = near.first().map_or(0.0, |(_, similarity)| f64::from(*similarity));
-            let (mut votes, mut sum) = (vec![0.0f64; n_classes], 0.0);
+            let mut votes = vec![0.0f64; n_classes];
+            let mut sum = 0.0;
             for (row, similarity) in near.iter().take(k) {
                 let vote = ((f64::from(*similarity) - top) / self.temperature).exp();
                 sum += vote;
@@ -139,11 +142,13 @@ impl Knn {
             }
             votes.into_iter().map(move |vote| (vote / f64::max(sum, f64::MIN_POSITIVE)) as f32)
         };
-        let ranked = |k: &usize| {
-            let scores: Vec<f32> = found.par_iter().flat_map_iter(|near| shares(near, *k)).collect();
-            (*k, Outcome::Ranked(Ranked::new(&scores, n_classes, &truths)))
-        };
-        self.k.iter().map(ranked).collect()
+        self.k
+            .iter()
+            .map(|k| {
+                let scores: Vec<f32> = found.par_iter().flat_map_iter(|near| shares(near, *k)).collect();
+                (*k, Outcome::Ranked(Ranked::new(&scores, n_classes, &truths)))
+            })
+            .collect()
     }
 
     /// Classifies `test` by the votes of `train` for each `k`.
@@ -155,17 +160,20 @@ impl Knn {
     ) -> Vec<(usize, Predictions)> {
         let most = self.k.iter().copied().max().unwrap_or_default();
         let found = neighbors(train, test, most, self.leave_one_out);
-        let classified = |k: &usize| {
-            let vote = |near: &Vec<(u32, f32)>| self.vote(near, *k, &train.labels, n_classes);
-            let predicted = found.par_iter().map(vote).collect();
-            (*k, Predictions::new(predicted, &test.labels, n_classes))
-        };
-        self.k.iter().map(classified).collect()
+        self.k
+            .iter()
+            .map(|k| {
+                let predicted =
+                    found.par_iter().map(|near| self.vote(near, *k, &train.labels, n_classes)).collect();
+                (*k, Predictions::new(predicted, &test.labels, n_classes))
+            })
+            .collect()
     }
 
     fn vote(&self, near: &[(u32, f32)], k: usize, labels: &[u32], n_classes: usize) -> u32 {
         let mut votes = vec![0.0f64; n_classes];
-        // Similarities relative to the nearest neighbor: no vote overflows, and the ranking is the same.
+        // Similarities relative to the nearest neighbor: no vote overflows, and the ranking is the
+        // same.
         let top = near.first().map_or(0.0, |(_, similarity)| f64::from(*similarity));
         for (row, similarity) in near.iter().take(k) {
             votes[labels[*row as usize] as usize] +=
@@ -175,8 +183,9 @@ impl Knn {
     }
 }
 
-/// Returns the `k` rows of `train` most similar to each row of `test`, best first, with their cosine similarities. Ties
-/// go to the lower index. With `leave_one_out`, both sets must be the same, and no row is its own neighbor.
+/// Returns the `k` rows of `train` most similar to each row of `test`, best first, with their
+/// cosine similarities. Ties go to the lower index. With `leave_one_out`, both sets must be the
+/// same, and no row is its own neighbor.
 pub fn neighbors(
     train: &FeatureSet,
     test: &FeatureSet,

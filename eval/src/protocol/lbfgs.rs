@@ -16,7 +16,8 @@ const SUFFICIENT_DECREASE: f64 = 1e-4;
 /// Curvature constant of the line search, c₂.
 const CURVATURE: f64 = 0.9;
 
-/// Maximum number of points that a line search tries. In floating point, both conditions may fail near the minimum.
+/// Maximum number of points that a line search tries. In floating point, both conditions may fail
+/// near the minimum.
 const MAX_LINE_SEARCH_POINTS: usize = 40;
 
 /// Stopping criteria.
@@ -24,8 +25,8 @@ const MAX_LINE_SEARCH_POINTS: usize = 40;
 pub(super) struct Limits {
     /// Stops once no component of the gradient is larger in magnitude.
     pub gradient: f64,
-    /// Stops once a step decreases the value by no more than this, relative to the largest of 1 and the values'
-    /// magnitudes.
+    /// Stops once a step decreases the value by no more than this, relative to the largest of 1 and
+    /// the values' magnitudes.
     pub descent: f64,
     /// Maximum number of steps.
     pub n_steps: usize,
@@ -78,7 +79,8 @@ struct Pair {
 impl Pair {
     fn of(x: &[f64], next: &[f64], gradient: &[f64], next_gradient: &[f64]) -> Self {
         let minus = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a - b).collect::<Vec<_>>();
-        let (s, y) = (minus(next, x), minus(next_gradient, gradient));
+        let s = minus(next, x);
+        let y = minus(next_gradient, gradient);
         let curvature = dot(&s, &y);
         Self { s, y, curvature }
     }
@@ -104,8 +106,8 @@ fn descent_direction(gradient: &[f64], pairs: &VecDeque<Pair>) -> Vec<f64> {
     q
 }
 
-/// Searches along the line until a point meets both conditions; returns the point of the smallest value among those
-/// tried that meet the first, with its value and gradient.
+/// Searches along the line until a point meets both conditions; returns the point of the smallest
+/// value among those tried that meet the first, with its value and gradient.
 fn search(
     x: &[f64],
     value: f64,
@@ -115,7 +117,9 @@ fn search(
     f: &impl Fn(&[f64]) -> Value,
 ) -> Option<(Vec<f64>, f64, Vec<f64>)> {
     let slope = dot(gradient, direction);
-    let (mut low, mut high, mut t) = (0.0, f64::INFINITY, first);
+    let mut low = 0.0;
+    let mut high = f64::INFINITY;
+    let mut t = first;
     let mut best: Option<(Vec<f64>, f64, Vec<f64>)> = None;
     for _ in 0..MAX_LINE_SEARCH_POINTS {
         let mut next = x.to_vec();
@@ -154,22 +158,21 @@ mod tests {
     #[test]
     fn a_stretched_bowl_is_left_at_its_bottom() {
         let scales: Vec<f64> = (0..30).map(|i| 10f64.powf(f64::from(i) / 10.0)).collect();
-        let bowl = |x: &[f64]| {
+        let (x, n_steps) = minimize(vec![0.0; 30], LIMITS, |x: &[f64]| {
             let value = x.iter().zip(&scales).map(|(x, s)| 0.5 * s * (x - 3.0).powi(2)).sum();
             (value, x.iter().zip(&scales).map(|(x, s)| s * (x - 3.0)).collect())
-        };
-        let (x, n_steps) = minimize(vec![0.0; 30], LIMITS, bowl);
+        });
         assert!(n_steps < 400 && x.iter().all(|x| (x - 3.0).abs() < 1e-9), "{n_steps} steps: {x:?}");
     }
 
     /// Rosenbrock's valley is not convex, and has one minimum.
     #[test]
     fn a_bent_valley_is_followed_to_its_end() {
-        let valley = |x: &[f64]| {
-            let (a, b) = (1.0 - x[0], x[1] - x[0] * x[0]);
+        let (x, n_steps) = minimize(vec![-1.2, 1.0], LIMITS, |x: &[f64]| {
+            let a = 1.0 - x[0];
+            let b = x[1] - x[0] * x[0];
             (a * a + 100.0 * b * b, vec![-2.0 * a - 400.0 * x[0] * b, 200.0 * b])
-        };
-        let (x, n_steps) = minimize(vec![-1.2, 1.0], LIMITS, valley);
+        });
         assert!(n_steps < 100 && (x[0] - 1.0).abs() < 1e-8 && (x[1] - 1.0).abs() < 1e-8, "{n_steps}: {x:?}");
     }
 }

@@ -1,4 +1,5 @@
-//! DINO's linear probe (Caron et al. 2021, `eval_linear.py`): one head on crops that are drawn anew in every epoch.
+//! DINO's linear probe (Caron et al. 2021, `eval_linear.py`): one head on crops that are drawn anew
+//! in every epoch.
 //!
 //! ```text
 //! x = class tokens of the last 4 blocks (ViT-S), or class token and mean patch token of the last block (ViT-B)
@@ -6,9 +7,9 @@
 //! SGD with momentum 0.9 and no weight decay, lr · B / 256, cosine to zero by epoch, W from N(0, 0.01²)
 //! ```
 //!
-//! The number is the accuracy after the last epoch; the authors' script prints the maximum over all epochs, which is
-//! chosen on the test set. A convolutional network has the spatial means of its last stages in place of class tokens;
-//! the authors use only the last stage (`levels` 1).
+//! The number is the accuracy after the last epoch; the authors' script prints the maximum over all
+//! epochs, which is chosen on the test set. A convolutional network has the spatial means of its
+//! last stages in place of class tokens; the authors use only the last stage (`levels` 1).
 
 use augment::Interpolation;
 use serde::{Deserialize, Serialize};
@@ -70,14 +71,15 @@ impl LinearDino {
     /// Computes the score on `task.test`.
     ///
     /// # Errors
-    /// [`EvalError::ImagesRequired`] if the task has features only, [`EvalError::Data`] if a shard cannot be read,
-    /// [`EvalError::NotFinite`].
+    /// [`EvalError::ImagesRequired`] if the task has features only, [`EvalError::Data`] if a shard
+    /// cannot be read, [`EvalError::NotFinite`].
     fn number(&self, task: &Task<'_>) -> Result<Scored, EvalError> {
         let views = task.views.ok_or(EvalError::ImagesRequired { protocol: NAME })?;
         let crops = views.crops(Interpolation::Bilinear);
-        let columns = match self.average {
-            true => task.test.layout().last_and_average(self.levels),
-            false => task.test.layout().last(self.levels),
+        let columns = if self.average {
+            task.test.layout().last_and_average(self.levels)
+        } else {
+            task.test.layout().last(self.levels)
         };
         let test = task.test.columns(columns.clone());
         let descent = HeadTraining { momentum: 0.9, init_std: 0.01, seed: task.seed };

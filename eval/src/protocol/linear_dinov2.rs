@@ -1,5 +1,5 @@
-//! DINOv2's linear probe (Oquab et al. 2023, `eval/linear.py`): 13 rates × {1, 4} levels × average {no, yes} = 52
-//! heads, trained in parallel.
+//! DINOv2's linear probe (Oquab et al. 2023, `eval/linear.py`): 13 rates × {1, 4} levels × average
+//! {no, yes} = 52 heads, trained in parallel.
 //!
 //! ```text
 //! x = class tokens of the last 1 or 4 blocks, with or without the mean patch token of the last;  W from N(0, 0.01²)
@@ -7,14 +7,15 @@
 //! SGD with momentum 0.9 and no weight decay, lr · B / 256, cosine to zero over all steps
 //! ```
 //!
-//! **The best head is chosen on the test set**, as published; [`super::linear_honest`] never chooses on it. The
-//! official code keys heads by their scaled rate with five decimals; if two rates print alike, the later head replaces
-//! the earlier one. With batches of 128, its default on one GPU, 48 of the 52 remain, and `linear-dinov2` does the
-//! same. A convolutional network has the spatial means of its last stages in place of class tokens, and no mean patch
-//! token: half as many heads.
+//! **The best head is chosen on the test set**, as published; [`super::linear_honest`] never
+//! chooses on it. The official code keys heads by their scaled rate with five decimals; if two
+//! rates print alike, the later head replaces the earlier one. With batches of 128, its default on
+//! one GPU, 48 of the 52 remain, and `linear-dinov2` does the same. A convolutional network has the
+//! spatial means of its last stages in place of class tokens, and no mean patch token: half as many
+//! heads.
 //!
-//! `linear-dinov2-features` is a cheap variant with its own name: all heads on features of the central square,
-//! extracted once. Its numbers do not compare with published ones.
+//! `linear-dinov2-features` is a cheap variant with its own name: all heads on features of the
+//! central square, extracted once. Its numbers do not compare with published ones.
 
 use augment::Interpolation;
 use serde::{Deserialize, Serialize};
@@ -114,13 +115,15 @@ fn n_heads(numbers: &[Scored]) -> usize {
 }
 
 impl LinearDinov2 {
-    /// Returns the rates that have a head: with [`HeadInput::Crops`], only the last of those that share a name in the
-    /// official code.
+    /// Returns the rates that have a head: with [`HeadInput::Crops`], only the last of those that
+    /// share a name in the official code.
     fn kept_rates(&self, sees: HeadInput) -> Vec<f64> {
         let name = |rate: &f64| format!("{:.5}", rate * self.batch as f64 / 256.0);
         let is_last = |i: usize| self.rates[i + 1..].iter().all(|later| name(later) != name(&self.rates[i]));
-        let is_kept = |i: &usize| sees == HeadInput::Features || is_last(*i);
-        (0..self.rates.len()).filter(is_kept).map(|i| self.rates[i]).collect()
+        (0..self.rates.len())
+            .filter(|i| sees == HeadInput::Features || is_last(*i))
+            .map(|i| self.rates[i])
+            .collect()
     }
 
     /// Describes the protocol for readers who compare numbers; `n_heads` is how many there were.
@@ -152,8 +155,8 @@ impl LinearDinov2 {
     /// Computes the score of the best head on `task.test`.
     ///
     /// # Errors
-    /// With [`HeadInput::Crops`]: [`EvalError::ImagesRequired`] if the task has features only, [`EvalError::Data`] if a shard
-    /// cannot be read, [`EvalError::NotFinite`].
+    /// With [`HeadInput::Crops`]: [`EvalError::ImagesRequired`] if the task has features only,
+    /// [`EvalError::Data`] if a shard cannot be read, [`EvalError::NotFinite`].
     fn number(&self, sees: HeadInput, task: &Task<'_>) -> Result<Scored, EvalError> {
         let layout = task.test.layout();
         let rates = self.kept_rates(sees);
@@ -202,7 +205,8 @@ impl LinearDinov2 {
         let batch = self.batch.max(1);
         let n_steps =
             self.epochs.map_or(self.iterations, |epochs| (epochs * views.len()).div_ceil(batch).max(1));
-        let (mut step, scale) = (0, batch as f32 / 256.0);
+        let mut step = 0;
+        let scale = batch as f32 / 256.0;
         task.progress.begins(NAME, n_steps);
         views.crops(Interpolation::Bicubic).stream(task.seed, batch, n_steps, &mut |table, labels| {
             let rows = Rows { rows: table.rows(), width: table.columns.width() };
@@ -218,7 +222,8 @@ impl LinearDinov2 {
         let batch = self.batch.max(1);
         let of_epoch = task.train.len().div_ceil(batch).max(1);
         let n_steps = self.epochs.map_or(self.iterations, |epochs| epochs * of_epoch);
-        let (mut step, scale) = (0, batch as f32 / 256.0);
+        let mut step = 0;
+        let scale = batch as f32 / 256.0;
         task.progress.begins(FEATURES_NAME, n_steps);
         let mut one = |rows: Rows<'_>, labels: &[u32]| {
             if step < n_steps {
@@ -245,8 +250,8 @@ mod tests {
     use crate::features::set::FeatureSet;
     use crate::features::table::Table;
 
-    /// Returns rows of two levels with two columns each and an average of two; only columns `informative` depend on the
-    /// class.
+    /// Returns rows of two levels with two columns each and an average of two; only columns
+    /// `informative` depend on the class.
     fn set(informative: std::ops::Range<usize>, n: usize, seed: u64) -> FeatureSet {
         let mut rng = ViewRng::from_words([seed, 0, 0, 0]);
         let mut rows = Vec::new();
@@ -284,7 +289,8 @@ mod tests {
             ..OnFeatures::default().0
         };
         for (informative, who) in [(0..2, [2, 2]), (2..4, [1, 2]), (4..6, [0, 0])] {
-            let (train, test) = (set(informative.clone(), 400, 1), set(informative.clone(), 400, 2));
+            let train = set(informative.clone(), 400, 1);
+            let test = set(informative.clone(), 400, 2);
             let task = Task {
                 train: &train,
                 test: &test,
@@ -298,8 +304,8 @@ mod tests {
             let heads = scored.details["heads"].as_array().unwrap();
             assert_eq!(heads.len(), 8);
             for head in heads.iter().filter(|head| head["rate"] == 0.1) {
-                let (levels, average) =
-                    (head["levels"].as_u64().unwrap(), head["average"].as_bool().unwrap());
+                let levels = head["levels"].as_u64().unwrap();
+                let average = head["average"].as_bool().unwrap();
                 let sees = if informative.start == 4 { average } else { who.contains(&levels) };
                 let accuracy = head["accuracy"].as_f64().unwrap();
                 assert_eq!(accuracy > 90.0, sees, "columns {informative:?}: {head}");

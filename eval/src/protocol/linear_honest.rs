@@ -1,4 +1,5 @@
-//! A linear probe whose learning rate is never chosen on the test set: softmax regression on standardized features.
+//! A linear probe whose learning rate is never chosen on the test set: softmax regression on
+//! standardized features.
 //!
 //! ```text
 //! x̂ = (x - mean) / std over train;  logits = W x̂ + b, one (W, b) per learning rate, from zero
@@ -57,7 +58,8 @@ impl LinearHonest {
     /// Computes the score on `task.test`.
     fn number(&self, task: &Task<'_>) -> Scored {
         let columns = task.train.layout().last(1);
-        let (train, test) = (task.train.columns(columns.clone()), task.test.columns(columns));
+        let train = task.train.columns(columns.clone());
+        let test = task.test.columns(columns);
         let (fit, held_out) = hold_out(&train, HELD_OUT, task.seed);
         let tried = self.fit(&fit, &held_out, &self.rates, task);
         let accuracies: Vec<f64> = tried.iter().map(Predictions::accuracy).collect();
@@ -101,8 +103,8 @@ mod tests {
     use super::*;
     use crate::features::extract::NoProgress;
 
-    /// Returns three linearly separable classes with a scale and shift that a probe can learn only after
-    /// standardization.
+    /// Returns three linearly separable classes with a scale and shift that a probe can learn only
+    /// after standardization.
     fn classes(n: usize, seed: u64) -> FeatureSet {
         let mut rng = ViewRng::from_words([seed, 0, 0, 0]);
         let mut rows = Vec::new();
@@ -121,7 +123,8 @@ mod tests {
 
     #[test]
     fn it_learns_what_is_separable_and_not_what_is_noise() {
-        let (train, test) = (classes(600, 1), classes(300, 2));
+        let train = classes(600, 1);
+        let test = classes(300, 2);
         assert!(accuracy(&train, &test) > 97.0);
         // With random training labels, the probe stays near chance on the true labels.
         let mut shuffled = train;

@@ -1,12 +1,13 @@
-//! Logistic regression on class tokens without normalization (the protocol of DINOv2 and DINOv3), solved to
-//! convergence.
+//! Logistic regression on class tokens without normalization (the protocol of DINOv2 and DINOv3),
+//! solved to convergence.
 //!
 //! ```text
 //! f(W, b) = (1/n) Σ -log softmax(W x + b)_y + ‖W‖² / (2 C n)              in f64; b is not penalized
 //! C is one of 45 from 10⁻⁶ to 10⁵, chosen on a held-out tenth of train; then W, b are fitted again on all of train
 //! ```
 //!
-//! The short side of images is resized to the side of the square, as in DINOv2's script, not to 256/224 of it.
+//! The short side of images is resized to the side of the square, as in DINOv2's script, not to
+//! 256/224 of it.
 
 use kernels::ops::gemm::{Mat, gemm};
 use rayon::prelude::*;
@@ -26,7 +27,8 @@ use augment::Transform;
 /// Held-out share of the rows: one in this many.
 const HELD_OUT: usize = 10;
 
-/// Number of parts of the sum over rows; fixed, so that results are the same on any number of cores.
+/// Number of parts of the sum over rows; fixed, so that results are the same on any number of
+/// cores.
 const PARTS: usize = 16;
 
 /// Number of rows converted to f64 at a time.
@@ -79,17 +81,21 @@ impl Logreg {
     /// Computes the score on `task.test`.
     fn number(&self, task: &Task<'_>) -> Scored {
         let columns = task.train.layout().last(1);
-        let (train, test) = (task.train.columns(columns.clone()), task.test.columns(columns));
+        let train = task.train.columns(columns.clone());
+        let test = task.test.columns(columns);
         let (fit, held_out) = hold_out(&train, HELD_OUT, task.seed);
         task.progress.begins("logreg", self.c.len());
-        let accuracy = |c: &f64| {
-            let accuracy = self.fit(&fit, task.n_classes, *c).classify(&held_out).accuracy();
-            task.progress.seen(1);
-            accuracy
-        };
         let accuracies: Vec<f64> = match self.c.len() {
             1 => vec![0.0],
-            _ => self.c.par_iter().map(accuracy).collect(),
+            _ => self
+                .c
+                .par_iter()
+                .map(|c| {
+                    let accuracy = self.fit(&fit, task.n_classes, *c).classify(&held_out).accuracy();
+                    task.progress.seen(1);
+                    accuracy
+                })
+                .collect(),
         };
         // The smallest C among equals: the simplest classifier.
         let best = (0..self.c.len()).rev().max_by(|a, b| accuracies[*a].total_cmp(&accuracies[*b]));
@@ -126,12 +132,14 @@ struct Regression {
 impl Regression {
     fn classify(&self, set: &FeatureSet) -> Predictions {
         let starts: Vec<usize> = (0..set.len()).step_by(BLOCK).collect();
-        let of_block = |start: &usize| {
-            let mut block = Block::default();
-            block.logits(set, *start..set.len().min(start + BLOCK), self.n_classes, &self.params);
-            largest(&block.logits, self.n_classes)
-        };
-        let predicted = starts.par_iter().flat_map_iter(of_block).collect();
+        let predicted = starts
+            .par_iter()
+            .flat_map_iter(|start| {
+                let mut block = Block::default();
+                block.logits(set, *start..set.len().min(start + BLOCK), self.n_classes, &self.params);
+                largest(&block.logits, self.n_classes)
+            })
+            .collect();
         Predictions::new(predicted, &set.labels, self.n_classes)
     }
 }
@@ -139,16 +147,19 @@ impl Regression {
 /// Computes f and its gradient at `params`.
 fn value(set: &FeatureSet, n_classes: usize, c: f64, params: &[f64]) -> Value {
     let n = set.len();
-    let part = |part: usize| {
-        let mut block = Block::default();
-        let (mut loss, mut gradient) = (0.0, vec![0.0; params.len()]);
-        let end = (part + 1) * n / PARTS;
-        for start in (part * n / PARTS..end).step_by(BLOCK) {
-            loss += block.add(set, start..end.min(start + BLOCK), n_classes, params, &mut gradient);
-        }
-        (loss, gradient)
-    };
-    let parts: Vec<Value> = (0..PARTS).into_par_iter().map(part).collect();
+    let parts: Vec<Value> = (0..PARTS)
+        .into_par_iter()
+        .map(|part: usize| {
+            let mut block = Block::default();
+            let mut loss = 0.0;
+            let mut gradient = vec![0.0; params.len()];
+            let end = (part + 1) * n / PARTS;
+            for start in (part * n / PARTS..end).step_by(BLOCK) {
+                loss += block.add(set, start..end.min(start + BLOCK), n_classes, params, &mut gradient);
+            }
+            (loss, gradient)
+        })
+        .collect();
     let n_weights = n_classes * set.width();
     let strength = 1.0 / (c * n as f64);
     let mut loss = 0.5 * strength * params[..n_weights].iter().map(|w| w * w).sum::<f64>();
@@ -171,13 +182,15 @@ struct Block {
 
 impl Block {
     fn logits(&mut self, set: &FeatureSet, range: std::ops::Range<usize>, n_classes: usize, params: &[f64]) {
-        let (b, d) = (range.len(), set.width());
+        let b = range.len();
+        let d = set.width();
         self.rows.clear();
         range.for_each(|i| self.rows.extend(set.row(i).iter().map(|v| f64::from(*v))));
         let (weight, bias) = params.split_at(n_classes * d);
         self.logits.clear();
         (0..b).for_each(|_| self.logits.extend_from_slice(bias));
-        let (x, w) = (Mat::rows(&self.rows, d), Mat::rows(weight, d).t());
+        let x = Mat::rows(&self.rows, d);
+        let w = Mat::rows(weight, d).t();
         gemm([b, d, n_classes], 1.0, x, w, 1.0, &mut self.logits, n_classes);
     }
 
@@ -191,7 +204,8 @@ impl Block {
         gradient: &mut [f64],
     ) -> f64 {
         self.logits(set, range.clone(), n_classes, params);
-        let (b, d) = (range.len(), set.width());
+        let b = range.len();
+        let d = set.width();
         let mut loss = 0.0;
         let (weights, biases) = gradient.split_at_mut(n_classes * d);
         for (logits, i) in self.logits.chunks_exact_mut(n_classes).zip(range) {
@@ -205,7 +219,8 @@ impl Block {
             logits[label] -= 1.0;
             biases.iter_mut().zip(&*logits).for_each(|(bias, error)| *bias += error);
         }
-        let (errors, x) = (Mat::rows(&self.logits, n_classes).t(), Mat::rows(&self.rows, d));
+        let errors = Mat::rows(&self.logits, n_classes).t();
+        let x = Mat::rows(&self.rows, d);
         gemm([n_classes, b, d], 1.0, errors, x, 1.0, weights, d);
         loss
     }

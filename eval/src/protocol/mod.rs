@@ -1,7 +1,7 @@
 //! Protocols that score features on labels, one file each.
 //!
-//! A new protocol is a file with a struct of settings that implements `Default` and [`Rules`], and one line in
-//! `registry`.
+//! A new protocol is a file with a struct of settings that implements `Default` and [`Rules`], and
+//! one line in `registry`.
 
 mod batches;
 mod bilinear;
@@ -32,8 +32,8 @@ pub(crate) trait Rules {
     /// Returns the features and classes that the protocol needs.
     fn needs(&self) -> Needs;
 
-    /// Describes `numbers`, which are this protocol's, and states which published numbers they compare with.
-    /// `is_published` is set if all settings are the published ones.
+    /// Describes `numbers`, which are this protocol's, and states which published numbers they
+    /// compare with. `is_published` is set if all settings are the published ones.
     fn in_words(&self, numbers: &[Scored], is_published: bool) -> String;
 
     /// Returns the transform of the protocol's script; `usual` is the default of evaluation.

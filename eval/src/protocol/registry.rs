@@ -11,7 +11,8 @@ use crate::EvalError;
 use crate::images::ImageSet;
 use augment::Transform;
 
-/// Declares [`Protocol`] with a variant for each protocol: its documentation, its name, and its settings.
+/// Declares [`Protocol`] with a variant for each protocol: its documentation, its name, and its
+/// settings.
 macro_rules! protocols {
     ($($(#[doc = $doc:expr])* $(#[cfg($cfg:meta)])? $variant:ident($settings:ty) => $name:literal,)*) => {
         /// A protocol with its settings.
@@ -27,7 +28,8 @@ macro_rules! protocols {
         }
 
         impl Protocol {
-            /// Returns every protocol with its default settings: the published ones, if there are any.
+            /// Returns every protocol with its default settings: the published ones, if there are
+            /// any.
             pub fn all() -> Vec<Self> {
                 vec![$($(#[cfg($cfg)])? Self::$variant(<$settings>::default()),)*]
             }
@@ -83,7 +85,8 @@ impl Protocol {
         })
     }
 
-    /// Describes `numbers`, which are this protocol's, and states which published numbers they compare with.
+    /// Describes `numbers`, which are this protocol's, and states which published numbers they
+    /// compare with.
     pub fn in_words(&self, numbers: &[Scored]) -> String {
         let is_published = Self::named(self.name()).as_ref() == Ok(self);
         self.rules().in_words(numbers, is_published)
@@ -98,12 +101,15 @@ impl Protocol {
         value
     }
 
-    /// Returns the protocol with the setting `key` at `value`. A single number for a list becomes a list of one.
+    /// Returns the protocol with the setting `key` at `value`. A single number for a list becomes a
+    /// list of one.
     ///
     /// # Errors
-    /// A message if there is no such setting, with the valid ones, or if the value has the wrong type or range.
+    /// A message if there is no such setting, with the valid ones, or if the value has the wrong
+    /// type or range.
     pub fn with(&self, key: &str, value: &Value) -> Result<Self, String> {
-        let (name, mut all) = (self.name(), json!(self));
+        let name = self.name();
+        let mut all = json!(self);
         let settings = self.settings();
         let Some(before) = settings.get(key) else {
             let keys: Vec<&String> = settings.as_object().into_iter().flat_map(|all| all.keys()).collect();

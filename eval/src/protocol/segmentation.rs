@@ -6,9 +6,9 @@
 //! loss = mean over pixels of -log softmax(logits)[class];    AdamW, cosine to zero
 //! ```
 //!
-//! Published numbers on ADE20k come from 512 px crops with flips, 40,000 steps, and sliding windows over whole images;
-//! here, images and masks go through the one transform of evaluation, without augmentation. Pixels of class 255 are
-//! ignored.
+//! Published numbers on ADE20k come from 512 px crops with flips, 40,000 steps, and sliding windows
+//! over whole images; here, images and masks go through the one transform of evaluation, without
+//! augmentation. Pixels of class 255 are ignored.
 
 use augment::ViewRng;
 use kernels::ops::gemm::{Mat, gemm};
@@ -83,8 +83,9 @@ impl Segmentation {
     /// Computes the score on the masks of test.
     ///
     /// # Errors
-    /// [`EvalError::ImagesRequired`] if the task has features only, [`EvalError::Mask`] if a mask cannot be decoded or differs
-    /// in size from its image, [`EvalError::NoMasks`], [`EvalError::OneClass`], and errors of [`features`].
+    /// [`EvalError::ImagesRequired`] if the task has features only, [`EvalError::Mask`] if a mask
+    /// cannot be decoded or differs in size from its image, [`EvalError::NoMasks`],
+    /// [`EvalError::OneClass`], and errors of [`features`].
     fn number(&self, task: &Task<'_>) -> Result<Scored, EvalError> {
         let sets = task.sets.ok_or(EvalError::ImagesRequired { protocol: NAME })?;
         let train = Patches::of(sets, sets.train, task)?;
@@ -112,7 +113,8 @@ impl Segmentation {
                 rows.par_iter().map(|row| head.confusion(&test, *row)).collect();
             counted?.iter().for_each(|confusion| found.add(confusion));
         }
-        let (n_train, n_test) = (train.masked.len(), test.masked.len());
+        let n_train = train.masked.len();
+        let n_test = test.masked.len();
         let counts = Counts { n_train, n_test, n_bad: train.n_bad() + test.n_bad() };
         Ok(Scored {
             metric: NAME.into(),
@@ -188,7 +190,9 @@ impl Head {
     /// Returns a layer of zeros that standardizes by the patches of `train`.
     fn new(train: &Patches<'_>, n_classes: usize) -> Self {
         let d = train.width();
-        let (mut sums, mut squares, mut n) = (vec![0.0f64; d], vec![0.0f64; d], 0.0f64);
+        let mut sums = vec![0.0f64; d];
+        let mut squares = vec![0.0f64; d];
+        let mut n = 0.0f64;
         for patch in train.masked.iter().flat_map(|row| train.table.row(*row).chunks_exact(d)) {
             n += 1.0;
             for ((sum, square), value) in sums.iter_mut().zip(&mut squares).zip(patch) {
@@ -216,13 +220,13 @@ impl Head {
     /// Standardizes the patches of a row, `[N, D]`.
     fn standardized(&self, row: &[f32]) -> Vec<f32> {
         let d = self.mean.len();
-        let value = |(i, value): (usize, &f32)| (value - self.mean[i % d]) * self.inverse[i % d];
-        row.iter().enumerate().map(value).collect()
+        row.iter().enumerate().map(|(i, value)| (value - self.mean[i % d]) * self.inverse[i % d]).collect()
     }
 
     /// Computes the logits of standardized patches, `[N, C]`.
     fn logits(&self, x: &[f32]) -> Vec<f32> {
-        let (c, d) = (self.n_classes, self.mean.len());
+        let c = self.n_classes;
+        let d = self.mean.len();
         let (weight, bias) = self.params.split_at(c * d);
         let n = x.len() / d;
         let mut out = bias.repeat(n);
@@ -262,7 +266,8 @@ impl Head {
 
     /// Computes the gradient of the summed loss of one image, and the number of pixels that count.
     fn gradient(&self, row: &[f32], mask: &[u8]) -> Result<(Vec<f32>, usize), EvalError> {
-        let (c, d) = (self.n_classes, self.mean.len());
+        let c = self.n_classes;
+        let d = self.mean.len();
         let x = self.standardized(row);
         let mut pixels = self.up.up(&self.logits(&x), c);
         let mut n_pixels = 0;
@@ -320,16 +325,22 @@ mod tests {
     /// Computes the summed cross-entropy of the pixels that count.
     fn loss(head: &Head, row: &[f32], mask: &[u8]) -> f64 {
         let pixels = head.up.up(&head.logits(&head.standardized(row)), head.n_classes);
-        let of_pixel = |(logits, class): (&[f32], &u8)| {
-            let sum: f64 = logits.iter().map(|v| f64::from(*v).exp()).sum();
-            if *class == IGNORED { 0.0 } else { sum.ln() - f64::from(logits[usize::from(*class)]) }
-        };
-        pixels.chunks_exact(head.n_classes).zip(mask).map(of_pixel).sum()
+        pixels
+            .chunks_exact(head.n_classes)
+            .zip(mask)
+            .map(|(logits, class)| {
+                let sum: f64 = logits.iter().map(|v| f64::from(*v).exp()).sum();
+                if *class == IGNORED { 0.0 } else { sum.ln() - f64::from(logits[usize::from(*class)]) }
+            })
+            .sum()
     }
 
     #[test]
     fn gradients_are_slopes_of_the_loss() {
-        let (c, d, side, size_px) = (3, 4, 2, 6);
+        let c = 3;
+        let d = 4;
+        let side = 2;
+        let size_px = 6;
         let mut head = head(c, d, side, size_px);
         let row: Vec<f32> = (0..side * side * d).map(|i| ((i * 29 % 23) as f32 - 11.0) / 8.0).collect();
         let mask: Vec<u8> =

@@ -23,8 +23,8 @@ pub struct Views<'a> {
     wanted: FeatureKind,
 }
 
-/// Random-resized crops and flips of images, with the defaults of torchvision's `RandomResizedCrop` and
-/// `RandomHorizontalFlip` except for the interpolation.
+/// Random-resized crops and flips of images, with the defaults of torchvision's `RandomResizedCrop`
+/// and `RandomHorizontalFlip` except for the interpolation.
 pub(super) struct Crops<'a> {
     of: &'a Views<'a>,
     multicrop: MultiCrop,
@@ -61,7 +61,8 @@ impl<'a> Views<'a> {
 }
 
 impl Crops<'_> {
-    /// Calls `f` with the features and the classes of each mini-batch of pass `epoch`; the last one may be smaller.
+    /// Calls `f` with the features and the classes of each mini-batch of pass `epoch`; the last one
+    /// may be smaller.
     pub(super) fn epoch(
         &self,
         seed: u64,
@@ -73,8 +74,8 @@ impl Crops<'_> {
         self.batches(seed, items.chunks(batch).map(<[Item]>::to_vec), f)
     }
 
-    /// Calls `f` with the features and the classes of `n_batches` mini-batches of `batch` images, which may span
-    /// passes.
+    /// Calls `f` with the features and the classes of `n_batches` mini-batches of `batch` images,
+    /// which may span passes.
     pub(super) fn stream(
         &self,
         seed: u64,
@@ -93,7 +94,8 @@ impl Crops<'_> {
         order.into_iter().map(move |number| (pass, number))
     }
 
-    /// Calls `f` with the features of each batch; the next one is decoded while the network computes.
+    /// Calls `f` with the features of each batch; the next one is decoded while the network
+    /// computes.
     fn batches(
         &self,
         seed: u64,
@@ -139,7 +141,8 @@ impl Crops<'_> {
     /// Computes the rows of `views`, in batches of the size that feature extraction uses.
     fn table(&self, numbers: Vec<u32>, views: &[Vec<u8>]) -> Result<Table, EvalError> {
         let size_px = self.of.images.transform.size_px as usize;
-        let (mut columns, mut rows) = (None, Vec::new());
+        let mut columns = None;
+        let mut rows = Vec::new();
         for views in views.chunks(batch_of(self.of.network, size_px)) {
             let views: Vec<&[u8]> = views.iter().map(Vec::as_slice).collect();
             let (found, of_views) = rows_of(self.of.network, &views, size_px, self.of.wanted);

@@ -1,4 +1,5 @@
-//! Bootstrap intervals (Efron 1979): the variation of a score over other test sets of the same size.
+//! Bootstrap intervals (Efron 1979): the variation of a score over other test sets of the same
+//! size.
 
 use augment::ViewRng;
 use rayon::prelude::*;
@@ -9,19 +10,22 @@ const DRAWS: u64 = 1000;
 /// RNG domain of the resampling, distinct from all other streams.
 const DOMAIN: u64 = 0x626f_6f74_0000_0000;
 
-/// Returns the bounds of the middle 95 % of `value` over test sets of `n` images drawn with replacement. `value`
-/// receives how often each image was drawn. The result is deterministic: the draws depend on `n` only.
+/// Returns the bounds of the middle 95 % of `value` over test sets of `n` images drawn with
+/// replacement. `value` receives how often each image was drawn. The result is deterministic: the
+/// draws depend on `n` only.
 pub(crate) fn interval(n: usize, value: impl Fn(&[u32]) -> f64 + Sync) -> [f64; 2] {
     if n == 0 {
         return [0.0; 2];
     }
-    let of_draw = |draw: u64| {
-        let mut rng = ViewRng::from_words([0, DOMAIN, draw, 0]);
-        let mut counts = vec![0; n];
-        (0..n).for_each(|_| counts[rng.below(n as u32) as usize] += 1);
-        value(&counts)
-    };
-    let mut values: Vec<f64> = (0..DRAWS).into_par_iter().map(of_draw).collect();
+    let mut values: Vec<f64> = (0..DRAWS)
+        .into_par_iter()
+        .map(|draw: u64| {
+            let mut rng = ViewRng::from_words([0, DOMAIN, draw, 0]);
+            let mut counts = vec![0; n];
+            (0..n).for_each(|_| counts[rng.below(n as u32) as usize] += 1);
+            value(&counts)
+        })
+        .collect();
     values.sort_unstable_by(f64::total_cmp);
     let at = |share: f64| values[((values.len() - 1) as f64 * share).round() as usize];
     [at(0.025), at(0.975)]
@@ -39,7 +43,8 @@ pub(crate) fn interval_of_mean(values: &[f64]) -> [f64; 2] {
 mod tests {
     use super::*;
 
-    /// The interval of the mean of 400 coin flips is about two standard deviations, 2 · 0.5 / 20, around a half.
+    /// The interval of the mean of 400 coin flips is about two standard deviations, 2 · 0.5 / 20,
+    /// around a half.
     #[test]
     fn coins_have_the_interval_of_the_normal_distribution() {
         let coins: Vec<f64> = (0..400).map(|i| f64::from(i % 2)).collect();

@@ -32,8 +32,8 @@ impl Predictions {
         100.0 * correct as f64 / self.labels.len().max(1) as f64
     }
 
-    /// Returns the 95 % bootstrap interval of the accuracy over test sets of this size, in percent. Images are
-    /// resampled, not tries.
+    /// Returns the 95 % bootstrap interval of the accuracy over test sets of this size, in percent.
+    /// Images are resampled, not tries.
     pub fn interval(&self) -> [f64; 2] {
         let mut of_image = vec![0.0; self.labels.len() / self.n_tries.max(1)];
         let n_images = of_image.len().max(1);
@@ -45,15 +45,19 @@ impl Predictions {
 
     /// Returns the accuracy of each class in percent; `None` for a class without rows.
     pub fn by_class(&self) -> Vec<Option<f64>> {
-        let of_class = |counts: (usize, &[u32])| {
-            let (class, counts) = counts;
-            let n: u32 = counts.iter().sum();
-            (n > 0).then(|| 100.0 * f64::from(counts[class]) / f64::from(n))
-        };
-        self.confusion().chunks_exact(self.n_classes).enumerate().map(of_class).collect()
+        self.confusion()
+            .chunks_exact(self.n_classes)
+            .enumerate()
+            .map(|counts| {
+                let (class, counts) = counts;
+                let n: u32 = counts.iter().sum();
+                (n > 0).then(|| 100.0 * f64::from(counts[class]) / f64::from(n))
+            })
+            .collect()
     }
 
-    /// Returns the number of rows by true class (rows) and predicted class (columns), `[classes, classes]`.
+    /// Returns the number of rows by true class (rows) and predicted class (columns), `[classes,
+    /// classes]`.
     pub fn confusion(&self) -> Vec<u32> {
         let mut counts = vec![0; self.n_classes * self.n_classes];
         for (predicted, label) in self.predicted.iter().zip(&self.labels) {
@@ -67,12 +71,14 @@ impl Predictions {
     }
 }
 
-/// Returns the class with the largest score of each row of `scores`, `[n, classes]`; the first among equals.
+/// Returns the class with the largest score of each row of `scores`, `[n, classes]`; the first
+/// among equals.
 pub(crate) fn largest<T: PartialOrd + Copy + Sync>(scores: &[T], n_classes: usize) -> Vec<u32> {
     scores.par_chunks_exact(n_classes).map(argmax).collect()
 }
 
-/// Returns the index of the largest score, the first among equals; 0 if there is none. NaN is never the largest.
+/// Returns the index of the largest score, the first among equals; 0 if there is none. NaN is never
+/// the largest.
 pub(crate) fn argmax<T: PartialOrd + Copy>(scores: &[T]) -> u32 {
     let mut best: Option<(usize, T)> = None;
     for (index, score) in scores.iter().enumerate() {

@@ -34,7 +34,8 @@ impl Outcome {
         }
     }
 
-    /// Returns the 95 % bootstrap interval of the percentage over test sets of this size, by resampling the images.
+    /// Returns the 95 % bootstrap interval of the percentage over test sets of this size, by
+    /// resampling the images.
     pub fn interval(&self) -> [f64; 2] {
         match self {
             Self::Predictions(found) => found.interval(),
@@ -52,8 +53,8 @@ impl Outcome {
         }
     }
 
-    /// Returns the number of images or pixels by true class (rows) and predicted class (columns), `[classes, classes]`;
-    /// `None` if images may have several classes.
+    /// Returns the number of images or pixels by true class (rows) and predicted class (columns),
+    /// `[classes, classes]`; `None` if images may have several classes.
     pub fn confusion(&self) -> Option<Vec<u64>> {
         match self {
             Self::Predictions(found) => Some(found.confusion().into_iter().map(u64::from).collect()),
@@ -71,8 +72,8 @@ impl Outcome {
         }
     }
 
-    /// Returns the `n` most frequent confusions: true class, predicted class, and number of images or pixels. Ties are
-    /// ordered by class.
+    /// Returns the `n` most frequent confusions: true class, predicted class, and number of images
+    /// or pixels. Ties are ordered by class.
     pub fn most_confused(&self, n: usize) -> Vec<(usize, usize, u64)> {
         let n_classes = self.n_classes();
         let counts = self.confusion().unwrap_or_default().into_iter().enumerate();

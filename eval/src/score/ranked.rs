@@ -5,8 +5,8 @@
 //! mAP   = mean of AP_c over the classes with at least one image
 //! ```
 //!
-//! P_t and R_t are precision and recall of "class c has a score of at least t", as in scikit-learn's
-//! `average_precision_score`: images of equal scores share one threshold.
+//! P_t and R_t are precision and recall of "class c has a score of at least t", as in
+//! scikit-learn's `average_precision_score`: images of equal scores share one threshold.
 
 use rayon::prelude::*;
 
@@ -15,7 +15,8 @@ use super::bootstrap;
 /// Class scores of the images of a test set.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Ranked {
-    /// For each class, the images by descending score: index of the image, its score, and whether it has the class.
+    /// For each class, the images by descending score: index of the image, its score, and whether
+    /// it has the class.
     classes: Vec<Vec<(u32, f32, bool)>>,
     n_images: usize,
 }
@@ -23,14 +24,21 @@ pub struct Ranked {
 impl Ranked {
     /// Returns the ranking by `scores`, `[n, classes]`, given the classes of each image.
     pub(crate) fn new(scores: &[f32], n_classes: usize, truths: &[Vec<u32>]) -> Self {
-        let of_class = |class: usize| {
-            let image =
-                |i: usize| (i as u32, scores[i * n_classes + class], truths[i].contains(&(class as u32)));
-            let mut images: Vec<_> = (0..truths.len()).map(image).collect();
-            images.sort_by(|a, b| b.1.total_cmp(&a.1));
-            images
-        };
-        Self { classes: (0..n_classes).into_par_iter().map(of_class).collect(), n_images: truths.len() }
+        Self {
+            classes: (0..n_classes)
+                .into_par_iter()
+                .map(|class: usize| {
+                    let mut images: Vec<_> = (0..truths.len())
+                        .map(|i: usize| {
+                            (i as u32, scores[i * n_classes + class], truths[i].contains(&(class as u32)))
+                        })
+                        .collect();
+                    images.sort_by(|a, b| b.1.total_cmp(&a.1));
+                    images
+                })
+                .collect(),
+            n_images: truths.len(),
+        }
     }
 
     /// Returns the number of classes.
@@ -61,10 +69,13 @@ impl Ranked {
     }
 }
 
-/// Returns the average precision in percent, counting image i `counts[i]` times; `None` if no counted image has the
-/// class.
+/// Returns the average precision in percent, counting image i `counts[i]` times; `None` if no
+/// counted image has the class.
 fn average_precision(images: &[(u32, f32, bool)], counts: &[u32]) -> Option<f64> {
-    let (mut seen, mut right, mut before, mut sum) = (0u64, 0u64, 0u64, 0.0);
+    let mut seen = 0u64;
+    let mut right = 0u64;
+    let mut before = 0u64;
+    let mut sum = 0.0;
     for (place, (image, score, has)) in images.iter().enumerate() {
         let count = u64::from(counts[*image as usize]);
         seen += count;

@@ -13,7 +13,8 @@ pub struct SegmentationCounts {
     n_classes: usize,
     /// Number of pixels by true and predicted class, `[classes, classes]`.
     confusion: Vec<u64>,
-    /// For each image, the classes in its truth or prediction: the class, and its correct, true and predicted pixels.
+    /// For each image, the classes in its truth or prediction: the class, and its correct, true and
+    /// predicted pixels.
     images: Vec<Vec<(u32, [u64; 3])>>,
 }
 
@@ -51,12 +52,14 @@ impl SegmentationCounts {
         bootstrap::interval(self.images.len(), |counts| self.mean(counts))
     }
 
-    /// Returns the intersection over union of each class in percent; `None` for a class without true pixels.
+    /// Returns the intersection over union of each class in percent; `None` for a class without
+    /// true pixels.
     pub fn by_class(&self) -> Vec<Option<f64>> {
         self.ious(&vec![1; self.images.len()])
     }
 
-    /// Returns the number of pixels by true class (rows) and predicted class (columns), `[classes, classes]`.
+    /// Returns the number of pixels by true class (rows) and predicted class (columns), `[classes,
+    /// classes]`.
     pub fn confusion(&self) -> &[u64] {
         &self.confusion
     }
@@ -69,10 +72,11 @@ impl SegmentationCounts {
                 sum.iter_mut().zip(pixels).for_each(|(sum, pixels)| *sum += pixels * u64::from(*count));
             }
         }
-        let iou = |[found, truth, predicted]: [u64; 3]| {
-            (truth > 0).then(|| 100.0 * found as f64 / (truth + predicted - found) as f64)
-        };
-        sums.into_iter().map(iou).collect()
+        sums.into_iter()
+            .map(|[found, truth, predicted]| {
+                (truth > 0).then(|| 100.0 * found as f64 / (truth + predicted - found) as f64)
+            })
+            .collect()
     }
 
     fn mean(&self, counts: &[u32]) -> f64 {

@@ -14,7 +14,8 @@ pub enum DeviceChoice {
     Cpu,
     /// An NVIDIA GPU: the one with this number, or, if `None`, the local rank's.
     Cuda(Option<usize>),
-    /// A GPU over Vulkan, Metal or WebGPU: the one with this number, or, if `None`, the local rank's.
+    /// A GPU over Vulkan, Metal or WebGPU: the one with this number, or, if `None`, the local
+    /// rank's.
     Wgpu(Option<usize>),
 }
 
@@ -27,7 +28,8 @@ pub struct Opened {
     pub kind: DeviceKind,
     /// Name for display: `cuda:0, NVIDIA H200`.
     pub name: String,
-    /// Free bytes of the device's own memory; `None` if it shares the host's, or does not report them.
+    /// Free bytes of the device's own memory; `None` if it shares the host's, or does not report
+    /// them.
     pub free_bytes: Option<u64>,
     /// Identifier of a GPU, unique across machines; zeros for a device without one.
     pub id: [u8; 16],
@@ -101,10 +103,12 @@ impl FromStr for DeviceChoice {
 }
 
 impl DeviceChoice {
-    /// Opens the device for the process with rank `local_rank` on its machine. Several ranks may share one.
+    /// Opens the device for the process with rank `local_rank` on its machine. Several ranks may
+    /// share one.
     ///
     /// # Errors
-    /// [`DeviceError`]; never for [`DeviceChoice::Auto`], which falls back to the CPU with the error in `fallback_error`.
+    /// [`DeviceError`]; never for [`DeviceChoice::Auto`], which falls back to the CPU with the
+    /// error in `fallback_error`.
     pub fn open(self, local_rank: usize) -> Result<Opened, DeviceError> {
         match self {
             Self::Auto => Ok(cuda(None, local_rank)
@@ -130,7 +134,8 @@ impl Opened {
     }
 }
 
-/// Returns the device number for the `local_rank`-th process: the one asked for, else round-robin over `n_devices`.
+/// Returns the device number for the `local_rank`-th process: the one asked for, else round-robin
+/// over `n_devices`.
 #[cfg(any(feature = "cuda", feature = "wgpu"))]
 fn device_index(
     kind: &'static str,

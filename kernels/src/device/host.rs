@@ -26,7 +26,8 @@ pub fn with_slice<R>(tensor: &Tensor<1>, f: impl FnOnce(&[f32]) -> R) -> R {
     f(&to_host(tensor.clone()))
 }
 
-/// Runs `f` on the bytes of the elements of `tensor`, f32 or bf16: on its own memory if it is on the host, else on a copy.
+/// Runs `f` on the bytes of the elements of `tensor`, f32 or bf16: on its own memory if it is on
+/// the host, else on a copy.
 pub fn with_bytes<R>(tensor: &Tensor<1>, f: impl FnOnce(&[u8]) -> R) -> R {
     if let Ok(flex) = tensor.clone().try_into_primitive::<Flex>() {
         let bytes = match flex.dtype() {
@@ -40,7 +41,8 @@ pub fn with_bytes<R>(tensor: &Tensor<1>, f: impl FnOnce(&[u8]) -> R) -> R {
     f(tensor.to_data().as_bytes())
 }
 
-/// Runs `f` on the elements of `tensor`, which keeps the changes: in place if it is on the host and not shared.
+/// Runs `f` on the elements of `tensor`, which keeps the changes: in place if it is on the host and
+/// not shared.
 pub fn on_host<R>(tensor: &mut Tensor<1>, f: impl FnOnce(&mut [f32]) -> R) -> R {
     let device = tensor.device();
     let taken = std::mem::replace(tensor, Tensor::zeros([1], &device));
@@ -51,7 +53,8 @@ pub fn on_host<R>(tensor: &mut Tensor<1>, f: impl FnOnce(&mut [f32]) -> R) -> R 
     result
 }
 
-/// Adds two flat tensors of the same length, in the memory of the first if it is on the host and not shared.
+/// Adds two flat tensors of the same length, in the memory of the first if it is on the host and
+/// not shared.
 pub fn add(mut a: Tensor<1>, b: Tensor<1>) -> Tensor<1> {
     if !(is_host(&a) && is_host(&b)) {
         return a + b;

@@ -19,9 +19,9 @@ pub fn read_back(tensor: Tensor<1>) -> Result<Vec<f32>, DeviceFailure> {
     data.try_into_vec::<f32>().map_err(|error| failure(&error))
 }
 
-/// Copies the elements of `tensors` to the host, and runs `meanwhile` before it waits for the copies:
-/// what that queues on a device runs behind them, so that the device has work while the host
-/// wakes up.
+/// Copies the elements of `tensors` to the host, and runs `meanwhile` before it waits for the
+/// copies: what that queues on a device runs behind them, so that the device has work while the
+/// host wakes up.
 ///
 /// # Errors
 /// [`DeviceFailure`]: any failure on the device until the copies.

@@ -1,7 +1,7 @@
 //! Worker threads that each compute a unit on a slice of the batch with single-threaded operations.
 //!
-//! On a CPU this is faster than threads inside operations: a slice stays in its core's cache, and there is
-//! one barrier per unit instead of one per operation.
+//! On a CPU this is faster than threads inside operations: a slice stays in its core's cache, and
+//! there is one barrier per unit instead of one per operation.
 
 use std::num::NonZero;
 use std::ops::Range;
@@ -9,34 +9,34 @@ use std::ops::Range;
 use burn_tensor::Device;
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
-/// Worker threads of a rank. Each is a rayon pool of one thread, so that operations inside it neither
-/// split nor wait.
+/// Worker threads of a rank. Each is a rayon pool of one thread, so that operations inside it
+/// neither split nor wait.
 pub struct Workers {
     /// Pools of one thread each; none if the calling thread does the work.
     pools: Vec<ThreadPool>,
 }
 
 impl Workers {
-    /// Starts `n` workers for the CPU. On any other device the calling thread launches all kernels: CubeCL has one
-    /// queue per thread, and queues need not wait for one another.
+    /// Starts `n` workers for the CPU. On any other device the calling thread launches all kernels:
+    /// CubeCL has one queue per thread, and queues need not wait for one another.
     pub fn on(device: &Device, n: usize) -> Self {
-        match *device == Device::flex() {
-            true => Self::new(n),
-            false => Self { pools: Vec::new() },
-        }
+        if *device == Device::flex() { Self::new(n) } else { Self { pools: Vec::new() } }
     }
 
     /// Starts `n` workers, at least one.
     pub fn new(n: usize) -> Self {
-        let pool = |i| {
-            ThreadPoolBuilder::new()
-                .num_threads(1)
-                .thread_name(move |_| format!("worker-{i}"))
-                .build()
-                // Starting a thread fails only when the process is out of them.
-                .expect("a thread can be started")
-        };
-        Self { pools: (0..n.max(1)).map(pool).collect() }
+        Self {
+            pools: (0..n.max(1))
+                .map(|i| {
+                    ThreadPoolBuilder::new()
+                        .num_threads(1)
+                        .thread_name(move |_| format!("worker-{i}"))
+                        .build()
+                        // Starting a thread fails only when the process is out of them.
+                        .expect("a thread can be started")
+                })
+                .collect(),
+        }
     }
 
     /// Returns the number of workers; the calling thread counts as one if there is no other.
@@ -49,13 +49,15 @@ impl Workers {
         self.pools.is_empty()
     }
 
-    /// Splits `n` items into ranges, one for each worker that gets any. Their lengths differ by one at most.
+    /// Splits `n` items into ranges, one for each worker that gets any. Their lengths differ by one
+    /// at most.
     pub fn slices(&self, n: usize) -> Vec<Range<usize>> {
         let parts = self.len().min(n);
         (0..parts).map(|i| i * n / parts..(i + 1) * n / parts).collect()
     }
 
-    /// Runs `task` on every input, each on its own worker, and waits for all; results are in the inputs' order.
+    /// Runs `task` on every input, each on its own worker, and waits for all; results are in the
+    /// inputs' order.
     ///
     /// # Panics
     /// If `task` panics, or there are more inputs than workers.

@@ -1,4 +1,5 @@
-//! Kernels in CUDA C++: compiled by NVRTC when they are first used, and launched on CubeCL's stream.
+//! Kernels in CUDA C++: compiled by NVRTC when they are first used, and launched on CubeCL's
+//! stream.
 
 #![allow(unsafe_code)]
 

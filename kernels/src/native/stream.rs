@@ -8,9 +8,11 @@
 //!
 //! Rules that the code below keeps:
 //!
-//! - The resolved streams are held until the work is queued: they make the stream wait for other threads that wrote a buffer.
-//! - Buffers that are written are declared, so that a failure taints them and whoever reads them, at last the read of the
-//!   loss, fails with its cause. A task whose inputs are tainted is skipped.
+//! - The resolved streams are held until the work is queued: they make the stream wait for other
+//!   threads that wrote a buffer.
+//! - Buffers that are written are declared, so that a failure taints them and whoever reads them,
+//!   at last the read of the loss, fails with its cause. A task whose inputs are tainted is
+//!   skipped.
 //! - A task returns its error: CubeCL only logs a panic.
 //! - Nothing is allocated or waited for in [`queue`].
 //!

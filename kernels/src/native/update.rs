@@ -238,9 +238,9 @@ struct UpdateJob {
 }
 
 impl UpdateKernels {
-    /// Returns the kernels for tensors like `tensor`: compiled once for each device. `None` where it
-    /// is not on an NVIDIA GPU, and where they cannot be compiled or have been found wrong, of which
-    /// there is a [notice](products::notices).
+    /// Returns the kernels for tensors like `tensor`: compiled once for each device. `None` where
+    /// it is not on an NVIDIA GPU, and where they cannot be compiled or have been found wrong, of
+    /// which there is a [notice](products::notices).
     pub fn on_device_of(tensor: &Tensor<1>) -> Option<Self> {
         let tensor = primitive(tensor)?;
         if !is_cuda(&tensor.client) {
@@ -289,8 +289,8 @@ impl UpdateKernels {
         let table = upload(like, &words);
         let mut first = 0;
         for (number, grads) in grads.chunks(MOST_UNITS).enumerate() {
-            let is_here = |block: &&Block| block.tensor / MOST_UNITS == number;
-            let n_blocks = blocks[first..].iter().take_while(is_here).count();
+            let n_blocks =
+                blocks[first..].iter().take_while(|block| block.tensor / MOST_UNITS == number).count();
             if n_blocks == 0 {
                 continue;
             }
@@ -302,22 +302,27 @@ impl UpdateKernels {
                 read.push(sums.handle.clone());
             }
             let module = Arc::clone(&self.module);
-            let work = move |stream: Stream<'_>| {
-                let addresses = stream.addresses;
-                let mut job = GradientsJob {
-                    grads: [0; MOST_UNITS],
-                    blocks: addresses[n_grads],
-                    sums: addresses[addresses.len() - 1],
-                    first: word(first),
-                };
-                job.grads[..n_grads].copy_from_slice(&addresses[..n_grads]);
-                let grid = Grid { n_blocks, n_threads: SUM_THREADS };
-                // SAFETY: `GradientsJob` is the kernel's argument; blocks lie within gradients, and
-                // there is a sum for each.
-                unsafe { module.launch(SUM_SQUARES, grid, &stream, &job) }
-            };
             // Launches of one stream write different sums.
-            stream::queue(&like.client, NAMES[SUM_SQUARES], read, vec![sums.handle.clone()], work);
+            stream::queue(
+                &like.client,
+                NAMES[SUM_SQUARES],
+                read,
+                vec![sums.handle.clone()],
+                move |stream: Stream<'_>| {
+                    let addresses = stream.addresses;
+                    let mut job = GradientsJob {
+                        grads: [0; MOST_UNITS],
+                        blocks: addresses[n_grads],
+                        sums: addresses[addresses.len() - 1],
+                        first: word(first),
+                    };
+                    job.grads[..n_grads].copy_from_slice(&addresses[..n_grads]);
+                    let grid = Grid { n_blocks, n_threads: SUM_THREADS };
+                    // SAFETY: `GradientsJob` is the kernel's argument; blocks lie within gradients,
+                    // and there is a sum for each.
+                    unsafe { module.launch(SUM_SQUARES, grid, &stream, &job) }
+                },
+            );
             first += n_blocks;
         }
         assert_eq!(first, blocks.len(), "blocks are in the order of their gradients");
@@ -348,28 +353,33 @@ impl UpdateKernels {
         let n_groups = groups.len();
         let n_losses = losses.meta.shape()[0];
         let module = Arc::clone(&self.module);
-        let work = move |stream: Stream<'_>| {
-            let [sums, losses, table, factors] = *stream.addresses else {
-                return Err("clip factors have four buffers".into());
-            };
-            let job = NormsJob {
-                sums,
-                starts: table,
-                numbers: table + 4 * n_starts as u64,
-                losses,
-                factors,
-                clip_norm,
-                epsilon,
-                n_groups: word(n_groups),
-                n_losses: word(n_losses),
-            };
-            let grid = Grid { n_blocks: n_groups + 1, n_threads: SUM_THREADS };
-            // SAFETY: `NormsJob` is the kernel's argument; numbers are those of sums, and there is a
-            // factor for each block.
-            unsafe { module.launch(CLIP_FACTORS, grid, &stream, &job) }
-        };
         let read = vec![sums.handle.clone(), losses.handle.clone(), table];
-        stream::queue(&sums.client, NAMES[CLIP_FACTORS], read, vec![values.handle.clone()], work);
+        stream::queue(
+            &sums.client,
+            NAMES[CLIP_FACTORS],
+            read,
+            vec![values.handle.clone()],
+            move |stream: Stream<'_>| {
+                let [sums, losses, table, factors] = *stream.addresses else {
+                    return Err("clip factors have four buffers".into());
+                };
+                let job = NormsJob {
+                    sums,
+                    starts: table,
+                    numbers: table + 4 * n_starts as u64,
+                    losses,
+                    factors,
+                    clip_norm,
+                    epsilon,
+                    n_groups: word(n_groups),
+                    n_losses: word(n_losses),
+                };
+                let grid = Grid { n_blocks: n_groups + 1, n_threads: SUM_THREADS };
+                // SAFETY: `NormsJob` is the kernel's argument; numbers are those of sums, and there
+                // is a factor for each block.
+                unsafe { module.launch(CLIP_FACTORS, grid, &stream, &job) }
+            },
+        );
         ClipFactors { values }
     }
 
@@ -386,11 +396,12 @@ impl UpdateKernels {
         lengths.len().min(MOST_UNITS)
     }
 
-    /// Updates units by AdamW in one launch, with the clip factors of the segments, or with `factors`.
+    /// Updates units by AdamW in one launch, with the clip factors of the segments, or with
+    /// `factors`.
     ///
     /// # Panics
-    /// If there is no unit, or more than a launch takes; if shards of a unit differ in length, or its
-    /// segments do not end with it.
+    /// If there is no unit, or more than a launch takes; if shards of a unit differ in length, or
+    /// its segments do not end with it.
     pub fn adam_w(
         &self,
         units: Vec<Unit>,
@@ -454,7 +465,7 @@ impl UpdateKernels {
         read.push(upload(&like, &words));
         read.extend(factors.map(|factors| factors.values.handle.clone()));
         let module = Arc::clone(&self.module);
-        let work = move |stream: Stream<'_>| {
+        stream::queue(&like.client, NAMES[ADAM_W], read, written, move |stream: Stream<'_>| {
             let (of_units, rest) = stream.addresses.split_at(n_read);
             let (tables, results) = rest.split_at(1 + usize::from(n_factors > 0));
             let mut of_units = of_units.iter().copied();
@@ -495,8 +506,7 @@ impl UpdateKernels {
             // SAFETY: `UpdateJob` is the kernel's argument; each unit's buffers have its `n`
             // elements, and its segments end with the last of them.
             unsafe { module.launch(ADAM_W, grid, &stream, &job) }
-        };
-        stream::queue(&like.client, NAMES[ADAM_W], read, written, work);
+        });
         moved
     }
 }
@@ -520,7 +530,8 @@ impl Unit {
 }
 
 impl ClipFactors {
-    /// Returns the factors, `[groups + 1]`: negative where a norm, or at last a loss, is not finite.
+    /// Returns the factors, `[groups + 1]`: negative where a norm, or at last a loss, is not
+    /// finite.
     pub fn values(&self) -> Tensor<1> {
         Tensor::from_primitive::<CubeBackend>(self.values.clone())
     }

@@ -9,8 +9,8 @@
 //! ```
 //!
 //! `qkv` is the output of one linear layer, `[B, N, 3·H·D_h]`, with the order (q, k, v), head,
-//! channel in its last dimension, as in timm and DINO. The CPU kernel reads heads with strides: nothing is
-//! permuted or copied.
+//! channel in its last dimension, as in timm and DINO. The CPU kernel reads heads with strides:
+//! nothing is permuted or copied.
 
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -45,7 +45,8 @@ pub fn attention(qkv: Tensor<3>, n_heads: usize) -> Tensor<3> {
     }
 }
 
-/// Returns P of `n_heads` heads over `qkv` of `[B, N, 3·D]`: `[B, H, N, N]` in f32, one row per query.
+/// Returns P of `n_heads` heads over `qkv` of `[B, N, 3·D]`: `[B, H, N, N]` in f32, one row per
+/// query.
 pub fn attention_weights(qkv: Tensor<3>, n_heads: usize) -> Tensor<4> {
     let [_, _, d3] = qkv.dims();
     let [q, k] = [0, 1].map(|i| in_f32(part(qkv.clone(), n_heads, i)));
@@ -104,7 +105,8 @@ impl<T: Number> Kernel<Flex, 1> for Attention<T> {
 
     fn forward(&self, [qkv]: [FlexTensor; 1]) -> (FlexTensor, Saved<T>) {
         let [n_images, n_tokens, d3]: [usize; 3] = dims(&qkv);
-        let (n_heads, d_head) = (self.n_heads, d3 / 3 / self.n_heads);
+        let n_heads = self.n_heads;
+        let d_head = d3 / 3 / self.n_heads;
         let sizes = Sizes { n_tokens, n_heads, d_head };
         let qkv = contiguous(&qkv);
         let mut y = vec![T::default(); n_images * n_tokens * sizes.d()];
@@ -137,10 +139,13 @@ impl<T: Number> Kernel<Flex, 1> for Attention<T> {
 
 /// Computes one image's attention: from `[N, 3·D]` to weights `[H, N, N]` and output `[N, D]`.
 fn attend<T: Number>(sizes: Sizes, image: &[T], weights: &mut [T], y: &mut [T], scores: &mut Vec<f32>) {
-    let (n, d_head) = (sizes.n_tokens, sizes.d_head);
+    let n = sizes.n_tokens;
+    let d_head = sizes.d_head;
     scores.resize(n * n, 0.0);
     for (head, weights) in weights.chunks_exact_mut(n * n).enumerate() {
-        let (q, k, v) = (sizes.head(image, 0, head), sizes.head(image, 1, head), sizes.head(image, 2, head));
+        let q = sizes.head(image, 0, head);
+        let k = sizes.head(image, 1, head);
+        let v = sizes.head(image, 2, head);
         product_into([n, d_head, n], sizes.scale(), q, k.t(), Start::Zero, scores, n);
         softmax_rows(scores, weights, n);
         let y = &mut y[head * d_head..];
@@ -156,10 +161,14 @@ fn attend_backward<T: Number>(
     out: &mut [T],
     scratch: &mut Vec<f32>,
 ) {
-    let (n, d, d_head) = (sizes.n_tokens, sizes.d(), sizes.d_head);
+    let n = sizes.n_tokens;
+    let d = sizes.d();
+    let d_head = sizes.d_head;
     scratch.resize(n * n, 0.0);
     for (head, weights) in weights.chunks_exact(n * n).enumerate() {
-        let (q, k, v) = (sizes.head(image, 0, head), sizes.head(image, 1, head), sizes.head(image, 2, head));
+        let q = sizes.head(image, 0, head);
+        let k = sizes.head(image, 1, head);
+        let v = sizes.head(image, 2, head);
         let g = Mat::rows(&grad[head * d_head..], d);
         let p = Mat::rows(weights, n);
         product_into([n, d_head, n], 1.0, g, v.t(), Start::Zero, scratch, n);
@@ -229,7 +238,8 @@ mod tests {
     use crate::ops::cast;
     use crate::ops::twin::{assert_close, devices, leaves, types};
 
-    /// Token counts that are and are not multiples of eight, one token, and rows longer than a plane's lanes.
+    /// Token counts that are and are not multiples of eight, one token, and rows longer than a
+    /// plane's lanes.
     #[test]
     fn it_equals_its_twin_forwards_and_backwards() {
         for device in devices() {
@@ -244,7 +254,8 @@ mod tests {
     fn check(device: &Device, [b, n, d]: [usize; 3], dtype: DType, tolerance: f32) {
         let qkv = leaves(device, &[[b, n, 3 * d]], 1).remove(0);
         let rounded = || cast(qkv.clone(), dtype);
-        let (y, twin) = (attention(rounded(), 3), plain(rounded(), 3));
+        let y = attention(rounded(), 3);
+        let twin = plain(rounded(), 3);
         assert_eq!(y.dtype(), dtype);
         assert_close("forward", y.clone().inner(), twin.clone().inner(), tolerance / 2.5);
         let gradient = |y: Tensor<3>| {

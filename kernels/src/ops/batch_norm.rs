@@ -1,4 +1,5 @@
-//! Batch normalization in two halves, between which sums are reduced over the batch (Ioffe and Szegedy 2015).
+//! Batch normalization in two halves, between which sums are reduced over the batch (Ioffe and
+//! Szegedy 2015).
 //!
 //! ```text
 //! n, s, q = rows, Σ_rows (x - μ), Σ_rows (x - μ)²       gx = gs + 2 (x - μ) · gq        μ some guess at the mean
@@ -6,9 +7,10 @@
 //! gx = a · g'     gm = -a · Σ_rows g'     ga = Σ_rows g' · (x - μ - m)     gβ = Σ_rows g'     gskip = g'
 //! ```
 //!
-//! x, y, skip `[B, N, C]`, the others `[C]`. The mean's distance m from the guess and the factor a = γ / √(var + ε)
-//! come from the totals of n, s and q: `networks::batch_norm`. Subtracting the guess first preserves the precision of
-//! features that are far from zero. x, y, skip and their gradients may be bf16; all else is f32.
+//! x, y, skip `[B, N, C]`, the others `[C]`. The mean's distance m from the guess and the factor a
+//! = γ / √(var + ε) come from the totals of n, s and q: `networks::batch_norm`. Subtracting the
+//! guess first preserves the precision of features that are far from zero. x, y, skip and their
+//! gradients may be bf16; all else is f32.
 
 use std::marker::PhantomData;
 
@@ -28,8 +30,9 @@ use super::relu;
 /// Rows whose sums are in f32 before they are added to totals in f64.
 const BLOCK: usize = 64;
 
-/// Returns `x`, and the sums `[1 + 2C]` of `x` of `[B, N, C]` around `guess` of `[C]`: n, s, q. The argument may have
-/// no other use than the returned `x`, whose gradient and that of the sums are added in one pass.
+/// Returns `x`, and the sums `[1 + 2C]` of `x` of `[B, N, C]` around `guess` of `[C]`: n, s, q. The
+/// argument may have no other use than the returned `x`, whose gradient and that of the sums are
+/// added in one pass.
 pub fn moments(x: Tensor<3>, guess: Tensor<1>) -> (Tensor<3>, Tensor<1>) {
     match flex_dtype(&x) {
         Some(DType::F32) => moments_on_flex::<f32>(x, guess),
@@ -55,7 +58,8 @@ fn moments_on_flex<T: Number>(x: Tensor<3>, guess: Tensor<1>) -> (Tensor<3>, Ten
 
 /// Computes in f32 at least.
 fn plain_moments(x: Tensor<3>, guess: Tensor<1>) -> Tensor<1> {
-    let ([b, n, c], x) = (x.dims(), in_f32(x));
+    let [b, n, c] = x.dims();
+    let x = in_f32(x);
     let count = Tensor::<1>::full([1], (b * n) as f32, &x.device().inner()).cast(x.dtype());
     let count = if x.is_autodiff() { count.autodiff() } else { count };
     let x = x.reshape([b * n, c]) - guess.unsqueeze();
@@ -76,7 +80,8 @@ pub struct Affine {
     pub shift: Tensor<1>,
 }
 
-/// Returns `a · (x - μ - m) + β + skip` for `x` and `skip` of `[B, N, C]`, of one type, rectified if `rectify` is set.
+/// Returns `a · (x - μ - m) + β + skip` for `x` and `skip` of `[B, N, C]`, of one type, rectified
+/// if `rectify` is set.
 pub fn normalize(x: Tensor<3>, affine: Affine, skip: Option<Tensor<3>>, rectify: bool) -> Tensor<3> {
     match flex_dtype(&x) {
         Some(DType::F32) => normalize_on_flex::<f32>(x, affine, skip, rectify),
@@ -106,7 +111,8 @@ fn normalize_on_flex<T: Number>(
 /// Computes in f32 at least.
 fn plain_normalize(x: Tensor<3>, affine: Affine, skip: Option<Tensor<3>>, rectify: bool) -> Tensor<3> {
     let Affine { guess, mean, scale, shift } = affine;
-    let (dtype, x) = (x.dtype(), in_f32(x));
+    let dtype = x.dtype();
+    let x = in_f32(x);
     let mut y = (x - guess.unsqueeze() - mean.unsqueeze()) * scale.unsqueeze() + shift.unsqueeze();
     if let Some(skip) = skip {
         y = y + in_f32(skip);
@@ -126,7 +132,8 @@ impl<T: Number> Kernel<Flex, 2> for Moments<T> {
 
     fn forward(&self, [x, guess]: [FlexTensor; 2]) -> (FlexTensor, Self::Saved) {
         let [b, n, c]: [usize; 3] = dims(&x);
-        let (x, guess) = (contiguous(&x), contiguous(&guess));
+        let x = contiguous(&x);
+        let guess = contiguous(&guess);
         let mut totals = vec![0.0f64; 2 * c];
         for rows in elements::<T>(&x).chunks(BLOCK * c) {
             let mut sums = vec![0.0; 2 * c];
@@ -210,7 +217,8 @@ impl<T: Number> Normalize<T> {
         let [x, guess, mean, scale, shift] = [x, guess, mean, scale, shift].map(|tensor| contiguous(&tensor));
         let channels = [&guess, &mean, &scale, &shift].map(slice);
         let skip = skip.as_ref().map(contiguous);
-        let (values, skip) = (elements::<T>(&x), skip.as_ref().map(elements::<T>));
+        let values = elements::<T>(&x);
+        let skip = skip.as_ref().map(elements::<T>);
         let mut y = vec![T::default(); values.len()];
         affine_rows(values, channels, skip, self.rectify, &mut y);
         let y = tensor(y, shape);
@@ -225,7 +233,8 @@ impl<T: Number> Normalize<T> {
         let mut around: Vec<T> = Vec::with_capacity(if wants_skip { elements::<T>(&x).len() } else { 0 });
         let channels = [&guess, &mean, &scale].map(slice);
         let mut totals = vec![0.0f64; 2 * c];
-        let (values, y) = (elements::<T>(&x), rectified.as_ref().map(elements::<T>));
+        let values = elements::<T>(&x);
+        let y = rectified.as_ref().map(elements::<T>);
         // Block by block, so that the rows that one loop reads are in cache for the next.
         for (number, rows) in elements_mut::<T>(&mut gx).chunks_mut(BLOCK * c).enumerate() {
             let range = number * BLOCK * c..number * BLOCK * c + rows.len();
@@ -306,7 +315,8 @@ fn affine_rows<T: Number>(x: &[T], channels: [&[f32]; 4], skip: Option<&[T]>, re
     }
 }
 
-/// Computes `finish(a · (x - μ - m) + β, skip)`, element by element. Without a skip connection, callers pass `x` again and ignore it.
+/// Computes `finish(a · (x - μ - m) + β, skip)`, element by element. Without a skip connection,
+/// callers pass `x` again and ignore it.
 #[inline(always)]
 fn finished_rows<T: Number>(
     x: &[T],
@@ -392,7 +402,8 @@ mod tests {
                     rectify,
                 )
             };
-            let (y, twin) = (run(normalize), run(plain_normalize));
+            let y = run(normalize);
+            let twin = run(plain_normalize);
             assert_eq!(y.dtype(), dtype);
             assert_close("forward", y.clone().inner(), twin.clone().inner(), tolerance);
             let gradients = |y: Tensor<3>| {
@@ -402,7 +413,8 @@ mod tests {
                 let vectors: Vec<_> = affine.iter().map(|x| x.grad(&grads).expect("leaf")).collect();
                 (maps, vectors)
             };
-            let (a, t) = (gradients(y), gradients(twin));
+            let a = gradients(y);
+            let t = gradients(twin);
             for (a, t) in a.0.into_iter().zip(t.0) {
                 assert_close("map", a.expect("leaf"), t.expect("leaf"), tolerance);
             }

@@ -45,9 +45,11 @@ pub(super) trait Kernel<B: Backend, const N: usize>: Clone + Debug + Send + 'sta
     }
 }
 
-/// A backend whose primitives can be taken from tensors and made into tensors, with and without autodiff.
+/// A backend whose primitives can be taken from tensors and made into tensors, with and without
+/// autodiff.
 pub(super) trait PrimitiveBackend: Backend {
-    /// Returns the primitive of a tensor on this backend, under autodiff or not; `None` on any other backend.
+    /// Returns the primitive of a tensor on this backend, under autodiff or not; `None` on any
+    /// other backend.
     fn to_primitive<const D: usize>(tensor: Tensor<D>) -> Option<Input<Self>>;
     /// Makes a tensor without autodiff.
     fn from_primitive<const D: usize>(primitive: FloatTensor<Self>) -> Tensor<D>;
@@ -60,9 +62,10 @@ where
     DispatchTensor: DispatchKindConversion<B> + DispatchKindConversion<Autodiff<B>>,
 {
     fn to_primitive<const D: usize>(tensor: Tensor<D>) -> Option<Input<B>> {
-        match tensor.is_autodiff() {
-            true => tensor.try_into_primitive::<Autodiff<B>>().ok().map(Input::Tracked),
-            false => tensor.try_into_primitive::<B>().ok().map(Input::Plain),
+        if tensor.is_autodiff() {
+            tensor.try_into_primitive::<Autodiff<B>>().ok().map(Input::Tracked)
+        } else {
+            tensor.try_into_primitive::<B>().ok().map(Input::Plain)
         }
     }
 

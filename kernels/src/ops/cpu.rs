@@ -39,7 +39,8 @@ pub(super) fn slice(tensor: &FlexTensor) -> &[f32] {
 /// Returns the elements of a contiguous tensor.
 ///
 /// # Panics
-/// If it is not contiguous, or of another type; kernels make their inputs [`contiguous`] and know their element type.
+/// If it is not contiguous, or of another type; kernels make their inputs [`contiguous`] and know
+/// their element type.
 pub(super) fn elements<T: Number>(tensor: &FlexTensor) -> &[T] {
     tensor.as_slice().expect("kernels see contiguous tensors of the numbers that they are made for")
 }

@@ -1,11 +1,13 @@
-//! Cross-entropy of predicted scores of views against the targets of the views that they are paired with.
+//! Cross-entropy of predicted scores of views against the targets of the views that they are paired
+//! with.
 //!
 //! ```text
 //! L = -Σ_b Σ_v Σ_{u paired with v} Σ_k p[b, u, k] · log softmax(s[b, v] / τ)[k]       s [B, V, K]  p [B, U, K]
 //! ∂s[b, v] = (W softmax(s[b, v] / τ) - w) / τ      w = Σ_u p[b, u]   W = Σ_k w
 //! ```
 //!
-//! A view is paired with all targets, or, if both networks saw the same views, with all but its own view's.
+//! A view is paired with all targets, or, if both networks saw the same views, with all but its own
+//! view's.
 
 use burn_flex::{Flex, FlexTensor};
 use burn_tensor::{Tensor, activation};
@@ -25,7 +27,8 @@ pub enum Pairs {
     Others,
 }
 
-/// Returns the sum over all pairs, `[1]`, for `logits` of `[B, V, K]` and `targets` of `[B, U, K]`, without gradient.
+/// Returns the sum over all pairs, `[1]`, for `logits` of `[B, V, K]` and `targets` of `[B, U, K]`,
+/// without gradient.
 pub fn cross_entropy(logits: Tensor<3>, targets: Tensor<3>, pairs: Pairs, temperature: f64) -> Tensor<1> {
     if is_flex(&logits) && is_flex(&targets) {
         let kernel = CrossEntropy { pairs, inverse: (1.0 / temperature) as f32 };
@@ -41,7 +44,8 @@ pub fn cross_entropy(logits: Tensor<3>, targets: Tensor<3>, pairs: Pairs, temper
 }
 
 fn plain(logits: Tensor<3>, targets: Tensor<3>, pairs: Pairs, temperature: f64) -> Tensor<1> {
-    let ([b, v, k], [_, u, _]) = (logits.dims(), targets.dims());
+    let [b, v, k] = logits.dims();
+    let [_, u, _] = targets.dims();
     let all = targets.clone().sum_dim(1);
     let wanted = match pairs {
         Pairs::All => all.expand([b, v, k]),
@@ -70,18 +74,22 @@ impl Kernel<Flex, 2> for CrossEntropy {
 
     fn forward(&self, [logits, targets]: [FlexTensor; 2]) -> (FlexTensor, Self::Saved) {
         let ([b, v, k], [_, u, _]): ([usize; 3], [usize; 3]) = (dims(&logits), dims(&targets));
-        let (logits, targets) = (contiguous(&logits), contiguous(&targets));
-        let (rows, paired) = (slice(&logits), slice(&targets));
+        let logits = contiguous(&logits);
+        let targets = contiguous(&targets);
+        let rows = slice(&logits);
+        let paired = slice(&targets);
         let mut losses = vec![0.0; b * v];
         over_rows(&mut losses, 1, |first, losses| {
             let mut weights = vec![0.0; k];
             for (i, loss) in losses.iter_mut().enumerate() {
-                let (image, view) = ((first + i) / v, (first + i) % v);
+                let image = (first + i) / v;
+                let view = (first + i) % v;
                 self.weights(&paired[image * u * k..][..u * k], view, &mut weights);
                 *loss = row_loss(&rows[(first + i) * k..][..k], &weights, self.inverse);
             }
         });
-        // Row by row in f64: the sum of a batch does not depend on how rows were split over threads.
+        // Row by row in f64: the sum of a batch does not depend on how rows were split over
+        // threads.
         let total: f64 = losses.iter().map(|loss| f64::from(*loss)).sum();
         (tensor(vec![total as f32], [1]), [logits, targets])
     }
@@ -100,7 +108,8 @@ impl Kernel<Flex, 2> for CrossEntropy {
             over_rows(slice_mut(&mut gs), k, |first, rows| {
                 let mut weights = vec![0.0; k];
                 for (i, row) in rows.chunks_exact_mut(k).enumerate() {
-                    let (image, view) = ((first + i) / v, (first + i) % v);
+                    let image = (first + i) / v;
+                    let view = (first + i) % v;
                     self.weights(&targets[image * u * k..][..u * k], view, &mut weights);
                     turn_into_gradient(row, &weights, self.inverse, scale);
                 }
@@ -112,7 +121,8 @@ impl Kernel<Flex, 2> for CrossEntropy {
 }
 
 impl CrossEntropy {
-    /// Sums the targets that `view` is paired with into `out`; `targets` `[U, K]` are those of its image.
+    /// Sums the targets that `view` is paired with into `out`; `targets` `[U, K]` are those of its
+    /// image.
     fn weights(&self, targets: &[f32], view: usize, out: &mut [f32]) {
         out.fill(0.0);
         for (u, target) in targets.chunks_exact(out.len()).enumerate() {
@@ -157,7 +167,8 @@ mod tests {
     use super::*;
     use crate::ops::twin::{assert_close, devices, leaves};
 
-    /// Gradients of logits that nobody else holds take their place; those of others leave them as they are.
+    /// Gradients of logits that nobody else holds take their place; those of others leave them as
+    /// they are.
     #[test]
     fn it_equals_its_twin_forwards_and_backwards() {
         for device in devices() {
@@ -172,7 +183,8 @@ mod tests {
                 };
                 let before = logits.clone().inner() * 1.0;
                 for is_shared in [true, false] {
-                    let (a, b) = (run(cross_entropy, is_shared), run(plain, is_shared));
+                    let a = run(cross_entropy, is_shared);
+                    let b = run(plain, is_shared);
                     assert_close("forward", a.0, b.0, 1e-6);
                     assert_close("input", a.1, b.1, 3e-6);
                 }

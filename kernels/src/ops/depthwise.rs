@@ -1,4 +1,5 @@
-//! Depthwise convolution over the grid of features, with channels last, as the start of a residual branch.
+//! Depthwise convolution over the grid of features, with channels last, as the start of a residual
+//! branch.
 //!
 //! ```text
 //! h[b, i, c]  = β[c] + Σ_t w[c, t] · x[b, i + t - p, c]      i a cell, t the taps of a square of odd side, p half of it
@@ -6,8 +7,9 @@
 //! gw[c, t]    = Σ_b,i g[b, i, c] · x[b, i + t - p, c]        gβ[c] = Σ_b,i g[b, i, c]
 //! ```
 //!
-//! x, h `[B, H·W, C]` in f32, w `[C, 1, K, K]` as PyTorch stores it, β `[C]`; x is zero outside its grid. On the CPU a few
-//! channels of an image are copied into a padded plane, which stays in the cache; sums over taps stay in registers.
+//! x, h `[B, H·W, C]` in f32, w `[C, 1, K, K]` as PyTorch stores it, β `[C]`; x is zero outside its
+//! grid. On the CPU a few channels of an image are copied into a padded plane, which stays in the
+//! cache; sums over taps stay in registers.
 
 use burn_flex::{Flex, FlexTensor};
 use burn_tensor::Tensor;
@@ -29,8 +31,8 @@ const LANES: usize = 16;
 /// Neighboring cells that are summed at a time, so that each weight is read once for all of them.
 const CELLS: usize = 4;
 
-/// Starts a branch: returns the convolution of `x` of `[B, H·W, C]` on `grid` with `weight` of `[C, 1, K, K]`, K odd, and `bias`
-/// of `[C]`; and the skip connection.
+/// Starts a branch: returns the convolution of `x` of `[B, H·W, C]` on `grid` with `weight` of `[C,
+/// 1, K, K]`, K odd, and `bias` of `[C]`; and the skip connection.
 pub fn depthwise_branch(
     x: Tensor<3>,
     grid: [usize; 2],
@@ -47,7 +49,8 @@ pub fn depthwise_branch(
 
 /// Computes it with Burn's `conv2d`, which has its own kernels on GPUs.
 fn plain(x: Tensor<3>, [h, w]: [usize; 2], weight: Tensor<4>, bias: Tensor<1>) -> Tensor<3> {
-    let ([b, n, c], [_, _, k, _]) = (x.dims(), weight.dims());
+    let [b, n, c] = x.dims();
+    let [_, _, k, _] = weight.dims();
     let maps = x.reshape([b, h, w, c]).permute([0, 3, 1, 2]);
     let options = ConvOptions::new([1, 1], [k / 2, k / 2], [1, 1], c);
     let dtype = maps.dtype();
@@ -73,7 +76,9 @@ impl Kernel<Flex, 3> for Depthwise {
     type Saved = [FlexTensor; 2];
 
     fn forward(&self, [x, weight, bias]: [FlexTensor; 3]) -> (FlexTensor, Self::Saved) {
-        let (x, weight, bias) = (contiguous(&x), contiguous(&weight), contiguous(&bias));
+        let x = contiguous(&x);
+        let weight = contiguous(&weight);
+        let bias = contiguous(&bias);
         let shape = self.shape(&x, &weight);
         #[cfg(feature = "testing")]
         count::add(2.0 * (slice(&x).len() * shape.n_taps()) as f64);
@@ -87,7 +92,8 @@ impl Kernel<Flex, 3> for Depthwise {
         grad: FlexTensor,
         wanted: [bool; 3],
     ) -> [Option<FlexTensor>; 3] {
-        let (shape, grad) = (self.shape(&x, &weight), contiguous(&grad));
+        let shape = self.shape(&x, &weight);
+        let grad = contiguous(&grad);
         let around = self.link.take().map(|around| contiguous(&around));
         let gx = wanted[0].then(|| {
             let turned = shape.by_tap(slice(&weight), true);
@@ -97,9 +103,10 @@ impl Kernel<Flex, 3> for Depthwise {
             }
             tensor(gx, dims::<3>(&x))
         });
-        let [gw, g_bias] = match wanted[1] || wanted[2] {
-            true => shape.parameter_gradients(slice(&x), slice(&grad)),
-            false => [Vec::new(), Vec::new()],
+        let [gw, g_bias] = if wanted[1] || wanted[2] {
+            shape.parameter_gradients(slice(&x), slice(&grad))
+        } else {
+            [Vec::new(), Vec::new()]
         };
         let gw = wanted[1].then(|| tensor(gw, dims::<4>(&weight)));
         [gx, gw, wanted[2].then(|| tensor(g_bias, [shape.channels]))]
@@ -125,8 +132,8 @@ impl Shape {
         self.side * self.side
     }
 
-    /// Returns the sides of a plane: a grid with half a kernel of zeros around it. Its rows are long enough for whole groups of
-    /// cells.
+    /// Returns the sides of a plane: a grid with half a kernel of zeros around it. Its rows are
+    /// long enough for whole groups of cells.
     fn plane_sides(&self) -> [usize; 2] {
         let [h, w] = self.grid;
         [h + self.side - 1, w.next_multiple_of(CELLS) + self.side - 1]
@@ -143,7 +150,8 @@ impl Shape {
         (0..channels).step_by(LANES).map(move |first| (first, LANES.min(channels - first)))
     }
 
-    /// Reorders weights `[C, T]` into `[C / LANES, T, LANES]`, with zeros for channels beyond the last; `turned` reverses the taps.
+    /// Reorders weights `[C, T]` into `[C / LANES, T, LANES]`, with zeros for channels beyond the
+    /// last; `turned` reverses the taps.
     fn by_tap(&self, weight: &[f32], turned: bool) -> Vec<f32> {
         let n_taps = self.n_taps();
         let mut by_tap = vec![0.0; self.channels.div_ceil(LANES) * n_taps * LANES];
@@ -158,7 +166,9 @@ impl Shape {
 
     /// Copies `n` channels of an image, from `first` on, into the inside of a plane.
     fn fill(&self, plane: &mut [f32], image: &[f32], (first, n): (usize, usize)) {
-        let ([h, w], [_, columns], p) = (self.grid, self.plane_sides(), self.side / 2);
+        let [h, w] = self.grid;
+        let [_, columns] = self.plane_sides();
+        let p = self.side / 2;
         for y in 0..h {
             let row = &mut plane[((y + p) * columns + p) * LANES..][..w * LANES];
             let cells = image[y * w * self.channels..].chunks_exact(self.channels);
@@ -191,11 +201,14 @@ impl Shape {
 
     /// Returns the gradients of the weight, `[C, T]`, and of the bias.
     fn parameter_gradients(&self, x: &[f32], grad: &[f32]) -> [Vec<f32>; 2] {
-        let (n_taps, image_len) = (self.n_taps(), self.n_cells() * self.channels);
-        let (mut gw, mut g_bias) = (vec![0.0; self.channels * n_taps], vec![0.0; self.channels]);
+        let n_taps = self.n_taps();
+        let image_len = self.n_cells() * self.channels;
+        let mut gw = vec![0.0; self.channels * n_taps];
+        let mut g_bias = vec![0.0; self.channels];
         let mut plane = self.plane();
         for group in self.groups() {
-            let (mut taps, mut sum) = (vec![0.0; n_taps * LANES], [0.0; LANES]);
+            let mut taps = vec![0.0; n_taps * LANES];
+            let mut sum = [0.0; LANES];
             for (image, grad) in x.chunks_exact(image_len).zip(grad.chunks_exact(image_len)) {
                 self.fill(&mut plane, image, group);
                 add_tap_sums(self, &plane, grad, group, &mut taps, &mut sum);
@@ -221,7 +234,9 @@ fn convolve(
     out: &mut [f32],
     (first, n): (usize, usize),
 ) {
-    let ([h, w], [_, columns], k) = (shape.grid, shape.plane_sides(), shape.side);
+    let [h, w] = shape.grid;
+    let [_, columns] = shape.plane_sides();
+    let k = shape.side;
     for y in 0..h {
         for x in (0..w).step_by(CELLS) {
             let mut sums = [*start; CELLS];
@@ -242,7 +257,8 @@ fn convolve(
     }
 }
 
-/// Adds the products of an image's output gradient and its plane to the sums by tap, and the gradient to `total`.
+/// Adds the products of an image's output gradient and its plane to the sums by tap, and the
+/// gradient to `total`.
 #[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl", "x86_64+avx2"))]
 fn add_tap_sums(
     shape: &Shape,
@@ -252,7 +268,9 @@ fn add_tap_sums(
     taps: &mut [f32],
     total: &mut [f32; LANES],
 ) {
-    let ([h, w], [_, columns], k) = (shape.grid, shape.plane_sides(), shape.side);
+    let [h, w] = shape.grid;
+    let [_, columns] = shape.plane_sides();
+    let k = shape.side;
     for y in 0..h {
         for x in 0..w {
             let mut g = [0.0; LANES];
@@ -278,7 +296,8 @@ mod tests {
     use super::*;
     use crate::ops::twin::{assert_close, devices, leaves};
 
-    /// Grids of one cell, smaller than the kernel and wider than a group of cells; channels that do not fill a vector.
+    /// Grids of one cell, smaller than the kernel and wider than a group of cells; channels that do
+    /// not fill a vector.
     #[test]
     fn it_equals_its_twin_forwards_and_backwards() {
         let cases = [([1, 1], 5, 7), ([2, 3], 16, 7), ([5, 9], 24, 7), ([8, 8], 33, 3)];
@@ -294,12 +313,14 @@ mod tests {
                     let of_bias = bias.grad(&grads).expect("a leaf");
                     (x.grad(&grads).expect("a leaf"), weight.grad(&grads).expect("a leaf"), of_bias)
                 };
-                let branch = || depthwise_branch(x.clone(), grid, weight.clone(), bias.clone());
-                let (h, skip) = pool.install(branch);
+                let (h, skip) =
+                    pool.install(|| depthwise_branch(x.clone(), grid, weight.clone(), bias.clone()));
                 let twin = plain(x.clone(), grid, weight.clone(), bias.clone());
                 assert_close("forward", h.clone().inner(), twin.clone().inner(), 1e-6);
-                let (y, twin) = (skip.join(h, None, None), x.clone() + twin);
-                let (a, b) = (pool.install(|| gradients(y)), gradients(twin));
+                let y = skip.join(h, None, None);
+                let twin = x.clone() + twin;
+                let a = pool.install(|| gradients(y));
+                let b = gradients(twin);
                 assert_close("input", a.0, b.0, 5e-6);
                 assert_close("weight", a.1, b.1, 5e-6);
                 assert_close("bias", a.2, b.2, 5e-6);

@@ -4,8 +4,9 @@
 //! a = x   b = x      gx = ga + gb
 //! ```
 //!
-//! On the CPU, autodiff would add them with an operation that is not optimized. Here the second use leaves its gradient
-//! for the first one's backward pass, which runs later because its node is nearer to the start of the graph.
+//! On the CPU, autodiff would add them with an operation that is not optimized. Here the second use
+//! leaves its gradient for the first one's backward pass, which runs later because its node is
+//! nearer to the start of the graph.
 
 use burn_flex::{Flex, FlexTensor};
 use burn_tensor::{DType, Tensor};
@@ -42,7 +43,8 @@ impl Kernel<Flex, 1> for First {
 
     fn backward(&self, (): (), grad: FlexTensor, _: [bool; 1]) -> [Option<FlexTensor>; 1] {
         let Some(of_second) = self.link.take() else { return [Some(grad)] };
-        let (mut sum, of_second) = (owned(grad), contiguous(&of_second));
+        let mut sum = owned(grad);
+        let of_second = contiguous(&of_second);
         match sum.dtype() {
             DType::BF16 => add_narrow(elements_mut(&mut sum), elements(&of_second)),
             _ => add(slice_mut(&mut sum), slice(&of_second)),
@@ -94,7 +96,8 @@ mod tests {
                 x.grad(&y.sum().backward()).expect("leaf")
             };
             for (dtype, tolerance) in types(&device, 1e-6) {
-                let (ours, twice) = (cast(x.clone(), dtype), cast(x.clone(), dtype));
+                let ours = cast(x.clone(), dtype);
+                let twice = cast(x.clone(), dtype);
                 let gradients = [gradient(fork(ours)), gradient([twice.clone(), twice])];
                 let [ours, twin] = gradients;
                 assert_close("sum", ours, twin, tolerance);

@@ -24,14 +24,11 @@ pub fn gelu<const D: usize>(x: Tensor<D>) -> Tensor<D> {
     if cube::is_cube(&x) {
         return run(cube::Gelu, [x.into()]);
     }
-    match is_flex(&x) {
-        true => run(Gelu, [x.into()]),
-        false => plain(x),
-    }
+    if is_flex(&x) { run(Gelu, [x.into()]) } else { plain(x) }
 }
 
-/// Computes in f32 at least, for any type of `x`. Burn's own operation is not used: except on Flex, its backward pass
-/// is that of the tanh approximation.
+/// Computes in f32 at least, for any type of `x`. Burn's own operation is not used: except on Flex,
+/// its backward pass is that of the tanh approximation.
 fn plain<const D: usize>(x: Tensor<D>) -> Tensor<D> {
     let dtype = x.dtype();
     let x = in_f32(x);
@@ -54,7 +51,8 @@ impl Kernel<Flex, 1> for Gelu {
     }
 
     fn backward(&self, x: FlexTensor, grad: FlexTensor, _: [bool; 1]) -> [Option<FlexTensor>; 1] {
-        let (values, mut gx) = (slice(&x), owned(grad));
+        let values = slice(&x);
+        let mut gx = owned(grad);
         over_rows(slice_mut(&mut gx), 1024, |row, out| {
             scale_by_slope(&values[row * 1024..][..out.len()], out)
         });
@@ -104,7 +102,8 @@ mod tests {
     fn it_equals_its_twin_forwards_and_backwards() {
         for (device, shape) in devices().iter().flat_map(|device| [[7, 333], [70, 96]].map(|s| (device, s))) {
             let x = leaves(device, &[shape], 1).remove(0);
-            let (y, twin) = (gelu(x.clone() * 3.0), plain(x.clone() * 3.0));
+            let y = gelu(x.clone() * 3.0);
+            let twin = plain(x.clone() * 3.0);
             assert_close("forward", y.clone().inner(), twin.clone().inner(), 1e-6);
             let gradient = |y: Tensor<2>| {
                 let grads = (y.clone() * y.inner().autodiff()).sum().backward();

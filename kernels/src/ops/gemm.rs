@@ -39,7 +39,8 @@ mod sealed {
     impl Float for f64 {}
 }
 
-/// Returns `scale · a · b`, `[m, n]`, for `a` of `[m, k]` and `b` of `[k, n]`. Threads are as in [`gemm`](fn@gemm).
+/// Returns `scale · a · b`, `[m, n]`, for `a` of `[m, k]` and `b` of `[k, n]`. Threads are as in
+/// [`gemm`](fn@gemm).
 ///
 /// # Panics
 /// If a matrix does not lie inside its slice.
@@ -47,9 +48,10 @@ pub(crate) fn product<T: Element>([m, k, n]: [usize; 3], scale: T, a: Mat<'_, T>
     let mut out = Vec::with_capacity(m * n);
     if m > 0 && n > 0 {
         check([m, k, n], a, b);
-        // SAFETY: the matrices lie inside their slices, and there is room for `m` rows of `n`. The product writes all
-        // of them and reads none (`tests::what_was_there_is_not_read`), so they are initialized when the length is set.
-        // Zeroing them first would take two to three percent of a step.
+        // SAFETY: the matrices lie inside their slices, and there is room for `m` rows of `n`. The
+        // product writes all of them and reads none (`tests::what_was_there_is_not_read`), so they
+        // are initialized when the length is set. Zeroing them first would take two to three
+        // percent of a step.
         #[allow(unsafe_code)]
         unsafe {
             call([m, k, n], scale, a, b, T::default(), out.as_mut_ptr(), n);
@@ -59,8 +61,8 @@ pub(crate) fn product<T: Element>([m, k, n]: [usize; 3], scale: T, a: Mat<'_, T>
     out
 }
 
-/// Computes `out = keep · out + scale · a · b` for `a` of `[m, k]` and `b` of `[k, n]`; rows of `out` are
-/// `out_stride` apart. A large product runs on the threads of the current rayon pool.
+/// Computes `out = keep · out + scale · a · b` for `a` of `[m, k]` and `b` of `[k, n]`; rows of
+/// `out` are `out_stride` apart. A large product runs on the threads of the current rayon pool.
 ///
 /// # Panics
 /// If a matrix does not lie inside its slice.
@@ -78,7 +80,8 @@ pub fn gemm<T: Element>(
     }
     check([m, k, n], a, b);
     assert!(n <= out_stride && (m - 1) * out_stride + n <= out.len(), "the output lies inside its slice");
-    // SAFETY: the asserts bound every element that strides and sizes can reach, and `out` is a unique borrow.
+    // SAFETY: the asserts bound every element that strides and sizes can reach, and `out` is a
+    // unique borrow.
     #[allow(unsafe_code)]
     unsafe {
         call([m, k, n], scale, a, b, keep, out.as_mut_ptr(), out_stride);
@@ -96,8 +99,8 @@ fn check<T>([m, k, n]: [usize; 3], a: Mat<'_, T>, b: Mat<'_, T>) {
 /// Calls the `gemm` crate. If `keep` is zero, `out` is only written.
 ///
 /// # Safety
-/// The matrices lie inside their slices, and `out` points to `m` rows of `n` elements, `out_stride` apart, which
-/// nothing else accesses.
+/// The matrices lie inside their slices, and `out` points to `m` rows of `n` elements, `out_stride`
+/// apart, which nothing else accesses.
 #[allow(unsafe_code)]
 unsafe fn call<T: Element>(
     [m, k, n]: [usize; 3],
@@ -147,7 +150,8 @@ unsafe fn call<T: Element>(
     }
 }
 
-/// Counter of the floating-point operations of this thread's products and convolutions, for tests of cost estimates.
+/// Counter of the floating-point operations of this thread's products and convolutions, for tests
+/// of cost estimates.
 #[cfg(feature = "testing")]
 pub mod count {
     use std::cell::Cell;
@@ -160,7 +164,8 @@ pub mod count {
         FLOPS.set(FLOPS.get() + flops);
     }
 
-    /// Runs `f` and returns the floating-point operations of matrix products and convolutions alone.
+    /// Runs `f` and returns the floating-point operations of matrix products and convolutions
+    /// alone.
     pub fn flops_of<R>(f: impl FnOnce() -> R) -> f64 {
         let before = FLOPS.get();
         f();
@@ -173,7 +178,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Covers every path of the library: vectors, outer products, small and large ones, parts of a vector register.
+    /// Covers every path of the library: vectors, outer products, small and large ones, parts of a
+    /// vector register.
     #[test]
     fn what_was_there_is_not_read() {
         let a: Vec<f32> = (0..130 * 130).map(|i| (i as f32 * 0.7).sin()).collect();

@@ -1,4 +1,5 @@
-//! Means over the cells of a grid, and channel factors for all of its cells: the two ends of squeeze-and-excitation.
+//! Means over the cells of a grid, and channel factors for all of its cells: the two ends of
+//! squeeze-and-excitation.
 //!
 //! ```text
 //! m[b, c] = 1/N Σ_n x[b, n, c]         gx[b, n, c] = g[b, c] / N
@@ -71,7 +72,8 @@ impl<T: Number> Kernel<Flex, 2> for ScaleChannels<T> {
 
     fn forward(&self, [x, factors]: [FlexTensor; 2]) -> (FlexTensor, Self::Saved) {
         let shape @ [_, n, c] = dims(&x);
-        let (x, factors) = (contiguous(&x), contiguous(&factors));
+        let x = contiguous(&x);
+        let factors = contiguous(&factors);
         let mut y = elements::<T>(&x).to_vec();
         multiply(&mut y, slice(&factors), n, c);
         (tensor(y, shape), (x, factors))
@@ -158,10 +160,12 @@ mod tests {
             [x, factors].map(|leaf| leaf.grad(&grads))
         };
         let features = || cast(x.clone(), dtype);
-        let (mean, twin) = (grid_mean(features()), in_f32(features()).mean_dim(1));
+        let mean = grid_mean(features());
+        let twin = in_f32(features()).mean_dim(1);
         assert_eq!(mean.dtype(), DType::F32);
         assert_close("mean", mean.clone().inner(), twin.clone().inner(), 1e-6);
-        let ([a, _], [t, _]) = (gradients(mean), gradients(twin));
+        let [a, _] = gradients(mean);
+        let [t, _] = gradients(twin);
         assert_close("input of the mean", a.expect("leaf"), t.expect("leaf"), tolerance);
         let y = scale_channels(features(), factors.clone());
         let twin = cast(in_f32(features()) * factors.clone(), dtype);

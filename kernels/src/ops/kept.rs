@@ -25,11 +25,12 @@ use super::cpu::{contiguous, dims, elements, flex_dtype, tensor};
 use super::math::over_rows;
 use super::number::Number;
 
-/// Smallest share of dropped sequences that is left out of a branch: for fewer, copying the others takes as long as is saved.
+/// Smallest share of dropped sequences that is left out of a branch: for fewer, copying the others
+/// takes as long as is saved.
 pub const SMALLEST_SHARE_LEFT_OUT: f64 = 0.1;
 
-/// Computes `f` of the sequences of `h` of `[B, N, D]` whose factor is not zero, and returns zeros for the others; it
-/// computes `f` of all if few are dropped, and of the first if all are.
+/// Computes `f` of the sequences of `h` of `[B, N, D]` whose factor is not zero, and returns zeros
+/// for the others; it computes `f` of all if few are dropped, and of the first if all are.
 pub fn on_kept(h: Tensor<3>, factors: Option<&[f32]>, f: impl FnOnce(Tensor<3>) -> Tensor<3>) -> Tensor<3> {
     match factors.and_then(kept) {
         Some(kept) => {
@@ -62,8 +63,8 @@ fn select_sequences(x: Tensor<3>, kept: &[usize]) -> Tensor<3> {
     }
 }
 
-/// Returns `n_sequences` sequences, `[B, N, D]`: the one of `x` of `[K, N, D]` at each of these increasing numbers, and zeros
-/// elsewhere.
+/// Returns `n_sequences` sequences, `[B, N, D]`: the one of `x` of `[K, N, D]` at each of these
+/// increasing numbers, and zeros elsewhere.
 fn spread_sequences(x: Tensor<3>, kept: &[usize], n_sequences: usize) -> Tensor<3> {
     match flex_dtype(&x) {
         Some(DType::F32) => run(Spread(Select::<f32>::new(kept, n_sequences)), [x.into()]),
@@ -78,7 +79,8 @@ fn selected_plainly(x: Tensor<3>, kept: &[usize]) -> Tensor<3> {
 }
 
 fn spread_plainly(x: Tensor<3>, kept: &[usize], n_sequences: usize) -> Tensor<3> {
-    let ([_, n, d], indices) = (x.dims(), indices(&x, kept));
+    let [_, n, d] = x.dims();
+    let indices = indices(&x, kept);
     let zeros = Tensor::<3>::zeros([n_sequences, n, d], &x.device().inner()).cast(x.dtype());
     let zeros = if x.is_autodiff() { zeros.autodiff() } else { zeros };
     zeros.select_assign(0, indices, x, IndexingUpdateOp::Add)
@@ -105,7 +107,8 @@ impl<T: Number> Select<T> {
     }
 
     fn selected(&self, x: &FlexTensor) -> FlexTensor {
-        let ([_, n, d], x) = (dims(x), contiguous(x));
+        let [_, n, d] = dims(x);
+        let x = contiguous(x);
         let mut y = vec![T::default(); self.kept.len() * n * d];
         let x = elements::<T>(&x);
         over_rows(&mut y, n * d, |first, rows| {
@@ -117,7 +120,8 @@ impl<T: Number> Select<T> {
     }
 
     fn spread(&self, x: &FlexTensor) -> FlexTensor {
-        let ([_, n, d], x) = (dims(x), contiguous(x));
+        let [_, n, d] = dims(x);
+        let x = contiguous(x);
         let mut y = vec![T::default(); self.n_sequences * n * d];
         let x = elements::<T>(&x);
         over_rows(&mut y, n * d, |first, rows| {

@@ -26,12 +26,11 @@ pub fn layer_norm(x: Tensor<3>, gamma: Tensor<1>, beta: Tensor<1>, epsilon: f64)
         let norm = cube::LayerNorm { epsilon: epsilon as f32, output: x.dtype(), link: None };
         return run(norm, [x.into(), gamma.into(), beta.into()]);
     }
-    match is_flex(&x) {
-        true => {
-            let kernel = LayerNorm { epsilon: epsilon as f32, link: None };
-            run(kernel, [x.into(), gamma.into(), beta.into()])
-        }
-        false => plain(x, gamma, beta, epsilon),
+    if is_flex(&x) {
+        let kernel = LayerNorm { epsilon: epsilon as f32, link: None };
+        run(kernel, [x.into(), gamma.into(), beta.into()])
+    } else {
+        plain(x, gamma, beta, epsilon)
     }
 }
 
@@ -49,7 +48,8 @@ pub(super) fn with_link(
 
 /// Computes in the type of γ, for any type of `x`.
 fn plain(x: Tensor<3>, gamma: Tensor<1>, beta: Tensor<1>, epsilon: f64) -> Tensor<3> {
-    let (dtype, wide) = (x.dtype(), gamma.dtype());
+    let dtype = x.dtype();
+    let wide = gamma.dtype();
     let [x, gamma, beta] = [x, gamma.unsqueeze(), beta.unsqueeze()].map(|t: Tensor<3>| t.cast(wide));
     let (var, mean) = x.clone().var_mean_bias(2);
     ((x - mean) / (var + epsilon).sqrt() * gamma + beta).cast(dtype)
@@ -70,7 +70,9 @@ impl Kernel<Flex, 3> for LayerNorm {
     fn forward(&self, [x, gamma, beta]: [FlexTensor; 3]) -> (FlexTensor, Saved) {
         let shape: [usize; 3] = dims(&x);
         let d = shape[2];
-        let (x, gamma, beta) = (contiguous(&x), contiguous(&gamma), contiguous(&beta));
+        let x = contiguous(&x);
+        let gamma = contiguous(&gamma);
+        let beta = contiguous(&beta);
         let n_rows = shape[0] * shape[1];
         // One buffer for rows and factors, so that one split over threads serves both.
         let mut kept = vec![0.0; n_rows * (d + 1)];
@@ -88,8 +90,10 @@ impl Kernel<Flex, 3> for LayerNorm {
     fn backward(&self, saved: Saved, grad: FlexTensor, wanted: [bool; 3]) -> [Option<FlexTensor>; 3] {
         let shape: [usize; 3] = dims(&grad);
         let d = shape[2];
-        let (grad, (kept, gamma, _)) = (contiguous(&grad), saved);
-        let (grad, kept) = (slice(&grad), slice(&kept));
+        let grad = contiguous(&grad);
+        let (kept, gamma, _) = saved;
+        let grad = slice(&grad);
+        let kept = slice(&kept);
         let around = self.link.as_ref().and_then(Link::take).map(|around| contiguous(&around));
         let gx = wanted[0].then(|| {
             let mut gx = vec![0.0; grad.len()];
@@ -101,7 +105,8 @@ impl Kernel<Flex, 3> for LayerNorm {
             });
             tensor(gx, shape)
         });
-        let (mut g_gamma, mut g_beta) = (vec![0.0; d], vec![0.0; d]);
+        let mut g_gamma = vec![0.0; d];
+        let mut g_beta = vec![0.0; d];
         if wanted[1] || wanted[2] {
             parameter_gradients(kept, grad, &mut g_gamma, &mut g_beta);
         }
@@ -185,9 +190,11 @@ mod tests {
         let run = |f: fn(Tensor<3>, Tensor<1>, Tensor<1>, f64) -> Tensor<3>| {
             f(x.clone(), weights[0].clone(), weights[1].clone(), 1e-6)
         };
-        let (y, twin) = (run(layer_norm), run(plain));
+        let y = run(layer_norm);
+        let twin = run(plain);
         assert_close("forward", y.clone().inner(), twin.clone().inner(), 1e-6);
-        let (a, b) = (gradients(y), gradients(twin));
+        let a = gradients(y);
+        let b = gradients(twin);
         assert_close("input", a.0, b.0, 3e-6);
         assert_close("gamma", a.1, b.1, 3e-6);
         assert_close("beta", a.2, b.2, 3e-6);

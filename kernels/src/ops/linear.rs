@@ -5,8 +5,9 @@
 //! gx = g · W            gW = gᵀ · x            gb = Σ_rows g
 //! ```
 //!
-//! If x is bf16, W is rounded to bf16 unless it is bf16 already, and y and gx are bf16. The CPU kernel rounds W as it packs it for
-//! the product. W's gradient is f32 in any case, and so are b and its gradient.
+//! If x is bf16, W is rounded to bf16 unless it is bf16 already, and y and gx are bf16. The CPU
+//! kernel rounds W as it packs it for the product. W's gradient is f32 in any case, and so are b
+//! and its gradient.
 
 use std::marker::PhantomData;
 
@@ -43,20 +44,20 @@ pub fn linear(x: Tensor<3>, weight: Tensor<2>, bias: Tensor<1>) -> Tensor<3> {
 }
 
 fn plain(x: Tensor<3>, weight: Tensor<2>, bias: Tensor<1>) -> Tensor<3> {
-    let ([b, n, d], [o, _]) = (x.dims(), weight.dims());
-    let (weight, bias) = (cast(weight, x.dtype()), cast(bias, x.dtype()));
+    let [b, n, d] = x.dims();
+    let [o, _] = weight.dims();
+    let weight = cast(weight, x.dtype());
+    let bias = cast(bias, x.dtype());
     (x.reshape([b * n, d]).matmul(weight.transpose()) + bias.unsqueeze()).reshape([b, n, o])
 }
 
 /// Returns `x · Wᵀ` for `x` of `[M, D]` and `weight` of `[O, D]`.
 pub fn matmul_transposed(x: Tensor<2>, weight: Tensor<2>) -> Tensor<2> {
-    match is_flex(&x) {
-        true => run(MatmulTransposed, [x.into(), weight.into()]),
-        false => matmul(x, weight.transpose()),
-    }
+    if is_flex(&x) { run(MatmulTransposed, [x.into(), weight.into()]) } else { matmul(x, weight.transpose()) }
 }
 
-/// Returns `a · b` for `a` of `[.., M, K]` and `b` of `[.., K, N]`, whose other dimensions are equal.
+/// Returns `a · b` for `a` of `[.., M, K]` and `b` of `[.., K, N]`, whose other dimensions are
+/// equal.
 pub fn matmul<const D: usize>(a: Tensor<D>, b: Tensor<D>) -> Tensor<D> {
     #[cfg(feature = "cube")]
     if cube::is_cube(&a) {
@@ -75,7 +76,9 @@ impl<T: Number> Kernel<Flex, 3> for Linear<T> {
     fn forward(&self, [x, w, b]: [FlexTensor; 3]) -> (FlexTensor, Self::Saved) {
         let [n_images, n_tokens, d]: [usize; 3] = dims(&x);
         let [o, _]: [usize; 2] = dims(&w);
-        let (x, w, b) = (contiguous(&x), contiguous(&w), contiguous(&b));
+        let x = contiguous(&x);
+        let w = contiguous(&w);
+        let b = contiguous(&b);
         let m = n_images * n_tokens;
         let y = affine(elements::<T>(&x), Weights::of(&w), slice(&b), [m, d, o]);
         (tensor(y, [n_images, n_tokens, o]), (x, w))
@@ -102,7 +105,8 @@ impl Kernel<Flex, 2> for MatmulTransposed {
 
     fn forward(&self, [x, w]: [FlexTensor; 2]) -> (FlexTensor, Self::Saved) {
         let ([m, d], [o, _]): ([usize; 2], [usize; 2]) = (dims(&x), dims(&w));
-        let (x, w) = (contiguous(&x), contiguous(&w));
+        let x = contiguous(&x);
+        let w = contiguous(&w);
         let y = times_transposed(slice(&x), Weights::of(&w), [m, d, o]);
         (tensor(y, [m, o]), (x, w))
     }
@@ -204,7 +208,8 @@ mod tests {
             let grads = (y.clone() * y.inner().autodiff()).sum().backward();
             (x.grad(&grads).expect("leaf"), w.grad(&grads).expect("leaf"), bias.grad(&grads).expect("leaf"))
         };
-        let (a, t) = (gradients(y), gradients(twin));
+        let a = gradients(y);
+        let t = gradients(twin);
         assert_eq!([a.1.dtype(), a.2.dtype()], [DType::F32; 2]);
         assert_close("input", a.0, t.0, tolerance);
         assert_close("weight", a.1, t.1, tolerance);
@@ -224,10 +229,13 @@ mod tests {
                         let grads = (y.clone() * y.inner().autodiff()).sum().backward();
                         (x.grad(&grads).expect("leaf"), w.grad(&grads).expect("leaf"))
                     };
-                    let ((a, b), (c, d)) = (factors(), factors());
-                    let (y, twin) = (matmul(a, b), c.matmul(d));
+                    let (a, b) = factors();
+                    let (c, d) = factors();
+                    let y = matmul(a, b);
+                    let twin = c.matmul(d);
                     assert_close("forward", y.clone().inner(), twin.clone().inner(), tolerance);
-                    let (a, t) = (gradients(y), gradients(twin));
+                    let a = gradients(y);
+                    let t = gradients(twin);
                     assert_close("left", a.0, t.0, tolerance);
                     assert_close("right", a.1, t.1, tolerance);
                 }
@@ -238,14 +246,16 @@ mod tests {
     #[test]
     fn the_product_without_bias_equals_its_twin() {
         let leaves = leaves(&Device::flex(), &[[6, 5], [9, 5]], 4);
-        let (x, w) = (leaves[0].clone(), leaves[1].clone());
+        let x = leaves[0].clone();
+        let w = leaves[1].clone();
         let y = matmul_transposed(x.clone(), w.clone());
         let twin = x.clone().matmul(w.clone().transpose());
         let gradient = |y: Tensor<2>| {
             let grads = (y.clone() * y.inner().autodiff()).sum().backward();
             (x.grad(&grads).expect("leaf"), w.grad(&grads).expect("leaf"))
         };
-        let (a, t) = (gradient(y), gradient(twin));
+        let a = gradient(y);
+        let t = gradient(twin);
         assert_close("input", a.0, t.0, 2e-6);
         assert_close("weight", a.1, t.1, 2e-6);
     }

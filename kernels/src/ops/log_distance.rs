@@ -5,7 +5,8 @@
 //! gx_i = Σ_{p: i(p) = i} g_p (x_i - z_j(p)) / (d_p (d_p + ε))
 //! ```
 //!
-//! The slope of the square root is infinite at zero: ε keeps the distance of equal rows away from it.
+//! The slope of the square root is infinite at zero: ε keeps the distance of equal rows away from
+//! it.
 
 use burn_flex::{Flex, FlexTensor};
 use burn_tensor::{Int, Tensor, TensorData};
@@ -15,11 +16,13 @@ use super::bridge::{Kernel, run};
 use super::cpu::{contiguous, dims, is_flex, slice, tensor};
 use super::math::lane_squared_distance;
 
-/// Returns the logarithms, `[P]`, for `pairs` of a row of `x` and a row of `z`. `z` has no gradient.
+/// Returns the logarithms, `[P]`, for `pairs` of a row of `x` and a row of `z`. `z` has no
+/// gradient.
 pub fn log_distances(x: Tensor<2>, z: Tensor<2>, pairs: Vec<[usize; 2]>, epsilon: f64) -> Tensor<1> {
-    match is_flex(&x) {
-        true => run(LogDistances { pairs, epsilon: epsilon as f32 }, [x.into(), z.into()]),
-        false => plain(x, z, pairs, epsilon),
+    if is_flex(&x) {
+        run(LogDistances { pairs, epsilon: epsilon as f32 }, [x.into(), z.into()])
+    } else {
+        plain(x, z, pairs, epsilon)
     }
 }
 
@@ -48,7 +51,8 @@ impl Kernel<Flex, 2> for LogDistances {
 
     fn forward(&self, [x, z]: [FlexTensor; 2]) -> (FlexTensor, Self::Saved) {
         let [_, d]: [usize; 2] = dims(&x);
-        let (x, z) = (contiguous(&x), contiguous(&z));
+        let x = contiguous(&x);
+        let z = contiguous(&z);
         let distances = distances(slice(&x), slice(&z), &self.pairs, d, self.epsilon);
         let logs = distances.iter().map(|distance| (distance + self.epsilon).ln()).collect();
         let n = self.pairs.len();
@@ -63,8 +67,11 @@ impl Kernel<Flex, 2> for LogDistances {
     ) -> [Option<FlexTensor>; 2] {
         let [m, d]: [usize; 2] = dims(&x);
         let grad = contiguous(&grad);
-        let slope = |(g, distance): (&f32, &f32)| g / (distance * (distance + self.epsilon));
-        let slopes: Vec<f32> = slice(&grad).iter().zip(slice(&distances)).map(slope).collect();
+        let slopes: Vec<f32> = slice(&grad)
+            .iter()
+            .zip(slice(&distances))
+            .map(|(g, distance)| g / (distance * (distance + self.epsilon)))
+            .collect();
         let mut gx = vec![0.0; m * d];
         pull(&mut gx, slice(&x), slice(&z), &self.pairs, &slopes, d);
         [Some(tensor(gx, [m, d])), None]
@@ -74,10 +81,10 @@ impl Kernel<Flex, 2> for LogDistances {
 #[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl", "x86_64+avx2"))]
 fn distances(x: &[f32], z: &[f32], pairs: &[[usize; 2]], d: usize, epsilon: f32) -> Vec<f32> {
     let floor = d as f32 * epsilon * epsilon;
-    let of_pair = |[i, j]: &[usize; 2]| {
-        (lane_squared_distance(&x[i * d..(i + 1) * d], &z[j * d..(j + 1) * d]) + floor).sqrt()
-    };
-    pairs.iter().map(of_pair).collect()
+    pairs
+        .iter()
+        .map(|[i, j]| (lane_squared_distance(&x[i * d..(i + 1) * d], &z[j * d..(j + 1) * d]) + floor).sqrt())
+        .collect()
 }
 
 /// Adds each pair's gradient to its row.
@@ -99,14 +106,16 @@ mod tests {
     #[test]
     fn it_equals_its_twin_forwards_and_backwards() {
         for device in devices() {
-            let (x, z) = (leaves(&device, &[[4, 19]], 1).remove(0), leaves(&device, &[[6, 19]], 2).remove(0));
+            let x = leaves(&device, &[[4, 19]], 1).remove(0);
+            let z = leaves(&device, &[[6, 19]], 2).remove(0);
             let pairs = vec![[0, 5], [1, 1], [3, 0], [1, 4], [0, 5]];
             let run = |f: fn(Tensor<2>, Tensor<2>, Vec<[usize; 2]>, f64) -> Tensor<1>| {
                 let y = f(x.clone(), z.clone().inner(), pairs.clone(), 1e-8);
                 let grads = (y.clone() * y.clone().inner().autodiff().powi_scalar(3)).sum().backward();
                 (y.inner(), x.grad(&grads).unwrap())
             };
-            let (a, b) = (run(log_distances), run(plain));
+            let a = run(log_distances);
+            let b = run(plain);
             assert_close("logarithms", a.0, b.0, 1e-6);
             assert_close("x", a.1, b.1, 3e-6);
         }

@@ -1,5 +1,5 @@
-//! Branch-free `exp`, `erf`, sine and cosine that compile to vector instructions. They use no fused multiply-add, so
-//! that every x86 host computes the same bits.
+//! Branch-free `exp`, `erf`, sine and cosine that compile to vector instructions. They use no fused
+//! multiply-add, so that every x86 host computes the same bits.
 
 /// `e^x` to about 1e-7 relative; 0 below -87.3, and no larger than e^88 above.
 ///
@@ -12,7 +12,8 @@ pub(super) fn exp(x: f32) -> f32 {
     // Adding and subtracting 1.5 · 2^23 rounds to the nearest integer.
     const ROUND: f32 = 12_582_912.0;
     let clamped = x.clamp(-87.3, 88.0);
-    // The lowest bits of this sum are the integer. A cast from f32 would be three times as slow: it has to saturate.
+    // The lowest bits of this sum are the integer. A cast from f32 would be three times as slow: it
+    // has to saturate.
     let rounded = clamped * LOG2_E + ROUND;
     let n = rounded - ROUND;
     let r = clamped - n * LN2_HIGH - n * LN2_LOW;
@@ -105,7 +106,8 @@ pub(super) fn lane_squared_distance(a: &[f32], b: &[f32]) -> f32 {
 #[inline(always)]
 fn lane_sum_of_pairs(a: &[f32], b: &[f32], f: impl Fn(f32, f32) -> f32) -> f32 {
     let mut totals = [0.0f32; 16];
-    let (a16, b16) = (a.chunks_exact(16), b.chunks_exact(16));
+    let a16 = a.chunks_exact(16);
+    let b16 = b.chunks_exact(16);
     let rest = sum(a16.remainder().iter().zip(b16.remainder()).map(|(a, b)| f(*a, *b)));
     for (a, b) in a16.zip(b16) {
         for ((total, a), b) in totals.iter_mut().zip(a).zip(b) {
@@ -129,8 +131,8 @@ pub(super) fn lane_max(row: &[f32]) -> f32 {
     lanes.iter().fold(rest, |max, v| max.max(*v))
 }
 
-/// Splits the rows of `out` over the threads of the current rayon pool; `body` gets the index of its
-/// first row and its rows. With one thread, or few rows, it is a single call.
+/// Splits the rows of `out` over the threads of the current rayon pool; `body` gets the index of
+/// its first row and its rows. With one thread, or few rows, it is a single call.
 pub(super) fn over_rows<T: Send>(out: &mut [T], row_len: usize, body: impl Fn(usize, &mut [T]) + Sync) {
     use rayon::prelude::*;
     let n_threads = rayon::current_num_threads();
@@ -173,7 +175,8 @@ mod tests {
     #[test]
     fn erf_is_accurate_over_its_range() {
         let series = |x: f64| {
-            let (mut term, mut sum) = (x, x);
+            let mut term = x;
+            let mut sum = x;
             for n in 1..200 {
                 term *= -x * x / f64::from(n);
                 sum += term / f64::from(2 * n + 1);

@@ -7,8 +7,8 @@
 //!                       gW₂ = gᵀ · gelu(h)   gb₂ = Σ_rows g
 //! ```
 //!
-//! The CPU kernel keeps only `h`: the backward pass computes gelu(h) from the same error function as the slope, so that
-//! a graph holds one hidden layer less.
+//! The CPU kernel keeps only `h`: the backward pass computes gelu(h) from the same error function
+//! as the slope, so that a graph holds one hidden layer less.
 
 use std::marker::PhantomData;
 
@@ -24,7 +24,8 @@ use super::linear::{affine, column_sums, linear, times_transposed, times_weight,
 use super::number::Number;
 use super::weights::Weights;
 
-/// Returns `gelu(x · W₁ᵀ + b₁) · W₂ᵀ + b₂` for `x` of `[B, N, D]`, by layer weight and bias; types as in [`linear`].
+/// Returns `gelu(x · W₁ᵀ + b₁) · W₂ᵀ + b₂` for `x` of `[B, N, D]`, by layer weight and bias; types
+/// as in [`linear`].
 pub fn mlp(x: Tensor<3>, first: (Tensor<2>, Tensor<1>), second: (Tensor<2>, Tensor<1>)) -> Tensor<3> {
     match flex_dtype(&x) {
         Some(DType::F32) => on_flex::<f32>(x, first, second),
@@ -97,7 +98,8 @@ impl<T: Number> Kernel<Flex, 5> for Mlp<T> {
 /// Returns the hidden layer before and after its GELU, `[M, H]` each.
 fn hidden_layer<T: Number>(x: &[T], weight: Weights<'_>, bias: &[f32], mdh: [usize; 3]) -> (Vec<T>, Vec<T>) {
     let f32s = T::DTYPE == DType::F32;
-    // In f32, adding the bias in the same pass as the GELU is cheaper. In bf16, it is added before the only rounding.
+    // In f32, adding the bias in the same pass as the GELU is cheaper. In bf16, it is added before
+    // the only rounding.
     let mut h = if f32s { times_transposed(x, weight, mdh) } else { affine(x, weight, bias, mdh) };
     let mut a = vec![T::default(); h.len()];
     let rows = h.par_chunks_exact_mut(bias.len()).zip(a.par_chunks_exact_mut(bias.len()));
@@ -110,7 +112,8 @@ fn hidden_layer<T: Number>(x: &[T], weight: Weights<'_>, bias: &[f32], mdh: [usi
     (h, a)
 }
 
-/// Replaces `h` by its GELU, multiplies `grad` by the slope, and returns the column sums of the latter.
+/// Replaces `h` by its GELU, multiplies `grad` by the slope, and returns the column sums of the
+/// latter.
 fn activation_and_gradient<T: Number>(h: &mut [T], grad: &mut [T], row_len: usize) -> Vec<f32> {
     let rows = h.par_chunks_exact_mut(row_len).zip(grad.par_chunks_exact_mut(row_len));
     rows.for_each(|(h, grad)| gelu::value_and_gradient(h, grad));

@@ -1,10 +1,11 @@
 //! The operations that take most of the training time, each with several implementations.
 //!
-//! On the CPU backend (Flex), and for some operations on GPUs (`cube`), an operation runs as a kernel with a
-//! hand-written backward pass, registered with Burn's autodiff as a single step; `plain` is a composition of
-//! Burn's own operations. All implementations compute the same formula, which is at the top of each file,
-//! and tests compare them. The reason for kernels: under autodiff, Burn's softmax and layer norm are a dozen
-//! passes over memory, and copies of permuted tensors cost as much as the products between them.
+//! On the CPU backend (Flex), and for some operations on GPUs (`cube`), an operation runs as a
+//! kernel with a hand-written backward pass, registered with Burn's autodiff as a single step;
+//! `plain` is a composition of Burn's own operations. All implementations compute the same formula,
+//! which is at the top of each file, and tests compare them. The reason for kernels: under
+//! autodiff, Burn's softmax and layer norm are a dozen passes over memory, and copies of permuted
+//! tensors cost as much as the products between them.
 
 mod attention;
 mod batch_norm;
@@ -116,7 +117,8 @@ pub mod twin {
         devices
     }
 
-    /// Returns the types that `device` computes in with their tolerances: `tolerance` in f32, a few roundings in bf16.
+    /// Returns the types that `device` computes in with their tolerances: `tolerance` in f32, a few
+    /// roundings in bf16.
     pub fn types(device: &Device, tolerance: f32) -> Vec<(DType, f32)> {
         let types = [(DType::F32, tolerance), (DType::BF16, 2e-2)];
         types.into_iter().filter(|(dtype, _)| device.supports_dtype(*dtype)).collect()

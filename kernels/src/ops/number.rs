@@ -33,8 +33,8 @@ impl Number for f32 {
         value
     }
 
-    /// Rounds in integer arithmetic, which vectorizes: adding half of what is cut off, less one bit if the last bit
-    /// that stays is zero, carries over if the number is to be rounded up.
+    /// Rounds in integer arithmetic, which vectorizes: adding half of what is cut off, less one bit
+    /// if the last bit that stays is zero, carries over if the number is to be rounded up.
     #[inline(always)]
     fn bf16_bits(self) -> u16 {
         let bits = self.to_bits();
@@ -107,7 +107,8 @@ mod tests {
             [0, 1, 0x7fff, 0x8000, 0x8001, 0xffff].map(|low| f32::from_bits((u32::from(high) << 16) | low))
         });
         for value in patterns {
-            let (ours, halfs) = (bf16::nearest(value), bf16::from_f32(value));
+            let ours = bf16::nearest(value);
+            let halfs = bf16::from_f32(value);
             assert!(ours.to_bits() == halfs.to_bits(), "{value:e}: {ours} instead of {halfs}");
             assert!(ours.wide().to_bits() == halfs.to_f32().to_bits(), "{ours}");
         }

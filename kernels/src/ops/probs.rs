@@ -19,7 +19,8 @@ use super::math::{exp, lane_max, lane_sum, over_rows};
 
 /// Returns `softmax((x - center) / temperature)` over the last dimension of `x` `[B, V, K]`.
 pub fn softmax_rows(x: Tensor<3>, center: Option<Tensor<1>>, temperature: f64) -> Tensor<3> {
-    let (dims, inverse) = (x.dims(), (1.0 / temperature) as f32);
+    let dims = x.dims();
+    let inverse = (1.0 / temperature) as f32;
     match (host(&x), center.as_ref().map(host)) {
         (Some(x), None) => softmax_on_host(x, None, inverse, dims),
         (Some(x), Some(Some(center))) => softmax_on_host(x, Some(center), inverse, dims),
@@ -66,12 +67,14 @@ pub fn row_maxima(x: Tensor<3>) -> Tensor<1> {
     }
 }
 
-/// Returns `max(exp((x - max) / temperature), floor)` of every element of `x` `[B, V, K]`; `max` is `[1]`.
+/// Returns `max(exp((x - max) / temperature), floor)` of every element of `x` `[B, V, K]`; `max` is
+/// `[1]`.
 pub fn exp_rows(x: Tensor<3>, max: Tensor<1>, temperature: f64, floor: f32) -> Tensor<3> {
     let dims = x.dims();
     match (host(&x), host(&max)) {
         (Some(x), Some(max)) => {
-            let (max, inverse) = (slice(&max)[0], (1.0 / temperature) as f32);
+            let max = slice(&max)[0];
+            let inverse = (1.0 / temperature) as f32;
             let mut out = slice(&x).to_vec();
             over_rows(&mut out, dims[2], |_, rows| exp_all(rows, max, inverse, floor));
             Flex::from_primitive(tensor(out, dims))
@@ -100,12 +103,13 @@ pub fn balanced(q: Tensor<3>, columns: Tensor<1>) -> Tensor<3> {
 /// Returns `log Σ exp((x - center) / temperature)` of every row of `x` `[B, V, K]`, `[B·V]`.
 pub fn log_sum_exp(x: Tensor<3>, center: Option<Tensor<1>>, temperature: f64) -> Tensor<1> {
     let [b, v, k] = x.dims();
-    let zeros = || Tensor::zeros([k], &x.device());
-    let center = center.unwrap_or_else(zeros);
+    let center = center.unwrap_or_else(|| Tensor::zeros([k], &x.device()));
     match (host(&x), host(&center)) {
         (Some(x), Some(center)) => {
             let mut out = vec![0.0; b * v];
-            let (x, center, inverse) = (slice(&x), slice(&center), (1.0 / temperature) as f32);
+            let x = slice(&x);
+            let center = slice(&center);
+            let inverse = (1.0 / temperature) as f32;
             over_rows(&mut out, 1, |first, out| log_sums(&x[first * k..], center, inverse, out));
             Flex::from_primitive(tensor(out, [b * v]))
         }
@@ -117,13 +121,15 @@ pub fn log_sum_exp(x: Tensor<3>, center: Option<Tensor<1>>, temperature: f64) ->
     }
 }
 
-/// Returns the sums of the rows of `q` `[B, V, K]` after its column `k` is divided by `columns[k]`, `[B·V]`.
+/// Returns the sums of the rows of `q` `[B, V, K]` after its column `k` is divided by `columns[k]`,
+/// `[B·V]`.
 pub fn scaled_row_sums(q: Tensor<3>, columns: Tensor<1>) -> Tensor<1> {
     let [b, v, k] = q.dims();
     match (host(&q), host(&columns)) {
         (Some(q), Some(columns)) => {
             let mut out = vec![0.0; b * v];
-            let (q, columns) = (slice(&q), slice(&columns));
+            let q = slice(&q);
+            let columns = slice(&columns);
             over_rows(&mut out, 1, |first, out| quotient_sums(&q[first * k..], columns, out));
             Flex::from_primitive(tensor(out, [b * v]))
         }
@@ -137,7 +143,8 @@ pub fn scaled(q: Tensor<3>, columns: Tensor<1>, rows: Tensor<1>) -> Tensor<3> {
     match (host(&q), host(&columns), host(&rows)) {
         (Some(q), Some(columns), Some(rows)) => {
             let mut out = slice(&q).to_vec();
-            let (columns, rows) = (slice(&columns), slice(&rows));
+            let columns = slice(&columns);
+            let rows = slice(&rows);
             over_rows(&mut out, k, |first, out| divide(out, columns, &rows[first..]));
             Flex::from_primitive(tensor(out, [b, v, k]))
         }
@@ -145,7 +152,8 @@ pub fn scaled(q: Tensor<3>, columns: Tensor<1>, rows: Tensor<1>) -> Tensor<3> {
     }
 }
 
-/// Returns the mean entropy in nats and the mean largest probability of the rows of `probs` `[B, V, K]`, `[1]` each.
+/// Returns the mean entropy in nats and the mean largest probability of the rows of `probs` `[B, V,
+/// K]`, `[1]` each.
 pub fn sharpness(probs: &Tensor<3>) -> [Tensor<1>; 2] {
     let [b, v, k] = probs.dims();
     match host(probs) {
@@ -165,7 +173,8 @@ pub fn sharpness(probs: &Tensor<3>) -> [Tensor<1>; 2] {
     }
 }
 
-/// Returns the contiguous elements of a tensor on the CPU without autodiff, `None` for any other tensor.
+/// Returns the contiguous elements of a tensor on the CPU without autodiff, `None` for any other
+/// tensor.
 fn host<const D: usize>(x: &Tensor<D>) -> Option<FlexTensor> {
     if x.is_autodiff() || !is_flex(x) {
         return None;

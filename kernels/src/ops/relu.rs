@@ -14,10 +14,7 @@ use super::number::Number;
 
 /// `max(x, 0)` for `x` of `[B, N, D]`.
 pub fn relu(x: Tensor<3>) -> Tensor<3> {
-    match is_flex(&x) {
-        true => run(Relu, [x.into()]),
-        false => burn_tensor::activation::relu(x),
-    }
+    if is_flex(&x) { run(Relu, [x.into()]) } else { burn_tensor::activation::relu(x) }
 }
 
 #[derive(Debug, Clone)]
@@ -33,7 +30,8 @@ impl Kernel<Flex, 1> for Relu {
     }
 
     fn backward(&self, y: FlexTensor, grad: FlexTensor, _: [bool; 1]) -> [Option<FlexTensor>; 1] {
-        let (mut gx, y) = (owned(grad), contiguous(&y));
+        let mut gx = owned(grad);
+        let y = contiguous(&y);
         mask(slice_mut(&mut gx), slice(&y));
         [Some(gx)]
     }
@@ -70,7 +68,8 @@ mod tests {
     fn it_equals_its_twin_forwards_and_backwards() {
         for device in devices() {
             let x = leaves(&device, &[[3, 5, 37]], 1).remove(0);
-            let (y, twin) = (relu(x.clone()), burn_tensor::activation::relu(x.clone()));
+            let y = relu(x.clone());
+            let twin = burn_tensor::activation::relu(x.clone());
             assert_close("forward", y.clone().inner(), twin.clone().inner(), 0.0);
             let gradient = |y: Tensor<3>| {
                 let grads = (y.clone() * y.inner().autodiff()).sum().backward();

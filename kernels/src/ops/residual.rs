@@ -70,8 +70,8 @@ pub fn branch(
 }
 
 impl Skip {
-    /// Creates the skip connection around a branch that starts with `x`; the branch's first operation adds the gradient left in
-    /// `link`, if there is one.
+    /// Creates the skip connection around a branch that starts with `x`; the branch's first
+    /// operation adds the gradient left in `link`, if there is one.
     pub(super) fn new(x: Tensor<3>, link: Option<Link<FlexTensor>>) -> Self {
         match link {
             Some(link) => Self { x: x.inner_or_self(), end: End::Cpu(link) },
@@ -79,8 +79,8 @@ impl Skip {
         }
     }
 
-    /// Ends the branch with its output `b` of `[B, N, D]`, which may be bf16. `gamma` scales channels (LayerScale); `factors` has one
-    /// number for each of the B sequences.
+    /// Ends the branch with its output `b` of `[B, N, D]`, which may be bf16. `gamma` scales
+    /// channels (LayerScale); `factors` has one number for each of the B sequences.
     pub fn join(self, b: Tensor<3>, gamma: Option<Tensor<1>>, factors: Option<&[f32]>) -> Tensor<3> {
         let dtype = self.x.dtype();
         let link = match self.end {
@@ -143,8 +143,10 @@ impl Join {
         join: impl Fn(f32, &mut [f32], &[T]) + Sync,
     ) -> FlexTensor {
         let [_, n, d]: [usize; 3] = dims(&into);
-        let (mut sum, other) = (owned(into), contiguous(other));
-        let (len, other) = (n * d, elements(&other));
+        let mut sum = owned(into);
+        let other = contiguous(other);
+        let len = n * d;
+        let other = elements(&other);
         over_rows(slice_mut(&mut sum), len, |first, rows| {
             let sequences = rows.chunks_mut(len).zip(other[first * len..].chunks(len));
             for (i, (sum, other)) in sequences.enumerate() {
@@ -209,7 +211,9 @@ impl<T: Number> Kernel<Flex, 3> for ScaledJoin<T> {
     ) -> [Option<FlexTensor>; 3] {
         let [n_sequences, n, d]: [usize; 3] = dims(&grad);
         let g = contiguous(&grad);
-        let (g, b, gamma) = (slice(&g), elements::<T>(&b), slice(&gamma));
+        let g = slice(&g);
+        let b = elements::<T>(&b);
+        let gamma = slice(&gamma);
         let gb = wanted[1].then(|| {
             let mut out = vec![0.0; n_sequences * n * d];
             over_rows(&mut out, n * d, |first, rows| {
@@ -306,27 +310,26 @@ mod tests {
         let weights = leaves(device, &[[shape[2]], [shape[2]], [shape[2]]], 2);
         let gamma = || scaled.then(|| weights[2].clone());
         let norm = |x: Tensor<3>| layer_norm(x, weights[0].clone(), weights[1].clone(), 1e-6);
-        let with_branches = |mut x: Tensor<3>| {
-            for _ in 0..2 {
-                let (h, skip) = branch(x, weights[0].clone(), weights[1].clone(), 1e-6, DType::F32);
-                x = skip.join(cast(gelu(h), dtype), gamma(), factors);
-            }
-            x
-        };
-        let composed = |mut x: Tensor<3>| {
-            for _ in 0..2 {
-                let b = cast(cast(gelu(norm(x.clone())), dtype), DType::F32);
-                x = plain(x, b, gamma(), factors);
-            }
-            x
-        };
         let run = |f: &dyn Fn(Tensor<3>) -> Tensor<3>| {
             let y = f(x.clone());
             let grads = (y.clone() * y.clone().inner().autodiff()).sum().backward();
             let scale = weights[usize::from(scaled) * 2].grad(&grads).unwrap();
             (y.inner(), x.grad(&grads).unwrap(), weights[0].grad(&grads).unwrap(), scale)
         };
-        let (a, b) = (run(&with_branches), run(&composed));
+        let a = run(&|mut x: Tensor<3>| {
+            for _ in 0..2 {
+                let (h, skip) = branch(x, weights[0].clone(), weights[1].clone(), 1e-6, DType::F32);
+                x = skip.join(cast(gelu(h), dtype), gamma(), factors);
+            }
+            x
+        });
+        let b = run(&|mut x: Tensor<3>| {
+            for _ in 0..2 {
+                let b = cast(cast(gelu(norm(x.clone())), dtype), DType::F32);
+                x = plain(x, b, gamma(), factors);
+            }
+            x
+        });
         assert_close("forward", a.0, b.0, 1e-6);
         assert_close("input", a.1, b.1, 3e-6);
         assert_close("norm", a.2, b.2, 3e-6);

@@ -1,11 +1,13 @@
-//! Rotary position embedding of queries and keys (Su et al. 2021; on two axes as in DINOv3, Siméoni et al. 2025).
+//! Rotary position embedding of queries and keys (Su et al. 2021; on two axes as in DINOv3, Siméoni
+//! et al. 2025).
 //!
 //! ```text
 //! x = [x₁; x₂] of a head, halves of D_h / 2       y = [x₁ cos θ - x₂ sin θ; x₂ cos θ + x₁ sin θ]      θ [N, D_h / 2]
 //! gx = the rotation of g by -θ
 //! ```
 //!
-//! Queries and keys of the cells are rotated; prefix tokens and values stay as they are. Computed in f32 for any type.
+//! Queries and keys of the cells are rotated; prefix tokens and values stay as they are. Computed
+//! in f32 for any type.
 
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -32,7 +34,8 @@ pub struct Rotations {
     pub sin: Vec<f32>,
 }
 
-/// Rotates queries and keys of the cells in `qkv` of `[B, P + N, 3·H·D_h]`, whose order is (q, k, v), head, channel.
+/// Rotates queries and keys of the cells in `qkv` of `[B, P + N, 3·H·D_h]`, whose order is (q, k,
+/// v), head, channel.
 pub fn rotate(qkv: Tensor<3>, n_heads: usize, rotations: &Arc<Rotations>) -> Tensor<3> {
     let [_, n_tokens, d3] = qkv.dims();
     let n_cells = 2 * n_heads * rotations.cos.len() * 3 / d3;
@@ -63,9 +66,11 @@ struct Rotate {
 struct OnFlex<T>(Rotate, PhantomData<T>);
 
 impl Rotate {
-    /// Returns cosines and sines on the device of `qkv` of `[B, P + N, 3·H·D_h]`, `[N, D_h / 2]` each.
+    /// Returns cosines and sines on the device of `qkv` of `[B, P + N, 3·H·D_h]`, `[N, D_h / 2]`
+    /// each.
     fn tables(&self, qkv: &Tensor<3>) -> [Tensor<2>; 2] {
-        let ([_, n, d3], device) = (qkv.dims(), qkv.device().inner());
+        let [_, n, d3] = qkv.dims();
+        let device = qkv.device().inner();
         [&self.rotations.cos, &self.rotations.sin].map(|values| {
             let data = TensorData::new(values.clone(), [n - self.n_prefix, d3 / 3 / self.n_heads / 2]);
             let table = Tensor::<2>::from_data(data, &device);
@@ -74,15 +79,18 @@ impl Rotate {
     }
 
     fn plain(&self, qkv: Tensor<3>) -> Tensor<3> {
-        let ([b, n, d3], dtype) = (qkv.dims(), qkv.dtype());
-        let (heads, half) = (2 * self.n_heads, d3 / 3 / self.n_heads / 2);
+        let [b, n, d3] = qkv.dims();
+        let dtype = qkv.dtype();
+        let heads = 2 * self.n_heads;
+        let half = d3 / 3 / self.n_heads / 2;
         let n_cells = n - self.n_prefix;
         let rotated = in_f32(qkv.clone().slice([0..b, self.n_prefix..n, 0..d3 / 3 * 2]));
         let [cos, sin] =
             self.tables(&qkv).map(|table| table.reshape([1, n_cells, 1, half]).cast(rotated.dtype()));
         let parts = rotated.reshape([b, n_cells, heads, 2 * half]);
         let part = |i: usize| parts.clone().slice([0..b, 0..n_cells, 0..heads, i * half..(i + 1) * half]);
-        let (first, second) = (part(0), part(1));
+        let first = part(0);
+        let second = part(1);
         let rotated = Tensor::cat(
             vec![first.clone() * cos.clone() - second.clone() * sin.clone(), second * cos + first * sin],
             3,
@@ -99,7 +107,8 @@ impl Rotate {
             for (i, row) in rows.chunks_exact_mut(d3).enumerate() {
                 let Some(cell) = ((first + i) % n).checked_sub(self.n_prefix) else { continue };
                 let range = cell * half..(cell + 1) * half;
-                let (cos, sin) = (&self.rotations.cos[range.clone()], &self.rotations.sin[range]);
+                let cos = &self.rotations.cos[range.clone()];
+                let sin = &self.rotations.sin[range];
                 row[..d3 / 3 * 2].chunks_exact_mut(2 * half).for_each(|head| turn(head, cos, sin, sign));
             }
         });
@@ -123,7 +132,9 @@ impl<T: Number> Kernel<Flex, 1> for OnFlex<T> {
 fn turn<T: Number>(head: &mut [T], cos: &[f32], sin: &[f32], sign: f32) {
     let (first, second) = head.split_at_mut(cos.len());
     for (((a, b), cos), sin) in first.iter_mut().zip(second).zip(cos).zip(sin) {
-        let (x, y, sin) = (a.wide(), b.wide(), sin * sign);
+        let x = a.wide();
+        let y = b.wide();
+        let sin = sin * sign;
         *a = T::nearest(x * cos - y * sin);
         *b = T::nearest(y * cos + x * sin);
     }
@@ -146,7 +157,8 @@ mod tests {
         for device in devices() {
             for (dtype, tolerance) in types(&device, 1e-6) {
                 for [n_prefix, n_cells] in [[0, 4], [3, 9]] {
-                    let (n_heads, half) = (2, 6);
+                    let n_heads = 2;
+                    let half = 6;
                     let angles = rotations(n_cells, half);
                     let shape = [2, n_prefix + n_cells, 3 * n_heads * 2 * half];
                     let qkv = leaves(&device, &[shape], 1).remove(0);
@@ -168,11 +180,15 @@ mod tests {
     /// Prefix tokens and values are not rotated, and lengths of queries and keys stay.
     #[test]
     fn prefix_and_values_stay_and_lengths_are_kept() {
-        let (n_heads, half, n_prefix, n_cells) = (1, 2, 1, 4);
+        let n_heads = 1;
+        let half = 2;
+        let n_prefix = 1;
+        let n_cells = 4;
         let qkv = leaves(&burn_tensor::Device::flex(), &[[1, n_prefix + n_cells, 12]], 3).remove(0).inner();
         let y = rotate(qkv.clone(), n_heads, &rotations(n_cells, half));
         let values = |x: &Tensor<3>| x.clone().into_data().try_to_vec::<f32>().expect("f32");
-        let (before, after) = (values(&qkv), values(&y));
+        let before = values(&qkv);
+        let after = values(&y);
         assert_eq!(before[..12], after[..12]);
         for (before, after) in before.chunks(12).zip(after.chunks(12)).skip(1) {
             assert_eq!(before[8..], after[8..]);

@@ -4,7 +4,8 @@
 //! s = Σ y · g  without computing it       gy = g            y, g of one shape, s [1]
 //! ```
 //!
-//! Autodiff starts from ones, and only the gradient of the sum matters: the vector-Jacobian product with `g`.
+//! Autodiff starts from ones, and only the gradient of the sum matters: the vector-Jacobian product
+//! with `g`.
 
 use burn_flex::{Flex, FlexTensor};
 use burn_tensor::{DType, Tensor};
@@ -13,7 +14,8 @@ use super::bridge::{Kernel, run};
 use super::cpu::{flex_dtype, tensor};
 use super::in_f32;
 
-/// Returns a scalar in f32 whose gradient at `y` is `g`, of the type of `y`; its value is unspecified.
+/// Returns a scalar in f32 whose gradient at `y` is `g`, of the type of `y`; its value is
+/// unspecified.
 pub fn seed<const D: usize>(y: Tensor<D>, g: Tensor<D>) -> Tensor<1> {
     let kernel_knows = |tensor: &Tensor<D>| matches!(flex_dtype(tensor), Some(DType::F32 | DType::BF16));
     if kernel_knows(&y) && kernel_knows(&g) {

@@ -1,4 +1,5 @@
-//! Assembly of sequences: prefix tokens before the patch tokens, and a position embedding added to each token.
+//! Assembly of sequences: prefix tokens before the patch tokens, and a position embedding added to
+//! each token.
 //!
 //! ```text
 //! y  = [prefix; patches] + positions      prefix [1, P, D]  patches [B, N, D]  positions [1, P+N, D]  y [B, P+N, D]
@@ -15,14 +16,16 @@ use super::cpu::{add, contiguous, dims, is_flex, slice, tensor};
 /// Returns the sequences, in the type of the prefix.
 pub fn sequence(prefix: Tensor<3>, patches: Tensor<3>, positions: Tensor<3>) -> Tensor<3> {
     let patches = cast(patches, prefix.dtype());
-    match is_flex(&patches) {
-        true => run(Sequence, [prefix.into(), patches.into(), positions.into()]),
-        false => plain(prefix, patches, positions),
+    if is_flex(&patches) {
+        run(Sequence, [prefix.into(), patches.into(), positions.into()])
+    } else {
+        plain(prefix, patches, positions)
     }
 }
 
 fn plain(prefix: Tensor<3>, patches: Tensor<3>, positions: Tensor<3>) -> Tensor<3> {
-    let ([b, _, d], [_, p, _]) = (patches.dims(), prefix.dims());
+    let [b, _, d] = patches.dims();
+    let [_, p, _] = prefix.dims();
     Tensor::cat(vec![prefix.expand([b, p, d]), patches], 1) + positions
 }
 
@@ -35,10 +38,12 @@ impl Kernel<Flex, 3> for Sequence {
 
     fn forward(&self, [prefix, patches, positions]: [FlexTensor; 3]) -> (FlexTensor, Self::Saved) {
         let ([_, p, _], [b, n, d]): ([usize; 3], [usize; 3]) = (dims(&prefix), dims(&patches));
-        let (prefix, patches, positions) =
-            (contiguous(&prefix), contiguous(&patches), contiguous(&positions));
+        let prefix = contiguous(&prefix);
+        let patches = contiguous(&patches);
+        let positions = contiguous(&positions);
         let mut y = Vec::with_capacity(b * (p + n) * d);
-        let (prefix, positions) = (slice(&prefix), slice(&positions));
+        let prefix = slice(&prefix);
+        let positions = slice(&positions);
         for patches in slice(&patches).chunks_exact(n * d) {
             let start = y.len();
             y.extend_from_slice(prefix);

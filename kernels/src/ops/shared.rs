@@ -4,7 +4,8 @@
 //! y_i = x          gx = Σ_i gy_i          summed in f32, in the order of the backward pass
 //! ```
 //!
-//! Autodiff adds such gradients too, but in the type of `x`, and on the CPU with a loop that is not optimized.
+//! Autodiff adds such gradients too, but in the type of `x`, and on the CPU with a loop that is not
+//! optimized.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -20,8 +21,8 @@ use crate::device::host;
 #[derive(Debug, Clone, Default)]
 pub struct SharedGradient(Sum);
 
-/// First gradient, to which the others are added in place. Gradients live until the end of the backward pass: a
-/// copy would add to the peak memory.
+/// First gradient, to which the others are added in place. Gradients live until the end of the
+/// backward pass: a copy would add to the peak memory.
 type Sum = Arc<Mutex<Option<Tensor<1>>>>;
 
 impl SharedGradient {
@@ -29,9 +30,10 @@ impl SharedGradient {
     /// [`SharedGradient::take`] returns its gradient after the backward pass, in f32; else it is
     /// among autodiff's gradients.
     ///
-    /// On the CPU, the backward pass adds the gradient of this use before it comes to the operations that `input` is a result of. By itself it would do so
-    /// at its end, because it goes through the operations in the order of their distance from its leaves: until then, the gradients of all
-    /// uses of all tensors would be held.
+    /// On the CPU, the backward pass adds the gradient of this use before it comes to the
+    /// operations that `input` is a result of. By itself it would do so at its end, because it goes
+    /// through the operations in the order of their distance from its leaves: until then, the
+    /// gradients of all uses of all tensors would be held.
     pub fn of(&self, x: &Tensor<1>, dtype: DType, input: Option<&Tensor<3>>) -> Tensor<1> {
         if !x.is_autodiff() {
             return cast(x.clone(), dtype);
@@ -151,7 +153,8 @@ mod tests {
         let noted = |is_told: bool| {
             let x = leaves(&device, &[[2, 3, 4]], 1).remove(0);
             let weight = leaves(&device, &[[24]], 2).remove(0);
-            let (shared, noted) = (SharedGradient::default(), Arc::default());
+            let shared = SharedGradient::default();
+            let noted = Arc::default();
             let below = gelu(x);
             let input: Tensor<3> =
                 run::<Flex, _, 1, 3>(Note(Arc::clone(&shared.0), Arc::clone(&noted)), [below.into()]);

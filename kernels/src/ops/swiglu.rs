@@ -22,7 +22,8 @@ use super::in_f32;
 use super::math::{exp, over_rows};
 use super::number::Number;
 
-/// Returns the gated second half of `x` of `[B, N, 2·H]`, `[B, N, H]`: the first half, through its SiLU, is the gate.
+/// Returns the gated second half of `x` of `[B, N, 2·H]`, `[B, N, H]`: the first half, through its
+/// SiLU, is the gate.
 pub fn swiglu(x: Tensor<3>) -> Tensor<3> {
     #[cfg(feature = "cube")]
     if cube::is_cube(&x) {
@@ -37,7 +38,8 @@ pub fn swiglu(x: Tensor<3>) -> Tensor<3> {
 
 /// Computes in f32 at least.
 fn plain(x: Tensor<3>) -> Tensor<3> {
-    let ([b, n, h], dtype) = (x.dims(), x.dtype());
+    let [b, n, h] = x.dims();
+    let dtype = x.dtype();
     let x = in_f32(x);
     let half = |i: usize| x.clone().slice([0..b, 0..n, i * (h / 2)..(i + 1) * (h / 2)]);
     (activation::silu(half(0)) * half(1)).cast(dtype)
@@ -52,7 +54,8 @@ impl<T: Number> Kernel<Flex, 1> for Swiglu<T> {
 
     fn forward(&self, [x]: [FlexTensor; 1]) -> (FlexTensor, FlexTensor) {
         let [b, n, h]: [usize; 3] = dims(&x);
-        let (x, width) = (contiguous(&x), h / 2);
+        let x = contiguous(&x);
+        let width = h / 2;
         let mut y = vec![T::default(); b * n * width];
         over_rows(&mut y, width, |first, rows| {
             let inputs = elements::<T>(&x)[first * h..].chunks_exact(h);
@@ -87,7 +90,9 @@ fn backward<T: Number>(x: &[T], g: &[T], gx: &mut [T]) {
     let (gates, values) = x.split_at(g.len());
     let (at_gates, at_values) = gx.split_at_mut(g.len());
     for ((((ga, gb), a), b), g) in at_gates.iter_mut().zip(at_values).zip(gates).zip(values).zip(g) {
-        let (a, b, g) = (a.wide(), b.wide(), g.wide());
+        let a = a.wide();
+        let b = b.wide();
+        let g = g.wide();
         let share = logistic(a);
         *ga = T::nearest(g * b * share * (1.0 + a * (1.0 - share)));
         *gb = T::nearest(g * a * share);
@@ -112,7 +117,8 @@ mod tests {
                 for shape in [[2, 5, 38], [1, 70, 96]] {
                     let x = leaves(&device, &[shape], 1).remove(0);
                     let rounded = || cast(x.clone() * 3.0, dtype);
-                    let (y, twin) = (swiglu(rounded()), plain(rounded()));
+                    let y = swiglu(rounded());
+                    let twin = plain(rounded());
                     assert_eq!(y.dtype(), dtype);
                     assert_close("forward", y.clone().inner(), twin.clone().inner(), tolerance);
                     let gradient = |y: Tensor<3>| {

@@ -1,4 +1,5 @@
-//! Record of the matrix products that are computed, for benchmarks that time products of the same shapes alone.
+//! Record of the matrix products that are computed, for benchmarks that time products of the same
+//! shapes alone.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,7 +20,8 @@ pub struct Product {
     pub n_threads: usize,
 }
 
-/// Switch that records products. One benchmark at a time records them, whichever threads its step runs on.
+/// Switch that records products. One benchmark at a time records them, whichever threads its step
+/// runs on.
 static RECORDING: AtomicBool = AtomicBool::new(false);
 static RECORDED: Mutex<BTreeMap<Product, u64>> = Mutex::new(BTreeMap::new());
 

@@ -4,8 +4,8 @@
 //! s = Σ_r (Σ_d x[r, d])       x [.., D], rows r of D elements       s [1]
 //! ```
 //!
-//! On an NVIDIA GPU, Burn's own sum of all elements adds with atomic operations, whose order differs between runs, and with it the last
-//! bits of the sum.
+//! On an NVIDIA GPU, Burn's own sum of all elements adds with atomic operations, whose order
+//! differs between runs, and with it the last bits of the sum.
 
 use burn_tensor::Tensor;
 

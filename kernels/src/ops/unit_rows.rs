@@ -19,10 +19,7 @@ pub fn unit_rows(x: Tensor<2>, epsilon: f64) -> Tensor<2> {
     if super::cube::is_cube(&x) {
         return run(super::cube::UnitRows { epsilon: epsilon as f32 }, [x.into()]);
     }
-    match is_flex(&x) {
-        true => run(UnitRows { epsilon: epsilon as f32 }, [x.into()]),
-        false => plain(x, epsilon),
-    }
+    if is_flex(&x) { run(UnitRows { epsilon: epsilon as f32 }, [x.into()]) } else { plain(x, epsilon) }
 }
 
 fn plain(x: Tensor<2>, epsilon: f64) -> Tensor<2> {
@@ -94,7 +91,8 @@ mod tests {
                 let grads = (y.clone() * y.clone().inner().autodiff().powi_scalar(3)).sum().backward();
                 (y.inner(), x.grad(&grads).unwrap())
             };
-            let (a, b) = (run(unit_rows), run(plain));
+            let a = run(unit_rows);
+            let b = run(plain);
             assert_close("forward", a.0, b.0, 1e-6);
             assert_close("input", a.1, b.1, 3e-6);
         }

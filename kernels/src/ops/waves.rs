@@ -6,7 +6,8 @@
 //! gp[n, m] = δ Σ_k k (b[k, m] cos(k δ p[n, m]) - a[k, m] sin(k δ p[n, m]))
 //! ```
 //!
-//! Waves follow a recurrence over k: cos (k+1)θ = 2 cos θ cos kθ - cos (k-1)θ, and likewise for the sine.
+//! Waves follow a recurrence over k: cos (k+1)θ = 2 cos θ cos kθ - cos (k-1)θ, and likewise for the
+//! sine.
 
 use std::ops::Range;
 
@@ -37,9 +38,9 @@ pub fn wave_sums(p: Tensor<2>, n_points: usize, spacing: f64) -> Tensor<1> {
     // `is_flex` has just tried the same conversion.
     let p = contiguous(&p.try_into_primitive::<Flex>().expect("a tensor of Flex"));
     let starts = (0..m).into_par_iter().step_by(COLUMNS);
-    let of_columns =
-        |start: usize| sums_of_columns(&p, start..m.min(start + COLUMNS), spacing as f32, n_points);
-    let blocks: Vec<Vec<f32>> = starts.map(of_columns).collect();
+    let blocks: Vec<Vec<f32>> = starts
+        .map(|start: usize| sums_of_columns(&p, start..m.min(start + COLUMNS), spacing as f32, n_points))
+        .collect();
     let sums = (0..2 * n_points).flat_map(|wave| {
         blocks.iter().flat_map(move |block| {
             let n_columns = block.len() / (2 * n_points);
@@ -70,7 +71,8 @@ pub fn weighted_waves(p: Tensor<2>, weights: Tensor<1>, spacing: f64) -> Tensor<
 }
 
 fn plain(p: Tensor<2>, weights: Tensor<1>, spacing: f64) -> Tensor<1> {
-    let ([_, m], [len]) = (p.dims(), weights.dims());
+    let [_, m] = p.dims();
+    let [len] = weights.dims();
     let n_points = len / (2 * m);
     let weights = weights.reshape([2 * n_points, m]);
     let weights = if p.is_autodiff() { weights.autodiff() } else { weights };
@@ -91,11 +93,12 @@ impl Kernel<Flex, 2> for WeightedWaves {
     type Saved = (FlexTensor, FlexTensor);
 
     fn forward(&self, [p, weights]: [FlexTensor; 2]) -> (FlexTensor, Self::Saved) {
-        let (p, weights) = (contiguous(&p), contiguous(&weights));
+        let p = contiguous(&p);
+        let weights = contiguous(&weights);
         let [_, m]: [usize; 2] = dims(&p);
         let of_waves = slice(&weights);
-        let of_row = |row: &[f32]| weighted_row(row, of_waves, self.spacing);
-        let rows: Vec<f32> = slice(&p).par_chunks_exact(m).map(of_row).collect();
+        let rows: Vec<f32> =
+            slice(&p).par_chunks_exact(m).map(|row| weighted_row(row, of_waves, self.spacing)).collect();
         let sum: f64 = rows.into_iter().map(f64::from).sum();
         (tensor(vec![sum as f32], [1]), (p, weights))
     }
@@ -129,7 +132,8 @@ fn waves_of_row(row: &[f32], spacing: f32, n_points: usize, waves: &mut [f32]) {
 /// Returns E of one row.
 #[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl", "x86_64+avx2"))]
 fn weighted_row(row: &[f32], weights: &[f32], spacing: f32) -> f32 {
-    let (m, n_points) = (row.len(), weights.len() / (2 * row.len()));
+    let m = row.len();
+    let n_points = weights.len() / (2 * row.len());
     let mut sums = [0.0; LANES];
     for start in (0..m).step_by(LANES) {
         let columns = start..m.min(start + LANES);
@@ -146,7 +150,8 @@ fn weighted_row(row: &[f32], weights: &[f32], spacing: f32) -> f32 {
 /// Writes the gradient of E at one row, times `scale / δ`, to `gp`.
 #[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl", "x86_64+avx2"))]
 fn wave_gradient(row: &[f32], weights: &[f32], spacing: f32, scale: f32, gp: &mut [f32]) {
-    let (m, n_points) = (row.len(), weights.len() / (2 * row.len()));
+    let m = row.len();
+    let n_points = weights.len() / (2 * row.len());
     for start in (0..m).step_by(LANES) {
         let columns = start..m.min(start + LANES);
         let mut sums = [0.0; LANES];
@@ -162,8 +167,8 @@ fn wave_gradient(row: &[f32], weights: &[f32], spacing: f32, scale: f32, gp: &mu
     }
 }
 
-/// Calls `f` with k, cos(k δ p) and sin(k δ p) for every point k. The recurrence over k does not vectorize, so columns
-/// are the vector lanes.
+/// Calls `f` with k, cos(k δ p) and sin(k δ p) for every point k. The recurrence over k does not
+/// vectorize, so columns are the vector lanes.
 #[inline(always)]
 fn each_wave(
     p: &[f32; LANES],
@@ -171,8 +176,11 @@ fn each_wave(
     n_points: usize,
     mut f: impl FnMut(usize, &[f32; LANES], &[f32; LANES]),
 ) {
-    let (mut cos_before, mut sin_before) = ([1.0; LANES], [0.0; LANES]);
-    let (mut cos, mut sin, mut twice) = ([0.0; LANES], [0.0; LANES], [0.0; LANES]);
+    let mut cos_before = [1.0; LANES];
+    let mut sin_before = [0.0; LANES];
+    let mut cos = [0.0; LANES];
+    let mut sin = [0.0; LANES];
+    let mut twice = [0.0; LANES];
     for i in 0..LANES {
         [sin[i], cos[i]] = sin_cos(p[i] * spacing);
         twice[i] = 2.0 * cos[i];
@@ -222,8 +230,8 @@ mod tests {
                     assert_close("sin", cut((N_POINTS + k) * 21), angle.sin().sum_dim(0).reshape([21]), 2e-5);
                 }
             }
-            let (e, twin) =
-                (weighted_waves(p.clone(), weights.clone(), SPACING), plain(p.clone(), weights, SPACING));
+            let e = weighted_waves(p.clone(), weights.clone(), SPACING);
+            let twin = plain(p.clone(), weights, SPACING);
             assert_close("forward", e.clone().inner(), twin.clone().inner(), 2e-5);
             let gradient = |e: Tensor<1>| p.grad(&e.backward()).expect("leaf");
             assert_close("input", gradient(e), gradient(twin), 2e-5);

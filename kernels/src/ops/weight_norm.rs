@@ -18,10 +18,7 @@ use super::math::{lane_dot, over_rows};
 
 /// Returns `x · (gain ⊙ v / |v|)ᵀ`. No row of `v` may be zero, nor any `gain` that has a gradient.
 pub fn weight_norm_linear(x: Tensor<2>, v: Tensor<2>, gain: Tensor<1>) -> Tensor<2> {
-    match is_flex(&x) {
-        true => run(WeightNorm, [x.into(), v.into(), gain.into()]),
-        false => plain(x, v, gain),
-    }
+    if is_flex(&x) { run(WeightNorm, [x.into(), v.into(), gain.into()]) } else { plain(x, v, gain) }
 }
 
 fn plain(x: Tensor<2>, v: Tensor<2>, gain: Tensor<1>) -> Tensor<2> {
@@ -39,8 +36,12 @@ impl Kernel<Flex, 3> for WeightNorm {
 
     fn forward(&self, [x, v, gain]: [FlexTensor; 3]) -> (FlexTensor, Self::Saved) {
         let ([m, d], [k, _]): ([usize; 2], [usize; 2]) = (dims(&x), dims(&v));
-        let (x, v, gain) = (contiguous(&x), contiguous(&v), contiguous(&gain));
-        let (mut factors, lengths, rows) = (vec![0.0; k], slice(&gain), slice(&v));
+        let x = contiguous(&x);
+        let v = contiguous(&v);
+        let gain = contiguous(&gain);
+        let mut factors = vec![0.0; k];
+        let lengths = slice(&gain);
+        let rows = slice(&v);
         over_rows(&mut factors, 1, |first, factors| {
             inverse_lengths(&rows[first * d..], &lengths[first..], factors, d);
         });
@@ -116,7 +117,8 @@ fn column_dots(a: &[f32], b: &[f32], sums: &mut [f32]) {
     }
 }
 
-/// Removes the component along `v` from gradients: the rest turns a direction without lengthening it.
+/// Removes the component along `v` from gradients: the rest turns a direction without lengthening
+/// it.
 #[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl", "x86_64+avx2"))]
 fn across(gv: &mut [f32], v: &[f32], along: &[f32], d: usize) {
     for ((gv, v), along) in gv.chunks_exact_mut(d).zip(v.chunks_exact(d)).zip(along) {
@@ -135,8 +137,8 @@ mod tests {
     #[test]
     fn it_equals_its_twin_forwards_and_backwards() {
         for device in devices() {
-            let (x, v) =
-                (leaves(&device, &[[5, 19]], 1).remove(0), leaves(&device, &[[33, 19]], 2).remove(0));
+            let x = leaves(&device, &[[5, 19]], 1).remove(0);
+            let v = leaves(&device, &[[33, 19]], 2).remove(0);
             let gain = leaves(&device, &[[33]], 3).remove(0);
             let run = |f: fn(Tensor<2>, Tensor<2>, Tensor<1>) -> Tensor<2>| {
                 let y = f(x.clone(), v.clone(), gain.clone());

@@ -1,4 +1,5 @@
-//! Weights of a product on the CPU, as they are stored: in f32, or in bf16 where that is how they were gathered.
+//! Weights of a product on the CPU, as they are stored: in f32, or in bf16 where that is how they
+//! were gathered.
 
 use burn_flex::FlexTensor;
 use burn_tensor::DType;

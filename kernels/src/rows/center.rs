@@ -4,8 +4,9 @@
 //! cell_i = argmin_j |x_i - c_j|² = argmax_j x_i · c_j - |c_j|² / 2      x [N, D]   c [K, D]
 //! ```
 //!
-//! Products are computed in blocks of rows and tiles of centers. Blocks begin at multiples of their length, counted from the
-//! first row of all, so that the bits of a distance depend neither on threads nor on the part of the rows that is asked for.
+//! Products are computed in blocks of rows and tiles of centers. Blocks begin at multiples of their
+//! length, counted from the first row of all, so that the bits of a distance depend neither on
+//! threads nor on the part of the rows that is asked for.
 
 use std::ops::Range;
 
@@ -34,13 +35,14 @@ impl NearestCenter {
     /// The value before any center has been compared.
     pub const NONE: Self = Self { cell: u32::MAX, distance: f32::INFINITY };
 
-    /// Number of rows that are compared at once. Parts of rows that begin at multiples of it have the same bits as a whole.
+    /// Number of rows that are compared at once. Parts of rows that begin at multiples of it have
+    /// the same bits as a whole.
     pub const BLOCK_ROWS: usize = BLOCK_ROWS;
 }
 
-/// Compares rows `range` with `centers`, `[K, D]`, which are numbered from `first_cell` on, and stores each center that is nearer
-/// than the one in `nearest`. Of several centers at equal distance, the one with the lowest number is nearest. A row that is not
-/// finite is left as it is.
+/// Compares rows `range` with `centers`, `[K, D]`, which are numbered from `first_cell` on, and
+/// stores each center that is nearer than the one in `nearest`. Of several centers at equal
+/// distance, the one with the lowest number is nearest. A row that is not finite is left as it is.
 ///
 /// # Panics
 /// If `range` does not begin at a multiple of [`NearestCenter::BLOCK_ROWS`], or lengths do not fit.
@@ -79,15 +81,18 @@ impl Scratch {
         first_cell: u32,
         nearest: &mut [NearestCenter],
     ) {
-        let (n, d) = (nearest.len(), rows.width());
+        let n = nearest.len();
+        let d = rows.width();
         self.rows.resize(n * d, 0.0);
         rows.copy(start..start + n, &mut self.rows);
         let mut best = vec![(f32::NEG_INFINITY, 0u32); n];
         for (tile, halves) in halves.chunks(TILE_CENTERS).enumerate() {
-            let (first, k) = (tile * TILE_CENTERS, halves.len());
+            let first = tile * TILE_CENTERS;
+            let k = halves.len();
             let centers = &centers[first * d..(first + k) * d];
             self.products.resize(n * k, 0.0);
-            let (a, b) = (Mat::rows(&self.rows, d), Mat::rows(centers, d).t());
+            let a = Mat::rows(&self.rows, d);
+            let b = Mat::rows(centers, d).t();
             gemm([n, d, k], 1.0, a, b, 0.0, &mut self.products, k);
             largest(&self.products, halves, first as u32, &mut best);
         }
@@ -103,8 +108,8 @@ impl Scratch {
     }
 }
 
-/// Replaces `best` of each row of `products`, `[n, k]`, by the largest difference of a product and its half squared length, if that
-/// is larger, with its column counted from `first`.
+/// Replaces `best` of each row of `products`, `[n, k]`, by the largest difference of a product and
+/// its half squared length, if that is larger, with its column counted from `first`.
 #[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl", "x86_64+avx2"))]
 fn largest(products: &[f32], halves: &[f32], first: u32, best: &mut [(f32, u32)]) {
     let k = halves.len();
@@ -162,8 +167,12 @@ mod tests {
     }
 
     fn matrix(n: usize, width: usize, seed: usize) -> Matrix {
-        let value = |i: usize| ((i + seed) * 2_654_435_761 % 1000) as f32 / 500.0 - 1.0;
-        Matrix { width, values: (0..n * width).map(value).collect() }
+        Matrix {
+            width,
+            values: (0..n * width)
+                .map(|i: usize| ((i + seed) * 2_654_435_761 % 1000) as f32 / 500.0 - 1.0)
+                .collect(),
+        }
     }
 
     fn find(rows: &Matrix, range: Range<usize>, centers: &Matrix) -> Vec<NearestCenter> {
@@ -173,7 +182,8 @@ mod tests {
     }
 
     proptest! {
-        /// The nearest center is the one that a loop over all distances in f64 finds, but for rounding.
+        /// The nearest center is the one that a loop over all distances in f64 finds, but for
+        /// rounding.
         #[test]
         fn the_nearest_center_is_found(n in 1usize..700, k in 1usize..1100, d in 1usize..40) {
             let (rows, centers) = (matrix(n, d, 1), matrix(k, d, 77));
@@ -193,7 +203,8 @@ mod tests {
     /// Centers in two calls, and rows in two parts, give the bits of one call.
     #[test]
     fn parts_have_the_bits_of_the_whole() {
-        let (rows, centers) = (matrix(1100, 24, 3), matrix(700, 24, 5));
+        let rows = matrix(1100, 24, 3);
+        let centers = matrix(700, 24, 5);
         let whole = find(&rows, 0..1100, &centers);
         let mut parts = find(&rows, 0..512, &centers);
         parts.extend(find(&rows, 512..1100, &centers));

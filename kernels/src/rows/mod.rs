@@ -1,5 +1,5 @@
-//! Comparison of many rows of numbers, such as features of images. Rows are copied in blocks, so that there may be more of
-//! them than memory holds.
+//! Comparison of many rows of numbers, such as features of images. Rows are copied in blocks, so
+//! that there may be more of them than memory holds.
 
 mod center;
 mod nearest;

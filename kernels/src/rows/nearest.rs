@@ -1,6 +1,7 @@
 //! The nearest neighbors of rows.
 //!
-//! Products are computed in blocks, `[queries, D] · [D, candidates]`, keeping the largest: the full matrix is never in memory.
+//! Products are computed in blocks, `[queries, D] · [D, candidates]`, keeping the largest: the full
+//! matrix is never in memory.
 
 use std::ops::Range;
 
@@ -9,16 +10,18 @@ use rayon::prelude::*;
 use super::{Rows, blocks};
 use crate::ops::gemm::{Mat, gemm};
 
-/// Number of queries per block, whatever the number of threads, so that the bits of a product do not depend on it; many, so that the cost of
-/// copying candidates is negligible. Products have the same bits in parts that begin at a multiple of it.
+/// Number of queries per block, whatever the number of threads, so that the bits of a product do
+/// not depend on it; many, so that the cost of copying candidates is negligible. Products have the
+/// same bits in parts that begin at a multiple of it.
 pub const QUERY_BLOCK_ROWS: usize = 256;
 
-/// Number of candidates per block, which stays in a core's cache. Products have the same bits in parts that begin at a multiple of it.
+/// Number of candidates per block, which stays in a core's cache. Products have the same bits in
+/// parts that begin at a multiple of it.
 pub const CANDIDATE_BLOCK_ROWS: usize = 1024;
 
-/// Returns the `k` rows of `candidates` with the largest products with each row of `queries`, best first, with these products: cosine
-/// similarities if rows have unit length. Ties go to the lower index. With `excludes_itself`, row `i` is not among the neighbors of
-/// query `i`.
+/// Returns the `k` rows of `candidates` with the largest products with each row of `queries`, best
+/// first, with these products: cosine similarities if rows have unit length. Ties go to the lower
+/// index. With `excludes_itself`, row `i` is not among the neighbors of query `i`.
 pub fn nearest_rows(
     candidates: &dyn Rows,
     queries: &dyn Rows,
@@ -27,8 +30,9 @@ pub fn nearest_rows(
 ) -> Vec<Vec<(u32, f32)>> {
     let k = k.min(candidates.len());
     let all: Vec<Range<usize>> = blocks(0..queries.len(), QUERY_BLOCK_ROWS).collect();
-    let search = |range: &Range<usize>| search_block(candidates, queries, range.clone(), k, excludes_itself);
-    all.par_iter().flat_map_iter(search).collect()
+    all.par_iter()
+        .flat_map_iter(|range| search_block(candidates, queries, range.clone(), k, excludes_itself))
+        .collect()
 }
 
 fn search_block(
@@ -38,7 +42,8 @@ fn search_block(
     k: usize,
     excludes_itself: bool,
 ) -> Vec<Vec<(u32, f32)>> {
-    let (d, n_queries) = (queries.width(), range.len());
+    let d = queries.width();
+    let n_queries = range.len();
     let mut query_rows = vec![0.0; n_queries * d];
     queries.copy(range.clone(), &mut query_rows);
     let mut candidate_rows = vec![0.0; CANDIDATE_BLOCK_ROWS * d];
@@ -47,7 +52,8 @@ fn search_block(
     for block in blocks(0..candidates.len(), CANDIDATE_BLOCK_ROWS) {
         let n = block.len();
         candidates.copy(block.clone(), &mut candidate_rows[..n * d]);
-        let (a, b) = (Mat::rows(&query_rows, d), Mat::rows(&candidate_rows, d).t());
+        let a = Mat::rows(&query_rows, d);
+        let b = Mat::rows(&candidate_rows, d).t();
         gemm([n_queries, d, n], 1.0, a, b, 0.0, &mut products, n);
         for ((query, best), products) in range.clone().zip(&mut best).zip(products.chunks_exact(n)) {
             for (candidate, product) in block.clone().zip(products) {
@@ -75,8 +81,8 @@ impl TopK {
 
     #[inline(always)]
     fn offer(&mut self, row: u32, product: f32) {
-        // Rows are offered in order, so that a tie with the worst of the best loses by its higher index. NaN compares
-        // as false and is never a neighbor.
+        // Rows are offered in order, so that a tie with the worst of the best loses by its higher
+        // index. NaN compares as false and is never a neighbor.
         if product > self.bar {
             // Minus zero becomes zero, so that the order of products is that of this comparison.
             self.found.push((row, product + 0.0));

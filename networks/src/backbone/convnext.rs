@@ -1,4 +1,5 @@
-//! ConvNeXt (Liu et al. 2022), as timm builds it and DINOv3 distills it: blocks of depthwise convolutions and MLPs.
+//! ConvNeXt (Liu et al. 2022), as timm builds it and DINOv3 distills it: blocks of depthwise
+//! convolutions and MLPs.
 //!
 //! ```text
 //! stem         norm(W · patches + b)                            patches of `patch_px`, four pixels in the published networks
@@ -7,7 +8,8 @@
 //! last norm    norm of the mean over the last grid, and of its cells
 //! ```
 //!
-//! Norms are layer norms over channels. The feature of a view is the normalized mean. Parameter names and shapes are timm's.
+//! Norms are layer norms over channels. The feature of a view is the normalized mean. Parameter
+//! names and shapes are timm's.
 
 use burn_tensor::Tensor;
 use kernels::ops::{Window, conv, depthwise_branch, grid_mean, in_f32, layer_norm, linear, mlp, on_kept};
@@ -43,7 +45,8 @@ pub struct Config {
     pub image_px: usize,
     /// Number of blocks of each stage: `[3, 3, 9, 3]` in ConvNeXt-T, `[3, 3, 27, 3]` in S, B and L.
     pub depths: [usize; 4],
-    /// Channels of the first stage, which every later stage doubles: 96 in ConvNeXt-T and S, 128 in B, 192 in L.
+    /// Channels of the first stage, which every later stage doubles: 96 in ConvNeXt-T and S, 128 in
+    /// B, 192 in L.
     pub width: usize,
     /// Side of a patch of the stem, in pixels; 4 by default, 1 or 2 for images of 32 px.
     #[serde(default = "default_patch_px", skip_serializing_if = "is_default_patch_px")]
@@ -54,7 +57,8 @@ pub struct Config {
     /// Drop-path rate of the last block; the rates of blocks before it grow linearly from 0.
     #[serde(default)]
     pub drop_path: f32,
-    /// Number of channels of an image; 3 by default. A recipe sets data.channels, which this follows.
+    /// Number of channels of an image; 3 by default. A recipe sets data.channels, which this
+    /// follows.
     #[serde(default = "rgb_channels", skip_serializing_if = "is_rgb")]
     pub channels: usize,
 }
@@ -104,9 +108,10 @@ impl BackboneConfig for Config {
         if !(0.0..1.0).contains(&self.drop_path) {
             return Err(format!("model.drop_path {} is not in 0..1", self.drop_path));
         }
-        match (0.0..=1e3).contains(&self.layer_scale) {
-            true => Ok(()),
-            false => Err("model.layer_scale must lie in 0..=1000".into()),
+        if (0.0..=1e3).contains(&self.layer_scale) {
+            Ok(())
+        } else {
+            Err("model.layer_scale must lie in 0..=1000".into())
         }
     }
 
@@ -201,24 +206,29 @@ impl Unit for Stem {
     }
 
     fn params(&self) -> Vec<ParamSpec> {
-        let (d, p) = (self.width, self.patch_px);
+        let d = self.width;
+        let p = self.patch_px;
         let projection = weight_and_bias("0", [d, self.n_channels, p, p]);
         let projection = projection.map(|param| ParamSpec { projects_patches: true, ..param });
         projection.into_iter().chain(gain_and_bias("1", d)).collect()
     }
 
     fn forward(&self, _: usize, groups: Vec<Features>, cx: &Context<'_>) -> StageOutput {
-        let stem = |group: Features| {
-            let weight = cx.leaves.matrix("0.weight");
-            let h = in_f32(linear(cx.rounded(group.x.clone()), weight, cx.leaves.bias("0.bias")));
-            group.with(norm("1", h, cx))
-        };
-        groups.into_iter().map(stem).collect::<Vec<_>>().into()
+        groups
+            .into_iter()
+            .map(|group| {
+                let weight = cx.leaves.matrix("0.weight");
+                let h = in_f32(linear(cx.rounded(group.x.clone()), weight, cx.leaves.bias("0.bias")));
+                group.with(norm("1", h, cx))
+            })
+            .collect::<Vec<_>>()
+            .into()
     }
 
     fn cost(&self, groups: &[GroupShape]) -> (Cost, Vec<GroupShape>) {
         let rows: usize = groups.iter().map(GroupShape::n_rows).sum();
-        let (d, input) = (self.width as f64, (self.n_channels * self.patch_px * self.patch_px) as f64);
+        let d = self.width as f64;
+        let input = (self.n_channels * self.patch_px * self.patch_px) as f64;
         let graph = Elements { products: rows as f64 * input, wide: rows as f64 * d, ..Elements::default() };
         let cost = Cost { flops: 2.0 * rows as f64 * input * d, graph };
         (cost, groups.iter().map(|group| GroupShape { width: self.width, ..*group }).collect())
@@ -245,30 +255,41 @@ impl Unit for Downsample {
     }
 
     fn forward(&self, _: usize, groups: Vec<Features>, cx: &Context<'_>) -> StageOutput {
-        let halve = |group: Features| {
-            let x = norm("0", group.x, cx);
-            let (h, grid) = conv(cx.rounded(x), group.grid, cx.leaves.stored("1.weight"), HALVES);
-            let bias = in_f32(cx.leaves.get::<1>("1.bias"));
-            Features::on_grid(in_f32(h) + bias.unsqueeze(), grid)
-        };
-        groups.into_iter().map(halve).collect::<Vec<_>>().into()
+        groups
+            .into_iter()
+            .map(|group| {
+                let x = norm("0", group.x, cx);
+                let (h, grid) = conv(cx.rounded(x), group.grid, cx.leaves.stored("1.weight"), HALVES);
+                let bias = in_f32(cx.leaves.get::<1>("1.bias"));
+                Features::on_grid(in_f32(h) + bias.unsqueeze(), grid)
+            })
+            .collect::<Vec<_>>()
+            .into()
     }
 
     fn cost(&self, groups: &[GroupShape]) -> (Cost, Vec<GroupShape>) {
-        let halved = |group: &GroupShape| GroupShape {
-            grid: group.grid.map(|side| HALVES.output(side, 2)),
-            width: 2 * self.input,
-            ..*group
-        };
-        let shapes: Vec<GroupShape> = groups.iter().map(halved).collect();
+        let shapes: Vec<GroupShape> = groups
+            .iter()
+            .map(|group| GroupShape {
+                grid: group.grid.map(|side| HALVES.output(side, 2)),
+                width: 2 * self.input,
+                ..*group
+            })
+            .collect();
         let width = self.input as f64;
-        let of_group = |(before, after): (&GroupShape, &GroupShape)| Cost {
-            flops: 2.0 * after.n_rows() as f64 * 4.0 * width * 2.0 * width,
-            // Input and output of the norm.
-            graph: Elements::wide(before.n_rows() as f64 * width)
-                + Elements::products(before.n_rows() as f64 * width),
-        };
-        (groups.iter().zip(&shapes).map(of_group).sum(), shapes)
+        (
+            groups
+                .iter()
+                .zip(&shapes)
+                .map(|(before, after)| Cost {
+                    flops: 2.0 * after.n_rows() as f64 * 4.0 * width * 2.0 * width,
+                    // Input and output of the norm.
+                    graph: Elements::wide(before.n_rows() as f64 * width)
+                        + Elements::products(before.n_rows() as f64 * width),
+                })
+                .sum(),
+            shapes,
+        )
     }
 }
 
@@ -286,7 +307,8 @@ impl Unit for Block {
     }
 
     fn params(&self) -> Vec<ParamSpec> {
-        let (d, hidden) = (self.width, MLP_RATIO * self.width);
+        let d = self.width;
+        let hidden = MLP_RATIO * self.width;
         let mut params = Vec::from(weight_and_bias("conv_dw", [d, 1, KERNEL, KERNEL]));
         params.extend(gain_and_bias("norm", d));
         params.extend(weight_and_bias("mlp.fc1", [hidden, d]));
@@ -299,31 +321,45 @@ impl Unit for Block {
         let of = |name: &str| {
             (cx.leaves.stored(&format!("{name}.weight")), cx.leaves.bias(&format!("{name}.bias")))
         };
-        let block = |(number, group): (usize, Features)| {
-            let (weight, bias) = (cx.leaves.get("conv_dw.weight"), cx.leaves.get("conv_dw.bias"));
-            let (h, skip) = depthwise_branch(group.x.clone(), group.grid, weight, bias);
-            let factors = cx.draws.factors(number, 0);
-            let inner = |h| mlp(cx.rounded(norm("norm", h, cx)), of("mlp.fc1"), of("mlp.fc2"));
-            group.with(skip.join(on_kept(h, factors, inner), Some(cx.leaves.get("gamma")), factors))
-        };
-        groups.into_iter().enumerate().map(block).collect::<Vec<_>>().into()
+        groups
+            .into_iter()
+            .enumerate()
+            .map(|(number, group)| {
+                let weight = cx.leaves.get("conv_dw.weight");
+                let bias = cx.leaves.get("conv_dw.bias");
+                let (h, skip) = depthwise_branch(group.x.clone(), group.grid, weight, bias);
+                let factors = cx.draws.factors(number, 0);
+                let inner = |h| mlp(cx.rounded(norm("norm", h, cx)), of("mlp.fc1"), of("mlp.fc2"));
+                group.with(skip.join(on_kept(h, factors, inner), Some(cx.leaves.get("gamma")), factors))
+            })
+            .collect::<Vec<_>>()
+            .into()
     }
 
-    /// Counts a graph that holds per cell: the input, inputs and outputs of the norm, the hidden layer before its GELU, and the
-    /// output of the branch.
+    /// Counts a graph that holds per cell: the input, inputs and outputs of the norm, the hidden
+    /// layer before its GELU, and the output of the branch.
     fn cost(&self, groups: &[GroupShape]) -> (Cost, Vec<GroupShape>) {
-        let (d, ratio, taps) = (self.width as f64, MLP_RATIO as f64, (KERNEL * KERNEL) as f64);
-        let of_group = |group: &GroupShape| {
-            let (rows, computed) = (group.n_rows() as f64, self.drop_rule().computed_share(group.drops));
-            // Views that a branch leaves out have an input, and an output of the convolution; the others are copied from that.
-            let copies = if computed < 1.0 { computed } else { 0.0 };
-            Cost {
-                flops: rows * (2.0 * taps * d + computed * 4.0 * ratio * d * d),
-                graph: Elements::wide(rows * d * 2.0)
-                    + Elements::products(rows * d * (copies + computed * (2.0 + ratio))),
-            }
-        };
-        (groups.iter().map(of_group).sum(), groups.to_vec())
+        let d = self.width as f64;
+        let ratio = MLP_RATIO as f64;
+        let taps = (KERNEL * KERNEL) as f64;
+        (
+            groups
+                .iter()
+                .map(|group| {
+                    let rows = group.n_rows() as f64;
+                    let computed = self.drop_rule().computed_share(group.drops);
+                    // Views that a branch leaves out have an input, and an output of the
+                    // convolution; the others are copied from that.
+                    let copies = if computed < 1.0 { computed } else { 0.0 };
+                    Cost {
+                        flops: rows * (2.0 * taps * d + computed * 4.0 * ratio * d * d),
+                        graph: Elements::wide(rows * d * 2.0)
+                            + Elements::products(rows * d * (copies + computed * (2.0 + ratio))),
+                    }
+                })
+                .sum(),
+            groups.to_vec(),
+        )
     }
 
     fn drop_rule(&self) -> DropRule {
@@ -347,28 +383,37 @@ impl Unit for Norm {
     }
 
     fn forward(&self, _: usize, groups: Vec<Features>, cx: &Context<'_>) -> StageOutput {
-        let (gain, bias) = (cx.leaves.get::<1>("weight"), cx.leaves.get::<1>("bias"));
+        let gain = cx.leaves.get::<1>("weight");
+        let bias = cx.leaves.get::<1>("bias");
         let norm = |x: Tensor<3>| layer_norm(x, gain.clone(), bias.clone(), EPSILON);
-        let read = |group: Features| {
-            let mean = grid_mean(group.x.clone());
-            match self.readout {
-                Readout::Pooled => Features::vectors(norm(mean)),
-                Readout::All => {
-                    let x = norm(Tensor::cat(vec![mean, group.x], 1));
-                    Features { n_prefix: 1, ..Features::on_grid(x, group.grid) }
+        groups
+            .into_iter()
+            .map(|group| {
+                let mean = grid_mean(group.x.clone());
+                match self.readout {
+                    Readout::Pooled => Features::vectors(norm(mean)),
+                    Readout::All => {
+                        let x = norm(Tensor::cat(vec![mean, group.x], 1));
+                        Features { n_prefix: 1, ..Features::on_grid(x, group.grid) }
+                    }
                 }
-            }
-        };
-        groups.into_iter().map(read).collect::<Vec<_>>().into()
+            })
+            .collect::<Vec<_>>()
+            .into()
     }
 
     fn cost(&self, groups: &[GroupShape]) -> (Cost, Vec<GroupShape>) {
-        let read = |group: &GroupShape| match self.readout {
-            Readout::Pooled => group.pooled(),
-            Readout::All => GroupShape { n_prefix: 1, ..*group },
-        };
         let graph: usize = groups.iter().map(|group| group.n_rows() * self.width).sum();
-        (Cost { flops: 0.0, graph: Elements::wide(graph as f64) }, groups.iter().map(read).collect())
+        (
+            Cost { flops: 0.0, graph: Elements::wide(graph as f64) },
+            groups
+                .iter()
+                .map(|group| match self.readout {
+                    Readout::Pooled => group.pooled(),
+                    Readout::All => GroupShape { n_prefix: 1, ..*group },
+                })
+                .collect(),
+        )
     }
 }
 

@@ -4,8 +4,9 @@
 //! y = pool(relu(norm(conv(x))))
 //! ```
 //!
-//! x `[B, H·W, C]` with channels last, in the type of maps ([`crate::unit::Types`]). Every normalization needs statistics over the
-//! batch, and so begins a stage. Statistics, and what the normalization computes from them, are f32.
+//! x `[B, H·W, C]` with channels last, in the type of maps ([`crate::unit::Types`]). Every
+//! normalization needs statistics over the batch, and so begins a stage. Statistics, and what the
+//! normalization computes from them, are f32.
 
 use std::ops::Range;
 
@@ -41,13 +42,15 @@ impl Layer {
 
     /// Returns the weight of the convolution.
     pub(super) fn weight(&self) -> ParamSpec {
-        let (o, k) = (self.norm.width, self.kernel);
+        let o = self.norm.width;
+        let k = self.kernel;
         // He et al. 2015, by fan-out.
         let init = Init::Normal((2.0 / (k * k * o) as f32).sqrt());
         ParamSpec::weight(format!("{}.weight", self.conv), [o, self.input / self.groups, k, k], init)
     }
 
-    /// Returns `columns` of the convolution's output, from the rows of the weight that `cx` has, and the output's grid.
+    /// Returns `columns` of the convolution's output, from the rows of the weight that `cx` has,
+    /// and the output's grid.
     pub(super) fn columns(
         &self,
         x: Tensor<3>,
@@ -58,9 +61,10 @@ impl Layer {
         let [b, n, c] = x.dims();
         // Columns of a group read the channels of that group alone.
         let [start, end] = [columns.start, columns.end].map(|column| column * self.groups / self.norm.width);
-        let x = match self.groups > 1 && end - start < self.groups {
-            true => x.slice([0..b, 0..n, start * c / self.groups..end * c / self.groups]),
-            false => x,
+        let x = if self.groups > 1 && end - start < self.groups {
+            x.slice([0..b, 0..n, start * c / self.groups..end * c / self.groups])
+        } else {
+            x
         };
         let weight = cx.leaves.stored::<4>(&format!("{}.weight", self.conv));
         conv(cx.rounded(x), grid, weight, self.window())
@@ -134,15 +138,20 @@ impl Unit for Stem {
             let (features, sums) = convolved.unzip();
             return StageOutput { features, sums: cx.sets.sums(sums) };
         }
-        let finish = |(group, set): (Features, &usize)| {
-            let affine = self.layer.norm.affine(cx.totals.get(*set).cloned(), cx);
-            let (mut y, mut grid) = (normalize(group.x, affine, None, true), group.grid);
-            if self.pools {
-                (y, grid) = max_pool(y, grid, POOL_SIDE, POOL);
-            }
-            Features::on_grid(y, grid)
-        };
-        groups.into_iter().zip(&cx.sets.0).map(finish).collect::<Vec<_>>().into()
+        groups
+            .into_iter()
+            .zip(&cx.sets.0)
+            .map(|(group, set)| {
+                let affine = self.layer.norm.affine(cx.totals.get(*set).cloned(), cx);
+                let mut y = normalize(group.x, affine, None, true);
+                let mut grid = group.grid;
+                if self.pools {
+                    (y, grid) = max_pool(y, grid, POOL_SIDE, POOL);
+                }
+                Features::on_grid(y, grid)
+            })
+            .collect::<Vec<_>>()
+            .into()
     }
 
     fn observe(&self, totals: &[Vec<Tensor<1>>], cx: &Context<'_>) -> Vec<(String, Tensor<1>)> {
@@ -150,9 +159,12 @@ impl Unit for Stem {
     }
 
     fn cost(&self, groups: &[GroupShape]) -> (Cost, Vec<GroupShape>) {
-        let pooled = |shape: GroupShape| match self.pools {
-            true => GroupShape { grid: shape.grid.map(|side| POOL.output(side, POOL_SIDE)), ..shape },
-            false => shape,
+        let pooled = |shape: GroupShape| {
+            if self.pools {
+                GroupShape { grid: shape.grid.map(|side| POOL.output(side, POOL_SIDE)), ..shape }
+            } else {
+                shape
+            }
         };
         let outputs = groups.iter().map(|group| pooled(self.layer.output(*group)));
         (groups.iter().map(|group| self.layer.cost(*group)).sum(), outputs.collect())

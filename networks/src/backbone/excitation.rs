@@ -50,7 +50,8 @@ impl Excitation {
         self.layer("fc1", x, cx)
     }
 
-    /// Returns the columns of W₂ x + b₂ whose parameters `cx` has, for `x` of `[B, 1, S]` between the two layers.
+    /// Returns the columns of W₂ x + b₂ whose parameters `cx` has, for `x` of `[B, 1, S]` between
+    /// the two layers.
     pub(super) fn excited(&self, x: Tensor<3>, cx: &Context<'_>) -> Tensor<3> {
         self.layer("fc2", x, cx)
     }

@@ -1,4 +1,5 @@
-//! Configurations of all backbones, for code that names them, such as conversions of other libraries' weights.
+//! Configurations of all backbones, for code that names them, such as conversions of other
+//! libraries' weights.
 
 pub use super::RGB_CHANNELS;
 pub use super::convnext::Config as ConvnextConfig;

@@ -1,6 +1,7 @@
 //! Backbones: lists of units from pixels to features.
 //!
-//! A new backbone is one file, with a `Config` that is a [`BackboneConfig`], and one line in `registry`.
+//! A new backbone is one file, with a `Config` that is a [`BackboneConfig`], and one line in
+//! `registry`.
 
 mod branch;
 mod convnext;
@@ -83,22 +84,25 @@ pub trait BackboneConfig {
     /// The key and the reason, in words.
     fn validate(&self) -> Result<(), String>;
 
-    /// Returns the units, of which the first takes cells of `cell_px` × `cell_px` pixels as vectors `[B·V, N, C·p·p]`
-    /// ([`super::patches`]).
+    /// Returns the units, of which the first takes cells of `cell_px` × `cell_px` pixels as vectors
+    /// `[B·V, N, C·p·p]` ([`super::patches`]).
     fn units(&self, readout: Readout) -> Vec<Box<dyn Unit>>;
 
-    /// Returns the units with a mask token in the place of masked patches; `None` for a backbone without tokens.
+    /// Returns the units with a mask token in the place of masked patches; `None` for a backbone
+    /// without tokens.
     fn masked_units(&self, readout: Readout) -> Option<Vec<Box<dyn Unit>>> {
         let _ = readout;
         None
     }
 
-    /// Returns the key of a setting that takes effect only in training with masked patches, if such a one is set.
+    /// Returns the key of a setting that takes effect only in training with masked patches, if such
+    /// a one is set.
     fn setting_of_masks(&self) -> Option<&'static str> {
         None
     }
 
-    /// Returns the levels that evaluation may read: a transformer's blocks, a convolutional network's stages.
+    /// Returns the levels that evaluation may read: a transformer's blocks, a convolutional
+    /// network's stages.
     fn levels(&self) -> Levels;
 
     /// Returns the number of channels of the features.
@@ -113,13 +117,15 @@ pub trait BackboneConfig {
     /// Returns the side of a cell of the input, in pixels.
     fn cell_px(&self) -> usize;
 
-    /// Returns the side of the pixels that a cell of the output covers; every view's side is a multiple of it.
+    /// Returns the side of the pixels that a cell of the output covers; every view's side is a
+    /// multiple of it.
     fn stride_px(&self) -> usize;
 
     /// Returns the side of the images that the backbone is made for, in pixels.
     fn image_px(&self) -> usize;
 
-    /// Returns small configurations that together use all options of the backbone, for the conformance tests.
+    /// Returns small configurations that together use all options of the backbone, for the
+    /// conformance tests.
     #[cfg(feature = "testing")]
     fn examples() -> Vec<Self>
     where

@@ -4,10 +4,10 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{BackboneConfig, Levels, Readout, check_channels, convnext, regnet, resnet, vit};
-use crate::layout::{ParamSlot, UnitLayout};
 use crate::unit::Unit;
 
-/// Declares [`ModelConfig`] with a variant for each backbone: its documentation, its name and its module.
+/// Declares [`ModelConfig`] with a variant for each backbone: its documentation, its name and its
+/// module.
 macro_rules! backbones {
     ($($(#[doc = $doc:expr])* $(#[cfg($cfg:meta)])? $name:ident => $module:ident,)*) => {
         /// A backbone, as a recipe writes it under `[model]`.
@@ -73,17 +73,20 @@ impl ModelConfig {
         self.config().units(readout)
     }
 
-    /// Returns the units with a mask token in the place of masked patches; `None` for a backbone without tokens.
+    /// Returns the units with a mask token in the place of masked patches; `None` for a backbone
+    /// without tokens.
     pub fn masked_units(&self, readout: Readout) -> Option<Vec<Box<dyn Unit>>> {
         self.config().masked_units(readout)
     }
 
-    /// Returns the key of a setting that takes effect only in training with masked patches, if such a one is set.
+    /// Returns the key of a setting that takes effect only in training with masked patches, if such
+    /// a one is set.
     pub fn setting_of_masks(&self) -> Option<&'static str> {
         self.config().setting_of_masks()
     }
 
-    /// Returns the levels at which evaluation may read features, with the units of [`Readout::All`].
+    /// Returns the levels at which evaluation may read features, with the units of
+    /// [`Readout::All`].
     pub fn levels(&self) -> Levels {
         self.config().levels()
     }
@@ -91,11 +94,15 @@ impl ModelConfig {
     /// Returns the names of all parameters in exports, and their shapes.
     pub fn params(&self) -> Vec<(String, Vec<usize>)> {
         let layouts = self.units(Readout::All).into_iter().map(|unit| unit.layout(1));
-        let of_unit = |layout: UnitLayout| {
-            let named = |slot: &ParamSlot| (layout.full_name(slot), slot.spec.shape.clone());
-            layout.params.iter().map(named).collect::<Vec<_>>()
-        };
-        layouts.flat_map(of_unit).collect()
+        layouts
+            .flat_map(|layout| {
+                layout
+                    .params
+                    .iter()
+                    .map(|slot| (layout.full_name(slot), slot.spec.shape.clone()))
+                    .collect::<Vec<_>>()
+            })
+            .collect()
     }
 
     /// Returns the number of elements of the parameters of all units.
@@ -125,7 +132,8 @@ impl ModelConfig {
         self.config().cell_px()
     }
 
-    /// Returns the side of the pixels that a cell of the output covers; every view's side is a multiple of it.
+    /// Returns the side of the pixels that a cell of the output covers; every view's side is a
+    /// multiple of it.
     pub fn stride_px(&self) -> usize {
         self.config().stride_px()
     }

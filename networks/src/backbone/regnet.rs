@@ -1,5 +1,5 @@
-//! RegNetY: residual networks whose widths come from a line (Radosavovic et al. 2020), with the names and shapes of
-//! torchvision. SEER is trained on these (Goyal et al. 2021 and 2022).
+//! RegNetY: residual networks whose widths come from a line (Radosavovic et al. 2020), with the
+//! names and shapes of torchvision. SEER is trained on these (Goyal et al. 2021 and 2022).
 //!
 //! ```text
 //! u_j = w₀ + wₐ j                         width of branch j on a line, j < d
@@ -7,10 +7,11 @@
 //! branch   1×1 - 3×3 in groups of g channels - excitation - 1×1; the first of a stage halves the grid
 //! ```
 //!
-//! Widths are then rounded to the nearest multiple of the group width, which is no larger than the width; halves become
-//! even multiples. torchvision rounds halves up, and down by at most a tenth, so that its 800 MF and 8 GF are wider than
-//! those of the paper and of timm; the names here mean torchvision's. The excitation squeezes to a quarter of the branch's
-//! input channels. A view's feature is the mean over the last grid.
+//! Widths are then rounded to the nearest multiple of the group width, which is no larger than the
+//! width; halves become even multiples. torchvision rounds halves up, and down by at most a tenth,
+//! so that its 800 MF and 8 GF are wider than those of the paper and of timm; the names here mean
+//! torchvision's. The excitation squeezes to a quarter of the branch's input channels. A view's
+//! feature is the mean over the last grid.
 
 use std::fmt::{self, Formatter};
 
@@ -49,7 +50,8 @@ pub struct Config {
     pub image_px: usize,
     /// Published size, or a custom design.
     pub size: Size,
-    /// Number of channels of an image; 3 by default. A recipe sets data.channels, which this follows.
+    /// Number of channels of an image; 3 by default. A recipe sets data.channels, which this
+    /// follows.
     #[serde(default = "rgb_channels", skip_serializing_if = "is_rgb")]
     pub channels: usize,
 }
@@ -64,8 +66,8 @@ pub enum Size {
     Design(Design),
 }
 
-/// Implemented by hand, so that an error names the misspelled name or key: serde's own for untagged enums tries both
-/// and only says that neither fits.
+/// Implemented by hand, so that an error names the misspelled name or key: serde's own for untagged
+/// enums tries both and only says that neither fits.
 impl<'de> Deserialize<'de> for Size {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct Either;
@@ -140,8 +142,8 @@ pub struct Design {
     pub w_m: f64,
     /// Channels of a group, g.
     pub group_width: usize,
-    /// Rounds halves of a group up, and no width down by more than a tenth, as torchvision does; otherwise halves become even
-    /// multiples, as in the paper and in timm.
+    /// Rounds halves of a group up, and no width down by more than a tenth, as torchvision does;
+    /// otherwise halves become even multiples, as in the paper and in timm.
     #[serde(default)]
     pub keeps_width: bool,
 }
@@ -294,13 +296,14 @@ impl BackboneConfig for Config {
             );
         }
         let stages = self.stages();
-        match stages.len() <= MAX_STAGES && stages.iter().all(|stage| stage.width <= MAX_WIDTH) {
-            true => Ok(()),
-            false => Err(format!(
+        if stages.len() <= MAX_STAGES && stages.iter().all(|stage| stage.width <= MAX_WIDTH) {
+            Ok(())
+        } else {
+            Err(format!(
                 "model.size: this design has {} stages, the widest of {} channels; it may have {MAX_STAGES} and {MAX_WIDTH}",
                 stages.len(),
                 stages.iter().map(|stage| stage.width).max().unwrap_or(0)
-            )),
+            ))
         }
     }
 
@@ -368,8 +371,8 @@ impl BackboneConfig for Config {
 mod tests {
     use super::*;
 
-    /// Widths, and numbers of parameters without a classifier: those of the paper's code (pycls), of torchvision for
-    /// 8 GF, and of VISSL for the largest, all counted there.
+    /// Widths, and numbers of parameters without a classifier: those of the paper's code (pycls),
+    /// of torchvision for 8 GF, and of VISSL for the largest, all counted there.
     #[test]
     fn sizes_are_the_published_ones() {
         let of = |size: NamedSize| {
@@ -403,7 +406,8 @@ mod tests {
         }
     }
 
-    /// Widths of timm's `regnety_008` and `regnety_080`, beside its `regnety_008_tv` and `regnety_080_tv`.
+    /// Widths of timm's `regnety_008` and `regnety_080`, beside its `regnety_008_tv` and
+    /// `regnety_080_tv`.
     #[test]
     fn designs_of_the_paper_are_narrower_than_those_of_torchvision() {
         for (size, widths) in

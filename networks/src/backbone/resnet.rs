@@ -31,10 +31,12 @@ pub struct Config {
     /// Kind of the first unit.
     #[serde(default)]
     pub stem: StemKind,
-    /// Starts the gain of each branch's last normalization at zero, so that the branch starts as its skip connection.
+    /// Starts the gain of each branch's last normalization at zero, so that the branch starts as
+    /// its skip connection.
     #[serde(default)]
     pub zero_init_residual: bool,
-    /// Number of channels of an image; 3 by default. A recipe sets data.channels, which this follows.
+    /// Number of channels of an image; 3 by default. A recipe sets data.channels, which this
+    /// follows.
     #[serde(default = "rgb_channels", skip_serializing_if = "is_rgb")]
     pub channels: usize,
 }
@@ -90,27 +92,23 @@ impl Config {
         let width = self.width << stage;
         let stride = if stage > 0 && number == 0 { 2 } else { 1 };
         let (_, bottleneck) = self.stages();
-        let (mut layers, output) = match bottleneck {
-            false => {
-                let first = layer("conv1", "bn1", [input, width], 3, stride);
-                (vec![first, layer("conv2", "bn2", [width, width], 3, 1)], width)
-            }
-            true => {
-                let first = layer("conv1", "bn1", [input, width], 1, 1);
-                let second = layer("conv2", "bn2", [width, width], 3, stride);
-                (vec![first, second, layer("conv3", "bn3", [width, 4 * width], 1, 1)], 4 * width)
-            }
+        let (mut layers, output) = if bottleneck {
+            let first = layer("conv1", "bn1", [input, width], 1, 1);
+            let second = layer("conv2", "bn2", [width, width], 3, stride);
+            (vec![first, second, layer("conv3", "bn3", [width, 4 * width], 1, 1)], 4 * width)
+        } else {
+            let first = layer("conv1", "bn1", [input, width], 3, stride);
+            (vec![first, layer("conv2", "bn2", [width, width], 3, 1)], width)
         };
         if let (true, Some(last)) = (self.zero_init_residual, layers.last_mut()) {
             last.norm.gain = Some(0.0);
         }
         let changes = stride > 1 || input != output;
-        let shortcut = || layer("downsample.0", "downsample.1", [input, output], 1, stride);
         Branch {
             name: format!("layer{}.{number}", stage + 1),
             layers,
             excitation: None,
-            shortcut: changes.then(shortcut),
+            shortcut: changes.then(|| layer("downsample.0", "downsample.1", [input, output], 1, stride)),
             pools: false,
         }
     }

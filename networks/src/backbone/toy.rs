@@ -1,4 +1,5 @@
-//! A backbone for tests: cells of pixels, a batch normalization over the whole batch, and a projection.
+//! A backbone for tests: cells of pixels, a batch normalization over the whole batch, and a
+//! projection.
 //!
 //! ```text
 //! h = W₁ · cells + b₁              [B, N, Cp²] → [B, N, D]
@@ -22,7 +23,8 @@ use crate::unit::{Context, Cost, Elements, GroupShape, StageOutput, Unit};
 pub struct Config {
     /// Channels.
     pub width: usize,
-    /// Number of channels of an image; 3 by default. A recipe sets data.channels, which this follows.
+    /// Number of channels of an image; 3 by default. A recipe sets data.channels, which this
+    /// follows.
     #[serde(default = "rgb_channels", skip_serializing_if = "is_rgb")]
     pub channels: usize,
 }
@@ -90,11 +92,15 @@ impl Unit for Affine {
     }
 
     fn forward(&self, _: usize, groups: Vec<Features>, cx: &Context<'_>) -> StageOutput {
-        let map = |group: &Features| {
-            let x = linear(cx.rounded(group.x.clone()), cx.leaves.stored("weight"), cx.leaves.bias("bias"));
-            group.with(x)
-        };
-        groups.iter().map(map).collect::<Vec<_>>().into()
+        groups
+            .iter()
+            .map(|group| {
+                let x =
+                    linear(cx.rounded(group.x.clone()), cx.leaves.stored("weight"), cx.leaves.bias("bias"));
+                group.with(x)
+            })
+            .collect::<Vec<_>>()
+            .into()
     }
 
     fn cost(&self, groups: &[GroupShape]) -> (Cost, Vec<GroupShape>) {
@@ -123,18 +129,24 @@ impl Unit for Norm {
 
     fn forward(&self, stage: usize, groups: Vec<Features>, cx: &Context<'_>) -> StageOutput {
         if stage == 0 {
-            let moments = |group: Features| {
-                let (x, sums) = self.0.moments(group.x.clone(), cx);
-                (group.with(x), sums)
-            };
-            let (features, sums) = groups.into_iter().map(moments).unzip();
+            let (features, sums) = groups
+                .into_iter()
+                .map(|group| {
+                    let (x, sums) = self.0.moments(group.x.clone(), cx);
+                    (group.with(x), sums)
+                })
+                .unzip();
             return StageOutput { features, sums: cx.sets.sums(sums) };
         }
-        let norm = |(group, set): (&Features, &usize)| {
-            let affine = self.0.affine(cx.totals.get(*set).cloned(), cx);
-            group.with(gelu(normalize(group.x.clone(), affine, None, false)))
-        };
-        groups.iter().zip(&cx.sets.0).map(norm).collect::<Vec<_>>().into()
+        groups
+            .iter()
+            .zip(&cx.sets.0)
+            .map(|(group, set)| {
+                let affine = self.0.affine(cx.totals.get(*set).cloned(), cx);
+                group.with(gelu(normalize(group.x.clone(), affine, None, false)))
+            })
+            .collect::<Vec<_>>()
+            .into()
     }
 
     fn cost(&self, groups: &[GroupShape]) -> (Cost, Vec<GroupShape>) {

@@ -1,5 +1,6 @@
-//! The vision transformer (Dosovitskiy et al. 2021), as DINO, DINOv2 and timm build it: tokens of patches, a class
-//! token and registers, blocks, and a norm. The formulas are in [`super::transformer`]'s files.
+//! The vision transformer (Dosovitskiy et al. 2021), as DINO, DINOv2 and timm build it: tokens of
+//! patches, a class token and registers, blocks, and a norm. The formulas are in
+//! [`super::transformer`]'s files.
 //!
 //! Parameter names and shapes are timm's.
 
@@ -45,7 +46,8 @@ pub struct Config {
     /// Kind of the MLP's hidden layer.
     #[serde(default, skip_serializing_if = "is_default")]
     pub mlp: MlpKind,
-    /// Number that the hidden channels of a gated MLP are a multiple of: 8 by default, 64 in DINOv3's largest network.
+    /// Number that the hidden channels of a gated MLP are a multiple of: 8 by default, 64 in
+    /// DINOv3's largest network.
     #[serde(default = "default_mlp_multiple")]
     pub mlp_multiple: usize,
     /// Number of registers, further tokens beside the class token (Darcet et al. 2024).
@@ -60,7 +62,8 @@ pub struct Config {
     /// Drop-path rates of the blocks before it.
     #[serde(default, skip_serializing_if = "is_default")]
     pub drop_path_depth: DropPathDepth,
-    /// Number of views for which a branch is dropped: a random one, or the same one in each step, as in DINOv2 and DINOv3.
+    /// Number of views for which a branch is dropped: a random one, or the same one in each step,
+    /// as in DINOv2 and DINOv3.
     #[serde(default, skip_serializing_if = "is_default")]
     pub drop_path_count: DropCount,
     /// Positions: a trained table, fixed sines and cosines, or rotations of queries and keys.
@@ -69,7 +72,8 @@ pub struct Config {
     /// Base of the periods of rotary positions; 100 by default.
     #[serde(default = "default_rope_base")]
     pub rope_base: f64,
-    /// Largest random shift of rotary coordinates in training, in units of half an image; none by default.
+    /// Largest random shift of rotary coordinates in training, in units of half an image; none by
+    /// default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rope_shift: Option<f32>,
     /// Largest random factor of each axis's rotary coordinate in training; none by default.
@@ -81,8 +85,8 @@ pub struct Config {
     /// Biases of queries, keys and values; all by default.
     #[serde(default, skip_serializing_if = "is_default")]
     pub qkv_bias: QkvBias,
-    /// Offset added to the side of another grid before the position embedding is resampled: 0.1 in DINO's and
-    /// DINOv2's code, which matters for weights that were trained with it.
+    /// Offset added to the side of another grid before the position embedding is resampled: 0.1 in
+    /// DINO's and DINOv2's code, which matters for weights that were trained with it.
     #[serde(default)]
     pub pos_offset: f64,
     /// Resamples the position embedding with antialiasing, as in timm and in DINOv2 with registers.
@@ -91,8 +95,8 @@ pub struct Config {
     /// Number that layer norms add to the variance.
     #[serde(default = "default_norm_epsilon")]
     pub norm_epsilon: f64,
-    /// Gives the class token and registers of the smaller views a norm of their own, in training with masked patches: DINOv3's
-    /// largest network. Weights for other programs do not have it.
+    /// Gives the class token and registers of the smaller views a norm of their own, in training
+    /// with masked patches: DINOv3's largest network. Weights for other programs do not have it.
     #[serde(default, skip_serializing_if = "is_default")]
     pub local_class_norm: bool,
     /// Keeps the initial projection of patches, which stabilizes MoCo v3 (Chen, Xie and He 2021).
@@ -101,14 +105,16 @@ pub struct Config {
     /// Rule for the initial weights.
     #[serde(default, skip_serializing_if = "is_default")]
     pub initialization: Initialization,
-    /// Standard deviation of the initial class token and registers: 1e-6 in DINOv2; if absent, `init_std`.
+    /// Standard deviation of the initial class token and registers: 1e-6 in DINOv2; if absent,
+    /// `init_std`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub token_std: Option<f32>,
-    /// Standard deviation of truncated normal initial weights. The usual 0.02 suits widths from 384 on; narrow networks
-    /// need about `1/√width`, or their branches start too small to matter.
+    /// Standard deviation of truncated normal initial weights. The usual 0.02 suits widths from 384
+    /// on; narrow networks need about `1/√width`, or their branches start too small to matter.
     #[serde(default = "default_init_std")]
     pub init_std: f32,
-    /// Number of channels of an image; 3 by default. A recipe sets data.channels, which this follows.
+    /// Number of channels of an image; 3 by default. A recipe sets data.channels, which this
+    /// follows.
     #[serde(default = "rgb_channels", skip_serializing_if = "is_rgb")]
     pub channels: usize,
 }
@@ -134,7 +140,8 @@ fn default_mlp_ratio() -> f64 {
 }
 
 impl Config {
-    /// Creates a transformer for images of `image_px` pixels with `depth` blocks, and defaults for everything else.
+    /// Creates a transformer for images of `image_px` pixels with `depth` blocks, and defaults for
+    /// everything else.
     pub fn of_sizes([image_px, patch_px, width, depth, heads]: [usize; 5]) -> Self {
         Self {
             image_px,
@@ -168,7 +175,8 @@ impl Config {
         }
     }
 
-    /// Returns the position embedding `[1, 1 + N, D]` for images of `px` pixels, resampled from `embedding` if needed.
+    /// Returns the position embedding `[1, 1 + N, D]` for images of `px` pixels, resampled from
+    /// `embedding` if needed.
     pub fn positions_for(&self, embedding: &[f32], px: usize) -> Vec<f32> {
         let [grid, own_grid] = [px, self.image_px].map(|px| px / self.patch_px);
         if grid == own_grid {
@@ -177,8 +185,8 @@ impl Config {
         pos_embed::resampled(embedding, self.width, [own_grid, grid], self.resampling())
     }
 
-    /// Returns cosines and sines of rotary positions, row-major `[N, D_h / 2]` each, for images of `px` pixels; `None` for other
-    /// positions.
+    /// Returns cosines and sines of rotary positions, row-major `[N, D_h / 2]` each, for images of
+    /// `px` pixels; `None` for other positions.
     pub fn rotations_for(&self, px: usize) -> Option<[Vec<f32>; 2]> {
         let grid = [px / self.patch_px; 2];
         (self.positions == Positions::Rope)
@@ -189,7 +197,8 @@ impl Config {
     /// Creates the units, with a token for masked patches if `takes_masks`.
     fn with_masks(&self, readout: Readout, takes_masks: bool) -> Vec<Box<dyn Unit>> {
         let sizes = [self.channels, self.patch_px, self.width, self.image_px / self.patch_px, self.registers];
-        let (initial_weights, kinds) = (self.initial_weights(), [self.freeze_patches, takes_masks]);
+        let initial_weights = self.initial_weights();
+        let kinds = [self.freeze_patches, takes_masks];
         let embed = Embed::new(sizes, initial_weights, self.positions, kinds, self.resampling());
         let mut units: Vec<Box<dyn Unit>> = vec![Box::new(embed)];
         let rope = (self.positions == Positions::Rope)
@@ -252,8 +261,8 @@ impl Config {
         Resampling { offset: self.pos_offset, antialias: self.pos_antialias }
     }
 
-    /// Returns the channels of the hidden layer. A gated one has two thirds, in steps of eight, as in DINOv2, so that
-    /// both kinds have as many parameters.
+    /// Returns the channels of the hidden layer. A gated one has two thirds, in steps of eight, as
+    /// in DINOv2, so that both kinds have as many parameters.
     pub fn hidden(&self) -> usize {
         let hidden = (self.mlp_ratio * self.width as f64) as usize;
         match self.mlp {
@@ -288,7 +297,8 @@ impl BackboneConfig for Config {
             return Err("model.layer_scale must lie in 0..=1000".into());
         }
         if !self.image_px.is_multiple_of(self.patch_px) {
-            let (image_px, patch_px) = (self.image_px, self.patch_px);
+            let image_px = self.image_px;
+            let patch_px = self.patch_px;
             return Err(format!("model.image_px {image_px} does not divide by model.patch_px {patch_px}"));
         }
         if !self.width.is_multiple_of(self.heads) {
@@ -402,8 +412,8 @@ impl BackboneConfig for Config {
 mod tests {
     use crate::backbone::ModelConfig;
 
-    /// Numbers of parameters of the published networks, as timm builds them: its DINOv3 ones have no biases of queries, keys and
-    /// values.
+    /// Numbers of parameters of the published networks, as timm builds them: its DINOv3 ones have
+    /// no biases of queries, keys and values.
     #[test]
     fn published_networks_have_as_many_parameters() {
         let v1 = "image_px = 224\npatch_px = 16";

@@ -1,4 +1,5 @@
-//! A projection of three layers (DINO: Caron et al. 2021, appendix C). The formula leaves out the biases.
+//! A projection of three layers (DINO: Caron et al. 2021, appendix C). The formula leaves out the
+//! biases.
 //!
 //! ```text
 //! z = W₃ gelu(W₂ gelu(W₁ x))          [M, D] → [M, bottleneck]
@@ -36,26 +37,31 @@ impl Unit for Mlp {
     }
 
     fn params(&self) -> Vec<ParamSpec> {
-        let of_layer = |(name, output, input): (&str, usize, usize)| {
-            let init = Init::TruncNormal(self.init_std);
-            [
-                ParamSpec::weight(format!("{name}.weight"), [output, input], init),
-                ParamSpec::vector(format!("{name}.bias"), output, 0.0),
-            ]
-        };
-        self.layers().into_iter().flat_map(of_layer).collect()
+        self.layers()
+            .into_iter()
+            .flat_map(|(name, output, input)| {
+                let init = Init::TruncNormal(self.init_std);
+                [
+                    ParamSpec::weight(format!("{name}.weight"), [output, input], init),
+                    ParamSpec::vector(format!("{name}.bias"), output, 0.0),
+                ]
+            })
+            .collect()
     }
 
     fn forward(&self, _: usize, groups: Vec<Features>, cx: &Context<'_>) -> StageOutput {
         let layer = |x, i: &str| {
             linear(x, cx.leaves.get(&format!("{i}.weight")), cx.leaves.get(&format!("{i}.bias")))
         };
-        let mlp = |group: &Features| {
-            let x = gelu(layer(group.x.clone(), "0"));
-            let x = gelu(layer(x, "2"));
-            group.with(layer(x, "4"))
-        };
-        groups.iter().map(mlp).collect::<Vec<_>>().into()
+        groups
+            .iter()
+            .map(|group| {
+                let x = gelu(layer(group.x.clone(), "0"));
+                let x = gelu(layer(x, "2"));
+                group.with(layer(x, "4"))
+            })
+            .collect::<Vec<_>>()
+            .into()
     }
 
     /// Counts a graph that holds the values before and after each activation.

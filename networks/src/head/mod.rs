@@ -17,8 +17,8 @@ pub struct Head {
     pub reads: Reads,
     /// Units of the head.
     pub units: Vec<Box<dyn Unit>>,
-    /// Whether the ranks of a column group divide the columns of the last unit's output among them, where a run has such groups. No
-    /// other head reads it.
+    /// Whether the ranks of a column group divide the columns of the last unit's output among them,
+    /// where a run has such groups. No other head reads it.
     pub may_divide: bool,
 }
 
@@ -45,8 +45,8 @@ impl Head {
         Self { name, reads, units, may_divide: false }
     }
 
-    /// Returns the number of units up to the last one that has several stages. These run in the passes of a step like a
-    /// backbone's; the units after them are part of the loss's graph.
+    /// Returns the number of units up to the last one that has several stages. These run in the
+    /// passes of a step like a backbone's; the units after them are part of the loss's graph.
     pub fn n_staged(&self) -> usize {
         self.units.iter().rposition(|unit| unit.n_stages() > 1).map_or(0, |last| last + 1)
     }
@@ -63,7 +63,8 @@ impl Reads {
         }
     }
 
-    /// Returns the input of a head, given the backbone's features of one size of view. A head's output is not changed.
+    /// Returns the input of a head, given the backbone's features of one size of view. A head's
+    /// output is not changed.
     pub fn select(self, features: &Features) -> Features {
         match self {
             Self::Pooled => features.pooled(),
@@ -100,21 +101,26 @@ impl Reads {
 
 /// Returns the features that a backbone must return for these heads.
 pub fn readout(heads: &[Head]) -> Readout {
-    match heads.iter().any(|head| head.reads == Reads::Patches || head.reads.has_masked()) {
-        true => Readout::All,
-        false => Readout::Pooled,
+    if heads.iter().any(|head| head.reads == Reads::Patches || head.reads.has_masked()) {
+        Readout::All
+    } else {
+        Readout::Pooled
     }
 }
 
-/// Returns the number of units of each head that run in the passes of a step, where the columns of divided heads have `n_column_parts`
-/// parts: those up to the last one with several stages, all but the last of a divided head, and all of a head that these heads read.
+/// Returns the number of units of each head that run in the passes of a step, where the columns of
+/// divided heads have `n_column_parts` parts: those up to the last one with several stages, all but
+/// the last of a divided head, and all of a head that these heads read.
 pub fn staged_units(heads: &[Head], n_column_parts: usize) -> Vec<usize> {
     let is_divided = |head: &Head| head.may_divide && n_column_parts > 1;
-    let of_head = |head: &Head| if is_divided(head) { head.units.len() - 1 } else { head.n_staged() };
-    let mut n_staged: Vec<usize> = heads.iter().map(of_head).collect();
-    let has_passes = |reader: &usize| is_divided(&heads[*reader]) || heads[*reader].n_staged() > 0;
+    let mut n_staged: Vec<usize> = heads
+        .iter()
+        .map(|head| if is_divided(head) { head.units.len() - 1 } else { head.n_staged() })
+        .collect();
     // The input of a staged unit must have gone through the passes of the step as well.
-    for reader in (0..heads.len()).rev().filter(has_passes) {
+    for reader in
+        (0..heads.len()).rev().filter(|reader| is_divided(&heads[*reader]) || heads[*reader].n_staged() > 0)
+    {
         let mut reader = reader;
         while let Some(read) = heads[reader]
             .reads

@@ -4,9 +4,9 @@
 //! h₀ = x      h_i = relu(norm(W_i h_{i-1} + b_i))      z = W_L h_{L-1} + b_L       [M, D] → [M, output]
 //! ```
 //!
-//! Without normalization the unit has one stage; with it every normalized layer ends one. The output may be normalized
-//! too, without a gain, as in MoCo v3 (Chen, Xie and He 2021), and layers may have no biases, which a normalization
-//! would cancel.
+//! Without normalization the unit has one stage; with it every normalized layer ends one. The
+//! output may be normalized too, without a gain, as in MoCo v3 (Chen, Xie and He 2021), and layers
+//! may have no biases, which a normalization would cancel.
 
 use burn_tensor::Tensor;
 use kernels::ops::{linear, matmul_transposed, normalize, relu};
@@ -95,7 +95,8 @@ impl Unit for Projection {
     fn params(&self) -> Vec<ParamSpec> {
         let mut params = Vec::new();
         for layer in 0..self.n_layers() {
-            let (input, output) = (self.widths[layer], self.widths[layer + 1]);
+            let input = self.widths[layer];
+            let output = self.widths[layer + 1];
             // PyTorch's default.
             let init = Init::Uniform(1.0 / (input as f32).sqrt());
             params.push(ParamSpec::weight(format!("linear{layer}.weight"), [output, input], init));
@@ -118,7 +119,7 @@ impl Unit for Projection {
         if self.normalizes == Normalizes::Nothing {
             return groups.iter().map(|group| self.unnormalized(group, cx)).collect::<Vec<_>>().into();
         }
-        let convert = |(group, set): (Features, &usize)| {
+        let features = groups.into_iter().zip(&cx.sets.0).map(|(group, set)| {
             let x = match stage {
                 0 => group.x.clone(),
                 _ => {
@@ -127,23 +128,25 @@ impl Unit for Projection {
                 }
             };
             group.with(if stage < self.n_layers() { self.layer(stage, x, cx) } else { x })
-        };
-        let features = groups.into_iter().zip(&cx.sets.0).map(convert);
+        });
         if stage == self.n_norms() {
             return features.collect::<Vec<_>>().into();
         }
-        let moments = |group: Features| {
-            let (x, sums) = self.norm(stage).moments(group.x.clone(), cx);
-            (group.with(x), sums)
-        };
-        let (features, sums) = features.map(moments).unzip();
+        let (features, sums) = features
+            .map(|group| {
+                let (x, sums) = self.norm(stage).moments(group.x.clone(), cx);
+                (group.with(x), sums)
+            })
+            .unzip();
         StageOutput { features, sums: cx.sets.sums(sums) }
     }
 
     fn observe(&self, totals: &[Vec<Tensor<1>>], cx: &Context<'_>) -> Vec<(String, Tensor<1>)> {
-        let of_layer =
-            |(layer, totals): (usize, &Vec<Tensor<1>>)| self.norm(layer).observe(totals.clone(), cx);
-        totals.iter().enumerate().flat_map(of_layer).collect()
+        totals
+            .iter()
+            .enumerate()
+            .flat_map(|(layer, totals)| self.norm(layer).observe(totals.clone(), cx))
+            .collect()
     }
 
     /// Counts a graph that holds the values before and after each activation.

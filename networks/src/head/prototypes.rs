@@ -4,8 +4,8 @@
 //! logits = (z / |z|) · (g ⊙ V / |V|)ᵀ      rows of V are prototypes, [M, D] → [M, K]
 //! ```
 //!
-//! The layer is weight-normalized. Its gain g is either fixed at one, so that only the directions of V matter, or
-//! trained with the rest; DINOv3's layer is V as it is.
+//! The layer is weight-normalized. Its gain g is either fixed at one, so that only the directions
+//! of V matter, or trained with the rest; DINOv3's layer is V as it is.
 
 use burn_tensor::Tensor;
 use kernels::ops::{matmul_transposed, unit_rows, weight_norm_linear};
@@ -65,9 +65,14 @@ impl Unit for Prototypes {
                 [directions].into_iter().chain(has_gain.then_some(gain)).collect()
             }
         };
-        let frozen =
-            |param| ParamSpec { frozen_steps: self.frozen_steps, warms_moments: self.warms_moments, ..param };
-        params.into_iter().map(frozen).collect()
+        params
+            .into_iter()
+            .map(|param| ParamSpec {
+                frozen_steps: self.frozen_steps,
+                warms_moments: self.warms_moments,
+                ..param
+            })
+            .collect()
     }
 
     fn forward(&self, _: usize, groups: Vec<Features>, cx: &Context<'_>) -> StageOutput {
@@ -82,17 +87,21 @@ impl Unit for Prototypes {
             };
             weight_norm_linear(z, directions, gain)
         };
-        let project = |group: &Features| {
-            let [b, n, d] = group.x.dims();
-            let z = unit_rows(group.x.clone().reshape([b * n, d]), NORM_EPSILON);
-            group.with(scores(z).reshape([b, n, self.count]))
-        };
-        groups.iter().map(project).collect::<Vec<_>>().into()
+        groups
+            .iter()
+            .map(|group| {
+                let [b, n, d] = group.x.dims();
+                let z = unit_rows(group.x.clone().reshape([b * n, d]), NORM_EPSILON);
+                group.with(scores(z).reshape([b, n, self.count]))
+            })
+            .collect::<Vec<_>>()
+            .into()
     }
 
     fn column_part(&self, n_parts: usize) -> Option<Box<dyn Unit>> {
-        let part = || Box::new(Self { count: self.count / n_parts, ..self.clone() }) as Box<dyn Unit>;
-        self.count.is_multiple_of(n_parts).then(part)
+        self.count
+            .is_multiple_of(n_parts)
+            .then(|| Box::new(Self { count: self.count / n_parts, ..self.clone() }) as Box<dyn Unit>)
     }
 
     /// Weight normalization computes the gradients of directions and lengths with the scores.

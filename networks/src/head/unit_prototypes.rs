@@ -4,7 +4,8 @@
 //! scores = (z / |z|) · Cᵀ      before every step C ← C / |C| by rows       [M, D] → [M, K]
 //! ```
 //!
-//! The gradient ignores the normalization: prototypes are put back onto the sphere, and the step starts from there.
+//! The gradient ignores the normalization: prototypes are put back onto the sphere, and the step
+//! starts from there.
 
 use burn_tensor::Tensor;
 use kernels::ops::{matmul_transposed, unit_rows};
@@ -46,12 +47,15 @@ impl Unit for UnitPrototypes {
 
     fn forward(&self, _: usize, groups: Vec<Features>, cx: &Context<'_>) -> StageOutput {
         let prototypes = cx.leaves.get::<2>(WEIGHT);
-        let score = |group: &Features| {
-            let [b, n, d] = group.x.dims();
-            let z = unit_rows(group.x.clone().reshape([b * n, d]), NORM_EPSILON);
-            group.with(matmul_transposed(z, prototypes.clone()).reshape([b, n, self.count]))
-        };
-        groups.iter().map(score).collect::<Vec<_>>().into()
+        groups
+            .iter()
+            .map(|group| {
+                let [b, n, d] = group.x.dims();
+                let z = unit_rows(group.x.clone().reshape([b * n, d]), NORM_EPSILON);
+                group.with(matmul_transposed(z, prototypes.clone()).reshape([b, n, self.count]))
+            })
+            .collect::<Vec<_>>()
+            .into()
     }
 
     fn constrain(&self, leaves: &Leaves<'_>) -> Vec<(String, Tensor<1>)> {

@@ -46,7 +46,8 @@ impl Dataset {
     /// Opens the shards that `specs` names (see [`crate::url::expand`]).
     ///
     /// # Errors
-    /// Errors of the list, of a shard or of an index; [`PipelineError::Empty`] if no shard holds an image.
+    /// Errors of the list, of a shard or of an index; [`PipelineError::Empty`] if no shard holds an
+    /// image.
     pub fn open(specs: &[String], storage: &Storage) -> Result<Self, PipelineError> {
         Self::new(storage.open_all(&storage.sources(specs)?)?)
     }
@@ -78,8 +79,8 @@ impl Dataset {
     /// Sets how often samples are shown.
     ///
     /// # Errors
-    /// [`PipelineError::Sampling`] if sources have other shards than the data set, weights are not one for each sample, or no sample of a
-    /// source can be shown.
+    /// [`PipelineError::Sampling`] if sources have other shards than the data set, weights are not
+    /// one for each sample, or no sample of a source can be shown.
     pub fn sampled(mut self, sampling: Sampling) -> Result<Self, PipelineError> {
         let refused = |reason: String| Err(PipelineError::Sampling { reason });
         let n_shards: usize = sampling.sources.iter().map(|source| source.n_shards).sum();
@@ -139,8 +140,8 @@ impl Dataset {
         self.shards.iter().map(|shard| shard.len() as u64).collect()
     }
 
-    /// Starts fetching the shards with these numbers in the background, in this order, except those that are
-    /// read in place.
+    /// Starts fetching the shards with these numbers in the background, in this order, except those
+    /// that are read in place.
     pub fn prefetch(&self, shards: &[usize]) {
         for shard in shards {
             self.shards[*shard].prefetch();
@@ -152,14 +153,16 @@ impl Dataset {
         self.shards.iter().all(|shard| shard.cache_use().is_none())
     }
 
-    /// Checks that the cache can hold any two windows of shards: the one being read and the one being fetched.
+    /// Checks that the cache can hold any two windows of shards: the one being read and the one
+    /// being fetched.
     ///
     /// # Errors
     /// [`PipelineError::CacheTooSmall`].
     pub fn check_cache(&self, window_shards: usize) -> Result<(), PipelineError> {
         let mut uses: Vec<_> = self.shards.iter().filter_map(Shard::cache_use).collect();
         uses.sort_unstable_by_key(|cached| std::cmp::Reverse(cached.len_bytes));
-        // Each source of a mix has windows of its own, and in a block of positions it may pass from one to the next.
+        // Each source of a mix has windows of its own, and in a block of positions it may pass from
+        // one to the next.
         let n_windows = match self.sampling.sources.len() {
             0 => 2,
             n_sources => 3 * n_sources,
@@ -179,7 +182,8 @@ impl Dataset {
         SampleId(self.starts[shard] + sample)
     }
 
-    /// Returns the name of the shard that holds sample `id`, the sample's key, and its offset in the shard in bytes.
+    /// Returns the name of the shard that holds sample `id`, the sample's key, and its offset in
+    /// the shard in bytes.
     pub fn describe(&self, id: SampleId) -> (String, String, u64) {
         let (shard, i) = self.locate(id);
         (shard.name(), shard.key(i).to_string(), shard.offset_bytes(i))
@@ -229,15 +233,17 @@ impl Dataset {
         shard.member(i, extensions)
     }
 
-    /// Returns the length of the encoded image of sample `id` in bytes, if it has one, and the short check of its
-    /// bytes, if known: images that differ in either are different.
+    /// Returns the length of the encoded image of sample `id` in bytes, if it has one, and the
+    /// short check of its bytes, if known: images that differ in either are different.
     pub fn image_check(&self, id: SampleId) -> Option<(u64, Option<u16>)> {
         let (shard, i) = self.locate(id);
         let members = image_members(shard.index(), i);
         let len_bytes = members.iter().map(|member| member.len_bytes).sum();
         // A band that moves to the place of another one is another image.
-        let join = |check: u16, next: Option<u16>| Some(check.rotate_left(1) ^ next?);
-        let check = members.iter().map(|member| member.check).try_fold(0, join);
+        let check = members
+            .iter()
+            .map(|member| member.check)
+            .try_fold(0, |check: u16, next| Some(check.rotate_left(1) ^ next?));
         (!members.is_empty()).then_some((len_bytes, check))
     }
 
@@ -266,8 +272,9 @@ impl Dataset {
         Ok(hash.digest())
     }
 
-    /// Returns a hash of the keys of the samples and the lengths of their images, in order, and of how often they are shown: equal for the
-    /// same shards, wherever they are, with or without a sidecar.
+    /// Returns a hash of the keys of the samples and the lengths of their images, in order, and of
+    /// how often they are shown: equal for the same shards, wherever they are, with or without a
+    /// sidecar.
     pub fn samples_fingerprint(&self) -> u64 {
         let mut hash = Xxh3::new();
         for shard in &self.shards {
@@ -282,7 +289,8 @@ impl Dataset {
         hash.digest()
     }
 
-    /// Returns a hash of the checksums of the shards as their indices state them; `None` if one states none.
+    /// Returns a hash of the checksums of the shards as their indices state them; `None` if one
+    /// states none.
     pub fn stated_checksums(&self) -> Option<u64> {
         let mut hash = Xxh3::new();
         for shard in &self.shards {

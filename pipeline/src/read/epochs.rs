@@ -1,7 +1,8 @@
 //! The endless stream of one source.
 //!
-//! Epoch `e` is positions `[e·n, (e+1)·n)`. Within an epoch the shards are permuted, taken in windows of `window_shards`, and the samples of
-//! a window are permuted together: reads stay within a few shards while neighbors come from all of them.
+//! Epoch `e` is positions `[e·n, (e+1)·n)`. Within an epoch the shards are permuted, taken in
+//! windows of `window_shards`, and the samples of a window are permuted together: reads stay within
+//! a few shards while neighbors come from all of them.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
@@ -40,14 +41,16 @@ struct Window {
 }
 
 impl Epochs {
-    /// Creates the stream of shards with `shard_sizes` samples each. A `window_shards` of zero counts as one.
+    /// Creates the stream of shards with `shard_sizes` samples each. A `window_shards` of zero
+    /// counts as one.
     pub(super) fn new(seed: u64, shard_sizes: Vec<u64>, window_shards: usize) -> Self {
         let n_samples = shard_sizes.iter().sum();
         let window_shards = window_shards.max(1);
         Self { seed, window_shards, shard_sizes, n_samples, weights: None, epoch: Mutex::new(None) }
     }
 
-    /// Returns the stream in which samples are shown by `weights`, one for each sample: as many in an epoch as there are samples.
+    /// Returns the stream in which samples are shown by `weights`, one for each sample: as many in
+    /// an epoch as there are samples.
     pub(super) fn weighted(self, weights: &[f64]) -> Self {
         let weights = Weights::new(weights, &self.shard_sizes);
         Self { weights: Some(weights), ..self }
@@ -80,7 +83,8 @@ impl Epochs {
 
     /// Returns the shards of the window that contains `position`, and of the window after it.
     pub(super) fn ahead(&self, position: u64) -> Lookahead {
-        let (epoch, within) = (position / self.n_samples, position % self.n_samples);
+        let epoch = position / self.n_samples;
+        let within = position % self.n_samples;
         let order = self.epoch(epoch);
         let at = order.windows.partition_point(|window| window.range.end <= within);
         let end = epoch * self.n_samples + order.windows[at].range.end;

@@ -1,9 +1,10 @@
 //! Reader threads, which read the samples of a rank's share into memory, in the order of positions.
 //!
-//! Two limits throttle the threads. Bytes: encoded images in flight stay below `max_bytes`, counted from the read to
-//! the drop of the [`Item`]. Batches: nothing is read more than `prefetch_batches` ahead of the last batch that
-//! [`Loader::finish_batch`] reported, so that the caller, which assembles batches, has a bounded number of them open.
-//! Both are applied in the order of positions, so that neither can starve the batch that the caller waits for.
+//! Two limits throttle the threads. Bytes: encoded images in flight stay below `max_bytes`, counted
+//! from the read to the drop of the [`Item`]. Batches: nothing is read more than `prefetch_batches`
+//! ahead of the last batch that [`Loader::finish_batch`] reported, so that the caller, which
+//! assembles batches, has a bounded number of them open. Both are applied in the order of
+//! positions, so that neither can starve the batch that the caller waits for.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -41,7 +42,8 @@ pub struct Item {
     pub slot: usize,
     /// Number of the pass over the data.
     pub epoch: u64,
-    /// Number of times that the sample has been shown before in this epoch: more than 0 only for samples with a large weight.
+    /// Number of times that the sample has been shown before in this epoch: more than 0 only for
+    /// samples with a large weight.
     pub repeat: u64,
     /// Zero for the sample that the order names, `k` for its `k`-th substitute.
     pub attempt: u64,
@@ -135,14 +137,16 @@ impl Loader {
         let (sender, items) = unbounded();
         let threads = (0..config.n_threads.max(1))
             .map(|_| {
-                let (shared, sender) = (Arc::clone(&shared), sender.clone());
+                let shared = Arc::clone(&shared);
+                let sender = sender.clone();
                 std::thread::spawn(move || read_loop(&shared, &sender))
             })
             .collect();
         Self { shared, items, open, threads }
     }
 
-    /// Returns the next item, roughly in the order of positions; blocks. Returns `None` once the loader is closed.
+    /// Returns the next item, roughly in the order of positions; blocks. Returns `None` once the
+    /// loader is closed.
     ///
     /// Any number of threads may call this.
     pub fn next_item(&self) -> Option<Result<Item, PipelineError>> {
@@ -163,7 +167,9 @@ impl Loader {
     /// [`PipelineError::TooManyBad`], [`PipelineError::AllBad`], or an error of the ledger.
     pub fn substitute(&self, item: Item, reason: &str) -> Result<Item, PipelineError> {
         self.shared.quarantine.report(&self.shared.dataset, item.sample.id, reason)?;
-        let (batch, slot, next) = (item.batch, item.slot, item.attempt + 1);
+        let batch = item.batch;
+        let slot = item.slot;
+        let next = item.attempt + 1;
         drop(item);
         fetch(&self.shared, batch, slot, next, None)
     }
@@ -204,13 +210,14 @@ impl Loader {
 impl Drop for Loader {
     fn drop(&mut self) {
         self.close();
-        // A thread that waits for a server ends when the server answers or the retries are exhausted. Nothing depends
-        // on it, so that it is not joined.
+        // A thread that waits for a server ends when the server answers or the retries are
+        // exhausted. Nothing depends on it, so that it is not joined.
         if !self.shared.dataset.is_local() {
             return;
         }
         for thread in self.threads.drain(..) {
-            // A reader that panicked has already dropped its sender; there is nothing left to handle.
+            // A reader that panicked has already dropped its sender; there is nothing left to
+            // handle.
             let _ = thread.join();
         }
     }
@@ -301,8 +308,8 @@ fn fetch(
         match shared.dataset.read(id) {
             Ok(sample) => {
                 shared.stats.add_read(start, sample.image.len() as u64);
-                // A substitute does not wait for room: it replaces a dropped sample, so that at most
-                // one sample per thread exceeds the limit.
+                // A substitute does not wait for room: it replaces a dropped sample, so that at
+                // most one sample per thread exceeds the limit.
                 let permit = permit.unwrap_or_else(|| {
                     let bytes = sample.image.len() as u64;
                     shared.lock().bytes_in_flight += bytes;

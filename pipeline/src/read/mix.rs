@@ -1,7 +1,8 @@
 //! Several sources mixed by shares.
 //!
-//! The stream is divided into blocks of 1,000 positions. In each, every source has as many positions as its share says, and a permutation of
-//! the block, a function of the seed and its number, says which. So the source of any position, and the position within the source, are
+//! The stream is divided into blocks of 1,000 positions. In each, every source has as many
+//! positions as its share says, and a permutation of the block, a function of the seed and its
+//! number, says which. So the source of any position, and the position within the source, are
 //! computed alone, and the shares hold in every block.
 
 use std::ops::Range;
@@ -39,7 +40,8 @@ impl Mix {
 
     /// Returns the source of `position`, and the position within the source.
     pub(super) fn locate(&self, position: u64) -> (usize, u64) {
-        let (block, within) = (position / BLOCK, position % BLOCK);
+        let block = position / BLOCK;
+        let within = position % BLOCK;
         let (source, place) = self.source(block, within);
         (source, block * self.n_of(source) + place)
     }
@@ -74,7 +76,8 @@ impl Mix {
     }
 }
 
-/// Divides a block by shares: the largest remainders are rounded up, and every source has one position at least.
+/// Divides a block by shares: the largest remainders are rounded up, and every source has one
+/// position at least.
 fn whole(shares: &[f64]) -> Vec<u64> {
     let total: f64 = shares.iter().sum();
     let exact: Vec<f64> = shares.iter().map(|share| share / total * BLOCK as f64).collect();

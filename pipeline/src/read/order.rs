@@ -1,8 +1,9 @@
 //! The order of the data: a pure function from position to sample.
 //!
-//! Positions count samples in one endless stream. A data set of one source is read in epochs ([`super::epochs`]). Several sources are mixed
-//! by their shares ([`super::mix`]), each read in epochs of its own. The order does not depend on the world size, and starting at any
-//! position costs no more than the shard permutation of its epoch.
+//! Positions count samples in one endless stream. A data set of one source is read in epochs
+//! ([`super::epochs`]). Several sources are mixed by their shares ([`super::mix`]), each read in
+//! epochs of its own. The order does not depend on the world size, and starting at any position
+//! costs no more than the shard permutation of its epoch.
 
 use std::collections::HashSet;
 
@@ -30,7 +31,8 @@ struct Stream {
 }
 
 impl Order {
-    /// Creates the order of shards with `shard_sizes` samples each. A `window_shards` of zero counts as one.
+    /// Creates the order of shards with `shard_sizes` samples each. A `window_shards` of zero
+    /// counts as one.
     pub fn new(seed: u64, shard_sizes: Vec<u64>, window_shards: usize) -> Self {
         let epochs = Epochs::new(seed, shard_sizes, window_shards);
         Self { streams: vec![Stream { epochs, first_shard: 0 }], mix: None }
@@ -38,7 +40,8 @@ impl Order {
 
     /// Creates the order of `dataset`, by its [`Sampling`].
     pub fn of(dataset: &Dataset, seed: u64, window_shards: usize) -> Self {
-        let (sizes, sampling) = (dataset.shard_sizes(), dataset.sampling());
+        let sizes = dataset.shard_sizes();
+        let sampling = dataset.sampling();
         if *sampling == Sampling::default() {
             return Self::new(seed, sizes, window_shards);
         }
@@ -46,7 +49,9 @@ impl Order {
             [] => vec![sizes.len()],
             sources => sources.iter().map(|source| source.n_shards).collect(),
         };
-        let (mut streams, mut first_shard, mut first_sample) = (Vec::new(), 0, 0);
+        let mut streams = Vec::new();
+        let mut first_shard = 0;
+        let mut first_sample = 0;
         for (number, n_shards) in counts.into_iter().enumerate() {
             let sizes = sizes[first_shard..first_shard + n_shards].to_vec();
             let n_samples = sizes.iter().sum::<u64>() as usize;
@@ -65,8 +70,9 @@ impl Order {
         Self { streams, mix: (shares.len() > 1).then(|| Mix::new(seed, &shares)) }
     }
 
-    /// Returns the sample at `position` of the endless stream, or, for `attempt > 0`, the `attempt`-th
-    /// substitute for it: the sample `attempt` positions further in the same epoch of the same source, cyclically.
+    /// Returns the sample at `position` of the endless stream, or, for `attempt > 0`, the
+    /// `attempt`-th substitute for it: the sample `attempt` positions further in the same epoch of
+    /// the same source, cyclically.
     ///
     /// # Panics
     /// Panics if the data set is empty, which [`crate::Dataset::open`] refuses.
@@ -77,7 +83,8 @@ impl Order {
         Place { shard: stream.first_shard + place.shard, ..place }
     }
 
-    /// Returns the shards of the window that contains `position`, and of the window after it; of each source, if there are several.
+    /// Returns the shards of the window that contains `position`, and of the window after it; of
+    /// each source, if there are several.
     pub fn ahead(&self, position: u64) -> Lookahead {
         let Some(mix) = &self.mix else { return self.streams[0].epochs.ahead(position) };
         let block = mix.block(position);
@@ -121,7 +128,8 @@ mod tests {
     }
 
     proptest! {
-        /// Each source gives what its share says; shards are announced before they are read; a sample and its repeat come once an epoch.
+        /// Each source gives what its share says; shards are announced before they are read; a
+        /// sample and its repeat come once an epoch.
         #[test]
         fn mixes_are_exact(weights in proptest::collection::vec(0.1f64..9.0, 1..9)) {
             let order = mixed(&[0.25, 0.75], &weights);

@@ -2,13 +2,13 @@
 
 use crate::hash::mix;
 
-/// Number of rounds of the Feistel network that permutes a window. Four already yield a pseudo-random
-/// permutation when the round function is random (Luby and Rackoff 1988); two more are for a round
-/// function that is merely a good mixer.
+/// Number of rounds of the Feistel network that permutes a window. Four already yield a
+/// pseudo-random permutation when the round function is random (Luby and Rackoff 1988); two more
+/// are for a round function that is merely a good mixer.
 const FEISTEL_ROUNDS: u64 = 6;
 
-/// Permutes `0..n` under `key`: a Feistel network on the next even number of bits, repeated until the value falls
-/// inside the range (cycle walking).
+/// Permutes `0..n` under `key`: a Feistel network on the next even number of bits, repeated until
+/// the value falls inside the range (cycle walking).
 pub(super) fn permute(index: u64, n: u64, key: u64) -> u64 {
     if n <= 1 {
         return 0;
@@ -17,7 +17,8 @@ pub(super) fn permute(index: u64, n: u64, key: u64) -> u64 {
     let mask = (1u64 << half_bits) - 1;
     let mut value = index;
     loop {
-        let (mut left, mut right) = (value >> half_bits, value & mask);
+        let mut left = value >> half_bits;
+        let mut right = value & mask;
         for round in 0..FEISTEL_ROUNDS {
             let f = mix(key ^ mix(right.wrapping_add(round << 56))) & mask;
             (left, right) = (right, left ^ f);

@@ -9,7 +9,8 @@ pub struct Place {
     pub shard: usize,
     /// Number of the sample in the shard.
     pub sample: u64,
-    /// Number of times that the sample has been shown before in this pass: more than 0 only for samples with a large weight.
+    /// Number of times that the sample has been shown before in this pass: more than 0 only for
+    /// samples with a large weight.
     pub repeat: u64,
 }
 

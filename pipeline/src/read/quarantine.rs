@@ -15,7 +15,8 @@ use crate::{Dataset, PipelineError, SampleId};
 /// Minimum number of samples from which the limit is computed: a rate over fewer means little.
 const MIN_SAMPLES_FOR_RATE: u64 = 100;
 
-/// Number of bad samples that no rate above zero forbids: chance brings as many into a hundred samples of a good set.
+/// Number of bad samples that no rate above zero forbids: chance brings as many into a hundred
+/// samples of a good set.
 const MIN_BAD_FOR_RATE: u64 = 3;
 
 /// Bad samples of one run.
@@ -48,8 +49,8 @@ pub(crate) struct LedgerRow {
 }
 
 impl Quarantine {
-    /// Opens the ledger at `path`, which is created with the first bad sample; lines of earlier runs
-    /// are kept and not written twice. Above `max_rate` (a fraction) a report is an error.
+    /// Opens the ledger at `path`, which is created with the first bad sample; lines of earlier
+    /// runs are kept and not written twice. Above `max_rate` (a fraction) a report is an error.
     ///
     /// # Errors
     /// [`PipelineError::Io`] when an existing ledger cannot be read.

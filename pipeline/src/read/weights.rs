@@ -4,8 +4,9 @@
 //! draw j of n, in 0..n, is of the sample whose interval holds (j + u) · W / n      intervals of length w_i side by side, W = Σ w_i
 //! ```
 //!
-//! This is systematic sampling: with u in [0, 1), a function of the epoch, sample i is drawn n · w_i / W times in an epoch, rounded up or
-//! down, and exactly so often on average. Weights are integers, so that draws are the same on every machine.
+//! This is systematic sampling: with u in [0, 1), a function of the epoch, sample i is drawn n ·
+//! w_i / W times in an epoch, rounded up or down, and exactly so often on average. Weights are
+//! integers, so that draws are the same on every machine.
 
 /// Value of the largest weight.
 const LARGEST: f64 = (1u64 << 32) as f64;
@@ -20,7 +21,8 @@ pub(super) struct Weights {
 }
 
 impl Weights {
-    /// Creates the weights of the samples of shards with `shard_sizes`. They are finite and not negative, and one is positive.
+    /// Creates the weights of the samples of shards with `shard_sizes`. They are finite and not
+    /// negative, and one is positive.
     pub(super) fn new(weights: &[f64], shard_sizes: &[u64]) -> Self {
         let largest = weights.iter().copied().fold(0.0, f64::max);
         let whole = |weight: &f64| match *weight > 0.0 {
@@ -28,7 +30,8 @@ impl Weights {
             true => ((weight / largest * LARGEST).round() as u64).max(1),
             false => 0,
         };
-        let (mut sums, mut starts) = (vec![0], vec![0]);
+        let mut sums = vec![0];
+        let mut starts = vec![0];
         for weight in weights {
             sums.push(sums[sums.len() - 1] + whole(weight));
         }
@@ -48,8 +51,8 @@ impl Weights {
         self.first_draw(self.starts[shard + 1], offset) - self.first_draw(self.starts[shard], offset)
     }
 
-    /// Returns the sample, by its number in its shard, of draw `number` among those of `shard`, and the number of earlier draws of the same
-    /// sample.
+    /// Returns the sample, by its number in its shard, of draw `number` among those of `shard`, and
+    /// the number of earlier draws of the same sample.
     pub(super) fn sample(&self, shard: usize, number: u64, offset: u64) -> (u64, u64) {
         let draw = self.first_draw(self.starts[shard], offset) + number;
         let n = self.n();
@@ -63,7 +66,8 @@ impl Weights {
         self.sums.len() as u64 - 1
     }
 
-    /// Returns the first draw of `sample` or of one after it: the least j with (j · W + offset) / n >= the sum before it.
+    /// Returns the first draw of `sample` or of one after it: the least j with (j · W + offset) / n
+    /// >= the sum before it.
     fn first_draw(&self, sample: u64, offset: u64) -> u64 {
         let sum = u128::from(self.sums[sample as usize]) * u128::from(self.n());
         sum.saturating_sub(u128::from(offset)).div_ceil(u128::from(self.total())) as u64
@@ -76,7 +80,8 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        /// All draws of an epoch, shard by shard, are of samples of the shard; each sample is drawn as often as its weight says, rounded.
+        /// All draws of an epoch, shard by shard, are of samples of the shard; each sample is drawn
+        /// as often as its weight says, rounded.
         #[test]
         fn samples_are_drawn_by_weight(
             sizes in proptest::collection::vec(0u64..9, 1..6),

@@ -8,7 +8,8 @@ use futures_util::stream::BoxStream;
 
 /// Receiver of fetched bytes.
 pub(crate) trait Sink: io::Write + Send {
-    /// Discards the bytes written so far: the object follows from its start, `total_bytes` long if that is known.
+    /// Discards the bytes written so far: the object follows from its start, `total_bytes` long if
+    /// that is known.
     fn restart(&mut self, total_bytes: Option<u64>) -> io::Result<()>;
 }
 

@@ -50,8 +50,8 @@ struct BoundedBuffer {
 }
 
 impl Client {
-    /// Creates a client. `options` are the credentials of object stores, under the names of the usual
-    /// environment variables.
+    /// Creates a client. `options` are the credentials of object stores, under the names of the
+    /// usual environment variables.
     ///
     /// # Errors
     /// Fails if no thread can be started or no root certificates are installed.
@@ -84,7 +84,8 @@ impl Client {
     /// Fetches the object of an `http` or `https` URL into memory.
     ///
     /// # Errors
-    /// Returns the reason as text: the object does not exist, breaks one of the `rules`, or could not be fetched.
+    /// Returns the reason as text: the object does not exist, breaks one of the `rules`, or could
+    /// not be fetched.
     pub fn get(&self, url: &str, rules: &GetLimits) -> Result<Vec<u8>, String> {
         let url = Url::parse(url).map_err(|error| error.to_string())?;
         if !matches!(url.scheme(), "http" | "https") {
@@ -117,7 +118,8 @@ impl Client {
 
     fn origin(&self, url: &Url) -> Result<Origin, String> {
         if matches!(url.scheme(), "http" | "https") {
-            let (client, url) = (self.http.clone(), url.clone());
+            let client = self.http.clone();
+            let url = url.clone();
             return Ok(Origin::Http(HttpObject { client, url, honors_opt_out: false }));
         }
         let bucket = url[..url::Position::BeforePath].to_string();
@@ -152,9 +154,10 @@ impl Sink for BoundedBuffer {
 
 impl BoundedBuffer {
     fn check(&self, len_bytes: u64) -> io::Result<()> {
-        match len_bytes > self.max_bytes {
-            true => Err(io::Error::other(format!("it is larger than {} bytes", self.max_bytes))),
-            false => Ok(()),
+        if len_bytes > self.max_bytes {
+            Err(io::Error::other(format!("it is larger than {} bytes", self.max_bytes)))
+        } else {
+            Ok(())
         }
     }
 }

@@ -36,8 +36,8 @@ impl Origin {
 #[derive(Default)]
 struct Progress {
     done_bytes: u64,
-    /// Number of bytes of the furthest attempt. Only bytes beyond it count as progress, so that a server that
-    /// always fails at the same byte cannot hold a fetch forever.
+    /// Number of bytes of the furthest attempt. Only bytes beyond it count as progress, so that a
+    /// server that always fails at the same byte cannot hold a fetch forever.
     furthest_bytes: u64,
     total_bytes: Option<u64>,
     version: Option<String>,
@@ -52,8 +52,8 @@ impl Progress {
     }
 }
 
-/// Fetches all of `origin` into `sink`. `answered` says whether any server has ever responded, which selects the limit
-/// of failures, and is set when this one does.
+/// Fetches all of `origin` into `sink`. `answered` says whether any server has ever responded,
+/// which selects the limit of failures, and is set when this one does.
 pub(crate) async fn fetch(
     origin: &Origin,
     policy: &RetryPolicy,
@@ -97,7 +97,9 @@ pub(crate) async fn fetch(
         }
         let wait = policy.wait(failures).max(not_before.unwrap_or_default().min(policy.max_wait));
         if policy.warns {
-            let (name, done_bytes, wait_s) = (origin.name(), progress.done_bytes, wait.as_secs_f64());
+            let name = origin.name();
+            let done_bytes = progress.done_bytes;
+            let wait_s = wait.as_secs_f64();
             match done_bytes {
                 0 => tracing::warn!("{name}: {reason}; again in {wait_s:.1} s"),
                 _ if progress.version.is_none() => {

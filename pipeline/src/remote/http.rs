@@ -1,4 +1,5 @@
-//! `http://` and `https://`: a GET, continued by `Range` and `If-Range` (RFC 9110, sections 13 and 14).
+//! `http://` and `https://`: a GET, continued by `Range` and `If-Range` (RFC 9110, sections 13 and
+//! 14).
 
 use std::time::Duration;
 
@@ -61,7 +62,8 @@ fn body_of(response: Response, from: u64) -> Result<Body, Failure> {
     Ok(Body { start, total_bytes, version, chunks })
 }
 
-/// Returns a directive that opts out for all robots. Values with the name of a robot apply to that robot only.
+/// Returns a directive that opts out for all robots. Values with the name of a robot apply to that
+/// robot only.
 fn opt_out(headers: &HeaderMap) -> Option<&'static str> {
     let tags = headers.get_all("x-robots-tag").iter().filter_map(|value| value.to_str().ok());
     let for_everyone = tags.filter(|value| !value.contains(':'));
@@ -103,11 +105,13 @@ fn number(headers: &HeaderMap, name: &HeaderName) -> Option<u64> {
     headers.get(name)?.to_str().ok()?.parse().ok()
 }
 
-/// Converts an error before the response: a name that does not resolve, a port that refuses, a bad certificate.
+/// Converts an error before the response: a name that does not resolve, a port that refuses, a bad
+/// certificate.
 fn failure_of(error: &reqwest::Error) -> Failure {
-    match error.is_builder() || error.is_redirect() {
-        true => Failure::Permanent(reason_of(error)),
-        false => Failure::Temporary(reason_of(error)),
+    if error.is_builder() || error.is_redirect() {
+        Failure::Permanent(reason_of(error))
+    } else {
+        Failure::Temporary(reason_of(error))
     }
 }
 

@@ -16,7 +16,8 @@ use super::body::{Body, Failure};
 use super::redirect;
 use crate::secrets::name_of_url;
 
-/// Number of retries by the library itself, for its credentials; shards are continued by [`super::fetch`].
+/// Number of retries by the library itself, for its credentials; shards are continued by
+/// [`super::fetch`].
 const OWN_RETRIES: usize = 2;
 
 /// Address of the service from which a cloud machine gets its own credentials.
@@ -25,7 +26,8 @@ const METADATA_SERVICE: &str = "169.254.169.254";
 /// Limit of the time until a connection stands.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Makes the HTTP client of a store: like the library's own, but it follows no redirect to another host.
+/// Makes the HTTP client of a store: like the library's own, but it follows no redirect to another
+/// host.
 #[derive(Debug)]
 struct Connector;
 
@@ -34,9 +36,11 @@ impl HttpConnector for Connector {
         let failed =
             |source: reqwest::Error| Error::Generic { store: "HTTP client", source: Box::new(source) };
         // As the library reads them.
-        let is_yes =
-            |value: String| matches!(value.to_lowercase().as_str(), "1" | "true" | "on" | "yes" | "y");
-        let is_set = |key: ClientConfigKey| options.get_config_value(&key).is_some_and(is_yes);
+        let is_set = |key: ClientConfigKey| {
+            options.get_config_value(&key).is_some_and(|value| {
+                matches!(value.to_lowercase().as_str(), "1" | "true" | "on" | "yes" | "y")
+            })
+        };
         let mut builder = reqwest::Client::builder()
             .user_agent(concat!("ocelli/", env!("CARGO_PKG_VERSION")))
             .connect_timeout(CONNECT_TIMEOUT)
@@ -78,15 +82,16 @@ impl StoredObject {
             ..GetOptions::default()
         };
         let answer = self.store.get_opts(&self.path, options).await.map_err(failure_of)?;
-        let (start, total_bytes) = (answer.range.start, Some(answer.meta.size));
+        let start = answer.range.start;
+        let total_bytes = Some(answer.meta.size);
         let version = answer.meta.e_tag.clone();
         let chunks = answer.into_stream().map(|chunk| chunk.map_err(|error| reason_of(&error))).boxed();
         Ok(Body { start, total_bytes, version, chunks })
     }
 }
 
-/// Opens the store that `url` names, with credentials from `options`: pairs with the names of the usual
-/// environment variables (`AWS_ACCESS_KEY_ID`, `GOOGLE_APPLICATION_CREDENTIALS`,
+/// Opens the store that `url` names, with credentials from `options`: pairs with the names of the
+/// usual environment variables (`AWS_ACCESS_KEY_ID`, `GOOGLE_APPLICATION_CREDENTIALS`,
 /// `AZURE_STORAGE_ACCOUNT_NAME` …). Names that the store does not know are ignored.
 pub(crate) fn open_store(url: &Url, options: &[(String, String)]) -> Result<Arc<dyn ObjectStore>, String> {
     // Whoever names an endpoint without encryption means it.

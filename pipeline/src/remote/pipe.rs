@@ -41,11 +41,10 @@ pub(crate) fn run(command: &str, sink: &mut dyn Sink) -> Result<(), Failure> {
     // Processes that the command left running in the background may keep its standard error open.
     let messages = messages.recv_timeout(Duration::from_secs(1)).unwrap_or_default();
     copied.map_err(Failure::Sink)?;
-    match status.success() {
-        true => Ok(()),
-        false => {
-            let separator = if messages.is_empty() { "" } else { ": " };
-            Err(Failure::Temporary(format!("the command ended with {status}{separator}{messages}")))
-        }
+    if status.success() {
+        Ok(())
+    } else {
+        let separator = if messages.is_empty() { "" } else { ": " };
+        Err(Failure::Temporary(format!("the command ended with {status}{separator}{messages}")))
     }
 }

@@ -1,5 +1,5 @@
-//! Rules for redirects: a server could send requests to services of this machine, and a store's answer
-//! could send its credentials elsewhere.
+//! Rules for redirects: a server could send requests to services of this machine, and a store's
+//! answer could send its credentials elsewhere.
 
 use reqwest::redirect::{Attempt, Policy};
 

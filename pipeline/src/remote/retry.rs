@@ -9,9 +9,11 @@ use crate::hash::mix;
 pub struct RetryPolicy {
     /// Limit of consecutive failures without progress.
     pub max_failures: u32,
-    /// Limit of consecutive failures until any server has responded: a mistyped host is not an outage.
+    /// Limit of consecutive failures until any server has responded: a mistyped host is not an
+    /// outage.
     pub max_first_failures: u32,
-    /// Longest wait after the first failure, on average three quarters of it; doubled with each further one.
+    /// Longest wait after the first failure, on average three quarters of it; doubled with each
+    /// further one.
     pub first_wait: Duration,
     /// Limit of the wait after any failure.
     pub max_wait: Duration,
@@ -20,9 +22,11 @@ pub struct RetryPolicy {
     pub stall: Duration,
     /// Lowest rate that counts as progress, in bytes per second.
     pub min_bytes_per_s: u64,
-    /// Seed that differs between processes, so that those that failed together do not retry together.
+    /// Seed that differs between processes, so that those that failed together do not retry
+    /// together.
     pub jitter_seed: u64,
-    /// `true` if each failure is logged as a warning. A job that records failures itself does not need it.
+    /// `true` if each failure is logged as a warning. A job that records failures itself does not
+    /// need it.
     pub warns: bool,
 }
 

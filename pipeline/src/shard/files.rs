@@ -1,7 +1,8 @@
 //! Images in single files, read in place as if they were in shards.
 //!
-//! A shard of files has the index of a tar: each member has an offset and a length, as if the files were joined on blocks of
-//! 512 bytes. No byte is copied: what is read at an offset is read from its file.
+//! A shard of files has the index of a tar: each member has an offset and a length, as if the files
+//! were joined on blocks of 512 bytes. No byte is copied: what is read at an offset is read from
+//! its file.
 
 use std::fs::File;
 use std::io::{ErrorKind, Read};
@@ -29,7 +30,8 @@ pub struct ImageFile {
     pub class: Option<String>,
 }
 
-/// Returns a shard of `files` in their order, called `name`. A file that cannot be read is a bad sample, not an error.
+/// Returns a shard of `files` in their order, called `name`. A file that cannot be read is a bad
+/// sample, not an error.
 ///
 /// # Errors
 /// [`PipelineError::BadMember`] for a file that the index cannot hold.
@@ -117,8 +119,9 @@ impl Files {
     /// Fills `buffer` with the file at `path`, which must be as long.
     ///
     /// # Errors
-    /// [`PipelineError::BadMember`] for a file that is gone, may not be read or has another length; [`PipelineError::Io`] for a
-    /// failure of the disk or the network, which says nothing about the file.
+    /// [`PipelineError::BadMember`] for a file that is gone, may not be read or has another length;
+    /// [`PipelineError::Io`] for a failure of the disk or the network, which says nothing about the
+    /// file.
     fn read_file(&self, path: &Path, buffer: &mut [u8]) -> Result<(), PipelineError> {
         let bad = |reason: String| PipelineError::BadMember {
             path: self.name.clone().into(),
@@ -174,8 +177,8 @@ mod tests {
         of_files("photos", &[file]).expect("indexed").fingerprint().expect("stamps")
     }
 
-    /// Equal names and lengths do not make images the same: the files must be, and unchanged. A class of
-    /// the same length is another one, too.
+    /// Equal names and lengths do not make images the same: the files must be, and unchanged. A
+    /// class of the same length is another one, too.
     #[test]
     fn files_are_the_same_where_the_file_system_says_so() {
         let folder = tempfile::tempdir().expect("a folder");

@@ -49,8 +49,8 @@ pub(crate) fn limit() -> usize {
     usize::try_from(files).unwrap_or(usize::MAX).saturating_div(SHARE_OF_LIMIT).clamp(8, MAX_OPEN)
 }
 
-/// Returns the open file of shard `number`; opens it if it was closed, and closes the least recently
-/// used files beyond [`limit`].
+/// Returns the open file of shard `number`; opens it if it was closed, and closes the least
+/// recently used files beyond [`limit`].
 ///
 /// # Errors
 /// [`PipelineError::ShardMismatch`] if the file at `path` no longer has the bytes of the one with

@@ -72,8 +72,9 @@ impl EncodedImage {
     }
 }
 
-/// Returns the members of `index` that are the image of sample `i`: the first of [`IMAGE_EXTENSIONS`] that the sample has, or else
-/// all members such as `b02.tif` and `b08.tif`, in the order of their names, in which numbers count by value.
+/// Returns the members of `index` that are the image of sample `i`: the first of
+/// [`IMAGE_EXTENSIONS`] that the sample has, or else all members such as `b02.tif` and `b08.tif`,
+/// in the order of their names, in which numbers count by value.
 pub(crate) fn image_members(index: &ShardIndex, i: usize) -> Vec<Member<'_>> {
     if let Some(member) = index.member(i, &IMAGE_EXTENSIONS) {
         return vec![member];
@@ -85,13 +86,14 @@ pub(crate) fn image_members(index: &ShardIndex, i: usize) -> Vec<Member<'_>> {
 
 /// Returns whether `extension` is that of a band: a name and the extension of an image.
 pub fn is_band(extension: &str) -> bool {
-    let is_image = |(_, format): (&str, &str)| IMAGE_EXTENSIONS.contains(&format);
-    !MASK_EXTENSIONS.contains(&extension) && extension.rsplit_once('.').is_some_and(is_image)
+    !MASK_EXTENSIONS.contains(&extension)
+        && extension.rsplit_once('.').is_some_and(|(_, format)| IMAGE_EXTENSIONS.contains(&format))
 }
 
 /// Compares names, in which numbers count by value: b2 comes before b10, and b8 before b8a and b9.
 pub fn by_name(a: &str, b: &str) -> Ordering {
-    let (mut left, mut right) = (a.as_bytes(), b.as_bytes());
+    let mut left = a.as_bytes();
+    let mut right = b.as_bytes();
     while let ([x, ..], [y, ..]) = (left, right) {
         if !(x.is_ascii_digit() && y.is_ascii_digit()) {
             match x.cmp(y) {
@@ -101,7 +103,8 @@ pub fn by_name(a: &str, b: &str) -> Ordering {
             continue;
         }
         let digits = |text: &[u8]| text.iter().take_while(|byte| byte.is_ascii_digit()).count();
-        let (n_left, n_right) = (digits(left), digits(right));
+        let n_left = digits(left);
+        let n_right = digits(right);
         let value = |number: &[u8]| -> (usize, Vec<u8>) {
             let significant: Vec<u8> = number.iter().copied().skip_while(|digit| *digit == b'0').collect();
             (significant.len(), significant)

@@ -1,5 +1,6 @@
-//! The index of a shard in memory: for every sample its key and, for every member, extension, offset
-//! and length, and the hash of its bytes if it is known. [`crate::shard::sidecar`] stores it on disk.
+//! The index of a shard in memory: for every sample its key and, for every member, extension,
+//! offset and length, and the hash of its bytes if it is known. [`crate::shard::sidecar`] stores it
+//! on disk.
 
 use std::collections::HashMap;
 
@@ -8,11 +9,12 @@ use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 /// Block size of a tar in bytes: the data of a member starts on a multiple of it.
 pub(super) const BLOCK_BYTES: u64 = 512;
 
-/// Maximum number of members in a sample. Names with an early dot, such as `img.000001.jpg`, all share one key.
+/// Maximum number of members in a sample. Names with an early dot, such as `img.000001.jpg`, all
+/// share one key.
 pub(super) const MAX_MEMBERS: usize = 1000;
 
-/// Locations of the samples of one shard. Keys are in one arena and members in columns, and samples with
-/// the same list of extensions share it, so that a sample of two members and a key of eight
+/// Locations of the samples of one shard. Keys are in one arena and members in columns, and samples
+/// with the same list of extensions share it, so that a sample of two members and a key of eight
 /// characters takes 38 bytes.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ShardIndex {
@@ -47,8 +49,8 @@ pub struct Member<'a> {
     pub check: Option<u16>,
 }
 
-/// Returns the low 16 bits of the XXH3-64 of a member's data: enough to detect that a shard is not the one that was
-/// indexed. A change of `n` members is missed with probability 2^(-16 n).
+/// Returns the low 16 bits of the XXH3-64 of a member's data: enough to detect that a shard is not
+/// the one that was indexed. A change of `n` members is missed with probability 2^(-16 n).
 pub(crate) fn short_checksum(data: &[u8]) -> u16 {
     xxh3_64(data) as u16
 }
@@ -70,8 +72,8 @@ impl ShardIndex {
         &self.keys[start..self.key_ends[i] as usize]
     }
 
-    /// Returns whether both hold the same samples at the same offsets in a shard of the same length. Checksums are
-    /// not compared.
+    /// Returns whether both hold the same samples at the same offsets in a shard of the same
+    /// length. Checksums are not compared.
     pub fn has_same_members_as(&self, other: &Self) -> bool {
         let bare = |index: &Self| Self { checksum: None, member_checks: Vec::new(), ..index.clone() };
         bare(self) == bare(other)
@@ -89,7 +91,8 @@ impl ShardIndex {
         })
     }
 
-    /// Returns a hash of what the index lists: keys, extensions, offsets and lengths, without checksums.
+    /// Returns a hash of what the index lists: keys, extensions, offsets and lengths, without
+    /// checksums.
     pub fn listing_hash(&self) -> u64 {
         let mut hash = Xxh3::new();
         hash.update(&self.shard_bytes.to_le_bytes());
@@ -139,7 +142,8 @@ impl IndexBuilder {
     /// members have a check or none.
     ///
     /// # Errors
-    /// Returns the reason as text: an extension twice in one sample, or a size that the index cannot hold.
+    /// Returns the reason as text: an extension twice in one sample, or a size that the index
+    /// cannot hold.
     pub(crate) fn push(&mut self, key: &str, member: Member<'_>) -> Result<(), String> {
         if !member.offset_bytes.is_multiple_of(BLOCK_BYTES) {
             return Err(format!("offset {} is no multiple of {BLOCK_BYTES}", member.offset_bytes));
@@ -167,7 +171,8 @@ impl IndexBuilder {
         Ok(())
     }
 
-    /// Ends the sample of the last member: a further one is of another sample, even with the same key.
+    /// Ends the sample of the last member: a further one is of another sample, even with the same
+    /// key.
     ///
     /// # Errors
     /// As [`IndexBuilder::push`].

@@ -49,14 +49,15 @@ impl Shard {
         Self { store, index, contents: OnceLock::new(), kept_index: None }
     }
 
-    /// Creates a shard as [`Shard::new`] does, whose index states the hash of the bytes as they are now.
+    /// Creates a shard as [`Shard::new`] does, whose index states the hash of the bytes as they are
+    /// now.
     pub(crate) fn with_current_index(store: Arc<dyn Store>, index: ShardIndex) -> Self {
         let contents = index.checksum.map(OnceLock::from).unwrap_or_default();
         Self { store, index, contents, kept_index: None }
     }
 
-    /// Creates a shard as [`Shard::new`] does, whose index is written for the file `kept` once the hash of
-    /// the bytes was computed.
+    /// Creates a shard as [`Shard::new`] does, whose index is written for the file `kept` once the
+    /// hash of the bytes was computed.
     pub(crate) fn with_kept_index(store: Arc<dyn Store>, index: ShardIndex, kept: PathBuf) -> Self {
         Self { store, index, contents: OnceLock::new(), kept_index: Some(kept) }
     }
@@ -78,9 +79,9 @@ impl Shard {
         &self.index
     }
 
-    /// Returns a hash that identifies the samples: equal for the same bytes, wherever they are, and for files
-    /// in place of a shard equal for the same files (see [`crate::identity`]). May read the shard as a
-    /// whole, once.
+    /// Returns a hash that identifies the samples: equal for the same bytes, wherever they are, and
+    /// for files in place of a shard equal for the same files (see [`crate::identity`]). May read
+    /// the shard as a whole, once.
     ///
     /// # Errors
     /// Errors of the store.
@@ -152,8 +153,8 @@ impl Shard {
     /// Returns the encoded image of sample `i`.
     ///
     /// # Errors
-    /// [`PipelineError::MissingField`] when it holds no image, [`PipelineError::Changed`] when its bytes
-    /// are not those that were indexed, and errors of the store.
+    /// [`PipelineError::MissingField`] when it holds no image, [`PipelineError::Changed`] when its
+    /// bytes are not those that were indexed, and errors of the store.
     pub fn image(&self, i: usize) -> Result<EncodedImage, PipelineError> {
         let mut members = image_members(&self.index, i).into_iter();
         let first = members.next().ok_or_else(|| PipelineError::MissingField {
@@ -274,7 +275,8 @@ impl Shard {
         let mut bytes = vec![0; member.len_bytes as usize];
         self.store.read_at(member.offset_bytes, &mut bytes)?;
         if member.check.is_some_and(|check| check != short_checksum(&bytes)) {
-            let (shard, key) = (self.name(), self.key(i).to_string());
+            let shard = self.name();
+            let key = self.key(i).to_string();
             return Err(PipelineError::Changed { shard, key, extension: member.extension.to_string() });
         }
         Ok(bytes)
@@ -305,8 +307,7 @@ pub const NO_CLASS: &str = "-1";
 
 /// Returns whether the name of a member would lead a program that extracts it out of its folder.
 pub fn leads_out(name: &str) -> bool {
-    let stays = |part| matches!(part, Component::Normal(_) | Component::CurDir);
-    !Path::new(name).components().all(stays)
+    !Path::new(name).components().all(|part| matches!(part, Component::Normal(_) | Component::CurDir))
 }
 
 /// Returns the outermost folder of a key: that which is the class of an image in a folder of
@@ -336,7 +337,8 @@ pub fn classes_of(columns: &Columns) -> Vec<String> {
     once(values.iter().filter_map(class))
 }
 
-/// Returns each class once, in the order of first occurrence: detection sets name a class for every box.
+/// Returns each class once, in the order of first occurrence: detection sets name a class for every
+/// box.
 fn once(classes: impl Iterator<Item = String>) -> Vec<String> {
     let mut seen = HashSet::new();
     classes.filter(|class| seen.insert(class.clone())).collect()

@@ -9,7 +9,8 @@ use crate::PipelineError;
 /// Opens the shard at `path`.
 ///
 /// # Errors
-/// [`PipelineError::MissingShard`], [`PipelineError::NotATar`] if it is not a regular file, [`PipelineError::Io`].
+/// [`PipelineError::MissingShard`], [`PipelineError::NotATar`] if it is not a regular file,
+/// [`PipelineError::Io`].
 pub(super) fn open_shard(path: &Path) -> Result<File, PipelineError> {
     let failed = |error: std::io::Error| match error.kind() {
         ErrorKind::NotFound => PipelineError::MissingShard { path: path.to_path_buf() },

@@ -5,8 +5,8 @@
 //!  "samples": [["000001", [["jpg", 512, 2311, 40961], ["cls", 3584, 1, 77]]]]}
 //! ```
 //!
-//! A member is extension, offset, length and check ([`short_checksum`]). `xxh3`, of the whole file, and the
-//! checks are left out if they have not been computed.
+//! A member is extension, offset, length and check ([`short_checksum`]). `xxh3`, of the whole file,
+//! and the checks are left out if they have not been computed.
 
 use std::collections::HashMap;
 use std::fs;
@@ -45,8 +45,8 @@ struct MemberEntry(String, u64, u32, #[serde(default)] Option<u16>);
 /// Builds the index of the shard at `path` from its headers.
 ///
 /// # Errors
-/// As [`crate::shard::tar::list_members_in`]; [`PipelineError::BadMember`] when a sample has an extension
-/// twice.
+/// As [`crate::shard::tar::list_members_in`]; [`PipelineError::BadMember`] when a sample has an
+/// extension twice.
 pub fn build(path: &Path) -> Result<ShardIndex, PipelineError> {
     walk(&open_shard(path)?, path, false)
 }
@@ -180,8 +180,8 @@ fn close_run<'m>(
     let Some(run) = run else { return };
     if let Some(number) = last_of_key.get(run.key) {
         let there = &mut samples[*number];
-        let is_new = |(extension, _): &(String, _)| there.members.iter().all(|(known, _)| known != extension);
-        if run.members.iter().all(is_new) {
+        if run.members.iter().all(|(extension, _)| there.members.iter().all(|(known, _)| known != extension))
+        {
             there.members.extend(run.members);
             return;
         }
@@ -197,9 +197,9 @@ pub fn path_of(path: &Path) -> PathBuf {
     PathBuf::from(name)
 }
 
-/// Reads the sidecar of the shard at `path` if there is one and it describes the file as it is now, else
-/// builds the index: a sidecar that is older than the last change of the file is compared with the
-/// headers of the tar and with some members.
+/// Reads the sidecar of the shard at `path` if there is one and it describes the file as it is now,
+/// else builds the index: a sidecar that is older than the last change of the file is compared with
+/// the headers of the tar and with some members.
 ///
 /// # Errors
 /// [`PipelineError::BadIndex`] for a sidecar that cannot be parsed or points outside the
@@ -231,13 +231,14 @@ pub(crate) fn current(path: &Path, stamp: &FileStamp) -> Result<Option<ShardInde
     Ok(load(path)?.filter(|index| index.shard_bytes == stamp.len_bytes()))
 }
 
-/// Returns `index`, the sidecar of the shard at `path`, or a new index if it is that of another file.
+/// Returns `index`, the sidecar of the shard at `path`, or a new index if it is that of another
+/// file.
 fn compared(index: ShardIndex, path: &Path) -> Result<ShardIndex, PipelineError> {
     let file = open_shard(path)?;
     let actual_bytes = file.metadata().map_err(|error| PipelineError::io("read", path, error))?.len();
     if index.shard_bytes != actual_bytes {
-        // The sidecar describes another file: this one was cut off or rewritten. Walking the headers names the member
-        // where it breaks.
+        // The sidecar describes another file: this one was cut off or rewritten. Walking the
+        // headers names the member where it breaks.
         let found = build(path)?;
         if actual_bytes < index.shard_bytes && found.len() < index.len() {
             // The file was cut between two members, which no header shows.
@@ -290,14 +291,15 @@ fn has_header_of(file: &File, key: &str, member: &Member<'_>) -> bool {
     header.entry_size().is_ok_and(|len| len == member.len_bytes) && (has_name || name.len() > 90)
 }
 
-/// Returns the hash of the bytes of the shard at `path`, if its sidecar states one for the file as it is now.
+/// Returns the hash of the bytes of the shard at `path`, if its sidecar states one for the file as
+/// it is now.
 pub fn current_checksum(path: &Path) -> Option<u64> {
     let about = fs::metadata(path).ok()?;
     current(path, &FileStamp::of(&about)).ok()??.checksum
 }
 
-/// Gives the sidecar of the shard at `path` the time of now, which is later than that of a shard that was
-/// given its name after the sidecar was written.
+/// Gives the sidecar of the shard at `path` the time of now, which is later than that of a shard
+/// that was given its name after the sidecar was written.
 pub fn touch(path: &Path) {
     // Where it fails, the sidecar is compared with the shard when it is read.
     let _ = File::options()
@@ -430,13 +432,15 @@ mod tests {
                 len_bytes: 1,
             })
             .collect();
-        let text = |sample: &SampleMembers<'_>| {
-            let members = sample.members.iter();
-            let members: Vec<String> =
-                members.map(|(e, m)| format!("{e}@{}", m.offset_bytes / 512)).collect();
-            format!("{} {}", sample.key, members.join(" "))
-        };
-        samples_of(&members, Path::new("s.tar")).iter().map(text).collect()
+        samples_of(&members, Path::new("s.tar"))
+            .iter()
+            .map(|sample| {
+                let members = sample.members.iter();
+                let members: Vec<String> =
+                    members.map(|(e, m)| format!("{e}@{}", m.offset_bytes / 512)).collect();
+                format!("{} {}", sample.key, members.join(" "))
+            })
+            .collect()
     }
 
     /// A list of all images and then of all classes is joined; samples with the same key stay
@@ -467,7 +471,8 @@ mod tests {
         assert!(parse(text).expect_err("outside").contains("outside"));
     }
 
-    /// Older versions wrote sidecars without checksums; no version writes checksums of only some members.
+    /// Older versions wrote sidecars without checksums; no version writes checksums of only some
+    /// members.
     #[test]
     fn checks_are_there_for_all_members_or_for_none() {
         let plain = br#"{"version":1,"shard_bytes":2000,"samples":[["a",[["jpg",512,1]]]]}"#;

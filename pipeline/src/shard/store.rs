@@ -22,8 +22,8 @@ pub trait Store: Send + Sync {
     /// Returns the name of the shard, for messages and ledgers.
     fn name(&self) -> String;
 
-    /// Returns a hash of the bytes of the shard, for which it reads them; of images in single files, one of
-    /// the states of the files.
+    /// Returns a hash of the bytes of the shard, for which it reads them; of images in single
+    /// files, one of the states of the files.
     ///
     /// # Errors
     /// As [`Store::read_at`].

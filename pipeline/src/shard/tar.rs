@@ -37,10 +37,10 @@ pub(crate) struct TarMember {
 
 /// Splits a member's path into key and extension; `None` if WebDataset skips the member.
 ///
-/// Names without a dot, names that start with a dot, and paths with a part of the form `__name__` are skipped.
+/// Names without a dot, names that start with a dot, and paths with a part of the form `__name__`
+/// are skipped.
 pub(crate) fn split_key(name: &str) -> Option<(&str, String)> {
-    let reserved = |part: &str| part.len() > 4 && part.starts_with("__") && part.ends_with("__");
-    if name.split('/').any(reserved) {
+    if name.split('/').any(|part| part.len() > 4 && part.starts_with("__") && part.ends_with("__")) {
         return None;
     }
     let base = name.rfind('/').map_or(0, |slash| slash + 1);
@@ -71,15 +71,16 @@ pub fn text_of_name(name: &[u8]) -> String {
     text
 }
 
-/// Reads the headers of a shard and lists its regular files in order. The position of `file` is not changed; `path` is
-/// for messages only.
+/// Reads the headers of a shard and lists its regular files in order. The position of `file` is not
+/// changed; `path` is for messages only.
 ///
 /// Links, devices and folders are skipped. Long names in GNU and PAX form are supported.
 ///
 /// # Errors
 /// [`PipelineError::NotATar`] when a header is invalid, [`PipelineError::Truncated`] when a
-/// member's data runs past the end of the file, [`PipelineError::MissingEnd`] when the archive has no end, and
-/// [`PipelineError::TrailingData`] when anything but the zeros of an end follows the last member.
+/// member's data runs past the end of the file, [`PipelineError::MissingEnd`] when the archive has
+/// no end, and [`PipelineError::TrailingData`] when anything but the zeros of an end follows the
+/// last member.
 pub(crate) fn list_members_in(file: &File, path: &Path) -> Result<Vec<TarMember>, PipelineError> {
     let actual_bytes = file.metadata().map_err(|source| PipelineError::io("read", path, source))?.len();
     let reader = PositionedReader { file, at_bytes: 0, len_bytes: actual_bytes };
@@ -260,8 +261,8 @@ fn is_sparse<R: Read>(entry: &mut ::tar::Entry<'_, R>) -> bool {
     })
 }
 
-/// Checks that only the zeros of an end follow an archive whose last member ends at `end_bytes`. A header that was
-/// overwritten by zeros also looks like an end.
+/// Checks that only the zeros of an end follow an archive whose last member ends at `end_bytes`. A
+/// header that was overwritten by zeros also looks like an end.
 fn check_end(
     mut reader: impl Read + Seek,
     [end_bytes, actual_bytes]: [u64; 2],
@@ -327,7 +328,8 @@ fn is_header(bytes: &[u8]) -> bool {
     header.cksum().is_ok_and(|says| says == sum)
 }
 
-/// Returns the error for a header after `last` that could not be read: the file ends early, or the header is damaged.
+/// Returns the error for a header after `last` that could not be read: the file ends early, or the
+/// header is damaged.
 fn unreadable_header_error(
     path: &Path,
     last: &TarMember,
@@ -457,8 +459,8 @@ mod tests {
     }
 
     proptest! {
-        /// With a block of zeros anywhere, all members are listed or an error is returned. (Member data has its own
-        /// checks.)
+        /// With a block of zeros anywhere, all members are listed or an error is returned. (Member
+        /// data has its own checks.)
         #[test]
         fn no_hole_shortens_a_shard_in_silence(hole in 0usize..60) {
             let names: Vec<String> = (0..30).map(|i| format!("{i}.jpg")).collect();

@@ -27,7 +27,8 @@ pub struct ShardLimits {
 }
 
 impl ShardLimits {
-    /// Returns whether a shard of `n_samples` and `bytes` has no room for another sample of `sample_bytes`. One sample always fits.
+    /// Returns whether a shard of `n_samples` and `bytes` has no room for another sample of
+    /// `sample_bytes`. One sample always fits.
     fn is_full(&self, n_samples: u64, bytes: u64, sample_bytes: u64) -> bool {
         let is_too_large = bytes.saturating_add(sample_bytes) > self.max_bytes;
         n_samples > 0 && (n_samples >= self.max_samples || is_too_large)
@@ -92,8 +93,8 @@ impl ShardWriter {
         })
     }
 
-    /// Creates a writer that continues where an earlier one was stopped. It must receive the same samples in the
-    /// same order: existing shards are counted and not written again.
+    /// Creates a writer that continues where an earlier one was stopped. It must receive the same
+    /// samples in the same order: existing shards are counted and not written again.
     ///
     /// # Errors
     /// [`PipelineError::Io`].
@@ -109,8 +110,11 @@ impl ShardWriter {
     pub fn add(&mut self, key: &str, members: &[(&str, &[u8])]) -> Result<(), PipelineError> {
         let sample_bytes =
             sample_bytes(key, members.iter().map(|(extension, data)| (*extension, data.len() as u64)));
-        let is_full = |shard: &Current| self.limits.is_full(shard.n_samples, shard.bytes, sample_bytes);
-        if self.current.as_ref().is_some_and(is_full) {
+        if self
+            .current
+            .as_ref()
+            .is_some_and(|shard| self.limits.is_full(shard.n_samples, shard.bytes, sample_bytes))
+        {
             self.close_shard()?;
         }
         let mut shard = match self.current.take() {
@@ -189,7 +193,8 @@ impl ShardFile {
     /// [`PipelineError::BadMember`], [`PipelineError::Io`].
     pub fn add(&mut self, key: &str, members: &[(&str, &[u8])]) -> Result<(), PipelineError> {
         if self.last_key.as_deref() == Some(key) {
-            let (path, member) = (self.path.clone(), key.to_string());
+            let path = self.path.clone();
+            let member = key.to_string();
             let reason = "the sample before it has the same key: both would be read as one".into();
             return Err(PipelineError::BadMember { path, member, reason });
         }
@@ -200,8 +205,8 @@ impl ShardFile {
         Ok(())
     }
 
-    /// Ends the tar, writes its index, and renames it to its final name. The index is written first: a shard
-    /// with its final name has one.
+    /// Ends the tar, writes its index, and renames it to its final name. The index is written
+    /// first: a shard with its final name has one.
     ///
     /// # Errors
     /// [`PipelineError::Io`].
@@ -211,8 +216,10 @@ impl ShardFile {
         file.flush().map_err(io)?;
         file.get_ref().sync_all().map_err(io)?;
         let bytes = file.get_ref().metadata().map_err(io)?.len();
-        let bad = |reason| PipelineError::NotATar { path: self.path.clone(), reason };
-        let mut index = self.index.finish(bytes).map_err(bad)?;
+        let mut index = self
+            .index
+            .finish(bytes)
+            .map_err(|reason| PipelineError::NotATar { path: self.path.clone(), reason })?;
         index.checksum = Some(hash.digest());
         sidecar::save(&index, &self.path)?;
         fs::rename(&self.temporary, &self.path).map_err(|e| PipelineError::io("rename", &self.path, e))?;
@@ -228,10 +235,7 @@ impl ShardFile {
             return Err(PipelineError::BadMember { path: self.path.clone(), member: name, reason });
         }
         let io = |error| PipelineError::io("write", &self.temporary, error);
-        let mut header = match is_long(&name) {
-            true => ::tar::Header::new_gnu(),
-            false => ::tar::Header::new_ustar(),
-        };
+        let mut header = if is_long(&name) { ::tar::Header::new_gnu() } else { ::tar::Header::new_ustar() };
         header.set_size(data.len() as u64);
         header.set_mode(0o444);
         header.set_mtime(0);
@@ -241,9 +245,11 @@ impl ShardFile {
         // `bytes` counts the two blocks that end a tar.
         let end = self.bytes - 2 * BLOCK_BYTES + member_bytes(&name, data.len() as u64);
         let offset_bytes = end - (data.len() as u64).next_multiple_of(BLOCK_BYTES);
-        let bad = |reason| PipelineError::BadMember { path: self.path.clone(), member: name.clone(), reason };
-        let (len_bytes, check) = (data.len() as u64, Some(short_checksum(data)));
-        self.index.push(key, Member { extension, offset_bytes, len_bytes, check }).map_err(bad)?;
+        let len_bytes = data.len() as u64;
+        let check = Some(short_checksum(data));
+        self.index.push(key, Member { extension, offset_bytes, len_bytes, check }).map_err(|reason| {
+            PipelineError::BadMember { path: self.path.clone(), member: name.clone(), reason }
+        })?;
         self.bytes += member_bytes(&name, data.len() as u64);
         Ok(())
     }
@@ -279,10 +285,12 @@ fn member_bytes(name: &str, len_bytes: u64) -> u64 {
     long_name + BLOCK_BYTES + padded(len_bytes)
 }
 
-/// Divides samples into shards as [`ShardWriter`] does, by their sizes alone ([`sample_bytes`]): the range of samples of each shard.
+/// Divides samples into shards as [`ShardWriter`] does, by their sizes alone ([`sample_bytes`]):
+/// the range of samples of each shard.
 pub fn shards_of(sizes_bytes: &[u64], limits: ShardLimits) -> Vec<Range<usize>> {
     let mut shards = Vec::new();
-    let (mut start, mut bytes) = (0, 2 * BLOCK_BYTES);
+    let mut start = 0;
+    let mut bytes = 2 * BLOCK_BYTES;
     for (sample, sample_bytes) in sizes_bytes.iter().enumerate() {
         if limits.is_full((sample - start) as u64, bytes, *sample_bytes) {
             shards.push(start..sample);
@@ -296,10 +304,10 @@ pub fn shards_of(sizes_bytes: &[u64], limits: ShardLimits) -> Vec<Range<usize>> 
     shards
 }
 
-/// Returns the number of bytes that a sample takes in a shard: `members` are extensions and lengths.
+/// Returns the number of bytes that a sample takes in a shard: `members` are extensions and
+/// lengths.
 pub fn sample_bytes<'a>(key: &str, members: impl IntoIterator<Item = (&'a str, u64)>) -> u64 {
-    let bytes = |(extension, len_bytes)| member_bytes(&name_of(key, extension), len_bytes);
-    members.into_iter().map(bytes).sum()
+    members.into_iter().map(|(extension, len_bytes)| member_bytes(&name_of(key, extension), len_bytes)).sum()
 }
 
 #[cfg(test)]
@@ -348,8 +356,10 @@ mod tests {
     #[test]
     fn the_same_samples_give_the_same_bytes_and_sizes_hold() {
         let limits = ShardLimits { max_samples: u64::MAX, max_bytes: 8 << 10 };
-        let (a, b) = (tempfile::tempdir().expect("a"), tempfile::tempdir().expect("b"));
-        let (paths_a, paths_b) = (write(a.path(), limits), write(b.path(), limits));
+        let a = tempfile::tempdir().expect("a");
+        let b = tempfile::tempdir().expect("b");
+        let paths_a = write(a.path(), limits);
+        let paths_b = write(b.path(), limits);
         assert!(paths_a.len() > 1);
         for (a, b) in paths_a.iter().zip(&paths_b) {
             let bytes = fs::read(a).expect("a");
@@ -360,7 +370,8 @@ mod tests {
 
     #[test]
     fn a_writer_that_goes_on_writes_what_is_missing() {
-        let (whole, part) = (tempfile::tempdir().expect("a"), tempfile::tempdir().expect("b"));
+        let whole = tempfile::tempdir().expect("a");
+        let part = tempfile::tempdir().expect("b");
         let limits = ShardLimits { max_samples: 4, max_bytes: u64::MAX };
         write(whole.path(), limits);
         write(part.path(), limits);
@@ -387,10 +398,13 @@ mod tests {
             ShardLimits { max_samples: 3, max_bytes: 4 << 10 },
         ] {
             let folder = tempfile::tempdir().expect("temporary folder");
-            let size = |i: u64| sample_bytes(&format!("{i:04}"), [("jpg", 300 + 100 * i), ("cls", 1)]);
-            let sizes: Vec<u64> = (0..10).map(size).collect();
-            let lengths = |path: &PathBuf| sidecar::open(path).expect("sidecar").len();
-            let written: Vec<usize> = write(folder.path(), limits).iter().map(lengths).collect();
+            let sizes: Vec<u64> = (0..10)
+                .map(|i: u64| sample_bytes(&format!("{i:04}"), [("jpg", 300 + 100 * i), ("cls", 1)]))
+                .collect();
+            let written: Vec<usize> = write(folder.path(), limits)
+                .iter()
+                .map(|path| sidecar::open(path).expect("sidecar").len())
+                .collect();
             let planned: Vec<usize> = shards_of(&sizes, limits).iter().map(ExactSizeIterator::len).collect();
             assert_eq!(planned, written);
         }

@@ -1,9 +1,10 @@
 //! A bounded folder of whole shards, shared by threads and processes.
 //!
-//! A shard is written as `<name>.part` under a lock and renamed when it is complete, so that a file with the
-//! name of a shard is complete. When room is needed, the least recently used shards are removed and the handles on them
-//! closed, since an open handle keeps the bytes on the disk. Indices are kept: they are small, and a run that restarts
-//! needs all of them. Files without the name of a cached shard are never touched.
+//! A shard is written as `<name>.part` under a lock and renamed when it is complete, so that a file
+//! with the name of a shard is complete. When room is needed, the least recently used shards are
+//! removed and the handles on them closed, since an open handle keeps the bytes on the disk.
+//! Indices are kept: they are small, and a run that restarts needs all of them. Files without the
+//! name of a cached shard are never touched.
 
 use std::collections::HashMap;
 use std::fs;
@@ -22,7 +23,8 @@ use crate::PipelineError;
 use crate::remote::Sink;
 use crate::shard::handles::limit;
 
-/// Interval at which the modification time of a shard in use is updated, for other processes to see.
+/// Interval at which the modification time of a shard in use is updated, for other processes to
+/// see.
 const TOUCH_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Interval at which a fetch that waits for room checks for it.
@@ -44,8 +46,8 @@ pub(crate) struct Cache {
     returned: Condvar,
 }
 
-/// Handle on a shard of the cache, if this process has one. Locked while the shard is fetched: other threads that
-/// need it wait.
+/// Handle on a shard of the cache, if this process has one. Locked while the shard is fetched:
+/// other threads that need it wait.
 type Slot = Mutex<Option<OpenShard>>;
 
 #[derive(Debug)]
@@ -102,8 +104,8 @@ impl Cache {
         fs::create_dir_all(&self.folder).map_err(|e| PipelineError::io("create folder", &self.folder, e))
     }
 
-    /// Returns the shard `name`, written by `fill` if it is not there. A file that does not have `expected_bytes` is
-    /// fetched again: a power failure leaves such files.
+    /// Returns the shard `name`, written by `fill` if it is not there. A file that does not have
+    /// `expected_bytes` is fetched again: a power failure leaves such files.
     pub(crate) fn file(
         &self,
         name: &str,
@@ -152,10 +154,11 @@ impl Cache {
         }
     }
 
-    /// Closes a handle that failed, so that the next reader opens the shard again. A handle that another thread
-    /// has opened since is kept.
+    /// Closes a handle that failed, so that the next reader opens the shard again. A handle that
+    /// another thread has opened since is kept.
     pub(crate) fn close(&self, name: &str, failed: &Arc<File>) {
-        // The map must not stay locked while the slot is waited for: the thread that fetches into it needs the map.
+        // The map must not stay locked while the slot is waited for: the thread that fetches into
+        // it needs the map.
         let slot = lock(&self.slots).get(name).cloned();
         if let Some(slot) = slot {
             lock(&slot).take_if(|held| Arc::ptr_eq(&held.file, failed));
@@ -209,13 +212,14 @@ impl Cache {
             let _ = fs::remove_file(&part);
         }
         filled?;
-        // The handle is kept, because another process may remove the file at once; the lock is no longer needed.
+        // The handle is kept, because another process may remove the file at once; the lock is no
+        // longer needed.
         let _ = filling.file.unlock();
         Ok(filling.file)
     }
 
-    /// Sets the length of `file`, with room in the cache and on the disk. If other fetches leave no room, waits if
-    /// `may_wait`: fetches that have their room finish.
+    /// Sets the length of `file`, with room in the cache and on the disk. If other fetches leave no
+    /// room, waits if `may_wait`: fetches that have their room finish.
     fn reserve(&self, file: &File, len_bytes: u64, part: &Path, may_wait: bool) -> io::Result<()> {
         loop {
             let eviction_lock = lock(&self.eviction_lock);
@@ -243,11 +247,12 @@ impl Cache {
         }
     }
 
-    /// Removes the least recently used shards until `wanted_bytes` more fit. `part` is not counted. Returns `false` if
-    /// other fetches leave no room. The caller holds `eviction_lock`.
+    /// Removes the least recently used shards until `wanted_bytes` more fit. `part` is not counted.
+    /// Returns `false` if other fetches leave no room. The caller holds `eviction_lock`.
     fn evict(&self, wanted_bytes: u64, part: &Path) -> io::Result<bool> {
         if wanted_bytes > self.max_bytes {
-            let (needed_bytes, max_bytes) = (wanted_bytes, self.max_bytes);
+            let needed_bytes = wanted_bytes;
+            let max_bytes = self.max_bytes;
             return Err(io::Error::other(PipelineError::CacheTooSmall { needed_bytes, max_bytes }));
         }
         let (shards, parts_bytes) = self.list(part)?;
@@ -266,10 +271,11 @@ impl Cache {
         Ok(fits(sum_bytes))
     }
 
-    /// Returns the shards of the folder, the least recently used first, and the bytes of partial files other than
-    /// `part`.
+    /// Returns the shards of the folder, the least recently used first, and the bytes of partial
+    /// files other than `part`.
     fn list(&self, part: &Path) -> io::Result<(Vec<CachedFile>, u64)> {
-        let (mut shards, mut parts_bytes) = (Vec::new(), 0);
+        let mut shards = Vec::new();
+        let mut parts_bytes = 0;
         for entry in fs::read_dir(&self.folder)? {
             let path = entry?.path();
             // Another process may remove what is listed here.
@@ -302,14 +308,16 @@ impl Cache {
     }
 }
 
-/// Returns whether a file has the name of a cached shard, which begins with 16 hexadecimal digits and a dash.
+/// Returns whether a file has the name of a cached shard, which begins with 16 hexadecimal digits
+/// and a dash.
 fn has_cache_name(path: &Path) -> bool {
     let name = path.file_name().unwrap_or_default().as_encoded_bytes();
     name.get(16) == Some(&b'-') && name[..16].iter().all(u8::is_ascii_hexdigit)
 }
 
 impl OpenShard {
-    /// Returns whether the file still has its name, checked every [`TOUCH_INTERVAL`], and then marks it as in use.
+    /// Returns whether the file still has its name, checked every [`TOUCH_INTERVAL`], and then
+    /// marks it as in use.
     fn is_current(&mut self, path: &Path) -> bool {
         if self.touched.elapsed() < TOUCH_INTERVAL {
             return true;
@@ -326,8 +334,8 @@ impl PartialShard<'_> {
         (self.len_bytes, self.hash.digest())
     }
 
-    /// Returns whether the bytes are known to be a complete tar: by the length, which the fetch has checked, or by the
-    /// two empty blocks at the end, which some writers leave out.
+    /// Returns whether the bytes are known to be a complete tar: by the length, which the fetch has
+    /// checked, or by the two empty blocks at the end, which some writers leave out.
     pub(crate) fn is_whole_tar(&self) -> bool {
         let mut end = [1; 1024];
         let start = self.len_bytes.checked_sub(end.len() as u64);
@@ -427,14 +435,15 @@ mod tests {
 
     /// Returns the bytes of shard `number`, which are `len` times that number, fetched or not.
     fn get(cache: &Cache, number: u8, len: usize, fetched: &AtomicUsize) -> Vec<u8> {
-        let fill = |filling: &mut PartialShard<'_>| {
-            fetched.fetch_add(1, Ordering::SeqCst);
-            let io = |error| PipelineError::io("write", Path::new("test"), error);
-            filling.restart(Some(len as u64)).map_err(io)?;
-            filling.write_all(&vec![number; len]).map_err(io)
-        };
         let mut bytes = Vec::new();
-        let file = cache.file(&name(number), Some(len as u64), fill).expect("fetched");
+        let file = cache
+            .file(&name(number), Some(len as u64), |filling| {
+                fetched.fetch_add(1, Ordering::SeqCst);
+                let io = |error| PipelineError::io("write", Path::new("test"), error);
+                filling.restart(Some(len as u64)).map_err(io)?;
+                filling.write_all(&vec![number; len]).map_err(io)
+            })
+            .expect("fetched");
         let mut file = File::open(format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&*file)))
             .expect("reopened");
         file.read_to_end(&mut bytes).expect("read");
@@ -515,7 +524,8 @@ mod tests {
         let fetched = AtomicUsize::new(0);
         std::thread::scope(|scope| {
             for thread in 0..4u8 {
-                let (cache, fetched) = (&cache, &fetched);
+                let cache = &cache;
+                let fetched = &fetched;
                 scope.spawn(move || {
                     for round in 0..50 {
                         let number = (thread + round) % 5;
@@ -538,7 +548,8 @@ mod tests {
         let fetched = AtomicUsize::new(0);
         std::thread::scope(|scope| {
             for number in 0..6 {
-                let (cache, fetched) = (&cache, &fetched);
+                let cache = &cache;
+                let fetched = &fetched;
                 scope.spawn(move || assert_eq!(get(cache, number, 100, fetched), vec![number; 100]));
             }
         });

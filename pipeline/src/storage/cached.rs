@@ -10,7 +10,8 @@ use crate::shard::store::{CacheUse, Store};
 use crate::source::Source;
 use crate::{PipelineError, hash};
 
-/// Time for which a failure is repeated without a new fetch, so that threads that wait for a shard do not each retry.
+/// Time for which a failure is repeated without a new fetch, so that threads that wait for a shard
+/// do not each retry.
 const FAILURE_LIFETIME: Duration = Duration::from_secs(10);
 
 /// A shard that is read from the cache, and fetched when it is not there.
@@ -22,7 +23,8 @@ pub(super) struct CachedStore {
     /// Length of the shard in bytes, which its index states along with the checksum.
     pub(super) len_bytes: u64,
     pub(super) checksum: Option<u64>,
-    /// Time and reason of the last failed fetch. Locked during a fetch, so that other threads that need the shard wait.
+    /// Time and reason of the last failed fetch. Locked during a fetch, so that other threads that
+    /// need the shard wait.
     pub(super) failure: Mutex<Option<(Instant, String)>>,
 }
 
@@ -31,7 +33,8 @@ impl CachedStore {
     pub(super) fn file(&self) -> Result<Arc<File>, PipelineError> {
         let mut failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((_, reason)) = failure.take_if(|(at, _)| at.elapsed() < FAILURE_LIFETIME) {
-            let (url, at) = (self.name(), Instant::now());
+            let url = self.name();
+            let at = Instant::now();
             *failure = Some((at, reason.clone()));
             return Err(PipelineError::Fetch { url, reason: format!("a moment ago: {reason}") });
         }

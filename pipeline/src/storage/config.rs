@@ -32,7 +32,8 @@ pub struct StorageConfig {
 }
 
 impl StorageConfig {
-    /// Default settings: a cache of 100 GB in `cache_folder`, four fetches at a time, no credentials.
+    /// Default settings: a cache of 100 GB in `cache_folder`, four fetches at a time, no
+    /// credentials.
     pub fn new(cache_folder: PathBuf) -> Self {
         Self {
             cache_folder,

@@ -71,8 +71,8 @@ impl Fetcher {
         Ok(sidecar::path_of(&self.inner.cache.path(&self.cache_name(source)?)))
     }
 
-    /// Returns the cached file of a shard, fetched if it is not there. `expected` is the length in bytes and the
-    /// checksum that its index states.
+    /// Returns the cached file of a shard, fetched if it is not there. `expected` is the length in
+    /// bytes and the checksum that its index states.
     pub(super) fn file(
         &self,
         source: &Source,
@@ -81,7 +81,8 @@ impl Fetcher {
     ) -> Result<Arc<File>, PipelineError> {
         let check = |filling: &PartialShard<'_>| -> Result<(), PipelineError> {
             let Some((expected_bytes, checksum)) = expected else {
-                // A compressed stream has a checksum of its own at its end, and a Parquet file its directory.
+                // A compressed stream has a checksum of its own at its end, and a Parquet file its
+                // directory.
                 if !source.url.is_plain_tar() || filling.is_whole_tar() {
                     return Ok(());
                 }
@@ -96,9 +97,10 @@ impl Fetcher {
                     "it has {len_bytes} bytes, its index says {expected_bytes}; {REINDEX_HINT}"
                 )));
             }
-            match checksum.is_some_and(|checksum| checksum != hash) {
-                true => Err(other(format!("its checksum differs from its index; {REINDEX_HINT}"))),
-                false => Ok(()),
+            if checksum.is_some_and(|checksum| checksum != hash) {
+                Err(other(format!("its checksum differs from its index; {REINDEX_HINT}")))
+            } else {
+                Ok(())
             }
         };
         self.inner.cache.file(name, expected.map(|(expected_bytes, _)| expected_bytes), |filling| {
@@ -122,7 +124,8 @@ impl Fetcher {
         self.inner.cache.close(cache_name, failed);
     }
 
-    /// Removes the cached index of a shard and the cached shard: the next run reads both again. A sidecar is kept.
+    /// Removes the cached index of a shard and the cached shard: the next run reads both again. A
+    /// sidecar is kept.
     ///
     /// # Errors
     /// [`PipelineError::Io`].
@@ -139,8 +142,8 @@ impl Fetcher {
         Ok(())
     }
 
-    /// Runs `job`, which brings a shard into the cache, on a background thread, after the jobs that were queued
-    /// before.
+    /// Runs `job`, which brings a shard into the cache, on a background thread, after the jobs that
+    /// were queued before.
     pub(super) fn prefetch(&self, job: Job) {
         let mut prefetcher = self.inner.prefetcher.lock().unwrap_or_else(PoisonError::into_inner);
         let sender = prefetcher.get_or_insert_with(|| {

@@ -1,4 +1,5 @@
-//! Lookup of the index of a shard, which is read as a whole only if there is no index in the cache or beside it.
+//! Lookup of the index of a shard, which is read as a whole only if there is no index in the cache
+//! or beside it.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -13,8 +14,8 @@ use crate::shard::sidecar;
 use crate::shard::store::LocalStore;
 use crate::source::Source;
 
-/// Opens a tar on a local disk with its index: its sidecar, unless that may be of another file, the cached
-/// index of an earlier run, or a new one.
+/// Opens a tar on a local disk with its index: its sidecar, unless that may be of another file, the
+/// cached index of an earlier run, or a new one.
 pub(super) fn open_local(fetcher: &Fetcher, source: &Source, path: &Path) -> Result<Shard, PipelineError> {
     let store = Arc::new(LocalStore::open(path)?);
     if let Some(index) = sidecar::current(path, store.stamp())? {
@@ -39,8 +40,8 @@ pub(super) fn open_local(fetcher: &Fetcher, source: &Source, path: &Path) -> Res
     Ok(Shard::with_kept_index(store, index, kept))
 }
 
-/// Returns the index of a shard that is read from the cache: the cached index, the sidecar beside the
-/// shard, or a new one, for which the shard is fetched.
+/// Returns the index of a shard that is read from the cache: the cached index, the sidecar beside
+/// the shard, or a new one, for which the shard is fetched.
 pub(super) fn cached_index(
     fetcher: &Fetcher,
     source: &Source,
@@ -77,7 +78,8 @@ fn fetch_sidecar(fetcher: &Fetcher, source: &Source) -> Result<Option<ShardIndex
     Ok(None)
 }
 
-/// Builds the index of a shard that has none: the shard is fetched, and kept only if it is a complete tar.
+/// Builds the index of a shard that has none: the shard is fetched, and kept only if it is a
+/// complete tar.
 fn index_by_reading_shard(
     fetcher: &Fetcher,
     source: &Source,

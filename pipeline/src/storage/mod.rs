@@ -53,18 +53,20 @@ impl Storage {
         self.fetcher.columns()
     }
 
-    /// Returns the shards that `specs` name ([`url::expand`]); the shards of a `wids` list take its place.
+    /// Returns the shards that `specs` name ([`url::expand`]); the shards of a `wids` list take its
+    /// place.
     ///
     /// # Errors
     /// As [`url::expand`], and errors of fetching or parsing a list.
     pub fn sources(&self, specs: &[String]) -> Result<Vec<Source>, PipelineError> {
         let mut sources = Vec::new();
         for url in url::expand(specs)? {
-            match url.is_list() {
-                true => sources.extend(wids::shards(&url, &|list: &ShardUrl| {
+            if url.is_list() {
+                sources.extend(wids::shards(&url, &|list: &ShardUrl| {
                     self.fetcher.read_text(list).map_err(|failure| failed(list, failure))
-                })?),
-                false => sources.push(Source { url, len_bytes: None, md5: None }),
+                })?)
+            } else {
+                sources.push(Source { url, len_bytes: None, md5: None })
             }
         }
         if sources.is_empty() {
@@ -84,7 +86,8 @@ impl Storage {
             _ => self.open_cached(source)?,
         };
         // A list states the length of the compressed bytes, which are not kept.
-        let (says, has) = (source.len_bytes.filter(|_| source.url.is_plain_tar()), shard.index().shard_bytes);
+        let says = source.len_bytes.filter(|_| source.url.is_plain_tar());
+        let has = shard.index().shard_bytes;
         match says {
             Some(says) if says != has => {
                 let reason = format!("its list says {says} bytes, it has {has}");
@@ -142,8 +145,8 @@ impl Storage {
         Ok(self.fetcher.cached_index_path(source)?.exists())
     }
 
-    /// Removes the cached index of a shard, and the cached shard: the next [`Storage::open`] reads both
-    /// again. A sidecar beside the shard is kept.
+    /// Removes the cached index of a shard, and the cached shard: the next [`Storage::open`] reads
+    /// both again. A sidecar beside the shard is kept.
     ///
     /// # Errors
     /// [`PipelineError::Io`].
@@ -151,18 +154,19 @@ impl Storage {
         self.fetcher.forget(source)
     }
 
-    /// Checks the members of `shard`, which is `source` opened, against the headers of the tar, and its
-    /// bytes against the checksums that its index and its list state. Samples are not decoded.
+    /// Checks the members of `shard`, which is `source` opened, against the headers of the tar, and
+    /// its bytes against the checksums that its index and its list state. Samples are not decoded.
     ///
     /// # Errors
-    /// [`PipelineError::BadIndex`] when the members differ, [`PipelineError::ShardMismatch`] when the
-    /// bytes differ, and errors of [`Storage::open`].
+    /// [`PipelineError::BadIndex`] when the members differ, [`PipelineError::ShardMismatch`] when
+    /// the bytes differ, and errors of [`Storage::open`].
     pub fn verify(&self, source: &Source, shard: &Shard) -> Result<(), PipelineError> {
         let file = self.file_of(source, shard)?;
         if let ShardUrl::File(path) = &source.url
             && let Some(beside) = sidecar::load(path)?
         {
-            // The shard may have been opened with another index, if this one is older than the file.
+            // The shard may have been opened with another index, if this one is older than the
+            // file.
             return verify::verify(source, shard, &beside, &file, &sidecar::path_of(path));
         }
         verify::verify(source, shard, shard.index(), &file, &self.fetcher.cached_index_path(source)?)

@@ -15,12 +15,13 @@ use crate::{PipelineError, secrets};
 /// archive is checked, 3 since a local file is named by its state.
 const VERSION: u32 = 3;
 
-/// Version of the rules by which a Parquet file becomes a tar: 2 since images are known by their bytes.
+/// Version of the rules by which a Parquet file becomes a tar: 2 since images are known by their
+/// bytes.
 const PARQUET_VERSION: u32 = 2;
 
-/// Returns the name of a shard in the cache, and of its index. It holds a hash of everything that identifies the shard;
-/// `config` has the
-/// settings of object stores, and the columns of Parquet files.
+/// Returns the name of a shard in the cache, and of its index. It holds a hash of everything that
+/// identifies the shard; `config` has the settings of object stores, and the columns of Parquet
+/// files.
 pub(super) fn cache_name(source: &Source, config: &StorageConfig) -> Result<String, PipelineError> {
     let mut identity = match &source.url {
         ShardUrl::File(path) => {
@@ -47,7 +48,8 @@ pub(super) fn cache_name(source: &Source, config: &StorageConfig) -> Result<Stri
             format!("{} {command}", std::env::current_dir().unwrap_or_default().display())
         }
     };
-    // An MD5 is checked when a shard is fetched: a copy that was fetched without the check has another name.
+    // An MD5 is checked when a shard is fetched: a copy that was fetched without the check has
+    // another name.
     if let Some(md5) = source.md5.as_ref().filter(|_| !source.is_read_in_place()) {
         identity += &format!(" {md5}");
     }

@@ -15,7 +15,6 @@ use parquet::errors::ParquetError;
 use parquet::file::metadata::KeyValue;
 use parquet::file::reader::{FileReader, SerializedFileReader};
 use parquet::record::{Field, Row};
-use parquet::schema::types::TypePtr;
 use serde_json::{Map, Value};
 
 use super::config::ColumnNames;
@@ -54,7 +53,8 @@ struct Layout<'c> {
     class_names: Vec<String>,
 }
 
-/// Writes the rows of the Parquet file `file`, called `name`, to `sink` as a tar. The same file gives the same bytes.
+/// Writes the rows of the Parquet file `file`, called `name`, to `sink` as a tar. The same file
+/// gives the same bytes.
 ///
 /// # Errors
 /// [`PipelineError::NotParquet`] within the error for a file that is damaged or has no column of
@@ -106,9 +106,10 @@ fn layout_of<'c>(
             return Err(format!("it has no column {named}; it has {}", there.join(", ")));
         }
     }
-    let is_bytes = |field: &TypePtr| field.name() == "bytes" && field.is_primitive();
-    let is_group = |column: &&TypePtr| column.is_group() && column.get_fields().iter().any(is_bytes);
-    let groups = metadata.schema().get_fields().iter().filter(is_group);
+    let groups = metadata.schema().get_fields().iter().filter(|column| {
+        column.is_group()
+            && column.get_fields().iter().any(|field| field.name() == "bytes" && field.is_primitive())
+    });
     let mut images: Vec<String> = groups.map(|column| column.name().to_string()).collect();
     // Of other columns all values that are looked at must be images: a few bytes may look like the
     // beginning of one by chance.
@@ -146,7 +147,8 @@ fn layout_of<'c>(
     Ok(Layout { images, label, class_names })
 }
 
-/// Appends the members of a row, whose key is its number. A row without an image has none in the tar: it is a bad sample.
+/// Appends the members of a row, whose key is its number. A row without an image has none in the
+/// tar: it is a bad sample.
 fn append(
     tar: &mut tar::Builder<&mut dyn Sink>,
     number: usize,
@@ -266,7 +268,8 @@ fn extension(bytes: &[u8]) -> &'static str {
     known.map_or("jpg", |(_, extension)| extension)
 }
 
-/// Names of the classes of `column` in the metadata of Hugging Face, by number; empty if there are none.
+/// Names of the classes of `column` in the metadata of Hugging Face, by number; empty if there are
+/// none.
 fn class_names(metadata: Option<&Vec<KeyValue>>, column: &str) -> Vec<String> {
     let text = metadata.into_iter().flatten().find(|entry| entry.key == "huggingface");
     let text = text.and_then(|entry| entry.value.as_deref()).unwrap_or_default();

@@ -13,7 +13,8 @@ use rustix::io::Errno;
 /// `ENOLCK` of Linux: a network file system without a lock server.
 const ENOLCK: i32 = 37;
 
-/// Opens and locks a partial file; waits while another process writes it. Its previous contents are invalid.
+/// Opens and locks a partial file; waits while another process writes it. Its previous contents are
+/// invalid.
 pub(crate) fn lock_part(part: &Path) -> io::Result<File> {
     loop {
         let file = File::options().create(true).read(true).write(true).truncate(false).open(part)?;
@@ -24,7 +25,8 @@ pub(crate) fn lock_part(part: &Path) -> io::Result<File> {
             }
             locked => locked?,
         }
-        // The previous holder of the lock may have renamed or removed the file that was opened here.
+        // The previous holder of the lock may have renamed or removed the file that was opened
+        // here.
         match fs::metadata(part) {
             Ok(meta) if meta.ino() == file.metadata()?.ino() => return Ok(file),
             _ => continue,
@@ -36,7 +38,8 @@ pub(crate) fn lock_part(part: &Path) -> io::Result<File> {
 pub(crate) fn remove_if_abandoned(part: &Path) -> bool {
     let Ok(file) = File::options().write(true).open(part) else { return false };
     match file.try_lock() {
-        // Between opening and locking, the file may have been renamed, and another one created under its name.
+        // Between opening and locking, the file may have been renamed, and another one created
+        // under its name.
         Ok(()) => {
             let same = matches!((file.metadata(), fs::metadata(part)), (Ok(a), Ok(b)) if a.ino() == b.ino());
             same && fs::remove_file(part).is_ok()

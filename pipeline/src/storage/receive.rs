@@ -21,7 +21,8 @@ use crate::url::ShardUrl;
 /// Number of times that a command is run before its failure is reported.
 const COMMAND_ATTEMPTS: u32 = 3;
 
-/// Number of compressed bytes that are unpacked at a time; they expand at most about a thousandfold.
+/// Number of compressed bytes that are unpacked at a time; they expand at most about a
+/// thousandfold.
 const PIECE_BYTES: usize = 16 << 10;
 
 /// Sink that passes bytes on and computes their MD5, if one is wanted.
@@ -39,12 +40,12 @@ struct DecompressingSink<'a> {
 /// Sink into a file.
 struct FileSink(File);
 
-/// Sends the tar that `source` names to `sink`. `client` is called only if a client is needed. A Parquet file from elsewhere is
-/// kept in the folder of the cache while it is turned into a tar.
+/// Sends the tar that `source` names to `sink`. `client` is called only if a client is needed. A
+/// Parquet file from elsewhere is kept in the folder of the cache while it is turned into a tar.
 ///
 /// # Errors
-/// [`PipelineError::MissingShard`], [`PipelineError::Fetch`]; [`PipelineError::ShardMismatch`] if the MD5
-/// differs from the one that its list states; errors of the sink.
+/// [`PipelineError::MissingShard`], [`PipelineError::Fetch`]; [`PipelineError::ShardMismatch`] if
+/// the MD5 differs from the one that its list states; errors of the sink.
 pub(crate) fn receive<'c>(
     source: &Source,
     client: impl Fn() -> Result<&'c Client, Failure>,

@@ -14,7 +14,8 @@ use crate::{PipelineError, hash};
 /// state.
 ///
 /// # Errors
-/// [`PipelineError::BadIndex`] when the members differ, [`PipelineError::ShardMismatch`] when the bytes differ.
+/// [`PipelineError::BadIndex`] when the members differ, [`PipelineError::ShardMismatch`] when the
+/// bytes differ.
 pub(super) fn verify(
     source: &Source,
     shard: &Shard,

@@ -6,9 +6,9 @@
 //!  "datasets": [{"source_url": "other.json"}, {"shardlist": [...]}]}
 //! ```
 //!
-//! URLs are relative to `base`, or to the file. A shard whose length differs from `filesize` or whose
-//! content differs from `md5sum` is an error: the length when it is opened, the content when it is
-//! fetched or verified.
+//! URLs are relative to `base`, or to the file. A shard whose length differs from `filesize` or
+//! whose content differs from `md5sum` is an error: the length when it is opened, the content when
+//! it is fetched or verified.
 
 use serde::Deserialize;
 
@@ -45,7 +45,8 @@ struct Part {
     shardlist: Vec<WidsShard>,
 }
 
-/// Returns the shards that the list at `list` names, in its order. `read` returns the text of a list.
+/// Returns the shards that the list at `list` names, in its order. `read` returns the text of a
+/// list.
 ///
 /// # Errors
 /// Errors of `read`; [`PipelineError::InvalidShardList`] if the text is not such a list.
@@ -109,12 +110,11 @@ mod tests {
 
     /// Returns the shards of `list`; `lists` holds the name and the text of each list.
     fn shards_of(list: &str, lists: &[(&str, &str)]) -> Result<Vec<String>, PipelineError> {
-        let read = |url: &ShardUrl| {
+        let found = shards(&ShardUrl::parse(list).expect("a URL"), &|url: &ShardUrl| {
             let text = lists.iter().find(|(name, _)| *name == url.to_string());
             let (_, rest) = text.ok_or(PipelineError::MissingShard { path: url.to_string().into() })?;
             Ok(format!("{{{HEAD},{rest}}}").into_bytes())
-        };
-        let found = shards(&ShardUrl::parse(list).expect("a URL"), &read)?;
+        })?;
         Ok(found.into_iter().map(|source| source.url.to_string()).collect())
     }
 

@@ -1,4 +1,5 @@
-//! The interface of an engine before it is started: whether it can serve a launch, and how it starts.
+//! The interface of an engine before it is started: whether it can serve a launch, and how it
+//! starts.
 
 use std::time::Duration;
 
@@ -7,7 +8,8 @@ use kernels::device::Opened;
 use super::Engine;
 use crate::error::EngineError;
 
-/// Launch and device of a rank: everything from which an engine tells whether it can serve the rank.
+/// Launch and device of a rank: everything from which an engine tells whether it can serve the
+/// rank.
 #[derive(Debug, Clone)]
 pub struct Site {
     /// Name of the launcher, for messages.
@@ -18,7 +20,8 @@ pub struct Site {
     pub world_size: usize,
     /// Whether MPI has started the ranks.
     pub is_started_by_mpi: bool,
-    /// Host and port of rank 0 at which ranks meet that MPI has not started, or the reason why there are none.
+    /// Host and port of rank 0 at which ranks meet that MPI has not started, or the reason why
+    /// there are none.
     pub address: Result<(String, u16), String>,
     /// Device on which the rank computes.
     pub device: Opened,
@@ -39,13 +42,15 @@ pub trait Connector: Sync {
     /// The reason why it cannot be used, and a remedy where there is one.
     fn library(&self) -> Result<String, String>;
 
-    /// Checks that the engine can serve the rank at `site`, as far as the rank can tell without the others.
+    /// Checks that the engine can serve the rank at `site`, as far as the rank can tell without the
+    /// others.
     ///
     /// # Errors
     /// The reason, and a remedy where there is one.
     fn check(&self, site: &Site) -> Result<(), String>;
 
-    /// Returns whether the engine meets the other ranks by itself, so that all can agree on another one through it.
+    /// Returns whether the engine meets the other ranks by itself, so that all can agree on another
+    /// one through it.
     fn meets_by_itself(&self) -> bool {
         false
     }
@@ -55,8 +60,8 @@ pub trait Connector: Sync {
         false
     }
 
-    /// Starts the engine in this thread. All ranks call it. `other` is an engine through which ranks may exchange what
-    /// they need to meet; it is not used afterwards.
+    /// Starts the engine in this thread. All ranks call it. `other` is an engine through which
+    /// ranks may exchange what they need to meet; it is not used afterwards.
     ///
     /// # Errors
     /// [`EngineError`].

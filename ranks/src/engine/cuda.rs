@@ -11,9 +11,9 @@
 //! after NCCL   the collective's own stream is waited for before its end is reported
 //! ```
 //!
-//! Work queued between the first and the last of these steps runs beside the collective. It cannot write to the tensor
-//! that is sent, which the transfer holds as well: a tensor with two holders is never changed in place. Nothing else
-//! refers to the tensor that is received.
+//! Work queued between the first and the last of these steps runs beside the collective. It cannot
+//! write to the tensor that is sent, which the transfer holds as well: a tensor with two holders is
+//! never changed in place. Nothing else refers to the tensor that is received.
 
 #![allow(unsafe_code)]
 
@@ -53,8 +53,8 @@ impl PinnedTensors {
     }
 }
 
-/// Returns true if `tensor` is on a CUDA device. All of CubeCL's devices share one type of tensor; the service
-/// behind it tells them apart.
+/// Returns true if `tensor` is on a CUDA device. All of CubeCL's devices share one type of tensor;
+/// the service behind it tells them apart.
 pub(super) fn is_cuda(tensor: &Tensor<1>) -> bool {
     let service = std::any::TypeId::of::<Server>();
     tensor.clone().try_into_primitive::<Cuda>().is_ok_and(|cube| cube.client.service_id().service == service)
@@ -114,8 +114,9 @@ impl StagingBuffer {
 
     fn release(&mut self) {
         if self.n_bytes > 0 {
-            // SAFETY: the address was allocated here, and no collective is running: each waits for its own end.
-            // Memory that cannot be freed is lost with the context, which is then lost as well.
+            // SAFETY: the address was allocated here, and no collective is running: each waits for
+            // its own end. Memory that cannot be freed is lost with the context, which is then lost
+            // as well.
             let _ = unsafe { result::free_sync(self.address) };
             self.n_bytes = 0;
         }

@@ -14,7 +14,8 @@ pub struct LocalGroup {
     changed: Condvar,
 }
 
-/// One operation: every rank posts a message, every rank reads all messages, and the state is reset.
+/// One operation: every rank posts a message, every rank reads all messages, and the state is
+/// reset.
 #[derive(Debug, Default)]
 struct Round {
     number: u64,
@@ -47,25 +48,33 @@ impl LocalGroup {
     /// Creates one engine for each of `world_size` ranks.
     pub fn ranks(world_size: usize) -> Vec<Local> {
         let group = Arc::new(Self { world_size, ..Self::default() });
-        let rank =
-            |rank| Local { rank, group: Arc::clone(&group), n_operations: 0, supports_device_tensors: false };
-        (0..world_size).map(rank).collect()
+        (0..world_size)
+            .map(|rank| Local {
+                rank,
+                group: Arc::clone(&group),
+                n_operations: 0,
+                supports_device_tensors: false,
+            })
+            .collect()
     }
 
-    /// Locks the round. A rank that panics leaves no half-made change, because rounds change in single statements.
+    /// Locks the round. A rank that panics leaves no half-made change, because rounds change in
+    /// single statements.
     fn lock(&self) -> MutexGuard<'_, Round> {
         self.round.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Local {
-    /// Makes the engine take tensors, as one on device memory does: for tests of the tensors that it gets.
+    /// Makes the engine take tensors, as one on device memory does: for tests of the tensors that
+    /// it gets.
     pub fn with_tensors(mut self) -> Self {
         self.supports_device_tensors = true;
         self
     }
 
-    /// Posts `message` and returns the messages of all ranks, by rank, with the groups that a split opens.
+    /// Posts `message` and returns the messages of all ranks, by rank, with the groups that a split
+    /// opens.
     fn exchange(
         &mut self,
         operation: &'static str,
@@ -88,9 +97,10 @@ impl Local {
         if round.groups.is_empty() {
             let mut sizes = BTreeMap::<usize, usize>::new();
             all.iter().for_each(|message| *sizes.entry(message.split[0]).or_default() += 1);
-            let open =
-                |(color, world_size)| (color, Arc::new(LocalGroup { world_size, ..Default::default() }));
-            round.groups = sizes.into_iter().map(open).collect();
+            round.groups = sizes
+                .into_iter()
+                .map(|(color, world_size)| (color, Arc::new(LocalGroup { world_size, ..Default::default() })))
+                .collect();
         }
         let groups = round.groups.clone();
         round.n_readers += 1;
@@ -207,7 +217,8 @@ impl Engine for Local {
     fn split(&mut self, color: usize, key: usize) -> Result<Box<dyn Engine>, EngineError> {
         let (all, groups) = self.exchange("split", Message { bytes: Vec::new(), split: [color, key] })?;
         let said: Vec<[u64; 2]> = all.iter().map(|message| message.split.map(|n| n as u64)).collect();
-        // This rank is among those of its own color, and the round has opened a group for each color.
+        // This rank is among those of its own color, and the round has opened a group for each
+        // color.
         let members = members_of(&said, color as u64);
         let rank = members.iter().position(|member| *member == self.rank).unwrap_or_default();
         let group = Arc::clone(&groups[&color]);

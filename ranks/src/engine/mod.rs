@@ -1,12 +1,13 @@
 //! Collectives over flat buffers: the only interface of the trainer to other ranks.
 //!
 //! An engine is called by one thread, in one order that is the same on all ranks
-//! ([`Communicator`](super::communicator::Communicator)). Data moves as bytes of any type; sums are f32 for gradients and
-//! f64 for the few numbers of a step. The caller keeps lengths equal on all ranks.
+//! ([`Communicator`](super::communicator::Communicator)). Data moves as bytes of any type; sums are
+//! f32 for gradients and f64 for the few numbers of a step. The caller keeps lengths equal on all
+//! ranks.
 //!
-//! Every operation works on host memory. Those that move weights and gradients exist for tensors as well
-//! ([`Transfer`]): an engine that knows device memory runs them in place, and any other through host
-//! memory.
+//! Every operation works on host memory. Those that move weights and gradients exist for tensors as
+//! well ([`Transfer`]): an engine that knows device memory runs them in place, and any other
+//! through host memory.
 
 mod connector;
 #[cfg(feature = "cuda")]
@@ -42,7 +43,8 @@ pub enum Reduction {
     Max,
 }
 
-/// Connection of a rank to the others. Made, used and dropped in one thread: MPI handles must not change threads.
+/// Connection of a rank to the others. Made, used and dropped in one thread: MPI handles must not
+/// change threads.
 pub trait Engine {
     /// Returns the name of the engine, for messages.
     fn name(&self) -> &'static str;
@@ -59,14 +61,16 @@ pub trait Engine {
     /// [`EngineError`], as for every operation.
     fn all_gather(&mut self, mine: &[u8], all: &mut [u8]) -> Result<(), EngineError>;
 
-    /// Sends part `r` of `send` to rank `r` and receives part `r` of `receive` from rank `r`; both are `[W·n]`.
+    /// Sends part `r` of `send` to rank `r` and receives part `r` of `receive` from rank `r`; both
+    /// are `[W·n]`.
     ///
     /// # Errors
     /// [`EngineError`].
     fn all_to_all(&mut self, send: &[u8], receive: &mut [u8]) -> Result<(), EngineError>;
 
-    /// Writes this rank's part `[n]` of the sum over ranks of `full` of `[W·n]` to `mine`, in an order of the engine.
-    /// For an order that does not depend on the engine see [`ordered`](super::ordered).
+    /// Writes this rank's part `[n]` of the sum over ranks of `full` of `[W·n]` to `mine`, in an
+    /// order of the engine. For an order that does not depend on the engine see
+    /// [`ordered`](super::ordered).
     ///
     /// # Errors
     /// [`EngineError`].
@@ -84,7 +88,8 @@ pub trait Engine {
     /// [`EngineError`].
     fn broadcast(&mut self, bytes: &mut [u8], root: usize) -> Result<(), EngineError>;
 
-    /// Creates an engine for the ranks that pass the same `color`, in the order of `key`. All ranks call it.
+    /// Creates an engine for the ranks that pass the same `color`, in the order of `key`. All ranks
+    /// call it.
     ///
     /// # Errors
     /// [`EngineError`].
@@ -93,8 +98,8 @@ pub trait Engine {
     /// Makes a collective that does not end return an error once `abort_flag` is set.
     fn watch(&mut self, _given_up: Arc<AtomicBool>) {}
 
-    /// Waits until all work queued on the device has run. Called before collectives on tensors, so that a rank's own
-    /// work is not counted as waiting for others.
+    /// Waits until all work queued on the device has run. Called before collectives on tensors, so
+    /// that a rank's own work is not counted as waiting for others.
     ///
     /// # Errors
     /// [`EngineError::Failed`].
@@ -134,7 +139,8 @@ pub trait Engine {
     }
 }
 
-/// Returns the ranks that passed `color`, in the order of their keys; `said` holds every rank's color and key.
+/// Returns the ranks that passed `color`, in the order of their keys; `said` holds every rank's
+/// color and key.
 pub fn members_of(said: &[[u64; 2]], color: u64) -> Vec<usize> {
     let of_color = said.iter().enumerate().filter(|(_, [theirs, _])| *theirs == color);
     let mut members: Vec<(u64, usize)> = of_color.map(|(rank, [_, key])| (*key, rank)).collect();

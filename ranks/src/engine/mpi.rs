@@ -1,7 +1,8 @@
-//! MPI, through the `mpi` crate: between processes and nodes, over any fabric that the library supports.
+//! MPI, through the `mpi` crate: between processes and nodes, over any fabric that the library
+//! supports.
 //!
-//! The library is started in the thread that makes the engine and is called by no other, so that it needs no
-//! more than `MPI_THREAD_FUNNELED`. Counts are C ints: longer buffers are sent in pieces.
+//! The library is started in the thread that makes the engine and is called by no other, so that it
+//! needs no more than `MPI_THREAD_FUNNELED`. Counts are C ints: longer buffers are sent in pieces.
 
 use std::rc::Rc;
 
@@ -16,7 +17,8 @@ use crate::error::EngineError;
 
 /// A rank of an MPI communicator.
 pub(super) struct Mpi {
-    // Declared, and so dropped, before the universe, which finalizes MPI and with it all communicators.
+    // Declared, and so dropped, before the universe, which finalizes MPI and with it all
+    // communicators.
     communicator: SimpleCommunicator,
     universe: Rc<Universe>,
     /// Elements that one call may move, over all ranks.
@@ -38,9 +40,10 @@ impl Connector for MpiConnector {
     }
 
     fn check(&self, site: &Site) -> Result<(), String> {
-        match site.is_started_by_mpi {
-            true => Ok(()),
-            false => Err("MPI has not started the ranks; start them with mpirun or srun --mpi=pmix".into()),
+        if site.is_started_by_mpi {
+            Ok(())
+        } else {
+            Err("MPI has not started the ranks; start them with mpirun or srun --mpi=pmix".into())
         }
     }
 
@@ -53,7 +56,8 @@ impl Connector for MpiConnector {
         if let Some(max_count) = site.max_count {
             engine = engine.with_max_count(max_count);
         }
-        let (rank, world_size) = (engine.rank(), engine.world_size());
+        let rank = engine.rank();
+        let world_size = engine.world_size();
         if (rank, world_size) != (site.rank, site.world_size) {
             let reason = format!(
                 "{} says rank {} of {}, MPI says {rank} of {world_size}: is this program built for the MPI that \
@@ -82,7 +86,8 @@ impl Mpi {
         Ok(Self { communicator, universe: Rc::new(universe), max_count: i32::MAX as usize })
     }
 
-    /// Limits calls to `max_count` elements, for tests of buffers that would otherwise take gigabytes.
+    /// Limits calls to `max_count` elements, for tests of buffers that would otherwise take
+    /// gigabytes.
     fn with_max_count(mut self, max_count: usize) -> Self {
         self.max_count = max_count.max(self.world_size());
         self
@@ -95,8 +100,8 @@ impl Mpi {
     }
 
     fn in_one_call(&self, n: usize) -> bool {
-        // Empty buffers have no address of their own, and MPI rejects two buffers at one address: they take the
-        // path of pieces, of which they have none.
+        // Empty buffers have no address of their own, and MPI rejects two buffers at one address:
+        // they take the path of pieces, of which they have none.
         n > 0 && n * self.world_size() <= self.max_count
     }
 }

@@ -1,9 +1,9 @@
 //! NCCL, through the `cudarc` crate: between GPUs, one process each.
 //!
-//! The library is loaded at run time. Tensors are moved in place ([`cuda`]); data on the host goes through a
-//! staging buffer in device memory. While a collective runs, the communicator is polled for errors, which it
-//! detects on a network. It does not detect the death of a rank on the same machine: the waiting thread does,
-//! and sets a flag.
+//! The library is loaded at run time. Tensors are moved in place ([`cuda`]); data on the host goes
+//! through a staging buffer in device memory. While a collective runs, the communicator is polled
+//! for errors, which it detects on a network. It does not detect the death of a rank on the same
+//! machine: the waiting thread does, and sets a flag.
 
 #![allow(unsafe_code)]
 
@@ -79,7 +79,8 @@ fn new_id() -> Result<[u8; ID_BYTES], EngineError> {
 }
 
 impl Nccl {
-    /// Joins the communicator of `id` on the GPU number `device`. All ranks call it, each on a GPU of its own.
+    /// Joins the communicator of `id` on the GPU number `device`. All ranks call it, each on a GPU
+    /// of its own.
     ///
     /// # Errors
     /// [`EngineError`].
@@ -107,8 +108,8 @@ impl Nccl {
         })
     }
 
-    /// Runs `launch` on the engine's stream, and waits for its end. After an error the communicator is aborted
-    /// before any memory that it may still write to is freed.
+    /// Runs `launch` on the engine's stream, and waits for its end. After an error the communicator
+    /// is aborted before any memory that it may still write to is freed.
     fn run(
         &mut self,
         operation: &'static str,
@@ -163,7 +164,8 @@ impl Nccl {
         }
     }
 
-    /// Copies `send` to the device, runs `launch` on the addresses, and copies the result to `receive`.
+    /// Copies `send` to the device, runs `launch` on the addresses, and copies the result to
+    /// `receive`.
     fn run_staged<T: bytemuck::Pod>(
         &mut self,
         operation: &'static str,
@@ -178,8 +180,9 @@ impl Nccl {
         let copying = |error| driver_failed("copying to or from the device", error);
         let from = self.send.ensure_capacity(size_of_val(send))?;
         let to = self.receive.ensure_capacity(size_of_val(receive))?;
-        // SAFETY: both buffers are at least as long as the slices. The copy is queued on the collective's stream before
-        // it; the slice is borrowed until that stream has been waited for. The copy back ends before its call returns.
+        // SAFETY: both buffers are at least as long as the slices. The copy is queued on the
+        // collective's stream before it; the slice is borrowed until that stream has been waited
+        // for. The copy back ends before its call returns.
         unsafe { driver::memcpy_htod_async(from, send, self.stream) }.map_err(copying)?;
         self.run(operation, |communicator, stream| launch(from, to, communicator, stream))?;
         unsafe { driver::memcpy_dtoh_sync(receive, to) }.map_err(copying)
@@ -200,7 +203,8 @@ impl Nccl {
         if transfer.lengths().contains(&0) {
             return Ok(());
         }
-        let (from, to) = (memory.send(), memory.receive());
+        let from = memory.send();
+        let to = memory.receive();
         self.wait_for_device()?;
         self.run(operation, |communicator, stream| launch(from, to, communicator, stream))
     }
@@ -227,7 +231,8 @@ impl Engine for Nccl {
     }
 
     fn all_to_all(&mut self, send: &[u8], receive: &mut [u8]) -> Result<(), EngineError> {
-        let (world_size, n) = (self.world_size, send.len() / self.world_size);
+        let world_size = self.world_size;
+        let n = send.len() / self.world_size;
         check_parts("all_to_all", n, receive.len(), world_size)?;
         self.run_staged("all_to_all", send, receive, |from, to, communicator, stream| {
             exchange((from, to), n, world_size, communicator, stream)
@@ -247,18 +252,24 @@ impl Engine for Nccl {
             Reduction::Sum => sys::ncclRedOp_t::ncclSum,
             Reduction::Max => sys::ncclRedOp_t::ncclMax,
         };
-        let (mine, n, double) = (values.to_vec(), values.len(), sys::ncclDataType_t::ncclFloat64);
+        let mine = values.to_vec();
+        let n = values.len();
+        let double = sys::ncclDataType_t::ncclFloat64;
         self.run_staged("all_reduce", &mine, values, |from, to, communicator, stream| {
-            let (from, to) = (from as *const c_void, to as *mut c_void);
+            let from = from as *const c_void;
+            let to = to as *mut c_void;
             // SAFETY: both have `n` doubles and live until the stream has been waited for.
             unsafe { result::all_reduce(from, to, n, double, operation, communicator, stream) }.map(drop)
         })
     }
 
     fn broadcast(&mut self, bytes: &mut [u8], root: usize) -> Result<(), EngineError> {
-        let (mine, n, byte) = (bytes.to_vec(), bytes.len(), sys::ncclDataType_t::ncclUint8);
+        let mine = bytes.to_vec();
+        let n = bytes.len();
+        let byte = sys::ncclDataType_t::ncclUint8;
         self.run_staged("broadcast", &mine, bytes, |from, to, communicator, stream| {
-            let (from, to) = (from as *const c_void, to as *mut c_void);
+            let from = from as *const c_void;
+            let to = to as *mut c_void;
             // SAFETY: both have `n` bytes and live until the stream has been waited for.
             unsafe { result::broadcast(from, to, n, byte, root as i32, communicator, stream) }.map(drop)
         })
@@ -272,7 +283,8 @@ impl Engine for Nccl {
         let members = members_of(&colors_and_keys, color as u64);
         // This rank is among those of its own color.
         let rank = members.iter().position(|member| *member == self.rank).unwrap_or_default();
-        // A leader without an id sends zeros, so that the others do not wait for a message that never comes.
+        // A leader without an id sends zeros, so that the others do not wait for a message that
+        // never comes.
         let made = if rank == 0 { new_id() } else { Ok([0; ID_BYTES]) };
         let mut ids = vec![0; ID_BYTES * self.world_size];
         self.all_gather(made.as_ref().unwrap_or(&[0; ID_BYTES]), &mut ids)?;
@@ -301,7 +313,8 @@ impl Engine for Nccl {
     }
 
     fn all_gather_tensor(&mut self, transfer: &mut Transfer) -> Result<(), EngineError> {
-        let ([mine, all], size) = (transfer.lengths(), transfer.wire().bytes());
+        let [mine, all] = transfer.lengths();
+        let size = transfer.wire().bytes();
         check_parts("all_gather", mine, all, self.world_size)?;
         self.on_tensors("all_gather", transfer, |from, to, communicator, stream| {
             gather((from, to), mine * size, communicator, stream)
@@ -309,8 +322,10 @@ impl Engine for Nccl {
     }
 
     fn all_to_all_tensor(&mut self, transfer: &mut Transfer) -> Result<(), EngineError> {
-        let ([send, receive], size) = (transfer.lengths(), transfer.wire().bytes());
-        let (world_size, n) = (self.world_size, send / self.world_size);
+        let [send, receive] = transfer.lengths();
+        let size = transfer.wire().bytes();
+        let world_size = self.world_size;
+        let n = send / self.world_size;
         check_parts("all_to_all", n, receive, world_size)?;
         self.on_tensors("all_to_all", transfer, |from, to, communicator, stream| {
             exchange((from, to), n * size, world_size, communicator, stream)
@@ -328,8 +343,8 @@ impl Engine for Nccl {
 
 impl Drop for Nccl {
     fn drop(&mut self) {
-        // SAFETY: communicator and stream are this engine's own and are not used again. Nothing can be done about
-        // an error here.
+        // SAFETY: communicator and stream are this engine's own and are not used again. Nothing can
+        // be done about an error here.
         unsafe {
             if !self.communicator.is_null() {
                 sys::ncclCommDestroy(self.communicator);

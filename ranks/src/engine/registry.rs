@@ -1,4 +1,5 @@
-//! Engines between processes: which of them can serve a launch, and the start of the first one that all ranks can use.
+//! Engines between processes: which of them can serve a launch, and the start of the first one that
+//! all ranks can use.
 //!
 //! | engine | serves | ranks meet |
 //! |---|---|---|
@@ -73,11 +74,12 @@ pub fn connectors() -> &'static [&'static dyn Connector] {
     CONNECTORS
 }
 
-/// Starts an engine of `choice` in this thread: the first that all ranks can use, if MPI has started them, and otherwise
-/// the first that this rank can use. All ranks call it.
+/// Starts an engine of `choice` in this thread: the first that all ranks can use, if MPI has
+/// started them, and otherwise the first that this rank can use. All ranks call it.
 ///
 /// # Errors
-/// [`EngineError::Unavailable`] with the reason against every engine; errors of the engine that starts.
+/// [`EngineError::Unavailable`] with the reason against every engine; errors of the engine that
+/// starts.
 pub fn start(site: &Site, choice: EngineChoice) -> Result<Box<dyn Engine>, EngineError> {
     start_among(CONNECTORS, site, choice)
 }
@@ -88,14 +90,18 @@ fn start_among(
     choice: EngineChoice,
 ) -> Result<Box<dyn Engine>, EngineError> {
     // Checked before ranks connect: the others must not wait for a rank that lacks a library.
-    let check = |connector: &dyn Connector| match choice.admits(connector.name()) {
-        true => connector.check(site),
-        false => Err("this rank was started with another --engine".into()),
+    let check = |connector: &dyn Connector| {
+        if choice.admits(connector.name()) {
+            connector.check(site)
+        } else {
+            Err("this rank was started with another --engine".into())
+        }
     };
     let checked: Vec<Checked<'_>> =
         connectors.iter().map(|&connector| Checked { connector, result: check(connector) }).collect();
-    let meets = |connector: &&&dyn Connector| connector.meets_by_itself() && connector.check(site).is_ok();
-    if let Some(meeting) = connectors.iter().find(meets) {
+    if let Some(meeting) =
+        connectors.iter().find(|connector| connector.meets_by_itself() && connector.check(site).is_ok())
+    {
         return agree(site, *meeting, &checked);
     }
     match checked.iter().find(|each| each.result.is_ok()) {
@@ -141,7 +147,8 @@ fn agree(
     let mut refused = Vec::new();
     for (number, Checked { connector, result }) in checked.iter().enumerate() {
         if let Some(rank) = ranks.iter().position(|rank| rank[1 + number] == 0) {
-            // The reason why this rank cannot use the engine is more precise than that another one cannot.
+            // The reason why this rank cannot use the engine is more precise than that another one
+            // cannot.
             let other = format!("rank {rank} cannot use it; see its message");
             refused.push((connector.name(), result.clone().err().unwrap_or(other)));
         } else if connector.needs_own_device() && !have_own_devices {
@@ -173,7 +180,8 @@ fn check_kinds(ranks: &[&[u8]]) -> Result<(), EngineError> {
     Err(EngineError::Unavailable { engine: "ranks", reason })
 }
 
-/// Returns the error of a rank that no engine can serve, with the name of each and the reason against it.
+/// Returns the error of a rank that no engine can serve, with the name of each and the reason
+/// against it.
 fn no_engine(site: &Site, refused: &[(&'static str, String)]) -> EngineError {
     if let [(engine, reason)] = refused {
         return EngineError::Unavailable { engine, reason: reason.clone() };
@@ -261,10 +269,7 @@ mod tests {
         }
 
         fn check(&self, site: &Site) -> Result<(), String> {
-            match self.cannot.contains(&site.rank) {
-                true => Err(format!("no {} at hand", self.name)),
-                false => Ok(()),
-            }
+            if self.cannot.contains(&site.rank) { Err(format!("no {} at hand", self.name)) } else { Ok(()) }
         }
 
         fn meets_by_itself(&self) -> bool {
@@ -353,14 +358,16 @@ mod tests {
     /// The engine that each of two ranks starts at its site with its choice, or its error.
     fn started(connectors: [&dyn Connector; 2], sites: [Site; 2], choices: [EngineChoice; 2]) -> [String; 2] {
         std::thread::scope(|scope| {
-            let rank = |rank: usize| {
-                let (site, choice) = (sites[rank].clone(), choices[rank]);
-                scope.spawn(move || match start_among(&connectors, &site, choice) {
-                    Ok(engine) => engine.name().to_string(),
-                    Err(error) => error.to_string(),
+            [0, 1]
+                .map(|rank: usize| {
+                    let site = sites[rank].clone();
+                    let choice = choices[rank];
+                    scope.spawn(move || match start_among(&connectors, &site, choice) {
+                        Ok(engine) => engine.name().to_string(),
+                        Err(error) => error.to_string(),
+                    })
                 })
-            };
-            [0, 1].map(rank).map(|thread| thread.join().unwrap())
+                .map(|thread| thread.join().unwrap())
         })
     }
 
@@ -395,7 +402,8 @@ mod tests {
         assert!(shared.contains("the same device") && shared.contains("--engine slow"), "{shared}");
     }
 
-    /// Ranks that were started with different flags agree where they can, and are told where they cannot.
+    /// Ranks that were started with different flags agree where they can, and are told where they
+    /// cannot.
     #[test]
     fn ranks_with_different_flags_do_not_hang() {
         let apart = || [site(0, 1), site(1, 2)];

@@ -1,4 +1,5 @@
-//! One message from rank 0 to every other rank over TCP, for engines whose ranks need one to connect.
+//! One message from rank 0 to every other rank over TCP, for engines whose ranks need one to
+//! connect.
 //!
 //! ```text
 //! rank r → rank 0   "ocelli" 0 2 | W as u32 | r as u32 | its device, 16 bytes      little endian
@@ -6,7 +7,8 @@
 //!                   0 | length as u32 | reason why ranks do not meet
 //! ```
 //!
-//! Ranks connect in any order and retry until rank 0 listens. A connection that sends anything else is dropped.
+//! Ranks connect in any order and retry until rank 0 listens. A connection that sends anything else
+//! is dropped.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream, ToSocketAddrs};
@@ -50,8 +52,9 @@ impl Rendezvous {
     /// Returns the message of rank 0 on all ranks; `message` makes it on rank 0.
     ///
     /// # Errors
-    /// Errors of `message`; [`EngineError::Failed`] with the missing ranks, or if rank 0 cannot be reached or refuses;
-    /// [`EngineError::Unavailable`] on rank 0 if ranks contradict one another, on others if another program answers.
+    /// Errors of `message`; [`EngineError::Failed`] with the missing ranks, or if rank 0 cannot be
+    /// reached or refuses; [`EngineError::Unavailable`] on rank 0 if ranks contradict one another,
+    /// on others if another program answers.
     pub(super) fn share(
         &self,
         participant: Participant,
@@ -79,7 +82,8 @@ impl Rendezvous {
     }
 
     fn serve(&self, own: Participant, message: &[u8]) -> Result<(), EngineError> {
-        // On every address: the name that others use may stand for an address that this machine does not have.
+        // On every address: the name that others use may stand for an address that this machine
+        // does not have.
         let listener = TcpListener::bind(("0.0.0.0", self.port))
             .and_then(|listener| listener.set_nonblocking(true).map(|()| listener))
             .map_err(|error| self.failed(&format!("rank 0 cannot listen there: {error}")))?;
@@ -98,13 +102,15 @@ impl Rendezvous {
                 sent.map_err(|error| self.failed(&format!("rank {} is gone: {error}", participant.rank)))?;
             }
         }
-        outcome.map_err(|(is_contradiction, reason)| match is_contradiction {
-            true => self.inconsistent(&reason),
-            false => self.failed(&reason),
-        })
+        outcome.map_err(
+            |(is_contradiction, reason)| {
+                if is_contradiction { self.inconsistent(&reason) } else { self.failed(&reason) }
+            },
+        )
     }
 
-    /// Accepts all other ranks; an error holds its reason, and true for a contradiction that a retry would not fix.
+    /// Accepts all other ranks; an error holds its reason, and true for a contradiction that a
+    /// retry would not fix.
     fn receive(
         &self,
         own: Participant,

@@ -1,8 +1,8 @@
 //! Tensors that a collective sends and receives.
 //!
-//! A transfer is made by the thread that computed the tensor that it sends, after all work that this thread has
-//! queued on the device; the communication thread then runs it. An engine on device memory relies on that
-//! order.
+//! A transfer is made by the thread that computed the tensor that it sends, after all work that
+//! this thread has queued on the device; the communication thread then runs it. An engine on device
+//! memory relies on that order.
 
 use std::sync::Arc;
 
@@ -17,13 +17,16 @@ use crate::wire::{self, Wire};
 
 /// Two flat tensors of one collective.
 pub struct Transfer {
-    /// Tensor that is sent: in f32 or in the type of the wire; in the latter where the device's addresses are known.
+    /// Tensor that is sent: in f32 or in the type of the wire; in the latter where the device's
+    /// addresses are known.
     send: Tensor<1>,
     wire: Wire,
-    /// Tensor that is received; absent until an engine without access to device memory has filled it.
+    /// Tensor that is received; absent until an engine without access to device memory has filled
+    /// it.
     receive: Option<Tensor<1>>,
     n_receive: usize,
-    /// Pool of buffers for receiving through host memory; without one, the tensor has memory of its own.
+    /// Pool of buffers for receiving through host memory; without one, the tensor has memory of its
+    /// own.
     buffers: Option<Arc<BufferPool>>,
     /// Whether what is received through host memory becomes f32 there.
     decodes: bool,
@@ -32,8 +35,9 @@ pub struct Transfer {
 }
 
 impl Transfer {
-    /// Creates a transfer that sends `send`, in f32 or in the type of `wire`, in the latter, and receives `n_receive` elements. With
-    /// `device_memory`, tensors on a CUDA device are pinned to their addresses.
+    /// Creates a transfer that sends `send`, in f32 or in the type of `wire`, in the latter, and
+    /// receives `n_receive` elements. With `device_memory`, tensors on a CUDA device are pinned to
+    /// their addresses.
     ///
     /// # Errors
     /// [`EngineError::Failed`] when the tensors cannot be pinned.
@@ -60,9 +64,9 @@ impl Transfer {
         }
         // Unused without CUDA: no such build has an engine that reads device memory.
         let _ = device_memory;
-        // The communication thread reads tensors on a device. CubeCL makes it wait for memory that was allocated since
-        // it last synchronized, not for writes in place: a copy is such memory. With one reference alone, the product would be
-        // written in place.
+        // The communication thread reads tensors on a device. CubeCL makes it wait for memory that
+        // was allocated since it last synchronized, not for writes in place: a copy is such memory.
+        // With one reference alone, the product would be written in place.
         #[allow(clippy::redundant_clone)]
         let send = if is_host(&send) { send } else { send.clone() * 1.0 };
         Ok(Self {
@@ -82,7 +86,8 @@ impl Transfer {
         Self { buffers: Some(pool), ..self }
     }
 
-    /// Sets whether what is received through host memory becomes f32 there, by the communication thread.
+    /// Sets whether what is received through host memory becomes f32 there, by the communication
+    /// thread.
     pub fn decoded(self, decodes: bool) -> Self {
         Self { decodes, ..self }
     }
@@ -105,9 +110,11 @@ impl Transfer {
         &mut self,
         collective: impl FnOnce(&[u8], &mut [u8]) -> Result<(), EngineError>,
     ) -> Result<(), EngineError> {
-        let (wire, n) = (self.wire, self.n_receive);
+        let wire = self.wire;
+        let n = self.n_receive;
         let is_decoded = self.decodes && wire != Wire::F32;
-        let fill = |received: &mut [u8]| {
+        let dtype = if is_decoded { DType::F32 } else { wire.dtype() };
+        self.receive = Some(filled(n, dtype, self.buffers.as_ref(), |received: &mut [u8]| {
             with_bytes(&cast(self.send.clone(), wire.dtype()), |sent| {
                 if !is_decoded {
                     return collective(sent, received);
@@ -117,14 +124,12 @@ impl Transfer {
                 wire::decode(&encoded, wire, bytemuck::cast_slice_mut(received));
                 Ok(())
             })
-        };
-        let dtype = if is_decoded { DType::F32 } else { wire.dtype() };
-        self.receive = Some(filled(n, dtype, self.buffers.as_ref(), fill)?);
+        })?);
         Ok(())
     }
 
-    /// Returns the tensor received, in the type of the wire unless it was decoded: on the host if it came through host memory,
-    /// else on the device.
+    /// Returns the tensor received, in the type of the wire unless it was decoded: on the host if
+    /// it came through host memory, else on the device.
     ///
     /// # Panics
     /// If no collective has run, where that can be detected: a bug in the mesh.
@@ -133,7 +138,8 @@ impl Transfer {
     }
 }
 
-/// Creates a host tensor of `n` elements of `dtype` whose bytes `fill` writes, in a buffer of a pool or in memory of its own.
+/// Creates a host tensor of `n` elements of `dtype` whose bytes `fill` writes, in a buffer of a
+/// pool or in memory of its own.
 fn filled(
     n: usize,
     dtype: DType,

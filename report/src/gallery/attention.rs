@@ -10,8 +10,8 @@ use crate::ReportError;
 /// Largest number of heads that are shown.
 const MAX_HEADS: usize = 12;
 
-/// Shows each image beside the mean of all heads and beside each head; empty for a backbone without class token. The
-/// colors of a map range from its own lowest weight to its highest.
+/// Shows each image beside the mean of all heads and beside each head; empty for a backbone without
+/// class token. The colors of a map range from its own lowest weight to its highest.
 pub(super) fn sheet(network: &Network, images: &ImageSet) -> Result<Sheet, ReportError> {
     let size_px = images.transform.size_px as usize;
     let mut sheet = Sheet::default();
@@ -42,12 +42,14 @@ pub(super) fn sheet(network: &Network, images: &ImageSet) -> Result<Sheet, Repor
 /// Colors weights from the lowest, black, through red and yellow to the highest, white.
 fn heat_map(weights: &[f32]) -> Vec<[u8; 3]> {
     let (low, high) = weights.iter().fold((f32::MAX, f32::MIN), |(l, h), v| (l.min(*v), h.max(*v)));
-    let color = |weight: &f32| {
-        let share = if high > low { (weight - low) / (high - low) } else { 0.0 };
-        // Each third of the range lights up one more channel.
-        [0.0, 1.0, 2.0].map(|channel| (255.0 * (3.0 * share - channel).clamp(0.0, 1.0)).round() as u8)
-    };
-    weights.iter().map(color).collect()
+    weights
+        .iter()
+        .map(|weight| {
+            let share = if high > low { (weight - low) / (high - low) } else { 0.0 };
+            // Each third of the range lights up one more channel.
+            [0.0, 1.0, 2.0].map(|channel| (255.0 * (3.0 * share - channel).clamp(0.0, 1.0)).round() as u8)
+        })
+        .collect()
 }
 
 #[cfg(test)]

@@ -50,10 +50,12 @@ pub struct GalleryOptions<'a> {
 }
 
 impl Gallery {
-    /// Draws the pictures of `network` on `images`, whose features are `table`; all of them are searched for neighbors.
+    /// Draws the pictures of `network` on `images`, whose features are `table`; all of them are
+    /// searched for neighbors.
     ///
     /// # Errors
-    /// [`ReportError::Eval`] when images cannot be read or do not fit the network, [`ReportError::Encode`].
+    /// [`ReportError::Eval`] when images cannot be read or do not fit the network,
+    /// [`ReportError::Encode`].
     pub fn of(
         network: &Network,
         images: &ImageSet,

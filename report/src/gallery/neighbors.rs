@@ -11,8 +11,8 @@ use crate::ReportError;
 /// Number of neighbors of each image.
 const N_NEIGHBORS: usize = 8;
 
-/// Shows `n_rows` of `images`, whose features are `table`, with their neighbors among all of them. Where classes are
-/// known, a neighbor's mark says whether it has the same class.
+/// Shows `n_rows` of `images`, whose features are `table`, with their neighbors among all of them.
+/// Where classes are known, a neighbor's mark says whether it has the same class.
 pub(super) fn sheet(images: &ImageSet, table: Arc<Table>, n_rows: usize) -> Result<Sheet, ReportError> {
     let size_px = images.transform.size_px as usize;
     let all = FeatureSet::of(table, |_| Some(0));

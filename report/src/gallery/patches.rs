@@ -1,5 +1,5 @@
-//! Patch features as colors: the first three principal components of all patches of all images (Oquab et al. 2023,
-//! figure 1, without its foreground mask).
+//! Patch features as colors: the first three principal components of all patches of all images
+//! (Oquab et al. 2023, figure 1, without its foreground mask).
 
 use eval::{FeatureKind, ImageSet, NoProgress, extract};
 use networks::Network;
@@ -11,9 +11,11 @@ use crate::ReportError;
 
 /// Shows each image beside its patches; a color has the same meaning in all rows.
 pub(super) fn sheet(network: &Network, images: &ImageSet) -> Result<Sheet, ReportError> {
-    let (size_px, d) = (images.transform.size_px as usize, network.model.width());
+    let size_px = images.transform.size_px as usize;
+    let d = network.model.width();
     let side = size_px / network.model.stride_px();
-    let (mut shown, mut rows) = (Vec::new(), Vec::new());
+    let mut shown = Vec::new();
+    let mut rows = Vec::new();
     extract(network, images, FeatureKind::Patches, &NoProgress, |of_batch, values| {
         shown.extend_from_slice(of_batch);
         rows.extend_from_slice(values);

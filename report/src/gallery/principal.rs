@@ -8,8 +8,8 @@ const ROUNDS: usize = 60;
 /// Number of directions.
 const N: usize = 3;
 
-/// Returns the coordinates of `rows`, `[n, d]`, along the three principal components of all rows, `[n, 3]`, each
-/// scaled so that its middle 96 % fill 0 to 1.
+/// Returns the coordinates of `rows`, `[n, d]`, along the three principal components of all rows,
+/// `[n, 3]`, each scaled so that its middle 96 % fill 0 to 1.
 ///
 /// Orthogonal iteration: `W ← orthonormal(Xᵀ X W)`, `[d, 3]`.
 pub(super) fn coordinates(rows: &[f32], d: usize) -> Vec<[f32; N]> {
@@ -20,7 +20,8 @@ pub(super) fn coordinates(rows: &[f32], d: usize) -> Vec<[f32; N]> {
         .chunks_exact(d)
         .flat_map(|row| row.iter().zip(&mean).map(|(v, m)| (f64::from(*v) - m / n as f64) as f32))
         .collect();
-    // Any initial value that is not orthogonal to the result works; this one depends on the sizes alone.
+    // Any initial value that is not orthogonal to the result works; this one depends on the sizes
+    // alone.
     let mut w: Vec<f32> = (0..d * N).map(|i| ((i * 7919 + 13) % 101) as f32 / 50.0 - 1.0).collect();
     let mut along = vec![0.0f32; n * N];
     for _ in 0..ROUNDS {
@@ -31,14 +32,16 @@ pub(super) fn coordinates(rows: &[f32], d: usize) -> Vec<[f32; N]> {
     orthonormalize(&mut w);
     gemm([n, d, N], 1.0, Mat::rows(&centered, d), Mat::rows(&w, N), 0.0, &mut along, N);
     let ranges: Vec<[f32; 2]> = (0..N).map(|c| middle(along.iter().skip(c).step_by(N))).collect();
-    let scaled = |row: &[f32]| {
-        std::array::from_fn(|c| {
-            let [low, high] = ranges[c];
-            // Equal rows are gray.
-            if high > low { ((row[c] - low) / (high - low)).clamp(0.0, 1.0) } else { 0.5 }
+    along
+        .chunks_exact(N)
+        .map(|row| {
+            std::array::from_fn(|c| {
+                let [low, high] = ranges[c];
+                // Equal rows are gray.
+                if high > low { ((row[c] - low) / (high - low)).clamp(0.0, 1.0) } else { 0.5 }
+            })
         })
-    };
-    along.chunks_exact(N).map(scaled).collect()
+        .collect()
 }
 
 /// Orthonormalizes the columns of `[d, 3]` by the Gram-Schmidt process.
@@ -66,27 +69,31 @@ fn middle<'a>(values: impl Iterator<Item = &'a f32>) -> [f32; 2] {
 mod tests {
     use super::*;
 
-    /// Rows that vary by 100, 10 and 1 along three rotated axes: each coordinate follows its own axis.
+    /// Rows that vary by 100, 10 and 1 along three rotated axes: each coordinate follows its own
+    /// axis.
     #[test]
     fn each_coordinate_follows_the_axis_of_its_rank() {
-        let (n, d) = (200, 5);
+        let n = 200;
+        let d = 5;
         let axes = [[0.6, 0.8, 0.0, 0.0, 0.0], [-0.8, 0.6, 0.0, 0.0, 0.0], [0.0, 0.0, 1.0, 0.0, 0.0]];
         let amount = |i: usize, axis: usize| ((i * [7, 31, 57][axis]) % n) as f32 / n as f32 - 0.5;
         let scale = [100.0, 10.0, 1.0];
         let rows: Vec<f32> = (0..n)
             .flat_map(|i| {
-                let value = move |c: usize| {
+                (0..d).map(move |c: usize| {
                     (0..3).map(|axis| scale[axis] * amount(i, axis) * axes[axis][c]).sum::<f32>() + 3.0
-                };
-                (0..d).map(value)
+                })
             })
             .collect();
         let found = coordinates(&rows, d);
         for axis in 0..3 {
             let mean = found.iter().map(|row| row[axis]).sum::<f32>() / n as f32;
-            let (mut ab, mut aa, mut bb) = (0.0f32, 0.0f32, 0.0f32);
+            let mut ab = 0.0f32;
+            let mut aa = 0.0f32;
+            let mut bb = 0.0f32;
             for (i, row) in found.iter().enumerate() {
-                let (a, b) = (row[axis] - mean, amount(i, axis));
+                let a = row[axis] - mean;
+                let b = amount(i, axis);
                 (ab, aa, bb) = (ab + a * b, aa + a * a, bb + b * b);
             }
             assert!((ab / (aa * bb).sqrt()).abs() > 0.97, "axis {axis}: {}", ab / (aa * bb).sqrt());

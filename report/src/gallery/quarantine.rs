@@ -23,11 +23,13 @@ const MAX_DECODED_BYTES: u64 = 256 << 20;
 pub(crate) struct Shown {
     #[serde(flatten)]
     sample: BadSample,
-    /// Picture of the sample; absent where no pixel could be decoded, or the shard is not available.
+    /// Picture of the sample; absent where no pixel could be decoded, or the shard is not
+    /// available.
     tile: Option<Tile>,
 }
 
-/// Returns the first of `bad`, looked up in `dataset` if it is available. Paths of shards are relative to `folder`.
+/// Returns the first of `bad`, looked up in `dataset` if it is available. Paths of shards are
+/// relative to `folder`.
 pub(crate) fn shown(bad: &[BadSample], dataset: Option<&Dataset>, folder: &Path) -> Vec<Shown> {
     let bad = &bad[..bad.len().min(MAX_SHOWN)];
     let place = |sample: &BadSample| (folder.join(&sample.shard).display().to_string(), sample.key.clone());

@@ -14,7 +14,8 @@ use crate::ReportError;
 /// Largest side in pixels; larger pictures are shrunk.
 const MAX_PX: u32 = 160;
 
-/// Largest side in pixels of pictures that are encoded without loss, because their single pixels can be seen.
+/// Largest side in pixels of pictures that are encoded without loss, because their single pixels
+/// can be seen.
 const LOSSLESS_PX: u32 = 64;
 
 const JPEG_QUALITY: u8 = 88;
@@ -60,12 +61,11 @@ impl Tile {
             resize(image, side(width), side(height), FilterType::Triangle)
         });
         let mut bytes = Cursor::new(Vec::new());
-        let (kind, encoded) = match longest > LOSSLESS_PX {
-            true => {
-                let encoder = JpegEncoder::new_with_quality(&mut bytes, JPEG_QUALITY);
-                ("jpeg", smaller.as_ref().unwrap_or(image).write_with_encoder(encoder))
-            }
-            false => ("png", image.write_to(&mut bytes, ImageFormat::Png)),
+        let (kind, encoded) = if longest > LOSSLESS_PX {
+            let encoder = JpegEncoder::new_with_quality(&mut bytes, JPEG_QUALITY);
+            ("jpeg", smaller.as_ref().unwrap_or(image).write_with_encoder(encoder))
+        } else {
+            ("png", image.write_to(&mut bytes, ImageFormat::Png))
         };
         encoded.map_err(|error| ReportError::Encode(error.to_string()))?;
         let src = format!("data:image/{kind};base64,{}", STANDARD.encode(bytes.into_inner()));

@@ -11,7 +11,8 @@ use crate::ReportError;
 /// Shows each image beside all of its views.
 pub(super) fn sheet(images: &ImageSet, multicrop: &MultiCrop, seed: u64) -> Result<Sheet, ReportError> {
     let size_px = images.transform.size_px as usize;
-    let (groups, format) = (multicrop.groups(), images.format());
+    let groups = multicrop.groups();
+    let format = images.format();
     let mut sheet = Sheet { headings: vec!["image".into(), "views".into()], rows: Vec::new() };
     for image in 0..images.len() {
         let (Some(planes), Some(views)) =

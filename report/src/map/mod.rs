@@ -1,4 +1,5 @@
-//! Clusters of a data set on one self-contained HTML page: their images, their sizes, and what is kept of them.
+//! Clusters of a data set on one self-contained HTML page: their images, their sizes, and what is
+//! kept of them.
 //!
 //! As on the page of runs, everything reaches the page as JSON and becomes text there.
 
@@ -21,7 +22,8 @@ pub struct ClusterMap {
     pub n_kept: Option<usize>,
     /// Number of clusters of each level, the lowest first.
     pub n_clusters: Vec<usize>,
-    /// Sizes of clusters of the drawn level, spread evenly over all, the largest first, before and after the choice.
+    /// Sizes of clusters of the drawn level, spread evenly over all, the largest first, before and
+    /// after the choice.
     pub sizes: Vec<[usize; 2]>,
     /// The level whose clusters are drawn, counted from 1 at the bottom.
     pub level: usize,

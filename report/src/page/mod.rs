@@ -1,7 +1,8 @@
 //! Runs side by side on one self-contained HTML page.
 //!
-//! The page is `page.html` with its style, its script and the data inside. Everything that comes from a run reaches the
-//! page as JSON, and the script sets it as text: no name of a file or class can become markup.
+//! The page is `page.html` with its style, its script and the data inside. Everything that comes
+//! from a run reaches the page as JSON, and the script sets it as text: no name of a file or class
+//! can become markup.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -121,7 +122,8 @@ const STAGES: [(&str, &str); 6] = [
     ("update", "time/update_ms"),
 ];
 
-/// Returns milliseconds of a step, of its stages and of waiting for ranks within them: means over the newest rows.
+/// Returns milliseconds of a step, of its stages and of waiting for ranks within them: means over
+/// the newest rows.
 fn stages(run: &Run) -> Value {
     let ms = |column: &str| run.metrics.recent(column);
     let of_stage = STAGES.iter().filter_map(|(name, column)| Some((*name, ms(column)?)));
@@ -132,7 +134,8 @@ fn stages(run: &Run) -> Value {
     })
 }
 
-/// Returns settings of the recipes that are not the same in all runs: the key, and its value in each.
+/// Returns settings of the recipes that are not the same in all runs: the key, and its value in
+/// each.
 fn differing_settings(reports: &[Report]) -> Vec<(String, Vec<Option<String>>)> {
     let flat: Vec<BTreeMap<String, String>> = reports
         .iter()
@@ -144,8 +147,9 @@ fn differing_settings(reports: &[Report]) -> Vec<(String, Vec<Option<String>>)> 
     let mut keys: Vec<&String> = flat.iter().flat_map(BTreeMap::keys).collect();
     keys.sort();
     keys.dedup();
-    let row = |key: &String| (key.clone(), flat.iter().map(|settings| settings.get(key).cloned()).collect());
-    let rows = keys.into_iter().map(row);
+    let rows = keys
+        .into_iter()
+        .map(|key| (key.clone(), flat.iter().map(|settings| settings.get(key).cloned()).collect()));
     rows.filter(|(_, values): &(_, Vec<_>)| values.windows(2).any(|pair| pair[0] != pair[1])).collect()
 }
 

@@ -11,8 +11,8 @@ use plotters::style::register_font;
 
 use crate::ReportError;
 
-/// Factor from the sizes of a chart to pixels: glyphs are placed on whole pixels, and are spaced evenly only if pixels
-/// are small.
+/// Factor from the sizes of a chart to pixels: glyphs are placed on whole pixels, and are spaced
+/// evenly only if pixels are small.
 pub(crate) const SCALE: u32 = 2;
 
 /// Area of one chart.

@@ -8,8 +8,9 @@ use super::canvas::{Cell, SCALE, draw_charts};
 use crate::ReportError;
 use crate::run::metrics::{Metrics, Point};
 
-/// Draws the metrics of the run in `workdir`, two per row, each with its own scale: first `names`, then all whose names
-/// start with one of `beginnings`. Metrics with fewer than two values are left out; returns `false` if no others remain.
+/// Draws the metrics of the run in `workdir`, two per row, each with its own scale: first `names`,
+/// then all whose names start with one of `beginnings`. Metrics with fewer than two values are left
+/// out; returns `false` if no others remain.
 ///
 /// # Errors
 /// [`ReportError::Read`], [`ReportError::Picture`].

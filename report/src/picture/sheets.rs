@@ -64,8 +64,8 @@ fn tile_of<'a>((planes, size_px): &'a (Cow<'_, [u8]>, u32)) -> Tile<'a> {
     Tile { planes, size_px: *size_px as usize, frame: None, caption: &[] }
 }
 
-/// Draws `images` after their transform, each with its key and, if it has one, its class as `named` formats it. Images
-/// that cannot be decoded are left out.
+/// Draws `images` after their transform, each with its key and, if it has one, its class as `named`
+/// formats it. Images that cannot be decoded are left out.
 ///
 /// # Errors
 /// [`ReportError::Eval`] or [`ReportError::Picture`].
@@ -86,11 +86,12 @@ pub fn thumbnails(path: &Path, images: &ImageSet, named: impl Fn(&str) -> String
     let rows: Vec<Vec<Tile<'_>>> = made
         .chunks(SHEET_COLUMNS)
         .map(|row| {
-            let tile = |made| {
-                let (planes, caption): &(Vec<u8>, Vec<String>) = made;
-                Tile { planes, size_px: size_px as usize, frame: None, caption }
-            };
-            row.iter().map(tile).collect()
+            row.iter()
+                .map(|made| {
+                    let (planes, caption): &(Vec<u8>, Vec<String>) = made;
+                    Tile { planes, size_px: size_px as usize, frame: None, caption }
+                })
+                .collect()
         })
         .collect();
     sheet(path, &rows, size_px, "")
@@ -117,8 +118,9 @@ const N_NEIGHBORS: usize = 8;
 /// Maximum number of queries in a sheet of neighbors.
 const N_QUERIES: usize = 10;
 
-/// Draws a few images of `queries`, or of `candidates` if there are none, each with the `candidates` whose features are
-/// most similar. If classes are known, a green frame marks the query's class and a red frame another class.
+/// Draws a few images of `queries`, or of `candidates` if there are none, each with the
+/// `candidates` whose features are most similar. If classes are known, a green frame marks the
+/// query's class and a red frame another class.
 ///
 /// # Errors
 /// [`ReportError::Picture`].
@@ -129,16 +131,17 @@ pub fn neighbor_sheet(
 ) -> Result<(), ReportError> {
     let among_themselves = queries.is_none();
     let columns = candidates.1.layout().last(1);
-    let (images, rows) = (candidates.0, candidates.1.columns(columns.clone()));
+    let images = candidates.0;
+    let rows = candidates.1.columns(columns.clone());
     let (asked, all) = queries.unwrap_or(candidates);
     let every = (all.len() / N_QUERIES).max(1);
     let shown = all.columns(columns).select((0..all.len()).step_by(every).take(N_QUERIES));
     let found = neighbors(&rows, &shown, N_NEIGHBORS + usize::from(among_themselves), false);
     let tile = |set: &ImageSet, image: usize, frame| {
         let size_px = set.transform.size_px as usize;
-        let black = || vec![0; 3 * size_px * size_px];
-        // Features of the image exist: if it cannot be decoded now, a black tile is all that is lost.
-        (set.picture(image).ok().flatten().unwrap_or_else(black), size_px, frame)
+        // Features of the image exist: if it cannot be decoded now, a black tile is all that is
+        // lost.
+        (set.picture(image).ok().flatten().unwrap_or_else(|| vec![0; 3 * size_px * size_px]), size_px, frame)
     };
     let mut framed = false;
     let mut made = Vec::with_capacity(found.len());
@@ -188,8 +191,10 @@ pub struct Captioned {
 /// # Errors
 /// [`ReportError::Picture`].
 pub fn image_sheet(path: &Path, images: &[Captioned], legend: &str) -> Result<(), ReportError> {
-    let tile = |one: &Captioned| MarkedTile::new(path, &one.image, &one.caption, one.is_marked);
-    let tiles: Vec<MarkedTile> = images.iter().map(tile).collect::<Result<_, _>>()?;
+    let tiles: Vec<MarkedTile> = images
+        .iter()
+        .map(|one| MarkedTile::new(path, &one.image, &one.caption, one.is_marked))
+        .collect::<Result<_, _>>()?;
     let rows: Vec<&[MarkedTile]> = tiles.chunks(SHEET_COLUMNS).collect();
     marked_sheet(path, &rows, legend)
 }
@@ -254,7 +259,8 @@ fn marked_sheet(path: &Path, rows: &[&[MarkedTile]], legend: &str) -> Result<(),
     sheet(path, &tiles, MARKED_TILE_PX, legend)
 }
 
-/// Writes rows of images, each with its key, as a PNG, the first of each row in a green frame, with `legend` below them.
+/// Writes rows of images, each with its key, as a PNG, the first of each row in a green frame, with
+/// `legend` below them.
 ///
 /// # Errors
 /// [`ReportError::Picture`].
@@ -264,11 +270,12 @@ pub fn image_groups(path: &Path, rows: &[Vec<(String, Rgb8)>], legend: &str) -> 
     let square = Transform::resizing(TILE_PX, TILE_PX).map_err(failed)?;
     let mut made: Vec<Vec<(Vec<u8>, [String; 1])>> = Vec::with_capacity(rows.len());
     for row in rows {
-        let of_image = |(key, image): &(String, Rgb8)| Ok((square.apply(image)?, [key.clone()]));
-        let row: Result<Vec<_>, AugmentError> = row.iter().map(of_image).collect();
+        let row: Result<Vec<_>, AugmentError> =
+            row.iter().map(|(key, image)| Ok((square.apply(image)?, [key.clone()]))).collect();
         made.push(row.map_err(|error| failed(error.to_string()))?);
     }
-    let (size_px, green) = (TILE_PX as usize, Some([40, 160, 60]));
+    let size_px = TILE_PX as usize;
+    let green = Some([40, 160, 60]);
     let mut tiles: Vec<Vec<Tile<'_>>> = Vec::with_capacity(made.len());
     for row in &made {
         let tiles_of_row = row.iter().enumerate().map(|(i, (planes, caption))| Tile {

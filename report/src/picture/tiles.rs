@@ -32,8 +32,8 @@ pub(crate) struct Tile<'a> {
     pub caption: &'a [String],
 }
 
-/// Writes rows of tiles as a PNG, with `legend` below them unless it is empty. Tiles are scaled to `tile_px` by
-/// nearest neighbor.
+/// Writes rows of tiles as a PNG, with `legend` below them unless it is empty. Tiles are scaled to
+/// `tile_px` by nearest neighbor.
 ///
 /// # Errors
 /// [`ReportError::Picture`].
@@ -47,7 +47,8 @@ pub(crate) fn sheet(
     let n_columns = rows.iter().map(Vec::len).max().unwrap_or(0) as u32;
     let n_lines = rows.iter().flatten().map(|tile| tile.caption.len()).max().unwrap_or(0) as u32;
     let pitch = [tile_px + GAP_PX, tile_px + GAP_PX + n_lines * LINE_PX];
-    let (width, tiles_px) = (n_columns * pitch[0] + GAP_PX, rows.len() as u32 * pitch[1] + GAP_PX);
+    let width = n_columns * pitch[0] + GAP_PX;
+    let tiles_px = rows.len() as u32 * pitch[1] + GAP_PX;
     let height = if legend.is_empty() { tiles_px } else { tiles_px + LEGEND_PX };
     let mut canvas = RgbImage::from_pixel(width.max(1), height.max(1), Rgb([255; 3]));
     for (y, row) in rows.iter().enumerate() {
@@ -68,8 +69,8 @@ pub(crate) fn sheet(
     write_png(path, canvas.as_raw(), canvas.dimensions()).map_err(failed)
 }
 
-/// Draws a line of text of `size_px` whose upper left corner is at `[x, y]`. If it is wider than `max_width_px`, its
-/// beginning is cut off: the end of a path says more.
+/// Draws a line of text of `size_px` whose upper left corner is at `[x, y]`. If it is wider than
+/// `max_width_px`, its beginning is cut off: the end of a path says more.
 fn write(
     canvas: &mut RgbImage,
     text: &str,

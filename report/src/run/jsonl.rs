@@ -6,14 +6,18 @@ use serde::de::{DeserializeOwned, IgnoredAny};
 
 use crate::ReportError;
 
-/// Reads the rows of `path` that parse as `T`: none if there is no such file. The last line may be half written.
+/// Reads the rows of `path` that parse as `T`: none if there is no such file. The last line may be
+/// half written.
 ///
 /// # Errors
 /// [`ReportError::Read`], also for a pipe or a device, which might never end.
 pub(crate) fn rows<T: DeserializeOwned>(path: &Path) -> Result<Vec<T>, ReportError> {
-    let read = || match std::fs::metadata(path)?.is_file() {
-        true => std::fs::read(path),
-        false => Err(std::io::Error::other("it is not a regular file")),
+    let read = || {
+        if std::fs::metadata(path)?.is_file() {
+            std::fs::read(path)
+        } else {
+            Err(std::io::Error::other("it is not a regular file"))
+        }
     };
     match read() {
         Ok(bytes) => {
@@ -26,11 +30,15 @@ pub(crate) fn rows<T: DeserializeOwned>(path: &Path) -> Result<Vec<T>, ReportErr
     }
 }
 
-/// Warns of lines that are not JSON, except the last, which may be half written. Rows of another kind are not damaged.
+/// Warns of lines that are not JSON, except the last, which may be half written. Rows of another
+/// kind are not damaged.
 fn warn_of_damage(path: &Path, lines: &[&[u8]]) {
     let whole = lines.split_last().map_or(&[][..], |(_, before)| before);
-    let damaged = |line: &&&[u8]| !line.is_empty() && serde_json::from_slice::<IgnoredAny>(line).is_err();
-    match whole.iter().filter(damaged).count() {
+    match whole
+        .iter()
+        .filter(|line| !line.is_empty() && serde_json::from_slice::<IgnoredAny>(line).is_err())
+        .count()
+    {
         0 => {}
         n => tracing::warn!("{}: {n} lines cannot be read and are left out", path.display()),
     }

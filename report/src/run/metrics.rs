@@ -48,8 +48,8 @@ impl Metrics {
     }
 }
 
-/// Selects at most about `n` of `points`: the lowest and the highest of each stretch of steps, so that no peak is
-/// lost, and the first and last of all.
+/// Selects at most about `n` of `points`: the lowest and the highest of each stretch of steps, so
+/// that no peak is lost, and the first and last of all.
 pub(crate) fn downsample(points: &[Point], n: usize) -> Vec<Point> {
     if points.len() <= n {
         return points.to_vec();

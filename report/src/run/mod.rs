@@ -39,7 +39,8 @@ pub struct Run {
 }
 
 impl Run {
-    /// Reads the run in `workdir`. Files that are missing count as empty; damaged lines are skipped.
+    /// Reads the run in `workdir`. Files that are missing count as empty; damaged lines are
+    /// skipped.
     ///
     /// # Errors
     /// [`ReportError::Run`] where there is no run of this release, [`ReportError::Read`].
@@ -68,7 +69,8 @@ impl Run {
         self.metrics.0.iter().map(|(name, points)| (name.as_str(), points.as_slice()))
     }
 
-    /// Returns the work directories below `folder`, or `folder` itself if it is one, in the order of their names.
+    /// Returns the work directories below `folder`, or `folder` itself if it is one, in the order
+    /// of their names.
     pub fn workdirs_in(folder: &Path) -> Vec<PathBuf> {
         let mut found = Vec::new();
         collect(folder, 0, &mut found);

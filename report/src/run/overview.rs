@@ -56,7 +56,8 @@ const USUAL: &str = "knn_20";
 impl Overview {
     /// Summarizes `run`.
     pub fn of(run: &Run) -> Self {
-        let (status, recipe) = (&run.status, &run.status.plan.recipe);
+        let status = &run.status;
+        let recipe = &run.status.plan.recipe;
         let total_steps = status.plan.total_steps;
         // A logged row may be ahead of the heartbeat, or a checkpoint ahead of the logged rows.
         let logged =
@@ -88,8 +89,9 @@ fn collapsed(run: &Run) -> bool {
     collapses.next_back().is_some_and(|warning| Some(warning.step + 1) >= newest)
 }
 
-/// Returns the highest score of one kind of the run's evaluations, or else of its probe: of [`USUAL`], or else of an accuracy,
-/// fitted on other images than those it is measured on, on the most images; the kind that was scored most often if there are several.
+/// Returns the highest score of one kind of the run's evaluations, or else of its probe: of
+/// [`USUAL`], or else of an accuracy, fitted on other images than those it is measured on, on the
+/// most images; the kind that was scored most often if there are several.
 fn best(run: &Run) -> Option<Best> {
     let rank = |kind: &Kind, n_scores: usize| {
         let is_usual = kind.metric == USUAL;
@@ -116,8 +118,8 @@ fn best(run: &Run) -> Option<Best> {
     Some(Best { metric: kind.metric.clone(), set: kind.set.clone(), about, value })
 }
 
-/// Returns the highest score of the probe in the logged rows, the only scores in runs of older releases: of [`USUAL`], or else of
-/// the first column.
+/// Returns the highest score of the probe in the logged rows, the only scores in runs of older
+/// releases: of [`USUAL`], or else of the first column.
 fn best_probe_score(run: &Run) -> Option<Best> {
     let columns =
         run.metrics.0.iter().filter_map(|(name, points)| Some((name.strip_prefix("probe/")?, points)));

@@ -1,5 +1,5 @@
-//! A row of `evaluations.jsonl`: one number with everything that it depends on. `scripts` writes rows, and a report
-//! reads them.
+//! A row of `evaluations.jsonl`: one number with everything that it depends on. `scripts` writes
+//! rows, and a report reads them.
 
 use augment::Transform;
 use serde::{Deserialize, Serialize};
@@ -44,10 +44,12 @@ pub struct EvaluationRow {
     /// Names of the classes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub classes: Option<Vec<String>>,
-    /// Images or pixels by true class, a row each, and by predicted class, where there are few classes.
+    /// Images or pixels by true class, a row each, and by predicted class, where there are few
+    /// classes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub confusion: Option<Vec<Vec<u64>>>,
-    /// True class, predicted class and images of the most frequent confusions, where there are many classes.
+    /// True class, predicted class and images of the most frequent confusions, where there are many
+    /// classes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub confused: Option<Vec<(usize, usize, u64)>>,
     /// Name of the watcher that scored the checkpoint.
@@ -101,10 +103,12 @@ pub struct NetworkInfo {
 }
 
 impl Number {
-    /// Creates the number `value` of the measure `measure`: `accuracy`, `mAP`, `mIoU`, or one that needs no labels.
+    /// Creates the number `value` of the measure `measure`: `accuracy`, `mAP`, `mIoU`, or one that
+    /// needs no labels.
     pub fn of(measure: &str, value: f64) -> Self {
         let of = |name: &str| (measure == name).then_some(value);
-        let (accuracy, mean_average_precision) = (of("accuracy"), of("mAP"));
+        let accuracy = of("accuracy");
+        let mean_average_precision = of("mAP");
         let mean_intersection_over_union = of("mIoU");
         let known = [accuracy, mean_average_precision, mean_intersection_over_union];
         let other = known.iter().all(Option::is_none).then_some(value);

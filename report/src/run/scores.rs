@@ -37,8 +37,8 @@ pub(crate) struct Kind {
     pub(crate) metric: String,
     /// `accuracy`, `mAP` or `mIoU`, in percent; empty for a measure that needs no labels.
     pub(crate) measure: &'static str,
-    /// Name of the network in the run; empty for the network that is evaluated, such as the teacher if the method has
-    /// one, so that runs of different methods can be compared.
+    /// Name of the network in the run; empty for the network that is evaluated, such as the teacher
+    /// if the method has one, so that runs of different methods can be compared.
     pub(crate) network: String,
     /// Transform of the images, in words.
     pub(crate) transform: String,
@@ -57,17 +57,21 @@ pub(crate) struct Confusion {
     pub(crate) by_class: Vec<Option<f64>>,
     /// Images by true and by predicted class, where there are few classes.
     pub(crate) matrix: Option<Vec<Vec<u64>>>,
-    /// True class, predicted class and images of the most frequent confusions, where there are many.
+    /// True class, predicted class and images of the most frequent confusions, where there are
+    /// many.
     pub(crate) pairs: Option<Vec<(usize, usize, u64)>>,
 }
 
 impl Confusion {
-    /// Returns true if all parts have the same classes. A file may hold anything, and the page uses class indices.
+    /// Returns true if all parts have the same classes. A file may hold anything, and the page uses
+    /// class indices.
     fn is_whole(&self) -> bool {
         let n = self.classes.len();
-        let square = |matrix: &Vec<Vec<u64>>| matrix.len() == n && matrix.iter().all(|row| row.len() == n);
         self.by_class.len() == n
-            && self.matrix.as_ref().is_none_or(square)
+            && self
+                .matrix
+                .as_ref()
+                .is_none_or(|matrix| matrix.len() == n && matrix.iter().all(|row| row.len() == n))
             && self.pairs.iter().flatten().all(|(label, predicted, _)| *label.max(predicted) < n)
     }
 }
@@ -81,31 +85,33 @@ pub(crate) struct Evaluations {
 }
 
 impl Evaluations {
-    /// Reads the evaluations of the run in `workdir`, whose evaluated network is `evaluated`. The last of several
-    /// evaluations of one kind at one step counts.
+    /// Reads the evaluations of the run in `workdir`, whose evaluated network is `evaluated`. The
+    /// last of several evaluations of one kind at one step counts.
     pub(crate) fn read(workdir: &Path, evaluated: &str) -> Result<Self, ReportError> {
         let mut by_kind = BTreeMap::<Kind, BTreeMap<u64, (f64, EvaluationRow)>>::new();
         for row in jsonl::rows::<EvaluationRow>(&workdir.join(EVALUATIONS))? {
             let (Some(step), Some((measure, value))) = (row.about.step, row.number.named()) else { continue };
             by_kind.entry(kind_of(&row, measure, evaluated)).or_default().insert(step, (value, row));
         }
-        let confusion = |(kind, rows): (&Kind, &BTreeMap<u64, (f64, EvaluationRow)>)| {
-            let (step, (_, row)) = rows.iter().next_back()?;
-            // Evaluations with several labels per image have no confusions.
-            if row.confusion.is_none() && row.confused.as_ref().is_none_or(Vec::is_empty) {
-                return None;
-            }
-            let confusion = Confusion {
-                kind: kind.clone(),
-                step: *step,
-                classes: row.classes.clone()?,
-                by_class: row.by_class.clone()?,
-                matrix: row.confusion.clone(),
-                pairs: row.confused.clone(),
-            };
-            confusion.is_whole().then_some(confusion)
-        };
-        let confusions = by_kind.iter().filter_map(confusion).collect();
+        let confusions = by_kind
+            .iter()
+            .filter_map(|(kind, rows)| {
+                let (step, (_, row)) = rows.iter().next_back()?;
+                // Evaluations with several labels per image have no confusions.
+                if row.confusion.is_none() && row.confused.as_ref().is_none_or(Vec::is_empty) {
+                    return None;
+                }
+                let confusion = Confusion {
+                    kind: kind.clone(),
+                    step: *step,
+                    classes: row.classes.clone()?,
+                    by_class: row.by_class.clone()?,
+                    matrix: row.confusion.clone(),
+                    pairs: row.confused.clone(),
+                };
+                confusion.is_whole().then_some(confusion)
+            })
+            .collect();
         let scored = |(step, (value, row)): (u64, (f64, EvaluationRow))| Scored {
             step,
             value,
@@ -122,36 +128,44 @@ impl Evaluations {
 /// [`ReportError`] when the run's evaluations cannot be read.
 pub fn scores_at(workdir: &Path, network: &str, step: u64) -> Result<Vec<ScoreAt>, ReportError> {
     let evaluations = Evaluations::read(workdir, network)?;
-    let of_kind = |(kind, scored): (&Kind, &Vec<Scored>)| {
-        let scored = scored.iter().find(|scored| scored.step == step)?;
-        let name = format!("{} on {}, {}", kind.metric, kind.set, kind.transform);
-        kind.network.is_empty().then_some((name, scored.value, scored.interval))
-    };
-    Ok(evaluations.scores.iter().filter_map(of_kind).collect())
+    Ok(evaluations
+        .scores
+        .iter()
+        .filter_map(|(kind, scored)| {
+            let scored = scored.iter().find(|scored| scored.step == step)?;
+            let name = format!("{} on {}, {}", kind.metric, kind.set, kind.transform);
+            kind.network.is_empty().then_some((name, scored.value, scored.interval))
+        })
+        .collect())
 }
 
 /// Description of the measure and the images, the number, and its interval where it has one.
 pub type ScoreAt = (String, f64, Option<[f64; 2]>);
 
-/// Returns the scores of the run in `workdir`, whose evaluated network is `evaluated`, in the order in which they were made: the
-/// name (see [`score_name`]), the number of steps taken, and the value.
+/// Returns the scores of the run in `workdir`, whose evaluated network is `evaluated`, in the order
+/// in which they were made: the name (see [`score_name`]), the number of steps taken, and the
+/// value.
 ///
 /// # Errors
 /// [`ReportError`] when the run's evaluations cannot be read.
 pub fn named_scores(workdir: &Path, evaluated: &str) -> Result<Vec<(String, u64, f64)>, ReportError> {
-    let named = |row: EvaluationRow| {
-        let (step, (_, value)) = (row.about.step?, row.number.named()?);
-        Some((score_name(&row, evaluated), step, value))
-    };
-    Ok(jsonl::rows(&workdir.join(EVALUATIONS))?.into_iter().filter_map(named).collect())
+    Ok(jsonl::rows(&workdir.join(EVALUATIONS))?
+        .into_iter()
+        .filter_map(|row: EvaluationRow| {
+            let step = row.about.step?;
+            let (_, value) = row.number.named()?;
+            Some((score_name(&row, evaluated), step, value))
+        })
+        .collect())
 }
 
 /// Longest settings within a name, in bytes; longer ones are there as a hash.
 const LONGEST_SETTINGS: usize = 40;
 
-/// Returns the name of the score of `row` in trackers, in a run whose evaluated network is `evaluated`. Scores that may not be
-/// compared have different names: with the test set, the network, the side of the images and the metric there are the training
-/// set, its number of images, and the settings of the protocol. Names differ from those of the run's probe.
+/// Returns the name of the score of `row` in trackers, in a run whose evaluated network is
+/// `evaluated`. Scores that may not be compared have different names: with the test set, the
+/// network, the side of the images and the metric there are the training set, its number of images,
+/// and the settings of the protocol. Names differ from those of the run's probe.
 pub fn score_name(row: &EvaluationRow, evaluated: &str) -> String {
     let kind = kind_of(row, "", evaluated);
     let network = if kind.network.is_empty() { "evaluated" } else { &kind.network };
@@ -161,9 +175,11 @@ pub fn score_name(row: &EvaluationRow, evaluated: &str) -> String {
         name += &format!("/{}", kind.train);
         name += &kind.train_images.map_or_else(String::new, |images| format!("-{images}"));
     }
-    let is_set =
-        |(key, value): &(&String, &Value)| !(is_in_metric(key) || value.is_null() || *value == false);
-    let set = row.settings.iter().filter(is_set).map(|(key, value)| format!("{key}-{value}"));
+    let set = row
+        .settings
+        .iter()
+        .filter(|(key, value)| !(is_in_metric(key) || value.is_null() || *value == false))
+        .map(|(key, value)| format!("{key}-{value}"));
     let seed = (row.seed != 0).then(|| format!("seed-{}", row.seed));
     let settings = set.chain(seed).collect::<Vec<_>>().join("-");
     match settings.len() {
@@ -178,7 +194,8 @@ fn is_in_metric(setting: &str) -> bool {
     ["k", "shots"].contains(&setting)
 }
 
-/// Returns the kind of `row`, whose number has the measure `measure`, in a run whose evaluated network is `evaluated`.
+/// Returns the kind of `row`, whose number has the measure `measure`, in a run whose evaluated
+/// network is `evaluated`.
 fn kind_of(row: &EvaluationRow, measure: &'static str, evaluated: &str) -> Kind {
     let mut settings = row.settings.clone();
     settings.retain(|setting, _| !is_in_metric(setting));
@@ -200,7 +217,8 @@ fn kind_of(row: &EvaluationRow, measure: &'static str, evaluated: &str) -> Kind 
 mod tests {
     use super::*;
 
-    /// Scores that may not be compared have different names in trackers; the evaluated networks of two methods have one.
+    /// Scores that may not be compared have different names in trackers; the evaluated networks of
+    /// two methods have one.
     #[test]
     fn names_in_trackers_tell_training_sets_and_settings_apart() {
         let row = |network: &str, images: usize, settings: Value, seed: u64| -> EvaluationRow {

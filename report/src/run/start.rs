@@ -51,15 +51,17 @@ impl Start {
         Self { command, ..self.clone() }
     }
 
-    /// Returns rank 0's command in shell syntax, which continues the run under the launcher that started its ranks.
+    /// Returns rank 0's command in shell syntax, which continues the run under the launcher that
+    /// started its ranks.
     pub fn to_continue(&self) -> String {
         let words: Vec<String> = self.command.iter().map(|word| shell_quote(word)).collect();
         format!("cd {} && {}", shell_quote(&self.folder.display().to_string()), words.join(" "))
     }
 }
 
-/// Removes the secrets of the addresses in a word of a command: `URL`, `--shards=URL`, `data.shards=["URL", 'URL']`.
-/// Text after a `pipe:` command is left out, because it may be part of that command.
+/// Removes the secrets of the addresses in a word of a command: `URL`, `--shards=URL`,
+/// `data.shards=["URL", 'URL']`. Text after a `pipe:` command is left out, because it may be part
+/// of that command.
 fn word_without_secrets(word: &str) -> String {
     let mut written = String::new();
     for piece in word.split_inclusive(['"', '\'']) {
@@ -90,10 +92,10 @@ fn end_of_keys(text: &str) -> usize {
 
 /// Quotes a word for a shell.
 fn shell_quote(word: &str) -> String {
-    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./=:,@%+".contains(c);
-    match !word.is_empty() && word.chars().all(is_plain) {
-        true => word.to_string(),
-        false => format!("'{}'", word.replace('\'', r"'\''")),
+    if !word.is_empty() && word.chars().all(|c| c.is_ascii_alphanumeric() || "-_./=:,@%+".contains(c)) {
+        word.to_string()
+    } else {
+        format!("'{}'", word.replace('\'', r"'\''"))
     }
 }
 

@@ -14,10 +14,12 @@ use crate::console::say;
 /// Flags for the device and the engine.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub(crate) struct ComputeFlags {
-    /// Device: auto, cpu, cuda, cuda:1 or wgpu. `auto` is the NVIDIA GPU of the local rank if there is one, otherwise the CPU.
+    /// Device: auto, cpu, cuda, cuda:1 or wgpu. `auto` is the NVIDIA GPU of the local rank if there
+    /// is one, otherwise the CPU.
     #[arg(long, default_value = "auto")]
     pub(crate) device: DeviceChoice,
-    /// Engine between ranks: auto, mpi or nccl (`ocelli doctor` lists them). `auto` is NCCL if every rank has a GPU of its own, otherwise MPI.
+    /// Engine between ranks: auto, mpi or nccl (`ocelli doctor` lists them). `auto` is NCCL if
+    /// every rank has a GPU of its own, otherwise MPI.
     #[arg(long, default_value = "auto")]
     pub(crate) engine: EngineChoice,
 }
@@ -25,7 +27,8 @@ pub(crate) struct ComputeFlags {
 /// Flag for the device of verbs that run as one process.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub(crate) struct DeviceFlag {
-    /// Device: auto, cpu, cuda, cuda:1 or wgpu. `auto` is an NVIDIA GPU if there is one, otherwise the CPU.
+    /// Device: auto, cpu, cuda, cuda:1 or wgpu. `auto` is an NVIDIA GPU if there is one, otherwise
+    /// the CPU.
     #[arg(long, default_value = "auto")]
     device: DeviceChoice,
 }

@@ -8,8 +8,8 @@
 //! | MPICH's mpiexec, PMI | `PMI_RANK`, `PMI_SIZE`, `MPI_LOCALRANKID`, `MPI_LOCALNRANKS` |
 //! | a Kubernetes indexed job | `JOB_COMPLETION_INDEX` with `WORLD_SIZE` |
 //!
-//! Slurm often starts one of the others, whose variables then count. An sbatch script by itself is one process, whatever
-//! number of tasks it requests: only the variables that `srun` sets count.
+//! Slurm often starts one of the others, whose variables then count. An sbatch script by itself is
+//! one process, whatever number of tasks it requests: only the variables that `srun` sets count.
 
 use anyhow::{Context, bail};
 
@@ -145,12 +145,14 @@ impl Family {
     fn read(&self, get: &dyn Fn(&str) -> Option<String>) -> anyhow::Result<Option<(Launch, bool)>> {
         let (rank, size) = match (get(self.rank), get(self.size)) {
             (Some(rank), Some(size)) => (number(self.rank, &rank)?, number(self.size, &size)?),
-            // An sbatch script has the size without the rank; a pod of an indexed job has WORLD_SIZE only.
+            // An sbatch script has the size without the rank; a pod of an indexed job has
+            // WORLD_SIZE only.
             (Some(_), None) if self.is_outer => return Ok(None),
             (Some(_), None) => bail!("{} is set and {} is not", self.rank, self.size),
             _ => return Ok(None),
         };
-        // `2(x3),1` means two tasks on each of three nodes and one on the last. Only equal counts are used.
+        // `2(x3),1` means two tasks on each of three nodes and one on the last. Only equal counts
+        // are used.
         let local = get(self.n_local).and_then(|text| text.split('(').next()?.parse().ok());
         let n_local = local.filter(|_| !get(self.n_local).is_some_and(|text| text.contains(',')));
         let local_rank = get(self.local_rank).map(|text| number(self.local_rank, &text)).transpose()?;
@@ -239,7 +241,8 @@ mod tests {
         assert_eq!(launch(&[("JOB_COMPLETION_INDEX", "3"), ("WORLD_SIZE", "8")]).unwrap().local_rank, 0);
     }
 
-    /// The script of `#SBATCH --ntasks=8` is one process, although its environment says eight tasks.
+    /// The script of `#SBATCH --ntasks=8` is one process, although its environment says eight
+    /// tasks.
     #[test]
     fn an_sbatch_script_is_alone_and_what_runs_inside_slurm_counts() {
         assert_eq!(ranks(&[("SLURM_PROCID", "0"), ("SLURM_NTASKS", "8")]), (0, 1));

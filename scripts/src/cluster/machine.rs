@@ -6,8 +6,8 @@ use kernels::device::workers::n_or_all_cores;
 use kernels::device::{DeviceKind, Opened};
 use trainer::recipe::plan::RankResources;
 
-/// Returns the bytes of memory that this process can still allocate: what the kernel reports as available, within the limits
-/// of the process and of its control group.
+/// Returns the bytes of memory that this process can still allocate: what the kernel reports as
+/// available, within the limits of the process and of its control group.
 pub(crate) fn available_bytes() -> Option<f64> {
     let available = kilobytes("/proc/meminfo", "MemAvailable:")?;
     let used = kilobytes("/proc/self/status", "VmSize:").unwrap_or_default();
@@ -93,18 +93,23 @@ fn left_in(group: &Path, files: &GroupFiles) -> Option<f64> {
     Some((limit - used + cached.unwrap_or(0.0)).max(0.0))
 }
 
-/// Returns the resources of one rank if `n_local` ranks share this machine and `n_sharers` its `device`. A fifth of the memory
-/// is reserved for the data path and other programs.
+/// Returns the resources of one rank if `n_local` ranks share this machine and `n_sharers` its
+/// `device`. A fifth of the memory is reserved for the data path and other programs.
 pub(crate) fn room(n_local: usize, n_sharers: usize, device: &Opened) -> RankResources {
     let n_local = n_local.max(1);
     // Cores that the launcher has bound to this process alone are not shared.
     let sharers = if is_bound() { 1 } else { n_local };
     let n_cores = (n_or_all_cores(0) / sharers).max(1);
     let own = device.free_bytes.map(|bytes| 0.8 * bytes as f64 / n_sharers.max(1) as f64);
-    let shared = || available_bytes().map_or(f64::MAX, |bytes| 0.8 * bytes / n_local as f64);
     let is_gpu = device.kind != DeviceKind::Cpu;
     let n_workers = if is_gpu { 1 } else { n_cores };
-    RankResources { n_cores, n_workers, bytes: own.unwrap_or_else(shared), is_gpu }
+    RankResources {
+        n_cores,
+        n_workers,
+        bytes: own
+            .unwrap_or_else(|| available_bytes().map_or(f64::MAX, |bytes| 0.8 * bytes / n_local as f64)),
+        is_gpu,
+    }
 }
 
 /// Returns a note if this process may use fewer cores than the machine has.
@@ -112,7 +117,8 @@ pub(crate) fn bound_note() -> &'static str {
     if is_bound() { ", to which its launcher has bound it" } else { "" }
 }
 
-/// Returns `true` if this process may use fewer cores than its parent: mpirun and srun bind their ranks.
+/// Returns `true` if this process may use fewer cores than its parent: mpirun and srun bind their
+/// ranks.
 fn is_bound() -> bool {
     let allowed = |process: &str| {
         let text = fs::read_to_string(format!("/proc/{process}/status")).ok()?;

@@ -32,7 +32,8 @@ pub(crate) fn connect(
     Ok(Communicator::start(config, Box::new(move || engine::start(&site, choice)))?)
 }
 
-/// Returns the number of ranks that compute on the device of this one, including itself. All ranks call it.
+/// Returns the number of ranks that compute on the device of this one, including itself. All ranks
+/// call it.
 pub(crate) fn n_sharers(comm: &Communicator, device: &Opened) -> anyhow::Result<usize> {
     let ids = comm.gather_bytes("devices", device.id.to_vec())?;
     Ok(ids.iter().filter(|id| **id == device.id).count().max(1))
@@ -49,8 +50,8 @@ pub(crate) fn all_ready<T>(comm: &Communicator, opened: anyhow::Result<T>) -> an
     Ok(opened)
 }
 
-/// Checks that all ranks were given groups of the same sizes: ranks that split differently would wait for one another. All ranks
-/// call it.
+/// Checks that all ranks were given groups of the same sizes: ranks that split differently would
+/// wait for one another. All ranks call it.
 pub(crate) fn agree_on_groups(comm: &Communicator, topology: Topology) -> anyhow::Result<()> {
     let sizes = [topology.group_size as f64, topology.column_group_size as f64];
     let both = sizes.iter().flat_map(|size| [*size, -size]).collect();
@@ -91,7 +92,8 @@ pub(crate) fn agree_on_kernels(comm: &Communicator, plan: &mut Plan, device: &Op
     Ok(plan.use_kernels(Kernels::Cubecl, &device.device)?)
 }
 
-/// Returns the launch and device of this rank as engines see them; `max_count` limits the elements of a call.
+/// Returns the launch and device of this rank as engines see them; `max_count` limits the elements
+/// of a call.
 pub(crate) fn site(launch: &Launch, device: &Opened, deadline: Duration, max_count: Option<usize>) -> Site {
     Site {
         launcher: launch.launcher,
@@ -115,7 +117,8 @@ fn is_started_by_mpi(launch: &Launch) -> bool {
     }
 }
 
-/// Returns host and port of rank 0, as torchrun and similar launchers set them, or the reason why there are none.
+/// Returns host and port of rank 0, as torchrun and similar launchers set them, or the reason why
+/// there are none.
 fn address(launch: &Launch) -> Result<(String, u16), String> {
     let get = |name: &str| {
         std::env::var(name).map_err(|_| {
@@ -126,7 +129,8 @@ fn address(launch: &Launch) -> Result<(String, u16), String> {
             )
         })
     };
-    let (host, port) = (get("MASTER_ADDR")?, get("MASTER_PORT")?);
+    let host = get("MASTER_ADDR")?;
+    let port = get("MASTER_PORT")?;
     let port: u16 = port.trim().parse().map_err(|_| format!("MASTER_PORT is {port:?}, which is no port"))?;
     // torchrun's own store listens on the port in MASTER_PORT.
     let taken = std::env::var("TORCHELASTIC_USE_AGENT_STORE").is_ok_and(|value| value == "True");

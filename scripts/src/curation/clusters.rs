@@ -30,20 +30,24 @@ const MEASURED: [usize; 2] = [4096, 512];
 /// Flags of clusters.
 #[derive(clap::Args)]
 pub(crate) struct ClusterFlags {
-    /// Number of clusters of each level, the lowest first, with commas [default: a fiftieth of the images, and a tenth of that].
+    /// Number of clusters of each level, the lowest first, with commas [default: a fiftieth of the
+    /// images, and a tenth of that].
     #[arg(long, value_delimiter = ',', value_name = "N")]
     clusters: Vec<usize>,
-    /// Number of clusters into which each of a level is split, by level, with commas; 1 leaves them whole [default: 1].
+    /// Number of clusters into which each of a level is split, by level, with commas; 1 leaves them
+    /// whole [default: 1].
     #[arg(long, value_delimiter = ',', value_name = "N")]
     splits: Vec<usize>,
-    /// Number of rows of each cluster, those nearest to its center, by which centers are computed again (resampling), by level, with
-    /// commas. This spreads centers more evenly than the images are; with 1, it is left out [default: half of the mean size of a cluster].
+    /// Number of rows of each cluster, those nearest to its center, by which centers are computed
+    /// again (resampling), by level, with commas. This spreads centers more evenly than the images
+    /// are; with 1, it is left out [default: half of the mean size of a cluster].
     #[arg(long, value_delimiter = ',', value_name = "N")]
     resample_rows: Vec<usize>,
     /// Number of times that centers are computed again.
     #[arg(long, default_value_t = 10, value_name = "N")]
     resample_times: usize,
-    /// Clusters of another folder that `ocelli curate` has written for the same features, in place of new ones.
+    /// Clusters of another folder that `ocelli curate` has written for the same features, in place
+    /// of new ones.
     #[arg(long, value_name = "FOLDER", conflicts_with_all = ["clusters", "splits", "resample_rows"])]
     clusters_of: Option<PathBuf>,
     #[command(flatten)]
@@ -59,8 +63,9 @@ pub(crate) struct KMeansFlags {
     /// Seed of centers and of random choices.
     #[arg(long, default_value_t = 0)]
     pub(crate) seed: u64,
-    /// Gigabytes of memory that each process may use besides features, which .npy of 32 bits and .safetensors leave in their files
-    /// [default: all that is available on the machine; give it where several processes share one].
+    /// Gigabytes of memory that each process may use besides features, which .npy of 32 bits and
+    /// .safetensors leave in their files [default: all that is available on the machine; give it
+    /// where several processes share one].
     #[arg(long, value_name = "GB", value_parser = gigabytes)]
     memory_gb: Option<f64>,
 }
@@ -73,7 +78,8 @@ fn gigabytes(text: &str) -> Result<f64, String> {
 }
 
 impl ClusterFlags {
-    /// Returns the clusters of `rows`, as the flags and their defaults say, or those of another folder.
+    /// Returns the clusters of `rows`, as the flags and their defaults say, or those of another
+    /// folder.
     pub(crate) fn run(
         &self,
         rows: &FeatureRows,
@@ -113,7 +119,8 @@ impl ClusterFlags {
                 ),
             }
         };
-        let (mut levels, mut n_below) = (Vec::new(), n_rows);
+        let mut levels = Vec::new();
+        let mut n_below = n_rows;
         for (level, n_clusters) in numbers.iter().enumerate() {
             let half = (n_below / (*n_clusters).max(1) / 2).max(1);
             let n_rows = of_level(&self.resample_rows, level, "resample-rows")?.unwrap_or(half);
@@ -126,7 +133,8 @@ impl ClusterFlags {
     }
 }
 
-/// Returns the numbers of clusters for `n` rows: 50 rows in each of the lowest level, and ten of these in each of the next.
+/// Returns the numbers of clusters for `n` rows: 50 rows in each of the lowest level, and ten of
+/// these in each of the next.
 fn default_clusters(n: usize) -> Vec<usize> {
     let lowest = (n / 50).clamp(2.min(n), n.max(1));
     match lowest / 10 {
@@ -135,7 +143,8 @@ fn default_clusters(n: usize) -> Vec<usize> {
     }
 }
 
-/// Divides `rows`, goes on where an earlier call has been stopped, and keeps the clusters in `out`. All ranks call it.
+/// Divides `rows`, goes on where an earlier call has been stopped, and keeps the clusters in `out`.
+/// All ranks call it.
 pub(crate) fn run(
     settings: &HierarchySettings,
     rows: &FeatureRows,
@@ -143,7 +152,8 @@ pub(crate) fn run(
     flags: &KMeansFlags,
     ranks: &Communicator,
 ) -> anyhow::Result<Hierarchy> {
-    let (file, unfinished) = (out.join(FILE), out.join(UNFINISHED));
+    let file = out.join(FILE);
+    let unfinished = out.join(UNFINISHED);
     let is_first = ranks.topology().rank == 0;
     // The first rank decides: what it sees in the folder, others may not see yet.
     let is_there = ranks.broadcast("clusters", vec![u8::from(file.exists())])? == [1];
@@ -173,9 +183,10 @@ pub(crate) fn run(
     let bars = Bars::saving_to(unfinished.clone(), rows.width(), ranks);
     let found = settings.run(rows, largest, start, ranks, &bars)?;
     drop(bars);
-    let written = match is_first {
-        true => write(&file, &found, rows).with_context(|| format!("cannot write {}", file.display())),
-        false => Ok(()),
+    let written = if is_first {
+        write(&file, &found, rows).with_context(|| format!("cannot write {}", file.display()))
+    } else {
+        Ok(())
     };
     together(ranks, written)?;
     if is_first {
@@ -199,15 +210,20 @@ fn agreed(start: Option<Centers>, ranks: &Communicator) -> anyhow::Result<Option
 
 /// Refuses clusters that need more memory than there is, or than the flag allows.
 fn check_memory(settings: &HierarchySettings, rows: &FeatureRows, flags: &KMeansFlags) -> anyhow::Result<()> {
-    let (n, d) = (rows.len() as f64, rows.width() as f64);
+    let n = rows.len() as f64;
+    let d = rows.width() as f64;
     let k = settings.levels.iter().map(|level| level.n_clusters as f64).fold(0.0, f64::max);
     // Split centers are gathered from all ranks as bytes: five copies at a time.
-    let of_level = |level: &LevelSettings| {
-        let n_copies = if level.n_splits > 1 { 5.0 } else { 1.0 };
-        level.n_clusters as f64 * level.n_splits as f64 * n_copies
-    };
-    let k_whole = settings.levels.iter().map(of_level).sum::<f64>();
-    // Centers before and after an iteration, sums over this rank and over all in f64; cells and distances of all rows, twice.
+    let k_whole = settings
+        .levels
+        .iter()
+        .map(|level| {
+            let n_copies = if level.n_splits > 1 { 5.0 } else { 1.0 };
+            level.n_clusters as f64 * level.n_splits as f64 * n_copies
+        })
+        .sum::<f64>();
+    // Centers before and after an iteration, sums over this rank and over all in f64; cells and
+    // distances of all rows, twice.
     let needed = k * d * (2.0 * 4.0 + 2.0 * 8.0) + k_whole * d * 4.0 + n * 2.0 * 8.0;
     let limit = flags.memory_gb.map(|gb| gb * 1e9).or_else(available_bytes);
     match limit {
@@ -234,18 +250,22 @@ fn tell_cost(settings: &HierarchySettings, rows: &FeatureRows, n_ranks: usize) {
         .iter()
         .map(|level| (level.n_clusters.saturating_mul(level.n_splits)).to_string())
         .collect();
-    let (n, d, numbers) = (rows.len(), rows.width(), numbers.join(", "));
+    let n = rows.len();
+    let d = rows.width();
+    let numbers = numbers.join(", ");
     let seconds = flops / per_s;
-    let duration = match seconds < 2.0 {
-        true => String::new(),
-        false => format!(": at most {}, at {:.0} GFLOP/s of this machine", stretch(seconds), per_s / 1e9),
+    let duration = if seconds < 2.0 {
+        String::new()
+    } else {
+        format!(": at most {}, at {:.0} GFLOP/s of this machine", stretch(seconds), per_s / 1e9)
     };
     say(format!("{n} x {d} features into {numbers} clusters{duration}"));
 }
 
 /// Returns the number of products of a row and a center that all levels need at most.
 fn n_products(settings: &HierarchySettings, n_rows: f64) -> f64 {
-    let (mut n, mut sum) = (n_rows, 0.0);
+    let mut n = n_rows;
+    let mut sum = 0.0;
     let iterations = settings.n_iterations as f64;
     for level in &settings.levels {
         let k = level.n_clusters as f64;
@@ -265,7 +285,8 @@ fn n_products(settings: &HierarchySettings, n_rows: f64) -> f64 {
 
 /// Returns the floating-point operations per second of comparing some of `rows` with some centers.
 fn flops_per_second(rows: &FeatureRows) -> f64 {
-    let (n, k) = (rows.len().min(MEASURED[0]), rows.len().min(MEASURED[1]));
+    let n = rows.len().min(MEASURED[0]);
+    let k = rows.len().min(MEASURED[1]);
     let mut centers = vec![0.0; k * rows.width()];
     rows.copy(0..k, &mut centers);
     let mut nearest = vec![NearestCenter::NONE; n];

@@ -35,7 +35,8 @@ pub(crate) fn share_of_work(
     Ok(work)
 }
 
-/// Describes the results of parts of `verb`, which compares `input` with `like`; all of them are there if `work` joins them.
+/// Describes the results of parts of `verb`, which compares `input` with `like`; all of them are
+/// there if `work` joins them.
 ///
 /// # Errors
 /// If `work` joins parts and some are missing.
@@ -55,7 +56,8 @@ pub(crate) fn part_results(
     Ok(results)
 }
 
-/// Checks that all rows of `like` are finite, and those of `input` unless parts check their own. All ranks call it.
+/// Checks that all rows of `like` are finite, and those of `input` unless parts check their own.
+/// All ranks call it.
 ///
 /// # Errors
 /// If a row is not finite, on any rank.
@@ -69,11 +71,13 @@ pub(crate) fn check_rows(
     together(ranks, checked.map(drop).map_err(anyhow::Error::from))
 }
 
-/// Compares a part of `input`, whole blocks of rows, saves what `compare` finds and returns `None`; to join parts, returns the results of
-/// all of them, in the order of the parts. `n_found` is the number of results of so many rows.
+/// Compares a part of `input`, whole blocks of rows, saves what `compare` finds and returns `None`;
+/// to join parts, returns the results of all of them, in the order of the parts. `n_found` is the
+/// number of results of so many rows.
 ///
 /// # Errors
-/// If a row of the part is not finite, if the result cannot be written, or if one to be joined is of another job or damaged.
+/// If a row of the part is not finite, if the result cannot be written, or if one to be joined is
+/// of another job or damaged.
 pub(crate) fn compared_in_parts(
     work: Work,
     results: &PartResults,
@@ -81,7 +85,8 @@ pub(crate) fn compared_in_parts(
     n_found: impl Fn(usize) -> usize,
     compare: impl FnOnce(Range<usize>) -> Result<Vec<Retrieved>, CurateError>,
 ) -> anyhow::Result<Option<Vec<Retrieved>>> {
-    let (n_rows, n_like) = (input.rows.len(), like.rows.len());
+    let n_rows = input.rows.len();
+    let n_like = like.rows.len();
     let parts = results.of(work, n_blocks(n_rows), |blocks| {
         input.rows.largest(rows_of_blocks(n_rows, blocks.clone()))?;
         // A number is saved as its bits.
@@ -91,8 +96,11 @@ pub(crate) fn compared_in_parts(
     let mut found: Vec<Retrieved> = Vec::new();
     for (part, of_part) in Part::all(parts.len()).zip(parts) {
         let rows = rows_of_blocks(n_rows, part.range(n_blocks(n_rows)));
-        let is_own = |[row, like, _]: &[u32; 3]| rows.contains(&(*row as usize)) && (*like as usize) < n_like;
-        if of_part.len() != n_found(rows.len()) || !of_part.iter().all(is_own) {
+        if of_part.len() != n_found(rows.len())
+            || !of_part
+                .iter()
+                .all(|[row, like, _]| rows.contains(&(*row as usize)) && (*like as usize) < n_like)
+        {
             return Err(results.damaged(part));
         }
         found.extend(bytemuck::cast_vec::<[u32; 3], Retrieved>(of_part));

@@ -1,4 +1,5 @@
-//! The content of files as part of the identity of a job: a file that has changed makes another job.
+//! The content of files as part of the identity of a job: a file that has changed makes another
+//! job.
 
 use std::path::Path;
 

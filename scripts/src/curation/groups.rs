@@ -12,8 +12,8 @@ use crate::shards::column::Column;
 /// Name of the group of images that have no value in the column.
 const NONE: &str = "(none)";
 
-/// Returns the groups of images as a tree of one level, with the names of the groups: the classes of `names`, or `column` of the list at
-/// `path`.
+/// Returns the groups of images as a tree of one level, with the names of the groups: the classes
+/// of `names`, or `column` of the list at `path`.
 pub(crate) fn groups(
     names: &[ImageName],
     column: &str,
@@ -26,11 +26,13 @@ pub(crate) fn groups(
         None => bail!("--by {column}: only `class` needs no --list"),
         Some(path) => {
             let list = Column::read(path, column)?;
-            let value = |name: &ImageName| {
-                let value = list.of(name.shard.as_deref(), &name.key)?;
-                Ok(value.unwrap_or(NONE).to_string())
-            };
-            names.iter().map(value).collect::<anyhow::Result<_>>()?
+            names
+                .iter()
+                .map(|name| {
+                    let value = list.of(name.shard.as_deref(), &name.key)?;
+                    Ok(value.unwrap_or(NONE).to_string())
+                })
+                .collect::<anyhow::Result<_>>()?
         }
     };
     if values.iter().all(|value| value == NONE) {

@@ -25,14 +25,16 @@ use crate::shards::open::open_dataset;
 /// Flags for features and their images.
 #[derive(clap::Args)]
 pub(crate) struct InputFlags {
-    /// Files of features: .npy, .parquet or .safetensors, as `ocelli embed` writes them; several are one set.
+    /// Files of features: .npy, .parquet or .safetensors, as `ocelli embed` writes them; several
+    /// are one set.
     #[arg(long, num_args = 1.., value_name = "FILE", required_unless_present = "checkpoint", conflicts_with = "checkpoint")]
     features: Vec<PathBuf>,
-    /// Network that computes the features instead: a run, a checkpoint, or weights, as for `ocelli embed`.
+    /// Network that computes the features instead: a run, a checkpoint, or weights, as for `ocelli
+    /// embed`.
     #[arg(long, requires = "shards")]
     checkpoint: Option<PathBuf>,
-    /// Images that the features are of: shards or folders. Needed for --checkpoint and --pack, for pictures, and for choosing
-    /// the best of several copies.
+    /// Images that the features are of: shards or folders. Needed for --checkpoint and --pack, for
+    /// pictures, and for choosing the best of several copies.
     #[arg(long, num_args = 1.., value_name = "SHARDS|FOLDER")]
     shards: Vec<String>,
     #[command(flatten)]
@@ -53,7 +55,8 @@ pub(crate) struct Input {
     pub(crate) images: Option<Images>,
     /// Identity of the input: a fingerprint of the features, or weights and images.
     pub(crate) identity: Vec<Value>,
-    /// Path, length and modification time of each file of features; empty if a network computed them.
+    /// Path, length and modification time of each file of features; empty if a network computed
+    /// them.
     pub(crate) files: Vec<Value>,
     /// Fingerprint of the weights that computed the features, if known.
     pub(crate) weights: Option<String>,
@@ -137,7 +140,8 @@ impl InputFlags {
         self.computed(checkpoint, dataset, specs, metric, launch, storage, folder)
     }
 
-    /// Computes the features of `dataset` by the network in `checkpoint`, or takes them from the cache.
+    /// Computes the features of `dataset` by the network in `checkpoint`, or takes them from the
+    /// cache.
     #[expect(clippy::too_many_arguments, reason = "what was opened before, and where to keep features")]
     fn computed(
         &self,
@@ -160,13 +164,16 @@ impl InputFlags {
             features(self.cache.open(folder).as_ref(), &open.network, &images, kind, &progress)?
         };
         let of_row: Vec<SampleId> = table.images.iter().map(|image| SampleId(u64::from(*image))).collect();
-        let name = |image: &u32| {
-            let (shard, key) = images.describe(*image as usize);
-            let label = images.label(*image as usize);
-            let class = label.map(|label| images.classes()[label as usize].clone());
-            ImageName { shard, key, label, class }
-        };
-        let names = table.images.iter().map(name).collect();
+        let names = table
+            .images
+            .iter()
+            .map(|image| {
+                let (shard, key) = images.describe(*image as usize);
+                let label = images.label(*image as usize);
+                let class = label.map(|label| images.classes()[label as usize].clone());
+                ImageName { shard, key, label, class }
+            })
+            .collect();
         let n_bad = images.len() - table.len();
         if n_bad > 0 {
             crate::console::say(format!(
@@ -200,14 +207,16 @@ impl InputFlags {
 
 /// Reads files of features as one set, without images.
 pub(crate) fn read_features(paths: &[PathBuf], metric: Metric) -> anyhow::Result<Input> {
-    // Before they are read: a file that is replaced meanwhile must not be taken for the one that was read.
+    // Before they are read: a file that is replaced meanwhile must not be taken for the one that
+    // was read.
     let files = paths.iter().map(|path| file_identity(path)).collect();
-    let (mut parts, mut names) = (Vec::<Numbers>::new(), Vec::new());
+    let mut parts = Vec::<Numbers>::new();
+    let mut names = Vec::new();
     let mut first: Option<(usize, Option<String>)> = None;
     for path in paths {
         let file = read(path)?;
-        let (width, weights) =
-            (file.table.columns.width(), file.about["weights"].as_str().map(str::to_string));
+        let width = file.table.columns.width();
+        let weights = file.about["weights"].as_str().map(str::to_string);
         match &first {
             None => first = Some((width, weights)),
             Some((other, _)) if *other != width => {

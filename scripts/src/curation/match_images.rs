@@ -9,8 +9,8 @@ use pipeline::{Dataset, SampleId};
 
 use crate::shards::keys::Keys;
 
-/// Returns the sample of each of `names` in `dataset`: by key, and by shard where a name has one. Names without a shard may be files of a
-/// folder, whose keys are made from them.
+/// Returns the sample of each of `names` in `dataset`: by key, and by shard where a name has one.
+/// Names without a shard may be files of a folder, whose keys are made from them.
 pub(super) fn matched(dataset: &Dataset, names: &[ImageName]) -> anyhow::Result<Vec<SampleId>> {
     let mut by_key: HashMap<String, Vec<SampleId>> = HashMap::new();
     for id in (0..dataset.n_samples()).map(SampleId) {
@@ -23,7 +23,8 @@ pub(super) fn matched(dataset: &Dataset, names: &[ImageName]) -> anyhow::Result<
         let candidates = match &name.shard {
             Some(shard) => of_shard(dataset, by_key.get(&name.key), shard),
             None => {
-                // Keys are numbered in the order of the files, as they were when the folder was opened.
+                // Keys are numbered in the order of the files, as they were when the folder was
+                // opened.
                 let key = keys.of(&name.key);
                 by_key.get(&name.key).or_else(|| by_key.get(&key)).cloned().unwrap_or_default()
             }
@@ -45,14 +46,16 @@ pub(super) fn matched(dataset: &Dataset, names: &[ImageName]) -> anyhow::Result<
     Ok(found)
 }
 
-/// Returns the samples that are in `shard`, as it is named, or else in shards with the same file name.
+/// Returns the samples that are in `shard`, as it is named, or else in shards with the same file
+/// name.
 fn of_shard(dataset: &Dataset, samples: Option<&Vec<SampleId>>, shard: &str) -> Vec<SampleId> {
     let is_in = |id: &&SampleId, is_same: &dyn Fn(&str) -> bool| is_same(&dataset.locate(**id).0.name());
     let all = samples.map(Vec::as_slice).unwrap_or_default();
     let exact: Vec<SampleId> = all.iter().filter(|id| is_in(id, &|name| name == shard)).copied().collect();
-    match exact.is_empty() {
-        true => all.iter().filter(|id| is_in(id, &|name| is_same_file(shard, name))).copied().collect(),
-        false => exact,
+    if exact.is_empty() {
+        all.iter().filter(|id| is_in(id, &|name| is_same_file(shard, name))).copied().collect()
+    } else {
+        exact
     }
 }
 

@@ -1,4 +1,5 @@
-//! Parts that the verbs of `ocelli curate` share: features with the names of their images, clusters, lists, shards and pictures.
+//! Parts that the verbs of `ocelli curate` share: features with the names of their images,
+//! clusters, lists, shards and pictures.
 
 pub(crate) mod cells;
 pub(crate) mod clusters;

@@ -13,7 +13,8 @@ use crate::cluster::launch::Launch;
 /// Flags for the other images.
 #[derive(clap::Args)]
 pub(crate) struct OtherFlags {
-    /// Images to compare with, such as queries or an evaluation set: shards or folders, whose features --checkpoint computes.
+    /// Images to compare with, such as queries or an evaluation set: shards or folders, whose
+    /// features --checkpoint computes.
     #[arg(long, num_args = 1.., value_name = "SHARDS|FOLDER", requires = "checkpoint", required_unless_present = "like_features", conflicts_with = "like_features")]
     like: Vec<String>,
     /// Files of features of the images to compare with, by the same network, instead of --like.
@@ -22,7 +23,8 @@ pub(crate) struct OtherFlags {
 }
 
 impl OtherFlags {
-    /// Opens the other images, which must have features of the network that `input` has been computed by.
+    /// Opens the other images, which must have features of the network that `input` has been
+    /// computed by.
     pub(crate) fn open(
         &self,
         flags: &InputFlags,
@@ -41,7 +43,8 @@ impl OtherFlags {
             bail!("the features are of other weights than those of the images that they are compared with");
         }
         if others.rows.width() != input.rows.width() {
-            let (width, other) = (others.rows.width(), input.rows.width());
+            let width = others.rows.width();
+            let other = input.rows.width();
             bail!(curate::CurateError::Widths { width, other });
         }
         Ok(others)

@@ -50,7 +50,8 @@ pub(crate) struct OutputFlags {
     /// Folder to write lists, pictures and shards to. A call that was stopped continues there.
     #[arg(long)]
     pub(crate) out: PathBuf,
-    /// Write the kept images as shards into the folder, with their names, labels and all other members.
+    /// Write the kept images as shards into the folder, with their names, labels and all other
+    /// members.
     #[arg(long, requires = "shards")]
     pub(crate) pack: bool,
     /// Prefix of the shards' names.
@@ -96,7 +97,8 @@ impl OutputFlags {
         self.claim_for(Work::Whole, verb, settings, input, launch, storage)
     }
 
-    /// Takes possession of the folder as [`OutputFlags::claim`] does; parts of the same job may work in it at the same time.
+    /// Takes possession of the folder as [`OutputFlags::claim`] does; parts of the same job may
+    /// work in it at the same time.
     pub(crate) fn claim_for<'a>(
         &'a self,
         work: Work,
@@ -186,8 +188,8 @@ impl Output<'_> {
         self.flags.out.join(name)
     }
 
-    /// Writes the lists, with `columns` for each row, and the kept images as shards if that is asked for; prints what is kept, and `summary`
-    /// as JSON.
+    /// Writes the lists, with `columns` for each row, and the kept images as shards if that is
+    /// asked for; prints what is kept, and `summary` as JSON.
     pub(crate) fn write(
         &self,
         input: &Input,
@@ -216,7 +218,8 @@ impl Output<'_> {
     }
 
     fn write_list(&self, names: &[ImageName], kept: &[bool], columns: ListColumns<'_>) -> anyhow::Result<()> {
-        let (mut list, mut keep) = (Lines::create(self.path(LIST))?, Lines::create(self.path(KEPT))?);
+        let mut list = Lines::create(self.path(LIST))?;
+        let mut keep = Lines::create(self.path(KEPT))?;
         for (row, (name, is_kept)) in names.iter().zip(kept).enumerate() {
             let mut line = json!({ "key": name.key, "keep": is_kept });
             for (key, value) in
@@ -259,13 +262,11 @@ impl Output<'_> {
 fn copy_class_names(specs: &[String], storage: &Storage, out: &Path) -> anyhow::Result<()> {
     let shards: Vec<String> =
         specs.iter().filter(|spec| !is_folder_of_images(spec).unwrap_or(false)).cloned().collect();
-    match shards.is_empty() {
-        true => Ok(()),
-        false => copy_classes(&storage.sources(&shards)?, out, false),
-    }
+    if shards.is_empty() { Ok(()) } else { copy_classes(&storage.sources(&shards)?, out, false) }
 }
 
-/// Returns a number with six significant digits, as many as a single-precision number holds for certain.
+/// Returns a number with six significant digits, as many as a single-precision number holds for
+/// certain.
 pub(crate) fn six_digits(value: f32) -> Value {
     format!("{value:.5e}").parse().map_or(Value::Null, |value: f64| json!(value))
 }

@@ -40,8 +40,8 @@ pub(crate) fn draw_pairs(
     draw_matches(path, (images, &matched.collect::<Vec<_>>()), (images, names), found.threshold)
 }
 
-/// Draws pairs, in rows from more similar ones down to less similar ones than `threshold`: the other image with its key, and the image with
-/// the similarity. Returns whether there are any.
+/// Draws pairs, in rows from more similar ones down to less similar ones than `threshold`: the
+/// other image with its key, and the image with the similarity. Returns whether there are any.
 pub(crate) fn draw_matches(
     path: &Path,
     (images, matches): (&Images, &[Match]),
@@ -52,7 +52,8 @@ pub(crate) fn draw_matches(
     sorted.sort_by(|a, b| b.similarity.total_cmp(&a.similarity).then(a.row.cmp(&b.row)));
     let n_above = sorted.partition_point(|one| one.similarity >= threshold);
     let (above, below) = sorted.split_at(n_above);
-    let (mut rows, mut shown) = (Vec::new(), HashSet::new());
+    let mut rows = Vec::new();
+    let mut shown = HashSet::new();
     for step in STEPS {
         let side = if step < 1.0 { above } else { below };
         let wanted = 1.0 - step * (1.0 - threshold);
@@ -62,12 +63,14 @@ pub(crate) fn draw_matches(
         near.truncate(PAIRS_PER_ROW);
         near.sort_by(|a, b| b.similarity.total_cmp(&a.similarity).then(a.row.cmp(&b.row)));
         shown.extend(near.iter().map(|one| one.row));
-        let pair = |one: &Match| {
-            let first = (names[one.other].key.clone(), image(others, one.other)?);
-            let second = (format!("{:.4}", one.similarity), image(images, one.row)?);
-            Some(Pair { images: [first, second], is_marked: one.similarity >= threshold })
-        };
-        let drawn: Vec<Pair> = near.iter().filter_map(pair).collect();
+        let drawn: Vec<Pair> = near
+            .iter()
+            .filter_map(|one| {
+                let first = (names[one.other].key.clone(), image(others, one.other)?);
+                let second = (format!("{:.4}", one.similarity), image(images, one.row)?);
+                Some(Pair { images: [first, second], is_marked: one.similarity >= threshold })
+            })
+            .collect();
         if !drawn.is_empty() {
             rows.push(drawn);
         }
@@ -79,17 +82,20 @@ pub(crate) fn draw_matches(
     Ok(true)
 }
 
-/// Draws images, each a row with its caption and whether it is marked. Returns whether there are any.
+/// Draws images, each a row with its caption and whether it is marked. Returns whether there are
+/// any.
 pub(crate) fn draw_images(
     path: &Path,
     images: &Images,
     shown: &[(usize, String, bool)],
     legend: &str,
 ) -> anyhow::Result<bool> {
-    let captioned = |(row, caption, is_marked): &(usize, String, bool)| {
-        Some(Captioned { image: image(images, *row)?, caption: caption.clone(), is_marked: *is_marked })
-    };
-    let drawn: Vec<Captioned> = shown.iter().filter_map(captioned).collect();
+    let drawn: Vec<Captioned> = shown
+        .iter()
+        .filter_map(|(row, caption, is_marked)| {
+            Some(Captioned { image: image(images, *row)?, caption: caption.clone(), is_marked: *is_marked })
+        })
+        .collect();
     if drawn.is_empty() {
         return Ok(false);
     }

@@ -17,15 +17,16 @@ use crate::progress::bar;
 pub(crate) struct Quality {
     /// Number of pixels.
     pub(crate) n_pixels: u64,
-    /// Variance of the Laplacian of the gray image: the larger, the sharper (Pech-Pacheco et al. 2000).
+    /// Variance of the Laplacian of the gray image: the larger, the sharper (Pech-Pacheco et al.
+    /// 2000).
     pub(crate) sharpness: f64,
 }
 
 /// Number of images whose qualities are computed before they are saved.
 const CHUNK: usize = 2048;
 
-/// Returns the quality of the image of each of `n` rows; zero for one that cannot be read. Qualities are saved at `path`, a line each, from
-/// which a call that was stopped continues.
+/// Returns the quality of the image of each of `n` rows; zero for one that cannot be read.
+/// Qualities are saved at `path`, a line each, from which a call that was stopped continues.
 pub(crate) fn qualities(images: &Images, n: usize, path: &Path) -> anyhow::Result<Vec<Quality>> {
     let failed = || format!("cannot write {}", path.display());
     let mut all = saved(path);
@@ -58,11 +59,13 @@ pub(crate) fn qualities(images: &Images, n: usize, path: &Path) -> anyhow::Resul
 fn saved(path: &Path) -> Vec<Quality> {
     let text = std::fs::read_to_string(path).unwrap_or_default();
     let whole = text.rfind('\n').map_or("", |end| &text[..end]);
-    let one = |line: &str| {
-        let (n_pixels, sharpness) = line.split_once(' ')?;
-        Some(Quality { n_pixels: n_pixels.parse().ok()?, sharpness: sharpness.parse().ok()? })
-    };
-    whole.lines().map_while(one).collect()
+    whole
+        .lines()
+        .map_while(|line| {
+            let (n_pixels, sharpness) = line.split_once(' ')?;
+            Some(Quality { n_pixels: n_pixels.parse().ok()?, sharpness: sharpness.parse().ok()? })
+        })
+        .collect()
 }
 
 impl Quality {
@@ -76,7 +79,8 @@ impl Quality {
             return Ok(Self { n_pixels: 0, sharpness: 0.0 });
         };
         let image = image.picture();
-        let (width, height) = (image.width_px as usize, image.height_px as usize);
+        let width = image.width_px as usize;
+        let height = image.height_px as usize;
         Ok(Self { n_pixels: (width * height) as u64, sharpness: sharpness(&image.data, width, height) })
     }
 
@@ -86,7 +90,8 @@ impl Quality {
     }
 }
 
-/// Returns the variance of the Laplacian (four neighbors) of the gray image of `pixels`, `[height, width, 3]`.
+/// Returns the variance of the Laplacian (four neighbors) of the gray image of `pixels`, `[height,
+/// width, 3]`.
 fn sharpness(pixels: &[u8], width: usize, height: usize) -> f64 {
     if width < 3 || height < 3 {
         return 0.0;
@@ -95,7 +100,8 @@ fn sharpness(pixels: &[u8], width: usize, height: usize) -> f64 {
         .chunks_exact(3)
         .map(|p| (299 * i32::from(p[0]) + 587 * i32::from(p[1]) + 114 * i32::from(p[2])) / 1000)
         .collect();
-    let (mut sum, mut squares) = (0i64, 0i64);
+    let mut sum = 0i64;
+    let mut squares = 0i64;
     for y in 1..height - 1 {
         for x in 1..width - 1 {
             let at = y * width + x;

@@ -20,8 +20,8 @@ pub(crate) fn connect(launch: &Launch, compute: &ComputeFlags) -> anyhow::Result
     start::connect(launch, &run, &device, compute.engine)
 }
 
-/// Ends the work of all ranks when the first one has `written` the result: a launcher may end those that are left a while after one has
-/// ended.
+/// Ends the work of all ranks when the first one has `written` the result: a launcher may end those
+/// that are left a while after one has ended.
 pub(crate) fn finish(ranks: Communicator, written: anyhow::Result<()>) -> anyhow::Result<ExitCode> {
     together(&ranks, written)?;
     ranks.finish()?;

@@ -1,4 +1,5 @@
-//! Clusters on disk, finished or not. Both files are safetensors with a checksum of all that they hold.
+//! Clusters on disk, finished or not. Both files are safetensors with a checksum of all that they
+//! hold.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -89,8 +90,8 @@ pub(super) fn read_centers(path: &Path, width: usize) -> Option<Centers> {
     Some(Centers { values: bytemuck::pod_collect_to_vec(tensor.data()), n_iterations, n_resamplings })
 }
 
-/// Writes the clusters of `rows`: by level, counted from 1 at the bottom, `centers` `[K, D]` and `parents` `[N]` or `[K below]`; and
-/// `distances` `[N]` of rows.
+/// Writes the clusters of `rows`: by level, counted from 1 at the bottom, `centers` `[K, D]` and
+/// `parents` `[N]` or `[K below]`; and `distances` `[N]` of rows.
 pub(super) fn write(path: &Path, found: &Hierarchy, rows: &FeatureRows) -> anyhow::Result<()> {
     let mut tensors = Vec::new();
     for (level, centers) in found.centers.iter().enumerate() {
@@ -137,7 +138,9 @@ pub(super) fn read(path: &Path, rows: &FeatureRows) -> anyhow::Result<Hierarchy>
         bail!(damaged());
     }
     let about: Value = serde_json::from_str(about).with_context(damaged)?;
-    let (mut centers, mut parents, mut n_clusters) = (Vec::new(), Vec::new(), Vec::new());
+    let mut centers = Vec::new();
+    let mut parents = Vec::new();
+    let mut n_clusters = Vec::new();
     for level in 1.. {
         let Ok(tensor) = file.tensor(&format!("level{level}.centers")) else { break };
         let [k, width] = *tensor.shape() else { bail!(damaged()) };
@@ -149,12 +152,14 @@ pub(super) fn read(path: &Path, rows: &FeatureRows) -> anyhow::Result<Hierarchy>
         let tensor = file.tensor(&format!("level{level}.parents")).with_context(damaged)?;
         parents.push(bytemuck::pod_collect_to_vec::<u8, u32>(tensor.data()));
     }
-    let fits = |level: usize| {
-        let n_children = if level == 0 { rows.len() } else { n_clusters[level - 1] };
-        let of_level: &Vec<u32> = &parents[level];
-        of_level.len() == n_children && of_level.iter().all(|parent| (*parent as usize) < n_clusters[level])
-    };
-    if n_clusters.is_empty() || !(0..n_clusters.len()).all(fits) {
+    if n_clusters.is_empty()
+        || !(0..n_clusters.len()).all(|level: usize| {
+            let n_children = if level == 0 { rows.len() } else { n_clusters[level - 1] };
+            let of_level: &Vec<u32> = &parents[level];
+            of_level.len() == n_children
+                && of_level.iter().all(|parent| (*parent as usize) < n_clusters[level])
+        })
+    {
         let n = parents.first().map_or(0, Vec::len);
         bail!("{} has clusters of {n} rows, and there are {} features", path.display(), rows.len());
     }

@@ -6,8 +6,9 @@ const EQUAL: f32 = 1.0 - 1e-6;
 /// Flag of the threshold.
 #[derive(clap::Args)]
 pub(crate) struct ThresholdFlag {
-    /// Cosine similarity from which on two images are too much alike. What it should be depends on the network and on the images:
-    /// where both are given, and not only their features, pairs.png shows pairs above and below it.
+    /// Cosine similarity from which on two images are too much alike. What it should be depends on
+    /// the network and on the images: where both are given, and not only their features, pairs.png
+    /// shows pairs above and below it.
     #[arg(long, default_value_t = 0.95, value_name = "COSINE", value_parser = cosine)]
     pub(crate) threshold: f32,
 }

@@ -11,7 +11,8 @@ use crate::progress::bar;
 /// Flags of the cache of features.
 #[derive(clap::Args)]
 pub(crate) struct CacheFlags {
-    /// Gigabytes of features kept for later evaluations of the same weights and images; 0 keeps none.
+    /// Gigabytes of features kept for later evaluations of the same weights and images; 0 keeps
+    /// none.
     #[arg(long, env = "OCELLI_FEATURES_GB", value_name = "GB", default_value_t = 20.0)]
     features_gb: f64,
 }
@@ -27,15 +28,17 @@ impl CacheFlags {
 /// Protocols and their settings.
 #[derive(clap::Args)]
 pub(crate) struct ProtocolFlags {
-    /// Protocols: knn, linear-honest, linear-dino, linear-dinov2 (as published: hours to days), linear-dinov2-features (the
-    /// same heads on features made once), logreg, few-shot, segmentation; several with commas.
+    /// Protocols: knn, linear-honest, linear-dino, linear-dinov2 (as published: hours to days),
+    /// linear-dinov2-features (the same heads on features made once), logreg, few-shot,
+    /// segmentation; several with commas.
     #[arg(long, value_delimiter = ',', default_values = ["knn", "linear-honest"])]
     protocol: Vec<String>,
-    /// Setting of a protocol, such as knn.k=5,20 or linear-honest.epochs=20; may be given several times. A setting that does
-    /// not exist is refused with those that do.
+    /// Setting of a protocol, such as knn.k=5,20 or linear-honest.epochs=20; may be given several
+    /// times. A setting that does not exist is refused with those that do.
     #[arg(long = "set", value_name = "PROTOCOL.KEY=VALUE")]
     settings: Vec<String>,
-    /// Search the neighbors of each test image among the other test images, without a training set (knn).
+    /// Search the neighbors of each test image among the other test images, without a training set
+    /// (knn).
     #[arg(long)]
     pub(crate) leave_one_out: bool,
     /// Seed of orders, initial weights and draws.
@@ -73,10 +76,8 @@ fn setting(entry: &str) -> anyhow::Result<(&str, &str, Value)> {
         bail!("--set {entry}: expected PROTOCOL.KEY=VALUE, such as knn.k=5,20");
     };
     let one = |text: &str| serde_json::from_str(text.trim()).unwrap_or_else(|_| Value::String(text.into()));
-    let value = match value.contains(',') {
-        true => Value::Array(value.split(',').map(one).collect()),
-        false => one(value),
-    };
+    let value =
+        if value.contains(',') { Value::Array(value.split(',').map(one).collect()) } else { one(value) };
     Ok((name.trim(), key.trim(), value))
 }
 

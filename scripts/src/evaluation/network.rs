@@ -21,9 +21,9 @@ pub(crate) struct NetworkFlags {
     /// Side of the square that the network sees, in place of the model's.
     #[arg(long, value_name = "PX")]
     pub(crate) image_px: Option<u32>,
-    /// Length of the short side after the resize, before the square is cut out [default: what the configuration of the
-    /// weights says, else 256/224 of the square's side; the side itself for logreg]. With the model's size, thumbnails are
-    /// not resized.
+    /// Length of the short side after the resize, before the square is cut out [default: what the
+    /// configuration of the weights says, else 256/224 of the square's side; the side itself for
+    /// logreg]. With the model's size, thumbnails are not resized.
     #[arg(long, value_name = "PX")]
     pub(crate) resize_px: Option<u32>,
     #[command(flatten)]
@@ -72,7 +72,8 @@ impl NetworkFlags {
     }
 }
 
-/// Checks that this machine's memory holds the activations of one image of `size_px`, if `network` is in that memory.
+/// Checks that this machine's memory holds the activations of one image of `size_px`, if `network`
+/// is in that memory.
 fn check_memory(network: &Network, device: &Device, size_px: u32) -> anyhow::Result<()> {
     let needed = network.image_bytes(size_px as usize);
     match machine::available_bytes() {
@@ -100,15 +101,13 @@ impl OpenNetwork {
     /// DINO's views of `size_px`, without the operations that the network's images do not have.
     fn usual_views(&self, size_px: u32) -> MultiCrop {
         let views = MultiCrop::dino(size_px, size_px, 0);
-        match self.rules.format.is_rgb8() {
-            true => views,
-            false => views.of_channels(0.0, 0.0),
-        }
+        if self.rules.format.is_rgb8() { views } else { views.of_channels(0.0, 0.0) }
     }
 
     /// Warnings about settings that do not fit the weights, a sentence each.
     pub(crate) fn warnings(&self) -> Vec<String> {
-        let (seen_px, made_px) = (self.transform.size_px, self.usual_px);
+        let seen_px = self.transform.size_px;
+        let made_px = self.usual_px;
         let differs = seen_px != made_px;
         differs
             .then(|| format!("the network was made for images of {made_px} px and sees {seen_px} px"))

@@ -33,7 +33,8 @@ pub(crate) fn add(
     Ok(append_scalars(workdir, step.saturating_sub(1), scalars)?)
 }
 
-/// Returns the numbers of `rows` as scalars, under names that differ from those of the probe within the run.
+/// Returns the numbers of `rows` as scalars, under names that differ from those of the probe within
+/// the run.
 pub(crate) fn scalars(open: &OpenNetwork, rows: &[EvaluationRow]) -> Vec<(String, f64)> {
     let evaluated = open.manifest.as_ref().and_then(|manifest| manifest.plan.evaluated().ok());
     let evaluated = evaluated.unwrap_or(&open.which);

@@ -13,7 +13,8 @@ pub(crate) type Table = Vec<(String, Scores)>;
 /// Largest number of classes whose confusions are printed.
 const MAX_CONFUSED: usize = 100;
 
-/// Largest number of classes whose whole confusion matrix is kept with a score; of more, the most frequent confusions are.
+/// Largest number of classes whose whole confusion matrix is kept with a score; of more, the most
+/// frequent confusions are.
 const MAX_KEPT_CONFUSED: usize = 20;
 
 /// Number of confusions that are kept if there are more classes.
@@ -22,8 +23,8 @@ const N_KEPT_PAIRS: usize = 30;
 /// Width of the column of names, in characters.
 const WIDTH: usize = 22;
 
-/// Prints one line per metric and one column per network, the first network's with its interval; then a description of each
-/// protocol.
+/// Prints one line per metric and one column per network, the first network's with its interval;
+/// then a description of each protocol.
 pub(crate) fn print_table(table: &Table) {
     let Some((_, first)) = table.first() else { return };
     let names: String = table[1..].iter().map(|(name, _)| format!(" {name:>12}")).collect();
@@ -73,35 +74,38 @@ pub(crate) fn to_json(table: &Table, split: &Split, about: &NetworkInfo) -> Valu
 
 /// Returns one row per score, with everything that it depends on; `about` describes the network.
 pub(crate) fn rows(scores: &Scores, split: &Split, about: &NetworkInfo) -> Vec<EvaluationRow> {
-    let row = |(of, scored): (&ProtocolScores, &eval::Scored)| {
-        let (protocol, outcome) = (&of.protocol, &scored.outcome);
-        let about = NetworkInfo {
-            transform: Some(of.transform),
-            transform_in_words: Some(of.transform.to_string()),
-            ..about.clone()
-        };
-        let is_small = outcome.n_classes() <= MAX_KEPT_CONFUSED;
-        let set = |set: &str, images| ImageSetInfo { set: set.to_string(), images: Some(images) };
-        EvaluationRow {
-            metric: scored.metric.clone(),
-            number: Number::of(outcome.measure(), outcome.value()),
-            interval: Some(outcome.interval()),
-            by_class: Some(outcome.by_class()),
-            protocol: Some(protocol.name().into()),
-            protocol_in_words: Some(protocol.in_words(&of.numbers)),
-            settings: protocol.settings().as_object().cloned().unwrap_or_default(),
-            details: scored.details.clone(),
-            seed: split.seed,
-            train: Some(set(&split.train.name, scores.n_train)),
-            test: set(&split.test.name, scores.n_test),
-            about,
-            classes: protocol.needs().has_classes().then(|| split.test.classes().to_vec()),
-            confusion: if is_small { confusion(outcome) } else { None },
-            confused: (!is_small).then(|| outcome.most_confused(N_KEPT_PAIRS)),
-            watch: None,
-        }
-    };
-    scores.numbers().map(row).collect()
+    scores
+        .numbers()
+        .map(|(of, scored)| {
+            let protocol = &of.protocol;
+            let outcome = &scored.outcome;
+            let about = NetworkInfo {
+                transform: Some(of.transform),
+                transform_in_words: Some(of.transform.to_string()),
+                ..about.clone()
+            };
+            let is_small = outcome.n_classes() <= MAX_KEPT_CONFUSED;
+            let set = |set: &str, images| ImageSetInfo { set: set.to_string(), images: Some(images) };
+            EvaluationRow {
+                metric: scored.metric.clone(),
+                number: Number::of(outcome.measure(), outcome.value()),
+                interval: Some(outcome.interval()),
+                by_class: Some(outcome.by_class()),
+                protocol: Some(protocol.name().into()),
+                protocol_in_words: Some(protocol.in_words(&of.numbers)),
+                settings: protocol.settings().as_object().cloned().unwrap_or_default(),
+                details: scored.details.clone(),
+                seed: split.seed,
+                train: Some(set(&split.train.name, scores.n_train)),
+                test: set(&split.test.name, scores.n_test),
+                about,
+                classes: protocol.needs().has_classes().then(|| split.test.classes().to_vec()),
+                confusion: if is_small { confusion(outcome) } else { None },
+                confused: (!is_small).then(|| outcome.most_confused(N_KEPT_PAIRS)),
+                watch: None,
+            }
+        })
+        .collect()
 }
 
 fn numbers(scores: &Scores, seed: u64) -> Value {
@@ -115,9 +119,11 @@ fn numbers(scores: &Scores, seed: u64) -> Value {
     Value::Object(scores.numbers().map(number).collect())
 }
 
-/// Returns a score under the name of its measure, `accuracy`, `mAP` or `mIoU`, with everything that it depends on.
+/// Returns a score under the name of its measure, `accuracy`, `mAP` or `mIoU`, with everything that
+/// it depends on.
 fn about_number(of: &ProtocolScores, scored: &eval::Scored, seed: u64) -> Value {
-    let (protocol, outcome) = (&of.protocol, &scored.outcome);
+    let protocol = &of.protocol;
+    let outcome = &scored.outcome;
     json!({
         outcome.measure(): outcome.value(),
         "interval": outcome.interval(),
@@ -131,13 +137,15 @@ fn about_number(of: &ProtocolScores, scored: &eval::Scored, seed: u64) -> Value 
     })
 }
 
-/// Returns the number of images or pixels by true class (rows) and predicted class; `None` if an image may have several classes.
+/// Returns the number of images or pixels by true class (rows) and predicted class; `None` if an
+/// image may have several classes.
 fn confusion(outcome: &eval::Outcome) -> Option<Vec<Vec<u64>>> {
     let counts = outcome.confusion()?;
     Some(counts.chunks(outcome.n_classes().max(1)).map(<[u64]>::to_vec).collect())
 }
 
-/// Returns the default name of a set: the folder and the common beginning of its shards, `cifar10/test`.
+/// Returns the default name of a set: the folder and the common beginning of its shards,
+/// `cifar10/test`.
 pub(crate) fn set_name(specs: &[String]) -> String {
     let first = specs.first().map(|spec| redact_list(spec)).unwrap_or_default();
     // A query is not part of a name; a question mark in a file name is.
@@ -146,9 +154,10 @@ pub(crate) fn set_name(specs: &[String]) -> String {
     let path = Path::new(shard.trim_end_matches(".tar"));
     let file = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
     // The name of a folder is its own.
-    let file = match shard.ends_with(".tar") {
-        true => file.trim_end_matches(|c: char| c.is_ascii_digit() || "-_.{}*?[]".contains(c)).to_string(),
-        false => file,
+    let file = if shard.ends_with(".tar") {
+        file.trim_end_matches(|c: char| c.is_ascii_digit() || "-_.{}*?[]".contains(c)).to_string()
+    } else {
+        file
     };
     let folder = path.parent().and_then(Path::file_name).map(|name| name.to_string_lossy().into_owned());
     match folder {

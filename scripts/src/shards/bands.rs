@@ -28,8 +28,9 @@ impl From<SampleFile> for Sample {
     }
 }
 
-/// Joins `entries` whose names differ in the band alone into samples, in the order of the first file of each. Class and columns are
-/// those beside the common name, such as `tile.cls` and `tile.json`, or else those of the first file.
+/// Joins `entries` whose names differ in the band alone into samples, in the order of the first
+/// file of each. Class and columns are those beside the common name, such as `tile.cls` and
+/// `tile.json`, or else those of the first file.
 ///
 /// # Errors
 /// When a file beside the images cannot be read.

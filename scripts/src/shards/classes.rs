@@ -21,7 +21,8 @@ pub(crate) fn names_beside(sources: &[Source]) -> Vec<String> {
     text.lines().map(str::to_string).collect()
 }
 
-/// Names the classes of `images`, which are those of the shards `specs`, by the list beside the first shard.
+/// Names the classes of `images`, which are those of the shards `specs`, by the list beside the
+/// first shard.
 pub(crate) fn with_names(images: ImageSet, specs: &[String], storage: &Storage) -> anyhow::Result<ImageSet> {
     // The classes of a folder of images are names already.
     match specs.iter().find(|spec| !is_folder_of_images(spec).unwrap_or(false)) {
@@ -49,7 +50,8 @@ pub(crate) fn note_class_folders(dataset: &Dataset, name: &str) -> anyhow::Resul
 /// Copies the list of class names beside the first of the shards `sources` into the folder `out`.
 pub(crate) fn copy_classes(sources: &[Source], out: &Path, overwrite: bool) -> anyhow::Result<()> {
     let Some(ShardUrl::File(shard)) = sources.first().map(|source| &source.url) else { return Ok(()) };
-    let (list, target) = (shard.with_file_name(LIST), out.join(LIST));
+    let list = shard.with_file_name(LIST);
+    let target = out.join(LIST);
     let Ok(text) = std::fs::read(&list) else { return Ok(()) };
     match std::fs::read(&target) {
         Ok(there) if there == text => return Ok(()),
@@ -71,8 +73,8 @@ pub(crate) enum Classes {
 }
 
 impl Classes {
-    /// Returns the classes of `labels`, numbered by the list of names at `list`, if given. `out` is the folder of the
-    /// shards, which may hold other classes only if `overwrite` is set.
+    /// Returns the classes of `labels`, numbered by the list of names at `list`, if given. `out` is
+    /// the folder of the shards, which may hold other classes only if `overwrite` is set.
     pub(crate) fn of<'a>(
         list: Option<&Path>,
         out: &Path,

@@ -13,12 +13,14 @@ pub(crate) struct Column {
     by_key: HashMap<String, String>,
     /// By shard as it is named, and key.
     by_shard: HashMap<(String, String), String>,
-    /// By the name of the shard's file, and key; `None` if shards of the same name in several folders have different values.
+    /// By the name of the shard's file, and key; `None` if shards of the same name in several
+    /// folders have different values.
     by_file: HashMap<(String, String), Option<String>>,
 }
 
 impl Column {
-    /// Reads `column` of the list at `path`, whose column `key` names images, with a column `shard` or without.
+    /// Reads `column` of the list at `path`, whose column `key` names images, with a column `shard`
+    /// or without.
     pub(crate) fn read(path: &Path, column: &str) -> anyhow::Result<Self> {
         let mut found = Self { by_key: HashMap::new(), by_shard: HashMap::new(), by_file: HashMap::new() };
         for row in list::read(path, list::Target::Key, &pipeline::ColumnNames::default())? {
@@ -38,14 +40,16 @@ impl Column {
             }
             found.by_key.insert(row.target, value);
         }
-        match found.by_key.is_empty() {
-            true => bail!("{} has no value in a column {column}", path.display()),
-            false => Ok(found),
+        if found.by_key.is_empty() {
+            bail!("{} has no value in a column {column}", path.display())
+        } else {
+            Ok(found)
         }
     }
 
-    /// Returns the value of the image `key` in `shard`: that of the shard as it is named, else of a shard with the same file name in
-    /// another folder, or that of the key alone where the list names no shards.
+    /// Returns the value of the image `key` in `shard`: that of the shard as it is named, else of a
+    /// shard with the same file name in another folder, or that of the key alone where the list
+    /// names no shards.
     pub(crate) fn of(&self, shard: Option<&str>, key: &str) -> anyhow::Result<Option<&str>> {
         let Some(shard) = shard.filter(|_| !self.by_shard.is_empty()) else {
             return Ok(self.by_key.get(key).map(String::as_str));
@@ -64,7 +68,8 @@ impl Column {
     }
 }
 
-/// Returns the name of a shard without its folder: shards may have been moved since the list was written.
+/// Returns the name of a shard without its folder: shards may have been moved since the list was
+/// written.
 fn file_name(shard: &str) -> String {
     let name = Path::new(shard).file_name().unwrap_or_default();
     name.to_string_lossy().into_owned()
@@ -81,7 +86,8 @@ mod tests {
         Column::read(&path, "weight").unwrap()
     }
 
-    /// Shards of the same name in two folders are told apart; where they cannot be, that is an error.
+    /// Shards of the same name in two folders are told apart; where they cannot be, that is an
+    /// error.
     #[test]
     fn shards_of_one_name_in_two_folders_differ() {
         let list = column("shard,key,weight\na/x.tar,1,5\nb/x.tar,1,7\na/y.tar,1,2\n");

@@ -10,13 +10,13 @@ use image::{ExtendedColorType, ImageEncoder};
 pub(crate) fn jpeg(image: &Rgb8, quality: u8, is_gray: bool) -> anyhow::Result<Vec<u8>> {
     let mut bytes = Cursor::new(Vec::new());
     let encoder = JpegEncoder::new_with_quality(&mut bytes, quality);
-    let (width_px, height_px) = (image.width_px, image.height_px);
-    match is_gray {
-        true => {
-            let gray: Vec<u8> = image.data.iter().step_by(3).copied().collect();
-            encoder.write_image(&gray, width_px, height_px, ExtendedColorType::L8)?;
-        }
-        false => encoder.write_image(&image.data, width_px, height_px, ExtendedColorType::Rgb8)?,
+    let width_px = image.width_px;
+    let height_px = image.height_px;
+    if is_gray {
+        let gray: Vec<u8> = image.data.iter().step_by(3).copied().collect();
+        encoder.write_image(&gray, width_px, height_px, ExtendedColorType::L8)?;
+    } else {
+        encoder.write_image(&image.data, width_px, height_px, ExtendedColorType::Rgb8)?
     }
     Ok(bytes.into_inner())
 }

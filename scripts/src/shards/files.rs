@@ -11,11 +11,13 @@ use serde_json::{Map, Value};
 use super::list;
 use crate::console::say;
 
-/// Extensions of images that are converted to PNG when they are packed: few other programs read them in shards.
+/// Extensions of images that are converted to PNG when they are packed: few other programs read
+/// them in shards.
 pub(crate) const CONVERTED: [&str; 10] =
     ["bmp", "dib", "gif", "pbm", "pgm", "pnm", "ppm", "tga", "tif", "tiff"];
 
-/// Extensions of files that belong to the image of the same name: its class, its columns, its caption.
+/// Extensions of files that belong to the image of the same name: its class, its columns, its
+/// caption.
 pub(super) const SIDECAR_EXTENSIONS: [&str; 4] = ["cls", "cls.txt", "json", "txt"];
 
 /// An image in a file.
@@ -32,7 +34,8 @@ pub(crate) struct SampleFile {
 #[derive(Default)]
 pub(crate) struct FoundFiles {
     pub(crate) entries: Vec<SampleFile>,
-    /// Numbers of skipped files, by extension, and of skipped folders, by name with a slash behind it.
+    /// Numbers of skipped files, by extension, and of skipped folders, by name with a slash behind
+    /// it.
     pub(crate) skipped: BTreeMap<String, usize>,
 }
 
@@ -77,14 +80,16 @@ pub(crate) fn entries(input: &Path, columns: &ColumnNames) -> anyhow::Result<Fou
     if !list::is_list(input) {
         bail!("{} is neither a folder nor a .txt, .csv, .tsv or .jsonl list", input.display());
     }
-    let entry = |row: list::ListRow| SampleFile {
-        path: input.parent().unwrap_or(Path::new("")).join(&row.target),
-        name: row.target,
-        class: row.label,
-        columns: row.columns,
-    };
     Ok(FoundFiles {
-        entries: list::read(input, list::Target::File, columns)?.into_iter().map(entry).collect(),
+        entries: list::read(input, list::Target::File, columns)?
+            .into_iter()
+            .map(|row| SampleFile {
+                path: input.parent().unwrap_or(Path::new("")).join(&row.target),
+                name: row.target,
+                class: row.label,
+                columns: row.columns,
+            })
+            .collect(),
         ..FoundFiles::default()
     })
 }
@@ -160,7 +165,8 @@ fn folder(root: &Path) -> anyhow::Result<FoundFiles> {
     Ok(found)
 }
 
-/// Returns the text of `path`, in which a byte that is not UTF-8 stands as `%E9`: such names stay different, and can be restored.
+/// Returns the text of `path`, in which a byte that is not UTF-8 stands as `%E9`: such names stay
+/// different, and can be restored.
 pub(crate) fn name_of(path: &Path) -> String {
     pipeline::shard::text_of_name(path.as_os_str().as_encoded_bytes())
 }
@@ -200,10 +206,12 @@ impl OwnClass {
     }
 }
 
-/// Largest `.json` beside an image that is read. Tools such as labelme put the image itself into it.
+/// Largest `.json` beside an image that is read. Tools such as labelme put the image itself into
+/// it.
 const MAX_JSON_BYTES: u64 = 64 << 10;
 
-/// Reads the class and the columns from the files with the name of the image at `path`, as `shards extract` writes them.
+/// Reads the class and the columns from the files with the name of the image at `path`, as `shards
+/// extract` writes them.
 pub(super) fn beside(path: &Path) -> anyhow::Result<Beside> {
     let text = |extension: &str| -> anyhow::Result<Option<String>> {
         let path = path.with_extension(extension);
@@ -243,13 +251,14 @@ fn is_beside(path: &Path) -> bool {
     known && extensions().map(|extension| path.with_extension(extension)).any(|image| image.is_file())
 }
 
-/// Returns `true` if `path` is hidden, as files that systems create beside images, such as `._photo.jpg`.
+/// Returns `true` if `path` is hidden, as files that systems create beside images, such as
+/// `._photo.jpg`.
 pub(crate) fn is_hidden(path: &Path) -> bool {
     path.file_name().is_some_and(|name| name.to_string_lossy().starts_with('.'))
 }
 
-/// Returns `true` if `path` has the name of an image that can be packed. An array beside an image of its name, or beside the rows that
-/// `ocelli embed` writes, holds features.
+/// Returns `true` if `path` has the name of an image that can be packed. An array beside an image
+/// of its name, or beside the rows that `ocelli embed` writes, holds features.
 pub(crate) fn is_image(path: &Path) -> bool {
     match extension(path).as_deref() {
         Some("npy") => {

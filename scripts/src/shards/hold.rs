@@ -17,13 +17,15 @@ pub(crate) struct Held {
     mark: Option<PathBuf>,
 }
 
-/// Creates the folder `out` and locks it against other jobs for as long as the result lives, if the file system supports locks.
+/// Creates the folder `out` and locks it against other jobs for as long as the result lives, if the
+/// file system supports locks.
 pub(crate) fn hold(out: &Path) -> anyhow::Result<Held> {
     let folder = open(out)?;
     Ok(Held { _files: locked(out, folder.try_lock(), folder)?.into_iter().collect(), mark: None })
 }
 
-/// Locks the folder `out` as [`hold`] does, or as [`hold_part`] does if this command does a part of the job `name`.
+/// Locks the folder `out` as [`hold`] does, or as [`hold_part`] does if this command does a part of
+/// the job `name`.
 pub(crate) fn hold_for(work: Work, out: &Path, name: &str) -> anyhow::Result<Held> {
     match work {
         Work::Part(part) => hold_part(out, name, part),
@@ -31,8 +33,8 @@ pub(crate) fn hold_for(work: Work, out: &Path, name: &str) -> anyhow::Result<Hel
     }
 }
 
-/// Creates the folder `out` and locks it against other jobs, but not against other parts of this one, for as long as the result
-/// lives.
+/// Creates the folder `out` and locks it against other jobs, but not against other parts of this
+/// one, for as long as the result lives.
 pub(crate) fn hold_part(out: &Path, name: &str, part: Part) -> anyhow::Result<Held> {
     let folder = open(out)?;
     let shared = locked(out, folder.try_lock_shared(), folder)?;
@@ -42,7 +44,8 @@ pub(crate) fn hold_part(out: &Path, name: &str, part: Part) -> anyhow::Result<He
         let file = File::create(&mark).with_context(|| format!("cannot create {}", mark.display()))?;
         let opened = file.metadata().map(|data| data.ino());
         let own = locked(&mark, file.try_lock(), file)?;
-        // A process that ends removes its mark: what was locked may be no file of the folder any more.
+        // A process that ends removes its mark: what was locked may be no file of the folder any
+        // more.
         if own.is_none() || fs::metadata(&mark).map(|data| data.ino()).ok() == opened.ok() {
             return Ok(Held { _files: shared.into_iter().chain(own).collect(), mark: Some(mark) });
         }

@@ -36,7 +36,8 @@ pub(crate) struct Turn<'q, 'a> {
 }
 
 impl<'a> HostQueue<'a> {
-    /// Creates a queue of the items `waiting`, with at most `per_host` concurrent fetches from a server.
+    /// Creates a queue of the items `waiting`, with at most `per_host` concurrent fetches from a
+    /// server.
     pub(crate) fn new(
         urls: &'a [&'a str],
         waiting: impl IntoIterator<Item = usize>,

@@ -11,16 +11,19 @@ use augment::{AugmentError, DecodeRules};
 use image::{DynamicImage, ImageFormat};
 use pipeline::shard::IMAGE_EXTENSIONS;
 
-use super::bands::{BandFile, Sample};
+use super::bands::Sample;
 use super::files::{CONVERTED, extension};
 
 /// Reads the files of the image of `sample`: extension in the shard, and bytes.
 pub(super) fn files_of(sample: &Sample) -> anyhow::Result<Vec<(String, Vec<u8>)>> {
-    let read = |file: &BandFile| match &file.extension {
-        None => image_of(&file.path),
-        Some(extension) => Ok((extension.clone(), read_image(&file.path)?)),
-    };
-    let files: Vec<(String, Vec<u8>)> = sample.files.iter().map(read).collect::<anyhow::Result<_>>()?;
+    let files: Vec<(String, Vec<u8>)> = sample
+        .files
+        .iter()
+        .map(|file| match &file.extension {
+            None => image_of(&file.path),
+            Some(extension) => Ok((extension.clone(), read_image(&file.path)?)),
+        })
+        .collect::<anyhow::Result<_>>()?;
     if files.len() > 1 {
         let all: Vec<&[u8]> = files.iter().map(|(_, bytes)| bytes.as_slice()).collect();
         bands::found(&all, &DecodeRules::default())?;
@@ -28,15 +31,16 @@ pub(super) fn files_of(sample: &Sample) -> anyhow::Result<Vec<(String, Vec<u8>)>
     Ok(files)
 }
 
-/// Reads the file of an image, whose header must be readable: an extension may be wrong, and links may lead anywhere.
+/// Reads the file of an image, whose header must be readable: an extension may be wrong, and links
+/// may lead anywhere.
 fn read_image(path: &Path) -> anyhow::Result<Vec<u8>> {
     let bytes = std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
     facts(&bytes).with_context(|| format!("{} is not a readable image", path.display()))?;
     Ok(bytes)
 }
 
-/// Reads the image at `path`: its extension in the shard, and its bytes. A format that few other programs read in shards is converted
-/// to PNG, unless it is a TIFF that a PNG cannot hold.
+/// Reads the image at `path`: its extension in the shard, and its bytes. A format that few other
+/// programs read in shards is converted to PNG, unless it is a TIFF that a PNG cannot hold.
 fn image_of(path: &Path) -> anyhow::Result<(String, Vec<u8>)> {
     let extension = extension(path).unwrap_or_default();
     if !CONVERTED.contains(&extension.as_str()) {

@@ -7,8 +7,9 @@ use std::collections::HashSet;
 pub(crate) struct Keys(HashSet<String>);
 
 impl Keys {
-    /// Returns a key for the file `name`: its path without extension, so that a sample can be traced to it. Characters to which
-    /// WebDataset gives a meaning are replaced, and a number is appended if the key is taken.
+    /// Returns a key for the file `name`: its path without extension, so that a sample can be
+    /// traced to it. Characters to which WebDataset gives a meaning are replaced, and a number is
+    /// appended if the key is taken.
     pub(crate) fn of(&mut self, name: &str) -> String {
         let name = name.replace('\\', "/");
         let parts: Vec<String> =
@@ -31,7 +32,8 @@ impl Keys {
     }
 }
 
-/// Strips the underscores of `__name__`, which WebDataset skips, from a part of a path, and replaces control characters.
+/// Strips the underscores of `__name__`, which WebDataset skips, from a part of a path, and
+/// replaces control characters.
 fn plain(part: &str) -> String {
     let part: String = part.chars().map(|c| if c.is_control() { '_' } else { c }).collect();
     // A folder with a dot in front is hidden, and would be skipped where the shard is read.
@@ -39,12 +41,13 @@ fn plain(part: &str) -> String {
         Some(rest) if !rest.is_empty() => format!("_{rest}"),
         _ => part,
     };
-    match part.len() > 4 && part.starts_with("__") && part.ends_with("__") {
-        true => match part.trim_matches('_') {
+    if part.len() > 4 && part.starts_with("__") && part.ends_with("__") {
+        match part.trim_matches('_') {
             "" => "_".to_string(),
             inner => inner.to_string(),
-        },
-        false => part,
+        }
+    } else {
+        part
     }
 }
 

@@ -16,8 +16,8 @@ use super::order::shuffle;
 use crate::console::say;
 use crate::parts::Work;
 
-/// Number of images of a folder that are read as one shard, so small that a small folder yields several, among which samples
-/// are shuffled.
+/// Number of images of a folder that are read as one shard, so small that a small folder yields
+/// several, among which samples are shuffled.
 const FILES_PER_SHARD: usize = 2_000;
 
 /// Number of images whose headers are read to find out whether EXIF turns them.
@@ -32,9 +32,10 @@ pub(crate) fn open_dataset(specs: &[String], storage: &Storage) -> anyhow::Resul
 pub(crate) fn open_shards(specs: &[String], storage: &Storage) -> anyhow::Result<Vec<Shard>> {
     let mut shards = Vec::new();
     for spec in specs {
-        match is_folder_of_images(spec)? {
-            true => shards.extend(shards_of_folder(spec)?),
-            false => shards.extend(storage.open_all(&storage.sources(std::slice::from_ref(spec))?)?),
+        if is_folder_of_images(spec)? {
+            shards.extend(shards_of_folder(spec)?)
+        } else {
+            shards.extend(storage.open_all(&storage.sources(std::slice::from_ref(spec))?)?)
         }
     }
     Ok(shards)
@@ -81,7 +82,8 @@ impl Given {
     }
 }
 
-/// Returns `true` if `spec` is a folder with images in it or below it, and no shard or Parquet file in it.
+/// Returns `true` if `spec` is a folder with images in it or below it, and no shard or Parquet file
+/// in it.
 pub(crate) fn is_folder_of_images(spec: &str) -> anyhow::Result<bool> {
     let folder = Path::new(spec);
     if !folder.is_dir() {
@@ -101,7 +103,9 @@ pub(crate) fn is_folder_of_images(spec: &str) -> anyhow::Result<bool> {
 fn shards_of_folder(spec: &str) -> anyhow::Result<Vec<Shard>> {
     let found = entries(Path::new(spec), &ColumnNames::default())?;
     print_skipped(&found.skipped);
-    let (mut keys, mut files, mut others) = (Keys::default(), Vec::new(), Vec::new());
+    let mut keys = Keys::default();
+    let mut files = Vec::new();
+    let mut others = Vec::new();
     for entry in found.entries {
         let key = keys.of(&entry.name);
         match extension_of(&entry) {
@@ -133,8 +137,8 @@ fn extension_of(entry: &SampleFile) -> Option<String> {
     }
 }
 
-/// Prints a note if images of `dataset` carry an EXIF orientation that is not applied: as many images as say it among some of
-/// them. Shards on a server are not fetched for it.
+/// Prints a note if images of `dataset` carry an EXIF orientation that is not applied: as many
+/// images as say it among some of them. Shards on a server are not fetched for it.
 pub(crate) fn note_turned(dataset: &Dataset, rules: &DecodeRules) {
     if rules.apply_exif || !dataset.is_local() {
         return;

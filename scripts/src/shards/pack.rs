@@ -1,8 +1,8 @@
 //! Packing of image files into shards.
 //!
-//! The list of images alone determines which of them a shard holds ([`shards_of`]): parts of a job write the shards that one job would
-//! write, and a job that was stopped continues with the shards that are missing. An image that cannot be packed is left out of its
-//! shard.
+//! The list of images alone determines which of them a shard holds ([`shards_of`]): parts of a job
+//! write the shards that one job would write, and a job that was stopped continues with the shards
+//! that are missing. An image that cannot be packed is left out of its shard.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::fs;
@@ -49,7 +49,8 @@ pub(crate) struct Packed {
     pub(crate) shards: Range<usize>,
     /// Number of them that were there already.
     pub(crate) n_there: usize,
-    /// File that lists the images that could not be packed, and their number. A part has a list for each shard.
+    /// File that lists the images that could not be packed, and their number. A part has a list for
+    /// each shard.
     pub(crate) failures: Option<(PathBuf, usize)>,
     /// Numbers of skipped files, by extension.
     pub(crate) skipped: BTreeMap<String, usize>,
@@ -138,7 +139,8 @@ fn samples(job: &PackJob<'_>) -> anyhow::Result<(Vec<Sample>, BTreeMap<String, u
     Ok((joined(entries)?, skipped))
 }
 
-/// Divides the samples that were found, with the numbers of skipped files, into shards, without reading images.
+/// Divides the samples that were found, with the numbers of skipped files, into shards, without
+/// reading images.
 fn contents(
     job: &PackJob<'_>,
     (entries, skipped): (Vec<Sample>, BTreeMap<String, usize>),
@@ -150,8 +152,10 @@ fn contents(
     let mut samples: Vec<(String, Sample)> =
         entries.into_iter().map(|sample| (keys.of(&sample.entry.name), sample)).collect();
     shuffle(&mut samples, job.seed);
-    let size = |(key, sample): &(String, Sample)| size_bytes(key, sample, &classes, job.limits);
-    let sizes_bytes: Vec<u64> = samples.par_iter().map(size).collect::<anyhow::Result<_>>()?;
+    let sizes_bytes: Vec<u64> = samples
+        .par_iter()
+        .map(|(key, sample)| size_bytes(key, sample, &classes, job.limits))
+        .collect::<anyhow::Result<_>>()?;
     let shards = shards_of(&sizes_bytes, job.limits);
     Ok(Contents { samples, sizes_bytes, classes, shards, skipped })
 }
@@ -169,7 +173,8 @@ fn class_text(key: &str, entry: &SampleFile, classes: &Classes) -> anyhow::Resul
     Ok(Some(numbers.join("\n")))
 }
 
-/// Returns the bytes that a sample takes in a shard, by the lengths of its files; 0 if shards may have any size.
+/// Returns the bytes that a sample takes in a shard, by the lengths of its files; 0 if shards may
+/// have any size.
 fn size_bytes(key: &str, sample: &Sample, classes: &Classes, limits: ShardLimits) -> anyhow::Result<u64> {
     if limits.max_bytes == u64::MAX {
         return Ok(0);
@@ -240,10 +245,12 @@ fn one_shard(
     Ok(())
 }
 
-/// Counts what is in `shards`, all of which exist, and joins the lists of failures unless this is a part.
+/// Counts what is in `shards`, all of which exist, and joins the lists of failures unless this is a
+/// part.
 fn totals(job: &PackJob<'_>, contents: &Contents, shards: Range<usize>) -> anyhow::Result<Packed> {
     let mut n_samples = 0;
-    let (mut lines, mut classes) = (String::new(), BTreeSet::new());
+    let mut lines = String::new();
+    let mut classes = BTreeSet::new();
     for shard in shards.clone() {
         n_samples += Shard::open(&path_of(job, shard))?.len() as u64;
         let text = fs::read_to_string(failures_of(job, shard)).unwrap_or_default();
@@ -336,8 +343,8 @@ fn add(
     Ok(writer.add(key, &members)?)
 }
 
-/// Returns the columns of the map data of a GeoTIFF: `map_epsg`, `map_x` and `map_y` of the upper left corner, `map_pixel_width`,
-/// `map_pixel_height` and `map_no_data`.
+/// Returns the columns of the map data of a GeoTIFF: `map_epsg`, `map_x` and `map_y` of the upper
+/// left corner, `map_pixel_width`, `map_pixel_height` and `map_no_data`.
 fn map_columns(map: &MapData) -> impl Iterator<Item = (&'static str, Value)> {
     let [x, y] = map.corner.map_or([None; 2], |corner| corner.map(Some));
     let [width, height] = map.pixel_size.map_or([None; 2], |size| size.map(Some));

@@ -1,4 +1,5 @@
-//! A job of packing: its images and settings, what its shards hold, and the file that says so beside them.
+//! A job of packing: its images and settings, what its shards hold, and the file that says so
+//! beside them.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -66,7 +67,8 @@ pub(super) fn claim(job: &PackJob<'_>, contents: &Contents) -> anyhow::Result<()
     let shard = (0..contents.shards.len()).map(|shard| path_of(job, shard)).find(|path| path.exists());
     match there()? {
         Some(there) if there == this => return Ok(()),
-        // A job that has written nothing may begin anew with other flags; another part could be about to write.
+        // A job that has written nothing may begin anew with other flags; another part could be
+        // about to write.
         Some(_) if shard.is_none() && job.work == Work::Whole => {
             fs::remove_file(&mark).with_context(|| format!("cannot remove {}", mark.display()))?;
         }
@@ -88,9 +90,10 @@ pub(super) fn claim(job: &PackJob<'_>, contents: &Contents) -> anyhow::Result<()
     }
     let is_new = file::create_new(&mark, format!("{this}\n").as_bytes())
         .with_context(|| format!("cannot write {}", mark.display()))?;
-    match is_new || there()?.as_ref() == Some(&this) {
-        true => Ok(()),
-        false => bail!("another job with the prefix {} has just begun in {}", job.prefix, job.out.display()),
+    if is_new || there()?.as_ref() == Some(&this) {
+        Ok(())
+    } else {
+        bail!("another job with the prefix {} has just begun in {}", job.prefix, job.out.display())
     }
 }
 

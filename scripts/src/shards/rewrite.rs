@@ -153,19 +153,24 @@ fn one_shard(
     let mut writer = ShardFile::create(target)?;
     let mut dropped = Vec::new();
     for start in (0..shard.len()).step_by(CHUNK) {
-        let work = |number: usize| -> anyhow::Result<(Item<'_>, Verdict)> {
-            let (members, flaw) = match shard.members(number) {
-                Ok(members) => (members, None),
-                // The bytes differ from those that were indexed. None of these jobs may copy the sample.
-                Err(error) if error.is_sample_error() => (Vec::new(), Some(Verdict::Drop(error.to_string()))),
-                Err(error) => return Err(error.into()),
-            };
-            let item = Item { shard, number, members };
-            let verdict = flaw.unwrap_or_else(|| judge(&item));
-            Ok((item, verdict))
-        };
         let chunk = start..shard.len().min(start + CHUNK);
-        let done: anyhow::Result<Vec<_>> = chunk.into_par_iter().map(work).collect();
+        let done: anyhow::Result<Vec<_>> = chunk
+            .into_par_iter()
+            .map(|number: usize| -> anyhow::Result<(Item<'_>, Verdict)> {
+                let (members, flaw) = match shard.members(number) {
+                    Ok(members) => (members, None),
+                    // The bytes differ from those that were indexed. None of these jobs may copy
+                    // the sample.
+                    Err(error) if error.is_sample_error() => {
+                        (Vec::new(), Some(Verdict::Drop(error.to_string())))
+                    }
+                    Err(error) => return Err(error.into()),
+                };
+                let item = Item { shard, number, members };
+                let verdict = flaw.unwrap_or_else(|| judge(&item));
+                Ok((item, verdict))
+            })
+            .collect();
         for (mut item, verdict) in done? {
             progress.inc(1);
             totals.bytes_in += bytes_of(&item.members);

@@ -14,24 +14,22 @@ use crate::console::say;
 
 /// Opens the images of `data`.
 pub(crate) fn open_sampled(data: &DataConfig, storage: &Storage) -> anyhow::Result<Dataset> {
-    let (dataset, sources) = match data.mix.is_empty() {
-        true => {
-            refuse_names(&data.shards)?;
-            (open_dataset(&data.shards, storage)?, Vec::new())
+    let (dataset, sources) = if data.mix.is_empty() {
+        refuse_names(&data.shards)?;
+        (open_dataset(&data.shards, storage)?, Vec::new())
+    } else {
+        let mut shards = Vec::new();
+        let mut sources = Vec::new();
+        for (name, specs) in named_specs(data)? {
+            let of_source = open_shards(&specs, storage)?;
+            sources.push(MixedSource {
+                name: name.clone(),
+                share: data.mix[&name],
+                n_shards: of_source.len(),
+            });
+            shards.extend(of_source);
         }
-        false => {
-            let (mut shards, mut sources) = (Vec::new(), Vec::new());
-            for (name, specs) in named_specs(data)? {
-                let of_source = open_shards(&specs, storage)?;
-                sources.push(MixedSource {
-                    name: name.clone(),
-                    share: data.mix[&name],
-                    n_shards: of_source.len(),
-                });
-                shards.extend(of_source);
-            }
-            (Dataset::new(shards)?, sources)
-        }
+        (Dataset::new(shards)?, sources)
     };
     let weights = data.weights.as_deref().map(|path| weights(path, &dataset)).transpose()?;
     Ok(dataset.sampled(Sampling { sources, weights })?)
@@ -81,10 +79,12 @@ fn refuse_names(specs: &[String]) -> anyhow::Result<()> {
 /// Reads the weight of each sample of `dataset`; 0 for one that is not in the list.
 fn weights(path: &Path, dataset: &Dataset) -> anyhow::Result<Vec<f64>> {
     let list = Column::read(path, "weight")?;
-    let (mut weights, mut n_unlisted) = (Vec::with_capacity(dataset.n_samples() as usize), 0u64);
+    let mut weights = Vec::with_capacity(dataset.n_samples() as usize);
+    let mut n_unlisted = 0u64;
     for id in (0..dataset.n_samples()).map(SampleId) {
         let (shard, number) = dataset.locate(id);
-        let (name, key) = (shard.name(), shard.key(number));
+        let name = shard.name();
+        let key = shard.key(number);
         let weight = match list.of(Some(&name), key)? {
             Some(text) => match text.parse::<f64>() {
                 Ok(weight) => weight,

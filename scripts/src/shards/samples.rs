@@ -35,8 +35,8 @@ impl LimitFlags {
     }
 }
 
-/// Writes samples, each a shard and a number in it, to shards in `out` that are named `prefix`; a job that was stopped continues. Returns
-/// the number of shards.
+/// Writes samples, each a shard and a number in it, to shards in `out` that are named `prefix`; a
+/// job that was stopped continues. Returns the number of shards.
 pub(crate) fn write_samples(
     out: &Path,
     prefix: &str,
@@ -56,7 +56,8 @@ pub(crate) fn write_samples(
     Ok(writer.finish()?.len())
 }
 
-/// A list of samples: a line is a key, or shard, tab and key, because keys of different shards may be the same.
+/// A list of samples: a line is a key, or shard, tab and key, because keys of different shards may
+/// be the same.
 pub(crate) struct KeyList(HashSet<String>);
 
 impl KeyList {

@@ -1,8 +1,9 @@
-//! A procedural, labeled image set: ten shapes, drawn so that nothing but the shape tells the class.
+//! A procedural, labeled image set: ten shapes, drawn so that nothing but the shape tells the
+//! class.
 //!
-//! Each image holds two to six stamps of its class's shape, each with a position, size, rotation and
-//! color of its own, on a background of gradient, ripple and noise: all drawn independently of the class.
-//! Pixels are a pure function of (seed, number).
+//! Each image holds two to six stamps of its class's shape, each with a position, size, rotation
+//! and color of its own, on a background of gradient, ripple and noise: all drawn independently of
+//! the class. Pixels are a pure function of (seed, number).
 
 use augment::ViewRng;
 
@@ -107,10 +108,9 @@ fn draw_stamps(rng: &mut ViewRng, behind: f64) -> Vec<Stamp> {
         }
         let radius = typical * rng.between(0.8, 1.25);
         let center = [rng.between(0.05, 0.95), rng.between(0.05, 0.95)];
-        let apart = |other: &Stamp| {
+        if !stamps.iter().all(|other| {
             (center[0] - other.center[0]).hypot(center[1] - other.center[1]) > radius + other.radius
-        };
-        if !stamps.iter().all(apart) {
+        }) {
             continue;
         }
         let angle = rng.between(0.0, std::f64::consts::TAU);

@@ -1,4 +1,5 @@
-//! `ocelli doctor`: hardware and libraries of this machine, and a test of communication between ranks.
+//! `ocelli doctor`: hardware and libraries of this machine, and a test of communication between
+//! ranks.
 
 use std::fs;
 use std::io::Write;
@@ -34,17 +35,19 @@ pub(crate) struct Args {
     folder: PathBuf,
     #[command(flatten)]
     compute: compute::ComputeFlags,
-    /// Only test communication: every operation with odd lengths, then the speed of large transfers. Run it under mpirun.
+    /// Only test communication: every operation with odd lengths, then the speed of large
+    /// transfers. Run it under mpirun.
     #[arg(long)]
     fabric: bool,
-    /// Length of the largest transfer that is timed, in MiB; at least 256 KiB for each rank. Speed depends on it: for a plan, it
-    /// should be about as long as the weights of a unit.
+    /// Length of the largest transfer that is timed, in MiB; at least 256 KiB for each rank. Speed
+    /// depends on it: for a plan, it should be about as long as the weights of a unit.
     #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=4096))]
     buffer_mb: u32,
     /// Seconds to wait for ranks that do not respond.
     #[arg(long, default_value_t = 120)]
     deadline_s: u64,
-    /// Largest number of elements that one MPI call may move; a small number tests transfers that need several calls.
+    /// Largest number of elements that one MPI call may move; a small number tests transfers that
+    /// need several calls.
     #[arg(long, hide = true)]
     max_count: Option<usize>,
 }
@@ -65,7 +68,9 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     }
     // In a thread of its own: it waits forever for ranks that do not arrive.
     let (done, is_done) = std::sync::mpsc::channel();
-    let (rank, max_count, choice) = (launch.rank, args.max_count, args.compute.engine);
+    let rank = launch.rank;
+    let max_count = args.max_count;
+    let choice = args.compute.engine;
     let timed_bytes = timed_bytes(launch.world_size, (args.buffer_mb as usize) << 20);
     let last = Arc::new(Mutex::new(None));
     let passed = Arc::clone(&last);
@@ -80,7 +85,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
             Err(error) => return drop(done.send(Err(error.into()))),
         };
         let tested = fabric(&launch, &device, engine.as_mut(), timed_bytes, &passed);
-        // Dropping an engine may wait for other ranks, which may never arrive if something was wrong.
+        // Dropping an engine may wait for other ranks, which may never arrive if something was
+        // wrong.
         if tested.is_ok() {
             drop(engine);
             return drop(done.send(tested));
@@ -98,7 +104,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
                     format!("rank {rank} waits in the test after {operation} of {n} elements")
                 }
             };
-            let (collective, unit) = ("the fabric's test", "the ranks".to_string());
+            let collective = "the fabric's test";
+            let unit = "the ranks".to_string();
             return Err(EngineError::Deadline {
                 collective,
                 unit,
@@ -144,7 +151,8 @@ fn print_machine(folder: &Path) {
     }
 }
 
-/// Names the instruction sets of the CPU for which kernels are compiled, and says if bf16 is slower than f32.
+/// Names the instruction sets of the CPU for which kernels are compiled, and says if bf16 is slower
+/// than f32.
 fn instructions() -> String {
     #[cfg(target_arch = "x86_64")]
     {
@@ -155,9 +163,10 @@ fn instructions() -> String {
             ("AVX512-BF16", is_x86_feature_detected!("avx512bf16")),
         ];
         let names: Vec<&str> = found.iter().filter(|(_, found)| *found).map(|(name, _)| *name).collect();
-        match found[3].1 {
-            true => names.join(", "),
-            false => format!("{}; none for bf16, which is slower than f32", names.join(", ")),
+        if found[3].1 {
+            names.join(", ")
+        } else {
+            format!("{}; none for bf16, which is slower than f32", names.join(", "))
         }
     }
     #[cfg(not(target_arch = "x86_64"))]
@@ -229,15 +238,17 @@ const SHORTEST_BYTES: usize = 4 << 10;
 /// Least length of the middle buffer that is timed.
 const MIDDLE_BYTES: usize = 256 << 10;
 
-/// Returns the lengths of the timed buffers, of which the longest has at least `buffer_bytes`. A message carries one rank's part of a
-/// buffer, `1 / world_size`: short messages for the shortest buffer, long ones for the others. The shortest one's parts stay short where a
-/// gather sends half of the buffer at once.
+/// Returns the lengths of the timed buffers, of which the longest has at least `buffer_bytes`. A
+/// message carries one rank's part of a buffer, `1 / world_size`: short messages for the shortest
+/// buffer, long ones for the others. The shortest one's parts stay short where a gather sends half
+/// of the buffer at once.
 fn timed_bytes(world_size: usize, buffer_bytes: usize) -> [usize; 3] {
     let middle = MIDDLE_BYTES.max(world_size * LONG_MESSAGE_BYTES as usize);
     [SHORTEST_BYTES.max(16 * world_size), middle, buffer_bytes.max(4 * middle)]
 }
 
-/// Runs the conformance suite on the ranks of `launch`, and times the most frequent operations of a step on buffers of `timed_bytes`.
+/// Runs the conformance suite on the ranks of `launch`, and times the most frequent operations of a
+/// step on buffers of `timed_bytes`.
 fn fabric(
     launch: &Launch,
     device: &Opened,
@@ -264,7 +275,8 @@ fn fabric(
     if launch.world_size == 1 {
         return Ok(());
     }
-    // From the longest on, so that short buffers are timed with a TCP window as wide as that of a run.
+    // From the longest on, so that short buffers are timed with a TCP window as wide as that of a
+    // run.
     let timed = timed_bytes.into_iter().rev().map(|bytes| time(engine, &device.device, bytes));
     let mut times_ms = timed.collect::<Result<Vec<_>, _>>()?;
     times_ms.reverse();
@@ -286,21 +298,23 @@ fn fabric(
     Ok(())
 }
 
-/// Returns the flags of `ocelli plan` for this fabric. `both_s` are the seconds of a gather and an exchange together, for each of
-/// `timed_bytes`. The bandwidth is the difference in bytes of the two longest buffers over the difference of their times; the latency
-/// of long messages is the rest of the time of the middle one, which is as long as the weights of a unit of a small network; that of
-/// short messages is the rest of the time of the shortest one.
+/// Returns the flags of `ocelli plan` for this fabric. `both_s` are the seconds of a gather and an
+/// exchange together, for each of `timed_bytes`. The bandwidth is the difference in bytes of the
+/// two longest buffers over the difference of their times; the latency of long messages is the rest
+/// of the time of the middle one, which is as long as the weights of a unit of a small network;
+/// that of short messages is the rest of the time of the shortest one.
 fn plan_flags(launch: &Launch, timed_bytes: [usize; 3], both_s: &[f64]) -> String {
     let n_local = launch.n_local.unwrap_or(1).clamp(1, launch.world_size);
     let is_one_node = n_local == launch.world_size;
-    // Parts of the buffer that a link carries in an exchange: those of a rank from all others, or those of a node's ranks from other
-    // nodes. In a gather all parts but one pass a link.
+    // Parts of the buffer that a link carries in an exchange: those of a rank from all others, or
+    // those of a node's ranks from other nodes. In a gather all parts but one pass a link.
     let in_exchange = if is_one_node { n_local - 1 } else { n_local * (launch.world_size - n_local) };
     let n_parts = in_exchange + launch.world_size - 1;
     let moved = |bytes: usize| bytes as f64 * n_parts as f64 / launch.world_size as f64;
     let [shortest, middle, longest] = timed_bytes.map(moved);
     let bytes_per_s = (longest - middle) / (both_s[2] - both_s[1]).max(1e-9);
-    // As a plan counts them: the ranks or nodes that a gather passes, and one message of the exchange.
+    // As a plan counts them: the ranks or nodes that a gather passes, and one message of the
+    // exchange.
     let n = if is_one_node { launch.world_size } else { launch.world_size.div_ceil(n_local) };
     let n_latencies = (n - 1).min((n as f64).log2().ceil() as usize) + 1;
     let rest_us =
@@ -321,10 +335,12 @@ fn tenths(value: f64) -> f64 {
     (10.0 * value).round() / 10.0
 }
 
-/// Returns the median times, in milliseconds, of a gather and an exchange of a buffer of `bytes` in the engine's memory.
+/// Returns the median times, in milliseconds, of a gather and an exchange of a buffer of `bytes` in
+/// the engine's memory.
 fn time(engine: &mut dyn Engine, device: &Device, bytes: usize) -> Result<[f64; 2], EngineError> {
     let mut pair = conformance::TimingBuffers::new(engine, device, bytes)?;
-    let (mut gathers, mut exchanges) = (Vec::new(), Vec::new());
+    let mut gathers = Vec::new();
+    let mut exchanges = Vec::new();
     for _ in 0..9 {
         let start = Instant::now();
         pair.gather(engine)?;
@@ -342,8 +358,8 @@ fn time(engine: &mut dyn Engine, device: &Device, bytes: usize) -> Result<[f64; 
 mod tests {
     use super::*;
 
-    /// Two nodes of two ranks, whose links carry 1 GB/s: all parts but one pass a link in a gather, and four of them in an exchange, each after
-    /// one message.
+    /// Two nodes of two ranks, whose links carry 1 GB/s: all parts but one pass a link in a gather,
+    /// and four of them in an exchange, each after one message.
     #[test]
     fn the_flags_of_a_plan_are_those_of_the_links() {
         let launch = Launch { world_size: 4, n_local: Some(2), ..Launch::ALONE };
@@ -355,7 +371,8 @@ mod tests {
         assert_eq!(plan_flags(&launch, timed_bytes, &both_s), expected);
     }
 
-    /// On any number of ranks, parts of the shortest buffer are short messages with something in them, and those of the others long ones.
+    /// On any number of ranks, parts of the shortest buffer are short messages with something in
+    /// them, and those of the others long ones.
     #[test]
     fn parts_of_timed_buffers_are_short_and_long_messages() {
         for world_size in [2, 4, 8, 64, 496, 2048] {

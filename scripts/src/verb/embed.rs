@@ -36,8 +36,8 @@ const NAMED: usize = 5;
     after_help = "Examples:\n  ocelli embed --checkpoint runs/mine --images photos/ --out features.npy\n  ocelli embed --checkpoint dinov2_vits14_pretrain.pth --shards 'data/train-*.tar' --out features.parquet\n  ocelli embed --checkpoint runs/mine --shards data/ --out features.npy --part 3/16\n  ocelli embed --checkpoint runs/mine --shards data/ --out features.npy --join 16"
 )]
 pub(crate) struct Args {
-    /// A run's work directory, a checkpoint's folder, or weights: a file or folder of `ocelli export`, DINO, DINOv2, timm,
-    /// torchvision or transformers.
+    /// A run's work directory, a checkpoint's folder, or weights: a file or folder of `ocelli
+    /// export`, DINO, DINOv2, timm, torchvision or transformers.
     #[arg(long)]
     checkpoint: PathBuf,
     #[command(flatten)]
@@ -45,13 +45,16 @@ pub(crate) struct Args {
     /// Shards to take images from.
     #[arg(long, num_args = 1.., required_unless_present = "images", conflicts_with = "images")]
     shards: Vec<String>,
-    /// Folder of images, with or without a sub-folder per class, or a .txt, .csv, .tsv or .jsonl list of paths.
+    /// Folder of images, with or without a sub-folder per class, or a .txt, .csv, .tsv or .jsonl
+    /// list of paths.
     #[arg(long, value_name = "FOLDER|LIST")]
     images: Option<PathBuf>,
-    /// File to write: .npy, with the images' keys and classes beside it in FILE.rows.jsonl; .parquet; or .safetensors.
+    /// File to write: .npy, with the images' keys and classes beside it in FILE.rows.jsonl;
+    /// .parquet; or .safetensors.
     #[arg(long, value_name = "FILE")]
     out: PathBuf,
-    /// Number of last blocks whose class tokens, or of last stages whose mean maps, are concatenated.
+    /// Number of last blocks whose class tokens, or of last stages whose mean maps, are
+    /// concatenated.
     #[arg(long, default_value_t = 1, value_name = "N", conflicts_with = "patches")]
     levels: usize,
     /// Add the mean patch token of the last block.
@@ -76,9 +79,10 @@ pub(crate) struct Args {
 
 impl Args {
     fn kind(&self) -> FeatureKind {
-        match self.patches {
-            true => FeatureKind::Patches,
-            false => FeatureKind::Vectors { n_levels: self.levels.max(1), average: self.average },
+        if self.patches {
+            FeatureKind::Patches
+        } else {
+            FeatureKind::Vectors { n_levels: self.levels.max(1), average: self.average }
         }
     }
 }
@@ -145,7 +149,8 @@ pub(crate) fn run(args: &Args, storage: &Storage, folder: &Path) -> anyhow::Resu
 
 /// Prints which images have no row, and the line of JSON with `more`.
 fn tell(args: &Args, images: &ImageSet, table: &Table, more: &Value) {
-    let (n, n_bad) = (table.len(), images.len() - table.len());
+    let n = table.len();
+    let n_bad = images.len() - table.len();
     let left_out = left_out(images, table);
     if n_bad > 0 {
         out!("{n_bad} images cannot be used and have no row: {}", with_flaws(images, table, &left_out));
@@ -169,9 +174,12 @@ fn join(
 ) -> anyhow::Result<ExitCode> {
     let path = |part: Part| part_path(&args.out, part.rank().0, n_parts);
     check_none_missing(&Part::all(n_parts).filter(|part| !path(*part).exists()).collect::<Vec<_>>())?;
-    let (mut numbers, mut rows, mut columns) = (Vec::new(), Vec::new(), None);
+    let mut numbers = Vec::new();
+    let mut rows = Vec::new();
+    let mut columns = None;
     for part in Part::all(n_parts) {
-        let (path, range) = (path(part), part.range(images.len()));
+        let path = path(part);
+        let range = part.range(images.len());
         let found = read(&path)?;
         check_about(&path, &found, &about)?;
         let of_part: Columns = serde_json::from_value(found.about["columns"].clone())
@@ -247,12 +255,13 @@ fn check_about(path: &Path, found: &FeatureFile, about: &Value) -> anyhow::Resul
     if let Some(fields) = there.as_object_mut() {
         fields.remove("columns");
     }
-    match there == *about {
-        true => Ok(()),
-        false => bail!(
+    if there == *about {
+        Ok(())
+    } else {
+        bail!(
             "{} holds features of another network, of other images or of another kind; --overwrite replaces a part",
             path.display()
-        ),
+        )
     }
 }
 
@@ -268,7 +277,8 @@ fn left_out(images: &ImageSet, table: &Table) -> Vec<String> {
         .collect()
 }
 
-/// The first of `names`, those of the images without a row, in one line, each with what is wrong with it.
+/// The first of `names`, those of the images without a row, in one line, each with what is wrong
+/// with it.
 fn with_flaws(images: &ImageSet, table: &Table, names: &[String]) -> String {
     let there: HashSet<u32> = table.images.iter().copied().collect();
     let numbers = (0..images.len()).filter(|number| !there.contains(&(*number as u32)));
@@ -292,14 +302,17 @@ fn source(args: &Args, storage: &Storage) -> anyhow::Result<(Source, String)> {
         return Ok((Source::Shards(Arc::new(open_dataset(&args.shards, storage)?)), set_name(&args.shards)));
     };
     let root = if input.is_dir() { input.as_path() } else { input.parent().unwrap_or(Path::new("")) };
-    let file = |entry: crate::shards::files::SampleFile| ImageFile {
-        name: name_of(entry.path.strip_prefix(root).unwrap_or(&entry.path)),
-        path: entry.path,
-        class: entry.class,
-    };
     let found = entries(input, storage.columns())?;
     print_skipped(&found.skipped);
-    let files: Vec<ImageFile> = found.entries.into_iter().map(file).collect();
+    let files: Vec<ImageFile> = found
+        .entries
+        .into_iter()
+        .map(|entry| ImageFile {
+            name: name_of(entry.path.strip_prefix(root).unwrap_or(&entry.path)),
+            path: entry.path,
+            class: entry.class,
+        })
+        .collect();
     if files.is_empty() {
         bail!("{} holds no image", input.display());
     }
@@ -311,7 +324,8 @@ fn part_path(out: &Path, rank: usize, n_parts: usize) -> PathBuf {
     if n_parts == 1 {
         return out.to_path_buf();
     }
-    let (stem, extension) = (out.file_stem().unwrap_or_default(), out.extension().unwrap_or_default());
+    let stem = out.file_stem().unwrap_or_default();
+    let extension = out.extension().unwrap_or_default();
     let name =
         format!("{}-{rank:05}-of-{n_parts:05}.{}", stem.to_string_lossy(), extension.to_string_lossy());
     out.with_file_name(name)

@@ -34,14 +34,16 @@ pub(crate) struct Args {
     /// A run's work directory, a checkpoint's folder, or weights of another library.
     #[arg(long)]
     checkpoint: PathBuf,
-    /// File to write, NAME.safetensors, NAME.onnx or NAME.pth; or a folder for timm or transformers.
+    /// File to write, NAME.safetensors, NAME.onnx or NAME.pth; or a folder for timm or
+    /// transformers.
     #[arg(long)]
     out: PathBuf,
     /// Format: safetensors, timm, torchvision, transformers, dinov2, dinov3 or onnx [default: as
     /// the extension of --out says].
     #[arg(long)]
     format: Option<Format>,
-    /// Precision of the stored weights: f32, f16, bf16, or, in ONNX, int8. ONNX computes in f32 in any case.
+    /// Precision of the stored weights: f32, f16, bf16, or, in ONNX, int8. ONNX computes in f32 in
+    /// any case.
     #[arg(long, default_value = "f32")]
     precision: Precision,
     /// Replace existing files.
@@ -81,10 +83,7 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
             weights::resized(&backbone.model, std::mem::take(&mut backbone.tensors), px as usize);
     }
     let precision = args.precision;
-    let scores = match args.train.is_empty() {
-        true => Vec::new(),
-        false => scored(args, &backbone, storage)?,
-    };
+    let scores = if args.train.is_empty() { Vec::new() } else { scored(args, &backbone, storage)? };
     card.scores.extend(scores.iter().cloned());
     let files = write(&backbone, &card, &args.out, format, precision, args.overwrite)?;
     for score in &scores {
@@ -215,11 +214,14 @@ fn scored(args: &Args, backbone: &Backbone, storage: &Storage) -> anyhow::Result
     precisions.extend(Some(args.precision).filter(|precision| *precision != Precision::F32));
     let mut scores = Vec::new();
     for precision in precisions {
-        let stored = |tensor: &NamedTensor| NamedTensor {
-            values: rounded(&tensor.values, &tensor.shape, precision),
-            ..tensor.clone()
-        };
-        let tensors: Vec<NamedTensor> = backbone.tensors.iter().map(stored).collect();
+        let tensors: Vec<NamedTensor> = backbone
+            .tensors
+            .iter()
+            .map(|tensor| NamedTensor {
+                values: rounded(&tensor.values, &tensor.shape, precision),
+                ..tensor.clone()
+            })
+            .collect();
         let pixels = backbone.preprocessing.pixels.clone();
         let network = Network::new(&backbone.model, pixels, &tensors, 0, &device)?;
         let found = split.score(&network, &protocols, None, &NoProgress)?;

@@ -1,4 +1,5 @@
-//! `ocelli pretrain`: trains a recipe on shards and writes checkpoints. The same command continues a run.
+//! `ocelli pretrain`: trains a recipe on shards and writes checkpoints. The same command continues
+//! a run.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -41,15 +42,16 @@ use crate::{frozen, initial, pictures, recipes};
     after_help = "Examples:\n  ocelli pretrain --recipe lejepa_cifar --shards photos/ --workdir runs/mine\n  ocelli pretrain --recipe dino_vits16 --shards 'data/train-*.tar' --workdir runs/mine --set optim.batch_size=32\n  mpirun -n 4 ocelli pretrain --recipe dino_vits16 --shards data/ --workdir runs/mine\n  ocelli pretrain --recipe dinov2_continue --init dinov2_vits14_pretrain.pth --shards data/ --workdir runs/more"
 )]
 pub(crate) struct Args {
-    /// Name of a recipe, such as dino_vits16 or simclr_cifar, or a file, which may be the plan.toml of a run; `ocelli recipe` lists,
-    /// explains and makes them.
+    /// Name of a recipe, such as dino_vits16 or simclr_cifar, or a file, which may be the plan.toml
+    /// of a run; `ocelli recipe` lists, explains and makes them.
     #[arg(long)]
     recipe: String,
     /// Folder that receives plan, metrics and checkpoints. A run that exists there is resumed.
     #[arg(long)]
     workdir: PathBuf,
-    /// Shards to train on, in place of the recipe's: `train-{000000..000009}.tar`, `'data/train-*.tar'`, a folder of shards,
-    /// Parquet files of images, or a folder of images, which is read in place.
+    /// Shards to train on, in place of the recipe's: `train-{000000..000009}.tar`,
+    /// `'data/train-*.tar'`, a folder of shards, Parquet files of images, or a folder of images,
+    /// which is read in place.
     #[arg(long, num_args = 1..)]
     shards: Vec<String>,
     /// Labeled shards that the in-training probe fits on: at the end, and every
@@ -69,8 +71,8 @@ pub(crate) struct Args {
     initial: initial::InitialFlags,
     #[command(flatten)]
     compute: compute::ComputeFlags,
-    /// Inject a fault: `kill:rank=1,step=5,phase=backward`; also hang, slow, nan, product. Phases: targets, forward, head,
-    /// backward, data, update, checkpoint.
+    /// Inject a fault: `kill:rank=1,step=5,phase=backward`; also hang, slow, nan, product. Phases:
+    /// targets, forward, head, backward, data, update, checkpoint.
     #[arg(long, value_name = "WHAT:WHERE")]
     inject_fault: Option<Fault>,
     /// End with one line of JSON: steps, seconds, workdir.
@@ -82,9 +84,10 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     let mut recipe = recipes::load_with_model(&args.recipe, &args.overrides, |weights| {
         initial::model(&args.initial, Some(&args.workdir), weights)
     })?;
-    match args.shards.is_empty() {
-        true => recipes::refuse_commands(&recipe, &args.overrides)?,
-        false => recipe.data.shards.clone_from(&args.shards),
+    if args.shards.is_empty() {
+        recipes::refuse_commands(&recipe, &args.overrides)?
+    } else {
+        recipe.data.shards.clone_from(&args.shards)
     }
     if args.probe_train.is_empty() && recipe.run.probe_every_steps > 0 {
         bail!(
@@ -105,9 +108,10 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     if outcome == Outcome::Stopped {
         if launch.rank == 0 {
             let has_checkpoint = !steps(&args.workdir.join("checkpoints")).is_empty();
-            say(match has_checkpoint {
-                true => "stopped by a signal; a checkpoint is written: the same command continues",
-                false => "stopped by a signal before anything was saved; the same command starts over",
+            say(if has_checkpoint {
+                "stopped by a signal; a checkpoint is written: the same command continues"
+            } else {
+                "stopped by a signal before anything was saved; the same command starts over"
             });
         }
         return Ok(ExitCode::from(PREEMPTED));
@@ -171,7 +175,8 @@ fn probes(args: &Args, plan: &Plan, rank: usize, storage: &Storage) -> anyhow::R
             say(format!("warning: probe: {warning}"));
         }
     }
-    let (workdir, plan) = (args.workdir.clone(), plan.clone());
+    let workdir = args.workdir.clone();
+    let plan = plan.clone();
     Ok(vec![Box::new(InTraining { split, protocols, workdir, plan })])
 }
 
@@ -196,7 +201,8 @@ pub(crate) fn pretrain(
     if recipe.data.shards.is_empty() {
         bail!("no shards: give --shards, or data.shards in the recipe");
     }
-    let (launch, mut recipe) = (target.launch, recipe);
+    let launch = target.launch;
+    let mut recipe = recipe;
     let device = target.compute.open(launch)?;
     let mut comm = start::connect(launch, &recipe.run, &device, target.compute.engine)?;
     let n_sharers = start::n_sharers(&comm, &device)?;
@@ -228,7 +234,9 @@ pub(crate) fn pretrain(
     comm.regroup(topology, plan.recipe.run.exact_sums)?;
     let progress = RunProgress::new(launch.rank, launch.world_size);
     let signals = Signals::listen(progress.answer())?;
-    let (workdir, data, of_run) = (target.workdir.to_path_buf(), Arc::clone(&dataset), plan.clone());
+    let workdir = target.workdir.to_path_buf();
+    let data = Arc::clone(&dataset);
+    let of_run = plan.clone();
     let mut progress = progress.on_training(signals.training()).on_start(move || {
         note_start(&workdir, of_run.world_size);
         pictures::views(&workdir, &data, &of_run);

@@ -65,7 +65,8 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     recipe.seed = seed;
     // An invalid recipe is reported before anything is written.
     trainer::resolve(recipe.clone(), args.train_images)?;
-    let (size_px, rules) = (recipe.model.image_px(), recipe.data.rules());
+    let size_px = recipe.model.image_px();
+    let rules = recipe.data.rules();
     let data = args.workdir.join("data");
     let set = |prefix: &str, count, stream| {
         let prefix = prefix.to_string();
@@ -75,11 +76,13 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
             SynthArgs { out: data.join(&prefix), count, seed, size_px: size_px as u32, prefix },
         )
     };
-    let (train, test) = (set("train", args.train_images, 0)?, set("test", args.test_images, 1)?);
+    let train = set("train", args.train_images, 0)?;
+    let test = set("test", args.test_images, 1)?;
     let names = |paths: &[PathBuf]| paths.iter().map(|path| path.display().to_string()).collect::<Vec<_>>();
     recipe.data.shards = names(&train);
     let open = |paths: &[PathBuf]| Dataset::open(&names(paths), storage).map(Arc::new);
-    let (train, test) = (open(&train)?, open(&test)?);
+    let train = open(&train)?;
+    let test = open(&test)?;
 
     let target = Target {
         workdir: &args.workdir,
@@ -126,7 +129,8 @@ fn to_json(table: &Table, seconds: f64) -> serde_json::Value {
     })
 }
 
-/// Returns the shards of a split, which are created if they do not exist. Train and test come from different seeds.
+/// Returns the shards of a split, which are created if they do not exist. Train and test come from
+/// different seeds.
 fn ensure_synth(data: &Path, set: SynthArgs) -> anyhow::Result<Vec<PathBuf>> {
     let done = data.join(format!("{}.done", set.prefix));
     let holds = format!("{} images of {} px, seed {}", set.count, set.size_px, set.seed);
@@ -159,8 +163,8 @@ fn ensure_synth(data: &Path, set: SynthArgs) -> anyhow::Result<Vec<PathBuf>> {
     Ok(paths)
 }
 
-/// Scores the run's network, a random one and raw pixels. The first scores are recorded in the run, with a picture of nearest
-/// neighbors and the exported backbone.
+/// Scores the run's network, a random one and raw pixels. The first scores are recorded in the run,
+/// with a picture of nearest neighbors and the exported backbone.
 fn score(args: &Args, split: &Split, device: &Device) -> anyhow::Result<Table> {
     let open = NetworkFlags::default().open(&args.workdir, device)?;
     let protocols = ["knn", "linear-honest"].map(Protocol::named).into_iter().collect::<Result<Vec<_>, _>>();

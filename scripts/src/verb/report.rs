@@ -41,7 +41,8 @@ pub(crate) struct Args {
     /// Work directories, or folders of them.
     #[arg(required = true, value_name = "WORKDIR")]
     workdirs: Vec<PathBuf>,
-    /// HTML file to write [default: report.html in the work directory; report.html here for several].
+    /// HTML file to write [default: report.html in the work directory; report.html here for
+    /// several].
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
     /// Shards of the images to show, in place of the run's own.
@@ -53,7 +54,8 @@ pub(crate) struct Args {
     /// Number of images among which nearest neighbors are searched, evenly spread over all.
     #[arg(long, default_value_t = CANDIDATES, value_name = "N")]
     candidates: u64,
-    /// Leave out the pictures that need the network and images: patch features, attention, neighbors, views.
+    /// Leave out the pictures that need the network and images: patch features, attention,
+    /// neighbors, views.
     #[arg(long, conflicts_with_all = ["images", "n_images", "candidates"])]
     no_pictures: bool,
     #[command(flatten)]
@@ -105,8 +107,8 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Writes the page of the run in `workdir` into it, as `report` does without flags, and `neighbors.png` of the same images
-/// if `draws_neighbors`.
+/// Writes the page of the run in `workdir` into it, as `report` does without flags, and
+/// `neighbors.png` of the same images if `draws_neighbors`.
 pub(crate) fn write_beside(
     workdir: &Path,
     draws_neighbors: bool,
@@ -139,19 +141,18 @@ fn is_ours(path: &Path) -> bool {
     read.is_ok() && String::from_utf8_lossy(&beginning).contains("<title>Ocelli report</title>")
 }
 
-/// Creates the report of a run with its shards, if available, and its pictures. Its neighbors are drawn into `sheet` as well.
+/// Creates the report of a run with its shards, if available, and its pictures. Its neighbors are
+/// drawn into `sheet` as well.
 fn of_run(args: &Args, run: Run, storage: &Storage, device: &Device, sheet: Option<&Path>) -> Report {
     let own = own_shards(&run, storage);
     let gallery = (!args.no_pictures).then(|| {
-        let shown = match args.images.is_empty() {
-            true => own
-                .as_ref()
-                .map(|(dataset, paths)| (Arc::clone(dataset), paths.as_slice()))
-                .map_err(Clone::clone),
-            false => match open_dataset(&args.images, storage) {
+        let shown = if args.images.is_empty() {
+            own.as_ref().map(|(dataset, paths)| (Arc::clone(dataset), paths.as_slice())).map_err(Clone::clone)
+        } else {
+            match open_dataset(&args.images, storage) {
                 Ok(dataset) => Ok((Arc::new(dataset), args.images.as_slice())),
                 Err(error) => Err(format!("{error:#}")),
-            },
+            }
         };
         let (dataset, specs) = shown?;
         gallery(args, &run, (dataset, specs), storage, device, sheet).map_err(|error| format!("{error:#}"))
@@ -162,8 +163,8 @@ fn of_run(args: &Args, run: Run, storage: &Storage, device: &Device, sheet: Opti
     Report { run, gallery, dataset: own.ok().map(|(dataset, _)| dataset) }
 }
 
-/// Opens the run's shards, if they are on a disk, and returns their paths with them: opening a remote shard may fetch it. Paths are relative to the folder where
-/// the run was started.
+/// Opens the run's shards, if they are on a disk, and returns their paths with them: opening a
+/// remote shard may fetch it. Paths are relative to the folder where the run was started.
 fn own_shards(run: &Run, storage: &Storage) -> Result<(Arc<Dataset>, Vec<String>), String> {
     let folder = run.start.as_ref().map(|start| start.folder.clone()).unwrap_or_default();
     let hint = "choose images with `ocelli report --images`";
@@ -196,7 +197,8 @@ fn gallery(
     sheet: Option<&Path>,
 ) -> anyhow::Result<Gallery> {
     let open = args.network.open(&run.workdir, device)?;
-    let (name, n) = (set_name(specs), args.candidates.max(args.n_images as u64));
+    let name = set_name(specs);
+    let n = args.candidates.max(args.n_images as u64);
     let images = ImageSet::open_some(Source::Shards(dataset), open.transform, open.rules, name, n)?;
     let images = with_names(images, specs, storage)?;
     let multicrop = open.multicrop();

@@ -72,9 +72,10 @@ fn with_workdir(mut value: Value, workdir: &Path) -> Value {
 /// Row of the table. A run is named by its path below `folder`.
 fn cells(folder: &Path, workdir: &Path, overview: &Overview) -> [String; 8] {
     let below = workdir.strip_prefix(folder).ok().filter(|path| !path.as_os_str().is_empty());
-    let state = match overview.collapsed {
-        true => format!("{}, collapsed", overview.state),
-        false => overview.state.to_string(),
+    let state = if overview.collapsed {
+        format!("{}, collapsed", overview.state)
+    } else {
+        overview.state.to_string()
     };
     [
         below.map_or_else(|| overview.name.clone(), |path| path.display().to_string()),

@@ -1,4 +1,5 @@
-//! `ocelli track`: sends runs to an MLflow server. It only reads the files of a run, which never waits for it.
+//! `ocelli track`: sends runs to an MLflow server. It only reads the files of a run, which never
+//! waits for it.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -42,7 +43,8 @@ pub(crate) struct Args {
 /// Time between two checks of the runs.
 const POLL_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Number of checks without news, after all runs have ended, before the end: pictures are drawn after the last checkpoint.
+/// Number of checks without news, after all runs have ended, before the end: pictures are drawn
+/// after the last checkpoint.
 const IDLE_POLLS: u32 = 12;
 
 /// File in the work directory that records what has been sent, by server and experiment.
@@ -116,7 +118,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// Sends the new parts of the run in `workdir`; returns `true` if the run has ended and there was nothing new.
+/// Sends the new parts of the run in `workdir`; returns `true` if the run has ended and there was
+/// nothing new.
 fn send(args: &Args, server: &Server, workdir: &Path) -> anyhow::Result<bool> {
     let run = Run::open(workdir)?;
     let key = format!("{} {}", args.mlflow.trim_end_matches('/'), args.experiment);
@@ -205,7 +208,8 @@ fn params(run: &Run) -> Vec<(String, String)> {
     values
 }
 
-/// Returns the metrics of `run` that are not `sent`, and the counts of steps and scores including them.
+/// Returns the metrics of `run` that are not `sent`, and the counts of steps and scores including
+/// them.
 fn news(run: &Run, sent: &Sent) -> anyhow::Result<(Vec<Metric>, u64, usize)> {
     let mut metrics = Vec::new();
     for (name, points) in run.columns() {

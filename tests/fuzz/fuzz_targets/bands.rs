@@ -1,4 +1,5 @@
-//! Any bytes as an image of many channels: what is decoded has the channels that were asked for, and no more pixels than allowed.
+//! Any bytes as an image of many channels: what is decoded has the channels that were asked for,
+//! and no more pixels than allowed.
 
 #![no_main]
 

@@ -1,5 +1,5 @@
-//! Any bytes as an image: what is decoded has the size that its header says, and no more pixels than
-//! allowed.
+//! Any bytes as an image: what is decoded has the size that its header says, and no more pixels
+//! than allowed.
 
 #![no_main]
 

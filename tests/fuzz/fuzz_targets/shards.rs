@@ -1,5 +1,5 @@
-//! Any bytes as a shard on a disk, plain and compressed, and as a list of shards: every sample that is
-//! indexed can be read.
+//! Any bytes as a shard on a disk, plain and compressed, and as a list of shards: every sample that
+//! is indexed can be read.
 
 #![no_main]
 

@@ -1,4 +1,5 @@
-//! Times and memory of a backbone that runs unit by unit, as in a training step, against one graph over all units.
+//! Times and memory of a backbone that runs unit by unit, as in a training step, against one graph
+//! over all units.
 
 use std::time::Instant;
 
@@ -43,8 +44,8 @@ pub struct Cost {
     pub peak_bytes: usize,
 }
 
-/// Measures the plan's backbone at its own image size. Variants take turns, so that other load of the
-/// machine affects all of them.
+/// Measures the plan's backbone at its own image size. Variants take turns, so that other load of
+/// the machine affects all of them.
 ///
 /// # Errors
 /// [`EngineError`]; never in practice, because a single rank has no others to lose.
@@ -62,7 +63,8 @@ pub fn backbone(
         [&|| bench.whole_graph(&one), &|| bench.units(&one, true), &|| bench.units(&one, false), &|| {
             bench.units(&workers, true)
         }];
-    // The first round warms caches and pools. It alone measures memory: measuring empties a GPU's pool.
+    // The first round warms caches and pools. It alone measures memory: measuring empties a GPU's
+    // pool.
     let mut peak_bytes = [0; 4];
     for (peak_bytes, run) in peak_bytes.iter_mut().zip(variants) {
         memory.reset_peak();
@@ -123,7 +125,8 @@ impl BackboneBench {
 
     /// Returns the flat gradients of all units, from one graph.
     fn whole_graph(&self, one: &Workers) -> Gradients {
-        let (draws, sets) = (Draws::default(), StatSets::per_size(1));
+        let draws = Draws::default();
+        let sets = StatSets::per_size(1);
         let run = || {
             let mut groups = self.input(0..self.images.len());
             groups.iter_mut().for_each(|group| group.x = group.x.clone().autodiff());
@@ -153,7 +156,9 @@ impl BackboneBench {
         let ranges = workers.slices(self.images.len());
         let slices = workers.map(ranges, |_, range| self.input(range));
         let comm = Communicator::solo();
-        let (units, shards, types) = (&self.units, &self.shards, self.types());
+        let units = &self.units;
+        let shards = &self.shards;
+        let types = self.types();
         let pass = BackbonePass { units, shards, workers, comm: &comm, types };
         pass.gradients(slices, keeps_graph, start_gradient)
     }
@@ -168,7 +173,8 @@ impl BackboneBench {
     }
 }
 
-/// Returns a gradient of the output that depends on each image alone, so that slices get the same as the whole batch.
+/// Returns a gradient of the output that depends on each image alone, so that slices get the same
+/// as the whole batch.
 fn start_gradient(y: &Tensor<3>) -> Tensor<3> {
     y.clone().sin()
 }
@@ -182,16 +188,19 @@ mod tests {
 
     fn worst(a: Vec<Tensor<1>>, b: Vec<Tensor<1>>) -> f64 {
         assert_eq!(a.len(), b.len());
-        let of_unit = |(a, b): (Tensor<1>, Tensor<1>)| {
-            let (a, b) = (to_host(a), to_host(b));
-            assert!(b.iter().any(|value| *value != 0.0), "every unit has a gradient");
-            difference(&b, &a)
-        };
-        a.into_iter().zip(b).map(of_unit).fold(0.0, f64::max)
+        a.into_iter()
+            .zip(b)
+            .map(|(a, b)| {
+                let a = to_host(a);
+                let b = to_host(b);
+                assert!(b.iter().any(|value| *value != 0.0), "every unit has a gradient");
+                difference(&b, &a)
+            })
+            .fold(0.0, f64::max)
     }
 
-    /// The vector-Jacobian product unit by unit equals that of one graph over all units; with one worker and one size
-    /// of views bit for bit, recomputed or kept.
+    /// The vector-Jacobian product unit by unit equals that of one graph over all units; with one
+    /// worker and one size of views bit for bit, recomputed or kept.
     #[test]
     fn units_equal_one_graph() {
         for plan in plans(&[]) {

@@ -1,6 +1,7 @@
 //! Comparison of a device with the CPU.
 //!
-//! Forward pass, loss and backward pass run on both with the same plan, weights and batch, and then a few steps.
+//! Forward pass, loss and backward pass run on both with the same plan, weights and batch, and then
+//! a few steps.
 //!
 //! Rectifiers, maxima and assignments to prototypes make a gradient jump where a number passes a
 //! threshold, and another order of sums suffices for that. So the CPU computes the gradient also
@@ -61,18 +62,22 @@ impl Comparison {
         self.gradients.iter().map(|gradient| gradient.own).fold(0.0, f64::max)
     }
 
-    /// Returns the largest relative difference of the steps' losses; infinite where it is not finite.
+    /// Returns the largest relative difference of the steps' losses; infinite where it is not
+    /// finite.
     pub fn worst_step(&self) -> f64 {
-        let relative = |[here, there]: &[f64; 2]| (here - there).abs() / here.abs();
-        let finite = |gap: f64| if gap.is_finite() { gap } else { f64::INFINITY };
-        self.steps.iter().map(relative).map(finite).fold(0.0, f64::max)
+        self.steps
+            .iter()
+            .map(|[here, there]| (here - there).abs() / here.abs())
+            .map(|gap: f64| if gap.is_finite() { gap } else { f64::INFINITY })
+            .fold(0.0, f64::max)
     }
 }
 
 /// Compares `device` with the CPU, over `n_steps` steps of `plan` on noise.
 ///
 /// # Errors
-/// [`TrainError`] if the method cannot be built or the device fails; a single rank has no others to lose.
+/// [`TrainError`] if the method cannot be built or the device fails; a single rank has no others to
+/// lose.
 pub fn compare(plan: &Plan, device: &Device, n_steps: u64) -> Result<Comparison, TrainError> {
     let mut plan = plan.clone();
     // Gives both the same order of sums.
@@ -155,7 +160,8 @@ fn flat(rows: &Tensor<2>) -> Vec<f32> {
     to_host(rows.clone().reshape([b * d]))
 }
 
-/// Returns the largest difference of elements, relative to the largest of `a`; infinite if one is NaN.
+/// Returns the largest difference of elements, relative to the largest of `a`; infinite if one is
+/// NaN.
 ///
 /// # Panics
 /// If the lengths differ.

@@ -4,8 +4,8 @@
 //! y = x · Wᵀ + b       gx = g · W       gW = gᵀ · x       gb = Σ_rows g
 //! ```
 //!
-//! Factors are random numbers, rounded to the type of the products, so that sums in f64 are those of
-//! the same factors.
+//! Factors are random numbers, rounded to the type of the products, so that sums in f64 are those
+//! of the same factors.
 
 use std::ops::Range;
 use std::time::Instant;
@@ -311,8 +311,8 @@ fn weighted_sum(weights: impl Iterator<Item = f32>, rows: &[f32], width: usize) 
     sum
 }
 
-/// Returns the largest difference of pairs of rows, right and found, divided by the root of the mean
-/// square of what is right.
+/// Returns the largest difference of pairs of rows, right and found, divided by the root of the
+/// mean square of what is right.
 fn largest_error<'n>(rows: impl Iterator<Item = (Vec<f64>, &'n [f32])>) -> f64 {
     let mut largest = 0.0f64;
     let mut squares = 0.0;

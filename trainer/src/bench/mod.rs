@@ -10,7 +10,8 @@ mod products;
 pub mod shard;
 pub mod step;
 
-/// Repeated times of one operation. On a machine with other load, their range shows which differences are significant.
+/// Repeated times of one operation. On a machine with other load, their range shows which
+/// differences are significant.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Times {
     /// Median time.

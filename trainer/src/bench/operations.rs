@@ -142,8 +142,8 @@ impl Operation {
         })
     }
 
-    /// Runs the operation forwards and backwards in `dtype` on `device`, for inputs and a gradient on
-    /// the host.
+    /// Runs the operation forwards and backwards in `dtype` on `device`, for inputs and a gradient
+    /// on the host.
     fn pass(
         &self,
         inputs: &[Tensor<3>],

@@ -1,4 +1,5 @@
-//! The matrix products of a step, alone: with the same shapes, by as many workers at once, with nothing between them.
+//! The matrix products of a step, alone: with the same shapes, by as many workers at once, with
+//! nothing between them.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -17,8 +18,8 @@ const MIN_MEASURED_MS: f64 = 1.0;
 /// Number of rounds, of which the median counts.
 const ROUNDS: usize = 3;
 
-/// Returns the milliseconds that `products`, each as often as its count, take on `n_workers` workers. Matrices are in
-/// the caches, as far as they fit there.
+/// Returns the milliseconds that `products`, each as often as its count, take on `n_workers`
+/// workers. Matrices are in the caches, as far as they fit there.
 pub(super) fn alone_ms(products: &BTreeMap<Product, u64>, n_workers: usize) -> f64 {
     let workers = Workers::new(n_workers);
     let rounds = (0..ROUNDS).map(|_| {
@@ -33,13 +34,15 @@ pub(super) fn flops(products: &BTreeMap<Product, u64>) -> f64 {
     products.iter().map(|(product, count)| 2.0 * *count as f64 * one(product)).sum()
 }
 
-/// Returns the mean time of one product of two square matrices of side `n`, on all threads of the calling pool.
+/// Returns the mean time of one product of two square matrices of side `n`, on all threads of the
+/// calling pool.
 pub(super) fn square_ms(n: usize, bf16: bool) -> f64 {
     let n_threads = rayon::current_num_threads();
     repeated_ms(&Product { mkn: [n; 3], transposed: [false, false], adds: false, bf16, n_threads })
 }
 
-/// Returns the time that `product` adds to a step; if it runs on one thread, workers compute several at the same time.
+/// Returns the time that `product` adds to a step; if it runs on one thread, workers compute
+/// several at the same time.
 fn one_ms(product: &Product, workers: &Workers) -> f64 {
     if product.n_threads > 1 {
         return repeated_ms(product);
@@ -50,16 +53,15 @@ fn one_ms(product: &Product, workers: &Workers) -> f64 {
 
 /// Returns the mean time of `product`, on the calling thread and the threads that it uses.
 fn repeated_ms(product: &Product) -> f64 {
-    match product.bf16 {
-        true => ms_of::<bf16>(product),
-        false => ms_of::<f32>(product),
-    }
+    if product.bf16 { ms_of::<bf16>(product) } else { ms_of::<f32>(product) }
 }
 
-/// Returns the mean time of `product` with matrices of T. With bf16 all three are bf16, even where the step packs f32.
+/// Returns the mean time of `product` with matrices of T. With bf16 all three are bf16, even where
+/// the step packs f32.
 fn ms_of<T: Number>(product: &Product) -> f64 {
     let [m, k, n] = product.mkn;
-    let (a, b) = (vec![T::nearest(0.5); m * k], vec![T::nearest(0.25); k * n]);
+    let a = vec![T::nearest(0.5); m * k];
+    let b = vec![T::nearest(0.25); k * n];
     let mut out = vec![T::default(); m * n];
     let [a_by_columns, b_by_columns] = product.transposed;
     let a = if a_by_columns { Mat::rows(&a, m).t() } else { Mat::rows(&a, k) };
@@ -67,7 +69,8 @@ fn ms_of<T: Number>(product: &Product) -> f64 {
     let start = if product.adds { Start::Output } else { Start::Zero };
     let mut multiply = || product_into(product.mkn, 1.0, a, b, start, &mut out, n);
     multiply();
-    let (start, mut repeats) = (Instant::now(), 0);
+    let start = Instant::now();
+    let mut repeats = 0;
     loop {
         multiply();
         repeats += 1;

@@ -1,4 +1,5 @@
-//! Measurements of `ocelli bench shard`: training steps over ranks, in one mode of sharding after another.
+//! Measurements of `ocelli bench shard`: training steps over ranks, in one mode of sharding after
+//! another.
 
 use std::time::Instant;
 
@@ -20,8 +21,8 @@ use crate::recipe::plan::Plan;
 /// Results of one mode of sharding. Bytes of memory and times are the largest over ranks.
 #[derive(Debug, Clone)]
 pub struct ShardBench {
-    /// Bytes of weights and moments of all networks after a step, beyond those in use before the model was
-    /// made.
+    /// Bytes of weights and moments of all networks after a step, beyond those in use before the
+    /// model was made.
     pub state_bytes: f64,
     /// Most bytes in use during a step, beyond those in use before the model was made.
     pub peak_bytes: f64,
@@ -50,8 +51,9 @@ pub fn run(
     memory: &dyn MemoryGauge,
     device: &Device,
 ) -> Result<(ShardBench, Communicator), TrainError> {
-    let bad = |reason| TrainError::Recipe { recipe: plan.recipe.name.clone(), reason };
-    let topology = plan.topology(comm.topology().rank).map_err(bad)?;
+    let topology = plan
+        .topology(comm.topology().rank)
+        .map_err(|reason| TrainError::Recipe { recipe: plan.recipe.name.clone(), reason })?;
     comm.regroup(topology, plan.recipe.run.exact_sums)?;
     let batch = {
         let batch_size = plan.recipe.optim.batch_size;
@@ -63,7 +65,8 @@ pub fn run(
     let mut report = trainer.step(&batch, &scheduled_values)?;
     memory.reset_peak();
     let at_start = trainer.comm.traffic()?;
-    let (mut steps_ms, mut waits_ms) = (Vec::new(), Vec::new());
+    let mut steps_ms = Vec::new();
+    let mut waits_ms = Vec::new();
     for _ in 0..repeats.max(1) {
         let start = Instant::now();
         report = trainer.step(&batch, &scheduled_values)?;
@@ -78,7 +81,8 @@ pub fn run(
     let state = memory.bytes().saturating_sub(before) as f64;
     let mine = vec![state, peak, median(steps_ms), median(waits_ms)];
     let worst = trainer.comm.all_reduce("figures", mine, Reduction::Max)?;
-    let (model, placement) = (estimate::of_plan(plan)?, Placement::of(plan));
+    let model = estimate::of_plan(plan)?;
+    let placement = Placement::of(plan);
     let bench = ShardBench {
         state_bytes: worst[0],
         peak_bytes: worst[1],

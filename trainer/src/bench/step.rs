@@ -33,11 +33,14 @@ pub struct StepBench {
     pub phases: Phases,
     /// Times of steps one after another.
     pub step: Times,
-    /// The step's matrix products alone, in milliseconds, and their operations; `None` where another device computes.
+    /// The step's matrix products alone, in milliseconds, and their operations; `None` where
+    /// another device computes.
     pub products: Option<[f64; 2]>,
-    /// Floating-point operations of a step's matrix products: without and with those of recomputed units.
+    /// Floating-point operations of a step's matrix products: without and with those of recomputed
+    /// units.
     pub flops: [f64; 2],
-    /// Most bytes that the device's pools have held, including scratch of tuning; `None` for the host.
+    /// Most bytes that the device's pools have held, including scratch of tuning; `None` for the
+    /// host.
     pub peak_bytes: Option<u64>,
 }
 
@@ -79,7 +82,8 @@ pub fn steps(plan: &Plan, repeats: usize, device: &Device) -> Result<StepBench, 
     Ok(StepBench { phases, step, products, flops: needed, peak_bytes: held.max(peak) })
 }
 
-/// Returns the times of consecutive steps, as in a run: a device is sent the next batch while it computes.
+/// Returns the times of consecutive steps, as in a run: a device is sent the next batch while it
+/// computes.
 fn whole_steps_ms(
     trainer: &mut Trainer,
     batch: Batch,
@@ -117,8 +121,8 @@ fn whole_steps_ms(
     Ok(all)
 }
 
-/// Returns the floating-point operations per second of the fastest of a few products of two square matrices of side
-/// `n`, with the kernels that multiply matrices in a step.
+/// Returns the floating-point operations per second of the fastest of a few products of two square
+/// matrices of side `n`, with the kernels that multiply matrices in a step.
 pub fn matrix_peak(device: &Device, n: usize, arithmetic: Arithmetic) -> f64 {
     let flops = 2.0 * (n as f64).powi(3);
     if *device == Device::flex() {
@@ -130,7 +134,8 @@ pub fn matrix_peak(device: &Device, n: usize, arithmetic: Arithmetic) -> f64 {
         device.seed(seed);
         Tensor::<2>::random([n, n], Distribution::Normal(0.0, 1.0), device).cast(arithmetic.dtype())
     };
-    let (a, b) = (random(1), random(2));
+    let a = random(1);
+    let b = random(2);
     let mut best = f64::INFINITY;
     for _ in 0..ROUNDS {
         let start = Instant::now();

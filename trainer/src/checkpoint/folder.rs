@@ -37,8 +37,8 @@ pub fn steps(folder: &Path) -> Vec<(u64, PathBuf)> {
     steps_in(folder).into_iter().filter_map(|path| Some((step(&path)?, path))).collect()
 }
 
-/// Keeps the newest `n_keep` checkpoints under `folder` up to that of `step`, and those that a reader holds. Newer ones
-/// could not be read when this run started; they stay, and do not count.
+/// Keeps the newest `n_keep` checkpoints under `folder` up to that of `step`, and those that a
+/// reader holds. Newer ones could not be read when this run started; they stay, and do not count.
 pub fn prune(folder: &Path, step: u64, n_keep: usize) {
     let mut steps = steps_in(folder);
     let newest = of_step(folder, step);
@@ -50,7 +50,8 @@ pub fn prune(folder: &Path, step: u64, n_keep: usize) {
     }
 }
 
-/// Removes a checkpoint unless a reader holds it. The folder is hidden first, so that no reader finds half of it.
+/// Removes a checkpoint unless a reader holds it. The folder is hidden first, so that no reader
+/// finds half of it.
 fn remove_unless_held(folder: &Path, path: &Path) -> io::Result<()> {
     let Some(name) = path.file_name().map(|name| name.to_string_lossy().into_owned()) else { return Ok(()) };
     if is_held(folder, &name) {
@@ -66,7 +67,8 @@ fn remove_unless_held(folder: &Path, path: &Path) -> io::Result<()> {
     fs::remove_dir_all(&hidden)
 }
 
-/// Guard that keeps a checkpoint from being pruned until it is dropped, or for [`HOLD_DURATION`] if this process dies.
+/// Guard that keeps a checkpoint from being pruned until it is dropped, or for [`HOLD_DURATION`] if
+/// this process dies.
 #[derive(Debug)]
 pub struct Hold(PathBuf);
 
@@ -79,7 +81,8 @@ impl Hold {
         static NUMBER: AtomicU64 = AtomicU64::new(0);
         let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        // Processes of two machines may have the same number, and then the same file: it holds for both.
+        // Processes of two machines may have the same number, and then the same file: it holds for
+        // both.
         let file = path.with_file_name(format!("{name}{HOLD_SEPARATOR}{}-{number}", std::process::id()));
         fs::write(&file, [])?;
         Ok(Self(file))
@@ -140,7 +143,8 @@ fn entries(folder: &Path, wanted: impl Fn(&str) -> bool) -> Vec<PathBuf> {
     paths
 }
 
-/// Returns whether `name` is `step-` and ten digits: a folder that a user has renamed is the user's.
+/// Returns whether `name` is `step-` and ten digits: a folder that a user has renamed is the
+/// user's.
 fn is_step(name: &str) -> bool {
     name.strip_prefix("step-").is_some_and(|n| n.len() == 10 && n.bytes().all(|b| b.is_ascii_digit()))
 }

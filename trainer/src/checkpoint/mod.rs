@@ -1,9 +1,10 @@
 //! Checkpoints: `checkpoints/step-0000001000/{manifest.json, rank-00000.safetensors, …}`.
 //!
-//! Every rank writes its own shards ([`write`](mod@write)) into a temporary folder; when all have, the
-//! manifest is written, the folder renamed and `latest` moved. If anything interrupts that, the checkpoints
-//! before it stay as they were. The manifest holds the layouts, and length and checksums of every file, so
-//! that any number of ranks can read just the byte ranges that it needs ([`read`]).
+//! Every rank writes its own shards ([`write`](mod@write)) into a temporary folder; when all have,
+//! the manifest is written, the folder renamed and `latest` moved. If anything interrupts that, the
+//! checkpoints before it stay as they were. The manifest holds the layouts, and length and
+//! checksums of every file, so that any number of ranks can read just the byte ranges that it needs
+//! ([`read`]).
 
 mod folder;
 mod places;
@@ -58,7 +59,8 @@ pub struct Manifest {
     pub method: Vec<(String, usize)>,
     /// Files in order, one per shard.
     pub files: Vec<FileEntry>,
-    /// XXH3 of the manifest's text with zeros in place of this checksum; empty in manifests of older releases.
+    /// XXH3 of the manifest's text with zeros in place of this checksum; empty in manifests of
+    /// older releases.
     #[serde(default)]
     pub checksum: String,
 }
@@ -135,21 +137,26 @@ pub struct FileEntry {
 }
 
 impl UnitEntry {
-    /// Creates the entry of a unit of `network`, whose parameters have seen `n_updates`; 0 where none are given.
+    /// Creates the entry of a unit of `network`, whose parameters have seen `n_updates`; 0 where
+    /// none are given.
     pub fn of(network: &str, layout: &UnitLayout, n_updates: &[u64]) -> Self {
-        let param = |(number, slot): (usize, &networks::layout::ParamSlot)| ParamEntry {
-            name: layout.full_name(slot),
-            shape: slot.spec.shape.clone(),
-            offset: slot.offset,
-            first: slot.spec.first_element(),
-            n_updates: n_updates.get(number).copied().unwrap_or_default(),
-        };
         Self {
             network: network.to_string(),
             name: layout.name.clone(),
             numel: layout.numel,
             padded: layout.padded,
-            params: layout.params.iter().enumerate().map(param).collect(),
+            params: layout
+                .params
+                .iter()
+                .enumerate()
+                .map(|(number, slot)| ParamEntry {
+                    name: layout.full_name(slot),
+                    shape: slot.spec.shape.clone(),
+                    offset: slot.offset,
+                    first: slot.spec.first_element(),
+                    n_updates: n_updates.get(number).copied().unwrap_or_default(),
+                })
+                .collect(),
         }
     }
 }

@@ -1,4 +1,5 @@
-//! Places of parameters in the files of a checkpoint, whose units may be divided otherwise than those of the networks that read them.
+//! Places of parameters in the files of a checkpoint, whose units may be divided otherwise than
+//! those of the networks that read them.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -7,7 +8,8 @@ use super::{ParamEntry, UnitEntry};
 
 /// Units and parameters of a manifest by the name of a parameter.
 pub(super) struct Places {
-    /// By network and name, the numbers of a unit and of a parameter in it; several where parts of a divided unit have some rows each.
+    /// By network and name, the numbers of a unit and of a parameter in it; several where parts of
+    /// a divided unit have some rows each.
     by_name: HashMap<String, HashMap<String, Vec<[usize; 2]>>>,
 }
 
@@ -22,7 +24,8 @@ pub(super) struct Place<'m> {
 }
 
 impl Places {
-    /// Lists the parameters of `units`; those of a unit whose parameters are not all of it are left out.
+    /// Lists the parameters of `units`; those of a unit whose parameters are not all of it are left
+    /// out.
     pub(super) fn of(units: &[UnitEntry]) -> Self {
         let mut by_name: HashMap<String, HashMap<String, Vec<[usize; 2]>>> = HashMap::new();
         for (number, unit) in units.iter().enumerate() {
@@ -38,8 +41,8 @@ impl Places {
         Self { by_name }
     }
 
-    /// Returns where the elements `wanted` of the parameter `name` of `shape` are among `units`, from which this was made, in their order;
-    /// `None` if they are not all there.
+    /// Returns where the elements `wanted` of the parameter `name` of `shape` are among `units`,
+    /// from which this was made, in their order; `None` if they are not all there.
     pub(super) fn find<'m>(
         &self,
         units: &'m [UnitEntry],
@@ -81,17 +84,21 @@ mod tests {
 
     fn unit(name: &str, params: &[(&str, [usize; 2], usize)]) -> UnitEntry {
         let mut offset = 0;
-        let entry = |(name, shape, first): &(&str, [usize; 2], usize)| {
-            offset += shape[0] * shape[1];
-            let offset = offset - shape[0] * shape[1];
-            let (name, shape) = (name.to_string(), shape.to_vec());
-            ParamEntry { name, shape, offset, first: *first, n_updates: 3 }
-        };
-        let params: Vec<ParamEntry> = params.iter().map(entry).collect();
+        let params: Vec<ParamEntry> = params
+            .iter()
+            .map(|(name, shape, first)| {
+                offset += shape[0] * shape[1];
+                let offset = offset - shape[0] * shape[1];
+                let name = name.to_string();
+                let shape = shape.to_vec();
+                ParamEntry { name, shape, offset, first: *first, n_updates: 3 }
+            })
+            .collect();
         UnitEntry { network: "n".into(), name: name.into(), numel: offset, padded: 64, params }
     }
 
-    /// Rows in two units, and what is read over their border; rows that are missing or of another width are not found.
+    /// Rows in two units, and what is read over their border; rows that are missing or of another
+    /// width are not found.
     #[test]
     fn rows_are_found_in_any_unit() {
         let units = [unit("u/0", &[("b", [1, 2], 0), ("w", [2, 3], 0)]), unit("u/1", &[("w", [3, 3], 6)])];

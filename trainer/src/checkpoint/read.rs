@@ -82,7 +82,8 @@ impl Checkpoint {
         last_error.map_or(Ok(None), Err)
     }
 
-    /// Opens the step's folder `path` and reads its manifest. Files are opened and checked as they are read.
+    /// Opens the step's folder `path` and reads its manifest. Files are opened and checked as they
+    /// are read.
     ///
     /// # Errors
     /// [`TrainError::CheckpointRead`].
@@ -156,17 +157,17 @@ impl Checkpoint {
     /// Checks every block of every file, and returns the checkpoint if all match their checksums.
     fn verified(self) -> Result<Self, TrainError> {
         for number in 0..self.manifest.files.len() {
-            let check = |file: &ShardFile| file.check();
-            self.with_file(number, check).map_err(|reason| unusable(&self.path, reason))?;
+            self.with_file(number, |file| file.check()).map_err(|reason| unusable(&self.path, reason))?;
         }
         Ok(self)
     }
 
-    /// Reads the parameters of the backbone of the network `name`, or of the evaluated network; returns them with the name of
-    /// the network.
+    /// Reads the parameters of the backbone of the network `name`, or of the evaluated network;
+    /// returns them with the name of the network.
     ///
     /// # Errors
-    /// [`TrainError::CheckpointRead`], also when there is no such network; [`TrainError::Network`] if a parameter is not finite.
+    /// [`TrainError::CheckpointRead`], also when there is no such network; [`TrainError::Network`]
+    /// if a parameter is not finite.
     pub fn backbone(&self, name: Option<&str>) -> Result<(Vec<NamedTensor>, String), TrainError> {
         let name = self.evaluated(name)?;
         let mut tensors = Vec::new();
@@ -178,10 +179,12 @@ impl Checkpoint {
         Ok((tensors, name))
     }
 
-    /// Reads all parameters of the network `name`, or of the evaluated network, with its heads; returns them with its name.
+    /// Reads all parameters of the network `name`, or of the evaluated network, with its heads;
+    /// returns them with its name.
     ///
     /// # Errors
-    /// As [`Checkpoint::backbone`]; also where repeated entries ask for more numbers than the files hold.
+    /// As [`Checkpoint::backbone`]; also where repeated entries ask for more numbers than the files
+    /// hold.
     pub fn network(&self, name: Option<&str>) -> Result<(Vec<NamedTensor>, String), TrainError> {
         let name = self.evaluated(name)?;
         let mut tensors = Vec::new();
@@ -254,8 +257,8 @@ impl Checkpoint {
                 n_updates.push(places.first().map_or(0, |place| place.n_updates));
             }
             shard.n_updates = n_updates;
-            let (weights, moments) =
-                (std::iter::once(network), shard.moments.iter().map(|moment| moment.name));
+            let weights = std::iter::once(network);
+            let moments = shard.moments.iter().map(|moment| moment.name);
             let buffers: Result<Vec<Tensor<1>>, TrainError> = weights
                 .chain(moments)
                 .map(|name| {
@@ -270,12 +273,16 @@ impl Checkpoint {
             here.zip(buffers?).for_each(|(here, values)| *here = values);
         }
         restored = self.with_copies(restored);
-        let of_method = |(name, len): &(String, usize)| {
-            let key = format!("method/{name}");
-            let bytes = self.with_file(0, |file| file.tensor(&key, *len, 0..*len))?;
-            Ok((name.clone(), from_le_bytes(&bytes)))
-        };
-        let values: Result<Vec<_>, String> = self.manifest.method.iter().map(of_method).collect();
+        let values: Result<Vec<_>, String> = self
+            .manifest
+            .method
+            .iter()
+            .map(|(name, len)| {
+                let key = format!("method/{name}");
+                let bytes = self.with_file(0, |file| file.tensor(&key, *len, 0..*len))?;
+                Ok((name.clone(), from_le_bytes(&bytes)))
+            })
+            .collect();
         state.method.load_state(&values.map_err(bad)?).map_err(bad)?;
         state.networks = restored;
         state.step = self.manifest.step;
@@ -284,7 +291,8 @@ impl Checkpoint {
         Ok(())
     }
 
-    /// Returns whether `network` is a copy of another one that the run has only since it was forked from this checkpoint.
+    /// Returns whether `network` is a copy of another one that the run has only since it was forked
+    /// from this checkpoint.
     fn lacks_copy(&self, network: &NetworkState) -> bool {
         network.copies.is_some() && self.manifest.units.iter().all(|unit| unit.network != network.name)
     }
@@ -299,25 +307,25 @@ impl Checkpoint {
         networks
     }
 
-    /// Returns `name` if there is a network of that name; without one, the name of the evaluated network.
+    /// Returns `name` if there is a network of that name; without one, the name of the evaluated
+    /// network.
     ///
     /// # Errors
-    /// [`TrainError::CheckpointRead`] when there is no such network; [`TrainError::Recipe`] when the plan's method cannot
-    /// be built.
+    /// [`TrainError::CheckpointRead`] when there is no such network; [`TrainError::Recipe`] when
+    /// the plan's method cannot be built.
     pub fn evaluated(&self, name: Option<&str>) -> Result<String, TrainError> {
         let Some(name) = name else { return Ok(self.manifest.plan.evaluated()?.to_string()) };
         let mut names: Vec<&str> = self.manifest.units.iter().map(|unit| unit.network.as_str()).collect();
         names.dedup();
-        match names.contains(&name) {
-            true => Ok(name.to_string()),
-            false => {
-                Err(unusable(&self.path, format!("it has no network {name}, but {}", names.join(" and "))))
-            }
+        if names.contains(&name) {
+            Ok(name.to_string())
+        } else {
+            Err(unusable(&self.path, format!("it has no network {name}, but {}", names.join(" and "))))
         }
     }
 
-    /// Reads the parameters of the unit that is laid out as `layout`, from `network`, whose unit may have more of them,
-    /// such as a token for masked patches.
+    /// Reads the parameters of the unit that is laid out as `layout`, from `network`, whose unit
+    /// may have more of them, such as a token for masked patches.
     ///
     /// # Errors
     /// [`TrainError::CheckpointRead`] when one is missing or has another shape.
@@ -325,8 +333,8 @@ impl Checkpoint {
         self.shard([network, network], layout, 0..layout.padded)
     }
 
-    /// Reads the elements `range` of a unit's buffer: of the weights of a network, which have its name, or of moments, which have their
-    /// own.
+    /// Reads the elements `range` of a unit's buffer: of the weights of a network, which have its
+    /// name, or of moments, which have their own.
     fn shard(
         &self,
         [network, which]: [&str; 2],
@@ -336,7 +344,8 @@ impl Checkpoint {
         let mut values = vec![0.0; range.len()];
         for slot in &layout.params {
             let param = slot.range();
-            let (start, end) = (param.start.max(range.start), param.end.min(range.end));
+            let start = param.start.max(range.start);
+            let end = param.end.min(range.end);
             if start < end {
                 let places = self.find(network, layout, slot, start - param.start..end - param.start)?;
                 self.copy(which, places, &mut values[start - range.start..end - range.start])?;
@@ -353,7 +362,8 @@ impl Checkpoint {
         slot: &ParamSlot,
         wanted: Range<usize>,
     ) -> Result<Vec<Place<'_>>, TrainError> {
-        let (name, first) = (layout.full_name(slot), slot.spec.first_element());
+        let name = layout.full_name(slot);
+        let first = slot.spec.first_element();
         let wanted = first + wanted.start..first + wanted.end;
         let shape = slot.spec.whole_shape();
         let found = self.places.find(&self.manifest.units, [network, &name], &shape, wanted);
@@ -374,7 +384,8 @@ impl Checkpoint {
         Ok(())
     }
 
-    /// Reads all parameters of the unit `name` of `network`, in the order of its layout, which depends on how columns were divided.
+    /// Reads all parameters of the unit `name` of `network`, in the order of its layout, which
+    /// depends on how columns were divided.
     ///
     /// # Errors
     /// [`TrainError::CheckpointRead`] when there is no such unit or it cannot be read.
@@ -392,6 +403,5 @@ impl Checkpoint {
 
 /// Converts little-endian bytes into f32 values.
 fn from_le_bytes(bytes: &[u8]) -> Vec<f32> {
-    let word = |b: &[u8]| f32::from_le_bytes([b[0], b[1], b[2], b[3]]);
-    bytes.chunks_exact(4).map(word).collect()
+    bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()
 }

@@ -13,8 +13,9 @@ pub struct Piece {
     pub target: Range<usize>,
 }
 
-/// Cuts the elements `wanted` of a unit's buffer into pieces, when files hold `file_len` elements of it each and
-/// the unit has `numel` elements. Elements beyond `numel` are padding: zero, and in no piece.
+/// Cuts the elements `wanted` of a unit's buffer into pieces, when files hold `file_len` elements
+/// of it each and the unit has `numel` elements. Elements beyond `numel` are padding: zero, and in
+/// no piece.
 pub fn pieces(wanted: Range<usize>, numel: usize, file_len: usize) -> Vec<Piece> {
     let mut pieces = Vec::new();
     let end = wanted.end.min(numel);

@@ -10,12 +10,13 @@ use super::{Checkpoint, folder, unusable};
 use crate::error::TrainError;
 use crate::step::TrainState;
 
-/// Fills `state` from the newest checkpoint under `folder`, of step `newest` or before, of which every rank can read its
-/// part; checkpoints that one rank cannot read are skipped by all, with a warning on rank 0. Returns the step of the
-/// checkpoint. All ranks call it.
+/// Fills `state` from the newest checkpoint under `folder`, of step `newest` or before, of which
+/// every rank can read its part; checkpoints that one rank cannot read are skipped by all, with a
+/// warning on rank 0. Returns the step of the checkpoint. All ranks call it.
 ///
 /// # Errors
-/// [`TrainError::CheckpointRead`] when there are checkpoints and none is intact; [`TrainError::Ranks`].
+/// [`TrainError::CheckpointRead`] when there are checkpoints and none is intact;
+/// [`TrainError::Ranks`].
 pub fn resume(
     folder: &Path,
     newest: u64,

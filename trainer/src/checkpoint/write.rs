@@ -1,7 +1,9 @@
-//! Writing of checkpoints while training continues: a snapshot, a thread, and a vote of all ranks that theirs is done.
+//! Writing of checkpoints while training continues: a snapshot, a thread, and a vote of all ranks
+//! that theirs is done.
 //!
-//! A snapshot shares the tensors' memory; the optimizer copies what it changes, so that memory grows by at
-//! most one copy of the state while a file is being written. One checkpoint is in flight at a time.
+//! A snapshot shares the tensors' memory; the optimizer copies what it changes, so that memory
+//! grows by at most one copy of the state while a file is being written. One checkpoint is in
+//! flight at a time.
 
 use std::borrow::Cow;
 use std::fs;
@@ -82,11 +84,10 @@ impl Snapshot {
             };
             views.extend(self.method.into_iter().map(of_method));
         }
-        let invalid = |error: ::safetensors::SafeTensorError| match error {
+        serialize_to_file(views, None, &path).map_err(|error| match error {
             ::safetensors::SafeTensorError::IoError(error) => error,
             other => io::Error::other(other.to_string()),
-        };
-        serialize_to_file(views, None, &path).map_err(invalid)?;
+        })?;
         let written = File::open(&path)?;
         written.sync_all()?;
         let entry = checksums(written, name)?;
@@ -170,15 +171,17 @@ struct InFlight {
 impl InFlight {
     fn join(&mut self) {
         if let Some(writing) = self.writing.take() {
-            let died = |_| Err(io::Error::other("the writing thread has panicked"));
-            self.outcome = Some(writing.join().unwrap_or_else(died));
+            self.outcome = Some(
+                writing.join().unwrap_or_else(|_| Err(io::Error::other("the writing thread has panicked"))),
+            );
         }
     }
 }
 
 impl Saver {
-    /// Creates a saver into `folder`, which keeps the newest `n_keep` checkpoints. Rank 0's removes files that a killed run
-    /// has begun to write: ranks must have met once more before any of them saves.
+    /// Creates a saver into `folder`, which keeps the newest `n_keep` checkpoints. Rank 0's removes
+    /// files that a killed run has begun to write: ranks must have met once more before any of them
+    /// saves.
     pub fn new(folder: &Path, topology: Topology, n_keep: usize) -> Self {
         if topology.rank == 0 {
             folder::sweep(folder);
@@ -194,12 +197,16 @@ impl Saver {
     /// Starts to write `state`. All ranks call it at the same step, none while it is busy.
     pub fn start(&mut self, state: &TrainState, plan: &Plan) {
         let snapshot = Snapshot::of(state, plan);
-        let (step, manifest) = (state.step, snapshot.manifest.clone());
-        let (topology, temporary) = (self.topology, folder::temporary_of_step(&self.folder, step));
-        let write = move || snapshot.write(&temporary, topology);
+        let step = state.step;
+        let manifest = snapshot.manifest.clone();
+        let topology = self.topology;
+        let temporary = folder::temporary_of_step(&self.folder, step);
         // Replicas have what the first of them writes.
         let (writing, outcome) = match topology.replica() {
-            0 => match std::thread::Builder::new().name("checkpoint".into()).spawn(write) {
+            0 => match std::thread::Builder::new()
+                .name("checkpoint".into())
+                .spawn(move || snapshot.write(&temporary, topology))
+            {
                 Ok(writing) => (Some(writing), None),
                 Err(error) => (None, Some(Err(error))),
             },
@@ -221,8 +228,8 @@ impl Saver {
         }
     }
 
-    /// Takes the votes of all ranks: when all have written their parts, completes the checkpoint and returns
-    /// its step.
+    /// Takes the votes of all ranks: when all have written their parts, completes the checkpoint
+    /// and returns its step.
     ///
     /// # Errors
     /// [`TrainError::CheckpointWrite`]; earlier checkpoints are untouched then.
@@ -256,8 +263,8 @@ impl Saver {
 
     /// Writes the manifest, renames the folder and updates `latest`, in this order.
     fn commit(&self, step: u64, mut manifest: Manifest) -> io::Result<()> {
-        let (target, temporary) =
-            (folder::of_step(&self.folder, step), folder::temporary_of_step(&self.folder, step));
+        let target = folder::of_step(&self.folder, step);
+        let temporary = folder::temporary_of_step(&self.folder, step);
         for shard in 0..self.topology.group_size {
             let path = entry_path(&temporary, shard);
             let entry: FileEntry = serde_json::from_slice(&fs::read(&path)?)?;

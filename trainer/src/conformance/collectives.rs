@@ -72,9 +72,10 @@ fn is_exact(plan: &Plan, world_size: usize) -> bool {
         let other_bytes = agreed_bytes + planned.other_bytes as usize;
         // Estimates leave out the bytes of statistics over the batch.
         has_all &= n_statistics(&model) == 0;
-        match has_all {
-            true => equal(counted.other_bytes, other_bytes),
-            false => assert!(counted.other_bytes > other_bytes as u64, "{}", pair(plan)),
+        if has_all {
+            equal(counted.other_bytes, other_bytes)
+        } else {
+            assert!(counted.other_bytes > other_bytes as u64, "{}", pair(plan))
         }
     }
     has_all

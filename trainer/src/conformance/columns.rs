@@ -1,5 +1,5 @@
-//! Methods that divide prototypes among ranks: the same losses, gradients and weights as without, up to rounding, and the same bits
-//! on any number of ranks with groups of a size.
+//! Methods that divide prototypes among ranks: the same losses, gradients and weights as without,
+//! up to rounding, and the same bits on any number of ranks with groups of a size.
 
 use burn_tensor::Device;
 
@@ -9,7 +9,8 @@ use crate::bench::compare::difference;
 use crate::checkpoint::resume;
 use crate::{Plan, Recipe};
 
-/// Prototypes whose layers divide among four ranks with any embedding of the examples, with and without lengths.
+/// Prototypes whose layers divide among four ranks with any embedding of the examples, with and
+/// without lengths.
 const N_PROTOTYPES: usize = 256;
 
 /// Steps of a run.
@@ -24,7 +25,8 @@ const STATE_TOLERANCE: f64 = 2e-6;
 /// Largest difference of a moment, relative to the largest of its unit.
 const MOMENT_TOLERANCE: f64 = 2e-4;
 
-/// Returns `plan` with prototypes that groups of `size` ranks divide; `None` if its method does not divide any.
+/// Returns `plan` with prototypes that groups of `size` ranks divide; `None` if its method does not
+/// divide any.
 pub(super) fn divided(plan: &Plan, size: usize) -> Option<Plan> {
     let mut method = serde_json::to_value(&plan.recipe.method).unwrap();
     method["prototype_group"].as_u64()?;
@@ -53,8 +55,8 @@ pub(super) fn dividing(overrides: &[&str]) -> Vec<Plan> {
     chosen
 }
 
-/// Asserts that runs are equal up to rounding. Moments follow gradients, without the steps of full size that AdamW takes where
-/// these are nearly zero.
+/// Asserts that runs are equal up to rounding. Moments follow gradients, without the steps of full
+/// size that AdamW takes where these are nearly zero.
 fn assert_close(a: &Trained, b: &Trained, plan: &Plan) {
     // Gauges of divided heads come last.
     let [mut of_a, mut of_b] = [a, b].map(|run| run.reports.clone());
@@ -141,7 +143,8 @@ fn rounded_transfers_do_not_know_ranks() {
     }
 }
 
-/// A run that divides prototypes continues from its checkpoint with the same bits, and also without dividing.
+/// A run that divides prototypes continues from its checkpoint with the same bits, and also without
+/// dividing.
 #[test]
 fn a_checkpoint_does_not_know_who_divides() {
     for plan in dividing(&[]) {
@@ -155,7 +158,8 @@ fn a_checkpoint_does_not_know_who_divides() {
         });
         let rest_of = |plan: &Plan, world_size| {
             joined(on_ranks(plan, world_size, |plan, mut trainer| {
-                let (state, comm) = (&mut trainer.state, &trainer.comm);
+                let state = &mut trainer.state;
+                let comm = &trainer.comm;
                 let mut warn = |warning: &str| panic!("{warning}");
                 let step = resume(folder.path(), u64::MAX, state, comm, &Device::flex(), &mut warn).unwrap();
                 assert_eq!(step, Some(2));
@@ -166,7 +170,8 @@ fn a_checkpoint_does_not_know_who_divides() {
         assert_eq!([&first[0][..], &rest.reports[..]].concat(), all.reports, "{}", pair(&plan));
         assert!(rest.buffers == all.buffers && rest.state == all.state, "{}", pair(&plan));
         let whole = rest_of(&divided(&plan, 1).unwrap(), 1);
-        let (a, b) = (whole.reports[0].1, rest.reports[0].1);
+        let a = whole.reports[0].1;
+        let b = rest.reports[0].1;
         assert!((a - b).abs() <= REPORT_TOLERANCE * b.abs(), "{a} {b}: {}", pair(&plan));
     }
 }

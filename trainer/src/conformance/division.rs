@@ -1,4 +1,5 @@
-//! Divided units: the same numbers as undivided ones, but for the rounding of gradients where the columns of a product are divided.
+//! Divided units: the same numbers as undivided ones, but for the rounding of gradients where the
+//! columns of a product are divided.
 
 use std::collections::BTreeMap;
 
@@ -38,9 +39,11 @@ fn largest(units: &[Box<dyn Unit>]) -> usize {
     units.iter().map(|unit| numel(unit.as_ref())).max().unwrap()
 }
 
-/// Bounds from just below the largest unit down to the finest division; none for a backbone that is not divided.
+/// Bounds from just below the largest unit down to the finest division; none for a backbone that is
+/// not divided.
 fn bounds(plan: &Plan) -> Vec<usize> {
-    let (whole, finest) = (largest(&parts(plan, usize::MAX)), largest(&parts(plan, 1)));
+    let whole = largest(&parts(plan, usize::MAX));
+    let finest = largest(&parts(plan, 1));
     if whole == finest {
         return Vec::new();
     }
@@ -78,16 +81,19 @@ fn gradients(chain: &Chain, types: Types, keeps_graph: bool) -> Vec<NamedTensor>
     tensors
 }
 
-/// Outputs of parts have the bits of the whole's. So have gradients, unless columns of one product are divided.
+/// Outputs of parts have the bits of the whole's. So have gradients, unless columns of one product
+/// are divided.
 #[test]
 fn parts_compute_what_the_whole_does() {
-    let (mut n_equal, mut n_sliced) = (0, 0);
+    let mut n_equal = 0;
+    let mut n_sliced = 0;
     for plan in dividing(&[]) {
         let whole = chains(&plan).remove(0);
         let output = |chain: &Chain| -> Vec<Vec<f32>> {
             chain.output(&chain.weights()).into_iter().map(|group| to_host(group.x.flatten(0, 2))).collect()
         };
-        let (expected, of_whole) = (output(&whole), gradients(&whole, Types::F32, true));
+        let expected = output(&whole);
+        let of_whole = gradients(&whole, Types::F32, true);
         for bound in bounds(&plan) {
             let units = parts(&plan, bound);
             assert!(units.len() > whole.units.len() && largest(&units) <= bound);
@@ -122,10 +128,14 @@ fn parts_round_no_more_than_the_whole() {
         let whole = chains(&plan).remove(0);
         let exact = gradients(&whole, Types::F32, true);
         let distance = |chain: &Chain| -> f64 {
-            let of_param = |(a, b): (NamedTensor, &NamedTensor)| -> f64 {
-                a.values.iter().zip(&b.values).map(|(a, b)| f64::from(a - b).powi(2)).sum()
-            };
-            gradients(chain, types, true).into_iter().zip(&exact).map(of_param).sum::<f64>().sqrt()
+            gradients(chain, types, true)
+                .into_iter()
+                .zip(&exact)
+                .map(|(a, b)| -> f64 {
+                    a.values.iter().zip(&b.values).map(|(a, b)| f64::from(a - b).powi(2)).sum()
+                })
+                .sum::<f64>()
+                .sqrt()
         };
         let of_whole = distance(&whole);
         assert!(of_whole > 0.0, "{}", pair(&plan));
@@ -156,7 +166,8 @@ fn buffers(trainer: &Trainer) -> BTreeMap<String, Vec<f32>> {
     all
 }
 
-/// One step with each optimizer from the same weights, of which LARS and clipping need the lengths of whole parameters.
+/// One step with each optimizer from the same weights, of which LARS and clipping need the lengths
+/// of whole parameters.
 #[test]
 fn a_step_with_parts_equals_one_without() {
     let rules = ["optim.algorithm=adamw", "optim.algorithm=lars"];
@@ -209,7 +220,8 @@ fn ranks_do_not_change_the_bits_of_parts() {
     }
 }
 
-/// A checkpoint of divided units is read by a run with other ones and by an export, and the other way round.
+/// A checkpoint of divided units is read by a run with other ones and by an export, and the other
+/// way round.
 #[test]
 fn checkpoints_do_not_know_how_units_are_divided() {
     for plan in dividing(&[]) {
@@ -227,7 +239,8 @@ fn checkpoints_do_not_know_how_units_are_divided() {
             let (network, name) = checkpoint.network(None).unwrap();
             let (backbone, _) = checkpoint.backbone(None).unwrap();
             let resumed = on_ranks(to, 1, |plan, mut trainer| {
-                let (state, comm) = (&mut trainer.state, &trainer.comm);
+                let state = &mut trainer.state;
+                let comm = &trainer.comm;
                 let mut warn = |warning: &str| panic!("{warning}");
                 let step = resume(folder.path(), u64::MAX, state, comm, &Device::flex(), &mut warn).unwrap();
                 assert_eq!(step, Some(2));
@@ -240,13 +253,15 @@ fn checkpoints_do_not_know_how_units_are_divided() {
                 assert!(*there == tensor.values, "{}: {}", tensor.name, pair(&plan));
             }
             let same = on_ranks(from, 1, |plan, mut trainer| {
-                let (state, comm) = (&mut trainer.state, &trainer.comm);
+                let state = &mut trainer.state;
+                let comm = &trainer.comm;
                 resume(folder.path(), u64::MAX, state, comm, &Device::flex(), &mut |_| {}).unwrap();
                 let all = buffers(&trainer);
                 (all, take(plan, &mut trainer, 1))
             });
             assert!(same[0].0 == *all, "moments and weights: {}", pair(&plan));
-            let (a, b) = (next[0].1, same[0].1[0].1);
+            let a = next[0].1;
+            let b = same[0].1[0].1;
             assert!((a - b).abs() <= LOSS_TOLERANCE * b.abs(), "{a} {b}: {}", pair(&plan));
         }
     }

@@ -1,4 +1,5 @@
-//! Levels of features for evaluation: the last level is the output of the whole network, and every level is there.
+//! Levels of features for evaluation: the last level is the output of the whole network, and every
+//! level is there.
 
 use burn_tensor::Device;
 use kernels::device::host::to_host;
@@ -10,7 +11,8 @@ use networks::patches::Normalization;
 #[test]
 fn the_last_level_is_what_the_network_gives() {
     for model in ModelConfig::examples() {
-        let (size_px, levels) = (model.image_px(), model.levels());
+        let size_px = model.image_px();
+        let levels = model.levels();
         let network = Network::random(&model, Normalization::half(model.n_channels()), 1, 2, &Device::flex());
         let images: Vec<Vec<u8>> = (0..3u32)
             .map(|i| {
@@ -38,8 +40,8 @@ fn the_last_level_is_what_the_network_gives() {
     }
 }
 
-/// Attention of the class token to the patches, where there is any, sums to at most 1 in each head, and differs between
-/// two images.
+/// Attention of the class token to the patches, where there is any, sums to at most 1 in each head,
+/// and differs between two images.
 #[test]
 fn class_tokens_spread_their_attention_over_the_grid() {
     let mut attending = 0;

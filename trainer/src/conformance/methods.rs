@@ -1,4 +1,5 @@
-//! Methods on every backbone: the same run on any number of ranks, however graphs are kept and wherever it was interrupted.
+//! Methods on every backbone: the same run on any number of ranks, however graphs are kept and
+//! wherever it was interrupted.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -84,7 +85,8 @@ fn named(shard: &UnitShard) -> Vec<(&'static str, &Tensor<1>)> {
     std::iter::once(("weights", shard.weights.values())).chain(moments).collect()
 }
 
-/// Returns the elements of a unit's buffer by the names of its parameters, wherever these are in the buffer.
+/// Returns the elements of a unit's buffer by the names of its parameters, wherever these are in
+/// the buffer.
 fn by_parameter(layout: &UnitLayout, flat: &[f32]) -> Vec<f32> {
     let tensors = networks::tensor::joined(layout.tensors(flat));
     let sorted: BTreeMap<String, Vec<f32>> =
@@ -99,10 +101,12 @@ pub(super) fn joined(ranks: Vec<(Vec<(&'static str, f64)>, Trainer)>) -> Trained
     for (number, network) in trainer.state.networks.iter().enumerate() {
         for (unit, shard) in network.shards.iter().enumerate() {
             for (buffer, (name, _)) in named(shard).into_iter().enumerate() {
-                let of_rank = |(_, trainer): &(_, Trainer)| {
-                    to_host(named(&trainer.state.networks[number].shards[unit])[buffer].1.clone())
-                };
-                let values: Vec<f32> = ranks.iter().flat_map(of_rank).collect();
+                let values: Vec<f32> = ranks
+                    .iter()
+                    .flat_map(|(_, trainer)| {
+                        to_host(named(&trainer.state.networks[number].shards[unit])[buffer].1.clone())
+                    })
+                    .collect();
                 let values = by_parameter(&shard.layout, &values);
                 buffers.push((format!("{}/{}", network.name, shard.layout.name), name, values));
             }
@@ -134,8 +138,8 @@ fn ranks_and_kept_graphs_give_the_same_bits() {
     }
 }
 
-/// 16 bits in products, maps and gathered weights, with every backbone: the same bits on any number of ranks and recomputed, in
-/// losses within a few roundings of those in f32.
+/// 16 bits in products, maps and gathered weights, with every backbone: the same bits on any number
+/// of ranks and recomputed, in losses within a few roundings of those in f32.
 #[test]
 fn sixteen_bits_do_not_know_ranks() {
     let bf16 = "optim.precision={compute='bf16',memory='bf16',gather='bf16'}";
@@ -184,20 +188,19 @@ fn groups_of_statistics_and_rates_by_layer_do_not_know_ranks() {
 /// Views whose sizes differ from batch to batch, on any number of ranks and with graphs recomputed.
 #[test]
 fn views_of_several_sizes_give_the_same_bits_on_any_ranks() {
-    let mixed = |plan: Plan| {
-        let groups = plan.multicrop().groups();
-        let choice = |factor: u32| SizeChoice {
-            share: 1.0,
-            sizes_px: groups.iter().map(|group| group.size_px * factor).collect(),
-        };
-        let ViewsConfig::Custom(views) = &plan.recipe.views else { unreachable!("examples are lists") };
-        let views = CustomViews { mix: vec![choice(1), choice(2)], ..views.clone() };
-        let recipe = Recipe { views: ViewsConfig::Custom(views), ..plan.recipe.clone() };
-        crate::resolve(recipe, 100).unwrap()
-    };
     let (plans, recomputed) = (plans(&[]), plans(&["run.keep=0"]));
     for (plan, recomputed) in plans.into_iter().zip(recomputed) {
-        let [plan, recomputed] = [plan, recomputed].map(mixed);
+        let [plan, recomputed] = [plan, recomputed].map(|plan| {
+            let groups = plan.multicrop().groups();
+            let choice = |factor: u32| SizeChoice {
+                share: 1.0,
+                sizes_px: groups.iter().map(|group| group.size_px * factor).collect(),
+            };
+            let ViewsConfig::Custom(views) = &plan.recipe.views else { unreachable!("examples are lists") };
+            let views = CustomViews { mix: vec![choice(1), choice(2)], ..views.clone() };
+            let recipe = Recipe { views: ViewsConfig::Custom(views), ..plan.recipe.clone() };
+            crate::resolve(recipe, 100).unwrap()
+        });
         let sizes = |step| plan.view_mix().of_batch(plan.recipe.seed, step).groups();
         assert!((1..4).any(|step| sizes(step) != sizes(0)), "all batches have the same sizes");
         let one = train(&plan, 1, 4);
@@ -206,8 +209,8 @@ fn views_of_several_sizes_give_the_same_bits_on_any_ranks() {
     }
 }
 
-/// Statistics never wait behind a gather: between the gather of a unit, which it waits for before it begins, and its last
-/// statistics there is no other gather.
+/// Statistics never wait behind a gather: between the gather of a unit, which it waits for before
+/// it begins, and its last statistics there is no other gather.
 #[test]
 fn statistics_wait_for_no_gather() {
     for plan in plans(&["run.keep=0"]) {
@@ -237,13 +240,15 @@ fn statistics_wait_for_no_gather() {
     }
 }
 
-/// One micro-batch of the whole batch, and four: the same gradients up to rounding. The first moments after one step
-/// are the gradients; AdamW would turn rounding into steps of full size where they are nearly zero.
+/// One micro-batch of the whole batch, and four: the same gradients up to rounding. The first
+/// moments after one step are the gradients; AdamW would turn rounding into steps of full size
+/// where they are nearly zero.
 #[test]
 fn micro_batches_change_rounding_only() {
     let whole = plans(&["optim.micro_batches=1"]);
     for (plan, whole) in plans(&[]).iter().zip(&whole) {
-        let (four, one) = (train(plan, 1, 1), train(whole, 1, 1));
+        let four = train(plan, 1, 1);
+        let one = train(whole, 1, 1);
         for ((_, a), (_, b)) in four.reports.iter().zip(&one.reports) {
             assert!((a - b).abs() <= 1e-5 * b.abs(), "{}: {a} {b}", pair(plan));
         }
@@ -286,8 +291,8 @@ pub(super) fn save(trainer: &Trainer, plan: &Plan, folder: &Path) {
     trainer.comm.all_reduce("renamed", vec![0.0], Reduction::Sum).unwrap();
 }
 
-/// A run that is interrupted after two steps and continues from its checkpoint, also on another number of ranks, equals one
-/// without interruption.
+/// A run that is interrupted after two steps and continues from its checkpoint, also on another
+/// number of ranks, equals one without interruption.
 #[test]
 fn a_run_that_is_cut_off_goes_on() {
     for plan in plans(&[]) {
@@ -300,7 +305,8 @@ fn a_run_that_is_cut_off_goes_on() {
         });
         for world_size in [1, 2, 4] {
             let rest = joined(on_ranks(&plan, world_size, |plan, mut trainer| {
-                let (state, comm) = (&mut trainer.state, &trainer.comm);
+                let state = &mut trainer.state;
+                let comm = &trainer.comm;
                 let mut warn = |warning: &str| panic!("{warning}");
                 let step = resume(folder.path(), u64::MAX, state, comm, &Device::flex(), &mut warn).unwrap();
                 assert_eq!(step, Some(2));
@@ -312,8 +318,8 @@ fn a_run_that_is_cut_off_goes_on() {
     }
 }
 
-/// Networks with the recipe's backbone start from given weights, also where these lack what is optional. All others, and
-/// heads, keep theirs.
+/// Networks with the recipe's backbone start from given weights, also where these lack what is
+/// optional. All others, and heads, keep theirs.
 #[test]
 fn runs_start_from_given_weights() {
     for plan in plans(&[]) {
@@ -328,8 +334,8 @@ fn runs_start_from_given_weights() {
             for ((spec, before), network) in specs.iter().zip(&before).zip(&trainer.state.networks) {
                 let starts = spec.backbone == Backbone::OfRecipe && spec.moves != Moves::Frozen;
                 for (number, (old, shard)) in before.shards.iter().zip(&network.shards).enumerate() {
-                    let (mut expected, values) =
-                        (to_host(old.weights.values().clone()), to_host(shard.weights.values().clone()));
+                    let mut expected = to_host(old.weights.values().clone());
+                    let values = to_host(shard.weights.values().clone());
                     for segment in shard.segments().filter(|_| starts && number < network.n_backbone) {
                         let name = shard.layout.full_name(segment.slot);
                         let substitute = shard.layout.substitute(segment.slot);

@@ -1,5 +1,6 @@
-//! Conformance tests of every backbone and every method. Both join by their `examples`: each backbone with one method, each
-//! method with two backbones, of which one has statistics over the batch. With `RUN_SLOW_TESTS=1` it is all pairs.
+//! Conformance tests of every backbone and every method. Both join by their `examples`: each
+//! backbone with one method, each method with two backbones, of which one has statistics over the
+//! batch. With `RUN_SLOW_TESTS=1` it is all pairs.
 
 mod collectives;
 mod columns;
@@ -46,8 +47,9 @@ warmup = { steps = 3 }
 workers = 1
 "#;
 
-/// Reasons for which a backbone and a method do not go together: masks need a backbone with tokens, some settings need masks, and a method's
-/// own network must take images of as many channels and have patches of the same size.
+/// Reasons for which a backbone and a method do not go together: masks need a backbone with tokens,
+/// some settings need masks, and a method's own network must take images of as many channels and
+/// have patches of the same size.
 const DO_NOT_FIT: [&str; 4] = [
     "no tokens to mask",
     "only where patches are masked",
@@ -98,9 +100,9 @@ pub(crate) fn plans(overrides: &[&str]) -> Vec<Plan> {
 
 /// Scales the views up until `stride_px` divides their sizes.
 fn scaled(mut views: MultiCrop, stride_px: u32) -> MultiCrop {
-    let divide =
-        |factor: &u32| views.crops.iter().all(|crop| (crop.size_px * factor).is_multiple_of(stride_px));
-    let factor = (1..=stride_px).find(divide).unwrap();
+    let factor = (1..=stride_px)
+        .find(|factor| views.crops.iter().all(|crop| (crop.size_px * factor).is_multiple_of(stride_px)))
+        .unwrap();
     views.crops.iter_mut().for_each(|crop| crop.size_px *= factor);
     views
 }
@@ -110,8 +112,8 @@ pub(crate) fn pair(plan: &Plan) -> String {
     format!("{:?} on {:?}", plan.recipe.method, plan.recipe.model)
 }
 
-/// The global batch of `step`: noise, brighter from image to image. Means of noise alone hardly differ, which a batch
-/// normalization would make much of, and of their rounding as well.
+/// The global batch of `step`: noise, brighter from image to image. Means of noise alone hardly
+/// differ, which a batch normalization would make much of, and of their rounding as well.
 fn batch(plan: &Plan, step: u64) -> Batch {
     let mix = plan.view_mix();
     let mut batch = noise_batch(mix.of_batch(plan.recipe.seed, step), plan.recipe.data.format(), BATCH, step);

@@ -1,5 +1,5 @@
-//! The step itself: [`Trainer::gradients`] against one whole autodiff graph that knows no slices, no tape, no order
-//! of gathers and no reductions.
+//! The step itself: [`Trainer::gradients`] against one whole autodiff graph that knows no slices,
+//! no tape, no order of gathers and no reductions.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use ranks::peers::Peers;
 
 use super::{BATCH, batch, pair, plans};
 use crate::bench::compare::difference;
-use crate::method::network::{Moves, NetworkSpec, Sight};
+use crate::method::network::{Moves, NetworkSpec};
 use crate::method::{BatchOutputs, Method};
 use crate::optim::state::UnitShard;
 use crate::step::{NetworkState, Trainer};
@@ -43,21 +43,28 @@ impl Whole<'_> {
     fn input(&self, batch: &Batch, spec: &NetworkSpec) -> Vec<Features> {
         let groups = self.method.views().groups();
         let input = spec.input(self.plan.pixel_input());
-        let of_sight = |sight: &Sight| {
-            let size = &sight.size;
-            let views: Vec<&[u8]> =
-                self.images().iter().map(|image| batch.samples[*image].groups[*size].as_slice()).collect();
-            let mut features = input.features(&views, groups[*size].size_px as usize, &Device::flex());
-            if let Some(rule) = self.method.masks().filter(|rule| rule.size == *size) {
-                let positions = self.images().into_iter().map(|image| image as u64);
-                let (seed, n_views) = (self.plan.recipe.seed, groups[*size].n_views);
-                let rows = rule.at(seed, self.step, BATCH, n_views, features.grid).rows(positions);
-                let masked = Masked { rows: Arc::new(rows), hides: sight.masked, selection: Selection::All };
-                features.masked = Some(masked);
-            }
-            features
-        };
-        spec.sees.iter().map(of_sight).collect()
+        spec.sees
+            .iter()
+            .map(|sight| {
+                let size = &sight.size;
+                let views: Vec<&[u8]> = self
+                    .images()
+                    .iter()
+                    .map(|image| batch.samples[*image].groups[*size].as_slice())
+                    .collect();
+                let mut features = input.features(&views, groups[*size].size_px as usize, &Device::flex());
+                if let Some(rule) = self.method.masks().filter(|rule| rule.size == *size) {
+                    let positions = self.images().into_iter().map(|image| image as u64);
+                    let seed = self.plan.recipe.seed;
+                    let n_views = groups[*size].n_views;
+                    let rows = rule.at(seed, self.step, BATCH, n_views, features.grid).rows(positions);
+                    let masked =
+                        Masked { rows: Arc::new(rows), hides: sight.masked, selection: Selection::All };
+                    features.masked = Some(masked);
+                }
+                features
+            })
+            .collect()
     }
 
     /// Specification of the trained network.
@@ -66,8 +73,8 @@ impl Whole<'_> {
         networks.find(|spec| spec.moves == Moves::ByGradient).unwrap()
     }
 
-    /// Computes features and heads of the views that `spec` sees with the parameters `leaves`, a tensor for the whole batch
-    /// each.
+    /// Computes features and heads of the views that `spec` sees with the parameters `leaves`, a
+    /// tensor for the whole batch each.
     fn outputs(&self, spec: &NetworkSpec, input: Vec<Features>, leaves: &[Leaves<'_>]) -> Outputs {
         let is_frozen = spec.moves == Moves::Frozen;
         let sets = self.method.stat_sets().of(&spec.sizes());
@@ -144,30 +151,30 @@ impl Whole<'_> {
         };
         let head = |group: usize, output: &HeadOutput, number: usize| {
             let of_views = |x: &Tensor<3>| x.clone().slice(part(x.dims()[0], number));
-            let of_cells = |x: &Tensor<3>| {
-                let cells = &whole.heads.masked(group).cells;
-                let sequences = part(cells.len(), number);
-                let n_rows = |cells: &[Vec<usize>]| -> usize { cells.iter().map(Vec::len).sum() };
-                let first = n_rows(&cells[..sequences.start]);
-                let n_masked = n_rows(&cells[sequences]);
-                (n_masked > 0).then(|| x.clone().slice(first..first + n_masked))
-            };
             HeadOutput {
                 views: output.views.as_ref().map(of_views),
-                masked: output.masked.as_ref().and_then(of_cells),
+                masked: output.masked.as_ref().and_then(|x| {
+                    let cells = &whole.heads.masked(group).cells;
+                    let sequences = part(cells.len(), number);
+                    let n_rows = |cells: &[Vec<usize>]| -> usize { cells.iter().map(Vec::len).sum() };
+                    let first = n_rows(&cells[..sequences.start]);
+                    let n_masked = n_rows(&cells[sequences]);
+                    (n_masked > 0).then(|| x.clone().slice(first..first + n_masked))
+                }),
                 cells: output.cells.as_ref().map(of_views),
             }
         };
-        let of_number = |number: usize| {
-            let of_head = |(name, groups): (&&'static str, &Vec<HeadOutput>)| {
-                let groups = groups.iter().enumerate();
-                (*name, groups.map(|(group, output)| head(group, output, number)).collect())
-            };
-            let features: Vec<_> = whole.features.iter().map(|group| features(group, number)).collect();
-            let heads = whole.heads.by_name.iter().map(of_head).collect();
-            Outputs { heads: HeadOutputs::new(BATCH / n, &features, heads), features }
-        };
-        (0..n).map(of_number).collect()
+        (0..n)
+            .map(|number: usize| {
+                let of_head = |(name, groups): (&&'static str, &Vec<HeadOutput>)| {
+                    let groups = groups.iter().enumerate();
+                    (*name, groups.map(|(group, output)| head(group, output, number)).collect())
+                };
+                let features: Vec<_> = whole.features.iter().map(|group| features(group, number)).collect();
+                let heads = whole.heads.by_name.iter().map(of_head).collect();
+                Outputs { heads: HeadOutputs::new(BATCH / n, &features, heads), features }
+            })
+            .collect()
     }
 
     /// Mean loss of the batch, and the gradients of all units.
@@ -246,8 +253,8 @@ fn through(
 /// Number of roundings of the weights that are tried.
 pub(super) const ROUNDINGS: u64 = 4;
 
-/// Moves every weight by up to half the spacing of f32. Where gradients change by more than is allowed, their own
-/// rounding is larger, as it can be behind normalizations over few cells.
+/// Moves every weight by up to half the spacing of f32. Where gradients change by more than is
+/// allowed, their own rounding is larger, as it can be behind normalizations over few cells.
 pub(super) fn rounded(networks: &[NetworkState], seed: u64) -> Vec<NetworkState> {
     let device = Device::flex();
     device.seed(seed);

@@ -1,4 +1,5 @@
-//! Units, one by one: those of every backbone, and those of every method's heads behind each of them.
+//! Units, one by one: those of every backbone, and those of every method's heads behind each of
+//! them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -64,9 +65,11 @@ impl Chain {
         mut groups: Vec<Features>,
         flat: &Tensor<1>,
     ) -> Vec<Features> {
-        let (unit, layout) = (&self.units[number], &self.shards[number].layout);
+        let unit = &self.units[number];
+        let layout = &self.shards[number].layout;
         let types = Types::all(flat.dtype());
-        let (draws, sets) = (Draws::default(), StatSets::per_size(self.inputs.len()));
+        let draws = Draws::default();
+        let sets = StatSets::per_size(self.inputs.len());
         let leaves = Leaves::new(layout, flat, false);
         let mut totals = Vec::new();
         for stage in 0..unit.n_stages() {
@@ -88,8 +91,10 @@ impl Chain {
 
     /// Returns the gradients as [`Chain::gradients`], computed in `types`.
     pub(super) fn gradients_in(&self, types: Types, keeps_graph: bool) -> Vec<Vec<f32>> {
-        let (workers, comm) = (Workers::new(1), Communicator::solo());
-        let (units, shards) = (&self.units, &self.shards);
+        let workers = Workers::new(1);
+        let comm = Communicator::solo();
+        let units = &self.units;
+        let shards = &self.shards;
         let pass = BackbonePass { units, shards, workers: &workers, comm: &comm, types };
         let slices = vec![self.inputs.clone()];
         let flats = pass.gradients(slices, keeps_graph, |y| y.clone().sin()).unwrap();
@@ -98,17 +103,20 @@ impl Chain {
 
     /// Σ -cos(output), given the input `groups` of the unit `first`.
     fn loss_from(&self, first: usize, groups: Vec<Features>, flats: &[Tensor<1>]) -> f64 {
-        let of_size = |output: Features| -> f64 {
-            output.x.cast(DType::F64).into_data().iter::<f64>().map(|y| -y.cos()).sum()
-        };
-        self.output_from(first, groups, flats).into_iter().map(of_size).sum()
+        self.output_from(first, groups, flats)
+            .into_iter()
+            .map(|output| -> f64 {
+                output.x.cast(DType::F64).into_data().iter::<f64>().map(|y| -y.cos()).sum()
+            })
+            .sum()
     }
 }
 
 /// The backbone of `plan` on views of all sizes, then its heads.
 pub(super) fn chains(plan: &Plan) -> Vec<Chain> {
     let device = Device::flex();
-    let (input, batch) = (plan.pixel_input(), batch(plan, 0));
+    let input = plan.pixel_input();
+    let batch = batch(plan, 0);
     let method = plan.method().unwrap();
     // Followers have the same units as the networks that they follow.
     let mut networks = method.networks().into_iter();
@@ -141,7 +149,8 @@ pub(super) fn chains(plan: &Plan) -> Vec<Chain> {
 fn names_are_unique() {
     for plan in plans(&[]) {
         for network in plan.method().unwrap().networks() {
-            let (mut units, mut params) = (BTreeSet::new(), BTreeSet::new());
+            let mut units = BTreeSet::new();
+            let mut params = BTreeSet::new();
             let backbone = network.units(&plan.recipe.model);
             for unit in backbone.iter().chain(network.heads.iter().flat_map(|head| &head.units)) {
                 assert!(units.insert(unit.name().to_string()), "{}: two units {}", pair(&plan), unit.name());
@@ -185,11 +194,13 @@ fn recomputing_equals_keeping() {
     }
 }
 
-/// Slope of the loss along a random direction of each parameter, by central differences in f64: where rectifiers bend
-/// the loss, steps are short. In f64 units run as compositions of Burn operations, so that kernels are checked as well.
+/// Slope of the loss along a random direction of each parameter, by central differences in f64:
+/// where rectifiers bend the loss, steps are short. In f64 units run as compositions of Burn
+/// operations, so that kernels are checked as well.
 #[test]
 fn gradients_equal_finite_differences() {
-    // A step ten times as long crosses bends: slopes of deep rectified networks are then off by a hundredth.
+    // A step ten times as long crosses bends: slopes of deep rectified networks are then off by a
+    // hundredth.
     const STEP: f64 = 1e-7;
     // Rounding of f32 gradients that are zero, such as a bias's before a normalization.
     const ROUNDING: f64 = 1e-4;
@@ -242,7 +253,8 @@ fn costs_are_what_is_counted() {
             let n_images = if is_ragged { 1 } else { BATCH };
             let shape = |input: &Features| {
                 let [rows, tokens, width] = input.x.dims();
-                let (n_prefix, grid) = (input.n_prefix, input.grid);
+                let n_prefix = input.n_prefix;
+                let grid = input.grid;
                 let n_views = rows / n_images;
                 let shape = GroupShape {
                     drops: false,
@@ -266,12 +278,13 @@ fn costs_are_what_is_counted() {
             }
             let weights = chain.weights();
             // On one thread, which counts for itself.
-            let count = |_, ()| {
-                let mut output = Vec::new();
-                let flops = flops_of(|| output = chain.output(&weights));
-                (flops, output)
-            };
-            let (counted, output) = Workers::new(1).map(vec![()], count).remove(0);
+            let (counted, output) = Workers::new(1)
+                .map(vec![()], |_, ()| {
+                    let mut output = Vec::new();
+                    let flops = flops_of(|| output = chain.output(&weights));
+                    (flops, output)
+                })
+                .remove(0);
             assert!((flops - counted).abs() <= 1e-9 * counted, "{}: {flops}, {counted}", pair(&plan));
             for (shape, output) in shapes.iter().zip(output) {
                 let given = [shape.n_views * n_images, shape.n_tokens(), shape.width];

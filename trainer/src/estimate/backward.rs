@@ -30,13 +30,15 @@ struct UnitGradient {
 }
 
 impl EarlierGradients {
-    /// Bytes while the backward pass of `unit` runs; `gathers_next` where the weights of the unit after it are gathered meanwhile.
+    /// Bytes while the backward pass of `unit` runs; `gathers_next` where the weights of the unit
+    /// after it are gathered meanwhile.
     fn running_bytes(&self, unit: &UnitCost, gathers_next: bool) -> f64 {
         // The first sum of the unit waits until the gradient before the newest is there.
         let before_sums = self.newest.held_bytes + self.before_bytes;
         let newest = match unit.n_sums {
             0 => self.newest.in_transfer_bytes,
-            // The newest is sent after the gather, which takes as long as the last stage of the unit.
+            // The newest is sent after the gather, which takes as long as the last stage of the
+            // unit.
             _ if gathers_next => before_sums,
             // It is sent before the last stage.
             _ => before_sums.max(self.newest.in_transfer_bytes),
@@ -44,7 +46,8 @@ impl EarlierGradients {
         self.reduced_bytes + newest
     }
 
-    /// Bytes at the end of the backward pass of a unit. The gradient before the newest has arrived by then, where links are fast.
+    /// Bytes at the end of the backward pass of a unit. The gradient before the newest has arrived
+    /// by then, where links are fast.
     fn at_end_bytes(&self) -> f64 {
         self.reduced_bytes + self.newest.in_transfer_bytes
     }
@@ -58,15 +61,17 @@ impl EarlierGradients {
 }
 
 impl BackwardPass<'_> {
-    /// Returns the largest number of bytes by which the backward pass exceeds gathered weights, kept inputs and kept graphs, all together;
-    /// 0 if it never does.
+    /// Returns the largest number of bytes by which the backward pass exceeds gathered weights,
+    /// kept inputs and kept graphs, all together; 0 if it never does.
     pub(super) fn peak_bytes(&self) -> f64 {
         let placed = self.placed;
-        let (backbone, segments) = (placed.backbone(), placed.segments());
+        let backbone = placed.backbone();
+        let segments = placed.segments();
         let mut earlier =
             EarlierGradients { newest: self.gradient_of_heads(), before_bytes: 0.0, reduced_bytes: 0.0 };
         // Bytes that were released by units whose backward pass is done.
-        let (mut freed, mut peak) = (0.0, 0.0_f64);
+        let mut freed = 0.0;
+        let mut peak = 0.0_f64;
         for (number, unit) in backbone.iter().enumerate().rev() {
             let unused = self.gathered.free_bytes[number];
             let gathers_next = number > 0 && self.gathered.are_gathered_again[number - 1];
@@ -95,41 +100,45 @@ impl BackwardPass<'_> {
         peak.max(earlier.at_end_bytes() - freed)
     }
 
-    /// Bytes of the graph of unit `number`, which runs again, and of the gradients at its output and its input.
+    /// Bytes of the graph of unit `number`, which runs again, and of the gradients at its output
+    /// and its input.
     fn recomputed_bytes(&self, number: usize) -> f64 {
         let placed = self.placed;
         let unit = &placed.backbone()[number];
         let output = placed.backbone().get(number + 1).map_or(0.0, |next| placed.given_bytes(next));
         let given = placed.given_bytes(unit);
         let n_micro_batches = placed.placement.rank_micro_batches.max(1) as f64;
-        // Between the stages of a unit the graphs are those of all images, and so are the gradients between parts.
+        // Between the stages of a unit the graphs are those of all images, and so are the gradients
+        // between parts.
         let has_stages = unit.n_sums > 0;
         if has_stages || unit.given != unit.input {
             let at_once = if has_stages { placed.n_images() } else { placed.micro_batch() };
             return placed.graph_bytes(unit, at_once) + output + given;
         }
-        // The gradients at the output of one micro-batch after another become gradients at the input.
+        // The gradients at the output of one micro-batch after another become gradients at the
+        // input.
         let gradients = (output + given / n_micro_batches).max(output / n_micro_batches + given);
         placed.graph_bytes(unit, placed.micro_batch()) + gradients
     }
 
-    /// Bytes of the gradient of a unit while its backward pass runs. Every worker has that of its slice, by parameter,
-    /// beside the sums of earlier micro-batches.
+    /// Bytes of the gradient of a unit while its backward pass runs. Every worker has that of its
+    /// slice, by parameter, beside the sums of earlier micro-batches.
     fn running_gradient_bytes(&self, unit: &UnitCost) -> f64 {
         let placement = self.placed.placement;
         let sums = partial_sums(placement.rank_micro_batches) as f64 * self.placed.padded(unit);
         F32 * (sums + (placement.workers * unit.gradients_at_once) as f64)
     }
 
-    /// Bytes of the gradient of a unit at the end of its backward pass: the sum of all, by parameter, and a copy of it as one flat buffer, in
-    /// the type in which it is sent. Where that is not f32, each parameter's sum is freed when it has been rounded.
+    /// Bytes of the gradient of a unit at the end of its backward pass: the sum of all, by
+    /// parameter, and a copy of it as one flat buffer, in the type in which it is sent. Where that
+    /// is not f32, each parameter's sum is freed when it has been rounded.
     fn flat_gradient_bytes(&self, unit: &UnitCost) -> f64 {
         let sent = self.sent_bytes();
         (F32 + if sent < F32 { sent / 2.0 } else { sent }) * self.placed.padded(unit)
     }
 
-    /// The gradients of all heads, which wait for the first unit of the backbone that computes. They are sent one after another; on a CPU
-    /// each gets its buffer to receive when it is sent.
+    /// The gradients of all heads, which wait for the first unit of the backbone that computes.
+    /// They are sent one after another; on a CPU each gets its buffer to receive when it is sent.
     fn gradient_of_heads(&self) -> UnitGradient {
         let sizes: Vec<f64> =
             self.placed.heads().iter().map(|unit| F32 * self.placed.gathered(unit)).collect();
@@ -177,14 +186,14 @@ mod tests {
     #[test]
     fn partial_sums_are_those_of_the_order() {
         for n in [1, 2, 3, 4, 6, 7, 8, 12, 64] {
-            let (alive, most) = (Rc::new(()), Cell::new(0));
+            let alive = Rc::new(());
+            let most = Cell::new(0);
             let mut part = |_: usize| {
                 // `alive` itself is not a part.
                 most.set(most.get().max(Rc::strong_count(&alive) - 1));
                 Rc::clone(&alive)
             };
-            let sum = |a: Rc<()>, _: Rc<()>| a;
-            drop(fold(n, &mut part, &sum));
+            drop(fold(n, &mut part, &|a: Rc<()>, _: Rc<()>| a));
             assert_eq!(partial_sums(n), most.get(), "{n}");
         }
     }

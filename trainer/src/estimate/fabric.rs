@@ -17,8 +17,8 @@ pub struct Fabric {
     pub node_latency: Latency,
 }
 
-/// Time that a message takes beside that of its bytes. A library sends a short one at once, and a long one when the receiver has
-/// agreed to it.
+/// Time that a message takes beside that of its bytes. A library sends a short one at once, and a
+/// long one when the receiver has agreed to it.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Latency {
     /// Seconds of a message of less than [`LONG_MESSAGE_BYTES`].
@@ -27,7 +27,8 @@ pub struct Latency {
     pub long_s: f64,
 }
 
-/// Bytes from which on a message waits for an agreement: those of Open MPI over TCP (`btl_tcp_eager_limit`, which includes a header).
+/// Bytes from which on a message waits for an agreement: those of Open MPI over TCP
+/// (`btl_tcp_eager_limit`, which includes a header).
 pub const LONG_MESSAGE_BYTES: f64 = 65_536.0;
 
 impl Latency {
@@ -44,18 +45,21 @@ pub(super) struct Members {
     size: usize,
     /// Ranks of the collective on one node.
     per_node: usize,
-    /// Number of groups to which the ranks of a node belong. Each runs a collective of its own at the same time, over the same link.
+    /// Number of groups to which the ranks of a node belong. Each runs a collective of its own at
+    /// the same time, over the same link.
     n_groups_on_node: usize,
 }
 
 impl Members {
-    /// Returns the members of a collective of `size` ranks whose numbers differ by `stride`. The other ranks of the placement form
-    /// groups of the same kind, whose collectives run at the same time.
+    /// Returns the members of a collective of `size` ranks whose numbers differ by `stride`. The
+    /// other ranks of the placement form groups of the same kind, whose collectives run at the same
+    /// time.
     pub(super) fn new(size: usize, stride: usize, placement: &Placement, fabric: &Fabric) -> Self {
         Self::of_runs([1, size], stride, placement, fabric)
     }
 
-    /// Returns the members of a collective of `n_runs` runs of `run` neighbors, whose first ranks are `stride` apart.
+    /// Returns the members of a collective of `n_runs` runs of `run` neighbors, whose first ranks
+    /// are `stride` apart.
     pub(super) fn of_runs(
         [run, n_runs]: [usize; 2],
         stride: usize,
@@ -67,7 +71,8 @@ impl Members {
             0 => run.min(ranks_per_node),
             n_runs => n_runs * run,
         };
-        let (size, per_node) = (run * n_runs, on_node.clamp(1, run * n_runs));
+        let size = run * n_runs;
+        let per_node = on_node.clamp(1, run * n_runs);
         Self { size, per_node, n_groups_on_node: ranks_per_node.div_ceil(per_node) }
     }
 
@@ -75,20 +80,23 @@ impl Members {
         self.size.div_ceil(self.per_node)
     }
 
-    /// Returns the seconds after which every rank has all `bytes`, of which each has contributed a part, in a ring through the nodes:
-    /// all bytes but a rank's own enter each node once, for all of its ranks.
+    /// Returns the seconds after which every rank has all `bytes`, of which each has contributed a
+    /// part, in a ring through the nodes: all bytes but a rank's own enter each node once, for all
+    /// of its ranks.
     pub(super) fn gather_s(self, bytes: f64, fabric: &Fabric) -> f64 {
         if self.size < 2 {
             return 0.0;
         }
-        let (size, n_nodes) = (self.size as f64, self.n_nodes() as f64);
+        let size = self.size as f64;
+        let n_nodes = self.n_nodes() as f64;
         let moved = bytes * (size - 1.0) / size;
         let local_s = if self.per_node > 1 { moved / fabric.local_bytes_per_s } else { 0.0 };
         let node_s = match self.n_nodes() {
             1 => 0.0,
             _ => moved * self.n_groups_on_node as f64 / fabric.node_bytes_per_s,
         };
-        // A ring passes every rank, a tree has the logarithm of their number: libraries take what is faster.
+        // A ring passes every rank, a tree has the logarithm of their number: libraries take what
+        // is faster.
         let [local, node] =
             [fabric.local_latency, fabric.node_latency].map(|latency| latency.of_message_s(bytes / size));
         let ring = (self.size - self.n_nodes()) as f64 * local + (n_nodes - 1.0) * node;
@@ -97,8 +105,9 @@ impl Members {
         local_s.max(node_s) + ring.min(tree)
     }
 
-    /// Returns the seconds after which every rank has received its part of `bytes` from every other one. What goes to another node
-    /// is sent by each rank and to each rank, and all ranks of a node share its link.
+    /// Returns the seconds after which every rank has received its part of `bytes` from every other
+    /// one. What goes to another node is sent by each rank and to each rank, and all ranks of a
+    /// node share its link.
     pub(super) fn exchange_s(self, bytes: f64, fabric: &Fabric) -> f64 {
         if self.size < 2 {
             return 0.0;
@@ -138,14 +147,17 @@ mod tests {
         };
         let placement = Placement::of_ranks(16);
         let all = Members::new(16, 1, &placement, &fabric);
-        // All bytes but a sixteenth enter a node once; each of its ranks receives half of the bytes from the other node.
+        // All bytes but a sixteenth enter a node once; each of its ranks receives half of the bytes
+        // from the other node.
         assert!((all.gather_s(1.6e9, &fabric) - 0.15).abs() < 1e-9);
         assert!((all.exchange_s(1.6e9, &fabric) - 8.0 * 0.08).abs() < 1e-9);
-        // Replicas of groups that are whole nodes: each rank has one partner, and all share the link.
+        // Replicas of groups that are whole nodes: each rank has one partner, and all share the
+        // link.
         let replicas = Members::new(2, 8, &placement, &fabric);
         assert!((replicas.exchange_s(0.2e9, &fabric) - 8.0 * 0.01).abs() < 1e-9);
         assert!((replicas.gather_s(0.2e9, &fabric) - 8.0 * 0.01).abs() < 1e-9);
-        // Ranks with the same of two parts of columns in shard groups of sixteen: the eight of a node.
+        // Ranks with the same of two parts of columns in shard groups of sixteen: the eight of a
+        // node.
         let peers = Members::of_runs([8, 1], 16, &placement, &fabric);
         assert_eq!((peers.n_nodes(), peers.n_groups_on_node), (1, 1));
         // In shard groups of eight: four neighbors on each of two nodes, two such groups to a node.

@@ -18,8 +18,8 @@ pub struct Goodput {
     pub fraction: f64,
 }
 
-/// Returns the goodput of `n_nodes` nodes, each of which fails once per `node_mttf_s` on average; a rank writes
-/// `rank_bytes` at `write_bytes_per_s`, and a restart takes `restart_s`.
+/// Returns the goodput of `n_nodes` nodes, each of which fails once per `node_mttf_s` on average; a
+/// rank writes `rank_bytes` at `write_bytes_per_s`, and a restart takes `restart_s`.
 pub fn goodput(
     n_nodes: usize,
     node_mttf_s: f64,

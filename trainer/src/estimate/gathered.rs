@@ -1,4 +1,5 @@
-//! Gathered weights on a rank: those that stay until the backward pass, and the buffers that all others share.
+//! Gathered weights on a rank: those that stay until the backward pass, and the buffers that all
+//! others share.
 
 use std::iter::repeat_n;
 
@@ -16,11 +17,13 @@ const WORD_BYTES: usize = 4;
 pub(super) struct GatheredWeights {
     /// Bytes of the weights that stay, by unit of the trained backbone.
     pub(super) kept_bytes: Vec<f64>,
-    /// Whether the backward pass waits for the weights from other ranks, by unit of the trained backbone.
+    /// Whether the backward pass waits for the weights from other ranks, by unit of the trained
+    /// backbone.
     pub(super) are_gathered_again: Vec<bool>,
     /// Bytes of all buffers that do not stay, at their peak.
     pub(super) transient_bytes: f64,
-    /// Bytes of these that are free again in the backward pass of each unit of the trained backbone; 0 for buffers of a pool, which stay.
+    /// Bytes of these that are free again in the backward pass of each unit of the trained
+    /// backbone; 0 for buffers of a pool, which stay.
     pub(super) free_bytes: Vec<f64>,
 }
 
@@ -33,15 +36,17 @@ pub(super) fn gathered_weights(placed: PlacedModel<'_>) -> GatheredWeights {
     let words = |number: usize| gather_of(placed, &backbone[number], false).n_words;
     let kept = |number: usize| if keeps_weights(placed, number) { words(number) } else { 0 };
     let in_use = |number: usize| words(number) - kept(number);
-    // In the backward pass the weights of the unit before are there while one is in use. Segments run in another order, which is not followed.
+    // In the backward pass the weights of the unit before are there while one is in use. Segments
+    // run in another order, which is not followed.
     let of_two = |number: usize| in_use(number) + number.checked_sub(1).map_or(0, in_use);
     let free = |number: usize| if are_all_in_use { 0 } else { peak_words.saturating_sub(of_two(number)) };
     let bytes = |n_words: usize| (n_words * WORD_BYTES) as f64;
-    let is_gathered_again = |number: usize| {
-        !keeps_weights(placed, number) && gather_of(placed, &backbone[number], false).is_pooled
-    };
     GatheredWeights {
-        are_gathered_again: (0..backbone.len()).map(is_gathered_again).collect(),
+        are_gathered_again: (0..backbone.len())
+            .map(|number: usize| {
+                !keeps_weights(placed, number) && gather_of(placed, &backbone[number], false).is_pooled
+            })
+            .collect(),
         kept_bytes: (0..backbone.len()).map(|number| bytes(kept(number))).collect(),
         transient_bytes: bytes(peak_words),
         free_bytes: (0..backbone.len()).map(|number| bytes(free(number))).collect(),
@@ -66,19 +71,28 @@ struct Buffers {
     peak_words: usize,
 }
 
-/// Returns whether the weights of unit `number` of the trained backbone stay from its forward to its backward pass.
+/// Returns whether the weights of unit `number` of the trained backbone stay from its forward to
+/// its backward pass.
 fn keeps_weights(placed: PlacedModel<'_>, number: usize) -> bool {
     placed.placement.sharding == Sharding::Grad || placed.keeps_graph(number)
 }
 
-/// The gathers of a step in the order of `Weights::gathers` in [`crate::step`]. Gathers whose buffers are kept have 0 words.
+/// The gathers of a step in the order of `Weights::gathers` in [`crate::step`]. Gathers whose
+/// buffers are kept have 0 words.
 fn gathers(placed: PlacedModel<'_>) -> Vec<TransientGather> {
     let backbone = |network: &NetworkCost, keeps: &dyn Fn(usize) -> bool| -> Vec<TransientGather> {
-        let of_unit = |(number, unit): (usize, &UnitCost)| match keeps(number) {
-            true => TransientGather { n_words: 0, is_pooled: false, held_with_next: false },
-            false => gather_of(placed, unit, false),
-        };
-        network.backbone.iter().enumerate().map(of_unit).collect()
+        network
+            .backbone
+            .iter()
+            .enumerate()
+            .map(|(number, unit)| {
+                if keeps(number) {
+                    TransientGather { n_words: 0, is_pooled: false, held_with_next: false }
+                } else {
+                    gather_of(placed, unit, false)
+                }
+            })
+            .collect()
     };
     let heads = |network: &NetworkCost| -> Vec<TransientGather> {
         let mut list: Vec<TransientGather> =
@@ -114,8 +128,8 @@ fn gather_of(placed: PlacedModel<'_>, unit: &UnitCost, is_head: bool) -> Transie
     TransientGather { n_words, is_pooled: is_moved, held_with_next: is_head }
 }
 
-/// Returns the largest number of words of all buffers together, with one gather ahead of the unit that computes. What
-/// one step leaves in the pool, the next one finds.
+/// Returns the largest number of words of all buffers together, with one gather ahead of the unit
+/// that computes. What one step leaves in the pool, the next one finds.
 fn peak_words(gathers: &[TransientGather]) -> usize {
     let mut buffers = Buffers::default();
     for gathers in repeat_n(gathers, 2) {
@@ -175,7 +189,8 @@ mod tests {
     #[test]
     fn units_of_heads_are_in_use_together() {
         let gathers = || [of_head(100), of_words(100), of_words(100), of_words(100)];
-        // Two units of heads, and the next unit in transfer: they are released before another one is gathered.
+        // Two units of heads, and the next unit in transfer: they are released before another one
+        // is gathered.
         assert_eq!(peak_words(&gathers()), 300);
         let [first, second, ..] = gathers();
         let last = TransientGather { held_with_next: true, ..second };

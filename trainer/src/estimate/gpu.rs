@@ -6,9 +6,10 @@
 //!                                                               b: bytes of an element
 //! ```
 //!
-//! A forward pass writes and reads each activation once; a backward pass reads it again, and writes and reads its gradient
-//! twice. η covers everything else: kernels below their peak, norms, the optimizer, data, and communication that is not
-//! hidden. It is the one number that makes published runs come out within a factor of 1.5 (tests of `ocelli plan`).
+//! A forward pass writes and reads each activation once; a backward pass reads it again, and writes
+//! and reads its gradient twice. η covers everything else: kernels below their peak, norms, the
+//! optimizer, data, and communication that is not hidden. It is the one number that makes published
+//! runs come out within a factor of 1.5 (tests of `ocelli plan`).
 
 use super::{ModelCost, NetworkCost, Placement, step_flops};
 
@@ -18,7 +19,8 @@ pub const EFFICIENCY: f64 = 0.45;
 /// Bytes of an activation: all published runs compute in 16 bits.
 const ACTIVATION_BYTES: f64 = 2.0;
 
-/// Numbers of times that an activation is moved: of the trained network, and of networks without a backward pass.
+/// Numbers of times that an activation is moved: of the trained network, and of networks without a
+/// backward pass.
 const MOVES: [f64; 2] = [6.0, 2.0];
 
 /// A GPU by its data sheet.
@@ -26,8 +28,9 @@ const MOVES: [f64; 2] = [6.0, 2.0];
 pub struct Gpu {
     /// Name on the command line.
     pub name: &'static str,
-    /// Peak rate of matrix products in 16 bits, without sparsity, in TFLOP/s; of the V100 without its tensor cores, which take
-    /// sizes that are multiples of 8: neither views of 197 tokens nor the widths of SEER are.
+    /// Peak rate of matrix products in 16 bits, without sparsity, in TFLOP/s; of the V100 without
+    /// its tensor cores, which take sizes that are multiples of 8: neither views of 197 tokens nor
+    /// the widths of SEER are.
     pub tflops: f64,
     /// Memory, in GB.
     pub memory_gb: f64,

@@ -34,10 +34,11 @@ impl HeadRows {
         Self { shape, masked_share: n_masked as f64 / shape.n_rows().max(1) as f64 }
     }
 
-    /// Returns the parts of these rows as the output of a head that `reads` its input so: views and masked cells apart if both are read of a
-    /// backbone.
+    /// Returns the parts of these rows as the output of a head that `reads` its input so: views and
+    /// masked cells apart if both are read of a backbone.
     pub(super) fn parts(&self, reads: Reads) -> Vec<OutputPart> {
-        let (elements, masked_share) = (self.shape.elements(), self.masked_share);
+        let elements = self.shape.elements();
+        let masked_share = self.masked_share;
         if !reads.has_masked() || masked_share == 0.0 || masked_share == 1.0 {
             return vec![OutputPart { elements, masked_share }];
         }

@@ -6,12 +6,13 @@ use super::UnitCost;
 use super::backward::partial_sums;
 use super::placed::{F32, PlacedModel};
 
-/// Returns the most bytes of heads and loss at a time: while the loss is prepared, in the graphs with the gradients of units, or in the
-/// backward pass through units before divided ones.
+/// Returns the most bytes of heads and loss at a time: while the loss is prepared, in the graphs
+/// with the gradients of units, or in the backward pass through units before divided ones.
 pub(super) fn head_bytes(placed: PlacedModel<'_>) -> f64 {
     let heads = placed.heads();
     let images = placed.n_images();
-    // The inputs of the group, and the gradients at them, which are listed, joined, sent and received.
+    // The inputs of the group, and the gradients at them, which are listed, joined, sent and
+    // received.
     let inputs: f64 = heads
         .iter()
         .filter(|unit| unit.n_parts > 1)
@@ -25,10 +26,10 @@ pub(super) fn head_bytes(placed: PlacedModel<'_>) -> f64 {
     inputs + F32 * copies + in_graphs.max(targets.preparation_bytes)
 }
 
-/// Returns the bytes of the constrained values of heads, as they were and as they are, which stay until they are written back.
+/// Returns the bytes of the constrained values of heads, as they were and as they are, which stay
+/// until they are written back.
 pub(super) fn constrained_value_bytes(placed: PlacedModel<'_>) -> f64 {
-    let of_unit = |unit: &UnitCost| 2.0 * F32 * unit.n_constrained as f64 / unit.n_parts as f64;
-    placed.heads().iter().map(of_unit).sum()
+    placed.heads().iter().map(|unit| 2.0 * F32 * unit.n_constrained as f64 / unit.n_parts as f64).sum()
 }
 
 /// Scores that a unit computes for the views or the masked cells of one size.
@@ -36,9 +37,11 @@ struct Scores {
     bytes: f64,
     /// Number of the unit.
     unit: usize,
-    /// Whether they stay until the gradients of the unit are computed. Otherwise the gradient at them takes their place.
+    /// Whether they stay until the gradients of the unit are computed. Otherwise the gradient at
+    /// them takes their place.
     stay: bool,
-    /// Whether a copy of them gets one more column; the gradient at the columns without it is another copy.
+    /// Whether a copy of them gets one more column; the gradient at the columns without it is
+    /// another copy.
     is_divided: bool,
     /// Whether what they are computed from is cut from one tensor for views and masked cells.
     is_cut: bool,
@@ -46,31 +49,37 @@ struct Scores {
     parameter_bytes: f64,
 }
 
-/// Returns the most bytes of the graphs of the heads in use at a time, with the gradients from them. Where columns are divided, those are the
-/// graphs of one micro-batch of the group after another; units before them go through the passes of a step, with all images.
+/// Returns the most bytes of the graphs of the heads in use at a time, with the gradients from
+/// them. Where columns are divided, those are the graphs of one micro-batch of the group after
+/// another; units before them go through the passes of a step, with all images.
 fn graph_bytes(placed: PlacedModel<'_>) -> f64 {
-    let (heads, placement) = (placed.heads(), placed.placement);
+    let heads = placed.heads();
+    let placement = placed.placement;
     let (scoring, others): (Vec<&UnitCost>, Vec<&UnitCost>) =
         heads.iter().partition(|unit| unit.n_columns > 0);
-    let of_unit = |(number, unit): (usize, &&UnitCost)| scores(placed, number, unit);
     // A head on masked cells scores none of the other view sizes.
-    let all: Vec<Scores> =
-        scoring.iter().enumerate().flat_map(of_unit).filter(|scores| scores.bytes > 0.0).collect();
-    let in_graph = match is_divided(placed) {
-        true => scoring,
-        false => heads.iter().collect(),
-    };
-    let sums_before = |unit: &&UnitCost| {
-        let n_graphs = unit.n_parts * placement.rank_micro_batches;
-        partial_sums(n_graphs) as f64 * F32 * placed.gathered(unit)
-    };
+    let all: Vec<Scores> = scoring
+        .iter()
+        .enumerate()
+        .flat_map(|(number, unit)| scores(placed, number, unit))
+        .filter(|scores| scores.bytes > 0.0)
+        .collect();
+    let in_graph = if is_divided(placed) { scoring } else { heads.iter().collect() };
     let [gradients, largest] = gradient_bytes(placed, &in_graph);
     let graphs = other_graph_bytes(placed, &others) + scoring_bytes(&all).max(gradients);
     // Gradients exist by parameter and as one flat buffer of a unit after another.
-    in_graph.iter().map(sums_before).sum::<f64>() + graphs.max(gradients + largest)
+    in_graph
+        .iter()
+        .map(|unit| {
+            let n_graphs = unit.n_parts * placement.rank_micro_batches;
+            partial_sums(n_graphs) as f64 * F32 * placed.gathered(unit)
+        })
+        .sum::<f64>()
+        + graphs.max(gradients + largest)
 }
 
-/// Returns the most bytes of the backward pass through the units before divided ones; 0 where none are divided.
+/// Returns the most bytes of the backward pass through the units before divided ones; 0 where none
+/// are divided.
 fn staged_bytes(placed: PlacedModel<'_>) -> f64 {
     if !is_divided(placed) {
         return 0.0;
@@ -108,16 +117,21 @@ fn scores(placed: PlacedModel<'_>, number: usize, unit: &UnitCost) -> Vec<Scores
         is_cut,
         parameter_bytes: F32 * placed.gathered(unit),
     };
-    let of_size = |parts: Vec<f64>| {
-        let is_cut = parts.len() > 1;
-        parts.into_iter().map(move |bytes| of_part(bytes, is_cut)).collect::<Vec<_>>()
-    };
-    placed.output_bytes(unit, placed.micro_batch()).into_iter().flat_map(of_size).collect()
+    placed
+        .output_bytes(unit, placed.micro_batch())
+        .into_iter()
+        .flat_map(|parts| {
+            let is_cut = parts.len() > 1;
+            parts.into_iter().map(move |bytes| of_part(bytes, is_cut)).collect::<Vec<_>>()
+        })
+        .collect()
 }
 
-/// Returns the most bytes of all scores and the gradients from them. The backward pass runs operations farthest from the graph's leaves first,
-/// and what cut scores are computed from is one operation farther. The gradients at all cut scores come first. Then, for one tensor of them
-/// after another, come the gradients of parameters and input, after which scores and gradient are freed. Other scores follow in the same way.
+/// Returns the most bytes of all scores and the gradients from them. The backward pass runs
+/// operations farthest from the graph's leaves first, and what cut scores are computed from is one
+/// operation farther. The gradients at all cut scores come first. Then, for one tensor of them
+/// after another, come the gradients of parameters and input, after which scores and gradient are
+/// freed. Other scores follow in the same way.
 fn scoring_bytes(all: &[Scores]) -> f64 {
     let mut in_use = all.iter().map(|scores| scores.bytes).sum::<f64>();
     let copies = all.iter().filter(|scores| scores.is_divided).map(|scores| scores.bytes);
@@ -143,13 +157,15 @@ fn scoring_bytes(all: &[Scores]) -> f64 {
 struct Targets {
     /// Bytes of the targets.
     bytes: f64,
-    /// Bytes while they are made: of all scores, the targets, and the largest of them before its last change.
+    /// Bytes while they are made: of all scores, the targets, and the largest of them before its
+    /// last change.
     preparation_bytes: f64,
 }
 
 impl Targets {
-    /// Estimates the memory of targets made of the scores of networks without gradients, and of those of the trained one. The scores of all
-    /// networks are there at the same time, with the inputs of the group where columns are divided.
+    /// Estimates the memory of targets made of the scores of networks without gradients, and of
+    /// those of the trained one. The scores of all networks are there at the same time, with the
+    /// inputs of the group where columns are divided.
     fn of(placed: PlacedModel<'_>) -> Self {
         let images = placed.n_images();
         let networks = placed.model.others.iter().filter(|network| network.computes());
@@ -163,7 +179,8 @@ impl Targets {
             bytes.iter_mut().for_each(|bytes| *bytes /= n_parts);
             bytes
         };
-        // Targets are made of all scores of another network, and of those of the trained one for views of the first size.
+        // Targets are made of all scores of another network, and of those of the trained one for
+        // views of the first size.
         let targets = || {
             let all = of_others.iter().copied().flat_map(score_bytes);
             all.chain(of_trained().filter_map(|unit| score_bytes(unit).first().copied()))

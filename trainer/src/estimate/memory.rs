@@ -7,7 +7,7 @@ use super::backward::BackwardPass;
 use super::gathered::gathered_weights;
 use super::heads::{constrained_value_bytes, head_bytes};
 use super::placed::{F32, PlacedModel};
-use super::{ModelCost, Placement, UnitCost};
+use super::{ModelCost, Placement};
 use crate::step::precision::Arithmetic;
 
 /// Memory that a rank holds at the peak of a step.
@@ -23,12 +23,14 @@ pub struct Memory {
     pub input_bytes: f64,
     /// Inputs and graphs that stay until the backward pass.
     pub activation_bytes: f64,
-    /// The graph in use, and gradients of whole units before they are sharded, in the worse of two phases: the heads, and
-    /// the backward pass, less what it has freed by then. Also constrained values of heads.
+    /// The graph in use, and gradients of whole units before they are sharded, in the worse of two
+    /// phases: the heads, and the backward pass, less what it has freed by then. Also constrained
+    /// values of heads.
     pub work_bytes: f64,
     /// Buffers that the threads of a CPU keep from one product to the next.
     pub buffer_bytes: f64,
-    /// Copies of the state while a checkpoint is written: the optimizer changes what is being saved.
+    /// Copies of the state while a checkpoint is written: the optimizer changes what is being
+    /// saved.
     pub checkpoint_bytes: f64,
 }
 
@@ -54,11 +56,6 @@ pub fn memory(model: &ModelCost, placement: &Placement) -> Memory {
     let placed = PlacedModel { model, placement };
     let gathered = gathered_weights(placed);
     let images = placed.n_images();
-    let retained = |(number, unit): (usize, &UnitCost)| match placed.keeps_graph(number) {
-        true => placed.graph_bytes(unit, images),
-        false if placed.segments().keeps_input(number) => placed.kept_bytes(unit),
-        false => 0.0,
-    };
     let backward = BackwardPass { placed, gathered: &gathered };
     // The trained network with its moments, and the others; a checkpoint leaves out frozen ones.
     let shards = placed.shards_of(&model.trained);
@@ -74,17 +71,27 @@ pub fn memory(model: &ModelCost, placement: &Placement) -> Memory {
         gradient_bytes: F32 * shards,
         gathered_bytes: gathered.transient_bytes + gathered.kept_bytes.iter().sum::<f64>(),
         input_bytes: F32 * model.pixels * images,
-        activation_bytes: placed.backbone().iter().enumerate().map(retained).sum(),
+        activation_bytes: placed
+            .backbone()
+            .iter()
+            .enumerate()
+            .map(|(number, unit)| match placed.keeps_graph(number) {
+                true => placed.graph_bytes(unit, images),
+                false if placed.segments().keeps_input(number) => placed.kept_bytes(unit),
+                false => 0.0,
+            })
+            .sum(),
         work_bytes: constrained_value_bytes(placed) + head_bytes(placed).max(backward.peak_bytes()),
         buffer_bytes: product_buffer_bytes(placed),
         checkpoint_bytes: here * F32 * (with_moments + others(false) + largest_shard),
     }
 }
 
-/// Returns the bytes of the buffers of products: each worker's, and one in f32 for the heads, which other threads help to compute: each of
-/// them may keep another one.
+/// Returns the bytes of the buffers of products: each worker's, and one in f32 for the heads, which
+/// other threads help to compute: each of them may keep another one.
 fn product_buffer_bytes(placed: PlacedModel<'_>) -> f64 {
-    let (placement, backbone) = (placed.placement, placed.backbone());
+    let placement = placed.placement;
+    let backbone = placed.backbone();
     let of_image =
         backbone.iter().map(|unit| unit.products).fold(ProductLimits::default(), ProductLimits::max);
     let worker_images = (placed.micro_batch() as usize).div_ceil(placement.workers.max(1));

@@ -1,5 +1,5 @@
-//! Estimates of a run before it is started: bytes per rank, traffic and time of a step, and the share of a
-//! machine's time that failures leave.
+//! Estimates of a run before it is started: bytes per rank, traffic and time of a step, and the
+//! share of a machine's time that failures leave.
 //!
 //! ```text
 //! persistent   4·(weights + other networks + moments + gradients) · P / S     S: ranks of a shard group; AdamW has two

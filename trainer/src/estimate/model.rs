@@ -30,9 +30,11 @@ pub struct UnitCost {
     pub numel: usize,
     /// Floating-point operations of its forward pass: two per multiply-add.
     pub flops: f64,
-    /// Elements of its input that the unit before it has computed, which is kept until the unit runs again.
+    /// Elements of its input that the unit before it has computed, which is kept until the unit
+    /// runs again.
     pub input: Elements,
-    /// Elements of all that it is given: of a part of a divided unit, also what earlier parts have computed.
+    /// Elements of all that it is given: of a part of a divided unit, also what earlier parts have
+    /// computed.
     pub given: Elements,
     /// Elements that its graph holds.
     pub graph: Elements,
@@ -46,12 +48,15 @@ pub struct UnitCost {
     pub n_constrained: usize,
     /// Limits of its products with weights, for one image.
     pub products: ProductLimits,
-    /// Largest number of elements of its parameters' gradients at a time while its backward pass runs, which reorders gradients of kernels.
+    /// Largest number of elements of its parameters' gradients at a time while its backward pass
+    /// runs, which reorders gradients of kernels.
     pub gradients_at_once: usize,
-    /// Number of times that the unit waits for a sum over the whole batch in a pass, such as the statistics of a batch
-    /// normalization. If it does, all micro-batches of a rank go through it together.
+    /// Number of times that the unit waits for a sum over the whole batch in a pass, such as the
+    /// statistics of a batch normalization. If it does, all micro-batches of a rank go through it
+    /// together.
     pub n_sums: usize,
-    /// Number of ranks among which its columns are divided; 1 where every rank computes all of them.
+    /// Number of ranks among which its columns are divided; 1 where every rank computes all of
+    /// them.
     pub n_parts: usize,
     /// Number of columns of its output, if ranks may divide them; 0 if they may not.
     pub n_columns: usize,
@@ -64,7 +69,8 @@ pub struct UnitCost {
 pub struct NetworkCost {
     /// Name of the network.
     pub name: String,
-    /// True if the weights come from a file and stay as they are; checkpoints leave such a network out.
+    /// True if the weights come from a file and stay as they are; checkpoints leave such a network
+    /// out.
     pub is_frozen: bool,
     /// Units of the backbone.
     pub backbone: Vec<UnitCost>,
@@ -83,7 +89,8 @@ pub struct ModelCost {
     pub others: Vec<NetworkCost>,
     /// Number of moments that the optimizer keeps for each parameter.
     pub n_moments: usize,
-    /// Elements of the pixels of one image's views, counted once for each form in which networks take them.
+    /// Elements of the pixels of one image's views, counted once for each form in which networks
+    /// take them.
     pub pixels: f64,
     /// Collectives of the method, for which the loss waits.
     pub collectives: Vec<Collective>,
@@ -92,7 +99,8 @@ pub struct ModelCost {
 }
 
 impl UnitCost {
-    /// Returns the number of elements of what a rank gathers, padded to equal shards of `group_size` ranks.
+    /// Returns the number of elements of what a rank gathers, padded to equal shards of
+    /// `group_size` ranks.
     pub(super) fn gathered(&self, group_size: usize) -> f64 {
         self.numel.next_multiple_of(ALIGNMENT * group_size) as f64 / self.n_parts as f64
     }
@@ -150,8 +158,8 @@ impl NetworkCost {
 }
 
 impl ModelCost {
-    /// Returns the model with the columns that may be divided in `n_parts` over the ranks of shard groups of `group_size`; `None` if there
-    /// are none, or these numbers do not divide.
+    /// Returns the model with the columns that may be divided in `n_parts` over the ranks of shard
+    /// groups of `group_size`; `None` if there are none, or these numbers do not divide.
     pub fn divided(&self, n_parts: usize, group_size: usize) -> Option<Self> {
         let may_divide = |unit: &UnitCost| unit.n_columns > 0;
         if !self.divides(n_parts, group_size) {
@@ -164,14 +172,16 @@ impl ModelCost {
         Some(model)
     }
 
-    /// Returns whether there are columns that may be divided in `n_parts` over the ranks of shard groups of `group_size`.
+    /// Returns whether there are columns that may be divided in `n_parts` over the ranks of shard
+    /// groups of `group_size`.
     pub fn divides(&self, n_parts: usize, group_size: usize) -> bool {
-        let divides = |unit: &UnitCost| {
-            unit.n_columns.is_multiple_of(n_parts) && unit.numel.is_multiple_of(ALIGNMENT * group_size)
-        };
-        let may_divide = |unit: &&UnitCost| unit.n_columns > 0;
-        let mut units = self.networks().flat_map(NetworkCost::units).filter(may_divide).peekable();
-        group_size.is_multiple_of(n_parts) && units.peek().is_some() && units.all(divides)
+        let mut units =
+            self.networks().flat_map(NetworkCost::units).filter(|unit| unit.n_columns > 0).peekable();
+        group_size.is_multiple_of(n_parts)
+            && units.peek().is_some()
+            && units.all(|unit| {
+                unit.n_columns.is_multiple_of(n_parts) && unit.numel.is_multiple_of(ALIGNMENT * group_size)
+            })
     }
 
     /// Returns the number of elements of the parameters of the largest unit of a backbone.
@@ -184,7 +194,8 @@ impl ModelCost {
         self.networks().flat_map(NetworkCost::units).map(|unit| unit.n_parts).max().unwrap_or(1)
     }
 
-    /// Returns the units that run a second time, without a graph, for the collectives of the method.
+    /// Returns the units that run a second time, without a graph, for the collectives of the
+    /// method.
     pub(super) fn run_twice(&self) -> impl Iterator<Item = &UnitCost> {
         self.trained.head.iter().filter(|unit| unit.runs_twice)
     }
@@ -210,21 +221,24 @@ pub fn of_plan(plan: &Plan) -> Result<ModelCost, TrainError> {
     Ok(of_choices(plan.view_mix().choices().map(of_views).collect()))
 }
 
-/// Returns the costs of batches that are one of `choices`, by share: the memory of the largest, and the mean time.
+/// Returns the costs of batches that are one of `choices`, by share: the memory of the largest, and
+/// the mean time.
 fn of_choices(choices: Vec<(f64, ModelCost)>) -> ModelCost {
     let graph = |cost: &ModelCost| {
         cost.networks().flat_map(NetworkCost::units).map(|unit| unit.graph.total()).sum::<f64>()
     };
-    let by_graph = |a: &&(f64, ModelCost), b: &&(f64, ModelCost)| graph(&a.1).total_cmp(&graph(&b.1));
     // There is one choice at least.
-    let (_, mut largest) = choices.iter().max_by(by_graph).expect("views").clone();
+    let (_, mut largest) =
+        choices.iter().max_by(|a, b| graph(&a.1).total_cmp(&graph(&b.1))).expect("views").clone();
     let flops = |number: usize| -> Vec<f64> {
-        let of_choice = |(share, cost): &(f64, ModelCost)| {
-            let network = cost.networks().nth(number)?;
-            Some(network.units().map(|unit| share * unit.flops).collect::<Vec<_>>())
-        };
-        let sum = |a: Vec<f64>, b: Vec<f64>| a.into_iter().zip(b).map(|(a, b)| a + b).collect();
-        choices.iter().filter_map(of_choice).reduce(sum).unwrap_or_default()
+        choices
+            .iter()
+            .filter_map(|(share, cost)| {
+                let network = cost.networks().nth(number)?;
+                Some(network.units().map(|unit| share * unit.flops).collect::<Vec<_>>())
+            })
+            .reduce(|a, b| a.into_iter().zip(b).map(|(a, b)| a + b).collect())
+            .unwrap_or_default()
     };
     let networks = std::iter::once(&mut largest.trained).chain(&mut largest.others);
     for (number, network) in networks.enumerate() {
@@ -239,7 +253,8 @@ fn of_choices(choices: Vec<(f64, ModelCost)>) -> ModelCost {
 pub(super) struct Sizes {
     /// Number of moments that the optimizer keeps for each parameter.
     pub(super) n_moments: usize,
-    /// Largest number of elements of a backbone unit's parameters that is not divided; absent to divide none.
+    /// Largest number of elements of a backbone unit's parameters that is not divided; absent to
+    /// divide none.
     pub(super) max_unit_numel: Option<usize>,
 }
 
@@ -263,25 +278,28 @@ fn of_views(
     });
     let cost = |spec: &NetworkSpec| {
         let own = spec.model(model);
-        let of_size = |size: usize| {
-            let cell_px = own.cell_px();
-            let grid = [views[size].size_px as usize / cell_px; 2];
-            let n_views = views[size].n_views;
-            let rule = rule.filter(|rule| rule.size == size);
-            let n_masked = rule.map_or(0, |rule| rule.count(n_views, grid).mean.round() as usize);
-            let drops = spec.moves == Moves::ByGradient;
-            GroupShape {
-                n_views,
-                n_prefix: 0,
-                grid,
-                width: own.n_channels() * cell_px * cell_px,
-                n_masked,
-                drops,
-                is_map: false,
-                beside: None,
-            }
-        };
-        let shapes = spec.sizes().into_iter().map(of_size).collect();
+        let shapes = spec
+            .sizes()
+            .into_iter()
+            .map(|size: usize| {
+                let cell_px = own.cell_px();
+                let grid = [views[size].size_px as usize / cell_px; 2];
+                let n_views = views[size].n_views;
+                let rule = rule.filter(|rule| rule.size == size);
+                let n_masked = rule.map_or(0, |rule| rule.count(n_views, grid).mean.round() as usize);
+                let drops = spec.moves == Moves::ByGradient;
+                GroupShape {
+                    n_views,
+                    n_prefix: 0,
+                    grid,
+                    width: own.n_channels() * cell_px * cell_px,
+                    n_masked,
+                    drops,
+                    is_map: false,
+                    beside: None,
+                }
+            })
+            .collect();
         let units = divided(spec.units(model), sizes.max_unit_numel);
         let units: Vec<Box<dyn Unit>> = units.into_iter().map(|part| part.unit).collect();
         let runs_twice = spec.moves == Moves::ByGradient && method.prepares_with_heads();
@@ -316,8 +334,9 @@ fn of_views(
     }
 }
 
-/// Computes the costs of one image's views in the backbone and the heads of a network. Divided heads have `n_parts` parts. With
-/// `runs_twice`, the units of heads that are part of the loss's graph run a second time.
+/// Computes the costs of one image's views in the backbone and the heads of a network. Divided
+/// heads have `n_parts` parts. With `runs_twice`, the units of heads that are part of the loss's
+/// graph run a second time.
 fn of_network(
     spec: &NetworkSpec,
     backbone: Vec<Box<dyn Unit>>,
@@ -326,7 +345,8 @@ fn of_network(
     runs_twice: bool,
 ) -> NetworkCost {
     let (backbone, features) = through(&backbone, shapes);
-    let (mut heads, mut given) = (Vec::new(), BTreeMap::<&str, Vec<HeadRows>>::new());
+    let mut heads = Vec::new();
+    let mut given = BTreeMap::<&str, Vec<HeadRows>>::new();
     for (Head { name, reads, units, may_divide }, n_staged) in
         spec.heads.iter().zip(staged_units(&spec.heads, n_parts))
     {
@@ -337,8 +357,8 @@ fn of_network(
         let (mut costs, shapes) = through(units, rows.iter().map(|rows| rows.shape).collect());
         costs.iter_mut().for_each(|unit| unit.masked_share = masked_share(&rows));
         costs.iter_mut().skip(n_staged).for_each(|unit| unit.runs_twice = runs_twice);
-        let output = |(rows, shape): (HeadRows, GroupShape)| HeadRows { shape, ..rows };
-        let outputs: Vec<HeadRows> = rows.into_iter().zip(shapes).map(output).collect();
+        let outputs: Vec<HeadRows> =
+            rows.into_iter().zip(shapes).map(|(rows, shape)| HeadRows { shape, ..rows }).collect();
         if let Some(last) = costs.last_mut() {
             last.outputs = outputs.iter().map(|rows| rows.parts(*reads)).collect();
         }
@@ -360,7 +380,8 @@ fn through(units: &[Box<dyn Unit>], mut shapes: Vec<GroupShape>) -> (Vec<UnitCos
         let sum = |elements: fn(&GroupShape) -> Elements| {
             shapes.iter().map(elements).fold(Elements::default(), Add::add)
         };
-        let (input, given) = (sum(GroupShape::computed), sum(GroupShape::given));
+        let input = sum(GroupShape::computed);
+        let given = sum(GroupShape::given);
         let (cost, outputs) = unit.cost(&shapes);
         let params = unit.params();
         costs.push(UnitCost {
@@ -391,7 +412,8 @@ mod tests {
     use super::*;
     use crate::Recipe;
 
-    /// The toy method's head on patches sees all tokens of a view, its head on pooled features one vector per view.
+    /// The toy method's head on patches sees all tokens of a view, its head on pooled features one
+    /// vector per view.
     #[test]
     fn heads_on_patches_are_not_free() {
         let text = "name = 't'\nseed = 0\n[model]\narch = 'vit'\nimage_px = 16\npatch_px = 4\nwidth = 8\ndepth = 1\nheads = 2\n\

@@ -6,26 +6,35 @@ use networks::unit::GroupShape;
 
 /// Returns the limits of the products of one image's `shapes` with the parameters of a unit.
 pub(super) fn product_limits(params: &[ParamSpec], shapes: &[GroupShape]) -> ProductLimits {
-    let widest = |spec: &ParamSpec| match spec.shape.as_slice() {
-        [rows, _, ..] => (*rows).max(spec.numel() / (*rows).max(1)),
-        _ => 0,
-    };
     ProductLimits {
         n_rows: shapes.iter().map(GroupShape::n_rows).max().unwrap_or(0),
-        widest: params.iter().map(widest).max().unwrap_or(0),
+        widest: params
+            .iter()
+            .map(|spec| match spec.shape.as_slice() {
+                [rows, _, ..] => (*rows).max(spec.numel() / (*rows).max(1)),
+                _ => 0,
+            })
+            .max()
+            .unwrap_or(0),
         n_weights: params.iter().map(ParamSpec::numel).max().unwrap_or(0),
     }
 }
 
-/// Returns the largest number of elements of the gradients of `params` while they are computed, from the last parameter to the first: the
-/// gradients so far, and, for a kernel with several taps, a copy of the newest in another order.
+/// Returns the largest number of elements of the gradients of `params` while they are computed,
+/// from the last parameter to the first: the gradients so far, and, for a kernel with several taps,
+/// a copy of the newest in another order.
 pub(super) fn gradients_at_once(params: &[ParamSpec]) -> usize {
     let mut so_far = 0;
-    let with_copy = |spec: &ParamSpec| {
-        so_far += spec.numel();
-        if has_taps(spec) { so_far + spec.numel() } else { so_far }
-    };
-    params.iter().rev().filter(|spec| spec.role.is_trained()).map(with_copy).max().unwrap_or(0)
+    params
+        .iter()
+        .rev()
+        .filter(|spec| spec.role.is_trained())
+        .map(|spec| {
+            so_far += spec.numel();
+            if has_taps(spec) { so_far + spec.numel() } else { so_far }
+        })
+        .max()
+        .unwrap_or(0)
 }
 
 /// Returns whether a parameter is the kernel of a convolution with several taps.

@@ -77,12 +77,14 @@ impl<'a> PlacedModel<'a> {
         unit.given.bytes(self.placement.precision.types()) * self.n_images()
     }
 
-    /// Bytes that the first unit of a segment keeps: where every unit keeps its input, those before a part keep what it shares with them.
+    /// Bytes that the first unit of a segment keeps: where every unit keeps its input, those before
+    /// a part keep what it shares with them.
     pub(super) fn kept_bytes(&self, unit: &UnitCost) -> f64 {
         if self.placement.segment > 1 { self.given_bytes(unit) } else { self.input_bytes(unit) }
     }
 
-    /// Bytes of the unit's output for `n_images`, by view size and part ([`UnitCost::outputs`]), with a high number of masked cells.
+    /// Bytes of the unit's output for `n_images`, by view size and part ([`UnitCost::outputs`]),
+    /// with a high number of masked cells.
     pub(super) fn output_bytes(&self, unit: &UnitCost, n_images: f64) -> Vec<Vec<f64>> {
         let types = self.placement.precision.types();
         let of_part = |part: &OutputPart| {
@@ -97,8 +99,8 @@ impl<'a> PlacedModel<'a> {
         unit.graph.bytes(self.placement.precision.types()) * n_images * ratio
     }
 
-    /// Ratio of a high number of rows for `n_images` of the batch to the mean number, where `masked_share` of the rows are masked cells
-    /// ([`MaskedCount::high_ratio`]).
+    /// Ratio of a high number of rows for `n_images` of the batch to the mean number, where
+    /// `masked_share` of the rows are masked cells ([`MaskedCount::high_ratio`]).
     ///
     /// [`MaskedCount::high_ratio`]: networks::mask::MaskedCount::high_ratio
     pub(super) fn high_ratio(&self, masked_share: f64, n_images: f64) -> f64 {

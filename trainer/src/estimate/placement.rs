@@ -54,7 +54,8 @@ impl Placement {
         }
     }
 
-    /// Returns the placement of one image on each of `n_ranks` ranks, which share all weights and keep no graph.
+    /// Returns the placement of one image on each of `n_ranks` ranks, which share all weights and
+    /// keep no graph.
     #[cfg(test)]
     pub(super) fn of_ranks(n_ranks: usize) -> Self {
         Self {

@@ -1,7 +1,8 @@
 //! Presets: published models of several sizes, whose costs come from their units.
 //!
-//! Heads and views are those of the published runs: DINO's for ViT-S and B; DINOv2's two for ViT-L, H and g; DINOv3's two for its 7B
-//! (40 blocks of 4096, gated MLP of 8192; Siméoni et al. 2025); SwAV's for ResNet-50 and for SEER.
+//! Heads and views are those of the published runs: DINO's for ViT-S and B; DINOv2's two for ViT-L,
+//! H and g; DINOv3's two for its 7B (40 blocks of 4096, gated MLP of 8192; Siméoni et al. 2025);
+//! SwAV's for ResNet-50 and for SEER.
 
 use augment::MultiCrop;
 use networks::backbone::ModelConfig;
@@ -27,8 +28,9 @@ pub const PRESETS: [&str; 12] = [
     "seer-rg10b",
 ];
 
-/// Returns the costs of the preset `name`, with the views of its method; `None` if there is no such preset. Backbone units of more than
-/// `max_unit_numel` elements of parameters are divided, if that is given.
+/// Returns the costs of the preset `name`, with the views of its method; `None` if there is no such
+/// preset. Backbone units of more than `max_unit_numel` elements of parameters are divided, if that
+/// is given.
 pub fn preset(name: &str, max_unit_numel: Option<usize>) -> Option<ModelCost> {
     let max = max_unit_numel;
     Some(match name {
@@ -52,7 +54,8 @@ pub fn preset(name: &str, max_unit_numel: Option<usize>) -> Option<ModelCost> {
     })
 }
 
-/// Returns the costs of a model from its units; `model` and `method` are TOML sections, as in a recipe.
+/// Returns the costs of a model from its units; `model` and `method` are TOML sections, as in a
+/// recipe.
 fn of_units(name: &str, model: &str, method: &str, views: MultiCrop, sizes: Sizes) -> ModelCost {
     // Models and methods are constants of this file, and the test below builds every preset.
     let model: ModelConfig = toml::from_str(model).expect("a model of this file");
@@ -93,7 +96,8 @@ fn resnet(name: &str, depth: usize, max_unit_numel: Option<usize>) -> ModelCost 
     of_units(name, &model, method, swav_views(224, 6), Sizes { n_moments: 1, max_unit_numel })
 }
 
-/// Returns the costs of a ViT under DINOv2, with heads of their own for views and masked patches. `sizes` are keys of the model.
+/// Returns the costs of a ViT under DINOv2, with heads of their own for views and masked patches.
+/// `sizes` are keys of the model.
 fn dinov2(name: &str, sizes: &str, max_unit_numel: Option<usize>) -> ModelCost {
     let model = format!("arch = 'vit'\nimage_px = 224\npatch_px = 14\nlayer_scale = 1e-5\n{sizes}");
     let method = "name = 'dinov2'\nprototypes = 131072\nhead_hidden = 2048\nhead_bottleneck = 384\n\

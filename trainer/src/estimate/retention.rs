@@ -4,12 +4,15 @@ use super::{Memory, ModelCost, Placement, memory, of_plan};
 use crate::error::TrainError;
 use crate::recipe::plan::{Plan, RankResources};
 
-/// Returns `plan` with as many units that keep their graph as fit into `room`, where its recipe leaves that open.
+/// Returns `plan` with as many units that keep their graph as fit into `room`, where its recipe
+/// leaves that open.
 ///
 /// # Errors
-/// [`TrainError::Recipe`] when the method cannot be built, or when far more memory is needed than there is.
+/// [`TrainError::Recipe`] when the method cannot be built, or when far more memory is needed than
+/// there is.
 pub fn fit(mut plan: Plan, room: RankResources) -> Result<Plan, TrainError> {
-    let (model, placement) = (of_plan(&plan)?, Placement::of(&plan));
+    let model = of_plan(&plan)?;
+    let placement = Placement::of(&plan);
     let set = [plan.recipe.run.keep, plan.recipe.run.segment];
     (plan.keep, plan.segment) = retention(&model, &placement, room.bytes, set);
     let keep = plan.keep.min(model.trained.backbone.len());
@@ -29,17 +32,19 @@ pub fn fit(mut plan: Plan, room: RankResources) -> Result<Plan, TrainError> {
 /// Lengths of segments from which one is chosen.
 const SEGMENTS: [usize; 9] = [1, 2, 3, 4, 6, 8, 12, 16, 24];
 
-/// Number of kept graphs up to which every number is tried: among the last, large units fewer kept graphs may take more memory, because the
-/// weights of a unit that keeps its graph need no buffer of the pool.
+/// Number of kept graphs up to which every number is tried: among the last, large units fewer kept
+/// graphs may take more memory, because the weights of a unit that keeps its graph need no buffer
+/// of the pool.
 const MAX_TRIED: usize = 64;
 
-/// Multiple of the rank's memory above which a plan is refused. The margin allows for memory that other processes
-/// free, and for errors of the estimate.
+/// Multiple of the rank's memory above which a plan is refused. The margin allows for memory that
+/// other processes free, and for errors of the estimate.
 const MAX_OVERCOMMIT: f64 = 1.5;
 
-/// Returns how many units keep their graph, and how many of the others are computed again together, so that a step fits into `bytes` of a
-/// rank's memory: the shortest segments with which it fits at all, because longer ones take more time, and then as many graphs as fit. `set`
-/// has the numbers that are not to be chosen.
+/// Returns how many units keep their graph, and how many of the others are computed again together,
+/// so that a step fits into `bytes` of a rank's memory: the shortest segments with which it fits at
+/// all, because longer ones take more time, and then as many graphs as fit. `set` has the numbers
+/// that are not to be chosen.
 pub fn retention(
     model: &ModelCost,
     placement: &Placement,
@@ -59,17 +64,21 @@ pub fn retention(
     };
     let lengths: Vec<usize> = match segment {
         Some(segment) => vec![segment],
-        // Beyond the root of the number of units, inputs within a segment are more than those of all segments.
+        // Beyond the root of the number of units, inputs within a segment are more than those of
+        // all segments.
         None => SEGMENTS.into_iter().filter(|length| *length == 1 || length * length <= n_units).collect(),
     };
     let fitting = lengths.iter().find_map(|length| Some((graphs(*length)?, *length)));
     fitting.unwrap_or_else(|| {
-        let of_length = |length: &usize| {
-            let placement = Placement { segment: *length, ..*placement };
-            let keep = keep.map_or_else(|| least_kept_graphs(model, &placement), |keep| keep.min(n_units));
-            (keep, *length, needed_bytes(model, &placement, keep))
-        };
-        let least = lengths.iter().map(of_length).min_by(|a, b| a.2.total_cmp(&b.2));
+        let least = lengths
+            .iter()
+            .map(|length| {
+                let placement = Placement { segment: *length, ..*placement };
+                let keep =
+                    keep.map_or_else(|| least_kept_graphs(model, &placement), |keep| keep.min(n_units));
+                (keep, *length, needed_bytes(model, &placement, keep))
+            })
+            .min_by(|a, b| a.2.total_cmp(&b.2));
         least.map_or((keep.unwrap_or(0), 1), |(least, length, _)| (keep.unwrap_or(least), length))
     })
 }
@@ -80,10 +89,9 @@ pub fn least_memory(model: &ModelCost, placement: &Placement) -> Memory {
 }
 
 fn least_kept_graphs(model: &ModelCost, placement: &Placement) -> usize {
-    let by_bytes = |a: &usize, b: &usize| {
-        needed_bytes(model, placement, *a).total_cmp(&needed_bytes(model, placement, *b))
-    };
-    (0..=n_tried(model)).min_by(by_bytes).unwrap_or(0)
+    (0..=n_tried(model))
+        .min_by(|a, b| needed_bytes(model, placement, *a).total_cmp(&needed_bytes(model, placement, *b)))
+        .unwrap_or(0)
 }
 
 fn needed_bytes(model: &ModelCost, placement: &Placement, keep: usize) -> f64 {
@@ -95,7 +103,8 @@ fn n_tried(model: &ModelCost) -> usize {
     model.trained.backbone.len().min(MAX_TRIED)
 }
 
-/// Returns the largest number of units that can keep their graph within `bytes` of a rank's memory; `None` if no number fits.
+/// Returns the largest number of units that can keep their graph within `bytes` of a rank's memory;
+/// `None` if no number fits.
 fn max_kept_graphs(model: &ModelCost, placement: &Placement, bytes: f64) -> Option<usize> {
     let fits = |keep: usize| needed_bytes(model, placement, keep) <= bytes;
     let n_units = model.trained.backbone.len();
@@ -122,8 +131,8 @@ mod tests {
 
     /// A network without activations whose units have these numbers of parameters.
     fn model(numels: &[usize]) -> ModelCost {
-        let unit = |numel: &usize| UnitCost { numel: *numel, ..UnitCost::empty("unit") };
-        let backbone = numels.iter().map(unit).collect();
+        let backbone =
+            numels.iter().map(|numel| UnitCost { numel: *numel, ..UnitCost::empty("unit") }).collect();
         ModelCost {
             name: "model".into(),
             trained: NetworkCost { name: "net".into(), is_frozen: false, backbone, head: Vec::new() },
@@ -135,7 +144,8 @@ mod tests {
         }
     }
 
-    /// Fewer kept graphs may take more memory, because weights of kept units need no buffers of the pool.
+    /// Fewer kept graphs may take more memory, because weights of kept units need no buffers of the
+    /// pool.
     #[test]
     fn the_number_with_which_a_step_fits_is_found() {
         let model = model(&[128_000, 128_000, 5_120_000, 5_120_000, 5_120_000]);

@@ -1,5 +1,6 @@
-//! Simulation of a checkpoint that one number of ranks writes and another reads. Layouts, manifest and reads of
-//! thousands of ranks are made in one process, by the code that makes them in a run, without a tensor.
+//! Simulation of a checkpoint that one number of ranks writes and another reads. Layouts, manifest
+//! and reads of thousands of ranks are made in one process, by the code that makes them in a run,
+//! without a tensor.
 
 use std::time::Instant;
 
@@ -26,7 +27,8 @@ pub struct Simulation {
     pub seconds: f64,
 }
 
-/// Shards `model` over `from` ranks and reads it on `to` ranks. Every element must be read exactly once.
+/// Shards `model` over `from` ranks and reads it on `to` ranks. Every element must be read exactly
+/// once.
 ///
 /// # Errors
 /// A message in words if an element is not read exactly once: a bug in ocelli.
@@ -43,11 +45,13 @@ pub fn simulate(model: &ModelCost, from: usize, to: usize) -> Result<Simulation,
     let entries: Vec<UnitEntry> =
         written.iter().map(|layout| UnitEntry::of(&model.trained.name, layout, &[])).collect();
     let manifest_bytes = serde_json::to_vec(&entries).map_err(|error| error.to_string())?.len();
-    let (mut max_reads, mut max_files) = (0, 0);
+    let mut max_reads = 0;
+    let mut max_files = 0;
     let mut n_read = vec![0usize; entries.len()];
     let mut ends = vec![0usize; entries.len()];
     for rank in 0..to {
-        let (mut n_reads, mut files) = (0, std::collections::BTreeSet::new());
+        let mut n_reads = 0;
+        let mut files = std::collections::BTreeSet::new();
         for (number, (entry, layout)) in entries.iter().zip(&read).enumerate() {
             for piece in pieces(layout.shard(rank, to), entry.numel, entry.padded / from) {
                 let first = piece.file * (entry.padded / from) + piece.source.start;

@@ -1,8 +1,9 @@
 //! Time of a step: its computation and its collectives, in the order in which a step has them.
 //!
-//! Collectives run one after another beside the computation. While a unit computes, the next one is gathered and the gradient of the
-//! last one is reduced; the computation waits for the weights of its unit, and for the sums of statistics over the batch. A
-//! collective takes a latency and, for every byte, a share of the bandwidth ([`Fabric`]).
+//! Collectives run one after another beside the computation. While a unit computes, the next one is
+//! gathered and the gradient of the last one is reduced; the computation waits for the weights of
+//! its unit, and for the sums of statistics over the batch. A collective takes a latency and, for
+//! every byte, a share of the bandwidth ([`Fabric`]).
 
 use std::collections::VecDeque;
 
@@ -28,8 +29,8 @@ pub struct StepTime {
     pub step_s: f64,
 }
 
-/// Returns the floating-point operations of matrix products in a step of one rank: without recomputation, and with
-/// that of units that keep no graph.
+/// Returns the floating-point operations of matrix products in a step of one rank: without
+/// recomputation, and with that of units that keep no graph.
 pub fn step_flops(model: &ModelCost, placement: &Placement) -> [f64; 2] {
     let images = placement.rank_batch as f64;
     let backbone = &model.trained.backbone;
@@ -48,8 +49,8 @@ pub fn step_time(model: &ModelCost, placement: &Placement, fabric: &Fabric, comp
     let tasks = tasks(model, placement, &collectives);
     let all_flops: f64 = tasks.iter().map(|task| task.flops).sum();
     let mut timeline = Timeline::default();
-    let (mut ready_s, mut in_flight) =
-        (timeline.submit(tasks.first().map_or(0.0, |task| task.gather_s)), VecDeque::new());
+    let mut ready_s = timeline.submit(tasks.first().map_or(0.0, |task| task.gather_s));
+    let mut in_flight = VecDeque::new();
     let mut held_s: Vec<f64> = Vec::new();
     for (number, task) in tasks.iter().enumerate() {
         timeline.wait_until(ready_s);
@@ -91,28 +92,33 @@ struct Task {
     reduces_s: Vec<f64>,
 }
 
-/// Lists the tasks of a step in their order: networks without gradients, then the trained one forwards, its heads with the collectives of
-/// the method before the loss, and the backbone backwards.
+/// Lists the tasks of a step in their order: networks without gradients, then the trained one
+/// forwards, its heads with the collectives of the method before the loss, and the backbone
+/// backwards.
 fn tasks(model: &ModelCost, placement: &Placement, collectives: &Collectives<'_>) -> Vec<Task> {
     let Precision { gather, head_gather, head_reduce, .. } = placement.precision;
-    let gather_s = |unit: &UnitCost, wire: Wire| match placement.gathers() {
-        true => collectives.gather_s(unit, wire),
-        false => 0.0,
+    let gather_s = |unit: &UnitCost, wire: Wire| {
+        if placement.gathers() { collectives.gather_s(unit, wire) } else { 0.0 }
     };
     let forward = |units: &[UnitCost], is_frozen: bool| -> Vec<Task> {
-        let task = |unit: &UnitCost| Task {
-            flops: unit.flops,
-            gather_s: gather_s(unit, gather),
-            waits_s: collectives.sums_s(if is_frozen { 0 } else { unit.n_sums }),
-            reduces_s: Vec::new(),
-        };
-        units.iter().map(task).collect()
+        units
+            .iter()
+            .map(|unit| Task {
+                flops: unit.flops,
+                gather_s: gather_s(unit, gather),
+                waits_s: collectives.sums_s(if is_frozen { 0 } else { unit.n_sums }),
+                reduces_s: Vec::new(),
+            })
+            .collect()
     };
     // The weights of all heads arrive before the first of them computes.
     let heads =
         |network: &NetworkCost, times: usize, prepare: Option<Task>, reduces_s: Vec<f64>| -> Vec<Task> {
-            let arrive = |unit: &UnitCost| Task { gather_s: gather_s(unit, head_gather), ..Task::default() };
-            let mut tasks: Vec<Task> = network.head.iter().map(arrive).collect();
+            let mut tasks: Vec<Task> = network
+                .head
+                .iter()
+                .map(|unit| Task { gather_s: gather_s(unit, head_gather), ..Task::default() })
+                .collect();
             tasks.push(Task { gather_s: collectives.columns_s(network, times > 1), ..Task::default() });
             tasks.extend(prepare);
             let n_sums: usize = network.head.iter().map(|unit| unit.n_sums).sum();
@@ -148,16 +154,20 @@ fn tasks(model: &ModelCost, placement: &Placement, collectives: &Collectives<'_>
 fn backward(trained: &NetworkCost, placement: &Placement, collectives: &Collectives<'_>) -> Vec<Task> {
     let Precision { gather, reduce, .. } = placement.precision;
     let segments = placement.segments(&trained.backbone);
-    let gather_s = |unit: &UnitCost| match placement.gathers() && placement.sharding == Sharding::Full {
-        true => collectives.gather_s(unit, gather),
-        false => 0.0,
+    let gather_s = |unit: &UnitCost| {
+        if placement.gathers() && placement.sharding == Sharding::Full {
+            collectives.gather_s(unit, gather)
+        } else {
+            0.0
+        }
     };
     let repeated = |number: usize| {
         let unit = &trained.backbone[number];
         Task { flops: unit.flops, gather_s: gather_s(unit), ..Task::default() }
     };
     let backward = |number: usize| {
-        let (unit, is_again) = (&trained.backbone[number], number < segments.n_units);
+        let unit = &trained.backbone[number];
+        let is_again = number < segments.n_units;
         Task {
             flops: if is_again { 3.0 } else { 2.0 } * unit.flops,
             gather_s: if is_again { gather_s(unit) } else { 0.0 },
@@ -188,8 +198,8 @@ struct Collectives<'a> {
     column_peers: Members,
 }
 
-/// Exchanges of a few numbers within a column group for the targets that a divided head gives: of rows, as with three iterations of
-/// Sinkhorn-Knopp, of means and of gauges.
+/// Exchanges of a few numbers within a column group for the targets that a divided head gives: of
+/// rows, as with three iterations of Sinkhorn-Knopp, of means and of gauges.
 const N_TARGET_SUMS: usize = 5;
 
 impl<'a> Collectives<'a> {
@@ -218,19 +228,20 @@ impl<'a> Collectives<'a> {
     /// Returns the seconds of each collective in `list`.
     fn of_method_s(&self, list: &[Collective]) -> Vec<f64> {
         let bytes = |n_values: usize| (n_values * Wire::F32.bytes()) as f64;
-        let seconds = |collective: &Collective| match *collective {
-            Collective::Sum(n_values) => self.everyone.sum_s(bytes(n_values), self.fabric),
-            Collective::ColumnSum(n_values) => {
-                self.column_peers.sum_s(bytes(n_values) / self.n_parts as f64, self.fabric)
-            }
-            Collective::SumOfShares(n_values) => self.column_peers.sum_s(bytes(n_values), self.fabric),
-            Collective::Number => self.everyone.small_sum_s(self.fabric),
-            Collective::Gather(n_values) => {
-                let n_images = self.placement.rank_batch * self.placement.world_size;
-                self.everyone.gather_s(bytes(n_values * n_images), self.fabric)
-            }
-        };
-        list.iter().map(seconds).collect()
+        list.iter()
+            .map(|collective| match *collective {
+                Collective::Sum(n_values) => self.everyone.sum_s(bytes(n_values), self.fabric),
+                Collective::ColumnSum(n_values) => {
+                    self.column_peers.sum_s(bytes(n_values) / self.n_parts as f64, self.fabric)
+                }
+                Collective::SumOfShares(n_values) => self.column_peers.sum_s(bytes(n_values), self.fabric),
+                Collective::Number => self.everyone.small_sum_s(self.fabric),
+                Collective::Gather(n_values) => {
+                    let n_images = self.placement.rank_batch * self.placement.world_size;
+                    self.everyone.gather_s(bytes(n_values * n_images), self.fabric)
+                }
+            })
+            .collect()
     }
 
     fn gather_s(&self, unit: &UnitCost, wire: Wire) -> f64 {
@@ -245,29 +256,34 @@ impl<'a> Collectives<'a> {
         }
     }
 
-    /// Returns the seconds of the exchanges within a column group for the divided heads of a network: their inputs, with a graph the
-    /// gradients at them, and a few numbers of each row.
+    /// Returns the seconds of the exchanges within a column group for the divided heads of a
+    /// network: their inputs, with a graph the gradients at them, and a few numbers of each row.
     fn columns_s(&self, network: &NetworkCost, has_graph: bool) -> f64 {
-        let is_divided = |unit: &&UnitCost| 1 < unit.n_parts && unit.n_parts <= self.placement.group_size;
-        let of_unit = |unit: &UnitCost| {
-            let group = self.column_group(unit);
-            let images = (unit.n_parts * self.placement.rank_batch) as f64;
-            let input_bytes = unit.input.wide * Wire::F32.bytes() as f64 * images;
-            let gradients_s = if has_graph { group.exchange_s(input_bytes, self.fabric) } else { 0.0 };
-            // The trained network gives no targets, unless its heads run a second time for that.
-            let n_sums = if !has_graph || unit.runs_twice { N_TARGET_SUMS } else { 0 };
-            group.gather_s(input_bytes, self.fabric)
-                + gradients_s
-                + n_sums as f64 * group.small_sum_s(self.fabric)
-        };
         // The scores of all heads of a micro-batch are completed together.
         let of_graph = |unit: &UnitCost| {
             let n_graphs = (unit.n_parts * self.placement.rank_micro_batches) as f64;
             n_graphs * self.column_group(unit).small_sum_s(self.fabric)
         };
-        let divided = || network.head.iter().filter(is_divided);
+        let divided = || {
+            network.head.iter().filter(|unit| 1 < unit.n_parts && unit.n_parts <= self.placement.group_size)
+        };
         let graphs_s = divided().next().filter(|_| has_graph).map_or(0.0, of_graph);
-        graphs_s + divided().map(of_unit).sum::<f64>()
+        graphs_s
+            + divided()
+                .map(|unit| {
+                    let group = self.column_group(unit);
+                    let images = (unit.n_parts * self.placement.rank_batch) as f64;
+                    let input_bytes = unit.input.wide * Wire::F32.bytes() as f64 * images;
+                    let gradients_s =
+                        if has_graph { group.exchange_s(input_bytes, self.fabric) } else { 0.0 };
+                    // The trained network gives no targets, unless its heads run a second time for
+                    // that.
+                    let n_sums = if !has_graph || unit.runs_twice { N_TARGET_SUMS } else { 0 };
+                    group.gather_s(input_bytes, self.fabric)
+                        + gradients_s
+                        + n_sums as f64 * group.small_sum_s(self.fabric)
+                })
+                .sum::<f64>()
     }
 
     /// The ranks that divide the columns of `unit`.
@@ -279,11 +295,13 @@ impl<'a> Collectives<'a> {
     /// Returns the seconds of a sum over the ranks of a group, then over replicas.
     fn reduce_s(&self, unit: &UnitCost, wire: Wire) -> f64 {
         let bytes_in = |wire: Wire| unit.bytes_moved(wire, self.placement.group_size);
-        let (bytes, sharers) = (bytes_in(wire), self.sharers(unit));
+        let bytes = bytes_in(wire);
+        let sharers = self.sharers(unit);
         // Sums in a fixed order are exchanges; others are rings, which only f32 has.
-        let in_group_s = match self.placement.exact_sums || wire != Wire::F32 {
-            true => sharers.exchange_s(bytes, self.fabric),
-            false => sharers.gather_s(bytes, self.fabric),
+        let in_group_s = if self.placement.exact_sums || wire != Wire::F32 {
+            sharers.exchange_s(bytes, self.fabric)
+        } else {
+            sharers.gather_s(bytes, self.fabric)
         };
         let shard = unit.n_shards(self.placement.group_size) as f64;
         let exchange_s = self.replicas.exchange_s(bytes / shard, self.fabric);
@@ -307,7 +325,8 @@ impl Timeline {
         self.now_s += seconds;
     }
 
-    /// Queues a collective that takes `seconds`; returns when it ends. With 0 seconds there is no collective: the end is now.
+    /// Queues a collective that takes `seconds`; returns when it ends. With 0 seconds there is no
+    /// collective: the end is now.
     fn submit(&mut self, seconds: f64) -> f64 {
         if seconds == 0.0 {
             return self.now_s;
@@ -399,7 +418,8 @@ mod tests {
             masked: None,
         };
         let time = step_time(&model, &placement(2, 2, 0), &fabric(1, 0.001, 0.1), 0.0);
-        // 12 MB are gathered twice and reduced once, and half of them move: 18 s; six collectives, and two sums of two messages.
+        // 12 MB are gathered twice and reduced once, and half of them move: 18 s; six collectives,
+        // and two sums of two messages.
         assert!((time.moving_s - (18.0 + 6.0 * 0.1 + 4.0 * 0.1)).abs() < 1e-2, "{time:?}");
         assert!((time.step_s - time.moving_s).abs() < 1e-9, "{time:?}");
     }

@@ -23,14 +23,15 @@ pub struct Traffic {
     pub replica_bytes: f64,
     /// Bytes of the method's collectives.
     pub other_bytes: f64,
-    /// Number of collectives besides gathers of weights, sums of gradients and exchanges within column groups: of the method, of
-    /// statistics over the batch, and the agreement on norms and votes.
+    /// Number of collectives besides gathers of weights, sums of gradients and exchanges within
+    /// column groups: of the method, of statistics over the batch, and the agreement on norms and
+    /// votes.
     pub n_other: usize,
 }
 
 impl Traffic {
-    /// Returns the bytes of all collectives but statistics over the batch, the agreement on norms and votes, and numbers of rows within
-    /// column groups.
+    /// Returns the bytes of all collectives but statistics over the batch, the agreement on norms
+    /// and votes, and numbers of rows within column groups.
     pub fn bytes(&self) -> f64 {
         self.gather_bytes + self.column_bytes + self.reduce_bytes + self.replica_bytes + self.other_bytes
     }
@@ -42,17 +43,18 @@ const NUMBER_BYTES: f64 = 8.0;
 /// Estimates the traffic of a step.
 pub fn traffic(model: &ModelCost, placement: &Placement) -> Traffic {
     let precision = placement.precision;
-    let (group_size, replicas) = (placement.group_size, (placement.world_size / placement.group_size) as f64);
+    let group_size = placement.group_size;
+    let replicas = (placement.world_size / placement.group_size) as f64;
     let share = |n: f64| (n - 1.0) / n;
     // Received from the other ranks that hold shards.
     let bytes = |units: &[UnitCost], wire: Wire| -> f64 {
-        let of_unit =
-            |unit: &UnitCost| unit.bytes_moved(wire, group_size) * share(unit.n_shards(group_size) as f64);
-        units.iter().map(of_unit).sum()
+        units
+            .iter()
+            .map(|unit| unit.bytes_moved(wire, group_size) * share(unit.n_shards(group_size) as f64))
+            .sum()
     };
     let shards = |units: &[UnitCost], wire: Wire| -> f64 {
-        let of_unit = |unit: &UnitCost| unit.bytes_moved(wire, group_size) / unit.n_shards(group_size) as f64;
-        units.iter().map(of_unit).sum()
+        units.iter().map(|unit| unit.bytes_moved(wire, group_size) / unit.n_shards(group_size) as f64).sum()
     };
     let trained = &model.trained;
     let segments = placement.segments(&trained.backbone);
@@ -63,22 +65,27 @@ pub fn traffic(model: &ModelCost, placement: &Placement) -> Traffic {
         }
         _ => Vec::new(),
     };
-    let once = |network: &NetworkCost| {
-        bytes(&network.backbone, precision.gather) + bytes(&network.head, precision.head_gather)
-    };
     let seeing = || model.networks().filter(|network| network.computes());
-    let gathered = seeing().map(once).sum::<f64>() + bytes(&again, precision.gather);
+    let gathered = seeing()
+        .map(|network| {
+            bytes(&network.backbone, precision.gather) + bytes(&network.head, precision.head_gather)
+        })
+        .sum::<f64>()
+        + bytes(&again, precision.gather);
     let reduced = bytes(&trained.backbone, precision.reduce) + bytes(&trained.head, precision.head_reduce);
     let over_replicas = shards(&trained.backbone, precision.reduce)
         + shards(&trained.head, precision.head_reduce)
         + shards(&trained.backbone, Wire::F32)
         + shards(&trained.head, Wire::F32);
     let exchanged = |network: &NetworkCost, times: f64| -> f64 {
-        let of_unit = |unit: &UnitCost| {
-            let images = ((unit.n_parts - 1) * placement.rank_batch) as f64;
-            times * images * unit.input.wide * Wire::F32.bytes() as f64
-        };
-        network.head.iter().map(of_unit).sum()
+        network
+            .head
+            .iter()
+            .map(|unit| {
+                let images = ((unit.n_parts - 1) * placement.rank_batch) as f64;
+                times * images * unit.input.wide * Wire::F32.bytes() as f64
+            })
+            .sum()
     };
     Traffic {
         column_bytes: exchanged(trained, 2.0)
@@ -97,7 +104,8 @@ pub fn traffic(model: &ModelCost, placement: &Placement) -> Traffic {
     }
 }
 
-/// Returns the number of units of which a rank does not hold all that it computes with, in networks that compute.
+/// Returns the number of units of which a rank does not hold all that it computes with, in networks
+/// that compute.
 fn n_moved(model: &ModelCost, group_size: usize) -> usize {
     let networks = model.networks().filter(|network| network.computes());
     networks.flat_map(NetworkCost::units).filter(|unit| unit.n_shards(group_size) > 1).count()
@@ -108,8 +116,9 @@ fn n_other(model: &ModelCost, placement: &Placement) -> usize {
     if placement.world_size == 1 {
         return 0;
     }
-    let is_shared = |collective: &&Collective| ranks_of(**collective, model, placement) > 1;
-    model.collectives.iter().filter(is_shared).count() + n_statistics(model) + 1
+    model.collectives.iter().filter(|collective| ranks_of(**collective, model, placement) > 1).count()
+        + n_statistics(model)
+        + 1
 }
 
 /// Returns the number of ranks that take part in a collective: all, or all with the same columns.
@@ -124,7 +133,8 @@ fn ranks_of(collective: Collective, model: &ModelCost, placement: &Placement) ->
 
 /// Returns the bytes that a rank receives in a collective.
 fn received_bytes(collective: Collective, model: &ModelCost, placement: &Placement) -> f64 {
-    let (n_ranks, n_parts) = (ranks_of(collective, model, placement), placement.n_parts(model));
+    let n_ranks = ranks_of(collective, model, placement);
+    let n_parts = placement.n_parts(model);
     let bytes = |n_values: usize| (n_values * Wire::F32.bytes()) as f64;
     // Every rank adds up a part, and sends the sum to all others.
     let sum = |n_values: usize, n_ranks: usize| 2.0 * bytes(n_values.div_ceil(n_ranks) * (n_ranks - 1));
@@ -138,7 +148,8 @@ fn received_bytes(collective: Collective, model: &ModelCost, placement: &Placeme
     }
 }
 
-/// Returns the number of sums of statistics over the batch: in the trained network forwards and backwards.
+/// Returns the number of sums of statistics over the batch: in the trained network forwards and
+/// backwards.
 pub(crate) fn n_statistics(model: &ModelCost) -> usize {
     let once = |network: &NetworkCost| network.units().map(|unit| unit.n_sums).sum::<usize>();
     let others = model.others.iter().filter(|network| network.computes() && !network.is_frozen);

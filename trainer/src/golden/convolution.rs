@@ -1,4 +1,5 @@
-//! Convolutions, batch normalization and the networks that are made of them (`scripts/golden/convolution.py`).
+//! Convolutions, batch normalization and the networks that are made of them
+//! (`scripts/golden/convolution.py`).
 
 use burn_tensor::{Device, Tensor};
 use kernels::device::host::to_host;
@@ -22,10 +23,14 @@ const TOLERANCE: f32 = 1e-5;
 /// Tolerance behind a whole network.
 const OF_NETWORK: f32 = 1e-4;
 
-/// Returns the names of a golden file's tensors that begin with `begin` and end with `end`, without both.
+/// Returns the names of a golden file's tensors that begin with `begin` and end with `end`, without
+/// both.
 fn named(golden: &Golden, begin: &str, end: &str) -> Vec<String> {
-    let cut = |name: &String| Some(name.strip_prefix(begin)?.strip_suffix(end)?.to_string());
-    golden.names().iter().filter_map(cut).collect()
+    golden
+        .names()
+        .iter()
+        .filter_map(|name| Some(name.strip_prefix(begin)?.strip_suffix(end)?.to_string()))
+        .collect()
 }
 
 #[test]
@@ -36,7 +41,8 @@ fn convolutions_equal_pytorch() {
     for case in cases {
         let of = |key: &str| format!("conv.{case}.{key}");
         let sizes: Vec<usize> = case.split('_').map(|size| size.parse().unwrap()).collect();
-        let (grid, window) = ([sizes[1], sizes[2]], Window { stride: sizes[8], padding: sizes[9] });
+        let grid = [sizes[1], sizes[2]];
+        let window = Window { stride: sizes[8], padding: sizes[9] };
         let x = golden.tensor::<3>(&of("x")).autodiff().require_grad();
         let weight = golden.tensor::<4>(&of("weight")).autodiff().require_grad();
         let (y, _) = conv(x.clone(), grid, weight.clone(), window);
@@ -59,8 +65,9 @@ fn convolutions_equal_pytorch() {
     }
 }
 
-/// Three steps: values, gradients and running statistics. In the last a channel is constant: its rounding is multiplied by
-/// 1/√ε, and its gradient is within a tenth while the running mean is far from it.
+/// Three steps: values, gradients and running statistics. In the last a channel is constant: its
+/// rounding is multiplied by 1/√ε, and its gradient is within a tenth while the running mean is far
+/// from it.
 #[test]
 fn batch_normalization_equals_pytorch() {
     let golden = Golden::open("batch_norm");
@@ -77,7 +84,8 @@ fn batch_normalization_equals_pytorch() {
         let tolerance = if constant { 30.0 * TOLERANCE } else { TOLERANCE };
         let of_input = if constant { 0.1 } else { TOLERANCE };
         let leaves = Leaves::new(&layout, &Tensor::from_floats(flat.as_slice(), &Device::flex()), true);
-        let (draws, sets) = (Draws::default(), StatSets::joint(1));
+        let draws = Draws::default();
+        let sets = StatSets::joint(1);
         let cx = Context { leaves: &leaves, draws: &draws, totals: &[], sets: &sets, types: Types::F32 };
         let x = golden.tensor::<3>(&of("x")).autodiff().require_grad();
         let (passed, sums) = norm.moments(x.clone(), &cx);
@@ -105,7 +113,8 @@ fn one_value_a_channel_stays_finite() {
     let layout = UnitLayout::new("unit", norm.params(), 1);
     let flat = Tensor::<1>::ones([layout.padded], &Device::flex());
     let leaves = Leaves::new(&layout, &flat, true);
-    let (draws, sets) = (Draws::default(), StatSets::joint(1));
+    let draws = Draws::default();
+    let sets = StatSets::joint(1);
     let cx = Context { leaves: &leaves, draws: &draws, totals: &[], sets: &sets, types: Types::F32 };
     let x = Tensor::<3>::full([1, 1, 6], 30.1, &Device::flex()).autodiff().require_grad();
     let (passed, sums) = norm.moments(x.clone(), &cx);
@@ -133,15 +142,18 @@ fn filled(unit: &dyn Unit) -> UnitShard {
     shard
 }
 
-/// Returns the output of a network, with statistics of the batch or the running ones, and the values that each unit observes.
+/// Returns the output of a network, with statistics of the batch or the running ones, and the
+/// values that each unit observes.
 fn through(
     units: &[Box<dyn Unit>],
     leaves: &[Leaves<'_>],
     input: Features,
     trains: bool,
 ) -> (Tensor<2>, Vec<(String, Tensor<1>)>) {
-    let (draws, sets) = (Draws::default(), StatSets::joint(1));
-    let (mut groups, mut observed) = (vec![input], Vec::new());
+    let draws = Draws::default();
+    let sets = StatSets::joint(1);
+    let mut groups = vec![input];
+    let mut observed = Vec::new();
     for (unit, leaves) in units.iter().zip(leaves) {
         let mut given = vec![Vec::new()];
         for stage in 0..unit.n_stages() {

@@ -1,4 +1,5 @@
-//! Comparison with PyTorch and with the official code of methods on the same numbers, in f64 (`scripts/golden`).
+//! Comparison with PyTorch and with the official code of methods on the same numbers, in f64
+//! (`scripts/golden`).
 
 mod convolution;
 mod names;
@@ -58,7 +59,8 @@ impl Golden {
         Tensor::from_data(TensorData::new(self.values(name), shape), &Device::flex())
     }
 
-    /// Fills the buffer of a shard of one rank with the tensors named by `prefix` and its parameters.
+    /// Fills the buffer of a shard of one rank with the tensors named by `prefix` and its
+    /// parameters.
     fn flat(&self, prefix: &str, shard: &UnitShard) -> Tensor<1> {
         let mut flat = vec![0.0; shard.layout.padded];
         for slot in &shard.layout.params {
@@ -68,7 +70,8 @@ impl Golden {
         Tensor::from_floats(flat.as_slice(), &Device::flex())
     }
 
-    /// Asserts that each parameter of the unit's `flat` buffer is within `tolerance` of the golden one's largest value.
+    /// Asserts that each parameter of the unit's `flat` buffer is within `tolerance` of the golden
+    /// one's largest value.
     fn assert_params(&self, prefix: &str, shard: &UnitShard, flat: &Tensor<1>, tolerance: f32) {
         let flat = to_host(flat.clone());
         for slot in &shard.layout.params {

@@ -1,4 +1,5 @@
-//! Numbers that are a function of names, so that no file holds them: `uniform` and `fill` of the scripts.
+//! Numbers that are a function of names, so that no file holds them: `uniform` and `fill` of the
+//! scripts.
 
 use burn_tensor::{Device, Tensor};
 use networks::init::fill;
@@ -6,20 +7,24 @@ use networks::params::Init;
 
 use crate::optim::state::UnitShard;
 
-/// Returns `n` numbers in 0..1 that depend on name and place alone: SplitMix64 from the FNV-1a hash of the name.
+/// Returns `n` numbers in 0..1 that depend on name and place alone: SplitMix64 from the FNV-1a hash
+/// of the name.
 pub(super) fn uniform(name: &str, n: usize) -> Vec<f64> {
-    let hash = |seed: u64, byte: u8| (seed ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
-    let seed = name.bytes().fold(0xcbf2_9ce4_8422_2325, hash);
-    let number = |i: u64| {
-        let z = seed.wrapping_add(i.wrapping_mul(0x9e37_79b9_7f4a_7c15));
-        let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((z ^ (z >> 31)) >> 40) as f64 / f64::from(1u32 << 24)
-    };
-    (1..=n as u64).map(number).collect()
+    let seed = name.bytes().fold(0xcbf2_9ce4_8422_2325, |seed: u64, byte: u8| {
+        (seed ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    });
+    (1..=n as u64)
+        .map(|i: u64| {
+            let z = seed.wrapping_add(i.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+            let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+            let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+            ((z ^ (z >> 31)) >> 40) as f64 / f64::from(1u32 << 24)
+        })
+        .collect()
 }
 
-/// Returns the weights that the scripts give the parameters of `shard`. The gain of a weight-normalized layer starts at one.
+/// Returns the weights that the scripts give the parameters of `shard`. The gain of a
+/// weight-normalized layer starts at one.
 pub(super) fn weights(shard: &UnitShard) -> Tensor<1> {
     let mut flat = vec![0.0; shard.layout.padded];
     for slot in &shard.layout.params {

@@ -27,7 +27,8 @@ fn shards(golden: &Golden, prefix: &str, units: &[Box<dyn Unit>]) -> Vec<UnitSha
 }
 
 fn through(units: &[Box<dyn Unit>], leaves: &[Leaves<'_>], mut groups: Vec<Features>) -> Vec<Features> {
-    let (draws, sets) = (Draws::default(), StatSets::per_size(groups.len()));
+    let draws = Draws::default();
+    let sets = StatSets::per_size(groups.len());
     for (unit, leaves) in units.iter().zip(leaves) {
         let cx = Context { leaves, draws: &draws, totals: &[], sets: &sets, types: Types::F32 };
         groups = unit.forward(0, groups, &cx).features;

@@ -38,17 +38,19 @@ fn method_on(model: &str, recipe: &str, n_local: usize, batch_size: usize) -> Bo
     config.build(&MethodContext { views, model, length, seed: 0 }).unwrap()
 }
 
-/// Returns loss and gradient of one micro-batch where the head `name` outputs `x` of `[B, V, K]`, two global views first.
+/// Returns loss and gradient of one micro-batch where the head `name` outputs `x` of `[B, V, K]`,
+/// two global views first.
 fn loss_and_gradient(
     method: &dyn Method,
     name: &'static str,
     x: Tensor<3>,
     score: &dyn Fn(&str, Tensor<3>) -> Tensor<3>,
 ) -> [Tensor<1>; 2] {
-    let ([b, v, k], comm) = (x.dims(), Communicator::solo());
+    let [b, v, k] = x.dims();
+    let comm = Communicator::solo();
     let outputs = |x: Tensor<3>| {
-        let of_size = |views| HeadOutput::of_views(x.clone().slice([0..b, views, 0..k]));
-        let sizes = [0..2, 2..v].map(of_size).to_vec();
+        let sizes =
+            [0..2, 2..v].map(|views| HeadOutput::of_views(x.clone().slice([0..b, views, 0..k]))).to_vec();
         Outputs { features: Vec::new(), heads: HeadOutputs::new(b, &[], [(name, sizes)].into()) }
     };
     let tracked = x.clone().autodiff().require_grad();
@@ -82,7 +84,8 @@ fn cross_entropy_and_center_equal_pytorch() {
 
 #[test]
 fn sinkhorn_equals_pytorch() {
-    let (golden, comm) = (Golden::open("losses"), Communicator::solo());
+    let golden = Golden::open("losses");
+    let comm = Communicator::solo();
     let logits: Tensor<3> = golden.tensor("teacher");
     let peers = Peers::new(&comm, 1);
     let given = targets(&Rows::even(vec![logits], peers), 0.07, 3, peers).unwrap();
@@ -91,7 +94,8 @@ fn sinkhorn_equals_pytorch() {
 
 #[test]
 fn contrast_equals_pytorch() {
-    let (golden, comm) = (Golden::open("objectives"), Communicator::solo());
+    let golden = Golden::open("objectives");
+    let comm = Communicator::solo();
     let z = golden.tensor::<3>("contrast.z").autodiff().require_grad();
     let [b, v, d] = z.dims();
     let unit = |z: Tensor<3>| unit_rows(z.reshape([b * v, d]), 1e-12).reshape([b, v, d]);
@@ -103,7 +107,8 @@ fn contrast_equals_pytorch() {
 
 #[test]
 fn the_regularizer_of_lejepa_equals_pytorch() {
-    let (golden, comm) = (Golden::open("objectives"), Communicator::solo());
+    let golden = Golden::open("objectives");
+    let comm = Communicator::solo();
     let z = golden.tensor::<3>("sigreg.z").autodiff().require_grad();
     let directions = golden.values("sigreg.directions");
     let sigreg = Sigreg::of(&[z.clone().inner()], directions, Peers::new(&comm, 1)).unwrap();
@@ -130,7 +135,6 @@ fn the_agreement_of_lejepa_equals_pytorch() {
 fn swav_equals_pytorch_with_a_queue_and_without() {
     let golden = Golden::open("objectives");
     let prototypes: Tensor<2> = golden.tensor("swav.prototypes");
-    let score = |_: &str, z: Tensor<3>| z.matmul(prototypes.clone().transpose().unsqueeze());
     for (name, queue) in [("alone", 0), ("queued", 8)] {
         let recipe = format!(
             "name = 'swav'\nprototypes = 7\nhead_output = 5\nqueue = {queue}\nqueue_start = {{ steps = 9 }}"
@@ -139,7 +143,10 @@ fn swav_equals_pytorch_with_a_queue_and_without() {
         if queue > 0 {
             swav.load_state(&[("queue".into(), golden.values("swav.queue"))]).unwrap();
         }
-        let given = loss_and_gradient(&*swav, "scores", golden.tensor("swav.scores"), &score);
+        let given =
+            loss_and_gradient(&*swav, "scores", golden.tensor("swav.scores"), &|_: &str, z: Tensor<3>| {
+                z.matmul(prototypes.clone().transpose().unsqueeze())
+            });
         for (what, given) in ["loss", "grad"].into_iter().zip(given) {
             golden.assert_values(&format!("swav.{name}.{what}"), given, TOLERANCE);
         }
@@ -187,7 +194,8 @@ fn masked_outputs(views: &[Tensor<3>], cells: Tensor<4>, masked: &Arc<MaskedCell
 /// `iBOTLoss` of the official code, with centers, and views of which some are not masked.
 #[test]
 fn ibot_equals_the_official_loss() {
-    let (golden, comm) = (Golden::open_in("official", "ibot_loss"), Communicator::solo());
+    let golden = Golden::open_in("official", "ibot_loss");
+    let comm = Communicator::solo();
     let recipe = "name = 'ibot'\nprototypes = 10\nhead_hidden = 4\nhead_bottleneck = 4\nteacher_temp = [0.04, 0.04]\n\
                   teacher_patch_temp = [0.05, 0.05]\nteacher_temp_warmup = { steps = 0 }\n\
                   patch_center = 'all_patches'";

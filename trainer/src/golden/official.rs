@@ -1,7 +1,8 @@
-//! Runs of the official training code (`scripts/golden/official`) from equal weights and equal views: rates and losses of every
-//! step, weights of all networks at the end, SwAV's queue and DINO's center.
+//! Runs of the official training code (`scripts/golden/official`) from equal weights and equal
+//! views: rates and losses of every step, weights of all networks at the end, SwAV's queue and
+//! DINO's center.
 
-use augment::{Batch, GroupSpec, Views};
+use augment::{Batch, Views};
 use burn_tensor::{Device, Tensor};
 use kernels::device::host::to_host;
 use ranks::communicator::Communicator;
@@ -24,30 +25,42 @@ const N_BATCHES: u64 = 3;
 /// Batch `number` of the views `name`: noise around a color of each image's own.
 fn batch(plan: &Plan, name: &str, number: u64) -> Batch {
     let colors = uniform(&format!("{name}.{number}.colors"), 3 * BATCH);
-    let group = |(i, group): (usize, GroupSpec)| {
-        let plane = (group.size_px * group.size_px) as usize;
-        let n_values = group.n_views * 3 * plane;
-        let noise = uniform(&format!("{name}.{number}.{i}.noise"), BATCH * n_values);
-        let byte = |(at, noise): (usize, f64)| {
-            let color = colors[3 * (at / n_values) + at / plane % 3];
-            (color * 160.0 + noise * 95.0) as u8
-        };
-        noise.into_iter().enumerate().map(byte).collect::<Vec<u8>>()
-    };
-    let groups: Vec<Vec<u8>> = plan.multicrop().groups().into_iter().enumerate().map(group).collect();
-    let image = |i: usize| Views {
-        groups: groups.iter().map(|all| all[i * all.len() / BATCH..][..all.len() / BATCH].to_vec()).collect(),
-    };
+    let groups: Vec<Vec<u8>> = plan
+        .multicrop()
+        .groups()
+        .into_iter()
+        .enumerate()
+        .map(|(i, group)| {
+            let plane = (group.size_px * group.size_px) as usize;
+            let n_values = group.n_views * 3 * plane;
+            let noise = uniform(&format!("{name}.{number}.{i}.noise"), BATCH * n_values);
+            noise
+                .into_iter()
+                .enumerate()
+                .map(|(at, noise)| {
+                    let color = colors[3 * (at / n_values) + at / plane % 3];
+                    (color * 160.0 + noise * 95.0) as u8
+                })
+                .collect::<Vec<u8>>()
+        })
+        .collect();
     Batch {
         index: number,
-        samples: (0..BATCH).map(image).collect(),
+        samples: (0..BATCH)
+            .map(|i: usize| Views {
+                groups: groups
+                    .iter()
+                    .map(|all| all[i * all.len() / BATCH..][..all.len() / BATCH].to_vec())
+                    .collect(),
+            })
+            .collect(),
         labels: vec![None; BATCH],
         sample_ids: (0..BATCH as u64).collect(),
     }
 }
 
-/// Returns `values` with the golden biases of keys: softmax does not depend on these, so their gradient is
-/// nothing but rounding, which AdamW turns into steps of full size.
+/// Returns `values` with the golden biases of keys: softmax does not depend on these, so their
+/// gradient is nothing but rounding, which AdamW turns into steps of full size.
 fn without_key_biases(values: &Tensor<1>, golden: Tensor<1>, shard: &UnitShard) -> Tensor<1> {
     let Some(qkv) = shard.layout.position("attn.qkv.bias") else { return values.clone() };
     let bias = shard.layout.params[qkv].range();
@@ -64,7 +77,8 @@ fn check(run: &Run, overrides: &[&str]) {
         shard.weights = weights(shard).into();
     }
     let batches: Vec<Batch> = (0..N_BATCHES).map(|number| batch(&plan, run.views, number)).collect();
-    let (losses, rates) = (golden.values("loss"), golden.values("lr"));
+    let losses = golden.values("loss");
+    let rates = golden.values("lr");
     assert_eq!(losses.len() as u64, plan.total_steps);
     for (step, (loss, rate)) in (0..).zip(losses.iter().zip(&rates)) {
         let scheduled_values = plan.schedules().at(step);
@@ -98,7 +112,8 @@ fn check(run: &Run, overrides: &[&str]) {
     }
 }
 
-/// Checks a run as one micro-batch with whole graphs, and as four with recomputed graphs on two workers.
+/// Checks a run as one micro-batch with whole graphs, and as four with recomputed graphs on two
+/// workers.
 fn check_both(run: &Run) {
     check(run, &[]);
     check(run, &["optim.micro_batches=4", "run.workers=2", "run.keep=0"]);
@@ -157,7 +172,8 @@ fn dino_with_dinov2s_losses_is_the_official_run() {
     check_both(&run);
 }
 
-/// Masks, one head for views and patches, centers, layer-wise rates and frozen rates of last layers.
+/// Masks, one head for views and patches, centers, layer-wise rates and frozen rates of last
+/// layers.
 #[test]
 fn dinov2_is_the_official_run() {
     check_both(&dinov2("dinov2_shared", 0.02, "pos_offset = 0.1\n[method]\nname = 'dinov2'\n"));

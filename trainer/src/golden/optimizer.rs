@@ -12,7 +12,8 @@ use crate::optim::state::UnitShard;
 use crate::optim::{AdamW, Adaptation, Clip, ClipRule, Optimizer, RateRule, Rule, Sgd};
 use crate::schedule::ScheduledValues;
 
-/// Checks the steps of `unit` from the parameters that begin with `prefix`, at rates and decays of `schedule`.
+/// Checks the steps of `unit` from the parameters that begin with `prefix`, at rates and decays of
+/// `schedule`.
 fn check(golden: &Golden, prefix: &str, unit: &dyn Unit, rule: Rule, schedule: [(f64, f64); 3]) {
     let larc = |adaptation: Adaptation| adaptation.rule == RateRule::Larc;
     let decays_vectors = matches!(rule, Rule::Sgd(sgd) if sgd.adaptation.is_some_and(larc));

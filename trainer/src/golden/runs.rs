@@ -1,4 +1,5 @@
-//! Recipes of the runs whose official or written-out counterparts are golden, with their tolerances.
+//! Recipes of the runs whose official or written-out counterparts are golden, with their
+//! tolerances.
 
 /// A run of an official program.
 pub(super) struct Run {
@@ -10,8 +11,9 @@ pub(super) struct Run {
     pub(super) loss: f32,
     /// Largest difference of a value of a parameter, relative to the largest.
     pub(super) weights: f32,
-    /// Parameters that the loss does not depend on, whose gradients are rounding that AdamW turns into steps of full size:
-    /// biases before a batch normalization, and running means that follow them.
+    /// Parameters that the loss does not depend on, whose gradients are rounding that AdamW turns
+    /// into steps of full size: biases before a batch normalization, and running means that follow
+    /// them.
     pub(super) blind: &'static [&'static str],
 }
 

@@ -7,8 +7,8 @@ use networks::mask::MaskRule;
 use super::Method;
 use super::network::{Backbone, Moves, NetworkSpec};
 
-/// Checks the networks and masks that `method` lists, where `model` is the recipe's backbone. A violation is a mistake in
-/// the method, not in a recipe.
+/// Checks the networks and masks that `method` lists, where `model` is the recipe's backbone. A
+/// violation is a mistake in the method, not in a recipe.
 ///
 /// # Errors
 /// A message that says what is wrong.
@@ -20,16 +20,16 @@ pub(crate) fn check(method: &dyn Method, model: &ModelConfig) -> Result<(), Stri
     check_views(&networks, method.views().groups().len(), method.masks())
 }
 
-/// Checks that `model`, the recipe's backbone, supports masks if one of `networks` needs them, and has no setting for masks if
-/// none does.
+/// Checks that `model`, the recipe's backbone, supports masks if one of `networks` needs them, and
+/// has no setting for masks if none does.
 ///
 /// # Errors
 /// A message with the key and what is wrong with it.
 pub(crate) fn check_masks_fit(networks: &[NetworkSpec], model: &ModelConfig) -> Result<(), String> {
-    let refused = |network: &&NetworkSpec| {
-        network.takes_masks && network.model(model).masked_units(Readout::Pooled).is_none()
-    };
-    match networks.iter().find(refused) {
+    match networks
+        .iter()
+        .find(|network| network.takes_masks && network.model(model).masked_units(Readout::Pooled).is_none())
+    {
         Some(_) => {
             return Err("model.arch: the method masks patches, and this backbone has no tokens to mask: a transformer has".into());
         }
@@ -44,14 +44,16 @@ pub(crate) fn check_masks_fit(networks: &[NetworkSpec], model: &ModelConfig) -> 
     }
 }
 
-/// Checks that one network is trained, that names are unique, and that networks and heads read what comes before them.
+/// Checks that one network is trained, that names are unique, and that networks and heads read what
+/// comes before them.
 fn check_networks(networks: &[NetworkSpec]) -> Result<(), String> {
     let n_trained = networks.iter().filter(|network| network.moves == Moves::ByGradient).count();
     if n_trained != 1 {
         return Err(format!("{n_trained} networks move by gradient, and it must be one"));
     }
     for (number, network) in networks.iter().enumerate() {
-        let (name, before) = (network.name, &networks[..number]);
+        let name = network.name;
+        let before = &networks[..number];
         if before.iter().any(|other| other.name == name) {
             return Err(format!("two networks are called {name}"));
         }
@@ -69,7 +71,8 @@ fn check_networks(networks: &[NetworkSpec]) -> Result<(), String> {
 
 /// Checks that `network` can have the weights of `leader`.
 fn check_follows(network: &NetworkSpec, leader: &NetworkSpec) -> Result<(), String> {
-    let (name, of) = (network.name, leader.name);
+    let name = network.name;
+    let of = leader.name;
     if leader.backbone != network.backbone {
         return Err(format!("the network {name} follows {of}, which has another backbone"));
     }
@@ -88,7 +91,8 @@ fn check_follows(network: &NetworkSpec, leader: &NetworkSpec) -> Result<(), Stri
     }
 }
 
-/// Checks that the units of a network have different names: checkpoints keep buffers by network and unit.
+/// Checks that the units of a network have different names: checkpoints keep buffers by network and
+/// unit.
 fn check_unit_names(networks: &[NetworkSpec], model: &ModelConfig) -> Result<(), String> {
     for network in networks {
         let backbone = network.units(model);
@@ -106,7 +110,8 @@ fn check_unit_names(networks: &[NetworkSpec], model: &ModelConfig) -> Result<(),
 fn check_heads(network: &NetworkSpec) -> Result<(), String> {
     let name = network.name;
     for (i, head) in network.heads.iter().enumerate() {
-        let (called, earlier) = (head.name, &network.heads[..i]);
+        let called = head.name;
+        let earlier = &network.heads[..i];
         if earlier.iter().any(|other| other.name == called) {
             return Err(format!("two heads of the network {name} are called {called}"));
         }
@@ -146,7 +151,8 @@ fn check_heads(network: &NetworkSpec) -> Result<(), String> {
     Ok(())
 }
 
-/// Checks that the network `evaluated` exists, that its weights change, and that the recipe describes its backbone.
+/// Checks that the network `evaluated` exists, that its weights change, and that the recipe
+/// describes its backbone.
 fn check_evaluated(networks: &[NetworkSpec], evaluated: &str) -> Result<(), String> {
     let Some(network) = networks.iter().find(|network| network.name == evaluated) else {
         return Err(format!("the network {evaluated} is evaluated, and there is no such network"));
@@ -160,7 +166,8 @@ fn check_evaluated(networks: &[NetworkSpec], evaluated: &str) -> Result<(), Stri
     Ok(())
 }
 
-/// Checks that networks see views that exist, among `n_sizes` sizes, and masks that the method draws.
+/// Checks that networks see views that exist, among `n_sizes` sizes, and masks that the method
+/// draws.
 fn check_views(networks: &[NetworkSpec], n_sizes: usize, masks: Option<MaskRule>) -> Result<(), String> {
     if let Some(rule) = masks {
         rule.validate()?;

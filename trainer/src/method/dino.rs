@@ -41,8 +41,8 @@ pub struct Config {
     /// Standard deviation of the head's initial weights, 0.02 by default; see `model.init_std`.
     #[serde(default = "default_head_init_std")]
     pub head_init_std: f32,
-    /// Whether the rows of the last layer keep length one, the default. DINO's released small models and its longest runs
-    /// train the lengths as well, and so does DINOv2.
+    /// Whether the rows of the last layer keep length one, the default. DINO's released small
+    /// models and its longest runs train the lengths as well, and so does DINOv2.
     #[serde(default = "default_norm_last_layer")]
     pub norm_last_layer: bool,
     /// Length of time at the start during which the last layer is frozen; 1 epoch by default.
@@ -55,27 +55,30 @@ pub struct Config {
     pub teacher_temp: [f64; 2],
     /// Length of the warm-up of the teacher's temperature.
     pub teacher_temp_warmup: Duration,
-    /// Decay of the teacher's moving average at the start and at the end of the run; 0.996 and 1 by default.
+    /// Decay of the teacher's moving average at the start and at the end of the run; 0.996 and 1 by
+    /// default.
     #[serde(default = "default_teacher_decay")]
     pub teacher_decay: [f64; 2],
-    /// Rule that balances the teacher's outputs over prototypes, so that it does not use one alone; `mean` by default.
+    /// Rule that balances the teacher's outputs over prototypes, so that it does not use one alone;
+    /// `mean` by default.
     #[serde(default)]
     pub centering: Centering,
     /// Decay of the center's moving average; 0.9 by default.
     #[serde(default = "default_center_decay")]
     pub center_decay: f64,
-    /// Weight of the KoLeo regularizer on the student's global embeddings; 0, the default, for none, as in DINO.
-    /// DINOv2 uses 0.1. It keeps short runs on few images from collapsing.
+    /// Weight of the KoLeo regularizer on the student's global embeddings; 0, the default, for
+    /// none, as in DINO. DINOv2 uses 0.1. It keeps short runs on few images from collapsing.
     #[serde(default)]
     pub koleo_weight: f64,
-    /// Number of consecutive images of the batch among which KoLeo searches for neighbors; 0, the default, for the whole
-    /// batch. DINOv2's code searches among the images of one GPU.
+    /// Number of consecutive images of the batch among which KoLeo searches for neighbors; 0, the
+    /// default, for the whole batch. DINOv2's code searches among the images of one GPU.
     #[serde(default)]
     pub koleo_group: usize,
-    /// Number of ranks that divide the prototypes among them; 1, the default: each rank scores all of them. A rank scores
-    /// its part for the images of the whole group, and gathers only that part: with many prototypes it takes less memory and
-    /// traffic. It must divide the prototypes and the ranks of a shard group, and the numbers of a layer of prototypes must be a
-    /// multiple of 64 times these ranks. Losses differ in rounding alone.
+    /// Number of ranks that divide the prototypes among them; 1, the default: each rank scores all
+    /// of them. A rank scores its part for the images of the whole group, and gathers only that
+    /// part: with many prototypes it takes less memory and traffic. It must divide the prototypes
+    /// and the ranks of a shard group, and the numbers of a layer of prototypes must be a multiple
+    /// of 64 times these ranks. Losses differ in rounding alone.
     #[serde(default = "default_prototype_group")]
     pub prototype_group: usize,
 }

@@ -1,4 +1,5 @@
-//! DINOv2: self-distillation of views and of masked patches, with KoLeo, which spreads embeddings (Oquab et al. 2023).
+//! DINOv2: self-distillation of views and of masked patches, with KoLeo, which spreads embeddings
+//! (Oquab et al. 2023).
 //!
 //! ```text
 //! half of the 2·B first views are masked by blocks, in shares spread evenly over 0.1..0.5 of their patches
@@ -9,9 +10,10 @@
 //! P = softmax((T - c) / τ_t) with a center each for views and patches, or Sinkhorn(T / τ_t), each apart, over the whole batch
 //! ```
 //!
-//! The published runs score patches by the head of the views (ViT-L/16 on ImageNet-1k, centers) or by one of their own (ViT-L/14
-//! on ImageNet-22k and ViT-g/14 on LVD-142M, Sinkhorn-Knopp). Blocks may mask fewer patches than a view's share, as in the released code.
-//! The center of patches is their mean over the whole batch; the released code averages the means of ranks.
+//! The published runs score patches by the head of the views (ViT-L/16 on ImageNet-1k, centers) or
+//! by one of their own (ViT-L/14 on ImageNet-22k and ViT-g/14 on LVD-142M, Sinkhorn-Knopp). Blocks
+//! may mask fewer patches than a view's share, as in the released code. The center of patches is
+//! their mean over the whole batch; the released code averages the means of ranks.
 
 #[cfg(test)]
 use augment::MultiCrop;
@@ -50,8 +52,8 @@ pub struct Config {
     /// Head of masked patches; absent if the head of views scores them, too.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub patch_head: Option<PatchHead>,
-    /// Length of time at the start during which the learning rate of the last layers is 0, while moments follow their
-    /// gradients; 1 epoch by default.
+    /// Length of time at the start during which the learning rate of the last layers is 0, while
+    /// moments follow their gradients; 1 epoch by default.
     #[serde(default = "default_freeze")]
     pub freeze_last_layer: Duration,
     /// Temperature of the student's softmax; 0.1 by default.
@@ -61,7 +63,8 @@ pub struct Config {
     pub teacher_temp: [f64; 2],
     /// Length of the warm-up of the teacher's temperature.
     pub teacher_temp_warmup: Duration,
-    /// Decay of the teacher's moving average at the start and at the end of the run; 0.992 and 1 by default.
+    /// Decay of the teacher's moving average at the start and at the end of the run; 0.992 and 1 by
+    /// default.
     #[serde(default = "default_large_batch_teacher_decay")]
     pub teacher_decay: [f64; 2],
     /// Rule that balances the teacher's outputs over prototypes; `mean` by default.
@@ -73,7 +76,8 @@ pub struct Config {
     /// Share of the views of the first size that are masked; 0.5 by default.
     #[serde(default = "default_masked_share")]
     pub masked_share: f64,
-    /// Smallest and largest share of a masked view's patches that is hidden; 0.1 and 0.5 by default.
+    /// Smallest and largest share of a masked view's patches that is hidden; 0.1 and 0.5 by
+    /// default.
     #[serde(default = "default_mask_ratio")]
     pub mask_ratio: [f64; 2],
     /// Weight of the masked patches' part of the loss; 1 by default.
@@ -82,21 +86,22 @@ pub struct Config {
     /// Weight of the KoLeo regularizer on the student's global embeddings; 0.1 by default.
     #[serde(default = "default_koleo_weight")]
     pub koleo_weight: f64,
-    /// Number of consecutive images of the batch among which KoLeo searches for neighbors; 0, the default, for the whole
-    /// batch. The published runs search among the images of one GPU.
+    /// Number of consecutive images of the batch among which KoLeo searches for neighbors; 0, the
+    /// default, for the whole batch. The published runs search among the images of one GPU.
     #[serde(default)]
     pub koleo_group: usize,
-    /// Number of ranks that divide the prototypes of every head among them; 1, the default: each rank scores all of them. A rank scores
-    /// its part for the images of the whole group, and gathers only that part: with many prototypes it takes less memory and
-    /// traffic. It must divide the prototypes and the ranks of a shard group, and the numbers of a layer of prototypes must be a
-    /// multiple of 64 times these ranks. Losses differ in rounding alone.
+    /// Number of ranks that divide the prototypes of every head among them; 1, the default: each
+    /// rank scores all of them. A rank scores its part for the images of the whole group, and
+    /// gathers only that part: with many prototypes it takes less memory and traffic. It must
+    /// divide the prototypes and the ranks of a shard group, and the numbers of a layer of
+    /// prototypes must be a multiple of 64 times these ranks. Losses differ in rounding alone.
     #[serde(default = "default_prototype_group")]
     pub prototype_group: usize,
 }
 
 impl Config {
-    /// Returns the head of views, and that of masked patches if they have one of their own. Last layers are frozen for
-    /// `frozen_steps`.
+    /// Returns the head of views, and that of masked patches if they have one of their own. Last
+    /// layers are frozen for `frozen_steps`.
     fn heads(&self, frozen_steps: u64) -> (HeadSizes, Option<HeadSizes>) {
         let head = |prototypes, hidden, bottleneck| HeadSizes {
             prototypes,

@@ -1,5 +1,5 @@
-//! DINOv3: self-distillation of views and of masked patches, with Gram anchoring, which preserves similarities between patches
-//! (Siméoni et al. 2025).
+//! DINOv3: self-distillation of views and of masked patches, with Gram anchoring, which preserves
+//! similarities between patches (Siméoni et al. 2025).
 //!
 //! ```text
 //! half of the 2·B first views are masked, in shares spread evenly over 0.1..0.5 of their patches, to an exact number
@@ -10,9 +10,10 @@
 //!      + w_g · gram(student's patches of x_1 and x_2, earlier teacher's patches of the same boxes at another size)
 //! ```
 //!
-//! The earlier teacher is a copy of the moving average, taken after `gram.from` and again every `gram.every`: in a run that starts
-//! from weights with `gram.from` at 0, these weights. It sees the last
-//! views of the recipe, which have the boxes of the first ones (`like = 0`), at another size and without distortion of colors.
+//! The earlier teacher is a copy of the moving average, taken after `gram.from` and again every
+//! `gram.every`: in a run that starts from weights with `gram.from` at 0, these weights. It sees
+//! the last views of the recipe, which have the boxes of the first ones (`like = 0`), at another
+//! size and without distortion of colors.
 
 #[cfg(test)]
 use augment::MultiCrop;
@@ -51,8 +52,8 @@ pub struct Config {
     pub head_init_std: f32,
     /// Head of masked patches.
     pub patch_head: PatchHead,
-    /// Length of time at the start during which the learning rate of the last layers is 0, while moments follow their
-    /// gradients; 1 epoch by default.
+    /// Length of time at the start during which the learning rate of the last layers is 0, while
+    /// moments follow their gradients; 1 epoch by default.
     #[serde(default = "default_freeze")]
     pub freeze_last_layer: Duration,
     /// Temperature of the student's softmax; 0.1 by default.
@@ -67,16 +68,19 @@ pub struct Config {
     /// to have it.
     #[serde(default = "includes_end")]
     pub teacher_temp_warmup_includes_end: bool,
-    /// Decay of the teacher's moving average at the start and at the end of the run; 0.992 and 1 by default.
+    /// Decay of the teacher's moving average at the start and at the end of the run; 0.992 and 1 by
+    /// default.
     #[serde(default = "default_large_batch_teacher_decay")]
     pub teacher_decay: [f64; 2],
-    /// Weight of the pairs with views of other sizes than the first; 1 by default, 0.5 in the last stages of ViT-7B.
+    /// Weight of the pairs with views of other sizes than the first; 1 by default, 0.5 in the last
+    /// stages of ViT-7B.
     #[serde(default = "default_local_weight")]
     pub local_weight: f64,
     /// Share of the views of the first size that are masked; 0.5 by default.
     #[serde(default = "default_masked_share")]
     pub masked_share: f64,
-    /// Smallest and largest share of a masked view's patches that is hidden; 0.1 and 0.5 by default.
+    /// Smallest and largest share of a masked view's patches that is hidden; 0.1 and 0.5 by
+    /// default.
     #[serde(default = "default_mask_ratio")]
     pub mask_ratio: [f64; 2],
     /// Number of consecutive images of the batch over whose views these shares are spread evenly;
@@ -90,14 +94,15 @@ pub struct Config {
     /// Weight of the KoLeo regularizer on the student's global embeddings; 0.1 by default.
     #[serde(default = "default_koleo_weight")]
     pub koleo_weight: f64,
-    /// Number of consecutive images of the batch among which KoLeo searches for neighbors; 0, the default, for the whole
-    /// batch. The published runs search among the images of one GPU.
+    /// Number of consecutive images of the batch among which KoLeo searches for neighbors; 0, the
+    /// default, for the whole batch. The published runs search among the images of one GPU.
     #[serde(default)]
     pub koleo_group: usize,
-    /// Number of ranks that divide the prototypes of every head among them; 1, the default: each rank scores all of them. A rank scores
-    /// its part for the images of the whole group, and gathers only that part: with many prototypes it takes less memory and
-    /// traffic. It must divide the prototypes and the ranks of a shard group, and the numbers of a layer of prototypes must be a
-    /// multiple of 64 times these ranks. Losses differ in rounding alone.
+    /// Number of ranks that divide the prototypes of every head among them; 1, the default: each
+    /// rank scores all of them. A rank scores its part for the images of the whole group, and
+    /// gathers only that part: with many prototypes it takes less memory and traffic. It must
+    /// divide the prototypes and the ranks of a shard group, and the numbers of a layer of
+    /// prototypes must be a multiple of 64 times these ranks. Losses differ in rounding alone.
     #[serde(default = "default_prototype_group")]
     pub prototype_group: usize,
     /// Anchoring of similarities between patches; none by default.
@@ -134,7 +139,8 @@ fn is_no_time(length: &Duration) -> bool {
 }
 
 impl Config {
-    /// Returns the heads of views and of masked patches, whose last layers are frozen for `frozen_steps`.
+    /// Returns the heads of views and of masked patches, whose last layers are frozen for
+    /// `frozen_steps`.
     fn heads(&self, frozen_steps: u64) -> [HeadSizes; 2] {
         let head = |prototypes, hidden, bottleneck| HeadSizes {
             prototypes,

@@ -1,5 +1,5 @@
-//! Distillation of a large network that DINOv3, DINOv2 or iBOT trained, with its heads, into the recipe's backbone (Siméoni et al. 2025,
-//! section 5.2).
+//! Distillation of a large network that DINOv3, DINOv2 or iBOT trained, with its heads, into the
+//! recipe's backbone (Siméoni et al. 2025, section 5.2).
 //!
 //! ```text
 //! T, S  scores of the frozen teacher, and of the student, on class tokens and on patches, by heads of their own
@@ -8,8 +8,9 @@
 //!      + w_k · (koleo(student(x_1)) + koleo(student(x_2)))
 //! ```
 //!
-//! The patches are selected as DINOv3 masks them, and nothing is hidden from the student. Its moving average is evaluated. The
-//! teacher is a run of this program: published weights have no heads.
+//! The patches are selected as DINOv3 masks them, and nothing is hidden from the student. Its
+//! moving average is evaluated. The teacher is a run of this program: published weights have no
+//! heads.
 
 #[cfg(test)]
 use augment::MultiCrop;
@@ -39,7 +40,8 @@ pub struct Config {
     /// Channels of the hidden layers of the student's heads; those of the teacher's by default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub head_hidden: Option<usize>,
-    /// Channels between the MLP of the student's heads and its prototypes; those of the teacher's by default.
+    /// Channels between the MLP of the student's heads and its prototypes; those of the teacher's
+    /// by default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub head_bottleneck: Option<usize>,
     /// The same for the student's head of patches, where it differs from that of views; that of
@@ -49,8 +51,8 @@ pub struct Config {
     /// Standard deviation of the initial weights of heads, 0.02 by default; see `model.init_std`.
     #[serde(default = "default_head_init_std")]
     pub head_init_std: f32,
-    /// Length of time at the start during which the learning rate of the last layers is 0, while moments follow their
-    /// gradients; 1 epoch by default.
+    /// Length of time at the start during which the learning rate of the last layers is 0, while
+    /// moments follow their gradients; 1 epoch by default.
     #[serde(default = "default_freeze")]
     pub freeze_last_layer: Duration,
     /// Temperature of the student's softmax; 0.1 by default.
@@ -65,7 +67,8 @@ pub struct Config {
     /// to have it.
     #[serde(default = "includes_end")]
     pub teacher_temp_warmup_includes_end: bool,
-    /// Decay of the student's moving average at the start and at the end of the run; 0.992 and 1 by default.
+    /// Decay of the student's moving average at the start and at the end of the run; 0.992 and 1 by
+    /// default.
     #[serde(default = "default_large_batch_teacher_decay")]
     pub average_decay: [f64; 2],
     /// Weight of the pairs with views of other sizes than the first; 1 by default.
@@ -74,7 +77,8 @@ pub struct Config {
     /// Share of the views of the first size of which patches are compared; 0.5 by default.
     #[serde(default = "default_masked_share")]
     pub masked_share: f64,
-    /// Smallest and largest share of such a view's patches that are compared; 0.1 and 0.5 by default.
+    /// Smallest and largest share of such a view's patches that are compared; 0.1 and 0.5 by
+    /// default.
     #[serde(default = "default_mask_ratio")]
     pub mask_ratio: [f64; 2],
     /// Number of consecutive images of the batch over whose views these shares are spread evenly;
@@ -88,14 +92,16 @@ pub struct Config {
     /// Weight of the KoLeo regularizer on the student's global embeddings; 0.1 by default.
     #[serde(default = "default_koleo_weight")]
     pub koleo_weight: f64,
-    /// Number of consecutive images of the batch among which KoLeo searches for neighbors; 0, the default, for the whole
-    /// batch. The published runs search among the images of one GPU.
+    /// Number of consecutive images of the batch among which KoLeo searches for neighbors; 0, the
+    /// default, for the whole batch. The published runs search among the images of one GPU.
     #[serde(default)]
     pub koleo_group: usize,
-    /// Number of ranks that divide the prototypes of every head, the teacher's as well, among them; 1, the default: each rank scores all of them. A rank scores
-    /// its part for the images of the whole group, and gathers only that part: with many prototypes it takes less memory and
-    /// traffic. It must divide the prototypes and the ranks of a shard group, and the numbers of a layer of prototypes must be a
-    /// multiple of 64 times these ranks. Losses differ in rounding alone.
+    /// Number of ranks that divide the prototypes of every head, the teacher's as well, among them;
+    /// 1, the default: each rank scores all of them. A rank scores its part for the images of the
+    /// whole group, and gathers only that part: with many prototypes it takes less memory and
+    /// traffic. It must divide the prototypes and the ranks of a shard group, and the numbers of a
+    /// layer of prototypes must be a multiple of 64 times these ranks. Losses differ in rounding
+    /// alone.
     #[serde(default = "default_prototype_group")]
     pub prototype_group: usize,
 }

@@ -7,8 +7,8 @@
 //! d(x, y) = mean (x - y)², or mean (1 - x̂ · ŷ)          x̂ = x / |x|
 //! ```
 //!
-//! The teacher sees the same views as the student and may have another kind of backbone, size of patches and width. Each
-//! image is seen by itself: its normalizations use running statistics.
+//! The teacher sees the same views as the student and may have another kind of backbone, size of
+//! patches and width. Each image is seen by itself: its normalizations use running statistics.
 
 use augment::MultiCrop;
 use burn_tensor::Tensor;
@@ -114,7 +114,8 @@ impl MethodRecipe for Config {
     fn examples() -> Vec<(Self, MultiCrop)> {
         use networks::ModelConfig;
 
-        // The first and the last kind: attention without statistics over the batch, and statistics without attention.
+        // The first and the last kind: attention without statistics over the batch, and statistics
+        // without attention.
         let models = ModelConfig::examples();
         let example = |model: &ModelConfig, distance| {
             let normalization = Some(networks::Normalization::half(3));
@@ -204,24 +205,29 @@ struct DistillationLoss {
 }
 
 impl DistillationLoss {
-    /// Returns the distance between the output of the head `name` and the teacher's features that `reads` selects: the mean
-    /// over all views, `[1]`; `None` if there is no such head.
+    /// Returns the distance between the output of the head `name` and the teacher's features that
+    /// `reads` selects: the mean over all views, `[1]`; `None` if there is no such head.
     fn term(&self, number: usize, student: &Outputs, name: &str, reads: Reads) -> Option<Tensor<1>> {
         let has_head = student.heads.by_name.contains_key(name);
         let given = has_head.then(|| student.heads.on_all_views(name))?;
         let n_views = |group: usize| student.pooled(group).dims()[1] as f64;
         let all: f64 = (0..given.len()).map(n_views).sum();
-        let of_group = |(group, given): (usize, Tensor<3>)| {
-            let (features, target) = (&student.features[group], &self.targets[number][group]);
-            let (read, target) = (reads.select(features), reads.select(target));
-            let [views, _, d] = target.x.dims();
-            let [_, n, _] = read.x.dims();
-            let given = given.reshape([views, n, d]);
-            let given =
-                if reads == Reads::Patches { resampled(given, read.grid, target.grid) } else { given };
-            self.between(given, target.x.autodiff()) * (n_views(group) / all)
-        };
-        given.into_iter().enumerate().map(of_group).reduce(|sum, term| sum + term)
+        given
+            .into_iter()
+            .enumerate()
+            .map(|(group, given)| {
+                let features = &student.features[group];
+                let target = &self.targets[number][group];
+                let read = reads.select(features);
+                let target = reads.select(target);
+                let [views, _, d] = target.x.dims();
+                let [_, n, _] = read.x.dims();
+                let given = given.reshape([views, n, d]);
+                let given =
+                    if reads == Reads::Patches { resampled(given, read.grid, target.grid) } else { given };
+                self.between(given, target.x.autodiff()) * (n_views(group) / all)
+            })
+            .reduce(|sum, term| sum + term)
     }
 
     /// Returns the mean distance of `x` and `y`, `[B, N, D]` both: `[1]`.

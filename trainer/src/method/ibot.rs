@@ -47,8 +47,8 @@ pub struct Config {
     /// Standard deviation of the head's initial weights, 0.02 by default; see `model.init_std`.
     #[serde(default = "default_head_init_std")]
     pub head_init_std: f32,
-    /// Whether the rows of the last layer keep length one; they are trained by default, as in the published runs of small
-    /// models.
+    /// Whether the rows of the last layer keep length one; they are trained by default, as in the
+    /// published runs of small models.
     #[serde(default)]
     pub norm_last_layer: bool,
     /// Length of time at the start during which the last layer is frozen; 1 epoch by default.
@@ -59,12 +59,14 @@ pub struct Config {
     pub student_temp: f64,
     /// Temperature of the teacher's softmax of views at the start, and after its warm-up.
     pub teacher_temp: [f64; 2],
-    /// Temperature of the teacher's softmax of patches at the start, and after its warm-up; that of views by default.
+    /// Temperature of the teacher's softmax of patches at the start, and after its warm-up; that of
+    /// views by default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub teacher_patch_temp: Option<[f64; 2]>,
     /// Length of the warm-up of the teacher's temperatures.
     pub teacher_temp_warmup: Duration,
-    /// Decay of the teacher's moving average at the start and at the end of the run; 0.996 and 1 by default.
+    /// Decay of the teacher's moving average at the start and at the end of the run; 0.996 and 1 by
+    /// default.
     #[serde(default = "default_teacher_decay")]
     pub teacher_decay: [f64; 2],
     /// Decay of the centers' moving averages; 0.9 by default.
@@ -77,16 +79,18 @@ pub struct Config {
     /// Probability with which a view of the first size is masked; 0.5 by default.
     #[serde(default = "default_masked_share")]
     pub masked_share: f64,
-    /// Smallest and largest share of a masked view's patches that is hidden; 0.1 and 0.5 by default.
+    /// Smallest and largest share of a masked view's patches that is hidden; 0.1 and 0.5 by
+    /// default.
     #[serde(default = "default_mask_ratio")]
     pub mask_ratio: [f64; 2],
     /// Weight of the masked patches' part of the loss; 1 by default.
     #[serde(default = "default_patch_weight")]
     pub patch_weight: f64,
-    /// Number of ranks that divide the prototypes among them; 1, the default: each rank scores all of them. A rank scores
-    /// its part for the images of the whole group, and gathers only that part: with many prototypes it takes less memory and
-    /// traffic. It must divide the prototypes and the ranks of a shard group, and the numbers of a layer of prototypes must be a
-    /// multiple of 64 times these ranks. Losses differ in rounding alone.
+    /// Number of ranks that divide the prototypes among them; 1, the default: each rank scores all
+    /// of them. A rank scores its part for the images of the whole group, and gathers only that
+    /// part: with many prototypes it takes less memory and traffic. It must divide the prototypes
+    /// and the ranks of a shard group, and the numbers of a layer of prototypes must be a multiple
+    /// of 64 times these ranks. Losses differ in rounding alone.
     #[serde(default = "default_prototype_group")]
     pub prototype_group: usize,
 }

@@ -1,11 +1,13 @@
-//! LeJEPA: views of an image agree, and embeddings of a batch are normally distributed (Balestriero and LeCun 2025).
+//! LeJEPA: views of an image agree, and embeddings of a batch are normally distributed (Balestriero
+//! and LeCun 2025).
 //!
 //! ```text
 //! z_v = projection(W student(x_v) + b)                     all views v; without an embedding W = 1, b = 0
 //! loss = (1 - λ) mean_v,d (z_v - mean_{global} z)²  +  λ mean_v sigreg(z_v)
 //! ```
 //!
-//! No teacher, no stopped gradient and no schedule of its own. Directions of the regularizer are drawn anew each step.
+//! No teacher, no stopped gradient and no schedule of its own. Directions of the regularizer are
+//! drawn anew each step.
 
 use augment::MultiCrop;
 use burn_tensor::Tensor;
@@ -41,7 +43,8 @@ pub struct Config {
     /// Views whose mean is the target of all views; `global` by default.
     #[serde(default)]
     pub center: Center,
-    /// Channels of a linear layer between the backbone and the projection, as in the authors' examples; absent for none.
+    /// Channels of a linear layer between the backbone and the projection, as in the authors'
+    /// examples; absent for none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub embedding: Option<usize>,
     /// Channels of the head's hidden layers; two layers of 2048 by default.
@@ -100,7 +103,10 @@ impl MethodRecipe for Config {
         if cx.views.groups().iter().map(|group| group.n_views).sum::<usize>() < 2 {
             return Err("views: LeJEPA needs two views or more, which are to agree".into());
         }
-        let (config, views, width, seed) = (self.clone(), cx.views.clone(), cx.model.width(), cx.seed);
+        let config = self.clone();
+        let views = cx.views.clone();
+        let width = cx.model.width();
+        let seed = cx.seed;
         Ok(Box::new(LeJepa { config, views, width, seed }))
     }
 

@@ -1,5 +1,5 @@
-//! MoCo v3: every view predicts the key that a moving average computes for another view, among all keys of the batch (Chen,
-//! Xie and He 2021).
+//! MoCo v3: every view predicts the key that a moving average computes for another view, among all
+//! keys of the batch (Chen, Xie and He 2021).
 //!
 //! ```text
 //! q_v = predictor(projector(base(x_v)))      k_v = projector(momentum(x_v))      v = 1, 2; each of length one
@@ -7,7 +7,8 @@
 //! before a step: momentum ← m · momentum + (1 - m) · base      m by a cosine to 1
 //! ```
 //!
-//! The momentum network has no predictor. Each view has statistics of its own in every batch normalization.
+//! The momentum network has no predictor. Each view has statistics of its own in every batch
+//! normalization.
 
 use augment::MultiCrop;
 use burn_tensor::Tensor;
@@ -50,10 +51,12 @@ pub struct Config {
     /// Temperature, τ: 0.2, the default, for transformers; 1 for ResNet-50.
     #[serde(default = "default_temperature")]
     pub temperature: f64,
-    /// Decay of the momentum network's moving average at the start and at the end of the run; 0.99 and 1 by default.
+    /// Decay of the momentum network's moving average at the start and at the end of the run; 0.99
+    /// and 1 by default.
     #[serde(default = "default_momentum")]
     pub momentum: [f64; 2],
-    /// Channels of the projector's hidden layers: two of 4096, the default, for transformers; one for ResNet-50.
+    /// Channels of the projector's hidden layers: two of 4096, the default, for transformers; one
+    /// for ResNet-50.
     #[serde(default = "default_projector_hidden")]
     pub projector_hidden: Vec<usize>,
     /// Channels of the predictor's hidden layers; one layer of 4096 by default.
@@ -62,7 +65,8 @@ pub struct Config {
     /// Channels of queries and keys; 256 by default.
     #[serde(default = "default_output")]
     pub output: usize,
-    /// Whether the predictor's output is normalized over the batch: true, the default, for transformers; false for ResNet-50.
+    /// Whether the predictor's output is normalized over the batch: true, the default, for
+    /// transformers; false for ResNet-50.
     #[serde(default = "default_predictor_output_norm")]
     pub predictor_output_norm: bool,
 }
@@ -127,7 +131,9 @@ impl MethodRecipe for Config {
     fn build(&self, cx: &MethodContext) -> Result<Box<dyn Method>, String> {
         self.validate(cx)?;
         let decay = Schedule::cosine(self.momentum[0], self.momentum[1], cx.length.total_steps);
-        let (config, views, width) = (self.clone(), cx.views.clone(), cx.model.width());
+        let config = self.clone();
+        let views = cx.views.clone();
+        let width = cx.model.width();
         Ok(Box::new(MocoV3 { config, views, width, decay, batch_size: cx.length.batch_size }))
     }
 

@@ -1,7 +1,8 @@
 //! Self-supervised methods. Each owns its views, heads, targets, loss and any state that is updated
 //! without gradients; none touches loader, optimizer, sharding or checkpoint.
 //!
-//! A new method is one file, with a `Config` that is a [`MethodRecipe`], and one line in `registry`.
+//! A new method is one file, with a `Config` that is a [`MethodRecipe`], and one line in
+//! `registry`.
 
 pub(crate) mod check;
 mod collective;
@@ -45,8 +46,8 @@ use ranks::peers::Peers;
 use self::network::{FrozenEntry, NetworkSpec};
 use crate::schedule::RunLength;
 
-/// Gauge of the part of the loss in which the trained network predicts targets. A method whose loss has no other part
-/// leaves it out.
+/// Gauge of the part of the loss in which the trained network predicts targets. A method whose loss
+/// has no other part leaves it out.
 pub(crate) const MATCH_LOSS: &str = "train/match_loss";
 
 /// Named numbers of a step, for the metrics row.
@@ -57,7 +58,8 @@ pub trait Method: Send + Sync {
     /// Views that the method needs of each image.
     fn views(&self) -> &MultiCrop;
 
-    /// Networks of the method, in the order in which they run; the trained network runs last, wherever it is listed.
+    /// Networks of the method, in the order in which they run; the trained network runs last,
+    /// wherever it is listed.
     fn networks(&self) -> Vec<NetworkSpec>;
 
     /// Name of the network that is evaluated and exported.
@@ -68,12 +70,14 @@ pub trait Method: Send + Sync {
         1
     }
 
-    /// Returns the key of a setting with which a run does not start from random weights, if it is set so.
+    /// Returns the key of a setting with which a run does not start from random weights, if it is
+    /// set so.
     fn needs_trained_weights(&self) -> Option<&'static str> {
         None
     }
 
-    /// Masks of views of one size; [`Sight::masked`](network::Sight) says for which networks masked patches are hidden.
+    /// Masks of views of one size; [`Sight::masked`](network::Sight) says for which networks masked
+    /// patches are hidden.
     fn masks(&self) -> Option<MaskRule> {
         None
     }
@@ -88,14 +92,15 @@ pub trait Method: Send + Sync {
         StatSets::joint(self.views().groups().len())
     }
 
-    /// Returns whether [`Method::prepare`] needs the output of the trained network's heads, at the cost of a second pass
-    /// through them.
+    /// Returns whether [`Method::prepare`] needs the output of the trained network's heads, at the
+    /// cost of a second pass through them.
     fn prepares_with_heads(&self) -> bool {
         false
     }
 
-    /// Computes the values of the whole batch that the loss of each micro-batch needs, such as targets that are balanced over
-    /// images, or neighbors. `peers` exchanges data with the micro-batches of other ranks.
+    /// Computes the values of the whole batch that the loss of each micro-batch needs, such as
+    /// targets that are balanced over images, or neighbors. `peers` exchanges data with the
+    /// micro-batches of other ranks.
     ///
     /// # Errors
     /// [`EngineError`].
@@ -106,14 +111,14 @@ pub trait Method: Send + Sync {
         peers: Peers<'_>,
     ) -> Result<Box<dyn BatchLoss>, EngineError>;
 
-    /// Returns the collectives of [`Method::prepare`] in a step late in the run, in their order: plans count them. Exchanges within column
-    /// groups are left out.
+    /// Returns the collectives of [`Method::prepare`] in a step late in the run, in their order:
+    /// plans count them. Exchanges within column groups are left out.
     fn collectives(&self) -> Vec<Collective> {
         Vec::new()
     }
 
-    /// Updates state that has no gradient, such as a center, from the values that the loss of an accepted step
-    /// observed, by their names.
+    /// Updates state that has no gradient, such as a center, from the values that the loss of an
+    /// accepted step observed, by their names.
     fn after_step(&mut self, observed: &[(&'static str, Vec<f32>)]) {
         let _ = observed;
     }
@@ -124,12 +129,14 @@ pub trait Method: Send + Sync {
         Vec::new()
     }
 
-    /// Value of [`MATCH_LOSS`] at chance level, for a trained network that has learned nothing, if there is one.
+    /// Value of [`MATCH_LOSS`] at chance level, for a trained network that has learned nothing, if
+    /// there is one.
     fn uninformed_loss(&self) -> Option<f64> {
         None
     }
 
-    /// Targets that are distributions over prototypes: a run whose targets become uniform has collapsed.
+    /// Targets that are distributions over prototypes: a run whose targets become uniform has
+    /// collapsed.
     fn target_distributions(&self) -> Vec<TargetDistribution> {
         Vec::new()
     }
@@ -151,14 +158,15 @@ pub trait Method: Send + Sync {
 
 /// Outputs of the networks for this rank's micro-batches, without a graph.
 pub struct BatchOutputs<'a> {
-    /// Outputs of the trained network, by micro-batch; without heads unless [`Method::prepares_with_heads`].
+    /// Outputs of the trained network, by micro-batch; without heads unless
+    /// [`Method::prepares_with_heads`].
     pub trained: &'a [Outputs],
     /// Outputs of the other networks by name, by micro-batch.
     pub others: &'a [(&'static str, Vec<Outputs>)],
     /// This rank's columns of divided heads; `None` if no head is divided.
     pub columns: Option<ColumnOutputs<'a>>,
-    /// Applies the trained network's head of the given name, which has no statistics over the batch, to vectors
-    /// `[n, V, D]` that are not part of this batch, without a graph.
+    /// Applies the trained network's head of the given name, which has no statistics over the
+    /// batch, to vectors `[n, V, D]` that are not part of this batch, without a graph.
     pub score: &'a dyn Fn(&str, Tensor<3>) -> Tensor<3>,
 }
 
@@ -173,8 +181,8 @@ impl BatchOutputs<'_> {
     }
 }
 
-/// This rank's columns of divided heads, `[B, V, K / C]` and for masked cells `[R, 1, K / C]` without a graph, by micro-batch of the column
-/// group.
+/// This rank's columns of divided heads, `[B, V, K / C]` and for masked cells `[R, 1, K / C]`
+/// without a graph, by micro-batch of the column group.
 #[derive(Clone, Copy)]
 pub struct ColumnOutputs<'a> {
     /// The column group.
@@ -198,13 +206,14 @@ impl ColumnOutputs<'_> {
 
 /// The loss of a batch, once everything that depends on the whole batch is known.
 pub trait BatchLoss {
-    /// Returns the loss of this rank's micro-batch `number`, given the outputs of the trained network with their graph; where heads
-    /// are divided, without the terms that depend on them.
+    /// Returns the loss of this rank's micro-batch `number`, given the outputs of the trained
+    /// network with their graph; where heads are divided, without the terms that depend on them.
     fn of(&self, number: usize, trained: &Outputs) -> MicroBatchLoss;
 
-    /// Returns the part that this rank's columns add to the terms of micro-batch `number` of the column group that depend on divided
-    /// heads, given their outputs with their graph. The sum over the group's ranks is the loss, and the sum of their
-    /// gauges is that of the micro-batch. All ranks of the group call it for the same micro-batches in the same order.
+    /// Returns the part that this rank's columns add to the terms of micro-batch `number` of the
+    /// column group that depend on divided heads, given their outputs with their graph. The sum
+    /// over the group's ranks is the loss, and the sum of their gauges is that of the micro-batch.
+    /// All ranks of the group call it for the same micro-batches in the same order.
     ///
     /// # Errors
     /// [`EngineError`].
@@ -221,7 +230,8 @@ pub trait BatchLoss {
         panic!("a method that divides a head has a loss by columns");
     }
 
-    /// Values of the whole batch for [`Method::after_step`], by name, `[n]` each: the same on all ranks.
+    /// Values of the whole batch for [`Method::after_step`], by name, `[n]` each: the same on all
+    /// ranks.
     fn observed(&self) -> Vec<(&'static str, Tensor<1>)> {
         Vec::new()
     }
@@ -239,7 +249,8 @@ pub struct TargetDistribution {
 }
 
 impl TargetDistribution {
-    /// Describes targets over `n_prototypes`, with the gauge of their entropy and the key that sharpens them.
+    /// Describes targets over `n_prototypes`, with the gauge of their entropy and the key that
+    /// sharpens them.
     pub fn over(n_prototypes: usize, entropy: &'static str, sharpness_key: &'static str) -> Self {
         Self { entropy, uniform_entropy: (n_prototypes as f64).ln(), sharpness_key }
     }
@@ -249,8 +260,9 @@ impl TargetDistribution {
 pub struct MicroBatchLoss {
     /// Mean loss of the micro-batch `[1]`, with its graph.
     pub loss: Tensor<1>,
-    /// Gauges to report, `[1]` each without a graph: means over the micro-batch. All micro-batches on all ranks have the same
-    /// gauges in the same order. They stay on the device until the host waits for it anyway.
+    /// Gauges to report, `[1]` each without a graph: means over the micro-batch. All micro-batches
+    /// on all ranks have the same gauges in the same order. They stay on the device until the host
+    /// waits for it anyway.
     pub gauges: Vec<(&'static str, Tensor<1>)>,
 }
 
@@ -267,13 +279,14 @@ pub(crate) trait MethodRecipe {
         Vec::new()
     }
 
-    /// Changes settings that count images to fit a batch of `batch_size`, which is not that of the recipe: for benchmarks.
+    /// Changes settings that count images to fit a batch of `batch_size`, which is not that of the
+    /// recipe: for benchmarks.
     fn fit_batch(&mut self, batch_size: usize) {
         let _ = batch_size;
     }
 
-    /// Small settings that together use every feature of the method, each with its views, for the conformance
-    /// tests.
+    /// Small settings that together use every feature of the method, each with its views, for the
+    /// conformance tests.
     #[cfg(test)]
     fn examples() -> Vec<(Self, MultiCrop)>
     where

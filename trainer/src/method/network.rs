@@ -1,4 +1,5 @@
-//! The networks that a method trains and compares: their parts, their views and how their weights change.
+//! The networks that a method trains and compares: their parts, their views and how their weights
+//! change.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +15,8 @@ use crate::schedule::Schedule;
 
 /// Specification of a network.
 pub struct NetworkSpec {
-    /// Name of the network: that of its weights in checkpoints and in metrics, unique within the method.
+    /// Name of the network: that of its weights in checkpoints and in metrics, unique within the
+    /// method.
     pub name: &'static str,
     /// Backbone of the network.
     pub backbone: Backbone,
@@ -46,7 +48,8 @@ pub enum Backbone {
     Own(Box<ModelConfig>, Normalization),
 }
 
-/// Rule by which the weights of a network change. Exactly one network of a method moves by gradient: the trained network.
+/// Rule by which the weights of a network change. Exactly one network of a method moves by
+/// gradient: the trained network.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Moves {
     /// Update by gradient: the trained network.
@@ -57,7 +60,8 @@ pub enum Moves {
         of: &'static str,
         /// Decay of the average, by step: share of the old weights that stays.
         decay: Schedule,
-        /// Whether the average is updated before a step, with the decay of that step, instead of after it.
+        /// Whether the average is updated before a step, with the decay of that step, instead of
+        /// after it.
         moves_first: bool,
     },
     /// Copy of the weights of another network, which comes before it or is the trained network.
@@ -81,7 +85,8 @@ pub enum Moves {
 pub struct FrozenWeights {
     /// File or folder of the weights, written by another library or by a run of this program.
     pub weights: String,
-    /// Fingerprint of the weights: files with the same one hold the same weights. Always set in a plan.
+    /// Fingerprint of the weights: files with the same one hold the same weights. Always set in a
+    /// plan.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub fingerprint: String,
     /// Backbone that the file describes. Always set in a plan.
@@ -93,7 +98,8 @@ pub struct FrozenWeights {
     /// Shapes of the parameters of its heads, by name. Set in a plan where the network has heads.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub heads: BTreeMap<String, Vec<usize>>,
-    /// Whether the network was trained with masked patches. Set in a plan where the network has heads.
+    /// Whether the network was trained with masked patches. Set in a plan where the network has
+    /// heads.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub saw_masks: bool,
 }
@@ -109,7 +115,8 @@ pub struct FrozenEntry<'a> {
 }
 
 impl NetworkSpec {
-    /// Returns the specification of a trained network with the recipe's backbone that sees all of `n_sizes` view sizes.
+    /// Returns the specification of a trained network with the recipe's backbone that sees all of
+    /// `n_sizes` view sizes.
     pub fn trained(name: &'static str, heads: Vec<Head>, n_sizes: usize) -> Self {
         let sees = (0..n_sizes).map(|size| Sight { size, masked: false }).collect();
         Self { name, backbone: Backbone::OfRecipe, heads, sees, takes_masks: false, moves: Moves::ByGradient }
@@ -125,7 +132,8 @@ impl NetworkSpec {
         self.units_to(self.readout(), recipe)
     }
 
-    /// Units of the network's backbone as in [`NetworkSpec::units`], with the features of `readout` as output.
+    /// Units of the network's backbone as in [`NetworkSpec::units`], with the features of `readout`
+    /// as output.
     pub fn units_to(&self, readout: Readout, recipe: &ModelConfig) -> Vec<Box<dyn Unit>> {
         let model = self.model(recipe);
         let masked = self.takes_masks.then(|| model.masked_units(readout)).flatten();
@@ -139,7 +147,8 @@ impl NetworkSpec {
 
     /// Features that the network's backbone outputs.
     pub fn readout(&self) -> Readout {
-        // A network that another one is compared with, and that has no head, is compared by all of its features.
+        // A network that another one is compared with, and that has no head, is compared by all of
+        // its features.
         let is_compared = matches!(self.moves, Moves::Frozen | Moves::Copy { .. });
         if self.heads.is_empty() && is_compared { Readout::All } else { readout(&self.heads) }
     }
@@ -152,7 +161,8 @@ impl NetworkSpec {
         }
     }
 
-    /// Conversion of pixels into the input of the first unit, where `recipe` is that of the recipe's backbone.
+    /// Conversion of pixels into the input of the first unit, where `recipe` is that of the
+    /// recipe's backbone.
     pub fn input(&self, recipe: PixelInput) -> PixelInput {
         match &self.backbone {
             Backbone::OfRecipe => recipe,
@@ -173,8 +183,8 @@ impl Moves {
         }
     }
 
-    /// Returns the network whose weights this one follows, if any, and the share of the old weights that stays once the
-    /// step before `next_step` has been taken.
+    /// Returns the network whose weights this one follows, if any, and the share of the old weights
+    /// that stays once the step before `next_step` has been taken.
     pub fn follows(self, next_step: u64) -> Option<(&'static str, f64)> {
         match self {
             Self::ByGradient | Self::Frozen => None,

@@ -11,7 +11,8 @@ use super::{
 #[cfg(test)]
 use super::{toy, toymasked};
 
-/// Declares [`MethodConfig`] with a variant for each method: its documentation, its name and its module.
+/// Declares [`MethodConfig`] with a variant for each method: its documentation, its name and its
+/// module.
 macro_rules! methods {
     ($($(#[doc = $doc:expr])* $(#[cfg($cfg:meta)])? $name:ident => $module:ident,)*) => {
         /// A method, as a recipe writes it under `[method]`.
@@ -39,7 +40,8 @@ macro_rules! methods {
                 }
             }
 
-            /// Changes settings that count images to fit a batch of `batch_size`, which is not that of the recipe.
+            /// Changes settings that count images to fit a batch of `batch_size`, which is not that
+            /// of the recipe.
             pub fn fit_batch(&mut self, batch_size: usize) {
                 match self {
                     $($(#[cfg($cfg)])? Self::$name(config) => config.fit_batch(batch_size),)*
@@ -65,7 +67,8 @@ methods! {
     Dino => dino,
     /// Self-distillation of views and masked patches, with a regularizer that spreads embeddings.
     Dinov2 => dinov2,
-    /// Self-distillation of views and masked patches, with Gram anchoring, which preserves similarities between patches.
+    /// Self-distillation of views and masked patches, with Gram anchoring, which preserves
+    /// similarities between patches.
     Dinov3 => dinov3,
     /// Distillation of a frozen network that DINOv3 or DINOv2 trained, with its heads.
     Dinov3Distillation => dinov3distillation,

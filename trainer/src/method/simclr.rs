@@ -1,4 +1,5 @@
-//! SimCLR: each view identifies the other view of its image among all views of the batch (Chen et al. 2020).
+//! SimCLR: each view identifies the other view of its image among all views of the batch (Chen et
+//! al. 2020).
 //!
 //! ```text
 //! z_i = head(student(x_i))        two views of every image

@@ -1,5 +1,6 @@
-//! A method for tests of features that no other method uses yet: an average and copies of it from some step on, heads that
-//! read patches and other heads, and the trained network's own scores before the loss.
+//! A method for tests of features that no other method uses yet: an average and copies of it from
+//! some step on, heads that read patches and other heads, and the trained network's own scores
+//! before the loss.
 //!
 //! ```text
 //! s = scores(x)  g = guess(s)                pooled, [B, V, K]      p = cells(patches)       [B, V·N, K]
@@ -31,7 +32,8 @@ pub struct Config {
 
 impl MethodRecipe for Config {
     fn build(&self, cx: &MethodContext) -> Result<Box<dyn Method>, String> {
-        let (views, width) = (cx.views.clone(), cx.model.width());
+        let views = cx.views.clone();
+        let width = cx.model.width();
         let decay = Schedule::cosine(0.9, 1.0, cx.length.total_steps);
         Ok(Box::new(Toy { k: self.scores, views, width, decay, seen: vec![0.0; self.scores] }))
     }
@@ -96,13 +98,16 @@ impl Method for Toy {
         _: u64,
         peers: Peers<'_>,
     ) -> Result<Box<dyn BatchLoss>, EngineError> {
-        let mean_of = |outputs: &Outputs| {
-            let scores = outputs.heads.on_views("scores", 0);
-            let [b, v, k] = scores.dims();
-            let sum = scores.reshape([b * v, k]).sum_dim(0).reshape([k]);
-            sum / (b * v) as f64
-        };
-        let own: Vec<Tensor<1>> = batch.trained.iter().map(mean_of).collect();
+        let own: Vec<Tensor<1>> = batch
+            .trained
+            .iter()
+            .map(|outputs| {
+                let scores = outputs.heads.on_views("scores", 0);
+                let [b, v, k] = scores.dims();
+                let sum = scores.reshape([b * v, k]).sum_dim(0).reshape([k]);
+                sum / (b * v) as f64
+            })
+            .collect();
         let mean = peers.sum("scores", &own)? / peers.n_micro_batches() as f64;
         let seen = Tensor::<1>::from_data(TensorData::new(self.seen.clone(), [self.k]), &mean.device());
         let shift: Tensor<3> = (mean.clone() + seen).unsqueeze();
@@ -141,7 +146,8 @@ impl Method for Toy {
 
 impl BatchLoss for ToyLoss {
     fn of(&self, number: usize, student: &Outputs) -> MicroBatchLoss {
-        let (targets, past) = (&self.targets[number], &self.past[number]);
+        let targets = &self.targets[number];
+        let past = &self.past[number];
         let guesses = student.heads.on_all_views("guess").into_iter();
         let terms = guesses.map(|guess| (guess - targets.clone().autodiff()).powi_scalar(2).mean());
         // Every method has a group of views.

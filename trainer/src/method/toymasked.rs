@@ -1,4 +1,5 @@
-//! A method for tests with masked views: the trained network predicts what another network outputs for hidden patches.
+//! A method for tests with masked views: the trained network predicts what another network outputs
+//! for hidden patches.
 //!
 //! ```text
 //! c, t = cells(learner(masked x)), cells(average(x))         at the masked cells, [R, K]      g = guess(c)
@@ -42,7 +43,8 @@ impl MethodRecipe for Config {
             smallest_block: networks::mask::SmallestBlock::Cells(4),
         };
         rule.validate()?;
-        let (views, width) = (cx.views.clone(), cx.model.width());
+        let views = cx.views.clone();
+        let width = cx.model.width();
         let decay = Schedule::cosine(0.9, 1.0, cx.length.total_steps);
         Ok(Box::new(Toy { k: self.scores, rule, views, width, decay }))
     }

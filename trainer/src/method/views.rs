@@ -34,10 +34,12 @@ pub struct PresetSizes {
     /// Smallest and largest area of a local view over that of the image; 0.05 and 0.4 by default.
     #[serde(default = "default_local_scale")]
     pub local_scale: [f64; 2],
-    /// Sizes of the views by share of the batches, in place of `global_px` and `local_px`; none by default.
+    /// Sizes of the views by share of the batches, in place of `global_px` and `local_px`; none by
+    /// default.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub mix: Vec<SizeChoice>,
-    /// Views of images that are not 8-bit RGB; absent for RGB. With it, even if it is empty, views have no operations that only RGB has.
+    /// Views of images that are not 8-bit RGB; absent for RGB. With it, even if it is empty, views
+    /// have no operations that only RGB has.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub channels: Option<ChannelViews>,
 }
@@ -60,19 +62,23 @@ pub struct Dinov2Views {
     pub local_px: u32,
     /// Number of local views.
     pub n_local: usize,
-    /// Probabilities of blur: `released`, the default, has those of the released models, `paper` the paper's.
+    /// Probabilities of blur: `released`, the default, has those of the released models, `paper`
+    /// the paper's.
     #[serde(default = "default_blur")]
     pub blur: BlurRule,
     /// Probability of a flip; 0.5 by default, 0 in DINOv3's largest network.
     #[serde(default = "default_flip_p")]
     pub flip_p: f32,
-    /// Side in pixels of undistorted repeats of the global views, for DINOv3's Gram teacher; none by default.
+    /// Side in pixels of undistorted repeats of the global views, for DINOv3's Gram teacher; none
+    /// by default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gram_px: Option<u32>,
-    /// Sizes of the views by share of the batches, in place of `global_px`, `local_px` and `gram_px`; none by default.
+    /// Sizes of the views by share of the batches, in place of `global_px`, `local_px` and
+    /// `gram_px`; none by default.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub mix: Vec<SizeChoice>,
-    /// Views of images that are not 8-bit RGB; absent for RGB. With it, even if it is empty, views have no operations that only RGB has.
+    /// Views of images that are not 8-bit RGB; absent for RGB. With it, even if it is empty, views
+    /// have no operations that only RGB has.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub channels: Option<ChannelViews>,
 }
@@ -91,10 +97,12 @@ fn default_blur() -> BlurRule {
 pub struct MocoV3Views {
     /// Side of both views in pixels.
     pub size_px: u32,
-    /// Smallest and largest area of a view over that of the image: from 0.08, the default, for transformers, 0.2 for ResNet-50.
+    /// Smallest and largest area of a view over that of the image: from 0.08, the default, for
+    /// transformers, 0.2 for ResNet-50.
     #[serde(default = "default_moco_v3_scale")]
     pub scale: [f64; 2],
-    /// Views of images that are not 8-bit RGB; absent for RGB. With it, even if it is empty, views have no operations that only RGB has.
+    /// Views of images that are not 8-bit RGB; absent for RGB. With it, even if it is empty, views
+    /// have no operations that only RGB has.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub channels: Option<ChannelViews>,
 }
@@ -103,14 +111,16 @@ fn default_moco_v3_scale() -> [f64; 2] {
     [0.08, 1.0]
 }
 
-/// Views of images of any channels: brightness and contrast change in each channel by a factor of its own, and hue, saturation, gray and
-/// solarization are left out.
+/// Views of images of any channels: brightness and contrast change in each channel by a factor of
+/// its own, and hue, saturation, gray and solarization are left out.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct ChannelViews {
-    /// Probability of a rotation by one, two or three quarters of a turn, for views that state none; 0 by default.
+    /// Probability of a rotation by one, two or three quarters of a turn, for views that state
+    /// none; 0 by default.
     pub rotate_p: f32,
-    /// Probability with which each channel is set to 0, except that one always remains, for views that state none; 0 by default.
+    /// Probability with which each channel is set to 0, except that one always remains, for views
+    /// that state none; 0 by default.
     pub drop_p: f32,
 }
 
@@ -123,7 +133,8 @@ pub struct CustomViews {
     /// Sizes of the views by share of the batches, in place of those of `crops`; none by default.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub mix: Vec<SizeChoice>,
-    /// Views of images that are not 8-bit RGB; absent for RGB. With it, even if it is empty, views have no operations that only RGB has.
+    /// Views of images that are not 8-bit RGB; absent for RGB. With it, even if it is empty, views
+    /// have no operations that only RGB has.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub channels: Option<ChannelViews>,
 }

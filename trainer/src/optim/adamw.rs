@@ -44,7 +44,8 @@ impl AdamW {
     /// Names of the moments in checkpoints.
     pub const MOMENTS: [&'static str; 2] = ["exp_avg", "exp_avg_sq"];
 
-    /// Returns the constants of update `t` at the rate `lr`, with a decay of `weight_decay` and gradients times `clip`.
+    /// Returns the constants of update `t` at the rate `lr`, with a decay of `weight_decay` and
+    /// gradients times `clip`.
     pub(super) fn constants(&self, t: u64, lr: f64, weight_decay: f64, clip: f32) -> Constants {
         let [beta1, beta2] = self.betas;
         let t = t as i32;

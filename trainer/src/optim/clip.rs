@@ -61,8 +61,8 @@ struct PartialSums {
 }
 
 impl QueuedNorms {
-    /// Queues the computation of this rank's share of the norms of `grads`, or of tensors laid out like
-    /// them; `modules` has each unit's module.
+    /// Queues the computation of this rank's share of the norms of `grads`, or of tensors laid out
+    /// like them; `modules` has each unit's module.
     pub(super) fn queue(
         rule: ClipRule,
         shards: &[UnitShard],
@@ -104,8 +104,8 @@ impl QueuedNorms {
         ClipNorms { squares, groups }
     }
 
-    /// Has the device of the sums compute the clip factors, and whether they and `losses`, `[1]` each,
-    /// are finite; `None` where it has no kernel for that.
+    /// Has the device of the sums compute the clip factors, and whether they and `losses`, `[1]`
+    /// each, are finite; `None` where it has no kernel for that.
     #[cfg(feature = "cuda")]
     pub(super) fn decide(&self, losses: Vec<Tensor<1>>, clip_norm: f64) -> Option<Decision> {
         let parts = self.parts.as_ref()?;
@@ -152,7 +152,8 @@ impl ClipNorms<FixedPoint> {
     }
 }
 
-/// Returns a group for each parameter; rows of one parameter in several parts of a divided unit are in one group.
+/// Returns a group for each parameter; rows of one parameter in several parts of a divided unit are
+/// in one group.
 fn groups_of_tensors(shards: &[UnitShard]) -> Vec<Vec<usize>> {
     let mut n_groups = 0;
     let mut new_group = || {
@@ -164,9 +165,10 @@ fn groups_of_tensors(shards: &[UnitShard]) -> Vec<Vec<usize>> {
         Some(_) => *of_slices.entry(layout.full_name(slot)).or_insert_with(&mut new_group),
         None => new_group(),
     };
-    let of_shard =
-        |shard: &UnitShard| shard.layout.params.iter().map(|slot| group(&shard.layout, slot)).collect();
-    shards.iter().map(of_shard).collect()
+    shards
+        .iter()
+        .map(|shard| shard.layout.params.iter().map(|slot| group(&shard.layout, slot)).collect())
+        .collect()
 }
 
 /// Adds the squares of `grads` to those of their groups.
@@ -210,19 +212,20 @@ fn range_squares(grads: &[Tensor<1>], ranges: &[Vec<Range<usize>>]) -> (Tensor<1
     if grads.iter().all(super::cube::is_cube) {
         return super::cube::squares(grads, ranges);
     }
-    let square = |(grad, range): (&Tensor<1>, &Range<usize>)| {
-        let part = grad.clone().slice([range.clone()]);
-        (part.clone() * part).sum()
-    };
     let all =
         grads.iter().zip(ranges).flat_map(|(grad, ranges)| ranges.iter().map(move |range| (grad, range)));
-    let sums: Vec<Tensor<1>> = all.map(square).collect();
+    let sums: Vec<Tensor<1>> = all
+        .map(|(grad, range)| {
+            let part = grad.clone().slice([range.clone()]);
+            (part.clone() * part).sum()
+        })
+        .collect();
     let numbers = (0..sums.len()).collect();
     (Tensor::cat(sums, 0), numbers)
 }
 
-/// Cuts `start..end` at multiples of [`ALIGNMENT`], to which the ends of a shard are aligned: whatever the
-/// number of ranks, the same elements are summed together.
+/// Cuts `start..end` at multiples of [`ALIGNMENT`], to which the ends of a shard are aligned:
+/// whatever the number of ranks, the same elements are summed together.
 fn blocks(mut start: usize, end: usize, mut f: impl FnMut(Range<usize>)) {
     while start < end {
         let next = ((start / ALIGNMENT + 1) * ALIGNMENT).min(end);

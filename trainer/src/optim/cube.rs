@@ -1,5 +1,5 @@
-//! Update and norms on a device, in one pass over a shard each: [`super::adamw::on_tensors`] computes the same with two
-//! dozen of Burn's own operations, each a pass of its own.
+//! Update and norms on a device, in one pass over a shard each: [`super::adamw::on_tensors`]
+//! computes the same with two dozen of Burn's own operations, each a pass of its own.
 //!
 //! ```text
 //! θ, m, v, θ_F, g  [n] f32      ends[s] one past segment s; shrink[s], clip[s], rate[s] and root[s] its factors
@@ -7,8 +7,8 @@
 //! θ ← shrink[s] · θ - rate[s] · m / (root[s] · √v + ε)      θ_F ← d θ_F + (1 - d) θ
 //! ```
 //!
-//! Results go to new memory: CubeCL orders threads by when memory was allocated, so threads that send shards or write
-//! checkpoints would not wait for results that are written in place.
+//! Results go to new memory: CubeCL orders threads by when memory was allocated, so threads that
+//! send shards or write checkpoints would not wait for results that are written in place.
 
 use burn_cubecl::CubeBackend;
 use burn_cubecl::tensor::CubeTensor;
@@ -31,8 +31,8 @@ pub(super) fn is_cube(tensor: &Tensor<1>) -> bool {
     tensor.clone().try_into_primitive::<CubeBackend>().is_ok()
 }
 
-/// Applies AdamW to `shard`, given this rank's shard of the mean gradient, and then updates its followers, the first of them
-/// in the same pass.
+/// Applies AdamW to `shard`, given this rank's shard of the mean gradient, and then updates its
+/// followers, the first of them in the same pass.
 pub(super) fn update(
     shard: &mut UnitShard,
     grad: Tensor<1>,
@@ -42,7 +42,8 @@ pub(super) fn update(
     // AdamW::MOMENTS are two. A unit with parameters has a segment; all have the same decay rates.
     let ([m, v], Some(&(_, constants))) = (shard.moments.as_slice(), update.first()) else { return };
     let Constants { beta1, beta2, .. } = constants;
-    let (n, device) = (shard.len(), grad.device());
+    let n = shard.len();
+    let device = grad.device();
     let end = update.last().map_or(0, |(range, _)| range.end);
     // The padding after the last parameter stays zero.
     update.push((end..n, Constants { shrink: 1.0, clip: 1.0, ..constants }));
@@ -62,7 +63,8 @@ pub(super) fn update(
     let after = [(); 4].map(|()| empty(&before[0], [n], DType::F32));
     let (count, dim) = one_unit_each(&client, n);
     let args = |tensors: &[CubeTensor; 4]| tensors.clone().map(CubeTensor::into_buffer_arg);
-    let ([theta, m, v, followed], [to_theta, to_m, to_v, to_followed]) = (args(&before), args(&after));
+    let [theta, m, v, followed] = args(&before);
+    let [to_theta, to_m, to_v, to_followed] = args(&after);
     adam_w::launch(
         &client,
         count,

@@ -28,7 +28,8 @@ pub(super) fn follow_all(followers: Vec<Follower<'_>>, leader: &ShardWeights) {
 
 /// Updates `follower` from the weights `leader`.
 pub(crate) fn follow(Follower { weights, decay, .. }: Follower<'_>, leader: &ShardWeights) {
-    let (stays, rest) = (decay as f32, (1.0 - decay) as f32);
+    let stays = decay as f32;
+    let rest = (1.0 - decay) as f32;
     match decay {
         1.0 => {}
         0.0 => *weights = leader.clone(),

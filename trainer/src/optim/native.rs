@@ -258,18 +258,21 @@ fn read_weights(moved: MovedWeights) -> Result<Vec<f32>, String> {
     if let Some(in_bf16) = moved.in_bf16 {
         let data = in_bf16.try_into_data().map_err(|error| format!("cannot be read: {error:?}"))?;
         let rounded = data.try_into_vec::<bf16>().map_err(|error| format!("cannot be read: {error:?}"))?;
-        let is_right =
-            |(rounded, value): (&bf16, &f32)| rounded.to_bits() == bf16::from_f32(*value).to_bits();
-        if rounded.len() != values.len() || !rounded.iter().zip(&values).all(is_right) {
+        if rounded.len() != values.len()
+            || !rounded
+                .iter()
+                .zip(&values)
+                .all(|(rounded, value)| rounded.to_bits() == bf16::from_f32(*value).to_bits())
+        {
             return Err("round weights otherwise".into());
         }
     }
     Ok(values)
 }
 
-/// Compares sums, clip factors and an update with the host's, of units with and without an average and
-/// with frozen segments, two of which share a clip group; and makes an update that must be left out.
-/// Two launches take the units.
+/// Compares sums, clip factors and an update with the host's, of units with and without an average
+/// and with frozen segments, two of which share a clip group; and makes an update that must be left
+/// out. Two launches take the units.
 fn check(kernels: &UpdateKernels, device: &Device) -> Result<(), String> {
     const CLIP_NORM: f64 = 1.0;
     const CLIP_EPSILON: f64 = 1e-6;
@@ -352,21 +355,24 @@ fn update(
 
 /// Compares results, which differ by rounding at most.
 fn compare(fault: &str, found: &[f32], right: &[f32]) -> Result<(), String> {
-    let is_right = |(found, right): (&f32, &f32)| (found - right).abs() <= 1e-6 + 1e-5 * right.abs();
-    match found.len() == right.len() && found.iter().zip(right).all(is_right) {
-        true => Ok(()),
-        false => Err(fault.into()),
+    if found.len() == right.len()
+        && found.iter().zip(right).all(|(found, right)| (found - right).abs() <= 1e-6 + 1e-5 * right.abs())
+    {
+        Ok(())
+    } else {
+        Err(fault.into())
     }
 }
 
 /// Returns `n` numbers between `-scale` and `scale`.
 fn values(n: usize, seed: u64, scale: f32) -> Vec<f32> {
-    let number = |i: usize| {
-        // The finalizer of SplitMix64.
-        let mut x = (i as u64 ^ (seed + 1) << 32).wrapping_add(0x9e37_79b9_7f4a_7c15);
-        x = (x ^ x >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        x = (x ^ x >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        scale * ((x ^ x >> 31) as f64 / u64::MAX as f64 * 2.0 - 1.0) as f32
-    };
-    (0..n).map(number).collect()
+    (0..n)
+        .map(|i: usize| {
+            // The finalizer of SplitMix64.
+            let mut x = (i as u64 ^ (seed + 1) << 32).wrapping_add(0x9e37_79b9_7f4a_7c15);
+            x = (x ^ x >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+            x = (x ^ x >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+            scale * ((x ^ x >> 31) as f64 / u64::MAX as f64 * 2.0 - 1.0) as f32
+        })
+        .collect()
 }

@@ -186,9 +186,9 @@ impl Optimizer {
         Ok(queued.read(&mut values?.into_iter()))
     }
 
-    /// Has the device of the queued norms decide how gradients are clipped and whether the update is
-    /// made, so that [`Optimizer::step`] need not wait for them; `None` where it cannot. `losses` are
-    /// `[1]` each.
+    /// Has the device of the queued norms decide how gradients are clipped and whether the update
+    /// is made, so that [`Optimizer::step`] need not wait for them; `None` where it cannot.
+    /// `losses` are `[1]` each.
     pub fn decide(&self, queued: &QueuedStepNorms, losses: Vec<Tensor<1>>) -> Option<Decision> {
         #[cfg(feature = "cuda")]
         if let Rule::AdamW(_) = self.rule {
@@ -198,8 +198,9 @@ impl Optimizer {
         None
     }
 
-    /// Updates every shard, and then its followers, which are listed by unit. `grads` are this rank's shards of the mean
-    /// gradients. A parameter that is frozen at this step keeps its value and its moments.
+    /// Updates every shard, and then its followers, which are listed by unit. `grads` are this
+    /// rank's shards of the mean gradients. A parameter that is frozen at this step keeps its value
+    /// and its moments.
     pub fn step(
         &self,
         shards: &mut [UnitShard],
@@ -237,14 +238,15 @@ impl Optimizer {
             apply(shard, grad, update, &still, followers);
         };
         // A device has one queue, for which several threads would only wait.
-        match shards.first().is_some_and(|shard| is_host(shard.weights.values())) {
-            true => shards.par_iter_mut().zip(grads).zip(followers).enumerate().for_each(update),
-            false => shards.iter_mut().zip(grads).zip(followers).enumerate().for_each(update),
+        if shards.first().is_some_and(|shard| is_host(shard.weights.values())) {
+            shards.par_iter_mut().zip(grads).zip(followers).enumerate().for_each(update)
+        } else {
+            shards.iter_mut().zip(grads).zip(followers).enumerate().for_each(update)
         }
     }
 
-    /// Counts an update of the parameters of `shard` that are not frozen, and returns the constants of
-    /// all for the kernels for NVIDIA GPUs.
+    /// Counts an update of the parameters of `shard` that are not frozen, and returns the constants
+    /// of all for the kernels for NVIDIA GPUs.
     #[cfg(feature = "cuda")]
     fn native_segments(
         &self,
@@ -443,11 +445,13 @@ mod tests {
         follow_all(followers, &shard.weights);
     }
 
-    /// Compares a unit's updates and norms on the host and on `device`; a tensor that is held elsewhere keeps its values.
+    /// Compares a unit's updates and norms on the host and on `device`; a tensor that is held
+    /// elsewhere keeps its values.
     fn check(optimizer: Optimizer, unit: &dyn Unit, seed: u64, topology: Topology, device: &Device) {
         let scheduled_values = ScheduledValues { step: 0, lr: 0.01, weight_decay: 0.1 };
         let of = |device: &Device| Three::new(unit, seed, topology, optimizer, device);
-        let (mut here, mut there) = (of(&Device::flex()), of(device));
+        let mut here = of(&Device::flex());
+        let mut there = of(device);
         assert_eq!(unit.layout(3).padded / 3, here.leader.len());
         // The padding of a unit has no gradient.
         let n_real = here.leader.segments().last().map_or(0, |segment| segment.end);
@@ -493,8 +497,8 @@ mod tests {
         }
     }
 
-    /// A frozen parameter keeps its values while the others of its unit are updated, on any device, and its moments are
-    /// untouched when it starts.
+    /// A frozen parameter keeps its values while the others of its unit are updated, on any device,
+    /// and its moments are untouched when it starts.
     #[test]
     fn parameters_are_frozen_one_by_one() {
         let frozen = Prototypes {
@@ -570,7 +574,8 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(16))]
 
-        /// All implementations of an update agree: on the host in one pass, by tensor operations, by a kernel.
+        /// All implementations of an update agree: on the host in one pass, by tensor operations,
+        /// by a kernel.
         #[test]
         fn every_device_updates_like_the_host(seed in 0u64..1000, clip_norm in 0.0..2.0f64, rank in 0usize..3) {
             let mlp = Mlp { name: "mlp".into(), input: 8, hidden: 12, output: 6, init_std: 0.1 };

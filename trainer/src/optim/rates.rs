@@ -25,8 +25,8 @@ impl Default for LayerRates {
 }
 
 impl LayerRates {
-    /// Scales the rates of a backbone's units, and freezes them at first. `numbers` has, in the order of `shards`, the number of the
-    /// undivided unit of each.
+    /// Scales the rates of a backbone's units, and freezes them at first. `numbers` has, in the
+    /// order of `shards`, the number of the undivided unit of each.
     pub(crate) fn apply(self, shards: &mut [UnitShard], numbers: &[usize]) {
         let last = numbers.last().map_or(0, |last| *last);
         for (shard, number) in shards.iter_mut().zip(numbers) {
@@ -48,7 +48,8 @@ mod tests {
 
     use super::*;
 
-    /// The multipliers of `get_params_groups_with_decay` of facebookresearch/dinov2 for two blocks, decay 0.9 and 0.2.
+    /// The multipliers of `get_params_groups_with_decay` of facebookresearch/dinov2 for two blocks,
+    /// decay 0.9 and 0.2.
     #[test]
     fn rates_fall_towards_the_pixels() {
         let model: ModelConfig = toml::from_str(

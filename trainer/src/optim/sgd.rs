@@ -1,4 +1,5 @@
-//! Stochastic gradient descent with momentum, as in PyTorch, and rates by layer (LARS and LARC: You et al. 2017).
+//! Stochastic gradient descent with momentum, as in PyTorch, and rates by layer (LARS and LARC: You
+//! et al. 2017).
 //!
 //! ```text
 //! d = q · (c g + λ θ)        c the factor of clipping, λ = 0 where a parameter is not decayed
@@ -11,8 +12,9 @@
 //! q = 1 where a norm is zero
 //! ```
 //!
-//! `lars` is that of VISSL and MoCo v3: biases, gains and other parameters that are not decayed keep q = 1. `larc` is that of
-//! NVIDIA's apex without clipping: it adapts every parameter, and a parameter with a zero norm is not decayed.
+//! `lars` is that of VISSL and MoCo v3: biases, gains and other parameters that are not decayed
+//! keep q = 1. `larc` is that of NVIDIA's apex without clipping: it adapts every parameter, and a
+//! parameter with a zero norm is not decayed.
 
 use std::ops::Range;
 
@@ -91,8 +93,8 @@ impl Sgd {
         Constants { scale: 0.0, pull: 0.0, rate: 0.0, momentum, nesterov: self.nesterov }
     }
 
-    /// Returns the constants of an update at the rate `lr` of a parameter with the weight decay `decay`, if any, and gradients
-    /// times `clip`.
+    /// Returns the constants of an update at the rate `lr` of a parameter with the weight decay
+    /// `decay`, if any, and gradients times `clip`.
     pub(super) fn constants(
         &self,
         lr: f64,
@@ -145,7 +147,8 @@ pub(super) fn on_slices(shard: &mut UnitShard, grad: &Tensor<1>, update: Update)
         on_host(weights.values_mut(), |weights| {
             on_host(&mut direction.values, |direction| {
                 for (range, constants) in update {
-                    let (weights, direction) = (&mut weights[range.clone()], &mut direction[range.clone()]);
+                    let weights = &mut weights[range.clone()];
+                    let direction = &mut direction[range.clone()];
                     descend(constants, weights, direction, &grad[range]);
                 }
             });
@@ -164,10 +167,7 @@ pub(super) fn on_tensors(shard: &mut UnitShard, grad: Tensor<1>, update: &Update
     let pulled = scaled(shard.weights.values().clone(), each(|constants| constants.pull));
     let d = scaled(grad, each(|constants| constants.scale)) + pulled;
     direction.values = direction.values.clone() * momentum + d.clone();
-    let step = match nesterov {
-        true => d + direction.values.clone() * momentum,
-        false => direction.values.clone(),
-    };
+    let step = if nesterov { d + direction.values.clone() * momentum } else { direction.values.clone() };
     let step = scaled(step, each(|constants| constants.rate));
     shard.weights = (shard.weights.values().clone() - step).into();
 }
@@ -191,7 +191,8 @@ mod tests {
     fn rates_by_layer() {
         let sgd =
             |rule| Sgd { momentum: 0.9, nesterov: false, adaptation: Some(Adaptation { trust: 0.02, rule }) };
-        let (lars, larc) = (sgd(RateRule::Lars), sgd(RateRule::Larc));
+        let lars = sgd(RateRule::Lars);
+        let larc = sgd(RateRule::Larc);
         let lengths = |param, grad, direction| Some(Lengths { param, grad, direction });
         let close = |a: f32, b: f64| assert!((f64::from(a) - b).abs() < 1e-7, "{a} {b}");
         for (sgd, length) in [(lars, 0.8), (larc, 0.7 + 0.3)] {

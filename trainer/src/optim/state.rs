@@ -24,8 +24,8 @@ pub struct UnitShard {
     pub is_rounded: bool,
     /// Moments of the optimizer; empty in networks other than the trained one.
     pub moments: Vec<Buffer>,
-    /// Updates that the moments of each parameter have seen. Frozen steps do not count, as in PyTorch, where a
-    /// parameter without gradient has no step.
+    /// Updates that the moments of each parameter have seen. Frozen steps do not count, as in
+    /// PyTorch, where a parameter without gradient has no step.
     pub n_updates: Vec<u64>,
 }
 
@@ -63,8 +63,8 @@ impl UnitShard {
         Self::laid_out(unit.layout(topology.group_size), seed, topology, moments, device)
     }
 
-    /// Creates a shard of a unit with `layout`: every parameter from (`seed`, its full name, element), `moments` zero. Networks that
-    /// share a unit start with the same weights.
+    /// Creates a shard of a unit with `layout`: every parameter from (`seed`, its full name,
+    /// element), `moments` zero. Networks that share a unit start with the same weights.
     pub fn laid_out(
         layout: UnitLayout,
         seed: u64,
@@ -80,10 +80,12 @@ impl UnitShard {
             fill(segment.slot.spec.init, seed, &name, first, &mut values[segment.start..segment.end]);
         }
         let weights = ShardWeights::from(Tensor::from_data(TensorData::new(values, [range.len()]), device));
-        let moment = |name: &&'static str| Buffer { name, values: Tensor::zeros([range.len()], device) };
         Self {
             start: range.start,
-            moments: moments.iter().map(moment).collect(),
+            moments: moments
+                .iter()
+                .map(|name| Buffer { name, values: Tensor::zeros([range.len()], device) })
+                .collect(),
             weights,
             is_rounded: false,
             n_updates: vec![0; layout.params.len()],
@@ -91,7 +93,8 @@ impl UnitShard {
         }
     }
 
-    /// Replaces the weights by the values of `tensors`, which must hold every parameter that is not optional.
+    /// Replaces the weights by the values of `tensors`, which must hold every parameter that is not
+    /// optional.
     ///
     /// # Errors
     /// [`NetworkError::Weights`].
@@ -136,7 +139,8 @@ impl UnitShard {
 fn segments(layout: &UnitLayout, start: usize, len: usize) -> impl Iterator<Item = Segment<'_>> {
     layout.params.iter().enumerate().filter_map(move |(param, slot)| {
         let range = slot.range();
-        let (from, to) = (range.start.max(start), range.end.min(start + len));
+        let from = range.start.max(start);
+        let to = range.end.min(start + len);
         (from < to).then(|| Segment { slot, param, start: from - start, end: to - start })
     })
 }
@@ -159,14 +163,15 @@ mod tests {
         }
         for unit in model.units(networks::backbone::Readout::All) {
             let of_group = |group_size: usize| -> Vec<f32> {
-                let of_rank = |rank: usize| {
-                    let topology =
-                        Topology { rank, world_size: group_size, group_size, ..Topology::SINGLE_RANK };
-                    let mut shard = UnitShard::init(unit.as_ref(), 0, topology, &[], &device);
-                    shard.start_from(&tensors).unwrap();
-                    to_host(shard.weights.values().clone())
-                };
-                let mut whole: Vec<f32> = (0..group_size).flat_map(of_rank).collect();
+                let mut whole: Vec<f32> = (0..group_size)
+                    .flat_map(|rank: usize| {
+                        let topology =
+                            Topology { rank, world_size: group_size, group_size, ..Topology::SINGLE_RANK };
+                        let mut shard = UnitShard::init(unit.as_ref(), 0, topology, &[], &device);
+                        shard.start_from(&tensors).unwrap();
+                        to_host(shard.weights.values().clone())
+                    })
+                    .collect();
                 whole.truncate(unit.layout(1).numel);
                 whole
             };

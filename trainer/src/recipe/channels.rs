@@ -1,12 +1,13 @@
-//! The channels of images: the backbone, the constants and the views of a recipe must be for the same ones.
+//! The channels of images: the backbone, the constants and the views of a recipe must be for the
+//! same ones.
 
 use augment::{Depth, ViewMix};
 
 use super::Recipe;
 use crate::method::network::NetworkSpec;
 
-/// Checks that constants and backbones of `recipe` are for the channels of its data, and that images of its format have all operations
-/// of `views`.
+/// Checks that constants and backbones of `recipe` are for the channels of its data, and that
+/// images of its format have all operations of `views`.
 ///
 /// # Errors
 /// A message with the key and what is wrong with it.
@@ -15,7 +16,8 @@ pub(super) fn check_channels(
     views: &ViewMix,
     networks: &[NetworkSpec],
 ) -> Result<(), String> {
-    let (data, format) = (&recipe.data, recipe.data.format());
+    let data = &recipe.data;
+    let format = recipe.data.format();
     let n_channels = format.n_channels;
     let n_constants = data.normalization.n_channels();
     if n_constants != n_channels {

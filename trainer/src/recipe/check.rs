@@ -36,11 +36,6 @@ pub(crate) fn check(plan: &Plan) -> Result<(), TrainError> {
     check_channels(recipe, &views, &networks).map_err(bad)?;
     method::check::check_masks_fit(&networks, &recipe.model).map_err(bad)?;
     check_repeats(&recipe.views, &networks, all.len()).map_err(bad)?;
-    let has_stages = |network: &NetworkSpec| {
-        let backbone = network.units(&recipe.model);
-        let mut units = backbone.iter().chain(network.heads.iter().flat_map(|head| &head.units));
-        units.any(|unit| unit.n_stages() > 1)
-    };
     let mut moving = networks.iter().filter(|network| network.moves != Moves::Frozen);
     let optim = &recipe.optim;
     if !optim.batch_size.is_multiple_of(optim.stat_images()) {
@@ -49,7 +44,13 @@ pub(crate) fn check(plan: &Plan) -> Result<(), TrainError> {
             optim.stat_images, optim.batch_size
         )));
     }
-    if optim.stat_images() < 2 && moving.any(has_stages) {
+    if optim.stat_images() < 2
+        && moving.any(|network| {
+            let backbone = network.units(&recipe.model);
+            let mut units = backbone.iter().chain(network.heads.iter().flat_map(|head| &head.units));
+            units.any(|unit| unit.n_stages() > 1)
+        })
+    {
         return Err(bad(format!(
             "optim.batch_size {}, optim.stat_images {}: batch normalization needs statistics over two images or more",
             optim.batch_size, optim.stat_images
@@ -74,11 +75,13 @@ pub(crate) fn check(plan: &Plan) -> Result<(), TrainError> {
     Ok(())
 }
 
-/// Checks that the trained network does not see the repeats of `views.gram_px`, the last of `n_sizes` sizes.
+/// Checks that the trained network does not see the repeats of `views.gram_px`, the last of
+/// `n_sizes` sizes.
 fn check_repeats(views: &ViewsConfig, networks: &[NetworkSpec], n_sizes: usize) -> Result<(), String> {
-    let is_trained = |network: &&NetworkSpec| network.moves == Moves::ByGradient;
-    let is_seen =
-        networks.iter().find(is_trained).is_some_and(|network| network.sizes().contains(&(n_sizes - 1)));
+    let is_seen = networks
+        .iter()
+        .find(|network| network.moves == Moves::ByGradient)
+        .is_some_and(|network| network.sizes().contains(&(n_sizes - 1)));
     match views.gram_px() {
         Some(_) if is_seen => Err(
             "views.gram_px: these repeats of the global views are for an earlier teacher that sees them, and the method has none: \
@@ -89,7 +92,8 @@ fn check_repeats(views: &ViewsConfig, networks: &[NetworkSpec], n_sizes: usize) 
     }
 }
 
-/// Checks that tokens of `model`, which `of` names, cover views of the sizes with these numbers in every batch.
+/// Checks that tokens of `model`, which `of` names, cover views of the sizes with these numbers in
+/// every batch.
 fn check_sizes(views: &ViewMix, sizes: &[usize], model: &ModelConfig, of: &str) -> Result<(), String> {
     let stride_px = model.stride_px() as u32;
     for (_, views) in views.choices() {

@@ -2,11 +2,12 @@
 
 use super::plan::Plan;
 
-/// Keys that may differ between two starts of a run: the fingerprint holds weights, wherever their list is, and who divides
-/// prototypes changes rounding alone.
+/// Keys that may differ between two starts of a run: the fingerprint holds weights, wherever their
+/// list is, and who divides prototypes changes rounding alone.
 const FREE_KEYS: [&str; 2] = ["data.weights", "method.prototype_group"];
 
-/// Returns the first key outside `[run]` in which the plans differ so that one cannot go on with a run of the other, with both values.
+/// Returns the first key outside `[run]` in which the plans differ so that one cannot go on with a
+/// run of the other, with both values.
 pub(crate) fn difference(plan: &Plan, other: &Plan) -> Option<(String, String, String)> {
     let flat = |plan: &Plan, other: &Plan| {
         // Where images are known by what they are, it does not matter where they are.
@@ -16,7 +17,8 @@ pub(crate) fn difference(plan: &Plan, other: &Plan) -> Option<(String, String, S
         let values = plan.recipe.values().into_iter().filter(|(key, _)| is_compared(key));
         values.map(|(key, value)| (key, value.to_string())).collect::<Vec<_>>()
     };
-    let (a, b) = (flat(plan, other), flat(other, plan));
+    let a = flat(plan, other);
+    let b = flat(other, plan);
     let find = |key: &String, list: &[(String, String)]| {
         list.iter().find(|(k, _)| k == key).map_or("absent".into(), |(_, value)| value.clone())
     };

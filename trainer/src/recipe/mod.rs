@@ -1,4 +1,5 @@
-//! The recipe as written, a TOML file in which unknown keys are errors, and the plan that it resolves into.
+//! The recipe as written, a TOML file in which unknown keys are errors, and the plan that it
+//! resolves into.
 
 mod channels;
 pub(crate) mod check;
@@ -82,19 +83,21 @@ impl Recipe {
         of_views.map_or(own, |of_views| of_views.min(own))
     }
 
-    /// Parses a recipe, or takes that of a run's plan, and applies `overrides` of the form `optim.lr=1e-3`. `origin` names it in
-    /// messages.
+    /// Parses a recipe, or takes that of a run's plan, and applies `overrides` of the form
+    /// `optim.lr=1e-3`. `origin` names it in messages.
     ///
     /// # Errors
-    /// [`TrainError::Recipe`] with all keys that are missing, unknown or of another form, and what is expected.
+    /// [`TrainError::Recipe`] with all keys that are missing, unknown or of another form, and what
+    /// is expected.
     pub fn parse(text: &str, origin: &str, overrides: &[String]) -> Result<Self, TrainError> {
         parse::recipe(text, overrides, form(), None)
             .map(Self::with_channels_of_data)
             .map_err(|reason| TrainError::Recipe { recipe: origin.into(), reason })
     }
 
-    /// Parses as [`Recipe::parse`]. Where `model.arch` is `from_init`, `model_of` is called with `init.weights`, and returns
-    /// the backbone of the weights that the run starts with; other keys of `[model]` replace its keys.
+    /// Parses as [`Recipe::parse`]. Where `model.arch` is `from_init`, `model_of` is called with
+    /// `init.weights`, and returns the backbone of the weights that the run starts with; other keys
+    /// of `[model]` replace its keys.
     ///
     /// # Errors
     /// [`TrainError::Recipe`] as [`Recipe::parse`], and with the message of `model_of`.
@@ -116,9 +119,10 @@ impl Recipe {
     /// Gives the backbone the channels of the data, unless the recipe gives it others.
     fn with_channels_of_data(self) -> Self {
         let converts = self.init.as_ref().is_some_and(|init| init.first_layer.is_some());
-        match self.model.n_channels() == RGB_CHANNELS || converts {
-            true => Self { model: self.model.with_channels(self.data.channels), ..self },
-            false => self,
+        if self.model.n_channels() == RGB_CHANNELS || converts {
+            Self { model: self.model.with_channels(self.data.channels), ..self }
+        } else {
+            self
         }
     }
 
@@ -138,35 +142,42 @@ impl Recipe {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct DataConfig {
-    /// Shard lists; `--shards` replaces them. Plans omit their secrets, since each start opens the shards given to it.
+    /// Shard lists; `--shards` replaces them. Plans omit their secrets, since each start opens the
+    /// shards given to it.
     #[serde(serialize_with = "redact_list")]
     pub shards: Vec<String>,
-    /// Shares of sources that are mixed, relative to one another and by name, such as `{ web = 0.7, photos = 0.3 }`; `--shards web=FOLDER
-    /// photos=FOLDER` names the shards of each. Of every thousand images, counted from the first, each source gives its share, rounded to a
+    /// Shares of sources that are mixed, relative to one another and by name, such as `{ web = 0.7,
+    /// photos = 0.3 }`; `--shards web=FOLDER photos=FOLDER` names the shards of each. Of every
+    /// thousand images, counted from the first, each source gives its share, rounded to a
     /// thousandth and at least that. An epoch is as many images as all sources have together.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub mix: BTreeMap<String, f64>,
-    /// List of weights, a .jsonl, .csv or .tsv with columns `key` and `weight`, and `shard` where keys are not unique, such as the
-    /// list.jsonl of `ocelli curate balance --weights`. An image is shown as often as its weight says, relative to the others of its source;
-    /// one that is not in the list is not shown.
+    /// List of weights, a .jsonl, .csv or .tsv with columns `key` and `weight`, and `shard` where
+    /// keys are not unique, such as the list.jsonl of `ocelli curate balance --weights`. An image
+    /// is shown as often as its weight says, relative to the others of its source; one that is not
+    /// in the list is not shown.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub weights: Option<PathBuf>,
     /// Number of shards whose samples are shuffled together; 16 by default.
     pub window_shards: usize,
-    /// Share of unusable samples, in 0..=1, above which the run stops; 0.01 by default. It is judged from the first hundred samples
-    /// on, and three are never too many unless it is 0.
+    /// Share of unusable samples, in 0..=1, above which the run stops; 0.01 by default. It is
+    /// judged from the first hundred samples on, and three are never too many unless it is 0.
     pub max_bad_rate: f64,
-    /// Largest image in pixels of three channels, and in proportion for more; larger ones are refused.
+    /// Largest image in pixels of three channels, and in proportion for more; larger ones are
+    /// refused.
     pub max_pixels: u64,
     /// True if the EXIF orientation of an image is applied.
     pub apply_exif: bool,
-    /// Color behind transparent pixels of RGB images: red, green and blue in 0..=255. Without it, the transparency of pixels is ignored.
+    /// Color behind transparent pixels of RGB images: red, green and blue in 0..=255. Without it,
+    /// the transparency of pixels is ignored.
     pub background: Option<[u8; 3]>,
-    /// Number of channels of an image; 3 by default. Images of other channels or bits are PNG, TIFF with any number of bands or pages, `.npy`,
-    /// or samples of several files, one for each band, such as `tile.b02.tif` and `tile.b08.tif`.
+    /// Number of channels of an image; 3 by default. Images of other channels or bits are PNG, TIFF
+    /// with any number of bands or pages, `.npy`, or samples of several files, one for each band,
+    /// such as `tile.b02.tif` and `tile.b08.tif`.
     #[serde(skip_serializing_if = "is_rgb")]
     pub channels: usize,
-    /// Bits of a channel's values: 8, the default, 16, or 32 for floating point, as which numbers of any type are read.
+    /// Bits of a channel's values: 8, the default, 16, or 32 for floating point, as which numbers
+    /// of any type are read.
     #[serde(rename = "bits", skip_serializing_if = "Depth::is_eight")]
     pub depth: Depth,
     /// Bits that the values of 16-bit images use, if not all, such as 12 of many cameras and
@@ -179,8 +190,9 @@ pub struct DataConfig {
     /// image and channel, or the number `fill`. Without this table, images with NaN are refused.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub no_data: Option<NoData>,
-    /// Mean subtracted from each channel, and standard deviation by which it is divided, where 1 is the largest value of 8 or 16 bits;
-    /// ImageNet's by default, for three channels. `ocelli shards stats` measures those of other images.
+    /// Mean subtracted from each channel, and standard deviation by which it is divided, where 1 is
+    /// the largest value of 8 or 16 bits; ImageNet's by default, for three channels. `ocelli shards
+    /// stats` measures those of other images.
     pub normalization: Normalization,
 }
 
@@ -195,11 +207,13 @@ fn redact_list<S: Serializer>(shards: &[String], serializer: S) -> Result<S::Ok,
 impl DataConfig {
     /// Returns the shard lists, without the names of sources.
     pub fn shard_lists(&self) -> Vec<String> {
-        let without_name = |spec: &String| match split_source(spec) {
-            Some((name, rest)) if self.mix.contains_key(name) => rest.to_string(),
-            _ => spec.clone(),
-        };
-        self.shards.iter().map(without_name).collect()
+        self.shards
+            .iter()
+            .map(|spec| match split_source(spec) {
+                Some((name, rest)) if self.mix.contains_key(name) => rest.to_string(),
+                _ => spec.clone(),
+            })
+            .collect()
     }
 
     /// Returns the format of the pixels.
@@ -250,18 +264,21 @@ impl Default for DataConfig {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct InitConfig {
-    /// File or folder of the weights, written by another library or by a run of this program; empty for those that the command
-    /// line names.
+    /// File or folder of the weights, written by another library or by a run of this program; empty
+    /// for those that the command line names.
     #[serde(default)]
     pub weights: String,
-    /// Fingerprint of the weights when the run began: files with the same one hold the same weights. Set in a plan.
+    /// Fingerprint of the weights when the run began: files with the same one hold the same
+    /// weights. Set in a plan.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub fingerprint: String,
-    /// Starts heads with those of the run that the weights come from, which must have the same sizes; at random by default.
+    /// Starts heads with those of the run that the weights come from, which must have the same
+    /// sizes; at random by default.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub heads: bool,
-    /// Kernels of the first layer where data.channels is not that of the weights: those of red, green and blue in turn, or their mean, either
-    /// times 3 / channels. Absent, such weights are refused.
+    /// Kernels of the first layer where data.channels is not that of the weights: those of red,
+    /// green and blue in turn, or their mean, either times 3 / channels. Absent, such weights are
+    /// refused.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub first_layer: Option<FirstLayer>,
 }
@@ -309,46 +326,52 @@ pub struct RunConfig {
     pub keep_checkpoints: usize,
     /// Steps between two probes; 0, the default, to probe after the last step only.
     pub probe_every_steps: u64,
-    /// Worker threads of a rank; 0 for one per core, or one if a GPU computes. Another number changes the order of
-    /// sums, and so the last bits of the result.
+    /// Worker threads of a rank; 0 for one per core, or one if a GPU computes. Another number
+    /// changes the order of sums, and so the last bits of the result.
     pub workers: usize,
     /// Threads of a rank that decode and augment; 0 for one per core.
     pub data_threads: usize,
-    /// Number of backbone units, counted from the last, that keep their graph; the others are recomputed in the
-    /// backward pass. Parts of a divided unit count as units. If absent, as many as fit into memory.
+    /// Number of backbone units, counted from the last, that keep their graph; the others are
+    /// recomputed in the backward pass. Parts of a divided unit count as units. If absent, as many
+    /// as fit into memory.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub keep: Option<usize>,
-    /// Number of backbone units that are recomputed together, among those that keep no graph: only the first of them keeps its input, from
-    /// which the others' inputs are computed once more before their gradients. Less memory for more time, with the same bits. If absent, 1, or more
+    /// Number of backbone units that are recomputed together, among those that keep no graph: only
+    /// the first of them keeps its input, from which the others' inputs are computed once more
+    /// before their gradients. Less memory for more time, with the same bits. If absent, 1, or more
     /// where a run would not fit otherwise.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub segment: Option<usize>,
     /// Data that is sharded over ranks: `none`, `grad` (ZeRO-2) or `full` (ZeRO-3), the default.
     pub shard: Sharding,
-    /// Number of ranks that share a copy of the model; 0 for all. Fewer make replicas: less traffic between nodes
-    /// for more memory.
+    /// Number of ranks that share a copy of the model; 0 for all. Fewer make replicas: less traffic
+    /// between nodes for more memory.
     pub shard_group: usize,
-    /// Largest number of parameters of a unit of a backbone. A larger unit is divided into parts, whose weights are gathered and whose
-    /// gradients are summed one part after another. Residual branches of ResNet and RegNet divide down to a few output channels of one layer,
-    /// a transformer's block into attention and MLP, other units and heads not at all; a number that cannot be met is refused. If absent, none
-    /// is divided. Where a layer is divided, gradients differ by rounding.
+    /// Largest number of parameters of a unit of a backbone. A larger unit is divided into parts,
+    /// whose weights are gathered and whose gradients are summed one part after another. Residual
+    /// branches of ResNet and RegNet divide down to a few output channels of one layer, a
+    /// transformer's block into attention and MLP, other units and heads not at all; a number that
+    /// cannot be met is refused. If absent, none is divided. Where a layer is divided, gradients
+    /// differ by rounding.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_unit_parameters: Option<usize>,
-    /// Kernels that multiply matrices on a GPU: `auto`, `cublaslt` or `cubecl`. `auto`, the default, is NVIDIA's cuBLASLt where it can be used,
-    /// else CubeCL's; with `cublaslt`, a run does not start without it. Results differ by rounding.
+    /// Kernels that multiply matrices on a GPU: `auto`, `cublaslt` or `cubecl`. `auto`, the
+    /// default, is NVIDIA's cuBLASLt where it can be used, else CubeCL's; with `cublaslt`, a run
+    /// does not start without it. Results differ by rounding.
     #[serde(skip_serializing_if = "KernelChoice::is_default")]
     pub kernels: KernelChoice,
-    /// True if master weights and moments of all networks are kept in host memory while a GPU computes, which is sent
-    /// weights unit by unit; false by default.
+    /// True if master weights and moments of all networks are kept in host memory while a GPU
+    /// computes, which is sent weights unit by unit; false by default.
     pub offload: bool,
-    /// True if gradients are summed in a fixed order, which yields the same bits on any number of ranks; otherwise the engine
-    /// chooses the order. A rank receives as many bytes either way, but a fixed order sends more between nodes of several
-    /// ranks, unless the ranks of a node are a shard group. True by default.
+    /// True if gradients are summed in a fixed order, which yields the same bits on any number of
+    /// ranks; otherwise the engine chooses the order. A rank receives as many bytes either way, but
+    /// a fixed order sends more between nodes of several ranks, unless the ranks of a node are a
+    /// shard group. True by default.
     pub exact_sums: bool,
     /// Seconds after which a collective that has not finished is an error; 600 by default.
     pub deadline_s: u64,
-    /// Number of times that a run may return to its last checkpoint after three non-finite steps in a row and skip
-    /// the batches since then; 2 by default.
+    /// Number of times that a run may return to its last checkpoint after three non-finite steps in
+    /// a row and skip the batches since then; 2 by default.
     pub max_rollbacks: u64,
 }
 

@@ -37,8 +37,8 @@ pub struct OptimConfig {
     /// Length of the decay at the end of a run with a constant learning rate; none by default.
     #[serde(default = "no_time")]
     pub cooldown: Duration,
-    /// Weight decay at start and end. If absent: 0.04 to 0.4 with AdamW (DINO's), 1e-4 with SGD (DINO's on ResNet-50)
-    /// and 1e-6 with LARS and LARC (SimCLR's and SwAV's).
+    /// Weight decay at start and end. If absent: 0.04 to 0.4 with AdamW (DINO's), 1e-4 with SGD
+    /// (DINO's on ResNet-50) and 1e-6 with LARS and LARC (SimCLR's and SwAV's).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub weight_decay: Option<[f64; 2]>,
     /// True if biases, gains and other vectors are decayed as well; false by default.
@@ -53,34 +53,39 @@ pub struct OptimConfig {
     /// True if the momentum is Nesterov's; false by default.
     #[serde(default)]
     pub nesterov: bool,
-    /// Trust coefficient of LARS and LARC: norm of an update over that of its parameter, at rate 1; 1e-3 by default.
+    /// Trust coefficient of LARS and LARC: norm of an update over that of its parameter, at rate 1;
+    /// 1e-3 by default.
     #[serde(default = "default_trust")]
     pub trust: f64,
-    /// Largest gradient norm of a clip group; 0 for no clipping. If absent: 3 with AdamW, no clipping with the others.
+    /// Largest gradient norm of a clip group; 0 for no clipping. If absent: 3 with AdamW, no
+    /// clipping with the others.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub clip_norm: Option<f64>,
     /// Parameters that form a clip group; each tensor by itself by default.
     #[serde(default)]
     pub clip: ClipRule,
-    /// Ratio of the learning rate of a unit of the backbone to that of the unit after it, from the last one, which has the
-    /// run's rate, to the first; 1 by default.
+    /// Ratio of the learning rate of a unit of the backbone to that of the unit after it, from the
+    /// last one, which has the run's rate, to the first; 1 by default.
     #[serde(default = "default_ratio", skip_serializing_if = "is_one")]
     pub layer_decay: f64,
-    /// Ratio of the learning rate of a transformer's projection of patches to that of its unit; 1 by default.
+    /// Ratio of the learning rate of a transformer's projection of patches to that of its unit; 1
+    /// by default.
     #[serde(default = "default_ratio", skip_serializing_if = "is_one")]
     pub patch_rate: f64,
-    /// Length of time at the start during which the trained network's backbone is frozen, so that new heads do not disturb
-    /// the weights that it started with; none by default.
+    /// Length of time at the start during which the trained network's backbone is frozen, so that
+    /// new heads do not disturb the weights that it started with; none by default.
     #[serde(default = "no_time", skip_serializing_if = "is_no_time")]
     pub freeze_backbone: Duration,
-    /// Number of micro-batches in a global batch, over all ranks; 0 for one per rank, or more where `stat_images` needs
-    /// it. A rank runs its own through a unit one after another: a unit that does not keep its graph needs activation
-    /// memory for one only. The order of sums depends on this number, not on the number of ranks: if it is set, 1, 2,
-    /// 4 … ranks give the same bits, as long as gradients are sent in f32.
+    /// Number of micro-batches in a global batch, over all ranks; 0 for one per rank, or more where
+    /// `stat_images` needs it. A rank runs its own through a unit one after another: a unit that
+    /// does not keep its graph needs activation memory for one only. The order of sums depends on
+    /// this number, not on the number of ranks: if it is set, 1, 2, 4 … ranks give the same bits,
+    /// as long as gradients are sent in f32.
     #[serde(default)]
     pub micro_batches: usize,
-    /// Number of images that share statistics, such as those of batch normalization; 0 for the whole batch. Published
-    /// runs compute them over groups of ranks: 128 is a group of 8 GPUs with 16 images each.
+    /// Number of images that share statistics, such as those of batch normalization; 0 for the
+    /// whole batch. Published runs compute them over groups of ranks: 128 is a group of 8 GPUs with
+    /// 16 images each.
     #[serde(default)]
     pub stat_images: usize,
     /// Data types of computation, and of the weights and gradients sent between ranks.
@@ -121,7 +126,8 @@ pub(super) fn default_trust() -> f64 {
 }
 
 impl OptimConfig {
-    /// Fills in defaults that depend on the algorithm, so that a plan is the same whether a recipe states them or not.
+    /// Fills in defaults that depend on the algorithm, so that a plan is the same whether a recipe
+    /// states them or not.
     pub(crate) fn fill_defaults(&mut self) {
         self.weight_decay = Some(self.weight_decay());
         self.clip_norm = Some(self.clip_norm());
@@ -164,7 +170,8 @@ pub enum Algorithm {
     Adamw,
     /// Stochastic gradient descent with momentum.
     Sgd,
-    /// Gradient descent with a rate of its own for each decayed parameter (You et al. 2017), as in VISSL and MoCo v3.
+    /// Gradient descent with a rate of its own for each decayed parameter (You et al. 2017), as in
+    /// VISSL and MoCo v3.
     Lars,
     /// Gradient descent with a rate of its own for every parameter, as in NVIDIA's apex.
     Larc,
@@ -189,10 +196,11 @@ pub enum LrSchedule {
     /// Half a cosine after the warm-up; the last step of the warm-up has the full rate: DINO, SwAV.
     #[default]
     Cosine,
-    /// Half a cosine after the warm-up; the last step of the warm-up is one increment below the full rate: MoCo v3.
+    /// Half a cosine after the warm-up; the last step of the warm-up is one increment below the
+    /// full rate: MoCo v3.
     HalfCosine,
-    /// Half a cosine over the whole run, whose beginning the warm-up replaces: VISSL. The rate drops slightly at the
-    /// end of the warm-up.
+    /// Half a cosine over the whole run, whose beginning the warm-up replaces: VISSL. The rate
+    /// drops slightly at the end of the warm-up.
     CosineOfRun,
     /// Constant until the `cooldown` at the end.
     Constant,

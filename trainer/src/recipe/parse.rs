@@ -13,12 +13,13 @@ const OF_PLAN: [&str; 2] = ["total_steps", "world_size"];
 /// Returns the backbone of weights as the table of a recipe, given `init.weights`.
 pub(super) type ModelOf<'a> = &'a mut dyn FnMut(Option<&str>) -> Result<toml::Table, String>;
 
-/// Parses `text`, a recipe of this form or the plan of a run, and applies `overrides` of the form `optim.lr=1e-3`. Where the recipe takes its
-/// backbone from the weights that it starts with, `model_of` returns that backbone; other keys of the recipe's `[model]` replace
-/// its keys.
+/// Parses `text`, a recipe of this form or the plan of a run, and applies `overrides` of the form
+/// `optim.lr=1e-3`. Where the recipe takes its backbone from the weights that it starts with,
+/// `model_of` returns that backbone; other keys of the recipe's `[model]` replace its keys.
 ///
 /// # Errors
-/// A message in words: all keys that are missing, unknown or of another form, or the message of `model_of`.
+/// A message in words: all keys that are missing, unknown or of another form, or the message of
+/// `model_of`.
 pub(super) fn recipe<T: DeserializeOwned>(
     text: &str,
     overrides: &[String],

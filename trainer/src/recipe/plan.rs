@@ -35,7 +35,8 @@ pub struct Plan {
     /// Hash of a few images' bytes; empty if shards would have to be fetched for it.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub data_images: String,
-    /// [`augment::VIEWS_VERSION`] of the release that began the run; 1 in plans of releases that did not record it.
+    /// [`augment::VIEWS_VERSION`] of the release that began the run; 1 in plans of releases that
+    /// did not record it.
     #[serde(default = "first_views_version")]
     pub views_version: u32,
     /// Number of steps of the run.
@@ -48,15 +49,18 @@ pub struct Plan {
     /// Steps at the beginning over which the backbone of the trained network is frozen.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub frozen_backbone_steps: u64,
-    /// Worker threads of a rank: the order in which their gradients are summed is part of the result.
+    /// Worker threads of a rank: the order in which their gradients are summed is part of the
+    /// result.
     pub n_workers: usize,
     /// Threads of a rank that decode and augment.
     pub n_data_threads: usize,
     /// Number of ranks.
     pub world_size: usize,
-    /// Number of backbone units, counted from the last, that keep their graph. Changes no bit of the result.
+    /// Number of backbone units, counted from the last, that keep their graph. Changes no bit of
+    /// the result.
     pub keep: usize,
-    /// Number of backbone units without graph that are computed again together, from the input of the first. Changes no bit of the result.
+    /// Number of backbone units without graph that are computed again together, from the input of
+    /// the first. Changes no bit of the result.
     #[serde(default = "one", skip_serializing_if = "is_one")]
     pub segment: usize,
     /// Kernels that multiply matrices: `cublaslt-13.2.0`, `cubecl-0.11.3`; empty on a CPU. Another
@@ -226,7 +230,8 @@ impl Plan {
         Ok(())
     }
 
-    /// Returns the number of micro-batches in a batch, N; by default the least common multiple of ranks and groups.
+    /// Returns the number of micro-batches in a batch, N; by default the least common multiple of
+    /// ranks and groups.
     pub fn n_micro_batches(&self) -> usize {
         let n_groups = self.recipe.optim.n_stat_groups();
         match self.recipe.optim.micro_batches {
@@ -292,7 +297,8 @@ impl Plan {
             Algorithm::Lars => by_layer(RateRule::Lars),
             Algorithm::Larc => by_layer(RateRule::Larc),
         };
-        let (clip_norm, clip) = (optim.clip_norm(), optim.clip);
+        let clip_norm = optim.clip_norm();
+        let clip = optim.clip;
         Optimizer { rule, clip_norm, clip, decays_vectors: optim.decay_vectors }
     }
 
@@ -323,7 +329,8 @@ impl Plan {
         PixelInput { cell_px: self.recipe.model.cell_px(), pixels: self.recipe.data.pixels() }
     }
 
-    /// Returns the views of an image: those of the first choice of sizes, if batches differ in them.
+    /// Returns the views of an image: those of the first choice of sizes, if batches differ in
+    /// them.
     pub fn multicrop(&self) -> MultiCrop {
         self.recipe.views.multicrop().expect("views that were checked")
     }
@@ -339,12 +346,15 @@ impl Plan {
     /// [`TrainError::Recipe`] with the key and what is wrong with it.
     pub fn method(&self) -> Result<Box<dyn Method>, TrainError> {
         let views = self.recipe.views.multicrop().map_err(|reason| self.bad(reason))?;
-        let (model, length, seed) = (self.recipe.model.clone(), self.length(), self.recipe.seed);
+        let model = self.recipe.model.clone();
+        let length = self.length();
+        let seed = self.recipe.seed;
         let cx = MethodContext { views, model, length, seed };
         self.recipe.method.build(&cx).map_err(|reason| self.bad(reason))
     }
 
-    /// Checks that the initial `weights` have the heads of the method, where `init.heads` takes them.
+    /// Checks that the initial `weights` have the heads of the method, where `init.heads` takes
+    /// them.
     ///
     /// # Errors
     /// [`TrainError::Recipe`] with the parameter and both shapes.
@@ -359,7 +369,8 @@ impl Plan {
         for unit in started.flat_map(|network| &network.heads).flat_map(|head| &head.units) {
             let layout = unit.layout(1);
             for slot in &layout.params {
-                let (name, shape) = (layout.full_name(slot), &slot.spec.shape);
+                let name = layout.full_name(slot);
+                let shape = &slot.spec.shape;
                 if found(&name) != Some(shape) {
                     let theirs = found(&name).map_or("absent".into(), |shape| format!("{shape:?}"));
                     return Err(self.bad(format!(
@@ -392,7 +403,8 @@ impl Plan {
     /// [`TrainError::Recipe`] with the key and what is wrong with it.
     pub fn trainer(&self, comm: Communicator, device: &Device) -> Result<Trainer, TrainError> {
         let method = self.method()?;
-        let (optimizer, config) = (self.optimizer(), self.step_config());
+        let optimizer = self.optimizer();
+        let config = self.step_config();
         Ok(Trainer::new(&self.recipe.model, method, comm, optimizer, config, device.clone()))
     }
 }

@@ -14,7 +14,8 @@ const MAX_COUNT: f64 = (1u64 << 24) as f64;
 
 /// Rejects values that would silently do harm: a negative clip norm reverses every gradient.
 pub(super) fn check_values(recipe: &Recipe) -> Result<(), String> {
-    let (optim, run) = (&recipe.optim, &recipe.run);
+    let optim = &recipe.optim;
+    let run = &recipe.run;
     within("optim.batch_size", optim.batch_size as f64, 1.0, MAX_COUNT)?;
     within("optim.micro_batches", optim.micro_batches as f64, 0.0, MAX_COUNT)?;
     for (name, share) in &recipe.data.mix {
@@ -71,7 +72,8 @@ pub(super) fn check_values(recipe: &Recipe) -> Result<(), String> {
     Ok(())
 }
 
-/// Rejects keys that the algorithm does not read, unless they have their defaults, which every plan writes out.
+/// Rejects keys that the algorithm does not read, unless they have their defaults, which every plan
+/// writes out.
 pub(super) fn check_keys_of_algorithm(optim: &OptimConfig) -> Result<(), String> {
     let (is_adamw, by_layer) = match optim.algorithm {
         Algorithm::Adamw => (true, false),
@@ -94,9 +96,10 @@ pub(super) fn check_keys_of_algorithm(optim: &OptimConfig) -> Result<(), String>
 }
 
 fn within(key: &str, value: f64, low: f64, high: f64) -> Result<(), String> {
-    match value >= low && value <= high {
-        true => Ok(()),
-        false => Err(format!("{key} is {value} and must lie in {low}..={high}")),
+    if value >= low && value <= high {
+        Ok(())
+    } else {
+        Err(format!("{key} is {value} and must lie in {low}..={high}"))
     }
 }
 

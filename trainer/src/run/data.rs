@@ -1,4 +1,5 @@
-//! Connection of `pipeline` and `augment`: turns the samples of a rank's share into batches of views.
+//! Connection of `pipeline` and `augment`: turns the samples of a rank's share into batches of
+//! views.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -38,7 +39,8 @@ impl EncodedImage for ShardImage {
         SampleKey {
             seed: self.seed,
             epoch: self.item.epoch,
-            // Samples are fewer than 2^40: every showing of an epoch has views of its own, up to 2^24 of one image.
+            // Samples are fewer than 2^40: every showing of an epoch has views of its own, up to
+            // 2^24 of one image.
             sample: self.item.sample.id.0 ^ (self.item.repeat << 40),
             attempt: self.item.attempt,
         }
@@ -96,11 +98,12 @@ pub struct StreamConfig {
     pub loader: LoaderConfig,
 }
 
-/// Starts the stream of batches of `plan`'s run from `cursor` on, for one rank; bad samples are recorded in `ledger`.
+/// Starts the stream of batches of `plan`'s run from `cursor` on, for one rank; bad samples are
+/// recorded in `ledger`.
 ///
 /// # Errors
-/// [`PipelineError`] when the batch does not divide, the ledger cannot be read, or the cache is too small
-/// for the windows.
+/// [`PipelineError`] when the batch does not divide, the ledger cannot be read, or the cache is too
+/// small for the windows.
 pub fn batches(
     dataset: Arc<Dataset>,
     plan: &Plan,

@@ -27,6 +27,7 @@ pub(super) fn evaluated_network(trainer: &Trainer, plan: &Plan) -> Result<Option
         return Ok(None);
     }
     let tensors = joined(tensors);
-    let (model, pixels) = (&plan.recipe.model, plan.recipe.data.pixels());
+    let model = &plan.recipe.model;
+    let pixels = plan.recipe.data.pixels();
     Ok(Some(Network::new(model, pixels, &tensors, plan.n_workers, trainer.device())?))
 }

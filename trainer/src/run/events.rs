@@ -1,5 +1,5 @@
-//! TensorBoard events of a run: scalars, pictures, text, and the recipe as hyperparameters. The files are in the work
-//! directory itself, so that the run has the name of its folder.
+//! TensorBoard events of a run: scalars, pictures, text, and the recipe as hyperparameters. The
+//! files are in the work directory itself, so that the run has the name of its folder.
 
 use std::fs::File;
 use std::io;
@@ -117,7 +117,8 @@ impl Events {
     }
 }
 
-/// Creates a file with a unique name. TensorBoard reads the files of a folder in the order of their names.
+/// Creates a file with a unique name. TensorBoard reads the files of a folder in the order of their
+/// names.
 fn create(workdir: &Path, now_s: f64) -> Result<(PathBuf, File), TrainError> {
     let process = std::process::id();
     let mut n = 0;

@@ -1,8 +1,8 @@
 //! Fault injection, for drills: a rank that dies, hangs, is slow, computes NaN gradients or finds a
 //! wrong matrix product, at a chosen place.
 //!
-//! Faults are written as `kill:rank=1,step=5,phase=backward`. Phases are those of a step (`targets`, `forward`, `head`,
-//! `backward`, `update`), `data` and `checkpoint`.
+//! Faults are written as `kill:rank=1,step=5,phase=backward`. Phases are those of a step
+//! (`targets`, `forward`, `head`, `backward`, `update`), `data` and `checkpoint`.
 
 use std::str::FromStr;
 use std::time::Duration;
@@ -98,7 +98,8 @@ impl Fault {
         }
     }
 
-    /// Returns in words why the fault cannot, or may not, happen in a run of `plan`; `None` if it will.
+    /// Returns in words why the fault cannot, or may not, happen in a run of `plan`; `None` if it
+    /// will.
     pub fn misses(&self, plan: &Plan) -> Option<String> {
         if self.rank >= plan.world_size {
             return Some(format!(

@@ -6,7 +6,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::method::TargetDistribution;
 
-/// Number of steps before which a loss at chance level says nothing: networks that learn well take longer to leave it.
+/// Number of steps before which a loss at chance level says nothing: networks that learn well take
+/// longer to leave it.
 const MIN_STEPS_TO_LEARN: u64 = 200;
 
 /// Subject of a warning.
@@ -31,8 +32,8 @@ pub(crate) struct FeatureHealth {
     /// Mean over channels of the deviation of L2-normalized embeddings, times √D: 1 for directions
     /// spread evenly over the sphere, 0 when all embeddings are equal.
     pub std: f64,
-    /// Participation ratio of the covariance's spectrum, (Σλ)² / Σλ²: number of directions that carry
-    /// the variance. At most the batch size, and at most D.
+    /// Participation ratio of the covariance's spectrum, (Σλ)² / Σλ²: number of directions that
+    /// carry the variance. At most the batch size, and at most D.
     pub effective_rank: f64,
 }
 
@@ -45,9 +46,10 @@ pub(crate) fn features(embeddings: Tensor<2>) -> FeatureHealth {
     let variance = centered.clone().powi_scalar(2).mean_dim(0);
     let std = f64::from(variance.sqrt().mean().into_scalar::<f32>()) * (d as f64).sqrt();
     // tr(C) and tr(C²) are the same for the covariance and for the smaller of the Gram matrices.
-    let gram = match m < d {
-        true => matmul(centered.clone(), centered.transpose()),
-        false => matmul(centered.clone().transpose(), centered),
+    let gram = if m < d {
+        matmul(centered.clone(), centered.transpose())
+    } else {
+        matmul(centered.clone().transpose(), centered)
     };
     let squares = f64::from(total(gram.clone().powi_scalar(2)).into_scalar::<f32>());
     let n = m.min(d);
@@ -57,8 +59,9 @@ pub(crate) fn features(embeddings: Tensor<2>) -> FeatureHealth {
     FeatureHealth { std, effective_rank }
 }
 
-/// Warns of problems in words for people; empty if there are none. `uninformed` is the loss at chance
-/// level, and every target comes with its mean entropy; judgment starts after `step` has passed `grace_steps`.
+/// Warns of problems in words for people; empty if there are none. `uninformed` is the loss at
+/// chance level, and every target comes with its mean entropy; judgment starts after `step` has
+/// passed `grace_steps`.
 pub(crate) fn diagnose(
     step: u64,
     grace_steps: u64,
@@ -72,8 +75,9 @@ pub(crate) fn diagnose(
         return warnings;
     }
     let is_judged = step >= MIN_STEPS_TO_LEARN;
-    let at_chance = |uninformed: &f64| is_judged && (loss - uninformed).abs() < 0.005 * uninformed;
-    if let Some(uninformed) = uninformed.filter(at_chance) {
+    if let Some(uninformed) =
+        uninformed.filter(|uninformed| is_judged && (loss - uninformed).abs() < 0.005 * uninformed)
+    {
         let warning = format!(
             "the loss {loss:.4} is still at chance level ({uninformed:.4}): the network does \
              not learn; try a higher learning rate or lower temperatures"

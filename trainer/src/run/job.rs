@@ -80,6 +80,7 @@ pub struct Job<'a> {
     pub frozen: &'a [FrozenNetwork],
     /// Whether the run may become longer than its plan says.
     pub lengthen: bool,
-    /// Step of a checkpoint that another run has left as the beginning of this one, whose plan may differ.
+    /// Step of a checkpoint that another run has left as the beginning of this one, whose plan may
+    /// differ.
     pub forked_step: Option<u64>,
 }

@@ -1,4 +1,5 @@
-//! Reports of a run's steps: the observer after each, a row of metrics where one is due, and probes.
+//! Reports of a run's steps: the observer after each, a row of metrics where one is due, and
+//! probes.
 
 use std::collections::HashSet;
 use std::mem::{Discriminant, discriminant};
@@ -52,12 +53,13 @@ impl Journal {
         rank: usize,
         next_step: u64,
     ) -> Result<Self, TrainError> {
-        let open = || {
-            let mut telemetry = Telemetry::open(workdir, next_step)?;
-            telemetry.write_plan(next_step, plan)?;
-            Ok::<_, TrainError>(telemetry)
-        };
-        let telemetry = (rank == 0).then(open).transpose()?;
+        let telemetry = (rank == 0)
+            .then(|| {
+                let mut telemetry = Telemetry::open(workdir, next_step)?;
+                telemetry.write_plan(next_step, plan)?;
+                Ok::<_, TrainError>(telemetry)
+            })
+            .transpose()?;
         Ok(Self {
             telemetry,
             stragglers: Stragglers::default(),
@@ -66,7 +68,8 @@ impl Journal {
         })
     }
 
-    /// Goes back from `step` to `next_step` and records the reason: rows from there on will be written again.
+    /// Goes back from `step` to `next_step` and records the reason: rows from there on will be
+    /// written again.
     pub(super) fn go_back(
         &mut self,
         workdir: &Path,
@@ -157,8 +160,8 @@ impl Journal {
         Ok(())
     }
 
-    /// Writes the row of the step that `trainer` has just taken, where one is due, with values that are gathered from all
-    /// ranks. All ranks call it.
+    /// Writes the row of the step that `trainer` has just taken, where one is due, with values that
+    /// are gathered from all ranks. All ranks call it.
     #[allow(clippy::too_many_arguments)]
     pub(super) fn log(
         &mut self,

@@ -75,7 +75,8 @@ mod tests {
     use crate::conformance::{pair, plans};
     use crate::step::{Phases, Votes};
 
-    /// Uniform targets are reported for every method with prototypes, whatever the name of its entropy gauge.
+    /// Uniform targets are reported for every method with prototypes, whatever the name of its
+    /// entropy gauge.
     #[test]
     fn uniform_targets_are_told_of_every_method() {
         let mut n_told = 0;

@@ -27,8 +27,8 @@ use ranks::communicator::Communicator;
 
 use crate::error::TrainError;
 
-/// Trains the job's plan until it is finished or asked to stop, from the newest checkpoint on if there is
-/// one. All ranks call it, with the same probes, which run on rank 0.
+/// Trains the job's plan until it is finished or asked to stop, from the newest checkpoint on if
+/// there is one. All ranks call it, with the same probes, which run on rank 0.
 ///
 /// # Errors
 /// Any error that stops a run; written checkpoints stay.
@@ -38,7 +38,8 @@ pub fn run(
     probes: &mut [Box<dyn Probe>],
     observer: &mut dyn Observer,
 ) -> Result<Outcome, TrainError> {
-    let (rank, recorder) = (comm.topology().rank, comm.recorder());
+    let rank = comm.topology().rank;
+    let recorder = comm.recorder();
     let result = rank::Run::open(job, comm, observer).and_then(|run| run.train(probes, observer));
     if let Err(TrainError::Ranks(_)) = &result {
         let folder = job.workdir.join("flight");

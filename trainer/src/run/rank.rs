@@ -1,5 +1,5 @@
-//! The loop of one rank. Decisions that ranks must take alike follow from the votes of all of them: in the step's
-//! all-reduce, or in a collective of their own.
+//! The loop of one rank. Decisions that ranks must take alike follow from the votes of all of them:
+//! in the step's all-reduce, or in a collective of their own.
 
 use std::fs::File;
 use std::sync::Arc;
@@ -199,7 +199,8 @@ impl<'a> Run<'a> {
         if step > 0 && step.is_multiple_of(STEPS_BETWEEN_CHECKS) {
             products::check_one(step / STEPS_BETWEEN_CHECKS);
         }
-        let (heartbeat, fault) = (&self.heartbeat, &self.job.fault);
+        let heartbeat = &self.heartbeat;
+        let fault = &self.job.fault;
         let enter = |phase: &'static str| {
             heartbeat.enter(step, phase);
             if let Some(fault) = fault {
@@ -214,13 +215,12 @@ impl<'a> Run<'a> {
         if fault.as_ref().is_some_and(|fault| fault.makes_nan(rank, number)) {
             gradients.fill_nan();
         }
-        // The next batch is fetched before ranks agree on this step, so that they agree on it as well.
+        // The next batch is fetched before ranks agree on this step, so that they agree on it as
+        // well.
         enter("data");
         let waiting = Instant::now();
-        let next = match step + 1 == self.plan.total_steps {
-            true => Next::Stopped,
-            false => self.stream.next(self.job.stop),
-        };
+        let next =
+            if step + 1 == self.plan.total_steps { Next::Stopped } else { self.stream.next(self.job.stop) };
         let data_wait_ms = waiting.elapsed().as_secs_f64() * 1e3 + upload_wait_ms;
         enter("update");
         let votes = self.votes(&next);
@@ -313,7 +313,8 @@ impl<'a> Run<'a> {
         self.finish_saving()?;
         let state_device = self.trainer.state_device().clone();
         let state = &mut self.trainer.state;
-        let (step, next_batch) = (state.step - 1, state.step + state.skipped_batches);
+        let step = state.step - 1;
+        let next_batch = state.step + state.skipped_batches;
         let too_often = TrainError::NotFinite { step, n_steps: MAX_BAD_STEPS };
         if self.n_rollbacks == self.plan.recipe.run.max_rollbacks {
             return self.end_together(too_often);
@@ -340,7 +341,8 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// Ends the run because some rank was asked to stop or has no batch, after all ranks have saved.
+    /// Ends the run because some rank was asked to stop or has no batch, after all ranks have
+    /// saved.
     fn end_early(
         &mut self,
         next: Next,
@@ -397,8 +399,11 @@ impl<'a> Run<'a> {
             None => self.first,
         };
         let folder = self.job.workdir.join("checkpoints");
-        let is_good = |step: &u64| *step <= last_right;
-        let good = checkpoint::steps(&folder).into_iter().map(|(step, _)| step).filter(is_good).max();
+        let good = checkpoint::steps(&folder)
+            .into_iter()
+            .map(|(step, _)| step)
+            .filter(|step| *step <= last_right)
+            .max();
         let what = found.map_or_else(|| "another rank found a wrong product".into(), |wrong| wrong.what);
         let step = self.trainer.state.step - 1;
         self.end_together(TrainError::WrongProduct { step, last_right, good, what })

@@ -40,23 +40,21 @@ pub struct Status {
 }
 
 impl Status {
-    /// Reads the status of the run in `workdir`. Nothing is locked or written, so the run is not disturbed.
+    /// Reads the status of the run in `workdir`. Nothing is locked or written, so the run is not
+    /// disturbed.
     ///
     /// # Errors
-    /// [`TrainError::NoRun`] where there is none, [`TrainError::Recipe`] for a run of another release,
-    /// [`TrainError::Io`].
+    /// [`TrainError::NoRun`] where there is none, [`TrainError::Recipe`] for a run of another
+    /// release, [`TrainError::Io`].
     pub fn of(workdir: &Path) -> Result<Self, TrainError> {
-        let no_run = || TrainError::NoRun { workdir: workdir.to_path_buf() };
-        let (_, plan) = read_plan(workdir)?.ok_or_else(no_run)?;
+        let (_, plan) =
+            read_plan(workdir)?.ok_or_else(|| TrainError::NoRun { workdir: workdir.to_path_buf() })?;
         let plan_toml = plan.to_toml();
         let newest = steps(&workdir.join("checkpoints")).last().map_or(0, |(step, _)| *step);
         let beats = beats_of(workdir, plan.world_size);
         // A rank that left names the step that it was in, which may not have ended.
         let step = beats.iter().map(|beat| beat.step).min().unwrap_or(newest).max(newest);
-        let state = match newest >= plan.total_steps {
-            true => State::Finished,
-            false => state(&beats),
-        };
+        let state = if newest >= plan.total_steps { State::Finished } else { state(&beats) };
         Ok(Self { state, step: step.min(plan.total_steps), plan, plan_toml })
     }
 }

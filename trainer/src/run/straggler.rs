@@ -25,8 +25,8 @@ pub(crate) struct Lateness {
 }
 
 impl Stragglers {
-    /// Compares how long ranks were busy in `step`, without waiting for others. All ranks call it. The first
-    /// time is not judged: it includes one-time work.
+    /// Compares how long ranks were busy in `step`, without waiting for others. All ranks call it.
+    /// The first time is not judged: it includes one-time work.
     pub(crate) fn look(
         &mut self,
         comm: &Communicator,
@@ -58,20 +58,18 @@ fn judge(step: u64, times: &mut [(usize, f64, f64)]) -> Lateness {
     // The lower of the two middle ones: of two ranks the faster sets the pace.
     let median = times[(times.len() - 1) / 2].1;
     let slowest = times[times.len() - 1];
-    let late = |(_, busy, _): &&(usize, f64, f64)| *busy > LATE * median && *busy > median + LEAST_MS;
-    let say = |(rank, busy, data): &(usize, f64, f64)| {
-        format!(
-            "step {step}: rank {rank} slows the others down: busy for {busy:.0} ms, {data:.0} of them waiting for \
-             data, where the median is {median:.0}"
-        )
-    };
     Lateness {
         row: vec![
             ("rank/slowest".into(), slowest.0 as f64),
             ("time/slowest_rank_ms".into(), slowest.1),
             ("time/median_rank_ms".into(), median),
         ],
-        warnings: times.iter().filter(late).map(say).collect(),
+        warnings: times.iter().filter(|(_, busy, _)| *busy > LATE * median && *busy > median + LEAST_MS).map(|(rank, busy, data)| {
+        format!(
+            "step {step}: rank {rank} slows the others down: busy for {busy:.0} ms, {data:.0} of them waiting for \
+             data, where the median is {median:.0}"
+        )
+    }).collect(),
     }
 }
 

@@ -59,8 +59,8 @@ impl Stream {
         }
     }
 
-    /// Runs forward and backward passes on a batch and recycles its memory. Also returns the milliseconds that were spent
-    /// waiting for the upload.
+    /// Runs forward and backward passes on a batch and recycles its memory. Also returns the
+    /// milliseconds that were spent waiting for the upload.
     pub(super) fn gradients(
         &self,
         arrival: BatchSource,
@@ -89,7 +89,8 @@ impl Stream {
 fn open_pool(job: &Job<'_>, plan: &Plan, trainer: &Trainer) -> Result<BatchPool<ShardSource>, TrainError> {
     let topology = trainer.topology();
     let share = Share::new(topology.data_rank(), topology.world_size, plan.recipe.optim.batch_size)?;
-    // Each rank records its bad samples in its own file; ranks on other machines could not append to one.
+    // Each rank records its bad samples in its own file; ranks on other machines could not append
+    // to one.
     let name = match topology.rank {
         0 => "quarantine.jsonl".to_string(),
         rank => format!("quarantine-{rank:05}.jsonl"),

@@ -59,9 +59,10 @@ pub struct ProductKernel {
 }
 
 impl Telemetry {
-    /// Opens the files of `workdir` for a run that continues at `next_step`. Rows from there on, which a killed run may have
-    /// left beyond its last checkpoint, are removed, and so are warnings of a killed run: they will be written again.
-    /// Warnings of a run that goes back by itself stay, because they say why.
+    /// Opens the files of `workdir` for a run that continues at `next_step`. Rows from there on,
+    /// which a killed run may have left beyond its last checkpoint, are removed, and so are
+    /// warnings of a killed run: they will be written again. Warnings of a run that goes back by
+    /// itself stay, because they say why.
     ///
     /// # Errors
     /// [`TrainError::Io`].
@@ -71,7 +72,8 @@ impl Telemetry {
         Self::go_back(workdir, next_step)
     }
 
-    /// Opens the files like [`Telemetry::open`], for a run that goes back by itself: its warnings stay.
+    /// Opens the files like [`Telemetry::open`], for a run that goes back by itself: its warnings
+    /// stay.
     ///
     /// # Errors
     /// [`TrainError::Io`].
@@ -147,15 +149,16 @@ impl Telemetry {
     }
 }
 
-/// Removes the rows of the JSON lines in `path` from `next_step` on. Rows that cannot be read are moved into a file beside
-/// it, except for an unfinished last one, which a killed run leaves.
+/// Removes the rows of the JSON lines in `path` from `next_step` on. Rows that cannot be read are
+/// moved into a file beside it, except for an unfinished last one, which a killed run leaves.
 fn cut(path: &Path, next_step: u64) -> Result<(), TrainError> {
     let bytes = match fs::read(path) {
         Ok(bytes) => bytes,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         Err(error) => return Err(TrainError::io("read", path, error)),
     };
-    let (mut kept, mut damaged) = (Vec::with_capacity(bytes.len()), Vec::new());
+    let mut kept = Vec::with_capacity(bytes.len());
+    let mut damaged = Vec::new();
     for line in bytes.split_inclusive(|byte| *byte == b'\n') {
         let row = serde_json::from_slice::<Value>(line).ok();
         match row.and_then(|row| row.get("step").and_then(Value::as_u64)) {
@@ -176,9 +179,10 @@ fn cut(path: &Path, next_step: u64) -> Result<(), TrainError> {
             beside.display()
         );
     }
-    match kept == bytes {
-        true => Ok(()),
-        false => file::replace(path, &kept).map_err(|error| TrainError::io("write", path, error)),
+    if kept == bytes {
+        Ok(())
+    } else {
+        file::replace(path, &kept).map_err(|error| TrainError::io("write", path, error))
     }
 }
 

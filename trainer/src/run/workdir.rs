@@ -26,9 +26,10 @@ pub(crate) struct AllowedDifferences {
     pub(crate) forked_step: Option<u64>,
 }
 
-/// Writes the plan into `workdir`, or checks that it belongs to this plan: by plan.toml, and by the newest checkpoint of the
-/// run, even if plan.toml is missing. Returns the plan to follow: where the recipe leaves the number of workers open, a run
-/// continues with the number that it started with.
+/// Writes the plan into `workdir`, or checks that it belongs to this plan: by plan.toml, and by the
+/// newest checkpoint of the run, even if plan.toml is missing. Returns the plan to follow: where
+/// the recipe leaves the number of workers open, a run continues with the number that it started
+/// with.
 fn claim(
     workdir: &Path,
     plan: &Plan,
@@ -71,10 +72,14 @@ fn claim(
     Ok(plan)
 }
 
-/// Returns the plan of the newest readable checkpoint, and its step, unless another run has left that checkpoint.
+/// Returns the plan of the newest readable checkpoint, and its step, unless another run has left
+/// that checkpoint.
 fn newest_plan(workdir: &Path, forked_step: Option<u64>) -> Option<(u64, Plan)> {
-    let readable = |(_, path): &(u64, PathBuf)| Checkpoint::read(path).ok();
-    let manifest = steps(&workdir.join("checkpoints")).iter().rev().find_map(readable)?.manifest;
+    let manifest = steps(&workdir.join("checkpoints"))
+        .iter()
+        .rev()
+        .find_map(|(_, path)| Checkpoint::read(path).ok())?
+        .manifest;
     (forked_step != Some(manifest.step)).then_some((manifest.step, manifest.plan))
 }
 
@@ -95,7 +100,8 @@ fn compare(workdir: &Path, known: &Plan, plan: &Plan) -> Result<(), TrainError> 
     Err(TrainError::RecipeMismatch { workdir: workdir.to_path_buf(), key, there, here })
 }
 
-/// Takes over the number of workers of the run `there`, and warns of changes that make results differ by rounding.
+/// Takes over the number of workers of the run `there`, and warns of changes that make results
+/// differ by rounding.
 fn continue_as(plan: &mut Plan, there: &Plan, warn: &mut dyn FnMut(&str)) {
     if plan.recipe.run.workers == 0 && plan.world_size == there.world_size {
         plan.n_workers = there.n_workers;
@@ -170,8 +176,8 @@ fn plan_path(workdir: &Path) -> PathBuf {
     workdir.join("plan.toml")
 }
 
-/// Locks `workdir` against other runs for as long as the file is held. `None` where the file system does not support
-/// locks.
+/// Locks `workdir` against other runs for as long as the file is held. `None` where the file system
+/// does not support locks.
 ///
 /// # Errors
 /// [`TrainError::Busy`], [`TrainError::Io`].
@@ -194,17 +200,19 @@ pub(super) fn check(workdir: &Path, lock: Option<&File>) -> Result<(), TrainErro
     let place = |about: fs::Metadata| (about.dev(), about.ino());
     let here = fs::metadata(workdir.join(LOCK)).ok().map(place);
     let held = lock.and_then(|lock| lock.metadata().ok()).map(place);
-    match plan_path(workdir).exists() && (held.is_none() || held == here) {
-        true => Ok(()),
-        false => Err(TrainError::WorkdirMissing { workdir: workdir.to_path_buf() }),
+    if plan_path(workdir).exists() && (held.is_none() || held == here) {
+        Ok(())
+    } else {
+        Err(TrainError::WorkdirMissing { workdir: workdir.to_path_buf() })
     }
 }
 
-/// Runs [`lock`] and [`claim`] on rank 0 for all. All ranks call it. The lock is held as long as the file is.
+/// Runs [`lock`] and [`claim`] on rank 0 for all. All ranks call it. The lock is held as long as
+/// the file is.
 ///
 /// # Errors
-/// Errors of both on rank 0; [`TrainError::RanksDiffer`] where a rank was given another recipe or sees
-/// other data; [`TrainError::PeersFailed`] where another rank has failed.
+/// Errors of both on rank 0; [`TrainError::RanksDiffer`] where a rank was given another recipe or
+/// sees other data; [`TrainError::PeersFailed`] where another rank has failed.
 pub(crate) fn agree(
     workdir: &Path,
     plan: &Plan,

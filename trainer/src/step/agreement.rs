@@ -34,14 +34,15 @@ pub(super) struct Agreed {
 }
 
 impl Agreed {
-    /// Returns whether loss and gradients are finite on all ranks: a sum of squares is finite only if every gradient is.
+    /// Returns whether loss and gradients are finite on all ranks: a sum of squares is finite only
+    /// if every gradient is.
     pub(super) fn is_finite(&self) -> bool {
         self.loss.is_finite() && self.squares.iter().all(|square| square.is_finite())
     }
 }
 
-/// Sums the values of all ranks. Replicas hold the same shards, whose squares count once; a gradient that is not finite
-/// counts on every rank.
+/// Sums the values of all ranks. Replicas hold the same shards, whose squares count once; a
+/// gradient that is not finite counts on every rank.
 pub(super) fn agree(
     comm: &Communicator,
     squares: &[FixedPoint],

@@ -21,7 +21,8 @@ pub(super) struct BackwardInputs<'a> {
     pub(super) wire: Wire,
 }
 
-/// Computes the flat gradients of the backbone's units, from the last unit on, and starts their reductions.
+/// Computes the flat gradients of the backbone's units, from the last unit on, and starts their
+/// reductions.
 ///
 /// # Errors
 /// [`EngineError`].
@@ -54,7 +55,8 @@ pub(super) fn backward<'a>(
     reductions.release()
 }
 
-/// Runs the units of the last segment of `tape` again, all but its last unit, and gives each but the first its input.
+/// Runs the units of the last segment of `tape` again, all but its last unit, and gives each but
+/// the first its input.
 fn repeat_segment<'a>(
     trained: ShardedNet<'a>,
     tape: &mut [(UnitTape<'a>, Option<Tensor<1>>)],
@@ -84,7 +86,8 @@ fn repeat_segment<'a>(
     Ok(())
 }
 
-/// Returns the mean gradients on `device` in the order of the units, given their sums over `n_micro_batches` by number of the unit.
+/// Returns the mean gradients on `device` in the order of the units, given their sums over
+/// `n_micro_batches` by number of the unit.
 pub(super) fn mean_gradients(
     sums: BTreeMap<usize, Tensor<1>>,
     n_micro_batches: usize,

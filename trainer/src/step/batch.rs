@@ -57,8 +57,13 @@ impl MicroBatch {
             group.masked.iter_mut().for_each(|masked| masked.hides = sight.masked);
             group
         };
-        let of_slice = |groups: &Groups| sees.iter().map(|sight| as_seen(groups, sight)).collect();
-        Self { slices: self.slices.iter().map(of_slice).collect() }
+        Self {
+            slices: self
+                .slices
+                .iter()
+                .map(|groups| sees.iter().map(|sight| as_seen(groups, sight)).collect())
+                .collect(),
+        }
     }
 
     /// Marks the masked cells of the views of one size, by slice.
@@ -72,50 +77,58 @@ impl MicroBatch {
     /// Joins the slices into the whole micro-batch.
     pub(crate) fn joined(&self) -> Groups {
         let n_groups = self.slices.first().map_or(0, Vec::len);
-        let join = |group: usize| {
-            let parts = || self.slices.iter().map(|slice| &slice[group]);
-            let all = parts().map(|part| part.x.clone()).collect();
-            let mut whole = self.slices[0][group].with(Tensor::cat(all, 0));
-            if let Some(masked) = &mut whole.masked {
-                let rows = parts().filter_map(|part| part.masked.as_ref()).map(|masked| &*masked.rows);
-                masked.rows = Arc::new(MaskedCells::concat(rows));
-            }
-            whole
-        };
-        (0..n_groups).map(join).collect()
+        (0..n_groups)
+            .map(|group: usize| {
+                let parts = || self.slices.iter().map(|slice| &slice[group]);
+                let all = parts().map(|part| part.x.clone()).collect();
+                let mut whole = self.slices[0][group].with(Tensor::cat(all, 0));
+                if let Some(masked) = &mut whole.masked {
+                    let rows = parts().filter_map(|part| part.masked.as_ref()).map(|masked| &*masked.rows);
+                    masked.rows = Arc::new(MaskedCells::concat(rows));
+                }
+                whole
+            })
+            .collect()
     }
 
     /// Cuts gradients of the whole micro-batch into slices.
     pub(crate) fn sliced(&self, grads: Vec<Tensor<3>>) -> Vec<GroupGrads> {
         let mut starts = vec![0; grads.len()];
-        let of_slice = |groups: &Groups| {
-            let cut = |((features, grad), start): ((&Features, &Tensor<3>), &mut usize)| {
-                let [b, _, _] = features.x.dims();
-                let range = *start..*start + b;
-                *start += b;
-                grad.clone().slice([range]).into()
-            };
-            groups.iter().zip(&grads).zip(&mut starts).map(cut).collect()
-        };
-        self.slices.iter().map(of_slice).collect()
+        self.slices
+            .iter()
+            .map(|groups| {
+                groups
+                    .iter()
+                    .zip(&grads)
+                    .zip(&mut starts)
+                    .map(|((features, grad), start)| {
+                        let [b, _, _] = features.x.dims();
+                        let range = *start..*start + b;
+                        *start += b;
+                        grad.clone().slice([range]).into()
+                    })
+                    .collect()
+            })
+            .collect()
     }
 }
 
 impl Share {
-    /// Images of micro-batch `number` among the `n_images` of this rank: every n-th, so that the micro-batches of all
-    /// ranks together are every N-th of the global batch.
+    /// Images of micro-batch `number` among the `n_images` of this rank: every n-th, so that the
+    /// micro-batches of all ranks together are every N-th of the global batch.
     pub(crate) fn images(&self, number: usize, n_images: usize) -> Vec<usize> {
         (number..n_images).step_by(self.n_micro_batches).collect()
     }
 
     /// The images of each micro-batch, by the slices that `workers` process.
     pub(crate) fn slices(&self, workers: &Workers, n_images: usize) -> Vec<SlicedImages> {
-        let of_batch = |number| {
-            let images = self.images(number, n_images);
-            let ranges = workers.slices(images.len());
-            ranges.into_iter().map(|range| images[range].to_vec()).collect()
-        };
-        (0..self.n_micro_batches).map(of_batch).collect()
+        (0..self.n_micro_batches)
+            .map(|number| {
+                let images = self.images(number, n_images);
+                let ranges = workers.slices(images.len());
+                ranges.into_iter().map(|range| images[range].to_vec()).collect()
+            })
+            .collect()
     }
 
     /// Position of this rank's image `image` in the global batch.

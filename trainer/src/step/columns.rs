@@ -1,4 +1,5 @@
-//! Heads whose columns are divided: each rank of a column group computes its columns for the images of the whole group.
+//! Heads whose columns are divided: each rank of a column group computes its columns for the images
+//! of the whole group.
 //!
 //! ```text
 //! z       output of the units before the last, gathered over the group       [B·V, 1, D] by micro-batch of the group
@@ -7,8 +8,9 @@
 //! ∂L/∂z   = Σ_p ∂L/∂s_p · ∂s_p/∂z, each rank's own micro-batches by a sum over the group
 //! ```
 //!
-//! The weights of a part and their gradient never leave the ranks that compute this part. Which cells are masked in the micro-batches of
-//! other ranks is not exchanged: every rank draws it itself.
+//! The weights of a part and their gradient never leave the ranks that compute this part. Which
+//! cells are masked in the micro-batches of other ranks is not exchanged: every rank draws it
+//! itself.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -59,16 +61,19 @@ pub(super) struct ColumnGrads {
 /// Shape of the input of a head for the views of one size, and the description of its masked cells.
 type InputShape = ([usize; 3], Option<Masked>);
 
-/// Gradients from the graph of a micro-batch, summed for parameters, by micro-batch of the group for inputs.
+/// Gradients from the graph of a micro-batch, summed for parameters, by micro-batch of the group
+/// for inputs.
 #[derive(Default)]
 struct GraphGrads {
-    /// Gradients at the inputs, one after another by head and view size, by micro-batch of the group.
+    /// Gradients at the inputs, one after another by head and view size, by micro-batch of the
+    /// group.
     inputs: BTreeMap<usize, Tensor<1>>,
     flats: BTreeMap<usize, Tensor<1>>,
 }
 
 impl<'a> ColumnPass<'a> {
-    /// Gathers the inputs of the divided heads, of which `inputs` holds those of this rank's micro-batches.
+    /// Gathers the inputs of the divided heads, of which `inputs` holds those of this rank's
+    /// micro-batches.
     ///
     /// # Errors
     /// [`EngineError`].
@@ -86,8 +91,11 @@ impl<'a> ColumnPass<'a> {
                 let n = values.len();
                 let values = Tensor::from_data(TensorData::new(values, [n]), &device);
                 let tensors = cut(&values, &shapes, &mut 0);
-                let features = |(x, (_, masked))| Features { masked, ..Features::vectors(x) };
-                tensors.into_iter().zip(shapes).map(features).collect()
+                tensors
+                    .into_iter()
+                    .zip(shapes)
+                    .map(|(x, (_, masked))| Features { masked, ..Features::vectors(x) })
+                    .collect()
             };
             gathered.insert(name, all.into_iter().zip(shapes).map(of_batch).collect());
         }
@@ -97,13 +105,16 @@ impl<'a> ColumnPass<'a> {
     /// Computes this rank's columns of the scores without a graph, by micro-batch of the group.
     pub(super) fn scores(&self, inputs: &ColumnInputs, flats: &Flats) -> Vec<HeadOutputs> {
         let leaves = self.heads.column_leaves(flats, false);
-        let of_batch = |t: usize| {
-            let of_head = |(name, batches): (&&'static str, &Vec<Groups>)| (*name, batches[t].clone());
-            self.outputs(inputs.iter().map(of_head).collect(), &leaves)
-        };
-        match inputs.is_empty() {
-            true => Vec::new(),
-            false => (0..self.batch.group.n_group()).map(of_batch).collect(),
+        if inputs.is_empty() {
+            Vec::new()
+        } else {
+            (0..self.batch.group.n_group())
+                .map(|t: usize| {
+                    let of_head =
+                        |(name, batches): (&&'static str, &Vec<Groups>)| (*name, batches[t].clone());
+                    self.outputs(inputs.iter().map(of_head).collect(), &leaves)
+                })
+                .collect()
         }
     }
 
@@ -119,17 +130,21 @@ impl<'a> ColumnPass<'a> {
         scalars: &mut Scalars,
     ) -> Result<ColumnGrads, EngineError> {
         let mut graph = |t: usize| self.graph(t, inputs, flats, loss, scalars);
-        let sum = |a: Result<GraphGrads, EngineError>, b: Result<GraphGrads, EngineError>| {
-            let (mut a, b) = (a?, b?);
-            a.inputs.extend(b.inputs);
-            for (number, grad) in b.flats {
-                let total = a.flats.remove(&number);
-                a.flats.insert(number, total.map_or(grad.clone(), |total| add(total, grad)));
-            }
-            Ok(a)
-        };
         let group = self.batch.group;
-        let grads = ordered::fold(group.n_group(), &mut graph, &sum)?;
+        let grads = ordered::fold(
+            group.n_group(),
+            &mut graph,
+            &|a: Result<GraphGrads, EngineError>, b: Result<GraphGrads, EngineError>| {
+                let mut a = a?;
+                let b = b?;
+                a.inputs.extend(b.inputs);
+                for (number, grad) in b.flats {
+                    let total = a.flats.remove(&number);
+                    a.flats.insert(number, total.map_or(grad.clone(), |total| add(total, grad)));
+                }
+                Ok(a)
+            },
+        )?;
         let own = group.sum_own("scores", grads.inputs.into_values().collect())?;
         let mut by_head: BTreeMap<&'static str, Vec<Vec<Tensor<3>>>> = BTreeMap::new();
         for (values, t) in own.iter().zip(group.own(group.part())) {
@@ -179,13 +194,15 @@ impl<'a> ColumnPass<'a> {
         divided.map(|placed| placed.head.name)
     }
 
-    /// Shapes of the inputs of a head in micro-batch `t` of the group, of which `own` are those of one on this rank.
+    /// Shapes of the inputs of a head in micro-batch `t` of the group, of which `own` are those of
+    /// one on this rank.
     fn shapes(&self, t: usize, own: &Groups) -> Vec<InputShape> {
-        let of_group = |group: &Features| match self.batch.masked.get(t) {
-            Some(rows) => group.shape_with(rows),
-            None => (group.x.dims(), group.masked.clone()),
-        };
-        own.iter().map(of_group).collect()
+        own.iter()
+            .map(|group| match self.batch.masked.get(t) {
+                Some(rows) => group.shape_with(rows),
+                None => (group.x.dims(), group.masked.clone()),
+            })
+            .collect()
     }
 
     /// Computes this rank's columns for the inputs of a micro-batch by head and view size.
@@ -196,12 +213,13 @@ impl<'a> ColumnPass<'a> {
             groups.map(|masked| masked.rows.clone()).next()
         };
         let masked = (0..n_sizes).map(masked).collect();
-        let of_head = |(name, groups)| (name, self.score(name, groups, leaves));
-        let by_name = inputs.into_iter().map(of_head).collect();
+        let by_name =
+            inputs.into_iter().map(|(name, groups)| (name, self.score(name, groups, leaves))).collect();
         HeadOutputs { n_images: self.batch.n_images, masked, by_name }
     }
 
-    /// Returns the output of this rank's part of the last unit of the head `name`, K / C columns, by view size.
+    /// Returns the output of this rank's part of the last unit of the head `name`, K / C columns,
+    /// by view size.
     fn score(&self, name: &str, groups: Groups, leaves: &HeadLeaves<'_>) -> Vec<HeadOutput> {
         let found = self.heads.0.net.heads().find(|placed| placed.head.name == name);
         // Names come from the network's list.
@@ -209,7 +227,8 @@ impl<'a> ColumnPass<'a> {
         let sizes: Vec<Parts> = groups.into_iter().map(|group| vec![group]).collect();
         let (unit, _) = self.heads.0.computed(number);
         let outputs = through(apart(&sizes), |parts| {
-            let (draws, sets) = (Draws::default(), StatSets::per_size(parts.len()));
+            let draws = Draws::default();
+            let sets = StatSets::per_size(parts.len());
             let leaves = &leaves[&number];
             let cx = Context { leaves, draws: &draws, totals: &[], sets: &sets, types: Types::F32 };
             unit.forward(0, parts, &cx).features
@@ -227,14 +246,17 @@ fn flat(groups: &Groups) -> Tensor<1> {
     Tensor::cat(groups.iter().map(values).collect(), 0)
 }
 
-/// Cuts `values` from `start` on into `shapes`, the inverse of [`flat`], and moves `start` behind them.
+/// Cuts `values` from `start` on into `shapes`, the inverse of [`flat`], and moves `start` behind
+/// them.
 fn cut(values: &Tensor<1>, shapes: &[InputShape], start: &mut usize) -> Vec<Tensor<3>> {
-    let of_group = |shape: &InputShape| {
-        let range = *start..*start + n_elements(shape);
-        *start = range.end;
-        values.clone().slice([range]).reshape(shape.0)
-    };
-    shapes.iter().map(of_group).collect()
+    shapes
+        .iter()
+        .map(|shape| {
+            let range = *start..*start + n_elements(shape);
+            *start = range.end;
+            values.clone().slice([range]).reshape(shape.0)
+        })
+        .collect()
 }
 
 /// Number of elements of an input of this shape.

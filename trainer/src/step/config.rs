@@ -16,9 +16,11 @@ pub struct StepConfig {
     pub input: PixelInput,
     /// Number of backbone units, counted from the last, that keep their graph.
     pub n_kept_graphs: usize,
-    /// Number of backbone units in a segment of those that keep no graph: its first keeps its input.
+    /// Number of backbone units in a segment of those that keep no graph: its first keeps its
+    /// input.
     pub segment_len: usize,
-    /// Largest number of elements of a backbone unit's parameters that is not divided; absent to divide none.
+    /// Largest number of elements of a backbone unit's parameters that is not divided; absent to
+    /// divide none.
     pub max_unit_numel: Option<usize>,
     /// Number of worker threads.
     pub n_workers: usize,

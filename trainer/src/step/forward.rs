@@ -1,5 +1,5 @@
-//! The forward passes of a step: without a graph for networks without gradients, with the data of the backward pass for the
-//! trained one.
+//! The forward passes of a step: without a graph for networks without gradients, with the data of
+//! the backward pass for the trained one.
 
 use burn_tensor::Tensor;
 use networks::features::{HeadOutputs, Outputs};
@@ -56,11 +56,13 @@ pub(super) struct TrainedPass<'a> {
 pub(super) struct Retention {
     pub(super) graph: bool,
     pub(super) weights: bool,
-    /// Whether it keeps its input if it keeps no graph; otherwise the units before it run again first.
+    /// Whether it keeps its input if it keeps no graph; otherwise the units before it run again
+    /// first.
     pub(super) input: bool,
 }
 
-/// Runs the networks without gradients, one after another. `batches` are listed by pixel input; for the rest see [`infer`].
+/// Runs the networks without gradients, one after another. `batches` are listed by pixel input; for
+/// the rest see [`infer`].
 pub(super) fn infer_all(
     networks: &[ShardedNet<'_>],
     batches: &[Vec<MicroBatch>],
@@ -80,8 +82,9 @@ pub(super) fn infer_all(
     Ok(all)
 }
 
-/// Computes the outputs of a network without gradients for the view sizes that it sees, by micro-batch.
-/// `passes` take micro-batches through its backbone and through its heads, for all view sizes.
+/// Computes the outputs of a network without gradients for the view sizes that it sees, by
+/// micro-batch. `passes` take micro-batches through its backbone and through its heads, for all
+/// view sizes.
 fn infer(
     network: ShardedNet<'_>,
     batches: &[MicroBatch],
@@ -116,7 +119,8 @@ fn infer(
     Ok(InferencePass { outputs: heads.outputs(inputs, &flats, group.n_images), columns, observations })
 }
 
-/// Runs the trained network through its backbone. `keeps` says whether a unit keeps its graph and its gathered weights.
+/// Runs the trained network through its backbone. `keeps` says whether a unit keeps its graph and
+/// its gathered weights.
 pub(super) fn forward<'a>(
     network: ShardedNet<'a>,
     mut batches: Vec<MicroBatch>,
@@ -133,9 +137,10 @@ pub(super) fn forward<'a>(
         let keeps = keeps(number);
         let of_unit;
         let on_sent = &mut || gathers.look_ahead();
-        (batches, of_unit) = match keeps.graph || keeps.input {
-            true => passes.forward(unit, batches, draws, keeps.graph, number > 0, on_sent)?,
-            false => passes.forward_in_segment(unit, batches, draws, on_sent)?,
+        (batches, of_unit) = if keeps.graph || keeps.input {
+            passes.forward(unit, batches, draws, keeps.graph, number > 0, on_sent)?
+        } else {
+            passes.forward_in_segment(unit, batches, draws, on_sent)?
         };
         observations.extend(network.observed(number, unit, &of_unit.totals(), passes));
         tape.push((of_unit, keeps.weights.then_some(flat)));

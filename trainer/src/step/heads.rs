@@ -1,4 +1,5 @@
-//! Heads: units with statistics over the batch go through the passes of a step; the rest is part of the loss's graph.
+//! Heads: units with statistics over the batch go through the passes of a step; the rest is part of
+//! the loss's graph.
 
 use std::collections::BTreeMap;
 
@@ -49,7 +50,8 @@ pub(super) struct StagedHead<'a> {
 pub(super) struct HeadPass<'a>(pub(super) ShardedNet<'a>);
 
 impl<'a> HeadPass<'a> {
-    /// Gathers the weights of the heads' units. The next gather is submitted unless statistics must come first.
+    /// Gathers the weights of the heads' units. The next gather is submitted unless statistics must
+    /// come first.
     pub(super) fn gather(&self, gathers: &mut GatherQueue<'_>) -> Result<Flats, EngineError> {
         let mut flats = Flats::new();
         let mut has_stages = false;
@@ -67,8 +69,8 @@ impl<'a> HeadPass<'a> {
         Ok(flats)
     }
 
-    /// Applies the constraints of heads' units to their parameters, and returns the new values. `part` is the number of this rank's
-    /// columns.
+    /// Applies the constraints of heads' units to their parameters, and returns the new values.
+    /// `part` is the number of this rank's columns.
     pub(super) fn constrain(&self, flats: &mut Flats, part: usize) -> Vec<Observation> {
         let mut observations = Vec::new();
         for (&unit, flat) in flats {
@@ -78,7 +80,8 @@ impl<'a> HeadPass<'a> {
                 // A unit constrains parameters that it lists.
                 let at = layout.position(&param).expect("a parameter of the unit");
                 let range = layout.params[at].range();
-                // A slice would keep the memory of the whole gathered unit until the end of the step.
+                // A slice would keep the memory of the whole gathered unit until the end of the
+                // step.
                 let before = flat.clone().slice([range.clone()]).mul_scalar(1.0);
                 *flat = flat.clone().slice_assign([range], values.clone());
                 let first = match self.0.extent(unit) {
@@ -124,8 +127,8 @@ impl<'a> HeadPass<'a> {
         Ok(heads)
     }
 
-    /// Runs the staged units of a network without gradients, and keeps nothing. Returns the inputs of its heads' other units,
-    /// by micro-batch.
+    /// Runs the staged units of a network without gradients, and keeps nothing. Returns the inputs
+    /// of its heads' other units, by micro-batch.
     pub(super) fn staged_without_graph(
         &self,
         features: &[MicroBatch],
@@ -164,9 +167,9 @@ impl<'a> HeadPass<'a> {
         Ok(inputs)
     }
 
-    /// Runs the backward pass through all staged units, from the last head to the first. `grads` are the gradients at the
-    /// outputs of each head; gradients at the backbone's features are added to `at_features`. Returns the flat gradients by
-    /// number of the unit.
+    /// Runs the backward pass through all staged units, from the last head to the first. `grads`
+    /// are the gradients at the outputs of each head; gradients at the backbone's features are
+    /// added to `at_features`. Returns the flat gradients by number of the unit.
     pub(super) fn back_through_staged(
         &self,
         mut heads: Vec<StagedHead<'a>>,
@@ -195,7 +198,8 @@ impl<'a> HeadPass<'a> {
         Ok(of_units)
     }
 
-    /// The parameters of the heads' units that are part of the graph, without those of divided heads.
+    /// The parameters of the heads' units that are part of the graph, without those of divided
+    /// heads.
     pub(super) fn leaves(&self, flats: &Flats, track: bool) -> HeadLeaves<'a> {
         self.leaves_of(false, flats, track)
     }
@@ -214,11 +218,13 @@ impl<'a> HeadPass<'a> {
     /// Applies the head `name` to vectors `[n, V, D]`; of a divided head, this rank's columns.
     ///
     /// # Panics
-    /// If there is no such head, or it has statistics over the batch: a bug in the method, which lists its heads itself.
+    /// If there is no such head, or it has statistics over the batch: a bug in the method, which
+    /// lists its heads itself.
     pub(super) fn score(&self, name: &str, x: Tensor<3>, leaves: &HeadLeaves<'_>) -> Tensor<3> {
         let [n, v, d] = x.dims();
         let mut groups = vec![Features::vectors(x.reshape([n * v, 1, d]))];
-        let (draws, sets) = (Draws::default(), StatSets::joint(1));
+        let draws = Draws::default();
+        let sets = StatSets::joint(1);
         let found = self.0.net.heads().find(|placed| placed.head.name == name);
         let placed = found.unwrap_or_else(|| panic!("the trained network has no head {name}"));
         assert!(placed.staged().is_empty(), "the head {name} has statistics over the batch");
@@ -232,16 +238,16 @@ impl<'a> HeadPass<'a> {
 
     /// Computes the outputs of the heads that are not divided for `input`.
     pub(super) fn heads(&self, input: &GraphInput, leaves: &HeadLeaves<'_>, n_images: usize) -> HeadOutputs {
-        let (draws, sets) = (Draws::default(), StatSets::joint(1));
+        let draws = Draws::default();
+        let sets = StatSets::joint(1);
         let mut given = BTreeMap::<&'static str, Vec<Parts>>::new();
         for placed in self.0.net.heads().filter(|placed| !placed.is_divided()) {
             let head = placed.head;
-            let selected = |group: &Features| vec![head.reads.select(group)];
             let mut sizes: Vec<Parts> = match (input.staged.get(head.name), head.reads.head()) {
                 (Some(staged), _) => staged.iter().map(|group| vec![group.clone()]).collect(),
                 // The head that is read comes before.
                 (None, Some(name)) => given[name].clone(),
-                (None, None) => input.features.iter().map(selected).collect(),
+                (None, None) => input.features.iter().map(|group| vec![head.reads.select(group)]).collect(),
             };
             for (number, unit) in placed.in_graph().zip(&head.units[placed.staged().len()..]) {
                 if number + 1 == placed.in_graph().end {
@@ -263,28 +269,33 @@ impl<'a> HeadPass<'a> {
     /// Returns the features and the outputs of the heads, without a graph.
     pub(super) fn outputs(&self, inputs: Vec<GraphInput>, flats: &Flats, n_images: usize) -> Vec<Outputs> {
         let leaves = self.leaves(flats, false);
-        let of_batch = |input: GraphInput| {
-            let heads = self.heads(&input, &leaves, n_images);
-            Outputs { features: input.features, heads }
-        };
-        inputs.into_iter().map(of_batch).collect()
+        inputs
+            .into_iter()
+            .map(|input| {
+                let heads = self.heads(&input, &leaves, n_images);
+                Outputs { features: input.features, heads }
+            })
+            .collect()
     }
 }
 
 /// Returns the inputs of the graphs, by micro-batch.
 pub(super) fn graph_inputs(features: &[MicroBatch], heads: &[StagedHead<'_>]) -> Vec<GraphInput> {
-    let of_batch = |(number, batch): (usize, &MicroBatch)| {
-        let of_head = |head: &StagedHead<'_>| (head.placed.head.name, head.batches[number].joined());
-        GraphInput { features: in_f32(batch.joined()), staged: heads.iter().map(of_head).collect() }
-    };
-    features.iter().enumerate().map(of_batch).collect()
+    features
+        .iter()
+        .enumerate()
+        .map(|(number, batch)| GraphInput {
+            features: in_f32(batch.joined()),
+            staged: heads.iter().map(|head| (head.placed.head.name, head.batches[number].joined())).collect(),
+        })
+        .collect()
 }
 
-/// Returns the inputs of a head's last unit by view size, with views and masked cells apart. Scores are the largest tensors of a loss: autodiff
-/// would pad the gradient at each part of them to the size of both.
+/// Returns the inputs of a head's last unit by view size, with views and masked cells apart. Scores
+/// are the largest tensors of a loss: autodiff would pad the gradient at each part of them to the
+/// size of both.
 pub(super) fn apart(sizes: &[Parts]) -> Vec<Parts> {
-    let of_size = |parts: &Parts| parts.iter().flat_map(Features::apart).collect();
-    sizes.iter().map(of_size).collect()
+    sizes.iter().map(|parts| parts.iter().flat_map(Features::apart).collect()).collect()
 }
 
 /// Returns the outputs of `unit`, which is given the parts of all view sizes at once, by view size.
@@ -304,18 +315,24 @@ fn found(heads: &[StagedHead<'_>], reads: Reads) -> Option<usize> {
     reads.head().and_then(|name| heads.iter().position(|head| head.placed.head.name == name))
 }
 
-/// The input of a head that reads the backbone, in f32. Masked cells come behind all views of a micro-batch, in one slice.
+/// The input of a head that reads the backbone, in f32. Masked cells come behind all views of a
+/// micro-batch, in one slice.
 fn read(reads: Reads, features: &[MicroBatch]) -> Vec<MicroBatch> {
-    let of_group = |group: &Features| reads.select(&group.in_f32());
-    let of_slice = |groups: &Groups| groups.iter().map(of_group).collect();
-    let of_batch = |batch: &MicroBatch| match reads.has_masked() {
-        true => MicroBatch { slices: vec![of_slice(&batch.joined())] },
-        false => MicroBatch { slices: batch.slices.iter().map(of_slice).collect() },
-    };
-    features.iter().map(of_batch).collect()
+    let of_slice = |groups: &Groups| groups.iter().map(|group| reads.select(&group.in_f32())).collect();
+    features
+        .iter()
+        .map(|batch| {
+            if reads.has_masked() {
+                MicroBatch { slices: vec![of_slice(&batch.joined())] }
+            } else {
+                MicroBatch { slices: batch.slices.iter().map(of_slice).collect() }
+            }
+        })
+        .collect()
 }
 
-/// Returns the gradients at the backbone's features, given the gradients at the part that a head reads.
+/// Returns the gradients at the backbone's features, given the gradients at the part that a head
+/// reads.
 fn unread(reads: Reads, features: &[MicroBatch], grads: Vec<SlicedGrads>) -> Vec<SlicedGrads> {
     let of_group = |(group, grad): (&Features, FeatureGrads)| {
         let leaf = group.in_f32().map(|x| x.clone().autodiff().require_grad());
@@ -326,14 +343,17 @@ fn unread(reads: Reads, features: &[MicroBatch], grads: Vec<SlicedGrads>) -> Vec
     let of_slice = |(groups, grads): (&Groups, GroupGrads)| -> GroupGrads {
         groups.iter().zip(grads).map(of_group).collect()
     };
-    let of_batch = |(batch, mut grads): (&MicroBatch, SlicedGrads)| match grads.pop() {
-        Some(of_all) if reads.has_masked() => {
-            let of_all = of_slice((&batch.joined(), of_all));
-            batch.sliced(of_all.into_iter().map(|grad| grad.x).collect())
-        }
-        last => batch.slices.iter().zip(grads.into_iter().chain(last)).map(of_slice).collect(),
-    };
-    features.iter().zip(grads).map(of_batch).collect()
+    features
+        .iter()
+        .zip(grads)
+        .map(|(batch, mut grads)| match grads.pop() {
+            Some(of_all) if reads.has_masked() => {
+                let of_all = of_slice((&batch.joined(), of_all));
+                batch.sliced(of_all.into_iter().map(|grad| grad.x).collect())
+            }
+            last => batch.slices.iter().zip(grads.into_iter().chain(last)).map(of_slice).collect(),
+        })
+        .collect()
 }
 
 /// Adds `grads` to `sums`, place by place.

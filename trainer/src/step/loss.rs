@@ -1,4 +1,5 @@
-//! Heads and loss of the trained network: one ordinary graph per micro-batch, behind the staged units of heads.
+//! Heads and loss of the trained network: one ordinary graph per micro-batch, behind the staged
+//! units of heads.
 
 use std::collections::BTreeMap;
 
@@ -76,8 +77,9 @@ impl<'a> Scoring<'a> {
         HeadPass(self.network)
     }
 
-    /// Computes the loss and its gradient at the backbone's outputs, and starts the reductions of the heads' gradients. `others` loses
-    /// the outputs of heads when the method has prepared its loss with them.
+    /// Computes the loss and its gradient at the backbone's outputs, and starts the reductions of
+    /// the heads' gradients. `others` loses the outputs of heads when the method has prepared its
+    /// loss with them.
     pub(super) fn run(
         &self,
         batches: &[MicroBatch],
@@ -113,7 +115,8 @@ impl<'a> Scoring<'a> {
         Ok(LossResult { scalars, grads, observed, constrained, observations, trained })
     }
 
-    /// Computes what the losses of all micro-batches share. `group` are the inputs of divided heads.
+    /// Computes what the losses of all micro-batches share. `group` are the inputs of divided
+    /// heads.
     fn prepared(
         &self,
         trained: &[Outputs],
@@ -124,18 +127,18 @@ impl<'a> Scoring<'a> {
         let mut leaves = self.heads().leaves(flats, false);
         leaves.extend(self.heads().column_leaves(flats, false));
         let score = |head: &str, x: Tensor<3>| self.heads().score(head, x, &leaves);
-        let of_trained = match self.method.prepares_with_heads() {
-            true => self.columns.scores(group, flats),
-            false => Vec::new(),
-        };
-        let (group, has_parts) = (self.columns.batch.group, self.network.net.has_parts());
+        let of_trained =
+            if self.method.prepares_with_heads() { self.columns.scores(group, flats) } else { Vec::new() };
+        let group = self.columns.batch.group;
+        let has_parts = self.network.net.has_parts();
         let of_others = &others.columns;
         let columns = has_parts.then_some(ColumnOutputs { group, trained: &of_trained, others: of_others });
         let outputs = BatchOutputs { trained, others: &others.outputs, columns, score: &score };
         self.method.prepare(&outputs, self.step, self.peers)
     }
 
-    /// Runs the graphs of this rank's micro-batches. Also returns the gradients at the backbone's outputs, by micro-batch.
+    /// Runs the graphs of this rank's micro-batches. Also returns the gradients at the backbone's
+    /// outputs, by micro-batch.
     fn graphs(
         &self,
         batches: &[MicroBatch],
@@ -210,28 +213,33 @@ impl<'a> Scoring<'a> {
         drop(trained);
         let mut of_loss = scored.loss.backward();
         let mut of_groups = |groups: &Groups| -> Vec<Tensor<3>> {
-            let of_input =
-                |x: &Tensor<3>| x.grad_remove(&mut of_loss).unwrap_or_else(|| x.clone().inner().zeros_like());
-            groups.iter().map(|group| &group.x).map(of_input).collect()
+            groups
+                .iter()
+                .map(|group| &group.x)
+                .map(|x| x.grad_remove(&mut of_loss).unwrap_or_else(|| x.clone().inner().zeros_like()))
+                .collect()
         };
         let features = batch.sliced(of_groups(&input.features));
-        let of_head = |head: &StagedHead<'_>| {
-            head.batches[number].sliced(of_groups(&input.staged[head.placed.head.name]))
-        };
-        let staged = heads.iter().map(of_head).collect();
+        let staged = heads
+            .iter()
+            .map(|head| head.batches[number].sliced(of_groups(&input.staged[head.placed.head.name])))
+            .collect();
         let flats = leaves.values().map(|leaves| leaves.gradient(&mut of_loss)).collect();
         GraphGrads { features, staged, flats }
     }
 
-    /// The trained network's outputs without a graph, with heads where the method prepares its loss with them.
+    /// The trained network's outputs without a graph, with heads where the method prepares its loss
+    /// with them.
     fn plain(&self, inputs: &[GraphInput], flats: &Flats) -> Vec<Outputs> {
         if self.method.prepares_with_heads() {
             return self.heads().outputs(inputs.to_vec(), flats, self.columns.batch.n_images);
         }
-        let bare = |input: &GraphInput| Outputs {
-            heads: HeadOutputs::new(self.columns.batch.n_images, &input.features, BTreeMap::new()),
-            features: input.features.clone(),
-        };
-        inputs.iter().map(bare).collect()
+        inputs
+            .iter()
+            .map(|input| Outputs {
+                heads: HeadOutputs::new(self.columns.batch.n_images, &input.features, BTreeMap::new()),
+                features: input.features.clone(),
+            })
+            .collect()
     }
 }

@@ -9,10 +9,11 @@
 //! update            local: clip, optimizer on the flat shards, then the followers
 //! ```
 //!
-//! A rank's share of a batch may be cut into micro-batches, which go through a unit one after another while it is
-//! gathered: a unit that is recomputed in the backward pass has the graph of one micro-batch at a time, and weights and
-//! gradients are sent once a step whatever their number. The order of all gathers of a step is one list
-//! ([`GatherQueue`](ranks::prefetch::GatherQueue)), so that the next unit is on its way while one computes.
+//! A rank's share of a batch may be cut into micro-batches, which go through a unit one after
+//! another while it is gathered: a unit that is recomputed in the backward pass has the graph of
+//! one micro-batch at a time, and weights and gradients are sent once a step whatever their number.
+//! The order of all gathers of a step is one list ([`GatherQueue`](ranks::prefetch::GatherQueue)),
+//! so that the next unit is on its way while one computes.
 
 mod agreement;
 mod backward;

@@ -29,7 +29,8 @@ pub(crate) struct Nets {
 /// Division of units.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Division {
-    /// Largest number of elements of a backbone unit's parameters that is not divided; absent to divide none.
+    /// Largest number of elements of a backbone unit's parameters that is not divided; absent to
+    /// divide none.
     pub(crate) max_numel: Option<usize>,
     /// Number of parts of the columns of divided heads.
     pub(crate) n_column_parts: usize,
@@ -91,7 +92,8 @@ impl Placed<'_> {
         self.is_divided
     }
 
-    /// Whether some of the units go through the passes of a step, or only the columns of the last one are left for the graph.
+    /// Whether some of the units go through the passes of a step, or only the columns of the last
+    /// one are left for the graph.
     pub(crate) fn has_passes(&self) -> bool {
         self.is_divided || !self.staged().is_empty()
     }
@@ -116,15 +118,17 @@ impl Nets {
         division: Division,
     ) -> Self {
         let mut inputs = Vec::new();
-        let of_spec = |spec: NetworkSpec| {
-            let own = spec.input(input.clone());
-            let number = inputs.iter().position(|known| *known == own).unwrap_or(inputs.len());
-            if number == inputs.len() {
-                inputs.push(own);
-            }
-            Net::new(spec, model, number, division)
-        };
-        let list: Vec<Net> = specs.into_iter().map(of_spec).collect();
+        let list: Vec<Net> = specs
+            .into_iter()
+            .map(|spec| {
+                let own = spec.input(input.clone());
+                let number = inputs.iter().position(|known| *known == own).unwrap_or(inputs.len());
+                if number == inputs.len() {
+                    inputs.push(own);
+                }
+                Net::new(spec, model, number, division)
+            })
+            .collect();
         let trained = list.iter().position(|net| net.moves == Moves::ByGradient);
         // Every method's list was checked with the plan.
         let trained = trained.expect("a network that moves by gradient");
@@ -172,18 +176,22 @@ impl Nets {
         clip: Clip<'_>,
         scheduled_values: &ScheduledValues,
     ) {
-        let (number, next_step) = (self.trained, scheduled_values.step + 1);
+        let number = self.trained;
+        let next_step = scheduled_values.step + 1;
         let trained = self.trained().name;
         let follows = |other: usize| self.list[other].moves.follows(next_step);
         let mut shards = std::mem::take(&mut networks[number].shards);
         let mut direct: Vec<Vec<Follower<'_>>> = shards.iter().map(|_| Vec::new()).collect();
         for (other, network) in networks.iter_mut().enumerate() {
             // One whose old weights stay whole does not move.
-            let moves = |(of, decay): &(&str, f64)| *of == trained && *decay != 1.0;
-            let Some((_, decay)) = follows(other).filter(moves) else { continue };
+            let Some((_, decay)) = follows(other).filter(|(of, decay)| *of == trained && *decay != 1.0)
+            else {
+                continue;
+            };
             for shard in &mut network.shards {
                 let unit = shards.iter().position(|leader| leader.layout.name == shard.layout.name);
-                // A follower's units are a subset of those of the network that it follows: the list was checked.
+                // A follower's units are a subset of those of the network that it follows: the list
+                // was checked.
                 let unit = unit.expect("a unit of the network that is followed");
                 let is_rounded = shard.is_rounded;
                 direct[unit].push(Follower { weights: &mut shard.weights, decay, is_rounded });
@@ -254,11 +262,10 @@ impl Net {
 
     /// Returns the layouts of the buffers of all units, over shard groups of `group_size` ranks.
     pub(crate) fn layouts(&self, group_size: usize) -> impl Iterator<Item = UnitLayout> {
-        let of_unit = move |(number, listed): (usize, Listed<'_>)| match self.part(number) {
+        self.units().enumerate().map(move |(number, listed)| match self.part(number) {
             Some(_) => listed.unit.layout_by_columns(self.n_column_parts, group_size),
             None => listed.unit.layout(group_size),
-        };
-        self.units().enumerate().map(of_unit)
+        })
     }
 
     /// Whether some heads are divided.
@@ -388,7 +395,8 @@ mod tests {
         }
     }
 
-    /// A head goes through the passes up to its last unit with statistics, and as a whole if such a head reads it.
+    /// A head goes through the passes up to its last unit with statistics, and as a whole if such a
+    /// head reads it.
     #[test]
     fn what_statistics_depend_on_goes_through_the_passes() {
         use Normalizes::{Hidden, Nothing};
@@ -399,15 +407,19 @@ mod tests {
         ];
         let nets = nets(vec![NetworkSpec::trained("a", heads, 1)]);
         let n_backbone = nets.trained().backbone.len();
-        let split = |placed: Placed<'_>| {
-            let start = placed.staged().start - n_backbone;
-            (placed.head.name, start, placed.staged().len(), placed.in_graph().len())
-        };
-        let splits: Vec<_> = nets.trained().heads().map(split).collect();
+        let splits: Vec<_> = nets
+            .trained()
+            .heads()
+            .map(|placed| {
+                let start = placed.staged().start - n_backbone;
+                (placed.head.name, start, placed.staged().len(), placed.in_graph().len())
+            })
+            .collect();
         assert_eq!(splits, [("read", 0, 2, 0), ("by_itself", 2, 0, 1), ("reader", 3, 2, 1)]);
     }
 
-    /// A copy of a network that follows the trained one is made of the weights that the step has given it.
+    /// A copy of a network that follows the trained one is made of the weights that the step has
+    /// given it.
     #[test]
     fn a_follower_of_a_follower_is_updated_after_it() {
         let follower = |name, of| NetworkSpec {

@@ -1,13 +1,16 @@
-//! Passes of micro-batches through a unit, stage by stage: without a graph, forwards, and backwards.
+//! Passes of micro-batches through a unit, stage by stage: without a graph, forwards, and
+//! backwards.
 //!
-//! Micro-batches go through a unit one after another while it is gathered, their slices on workers side by side.
-//! Between two stages the local sums are totaled over slices in sequence, over micro-batches in the order of the tree
-//! ([`ranks::ordered`]) and over ranks; in the backward pass the gradients at the totals are added up in the same
-//! way, so that the vector-Jacobian product is that of the whole batch.
+//! Micro-batches go through a unit one after another while it is gathered, their slices on workers
+//! side by side. Between two stages the local sums are totaled over slices in sequence, over
+//! micro-batches in the order of the tree ([`ranks::ordered`]) and over ranks; in the backward pass
+//! the gradients at the totals are added up in the same way, so that the vector-Jacobian product is
+//! that of the whole batch.
 //!
-//! A unit of several stages that does not keep its graph keeps its input and the totals, and runs again as a whole, for
-//! all micro-batches: no stage can run its backward pass before the next has done so for the whole batch. In a segment of several
-//! units ([`super::segments`]) only the first keeps its input.
+//! A unit of several stages that does not keep its graph keeps its input and the totals, and runs
+//! again as a whole, for all micro-batches: no stage can run its backward pass before the next has
+//! done so for the whole batch. In a segment of several units ([`super::segments`]) only the first
+//! keeps its input.
 
 use burn_tensor::Tensor;
 use kernels::device::workers::Workers;
@@ -37,7 +40,8 @@ pub(crate) struct Passes<'p> {
     pub(crate) evaluates: bool,
 }
 
-/// Callback for a unit that has no more statistics to send, so that transfers that waited for them may follow.
+/// Callback for a unit that has no more statistics to send, so that transfers that waited for them
+/// may follow.
 pub(crate) type OnStatisticsSent<'c> = &'c mut dyn FnMut() -> Result<(), EngineError>;
 
 /// Draws of a unit by micro-batch and slice.
@@ -49,7 +53,8 @@ pub(crate) type SlicedGrads = Vec<GroupGrads>;
 /// Local sums of a micro-batch by slice and set of statistics.
 type SlicedSums = Vec<Vec<Tensor<1>>>;
 
-/// Sums over the batch, by group of micro-batches and set of statistics; empty before the first stage.
+/// Sums over the batch, by group of micro-batches and set of statistics; empty before the first
+/// stage.
 pub(crate) type Totals = Vec<Vec<Tensor<1>>>;
 
 /// Data that a unit's backward pass needs.
@@ -63,7 +68,8 @@ pub(crate) enum UnitTape<'a> {
         /// Totals by stage.
         totals: Vec<Totals>,
     },
-    /// Nothing but totals, by stage: the unit runs again after those before it ([`super::segments`]).
+    /// Nothing but totals, by stage: the unit runs again after those before it
+    /// ([`super::segments`]).
     Totals(Vec<Totals>),
 }
 
@@ -80,13 +86,15 @@ impl UnitTape<'_> {
     pub(crate) fn input(&self) -> Option<Vec<MicroBatch>> {
         match self {
             Self::Again { input, .. } => Some(input.clone()),
-            Self::Stages(stages) => {
-                let of_batch = |records: &Vec<StageRecord<'_>>| {
+            Self::Stages(stages) => stages
+                .first()?
+                .kept
+                .iter()
+                .map(|records| {
                     let slices: Option<Vec<Groups>> = records.iter().map(StageRecord::input).collect();
                     Some(MicroBatch { slices: slices? })
-                };
-                stages.first()?.kept.iter().map(of_batch).collect()
-            }
+                })
+                .collect(),
             Self::Totals(_) => None,
         }
     }
@@ -119,15 +127,18 @@ impl UnitTape<'_> {
 
 /// Adds up totals over groups, by set.
 pub(crate) fn over_groups(totals: &Totals) -> Vec<Tensor<1>> {
-    let add = |sums: Vec<Tensor<1>>, group: Vec<Tensor<1>>| -> Vec<Tensor<1>> {
-        sums.into_iter().zip(group).map(|(sum, of_group)| sum + of_group).collect()
-    };
-    totals.iter().cloned().reduce(add).unwrap_or_default()
+    totals
+        .iter()
+        .cloned()
+        .reduce(|sums, group| -> Vec<Tensor<1>> {
+            sums.into_iter().zip(group).map(|(sum, of_group)| sum + of_group).collect()
+        })
+        .unwrap_or_default()
 }
 
 impl<'p> Passes<'p> {
-    /// Runs all stages without a graph. Also returns the totals that each stage was given. Without `draws` nothing
-    /// is dropped.
+    /// Runs all stages without a graph. Also returns the totals that each stage was given. Without
+    /// `draws` nothing is dropped.
     ///
     /// # Errors
     /// [`EngineError`].
@@ -138,11 +149,15 @@ impl<'p> Passes<'p> {
         draws: Option<&UnitDraws>,
         on_sent: OnStatisticsSent<'_>,
     ) -> Result<(Vec<MicroBatch>, Vec<Totals>), EngineError> {
-        let total = |_: usize, sums: &[SlicedSums]| match self.evaluates {
-            true => Ok(Totals::new()),
-            false => self.totals(unit.unit.name(), sums),
-        };
-        self.infer_with(unit, batches, draws, total, on_sent)
+        self.infer_with(
+            unit,
+            batches,
+            draws,
+            |_: usize, sums| {
+                if self.evaluates { Ok(Totals::new()) } else { self.totals(unit.unit.name(), sums) }
+            },
+            on_sent,
+        )
     }
 
     /// Runs all stages again, with the totals that they were given in the first run.
@@ -157,8 +172,15 @@ impl<'p> Passes<'p> {
         totals: &[Totals],
         on_sent: OnStatisticsSent<'_>,
     ) -> Result<Vec<MicroBatch>, EngineError> {
-        let total = |stage: usize, _: &[SlicedSums]| Ok(totals.get(stage + 1).cloned().unwrap_or_default());
-        Ok(self.infer_with(unit, batches, Some(draws), total, on_sent)?.0)
+        Ok(self
+            .infer_with(
+                unit,
+                batches,
+                Some(draws),
+                |stage: usize, _| Ok(totals.get(stage + 1).cloned().unwrap_or_default()),
+                on_sent,
+            )?
+            .0)
     }
 
     /// Runs all stages without a graph; `total` computes the totals of a stage's sums.
@@ -213,9 +235,14 @@ impl<'p> Passes<'p> {
             let (batches, totals) = self.infer(unit, batches, Some(draws), on_sent)?;
             return Ok((batches, UnitTape::Again { input, totals }));
         }
-        let total = |_: usize, sums: &[SlicedSums]| self.totals(unit.unit.name(), sums);
-        let (batches, stages) =
-            self.stages(unit, batches, draws, [keeps_graph, wants_input], total, on_sent)?;
+        let (batches, stages) = self.stages(
+            unit,
+            batches,
+            draws,
+            [keeps_graph, wants_input],
+            |_: usize, sums| self.totals(unit.unit.name(), sums),
+            on_sent,
+        )?;
         Ok((batches, UnitTape::Stages(stages)))
     }
 
@@ -250,8 +277,10 @@ impl<'p> Passes<'p> {
             if stage + 1 == unit.unit.n_stages() {
                 on_sent()?;
             }
-            let (mut sums, mut kept) = (Vec::new(), Vec::new());
-            // Before the first stage there may be nothing to differentiate by; after it there are parameters.
+            let mut sums = Vec::new();
+            let mut kept = Vec::new();
+            // Before the first stage there may be nothing to differentiate by; after it there are
+            // parameters.
             let wants_input = wants_input || stage > 0;
             for (number, (batch, draws)) in batches.iter_mut().zip(draws).enumerate() {
                 let of_batch = self.of_batch(&totals, number);
@@ -271,8 +300,9 @@ impl<'p> Passes<'p> {
         Ok((batches, stages))
     }
 
-    /// Runs the backward pass through all stages. Returns the gradients of the unit's input, if wanted, and those of its
-    /// parameters: summed over slices in sequence and over micro-batches in the order of the tree.
+    /// Runs the backward pass through all stages. Returns the gradients of the unit's input, if
+    /// wanted, and those of its parameters: summed over slices in sequence and over micro-batches
+    /// in the order of the tree.
     ///
     /// # Errors
     /// [`EngineError`].
@@ -299,7 +329,8 @@ impl<'p> Passes<'p> {
             let mut at_totals = vec![Vec::new(); kept.len()];
             let mut run = |number: usize| {
                 let kept = std::mem::take(&mut kept[number]);
-                let (totals, sums) = (self.of_batch(&totals, number), self.of_batch(&at_sums, number));
+                let totals = self.of_batch(&totals, number);
+                let sums = self.of_batch(&at_sums, number);
                 let inputs = kept.into_iter().zip(std::mem::take(&mut grads[number])).collect();
                 let results = self.workers.map(inputs, |i, (kept, features)| {
                     let beside = self.beside(stage, &draws[number][i], totals);
@@ -320,7 +351,8 @@ impl<'p> Passes<'p> {
         Ok((grads, params.expect("a unit has at least one stage")))
     }
 
-    /// Returns the stages of `tape`; where only the unit's input was kept, they run again with the totals of the first run.
+    /// Returns the stages of `tape`; where only the unit's input was kept, they run again with the
+    /// totals of the first run.
     fn replayed<'a>(
         &self,
         unit: Gathered<'a, '_>,
@@ -333,8 +365,14 @@ impl<'p> Passes<'p> {
             UnitTape::Again { input, totals } => (input, totals),
             UnitTape::Totals(_) => panic!("{} has run again before its gradients", unit.unit.name()),
         };
-        let total = |stage: usize, _: &[SlicedSums]| Ok(totals.get(stage + 1).cloned().unwrap_or_default());
-        let (_, stages) = self.stages(unit, input, draws, [true, wants_input], total, &mut || Ok(()))?;
+        let (_, stages) = self.stages(
+            unit,
+            input,
+            draws,
+            [true, wants_input],
+            |stage: usize, _| Ok(totals.get(stage + 1).cloned().unwrap_or_default()),
+            &mut || Ok(()),
+        )?;
         Ok(stages)
     }
 
@@ -353,8 +391,8 @@ impl<'p> Passes<'p> {
         totals.get(self.stat_group(number)).map_or(&[], Vec::as_slice)
     }
 
-    /// Sums over slices, micro-batches and ranks; `sums` are by micro-batch. All sets and groups are sent together, so
-    /// that there is one collective; entries of other groups are zero.
+    /// Sums over slices, micro-batches and ranks; `sums` are by micro-batch. All sets and groups
+    /// are sent together, so that there is one collective; entries of other groups are zero.
     fn totals(&self, unit: &str, sums: &[SlicedSums]) -> Result<Totals, EngineError> {
         let Some(first) = sums.first().and_then(|slices| slices.first()).filter(|sets| !sets.is_empty())
         else {
@@ -362,18 +400,23 @@ impl<'p> Passes<'p> {
         };
         let lengths: Vec<usize> = first.iter().map(|sum| sum.dims()[0]).collect();
         let len: usize = lengths.iter().sum();
-        let (n_groups, device) = (self.n_stat_groups, first[0].device());
-        let of_batch = |(number, slices): (usize, &SlicedSums)| {
-            let joined = slices.iter().map(|sets| Tensor::cat(sets.clone(), 0));
-            let sum = joined.reduce(|sum, term| sum + term).expect("a micro-batch has at least one slice");
-            let group = self.stat_group(number);
-            let zeros = |groups: usize| Tensor::<1>::zeros([groups * len], &device);
-            match n_groups {
-                1 => sum,
-                _ => Tensor::cat(vec![zeros(group), sum, zeros(n_groups - 1 - group)], 0),
-            }
-        };
-        let here: Vec<Tensor<1>> = sums.iter().enumerate().map(of_batch).collect();
+        let n_groups = self.n_stat_groups;
+        let device = first[0].device();
+        let here: Vec<Tensor<1>> = sums
+            .iter()
+            .enumerate()
+            .map(|(number, slices)| {
+                let joined = slices.iter().map(|sets| Tensor::cat(sets.clone(), 0));
+                let sum =
+                    joined.reduce(|sum, term| sum + term).expect("a micro-batch has at least one slice");
+                let group = self.stat_group(number);
+                let zeros = |groups: usize| Tensor::<1>::zeros([groups * len], &device);
+                match n_groups {
+                    1 => sum,
+                    _ => Tensor::cat(vec![zeros(group), sum, zeros(n_groups - 1 - group)], 0),
+                }
+            })
+            .collect();
         let all = Peers::new(self.comm, here.len()).sum(unit, &here)?;
         let mut start = 0;
         let mut cut = |len: &usize| {

@@ -4,9 +4,10 @@ use std::time::Instant;
 
 use burn_tensor::Device;
 
-/// Time of a step by phase, in milliseconds of the host. A GPU runs asynchronously, and the host waits for it where numbers
-/// come back: in the update, and in the head where ranks exchange them or neighbors are searched.
-/// [`Trainer::time_phases`](crate::step::Trainer::time_phases) makes them times of the device.
+/// Time of a step by phase, in milliseconds of the host. A GPU runs asynchronously, and the host
+/// waits for it where numbers come back: in the update, and in the head where ranks exchange them
+/// or neighbors are searched. [`Trainer::time_phases`](crate::step::Trainer::time_phases) makes
+/// them times of the device.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Phases {
     /// Conversion of bytes to patch vectors.

@@ -8,16 +8,16 @@ use ranks::wire::Wire;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Data type in which the units of a backbone compute. Master weights, moments, sums of gradients, norms, softmax and the
-/// head are f32 in any case.
+/// Data type in which the units of a backbone compute. Master weights, moments, sums of gradients,
+/// norms, softmax and the head are f32 in any case.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Arithmetic {
     /// f32.
     #[default]
     F32,
-    /// bf16: weights and the values that they multiply are rounded; the residual stream, norms, depthwise convolutions, scores and
-    /// softmax are f32.
+    /// bf16: weights and the values that they multiply are rounded; the residual stream, norms,
+    /// depthwise convolutions, scores and softmax are f32.
     Bf16,
 }
 
@@ -31,16 +31,19 @@ impl Arithmetic {
     }
 }
 
-/// Data types of computation, and of the weights and gradients that are sent. Sums are f32 in any case.
+/// Data types of computation, and of the weights and gradients that are sent. Sums are f32 in any
+/// case.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Precision {
     /// Data type in which the backbone computes.
     pub compute: Arithmetic,
-    /// Data type in which a convolutional network with batch normalization holds its maps, between operations and between its
-    /// units, and their gradients, as PyTorch does under `autocast`; bf16 needs `compute = "bf16"`. The default is f32 on a CPU,
-    /// and the type of `compute` on a GPU: a run that moves from one to the other states it. Whatever it is, with `compute = "bf16"` the graph of a transformer keeps the values that
-    /// it multiplies in bf16, and gathered weights have the type of `gather`; residual streams of transformers are f32.
+    /// Data type in which a convolutional network with batch normalization holds its maps, between
+    /// operations and between its units, and their gradients, as PyTorch does under `autocast`;
+    /// bf16 needs `compute = "bf16"`. The default is f32 on a CPU, and the type of `compute` on a
+    /// GPU: a run that moves from one to the other states it. Whatever it is, with `compute =
+    /// "bf16"` the graph of a transformer keeps the values that it multiplies in bf16, and gathered
+    /// weights have the type of `gather`; residual streams of transformers are f32.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory: Option<Arithmetic>,
     /// Type in which gathered weights of backbones are sent.

@@ -63,15 +63,15 @@ pub struct StepReport {
     pub phases: Phases,
     /// Gauges of the method, over the global batch.
     pub gauges: Gauges,
-    /// Embeddings of the first view size by micro-batch, one row per image, `[B, V · D]`, of the network that is
-    /// evaluated.
+    /// Embeddings of the first view size by micro-batch, one row per image, `[B, V · D]`, of the
+    /// network that is evaluated.
     pub embeddings: Vec<Tensor<2>>,
     /// Votes of all ranks.
     pub votes: Votes,
 }
 
-/// Returns the embeddings of the network `evaluated` by micro-batch, in memory of their own. `others` are the outputs of the networks
-/// without gradients, `trained` those of the trained one.
+/// Returns the embeddings of the network `evaluated` by micro-batch, in memory of their own.
+/// `others` are the outputs of the networks without gradients, `trained` those of the trained one.
 pub(super) fn embeddings(
     evaluated: &str,
     others: &[(&'static str, Vec<Outputs>)],

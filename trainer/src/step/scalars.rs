@@ -1,5 +1,5 @@
-//! Loss and gauges of a step, which stay where they were computed until the device is waited for anyway: a number
-//! that is read at once keeps the host from launching the next operations.
+//! Loss and gauges of a step, which stay where they were computed until the device is waited for
+//! anyway: a number that is read at once keeps the host from launching the next operations.
 
 use burn_tensor::Tensor;
 use kernels::device::readback::read_back_while;
@@ -28,7 +28,8 @@ impl Scalars {
     /// Adds the loss and the gauges of a micro-batch, `[1]` each.
     ///
     /// # Panics
-    /// If the gauges are not those of the micro-batch before, since gauges are summed over ranks by position.
+    /// If the gauges are not those of the micro-batch before, since gauges are summed over ranks by
+    /// position.
     pub(crate) fn add(&mut self, loss: Tensor<1>, gauges: Vec<(&'static str, Tensor<1>)>) {
         let (names, values): (Vec<_>, Vec<_>) = gauges.into_iter().unzip();
         assert!(self.values.is_empty() || self.names == names, "gauges differ: {:?}, {names:?}", self.names);
@@ -75,8 +76,8 @@ impl Scalars {
         self.values.iter().step_by(1 + self.names.len()).cloned()
     }
 
-    /// Returns this rank's shares of the means over all micro-batches, of loss and gauges, given the
-    /// values of [`Scalars::tensors`].
+    /// Returns this rank's shares of the means over all micro-batches, of loss and gauges, given
+    /// the values of [`Scalars::tensors`].
     fn sums(&self, values: &mut impl Iterator<Item = Vec<f32>>) -> (FixedPoint, FixedGauges) {
         let mut sums = vec![FixedPoint::default(); 1 + self.names.len()];
         let n_sums = sums.len();

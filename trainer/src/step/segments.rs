@@ -1,11 +1,13 @@
-//! Segments of units that keep no graph: each is computed again as a whole, from the input of its first unit.
+//! Segments of units that keep no graph: each is computed again as a whole, from the input of its
+//! first unit.
 //!
 //! ```text
 //! forwards    x₀ → u₀ → u₁ → u₂ → x₃          only x₀ is kept
 //! backwards   x₀ → u₀ → x₁ → u₁ → x₂          then u₂, u₁ and u₀, each from its input
 //! ```
 //!
-//! A unit of its own segment runs once forwards and once for its gradients; all but the last of a longer one run twice forwards.
+//! A unit of its own segment runs once forwards and once for its gradients; all but the last of a
+//! longer one run twice forwards.
 
 use std::ops::Range;
 
@@ -19,7 +21,8 @@ pub(crate) struct Segments {
 }
 
 impl Segments {
-    /// Creates segments of `len` of the `n_backbone` units, of which the last `n_kept` keep their graphs.
+    /// Creates segments of `len` of the `n_backbone` units, of which the last `n_kept` keep their
+    /// graphs.
     pub(crate) fn new(n_backbone: usize, n_kept: usize, len: usize) -> Self {
         Self { n_units: n_backbone.saturating_sub(n_kept), len: len.max(1) }
     }

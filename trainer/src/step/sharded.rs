@@ -34,7 +34,8 @@ pub(super) struct Observation {
     pub(super) param: String,
     /// New values.
     pub(super) values: Tensor<1>,
-    /// Values from which these were computed: rounded, where weights are sent in fewer bits than they have.
+    /// Values from which these were computed: rounded, where weights are sent in fewer bits than
+    /// they have.
     pub(super) before: Tensor<1>,
     /// First element of the parameter that they are, where they are a part of it.
     pub(super) first: usize,
@@ -145,7 +146,8 @@ impl<'a> ShardedNet<'a> {
         Gathered { unit: self.net.unit(number), layout: &shard.layout, flat, in_bf16 }
     }
 
-    /// Returns the new values of the running parameters of unit `number`, given the totals that its stages were given.
+    /// Returns the new values of the running parameters of unit `number`, given the totals that its
+    /// stages were given.
     pub(super) fn observed(
         &self,
         number: usize,
@@ -165,14 +167,15 @@ impl<'a> ShardedNet<'a> {
             // A slice would keep the memory of the whole gathered unit until the end of the step.
             in_f32(part).mul_scalar(1.0)
         };
-        let observation = |(param, values): (String, _)| Observation {
-            of: self.net.name,
-            unit: number,
-            before: before(&param),
-            first: 0,
-            param,
-            values,
-        };
-        observed.map(observation).collect()
+        observed
+            .map(|(param, values)| Observation {
+                of: self.net.name,
+                unit: number,
+                before: before(&param),
+                first: 0,
+                param,
+                values,
+            })
+            .collect()
     }
 }

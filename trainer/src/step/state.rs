@@ -22,7 +22,8 @@ pub struct TrainState {
 pub struct NetworkState {
     /// Name of the network.
     pub name: &'static str,
-    /// Whether the weights come from a file and stay as they are; checkpoints leave such a network out.
+    /// Whether the weights come from a file and stay as they are; checkpoints leave such a network
+    /// out.
     pub is_frozen: bool,
     /// Name of the network whose weights it copies from time to time, if it does.
     pub copies: Option<&'static str>,

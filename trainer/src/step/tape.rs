@@ -99,7 +99,8 @@ impl<'a> Gathered<'a, '_> {
         self.unit.forward(beside.stage, input, &context(&leaves, beside, beside.totals))
     }
 
-    /// Computes the output, and keeps for [`Gathered::backward`] the graph with `keeps_graph`, else the input.
+    /// Computes the output, and keeps for [`Gathered::backward`] the graph with `keeps_graph`, else
+    /// the input.
     pub(crate) fn forward(
         &self,
         input: Groups,
@@ -116,7 +117,8 @@ impl<'a> Gathered<'a, '_> {
         (StageOutput { features, sums }, StageRecord::Graph(Box::new(graph)))
     }
 
-    /// Computes the vector-Jacobian product: gradients at the stage's inputs, from those at its outputs.
+    /// Computes the vector-Jacobian product: gradients at the stage's inputs, from those at its
+    /// outputs.
     pub(crate) fn backward(
         &self,
         kept: StageRecord<'a>,
@@ -146,10 +148,7 @@ impl<'a> Gathered<'a, '_> {
             let x = of_leaf(&group.x);
             FeatureGrads { x, beside: group.beside().map(&mut of_leaf).collect() }
         };
-        let features = match wants_input {
-            true => input.iter().map(&mut of_group).collect(),
-            false => Vec::new(),
-        };
+        let features = if wants_input { input.iter().map(&mut of_group).collect() } else { Vec::new() };
         let totals = totals
             .iter()
             .map(|total| total.grad_remove(&mut grads).unwrap_or_else(|| total.clone().inner().zeros_like()));

@@ -27,7 +27,7 @@ use super::drawn::Drawn;
 use super::forward::{TrainedPass, forward, infer_all};
 use super::heads::HeadPass;
 use super::loss::{LossResult, Scoring};
-use super::net::{Division, Net, Nets};
+use super::net::{Division, Nets};
 use super::pass::Passes;
 use super::phases::{Clock, Phases};
 use super::report::{Gradients, StepReport, embeddings};
@@ -74,23 +74,28 @@ impl Trainer {
         let division = Division { max_numel: config.max_unit_numel, n_column_parts };
         let nets = Nets::new(method.networks(), model, config.input.clone(), division);
         let state_device = if config.offload { Device::flex() } else { device.clone() };
-        let of_net = |net: &Net| {
-            let moments = if net.moves == Moves::ByGradient { optimizer.moments() } else { &[] };
-            let shard = |layout: UnitLayout| {
-                UnitShard::laid_out(layout, config.seed, comm.topology(), moments, &state_device)
-            };
-            let (n_backbone, is_frozen) = (net.backbone.len(), net.moves == Moves::Frozen);
-            let mut shards: Vec<UnitShard> = net.layouts(comm.topology().group_size).map(shard).collect();
-            let is_rounded = config.precision.rounds_with_update(&comm);
-            shards[..n_backbone].iter_mut().for_each(|shard| shard.is_rounded = is_rounded);
-            if net.moves == Moves::ByGradient {
-                config.rates.apply(&mut shards[..n_backbone], &net.undivided);
-            }
-            NetworkState { name: net.name, is_frozen, copies: net.moves.copies(), n_backbone, shards }
-        };
-        let networks = nets.list.iter().map(of_net).collect();
+        let networks = nets
+            .list
+            .iter()
+            .map(|net| {
+                let moments = if net.moves == Moves::ByGradient { optimizer.moments() } else { &[] };
+                let shard = |layout: UnitLayout| {
+                    UnitShard::laid_out(layout, config.seed, comm.topology(), moments, &state_device)
+                };
+                let n_backbone = net.backbone.len();
+                let is_frozen = net.moves == Moves::Frozen;
+                let mut shards: Vec<UnitShard> = net.layouts(comm.topology().group_size).map(shard).collect();
+                let is_rounded = config.precision.rounds_with_update(&comm);
+                shards[..n_backbone].iter_mut().for_each(|shard| shard.is_rounded = is_rounded);
+                if net.moves == Moves::ByGradient {
+                    config.rates.apply(&mut shards[..n_backbone], &net.undivided);
+                }
+                NetworkState { name: net.name, is_frozen, copies: net.moves.copies(), n_backbone, shards }
+            })
+            .collect();
         let workers = Workers::on(&device, config.n_workers);
-        let (sets, head_sets) = (method.stat_sets(), method.head_stat_sets());
+        let sets = method.stat_sets();
+        let head_sets = method.head_stat_sets();
         let state = TrainState { step: 0, skipped_batches: 0, bad_steps: 0, networks, method };
         Self {
             state,
@@ -107,10 +112,12 @@ impl Trainer {
         }
     }
 
-    /// Starts the networks with the recipe's backbone that are not frozen from `weights`; with `has_heads` their heads, too.
+    /// Starts the networks with the recipe's backbone that are not frozen from `weights`; with
+    /// `has_heads` their heads, too.
     ///
     /// # Errors
-    /// [`NetworkError::Weights`] for a parameter that is neither among them nor optional, or has another shape.
+    /// [`NetworkError::Weights`] for a parameter that is neither among them nor optional, or has
+    /// another shape.
     pub fn start_from(&mut self, weights: &[NamedTensor], has_heads: bool) -> Result<(), NetworkError> {
         let networks = self.nets.list.iter().zip(&mut self.state.networks);
         let started = networks.filter(|(net, network)| net.is_of_recipe && !network.is_frozen);
@@ -124,14 +131,16 @@ impl Trainer {
     /// Fills the frozen network `name`, and its heads if it has any, with `weights`.
     ///
     /// # Errors
-    /// [`NetworkError::Weights`] for a parameter that is neither among them nor optional, or has another shape.
+    /// [`NetworkError::Weights`] for a parameter that is neither among them nor optional, or has
+    /// another shape.
     pub fn load_frozen(&mut self, name: &str, weights: &[NamedTensor]) -> Result<(), NetworkError> {
         let networks = self.state.networks.iter_mut().filter(|network| network.name == name);
         let mut shards = networks.flat_map(|network| &mut network.shards);
         shards.try_for_each(|shard| shard.start_from(weights))
     }
 
-    /// Makes every phase wait for the device, so that phase times include the device's work: for benchmarks.
+    /// Makes every phase wait for the device, so that phase times include the device's work: for
+    /// benchmarks.
     pub fn time_phases(&mut self, yes: bool) {
         self.timed = yes.then(|| self.device.clone());
     }
@@ -156,7 +165,8 @@ impl Trainer {
         &self.state.networks[self.nets.trained].shards
     }
 
-    /// Gathers the whole buffer, `[padded]`, of which this rank has the shard `mine`. All ranks of a shard group call it.
+    /// Gathers the whole buffer, `[padded]`, of which this rank has the shard `mine`. All ranks of
+    /// a shard group call it.
     ///
     /// # Errors
     /// [`EngineError`].
@@ -180,7 +190,8 @@ impl Trainer {
         self.update(gradients, Votes::default(), scheduled_values)
     }
 
-    /// Runs the forward and backward passes up to the gradients. `entering` is called with the name of each phase.
+    /// Runs the forward and backward passes up to the gradients. `entering` is called with the name
+    /// of each phase.
     ///
     /// # Errors
     /// [`EngineError`].
@@ -414,12 +425,14 @@ impl Trainer {
         self.state.step += 1;
         phases.update_ms = clock.lap_ms();
         phases.wait_ms += (self.comm.waited() - waited).as_secs_f64() * 1e3;
-        let (loss, gauges, votes) = (agreed.loss, agreed.gauges, agreed.votes);
+        let loss = agreed.loss;
+        let gauges = agreed.gauges;
+        let votes = agreed.votes;
         Ok(StepReport { loss, grad_norm: norms.total(), finite, phases, gauges, embeddings, votes })
     }
 
-    /// Has the device decide whether the update is made, so that the host does not wait before it: on
-    /// one rank, whose norms no other has to agree on.
+    /// Has the device decide whether the update is made, so that the host does not wait before it:
+    /// on one rank, whose norms no other has to agree on.
     fn decide(
         &self,
         queued: &QueuedStepNorms,
@@ -446,7 +459,8 @@ impl Trainer {
 
     /// Writes `observations` into this rank's shards.
     fn write(&mut self, observations: Vec<Observation>) {
-        let (precision, device) = (self.config.precision, &self.state_device);
+        let precision = self.config.precision;
+        let device = &self.state_device;
         observations.into_iter().for_each(|observation| {
             observation.write(&self.nets, &mut self.state.networks, precision, device);
         });

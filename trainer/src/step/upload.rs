@@ -1,8 +1,9 @@
 //! Upload of views to the device.
 //!
-//! The CPU reads a batch in place. For another device, a separate thread uploads the next batch as soon as all kernels
-//! of the current one are queued, so that host copies and the transfer overlap with computation. CubeCL has one stream
-//! per thread, so the transfer does not queue up behind those kernels.
+//! The CPU reads a batch in place. For another device, a separate thread uploads the next batch as
+//! soon as all kernels of the current one are queued, so that host copies and the transfer overlap
+//! with computation. CubeCL has one stream per thread, so the transfer does not queue up behind
+//! those kernels.
 //!
 //! ```text
 //! step's thread   … backward(k) queued · batch k+1 handed over · norms, update(k) · waits for k+1 · targets(k+1) …
@@ -26,8 +27,8 @@ use super::batch::{MicroBatch, SlicedImages};
 enum SentViews {
     /// Bytes, `[n, C, size, size]`.
     Bytes(Box<Tensor<4, Int>>),
-    /// Normalized vectors, `[n, N, C·p·p]` in f32, for each pixel input of the networks: for a device that does not support
-    /// bytes, and for other depths.
+    /// Normalized vectors, `[n, N, C·p·p]` in f32, for each pixel input of the networks: for a
+    /// device that does not support bytes, and for other depths.
     Vectors(Vec<Tensor<3>>),
 }
 
@@ -56,21 +57,25 @@ impl BatchUploader {
     /// Sends this rank's share of a batch.
     pub fn send(&self, batch: &Batch) -> Sent {
         let sizes_px = self.sizes_px(batch);
-        let of_batch = |number: usize| {
-            let images = batch.samples.iter().skip(number).step_by(self.n_micro_batches);
-            let of_group = |(group, size_px): (usize, &usize)| {
-                let views: Vec<&[u8]> =
-                    images.clone().map(|sample| sample.groups[group].as_slice()).collect();
-                self.send_views(&views, *size_px)
-            };
-            sizes_px.iter().enumerate().map(of_group).collect()
-        };
-        let batches = (0..self.n_micro_batches).map(of_batch).collect();
+        let batches = (0..self.n_micro_batches)
+            .map(|number: usize| {
+                let images = batch.samples.iter().skip(number).step_by(self.n_micro_batches);
+                sizes_px
+                    .iter()
+                    .enumerate()
+                    .map(|(group, size_px)| {
+                        let views: Vec<&[u8]> =
+                            images.clone().map(|sample| sample.groups[group].as_slice()).collect();
+                        self.send_views(&views, *size_px)
+                    })
+                    .collect()
+            })
+            .collect();
         Sent { n_images: batch.samples.len(), batches, sizes_px }
     }
 
-    /// Converts a batch in host memory into micro-batches, with the images of their slices, for each pixel input of the
-    /// networks.
+    /// Converts a batch in host memory into micro-batches, with the images of their slices, for
+    /// each pixel input of the networks.
     pub(crate) fn here(
         &self,
         batch: &Batch,
@@ -79,18 +84,23 @@ impl BatchUploader {
     ) -> Vec<Vec<MicroBatch>> {
         let sizes_px = self.sizes_px(batch);
         let of_slice = |input: &PixelInput, images: Vec<usize>| {
-            let of_group = |(group, size_px): (usize, &usize)| {
-                let views: Vec<&[u8]> =
-                    images.iter().map(|image| batch.samples[*image].groups[group].as_slice()).collect();
-                input.features(&views, *size_px, &self.device)
-            };
-            sizes_px.iter().enumerate().map(of_group).collect()
+            sizes_px
+                .iter()
+                .enumerate()
+                .map(|(group, size_px)| {
+                    let views: Vec<&[u8]> =
+                        images.iter().map(|image| batch.samples[*image].groups[group].as_slice()).collect();
+                    input.features(&views, *size_px, &self.device)
+                })
+                .collect()
         };
         let of_batch = |input, slices: &SlicedImages| MicroBatch {
             slices: workers.map(slices.clone(), |_, images| of_slice(input, images)),
         };
-        let of_input = |input| slices.iter().map(|slices| of_batch(input, slices)).collect();
-        self.inputs.iter().map(of_input).collect()
+        self.inputs
+            .iter()
+            .map(|input| slices.iter().map(|slices| of_batch(input, slices)).collect())
+            .collect()
     }
 
     /// Returns the format of the views, which is the same for all networks.
@@ -101,43 +111,50 @@ impl BatchUploader {
     /// Returns the sides of the groups' views, which may differ from batch to batch.
     fn sizes_px(&self, batch: &Batch) -> Vec<usize> {
         let bytes_per_pixel = self.format().bytes_per_pixel();
-        let side = |(group, n_views): (&Vec<u8>, &usize)| (group.len() / (bytes_per_pixel * n_views)).isqrt();
         let groups = batch.samples.first().map_or(&[][..], |views| &views.groups);
-        groups.iter().zip(&self.n_views).map(side).collect()
+        groups
+            .iter()
+            .zip(&self.n_views)
+            .map(|(group, n_views)| (group.len() / (bytes_per_pixel * n_views)).isqrt())
+            .collect()
     }
 
-    /// Sends views of 8 bits as bytes, a quarter of the size of vectors, if the device supports that type.
+    /// Sends views of 8 bits as bytes, a quarter of the size of vectors, if the device supports
+    /// that type.
     fn send_views(&self, views: &[&[u8]], size_px: usize) -> SentViews {
         let format = self.format();
         let are_bytes = format.depth == Depth::Eight && self.device.supports_dtype(DType::U8);
-        match self.device != Device::flex() && are_bytes {
-            true => {
-                let bytes = copy_to_device(&self.device, views, format.n_channels, size_px);
-                SentViews::Bytes(Box::new(bytes))
-            }
-            false => {
-                let vectors = |input: &PixelInput| input.features(views, size_px, &self.device).x;
-                SentViews::Vectors(self.inputs.iter().map(vectors).collect())
-            }
+        if self.device != Device::flex() && are_bytes {
+            let bytes = copy_to_device(&self.device, views, format.n_channels, size_px);
+            SentViews::Bytes(Box::new(bytes))
+        } else {
+            let vectors = |input: &PixelInput| input.features(views, size_px, &self.device).x;
+            SentViews::Vectors(self.inputs.iter().map(vectors).collect())
         }
     }
 
-    /// Converts what was sent into micro-batches of one slice each, for each pixel input of the networks.
+    /// Converts what was sent into micro-batches of one slice each, for each pixel input of the
+    /// networks.
     pub(crate) fn micro_batches(&self, sent: Sent) -> Vec<Vec<MicroBatch>> {
-        let of_input = |(number, input): (usize, &PixelInput)| {
-            let features = |(views, size_px): (&SentViews, &usize)| {
-                let x = match views {
-                    SentViews::Bytes(bytes) => input.vectors_on_device(bytes.as_ref().clone()),
-                    SentViews::Vectors(vectors) => vectors[number].clone(),
+        self.inputs
+            .iter()
+            .enumerate()
+            .map(|(number, input)| {
+                let features = |(views, size_px): (&SentViews, &usize)| {
+                    let x = match views {
+                        SentViews::Bytes(bytes) => input.vectors_on_device(bytes.as_ref().clone()),
+                        SentViews::Vectors(vectors) => vectors[number].clone(),
+                    };
+                    input.placed(x, *size_px)
                 };
-                input.placed(x, *size_px)
-            };
-            let of_batch = |groups: &Vec<SentViews>| MicroBatch {
-                slices: vec![groups.iter().zip(&sent.sizes_px).map(features).collect()],
-            };
-            sent.batches.iter().map(of_batch).collect()
-        };
-        self.inputs.iter().enumerate().map(of_input).collect()
+                sent.batches
+                    .iter()
+                    .map(|groups| MicroBatch {
+                        slices: vec![groups.iter().zip(&sent.sizes_px).map(features).collect()],
+                    })
+                    .collect()
+            })
+            .collect()
     }
 }
 
@@ -163,17 +180,16 @@ impl Uploads {
     /// [`EngineError::Unavailable`] when the process is out of threads.
     pub fn start(uploader: BatchUploader) -> Result<Self, EngineError> {
         let (batches, taken) = bounded::<Order>(1);
-        let run = move || {
+        let thread = std::thread::Builder::new().name("upload".into()).spawn(move || {
             for (batch, done) in taken {
                 let sent = uploader.send(&batch);
-                // CubeCL collects operations before it sends them; without this nothing would leave before the step's own
-                // thread waits for the device.
+                // CubeCL collects operations before it sends them; without this nothing would leave
+                // before the step's own thread waits for the device.
                 let arrived = uploader.device.sync().map_err(|error| failure(&error).into());
                 // Nobody waits for batches that were sent before a rollback.
                 let _ = done.send(arrived.map(|()| (batch, sent)));
             }
-        };
-        let thread = std::thread::Builder::new().name("upload".into()).spawn(run);
+        });
         let thread = thread.map_err(|error| EngineError::Unavailable {
             engine: "device",
             reason: format!("no thread to send batches: {error}"),

@@ -20,14 +20,16 @@ pub(super) struct Weights<'a> {
 }
 
 impl<'a> Weights<'a> {
-    /// Every gather of a step, in order: networks without gradients, the trained network, and its backward pass.
+    /// Every gather of a step, in order: networks without gradients, the trained network, and its
+    /// backward pass.
     pub(super) fn gathers(&self) -> Vec<GatherRequest<'a>> {
         let Precision { gather, head_gather, .. } = self.config.precision;
         let wanted = |network: &ShardedNet<'a>, number: usize, is_kept| {
             let shard = &network.shards[number];
-            let (wire, dtype) = match network.net.is_backbone(number) {
-                true => (gather, self.config.precision.gathered()),
-                false => (head_gather, DType::F32),
+            let (wire, dtype) = if network.net.is_backbone(number) {
+                (gather, self.config.precision.gathered())
+            } else {
+                (head_gather, DType::F32)
             };
             let extent = network.extent(number);
             let values = match (wire, shard.weights.in_bf16()) {
@@ -60,7 +62,8 @@ impl<'a> Weights<'a> {
             return Retention { graph: false, weights: false, input: false };
         }
         let segments = self.segments();
-        let (graph, input) = (number >= segments.n_units, segments.keeps_input(number));
+        let graph = number >= segments.n_units;
+        let input = segments.keeps_input(number);
         Retention { graph, weights: graph || self.config.sharding == Sharding::Grad, input }
     }
 

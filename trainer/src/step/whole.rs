@@ -1,4 +1,5 @@
-//! The passes of a step over a backbone alone, from features to gradients, with a given gradient at its output.
+//! The passes of a step over a backbone alone, from features to gradients, with a given gradient at
+//! its output.
 
 use burn_tensor::{DType, Tensor};
 use kernels::device::workers::Workers;
@@ -23,8 +24,8 @@ pub(crate) struct BackbonePass<'a> {
 }
 
 impl BackbonePass<'_> {
-    /// Flat gradients of all units for one micro-batch, given as `slices`. `at_end` maps the output features
-    /// `[B, N, D]` of a view size to the gradient with respect to them.
+    /// Flat gradients of all units for one micro-batch, given as `slices`. `at_end` maps the output
+    /// features `[B, N, D]` of a view size to the gradient with respect to them.
     pub(crate) fn gradients(
         &self,
         slices: Vec<Groups>,

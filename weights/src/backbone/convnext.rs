@@ -18,8 +18,8 @@ use crate::source::{Found, Source};
 /// Number that layer norms add to the variance.
 const EPSILON: f64 = 1e-6;
 
-/// Name of the first convolution in the state dict of transformers' model, where the stages are inside `model` and the last norm is
-/// not; in its files neither has a prefix.
+/// Name of the first convolution in the state dict of transformers' model, where the stages are
+/// inside `model` and the last norm is not; in its files neither has a prefix.
 const IN_MEMORY: &str = "model.stages.0.downsample_layers.0.weight";
 
 /// Names of the first convolution in timm, torchvision, DINOv3's own files and transformers.
@@ -41,7 +41,8 @@ impl Exchange for ConvnextConfig {
     }
 
     fn recognizes(found: &Found) -> bool {
-        // Other networks have first convolutions of the same names, but no depthwise convolution of 7×7 after it.
+        // Other networks have first convolutions of the same names, but no depthwise convolution of
+        // 7×7 after it.
         let first = in_file(found.anchor, "stages.0.blocks.0.conv_dw.weight");
         let shape = first.and_then(|name| found.shape(&name));
         matches!(shape, Some([_, 1, 7, 7])) && (found.anchor != IN_MEMORY || found.holds("layer_norm.weight"))
@@ -59,10 +60,15 @@ impl Exchange for ConvnextConfig {
         for name in ["norms.3.weight", "norms.3.bias"] {
             found.take(name);
         }
-        let names = move |name: &str| in_file(anchor, name).into_iter().collect::<Vec<String>>();
         let model = of_shapes(found)?;
         let library = hints.library.unwrap_or(library_of(anchor));
-        Ok(Recognized { model, library, names: Box::new(names), size_px: IMAGE_PX, activation: "gelu" })
+        Ok(Recognized {
+            model,
+            library,
+            names: Box::new(move |name: &str| in_file(anchor, name).into_iter().collect::<Vec<String>>()),
+            size_px: IMAGE_PX,
+            activation: "gelu",
+        })
     }
 
     fn arrays(&self, library: Library, export: &Export<'_>) -> Result<Arrays, String> {
@@ -129,7 +135,9 @@ impl Exchange for ConvnextConfig {
     }
 
     fn python(&self, library: Library) -> Option<PythonNetwork> {
-        let (widths, depths, channels) = (widths(self), self.depths, in_chans(self.channels));
+        let widths = widths(self);
+        let depths = self.depths;
+        let channels = in_chans(self.channels);
         match library {
             Library::Torchvision => {
                 let after = widths[1..].iter().map(ToString::to_string).chain(["None".to_string()]);
@@ -205,7 +213,8 @@ fn check_config(config: Option<&Value>) -> Result<(), String> {
     }
 }
 
-/// Checks that `library` has ConvNeXts with patches of `patch_px` that compute the same as those here.
+/// Checks that `library` has ConvNeXts with patches of `patch_px` that compute the same as those
+/// here.
 fn check_patches(patch_px: usize, library: Library) -> Result<(), String> {
     match (library, patch_px) {
         (_, 4) | (Library::Timm, 1 | 3..=7) => Ok(()),
@@ -248,14 +257,14 @@ fn of_shapes(found: &Found) -> Result<ModelConfig, String> {
     else {
         return Err(format!("its first convolution has shape {stem:?}, not [D, C, p, p]"));
     };
-    let depth = |stage: usize| {
-        let is_there = |n: &usize| shape(&format!("stages.{stage}.blocks.{n}.conv_dw.weight")).is_some();
-        (0..).take_while(is_there).count()
-    };
     check_patches(patch_px, library_of(found.anchor))?;
     let config = ConvnextConfig {
         image_px: IMAGE_PX,
-        depths: [0, 1, 2, 3].map(depth),
+        depths: [0, 1, 2, 3].map(|stage: usize| {
+            (0..)
+                .take_while(|n| shape(&format!("stages.{stage}.blocks.{n}.conv_dw.weight")).is_some())
+                .count()
+        }),
         width,
         patch_px,
         layer_scale: 1e-6,
@@ -278,7 +287,8 @@ fn theirs(library: Library, name: &str) -> Option<String> {
 
 /// Place of a parameter in the network.
 enum Place<'a> {
-    /// Layer of the stem or of a later stage's beginning, and its parameter: 0 for the layer that stands first.
+    /// Layer of the stem or of a later stage's beginning, and its parameter: 0 for the layer that
+    /// stands first.
     Beginning { stage: usize, rest: &'a str },
     /// Part of a block, and its parameter.
     Block { stage: usize, number: &'a str, part: &'a str, parameter: &'a str },
@@ -346,7 +356,8 @@ impl<'a> Place<'a> {
     }
 }
 
-/// Returns the name of the layer `part` of a block among those of a library, in the order of the layers.
+/// Returns the name of the layer `part` of a block among those of a library, in the order of the
+/// layers.
 fn within(part: &str, [depthwise, norm, first, second]: [&'static str; 4]) -> &'static str {
     match part {
         "conv_dw" => depthwise,
@@ -371,7 +382,8 @@ fn convolution(
     x: &onnx::Value,
     sides: [usize; 2],
 ) -> Result<onnx::Value, String> {
-    let (weight, bias) = (graph.weight(&format!("{name}.weight"))?, graph.weight(&format!("{name}.bias"))?);
+    let weight = graph.weight(&format!("{name}.weight"))?;
+    let bias = graph.weight(&format!("{name}.bias"))?;
     let settings = [Setting::Ints("kernel_shape", &sides), Setting::Ints("strides", &sides)];
     Ok(graph.node("Conv", &[x, &weight, &bias], &settings))
 }
@@ -379,7 +391,8 @@ fn convolution(
 /// Adds a block of `width` channels; `x` and its output have channels last.
 fn block(graph: &mut Graph<'_>, name: &str, x: &onnx::Value, width: usize) -> Result<onnx::Value, String> {
     let part = |part: &str| format!("{name}.{part}");
-    let (weight, bias) = (graph.weight(&part("conv_dw.weight"))?, graph.weight(&part("conv_dw.bias"))?);
+    let weight = graph.weight(&part("conv_dw.weight"))?;
+    let bias = graph.weight(&part("conv_dw.bias"))?;
     let settings = [
         Setting::Ints("kernel_shape", &[7, 7]),
         Setting::Ints("pads", &[3; 4]),

@@ -1,4 +1,5 @@
-//! Parts that convolutional networks share: names of layers in transformers, and nodes of their graphs.
+//! Parts that convolutional networks share: names of layers in transformers, and nodes of their
+//! graphs.
 
 use crate::backbone::Drawn;
 use crate::onnx::{Graph, PIXELS, Setting, Value};

@@ -21,7 +21,8 @@ pub(super) fn linear(graph: &mut Graph<'_>, name: &str, x: &Value) -> Result<Val
 /// Adds `x · (1 + erf(x / √2)) / 2`.
 pub(super) fn gelu(graph: &mut Graph<'_>, x: &Value) -> Value {
     let root = graph.scalar("gelu.root", std::f32::consts::FRAC_1_SQRT_2);
-    let (one, half) = (graph.scalar("gelu.one", 1.0), graph.scalar("gelu.half", 0.5));
+    let one = graph.scalar("gelu.one", 1.0);
+    let half = graph.scalar("gelu.half", 0.5);
     let scaled = graph.node("Mul", &[x, &root], &[]);
     let erf = graph.node("Erf", &[&scaled], &[]);
     let above = graph.node("Add", &[&erf, &one], &[]);

@@ -1,8 +1,8 @@
 //! Exchange of backbones with other libraries.
 //!
-//! Each kind of backbone is one file or folder here, with an [`Exchange`] for its configuration, and one line in
-//! `registry`: its names in every library, how it is recognized among the tensors of a file, its configuration for timm and
-//! transformers, and its ONNX graph.
+//! Each kind of backbone is one file or folder here, with an [`Exchange`] for its configuration,
+//! and one line in `registry`: its names in every library, how it is recognized among the tensors
+//! of a file, its configuration for timm and transformers, and its ONNX graph.
 
 mod convnext;
 mod convolutional;
@@ -28,19 +28,22 @@ use crate::source::{Found, Source};
 pub(crate) use registry::{exchange_of, readers};
 pub(crate) use renamed::ours;
 
-/// Exchange of one kind of backbone with other libraries. A method that is not implemented refuses, or changes nothing.
+/// Exchange of one kind of backbone with other libraries. A method that is not implemented refuses,
+/// or changes nothing.
 pub(crate) trait Exchange {
     /// Name of the kind in messages.
     fn kind() -> &'static str
     where
         Self: Sized;
 
-    /// Names of the first layer's weight in all libraries, by which the kind is found among the tensors of a file.
+    /// Names of the first layer's weight in all libraries, by which the kind is found among the
+    /// tensors of a file.
     fn anchors() -> &'static [&'static str]
     where
         Self: Sized;
 
-    /// Returns `true` if the tensors in `found` belong to this kind rather than to another one with the same anchor.
+    /// Returns `true` if the tensors in `found` belong to this kind rather than to another one with
+    /// the same anchor.
     fn recognizes(found: &Found) -> bool
     where
         Self: Sized,
@@ -49,8 +52,8 @@ pub(crate) trait Exchange {
         true
     }
 
-    /// Determines the configuration from the shapes in `found` and from what `source` and `hints` state; adds a sentence to
-    /// `assumed` for each assumption.
+    /// Determines the configuration from the shapes in `found` and from what `source` and `hints`
+    /// state; adds a sentence to `assumed` for each assumption.
     ///
     /// # Errors
     /// A message that says which part of the network cannot be built here.
@@ -89,13 +92,14 @@ pub(crate) trait Exchange {
         Err(no_such(Library::Transformers))
     }
 
-    /// Returns the part of a model's output in transformers that is an image's feature, as Python code.
+    /// Returns the part of a model's output in transformers that is an image's feature, as Python
+    /// code.
     fn feature_in_transformers(&self) -> &'static str {
         "last_hidden_state.mean((2, 3))"
     }
 
-    /// Returns Python code that builds the network with the code of `library`; `None` if there is none, or if `library` is
-    /// timm, whose constructor [`Exchange::timm`] returns.
+    /// Returns Python code that builds the network with the code of `library`; `None` if there is
+    /// none, or if `library` is timm, whose constructor [`Exchange::timm`] returns.
     fn python(&self, library: Library) -> Option<PythonNetwork> {
         let _ = library;
         None
@@ -110,8 +114,8 @@ pub(crate) trait Exchange {
         Err("ONNX export is not implemented for it".into())
     }
 
-    /// Restores the parameters that the network's graph merges, among the constants `arrays` of that graph; returns the
-    /// configuration if the graph is made for images of another size.
+    /// Restores the parameters that the network's graph merges, among the constants `arrays` of
+    /// that graph; returns the configuration if the graph is made for images of another size.
     ///
     /// # Errors
     /// A message, if a constant is missing or has another shape.
@@ -120,15 +124,16 @@ pub(crate) trait Exchange {
         Ok(None)
     }
 
-    /// Adapts `tensors` to images of `px` pixels, so that the network computes the features that it computed for them before;
-    /// returns its configuration. `None` if the network takes images of any size as it is.
+    /// Adapts `tensors` to images of `px` pixels, so that the network computes the features that it
+    /// computed for them before; returns its configuration. `None` if the network takes images of
+    /// any size as it is.
     fn resized(&self, tensors: &mut [NamedTensor], px: usize) -> Option<ModelConfig> {
         let _ = (tensors, px);
         None
     }
 
-    /// Removes the keys of its configuration that do not change what given weights compute, and writes equivalent values in
-    /// one way.
+    /// Removes the keys of its configuration that do not change what given weights compute, and
+    /// writes equivalent values in one way.
     fn comparable(&self, keys: &mut Map<String, Value>) {
         let _ = keys;
     }
@@ -139,8 +144,8 @@ pub(crate) trait Exchange {
     }
 }
 
-/// Function from Ocelli's name of a parameter to its names in a library. The tensors of several names are joined along their
-/// first dimension.
+/// Function from Ocelli's name of a parameter to its names in a library. The tensors of several
+/// names are joined along their first dimension.
 type Names = Box<dyn Fn(&str) -> Vec<String>>;
 
 /// Configuration of a network that was recognized, and the names of its parameters.
@@ -216,13 +221,15 @@ pub(crate) fn timm_model(export: &Export<'_>) -> Result<TimmModel, String> {
         if let Value::Object(arguments) = &mut model.arguments {
             arguments.insert("in_chans".into(), channels.into());
         }
-        // timm would repeat the kernels of the first convolution, as if they were for three channels.
+        // timm would repeat the kernels of the first convolution, as if they were for three
+        // channels.
         model.first_conv = None;
     }
     Ok(model)
 }
 
-/// Returns the argument of a constructor for images of `channels`, with a comma after it; nothing for three, the default everywhere.
+/// Returns the argument of a constructor for images of `channels`, with a comma after it; nothing
+/// for three, the default everywhere.
 fn in_chans(channels: usize) -> String {
     if channels == RGB_CHANNELS { String::new() } else { format!("in_chans={channels}, ") }
 }

@@ -4,7 +4,8 @@ use networks::{ConvnextConfig, ModelConfig, RegnetConfig, ResnetConfig, VitConfi
 
 use super::{Exchange, Reader};
 
-/// Declares how each variant of [`ModelConfig`] is exchanged: the variant, and its configuration with an [`Exchange`].
+/// Declares how each variant of [`ModelConfig`] is exchanged: the variant, and its configuration
+/// with an [`Exchange`].
 macro_rules! backbones {
     ($($(#[cfg($cfg:meta)])? $variant:ident => $config:ty,)*) => {
         /// Returns the exchange of `model`.
@@ -14,7 +15,8 @@ macro_rules! backbones {
             }
         }
 
-        /// Returns the readers of all kinds. Of two kinds that recognize the same tensors, the first one reads them.
+        /// Returns the readers of all kinds. Of two kinds that recognize the same tensors, the
+        /// first one reads them.
         pub(crate) fn readers() -> Vec<Reader> {
             vec![$($(#[cfg($cfg)])? Reader::of::<$config>(),)*]
         }

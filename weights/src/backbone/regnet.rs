@@ -176,7 +176,8 @@ fn in_timm(name: &str) -> Option<String> {
     Some(format!("s{stage}.b{}.{layer}", branch + 1))
 }
 
-/// Splits a name such as `trunk_output.block2.block2-0.f.a.0.weight` into stage, branch and the rest.
+/// Splits a name such as `trunk_output.block2.block2-0.f.a.0.weight` into stage, branch and the
+/// rest.
 fn regnet_branch(name: &str) -> Option<(usize, usize, &str)> {
     let (_, rest) = name.strip_prefix("trunk_output.")?.split_once('.')?;
     let (block, part) = rest.split_once('.')?;
@@ -184,7 +185,8 @@ fn regnet_branch(name: &str) -> Option<(usize, usize, &str)> {
     Some((stage.parse().ok()?, branch.parse().ok()?, part))
 }
 
-/// Splits a name such as `f.b.0.weight` into the one of `numbers` for `a`, `b` or `c`, and the rest.
+/// Splits a name such as `f.b.0.weight` into the one of `numbers` for `a`, `b` or `c`, and the
+/// rest.
 fn in_branch(part: &str, numbers: [usize; 3]) -> Option<(usize, &str)> {
     let (letter, rest) = part.strip_prefix("f.")?.split_once('.')?;
     let at = ["a", "b", "c"].iter().position(|known| *known == letter)?;
@@ -196,13 +198,14 @@ fn of_shapes(found: &Found, names: impl Fn(&str) -> Vec<String>) -> Result<Model
     let stem = names("stem.0.weight").first().and_then(|name| found.shape(name)?.get(1)).copied();
     let channels = stem.unwrap_or_default();
     let of_size = |size| ModelConfig::RegnetY(RegnetConfig { image_px: IMAGE_PX, size, channels });
-    let fits = |model: &ModelConfig| {
-        model.params().iter().all(|(name, shape)| {
-            names(name).first().and_then(|name| found.shape(name)) == Some(shape.as_slice())
-        })
-    };
     let mut models = published().into_iter().map(|(size, _)| of_size(size));
-    models.find(fits).ok_or_else(|| "its RegNet is none of the published RegNetYs".into())
+    models
+        .find(|model| {
+            model.params().iter().all(|(name, shape)| {
+                names(name).first().and_then(|name| found.shape(name)) == Some(shape.as_slice())
+            })
+        })
+        .ok_or_else(|| "its RegNet is none of the published RegNetYs".into())
 }
 
 /// Returns the published RegNetYs, and the name of each in timm; `None` if timm does not have it.
@@ -237,9 +240,10 @@ fn check_torchvision(config: &RegnetConfig) -> Result<(), String> {
     let Size::Design(design) = config.size else { return Ok(()) };
     let by_its_rule =
         RegnetConfig { size: Size::Design(Design { keeps_width: true, ..design }), ..config.clone() };
-    match by_its_rule.stages() == config.stages() {
-        true => Ok(()),
-        false => Err("torchvision rounds the widths of this RegNetY up (keeps_width)".into()),
+    if by_its_rule.stages() == config.stages() {
+        Ok(())
+    } else {
+        Err("torchvision rounds the widths of this RegNetY up (keeps_width)".into())
     }
 }
 

@@ -3,8 +3,8 @@
 use crate::export::Export;
 use crate::file::{Array, Arrays};
 
-/// Returns the parameters of `export` under other names. A parameter with several names is split along its first dimension;
-/// one without a name is left out.
+/// Returns the parameters of `export` under other names. A parameter with several names is split
+/// along its first dimension; one without a name is left out.
 pub(super) fn renamed(export: &Export<'_>, names: impl Fn(&str) -> Vec<String>) -> Arrays {
     let mut arrays = Arrays::new();
     for tensor in export.tensors {

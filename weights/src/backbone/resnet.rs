@@ -1,4 +1,5 @@
-//! ResNets of timm, torchvision and transformers. Ocelli has the names of torchvision, and so has timm.
+//! ResNets of timm, torchvision and transformers. Ocelli has the names of torchvision, and so has
+//! timm.
 
 use networks::{ModelConfig, ResnetConfig, StemKind};
 use serde_json::{Map, Value, json};
@@ -117,18 +118,19 @@ impl Exchange for ResnetConfig {
             for number in 0..depth {
                 let name = format!("layer{}.{number}", stage + 1);
                 let stride = if stage > 0 && number == 0 { 2 } else { 1 };
-                let windows: &[[usize; 2]] = match is_bottleneck {
-                    true => &[[1, 1], [3, stride], [1, 1]],
-                    false => &[[3, stride], [3, 1]],
-                };
-                let layer = |(i, window): (usize, &[usize; 2])| Layer {
-                    conv: format!("{name}.conv{}", i + 1),
-                    norm: format!("{name}.bn{}", i + 1),
-                    window: *window,
-                    groups: 1,
-                    excitation: None,
-                };
-                let layers: Vec<Layer<'_>> = windows.iter().enumerate().map(layer).collect();
+                let windows: &[[usize; 2]] =
+                    if is_bottleneck { &[[1, 1], [3, stride], [1, 1]] } else { &[[3, stride], [3, 1]] };
+                let layers: Vec<Layer<'_>> = windows
+                    .iter()
+                    .enumerate()
+                    .map(|(i, window)| Layer {
+                        conv: format!("{name}.conv{}", i + 1),
+                        norm: format!("{name}.bn{}", i + 1),
+                        window: *window,
+                        groups: 1,
+                        excitation: None,
+                    })
+                    .collect();
                 let shortcut = [format!("{name}.downsample.0"), format!("{name}.downsample.1")];
                 x = branch(graph, &x, &layers, shortcut, stride)?;
             }
@@ -168,9 +170,8 @@ fn in_transformers(name: &str) -> Option<String> {
 /// Returns the ResNet that has the branches in `found`.
 fn of_shapes(found: &Found, names: impl Fn(&str) -> Vec<String>) -> Result<ModelConfig, String> {
     let holds = |name: &str| names(name).iter().any(|name| found.holds(name));
-    let branches =
-        |stage: usize| (0..).take_while(|b| holds(&format!("layer{stage}.{b}.conv1.weight"))).count();
-    let depths = [1, 2, 3, 4].map(branches);
+    let depths = [1, 2, 3, 4]
+        .map(|stage: usize| (0..).take_while(|b| holds(&format!("layer{stage}.{b}.conv1.weight"))).count());
     let is_bottleneck = holds("layer1.0.conv3.weight");
     let layers = depths.iter().sum::<usize>() * if is_bottleneck { 3 } else { 2 } + 2;
     let stem = names("conv1.weight").first().and_then(|name| Some(found.shape(name)?.to_vec()));
@@ -188,13 +189,15 @@ fn of_shapes(found: &Found, names: impl Fn(&str) -> Vec<String>) -> Result<Model
         ResnetConfig { image_px, depth: layers, width, stem: kind, zero_init_residual: false, channels };
     let model = ModelConfig::Resnet(config.clone());
     model.validate().map_err(|_| format!("a ResNet with {depths:?} branches is not supported"))?;
-    match config.stages() == (depths, is_bottleneck) {
-        true => Ok(model),
-        false => Err(format!("a ResNet with {depths:?} branches is not supported")),
+    if config.stages() == (depths, is_bottleneck) {
+        Ok(model)
+    } else {
+        Err(format!("a ResNet with {depths:?} branches is not supported"))
     }
 }
 
-/// Checks that the first branch is a ResNet's behind a stem of `width` channels: ResNeXts and Wide ResNets have the same names.
+/// Checks that the first branch is a ResNet's behind a stem of `width` channels: ResNeXts and Wide
+/// ResNets have the same names.
 fn check_branches(found: &Found, names: impl Fn(&str) -> Vec<String>, width: usize) -> Result<(), String> {
     let shape = |name: &str| names(name).first().and_then(|name| found.shape(name));
     let (Some([channels, ..]), Some([_, of_group, ..])) =
@@ -208,11 +211,12 @@ fn check_branches(found: &Found, names: impl Fn(&str) -> Vec<String>, width: usi
             channels / of_group
         ));
     }
-    match *channels == width {
-        true => Ok(()),
-        false => Err(format!(
+    if *channels == width {
+        Ok(())
+    } else {
+        Err(format!(
             "it is a Wide ResNet: its first branch has {channels} channels instead of {width}, which is not supported"
-        )),
+        ))
     }
 }
 

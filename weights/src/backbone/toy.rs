@@ -1,4 +1,5 @@
-//! Exchange of the backbone that is for tests only, with a library that stores it under other names.
+//! Exchange of the backbone that is for tests only, with a library that stores it under other
+//! names.
 
 use networks::{ModelConfig, RGB_CHANNELS, ToyConfig};
 use serde_json::json;
@@ -60,7 +61,8 @@ impl Exchange for ToyConfig {
     }
 }
 
-/// Returns the names in timm, which has the stem under another name and the last layer in two halves.
+/// Returns the names in timm, which has the stem under another name and the last layer in two
+/// halves.
 fn in_timm(name: &str) -> Vec<String> {
     match name.split_once('.') {
         Some(("stem", rest)) => vec![format!("toy_stem.{rest}")],

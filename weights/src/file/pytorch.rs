@@ -1,7 +1,8 @@
-//! Files of `torch.save`: a zip archive of a pickle that names the tensors, and one member with the bytes of each tensor.
+//! Files of `torch.save`: a zip archive of a pickle that names the tensors, and one member with the
+//! bytes of each tensor.
 //!
-//! A pickle is parsed as data: no function that it names is called, and a file that refers to more than tensors and
-//! plain values is rejected.
+//! A pickle is parsed as data: no function that it names is called, and a file that refers to more
+//! than tensors and plain values is rejected.
 
 use std::io::{Cursor, Read, Seek, SeekFrom, Write};
 use std::path::Path;
@@ -15,8 +16,8 @@ use super::{Array, Arrays, Element};
 use crate::error::WeightsError;
 use crate::precision::Precision;
 
-/// Modules whose objects are data: `torch.save` writes them for tensors, sizes and types, and training programs for their
-/// settings.
+/// Modules whose objects are data: `torch.save` writes them for tensors, sizes and types, and
+/// training programs for their settings.
 const DATA_MODULES: [&str; 9] =
     ["torch", "collections", "numpy", "argparse", "types", "omegaconf", "pathlib", "_codecs", "datetime"];
 
@@ -84,14 +85,15 @@ fn has_two_members_of_a_name(path: &Path) -> std::io::Result<bool> {
     let mut end = Vec::new();
     file.read_to_end(&mut end)?;
     // The comment, whose length it states, ends the file.
-    let is_end = |at: &usize| {
+    let Some(at) = (0..end.len()).find(|at| {
         let record = &end[*at..];
         record.starts_with(b"PK\x05\x06")
             && record
                 .get(20..22)
                 .is_some_and(|len| 22 + usize::from(u16::from_le_bytes([len[0], len[1]])) == record.len())
+    }) else {
+        return Ok(false);
     };
-    let Some(at) = (0..end.len()).find(is_end) else { return Ok(false) };
     let count = u16::from_le_bytes([end[at + 10], end[at + 11]]);
     // That number stands for one that does not fit.
     Ok(count != u16::MAX && usize::from(count) != archive.len())
@@ -251,7 +253,8 @@ mod tests {
         }
     }
 
-    /// The pickle is that of `pickle.dumps(Evil())`, where `Evil.__reduce__` returns `(os.system, ("touch ran",))`.
+    /// The pickle is that of `pickle.dumps(Evil())`, where `Evil.__reduce__` returns `(os.system,
+    /// ("touch ran",))`.
     #[test]
     fn a_pickle_that_would_run_something_is_refused() {
         let folder = tempfile::tempdir().unwrap();

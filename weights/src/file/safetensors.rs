@@ -11,7 +11,8 @@ use super::{Array, Arrays, Element};
 use crate::error::WeightsError;
 use crate::precision::Precision;
 
-/// Reads the floating-point tensors in `path` and its metadata. Other tensors, such as batch counters, are skipped.
+/// Reads the floating-point tensors in `path` and its metadata. Other tensors, such as batch
+/// counters, are skipped.
 ///
 /// # Errors
 /// [`WeightsError::Io`], [`WeightsError::Malformed`].
@@ -60,7 +61,8 @@ pub(crate) fn bytes_of(
     file_of(views, metadata)
 }
 
-/// Little-endian bytes of `values` in `precision`; files of tensors hold no 8-bit values, which are written as f32.
+/// Little-endian bytes of `values` in `precision`; files of tensors hold no 8-bit values, which are
+/// written as f32.
 pub(crate) fn to_bytes(values: &[f32], precision: Precision) -> Vec<u8> {
     match precision {
         Precision::F32 | Precision::Int8 => values.iter().flat_map(|value| value.to_le_bytes()).collect(),

@@ -36,7 +36,8 @@ pub(crate) enum Setting<'a> {
 }
 
 impl Setting<'_> {
-    /// Converts to an attribute, whose kind is a number of `onnx.proto`: 1 for a float, 2 for an integer, 7 for integers.
+    /// Converts to an attribute, whose kind is a number of `onnx.proto`: 1 for a float, 2 for an
+    /// integer, 7 for integers.
     fn message(&self) -> Attribute {
         match self {
             Self::Int(name, value) => {
@@ -174,8 +175,8 @@ impl<'a> Graph<'a> {
         name.into()
     }
 
-    /// Finishes the graph. Its input is a batch of images of `channels`, and of `side` pixels or of any size; the two `outputs` are named
-    /// `embedding` and `patches`.
+    /// Finishes the graph. Its input is a batch of images of `channels`, and of `side` pixels or of
+    /// any size; the two `outputs` are named `embedding` and `patches`.
     pub(crate) fn finish(
         mut self,
         [channels, side]: [Option<usize>; 2],

@@ -11,10 +11,12 @@ use crate::error::WeightsError;
 use crate::file::{Array, Arrays, Element};
 use crate::metadata::MODEL;
 
-/// Reads the parameters of the graph in `path` and its metadata. Constants of the graph that are no parameters are among them.
+/// Reads the parameters of the graph in `path` and its metadata. Constants of the graph that are no
+/// parameters are among them.
 ///
 /// # Errors
-/// [`WeightsError::Io`], [`WeightsError::Malformed`], and [`WeightsError::Unknown`] for a graph of another program.
+/// [`WeightsError::Io`], [`WeightsError::Malformed`], and [`WeightsError::Unknown`] for a graph of
+/// another program.
 pub(crate) fn read(path: &Path) -> Result<(Arrays, HashMap<String, String>), WeightsError> {
     let bytes = std::fs::read(path).map_err(|error| WeightsError::io("read", path, error))?;
     let malformed = |reason: String| WeightsError::malformed(path, reason);
@@ -29,16 +31,17 @@ pub(crate) fn read(path: &Path) -> Result<(Arrays, HashMap<String, String>), Wei
     let tensors = model.graph.map(|graph| graph.initializer).unwrap_or_default();
     let mut arrays = Arrays::new();
     for tensor in &tensors {
-        let of_name = |reason| malformed(format!("its tensor {}: {reason}", tensor.name));
-        if let Some(array) = array(tensor).map_err(of_name)? {
+        if let Some(array) =
+            array(tensor).map_err(|reason| malformed(format!("its tensor {}: {reason}", tensor.name)))?
+        {
             arrays.insert(tensor.name.clone(), array);
         }
     }
     for tensor in tensors.iter().filter(|tensor| tensor.data_type == INT8) {
         let scales = arrays.remove(&format!("{}.scale", tensor.name));
-        let of_name = |reason| malformed(format!("its tensor {}: {reason}", tensor.name));
         if let Some(array) = arrays.get_mut(&tensor.name) {
-            scale(array, scales).map_err(of_name)?;
+            scale(array, scales)
+                .map_err(|reason| malformed(format!("its tensor {}: {reason}", tensor.name)))?;
         }
     }
     Ok((arrays, metadata))

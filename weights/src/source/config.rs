@@ -10,7 +10,8 @@ use crate::preprocessing::Preprocessing;
 /// Size from which on the processor of ConvNeXT in transformers resizes images without a crop.
 const UNCROPPED_PX: u32 = 384;
 
-/// Returns the preprocessing stated by `source`, or `otherwise` if it states none; adds a sentence for each assumption.
+/// Returns the preprocessing stated by `source`, or `otherwise` if it states none; adds a sentence
+/// for each assumption.
 pub(crate) fn preprocessing(
     source: &Source,
     otherwise: Preprocessing,
@@ -41,7 +42,8 @@ pub(crate) fn preprocessing(
     Ok(preprocessing)
 }
 
-/// Returns the preprocessing of `preprocessor_config.json`, if it has one, and the name of its interpolation.
+/// Returns the preprocessing of `preprocessor_config.json`, if it has one, and the name of its
+/// interpolation.
 fn of_transformers(
     said: &Value,
     otherwise: &Preprocessing,
@@ -56,7 +58,8 @@ fn of_transformers(
     let share = said["crop_pct"].as_f64().filter(|share| (0.1..=1.0).contains(share));
     let (resize_px, size_px) = match share {
         _ if crops => (stated_px, side(&said["crop_size"]).unwrap_or(stated_px)),
-        // ConvNeXT's processor: the stated size is that of the crop, below a size that it does not crop.
+        // ConvNeXT's processor: the stated size is that of the crop, below a size that it does not
+        // crop.
         Some(share) if stated_px < UNCROPPED_PX => ((f64::from(stated_px) / share).floor() as u32, stated_px),
         _ => (stated_px, stated_px),
     };
@@ -73,7 +76,8 @@ fn of_transformers(
     Ok(Some((Preprocessing::new(pixels, Transform { resize_px, size_px }), interpolation)))
 }
 
-/// Returns the preprocessing of timm's `config.json`, if it has one, and the name of its interpolation.
+/// Returns the preprocessing of timm's `config.json`, if it has one, and the name of its
+/// interpolation.
 fn of_timm(
     config: &Value,
     otherwise: &Preprocessing,
@@ -92,7 +96,8 @@ fn of_timm(
     Ok(Some((Preprocessing::new(normalization.into(), Transform { resize_px, size_px }), interpolation)))
 }
 
-/// Checks that a configuration names no activation but `known`, the one that Ocelli's networks have.
+/// Checks that a configuration names no activation but `known`, the one that Ocelli's networks
+/// have.
 pub(crate) fn check_activation(source: &Source, known: &str) -> Result<(), String> {
     let Some(config) = &source.config else { return Ok(()) };
     for key in ["hidden_act", "act_layer"] {

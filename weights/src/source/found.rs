@@ -8,7 +8,8 @@ use networks::NamedTensor;
 use super::Source;
 use crate::file::{Array, Arrays};
 
-/// Prefixes of parameters beyond the backbone: classifiers, projection heads, and tensors that only training uses.
+/// Prefixes of parameters beyond the backbone: classifiers, projection heads, and tensors that only
+/// training uses.
 const HEADS: [&str; 15] = [
     "head",
     "heads",
@@ -39,8 +40,9 @@ pub(crate) struct Found {
 }
 
 impl Found {
-    /// Finds the backbone in `source` whose first layer's weight is called `anchor`, under any prefix: the one that `network`
-    /// names, or the teacher if there are a teacher and a student. `None` if no tensor has the name.
+    /// Finds the backbone in `source` whose first layer's weight is called `anchor`, under any
+    /// prefix: the one that `network` names, or the teacher if there are a teacher and a student.
+    /// `None` if no tensor has the name.
     ///
     /// # Errors
     /// A message, if there are several such networks, or none that is called `network`.
@@ -108,7 +110,8 @@ impl Found {
         self.arrays.insert(name.to_string(), array);
     }
 
-    /// Returns the parameters of `model`, each joined from the tensors that `theirs` names. The rest must belong to heads.
+    /// Returns the parameters of `model`, each joined from the tensors that `theirs` names. The
+    /// rest must belong to heads.
     pub(crate) fn parameters(
         mut self,
         model: &ModelConfig,
@@ -116,7 +119,8 @@ impl Found {
     ) -> Result<Vec<NamedTensor>, String> {
         let mut tensors = Vec::new();
         for (name, shape) in model.params() {
-            let (mut values, mut joined) = (Vec::new(), Vec::new());
+            let mut values = Vec::new();
+            let mut joined = Vec::new();
             for name in theirs(&name) {
                 let array = self.take(&name).ok_or_else(|| format!("{name} is missing"))?;
                 let dims = without_ones(&array.shape);
@@ -135,25 +139,28 @@ impl Found {
         }
         let unknown: Vec<String> =
             self.arrays.into_keys().filter(|name| !HEADS.iter().any(|head| name.starts_with(head))).collect();
-        match unknown.is_empty() {
-            true => Ok(tensors),
-            false => Err(format!(
+        if unknown.is_empty() {
+            Ok(tensors)
+        } else {
+            Err(format!(
                 "it has {} parameters that are not part of such a network: {}{}",
                 unknown.len(),
                 unknown[..unknown.len().min(4)].join(", "),
                 if unknown.len() > 4 { ", …" } else { "" }
-            )),
+            ))
         }
     }
 }
 
-/// Returns `true` if part of a prefix is inside a network: `layer1.0.conv1.weight` ends like a stem.
+/// Returns `true` if part of a prefix is inside a network: `layer1.0.conv1.weight` ends like a
+/// stem.
 fn is_inner(part: &str) -> bool {
     part.starts_with("layer") || part.starts_with("block") || part.parse::<usize>().is_ok()
 }
 
-/// Returns the prefix of the network `wanted`, of the teacher if there is one, or the one that all others start with; `None` if
-/// there are no prefixes. Networks with the same values, which `are_same` tells, are one.
+/// Returns the prefix of the network `wanted`, of the teacher if there is one, or the one that all
+/// others start with; `None` if there are no prefixes. Networks with the same values, which
+/// `are_same` tells, are one.
 fn chosen<'a>(
     prefixes: &BTreeSet<&'a str>,
     wanted: Option<&str>,

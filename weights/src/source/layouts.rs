@@ -11,7 +11,8 @@ use std::collections::BTreeSet;
 
 use crate::file::Arrays;
 
-/// Parts of names by which PyTorch marks modules that it has wrapped: compiled, sharded, recomputed ones.
+/// Parts of names by which PyTorch marks modules that it has wrapped: compiled, sharded, recomputed
+/// ones.
 const WRAPPERS: [&str; 5] = [
     "_orig_mod",
     "_fsdp_wrapped_module",
@@ -122,7 +123,8 @@ fn sequences(arrays: &Arrays) -> Result<Vec<String>, String> {
     Ok(found)
 }
 
-/// Returns torchvision's name of a parameter behind one of the prefixes of `sequences`; others stay.
+/// Returns torchvision's name of a parameter behind one of the prefixes of `sequences`; others
+/// stay.
 fn from_sequence(name: &str, sequences: &[String]) -> String {
     for prefix in sequences {
         let within = name.strip_prefix(prefix.as_str()).and_then(|rest| rest.split_once('.'));

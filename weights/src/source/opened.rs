@@ -35,28 +35,33 @@ pub(crate) struct Source {
     pub(crate) is_graph: bool,
 }
 
-/// Returns `true` if `path` is a file of weights or a folder that another library has written; a checkpoint is neither.
+/// Returns `true` if `path` is a file of weights or a folder that another library has written; a
+/// checkpoint is neither.
 pub fn is_weights(path: &Path) -> bool {
-    match path.is_dir() {
-        true => IN_FOLDERS.iter().any(|name| path.join(name).is_file()),
-        false => path.is_file() && path.file_name().is_none_or(|name| name != "latest"),
+    if path.is_dir() {
+        IN_FOLDERS.iter().any(|name| path.join(name).is_file())
+    } else {
+        path.is_file() && path.file_name().is_none_or(|name| name != "latest")
     }
 }
 
 impl Source {
     /// Reads the tensors of `path`.
     pub(crate) fn open(path: &Path) -> Result<Self, WeightsError> {
-        let file = match path.is_dir() {
-            true => IN_FOLDERS.iter().map(|name| path.join(name)).find(|file| file.is_file()).ok_or_else(
-                || WeightsError::unknown(path, format!("it has none of {}", IN_FOLDERS.join(", "))),
-            )?,
-            false => path.to_path_buf(),
+        let file = if path.is_dir() {
+            IN_FOLDERS.iter().map(|name| path.join(name)).find(|file| file.is_file()).ok_or_else(|| {
+                WeightsError::unknown(path, format!("it has none of {}", IN_FOLDERS.join(", ")))
+            })?
+        } else {
+            path.to_path_buf()
         };
-        // A file may be given without its folder; its configuration is used if the file has a name that libraries give.
+        // A file may be given without its folder; its configuration is used if the file has a name
+        // that libraries give.
         let folder = file.file_name().is_some_and(|name| IN_FOLDERS.iter().any(|known| name == *known));
         let beside = file.parent().filter(|_| folder);
         let [config, preprocessor] = CONFIGURATIONS.map(|name| json(beside, name));
-        let (config, preprocessor) = (config?, preprocessor?);
+        let config = config?;
+        let preprocessor = preprocessor?;
         let kind = kind_of(&file)?;
         let (arrays, metadata) = match kind {
             Kind::Index => (parts(&file)?, HashMap::new()),

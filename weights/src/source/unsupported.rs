@@ -18,7 +18,8 @@ const NETWORKS: [(&str, &str); 12] = [
     ("block.0.0.weight", "an EfficientNet or MobileNet of torchvision"),
 ];
 
-/// Returns the network whose parameters `arrays` seem to be, with its article; `None` if it is not known.
+/// Returns the network whose parameters `arrays` seem to be, with its article; `None` if it is not
+/// known.
 pub(crate) fn unsupported(arrays: &Arrays) -> Option<&'static str> {
     let has = |part: &str| arrays.keys().any(|name| name.contains(part));
     NETWORKS.iter().find(|(part, _)| has(part)).map(|(_, network)| *network)

@@ -8,7 +8,8 @@ use crate::named::by_name;
 /// Format of an exported network.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Format {
-    /// One file with the names of timm or torchvision, and all metadata that this program needs to read it again.
+    /// One file with the names of timm or torchvision, and all metadata that this program needs to
+    /// read it again.
     Safetensors,
     /// A folder for `timm.create_model("local-dir:…")`, or a file for `load_state_dict`.
     Timm,
@@ -49,7 +50,8 @@ impl Format {
         }
     }
 
-    /// Returns the format of `path`: the requested one, if the path's extension agrees, or the one implied by the extension.
+    /// Returns the format of `path`: the requested one, if the path's extension agrees, or the one
+    /// implied by the extension.
     ///
     /// # Errors
     /// A message, if the two contradict one another or neither determines a format.
@@ -83,9 +85,10 @@ impl Format {
             }
             Self::Transformers => (!is_foreign(extension), "be a folder"),
         };
-        match fits {
-            true => Ok(format),
-            false => Err(format!("--format {}: {} must {wanted}", format.name(), path.display())),
+        if fits {
+            Ok(format)
+        } else {
+            Err(format!("--format {}: {} must {wanted}", format.name(), path.display()))
         }
     }
 

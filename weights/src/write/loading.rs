@@ -19,7 +19,8 @@ pub(super) struct Loaded {
     pub lines: String,
 }
 
-/// Returns the code that makes the network of a file of parameters and loads them; `None` if the library has no constructor of it.
+/// Returns the code that makes the network of a file of parameters and loads them; `None` if the
+/// library has no constructor of it.
 pub(super) fn loaded(path: &Path, name: &str, format: Format, export: &Export<'_>) -> Option<Loaded> {
     let exchange = exchange_of(export.model);
     let PythonNetwork { imports, expression, without_classifier } = match format {
@@ -41,13 +42,15 @@ pub(super) fn loaded(path: &Path, name: &str, format: Format, export: &Export<'_
 
 /// Returns the import and the expression that read the parameters of a file.
 fn load(path: &Path, name: &str) -> (&'static str, String) {
-    match path.extension().is_some_and(|extension| extension == "safetensors") {
-        true => ("from safetensors.torch import load_file\n", format!("load_file(\"{name}\")")),
-        false => ("", format!("torch.load(\"{name}\", weights_only=True)")),
+    if path.extension().is_some_and(|extension| extension == "safetensors") {
+        ("from safetensors.torch import load_file\n", format!("load_file(\"{name}\")"))
+    } else {
+        ("", format!("torch.load(\"{name}\", weights_only=True)"))
     }
 }
 
-/// Program that prints the parameters of a file, for a network that the library's code does not make.
+/// Program that prints the parameters of a file, for a network that the library's code does not
+/// make.
 pub(super) fn parameters(path: &Path, name: &str, format: Format) -> String {
     let (import, load) = load(path, name);
     format!(
@@ -86,7 +89,8 @@ fn literal(value: &Value) -> String {
     }
 }
 
-/// Returns the size of the short side, the side of the crop, and means and deviations of the channels.
+/// Returns the size of the short side, the side of the crop, and means and deviations of the
+/// channels.
 pub(super) fn preprocessing(export: &Export<'_>) -> (u32, u32, String, String) {
     let Preprocessing { transform, pixels: Pixels { normalization: colors, .. }, .. } = &export.preprocessing;
     let list = |values: &[f32]| {

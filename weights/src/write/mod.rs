@@ -13,7 +13,7 @@ mod transformers;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
-use networks::{NamedTensor, RGB_CHANNELS};
+use networks::RGB_CHANNELS;
 
 use crate::backbone::{exchange_of, ours, timm_model};
 use crate::error::WeightsError;
@@ -31,7 +31,8 @@ type Files = Vec<(PathBuf, Vec<u8>)>;
 /// Largest number of [`Precision::F16`].
 const MAX_F16: f32 = 65_504.0;
 
-/// Writes `export` to `path`; returns the files. Existing files are replaced only if `overwrite` is set.
+/// Writes `export` to `path`; returns the files. Existing files are replaced only if `overwrite` is
+/// set.
 ///
 /// # Errors
 /// [`WeightsError::Exists`], [`WeightsError::Unsupported`], [`WeightsError::Io`].
@@ -45,17 +46,16 @@ pub fn write(
         let reason = "8 bits and their scales can only be written as ONNX".into();
         return Err(WeightsError::Unsupported { format: format.name(), reason });
     }
-    let is_too_large = |tensor: &&NamedTensor| tensor.values.iter().any(|v| v.abs() > MAX_F16);
-    if let (Precision::F16, Some(tensor)) = (export.precision, export.tensors.iter().find(is_too_large)) {
+    if let (Precision::F16, Some(tensor)) = (
+        export.precision,
+        export.tensors.iter().find(|tensor| tensor.values.iter().any(|v| v.abs() > MAX_F16)),
+    ) {
         let reason = format!("{} has values that 16 bits cannot hold; bf16 can", tensor.name);
         return Err(WeightsError::Unsupported { format: format.name(), reason });
     }
     let is_folder = format.is_folder(path);
     let mut files = files_of(path, format, export, is_folder)?;
-    let card = match is_folder {
-        true => path.join("README.md"),
-        false => beside(path),
-    };
+    let card = if is_folder { path.join("README.md") } else { beside(path) };
     // Weights come last, as `files_of` has them.
     files.insert(0, (card, card::text(path, format, export).into_bytes()));
     if let Some((there, _)) = files.iter().find(|(file, _)| file.exists() && !overwrite) {
@@ -86,8 +86,8 @@ pub fn write(
     Ok(files.into_iter().map(|(file, _)| file).collect())
 }
 
-/// Finds weights or a configuration in the folder `path` that are not among `files`, and that readers would load with them
-/// or in their place.
+/// Finds weights or a configuration in the folder `path` that are not among `files`, and that
+/// readers would load with them or in their place.
 fn other_part(path: &Path, files: &Files) -> Option<PathBuf> {
     let known = crate::source::IN_FOLDERS.iter().chain(&crate::source::CONFIGURATIONS);
     let mut there = known.map(|name| path.join(name)).filter(|file| file.exists());
@@ -145,16 +145,15 @@ fn in_file(
     format: Format,
     export: &Export<'_>,
 ) -> Result<Vec<u8>, WeightsError> {
-    let bytes = match path.extension().is_some_and(|extension| extension == "safetensors") {
-        true => {
-            let mut entries: HashMap<String, String> = entries::entries(export);
-            if format != Format::Safetensors {
-                // With it, the file would be read as one with Ocelli's names.
-                entries.remove(MODEL);
-            }
-            safetensors::bytes_of(arrays, export.precision, entries)
+    let bytes = if path.extension().is_some_and(|extension| extension == "safetensors") {
+        let mut entries: HashMap<String, String> = entries::entries(export);
+        if format != Format::Safetensors {
+            // With it, the file would be read as one with Ocelli's names.
+            entries.remove(MODEL);
         }
-        false => pytorch::bytes_of(arrays, export.precision),
+        safetensors::bytes_of(arrays, export.precision, entries)
+    } else {
+        pytorch::bytes_of(arrays, export.precision)
     };
     bytes.map_err(|error| WeightsError::io("write", path, error))
 }

@@ -4,9 +4,9 @@
 //! pixels [B, C, H, W] f32, normalized  →  embedding [B, D]    patches [B, N, D], cells row by row
 //! ```
 //!
-//! B is free, and so are H and W, except in a transformer, whose position embedding is made for the exported size.
-//! Operators are those of opset 17. Weights are stored in the chosen precision and cast to f32 before use, so that every
-//! precision computes in f32.
+//! B is free, and so are H and W, except in a transformer, whose position embedding is made for the
+//! exported size. Operators are those of opset 17. Weights are stored in the chosen precision and
+//! cast to f32 before use, so that every precision computes in f32.
 
 use prost::Message;
 
@@ -58,10 +58,11 @@ pub(super) fn bytes_of(export: &Export<'_>) -> Result<Vec<u8>, String> {
         opset_import: vec![OperatorSet { domain: String::new(), version: Some(OPSET) }],
         metadata_props: metadata,
     };
-    match model.encoded_len() <= MAX_BYTES {
-        true => Ok(model.encode_to_vec()),
-        false => Err(format!(
+    if model.encoded_len() <= MAX_BYTES {
+        Ok(model.encode_to_vec())
+    } else {
+        Err(format!(
             "{n_params} parameters do not fit into the two gigabytes of a file; choose a smaller precision"
-        )),
+        ))
     }
 }

@@ -1,4 +1,5 @@
-//! Programs for model cards: from an exported file and an image to a feature, in the library that the file is for.
+//! Programs for model cards: from an exported file and an image to a feature, in the library that
+//! the file is for.
 
 use std::path::Path;
 
@@ -14,7 +15,8 @@ pub(super) struct Program {
     pub text: String,
 }
 
-/// Returns the program that computes the feature of `photo.jpg`, or of a folder of images, by the file or folder `path`.
+/// Returns the program that computes the feature of `photo.jpg`, or of a folder of images, by the
+/// file or folder `path`.
 pub(super) fn program(path: &Path, format: Format, export: &Export<'_>) -> Program {
     let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
     // Names stand in quotes.

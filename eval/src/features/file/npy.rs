@@ -34,7 +34,8 @@ pub(super) fn read(path: &Path) -> Result<Found, EvalError> {
     let [n, width] = *array.shape() else {
         return Err(refused(format!("its shape is {:?}, not [rows, columns]", array.shape())));
     };
-    let (n, width) = (n as usize, width as usize);
+    let n = n as usize;
+    let width = width as usize;
     let n_numbers = n.checked_mul(width).ok_or_else(|| refused("its shape is too large".into()))?;
     let dtype = array.dtype();
     let name = match &dtype {

@@ -112,7 +112,8 @@ fn missing() -> ParquetError {
     ParquetError::General("the schema has fewer columns than are written".into())
 }
 
-/// Reads the column `features`, lists of equal length, with the columns that name images, and the description of the features.
+/// Reads the column `features`, lists of equal length, with the columns that name images, and the
+/// description of the features.
 pub(super) fn read(path: &Path) -> Result<(Found, Vec<ImageName>, Value), EvalError> {
     let file = File::open(path).map_err(|source| EvalError::io("open", path, source))?;
     let refused = |error: ParquetError| EvalError::read(path, error);
@@ -128,15 +129,15 @@ pub(super) fn read(path: &Path) -> Result<(Found, Vec<ImageName>, Value), EvalEr
 /// Reads the lists of floats, `[n, width]`.
 fn read_features(reader: &SerializedFileReader<File>) -> Result<(usize, Vec<f32>), ParquetError> {
     let schema = reader.metadata().file_metadata().schema_descr();
-    let is_features =
-        |column: &usize| schema.column(*column).path().parts().first().is_some_and(|p| p == "features");
-    let column = (0..schema.num_columns()).find(is_features);
+    let column = (0..schema.num_columns())
+        .find(|column| schema.column(*column).path().parts().first().is_some_and(|p| p == "features"));
     let column = column.ok_or_else(|| ParquetError::General("it has no column `features`".into()))?;
     if schema.column(column).physical_type() != parquet::basic::Type::FLOAT {
         return Err(ParquetError::General("the column `features` does not hold lists of floats".into()));
     }
     let uneven = || ParquetError::General("the lists of `features` have different lengths".into());
-    let (mut values, mut width) = (Vec::new(), 0);
+    let mut values = Vec::new();
+    let mut width = 0;
     for group in 0..reader.num_row_groups() {
         let group = reader.get_row_group(group)?;
         let n = group.metadata().num_rows() as usize;
@@ -144,8 +145,10 @@ fn read_features(reader: &SerializedFileReader<File>) -> Result<(usize, Vec<f32>
             continue;
         }
         let mut column = get_typed_column_reader::<FloatType>(group.get_column_reader(column)?);
-        let (mut definitions, mut repetitions) = (Vec::new(), Vec::new());
-        let (mut n_read, n_before) = (0, values.len());
+        let mut definitions = Vec::new();
+        let mut repetitions = Vec::new();
+        let mut n_read = 0;
+        let n_before = values.len();
         while n_read < n {
             let (records, ..) = column.read_records(
                 n - n_read,
@@ -160,8 +163,8 @@ fn read_features(reader: &SerializedFileReader<File>) -> Result<(usize, Vec<f32>
         }
         let of_group = repetitions.len() / n;
         width = if width == 0 { of_group } else { width };
-        // A repetition level of 0 starts a list: lists are equally long if it is there every `width` numbers. Numbers that are null are not
-        // among the values.
+        // A repetition level of 0 starts a list: lists are equally long if it is there every
+        // `width` numbers. Numbers that are null are not among the values.
         let starts_evenly =
             || repetitions.iter().enumerate().all(|(i, level)| (*level == 0) == i.is_multiple_of(width));
         if width == 0 || of_group != width || values.len() - n_before != n * width || !starts_evenly() {

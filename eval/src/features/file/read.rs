@@ -81,11 +81,14 @@ fn read_rows(path: &Path) -> Result<Option<Vec<ImageName>>, EvalError> {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
         Err(source) => return Err(EvalError::io("read", path, source)),
     };
-    let row = |(number, line): (usize, &str)| {
-        serde_json::from_str(line)
-            .map_err(|error| EvalError::read(path, format!("line {}: {error}", number + 1)))
-    };
-    text.lines().enumerate().map(row).collect::<Result<_, _>>().map(Some)
+    text.lines()
+        .enumerate()
+        .map(|(number, line)| {
+            serde_json::from_str(line)
+                .map_err(|error| EvalError::read(path, format!("line {}: {error}", number + 1)))
+        })
+        .collect::<Result<_, _>>()
+        .map(Some)
 }
 
 fn read_about(path: &Path) -> Value {

@@ -1,4 +1,5 @@
-//! safetensors: `features` `[n, width]` in f32 and `labels` `[n]` in i64, -1 for images without a label.
+//! safetensors: `features` `[n, width]` in f32 and `labels` `[n]` in i64, -1 for images without a
+//! label.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -15,8 +16,8 @@ use crate::images::ImageSet;
 
 /// Writes the rows and their labels, and `about` and the class names as metadata.
 pub(super) fn write(path: &Path, table: &Table, images: &ImageSet, about: &Value) -> Result<(), EvalError> {
-    let label = |image: &u32| images.label(*image as usize).map_or(-1i64, i64::from);
-    let labels: Vec<i64> = table.images.iter().map(label).collect();
+    let labels: Vec<i64> =
+        table.images.iter().map(|image| images.label(*image as usize).map_or(-1i64, i64::from)).collect();
     let shape = vec![table.len(), table.columns.width()];
     let view = |dtype, shape, bytes| {
         TensorView::new(dtype, shape, bytes).map_err(|error| EvalError::write(path, error))
@@ -33,7 +34,8 @@ pub(super) fn write(path: &Path, table: &Table, images: &ImageSet, about: &Value
     sort_header(path).map_err(|error| EvalError::io("write", path, error))
 }
 
-/// Reads the tensor `features`, `[n, width]` of f32, which is mapped, and the description of the features.
+/// Reads the tensor `features`, `[n, width]` of f32, which is mapped, and the description of the
+/// features.
 pub(super) fn read(path: &Path) -> Result<(Found, Value), EvalError> {
     let refused = |reason: String| EvalError::read(path, reason);
     let whole = Mapped::open(path).map_err(|source| EvalError::io("open", path, source))?;
@@ -41,11 +43,13 @@ pub(super) fn read(path: &Path) -> Result<(Found, Value), EvalError> {
         SafeTensors::read_metadata(whole.whole()).map_err(|error| refused(error.to_string()))?;
     let tensor = metadata.info("features").ok_or_else(|| refused("it has no tensor `features`".into()))?;
     let (&[_, width], Dtype::F32) = (tensor.shape.as_slice(), tensor.dtype) else {
-        let (shape, dtype) = (&tensor.shape, tensor.dtype);
+        let shape = &tensor.shape;
+        let dtype = tensor.dtype;
         return Err(refused(format!("`features` is {dtype:?} of {shape:?}, not F32 of [rows, columns]")));
     };
     // The offsets are those of the shape: reading the metadata has compared them.
-    let (start, end) = (8 + n_header + tensor.data_offsets.0, 8 + n_header + tensor.data_offsets.1);
+    let start = 8 + n_header + tensor.data_offsets.0;
+    let end = 8 + n_header + tensor.data_offsets.1;
     let about = metadata.metadata().as_ref().and_then(|texts| texts.get("ocelli.features"));
     let about = about.and_then(|text| serde_json::from_str(text).ok()).unwrap_or(Value::Null);
     if !start.is_multiple_of(4) {

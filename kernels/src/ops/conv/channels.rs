@@ -44,8 +44,8 @@ pub(super) fn unpacked(packed: &[f32], channels: Channels, n_taps: usize) -> Vec
     weight
 }
 
-/// Reorders `taps` of `[O, C/G, T]` into `[G, T'·O/G, C/G]`, to convolve an output gradient with; taps of the result that get no weight
-/// are zero. `channels` are those of the convolution.
+/// Reorders `taps` of `[O, C/G, T]` into `[G, T'·O/G, C/G]`, to convolve an output gradient with;
+/// taps of the result that get no weight are zero. `channels` are those of the convolution.
 pub(super) fn turned<W: Number>(weight: &[W], channels: Channels, taps: &Taps) -> Vec<W> {
     let mut turned = vec![W::default(); weight.len() / taps.n_from * taps.n_to];
     for_each_weight(channels, taps, by_input(channels), |from, to| turned[to] = weight[from]);
@@ -82,8 +82,9 @@ fn by_input(channels: Channels) -> impl Fn([usize; 3]) -> usize {
     move |[tap, out, input]| (tap * o + out) * c + input
 }
 
-/// Calls `f` for every weight of the `taps` that move, with its index in `[O, C/G, T]` and its index in groups ordered by `place`. It
-/// proceeds by squares of output and input channels, so that the cache lines of a square, with up to nine taps, stay in the L1 cache.
+/// Calls `f` for every weight of the `taps` that move, with its index in `[O, C/G, T]` and its
+/// index in groups ordered by `place`. It proceeds by squares of output and input channels, so that
+/// the cache lines of a square, with up to nine taps, stay in the L1 cache.
 #[inline(always)]
 fn for_each_weight(
     channels: Channels,
@@ -98,7 +99,8 @@ fn for_each_weight(
             for inputs in squares(c) {
                 for &[from, to] in &taps.moves {
                     for out in outs.clone() {
-                        let (row, of_group) = ((group * o + out) * c, group * taps.n_to * c * o);
+                        let row = (group * o + out) * c;
+                        let of_group = group * taps.n_to * c * o;
                         for input in inputs.clone() {
                             f((row + input) * taps.n_from + from, of_group + place([to, out, input]));
                         }

@@ -1,5 +1,5 @@
-//! Convolution on the CPU by matrix products over blocks of windows, which are the rows of a matrix (im2col). In bf16 they are
-//! read where they lie.
+//! Convolution on the CPU by matrix products over blocks of windows, which are the rows of a matrix
+//! (im2col). In bf16 they are read where they lie.
 //!
 //! ```text
 //! X [M, T·C]  windows of x      W [T·C, O]       y = X · W      gW = Xᵀ · g
@@ -56,7 +56,8 @@ pub(super) fn forward<T: Number, W: Number>(
     y
 }
 
-/// Computes the convolution without a copy of its windows: the channels of each of their cells are a run.
+/// Computes the convolution without a copy of its windows: the channels of each of their cells are
+/// a run.
 fn in_runs<T: Number, W: Number>(
     x: &[bf16],
     packed: &[W],
@@ -69,16 +70,23 @@ fn in_runs<T: Number, W: Number>(
     let sizes = RunSizes { m: geometry.n_windows(), n_runs, len: c, n: o };
     let outside = vec![bf16::ZERO; c];
     for group in 0..channels.groups {
-        let fill = |window: usize, put: &mut dyn FnMut(usize, _)| {
-            geometry.for_each_row(window..window + 1, |_, tap, n| {
-                for i in 0..n {
-                    put(tap.number + i, &x[(tap.cell + i) * channels.input + group * c..]);
-                }
-            });
-        };
         let weights = Mat::rows(&packed[group * n_runs * c * o..(group + 1) * n_runs * c * o], o);
         let out = &mut y[group * o..];
-        product_of_runs(sizes, fill, &outside, weights, Start::Zero, out, channels.output);
+        product_of_runs(
+            sizes,
+            |window: usize, put: &mut dyn FnMut(usize, _)| {
+                geometry.for_each_row(window..window + 1, |_, tap, n| {
+                    for i in 0..n {
+                        put(tap.number + i, &x[(tap.cell + i) * channels.input + group * c..]);
+                    }
+                });
+            },
+            &outside,
+            weights,
+            Start::Zero,
+            out,
+            channels.output,
+        );
     }
 }
 
@@ -106,22 +114,26 @@ pub(super) fn weight_gradient<T: Number>(
     gw
 }
 
-/// Returns the input's gradient, `[N, C]`, given that of the output and the weights as PyTorch stores them.
+/// Returns the input's gradient, `[N, C]`, given that of the output and the weights as PyTorch
+/// stores them.
 pub(super) fn input_gradient<T: Number, W: Number>(
     grad: &[T],
     weight: &[W],
     channels: Channels,
     geometry: &Geometry,
 ) -> Vec<T> {
-    let (phases, of_grad) = (Phase::all(geometry), channels.turned());
+    let phases = Phase::all(geometry);
+    let of_grad = channels.turned();
     let packed = |phase: &Phase| turned(weight, channels, &phase.taps);
     if grouped::suits(of_grad) {
-        let part = |phase: &Phase| Part {
-            packed: packed(phase).into(),
-            geometry: phase.geometry,
-            lattice: phase.lattice(geometry, channels.input),
-        };
-        let parts: Vec<_> = phases.iter().map(part).collect();
+        let parts: Vec<_> = phases
+            .iter()
+            .map(|phase| Part {
+                packed: packed(phase).into(),
+                geometry: phase.geometry,
+                lattice: phase.lattice(geometry, channels.input),
+            })
+            .collect();
         return grouped::convolve(grad, &parts, of_grad, geometry.n_cells());
     }
     let of_phase = |phase: &Phase| forward(grad, &packed(phase), of_grad, &phase.geometry);
@@ -137,7 +149,8 @@ pub(super) fn input_gradient<T: Number, W: Number>(
 
 /// Returns ranges of windows, of `k` elements each, that fit a block.
 fn blocks(geometry: &Geometry, k: usize) -> impl Iterator<Item = Range<usize>> {
-    let (len, n) = ((BLOCK / k).max(MIN_WINDOWS), geometry.n_windows());
+    let len = (BLOCK / k).max(MIN_WINDOWS);
+    let n = geometry.n_windows();
     (0..n).step_by(len).map(move |start| start..(start + len).min(n))
 }
 
@@ -166,7 +179,8 @@ fn in_blocks<T: Number>(
     }
 }
 
-/// Gathers the `windows` of a group's channels side by side, with zeros where they extend beyond the input.
+/// Gathers the `windows` of a group's channels side by side, with zeros where they extend beyond
+/// the input.
 fn gather<T: Number>(
     x: &[T],
     channels: Channels,
@@ -201,7 +215,8 @@ mod tests {
 
     /// Returns the input's gradient by the definition.
     fn by_definition(grad: &[f32], weight: &[f32], channels: Channels, geometry: &Geometry) -> Vec<f32> {
-        let ([c, o], n_taps) = (channels.each(), geometry.n_taps());
+        let [c, o] = channels.each();
+        let n_taps = geometry.n_taps();
         let mut gx = vec![0.0; geometry.n_cells() * channels.input];
         geometry.for_each_row(0..geometry.n_windows(), |window, tap, n| {
             for (i, out) in (0..n).flat_map(|i| (0..channels.output).map(move |out| (i, out))) {
@@ -233,7 +248,8 @@ mod tests {
     }
 
     proptest! {
-        /// Wide and narrow groups, windows that overlap or leave cells out, and padding of any size.
+        /// Wide and narrow groups, windows that overlap or leave cells out, and padding of any
+        /// size.
         #[test]
         fn the_inputs_gradient_is_that_of_the_definition(
             [h, w] in [1usize..8, 1usize..8], [kh, kw] in [1usize..5, 1usize..5],

@@ -40,7 +40,8 @@ pub(super) struct Lattice {
 }
 
 impl Geometry {
-    /// Returns windows of `kernel` over `n_images` grids of `input`, `stride` apart, with `padding` around the input.
+    /// Returns windows of `kernel` over `n_images` grids of `input`, `stride` apart, with `padding`
+    /// around the input.
     ///
     /// # Panics
     /// If a window is larger than the padded input: recipe validation checks grids.
@@ -65,7 +66,8 @@ impl Geometry {
         self.n_images * self.output[0] * self.output[1]
     }
 
-    /// Returns the rows and columns of the input with its padding before, and what windows reach behind.
+    /// Returns the rows and columns of the input with its padding before, and what windows reach
+    /// behind.
     pub(super) fn padded(&self) -> [usize; 2] {
         [0, 1].map(|axis| {
             let reached = (self.output[axis] - 1) * self.stride + self.kernel[axis];
@@ -88,15 +90,17 @@ impl Geometry {
         self.kernel == [1, 1] && self.stride == 1 && self.padding == [0, 0] && self.output == self.input
     }
 
-    /// Calls `row` for each row of each of the `windows` that has taps inside the input, in order, with the index of
-    /// the window among `windows`, the first such tap of the row, and their number.
+    /// Calls `row` for each row of each of the `windows` that has taps inside the input, in order,
+    /// with the index of the window among `windows`, the first such tap of the row, and their
+    /// number.
     #[inline(always)]
     pub(super) fn for_each_row(&self, windows: Range<usize>, mut row: impl FnMut(usize, Tap, usize)) {
         let [height, width] = self.input;
         let [_, n_columns] = self.output;
         let per_image = self.output[0] * n_columns;
         for (i, window) in windows.enumerate() {
-            let (image, within) = (window / per_image, window % per_image);
+            let image = window / per_image;
+            let within = window % per_image;
             let top = (within / n_columns * self.stride) as isize - self.padding[0] as isize;
             let left = (within % n_columns * self.stride) as isize - self.padding[1] as isize;
             let first = (-left).max(0) as usize;

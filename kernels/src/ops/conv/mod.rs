@@ -51,10 +51,12 @@ impl Window {
     }
 }
 
-/// Convolves `x` of `[B, H·W, C]` on `grid` with `weight` of `[O, C/G, kh, kw]`; returns `[B, H'·W', O]` and its grid.
-/// The weight is f32 if `x` is f32, and f32 or bf16 if it is bf16; its gradient is f32.
+/// Convolves `x` of `[B, H·W, C]` on `grid` with `weight` of `[O, C/G, kh, kw]`; returns `[B,
+/// H'·W', O]` and its grid. The weight is f32 if `x` is f32, and f32 or bf16 if it is bf16; its
+/// gradient is f32.
 pub fn conv(x: Tensor<3>, grid: [usize; 2], weight: Tensor<4>, window: Window) -> (Tensor<3>, [usize; 2]) {
-    let ([b, _, c], [_, of_group, kh, kw]) = (x.dims(), weight.dims());
+    let [b, _, c] = x.dims();
+    let [_, of_group, kh, kw] = weight.dims();
     let geometry = Geometry::new(b, grid, [kh, kw], window.stride, window.padding);
     let groups = c / of_group;
     #[cfg(feature = "cube")]
@@ -88,8 +90,10 @@ fn on_cube(geometry: &Geometry, n_groups: usize, chunk_len: Option<usize>) -> su
 
 /// Computes it with Burn's `conv2d`.
 fn plain(x: Tensor<3>, weight: Tensor<4>, geometry: &Geometry) -> Tensor<3> {
-    let ([b, _, c], [o, of_group, _, _]) = (x.dims(), weight.dims());
-    let ([h, w], [rows, columns]) = (geometry.input, geometry.output);
+    let [b, _, c] = x.dims();
+    let [o, of_group, _, _] = weight.dims();
+    let [h, w] = geometry.input;
+    let [rows, columns] = geometry.output;
     let x = x.reshape([b, h, w, c]).permute([0, 3, 1, 2]);
     let options = ConvOptions::new([geometry.stride; 2], geometry.padding, [1, 1], c / of_group);
     let weight = cast(weight, x.dtype());
@@ -130,9 +134,11 @@ impl<T: Number> Kernel<Flex, 2> for Conv<T> {
     type Saved = (FlexTensor, FlexTensor);
 
     fn forward(&self, [x, weight]: [FlexTensor; 2]) -> (FlexTensor, Self::Saved) {
-        let (x, weight) = (contiguous(&x), contiguous(&weight));
+        let x = contiguous(&x);
+        let weight = contiguous(&weight);
         let channels = self.channels(&x, &weight);
-        let (values, n_taps) = (elements::<T>(&x), self.geometry.n_taps());
+        let values = elements::<T>(&x);
+        let n_taps = self.geometry.n_taps();
         let y = match Weights::of(&weight) {
             weight if self.is_linear() => linear::times_transposed(values, weight, self.sizes(channels)),
             Weights::Wide(weight) => {
@@ -152,7 +158,8 @@ impl<T: Number> Kernel<Flex, 2> for Conv<T> {
         grad: FlexTensor,
         wanted: [bool; 2],
     ) -> [Option<FlexTensor>; 2] {
-        let (channels, grad) = (self.channels(&x, &weight), contiguous(&grad));
+        let channels = self.channels(&x, &weight);
+        let grad = contiguous(&grad);
         let gx = wanted[0].then(|| {
             let grad = elements::<T>(&grad);
             let gx = match Weights::of(&weight) {
@@ -166,16 +173,14 @@ impl<T: Number> Kernel<Flex, 2> for Conv<T> {
             tensor(gx, dims::<3>(&x))
         });
         let gw = wanted[1].then(|| {
-            let (x, grad) = (elements::<T>(&x), elements(&grad));
-            let gw = match self.is_linear() {
-                true => {
-                    let [m, c, o] = self.sizes(channels);
-                    linear::weight_gradient(grad, x, [m, o, c])
-                }
-                false => {
-                    let packed = cpu::weight_gradient(x, grad, channels, &self.geometry);
-                    unpacked(&packed, channels, self.geometry.n_taps())
-                }
+            let x = elements::<T>(&x);
+            let grad = elements(&grad);
+            let gw = if self.is_linear() {
+                let [m, c, o] = self.sizes(channels);
+                linear::weight_gradient(grad, x, [m, o, c])
+            } else {
+                let packed = cpu::weight_gradient(x, grad, channels, &self.geometry);
+                unpacked(&packed, channels, self.geometry.n_taps())
             };
             tensor(gw, dims::<4>(&weight))
         });
@@ -241,7 +246,8 @@ mod tests {
                     let grads = (y.clone() * y.inner().autodiff()).sum().backward();
                     (x.grad(&grads).expect("leaf"), weight.grad(&grads).expect("leaf"))
                 };
-                let (a, t) = (gradients(y), gradients(twin));
+                let a = gradients(y);
+                let t = gradients(twin);
                 assert_close("input", a.0, t.0, *tolerance);
                 assert_eq!(a.1.dtype(), DType::F32);
                 assert_close("weight", a.1, t.1, *tolerance);
@@ -268,7 +274,8 @@ mod tests {
         let of_all = cpu::weight_gradient(&x, &grad, channels, &geometry);
         let mut sum = vec![0.0; of_all.len()];
         for image in 0..3 {
-            let (x, grad) = (&x[image * 65_536..], &grad[image * 16_384..(image + 1) * 16_384]);
+            let x = &x[image * 65_536..];
+            let grad = &grad[image * 16_384..(image + 1) * 16_384];
             let own = cpu::weight_gradient(x, grad, channels, &one);
             sum.iter_mut().zip(own).for_each(|(sum, own)| *sum += own);
         }

@@ -1,16 +1,19 @@
-//! The gradient at the input of a convolution, as convolutions of the output's gradient with a stride of one.
+//! The gradient at the input of a convolution, as convolutions of the output's gradient with a
+//! stride of one.
 //!
 //! ```text
 //! gx[s·i + r - p, c] = Σ_a,o g[i - a, o] · w[o, c, r + s·a]        a ≥ 0
 //! ```
 //!
-//! on either axis, s the stride and p the padding: cells whose position plus p leaves the same remainder r when divided by s are a phase.
-//! They meet every s-th tap from r on, in reverse. A stride of one has one phase.
+//! on either axis, s the stride and p the padding: cells whose position plus p leaves the same
+//! remainder r when divided by s are a phase. They meet every s-th tap from r on, in reverse. A
+//! stride of one has one phase.
 
 use super::channels::Taps;
 use super::geometry::{Geometry, Lattice};
 
-/// The cells of a convolution's input whose positions have the same remainders, and the convolution that computes their gradient.
+/// The cells of a convolution's input whose positions have the same remainders, and the convolution
+/// that computes their gradient.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Phase {
     /// Windows over the output's gradient, one for each cell of the phase.
@@ -22,8 +25,8 @@ pub(super) struct Phase {
 }
 
 impl Phase {
-    /// Returns the phases of a convolution that have cells and taps. Cells of the others are covered by no window: their
-    /// gradient is zero.
+    /// Returns the phases of a convolution that have cells and taps. Cells of the others are
+    /// covered by no window: their gradient is zero.
     pub(super) fn all(geometry: &Geometry) -> Vec<Self> {
         let [rows, columns] = [0, 1].map(|axis| Line::all(geometry, axis));
         let columns = columns.iter();
@@ -47,9 +50,11 @@ impl Phase {
         Self { geometry, taps, first: lines.map(|line| line.first) }
     }
 
-    /// Returns the places of the phase's cells, of `channels` each, in an image of the `whole` convolution's input.
+    /// Returns the places of the phase's cells, of `channels` each, in an image of the `whole`
+    /// convolution's input.
     pub(super) fn lattice(&self, whole: &Geometry, channels: usize) -> Lattice {
-        let ([y, x], [_, width]) = (self.first, whole.input);
+        let [y, x] = self.first;
+        let [_, width] = whole.input;
         Lattice {
             start: (y * width + x) * channels,
             window: whole.stride * channels,
@@ -57,7 +62,8 @@ impl Phase {
         }
     }
 
-    /// Copies the gradient of the phase's cells, of `channels` each, into that of the input of the `whole` convolution.
+    /// Copies the gradient of the phase's cells, of `channels` each, into that of the input of the
+    /// `whole` convolution.
     pub(super) fn put<T: Copy>(&self, of_phase: &[T], channels: usize, whole: &Geometry, gx: &mut [T]) {
         let Lattice { start, window, row } = self.lattice(whole, channels);
         let [n_rows, n_columns] = self.geometry.output;
@@ -89,13 +95,17 @@ struct Line {
 impl Line {
     /// Returns the lines of an axis that have cells and taps.
     fn all(geometry: &Geometry, axis: usize) -> Vec<Self> {
-        let (stride, padding) = (geometry.stride, geometry.padding[axis]);
-        let (kernel, n) = (geometry.kernel[axis], geometry.input[axis]);
+        let stride = geometry.stride;
+        let padding = geometry.padding[axis];
+        let kernel = geometry.kernel[axis];
+        let n = geometry.input[axis];
         let line = |first: usize| {
-            let (remainder, last_window) = ((first + padding) % stride, (first + padding) / stride);
+            let remainder = (first + padding) % stride;
+            let last_window = (first + padding) / stride;
             let taps = (remainder..kernel).step_by(stride);
-            // Where the first window ends before the first cell, the windows over the gradient would have to start after its first
-            // one. They cannot, and reach back to it by taps of zero.
+            // Where the first window ends before the first cell, the windows over the gradient
+            // would have to start after its first one. They cannot, and reach back to it by taps of
+            // zero.
             let n_taps = taps.len().max(last_window + 1);
             let moves = taps.enumerate().map(|(a, tap)| [tap, n_taps - 1 - a]).collect();
             Self {
@@ -116,8 +126,8 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        /// Windows of phases over the output's gradient are the windows over the input, seen from its cells: each cell meets each
-        /// window with the same tap, once.
+        /// Windows of phases over the output's gradient are the windows over the input, seen from
+        /// its cells: each cell meets each window with the same tap, once.
         #[test]
         fn phases_have_every_tap_of_every_window(
             h in 1usize..7, w in 1usize..7, kh in 1usize..5, kw in 1usize..4, stride in 1usize..4, padding in 0usize..4,

@@ -19,8 +19,8 @@ use crate::ops::bridge::{Kernel, run};
 use crate::ops::cpu::{contiguous, dims, elements, flex_dtype, tensor};
 use crate::ops::number::{Number, nearest};
 
-/// Returns the largest of `x` of `[B, H·W, C]` in windows of `side` by `side` cells, `[B, H'·W', C]`, and its grid.
-/// Padding is at most half a window, so that each window has a cell inside.
+/// Returns the largest of `x` of `[B, H·W, C]` in windows of `side` by `side` cells, `[B, H'·W',
+/// C]`, and its grid. Padding is at most half a window, so that each window has a cell inside.
 pub fn max_pool(x: Tensor<3>, grid: [usize; 2], side: usize, window: Window) -> (Tensor<3>, [usize; 2]) {
     let [b, _, _] = x.dims();
     let geometry = Geometry::new(b, grid, [side; 2], window.stride, window.padding);
@@ -34,7 +34,8 @@ pub fn max_pool(x: Tensor<3>, grid: [usize; 2], side: usize, window: Window) -> 
 
 fn plain(x: Tensor<3>, geometry: &Geometry) -> Tensor<3> {
     let [b, _, c] = x.dims();
-    let ([h, w], [rows, columns]) = (geometry.input, geometry.output);
+    let [h, w] = geometry.input;
+    let [rows, columns] = geometry.output;
     let x = x.reshape([b, h, w, c]).permute([0, 3, 1, 2]);
     let options = MaxPoolOptions::new(geometry.kernel);
     let options = options.with_stride([geometry.stride; 2]).with_padding(geometry.padding);
@@ -71,7 +72,8 @@ impl<T: Number> Kernel<Flex, 1> for MaxPool<T> {
 
     fn backward(&self, x: FlexTensor, grad: FlexTensor, _: [bool; 1]) -> [Option<FlexTensor>; 1] {
         let [_, _, c]: [usize; 3] = dims(&x);
-        let (values, grad) = (elements::<T>(&x), contiguous(&grad));
+        let values = elements::<T>(&x);
+        let grad = contiguous(&grad);
         let grad = elements::<T>(&grad);
         let mut best = vec![(f32::NEG_INFINITY, 0); self.geometry.n_windows() * c];
         self.geometry.for_each_row(0..self.geometry.n_windows(), |window, tap, n| {

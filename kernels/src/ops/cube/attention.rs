@@ -1,5 +1,6 @@
-//! [`attention`](crate::ops::attention) with the device's own matrix products, on heads whose tokens are padded to a
-//! multiple of eight, and one pass over the scores between the products, forwards and backwards.
+//! [`attention`](crate::ops::attention) with the device's own matrix products, on heads whose
+//! tokens are padded to a multiple of eight, and one pass over the scores between the products,
+//! forwards and backwards.
 //!
 //! ```text
 //! Q, K, V = split(qkv)              [B, N, 3·H·D_h] to [B, H, M, D_h]     M = N, up to a multiple of 8

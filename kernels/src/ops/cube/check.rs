@@ -279,13 +279,15 @@ fn errors_of_rows(
     let of_b = weighted_sums(b, &r);
     let of_a = weighted_sums(a, &of_b.sums);
     let of_out = weighted_sums(&target.out, &r);
-    let (sums, norms) = (read(of_out.sums)?, norms(of_out.squares)?);
+    let sums = read(of_out.sums)?;
+    let norms = norms(of_out.squares)?;
     let mut right = read(of_a.sums)?;
     if let Beside::Bias(bias) = beside {
         let added: f32 = read(in_f32(bias))?.iter().zip(&signs).map(|(bias, sign)| bias * sign).sum();
         right.iter_mut().for_each(|sum| *sum += added);
     }
-    let (of_a, of_b) = (self::norms(of_a.squares)?, total_norm(of_b.squares)?);
+    let of_a = self::norms(of_a.squares)?;
+    let of_b = total_norm(of_b.squares)?;
     let Tolerance { of_result, of_factors } = Tolerance::of(a, &target.out);
     right.iter_mut().for_each(|sum| *sum *= times);
     let allowed =
@@ -308,7 +310,8 @@ fn errors_of_columns(
     let of_a = weighted_sums(&a_columns, &r);
     let of_b = weighted_sums(&b_columns, &of_a.sums);
     let of_out = weighted_sums(&out_columns, &r);
-    let (sums, norms) = (read(of_out.sums)?, norms(of_out.squares)?);
+    let sums = read(of_out.sums)?;
+    let norms = norms(of_out.squares)?;
     let mut right = read(of_b.sums)?;
     if let Beside::Bias(bias) = beside {
         let total: f32 = signs.iter().sum();
@@ -316,7 +319,8 @@ fn errors_of_columns(
             *sum += bias * total;
         }
     }
-    let (of_b, of_a) = (self::norms(of_b.squares)?, total_norm(of_a.squares)?);
+    let of_b = self::norms(of_b.squares)?;
+    let of_a = total_norm(of_a.squares)?;
     let Tolerance { of_result, of_factors } = Tolerance::of(a, &target.out);
     right.iter_mut().for_each(|sum| *sum *= times);
     let allowed =
@@ -328,7 +332,8 @@ fn errors_of_sums(a: &CubeTensor, target: &Target) -> Result<Errors, String> {
     let Some(sums) = &target.sums else { return Ok(Errors::NONE) };
     let k = a.meta.shape()[a.meta.num_dims() - 1];
     let of_a = weighted_sums(a, &vector(a, &vec![1.0; k]));
-    let (right, norms) = (read(of_a.sums)?, norms(of_a.squares)?);
+    let right = read(of_a.sums)?;
+    let norms = norms(of_a.squares)?;
     let sums = read(in_f32(sums))?;
     // Rounding of sums in another order: a share of the sum itself, and of the norm.
     let norm_tolerance = if a.dtype == DType::F32 { TF32.of_factors } else { EXACT.of_result };
@@ -339,14 +344,15 @@ fn errors_of_sums(a: &CubeTensor, target: &Target) -> Result<Errors, String> {
 
 /// Returns `n` numbers of ±1.
 fn signs(n: usize, seed: u64) -> Vec<f32> {
-    let sign = |i: usize| {
-        // The finalizer of SplitMix64.
-        let mut x = (i as u64 ^ seed << 32).wrapping_add(0x9e37_79b9_7f4a_7c15);
-        x = (x ^ x >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        x = (x ^ x >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        if (x ^ x >> 31) & 1 == 0 { 1.0 } else { -1.0 }
-    };
-    (0..n).map(sign).collect()
+    (0..n)
+        .map(|i: usize| {
+            // The finalizer of SplitMix64.
+            let mut x = (i as u64 ^ seed << 32).wrapping_add(0x9e37_79b9_7f4a_7c15);
+            x = (x ^ x >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+            x = (x ^ x >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+            if (x ^ x >> 31) & 1 == 0 { 1.0 } else { -1.0 }
+        })
+        .collect()
 }
 
 /// Sums over the rows of matrices.
@@ -361,8 +367,10 @@ struct RowSums {
 /// columns]` with a vector for each matrix.
 fn weighted_sums(x: &CubeTensor, weights: &CubeTensor) -> RowSums {
     let rank = x.meta.num_dims();
-    let (shape, strides) = (x.meta.shape(), x.meta.strides());
-    let (rows, columns) = (shape[rank - 2], shape[rank - 1]);
+    let shape = x.meta.shape();
+    let strides = x.meta.strides();
+    let rows = shape[rank - 2];
+    let columns = shape[rank - 1];
     let n_batches: usize = shape.iter().take(rank - 2).product();
     let batch_stride = if n_batches > 1 { strides[rank - 3] } else { 0 };
     let is_shared = weights.meta.shape()[weights.meta.num_dims() - 1] * n_batches
@@ -497,7 +505,8 @@ fn sum_rows<F: Float>(
     weights_stride: usize,
     #[define(F)] _dtype: ElemType,
 ) {
-    let (batch, row) = (ABSOLUTE_POS / n_rows, ABSOLUTE_POS % n_rows);
+    let batch = ABSOLUTE_POS / n_rows;
+    let row = ABSOLUTE_POS % n_rows;
     if batch < n_batches {
         let start = batch * batch_stride + row * row_stride;
         let mut sum = 0.0f32;
@@ -561,7 +570,8 @@ mod tests {
     /// Copies `n` elements to a target, element `odd` of them times `factor`.
     fn store(x: &CubeTensor, y: &CubeTensor, n: usize, odd: usize, factor: f32) {
         let (count, dim) = one_unit_each(&x.client, n);
-        let (x, y) = (x.clone(), y.clone());
+        let x = x.clone();
+        let y = y.clone();
         copy::launch(
             &x.client.clone(),
             count,
@@ -586,7 +596,7 @@ mod tests {
         let right = burn_cubecl::kernel::into_contiguous(right);
         let sums = CubeBackend::float_reshape(CubeBackend::float_sum_dim(a.clone(), 1), [m].into());
         let run_number = Cell::new(0);
-        let run = |target: &Target, adds: bool| {
+        check(a, b, beside, DType::F32, |target: &Target, adds: bool| {
             run_number.set(run_number.get() + 1);
             let none = 1 << 30;
             let mut out = target.out.clone();
@@ -624,8 +634,7 @@ mod tests {
                 store(&sums, to, m, 4, factor);
             }
             Ok(())
-        };
-        check(a, b, beside, DType::F32, &run)
+        })
     }
 
     /// Every planted fault is noticed, in plain and in transposed factors.
@@ -681,7 +690,8 @@ mod tests {
                 continue;
             }
             let primitive = |x: Tensor<3>| x.try_into_primitive::<CubeBackend>().unwrap();
-            let (a, b) = (primitive(zeros([3, 5, 8])), primitive(zeros([3, 8, 6])));
+            let a = primitive(zeros([3, 5, 8]));
+            let b = primitive(zeros([3, 8, 6]));
             let run = |target: &Target, _: bool| {
                 let zeros = primitive(zeros([3, 5, 6]));
                 store(&zeros, &target.out, 90, 1 << 30, 1.0);
@@ -724,14 +734,14 @@ mod tests {
                 a.clone().matmul(b.clone()).try_into_primitive::<CubeBackend>().unwrap(),
             );
             let primitive = |x: Tensor<3>| x.try_into_primitive::<CubeBackend>().unwrap();
-            let (a, b) = (primitive(a), primitive(b));
+            let a = primitive(a);
+            let b = primitive(b);
             for (factor, is_right) in [(1.0, true), (3.0, false)] {
                 let twice = CubeBackend::float_mul_scalar(right.clone(), 2.0f32.into());
-                let run = |target: &Target, adds: bool| {
+                let verdict = check(&a, &b, &Beside::None, DType::F32, |target: &Target, adds: bool| {
                     store(if adds { &twice } else { &right }, &target.out, 960, 2 * 240 + 17, factor);
                     Ok(())
-                };
-                let verdict = check(&a, &b, &Beside::None, DType::F32, &run);
+                });
                 assert_eq!(matches!(verdict, Finding::Right(_)), is_right, "{verdict:?}");
             }
         }

@@ -73,7 +73,8 @@ impl Kernel<CubeBackend, 2> for Conv {
     type Saved = [CubeTensor; 2];
 
     fn forward(&self, [x, weight]: [CubeTensor; 2]) -> (CubeTensor, Self::Saved) {
-        let (n_images, o) = (x.meta.shape()[0], weight.meta.shape()[0]);
+        let n_images = x.meta.shape()[0];
+        let o = weight.meta.shape()[0];
         let weight = self.packed(cast(weight, x.dtype));
         let shape = [n_images, self.windows.n_windows(), o];
         if self.is_linear {
@@ -96,12 +97,11 @@ impl Kernel<CubeBackend, 2> for Conv {
         grad: CubeTensor,
         wanted: [bool; 2],
     ) -> [Option<CubeTensor>; 2] {
-        let gx = wanted[0].then(|| match self.is_linear {
-            true => {
+        let gx = wanted[0].then(|| {
+            if self.is_linear {
                 let gx = product(matrix(&grad), weight.clone());
                 CubeBackend::float_reshape(gx, x.shape())
-            }
-            false => {
+            } else {
                 let of_images = |grad: CubeTensor| {
                     let n_images = grad.meta.shape()[0];
                     let windows = product_in(self.by_group(&grad), weight.clone(), DType::F32);
@@ -137,7 +137,8 @@ impl Conv {
     /// Returns the weight of `[O, C', kh, kw]` as it is multiplied.
     fn packed(&self, weight: CubeTensor) -> CubeTensor {
         let shape = weight.meta.shape();
-        let (o, c) = (shape[0], shape[1]);
+        let o = shape[0];
+        let c = shape[1];
         if self.is_linear {
             return CubeBackend::float_reshape(weight, [o, c].into());
         }
@@ -156,12 +157,11 @@ impl Conv {
             return CubeBackend::float_reshape(gw, [o, c, kh, kw].into());
         }
         let [n_groups, o, columns] = [0, 1, 2].map(|dim| weight.meta.shape()[dim]);
-        let of_images = |(x, grad): (CubeTensor, CubeTensor)| {
-            product_in(transposed(self.by_group(&grad)), self.copied(&x), DType::F32)
-        };
         let n_each = self.n_images_each(weight);
         let parts = self.chunks(x, n_each).into_iter().zip(self.chunks(grad, n_each));
-        let gw = parts.map(of_images).reduce(CubeBackend::float_add);
+        let gw = parts
+            .map(|(x, grad)| product_in(transposed(self.by_group(&grad)), self.copied(&x), DType::F32))
+            .reduce(CubeBackend::float_add);
         // A batch has an image at least.
         let gw = gw.expect("images to convolve");
         let c = columns / self.windows.n_taps();
@@ -185,17 +185,20 @@ impl Conv {
         if n_each >= n_images {
             return vec![images.clone()];
         }
-        let part = |start: usize| {
-            let end = (start + n_each).min(n_images);
-            let ranges = [(start..end).into(), (0..shape[1]).into(), (0..shape[2]).into()];
-            CubeBackend::float_slice(images.clone(), &ranges)
-        };
-        (0..n_images).step_by(n_each).map(part).collect()
+        (0..n_images)
+            .step_by(n_each)
+            .map(|start: usize| {
+                let end = (start + n_each).min(n_images);
+                let ranges = [(start..end).into(), (0..shape[1]).into(), (0..shape[2]).into()];
+                CubeBackend::float_slice(images.clone(), &ranges)
+            })
+            .collect()
     }
 
     /// Returns the windows of `images` of `[B, H·W, C]`, `[G, B·H'·W', T·C']`.
     fn copied(&self, images: &CubeTensor) -> CubeTensor {
-        let (n_images, c) = (images.meta.shape()[0], images.meta.shape()[2]);
+        let n_images = images.meta.shape()[0];
+        let c = images.meta.shape()[2];
         let of_group = c / self.n_groups;
         let n_rows = n_images * self.windows.n_windows();
         let columns = self.windows.n_taps() * of_group;
@@ -318,7 +321,8 @@ fn copy_windows<F: Float, N: Size>(
         let tap = (ABSOLUTE_POS / n_channels) % n_taps;
         let row = (ABSOLUTE_POS / comptime!(n_channels * windows.kernel.0 * windows.kernel.1)) % n_rows;
         let group = ABSOLUTE_POS / comptime!(n_channels * windows.kernel.0 * windows.kernel.1) / n_rows;
-        let (image, window) = (row / n_windows, row % n_windows);
+        let image = row / n_windows;
+        let window = row % n_windows;
         // Positions in the padded input, to which all numbers are positive.
         let y = (window / windows.output.1) * windows.stride + tap / windows.kernel.1;
         let z = (window % windows.output.1) * windows.stride + tap % windows.kernel.1;
@@ -353,17 +357,23 @@ fn collect_windows<W: Float, F: Float, N: Size>(
 ) {
     if ABSOLUTE_POS < n_units {
         let n_cells = comptime!(windows.input.0 * windows.input.1);
-        let (row, vector) = (ABSOLUTE_POS / n_vectors, ABSOLUTE_POS % n_vectors);
-        let (group, channel) = (vector / n_channels, vector % n_channels);
-        let (image, cell) = (row / n_cells, row % n_cells);
+        let row = ABSOLUTE_POS / n_vectors;
+        let vector = ABSOLUTE_POS % n_vectors;
+        let group = vector / n_channels;
+        let channel = vector % n_channels;
+        let image = row / n_cells;
+        let cell = row % n_cells;
         let y = cell / windows.input.1 + windows.padding;
         let z = cell % windows.input.1 + windows.padding;
         let mut total = Vector::<f32, N>::new(0.0f32);
         for tap in 0..comptime!(windows.kernel.0 * windows.kernel.1) {
-            let (from_y, from_z) = (tap / windows.kernel.1, tap % windows.kernel.1);
+            let from_y = tap / windows.kernel.1;
+            let from_z = tap % windows.kernel.1;
             if y >= from_y && z >= from_z {
-                let (down, right) = (y - from_y, z - from_z);
-                let (i, j) = (down / windows.stride, right / windows.stride);
+                let down = y - from_y;
+                let right = z - from_z;
+                let i = down / windows.stride;
+                let j = right / windows.stride;
                 let is_window = down % windows.stride == 0
                     && right % windows.stride == 0
                     && i < windows.output.0

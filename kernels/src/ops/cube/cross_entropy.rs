@@ -32,8 +32,10 @@ impl Kernel<CubeBackend, 2> for CrossEntropy {
     type Saved = [CubeTensor; 3];
 
     fn forward(&self, [scores, targets]: [CubeTensor; 2]) -> (CubeTensor, Self::Saved) {
-        let (n_views, n_targets) = (scores.meta.shape()[1], targets.meta.shape()[1]);
-        let (scores, targets) = (Rows::of(&scores), Rows::of(&targets));
+        let n_views = scores.meta.shape()[1];
+        let n_targets = targets.meta.shape()[1];
+        let scores = Rows::of(&scores);
+        let targets = Rows::of(&targets);
         let stats = empty(&scores.tensor, [scores.n_rows, 2], DType::F32);
         let losses = empty(&scores.tensor, [scores.n_rows], DType::F32);
         let n = vector_size(&[&scores, &targets]);
@@ -82,8 +84,10 @@ impl Kernel<CubeBackend, 2> for CrossEntropy {
         if !wanted[0] {
             return [None, None];
         }
-        let (n_views, n_targets) = (scores.meta.shape()[1], targets.meta.shape()[1]);
-        let (scores, targets) = (Rows::of(&scores), Rows::of(&targets));
+        let n_views = scores.meta.shape()[1];
+        let n_targets = targets.meta.shape()[1];
+        let scores = Rows::of(&scores);
+        let targets = Rows::of(&targets);
         let gs = Rows::of(&empty(&scores.tensor, scores.tensor.shape(), scores.tensor.dtype));
         let n = vector_size(&[&scores, &targets, &gs]);
         let client = &scores.tensor.client;
@@ -127,7 +131,8 @@ fn paired<T: Float, N: Size>(
     n_targets: usize,
     #[comptime] pairs_own: bool,
 ) -> Vector<f32, N> {
-    let (image, view) = (row / n_views, row % n_views);
+    let image = row / n_views;
+    let view = row % n_views;
     let mut total = Vector::<f32, N>::new(0.0f32);
     for target in 0..n_targets {
         if pairs_own || target != view {
@@ -230,7 +235,8 @@ fn score_gradients<F: Float, T: Float, N: Size>(
     let row = lanes::row();
     let lane = UNIT_POS_X as usize;
     if row < n_rows {
-        let (log_sum, weight) = (stats[2 * row], stats[2 * row + 1]);
+        let log_sum = stats[2 * row];
+        let weight = stats[2 * row + 1];
         let scale = grad[0] * inverse;
         for i in range_stepped(lane, n_vectors, comptime!(lanes.n)) {
             let score = Vector::<f32, N>::cast_from(scores[row * scores_stride + i]);

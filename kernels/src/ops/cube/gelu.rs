@@ -43,7 +43,8 @@ impl Kernel<CubeBackend, 1> for Gelu {
     }
 
     fn backward(&self, x: CubeTensor, grad: CubeTensor, _: [bool; 1]) -> [Option<CubeTensor>; 1] {
-        let (x, grad) = (Rows::of(&x), Rows::of(&grad));
+        let x = Rows::of(&x);
+        let grad = Rows::of(&grad);
         let gx = x.empty_like();
         let n = vector_size(&[&x, &grad, &gx]);
         let client = &x.tensor.client;
@@ -83,7 +84,8 @@ fn gelu_forward<F: Float, N: Size>(
     #[comptime] n_vectors: usize,
     #[define(F)] _dtype: ElemType,
 ) {
-    let (row, column) = (ABSOLUTE_POS / n_vectors, ABSOLUTE_POS % n_vectors);
+    let row = ABSOLUTE_POS / n_vectors;
+    let column = ABSOLUTE_POS % n_vectors;
     if row < n_rows {
         let value = Vector::<f32, N>::cast_from(x[row * x_stride + column]);
         y[row * y_stride + column] = Vector::cast_from(value * cdf::<N>(value));
@@ -102,7 +104,8 @@ fn gelu_backward<F: Float, N: Size>(
     #[comptime] n_vectors: usize,
     #[define(F)] _dtype: ElemType,
 ) {
-    let (row, column) = (ABSOLUTE_POS / n_vectors, ABSOLUTE_POS % n_vectors);
+    let row = ABSOLUTE_POS / n_vectors;
+    let column = ABSOLUTE_POS % n_vectors;
     if row < n_rows {
         let value = Vector::<f32, N>::cast_from(x[row * x_stride + column]);
         let g = Vector::<f32, N>::cast_from(grad[row * grad_stride + column]);

@@ -1,7 +1,8 @@
-//! Conversion between rows of tokens, `[B, N, P·H·D_h]`, and heads, `[B, H, M, D_h]`: parts are queries, keys, values.
+//! Conversion between rows of tokens, `[B, N, P·H·D_h]`, and heads, `[B, H, M, D_h]`: parts are
+//! queries, keys, values.
 //!
-//! A head has M ≥ N tokens, the last of them zero: matrix products want M to be a multiple of eight, which
-//! 197 is not.
+//! A head has M ≥ N tokens, the last of them zero: matrix products want M to be a multiple of
+//! eight, which 197 is not.
 
 use burn_backend::Slice;
 use burn_backend::ops::FloatTensorOps;
@@ -138,8 +139,10 @@ fn split_heads<F: Float, N: Size>(
         let column = ABSOLUTE_POS % grid.n_vectors;
         let token = (ABSOLUTE_POS / grid.n_vectors) % grid.padded;
         let of_head = ABSOLUTE_POS / comptime!(grid.n_vectors * grid.padded);
-        let (head, of_image) = (of_head % grid.n_heads, of_head / grid.n_heads);
-        let (image, part) = (of_image % n_images, of_image / n_images);
+        let head = of_head % grid.n_heads;
+        let of_image = of_head / grid.n_heads;
+        let image = of_image % n_images;
+        let part = of_image / n_images;
         if token < grid.n_tokens {
             let first = (part * grid.n_heads + head) * grid.n_vectors + column;
             heads[ABSOLUTE_POS] = tokens[(image * grid.n_tokens + token) * stride + first];
@@ -164,11 +167,13 @@ fn merge_heads<F: Float, N: Size>(
 ) {
     if ABSOLUTE_POS < n_units {
         let width = comptime!(n_parts * grid.n_heads * grid.n_vectors);
-        let (row, position) = (ABSOLUTE_POS / width, ABSOLUTE_POS % width);
+        let row = ABSOLUTE_POS / width;
+        let position = ABSOLUTE_POS % width;
         let column = position % grid.n_vectors;
         let head = (position / grid.n_vectors) % grid.n_heads;
         let part = position / comptime!(grid.n_vectors * grid.n_heads);
-        let (token, image) = (row % grid.n_tokens, row / grid.n_tokens);
+        let token = row % grid.n_tokens;
+        let image = row / grid.n_tokens;
         let from = ((image * grid.n_heads + head) * grid.padded + token) * heads_stride + column;
         let to = row * stride + position;
         if part == 0 {

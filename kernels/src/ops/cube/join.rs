@@ -122,7 +122,9 @@ impl Join {
         x: Option<&CubeTensor>,
         dtype: DType,
     ) -> CubeTensor {
-        let (has_x, has_gamma, has_factors) = (x.is_some(), gamma.is_some(), self.factors.is_some());
+        let has_x = x.is_some();
+        let has_gamma = gamma.is_some();
+        let has_factors = self.factors.is_some();
         let n_tokens = b.meta.shape()[1];
         let b = Rows::of(b);
         let y = Rows::of(&empty(&b.tensor, b.tensor.shape(), dtype));
@@ -164,7 +166,8 @@ impl Join {
     /// Returns parts of gγ, `[blocks, 1, D]` in f32.
     fn parts_of_scale_gradient(&self, grad: &CubeTensor, b: &CubeTensor) -> CubeTensor {
         let n_tokens = b.meta.shape()[1];
-        let (grad, b) = (Rows::of(grad), Rows::of(b));
+        let grad = Rows::of(grad);
+        let b = Rows::of(b);
         let n_blocks = b.n_rows.div_ceil(BLOCK);
         let partial = empty(&b.tensor, [n_blocks, 1, b.d], DType::F32);
         let has_factors = self.factors.is_some();
@@ -215,7 +218,8 @@ fn join_kernel<B: Float, X: Float, G: Float, F: Float, Y: Float, N: Size>(
     #[define(F)] _factors: ElemType,
     #[define(Y)] _y: ElemType,
 ) {
-    let (row, column) = (ABSOLUTE_POS / n_vectors, ABSOLUTE_POS % n_vectors);
+    let row = ABSOLUTE_POS / n_vectors;
+    let column = ABSOLUTE_POS % n_vectors;
     if row < n_rows {
         let mut value = Vector::<f32, N>::cast_from(b[row * b_stride + column]);
         if has_gamma {
@@ -248,7 +252,8 @@ fn join_sums<G: Float, B: Float, F: Float>(
     #[define(B)] _b: ElemType,
     #[define(F)] _factors: ElemType,
 ) {
-    let (block, column) = (ABSOLUTE_POS / d, ABSOLUTE_POS % d);
+    let block = ABSOLUTE_POS / d;
+    let column = ABSOLUTE_POS % d;
     let first = block * BLOCK;
     if first < n_rows {
         let mut total = 0.0f32;

@@ -17,15 +17,16 @@ pub(super) struct Lanes {
 }
 
 impl Lanes {
-    /// Returns one plane per row if the device has planes of a single size that it can synchronize: lanes go through
-    /// loops of unequal lengths before they reduce.
+    /// Returns one plane per row if the device has planes of a single size that it can synchronize:
+    /// lanes go through loops of unequal lengths before they reduce.
     pub(super) fn of(client: &Client) -> Self {
         let hardware = &client.properties().hardware;
         let one_size = hardware.plane_size_min == hardware.plane_size_max && hardware.plane_size_min > 1;
         let has = |feature| client.properties().features.plane.contains(feature);
-        match has(Plane::Ops) && has(Plane::Sync) && one_size {
-            true => Self { n: hardware.plane_size_max as usize, planes: true },
-            false => Self { n: 32, planes: false },
+        if has(Plane::Ops) && has(Plane::Sync) && one_size {
+            Self { n: hardware.plane_size_max as usize, planes: true }
+        } else {
+            Self { n: 32, planes: false }
         }
     }
 
@@ -63,7 +64,8 @@ pub(super) fn sum(value: f32, #[comptime] lanes: Lanes) -> f32 {
     }
 }
 
-/// Returns the largest value over the lanes of a row to all of them. All units of a cube must call it.
+/// Returns the largest value over the lanes of a row to all of them. All units of a cube must call
+/// it.
 #[cube]
 pub(super) fn largest(value: f32, #[comptime] lanes: Lanes) -> f32 {
     if comptime!(lanes.planes) {

@@ -1,5 +1,5 @@
-//! [`layer_norm`](crate::ops::layer_norm): the lanes of a row compute its moments; the parameters' gradients are summed
-//! over blocks of rows.
+//! [`layer_norm`](crate::ops::layer_norm): the lanes of a row compute its moments; the parameters'
+//! gradients are summed over blocks of rows.
 //!
 //! ```text
 //! x̂  = (x - mean(x)) · r        r = 1 / √(var(x) + ε)         x, y [.., D]   moments [rows, 2]: mean and r
@@ -44,7 +44,9 @@ impl Kernel<CubeBackend, 3> for LayerNorm {
     type Saved = Saved;
 
     fn forward(&self, [x, gamma, beta]: [CubeTensor; 3]) -> (CubeTensor, Saved) {
-        let (x, gamma, beta) = (Rows::of(&x), Rows::of(&gamma), Rows::of(&beta));
+        let x = Rows::of(&x);
+        let gamma = Rows::of(&gamma);
+        let beta = Rows::of(&beta);
         let y = Rows::of(&empty(&x.tensor, x.tensor.shape(), self.output));
         let moments = empty(&x.tensor, [x.n_rows, 2], DType::F32);
         let n = vector_size(&[&x, &y, &gamma, &beta]);
@@ -75,7 +77,9 @@ impl Kernel<CubeBackend, 3> for LayerNorm {
 
     fn backward(&self, saved: Saved, grad: CubeTensor, wanted: [bool; 3]) -> [Option<CubeTensor>; 3] {
         let (x, moments, gamma) = saved;
-        let (x, grad, gamma) = (Rows::of(&x), Rows::of(&grad), Rows::of(&gamma));
+        let x = Rows::of(&x);
+        let grad = Rows::of(&grad);
+        let gamma = Rows::of(&gamma);
         let skip = self.link.as_ref().and_then(Link::take);
         let gx = wanted[0].then(|| input_gradient(&x, &moments, &gamma, &grad, skip.as_ref()));
         if !(wanted[1] || wanted[2]) {
@@ -245,7 +249,8 @@ fn layer_norm_backward<F: Float, G: Float, O: Float, N: Size>(
     let lane = UNIT_POS_X as usize;
     let d = f32::cast_from(n_vectors * N::value());
     let read = min(row, n_rows - 1);
-    let (mean, factor) = (moments[2 * read], moments[2 * read + 1]);
+    let mean = moments[2 * read];
+    let factor = moments[2 * read + 1];
 
     let mut total = Vector::<f32, N>::new(0.0f32);
     let mut along = Vector::<f32, N>::new(0.0f32);
@@ -287,7 +292,8 @@ fn layer_norm_sums<F: Float, O: Float, N: Size>(
     #[define(F)] _dtype: ElemType,
     #[define(O)] _output: ElemType,
 ) {
-    let (block, column) = (ABSOLUTE_POS / n_vectors, ABSOLUTE_POS % n_vectors);
+    let block = ABSOLUTE_POS / n_vectors;
+    let column = ABSOLUTE_POS % n_vectors;
     let first = block * BLOCK;
     if first < n_rows {
         let mut of_gamma = Vector::<f32, N>::new(0.0f32);

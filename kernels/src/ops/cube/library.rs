@@ -47,16 +47,15 @@ pub(super) fn product(
     let size = size_of(a, b, beside, dtype)?;
     let plan = planned(client, &size)?;
     let is_live_check = products::is_to_be_checked();
-    let run = |target: &Target, adds: bool| match plan
-        .queue_and_wait(client, buffers(a, b, beside, target, adds))
-    {
-        Ok(taken) => taken.map_err(NotRun::ByLibrary),
-        Err(_) => Err(NotRun::ByDevice),
-    };
     if !products::is_trusted() {
         let state = state_at_use(client, &size);
         if is_live_check || state.is_some_and(State::is_due) {
-            let finding = check(a, b, beside, dtype, &run);
+            let finding = check(a, b, beside, dtype, &|target: &Target, adds: bool| match plan
+                .queue_and_wait(client, buffers(a, b, beside, target, adds))
+            {
+                Ok(taken) => taken.map_err(NotRun::ByLibrary),
+                Err(_) => Err(NotRun::ByDevice),
+            });
             note(client, &size, finding)?;
         }
     }
@@ -184,9 +183,13 @@ fn size_of(a: &CubeTensor, b: &CubeTensor, beside: &Beside, dtype: DType) -> Opt
 /// Returns how a batch of matrices lies in memory; `None` if neither rows nor columns consist of
 /// neighbors, or matrices are not equally far apart.
 fn layout(tensor: &CubeTensor) -> Option<Layout> {
-    let (shape, strides, rank) = (tensor.meta.shape(), tensor.meta.strides(), tensor.meta.num_dims());
-    let (rows, columns) = (shape[rank - 2], shape[rank - 1]);
-    let (row_stride, column_stride) = (strides[rank - 2], strides[rank - 1]);
+    let shape = tensor.meta.shape();
+    let strides = tensor.meta.strides();
+    let rank = tensor.meta.num_dims();
+    let rows = shape[rank - 2];
+    let columns = shape[rank - 1];
+    let row_stride = strides[rank - 2];
+    let column_stride = strides[rank - 1];
     let are_equally_far =
         (1..rank.saturating_sub(2)).all(|dim| strides[dim - 1] == strides[dim] * shape[dim]);
     if tensor.meta.is_tiled() || !are_equally_far {
@@ -230,7 +233,8 @@ fn words(size: &Product) -> String {
         (_, DType::F32) => "bf16 to f32",
         (_, output) => name(output),
     };
-    let (a, b) = (transposed(size.a), transposed(size.b));
+    let a = transposed(size.a);
+    let b = transposed(size.b);
     format!("{batches}[{m}, {k}]{a} · [{k}, {n}]{b}{beside}, {types}")
 }
 

@@ -1,5 +1,5 @@
-//! [`linear`](crate::ops::linear) with the device's own matrix products, on rows at any stride. Burn's operations
-//! copy padded rows when they merge images and tokens into one dimension.
+//! [`linear`](crate::ops::linear) with the device's own matrix products, on rows at any stride.
+//! Burn's operations copy padded rows when they merge images and tokens into one dimension.
 //!
 //! ```text
 //! y  = x · Wᵀ + b     x [B, N, D]   W [O, D]   b [O]   y [B, N, O]

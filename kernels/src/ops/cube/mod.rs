@@ -1,8 +1,8 @@
-//! CubeCL kernels for the devices that it compiles for, one file each, with its formula. Tests compare each with the
-//! composition of Burn operations in the file of the same name one level up.
+//! CubeCL kernels for the devices that it compiles for, one file each, with its formula. Tests
+//! compare each with the composition of Burn operations in the file of the same name one level up.
 //!
-//! All of them read and write f32, bf16 or f16 and compute in f32. Rows may be further apart than they are long:
-//! CUDA's allocations are padded that way.
+//! All of them read and write f32, bf16 or f16 and compute in f32. Rows may be further apart than
+//! they are long: CUDA's allocations are padded that way.
 
 mod accumulate;
 mod attention;
@@ -82,7 +82,8 @@ struct Rows {
 }
 
 impl Rows {
-    /// Returns the rows of `tensor`, which is copied only if they are not contiguous and equally far apart.
+    /// Returns the rows of `tensor`, which is copied only if they are not contiguous and equally
+    /// far apart.
     fn of(tensor: &CubeTensor) -> Self {
         match row_stride(tensor) {
             Some(stride) => Self::spaced(tensor.clone(), stride),
@@ -94,8 +95,10 @@ impl Rows {
     }
 
     fn spaced(tensor: CubeTensor, stride: usize) -> Self {
-        let (shape, rank) = (tensor.meta.shape(), tensor.meta.num_dims());
-        let (n, d) = (shape.num_elements(), shape[rank - 1]);
+        let shape = tensor.meta.shape();
+        let rank = tensor.meta.num_dims();
+        let n = shape.num_elements();
+        let d = shape[rank - 1];
         Self { n_rows: n / d.max(1), d, stride, tensor }
     }
 
@@ -110,7 +113,8 @@ impl Rows {
     }
 }
 
-/// Returns the elements from one row's start to the next one's, if rows are contiguous and equally far apart.
+/// Returns the elements from one row's start to the next one's, if rows are contiguous and equally
+/// far apart.
 fn row_stride(tensor: &CubeTensor) -> Option<usize> {
     let dims = tensor.meta.shape().iter().zip(tensor.meta.strides().iter());
     // The stride of a dimension of length one is meaningless.
@@ -140,12 +144,13 @@ pub(super) fn cast(tensor: CubeTensor, dtype: DType) -> CubeTensor {
 
 /// Returns the number of elements that a unit reads at once: the most that all `rows` allow.
 fn vector_size(rows: &[&Rows]) -> usize {
-    let of = |rows: &&Rows| {
-        let divides = |n: &usize| rows.d.is_multiple_of(*n) && rows.stride.is_multiple_of(*n);
-        let sizes = rows.tensor.client.io_optimized_vector_sizes(rows.tensor.dtype.size());
-        sizes.filter(divides).max().unwrap_or(1)
-    };
-    rows.iter().map(of).min().unwrap_or(1)
+    rows.iter()
+        .map(|rows| {
+            let sizes = rows.tensor.client.io_optimized_vector_sizes(rows.tensor.dtype.size());
+            sizes.filter(|n| rows.d.is_multiple_of(*n) && rows.stride.is_multiple_of(*n)).max().unwrap_or(1)
+        })
+        .min()
+        .unwrap_or(1)
 }
 
 /// Returns the launch dimensions for `n_units` units.
@@ -158,10 +163,12 @@ pub fn one_unit_each(client: &Client, n_units: usize) -> (CubeCount, CubeDim) {
 /// Returns a count of cubes within the limit of each dimension.
 pub fn spread(client: &Client, n_cubes: usize) -> CubeCount {
     let (max, _, _) = client.properties().hardware.max_cube_count;
-    let (n_cubes, max) = (n_cubes as u32, max.max(1));
-    match n_cubes <= max {
-        true => CubeCount::Static(n_cubes, 1, 1),
-        false => CubeCount::Static(max, n_cubes.div_ceil(max), 1),
+    let n_cubes = n_cubes as u32;
+    let max = max.max(1);
+    if n_cubes <= max {
+        CubeCount::Static(n_cubes, 1, 1)
+    } else {
+        CubeCount::Static(max, n_cubes.div_ceil(max), 1)
     }
 }
 
@@ -210,7 +217,8 @@ mod tests {
         }
     }
 
-    /// Rows that are further apart than they are long are read in place; others are copied, and none is mixed up.
+    /// Rows that are further apart than they are long are read in place; others are copied, and
+    /// none is mixed up.
     #[test]
     fn rows_are_found_in_padded_tensors_and_in_slices() {
         let cpu = burn_tensor::Device::flex();
@@ -231,7 +239,8 @@ mod tests {
                 assert_close("gelu", gelu(part.clone()).to_device(&cpu), gelu(there.clone()), 1e-6);
                 let [_, _, d] = part.dims();
                 let norm = |x: Tensor<3>| {
-                    let (gain, shift) = (Tensor::ones([d], &x.device()), Tensor::zeros([d], &x.device()));
+                    let gain = Tensor::ones([d], &x.device());
+                    let shift = Tensor::zeros([d], &x.device());
                     layer_norm(x, gain, shift, 1e-6)
                 };
                 assert_close("layer norm", norm(part).to_device(&cpu), norm(there), 1e-5);

@@ -1,11 +1,13 @@
-//! Gradients of weights whose sum over tokens is divided, so that all of a GPU's multiprocessors have work.
+//! Gradients of weights whose sum over tokens is divided, so that all of a GPU's multiprocessors
+//! have work.
 //!
 //! ```text
 //! C = Σ_s A[:, s] · B[s, :]       A [M, K]   B [K, N]   s one of S equal parts of K       C [M, N]
 //! ```
 //!
-//! The gradient of a weight has few rows and columns, and sums over all tokens of a batch: in ViT-S/16, that of the projection after attention
-//! is 18 tiles for the 132 multiprocessors of an H200. Parts are added in f32.
+//! The gradient of a weight has few rows and columns, and sums over all tokens of a batch: in
+//! ViT-S/16, that of the projection after attention is 18 tiles for the 132 multiprocessors of an
+//! H200. Parts are added in f32.
 
 use burn_backend::ops::FloatTensorOps;
 use burn_cubecl::CubeBackend;
@@ -16,19 +18,23 @@ use cubecl::zspace::metadata::Metadata;
 use super::cast;
 use super::launch::launch;
 
-/// Rows and columns of the result that a block of threads computes, for factors of 16 bits whose neighbors in memory are neighbors along K.
-/// CubeCL halves both for other factors, and halves them again for f32.
+/// Rows and columns of the result that a block of threads computes, for factors of 16 bits whose
+/// neighbors in memory are neighbors along K. CubeCL halves both for other factors, and halves them
+/// again for f32.
 const TILE: [usize; 2] = [256, 128];
 /// Largest number of parts.
 const MOST_PARTS: usize = 16;
 /// Fewest terms of a part.
 const FEWEST_TERMS: usize = 256;
-/// Operations in bf16 that a GPU computes in the time in which it moves a byte: on an H200, 232 TFLOP/s and about 4 TB/s.
+/// Operations in bf16 that a GPU computes in the time in which it moves a byte: on an H200, 232
+/// TFLOP/s and about 4 TB/s.
 const FLOPS_PER_BYTE: f64 = 58.0;
 
-/// Returns the number of parts that the product of two matrices is computed in; `None` for one part.
+/// Returns the number of parts that the product of two matrices is computed in; `None` for one
+/// part.
 ///
-/// Only products of a transposed matrix and a matrix are divided. CubeCL copies parts of any others.
+/// Only products of a transposed matrix and a matrix are divided. CubeCL copies parts of any
+/// others.
 pub(super) fn n_parts(a: &CubeTensor, b: &CubeTensor) -> Option<usize> {
     let n_processors = a.client.properties().hardware.num_streaming_multiprocessors? as usize;
     let are_matrices = a.meta.num_dims() == 2 && b.meta.num_dims() == 2;
@@ -48,7 +54,9 @@ pub(super) fn product_in_parts(
     n_parts: usize,
     dtype: DType,
 ) -> Option<CubeTensor> {
-    let (m, k, n) = (a.meta.shape()[0], a.meta.shape()[1], b.meta.shape()[1]);
+    let m = a.meta.shape()[0];
+    let k = a.meta.shape()[1];
+    let n = b.meta.shape()[1];
     let terms = k / n_parts;
     let [a_parts, b_parts] = [
         view(a, n_parts, [m, terms], terms * a.meta.strides()[1]),
@@ -59,7 +67,8 @@ pub(super) fn product_in_parts(
     Some(cast(CubeBackend::float_reshape(sum, [m, n].into()), dtype))
 }
 
-/// Returns parts of a matrix, `[S, ..shape]`, each `stride` elements after the one before, without a copy.
+/// Returns parts of a matrix, `[S, ..shape]`, each `stride` elements after the one before, without
+/// a copy.
 fn view(matrix: &CubeTensor, n_parts: usize, shape: [usize; 2], stride: usize) -> CubeTensor {
     let strides = [stride, matrix.meta.strides()[0], matrix.meta.strides()[1]];
     let mut parts = matrix.clone();
@@ -67,11 +76,11 @@ fn view(matrix: &CubeTensor, n_parts: usize, shape: [usize; 2], stride: usize) -
     parts
 }
 
-/// Returns the number of parts with which an `[M, K] · [K, N]` product of a transposed matrix and a matrix is the fastest, for
-/// elements of `n_bytes`.
+/// Returns the number of parts with which an `[M, K] · [K, N]` product of a transposed matrix and a
+/// matrix is the fastest, for elements of `n_bytes`.
 ///
-/// All multiprocessors compute tiles in rounds, the last of which may leave some without work. Results of parts are
-/// written and read once in f32.
+/// All multiprocessors compute tiles in rounds, the last of which may leave some without work.
+/// Results of parts are written and read once in f32.
 fn fastest([m, k, n]: [usize; 3], n_bytes: usize, n_processors: usize) -> usize {
     let is_f32 = n_bytes == 4;
     let tile = TILE.map(|length| length / if is_f32 { 4 } else { 2 });
@@ -84,8 +93,8 @@ fn fastest([m, k, n]: [usize; 3], n_bytes: usize, n_processors: usize) -> usize 
         of_products + n_moved_bytes as f64 * flops_per_byte
     };
     // Parts of a multiple of eight terms: rows of both factors stay aligned.
-    let is_possible = |n_parts: &usize| k.is_multiple_of(n_parts * 8) && k / n_parts >= FEWEST_TERMS;
-    let n_parts = (2..=MOST_PARTS).filter(is_possible);
+    let n_parts =
+        (2..=MOST_PARTS).filter(|n_parts| k.is_multiple_of(n_parts * 8) && k / n_parts >= FEWEST_TERMS);
     std::iter::once(1).chain(n_parts).min_by(|x, y| flops(*x).total_cmp(&flops(*y))).unwrap_or(1)
 }
 

@@ -29,7 +29,8 @@ use super::{cast, transposed};
 use crate::ops::bridge::Kernel;
 use crate::ops::places::{Claimed, GradientPlace};
 
-/// The product as an operation, forwards and backwards. All dimensions before the last two are equal.
+/// The product as an operation, forwards and backwards. All dimensions before the last two are
+/// equal.
 #[derive(Debug, Clone)]
 pub(in crate::ops) struct Matmul;
 
@@ -71,7 +72,8 @@ pub(super) fn affine(x: CubeTensor, weight: CubeTensor, bias: CubeTensor) -> Cub
     match by_library(&x, &weight, &beside, x.dtype, None) {
         Some(made) => made.out,
         None => {
-            let (bias, dtype) = (CubeBackend::float_reshape(bias, [1, o].into()), x.dtype);
+            let bias = CubeBackend::float_reshape(bias, [1, o].into());
+            let dtype = x.dtype;
             CubeBackend::float_add(without_library(x, weight, dtype), bias)
         }
     }

@@ -13,7 +13,8 @@ use cubecl::prelude::*;
 use super::{Rows, elem, one_unit_each};
 use crate::ops::bridge::Kernel;
 
-/// The operation's kernels, forwards and backwards, for sequences of `n_prefix` tokens before the cells.
+/// The operation's kernels, forwards and backwards, for sequences of `n_prefix` tokens before the
+/// cells.
 #[derive(Debug, Clone)]
 pub(in crate::ops) struct Rotate {
     /// Number of attention heads.
@@ -23,9 +24,12 @@ pub(in crate::ops) struct Rotate {
 }
 
 impl Rotate {
-    /// Rotates `qkv` of `[B, P + N, 3·H·D_h]` by the angles of these cosines and sines, `[N, D_h / 2]`, times `sign`.
+    /// Rotates `qkv` of `[B, P + N, 3·H·D_h]` by the angles of these cosines and sines, `[N, D_h /
+    /// 2]`, times `sign`.
     fn rotated(&self, qkv: &CubeTensor, [cos, sin]: [&CubeTensor; 2], sign: f32) -> CubeTensor {
-        let (x, cos, sin) = (Rows::of(qkv), Rows::of(cos), Rows::of(sin));
+        let x = Rows::of(qkv);
+        let cos = Rows::of(cos);
+        let sin = Rows::of(sin);
         let y = x.empty_like();
         let half = x.d / 3 / self.n_heads / 2;
         let client = &qkv.client;
@@ -87,16 +91,20 @@ fn rotate_kernel<F: Float>(
     #[define(F)] _dtype: ElemType,
 ) {
     let n_pairs = comptime!(3 * n_heads * half);
-    let (row, pair) = (ABSOLUTE_POS / n_pairs, ABSOLUTE_POS % n_pairs);
+    let row = ABSOLUTE_POS / n_pairs;
+    let pair = ABSOLUTE_POS % n_pairs;
     if row < n_rows {
-        let (head, channel) = (pair / half, pair % half);
-        let (at_x, at_y) =
-            (row * x_stride + head * (2 * half) + channel, row * y_stride + head * (2 * half) + channel);
+        let head = pair / half;
+        let channel = pair % half;
+        let at_x = row * x_stride + head * (2 * half) + channel;
+        let at_y = row * y_stride + head * (2 * half) + channel;
         let token = row % n_tokens;
         if token >= n_prefix && head < 2 * n_heads {
             let cell = token - n_prefix;
-            let (c, s) = (cos[cell * cos_stride + channel], sin[cell * sin_stride + channel] * sign);
-            let (first, second) = (f32::cast_from(x[at_x]), f32::cast_from(x[at_x + half]));
+            let c = cos[cell * cos_stride + channel];
+            let s = sin[cell * sin_stride + channel] * sign;
+            let first = f32::cast_from(x[at_x]);
+            let second = f32::cast_from(x[at_x + half]);
             y[at_y] = F::cast_from(first * c - second * s);
             y[at_y + half] = F::cast_from(second * c + first * s);
         } else {

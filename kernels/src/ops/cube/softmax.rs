@@ -43,7 +43,8 @@ pub(super) fn softmax(scores: CubeTensor, scale: f32, n_valid: usize) -> CubeTen
 
 /// Returns gS, given P and gP.
 pub(super) fn softmax_gradient(weights: &CubeTensor, grad: CubeTensor, scale: f32) -> CubeTensor {
-    let (weights, grad) = (Rows::of(weights), Rows::of(&grad));
+    let weights = Rows::of(weights);
+    let grad = Rows::of(&grad);
     let out = weights.empty_like();
     let n = vector_size(&[&weights, &grad, &out]);
     let client = &weights.tensor.client;

@@ -45,7 +45,8 @@ impl Kernel<CubeBackend, 1> for Swiglu {
     }
 
     fn backward(&self, x: CubeTensor, grad: CubeTensor, _: [bool; 1]) -> [Option<CubeTensor>; 1] {
-        let (x, grad) = (Rows::of(&x), Rows::of(&grad));
+        let x = Rows::of(&x);
+        let grad = Rows::of(&grad);
         let gx = x.empty_like();
         let n = vector_size(&[&x, &grad, &gx]);
         let client = &x.tensor.client;
@@ -85,7 +86,8 @@ fn swiglu_forward<F: Float, N: Size>(
     #[comptime] n_vectors: usize,
     #[define(F)] _dtype: ElemType,
 ) {
-    let (row, column) = (ABSOLUTE_POS / n_vectors, ABSOLUTE_POS % n_vectors);
+    let row = ABSOLUTE_POS / n_vectors;
+    let column = ABSOLUTE_POS % n_vectors;
     if row < n_rows {
         let a = Vector::<f32, N>::cast_from(x[row * x_stride + column]);
         let b = Vector::<f32, N>::cast_from(x[row * x_stride + n_vectors + column]);
@@ -105,7 +107,8 @@ fn swiglu_backward<F: Float, N: Size>(
     #[comptime] n_vectors: usize,
     #[define(F)] _dtype: ElemType,
 ) {
-    let (row, column) = (ABSOLUTE_POS / n_vectors, ABSOLUTE_POS % n_vectors);
+    let row = ABSOLUTE_POS / n_vectors;
+    let column = ABSOLUTE_POS % n_vectors;
     if row < n_rows {
         let a = Vector::<f32, N>::cast_from(x[row * x_stride + column]);
         let b = Vector::<f32, N>::cast_from(x[row * x_stride + n_vectors + column]);

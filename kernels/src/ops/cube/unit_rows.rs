@@ -53,7 +53,8 @@ impl Kernel<CubeBackend, 1> for UnitRows {
     }
 
     fn backward(&self, [y, factors]: Self::Saved, grad: CubeTensor, _: [bool; 1]) -> [Option<CubeTensor>; 1] {
-        let (y, grad) = (Rows::of(&y), Rows::of(&grad));
+        let y = Rows::of(&y);
+        let grad = Rows::of(&grad);
         let gx = y.empty_like();
         let n = vector_size(&[&y, &grad, &gx]);
         let client = &y.tensor.client;

@@ -6,7 +6,8 @@ use burn_tensor::DType;
 
 use super::tile::{Lanes, N_LANES, ROWS};
 
-/// Numbers along k that are summed before a sum is written to memory: a panel of columns stays in the L2 cache.
+/// Numbers along k that are summed before a sum is written to memory: a panel of columns stays in
+/// the L2 cache.
 pub(super) const DEPTH: usize = 2048;
 
 /// Rows whose panels are packed at once, at most.
@@ -15,8 +16,8 @@ pub(super) const CHUNK_ROWS: usize = 256;
 /// Bytes of the panels of columns that are packed at once, at most, unless one panel is larger.
 pub(super) const PANEL_BYTES: usize = 4 << 20;
 
-/// Bytes of the buffer that the `gemm` crate keeps on a thread that has computed a product in f32: as many as the L2 cache has, 1 MiB on
-/// the CPUs measured.
+/// Bytes of the buffer that the `gemm` crate keeps on a thread that has computed a product in f32:
+/// as many as the L2 cache has, 1 MiB on the CPUs measured.
 const GEMM_BUFFER_BYTES: usize = 1 << 20;
 
 // Panels of a thread's last product, whose memory the next one reuses.
@@ -46,19 +47,22 @@ impl ProductLimits {
         }
     }
 
-    /// Returns about how many bytes a thread keeps after such products in `dtype`, and after those of gradients of the weights.
+    /// Returns about how many bytes a thread keeps after such products in `dtype`, and after those
+    /// of gradients of the weights.
     pub fn kept_bytes(self, dtype: DType) -> usize {
         if dtype != DType::BF16 {
             return GEMM_BUFFER_BYTES;
         }
-        // Products that are gradients of weights are sums over the rows. The last panel of columns is filled up.
+        // Products that are gradients of weights are sums over the rows. The last panel of columns
+        // is filled up.
         let depth = DEPTH.min(self.n_rows);
         let columns = self.n_weights.max(self.widest.next_multiple_of(N_LANES) * depth);
         PANEL_BYTES.min(2 * columns) + 2 * CHUNK_ROWS * depth
     }
 }
 
-/// Gives `panels` a length, and, where it has too little memory, exactly as much as that takes. Its elements are to be overwritten.
+/// Gives `panels` a length, and, where it has too little memory, exactly as much as that takes. Its
+/// elements are to be overwritten.
 pub(super) fn resize_to_overwrite<T: Copy + Default>(panels: &mut Vec<T>, len: usize) {
     if panels.capacity() < len {
         // Freed first: a vector that grows holds both the old and the new memory.
@@ -79,7 +83,8 @@ mod tests {
 
     /// Returns the bytes of this thread's panels.
     fn bytes_here() -> usize {
-        let (rows, columns) = (ROW_PANELS.take(), COLUMN_PANELS.take());
+        let rows = ROW_PANELS.take();
+        let columns = COLUMN_PANELS.take();
         let bytes = rows.capacity() * size_of::<[u32; ROWS]>() + columns.capacity() * size_of::<Lanes>();
         ROW_PANELS.set(rows);
         COLUMN_PANELS.set(columns);
@@ -89,14 +94,15 @@ mod tests {
     /// Returns the bytes that the thread of `pool` keeps after a product of ones.
     fn kept_after(pool: &ThreadPool, left: Mat<'_, bf16>, [m, k, n]: [usize; 3]) -> usize {
         pool.install(|| {
-            let (right, mut out) = (vec![bf16::ONE; k * n], vec![0.0f32; m * n]);
+            let right = vec![bf16::ONE; k * n];
+            let mut out = vec![0.0f32; m * n];
             product_into([m, k, n], 1.0, left, Mat::rows(&right, n), Start::Zero, &mut out, n);
             bytes_here()
         })
     }
 
-    /// Panels of few columns, of a few more, of many, and of more than are packed at once, one after another on a thread; rows that are
-    /// packed, and rows that are read where they lie.
+    /// Panels of few columns, of a few more, of many, and of more than are packed at once, one
+    /// after another on a thread; rows that are packed, and rows that are read where they lie.
     #[test]
     fn a_thread_keeps_what_is_said() {
         let one_thread = || ThreadPoolBuilder::new().num_threads(1).build().expect("a pool");

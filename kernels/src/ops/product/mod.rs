@@ -4,12 +4,13 @@
 //! out = scale · a · b + start       a [m, k]   b [k, n]   start zero, a row [n], or the old out   out [m, n]
 //! ```
 //!
-//! If all types are f32, the `gemm` crate computes the product ([`super::gemm`]). Else both matrices are rounded to
-//! bf16, so that products of two numbers are exact in f32, and sums are f32. Where the CPU has AVX512-BF16 (AMD from
-//! Zen 4 on, Intel's Cooper Lake and from Sapphire Rapids on), `vdpbf16ps` multiplies twice as many numbers as an f32
-//! multiply-add, which is used elsewhere. Both add in one order: bits differ only for numbers below 1.2e-38, which
-//! `vdpbf16ps` treats as zero. Matrices are packed into panels ([`pack`]), whose products are tiles ([`tile`]); rows that are bf16
-//! already are read where they lie ([`runs`]).
+//! If all types are f32, the `gemm` crate computes the product ([`super::gemm`]). Else both
+//! matrices are rounded to bf16, so that products of two numbers are exact in f32, and sums are
+//! f32. Where the CPU has AVX512-BF16 (AMD from Zen 4 on, Intel's Cooper Lake and from Sapphire
+//! Rapids on), `vdpbf16ps` multiplies twice as many numbers as an f32 multiply-add, which is used
+//! elsewhere. Both add in one order: bits differ only for numbers below 1.2e-38, which `vdpbf16ps`
+//! treats as zero. Matrices are packed into panels ([`pack`]), whose products are tiles ([`tile`]);
+//! rows that are bf16 already are read where they lie ([`runs`]).
 
 mod buffers;
 mod pack;
@@ -37,7 +38,8 @@ use buffers::{CHUNK_ROWS, COLUMN_PANELS, DEPTH, PANEL_BYTES, ROW_PANELS, resize_
 use pack::pack_rows;
 use tile::{COLUMNS, ROWS, Tile, VECTORS, multiply};
 
-/// Longest rows in bf16 of a matrix that are multiplied where they lie: the panel of columns that goes with them stays in the L2 cache.
+/// Longest rows in bf16 of a matrix that are multiplied where they lie: the panel of columns that
+/// goes with them stays in the L2 cache.
 const MAX_RUN: usize = 4096;
 
 /// Multiplications below which a product is computed by the calling thread alone.
@@ -80,11 +82,12 @@ pub(super) fn product<A: Number, B: Number, O: Number>(
     }
 }
 
-/// Computes `out = scale · a · b + start`; rows of `out` are `out_stride` apart. A large product runs on the threads of
-/// the current rayon pool.
+/// Computes `out = scale · a · b + start`; rows of `out` are `out_stride` apart. A large product
+/// runs on the threads of the current rayon pool.
 ///
 /// # Panics
-/// If a matrix does not lie inside its slice, or, unless all types are f32, has neither contiguous rows nor columns.
+/// If a matrix does not lie inside its slice, or, unless all types are f32, has neither contiguous
+/// rows nor columns.
 pub fn product_into<A: Number, B: Number, O: Number>(
     [m, k, n]: [usize; 3],
     scale: f32,
@@ -123,14 +126,22 @@ pub fn product_into<A: Number, B: Number, O: Number>(
                 && scale == 1.0
             {
                 let rows = bytemuck::cast_slice::<A, bf16>(a.data);
-                let fill = |row: usize, put: &mut dyn FnMut(usize, _)| put(0, &rows[row * a.row_stride..]);
                 let sizes = RunSizes { m, n_runs: 1, len: k, n };
-                return product_of_runs(sizes, fill, &rows[..k], b, start, out, out_stride);
+                return product_of_runs(
+                    sizes,
+                    |row: usize, put: &mut dyn FnMut(usize, _)| put(0, &rows[row * a.row_stride..]),
+                    &rows[..k],
+                    b,
+                    start,
+                    out,
+                    out_stride,
+                );
             }
             sums.note(a, b);
-            match k > DEPTH && O::DTYPE != DType::F32 {
-                true => sums.compute_wide(a, b, out, out_stride),
-                false => sums.compute(a, b, out, out_stride),
+            if k > DEPTH && O::DTYPE != DType::F32 {
+                sums.compute_wide(a, b, out, out_stride)
+            } else {
+                sums.compute(a, b, out, out_stride)
             }
         }
     }
@@ -209,7 +220,8 @@ impl Sums<'_> {
         COLUMN_PANELS.set(columns);
     }
 
-    /// Writes the sums of a tile to `rows` and `columns` of the result; rows of the tile beyond `rows` are not used.
+    /// Writes the sums of a tile to `rows` and `columns` of the result; rows of the tile beyond
+    /// `rows` are not used.
     fn finish_tile<O: Number>(
         &self,
         tile: &Tile,
@@ -242,9 +254,11 @@ impl<'a> Block<'a> {
         let [_, _, n] = sums.mkn;
         let panel_bytes = n_pairs(&depth) * VECTORS * size_of::<Lanes>();
         let n_columns = (PANEL_BYTES / panel_bytes).max(1) * COLUMNS;
-        let block =
-            move |first| Self { sums, depth: depth.clone(), columns: first..n.min(first + n_columns) };
-        (0..n).step_by(n_columns).map(block)
+        (0..n).step_by(n_columns).map(move |first| Self {
+            sums,
+            depth: depth.clone(),
+            columns: first..n.min(first + n_columns),
+        })
     }
 
     fn n_pairs(&self) -> usize {
@@ -333,29 +347,31 @@ mod tests {
         (0..n).map(|i| T::nearest((i as f32 * frequency).sin())).collect()
     }
 
-    /// Returns the largest distance to three loops in f64 over numbers rounded to bf16, whose products are exact,
-    /// relative to what k products may add up to.
+    /// Returns the largest distance to three loops in f64 over numbers rounded to bf16, whose
+    /// products are exact, relative to what k products may add up to.
     fn distance<A: Number, B: Number, O: Number>(
         [m, k, n]: [usize; 3],
         turned: [bool; 2],
         start: Start<'_>,
         out_stride: usize,
     ) -> f64 {
-        let (a, b) = (numbers::<A>(m * k, 0.7), numbers::<B>(k * n, 0.3));
+        let a = numbers::<A>(m * k, 0.7);
+        let b = numbers::<B>(k * n, 0.3);
         let left = if turned[0] { Mat::rows(&a, m).t() } else { Mat::rows(&a, k) };
         let right = if turned[1] { Mat::rows(&b, k).t() } else { Mat::rows(&b, n) };
         let mut out = vec![O::nearest(7.0); m * out_stride];
         product_into([m, k, n], 0.5, left, right, start, &mut out, out_stride);
         let at = |mat: &dyn Fn(usize) -> f32, i: usize| f64::from(bf16::from_f32(mat(i)).to_f32());
-        let (of_a, of_b) = (|i: usize| a[i].wide(), |i: usize| b[i].wide());
         let mut worst: f64 = 0.0;
         for (i, row) in out.chunks(out_stride).enumerate() {
             for (j, value) in row[..n].iter().enumerate() {
-                let term = |l: usize| {
-                    let left = i * left.row_stride + l * left.col_stride;
-                    at(&of_a, left) * at(&of_b, l * right.row_stride + j * right.col_stride)
-                };
-                let sum: f64 = (0..k).map(term).sum();
+                let sum: f64 = (0..k)
+                    .map(|l: usize| {
+                        let left = i * left.row_stride + l * left.col_stride;
+                        at(&|i: usize| a[i].wide(), left)
+                            * at(&|i: usize| b[i].wide(), l * right.row_stride + j * right.col_stride)
+                    })
+                    .sum();
                 let start = match start {
                     Start::Zero => 0.0,
                     Start::Row(row) => f64::from(row[j]),
@@ -391,7 +407,8 @@ mod tests {
     /// Covers more than one block of k and more than one chunk of rows.
     #[test]
     fn large_products_equal_three_loops() {
-        let (mkn, row) = ([CHUNK_ROWS + 5, DEPTH + 37, 67], numbers::<f32>(67, 0.9));
+        let mkn = [CHUNK_ROWS + 5, DEPTH + 37, 67];
+        let row = numbers::<f32>(67, 0.9);
         for start in [Start::Zero, Start::Row(&row), Start::Output] {
             assert!(distance::<bf16, bf16, f32>(mkn, [true, false], start, 70) < 1e-6);
             assert!(distance::<f32, bf16, bf16>(mkn, [false, true], start, 70) < 4e-3);
@@ -401,11 +418,11 @@ mod tests {
     #[test]
     fn bits_do_not_depend_on_threads() {
         let mkn = [CHUNK_ROWS + 5, DEPTH + 37, 67];
-        let (a, b) = (numbers::<bf16>(mkn[0] * mkn[1], 0.7), numbers::<bf16>(mkn[1] * mkn[2], 0.3));
+        let a = numbers::<bf16>(mkn[0] * mkn[1], 0.7);
+        let b = numbers::<bf16>(mkn[1] * mkn[2], 0.3);
         let on = |n_threads: usize| {
             let pool = rayon::ThreadPoolBuilder::new().num_threads(n_threads).build().expect("a pool");
-            let compute = || product::<_, _, f32>(mkn, Mat::rows(&a, mkn[1]), Mat::rows(&b, mkn[2]), None);
-            pool.install(compute)
+            pool.install(|| product::<_, _, f32>(mkn, Mat::rows(&a, mkn[1]), Mat::rows(&b, mkn[2]), None))
         };
         assert!(on(1) == on(3));
     }
@@ -414,8 +431,10 @@ mod tests {
     #[test]
     fn bits_do_not_depend_on_blocks_of_columns() {
         for k in [DEPTH + 2, MAX_RUN] {
-            let (m, n) = (5, PANEL_BYTES / (2 * DEPTH) + 3);
-            let (a, b) = (numbers::<bf16>(m * k, 0.7), numbers::<bf16>(k * n, 0.3));
+            let m = 5;
+            let n = PANEL_BYTES / (2 * DEPTH) + 3;
+            let a = numbers::<bf16>(m * k, 0.7);
+            let b = numbers::<bf16>(k * n, 0.3);
             for left in [Mat::rows(&a, k), Mat::rows(&a, m).t()] {
                 let whole = product::<_, _, f32>([m, k, n], left, Mat::rows(&b, n), None);
                 let first = n - 3;

@@ -1,11 +1,12 @@
-//! Packing of matrices into panels of pairs: one instruction multiplies the pairs that lie side by side in a panel.
+//! Packing of matrices into panels of pairs: one instruction multiplies the pairs that lie side by
+//! side in a panel.
 //!
 //! ```text
 //! panel[p][l] = (line l, number 2p) | (line l, number 2p + 1) << 16        as bf16
 //! ```
 //!
-//! Lines are the rows of the first matrix or the columns of the second. The missing lines of a vector or panel are
-//! zero, as is the missing second number of an odd depth.
+//! Lines are the rows of the first matrix or the columns of the second. The missing lines of a
+//! vector or panel are zero, as is the missing second number of an odd depth.
 
 use std::ops::Range;
 
@@ -24,8 +25,8 @@ type Square = [Lanes; LINES];
 /// Numbers of a line in a square.
 const NUMBERS: usize = 2 * LINES;
 
-/// Packs `lines` of `mat` with the numbers in `depth` as columns, in vectors of LINES lines: `panel` holds all vectors
-/// of the first pair, then those of the second, and so on.
+/// Packs `lines` of `mat` with the numbers in `depth` as columns, in vectors of LINES lines:
+/// `panel` holds all vectors of the first pair, then those of the second, and so on.
 #[multiversion(targets(
     "x86_64+avx512f+avx512bw+avx512dq+avx512vl+avx512bf16",
     "x86_64+avx512f+avx512bw+avx512dq+avx512vl",
@@ -40,7 +41,8 @@ pub(in crate::ops) fn pack_columns<T: Number>(
     let n_vectors = lines.len().div_ceil(LINES);
     for (square, panel) in panel.chunks_mut(LINES * n_vectors).enumerate() {
         for vector in 0..n_vectors {
-            let (lines, numbers) = (part(&lines, vector, LINES), part(&depth, square, NUMBERS));
+            let lines = part(&lines, vector, LINES);
+            let numbers = part(&depth, square, NUMBERS);
             let lanes: Square = match_target! {
                 "x86_64+avx512bf16" => x86::by_pair(mat, lines, numbers),
                 _ => by_pair(mat, lines, numbers),
@@ -52,7 +54,8 @@ pub(in crate::ops) fn pack_columns<T: Number>(
     }
 }
 
-/// Packs `lines` of `mat` with the numbers in `depth` as rows: consecutive panels of ROWS lines and `n_pairs` pairs.
+/// Packs `lines` of `mat` with the numbers in `depth` as rows: consecutive panels of ROWS lines and
+/// `n_pairs` pairs.
 #[multiversion(targets(
     "x86_64+avx512f+avx512bw+avx512dq+avx512vl+avx512bf16",
     "x86_64+avx512f+avx512bw+avx512dq+avx512vl",
@@ -67,12 +70,14 @@ pub(super) fn pack_rows<T: Number>(
 ) {
     let [groups, squares] = [lines.len(), n_pairs].map(|n| n.div_ceil(LINES));
     for i in 0..groups * squares {
-        // If lines lie side by side, all that a cache line holds of them is read before the next cache line.
+        // If lines lie side by side, all that a cache line holds of them is read before the next
+        // cache line.
         let (group, square) = match mat.col_stride {
             1 => (i / squares, i % squares),
             _ => (i % groups, i / groups),
         };
-        let (lines, numbers) = (part(&lines, group, LINES), part(&depth, square, NUMBERS));
+        let lines = part(&lines, group, LINES);
+        let numbers = part(&depth, square, NUMBERS);
         let lanes: Square = match_target! {
             "x86_64+avx512bf16" => x86::by_pair(mat, lines, numbers),
             _ => by_pair(mat, lines, numbers),
@@ -221,8 +226,10 @@ mod x86 {
     #[inline]
     fn transpose_within(rows: &mut [__m512i; 4]) {
         let [a, b, c, d] = *rows;
-        let (ab, ab_high) = (_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
-        let (cd, cd_high) = (_mm512_unpacklo_epi32(c, d), _mm512_unpackhi_epi32(c, d));
+        let ab = _mm512_unpacklo_epi32(a, b);
+        let ab_high = _mm512_unpackhi_epi32(a, b);
+        let cd = _mm512_unpacklo_epi32(c, d);
+        let cd_high = _mm512_unpackhi_epi32(c, d);
         *rows = [
             _mm512_unpacklo_epi64(ab, cd),
             _mm512_unpackhi_epi64(ab, cd),
@@ -237,8 +244,10 @@ mod x86 {
     fn transposed_blocks([a, b, c, d]: [__m512i; 4]) -> [__m512i; 4] {
         const EVEN: i32 = 0b10_00_10_00;
         const ODD: i32 = 0b11_01_11_01;
-        let (even_ab, odd_ab) = (_mm512_shuffle_i32x4::<EVEN>(a, b), _mm512_shuffle_i32x4::<ODD>(a, b));
-        let (even_cd, odd_cd) = (_mm512_shuffle_i32x4::<EVEN>(c, d), _mm512_shuffle_i32x4::<ODD>(c, d));
+        let even_ab = _mm512_shuffle_i32x4::<EVEN>(a, b);
+        let odd_ab = _mm512_shuffle_i32x4::<ODD>(a, b);
+        let even_cd = _mm512_shuffle_i32x4::<EVEN>(c, d);
+        let odd_cd = _mm512_shuffle_i32x4::<ODD>(c, d);
         [
             _mm512_shuffle_i32x4::<EVEN>(even_ab, even_cd),
             _mm512_shuffle_i32x4::<EVEN>(odd_ab, odd_cd),
@@ -256,7 +265,8 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// Covers both memory layouts, partial panels and odd depths; numbers beside the matrix stay out.
+        /// Covers both memory layouts, partial panels and odd depths; numbers beside the matrix
+        /// stay out.
         #[test]
         fn a_panel_has_the_pairs_of_its_lines(
             n_lines in 1usize..=3 * LINES,

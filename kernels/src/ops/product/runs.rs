@@ -1,4 +1,5 @@
-//! Products whose first matrix lies in bf16 runs anywhere in memory, such as the windows of an image: it is neither copied nor packed.
+//! Products whose first matrix lies in bf16 runs anywhere in memory, such as the windows of an
+//! image: it is neither copied nor packed.
 //!
 //! ```text
 //! out[i, :] = Σ_r run(i, r) · b[r·L..(r + 1)·L, :] + start        run(i, r) [L]   b [R·L, n]   out [m, n]
@@ -27,9 +28,9 @@ pub(in crate::ops) struct RunSizes {
     pub n: usize,
 }
 
-/// Computes the product; rows of `out` are `out_stride` apart. `fill` gives the runs of the row that it is called with, each with its
-/// number, to the function that it is given; a run that it leaves out is `missing`. A large product runs on the threads of the
-/// current rayon pool.
+/// Computes the product; rows of `out` are `out_stride` apart. `fill` gives the runs of the row
+/// that it is called with, each with its number, to the function that it is given; a run that it
+/// leaves out is `missing`. A large product runs on the threads of the current rayon pool.
 ///
 /// # Panics
 /// If a run is shorter than the sizes say, or the second matrix does not lie inside its slice.
@@ -85,8 +86,8 @@ mod tests {
     use super::*;
     use crate::ops::product::product_into;
 
-    /// Runs have the bits of the rows that they make up, over more than one chunk of rows and panel of columns; a run that
-    /// is left out is the one that is missing.
+    /// Runs have the bits of the rows that they make up, over more than one chunk of rows and panel
+    /// of columns; a run that is left out is the one that is missing.
     #[test]
     fn runs_equal_rows() {
         let sizes = RunSizes { m: CHUNK_ROWS + 3, n_runs: 3, len: 6, n: 67 };
@@ -106,12 +107,19 @@ mod tests {
             let mut out = [vec![7.0f32; sizes.m * 70], vec![7.0f32; sizes.m * 70]];
             let [of_runs, of_rows] = &mut out;
             let b = Mat::rows(&b, sizes.n);
-            let fill = |row: usize, put: &mut dyn FnMut(usize, _)| {
-                for run in (0..sizes.n_runs).filter(|run| !is_left_out(row, *run)) {
-                    put(run, &a[row * k + run * sizes.len..]);
-                }
-            };
-            product_of_runs(sizes, fill, &zeros, b, start, of_runs, 70);
+            product_of_runs(
+                sizes,
+                |row: usize, put: &mut dyn FnMut(usize, _)| {
+                    for run in (0..sizes.n_runs).filter(|run| !is_left_out(row, *run)) {
+                        put(run, &a[row * k + run * sizes.len..]);
+                    }
+                },
+                &zeros,
+                b,
+                start,
+                of_runs,
+                70,
+            );
             product_into([sizes.m, k, sizes.n], 1.0, Mat::rows(&rows, k), b, start, of_rows, 70);
             assert!(of_runs == of_rows);
         }

@@ -24,8 +24,9 @@ pub(super) const COLUMNS: usize = VECTORS * N_LANES;
 /// Sums by row, vector and lane.
 pub(super) type Tile = [[LaneSums; VECTORS]; ROWS];
 
-/// Computes the sums of a tile with `n_vectors` vectors; the other vectors of `tile` stay unchanged. `rows` holds the
-/// pairs of ROWS rows one after another, `columns` those of `n_vectors` vectors.
+/// Computes the sums of a tile with `n_vectors` vectors; the other vectors of `tile` stay
+/// unchanged. `rows` holds the pairs of ROWS rows one after another, `columns` those of `n_vectors`
+/// vectors.
 pub(super) fn multiply(rows: &[[u32; ROWS]], columns: &[Lanes], n_vectors: usize, tile: &mut Tile) {
     match n_vectors {
         1 => of_vectors::<1>(rows, columns, tile),
@@ -35,10 +36,12 @@ pub(super) fn multiply(rows: &[[u32; ROWS]], columns: &[Lanes], n_vectors: usize
     }
 }
 
-/// Numbers of ROWS rows that lie in memory as they are: of each row a run, all of the same even length.
+/// Numbers of ROWS rows that lie in memory as they are: of each row a run, all of the same even
+/// length.
 pub(super) type Runs<'a> = [&'a [bf16]; ROWS];
 
-/// Computes the sums of a tile as [`multiply`], from the `runs` that rows consist of, one after another.
+/// Computes the sums of a tile as [`multiply`], from the `runs` that rows consist of, one after
+/// another.
 pub(super) fn multiply_runs(runs: &[Runs<'_>], columns: &[Lanes], n_vectors: usize, tile: &mut Tile) {
     match n_vectors {
         1 => runs_of_vectors::<1>(runs, columns, tile),
@@ -96,7 +99,8 @@ fn of_vectors<const N: usize>(rows: &[[u32; ROWS]], columns: &[Lanes], tile: &mu
     }
 }
 
-/// Computes products by [`plus_pair`]. One vector of columns at a time, because AVX2 lacks the registers for more sums.
+/// Computes products by [`plus_pair`]. One vector of columns at a time, because AVX2 lacks the
+/// registers for more sums.
 #[inline(always)]
 fn by_numbers<const N: usize>(
     rows: &[[u32; ROWS]],
@@ -117,8 +121,8 @@ fn by_numbers<const N: usize>(
     }
 }
 
-/// Returns `sums` plus, in each lane, the two products of `pair` with that lane's pair: two f32 multiply-adds, that of the second
-/// numbers first, as `vdpbf16ps` does.
+/// Returns `sums` plus, in each lane, the two products of `pair` with that lane's pair: two f32
+/// multiply-adds, that of the second numbers first, as `vdpbf16ps` does.
 #[inline(always)]
 pub(in crate::ops) fn plus_pair(
     mut sums: LaneSums,
@@ -210,7 +214,8 @@ mod tests {
     use super::*;
     use crate::ops::number::Number;
 
-    /// Results without AVX512-BF16 or without fused multiply-add have the same bits as those with them.
+    /// Results without AVX512-BF16 or without fused multiply-add have the same bits as those with
+    /// them.
     #[test]
     fn every_way_to_multiply_gives_the_same_bits() {
         let number = |i: usize| (i as f32 * 0.71).sin() * 10f32.powi((i * 7 % 13) as i32 - 6);
@@ -223,8 +228,12 @@ mod tests {
         let of_vectors = columns.as_chunks::<VECTORS>().0;
         for fused in [true, false] {
             let mut tile = Tile::default();
-            let multiply_add = |a: f32, b: f32, c: f32| if fused { a.mul_add(b, c) } else { a * b + c };
-            by_numbers(&rows, of_vectors, &mut tile, multiply_add);
+            by_numbers(
+                &rows,
+                of_vectors,
+                &mut tile,
+                |a: f32, b: f32, c: f32| if fused { a.mul_add(b, c) } else { a * b + c },
+            );
             assert!(tile == chosen, "fused: {fused}");
         }
         assert!(chosen.as_flattened().as_flattened().iter().all(|sum| *sum != 0.0 && sum.is_finite()));

@@ -24,7 +24,8 @@ pub(in crate::backbone) struct BranchPart {
 /// Message of the panic if a branch's input is missing from its skip connection.
 const NO_SKIP: &str = "a branch's first step leaves its input for the last";
 
-/// Divides steps into stages: one ends where the next step needs the statistics of a layer, and at the end of a part those of the shortcut.
+/// Divides steps into stages: one ends where the next step needs the statistics of a layer, and at
+/// the end of a part those of the shortcut.
 fn staged(steps: Vec<Step>) -> Vec<Vec<Step>> {
     let mut stages = vec![Vec::new()];
     let mut has_sums = false;
@@ -53,7 +54,8 @@ impl BranchPart {
         Self { branch: Arc::new(branch), name, stages: staged(steps) }
     }
 
-    /// Returns the convolutions whose last columns stage `stage` computes, in the order of their sums.
+    /// Returns the convolutions whose last columns stage `stage` computes, in the order of their
+    /// sums.
     fn completed(&self, stage: usize) -> impl Iterator<Item = (Product, &BatchNorm)> {
         let last = self.stages[stage].iter().filter(|step| step.is_last);
         last.filter_map(|step| Some((step.product, &self.branch.layer(step.product)?.norm)))
@@ -62,12 +64,13 @@ impl BranchPart {
     /// Splits the totals of stage `stage`, which follow one another, by normalization.
     fn split_totals(&self, stage: usize, totals: &Tensor<1>) -> Vec<Tensor<1>> {
         let mut start = 0;
-        let cut = |(_, norm): (Product, &BatchNorm)| {
-            let range = start..start + norm.n_sums();
-            start = range.end;
-            totals.clone().slice([range])
-        };
-        self.completed(stage).map(cut).collect()
+        self.completed(stage)
+            .map(|(_, norm)| {
+                let range = start..start + norm.n_sums();
+                start = range.end;
+                totals.clone().slice([range])
+            })
+            .collect()
     }
 
     /// Normalizes what the stage before `stage` has convolved.
@@ -94,10 +97,7 @@ impl BranchPart {
     /// Applies the last normalization and the skip connection.
     fn finished(&self, group: Features, affine: Affine) -> Features {
         let y = normalize(group.x, affine, Some(group.skip.expect(NO_SKIP).x), true);
-        match self.branch.pools {
-            true => Features::vectors(grid_mean(y)),
-            false => Features::on_grid(y, group.grid),
-        }
+        if self.branch.pools { Features::vectors(grid_mean(y)) } else { Features::on_grid(y, group.grid) }
     }
 
     /// Computes a step; returns the sums of a convolution with its last columns.
@@ -146,18 +146,21 @@ impl BranchPart {
         (Features { skip: Some(Skip { x, grid }), columns: Vec::new(), ..group }, Some(sums))
     }
 
-    /// Computes columns of the first layer of the excitation; with the last of them, all beside `x` is its output.
+    /// Computes columns of the first layer of the excitation; with the last of them, all beside `x`
+    /// is its output.
     fn squeeze(&self, step: &Step, mut group: Features, cx: &Context<'_>) -> Features {
         let [x, squeezed] = fork(group.x);
         let y = self.branch.excitation().squeezed(grid_mean(squeezed), cx);
-        group.columns = match step.is_last {
-            true => vec![relu(joined(group.columns, y))],
-            false => group.columns.into_iter().chain([y]).collect(),
+        group.columns = if step.is_last {
+            vec![relu(joined(group.columns, y))]
+        } else {
+            group.columns.into_iter().chain([y]).collect()
         };
         Features { x, ..group }
     }
 
-    /// Computes columns of the second layer of the excitation, whose input is the first tensor beside `x`.
+    /// Computes columns of the second layer of the excitation, whose input is the first tensor
+    /// beside `x`.
     fn excite(&self, step: &Step, mut group: Features, cx: &Context<'_>) -> Features {
         let mut before = group.columns.into_iter();
         // A branch with an excitation has the steps of its first layer before those of its second.
@@ -202,22 +205,25 @@ impl Unit for BranchPart {
 
     fn forward(&self, stage: usize, groups: Vec<Features>, cx: &Context<'_>) -> StageOutput {
         let mut sums = Vec::new();
-        let of_group = |(group, set): (Features, &usize)| {
-            let mut group = self.normalized(stage, group, *set, cx);
-            let mut of_group = Vec::new();
-            for step in &self.stages[stage] {
-                let of_step;
-                (group, of_step) = self.step(step, group, cx);
-                of_group.extend(of_step);
-            }
-            match of_group.len() {
-                0 => {}
-                1 => sums.extend(of_group),
-                _ => sums.push(Tensor::cat(of_group, 0)),
-            }
-            group
-        };
-        let features = groups.into_iter().zip(&cx.sets.0).map(of_group).collect();
+        let features = groups
+            .into_iter()
+            .zip(&cx.sets.0)
+            .map(|(group, set)| {
+                let mut group = self.normalized(stage, group, *set, cx);
+                let mut of_group = Vec::new();
+                for step in &self.stages[stage] {
+                    let of_step;
+                    (group, of_step) = self.step(step, group, cx);
+                    of_group.extend(of_step);
+                }
+                match of_group.len() {
+                    0 => {}
+                    1 => sums.extend(of_group),
+                    _ => sums.push(Tensor::cat(of_group, 0)),
+                }
+                group
+            })
+            .collect();
         StageOutput { features, sums: cx.sets.sums(sums) }
     }
 
@@ -253,19 +259,21 @@ impl Unit for BranchPart {
 
     fn cost(&self, groups: &[GroupShape]) -> (Cost, Vec<GroupShape>) {
         let steps = || self.stages.iter().flatten();
-        let of_group = |shape: &GroupShape| {
-            let mut shapes = Shapes::of(*shape);
-            let cost: Cost = steps().map(|step| shapes.cost(&self.branch, step)).sum();
-            let is_end =
-                steps().any(|step| step.is_last && step.product == Product::Layer(self.branch.last()));
-            let output = match (is_end, self.branch.pools) {
-                (true, true) => shapes.x.pooled(),
-                (true, false) => GroupShape { beside: None, ..shapes.x },
-                (false, _) => shapes.between_parts(),
-            };
-            (cost, output)
-        };
-        let (costs, outputs): (Vec<Cost>, Vec<GroupShape>) = groups.iter().map(of_group).unzip();
+        let (costs, outputs): (Vec<Cost>, Vec<GroupShape>) = groups
+            .iter()
+            .map(|shape| {
+                let mut shapes = Shapes::of(*shape);
+                let cost: Cost = steps().map(|step| shapes.cost(&self.branch, step)).sum();
+                let is_end =
+                    steps().any(|step| step.is_last && step.product == Product::Layer(self.branch.last()));
+                let output = match (is_end, self.branch.pools) {
+                    (true, true) => shapes.x.pooled(),
+                    (true, false) => GroupShape { beside: None, ..shapes.x },
+                    (false, _) => shapes.between_parts(),
+                };
+                (cost, output)
+            })
+            .unzip();
         (costs.into_iter().sum(), outputs)
     }
 }

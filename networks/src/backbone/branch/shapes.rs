@@ -41,13 +41,12 @@ impl Shapes {
         GroupShape { beside: Some(beside), ..self.x }
     }
 
-    /// Adds columns to those that wait for the last of their product, or removes all of them with it.
+    /// Adds columns to those that wait for the last of their product, or removes all of them with
+    /// it.
     fn add_columns(&mut self, columns: Elements, is_last: bool) {
         let nothing = Elements::default();
-        (self.of_columns, self.columns) = match is_last {
-            true => (nothing, nothing),
-            false => (self.of_columns + columns, self.columns + columns),
-        };
+        (self.of_columns, self.columns) =
+            if is_last { (nothing, nothing) } else { (self.of_columns + columns, self.columns + columns) };
     }
 
     /// Returns the cost of a step, and applies it.

@@ -1,4 +1,5 @@
-//! Steps of a branch: columns of the output of one product each, down to a bound on the parameters of a step.
+//! Steps of a branch: columns of the output of one product each, down to a bound on the parameters
+//! of a step.
 
 use std::ops::Range;
 
@@ -14,7 +15,8 @@ pub(in crate::backbone) struct Branch {
     pub layers: Vec<Layer>,
     /// Excitation before the last layer.
     pub excitation: Option<Excitation>,
-    /// Layer on the skip connection, if the grid or the width of the input is not that of the output.
+    /// Layer on the skip connection, if the grid or the width of the input is not that of the
+    /// output.
     pub shortcut: Option<Layer>,
     /// Averages the cells of the output to one vector per view.
     pub pools: bool,
@@ -42,7 +44,8 @@ pub(super) struct Step {
     pub(super) is_last: bool,
 }
 
-/// Columns of a step are a multiple of this number, or of the largest power of two that divides all columns of the product if that is less.
+/// Columns of a step are a multiple of this number, or of the largest power of two that divides all
+/// columns of the product if that is less.
 const MIN_COLUMNS: usize = 8;
 
 /// Message of the panic if a step needs a module that its branch does not have.
@@ -99,7 +102,8 @@ impl Branch {
         self.params(step).iter().map(ParamSpec::numel).sum()
     }
 
-    /// Returns all steps, each with at most `max_numel` elements of parameters where that is possible.
+    /// Returns all steps, each with at most `max_numel` elements of parameters where that is
+    /// possible.
     pub(super) fn steps(&self, max_numel: usize) -> Vec<Step> {
         self.products().into_iter().flat_map(|product| self.steps_of(product, max_numel)).collect()
     }
@@ -111,7 +115,8 @@ impl Branch {
             (Product::Squeeze, None) => (self.excitation().squeezed, 1),
             (_, None) => (self.excitation().width, 1),
         };
-        // Columns of a group of channels are computed together, and a product of few columns would be computed in another order.
+        // Columns of a group of channels are computed together, and a product of few columns would
+        // be computed in another order.
         let grain = match n_groups {
             1 => (1 << n_columns.trailing_zeros()).min(MIN_COLUMNS),
             _ => n_columns / n_groups,
@@ -123,10 +128,11 @@ impl Branch {
         let of_grain = of_weights / n_columns * grain;
         let n_grains = n_columns / grain;
         let n_steps = n_grains.div_ceil((for_weights / of_grain).max(1));
-        let step = |number: usize| {
-            let [start, end] = [number, number + 1].map(|at| at * n_grains / n_steps * grain);
-            Step { product, columns: start..end, is_last: end == n_columns }
-        };
-        (0..n_steps).map(step).collect()
+        (0..n_steps)
+            .map(|number: usize| {
+                let [start, end] = [number, number + 1].map(|at| at * n_grains / n_steps * grain);
+                Step { product, columns: start..end, is_last: end == n_columns }
+            })
+            .collect()
     }
 }

@@ -6,8 +6,9 @@
 //! h(a) = gelu(a), or silu(a₁) · a₂ with a = [a₁; a₂] (SwiGLU, Shazeer 2020)
 //! ```
 //!
-//! Queries and keys may be rotated by their positions ([`super::rope`]). Views for which a branch is dropped are left out of it,
-//! which saves their share of its time, where they are a tenth or more.
+//! Queries and keys may be rotated by their positions ([`super::rope`]). Views for which a branch
+//! is dropped are left out of it, which saves their share of its time, where they are a tenth or
+//! more.
 
 use std::sync::Arc;
 
@@ -46,12 +47,14 @@ impl MlpKind {
     }
 }
 
-/// Attention and MLP, each after a norm and inside a residual branch; or one of them, as a part of the divided block.
+/// Attention and MLP, each after a norm and inside a residual branch; or one of them, as a part of
+/// the divided block.
 #[derive(Clone)]
 pub(in crate::backbone) struct Block {
     /// Name of the undivided unit.
     pub name: String,
-    /// The residual branch that this part of a divided block has, by name and number; absent for both.
+    /// The residual branch that this part of a divided block has, by name and number; absent for
+    /// both.
     pub part: Option<(String, usize)>,
     /// Channels of a token.
     pub width: usize,
@@ -116,7 +119,8 @@ pub enum QkvBias {
 }
 
 impl Block {
-    /// Returns queries, keys and values of `x`, `[B·V, P + N, 3·D]`, where `features` of view group `group` has the grid.
+    /// Returns queries, keys and values of `x`, `[B·V, P + N, 3·D]`, where `features` of view group
+    /// `group` has the grid.
     fn qkv(&self, cx: &Context<'_>, group: usize, features: &Features, x: Tensor<3>) -> Tensor<3> {
         let weight = cx.leaves.stored::<2>("attn.qkv.weight");
         let qkv = linear(cx.rounded(x), weight.clone(), self.qkv_bias(cx, &weight));
@@ -173,7 +177,8 @@ impl Block {
         f: impl FnOnce(Tensor<3>) -> Tensor<3>,
     ) -> Tensor<3> {
         let name = |part: &str| format!("norm{}.{part}", number + 1);
-        let (gain, bias) = (cx.leaves.get(&name("weight")), cx.leaves.get(&name("bias")));
+        let gain = cx.leaves.get(&name("weight"));
+        let bias = cx.leaves.get(&name("bias"));
         let (h, skip) = branch(x, gain, bias, self.epsilon, cx.types.products);
         let scale = self.layer_scale.map(|_| cx.leaves.get(&format!("ls{}.gamma", number + 1)));
         let factors = cx.draws.factors(group, number);
@@ -198,9 +203,11 @@ impl Unit for Block {
     }
 
     fn params(&self) -> Vec<ParamSpec> {
-        let (d, hidden) = (self.width, self.hidden);
+        let d = self.width;
+        let hidden = self.hidden;
         let n_products = self.mlp.n_products();
-        // Several products that are stored as one matrix have the initial values of separate matrices.
+        // Several products that are stored as one matrix have the initial values of separate
+        // matrices.
         let weight = |name: &str, n_each: usize, n_products: usize, input| {
             let init = self.initial_weights.matrix(n_each, input);
             ParamSpec::weight(format!("{name}.weight"), [n_products * n_each, input], init)
@@ -225,25 +232,31 @@ impl Unit for Block {
     }
 
     fn forward(&self, _: usize, groups: Vec<Features>, cx: &Context<'_>) -> StageOutput {
-        let block = |(group, features): (usize, Features)| {
-            let mut x = features.x.clone();
-            if self.has(ATTENTION) {
-                x = self.residual(cx, [group, ATTENTION], x, |h| self.attend(cx, group, &features, h));
-            }
-            if self.has(MLP) {
-                x = self.residual(cx, [group, MLP], x, |h| self.mlp(cx, h));
-            }
-            features.with(x)
-        };
-        groups.into_iter().enumerate().map(block).collect::<Vec<_>>().into()
+        groups
+            .into_iter()
+            .enumerate()
+            .map(|(group, features)| {
+                let mut x = features.x.clone();
+                if self.has(ATTENTION) {
+                    x = self.residual(cx, [group, ATTENTION], x, |h| self.attend(cx, group, &features, h));
+                }
+                if self.has(MLP) {
+                    x = self.residual(cx, [group, MLP], x, |h| self.mlp(cx, h));
+                }
+                features.with(x)
+            })
+            .collect::<Vec<_>>()
+            .into()
     }
 
-    /// Counts a graph that holds per token, in f32, the normalized inputs of both norms; and in the type of products, beside the
-    /// attention weights, the outputs of both norms, queries, keys and values, outputs of attention and branches, and the hidden layer: before its GELU,
-    /// or with gates both halves before, and their product; with LayerScale also what it scales, of all sequences. Measured with
-    /// `ocelli bench shard` on CPUs; GPUs keep the GELU too.
+    /// Counts a graph that holds per token, in f32, the normalized inputs of both norms; and in the
+    /// type of products, beside the attention weights, the outputs of both norms, queries, keys and
+    /// values, outputs of attention and branches, and the hidden layer: before its GELU, or with
+    /// gates both halves before, and their product; with LayerScale also what it scales, of all
+    /// sequences. Measured with `ocelli bench shard` on CPUs; GPUs keep the GELU too.
     fn cost(&self, groups: &[GroupShape]) -> (Cost, Vec<GroupShape>) {
-        let (width, hidden) = (self.width as f64, self.hidden as f64);
+        let width = self.width as f64;
+        let hidden = self.hidden as f64;
         let products = (1 + self.mlp.n_products()) as f64;
         let hidden_kept = match self.mlp {
             MlpKind::Gelu => hidden,
@@ -251,33 +264,41 @@ impl Unit for Block {
         };
         let [attends, has_mlp] = [ATTENTION, MLP].map(|number| f64::from(u8::from(self.has(number))));
         let n_branches = attends + has_mlp;
-        let of_group = |group: &GroupShape| {
-            let (rows, n) = (group.n_rows() as f64, group.n_tokens() as f64);
-            let computed = self.drop_rule.computed_share(group.drops);
-            let flops_of_token =
-                attends * (8.0 * width * width + 4.0 * n * width) + has_mlp * 2.0 * products * width * hidden;
-            let flops = rows * flops_of_token;
-            // Inputs and outputs of both norms are those of all views, and the selected ones are copies.
-            let copies = if computed < 1.0 { n_branches * computed * width } else { 0.0 };
-            let of_branches =
-                attends * (4.0 * width + self.heads as f64 * n) + has_mlp * (width + hidden_kept);
-            let scaled = if self.layer_scale.is_some() { n_branches * width } else { 0.0 };
-            let graph = Elements {
-                wide: rows * n_branches * width,
-                products: rows * (n_branches * width + scaled + copies + computed * of_branches),
-                ..Elements::default()
-            };
-            let flops = computed * flops;
-            Cost { flops, graph }
-        };
-        (groups.iter().map(of_group).sum(), groups.to_vec())
+        (
+            groups
+                .iter()
+                .map(|group| {
+                    let rows = group.n_rows() as f64;
+                    let n = group.n_tokens() as f64;
+                    let computed = self.drop_rule.computed_share(group.drops);
+                    let flops_of_token = attends * (8.0 * width * width + 4.0 * n * width)
+                        + has_mlp * 2.0 * products * width * hidden;
+                    let flops = rows * flops_of_token;
+                    // Inputs and outputs of both norms are those of all views, and the selected
+                    // ones are copies.
+                    let copies = if computed < 1.0 { n_branches * computed * width } else { 0.0 };
+                    let of_branches =
+                        attends * (4.0 * width + self.heads as f64 * n) + has_mlp * (width + hidden_kept);
+                    let scaled = if self.layer_scale.is_some() { n_branches * width } else { 0.0 };
+                    let graph = Elements {
+                        wide: rows * n_branches * width,
+                        products: rows * (n_branches * width + scaled + copies + computed * of_branches),
+                        ..Elements::default()
+                    };
+                    let flops = computed * flops;
+                    Cost { flops, graph }
+                })
+                .sum(),
+            groups.to_vec(),
+        )
     }
 
     fn attention(&self, features: &Features, cx: &Context<'_>) -> Option<Tensor<4>> {
         if !self.has(ATTENTION) {
             return None;
         }
-        let (gain, bias) = (cx.leaves.get("norm1.weight"), cx.leaves.get("norm1.bias"));
+        let gain = cx.leaves.get("norm1.weight");
+        let bias = cx.leaves.get("norm1.bias");
         let x = layer_norm(features.x.clone(), gain, bias, self.epsilon);
         Some(attention_weights(self.qkv(cx, 0, features, x), self.heads))
     }

@@ -5,10 +5,11 @@
 //!                     → [cls; registers; patches]              [B, 1+R+N, D]
 //! ```
 //!
-//! A masked patch is replaced by a token before its position is added (Bao et al. 2022, Zhou et al. 2022).
+//! A masked patch is replaced by a token before its position is added (Bao et al. 2022, Zhou et al.
+//! 2022).
 //!
-//! Registers have no position (Darcet et al. 2024). The patch embedding is a matrix product on patch vectors: the same
-//! numbers as a strided convolution, with a cheap backward pass.
+//! Registers have no position (Darcet et al. 2024). The patch embedding is a matrix product on
+//! patch vectors: the same numbers as a strided convolution, with a cheap backward pass.
 
 use std::collections::HashMap;
 use std::sync::Mutex;
@@ -42,9 +43,10 @@ pub(in crate::backbone) struct Embed {
 }
 
 impl Embed {
-    /// Embeds patches of `patch_px` and `n_channels` into tokens of `width` channels, with a position embedding for `grid` × `grid` of them that
-    /// is resampled for others. With `freezes_patches` the projection of patches keeps its initial values; with
-    /// `takes_masks` there is a token for masked patches.
+    /// Embeds patches of `patch_px` and `n_channels` into tokens of `width` channels, with a
+    /// position embedding for `grid` × `grid` of them that is resampled for others. With
+    /// `freezes_patches` the projection of patches keeps its initial values; with `takes_masks`
+    /// there is a token for masked patches.
     pub(in crate::backbone) fn new(
         [n_channels, patch_px, width, grid, n_registers]: [usize; 5],
         initial_weights: InitialWeights,
@@ -80,18 +82,21 @@ impl Embed {
         let data = {
             // The map stays valid if a holder panics: an entry is inserted whole.
             let mut cache = self.matrices.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-            let make = || {
-                let matrix = matrix(self.grid, grid, self.resampling);
-                TensorData::new(matrix, [grid[0] * grid[1], n - 1])
-            };
-            cache.entry(grid).or_insert_with(make).clone()
+            cache
+                .entry(grid)
+                .or_insert_with(|| {
+                    let matrix = matrix(self.grid, grid, self.resampling);
+                    TensorData::new(matrix, [grid[0] * grid[1], n - 1])
+                })
+                .clone()
         };
         let matrix = Tensor::<2>::from_data(data, &patches.device()).cast(patches.dtype());
         let patches = matmul(matrix, patches).reshape([1, grid[0] * grid[1], d]);
         Tensor::cat(vec![class, patches], 1)
     }
 
-    /// Replaces the patches that `group` hides, in `patches` of `[B, N, D]`, by the token for masked patches.
+    /// Replaces the patches that `group` hides, in `patches` of `[B, N, D]`, by the token for
+    /// masked patches.
     fn masked(&self, patches: Tensor<3>, group: &Features, leaves: &Leaves<'_>) -> Tensor<3> {
         let Some(masked) = group.masked.as_ref().filter(|masked| masked.hides && self.takes_masks) else {
             return patches;
@@ -115,7 +120,8 @@ impl Embed {
         }
         let [b, n, d] = x.dims();
         let registers = leaves.get::<3>("reg_token").expand([b, self.n_registers, d]);
-        let (class, patches) = (x.clone().slice([0..b, 0..1]), x.slice([0..b, 1..n]));
+        let class = x.clone().slice([0..b, 0..1]);
+        let patches = x.slice([0..b, 1..n]);
         Tensor::cat(vec![class, registers, patches], 1)
     }
 }
@@ -126,7 +132,9 @@ impl Unit for Embed {
     }
 
     fn params(&self) -> Vec<ParamSpec> {
-        let (d, p, c) = (self.width, self.patch_px, self.n_channels);
+        let d = self.width;
+        let p = self.patch_px;
+        let c = self.n_channels;
         let n = self.grid * self.grid;
         let [init, bias] = self.initial_weights.patches(d, c * p * p);
         let mut patches = [
@@ -164,33 +172,40 @@ impl Unit for Embed {
 
     fn forward(&self, _: usize, groups: Vec<Features>, cx: &Context<'_>) -> StageOutput {
         let d = self.width;
-        let embed = |group: &Features| {
-            let weight = cx.leaves.matrix("patch_embed.proj.weight");
-            let patches =
-                linear(cx.rounded(group.x.clone()), weight, cx.leaves.bias("patch_embed.proj.bias"));
-            let patches = self.masked(patches, group, cx.leaves);
-            let class = cx.leaves.get::<3>("cls_token");
-            let x = match self.positions {
-                Positions::Rope => {
-                    // The residual stream has the type of the parameters, as with a position embedding.
-                    let [b, _, _] = patches.dims();
-                    let patches = cast(patches, class.dtype());
-                    Tensor::cat(vec![class.expand([b, 1, d]), patches], 1)
-                }
-                Positions::Learned | Positions::SinCos => {
-                    sequence(class, patches, self.positions(cx.leaves, group.grid))
-                }
-            };
-            let x = self.with_registers(x, cx.leaves);
-            Features { n_prefix: 1 + self.n_registers, ..group.with(x) }
-        };
-        groups.iter().map(embed).collect::<Vec<_>>().into()
+        groups
+            .iter()
+            .map(|group| {
+                let weight = cx.leaves.matrix("patch_embed.proj.weight");
+                let patches =
+                    linear(cx.rounded(group.x.clone()), weight, cx.leaves.bias("patch_embed.proj.bias"));
+                let patches = self.masked(patches, group, cx.leaves);
+                let class = cx.leaves.get::<3>("cls_token");
+                let x = match self.positions {
+                    Positions::Rope => {
+                        // The residual stream has the type of the parameters, as with a position
+                        // embedding.
+                        let [b, _, _] = patches.dims();
+                        let patches = cast(patches, class.dtype());
+                        Tensor::cat(vec![class.expand([b, 1, d]), patches], 1)
+                    }
+                    Positions::Learned | Positions::SinCos => {
+                        sequence(class, patches, self.positions(cx.leaves, group.grid))
+                    }
+                };
+                let x = self.with_registers(x, cx.leaves);
+                Features { n_prefix: 1 + self.n_registers, ..group.with(x) }
+            })
+            .collect::<Vec<_>>()
+            .into()
     }
 
     fn cost(&self, groups: &[GroupShape]) -> (Cost, Vec<GroupShape>) {
-        let (width, p) = (self.width, self.patch_px);
-        let of_group = |group: &GroupShape| GroupShape { n_prefix: 1 + self.n_registers, width, ..*group };
-        let outputs: Vec<GroupShape> = groups.iter().map(of_group).collect();
+        let width = self.width;
+        let p = self.patch_px;
+        let outputs: Vec<GroupShape> = groups
+            .iter()
+            .map(|group| GroupShape { n_prefix: 1 + self.n_registers, width, ..*group })
+            .collect();
         let patches: usize = groups.iter().map(GroupShape::n_rows).sum();
         let tokens: usize = outputs.iter().map(GroupShape::n_rows).sum();
         let flops = 2.0 * patches as f64 * (self.n_channels * p * p * width) as f64;

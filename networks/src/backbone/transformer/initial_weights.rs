@@ -56,7 +56,8 @@ impl InitialWeights {
         }
     }
 
-    /// Returns the initial values of the projection of patches of `inputs` numbers into `outputs` channels, and bias.
+    /// Returns the initial values of the projection of patches of `inputs` numbers into `outputs`
+    /// channels, and bias.
     pub(in crate::backbone) fn patches(self, outputs: usize, inputs: usize) -> [Init; 2] {
         match self.rule {
             // timm draws convolutions like PyTorch: uniform in ±1/√fan_in.

@@ -1,7 +1,7 @@
 //! The last layer norm of a transformer. Reading only the class token saves normalizing the others.
 //!
-//! The class token and registers of the smaller views may have a norm of their own, as in DINOv3's largest network (Siméoni et al.
-//! 2025). Only training uses it.
+//! The class token and registers of the smaller views may have a norm of their own, as in DINOv3's
+//! largest network (Siméoni et al. 2025). Only training uses it.
 
 use burn_tensor::Tensor;
 use kernels::ops::layer_norm;
@@ -37,7 +37,8 @@ impl Norm {
         if number == 0 || !self.has_local {
             return norm(x, "");
         }
-        let ([b, n, d], p) = (x.dims(), group.n_prefix);
+        let [b, n, d] = x.dims();
+        let p = group.n_prefix;
         let prefix = norm(x.clone().slice([0..b, 0..p, 0..d]), &format!("{LOCAL}."));
         if p == n {
             return prefix;
@@ -57,32 +58,40 @@ impl Unit for Norm {
                 .map(|(part, value)| ParamSpec::vector(format!("{prefix}{part}"), self.width, value))
         };
         let local = self.has_local.then(|| {
-            let like = |param: ParamSpec| {
+            of(&format!("{LOCAL}.")).map(|param| {
                 let name = param.name[LOCAL.len() + 1..].to_string();
                 param.or_like(name)
-            };
-            of(&format!("{LOCAL}.")).map(like)
+            })
         });
         of("").into_iter().chain(local.into_iter().flatten()).collect()
     }
 
     fn forward(&self, _: usize, groups: Vec<Features>, cx: &Context<'_>) -> StageOutput {
-        let norm = |(number, group): (usize, &Features)| {
-            let read = match self.readout {
-                Readout::Pooled => group.pooled(),
-                Readout::All => group.clone(),
-            };
-            read.with(self.of_group(number, &read, cx))
-        };
-        groups.iter().enumerate().map(norm).collect::<Vec<_>>().into()
+        groups
+            .iter()
+            .enumerate()
+            .map(|(number, group)| {
+                let read = match self.readout {
+                    Readout::Pooled => group.pooled(),
+                    Readout::All => group.clone(),
+                };
+                read.with(self.of_group(number, &read, cx))
+            })
+            .collect::<Vec<_>>()
+            .into()
     }
 
     fn cost(&self, groups: &[GroupShape]) -> (Cost, Vec<GroupShape>) {
-        let read = |group: &GroupShape| match self.readout {
-            Readout::Pooled => group.pooled(),
-            Readout::All => *group,
-        };
         let graph: usize = groups.iter().map(|group| group.n_rows() * self.width).sum();
-        (Cost { flops: 0.0, graph: Elements::wide(graph as f64) }, groups.iter().map(read).collect())
+        (
+            Cost { flops: 0.0, graph: Elements::wide(graph as f64) },
+            groups
+                .iter()
+                .map(|group| match self.readout {
+                    Readout::Pooled => group.pooled(),
+                    Readout::All => *group,
+                })
+                .collect(),
+        )
     }
 }

@@ -18,7 +18,8 @@ pub enum Positions {
     Rope,
 }
 
-/// Resamples the rows of patches in `embedding` of `[1 + from², width]` from one square grid to another; the first row stays.
+/// Resamples the rows of patches in `embedding` of `[1 + from², width]` from one square grid to
+/// another; the first row stays.
 pub(in crate::backbone) fn resampled(
     embedding: &[f32],
     width: usize,

@@ -6,8 +6,8 @@
 //! θ_k = 2π c / base^(4k / D_h)            k = 0 .. D_h/4 - 1; a cell's angles are those of its row, then of its column
 //! ```
 //!
-//! Shift, jitter and rescale are drawn for each block, step and size of views, as in the official code, and are the same for all
-//! images of a batch.
+//! Shift, jitter and rescale are drawn for each block, step and size of views, as in the official
+//! code, and are the same for all images of a batch.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -68,7 +68,8 @@ pub(in crate::backbone) fn rotations(
     let angles =
         |coordinate: f64| (0..n_periods).map(move |k| std::f64::consts::TAU * coordinate / period(k));
     let n = rows * columns * 2 * n_periods;
-    let (mut cos, mut sin) = (Vec::with_capacity(n), Vec::with_capacity(n));
+    let mut cos = Vec::with_capacity(n);
+    let mut sin = Vec::with_capacity(n);
     for row in 0..rows {
         for column in 0..columns {
             for angle in angles(coordinate(0, row, rows)).chain(angles(coordinate(1, column, columns))) {
@@ -127,7 +128,8 @@ impl CoordinateRule {
 mod tests {
     use super::*;
 
-    /// `RopePositionEmbedding` of DINOv3's formulas in f64: the first cell of 2 × 3, heads of eight channels.
+    /// `RopePositionEmbedding` of DINOv3's formulas in f64: the first cell of 2 × 3, heads of eight
+    /// channels.
     #[test]
     fn angles_are_those_of_row_and_column() {
         let found = rotations([2, 3], 8, 100.0, &CoordinateDraw::default());
@@ -144,7 +146,8 @@ mod tests {
     #[test]
     fn changes_keep_to_their_rule() {
         let rule = CoordinateRule { shift: Some(0.2), jitter: Some(1.5), rescale: Some(2.0) };
-        let (mut rng, mut factors) = (ViewRng::from_words([1, 2, 3, 4]), Vec::new());
+        let mut rng = ViewRng::from_words([1, 2, 3, 4]);
+        let mut factors = Vec::new();
         for _ in 0..200 {
             let draw = rule.draw(&mut rng);
             assert!(draw.shift.iter().all(|shift| shift.abs() <= 0.2));

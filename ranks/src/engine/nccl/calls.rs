@@ -17,7 +17,8 @@ pub(super) fn exchange(
     let queue = |peer: usize| {
         let offset = (peer * n) as u64;
         let byte = sys::ncclDataType_t::ncclUint8;
-        // SAFETY: both buffers hold `world_size` parts of `n` bytes, and live until the group has run.
+        // SAFETY: both buffers hold `world_size` parts of `n` bytes, and live until the group has
+        // run.
         unsafe {
             result::send((from + offset) as *const c_void, n, byte, peer as i32, communicator, stream)?;
             result::recv((to + offset) as *mut c_void, n, byte, peer as i32, communicator, stream)
@@ -38,7 +39,8 @@ pub(super) fn gather(
     stream: sys::cudaStream_t,
 ) -> Result<(), result::NcclError> {
     let byte = sys::ncclDataType_t::ncclUint8;
-    // SAFETY: `from` has `n` bytes and `to` as many of every rank; both live until the stream has been waited for.
+    // SAFETY: `from` has `n` bytes and `to` as many of every rank; both live until the stream has
+    // been waited for.
     unsafe { result::all_gather(from as *const c_void, to as *mut c_void, n, byte, communicator, stream) }
         .map(drop)
 }
@@ -50,8 +52,10 @@ pub(super) fn sum_parts(
     communicator: sys::ncclComm_t,
     stream: sys::cudaStream_t,
 ) -> Result<(), result::NcclError> {
-    let (float, sum) = (sys::ncclDataType_t::ncclFloat32, sys::ncclRedOp_t::ncclSum);
-    // SAFETY: `from` has `n` floats for every rank and `to` has `n`; both live until the stream has been waited for.
+    let float = sys::ncclDataType_t::ncclFloat32;
+    let sum = sys::ncclRedOp_t::ncclSum;
+    // SAFETY: `from` has `n` floats for every rank and `to` has `n`; both live until the stream has
+    // been waited for.
     unsafe {
         result::reduce_scatter(from as *const c_void, to as *mut c_void, n, float, sum, communicator, stream)
     }

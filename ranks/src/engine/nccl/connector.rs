@@ -1,4 +1,5 @@
-//! How ranks meet for NCCL: rank 0 makes an id, which the others get over another engine or at an address.
+//! How ranks meet for NCCL: rank 0 makes an id, which the others get over another engine or at an
+//! address.
 
 use kernels::device::{DeviceKind, context};
 
@@ -71,8 +72,8 @@ fn broadcast_id(site: &Site, other: &mut dyn Engine) -> Result<Vec<u8>, EngineEr
 
 /// Gets the id that rank 0 makes at the launch's address.
 fn meet(site: &Site) -> Result<Vec<u8>, EngineError> {
-    let unavailable = |reason: String| EngineError::Unavailable { engine: "rendezvous", reason };
-    let (host, port) = site.address.clone().map_err(unavailable)?;
+    let (host, port) =
+        site.address.clone().map_err(|reason| EngineError::Unavailable { engine: "rendezvous", reason })?;
     let rendezvous = Rendezvous { host, port, deadline: site.deadline };
     let participant = Participant { rank: site.rank, world_size: site.world_size, device: site.device.id };
     rendezvous.share(participant, || new_id().map(Vec::from))

@@ -50,7 +50,9 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         None => noise(args)?,
     };
     let largest = rows.largest(0..rows.len())?;
-    let (mut seeds_s, mut seconds, mut inertia) = (Vec::new(), Vec::new(), 0.0);
+    let mut seeds_s = Vec::new();
+    let mut seconds = Vec::new();
+    let mut inertia = 0.0;
     for _ in 0..args.repeats {
         let run = |n_iterations: usize| -> anyhow::Result<(f64, f64)> {
             let settings = KMeans { n_clusters: args.clusters, n_iterations, seed: 0 };
@@ -67,8 +69,11 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         values.sort_by(f64::total_cmp);
         values[values.len() / 2]
     };
-    let (n, d, k) = (rows.len(), rows.width(), args.clusters);
-    let (seeds_s, all_s) = (median(&mut seeds_s), median(&mut seconds));
+    let n = rows.len();
+    let d = rows.width();
+    let k = args.clusters;
+    let seeds_s = median(&mut seeds_s);
+    let all_s = median(&mut seconds);
     let per_iteration_s = (all_s - seeds_s) / args.iterations.max(1) as f64;
     out!("{n} x {d} features into {k} clusters");
     out!("seeds and distances   {seeds_s:>8.2} s");

@@ -8,7 +8,8 @@ use serde_json::Value;
 /// Flag of benchmarks that can be compared.
 #[derive(clap::Args)]
 pub(super) struct CompareFlag {
-    /// Print the ratio of each figure to that of an earlier run, from a file with its standard output under --json.
+    /// Print the ratio of each figure to that of an earlier run, from a file with its standard
+    /// output under --json.
     #[arg(long, value_name = "FILE")]
     compare: Option<PathBuf>,
 }
@@ -43,7 +44,8 @@ pub(super) fn compared(before: &Value, now: &Value) -> Vec<String> {
             lines.push(format!("warning: {name} was {then} and is {this}"));
         }
     }
-    let (before, now) = (figures("", before), figures("", now));
+    let before = figures("", before);
+    let now = figures("", now);
     for (name, value) in &now {
         if let Some((_, then)) = before.iter().find(|(other, _)| other == name) {
             lines.push(format!("{name:<26} {then:9.2} -> {value:9.2}  {:.3}", value / then));

@@ -1,5 +1,5 @@
-//! `ocelli bench layers`: layers of a transformer by themselves, beside sums in f64, and their times;
-//! and the operations between them, beside the CPU's.
+//! `ocelli bench layers`: layers of a transformer by themselves, beside sums in f64, and their
+//! times; and the operations between them, beside the CPU's.
 
 use std::process::ExitCode;
 

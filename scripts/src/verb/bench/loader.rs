@@ -138,7 +138,8 @@ fn augmented(args: &Args, dataset: Arc<Dataset>) -> anyhow::Result<Measured> {
     let config = StreamConfig { views, seed: 0, window_shards: WINDOW_SHARDS, n_threads, rules, loader };
     let mut pool = stream(dataset, config, Share::solo(args.batch)?, Cursor(0), quarantine);
     let mut queues = Queues::default();
-    let (mut n_batches, mut taken) = (0u64, Vec::new());
+    let mut n_batches = 0u64;
+    let mut taken = Vec::new();
     let mut start = Instant::now();
     let mut warm = false;
     loop {
@@ -194,7 +195,8 @@ fn read_only(args: &Args, dataset: Arc<Dataset>) -> anyhow::Result<Measured> {
     let mut start = Instant::now();
     let mut warm = false;
     let mut queues = Queues::default();
-    let (mut n, mut taken_by) = (0u64, Vec::new());
+    let mut n = 0u64;
+    let mut taken_by = Vec::new();
     while !warm || start.elapsed().as_secs_f64() < args.seconds {
         let Some(item) = loader.next_item() else { bail!("the shards ended") };
         let batch = (item?.batch - first_open) as usize;
@@ -216,7 +218,8 @@ fn read_only(args: &Args, dataset: Arc<Dataset>) -> anyhow::Result<Measured> {
         }
         n += u64::from(warm);
     }
-    let (wall, read) = (start.elapsed(), loader.stats().snapshot());
+    let wall = start.elapsed();
+    let read = loader.stats().snapshot();
     drop(loader);
     let _ = std::fs::remove_file(ledger);
     let sampled = n.div_ceil(64).max(1) as f64;
@@ -247,7 +250,8 @@ impl Measured {
             last.map_or((0.0, 0), |(at, n)| (at.as_secs_f64(), *n))
         };
         let rate = |part: usize| {
-            let ((from_s, before), (to_s, after)) = (by(part), by(part + 1));
+            let (from_s, before) = by(part);
+            let (to_s, after) = by(part + 1);
             if to_s > from_s { (after - before) as f64 / (to_s - from_s) } else { 0.0 }
         };
         let rates = (0..PARTS).map(rate);

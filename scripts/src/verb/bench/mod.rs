@@ -23,15 +23,17 @@ pub(crate) struct Args {
 
 #[derive(clap::Subcommand)]
 enum Verb {
-    /// Time training steps on noise, by phase; or the backbone alone, unit by unit against one graph.
+    /// Time training steps on noise, by phase; or the backbone alone, unit by unit against one
+    /// graph.
     Step(step::Args),
-    /// Compare modes of sharding on noise: memory against `ocelli plan`, bytes moved, images per second. Run it under
-    /// mpirun.
+    /// Compare modes of sharding on noise: memory against `ocelli plan`, bytes moved, images per
+    /// second. Run it under mpirun.
     Shard(shard::Args),
-    /// Compare a device with the CPU: embeddings, loss, gradients and a few steps of the same network.
+    /// Compare a device with the CPU: embeddings, loss, gradients and a few steps of the same
+    /// network.
     Device(device::Args),
-    /// Compare layers of a transformer with sums in f64, and time them; compare the operations between them with the
-    /// CPU's.
+    /// Compare layers of a transformer with sums in f64, and time them; compare the operations
+    /// between them with the CPU's.
     Layers(layers::Args),
     /// Time protocols of `ocelli probe` on noise, for a number of features of a width.
     Probe(probe::Args),

@@ -1,4 +1,5 @@
-//! `ocelli bench probe`: measures the time of protocols on features of a given size, without images.
+//! `ocelli bench probe`: measures the time of protocols on features of a given size, without
+//! images.
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -45,7 +46,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let n_levels = needs().map(|needs| needs.n_levels).max().unwrap_or(1);
     let average = if needs().any(|needs| needs.average) { args.width } else { 0 };
     let columns = Columns { levels: vec![args.width; n_levels], average };
-    let (train, test) = (noise(args, args.train, &columns, 0), noise(args, args.test, &columns, 1));
+    let train = noise(args, args.train, &columns, 0);
+    let test = noise(args, args.test, &columns, 1);
     let task = Task {
         train: &train,
         test: &test,
@@ -67,7 +69,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
             best = scored.iter().map(|scored| scored.outcome.value()).fold(0.0, f64::max);
         }
         seconds.sort_by(f64::total_cmp);
-        let (name, median) = (protocol.name(), seconds[seconds.len() / 2]);
+        let name = protocol.name();
+        let median = seconds[seconds.len() / 2];
         let spread = match seconds[..] {
             [shortest, .., longest] => format!("; {shortest:.2} to {longest:.2}"),
             _ => String::new(),

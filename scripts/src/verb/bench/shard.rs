@@ -1,4 +1,5 @@
-//! `ocelli bench shard`: measures memory, traffic and time of each mode of sharding, beside the estimates of `ocelli plan`.
+//! `ocelli bench shard`: measures memory, traffic and time of each mode of sharding, beside the
+//! estimates of `ocelli plan`.
 
 use std::process::ExitCode;
 
@@ -63,18 +64,19 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         let room = machine::room(n_local, n_sharers, &device);
         Ok(fit(trainer::resolve(recipe, 1 << 20)?.over(launch.world_size, room)?, room)?)
     };
-    let modes: Vec<(&str, Plan)> = match args.as_set {
-        true => vec![("as set", plan_of(&[])?)],
-        false => {
-            let recipe = recipes::load_for_bench(&args.recipe, &args.overrides, args.batch, 8)?;
-            let divides = trainer::resolve(recipe, 1 << 20)?.method()?.column_group_size() > 1;
-            let of_mode = |(name, more): (&'static str, &[&str])| match name == "none" && divides {
+    let modes: Vec<(&str, Plan)> = if args.as_set {
+        vec![("as set", plan_of(&[])?)]
+    } else {
+        let recipe = recipes::load_for_bench(&args.recipe, &args.overrides, args.batch, 8)?;
+        let divides = trainer::resolve(recipe, 1 << 20)?.method()?.column_group_size() > 1;
+        MODES
+            .into_iter()
+            .map(|(name, more)| match name == "none" && divides {
                 // Ranks that share nothing divide nothing.
                 true => Ok((name, plan_of(&[more, &["method.prototype_group=1"]].concat())?)),
                 false => Ok((name, plan_of(more)?)),
-            };
-            MODES.into_iter().map(of_mode).collect::<anyhow::Result<_>>()?
-        }
+            })
+            .collect::<anyhow::Result<_>>()?
     };
     if launch.rank == 0 {
         print_heading(args, &modes[0].1, launch.world_size);

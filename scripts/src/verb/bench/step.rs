@@ -30,11 +30,12 @@ pub(crate) struct Args {
     /// Number of worker threads; 0 for one per core.
     #[arg(long)]
     workers: Option<usize>,
-    /// Side of the matrices whose product measures the device's peak [default: 8192 on a GPU, 1024 on the CPU].
+    /// Side of the matrices whose product measures the device's peak [default: 8192 on a GPU, 1024
+    /// on the CPU].
     #[arg(long)]
     matrix: Option<usize>,
-    /// Measure only the backbone's forward and backward pass, on one global view per image: time, and memory beyond that
-    /// in use before.
+    /// Measure only the backbone's forward and backward pass, on one global view per image: time,
+    /// and memory beyond that in use before.
     #[arg(long)]
     backbone: bool,
     #[command(flatten)]
@@ -69,10 +70,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let mut plan = fit(plan.over(1, room)?, room)?;
     compute::check(&plan, &device)?;
     compute::choose_kernels(&mut plan, &device)?;
-    let mut figures = match args.backbone {
-        true => backbone(args, &plan, &device)?,
-        false => step(args, &plan, &device)?,
-    };
+    let mut figures =
+        if args.backbone { backbone(args, &plan, &device)? } else { step(args, &plan, &device)? };
     compute::print_notices();
     figures["recipe"] = json!(args.recipe);
     figures["kernels"] = json!(plan.kernels);
@@ -93,7 +92,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
 fn step(args: &Args, plan: &Plan, device: &Opened) -> anyhow::Result<Value> {
     let StepBench { phases, step, products, flops: [needed, done], peak_bytes } =
         trainer::bench::step::steps(plan, args.repeats, &device.device)?;
-    let (total, batch_size) = (phases.total_ms(), plan.recipe.optim.batch_size);
+    let total = phases.total_ms();
+    let batch_size = plan.recipe.optim.batch_size;
     let rows = [
         ("input", phases.input_ms),
         ("targets", phases.targets_ms),
@@ -115,7 +115,8 @@ fn step(args: &Args, plan: &Plan, device: &Opened) -> anyhow::Result<Value> {
     for (name, ms) in rows {
         out!("{name:<18} {ms:9.1} ms {:5.1} %", 100.0 * ms / total);
     }
-    let (step_ms, [shortest, longest]) = (step.median_ms, step.range_ms);
+    let step_ms = step.median_ms;
+    let [shortest, longest] = step.range_ms;
     let rate = 1e3 * batch_size as f64 / step_ms;
     out!("{:<18} {total:9.1} ms", "sum of phases");
     out!("{:<18} {step_ms:9.1} ms  {rate:.2} images/s; {shortest:.1} to {longest:.1} ms", "step");
@@ -154,7 +155,8 @@ fn step(args: &Args, plan: &Plan, device: &Opened) -> anyhow::Result<Value> {
 /// Prints the time of the step's matrix products alone, if it was measured.
 fn print_products(products: Option<[f64; 2]>, step_ms: f64) {
     let Some([alone_ms, flops]) = products else { return };
-    let (share, rate) = (100.0 * alone_ms / step_ms, flops / alone_ms / 1e9);
+    let share = 100.0 * alone_ms / step_ms;
+    let rate = flops / alone_ms / 1e9;
     out!(
         "{:<18} {alone_ms:9.1} ms {share:5.1} % of the step; alone, {rate:.3} TFLOP/s",
         "matrix products alone"
@@ -180,7 +182,8 @@ fn backbone(args: &Args, plan: &Plan, device: &Opened) -> anyhow::Result<Value> 
     ];
     let mut figures = serde_json::Map::new();
     for (key, name, cost) in rows {
-        let (share, mb) = (cost.ms / costs.whole_graph.ms, cost.peak_bytes as f64 / 1e6);
+        let share = cost.ms / costs.whole_graph.ms;
+        let mb = cost.peak_bytes as f64 / 1e6;
         out!("{name:<32} {:9.1} ms  {share:.3} of one graph {mb:9.1} MB", cost.ms);
         figures.insert(format!("{key}_ms"), json!(cost.ms));
         figures.insert(format!("{key}_peak_bytes"), json!(cost.peak_bytes));

@@ -32,15 +32,16 @@ pub(crate) struct Args {
     /// Number of images to choose.
     #[arg(long, value_name = "N")]
     count: usize,
-    /// Keep all images, with a column `weight` in the list for `data.weights` of a recipe: the probability with which an image would
-    /// be among the N.
+    /// Keep all images, with a column `weight` in the list for `data.weights` of a recipe: the
+    /// probability with which an image would be among the N.
     #[arg(long)]
     weights: bool,
-    /// Balance groups of this column instead of clusters: `class`, or a column of --list. Images without a value are a group of their own.
+    /// Balance groups of this column instead of clusters: `class`, or a column of --list. Images
+    /// without a value are a group of their own.
     #[arg(long, value_name = "COLUMN", conflicts_with_all = ["clusters", "clusters_of"])]
     by: Option<String>,
-    /// List of images with the column of --by: a list.jsonl, or a .csv or .tsv with a header; images are found by `key`, and by
-    /// `shard` where that is a column.
+    /// List of images with the column of --by: a list.jsonl, or a .csv or .tsv with a header;
+    /// images are found by `key`, and by `shard` where that is a column.
     #[arg(long, value_name = "FILE", requires = "by")]
     list: Option<PathBuf>,
     /// Images of a cluster that are chosen first.
@@ -114,8 +115,12 @@ pub(crate) fn run(args: &Args, storage: &Storage, folder: &Path) -> anyhow::Resu
         if output.is_writer {
             tell_sizes(&found.tree, args.count);
         }
-        let columns = |row: usize| columns_of(&found, names.as_deref(), weights.as_deref(), row);
-        output.write(&input, &kept, &columns, Map::from_iter([("count".to_string(), json!(args.count))]))?;
+        output.write(
+            &input,
+            &kept,
+            &|row: usize| columns_of(&found, names.as_deref(), weights.as_deref(), row),
+            Map::from_iter([("count".to_string(), json!(args.count))]),
+        )?;
         if args.weights && output.is_writer {
             say("note: train with the weights by --set data.weights=LIST, the path of list.jsonl");
         }

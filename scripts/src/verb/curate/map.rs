@@ -41,10 +41,12 @@ pub(crate) struct Args {
     /// Level whose clusters are drawn, counted from 1 at the bottom [default: the highest].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     level: Option<u32>,
-    /// Largest number of clusters that are drawn: half of them are the largest clusters, half the smallest.
+    /// Largest number of clusters that are drawn: half of them are the largest clusters, half the
+    /// smallest.
     #[arg(long, default_value_t = 60, value_name = "N")]
     max_clusters: usize,
-    /// Largest number of images that are drawn of a cluster, spread over its distances from the center.
+    /// Largest number of images that are drawn of a cluster, spread over its distances from the
+    /// center.
     #[arg(long, default_value_t = 18, value_name = "N")]
     max_images: usize,
     #[command(flatten)]
@@ -79,8 +81,12 @@ pub(crate) fn run(args: &Args, storage: &Storage, folder: &Path) -> anyhow::Resu
             out!("{} clusters of level {level}: {}", found.tree.n_clusters(level - 1), path.display());
         }
         let all = vec![true; input.rows.len()];
-        let cluster = |row: usize| vec![("clusters", json!(found.tree.clusters_of(row)))];
-        output.write(&input, kept.as_deref().unwrap_or(&all), &cluster, Map::new())
+        output.write(
+            &input,
+            kept.as_deref().unwrap_or(&all),
+            &|row: usize| vec![("clusters", json!(found.tree.clusters_of(row)))],
+            Map::new(),
+        )
     };
     finish(ranks, write())
 }
@@ -89,10 +95,7 @@ pub(crate) fn run(args: &Args, storage: &Storage, folder: &Path) -> anyhow::Resu
 fn read_kept(path: &Path, names: &[ImageName]) -> anyhow::Result<Vec<bool>> {
     let list = KeyList::read(path)?;
     let kept: Vec<bool> = names.iter().map(|name| list.names(name.shard.as_deref(), &name.key)).collect();
-    match kept.contains(&true) {
-        true => Ok(kept),
-        false => bail!("{} names none of these images", path.display()),
-    }
+    if kept.contains(&true) { Ok(kept) } else { bail!("{} names none of these images", path.display()) }
 }
 
 fn map(
@@ -116,11 +119,14 @@ fn map(
     });
     let sizes = spread(&sizes.collect::<Vec<_>>());
     if order.len() > args.max_clusters {
-        let (first, last) = (args.max_clusters.div_ceil(2), args.max_clusters / 2);
+        let first = args.max_clusters.div_ceil(2);
+        let last = args.max_clusters / 2;
         order.drain(first..order.len() - last);
     }
-    let draw = |cluster: &usize| drawn(args, input, images, found, kept, (*cluster, &members[*cluster]));
-    let clusters: anyhow::Result<Vec<DrawnCluster>> = order.par_iter().map(draw).collect();
+    let clusters: anyhow::Result<Vec<DrawnCluster>> = order
+        .par_iter()
+        .map(|cluster| drawn(args, input, images, found, kept, (*cluster, &members[*cluster])))
+        .collect();
     Ok(ClusterMap {
         name: images.specs.iter().map(|spec| redact_list(spec)).collect::<Vec<_>>().join(" "),
         n_images: input.rows.len(),

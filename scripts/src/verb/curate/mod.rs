@@ -24,7 +24,8 @@ pub(crate) struct Args {
 enum Verb {
     /// Find images that show nearly the same, and keep the best of each group.
     NearDuplicates(near_duplicates::Args),
-    /// Choose images evenly over clusters of clusters, over given clusters or over classes; or weigh all images so.
+    /// Choose images evenly over clusters of clusters, over given clusters or over classes; or
+    /// weigh all images so.
     Balance(balance::Args),
     /// Keep the images that are most like given ones.
     Retrieve(retrieve::Args),

@@ -1,4 +1,5 @@
-//! `ocelli curate near-duplicates`: groups of images whose features are nearly the same, of which the best is kept.
+//! `ocelli curate near-duplicates`: groups of images whose features are nearly the same, of which
+//! the best is kept.
 
 use std::cmp::Reverse;
 use std::path::Path;
@@ -94,12 +95,16 @@ pub(crate) fn run(args: &Args, storage: &Storage, folder: &Path) -> anyhow::Resu
                 }
             }
         }
-        let columns = |row: usize| columns_of(&input, &found, quality.as_deref(), row);
         let summary = Map::from_iter([
             ("near_duplicates".to_string(), json!(n_copies)),
             ("threshold".into(), six_digits(threshold)),
         ]);
-        output.write(&input, &kept, &columns, summary)
+        output.write(
+            &input,
+            &kept,
+            &|row: usize| columns_of(&input, &found, quality.as_deref(), row),
+            summary,
+        )
     };
     finish(ranks, write())
 }
@@ -119,16 +124,21 @@ fn quality_of(
         }
         return Ok(None);
     };
-    let found = match output.is_writer {
-        true => qualities(images, input.rows.len(), &output.path(QUALITIES)),
-        false => Ok(Vec::new()),
+    let found = if output.is_writer {
+        qualities(images, input.rows.len(), &output.path(QUALITIES))
+    } else {
+        Ok(Vec::new())
     };
     let found = together(ranks, found)?;
     let words: Vec<[u64; 2]> = found.iter().map(|one| [one.n_pixels, one.sharpness.to_bits()]).collect();
     let bytes = ranks.broadcast("qualities", bytemuck::cast_slice(&words).to_vec())?;
     let words: Vec<[u64; 2]> = bytemuck::pod_collect_to_vec(&bytes);
-    let one = |[n_pixels, bits]: [u64; 2]| Quality { n_pixels, sharpness: f64::from_bits(bits) };
-    Ok(Some(words.into_iter().map(one).collect()))
+    Ok(Some(
+        words
+            .into_iter()
+            .map(|[n_pixels, bits]| Quality { n_pixels, sharpness: f64::from_bits(bits) })
+            .collect(),
+    ))
 }
 
 /// Finds the near-duplicates in `cells`, the images with the best `quality` first.

@@ -87,9 +87,8 @@ pub(crate) fn run(args: &Args, storage: &Storage, folder: &Path) -> anyhow::Resu
                 }
             }
         }
-        let columns = |row: usize| vec![("mean_similarity", six_digits(means[row]))];
         let summary = Map::from_iter([("outliers".to_string(), json!(n_out))]);
-        output.write(&input, &kept, &columns, summary)
+        output.write(&input, &kept, &|row: usize| vec![("mean_similarity", six_digits(means[row]))], summary)
     };
     finish(ranks, write())
 }

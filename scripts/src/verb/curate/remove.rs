@@ -1,4 +1,5 @@
-//! `ocelli curate remove`: removes images that are too much like those of an evaluation set, which would make its scores mean less.
+//! `ocelli curate remove`: removes images that are too much like those of an evaluation set, which
+//! would make its scores mean less.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -63,44 +64,54 @@ pub(crate) fn run(args: &Args, storage: &Storage, folder: &Path) -> anyhow::Resu
             );
             draw(&output.path(PAIRS), &input, &like, &found, threshold)?;
         }
-        let columns = |row: usize| {
-            let one = &found[row];
-            let name = &like.names[one.query as usize];
-            let mut columns = vec![("like_key", json!(name.key)), ("similarity", six_digits(one.similarity))];
-            columns.extend(name.shard.as_ref().map(|shard| ("like_shard", json!(shard))));
-            columns
-        };
         let summary = Map::from_iter([("threshold".to_string(), six_digits(threshold))]);
-        output.write(&input, &kept, &columns, summary)
+        output.write(
+            &input,
+            &kept,
+            &|row: usize| {
+                let one = &found[row];
+                let name = &like.names[one.query as usize];
+                let mut columns =
+                    vec![("like_key", json!(name.key)), ("similarity", six_digits(one.similarity))];
+                columns.extend(name.shard.as_ref().map(|shard| ("like_shard", json!(shard))));
+                columns
+            },
+            summary,
+        )
     };
     finish(ranks, write())
 }
 
-/// Finds the most similar one of `like` for each image, or joins what parts have found; a part saves what it finds and returns `None`.
+/// Finds the most similar one of `like` for each image, or joins what parts have found; a part
+/// saves what it finds and returns `None`.
 fn find(
     work: Work,
     results: &PartResults,
     (input, like): (&Input, &Input),
     ranks: &Communicator,
 ) -> anyhow::Result<Option<Vec<Retrieved>>> {
-    let (rows, others) = (&input.rows, &like.rows);
+    let rows = &input.rows;
+    let others = &like.rows;
     check_rows(work, (input, like), ranks)?;
     if work == Work::Whole {
         return Ok(Some(most_similar(rows, others, ranks, &Bars::new(ranks))?));
     }
-    let compare = |blocks| most_similar_in_blocks(rows, blocks, others, &Bars::new(ranks));
-    compared_in_parts(work, results, (input, like), |n_rows| n_rows, compare)
+    compared_in_parts(
+        work,
+        results,
+        (input, like),
+        |n_rows| n_rows,
+        |blocks| most_similar_in_blocks(rows, blocks, others, &Bars::new(ranks)),
+    )
 }
 
 /// Draws pairs of `found` around the threshold, if there are images.
 fn draw(path: &Path, input: &Input, like: &Input, found: &[Retrieved], threshold: f32) -> anyhow::Result<()> {
     let (Some(images), Some(others)) = (&input.images, &like.images) else { return Ok(()) };
-    let matches = |one: &Retrieved| Match {
-        row: one.row as usize,
-        other: one.query as usize,
-        similarity: one.similarity,
-    };
-    let all: Vec<Match> = found.iter().map(matches).collect();
+    let all: Vec<Match> = found
+        .iter()
+        .map(|one| Match { row: one.row as usize, other: one.query as usize, similarity: one.similarity })
+        .collect();
     if draw_matches(path, (images, &all), (others, &like.names), threshold)? {
         out!("pairs around the threshold: {}", path.display());
     }

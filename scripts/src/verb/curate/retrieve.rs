@@ -36,7 +36,8 @@ pub(crate) struct Args {
     /// Number of images for each given one.
     #[arg(long, default_value_t = 4, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     count: u32,
-    /// Take the nearest images of each given one, or random images of its cluster, as DINOv2 did where given images are few.
+    /// Take the nearest images of each given one, or random images of its cluster, as DINOv2 did
+    /// where given images are few.
     #[arg(long, value_enum, default_value_t = By::Image)]
     by: By,
     #[command(flatten)]
@@ -83,20 +84,25 @@ pub(crate) fn run(args: &Args, storage: &Storage, folder: &Path) -> anyhow::Resu
         if output.is_writer {
             out!("{} images like {} given ones", found.len(), like.rows.len());
         }
-        let columns = |row: usize| match by_row.get(&(row as u32)) {
-            Some(one) => vec![
-                ("query", json!(like.names[one.query as usize].key)),
-                ("similarity", six_digits(one.similarity)),
-            ],
-            None => Vec::new(),
-        };
         let summary = Map::from_iter([("queries".to_string(), json!(like.rows.len()))]);
-        output.write(&input, &kept, &columns, summary)
+        output.write(
+            &input,
+            &kept,
+            &|row: usize| match by_row.get(&(row as u32)) {
+                Some(one) => vec![
+                    ("query", json!(like.names[one.query as usize].key)),
+                    ("similarity", six_digits(one.similarity)),
+                ],
+                None => Vec::new(),
+            },
+            summary,
+        )
     };
     finish(ranks, write())
 }
 
-/// Finds the images like `like`, or joins what parts have found; a part saves what it finds and returns `None`.
+/// Finds the images like `like`, or joins what parts have found; a part saves what it finds and
+/// returns `None`.
 fn find(
     args: &Args,
     work: Work,
@@ -104,18 +110,25 @@ fn find(
     (input, like): (&Input, &Input),
     ranks: &Communicator,
 ) -> anyhow::Result<Option<Vec<Retrieved>>> {
-    let (rows, others, count) = (&input.rows, &like.rows, args.count as usize);
+    let rows = &input.rows;
+    let others = &like.rows;
+    let count = args.count as usize;
     check_rows(work, (input, like), ranks)?;
     if args.by == By::Cluster {
         let clusters = args.clusters.run(rows, &args.output.out, ranks)?;
-        let (parents, seed) = (clusters.tree.parents(0), args.clusters.limits.seed);
+        let parents = clusters.tree.parents(0);
+        let seed = args.clusters.limits.seed;
         return Ok(Some(from_clusters(rows, others, &clusters.centers[0], parents, count, seed)?));
     }
     if work == Work::Whole {
         return Ok(Some(nearest_images(rows, others, count, ranks, &Bars::new(ranks))?));
     }
-    let compare = |blocks| nearest_in_blocks(rows, blocks, others, count, &Bars::new(ranks));
-    let n_found = |n_rows: usize| others.len() * count.min(n_rows);
-    let found = compared_in_parts(work, results, (input, like), n_found, compare)?;
+    let found = compared_in_parts(
+        work,
+        results,
+        (input, like),
+        |n_rows: usize| others.len() * count.min(n_rows),
+        |blocks| nearest_in_blocks(rows, blocks, others, count, &Bars::new(ranks)),
+    )?;
     Ok(found.map(|found| join_nearest(found, count)))
 }

@@ -8,8 +8,8 @@ use super::rows::{DividedModel, PlanRow};
 /// Share of a step's time, or of a rank's peak with as many kept graphs, that must be saved.
 const LEAST_SAVING: f64 = 0.02;
 
-/// Returns a line that says what a step would take in place of `whole` if units were `divided`, which `parts` is; `None` where that saves
-/// nothing, or does not fit.
+/// Returns a line that says what a step would take in place of `whole` if units were `divided`,
+/// which `parts` is; `None` where that saves nothing, or does not fit.
 pub(super) fn advice(
     model: &ModelCost,
     whole: &PlanRow,
@@ -21,8 +21,8 @@ pub(super) fn advice(
         let peak_gb = memory(model, &row.placement).peak_bytes() / GB;
         (peak_gb, hardware.step(model, &row.placement).step_s)
     };
-    let ((peak_gb, step_s), (peak_of_parts_gb, step_of_parts_s)) =
-        (of(model, whole), of(&divided.model, parts));
+    let (peak_gb, step_s) = of(model, whole);
+    let (peak_of_parts_gb, step_of_parts_s) = of(&divided.model, parts);
     let saves_time = step_of_parts_s < (1.0 - LEAST_SAVING) * step_s;
     let saves_memory = whole.placement.keep == 0
         && parts.placement.keep == 0

@@ -11,12 +11,12 @@ pub(crate) struct Args {
     /// Name or file of a recipe.
     #[arg(long, default_value = "dino_vits16", conflicts_with = "preset")]
     pub(super) recipe: String,
-    /// Published model, in place of a recipe: vit-s, vit-b, vit-l, vit-h, vit-g, vit-7b, resnet50, seer-rg32gf,
-    /// seer-rg64gf, seer-rg128gf, seer-rg256gf, seer-rg10b.
+    /// Published model, in place of a recipe: vit-s, vit-b, vit-l, vit-h, vit-g, vit-7b, resnet50,
+    /// seer-rg32gf, seer-rg64gf, seer-rg128gf, seer-rg256gf, seer-rg10b.
     #[arg(long, alias = "model")]
     pub(super) preset: Option<String>,
-    /// GPU of each rank, by whose data sheet memory and time are estimated: a100-40, a100-80, h100, h200, 4090 or v100; or cpu, this
-    /// machine.
+    /// GPU of each rank, by whose data sheet memory and time are estimated: a100-40, a100-80, h100,
+    /// h200, 4090 or v100; or cpu, this machine.
     #[arg(long, default_value = "cpu", value_name = "NAME")]
     pub(super) gpu: String,
     /// Numbers of ranks to compare [default: 1 8 64 GPUs, or 1 CPU].
@@ -46,13 +46,16 @@ pub(crate) struct Args {
     /// Backbone units that keep their graph [default: the recipe's, or as many as fit].
     #[arg(long)]
     pub(super) keep: Option<usize>,
-    /// Largest number of parameters of a backbone unit; larger ones are divided [default: the recipe's run.max_unit_parameters].
+    /// Largest number of parameters of a backbone unit; larger ones are divided [default: the
+    /// recipe's run.max_unit_parameters].
     #[arg(long, value_name = "NUMBER")]
     pub(super) max_unit_parameters: Option<usize>,
-    /// Compute in bf16, hold gathered weights and maps in it, and send weights and gradients of the backbone in it.
+    /// Compute in bf16, hold gathered weights and maps in it, and send weights and gradients of the
+    /// backbone in it.
     #[arg(long)]
     pub(super) bf16: bool,
-    /// Rate of computation that a rank sustains, in TFLOP/s [default: from the GPU's data sheet, or measured on this machine].
+    /// Rate of computation that a rank sustains, in TFLOP/s [default: from the GPU's data sheet, or
+    /// measured on this machine].
     #[arg(long)]
     pub(super) tflops: Option<f64>,
     /// Bandwidth within a node, per rank, in GB/s [default: the GPU's link].
@@ -73,7 +76,8 @@ pub(crate) struct Args {
     /// Latency of a shorter message between nodes, in microseconds [default: that of --node-us].
     #[arg(long)]
     pub(super) node_short_us: Option<f64>,
-    /// Mean time to a failure of one node, in hours. 1,024 GPUs in Kokolis et al. 2024 fail every 7.9 hours.
+    /// Mean time to a failure of one node, in hours. 1,024 GPUs in Kokolis et al. 2024 fail every
+    /// 7.9 hours.
     #[arg(long, default_value_t = 1011.0)]
     pub(super) node_mttf_h: f64,
     /// Write bandwidth of a rank to storage, in GB/s.
@@ -85,7 +89,8 @@ pub(crate) struct Args {
     /// Also print what the memory, the traffic and the time of a step consist of.
     #[arg(long)]
     pub(super) details: bool,
-    /// Also simulate checkpoints: shard the model over each number of ranks and read it back on every other.
+    /// Also simulate checkpoints: shard the model over each number of ranks and read it back on
+    /// every other.
     #[arg(long)]
     pub(super) simulate: bool,
     /// Change a value of the recipe. May be repeated.

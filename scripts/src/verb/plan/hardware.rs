@@ -15,7 +15,8 @@ use crate::cluster::machine;
 /// Bytes of a gigabyte.
 pub(super) const GB: f64 = 1e9;
 
-/// Rows of the matrix whose product measures a CPU: large enough to reach its rate, small enough to be fast.
+/// Rows of the matrix whose product measures a CPU: large enough to reach its rate, small enough to
+/// be fast.
 const MATRIX_ROWS: usize = 768;
 
 /// Share of a GPU's memory that a run uses, as it does when it starts.
@@ -66,7 +67,6 @@ impl Hardware {
             if args.bf16 { Precision { head_gather, head_reduce, ..Precision::BF16 } } else { own };
         let is_own = gpu.is_none() && args.tflops.is_none();
         let ranks_per_node = args.ranks_per_node.unwrap_or(if is_own { 1 } else { 8 });
-        let own_bytes = || machine::room(ranks_per_node, 1, &Opened::cpu()).bytes;
         let memory_gb = args.memory_gb.or(gpu.map(|gpu| USABLE * gpu.memory_gb));
         let link_gb_s = args.local_gb_s.or(gpu.map(|gpu| gpu.link_gb_s)).unwrap_or(LOCAL_GB_S);
         let speed = match (args.tflops, gpu) {
@@ -79,7 +79,8 @@ impl Hardware {
         };
         let ranks = if is_own { vec![1] } else { vec![1, 8, 64] };
         Ok(Self {
-            memory_bytes: memory_gb.map_or_else(own_bytes, |gb| gb * GB),
+            memory_bytes: memory_gb
+                .map_or_else(|| machine::room(ranks_per_node, 1, &Opened::cpu()).bytes, |gb| gb * GB),
             ranks_per_node,
             ranks: if args.ranks.is_empty() { ranks } else { args.ranks.clone() },
             speed,
@@ -127,7 +128,8 @@ impl Hardware {
     }
 }
 
-/// Makes a latency from microseconds; that of short messages is that of long ones, if none is given.
+/// Makes a latency from microseconds; that of short messages is that of long ones, if none is
+/// given.
 fn latency(long_us: f64, short_us: Option<f64>) -> Latency {
     Latency { short_s: short_us.unwrap_or(long_us) * 1e-6, long_s: long_us * 1e-6 }
 }
@@ -139,7 +141,8 @@ mod tests {
     use super::*;
     use crate::recipes;
 
-    /// Published runs: recipe, GPU, number of GPUs, images of each, whether activations are recomputed, and seconds of a step.
+    /// Published runs: recipe, GPU, number of GPUs, images of each, whether activations are
+    /// recomputed, and seconds of a step.
     const PUBLISHED: [(&str, &str, usize, usize, bool, f64); 6] = [
         // DINO's README: 100 epochs of ImageNet on 8 GPUs in 1.75 days.
         ("dino_vits16", "v100", 8, 64, false, 0.604),

@@ -33,7 +33,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         out!("{steps} steps of {batch} images");
     }
     out!("");
-    let (mut lines, mut advice) = (Vec::new(), Vec::new());
+    let mut lines = Vec::new();
+    let mut advice = Vec::new();
     let mut any_fits = false;
     for &world_size in &hardware.ranks {
         let rank_batch = args.rank_batch.unwrap_or_else(|| batch.div_ceil(world_size));
@@ -52,7 +53,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         }
     }
     if lines.is_empty() {
-        let (size, key) = (model.n_parts(), "method.prototype_group");
+        let size = model.n_parts();
+        let key = "method.prototype_group";
         bail!(
             "{key} {size} divides no shard group: give --ranks or --group a multiple of it, for which the numbers of the layer divide \
              into multiples of 64, or set {key}=1"
@@ -97,10 +99,9 @@ fn asked(args: &Args) -> anyhow::Result<PlanRequest> {
             bail!("unknown preset {name}: it is one of {}", PRESETS.join(", "));
         };
         check_largest_unit(&model, args.max_unit_parameters)?;
-        let divide = |bound: usize| preset(name, Some(bound));
         let divided = match args.max_unit_parameters {
             Some(_) => None,
-            None => DividedModel::of(&model, divide),
+            None => DividedModel::of(&model, |bound: usize| preset(name, Some(bound))),
         };
         return Ok(PlanRequest { model, divided, batch: None, recipe: None, steps: None });
     }
@@ -109,15 +110,15 @@ fn asked(args: &Args) -> anyhow::Result<PlanRequest> {
     recipe.run.max_unit_parameters = args.max_unit_parameters.or(recipe.run.max_unit_parameters);
     let plan = trainer::resolve(recipe.clone(), args.images)?;
     plan.check_division()?;
-    let (model, steps) = (of_plan(&plan)?, plan.total_steps);
-    let divide = |bound: usize| {
-        let mut plan = plan.clone();
-        plan.recipe.run.max_unit_parameters = Some(bound);
-        of_plan(&plan).ok()
-    };
+    let model = of_plan(&plan)?;
+    let steps = plan.total_steps;
     let divided = match recipe.run.max_unit_parameters {
         Some(_) => None,
-        None => DividedModel::of(&model, divide),
+        None => DividedModel::of(&model, |bound: usize| {
+            let mut plan = plan.clone();
+            plan.recipe.run.max_unit_parameters = Some(bound);
+            of_plan(&plan).ok()
+        }),
     };
     let batch = Some(recipe.optim.batch_size);
     Ok(PlanRequest { model, divided, batch, recipe: Some(recipe), steps: Some(steps) })

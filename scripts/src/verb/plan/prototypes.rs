@@ -1,4 +1,5 @@
-//! Advice on `method.prototype_group`: where ranks that divide prototypes among them save time or memory.
+//! Advice on `method.prototype_group`: where ranks that divide prototypes among them save time or
+//! memory.
 
 use trainer::estimate::{ModelCost, Placement, memory};
 
@@ -16,8 +17,8 @@ struct Divided {
     fits: bool,
 }
 
-/// Returns a line that says which group saves most of `row`'s step, or makes it fit; `None` if none does, or prototypes are divided
-/// already.
+/// Returns a line that says which group saves most of `row`'s step, or makes it fit; `None` if none
+/// does, or prototypes are divided already.
 pub(super) fn advice(model: &ModelCost, row: &PlanRow, hardware: &Hardware) -> Option<String> {
     let placement = &row.placement;
     if model.n_parts() > 1 {

@@ -24,8 +24,9 @@ pub(super) struct DividedModel {
 }
 
 impl DividedModel {
-    /// Divides units of more than [`MAX_UNIT_PARAMETERS`], or of more than the largest part that cannot be divided, rounded up to two
-    /// digits; `None` if no unit of `model` is as large. `divide` returns the model with a bound.
+    /// Divides units of more than [`MAX_UNIT_PARAMETERS`], or of more than the largest part that
+    /// cannot be divided, rounded up to two digits; `None` if no unit of `model` is as large.
+    /// `divide` returns the model with a bound.
     pub(super) fn of(model: &ModelCost, divide: impl Fn(usize) -> Option<ModelCost>) -> Option<Self> {
         let largest = divide(MAX_UNIT_PARAMETERS)?.largest_unit();
         let round = 10_usize.pow(largest.max(1).ilog10().saturating_sub(1));
@@ -42,7 +43,8 @@ pub(super) struct PlanRow {
     pub(super) fits: bool,
 }
 
-/// Returns a row for each mode with `world_size` ranks. Other settings are those of `args`, or else of `recipe`.
+/// Returns a row for each mode with `world_size` ranks. Other settings are those of `args`, or else
+/// of `recipe`.
 pub(super) fn rows(
     args: &Args,
     model: &ModelCost,
@@ -65,30 +67,36 @@ pub(super) fn rows(
             modes.push(("group", Sharding::Full, group));
         }
     }
-    let row = |(mode, sharding, group_size)| {
-        let workers = args.workers.min(rank_batch);
-        let placement = Placement {
-            world_size,
-            group_size,
-            sharding,
-            keep: 0,
-            segment: 1,
-            rank_batch,
-            rank_micro_batches,
-            workers,
-            precision: hardware.precision,
-            exact_sums: recipe.is_none_or(|recipe| recipe.run.exact_sums),
-            offload: false,
-        };
-        let set = [set_keep, set_segment];
-        let (keep, segment) = retention(model, &placement, hardware.memory_bytes, set);
-        let placement = Placement { keep: keep.min(model.trained.backbone.len()), segment, ..placement };
-        PlanRow { mode, placement, fits: memory(model, &placement).needed_bytes() <= hardware.memory_bytes }
-    };
     // A run refuses groups that do not divide.
     let n_parts = model.n_parts();
     modes.retain(|(.., group_size)| n_parts == 1 || model.divides(n_parts, *group_size));
-    modes.into_iter().map(row).collect()
+    modes
+        .into_iter()
+        .map(|(mode, sharding, group_size)| {
+            let workers = args.workers.min(rank_batch);
+            let placement = Placement {
+                world_size,
+                group_size,
+                sharding,
+                keep: 0,
+                segment: 1,
+                rank_batch,
+                rank_micro_batches,
+                workers,
+                precision: hardware.precision,
+                exact_sums: recipe.is_none_or(|recipe| recipe.run.exact_sums),
+                offload: false,
+            };
+            let set = [set_keep, set_segment];
+            let (keep, segment) = retention(model, &placement, hardware.memory_bytes, set);
+            let placement = Placement { keep: keep.min(model.trained.backbone.len()), segment, ..placement };
+            PlanRow {
+                mode,
+                placement,
+                fits: memory(model, &placement).needed_bytes() <= hardware.memory_bytes,
+            }
+        })
+        .collect()
 }
 
 /// Describes the changes with which a mode would fit.
@@ -132,8 +140,9 @@ fn beyond_sharding(
 ) -> String {
     let least_of = |model: &ModelCost| {
         let all = rows(args, model, recipe, MANY_RANKS, 1, hardware);
-        let least = |row: &PlanRow| least_memory(model, &row.placement);
-        all.iter().map(least).min_by(|a, b| a.needed_bytes().total_cmp(&b.needed_bytes()))
+        all.iter()
+            .map(|row| least_memory(model, &row.placement))
+            .min_by(|a, b| a.needed_bytes().total_cmp(&b.needed_bytes()))
     };
     let Some(least) = least_of(model) else { return String::new() };
     if least.needed_bytes() <= hardware.memory_bytes {

@@ -71,7 +71,9 @@ impl Line {
     }
 
     fn print_details(&self) {
-        let (placement, memory, time) = (&self.row.placement, &self.memory, &self.time);
+        let placement = &self.row.placement;
+        let memory = &self.memory;
+        let time = &self.time;
         out!(
             "{:>5} {:<5} {:>5} {:>7.2} {:>7.2} {:>7.2} {:>7.2} {:>7.2} {:>8.3} {:>7.3} {:>7.3}",
             placement.world_size,

@@ -20,12 +20,13 @@ use crate::shards::open::open_dataset;
     after_help = "Examples:\n  ocelli probe --checkpoint runs/mine --train 'data/train-*.tar' --test 'data/test-*.tar' --baseline\n  ocelli probe --watch runs/mine --train data/train/ --test data/test/ --protocol linear-dino"
 )]
 pub(crate) struct Args {
-    /// A run's work directory, a checkpoint's folder, or weights: a file or folder of `ocelli export`, DINO, DINOv2, timm,
-    /// torchvision or transformers.
+    /// A run's work directory, a checkpoint's folder, or weights: a file or folder of `ocelli
+    /// export`, DINO, DINOv2, timm, torchvision or transformers.
     #[arg(long, required_unless_present = "watch")]
     pub(super) checkpoint: Option<PathBuf>,
-    /// Score every checkpoint of a run once, as it appears, until the run has ended. Any number of these may work on the
-    /// same run, on any machine that sees the folder; one that was stopped goes on.
+    /// Score every checkpoint of a run once, as it appears, until the run has ended. Any number of
+    /// these may work on the same run, on any machine that sees the folder; one that was stopped
+    /// goes on.
     #[arg(long, value_name = "WORKDIR", conflicts_with_all = ["checkpoint", "baseline", "label_free", "no_record"])]
     pub(super) watch: Option<PathBuf>,
     #[command(flatten)]
@@ -36,10 +37,12 @@ pub(crate) struct Args {
     /// Shards with classes, or masks, to report on; with --label-free, any images.
     #[arg(long, num_args = 1.., required = true)]
     pub(super) test: Vec<String>,
-    /// Measure what needs no labels, and nothing else: RankMe, α-ReQ, LiDAR, alignment and uniformity.
+    /// Measure what needs no labels, and nothing else: RankMe, α-ReQ, LiDAR, alignment and
+    /// uniformity.
     #[arg(long, conflicts_with_all = ["train", "baseline", "protocol", "leave_one_out"])]
     pub(super) label_free: bool,
-    /// Name under which the results are recorded [default: the folder and the name of the test shards].
+    /// Name under which the results are recorded [default: the folder and the name of the test
+    /// shards].
     #[arg(long, value_name = "NAME")]
     pub(super) name: Option<String>,
     #[command(flatten)]
@@ -47,8 +50,8 @@ pub(crate) struct Args {
     /// Score a randomly initialized network and raw pixels too.
     #[arg(long)]
     pub(super) baseline: bool,
-    /// Write nothing into the checkpoint's run: without this, the numbers are added to its evaluations.jsonl and
-    /// TensorBoard.
+    /// Write nothing into the checkpoint's run: without this, the numbers are added to its
+    /// evaluations.jsonl and TensorBoard.
     #[arg(long)]
     pub(super) no_record: bool,
     #[command(flatten)]
@@ -76,9 +79,10 @@ pub(super) fn split(
     storage: &Storage,
 ) -> anyhow::Result<Split> {
     let test = images(&args.test, test_name(args), open, storage)?;
-    let train = match args.protocols.leave_one_out {
-        true => test.clone(),
-        false => images(&args.train, set_name(&args.train), open, storage)?,
+    let train = if args.protocols.leave_one_out {
+        test.clone()
+    } else {
+        images(&args.train, set_name(&args.train), open, storage)?
     };
     let split = Split::of(protocols, train, test)?;
     let overrides_transform = args.network.resize_px.is_some();

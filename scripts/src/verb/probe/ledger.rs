@@ -1,8 +1,9 @@
 //! Record of the checkpoints that have been scored, and of those that are being scored.
 //!
-//! `WORKDIR/evaluations/NAME/step-0000001000.json` holds the rows of a checkpoint that was scored; `.claim` beside it says
-//! that a process is scoring it. A claim is touched as long as its owner lives. Both are created so that only one of two
-//! concurrent attempts succeeds, on any file system with hard links.
+//! `WORKDIR/evaluations/NAME/step-0000001000.json` holds the rows of a checkpoint that was scored;
+//! `.claim` beside it says that a process is scoring it. A claim is touched as long as its owner
+//! lives. Both are created so that only one of two concurrent attempts succeeds, on any file system
+//! with hard links.
 
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Write};
@@ -21,7 +22,8 @@ use crate::evaluation::record;
 /// Interval at which a claim is touched.
 const TOUCH: Duration = Duration::from_secs(20);
 
-/// Time without a touch after which the owner is considered dead; a process of this machine that has ended is so at once.
+/// Time without a touch after which the owner is considered dead; a process of this machine that
+/// has ended is so at once.
 const STALE: Duration = Duration::from_secs(300);
 
 /// The record of one kind of evaluation.
@@ -67,7 +69,8 @@ impl Ledger {
         path.exists() && !is_stale(&path)
     }
 
-    /// Claims the checkpoint of `step`; `None` if it has been scored or another process has claimed it.
+    /// Claims the checkpoint of `step`; `None` if it has been scored or another process has claimed
+    /// it.
     pub(super) fn claim(&self, step: u64) -> anyhow::Result<Option<Claim<'_>>> {
         let path = self.file(step, "claim");
         let owner = json!({ "host": host_name(), "pid": std::process::id() }).to_string();
@@ -132,9 +135,10 @@ impl Claim<'_> {
 
     /// Writes the rows and the scalars of the checkpoint, once: the first result counts.
     pub(super) fn finish(self, rows: &[EvaluationRow], scalars: &[(String, f64)]) -> anyhow::Result<()> {
-        let named =
-            |row: &EvaluationRow| EvaluationRow { watch: Some(self.ledger.name.clone()), ..row.clone() };
-        let rows: Vec<EvaluationRow> = rows.iter().map(named).collect();
+        let rows: Vec<EvaluationRow> = rows
+            .iter()
+            .map(|row| EvaluationRow { watch: Some(self.ledger.name.clone()), ..row.clone() })
+            .collect();
         let scalars: serde_json::Map<String, Value> =
             scalars.iter().map(|(name, value)| (name.clone(), json!(value))).collect();
         self.write(&json!({ "rows": rows, "scalars": scalars }))
@@ -192,8 +196,10 @@ fn is_stale(path: &Path) -> bool {
     }
     let owner: Option<Value> = fs::read(path).ok().and_then(|text| serde_json::from_slice(&text).ok());
     let Some(owner) = owner else { return false };
-    let gone = |pid: u64| Path::new("/proc/self").exists() && !Path::new(&format!("/proc/{pid}")).exists();
-    owner["host"] == host_name() && owner["pid"].as_u64().is_some_and(gone)
+    owner["host"] == host_name()
+        && owner["pid"].as_u64().is_some_and(|pid: u64| {
+            Path::new("/proc/self").exists() && !Path::new(&format!("/proc/{pid}")).exists()
+        })
 }
 
 #[cfg(test)]

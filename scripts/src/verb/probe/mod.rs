@@ -36,9 +36,10 @@ pub(crate) fn run(args: &Args, storage: &Storage, folder: &Path) -> anyhow::Resu
     // One of the two flags is required.
     let checkpoint = args.checkpoint.as_deref().context("--checkpoint or --watch is needed")?;
     let open = args.network.open(checkpoint, &means.device)?;
-    match args.label_free {
-        true => measure(args, checkpoint, &open, &means),
-        false => score(args, checkpoint, &open, &means),
+    if args.label_free {
+        measure(args, checkpoint, &open, &means)
+    } else {
+        score(args, checkpoint, &open, &means)
     }
 }
 
@@ -100,25 +101,27 @@ fn measure(
         out!("{name:<12} {value:>10.4}  {meaning}");
     }
     let about = open.about(checkpoint);
-    let row = |(name, value, _): &(&str, f64, &str)| EvaluationRow {
-        metric: (*name).to_string(),
-        number: Number::of("", *value),
-        interval: None,
-        by_class: None,
-        protocol: None,
-        protocol_in_words: None,
-        settings: serde_json::Map::new(),
-        details: Value::Null,
-        seed: 0,
-        train: None,
-        test: ImageSetInfo { set: images.name.clone(), images: None },
-        about: about.clone(),
-        classes: None,
-        confusion: None,
-        confused: None,
-        watch: None,
-    };
-    let rows: Vec<EvaluationRow> = measures.iter().map(row).collect();
+    let rows: Vec<EvaluationRow> = measures
+        .iter()
+        .map(|(name, value, _)| EvaluationRow {
+            metric: (*name).to_string(),
+            number: Number::of("", *value),
+            interval: None,
+            by_class: None,
+            protocol: None,
+            protocol_in_words: None,
+            settings: serde_json::Map::new(),
+            details: Value::Null,
+            seed: 0,
+            train: None,
+            test: ImageSetInfo { set: images.name.clone(), images: None },
+            about: about.clone(),
+            classes: None,
+            confusion: None,
+            confused: None,
+            watch: None,
+        })
+        .collect();
     keep(args, checkpoint, open, &rows);
     if args.json {
         let values: serde_json::Map<String, Value> =

@@ -72,7 +72,8 @@ fn length(workdir: &Path) -> Option<(u64, u64)> {
     Some((plan.total_steps, plan.recipe.run.checkpoint_every_steps))
 }
 
-/// Returns the name of an evaluation by its sets and settings: other ones of the same run have a record of their own.
+/// Returns the name of an evaluation by its sets and settings: other ones of the same run have a
+/// record of their own.
 fn name(args: &Args, means: &Means<'_>) -> String {
     let set: String =
         test_name(args).chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).collect();
@@ -103,8 +104,8 @@ struct Watcher<'a> {
 }
 
 impl Watcher<'_> {
-    /// Scores the checkpoint in `path`. A checkpoint that has been removed is recorded as missed, one that cannot be read as
-    /// unreadable.
+    /// Scores the checkpoint in `path`. A checkpoint that has been removed is recorded as missed,
+    /// one that cannot be read as unreadable.
     fn score(&mut self, claim: Claim<'_>, step: u64, path: &Path) -> anyhow::Result<()> {
         let hold = Hold::new(path);
         let open = match self.args.network.open(path, &self.means.device) {
@@ -148,7 +149,8 @@ impl Watcher<'_> {
         }
     }
 
-    /// Returns `true` if the run has written its last checkpoint and all checkpoints have been scored.
+    /// Returns `true` if the run has written its last checkpoint and all checkpoints have been
+    /// scored.
     fn has_ended(&self, workdir: &Path, ledger: &Ledger) -> bool {
         let there = steps(&workdir.join("checkpoints"));
         let ended = self.last.is_some_and(|(last, _)| ledger.is_done(last));

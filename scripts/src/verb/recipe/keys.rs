@@ -74,11 +74,14 @@ fn settings(key: &Key) -> String {
             None => listed.push((name, vec![value])),
         }
     }
-    let one = |(name, values): &(&str, Vec<&str>)| match values.split_last() {
-        Some((last, rest)) if !rest.is_empty() => format!("{name} = {} or {last}", rest.join(", ")),
-        _ => format!("{name} = {}", values.concat()),
-    };
-    listed.iter().map(one).collect::<Vec<_>>().join("; ")
+    listed
+        .iter()
+        .map(|(name, values)| match values.split_last() {
+            Some((last, rest)) if !rest.is_empty() => format!("{name} = {} or {last}", rest.join(", ")),
+            _ => format!("{name} = {}", values.concat()),
+        })
+        .collect::<Vec<_>>()
+        .join("; ")
 }
 
 /// Writes the page of all `keys`: a heading for each section.

@@ -28,8 +28,10 @@ fn title(text: &str) -> String {
     let header = text.lines().map_while(|line| line.strip_prefix("# "));
     let paragraph = header.collect::<Vec<_>>().join(" ");
     // A point within a sentence, as in "et al. 2021", is not followed by a letter.
-    let is_end = |(at, _): &(usize, &str)| paragraph[at + 2..].starts_with(|next: char| next.is_alphabetic());
-    let end = paragraph.match_indices(". ").find(is_end).map_or(paragraph.len(), |(at, _)| at);
+    let end = paragraph
+        .match_indices(". ")
+        .find(|(at, _)| paragraph[at + 2..].starts_with(|next: char| next.is_alphabetic()))
+        .map_or(paragraph.len(), |(at, _)| at);
     // Details follow a colon, unless it follows a name.
     let colon = paragraph.match_indices(": ").map(|(at, _)| at).find(|at| *at > LONGEST_NAME);
     paragraph[..end.min(colon.unwrap_or(end))].trim_end_matches('.').to_string()

@@ -1,4 +1,5 @@
-//! `ocelli recipe new`: a recipe for a method, a backbone and an image size, made from the shipped recipe nearest to it.
+//! `ocelli recipe new`: a recipe for a method, a backbone and an image size, made from the shipped
+//! recipe nearest to it.
 
 use std::collections::BTreeMap;
 use std::process::ExitCode;
@@ -8,7 +9,7 @@ use networks::ModelConfig;
 use textwrap::{Options, WordSplitter, fill};
 use toml::{Table, Value};
 use trainer::Recipe;
-use trainer::recipe::{Key, keys};
+use trainer::recipe::keys;
 
 use crate::recipes::BUILT_IN;
 
@@ -76,16 +77,18 @@ fn text(args: &Args, shipped: &[Shipped]) -> anyhow::Result<String> {
     fit_model(&mut table, args)?;
     fit_views(&mut table, args.image_px, base.image_px)?;
     let written = toml::to_string(&table)?;
-    // Overrides may add keys: the recipe is written as they leave it. Through text, in which a single-precision number has only
-    // the digits that it needs.
+    // Overrides may add keys: the recipe is written as they leave it. Through text, in which a
+    // single-precision number has only the digits that it needs.
     let recipe = Recipe::parse(&written, &args.name, &args.overrides)?;
     let mut table = only(toml::to_string(&recipe)?.parse()?, &table, &args.overrides, "");
     table.insert("name".into(), args.name.clone().into());
     check(&table, &args.name)?;
-    let (method, from) = (&args.method, base.name);
-    let origin = match model.name == base.name {
-        true => format!("the settings of {from}"),
-        false => format!("the settings of {from}, the backbone of {}", model.name),
+    let method = &args.method;
+    let from = base.name;
+    let origin = if model.name == base.name {
+        format!("the settings of {from}")
+    } else {
+        format!("the settings of {from}, the backbone of {}", model.name)
     };
     let head = format!(
         "{method} with {arch} on images of {} px: {origin}, sizes adapted. Not run, no score.",
@@ -103,7 +106,8 @@ struct Shipped {
     is_small: bool,
 }
 
-/// Number of parameters of the largest backbone from which a recipe is made, if there is a smaller one.
+/// Number of parameters of the largest backbone from which a recipe is made, if there is a smaller
+/// one.
 const LARGEST_PARAMS: usize = 100_000_000;
 
 /// Returns the shipped recipes that state their backbone.
@@ -138,8 +142,8 @@ fn names(recipes: &[Shipped], section: &str, tag: &str) -> Vec<String> {
     names
 }
 
-/// Returns the recipe whose images are nearest in size to `image_px`: one with a small backbone if there is any, and one that
-/// `is_preferred` if several are as near.
+/// Returns the recipe whose images are nearest in size to `image_px`: one with a small backbone if
+/// there is any, and one that `is_preferred` if several are as near.
 fn nearest<'a>(
     recipes: impl Iterator<Item = &'a Shipped>,
     image_px: u32,
@@ -152,7 +156,8 @@ fn nearest<'a>(
     })
 }
 
-/// Sets the image size and the width of the model, and the size of its patches, so that an image has about as many.
+/// Sets the image size and the width of the model, and the size of its patches, so that an image
+/// has about as many.
 fn fit_model(table: &mut Table, args: &Args) -> anyhow::Result<()> {
     let Some(model) = table.get_mut("model").and_then(Value::as_table_mut) else { return Ok(()) };
     let before = model.get("image_px").and_then(Value::as_integer).unwrap_or(i64::from(args.image_px));
@@ -214,19 +219,20 @@ fn each_side(value: &mut Value, change: &mut dyn FnMut(&mut i64)) {
 
 /// Returns the keys of `all` that `stated` has, or that `overrides` set.
 fn only(all: Table, stated: &Table, overrides: &[String], path: &str) -> Table {
-    let keep = |(key, value): (String, Value)| {
-        let path = format!("{path}{key}");
-        let set = |entry: &String| entry.split('=').next().unwrap_or_default().trim().to_string();
-        let is_set = overrides.iter().map(set).any(|set| set == path);
-        let is_within = overrides.iter().map(set).any(|set| set.starts_with(&format!("{path}.")));
-        match (value, stated.get(&key)) {
-            (Value::Table(all), Some(Value::Table(stated))) if !is_set => {
-                Some((key, only(all, stated, overrides, &format!("{path}.")).into()))
+    all.into_iter()
+        .filter_map(|(key, value)| {
+            let path = format!("{path}{key}");
+            let set = |entry: &String| entry.split('=').next().unwrap_or_default().trim().to_string();
+            let is_set = overrides.iter().map(set).any(|set| set == path);
+            let is_within = overrides.iter().map(set).any(|set| set.starts_with(&format!("{path}.")));
+            match (value, stated.get(&key)) {
+                (Value::Table(all), Some(Value::Table(stated))) if !is_set => {
+                    Some((key, only(all, stated, overrides, &format!("{path}.")).into()))
+                }
+                (value, stated) => (stated.is_some() || is_set || is_within).then_some((key, value)),
             }
-            (value, stated) => (stated.is_some() || is_set || is_within).then_some((key, value)),
-        }
-    };
-    all.into_iter().filter_map(keep).collect()
+        })
+        .collect()
 }
 
 /// Checks that the recipe can be run.
@@ -258,10 +264,9 @@ fn document(table: &Table) -> String {
         }
         for (key, value) in entries.iter().filter(|(key, _)| Some(key.as_str()) != kind) {
             let path = format!("{section}.{key}");
-            let belongs = |key: &&Key| {
+            if let Some(key) = keys.iter().filter(|key| key.path == path).find(|key| {
                 key.belongs_to.is_empty() || setting.as_ref().is_some_and(|of| key.belongs_to.contains(of))
-            };
-            if let Some(key) = keys.iter().filter(|key| key.path == path).find(belongs) {
+            }) {
                 text += &format!("{}\n", comment(&key.meaning));
             }
             text += &format!("{key} = {}\n", inline(value));
@@ -306,11 +311,13 @@ mod tests {
         }
     }
 
-    /// Every method with every backbone that it works with, at several sizes, is a recipe that can be run.
+    /// Every method with every backbone that it works with, at several sizes, is a recipe that can
+    /// be run.
     #[test]
     fn every_pair_is_a_recipe_or_says_why_not() {
         let shipped = shipped().unwrap();
-        let (methods, archs) = (names(&shipped, "method", "name"), names(&shipped, "model", "arch"));
+        let methods = names(&shipped, "method", "name");
+        let archs = names(&shipped, "model", "arch");
         let words = |path: &str| keys().into_iter().find(|key| key.path == path).unwrap().words;
         for (path, found) in [("method.name", &methods), ("model.arch", &archs)] {
             let known = words(path).into_iter().map(|(word, _)| word);

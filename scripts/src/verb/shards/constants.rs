@@ -3,7 +3,8 @@
 use augment::Image;
 use serde::{Deserialize, Serialize};
 
-/// Sums of the values of each channel and of their squares, in units of the largest value of 8 or 16 bits, or of 1.
+/// Sums of the values of each channel and of their squares, in units of the largest value of 8 or
+/// 16 bits, or of 1.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub(super) struct ChannelSums {
     sums: Vec<f64>,
@@ -17,7 +18,8 @@ impl ChannelSums {
     pub(super) fn of(image: &Image) -> Self {
         let image = match image {
             Image::Rgb(image) => {
-                let (mut sum, mut squares) = ([0u64; 3], [0u64; 3]);
+                let mut sum = [0u64; 3];
+                let mut squares = [0u64; 3];
                 for pixel in image.data.as_chunks::<3>().0 {
                     for c in 0..3 {
                         sum[c] += u64::from(pixel[c]);

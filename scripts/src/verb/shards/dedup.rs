@@ -1,9 +1,9 @@
-//! `ocelli shards dedup`: finds exact copies by hash, near copies by a perceptual hash, within a set and
-//! against another one, such as the test set of a benchmark. The best copy is kept: the one with the most pixels, and
-//! among those the least compressed one.
+//! `ocelli shards dedup`: finds exact copies by hash, near copies by a perceptual hash, within a
+//! set and against another one, such as the test set of a benchmark. The best copy is kept: the one
+//! with the most pixels, and among those the least compressed one.
 //!
-//! The perceptual hash is the difference hash: the image at 9 x 8 gray pixels, one bit for each pair
-//! of neighbors in a row. Two images are near when their hashes differ in few bits.
+//! The perceptual hash is the difference hash: the image at 9 x 8 gray pixels, one bit for each
+//! pair of neighbors in a row. Two images are near when their hashes differ in few bits.
 
 use pipeline::secrets::redact_list;
 use std::cmp::Reverse;
@@ -39,7 +39,8 @@ use crate::shards::rewrite::{Job, RewriteFlags, Verdict, claim, inputs_of, rewri
 pub(crate) struct Args {
     #[command(flatten)]
     flags: RewriteFlags,
-    /// Shards, such as test sets that must stay unseen; samples near one of theirs count as copies too.
+    /// Shards, such as test sets that must stay unseen; samples near one of theirs count as copies
+    /// too.
     #[arg(long, num_args = 1..)]
     against: Vec<String>,
     /// Number of bits, out of 64, in which near copies may differ; 0 finds exact copies only.
@@ -120,9 +121,7 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     };
     let entries: Vec<SampleEntry> = entries.into_iter().flatten().collect();
-    let is_there =
-        |entry: &SampleEntry| shards.get(entry.shard).is_some_and(|shard| entry.number < shard.len());
-    if !entries.iter().all(is_there) {
+    if !entries.iter().all(|entry| shards.get(entry.shard).is_some_and(|shard| entry.number < shard.len())) {
         bail!("parts in {} are of other shards: remove them, and do the parts again", job.out.display());
     }
     let copies = find(&entries, against.len(), args.max_distance);
@@ -146,9 +145,10 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
         // `rewrite` locks the folder itself.
         drop(held);
         let totals = rewrite(&sources, storage, &job, |item| {
-            match gone.contains(&(item.shard.name(), item.number)) {
-                true => Verdict::Drop("a copy: see copies.jsonl".into()),
-                false => Verdict::Keep,
+            if gone.contains(&(item.shard.name(), item.number)) {
+                Verdict::Drop("a copy: see copies.jsonl".into())
+            } else {
+                Verdict::Keep
             }
         })?;
         totals.print(false);
@@ -165,24 +165,27 @@ fn fingerprints(shards: &[Shard], range: Range<usize>) -> anyhow::Result<Vec<Sam
     let mut entries = Vec::new();
     for number_of_shard in range {
         let shard = &shards[number_of_shard];
-        let look = |number: usize| -> anyhow::Result<Option<SampleEntry>> {
-            progress.inc(1);
-            if shard.image_bytes(number).is_none() {
-                return Ok(None);
-            }
-            let encoded = match shard.image(number) {
-                Err(error) if error.is_sample_error() => return Ok(None),
-                encoded => encoded?,
-            };
-            let image = Image::decode_any(&encoded.files(), &DecodeRules::default()).ok().map(Image::picture);
-            let n_pixels =
-                image.as_ref().map_or(0, |image| u64::from(image.width_px) * u64::from(image.height_px));
-            let difference = image.and_then(|image| difference_hash(&image));
-            let quality = (n_pixels, encoded.len() as u64);
-            let print = Fingerprint { content: xxh3_128(encoded.bytes()), quality, difference };
-            Ok(Some(SampleEntry { shard: number_of_shard, number, print }))
-        };
-        let found: anyhow::Result<Vec<_>> = (0..shard.len()).into_par_iter().map(look).collect();
+        let found: anyhow::Result<Vec<_>> = (0..shard.len())
+            .into_par_iter()
+            .map(|number: usize| -> anyhow::Result<Option<SampleEntry>> {
+                progress.inc(1);
+                if shard.image_bytes(number).is_none() {
+                    return Ok(None);
+                }
+                let encoded = match shard.image(number) {
+                    Err(error) if error.is_sample_error() => return Ok(None),
+                    encoded => encoded?,
+                };
+                let image =
+                    Image::decode_any(&encoded.files(), &DecodeRules::default()).ok().map(Image::picture);
+                let n_pixels =
+                    image.as_ref().map_or(0, |image| u64::from(image.width_px) * u64::from(image.height_px));
+                let difference = image.and_then(|image| difference_hash(&image));
+                let quality = (n_pixels, encoded.len() as u64);
+                let print = Fingerprint { content: xxh3_128(encoded.bytes()), quality, difference };
+                Ok(Some(SampleEntry { shard: number_of_shard, number, print }))
+            })
+            .collect();
         entries.extend(found?.into_iter().flatten());
     }
     progress.finish_and_clear();
@@ -204,14 +207,16 @@ fn difference_hash(image: &Rgb8) -> Option<u64> {
     (MIN_ONES..=64 - MIN_ONES).contains(&hash.count_ones()).then_some(hash)
 }
 
-/// Finds copies, in the order of the samples. Each is compared with the samples that are kept, the best first, so that a chain
-/// of near images does not join ones that are far apart; a sample with the bytes of a copy is a copy of the same image, and
-/// exact. Samples of the first `n_against` shards are always kept.
+/// Finds copies, in the order of the samples. Each is compared with the samples that are kept, the
+/// best first, so that a chain of near images does not join ones that are far apart; a sample with
+/// the bytes of a copy is a copy of the same image, and exact. Samples of the first `n_against`
+/// shards are always kept.
 fn find(entries: &[SampleEntry], n_against: usize, max_distance: u32) -> Vec<Copy> {
     // Hashes that differ in d bits agree in one of d + 1 bands.
     let n_bands = max_distance + 1;
     let band = |hash: u64, i: u32| {
-        let (low, high) = (64 * i / n_bands, 64 * (i + 1) / n_bands);
+        let low = 64 * i / n_bands;
+        let high = 64 * (i + 1) / n_bands;
         let width = high - low;
         (i, (hash >> low) & (u64::MAX >> (64 - width)))
     };
@@ -220,11 +225,10 @@ fn find(entries: &[SampleEntry], n_against: usize, max_distance: u32) -> Vec<Cop
     let mut bands: HashMap<(u32, u64), Vec<usize>> = HashMap::new();
     let mut copies = Vec::new();
     let mut order: Vec<usize> = (0..entries.len()).collect();
-    let rank = |number: &usize| {
+    order.sort_by_key(|number| {
         let entry = &entries[*number];
         (entry.shard >= n_against, Reverse(entry.print.quality), *number)
-    };
-    order.sort_by_key(rank);
+    });
     for number in order {
         let entry = &entries[number];
         let of_others = entry.shard >= n_against;
@@ -254,7 +258,8 @@ fn find(entries: &[SampleEntry], n_against: usize, max_distance: u32) -> Vec<Cop
     copies
 }
 
-/// Draws the first groups of copies, a row each: the kept image, then the copies. Returns `true` if there are any.
+/// Draws the first groups of copies, a row each: the kept image, then the copies. Returns `true` if
+/// there are any.
 fn draw(path: &Path, shards: &[Shard], entries: &[SampleEntry], copies: &[Copy]) -> anyhow::Result<bool> {
     let mut groups: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
     for copy in copies {
@@ -293,7 +298,8 @@ fn write_lists(
         |entry: &SampleEntry| (shards[entry.shard].name(), shards[entry.shard].key(entry.number).to_string());
     let mut report = WholeFile::create(&out.join("copies.jsonl"))?;
     for copy in copies {
-        let ((shard, key), (of_shard, of_key)) = (name(&entries[copy.entry]), name(&entries[copy.of]));
+        let (shard, key) = name(&entries[copy.entry]);
+        let (of_shard, of_key) = name(&entries[copy.of]);
         let row = json!({
             "shard": shard, "key": key, "of_shard": of_shard, "of_key": of_key, "distance": copy.distance,
         });

@@ -40,7 +40,8 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     check_names(&sources)?;
     let wanted: HashSet<&str> = args.keys.iter().map(|key| key.strip_prefix("./").unwrap_or(key)).collect();
     let progress = bar(sources.len() as u64, "extract");
-    let (mut n_samples, mut n_files) = (0u64, 0u64);
+    let mut n_samples = 0u64;
+    let mut n_files = 0u64;
     for source in &sources {
         let shard = storage.open(source)?;
         let name = source.url.tar_name();
@@ -67,7 +68,8 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Returns the path of `member` below `folder`. A member's name is not trusted: it must not lead out of the folder.
+/// Returns the path of `member` below `folder`. A member's name is not trusted: it must not lead
+/// out of the folder.
 fn inside(shard: &Shard, folder: &Path, member: String) -> Result<PathBuf, PipelineError> {
     if leads_out(&member) {
         let reason = "it would be written outside of the folder".into();

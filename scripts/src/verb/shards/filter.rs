@@ -21,7 +21,8 @@ pub(crate) struct Args {
     /// Drop images whose ratio of long to short side is above this.
     #[arg(long, default_value_t = f64::INFINITY)]
     max_aspect: f64,
-    /// Drop images whose gray levels, 0 to 255, have a standard deviation below this; 0 keeps blank images.
+    /// Drop images whose gray levels, 0 to 255, have a standard deviation below this; 0 keeps blank
+    /// images.
     #[arg(long, default_value_t = 0.0)]
     min_deviation: f64,
 }
@@ -53,7 +54,8 @@ fn flaw(args: &Args, item: &Item<'_>) -> Option<String> {
         Err(error) => return Some(error.to_string()),
     };
     let [width, height] = image.size_px();
-    let (short, long) = (width.min(height), width.max(height));
+    let short = width.min(height);
+    let long = width.max(height);
     if short < args.min_side {
         return Some(format!("{width} x {height} px is too small"));
     }
@@ -64,7 +66,8 @@ fn flaw(args: &Args, item: &Item<'_>) -> Option<String> {
     (deviation < args.min_deviation).then(|| format!("blank: gray levels deviate by {deviation:.2}"))
 }
 
-/// Returns the deviation of the means over the channels, in units of which 255 are the largest value of 8 or 16 bits, or 1.
+/// Returns the deviation of the means over the channels, in units of which 255 are the largest
+/// value of 8 or 16 bits, or 1.
 fn gray_deviation(image: &Image) -> f64 {
     let gray: Vec<f64> = match image {
         Image::Rgb(image) => image

@@ -14,7 +14,8 @@ use pipeline::shard::sidecar;
 #[derive(clap::Args)]
 #[command(after_help = "Examples:\n  ocelli shards index data/ --checksums")]
 pub(crate) struct Args {
-    /// Shards: paths, patterns, folders, or URLs. The index of a local shard is written beside it, others into the cache.
+    /// Shards: paths, patterns, folders, or URLs. The index of a local shard is written beside it,
+    /// others into the cache.
     #[arg(required = true)]
     shards: Vec<String>,
     /// Read local shards completely, to add checksums that detect later changes.
@@ -31,15 +32,17 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     let sources = storage.sources(&args.shards)?;
     let progress = bar(sources.len() as u64, "index");
-    let one = |source: &Source| -> anyhow::Result<(u64, u64)> {
-        let done = match &source.url {
-            ShardUrl::File(path) if source.is_read_in_place() => beside(args, path)?,
-            _ => in_cache(args, source, storage)?,
-        };
-        progress.inc(1);
-        Ok(done)
-    };
-    let done: anyhow::Result<Vec<_>> = sources.par_iter().map(one).collect();
+    let done: anyhow::Result<Vec<_>> = sources
+        .par_iter()
+        .map(|source| -> anyhow::Result<(u64, u64)> {
+            let done = match &source.url {
+                ShardUrl::File(path) if source.is_read_in_place() => beside(args, path)?,
+                _ => in_cache(args, source, storage)?,
+            };
+            progress.inc(1);
+            Ok(done)
+        })
+        .collect();
     progress.finish_and_clear();
     let (n_samples, n_written) = done?.iter().fold((0, 0), |(a, b), (n, written)| (a + n, b + written));
     out!("{n_written} of {} shard(s) indexed, {n_samples} samples in all", sources.len());
@@ -49,7 +52,8 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Writes the index of the shard at `path`, if needed; returns its number of samples, and 1 if it was written.
+/// Writes the index of the shard at `path`, if needed; returns its number of samples, and 1 if it
+/// was written.
 fn beside(args: &Args, path: &std::path::Path) -> anyhow::Result<(u64, u64)> {
     let known = if args.overwrite { None } else { sidecar::load(path).ok().flatten() };
     if let Some(known) = &known {

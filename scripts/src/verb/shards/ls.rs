@@ -20,7 +20,8 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     use std::io::Write;
     let mut out = std::io::BufWriter::new(std::io::stdout().lock());
     for shard in open_shards(&args.shards, storage)? {
-        let (name, index) = (shard.name(), shard.index());
+        let name = shard.name();
+        let index = shard.index();
         for i in 0..index.len() {
             let members: Vec<String> =
                 index.members(i).map(|m| format!("{}:{}", one_line(m.extension), m.len_bytes)).collect();

@@ -1,5 +1,5 @@
-//! `ocelli shards reshard`, `split` and `subset`: write all samples in other shards, in parts, or some
-//! of them.
+//! `ocelli shards reshard`, `split` and `subset`: write all samples in other shards, in parts, or
+//! some of them.
 
 use pipeline::secrets::redact_list;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
@@ -59,15 +59,15 @@ pub(crate) struct ReshardArgs {
 pub(crate) struct SplitArgs {
     #[command(flatten)]
     common: Common,
-    /// Name and share of a part, such as train=0.9; shares are relative. Where samples have labels, every class is divided
-    /// by these shares.
+    /// Name and share of a part, such as train=0.9; shares are relative. Where samples have labels,
+    /// every class is divided by these shares.
     #[arg(long = "part", required = true, num_args = 1..)]
     parts: Vec<String>,
     /// Seed of the parts.
     #[arg(long, default_value_t = 0)]
     seed: u64,
-    /// Choose a sample's part by its key and the seed alone, whatever its label, so that samples keep their parts when a set
-    /// grows.
+    /// Choose a sample's part by its key and the seed alone, whatever its label, so that samples
+    /// keep their parts when a set grows.
     #[arg(long)]
     by_key: bool,
 }
@@ -89,11 +89,12 @@ pub(crate) struct SubsetArgs {
     /// Seed of the draw.
     #[arg(long, default_value_t = 0)]
     seed: u64,
-    /// Select only the samples listed in this file: a line is a key, or shard, tab and key, as in the
-    /// keep.txt of `dedup`.
+    /// Select only the samples listed in this file: a line is a key, or shard, tab and key, as in
+    /// the keep.txt of `dedup`.
     #[arg(long)]
     keys: Option<PathBuf>,
-    /// Select only the samples of these classes: numbers, or names in the classes.txt beside the shards; with commas.
+    /// Select only the samples of these classes: numbers, or names in the classes.txt beside the
+    /// shards; with commas.
     #[arg(long, value_delimiter = ',', value_name = "CLASS")]
     classes: Vec<String>,
 }
@@ -132,11 +133,13 @@ pub(crate) fn split(args: &SplitArgs, storage: &Storage) -> anyhow::Result<ExitC
     };
     let part_of = |place: &SamplePosition| {
         let mut at = hash_of(place) as f64 / 2f64.powi(64) * sum;
-        let fits = |(_, share): &(String, f64)| {
-            at -= share;
-            at < 0.0
-        };
-        shares.iter().position(fits).unwrap_or(shares.len() - 1)
+        shares
+            .iter()
+            .position(|(_, share)| {
+                at -= share;
+                at < 0.0
+            })
+            .unwrap_or(shares.len() - 1)
     };
     let mut parts: Vec<(String, Vec<SamplePosition>)> =
         shares.iter().map(|(name, _)| (name.clone(), Vec::new())).collect();
@@ -144,8 +147,7 @@ pub(crate) fn split(args: &SplitArgs, storage: &Storage) -> anyhow::Result<ExitC
     let by_class = if args.by_key { None } else { by_class(&shards, &places)? };
     match &by_class {
         Some(classes) => {
-            let order = |place: &usize| hash_of(&places[*place]);
-            for (place, part) in stratified(classes, order, &shares) {
+            for (place, part) in stratified(classes, |place: &usize| hash_of(&places[*place]), &shares) {
                 parts[part].1.push(places[place]);
             }
             // Samples stay in the order of the shards.
@@ -161,7 +163,8 @@ pub(crate) fn split(args: &SplitArgs, storage: &Storage) -> anyhow::Result<ExitC
     write(&args.common, "split", settings, &sources, &shards, &parts)
 }
 
-/// Returns the numbers of the samples of each class, and of samples without one, in `places`; `None` if none has a class.
+/// Returns the numbers of the samples of each class, and of samples without one, in `places`;
+/// `None` if none has a class.
 fn by_class(
     shards: &[Shard],
     places: &[SamplePosition],
@@ -173,8 +176,8 @@ fn by_class(
     Ok(classes.keys().any(|class| !class.is_empty()).then_some(classes))
 }
 
-/// Divides each class by `shares`, in the order of `order` within it: each sample goes to the part that has the fewest for its
-/// share. Returns the samples with the numbers of their parts.
+/// Divides each class by `shares`, in the order of `order` within it: each sample goes to the part
+/// that has the fewest for its share. Returns the samples with the numbers of their parts.
 fn stratified(
     classes: &BTreeMap<Vec<String>, Vec<usize>>,
     order: impl Fn(&usize) -> u64,
@@ -189,8 +192,8 @@ fn stratified(
         for sample in samples {
             let n = given.len() as f64 + 1.0;
             let lack = |part: usize| shares[part].1 / sum * n - counts[part];
-            let largest = |a: &usize, b: &usize| lack(*a).total_cmp(&lack(*b)).then(b.cmp(a));
-            let part = (0..shares.len()).max_by(largest).unwrap_or(0);
+            let part =
+                (0..shares.len()).max_by(|a, b| lack(*a).total_cmp(&lack(*b)).then(b.cmp(a))).unwrap_or(0);
             counts[part] += 1.0;
             given.push((sample, part));
         }
@@ -225,7 +228,8 @@ pub(crate) fn subset(args: &SubsetArgs, storage: &Storage) -> anyhow::Result<Exi
     write(&args.common, "subset", settings, &sources, &shards, &[(args.prefix.clone(), places)])
 }
 
-/// Keeps the `places` whose class is among `wanted`, by the samples' own labels, or by name in the list beside the shards.
+/// Keeps the `places` whose class is among `wanted`, by the samples' own labels, or by name in the
+/// list beside the shards.
 fn of_classes(
     wanted: &[String],
     sources: &[Source],
@@ -236,7 +240,8 @@ fn of_classes(
     let number = |class: &String| names.iter().position(|name| name == class).map(|at| at.to_string());
     let classes: HashSet<String> =
         wanted.iter().map(|class| number(class).unwrap_or_else(|| class.clone())).collect();
-    let (mut kept, mut seen) = (Vec::new(), BTreeSet::new());
+    let mut kept = Vec::new();
+    let mut seen = BTreeSet::new();
     for place in places {
         let found = shards[place.shard].classes(place.number)?;
         if found.iter().any(|class| classes.contains(class)) {
@@ -260,9 +265,11 @@ fn open(common: &Common, storage: &Storage) -> anyhow::Result<(Vec<Source>, Vec<
 }
 
 fn all(shards: &[Shard]) -> Vec<SamplePosition> {
-    let of_shard =
-        |(shard, s): (usize, &Shard)| (0..s.len()).map(move |number| SamplePosition { shard, number });
-    shards.iter().enumerate().flat_map(of_shard).collect()
+    shards
+        .iter()
+        .enumerate()
+        .flat_map(|(shard, s)| (0..s.len()).map(move |number| SamplePosition { shard, number }))
+        .collect()
 }
 
 fn shuffle<T>(items: &mut [T], seed: u64) {

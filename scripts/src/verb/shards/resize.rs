@@ -1,4 +1,5 @@
-//! `ocelli shards resize`: shrinks large images to a short side, and converts progressive JPEGs to baseline.
+//! `ocelli shards resize`: shrinks large images to a short side, and converts progressive JPEGs to
+//! baseline.
 
 use std::process::ExitCode;
 
@@ -21,9 +22,9 @@ use crate::shards::rewrite::{Item, Job, RewriteFlags, Verdict, rewrite};
 pub(crate) struct Args {
     #[command(flatten)]
     flags: RewriteFlags,
-    /// Short side in pixels; images with a smaller or equal short side are unchanged, and so are images of 16 bits, of floating point, of
-    /// bands and of pages. Keep twice the
-    /// size of the largest view. 0 keeps all sizes.
+    /// Short side in pixels; images with a smaller or equal short side are unchanged, and so are
+    /// images of 16 bits, of floating point, of bands and of pages. Keep twice the size of the
+    /// largest view. 0 keeps all sizes.
     #[arg(long, default_value_t = 512)]
     short_side: u32,
     /// Quality of the written JPEGs, 1 to 100.
@@ -77,7 +78,8 @@ fn resized(args: &Args, item: &Item<'_>) -> anyhow::Result<Verdict> {
 fn to_short_side(image: &Rgb8, short_px: u32) -> anyhow::Result<Rgb8> {
     let short = f64::from(image.width_px.min(image.height_px));
     let scaled = |side: u32| ((f64::from(side) * f64::from(short_px) / short).round() as u32).max(1);
-    let (width, height) = (scaled(image.width_px), scaled(image.height_px));
+    let width = scaled(image.width_px);
+    let height = scaled(image.height_px);
     // The crate is built for pixels of four bytes alone, a tenth of its size.
     let padded: Vec<u8> = image.data.chunks_exact(3).flat_map(|p| [p[0], p[1], p[2], u8::MAX]).collect();
     let source = ImageRef::new(image.width_px, image.height_px, &padded, PixelType::U8x4)?;

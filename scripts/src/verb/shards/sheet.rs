@@ -1,4 +1,5 @@
-//! `ocelli shards contact-sheet`: draws images of shards into one picture, as they are or as a recipe's views.
+//! `ocelli shards contact-sheet`: draws images of shards into one picture, as they are or as a
+//! recipe's views.
 
 use std::path::PathBuf;
 use std::process::ExitCode;

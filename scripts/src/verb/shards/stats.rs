@@ -114,7 +114,8 @@ struct Stats {
     aspects: Vec<f64>,
     sizes_kb: Vec<f64>,
     shard_mb: Vec<f64>,
-    /// Sums of each shard: floating-point sums depend on their order, which is that of one job for any parts.
+    /// Sums of each shard: floating-point sums depend on their order, which is that of one job for
+    /// any parts.
     sums: Vec<ChannelSums>,
     /// Numbers of images of other formats, by format.
     others: BTreeMap<String, u64>,
@@ -167,11 +168,13 @@ fn stats_of(shards: &[&Shard], rules: &DecodeRules) -> anyhow::Result<Stats> {
     let progress = bar(shards.iter().map(|shard| shard.len() as u64).sum(), "stats");
     let mut stats = Stats::default();
     for shard in shards {
-        let look = |i: usize| {
-            progress.inc(1);
-            found(shard, i, rules)
-        };
-        let found: Result<Vec<Option<SampleStats>>, _> = (0..shard.len()).into_par_iter().map(look).collect();
+        let found: Result<Vec<Option<SampleStats>>, _> = (0..shard.len())
+            .into_par_iter()
+            .map(|i: usize| {
+                progress.inc(1);
+                found(shard, i, rules)
+            })
+            .collect();
         stats.shard_mb.push(shard.index().shard_bytes as f64 / 1e6);
         stats.sums.push(ChannelSums::default());
         found?.into_iter().for_each(|found| stats.add(found));
@@ -199,15 +202,18 @@ fn found(
     let start = Instant::now();
     let image = Image::decode(&files, rules).ok();
     let decode_s = start.elapsed().as_secs_f64();
-    let stated = || {
-        let bands::Found { n_channels, depth, .. } = bands::found(&files, rules).ok()?;
-        Some(PixelFormat { n_channels, depth })
-    };
     Ok(Some(SampleStats {
         facts: files.first().and_then(|file| facts(file).ok()),
         bytes: encoded.len() as u64,
         hash: xxh3_128(encoded.bytes()),
-        other: image.is_none().then(stated).flatten().filter(|found| *found != rules.format),
+        other: image
+            .is_none()
+            .then(|| {
+                let bands::Found { n_channels, depth, .. } = bands::found(&files, rules).ok()?;
+                Some(PixelFormat { n_channels, depth })
+            })
+            .flatten()
+            .filter(|found| *found != rules.format),
         // Training refuses an image with a channel without data.
         sums: image.as_ref().map(ChannelSums::of).filter(ChannelSums::has_data),
         largest: bands::largest_of_16_bits(&files, rules),
@@ -367,7 +373,8 @@ fn quantiles(values: &[f64]) -> [f64; 3] {
     [at(0.0), at(0.5), at(1.0)]
 }
 
-/// Predicts images per second: DINOv2's multi-crop on some images spread over the set, on one thread, times the cores.
+/// Predicts images per second: DINOv2's multi-crop on some images spread over the set, on one
+/// thread, times the cores.
 fn predicted_images_per_s(shards: &[&Shard], rules: &DecodeRules) -> f64 {
     let mut multicrop = MultiCrop::dinov2(224, 96, 8, BlurRule::Paper);
     if !rules.format.is_rgb8() {

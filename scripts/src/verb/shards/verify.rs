@@ -74,8 +74,10 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
         parts.iter().flat_map(|part| &part.flaws).for_each(|flaw| say(format!("bad: {flaw}")));
     }
     let sum = |of: &dyn Fn(&Found) -> u64| parts.iter().map(of).sum::<u64>();
-    let (n_bad_shards, n_samples) = (sum(&|part| part.n_bad_shards), sum(&|part| part.n_samples));
-    let (bytes, n_flaws) = (sum(&|part| part.bytes), sum(&|part| part.flaws.len() as u64));
+    let n_bad_shards = sum(&|part| part.n_bad_shards);
+    let n_samples = sum(&|part| part.n_samples);
+    let bytes = sum(&|part| part.bytes);
+    let n_flaws = sum(&|part| part.flaws.len() as u64);
     let n_bad = n_flaws - n_bad_shards;
     let n_shards = sources.len() + n_folder_shards;
     out!(
@@ -156,7 +158,8 @@ fn found(
     })
 }
 
-/// Opens and checks shards one by one; returns the shards whose samples can be read, and what is wrong with bad ones.
+/// Opens and checks shards one by one; returns the shards whose samples can be read, and what is
+/// wrong with bad ones.
 fn checked(sources: &[Source], storage: &Storage) -> anyhow::Result<(Vec<Shard>, Vec<String>)> {
     let mut bad_shards = Vec::new();
     let mut bad = |error: PipelineError| -> anyhow::Result<()> {
@@ -179,7 +182,8 @@ fn checked(sources: &[Source], storage: &Storage) -> anyhow::Result<(Vec<Shard>,
         match storage.verify(source, &shard) {
             Ok(()) => readable.push(shard),
             Err(error) => {
-                // The samples of a local file that have changed are reported later. A remote shard is not kept.
+                // The samples of a local file that have changed are reported later. A remote shard
+                // is not kept.
                 let has_changed = matches!(error, PipelineError::ShardMismatch { .. });
                 bad(error)?;
                 if has_changed && source.is_read_in_place() {

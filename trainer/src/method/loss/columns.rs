@@ -1,4 +1,5 @@
-//! Scores whose columns are divided over ranks: softmax, Sinkhorn and cross-entropy from this rank's columns and a few sums of the others.
+//! Scores whose columns are divided over ranks: softmax, Sinkhorn and cross-entropy from this
+//! rank's columns and a few sums of the others.
 //!
 //! ```text
 //! s = [s_p, e]      e = τ · log Σ exp(s_k / τ) over the columns k of other ranks
@@ -7,8 +8,9 @@
 //! ∂H(t, softmax(s / τ)) / ∂s_p      is that of all columns
 //! ```
 //!
-//! One more column thus stands for all others, and the kernels are those for whole rows. What is exchanged is a number for each row
-//! and rank. Sums over parts are taken in the order of parts, on all ranks: they have the same bits.
+//! One more column thus stands for all others, and the kernels are those for whole rows. What is
+//! exchanged is a number for each row and rank. Sums over parts are taken in the order of parts, on
+//! all ranks: they have the same bits.
 
 use burn_tensor::{Tensor, TensorData};
 use kernels::ops::{
@@ -26,7 +28,8 @@ use super::sinkhorn::FLOOR;
 /// Targets of a column group.
 #[derive(Debug, Clone)]
 pub(crate) struct ColumnTargets {
-    /// Targets by micro-batch of the group, `[B, V, K / C + 1]`: the last column is the sum over the columns of other ranks.
+    /// Targets by micro-batch of the group, `[B, V, K / C + 1]`: the last column is the sum over
+    /// the columns of other ranks.
     pub(crate) rows: Rows,
     /// Last column, by micro-batch of the group.
     pub(crate) others: Vec<Vec<f32>>,
@@ -67,11 +70,13 @@ impl RowParts {
     /// Cuts a number for each row into micro-batches.
     fn by_batch(&self, rows: &[f32]) -> Vec<Vec<f32>> {
         let mut start = 0;
-        let cut = |n: &usize| {
-            start += n;
-            rows[start - n..start].to_vec()
-        };
-        self.lengths.iter().map(cut).collect()
+        self.lengths
+            .iter()
+            .map(|n| {
+                start += n;
+                rows[start - n..start].to_vec()
+            })
+            .collect()
     }
 }
 
@@ -95,7 +100,8 @@ fn with_column(rows: Tensor<3>, column: &[f32]) -> Tensor<3> {
     Tensor::cat(vec![rows, column], 2)
 }
 
-/// Returns `softmax((x - center) / temperature)` of this rank's columns `x` by micro-batch of the group; `center` has the same columns.
+/// Returns `softmax((x - center) / temperature)` of this rank's columns `x` by micro-batch of the
+/// group; `center` has the same columns.
 ///
 /// # Errors
 /// [`EngineError`].
@@ -111,18 +117,18 @@ pub(crate) fn softmax(
     let [total, others] = parts.combined(log_sum);
     let sums: Vec<f32> = others.iter().zip(&total).map(|(other, total)| (other - total).exp()).collect();
     let center = Tensor::cat(vec![center.clone(), Tensor::zeros([1], &center.device())], 0);
-    let of_batch = |x: &Tensor<3>, others: &Vec<f32>| {
+    let rows = scores.map_with(&parts.by_batch(&others), |x, others| {
         softmax_rows(
             with_column(x.clone(), &as_scores(others, temperature)),
             Some(center.clone()),
             temperature,
         )
-    };
-    let rows = scores.map_with(&parts.by_batch(&others), of_batch);
+    });
     Ok(ColumnTargets { rows, others: parts.by_batch(&sums) })
 }
 
-/// Returns [`sinkhorn::targets`](super::sinkhorn::targets) of this rank's columns, of `n_prototypes`, by micro-batch of the group.
+/// Returns [`sinkhorn::targets`](super::sinkhorn::targets) of this rank's columns, of
+/// `n_prototypes`, by micro-batch of the group.
 ///
 /// # Errors
 /// [`EngineError`].
@@ -156,7 +162,8 @@ pub(crate) fn sinkhorn(
     Ok(ColumnTargets { rows, others })
 }
 
-/// Scores of one micro-batch of the group, `[B, V, K / C + 1]`, of which the last column stands for those of other ranks.
+/// Scores of one micro-batch of the group, `[B, V, K / C + 1]`, of which the last column stands for
+/// those of other ranks.
 pub(crate) struct CompletedScores {
     scores: Tensor<3>,
     /// Logarithm of the sum of the exponentials over all columns, by row.
@@ -176,21 +183,27 @@ impl CompletedScores {
         temperature: f64,
         group: ColumnGroup<'_>,
     ) -> Result<Vec<Self>, EngineError> {
-        let log_sums = |scores: &Tensor<3>| Some(log_sum_exp(scores.clone().inner(), None, temperature));
-        let own: Vec<Option<Tensor<1>>> = scores.iter().map(log_sums).collect();
+        let own: Vec<Option<Tensor<1>>> = scores
+            .iter()
+            .map(|scores| Some(log_sum_exp(scores.clone().inner(), None, temperature)))
+            .collect();
         let parts = RowParts::gather("softmax", &own, group)?;
         let [total, others] = parts.combined(log_sum).map(|rows| parts.by_batch(&rows));
-        let completed = |(scores, (total, others)): (&Tensor<3>, (Vec<f32>, Vec<f32>))| Self {
-            scores: with_column(scores.clone(), &as_scores(&others, temperature)),
-            total,
-            others,
-            n_parts: group.n_parts(),
-        };
-        Ok(scores.iter().zip(total.into_iter().zip(others)).map(completed).collect())
+        Ok(scores
+            .iter()
+            .zip(total.into_iter().zip(others))
+            .map(|(scores, (total, others))| Self {
+                scores: with_column(scores.clone(), &as_scores(&others, temperature)),
+                total,
+                others,
+                n_parts: group.n_parts(),
+            })
+            .collect())
     }
 
-    /// Returns what is added to the cross-entropy of `row` with a target that has `other` in the last column, to make it this rank's
-    /// part: the last column's own term is not part of it, and ranks share the logarithm.
+    /// Returns what is added to the cross-entropy of `row` with a target that has `other` in the
+    /// last column, to make it this rank's part: the last column's own term is not part of it, and
+    /// ranks share the logarithm.
     ///
     /// ```text
     /// H = Σ t · (log Σ exp(s / τ) - s / τ)
@@ -201,8 +214,8 @@ impl CompletedScores {
     }
 }
 
-/// Returns this rank's part of [`between_weighted_views`] for micro-batch `number` of the group. The sum over ranks is the loss; the
-/// gradient at this rank's scores is that of the loss.
+/// Returns this rank's part of [`between_weighted_views`] for micro-batch `number` of the group.
+/// The sum over ranks is the loss; the gradient at this rank's scores is that of the loss.
 pub(crate) fn between_views(
     student: &[CompletedScores],
     targets: &ColumnTargets,
@@ -210,27 +223,32 @@ pub(crate) fn between_views(
     temperature: f64,
     other_weight: f64,
 ) -> Tensor<1> {
-    let (rows, others) = (targets.rows.even_of(number), &targets.others[number]);
+    let rows = targets.rows.even_of(number);
+    let others = &targets.others[number];
     let scores: Vec<Tensor<3>> = student.iter().map(|student| student.scores.clone()).collect();
     let loss = between_weighted_views(&scores, rows, temperature, other_weight);
     let [n_images, n_teacher, _] = rows.dims();
-    let (mut correction, mut n_pairs) = (0.0, 0);
+    let mut correction = 0.0;
+    let mut n_pairs = 0;
     for (i, student) in student.iter().enumerate() {
         let [b, v, _] = student.scores.dims();
         let GroupPairs { pairs, n, weight } = GroupPairs::of(i, v, n_teacher, other_weight);
         n_pairs += n;
         for row in 0..b * v {
-            let (image, view) = (row / v, row % v);
+            let image = row / v;
+            let view = row % v;
             let paired = (0..n_teacher).filter(|target| pairs == Pairs::All || *target != view);
-            let of_pair = |target: usize| student.correction(row, others[image * n_teacher + target]);
-            correction += weight * paired.map(of_pair).sum::<f64>();
+            correction += weight
+                * paired
+                    .map(|target: usize| student.correction(row, others[image * n_teacher + target]))
+                    .sum::<f64>();
         }
     }
     loss + correction / (n_pairs * n_images) as f64
 }
 
-/// Returns this rank's part of the sum of the cross-entropies of the rows of micro-batch `number` of the group, whose targets have been
-/// multiplied by `weights`: see [`between_views`].
+/// Returns this rank's part of the sum of the cross-entropies of the rows of micro-batch `number`
+/// of the group, whose targets have been multiplied by `weights`: see [`between_views`].
 ///
 /// # Panics
 /// If the micro-batch has no rows.
@@ -241,15 +259,19 @@ pub(crate) fn weighted_rows(
     weights: &[f32],
     temperature: f64,
 ) -> Tensor<1> {
-    let of_row =
-        |(row, (other, weight)): (usize, (&f32, &f32))| f64::from(*weight) * student.correction(row, *other);
-    let correction: f64 = targets.others[number].iter().zip(weights).enumerate().map(of_row).sum();
+    let correction: f64 = targets.others[number]
+        .iter()
+        .zip(weights)
+        .enumerate()
+        .map(|(row, (other, weight))| f64::from(*weight) * student.correction(row, *other))
+        .sum();
     let rows = targets.rows.even_of(number).clone();
     cross_entropy(student.scores.clone(), rows, Pairs::All, temperature) + correction
 }
 
-/// Computes means over all rows of the batch, `[K]` each, given this rank's columns by micro-batch of the group, `[B, V, K / C]`, or with
-/// one more. One sum over ranks serves all of them; all have the same number of rows.
+/// Computes means over all rows of the batch, `[K]` each, given this rank's columns by micro-batch
+/// of the group, `[B, V, K / C]`, or with one more. One sum over ranks serves all of them; all have
+/// the same number of rows.
 ///
 /// # Errors
 /// [`EngineError`].
@@ -258,7 +280,9 @@ pub(crate) fn batch_means<const N: usize>(
     rows: [&Rows; N],
     group: ColumnGroup<'_>,
 ) -> Result<[Tensor<1>; N], EngineError> {
-    let (k, n, device) = (rows[0].n_prototypes(), rows[0].n().max(1), rows[0].device());
+    let k = rows[0].n_prototypes();
+    let n = rows[0].n().max(1);
+    let device = rows[0].device();
     let sums = rows.map(|rows| rows.reduced(k, 0.0, |rows| column_sums(rows).narrow(0, 0, k)));
     let joined = |t: usize| Tensor::cat(sums.iter().map(|sums| sums[t].clone()).collect(), 0);
     let joined: Vec<Tensor<1>> = (0..sums[0].len()).map(joined).collect();
@@ -269,8 +293,9 @@ pub(crate) fn batch_means<const N: usize>(
     }))
 }
 
-/// Returns this rank's shares of the mean entropy in nats and of the mean largest probability of each of the group's micro-batches,
-/// `[1]` each, all of which have rows: their sums over the group's ranks are [`sharpness`](kernels::ops::sharpness).
+/// Returns this rank's shares of the mean entropy in nats and of the mean largest probability of
+/// each of the group's micro-batches, `[1]` each, all of which have rows: their sums over the
+/// group's ranks are [`sharpness`](kernels::ops::sharpness).
 ///
 /// # Errors
 /// [`EngineError`].
@@ -278,19 +303,25 @@ pub(crate) fn sharpness(
     targets: &ColumnTargets,
     group: ColumnGroup<'_>,
 ) -> Result<Vec<[Tensor<1>; 2]>, EngineError> {
-    let maxima = |rows: &Tensor<3>| row_maxima(own_columns(rows));
-    let largest: Vec<Option<Tensor<1>>> = targets.rows.by_batch().map(|rows| rows.map(maxima)).collect();
+    let largest: Vec<Option<Tensor<1>>> =
+        targets.rows.by_batch().map(|rows| rows.map(|rows| row_maxima(own_columns(rows)))).collect();
     let parts = RowParts::gather("largest", &largest, group)?;
     let [largest, _] = parts.combined(|values| values.iter().copied().fold(0.0, f64::max));
-    let shares = |(rows, largest): (&Tensor<3>, Vec<f32>)| {
-        let [entropy, _] = kernels::ops::sharpness(&own_columns(rows));
-        let mean = largest.iter().sum::<f32>() / (largest.len() * group.n_parts()) as f32;
-        [entropy, Tensor::full([1], mean, &rows.device())]
-    };
-    Ok(targets.rows.by_batch().flatten().zip(parts.by_batch(&largest)).map(shares).collect())
+    Ok(targets
+        .rows
+        .by_batch()
+        .flatten()
+        .zip(parts.by_batch(&largest))
+        .map(|(rows, largest)| {
+            let [entropy, _] = kernels::ops::sharpness(&own_columns(rows));
+            let mean = largest.iter().sum::<f32>() / (largest.len() * group.n_parts()) as f32;
+            [entropy, Tensor::full([1], mean, &rows.device())]
+        })
+        .collect())
 }
 
-/// Returns this rank's share of the mean entropy of all rows of the batch in nats, `[1]`: the sum over the group's ranks is that mean.
+/// Returns this rank's share of the mean entropy of all rows of the batch in nats, `[1]`: the sum
+/// over the group's ranks is that mean.
 ///
 /// # Errors
 /// [`EngineError`].

@@ -11,14 +11,14 @@
 use burn_tensor::Tensor;
 use kernels::ops::{Pairs, cross_entropy};
 
-/// The loss of groups of student logits `[B, V, K]` against `targets` `[B, V_t, K]`, `[1]`. The first
-/// `V_t` views of the first group are the views that the teacher saw.
+/// The loss of groups of student logits `[B, V, K]` against `targets` `[B, V_t, K]`, `[1]`. The
+/// first `V_t` views of the first group are the views that the teacher saw.
 pub(crate) fn between_views(student: &[Tensor<3>], targets: &Tensor<3>, temperature: f64) -> Tensor<1> {
     between_weighted_views(student, targets, temperature, 1.0)
 }
 
-/// The loss as [`between_views`], in which pairs with views of other groups than the first count `other_weight` times. The number
-/// of pairs, by which it is divided, counts all of them (DINOv3).
+/// The loss as [`between_views`], in which pairs with views of other groups than the first count
+/// `other_weight` times. The number of pairs, by which it is divided, counts all of them (DINOv3).
 pub(crate) fn between_weighted_views(
     student: &[Tensor<3>],
     targets: &Tensor<3>,
@@ -27,14 +27,17 @@ pub(crate) fn between_weighted_views(
 ) -> Tensor<1> {
     let [b, n_teacher, _] = targets.dims();
     let mut n_pairs = 0;
-    let of_group = |(i, logits): (usize, &Tensor<3>)| {
-        let [_, v, _] = logits.dims();
-        let GroupPairs { pairs, n, weight } = GroupPairs::of(i, v, n_teacher, other_weight);
-        n_pairs += n;
-        let sum = cross_entropy(logits.clone(), targets.clone(), pairs, temperature);
-        if weight == 1.0 { sum } else { sum * weight }
-    };
-    let total = student.iter().enumerate().map(of_group).reduce(|total, sum| total + sum);
+    let total = student
+        .iter()
+        .enumerate()
+        .map(|(i, logits)| {
+            let [_, v, _] = logits.dims();
+            let GroupPairs { pairs, n, weight } = GroupPairs::of(i, v, n_teacher, other_weight);
+            n_pairs += n;
+            let sum = cross_entropy(logits.clone(), targets.clone(), pairs, temperature);
+            if weight == 1.0 { sum } else { sum * weight }
+        })
+        .reduce(|total, sum| total + sum);
     // Every method has at least one group of views; an empty one was refused with the recipe.
     total.expect("at least one group of student views") / (n_pairs * b) as f64
 }
@@ -49,7 +52,8 @@ pub(super) struct GroupPairs {
 }
 
 impl GroupPairs {
-    /// Returns the pairs of group `number` of `v` views: the first group holds the `n_teacher` views of the teacher itself.
+    /// Returns the pairs of group `number` of `v` views: the first group holds the `n_teacher`
+    /// views of the teacher itself.
     pub(super) fn of(number: usize, v: usize, n_teacher: usize, other_weight: f64) -> Self {
         match number {
             0 => Self { pairs: Pairs::Others, n: v * n_teacher - n_teacher, weight: 1.0 },
@@ -71,7 +75,8 @@ mod tests {
             let sum: f64 = row.iter().map(|v| (v - max).exp()).sum();
             row.iter().map(|v| (v - max).exp() / sum).collect::<Vec<_>>()
         };
-        let (mut total, mut n) = (0.0, 0);
+        let mut total = 0.0;
+        let mut n = 0;
         for (iv, t) in teacher.iter().enumerate() {
             let t: Vec<f64> =
                 t.iter().zip(center).map(|(t, c)| (f64::from(*t) - f64::from(*c)) / t_t).collect();
@@ -92,9 +97,12 @@ mod tests {
     fn it_equals_the_double_loop() {
         let device = Device::flex();
         device.seed(1);
-        let (b, k) = (3, 11);
+        let b = 3;
+        let k = 11;
         let random = |v| Tensor::<3>::random([b, v, k], Distribution::Normal(0.0, 1.0), &device);
-        let (global, local, teacher) = (random(2), random(4), random(2));
+        let global = random(2);
+        let local = random(4);
+        let teacher = random(2);
         let center = Tensor::<1>::random([k], Distribution::Normal(0.0, 0.3), &device);
         let row = |t: &Tensor<3>, b: usize, v: usize| {
             t.clone().slice([b..b + 1, v..v + 1]).into_data().try_to_vec::<f32>().expect("f32")

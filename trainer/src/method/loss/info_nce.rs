@@ -25,7 +25,8 @@ pub(crate) fn collective(d: usize) -> Collective {
 }
 
 impl Keys {
-    /// Gathers the keys of a batch, of which this rank has `keys` of `[b, D]` by micro-batch, of length one.
+    /// Gathers the keys of a batch, of which this rank has `keys` of `[b, D]` by micro-batch, of
+    /// length one.
     ///
     /// # Errors
     /// [`EngineError`].
@@ -33,10 +34,11 @@ impl Keys {
         Ok(Self { all: peers.gather("keys", keys)?, temperature })
     }
 
-    /// Returns the loss of `queries` of `[b, D]`, of length one and with a graph, whose images are at `positions` of the batch:
-    /// `[1]`.
+    /// Returns the loss of `queries` of `[b, D]`, of length one and with a graph, whose images are
+    /// at `positions` of the batch: `[1]`.
     pub(crate) fn loss(&self, queries: Tensor<2>, positions: &[usize]) -> Tensor<1> {
-        let ([b, _], [n, _]) = (queries.dims(), self.all.dims());
+        let [b, _] = queries.dims();
+        let [n, _] = self.all.dims();
         let scores = matmul(queries, (self.all.clone().transpose() / self.temperature).autodiff());
         let mut own = vec![0.0f32; b * n];
         for (row, position) in positions.iter().enumerate() {

@@ -20,7 +20,8 @@ use crate::method::Collective;
 /// Keeps norms and the logarithm finite, as in DINOv2.
 const EPSILON: f64 = 1e-8;
 
-/// Images whose neighbors are searched at a time: all at once would take B² numbers several times over.
+/// Images whose neighbors are searched at a time: all at once would take B² numbers several times
+/// over.
 const ROWS: usize = 512;
 
 /// Nearest neighbors within a batch, for one kind of view.
@@ -44,8 +45,8 @@ pub(crate) fn view(embeddings: &Tensor<3>, i: usize) -> Tensor<2> {
     embeddings.clone().slice([0..b, i..i + 1, 0..d]).reshape([b, d])
 }
 
-/// Finds the neighbors over the whole batch for each view of the first size, within groups of `group_size` images, 0 for
-/// the whole batch.
+/// Finds the neighbors over the whole batch for each view of the first size, within groups of
+/// `group_size` images, 0 for the whole batch.
 ///
 /// # Errors
 /// [`EngineError`].
@@ -56,13 +57,14 @@ pub(crate) fn by_view(
 ) -> Result<Vec<Neighbors>, EngineError> {
     let globals: Vec<Tensor<3>> = outputs.iter().map(|outputs| outputs.pooled(0)).collect();
     let [_, v, _] = globals[0].dims();
-    let of_view = |i: usize| {
-        let rows: Vec<Tensor<2>> = globals.iter().map(|all| directions(view(all, i))).collect();
-        let all = peers.gather("neighbors", &rows)?;
-        let [batch_size, _] = all.dims();
-        Neighbors::of(all, if group_size == 0 { batch_size } else { group_size })
-    };
-    (0..v).map(of_view).collect()
+    (0..v)
+        .map(|i: usize| {
+            let rows: Vec<Tensor<2>> = globals.iter().map(|all| directions(view(all, i))).collect();
+            let all = peers.gather("neighbors", &rows)?;
+            let [batch_size, _] = all.dims();
+            Neighbors::of(all, if group_size == 0 { batch_size } else { group_size })
+        })
+        .collect()
 }
 
 /// Returns the collectives of [`by_view`] for `n_views` embeddings of `d` channels of each image.
@@ -71,8 +73,8 @@ pub(crate) fn collectives(n_views: usize, d: usize) -> Vec<Collective> {
 }
 
 impl Neighbors {
-    /// Finds the neighbors among `directions` `[B, D]` of the whole batch, without a graph, within groups of `group_size`
-    /// consecutive images.
+    /// Finds the neighbors among `directions` `[B, D]` of the whole batch, without a graph, within
+    /// groups of `group_size` consecutive images.
     ///
     /// # Errors
     /// [`EngineError::Device`] when the device has failed.
@@ -97,11 +99,11 @@ impl Neighbors {
         Ok(Self { directions, nearest, group_size })
     }
 
-    /// Returns the regularizer of one micro-batch, `[1]`: `x` `[b, D]` are the embeddings of the images at
-    /// `positions`, with a graph. Zero in groups of one, which have no neighbor.
+    /// Returns the regularizer of one micro-batch, `[1]`: `x` `[b, D]` are the embeddings of the
+    /// images at `positions`, with a graph. Zero in groups of one, which have no neighbor.
     ///
-    /// The value is the mean over the micro-batch. The gradient is that of the sum over the whole batch, divided by
-    /// b: an image is also pushed by images elsewhere whose neighbor it is.
+    /// The value is the mean over the micro-batch. The gradient is that of the sum over the whole
+    /// batch, divided by b: an image is also pushed by images elsewhere whose neighbor it is.
     pub(crate) fn koleo(&self, x: Tensor<2>, positions: &[usize]) -> Tensor<1> {
         let [b, _] = x.dims();
         if self.nearest.len() < 2 || self.group_size < 2 {
@@ -114,7 +116,8 @@ impl Neighbors {
             pairs.extend(reverse_neighbors.map(|i| [row, i]));
         }
         let logs = log_distances(directions(x), self.directions.clone(), pairs, EPSILON);
-        // The value sums the own terms. Terms of other images count in their own micro-batch, and add only a gradient here.
+        // The value sums the own terms. Terms of other images count in their own micro-batch, and
+        // add only a gradient here.
         let values = logs.clone().inner();
         let own = total(values.clone().slice(0..b)).autodiff();
         let still = total(values).autodiff();
@@ -127,8 +130,8 @@ mod tests {
     use super::*;
     use burn_tensor::Device;
 
-    /// The regularizer of a whole batch, summed over the views of `embeddings` `[B, V, D]`, each view among
-    /// its own kind, `[1]`.
+    /// The regularizer of a whole batch, summed over the views of `embeddings` `[B, V, D]`, each
+    /// view among its own kind, `[1]`.
     fn koleo(embeddings: Tensor<3>) -> Tensor<1> {
         let [b, v, d] = embeddings.dims();
         let positions: Vec<usize> = (0..b).collect();
@@ -147,8 +150,10 @@ mod tests {
     /// degrees and 210 as well.
     #[test]
     fn it_equals_the_formula() {
-        let at = |degrees: f32| [3.0 * degrees.to_radians().cos(), 3.0 * degrees.to_radians().sin()];
-        let points: Vec<f32> = [0.0, 60.0, 180.0, 210.0].into_iter().flat_map(at).collect();
+        let points: Vec<f32> = [0.0, 60.0, 180.0, 210.0]
+            .into_iter()
+            .flat_map(|degrees: f32| [3.0 * degrees.to_radians().cos(), 3.0 * degrees.to_radians().sin()])
+            .collect();
         let got = koleo(of(&points, [4, 1, 2])).into_scalar::<f32>();
         let chord = |degrees: f64| 2.0 * (degrees.to_radians() / 2.0).sin();
         let expected = -(2.0 * chord(60.0).ln() + 2.0 * chord(30.0).ln()) / 4.0;

@@ -1,5 +1,5 @@
-//! Means over the whole batch: of the teacher's logits, which its center follows (Caron et al. 2021, equation 4), and of
-//! targets, which say how many prototypes are used.
+//! Means over the whole batch: of the teacher's logits, which its center follows (Caron et al.
+//! 2021, equation 4), and of targets, which say how many prototypes are used.
 //!
 //! ```text
 //! P = softmax((T - c) / τ)         c ← m · c + (1 - m) · mean_{B,v} T
@@ -14,7 +14,8 @@ use ranks::peers::Peers;
 use super::rows::Rows;
 use crate::method::Collective;
 
-/// Computes means over all rows of the batch, `[K]` each. One sum over ranks serves all of them; all have the same number of rows.
+/// Computes means over all rows of the batch, `[K]` each. One sum over ranks serves all of them;
+/// all have the same number of rows.
 ///
 /// # Errors
 /// [`EngineError`].
@@ -23,7 +24,8 @@ pub(crate) fn batch_means<const N: usize>(
     rows: [&Rows; N],
     peers: Peers<'_>,
 ) -> Result<[Tensor<1>; N], EngineError> {
-    let (k, n) = (rows[0].n_prototypes(), rows[0].n().max(1));
+    let k = rows[0].n_prototypes();
+    let n = rows[0].n().max(1);
     let sums = rows.map(|rows| rows.reduced(k, 0.0, column_sums));
     let joined = |number: usize| Tensor::cat(sums.iter().map(|sums| sums[number].clone()).collect(), 0);
     let joined: Vec<Tensor<1>> = (0..sums[0].len()).map(joined).collect();
@@ -36,7 +38,8 @@ pub(crate) fn collective(n: usize, n_prototypes: usize) -> Collective {
     Collective::ColumnSum(n * n_prototypes)
 }
 
-/// Effective number of prototypes, from 1 to K, given the mean `[K]` of targets: the exponential of its entropy, `[1]`.
+/// Effective number of prototypes, from 1 to K, given the mean `[K]` of targets: the exponential of
+/// its entropy, `[1]`.
 pub(crate) fn in_use(mean: Tensor<1>) -> Tensor<1> {
     total(mean.clone() * mean.clamp_min(1e-30).log()).neg().exp()
 }

@@ -6,7 +6,8 @@
 //! ∂(Σ ℓ)/∂ẑ_i = 1/τ · Σ_{j≠i} (e^{s_ij - L_i} + e^{s_ij - L_j}) ẑ_j - 2/τ · ẑ_p(i)      L_i the logarithm of the sum
 //! ```
 //!
-//! Every rank knows all views and all L, so the gradient that other rows send to a view needs no message.
+//! Every rank knows all views and all L, so the gradient that other rows send to a view needs no
+//! message.
 
 use burn_tensor::{Tensor, TensorData};
 use kernels::ops::{matmul, total};
@@ -36,8 +37,8 @@ pub(crate) fn collectives(d: usize) -> Vec<Collective> {
 }
 
 impl Contrast {
-    /// Gathers the views of a batch, of which this rank has `views` of `[b, 2, D]` by micro-batch, of length one and without
-    /// a graph.
+    /// Gathers the views of a batch, of which this rank has `views` of `[b, 2, D]` by micro-batch,
+    /// of length one and without a graph.
     ///
     /// # Errors
     /// [`EngineError`].
@@ -47,26 +48,31 @@ impl Contrast {
         let all = peers.gather("contrast", &rows)?;
         let [n_images, _] = all.dims();
         let all = all.reshape([n_images * v, d]);
-        let of_batch = |(number, views): (usize, &Tensor<3>)| {
-            let positions: Vec<usize> = (0..b).map(|i| peers.position(number, i)).collect();
-            let scores = scores(views.clone().reshape([b * v, d]), &all, temperature);
-            let scores = scores - marks(&all, &positions, |position, view| v * position + view) * MASKED;
-            let largest = scores.clone().max_dim(1);
-            let sums = (scores - largest.clone()).exp().sum_dim(1);
-            (sums.log() + largest).reshape([b, v])
-        };
-        let logs: Vec<Tensor<2>> = views.iter().enumerate().map(of_batch).collect();
+        let logs: Vec<Tensor<2>> = views
+            .iter()
+            .enumerate()
+            .map(|(number, views)| {
+                let positions: Vec<usize> = (0..b).map(|i| peers.position(number, i)).collect();
+                let scores = scores(views.clone().reshape([b * v, d]), &all, temperature);
+                let scores = scores - marks(&all, &positions, |position, view| v * position + view) * MASKED;
+                let largest = scores.clone().max_dim(1);
+                let sums = (scores - largest.clone()).exp().sum_dim(1);
+                (sums.log() + largest).reshape([b, v])
+            })
+            .collect();
         let logs = peers.gather("contrast", &logs)?.reshape([n_images * v]);
         Ok(Self { all, logs, temperature })
     }
 
-    /// Returns the loss of a micro-batch, `[1]`: `views` of `[b, 2, D]` are those of the images at `positions`, of length one,
-    /// with a graph.
+    /// Returns the loss of a micro-batch, `[1]`: `views` of `[b, 2, D]` are those of the images at
+    /// `positions`, of length one, with a graph.
     ///
-    /// The value is the mean over the micro-batch. The gradient is that of the sum over the whole batch, divided by 2b.
+    /// The value is the mean over the micro-batch. The gradient is that of the sum over the whole
+    /// batch, divided by 2b.
     pub(crate) fn loss(&self, views: Tensor<3>, positions: &[usize]) -> Tensor<1> {
         let [b, v, d] = views.dims();
-        let (rows, n) = (b * v, self.all.dims()[0]);
+        let rows = b * v;
+        let n = self.all.dims()[0];
         let tracked = scores(views.reshape([rows, d]), &self.all, self.temperature);
         let still = tracked.clone().inner();
         let itself = marks(&self.all, positions, |position, view| v * position + view);
@@ -90,7 +96,8 @@ fn scores(rows: Tensor<2>, all: &Tensor<2>, temperature: f64) -> Tensor<2> {
     matmul(rows, all)
 }
 
-/// Returns `[R, 2B]` with a one in each row, in the column that `column` returns for the image's position and the view.
+/// Returns `[R, 2B]` with a one in each row, in the column that `column` returns for the image's
+/// position and the view.
 fn marks(all: &Tensor<2>, positions: &[usize], column: impl Fn(usize, usize) -> usize) -> Tensor<2> {
     let [n, _] = all.dims();
     let rows = positions.len() * N_VIEWS;
@@ -122,11 +129,14 @@ mod tests {
         let scores = z.clone().matmul(z.transpose()) / temperature;
         let itself = Tensor::<2>::eye(b * v, &scores.device().inner()) * 1e9;
         let logs = activation::log_softmax(scores - itself.autodiff(), 1);
-        let pick = |row: usize| {
-            let partner = row / 2 * 2 + 1 - row % 2;
-            logs.clone().slice([row..row + 1, partner..partner + 1]).sum()
-        };
-        -(0..b * v).map(pick).reduce(|a, b| a + b).unwrap() / (b * v) as f64
+        -(0..b * v)
+            .map(|row: usize| {
+                let partner = row / 2 * 2 + 1 - row % 2;
+                logs.clone().slice([row..row + 1, partner..partner + 1]).sum()
+            })
+            .reduce(|a, b| a + b)
+            .unwrap()
+            / (b * v) as f64
     }
 
     /// One micro-batch and several have the same loss and gradients.
@@ -134,7 +144,8 @@ mod tests {
     fn micro_batches_share_one_contrast() {
         let device = Device::flex();
         device.seed(4);
-        let (b, d) = (12, 5);
+        let b = 12;
+        let d = 5;
         let x = Tensor::<3>::random([b, 2, d], Distribution::Normal(0.0, 1.0), &device);
         let whole = x.clone().autodiff().require_grad();
         let expected = plain(whole.clone(), 0.3);

@@ -14,8 +14,10 @@ pub(crate) fn resampled(x: Tensor<3>, from: [usize; 2], to: [usize; 2]) -> Tenso
     if from == to {
         return x;
     }
-    let ([b, _, _], device) = (x.dims(), x.device().inner());
-    let (n, m) = (from[0] * from[1], to[0] * to[1]);
+    let [b, _, _] = x.dims();
+    let device = x.device().inner();
+    let n = from[0] * from[1];
+    let m = to[0] * to[1];
     let matrix: Tensor<2> = Tensor::from_data(TensorData::new(matrix(from, to), [m, n]), &device);
     let matrix = if x.is_autodiff() { matrix.autodiff() } else { matrix };
     matmul(matrix.reshape([1, m, n]).expand([b, m, n]), x)
@@ -51,8 +53,8 @@ fn weights(from: usize, to: usize) -> Vec<f64> {
 mod tests {
     use super::*;
 
-    /// `interpolate(torch.tensor([0., 1., 4.])[None, None, :, None].expand(1, 1, 3, 3).contiguous(), size=(n, 3),
-    /// mode="bilinear")[0, 0, :, 0]`.
+    /// `interpolate(torch.tensor([0., 1., 4.])[None, None, :, None].expand(1, 1, 3,
+    /// 3).contiguous(), size=(n, 3), mode="bilinear")[0, 0, :, 0]`.
     #[test]
     fn rows_equal_pytorch() {
         let given: [(usize, &[f64]); 3] =

@@ -1,4 +1,5 @@
-//! Rows over prototypes, by micro-batch: scores or targets of all views, or of masked cells, whose number varies.
+//! Rows over prototypes, by micro-batch: scores or targets of all views, or of masked cells, whose
+//! number varies.
 
 use burn_tensor::{Device, Tensor};
 use kernels::ops::sharpness;
@@ -15,7 +16,8 @@ pub(crate) struct Rows {
 }
 
 impl Rows {
-    /// Creates rows with the same number in every micro-batch: `[B, V, K]` each, at least one on each rank.
+    /// Creates rows with the same number in every micro-batch: `[B, V, K]` each, at least one on
+    /// each rank.
     pub(crate) fn even(by_batch: Vec<Tensor<3>>, peers: Peers<'_>) -> Self {
         let [b, v, _] = by_batch[0].dims();
         Self::with_number(by_batch, b * v * peers.n_micro_batches())
@@ -23,11 +25,13 @@ impl Rows {
 
     /// Creates rows of which the batch has `n`: `[B, V, K]` each, at least one on each rank.
     pub(crate) fn with_number(by_batch: Vec<Tensor<3>>, n: usize) -> Self {
-        let ([_, _, n_prototypes], device) = (by_batch[0].dims(), by_batch[0].device());
+        let [_, _, n_prototypes] = by_batch[0].dims();
+        let device = by_batch[0].device();
         Self { by_batch: by_batch.into_iter().map(Some).collect(), n, n_prototypes, device }
     }
 
-    /// Creates rows of which the batch has `n`, and micro-batches have different numbers, `[R, 1, K]` each over `n_prototypes`, or none.
+    /// Creates rows of which the batch has `n`, and micro-batches have different numbers, `[R, 1,
+    /// K]` each over `n_prototypes`, or none.
     pub(crate) fn ragged(
         by_batch: Vec<Option<Tensor<3>>>,
         n: usize,
@@ -91,32 +95,47 @@ impl Rows {
 
     /// Returns the rows changed by `f`, which is also given one of `values` for each micro-batch.
     pub(crate) fn map_with<T>(&self, values: &[T], f: impl Fn(&Tensor<3>, &T) -> Tensor<3>) -> Self {
-        let of_batch = |(rows, value): (&Option<Tensor<3>>, &T)| rows.as_ref().map(|rows| f(rows, value));
-        let by_batch = self.by_batch.iter().zip(values).map(of_batch).collect();
+        let by_batch = self
+            .by_batch
+            .iter()
+            .zip(values)
+            .map(|(rows, value)| rows.as_ref().map(|rows| f(rows, value)))
+            .collect();
         Self { by_batch, device: self.device.clone(), ..*self }
     }
 
     /// Multiplies each row `r` of micro-batch `b` by `weights[b][r]`.
     pub(crate) fn weighted(self, weights: &[Vec<f32>]) -> Self {
-        let of_batch = |(rows, weights): (Option<Tensor<3>>, &Vec<f32>)| {
-            let rows = rows?;
-            let ([b, v, _], device) = (rows.dims(), rows.device());
-            let weights = Tensor::<1>::from_floats(&weights[..], &device).reshape([b, v, 1]);
-            // What is not weighted is freed.
-            Some(rows * weights)
-        };
-        Self { by_batch: self.by_batch.into_iter().zip(weights).map(of_batch).collect(), ..self }
+        Self {
+            by_batch: self
+                .by_batch
+                .into_iter()
+                .zip(weights)
+                .map(|(rows, weights)| {
+                    let rows = rows?;
+                    let [b, v, _] = rows.dims();
+                    let device = rows.device();
+                    let weights = Tensor::<1>::from_floats(&weights[..], &device).reshape([b, v, 1]);
+                    // What is not weighted is freed.
+                    Some(rows * weights)
+                })
+                .collect(),
+            ..self
+        }
     }
 
-    /// Returns `f` of the rows of each micro-batch, `[n]`; `otherwise` in each of the `n` places for one without rows.
+    /// Returns `f` of the rows of each micro-batch, `[n]`; `otherwise` in each of the `n` places
+    /// for one without rows.
     pub(crate) fn reduced(
         &self,
         n: usize,
         otherwise: f32,
         f: impl Fn(Tensor<3>) -> Tensor<1>,
     ) -> Vec<Tensor<1>> {
-        let none = || Tensor::full([n], otherwise, &self.device);
-        self.by_batch.iter().map(|rows| rows.clone().map_or_else(none, &f)).collect()
+        self.by_batch
+            .iter()
+            .map(|rows| rows.clone().map_or_else(|| Tensor::full([n], otherwise, &self.device), &f))
+            .collect()
     }
 }
 

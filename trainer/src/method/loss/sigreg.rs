@@ -1,5 +1,5 @@
-//! Sketched isotropic Gaussian regularization (Balestriero and LeCun 2025, section 4): embeddings of a batch look like a
-//! standard normal distribution along random directions.
+//! Sketched isotropic Gaussian regularization (Balestriero and LeCun 2025, section 4): embeddings
+//! of a batch look like a standard normal distribution along random directions.
 //!
 //! ```text
 //! p = Z A          Z [N, D] the embeddings of a kind of view, A [D, M] directions of length one
@@ -59,8 +59,8 @@ pub(crate) fn collective(n_views: usize, n_directions: usize) -> Collective {
 }
 
 impl Sigreg {
-    /// Computes the regularizer along `directions` of `[M, D]` of a batch, of which this rank has `views` of `[b, V, D]` by
-    /// micro-batch, without a graph.
+    /// Computes the regularizer along `directions` of `[M, D]` of a batch, of which this rank has
+    /// `views` of `[b, V, D]` by micro-batch, without a graph.
     ///
     /// # Errors
     /// [`EngineError`].
@@ -86,25 +86,31 @@ impl Sigreg {
         let [normal, weights] =
             [normal, weights].map(|values| Tensor::<1>::from_floats(values.as_slice(), &sums.device()));
         let len = 2 * N_POINTS * m;
-        let of_view = |i: usize| {
-            let off = sums.clone().slice(i * len..(i + 1) * len) / n - normal.clone();
-            let value = total(off.clone() * off.clone() * weights.clone()) * (n / m as f64);
-            (value, off * weights.clone() * (2.0 / (m * v) as f64))
-        };
-        let (values, weights): (Vec<_>, Vec<_>) = (0..v).map(of_view).unzip();
+        let (values, weights): (Vec<_>, Vec<_>) = (0..v)
+            .map(|i: usize| {
+                let off = sums.clone().slice(i * len..(i + 1) * len) / n - normal.clone();
+                let value = total(off.clone() * off.clone() * weights.clone()) * (n / m as f64);
+                (value, off * weights.clone() * (2.0 / (m * v) as f64))
+            })
+            .unzip();
         let value = Tensor::cat(values, 0).mean();
         Ok(Self { directions, weights, value, n_micro_batches: peers.n_micro_batches() })
     }
 
-    /// Returns the regularizer, `[1]`, given the embeddings of one micro-batch, `[b, V, D]` with a graph. The value is that of
-    /// the whole batch; the gradient too, times the number of micro-batches, over which losses are averaged.
+    /// Returns the regularizer, `[1]`, given the embeddings of one micro-batch, `[b, V, D]` with a
+    /// graph. The value is that of the whole batch; the gradient too, times the number of
+    /// micro-batches, over which losses are averaged.
     pub(crate) fn loss(&self, views: Tensor<3>) -> Tensor<1> {
         let directions = self.directions.clone().autodiff();
-        let of_view = |(i, weights): (usize, &Tensor<1>)| {
-            let p = matmul_transposed(view(&views, i), directions.clone());
-            weighted_waves(p, weights.clone(), SPACING)
-        };
-        let moves = self.weights.iter().enumerate().map(of_view).reduce(|sum, term| sum + term);
+        let moves = self
+            .weights
+            .iter()
+            .enumerate()
+            .map(|(i, weights)| {
+                let p = matmul_transposed(view(&views, i), directions.clone());
+                weighted_waves(p, weights.clone(), SPACING)
+            })
+            .reduce(|sum, term| sum + term);
         // Every method has a view.
         let moves = moves.expect("a view") * self.n_micro_batches as f64;
         let stands = moves.clone().inner();
@@ -131,13 +137,14 @@ fn normal_waves(m: usize) -> Vec<f32> {
 
 /// Quadrature weights w_t e^{-t²/2} for cosines and for sines, `[2 T M]`.
 fn quadrature(m: usize) -> Vec<f32> {
-    let weight = |k: usize| {
-        let t = k as f64 * SPACING;
-        let ends = k == 0 || k + 1 == N_POINTS;
-        let width = if ends { SPACING } else { 2.0 * SPACING };
-        (width * (-0.5 * t * t).exp()) as f32
-    };
-    let weights: Vec<f32> = (0..N_POINTS).map(weight).collect();
+    let weights: Vec<f32> = (0..N_POINTS)
+        .map(|k: usize| {
+            let t = k as f64 * SPACING;
+            let ends = k == 0 || k + 1 == N_POINTS;
+            let width = if ends { SPACING } else { 2.0 * SPACING };
+            (width * (-0.5 * t * t).exp()) as f32
+        })
+        .collect();
     [weights.clone(), weights].concat().into_iter().flat_map(|value| std::iter::repeat_n(value, m)).collect()
 }
 
@@ -155,26 +162,36 @@ mod tests {
         let m = directions.len() / d;
         let device = views.device().inner();
         let a = Tensor::<2>::from_data(TensorData::new(directions.to_vec(), [m, d]), &device).autodiff();
-        let of_view = |i: usize| {
-            let p = view(&views, i).matmul(a.clone().transpose());
-            let at = |k: usize| {
-                let t = k as f64 * SPACING;
-                let normal = (-0.5 * t * t).exp();
-                let c = (p.clone() * t).cos().mean_dim(0) - normal;
-                let s = (p.clone() * t).sin().mean_dim(0);
-                let ends = k == 0 || k + 1 == N_POINTS;
-                (c.clone() * c + s.clone() * s) * (if ends { SPACING } else { 2.0 * SPACING } * normal)
-            };
-            (0..N_POINTS).map(at).reduce(|a, b| a + b).unwrap().mean() * n as f64
-        };
-        (0..v).map(of_view).reduce(|a, b| a + b).unwrap() / v as f64
+        (0..v)
+            .map(|i: usize| {
+                let p = view(&views, i).matmul(a.clone().transpose());
+                (0..N_POINTS)
+                    .map(|k: usize| {
+                        let t = k as f64 * SPACING;
+                        let normal = (-0.5 * t * t).exp();
+                        let c = (p.clone() * t).cos().mean_dim(0) - normal;
+                        let s = (p.clone() * t).sin().mean_dim(0);
+                        let ends = k == 0 || k + 1 == N_POINTS;
+                        (c.clone() * c + s.clone() * s)
+                            * (if ends { SPACING } else { 2.0 * SPACING } * normal)
+                    })
+                    .reduce(|a, b| a + b)
+                    .unwrap()
+                    .mean()
+                    * n as f64
+            })
+            .reduce(|a, b| a + b)
+            .unwrap()
+            / v as f64
     }
 
     #[test]
     fn micro_batches_share_one_statistic() {
         let device = Device::flex();
         device.seed(6);
-        let (n, v, d) = (12, 3, 5);
+        let n = 12;
+        let v = 3;
+        let d = 5;
         let x = Tensor::<3>::random([n, v, d], Distribution::Normal(0.3, 1.4), &device);
         let a = directions(1, 2, [7, d]);
         let whole = x.clone().autodiff().require_grad();

@@ -72,11 +72,13 @@ mod tests {
     /// Rows are balanced over the micro-batches that have some, as if they were in one.
     #[test]
     fn micro_batches_may_have_different_numbers_of_rows() {
-        let (device, comm) = (Device::flex(), Communicator::solo());
+        let device = Device::flex();
+        let comm = Communicator::solo();
         device.seed(3);
         let scores = Tensor::<3>::random([7, 1, 5], Distribution::Normal(0.0, 1.0), &device);
         let part = |rows: std::ops::Range<usize>| Some(scores.clone().slice([rows, 0..1, 0..5]));
-        let (one, four) = (Peers::new(&comm, 1), Peers::new(&comm, 4));
+        let one = Peers::new(&comm, 1);
+        let four = Peers::new(&comm, 4);
         let ragged = vec![part(0..2), None, part(2..3), part(3..7)];
         let ragged = Rows::counted(ragged, 5, device.clone(), four).expect("one rank");
         assert_eq!(ragged.n(), 7);

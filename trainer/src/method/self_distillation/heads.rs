@@ -34,7 +34,8 @@ pub(in crate::method) struct HeadSizes {
 }
 
 impl HeadSizes {
-    /// Returns the sizes of the trained head `name` whose parameters have these shapes, by name; `None` if there is no such head.
+    /// Returns the sizes of the trained head `name` whose parameters have these shapes, by name;
+    /// `None` if there is no such head.
     pub(super) fn of_shapes(name: &str, shapes: &BTreeMap<String, Vec<usize>>) -> Option<Self> {
         let shape = |part: &str| -> Option<[usize; 2]> {
             shapes.get(&format!("{name}.{part}"))?.as_slice().try_into().ok()
@@ -46,11 +47,14 @@ impl HeadSizes {
             (None, [Some(directions), Some(_)]) => (Lengths::Gain, directions),
             (None, [directions, _]) => (Lengths::One, directions?),
         };
-        let (init_std, frozen_steps, warms_moments) = (0.0, 0, false);
+        let init_std = 0.0;
+        let frozen_steps = 0;
+        let warms_moments = false;
         Some(Self { prototypes, hidden, bottleneck, init_std, lengths, frozen_steps, warms_moments })
     }
 
-    /// Checks the sizes. `of_layers` precedes the names of layers in keys, `of_prototypes` that of prototypes.
+    /// Checks the sizes. `of_layers` precedes the names of layers in keys, `of_prototypes` that of
+    /// prototypes.
     ///
     /// # Errors
     /// A message with the key.

@@ -44,8 +44,8 @@ pub(super) struct Loss {
 /// Targets of the views.
 pub(super) struct ViewTargets {
     pub(super) targets: BatchTargets,
-    /// Mean entropy and mean largest probability of the targets of each micro-batch, `[1]` each; where columns are divided, this
-    /// rank's shares of them.
+    /// Mean entropy and mean largest probability of the targets of each micro-batch, `[1]` each;
+    /// where columns are divided, this rank's shares of them.
     pub(super) sharpness: Vec<[Tensor<1>; 2]>,
 }
 
@@ -73,7 +73,8 @@ pub(super) struct Anchors {
 impl Anchors {
     /// The loss of micro-batch `number`, `[1]`.
     fn loss(&self, number: usize, student: &Outputs) -> Tensor<1> {
-        let (anchor, patches) = (&self.features[number], student.features[0].patches());
+        let anchor = &self.features[number];
+        let patches = student.features[0].patches();
         gram(patches.x, on_grid(anchor.x.clone(), anchor.grid[0], patches.grid[0]))
     }
 }
@@ -84,16 +85,16 @@ pub(super) struct Cells {
     pub(super) head: &'static str,
     /// Targets, weighted as in the mean over the cells of each view.
     pub(super) targets: BatchTargets,
-    /// Mean entropy of the targets over the whole batch, `[1]`: micro-batches may have no masked cell. Where columns are divided, this
-    /// rank's share of it.
+    /// Mean entropy of the targets over the whole batch, `[1]`: micro-batches may have no masked
+    /// cell. Where columns are divided, this rank's share of it.
     pub(super) entropy: Tensor<1>,
     /// Weight of the cells' part of the loss.
     pub(super) weight: f64,
 }
 
 impl Cells {
-    /// The loss of micro-batch `number` against whole targets, `[1]`: the mean over all views of the mean over a view's masked cells;
-    /// `None` for a micro-batch without.
+    /// The loss of micro-batch `number` against whole targets, `[1]`: the mean over all views of
+    /// the mean over a view's masked cells; `None` for a micro-batch without.
     fn loss(
         &self,
         targets: &Rows,
@@ -107,7 +108,8 @@ impl Cells {
         Some(cross_entropy(scores, targets.clone(), Pairs::All, temperature) / n_views as f64)
     }
 
-    /// Adds the loss of a micro-batch, `of_cells`, to the rest of it, and its gauges, of which `n_parts` ranks have a share each.
+    /// Adds the loss of a micro-batch, `of_cells`, to the rest of it, and its gauges, of which
+    /// `n_parts` ranks have a share each.
     fn add(&self, of_cells: Option<Tensor<1>>, n_parts: usize, to: &mut MicroBatchLoss) {
         let value = of_cells.clone().map_or_else(|| self.entropy.zeros_like(), Tensor::inner);
         let in_use = self.targets.prototypes_in_use().clone() / n_parts as f64;
@@ -126,7 +128,8 @@ impl Loss {
         self.cells.is_some() || !self.neighbors.is_empty() || self.has_gram
     }
 
-    /// Wraps the views' part of the loss of micro-batch `number`, with its gauges, of which `n_parts` ranks have a share each.
+    /// Wraps the views' part of the loss of micro-batch `number`, with its gauges, of which
+    /// `n_parts` ranks have a share each.
     fn of_views(&self, loss: Tensor<1>, number: usize, n_parts: usize) -> MicroBatchLoss {
         let mut gauges = self.views.gauges(number, n_parts);
         if self.has_other_parts() {
@@ -135,7 +138,8 @@ impl Loss {
         MicroBatchLoss { loss, gauges }
     }
 
-    /// The part of the loss of micro-batch `number` that depends on heads, where these are not divided.
+    /// The part of the loss of micro-batch `number` that depends on heads, where these are not
+    /// divided.
     fn of_heads(&self, targets: &Rows, number: usize, student: &HeadOutputs) -> MicroBatchLoss {
         let [temperature, weight] = [self.student_temp, self.local_weight];
         let scores = student.on_all_views(HEAD);
@@ -158,7 +162,8 @@ impl BatchLoss for Loss {
         group: ColumnGroup<'_>,
     ) -> Result<MicroBatchLoss, EngineError> {
         let BatchTargets::Columns(views) = &self.views.targets else {
-            // The step calls it where heads are divided, and then `prepare` has made targets of columns.
+            // The step calls it where heads are divided, and then `prepare` has made targets of
+            // columns.
             unreachable!("targets of columns where heads are divided");
         };
         let [temperature, weight] = [self.student_temp, self.local_weight];
@@ -174,7 +179,8 @@ impl BatchLoss for Loss {
             && let BatchTargets::Columns(balanced) = &cells.targets
         {
             let of_rows = |of_cells: &CompletedScores| {
-                let (masked, targets) = (scores.masked(0), &balanced.targets);
+                let masked = scores.masked(0);
+                let targets = &balanced.targets;
                 let sum = columns::weighted_rows(of_cells, targets, number, &masked.weights(), temperature);
                 sum / masked.cells.len() as f64
             };
@@ -191,8 +197,13 @@ impl BatchLoss for Loss {
             }
             BatchTargets::Whole(views) => self.of_heads(&views.targets, number, &student.heads),
         };
-        let of_view = |(i, n): (usize, &Neighbors)| n.koleo(view(&globals, i), &self.positions[number]);
-        if let Some(spread) = self.neighbors.iter().enumerate().map(of_view).reduce(|sum, term| sum + term) {
+        if let Some(spread) = self
+            .neighbors
+            .iter()
+            .enumerate()
+            .map(|(i, n)| n.koleo(view(&globals, i), &self.positions[number]))
+            .reduce(|sum, term| sum + term)
+        {
             gauges.push(("train/koleo_loss", spread.clone().inner()));
             loss = loss + spread * self.koleo_weight;
         }

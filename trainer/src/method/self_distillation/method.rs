@@ -51,7 +51,8 @@ pub(in crate::method) struct SelfDistillation {
     student_temp: f64,
     /// Weight of KoLeo.
     koleo_weight: f64,
-    /// Number of consecutive images among which KoLeo searches for neighbors; 0 for the whole batch.
+    /// Number of consecutive images among which KoLeo searches for neighbors; 0 for the whole
+    /// batch.
     koleo_group: usize,
     /// Decay of the teacher.
     decay: Schedule,
@@ -96,7 +97,8 @@ impl SelfDistillation {
         })
     }
 
-    /// Adds the prediction of patches that `masks` hides, with `weight`. `head` scores them, or else that of the views.
+    /// Adds the prediction of patches that `masks` hides, with `weight`. `head` scores them, or
+    /// else that of the views.
     ///
     /// # Errors
     /// A message with the key and what is wrong with it.
@@ -154,8 +156,8 @@ impl SelfDistillation {
         Ok(Self { column_group: size, ..self })
     }
 
-    /// Adds the anchoring of similarities between patches. The earlier teacher sees the views of the last size: the first views
-    /// again, at another size.
+    /// Adds the anchoring of similarities between patches. The earlier teacher sees the views of
+    /// the last size: the first views again, at another size.
     ///
     /// # Errors
     /// A message with the key and what is wrong with it.
@@ -188,8 +190,8 @@ impl SelfDistillation {
         Ok(Self { koleo_weight: weight, koleo_group: group, ..self })
     }
 
-    /// Takes targets from a frozen network, whose heads have as many prototypes as the method's. The student sees all of every view,
-    /// and predicts the patches that masks select.
+    /// Takes targets from a frozen network, whose heads have as many prototypes as the method's.
+    /// The student sees all of every view, and predicts the patches that masks select.
     ///
     /// # Errors
     /// A message with the key and what is wrong with it.
@@ -231,7 +233,8 @@ impl SelfDistillation {
         }
     }
 
-    /// The student, its teacher `frozen`, and its moving average, which sees nothing in training and is evaluated.
+    /// The student, its teacher `frozen`, and its moving average, which sees nothing in training
+    /// and is evaluated.
     fn networks_with(&self, frozen: &FrozenTeacher) -> Vec<NetworkSpec> {
         let FrozenTeacher { model, normalization, head, patch_head } = frozen;
         let teacher = NetworkSpec {
@@ -245,11 +248,12 @@ impl SelfDistillation {
         vec![teacher, average, self.network(STUDENT, self.n_student_sizes(), false)]
     }
 
-    /// The specification of a network that sees `n_sizes` view sizes; masked cells are hidden from it if `hides`.
+    /// The specification of a network that sees `n_sizes` view sizes; masked cells are hidden from
+    /// it if `hides`.
     fn network(&self, name: &'static str, n_sizes: usize, hides: bool) -> NetworkSpec {
         let takes_masks = self.patches.is_some();
-        let sight = |size| Sight { size, masked: hides && takes_masks && size == 0 };
-        let sees = (0..n_sizes).map(sight).collect();
+        let sees =
+            (0..n_sizes).map(|size| Sight { size, masked: hides && takes_masks && size == 0 }).collect();
         NetworkSpec { sees, takes_masks, ..NetworkSpec::trained(name, self.heads(), n_sizes) }
     }
 }
@@ -338,8 +342,8 @@ impl Method for SelfDistillation {
         };
         let positions = peers.positions(teacher[0].n_images());
         let columns = batch.columns.as_ref().map(|columns| (columns.group, columns.of(TEACHER)));
-        let of_cells = |patches: &PatchPrediction| patches.cells(teacher, columns, step, peers);
-        let cells = self.patches.as_ref().map(of_cells).transpose()?;
+        let cells =
+            self.patches.as_ref().map(|patches| patches.cells(teacher, columns, step, peers)).transpose()?;
         let weights = self.gram_weights(step);
         let anchors = self.gram.filter(|gram| step >= gram.from_step).map(|_| Anchors {
             features: batch.of(ANCHOR).iter().map(|outputs| outputs.features[0].patches()).collect(),

@@ -42,7 +42,8 @@ pub(super) struct PatchPrediction {
 }
 
 impl PatchPrediction {
-    /// Computes the targets of masked cells from the outputs of the teacher; `columns` are those of its divided heads, if they are divided.
+    /// Computes the targets of masked cells from the outputs of the teacher; `columns` are those of
+    /// its divided heads, if they are divided.
     ///
     /// # Errors
     /// [`EngineError`].
@@ -54,7 +55,9 @@ impl PatchPrediction {
         peers: Peers<'_>,
     ) -> Result<Cells, EngineError> {
         let head = if self.head.is_some() { PATCH_HEAD } else { HEAD };
-        let (what, k, weight) = ("masked patches", self.targets.center.len(), self.weight);
+        let what = "masked patches";
+        let k = self.targets.center.len();
+        let weight = self.weight;
         let device = teacher[0].features[0].x.device();
         if let Some((group, outputs)) = columns {
             let here = teacher.iter().map(|outputs| outputs.heads.masked(0).n()).sum();

@@ -1,6 +1,6 @@
 //! Settings with their defaults and checks that the methods of self-distillation share.
 
-use augment::{CropSpec, MultiCrop};
+use augment::MultiCrop;
 use networks::mask::{MaskRule, SmallestBlock};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -66,7 +66,8 @@ pub(in crate::method) struct Teacher<'a> {
     pub(in crate::method) temperature_key: &'static str,
     /// Length of the temperature's warm-up.
     pub(in crate::method) warmup: &'a Duration,
-    /// Reaches the temperature's end in the last step of the warm-up: DINOv2. Otherwise in the step after it.
+    /// Reaches the temperature's end in the last step of the warm-up: DINOv2. Otherwise in the step
+    /// after it.
     pub(in crate::method) warmup_includes_end: bool,
     /// Decay of the moving average at the start and at the end of the run.
     pub(in crate::method) decay: [f64; 2],
@@ -267,25 +268,32 @@ pub(super) fn check_views(cx: &MethodContext) -> Result<(), String> {
     }
 }
 
-/// Returns `true` if the views of the last size are the views of the first size again: as many, each with the box of the view in
-/// its place.
+/// Returns `true` if the views of the last size are the views of the first size again: as many,
+/// each with the box of the view in its place.
 pub(super) fn repeats_first(views: &MultiCrop) -> bool {
     let groups = views.groups();
-    let (n_first, n_last) = (groups[0].n_views, groups[groups.len() - 1].n_views);
-    let start = |crop: usize| views.crops[..crop].iter().map(|crop| crop.count).sum::<usize>();
-    let of_crop = |crop: &CropSpec| {
-        let source = crop.like.map(start);
-        (0..crop.count).map(|i| source.map(|source| source + i)).collect::<Vec<_>>()
-    };
-    let sources: Vec<Option<usize>> = views.crops.iter().flat_map(of_crop).collect();
+    let n_first = groups[0].n_views;
+    let n_last = groups[groups.len() - 1].n_views;
+    let sources: Vec<Option<usize>> = views
+        .crops
+        .iter()
+        .flat_map(|crop| {
+            let source =
+                crop.like.map(|crop: usize| views.crops[..crop].iter().map(|crop| crop.count).sum::<usize>());
+            (0..crop.count).map(|i| source.map(|source| source + i)).collect::<Vec<_>>()
+        })
+        .collect();
     groups.len() > 1 && sources[sources.len() - n_last..].iter().copied().eq((0..n_first).map(Some))
 }
 
 #[cfg(test)]
 mod tests {
+    use augment::CropSpec;
+
     use super::*;
 
-    /// Views that repeat all first ones in their order, in one crop or in several; and views that do not.
+    /// Views that repeat all first ones in their order, in one crop or in several; and views that
+    /// do not.
     #[test]
     fn last_views_repeat_the_first_by_their_crops() {
         let crop = |count: usize, size_px: u32, like: Option<usize>| CropSpec {

@@ -30,7 +30,8 @@ pub enum Centering {
     /// Subtraction of a moving mean of the logits: DINO.
     #[default]
     Mean,
-    /// Three Sinkhorn-Knopp iterations, which balance every batch: SwAV, DINOv2's long recipes. Steadier than the mean where batches and runs are small.
+    /// Three Sinkhorn-Knopp iterations, which balance every batch: SwAV, DINOv2's long recipes.
+    /// Steadier than the mean where batches and runs are small.
     Sinkhorn,
 }
 
@@ -61,7 +62,8 @@ pub(super) enum BatchTargets {
 /// Balanced targets, with what is known of the whole batch.
 pub(super) struct Balanced<T> {
     pub(super) targets: T,
-    /// Mean of the teacher's scores `[K]`, under the name of the center; `None` without a center, and for a batch without rows.
+    /// Mean of the teacher's scores `[K]`, under the name of the center; `None` without a center,
+    /// and for a batch without rows.
     pub(super) mean: Option<(&'static str, Tensor<1>)>,
     /// Effective number of prototypes in use in the whole batch, `[1]`.
     pub(super) prototypes_in_use: Tensor<1>,
@@ -126,7 +128,8 @@ impl Targets {
         }
     }
 
-    /// Returns the targets for `scores`, this rank's columns by micro-batch of the group; `what` names them in messages.
+    /// Returns the targets for `scores`, this rank's columns by micro-batch of the group; `what`
+    /// names them in messages.
     ///
     /// # Errors
     /// [`EngineError`].
@@ -138,7 +141,8 @@ impl Targets {
         peers: Peers<'_>,
         group: ColumnGroup<'_>,
     ) -> Result<Balanced<ColumnTargets>, EngineError> {
-        let (temperature, k) = (self.temperature.at(step), scores.n_prototypes());
+        let temperature = self.temperature.at(step);
+        let k = scores.n_prototypes();
         match self.centering {
             Centering::Mean => {
                 let center = self.center_tensor(scores.device()).narrow(0, group.part() * k, k);
@@ -148,7 +152,8 @@ impl Targets {
                 Ok(Balanced { targets, mean, prototypes_in_use: in_use(mean_target) })
             }
             Centering::Sinkhorn => {
-                let (n_prototypes, iterations) = (self.center.len(), SINKHORN_ITERATIONS);
+                let n_prototypes = self.center.len();
+                let iterations = SINKHORN_ITERATIONS;
                 let targets = columns::sinkhorn(scores, n_prototypes, temperature, iterations, peers, group)?;
                 let [mean_target] = columns::batch_means(what, [&targets.rows], group)?;
                 Ok(Balanced { targets, mean: None, prototypes_in_use: in_use(mean_target) })

@@ -19,7 +19,8 @@ pub struct Config {
     /// Channels of the head's output, the embedding; 128 by default.
     #[serde(default = "default_output")]
     pub head_output: usize,
-    /// Whether the head's hidden layers are normalized over the batch, the default: SwAV's are, SEER's are not.
+    /// Whether the head's hidden layers are normalized over the batch, the default: SwAV's are,
+    /// SEER's are not.
     #[serde(default = "default_batch_norm")]
     pub head_batch_norm: bool,
     /// Temperature of the predictions, τ; 0.1 by default.
@@ -40,10 +41,11 @@ pub struct Config {
     /// Length of time before the queue begins to fill; 15 epochs by default.
     #[serde(default = "default_queue_start")]
     pub queue_start: Duration,
-    /// Number of ranks that divide the prototypes among them; 1, the default: each rank scores all of them. A rank scores
-    /// its part for the images of the whole group, and gathers only that part: with many prototypes it takes less memory and
-    /// traffic. It must divide the prototypes and the ranks of a shard group, and the numbers of a layer of prototypes must be a
-    /// multiple of 64 times these ranks. Losses differ in rounding alone.
+    /// Number of ranks that divide the prototypes among them; 1, the default: each rank scores all
+    /// of them. A rank scores its part for the images of the whole group, and gathers only that
+    /// part: with many prototypes it takes less memory and traffic. It must divide the prototypes
+    /// and the ranks of a shard group, and the numbers of a layer of prototypes must be a multiple
+    /// of 64 times these ranks. Losses differ in rounding alone.
     #[serde(default = "default_prototype_group")]
     pub prototype_group: usize,
 }

@@ -35,7 +35,8 @@ pub(super) struct SwavLoss {
 pub(super) enum Assigned {
     /// Assignments to all prototypes.
     Whole(Rows),
-    /// Assignments to this rank's prototypes, and this rank's shares of their sharpness by micro-batch of the group.
+    /// Assignments to this rank's prototypes, and this rank's shares of their sharpness by
+    /// micro-batch of the group.
     Columns(ColumnTargets, Vec<[Tensor<1>; 2]>),
 }
 

@@ -103,7 +103,8 @@ impl Swav {
         self.config.queue > 0 && step >= self.queue_from
     }
 
-    /// Returns the queue's share of micro-batch `number` of the global batch, `[n, V, D]`; `None` while it is not full.
+    /// Returns the queue's share of micro-batch `number` of the global batch, `[n, V, D]`; `None`
+    /// while it is not full.
     fn queued(&self, number: usize, n_micro_batches: usize, device: &Device) -> Option<Tensor<3>> {
         let n_each = self.n_each();
         if self.config.queue == 0 || self.queue.len() < self.config.queue * n_each {
@@ -115,7 +116,8 @@ impl Swav {
         (!values.is_empty()).then(|| Tensor::from_data(TensorData::new(values, shape), device))
     }
 
-    /// Returns the scores of a micro-batch, followed by those of the queue's share of it, number `number` in the batch.
+    /// Returns the scores of a micro-batch, followed by those of the queue's share of it, number
+    /// `number` in the batch.
     fn with_queue(
         &self,
         batch: &BatchOutputs<'_>,
@@ -145,14 +147,19 @@ impl Swav {
         let group = columns.group;
         let scores = |outputs: &HeadOutputs| outputs.on_views(SCORES, 0);
         let scores: Vec<Tensor<3>> = columns.trained.iter().map(scores).collect();
-        let ([b, v, _], n) = (scores[0].dims(), group.n_micro_batches());
-        let with_queue =
-            |(t, scores): (usize, &Tensor<3>)| self.with_queue(batch, scores, group.number(t), n);
-        let all: Vec<Tensor<3>> = scores.iter().enumerate().map(with_queue).collect();
+        let [b, v, _] = scores[0].dims();
+        let n = group.n_micro_batches();
+        let all: Vec<Tensor<3>> = scores
+            .iter()
+            .enumerate()
+            .map(|(t, scores)| self.with_queue(batch, scores, group.number(t), n))
+            .collect();
         let Config { prototypes, epsilon, sinkhorn_iterations, .. } = self.config;
         let of_view = |view: usize| {
-            let of_view = |all: &Tensor<3>| all.clone().narrow(1, view, 1);
-            let logits = Rows::with_number(all.iter().map(of_view).collect(), self.n_rows(b * n));
+            let logits = Rows::with_number(
+                all.iter().map(|all| all.clone().narrow(1, view, 1)).collect(),
+                self.n_rows(b * n),
+            );
             columns::sinkhorn(&logits, prototypes, epsilon, sinkhorn_iterations, peers, group)
         };
         let by_view: Vec<ColumnTargets> = (0..v).map(of_view).collect::<Result<_, _>>()?;
@@ -162,7 +169,8 @@ impl Swav {
         };
         let others =
             |t: usize| (0..b).flat_map(|i| by_view.iter().map(move |targets| targets.others[t][i])).collect();
-        let ([.., k], device) = (scores[0].dims(), scores[0].device());
+        let [.., k] = scores[0].dims();
+        let device = scores[0].device();
         let rows = (0..group.n_group()).map(|t| Some(rows(t))).collect();
         let others = (0..group.n_group()).map(others).collect();
         Ok(ColumnTargets { rows: Rows::ragged(rows, b * v * n, k, device), others })
@@ -172,18 +180,22 @@ impl Swav {
     fn assign(&self, batch: &BatchOutputs<'_>, peers: Peers<'_>) -> Result<Rows, EngineError> {
         let scores: Vec<Tensor<3>> =
             batch.trained.iter().map(|outputs| outputs.heads.on_views(SCORES, 0)).collect();
-        let ([b, v, _], n) = (scores[0].dims(), peers.n_micro_batches());
+        let [b, v, _] = scores[0].dims();
+        let n = peers.n_micro_batches();
         // Micro-batches are told apart by the position of their first image.
-        let with_queue =
-            |(i, scores): (usize, &Tensor<3>)| self.with_queue(batch, scores, peers.position(i, 0), n);
-        let all: Vec<Tensor<3>> = scores.iter().enumerate().map(with_queue).collect();
+        let all: Vec<Tensor<3>> = scores
+            .iter()
+            .enumerate()
+            .map(|(i, scores)| self.with_queue(batch, scores, peers.position(i, 0), n))
+            .collect();
         let n_rows = self.n_rows(b * n);
-        let of_view = |view: usize| {
-            let of_view = |all: &Tensor<3>| all.clone().narrow(1, view, 1);
-            let logits = Rows::with_number(all.iter().map(of_view).collect(), n_rows);
-            sinkhorn::targets(&logits, self.config.epsilon, self.config.sinkhorn_iterations, peers)
-        };
-        let by_view: Vec<Rows> = (0..v).map(of_view).collect::<Result<_, _>>()?;
+        let by_view: Vec<Rows> = (0..v)
+            .map(|view: usize| {
+                let logits =
+                    Rows::with_number(all.iter().map(|all| all.clone().narrow(1, view, 1)).collect(), n_rows);
+                sinkhorn::targets(&logits, self.config.epsilon, self.config.sinkhorn_iterations, peers)
+            })
+            .collect::<Result<_, _>>()?;
         let of_batch = |number: usize| {
             let views = by_view.iter().filter_map(|targets| targets.of(number));
             Tensor::cat(views.map(|targets| targets.clone().slice(0..b)).collect(), 1)
@@ -272,7 +284,8 @@ impl Method for Swav {
         }
         let targets = self.assign(batch, peers)?;
         let [mean_target] = batch_means("prototypes in use", [&targets], peers)?;
-        let (assigned, prototypes_in_use) = (Assigned::Whole(targets), in_use(mean_target));
+        let assigned = Assigned::Whole(targets);
+        let prototypes_in_use = in_use(mean_target);
         Ok(Box::new(SwavLoss { assigned, for_queue, prototypes_in_use, temperature }))
     }
 

@@ -1,5 +1,6 @@
-//! SwAV: every view predicts the prototypes to which another view of its image is assigned (Caron et al. 2020); with a
-//! head without batch normalization it is SEER's objective (Goyal et al. 2021).
+//! SwAV: every view predicts the prototypes to which another view of its image is assigned (Caron
+//! et al. 2020); with a head without batch normalization it is SEER's objective (Goyal et al.
+//! 2021).
 //!
 //! ```text
 //! z_v = head(student(x_v))      s_v = ẑ_v · Cᵀ      ẑ = z / |z|, prototypes C of length one
@@ -7,8 +8,8 @@
 //! loss = mean over a, v≠a of H(Q_a, softmax(s_v / τ))
 //! ```
 //!
-//! There is no teacher. The queue holds ẑ of earlier batches by view, so that small batches are assigned among more
-//! images; it is used once it is full.
+//! There is no teacher. The queue holds ẑ of earlier batches by view, so that small batches are
+//! assigned among more images; it is used once it is full.
 
 mod config;
 mod loss;

@@ -154,32 +154,42 @@ impl Form {
         };
         let Some(tag) = variants.iter().find_map(tag) else {
             let one = |variant: &Value| -> Vec<Field> {
-                let field = |field: Field| Field { meaning: meaning(variant), ..field };
-                fields(variant, types, None).into_iter().map(field).collect()
+                fields(variant, types, None)
+                    .into_iter()
+                    .map(|field| Field { meaning: meaning(variant), ..field })
+                    .collect()
             };
             return Self::OneOf(variants.iter().flat_map(one).collect());
         };
-        let of = |variant: &Value| Variant {
-            name: variant["properties"][&tag]["const"].as_str().unwrap_or_default().to_string(),
-            meaning: meaning(variant),
-            fields: fields(variant, types, Some(&tag)),
-        };
-        Self::Choice { variants: variants.iter().map(of).collect(), tag }
+        Self::Choice {
+            variants: variants
+                .iter()
+                .map(|variant| Variant {
+                    name: variant["properties"][&tag]["const"].as_str().unwrap_or_default().to_string(),
+                    meaning: meaning(variant),
+                    fields: fields(variant, types, Some(&tag)),
+                })
+                .collect(),
+            tag,
+        }
     }
 }
 
-/// Reads the keys of the table that `schema` describes, but for `tag`; those of a type that it refers to as well.
+/// Reads the keys of the table that `schema` describes, but for `tag`; those of a type that it
+/// refers to as well.
 fn fields(schema: &Value, types: &Value, tag: Option<&str>) -> Vec<Field> {
     let required = schema["required"].as_array().map_or(&[][..], Vec::as_slice);
-    let of = |(name, value): (&String, &Value)| Field {
-        name: name.clone(),
-        meaning: meaning(value),
-        form: Form::read(value, types),
-        default: value.get("default").filter(|default| !default.is_null()).cloned(),
-        is_required: required.iter().any(|required| required == name.as_str()),
-    };
     let own = schema["properties"].as_object().into_iter().flatten();
-    let mut fields: Vec<Field> = own.filter(|(name, _)| Some(name.as_str()) != tag).map(of).collect();
+    let mut fields: Vec<Field> = own
+        .filter(|(name, _)| Some(name.as_str()) != tag)
+        .map(|(name, value)| Field {
+            name: name.clone(),
+            meaning: meaning(value),
+            form: Form::read(value, types),
+            default: value.get("default").filter(|default| !default.is_null()).cloned(),
+            is_required: required.iter().any(|required| required == name.as_str()),
+        })
+        .collect();
     if let Some(name) = schema["$ref"].as_str().and_then(|path| path.rsplit('/').next()) {
         fields.extend(self::fields(&types[name], types, tag));
     }

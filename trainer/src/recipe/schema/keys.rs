@@ -85,8 +85,7 @@ fn add(path: &str, field: &Field, setting: &str, keys: &mut Vec<Key>) {
             belongs_to: Vec::new(),
             path: path.clone(),
         };
-        let is_same = |other: &&mut Key| Key { belongs_to: Vec::new(), ..(**other).clone() } == key;
-        match keys.iter_mut().find(is_same) {
+        match keys.iter_mut().find(|other| Key { belongs_to: Vec::new(), ..(**other).clone() } == key) {
             Some(other) => other.belongs_to.push(setting.into()),
             None if setting.is_empty() => keys.push(key),
             None => keys.push(Key { belongs_to: vec![setting.into()], ..key }),

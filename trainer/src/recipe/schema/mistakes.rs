@@ -15,7 +15,8 @@ const MOVED: [(&str, &str, &str); 3] = [
     ("teacher", "method", "the section [teacher] is gone: teacher.decay is method.teacher_decay now"),
 ];
 
-/// Returns all keys of `recipe` that are missing, unknown or of another form than `form`, each in a line of words.
+/// Returns all keys of `recipe` that are missing, unknown or of another form than `form`, each in a
+/// line of words.
 pub(crate) fn mistakes(recipe: &Table, form: &Form) -> Vec<String> {
     let mut found = Vec::new();
     compare("", &Value::Table(recipe.clone()), form, &mut found);
@@ -53,13 +54,12 @@ fn compare(path: &str, value: &Value, form: &Form, found: &mut Vec<String>) {
         }
         (Form::Any(forms), _) => {
             // The form of the value's type says best what is wrong.
-            let is_of_type = |form: &&Form| match form {
+            match forms.iter().find(|form| match form {
                 Form::Section(_) | Form::Choice { .. } => value.is_table(),
                 Form::Word(_) | Form::Text => value.is_str(),
                 Form::Number { .. } => value.is_float() || value.is_integer(),
                 _ => false,
-            };
-            match forms.iter().find(is_of_type) {
+            }) {
                 Some(form) => compare(path, value, form, found),
                 None => found.push(unlike(path, value, form)),
             }
@@ -97,8 +97,10 @@ fn compare_table(path: &str, table: &Table, fields: &[Field], tag: Option<&str>,
     let names: Vec<&str> = fields.iter().map(|field| field.name.as_str()).chain(tag).collect();
     for name in table.keys().filter(|name| !names.contains(&name.as_str())) {
         let path = joined(path, name);
-        let is_moved = |(key, neighbor, _): &&(&str, &str, &str)| key == name && names.contains(neighbor);
-        let hint = match (MOVED.iter().find(is_moved), did_you_mean(name, &names)) {
+        let hint = match (
+            MOVED.iter().find(|(key, neighbor, _)| key == name && names.contains(neighbor)),
+            did_you_mean(name, &names),
+        ) {
             (Some((_, _, now)), _) => format!(": {now}"),
             (None, hint) if hint.is_empty() => format!(": known here are {}", names.join(", ")),
             (None, hint) => hint,

@@ -1,5 +1,5 @@
-//! The keys of a recipe, as the types of its sections and their documentation declare them: their reference, and the check of a
-//! recipe against them.
+//! The keys of a recipe, as the types of its sections and their documentation declare them: their
+//! reference, and the check of a recipe against them.
 
 mod form;
 mod keys;

@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-/// Phase of a rank that has left by itself, which is not the first to be blamed when ranks are missing.
+/// Phase of a rank that has left by itself, which is not the first to be blamed when ranks are
+/// missing.
 pub(super) const LEAVING: &str = "leaving";
 
 /// Status of a rank, written every second.
@@ -41,18 +42,21 @@ impl Heartbeat {
     /// Describes the newest collective.
     pub(super) fn newest_collective(&self) -> String {
         let Self { collective, unit, number, .. } = self;
-        match collective.is_empty() {
-            true => "no collective".into(),
-            false => format!("{collective} of {unit} (number {number})"),
+        if collective.is_empty() {
+            "no collective".into()
+        } else {
+            format!("{collective} of {unit} (number {number})")
         }
     }
 }
 
-/// Reads the newest heartbeats of the `n_ranks` ranks of the run in `workdir`, as far as there are any.
+/// Reads the newest heartbeats of the `n_ranks` ranks of the run in `workdir`, as far as there are
+/// any.
 pub(crate) fn beats_of(workdir: &Path, n_ranks: usize) -> Vec<Heartbeat> {
     let folder = folder_of(workdir);
-    let read = |rank| serde_json::from_slice(&fs::read(path_of(&folder, rank)).ok()?).ok();
-    (0..n_ranks).filter_map(read).collect()
+    (0..n_ranks)
+        .filter_map(|rank| serde_json::from_slice(&fs::read(path_of(&folder, rank)).ok()?).ok())
+        .collect()
 }
 
 /// Folder of the heartbeats of the run in `workdir`.

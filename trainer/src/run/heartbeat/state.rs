@@ -28,13 +28,15 @@ pub(crate) fn rank_state(beat: &Heartbeat) -> RankState {
     }
     // Clocks of machines may differ in both directions.
     let age_s = (now_s() - beat.at_s).abs();
-    // Containers may share a host's name and see none of one another's processes: a fresh beat is proof of life.
+    // Containers may share a host's name and see none of one another's processes: a fresh beat is
+    // proof of life.
     if age_s > SILENT_S && beat.host == host_name() && start_time(beat.pid).is_none() {
         return RankState::Gone(format!("process {} has ended", beat.pid));
     }
-    match age_s < STALE_S {
-        true => RankState::Alive,
-        false => RankState::Gone(format!("the last heartbeat is {} old", human_age(age_s))),
+    if age_s < STALE_S {
+        RankState::Alive
+    } else {
+        RankState::Gone(format!("the last heartbeat is {} old", human_age(age_s)))
     }
 }
 

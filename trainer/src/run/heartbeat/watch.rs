@@ -51,25 +51,29 @@ impl RankWatch {
         let pid = std::process::id();
         let me = Process { host: host_name(), pid, started: start_time(pid).unwrap_or_default() };
         let all = comm.gather_bytes("processes", serde_json::to_vec(&me).unwrap_or_default())?;
-        let parse = |bytes: &Vec<u8>| serde_json::from_slice(bytes).unwrap_or_else(|_| Process::default());
-        let processes: Vec<Process> = all.iter().map(parse).collect();
+        let processes: Vec<Process> = all
+            .iter()
+            .map(|bytes| serde_json::from_slice(bytes).unwrap_or_else(|_| Process::default()))
+            .collect();
         // Containers may share a host's name and see none of one another's processes.
-        let seen = |other: &usize| {
-            *other != rank && processes[*other].host == me.host && processes[*other].is_running()
-        };
-        let neighbors = (0..processes.len()).filter(seen).collect();
+        let neighbors = (0..processes.len())
+            .filter(|other| {
+                *other != rank && processes[*other].host == me.host && processes[*other].is_running()
+            })
+            .collect();
         Ok(Self { rank, folder: folder.to_path_buf(), processes, neighbors })
     }
 
     /// Reads the heartbeats of this run's ranks, by rank: an earlier run may have left others.
     fn beats(&self) -> Vec<Heartbeat> {
-        let read = |rank: usize| -> Option<Heartbeat> {
-            let beat: Heartbeat =
-                serde_json::from_slice(&fs::read(path_of(&self.folder, rank)).ok()?).ok()?;
-            let process = &self.processes[rank];
-            ((beat.pid, &beat.host) == (process.pid, &process.host)).then_some(beat)
-        };
-        (0..self.processes.len()).filter_map(read).collect()
+        (0..self.processes.len())
+            .filter_map(|rank: usize| -> Option<Heartbeat> {
+                let beat: Heartbeat =
+                    serde_json::from_slice(&fs::read(path_of(&self.folder, rank)).ok()?).ok()?;
+                let process = &self.processes[rank];
+                ((beat.pid, &beat.host) == (process.pid, &process.host)).then_some(beat)
+            })
+            .collect()
     }
 }
 
@@ -117,18 +121,21 @@ impl PeerMonitor for RankWatch {
         {
             return None;
         }
-        let say = |beat: &&Heartbeat| {
-            format!(
-                "rank {} on {} has reached {} in {} of step {}, last heartbeat {:.0} s ago",
-                beat.rank,
-                beat.host,
-                beat.newest_collective(),
-                beat.phase,
-                beat.step,
-                now_s() - beat.at_s
-            )
-        };
-        let said: Vec<String> = suspects.iter().take(4).map(say).collect();
+        let said: Vec<String> = suspects
+            .iter()
+            .take(4)
+            .map(|beat| {
+                format!(
+                    "rank {} on {} has reached {} in {} of step {}, last heartbeat {:.0} s ago",
+                    beat.rank,
+                    beat.host,
+                    beat.newest_collective(),
+                    beat.phase,
+                    beat.step,
+                    now_s() - beat.at_s
+                )
+            })
+            .collect();
         Some(match said.as_slice() {
             [] => "no other rank's heartbeat can be seen".into(),
             said => said.join("; "),

@@ -48,7 +48,8 @@ impl HeartbeatWriter {
         let path = path_of(folder, rank);
         let here = Arc::<Mutex<Here>>::default();
         let stop = Arc::<AtomicBool>::default();
-        let (host, pid) = (host_name(), std::process::id());
+        let host = host_name();
+        let pid = std::process::id();
         let beat = {
             let here = Arc::clone(&here);
             let path = path.clone();
@@ -80,16 +81,16 @@ impl HeartbeatWriter {
         };
         beat().map_err(|error| TrainError::io("write", &path, error))?;
         let stopped = Arc::clone(&stop);
-        let run = move || {
+        let thread = std::thread::Builder::new().name("heartbeat".into()).spawn(move || {
             while !stopped.load(Ordering::Relaxed) {
                 std::thread::park_timeout(BEAT);
-                // The other ranks see that a beat is missing, as on a full disk; the run itself continues.
+                // The other ranks see that a beat is missing, as on a full disk; the run itself
+                // continues.
                 let _ = beat();
             }
             // The last heartbeat, with the final state.
             let _ = beat();
-        };
-        let thread = std::thread::Builder::new().name("heartbeat".into()).spawn(run);
+        });
         let thread = thread.map_err(|error| TrainError::io("start the heartbeat of", &path, error))?;
         Ok(Self { here, stop, thread: Some(thread) })
     }

@@ -31,8 +31,10 @@ pub(super) fn draw(graph: &mut Graph<'_>, config: &VitConfig, px: usize) -> Resu
 
 /// Tokens, `[B, 1 + R + N, D]`.
 fn embed(graph: &mut Graph<'_>, config: &VitConfig, px: usize) -> Result<Value, String> {
-    let (d, p) = (config.width, config.patch_px);
-    let (weight, bias) = (graph.weight("patch_embed.proj.weight")?, graph.weight("patch_embed.proj.bias")?);
+    let d = config.width;
+    let p = config.patch_px;
+    let weight = graph.weight("patch_embed.proj.weight")?;
+    let bias = graph.weight("patch_embed.proj.bias")?;
     let settings = [Setting::Ints("kernel_shape", &[p, p]), Setting::Ints("strides", &[p, p])];
     let maps = graph.node("Conv", &[&PIXELS.to_string(), &weight, &bias], &settings);
     let flat = graph.integers(&[0, d as i64, -1]);
@@ -46,8 +48,15 @@ fn embed(graph: &mut Graph<'_>, config: &VitConfig, px: usize) -> Result<Value, 
             let n = positions.len() / d - 1;
             let of_patches = graph.stored("pos_embed.patches", &[1, n, d], &positions[d..]);
             let patches = graph.node("Add", &[&patches, &of_patches], &[]);
-            let with_position = |(token, position): (&f32, &f32)| token + position;
-            (patches, class.values.iter().zip(&positions).map(with_position).collect::<Vec<f32>>())
+            (
+                patches,
+                class
+                    .values
+                    .iter()
+                    .zip(&positions)
+                    .map(|(token, position)| token + position)
+                    .collect::<Vec<f32>>(),
+            )
         }
     };
     if config.registers > 0 {
@@ -63,13 +72,15 @@ fn embed(graph: &mut Graph<'_>, config: &VitConfig, px: usize) -> Result<Value, 
     Ok(graph.node("Concat", &[&prefix, &patches], &[Setting::Int("axis", 1)]))
 }
 
-/// Restores class token, registers and position embedding of a graph that [`draw`] has made, among its constants `arrays`;
-/// returns the configuration for the size of its images. The position of the class token is zero: it is in the token.
+/// Restores class token, registers and position embedding of a graph that [`draw`] has made, among
+/// its constants `arrays`; returns the configuration for the size of its images. The position of
+/// the class token is zero: it is in the token.
 ///
 /// # Errors
 /// A message, if a constant is missing or has another shape.
 pub(super) fn separated(arrays: &mut Arrays, config: &VitConfig) -> Result<ModelConfig, String> {
-    let (d, n_prefix) = (config.width, 1 + config.registers);
+    let d = config.width;
+    let n_prefix = 1 + config.registers;
     let prefix = arrays.remove("prefix").filter(|prefix| prefix.shape == [1, n_prefix, d]);
     let mut class = prefix.ok_or_else(|| format!("its prefix is not of shape [1, {n_prefix}, {d}]"))?.values;
     let registers = class.split_off(d);
@@ -94,7 +105,8 @@ pub(super) fn separated(arrays: &mut Arrays, config: &VitConfig) -> Result<Model
 /// Cosines and sines of all tokens, `[1, 1, 1 + R + N, D_h]` each; a prefix token is not rotated.
 fn rotation(graph: &mut Graph<'_>, config: &VitConfig, px: usize) -> Option<[Value; 2]> {
     let tables = config.rotations_for(px)?;
-    let (d_head, n_prefix) = (config.width / config.heads, 1 + config.registers);
+    let d_head = config.width / config.heads;
+    let n_prefix = 1 + config.registers;
     let mut number = 0;
     Some(tables.map(|table| {
         let (name, of_prefix) = [("rope.cos", 1.0), ("rope.sin", 0.0)][number];
@@ -115,13 +127,15 @@ fn rotated(graph: &mut Graph<'_>, x: &Value, [cos, sin]: &[Value; 2], d_head: us
     });
     let negative = graph.node("Neg", &[&second], &[]);
     let turned = graph.node("Concat", &[&negative, &first], &[Setting::Int("axis", 3)]);
-    let (kept, turned) = (graph.node("Mul", &[x, cos], &[]), graph.node("Mul", &[&turned, sin], &[]));
+    let kept = graph.node("Mul", &[x, cos], &[]);
+    let turned = graph.node("Mul", &[&turned, sin], &[]);
     graph.node("Add", &[&kept, &turned], &[])
 }
 
 /// Queries, keys and values, `[B, N, 3·D]`.
 fn qkv(graph: &mut Graph<'_>, layer: &str, x: &Value, config: &VitConfig) -> Result<Value, String> {
-    let (weight, d) = (graph.transposed(&format!("{layer}.weight"))?, config.width);
+    let weight = graph.transposed(&format!("{layer}.weight"))?;
+    let d = config.width;
     let product = graph.node("MatMul", &[x, &weight], &[]);
     let bias = match config.qkv_bias {
         QkvBias::None => return Ok(product),
@@ -142,7 +156,8 @@ fn attention(
     config: &VitConfig,
     rotation: Option<&[Value; 2]>,
 ) -> Result<Value, String> {
-    let (d, heads) = (config.width, config.heads);
+    let d = config.width;
+    let heads = config.heads;
     let qkv = qkv(graph, &format!("{block}.attn.qkv"), x, config)?;
     let apart = graph.integers(&[0, 0, 3, heads as i64, (d / heads) as i64]);
     let qkv = graph.node("Reshape", &[&qkv, &apart], &[]);

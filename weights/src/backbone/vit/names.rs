@@ -20,7 +20,8 @@ pub(super) struct Names {
     pub norm: &'static str,
     /// Prefix of a block's parameters.
     pub block: &'static str,
-    /// Names within a block, Ocelli's and the library's; a name that is not listed is the same in both.
+    /// Names within a block, Ocelli's and the library's; a name that is not listed is the same in
+    /// both.
     parts: &'static [(&'static str, &'static str)],
     /// Layers of queries, keys and values, or the one layer that computes all three.
     qkv: &'static [&'static str],
@@ -226,7 +227,8 @@ pub(super) const ALL: [Names; 10] = [
 ];
 
 impl Names {
-    /// Names in the library of Ocelli's `name`: one tensor, or several to be joined along their first dimension.
+    /// Names in the library of Ocelli's `name`: one tensor, or several to be joined along their
+    /// first dimension.
     pub(super) fn theirs(&self, name: &str) -> Vec<String> {
         match name {
             "cls_token" => return vec![self.cls_token.into()],

@@ -1,4 +1,5 @@
-//! Recognition of a vision transformer among the tensors of a file, with its sizes from their shapes.
+//! Recognition of a vision transformer among the tensors of a file, with its sizes from their
+//! shapes.
 
 use networks::{MlpKind, ModelConfig, Positions, QkvBias, VitConfig};
 
@@ -12,7 +13,8 @@ use crate::source::{Found, Source, config};
 /// Largest number of channels.
 const MAX_CHANNELS: usize = 65_536;
 
-/// Periods of rotary positions in DINOv3's files: what the base of the recipe says, rounded to 16 bits.
+/// Periods of rotary positions in DINOv3's files: what the base of the recipe says, rounded to 16
+/// bits.
 const PERIODS: &str = "rope_embed.periods";
 
 /// Base of the periods of all published networks.
@@ -84,8 +86,8 @@ fn names(found: &Found, source: &Source) -> Result<Names, String> {
     };
     let has_positions = ALL.iter().any(|names| found.holds(names.pos_embed));
     if !has_positions {
-        // DINOv3's names and timm's differ in parameters that some networks lack. timm has networks of the same names whose
-        // rotations are others; they have no registers.
+        // DINOv3's names and timm's differ in parameters that some networks lack. timm has networks
+        // of the same names whose rotations are others; they have no registers.
         let is_dinov3 = found.holds("storage_tokens") || found.holds(PERIODS);
         let architecture = source.config.as_ref().and_then(|config| config["architecture"].as_str());
         let is_timms = found.holds("reg_token") || architecture.is_some_and(|name| name.contains("dinov3"));
@@ -110,7 +112,8 @@ fn names(found: &Found, source: &Source) -> Result<Names, String> {
     })
 }
 
-/// Returns the library whose code made the network, which determines how its position embedding is resampled.
+/// Returns the library whose code made the network, which determines how its position embedding is
+/// resampled.
 fn library(
     found: &Found,
     source: &Source,
@@ -201,9 +204,10 @@ impl Sizes {
             _ => return Err(format!("its MLP goes to {rows} channels and comes from {hidden}")),
         };
         let is_rotary = names.pos_embed.is_empty();
-        let grid = match is_rotary {
-            true => (rotary_px(source, patch_px) / patch_px).max(1),
-            false => square_positions(found, names, width)?,
+        let grid = if is_rotary {
+            (rotary_px(source, patch_px) / patch_px).max(1)
+        } else {
+            square_positions(found, names, width)?
         };
         let rope_base = rope_base(found, source)?;
         let qkv_bias = qkv_bias(found, names, depth, width);
@@ -287,7 +291,8 @@ impl Sizes {
     }
 }
 
-/// Returns the cells along a side of the position embedding. If it has no row for the class token, a row of zeros is added.
+/// Returns the cells along a side of the position embedding. If it has no row for the class token,
+/// a row of zeros is added.
 fn square_positions(found: &mut Found, names: &Names, width: usize) -> Result<usize, String> {
     let positions = found.take(names.pos_embed).ok_or("it has no position embedding")?;
     let shape = positions.shape.clone();
@@ -307,7 +312,8 @@ fn square_positions(found: &mut Found, names: &Names, width: usize) -> Result<us
     Ok(grid)
 }
 
-/// Returns the side of the images that a network with rotary positions was made for, which no shape determines.
+/// Returns the side of the images that a network with rotary positions was made for, which no shape
+/// determines.
 fn rotary_px(source: &Source, patch_px: usize) -> usize {
     let config = source.config.as_ref();
     let said = config.and_then(|config| {
@@ -329,12 +335,15 @@ fn rope_base(found: &Found, source: &Source) -> Result<f64, String> {
         let last = f64::from(periods.values.last().copied().unwrap_or(1.0));
         // Period k of n is base^(k / n).
         let base = if n > 1.0 { last.powf(n / (n - 1.0)) } else { USUAL_BASE };
-        let fits = |(k, period): (usize, &f32)| {
-            (f64::from(*period) / base.powf(k as f64 / n) - 1.0).abs() < BASE_ROUNDING
-        };
-        match periods.values.iter().enumerate().all(fits) {
-            true => Ok(base),
-            false => Err("the periods of its rotary positions are not powers of one base".into()),
+        if periods
+            .values
+            .iter()
+            .enumerate()
+            .all(|(k, period)| (f64::from(*period) / base.powf(k as f64 / n) - 1.0).abs() < BASE_ROUNDING)
+        {
+            Ok(base)
+        } else {
+            Err("the periods of its rotary positions are not powers of one base".into())
         }
     });
     let of_periods = of_periods.transpose()?;
@@ -344,7 +353,8 @@ fn rope_base(found: &Found, source: &Source) -> Result<f64, String> {
     })
 }
 
-/// Returns which of queries, keys and values have biases. Keys that have none beside the others get zeros.
+/// Returns which of queries, keys and values have biases. Keys that have none beside the others get
+/// zeros.
 fn qkv_bias(found: &mut Found, names: &Names, depth: usize, width: usize) -> QkvBias {
     let biases = |i: usize| names.theirs(&format!("blocks.{i}.attn.qkv.bias"));
     let n_held = biases(0).iter().filter(|name| found.holds(name)).count();

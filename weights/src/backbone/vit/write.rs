@@ -13,8 +13,8 @@ use crate::decimal::decimal;
 use crate::export::Export;
 use crate::file::{Array, Arrays};
 
-/// Returns the parameters by timm's names. With registers, the class token's position is added to the token: timm has
-/// positions for patches only.
+/// Returns the parameters by timm's names. With registers, the class token's position is added to
+/// the token: timm has positions for patches only.
 pub(super) fn timm_arrays(config: &VitConfig, export: &Export<'_>) -> Result<Arrays, String> {
     if is_rotary(config) {
         check_rotary_epsilon(config, &[1e-5])?;
@@ -52,7 +52,8 @@ pub(super) fn torchvision_arrays(config: &VitConfig, export: &Export<'_>) -> Res
     }
 }
 
-/// Returns the parameters by DINOv2's names, with a LayerScale of one where the network has none, and an unused mask token.
+/// Returns the parameters by DINOv2's names, with a LayerScale of one where the network has none,
+/// and an unused mask token.
 pub(super) fn dinov2_arrays(config: &VitConfig, export: &Export<'_>) -> Result<Arrays, String> {
     check_epsilon(config)?;
     check_tables(config, "DINOv2's")?;
@@ -120,7 +121,8 @@ fn rotary_transformers_arrays(config: &VitConfig, export: &Export<'_>) -> Arrays
     arrays
 }
 
-/// Adds the parameters that a DINOv2 network always has: a LayerScale of one where `config` has none, and a mask token.
+/// Adds the parameters that a DINOv2 network always has: a LayerScale of one where `config` has
+/// none, and a mask token.
 fn complete(arrays: &mut Arrays, config: &VitConfig, names: &Names, mask_token: &str) {
     add_scales(arrays, config, names);
     let mask = Array { shape: vec![1, config.width], values: vec![0.0; config.width] };
@@ -244,7 +246,8 @@ fn rotary_transformers(config: &VitConfig) -> Value {
     })
 }
 
-/// Returns the configuration of a `ViTModel`, or of a DINOv2 model if the network has registers, LayerScale or a gated MLP.
+/// Returns the configuration of a `ViTModel`, or of a DINOv2 model if the network has registers,
+/// LayerScale or a gated MLP.
 pub(super) fn transformers(config: &VitConfig) -> Result<Value, String> {
     if is_rotary(config) {
         return Ok(rotary_transformers(config));
@@ -275,16 +278,18 @@ pub(super) fn transformers(config: &VitConfig) -> Result<Value, String> {
     };
     json["model_type"] = json!(kind);
     json["architectures"] = json!([class]);
-    // transformers takes an integer, from which it computes the width of the hidden layer as Ocelli does.
-    let fits = |ratio: &u32| {
-        VitConfig { mlp_ratio: f64::from(*ratio), ..config.clone() }.hidden() == config.hidden()
-    };
-    let ratio = (1..=64).find(fits).ok_or_else(|| {
-        format!(
-            "its hidden layers have {} channels, for which mlp_ratio would be no whole number",
-            config.hidden()
-        )
-    })?;
+    // transformers takes an integer, from which it computes the width of the hidden layer as Ocelli
+    // does.
+    let ratio = (1..=64)
+        .find(|ratio| {
+            VitConfig { mlp_ratio: f64::from(*ratio), ..config.clone() }.hidden() == config.hidden()
+        })
+        .ok_or_else(|| {
+            format!(
+                "its hidden layers have {} channels, for which mlp_ratio would be no whole number",
+                config.hidden()
+            )
+        })?;
     json["mlp_ratio"] = json!(ratio);
     json["use_swiglu_ffn"] = json!(config.mlp == MlpKind::Swiglu);
     json["drop_path_rate"] = json!(0.0);
@@ -300,11 +305,13 @@ fn is_plain(config: &VitConfig) -> bool {
     config.layer_scale.is_none() && config.registers == 0 && config.mlp == MlpKind::Gelu
 }
 
-/// Checks that norms add at most 1e-6, the libraries' own value, to the variance; a smaller value differs by rounding only.
+/// Checks that norms add at most 1e-6, the libraries' own value, to the variance; a smaller value
+/// differs by rounding only.
 fn check_epsilon(config: &VitConfig) -> Result<(), String> {
-    match config.norm_epsilon <= 1e-6 {
-        true => Ok(()),
-        false => Err(format!("its norms add {} to the variance, this library's 1e-6", config.norm_epsilon)),
+    if config.norm_epsilon <= 1e-6 {
+        Ok(())
+    } else {
+        Err(format!("its norms add {} to the variance, this library's 1e-6", config.norm_epsilon))
     }
 }
 
@@ -313,11 +320,13 @@ fn is_rotary(config: &VitConfig) -> bool {
     config.positions == Positions::Rope
 }
 
-/// Checks that a network has a position embedding and biases, as networks of the library `whose` do.
+/// Checks that a network has a position embedding and biases, as networks of the library `whose`
+/// do.
 fn check_tables(config: &VitConfig, whose: &str) -> Result<(), String> {
-    match is_rotary(config) {
-        true => Err(format!("{whose} transformers have no rotary positions")),
-        false => check_has_biases(config, whose),
+    if is_rotary(config) {
+        Err(format!("{whose} transformers have no rotary positions"))
+    } else {
+        check_has_biases(config, whose)
     }
 }
 
@@ -337,11 +346,13 @@ fn check_keys(config: &VitConfig, whose: &str) -> Result<(), String> {
     }
 }
 
-/// Checks that norms of a network with rotary positions add one of the `values` that its library has to the variance.
+/// Checks that norms of a network with rotary positions add one of the `values` that its library
+/// has to the variance.
 fn check_rotary_epsilon(config: &VitConfig, values: &[f64]) -> Result<(), String> {
     let told = values.iter().map(|value| format!("{value:e}")).collect::<Vec<_>>().join(" or ");
-    match values.contains(&config.norm_epsilon) {
-        true => Ok(()),
-        false => Err(format!("its norms add {} to the variance, this library's {told}", config.norm_epsilon)),
+    if values.contains(&config.norm_epsilon) {
+        Ok(())
+    } else {
+        Err(format!("its norms add {} to the variance, this library's {told}", config.norm_epsilon))
     }
 }

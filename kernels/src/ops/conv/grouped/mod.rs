@@ -1,13 +1,15 @@
-//! Convolution of narrow groups of channels on the CPU. Matrix products this narrow leave most of a vector unit
-//! idle; here a block of windows stays in registers during the loops over taps and channels.
+//! Convolution of narrow groups of channels on the CPU. Matrix products this narrow leave most of a
+//! vector unit idle; here a block of windows stays in registers during the loops over taps and
+//! channels.
 //!
 //! ```text
 //! y[i, o]     = Σ_t,c x[i, t, c] · W[t, c, o]     windows i in blocks, o in lanes
 //! gW[t, c, o] = Σ_i x[i, t, c] · g[i, o]          c in rows, o in lanes
 //! ```
 //!
-//! A group's channels are copied into a plane with padding, so that windows need no bounds tests ([`plane`]). In bf16 both are sums over
-//! pairs of numbers ([`pairs`]), in f32 multiplications and additions that are not fused ([`singles`]).
+//! A group's channels are copied into a plane with padding, so that windows need no bounds tests
+//! ([`plane`]). In bf16 both are sums over pairs of numbers ([`pairs`]), in f32 multiplications and
+//! additions that are not fused ([`singles`]).
 
 mod pairs;
 mod part;
@@ -30,8 +32,8 @@ pub(super) fn suits(channels: Channels) -> bool {
     channels.groups > 1 && c.is_multiple_of(LANES) && o.is_multiple_of(LANES) && c.max(o) <= 32
 }
 
-/// Convolves `x` with the weights of all `parts`, each of which computes the results at its own places among `n_cells`; returns
-/// `[N, G·O]`, with zeros where there is no part.
+/// Convolves `x` with the weights of all `parts`, each of which computes the results at its own
+/// places among `n_cells`; returns `[N, G·O]`, with zeros where there is no part.
 pub(super) fn convolve<T: Number, W: Number>(
     x: &[T],
     parts: &[Part<'_, W>],

@@ -1,5 +1,6 @@
-//! Convolution of narrow groups of bf16 channels. Pairs of numbers are multiplied, in one instruction for 16 output channels where
-//! the CPU has `vdpbf16ps`, with sums in f32: pairs of channels of a window for the output, pairs of windows for the weights' gradient.
+//! Convolution of narrow groups of bf16 channels. Pairs of numbers are multiplied, in one
+//! instruction for 16 output channels where the CPU has `vdpbf16ps`, with sums in f32: pairs of
+//! channels of a window for the output, pairs of windows for the weights' gradient.
 //!
 //! ```text
 //! y[i, o]     = Σ_t,c x[i, t, c] · W[t, c, o]             c in pairs
@@ -19,15 +20,16 @@ use crate::ops::number::Number;
 use crate::ops::product::x86;
 use crate::ops::product::{LaneSums, Lanes, N_LANES, pack_columns, pair_of, plus_pair};
 
-/// Least number of pairs of windows whose products are summed in registers before they are added to the gradient. Whole rows are
-/// summed; the last rows of an image may have fewer pairs.
+/// Least number of pairs of windows whose products are summed in registers before they are added to
+/// the gradient. Whole rows are summed; the last rows of an image may have fewer pairs.
 const N_PAIRS: usize = 64;
 
 /// Convolves `x` with the weights of all `parts`, each of which writes to its own places in `y`.
 pub(super) fn convolve<W: Number>(x: &[bf16], parts: &[Part<'_, W>], channels: Channels, y: &mut [bf16]) {
     let Some(n_images) = parts.first().map(|part| part.geometry.n_images) else { return };
     let [c, o] = channels.each();
-    let (n_in, n_out) = (x.len() / n_images, y.len() / n_images);
+    let n_in = x.len() / n_images;
+    let n_out = y.len() / n_images;
     let mut plane = Plane::new(parts.iter().map(|part| &part.geometry), c);
     let n_vectors = o.div_ceil(N_LANES);
     let mut weights: Vec<Vec<Lanes>> =
@@ -60,7 +62,8 @@ pub(super) fn weight_gradient(
 ) -> Vec<f32> {
     let [c, o] = channels.each();
     let mut gw = vec![0.0; channels.groups * geometry.n_taps() * c * o];
-    let (n_in, n_out) = (x.len() / geometry.n_images, grad.len() / geometry.n_images);
+    let n_in = x.len() / geometry.n_images;
+    let n_out = grad.len() / geometry.n_images;
     let mut plane = Plane::new([geometry].into_iter(), c);
     let steps = plane.steps(geometry);
     let [n_rows, n_columns] = geometry.output;
@@ -80,7 +83,8 @@ pub(super) fn weight_gradient(
     gw
 }
 
-/// Computes one row of the output, of the group's channels at `place`. `x` starts at the first row of its windows in the plane.
+/// Computes one row of the output, of the group's channels at `place`. `x` starts at the first row
+/// of its windows in the plane.
 #[multiversion(targets(
     "x86_64+avx512f+avx512bw+avx512dq+avx512vl+avx512bf16",
     "x86_64+avx512f+avx512bw+avx512dq+avx512vl+fma",
@@ -103,7 +107,8 @@ fn windows_of_row(x: &[bf16], weights: &[Lanes], steps: Steps, place: Place, y: 
     }
 }
 
-/// [`windows_of_row`] by f32 multiply-adds: four windows at a time, whose sums fit the registers of AVX2.
+/// [`windows_of_row`] by f32 multiply-adds: four windows at a time, whose sums fit the registers of
+/// AVX2.
 #[inline(always)]
 fn row_by_multiply_adds(
     x: &[bf16],
@@ -120,7 +125,8 @@ fn row_by_multiply_adds(
     }
 }
 
-/// [`windows_of_row`], `N` windows at a time; a row must have at least `N`. The last block overlaps the one before it.
+/// [`windows_of_row`], `N` windows at a time; a row must have at least `N`. The last block overlaps
+/// the one before it.
 #[inline(always)]
 fn blocks_of_row<const N: usize>(
     x: &[bf16],
@@ -157,7 +163,8 @@ fn round(sums: &LaneSums, y: &mut [bf16]) {
     }
 }
 
-/// Returns the sums of `N` consecutive windows, for the first of `n_vectors` vectors of output channels.
+/// Returns the sums of `N` consecutive windows, for the first of `n_vectors` vectors of output
+/// channels.
 #[inline(always)]
 fn block<const N: usize>(
     x: &[bf16],
@@ -184,9 +191,10 @@ fn block<const N: usize>(
     totals
 }
 
-/// Pairs each number of a plane with that of the same channel in the next window's cell. Zero is the partner beyond the first
-/// `used` numbers of a row, those that windows cover: the partner of the last window of an odd number is multiplied by zero, and
-/// infinities that no window covers must not matter.
+/// Pairs each number of a plane with that of the same channel in the next window's cell. Zero is
+/// the partner beyond the first `used` numbers of a row, those that windows cover: the partner of
+/// the last window of an odd number is multiplied by zero, and infinities that no window covers
+/// must not matter.
 #[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
 fn pair_cells(plane: &[bf16], steps: Steps, used: usize, pairs: &mut [u32]) {
     for (row, pairs) in plane.chunks_exact(steps.row).zip(pairs.chunks_exact_mut(steps.row)) {
@@ -197,8 +205,9 @@ fn pair_cells(plane: &[bf16], steps: Steps, used: usize, pairs: &mut [u32]) {
     }
 }
 
-/// Pairs the gradients of windows that are neighbors in a row of `n_columns` windows, with the group's output channels in lanes.
-/// Zeros are the partner of the last window of an odd number, and fill incomplete vectors.
+/// Pairs the gradients of windows that are neighbors in a row of `n_columns` windows, with the
+/// group's output channels in lanes. Zeros are the partner of the last window of an odd number, and
+/// fill incomplete vectors.
 #[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
 fn pair_windows(grad: &[bf16], n_columns: usize, place: Place, pairs: &mut [Lanes]) {
     let mut pairs = pairs.iter_mut();
@@ -214,7 +223,8 @@ fn pair_windows(grad: &[bf16], n_columns: usize, place: Place, pairs: &mut [Lane
                         .copied()
                         .unwrap_or_else(|| std::array::from_fn(|l| cell.get(l).copied().unwrap_or_default())),
                 };
-                let (x, y) = (lanes(x), lanes(y));
+                let x = lanes(x);
+                let y = lanes(y);
                 if let Some(pairs) = pairs.next() {
                     *pairs = std::array::from_fn(|l| pair_of(x[l], y[l]));
                 }
@@ -223,8 +233,9 @@ fn pair_windows(grad: &[bf16], n_columns: usize, place: Place, pairs: &mut [Lane
     }
 }
 
-/// Adds to `gw` the sums of products of pairs of cells, `x`, and pairs of windows' gradients, `grad`. `sizes` are the rows of the
-/// output, the pairs of windows in each, and the output channels.
+/// Adds to `gw` the sums of products of pairs of cells, `x`, and pairs of windows' gradients,
+/// `grad`. `sizes` are the rows of the output, the pairs of windows in each, and the output
+/// channels.
 #[multiversion(targets(
     "x86_64+avx512f+avx512bw+avx512dq+avx512vl+avx512bf16",
     "x86_64+avx512f+avx512bw+avx512dq+avx512vl+fma",
@@ -298,14 +309,15 @@ mod tests {
         (0..n).map(|i| bf16::nearest((i as f32 * frequency).sin())).collect()
     }
 
-    /// Results without AVX512-BF16 or without fused multiply-add have the same bits as those with them, for rows of
-    /// every length and groups with an incomplete vector.
+    /// Results without AVX512-BF16 or without fused multiply-add have the same bits as those with
+    /// them, for rows of every length and groups with an incomplete vector.
     #[test]
     fn every_way_to_multiply_gives_the_same_bits() {
         for (width, [c, o]) in (1..20).map(|width| (width, [[8, 24], [16, 16], [24, 8]][width % 3])) {
             let geometry = Geometry::new(1, [3, width], [3, 3], 1 + width % 2, 1);
             let plane: Plane<bf16> = Plane::new([&geometry].into_iter(), c);
-            let (steps, [n_rows, n]) = (plane.steps(&geometry), geometry.output);
+            let steps = plane.steps(&geometry);
+            let [n_rows, n] = geometry.output;
             let place = Place { all: o + 8, first: 8, len: o };
             let x = numbers(plane.values.len(), 0.7);
             let mut weights = vec![Lanes::default(); 9 * c / 2 * o.div_ceil(N_LANES)];
@@ -327,16 +339,23 @@ mod tests {
                 row_by_multiply_adds(&x, &weights, steps, place, &mut y, multiply_add);
                 assert!(y == chosen, "rows of {width}, fused: {fused}");
                 assert!(y.chunks(place.all).all(|cell| cell[..8].iter().all(|y| *y == bf16::ZERO)));
-                let plus_pair = |sums, pair, lanes: &_| plus_pair(sums, pair, lanes, multiply_add);
                 let mut gradient = vec![0.0; 9 * c * o];
-                add_rows::<4>(&cell_pairs, &window_pairs, steps, sizes, &mut gradient, plus_pair);
+                add_rows::<4>(
+                    &cell_pairs,
+                    &window_pairs,
+                    steps,
+                    sizes,
+                    &mut gradient,
+                    |sums, pair, lanes: &_| plus_pair(sums, pair, lanes, multiply_add),
+                );
                 assert!(gradient == chosen_gradient, "rows of {width}, fused: {fused}");
             }
             assert!(chosen_gradient.iter().any(|sum| *sum != 0.0));
         }
     }
 
-    /// An infinity in a column that no window covers does not reach the gradient of an odd number of windows.
+    /// An infinity in a column that no window covers does not reach the gradient of an odd number
+    /// of windows.
     #[test]
     fn what_no_window_covers_does_not_matter() {
         let geometry = Geometry::new(1, [3, 3], [2, 2], 2, 0);

@@ -16,8 +16,9 @@ pub(in crate::ops) struct Part<'a, W: Clone> {
 }
 
 impl<W: Clone> Part<'_, W> {
-    /// Returns the rows of results in the image `y`, each from its first result to its last, and `place`, that of a group's channels
-    /// in neighboring cells, with the distance between the results.
+    /// Returns the rows of results in the image `y`, each from its first result to its last, and
+    /// `place`, that of a group's channels in neighboring cells, with the distance between the
+    /// results.
     pub(super) fn rows<'y, T>(
         &self,
         place: Place,

@@ -6,7 +6,8 @@ use crate::ops::conv::channels::Channels;
 use crate::ops::conv::geometry::Geometry;
 use crate::ops::number::Number;
 
-/// Channels in a vector of AVX2, in f32. A group's channels are a multiple of it, at most four times as many.
+/// Channels in a vector of AVX2, in f32. A group's channels are a multiple of it, at most four
+/// times as many.
 pub(super) const LANES: usize = 8;
 
 /// A group's channels of one image with its padding, `[rows, columns, C]`.
@@ -61,9 +62,12 @@ impl Place {
 }
 
 impl<E: Number> Plane<E> {
-    /// Creates a plane of zeros for images that windows of these `geometries`, which have the same input, go over.
+    /// Creates a plane of zeros for images that windows of these `geometries`, which have the same
+    /// input, go over.
     pub(super) fn new<'a>(geometries: impl Iterator<Item = &'a Geometry>, width: usize) -> Self {
-        let (mut padding, mut behind, mut image_columns) = ([0; 2], [0; 2], 0);
+        let mut padding = [0; 2];
+        let mut behind = [0; 2];
+        let mut image_columns = 0;
         for geometry in geometries {
             image_columns = geometry.input[1];
             for (axis, padded) in geometry.padded().into_iter().enumerate() {
@@ -112,7 +116,8 @@ fn fill_row<E: Number>(from: &[E], to: &mut [E], place: Place) {
     }
 }
 
-/// [`fill_row`] for groups of `N` channels. Arrays are copied by vector moves where slices would be by a call.
+/// [`fill_row`] for groups of `N` channels. Arrays are copied by vector moves where slices would be
+/// by a call.
 #[inline(always)]
 fn copy_cells<E: Number, const N: usize>(from: &[E], to: &mut [E], place: Place) {
     for (from, to) in from.chunks_exact(place.all).zip(to.as_chunks_mut::<N>().0) {

@@ -12,7 +12,8 @@ use crate::ops::number::{Number, wide};
 pub(super) fn convolve<W: Number>(x: &[f32], parts: &[Part<'_, W>], channels: Channels, y: &mut [f32]) {
     let Some(n_images) = parts.first().map(|part| part.geometry.n_images) else { return };
     let [c, o] = channels.each();
-    let (n_in, n_out) = (x.len() / n_images, y.len() / n_images);
+    let n_in = x.len() / n_images;
+    let n_out = y.len() / n_images;
     let mut plane = Plane::new(parts.iter().map(|part| &part.geometry), c);
     let weights: Vec<_> = parts.iter().map(|part| wide(&part.packed)).collect();
     for group in 0..channels.groups {
@@ -20,7 +21,8 @@ pub(super) fn convolve<W: Number>(x: &[f32], parts: &[Part<'_, W>], channels: Ch
         for (image, y) in x.chunks_exact(n_in).zip(y.chunks_exact_mut(n_out)) {
             plane.fill(image, from);
             for (part, weights) in parts.iter().zip(&weights) {
-                let (steps, n) = (plane.steps(&part.geometry), part.geometry.n_taps() * c * o);
+                let steps = plane.steps(&part.geometry);
+                let n = part.geometry.n_taps() * c * o;
                 for (row, (place, y)) in part.rows(to, y).enumerate() {
                     let weights = &weights[group * n..(group + 1) * n];
                     windows_of_row(plane.row_start(row, &part.geometry), weights, steps, place, y);
@@ -34,7 +36,8 @@ pub(super) fn convolve<W: Number>(x: &[f32], parts: &[Part<'_, W>], channels: Ch
 pub(super) fn weight_gradient(x: &[f32], grad: &[f32], channels: Channels, geometry: &Geometry) -> Vec<f32> {
     let [c, o] = channels.each();
     let mut gw = vec![0.0; channels.groups * geometry.n_taps() * c * o];
-    let (n_in, n_out) = (x.len() / geometry.n_images, grad.len() / geometry.n_images);
+    let n_in = x.len() / geometry.n_images;
+    let n_out = grad.len() / geometry.n_images;
     let mut plane = Plane::new([geometry].into_iter(), c);
     let steps = plane.steps(geometry);
     for (group, gw) in gw.chunks_exact_mut(geometry.n_taps() * c * o).enumerate() {
@@ -49,7 +52,8 @@ pub(super) fn weight_gradient(x: &[f32], grad: &[f32], channels: Channels, geome
     gw
 }
 
-/// Computes one row of the output, of the group's channels at `place`. `x` starts at the first row of its windows in the plane.
+/// Computes one row of the output, of the group's channels at `place`. `x` starts at the first row
+/// of its windows in the plane.
 #[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
 fn windows_of_row(x: &[f32], weights: &[f32], steps: Steps, place: Place, y: &mut [f32]) {
     let o = place.len;
@@ -117,7 +121,8 @@ fn block<const L: usize, const N: usize>(
     totals
 }
 
-/// Adds `Σ_k runs[i, k] · weights[k, l]` over `len` numbers of each run to `totals[i, l]`; rows of the weights are `stride` apart.
+/// Adds `Σ_k runs[i, k] · weights[k, l]` over `len` numbers of each run to `totals[i, l]`; rows of
+/// the weights are `stride` apart.
 #[inline(always)]
 fn add_products<const L: usize, const N: usize>(
     totals: &mut [[f32; L]; N],

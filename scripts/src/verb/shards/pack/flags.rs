@@ -22,19 +22,19 @@ pub(crate) struct Args {
     /// Largest number of samples of a shard.
     #[arg(long, default_value_t = 10_000)]
     pub(super) samples_per_shard: u64,
-    /// Largest size of a shard in bytes, by the lengths of the images' files; 0 for any size. With --urls, only the number of samples
-    /// counts.
+    /// Largest size of a shard in bytes, by the lengths of the images' files; 0 for any size. With
+    /// --urls, only the number of samples counts.
     #[arg(long, default_value_t = 1 << 30)]
     pub(super) bytes_per_shard: u64,
-    /// List that numbers the classes, one name per line: the classes.txt of another pack. Without it,
-    /// labels that are all numbers are kept, and names are numbered in alphabetical order.
+    /// List that numbers the classes, one name per line: the classes.txt of another pack. Without
+    /// it, labels that are all numbers are kept, and names are numbered in alphabetical order.
     #[arg(long)]
     pub(super) classes: Option<PathBuf>,
     /// Seed of the order in which samples are packed.
     #[arg(long, default_value_t = 0)]
     pub(super) seed: u64,
-    /// Join files that hold one band of an image each, such as tile.b02.tif and tile.b08.tif, into one sample: its channels in the order of
-    /// their names, in which numbers count by value.
+    /// Join files that hold one band of an image each, such as tile.b02.tif and tile.b08.tif, into
+    /// one sample: its channels in the order of their names, in which numbers count by value.
     #[arg(long, conflicts_with = "urls")]
     pub(super) bands: bool,
     /// End with one line of JSON.
@@ -68,7 +68,8 @@ pub(crate) struct WebFlags {
     /// Largest size of an image, in megabytes.
     #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u64).range(1..), requires = "urls", help_heading = "From the web")]
     pub(super) max_mb: u64,
-    /// Fetch images whose owners forbid it by an X-Robots-Tag (noai, noimageai, noindex, noimageindex, none).
+    /// Fetch images whose owners forbid it by an X-Robots-Tag (noai, noimageai, noindex,
+    /// noimageindex, none).
     #[arg(long, requires = "urls", help_heading = "From the web")]
     pub(super) ignore_opt_out: bool,
     /// Start over in a folder that holds the output of another pack, which is deleted.

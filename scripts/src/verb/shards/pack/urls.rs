@@ -1,9 +1,10 @@
 //! `ocelli shards pack --urls`: packs the images of a list of URLs into shards.
 //!
-//! Shard `k` holds the images of rows `[k·n, (k+1)·n)` that were fetched and can be decoded, in the order in which
-//! they arrived; the key of a sample is the number of its row in the order of `--seed`. Beside it is the list of rows that
-//! failed, with reasons, which can be packed again if the addresses have no passwords or signatures: these are left out. A job
-//! that was stopped continues with the shards that are missing.
+//! Shard `k` holds the images of rows `[k·n, (k+1)·n)` that were fetched and can be decoded, in the
+//! order in which they arrived; the key of a sample is the number of its row in the order of
+//! `--seed`. Beside it is the list of rows that failed, with reasons, which can be packed again if
+//! the addresses have no passwords or signatures: these are left out. A job that was stopped
+//! continues with the shards that are missing.
 
 use pipeline::secrets::address_without_secrets;
 use std::collections::BTreeMap;
@@ -37,7 +38,8 @@ use crate::shards::order::shuffle;
 use crate::shards::rewrite::claim;
 use crate::storage::jitter_seed;
 
-/// Shards that may be open at a time: a slow server keeps its shard open, but does not block all work.
+/// Shards that may be open at a time: a slow server keeps its shard open, but does not block all
+/// work.
 const OPEN_SHARDS: usize = 4;
 
 /// An image that was fetched.
@@ -134,7 +136,9 @@ fn fetch_all(args: &Args, rows: &[ListRow], classes: &Classes) -> anyhow::Result
     let (sender, results) = crossbeam::channel::bounded(n_threads);
     std::thread::scope(|scope| -> anyhow::Result<()> {
         for _ in 0..n_threads {
-            let (sender, queue, client) = (sender.clone(), &queue, &client);
+            let sender = sender.clone();
+            let queue = &queue;
+            let client = &client;
             scope.spawn(move || {
                 while let Some(turn) = queue.take() {
                     let number = turn.item;
@@ -155,7 +159,8 @@ fn fetch_all(args: &Args, rows: &[ListRow], classes: &Classes) -> anyhow::Result
             progress.set_message(format!("{} failed", writer.totals.n_failed));
             Ok(())
         });
-        // After an error the rest is not read: threads that wait for a row, or for the receiver, must end.
+        // After an error the rest is not read: threads that wait for a row, or for the receiver,
+        // must end.
         queue.close();
         drop(results);
         written
@@ -197,7 +202,8 @@ impl<'a> Writer<'a> {
         let n = args.samples_per_shard.max(1) as usize;
         let shards = args.parts.work().range(rows.len().div_ceil(n));
         let missing = shards.filter(|shard| !tar_of(args, *shard).exists()).collect();
-        let (open, totals) = (BTreeMap::new(), DownloadTotals::default());
+        let open = BTreeMap::new();
+        let totals = DownloadTotals::default();
         Self { args, rows, classes, n, missing, open, n_closed: 0, totals }
     }
 
@@ -282,7 +288,8 @@ fn write(
 }
 
 impl Open {
-    /// Finishes the shard. The list of failures comes first: a shard that has its name has its list.
+    /// Finishes the shard. The list of failures comes first: a shard that has its name has its
+    /// list.
     fn finish(self, list: &Path) -> anyhow::Result<()> {
         let text: String = self.failures.iter().flat_map(|row| [row.to_string(), "\n".into()]).collect();
         file::replace(list, text.as_bytes()).with_context(|| format!("cannot write {}", list.display()))?;
@@ -325,7 +332,8 @@ fn finish(
     took: Duration,
 ) -> anyhow::Result<ExitCode> {
     let n = args.samples_per_shard.max(1) as usize;
-    let (n_shards, work) = (n_rows.div_ceil(n), args.parts.work());
+    let n_shards = n_rows.div_ceil(n);
+    let work = args.parts.work();
     let shards = work.range(n_shards);
     // The rows of this command's share.
     let n_rows = n_rows.min(shards.end * n).saturating_sub(shards.start * n);
