@@ -13,6 +13,7 @@ pub mod engine;
 mod error;
 pub mod fixed;
 pub mod flight_recorder;
+pub mod launch;
 pub mod mesh;
 pub mod ordered;
 pub mod peers;

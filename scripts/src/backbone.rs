@@ -1,144 +1,32 @@
-//! Backbones with their weights, from a run, a checkpoint or a file of weights.
+//! Flags for the weights of a backbone, and its opening by them.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use anyhow::bail;
-use augment::{DecodeRules, Depth, Fill, NoData, PixelFormat};
-use kernels::device::Device;
-use networks::backbone::Readout;
-use networks::layout::UnitLayout;
-use networks::unit::Unit;
-use networks::{ModelConfig, NamedTensor, Network, NetworkError, Normalization};
-use trainer::checkpoint::{Checkpoint, Manifest, steps};
-use weights::{Hints, Library, Preprocessing, Pretrained};
+use augment::{Depth, Fill, NoData, PixelFormat};
+use networks::Normalization;
+use session::Backbone;
+use weights::{Hints, Library, Preprocessing};
 
-use crate::console::say;
-
-/// A backbone with its weights.
-pub(crate) struct Backbone {
-    pub(crate) model: ModelConfig,
-    pub(crate) tensors: Vec<NamedTensor>,
-    pub(crate) preprocessing: Preprocessing,
-    /// Name of the network within its run, or `weights`.
-    pub(crate) which: String,
-    /// Manifest of the checkpoint; a file of weights has none.
-    pub(crate) manifest: Option<Manifest>,
-    /// Name of the library that made the weights, or `ocelli`.
-    pub(crate) origin: &'static str,
-}
-
-impl Backbone {
-    /// Opens the backbone of the network `network` in `path`; by default, of the network that its
-    /// method evaluates.
-    pub(crate) fn open(path: &Path, flags: &WeightFlags, network: Option<&str>) -> anyhow::Result<Self> {
-        check_there(path)?;
-        if weights::is_weights(path) {
-            let Pretrained { model, mut preprocessing, tensors, which, origin, .. } =
-                flags.read(path, network)?;
-            flags.values.apply_to(&mut preprocessing)?;
-            return Ok(Self { model, tensors, preprocessing, which, manifest: None, origin });
-        }
-        flags.values.refuse_for_run(path)?;
-        // Opened once: a running job may write another checkpoint meanwhile.
-        let checkpoint = Checkpoint::open(path)?;
-        let read = checkpoint.backbone(network)?;
-        Ok(Self::of_checkpoint(checkpoint, read))
+/// Opens the backbone of the network `network` in `path`; by default, of the network that its method
+/// evaluates.
+pub(crate) fn open_backbone(
+    path: &Path,
+    flags: &WeightFlags,
+    network: Option<&str>,
+) -> anyhow::Result<Backbone> {
+    if flags.values.is_given() && path.exists() && !weights::is_weights(path) {
+        bail!(
+            "{} is a run, whose images are decoded as its recipe says (data.bits_used, data.no_data): --bits-used and --no-data are \
+             for weights of other programs",
+            path.display()
+        );
     }
-
-    /// Opens the evaluated network of the run or checkpoint in `path` with its heads, and with what
-    /// only its training uses.
-    pub(crate) fn open_with_heads(path: &Path) -> anyhow::Result<Self> {
-        check_there(path)?;
-        if weights::is_weights(path) {
-            bail!(
-                "{} holds a backbone without heads; heads are in the runs and checkpoints of this program",
-                path.display()
-            );
-        }
-        let checkpoint = Checkpoint::open(path)?;
-        let read = checkpoint.network(None)?;
-        Ok(Self::of_checkpoint(checkpoint, read))
+    let mut backbone = Backbone::open(path, &flags.hints(network))?;
+    if backbone.manifest.is_none() {
+        flags.values.apply_to(&mut backbone.preprocessing)?;
     }
-
-    /// Creates the backbone of `checkpoint` with the tensors, and the name of their network, that
-    /// were read from it.
-    fn of_checkpoint(checkpoint: Checkpoint, (tensors, which): (Vec<NamedTensor>, String)) -> Self {
-        let manifest = checkpoint.manifest;
-        let recipe = &manifest.plan.recipe;
-        let model = recipe.model.clone();
-        let pixels = recipe.data.pixels();
-        let mut preprocessing = Preprocessing::of_size(recipe.evaluated_px() as u32, pixels);
-        preprocessing.decoding = recipe.data.rules().decoding();
-        Self { model, tensors, preprocessing, which, manifest: Some(manifest), origin: "ocelli" }
-    }
-
-    /// Returns the shapes of the parameters that are not the backbone's, by name: those of heads,
-    /// if it was opened with them.
-    pub(crate) fn head_shapes(&self) -> BTreeMap<String, Vec<usize>> {
-        let units = self.model.masked_units(Readout::All).unwrap_or_else(|| self.model.units(Readout::All));
-        let backbone = param_names(units);
-        let heads = self.tensors.iter().filter(|tensor| !backbone.contains(&tensor.name));
-        heads.map(|tensor| (tensor.name.clone(), tensor.shape.clone())).collect()
-    }
-
-    /// Returns whether the weights have parameters that only training with masked patches uses, if
-    /// it was opened with them.
-    pub(crate) fn saw_masks(&self) -> bool {
-        let Some(masked) = self.model.masked_units(Readout::All) else { return false };
-        let masked = param_names(masked);
-        let plain = param_names(self.model.units(Readout::All));
-        self.tensors.iter().any(|tensor| masked.contains(&tensor.name) && !plain.contains(&tensor.name))
-    }
-
-    /// Returns the rules for decoding images: those of the run, or the usual ones in the format
-    /// that the weights take.
-    pub(crate) fn rules(&self) -> DecodeRules {
-        match &self.manifest {
-            Some(manifest) => manifest.plan.recipe.data.rules(),
-            None => self.preprocessing.decoding.rules(self.preprocessing.pixels.format()),
-        }
-    }
-
-    /// Returns the network with these weights on `device`.
-    pub(crate) fn network(&self, n_workers: usize, device: &Device) -> Result<Network, NetworkError> {
-        Network::new(&self.model, self.preprocessing.pixels.clone(), &self.tensors, n_workers, device)
-    }
-}
-
-/// Returns the names of the parameters of `units`.
-fn param_names(units: Vec<Box<dyn Unit>>) -> BTreeSet<String> {
-    let names =
-        |layout: UnitLayout| layout.params.iter().map(|slot| layout.full_name(slot)).collect::<Vec<_>>();
-    units.into_iter().flat_map(|unit| names(unit.layout(1))).collect()
-}
-
-/// Returns the configuration of the backbone in `path`, as [`Backbone::open`] finds it; prints
-/// nothing.
-pub(crate) fn model_of(path: &Path, flags: &WeightFlags) -> anyhow::Result<ModelConfig> {
-    check_there(path)?;
-    if weights::is_weights(path) {
-        Ok(weights::read(path, &flags.hints(None))?.model)
-    } else {
-        Ok(Checkpoint::open(path)?.manifest.plan.recipe.model)
-    }
-}
-
-/// Checks that `path` exists; the error about a removed checkpoint lists the remaining ones.
-fn check_there(path: &Path) -> anyhow::Result<()> {
-    let Err(error) = std::fs::metadata(path) else { return Ok(()) };
-    let others = path.parent().map(steps).unwrap_or_default();
-    let names: Vec<String> = others.iter().map(|(step, _)| step.to_string()).collect();
-    let error = anyhow::Error::from(error);
-    Err(if names.is_empty() {
-        error.context(format!("cannot open {}", path.display()))
-    } else {
-        error.context(format!(
-            "cannot open {}: available checkpoints: steps {}; older ones are removed (run.keep_checkpoints)",
-            path.display(),
-            names.join(", ")
-        ))
-    })
+    Ok(backbone)
 }
 
 /// Flags for facts that a file of weights may not state.
@@ -188,18 +76,6 @@ impl ValueFlags {
         Some(NoData { value: value.is_finite().then_some(value), fill })
     }
 
-    /// Refuses flags for a run, which states these choices.
-    fn refuse_for_run(&self, path: &Path) -> anyhow::Result<()> {
-        if self.is_given() {
-            bail!(
-                "{} is a run, whose images are decoded as its recipe says (data.bits_used, data.no_data): --bits-used and --no-data are \
-                 for weights of other programs",
-                path.display()
-            );
-        }
-        Ok(())
-    }
-
     /// Refuses flags that images of `format` have no use for.
     pub(crate) fn check(&self, format: PixelFormat) -> anyhow::Result<()> {
         if self.no_data.is_some() && format.is_rgb8() {
@@ -232,7 +108,8 @@ fn epsilon(text: &str) -> Result<f64, String> {
 }
 
 impl WeightFlags {
-    fn hints(&self, network: Option<&str>) -> Hints {
+    /// Returns the facts that the flags state, of the network `network` where a file has several.
+    pub(crate) fn hints(&self, network: Option<&str>) -> Hints {
         Hints {
             library: self.source,
             heads: self.heads,
@@ -241,15 +118,6 @@ impl WeightFlags {
             norm_epsilon: self.norm_epsilon,
             network: network.map(str::to_string),
         }
-    }
-
-    /// Reads the backbone in `path`; prints the assumptions that were made.
-    pub(crate) fn read(&self, path: &Path, network: Option<&str>) -> anyhow::Result<Pretrained> {
-        let read = weights::read(path, &self.hints(network))?;
-        for sentence in &read.assumed {
-            say(format!("note: {}: {sentence}", path.display()));
-        }
-        Ok(read)
     }
 }
 

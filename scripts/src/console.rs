@@ -6,6 +6,10 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use indicatif::ProgressBar;
 use serde_json::{Map, Value, json};
+use tracing::field::{Field, Visit};
+use tracing::{Event, Level, Subscriber};
+use tracing_subscriber::Layer;
+use tracing_subscriber::layer::Context;
 
 use crate::exit::OUTPUT_LOST;
 
@@ -137,6 +141,36 @@ fn write_line(line: &str, numbers: Map<String, Value>) {
     match ANIMATED.lock().unwrap_or_else(PoisonError::into_inner).as_ref() {
         Some(animated) => animated.suspend(write),
         None => write(),
+    }
+}
+
+/// Shows the events of libraries as messages of the program.
+pub(crate) struct Events;
+
+impl<S: Subscriber> Layer<S> for Events {
+    fn on_event(&self, event: &Event<'_>, _context: Context<'_, S>) {
+        let mut text = EventText(String::new());
+        event.record(&mut text);
+        let level = match *event.metadata().level() {
+            Level::ERROR => "error",
+            Level::WARN => "warning",
+            Level::INFO => "note",
+            Level::DEBUG | Level::TRACE => "detail",
+        };
+        say(format!("{level}: {}", text.0));
+    }
+}
+
+/// Text of an event: its message, and the fields that it has besides.
+struct EventText(String);
+
+impl Visit for EventText {
+    fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {
+        let text = match field.name() {
+            "message" => format!("{value:?}"),
+            name => format!(" {name}={value:?}"),
+        };
+        self.0.push_str(&text);
     }
 }
 

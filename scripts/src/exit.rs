@@ -7,8 +7,10 @@ use curate::CurateError;
 use eval::EvalError;
 use networks::NetworkError;
 use pipeline::PipelineError;
+use prep::PrepError;
 use ranks::EngineError;
 use report::ReportError;
+use session::SessionError;
 use trainer::TrainError;
 use weights::WeightsError;
 
@@ -30,6 +32,12 @@ pub(crate) const PREEMPTED: u8 = 143;
 /// Returns the exit code for `error`.
 pub(crate) fn code_of(error: &anyhow::Error) -> ExitCode {
     let code = error.chain().find_map(|cause| {
+        if let Some(error) = cause.downcast_ref::<SessionError>() {
+            return Some(of_session(error));
+        }
+        if let Some(error) = cause.downcast_ref::<PrepError>() {
+            return Some(of_prep(error));
+        }
         if let Some(error) = cause.downcast_ref::<TrainError>() {
             return Some(of_train(error));
         }
@@ -59,6 +67,59 @@ pub(crate) fn code_of(error: &anyhow::Error) -> ExitCode {
     });
     // Errors without a type of their own come from the flags.
     ExitCode::from(code.unwrap_or(CONFIGURATION))
+}
+
+fn of_session(error: &SessionError) -> u8 {
+    match error {
+        SessionError::Ranks(error) => of_engine(error),
+        SessionError::Prep(error) => of_prep(error),
+        SessionError::Data(error) => of_pipeline(error),
+        SessionError::Weights(error) => of_weights(error),
+        SessionError::Train(error) => of_train(error),
+        SessionError::InitialHeads { source } => of_session(source),
+        SessionError::Io { .. } | SessionError::CheckpointRemoved { .. } | SessionError::ForkCopy { .. } => {
+            DATA
+        }
+        SessionError::NoShards
+        | SessionError::NoHeads { .. }
+        | SessionError::NoBackbone
+        | SessionError::NoInitialWeights { .. }
+        | SessionError::BeganWithWeights { .. }
+        | SessionError::BeganWithHeads { .. }
+        | SessionError::DoesNotFit { .. }
+        | SessionError::OtherWeights { .. }
+        | SessionError::ForkNotStarted { .. }
+        | SessionError::ForkOccupied { .. }
+        | SessionError::ForkChannels { .. }
+        | SessionError::ForkPositions { .. }
+        | SessionError::FrozenUnnamed { .. }
+        | SessionError::Frozen { .. }
+        | SessionError::FrozenDepth { .. }
+        | SessionError::FrozenChanged { .. }
+        | SessionError::Sources { .. }
+        | SessionError::ImageWeight { .. }
+        | SessionError::NoImageWeights { .. }
+        | SessionError::DeviceType { .. }
+        | SessionError::Groups { .. }
+        | SessionError::Kernels { .. }
+        | SessionError::Launch(_)
+        | SessionError::Device(_) => CONFIGURATION,
+    }
+}
+
+fn of_prep(error: &PrepError) -> u8 {
+    match error {
+        PrepError::Data(error) => of_pipeline(error),
+        PrepError::Io { .. } | PrepError::Walk { .. } | PrepError::Table { .. } => DATA,
+        PrepError::Line { .. }
+        | PrepError::Missing { .. }
+        | PrepError::NotImages { .. }
+        | PrepError::NotRegular { .. }
+        | PrepError::NoColumn { .. }
+        | PrepError::NoImageColumn { .. }
+        | PrepError::EmptyColumn { .. }
+        | PrepError::SeveralValues { .. } => CONFIGURATION,
+    }
 }
 
 fn of_eval(error: &EvalError) -> u8 {

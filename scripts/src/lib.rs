@@ -13,7 +13,6 @@ mod curation;
 mod evaluation;
 mod exit;
 mod forecast;
-mod frozen;
 mod initial;
 mod memory;
 mod mlflow;
@@ -107,14 +106,9 @@ pub fn main() -> ExitCode {
         console::say(format!("error: {error}"));
         return ExitCode::from(exit::CONFIGURATION);
     }
-    let usual = if cli.console.verbose { LevelFilter::INFO } else { LevelFilter::WARN };
     let asked = std::env::var("OCELLI_LOG").ok().and_then(|text| text.parse::<Targets>().ok());
-    let filter = asked.unwrap_or_else(|| Targets::new().with_default(usual));
-    let lines =
-        tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_target(false).without_time();
-    // Otherwise it would panic if standard error is closed.
-    let lines = lines.log_internal_errors(false);
-    tracing_subscriber::registry().with(lines.with_filter(filter)).init();
+    let filter = asked.unwrap_or_else(|| default_filter(cli.console.verbose));
+    tracing_subscriber::registry().with(console::Events.with_filter(filter)).init();
     // Every shard is an open file, and the usual limit is 1,024. Where it cannot be raised, the
     // open that fails says so.
     let _ = rlimit::increase_nofile_limit(u64::MAX);
@@ -148,6 +142,16 @@ pub fn main() -> ExitCode {
     }
 }
 
+/// Returns the events that are shown: warnings, with notes about data and sessions, and all notes if
+/// the program is verbose.
+fn default_filter(is_verbose: bool) -> Targets {
+    if is_verbose {
+        return Targets::new().with_default(LevelFilter::INFO);
+    }
+    let filter = Targets::new().with_default(LevelFilter::WARN);
+    filter.with_target("prep", LevelFilter::INFO).with_target("session", LevelFilter::INFO)
+}
+
 /// Makes the program end with a message where the system lets it start no more threads: the
 /// libraries panic there, in any of them.
 fn end_where_no_thread_starts() {
@@ -170,7 +174,7 @@ fn end_where_no_thread_starts() {
 /// Checks that the process has enough address space for its threads and their memory.
 fn enough_address_space() -> Result<(), String> {
     const LEAST_BYTES: f64 = 1e9;
-    match cluster::machine::address_space_bytes() {
+    match session::machine::address_space_bytes() {
         Some(bytes) if bytes < LEAST_BYTES => Err(format!(
             "this process may have {:.2} GB of addresses (ulimit -v), and {:.0} GB are the least that it works with",
             bytes / 1e9,

@@ -14,14 +14,15 @@ use anyhow::{Context, bail};
 use pipeline::identity::FileStamp;
 use pipeline::shard::sidecar;
 use pipeline::url::ShardUrl;
-use pipeline::{Source, file};
+use pipeline::{Shard, Source, file};
+use prep::open::Inputs;
 use rayon::prelude::*;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use crate::cluster::launch::Launch;
 use crate::console::say;
+use ranks::launch::Launch;
 
 /// Flags of a verb that can be run in parts.
 #[derive(clap::Args, Clone, Copy)]
@@ -283,6 +284,18 @@ pub(crate) fn file_identity(path: &Path) -> Value {
     }
     let stamp = fs::metadata(path).ok().map(|about| FileStamp::of(&about).to_string());
     json!([name, stamp])
+}
+
+/// Opens the images of the folders among `inputs`, for `work`, of which parts are made of shards
+/// alone.
+///
+/// # Errors
+/// If a job in parts has a folder of images.
+pub(crate) fn open_folders(inputs: &Inputs, work: Work) -> anyhow::Result<Vec<Shard>> {
+    if let (Some(folder), Work::Part(_) | Work::Join(_)) = (inputs.folders.first(), work) {
+        bail!("{folder} is a folder of images, which is not divided into parts: pack it, or do it whole");
+    }
+    Ok(inputs.open_folders()?)
 }
 
 /// Returns the folder of parts' results, which a job in parts needs.

@@ -5,11 +5,10 @@ use std::io::Read;
 use anyhow::{Context, bail};
 use networks::ModelConfig;
 use pipeline::url::contains_command;
+use session::{Initial, initial_model, open_frozen};
 use trainer::Recipe;
 
 use crate::console::say;
-use crate::frozen;
-use crate::initial::{self, InitialFlags};
 
 /// Recipes that ship with the program, by name.
 pub(crate) const BUILT_IN: [(&str, &str); 39] = [
@@ -59,7 +58,9 @@ const MAX_BYTES: u64 = 1 << 20;
 
 /// Loads the recipe called `name`, or the file `name`, and applies the `--set` entries.
 pub(crate) fn load(name: &str, overrides: &[String]) -> anyhow::Result<Recipe> {
-    load_with_model(name, overrides, |weights| initial::model(&InitialFlags::default(), None, weights))
+    load_with_model(name, overrides, |weights| {
+        initial_model(&Initial::default(), None, weights).map_err(|error| error.to_string())
+    })
 }
 
 /// Loads a recipe as [`load`]. `model` returns the backbone of the weights that a run starts with,
@@ -67,12 +68,10 @@ pub(crate) fn load(name: &str, overrides: &[String]) -> anyhow::Result<Recipe> {
 pub(crate) fn load_with_model(
     name: &str,
     overrides: &[String],
-    model: impl Fn(Option<&str>) -> anyhow::Result<ModelConfig>,
+    model: impl Fn(Option<&str>) -> Result<ModelConfig, String>,
 ) -> anyhow::Result<Recipe> {
     let text = text_of(name)?;
-    Ok(Recipe::parse_with_model(&text, name, overrides, |weights: Option<&str>| {
-        model(weights).map_err(|error| format!("{error:#}"))
-    })?)
+    Ok(Recipe::parse_with_model(&text, name, overrides, model)?)
 }
 
 /// Reads the text of the recipe called `name`, or of the file `name`.
@@ -120,7 +119,7 @@ pub(crate) fn load_for_bench(
             "note: the recipe's views have one of several sizes in each batch (views.mix); the first of them is measured",
         );
     }
-    frozen::open(&mut recipe, None)?;
+    open_frozen(&mut recipe, None)?;
     let is_set = overrides.iter().any(|entry| entry.starts_with("optim.batch_size"));
     if let Some(batch) = batch.or((!is_set).then_some(usual)) {
         recipe.optim.batch_size = batch;
@@ -135,6 +134,7 @@ pub(crate) fn load_for_bench(
 
 #[cfg(test)]
 mod tests {
+    use session::SessionError;
 
     use super::*;
 
@@ -152,8 +152,10 @@ mod tests {
             assert_eq!(recipe.name, name);
             let mut frozen = recipe.clone();
             if !frozen.method.frozen().is_empty() {
-                let error = crate::frozen::open(&mut frozen, None).err().unwrap().to_string();
-                assert!(error.contains("give --set method.teacher.weights=RUN"), "{name}: {error}");
+                let error = open_frozen(&mut frozen, None).err().unwrap();
+                let is_unnamed =
+                    matches!(&error, SessionError::FrozenUnnamed { key } if key == "method.teacher.weights");
+                assert!(is_unnamed, "{name}: {error}");
                 continue;
             }
             let plan = trainer::resolve(recipe, 1 << 20).unwrap();

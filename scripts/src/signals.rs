@@ -14,19 +14,19 @@ const INTERRUPTED: i32 = 130;
 
 /// Signal handlers of a run.
 pub(crate) struct Signals {
-    /// Flag that is set by the first signal that asks the run to stop.
-    pub(crate) stop: Arc<AtomicBool>,
     /// Flag that is set while there is nothing to save: then a signal ends the program at once, as
     /// by default.
     idle: Arc<AtomicBool>,
 }
 
 impl Signals {
-    /// Registers the handlers; there is nothing to save yet. `answer` is called at the first
+    /// Registers the handlers, which set `stop`; there is nothing to save yet. `answer` is called at the first
     /// interrupt from the keyboard with `true`, and at the second, which ends the program at once,
     /// with `false`.
-    pub(crate) fn listen(answer: impl Fn(bool) + Send + 'static) -> std::io::Result<Self> {
-        let stop = Arc::new(AtomicBool::new(false));
+    pub(crate) fn listen(
+        stop: Arc<AtomicBool>,
+        answer: impl Fn(bool) + Send + 'static,
+    ) -> std::io::Result<Self> {
         let idle = Arc::new(AtomicBool::new(true));
         for signal in ASKING.into_iter().filter(|signal| !is_ignored(*signal)) {
             signal_hook::flag::register_conditional_default(signal, Arc::clone(&idle))?;
@@ -44,7 +44,7 @@ impl Signals {
                 }
             })?;
         }
-        Ok(Self { stop, idle })
+        Ok(Self { idle })
     }
 
     /// Returns a function to call when training begins, after which there is something to save.

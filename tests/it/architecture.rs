@@ -8,31 +8,37 @@ use crate::sources::Crate;
 
 /// Members of the workspace, each with its folder and its allowed dependencies, as drawn in
 /// ARCHITECTURE.md.
-const ARROWS: [(&str, &str, &[&str]); 12] = [
+const ARROWS: [(&str, &str, &[&str]); 14] = [
     ("pipeline", "pipeline", &[]),
     ("augment", "augment", &[]),
+    ("prep", "prep", &["pipeline", "augment"]),
     ("kernels", "kernels", &[]),
     ("ranks", "ranks", &["kernels"]),
     ("networks", "networks", &["augment", "kernels"]),
     ("trainer", "trainer", &["pipeline", "augment", "kernels", "ranks", "networks"]),
     ("eval", "eval", &["pipeline", "augment", "kernels", "networks"]),
     ("curate", "curate", &["kernels", "ranks"]),
-    ("report", "report", &["pipeline", "augment", "kernels", "networks", "trainer", "eval"]),
     ("weights", "weights", &["pipeline", "augment", "networks"]),
+    (
+        "session",
+        "session",
+        &["pipeline", "augment", "prep", "kernels", "ranks", "networks", "trainer", "weights"],
+    ),
+    ("report", "report", &["pipeline", "augment", "kernels", "networks", "trainer", "eval"]),
     (
         "scripts",
         "scripts",
         &[
-            "pipeline", "augment", "kernels", "ranks", "networks", "trainer", "eval", "curate", "report",
-            "weights",
+            "pipeline", "augment", "prep", "kernels", "ranks", "networks", "trainer", "eval", "curate",
+            "weights", "session", "report",
         ],
     ),
     (
         "tests",
         "tests",
         &[
-            "pipeline", "augment", "kernels", "ranks", "networks", "trainer", "eval", "curate", "report",
-            "weights", "scripts",
+            "pipeline", "augment", "prep", "kernels", "ranks", "networks", "trainer", "eval", "curate",
+            "weights", "session", "report", "scripts",
         ],
     ),
 ];
@@ -110,7 +116,8 @@ fn the_data_path_knows_nothing_of_tensors() {
 fn no_file_uses_itself_by_way_of_others() {
     for krate in crates() {
         let edges = krate.uses_between_files();
-        assert!(krate.files.len() < 8 || edges.len() > 8, "{} has no uses to speak of", krate.name);
+        let n_edges: usize = edges.values().map(BTreeSet::len).sum();
+        assert!(2 * n_edges >= krate.files.len(), "only {n_edges} uses are found in {}", krate.name);
         assert_eq!(circle(&edges), None, "a circle of files in {}", krate.name);
     }
 }
@@ -158,51 +165,6 @@ fn arrows_between_the_trainers_folders_are_as_drawn() {
             );
         }
     }
-}
-
-#[test]
-fn the_root_of_the_trainer_holds_nothing_but_its_table_of_contents() {
-    let trainer = Crate::read("trainer", &root().join("trainer/src"));
-    let at_root: Vec<&str> =
-        trainer.files.iter().map(|file| file.path.as_str()).filter(|path| !path.contains('/')).collect();
-    assert_eq!(at_root, ["error.rs", "lib.rs", "schedule.rs"]);
-}
-
-/// A type that is defined in a crate has its methods in one file.
-#[test]
-fn the_impl_of_a_type_is_in_one_file() {
-    for krate in crates() {
-        let mut files = BTreeMap::<&str, BTreeSet<&str>>::new();
-        for file in &krate.files {
-            for name in &file.inherent_impls {
-                files.entry(name).or_default().insert(&file.path);
-            }
-        }
-        let spread: Vec<_> = files.iter().filter(|(_, files)| files.len() > 1).collect();
-        // Types of the same name in different files are not one type.
-        let spread: Vec<_> = spread.into_iter().filter(|(name, _)| krate.n_definitions(name) < 2).collect();
-        assert!(spread.is_empty(), "{}: {spread:?}", krate.name);
-    }
-}
-
-/// First words of doc lines that leave their noun to be guessed.
-const VAGUE_FIRST_WORDS: [&str; 8] = ["Of", "Those", "That of", "Who", "Whose", "What", "Where", "Which"];
-
-#[test]
-fn doc_lines_name_what_they_are_about() {
-    let is_riddle = |line: &&str| {
-        let text = line.trim_start().strip_prefix("/// ").or(line.strip_prefix("//! "));
-        text.is_some_and(|text| VAGUE_FIRST_WORDS.iter().any(|word| text.starts_with(&format!("{word} "))))
-    };
-    assert!(is_riddle(&"    /// Those of the file.") && !is_riddle(&"/// Offset of the file."));
-    let mut riddles = Vec::new();
-    for krate in crates().into_iter().chain([Crate::read("tests", &root().join("tests/it"))]) {
-        for file in &krate.files {
-            let found = file.text.lines().filter(is_riddle);
-            riddles.extend(found.map(|line| format!("{}/{}: {}", krate.name, file.path, line.trim())));
-        }
-    }
-    assert!(riddles.is_empty(), "{riddles:#?}");
 }
 
 /// Only the program prints.

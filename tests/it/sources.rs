@@ -7,9 +7,9 @@ use proc_macro2::{Delimiter, TokenStream, TokenTree};
 use syn::visit::{self, Visit};
 
 /// Crates of this workspace.
-const MEMBERS: [&str; 11] = [
-    "pipeline", "augment", "kernels", "ranks", "networks", "trainer", "eval", "curate", "report", "weights",
-    "scripts",
+const MEMBERS: [&str; 13] = [
+    "pipeline", "augment", "prep", "kernels", "ranks", "networks", "trainer", "eval", "curate", "weights",
+    "session", "report", "scripts",
 ];
 
 /// Conditions of code that is compiled only for tests.
@@ -37,7 +37,6 @@ pub(crate) struct File {
     /// Modules that it re-exports completely: `pub use a::b::*`.
     open_exports: Vec<String>,
     definitions: BTreeSet<String>,
-    pub(crate) inherent_impls: BTreeSet<String>,
     /// Words of its names and string literals, in lower case; comments are left out.
     pub(crate) words: BTreeSet<String>,
     public_modules: Vec<String>,
@@ -78,11 +77,6 @@ impl Crate {
     /// Paths of its public modules.
     pub(crate) fn public_modules(&self) -> impl Iterator<Item = &String> {
         self.files.iter().flat_map(|file| &file.public_modules)
-    }
-
-    /// Returns the number of files that define a type of this name.
-    pub(crate) fn n_definitions(&self, name: &str) -> usize {
-        self.files.iter().filter(|file| file.definitions.contains(name)).count()
     }
 
     /// Returns the file that defines the item at `path`, if it belongs to this crate.
@@ -138,7 +132,6 @@ impl File {
             exports: BTreeMap::new(),
             open_exports: Vec::new(),
             definitions: BTreeSet::new(),
-            inherent_impls: BTreeSet::new(),
             words: BTreeSet::new(),
             public_modules: Vec::new(),
             path,
@@ -317,20 +310,6 @@ impl<'ast> Visit<'ast> for Reader<'_> {
         }
         self.file.definitions.insert(item.sig.ident.to_string());
         visit::visit_item_fn(self, item);
-    }
-
-    fn visit_impl_item_fn(&mut self, item: &'ast syn::ImplItemFn) {
-        visit::visit_impl_item_fn(self, item);
-    }
-
-    fn visit_item_impl(&mut self, item: &'ast syn::ItemImpl) {
-        if item.trait_.is_none()
-            && let syn::Type::Path(path) = &*item.self_ty
-            && let Some(last) = path.path.segments.last()
-        {
-            self.file.inherent_impls.insert(last.ident.to_string());
-        }
-        visit::visit_item_impl(self, item);
     }
 
     fn visit_item(&mut self, item: &'ast syn::Item) {

@@ -1,15 +1,17 @@
 //! Flags for the device and the engine, which several verbs share.
-use anyhow::bail;
 use kernels::device::{DeviceChoice, DeviceError, DeviceKind, Opened};
 use kernels::ops::product_reports;
 use kernels::products::{self, Checked, ProductReport};
 use ranks::engine::EngineChoice;
-use ranks::wire::Wire;
+use ranks::launch::{Launch, LaunchError};
 use trainer::Plan;
-use trainer::step::precision::Precision;
 
-use super::launch::Launch;
 use crate::console::say;
+
+/// Reads the position of this process among the ranks of its launch from the environment.
+pub(crate) fn launch() -> Result<Launch, LaunchError> {
+    Launch::from_variables(&|name| std::env::var(name).ok())
+}
 
 /// Flags for the device and the engine.
 #[derive(Debug, Clone, Default, clap::Args)]
@@ -45,19 +47,6 @@ impl DeviceFlag {
     pub(crate) fn open(&self) -> anyhow::Result<Opened> {
         open(self.device, &Launch::ALONE)
     }
-}
-
-/// Checks that `device` supports the types in which `plan` computes and communicates.
-pub(crate) fn check(plan: &Plan, device: &Opened) -> anyhow::Result<()> {
-    let Precision { compute, memory: _, gather, reduce, head_gather, head_reduce } =
-        plan.recipe.optim.precision;
-    let types = [gather, reduce, head_gather, head_reduce].map(Wire::dtype);
-    for dtype in [&types[..], &[compute.dtype()]].concat() {
-        if !device.device.supports_dtype(dtype) {
-            bail!("{} does not know {}: set optim.precision to something else", device.name, dtype.name());
-        }
-    }
-    Ok(())
 }
 
 /// Chooses the kernels that `plan` asks for, and prints what is not as asked.

@@ -14,9 +14,9 @@ use super::content::content_of;
 use super::progress::Bars;
 use super::ranks::together;
 use super::saved::{read, read_centers, write};
-use crate::cluster::machine::available_bytes;
 use crate::console::say;
 use crate::progress::stretch;
+use session::machine::available_bytes;
 
 /// File of the clusters in an output folder.
 pub(crate) const FILE: &str = "clusters.safetensors";

@@ -12,8 +12,8 @@ use serde_json::{Value, json};
 use super::input::{Input, InputFlags};
 use super::output::OutputFlags;
 use super::ranks::together;
-use crate::cluster::launch::Launch;
 use crate::parts::{Part, PartFlags, PartResults, Work};
+use ranks::launch::Launch;
 
 /// Returns the share of the work that `parts` asks for.
 ///

@@ -7,7 +7,7 @@ use anyhow::bail;
 use curate::clusters::Tree;
 use eval::features::file::ImageName;
 
-use crate::shards::column::Column;
+use prep::column::Column;
 
 /// Name of the group of images that have no value in the column.
 const NONE: &str = "(none)";
@@ -29,7 +29,7 @@ pub(crate) fn groups(
             names
                 .iter()
                 .map(|name| {
-                    let value = list.of(name.shard.as_deref(), &name.key)?;
+                    let value = list.value(name.shard.as_deref(), &name.key)?;
                     Ok(value.unwrap_or(NONE).to_string())
                 })
                 .collect::<anyhow::Result<_>>()?

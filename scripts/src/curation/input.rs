@@ -14,13 +14,13 @@ use serde_json::{Value, json};
 
 use super::match_images::matched;
 use crate::cluster::compute;
-use crate::cluster::launch::Launch;
 use crate::evaluation::flags::{CacheFlags, StageBar};
 use crate::evaluation::network::NetworkFlags;
 use crate::evaluation::scores::set_name;
 use crate::parts::file_identity;
 use crate::shards::classes::with_names;
-use crate::shards::open::open_dataset;
+use prep::open::open_dataset;
+use ranks::launch::Launch;
 
 /// Flags for features and their images.
 #[derive(clap::Args)]

@@ -7,7 +7,7 @@ use anyhow::bail;
 use eval::features::file::ImageName;
 use pipeline::{Dataset, SampleId};
 
-use crate::shards::keys::Keys;
+use prep::keys::Keys;
 
 /// Returns the sample of each of `names` in `dataset`: by key, and by shard where a name has one.
 /// Names without a shard may be files of a folder, whose keys are made from them.
@@ -25,7 +25,7 @@ pub(super) fn matched(dataset: &Dataset, names: &[ImageName]) -> anyhow::Result<
             None => {
                 // Keys are numbered in the order of the files, as they were when the folder was
                 // opened.
-                let key = keys.of(&name.key);
+                let key = keys.unique(&name.key);
                 by_key.get(&name.key).or_else(|| by_key.get(&key)).cloned().unwrap_or_default()
             }
         };

@@ -8,7 +8,7 @@ use kernels::rows::Rows;
 use pipeline::Storage;
 
 use super::input::{Input, InputFlags, read_features};
-use crate::cluster::launch::Launch;
+use ranks::launch::Launch;
 
 /// Flags for the other images.
 #[derive(clap::Args)]

@@ -12,15 +12,15 @@ use serde_json::{Map, Value, json};
 
 use super::clusters;
 use super::input::{Images, Input};
-use crate::cluster::launch::Launch;
 use crate::parts::Work;
 use crate::progress::bar;
 use crate::shards::classes::copy_classes;
 use crate::shards::hold::{Held, hold_for};
 use crate::shards::names::shard_list;
-use crate::shards::open::is_folder_of_images;
 use crate::shards::rewrite::claim;
 use crate::shards::samples::{LimitFlags, check_keys, write_samples};
+use prep::open::is_folder_of_images;
+use ranks::launch::Launch;
 
 /// List of all images, one line each.
 pub(crate) const LIST: &str = "list.jsonl";

@@ -6,8 +6,8 @@ use ranks::communicator::Communicator;
 use trainer::recipe::RunConfig;
 
 use crate::cluster::compute::ComputeFlags;
-use crate::cluster::launch::Launch;
-use crate::cluster::start;
+use ranks::launch::Launch;
+use session::connect;
 
 /// Connects the ranks of `launch`.
 pub(crate) fn connect(launch: &Launch, compute: &ComputeFlags) -> anyhow::Result<Communicator> {
@@ -17,7 +17,7 @@ pub(crate) fn connect(launch: &Launch, compute: &ComputeFlags) -> anyhow::Result
     let device = compute.open(launch)?;
     // One rank may look at images, or compare a large cell, while others wait for it.
     let run = RunConfig { deadline_s: 24 * 3600, ..RunConfig::default() };
-    start::connect(launch, &run, &device, compute.engine)
+    Ok(connect::connect(launch, &run, &device, compute.engine)?)
 }
 
 /// Ends the work of all ranks when the first one has `written` the result: a launcher may end those
@@ -30,5 +30,5 @@ pub(crate) fn finish(ranks: Communicator, written: anyhow::Result<()>) -> anyhow
 
 /// Returns what this rank has done, if no rank has failed. All ranks call it.
 pub(crate) fn together<T>(ranks: &Communicator, done: anyhow::Result<T>) -> anyhow::Result<T> {
-    start::all_ready(ranks, done)
+    connect::all_ready(ranks, done)
 }

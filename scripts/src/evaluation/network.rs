@@ -9,8 +9,10 @@ use report::NetworkInfo;
 use serde_json::{Value, json};
 use trainer::checkpoint::Manifest;
 
-use crate::backbone::{Backbone, WeightFlags};
-use crate::cluster::machine;
+use session::Backbone;
+
+use crate::backbone::{WeightFlags, open_backbone};
+use session::machine;
 
 /// Flags for the choice of the network and for its preprocessing.
 #[derive(Default, clap::Args)]
@@ -46,7 +48,7 @@ pub(crate) struct OpenNetwork {
 impl NetworkFlags {
     /// Opens the network in `path` (a run, a checkpoint or weights) on `device`.
     pub(crate) fn open(&self, path: &Path, device: &Device) -> anyhow::Result<OpenNetwork> {
-        let backbone = Backbone::open(path, &self.weights, self.network.as_deref())?;
+        let backbone = open_backbone(path, &self.weights, self.network.as_deref())?;
         let network = backbone.network(0, device)?;
         let usual = backbone.preprocessing.transform;
         let transform = self.transform(usual, network.model.stride_px())?;

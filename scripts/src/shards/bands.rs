@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use pipeline::shard::image::is_band;
 
-use super::files::{Beside, SampleFile, beside, extension};
+use prep::files::{SampleFile, Sidecars, extension, read_sidecars};
 
 /// File of a sample's image, with its extension in the shard.
 pub(crate) struct BandFile {
@@ -48,7 +48,8 @@ pub(crate) fn joined(entries: Vec<SampleFile>) -> anyhow::Result<Vec<Sample>> {
             continue;
         }
         let format = extension(&entry.path).unwrap_or_default();
-        let Beside { class, columns, .. } = beside(&entry.path.with_extension("").with_extension(&format))?;
+        let Sidecars { class, columns, .. } =
+            read_sidecars(&entry.path.with_extension("").with_extension(&format))?;
         let mut entry =
             SampleFile { name: format!("{common}.{format}"), class: class.or(entry.class), ..entry };
         entry.columns.extend(columns);

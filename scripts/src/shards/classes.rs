@@ -8,8 +8,8 @@ use eval::ImageSet;
 use pipeline::url::ShardUrl;
 use pipeline::{Dataset, SampleId, Source, Storage};
 
-use super::open::is_folder_of_images;
 use crate::console::say;
+use prep::open::is_folder_of_images;
 
 /// Name of the list of class names beside shards.
 const LIST: &str = "classes.txt";

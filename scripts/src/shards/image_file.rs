@@ -12,7 +12,7 @@ use image::{DynamicImage, ImageFormat};
 use pipeline::shard::IMAGE_EXTENSIONS;
 
 use super::bands::Sample;
-use super::files::{CONVERTED, extension};
+use prep::files::{CONVERTED, extension};
 
 /// Reads the files of the image of `sample`: extension in the shard, and bytes.
 pub(super) fn files_of(sample: &Sample) -> anyhow::Result<Vec<(String, Vec<u8>)>> {

@@ -23,17 +23,17 @@ use serde_json::{Map, Value, json};
 use super::bands::{Sample, joined};
 use super::bits::{BitsSeen, N_LOOKED_AT, say_of};
 use super::classes::{Classes, write_classes};
-use super::files::{
-    FoundFiles, SIDECAR_EXTENSIONS, SampleFile, entries, extension, extensions, print_skipped,
-};
 use super::hold::hold_for;
 use super::image_file::files_of;
-use super::keys::Keys;
-use super::order::shuffle;
 use super::pack_job::{Contents, PackJob, claim, mark_of, path_of};
 use crate::console::say;
 use crate::parts::Work;
 use crate::progress::bar;
+use prep::files::{
+    FoundFiles, SIDECAR_EXTENSIONS, SampleFile, extension, extensions, find_images, report_skipped,
+};
+use prep::keys::Keys;
+use prep::order::shuffle;
 
 /// Images that are read, on all cores, before they are written.
 const CHUNK: usize = 64;
@@ -70,7 +70,7 @@ pub(crate) struct Noticed {
 impl Packed {
     /// Prints what was left out.
     pub(crate) fn tell(&self) {
-        print_skipped(&self.skipped);
+        report_skipped(&self.skipped);
         if let Some((list, n)) = &self.failures {
             say(format!("warning: {n} images could not be packed: see {}", list.display()));
         }
@@ -130,7 +130,7 @@ fn nothing(job: &PackJob<'_>) -> PipelineError {
 
 /// Finds the samples of `job`, and the numbers of other files by extension.
 fn samples(job: &PackJob<'_>) -> anyhow::Result<(Vec<Sample>, BTreeMap<String, usize>)> {
-    let FoundFiles { entries, mut skipped } = entries(job.input, job.columns)?;
+    let FoundFiles { entries, mut skipped } = find_images(job.input, job.columns)?;
     if !job.joins_bands {
         return Ok((entries.into_iter().map(Sample::from).collect(), skipped));
     }
@@ -150,7 +150,7 @@ fn contents(
     // Keys in the order of the list, for any seed.
     let mut keys = Keys::default();
     let mut samples: Vec<(String, Sample)> =
-        entries.into_iter().map(|sample| (keys.of(&sample.entry.name), sample)).collect();
+        entries.into_iter().map(|sample| (keys.unique(&sample.entry.name), sample)).collect();
     shuffle(&mut samples, job.seed);
     let sizes_bytes: Vec<u64> = samples
         .par_iter()

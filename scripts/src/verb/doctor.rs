@@ -20,8 +20,10 @@ use ranks::conformance::{CheckContext, ConformanceError};
 use ranks::engine::{self, Engine, EngineChoice, Solo, connectors};
 use trainer::estimate::LONG_MESSAGE_BYTES;
 
-use crate::cluster::launch::Launch;
-use crate::cluster::{compute, machine, start};
+use ranks::launch::Launch;
+use session::{connect, machine};
+
+use crate::cluster::compute;
 use crate::exit::CHECK_FAILED;
 
 /// Bytes that are written to measure the speed of a disk.
@@ -53,7 +55,7 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
-    let launch = Launch::from_env()?;
+    let launch = compute::launch()?;
     if !args.fabric && launch.rank == 0 {
         print_machine(&args.folder);
     }
@@ -78,7 +80,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     std::thread::spawn(move || {
         let engine = match (launch.world_size, choice) {
             (1, EngineChoice::Auto) => Ok(Box::new(Solo) as Box<dyn Engine>),
-            _ => engine::start(&start::site(&launch, &device, deadline, max_count), choice),
+            _ => engine::start(&connect::site(&launch, &device, deadline, max_count), choice),
         };
         let mut engine = match engine {
             Ok(engine) => engine,

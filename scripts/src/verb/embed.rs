@@ -15,7 +15,6 @@ use serde_json::{Value, json};
 use xxhash_rust::xxh3::Xxh3;
 
 use crate::cluster::compute;
-use crate::cluster::launch::Launch;
 use crate::console::one_line;
 use crate::evaluation::flags::{CacheFlags, StageBar};
 use crate::evaluation::network::{NetworkFlags, OpenNetwork};
@@ -23,9 +22,9 @@ use crate::evaluation::scores::set_name;
 use crate::parts::{Part, PartFlags, Work, check_none_missing};
 use crate::shards::bits::note_bits_of;
 use crate::shards::classes::with_names;
-use crate::shards::files::{entries, name_of, print_skipped};
 use crate::shards::hold::{Held, hold_part};
-use crate::shards::open::open_dataset;
+use prep::files::{find_images, name_of, report_skipped};
+use prep::open::open_dataset;
 
 /// Number of images that are named if they have no row.
 const NAMED: usize = 5;
@@ -89,7 +88,7 @@ impl Args {
 
 pub(crate) fn run(args: &Args, storage: &Storage, folder: &Path) -> anyhow::Result<ExitCode> {
     let format = Format::of(&args.out).map_err(anyhow::Error::msg)?;
-    let launch = Launch::from_env()?;
+    let launch = compute::launch()?;
     let work = args.parts.work_alone(&launch)?;
     // Ranks that a launcher has started are parts, too.
     let (rank, n_parts) = match work {
@@ -302,8 +301,8 @@ fn source(args: &Args, storage: &Storage) -> anyhow::Result<(Source, String)> {
         return Ok((Source::Shards(Arc::new(open_dataset(&args.shards, storage)?)), set_name(&args.shards)));
     };
     let root = if input.is_dir() { input.as_path() } else { input.parent().unwrap_or(Path::new("")) };
-    let found = entries(input, storage.columns())?;
-    print_skipped(&found.skipped);
+    let found = find_images(input, storage.columns())?;
+    report_skipped(&found.skipped);
     let files: Vec<ImageFile> = found
         .entries
         .into_iter()

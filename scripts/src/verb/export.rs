@@ -18,12 +18,14 @@ use trainer::Plan;
 use trainer::checkpoint::Manifest;
 use weights::{Card, Export, Format, Precision, Score, rounded};
 
-use crate::backbone::{Backbone, WeightFlags};
+use session::Backbone;
+
+use crate::backbone::{WeightFlags, open_backbone};
 use crate::console::say;
 use crate::evaluation::network::workdir_of;
 use crate::evaluation::scores::set_name;
 use crate::shards::classes::with_names;
-use crate::shards::open::open_dataset;
+use prep::open::open_dataset;
 
 /// Flags of `export`.
 #[derive(clap::Args)]
@@ -70,7 +72,7 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     let format = Format::of(&args.out, args.format).map_err(anyhow::Error::msg)?;
-    let mut backbone = Backbone::open(&args.checkpoint, &args.weights, args.network.as_deref())?;
+    let mut backbone = open_backbone(&args.checkpoint, &args.weights, args.network.as_deref())?;
     let mut card = card_of(&args.checkpoint, &backbone)?;
     if let Some(px) = args.image_px {
         let stride_px = backbone.model.stride_px();

@@ -9,32 +9,32 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use anyhow::bail;
 use augment::Transform;
 use eval::{Check, ImageSet, Protocol, Source, Split};
-use kernels::device::{DeviceKind, Opened};
+use kernels::device::Opened;
 use networks::probe::Probe;
 use pipeline::{Dataset, Storage};
 use report::Start;
+use trainer::Plan;
 use trainer::checkpoint::steps;
-use trainer::estimate::fit;
 use trainer::run::fault::Fault;
-use trainer::run::{Job, Outcome, host_name, run as train};
-use trainer::{Plan, Recipe};
+use trainer::run::{Outcome, host_name};
 
 use super::report::write_beside;
-use crate::cluster::launch::Launch;
-use crate::cluster::{compute, machine, start};
+use session::{Session, initial_model};
+
+use crate::cluster::compute;
 use crate::console::say;
 use crate::evaluation::in_training::InTraining;
 use crate::evaluation::scores::set_name;
 use crate::exit::PREEMPTED;
 use crate::forecast::at_least;
+use crate::initial::InitialFlags;
 use crate::progress::Activity;
 use crate::run_progress::RunProgress;
 use crate::shards::bits::note_bits;
 use crate::shards::classes::with_names;
-use crate::shards::open::{note_turned, open_dataset};
-use crate::shards::sampled::open_sampled;
 use crate::signals::Signals;
-use crate::{frozen, initial, pictures, recipes};
+use crate::{pictures, recipes};
+use prep::open::{open_dataset, report_turned};
 
 /// Flags of `pretrain`.
 #[derive(clap::Args)]
@@ -68,7 +68,7 @@ pub(crate) struct Args {
     #[arg(long = "set", value_name = "KEY=VALUE")]
     overrides: Vec<String>,
     #[command(flatten)]
-    initial: initial::InitialFlags,
+    initial: InitialFlags,
     #[command(flatten)]
     compute: compute::ComputeFlags,
     /// Inject a fault: `kill:rank=1,step=5,phase=backward`; also hang, slow, nan, product. Phases:
@@ -81,8 +81,9 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
+    let initial = args.initial.initial()?;
     let mut recipe = recipes::load_with_model(&args.recipe, &args.overrides, |weights| {
-        initial::model(&args.initial, Some(&args.workdir), weights)
+        initial_model(&initial, Some(&args.workdir), weights).map_err(|error| error.to_string())
     })?;
     if args.shards.is_empty() {
         recipes::refuse_commands(&recipe, &args.overrides)?
@@ -95,18 +96,21 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
         );
     }
     let start = Instant::now();
-    let launch = Launch::from_env()?;
-    let target = Target {
-        workdir: &args.workdir,
-        launch: &launch,
-        compute: args.compute.clone(),
+    let launch = compute::launch()?;
+    let rank = launch.rank;
+    let session = Session {
+        recipe,
+        workdir: args.workdir.clone(),
+        device: args.compute.open(&launch)?,
+        engine: args.compute.engine,
+        launch,
+        initial,
         fault: args.inject_fault.clone(),
-        initial: args.initial.clone(),
+        stop: Arc::default(),
     };
-    let (plan, outcome) =
-        pretrain(recipe, &target, storage, |plan| probes(args, plan, launch.rank, storage))?;
+    let (plan, outcome) = pretrain(session, storage, |plan| probes(args, plan, rank, storage))?;
     if outcome == Outcome::Stopped {
-        if launch.rank == 0 {
+        if rank == 0 {
             let has_checkpoint = !steps(&args.workdir.join("checkpoints")).is_empty();
             say(if has_checkpoint {
                 "stopped by a signal; a checkpoint is written: the same command continues"
@@ -116,7 +120,7 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
         }
         return Ok(ExitCode::from(PREEMPTED));
     }
-    if launch.rank > 0 {
+    if rank > 0 {
         return Ok(ExitCode::SUCCESS);
     }
     print_bad_samples(&args.workdir);
@@ -180,82 +184,38 @@ fn probes(args: &Args, plan: &Plan, rank: usize, storage: &Storage) -> anyhow::R
     Ok(vec![Box::new(InTraining { split, protocols, workdir, plan })])
 }
 
-/// Work directory and ranks of a run, with its other settings.
-pub(crate) struct Target<'a> {
-    pub(crate) workdir: &'a Path,
-    pub(crate) launch: &'a Launch,
-    pub(crate) compute: compute::ComputeFlags,
-    pub(crate) fault: Option<Fault>,
-    /// Initial state of the run.
-    pub(crate) initial: initial::InitialFlags,
-}
-
-/// Trains `recipe` at `target`, with signals and a progress bar. The recipe is checked before
-/// `probes` is called.
+/// Goes through the stages of `session`, with signals and a progress bar. The recipe is checked
+/// before `probes` is called.
 pub(crate) fn pretrain(
-    recipe: Recipe,
-    target: &Target<'_>,
+    session: Session,
     storage: &Storage,
     probes: impl FnOnce(&Plan) -> anyhow::Result<Vec<Box<dyn Probe>>>,
 ) -> anyhow::Result<(Plan, Outcome)> {
-    if recipe.data.shards.is_empty() {
-        bail!("no shards: give --shards, or data.shards in the recipe");
-    }
-    let launch = target.launch;
-    let mut recipe = recipe;
-    let device = target.compute.open(launch)?;
-    let mut comm = start::connect(launch, &recipe.run, &device, target.compute.engine)?;
-    let n_sharers = start::n_sharers(&comm, &device)?;
-    // Without a GPU everything is in the host's memory.
-    recipe.run.offload &= device.kind != DeviceKind::Cpu;
-    let ready = || -> anyhow::Result<_> {
-        let _shown = (launch.rank == 0).then(|| Activity::new("opening the weights and the images …"));
-        let initial = initial::prepare(&mut recipe, target.workdir, &target.initial, launch.rank)?;
-        let frozen = frozen::open(&mut recipe, Some(target.workdir))?;
-        let dataset = Arc::new(open_sampled(&recipe.data, storage)?);
-        let mut plan = trainer::resolve(recipe, dataset.n_samples())?;
-        plan.data_fingerprint = format!("{:016x}", dataset.samples_fingerprint());
-        plan.data_checksums = dataset.stated_checksums().map_or(String::new(), |hash| format!("{hash:016x}"));
-        plan.data_images = dataset.sampled_images()?.map_or(String::new(), |hash| format!("{hash:016x}"));
-        let room = machine::room(launch.n_local.unwrap_or(1), n_sharers, &device);
-        let plan = fit(plan.over(launch.world_size, room)?, room)?;
-        compute::check(&plan, &device)?;
-        initial::check(&plan, target.workdir, &target.initial, initial.as_deref())?;
-        Ok((dataset, probes(&plan)?, plan, initial, frozen))
+    let rank = session.launch.rank;
+    let world_size = session.launch.world_size;
+    let stop = Arc::clone(&session.stop);
+    let fitted = {
+        let _shown = (rank == 0).then(|| Activity::new("opening the weights and the images …"));
+        session.open(storage)?.resolve()?.fit()?
     };
-    let (dataset, mut probes, mut plan, initial, frozen) = start::all_ready(&comm, ready())?;
-    start::all_ready(&comm, plan.choose_kernels(&device.device).map_err(anyhow::Error::from))?;
-    start::agree_on_kernels(&comm, &mut plan, &device)?;
-    if launch.rank == 0 {
-        note_before(&plan, &dataset, &device);
+    let mut probes = fitted.all_ready(probes(fitted.plan()))?;
+    let plan = fitted.plan().clone();
+    if rank == 0 {
+        note_before(&plan, fitted.dataset(), fitted.device());
     }
-    let topology = plan.topology(launch.rank).map_err(anyhow::Error::msg)?;
-    start::agree_on_groups(&comm, topology)?;
-    comm.regroup(topology, plan.recipe.run.exact_sums)?;
-    let progress = RunProgress::new(launch.rank, launch.world_size);
-    let signals = Signals::listen(progress.answer())?;
-    let workdir = target.workdir.to_path_buf();
-    let data = Arc::clone(&dataset);
-    let of_run = plan.clone();
+    let progress = RunProgress::new(rank, world_size);
+    let signals = Signals::listen(stop, progress.answer())?;
+    let workdir = fitted.workdir().to_path_buf();
+    let dataset = Arc::clone(fitted.dataset());
+    let plan_of_pictures = plan.clone();
     let mut progress = progress.on_training(signals.training()).on_start(move || {
-        note_start(&workdir, of_run.world_size);
-        pictures::views(&workdir, &data, &of_run);
+        note_start(&workdir, world_size);
+        pictures::views(&workdir, &dataset, &plan_of_pictures);
     });
-    let job = Job {
-        plan: &plan,
-        dataset,
-        workdir: target.workdir,
-        stop: &signals.stop,
-        device: device.device,
-        fault: target.fault.clone(),
-        initial: initial.as_deref(),
-        frozen: &frozen,
-        lengthen: target.initial.lengthen,
-        forked_step: initial::forked_step(target.workdir),
-    };
-    let outcome = train(&job, comm, &mut probes, &mut progress);
-    if launch.rank == 0 && outcome.is_ok() {
-        pictures::curves(target.workdir);
+    let workdir = fitted.workdir().to_path_buf();
+    let outcome = fitted.train(&mut probes, &mut progress);
+    if rank == 0 && outcome.is_ok() {
+        pictures::curves(&workdir);
     }
     signals.idle();
     Ok((plan, outcome?))
@@ -263,7 +223,7 @@ pub(crate) fn pretrain(
 
 /// Prints what a user may want to know before the first step.
 fn note_before(plan: &Plan, dataset: &Dataset, device: &Opened) {
-    note_turned(dataset, &plan.recipe.data.rules());
+    report_turned(dataset, &plan.recipe.data.rules());
     note_bits(dataset, &plan.recipe.data.rules());
     // A forecast that fails must not delay the run.
     if let Ok(forecast) = at_least(plan, device) {

@@ -14,23 +14,24 @@ use networks::Network;
 use pipeline::{Dataset, Storage};
 use report::picture::sheets;
 use serde_json::json;
+use session::{Initial, Session};
 use trainer::run::Outcome;
 use weights::{Format, Precision};
 
 use super::export;
-use super::pretrain::{Target, pretrain};
+use super::pretrain::pretrain;
 use super::probe::baselines;
 use super::report::write_beside;
 use super::shards::synth::{SynthArgs, synthesize};
-use crate::backbone::{Backbone, WeightFlags};
+use crate::backbone::{WeightFlags, open_backbone};
 use crate::cluster::compute;
-use crate::cluster::launch::Launch;
 use crate::console::say;
 use crate::evaluation::network::NetworkFlags;
 use crate::evaluation::record;
 use crate::evaluation::scores::{Table, print_table, rows};
 use crate::exit::PREEMPTED;
-use crate::{initial, recipes};
+use crate::recipes;
+use ranks::launch::Launch;
 
 /// Flags of `quickstart`.
 #[derive(clap::Args)]
@@ -84,14 +85,17 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     let train = open(&train)?;
     let test = open(&test)?;
 
-    let target = Target {
-        workdir: &args.workdir,
-        launch: &Launch::ALONE,
-        compute: args.compute.clone(),
+    let session = Session {
+        recipe,
+        workdir: args.workdir.clone(),
+        device: args.compute.open(&Launch::ALONE)?,
+        engine: args.compute.engine,
+        launch: Launch::ALONE,
+        initial: Initial::default(),
         fault: None,
-        initial: initial::InitialFlags::default(),
+        stop: Arc::default(),
     };
-    let (_, outcome) = pretrain(recipe, &target, storage, |_| Ok(Vec::new()))?;
+    let (_, outcome) = pretrain(session, storage, |_| Ok(Vec::new()))?;
     if outcome == Outcome::Stopped {
         say("stopped by a signal; the same command continues");
         return Ok(ExitCode::from(PREEMPTED));
@@ -173,7 +177,7 @@ fn score(args: &Args, split: &Split, device: &Device) -> anyhow::Result<Table> {
     let rows = rows(&scores, split, &open.about(&args.workdir));
     let scalars = record::scalars(&open, &rows);
     record::add(&args.workdir, open.step().unwrap_or_default(), &rows, &scalars)?;
-    let backbone = Backbone::open(&args.workdir, &WeightFlags::default(), None)?;
+    let backbone = open_backbone(&args.workdir, &WeightFlags::default(), None)?;
     let card = export::card_of(&args.workdir, &backbone)?;
     let file = args.workdir.join("backbone.safetensors");
     // A quickstart that is started again scores the same run again.

@@ -21,7 +21,7 @@ use crate::evaluation::network::NetworkFlags;
 use crate::evaluation::scores::set_name;
 use crate::pictures;
 use crate::shards::classes::with_names;
-use crate::shards::open::{is_folder_of_images, open_dataset};
+use prep::open::{is_folder_of_images, open_dataset};
 
 /// Length of a page's beginning that contains its title, in bytes.
 const BEGINNING: u64 = 300;

@@ -51,6 +51,22 @@ pub trait Observer {
     fn probed(&mut self, step: u64, name: &str, numbers: &[(String, f64)]);
 }
 
+/// An observer that shows nothing.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Quiet;
+
+impl Observer for Quiet {
+    fn started(&mut self, _step: u64, _total_steps: u64) {}
+
+    fn stepped(&mut self, _progress: Progress) {}
+
+    fn warned(&mut self, _message: &str) {}
+
+    fn happened(&mut self, _message: &str) {}
+
+    fn probed(&mut self, _step: u64, _name: &str, _numbers: &[(String, f64)]) {}
+}
+
 /// A frozen network with its weights.
 #[derive(Debug, Clone, PartialEq)]
 pub struct FrozenNetwork {

@@ -20,7 +20,7 @@ mod workdir;
 
 pub use health::Concern;
 pub use heartbeat::host_name;
-pub use job::{FrozenNetwork, Job, Observer, Outcome, Progress};
+pub use job::{FrozenNetwork, Job, Observer, Outcome, Progress, Quiet};
 
 use networks::probe::Probe;
 use ranks::communicator::Communicator;

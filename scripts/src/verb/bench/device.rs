@@ -60,7 +60,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let recipe = recipes::load_for_bench(&args.recipe, &args.overrides, args.batch, 4)?;
     let mut plan = trainer::resolve(recipe, 1 << 20)?;
     let device = args.device.open()?;
-    compute::check(&plan, &device)?;
+    session::check_types(&plan, &device)?;
     compute::choose_kernels(&mut plan, &device)?;
     let tolerance = Tolerance::of(plan.recipe.optim.precision.compute);
     let found = compare(&plan, &device.device, args.steps)?;

@@ -15,7 +15,7 @@ use trainer::run::data::{StreamConfig, stream};
 
 use super::compare::{CompareFlag, compared};
 use crate::recipes;
-use crate::shards::open::open_dataset;
+use prep::open::open_dataset;
 
 /// Flags of `bench loader`.
 #[derive(clap::Args)]

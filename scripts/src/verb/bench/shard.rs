@@ -10,8 +10,9 @@ use trainer::bench::shard::{ShardBench, run as bench};
 use trainer::estimate::fit;
 
 use super::memory_gauge::gauge;
-use crate::cluster::launch::Launch;
-use crate::cluster::{compute, machine, start};
+use session::{connect, machine};
+
+use crate::cluster::compute;
 use crate::recipes;
 
 /// Modes that are compared, as a recipe would set them.
@@ -49,11 +50,11 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
-    let launch = Launch::from_env()?;
+    let launch = compute::launch()?;
     let device = args.compute.open(&launch)?;
     let run = recipes::load(&args.recipe, &args.overrides)?.run;
-    let mut comm = start::connect(&launch, &run, &device, args.compute.engine)?;
-    let n_sharers = start::n_sharers(&comm, &device)?;
+    let mut comm = connect::connect(&launch, &run, &device, args.compute.engine)?;
+    let n_sharers = connect::n_sharers(&comm, &device)?;
     let plan_of = |more: &[&str]| -> anyhow::Result<Plan> {
         let more = more.iter().map(ToString::to_string);
         let overrides: Vec<String> = args.overrides.iter().cloned().chain(more).collect();
@@ -81,7 +82,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     if launch.rank == 0 {
         print_heading(args, &modes[0].1, launch.world_size);
     }
-    compute::check(&modes[0].1, &device)?;
+    session::check_types(&modes[0].1, &device)?;
     let memory = gauge(&device);
     let mut rows = Vec::new();
     for (name, plan) in &modes {

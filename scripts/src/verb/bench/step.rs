@@ -11,7 +11,9 @@ use trainer::estimate::fit;
 use super::compare::{CompareFlag, compared};
 use super::memory_gauge::gauge;
 use crate::cluster::compute::DeviceFlag;
-use crate::cluster::{compute, machine};
+use session::machine;
+
+use crate::cluster::compute;
 use crate::memory::MEMORY;
 use crate::recipes;
 
@@ -68,7 +70,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let plan = trainer::resolve(recipe, 1 << 20)?;
     let room = machine::room(1, 1, &device);
     let mut plan = fit(plan.over(1, room)?, room)?;
-    compute::check(&plan, &device)?;
+    session::check_types(&plan, &device)?;
     compute::choose_kernels(&mut plan, &device)?;
     let mut figures =
         if args.backbone { backbone(args, &plan, &device)? } else { step(args, &plan, &device)? };

@@ -12,7 +12,7 @@ use kernels::rows::Rows;
 use pipeline::Storage;
 use serde_json::{Map, Value, json};
 
-use crate::cluster::launch::Launch;
+use crate::cluster::compute;
 use crate::console::say;
 use crate::curation::clusters::ClusterFlags;
 use crate::curation::content::content_of;
@@ -75,7 +75,7 @@ enum Distance {
 }
 
 pub(crate) fn run(args: &Args, storage: &Storage, folder: &Path) -> anyhow::Result<ExitCode> {
-    let launch = Launch::from_env()?;
+    let launch = compute::launch()?;
     let metric = match args.metric {
         Distance::Cosine => Metric::Cosine,
         Distance::Euclidean => Metric::Euclidean,

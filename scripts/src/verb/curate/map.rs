@@ -15,7 +15,7 @@ use rayon::prelude::*;
 use report::{ClusterMap, DrawnCluster, MapTile, map_html};
 use serde_json::{Map, json};
 
-use crate::cluster::launch::Launch;
+use crate::cluster::compute;
 use crate::curation::clusters::ClusterFlags;
 use crate::curation::content::content_of;
 use crate::curation::input::{Images, Input, InputFlags};
@@ -56,7 +56,7 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args, storage: &Storage, folder: &Path) -> anyhow::Result<ExitCode> {
-    let launch = Launch::from_env()?;
+    let launch = compute::launch()?;
     let input = args.input.open(Metric::Cosine, &launch, storage, folder)?;
     let kept = args.kept.as_deref().map(|path| read_kept(path, &input.names)).transpose()?;
     let settings = json!({

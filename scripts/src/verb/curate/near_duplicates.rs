@@ -12,7 +12,7 @@ use pipeline::Storage;
 use ranks::communicator::Communicator;
 use serde_json::{Map, Value, json};
 
-use crate::cluster::launch::Launch;
+use crate::cluster::compute;
 use crate::console::say;
 use crate::curation::cells::CellFlags;
 use crate::curation::input::{Input, InputFlags};
@@ -53,7 +53,7 @@ enum CompareWith {
 
 pub(crate) fn run(args: &Args, storage: &Storage, folder: &Path) -> anyhow::Result<ExitCode> {
     let threshold = args.threshold.threshold;
-    let launch = Launch::from_env()?;
+    let launch = compute::launch()?;
     let input = args.input.open(Metric::Cosine, &launch, storage, folder)?;
     input.rows.largest(0..input.rows.len())?;
     let mut settings = json!({ "threshold": threshold.to_string(), "cells": args.cells.identity() });

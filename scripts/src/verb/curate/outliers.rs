@@ -10,7 +10,7 @@ use kernels::rows::Rows;
 use pipeline::Storage;
 use serde_json::{Map, json};
 
-use crate::cluster::launch::Launch;
+use crate::cluster::compute;
 use crate::curation::cells::CellFlags;
 use crate::curation::input::InputFlags;
 use crate::curation::output::{OUTLIERS, OutputFlags, six_digits};
@@ -42,7 +42,7 @@ pub(crate) fn run(args: &Args, storage: &Storage, folder: &Path) -> anyhow::Resu
     if !(0.0..1.0).contains(&args.share) {
         bail!("--share {}: a number from 0 to below 1 is needed", args.share);
     }
-    let launch = Launch::from_env()?;
+    let launch = compute::launch()?;
     let input = args.input.open(Metric::Cosine, &launch, storage, folder)?;
     let n = input.rows.len();
     input.rows.largest(0..n)?;

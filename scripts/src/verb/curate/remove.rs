@@ -11,7 +11,7 @@ use pipeline::Storage;
 use ranks::communicator::Communicator;
 use serde_json::{Map, json};
 
-use crate::cluster::launch::Launch;
+use crate::cluster::compute;
 use crate::curation::comparison_parts::{check_rows, compared_in_parts, part_results, share_of_work};
 use crate::curation::input::{Input, InputFlags};
 use crate::curation::others::OtherFlags;
@@ -42,7 +42,7 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args, storage: &Storage, folder: &Path) -> anyhow::Result<ExitCode> {
     let threshold = args.threshold.threshold;
-    let launch = Launch::from_env()?;
+    let launch = compute::launch()?;
     let work = share_of_work(args.parts, &args.input, &args.output, &launch)?;
     let input = args.input.open(Metric::Cosine, &launch, storage, folder)?;
     let like = args.like.open(&args.input, &input, &launch, storage, folder)?;

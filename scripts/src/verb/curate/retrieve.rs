@@ -13,7 +13,7 @@ use pipeline::Storage;
 use ranks::communicator::Communicator;
 use serde_json::{Map, json};
 
-use crate::cluster::launch::Launch;
+use crate::cluster::compute;
 use crate::curation::clusters::ClusterFlags;
 use crate::curation::comparison_parts::{check_rows, compared_in_parts, part_results, share_of_work};
 use crate::curation::input::{Input, InputFlags};
@@ -58,7 +58,7 @@ enum By {
 }
 
 pub(crate) fn run(args: &Args, storage: &Storage, folder: &Path) -> anyhow::Result<ExitCode> {
-    let launch = Launch::from_env()?;
+    let launch = compute::launch()?;
     let work = share_of_work(args.parts, &args.input, &args.output, &launch)?;
     if work != Work::Whole && args.by == By::Cluster {
         bail!(

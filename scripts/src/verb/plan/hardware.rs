@@ -10,7 +10,7 @@ use trainer::estimate::{
 use trainer::step::precision::{Arithmetic, Precision};
 
 use super::flags::Args;
-use crate::cluster::machine;
+use session::machine;
 
 /// Bytes of a gigabyte.
 pub(super) const GB: f64 = 1e9;

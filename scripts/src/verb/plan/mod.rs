@@ -14,7 +14,9 @@ use anyhow::bail;
 use trainer::Recipe;
 use trainer::estimate::{ModelCost, PRESETS, goodput, of_plan, preset, simulate};
 
-use crate::{frozen, recipes};
+use session::open_frozen;
+
+use crate::recipes;
 pub(crate) use flags::Args;
 use hardware::{GB, Hardware};
 use rows::DividedModel;
@@ -106,7 +108,7 @@ fn asked(args: &Args) -> anyhow::Result<PlanRequest> {
         return Ok(PlanRequest { model, divided, batch: None, recipe: None, steps: None });
     }
     let mut recipe = recipes::load(&args.recipe, &args.overrides)?;
-    frozen::open(&mut recipe, None)?;
+    open_frozen(&mut recipe, None)?;
     recipe.run.max_unit_parameters = args.max_unit_parameters.or(recipe.run.max_unit_parameters);
     let plan = trainer::resolve(recipe.clone(), args.images)?;
     plan.check_division()?;

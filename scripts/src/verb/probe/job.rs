@@ -12,7 +12,7 @@ use crate::evaluation::network::{NetworkFlags, OpenNetwork};
 use crate::evaluation::scores::set_name;
 use crate::shards::bits::note_bits_of;
 use crate::shards::classes::{note_class_folders, with_names};
-use crate::shards::open::open_dataset;
+use prep::open::open_dataset;
 
 /// Flags of `probe`.
 #[derive(clap::Args)]

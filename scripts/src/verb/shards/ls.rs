@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use pipeline::Storage;
 
 use crate::console::{one_line, output_lost};
-use crate::shards::open::open_shards;
+use prep::open::open_shards;
 
 /// Flags of `shards ls`.
 #[derive(clap::Args)]

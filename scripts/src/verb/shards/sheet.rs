@@ -15,7 +15,7 @@ use report::picture::sheets;
 use crate::evaluation::scores::set_name;
 use crate::recipes;
 use crate::shards::classes::names_beside;
-use crate::shards::open::{open_dataset, split_folders};
+use prep::open::{open_dataset, split_folders};
 
 /// Flags of `shards contact-sheet`.
 #[derive(clap::Args)]

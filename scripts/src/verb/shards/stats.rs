@@ -18,10 +18,10 @@ use xxhash_rust::xxh3::xxh3_128;
 
 use super::constants::ChannelSums;
 use crate::backbone::{ValueFlags, depth};
-use crate::parts::{PartFlags, PartResults, folder, identities};
+use crate::parts::{PartFlags, PartResults, folder, identities, open_folders};
 use crate::progress::bar;
 use crate::shards::bits::BitsSeen;
-use crate::shards::open::split_folders;
+use prep::open::split_folders;
 
 /// Number of images whose views are timed for the prediction.
 const N_TIMED: usize = 64;
@@ -141,7 +141,7 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     });
     let work = args.parts.work();
     let results = PartResults::new(folder(args.out.as_deref(), work)?, "stats", about);
-    let folders = given.open_folders(work)?;
+    let folders = open_folders(&given, work)?;
     let found = results.of(work, sources.len(), |range| {
         let shards = storage.open_all(&sources[range])?;
         stats_of(&shards.iter().chain(&folders).collect::<Vec<_>>(), &rules)

@@ -13,9 +13,9 @@ use serde_json::json;
 
 use crate::backbone::ValueFlags;
 use crate::console::say;
-use crate::parts::{PartFlags, PartResults, Work, folder, identities};
+use crate::parts::{PartFlags, PartResults, Work, folder, identities, open_folders};
 use crate::progress::bar;
-use crate::shards::open::split_folders;
+use prep::open::split_folders;
 
 /// Flags of `shards verify`.
 #[derive(clap::Args)]
@@ -52,7 +52,7 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     let given = split_folders(&args.shards)?;
     let sources = given.sources(storage)?;
     let work = args.parts.work();
-    let folders = given.open_folders(work)?;
+    let folders = open_folders(&given, work)?;
     let n_folder_shards = folders.len();
     let results = PartResults::new(
         folder(args.out.as_deref(), work)?,

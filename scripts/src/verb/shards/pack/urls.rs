@@ -31,12 +31,12 @@ use crate::shards::classes::Classes;
 use crate::shards::classes::write_classes;
 use crate::shards::hold::hold_for;
 use crate::shards::host_queue::HostQueue;
-use crate::shards::list;
-use crate::shards::list::ListRow;
 use crate::shards::names::shard_list;
-use crate::shards::order::shuffle;
 use crate::shards::rewrite::claim;
 use crate::storage::jitter_seed;
+use prep::list;
+use prep::list::ListRow;
+use prep::order::shuffle;
 
 /// Shards that may be open at a time: a slow server keeps its shard open, but does not block all
 /// work.

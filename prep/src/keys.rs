@@ -4,13 +4,13 @@ use std::collections::HashSet;
 
 /// Set of the keys in use, which differ from one another.
 #[derive(Default)]
-pub(crate) struct Keys(HashSet<String>);
+pub struct Keys(HashSet<String>);
 
 impl Keys {
     /// Returns a key for the file `name`: its path without extension, so that a sample can be
     /// traced to it. Characters to which WebDataset gives a meaning are replaced, and a number is
     /// appended if the key is taken.
-    pub(crate) fn of(&mut self, name: &str) -> String {
+    pub fn unique(&mut self, name: &str) -> String {
         let name = name.replace('\\', "/");
         let parts: Vec<String> =
             name.split('/').filter(|part| !matches!(*part, "" | "." | "..")).map(plain).collect();
@@ -58,14 +58,14 @@ mod tests {
     #[test]
     fn keys_are_the_paths_of_files_and_differ() {
         let mut keys = Keys::default();
-        assert_eq!(keys.of("cats/IMG_1.JPG"), "cats/IMG_1");
-        assert_eq!(keys.of("cats/IMG_1.png"), "cats/IMG_1-2");
-        assert_eq!(keys.of("cats/a.b.jpg"), "cats/a_b");
-        assert_eq!(keys.of("../up/./x.jpg"), "up/x");
-        assert_eq!(keys.of("__meta__/x.jpg"), "meta/x");
-        assert_eq!(keys.of("x\u{1b}[2J.jpg"), "x_[2J");
-        assert_eq!(keys.of(".jpg"), "_jpg");
-        assert_eq!(keys.of("../.cache/a.jpg"), "_cache/a");
-        assert_eq!(keys.of("______/y.jpg"), "_/y");
+        assert_eq!(keys.unique("cats/IMG_1.JPG"), "cats/IMG_1");
+        assert_eq!(keys.unique("cats/IMG_1.png"), "cats/IMG_1-2");
+        assert_eq!(keys.unique("cats/a.b.jpg"), "cats/a_b");
+        assert_eq!(keys.unique("../up/./x.jpg"), "up/x");
+        assert_eq!(keys.unique("__meta__/x.jpg"), "meta/x");
+        assert_eq!(keys.unique("x\u{1b}[2J.jpg"), "x_[2J");
+        assert_eq!(keys.unique(".jpg"), "_jpg");
+        assert_eq!(keys.unique("../.cache/a.jpg"), "_cache/a");
+        assert_eq!(keys.unique("______/y.jpg"), "_/y");
     }
 }

@@ -2,19 +2,17 @@
 
 use std::path::Path;
 
-use anyhow::{Context, bail};
 use augment::DecodeRules;
 use augment::facts::facts;
 use pipeline::shard::IMAGE_EXTENSIONS;
 use pipeline::shard::files::{ImageFile, of_files};
 use pipeline::url::{is_parquet, is_shard};
-use pipeline::{ColumnNames, Dataset, SampleId, Shard, Source, Storage};
+use pipeline::{ColumnNames, Dataset, PipelineError, SampleId, Shard, Source, Storage};
 
-use super::files::{SampleFile, entries, extensions, is_hidden, is_image, print_skipped};
-use super::keys::Keys;
-use super::order::shuffle;
-use crate::console::say;
-use crate::parts::Work;
+use crate::error::PrepError;
+use crate::files::{SampleFile, extension, extensions, find_images, is_hidden, is_image, report_skipped};
+use crate::keys::Keys;
+use crate::order::shuffle;
 
 /// Number of images of a folder that are read as one shard, so small that a small folder yields
 /// several, among which samples are shuffled.
@@ -24,32 +22,44 @@ const FILES_PER_SHARD: usize = 2_000;
 const HEADERS_READ: u64 = 200;
 
 /// Opens the shards that `specs` name, and the images of folders among them.
-pub(crate) fn open_dataset(specs: &[String], storage: &Storage) -> anyhow::Result<Dataset> {
+///
+/// # Errors
+/// [`PrepError`] when one of them cannot be opened.
+pub fn open_dataset(specs: &[String], storage: &Storage) -> Result<Dataset, PrepError> {
     Ok(Dataset::new(open_shards(specs, storage)?)?)
 }
 
 /// Opens the shards that `specs` name, and shards of the images of folders among them.
-pub(crate) fn open_shards(specs: &[String], storage: &Storage) -> anyhow::Result<Vec<Shard>> {
+///
+/// # Errors
+/// [`PrepError`] when one of them cannot be opened.
+pub fn open_shards(specs: &[String], storage: &Storage) -> Result<Vec<Shard>, PrepError> {
     let mut shards = Vec::new();
     for spec in specs {
         if is_folder_of_images(spec)? {
-            shards.extend(shards_of_folder(spec)?)
+            shards.extend(folder_as_shards(spec)?);
         } else {
-            shards.extend(storage.open_all(&storage.sources(std::slice::from_ref(spec))?)?)
+            let sources = storage.sources(std::slice::from_ref(spec))?;
+            shards.extend(storage.open_all(&sources)?);
         }
     }
     Ok(shards)
 }
 
 /// Arguments of a command: shards, and folders of images.
-pub(crate) struct Given {
-    pub(crate) shards: Vec<String>,
-    pub(crate) folders: Vec<String>,
+pub struct Inputs {
+    /// Shards, as they were given.
+    pub shards: Vec<String>,
+    /// Folders of images.
+    pub folders: Vec<String>,
 }
 
 /// Tells the folders of images among `specs` from shards.
-pub(crate) fn split_folders(specs: &[String]) -> anyhow::Result<Given> {
-    let mut given = Given { shards: Vec::new(), folders: Vec::new() };
+///
+/// # Errors
+/// [`PrepError::Io`].
+pub fn split_folders(specs: &[String]) -> Result<Inputs, PrepError> {
+    let mut given = Inputs { shards: Vec::new(), folders: Vec::new() };
     for spec in specs {
         if is_folder_of_images(spec)? {
             given.folders.push(spec.clone());
@@ -60,23 +70,26 @@ pub(crate) fn split_folders(specs: &[String]) -> anyhow::Result<Given> {
     Ok(given)
 }
 
-impl Given {
+impl Inputs {
     /// Returns the shards by name, and none if there are only folders.
-    pub(crate) fn sources(&self, storage: &Storage) -> anyhow::Result<Vec<Source>> {
+    ///
+    /// # Errors
+    /// [`PrepError::Data`].
+    pub fn sources(&self, storage: &Storage) -> Result<Vec<Source>, PrepError> {
         if self.shards.is_empty() {
             return Ok(Vec::new());
         }
         Ok(storage.sources(&self.shards)?)
     }
 
-    /// Opens the images of the folders, for `work`, of which parts are made of shards alone.
-    pub(crate) fn open_folders(&self, work: Work) -> anyhow::Result<Vec<Shard>> {
-        if let (Some(folder), Work::Part(_) | Work::Join(_)) = (self.folders.first(), work) {
-            bail!("{folder} is a folder of images, which is not divided into parts: pack it, or do it whole");
-        }
+    /// Opens the images of the folders.
+    ///
+    /// # Errors
+    /// [`PrepError`] when a folder cannot be read or has no images.
+    pub fn open_folders(&self) -> Result<Vec<Shard>, PrepError> {
         let mut shards = Vec::new();
         for folder in &self.folders {
-            shards.extend(shards_of_folder(folder)?);
+            shards.extend(folder_as_shards(folder)?);
         }
         Ok(shards)
     }
@@ -84,12 +97,15 @@ impl Given {
 
 /// Returns `true` if `spec` is a folder with images in it or below it, and no shard or Parquet file
 /// in it.
-pub(crate) fn is_folder_of_images(spec: &str) -> anyhow::Result<bool> {
+///
+/// # Errors
+/// [`PrepError::Io`].
+pub fn is_folder_of_images(spec: &str) -> Result<bool, PrepError> {
     let folder = Path::new(spec);
     if !folder.is_dir() {
         return Ok(false);
     }
-    let entries = std::fs::read_dir(folder).with_context(|| format!("cannot read {spec}"))?;
+    let entries = std::fs::read_dir(folder).map_err(|error| PrepError::io("read", folder, error))?;
     let mut paths = entries.flatten().map(|entry| entry.path());
     if paths.any(|path| is_shard(&path) || is_parquet(&path)) {
         return Ok(false);
@@ -100,62 +116,66 @@ pub(crate) fn is_folder_of_images(spec: &str) -> anyhow::Result<bool> {
 }
 
 /// Returns the images of the folder `spec` in the order in which `shards pack` would write them.
-fn shards_of_folder(spec: &str) -> anyhow::Result<Vec<Shard>> {
-    let found = entries(Path::new(spec), &ColumnNames::default())?;
-    print_skipped(&found.skipped);
+fn folder_as_shards(spec: &str) -> Result<Vec<Shard>, PrepError> {
+    let found = find_images(Path::new(spec), &ColumnNames::default())?;
+    report_skipped(&found.skipped);
     let mut keys = Keys::default();
     let mut files = Vec::new();
     let mut others = Vec::new();
     for entry in found.entries {
-        let key = keys.of(&entry.name);
-        match extension_of(&entry) {
+        let key = keys.unique(&entry.name);
+        match loader_extension(&entry) {
             Some(extension) => files.push(ImageFile { key, extension, path: entry.path, class: entry.class }),
             None => others.push(entry.name),
         }
     }
     if let Some(first) = others.first() {
-        say(format!(
-            "warning: {spec}: {} images are of formats that only `ocelli shards pack` reads, such as {first}: skipped",
+        tracing::warn!(
+            "{spec}: {} images are of formats that only `ocelli shards pack` reads, such as {first}: skipped",
             others.len()
-        ));
+        );
     }
     if files.is_empty() {
-        bail!(pipeline::PipelineError::NoImages {
-            path: spec.into(),
-            wanted: extensions().collect::<Vec<_>>().join(", "),
-        });
+        let wanted = extensions().collect::<Vec<_>>().join(", ");
+        return Err(PipelineError::NoImages { path: spec.into(), wanted }.into());
     }
     shuffle(&mut files, 0);
-    files.chunks(FILES_PER_SHARD).map(|files| Ok(of_files(spec, files)?)).collect()
+    let mut shards = Vec::new();
+    for files in files.chunks(FILES_PER_SHARD) {
+        shards.push(of_files(spec, files)?);
+    }
+    Ok(shards)
 }
 
 /// Extension under which the loader finds the image; `None` if it cannot read the format in place.
-fn extension_of(entry: &SampleFile) -> Option<String> {
-    match super::files::extension(&entry.path)?.as_str() {
+fn loader_extension(entry: &SampleFile) -> Option<String> {
+    match extension(&entry.path)?.as_str() {
         "dib" => Some("bmp".into()),
         extension => IMAGE_EXTENSIONS.contains(&extension).then(|| extension.into()),
     }
 }
 
-/// Prints a note if images of `dataset` carry an EXIF orientation that is not applied: as many
+/// Reports it if images of `dataset` carry an EXIF orientation that is not applied: as many
 /// images as say it among some of them. Shards on a server are not fetched for it.
-pub(crate) fn note_turned(dataset: &Dataset, rules: &DecodeRules) {
+pub fn report_turned(dataset: &Dataset, rules: &DecodeRules) {
     if rules.apply_exif || !dataset.is_local() {
         return;
     }
     let n = dataset.n_samples();
     let n_read = n.min(HEADERS_READ);
-    let is_turned = |number: u64| {
-        let sample = dataset.read(SampleId(number * n / n_read.max(1)));
-        sample.is_ok_and(|sample| {
-            sample.image.files().iter().any(|file| facts(file).is_ok_and(|facts| facts.turned))
-        })
-    };
-    let n_turned = (0..n_read).filter(|number| is_turned(*number)).count();
+    let mut n_turned = 0;
+    for number in 0..n_read {
+        // Samples that cannot be read are reported where they are used.
+        let Ok(sample) = dataset.read(SampleId(number * n / n_read)) else { continue };
+        let files = sample.image.files();
+        if files.iter().any(|file| facts(file).is_ok_and(|facts| facts.turned)) {
+            n_turned += 1;
+        }
+    }
     if n_turned > 0 {
-        say(format!(
-            "note: EXIF turns {n_turned} of {n_read} images that were looked at, and this is not applied, as in published \
+        tracing::info!(
+            "EXIF turns {n_turned} of {n_read} images that were looked at, and this is not applied, as in published \
              recipes; --set data.apply_exif=true applies it"
-        ));
+        );
     }
 }

@@ -3,13 +3,13 @@
 use std::collections::HashMap;
 use std::path::Path;
 
-use anyhow::bail;
-use serde_json::Value;
+use serde_json::{Map, Value};
 
-use super::list;
+use crate::error::PrepError;
+use crate::list;
 
 /// Values of a column.
-pub(crate) struct Column {
+pub struct Column {
     by_key: HashMap<String, String>,
     /// By shard as it is named, and key.
     by_shard: HashMap<(String, String), String>,
@@ -21,36 +21,36 @@ pub(crate) struct Column {
 impl Column {
     /// Reads `column` of the list at `path`, whose column `key` names images, with a column `shard`
     /// or without.
-    pub(crate) fn read(path: &Path, column: &str) -> anyhow::Result<Self> {
+    ///
+    /// # Errors
+    /// [`PrepError`] when the list cannot be read or has no value in the column.
+    pub fn read(path: &Path, column: &str) -> Result<Self, PrepError> {
         let mut found = Self { by_key: HashMap::new(), by_shard: HashMap::new(), by_file: HashMap::new() };
         for row in list::read(path, list::Target::Key, &pipeline::ColumnNames::default())? {
-            let text = |name: &str| match row.columns.get(name) {
-                None | Some(Value::Null) => None,
-                Some(Value::String(text)) => Some(text.clone()).filter(|text| !text.is_empty()),
-                Some(other) => Some(other.to_string()),
-            };
-            let Some(value) = text(column) else { continue };
-            if let Some(shard) = text("shard") {
-                let of_file = found.by_file.entry((file_name(&shard), row.target.clone()));
-                let there = of_file.or_insert_with(|| Some(value.clone()));
-                if there.as_ref() != Some(&value) {
-                    *there = None;
+            let Some(value) = cell(&row.columns, column) else { continue };
+            if let Some(shard) = cell(&row.columns, "shard") {
+                let entry = found.by_file.entry((file_name(&shard), row.target.clone()));
+                let value_by_file = entry.or_insert_with(|| Some(value.clone()));
+                if value_by_file.as_ref() != Some(&value) {
+                    *value_by_file = None;
                 }
                 found.by_shard.insert((shard, row.target.clone()), value.clone());
             }
             found.by_key.insert(row.target, value);
         }
         if found.by_key.is_empty() {
-            bail!("{} has no value in a column {column}", path.display())
-        } else {
-            Ok(found)
+            return Err(PrepError::EmptyColumn { path: path.to_path_buf(), column: column.to_string() });
         }
+        Ok(found)
     }
 
     /// Returns the value of the image `key` in `shard`: that of the shard as it is named, else of a
     /// shard with the same file name in another folder, or that of the key alone where the list
     /// names no shards.
-    pub(crate) fn of(&self, shard: Option<&str>, key: &str) -> anyhow::Result<Option<&str>> {
+    ///
+    /// # Errors
+    /// [`PrepError::SeveralValues`].
+    pub fn value(&self, shard: Option<&str>, key: &str) -> Result<Option<&str>, PrepError> {
         let Some(shard) = shard.filter(|_| !self.by_shard.is_empty()) else {
             return Ok(self.by_key.get(key).map(String::as_str));
         };
@@ -60,11 +60,18 @@ impl Column {
         match self.by_file.get(&(file_name(shard), key.to_string())) {
             None => Ok(None),
             Some(Some(value)) => Ok(Some(value)),
-            Some(None) => bail!(
-                "the list has several values for {key} in shards called {}: name the shards as the list does",
-                file_name(shard)
-            ),
+            Some(None) => Err(PrepError::SeveralValues { key: key.to_string(), shard: file_name(shard) }),
         }
+    }
+}
+
+/// Returns the text of the column `name` of a row; `None` if it is empty.
+fn cell(columns: &Map<String, Value>, name: &str) -> Option<String> {
+    match columns.get(name)? {
+        Value::Null => None,
+        Value::String(text) if text.is_empty() => None,
+        Value::String(text) => Some(text.clone()),
+        other => Some(other.to_string()),
     }
 }
 
@@ -91,11 +98,15 @@ mod tests {
     #[test]
     fn shards_of_one_name_in_two_folders_differ() {
         let list = column("shard,key,weight\na/x.tar,1,5\nb/x.tar,1,7\na/y.tar,1,2\n");
-        assert_eq!(list.of(Some("a/x.tar"), "1").unwrap(), Some("5"));
-        assert_eq!(list.of(Some("b/x.tar"), "1").unwrap(), Some("7"));
-        assert_eq!(list.of(Some("moved/y.tar"), "1").unwrap(), Some("2"));
-        assert!(list.of(Some("moved/x.tar"), "1").unwrap_err().to_string().contains("several values for 1"));
-        assert_eq!(list.of(Some("moved/z.tar"), "1").unwrap(), None);
-        assert_eq!(column("key,weight\n1,5\n").of(Some("a/x.tar"), "1").unwrap(), Some("5"));
+        assert_eq!(list.value(Some("a/x.tar"), "1").unwrap(), Some("5"));
+        assert_eq!(list.value(Some("b/x.tar"), "1").unwrap(), Some("7"));
+        assert_eq!(list.value(Some("moved/y.tar"), "1").unwrap(), Some("2"));
+        let error = list.value(Some("moved/x.tar"), "1").unwrap_err();
+        assert!(
+            matches!(&error, PrepError::SeveralValues { key, shard } if key == "1" && shard == "x.tar"),
+            "{error}"
+        );
+        assert_eq!(list.value(Some("moved/z.tar"), "1").unwrap(), None);
+        assert_eq!(column("key,weight\n1,5\n").value(Some("a/x.tar"), "1").unwrap(), Some("5"));
     }
 }

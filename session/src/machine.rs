@@ -8,7 +8,7 @@ use trainer::recipe::plan::RankResources;
 
 /// Returns the bytes of memory that this process can still allocate: what the kernel reports as
 /// available, within the limits of the process and of its control group.
-pub(crate) fn available_bytes() -> Option<f64> {
+pub fn available_bytes() -> Option<f64> {
     let available = kilobytes("/proc/meminfo", "MemAvailable:")?;
     let used = kilobytes("/proc/self/status", "VmSize:").unwrap_or_default();
     let own = address_space_bytes().map(|limit| (limit - used).max(0.0));
@@ -16,7 +16,7 @@ pub(crate) fn available_bytes() -> Option<f64> {
 }
 
 /// Returns the limit of this process's address space (`ulimit -v`), in bytes.
-pub(crate) fn address_space_bytes() -> Option<f64> {
+pub fn address_space_bytes() -> Option<f64> {
     rustix::process::getrlimit(rustix::process::Resource::As).current.map(|bytes| bytes as f64)
 }
 
@@ -95,7 +95,7 @@ fn left_in(group: &Path, files: &GroupFiles) -> Option<f64> {
 
 /// Returns the resources of one rank if `n_local` ranks share this machine and `n_sharers` its
 /// `device`. A fifth of the memory is reserved for the data path and other programs.
-pub(crate) fn room(n_local: usize, n_sharers: usize, device: &Opened) -> RankResources {
+pub fn room(n_local: usize, n_sharers: usize, device: &Opened) -> RankResources {
     let n_local = n_local.max(1);
     // Cores that the launcher has bound to this process alone are not shared.
     let sharers = if is_bound() { 1 } else { n_local };
@@ -113,7 +113,7 @@ pub(crate) fn room(n_local: usize, n_sharers: usize, device: &Opened) -> RankRes
 }
 
 /// Returns a note if this process may use fewer cores than the machine has.
-pub(crate) fn bound_note() -> &'static str {
+pub fn bound_note() -> &'static str {
     if is_bound() { ", to which its launcher has bound it" } else { "" }
 }
 

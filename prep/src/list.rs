@@ -1,0 +1,242 @@
+//! Lists of images: one per line, CSV, TSV or JSON lines.
+
+use std::path::Path;
+
+use pipeline::ColumnNames;
+use pipeline::shard::canonical_class;
+use serde_json::{Map, Value};
+
+use crate::error::PrepError;
+
+/// A line of a list.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ListRow {
+    /// Path or URL.
+    pub target: String,
+    /// Class, if there is one.
+    pub label: Option<String>,
+    /// Caption of the image, if there is one.
+    pub caption: Option<String>,
+    /// All columns but that of the target.
+    pub columns: Map<String, Value>,
+}
+
+/// Returns `true` if `path` has the name of a list.
+pub fn is_list(path: &Path) -> bool {
+    matches!(extension(path).as_deref(), Some("txt" | "csv" | "tsv" | "jsonl"))
+}
+
+/// Kind of name in each line of a list.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Target {
+    /// A file, relative to the folder of the list.
+    File,
+    /// An address on a server.
+    Url,
+    /// The key of a sample.
+    Key,
+}
+
+/// Usual names of the column of classes, the first of which that a list has is used.
+const LABEL_COLUMNS: [&str; 5] = ["label", "labels", "class", "class_name", "category"];
+
+impl Target {
+    /// Usual names of the column, the first of which that a list has is used.
+    fn columns(self) -> &'static [&'static str] {
+        match self {
+            Self::File => &[
+                "path",
+                "file_name",
+                "filename",
+                "file",
+                "image",
+                "image_path",
+                "img",
+                "img_path",
+                "file_path",
+                "filepath",
+            ],
+            Self::Url => &["url", "image_url"],
+            Self::Key => &["key"],
+        }
+    }
+}
+
+/// Reads the list at `path`. A column of `columns`, or else of the usual names, names the images;
+/// the class and a column `caption` are read if present, in upper or lower case. A line of a `.txt`
+/// list is a file, or a file and its class behind a space.
+///
+/// # Errors
+/// [`PrepError`] when the list cannot be read or has no such column.
+pub fn read(path: &Path, target: Target, columns: &ColumnNames) -> Result<Vec<ListRow>, PrepError> {
+    let about = std::fs::metadata(path).map_err(|error| PrepError::io("read", path, error))?;
+    if !about.is_file() {
+        // Reading a pipe would wait for a writer, and a device may have no end.
+        return Err(PrepError::NotRegular { path: path.to_path_buf() });
+    }
+    match extension(path).as_deref() {
+        Some("csv") => table(path, b',', target, columns),
+        Some("tsv") => table(path, b'\t', target, columns),
+        Some("jsonl") => json_lines(path, target, columns),
+        _ => {
+            let lines = text(path)?;
+            let lines = lines.lines().map(str::trim).filter(|line| !line.is_empty());
+            Ok(lines.map(|line| row_of_line(path, target, line)).collect())
+        }
+    }
+}
+
+/// Returns the row of a line of the `.txt` list at `path`.
+fn row_of_line(path: &Path, target: Target, line: &str) -> ListRow {
+    let folder = path.parent().unwrap_or(Path::new(""));
+    if target == Target::File
+        && let Some((file, label)) = line.rsplit_once(char::is_whitespace)
+        && !folder.join(line).exists()
+        && folder.join(file.trim_end()).exists()
+    {
+        let target = file.trim_end().to_string();
+        return ListRow { target, label: canonical_class(label), ..ListRow::default() };
+    }
+    ListRow { target: line.to_string(), ..ListRow::default() }
+}
+
+/// Returns the index of the column `named` by the user, or of the first of `usual`, in `columns`.
+///
+/// # Errors
+/// [`PrepError::NoColumn`] if the user named a column that the list does not have.
+fn find_column(
+    path: &Path,
+    named: Option<&str>,
+    usual: &[&str],
+    columns: &[String],
+) -> Result<Option<usize>, PrepError> {
+    let Some(name) = named else { return Ok(usual.iter().find_map(|name| index_of(columns, name))) };
+    match index_of(columns, name) {
+        Some(index) => Ok(Some(index)),
+        None => Err(PrepError::NoColumn {
+            path: path.to_path_buf(),
+            column: name.to_string(),
+            columns: columns.to_vec(),
+        }),
+    }
+}
+
+/// Returns the index of the column `name`, in upper or lower case.
+fn index_of(columns: &[String], name: &str) -> Option<usize> {
+    columns.iter().position(|column| column.trim().eq_ignore_ascii_case(name))
+}
+
+/// Returns the error for a list in which nothing names the images.
+fn no_image_column(path: &Path, target: Target, columns: &[String]) -> PrepError {
+    PrepError::NoImageColumn {
+        path: path.to_path_buf(),
+        wanted: target.columns().join(", "),
+        columns: columns.to_vec(),
+        hint: if target == Target::File { "; --image-column names another" } else { "" },
+    }
+}
+
+fn extension(path: &Path) -> Option<String> {
+    path.extension().map(|extension| extension.to_string_lossy().to_lowercase())
+}
+
+fn text(path: &Path) -> Result<String, PrepError> {
+    let text = std::fs::read_to_string(path).map_err(|error| PrepError::io("read", path, error))?;
+    // Some editors put a byte order mark in front.
+    Ok(text.strip_prefix('\u{feff}').map(str::to_string).unwrap_or(text))
+}
+
+fn table(
+    path: &Path,
+    delimiter: u8,
+    target: Target,
+    columns: &ColumnNames,
+) -> Result<Vec<ListRow>, PrepError> {
+    let failed = |source: csv::Error| PrepError::Table { path: path.to_path_buf(), source };
+    // As of any file that cannot be opened, instead of a fault within the table.
+    let file = std::fs::File::open(path).map_err(|error| PrepError::io("read", path, error))?;
+    let mut reader = csv::ReaderBuilder::new().delimiter(delimiter).from_reader(file);
+    let headers: Vec<String> = reader.headers().map_err(failed)?.iter().map(str::to_string).collect();
+    let image = find_column(path, columns.image.as_deref(), target.columns(), &headers)?;
+    let label = find_column(path, columns.label.as_deref(), &LABEL_COLUMNS, &headers)?;
+    let caption = find_column(path, None, &["caption"], &headers)?;
+    let Some(image) = image else { return Err(no_image_column(path, target, &headers)) };
+    let mut rows = Vec::new();
+    for record in reader.records() {
+        let record = record.map_err(failed)?;
+        let mut columns = Map::new();
+        for (index, name) in headers.iter().enumerate() {
+            if index != image
+                && let Some(text) = table_cell(&record, index)
+            {
+                columns.insert(name.trim().to_string(), text.into());
+            }
+        }
+        let label = label.and_then(|index| table_cell(&record, index));
+        rows.push(ListRow {
+            target: table_cell(&record, image).unwrap_or_default(),
+            label: label.as_deref().and_then(canonical_class),
+            caption: caption.and_then(|index| table_cell(&record, index)),
+            columns,
+        });
+    }
+    Ok(rows)
+}
+
+/// Returns the text of a cell of a table; `None` if it is empty.
+fn table_cell(record: &csv::StringRecord, index: usize) -> Option<String> {
+    let text = record.get(index)?.trim();
+    if text.is_empty() { None } else { Some(text.to_string()) }
+}
+
+fn json_lines(path: &Path, target: Target, columns: &ColumnNames) -> Result<Vec<ListRow>, PrepError> {
+    let lines = text(path)?;
+    let mut rows = Vec::new();
+    for (number, line) in lines.lines().enumerate() {
+        if !line.trim().is_empty() {
+            rows.push(json_row(path, target, columns, number, line)?);
+        }
+    }
+    Ok(rows)
+}
+
+/// Returns the row of line `number`, from 0, of the list at `path`.
+fn json_row(
+    path: &Path,
+    target: Target,
+    columns: &ColumnNames,
+    number: usize,
+    line: &str,
+) -> Result<ListRow, PrepError> {
+    let failed = |reason: String| PrepError::Line { path: path.to_path_buf(), line: number + 1, reason };
+    let mut cells: Map<String, Value> =
+        serde_json::from_str(line).map_err(|error| failed(error.to_string()))?;
+    let names: Vec<String> = cells.keys().cloned().collect();
+    let image = find_column(path, columns.image.as_deref(), target.columns(), &names)?;
+    // A line may leave out what it does not know, but for the first.
+    let label = match columns.label.as_deref() {
+        Some(named) if number > 0 && index_of(&names, named).is_none() => None,
+        named => find_column(path, named, &LABEL_COLUMNS, &names)?,
+    };
+    let caption = find_column(path, None, &["caption"], &names)?;
+    let Some(image) = image else { return Err(no_image_column(path, target, &names)) };
+    let Some(Value::String(image_name)) = cells.remove(&names[image]) else {
+        return Err(failed(format!("no text under `{}`", names[image])));
+    };
+    let label = label.and_then(|index| json_cell(&cells, &names[index]));
+    Ok(ListRow {
+        target: image_name,
+        label: label.as_deref().and_then(canonical_class),
+        caption: caption.and_then(|index| json_cell(&cells, &names[index])),
+        columns: cells,
+    })
+}
+
+/// Returns the value of a cell of a line as text; `None` if it is null.
+fn json_cell(cells: &Map<String, Value>, name: &str) -> Option<String> {
+    match cells.get(name)? {
+        Value::Null => None,
+        Value::String(text) => Some(text.clone()),
+        other => Some(other.to_string()),
+    }
+}

@@ -1,0 +1,123 @@
+//! Opening of the images of a recipe, with the shares and weights by which they are shown.
+
+use std::path::Path;
+
+use pipeline::secrets::redact_list;
+use pipeline::source_name::{is_source_name, split_source};
+use pipeline::{Dataset, MixedSource, SampleId, Sampling, Storage};
+use prep::column::Column;
+use prep::open::{open_dataset, open_shards};
+use trainer::recipe::DataConfig;
+
+use crate::error::SessionError;
+
+/// Opens the images of `data`.
+///
+/// # Errors
+/// [`SessionError`] when they cannot be opened, or shares and weights do not fit them.
+pub fn open_sampled(data: &DataConfig, storage: &Storage) -> Result<Dataset, SessionError> {
+    let mut sources = Vec::new();
+    let dataset = if data.mix.is_empty() {
+        refuse_names(&data.shards)?;
+        open_dataset(&data.shards, storage)?
+    } else {
+        let mut all_shards = Vec::new();
+        for (name, specs) in named_specs(data)? {
+            let shards = open_shards(&specs, storage)?;
+            let share = data.mix[&name];
+            sources.push(MixedSource { name, share, n_shards: shards.len() });
+            all_shards.extend(shards);
+        }
+        Dataset::new(all_shards)?
+    };
+    let weights = match &data.weights {
+        Some(path) => Some(image_weights(path, &dataset)?),
+        None => None,
+    };
+    Ok(dataset.sampled(Sampling { sources, weights })?)
+}
+
+/// Returns the shards of each source of the mix, by name.
+fn named_specs(data: &DataConfig) -> Result<Vec<(String, Vec<String>)>, SessionError> {
+    let mut found: Vec<(String, Vec<String>)> =
+        data.mix.keys().map(|name| (name.clone(), Vec::new())).collect();
+    if let Some(name) = data.mix.keys().find(|name| !is_source_name(name)) {
+        let reason = format!("data.mix.{name}: the name of a source has letters, digits, _ and - only");
+        return Err(SessionError::Sources { reason });
+    }
+    for spec in &data.shards {
+        let named = split_source(spec).and_then(|(name, rest)| {
+            let source = found.iter_mut().find(|(known, _)| known == name)?;
+            Some((source, rest.to_string()))
+        });
+        match named {
+            Some((source, rest)) => source.1.push(rest),
+            None => {
+                let known = data.mix.keys().cloned().collect::<Vec<_>>().join(", ");
+                let reason = format!(
+                    "--shards {}: data.mix has the sources {known}: name one, as in NAME=SHARDS",
+                    redact_list(spec)
+                );
+                return Err(SessionError::Sources { reason });
+            }
+        }
+    }
+    match found.iter().find(|(_, specs)| specs.is_empty()) {
+        Some((name, _)) => {
+            let reason = format!("data.mix has a source {name} without shards: give --shards {name}=FOLDER");
+            Err(SessionError::Sources { reason })
+        }
+        None => Ok(found),
+    }
+}
+
+/// Refuses shards with names of sources where the recipe gives no shares.
+fn refuse_names(specs: &[String]) -> Result<(), SessionError> {
+    for spec in specs {
+        if let Some((name, rest)) = split_source(spec)
+            && !Path::new(spec).exists()
+            && Path::new(rest).exists()
+        {
+            let reason = format!(
+                "--shards {spec}: give the shares of the sources too, as in --set data.mix.{name}=0.5"
+            );
+            return Err(SessionError::Sources { reason });
+        }
+    }
+    Ok(())
+}
+
+/// Reads the weight of each sample of `dataset`; 0 for one that is not in the list.
+fn image_weights(path: &Path, dataset: &Dataset) -> Result<Vec<f64>, SessionError> {
+    let list = Column::read(path, "weight")?;
+    let mut weights = Vec::with_capacity(dataset.n_samples() as usize);
+    let mut n_unlisted = 0u64;
+    for id in (0..dataset.n_samples()).map(SampleId) {
+        let (shard, number) = dataset.locate(id);
+        let name = shard.name();
+        let key = shard.key(number);
+        let weight = match list.value(Some(&name), key)? {
+            Some(text) => text.parse::<f64>().map_err(|_| SessionError::ImageWeight {
+                path: path.to_path_buf(),
+                key: key.to_string(),
+                text: text.to_string(),
+            })?,
+            None => {
+                n_unlisted += 1;
+                0.0
+            }
+        };
+        weights.push(weight);
+    }
+    if n_unlisted > 0 && n_unlisted < dataset.n_samples() {
+        tracing::info!(
+            "{n_unlisted} of {} images are not in {}, and are not shown",
+            dataset.n_samples(),
+            path.display()
+        );
+    }
+    if n_unlisted == dataset.n_samples() {
+        return Err(SessionError::NoImageWeights { path: path.to_path_buf() });
+    }
+    Ok(weights)
+}

@@ -1,0 +1,251 @@
+//! Errors of a run before and while it trains.
+
+use std::path::PathBuf;
+
+use kernels::device::DeviceError;
+use pipeline::PipelineError;
+use prep::PrepError;
+use ranks::EngineError;
+use ranks::launch::LaunchError;
+use trainer::TrainError;
+use weights::WeightsError;
+
+/// An error of a session. Variants name the file, run or key they are about, and what to do.
+#[derive(Debug, thiserror::Error)]
+pub enum SessionError {
+    /// The recipe names no shards.
+    #[error("no shards: give --shards, or data.shards in the recipe")]
+    NoShards,
+    /// A file could not be read or written.
+    #[error("cannot {action} {}: {source}", path.display())]
+    Io {
+        /// Operation that failed, as a verb.
+        action: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// The cause.
+        source: std::io::Error,
+    },
+    /// A checkpoint does not exist, and others do.
+    #[error(
+        "cannot open {}: available checkpoints: steps {}; older ones are removed (run.keep_checkpoints): {source}",
+        path.display(), list(steps)
+    )]
+    CheckpointRemoved {
+        /// The checkpoint.
+        path: PathBuf,
+        /// Steps of the checkpoints beside it.
+        steps: Vec<u64>,
+        /// The cause.
+        source: std::io::Error,
+    },
+    /// A file of weights was opened for the heads, which it does not have.
+    #[error("{} holds a backbone without heads; heads are in the runs and checkpoints of this program", path.display())]
+    NoHeads {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The recipe takes its backbone from weights that are not given.
+    #[error(
+        "model.arch is from_init, the backbone of the weights that a run starts with: give --init WEIGHTS, or --set \
+         init.weights=WEIGHTS"
+    )]
+    NoBackbone,
+    /// The recipe starts from weights that are not given.
+    #[error("recipe {recipe} starts from the weights of another run: give --init RUN")]
+    NoInitialWeights {
+        /// Name of the recipe.
+        recipe: String,
+    },
+    /// The run began with weights, and is continued without naming them.
+    #[error("the run in {} began with weights: give --init {weights} as before, whether or not they are still there", workdir.display())]
+    BeganWithWeights {
+        /// The work directory.
+        workdir: PathBuf,
+        /// The weights.
+        weights: String,
+    },
+    /// The run began with another setting of `init.heads`.
+    #[error("the run in {} began with init.heads={heads}: set it as before", workdir.display())]
+    BeganWithHeads {
+        /// The work directory.
+        workdir: PathBuf,
+        /// The setting with which it began.
+        heads: bool,
+    },
+    /// Weights do not fit the backbone of the recipe.
+    #[error("{} does not fit recipe {recipe}: {reason}", path.display())]
+    DoesNotFit {
+        /// The weights.
+        path: PathBuf,
+        /// Name of the recipe.
+        recipe: String,
+        /// What differs.
+        reason: String,
+    },
+    /// The weights for `init.heads` cannot be read.
+    #[error("init.heads: {source}")]
+    InitialHeads {
+        /// The cause.
+        source: Box<SessionError>,
+    },
+    /// Weights are not those that the recipe states.
+    #[error("{} holds other weights than the recipe's init.fingerprint says", path.display())]
+    OtherWeights {
+        /// The weights.
+        path: PathBuf,
+    },
+    /// The work directory was forked, and its run never began.
+    #[error("{} was forked but never started: give --fork again, or another --workdir", workdir.display())]
+    ForkNotStarted {
+        /// The work directory.
+        workdir: PathBuf,
+    },
+    /// The work directory holds checkpoints of another run.
+    #[error("{} holds checkpoints of another run; choose another --workdir", workdir.display())]
+    ForkOccupied {
+        /// The work directory.
+        workdir: PathBuf,
+    },
+    /// The run that is forked takes images of another number of channels.
+    #[error("{} takes images of {n_channels} channels: a fork keeps data.channels", run.display())]
+    ForkChannels {
+        /// The run that is forked.
+        run: PathBuf,
+        /// Its number of channels.
+        n_channels: usize,
+    },
+    /// The run that is forked has positions for images of another size.
+    #[error("{} has positions for images of {image_px} px: a fork keeps model.image_px", run.display())]
+    ForkPositions {
+        /// The run that is forked.
+        run: PathBuf,
+        /// Its size of images.
+        image_px: usize,
+    },
+    /// The checkpoint of a run that is forked cannot be copied.
+    #[error("cannot copy {} into {}: {source}", run.display(), workdir.display())]
+    ForkCopy {
+        /// The run that is forked.
+        run: PathBuf,
+        /// The work directory.
+        workdir: PathBuf,
+        /// The cause.
+        source: std::io::Error,
+    },
+    /// The weights of a frozen network are not named.
+    #[error("{key} is empty: give --set {key}=RUN, the network that is distilled")]
+    FrozenUnnamed {
+        /// Key of its weights.
+        key: String,
+    },
+    /// The weights of a frozen network cannot be read.
+    #[error("{key}: {reason}")]
+    Frozen {
+        /// Key of its weights.
+        key: String,
+        /// The fault, and what to do.
+        reason: String,
+    },
+    /// A frozen network takes images of other bits.
+    #[error("{key}: {} takes images of {theirs} bits, and data.bits is {ours}: both see the same views", path.display())]
+    FrozenDepth {
+        /// Key of its weights.
+        key: String,
+        /// The weights.
+        path: PathBuf,
+        /// Bits that it takes.
+        theirs: u8,
+        /// Bits of the recipe.
+        ours: u8,
+    },
+    /// A frozen network has other weights than those that the run began with.
+    #[error(
+        "{key}: {} has different weights from those that the run started with: put the file back, or choose another --workdir",
+        path.display()
+    )]
+    FrozenChanged {
+        /// Key of its weights.
+        key: String,
+        /// The weights.
+        path: PathBuf,
+    },
+    /// The shards and shares of sources do not fit together.
+    #[error("{reason}")]
+    Sources {
+        /// The key or the shards, what is wrong with them, and what to do.
+        reason: String,
+    },
+    /// A weight of an image is not a number.
+    #[error("{}: the weight of {key} is {text:?}, which is no number", path.display())]
+    ImageWeight {
+        /// The list of weights.
+        path: PathBuf,
+        /// Key of the image.
+        key: String,
+        /// The text.
+        text: String,
+    },
+    /// A list of weights names none of the images.
+    #[error("{} names none of the images of --shards", path.display())]
+    NoImageWeights {
+        /// The list.
+        path: PathBuf,
+    },
+    /// The device does not support a type of the plan.
+    #[error("{device} does not know {dtype}: set optim.precision to something else")]
+    DeviceType {
+        /// Name of the device.
+        device: String,
+        /// Name of the type.
+        dtype: &'static str,
+    },
+    /// Ranks were given groups of different sizes.
+    #[error(
+        "{key}: ranks were given different values, which make groups of {least} to {most} ranks; this one's {own}"
+    )]
+    Groups {
+        /// Keys of the sizes.
+        key: &'static str,
+        /// The smallest size.
+        least: f64,
+        /// The largest size.
+        most: f64,
+        /// The size on this rank.
+        own: f64,
+    },
+    /// Ranks have different libraries, and the recipe demands one.
+    #[error(
+        "run.kernels = \"cublaslt\": ranks have different versions of it, or some have none; this one's is {own}: give all \
+         ranks the same library, or set it to \"auto\""
+    )]
+    Kernels {
+        /// The library of this rank.
+        own: String,
+    },
+    /// Environment variables of launchers contradict one another.
+    #[error(transparent)]
+    Launch(#[from] LaunchError),
+    /// The device cannot be opened.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    /// A collective failed.
+    #[error(transparent)]
+    Ranks(#[from] EngineError),
+    /// The data set cannot be opened.
+    #[error(transparent)]
+    Prep(#[from] PrepError),
+    /// The data path failed.
+    #[error(transparent)]
+    Data(#[from] PipelineError),
+    /// Weights cannot be read.
+    #[error(transparent)]
+    Weights(#[from] WeightsError),
+    /// The recipe is invalid, or training failed.
+    #[error(transparent)]
+    Train(#[from] TrainError),
+}
+
+fn list(steps: &[u64]) -> String {
+    steps.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+}

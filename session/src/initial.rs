@@ -1,0 +1,295 @@
+//! Initial state of a run, if not random: weights, or the checkpoint of another run.
+
+use std::path::{Path, PathBuf};
+
+use augment::Decoding;
+use networks::{ModelConfig, NamedTensor, Pixels};
+use trainer::checkpoint::{Checkpoint, steps};
+use trainer::recipe::{DataConfig, InitConfig};
+use trainer::run::status::Status;
+use trainer::{Plan, Recipe};
+use weights::{Hints, fitted};
+
+use crate::error::SessionError;
+use crate::network::{Backbone, model_of};
+
+/// File that names the run and the step that a fork began with.
+const FORKED_FROM: &str = "forked-from.txt";
+
+/// Initial state of a run.
+#[derive(Debug, Clone, Default)]
+pub struct Initial {
+    /// Weights of the backbone, in place of the recipe's `init.weights`: a file or folder of another
+    /// library, or a run.
+    pub weights: Option<PathBuf>,
+    /// Facts that the file of weights may not state.
+    pub hints: Hints,
+    /// Run or checkpoint to continue from, with its optimizer, in another work directory.
+    pub fork: Option<PathBuf>,
+    /// Whether the run may become longer than it was when it began.
+    pub lengthen: bool,
+}
+
+/// Returns the step of the checkpoint that the run in `workdir` was forked from, if it is a fork.
+pub(crate) fn forked_step(workdir: &Path) -> Option<u64> {
+    let note = std::fs::read_to_string(workdir.join(FORKED_FROM)).ok()?;
+    let noted = note.lines().find_map(|line| line.strip_prefix("step ")?.parse().ok());
+    // Older releases did not record the step: it is that of the first checkpoint.
+    noted.or_else(|| steps(&workdir.join("checkpoints")).first().map(|(step, _)| *step))
+}
+
+/// Creates the fork that `initial` request, on rank 0, and opens the weights that `initial` or `recipe`
+/// name.
+///
+/// # Errors
+/// [`SessionError`] when the weights or the fork do not fit the recipe, or cannot be read.
+pub(crate) fn prepare(
+    recipe: &mut Recipe,
+    workdir: &Path,
+    initial: &Initial,
+    rank: usize,
+) -> Result<Option<Vec<NamedTensor>>, SessionError> {
+    if let Some(path) = &initial.weights {
+        let before = recipe.init.as_ref();
+        recipe.init = Some(InitConfig {
+            weights: path.display().to_string(),
+            fingerprint: String::new(),
+            heads: before.is_some_and(|init| init.heads),
+            first_layer: before.and_then(|init| init.first_layer),
+        });
+    }
+    // A fork has the networks of its checkpoint.
+    if initial.fork.is_some() && recipe.init.as_ref().is_some_and(|init| init.weights.is_empty()) {
+        recipe.init = None;
+    }
+    let has_begun = workdir.join("plan.toml").exists();
+    if rank == 0 && !has_begun {
+        // A run that has begun needs its origin no more.
+        match &initial.fork {
+            Some(from) => {
+                check_fork(recipe, from)?;
+                fork(from, workdir)?;
+            }
+            None if workdir.join(FORKED_FROM).exists() => {
+                return Err(SessionError::ForkNotStarted { workdir: workdir.to_path_buf() });
+            }
+            None => {}
+        }
+    }
+    open_weights(recipe, workdir, &initial.hints)
+}
+
+/// Checks that the run in `workdir` may start with the weights that [`prepare`] returned, or with
+/// random ones.
+///
+/// # Errors
+/// [`SessionError::Train`].
+pub(crate) fn check(
+    plan: &Plan,
+    workdir: &Path,
+    initial: &Initial,
+    weights: Option<&[NamedTensor]>,
+) -> Result<(), SessionError> {
+    if let Some(weights) = weights {
+        plan.check_initial_heads(weights)?;
+    }
+    let begins = initial.fork.is_none() && steps(&workdir.join("checkpoints")).is_empty();
+    if begins && plan.recipe.init.is_none() {
+        plan.check_random_start()?;
+    }
+    Ok(())
+}
+
+/// Checks that the run `from` has the backbone of `recipe`, by the keys on which the meaning of
+/// weights depends.
+fn check_fork(recipe: &Recipe, from: &Path) -> Result<(), SessionError> {
+    let forked = Checkpoint::open(from)?.manifest.plan.recipe;
+    if forked.model.n_channels() != recipe.model.n_channels() {
+        return Err(SessionError::ForkChannels {
+            run: from.to_path_buf(),
+            n_channels: forked.model.n_channels(),
+        });
+    }
+    match fitted(&forked.model, Vec::new(), &recipe.model, None) {
+        Ok(_) if forked.model.params() == recipe.model.params() => Ok(()),
+        // Weights that a run starts with are resampled, the state of a run is not.
+        Ok(_) => {
+            Err(SessionError::ForkPositions { run: from.to_path_buf(), image_px: forked.model.image_px() })
+        }
+        Err(reason) => Err(does_not_fit(from, recipe, reason.to_string())),
+    }
+}
+
+/// Returns the backbone of the weights that the run in `workdir` started with, or that a run is to
+/// start with: those of `initial`, or `weights`, which its recipe names.
+///
+/// # Errors
+/// [`SessionError::NoBackbone`] where none are named, and errors of reading them.
+pub fn model(
+    initial: &Initial,
+    workdir: Option<&Path>,
+    weights: Option<&str>,
+) -> Result<ModelConfig, SessionError> {
+    if let Some(run) = workdir.and_then(|workdir| Status::of(workdir).ok()) {
+        return Ok(run.plan.recipe.model);
+    }
+    if let Some(from) = &initial.fork {
+        return Ok(Checkpoint::open(from)?.manifest.plan.recipe.model);
+    }
+    let named = weights.filter(|weights| !weights.is_empty()).map(Path::new);
+    let path = initial.weights.as_deref().or(named).ok_or(SessionError::NoBackbone)?;
+    model_of(path, &initial.hints)
+}
+
+/// Opens the initial weights of `recipe`, and records their fingerprint in it. A run with a
+/// checkpoint in `workdir` continues from it; its initial weights are not opened again.
+fn open_weights(
+    recipe: &mut Recipe,
+    workdir: &Path,
+    hints: &Hints,
+) -> Result<Option<Vec<NamedTensor>>, SessionError> {
+    let Some(init) = &recipe.init else {
+        // Without the weights it would be another run.
+        return match begun(workdir) {
+            Some(before) => Err(SessionError::BeganWithWeights {
+                workdir: workdir.to_path_buf(),
+                weights: before.weights,
+            }),
+            None => Ok(None),
+        };
+    };
+    if let Some(before) =
+        begun(workdir).filter(|before| init.weights.is_empty() || before.weights == init.weights)
+    {
+        if before.heads != init.heads {
+            return Err(SessionError::BeganWithHeads { workdir: workdir.to_path_buf(), heads: before.heads });
+        }
+        recipe.init = Some(before);
+        return Ok(None);
+    }
+    if init.weights.is_empty() {
+        return Err(SessionError::NoInitialWeights { recipe: recipe.name.clone() });
+    }
+    let path = PathBuf::from(&init.weights);
+    let backbone = if init.heads {
+        Backbone::open_with_heads(&path)
+            .map_err(|source| SessionError::InitialHeads { source: Box::new(source) })?
+    } else {
+        Backbone::open(&path, hints)?
+    };
+    let head_shapes = backbone.head_shapes();
+    let mut heads = Vec::new();
+    let mut tensors = Vec::new();
+    for tensor in backbone.tensors {
+        if head_shapes.contains_key(&tensor.name) {
+            heads.push(tensor);
+        } else {
+            tensors.push(tensor);
+        }
+    }
+    let mut tensors = fitted(&backbone.model, tensors, &recipe.model, init.first_layer)
+        .map_err(|reason| does_not_fit(&path, recipe, reason.to_string()))?;
+    tensors.extend(heads);
+    warn_of_pixels(&path, &backbone.preprocessing.pixels, &recipe.data);
+    warn_of_decoding(&path, backbone.preprocessing.decoding, &recipe.data);
+    let fingerprint = format!("{:016x}", weights::fingerprint(&tensors));
+    if !init.fingerprint.is_empty() && init.fingerprint != fingerprint {
+        return Err(SessionError::OtherWeights { path });
+    }
+    // What is recorded is what was done.
+    let first_layer = init.first_layer.filter(|_| backbone.model.n_channels() != recipe.data.channels);
+    recipe.init = Some(InitConfig { fingerprint, first_layer, ..init.clone() });
+    Ok(Some(tensors))
+}
+
+fn does_not_fit(path: &Path, recipe: &Recipe, reason: String) -> SessionError {
+    SessionError::DoesNotFit { path: path.to_path_buf(), recipe: recipe.name.clone(), reason }
+}
+
+/// Warns if the weights in `path` were trained on images that are decoded otherwise than
+/// those of `data`.
+fn warn_of_decoding(path: &Path, theirs: Decoding, data: &DataConfig) {
+    let ours = data.rules().decoding();
+    if theirs != ours {
+        let keys = "data.apply_exif, data.background, data.bits_used, data.no_data";
+        tracing::warn!(
+            "{} was trained on images that are decoded otherwise ({keys}): {theirs:?}, here {ours:?}",
+            path.display()
+        );
+    }
+}
+
+/// Warns if the weights in `path` were trained on `pixels` that are normalized otherwise
+/// than those of `data`, or have other bits.
+fn warn_of_pixels(path: &Path, pixels: &Pixels, data: &DataConfig) {
+    let theirs = &pixels.normalization;
+    let is_comparable = theirs.n_channels() == data.channels;
+    if is_comparable && *theirs != data.normalization {
+        tracing::warn!(
+            "{} was trained on other colors: --set 'data.normalization={{mean={:?},std={:?}}}' has them",
+            path.display(),
+            theirs.mean,
+            theirs.std
+        );
+    }
+    if pixels.depth != data.depth {
+        tracing::warn!(
+            "{} was trained on images of {} bits, and data.bits is {}",
+            path.display(),
+            pixels.depth.bits(),
+            data.depth.bits()
+        );
+    }
+}
+
+/// Returns the initial weights of the run in `workdir`, if it has a checkpoint.
+fn begun(workdir: &Path) -> Option<InitConfig> {
+    let has_checkpoint = !steps(&workdir.join("checkpoints")).is_empty();
+    has_checkpoint.then(|| Status::of(workdir).ok()).flatten()?.plan.recipe.init
+}
+
+/// Creates `workdir` with the checkpoint of `from`, from which a new run continues with its own
+/// recipe; does nothing if it has that checkpoint already.
+fn fork(from: &Path, workdir: &Path) -> Result<(), SessionError> {
+    let folder = workdir.join("checkpoints");
+    let note = workdir.join(FORKED_FROM);
+    if !steps(&folder).is_empty() {
+        let noted = std::fs::read_to_string(&note).unwrap_or_default();
+        if noted.lines().next() == Some(&from.display().to_string()) {
+            return Ok(());
+        }
+        return Err(SessionError::ForkOccupied { workdir: workdir.to_path_buf() });
+    }
+    let checkpoint = Checkpoint::open(from)?;
+    copy_checkpoint(&checkpoint, from, &folder, &note).map_err(|source| SessionError::ForkCopy {
+        run: from.to_path_buf(),
+        workdir: workdir.to_path_buf(),
+        source,
+    })?;
+    tracing::info!(
+        "forked from step {} of {}; from here on the run in {} is one of its own",
+        checkpoint.manifest.step,
+        from.display(),
+        workdir.display()
+    );
+    Ok(())
+}
+
+/// Copies the checkpoint of the run `from` into `folder`, where it appears whole, and writes its
+/// origin into `note`.
+fn copy_checkpoint(checkpoint: &Checkpoint, from: &Path, folder: &Path, note: &Path) -> std::io::Result<()> {
+    let name = checkpoint.path().file_name().unwrap_or_default();
+    std::fs::create_dir_all(folder)?;
+    // Remains of a killed start are removed with other unfinished checkpoints.
+    let unfinished = folder.join(format!(".writing-fork-{}", name.to_string_lossy()));
+    if unfinished.exists() {
+        std::fs::remove_dir_all(&unfinished)?;
+    }
+    std::fs::create_dir(&unfinished)?;
+    for entry in std::fs::read_dir(checkpoint.path())? {
+        let entry = entry?;
+        std::fs::copy(entry.path(), unfinished.join(entry.file_name()))?;
+    }
+    std::fs::write(note, format!("{}\nstep {}\n", from.display(), checkpoint.manifest.step))?;
+    std::fs::rename(&unfinished, folder.join(name))
+}

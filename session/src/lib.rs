@@ -1,0 +1,64 @@
+//! A run from its recipe to its weights, in stages, as the program `ocelli pretrain` goes through
+//! them.
+//!
+//! ```
+//! use pipeline::{Storage, StorageConfig};
+//! use session::Session;
+//! use trainer::Recipe;
+//! use trainer::run::{Outcome, Quiet};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let folder = tempfile::tempdir()?;
+//! # let photos = folder.path().join("photos");
+//! # let runs = folder.path().join("runs");
+//! # std::fs::create_dir(&photos)?;
+//! # for number in 0..8u8 {
+//! #     let draw = |x, y| image::Rgb([x as u8, y as u8, number * 30]);
+//! #     image::RgbImage::from_fn(40, 40, draw).save(photos.join(format!("{number}.png")))?;
+//! # }
+//! let text = include_str!("../../scripts/recipes/lejepa_cifar.toml");
+//! let sets = ["optim.batch_size=4", "optim.length={steps=2}"].map(String::from);
+//! let mut recipe = Recipe::parse(text, "lejepa_cifar", &sets)?;
+//! recipe.data.shards = vec![photos.display().to_string()];
+//! let storage = Storage::new(StorageConfig::new(folder.path().join("cache")));
+//! let session = Session::new(recipe, runs.join("mine"))?;
+//! let fitted = session.open(&storage)?.resolve()?.fit()?;
+//! let outcome = fitted.train(&mut [], &mut Quiet)?;
+//! assert_eq!(outcome, Outcome::Finished);
+//! # assert!(runs.join("mine/checkpoints/latest").exists());
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! Each stage consumes the one before, so that the order of
+//!
+//! | stage | has |
+//! |---|---|
+//! | [`Session`] | recipe, work directory, ranks, device, initial state |
+//! | [`Connected`] | ranks connected; initial weights, frozen networks and images opened |
+//! | [`Resolved`] | a plan: every length in steps, every default filled in |
+//! | [`Fitted`] | the plan divided over ranks, within the memory of each, and its kernels |
+//! | [`Outcome`](trainer::run::Outcome) | weights in the work directory |
+//!
+//! is that of the types. All ranks of a launch go through them together: a stage fails on all of
+//! them if it fails on one.
+//!
+//! Notes and warnings on the way are events of `tracing`.
+
+#![cfg_attr(test, allow(clippy::unwrap_used))]
+
+pub mod connect;
+mod data;
+mod error;
+mod frozen;
+mod initial;
+pub mod machine;
+mod network;
+mod stages;
+
+pub use data::open_sampled;
+pub use error::SessionError;
+pub use frozen::open as open_frozen;
+pub use initial::{Initial, model as initial_model};
+pub use network::{Backbone, model_of};
+pub use stages::{Connected, Fitted, Resolved, Session, check_types};

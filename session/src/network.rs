@@ -1,0 +1,163 @@
+//! Backbones with their weights, from a run, a checkpoint or a file of weights.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+use augment::DecodeRules;
+use kernels::device::Device;
+use networks::backbone::Readout;
+use networks::unit::Unit;
+use networks::{ModelConfig, NamedTensor, Network, NetworkError};
+use trainer::checkpoint::{Checkpoint, Manifest, steps};
+use weights::{Hints, Preprocessing};
+
+use crate::error::SessionError;
+
+/// A backbone with its weights.
+pub struct Backbone {
+    /// Configuration of the network.
+    pub model: ModelConfig,
+    /// Parameters by name: those of heads, too, if it was opened with them.
+    pub tensors: Vec<NamedTensor>,
+    /// Preprocessing of its images.
+    pub preprocessing: Preprocessing,
+    /// Name of the network within its run, or `weights`.
+    pub which: String,
+    /// Manifest of the checkpoint; a file of weights has none.
+    pub manifest: Option<Manifest>,
+    /// Name of the library that made the weights, or `ocelli`.
+    pub origin: &'static str,
+}
+
+impl Backbone {
+    /// Opens the backbone in `path`: of a file of weights, whose missing facts are taken from
+    /// `hints`, or of the network `hints.network` of a run; by default, of the network that its
+    /// method evaluates. Assumptions about a file are reported.
+    ///
+    /// # Errors
+    /// [`SessionError`] when there is no network, or its weights cannot be read.
+    pub fn open(path: &Path, hints: &Hints) -> Result<Self, SessionError> {
+        check_exists(path)?;
+        if weights::is_weights(path) {
+            let read = weights::read(path, hints)?;
+            for sentence in &read.assumed {
+                tracing::info!("{}: {sentence}", path.display());
+            }
+            return Ok(Self {
+                model: read.model,
+                tensors: read.tensors,
+                preprocessing: read.preprocessing,
+                which: read.which,
+                manifest: None,
+                origin: read.origin,
+            });
+        }
+        // Opened once: a running job may write another checkpoint meanwhile.
+        let checkpoint = Checkpoint::open(path)?;
+        let (tensors, which) = checkpoint.backbone(hints.network.as_deref())?;
+        Ok(Self::from_checkpoint(checkpoint.manifest, tensors, which))
+    }
+
+    /// Opens the evaluated network of the run or checkpoint in `path` with its heads, and with what
+    /// only its training uses.
+    ///
+    /// # Errors
+    /// [`SessionError::NoHeads`] for a file of weights, and as [`open`](Self::open).
+    pub fn open_with_heads(path: &Path) -> Result<Self, SessionError> {
+        check_exists(path)?;
+        if weights::is_weights(path) {
+            return Err(SessionError::NoHeads { path: path.to_path_buf() });
+        }
+        let checkpoint = Checkpoint::open(path)?;
+        let (tensors, which) = checkpoint.network(None)?;
+        Ok(Self::from_checkpoint(checkpoint.manifest, tensors, which))
+    }
+
+    /// Creates the backbone of a checkpoint with the tensors of its network `which`.
+    fn from_checkpoint(manifest: Manifest, tensors: Vec<NamedTensor>, which: String) -> Self {
+        let recipe = &manifest.plan.recipe;
+        let model = recipe.model.clone();
+        let pixels = recipe.data.pixels();
+        let mut preprocessing = Preprocessing::of_size(recipe.evaluated_px() as u32, pixels);
+        preprocessing.decoding = recipe.data.rules().decoding();
+        Self { model, tensors, preprocessing, which, manifest: Some(manifest), origin: "ocelli" }
+    }
+
+    /// Returns the shapes of the parameters that are not the backbone's, by name: those of heads,
+    /// if it was opened with them.
+    pub fn head_shapes(&self) -> BTreeMap<String, Vec<usize>> {
+        let masked = self.model.masked_units(Readout::All);
+        let backbone = param_names(masked.unwrap_or_else(|| self.model.units(Readout::All)));
+        let mut shapes = BTreeMap::new();
+        for tensor in &self.tensors {
+            if !backbone.contains(&tensor.name) {
+                shapes.insert(tensor.name.clone(), tensor.shape.clone());
+            }
+        }
+        shapes
+    }
+
+    /// Returns whether the weights have parameters that only training with masked patches uses, if
+    /// it was opened with them.
+    pub fn saw_masks(&self) -> bool {
+        let Some(masked) = self.model.masked_units(Readout::All) else { return false };
+        let masked = param_names(masked);
+        let plain = param_names(self.model.units(Readout::All));
+        self.tensors.iter().any(|tensor| masked.contains(&tensor.name) && !plain.contains(&tensor.name))
+    }
+
+    /// Returns the rules for decoding images: those of the run, or the usual ones in the format
+    /// that the weights take.
+    pub fn rules(&self) -> DecodeRules {
+        match &self.manifest {
+            Some(manifest) => manifest.plan.recipe.data.rules(),
+            None => self.preprocessing.decoding.rules(self.preprocessing.pixels.format()),
+        }
+    }
+
+    /// Returns the network with these weights on `device`.
+    ///
+    /// # Errors
+    /// [`NetworkError`] when a parameter is missing or has another shape.
+    pub fn network(&self, n_workers: usize, device: &Device) -> Result<Network, NetworkError> {
+        Network::new(&self.model, self.preprocessing.pixels.clone(), &self.tensors, n_workers, device)
+    }
+}
+
+/// Returns the names of the parameters of `units`.
+fn param_names(units: Vec<Box<dyn Unit>>) -> BTreeSet<String> {
+    let mut names = BTreeSet::new();
+    for unit in units {
+        let layout = unit.layout(1);
+        for slot in &layout.params {
+            names.insert(layout.full_name(slot));
+        }
+    }
+    names
+}
+
+/// Returns the configuration of the backbone in `path`, as [`Backbone::open`] finds it, and reports
+/// nothing.
+///
+/// # Errors
+/// As [`Backbone::open`].
+pub fn model_of(path: &Path, hints: &Hints) -> Result<ModelConfig, SessionError> {
+    check_exists(path)?;
+    if weights::is_weights(path) {
+        Ok(weights::read(path, hints)?.model)
+    } else {
+        Ok(Checkpoint::open(path)?.manifest.plan.recipe.model)
+    }
+}
+
+/// Checks that `path` exists; the error about a removed checkpoint lists the remaining ones.
+fn check_exists(path: &Path) -> Result<(), SessionError> {
+    let Err(source) = std::fs::metadata(path) else { return Ok(()) };
+    let path = path.to_path_buf();
+    let others = path.parent().map(steps).unwrap_or_default();
+    if others.is_empty() {
+        return Err(SessionError::Io { action: "open", path, source });
+    }
+    let steps = others.iter().map(|(step, _)| *step).collect();
+    Err(SessionError::CheckpointRemoved { path, steps, source })
+}

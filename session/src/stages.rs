@@ -1,0 +1,271 @@
+//! Stages of a run.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use kernels::device::{DeviceChoice, DeviceKind, Opened};
+use networks::NamedTensor;
+use networks::probe::Probe;
+use pipeline::{Dataset, Storage};
+use ranks::communicator::Communicator;
+use ranks::engine::EngineChoice;
+use ranks::launch::Launch;
+use ranks::wire::Wire;
+use trainer::estimate::fit;
+use trainer::run::fault::Fault;
+use trainer::run::{FrozenNetwork, Job, Observer, Outcome, run};
+use trainer::{Plan, Recipe, TrainError};
+
+use crate::connect::{agree_on_groups, agree_on_kernels, all_ready, connect, n_sharers};
+use crate::data::open_sampled;
+use crate::error::SessionError;
+use crate::frozen;
+use crate::initial::{self, Initial};
+use crate::machine;
+
+/// A recipe, and where and how it is trained.
+#[derive(Debug)]
+pub struct Session {
+    /// The recipe.
+    pub recipe: Recipe,
+    /// Folder that receives all output; a run in it is resumed.
+    pub workdir: PathBuf,
+    /// Position among the ranks.
+    pub launch: Launch,
+    /// Device of this rank.
+    pub device: Opened,
+    /// Engine between ranks.
+    pub engine: EngineChoice,
+    /// Initial state of the run.
+    pub initial: Initial,
+    /// Fault to inject.
+    pub fault: Option<Fault>,
+    /// Flag that asks the run to stop with a checkpoint; may be set from any thread.
+    pub stop: Arc<AtomicBool>,
+}
+
+/// A session whose ranks are connected, with its weights and images.
+pub struct Connected {
+    session: Session,
+    comm: Communicator,
+    /// Number of ranks that compute on the device of this one.
+    n_sharers: usize,
+    initial: Option<Vec<NamedTensor>>,
+    frozen: Vec<FrozenNetwork>,
+    dataset: Arc<Dataset>,
+}
+
+/// A session whose recipe is resolved against its data set.
+pub struct Resolved {
+    connected: Connected,
+    plan: Plan,
+}
+
+/// A session whose plan is divided over the ranks and fits into their memory.
+pub struct Fitted {
+    connected: Connected,
+    plan: Plan,
+}
+
+impl Session {
+    /// Creates the session of a process by itself, on the best device there is, whose run starts at
+    /// random or as the recipe says.
+    ///
+    /// # Errors
+    /// [`SessionError::Device`].
+    pub fn new(recipe: Recipe, workdir: impl Into<PathBuf>) -> Result<Self, SessionError> {
+        Ok(Self {
+            recipe,
+            workdir: workdir.into(),
+            launch: Launch::ALONE,
+            device: DeviceChoice::Auto.open(0)?,
+            engine: EngineChoice::Auto,
+            initial: Initial::default(),
+            fault: None,
+            stop: Arc::default(),
+        })
+    }
+
+    /// Connects the ranks, and opens initial weights, frozen networks and images.
+    ///
+    /// # Errors
+    /// [`SessionError`] when one of them cannot be opened, on any rank.
+    pub fn open(mut self, storage: &Storage) -> Result<Connected, SessionError> {
+        if self.recipe.data.shards.is_empty() {
+            return Err(SessionError::NoShards);
+        }
+        let comm = connect(&self.launch, &self.recipe.run, &self.device, self.engine)?;
+        let n_sharers = n_sharers(&comm, &self.device)?;
+        // Without a GPU everything is in the host's memory.
+        self.recipe.run.offload &= self.device.kind != DeviceKind::Cpu;
+        let inputs = all_ready(&comm, self.open_inputs(storage))?;
+        Ok(Connected {
+            session: self,
+            comm,
+            n_sharers,
+            initial: inputs.initial,
+            frozen: inputs.frozen,
+            dataset: inputs.dataset,
+        })
+    }
+
+    /// Opens what a rank needs, and records in the recipe what files state.
+    fn open_inputs(&mut self, storage: &Storage) -> Result<Inputs, SessionError> {
+        let recipe = &mut self.recipe;
+        let initial = initial::prepare(recipe, &self.workdir, &self.initial, self.launch.rank)?;
+        let frozen = frozen::open(recipe, Some(&self.workdir))?;
+        let dataset = Arc::new(open_sampled(&recipe.data, storage)?);
+        Ok(Inputs { initial, frozen, dataset })
+    }
+}
+
+/// What a rank opens.
+struct Inputs {
+    initial: Option<Vec<NamedTensor>>,
+    frozen: Vec<FrozenNetwork>,
+    dataset: Arc<Dataset>,
+}
+
+impl Connected {
+    /// Returns the images.
+    pub fn dataset(&self) -> &Arc<Dataset> {
+        &self.dataset
+    }
+
+    /// Resolves the recipe: every length in steps, every default filled in.
+    ///
+    /// # Errors
+    /// [`SessionError::Train`] with the key and what is wrong with it.
+    pub fn resolve(self) -> Result<Resolved, SessionError> {
+        let plan = all_ready(&self.comm, self.plan())?;
+        Ok(Resolved { connected: self, plan })
+    }
+
+    fn plan(&self) -> Result<Plan, SessionError> {
+        let dataset = &self.dataset;
+        let mut plan = trainer::resolve(self.session.recipe.clone(), dataset.n_samples())?;
+        plan.data_fingerprint = format!("{:016x}", dataset.samples_fingerprint());
+        plan.data_checksums = dataset.stated_checksums().map_or(String::new(), hexadecimal);
+        plan.data_images = dataset.sampled_images()?.map_or(String::new(), hexadecimal);
+        Ok(plan)
+    }
+}
+
+fn hexadecimal(hash: u64) -> String {
+    format!("{hash:016x}")
+}
+
+impl Resolved {
+    /// Returns the plan for one rank.
+    pub fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// Divides the plan over the ranks, chooses how many activations are kept so that each rank's
+    /// memory suffices, and the kernels.
+    ///
+    /// # Errors
+    /// [`SessionError`] when the batch does not divide, the memory does not suffice, the device lacks
+    /// a type or a library, or ranks do not agree.
+    pub fn fit(self) -> Result<Fitted, SessionError> {
+        let Self { connected, plan } = self;
+        let mut plan = all_ready(&connected.comm, connected.fitted(plan))?;
+        let device = &connected.session.device;
+        let chosen = plan.choose_kernels(&device.device).map_err(SessionError::from);
+        all_ready(&connected.comm, chosen)?;
+        agree_on_kernels(&connected.comm, &mut plan, device)?;
+        Ok(Fitted { connected, plan })
+    }
+}
+
+impl Connected {
+    /// Returns `plan` divided over the ranks, within the memory of this one.
+    fn fitted(&self, plan: Plan) -> Result<Plan, SessionError> {
+        let Session { launch, device, workdir, initial, .. } = &self.session;
+        let room = machine::room(launch.n_local.unwrap_or(1), self.n_sharers, device);
+        let plan = fit(plan.over(launch.world_size, room)?, room)?;
+        check_types(&plan, device)?;
+        initial::check(&plan, workdir, initial, self.initial.as_deref())?;
+        Ok(plan)
+    }
+}
+
+/// Checks that `device` supports the types in which `plan` computes and communicates.
+///
+/// # Errors
+/// [`SessionError::DeviceType`].
+pub fn check_types(plan: &Plan, device: &Opened) -> Result<(), SessionError> {
+    let precision = &plan.recipe.optim.precision;
+    let wires = [precision.gather, precision.reduce, precision.head_gather, precision.head_reduce];
+    let mut types = wires.map(Wire::dtype).to_vec();
+    types.push(precision.compute.dtype());
+    for dtype in types {
+        if !device.device.supports_dtype(dtype) {
+            return Err(SessionError::DeviceType { device: device.name.clone(), dtype: dtype.name() });
+        }
+    }
+    Ok(())
+}
+
+impl Fitted {
+    /// Returns the plan of the run.
+    pub fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// Returns the images.
+    pub fn dataset(&self) -> &Arc<Dataset> {
+        &self.connected.dataset
+    }
+
+    /// Returns the device of this rank.
+    pub fn device(&self) -> &Opened {
+        &self.connected.session.device
+    }
+
+    /// Returns the work directory.
+    pub fn workdir(&self) -> &Path {
+        &self.connected.session.workdir
+    }
+
+    /// Returns `result` if no rank has failed to prepare what its observers need. All ranks call it.
+    ///
+    /// # Errors
+    /// The error of this rank, or one that says that others have failed.
+    pub fn all_ready<T, E: From<SessionError>>(&self, result: Result<T, E>) -> Result<T, E> {
+        all_ready(&self.connected.comm, result)
+    }
+
+    /// Trains until the run is finished or asked to stop, from the newest checkpoint on if there is
+    /// one.
+    ///
+    /// # Errors
+    /// [`SessionError`]; checkpoints that are written stay.
+    pub fn train(
+        self,
+        probes: &mut [Box<dyn Probe>],
+        observer: &mut dyn Observer,
+    ) -> Result<Outcome, SessionError> {
+        let Self { connected, plan } = self;
+        let Connected { session, mut comm, initial, frozen, dataset, .. } = connected;
+        let topology = plan
+            .topology(session.launch.rank)
+            .map_err(|reason| TrainError::Recipe { recipe: plan.recipe.name.clone(), reason })?;
+        agree_on_groups(&comm, topology)?;
+        comm.regroup(topology, plan.recipe.run.exact_sums)?;
+        let job = Job {
+            plan: &plan,
+            dataset,
+            workdir: &session.workdir,
+            stop: &session.stop,
+            device: session.device.device,
+            fault: session.fault,
+            initial: initial.as_deref(),
+            frozen: &frozen,
+            lengthen: session.initial.lengthen,
+            forked_step: initial::forked_step(&session.workdir),
+        };
+        Ok(run(&job, comm, probes, observer)?)
+    }
+}
