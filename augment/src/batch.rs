@@ -1,4 +1,4 @@
-//! Decoding and augmentation on N threads; batches are returned in order, whichever thread finishes
+//! Decoding and augmentation on N threads. Batches are returned in order, whichever thread finishes
 //! first.
 //!
 //! One thread processes a sample from its encoded bytes to its finished views, so that a decoded
@@ -116,22 +116,22 @@ impl<S: Source> BatchPool<S> {
         let mix = Arc::new(views.into());
         let stats = Arc::new(StageStats::default());
         let (spare, spares) = unbounded();
-        let threads = (0..config.n_threads.max(1))
-            .map(|_| {
-                let worker = Worker {
-                    source: Arc::clone(&source),
-                    mix: Arc::clone(&mix),
-                    rules: config.rules,
-                    stats: Arc::clone(&stats),
-                    maker: ViewMaker::default(),
-                    decoder: Decoder::default(),
-                    decoded: Image::default(),
-                    spares: spares.clone(),
-                };
-                let sender = sender.clone();
-                std::thread::spawn(move || worker.run(&sender))
-            })
-            .collect();
+        let n_threads = config.n_threads.max(1);
+        let mut threads = Vec::with_capacity(n_threads);
+        for _ in 0..n_threads {
+            let worker = Worker {
+                source: Arc::clone(&source),
+                mix: Arc::clone(&mix),
+                rules: config.rules,
+                stats: Arc::clone(&stats),
+                maker: ViewMaker::default(),
+                decoder: Decoder::default(),
+                decoded: Image::default(),
+                spares: spares.clone(),
+            };
+            let sender = sender.clone();
+            threads.push(std::thread::spawn(move || worker.run(&sender)));
+        }
         Self {
             source,
             finished,
@@ -165,7 +165,7 @@ impl<S: Source> BatchPool<S> {
                 return Some(Ok(open.batch));
             }
             match self.finished.recv_timeout(STOP_POLL) {
-                Ok(Ok(finished)) => self.place(finished),
+                Ok(Ok(finished)) => self.insert(finished),
                 Ok(Err(error)) => {
                     self.source.close();
                     return Some(Err(error));
@@ -192,8 +192,8 @@ impl<S: Source> BatchPool<S> {
     /// Returns the number of finished images that wait for the rest of their batch or for the
     /// caller.
     pub fn n_waiting(&self) -> usize {
-        let placed: usize = self.open.values().map(|open| self.batch_len - open.missing).sum();
-        placed + self.finished.len()
+        let n_inserted: usize = self.open.values().map(|open| self.batch_len - open.missing).sum();
+        n_inserted + self.finished.len()
     }
 
     /// Returns the source, for its statistics.
@@ -201,7 +201,8 @@ impl<S: Source> BatchPool<S> {
         &self.source
     }
 
-    fn place(&mut self, finished: Finished) {
+    /// Inserts the views of a sample into their slot of their batch.
+    fn insert(&mut self, finished: Finished) {
         let n = self.batch_len;
         let open = self.open.entry(finished.batch).or_insert_with(|| PartialBatch {
             batch: Batch {
@@ -223,7 +224,8 @@ impl<S: Source> Drop for BatchPool<S> {
     fn drop(&mut self) {
         self.source.close();
         for thread in self.threads.drain(..) {
-            // A worker that panicked has already dropped its sender; nothing is left to do.
+            // A worker that panicked has already dropped its sender, so that no error is left to
+            // handle.
             let _ = thread.join();
         }
     }
@@ -248,7 +250,7 @@ impl<S: Source> Worker<S> {
             let Some(image) = self.source.next_image() else { return };
             let mut times = StageTimes::default();
             times.add(Stage::Wait, start.elapsed());
-            let finished = image.and_then(|image| self.finish(image, times));
+            let finished = image.and_then(|image| self.process(image, times));
             let failed = finished.is_err();
             if sender.send(finished).is_err() || failed {
                 return;
@@ -257,10 +259,10 @@ impl<S: Source> Worker<S> {
     }
 
     /// Turns an image, or the first usable substitute for it, into views.
-    fn finish(&mut self, mut image: S::Image, mut times: StageTimes) -> Result<Finished, S::Error> {
+    fn process(&mut self, mut image: S::Image, mut times: StageTimes) -> Result<Finished, S::Error> {
         let mut views = self.spares.try_recv().unwrap_or_default();
         loop {
-            match self.views(&image, &mut views, &mut times) {
+            match self.make_views(&image, &mut views, &mut times) {
                 Ok(()) => {
                     self.stats.record(&times, image.files().iter().map(|file| file.len()).sum());
                     return Ok(Finished {
@@ -276,21 +278,22 @@ impl<S: Source> Worker<S> {
         }
     }
 
-    fn views(
+    /// Decodes `image` and writes its views to `out`.
+    fn make_views(
         &mut self,
         image: &S::Image,
         out: &mut Views,
         times: &mut StageTimes,
     ) -> Result<(), AugmentError> {
-        // A panic in a decoder is one bad sample. Without this the thread would end, its slot would
-        // never be filled, and the run would wait forever. The contents of the scratch memory do
-        // not matter afterwards: every image overwrites them.
+        // A panic in a decoder is treated as one bad sample. Without this the thread would end, its
+        // slot would never be filled, and the run would wait forever. The contents of the scratch
+        // memory do not matter afterwards: every image overwrites them.
         catch_unwind(AssertUnwindSafe(|| {
             let start = Instant::now();
-            let decoded = self.decoded.decode_again(&image.files(), &self.rules, &mut self.decoder);
+            let result = self.decoded.decode_into(&image.files(), &self.rules, &mut self.decoder);
             times.add(Stage::Decode, start.elapsed());
-            decoded?;
-            let multicrop = self.mix.of_batch(image.key().seed, image.batch());
+            result?;
+            let multicrop = self.mix.multicrop(image.key().seed, image.batch());
             self.maker.make_into(&self.decoded, multicrop, image.key(), out, times)
         }))
         .unwrap_or_else(|_| Err(AugmentError::Decode("the decoder panicked".into())))

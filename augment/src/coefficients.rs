@@ -18,7 +18,7 @@ pub enum Interpolation {
     Bilinear,
 }
 
-/// Number of fraction bits of a weight: 32 less the 8 of a byte and 2 for the overshoot of the
+/// Number of fraction bits of a weight: 32, minus the 8 of a byte and 2 for the overshoot of the
 /// filter.
 pub(crate) const FRACTION_BITS: u32 = 32 - 8 - 2;
 
@@ -44,7 +44,7 @@ pub(crate) struct Window {
 impl Window {
     /// Computes the weights of output `x` of a resize from `n_in` to `n_out` pixels, and returns
     /// the first input that it reads.
-    pub(crate) fn set(&mut self, [n_in, n_out]: [usize; 2], x: usize, interpolation: Interpolation) -> usize {
+    pub(crate) fn set(&mut self, n_in: usize, n_out: usize, x: usize, interpolation: Interpolation) -> usize {
         let (filter, radius) = interpolation.filter();
         let scale = n_in as f64 / n_out as f64;
         let filter_scale = scale.max(1.0);
@@ -82,13 +82,14 @@ impl Coefficients {
     /// outputs together read all inputs.
     pub(crate) fn set(
         &mut self,
-        [n_in, n_out]: [usize; 2],
+        n_in: usize,
+        n_out: usize,
         outputs: Range<usize>,
         interpolation: Interpolation,
     ) -> Range<usize> {
         let (_, radius) = interpolation.filter();
         let support = radius * (n_in as f64 / n_out as f64).max(1.0);
-        // Inputs per output, and one more so that they can start at an even index.
+        // Inputs per output, and one more, because they may start at an odd index.
         self.stride = (support.ceil() as usize * 2 + 2).div_ceil(2);
         self.bounds.clear();
         self.pairs.clear();
@@ -96,15 +97,14 @@ impl Coefficients {
         let mut start = None;
         let mut end = 0;
         for (x, pairs) in outputs.zip(self.pairs.chunks_exact_mut(self.stride)) {
-            let first = self.window.set([n_in, n_out], x, interpolation);
+            let first = self.window.set(n_in, n_out, x, interpolation);
             let start = *start.get_or_insert(first);
             end = first + self.window.values.len();
             self.weights.clear();
             self.weights.resize((first - start) % 2, 0);
-            let fixed = |value: f64| (value * f64::from(1 << FRACTION_BITS)).round() as i32;
-            self.weights.extend(self.window.normalized().map(fixed));
+            self.weights.extend(self.window.normalized().map(to_fixed_point));
             for (pair, weights) in pairs.iter_mut().zip(self.weights.chunks(2)) {
-                *pair = Pair::of([weights[0], weights.get(1).copied().unwrap_or(0)]);
+                *pair = Pair::new([weights[0], weights.get(1).copied().unwrap_or(0)]);
             }
             self.bounds.push(((first - start) / 2, self.weights.len().div_ceil(2)));
         }
@@ -113,10 +113,15 @@ impl Coefficients {
 
     /// Returns the index of the first pair of inputs of output `x`, and the weights of its pairs.
     #[inline(always)]
-    pub(crate) fn of(&self, x: usize) -> (usize, &[Pair]) {
+    pub(crate) fn taps(&self, x: usize) -> (usize, &[Pair]) {
         let (first, n) = self.bounds[x];
         (first, &self.pairs[x * self.stride..][..n])
     }
+}
+
+/// Rounds a weight to fixed point.
+fn to_fixed_point(value: f64) -> i32 {
+    (value * f64::from(1 << FRACTION_BITS)).round() as i32
 }
 
 /// Evaluates Keys' cubic with a = -0.5.
@@ -132,6 +137,7 @@ fn bicubic(x: f64) -> f64 {
     }
 }
 
+/// Evaluates the triangle filter.
 fn bilinear(x: f64) -> f64 {
     (1.0 - x.abs()).max(0.0)
 }
@@ -147,9 +153,9 @@ mod tests {
         fn weights_sum_to_one(n_in in 1usize..700, n_out in 1usize..300, cubic: bool) {
             let interpolation = if cubic { Interpolation::Bicubic } else { Interpolation::Bilinear };
             let mut table = Coefficients::default();
-            prop_assert_eq!(table.set([n_in, n_out], 0..n_out, interpolation), 0..n_in);
+            prop_assert_eq!(table.set(n_in, n_out, 0..n_out, interpolation), 0..n_in);
             for x in 0..n_out {
-                let (first, pairs) = table.of(x);
+                let (first, pairs) = table.taps(x);
                 let weights: Vec<i32> = pairs.iter().flat_map(|pair| pair.weights()).collect();
                 prop_assert!(!weights.is_empty() && 2 * first + weights.len() <= n_in + 1);
                 let sum: i32 = weights.iter().sum();

@@ -30,8 +30,8 @@ pub struct JitterDraw {
     /// Order of the operations: 0 brightness, 1 contrast, 2 saturation, 3 hue.
     pub order: [u8; 4],
     /// Factors of the first three and the shift of the fourth, by operation number. `None` omits
-    /// an operation, as torchvision does if its strength is zero: a shift of zero would
-    /// still round every pixel to 8-bit hue.
+    /// an operation, as torchvision does if its strength is zero: a shift of zero would still round
+    /// every pixel to 8-bit hue.
     pub factors: [Option<f64>; 4],
 }
 
@@ -39,14 +39,20 @@ impl Jitter {
     /// Draws a jitter in torchvision's order: the permutation first, then the four factors.
     pub fn draw(&self, rng: &mut ViewRng) -> JitterDraw {
         let order = rng.permutation4();
-        let mut around_one = |x: f64| {
-            let factor = rng.between((1.0 - x).max(0.0), 1.0 + x);
-            (x > 0.0).then_some(factor)
-        };
-        let [b, c, s] = [self.brightness, self.contrast, self.saturation].map(&mut around_one);
+        let brightness = draw_factor(self.brightness, rng);
+        let contrast = draw_factor(self.contrast, rng);
+        let saturation = draw_factor(self.saturation, rng);
         let shift = rng.between(-self.hue, self.hue);
-        JitterDraw { order, factors: [b, c, s, (self.hue > 0.0).then_some(shift)] }
+        let hue = (self.hue > 0.0).then_some(shift);
+        JitterDraw { order, factors: [brightness, contrast, saturation, hue] }
     }
+}
+
+/// Draws a factor around 1 for an operation of this strength; `None` if the strength is zero. A
+/// number is drawn in either case.
+fn draw_factor(strength: f64, rng: &mut ViewRng) -> Option<f64> {
+    let factor = rng.between((1.0 - strength).max(0.0), 1.0 + strength);
+    (strength > 0.0).then_some(factor)
 }
 
 /// Applies a drawn jitter.
@@ -107,22 +113,23 @@ fn blend_with_luma(r: &mut [u8], g: &mut [u8], b: &mut [u8], factor: f32) {
 fn write_luma(r: &mut [u8], g: &mut [u8], b: &mut [u8]) {
     for ((r, g), b) in r.iter_mut().zip(g).zip(b) {
         let gray = luma(*r, *g, *b);
-        (*r, *g, *b) = (gray, gray, gray);
+        *r = gray;
+        *g = gray;
+        *b = gray;
     }
 }
 
 #[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
 fn luma_sum(r: &[u8], g: &[u8], b: &[u8]) -> u64 {
-    // Sums of 2^16 bytes fit into 32 bits, of which a vector holds twice as many lanes as of 64
-    // bits.
+    // Sums of 2^16 bytes fit into 32 bits, and a vector has twice as many lanes of 32 bits as of
+    // 64.
     const CHUNK: usize = 1 << 16;
-    let chunks = r.chunks(CHUNK).zip(g.chunks(CHUNK)).zip(b.chunks(CHUNK));
-    chunks
-        .map(|((r, g), b)| {
-            let lumas = r.iter().zip(g).zip(b).map(|((r, g), b)| u32::from(luma(*r, *g, *b)));
-            u64::from(lumas.sum::<u32>())
-        })
-        .sum()
+    let mut total = 0;
+    for ((r, g), b) in r.chunks(CHUNK).zip(g.chunks(CHUNK)).zip(b.chunks(CHUNK)) {
+        let lumas = r.iter().zip(g).zip(b).map(|((r, g), b)| u32::from(luma(*r, *g, *b)));
+        total += u64::from(lumas.sum::<u32>());
+    }
+    total
 }
 
 /// Returns the ITU-R 601 luma, computed in 16.16 fixed point.
@@ -132,7 +139,7 @@ fn luma(r: u8, g: u8, b: u8) -> u8 {
 }
 
 /// Returns `degenerate + factor · (value - degenerate)` in f32, clamped to a byte and truncated.
-/// For factors in `[0, 1]` there is nothing to clamp.
+/// The clamp has no effect for factors in `[0, 1]`.
 #[inline(always)]
 fn blend(degenerate: u8, value: u8, factor: f32) -> u8 {
     let difference = (i32::from(value) - i32::from(degenerate)) as f32;
@@ -145,7 +152,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_operation_of_no_strength_is_left_out() {
+    fn operations_of_zero_strength_are_omitted() {
         let none = Jitter { brightness: 0.0, contrast: 0.0, saturation: 0.0, hue: 0.0, p: 1.0 };
         let draw = none.draw(&mut ViewRng::from_words([1, 2, 3, 4]));
         assert_eq!(draw.factors, [None; 4]);
@@ -153,9 +160,9 @@ mod tests {
         assert!(some.factors[3].is_some_and(|shift| shift.abs() <= 0.1));
     }
 
-    /// The sum does not wrap where a chunk ends.
+    /// The sum of a chunk fits into 32 bits.
     #[test]
-    fn the_luma_of_a_large_white_image_is_white() {
+    fn luma_sum_of_a_large_white_image_does_not_wrap() {
         let white = vec![255u8; 200_000];
         assert_eq!(luma_sum(&white, &white, &white), 255 * 200_000);
     }

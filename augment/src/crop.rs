@@ -16,19 +16,17 @@ pub struct CropBox {
 }
 
 impl CropBox {
-    /// Creates the box of a whole image of this width and height.
-    pub fn whole([width_px, height_px]: [u32; 2]) -> Self {
+    /// Creates the box that covers an image of this width and height.
+    pub fn from_size([width_px, height_px]: [u32; 2]) -> Self {
         Self { left_px: 0, top_px: 0, width_px, height_px }
     }
 
-    /// Returns whether the box contains a pixel, and none outside an image of this width and
-    /// height.
+    /// Returns whether the box is not empty and lies inside an image of this width and height.
     pub fn is_inside(&self, [width_px, height_px]: [u32; 2]) -> bool {
-        let end = |start: u32, len: u32| u64::from(start) + u64::from(len);
         let is_empty = self.width_px == 0 || self.height_px == 0;
-        !is_empty
-            && end(self.left_px, self.width_px) <= u64::from(width_px)
-            && end(self.top_px, self.height_px) <= u64::from(height_px)
+        let right = u64::from(self.left_px) + u64::from(self.width_px);
+        let bottom = u64::from(self.top_px) + u64::from(self.height_px);
+        !is_empty && right <= u64::from(width_px) && bottom <= u64::from(height_px)
     }
 }
 
@@ -49,8 +47,10 @@ pub fn random_resized_crop(
     ratio: [f64; 2],
 ) -> CropBox {
     for _ in 0..MAX_TRIES {
-        let uniforms = [unit(rng), unit(rng)];
-        if let Some((w, h)) = candidate(uniforms, width_px, height_px, scale, ratio) {
+        let area_uniform = unit(rng);
+        let aspect_uniform = unit(rng);
+        let candidate = candidate(area_uniform, aspect_uniform, width_px, height_px, scale, ratio);
+        if let Some((w, h)) = candidate {
             let top_px = rng.below(height_px - h + 1);
             let left_px = rng.below(width_px - w + 1);
             return CropBox { left_px, top_px, width_px: w, height_px: h };
@@ -65,19 +65,21 @@ fn unit(rng: &mut ViewRng) -> f32 {
     ((rng.between(0.0, 1.0) * STEPS).floor() / STEPS) as f32
 }
 
-/// Returns the width and height of the box given by two uniforms in `[0, 1)`, if it fits the image.
-/// As in torch, uniforms are scaled and logarithms and exponentials computed in f32, and the rest
-/// in f64.
+/// Returns the width and height of the box for two uniform numbers in `[0, 1)`, if it fits into the
+/// image. As in torch, these numbers are scaled and logarithms and exponentials are computed in
+/// f32, the rest in f64.
 pub fn candidate(
-    [area_uniform, aspect_uniform]: [f32; 2],
+    area_uniform: f32,
+    aspect_uniform: f32,
     width_px: u32,
     height_px: u32,
     scale: [f64; 2],
     ratio: [f64; 2],
 ) -> Option<(u32, u32)> {
-    let between = |u: f32, [low, high]: [f32; 2]| u * (high - low) + low;
-    let share = between(area_uniform, scale.map(|s| s as f32));
-    let aspect = between(aspect_uniform, ratio.map(|r| (r as f32).ln())).exp();
+    let [min_share, max_share] = scale.map(|s| s as f32);
+    let share = area_uniform * (max_share - min_share) + min_share;
+    let [min_log_aspect, max_log_aspect] = ratio.map(|r| (r as f32).ln());
+    let aspect = (aspect_uniform * (max_log_aspect - min_log_aspect) + min_log_aspect).exp();
     let area = f64::from(width_px) * f64::from(height_px);
     let (w, h) = box_size(area * f64::from(share), f64::from(aspect));
     (w > 0 && h > 0 && w <= width_px && h <= height_px).then_some((w, h))
@@ -85,12 +87,13 @@ pub fn candidate(
 
 /// Returns the width and the height of a box, rounded half to even as Python does.
 pub fn box_size(area: f64, aspect: f64) -> (u32, u32) {
-    let round = |x: f64| x.round_ties_even() as u32;
-    (round((area * aspect).sqrt()), round((area / aspect).sqrt()))
+    let width = (area * aspect).sqrt().round_ties_even() as u32;
+    let height = (area / aspect).sqrt().round_ties_even() as u32;
+    (width, height)
 }
 
-/// Returns the box of an image in which no try fits: the largest centered one with an aspect ratio
-/// within `ratio`.
+/// Returns the box of an image in which no drawn box fits: the largest centered one with an aspect
+/// ratio within `ratio`.
 pub fn centered_fallback(width_px: u32, height_px: u32, ratio: [f64; 2]) -> CropBox {
     let w = f64::from(width_px);
     let h = f64::from(height_px);
@@ -145,10 +148,10 @@ mod tests {
         }
     }
 
-    /// In a large square image every try fits for small scales, so that the area is uniform: ten
+    /// In a large square image every box of a small scale fits, so that the area is uniform: ten
     /// bins, chi-square with nine degrees of freedom below its 99.9 % point.
     #[test]
-    fn areas_are_uniform_and_aspects_symmetric() {
+    fn areas_are_uniform_and_log_aspects_symmetric() {
         let n = 20_000;
         let mut bins = [0.0f64; 10];
         let mut log_aspect_sum = 0.0;
@@ -165,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn a_strip_falls_back_to_its_center() {
+    fn a_narrow_image_falls_back_to_the_centered_box() {
         let b = random_resized_crop(&mut rng(0), 1000, 10, [0.9, 1.0], RATIO);
         assert_eq!((b.width_px, b.height_px, b.left_px), (13, 10, 493));
     }

@@ -12,7 +12,7 @@ use image::{DynamicImage, ImageDecoder, ImageFormat, ImageReader, RgbImage};
 
 use crate::bands::ColorPage;
 use crate::pixels::{DecodeRules, Rgb8};
-use crate::values::more_bits;
+use crate::values::too_many_bits;
 use crate::{AugmentError, bands, gif, jpeg};
 
 /// Decodes JPEG, PNG, WebP, BMP, GIF (its first image), TIFF (its first page) or PNM. The format is
@@ -50,8 +50,7 @@ impl Decoder {
             self.decode_other(bytes, rules, out)?
         };
         if orientation != Orientation::NoTransforms {
-            let buffer = RgbImage::from_raw(out.width_px, out.height_px, std::mem::take(&mut out.data));
-            let mut image = DynamicImage::ImageRgb8(buffer.ok_or(AugmentError::Empty)?);
+            let mut image = to_dynamic_image(std::mem::take(out))?;
             image.apply_orientation(orientation);
             *out = to_rgb8(image, &DecodeRules::default())?;
         }
@@ -85,11 +84,11 @@ impl Decoder {
     }
 }
 
-/// Returns a reader of `bytes`, whose format their first bytes show.
+/// Returns a reader of `bytes`, whose format is detected from the first bytes.
 pub(crate) fn reader(bytes: &[u8]) -> Result<ImageReader<Cursor<&[u8]>>, AugmentError> {
     let mut reader = ImageReader::new(Cursor::new(bytes));
     if bands::format_of(bytes) == Some("tiff") {
-        // The library's guess does not know TIFF of 64 bits, which it reads.
+        // The library reads BigTIFF but does not detect it.
         reader.set_format(ImageFormat::Tiff);
         return Ok(reader);
     }
@@ -100,17 +99,28 @@ fn broken(error: image::ImageError) -> AugmentError {
     AugmentError::Decode(error.to_string())
 }
 
+/// Wraps an image in the type of the `image` crate.
+fn to_dynamic_image(image: Rgb8) -> Result<DynamicImage, AugmentError> {
+    let buffer = RgbImage::from_raw(image.width_px, image.height_px, image.data);
+    buffer.map(DynamicImage::ImageRgb8).ok_or(AugmentError::Empty)
+}
+
+/// Converts a decoded image to 8-bit RGB.
 fn to_rgb8(image: DynamicImage, rules: &DecodeRules) -> Result<Rgb8, AugmentError> {
     let width_px = image.width();
     let height_px = image.height();
     let image = match rules.bits_used {
-        Some(bits) => at_full_scale(image, bits)?,
+        Some(bits) => to_full_scale(image, bits)?,
         None => image,
     };
-    if let Some(background) = rules.background.filter(|_| image.color().has_alpha()) {
+    if let Some(background) = rules.background
+        && image.color().has_alpha()
+    {
         let pixels = image.to_rgba8().into_raw();
-        let data =
-            pixels.chunks_exact(4).flat_map(|p| blended([p[0], p[1], p[2]], p[3], background)).collect();
+        let mut data = Vec::with_capacity(3 * (pixels.len() / 4));
+        for [r, g, b, alpha] in pixels.as_chunks::<4>().0 {
+            data.extend(blend([*r, *g, *b], *alpha, background));
+        }
         return Ok(Rgb8 { width_px, height_px, data });
     }
     let data = match image {
@@ -133,12 +143,12 @@ fn to_rgb8(image: DynamicImage, rules: &DecodeRules) -> Result<Rgb8, AugmentErro
     Ok(Rgb8 { width_px, height_px, data })
 }
 
-/// Scales values of 16-bit images that use `bits` of them, so that they use all.
+/// Scales the values of 16-bit images that use only `bits` bits to all 16 bits.
 ///
 /// # Errors
-/// [`AugmentError::Decode`] for a value of more bits.
-fn at_full_scale(mut image: DynamicImage, bits: u8) -> Result<DynamicImage, AugmentError> {
-    // The channel of opacity has all bits in any case.
+/// [`AugmentError::Decode`] for a value of more than `bits` bits.
+fn to_full_scale(mut image: DynamicImage, bits: u8) -> Result<DynamicImage, AugmentError> {
+    // The alpha channel always uses all bits.
     let n_channels = usize::from(image.color().channel_count());
     let n_colors = n_channels - usize::from(image.color().has_alpha());
     let values: &mut [u16] = match &mut image {
@@ -152,35 +162,31 @@ fn at_full_scale(mut image: DynamicImage, bits: u8) -> Result<DynamicImage, Augm
     for pixel in values.chunks_exact_mut(n_channels) {
         for value in &mut pixel[..n_colors] {
             if u32::from(*value) > largest {
-                return Err(more_bits(f32::from(*value), bits));
+                return Err(too_many_bits(f32::from(*value), bits));
             }
             let scaled = (u32::from(*value) * u32::from(u16::MAX) + largest / 2) / largest;
-            // At most the largest of 16 bits.
+            // At most 65535.
             *value = scaled as u16;
         }
     }
     Ok(image)
 }
 
-/// Decodes a picture with the channels and the bits that it has, for a copy in another format.
+/// Decodes a picture with its own channels and bits, for a copy in another format.
 ///
 /// # Errors
 /// As [`decode`].
-pub fn decode_whole(bytes: &[u8]) -> Result<DynamicImage, AugmentError> {
+pub fn decode_native(bytes: &[u8]) -> Result<DynamicImage, AugmentError> {
     let rules = DecodeRules::default();
-    let to_image = |image: Rgb8| {
-        let buffer = RgbImage::from_raw(image.width_px, image.height_px, image.data);
-        buffer.map(DynamicImage::ImageRgb8).ok_or(AugmentError::Empty)
-    };
     if bytes.starts_with(&gif::MAGIC) {
         let canvas = gif::Canvas::decode(bytes, &rules)?;
         return match canvas.to_rgba() {
             Some(image) => Ok(DynamicImage::ImageRgba8(image)),
-            None => to_image(canvas.to_rgb(None)),
+            None => to_dynamic_image(canvas.to_rgb(None)),
         };
     }
     if let Some(mut page) = ColorPage::open(bytes) {
-        return to_image(page.decode(&rules, &mut jpeg::Decoder::default())?);
+        return to_dynamic_image(page.decode(&rules, &mut jpeg::Decoder::default())?);
     }
     let decoder = reader(bytes)?.into_decoder().map_err(broken)?;
     let (width_px, height_px) = decoder.dimensions();
@@ -188,11 +194,11 @@ pub fn decode_whole(bytes: &[u8]) -> Result<DynamicImage, AugmentError> {
     DynamicImage::from_decoder(decoder).map_err(broken)
 }
 
-/// Mixes a color and the one behind it, with `alpha` of 255 parts of the first, rounded.
-fn blended(color: [u8; 3], alpha: u8, behind: [u8; 3]) -> [u8; 3] {
+/// Blends a color with the background, with a weight of `alpha` / 255 for the color, rounded.
+fn blend(color: [u8; 3], alpha: u8, background: [u8; 3]) -> [u8; 3] {
     let alpha = u32::from(alpha);
     std::array::from_fn(|i| {
-        let sum = alpha * u32::from(color[i]) + (255 - alpha) * u32::from(behind[i]);
+        let sum = alpha * u32::from(color[i]) + (255 - alpha) * u32::from(background[i]);
         ((sum + 127) / 255) as u8
     })
 }
@@ -213,37 +219,45 @@ mod tests {
         bytes.into_inner()
     }
 
-    fn first_pixel(image: DynamicImage) -> [u8; 3] {
-        let rgb = decode(&encode(image, ImageFormat::Png), &DecodeRules::default()).expect("decoded");
+    fn first_pixel(image: DynamicImage, background: Option<[u8; 3]>) -> [u8; 3] {
+        let rules = DecodeRules { background, ..DecodeRules::default() };
+        let rgb = decode(&encode(image, ImageFormat::Png), &rules).expect("decoded");
         [rgb.data[0], rgb.data[1], rgb.data[2]]
     }
 
     #[test]
-    fn every_pixel_format_becomes_rgb_by_the_stated_rule() {
-        let pixel = |image| first_pixel(image);
-        assert_eq!(pixel(ImageBuffer::from_pixel(2, 2, Luma([7u8])).into()), [7, 7, 7]);
-        assert_eq!(pixel(ImageBuffer::from_pixel(2, 2, LumaA([9u8, 0])).into()), [9, 9, 9]);
-        assert_eq!(pixel(ImageBuffer::from_pixel(2, 2, Rgba([1u8, 2, 3, 0])).into()), [1, 2, 3]);
-        assert_eq!(pixel(ImageBuffer::from_pixel(2, 2, Luma([0x12ffu16])).into()), [0x12; 3]);
-        assert_eq!(pixel(ImageBuffer::from_pixel(2, 2, Rgb([0x0180u16, 0x02ff, 0x0300])).into()), [1, 2, 3]);
+    fn every_pixel_format_is_converted_to_rgb_by_the_stated_rule() {
+        assert_eq!(first_pixel(ImageBuffer::from_pixel(2, 2, Luma([7u8])).into(), None), [7, 7, 7]);
+        assert_eq!(first_pixel(ImageBuffer::from_pixel(2, 2, LumaA([9u8, 0])).into(), None), [9, 9, 9]);
+        assert_eq!(first_pixel(ImageBuffer::from_pixel(2, 2, Rgba([1u8, 2, 3, 0])).into(), None), [1, 2, 3]);
+        assert_eq!(first_pixel(ImageBuffer::from_pixel(2, 2, Luma([0x12ffu16])).into(), None), [0x12; 3]);
+        assert_eq!(
+            first_pixel(ImageBuffer::from_pixel(2, 2, Rgb([0x0180u16, 0x02ff, 0x0300])).into(), None),
+            [1, 2, 3]
+        );
     }
 
     #[test]
-    fn transparent_pixels_show_the_background() {
-        let of = |image: DynamicImage| {
-            let rules = DecodeRules { background: Some([255, 0, 100]), ..DecodeRules::default() };
-            let rgb = decode(&encode(image, ImageFormat::Png), &rules).expect("decoded");
-            [rgb.data[0], rgb.data[1], rgb.data[2]]
-        };
-        assert_eq!(of(ImageBuffer::from_pixel(2, 2, Rgba([1u8, 2, 3, 0])).into()), [255, 0, 100]);
-        assert_eq!(of(ImageBuffer::from_pixel(2, 2, Rgba([1u8, 2, 3, 255])).into()), [1, 2, 3]);
-        assert_eq!(of(ImageBuffer::from_pixel(2, 2, LumaA([100u8, 51])).into()), [224, 20, 100]);
-        assert_eq!(of(ImageBuffer::from_pixel(2, 2, Rgb([1u8, 2, 3])).into()), [1, 2, 3]);
+    fn transparent_pixels_are_blended_with_the_background() {
+        let pink = Some([255, 0, 100]);
+        assert_eq!(
+            first_pixel(ImageBuffer::from_pixel(2, 2, Rgba([1u8, 2, 3, 0])).into(), pink),
+            [255, 0, 100]
+        );
+        assert_eq!(
+            first_pixel(ImageBuffer::from_pixel(2, 2, Rgba([1u8, 2, 3, 255])).into(), pink),
+            [1, 2, 3]
+        );
+        assert_eq!(
+            first_pixel(ImageBuffer::from_pixel(2, 2, LumaA([100u8, 51])).into(), pink),
+            [224, 20, 100]
+        );
+        assert_eq!(first_pixel(ImageBuffer::from_pixel(2, 2, Rgb([1u8, 2, 3])).into(), pink), [1, 2, 3]);
     }
 
     #[test]
-    fn other_formats_decode_too() {
-        let image = || DynamicImage::from(ImageBuffer::from_pixel(16, 8, Rgb([200u8, 100, 50])));
+    fn other_formats_are_decoded() {
+        let image = DynamicImage::from(ImageBuffer::from_pixel(16, 8, Rgb([200u8, 100, 50])));
         for format in [
             ImageFormat::Jpeg,
             ImageFormat::WebP,
@@ -252,7 +266,8 @@ mod tests {
             ImageFormat::Tiff,
             ImageFormat::Pnm,
         ] {
-            let rgb = decode(&encode(image(), format), &DecodeRules::default()).expect("decoded");
+            let bytes = encode(image.clone(), format);
+            let rgb = decode(&bytes, &DecodeRules::default()).expect("decoded");
             assert_eq!((rgb.width_px, rgb.height_px), (16, 8));
             assert!(rgb.data[0].abs_diff(200) < 6 && rgb.data[2].abs_diff(50) < 6, "{:?}", &rgb.data[..3]);
         }
@@ -260,7 +275,7 @@ mod tests {
 
     /// Some decoders fill the missing part with gray and report success.
     #[test]
-    fn a_jpeg_that_is_cut_off_is_an_error() {
+    fn a_truncated_jpeg_is_an_error() {
         let image = ImageBuffer::from_fn(64, 64, |x, y| Rgb([(x * y) as u8, x as u8 * 4, y as u8 * 4]));
         let jpeg = encode(image.into(), ImageFormat::Jpeg);
         assert!(decode(&jpeg, &DecodeRules::default()).is_ok());
@@ -271,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_is_used_again_changes_nothing() {
+    fn a_reused_decoder_yields_the_same_pixels() {
         let small = encode(
             ImageBuffer::from_fn(9, 5, |x, y| Rgb([x as u8 * 20, y as u8 * 40, 3])).into(),
             ImageFormat::Jpeg,
@@ -287,7 +302,7 @@ mod tests {
 
     /// A PNG whose header states 60,000 x 60,000 pixels is refused from the header alone.
     #[test]
-    fn an_image_that_lies_about_its_size_is_refused_before_allocation() {
+    fn an_image_with_too_many_pixels_is_refused_by_its_header() {
         let mut png = encode(ImageBuffer::from_pixel(2, 2, Luma([7u8])).into(), ImageFormat::Png);
         png[16..20].copy_from_slice(&60_000u32.to_be_bytes());
         png[20..24].copy_from_slice(&60_000u32.to_be_bytes());
@@ -310,14 +325,28 @@ mod tests {
     proptest! {
         #[test]
         fn damaged_images_never_panic(at in 0usize..600, value: u8, len in 0usize..700) {
-            let image = DynamicImage::from(ImageBuffer::from_fn(20, 20, |x, y| Rgb([x as u8 * 9, y as u8 * 7, 3u8])));
-            let formats = [ImageFormat::Jpeg, ImageFormat::Png, ImageFormat::WebP, ImageFormat::Bmp, ImageFormat::Gif,
-                ImageFormat::Tiff, ImageFormat::Pnm];
+            let pixels = ImageBuffer::from_fn(20, 20, |x, y| Rgb([x as u8 * 9, y as u8 * 7, 3u8]));
+            let image = DynamicImage::from(pixels);
+            let formats = [
+                ImageFormat::Jpeg,
+                ImageFormat::Png,
+                ImageFormat::WebP,
+                ImageFormat::Bmp,
+                ImageFormat::Gif,
+                ImageFormat::Tiff,
+                ImageFormat::Pnm,
+            ];
+            let rules = DecodeRules {
+                max_pixels: 1 << 20,
+                apply_exif: true,
+                background: Some([9; 3]),
+                ..DecodeRules::default()
+            };
             for format in formats {
                 let mut bytes = encode(image.clone(), format);
                 if at < bytes.len() { bytes[at] = value; }
                 bytes.truncate(len);
-                let _ = decode(&bytes, &DecodeRules { max_pixels: 1 << 20, apply_exif: true, background: Some([9; 3]), ..DecodeRules::default() });
+                let _ = decode(&bytes, &rules);
             }
         }
     }

@@ -3,7 +3,7 @@
 use crate::crop::CropBox;
 use crate::format::PixelFormat;
 
-/// An error of making views of an image, or of a multi-crop.
+/// Error in making views of an image, or in a multi-crop.
 #[derive(Debug, thiserror::Error)]
 pub enum AugmentError {
     /// The bytes are not an image of a supported format, or are damaged.
@@ -33,7 +33,7 @@ pub enum AugmentError {
     /// The files of a sample do not fit together.
     #[error("bands do not fit together: {0}")]
     Bands(String),
-    /// The files of a sample are images of their own.
+    /// The files of a sample are separate color images.
     #[error(
         "{n_files} color images are in one sample, whose key ends at the first dot of their names: give them names that \
          differ before it (`ocelli shards pack` does)"

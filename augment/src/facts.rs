@@ -47,7 +47,7 @@ pub struct Facts {
 /// [`decode::decode`](crate::decode::decode) reads, or whose header is damaged.
 pub fn facts(bytes: &[u8]) -> Result<Facts, AugmentError> {
     if bytes.starts_with(&jpeg::MAGIC) {
-        return of_jpeg(bytes);
+        return jpeg_facts(bytes);
     }
     if bytes.starts_with(&gif::MAGIC) {
         let image = gif::FirstImage::open(bytes)?;
@@ -61,32 +61,43 @@ pub fn facts(bytes: &[u8]) -> Result<Facts, AugmentError> {
         });
     }
     if let Some(page) = ColorPage::open(bytes) {
+        let color = if page.is_cmyk() {
+            ColorKind::Cmyk
+        } else if page.is_gray() {
+            ColorKind::Gray
+        } else {
+            ColorKind::Rgb
+        };
         return Ok(Facts {
             format: "tiff",
             width_px: page.width_px,
             height_px: page.height_px,
-            color: match () {
-                () if page.is_inks() => ColorKind::Cmyk,
-                () if page.is_gray() => ColorKind::Gray,
-                () => ColorKind::Rgb,
-            },
+            color,
             progressive: false,
             turned: page.orientation != Orientation::NoTransforms,
         });
     }
     if let Some(format) = bands::format_of(bytes) {
-        return of_photograph(bytes).or_else(|_| of_bands(bytes, format));
+        return photograph_facts(bytes).or_else(|_| bands_facts(bytes, format));
     }
-    of_photograph(bytes)
+    photograph_facts(bytes)
 }
 
-fn of_bands(bytes: &[u8], format: &'static str) -> Result<Facts, AugmentError> {
-    let bands::Found { width_px, height_px, .. } = bands::found(&[bytes], &DecodeRules::default())?;
-    Ok(Facts { format, width_px, height_px, color: ColorKind::Bands, progressive: false, turned: false })
+/// Reads the properties of an image of any number of channels, in `format`.
+fn bands_facts(bytes: &[u8], format: &'static str) -> Result<Facts, AugmentError> {
+    let header = bands::sample_header(&[bytes], &DecodeRules::default())?;
+    Ok(Facts {
+        format,
+        width_px: header.width_px,
+        height_px: header.height_px,
+        color: ColorKind::Bands,
+        progressive: false,
+        turned: false,
+    })
 }
 
-fn of_photograph(bytes: &[u8]) -> Result<Facts, AugmentError> {
-    let broken = |reason: String| AugmentError::Decode(reason);
+/// Reads the properties of an image in a format of photographs other than JPEG and GIF.
+fn photograph_facts(bytes: &[u8]) -> Result<Facts, AugmentError> {
     let reader = reader(bytes)?;
     let format = match reader.format() {
         Some(ImageFormat::Png) => "png",
@@ -94,9 +105,9 @@ fn of_photograph(bytes: &[u8]) -> Result<Facts, AugmentError> {
         Some(ImageFormat::Bmp) => "bmp",
         Some(ImageFormat::Tiff) => "tiff",
         Some(ImageFormat::Pnm) => "pnm",
-        _ => return Err(broken("not an image of a known format".into())),
+        _ => return Err(AugmentError::Decode("not an image of a known format".into())),
     };
-    let mut decoder = reader.into_decoder().map_err(|error| broken(error.to_string()))?;
+    let mut decoder = reader.into_decoder().map_err(|error| AugmentError::Decode(error.to_string()))?;
     let (width_px, height_px) = decoder.dimensions();
     let color = match decoder.color_type() {
         ColorType::L8 | ColorType::L16 | ColorType::La8 | ColorType::La16 => ColorKind::Gray,
@@ -107,12 +118,15 @@ fn of_photograph(bytes: &[u8]) -> Result<Facts, AugmentError> {
     Ok(Facts { format, width_px, height_px, color, progressive: false, turned })
 }
 
-fn of_jpeg(bytes: &[u8]) -> Result<Facts, AugmentError> {
+/// Reads the properties of a JPEG.
+fn jpeg_facts(bytes: &[u8]) -> Result<Facts, AugmentError> {
     let header = jpeg::header(bytes)?;
-    let color = match (header.is_gray, header.is_cmyk) {
-        (true, _) => ColorKind::Gray,
-        (_, true) => ColorKind::Cmyk,
-        _ => ColorKind::Rgb,
+    let color = if header.is_gray {
+        ColorKind::Gray
+    } else if header.is_cmyk {
+        ColorKind::Cmyk
+    } else {
+        ColorKind::Rgb
     };
     Ok(Facts {
         format: "jpeg",
@@ -132,26 +146,29 @@ mod tests {
     use image::{DynamicImage, ImageBuffer, Luma, Rgba};
     use proptest::prelude::*;
 
+    fn encode(image: DynamicImage, format: ImageFormat) -> Vec<u8> {
+        let mut bytes = Cursor::new(Vec::new());
+        image.write_to(&mut bytes, format).expect("in memory");
+        bytes.into_inner()
+    }
+
     #[test]
-    fn headers_say_format_size_and_color() {
-        let encode = |image: DynamicImage, format| {
-            let mut bytes = Cursor::new(Vec::new());
-            image.write_to(&mut bytes, format).expect("in memory");
-            bytes.into_inner()
-        };
+    fn facts_have_format_size_and_color() {
         let gray: DynamicImage = ImageBuffer::from_pixel(12, 7, Luma([9u8])).into();
-        let found = facts(&encode(gray, ImageFormat::Jpeg)).expect("a header");
-        assert_eq!((found.format, found.width_px, found.height_px), ("jpeg", 12, 7));
-        assert_eq!((found.color, found.progressive, found.turned), (ColorKind::Gray, false, false));
-        let clear: DynamicImage = ImageBuffer::from_pixel(3, 4, Rgba([9u8, 9, 9, 0])).into();
-        let found = facts(&encode(clear, ImageFormat::Png)).expect("a header");
-        assert_eq!((found.format, found.width_px, found.color), ("png", 3, ColorKind::Rgba));
+        let jpeg = facts(&encode(gray, ImageFormat::Jpeg)).expect("a header");
+        assert_eq!((jpeg.format, jpeg.width_px, jpeg.height_px), ("jpeg", 12, 7));
+        assert_eq!((jpeg.color, jpeg.progressive, jpeg.turned), (ColorKind::Gray, false, false));
+        let transparent: DynamicImage = ImageBuffer::from_pixel(3, 4, Rgba([9u8, 9, 9, 0])).into();
+        let png = facts(&encode(transparent, ImageFormat::Png)).expect("a header");
+        assert_eq!((png.format, png.width_px, png.color), ("png", 3, ColorKind::Rgba));
         assert!(facts(b"GIF89a").is_err());
     }
 
     proptest! {
         #[test]
-        fn any_bytes_are_answered_without_a_panic(mut bytes in proptest::collection::vec(any::<u8>(), 0..200), jpeg: bool) {
+        fn arbitrary_bytes_never_panic(
+            mut bytes in proptest::collection::vec(any::<u8>(), 0..200), jpeg: bool,
+        ) {
             if jpeg && bytes.len() > 4 { bytes[..4].copy_from_slice(&[0xff, 0xd8, 0xff, 0xc2]); }
             let _ = facts(&bytes);
         }

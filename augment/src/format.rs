@@ -52,7 +52,8 @@ impl Depth {
         }
     }
 
-    /// Returns the value that a network's constants take as 1: the largest whole number, or 1.
+    /// Returns the value that corresponds to 1 in a network's constants: the largest whole number,
+    /// or 1 for floating-point numbers.
     pub fn unit(self) -> f32 {
         self.largest().unwrap_or(1.0)
     }
@@ -73,10 +74,12 @@ impl TryFrom<u8> for Depth {
     type Error = String;
 
     fn try_from(bits: u8) -> Result<Self, String> {
-        [Self::Eight, Self::Sixteen, Self::Float]
-            .into_iter()
-            .find(|depth| depth.bits() == bits)
-            .ok_or_else(|| format!("{bits} bits a channel: 8, 16 or 32 (floating point) are supported"))
+        match bits {
+            8 => Ok(Self::Eight),
+            16 => Ok(Self::Sixteen),
+            32 => Ok(Self::Float),
+            _ => Err(format!("{bits} bits a channel: 8, 16 or 32 (floating point) are supported")),
+        }
     }
 }
 

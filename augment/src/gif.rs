@@ -1,7 +1,7 @@
 //! The first image of a GIF, with the pixels of Pillow's `convert("RGB")`.
 //!
-//! An image may cover a part of the file's canvas. The rest shows the transparent color if the
-//! image has one, else the first color of its palette, as in Pillow; browsers show nothing there.
+//! An image may cover a part of the file's canvas. The rest has the transparent color if the image
+//! has one, else the first color of its palette, as in Pillow; in browsers it is transparent.
 
 use gif::{ColorOutput, DecodeOptions, DecodingError, Frame};
 use image::RgbaImage;
@@ -12,10 +12,10 @@ use crate::pixels::{DecodeRules, Rgb8};
 /// Bytes that begin every GIF, before its version.
 pub(crate) const MAGIC: [u8; 4] = *b"GIF8";
 
-/// Number of colors that an index of 8 bits can name.
+/// Number of colors that an index of 8 bits can address.
 const N_COLORS: usize = 256;
 
-/// The first image, whose pixels are still to be read.
+/// The first image, before its pixels are read.
 pub(crate) struct FirstImage<'a> {
     decoder: gif::Decoder<&'a [u8]>,
     frame: Frame<'static>,
@@ -44,7 +44,7 @@ impl<'a> FirstImage<'a> {
         Ok(Self { decoder, frame, width_px, height_px })
     }
 
-    /// Whether a color of the palette stands for no color.
+    /// Returns whether a color of the palette is transparent.
     pub(crate) fn is_transparent(&self) -> bool {
         self.frame.transparent.is_some()
     }
@@ -57,7 +57,7 @@ pub(crate) struct Canvas {
     /// Index of each pixel's color.
     indices: Vec<u8>,
     colors: [[u8; 3]; N_COLORS],
-    /// Index of the color that stands for none.
+    /// Index of the transparent color.
     transparent: Option<u8>,
 }
 
@@ -71,7 +71,7 @@ impl Canvas {
         let FirstImage { mut decoder, frame, width_px, height_px } = FirstImage::open(bytes)?;
         rules.check(width_px, height_px)?;
         let mut colors = [[0; 3]; N_COLORS];
-        // Black where the palette is shorter, as in Pillow 13.
+        // Colors beyond the end of the palette are black, as in Pillow 13.
         for (color, entry) in colors.iter_mut().zip(decoder.palette().map_err(broken)?.as_chunks().0) {
             *color = *entry;
         }
@@ -105,7 +105,7 @@ impl Canvas {
         Rgb8::new(self.width_px, self.height_px, data)
     }
 
-    /// Returns colors and opacity of the pixels; `None` where all are opaque.
+    /// Returns colors and opacity of the pixels; `None` if all are opaque.
     pub(crate) fn to_rgba(&self) -> Option<RgbaImage> {
         let transparent = self.transparent?;
         let mut data = Vec::with_capacity(4 * self.indices.len());

@@ -1,7 +1,7 @@
 //! Pillow's hue shift, bit for bit, without branches and in 32-bit lanes.
 //!
-//! Pillow converts to 8-bit HSV and back, and mixes f32 and f64 as C promotes them. Here every
-//! pixel takes the same steps:
+//! Pillow converts to 8-bit HSV and back, and mixes f32 and f64 as C promotes them. Here the steps
+//! are the same for every pixel:
 //!
 //! ```text
 //! max, mid, min of (r, g, b);  range = max - min;  a = (max - mid) / range          f32
@@ -15,7 +15,7 @@
 //!
 //! Pillow's `q` is `x` of the odd sectors, and its `t` is `x` of the even ones. Equality with
 //! Pillow is not proven but tested against a transcription of Pillow's arithmetic: the conversion
-//! from HSV over all of its inputs, and the whole shift over all 2^24 colors.
+//! from HSV for all of its inputs, and the complete shift for all 2^24 colors.
 
 use multiversion::multiversion;
 
@@ -34,7 +34,9 @@ fn shift_planes(r: &mut [u8], g: &mut [u8], b: &mut [u8], shift: i32) {
     for ((r, g), b) in r.iter_mut().zip(g).zip(b) {
         let [h, s, v] = rgb_to_hsv([i32::from(*r), i32::from(*g), i32::from(*b)]);
         let [red, green, blue] = hsv_to_rgb([(h + shift) & 255, s, v]);
-        (*r, *g, *b) = (red as u8, green as u8, blue as u8);
+        *r = red as u8;
+        *g = green as u8;
+        *b = blue as u8;
     }
 }
 
@@ -46,8 +48,8 @@ fn rgb_to_hsv([r, g, b]: [i32; 3]) -> [i32; 3] {
     let min = r.min(g).min(b);
     let mid = r + g + b - max - min;
     let range = max - min;
-    // For gray the range is zero, and for black also the maximum: the divisor is then one, and s =
-    // 0 makes the rest irrelevant.
+    // For gray the range is zero, and for black also the maximum: the divisor is then one, and h
+    // has no effect because s is zero.
     let a = (max - mid) as f32 / range.max(1) as f32;
     let r_is_max = i32::from(r == max);
     let g_is_max = i32::from(g == max) & (1 - r_is_max);
@@ -63,6 +65,7 @@ fn rgb_to_hsv([r, g, b]: [i32; 3]) -> [i32; 3] {
     [floor_255(h), floor_255(range as f32 / max.max(1) as f32), max]
 }
 
+/// Converts HSV to RGB, with selections as in [`rgb_to_hsv`].
 #[inline(always)]
 fn hsv_to_rgb([h, s, v]: [i32; 3]) -> [i32; 3] {
     // ⌊2h / 85⌋ for 2h <= 510.
@@ -74,31 +77,36 @@ fn hsv_to_rgb([h, s, v]: [i32; 3]) -> [i32; 3] {
     let m = odd * m + (1 - odd) * (85 - m);
     // The product is below 2^23 and thus exact in f32.
     let x = floor((v * (21_675 - s * m)) as f32 * (1.0 / 21_675.0) + 0.5);
-    let is = |n: i32| i32::from(i == n);
-    let pick = |is_v: i32, is_x: i32| p + is_v * (v - p) + is_x * (x - p);
+    let is_0 = i32::from(i == 0);
+    let is_1 = i32::from(i == 1);
+    let is_2 = i32::from(i == 2);
+    let is_3 = i32::from(i == 3);
+    let is_4 = i32::from(i == 4);
+    let is_5 = i32::from(i == 5);
+    let is_6 = i32::from(i == 6);
     [
-        pick(is(0) + is(5) + is(6), is(1) + is(4)),
-        pick(is(1) + is(2), is(0) + is(3) + is(6)),
-        pick(is(3) + is(4), is(2) + is(5)),
+        p + (is_0 + is_5 + is_6) * (v - p) + (is_1 + is_4) * (x - p),
+        p + (is_1 + is_2) * (v - p) + (is_0 + is_3 + is_6) * (x - p),
+        p + (is_3 + is_4) * (v - p) + (is_2 + is_5) * (x - p),
     ]
 }
 
-/// Returns ⌊255 · q⌋ of the exact product, for `q` in `[0, 1]`. A product in f32 would round up to
-/// an integer that the exact one is below by less than an ulp.
+/// Returns ⌊255 · q⌋ of the exact product, for `q` in `[0, 1]`. The product in f32 would round up
+/// to an integer where the exact product is less than an ulp below it.
 #[inline(always)]
 fn floor_255(q: f32) -> i32 {
     // Adding 1.5 · 2^23 rounds to the nearest integer, which the low bits of the sum then hold.
     const MAGIC: f32 = 12_582_912.0;
     let sum = q * 255.0 + MAGIC;
     let nearest = sum - MAGIC;
-    // The product of 255 and the upper 12 bits of q is exact, and so is that of the rest.
+    // The product of 255 and the upper 12 bits of q is exact, and so is that of the remaining bits.
     let high = f32::from_bits(q.to_bits() & 0xffff_f000);
     let excess = (high * 255.0 - nearest) + (q - high) * 255.0;
     (sum.to_bits() as i32 - MAGIC.to_bits() as i32) - i32::from(excess < 0.0)
 }
 
-/// Returns ⌊x⌋ for `x` in `0..2^22`. Casts from f32 saturate, and compilers turn loops of them into
-/// scalar code; this takes additions and a comparison only.
+/// Returns ⌊x⌋ for `x` in `0..2^22`, by additions and a comparison only. Casts from f32 saturate,
+/// and compilers turn loops of them into scalar code.
 #[inline(always)]
 pub(crate) fn floor(x: f32) -> i32 {
     // Adding 2^23 rounds to the nearest integer, which the low bits of the sum then hold.
@@ -121,10 +129,9 @@ mod tests {
         }
         let range = f32::from(max - min);
         let s = range / f32::from(max);
-        let away = |channel: u8| f32::from(max - channel) / range;
-        let rc = away(r);
-        let gc = away(g);
-        let bc = away(b);
+        let rc = f32::from(max - r) / range;
+        let gc = f32::from(max - g) / range;
+        let bc = f32::from(max - b) / range;
         let sector = if r == max {
             bc - gc
         } else if g == max {
@@ -160,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn the_way_back_equals_pillow_for_every_hsv() {
+    fn hsv_to_rgb_equals_pillow_for_every_hsv() {
         for s in 0..=255u8 {
             for v in 0..=255u8 {
                 for h in 0..=255u8 {
@@ -172,19 +179,21 @@ mod tests {
     }
 
     /// All 2^24 colors through the vector code. The conversion to HSV does not depend on the shift,
-    /// and the conversion back is tested above, so that one shift covers all.
+    /// and the conversion back is tested above, so that one shift is sufficient.
     #[test]
-    fn every_color_equals_pillow() {
+    fn hue_shift_equals_pillow_for_every_color() {
         let ramp: Vec<u8> = (0..=255).collect();
         for r in 0..=255u8 {
             let data = [vec![r; 1 << 16], ramp.iter().flat_map(|g| [*g; 256]).collect(), ramp.repeat(256)];
             let mut image = Planes { width_px: 256, height_px: 256, data: data.concat() };
             hue(&mut image, 0.1);
             let [red, green, blue] = image.channels();
-            for (at, ((red, green), blue)) in red.iter().zip(green).zip(blue).enumerate() {
-                let [h, s, v] = pillow_rgb_to_hsv([r, (at >> 8) as u8, at as u8]);
+            for i in 0..1 << 16 {
+                let g = (i >> 8) as u8;
+                let b = i as u8;
+                let [h, s, v] = pillow_rgb_to_hsv([r, g, b]);
                 let theirs = pillow_hsv_to_rgb([h.wrapping_add(25), s, v]);
-                assert_eq!([*red, *green, *blue], theirs, "{r} {} {}", at >> 8, at & 255);
+                assert_eq!([red[i], green[i], blue[i]], theirs, "{r} {g} {b}");
             }
         }
     }

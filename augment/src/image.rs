@@ -44,28 +44,28 @@ impl Image {
     /// formats.
     pub fn decode(files: &[&[u8]], rules: &DecodeRules) -> Result<Self, AugmentError> {
         let mut out = Self::default();
-        out.decode_again(files, rules, &mut Decoder::default())?;
+        out.decode_into(files, rules, &mut Decoder::default())?;
         Ok(out)
     }
 
-    /// Decodes the files of a sample in the format that they have: a picture of 8 bits as RGB,
-    /// anything else with the channels and the depth that the headers state.
+    /// Decodes the files of a sample in their own format: a picture of 8 bits as RGB, anything else
+    /// with the channels and the depth that the headers state.
     ///
     /// # Errors
     /// As [`bands::decode`].
     pub fn decode_any(files: &[&[u8]], rules: &DecodeRules) -> Result<Self, AugmentError> {
         if let [bytes] = files
-            && !bands::is_more_than_a_picture(bytes)
+            && !bands::exceeds_rgb8(bytes)
         {
             return decode::decode(bytes, rules).map(Self::Rgb);
         }
-        let found = bands::found(files, rules)?;
-        let format = PixelFormat { n_channels: found.n_channels, depth: found.depth };
+        let header = bands::sample_header(files, rules)?;
+        let format = PixelFormat { n_channels: header.n_channels, depth: header.depth };
         bands::decode(files, &DecodeRules { format, ..*rules }).map(Self::Bands)
     }
 
-    /// Decodes as [`Image::decode`], with the memory of this image and of `decoder`.
-    pub(crate) fn decode_again(
+    /// Decodes as [`Image::decode`] does, into the memory of this image, with that of `decoder`.
+    pub(crate) fn decode_into(
         &mut self,
         files: &[&[u8]],
         rules: &DecodeRules,
@@ -81,10 +81,10 @@ impl Image {
         let Self::Rgb(image) = self else { return Err(AugmentError::Empty) };
         match files {
             [bytes] if bands::format_of(bytes) != Some("npy") => {
-                let decoded = decoder.decode_into(bytes, rules, image);
-                decoded.map_err(|error| other_format(bytes, rules).unwrap_or(error))
+                let result = decoder.decode_into(bytes, rules, image);
+                result.map_err(|error| format_error(bytes, rules).unwrap_or(error))
             }
-            // Arrays, and a file for each color.
+            // Arrays, and samples with one file per color.
             _ => {
                 let Bands { width_px, height_px, values, .. } = bands::decode(files, rules)?;
                 let data = values.into_iter().map(|value| value as u8).collect();
@@ -110,7 +110,7 @@ impl Image {
         }
     }
 
-    /// Returns a picture for people: the image itself if it is RGB, else [`bands::preview`].
+    /// Returns a picture for display: the image itself if it is RGB, else [`bands::preview`].
     pub fn picture(self) -> Rgb8 {
         match self {
             Self::Rgb(image) => image,
@@ -121,19 +121,21 @@ impl Image {
 
 /// Returns the error for an image that cannot be decoded as 8-bit RGB because its header states
 /// another format; `None` if it does not.
-fn other_format(bytes: &[u8], rules: &DecodeRules) -> Option<AugmentError> {
-    let found = bands::found(&[bytes], rules).ok()?;
-    let format = PixelFormat { n_channels: found.n_channels, depth: found.depth };
-    let is_other = !format.is_rgb8() && bands::format_of(bytes).is_some();
-    is_other.then(|| AugmentError::Format { found: format.to_string(), expected: rules.format })
+fn format_error(bytes: &[u8], rules: &DecodeRules) -> Option<AugmentError> {
+    let header = bands::sample_header(&[bytes], rules).ok()?;
+    let format = PixelFormat { n_channels: header.n_channels, depth: header.depth };
+    if format.is_rgb8() || bands::format_of(bytes).is_none() {
+        return None;
+    }
+    Some(AugmentError::Format { found: format.to_string(), expected: rules.format })
 }
 
-/// Returns the planes of a picture, `[3, S, S]`, of the bytes of a square view of `size_px`, `[C,
-/// S, S]` in `format`.
+/// Returns the planes of a picture, `[3, S, S]`, for the bytes of a square view of `size_px`,
+/// `[C, S, S]` in `format`.
 pub fn picture_of_view(bytes: &[u8], format: PixelFormat, size_px: u32) -> Cow<'_, [u8]> {
     if format.is_rgb8() {
         bytes.into()
     } else {
-        Planes::from(&bands::preview(&Bands::of_bytes(bytes, format, size_px))).data.into()
+        Planes::from(&bands::preview(&Bands::from_bytes(bytes, format, size_px))).data.into()
     }
 }

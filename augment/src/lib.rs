@@ -7,7 +7,7 @@
 //! on N threads and returns ordered batches. Semantics are those of torchvision on Pillow 12,
 //! operation by operation.
 //!
-//! The crate knows nothing about files, shards, tensors or training.
+//! The crate does not depend on files, shards, tensors or training.
 
 pub mod bands;
 pub(crate) mod batch;
@@ -36,8 +36,8 @@ mod transform;
 mod values;
 pub(crate) mod views;
 
-/// Version of the views that given bytes and seeds yield: 2 since JPEG and blur equal Pillow's, bit
-/// for bit; 3 since GIF on a larger canvas and TIFF of inks do.
+/// Version of the views for given bytes and seeds: 2 since JPEG and blur equal Pillow's bit for
+/// bit; 3 since GIF on a larger canvas and CMYK TIFF do.
 pub const VIEWS_VERSION: u32 = 3;
 
 pub use batch::{Batch, BatchPool, EncodedImage, PoolConfig, Source};

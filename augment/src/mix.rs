@@ -23,10 +23,10 @@ pub struct SizeChoice {
     pub sizes_px: Vec<u32>,
 }
 
-/// The views of every batch: always the same, or a choice by chance for each batch.
+/// Views of every batch: always the same, or drawn from several choices for each batch.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ViewMix {
-    /// Upper end of each choice's part of 0..1, with its views.
+    /// Upper end of the interval of each choice within 0..1, with its views.
     choices: Vec<(f64, MultiCrop)>,
 }
 
@@ -46,43 +46,38 @@ impl ViewMix {
         if choices.is_empty() {
             return Ok(multicrop.into());
         }
-        let bad = |i: usize, field: &str, reason: String| AugmentError::Recipe {
-            field: format!("mix[{i}].{field}"),
-            reason,
-        };
-        let n_views =
-            |crops: &MultiCrop| crops.groups().iter().map(|group| group.n_views).collect::<Vec<_>>();
-        let all = choices.iter().map(|choice| choice.share).sum::<f64>();
+        let total_share = choices.iter().map(|choice| choice.share).sum::<f64>();
         let mut end = 0.0;
-        let mut made = Vec::new();
+        let mut intervals = Vec::with_capacity(choices.len());
         for (i, SizeChoice { share, sizes_px }) in choices.iter().enumerate() {
             if !(*share > 0.0 && *share <= MAX_SHARE) {
-                return Err(bad(i, "share", format!("{share} must be above 0 and at most {MAX_SHARE}")));
+                return Err(invalid(i, "share", format!("{share} must be above 0 and at most {MAX_SHARE}")));
             }
             let n_groups = multicrop.groups().len();
             if sizes_px.len() != n_groups {
                 let reason = format!("has {} sizes, and the views have {n_groups}", sizes_px.len());
-                return Err(bad(i, "sizes_px", reason));
+                return Err(invalid(i, "sizes_px", reason));
             }
             let resized = multicrop.resized(sizes_px);
-            resized.validate().map_err(|error| bad(i, "sizes_px", error.to_string()))?;
-            if n_views(&resized) != n_views(&multicrop) {
+            resized.validate().map_err(|error| invalid(i, "sizes_px", error.to_string()))?;
+            if group_lens(&resized) != group_lens(&multicrop) {
                 let reason = "gives views the same size that are told apart by it".to_string();
-                return Err(bad(i, "sizes_px", reason));
+                return Err(invalid(i, "sizes_px", reason));
             }
-            end += share / all;
-            made.push((end, resized));
+            end += share / total_share;
+            intervals.push((end, resized));
         }
-        Ok(Self { choices: made })
+        Ok(Self { choices: intervals })
     }
 
     /// Returns the views of the global batch `batch` of a run with `seed`.
-    pub fn of_batch(&self, seed: u64, batch: u64) -> &MultiCrop {
-        let chance = match self.choices.len() {
-            1 => 0.0,
-            _ => ViewRng::from_words([seed, DOMAIN, batch, 0]).uniform(),
+    pub fn multicrop(&self, seed: u64, batch: u64) -> &MultiCrop {
+        let uniform = if self.choices.len() == 1 {
+            0.0
+        } else {
+            ViewRng::from_words([seed, DOMAIN, batch, 0]).uniform()
         };
-        let number = self.choices.partition_point(|(end, _)| *end <= f64::from(chance));
+        let number = self.choices.partition_point(|(end, _)| *end <= f64::from(uniform));
         // Ends are sums of rounded shares: the last may lie below 1.
         &self.choices[number.min(self.choices.len() - 1)].1
     }
@@ -92,11 +87,21 @@ impl ViewMix {
         &self.choices[0].1
     }
 
-    /// Returns all choices, with the shares of batches that have them.
+    /// Returns all choices, with their shares of the batches.
     pub fn choices(&self) -> impl Iterator<Item = (f64, &MultiCrop)> {
         let starts = std::iter::once(0.0).chain(self.choices.iter().map(|(end, _)| *end));
         starts.zip(&self.choices).map(|(start, (end, views))| (end - start, views))
     }
+}
+
+/// Returns the number of views of each group.
+fn group_lens(multicrop: &MultiCrop) -> Vec<usize> {
+    multicrop.groups().iter().map(|group| group.n_views).collect()
+}
+
+/// Returns the error for an invalid value of choice `index`.
+fn invalid(index: usize, field: &str, reason: String) -> AugmentError {
+    AugmentError::Recipe { field: format!("mix[{index}].{field}"), reason }
 }
 
 #[cfg(test)]
@@ -107,16 +112,19 @@ mod tests {
         SizeChoice { share, sizes_px: sizes_px.to_vec() }
     }
 
+    /// Returns the size of each group in batch `batch`.
+    fn group_sizes(mix: &ViewMix, batch: u64) -> Vec<u32> {
+        mix.multicrop(7, batch).groups().iter().map(|group| group.size_px).collect()
+    }
+
     #[test]
-    fn batches_have_the_sizes_by_their_shares() {
+    fn sizes_occur_in_proportion_to_their_shares() {
         let choices = [choice(3.0, &[512, 112]), choice(6.0, &[768, 112]), choice(1.0, &[768, 224])];
         let mix = ViewMix::new(MultiCrop::dino(256, 112, 8), &choices).expect("choices that fit");
-        let sizes = |batch| -> Vec<u32> {
-            mix.of_batch(7, batch).groups().iter().map(|group| group.size_px).collect()
-        };
-        assert_eq!(sizes(5), sizes(5));
+        assert_eq!(group_sizes(&mix, 5), group_sizes(&mix, 5));
         for (i, share) in [0.3, 0.6, 0.1].into_iter().enumerate() {
-            let n = (0..10_000).filter(|batch| sizes(*batch) == choices[i].sizes_px).count() as f64;
+            let batches = (0..10_000).filter(|batch| group_sizes(&mix, *batch) == choices[i].sizes_px);
+            let n = batches.count() as f64;
             // Four standard deviations.
             assert!((n - 1e4 * share).abs() < 4.0 * (1e4f64 * share * (1.0 - share)).sqrt(), "{i}: {n}");
         }
@@ -125,15 +133,16 @@ mod tests {
         assert_eq!(mix.first().groups()[0].n_views, 2);
     }
 
+    fn error(choices: &[SizeChoice]) -> String {
+        ViewMix::new(MultiCrop::dino(256, 112, 8), choices).expect_err("an error").to_string()
+    }
+
     #[test]
-    fn choices_that_do_not_fit_are_named() {
-        let refused = |choices: &[SizeChoice]| {
-            ViewMix::new(MultiCrop::dino(256, 112, 8), choices).expect_err("a choice").to_string()
-        };
-        assert!(refused(&[choice(0.0, &[512, 112])]).contains("mix[0].share"));
-        assert!(refused(&[choice(f64::NAN, &[512, 112])]).contains("mix[0].share"));
-        assert!(refused(&[choice(1.0, &[512])]).contains("has 1 sizes, and the views have 2"));
-        assert!(refused(&[choice(1.0, &[512, 112]), choice(1.0, &[96, 96])]).contains("told apart"));
-        assert!(refused(&[choice(1.0, &[5000, 96])]).contains("4096"));
+    fn errors_name_the_invalid_choice() {
+        assert!(error(&[choice(0.0, &[512, 112])]).contains("mix[0].share"));
+        assert!(error(&[choice(f64::NAN, &[512, 112])]).contains("mix[0].share"));
+        assert!(error(&[choice(1.0, &[512])]).contains("has 1 sizes, and the views have 2"));
+        assert!(error(&[choice(1.0, &[512, 112]), choice(1.0, &[96, 96])]).contains("told apart"));
+        assert!(error(&[choice(1.0, &[5000, 96])]).contains("4096"));
     }
 }

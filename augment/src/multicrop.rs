@@ -3,11 +3,11 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::AugmentError;
-use crate::ViewRng;
 use crate::coefficients::Interpolation;
 use crate::color::Jitter;
 use crate::format::PixelFormat;
+use crate::seed::Operation;
+use crate::{AugmentError, SampleKey, ViewRng};
 
 /// Specification of `count` views that are made alike, in the form in which a recipe writes it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -87,6 +87,20 @@ pub struct GroupSpec {
     pub n_views: usize,
 }
 
+/// A view: its crop, and the view whose box, flip and rotation it shares.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ViewSpec<'a> {
+    /// Crop of the view, with its size, colors and blur.
+    pub(crate) crop: &'a CropSpec,
+    /// Number of the view.
+    pub(crate) number: u32,
+    /// Crop that determines the box, the flip and the rotation.
+    pub(crate) geometry_crop: &'a CropSpec,
+    /// Number of the view whose box, flip and rotation this view shares: its own number, unless its
+    /// crop is like another one.
+    pub(crate) geometry_number: u32,
+}
+
 /// Maximum number of views of one kind.
 const MAX_VIEWS: usize = 1024;
 
@@ -100,7 +114,7 @@ impl CropSpec {
         (self.rotate_p > 0.0 && rng.chance(self.rotate_p)).then(|| 1 + rng.below(3))
     }
 
-    /// Sets each channel of a view to 0 by chance, but for one.
+    /// Sets each channel of a view to 0 by chance, except one.
     pub(crate) fn drop_channels<'a, T: Default + Clone + 'a>(
         &self,
         rng: &mut ViewRng,
@@ -117,23 +131,39 @@ impl CropSpec {
         }
     }
 
-    /// Returns the name of an operation of the crop that only 8-bit RGB has, if there is one.
+    /// Returns the name of the first operation of the crop that exists for 8-bit RGB only; `None`
+    /// if it has none.
     fn color_operation(&self) -> Option<&'static str> {
-        let Self { jitter, .. } = self;
-        [
-            (jitter.p > 0.0 && jitter.saturation > 0.0, "jitter.saturation"),
-            (jitter.p > 0.0 && jitter.hue > 0.0, "jitter.hue"),
-            (self.gray_p > 0.0, "gray_p"),
-            (self.solarize_p > 0.0, "solarize_p"),
-        ]
-        .into_iter()
-        .find_map(|(is_used, name)| is_used.then_some(name))
+        let jitter = &self.jitter;
+        if jitter.p > 0.0 && jitter.saturation > 0.0 {
+            Some("jitter.saturation")
+        } else if jitter.p > 0.0 && jitter.hue > 0.0 {
+            Some("jitter.hue")
+        } else if self.gray_p > 0.0 {
+            Some("gray_p")
+        } else if self.solarize_p > 0.0 {
+            Some("solarize_p")
+        } else {
+            None
+        }
     }
 
     /// Returns the crop without changes of color and blur.
     fn undistorted(&self) -> Self {
         let jitter = Jitter { brightness: 0.0, contrast: 0.0, saturation: 0.0, hue: 0.0, p: 0.0 };
         Self { jitter, gray_p: 0.0, blur_p: 0.0, solarize_p: 0.0, channel_drop_p: 0.0, ..self.clone() }
+    }
+}
+
+impl ViewSpec<'_> {
+    /// Creates the stream of an operation that only this view has.
+    pub(crate) fn rng(&self, key: SampleKey, operation: Operation) -> ViewRng {
+        ViewRng::new(key, self.number, operation)
+    }
+
+    /// Creates the stream of the box, the flip or the rotation.
+    pub(crate) fn geometry_rng(&self, key: SampleKey, operation: Operation) -> ViewRng {
+        ViewRng::new(key, self.geometry_number, operation)
     }
 }
 
@@ -144,7 +174,7 @@ impl MultiCrop {
         Self::dino_family([0.4, 1.0], [0.05, 0.4], global_px, local_px, n_local)
     }
 
-    /// Creates DINOv2's multi-crop (Oquab et al. 2023, table 16): as DINO's, with other scales and
+    /// Creates DINOv2's multi-crop (Oquab et al. 2023, table 16): DINO's with other scales and
     /// torchvision's blur.
     pub fn dinov2(global_px: u32, local_px: u32, n_local: usize, blur: BlurRule) -> Self {
         let mut multicrop = Self::dino_family([0.32, 1.0], [0.05, 0.32], global_px, local_px, n_local);
@@ -157,29 +187,31 @@ impl MultiCrop {
         multicrop
     }
 
-    /// Creates one random-resized crop with a flip, as for supervised training.
+    /// Creates one random-resized crop with a flip, as in supervised training.
     pub fn single(size_px: u32) -> Self {
         let multicrop = Self::dino_family([0.08, 1.0], [0.05, 0.4], size_px, size_px, 0);
         Self { crops: vec![multicrop.crops[0].undistorted()] }
     }
 
-    /// Adds repeats of the views of `crops`, by number, at another size and without changes of
-    /// color and blur.
+    /// Adds repeats of the views of the crops numbered `crops`, in size `size_px` and without
+    /// changes of color and blur.
     pub fn with_undistorted(mut self, crops: impl IntoIterator<Item = usize>, size_px: u32) -> Self {
-        let repeats: Vec<CropSpec> = crops
-            .into_iter()
-            .map(|crop: usize| CropSpec { size_px, like: Some(crop), ..self.crops[crop].undistorted() })
-            .collect();
-        self.crops.extend(repeats);
+        for crop in crops {
+            let repeat = CropSpec { size_px, like: Some(crop), ..self.crops[crop].undistorted() };
+            self.crops.push(repeat);
+        }
         self
     }
 
-    /// Changes the views to those of images of any channels: without the operations that only 8-bit
-    /// RGB has, and with rotations by quarters of a turn and dropped channels where a crop has
-    /// none; a crop in the place of another one drops none.
-    pub fn of_channels(mut self, rotate_p: f32, channel_drop_p: f32) -> Self {
+    /// Changes the views to those of images of any number of channels: removes the operations that
+    /// exist for 8-bit RGB only, and sets the probabilities of rotations and of dropped channels
+    /// where a crop has none. A crop that is like another one drops no channels.
+    pub fn into_multichannel(mut self, rotate_p: f32, channel_drop_p: f32) -> Self {
         for crop in &mut self.crops {
-            (crop.jitter.saturation, crop.jitter.hue, crop.gray_p, crop.solarize_p) = (0.0, 0.0, 0.0, 0.0);
+            crop.jitter.saturation = 0.0;
+            crop.jitter.hue = 0.0;
+            crop.gray_p = 0.0;
+            crop.solarize_p = 0.0;
             if crop.rotate_p == 0.0 {
                 crop.rotate_p = rotate_p;
             }
@@ -190,20 +222,23 @@ impl MultiCrop {
         self
     }
 
-    /// Checks that images of `format` have all operations of the views.
+    /// Checks that all operations of the views exist for images of `format`.
     ///
     /// # Errors
-    /// [`AugmentError::Recipe`], which names the first operation that only 8-bit RGB has.
+    /// [`AugmentError::Recipe`], which names the first operation that exists for 8-bit RGB only.
     pub fn check_format(&self, format: PixelFormat) -> Result<(), AugmentError> {
-        let mut used =
-            self.crops.iter().enumerate().filter_map(|(i, crop)| Some((i, crop.color_operation()?)));
-        match used.next().filter(|_| !format.is_rgb8()) {
-            None => Ok(()),
-            Some((i, name)) => Err(AugmentError::Recipe {
-                field: format!("crops[{i}].{name}"),
-                reason: format!("exists for 8-bit RGB only, not for {format}"),
-            }),
+        if format.is_rgb8() {
+            return Ok(());
         }
+        for (i, crop) in self.crops.iter().enumerate() {
+            if let Some(name) = crop.color_operation() {
+                return Err(AugmentError::Recipe {
+                    field: format!("crops[{i}].{name}"),
+                    reason: format!("exists for 8-bit RGB only, not for {format}"),
+                });
+            }
+        }
+        Ok(())
     }
 
     fn dino_family(global: [f64; 2], local: [f64; 2], global_px: u32, local_px: u32, n_local: usize) -> Self {
@@ -238,9 +273,6 @@ impl MultiCrop {
     /// # Errors
     /// [`AugmentError::Recipe`], which names the value.
     pub fn validate(&self) -> Result<(), AugmentError> {
-        let bad = |i: usize, field: &str, reason: &str| {
-            Err(AugmentError::Recipe { field: format!("crops[{i}].{field}"), reason: reason.into() })
-        };
         if self.crops.is_empty() {
             return Err(AugmentError::Recipe {
                 field: "crops".into(),
@@ -249,41 +281,40 @@ impl MultiCrop {
         }
         for (i, crop) in self.crops.iter().enumerate() {
             if !(1..=MAX_VIEWS).contains(&crop.count) {
-                return bad(i, "count", "must lie in 1..=1024");
+                return Err(invalid(i, "count", "must lie in 1..=1024"));
             }
             if crop.size_px == 0 || crop.size_px > 4096 {
-                return bad(i, "size_px", "must lie in 1..=4096");
+                return Err(invalid(i, "size_px", "must lie in 1..=4096"));
             }
             if !(crop.scale[0] > 0.0 && crop.scale[0] <= crop.scale[1] && crop.scale[1] <= 1.0) {
-                return bad(i, "scale", "must be [low, high] with 0 < low <= high <= 1");
+                return Err(invalid(i, "scale", "must be [low, high] with 0 < low <= high <= 1"));
             }
             let [low, high] = crop.blur_sigma;
             if !(low > 0.0 && low <= high && high <= 100.0) {
-                return bad(i, "blur_sigma", "must be [low, high] with 0 < low <= high <= 100");
+                return Err(invalid(i, "blur_sigma", "must be [low, high] with 0 < low <= high <= 100"));
             }
             if crop.blur_taps > 0 && crop.blur_taps.is_multiple_of(2) || crop.blur_taps > 99 {
-                return bad(i, "blur_taps", "must be 0 for Pillow's blur, or an odd number up to 99");
+                let reason = "must be 0 for Pillow's blur, or an odd number up to 99";
+                return Err(invalid(i, "blur_taps", reason));
             }
             let strengths = [crop.jitter.brightness, crop.jitter.contrast, crop.jitter.saturation];
-            if !(strengths.iter().all(|strength| (0.0..=100.0).contains(strength))
-                && (0.0..=0.5).contains(&crop.jitter.hue))
-            {
-                return bad(i, "jitter", "strengths must lie in 0..=100, and hue in 0..=0.5");
+            let strengths_are_valid = strengths.iter().all(|strength| (0.0..=100.0).contains(strength));
+            if !strengths_are_valid || !(0.0..=0.5).contains(&crop.jitter.hue) {
+                return Err(invalid(i, "jitter", "strengths must lie in 0..=100, and hue in 0..=0.5"));
             }
-            let other = crop.like.map(|like| self.crops.get(like).filter(|_| like < i));
-            if other.is_some_and(|other| {
-                other.is_none_or(|other| other.count != crop.count || other.like.is_some())
-            }) {
-                return bad(
-                    i,
-                    "like",
-                    "must be the number of an earlier crop with as many views and a place of its own",
-                );
+            if let Some(like) = crop.like {
+                let is_valid =
+                    like < i && self.crops[like].count == crop.count && self.crops[like].like.is_none();
+                if !is_valid {
+                    let reason =
+                        "must be the number of an earlier crop with as many views and a place of its own";
+                    return Err(invalid(i, "like", reason));
+                }
             }
             let CropSpec { flip_p, gray_p, blur_p, solarize_p, rotate_p, channel_drop_p, .. } = *crop;
             let chances = [flip_p, gray_p, blur_p, solarize_p, rotate_p, channel_drop_p, crop.jitter.p];
             if !chances.iter().all(|p| (0.0..=1.0).contains(p)) {
-                return bad(i, "*_p", "probabilities lie in 0..=1");
+                return Err(invalid(i, "*_p", "probabilities lie in 0..=1"));
             }
         }
         Ok(())
@@ -300,15 +331,24 @@ impl MultiCrop {
         multicrop
     }
 
-    /// Returns all views in order, each as its crop, the number of the view whose box it shares (or
-    /// its own number), and that view's crop.
-    pub(crate) fn placed(&self) -> impl Iterator<Item = (&CropSpec, u32, &CropSpec)> {
-        let first = |crop: usize| self.crops[..crop].iter().map(|crop| crop.count as u32).sum::<u32>();
-        let all = self.crops.iter().enumerate().flat_map(move |(number, crop)| {
-            let place = crop.like.unwrap_or(number);
-            (0..crop.count as u32).map(move |view| (number, first(place) + view, place))
-        });
-        all.map(|(number, view, place)| (&self.crops[number], view, &self.crops[place]))
+    /// Returns all views in order.
+    pub(crate) fn views(&self) -> impl Iterator<Item = ViewSpec<'_>> {
+        self.crops.iter().enumerate().flat_map(move |(index, crop)| {
+            let geometry_index = crop.like.unwrap_or(index);
+            let first = self.first_view(index);
+            let geometry_first = self.first_view(geometry_index);
+            (0..crop.count as u32).map(move |i| ViewSpec {
+                crop,
+                number: first + i,
+                geometry_crop: &self.crops[geometry_index],
+                geometry_number: geometry_first + i,
+            })
+        })
+    }
+
+    /// Returns the number of the first view of crop `index`.
+    fn first_view(&self, index: usize) -> u32 {
+        self.crops[..index].iter().map(|crop| crop.count as u32).sum()
     }
 
     /// Returns the number of views of an image.
@@ -324,14 +364,11 @@ impl MultiCrop {
     /// Returns the same views in other sizes, one for each group.
     pub(crate) fn resized(&self, sizes_px: &[u32]) -> Self {
         let (_, first_groups) = self.grouped();
-        Self {
-            crops: self
-                .crops
-                .iter()
-                .zip(first_groups)
-                .map(|(crop, group)| CropSpec { size_px: sizes_px[group], ..crop.clone() })
-                .collect(),
+        let mut resized = self.clone();
+        for (crop, group) in resized.crops.iter_mut().zip(first_groups) {
+            crop.size_px = sizes_px[group];
         }
+        resized
     }
 
     /// Returns the groups, and for each crop the number of the group that its first view belongs
@@ -364,24 +401,32 @@ impl MultiCrop {
     }
 }
 
+/// Returns the error for an invalid value of crop `index`.
+fn invalid(index: usize, field: &str, reason: &str) -> AugmentError {
+    AugmentError::Recipe { field: format!("crops[{index}].{field}"), reason: reason.into() }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn blur_probabilities(rule: BlurRule) -> Vec<f32> {
+        MultiCrop::dinov2(224, 98, 8, rule).crops.iter().map(|crop| crop.blur_p).collect()
+    }
+
     /// The code of the released models passes on `1 - p` for every view.
     #[test]
-    fn released_blur_is_the_papers_turned_round() {
-        let blur = |rule| -> Vec<f32> {
-            MultiCrop::dinov2(224, 98, 8, rule).crops.iter().map(|crop| crop.blur_p).collect()
-        };
-        assert_eq!(blur(BlurRule::Paper), [1.0, 0.1, 0.5]);
-        assert_eq!(blur(BlurRule::Released), [0.0, 0.9, 0.5]);
+    fn released_blur_probabilities_are_one_minus_those_of_the_paper() {
+        assert_eq!(blur_probabilities(BlurRule::Paper), [1.0, 0.1, 0.5]);
+        assert_eq!(blur_probabilities(BlurRule::Released), [0.0, 0.9, 0.5]);
+    }
+
+    fn n_views(crops: &MultiCrop) -> Vec<usize> {
+        crops.groups().iter().map(|group| group.n_views).collect()
     }
 
     #[test]
-    fn views_of_one_size_are_a_group_unless_they_have_statistics_of_their_own() {
-        let n_views =
-            |crops: &MultiCrop| -> Vec<usize> { crops.groups().iter().map(|g| g.n_views).collect() };
+    fn consecutive_views_of_equal_size_form_a_group_unless_they_have_own_statistics() {
         let mut crops = MultiCrop::dino(16, 8, 3);
         assert_eq!(n_views(&crops), [2, 3]);
         crops.crops[2].own_statistics = true;
@@ -392,7 +437,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_out_of_range_is_named() {
+    fn error_names_the_value_out_of_range() {
         let mut multicrop = MultiCrop::dino(16, 8, 2);
         multicrop.crops[2].scale = [0.5, 1.5];
         let error = multicrop.validate().expect_err("scale").to_string();

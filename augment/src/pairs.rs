@@ -1,18 +1,18 @@
-//! Weighted sums of bytes in exact integer arithmetic, two taps per instruction.
+//! Weighted sums of bytes in exact integer arithmetic, with two taps per instruction.
 //!
 //! ```text
 //! s = Σ_t v_t · w_t        bytes v, weights w = 2^15 h + l with l in -2^14..2^14
 //!   = Σ_t v_t · l_t  +  2^15 Σ_t v_t · h_t
 //! ```
 //!
-//! A weight has 23 bits, for which a 32-bit multiplication handles one tap at a time, at twice the
-//! cost. Its halves have 16 bits, of which `pmaddwd` multiplies two pairs and adds the products.
-//! Sums of halves may wrap: the total is correct modulo 2^32, and it fits into 32 bits.
+//! A weight has 23 bits. A 32-bit multiplication of it would handle one tap at a time, at twice the
+//! cost. Its halves have 16 bits, and `pmaddwd` multiplies two pairs of such numbers and adds the
+//! products. Sums of halves may wrap: the total is correct modulo 2^32, and it fits into 32 bits.
 
 /// Number of sums that one block of bytes contributes to.
 pub(crate) const LANES: usize = 16;
 
-/// Number of bytes of a block: two for each lane, one for each tap.
+/// Number of bytes of a block: two for each lane, one per tap.
 pub(crate) const BLOCK: usize = 2 * LANES;
 
 /// Weights of two consecutive taps.
@@ -26,19 +26,24 @@ pub(crate) struct Pair {
 
 impl Pair {
     /// Splits two weights, each below 2^30.
-    pub(crate) fn of(weights: [i32; 2]) -> Self {
+    pub(crate) fn new(weights: [i32; 2]) -> Self {
         let low = weights.map(|w| (w << 17) >> 17);
         let high = [weights[0] - low[0], weights[1] - low[1]].map(|rest| rest >> 15);
-        let halves = |[first, second]: [i32; 2]| (first & 0xffff) | (second << 16);
-        Self { low: halves(low), high: halves(high) }
+        Self { low: pack(low), high: pack(high) }
     }
 
     /// Returns the two weights.
     #[inline(always)]
     pub(crate) fn weights(self) -> [i32; 2] {
-        let first = |halves: i32| (halves << 16) >> 16;
-        [first(self.low) + (first(self.high) << 15), (self.low >> 16) + ((self.high >> 16) << 15)]
+        let first_low = (self.low << 16) >> 16;
+        let first_high = (self.high << 16) >> 16;
+        [first_low + (first_high << 15), (self.low >> 16) + ((self.high >> 16) << 15)]
     }
+}
+
+/// Packs two 16-bit numbers, the first one into the lower half.
+fn pack([first, second]: [i32; 2]) -> i32 {
+    (first & 0xffff) | (second << 16)
 }
 
 /// Returns the weighted sums of N adjacent blocks over the pairs; those of the next pair are
@@ -84,22 +89,22 @@ pub(crate) mod x86 {
         let mut low = [[zero; 2]; N];
         let mut high = [[zero; 2]; N];
         for (blocks, pair) in blocks::<N>(bytes, stride).zip(pairs) {
-            let of_low = _mm256_set1_epi32(pair.low);
-            let of_high = _mm256_set1_epi32(pair.high);
+            let low_weights = _mm256_set1_epi32(pair.low);
+            let high_weights = _mm256_set1_epi32(pair.high);
             for (n, block) in blocks.iter().enumerate() {
-                for (half, bytes) in
-                    bytemuck::cast::<[u8; BLOCK], [__m128i; 2]>(*block).into_iter().enumerate()
-                {
+                let halves = bytemuck::cast::<[u8; BLOCK], [__m128i; 2]>(*block);
+                for (half, bytes) in halves.into_iter().enumerate() {
                     let values = _mm256_cvtepu8_epi16(bytes);
-                    low[n][half] = _mm256_add_epi32(low[n][half], _mm256_madd_epi16(values, of_low));
-                    high[n][half] = _mm256_add_epi32(high[n][half], _mm256_madd_epi16(values, of_high));
+                    low[n][half] = _mm256_add_epi32(low[n][half], _mm256_madd_epi16(values, low_weights));
+                    high[n][half] = _mm256_add_epi32(high[n][half], _mm256_madd_epi16(values, high_weights));
                 }
             }
         }
         let mut sums = [[0; LANES]; N];
         for n in 0..N {
-            let total = |half: usize| _mm256_add_epi32(low[n][half], _mm256_slli_epi32::<15>(high[n][half]));
-            sums[n] = bytemuck::cast([total(0), total(1)]);
+            let first = _mm256_add_epi32(low[n][0], _mm256_slli_epi32::<15>(high[n][0]));
+            let second = _mm256_add_epi32(low[n][1], _mm256_slli_epi32::<15>(high[n][1]));
+            sums[n] = bytemuck::cast([first, second]);
         }
         sums
     }
@@ -116,12 +121,12 @@ pub(crate) mod x86 {
         let mut low = [zero; N];
         let mut high = [zero; N];
         for (blocks, pair) in blocks::<N>(bytes, stride).zip(pairs) {
-            let of_low = _mm512_set1_epi32(pair.low);
-            let of_high = _mm512_set1_epi32(pair.high);
+            let low_weights = _mm512_set1_epi32(pair.low);
+            let high_weights = _mm512_set1_epi32(pair.high);
             for (n, block) in blocks.iter().enumerate() {
                 let values = _mm512_cvtepu8_epi16(bytemuck::cast::<[u8; BLOCK], __m256i>(*block));
-                low[n] = _mm512_add_epi32(low[n], _mm512_madd_epi16(values, of_low));
-                high[n] = _mm512_add_epi32(high[n], _mm512_madd_epi16(values, of_high));
+                low[n] = _mm512_add_epi32(low[n], _mm512_madd_epi16(values, low_weights));
+                high[n] = _mm512_add_epi32(high[n], _mm512_madd_epi16(values, high_weights));
             }
         }
         let mut sums = [[0; LANES]; N];
@@ -143,7 +148,7 @@ mod tests {
 
     /// Computes the sums in the widest vectors of this machine.
     #[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
-    fn widest(bytes: &[u8], stride: usize, pairs: &[Pair]) -> [[i32; LANES]; N] {
+    fn sums_widest(bytes: &[u8], stride: usize, pairs: &[Pair]) -> [[i32; LANES]; N] {
         match_target! {
             "x86_64+avx512bw" => x86::sums_avx512(bytes, stride, pairs),
             "x86_64+avx2" => x86::sums_avx2(bytes, stride, pairs),
@@ -151,29 +156,33 @@ mod tests {
         }
     }
 
+    /// Computes the sums in vectors of at most 256 bits.
     #[multiversion(targets("x86_64+avx2"))]
-    fn narrower(bytes: &[u8], stride: usize, pairs: &[Pair]) -> [[i32; LANES]; N] {
+    fn sums_256(bytes: &[u8], stride: usize, pairs: &[Pair]) -> [[i32; LANES]; N] {
         match_target! {
             "x86_64+avx2" => x86::sums_avx2(bytes, stride, pairs),
             _ => sums(bytes, stride, pairs),
         }
     }
 
-    fn check(weights: &[[i32; 2]], beyond: usize, byte: impl Fn(usize) -> u8) {
-        let stride = N * BLOCK + beyond;
+    /// Compares the sums of all implementations with those in 64 bits. Blocks of consecutive pairs
+    /// are separated by `padding` bytes.
+    fn check(weights: &[[i32; 2]], padding: usize, byte: impl Fn(usize) -> u8) {
+        let stride = N * BLOCK + padding;
         let bytes: Vec<u8> = (0..stride * weights.len()).map(byte).collect();
-        let pairs: Vec<Pair> = weights.iter().map(|weights| Pair::of(*weights)).collect();
-        let all = [sums, widest, narrower].map(|sums| sums(&bytes, stride, &pairs));
-        for (block, lane) in (0..N).flat_map(|block| (0..LANES).map(move |lane| (block, lane))) {
-            let value = |pair: usize, tap: usize| bytes[pair * stride + block * BLOCK + 2 * lane + tap];
-            let total: i64 = weights
-                .iter()
-                .enumerate()
-                .map(|(pair, weights)| -> i64 {
-                    (0..2).map(|tap| i64::from(weights[tap]) * i64::from(value(pair, tap))).sum()
-                })
-                .sum();
-            assert_eq!(all.map(|sums| i64::from(sums[block][lane])), [total; 3], "{weights:?}");
+        let pairs: Vec<Pair> = weights.iter().map(|weights| Pair::new(*weights)).collect();
+        let results = [sums, sums_widest, sums_256].map(|sums| sums(&bytes, stride, &pairs));
+        for block in 0..N {
+            for lane in 0..LANES {
+                let mut total = 0;
+                for (pair, weights) in weights.iter().enumerate() {
+                    for (tap, weight) in weights.iter().enumerate() {
+                        let value = bytes[pair * stride + block * BLOCK + 2 * lane + tap];
+                        total += i64::from(*weight) * i64::from(value);
+                    }
+                }
+                assert_eq!(results.map(|sums| i64::from(sums[block][lane])), [total; 3], "{weights:?}");
+            }
         }
     }
 
@@ -182,16 +191,16 @@ mod tests {
         /// point.
         #[test]
         fn sums_are_exact(weights in prop::collection::vec(prop::array::uniform2(-600_000i32..600_000), 0..9),
-                          one in 0i32..5_242_880, beyond in 0usize..40, seed: u32) {
+                          one in 0i32..5_242_880, padding in 0usize..40, seed: u32) {
             let mut weights = weights;
             weights.push([one, -one / 4]);
-            prop_assert!(weights.iter().all(|weights| Pair::of(*weights).weights() == *weights));
-            check(&weights, beyond, |i| ((i as u32 ^ seed).wrapping_mul(2_654_435_761) >> 24) as u8);
+            prop_assert!(weights.iter().all(|weights| Pair::new(*weights).weights() == *weights));
+            check(&weights, padding, |i| ((i as u32 ^ seed).wrapping_mul(2_654_435_761) >> 24) as u8);
         }
     }
 
     #[test]
-    fn sums_of_halves_may_wrap() {
+    fn totals_are_exact_when_sums_of_halves_wrap() {
         let weights: Vec<[i32; 2]> =
             (0..200).map(|i| [(1 << 21) + 16_383 - i, -(1 << 21) + 16_383]).collect();
         check(&weights, 0, |_| 255);

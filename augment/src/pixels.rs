@@ -37,8 +37,8 @@ pub struct DecodeRules {
     pub no_data: Option<NoData>,
 }
 
-/// Choices in decoding that change pixels: weights that are moved to another program carry them
-/// along.
+/// Options of the decoder that change pixels. They are stored with weights that are exported to
+/// other programs.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Decoding {
@@ -90,7 +90,7 @@ impl Rgb8 {
 }
 
 impl DecodeRules {
-    /// The choices that change pixels.
+    /// Returns the options that change pixels.
     pub fn decoding(&self) -> Decoding {
         let Self { apply_exif, background, bits_used, no_data, .. } = *self;
         Decoding { apply_exif, background, bits_used, no_data }

@@ -1,7 +1,7 @@
 //! 8-bit RGB as three planes: the layout in which views are made and returned.
 //!
-//! Every operation of a view runs along whole planes, so that plain loops over bytes become vector
-//! code; the interleaved pixels of a decoder are separated once, inside the resize.
+//! Every operation of a view runs along complete planes, so that plain loops over bytes become
+//! vector code. The interleaved pixels of a decoder are separated once, inside the resize.
 
 use crate::Rgb8;
 
@@ -52,9 +52,10 @@ impl Planes {
 
 impl From<&Rgb8> for Planes {
     fn from(image: &Rgb8) -> Self {
-        let data = (0..3)
-            .flat_map(|channel: usize| image.data.chunks_exact(3).map(move |pixel| pixel[channel]))
-            .collect();
+        let mut data = Vec::with_capacity(image.data.len());
+        for channel in 0..3 {
+            data.extend(image.data.chunks_exact(3).map(|pixel| pixel[channel]));
+        }
         Self { width_px: image.width_px, height_px: image.height_px, data }
     }
 }
@@ -74,7 +75,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn planes_and_pixels_say_the_same(w in 1u32..9, h in 1u32..9, seed: u8) {
+        fn conversions_between_planes_and_pixels_are_inverse(w in 1u32..9, h in 1u32..9, seed: u8) {
             let data = (0..3 * w * h).map(|i| (i as u8).wrapping_mul(seed)).collect();
             let image = Rgb8::new(w, h, data);
             let planes = Planes::from(&image);

@@ -1,4 +1,4 @@
-//! Crop, then resize: bit for bit as Pillow 12 and earlier resize the cropped image; published
+//! Crop, then resize, bit for bit as Pillow 12 and earlier resize the cropped image. Published
 //! models were trained on the output of these versions.
 //!
 //! ```text
@@ -7,9 +7,9 @@
 //! rows first, rounded to 8 bits; then columns
 //! ```
 //!
-//! Pillow 13 resizes columns first where that is less work: where an image shrinks more in height
-//! than in width, as tall and narrow ones do. The filter clamps at the edges of the crop, as it
-//! does when torchvision crops first.
+//! Pillow 13 resizes columns first where that is less work: if an image shrinks more in height than
+//! in width, as tall and narrow images do. The filter clamps at the edges of the crop, as it does
+//! in torchvision, which crops first.
 
 use multiversion::{multiversion, target::match_target};
 
@@ -49,7 +49,7 @@ impl BoxResizer {
         interpolation: Interpolation,
         out: &mut Planes,
     ) -> Result<(), AugmentError> {
-        self.resize_part(image, crop, size_px, CropBox::whole(size_px), interpolation, out)
+        self.resize_part(image, crop, size_px, CropBox::from_size(size_px), interpolation, out)
     }
 
     /// Resizes as [`BoxResizer::resize`] does, but computes only the box `part` of the output.
@@ -69,12 +69,11 @@ impl BoxResizer {
         if !crop.is_inside(source_px) || !part.is_inside(size_px) {
             return Err(AugmentError::outside(crop, source_px, size_px));
         }
-        let sides = |from: u32, to: u32| [from as usize, to as usize];
-        let outputs = |start: u32, len: u32| start as usize..(start + len) as usize;
-        let across = sides(crop.width_px, size_px[0]);
-        let down = sides(crop.height_px, size_px[1]);
-        let columns = self.horizontal.set(across, outputs(part.left_px, part.width_px), interpolation);
-        let rows = self.vertical.set(down, outputs(part.top_px, part.height_px), interpolation);
+        let [width_px, height_px] = size_px.map(|side| side as usize);
+        let out_columns = part.left_px as usize..(part.left_px + part.width_px) as usize;
+        let out_rows = part.top_px as usize..(part.top_px + part.height_px) as usize;
+        let columns = self.horizontal.set(crop.width_px as usize, width_px, out_columns, interpolation);
+        let rows = self.vertical.set(crop.height_px as usize, height_px, out_rows, interpolation);
         let read = CropBox {
             left_px: crop.left_px + columns.start as u32,
             top_px: crop.top_px + rows.start as u32,
@@ -91,42 +90,44 @@ impl BoxResizer {
     fn resize_rows(&mut self, image: &Rgb8, crop: CropBox, width: usize) {
         let height = crop.height_px as usize;
         let n_bytes = 3 * crop.width_px as usize;
-        let row_len = pair_of_rows_len(width);
-        self.narrowed.iter_mut().for_each(|plane| plane.resize(row_len * height.div_ceil(2), 0));
+        let row_len = row_pair_len(width);
+        for plane in &mut self.narrowed {
+            plane.resize(row_len * height.div_ceil(2), 0);
+        }
         // An odd width is padded by one column, whose weight is zero.
         self.band.resize(n_bytes.next_multiple_of(6) * LANES, 0);
         self.paired.resize(self.band.len(), 0);
-        let row = |y: usize| {
-            let start = 3 * ((crop.top_px as usize + y) * image.width_px as usize + crop.left_px as usize);
-            &image.data[start..start + n_bytes]
-        };
         for top in (0..height).step_by(LANES) {
             let n_rows = LANES.min(height - top);
-            // The last band repeats its last row in the unused lanes.
-            let rows: [&[u8]; LANES] = std::array::from_fn(|lane| row(top + lane.min(n_rows - 1)));
+            let rows: [&[u8]; LANES] = std::array::from_fn(|lane| {
+                // The last band repeats its last row in the unused lanes.
+                let y = crop.top_px as usize + top + lane.min(n_rows - 1);
+                let start = 3 * (y * image.width_px as usize + crop.left_px as usize);
+                &image.data[start..start + n_bytes]
+            });
             transpose(&rows, &mut self.band[..n_bytes * LANES]);
-            pair_up(&self.band, &mut self.paired);
-            let rows = top / 2 * row_len..(top + n_rows).div_ceil(2) * row_len;
-            let planes = self.narrowed.each_mut().map(|plane| &mut plane[rows.clone()]);
-            narrow_band(&self.paired, &self.horizontal, planes, [width, row_len]);
+            interleave_pixels(&self.band, &mut self.paired);
+            let row_pairs = top / 2 * row_len..(top + n_rows).div_ceil(2) * row_len;
+            let planes = self.narrowed.each_mut().map(|plane| &mut plane[row_pairs.clone()]);
+            narrow_band(&self.paired, &self.horizontal, planes, width, row_len);
         }
     }
 
     /// Runs the pass along columns.
     fn resize_columns(&self, width: usize, out: &mut Planes) {
         for (plane, out) in self.narrowed.iter().zip(out.channels_mut()) {
-            shorten_plane(plane, pair_of_rows_len(width), &self.vertical, out, width);
+            shorten_plane(plane, row_pair_len(width), &self.vertical, out, width);
         }
     }
 }
 
 /// Returns the number of bytes of two rows of [`BoxResizer`]'s narrowed planes.
-fn pair_of_rows_len(width: usize) -> usize {
+fn row_pair_len(width: usize) -> usize {
     2 * width.next_multiple_of(BLOCKS * LANES)
 }
 
-/// Transposes a band: byte `j` of row `lane` moves to `[j, lane]`. Wider vectors would take twice
-/// as long.
+/// Transposes a band: byte `j` of row `lane` moves to `[j, lane]`. Wider vectors take twice as
+/// long.
 #[multiversion(targets("x86_64+avx2"))]
 fn transpose(rows: &[&[u8]; LANES], band: &mut [u8]) {
     let (tiles, rest) = band.as_chunks_mut::<{ LANES * LANES }>();
@@ -138,7 +139,7 @@ fn transpose(rows: &[&[u8]; LANES], band: &mut [u8]) {
         // A shuffle rotates the eight address bits (row, column) of each byte by one: four of them
         // swap row and column.
         for _ in 0..4 {
-            tile = halves_interleaved(&tile);
+            tile = interleave_halves(&tile);
         }
         out.copy_from_slice(tile.as_flattened());
     }
@@ -151,15 +152,17 @@ fn transpose(rows: &[&[u8]; LANES], band: &mut [u8]) {
 
 /// Interleaves the upper and the lower half of a tile byte by byte, as in a riffle shuffle.
 #[inline(always)]
-fn halves_interleaved(tile: &[[u8; LANES]; LANES]) -> [[u8; LANES]; LANES] {
+fn interleave_halves(tile: &[[u8; LANES]; LANES]) -> [[u8; LANES]; LANES] {
     let mut out = [[0; LANES]; LANES];
     for i in 0..LANES / 2 {
         let upper = &tile[i];
         let lower = &tile[i + LANES / 2];
         for j in 0..LANES / 2 {
-            [out[2 * i][2 * j], out[2 * i][2 * j + 1]] = [upper[j], lower[j]];
+            out[2 * i][2 * j] = upper[j];
+            out[2 * i][2 * j + 1] = lower[j];
             let k = j + LANES / 2;
-            [out[2 * i + 1][2 * j], out[2 * i + 1][2 * j + 1]] = [upper[k], lower[k]];
+            out[2 * i + 1][2 * j] = upper[k];
+            out[2 * i + 1][2 * j + 1] = lower[k];
         }
     }
     out
@@ -167,11 +170,10 @@ fn halves_interleaved(tile: &[[u8; LANES]; LANES]) -> [[u8; LANES]; LANES] {
 
 /// Interleaves the bytes of adjacent pixels: `[2, 3, LANES]` becomes `[3, LANES, 2]`.
 #[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
-fn pair_up(band: &[u8], paired: &mut [u8]) {
+fn interleave_pixels(band: &[u8], paired: &mut [u8]) {
     const PIXEL: usize = 3 * LANES;
-    for (pixels, out) in
-        band.as_chunks::<{ 2 * PIXEL }>().0.iter().zip(paired.as_chunks_mut::<{ 2 * PIXEL }>().0)
-    {
+    let pairs = band.as_chunks::<{ 2 * PIXEL }>().0;
+    for (pixels, out) in pairs.iter().zip(paired.as_chunks_mut::<{ 2 * PIXEL }>().0) {
         for i in 0..PIXEL {
             out[2 * i] = pixels[i];
             out[2 * i + 1] = pixels[PIXEL + i];
@@ -186,11 +188,12 @@ fn narrow_band(
     paired: &[u8],
     table: &Coefficients,
     mut planes: [&mut [u8]; 3],
-    [width, row_len]: [usize; 2],
+    width: usize,
+    row_len: usize,
 ) {
     const STRIDE: usize = 3 * BLOCK;
     for x in 0..width {
-        let (first, weights) = table.of(x);
+        let (first, weights) = table.taps(x);
         let bytes = &paired[first * STRIDE..];
         let sums: [[i32; LANES]; 3] = match_target! {
             "x86_64+avx512bw" => pairs::x86::sums_avx512(bytes, STRIDE, weights),
@@ -213,7 +216,7 @@ fn narrow_band(
 #[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
 fn shorten_plane(plane: &[u8], row_len: usize, table: &Coefficients, out: &mut [u8], width: usize) {
     for (y, out) in out.chunks_exact_mut(width).enumerate() {
-        let (first, weights) = table.of(y);
+        let (first, weights) = table.taps(y);
         for (number, out) in out.chunks_mut(BLOCKS * LANES).enumerate() {
             let bytes = &plane[first * row_len + number * BLOCKS * BLOCK..];
             let sums: [[i32; LANES]; BLOCKS] = match_target! {
@@ -254,16 +257,16 @@ mod tests {
     }
 
     #[test]
-    fn the_same_size_is_a_copy_of_the_box() {
+    fn a_resize_to_the_size_of_the_box_copies_it() {
         let crop = CropBox { left_px: 3, top_px: 2, width_px: 5, height_px: 4 };
         let out = resized(&gradient(20, 10), crop, [5, 4]).expect("inside");
         assert_eq!(&out.data[..3], [9, 6, 77]);
         assert_eq!(&out.data[3 * 19..], [21, 15, 77]);
     }
 
-    /// Pixels outside the box have no influence: the filter clamps at the edge of the crop.
+    /// The filter clamps at the edge of the crop.
     #[test]
-    fn pixels_outside_the_box_do_not_count() {
+    fn pixels_outside_the_box_have_no_effect() {
         let mut image = gradient(40, 40);
         let crop = CropBox { left_px: 10, top_px: 10, width_px: 12, height_px: 9 };
         let before = resized(&image, crop, [7, 7]).expect("inside");
@@ -288,22 +291,21 @@ mod tests {
         }
     }
 
-    /// A part of a resized image equals a crop of the whole resized image.
     #[test]
-    fn a_part_equals_a_crop_of_the_whole() {
+    fn a_part_equals_a_crop_of_the_resized_image() {
         let image = gradient(61, 43);
         let crop = CropBox { left_px: 2, top_px: 1, width_px: 57, height_px: 40 };
         for (size, [left_px, top_px, width_px, height_px]) in
             [([30, 21], [4, 3, 20, 11]), ([150, 90], [40, 0, 64, 90]), ([57, 40], [56, 39, 1, 1])]
         {
-            let whole = resized(&image, crop, size).expect("inside");
+            let complete = resized(&image, crop, size).expect("inside");
             let part = CropBox { left_px, top_px, width_px, height_px };
             let mut out = Planes::default();
             let bicubic = Interpolation::Bicubic;
             BoxResizer::default().resize_part(&image, crop, size, part, bicubic, &mut out).expect("inside");
             let mut cropped = Planes::default();
             let side = [width_px, height_px];
-            BoxResizer::default().resize(&whole, part, side, bicubic, &mut cropped).expect("inside");
+            BoxResizer::default().resize(&complete, part, side, bicubic, &mut cropped).expect("inside");
             assert_eq!(out, cropped, "{size:?}");
         }
     }

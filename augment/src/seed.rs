@@ -1,6 +1,6 @@
-//! The counter-based RNG. Every random choice of the data path is addressed, not drawn in sequence:
-//! (run seed, epoch, sample, attempt, view, operation) identifies a ChaCha8 stream, whose values do
-//! not depend on threads, ranks or restarts.
+//! Counter-based random number generator. Every random choice of the data path has an address and
+//! is not drawn in sequence: (run seed, epoch, sample, attempt, view, operation) identifies a
+//! ChaCha8 stream, whose values do not depend on threads, ranks or restarts.
 
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
@@ -14,8 +14,8 @@ pub struct SampleKey {
     pub epoch: u64,
     /// Number of the sample in the data set.
     pub sample: u64,
-    /// Zero, or the number of the substitute: a sample that replaces a bad one has other
-    /// views than at its own position, so that no batch contains a view twice.
+    /// Zero, or the number of the substitute: a sample that replaces a bad one has other views than
+    /// at its own position, so that no batch contains a view twice.
     pub attempt: u64,
 }
 
@@ -64,18 +64,18 @@ impl ViewRng {
         Self(ChaCha8Rng::from_seed(seed))
     }
 
-    /// Draws a number uniform in `[0, 1)`, with 24 bits.
+    /// Draws a uniform number in `[0, 1)`, with 24 bits.
     pub fn uniform(&mut self) -> f32 {
         (self.0.next_u32() >> 8) as f32 * (1.0 / (1 << 24) as f32)
     }
 
-    /// Draws a number uniform in `[low, high)`, computed in f64.
+    /// Draws a uniform number in `[low, high)`, computed in f64.
     pub fn between(&mut self, low: f64, high: f64) -> f64 {
         let unit = (self.0.next_u64() >> 11) as f64 * (1.0 / (1u64 << 53) as f64);
         low + (high - low) * unit
     }
 
-    /// Draws an integer uniform in `0..n`; `n` is at least one.
+    /// Draws a uniform integer in `0..n`; `n` is at least one.
     pub fn below(&mut self, n: u32) -> u32 {
         ((u64::from(self.0.next_u32()) * u64::from(n)) >> 32) as u32
     }
@@ -114,9 +114,12 @@ mod tests {
 
     const KEY: SampleKey = SampleKey { seed: 1, epoch: 2, sample: 3, attempt: 0 };
 
+    fn draw(key: SampleKey, view: u32, operation: Operation) -> f64 {
+        ViewRng::new(key, view, operation).between(0.0, 1.0)
+    }
+
     #[test]
     fn each_part_of_the_address_changes_the_stream() {
-        let draw = |key, view, op| ViewRng::new(key, view, op).between(0.0, 1.0);
         let base = draw(KEY, 0, Operation::Crop);
         assert_eq!(base, draw(KEY, 0, Operation::Crop));
         let others = [
@@ -130,17 +133,14 @@ mod tests {
         assert!(others.iter().all(|other| *other != base));
     }
 
-    /// Pinned: changing this changes every crop of every run.
+    /// A change of these numbers changes every crop of every run.
     #[test]
     fn the_stream_is_pinned() {
         let mut rng = ViewRng::new(KEY, 5, Operation::Jitter);
-        let drawn = [rng.below(1 << 20), rng.below(1 << 20), rng.below(1 << 20)];
-        let again = {
-            let mut rng = ViewRng::from_words([1, 2 << 32, 3, (5 << 32) | 3]);
-            [rng.below(1 << 20), rng.below(1 << 20), rng.below(1 << 20)]
-        };
-        assert_eq!(drawn, again);
-        assert_eq!(drawn, PINNED);
+        let draws: [u32; 3] = std::array::from_fn(|_| rng.below(1 << 20));
+        let mut same_address = ViewRng::from_words([1, 2 << 32, 3, (5 << 32) | 3]);
+        assert_eq!(draws, std::array::from_fn(|_| same_address.below(1 << 20)));
+        assert_eq!(draws, PINNED);
     }
 
     const PINNED: [u32; 3] = [297_752, 88_069, 903_769];
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn orders_of_four_come_evenly() {
+    fn permutations_are_uniform() {
         let mut counts = std::collections::HashMap::new();
         let mut rng = ViewRng::new(KEY, 0, Operation::Jitter);
         for _ in 0..24_000 {

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
 
-/// Longest time that a histogram resolves, in nanoseconds; longer ones count as this.
+/// Longest time that a histogram resolves, in nanoseconds; longer times are recorded as this value.
 const MAX_NS: u64 = 60_000_000_000;
 
 /// Number of significant digits of a percentile.
@@ -113,10 +113,8 @@ impl Default for StageStats {
 
 impl StageTotals {
     fn new() -> Self {
-        let histogram =
-            || Histogram::new_with_bounds(1, MAX_NS, DIGITS).expect("bounds and digits are valid");
-        let histograms = STAGES.iter().map(|_| histogram()).collect();
-        Self { images: 0, bytes: 0, total: StageTimes::default(), histograms }
+        let empty = Histogram::new_with_bounds(1, MAX_NS, DIGITS).expect("bounds and digits are valid");
+        Self { images: 0, bytes: 0, total: StageTimes::default(), histograms: vec![empty; STAGES.len()] }
     }
 }
 
@@ -140,17 +138,17 @@ impl StageStats {
     /// Returns the times and counts since the last reset.
     pub fn snapshot(&self) -> StageSnapshot {
         let totals = self.lock();
-        let stages = STAGES.iter().map(|(stage, name)| {
-            let histogram = &totals.histograms[*stage as usize];
-            let quantile = |q| Duration::from_nanos(histogram.value_at_quantile(q));
-            StageReading {
+        let mut stages = Vec::with_capacity(STAGES.len());
+        for (stage, name) in STAGES {
+            let histogram = &totals.histograms[stage as usize];
+            stages.push(StageReading {
                 name,
-                total: totals.total.0[*stage as usize],
-                p50: quantile(0.5),
-                p99: quantile(0.99),
-            }
-        });
-        StageSnapshot { images: totals.images, bytes: totals.bytes, stages: stages.collect() }
+                total: totals.total.0[stage as usize],
+                p50: quantile(histogram, 0.5),
+                p99: quantile(histogram, 0.99),
+            });
+        }
+        StageSnapshot { images: totals.images, bytes: totals.bytes, stages }
     }
 
     fn lock(&self) -> MutexGuard<'_, StageTotals> {
@@ -159,21 +157,29 @@ impl StageStats {
     }
 }
 
+/// Returns the time that a share `q` of the recorded times do not exceed.
+fn quantile(histogram: &Histogram<u64>, q: f64) -> Duration {
+    Duration::from_nanos(histogram.value_at_quantile(q))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn decode_times(ms: u64) -> StageTimes {
+        let mut times = StageTimes::default();
+        times.add(Stage::Decode, Duration::from_millis(ms));
+        times
+    }
+
     #[test]
-    fn percentiles_and_totals_are_those_of_the_images() {
+    fn snapshot_has_percentiles_and_totals_since_the_reset() {
         let stats = StageStats::default();
-        let image = |ms| {
-            let mut times = StageTimes::default();
-            times.add(Stage::Decode, Duration::from_millis(ms));
-            times
-        };
-        stats.record(&image(1000), 7);
+        stats.record(&decode_times(1000), 7);
         stats.reset();
-        (1..=100).for_each(|ms| stats.record(&image(ms), 10));
+        for ms in 1..=100 {
+            stats.record(&decode_times(ms), 10);
+        }
         let snapshot = stats.snapshot();
         assert_eq!((snapshot.images, snapshot.bytes), (100, 1000));
         let decode = &snapshot.stages[Stage::Decode as usize];

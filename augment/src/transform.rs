@@ -31,17 +31,17 @@ pub struct Transform {
 }
 
 impl Transform {
-    /// Returns the transform of DINO's and DINOv2's evaluations for squares of `size_px`: the short
+    /// Creates the transform of DINO's and DINOv2's evaluations for squares of `size_px`: the short
     /// side becomes 256 px for 224, and in proportion for other sizes.
     pub fn new(size_px: u32) -> Self {
         Self { resize_px: (f64::from(size_px) * 256.0 / 224.0).round() as u32, size_px }
     }
 
-    /// Returns the transform with a short side of `resize_px` and a square of `size_px`.
+    /// Creates the transform with a short side of `resize_px` and a square of `size_px`.
     ///
     /// # Errors
     /// A message if the square is larger than the short side.
-    pub fn resizing(resize_px: u32, size_px: u32) -> Result<Self, String> {
+    pub fn with_resize(resize_px: u32, size_px: u32) -> Result<Self, String> {
         if resize_px < size_px {
             return Err(format!("the crop ({size_px} px) is larger than the resized image ({resize_px} px)"));
         }
@@ -51,7 +51,7 @@ impl Transform {
     /// Checks the sizes.
     ///
     /// # Errors
-    /// A message that says what is wrong.
+    /// A message that states the invalid sizes.
     pub fn validate(&self) -> Result<(), String> {
         let Self { resize_px, size_px } = *self;
         if (1..=MAX_PX).contains(&size_px) && (1..=2 * MAX_PX).contains(&resize_px) {
@@ -72,14 +72,14 @@ impl Transform {
         let source_px = [image.width_px, image.height_px];
         let (resized_px, part) = self.part(source_px);
         let mut out = Planes::default();
-        let whole = CropBox::whole(source_px);
+        let full = CropBox::from_size(source_px);
         let bicubic = Interpolation::Bicubic;
-        BoxResizer::default().resize_part(image, whole, resized_px, part, bicubic, &mut out)?;
+        BoxResizer::default().resize_part(image, full, resized_px, part, bicubic, &mut out)?;
         Ok(out.data)
     }
 
-    /// Applies the transform to `image` of any format: `[C, s, s]`, as bytes or as values of more
-    /// bytes with the lowest first.
+    /// Applies the transform to `image` of any format: `[C, s, s]`, as bytes or as values of
+    /// several bytes, the lowest first.
     ///
     /// # Errors
     /// [`AugmentError::Resize`] if the image has no pixels.
@@ -89,9 +89,9 @@ impl Transform {
             Image::Bands(bands) => bands,
         };
         let (resized_px, part) = self.part(image.size_px());
-        let whole = CropBox::whole(image.size_px());
+        let full = CropBox::from_size(image.size_px());
         let bicubic = Interpolation::Bicubic;
-        let values = PlaneResizer::default().resize_part(bands, whole, resized_px, part, bicubic)?;
+        let values = PlaneResizer::default().resize_part(bands, full, resized_px, part, bicubic)?;
         let mut out = Vec::with_capacity(values.len() * bands.depth.bytes());
         store(&values, bands.depth, &mut out);
         Ok(out)
@@ -99,35 +99,34 @@ impl Transform {
 
     /// Returns the resized width and height of an image of `source_px`, and the square in it.
     fn part(&self, source_px: [u32; 2]) -> ([u32; 2], CropBox) {
-        let (resized_px, corner_px) = self.place(source_px);
+        let (resized_px, corner_px) = self.placement(source_px);
         let [left_px, top_px] = corner_px.map(|corner| corner as u32);
         (resized_px, CropBox { left_px, top_px, width_px: self.size_px, height_px: self.size_px })
     }
 
     /// Returns the resized width and height of an image of `source_px`, and the upper left corner
     /// of the square in it.
-    pub fn place(&self, source_px: [u32; 2]) -> ([u32; 2], [i64; 2]) {
+    pub fn placement(&self, source_px: [u32; 2]) -> ([u32; 2], [i64; 2]) {
         let resized_px = self.resized(source_px);
-        (
-            resized_px,
-            resized_px.map(|side: u32| {
-                ((f64::from(side) - f64::from(self.size_px)) / 2.0).round_ties_even() as i64
-            }),
-        )
+        let corner_px = resized_px
+            .map(|side| ((f64::from(side) - f64::from(self.size_px)) / 2.0).round_ties_even() as i64);
+        (resized_px, corner_px)
     }
 
     /// Returns the width and height after the resize.
     fn resized(&self, [width_px, height_px]: [u32; 2]) -> [u32; 2] {
+        if width_px <= height_px {
+            [self.resize_px, self.long_side(height_px, width_px)]
+        } else {
+            [self.long_side(width_px, height_px), self.resize_px]
+        }
+    }
+
+    /// Returns the length of the long side after the resize, given both sides before it.
+    fn long_side(&self, long: u32, short: u32) -> u32 {
         // Python's `int(size * long / short)`: the product is exact, and the quotient is rounded
         // once.
-        let long = |long: u32, short: u32| {
-            ((u64::from(self.resize_px) * u64::from(long)) as f64 / f64::from(short.max(1))) as u32
-        };
-        if width_px <= height_px {
-            [self.resize_px, long(height_px, width_px)]
-        } else {
-            [long(width_px, height_px), self.resize_px]
-        }
+        ((u64::from(self.resize_px) * u64::from(long)) as f64 / f64::from(short.max(1))) as u32
     }
 }
 
@@ -143,26 +142,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_resize_to_its_own_size_leaves_an_image_as_it_is() {
+    fn a_resize_to_the_same_size_is_the_identity() {
         let image = Rgb8::new(8, 8, (0..192).collect());
-        let planes = Transform::resizing(8, 8).expect("a square").apply(&image).expect("a square");
-        assert!(
-            (0..64)
-                .all(|i| [0, 1, 2].map(|c| planes[c * 64 + i]) == [0, 1, 2].map(|c| image.data[3 * i + c]))
-        );
+        let planes = Transform::with_resize(8, 8).expect("a square").apply(&image).expect("a square");
+        assert_eq!(planes, Planes::from(&image).data);
         assert_ne!(Transform::new(8).apply(&image).expect("a square"), planes);
     }
 
     /// A very elongated image would become millions of pixels long; only the square is computed.
     #[test]
-    fn long_images_are_cut_before_they_are_made() {
+    fn long_images_are_cropped_before_they_are_resized() {
         let image = Rgb8::new(60_000, 1, vec![7; 180_000]);
         let planes = Transform::new(224).apply(&image).expect("a square");
         assert_eq!(planes, vec![7; 3 * 224 * 224]);
     }
 
     #[test]
-    fn a_square_larger_than_the_side_is_refused() {
-        assert!(Transform::resizing(200, 224).is_err());
+    fn a_square_larger_than_the_short_side_is_an_error() {
+        assert!(Transform::with_resize(200, 224).is_err());
     }
 }

@@ -65,17 +65,17 @@ impl Default for Fill {
 
 impl NoData {
     /// Returns whether `value` stands for no data.
-    fn is(&self, value: f32) -> bool {
-        is_no_number(value) || self.value == Some(value)
+    fn matches(&self, value: f32) -> bool {
+        is_invalid(value) || self.value == Some(value)
     }
 
-    /// Fills the pixels of each channel, of `n_pixels`, that stand for no data.
+    /// Fills the pixels that stand for no data, in each channel of `n_pixels`.
     ///
     /// # Errors
     /// [`AugmentError::Decode`] for a channel without data, which has no mean.
     pub(crate) fn fill(&self, values: &mut [f32], n_pixels: usize) -> Result<(), AugmentError> {
         for (number, channel) in values.chunks_exact_mut(n_pixels.max(1)).enumerate() {
-            let n_missing = channel.iter().filter(|value| self.is(**value)).count();
+            let n_missing = channel.iter().filter(|value| self.matches(**value)).count();
             if n_missing == 0 {
                 continue;
             }
@@ -86,12 +86,12 @@ impl NoData {
                     return Err(AugmentError::Decode(format!("no pixel of channel {} has data", number + 1)));
                 }
                 Fill::MEAN => {
-                    let data = channel.iter().filter(|value| !self.is(**value));
+                    let data = channel.iter().filter(|value| !self.matches(**value));
                     let sum: f64 = data.map(|value| f64::from(*value)).sum();
                     (sum / (channel.len() - n_missing) as f64) as f32
                 }
             };
-            for value in channel.iter_mut().filter(|value| self.is(**value)) {
+            for value in channel.iter_mut().filter(|value| self.matches(**value)) {
                 *value = fill;
             }
         }
@@ -99,12 +99,12 @@ impl NoData {
     }
 }
 
-/// Checks that all `values` are numbers that a resize can add.
+/// Checks that all `values` are numbers of a magnitude that does not overflow in a resize.
 ///
 /// # Errors
-/// [`AugmentError::Decode`] with the first that is not.
+/// [`AugmentError::Decode`] with the first value that is not.
 pub(crate) fn check_numbers(values: &[f32]) -> Result<(), AugmentError> {
-    match values.iter().find(|value| is_no_number(**value)) {
+    match values.iter().find(|value| is_invalid(**value)) {
         None => Ok(()),
         Some(value) => Err(AugmentError::Decode(format!(
             "a pixel is {value}: not a number, or one that stands for no data (data.no_data says what such pixels get)"
@@ -112,21 +112,22 @@ pub(crate) fn check_numbers(values: &[f32]) -> Result<(), AugmentError> {
     }
 }
 
-fn is_no_number(value: f32) -> bool {
+/// Returns whether `value` is NaN, infinite or so large that it stands for no data.
+fn is_invalid(value: f32) -> bool {
     value.is_nan() || value.abs() > LARGEST_FLOAT
 }
 
-/// Scales `values` of 16 bits that use `bits` of them, so that their largest number is that of 16
-/// bits. Missing values stay missing.
+/// Scales 16-bit `values` that use only `bits` bits, so that the largest one becomes 65535. NaN is
+/// unchanged.
 ///
 /// # Errors
-/// [`AugmentError::Decode`] for a value of more bits.
+/// [`AugmentError::Decode`] for a value of more than `bits` bits.
 pub(crate) fn scale_to_all_bits(values: &mut [f32], bits: u8) -> Result<(), AugmentError> {
     let largest = f32::from(u16::MAX >> (16 - bits));
     let factor = f64::from(u16::MAX) / f64::from(largest);
     for value in values {
         if *value > largest {
-            return Err(more_bits(*value, bits));
+            return Err(too_many_bits(*value, bits));
         }
         *value = (f64::from(*value) * factor) as f32;
     }
@@ -134,7 +135,7 @@ pub(crate) fn scale_to_all_bits(values: &mut [f32], bits: u8) -> Result<(), Augm
 }
 
 /// Returns the error for a pixel of more than `bits` bits.
-pub(crate) fn more_bits(value: f32, bits: u8) -> AugmentError {
+pub(crate) fn too_many_bits(value: f32, bits: u8) -> AugmentError {
     AugmentError::Decode(format!("a pixel is {value}, more than data.bits_used = {bits} allows"))
 }
 
@@ -148,24 +149,24 @@ mod tests {
     }
 
     #[test]
-    fn missing_pixels_get_what_is_said() {
+    fn pixels_without_data_are_filled() {
         let values = [1.0, -9999.0, 3.0, f32::NAN, 5.0, 6.0, 7.0, 8.0];
         let mean = NoData { value: Some(-9999.0), fill: Fill::MEAN };
         assert_eq!(filled(mean, &values).expect("filled"), [1.0, 2.0, 3.0, 2.0, 5.0, 6.0, 7.0, 8.0]);
         let number = NoData { value: None, fill: Fill::Number(0.5) };
         assert_eq!(filled(number, &values).expect("filled"), [1.0, -9999.0, 3.0, 0.5, 5.0, 6.0, 7.0, 8.0]);
         let missing = NoData { value: Some(8.0), fill: Fill::Missing };
-        let found = filled(missing, &values).expect("filled");
-        let is_missing: Vec<bool> = found.iter().map(|value| value.is_nan()).collect();
+        let output = filled(missing, &values).expect("filled");
+        let is_missing: Vec<bool> = output.iter().map(|value| value.is_nan()).collect();
         assert_eq!(is_missing, [false, false, false, true, false, false, false, true]);
-        // Means exist where there is data, in each channel by itself.
+        // A channel without any data has no mean, whatever the other channels hold.
         let none = [f32::INFINITY, f32::NAN, -2e30, f32::NEG_INFINITY, 1.0, 1.0, 1.0, 1.0];
         let error = filled(NoData::default(), &none).expect_err("refused");
         assert!(matches!(&error, AugmentError::Decode(reason) if reason.contains("channel 1")), "{error}");
     }
 
     #[test]
-    fn values_use_all_bits_afterwards() {
+    fn scaled_values_use_all_bits() {
         let mut values = [0.0, 1.0, 4095.0];
         scale_to_all_bits(&mut values, 12).expect("scaled");
         assert_eq!(values[2], 65_535.0);
@@ -173,9 +174,12 @@ mod tests {
         assert!(matches!(scale_to_all_bits(&mut [4096.0], 12), Err(AugmentError::Decode(_))));
     }
 
+    fn parse(text: &str) -> serde_json::Result<NoData> {
+        serde_json::from_str(text)
+    }
+
     #[test]
-    fn recipes_say_mean_or_a_number() {
-        let parse = |text: &str| serde_json::from_str::<NoData>(text);
+    fn fill_is_mean_or_a_number_in_recipes() {
         assert_eq!(parse("{\"value\": -9999}").expect("parsed").fill, Fill::MEAN);
         assert_eq!(parse("{\"fill\": \"mean\"}").expect("parsed"), NoData::default());
         assert_eq!(parse("{\"fill\": 2}").expect("parsed").fill, Fill::Number(2.0));

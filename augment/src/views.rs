@@ -10,17 +10,18 @@ use crate::bands::{BandViewMaker, rotate};
 use crate::blur::Blur;
 use crate::color;
 use crate::crop::{VIEW_RATIO, random_resized_crop};
+use crate::multicrop::ViewSpec;
 use crate::resize::BoxResizer;
 use crate::seed::Operation;
 use crate::solarize::solarize;
 use crate::stats::{Clock, Stage, StageTimes};
-use crate::{AugmentError, CropSpec, Image, MultiCrop, Planes, Rgb8, SampleKey, ViewRng};
+use crate::{AugmentError, Image, MultiCrop, Planes, Rgb8, SampleKey};
 
 /// The views of one image, ready for the network.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Views {
-    /// One buffer per group: `[n_views, C, size, size]`, channel by channel, as bytes or as values
-    /// of more bytes with the lowest first.
+    /// One buffer per group: `[n_views, C, size, size]`, as bytes or as values of several bytes,
+    /// the lowest first.
     pub groups: Vec<Vec<u8>>,
 }
 
@@ -30,7 +31,8 @@ pub struct ViewMaker {
     resizer: BoxResizer,
     blur: Blur,
     view: Planes,
-    turned: Vec<u8>,
+    /// Scratch memory of [`rotate`].
+    rotated: Vec<u8>,
     bands: BandViewMaker,
 }
 
@@ -67,20 +69,16 @@ impl ViewMaker {
         }
         views.groups.resize_with(multicrop.groups().len(), Vec::new);
         views.groups.iter_mut().for_each(Vec::clear);
-        let mut placed = (0..).zip(multicrop.placed());
-        for (group, spec) in views.groups.iter_mut().zip(multicrop.groups()) {
-            for (number, (crop, place, placed)) in placed.by_ref().take(spec.n_views) {
+        let mut specs = multicrop.views();
+        for (buffer, group) in views.groups.iter_mut().zip(multicrop.groups()) {
+            for spec in specs.by_ref().take(group.n_views) {
                 let mut clock = Clock::start(times);
-                let crops = [crop, placed];
-                let numbers = [number, place];
                 match image {
                     Image::Rgb(image) => {
-                        self.augment(image, crops, key, numbers, &mut clock)?;
-                        group.extend_from_slice(&self.view.data);
+                        self.augment(image, spec, key, &mut clock)?;
+                        buffer.extend_from_slice(&self.view.data);
                     }
-                    Image::Bands(image) => {
-                        self.bands.augment(image, crops, key, numbers, (group, &mut clock))?;
-                    }
+                    Image::Bands(image) => self.bands.augment(image, spec, key, buffer, &mut clock)?,
                 }
                 clock.lap(Stage::Other);
             }
@@ -88,54 +86,52 @@ impl ViewMaker {
         Ok(())
     }
 
-    /// Makes view `number` of `image` by `crop`, into `self.view`, with the place of view `place`,
-    /// its box, flip and rotation, whose crop is `placed`.
+    /// Makes the view `spec` of `image` in `self.view`.
     fn augment(
         &mut self,
         image: &Rgb8,
-        [crop, placed]: [&CropSpec; 2],
+        spec: ViewSpec<'_>,
         key: SampleKey,
-        [number, place]: [u32; 2],
         clock: &mut Clock<'_>,
     ) -> Result<(), AugmentError> {
-        let rng = |operation| ViewRng::new(key, number, operation);
-        let w = image.width_px;
-        let h = image.height_px;
-        let mut draws = ViewRng::new(key, place, Operation::Crop);
-        let region = random_resized_crop(&mut draws, w, h, placed.scale, VIEW_RATIO);
+        let ViewSpec { crop, geometry_crop, .. } = spec;
+        let mut rng = spec.geometry_rng(key, Operation::Crop);
+        let region =
+            random_resized_crop(&mut rng, image.width_px, image.height_px, geometry_crop.scale, VIEW_RATIO);
         clock.lap(Stage::Other);
         self.resizer.resize(image, region, [crop.size_px; 2], crop.interpolation, &mut self.view)?;
         clock.lap(Stage::Resize);
-        if ViewRng::new(key, place, Operation::Flip).chance(placed.flip_p) {
+        if spec.geometry_rng(key, Operation::Flip).chance(geometry_crop.flip_p) {
             self.view.flip();
         }
-        if let Some(n_quarters) = placed.n_quarters(&mut ViewRng::new(key, place, Operation::Rotate)) {
-            let side = crop.size_px as usize;
-            let turned = &mut self.turned;
-            self.view.channels_mut().into_iter().for_each(|plane| rotate(plane, side, n_quarters, turned));
+        if let Some(n_quarters) = geometry_crop.n_quarters(&mut spec.geometry_rng(key, Operation::Rotate)) {
+            for plane in self.view.channels_mut() {
+                rotate(plane, crop.size_px as usize, n_quarters, &mut self.rotated);
+            }
         }
         clock.lap(Stage::Other);
-        let mut draws = rng(Operation::Jitter);
-        if draws.chance(crop.jitter.p) {
-            color::jitter(&mut self.view, &crop.jitter.draw(&mut draws));
+        let mut rng = spec.rng(key, Operation::Jitter);
+        if rng.chance(crop.jitter.p) {
+            color::jitter(&mut self.view, &crop.jitter.draw(&mut rng));
         }
-        if rng(Operation::Gray).chance(crop.gray_p) {
+        if spec.rng(key, Operation::Gray).chance(crop.gray_p) {
             color::grayscale(&mut self.view);
         }
         clock.lap(Stage::Color);
-        let mut draws = rng(Operation::Blur);
-        if draws.chance(crop.blur_p) {
-            let sigma = draws.between(crop.blur_sigma[0], crop.blur_sigma[1]);
+        let mut rng = spec.rng(key, Operation::Blur);
+        if rng.chance(crop.blur_p) {
+            let sigma = rng.between(crop.blur_sigma[0], crop.blur_sigma[1]);
             match crop.blur_taps {
                 0 => self.blur.pillow(&mut self.view, sigma as f32),
                 n_taps => self.blur.torchvision(&mut self.view, n_taps, sigma as f32),
             }
         }
         clock.lap(Stage::Blur);
-        if rng(Operation::Solarize).chance(crop.solarize_p) {
+        if spec.rng(key, Operation::Solarize).chance(crop.solarize_p) {
             solarize(&mut self.view);
         }
-        crop.drop_channels(&mut rng(Operation::ChannelDrop), self.view.channels_mut().into_iter());
+        let mut rng = spec.rng(key, Operation::ChannelDrop);
+        crop.drop_channels(&mut rng, self.view.channels_mut().into_iter());
         Ok(())
     }
 }
@@ -155,7 +151,8 @@ mod tests {
     proptest! {
         #[test]
         fn views_are_a_pure_function_of_the_key(sample: u64, epoch in 0u64..9, w in 1u32..60, h in 1u32..60) {
-            let (image, multicrop) = (noise(w, h), MultiCrop::dino(16, 8, 3));
+            let image = noise(w, h);
+            let multicrop = MultiCrop::dino(16, 8, 3);
             let key = SampleKey { seed: 5, epoch, sample, attempt: 0 };
             let fresh = ViewMaker::default().make(&image, &multicrop, key).expect("views");
             let mut used = ViewMaker::default();
@@ -166,8 +163,8 @@ mod tests {
         }
     }
 
-    /// The bytes are pinned, and the same with SSE2, AVX2 and AVX-512: changing them changes every
-    /// run. The image has noise and flat parts, and the views use every operation.
+    /// A change of these bytes, which are the same with SSE2, AVX2 and AVX-512, changes every run.
+    /// The image has noise and flat parts, and the views use every operation.
     #[test]
     fn the_bytes_of_views_are_pinned() {
         let Image::Rgb(mut image) = noise(300, 200) else { panic!("8-bit RGB") };
@@ -199,32 +196,37 @@ mod tests {
         assert_ne!(first, second);
     }
 
+    fn groups(multicrop: &MultiCrop, sample: u64) -> Vec<Vec<u8>> {
+        let key = SampleKey { seed: 5, epoch: 0, sample, attempt: 0 };
+        ViewMaker::default().make(&noise(90, 70), multicrop, key).expect("views").groups
+    }
+
+    fn mean(bytes: &[u8]) -> f64 {
+        bytes.iter().map(|byte| f64::from(*byte)).sum::<f64>() / bytes.len() as f64
+    }
+
     /// A crop with `like` shows the same part of the image, with the same flip; without color
     /// operations and at the same size it is the same view.
     #[test]
-    fn a_crop_like_another_one_is_in_its_place() {
+    fn a_crop_like_another_one_has_its_box_and_flip() {
         let mut multicrop = MultiCrop::dino(32, 16, 0);
         for crop in &mut multicrop.crops {
-            (crop.jitter.p, crop.gray_p, crop.blur_p, crop.solarize_p) = (0.0, 0.0, 0.0, 0.0);
+            crop.jitter.p = 0.0;
+            crop.gray_p = 0.0;
+            crop.blur_p = 0.0;
+            crop.solarize_p = 0.0;
         }
         multicrop.crops[1].own_statistics = true;
         multicrop.crops[1].like = Some(0);
-        multicrop.validate().expect("a crop with a place");
-        let mut maker = ViewMaker::default();
-        let make = |maker: &mut ViewMaker, multicrop: &MultiCrop, sample| {
-            let key = SampleKey { seed: 5, epoch: 0, sample, attempt: 0 };
-            maker.make(&noise(90, 70), multicrop, key).expect("views").groups
-        };
+        multicrop.validate().expect("a valid crop");
         for sample in 0..20 {
-            let groups = make(&mut maker, &multicrop, sample);
+            let groups = groups(&multicrop, sample);
             assert_eq!(groups[0], groups[1]);
         }
         // Another size of the same part of the image: the means are close.
         multicrop.crops[1].size_px = 16;
         for sample in 0..20 {
-            let groups = make(&mut maker, &multicrop, sample);
-            let mean =
-                |bytes: &[u8]| bytes.iter().map(|byte| f64::from(*byte)).sum::<f64>() / bytes.len() as f64;
+            let groups = groups(&multicrop, sample);
             assert!((mean(&groups[0]) - mean(&groups[1])).abs() < 3.0);
         }
         multicrop.crops[1].like = Some(1);

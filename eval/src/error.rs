@@ -77,7 +77,7 @@ pub enum EvalError {
         shard: String,
         /// The image's key.
         key: String,
-        /// Why.
+        /// Reason.
         reason: String,
     },
     /// All pixels that count are of one class.
@@ -128,7 +128,7 @@ pub enum EvalError {
         action: &'static str,
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// Reason.
         source: std::io::Error,
     },
     /// A file of features cannot be written in its format.
@@ -136,7 +136,7 @@ pub enum EvalError {
     Write {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// Reason.
         reason: String,
     },
     /// A file of features cannot be used.
@@ -144,7 +144,7 @@ pub enum EvalError {
     Read {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// Reason.
         reason: String,
     },
     /// The image size is not a multiple of the network's stride.

@@ -2,8 +2,8 @@
 
 use rayon::prelude::*;
 
-/// Collects results that are computed in parallel, in their order. If several are errors, it is the
-/// first of them that is returned, whichever thread was the fastest.
+/// Collects results that are computed in parallel, in their order. If several are errors, the first
+/// of them is returned, whichever thread was the fastest.
 ///
 /// # Errors
 /// The first error in the order of the results.
@@ -19,19 +19,20 @@ mod tests {
 
     use super::*;
 
-    /// The first of two errors is returned, though the second one is there before it.
+    /// Returns the item 0, and errors for the others, of which the first comes last.
+    fn slow_first_error(i: usize) -> Result<usize, usize> {
+        if i == 0 {
+            return Ok(0);
+        }
+        if i == 1 {
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        Err(i)
+    }
+
     #[test]
-    fn the_first_error_is_returned_however_late_it_comes() {
-        let item = |i: usize| match i {
-            0 => Ok(0),
-            _ => {
-                if i == 1 {
-                    std::thread::sleep(Duration::from_millis(50));
-                }
-                Err(i)
-            }
-        };
-        assert_eq!(try_collect((0..4).into_par_iter().map(item)), Err(1));
+    fn the_first_error_is_returned_even_if_it_occurs_last() {
+        assert_eq!(try_collect((0..4).into_par_iter().map(slow_first_error)), Err(1));
         assert_eq!(try_collect((0..9).into_par_iter().map(Ok::<_, usize>)), Ok(Vec::from_iter(0..9)));
     }
 }

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use augment::Transform;
 use networks::Network;
 
 use crate::EvalError;
@@ -14,7 +15,6 @@ use crate::images::ImageSet;
 use crate::protocol::task::{Scored, Sets, Task};
 use crate::protocol::views::Views;
 use crate::protocol::{Classes, Protocol};
-use augment::Transform;
 
 /// Image sets to fit on and to score on.
 #[derive(Debug, Clone)]
@@ -29,7 +29,7 @@ pub struct Split {
     pub overrides_transform: bool,
 }
 
-/// The numbers of one protocol.
+/// Numbers of one protocol.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ProtocolScores {
     /// The protocol.
@@ -44,7 +44,7 @@ pub struct ProtocolScores {
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Scores {
     /// Numbers of each protocol.
-    pub of_protocols: Vec<ProtocolScores>,
+    pub by_protocol: Vec<ProtocolScores>,
     /// Number of images that were fitted on.
     pub n_train: usize,
     /// Number of images that were scored.
@@ -56,7 +56,9 @@ pub struct Scores {
 impl Scores {
     /// Returns all numbers, in the order of the protocols.
     pub fn numbers(&self) -> impl Iterator<Item = (&ProtocolScores, &Scored)> {
-        self.of_protocols.iter().flat_map(|of| of.numbers.iter().map(move |scored| (of, scored)))
+        self.by_protocol
+            .iter()
+            .flat_map(|protocol| protocol.numbers.iter().map(move |scored| (protocol, scored)))
     }
 
     /// Returns the names and values of all numbers, in percent.
@@ -89,12 +91,16 @@ impl Split {
     /// # Errors
     /// Errors of [`Split::new`]; [`EvalError::MixedInputs`] if the protocols need different images,
     /// [`EvalError::SeveralClasses`], [`EvalError::TooFewImages`].
-    pub fn of(protocols: &[Protocol], mut train: ImageSet, mut test: ImageSet) -> Result<Self, EvalError> {
-        let needs_classes = |protocol: &Protocol| protocol.needs().has_classes();
-        let classless = protocols.iter().find(|protocol| !needs_classes(protocol));
+    pub fn for_protocols(
+        protocols: &[Protocol],
+        mut train: ImageSet,
+        mut test: ImageSet,
+    ) -> Result<Self, EvalError> {
+        let needs_classes = protocols.iter().any(|protocol| protocol.needs().has_classes());
+        let classless = protocols.iter().find(|protocol| !protocol.needs().has_classes());
         let split = match classless {
             None => Self::new(train, test)?,
-            Some(classless) if protocols.iter().any(needs_classes) => {
+            Some(classless) if needs_classes => {
                 return Err(EvalError::MixedInputs { protocol: classless.name() });
             }
             Some(_) => {
@@ -102,15 +108,17 @@ impl Split {
                 Self { train, test, seed: 0, overrides_transform: false }
             }
         };
-        protocols.iter().try_for_each(|protocol| protocol.check(&split.train))?;
-        let mut single = protocols.iter().filter(|protocol| protocol.needs().classes == Classes::One);
-        match single.next().filter(|_| split.is_multi_label()) {
-            Some(protocol) => {
-                let set = if split.test.is_multi_label() { &split.test } else { &split.train };
-                Err(EvalError::SeveralClasses { split: set.name.clone(), protocol: protocol.name() })
-            }
-            None => Ok(split),
+        for protocol in protocols {
+            protocol.check(&split.train)?;
         }
+        let single_label = protocols.iter().find(|protocol| protocol.needs().classes == Classes::One);
+        if let Some(protocol) = single_label
+            && split.is_multi_label()
+        {
+            let set = if split.test.is_multi_label() { &split.test } else { &split.train };
+            return Err(EvalError::SeveralClasses { split: set.name.clone(), protocol: protocol.name() });
+        }
+        Ok(split)
     }
 
     /// Returns whether some image has several classes.
@@ -129,40 +137,41 @@ impl Split {
         cache: Option<&FeatureCache>,
         progress: &dyn Progress,
     ) -> Result<Scores, EvalError> {
-        let transform_of = |protocol: &Protocol| {
-            if self.overrides_transform {
-                self.test.transform
-            } else {
-                protocol.transform(self.test.transform)
-            }
-        };
         let mut transforms: Vec<Transform> = Vec::new();
-        for transform in protocols.iter().map(transform_of) {
+        for protocol in protocols {
+            let transform = self.protocol_transform(protocol);
             if !transforms.contains(&transform) {
                 transforms.push(transform);
             }
         }
         let mut all: Option<Scores> = None;
         for transform in transforms {
-            let alike = protocols.iter().filter(|protocol| transform_of(protocol) == transform);
-            let alike: Vec<Protocol> = alike.cloned().collect();
-            let scores =
-                self.through(transform).score_with_one_transform(network, &alike, cache, progress)?;
+            let group = protocols.iter().filter(|protocol| self.protocol_transform(protocol) == transform);
+            let group: Vec<Protocol> = group.cloned().collect();
+            let split = self.with_transform(transform);
+            let scores = split.score_with_one_transform(network, &group, cache, progress)?;
             match &mut all {
-                Some(all) => all.of_protocols.extend(scores.of_protocols),
+                Some(all) => all.by_protocol.extend(scores.by_protocol),
                 None => all = Some(scores),
             }
         }
         let mut all = all.unwrap_or_default();
-        all.of_protocols.sort_by_key(|of| protocols.iter().position(|protocol| *protocol == of.protocol));
+        all.by_protocol
+            .sort_by_key(|scores| protocols.iter().position(|protocol| *protocol == scores.protocol));
         Ok(all)
     }
 
+    /// Returns the transform with which `protocol` is scored.
+    fn protocol_transform(&self, protocol: &Protocol) -> Transform {
+        if self.overrides_transform { self.test.transform } else { protocol.transform(self.test.transform) }
+    }
+
     /// Returns the same images with `transform`.
-    fn through(&self, transform: Transform) -> Self {
-        let mut seen = self.clone();
-        (seen.train.transform, seen.test.transform) = (transform, transform);
-        seen
+    fn with_transform(&self, transform: Transform) -> Self {
+        let mut split = self.clone();
+        split.train.transform = transform;
+        split.test.transform = transform;
+        split
     }
 
     /// Scores `network` by protocols that all use the transform of the sets.
@@ -179,12 +188,14 @@ impl Split {
         let (train, test) = if protocols.iter().any(|protocol| protocol.needs().has_classes()) {
             self.features(network, wanted, cache, progress)?
         } else {
-            (FeatureSet::none(), FeatureSet::none())
+            (FeatureSet::empty(), FeatureSet::empty())
         };
         let mut scores = self.scores(&train, &test, protocols, Some((&views, &sets)), progress)?;
         let counts = scores.numbers().filter_map(|(_, scored)| scored.counts).last();
         if let Some(counts) = counts {
-            (scores.n_train, scores.n_test, scores.n_bad) = (counts.n_train, counts.n_test, counts.n_bad);
+            scores.n_train = counts.n_train;
+            scores.n_test = counts.n_test;
+            scores.n_bad = counts.n_bad;
         }
         Ok(scores)
     }
@@ -200,14 +211,15 @@ impl Split {
         cache: Option<&FeatureCache>,
         progress: &dyn Progress,
     ) -> Result<(FeatureSet, FeatureSet), EvalError> {
-        let of = |images: &ImageSet| -> Result<FeatureSet, EvalError> {
-            Ok(labeled(features(cache, network, images, wanted, progress)?, images))
-        };
-        let train = of(&self.train)?;
+        let train = labeled(features(cache, network, &self.train, wanted, progress)?, &self.train);
         // If both sets are the same, as for leave-one-out neighbors, features are computed once.
         let are_same =
             self.train.may_equal(&self.test) && self.train.fingerprint()? == self.test.fingerprint()?;
-        let test = if are_same { train.clone() } else { of(&self.test)? };
+        let test = if are_same {
+            train.clone()
+        } else {
+            labeled(features(cache, network, &self.test, wanted, progress)?, &self.test)
+        };
         Ok((train, test))
     }
 
@@ -217,16 +229,16 @@ impl Split {
     /// # Errors
     /// Errors of [`pixels`].
     pub fn score_pixels(&self, protocols: &[Protocol]) -> Result<Scores, EvalError> {
-        let of = |images: &ImageSet| -> Result<FeatureSet, EvalError> {
-            Ok(labeled(Arc::new(pixels(images)?), images))
-        };
         // Images with several classes, or without classes, have no pixel baseline.
         let is_single = !self.is_multi_label() && !self.train.classes().is_empty();
         let cheap = protocols.iter().filter(|protocol| is_single && protocol.needs().is_cheap);
         let cheap: Vec<Protocol> = cheap.cloned().collect();
-        self.scores(&of(&self.train)?, &of(&self.test)?, &cheap, None, &NoProgress)
+        let train = labeled(Arc::new(pixels(&self.train)?), &self.train);
+        let test = labeled(Arc::new(pixels(&self.test)?), &self.test);
+        self.scores(&train, &test, &cheap, None, &NoProgress)
     }
 
+    /// Scores features by each of `protocols`; `images` are for those that need more than features.
     fn scores(
         &self,
         train: &FeatureSet,
@@ -240,15 +252,13 @@ impl Split {
         let seed = self.seed;
         let task = Task { train, test, n_classes, seed, views, sets, progress };
         let transform = self.test.transform;
-        let of_protocols: Result<Vec<_>, EvalError> = protocols
-            .iter()
-            .map(|protocol| {
-                let numbers = protocol.score(&task)?;
-                Ok(ProtocolScores { protocol: protocol.clone(), transform, numbers })
-            })
-            .collect();
+        let mut by_protocol = Vec::with_capacity(protocols.len());
+        for protocol in protocols {
+            let numbers = protocol.score(&task)?;
+            by_protocol.push(ProtocolScores { protocol: protocol.clone(), transform, numbers });
+        }
         let n_bad = self.train.len() + self.test.len() - train.len() - test.len();
-        Ok(Scores { of_protocols: of_protocols?, n_train: train.len(), n_test: test.len(), n_bad })
+        Ok(Scores { by_protocol, n_train: train.len(), n_test: test.len(), n_bad })
     }
 }
 
@@ -259,5 +269,5 @@ pub fn wanted(protocols: &[Protocol]) -> FeatureKind {
 }
 
 fn labeled(table: Arc<Table>, images: &ImageSet) -> FeatureSet {
-    FeatureSet::of(table, |image| images.label(image))
+    FeatureSet::from_table(table, |image| images.label(image))
 }

@@ -1,9 +1,9 @@
-//! Kernels that multiply matrices on a GPU, and findings about their results.
+//! Kernels that multiply matrices on a GPU, and results of checks of them.
 //!
-//! The ladder is cuBLASLt, CubeCL's kernels, Burn's. A product takes one step down where the
-//! library is missing, where it has no algorithm for a size, or where a check of its results fails.
-//! Every size is checked when it is first used (`ops::cube::check`), and single products of a run
-//! are checked again later, on its own data.
+//! The order of preference is cuBLASLt, CubeCL's kernels, Burn's. A product falls back to the next
+//! of these if the library is missing, if it has no algorithm for the size, or if a check of its
+//! results fails. Every size is checked when it is first used (`ops::cube::check`), and single
+//! products are checked again during a run, on the run's data.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicU64, Ordering};
@@ -12,16 +12,16 @@ use std::sync::{Mutex, PoisonError};
 /// The kernels that a run asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Kernels {
-    /// cuBLASLt where it can be used, else CubeCL's.
+    /// cuBLASLt if it can be used, else CubeCL's.
     #[default]
     Auto,
-    /// cuBLASLt, without which the run does not start.
+    /// cuBLASLt; the run does not start without it.
     Cublaslt,
     /// CubeCL's.
     Cubecl,
 }
 
-/// The kernels that a run asks for cannot be used.
+/// Error of a run that asks for kernels that cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum KernelsError {
     /// The device has no such kernels.
@@ -32,25 +32,25 @@ pub enum KernelsError {
     },
 }
 
-/// A size of products, and what has been found out about it.
+/// A size of products, its kernel, and the results of its checks.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ProductReport {
     /// Size, types and layout in words: `25216 x 384 x 1152 bf16`.
     pub size: String,
     /// The kernel that computes it: the library's algorithm, or why it is not used.
     pub kernel: String,
-    /// Findings of checks.
+    /// Results of checks.
     pub checked: Checked,
 }
 
-/// Findings of checks of a product.
+/// Results of checks of a product.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Checked {
-    /// It was right; the largest error as a share of what rounding explains.
+    /// The results were right; the largest error as a share of the rounding error allowed.
     Right(f32),
     /// All results have been zero so far.
     NotYet,
-    /// It was wrong, and is computed by the next kernels of the ladder.
+    /// The results were wrong; the product is computed by the next kernels in order of preference.
     Wrong(String),
     /// The library refused it.
     Refused(String),
@@ -67,38 +67,39 @@ impl fmt::Display for Checked {
     }
 }
 
-/// Finding of a check of a product.
+/// Result of one check of a product.
 #[derive(Debug, Clone, PartialEq)]
 #[cfg_attr(not(feature = "cube"), allow(dead_code))]
 pub(crate) enum Finding {
     /// The product is right; the largest error as a share of what is allowed.
     Right(f32),
-    /// All results are zero or not finite, from which nothing can be told; or the device has no
-    /// memory for the check.
-    Nothing,
-    /// A fault, in words.
+    /// The check is inconclusive: all results are zero or not finite, or the device has no memory
+    /// for the check.
+    Inconclusive,
+    /// Description of the fault.
     Wrong(String),
 }
 
-/// Knowledge of a size that the library computes.
+/// State of the checks of a size that the library computes.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
 pub(crate) enum State {
-    /// Nothing could be told from the results of so many uses.
+    /// All checks were inconclusive so far; the number of uses.
     Unchecked(u64),
-    /// The largest error, and the number of the run's check in which it was right last.
+    /// The last check was right; the largest error, and the number of the run's check at that time.
     Right { worst: f32, check: u64 },
 }
 
-/// Uses of a size that are all checked while nothing can be told from its results, which may be
-/// zero; from then on those whose number is a power of two, so that a head whose gradient
-/// is zero does not make each of its steps wait.
+/// Number of uses of a size that are all checked while the checks are inconclusive, for example
+/// because results are zero. From then on, those whose number is a power of two are checked, so
+/// that a head whose gradient is always zero does not make every step wait.
 #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
 const FIRST_USES: u64 = 4;
 
 #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
 impl State {
-    /// Returns whether a use of the size is checked, whatever the run asks for.
+    /// Returns whether a use of the size is checked, regardless of the checks that the run asks
+    /// for.
     pub(crate) fn is_due(self) -> bool {
         match self {
             Self::Unchecked(n_uses) => n_uses <= FIRST_USES || n_uses.is_power_of_two(),
@@ -106,24 +107,25 @@ impl State {
         }
     }
 
-    /// Returns what is known of the size, called `size` in messages, after a check.
+    /// Returns the state after a check of the size, which is called `size` in messages.
     ///
     /// # Errors
-    /// The fault, in words, of a size that is left to the next kernels of the ladder. If results of
-    /// it were used that may have been wrong, [`wrong`] has it as well; else a notice tells it.
-    pub(crate) fn after(self, finding: Finding, size: &str) -> Result<Self, String> {
+    /// Description of the fault, if the size is to be computed by the next kernels in order of
+    /// preference. If results of it have been used that may have been wrong, the fault is recorded
+    /// for [`wrong`] as well; otherwise a notice is added.
+    pub(crate) fn after_check(self, finding: Finding, size: &str) -> Result<Self, String> {
         let fault = match finding {
             Finding::Right(worst) => return Ok(Self::Right { worst, check: check_number() }),
-            Finding::Nothing => return Ok(self),
+            Finding::Inconclusive => return Ok(self),
             Finding::Wrong(fault) => fault,
         };
         match self {
             Self::Right { check, .. } => {
-                note_wrong(format!("{size} by cuBLASLt was right and is not any more: {fault}"), check);
+                record_wrong(format!("{size} by cuBLASLt was right and is not any more: {fault}"), check);
             }
-            // Results that nothing could be told from have been used.
+            // Results whose checks were inconclusive have been used.
             Self::Unchecked(n_uses) if n_uses > FIRST_USES => {
-                note_wrong(format!("{size} by cuBLASLt is wrong, and was not checked before: {fault}"), 0);
+                record_wrong(format!("{size} by cuBLASLt is wrong, and was not checked before: {fault}"), 0);
             }
             Self::Unchecked(_) => {
                 notice(format!("cuBLASLt computes {size} wrongly, so that CubeCL does: {fault}"));
@@ -133,26 +135,26 @@ impl State {
     }
 }
 
-/// A product that had been right, and is not any more.
+/// A product whose results were right at first and are wrong now.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WrongProduct {
-    /// The fault, in words.
+    /// Description of the fault.
     pub what: String,
-    /// Number of the check, as given to [`check_one`], in which it was right last; 0 if that was
+    /// Number of the last check, as given to [`check_one`], in which it was right; 0 if that was
     /// before the first of them, or never.
     pub last_right: u64,
 }
 
-static IS_TRUSTED: AtomicBool = AtomicBool::new(false);
+static ARE_CHECKS_DISABLED: AtomicBool = AtomicBool::new(false);
 static KERNELS: AtomicU8 = AtomicU8::new(Kernels::Auto as u8);
 static NOTICES: Mutex<Vec<String>> = Mutex::new(Vec::new());
 static WRONG: Mutex<Option<WrongProduct>> = Mutex::new(None);
-/// Number of the check that [`check_one`] asked for last.
+/// Number of the last check that [`check_one`] asked for.
 static CHECK: AtomicU64 = AtomicU64::new(0);
-/// Products of the step that is computed now, and of the one before.
+/// Number of products of the current step, and of the one before.
 static N_PRODUCTS: AtomicU64 = AtomicU64::new(0);
 static N_PRODUCTS_BEFORE: AtomicU64 = AtomicU64::new(0);
-/// Products until the one that is checked on a run's data; negative for none.
+/// Number of products before the one that is checked on the run's data; negative for none.
 static UNTIL_CHECK: AtomicI64 = AtomicI64::new(-1);
 
 /// Sets the kernels of this process.
@@ -160,13 +162,13 @@ pub(crate) fn set(kernels: Kernels) {
     KERNELS.store(kernels as u8, Ordering::Relaxed);
 }
 
-/// Returns whether the library may be used, as far as the run's choice goes.
+/// Returns whether the run's choice allows the library.
 #[cfg(feature = "cuda")]
 pub(crate) fn library_is_chosen() -> bool {
     KERNELS.load(Ordering::Relaxed) != Kernels::Cubecl as u8
 }
 
-/// Takes what there is to tell a user: each once.
+/// Takes the notices for the user that have been added since the last call.
 pub fn notices() -> Vec<String> {
     std::mem::take(&mut NOTICES.lock().unwrap_or_else(PoisonError::into_inner))
 }
@@ -176,62 +178,63 @@ pub(crate) fn notice(text: String) {
     NOTICES.lock().unwrap_or_else(PoisonError::into_inner).push(text);
 }
 
-/// Begins a step: products are counted from here on.
+/// Begins a step, whose products are counted from zero.
 pub fn begin_step() {
     N_PRODUCTS_BEFORE.store(N_PRODUCTS.swap(0, Ordering::Relaxed), Ordering::Relaxed);
 }
 
-/// Has one of the products of the step that begins checked on the data of the run: which of those
-/// that the step before had follows from `number`, the number of this check, from 1 on.
+/// Requests a check of one product of the step that begins, on the run's data. `number` is the
+/// number of this check, from 1 on; it and the number of products of the step before decide which
+/// product is checked.
 pub fn check_one(number: u64) {
     let n_products = N_PRODUCTS_BEFORE.load(Ordering::Relaxed).max(1);
     CHECK.store(number, Ordering::Relaxed);
-    UNTIL_CHECK.store(place_of_check(number, n_products) as i64, Ordering::Relaxed);
+    UNTIL_CHECK.store(checked_product(number, n_products) as i64, Ordering::Relaxed);
 }
 
-/// Returns the number of the product that check `number` is of, below `n_products`: those of
-/// successive checks are spread over a step, as multiples of the golden ratio are.
-fn place_of_check(number: u64, n_products: u64) -> u64 {
-    let share = number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    ((u128::from(share) * u128::from(n_products)) >> 64) as u64
+/// Returns the number of the product that check `number` checks, below `n_products`. Multiples of
+/// the golden ratio spread successive checks evenly over a step.
+fn checked_product(number: u64, n_products: u64) -> u64 {
+    let fraction = number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    ((u128::from(fraction) * u128::from(n_products)) >> 64) as u64
 }
 
-/// Leaves out all checks of products, for a device that computes nothing, as the stub driver of the
-/// tests.
-pub fn trust() {
-    IS_TRUSTED.store(true, Ordering::Relaxed);
+/// Disables all checks of products, for devices that compute nothing, such as the stub driver of
+/// the tests.
+pub fn disable_checks() {
+    ARE_CHECKS_DISABLED.store(true, Ordering::Relaxed);
 }
 
-/// Returns whether checks are left out.
-pub fn is_trusted() -> bool {
-    IS_TRUSTED.load(Ordering::Relaxed)
+/// Returns whether checks are disabled.
+pub fn are_checks_disabled() -> bool {
+    ARE_CHECKS_DISABLED.load(Ordering::Relaxed)
 }
 
-/// Returns whether the product that is computed now is to be checked.
+/// Counts a product, and returns whether it is to be checked.
 #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
 pub(crate) fn is_to_be_checked() -> bool {
     N_PRODUCTS.fetch_add(1, Ordering::Relaxed);
     UNTIL_CHECK.load(Ordering::Relaxed) >= 0 && UNTIL_CHECK.fetch_sub(1, Ordering::Relaxed) == 0
 }
 
-/// Returns what is wrong with a product that had been right before, if one has been found: what was
-/// computed since the check before may be wrong as well.
+/// Returns the first product whose results were right before and are wrong now, if there is one.
+/// Everything computed since the check in which it was last right may be wrong as well.
 pub fn wrong() -> Option<WrongProduct> {
     WRONG.lock().unwrap_or_else(PoisonError::into_inner).clone()
 }
 
-/// Notes that a product has become wrong.
-pub(crate) fn note_wrong(what: String, last_right: u64) {
+/// Records that the results of a product have become wrong.
+pub(crate) fn record_wrong(what: String, last_right: u64) {
     let mut wrong = WRONG.lock().unwrap_or_else(PoisonError::into_inner);
     wrong.get_or_insert(WrongProduct { what, last_right });
 }
 
-/// Notes a product as wrong that is not, for drills.
-pub fn plant_wrong() {
-    note_wrong("a product was wrong by a planted fault".into(), 0);
+/// Records a wrong product that does not exist, for tests of fault handling.
+pub fn inject_wrong_product() {
+    record_wrong("a product was wrong by a planted fault".into(), 0);
 }
 
-/// Returns the number of the check that was asked for last; 0 if none was.
+/// Returns the number of the last check that was asked for; 0 if there was none.
 #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
 pub(crate) fn check_number() -> u64 {
     CHECK.load(Ordering::Relaxed)
@@ -241,46 +244,45 @@ pub(crate) fn check_number() -> u64 {
 mod tests {
     use super::*;
 
-    /// Forwards and backwards, the teacher's products and the student's: all are checked in time.
+    /// Products of the forward and backward passes, of teacher and student, are all checked.
     #[test]
-    fn checks_come_to_every_product_of_a_step() {
+    fn successive_checks_reach_every_product_of_a_step() {
         for n_products in [1, 7, 539, 4000] {
             let mut checked = vec![false; n_products as usize];
             for number in 1..=3 * n_products {
-                checked[place_of_check(number, n_products) as usize] = true;
+                checked[checked_product(number, n_products) as usize] = true;
             }
-            let n_left = checked.iter().filter(|is_checked| !**is_checked).count();
-            assert_eq!(n_left, 0, "of {n_products}");
+            let n_unchecked = checked.iter().filter(|is_checked| !**is_checked).count();
+            assert_eq!(n_unchecked, 0, "of {n_products}");
         }
     }
 
-    /// A size that was right and is not ends the run, which learns when it was right last; one that
-    /// is wrong from the start is left to others, and that is told.
+    /// A size that becomes wrong is recorded with its last right check, which ends the run. One
+    /// that is wrong in its first check is computed by other kernels, with a notice.
     #[test]
-    fn findings_have_consequences() {
-        let wrong_product = || Finding::Wrong("row 3 is wrong".into());
+    fn wrong_products_are_recorded_or_noticed() {
+        let wrong_row = Finding::Wrong("row 3 is wrong".into());
         let first = State::Unchecked(1);
         assert!(first.is_due() && !State::Unchecked(7).is_due() && State::Unchecked(8).is_due());
-        assert_eq!(first.after(Finding::Nothing, "[2, 2] · [2, 2]"), Ok(first));
-        assert!(first.after(wrong_product(), "[2, 2] · [2, 2]").is_err());
-        let told = notices();
-        assert!(told.iter().any(|notice| notice.contains("[2, 2] · [2, 2] wrongly")), "{told:?}");
+        assert_eq!(first.after_check(Finding::Inconclusive, "[2, 2] · [2, 2]"), Ok(first));
+        assert!(first.after_check(wrong_row.clone(), "[2, 2] · [2, 2]").is_err());
+        let notices = notices();
+        assert!(notices.iter().any(|notice| notice.contains("[2, 2] · [2, 2] wrongly")), "{notices:?}");
         assert_eq!(wrong(), None, "no result of it was used");
 
-        let state = first.after(Finding::Right(0.2), "[4, 4] · [4, 4]").expect("right");
+        let state = first.after_check(Finding::Right(0.2), "[4, 4] · [4, 4]").expect("right");
         let State::Right { check, .. } = state else { panic!("{state:?}") };
         assert!(!state.is_due());
-        // Without memory for a check, what was right stays so.
-        assert_eq!(state.after(Finding::Nothing, "[4, 4] · [4, 4]"), Ok(state));
-        assert!(state.after(wrong_product(), "[4, 4] · [4, 4]").is_err());
-        let found = wrong().expect("a wrong product");
-        assert_eq!(found.last_right, check);
-        assert!(found.what.contains("was right and is not any more: row 3"), "{}", found.what);
+        // An inconclusive check, for want of memory, does not change the state.
+        assert_eq!(state.after_check(Finding::Inconclusive, "[4, 4] · [4, 4]"), Ok(state));
+        assert!(state.after_check(wrong_row, "[4, 4] · [4, 4]").is_err());
+        let product = wrong().expect("a wrong product");
+        assert_eq!(product.last_right, check);
+        assert!(product.what.contains("was right and is not any more: row 3"), "{}", product.what);
     }
 
-    /// One product of a step is chosen, the one whose turn it is.
     #[test]
-    fn one_product_of_the_step_is_chosen() {
+    fn exactly_one_product_of_a_step_is_checked() {
         for _ in 0..2 {
             begin_step();
             for _ in 0..50 {
@@ -289,7 +291,7 @@ mod tests {
         }
         begin_step();
         check_one(3);
-        let chosen: Vec<usize> = (0..50).filter(|_| is_to_be_checked()).collect();
-        assert_eq!(chosen, [place_of_check(3, 50) as usize]);
+        let checked: Vec<usize> = (0..50).filter(|_| is_to_be_checked()).collect();
+        assert_eq!(checked, [checked_product(3, 50) as usize]);
     }
 }

@@ -6,9 +6,9 @@
 //! μ ← (1 - ρ) μ + ρ mean      σ² ← (1 - ρ) σ² + ρ var · n / (n - 1)       ε = 1e-5, ρ = 0.1, as PyTorch
 //! ```
 //!
-//! The sums of a stage become totals of the next ([`super::unit`]), so that neither micro-batches
-//! nor ranks change the result. Without totals, as in evaluation, the running statistics take their
-//! place.
+//! The sums of a stage become totals of the next ([`super::unit`]), so that the result depends
+//! neither on micro-batches nor on ranks. Without totals, as in evaluation, the running statistics
+//! are used.
 
 use burn_tensor::Tensor;
 use kernels::ops::{self, Affine};
@@ -64,13 +64,13 @@ impl BatchNorm {
         1 + 2 * self.width
     }
 
-    /// Returns `x` of `[B, N, C]`, which replaces the argument, and its sums, `[1 + 2C]`.
+    /// Returns `x` of `[B, N, C]`, to be used in place of the argument, and its sums, `[1 + 2C]`.
     pub fn moments(&self, x: Tensor<3>, cx: &Context<'_>) -> (Tensor<3>, Tensor<1>) {
         ops::moments(x, cx.leaves.get(&self.param("running_mean")))
     }
 
-    /// Returns the arguments of [`ops::normalize`] for `totals` of `[1 + 2C]`, or else for the
-    /// running statistics.
+    /// Returns the arguments of [`ops::normalize`] for `totals` of `[1 + 2C]`, or without totals
+    /// for the running statistics.
     pub fn affine(&self, totals: Option<Tensor<1>>, cx: &Context<'_>) -> Affine {
         let guess = cx.leaves.get::<1>(&self.param("running_mean"));
         let [mean, var] = match totals {
@@ -92,8 +92,8 @@ impl BatchNorm {
         }
     }
 
-    /// Returns the number of rows, the mean's distance from the guess, and the variance of a set of
-    /// statistics; rounding cannot make a variance negative.
+    /// Returns the number of rows, the distance of the mean from the running mean, and the
+    /// variance of a set of statistics; rounding cannot make a variance negative.
     fn statistics(&self, totals: &Tensor<1>) -> [Tensor<1>; 3] {
         let c = self.width;
         let n = totals.clone().slice(0..1);
@@ -103,25 +103,26 @@ impl BatchNorm {
         [n, mean, var]
     }
 
-    /// Returns the running statistics after a step with `totals`, which are applied one set after
-    /// another.
+    /// Returns the running statistics after a step, by name; the sets of `totals` are applied in
+    /// order.
     pub fn observe(
         &self,
         totals: impl IntoIterator<Item = Tensor<1>>,
         cx: &Context<'_>,
     ) -> Vec<(String, Tensor<1>)> {
-        let names = ["running_mean", "running_var"].map(|name| self.param(name));
-        let [guess, mut var] = [0, 1].map(|i| cx.leaves.get::<1>(&names[i]));
+        let mean_name = self.param("running_mean");
+        let var_name = self.param("running_var");
+        let guess = cx.leaves.get::<1>(&mean_name);
+        let mut var = cx.leaves.get::<1>(&var_name);
         let mut mean = guess.clone();
         for totals in totals {
-            let [n, of_batch, var_of_batch] = self.statistics(&totals);
-            let of_batch = guess.clone() + of_batch;
+            let [n, mean_offset, batch_var] = self.statistics(&totals);
+            let batch_mean = guess.clone() + mean_offset;
             // The variance of a single row is zero.
             let unbiased = n.clone() / (n - 1.0).clamp_min(1.0);
-            mean = mean * (1.0 - MOMENTUM) + of_batch * MOMENTUM;
-            var = var * (1.0 - MOMENTUM) + var_of_batch * unbiased * MOMENTUM;
+            mean = mean * (1.0 - MOMENTUM) + batch_mean * MOMENTUM;
+            var = var * (1.0 - MOMENTUM) + batch_var * unbiased * MOMENTUM;
         }
-        let [of_mean, of_var] = names;
-        vec![(of_mean, mean), (of_var, var)]
+        vec![(mean_name, mean), (var_name, var)]
     }
 }

@@ -10,19 +10,18 @@ pub struct DividedUnit {
     pub number: usize,
 }
 
-/// Divides each of `units` that has more than `max_numel` elements of parameters into parts that do
-/// not, where that is possible; `None` divides none.
+/// Divides each unit with more than `max_numel` elements of parameters into smaller parts, where
+/// that is possible. With `None` no unit is divided.
 pub fn divided(units: Vec<Box<dyn Unit>>, max_numel: Option<usize>) -> Vec<DividedUnit> {
     let max_numel = max_numel.unwrap_or(usize::MAX);
-    units
-        .into_iter()
-        .enumerate()
-        .flat_map(|(number, unit)| {
-            let parts = if numel(unit.as_ref()) > max_numel { unit.parts(max_numel) } else { None };
-            let parts = parts.unwrap_or_else(|| vec![unit]);
-            parts.into_iter().map(move |unit| DividedUnit { unit, number })
-        })
-        .collect()
+    let mut divided_units = Vec::new();
+    for (number, unit) in units.into_iter().enumerate() {
+        let parts = if numel(unit.as_ref()) > max_numel { unit.parts(max_numel) } else { None };
+        for unit in parts.unwrap_or_else(|| vec![unit]) {
+            divided_units.push(DividedUnit { unit, number });
+        }
+    }
+    divided_units
 }
 
 /// Returns the number of elements of the parameters of `unit`.

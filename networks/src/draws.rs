@@ -1,6 +1,6 @@
-//! Random numbers of a unit in training: branches that are dropped, and changes of coordinates.
+//! Random numbers of a unit in training: dropped branches, and changes of coordinates.
 
-use kernels::ops::SMALLEST_SHARE_LEFT_OUT;
+use kernels::ops::MIN_SKIPPED_SHARE;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -16,11 +16,11 @@ pub struct DropRule {
 
 impl DropRule {
     /// Returns the expected share of the views for which a branch is computed, in slices of many
-    /// views: all unless a pass `drops` branches. Where all views of a slice are dropped, one is
-    /// computed still.
+    /// views: 1 unless a pass `drops` branches. If all views of a slice are dropped, the branch is
+    /// nevertheless computed for one of them.
     pub fn computed_share(&self, drops: bool) -> f64 {
         let dropped = f64::from(self.share);
-        if drops && dropped >= SMALLEST_SHARE_LEFT_OUT { 1.0 - dropped } else { 1.0 }
+        if drops && dropped >= MIN_SKIPPED_SHARE { 1.0 - dropped } else { 1.0 }
     }
 }
 
@@ -39,9 +39,9 @@ pub enum DropCount {
 /// Rule by which coordinates of cells are changed in training.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct CoordinateRule {
-    /// Largest shift of an axis, of which half the grid is 1.
+    /// Largest shift of an axis, in units of half the grid.
     pub shift: Option<f32>,
-    /// Largest factor of an axis, drawn for each.
+    /// Largest factor of an axis, drawn for each axis.
     pub jitter: Option<f32>,
     /// Largest factor of both axes.
     pub rescale: Option<f32>,

@@ -19,7 +19,7 @@ pub struct Features {
     pub n_prefix: usize,
     /// Rows and columns of the grid.
     pub grid: [usize; 2],
-    /// Skip connection around the rest of a unit; absent between undivided units.
+    /// Input of the skip connection around the rest of a unit; absent between undivided units.
     pub skip: Option<Skip>,
     /// Columns of the output of a product that earlier parts of a divided unit have computed,
     /// `[B·V, N', D']` each.
@@ -33,7 +33,7 @@ pub struct Features {
 pub struct Masked {
     /// Cells of each sequence.
     pub rows: Arc<MaskedCells>,
-    /// Shows the network a mask token in the place of each masked cell.
+    /// Shows the network a mask token in place of each masked cell.
     pub hides: bool,
     /// Tokens that the features hold.
     pub selection: Selection,
@@ -45,7 +45,7 @@ pub enum Selection {
     /// All tokens.
     #[default]
     All,
-    /// The masked cells alone, `[R, 1, D]`, in the order of [`MaskedCells::tokens`].
+    /// Only the masked cells, `[R, 1, D]`, in the order of [`MaskedCells::tokens`].
     Masked,
     /// One token per view, then the masked cells if there are any, `[B·V + R, 1, D]`.
     PooledAndMasked,
@@ -88,10 +88,10 @@ pub struct HeadOutputs {
 #[derive(Debug, Clone, Default)]
 pub struct HeadOutput {
     /// Output for the views, `[B, V, K]`, or for all cells of their grids, `[B, V·N, K]`; absent
-    /// where the head reads masked cells alone.
+    /// where the head reads only masked cells.
     pub views: Option<Tensor<3>>,
-    /// Output for the R masked cells, `[R, 1, K]`; absent where the head reads none, or none is
-    /// masked.
+    /// Output for the R masked cells, `[R, 1, K]`; absent where the head does not read masked
+    /// cells, or no cell is masked.
     pub masked: Option<Tensor<3>>,
     /// Output for all cells, masked or not, `[B·V·N, 1, K]`; absent where the head does not read
     /// them.
@@ -109,22 +109,23 @@ impl Features {
         Self { x, n_prefix: 1, grid: [0, 0], skip: None, columns: Vec::new(), masked: None }
     }
 
-    /// Returns features with the values `x`, the same grid and masks, and nothing beside them.
+    /// Returns features with the values `x`, and with the same grid and masks, but without
+    /// intermediate tensors.
     pub fn with(&self, x: Tensor<3>) -> Self {
         let masked = self.masked.clone();
         Self { x, n_prefix: self.n_prefix, grid: self.grid, skip: None, columns: Vec::new(), masked }
     }
 
-    /// Applies `f` to every tensor, including those beside the values.
+    /// Applies `f` to every tensor, including intermediate tensors.
     pub fn map(&self, mut f: impl FnMut(&Tensor<3>) -> Tensor<3>) -> Self {
         let skip = self.skip.as_ref().map(|skip| Skip { x: f(&skip.x), grid: skip.grid });
         let columns = self.columns.iter().map(&mut f).collect();
         Self { skip, columns, ..self.with(f(&self.x)) }
     }
 
-    /// Returns the tensors beside the values, which are there within a unit and between parts of
-    /// one.
-    pub fn beside(&self) -> impl Iterator<Item = &Tensor<3>> {
+    /// Returns the intermediate tensors, which exist only within a unit and between the parts of a
+    /// divided unit.
+    pub fn intermediates(&self) -> impl Iterator<Item = &Tensor<3>> {
         self.skip.iter().map(|skip| &skip.x).chain(&self.columns)
     }
 
@@ -139,13 +140,13 @@ impl Features {
         })
     }
 
-    /// Returns the cells of the grid alone, `[B·V, N, D]`.
+    /// Returns the cells of the grid, `[B·V, N, D]`.
     pub fn patches(&self) -> Self {
         let [b, n, d] = self.x.dims();
         Self::on_grid(self.x.clone().slice([0..b, self.n_prefix..n, 0..d]), self.grid)
     }
 
-    /// Returns the masked cells alone, `[R, 1, D]`; one row without meaning if no cell is masked.
+    /// Returns the masked cells, `[R, 1, D]`; one row without meaning if no cell is masked.
     pub fn masked(&self) -> Self {
         let masked = self.masked.clone().unwrap_or_default();
         let [b, n, d] = self.x.dims();
@@ -163,10 +164,10 @@ impl Features {
     pub fn pooled_and_masked(&self) -> Self {
         let pooled = self.pooled();
         let Some(masked) = self.masked.clone() else { return pooled };
-        let parts = match masked.rows.n() {
-            0 => vec![pooled.x],
-            _ => vec![pooled.x, self.masked().x],
-        };
+        let mut parts = vec![pooled.x];
+        if masked.rows.n() > 0 {
+            parts.push(self.masked().x);
+        }
         let masked = Some(Masked { selection: Selection::PooledAndMasked, ..masked });
         Self { masked, ..Self::vectors(Tensor::cat(parts, 0)) }
     }
@@ -182,34 +183,32 @@ impl Features {
         Self { masked, ..Self::vectors(Tensor::cat(vec![pooled.x, cells.reshape([b * n, 1, d])], 0)) }
     }
 
-    /// Returns the tokens of views and the masked cells, or all cells, apart where these features
-    /// hold both: the tokens of views alone where no cell is masked. Other features are returned as
-    /// they are.
-    pub fn apart(&self) -> Vec<Self> {
-        let [rows, n, d] = self.x.dims();
-        let masked = self.masked.as_ref();
-        let Some(masked) = masked.filter(|masked| {
-            matches!(masked.selection, Selection::PooledAndMasked | Selection::PooledAndCells)
-        }) else {
-            return vec![self.clone()];
+    /// Splits features that hold one token per view and then cells into the tokens of views and the
+    /// cells; returns the tokens of views only if the features hold masked cells and none is
+    /// masked. Other features are returned unchanged.
+    pub fn split_selection(&self) -> Vec<Self> {
+        let Some(masked) = &self.masked else { return vec![self.clone()] };
+        let [n_rows, _, _] = self.x.dims();
+        let (n_views, selection) = match masked.selection {
+            Selection::PooledAndMasked => (n_rows - masked.rows.n(), Selection::Masked),
+            Selection::PooledAndCells => (masked.rows.cells.len(), Selection::Cells),
+            Selection::All | Selection::Masked | Selection::Cells => return vec![self.clone()],
         };
-        let part = |range: Range<usize>| Self::vectors(self.x.clone().slice([range, 0..n, 0..d]));
-        if masked.selection == Selection::PooledAndCells {
-            let n_views = masked.rows.cells.len();
-            let selected = Some(Masked { selection: Selection::Cells, ..masked.clone() });
-            return vec![part(0..n_views), Self { masked: selected, ..part(n_views..rows) }];
+        if selection == Selection::Masked && masked.rows.n() == 0 {
+            return vec![Self::vectors(self.x.clone())];
         }
-        match masked.rows.n() {
-            0 => vec![Self::vectors(self.x.clone())],
-            n_masked => {
-                let selected = Some(Masked { selection: Selection::Masked, ..masked.clone() });
-                let cells = Self { masked: selected, ..part(rows - n_masked..rows) };
-                vec![part(0..rows - n_masked), cells]
-            }
-        }
+        let masked = Some(Masked { selection, ..masked.clone() });
+        let cells = Self { masked, ..self.row_range(n_views..n_rows) };
+        vec![self.row_range(0..n_views), cells]
     }
 
-    /// Returns the masked ones, `[R, 1, D]`, of features that are all cells.
+    /// Returns the rows of `range` as features of one vector per view.
+    fn row_range(&self, range: Range<usize>) -> Self {
+        let [_, n, d] = self.x.dims();
+        Self::vectors(self.x.clone().slice([range, 0..n, 0..d]))
+    }
+
+    /// Returns the masked cells, `[R, 1, D]`, of features that hold all cells.
     fn masked_of_cells(&self) -> Tensor<3> {
         let [b, n, d] = self.x.dims();
         let rows = self.masked.clone().unwrap_or_default().rows;
@@ -230,12 +229,14 @@ impl Features {
         self.masked.as_ref().map_or(0, |masked| masked.rows.n())
     }
 
-    /// Returns the shape of features like these, in which `rows` are the masked cells, with their
-    /// description; where these features have no masked cells, their own.
+    /// Returns the shape that these features would have with the masked cells `rows`, and the
+    /// description of these cells; the own shape and description where the features have no masked
+    /// cells.
     pub fn shape_with(&self, rows: &Arc<MaskedCells>) -> ([usize; 3], Option<Masked>) {
         let [b, n, d] = self.x.dims();
-        let drawn = self.masked.as_ref().filter(|masked| !masked.rows.cells.is_empty());
-        let Some(masked) = drawn else { return ([b, n, d], self.masked.clone()) };
+        let Some(masked) = self.masked.as_ref().filter(|masked| !masked.rows.cells.is_empty()) else {
+            return ([b, n, d], self.masked.clone());
+        };
         let n_rows = match masked.selection {
             Selection::All | Selection::PooledAndCells | Selection::Cells => b,
             // Without masked cells there is one row, which has no meaning.
@@ -245,7 +246,7 @@ impl Features {
         ([n_rows, n, d], Some(Masked { rows: rows.clone(), ..masked.clone() }))
     }
 
-    /// Casts values of fewer bits to f32, without what is beside them.
+    /// Casts values of fewer bits to f32, and drops intermediate tensors.
     pub fn in_f32(&self) -> Self {
         self.with(in_f32(self.x.clone()))
     }
@@ -257,7 +258,7 @@ impl Outputs {
         self.heads.n_images
     }
 
-    /// Drops the outputs of the heads; the masked cells stay.
+    /// Drops the outputs of the heads, but keeps the masked cells.
     pub fn drop_heads(&mut self) {
         self.heads.by_name.clear();
     }
@@ -283,14 +284,11 @@ impl HeadOutputs {
         features: &[Features],
         by_name: BTreeMap<&'static str, Vec<HeadOutput>>,
     ) -> Self {
-        Self {
-            n_images,
-            masked: features
-                .iter()
-                .map(|group| group.masked.as_ref().map(|masked| masked.rows.clone()))
-                .collect(),
-            by_name,
+        let mut masked_cells = Vec::with_capacity(features.len());
+        for group in features {
+            masked_cells.push(group.masked.as_ref().map(|masked| masked.rows.clone()));
         }
+        Self { n_images, masked: masked_cells, by_name }
     }
 
     /// Returns the masked cells of the views of size `group`, the rows of the output of a head on
@@ -306,10 +304,10 @@ impl HeadOutputs {
     /// [`HeadOutput::views`].
     ///
     /// # Panics
-    /// If there is no such head, or it reads masked cells alone: a bug in the method, which lists
+    /// If there is no such head, or it reads only masked cells: a bug in the method, which lists
     /// its heads itself.
     pub fn on_views(&self, name: &str, group: usize) -> Tensor<3> {
-        let output = &self.of(name)[group];
+        let output = &self.outputs(name)[group];
         output.views.clone().unwrap_or_else(|| panic!("the head {name} reads masked cells alone"))
     }
 
@@ -319,7 +317,7 @@ impl HeadOutputs {
     /// # Panics
     /// As [`HeadOutputs::on_views`].
     pub fn on_all_views(&self, name: &str) -> Vec<Tensor<3>> {
-        (0..self.of(name).len()).map(|group| self.on_views(name, group)).collect()
+        (0..self.outputs(name).len()).map(|group| self.on_views(name, group)).collect()
     }
 
     /// Returns the output of the head `name`, which reads masked cells, for those of the views of
@@ -328,7 +326,7 @@ impl HeadOutputs {
     /// # Panics
     /// If there is no such head.
     pub fn on_masked(&self, name: &str, group: usize) -> Option<Tensor<3>> {
-        self.of(name)[group].masked.clone()
+        self.outputs(name)[group].masked.clone()
     }
 
     /// Returns the output of the head `name`, which reads all cells, for those of the views of size
@@ -337,27 +335,27 @@ impl HeadOutputs {
     /// # Panics
     /// If there is no such head, or it does not read them: a bug in the method.
     pub fn on_cells(&self, name: &str, group: usize) -> Tensor<3> {
-        let output = &self.of(name)[group];
+        let output = &self.outputs(name)[group];
         output.cells.clone().unwrap_or_else(|| panic!("the head {name} does not read all cells"))
     }
 
-    /// Output of the head `name`, by size of view.
-    fn of(&self, name: &str) -> &[HeadOutput] {
+    /// Returns the outputs of the head `name`, by size of view.
+    fn outputs(&self, name: &str) -> &[HeadOutput] {
         self.by_name.get(name).unwrap_or_else(|| panic!("the method has no head {name}"))
     }
 }
 
 impl HeadOutput {
     /// Wraps the output for views, `[B, V, K]`.
-    pub fn of_views(x: Tensor<3>) -> Self {
+    pub fn from_views(x: Tensor<3>) -> Self {
         Self { views: Some(x), ..Self::default() }
     }
 
     /// Wraps the output of a head for `n_images` images. Each of `parts` is the output for views,
     /// for masked cells, or for both.
-    pub fn of_parts(parts: &[Features], n_images: usize) -> Self {
+    pub fn from_parts(parts: &[Features], n_images: usize) -> Self {
         let mut output = Self::default();
-        for part in parts.iter().flat_map(Features::apart) {
+        for part in parts.iter().flat_map(Features::split_selection) {
             let selection = part.masked.as_ref().map_or(Selection::All, |masked| masked.selection);
             match selection {
                 // Without masked cells there is one row, which has no meaning.
@@ -398,45 +396,48 @@ mod tests {
         features.x.clone().into_data().try_to_vec().expect("f32")
     }
 
+    fn output_values(x: Option<Tensor<3>>) -> Vec<f32> {
+        x.expect("an output").into_data().try_to_vec().expect("f32")
+    }
+
     #[test]
-    fn views_and_masked_cells_are_taken_apart_as_they_were_joined() {
-        let some = features([&[0, 3], &[], &[2]]);
-        let parts = some.pooled_and_masked().apart();
+    fn pooled_views_and_masked_cells_are_split_again() {
+        let some_masked = features([&[0, 3], &[], &[2]]);
+        let parts = some_masked.pooled_and_masked().split_selection();
         let [views, cells] = &parts[..] else { panic!("two parts") };
-        assert_eq!(values(views), values(&some.pooled()));
+        assert_eq!(values(views), values(&some_masked.pooled()));
         assert_eq!(values(cells), [2., 3., 8., 9., 26., 27.]);
         assert_eq!((views.is_ragged(), cells.is_ragged(), cells.n_masked()), (false, true, 3));
-        let none = features([&[], &[], &[]]);
-        let parts = none.pooled_and_masked().apart();
+        let none_masked = features([&[], &[], &[]]);
+        let parts = none_masked.pooled_and_masked().split_selection();
         let [views] = &parts[..] else { panic!("one part") };
-        assert_eq!((values(views), views.is_ragged()), (values(&none.pooled()), false));
+        assert_eq!((values(views), views.is_ragged()), (values(&none_masked.pooled()), false));
     }
 
     /// The output of a head is the same for its parts, and for both together.
     #[test]
-    fn outputs_of_heads_have_views_and_masked_cells_apart() {
-        let some = features([&[0, 3], &[], &[2]]).pooled_and_masked();
-        for parts in [some.apart(), vec![some]] {
-            let HeadOutput { views, masked, .. } = HeadOutput::of_parts(&parts, 1);
+    fn head_outputs_separate_views_and_masked_cells() {
+        let joint = features([&[0, 3], &[], &[2]]).pooled_and_masked();
+        for parts in [joint.split_selection(), vec![joint]] {
+            let HeadOutput { views, masked, .. } = HeadOutput::from_parts(&parts, 1);
             let dims = [views.expect("views").dims(), masked.expect("masked cells").dims()];
             assert_eq!(dims, [[1, 3, 2], [3, 1, 2]]);
         }
         // A head that reads all cells has the same views and masked cells.
-        let some = features([&[0, 3], &[], &[2]]);
-        let [fewer, all] = [some.pooled_and_masked(), some.pooled_and_cells()];
-        for parts in [all.apart(), vec![all]] {
-            let of_all = HeadOutput::of_parts(&parts, 1);
-            let of_masked = HeadOutput::of_parts(std::slice::from_ref(&fewer), 1);
-            let read =
-                |x: Option<Tensor<3>>| x.expect("an output").into_data().try_to_vec::<f32>().expect("f32");
-            assert_eq!(read(of_all.views), read(of_masked.views));
-            assert_eq!(read(of_all.masked), read(of_masked.masked));
-            assert_eq!(of_all.cells.expect("cells").dims(), [12, 1, 2]);
+        let some_masked = features([&[0, 3], &[], &[2]]);
+        let with_masked = some_masked.pooled_and_masked();
+        let with_cells = some_masked.pooled_and_cells();
+        for parts in [with_cells.split_selection(), vec![with_cells]] {
+            let cell_head = HeadOutput::from_parts(&parts, 1);
+            let masked_head = HeadOutput::from_parts(std::slice::from_ref(&with_masked), 1);
+            assert_eq!(output_values(cell_head.views), output_values(masked_head.views));
+            assert_eq!(output_values(cell_head.masked), output_values(masked_head.masked));
+            assert_eq!(cell_head.cells.expect("cells").dims(), [12, 1, 2]);
         }
-        let none = features([&[], &[], &[]]);
-        let of_both = HeadOutput::of_parts(&[none.pooled_and_masked()], 3);
-        assert_eq!((of_both.views.expect("views").dims(), of_both.masked.is_none()), ([3, 1, 2], true));
-        let of_cells = HeadOutput::of_parts(&[none.masked()], 3);
-        assert!(of_cells.views.is_none() && of_cells.masked.is_none());
+        let none_masked = features([&[], &[], &[]]);
+        let output = HeadOutput::from_parts(&[none_masked.pooled_and_masked()], 3);
+        assert_eq!((output.views.expect("views").dims(), output.masked.is_none()), ([3, 1, 2], true));
+        let output = HeadOutput::from_parts(&[none_masked.masked()], 3);
+        assert!(output.views.is_none() && output.masked.is_none());
     }
 }

@@ -39,7 +39,7 @@ impl FirstLayer {
             if before != after
                 && let Some(tensor) = tensors.iter_mut().find(|tensor| tensor.name == name)
             {
-                tensor.values = self.kernels(&tensor.values, [before[0], model.n_channels(), n_channels]);
+                tensor.values = self.kernels(&tensor.values, before[0], model.n_channels(), n_channels);
                 tensor.shape = after;
             }
         }
@@ -47,22 +47,26 @@ impl FirstLayer {
     }
 
     /// Converts kernels of `n_outputs` outputs from `n` channels to `m`.
-    fn kernels(self, values: &[f32], [n_outputs, n, m]: [usize; 3]) -> Vec<f32> {
+    fn kernels(self, values: &[f32], n_outputs: usize, n: usize, m: usize) -> Vec<f32> {
         let len = values.len() / (n_outputs * n).max(1);
         let mut converted = Vec::with_capacity(n_outputs * m * len);
         for output in values.chunks_exact((n * len).max(1)) {
-            for (channel, at) in (0..m).flat_map(|channel| (0..len).map(move |at| (channel, at))) {
-                converted.push(match self {
-                    Self::Repeat if m > 1 => output[channel % n * len + at] * n as f32 / m as f32,
-                    Self::Repeat | Self::Mean => (0..n).map(|i| output[i * len + at]).sum::<f32>() / m as f32,
-                });
+            for channel in 0..m {
+                for i in 0..len {
+                    converted.push(match self {
+                        Self::Repeat if m > 1 => output[channel % n * len + i] * n as f32 / m as f32,
+                        Self::Repeat | Self::Mean => {
+                            (0..n).map(|channel| output[channel * len + i]).sum::<f32>() / m as f32
+                        }
+                    });
+                }
             }
         }
         converted
     }
 }
 
-/// Formats the rule as a card tells it.
+/// Formats the rule as it is described on a model card.
 impl std::fmt::Display for FirstLayer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
@@ -79,6 +83,17 @@ mod tests {
     use crate::patches::{Normalization, Pixels};
     use burn_tensor::Device;
 
+    /// Returns the features of an image whose channels are all equal.
+    fn embed_gray_image(model: &ModelConfig, tensors: &[NamedTensor], device: &Device) -> Vec<f32> {
+        let n_channels = model.n_channels();
+        let size = model.image_px();
+        let plane: Vec<u8> = (0..size * size).map(|i| (i * 37 % 251) as u8).collect();
+        let pixels = Pixels::from(Normalization::half(n_channels));
+        let network = Network::new(model, pixels, tensors, 1, device).expect("a network");
+        let features = network.embed(&[&plane.repeat(n_channels)], size);
+        features.into_data().try_to_vec().expect("features")
+    }
+
     /// A gray image has the same features in any number of channels, in every backbone.
     #[test]
     fn gray_images_keep_their_features() {
@@ -86,25 +101,13 @@ mod tests {
         for model in ModelConfig::examples() {
             let n = model.n_channels();
             let m = 2 * model.n_channels();
-            let size = model.image_px();
-            let of = |model: &ModelConfig, tensors: &[NamedTensor]| {
-                let channels = model.n_channels();
-                let pixels = Pixels::from(Normalization::half(channels));
-                let plane: Vec<u8> = (0..size * size).map(|i| (i * 37 % 251) as u8).collect();
-                let network = Network::new(model, pixels, tensors, 1, &device).expect("a network");
-                network
-                    .embed(&[&plane.repeat(channels)], size)
-                    .into_data()
-                    .try_to_vec::<f32>()
-                    .expect("features")
-            };
-            let gray = Pixels::from(Normalization::half(n));
-            let tensors = Network::random(&model, gray, 3, 1, &device).tensors();
-            let before = of(&model, &tensors);
+            let pixels = Pixels::from(Normalization::half(n));
+            let tensors = Network::random(&model, pixels, 3, 1, &device).tensors();
+            let before = embed_gray_image(&model, &tensors, &device);
             for rule in [FirstLayer::Repeat, FirstLayer::Mean] {
                 let (wider, converted) = rule.convert(&model, tensors.clone(), m);
                 assert_eq!(wider.n_channels(), m);
-                let after = of(&wider, &converted);
+                let after = embed_gray_image(&wider, &converted, &device);
                 let scale = before.iter().fold(0.0f32, |largest, value| largest.max(value.abs()));
                 assert!(
                     before.iter().zip(&after).all(|(a, b)| (a - b).abs() < 1e-4 * scale.max(1.0)),
@@ -115,13 +118,13 @@ mod tests {
     }
 
     #[test]
-    fn kernels_are_taken_in_turn_or_as_their_mean() {
+    fn kernels_are_repeated_or_averaged() {
         let values = [1.0, 2.0, 6.0, 10.0, 20.0, 60.0];
         assert_eq!(
-            FirstLayer::Repeat.kernels(&values, [2, 3, 4]),
+            FirstLayer::Repeat.kernels(&values, 2, 3, 4),
             [0.75, 1.5, 4.5, 0.75, 7.5, 15.0, 45.0, 7.5]
         );
-        assert_eq!(FirstLayer::Mean.kernels(&values, [2, 3, 1]), [9.0, 90.0]);
-        assert_eq!(FirstLayer::Repeat.kernels(&values, [2, 3, 1]), [9.0, 90.0]);
+        assert_eq!(FirstLayer::Mean.kernels(&values, 2, 3, 1), [9.0, 90.0]);
+        assert_eq!(FirstLayer::Repeat.kernels(&values, 2, 3, 1), [9.0, 90.0]);
     }
 }

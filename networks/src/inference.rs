@@ -50,8 +50,8 @@ impl Network {
         Self::with_flats(model, pixels.into(), n_workers, device, |layout: &UnitLayout| {
             let mut values = vec![0.0; layout.padded];
             for slot in &layout.params {
-                let found = values_of(&tensors, &layout.full_name(slot), &slot.spec)?;
-                values[slot.range()].copy_from_slice(found);
+                let param_values = values_of(&tensors, &layout.full_name(slot), &slot.spec)?;
+                values[slot.range()].copy_from_slice(param_values);
             }
             Ok(values)
         })
@@ -75,23 +75,24 @@ impl Network {
         network
     }
 
-    /// Creates a network; `flat` returns the flat buffer of each unit.
+    /// Creates a network; `flat_values` returns the flat buffer of each unit.
     fn with_flats<E>(
         model: &ModelConfig,
         pixels: Pixels,
         n_workers: usize,
         device: &Device,
-        flat: impl Fn(&UnitLayout) -> Result<Vec<f32>, E>,
+        flat_values: impl Fn(&UnitLayout) -> Result<Vec<f32>, E>,
     ) -> Result<Self, E> {
         let units = model.units(Readout::All);
         let layouts: Vec<UnitLayout> = units.iter().map(|unit| unit.layout(1)).collect();
-        let on_device = |values: Vec<f32>| {
+        let mut flats = Vec::with_capacity(layouts.len());
+        for layout in &layouts {
+            let values = flat_values(layout)?;
             let len = values.len();
-            Tensor::from_data(TensorData::new(values, [len]), device)
-        };
-        let flats = layouts.iter().map(|layout| flat(layout).map(on_device)).collect::<Result<_, E>>()?;
-        // A GPU is kept busy by one thread.
-        let workers = Workers::on(device, n_or_all_cores(n_workers));
+            flats.push(Tensor::from_data(TensorData::new(values, [len]), device));
+        }
+        // One thread keeps a GPU busy.
+        let workers = Workers::for_device(device, n_or_all_cores(n_workers));
         let model = model.clone();
         let device = device.clone();
         Ok(Self { model, pixels, units, layouts, flats, workers, device })
@@ -113,16 +114,17 @@ impl Network {
     /// Returns all features of `images`, `[C, size, size]` as stored values: `[B, P + N, D]`.
     pub fn features(&self, images: &[&[u8]], size_px: usize) -> Features {
         // One level is requested, and one is returned.
-        self.through(images, size_px, &[self.units.len() - 1], None).pop().expect("one level")
+        self.forward_to(images, size_px, &[self.units.len() - 1], None).pop().expect("one level")
     }
 
     /// Returns the features of `images`, `[C, size, size]` as stored values, at each of the last
-    /// `n` levels of the backbone, or at all if it has fewer, `[B, P + N, D]` each: the blocks of a
-    /// transformer, each after the last norm, or the stages of a convolutional network.
+    /// `n` levels of the backbone, or at all levels if it has fewer, `[B, P + N, D]` each. Levels
+    /// are the blocks of a transformer, each read through the last norm, or the stages of a
+    /// convolutional network.
     pub fn levels(&self, images: &[&[u8]], size_px: usize, n: usize) -> Vec<Features> {
         let Levels { units, readout } = self.model.levels();
         let first = units.len().saturating_sub(n.max(1));
-        self.through(images, size_px, &units[first..], readout)
+        self.forward_to(images, size_px, &units[first..], readout)
     }
 
     /// Returns the bytes that one image of `size_px` needs in the forward pass: those of the most
@@ -137,7 +139,7 @@ impl Network {
             width: self.model.n_channels() * cell_px * cell_px,
             n_masked: 0,
             is_map: false,
-            beside: None,
+            intermediates: None,
         };
         let mut shapes = vec![pixels];
         let mut largest = 0.0_f64;
@@ -161,29 +163,32 @@ impl Network {
 
     /// Returns the attention of the class token of each of `images`, `[C, size, size]` as stored
     /// values, to each patch in the last unit with attention, per head, `[B, H, N]`, and the grid
-    /// of the patches; `None` for a backbone without attention or class token. A row sums to 1 less
-    /// the attention to prefix tokens.
+    /// of the patches; `None` for a backbone without attention or class token. The sum of a row is
+    /// 1 minus the attention to prefix tokens.
     pub fn class_attention(&self, images: &[&[u8]], size_px: usize) -> Option<(Tensor<3>, [usize; 2])> {
         let input = self.input();
         let mut groups = vec![input.features(images, size_px, &self.device)];
-        let mut found = None;
-        for unit in 0..self.units.len() {
-            let leaves = Leaves::new(&self.layouts[unit], &self.flats[unit], false);
-            let attention =
-                with_evaluation_context(&leaves, 1, |cx| self.units[unit].attention(&groups[0], cx));
-            if let Some(weights) = attention.filter(|_| groups[0].n_prefix > 0) {
+        let mut class_attention = None;
+        for number in 0..self.units.len() {
+            let leaves = Leaves::new(&self.layouts[number], &self.flats[number], false);
+            let weights =
+                with_evaluation_context(&leaves, 1, |cx| self.units[number].attention(&groups[0], cx));
+            let n_prefix = groups[0].n_prefix;
+            if let Some(weights) = weights
+                && n_prefix > 0
+            {
                 let [b, heads, tokens, _] = weights.dims();
-                let n_prefix = groups[0].n_prefix;
-                let of_class = weights.slice([0..b, 0..heads, 0..1, n_prefix..tokens]);
-                found = Some((of_class.reshape([b, heads, tokens - n_prefix]), groups[0].grid));
+                let class_weights = weights.slice([0..b, 0..heads, 0..1, n_prefix..tokens]);
+                let class_weights = class_weights.reshape([b, heads, tokens - n_prefix]);
+                class_attention = Some((class_weights, groups[0].grid));
             }
-            groups = self.unit(unit, groups);
+            groups = self.forward_unit(number, groups);
         }
-        found
+        class_attention
     }
 
-    /// Computes features after each of the units `ends`, passed through the unit `readout`.
-    fn through(
+    /// Computes the features after each of the units `ends`, passed through the unit `readout`.
+    fn forward_to(
         &self,
         images: &[&[u8]],
         size_px: usize,
@@ -193,31 +198,38 @@ impl Network {
         let input = self.input();
         let slices = self.workers.map(self.workers.slices(images.len()), |_, range| {
             let mut groups = vec![input.features(&images[range], size_px, &self.device)];
-            let mut read = Vec::with_capacity(ends.len());
-            for unit in 0..=ends.last().copied().unwrap_or_default() {
-                groups = self.unit(unit, groups);
-                if ends.contains(&unit) {
+            let mut levels = Vec::with_capacity(ends.len());
+            for number in 0..=ends.last().copied().unwrap_or_default() {
+                groups = self.forward_unit(number, groups);
+                if ends.contains(&number) {
                     let level = groups.clone();
-                    read.extend(match readout {
-                        Some(readout) => self.unit(readout, level),
+                    levels.extend(match readout {
+                        Some(readout) => self.forward_unit(readout, level),
                         None => level,
                     });
                 }
             }
-            read
+            levels
         });
-        (0..ends.len())
-            .map(|level: usize| {
-                let all = slices.iter().map(|slice| slice[level].x.clone()).collect();
-                slices[0][level].with(Tensor::cat(all, 0))
-            })
-            .collect()
+        let mut levels = Vec::with_capacity(ends.len());
+        for level in 0..ends.len() {
+            let values = slices.iter().map(|slice| slice[level].x.clone()).collect();
+            levels.push(slices[0][level].with(Tensor::cat(values, 0)));
+        }
+        levels
     }
 
-    /// Passes `groups` through the unit with this number.
-    fn unit(&self, number: usize, groups: Vec<Features>) -> Vec<Features> {
+    /// Passes `groups` through all stages of the unit `number` with running statistics, so that
+    /// images do not depend on one another.
+    fn forward_unit(&self, number: usize, mut groups: Vec<Features>) -> Vec<Features> {
+        let unit = &self.units[number];
         let leaves = Leaves::new(&self.layouts[number], &self.flats[number], false);
-        evaluated(self.units[number].as_ref(), &leaves, groups)
+        with_evaluation_context(&leaves, groups.len(), |cx| {
+            for stage in 0..unit.n_stages() {
+                groups = unit.forward(stage, groups, cx).features;
+            }
+            groups
+        })
     }
 
     /// Returns a hash of the weights, the configuration and the normalization: equal for equal
@@ -230,14 +242,6 @@ impl Network {
         }
         hash.digest()
     }
-}
-
-/// Passes `groups` through all stages of `unit` with running statistics, so that images do not
-/// depend on one another.
-fn evaluated(unit: &dyn Unit, leaves: &Leaves<'_>, groups: Vec<Features>) -> Vec<Features> {
-    with_evaluation_context(leaves, groups.len(), |cx| {
-        (0..unit.n_stages()).fold(groups, |groups, stage| unit.forward(stage, groups, cx).features)
-    })
 }
 
 /// Calls `f` with the context of units in evaluation.

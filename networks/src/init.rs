@@ -14,9 +14,10 @@ pub fn fill(init: Init, seed: u64, name: &str, first: usize, out: &mut [f32]) {
     match init {
         Init::Constant(value) => return out.fill(value),
         Init::SinCos { side, n_before, width } => {
-            let values =
-                (first..).map(|i| sin_cos(side, width, (i / width).checked_sub(n_before), i % width));
-            return out.iter_mut().zip(values).for_each(|(out, value)| *out = value);
+            for (value, i) in out.iter_mut().zip(first..) {
+                *value = sin_cos(side, width, (i / width).checked_sub(n_before), i % width);
+            }
+            return;
         }
         Init::Normal(_) | Init::TruncNormal(_) | Init::Uniform(_) => {}
     }
@@ -35,7 +36,7 @@ pub fn fill(init: Init, seed: u64, name: &str, first: usize, out: &mut [f32]) {
 /// Domain that separates these streams from those of views, whose addresses are small numbers.
 const INIT_DOMAIN: u64 = 0x696e_6974_0000_0000;
 
-/// Returns channel `channel` of cell `cell` of a grid; zero before the first cell.
+/// Returns channel `channel` of the embedding of cell `cell` of a grid; zero without a cell.
 ///
 /// ```text
 /// [sin(row ω), cos(row ω), sin(column ω), cos(column ω)]      ω_k = 10000^(-k / (D/4)), a quarter of D each
@@ -79,18 +80,22 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_slice_equals_its_part_of_the_whole(first in 0usize..3000, len in 0usize..3000, seed: u64) {
+        fn slices_equal_their_range_of_the_full_parameter(
+            first in 0usize..3000,
+            len in 0usize..3000,
+            seed: u64,
+        ) {
             let init = Init::TruncNormal(0.02);
-            let mut whole = vec![0.0; 6000];
-            fill(init, seed, "blocks.0.w", 0, &mut whole);
-            let mut part = vec![0.0; len];
-            fill(init, seed, "blocks.0.w", first, &mut part);
-            prop_assert_eq!(&part, &whole[first..first + len]);
+            let mut full = vec![0.0; 6000];
+            fill(init, seed, "blocks.0.w", 0, &mut full);
+            let mut slice = vec![0.0; len];
+            fill(init, seed, "blocks.0.w", first, &mut slice);
+            prop_assert_eq!(&slice, &full[first..first + len]);
         }
     }
 
     #[test]
-    fn deviations_are_as_asked_and_names_differ() {
+    fn weights_have_the_given_deviation_and_depend_on_the_name() {
         let mut a = vec![0.0f32; 20_000];
         let mut b = vec![0.0; 20_000];
         fill(Init::TruncNormal(0.02), 1, "a", 0, &mut a);

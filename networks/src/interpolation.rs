@@ -6,9 +6,9 @@
 /// Rule for bicubic resampling.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Resampling {
-    /// Offset added to the number of cells wanted when the scale is computed, and nowhere else.
+    /// Offset added to the new number of cells along a side, only in the computation of the scale.
     pub offset: f64,
-    /// Widens the kernel if the grid has fewer cells.
+    /// Widens the kernel if the new grid has fewer cells.
     pub antialias: bool,
 }
 
@@ -82,7 +82,7 @@ mod tests {
     const PLAIN: Resampling = Resampling { offset: 0.0, antialias: false };
 
     #[test]
-    fn the_same_grid_is_the_identity() {
+    fn resampling_to_the_same_grid_is_the_identity() {
         let identity = matrix(3, [3, 3], PLAIN);
         for (i, value) in identity.iter().enumerate() {
             let expected = if i / 9 == i % 9 { 1.0 } else { 0.0 };
@@ -93,7 +93,7 @@ mod tests {
     /// `torch.nn.functional.interpolate(torch.arange(4.)[None, None, :, None].expand(1, 1, 4, 4)`
     /// `.contiguous(), size=(2, 2), mode="bicubic")` gives rows 0.40625 and 2.59375.
     #[test]
-    fn it_equals_pytorch() {
+    fn weights_equal_those_of_pytorch() {
         let weights = axis(4, 2, PLAIN);
         let values: Vec<f64> = weights
             .chunks_exact(4)
@@ -105,12 +105,12 @@ mod tests {
     /// `interpolate(x, size=(n, n), mode="bicubic", antialias=True)` with the squares of 0 to 4
     /// along both sides.
     #[test]
-    fn antialiased_it_equals_pytorch() {
-        let given: [(usize, &[f64]); 2] = [
+    fn antialiased_weights_equal_those_of_pytorch() {
+        let expected_values: [(usize, &[f64]); 2] = [
             (3, &[0.169231, 4.195349, 13.338458]),
             (8, &[-0.071956, 0.243749, 1.128906, 2.847656, 5.347656, 8.628906, 13.488183, 16.503689]),
         ];
-        for (to, expected) in given {
+        for (to, expected) in expected_values {
             let weights = axis(5, to, Resampling { offset: 0.0, antialias: true });
             for (row, expected) in weights.chunks_exact(5).zip(expected) {
                 let value: f64 = row.iter().enumerate().map(|(i, w)| w * (i * i) as f64).sum();

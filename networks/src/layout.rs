@@ -1,15 +1,15 @@
 //! Positions of parameters in a unit's flat buffer.
 //!
-//! Parameters are ordered by name; the end is padded so that the buffer divides by the ranks that
-//! share it with every shard a multiple of [`ALIGNMENT`] elements. Where ranks compute parts of a
-//! unit's columns, each part is a range of the buffer.
+//! Parameters are ordered by name. The end of the buffer is padded so that the buffer divides
+//! evenly over the ranks that share it, and every shard is a multiple of [`ALIGNMENT`] elements.
+//! Where ranks compute parts of a unit's columns, each part is a range of the buffer.
 
 use std::ops::Range;
 
 use crate::params::ParamSpec;
 use crate::tensor::NamedTensor;
 
-/// Number of elements of which every shard is a multiple: 256 bytes of f32.
+/// Divisor of the number of elements of every shard: 256 bytes of f32.
 pub const ALIGNMENT: usize = 64;
 
 /// The flat buffer of one unit.
@@ -57,28 +57,28 @@ impl UnitLayout {
     pub fn by_columns(name: &str, mut specs: Vec<ParamSpec>, n_parts: usize, group_size: usize) -> Self {
         specs.sort_by(|a, b| a.name.cmp(&b.name));
         if specs.len() < 2 {
-            // Its rows are in that order.
+            // The rows of a single parameter are already in the order of the parts.
             return Self::in_order(name, specs, group_size);
         }
-        let of_part = |part: usize| {
-            specs.iter().map(move |spec| {
+        let mut part_specs = Vec::with_capacity(n_parts * specs.len());
+        for part in 0..n_parts {
+            for spec in &specs {
                 let n_rows = spec.shape[0] / n_parts;
-                spec.clone().rows(part * n_rows..(part + 1) * n_rows)
-            })
-        };
-        Self::in_order(name, (0..n_parts).flat_map(of_part).collect(), group_size)
+                part_specs.push(spec.clone().rows(part * n_rows..(part + 1) * n_rows));
+            }
+        }
+        Self::in_order(name, part_specs, group_size)
     }
 
+    /// Creates the layout of the unit `name` with its parameters in the order of `specs`.
     fn in_order(name: &str, specs: Vec<ParamSpec>, group_size: usize) -> Self {
+        let mut params = Vec::with_capacity(specs.len());
         let mut offset = 0;
-        let params = specs
-            .into_iter()
-            .map(|spec| {
-                let slot = ParamSlot { spec, offset };
-                offset = slot.range().end;
-                slot
-            })
-            .collect();
+        for spec in specs {
+            let slot = ParamSlot { spec, offset };
+            offset = slot.range().end;
+            params.push(slot);
+        }
         let padded = offset.next_multiple_of(ALIGNMENT * group_size.max(1));
         Self { name: name.to_string(), export_name: name.to_string(), params, numel: offset, padded }
     }
@@ -104,14 +104,14 @@ impl UnitLayout {
         format!("{}{}", self.prefix(), slot.spec.name)
     }
 
-    /// Returns the name, within its network, of the parameter whose given values `slot` has where a
-    /// file lacks its own.
+    /// Returns the name, within its network, of the parameter whose values `slot` takes if a file
+    /// lacks its own.
     pub fn substitute(&self, slot: &ParamSlot) -> Option<String> {
         slot.spec.substitute.as_ref().map(|name| format!("{}{name}", self.prefix()))
     }
 
-    /// Returns the parameters with their values in `flat`, the whole buffer: of some of them the
-    /// rows that the unit has.
+    /// Returns the parameters with their values in `flat`, the whole buffer; a parameter of which
+    /// the unit has only some rows is returned with these rows.
     pub fn tensors(&self, flat: &[f32]) -> Vec<NamedTensor> {
         self.params
             .iter()
@@ -135,25 +135,29 @@ mod tests {
     use crate::params::Init;
     use proptest::prelude::*;
 
-    /// A part is laid out as the unit that has its rows alone, whose parameters it has in the order
-    /// of their names.
+    fn spec(name: &str, shape: impl Into<Vec<usize>>) -> ParamSpec {
+        ParamSpec::weight(name, shape, Init::Constant(0.0))
+    }
+
+    /// A part has the same layout as a unit that consists of the rows of the part, with its
+    /// parameters in the order of their names.
     #[test]
     fn parts_of_columns_are_ranges() {
-        let spec = |name: &str, shape: [usize; 2]| ParamSpec::weight(name, shape, Init::Constant(0.0));
         let specs = vec![spec("v", [128, 8]), spec("g", [128, 1])];
-        let whole = UnitLayout::by_columns("unit", specs.clone(), 2, 2);
-        assert_eq!(whole.padded, 128 * 9);
+        let layout = UnitLayout::by_columns("unit", specs.clone(), 2, 2);
+        assert_eq!(layout.padded, 128 * 9);
         let part = UnitLayout::new("unit", vec![spec("v", [64, 8]), spec("g", [64, 1])], 1);
-        for (number, slots) in whole.params.chunks(2).enumerate() {
-            for (slot, of_part) in slots.iter().zip(&part.params) {
-                assert_eq!(slot.offset, number * part.padded + of_part.offset);
-                assert_eq!((&slot.spec.name, &slot.spec.shape), (&of_part.spec.name, &of_part.spec.shape));
+        for (number, slots) in layout.params.chunks(2).enumerate() {
+            for (slot, part_slot) in slots.iter().zip(&part.params) {
+                assert_eq!(slot.offset, number * part.padded + part_slot.offset);
+                assert_eq!(slot.spec.name, part_slot.spec.name);
+                assert_eq!(slot.spec.shape, part_slot.spec.shape);
                 let rows = slot.spec.first_element() / slot.spec.shape[1];
                 assert_eq!((rows, slot.spec.whole_shape()[0]), (number * 64, 128));
             }
         }
-        let alone = UnitLayout::by_columns("unit", specs[..1].to_vec(), 2, 2);
-        assert_eq!(alone, UnitLayout::new("unit", specs[..1].to_vec(), 2));
+        let single = UnitLayout::by_columns("unit", specs[..1].to_vec(), 2, 2);
+        assert_eq!(single, UnitLayout::new("unit", specs[..1].to_vec(), 2));
     }
 
     proptest! {
@@ -162,7 +166,7 @@ mod tests {
             sizes in proptest::collection::vec(1usize..300, 1..12),
             world in 1usize..9,
         ) {
-            let specs = sizes.iter().enumerate().map(|(i, n)| ParamSpec::weight(format!("p{i}"), [*n], Init::Constant(0.0)));
+            let specs = sizes.iter().enumerate().map(|(i, n)| spec(&format!("p{i}"), [*n]));
             let layout = UnitLayout::new("unit", specs.collect(), world);
             prop_assert_eq!(layout.numel, sizes.iter().sum::<usize>());
             let mut end = 0;

@@ -1,10 +1,9 @@
 //! The parameters of a unit as tensors, cut from its flat buffer.
 //!
-//! On a CPU each parameter is one leaf of autodiff's graph, and its gradients are added over its
-//! uses. On a GPU each use is a leaf of its own, whose gradient the operations add to the unit's
-//! flat gradient, and the whole buffer is rounded for products at once.
+//! On a CPU each parameter is one leaf of autodiff's graph, and its gradients are summed over its
+//! uses. On a GPU each use is a separate leaf, whose gradient the operations add to the unit's flat
+//! gradient, and the whole buffer is rounded for products at once.
 
-use std::ops::Range;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use burn_tensor::{DType, Device, Gradients, Tensor};
@@ -12,7 +11,6 @@ use kernels::device::host::add;
 use kernels::ops::{FlatGradient, SharedGradient, cast, part};
 
 use crate::layout::UnitLayout;
-use crate::params::Role;
 
 /// The parameters of a unit, cut from its flat buffer, which is f32 or, as it was gathered, bf16.
 pub struct Leaves<'a> {
@@ -51,8 +49,8 @@ struct GpuLeaves {
 }
 
 impl<'a> Leaves<'a> {
-    /// Cuts `flat` of `[padded]` by `layout`. With `track` every parameter is a leaf of its own:
-    /// one big leaf would get a full-size gradient for every slice of it.
+    /// Cuts `flat` of `[padded]` by `layout`. With `track` every parameter is a separate leaf: a
+    /// single leaf would get a full-size gradient for every slice of it.
     pub fn new(layout: &'a UnitLayout, flat: &Tensor<1>, track: bool) -> Self {
         Self::for_products(layout, flat, track, flat.dtype())
     }
@@ -66,34 +64,37 @@ impl<'a> Leaves<'a> {
             let buffers = GpuLeaves { gathered: flat.clone(), products, in_other_type, gradient };
             return Self { layout, source: Source::Gpu(Arc::new(buffers)) };
         }
-        let cut = |range: Range<usize>, role: Role| {
-            let tensor = flat.clone().slice([range]);
-            match track {
-                true if !role.is_trained() => tensor.autodiff(),
-                true => tensor.autodiff().require_grad(),
-                false => tensor,
-            }
-        };
-        let tensors: Vec<_> = layout.params.iter().map(|param| cut(param.range(), param.spec.role)).collect();
+        let mut tensors = Vec::with_capacity(layout.params.len());
+        for param in &layout.params {
+            let tensor = flat.clone().slice([param.range()]);
+            tensors.push(if !track {
+                tensor
+            } else if param.spec.role.is_trained() {
+                tensor.autodiff().require_grad()
+            } else {
+                tensor.autodiff()
+            });
+        }
         let gradients = tensors.iter().map(|_| SharedGradient::default()).collect();
         Self { layout, source: Source::Cpu(Box::new(CpuLeaves { tensors, gradients, input: None })) }
     }
 
-    /// Takes `copy`, the values of the buffer in another type, which is not made again.
+    /// Uses `copy`, the values of the buffer in another type, instead of a conversion of the
+    /// buffer.
     #[must_use]
     pub fn with_copy(self, copy: &Tensor<1>) -> Self {
         if let Source::Gpu(buffers) = &self.source
             && buffers.products == copy.dtype()
         {
-            // Nobody has asked for one yet: it would be the same.
+            // Fails only if the buffer has already been converted, to the same values.
             let _ = buffers.in_other_type.set(copy.clone());
         }
         self
     }
 
-    /// Returns the same parameters for uses on `input`, `[B, N, D]`, a tensor of the same graph: on
-    /// the CPU, the backward pass adds their gradients before it comes to the units that `input` is
-    /// a result of, whose gradients it would otherwise hold beside all of these.
+    /// Returns the same parameters for uses on `input`, `[B, N, D]`, a tensor of the same graph. On
+    /// the CPU, the backward pass then adds their gradients before it reaches the units that
+    /// compute `input`; otherwise it would hold the gradients of both at the same time.
     pub fn used_on(&self, input: &Tensor<3>) -> Self {
         let mut source = self.source.clone();
         if let Source::Cpu(leaves) = &mut source {
@@ -110,13 +111,7 @@ impl<'a> Leaves<'a> {
     /// unit, which `conformance::units` finds.
     pub fn get<const D: usize>(&self, name: &str) -> Tensor<D> {
         let number = self.position(name);
-        self.in_dtype(
-            number,
-            self.shape(number),
-            |stored, _| {
-                if stored == DType::BF16 { DType::F32 } else { stored }
-            },
-        )
+        self.in_dtype(number, self.shape(number), full_precision)
     }
 
     /// Returns the weight `name` for operations that take it in f32 or bf16: on a CPU as it was
@@ -126,7 +121,7 @@ impl<'a> Leaves<'a> {
     /// As [`Leaves::get`].
     pub fn stored<const D: usize>(&self, name: &str) -> Tensor<D> {
         let number = self.position(name);
-        self.in_dtype(number, self.shape(number), |stored, products| products.unwrap_or(stored))
+        self.in_dtype(number, self.shape(number), product_precision)
     }
 
     /// Returns the weight `name` as a matrix, with its first dimension as rows. See
@@ -138,7 +133,7 @@ impl<'a> Leaves<'a> {
         let number = self.position(name);
         let spec = &self.layout.params[number].spec;
         let shape = [spec.shape[0], spec.numel() / spec.shape[0]];
-        self.in_dtype(number, shape, |stored, products| products.unwrap_or(stored))
+        self.in_dtype(number, shape, product_precision)
     }
 
     /// Returns the vector `name`, which is added to a product: on a GPU in the type of products.
@@ -176,7 +171,7 @@ impl<'a> Leaves<'a> {
             Source::Cpu(leaves) => {
                 let tensor = &leaves.tensors[number];
                 let dtype = dtype(tensor.dtype(), None);
-                leaves.gradients[number].of(tensor, dtype, leaves.input.as_ref()).reshape(shape)
+                leaves.gradients[number].register(tensor, dtype, leaves.input.as_ref()).reshape(shape)
             }
             Source::Gpu(buffers) => {
                 let slot = &self.layout.params[number];
@@ -205,13 +200,23 @@ impl<'a> Leaves<'a> {
             Source::Cpu(leaves) => leaves,
             Source::Gpu(buffers) => return ParamGrads::Flat(buffers.gradient(grads)),
         };
-        let mut of_leaf = |(leaf, shared): (&Tensor<1>, &SharedGradient)| {
+        let mut parts = Vec::with_capacity(leaves.tensors.len());
+        for (leaf, shared) in leaves.tensors.iter().zip(&leaves.gradients) {
             let grad = shared.take().or_else(|| leaf.grad_remove(grads));
-            grad.map(|grad| cast(grad, DType::F32))
-        };
-        let parts = leaves.tensors.iter().zip(&leaves.gradients).map(&mut of_leaf).collect();
+            parts.push(grad.map(|grad| cast(grad, DType::F32)));
+        }
         ParamGrads::ByParameter { parts, device: leaves.tensors[0].device().inner() }
     }
+}
+
+/// Returns f32 for a parameter that is stored in bf16, otherwise the stored type.
+fn full_precision(stored: DType, _products: Option<DType>) -> DType {
+    if stored == DType::BF16 { DType::F32 } else { stored }
+}
+
+/// Returns the type of products where it is given, otherwise the stored type.
+fn product_precision(stored: DType, products: Option<DType>) -> DType {
+    products.unwrap_or(stored)
 }
 
 impl GpuLeaves {
@@ -224,9 +229,11 @@ impl GpuLeaves {
     }
 
     fn gradient(&self, grads: &mut Gradients) -> Tensor<1> {
-        let gradient = self.gradient.as_ref();
-        let gradient = gradient.and_then(|held| held.lock().unwrap_or_else(PoisonError::into_inner).take());
-        match gradient {
+        let mut flat_gradient = None;
+        if let Some(gradient) = &self.gradient {
+            flat_gradient = gradient.lock().unwrap_or_else(PoisonError::into_inner).take();
+        }
+        match flat_gradient {
             Some(gradient) => gradient.finish(grads),
             None => cast(self.gathered.zeros_like(), DType::F32),
         }
@@ -235,8 +242,8 @@ impl GpuLeaves {
 
 /// Gradients of a unit's parameters.
 pub enum ParamGrads {
-    /// Gradient of each parameter of the layout, `[numel]`. A stage of a unit uses few of them: the
-    /// others take neither memory nor time.
+    /// Gradient of each parameter of the layout, `[numel]`. A stage of a unit uses few of the
+    /// parameters: the others take neither memory nor time.
     ByParameter {
         /// Gradients of those that have one.
         parts: Vec<Option<Tensor<1>>>,
@@ -255,17 +262,14 @@ impl ParamGrads {
     pub fn plus(self, other: Self) -> Self {
         match (self, other) {
             (Self::ByParameter { parts, device }, Self::ByParameter { parts: others, .. }) => {
-                Self::ByParameter {
-                    parts: parts
-                        .into_iter()
-                        .zip(others)
-                        .map(|pair| match pair {
-                            (Some(a), Some(b)) => Some(add(a, b)),
-                            (a, b) => a.or(b),
-                        })
-                        .collect(),
-                    device,
+                let mut sums = Vec::with_capacity(parts.len());
+                for pair in parts.into_iter().zip(others) {
+                    sums.push(match pair {
+                        (Some(a), Some(b)) => Some(add(a, b)),
+                        (a, b) => a.or(b),
+                    });
                 }
+                Self::ByParameter { parts: sums, device }
             }
             (Self::Flat(a), Self::Flat(b)) => Self::Flat(add(a, b)),
             _ => panic!("gradients of one unit are on one device"),
@@ -279,16 +283,16 @@ impl ParamGrads {
             Self::ByParameter { parts, device } => (parts, device),
             Self::Flat(flat) => return cast(flat, dtype),
         };
-        let zeros = |len: usize| Tensor::<1>::zeros([len], &device);
-        let params = layout.params.iter().zip(parts);
-        let mut parts: Vec<_> = params
-            .map(|(param, grad)| cast(grad.unwrap_or_else(|| zeros(param.spec.numel())), dtype))
-            .collect();
+        let mut flat_parts = Vec::with_capacity(parts.len() + 1);
+        for (param, grad) in layout.params.iter().zip(parts) {
+            let grad = grad.unwrap_or_else(|| Tensor::zeros([param.spec.numel()], &device));
+            flat_parts.push(cast(grad, dtype));
+        }
         let padding = layout.padded - layout.numel;
         if padding > 0 {
-            parts.push(cast(zeros(padding), dtype));
+            flat_parts.push(cast(Tensor::zeros([padding], &device), dtype));
         }
-        Tensor::cat(parts, 0)
+        Tensor::cat(flat_parts, 0)
     }
 }
 
@@ -298,15 +302,19 @@ mod tests {
     use crate::params::{Init, ParamSpec};
     use kernels::device::host::to_host;
 
-    /// Gradients in both, in one and in none of two stages; and padding.
+    /// Gradients of parameters `a` and `b`; parameter `c` has none.
+    fn grads(a: Option<[f32; 4]>, b: Option<[f32; 4]>) -> ParamGrads {
+        let device = Device::flex();
+        let a = a.map(|values| Tensor::from_floats(values, &device));
+        let b = b.map(|values| Tensor::from_floats(values, &device));
+        ParamGrads::ByParameter { parts: vec![a, b, None], device }
+    }
+
+    /// Covers gradients in both, in one and in neither of two stages; and padding.
     #[test]
     fn gradients_are_added_by_parameter() {
-        let device = Device::flex();
-        let spec = |name: &str| ParamSpec::weight(name.to_string(), [2, 2], Init::Normal(1.0));
-        let layout = UnitLayout::new("unit", ["a", "b", "c"].map(spec).to_vec(), 8);
-        let of = |values: Option<[f32; 4]>| values.map(|values| Tensor::from_floats(values, &device));
-        let grads =
-            |a, b| ParamGrads::ByParameter { parts: vec![of(a), of(b), None], device: device.clone() };
+        let specs = ["a", "b", "c"].map(|name| ParamSpec::weight(name, [2, 2], Init::Normal(1.0)));
+        let layout = UnitLayout::new("unit", specs.to_vec(), 8);
         let first = grads(Some([1.0, 2.0, 3.0, 4.0]), None);
         let second = grads(Some([10.0; 4]), Some([5.0; 4]));
         let flat = to_host(first.plus(second).flat(&layout, DType::F32));

@@ -11,11 +11,11 @@
 //!
 //! BEiT places blocks in this way (Bao et al. 2022), iBOT draws ratios independently (Zhou et al.
 //! 2022), and DINOv2 spreads them over a batch (Oquab et al. 2023). With exact counts, single cells
-//! fill up what blocks have left, as in DINOv3.
+//! are masked after the blocks until the count is reached, as in DINOv3.
 
 use augment::ViewRng;
 
-/// Domain that separates these streams from all others.
+/// Domain that separates the streams of masks from all others.
 const MASK_DOMAIN: u64 = 0x6d61_736b_0000_0000;
 
 /// Largest ratio of a block's sides.
@@ -76,8 +76,8 @@ impl SmallestBlock {
     }
 }
 
-/// Number of masked cells of an image's views, counted in masks that are drawn: blocks fall short
-/// of the ratios, on small grids by a tenth.
+/// Number of masked cells of an image's views, counted in random masks: blocks fall short of the
+/// ratios, on small grids by a tenth.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct MaskedCount {
     /// Mean over images.
@@ -96,7 +96,7 @@ pub struct MaskedCells {
     pub cells: Vec<Vec<usize>>,
 }
 
-/// Drawing of the masks of a step.
+/// Sampler of the masks of a step.
 pub struct MaskSampler {
     rule: MaskRule,
     seed: u64,
@@ -104,16 +104,16 @@ pub struct MaskSampler {
     /// Number of views of an image.
     n_views: usize,
     grid: [usize; 2],
-    /// Place among the masked views of its group, for each view of the global batch; `None` for a
+    /// Rank of each view of the global batch among the masked views of its group; `None` for a
     /// view without masks.
-    order: Vec<Option<Place>>,
+    ranks: Vec<Option<ViewRank>>,
 }
 
-/// Place of a view among the masked views over which shares are spread.
+/// Rank of a view in the random order of the masked views over which shares are spread.
 #[derive(Debug, Clone, Copy)]
-struct Place {
+struct ViewRank {
     number: usize,
-    /// Number of these views.
+    /// Number of masked views in the order.
     n_masked: usize,
 }
 
@@ -135,12 +135,10 @@ impl MaskRule {
     /// Counts the masked cells of an image's `n_views` views on a grid.
     pub fn count(self, n_views: usize, grid: [usize; 2]) -> MaskedCount {
         let n = N_COUNTED_IMAGES as f64;
-        let drawn = self.at(0, 0, N_COUNTED_IMAGES, n_views, grid).rows(0..N_COUNTED_IMAGES as u64);
-        let counts: Vec<f64> = drawn
-            .cells
-            .chunks(n_views.max(1))
-            .map(|views| views.iter().map(Vec::len).sum::<usize>() as f64)
-            .collect();
+        let rows = self.at(0, 0, N_COUNTED_IMAGES, n_views, grid).rows(0..N_COUNTED_IMAGES as u64);
+        let views_by_image = rows.cells.chunks(n_views.max(1));
+        let counts: Vec<f64> =
+            views_by_image.map(|views| views.iter().map(Vec::len).sum::<usize>() as f64).collect();
         let mean = counts.iter().sum::<f64>() / n;
         let squares: f64 = counts.iter().map(|count| (count - mean).powi(2)).sum();
         MaskedCount { mean, deviation: (squares / n).sqrt(), is_spread: self.spread != Spread::Independent }
@@ -157,31 +155,38 @@ impl MaskRule {
         grid: [usize; 2],
     ) -> MaskSampler {
         let n = batch_size * n_views;
-        let mut order = vec![None; n];
+        let mut ranks = vec![None; n];
         if self.spread != Spread::Independent {
-            let n_together = if self.group == 0 { n } else { self.group * n_views };
-            for (group, views) in order.chunks_mut(n_together.max(1)).enumerate() {
+            let group_size = if self.group == 0 { n } else { self.group * n_views };
+            for (group, views) in ranks.chunks_mut(group_size.max(1)).enumerate() {
                 let n_masked = (views.len() as f64 * self.masked_share) as usize;
                 let mut shuffled: Vec<usize> = (0..views.len()).collect();
-                ViewRng::from_words([seed, MASK_DOMAIN ^ step, u64::MAX, group as u64])
-                    .shuffle(&mut shuffled);
+                let mut rng = ViewRng::from_words([seed, MASK_DOMAIN ^ step, u64::MAX, group as u64]);
+                rng.shuffle(&mut shuffled);
                 for (number, view) in shuffled.into_iter().take(n_masked).enumerate() {
-                    views[view] = Some(Place { number, n_masked });
+                    views[view] = Some(ViewRank { number, n_masked });
                 }
             }
         }
-        MaskSampler { rule: self, seed, step, n_views, grid, order }
+        MaskSampler { rule: self, seed, step, n_views, grid, ranks }
+    }
+
+    /// Returns the lower bound of part `number` of `n` equal parts of the range of ratios.
+    fn lower_ratio(&self, number: usize, n: usize) -> f64 {
+        let [low, high] = self.ratio;
+        low + (high - low) * number as f64 / n as f64
     }
 }
 
 impl MaskedCount {
-    /// Returns the ratio of a high number of masked cells of `n_images` of a batch of `batch_size`
-    /// images to the mean number: two standard deviations more, which one to five draws of a
-    /// hundred exceed.
+    /// Returns the ratio of a high number of masked cells in `n_images` of a batch of `batch_size`
+    /// images to the mean number: two standard deviations above the mean, which one to five of a
+    /// hundred random masks exceed.
     pub fn high_ratio(&self, n_images: f64, batch_size: f64) -> f64 {
-        let n_others_share = if self.is_spread { 1.0 - (n_images / batch_size).min(1.0) } else { 1.0 };
+        // Spread shares are sampled from those of the batch without replacement.
+        let variance_factor = if self.is_spread { 1.0 - (n_images / batch_size).min(1.0) } else { 1.0 };
         if self.mean > 0.0 {
-            1.0 + 2.0 * self.deviation / self.mean * (n_others_share / n_images).sqrt()
+            1.0 + 2.0 * self.deviation / self.mean * (variance_factor / n_images).sqrt()
         } else {
             1.0
         }
@@ -191,8 +196,13 @@ impl MaskedCount {
 impl MaskSampler {
     /// Draws the masked cells of the views of the images at `positions` of the global batch.
     pub fn rows(&self, positions: impl Iterator<Item = u64>) -> MaskedCells {
-        let views = positions.flat_map(|position| (0..self.n_views).map(move |view| (position, view)));
-        MaskedCells { cells: views.map(|(position, view)| self.cells(position, view)).collect() }
+        let mut cells = Vec::new();
+        for position in positions {
+            for view in 0..self.n_views {
+                cells.push(self.cells(position, view));
+            }
+        }
+        MaskedCells { cells }
     }
 
     /// Draws the masked cells of one view.
@@ -203,22 +213,22 @@ impl MaskSampler {
             return Vec::new();
         };
         let n = self.grid[0] * self.grid[1];
-        let wanted = (n as f64 * ratio) as usize;
+        let target = (n as f64 * ratio) as usize;
         // The largest block, as DINOv2's code rounds it.
         let largest = (self.grid[0] / 2 * self.grid[1]) as f64;
         let mut is_masked = vec![false; n];
         let mut n_masked = 0;
-        while n_masked < wanted {
-            let room = ((wanted - n_masked) as f64).min(largest);
-            let area = [self.rule.smallest_block.n_cells(self.grid) as f64, room];
-            match block(&mut rng, self.grid, area, &mut is_masked) {
+        while n_masked < target {
+            let room = ((target - n_masked) as f64).min(largest);
+            let smallest = self.rule.smallest_block.n_cells(self.grid) as f64;
+            match place_block(&mut rng, self.grid, smallest, room, &mut is_masked) {
                 0 => break,
-                more => n_masked += more,
+                n_new => n_masked += n_new,
             }
         }
         if self.rule.spread == Spread::Exact {
             let free: Vec<usize> = (0..n).filter(|cell| !is_masked[*cell]).collect();
-            for cell in choose(&mut rng, free, wanted - n_masked) {
+            for cell in choose(&mut rng, free, target - n_masked) {
                 is_masked[cell] = true;
             }
         }
@@ -228,28 +238,27 @@ impl MaskSampler {
     /// Draws the share of the cells of view `number` of the global batch that is masked; `None` for
     /// a view without masks.
     fn ratio(&self, number: usize, rng: &mut ViewRng) -> Option<f64> {
-        let [low, high] = self.rule.ratio;
-        let edge = |number: usize, n_masked: usize| low + (high - low) * number as f64 / n_masked as f64;
-        match (self.rule.spread, self.order[number]) {
-            (Spread::Independent, _) => {
-                let is_masked = rng.chance(self.rule.masked_share as f32);
-                is_masked.then(|| rng.between(low, high))
-            }
-            (Spread::Even, Some(Place { number, n_masked })) => {
-                Some(rng.between(edge(number, n_masked), edge(number + 1, n_masked)))
-            }
-            (Spread::Exact, Some(Place { number, n_masked })) => Some(edge(number + 1, n_masked)),
-            (Spread::Even | Spread::Exact, None) => None,
+        if self.rule.spread == Spread::Independent {
+            let [low, high] = self.rule.ratio;
+            let is_masked = rng.chance(self.rule.masked_share as f32);
+            return is_masked.then(|| rng.between(low, high));
         }
+        let ViewRank { number, n_masked } = self.ranks[number]?;
+        let upper = self.rule.lower_ratio(number + 1, n_masked);
+        if self.rule.spread == Spread::Exact {
+            return Some(upper);
+        }
+        Some(rng.between(self.rule.lower_ratio(number, n_masked), upper))
     }
 }
 
 /// Places a block with an area of `smallest` to `room` cells, of which at most `room` are new.
 /// Returns the number of cells that it masks: 0 if all attempts fail.
-fn block(
+fn place_block(
     rng: &mut ViewRng,
     [rows, columns]: [usize; 2],
-    [smallest, room]: [f64; 2],
+    smallest: f64,
+    room: f64,
     is_masked: &mut [bool],
 ) -> usize {
     for _ in 0..N_ATTEMPTS {
@@ -265,7 +274,9 @@ fn block(
         let cells = (top..top + h).flat_map(|row| (left..left + w).map(move |column| row * columns + column));
         let free: Vec<usize> = cells.filter(|cell| !is_masked[*cell]).collect();
         if !free.is_empty() && free.len() as f64 <= room {
-            free.iter().for_each(|cell| is_masked[*cell] = true);
+            for cell in &free {
+                is_masked[*cell] = true;
+            }
             return free.len();
         }
     }
@@ -291,20 +302,19 @@ impl MaskedCells {
     /// Returns the index of each masked cell in concatenated sequences of `n_prefix` + `n_cells`
     /// tokens; the first token if no cell is masked, because a tensor needs a row.
     pub fn tokens(&self, n_prefix: usize, n_cells: usize) -> Vec<usize> {
-        let tokens: Vec<usize> = self
-            .cells
-            .iter()
-            .enumerate()
-            .flat_map(|(sequence, cells)| {
-                let first = sequence * (n_prefix + n_cells) + n_prefix;
-                cells.iter().map(move |cell| first + cell).collect::<Vec<_>>()
-            })
-            .collect();
-        if tokens.is_empty() { vec![0] } else { tokens }
+        let mut tokens = Vec::with_capacity(self.n().max(1));
+        for (sequence, cells) in self.cells.iter().enumerate() {
+            let first = sequence * (n_prefix + n_cells) + n_prefix;
+            tokens.extend(cells.iter().map(|cell| first + cell));
+        }
+        if tokens.is_empty() {
+            tokens.push(0);
+        }
+        tokens
     }
 
-    /// Returns one over the number of masked cells of its sequence, for each masked cell in the
-    /// order of [`MaskedCells::tokens`].
+    /// Returns the weight of each masked cell, in the order of [`MaskedCells::tokens`]: the inverse
+    /// of the number of masked cells of its sequence.
     pub fn weights(&self) -> Vec<f32> {
         self.cells.iter().flat_map(|cells| vec![1.0 / cells.len() as f32; cells.len()]).collect()
     }
@@ -331,30 +341,29 @@ mod tests {
         }
     }
 
-    /// With exact shares, which take the upper edge of their part, fewer views together have more
-    /// masked cells: those of n masked views are (1 + 2 / 3n) times those of very many between
-    /// ratios of 0.1 and 0.5.
+    /// Draws the masks of 512 images with two views each, over which shares are spread exactly in
+    /// groups of `group` images.
+    fn draw_in_groups(group: usize) -> MaskedCells {
+        MaskRule { group, ..rule(Spread::Exact) }.at(3, 5, 512, 2, [40, 40]).rows(0..512)
+    }
+
+    /// With exact shares, which are the upper bounds of their parts, smaller groups of views have
+    /// more masked cells: n masked views have (1 + 2 / 3n) times the cells of very many views, for
+    /// ratios between 0.1 and 0.5.
     #[test]
-    fn groups_of_images_have_their_own_shares() {
-        let n_cells = |group: usize| {
-            let sampler = MaskRule { group, ..rule(Spread::Exact) }.at(3, 5, 512, 2, [40, 40]);
-            let drawn = sampler.rows(0..512);
-            for images in drawn.cells.chunks(2 * group.max(1)).filter(|_| group > 0) {
-                assert_eq!(
-                    images.iter().filter(|cells| !cells.is_empty()).count(),
-                    group,
-                    "half of the views"
-                );
-            }
-            drawn.n() as f64
-        };
-        let together = n_cells(0);
-        for (group, more) in
+    fn shares_are_spread_within_each_group_of_images() {
+        let n_batch_cells = draw_in_groups(0).n() as f64;
+        for (group, factor) in
             [(64, 1.0 + 2.0 / 3.0 / 64.0), (16, 1.0 + 2.0 / 3.0 / 16.0), (8, 1.0 + 2.0 / 3.0 / 8.0)]
         {
-            let ratio = n_cells(group) / together;
+            let rows = draw_in_groups(group);
+            for views in rows.cells.chunks(2 * group) {
+                let n_masked_views = views.iter().filter(|cells| !cells.is_empty()).count();
+                assert_eq!(n_masked_views, group, "half of the views");
+            }
+            let ratio = rows.n() as f64 / n_batch_cells;
             // The whole batch has 512 masked views.
-            let expected = more / (1.0 + 2.0 / 3.0 / 512.0);
+            let expected = factor / (1.0 + 2.0 / 3.0 / 512.0);
             assert!((ratio - expected).abs() < 1e-3, "{group}: {ratio}, not {expected}");
         }
     }
@@ -367,15 +376,15 @@ mod tests {
         /// No more views and cells are masked than the rule allows, and the masks of an image do
         /// not depend on the images that are drawn with it.
         #[test]
-        fn masks_keep_to_their_rule(
+        fn masks_obey_their_rule(
             seed: u64,
             step in 0u64..100,
             batch in 1usize..20,
             side in 3usize..15,
             spread in spread(),
         ) {
-            let drawing = rule(spread).at(seed, step, batch, 2, [side; 2]);
-            let all = drawing.rows(0..batch as u64);
+            let sampler = rule(spread).at(seed, step, batch, 2, [side; 2]);
+            let all = sampler.rows(0..batch as u64);
             let masked: Vec<&Vec<usize>> = all.cells.iter().filter(|cells| !cells.is_empty()).collect();
             prop_assert!(spread == Spread::Independent || masked.len() <= batch);
             let n = side * side;
@@ -386,19 +395,22 @@ mod tests {
             if spread == Spread::Exact {
                 let mut counts: Vec<usize> = all.cells.iter().map(Vec::len).collect();
                 counts.sort_unstable();
-                let edge = |i: usize| (n as f64 * (0.1 + (0.5 - 0.1) * (i + 1) as f64 / batch as f64)) as usize;
-                let expected: Vec<usize> = std::iter::repeat_n(0, batch).chain((0..batch).map(edge)).collect();
+                let mut expected = vec![0; batch];
+                for i in 0..batch {
+                    let ratio = 0.1 + (0.5 - 0.1) * (i + 1) as f64 / batch as f64;
+                    expected.push((n as f64 * ratio) as usize);
+                }
                 prop_assert_eq!(counts, expected);
             }
             for position in 0..batch as u64 {
-                let alone = drawing.rows(std::iter::once(position));
-                prop_assert_eq!(&alone.cells[..], &all.cells[2 * position as usize..][..2]);
+                let rows = sampler.rows(std::iter::once(position));
+                prop_assert_eq!(&rows.cells[..], &all.cells[2 * position as usize..][..2]);
             }
         }
     }
 
     #[test]
-    fn rows_are_found_in_sequences() {
+    fn tokens_are_numbered_over_sequences() {
         let rows = MaskedCells { cells: vec![vec![0, 3], vec![], vec![2]] };
         assert_eq!(rows.tokens(1, 4), [1, 4, 13]);
         assert_eq!(rows.weights(), [0.5, 0.5, 1.0]);
@@ -409,7 +421,7 @@ mod tests {
 
     /// Half of the views are masked, and close to 30 % of their cells on average.
     #[test]
-    fn about_as_much_is_masked_as_is_asked_for() {
+    fn the_masked_share_is_close_to_the_rule() {
         for spread in [Spread::Independent, Spread::Even, Spread::Exact] {
             let rule = rule(spread);
             let n: usize = (0..20).map(|step| rule.at(1, step, 16, 2, [14, 14]).rows(0..16).n()).sum();
@@ -417,24 +429,24 @@ mod tests {
             let share = n as f64 / (20.0 * 16.0 * mean);
             assert!((0.95..=1.05).contains(&share), "{spread:?}: {share}");
             // The mean of the ratios; blocks fall short of it.
-            let of_ratio = mean / (2.0 * 196.0 * 0.5 * 0.3);
+            let relative_mean = mean / (2.0 * 196.0 * 0.5 * 0.3);
             let least = if spread == Spread::Exact { 0.98 } else { 0.88 };
-            assert!((least..=1.02).contains(&of_ratio), "{spread:?}: {of_ratio}");
+            assert!((least..=1.02).contains(&relative_mean), "{spread:?}: {relative_mean}");
         }
     }
 
-    /// One to five draws of a hundred have more cells than the high number, of a part of a batch as
-    /// of whole batches.
+    /// One to five of a hundred random masks have more cells than the high number, for a part of a
+    /// batch as well as for whole batches.
     #[test]
-    fn few_draws_exceed_the_high_number() {
+    fn few_random_masks_exceed_the_high_number() {
         for (spread, n_images) in
             [(Spread::Independent, 32), (Spread::Independent, 8), (Spread::Even, 8), (Spread::Exact, 16)]
         {
             let rule = rule(spread);
             let count = rule.count(2, [8, 8]);
             let high = count.mean * n_images as f64 * count.high_ratio(n_images as f64, 32.0);
-            let of_step = |step| rule.at(1, step, 32, 2, [8, 8]).rows(0..n_images).n() as f64;
-            let n_above = (0..2000).filter(|step| of_step(*step) > high).count();
+            let n_masked = (0..2000).map(|step| rule.at(1, step, 32, 2, [8, 8]).rows(0..n_images).n() as f64);
+            let n_above = n_masked.filter(|n_masked| *n_masked > high).count();
             assert!((20..=110).contains(&n_above), "{spread:?}, {n_images} images: {n_above} of 2000");
         }
         assert_eq!(rule(Spread::Even).count(2, [8, 8]).high_ratio(32.0, 32.0), 1.0);

@@ -15,24 +15,24 @@ pub struct ParamSpec {
     pub role: Role,
     /// Ratio of the learning rate to the run's.
     pub lr_scale: f64,
-    /// Applies weight decay.
+    /// Whether weight decay is applied.
     pub decay: bool,
     /// Steps at the beginning of a run during which it is not updated.
     pub frozen_steps: u64,
     /// Whether the optimizer's moments follow its gradients while it is frozen.
     pub warms_moments: bool,
-    /// Whether it projects patches of pixels, for which a run may have a learning rate of its own.
+    /// Whether it projects patches of pixels, for which a run may have a separate learning rate.
     pub projects_patches: bool,
-    /// Whether a file of initial weights may lack it: it then has the values of `substitute`, or
+    /// Whether a file of initial weights may lack it: it then takes the values of `substitute`, or
     /// keeps those of `init`.
     pub is_optional: bool,
-    /// Name within the unit of the parameter whose given values it has where a file lacks its own.
+    /// Name within the unit of the parameter whose values it takes if a file lacks its own.
     pub substitute: Option<String>,
-    /// Place in the parameter of the undivided unit, if it is only some rows of it.
+    /// Rows of the parameter of the undivided unit that it consists of; absent for all rows.
     pub slice: Option<RowSlice>,
 }
 
-/// Place of some rows of a parameter in the whole.
+/// Range of rows of a whole parameter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RowSlice {
     /// Number of the first row.
@@ -44,13 +44,13 @@ pub struct RowSlice {
 /// Source of a parameter's updates.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Role {
-    /// The optimizer: a matrix, kernel or table.
+    /// Optimizer; for a matrix, kernel or table.
     Weight,
-    /// The optimizer: a bias, gain or other vector.
+    /// Optimizer; for a bias, gain or other vector.
     Vector,
-    /// Observation: running statistics, which have no gradient.
+    /// Observed statistics; for running statistics, which have no gradient.
     Running,
-    /// Nothing: the parameter keeps its initial values, and has no gradient.
+    /// No updates: the parameter keeps its initial values, and has no gradient.
     Fixed,
 }
 
@@ -68,7 +68,7 @@ pub enum Init {
     Constant(f32),
     /// Normal numbers with this standard deviation.
     Normal(f32),
-    /// Normal numbers with this standard deviation, truncated at ±2 (absolute), as timm's
+    /// Normal numbers with this standard deviation, truncated at ±2 (absolute), as in timm's
     /// `trunc_normal_`.
     TruncNormal(f32),
     /// Uniform numbers in `±bound`.
@@ -120,13 +120,13 @@ impl ParamSpec {
         Self { role: Role::Fixed, decay: false, ..self }
     }
 
-    /// Returns the parameter as one that a file of initial weights may lack.
+    /// Returns the parameter with permission for a file of initial weights to lack it.
     pub fn optional(self) -> Self {
         Self { is_optional: true, ..self }
     }
 
-    /// Returns the parameter as one that has the values of the unit's parameter `name` where a file
-    /// of initial weights lacks it.
+    /// Returns the parameter with the unit's parameter `name` as a substitute, whose values it
+    /// takes if a file of initial weights lacks it.
     pub fn or_like(self, name: impl Into<String>) -> Self {
         Self { substitute: Some(name.into()), ..self.optional() }
     }
@@ -136,8 +136,8 @@ impl ParamSpec {
         self.shape.iter().product()
     }
 
-    /// Returns the specification of `rows` alone, whose name and initial values are those of the
-    /// whole parameter.
+    /// Returns the specification of only `rows`, with the name and the initial values of the whole
+    /// parameter.
     pub fn rows(self, rows: Range<usize>) -> Self {
         let n_rows = self.shape[0];
         if rows == (0..n_rows) {

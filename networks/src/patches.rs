@@ -150,12 +150,10 @@ impl PixelInput {
         let grid = size_px / self.cell_px;
         let p = self.cell_px;
         let device = bytes.device();
-        let by_channel = |values: Vec<f32>| {
-            Tensor::<1>::from_data(TensorData::new(values, [n_channels]), &device)
-                .reshape([1, n_channels, 1, 1])
-        };
         let (scales, shifts) = self.pixels.scales_and_shifts().unzip();
-        let x = bytes.cast(FloatDType::F32) * by_channel(scales) - by_channel(shifts);
+        let scales = channel_constants(scales, n_channels, &device);
+        let shifts = channel_constants(shifts, n_channels, &device);
+        let x = bytes.cast(FloatDType::F32) * scales - shifts;
         // [n, C, rows of cells, row, columns of cells, column] -> [n, cells, channel, row, column]
         let x = x.reshape([n, n_channels, grid, p, grid, p]).permute([0, 2, 4, 1, 3, 5]);
         x.reshape([n, grid * grid, n_channels * p * p])
@@ -164,13 +162,18 @@ impl PixelInput {
     /// Returns the input of a network for `views` of `size_px`, on `device`.
     pub fn features(&self, views: &[&[u8]], size_px: usize, device: &Device) -> Features {
         let (values, shape) = self.vectors(views, size_px);
-        self.placed(Tensor::from_data(TensorData::new(values, shape), device), size_px)
+        self.on_grid(Tensor::from_data(TensorData::new(values, shape), device), size_px)
     }
 
-    /// Adds the grid to vectors `[n, N, C·p·p]` of views of `size_px`.
-    pub fn placed(&self, x: Tensor<3>, size_px: usize) -> Features {
+    /// Creates features from the vectors `x`, `[n, N, C·p·p]`, of views of `size_px`.
+    pub fn on_grid(&self, x: Tensor<3>, size_px: usize) -> Features {
         Features::on_grid(x, [size_px / self.cell_px; 2])
     }
+}
+
+/// Copies a constant of each channel to `device`, `[1, C, 1, 1]`.
+fn channel_constants(values: Vec<f32>, n_channels: usize, device: &Device) -> Tensor<4> {
+    Tensor::<1>::from_data(TensorData::new(values, [n_channels]), device).reshape([1, n_channels, 1, 1])
 }
 
 /// Copies the bytes of `views` of `n_channels` to `device`, `[n, C, size, size]`.
@@ -186,42 +189,40 @@ pub fn copy_to_device(device: &Device, views: &[&[u8]], n_channels: usize, size_
 #[cfg(test)]
 mod tests {
     use super::*;
-    use kernels::ops::twin::devices;
+    use kernels::ops::testing::devices;
 
     /// Vectors that a GPU computes from bytes equal those of the host.
     #[test]
-    fn patch_vectors_are_the_same_by_device() {
+    fn patch_vectors_are_equal_on_all_devices() {
         let size_px = 12;
         let input = PixelInput { cell_px: 4, pixels: Pixels::default() };
         let bytes: Vec<u8> = (0..2 * 3 * size_px * size_px).map(|i| (i * 37 % 256) as u8).collect();
         let (a, b) = bytes.split_at(bytes.len() / 2);
-        let (here, shape) = input.vectors(&[a, b], size_px);
+        let (host_vectors, shape) = input.vectors(&[a, b], size_px);
         for device in devices().iter().filter(|device| device.supports_dtype(DType::U8)) {
-            let there = input.vectors_on_device(copy_to_device(device, &[a, b], 3, size_px));
-            assert_eq!(there.dims(), shape);
-            let there = there.into_data().try_to_vec::<f32>().unwrap();
-            assert!(here.iter().zip(&there).all(|(a, b)| (a - b).abs() < 1e-6));
+            let vectors = input.vectors_on_device(copy_to_device(device, &[a, b], 3, size_px));
+            assert_eq!(vectors.dims(), shape);
+            let vectors = vectors.into_data().try_to_vec::<f32>().unwrap();
+            assert!(host_vectors.iter().zip(&vectors).all(|(a, b)| (a - b).abs() < 1e-6));
         }
     }
 
-    /// One pixel of two channels, in each depth.
+    /// Checks the normalized values of one pixel of two channels, stored as `bytes`.
+    fn assert_normalized(depth: Depth, bytes: &[u8], expected: [f32; 2]) {
+        let normalization = Normalization { mean: vec![0.25, 0.5], std: vec![0.5, 0.125] };
+        let pixels = Pixels { normalization, depth };
+        assert_eq!(pixels.format(), PixelFormat { n_channels: 2, depth });
+        let (values, shape) = PixelInput { cell_px: 1, pixels }.vectors(&[bytes], 1);
+        assert_eq!(shape, [1, 1, 2]);
+        assert!(values.iter().zip(expected).all(|(a, b)| (a - b).abs() < 1e-5), "{values:?}");
+    }
+
     #[test]
     fn values_of_every_depth_are_normalized() {
-        let normalization = Normalization { mean: vec![0.25, 0.5], std: vec![0.5, 0.125] };
-        let of = |depth, bytes: &[u8]| {
-            let pixels = Pixels { normalization: normalization.clone(), depth };
-            assert_eq!(pixels.format(), PixelFormat { n_channels: 2, depth });
-            let (values, shape) = PixelInput { cell_px: 1, pixels }.vectors(&[bytes], 1);
-            assert_eq!(shape, [1, 1, 2]);
-            values
-        };
-        let close = |found: Vec<f32>, expected: [f32; 2]| {
-            assert!(found.iter().zip(expected).all(|(a, b)| (a - b).abs() < 1e-5), "{found:?}");
-        };
-        close(of(Depth::Eight, &[51, 255]), [-0.1, 4.0]);
+        assert_normalized(Depth::Eight, &[51, 255], [-0.1, 4.0]);
         let sixteen = [13_107u16, 65_535].map(u16::to_le_bytes).concat();
-        close(of(Depth::Sixteen, &sixteen), [-0.1, 4.0]);
+        assert_normalized(Depth::Sixteen, &sixteen, [-0.1, 4.0]);
         let floats = [0.2f32, -3.0].map(f32::to_le_bytes).concat();
-        close(of(Depth::Float, &floats), [-0.1, -28.0]);
+        assert_normalized(Depth::Float, &floats, [-0.1, -28.0]);
     }
 }

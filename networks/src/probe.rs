@@ -4,10 +4,10 @@ use crate::inference::Network;
 
 /// An evaluation of frozen features that a run calls at intervals of steps.
 pub trait Probe {
-    /// Returns the name, which prefixes the numbers in the metrics.
+    /// Returns the name, which prefixes the scores in the metrics.
     fn name(&self) -> &str;
 
-    /// Scores the network after `step` steps; returns named numbers.
+    /// Evaluates the network after `step` steps; returns the scores by name.
     ///
     /// # Errors
     /// Description of the failure.

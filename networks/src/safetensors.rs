@@ -8,22 +8,20 @@ use std::path::Path;
 use ::safetensors::SafeTensorError;
 use ::safetensors::tensor::{TensorView, serialize};
 
-/// Encodes tensors as one safetensors file. Equal tensors make equal bytes.
+/// Encodes tensors as one safetensors file. Equal tensors give equal bytes.
 ///
 /// # Errors
 /// Fails if the header cannot be written.
-pub fn file_of(
+pub fn encode_file(
     views: Vec<(String, TensorView<'_>)>,
     metadata: HashMap<String, String>,
 ) -> std::io::Result<Vec<u8>> {
-    with_sorted_header(&serialize(views, Some(metadata)).map_err(invalid)?)
+    let bytes = serialize(views, Some(metadata))
+        .map_err(|error: SafeTensorError| std::io::Error::other(error.to_string()))?;
+    sort_header_of_bytes(&bytes)
 }
 
-fn invalid(error: SafeTensorError) -> std::io::Error {
-    std::io::Error::other(error.to_string())
-}
-
-/// Sorts the header of the file at `path`, so that equal tensors make equal bytes there, too.
+/// Sorts the header of the file at `path`, so that equal tensors give equal bytes there, too.
 ///
 /// # Errors
 /// Fails if the header cannot be read or written.
@@ -33,27 +31,33 @@ pub fn sort_header(path: &Path) -> std::io::Result<()> {
     file.read_exact(&mut len)?;
     let mut header = vec![0; usize::try_from(u64::from_le_bytes(len)).map_err(std::io::Error::other)?];
     file.read_exact(&mut header)?;
-    let mut sorted = sorted(&header)?;
-    // The same members in another order: they are as long.
+    let mut sorted = sort_members(&header)?;
+    // The same members in another order have the same length.
     sorted.resize(header.len(), b' ');
     file.seek(SeekFrom::Start(8))?;
     file.write_all(&sorted)
 }
 
-/// Sorts the metadata, which the library writes in the changing order of a hash map: equal weights
-/// must make equal bytes.
-fn with_sorted_header(bytes: &[u8]) -> std::io::Result<Vec<u8>> {
-    let invalid = || std::io::Error::other("the header cannot be read again");
-    let (len, rest) = bytes.split_first_chunk::<8>().ok_or_else(invalid)?;
-    let (header, data) = rest.split_at_checked(u64::from_le_bytes(*len) as usize).ok_or_else(invalid)?;
-    let mut header = sorted(header)?;
+/// Sorts the metadata in the file `bytes`, which the library writes in the changing order of a hash
+/// map: equal weights must give equal bytes.
+fn sort_header_of_bytes(bytes: &[u8]) -> std::io::Result<Vec<u8>> {
+    let Some((header, data)) = split_file(bytes) else {
+        return Err(std::io::Error::other("the header cannot be read again"));
+    };
+    let mut header = sort_members(header)?;
     // Data starts at a multiple of eight, after spaces, as the format recommends.
     header.resize(header.len().next_multiple_of(8), b' ');
     Ok([&(header.len() as u64).to_le_bytes()[..], &header, data].concat())
 }
 
+/// Splits the file `bytes` into its header and its data.
+fn split_file(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
+    let (len, rest) = bytes.split_first_chunk::<8>()?;
+    rest.split_at_checked(u64::from_le_bytes(*len) as usize)
+}
+
 /// Returns `header` with its members in the order of their names.
-fn sorted(header: &[u8]) -> std::io::Result<Vec<u8>> {
+fn sort_members(header: &[u8]) -> std::io::Result<Vec<u8>> {
     let mut header: BTreeMap<String, serde_json::Value> = serde_json::from_slice(header)?;
     if let Some(metadata) = header.get_mut("__metadata__") {
         metadata.sort_all_objects();

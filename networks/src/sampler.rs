@@ -1,8 +1,8 @@
 //! Random numbers of units, drawn before the step: a pure function of (seed, step, unit, and more).
 //!
 //! Dropped branches are drawn by position in the global batch, group of views, branch and view, or
-//! as an exact number among all of these; changes of coordinates by group of views, so that they
-//! are the same for all images.
+//! as an exact number among all views of the batch; changes of coordinates by group of views, so
+//! that they are the same for all images.
 
 use augment::ViewRng;
 
@@ -33,44 +33,41 @@ pub struct UnitSampler {
 impl UnitSampler {
     /// Draws the random numbers that are the same for all images, for `unit`, number `number` of
     /// its network.
-    pub fn of_unit(&self, number: usize, unit: &dyn Unit) -> UnitDrawing<'_> {
+    pub fn for_unit(&self, number: usize, unit: &dyn Unit) -> UnitDrawing<'_> {
         let rule = unit.coordinate_rule();
-        let coordinates = if rule.changes() {
-            (0..self.n_views.len())
-                .map(|group: usize| {
-                    let words = [self.seed, COORDINATE_DOMAIN ^ self.step, group as u64, number as u64];
-                    rule.draw(&mut ViewRng::from_words(words))
-                })
-                .collect()
-        } else {
-            Vec::new()
-        };
-        let drop_rule = unit.drop_rule();
-        let exact = match drop_rule {
-            DropRule { share, count: DropCount::Exact } if share > 0.0 => {
-                (0..self.n_views.len()).map(|group| self.exact(number, group, share)).collect()
+        let mut coordinates = Vec::new();
+        if rule.changes() {
+            for group in 0..self.n_views.len() {
+                let words = [self.seed, COORDINATE_DOMAIN ^ self.step, group as u64, number as u64];
+                coordinates.push(rule.draw(&mut ViewRng::from_words(words)));
             }
-            _ => Vec::new(),
-        };
-        UnitDrawing { sampler: self, number, coordinates, drop_rule, exact }
+        }
+        let drop_rule = unit.drop_rule();
+        let DropRule { share, count } = drop_rule;
+        let mut exact_factors = Vec::new();
+        if count == DropCount::Exact && share > 0.0 {
+            for group in 0..self.n_views.len() {
+                exact_factors.push([0, 1].map(|branch| self.exact_factors(number, group, branch, share)));
+            }
+        }
+        UnitDrawing { sampler: self, number, coordinates, drop_rule, exact_factors }
     }
 
-    /// Draws the factors of unit `number` for all views of `group` in the global batch, by branch:
-    /// as many as `share` says are 0, but at least one is not.
-    fn exact(&self, number: usize, group: usize, share: f32) -> [Vec<f32>; 2] {
-        [0, 1].map(|branch: u64| {
-            let n = self.batch_size * self.n_views[group];
-            // To 1e-6, because f32 has no 0.3: of 120 views 84 are kept, as in f64.
-            let n_kept = ((n as f64 * (1.0 - f64::from(share)) + n as f64 * 1e-6) as usize).max(1);
-            let stream = (group as u64) << 1 | branch;
-            let mut rng =
-                ViewRng::from_words([self.seed, DROP_EXACT_DOMAIN ^ self.step, stream, number as u64]);
-            let mut order: Vec<usize> = (0..n).collect();
-            rng.shuffle(&mut order);
-            let mut factors = vec![0.0; n];
-            order[..n_kept].iter().for_each(|view| factors[*view] = n as f32 / n_kept as f32);
-            factors
-        })
+    /// Draws the factors of a branch of unit `number` for all views of `group` in the global batch:
+    /// the given share of them is 0, but at least one is not.
+    fn exact_factors(&self, number: usize, group: usize, branch: u64, share: f32) -> Vec<f32> {
+        let n = self.batch_size * self.n_views[group];
+        // To 1e-6, because f32 has no 0.3: of 120 views 84 are kept, as in f64.
+        let n_kept = ((n as f64 * (1.0 - f64::from(share)) + n as f64 * 1e-6) as usize).max(1);
+        let stream = (group as u64) << 1 | branch;
+        let mut rng = ViewRng::from_words([self.seed, DROP_EXACT_DOMAIN ^ self.step, stream, number as u64]);
+        let mut order: Vec<usize> = (0..n).collect();
+        rng.shuffle(&mut order);
+        let mut factors = vec![0.0; n];
+        for view in &order[..n_kept] {
+            factors[*view] = n as f32 / n_kept as f32;
+        }
+        factors
     }
 }
 
@@ -81,8 +78,9 @@ pub struct UnitDrawing<'a> {
     number: usize,
     coordinates: Vec<CoordinateDraw>,
     drop_rule: DropRule,
-    /// Factors of all views of the global batch, by group and branch, if their number is exact.
-    exact: Vec<[Vec<f32>; 2]>,
+    /// Factors of all views of the global batch, by group and branch; empty if the number of
+    /// dropped views is random.
+    exact_factors: Vec<[Vec<f32>; 2]>,
 }
 
 impl UnitDrawing<'_> {
@@ -96,26 +94,25 @@ impl UnitDrawing<'_> {
     fn drop_path(&self, positions: impl Iterator<Item = u64>) -> Vec<[Vec<f32>; 2]> {
         let UnitSampler { seed, step, n_views, .. } = self.sampler;
         let p = self.drop_rule.share;
-        let mut drawn = vec![[Vec::new(), Vec::new()]; n_views.len()];
+        let mut all_factors = vec![[Vec::new(), Vec::new()]; n_views.len()];
         for position in positions {
             let words = [*seed, DROP_PATH_DOMAIN ^ *step, position, self.number as u64];
             let mut rng = ViewRng::from_words(words);
-            for (group, (n_views, branches)) in n_views.iter().zip(&mut drawn).enumerate() {
+            for (group, branches) in all_factors.iter_mut().enumerate() {
+                let n_views = n_views[group];
                 for (branch, factors) in branches.iter_mut().enumerate() {
-                    match self.exact.get(group) {
-                        Some(exact) => {
-                            let first = position as usize * n_views;
-                            factors.extend_from_slice(&exact[branch][first..first + n_views]);
-                        }
-                        None => {
-                            let factor = |_| if rng.chance(p) { 0.0 } else { 1.0 / (1.0 - p) };
-                            factors.extend((0..*n_views).map(factor));
-                        }
+                    if let Some(exact_factors) = self.exact_factors.get(group) {
+                        let first = position as usize * n_views;
+                        factors.extend_from_slice(&exact_factors[branch][first..first + n_views]);
+                        continue;
+                    }
+                    for _ in 0..n_views {
+                        factors.push(if rng.chance(p) { 0.0 } else { 1.0 / (1.0 - p) });
                     }
                 }
             }
         }
-        drawn
+        all_factors
     }
 }
 
@@ -123,6 +120,20 @@ impl UnitDrawing<'_> {
 mod tests {
     use super::*;
     use crate::backbone::ModelConfig;
+
+    /// Draws the factors of `unit` for the images of `parts`, by group and branch.
+    fn draw_factors(unit: &dyn Unit, step: u64, parts: &[[u64; 2]]) -> [[Vec<f32>; 2]; 2] {
+        let sampler = UnitSampler { seed: 1, step, batch_size: 24, n_views: vec![2, 5] };
+        let drawing = sampler.for_unit(1, unit);
+        let mut all_factors = [[vec![], vec![]], [vec![], vec![]]];
+        for [start, end] in parts {
+            let draws = drawing.at(*start..*end);
+            for (group, branch) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
+                all_factors[group][branch].extend_from_slice(draws.factors(group, branch).unwrap());
+            }
+        }
+        all_factors
+    }
 
     /// Over any parts of the batch, exactly the share of each group's views is dropped, the others'
     /// factors make up for it, and branches and steps differ.
@@ -132,23 +143,12 @@ mod tests {
                     drop_path_depth = 'uniform'\ndrop_path_count = 'exact'";
         let model: ModelConfig = toml::from_str(text).unwrap();
         let units = model.units(crate::backbone::Readout::Pooled);
-        let drawn = |step: u64, parts: &[[u64; 2]]| {
-            let sampler = UnitSampler { seed: 1, step, batch_size: 24, n_views: vec![2, 5] };
-            let unit = sampler.of_unit(1, units[1].as_ref());
-            let mut all = [[vec![], vec![]], [vec![], vec![]]];
-            for [start, end] in parts {
-                let draws = unit.at(*start..*end);
-                for (group, branch) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
-                    all[group][branch].extend_from_slice(draws.factors(group, branch).unwrap());
-                }
-            }
-            all
-        };
-        let whole = drawn(3, &[[0, 24]]);
-        assert_eq!(whole, drawn(3, &[[0, 5], [5, 6], [6, 24]]));
-        assert!(whole != drawn(4, &[[0, 24]]) && whole[0][0] != whole[0][1]);
+        let unit = units[1].as_ref();
+        let all_factors = draw_factors(unit, 3, &[[0, 24]]);
+        assert_eq!(all_factors, draw_factors(unit, 3, &[[0, 5], [5, 6], [6, 24]]));
+        assert!(all_factors != draw_factors(unit, 4, &[[0, 24]]) && all_factors[0][0] != all_factors[0][1]);
         for (group, n) in [(0, 48.0f32), (1, 120.0)] {
-            for factors in &whole[group] {
+            for factors in &all_factors[group] {
                 let kept: Vec<f32> = factors.iter().copied().filter(|factor| *factor != 0.0).collect();
                 assert_eq!(kept.len(), (n as f64 * 0.7) as usize);
                 assert!(kept.iter().all(|factor| *factor == n / kept.len() as f32));

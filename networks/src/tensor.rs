@@ -17,7 +17,7 @@ pub struct NamedTensor {
 }
 
 impl NamedTensor {
-    /// Checks that all values are finite: one value that is not makes all features meaningless.
+    /// Checks that all values are finite: a single infinity or NaN makes all features meaningless.
     ///
     /// # Errors
     /// [`NetworkError::Weights`].
@@ -33,8 +33,8 @@ impl NamedTensor {
     }
 }
 
-/// Returns the values of the whole parameter `name` among `tensors`, which must have the shape of
-/// that of `spec`.
+/// Returns the values of the parameter `name` among `tensors`, which must have the shape of the
+/// whole parameter of `spec`.
 ///
 /// # Errors
 /// [`NetworkError::Weights`].
@@ -43,13 +43,15 @@ pub fn values_of<'a>(
     name: &str,
     spec: &ParamSpec,
 ) -> Result<&'a [f32], NetworkError> {
-    let bad = |reason: String| NetworkError::Weights { name: name.into(), reason };
-    let tensor = tensors.get(name).ok_or_else(|| bad("is missing".into()))?;
+    let Some(tensor) = tensors.get(name) else {
+        return Err(NetworkError::Weights { name: name.into(), reason: "is missing".into() });
+    };
     let shape = spec.whole_shape();
     if tensor.shape == shape && tensor.values.len() == shape.iter().product::<usize>() {
         Ok(&tensor.values)
     } else {
-        Err(bad(format!("has shape {:?}, not {shape:?}", tensor.shape)))
+        let reason = format!("has shape {:?}, not {shape:?}", tensor.shape);
+        Err(NetworkError::Weights { name: name.into(), reason })
     }
 }
 
@@ -58,20 +60,18 @@ pub fn joined(tensors: Vec<NamedTensor>) -> Vec<NamedTensor> {
     let mut positions: HashMap<String, usize> = HashMap::new();
     let mut joined: Vec<NamedTensor> = Vec::new();
     for tensor in tensors {
-        let whole = positions.get(&tensor.name).map(|position| &mut joined[*position]);
-        let whole = whole.filter(|whole| whole.shape.get(1..) == tensor.shape.get(1..));
-        match whole
-            .and_then(|whole| Some((whole.shape.first_mut()?, &mut whole.values, tensor.shape.first()?)))
+        let first = positions.get(&tensor.name).map(|position| &mut joined[*position]);
+        if let Some(first) = first
+            && let Some((n_rows, first_row_shape)) = first.shape.split_first_mut()
+            && let Some((n_more_rows, row_shape)) = tensor.shape.split_first()
+            && *first_row_shape == *row_shape
         {
-            Some((n_rows, values, more)) => {
-                *n_rows = n_rows.saturating_add(*more);
-                values.extend(tensor.values);
-            }
-            None => {
-                positions.insert(tensor.name.clone(), joined.len());
-                joined.push(tensor);
-            }
+            *n_rows = n_rows.saturating_add(*n_more_rows);
+            first.values.extend(tensor.values);
+            continue;
         }
+        positions.insert(tensor.name.clone(), joined.len());
+        joined.push(tensor);
     }
     joined
 }

@@ -77,8 +77,8 @@ pub trait Unit: Send + Sync {
     }
 
     /// Returns new values of parameters before a step, by name, if a method keeps them on a surface
-    /// such as the sphere. The optimizer starts from these values. Followers average them as they
-    /// are.
+    /// such as the sphere. The optimizer starts from these values. Moving averages of the network
+    /// average them without such a correction.
     fn constrain(&self, leaves: &Leaves<'_>) -> Vec<(String, Tensor<1>)> {
         let _ = leaves;
         Vec::new()
@@ -90,8 +90,8 @@ pub trait Unit: Send + Sync {
     }
 
     /// Returns the unit that computes one of `n_parts` equal parts of the columns of the output,
-    /// with the rows of each parameter that belong to it; `None` if the columns do not divide so,
-    /// or a parameter has no row for each.
+    /// with the rows of each parameter that belong to it; `None` if the columns do not divide into
+    /// these parts, or a parameter does not have one row for each column.
     fn column_part(&self, n_parts: usize) -> Option<Box<dyn Unit>> {
         let _ = n_parts;
         None
@@ -105,7 +105,8 @@ pub trait Unit: Send + Sync {
         None
     }
 
-    /// Returns the name of the unit in exports: for a part of a divided unit that of the whole.
+    /// Returns the name of the unit in exports: for a part of a divided unit, the name of the
+    /// undivided unit.
     fn export_name(&self) -> &str {
         self.name()
     }
@@ -130,7 +131,7 @@ pub trait Unit: Send + Sync {
     }
 }
 
-/// Inputs of a unit beside its features.
+/// Inputs of a unit other than its features.
 #[derive(Clone, Copy)]
 pub struct Context<'a> {
     /// Parameters of the unit.
@@ -146,7 +147,7 @@ pub struct Context<'a> {
     pub types: Types,
 }
 
-/// Types of numbers in a backbone: f32, or bf16. All that is not named here is f32.
+/// Types of numbers in a backbone, f32 or bf16. All other numbers are f32.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Types {
     /// Type in which matrix products are computed.
@@ -172,8 +173,8 @@ impl Context<'_> {
         cast(x, self.types.products)
     }
 
-    /// Casts `x` to the type in which a convolutional network holds its maps; f64, which tests
-    /// compute in, stays.
+    /// Casts `x` to the type in which a convolutional network holds its maps; f64, in which tests
+    /// compute, is kept.
     pub fn as_map(&self, x: Tensor<3>) -> Tensor<3> {
         if self.types.maps == DType::BF16 { cast(x, DType::BF16) } else { in_f32(x) }
     }
@@ -209,7 +210,7 @@ impl StatSets {
     }
 
     /// Selects the sets of the sizes of views with these numbers, renumbered from zero.
-    pub fn of(&self, sizes: &[usize]) -> Self {
+    pub fn select(&self, sizes: &[usize]) -> Self {
         let sets: Vec<usize> = sizes.iter().map(|size| self.0[*size]).collect();
         let mut distinct = sets.clone();
         distinct.sort_unstable();
@@ -218,14 +219,14 @@ impl StatSets {
         Self(sets.iter().map(|set| distinct.partition_point(|other| other < set)).collect())
     }
 
-    /// Sums over the groups of each set, given the sums of each group.
-    pub fn sums(&self, of_groups: Vec<Tensor<1>>) -> Vec<Tensor<1>> {
+    /// Returns the sum over the groups of each set, given the sums of each group.
+    pub fn sums(&self, group_sums: Vec<Tensor<1>>) -> Vec<Tensor<1>> {
         let n_sets = self.0.iter().max().map_or(0, |last| last + 1);
         let mut sums: Vec<Option<Tensor<1>>> = vec![None; n_sets];
-        for (of_group, set) in of_groups.into_iter().zip(&self.0) {
+        for (group_sum, set) in group_sums.into_iter().zip(&self.0) {
             sums[*set] = Some(match sums[*set].take() {
-                Some(sum) => sum + of_group,
-                None => of_group,
+                Some(sum) => sum + group_sum,
+                None => group_sum,
             });
         }
         sums.into_iter().flatten().collect()
@@ -249,21 +250,21 @@ pub struct GroupShape {
     pub drops: bool,
     /// Whether the features are maps ([`Types::maps`]); all others are f32.
     pub is_map: bool,
-    /// Tensors beside the values, between parts of a divided unit.
-    pub beside: Option<ShapeBeside>,
+    /// Intermediate tensors in addition to the values, between parts of a divided unit.
+    pub intermediates: Option<Intermediates>,
 }
 
-/// Tensors that a part of a divided unit leaves for the parts after it.
+/// Shapes of the intermediate tensors that a part of a divided unit passes to the parts after it.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct ShapeBeside {
+pub struct Intermediates {
     /// Rows and columns of the grid of the skip connection.
     pub skip_grid: [usize; 2],
     /// Channels of the skip connection.
     pub skip_width: usize,
     /// Elements of columns of a product that is not complete.
     pub columns: Elements,
-    /// Elements that the last part has computed, among the values and beside them; all others are
-    /// those that it was given.
+    /// Elements of values and intermediate tensors that the last part has computed; it has received
+    /// all others.
     pub computed: Elements,
 }
 
@@ -286,19 +287,23 @@ impl GroupShape {
 
     /// Returns the shape with one token per view, in f32.
     pub fn pooled(&self) -> Self {
-        Self { n_prefix: 1, grid: [0, 0], is_map: false, beside: None, ..*self }
+        Self { n_prefix: 1, grid: [0, 0], is_map: false, intermediates: None, ..*self }
     }
 
-    /// Returns the elements of the values and of what is beside them, in all views, by type.
-    pub fn given(&self) -> Elements {
-        let Some(beside) = self.beside else { return self.elements() };
-        let skip = Self { grid: beside.skip_grid, width: beside.skip_width, ..*self };
-        self.elements() + skip.elements() + beside.columns
+    /// Returns the number of elements of the values and the intermediate tensors of all views, by
+    /// type.
+    pub fn total_elements(&self) -> Elements {
+        let Some(intermediates) = self.intermediates else { return self.elements() };
+        let skip = Self { grid: intermediates.skip_grid, width: intermediates.skip_width, ..*self };
+        self.elements() + skip.elements() + intermediates.columns
     }
 
-    /// Returns the elements of what the unit before has computed, in all views, by type.
-    pub fn computed(&self) -> Elements {
-        self.beside.map_or_else(|| self.elements(), |beside| beside.computed)
+    /// Returns the number of elements of all views that the previous unit has computed, by type.
+    pub fn computed_elements(&self) -> Elements {
+        match self.intermediates {
+            Some(intermediates) => intermediates.computed,
+            None => self.elements(),
+        }
     }
 }
 
@@ -320,7 +325,7 @@ pub struct Elements {
     pub products: f64,
     /// Elements of [`Types::maps`].
     pub maps: f64,
-    /// Elements of maps of which there is a copy for products, if products are of another type.
+    /// Elements of maps that are copied for products, if products are of another type.
     pub rounded_maps: f64,
     /// Elements that are written and read, but not kept.
     pub passing: f64,
@@ -344,9 +349,10 @@ impl Elements {
 
     /// Returns the bytes of all kept elements with these types.
     pub fn bytes(&self, types: Types) -> f64 {
-        let [of_product, of_map] = [types.products, types.maps].map(|dtype| dtype.size() as f64);
-        let copies = if types.products == types.maps { 0.0 } else { self.rounded_maps * of_product };
-        self.wide * DType::F32.size() as f64 + self.products * of_product + self.maps * of_map + copies
+        let product_size = types.products.size() as f64;
+        let map_size = types.maps.size() as f64;
+        let copies = if types.products == types.maps { 0.0 } else { self.rounded_maps * product_size };
+        self.wide * DType::F32.size() as f64 + self.products * product_size + self.maps * map_size + copies
     }
 }
 

@@ -1,15 +1,15 @@
-//! Addresses that only a user may name: those of this machine and of its own link, where services
-//! answer that are not meant for others, such as the metadata of a cloud machine.
+//! Addresses that only a user may name: those of this machine and of its link-local network, whose
+//! services are not meant for others, such as the metadata service of a cloud machine.
 
 use std::net::{IpAddr, Ipv6Addr, ToSocketAddrs};
 
 use url::{Host, Url};
 
-/// Returns whether `url` names this machine or an address that only its own link has.
-pub(crate) fn is_near(url: &Url) -> bool {
+/// Returns whether `url` names this machine or a link-local address.
+pub(crate) fn is_local(url: &Url) -> bool {
     match url.host() {
-        Some(Host::Ipv4(address)) => is_near_address(address.into()),
-        Some(Host::Ipv6(address)) => is_near_address(address.into()),
+        Some(Host::Ipv4(address)) => is_local_address(address.into()),
+        Some(Host::Ipv6(address)) => is_local_address(address.into()),
         Some(Host::Domain(name)) => {
             let name = name.trim_end_matches('.');
             name.eq_ignore_ascii_case("localhost") || name.to_ascii_lowercase().ends_with(".localhost")
@@ -18,32 +18,32 @@ pub(crate) fn is_near(url: &Url) -> bool {
     }
 }
 
-/// Returns whether `url` leads to this machine or its link by its name, or by what the name stands
-/// for. A name that is not known here does not.
-pub(crate) fn leads_near(url: &Url) -> bool {
-    if is_near(url) {
+/// Returns whether `url` names this machine or a link-local address, or a host that resolves to
+/// one. Hosts that do not resolve count as remote.
+pub(crate) fn resolves_to_local(url: &Url) -> bool {
+    if is_local(url) {
         return true;
     }
     let (Some(Host::Domain(name)), Some(port)) = (url.host(), url.port_or_known_default()) else {
         return false;
     };
     match (name, port).to_socket_addrs() {
-        Ok(mut addresses) => addresses.any(|address| is_near_address(address.ip())),
+        Ok(mut addresses) => addresses.any(|address| is_local_address(address.ip())),
         Err(_) => false,
     }
 }
 
-/// Address of the metadata of a machine of Amazon's cloud.
-const METADATA: Ipv6Addr = Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254);
+/// IPv6 address of the metadata service of Amazon EC2.
+const EC2_METADATA: Ipv6Addr = Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254);
 
-fn is_near_address(address: IpAddr) -> bool {
+fn is_local_address(address: IpAddr) -> bool {
     match address {
         IpAddr::V4(address) => address.is_loopback() || address.is_link_local() || address.is_unspecified(),
         IpAddr::V6(address) if address.is_loopback() || address.is_unspecified() => true,
-        // Mapped and compatible forms of an address of version 4.
+        // IPv4-mapped and IPv4-compatible addresses.
         IpAddr::V6(address) => match address.to_ipv4() {
-            Some(inner) => is_near_address(inner.into()),
-            None => is_link_local(address) || address == METADATA,
+            Some(inner) => is_local_address(inner.into()),
+            None => is_link_local(address) || address == EC2_METADATA,
         },
     }
 }
@@ -57,8 +57,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_near_this_machine_are_known_in_all_their_forms() {
-        for near in [
+    fn local_addresses_are_recognized_in_all_forms() {
+        for local in [
             "http://127.0.0.1/",
             "http://127.9.9.9:80/",
             "http://localhost/",
@@ -72,15 +72,15 @@ mod tests {
             "http://2130706433/",
             "http://0x7f.1/",
         ] {
-            assert!(is_near(&Url::parse(near).expect("a URL")), "{near}");
+            assert!(is_local(&Url::parse(local).expect("a URL")), "{local}");
         }
-        for far in [
+        for remote in [
             "http://10.0.0.1/",
             "http://example.org/",
             "http://localhost.example.org/",
             "http://[2001:db8::1]/",
         ] {
-            assert!(!is_near(&Url::parse(far).expect("a URL")), "{far}");
+            assert!(!is_local(&Url::parse(remote).expect("a URL")), "{remote}");
         }
     }
 }

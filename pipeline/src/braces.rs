@@ -13,12 +13,14 @@ pub(crate) fn split_list(spec: &str) -> Vec<&str> {
     let mut parts = Vec::new();
     let mut start = 0;
     let mut at = 0;
-    while let Some(found) = spec[at..].find("::").map(|found| at + found) {
-        at = found + 2;
-        if spec[start..found].contains("://[") && !spec[start..found].contains(']') {
+    while let Some(offset) = spec[at..].find("::") {
+        let separator = at + offset;
+        at = separator + 2;
+        let part = &spec[start..separator];
+        if part.contains("://[") && !part.contains(']') {
             continue;
         }
-        parts.push(&spec[start..found]);
+        parts.push(part);
         start = at;
     }
     parts.push(&spec[start..]);
@@ -41,7 +43,7 @@ fn depth(text: &str) -> usize {
     text.matches('{').count()
 }
 
-/// Expands the first brace group of `text` and recurses into what follows.
+/// Expands the first brace group of `text` and recurses into the rest.
 fn expand(text: &str, out: &mut Vec<String>) -> Result<(), String> {
     let Some(open) = text.find('{') else {
         if text.contains('}') {
@@ -89,6 +91,7 @@ fn matching_brace(text: &str) -> Option<usize> {
     None
 }
 
+/// Expands `body`, the text between two braces.
 fn alternatives(body: &str) -> Result<Vec<String>, String> {
     if let Some((first, last)) = body.split_once("..")
         && !body.contains(['{', ','])
@@ -125,11 +128,8 @@ fn split_top_level(body: &str) -> Vec<&str> {
 /// Expands a range of numbers, zero-padded to the longer bound if either starts with a zero, as in
 /// the shell.
 fn range(first: &str, last: &str) -> Result<Vec<String>, String> {
-    let number = |text: &str| {
-        text.parse::<u64>().map_err(|_| format!("{text:?} in {{{first}..{last}}} is not a number"))
-    };
-    let from = number(first)?;
-    let to = number(last)?;
+    let from = first.parse::<u64>().map_err(|_| not_a_number(first, first, last))?;
+    let to = last.parse::<u64>().map_err(|_| not_a_number(last, first, last))?;
     if to < from {
         return Err(format!("the range {{{first}..{last}}} runs backwards"));
     }
@@ -138,4 +138,9 @@ fn range(first: &str, last: &str) -> Result<Vec<String>, String> {
     }
     let width = if first.starts_with('0') || last.starts_with('0') { first.len().max(last.len()) } else { 0 };
     Ok((from..=to).map(|n| format!("{n:0width$}")).collect())
+}
+
+/// Returns the reason why `bound` of the range `first..last` is refused.
+fn not_a_number(bound: &str, first: &str, last: &str) -> String {
+    format!("{bound:?} in {{{first}..{last}}} is not a number")
 }

@@ -1,8 +1,8 @@
-//! Files that appear whole or not at all, checksums of texts, and lock files.
+//! Files that are written atomically, checksums of texts, and lock files.
 //!
 //! A file is written under a temporary name and renamed when it is complete. The temporary file is
-//! locked while it is written, so that what a killed process has left is known and removed by the
-//! next one that writes into the folder.
+//! locked while it is written, so that the next process that writes into the folder recognizes and
+//! removes the files of a killed one.
 
 use std::collections::HashSet;
 use std::fs;
@@ -16,10 +16,10 @@ use std::time::Duration;
 
 use xxhash_rust::xxh3::xxh3_64;
 
-/// Age from which a temporary file that nobody has locked was left by a killed process.
+/// Age above which an unlocked temporary file was left by a killed process.
 const ABANDONED_AFTER: Duration = Duration::from_secs(10);
 
-/// Beginning of the last line of a sealed text, before the hash of what stands above.
+/// Beginning of the last line of a sealed text, before the hash of the lines above it.
 const SEAL: &str = "xxh3 ";
 
 /// Length of the last line of a sealed text: the beginning, 16 digits and the end of the line.
@@ -39,31 +39,31 @@ pub fn temporary(path: &Path) -> PathBuf {
 /// # Errors
 /// Returns the error of the file system.
 pub fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let mut file = WholeFile::create(path)?;
+    let mut file = AtomicFile::create(path)?;
     file.write_all(bytes)?;
     file.finish()
 }
 
-/// A file that gets its name when it is complete and on the disk. Dropped before, it leaves
-/// nothing.
+/// A file that gets its name when it is complete and on the disk. If it is dropped before, its
+/// temporary file is removed.
 #[derive(Debug)]
-pub struct WholeFile {
+pub struct AtomicFile {
     path: PathBuf,
     temporary: PathBuf,
     out: BufWriter<File>,
     is_finished: bool,
 }
 
-impl WholeFile {
-    /// Begins to write the file at `path`, which stays as it is until [`WholeFile::finish`].
+impl AtomicFile {
+    /// Begins to write the file at `path`, which stays as it is until [`AtomicFile::finish`].
     ///
     /// # Errors
     /// Returns the error of the file system.
     pub fn create(path: &Path) -> io::Result<Self> {
-        remove_abandoned_once(folder_of(path));
-        let temporary = unique(path);
+        remove_abandoned_once(parent_folder(path));
+        let temporary = unique_temporary(path);
         let file = File::create_new(&temporary)?;
-        // Without locks, what a killed process leaves stays.
+        // If the file system has no locks, files of killed processes are not removed.
         let _ = file.try_lock();
         let out = BufWriter::with_capacity(1 << 18, file);
         Ok(Self { path: path.to_path_buf(), temporary, out, is_finished: false })
@@ -82,7 +82,7 @@ impl WholeFile {
     }
 }
 
-impl Write for WholeFile {
+impl Write for AtomicFile {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.out.write(bytes)
     }
@@ -92,7 +92,7 @@ impl Write for WholeFile {
     }
 }
 
-impl Drop for WholeFile {
+impl Drop for AtomicFile {
     fn drop(&mut self) {
         if !self.is_finished {
             let _ = fs::remove_file(&self.temporary);
@@ -107,16 +107,16 @@ impl Drop for WholeFile {
 /// # Errors
 /// Returns the error of the file system.
 pub fn replace_unsynced(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let temporary = unique(path);
-    let written = fs::write(&temporary, bytes).and_then(|()| fs::rename(&temporary, path));
-    if written.is_err() {
+    let temporary = unique_temporary(path);
+    let result = fs::write(&temporary, bytes).and_then(|()| fs::rename(&temporary, path));
+    if result.is_err() {
         let _ = fs::remove_file(&temporary);
     }
-    written
+    result
 }
 
-/// Removes what killed processes have left in `folder`, the first time that this process writes
-/// into it.
+/// Removes the temporary files of killed processes in `folder`, the first time that this process
+/// writes into it.
 fn remove_abandoned_once(folder: &Path) {
     static SEEN: Mutex<Option<HashSet<PathBuf>>> = Mutex::new(None);
     let mut seen = SEEN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -135,19 +135,20 @@ fn remove_abandoned_once(folder: &Path) {
 /// may be another user's.
 fn remove_if_abandoned(path: &Path) {
     use std::os::unix::fs::OpenOptionsExt;
-    if !fs::symlink_metadata(path).is_ok_and(|about| about.is_file()) {
+    if !fs::symlink_metadata(path).is_ok_and(|metadata| metadata.is_file()) {
         return;
     }
     let flags = rustix::fs::OFlags::NOFOLLOW | rustix::fs::OFlags::NONBLOCK;
     let Ok(file) = File::options().write(true).custom_flags(flags.bits() as i32).open(path) else { return };
-    let age = file.metadata().and_then(|about| about.modified()).ok().and_then(|time| time.elapsed().ok());
+    let Ok(modified) = file.metadata().and_then(|metadata| metadata.modified()) else { return };
+    let Ok(age) = modified.elapsed() else { return };
     // A writer locks its file a moment after it has created it.
-    if age.is_some_and(|age| age > ABANDONED_AFTER) && file.try_lock().is_ok() {
+    if age > ABANDONED_AFTER && file.try_lock().is_ok() {
         let _ = fs::remove_file(path);
     }
 }
 
-/// Returns whether `name` is one that [`unique`] gives.
+/// Returns whether `name` has the form of a name from [`unique_temporary`].
 fn is_temporary(name: &str) -> bool {
     let Some(rest) = name.strip_suffix(".tmp") else { return false };
     let Some((_, marks)) = rest.rsplit_once('.') else { return false };
@@ -158,7 +159,7 @@ fn is_temporary(name: &str) -> bool {
         && number.bytes().all(|byte| byte.is_ascii_digit())
 }
 
-/// Returns `text` with a last line that has the hash of what stands above it.
+/// Returns `text` with an additional last line, the hash of the lines above it.
 pub fn seal(mut text: Vec<u8>) -> Vec<u8> {
     if !text.ends_with(b"\n") {
         text.push(b'\n');
@@ -168,8 +169,8 @@ pub fn seal(mut text: Vec<u8>) -> Vec<u8> {
     text
 }
 
-/// Returns what [`seal`] was given, with the end of its last line; `None` if a byte of it has
-/// changed.
+/// Returns the text that was passed to [`seal`], with a line break at its end; `None` if a byte of
+/// it has changed.
 pub fn unseal(sealed: &[u8]) -> Option<&[u8]> {
     let (text, last) = sealed.split_at_checked(sealed.len().checked_sub(SEAL_BYTES)?)?;
     (last == format!("{SEAL}{:016x}\n", xxh3_64(text)).as_bytes()).then_some(text)
@@ -183,13 +184,12 @@ pub fn unseal(sealed: &[u8]) -> Option<&[u8]> {
 /// # Errors
 /// Returns the file that failed, and the error of the file system.
 pub fn replace_all(files: &[(PathBuf, Vec<u8>)]) -> Result<(), (PathBuf, io::Error)> {
-    let mut written = Temporaries::default();
-    // Locked until they are renamed, so that no other process takes them for what a killed one has
-    // left.
+    let mut temporaries = Temporaries::default();
+    // Locked until they are renamed, so that no other process takes them for files of a killed one.
     let mut locked = Vec::new();
     for (path, bytes) in files {
-        let temporary = unique(path);
-        written.0.push(temporary.clone());
+        let temporary = unique_temporary(path);
+        temporaries.0.push(temporary.clone());
         write_synced(&temporary, bytes).map_err(|error| (path.clone(), error))?;
         let file = File::options().append(true).open(&temporary).map_err(|error| (path.clone(), error))?;
         let _ = file.try_lock();
@@ -199,16 +199,18 @@ pub fn replace_all(files: &[(PathBuf, Vec<u8>)]) -> Result<(), (PathBuf, io::Err
     if !others.is_empty() {
         match fs::remove_file(last) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err((last.clone(), error)),
-            _ => sync_folder_of(last),
+            _ => sync_parent_folder(last),
         }
     }
-    for ((path, _), temporary) in files.iter().zip(&written.0) {
+    for ((path, _), temporary) in files.iter().zip(&temporaries.0) {
         if path == last {
-            others.iter().for_each(|(other, _)| sync_folder_of(other));
+            for (other, _) in others {
+                sync_parent_folder(other);
+            }
         }
         fs::rename(temporary, path).map_err(|error| (path.clone(), error))?;
     }
-    sync_folder_of(last);
+    sync_parent_folder(last);
     Ok(())
 }
 
@@ -218,26 +220,28 @@ struct Temporaries(Vec<PathBuf>);
 
 impl Drop for Temporaries {
     fn drop(&mut self) {
-        // Renamed files no longer have these names, so that their removal fails.
-        self.0.iter().for_each(|path| drop(fs::remove_file(path)));
+        for path in &self.0 {
+            // Renamed files no longer have these names, so that their removal fails.
+            let _ = fs::remove_file(path);
+        }
     }
 }
 
 /// Syncs the folder of `path`, so that renames are durable, if the file system supports that.
-fn sync_folder_of(path: &Path) {
-    if let Ok(folder) = File::open(folder_of(path)) {
+fn sync_parent_folder(path: &Path) {
+    if let Ok(folder) = File::open(parent_folder(path)) {
         let _ = folder.sync_all();
     }
 }
 
 /// Returns the folder of the file at `path`.
-fn folder_of(path: &Path) -> &Path {
+fn parent_folder(path: &Path) -> &Path {
     path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
-/// Returns a name beside `path` that no other thread or process uses, on any machine that sees the
-/// folder.
-fn unique(path: &Path) -> PathBuf {
+/// Returns the path of a temporary file beside `path` that no other thread or process uses, on any
+/// machine that has mounted the folder.
+fn unique_temporary(path: &Path) -> PathBuf {
     use std::hash::{BuildHasher, RandomState};
     static COUNTER: AtomicU64 = AtomicU64::new(0);
     // Processes in containers often have the same number.
@@ -247,19 +251,20 @@ fn unique(path: &Path) -> PathBuf {
     PathBuf::from(name)
 }
 
-/// Writes `path` as [`replace`] does if there is no such file; returns whether there was none. Of
-/// several processes that do so at the same time one succeeds.
+/// Writes `path` as [`replace`] does if there is no such file; returns whether it was written. If
+/// several processes do so at the same time, one succeeds.
 ///
 /// # Errors
 /// Returns the error of the file system.
 pub fn create_new(path: &Path, bytes: &[u8]) -> io::Result<bool> {
-    let temporary = unique(path);
-    let written = write_synced(&temporary, bytes).and_then(|()| fs::hard_link(&temporary, path));
+    let temporary = unique_temporary(path);
+    let result = write_synced(&temporary, bytes).and_then(|()| fs::hard_link(&temporary, path));
     let _ = fs::remove_file(&temporary);
-    match written {
+    match result {
         Ok(()) => Ok(true),
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(false),
-        // Some file systems have no links: the rename of a whole file is what remains.
+        // Some file systems have no hard links: the file is renamed, which may replace one that
+        // another process has just written.
         Err(error) if error.kind() == io::ErrorKind::Unsupported || error.raw_os_error() == Some(1) => {
             if path.exists() {
                 return Ok(false);
@@ -282,7 +287,7 @@ pub fn open_lock(path: &Path) -> io::Result<File> {
 }
 
 /// Opens a file to append to it, and creates it if it does not exist. A symbolic link is refused:
-/// whoever can put one into a folder that others write into could have them write elsewhere.
+/// in a shared folder, another user could create one to redirect the writes.
 ///
 /// # Errors
 /// Returns the error of the file system.
@@ -298,10 +303,10 @@ pub fn open_append(path: &Path) -> io::Result<File> {
     })
 }
 
-/// Creates the folder that a file at `path` is to be in.
+/// Creates the parent folder of `path`.
 ///
 /// # Errors
-/// When the folder cannot be created.
+/// Fails if the folder cannot be created.
 pub fn create_parent(path: &Path) -> io::Result<()> {
     match path.parent().filter(|parent| !parent.as_os_str().is_empty()) {
         Some(parent) => fs::create_dir_all(parent),
@@ -324,45 +329,46 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_old_content_stays_where_the_new_cannot_be_written() {
+    fn failed_replacement_keeps_the_old_content() {
         let folder = tempfile::tempdir().expect("temporary folder");
         let path = folder.path().join("f");
         replace(&path, b"old").expect("written");
-        // The temporary name beside a name that long is too long, and no file can replace a folder.
-        let taken = folder.path().join("taken");
-        fs::create_dir(&taken).expect("created");
-        assert!(replace(&taken, b"new").is_err());
+        // No file can replace a folder, and the temporary name for the second path is too long.
+        let subfolder = folder.path().join("subfolder");
+        fs::create_dir(&subfolder).expect("created");
+        assert!(replace(&subfolder, b"new").is_err());
         assert!(replace(&folder.path().join("n".repeat(250)), b"new").is_err());
         assert_eq!(fs::read_dir(folder.path()).expect("listed").count(), 2, "nothing is left behind");
         replace(&path, b"new").expect("written");
         assert_eq!(fs::read(&path).expect("read"), b"new");
     }
 
-    /// A file that a process was killed over is removed by the next process, and one that is being
-    /// written is not.
+    /// Old temporary files are removed, unless a process still writes them.
     #[test]
-    fn what_killed_processes_leave_is_removed() {
+    fn temporary_files_of_killed_processes_are_removed() {
         let folder = tempfile::tempdir().expect("temporary folder");
         let path = folder.path().join("f.json");
-        let [left, recent, written] = [(); 3].map(|()| unique(&path));
+        let abandoned = unique_temporary(&path);
+        let recent = unique_temporary(&path);
+        let in_use = unique_temporary(&path);
         let others =
             ["f.json.tmp", "f.0123-4.tmp", "notes.01234567-x.tmp"].map(|name| folder.path().join(name));
         let old = std::time::SystemTime::now() - 2 * ABANDONED_AFTER;
-        for path in [&left, &recent, &written].into_iter().chain(&others) {
+        for path in [&abandoned, &recent, &in_use].into_iter().chain(&others) {
             fs::write(path, b"half").expect("written");
         }
-        let locked = File::options().append(true).open(&written).expect("opened");
+        let locked = File::options().append(true).open(&in_use).expect("opened");
         locked.lock().expect("locked");
-        for path in [&left, &written].into_iter().chain(&others) {
+        for path in [&abandoned, &in_use].into_iter().chain(&others) {
             File::options().append(true).open(path).and_then(|file| file.set_modified(old)).expect("set");
         }
         replace(&path, b"whole").expect("written");
-        assert!(!left.exists());
-        assert!(recent.exists() && written.exists() && others.iter().all(|path| path.exists()));
+        assert!(!abandoned.exists());
+        assert!(recent.exists() && in_use.exists() && others.iter().all(|path| path.exists()));
     }
 
     #[test]
-    fn a_sealed_text_shows_every_changed_byte() {
+    fn unseal_detects_every_changed_bit() {
         let sealed = seal(b"{\"a\": [1, 2]}".to_vec());
         assert_eq!(unseal(&sealed), Some(&b"{\"a\": [1, 2]}\n"[..]));
         for at in 0..sealed.len() {
@@ -375,31 +381,34 @@ mod tests {
         }
     }
 
-    /// A folder in place of one of the files stands in for any failure halfway through.
+    /// A folder in place of one of the files stands in for any failure between two renames.
     #[test]
-    fn files_that_belong_together_are_never_of_two_times() {
+    fn failed_replacement_of_several_files_never_mixes_versions() {
         let folder = tempfile::tempdir().expect("temporary folder");
-        let path = |name: &str| folder.path().join(name);
-        let files = |text: &str| ["config", "weights"].map(|name| (path(name), text.as_bytes().to_vec()));
-        let read = |name: &str| fs::read_to_string(path(name)).ok();
-        replace_all(&files("old")).expect("written");
-        // The temporary name beside a name that long is too long: nothing changes.
-        let long = [&files("new")[..], &[(path(&"n".repeat(250)), Vec::new())]].concat();
-        assert!(replace_all(&long).is_err());
-        assert_eq!([read("config"), read("weights")], [Some("old".into()), Some("old".into())]);
+        let config = folder.path().join("config");
+        let weights = folder.path().join("weights");
+        let old = [(config.clone(), b"old".to_vec()), (weights.clone(), b"old".to_vec())];
+        let new = [(config.clone(), b"new".to_vec()), (weights.clone(), b"new".to_vec())];
+        replace_all(&old).expect("written");
+        // The temporary name for the third path is too long: nothing changes.
+        let with_long_name = [&new[..], &[(folder.path().join("n".repeat(250)), Vec::new())]].concat();
+        assert!(replace_all(&with_long_name).is_err());
+        assert_eq!(fs::read(&config).expect("read"), b"old");
+        assert_eq!(fs::read(&weights).expect("read"), b"old");
         // The first file cannot be replaced: the weights are already removed.
-        fs::remove_file(path("config")).expect("removed");
-        fs::create_dir(path("config")).expect("created");
-        assert_eq!(replace_all(&files("new")).expect_err("a folder").0, path("config"));
-        assert_eq!(read("weights"), None);
+        fs::remove_file(&config).expect("removed");
+        fs::create_dir(&config).expect("created");
+        assert_eq!(replace_all(&new).expect_err("a folder").0, config);
+        assert!(!weights.exists());
         assert_eq!(fs::read_dir(folder.path()).expect("listed").count(), 1, "nothing is left behind");
-        fs::remove_dir(path("config")).expect("removed");
-        replace_all(&files("new")).expect("written");
-        assert_eq!([read("config"), read("weights")], [Some("new".into()), Some("new".into())]);
+        fs::remove_dir(&config).expect("removed");
+        replace_all(&new).expect("written");
+        assert_eq!(fs::read(&config).expect("read"), b"new");
+        assert_eq!(fs::read(&weights).expect("read"), b"new");
     }
 
     #[test]
-    fn a_lock_that_is_a_link_is_refused() {
+    fn locks_that_are_links_or_pipes_are_refused() {
         let folder = tempfile::tempdir().expect("temporary folder");
         let target = folder.path().join("notes");
         let link = folder.path().join(".lock");
@@ -414,7 +423,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_appended_through_a_link() {
+    fn open_append_does_not_follow_links() {
         let folder = tempfile::tempdir().expect("temporary folder");
         let target = folder.path().join("notes");
         let link = folder.path().join("rows.jsonl");
@@ -426,12 +435,16 @@ mod tests {
     }
 
     #[test]
-    fn threads_replace_the_same_file() {
+    fn threads_can_replace_the_same_file() {
         let folder = tempfile::tempdir().expect("temporary folder");
         let path = folder.path().join("f");
         std::thread::scope(|scope| {
             for _ in 0..4 {
-                scope.spawn(|| (0..25).for_each(|_| replace(&path, b"same").expect("written")));
+                scope.spawn(|| {
+                    for _ in 0..25 {
+                        replace(&path, b"same").expect("written");
+                    }
+                });
             }
         });
         assert_eq!(fs::read(&path).expect("read"), b"same");

@@ -21,7 +21,7 @@ pub(crate) fn hex(md5: Md5) -> String {
 }
 
 /// Computes the XXH3-64 of a file, and its MD5 if `wants_md5`.
-pub(crate) fn of_file(file: &File, wants_md5: bool) -> io::Result<(u64, Option<String>)> {
+pub(crate) fn hash_file(file: &File, wants_md5: bool) -> io::Result<(u64, Option<String>)> {
     let mut xxh3 = Xxh3::new();
     let mut md5 = wants_md5.then(Md5::new);
     let mut buffer = vec![0; 1 << 20];

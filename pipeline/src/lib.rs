@@ -12,7 +12,7 @@
 //! next one of the permutation. [`shard::write`] is the inverse: it writes samples into shards with
 //! sidecars.
 //!
-//! The crate knows nothing about pixels, tensors or training.
+//! The crate does not depend on pixels, tensors or training.
 
 mod address;
 mod braces;

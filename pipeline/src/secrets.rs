@@ -2,9 +2,9 @@
 //! to their program.
 //!
 //! Text is parsed, not URLs, because a list has braces, and a plan must not hold a million expanded
-//! addresses. The result names the same shards, and redacting it again changes nothing: a list
-//! equals the one that an earlier run wrote, whatever password or signature either used. A token
-//! inside a path looks like a folder and is kept.
+//! addresses. The result names the same shards, and redacting it again changes nothing: lists of
+//! two runs are equal even if their passwords or signatures differ. A token inside a path looks
+//! like a folder and is kept.
 
 use url::Url;
 use xxhash_rust::xxh3::xxh3_64;
@@ -15,10 +15,10 @@ use crate::source_name::split_source;
 /// Schemes of servers and object stores.
 pub(crate) const REMOTE_SCHEMES: [&str; 5] = ["http", "https", "s3", "gs", "az"];
 
-/// Schemes of object stores, in whose addresses a question mark is part of a name.
+/// Schemes of object stores. In their addresses a question mark is part of a name.
 const STORE_SCHEMES: [&str; 3] = ["s3", "gs", "az"];
 
-/// Maximum number of addresses of one part of a list that are written out one by one.
+/// Maximum number of addresses into which one part of a list is expanded.
 const MAX_EXPANDED_ADDRESSES: usize = 100;
 
 /// Placeholder for an address that cannot be parsed.
@@ -38,15 +38,15 @@ const MAX_DIGITS: usize = 6;
 
 /// Returns a shard list without secrets, for files and pages that others may read.
 pub fn redact_list(spec: &str) -> String {
-    let mut behind_a_command = false;
+    let mut follows_command = false;
     let mut parts = Vec::new();
     for part in split_list(spec) {
         // A part after a command may belong to it, because a command may contain `::`.
-        let is_certain = has_scheme(part) || !part.contains([' ', '\'', '"', '|', '$']);
-        if !behind_a_command || is_certain {
-            parts.push(part_without_secrets(part));
+        let is_address = has_scheme(part) || !part.contains([' ', '\'', '"', '|', '$']);
+        if !follows_command || is_address {
+            parts.push(redact_part(part));
         }
-        behind_a_command |= part.contains("pipe:");
+        follows_command |= part.contains("pipe:");
     }
     parts.join("::")
 }
@@ -54,10 +54,11 @@ pub fn redact_list(spec: &str) -> String {
 /// Returns one address without secrets, for files and pages that others may read. Braces are not
 /// expanded.
 pub fn address_without_secrets(address: &str) -> String {
-    match Address::of(address.trim()).filter(|_| !is_malformed(address.trim())) {
-        Some(address) => address.redact_list(),
-        None if address.contains(':') => REDACTED_ADDRESS.into(),
-        None => address.into(),
+    let trimmed = address.trim();
+    match Address::parse(trimmed) {
+        Some(parsed) if !is_malformed(trimmed) => parsed.redacted(),
+        _ if address.contains(':') => REDACTED_ADDRESS.into(),
+        _ => address.into(),
     }
 }
 
@@ -69,10 +70,13 @@ fn is_remote(scheme: &str) -> bool {
     REMOTE_SCHEMES.contains(&scheme.to_ascii_lowercase().as_str())
 }
 
-fn part_without_secrets(part: &str) -> String {
-    // What has no colon has neither a scheme nor a command.
-    if let Some((name, rest)) = split_source(part).filter(|(_, rest)| rest.contains(':')) {
-        return format!("{name}={}", part_without_secrets(rest));
+/// Returns one part of a list without secrets.
+fn redact_part(part: &str) -> String {
+    // Text without a colon has neither a scheme nor a command.
+    if let Some((name, rest)) = split_source(part)
+        && rest.contains(':')
+    {
+        return format!("{name}={}", redact_part(rest));
     }
     if is_malformed(part) {
         return REDACTED_ADDRESS.into();
@@ -80,21 +84,21 @@ fn part_without_secrets(part: &str) -> String {
     if let Some(command) = part.strip_prefix("pipe:") {
         return command_without_secrets(command);
     }
-    if let Some(address) = Address::of(part).filter(|address| !address.has_braces_outside_path()) {
-        return address.redact_list();
+    if let Some(address) = Address::parse(part)
+        && !address.has_braces_outside_path()
+    {
+        return address.redacted();
     }
     // Without a colon there is no scheme, address or command.
     if !part.contains('{') || !part.contains(':') {
         return part.to_string();
     }
     // The braces may surround schemes, users or parameters.
-    let is_address =
-        |one: &String| one.starts_with("pipe:") || Address::of(one).is_some() || is_malformed(one);
-    let mut all = Vec::new();
-    match expand_braces(part, &mut all) {
-        Ok(()) if !all.iter().any(is_address) => part.to_string(),
-        Ok(()) if all.len() <= MAX_EXPANDED_ADDRESSES && all != [part] => {
-            let parts: Vec<String> = all.iter().map(|one| part_without_secrets(one)).collect();
+    let mut expanded = Vec::new();
+    match expand_braces(part, &mut expanded) {
+        Ok(()) if !expanded.iter().any(|text| may_hold_secrets(text)) => part.to_string(),
+        Ok(()) if expanded.len() <= MAX_EXPANDED_ADDRESSES && expanded != [part] => {
+            let parts: Vec<String> = expanded.iter().map(|text| redact_part(text)).collect();
             redact_list(&parts.join("::"))
         }
         Err(_) if !part.contains("//") => part.to_string(),
@@ -102,21 +106,34 @@ fn part_without_secrets(part: &str) -> String {
     }
 }
 
+/// Returns whether `text`, without braces, is a command or a remote address.
+fn may_hold_secrets(text: &str) -> bool {
+    text.starts_with("pipe:") || Address::parse(text).is_some() || is_malformed(text)
+}
+
 /// Returns whether `part` is meant as a remote address but cannot be parsed as one: without `//`,
 /// or with a login whose password ends the host too early, as `/` in an AWS key does.
 fn is_malformed(part: &str) -> bool {
     let trimmed = part.trim_start();
-    let Some((_, rest)) = trimmed.split_once(':').filter(|(scheme, _)| is_remote(scheme)) else {
+    let Some((scheme, rest)) = trimmed.split_once(':') else { return false };
+    if !is_remote(scheme) {
         return false;
-    };
-    let Some(rest) = rest.strip_prefix("//").filter(|_| trimmed == part) else { return true };
+    }
+    if trimmed != part {
+        return true;
+    }
+    let Some(rest) = rest.strip_prefix("//") else { return true };
     let authority = rest.split(['/', '?', '#']).next().unwrap_or_default();
+    if authority.contains(['{', '}']) {
+        return false;
+    }
     let host = authority.rsplit('@').next().unwrap_or_default();
-    // An IPv6 address contains colons.
-    let port = host.split_once(':').filter(|_| !host.starts_with('['));
-    let is_number = |port: &str| port.chars().all(|c| c.is_ascii_digit());
-    let has_braces = authority.contains(['{', '}']);
-    !has_braces && (authority.contains('\\') || port.is_some_and(|(_, port)| !is_number(port)))
+    let has_invalid_port = match host.split_once(':') {
+        // An IPv6 address contains colons.
+        Some((_, port)) if !host.starts_with('[') => !port.chars().all(|c| c.is_ascii_digit()),
+        _ => false,
+    };
+    authority.contains('\\') || has_invalid_port
 }
 
 /// Parts of a remote address.
@@ -130,17 +147,20 @@ struct Address<'a> {
 }
 
 impl<'a> Address<'a> {
-    fn of(part: &'a str) -> Option<Self> {
-        let is_scheme = |scheme: &str| {
-            scheme.chars().all(|c| c.is_ascii_alphanumeric()) && !scheme.eq_ignore_ascii_case("file")
-        };
-        let (scheme, rest) = part.split_once("://").filter(|(scheme, _)| is_scheme(scheme))?;
+    fn parse(part: &'a str) -> Option<Self> {
+        let (scheme, rest) = part.split_once("://")?;
+        if scheme.eq_ignore_ascii_case("file") || !scheme.chars().all(|c| c.is_ascii_alphanumeric()) {
+            return None;
+        }
         let (authority, rest) = rest.split_at(rest.find(['/', '?', '#']).unwrap_or(rest.len()));
         if STORE_SCHEMES.contains(&scheme.to_ascii_lowercase().as_str()) {
             return Some(Self { scheme, authority, path: rest, query: None });
         }
         let rest = rest.split('#').next().unwrap_or_default();
-        let (path, query) = rest.split_once('?').map_or((rest, None), |(path, query)| (path, Some(query)));
+        let (path, query) = match rest.split_once('?') {
+            Some((path, query)) => (path, Some(query)),
+            None => (rest, None),
+        };
         Some(Self { scheme, authority, path, query })
     }
 
@@ -148,32 +168,32 @@ impl<'a> Address<'a> {
         self.authority.contains(['{', '}']) || self.query.is_some_and(|query| query.contains(['{', '}']))
     }
 
-    fn redact_list(&self) -> String {
+    /// Returns the address without secrets.
+    fn redacted(&self) -> String {
         let host = self.authority.rsplit('@').next().unwrap_or_default();
-        let kept = self.query.map(|query| Query::of(query).kept).unwrap_or_default();
-        let mark = if kept.is_empty() { "" } else { "?" };
-        format!("{}://{host}{}{mark}{kept}", self.scheme, self.path)
+        let query = self.query.map(|query| Query::parse(query).redacted).unwrap_or_default();
+        let mark = if query.is_empty() { "" } else { "?" };
+        format!("{}://{host}{}{mark}{query}", self.scheme, self.path)
     }
 }
 
 /// Parameters of a query, filtered.
 struct Query {
     /// Parameters that may be shown.
-    kept: String,
-    /// All parameters except signatures: those that may tell one file from another.
+    redacted: String,
+    /// All parameters except signatures: those that may distinguish files.
     identifying: String,
 }
 
 impl Query {
-    fn of(query: &str) -> Self {
-        let parameters: Vec<(String, &str)> = query
-            .split(['&', ';'])
-            .map(|parameter| {
-                (parameter.split('=').next().unwrap_or_default().to_ascii_lowercase(), parameter)
-            })
-            .collect();
+    fn parse(query: &str) -> Self {
+        let mut parameters: Vec<(String, &str)> = Vec::new();
+        for parameter in query.split(['&', ';']) {
+            let name = parameter.split('=').next().unwrap_or_default();
+            parameters.push((name.to_ascii_lowercase(), parameter));
+        }
         let names: Vec<&str> = parameters.iter().map(|(name, _)| name.as_str()).collect();
-        let mut kept = Vec::new();
+        let mut redacted = Vec::new();
         let mut identifying = Vec::new();
         for (name, parameter) in &parameters {
             if is_signature(name, &names) {
@@ -181,10 +201,10 @@ impl Query {
             }
             identifying.push((*parameter).to_string());
             if !is_secret(name) {
-                kept.push(shown(parameter));
+                redacted.push(redact_parameter(parameter));
             }
         }
-        Self { kept: kept.join("&"), identifying: identifying.join("&") }
+        Self { redacted: redacted.join("&"), identifying: identifying.join("&") }
     }
 }
 
@@ -213,29 +233,43 @@ fn is_secret(name: &str) -> bool {
 
 /// Returns a parameter as it may be shown: unchanged if it is certainly not a secret, else with its
 /// value hashed.
-fn shown(parameter: &str) -> String {
-    let is_plain = |text: &str| text.chars().all(|c| c.is_ascii_alphanumeric() || "/._-~".contains(c));
-    let hash = |text: &str| format!("~{:08x}", xxh3_64(text.as_bytes()) as u32);
-    let is_hash = |text: &str| {
-        text.strip_prefix('~').is_some_and(|hex| hex.len() == 8 && hex.chars().all(|c| c.is_ascii_hexdigit()))
-    };
+fn redact_parameter(parameter: &str) -> String {
     let Some((name, value)) = parameter.split_once('=') else {
-        let stays = is_hash(parameter) || PLAIN_NAMES.contains(&parameter) || parameter.is_empty();
-        return if stays { parameter.to_string() } else { hash(parameter) };
+        let is_public = is_hash(parameter) || PLAIN_NAMES.contains(&parameter) || parameter.is_empty();
+        return if is_public { parameter.to_string() } else { hash(parameter) };
     };
     let is_name = name.len() <= MAX_SHOWN_VALUE_CHARS / 4
         && name.chars().all(|c| c.is_ascii_lowercase() || "_-".contains(c));
+    if !is_name {
+        return hash(parameter);
+    }
     let is_number = value.len() <= MAX_DIGITS && value.chars().all(|c| c.is_ascii_digit());
     let is_known = PLAIN_NAMES.contains(&name) && is_plain(value) && value.len() <= MAX_SHOWN_VALUE_CHARS;
-    match is_name {
-        true if is_number || is_known || is_hash(value) => parameter.to_string(),
-        true => format!("{name}={}", hash(value)),
-        false => hash(parameter),
+    if is_number || is_known || is_hash(value) {
+        parameter.to_string()
+    } else {
+        format!("{name}={}", hash(value))
     }
 }
 
-/// Returns a command reduced to its program: passwords among its words cannot be told from other
-/// words.
+/// Returns whether `text` consists of letters, digits and the characters of paths.
+fn is_plain(text: &str) -> bool {
+    text.chars().all(|c| c.is_ascii_alphanumeric() || "/._-~".contains(c))
+}
+
+/// Returns a short hash of `text` to be shown in its place.
+fn hash(text: &str) -> String {
+    format!("~{:08x}", xxh3_64(text.as_bytes()) as u32)
+}
+
+/// Returns whether `text` has the form of a [`hash`].
+fn is_hash(text: &str) -> bool {
+    let Some(digits) = text.strip_prefix('~') else { return false };
+    digits.len() == 8 && digits.chars().all(|c| c.is_ascii_hexdigit())
+}
+
+/// Returns a command reduced to its program: passwords among its words cannot be distinguished from
+/// other words.
 fn command_without_secrets(command: &str) -> String {
     let mut words = command.split_whitespace();
     // The quoted value of a variable may have several words, any of which could be taken for the
@@ -251,8 +285,8 @@ fn command_without_secrets(command: &str) -> String {
     }
 }
 
-/// Returns a command for names and messages: its program, and a hash that tells it from other
-/// commands.
+/// Returns a command for names and messages: its program, and a hash that distinguishes it from
+/// other commands.
 pub(crate) fn display_name_of_command(command: &str) -> String {
     format!("{}#{:08x}", command_without_secrets(command), xxh3_64(command.as_bytes()) as u32)
 }
@@ -261,10 +295,10 @@ pub(crate) fn display_name_of_command(command: &str) -> String {
 /// file, a hash is added.
 pub(crate) fn name_of_url(url: &Url) -> String {
     let shown = without_login(url);
-    let Some(query) = shown.query().map(Query::of) else { return shown.into() };
+    let Some(query) = shown.query().map(Query::parse) else { return shown.into() };
     let mut named = shown.clone();
-    named.set_query(Some(query.kept.as_str()).filter(|kept| !kept.is_empty()));
-    if query.kept != query.identifying {
+    named.set_query(if query.redacted.is_empty() { None } else { Some(query.redacted.as_str()) });
+    if query.redacted != query.identifying {
         named.set_fragment(Some(&format!("{:08x}", xxh3_64(query.identifying.as_bytes()) as u32)));
     }
     named.into()
@@ -274,17 +308,17 @@ pub(crate) fn name_of_url(url: &Url) -> String {
 /// in every run.
 pub(crate) fn identity(url: &Url) -> String {
     let mut url = url.clone();
-    // The password cannot be set on a URL without a host, which has none.
+    // Fails for a URL without a host, which has no password.
     let _ = url.set_password(None);
-    if let Some(query) = url.query().map(Query::of) {
-        url.set_query(Some(query.identifying.as_str()).filter(|identifying| !identifying.is_empty()));
+    if let Some(query) = url.query().map(Query::parse) {
+        url.set_query(if query.identifying.is_empty() { None } else { Some(query.identifying.as_str()) });
     }
     url.into()
 }
 
 fn without_login(url: &Url) -> Url {
     let mut url = url.clone();
-    // Neither can be set on a URL without a host, which has neither.
+    // Both fail for a URL without a host, which has neither a user nor a password.
     let _ = url.set_password(None);
     let _ = url.set_username("");
     url.set_fragment(None);
@@ -297,9 +331,9 @@ mod tests {
 
     use super::*;
 
-    /// The name of a source stays, and what follows it is redacted as it is without a name.
+    /// The shards of a named source are redacted like those without a name.
     #[test]
-    fn sources_of_a_mix_keep_their_names() {
+    fn names_of_sources_are_kept() {
         for list in [
             "https://u:secret@h/a.tar?token=abc",
             "pipe:curl -u me:secret x",
@@ -314,8 +348,8 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_names_the_same_shards() {
-        for (given, written) in [
+    fn redacted_lists_name_the_same_shards() {
+        for (list, redacted) in [
             ("data/train-{000..146}.tar", "data/train-{000..146}.tar"),
             ("data/a@b?c=d.tar", "data/a@b?c=d.tar"),
             ("http://user:PW@host:80/{a,b}.tar?x=1", "http://host:80/{a,b}.tar?x=1"),
@@ -337,14 +371,14 @@ mod tests {
             ("{a,b}-{1..2}.tar", "{a,b}-{1..2}.tar"),
             ("file:///data/a@b.tar", "file:///data/a@b.tar"),
         ] {
-            assert_eq!(redact_list(given), written, "{given}");
-            assert_eq!(redact_list(written), written);
+            assert_eq!(redact_list(list), redacted, "{list}");
+            assert_eq!(redact_list(redacted), redacted);
         }
     }
 
     /// A value that may be a secret is replaced by a hash, so that two lists can still be compared.
     #[test]
-    fn what_is_not_certain_is_a_hash() {
+    fn possible_secrets_are_replaced_by_hashes() {
         for query in [
             "eyJhbGciOiJIUzI1NiJ9PW",
             "TOKENPW==",
@@ -357,16 +391,16 @@ mod tests {
             "n=1234567PW",
         ] {
             let spec = format!("https://h/a.tar?{query}");
-            let written = redact_list(&spec);
-            assert!(!written.contains("PW") && written.starts_with("https://h/a.tar"), "{written}");
-            assert_eq!(redact_list(&written), written);
+            let redacted = redact_list(&spec);
+            assert!(!redacted.contains("PW") && redacted.starts_with("https://h/a.tar"), "{redacted}");
+            assert_eq!(redact_list(&redacted), redacted);
         }
         let [a, b] = ["p=PA", "p=PB"].map(|query| redact_list(&format!("https://h/a.tar?{query}")));
         assert!(a != b && a.starts_with("https://h/a.tar?p=~"), "{a} {b}");
     }
 
     #[test]
-    fn addresses_that_cannot_be_taken_apart_are_left_out() {
+    fn malformed_addresses_are_left_out() {
         for spec in [
             "http:u:PW@h/x.tar",
             "http:/u:PW@h/x.tar",
@@ -376,8 +410,8 @@ mod tests {
             "https://u:P?W@h/a.tar",
             "h{ttp:,ttps:}//u:x/PW@h/a",
         ] {
-            let written = redact_list(spec);
-            assert!(written.contains(REDACTED_ADDRESS) && !written.contains('@'), "{spec}: {written}");
+            let redacted = redact_list(spec);
+            assert!(redacted.contains(REDACTED_ADDRESS) && !redacted.contains('@'), "{spec}: {redacted}");
         }
         assert_eq!(redact_list("h{ttp:,ttps:}//u:PW@h/a"), "http://h/a::https://h/a");
         assert_eq!(redact_list("pipe:A='x SECRET y' curl h"), "pipe:(…)");
@@ -388,9 +422,12 @@ mod tests {
         Url::parse(text).expect(text)
     }
 
+    fn name(text: &str) -> String {
+        name_of_url(&url(text))
+    }
+
     #[test]
-    fn names_differ_where_addresses_do() {
-        let name = |text: &str| name_of_url(&url(text));
+    fn names_differ_if_addresses_differ() {
         assert_eq!(name("https://u:PW@h/a.tar?x=1"), "https://h/a.tar?x=1");
         assert_eq!(name("https://h/a.tar?X-Amz-Signature=1"), name("https://h/a.tar?X-Amz-Signature=2"));
         assert_ne!(name("https://h/get?token=1"), name("https://h/get?token=2"));
@@ -404,13 +441,13 @@ mod tests {
 
     proptest! {
         #[test]
-        fn writing_twice_changes_nothing(spec in "(http://|s3://|pipe:|https://h/)?[{},.0-9a-c:/@?&=# ']{0,24}") {
+        fn redaction_is_idempotent(spec in "(http://|s3://|pipe:|https://h/)?[{},.0-9a-c:/@?&=# ']{0,24}") {
             let once = redact_list(&spec);
             prop_assert_eq!(redact_list(&once), once);
         }
 
         #[test]
-        fn no_password_survives(user in "[a-z]{1,5}", password in "[A-Z0-9]{8,20}", path in "[a-z/{},0-9]{0,12}") {
+        fn passwords_are_removed(user in "[a-z]{1,5}", password in "[A-Z0-9]{8,20}", path in "[a-z/{},0-9]{0,12}") {
             for spec in [
                 format!("https://{user}:{password}@host/{path}.tar"),
                 format!("x.tar::gs://{user}:{password}@b/{path}"),

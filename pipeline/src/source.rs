@@ -1,4 +1,4 @@
-//! A shard before it is opened.
+//! Source of a shard: its location and its expected content.
 
 use crate::url::ShardUrl;
 

@@ -1,6 +1,6 @@
 //! Names of the sources of a mix, before their shards: `NAME=SHARDS`.
 
-/// Returns whether `name` can be that of a source of a mix: letters, digits, `_` and `-`.
+/// Returns whether `name` is a valid name of a source of a mix: letters, digits, `_` and `-`.
 pub fn is_source_name(name: &str) -> bool {
     !name.is_empty() && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_' || c == '-')
 }

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use url::Url;
 
 use crate::PipelineError;
-use crate::address::is_near;
+use crate::address::is_local;
 use crate::braces::{MAX_SHARDS, expand_braces, split_list};
 use crate::secrets::{self, REMOTE_SCHEMES, redact_list};
 use crate::source_name::split_source;
@@ -37,35 +37,47 @@ pub enum ShardUrl {
 pub fn expand(specs: &[String]) -> Result<Vec<ShardUrl>, PipelineError> {
     let mut urls = Vec::new();
     for spec in specs {
-        let bad = |reason: String| bad_url(spec, reason);
-        for url in named(spec).map_err(bad)? {
+        for url in expand_spec(spec).map_err(|reason| invalid_list(spec, reason))? {
             match url {
                 ShardUrl::File(path) => {
-                    urls.extend(resolve_path(path).map_err(bad)?.into_iter().map(ShardUrl::File))
+                    let paths = resolve_path(path).map_err(|reason| invalid_list(spec, reason))?;
+                    urls.extend(paths.into_iter().map(ShardUrl::File))
                 }
                 url => urls.push(url),
             }
             if urls.len() > MAX_SHARDS {
-                return Err(bad(format!("names more than {MAX_SHARDS} shards")));
+                return Err(invalid_list(spec, format!("names more than {MAX_SHARDS} shards")));
             }
         }
     }
     if urls.is_empty() {
-        return Err(bad_url(&specs.join(" "), "names no shard".into()));
+        return Err(invalid_list(&specs.join(" "), "names no shard".into()));
     }
     Ok(urls)
 }
 
-/// Returns whether one of `specs` names a command, perhaps behind the name of a source.
+/// Returns whether one of `specs` names a command, with or without the name of a source before it.
 pub fn contains_command(specs: &[String]) -> bool {
-    let is_command = |url: &ShardUrl| matches!(url, ShardUrl::Pipe(_));
-    let without_names = specs.iter().filter_map(|spec| Some(split_source(spec)?.1));
-    let all = specs.iter().map(String::as_str).chain(without_names);
-    all.filter_map(|spec| named(spec).ok()).flatten().any(|url| is_command(&url))
+    for spec in specs {
+        if names_command(spec) {
+            return true;
+        }
+        if let Some((_, shards)) = split_source(spec)
+            && names_command(shards)
+        {
+            return true;
+        }
+    }
+    false
 }
 
-/// Expands `spec`, leaving folders and patterns as they are written.
-fn named(spec: &str) -> Result<Vec<ShardUrl>, String> {
+/// Returns whether `spec`, a list without the name of a source, names a command.
+fn names_command(spec: &str) -> bool {
+    expand_spec(spec).is_ok_and(|urls| urls.iter().any(|url| matches!(url, ShardUrl::Pipe(_))))
+}
+
+/// Expands `spec`, but not the folders and patterns in it.
+fn expand_spec(spec: &str) -> Result<Vec<ShardUrl>, String> {
     let mut urls = Vec::new();
     for part in split_list(spec).into_iter().filter(|part| !part.is_empty()) {
         let mut expanded = Vec::new();
@@ -78,7 +90,7 @@ fn named(spec: &str) -> Result<Vec<ShardUrl>, String> {
 }
 
 /// Creates an error about a list. A reason that may quote a password is replaced.
-pub(crate) fn bad_url(spec: &str, reason: String) -> PipelineError {
+pub(crate) fn invalid_list(spec: &str, reason: String) -> PipelineError {
     let mut shown = redact_list(spec);
     let reason = if shown == spec { reason } else { "it cannot be read".into() };
     if let Some((end, _)) = shown.char_indices().nth(MAX_SHOWN_CHARS) {
@@ -126,7 +138,7 @@ fn resolve_path(path: PathBuf) -> Result<Vec<PathBuf>, String> {
         .flatten()
         .filter(|path| path.is_file() && (text.contains("/.") || !is_hidden(path)))
         .collect();
-    // A pattern that ends in `*` also matches other files beside the shards.
+    // A pattern that ends in `*` also matches files that are not shards.
     paths.retain(|path| is_shard(path) || (!text.ends_with('*') && path.extension().is_some()));
     if paths.is_empty() { Err("the pattern matches no file".into()) } else { Ok(paths) }
 }
@@ -148,12 +160,11 @@ impl ShardUrl {
                 if !rest.starts_with("//") {
                     return Err(format!("an address begins with {scheme}://"));
                 }
-                // Object keys are taken literally; only web servers have queries.
-                let escape = |text: &str| text.replace('%', "%25").replace('#', "%23").replace('?', "%3F");
                 let url = if scheme.to_ascii_lowercase().starts_with("http") {
                     Url::parse(text)
                 } else {
-                    Url::parse(&escape(text))
+                    // Object keys are taken literally; only web servers have queries.
+                    Url::parse(&text.replace('%', "%25").replace('#', "%23").replace('?', "%3F"))
                 };
                 let url = url.map_err(|error| error.to_string())?;
                 match url.host_str() {
@@ -196,8 +207,8 @@ impl ShardUrl {
         !matches!(self, Self::Pipe(_)) && self.file_name().ends_with(".parquet")
     }
 
-    /// Returns whether the shard is stored as the tar that is read, not in a form that is turned
-    /// into it.
+    /// Returns whether the shard is stored as an uncompressed tar, which is read without a
+    /// conversion.
     pub(crate) fn is_plain_tar(&self) -> bool {
         !self.is_gzip() && !self.is_parquet()
     }
@@ -230,39 +241,43 @@ impl ShardUrl {
     /// # Errors
     /// Returns the reason as text.
     pub(crate) fn join(&self, reference: &str) -> Result<Self, String> {
-        let absolute = match reference.split_once(':') {
+        let is_absolute = match reference.split_once(':') {
             Some((scheme, _)) => scheme.len() > 1,
             None => false,
         };
-        match (self, absolute.then(|| Self::parse(reference)).transpose()?) {
-            (_, Some(Self::Pipe(_))) => Err("a list cannot name commands".into()),
-            (Self::Remote(_), Some(Self::File(_))) => {
-                Err(format!("a list from elsewhere cannot name {}", redact_list(reference)))
-            }
-            (Self::Remote(base), Some(Self::Remote(url))) => named_from_elsewhere(base, url),
-            (_, Some(url)) => Ok(url),
-            (Self::Remote(base), None) => {
+        if is_absolute {
+            return match (self, Self::parse(reference)?) {
+                (_, Self::Pipe(_)) => Err("a list cannot name commands".into()),
+                (Self::Remote(_), Self::File(_)) => {
+                    Err(format!("a list from elsewhere cannot name {}", redact_list(reference)))
+                }
+                (Self::Remote(base), Self::Remote(url)) => check_remote_entry(base, url),
+                (_, url) => Ok(url),
+            };
+        }
+        match self {
+            Self::Remote(base) => {
                 let url = base.join(reference).map_err(|error| error.to_string())?;
-                named_from_elsewhere(base, url)
+                check_remote_entry(base, url)
             }
-            (Self::File(base), None) => {
-                Ok(Self::File(base.parent().unwrap_or(Path::new("")).join(reference)))
+            Self::File(base) => {
+                let folder = base.parent().unwrap_or(Path::new(""));
+                Ok(Self::File(folder.join(reference)))
             }
-            (Self::Pipe(_), None) => Err("a command has no folder".into()),
+            Self::Pipe(_) => Err("a command has no folder".into()),
         }
     }
 }
 
-/// Returns whether a file is hidden, as those that systems create beside others, such as
-/// `._train.tar`.
+/// Returns whether a file is hidden, such as `._train.tar`, which macOS creates beside `train.tar`.
 fn is_hidden(path: &Path) -> bool {
     path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"."))
 }
 
-/// Returns `url`, which a list at `base` names, unless it is an address of this machine or its link
-/// and the list is elsewhere.
-fn named_from_elsewhere(base: &Url, url: Url) -> Result<ShardUrl, String> {
-    if is_near(&url) && !is_near(base) {
+/// Returns `url`, an entry of the list at `base`, as a shard. Fails if it is an address of this
+/// machine or its link-local network and the list is not.
+fn check_remote_entry(base: &Url, url: Url) -> Result<ShardUrl, String> {
+    if is_local(&url) && !is_local(base) {
         let host = url.host_str().unwrap_or_default();
         return Err(format!(
             "a list from elsewhere cannot name {host}, an address of this machine or its own link"
@@ -285,6 +300,10 @@ impl fmt::Display for ShardUrl {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    fn parse(text: &str) -> ShardUrl {
+        ShardUrl::parse(text).expect(text)
+    }
 
     fn names(spec: &str) -> Vec<String> {
         expand(&[spec.to_string()])
@@ -318,8 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn names_follow_the_path() {
-        let parse = |text| ShardUrl::parse(text).expect(text);
+    fn file_names_come_from_the_path() {
         let url = parse("https://u:secret@host/a/b.tar.gz?x=1");
         assert_eq!((url.file_name().as_str(), url.tar_name().as_str()), ("b.tar.gz", "b.tar"));
         assert_eq!(url.to_string(), "https://host/a/b.tar.gz?x=1");
@@ -330,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn commands_are_seen_wherever_they_stand() {
+    fn commands_are_found_anywhere_in_a_list() {
         for spec in ["pipe:cat x", "a.tar::pipe:cat x", "{pi,pi}pe:cat x", "{a.tar,pipe:x}"] {
             assert!(contains_command(&["b.tar".into(), spec.into()]), "{spec}");
         }
@@ -339,21 +357,20 @@ mod tests {
 
     /// Lists are untrusted text.
     #[test]
-    fn a_list_names_shards_and_nothing_else() {
-        let remote = ShardUrl::parse("https://host/set/index.json").expect("a URL");
-        let local = ShardUrl::parse("set/index.json").expect("a path");
-        let name = |list: &ShardUrl, text: &str| list.join(text).map(|url| url.to_string());
-        assert_eq!(name(&remote, "a.tar").as_deref(), Ok("https://host/set/a.tar"));
-        assert_eq!(name(&remote, "s3://bucket/a.tar").as_deref(), Ok("s3://bucket/a.tar"));
-        assert_eq!(name(&local, "../a.tar").as_deref(), Ok("set/../a.tar"));
+    fn list_entries_are_neither_commands_nor_local_files_of_a_remote_list() {
+        let remote = parse("https://host/set/index.json");
+        let local = parse("set/index.json");
+        assert_eq!(remote.join("a.tar"), Ok(parse("https://host/set/a.tar")));
+        assert_eq!(remote.join("s3://bucket/a.tar"), Ok(parse("s3://bucket/a.tar")));
+        assert_eq!(local.join("../a.tar"), Ok(parse("set/../a.tar")));
         for list in [&remote, &local] {
-            assert!(name(list, "pipe:rm -rf x").is_err());
+            assert!(list.join("pipe:rm -rf x").is_err());
         }
-        assert!(name(&remote, "file:/etc/passwd").is_err());
+        assert!(remote.join("file:/etc/passwd").is_err());
     }
 
     #[test]
-    fn what_cannot_be_read_is_refused_with_its_reason() {
+    fn invalid_lists_are_rejected_with_a_reason() {
         for (spec, reason) in [
             ("a{1..2.tar", "without a closing"),
             ("a}.tar", "without an opening"),
@@ -372,7 +389,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_text_is_answered_without_a_panic(text in "(http://|s3://|pipe:|file:)?[{},.0-9a-z:/\\[\\]%@?#é]{0,24}") {
+        fn no_text_causes_a_panic(text in "(http://|s3://|pipe:|file:)?[{},.0-9a-z:/\\[\\]%@?#é]{0,24}") {
             if let Ok(urls) = expand(&[text]) {
                 for url in urls {
                     let _ = (url.to_string(), url.tar_name(), url.join("a.tar"));
@@ -381,7 +398,7 @@ mod tests {
         }
 
         #[test]
-        fn a_range_names_each_number_once(from in 0u64..500, n in 1u64..200) {
+        fn ranges_contain_each_number_once(from in 0u64..500, n in 1u64..200) {
             let names = names(&format!("{{{from}..{}}}", from + n - 1));
             let expected: Vec<String> = (from..from + n).map(|i| i.to_string()).collect();
             if from > 0 { prop_assert_eq!(names, expected); } else { prop_assert_eq!(names.len() as u64, n); }

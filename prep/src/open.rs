@@ -5,7 +5,7 @@ use std::path::Path;
 use augment::DecodeRules;
 use augment::facts::facts;
 use pipeline::shard::IMAGE_EXTENSIONS;
-use pipeline::shard::files::{ImageFile, of_files};
+use pipeline::shard::files::{ImageFile, shard_from_files};
 use pipeline::url::{is_parquet, is_shard};
 use pipeline::{ColumnNames, Dataset, PipelineError, SampleId, Shard, Source, Storage};
 
@@ -142,7 +142,7 @@ fn folder_as_shards(spec: &str) -> Result<Vec<Shard>, PrepError> {
     shuffle(&mut files, 0);
     let mut shards = Vec::new();
     for files in files.chunks(FILES_PER_SHARD) {
-        shards.push(of_files(spec, files)?);
+        shards.push(shard_from_files(spec, files)?);
     }
     Ok(shards)
 }

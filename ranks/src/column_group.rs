@@ -110,12 +110,16 @@ impl<'a> ColumnGroup<'a> {
     ///
     /// # Errors
     /// [`EngineError`].
-    pub fn sum_own(&self, what: &str, by_batch: Vec<Tensor<1>>) -> Result<Vec<Tensor<1>>, EngineError> {
+    pub fn reduce_scatter(
+        &self,
+        what: &str,
+        by_batch: Vec<Tensor<1>>,
+    ) -> Result<Vec<Tensor<1>>, EngineError> {
         let n_values: Vec<usize> = by_batch.iter().map(|values| values.dims()[0]).collect();
         let padded = self.padded(&n_values);
         let device = by_batch[0].device();
         let of_part = |part: usize| -> Vec<Tensor<1>> {
-            let own = self.own(part);
+            let own = self.part_micro_batches(part);
             let padding = padded - own.clone().map(|t| n_values[t]).sum::<usize>();
             let padding = (padding > 0).then(|| Tensor::zeros([padding], &device));
             own.map(|t| by_batch[t].clone()).chain(padding).collect()
@@ -125,7 +129,7 @@ impl<'a> ColumnGroup<'a> {
         let sum = self.comm.wait(sum)?;
         let mut start = 0;
         Ok(self
-            .own(self.part())
+            .part_micro_batches(self.part())
             .map(|t: usize| {
                 let n = n_values[t];
                 start += n;
@@ -136,7 +140,7 @@ impl<'a> ColumnGroup<'a> {
 
     /// Returns the numbers within the group of the micro-batches of the rank that computes part
     /// `part`.
-    pub fn own(&self, part: usize) -> impl Iterator<Item = usize> + Clone + use<> {
+    pub fn part_micro_batches(&self, part: usize) -> impl Iterator<Item = usize> + Clone + use<> {
         (part..self.n_group()).step_by(self.n_parts())
     }
 
@@ -144,7 +148,7 @@ impl<'a> ColumnGroup<'a> {
     /// micro-batches: what is exchanged is as long for all ranks.
     fn padded(&self, n_values: &[usize]) -> usize {
         (0..self.n_parts())
-            .map(|part: usize| self.own(part).map(|t| n_values[t]).sum())
+            .map(|part: usize| self.part_micro_batches(part).map(|t| n_values[t]).sum())
             .max()
             .unwrap_or_default()
     }
@@ -199,7 +203,7 @@ mod tests {
             assert_eq!(all, expected);
             let by_batch: Vec<Tensor<1>> = all.iter().map(|values| tensor(values)).collect();
             // All ranks of a group add the same.
-            let sums = peers.sum_own("numbers", by_batch).unwrap();
+            let sums = peers.reduce_scatter("numbers", by_batch).unwrap();
             let doubled: Vec<Vec<f32>> =
                 own.iter().map(|number| values(*number).iter().map(|value| 2.0 * value).collect()).collect();
             assert_eq!(sums.into_iter().map(to_host).collect::<Vec<_>>(), doubled);

@@ -317,8 +317,8 @@ impl Family {
         if let Some(text) = get(self.n_local)
             && !text.contains(',')
         {
-            // `2(x3),1` means two tasks on each of three nodes and one on the last. Only equal counts
-            // are used.
+            // `2(x3),1` means two tasks on each of three nodes and one on the last. Only equal
+            // counts are used.
             local.number = text.split('(').next().and_then(|text| text.parse().ok());
         }
         if let Some(text) = get(self.local_rank) {

@@ -8,8 +8,8 @@ use networks::Normalization;
 use session::Backbone;
 use weights::{Hints, Library, Preprocessing};
 
-/// Opens the backbone of the network `network` in `path`; by default, of the network that its method
-/// evaluates.
+/// Opens the backbone of the network `network` in `path`; by default, of the network that its
+/// method evaluates.
 pub(crate) fn open_backbone(
     path: &Path,
     flags: &WeightFlags,

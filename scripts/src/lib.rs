@@ -142,8 +142,8 @@ pub fn main() -> ExitCode {
     }
 }
 
-/// Returns the events that are shown: warnings, with notes about data and sessions, and all notes if
-/// the program is verbose.
+/// Returns the events that are shown: warnings, with notes about data and sessions, and all notes
+/// if the program is verbose.
 fn default_filter(is_verbose: bool) -> Targets {
     if is_verbose {
         return Targets::new().with_default(LevelFilter::INFO);

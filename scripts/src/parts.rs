@@ -282,7 +282,7 @@ pub(crate) fn file_identity(path: &Path) -> Value {
     if let Some(checksum) = sidecar::current_checksum(path) {
         return json!([name, format!("{checksum:016x}")]);
     }
-    let stamp = fs::metadata(path).ok().map(|about| FileStamp::of(&about).to_string());
+    let stamp = fs::metadata(path).ok().map(|about| FileStamp::from_metadata(&about).to_string());
     json!([name, stamp])
 }
 

@@ -57,7 +57,7 @@ pub(crate) fn curves(workdir: &Path) {
 /// neighbors: `neighbors.png`.
 pub(crate) fn neighbors(workdir: &Path, images: &ImageSet, table: &Arc<Table>, step: u64) {
     let path = workdir.join("neighbors.png");
-    let rows = FeatureSet::of(Arc::clone(table), |_| Some(0));
+    let rows = FeatureSet::from_table(Arc::clone(table), |_| Some(0));
     tell("nearest neighbors", &path, sheets::neighbor_sheet(&path, (images, &rows), None));
     show(workdir, "neighbors", step);
 }

@@ -20,9 +20,9 @@ pub(crate) struct Signals {
 }
 
 impl Signals {
-    /// Registers the handlers, which set `stop`; there is nothing to save yet. `answer` is called at the first
-    /// interrupt from the keyboard with `true`, and at the second, which ends the program at once,
-    /// with `false`.
+    /// Registers the handlers, which set `stop`; there is nothing to save yet. `answer` is called
+    /// at the first interrupt from the keyboard with `true`, and at the second, which ends the
+    /// program at once, with `false`.
     pub(crate) fn listen(
         stop: Arc<AtomicBool>,
         answer: impl Fn(bool) + Send + 'static,

@@ -19,8 +19,8 @@ const FORKED_FROM: &str = "forked-from.txt";
 /// Initial state of a run.
 #[derive(Debug, Clone, Default)]
 pub struct Initial {
-    /// Weights of the backbone, in place of the recipe's `init.weights`: a file or folder of another
-    /// library, or a run.
+    /// Weights of the backbone, in place of the recipe's `init.weights`: a file or folder of
+    /// another library, or a run.
     pub weights: Option<PathBuf>,
     /// Facts that the file of weights may not state.
     pub hints: Hints,
@@ -38,8 +38,8 @@ pub(crate) fn forked_step(workdir: &Path) -> Option<u64> {
     noted.or_else(|| steps(&workdir.join("checkpoints")).first().map(|(step, _)| *step))
 }
 
-/// Creates the fork that `initial` request, on rank 0, and opens the weights that `initial` or `recipe`
-/// name.
+/// Creates the fork that `initial` request, on rank 0, and opens the weights that `initial` or
+/// `recipe` name.
 ///
 /// # Errors
 /// [`SessionError`] when the weights or the fork do not fit the recipe, or cannot be read.

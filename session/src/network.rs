@@ -78,7 +78,7 @@ impl Backbone {
         let recipe = &manifest.plan.recipe;
         let model = recipe.model.clone();
         let pixels = recipe.data.pixels();
-        let mut preprocessing = Preprocessing::of_size(recipe.evaluated_px() as u32, pixels);
+        let mut preprocessing = Preprocessing::with_size(recipe.evaluated_px() as u32, pixels);
         preprocessing.decoding = recipe.data.rules().decoding();
         Self { model, tensors, preprocessing, which, manifest: Some(manifest), origin: "ocelli" }
     }

@@ -166,8 +166,8 @@ impl Resolved {
     /// memory suffices, and the kernels.
     ///
     /// # Errors
-    /// [`SessionError`] when the batch does not divide, the memory does not suffice, the device lacks
-    /// a type or a library, or ranks do not agree.
+    /// [`SessionError`] when the batch does not divide, the memory does not suffice, the device
+    /// lacks a type or a library, or ranks do not agree.
     pub fn fit(self) -> Result<Fitted, SessionError> {
         let Self { connected, plan } = self;
         let mut plan = all_ready(&connected.comm, connected.fitted(plan))?;
@@ -229,7 +229,8 @@ impl Fitted {
         &self.connected.session.workdir
     }
 
-    /// Returns `result` if no rank has failed to prepare what its observers need. All ranks call it.
+    /// Returns `result` if no rank has failed to prepare what its observers need. All ranks call
+    /// it.
     ///
     /// # Errors
     /// The error of this rank, or one that says that others have failed.

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use augment::bands::{Bands, decode, found};
+use augment::bands::{Bands, decode, sample_header};
 use augment::facts::facts;
 use augment::{AugmentError, DecodeRules, Depth, Image, PixelFormat, Transform};
 
@@ -33,7 +33,7 @@ pub(crate) fn check(files: &[&[u8]], rules: &DecodeRules, values: &[f32], name: 
     let image = decode(files, rules).unwrap_or_else(|error| panic!("{name}: {error}"));
     assert_eq!([image.height_px as usize, image.width_px as usize], SHAPE[1..], "{name}");
     assert!(image.values == values, "{name}");
-    let stated = found(files, rules).unwrap();
+    let stated = sample_header(files, rules).unwrap();
     assert_eq!((stated.n_channels, stated.width_px), (rules.format.n_channels, image.width_px), "{name}");
     assert!(rules.format.depth == Depth::Float || stated.depth == rules.format.depth, "{name}");
 }
@@ -94,10 +94,10 @@ fn arrays_and_bands_of_colors_are_rgb() {
 /// Pages, channels and values decide whether a file may become a picture of 8 bits.
 #[test]
 fn more_than_a_picture_is_told_by_the_header() {
-    use augment::bands::is_more_than_a_picture;
+    use augment::bands::exceeds_rgb8;
     for name in ["three_pages.tif", "color_and_more.tif", "narrow.tif", "band0.tif", "gray.png", "floats.npy"]
     {
-        assert!(is_more_than_a_picture(&golden(name)), "{name}");
+        assert!(exceeds_rgb8(&golden(name)), "{name}");
     }
     // Several files of an array each have one channel, even if their sides are as long as there are
     // channels.
@@ -114,7 +114,7 @@ fn more_than_a_picture_is_told_by_the_header() {
 fn the_transform_is_torchvisions() {
     let image = decode(&[&golden("planes.tif")], &rules(5, Depth::Sixteen)).unwrap();
     let square = Transform { resize_px: 12, size_px: 8 }.apply_to(&Image::from(image.clone())).unwrap();
-    let ours = Bands::of_bytes(&square, image.format(), 8);
+    let ours = Bands::from_bytes(&square, image.format(), 8);
     let theirs = golden("small.bin");
     let theirs: Vec<f32> = theirs.as_chunks().0.iter().map(|four| f32::from_le_bytes(*four)).collect();
     assert_eq!(ours.values.len(), theirs.len());
@@ -230,7 +230,8 @@ fn damaged_files_never_panic() {
                 bytes.truncate(draw(whole.len()));
             }
             let limits = DecodeRules { max_pixels: 1 << 16, ..rules(5, Depth::Float) };
-            let (decoded, _, _) = (decode(&[&bytes], &limits), found(&[&bytes], &limits), facts(&bytes));
+            let (decoded, _, _) =
+                (decode(&[&bytes], &limits), sample_header(&[&bytes], &limits), facts(&bytes));
             let _ = augment::bands::map_data(&bytes);
             n_refused += usize::from(decoded.is_err());
         }

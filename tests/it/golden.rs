@@ -65,7 +65,7 @@ fn crop_boxes_equal_torchvision() {
         let scale = [fields[2].parse().unwrap(), fields[3].parse().unwrap()];
         let uniforms: Vec<f32> = fields[4].split(' ').map(|u| u.parse().unwrap()).collect();
         let mut tries = uniforms.chunks_exact(2);
-        let accepted = tries.find_map(|pair| candidate([pair[0], pair[1]], width, height, scale, RATIO));
+        let accepted = tries.find_map(|pair| candidate(pair[0], pair[1], width, height, scale, RATIO));
         assert_eq!(tries.len(), 0, "the same try is accepted: {line}");
         n_retries += usize::from(uniforms.len() > 2);
         let size = accepted.unwrap_or_else(|| {
@@ -84,7 +84,7 @@ fn crop_boxes_equal_torchvision() {
 fn evaluation_squares_equal_torchvision() {
     for (shape, image) in [("wide", input()), ("tall", Rgb8::new(29, 37, golden("tall")))] {
         for (resize_px, size_px) in [(32, 28), (33, 28), (20, 20), (61, 50)] {
-            let planes = Transform::resizing(resize_px, size_px).unwrap().apply(&image).unwrap();
+            let planes = Transform::with_resize(resize_px, size_px).unwrap().apply(&image).unwrap();
             let square = Planes { width_px: size_px, height_px: size_px, data: planes };
             let name = format!("{shape}_{resize_px}_{size_px}");
             assert!(Rgb8::from(&square).data == golden(&name), "{name}");

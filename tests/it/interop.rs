@@ -128,7 +128,7 @@ fn exports_are_read_again() {
         let model: ModelConfig = toml::from_str(model).unwrap();
         let tensors = shaken(&model);
         let preprocessing =
-            Preprocessing::of_size(32, Normalization { mean: vec![0.5; 3], std: vec![0.25; 3] });
+            Preprocessing::with_size(32, Normalization { mean: vec![0.5; 3], std: vec![0.25; 3] });
         let export = Export {
             model: &model,
             tensors: &tensors,

@@ -56,7 +56,7 @@ impl Bench {
         let export = Export {
             model: &model,
             tensors: &tensors,
-            preprocessing: Preprocessing::of_size(32, pixels(&model)),
+            preprocessing: Preprocessing::with_size(32, pixels(&model)),
             which: "teacher",
             precision: Precision::F32,
             card: &Card::default(),

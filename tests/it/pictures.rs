@@ -1,6 +1,6 @@
 //! TIFF and GIF files of other programs, decoded to Pillow's bytes.
 
-use augment::bands::is_more_than_a_picture;
+use augment::bands::exceeds_rgb8;
 use augment::decode::decode;
 use augment::facts::{ColorKind, facts};
 use augment::{AugmentError, DecodeRules};
@@ -59,7 +59,7 @@ fn pixels_are_pillows() {
 #[test]
 fn pages_of_colors_are_told_from_copies_of_them() {
     let one = std::fs::read(format!("{FOLDER}/strips_rgb.tif")).unwrap();
-    assert!(!is_more_than_a_picture(&one));
+    assert!(!exceeds_rgb8(&one));
     // The directory's end, where the next one would be named, now leads to the same page again.
     let directory = u32::from_le_bytes(one[4..8].try_into().unwrap()) as usize;
     let n_entries = usize::from(u16::from_le_bytes(one[directory..directory + 2].try_into().unwrap()));
@@ -68,7 +68,7 @@ fn pages_of_colors_are_told_from_copies_of_them() {
     let copy = two.len();
     two.extend_from_within(directory..next + 4);
     two[next..next + 4].copy_from_slice(&(copy as u32).to_le_bytes());
-    assert!(is_more_than_a_picture(&two));
+    assert!(exceeds_rgb8(&two));
 }
 
 /// A tile whose JPEG states more pixels than the tile has is not decoded.

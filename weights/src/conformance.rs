@@ -1,4 +1,4 @@
-//! Conformance of all backbones: what is written for a library is read again as it was.
+//! Conformance of all backbones: files written for a library are read back unchanged.
 
 use std::path::Path;
 
@@ -11,24 +11,24 @@ use crate::{
     write,
 };
 
-/// Parameters of `model` with values that all differ.
+/// Returns parameters of `model` with distinct values.
 fn tensors(model: &ModelConfig) -> Vec<NamedTensor> {
-    let mut next = 0;
-    let mut value = || {
-        next += 1;
-        0.25 + f32::from((next % 8191) as u16) / 8192.0
-    };
-    let params = model.params().into_iter();
-    params
-        .map(|(name, shape)| {
-            let values = (0..shape.iter().product()).map(|_| value()).collect();
-            NamedTensor { name, shape, values }
-        })
-        .collect()
+    let mut tensors = Vec::new();
+    let mut number = 0;
+    for (name, shape) in model.params() {
+        let n: usize = shape.iter().product();
+        let mut values = Vec::with_capacity(n);
+        for _ in 0..n {
+            number += 1;
+            values.push(0.25 + f32::from((number % 8191) as u16) / 8192.0);
+        }
+        tensors.push(NamedTensor { name, shape, values });
+    }
+    tensors
 }
 
-/// Path in `folder` for `format`.
-fn place(folder: &Path, format: Format) -> std::path::PathBuf {
+/// Returns a path in `folder` for a file or folder in `format`.
+fn export_path(folder: &Path, format: Format) -> std::path::PathBuf {
     folder.join(match format {
         Format::Safetensors => "a.safetensors",
         Format::Torchvision | Format::Dinov2 | Format::Dinov3 => "a.pth",
@@ -38,7 +38,7 @@ fn place(folder: &Path, format: Format) -> std::path::PathBuf {
 }
 
 #[test]
-fn every_backbone_is_read_as_it_was_written() {
+fn every_backbone_is_read_back_unchanged_in_every_format() {
     let card = Card::default();
     for model in ModelConfig::examples() {
         let px = model.image_px() as u32;
@@ -57,20 +57,20 @@ fn every_backbone_is_read_as_it_was_written() {
         let mut n_formats = 0;
         for format in Format::ALL {
             let folder = tempfile::tempdir().unwrap();
-            let path = place(folder.path(), format);
+            let path = export_path(folder.path(), format);
             match write(&path, format, &export, false) {
                 Ok(_) => n_formats += 1,
                 Err(WeightsError::Unsupported { .. }) => continue,
                 Err(error) => panic!("{model:?} as {format:?}: {error}"),
             }
-            // Files of other libraries do not state the constants of other channels than three.
+            // Files of other libraries state no constants for numbers of channels other than three.
             let normalization = (model.n_channels() != networks::RGB_CHANNELS)
                 .then(|| networks::Normalization::half(model.n_channels()));
             let hints = Hints { heads: Some(heads(&model)), normalization, ..Hints::default() };
             match read(&path, &hints) {
-                Ok(again) => check(&model, &tensors, format, again),
+                Ok(pretrained) => check(&model, &tensors, format, pretrained),
                 // Shapes do not determine the rule by which such a RegNet was designed.
-                Err(WeightsError::Unknown { .. }) if is_designed(&model) => {}
+                Err(WeightsError::Unknown { .. }) if has_custom_design(&model) => {}
                 Err(error) => panic!("{model:?} as {format:?}: {error}"),
             }
         }
@@ -78,38 +78,40 @@ fn every_backbone_is_read_as_it_was_written() {
     }
 }
 
-/// Checks that `again` is the network of `tensors`, but for what `format` stores in another way.
-fn check(model: &ModelConfig, tensors: &[NamedTensor], format: Format, again: crate::Pretrained) {
-    // timm has no position for a class token beside registers, and graphs have none: it is in the
-    // token, and read as zeros.
+/// Checks that `pretrained` is the network of `tensors`, except for differences in how `format`
+/// stores them.
+fn check(model: &ModelConfig, tensors: &[NamedTensor], format: Format, pretrained: crate::Pretrained) {
+    // timm has no position for a class token if there are registers, and graphs have none: the
+    // position is added to the token, and read as zeros.
     let has_registers = tensors.iter().any(|tensor| tensor.name == "reg_token");
-    let is_merged = format == Format::Onnx || (format == Format::Timm && has_registers);
+    let merges_position = format == Format::Onnx || (format == Format::Timm && has_registers);
     // DINOv2 has a LayerScale in every network.
-    let gains_scale = again.tensors.len() > tensors.len();
+    let gains_scale = pretrained.tensors.len() > tensors.len();
     if !gains_scale {
-        let there = fitted(&again.model, again.tensors.clone(), model, None);
-        assert!(there.is_ok(), "{model:?} as {format:?}: {there:?}");
+        let result = fitted(&pretrained.model, pretrained.tensors.clone(), model, None);
+        assert!(result.is_ok(), "{model:?} as {format:?}: {result:?}");
     }
-    for ours in tensors {
-        let theirs = again.tensors.iter().find(|tensor| tensor.name == ours.name);
-        let theirs = theirs.unwrap_or_else(|| panic!("{model:?} as {format:?} lacks {}", ours.name));
-        assert_eq!(theirs.shape, ours.shape, "{} as {format:?}", ours.name);
-        let ours_read = as_read(model, ours);
-        let is_moved = is_merged && ["cls_token", "pos_embed"].contains(&ours.name.as_str());
+    for written in tensors {
+        let name = &written.name;
+        let read = pretrained.tensors.iter().find(|tensor| tensor.name == *name);
+        let read = read.unwrap_or_else(|| panic!("{model:?} as {format:?} lacks {name}"));
+        assert_eq!(read.shape, written.shape, "{name} as {format:?}");
+        let is_merged = merges_position && ["cls_token", "pos_embed"].contains(&name.as_str());
         assert!(
-            is_moved || theirs.values == ours.values || theirs.values == ours_read,
-            "{} as {format:?}",
-            ours.name
+            is_merged || read.values == written.values || read.values == used_values(model, written),
+            "{name} as {format:?}"
         );
     }
-    for added in again.tensors.iter().filter(|added| tensors.iter().all(|ours| ours.name != added.name)) {
-        assert!(added.values.iter().all(|value| *value == 1.0), "{} as {format:?}", added.name);
+    for tensor in &pretrained.tensors {
+        let is_written = tensors.iter().any(|written| written.name == tensor.name);
+        let is_one = tensor.values.iter().all(|value| *value == 1.0);
+        assert!(is_written || is_one, "{} as {format:?}", tensor.name);
     }
 }
 
-/// Values of a parameter without those that its network does not use: biases of keys, where there
-/// are none.
-fn as_read(model: &ModelConfig, tensor: &NamedTensor) -> Vec<f32> {
+/// Returns the values of a parameter, with zeros for those that its network does not use: biases of
+/// keys in a network without them.
+fn used_values(model: &ModelConfig, tensor: &NamedTensor) -> Vec<f32> {
     let mut values = tensor.values.clone();
     let has_no_key_bias =
         matches!(model, ModelConfig::Vit(config) if config.qkv_bias == QkvBias::WithoutKeys);
@@ -120,11 +122,11 @@ fn as_read(model: &ModelConfig, tensor: &NamedTensor) -> Vec<f32> {
     values
 }
 
-fn is_designed(model: &ModelConfig) -> bool {
+fn has_custom_design(model: &ModelConfig) -> bool {
     matches!(model, ModelConfig::RegnetY(config) if !matches!(config.size, Size::Named(_)))
 }
 
-/// Attention heads of a transformer, which no file but a configuration states.
+/// Returns the number of attention heads of a transformer, which only configurations state.
 fn heads(model: &ModelConfig) -> usize {
     match model {
         ModelConfig::Vit(config) => config.heads,
@@ -132,15 +134,13 @@ fn heads(model: &ModelConfig) -> usize {
     }
 }
 
-/// The parameters of a graph are those that its precision holds, 8 bits and their scales among
-/// them.
 #[test]
-fn graphs_of_all_precisions_are_read_as_they_were_rounded() {
+fn graphs_in_every_precision_are_read_as_rounded_parameters() {
     let card = Card::default();
     for model in ModelConfig::examples() {
         let tensors = tensors(&model);
         for precision in Precision::ALL {
-            let preprocessing = Preprocessing::of_size(
+            let preprocessing = Preprocessing::with_size(
                 model.image_px() as u32,
                 networks::Normalization::half(model.n_channels()),
             );
@@ -154,16 +154,16 @@ fn graphs_of_all_precisions_are_read_as_they_were_rounded() {
                 Err(WeightsError::Unsupported { .. }) => continue,
                 Err(error) => panic!("{model:?}: {error}"),
             }
-            let again = read(&path, &Hints::default()).unwrap();
-            let kept = tensors.iter().filter(|tensor| {
+            let pretrained = read(&path, &Hints::default()).unwrap();
+            for tensor in &tensors {
                 // Tokens and positions are stored together; keys may have no biases.
                 let is_merged = ["cls_token", "reg_token", "pos_embed"].contains(&tensor.name.as_str());
-                !is_merged && as_read(&model, tensor) == tensor.values
-            });
-            for tensor in kept {
-                let wanted = rounded(&tensor.values, &tensor.shape, precision);
-                let values = &again.tensors.iter().find(|there| there.name == tensor.name).unwrap().values;
-                assert_eq!(values, &wanted, "{} of {model:?} in {precision:?}", tensor.name);
+                if is_merged || used_values(&model, tensor) != tensor.values {
+                    continue;
+                }
+                let expected = rounded(&tensor.values, &tensor.shape, precision);
+                let read = pretrained.tensors.iter().find(|read| read.name == tensor.name).unwrap();
+                assert_eq!(read.values, expected, "{} of {model:?} in {precision:?}", tensor.name);
             }
         }
     }
@@ -180,15 +180,22 @@ fn resized_parameters_have_the_shapes_of_the_resized_network() {
     }
 }
 
+/// Writes `arrays` to `path`; returns the error of reading them as `model`.
+fn read_error(path: &Path, model: &ModelConfig, arrays: &Arrays) -> String {
+    let bytes = safetensors::encode(arrays, Precision::F32, Default::default()).unwrap();
+    std::fs::write(path, bytes).unwrap();
+    read(path, &Hints { heads: Some(heads(model)), ..Hints::default() }).unwrap_err().to_string()
+}
+
 #[test]
-fn files_that_do_not_fit_are_refused() {
+fn files_with_wrong_shapes_or_duplicate_tensors_are_rejected() {
     let model = ModelConfig::examples().remove(0);
     let tensors = tensors(&model);
     let card = Card::default();
     let export = Export {
         model: &model,
         tensors: &tensors,
-        preprocessing: Preprocessing::of_size(
+        preprocessing: Preprocessing::with_size(
             model.image_px() as u32,
             networks::Normalization::half(model.n_channels()),
         ),
@@ -200,22 +207,17 @@ fn files_that_do_not_fit_are_refused() {
     let path = folder.path().join("a.safetensors");
     write(&path, Format::Timm, &export, false).unwrap();
     let (arrays, _) = safetensors::read(&path).unwrap();
-    let refused = |change: &dyn Fn(&mut Arrays)| {
-        let mut changed = arrays.clone();
-        change(&mut changed);
-        let bytes = safetensors::bytes_of(&changed, Precision::F32, Default::default()).unwrap();
-        std::fs::write(&path, bytes).unwrap();
-        read(&path, &Hints { heads: Some(heads(&model)), ..Hints::default() }).unwrap_err().to_string()
-    };
-    let transposed = refused(&|arrays| arrays.get_mut("blocks.0.attn.qkv.weight").unwrap().shape.reverse());
-    assert!(transposed.contains("blocks.0.attn.qkv.weight"), "{transposed}");
-    let twice = refused(&|arrays| {
-        let norm = arrays["blocks.0.norm1.weight"].clone();
-        arrays.insert("blocks.0.0.norm1.weight".into(), norm);
-    });
-    assert!(twice.contains("blocks.0.norm1.weight"), "{twice}");
+    let mut transposed = arrays.clone();
+    transposed.get_mut("blocks.0.attn.qkv.weight").unwrap().shape.reverse();
+    let error = read_error(&path, &model, &transposed);
+    assert!(error.contains("blocks.0.attn.qkv.weight"), "{error}");
+    let mut duplicate = arrays.clone();
+    duplicate.insert("blocks.0.0.norm1.weight".into(), arrays["blocks.0.norm1.weight"].clone());
+    let error = read_error(&path, &model, &duplicate);
+    assert!(error.contains("blocks.0.norm1.weight"), "{error}");
     // Nothing of this size is allocated.
-    let empty = |n: usize| Array { shape: vec![1, n, 0], values: Vec::new() };
-    let absurd = refused(&|arrays| drop(arrays.insert("reg_token".into(), empty(1 << 40))));
-    assert!(absurd.contains("model.registers"), "{absurd}");
+    let mut absurd = arrays.clone();
+    absurd.insert("reg_token".into(), Array { shape: vec![1, 1 << 40, 0], values: Vec::new() });
+    let error = read_error(&path, &model, &absurd);
+    assert!(error.contains("model.registers"), "{error}");
 }

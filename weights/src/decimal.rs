@@ -1,4 +1,4 @@
-//! Numbers as a person would have typed them.
+//! Conversion of f32 to f64 by their decimal digits.
 
 /// Converts an f32 to the f64 with the same decimal digits: 0.1, not 0.10000000149.
 pub(crate) fn decimal(value: f32) -> f64 {

@@ -6,12 +6,12 @@ use serde_json::{Map, Value};
 use crate::backbone::exchange_of;
 use crate::resized::resized;
 
-/// Keys of every backbone that do not change what given weights compute.
+/// Keys of every backbone that do not change the features that given weights compute.
 const FREE_KEYS: [&str; 2] = ["drop_path", "image_px"];
 
-/// Fits `tensors` of `from` to the backbone `to`, which must be the same but for settings of
-/// training; a position embedding is resampled as the code of `from` does it, and `first_layer`
-/// converts the first layer if `to` takes images of other channels.
+/// Fits `tensors` of the backbone `from` to the backbone `to`, which may differ only in settings
+/// of training. A position embedding is resampled as the code of `from` does it, and `first_layer`
+/// converts the first layer if `to` takes images with another number of channels.
 ///
 /// # Errors
 /// A message with the keys that differ and both values of each.
@@ -33,55 +33,66 @@ pub fn fitted(
             to.n_channels()
         ));
     }
-    let here = keys(to);
-    let there = keys(&from);
-    let mut names: Vec<&String> = here.keys().chain(there.keys()).collect();
-    names.sort_unstable();
-    names.dedup();
-    names.retain(|name| here.get(*name) != there.get(*name));
-    let said: Vec<String> = names
-        .iter()
-        .map(|name| {
-            let of = |keys: &Map<String, Value>| keys.get(*name).map_or("absent".into(), Value::to_string);
-            format!("model.{name} is {} in the recipe and {} in the weights", of(&here), of(&there))
-        })
-        .collect();
-    if said.is_empty() {
-        Ok(resized(&from, tensors, to.image_px()).1)
-    } else {
-        Err(format!("{}; {}", said.join("; "), remedy(&from, &names)))
+    let recipe_keys = keys(to);
+    let weights_keys = keys(&from);
+    let mut differing: Vec<&String> = recipe_keys.keys().chain(weights_keys.keys()).collect();
+    differing.sort_unstable();
+    differing.dedup();
+    differing.retain(|name| recipe_keys.get(*name) != weights_keys.get(*name));
+    if differing.is_empty() {
+        return Ok(resized(&from, tensors, to.image_px()).1);
     }
+    let mut differences = Vec::with_capacity(differing.len());
+    for name in &differing {
+        let in_recipe = value_text(&recipe_keys, name);
+        let in_weights = value_text(&weights_keys, name);
+        differences
+            .push(format!("model.{name} is {in_recipe} in the recipe and {in_weights} in the weights"));
+    }
+    Err(format!("{}; {}", differences.join("; "), remedy(&from, &differing)))
 }
 
-/// Says which overrides make a recipe fit weights of `from`, from which it differs in these keys.
+/// Returns the text of a key's value, for messages.
+fn value_text(keys: &Map<String, Value>, name: &str) -> String {
+    keys.get(name).map_or("absent".into(), Value::to_string)
+}
+
+/// Describes the overrides that make a recipe fit weights of `from`, from which it differs in the
+/// keys `differing`.
 fn remedy(from: &ModelConfig, differing: &[&String]) -> String {
-    let theirs = serde_json::to_value(from).unwrap_or_default();
-    let whole = "--set model=from_init takes the backbone of the weights";
-    match differing
-        .iter()
-        .map(|name| match theirs.get(*name)? {
-            Value::String(word) => Some(format!("--set model.{name}={word}")),
-            Value::Number(value) => Some(format!("--set model.{name}={value}")),
-            Value::Bool(value) => Some(format!("--set model.{name}={value}")),
-            Value::Array(values) => Some(format!("--set 'model.{name}={}'", Value::from(values.clone()))),
-            // A key that weights lack cannot be taken from the recipe by an override.
-            Value::Null | Value::Object(_) => None,
-        })
-        .collect::<Option<Vec<_>>>()
-    {
-        Some(all) => format!("{} fits it, or {whole}", all.join(" ")),
-        None => whole.into(),
+    let from_init = "--set model=from_init takes the backbone of the weights";
+    match overrides(from, differing) {
+        Some(overrides) => format!("{} fits it, or {from_init}", overrides.join(" ")),
+        None => from_init.into(),
     }
 }
 
-/// Returns the keys of a backbone on which the meaning of its weights depends.
+/// Returns the overrides that set the keys `names` to their values in `model`; `None` if an
+/// override cannot set one of them.
+fn overrides(model: &ModelConfig, names: &[&String]) -> Option<Vec<String>> {
+    let values = serde_json::to_value(model).unwrap_or_default();
+    let mut overrides = Vec::with_capacity(names.len());
+    for name in names {
+        overrides.push(match values.get(name.as_str())? {
+            Value::String(word) => format!("--set model.{name}={word}"),
+            Value::Number(value) => format!("--set model.{name}={value}"),
+            Value::Bool(value) => format!("--set model.{name}={value}"),
+            array @ Value::Array(_) => format!("--set 'model.{name}={array}'"),
+            // A key that the weights lack cannot be removed from the recipe by an override.
+            Value::Null | Value::Object(_) => return None,
+        });
+    }
+    Some(overrides)
+}
+
+/// Returns the keys of a backbone that determine the meaning of its weights.
 fn keys(model: &ModelConfig) -> Map<String, Value> {
     let mut keys = match serde_json::to_value(model) {
         Ok(Value::Object(keys)) => keys,
         _ => Map::new(),
     };
     keys.retain(|name, _| !FREE_KEYS.contains(&name.as_str()));
-    exchange_of(model).comparable(&mut keys);
+    exchange_of(model).canonicalize_keys(&mut keys);
     keys
 }
 
@@ -94,11 +105,11 @@ mod tests {
     }
 
     #[test]
-    fn what_differs_is_named() {
-        let there = vit("image_px=16\nheads=2");
-        assert!(fitted(&there, Vec::new(), &vit("image_px=16\nheads=2\ndrop_path=0.1"), None).is_ok());
+    fn errors_name_the_keys_that_differ() {
+        let model = vit("image_px=16\nheads=2");
+        assert!(fitted(&model, Vec::new(), &vit("image_px=16\nheads=2\ndrop_path=0.1"), None).is_ok());
         let error =
-            fitted(&there, Vec::new(), &vit("image_px=16\nheads=3\nlayer_scale=0.1"), None).unwrap_err();
+            fitted(&model, Vec::new(), &vit("image_px=16\nheads=3\nlayer_scale=0.1"), None).unwrap_err();
         assert!(error.contains("model.heads is 3 in the recipe and 2 in the weights"), "{error}");
         assert!(error.contains("model.layer_scale is \"some\" in the recipe and absent"), "{error}");
         assert!(error.ends_with("; --set model=from_init takes the backbone of the weights"), "{error}");
@@ -109,31 +120,31 @@ mod tests {
     }
 
     #[test]
-    fn positions_are_resampled_for_the_recipes_images() {
-        let there = vit("image_px=16\nheads=2");
+    fn position_embedding_is_resampled_for_the_image_size_of_the_recipe() {
+        let model = vit("image_px=16\nheads=2");
         let embedding = NamedTensor {
             name: "pos_embed".into(),
             shape: vec![1, 17, 12],
             values: (0..17 * 12).map(|i| i as f32).collect(),
         };
-        let found =
-            fitted(&there, vec![embedding.clone()], &vit("image_px=8\nheads=2"), None).unwrap().remove(0);
-        assert_eq!(found.shape, [1, 5, 12]);
-        assert_eq!(found.values[..12], embedding.values[..12], "the class token's stays");
+        let resampled =
+            fitted(&model, vec![embedding.clone()], &vit("image_px=8\nheads=2"), None).unwrap().remove(0);
+        assert_eq!(resampled.shape, [1, 5, 12]);
+        assert_eq!(resampled.values[..12], embedding.values[..12], "the class token's stays");
     }
 
     #[test]
-    fn other_channels_need_a_rule_for_the_first_layer() {
-        let there = vit("image_px=16\nheads=2");
-        let here = vit("image_px=16\nheads=2\nchannels=5");
+    fn other_channels_require_a_rule_for_the_first_layer() {
+        let from = vit("image_px=16\nheads=2");
+        let to = vit("image_px=16\nheads=2\nchannels=5");
         let kernels = NamedTensor {
             name: "patch_embed.proj.weight".into(),
             shape: vec![12, 3, 4, 4],
             values: vec![0.5; 12 * 3 * 16],
         };
-        let error = fitted(&there, vec![kernels.clone()], &here, None).unwrap_err();
+        let error = fitted(&from, vec![kernels.clone()], &to, None).unwrap_err();
         assert!(error.contains("data.channels is 5: --set init.first_layer=repeat"), "{error}");
-        let found = fitted(&there, vec![kernels], &here, Some(FirstLayer::Mean)).unwrap().remove(0);
-        assert_eq!((found.shape, found.values[0]), (vec![12, 5, 4, 4], 0.3));
+        let converted = fitted(&from, vec![kernels], &to, Some(FirstLayer::Mean)).unwrap().remove(0);
+        assert_eq!((converted.shape, converted.values[0]), (vec![12, 5, 4, 4], 0.3));
     }
 }

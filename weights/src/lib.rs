@@ -1,10 +1,10 @@
 //! Reading weights of other libraries, and writing networks as files for other libraries.
 //!
-//! Inside, parameters have the names that timm has for transformers and ConvNeXt, and torchvision
-//! for other convolutional networks. [`backbone`] has everything that depends on the kind of
-//! backbone: one file or folder and one line for each. [`source`] opens files and folders,
-//! [`read`](mod@read) makes a network of them, [`write`](mod@write) creates files and folders,
-//! [`onnx`] builds graphs.
+//! Internally, parameters have timm's names for transformers and ConvNeXt, and torchvision's names
+//! for other convolutional networks. [`backbone`] contains everything that depends on the kind of
+//! backbone: one file or folder for each, and one line in its registry. [`source`] opens files and
+//! folders, [`read`](mod@read) reads networks from them, [`write`](mod@write) creates files and
+//! folders, and [`onnx`] builds graphs.
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 

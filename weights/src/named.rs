@@ -5,6 +5,11 @@
 /// # Errors
 /// A list of the known names, if `text` is none of them.
 pub(crate) fn by_name<T: Copy>(all: &[T], name: fn(T) -> &'static str, text: &str) -> Result<T, String> {
-    let names = || all.iter().map(|value| name(*value)).collect::<Vec<_>>().join(", ");
-    all.iter().copied().find(|value| name(*value) == text).ok_or_else(|| format!("one of {}", names()))
+    match all.iter().copied().find(|value| name(*value) == text) {
+        Some(value) => Ok(value),
+        None => {
+            let names: Vec<&str> = all.iter().map(|value| name(*value)).collect();
+            Err(format!("one of {}", names.join(", ")))
+        }
+    }
 }

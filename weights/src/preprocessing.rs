@@ -4,14 +4,14 @@ use augment::{Decoding, Transform};
 use networks::Pixels;
 use serde::{Deserialize, Serialize};
 
-/// Preprocessing that is stored with weights: with any other, a network computes different
-/// features.
+/// Preprocessing that is stored with weights, because a network computes different features with
+/// any other.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Preprocessing {
     /// Pixels that the network takes, with the constants that normalize them.
     #[serde(flatten)]
     pub pixels: Pixels,
-    /// Bicubic resize and center crop.
+    /// Bicubic resizing and center crop.
     #[serde(flatten)]
     pub transform: Transform,
     /// Choices in decoding; the usual ones for weights that other programs have written.
@@ -20,13 +20,13 @@ pub struct Preprocessing {
 }
 
 impl Preprocessing {
-    /// Returns DINO's preprocessing for images of `size_px`: a resize to 256 px for 224 px, and in
-    /// proportion.
-    pub fn of_size(size_px: u32, pixels: impl Into<Pixels>) -> Self {
+    /// Creates DINO's preprocessing for images of `size_px`. Images are resized to 256 px for crops
+    /// of 224 px, and in proportion for other sizes.
+    pub fn with_size(size_px: u32, pixels: impl Into<Pixels>) -> Self {
         Self::new(pixels.into(), Transform::new(size_px))
     }
 
-    /// Creates the preprocessing of images that are decoded as usual.
+    /// Creates the preprocessing with the default decoding.
     pub fn new(pixels: Pixels, transform: Transform) -> Self {
         Self { pixels, transform, decoding: Decoding::default() }
     }
@@ -44,7 +44,7 @@ impl Preprocessing {
     }
 
     /// Ratio of the crop's side to the resized short side, timm's `crop_pct`.
-    pub(crate) fn crop_share(&self) -> f64 {
+    pub(crate) fn crop_ratio(&self) -> f64 {
         f64::from(self.transform.size_px) / f64::from(self.transform.resize_px.max(1))
     }
 }

@@ -8,7 +8,7 @@ use networks::Normalization;
 use crate::library::Library;
 use crate::preprocessing::Preprocessing;
 
-/// Facts about a file that the user states because the file may not.
+/// Facts about a file that the user states because the file may not state them.
 #[derive(Debug, Clone, Default)]
 pub struct Hints {
     /// Library whose code made the file.
@@ -38,6 +38,6 @@ pub struct Pretrained {
     pub which: String,
     /// Name of the library that made it, or `ocelli`.
     pub origin: &'static str,
-    /// Assumptions that were made, a sentence each.
+    /// Assumptions that were made, one sentence each.
     pub assumed: Vec<String>,
 }

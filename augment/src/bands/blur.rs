@@ -3,36 +3,38 @@
 use super::filter::{Taps, transpose};
 use crate::blur::gaussian::{reflect, taps};
 
-/// Blurs channels, with memory that is used again.
+/// Blurs channels, with scratch memory that is reused.
 #[derive(Debug, Default)]
 pub(super) struct BandBlur {
     taps: Taps,
     padded: Vec<f32>,
-    turned: Vec<f32>,
+    transposed: Vec<f32>,
     blurred: Vec<f32>,
 }
 
 impl BandBlur {
     /// Blurs the square channels of `side_px` in `view` with `n_taps` taps, or, if `n_taps` is 0,
-    /// with those within four deviations.
+    /// with those within four standard deviations.
     pub(super) fn apply(&mut self, view: &mut [f32], side_px: usize, n_taps: usize, sigma: f32) {
         let n_taps = if n_taps > 0 { n_taps } else { 2 * (4.0 * sigma).ceil() as usize + 1 };
         let weights = taps(n_taps, sigma);
         self.taps.clear();
-        (0..side_px).for_each(|y| self.taps.push(y, weights.iter().copied()));
+        for y in 0..side_px {
+            self.taps.push(y, weights.iter().copied());
+        }
         for channel in view.chunks_exact_mut(side_px * side_px) {
-            self.down(channel, side_px, n_taps / 2);
-            transpose(&self.blurred, side_px, &mut self.turned);
-            let turned = std::mem::take(&mut self.turned);
-            self.down(&turned, side_px, n_taps / 2);
-            self.turned = turned;
-            transpose(&self.blurred, side_px, &mut self.turned);
-            channel.copy_from_slice(&self.turned);
+            self.blur_columns(channel, side_px, n_taps / 2);
+            transpose(&self.blurred, side_px, &mut self.transposed);
+            let transposed = std::mem::take(&mut self.transposed);
+            self.blur_columns(&transposed, side_px, n_taps / 2);
+            self.transposed = transposed;
+            transpose(&self.blurred, side_px, &mut self.transposed);
+            channel.copy_from_slice(&self.transposed);
         }
     }
 
-    /// Blurs down the columns of `channel`, between its reflected rows.
-    fn down(&mut self, channel: &[f32], side_px: usize, radius: usize) {
+    /// Blurs the columns of `channel`, with reflected rows above and below, into `self.blurred`.
+    fn blur_columns(&mut self, channel: &[f32], side_px: usize, radius: usize) {
         self.padded.clear();
         for y in 0..side_px + 2 * radius {
             let row = reflect(y as isize - radius as isize, side_px) * side_px;
@@ -50,7 +52,7 @@ mod tests {
 
     /// Eight-bit RGB is blurred by another implementation.
     #[test]
-    fn the_blur_is_torchvisions() {
+    fn blur_equals_torchvisions_up_to_rounding() {
         let data: Vec<u8> =
             (0..3 * 17 * 17u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
         let mut ours: Vec<f32> = data.iter().map(|byte| f32::from(*byte)).collect();
@@ -60,7 +62,7 @@ mod tests {
         assert!(ours.iter().zip(&planes.data).all(|(a, b)| (a - f32::from(*b)).abs() < 0.51));
     }
 
-    /// A side that is shorter than the reach of the kernel is reflected repeatedly.
+    /// A side that is shorter than the radius of the kernel is reflected repeatedly.
     #[test]
     fn a_flat_view_stays_flat() {
         for (side, n_taps) in [(1, 0), (2, 9), (30, 0)] {

@@ -34,10 +34,10 @@ impl Taps {
     pub(super) fn apply(&self, input: &[f32], width: usize, out: &mut Vec<f32>) {
         out.clear();
         out.resize(self.rows.len() * width, 0.0);
-        for ((first, weights), out) in self.rows.iter().zip(out.chunks_exact_mut(width)) {
-            for (weight, row) in
-                self.weights[weights.clone()].iter().zip(input[first * width..].chunks_exact(width))
-            {
+        for ((first, range), out) in self.rows.iter().zip(out.chunks_exact_mut(width)) {
+            let weights = &self.weights[range.clone()];
+            let rows = input[first * width..].chunks_exact(width);
+            for (weight, row) in weights.iter().zip(rows) {
                 add_weighted(out, *weight, row);
             }
         }
@@ -46,7 +46,7 @@ impl Taps {
 
 /// Transposes a plane of rows of `width` values.
 pub(super) fn transpose(plane: &[f32], width: usize, out: &mut Vec<f32>) {
-    /// Side of the tiles that are transposed one after the other, so that reads and writes stay in
+    /// Side of the tiles that are transposed one after another, so that reads and writes stay in
     /// the cache.
     const TILE: usize = 16;
     let height = plane.len() / width;
@@ -62,6 +62,7 @@ pub(super) fn transpose(plane: &[f32], width: usize, out: &mut Vec<f32>) {
     }
 }
 
+/// Adds `weight` times `row` to `out`.
 #[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
 fn add_weighted(out: &mut [f32], weight: f32, row: &[f32]) {
     for (out, value) in out.iter_mut().zip(row) {

@@ -1,4 +1,4 @@
-//! An image of any number of channels, decoded.
+//! Decoded image of any number of channels.
 
 use crate::format::{Depth, PixelFormat};
 
@@ -9,15 +9,15 @@ pub struct Bands {
     pub width_px: u32,
     /// Number of rows.
     pub height_px: u32,
-    /// Type of the values in the file, in which views are stored.
+    /// Type of the values in the file, which is also that of views.
     pub depth: Depth,
-    /// Values, `[C, H, W]`, each as the file has it.
+    /// Values of the file, `[C, H, W]`.
     pub values: Vec<f32>,
 }
 
 impl Bands {
     /// Creates an image of `width_px` from the bytes of a view in `format`, `[C, H, W]`.
-    pub fn of_bytes(bytes: &[u8], format: PixelFormat, width_px: u32) -> Self {
+    pub fn from_bytes(bytes: &[u8], format: PixelFormat, width_px: u32) -> Self {
         let values: Vec<f32> = match format.depth {
             Depth::Eight => bytes.iter().map(|byte| f32::from(*byte)).collect(),
             Depth::Sixteen => {

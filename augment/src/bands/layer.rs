@@ -1,4 +1,4 @@
-//! Channels of one file, and what its header says of them.
+//! Channels and header of one file.
 
 use crate::format::Depth;
 use crate::{AugmentError, DecodeRules};
@@ -27,7 +27,7 @@ pub(super) enum Kind {
 pub(super) struct Header {
     pub shape: Shape,
     pub kind: Kind,
-    /// Number of pages, which are further channels.
+    /// Number of pages, whose channels are counted together.
     pub n_pages: usize,
 }
 
@@ -48,8 +48,8 @@ impl Shape {
 }
 
 impl Kind {
-    /// Describes the values of such a file.
-    pub(super) fn in_words(self) -> &'static str {
+    /// Returns the name of the type for messages.
+    pub(super) fn description(self) -> &'static str {
         match self {
             Self::Eight => "8 bits",
             Self::Sixteen => "16 bits",
@@ -57,7 +57,7 @@ impl Kind {
         }
     }
 
-    /// Returns the smallest depth that holds such values.
+    /// Returns the smallest depth that holds values of this type.
     pub(super) fn depth(self) -> Depth {
         match self {
             Self::Eight => Depth::Eight,
@@ -67,7 +67,7 @@ impl Kind {
     }
 }
 
-/// Checks the size and the number of channels that a header states by `rules`, before anything is
+/// Checks the size and the number of channels of a header against `rules`, before anything is
 /// allocated.
 ///
 /// # Errors
@@ -77,7 +77,7 @@ pub(super) fn check_shape(rules: &DecodeRules, shape: Shape) -> Result<(), Augme
     rules.check(width_px, height_px)?;
     match n_channels {
         0 => Err(AugmentError::Empty),
-        n if n > rules.format.n_channels => Err(wrong(rules, n, "")),
+        n if n > rules.format.n_channels => Err(format_error(rules, n, "")),
         n if shape.n_values() as u64 > max_values(rules) => {
             let max_pixels = max_values(rules) / n as u64;
             Err(AugmentError::TooManyPixels { width_px, height_px, max_pixels })
@@ -92,8 +92,9 @@ pub(super) fn max_values(rules: &DecodeRules) -> u64 {
     rules.max_pixels.saturating_mul(3)
 }
 
-/// Returns the error for `n_channels` channels of another format than that of `rules`.
-pub(super) fn wrong(rules: &DecodeRules, n_channels: usize, kind: &str) -> AugmentError {
+/// Returns the error for `n_channels` channels whose format is not that of `rules`; `kind`
+/// describes their type.
+pub(super) fn format_error(rules: &DecodeRules, n_channels: usize, kind: &str) -> AugmentError {
     let channels = if n_channels == 1 { "channel" } else { "channels" };
     AugmentError::Format { found: format!("{n_channels} {channels}{kind}"), expected: rules.format }
 }
@@ -102,26 +103,32 @@ pub(super) fn wrong(rules: &DecodeRules, n_channels: usize, kind: &str) -> Augme
 ///
 /// # Errors
 /// [`AugmentError::Bands`] with both.
-pub(super) fn check_alike(
-    [(name, first), (other_name, other)]: [(&str, Header); 2],
+pub(super) fn check_equal(
+    name: &str,
+    header: Header,
+    other_name: &str,
+    other: Header,
 ) -> Result<(), AugmentError> {
-    let size = |header: Header| [header.shape.width_px, header.shape.height_px];
-    let [w, h] = size(first);
-    let [width, height] = size(other);
-    if [w, h] != [width, height] {
+    let Shape { width_px: w, height_px: h, .. } = header.shape;
+    let Shape { width_px: width, height_px: height, .. } = other.shape;
+    if w != width || h != height {
         return Err(AugmentError::Bands(format!(
             "{other_name} has {width} x {height} pixels, {name} {w} x {h}"
         )));
     }
-    if first.kind == other.kind {
-        Ok(())
-    } else {
-        let [bits, other_bits] = [first.kind, other.kind].map(Kind::in_words);
-        Err(AugmentError::Bands(format!("{other_name} has {other_bits}, {name} {bits}")))
+    if header.kind != other.kind {
+        let bits = header.kind.description();
+        let other_bits = other.kind.description();
+        return Err(AugmentError::Bands(format!("{other_name} has {other_bits}, {name} {bits}")));
     }
+    Ok(())
 }
 
-/// Separates pixels of `n_channels` values into channels.
-pub(super) fn apart(pixels: &[f32], n_channels: usize) -> Vec<f32> {
-    (0..n_channels).flat_map(|channel| pixels.iter().skip(channel).step_by(n_channels).copied()).collect()
+/// Converts pixels of `n_channels` values, `[H, W, C]`, to channels, `[C, H, W]`.
+pub(super) fn to_channels_first(pixels: &[f32], n_channels: usize) -> Vec<f32> {
+    let mut channels = Vec::with_capacity(pixels.len());
+    for channel in 0..n_channels {
+        channels.extend(pixels.iter().skip(channel).step_by(n_channels));
+    }
+    channels
 }

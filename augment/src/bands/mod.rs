@@ -4,9 +4,9 @@
 //! files ─► values [C, H, W] in f32 ─► view [C, S, S] in f32 ─► bytes of the depth, each value rounded once
 //! ```
 //!
-//! 32-bit floating point holds every whole number of 16 bits, so that nothing is lost before the
-//! last rounding. 8-bit RGB does not come here: its views equal Pillow's and torchvision's bit for
-//! bit ([`crate::views`]).
+//! 32-bit floating point represents every whole number of 16 bits, so that no precision is lost
+//! before the last rounding. 8-bit RGB is processed by [`crate::views`], whose views equal Pillow's
+//! and torchvision's bit for bit.
 
 mod blur;
 mod color;
@@ -25,7 +25,7 @@ mod tiff;
 mod tiff_color;
 mod views;
 
-pub use decode::{Found, decode, format_of, found, is_more_than_a_picture, largest_of_16_bits};
+pub use decode::{SampleHeader, decode, exceeds_rgb8, format_of, largest_of_16_bits, sample_header};
 pub use image::Bands;
 pub use map_data::{MapData, map_data};
 pub use preview::preview;

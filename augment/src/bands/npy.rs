@@ -2,7 +2,7 @@
 
 use npyz::{DType, NpyFile, Order, TypeChar};
 
-use super::layer::{Header, Kind, Layer, Shape, apart};
+use super::layer::{Header, Kind, Layer, Shape, to_channels_first};
 use crate::AugmentError;
 
 /// First bytes of a file.
@@ -14,8 +14,8 @@ const MAX_HEADER_BYTES: usize = 4096;
 /// Largest length of an axis, so that no product of three overflows.
 const MAX_AXIS: u64 = 1 << 20;
 
-/// Reads an array. Of three axes, the one of `n_channels` is that of the channels, the last one if
-/// both outer ones have so many; where none has it, the shorter of the outer ones.
+/// Reads an array. Of three axes, the first or the last one is that of the channels: the one of
+/// length `n_channels`, the last one if both have this length, or the shorter one if none has it.
 pub(super) fn decode(bytes: &[u8], n_channels: usize) -> Result<Layer, AugmentError> {
     let array = open(bytes)?;
     let (shape, channels_first) = layout(&array, n_channels)?;
@@ -24,7 +24,7 @@ pub(super) fn decode(bytes: &[u8], n_channels: usize) -> Result<Layer, AugmentEr
         return Err(broken("it ends before its last value"));
     }
     let values = values(array)?;
-    let values = if channels_first { values } else { apart(&values, shape.n_channels) };
+    let values = if channels_first { values } else { to_channels_first(&values, shape.n_channels) };
     Ok(Layer { shape, values })
 }
 
@@ -39,36 +39,43 @@ pub(super) fn header(bytes: &[u8], n_channels: usize) -> Result<Header, AugmentE
 }
 
 fn open(bytes: &[u8]) -> Result<NpyFile<&[u8]>, AugmentError> {
-    check_text(bytes)?;
+    check_header(bytes)?;
     NpyFile::new(bytes).map_err(|error| broken(&error.to_string()))
 }
 
-/// Checks that the header is one table with one shape of up to three axes. The library's parser
-/// takes exponential time for nested lists, memory for any stated length, and overflows in the
-/// product of the axes.
-fn check_text(bytes: &[u8]) -> Result<(), AugmentError> {
-    let odd = || broken("its header is not one that NumPy writes for an array of numbers");
+/// Checks that the header is one dictionary with one shape of up to three axes. The library's
+/// parser takes exponential time for nested lists, allocates memory for any stated length, and
+/// overflows in the product of the axes.
+fn check_header(bytes: &[u8]) -> Result<(), AugmentError> {
     let start = if bytes.get(6) == Some(&1) { 10 } else { 12 };
-    let len =
-        bytes.get(8..start).ok_or_else(odd)?.iter().rev().fold(0, |len, byte| len << 8 | usize::from(*byte));
+    let mut len = 0;
+    for byte in bytes.get(8..start).ok_or_else(invalid_header)?.iter().rev() {
+        len = len << 8 | usize::from(*byte);
+    }
     if len > MAX_HEADER_BYTES {
-        return Err(odd());
+        return Err(invalid_header());
     }
-    let text =
-        bytes.get(start..start + len).and_then(|text| std::str::from_utf8(text).ok()).ok_or_else(odd)?;
-    let count = |bracket: char| text.matches(bracket).count();
-    let shape = text.split_once('(').and_then(|(_, rest)| rest.split_once(')')).ok_or_else(odd)?.0;
-    let axes: Vec<&str> = shape.split(',').map(str::trim).filter(|axis| !axis.is_empty()).collect();
-    if count('{') == 1
-        && count('(') == 1
-        && count('[') == 0
-        && axes.len() <= 3
-        && axes.iter().all(|axis| axis.parse::<u64>().is_ok_and(|axis| axis <= MAX_AXIS))
-    {
-        Ok(())
-    } else {
-        Err(odd())
+    let text = bytes.get(start..start + len).ok_or_else(invalid_header)?;
+    let text = std::str::from_utf8(text).map_err(|_| invalid_header())?;
+    let (_, after_bracket) = text.split_once('(').ok_or_else(invalid_header)?;
+    let (shape, _) = after_bracket.split_once(')').ok_or_else(invalid_header)?;
+    let mut n_axes = 0;
+    for axis in shape.split(',').map(str::trim).filter(|axis| !axis.is_empty()) {
+        n_axes += 1;
+        if !axis.parse::<u64>().is_ok_and(|len| len <= MAX_AXIS) {
+            return Err(invalid_header());
+        }
     }
+    let has_one_shape = text.matches('{').count() == 1 && text.matches('(').count() == 1;
+    if !has_one_shape || text.contains('[') || n_axes > 3 {
+        return Err(invalid_header());
+    }
+    Ok(())
+}
+
+/// Returns the error for a header that NumPy does not write.
+fn invalid_header() -> AugmentError {
+    broken("its header is not one that NumPy writes for an array of numbers")
 }
 
 fn broken(reason: &str) -> AugmentError {
@@ -77,20 +84,24 @@ fn broken(reason: &str) -> AugmentError {
 
 /// Returns the shape, and whether channels come first.
 fn layout(array: &NpyFile<&[u8]>, n_channels: usize) -> Result<(Shape, bool), AugmentError> {
-    let side = |side: u64| u32::try_from(side).unwrap_or(u32::MAX);
-    let of = |height: u64, width: u64, channels: u64| Shape {
-        width_px: side(width),
-        height_px: side(height),
-        n_channels: usize::try_from(channels).unwrap_or(usize::MAX),
-    };
     match *array.shape() {
-        [height, width] => Ok((of(height, width, 1), true)),
+        [height, width] => Ok((to_shape(height, width, 1), true)),
         [a, b, c] => {
-            let wanted = n_channels as u64;
-            let is_first = c != wanted && (a == wanted || a < c);
-            Ok(if is_first { (of(b, c, a), true) } else { (of(a, b, c), false) })
+            let expected = n_channels as u64;
+            let channels_first = c != expected && (a == expected || a < c);
+            let shape = if channels_first { to_shape(b, c, a) } else { to_shape(a, b, c) };
+            Ok((shape, channels_first))
         }
         _ => Err(broken(&format!("its shape is {:?}, not [H, W], [H, W, C] or [C, H, W]", array.shape()))),
+    }
+}
+
+/// Converts the lengths of axes, limited to the largest number of each type.
+fn to_shape(height: u64, width: u64, n_channels: u64) -> Shape {
+    Shape {
+        width_px: u32::try_from(width).unwrap_or(u32::MAX),
+        height_px: u32::try_from(height).unwrap_or(u32::MAX),
+        n_channels: usize::try_from(n_channels).unwrap_or(usize::MAX),
     }
 }
 

@@ -1,4 +1,6 @@
-//! Crop, then resize, channel by channel: the filters of Pillow, in 32-bit floating point.
+//! Crop, then resize, channel by channel, with the filters of Pillow in 32-bit floating point.
+
+use std::ops::Range;
 
 use super::filter::{Taps, transpose};
 use super::image::Bands;
@@ -6,16 +8,20 @@ use crate::AugmentError;
 use crate::coefficients::{Interpolation, Window};
 use crate::crop::CropBox;
 
-/// Resizes boxes of images, with memory that is used again.
+/// Resizes boxes of images, with scratch memory that is reused.
 #[derive(Debug, Default)]
 pub(crate) struct PlaneResizer {
-    across: Taps,
-    down: Taps,
+    horizontal: Taps,
+    vertical: Taps,
     window: Window,
+    /// Crop of a channel, and then the resized channel.
     rows: Vec<f32>,
-    turned: Vec<f32>,
-    narrow: Vec<f32>,
-    upright: Vec<f32>,
+    /// Crop at its new height.
+    shortened: Vec<f32>,
+    /// Transpose of `shortened`.
+    transposed: Vec<f32>,
+    /// Transpose of the crop at its new height and width.
+    narrowed: Vec<f32>,
 }
 
 impl PlaneResizer {
@@ -37,34 +43,48 @@ impl PlaneResizer {
             return Err(AugmentError::outside(crop, source_px, size_px));
         }
         let window = &mut self.window;
-        let mut fill = |taps: &mut Taps, sides: [u32; 2], outputs: std::ops::Range<u32>| {
-            taps.clear();
-            for x in outputs {
-                let first = window.set(sides.map(|side| side as usize), x as usize, interpolation);
-                taps.push(first, window.normalized().map(|weight| weight as f32));
-            }
-        };
-        fill(&mut self.across, [crop.width_px, size_px[0]], part.left_px..part.left_px + part.width_px);
-        fill(&mut self.down, [crop.height_px, size_px[1]], part.top_px..part.top_px + part.height_px);
+        let columns = part.left_px..part.left_px + part.width_px;
+        set_taps(&mut self.horizontal, window, crop.width_px, size_px[0], columns, interpolation);
+        let rows = part.top_px..part.top_px + part.height_px;
+        set_taps(&mut self.vertical, window, crop.height_px, size_px[1], rows, interpolation);
         let width = crop.width_px as usize;
         let height = crop.height_px as usize;
         let mut out =
             Vec::with_capacity(image.format().n_channels * (part.width_px * part.height_px) as usize);
         for channel in image.channels() {
             self.rows.clear();
-            let rows = channel.chunks_exact(image.width_px as usize).skip(crop.top_px as usize).take(height);
-            rows.for_each(|row| self.rows.extend_from_slice(&row[crop.left_px as usize..][..width]));
-            self.down.apply(&self.rows, width, &mut self.narrow);
-            transpose(&self.narrow, width, &mut self.turned);
+            for row in channel.chunks_exact(image.width_px as usize).skip(crop.top_px as usize).take(height) {
+                self.rows.extend_from_slice(&row[crop.left_px as usize..][..width]);
+            }
+            self.vertical.apply(&self.rows, width, &mut self.shortened);
+            transpose(&self.shortened, width, &mut self.transposed);
             let height = part.height_px as usize;
-            self.across.apply(&self.turned, height, &mut self.upright);
-            transpose(&self.upright, height, &mut self.rows);
+            self.horizontal.apply(&self.transposed, height, &mut self.narrowed);
+            transpose(&self.narrowed, height, &mut self.rows);
             out.extend_from_slice(&self.rows);
         }
         if let Some(largest) = image.depth.largest() {
-            out.iter_mut().for_each(|value| *value = value.clamp(0.0, largest));
+            for value in &mut out {
+                *value = value.clamp(0.0, largest);
+            }
         }
         Ok(out)
+    }
+}
+
+/// Sets `taps` to those of `outputs` of a resize from `n_in` to `n_out` pixels.
+fn set_taps(
+    taps: &mut Taps,
+    window: &mut Window,
+    n_in: u32,
+    n_out: u32,
+    outputs: Range<u32>,
+    interpolation: Interpolation,
+) {
+    taps.clear();
+    for x in outputs {
+        let first = window.set(n_in as usize, n_out as usize, x as usize, interpolation);
+        taps.push(first, window.normalized().map(|weight| weight as f32));
     }
 }
 
@@ -81,14 +101,21 @@ mod tests {
         /// Eight-bit RGB is resized by another implementation, in fixed point, which rounds and
         /// clamps after each pass: the values are so far from the ends that none is clamped.
         #[test]
-        fn the_filters_are_those_of_rgb(w in 1u32..60, h in 1u32..60, size in prop::array::uniform2(1u32..50), bilinear: bool, seed: u32) {
-            let data = (0..3 * w * h).map(|i| 64 + ((i ^ seed).wrapping_mul(2_654_435_761) >> 25) as u8).collect();
+        fn resized_values_equal_those_of_rgb_up_to_rounding(
+            w in 1u32..60, h in 1u32..60, size in prop::array::uniform2(1u32..50), bilinear: bool, seed: u32,
+        ) {
+            let mut data = Vec::new();
+            for i in 0..3 * w * h {
+                data.push(64 + ((i ^ seed).wrapping_mul(2_654_435_761) >> 25) as u8);
+            }
             let image = Rgb8::new(w, h, data);
             let planes = Planes::from(&image);
-            let bands = Bands::of_bytes(&planes.data, PixelFormat::RGB8, w);
+            let bands = Bands::from_bytes(&planes.data, PixelFormat::RGB8, w);
             let interpolation = if bilinear { Interpolation::Bilinear } else { Interpolation::Bicubic };
             let crop = CropBox { left_px: w / 3, top_px: h / 4, width_px: w - w / 3, height_px: h - h / 4 };
-            let ours = PlaneResizer::default().resize_part(&bands, crop, size, CropBox::whole(size), interpolation).expect("inside");
+            let ours = PlaneResizer::default()
+                .resize_part(&bands, crop, size, CropBox::from_size(size), interpolation)
+                .expect("inside");
             let mut theirs = Planes::default();
             BoxResizer::default().resize(&image, crop, size, interpolation, &mut theirs).expect("inside");
             for (ours, theirs) in ours.iter().zip(&theirs.data) {
@@ -97,8 +124,8 @@ mod tests {
         }
     }
 
-    /// `numpy.asarray(Image.fromarray(x).crop((1, 0, 6, 4)).resize((3, 2), BICUBIC))` for `x[i, j]
-    /// = (37 i + 11 j²) % 1000`, 4 × 7, in Pillow 13.
+    /// Expected values: `numpy.asarray(Image.fromarray(x).crop((1, 0, 6, 4)).resize((3, 2),
+    /// BICUBIC))` for `x[i, j] = (37 i + 11 j²) % 1000`, 4 × 7, in Pillow 13.
     #[test]
     fn values_equal_pillows_in_floating_point() {
         let values: Vec<f32> =
@@ -106,10 +133,9 @@ mod tests {
         let bands = Bands { width_px: 7, height_px: 4, depth: Depth::Float, values };
         let crop = CropBox { left_px: 1, top_px: 0, width_px: 5, height_px: 4 };
         let out = PlaneResizer::default()
-            .resize_part(&bands, crop, [3, 2], CropBox::whole([3, 2]), Interpolation::Bicubic)
+            .resize_part(&bands, crop, [3, 2], CropBox::from_size([3, 2]), Interpolation::Bicubic)
             .expect("inside");
-        let theirs = PILLOW;
-        assert!(out.iter().zip(theirs).all(|(a, b)| (a - b).abs() < 1e-3), "{out:?}");
+        assert!(out.iter().zip(PILLOW).all(|(a, b)| (a - b).abs() < 1e-3), "{out:?}");
     }
 
     const PILLOW: [f32; 6] = [42.3569, 122.8596, 259.6492, 109.9354, 190.4381, 327.2277];

@@ -1,11 +1,11 @@
-//! Values of a view as bytes.
+//! Conversion of the values of a view to bytes.
 
 use multiversion::multiversion;
 
 use crate::format::Depth;
 
-/// Appends `values` to `out` in the type of `depth`, with the lowest byte first; whole numbers are
-/// rounded, halves to even, and clamped.
+/// Appends `values` to `out` in the type of `depth`, the lowest byte first. Whole numbers are
+/// rounded, half to even, and clamped.
 pub(crate) fn store(values: &[f32], depth: Depth, out: &mut Vec<u8>) {
     let start = out.len();
     out.resize(start + values.len() * depth.bytes(), 0);
@@ -17,7 +17,9 @@ fn write(values: &[f32], depth: Depth, out: &mut [u8]) {
     // `as` clamps to the range of the type.
     match depth {
         Depth::Eight => {
-            out.iter_mut().zip(values).for_each(|(out, value)| *out = value.round_ties_even() as u8)
+            for (out, value) in out.iter_mut().zip(values) {
+                *out = value.round_ties_even() as u8;
+            }
         }
         Depth::Sixteen => {
             for (out, value) in out.as_chunks_mut::<2>().0.iter_mut().zip(values) {
@@ -42,14 +44,14 @@ mod tests {
 
     proptest! {
         #[test]
-        fn bytes_hold_every_value_of_their_type(values in proptest::collection::vec(any::<u16>(), 12)) {
+        fn stored_values_are_read_back_exactly(values in proptest::collection::vec(any::<u16>(), 12)) {
             let format = PixelFormat { n_channels: 3, depth: Depth::Sixteen };
             let floats: Vec<f32> = values.iter().map(|value| f32::from(*value)).collect();
             for depth in [Depth::Sixteen, Depth::Float] {
                 let mut bytes = Vec::new();
                 store(&floats, depth, &mut bytes);
-                let back = Bands::of_bytes(&bytes, PixelFormat { depth, ..format }, 2);
-                prop_assert_eq!((back.width_px, back.height_px, &back.values), (2, 2, &floats));
+                let bands = Bands::from_bytes(&bytes, PixelFormat { depth, ..format }, 2);
+                prop_assert_eq!((bands.width_px, bands.height_px, &bands.values), (2, 2, &floats));
             }
         }
     }

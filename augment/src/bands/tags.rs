@@ -1,7 +1,8 @@
-//! Tags of a TIFF that are changed before it is read: RGB with further bands is read as bands.
+//! Changes of the tags of a TIFF before it is read, so that RGB with further bands is read as
+//! bands.
 //!
-//! The library drops bands beyond red, green and blue. Where the photometric interpretation is gray
-//! instead, it keeps all.
+//! The library drops bands after red, green and blue. It keeps all bands if the photometric
+//! interpretation is gray.
 
 use std::borrow::Cow;
 
@@ -23,24 +24,45 @@ const RGB: u16 = 2;
 #[derive(Clone, Copy)]
 struct Layout {
     is_big_endian: bool,
-    /// Whether offsets have 64 bits.
+    /// `true` if offsets have 64 bits.
     is_bigtiff: bool,
 }
 
-/// Returns `bytes` with the photometric interpretation of gray in all pages of RGB that have more
-/// than three samples per pixel.
+/// Directory of a page.
+struct Directory {
+    entries: Vec<Entry>,
+    /// Position of the next directory.
+    next: Option<usize>,
+}
+
+/// A tag of a directory.
+struct Entry {
+    tag: u16,
+    /// Position of the value.
+    value: usize,
+}
+
+impl Directory {
+    /// Returns the position of the value of a tag.
+    fn value(&self, tag: u16) -> Option<usize> {
+        self.entries.iter().find(|entry| entry.tag == tag).map(|entry| entry.value)
+    }
+}
+
+/// Returns `bytes` with the photometric interpretation changed to gray in all pages of RGB that
+/// have more than three samples per pixel.
 pub(super) fn as_bands(bytes: &[u8]) -> Cow<'_, [u8]> {
     let mut changed = Cow::Borrowed(bytes);
     let layout = Layout {
         is_big_endian: bytes.starts_with(b"MM"),
         is_bigtiff: bytes.get(2..4).is_some_and(|version| version.contains(&43)),
     };
-    let mut directory = layout.first_directory(bytes);
+    let mut position = layout.first_directory(bytes);
     for _ in 0..MAX_CHANNELS {
-        let Some(at) = directory.filter(|at| *at > 0) else { break };
-        let Some((entries, next)) = layout.entries(bytes, at) else { break };
-        let find = |tag: u16| entries.iter().find(|(found, _)| *found == tag).map(|(_, at)| *at);
-        if let (Some(photometric), Some(samples)) = (find(PHOTOMETRIC), find(SAMPLES))
+        let Some(at) = position.filter(|at| *at > 0) else { break };
+        let Some(directory) = layout.directory(bytes, at) else { break };
+        if let Some(photometric) = directory.value(PHOTOMETRIC)
+            && let Some(samples) = directory.value(SAMPLES)
             && layout.short(bytes, photometric) == Some(RGB)
             && layout.short(bytes, samples).is_some_and(|n| n > 3)
         {
@@ -48,7 +70,7 @@ pub(super) fn as_bands(bytes: &[u8]) -> Cow<'_, [u8]> {
                 if layout.is_big_endian { BLACK_IS_ZERO.to_be_bytes() } else { BLACK_IS_ZERO.to_le_bytes() };
             changed.to_mut()[photometric..photometric + 2].copy_from_slice(&value);
         }
-        directory = next;
+        position = directory.next;
     }
     changed
 }
@@ -56,9 +78,8 @@ pub(super) fn as_bands(bytes: &[u8]) -> Cow<'_, [u8]> {
 impl Layout {
     /// Returns the number in the `n` bytes from `at` on.
     fn number(self, bytes: &[u8], at: usize, n: usize) -> Option<u64> {
-        let found = bytes.get(at..at.checked_add(n)?)?;
-        let add = |sum: u64, byte: &u8| sum << 8 | u64::from(*byte);
-        Some(if self.is_big_endian { found.iter().fold(0, add) } else { found.iter().rev().fold(0, add) })
+        let bytes = bytes.get(at..at.checked_add(n)?)?.iter();
+        Some(if self.is_big_endian { from_bytes(bytes) } else { from_bytes(bytes.rev()) })
     }
 
     fn short(self, bytes: &[u8], at: usize) -> Option<u16> {
@@ -73,10 +94,9 @@ impl Layout {
         self.offset(bytes, if self.is_bigtiff { 8 } else { 4 })
     }
 
-    /// Returns the tags of the directory at `at`, each with the place of its value, and the place
-    /// of the next directory.
-    #[allow(clippy::type_complexity)]
-    fn entries(self, bytes: &[u8], at: usize) -> Option<(Vec<(u16, usize)>, Option<usize>)> {
+    /// Reads the directory at `at`.
+    fn directory(self, bytes: &[u8], at: usize) -> Option<Directory> {
+        // Length of the number of entries, length of an entry, and offset of the value in an entry.
         let [n_bytes, len, value] = if self.is_bigtiff { [8, 20, 12] } else { [2, 12, 8] };
         let n = usize::try_from(self.number(bytes, at, n_bytes)?).ok()?;
         let start = at.checked_add(n_bytes)?;
@@ -84,13 +104,15 @@ impl Layout {
         if end > bytes.len() {
             return None;
         }
-        Some((
-            (0..n)
-                .map_while(|number: usize| {
-                    Some((self.short(bytes, start + number * len)?, start + number * len + value))
-                })
-                .collect(),
-            self.offset(bytes, end),
-        ))
+        let mut entries = Vec::with_capacity(n);
+        for entry in (start..end).step_by(len) {
+            entries.push(Entry { tag: self.short(bytes, entry)?, value: entry + value });
+        }
+        Some(Directory { entries, next: self.offset(bytes, end) })
     }
+}
+
+/// Returns the number whose bytes are given from the highest to the lowest.
+fn from_bytes<'a>(bytes: impl Iterator<Item = &'a u8>) -> u64 {
+    bytes.fold(0, |number, byte| number << 8 | u64::from(*byte))
 }

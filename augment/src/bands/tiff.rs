@@ -7,12 +7,12 @@ use tiff::ColorType;
 use tiff::decoder::{Decoder, DecodingResult, Limits};
 use tiff::tags::{PlanarConfiguration, SampleFormat, Tag};
 
-use super::layer::{Header, Kind, Layer, Shape, check_alike, check_shape, max_values};
+use super::layer::{Header, Kind, Layer, Shape, check_equal, check_shape, max_values};
 use super::tags::as_bands;
 use crate::format::MAX_CHANNELS;
 use crate::{AugmentError, DecodeRules};
 
-/// Bits of the tag NewSubfileType that mark a page as a smaller copy or as a mask.
+/// Bits of the tag NewSubfileType of a page that is a smaller copy or a mask.
 pub(super) const COPY_OR_MASK: u32 = 1 | 4;
 
 /// Largest size of a value, in bytes.
@@ -21,6 +21,7 @@ const MAX_VALUE_BYTES: usize = 8;
 /// Largest side of a tile, in pixels: that of an image.
 const MAX_TILE_PX: usize = 65_536;
 
+/// Decoder of the pages of a TIFF.
 pub(super) type Pages<'a> = Decoder<Cursor<&'a [u8]>>;
 
 /// Returns whether `bytes` begin like a TIFF or BigTIFF.
@@ -28,8 +29,8 @@ pub(super) fn is_tiff(bytes: &[u8]) -> bool {
     [b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"].iter().any(|magic| bytes.starts_with(*magic))
 }
 
-/// Decodes the bands of all pages. Smaller copies and masks, which programs for maps add, are
-/// passed over.
+/// Decodes the bands of all pages. Smaller copies and masks, which geographic software adds, are
+/// skipped.
 pub(super) fn decode(bytes: &[u8], rules: &DecodeRules) -> Result<Layer, AugmentError> {
     let mut limits = Limits::default();
     limits.decoding_buffer_size =
@@ -66,7 +67,7 @@ pub(super) fn header(bytes: &[u8]) -> Result<Header, AugmentError> {
         match &mut all {
             None => all = Some(page),
             Some(all) => {
-                check_alike([("its first page", *all), ("a page of the TIFF", page)])?;
+                check_equal("its first page", *all, "a page of the TIFF", page)?;
                 all.shape.n_channels += page.shape.n_channels;
                 all.n_pages += 1;
             }
@@ -84,8 +85,8 @@ pub(super) fn open(bytes: &[u8]) -> Result<Pages<'_>, AugmentError> {
     Decoder::new(Cursor::new(bytes)).map_err(broken)
 }
 
-/// Returns the header of the first page, from the current one on, that is neither a smaller copy
-/// nor a mask; it is then the current one.
+/// Moves to the first page, from the current one on, that is neither a smaller copy nor a mask, and
+/// returns its header.
 fn next_page(pages: &mut Pages<'_>) -> Result<Option<Header>, AugmentError> {
     loop {
         let kind = pages.find_tag_unsigned::<u32>(Tag::NewSubfileType).map_err(broken)?.unwrap_or(0);
@@ -116,10 +117,11 @@ fn page(pages: &mut Pages<'_>) -> Result<Header, AugmentError> {
     };
     let n_channels = usize::from(color.num_samples());
     let n_stated = pages.find_tag_unsigned::<u16>(Tag::SamplesPerPixel).map_err(broken)?;
-    if n_stated.is_some_and(|n| usize::from(n) != n_channels) {
+    if let Some(n_stated) = n_stated
+        && usize::from(n_stated) != n_channels
+    {
         return Err(AugmentError::Decode(format!(
-            "TIFF: {n_channels} of {} channels can be read as {color:?}",
-            n_stated.unwrap_or_default()
+            "TIFF: {n_channels} of {n_stated} channels can be read as {color:?}"
         )));
     }
     Ok(Header { shape: Shape { width_px, height_px, n_channels }, kind, n_pages: 1 })
@@ -134,26 +136,27 @@ pub(super) fn values(
     let planar = pages.find_tag_unsigned::<u16>(Tag::PlanarConfiguration).map_err(broken)?;
     let is_planar = planar == Some(PlanarConfiguration::Planar.to_u16());
     let [width, height] = [shape.width_px, shape.height_px].map(|side| side as usize);
-    let [across, down] = <[u32; 2]>::from(pages.chunk_dimensions()).map(|side| side.max(1) as usize);
-    // The library takes memory for whole rows of a tile, whatever the width of the image.
-    if across > MAX_TILE_PX || across.saturating_mul(shape.n_channels) as u64 > max_values(rules) {
-        return Err(AugmentError::Decode(format!("TIFF: a tile has rows of {across} pixels")));
+    let tile_px = <[u32; 2]>::from(pages.chunk_dimensions());
+    let [tile_width, tile_height] = tile_px.map(|side| side.max(1) as usize);
+    // The library allocates complete rows of a tile, whatever the width of the image.
+    if tile_width > MAX_TILE_PX || tile_width.saturating_mul(shape.n_channels) as u64 > max_values(rules) {
+        return Err(AugmentError::Decode(format!("TIFF: a tile has rows of {tile_width} pixels")));
     }
-    let n_columns = width.div_ceil(across);
-    let per_plane = n_columns * height.div_ceil(down);
+    let n_columns = width.div_ceil(tile_width);
+    let per_plane = n_columns * height.div_ceil(tile_height);
     let (n_planes, n_interleaved) = if is_planar { (shape.n_channels, 1) } else { (1, shape.n_channels) };
     let mut out = vec![0.0; shape.n_values()];
     for number in 0..n_planes * per_plane {
         let plane = number / per_plane;
-        let place = number % per_plane;
-        let left = place % n_columns * across;
-        let top = place / n_columns * down;
-        let columns = across.min(width - left);
-        let rows = down.min(height - top);
+        let index = number % per_plane;
+        let left = index % n_columns * tile_width;
+        let top = index / n_columns * tile_height;
+        let columns = tile_width.min(width - left);
+        let rows = tile_height.min(height - top);
         let number =
             u32::try_from(number).map_err(|_| AugmentError::Decode("TIFF: too many tiles".into()))?;
-        let chunk = numbers(pages.read_chunk(number).map_err(broken)?);
-        // The library cuts tiles off at the edge of the image in the first plane alone.
+        let chunk = to_f32(pages.read_chunk(number).map_err(broken)?);
+        // The library crops tiles at the edge of the image in the first plane only.
         let [stored_columns, stored_rows] =
             <[u32; 2]>::from(pages.chunk_data_dimensions(number)).map(|side| side as usize);
         let fits = stored_columns >= columns && stored_rows >= rows;
@@ -164,7 +167,9 @@ pub(super) fn values(
             for channel in 0..n_interleaved {
                 let start = ((plane + channel) * height + top + y) * width + left;
                 let values = row.iter().skip(channel).step_by(n_interleaved);
-                out[start..start + columns].iter_mut().zip(values).for_each(|(out, value)| *out = *value);
+                for (out, value) in out[start..start + columns].iter_mut().zip(values) {
+                    *out = *value;
+                }
             }
         }
     }
@@ -172,7 +177,7 @@ pub(super) fn values(
 }
 
 /// Converts decoded values of any type.
-fn numbers(decoded: DecodingResult) -> Vec<f32> {
+fn to_f32(decoded: DecodingResult) -> Vec<f32> {
     macro_rules! cast {
         ($values:expr) => {
             $values.into_iter().map(|value| value as f32).collect()

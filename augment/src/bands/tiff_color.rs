@@ -1,8 +1,8 @@
-//! TIFF pages of 8-bit colors that other readers of photographs refuse or convert otherwise: JPEG
-//! tiles, as scanners of slides write them, and inks (CMYK).
+//! TIFF pages of 8-bit colors that the `image` crate refuses or converts otherwise: JPEG tiles, as
+//! slide scanners write them, and CMYK.
 //!
-//! Each tile or strip of JPEG becomes a file of its own, with the tables that all of them share and
-//! a marker of the color space, and is decoded to the pixels of libjpeg-turbo, as in Pillow.
+//! Each JPEG tile or strip becomes a separate file, with the tables that all of them share and a
+//! marker of the color space, and is decoded to the pixels of libjpeg-turbo, as in Pillow.
 
 use image::metadata::Orientation;
 use tiff::ColorType;
@@ -14,7 +14,7 @@ use crate::AugmentError;
 use crate::jpeg;
 use crate::pixels::{DecodeRules, Rgb8};
 
-/// Segment of a JPEG by which programs of Adobe name the color space, up to that name.
+/// Adobe's segment of a JPEG for the color space, up to the code of the color space.
 const ADOBE: [u8; 15] = [0xff, 0xee, 0, 14, b'A', b'd', b'o', b'b', b'e', 0, 100, 0, 0, 0, 0];
 
 /// Marker of the end of a JPEG.
@@ -23,7 +23,7 @@ const END: [u8; 2] = [0xff, 0xd9];
 /// Largest number of tiles or strips of a page.
 const MAX_TILES: usize = 1 << 20;
 
-/// The first page of a TIFF, if it holds such colors.
+/// First page of a TIFF, if its colors are JPEG or CMYK.
 pub(crate) struct ColorPage<'a> {
     bytes: &'a [u8],
     pages: Pages<'a>,
@@ -43,12 +43,11 @@ enum Layout {
     /// JPEG of RGB, or of YCbCr.
     Jpeg { is_ycc: bool },
     /// CMYK, in any of the library's compressions.
-    Inks,
+    Cmyk,
 }
 
 impl<'a> ColorPage<'a> {
-    /// Opens the first page of `bytes`; `None` for other files and for pages that other readers
-    /// decode.
+    /// Opens the first page of `bytes`; `None` for other files and for pages with other colors.
     pub(crate) fn open(bytes: &'a [u8]) -> Option<Self> {
         if !is_tiff(bytes) {
             return None;
@@ -62,17 +61,17 @@ impl<'a> ColorPage<'a> {
             ColorType::RGB(8) if is_jpeg => Layout::Jpeg { is_ycc: false },
             ColorType::YCbCr(8) if is_jpeg => Layout::Jpeg { is_ycc: true },
             ColorType::Gray(8) if is_jpeg => Layout::Jpeg { is_ycc: false },
-            ColorType::CMYK(8) if !is_jpeg => Layout::Inks,
+            ColorType::CMYK(8) if !is_jpeg => Layout::Cmyk,
             _ => return None,
         };
-        let turned = pages.find_tag_unsigned::<u8>(Tag::Orientation).ok()?;
-        let orientation = turned.and_then(Orientation::from_exif).unwrap_or(Orientation::NoTransforms);
+        let code = pages.find_tag_unsigned::<u8>(Tag::Orientation).ok()?;
+        let orientation = code.and_then(Orientation::from_exif).unwrap_or(Orientation::NoTransforms);
         let is_gray = color == ColorType::Gray(8);
         Some(Self { bytes, pages, layout, is_gray, width_px, height_px, orientation })
     }
 
-    /// Returns whether no further page is an image of its own: smaller copies and masks are none.
-    pub(crate) fn is_alone(&mut self) -> bool {
+    /// Returns whether all further pages are smaller copies or masks.
+    pub(crate) fn is_only_image(&mut self) -> bool {
         while self.pages.more_images() {
             if self.pages.next_image().is_err() {
                 return true;
@@ -85,14 +84,14 @@ impl<'a> ColorPage<'a> {
         true
     }
 
-    /// Whether the pixels are gray.
+    /// Returns whether the pixels are gray.
     pub(crate) fn is_gray(&self) -> bool {
         self.is_gray
     }
 
-    /// Whether the pixels are inks (CMYK).
-    pub(crate) fn is_inks(&self) -> bool {
-        self.layout == Layout::Inks
+    /// Returns whether the pixels are CMYK.
+    pub(crate) fn is_cmyk(&self) -> bool {
+        self.layout == Layout::Cmyk
     }
 
     /// Decodes the page to RGB.
@@ -108,11 +107,11 @@ impl<'a> ColorPage<'a> {
         rules.check(self.width_px, self.height_px)?;
         match self.layout {
             Layout::Jpeg { is_ycc } => self.decode_jpeg(is_ycc, rules, decoder),
-            Layout::Inks => self.decode_inks(rules),
+            Layout::Cmyk => self.decode_cmyk(rules),
         }
     }
 
-    fn decode_inks(&mut self, rules: &DecodeRules) -> Result<Rgb8, AugmentError> {
+    fn decode_cmyk(&mut self, rules: &DecodeRules) -> Result<Rgb8, AugmentError> {
         let shape = Shape { width_px: self.width_px, height_px: self.height_px, n_channels: 4 };
         let planes = values(&mut self.pages, shape, rules)?;
         let n = self.width_px as usize * self.height_px as usize;
@@ -132,9 +131,10 @@ impl<'a> ColorPage<'a> {
         rules: &DecodeRules,
         decoder: &mut jpeg::Decoder,
     ) -> Result<Rgb8, AugmentError> {
-        let tables = self.pages.find_tag(Tag::JPEGTables).map_err(broken)?;
-        let tables =
-            tables.map(|tables| tables.into_u8_vec()).transpose().map_err(broken)?.unwrap_or_default();
+        let tables = match self.pages.find_tag(Tag::JPEGTables).map_err(broken)? {
+            Some(tables) => tables.into_u8_vec().map_err(broken)?,
+            None => Vec::new(),
+        };
         let tiles = self.tiles()?;
         let (tile_width, tile_height) = self.pages.chunk_dimensions();
         let width = self.width_px as usize;
@@ -156,7 +156,7 @@ impl<'a> ColorPage<'a> {
             let top = number / n_columns * tile_height as usize;
             let columns = (tile_width as usize).min(width - left);
             let rows = (tile_height as usize).min(self.height_px as usize - top);
-            decoder.decode_into(&alone(&tables, bytes, is_ycc), rules, &mut tile)?;
+            decoder.decode_into(&to_jpeg_file(&tables, bytes, is_ycc), rules, &mut tile)?;
             let [stored_columns, stored_rows] = [tile.width_px, tile.height_px].map(|side| side as usize);
             if stored_columns < columns || stored_rows < rows {
                 return Err(AugmentError::Decode("TIFF: a tile or strip has another size".into()));
@@ -171,17 +171,8 @@ impl<'a> ColorPage<'a> {
 
     /// Returns the bytes of each tile or strip, in their order.
     fn tiles(&mut self) -> Result<Vec<&'a [u8]>, AugmentError> {
-        let mut places = [Vec::new(), Vec::new()];
-        let tags = [[Tag::TileOffsets, Tag::StripOffsets], [Tag::TileByteCounts, Tag::StripByteCounts]];
-        for (places, [of_tiles, of_strips]) in places.iter_mut().zip(tags) {
-            let found = self.pages.find_tag_unsigned_vec::<u64>(of_tiles).map_err(broken)?;
-            let found = match found {
-                Some(found) => Some(found),
-                None => self.pages.find_tag_unsigned_vec::<u64>(of_strips).map_err(broken)?,
-            };
-            *places = found.unwrap_or_default();
-        }
-        let [starts, lengths] = places;
+        let starts = self.tile_numbers(Tag::TileOffsets, Tag::StripOffsets)?;
+        let lengths = self.tile_numbers(Tag::TileByteCounts, Tag::StripByteCounts)?;
         if starts.len() != lengths.len() || starts.len() > MAX_TILES {
             return Err(AugmentError::Decode(format!("TIFF: {} tiles or strips", starts.len())));
         }
@@ -194,10 +185,18 @@ impl<'a> ColorPage<'a> {
         }
         Ok(tiles)
     }
+
+    /// Returns the numbers of a tag of tiles, or of the tag of strips if it is absent.
+    fn tile_numbers(&mut self, tile_tag: Tag, strip_tag: Tag) -> Result<Vec<u64>, AugmentError> {
+        if let Some(numbers) = self.pages.find_tag_unsigned_vec(tile_tag).map_err(broken)? {
+            return Ok(numbers);
+        }
+        Ok(self.pages.find_tag_unsigned_vec(strip_tag).map_err(broken)?.unwrap_or_default())
+    }
 }
 
-/// Returns a JPEG of its own of the bytes of a tile and the tables that all tiles share.
-fn alone(tables: &[u8], tile: &[u8], is_ycc: bool) -> Vec<u8> {
+/// Returns the JPEG file of a tile, with the tables that all tiles share.
+fn to_jpeg_file(tables: &[u8], tile: &[u8], is_ycc: bool) -> Vec<u8> {
     let tables = tables.strip_prefix(&jpeg::MAGIC).unwrap_or_default();
     let tables = tables.strip_suffix(&END).unwrap_or(tables);
     let tile = tile.strip_prefix(&jpeg::MAGIC).unwrap_or(tile);

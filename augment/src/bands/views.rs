@@ -1,10 +1,10 @@
-//! Generation of the views of an image of any number of channels.
+//! Generation of views of an image of any number of channels.
 //!
 //! ```text
 //! view = drop(p) ∘ blur(p, σ) ∘ brightness and contrast(p) ∘ rotation(p) ∘ flip(p) ∘ resize ∘ random box
 //! ```
 //!
-//! Boxes and flips are those that 8-bit RGB has for the same key.
+//! Boxes and flips equal those of 8-bit RGB for the same key.
 
 use super::blur::BandBlur;
 use super::color::jitter;
@@ -12,74 +12,72 @@ use super::image::Bands;
 use super::resize::PlaneResizer;
 use super::store::store;
 use crate::crop::{CropBox, VIEW_RATIO, random_resized_crop};
+use crate::multicrop::ViewSpec;
 use crate::seed::Operation;
 use crate::stats::{Clock, Stage};
-use crate::{AugmentError, CropSpec, SampleKey, ViewRng};
+use crate::{AugmentError, SampleKey};
 
-/// Maker of views, with the memory of one thread.
+/// Maker of views, with the scratch memory of one thread.
 #[derive(Debug, Default)]
 pub(crate) struct BandViewMaker {
     resizer: PlaneResizer,
     blur: BandBlur,
-    turned: Vec<f32>,
+    /// Scratch memory of [`rotate`].
+    rotated: Vec<f32>,
 }
 
 impl BandViewMaker {
-    /// Makes view `number` of `image` by `crop`, and appends its bytes to `out`, with the box, the
-    /// flip and the rotation of view `place`, whose crop is `placed`.
+    /// Makes the view `spec` of `image`, and appends its bytes to `out`.
     pub(crate) fn augment(
         &mut self,
         image: &Bands,
-        [crop, placed]: [&CropSpec; 2],
+        spec: ViewSpec<'_>,
         key: SampleKey,
-        [number, place]: [u32; 2],
-        (out, clock): (&mut Vec<u8>, &mut Clock<'_>),
+        out: &mut Vec<u8>,
+        clock: &mut Clock<'_>,
     ) -> Result<(), AugmentError> {
-        let rng = |operation| ViewRng::new(key, number, operation);
-        let placed_rng = |operation| ViewRng::new(key, place, operation);
-        let region = random_resized_crop(
-            &mut placed_rng(Operation::Crop),
-            image.width_px,
-            image.height_px,
-            placed.scale,
-            VIEW_RATIO,
-        );
+        let ViewSpec { crop, geometry_crop, .. } = spec;
+        let mut rng = spec.geometry_rng(key, Operation::Crop);
+        let region =
+            random_resized_crop(&mut rng, image.width_px, image.height_px, geometry_crop.scale, VIEW_RATIO);
         clock.lap(Stage::Other);
         let size_px = [crop.size_px; 2];
-        let whole = CropBox::whole(size_px);
-        let mut view = self.resizer.resize_part(image, region, size_px, whole, crop.interpolation)?;
+        let full = CropBox::from_size(size_px);
+        let mut view = self.resizer.resize_part(image, region, size_px, full, crop.interpolation)?;
         clock.lap(Stage::Resize);
         let side = crop.size_px as usize;
-        if placed_rng(Operation::Flip).chance(placed.flip_p) {
+        if spec.geometry_rng(key, Operation::Flip).chance(geometry_crop.flip_p) {
             view.chunks_exact_mut(side).for_each(<[f32]>::reverse);
         }
-        if let Some(n_quarters) = placed.n_quarters(&mut placed_rng(Operation::Rotate)) {
-            view.chunks_exact_mut(side * side)
-                .for_each(|plane| rotate(plane, side, n_quarters, &mut self.turned));
+        if let Some(n_quarters) = geometry_crop.n_quarters(&mut spec.geometry_rng(key, Operation::Rotate)) {
+            for plane in view.chunks_exact_mut(side * side) {
+                rotate(plane, side, n_quarters, &mut self.rotated);
+            }
         }
         clock.lap(Stage::Other);
-        let mut draws = rng(Operation::Jitter);
-        if draws.chance(crop.jitter.p) {
-            jitter(&mut view, side * side, image.depth, &crop.jitter, &mut draws);
+        let mut rng = spec.rng(key, Operation::Jitter);
+        if rng.chance(crop.jitter.p) {
+            jitter(&mut view, side * side, image.depth, &crop.jitter, &mut rng);
         }
         clock.lap(Stage::Color);
-        let mut draws = rng(Operation::Blur);
-        if draws.chance(crop.blur_p) {
-            let sigma = draws.between(crop.blur_sigma[0], crop.blur_sigma[1]);
+        let mut rng = spec.rng(key, Operation::Blur);
+        if rng.chance(crop.blur_p) {
+            let sigma = rng.between(crop.blur_sigma[0], crop.blur_sigma[1]);
             self.blur.apply(&mut view, side, crop.blur_taps, sigma as f32);
         }
         clock.lap(Stage::Blur);
-        crop.drop_channels(&mut rng(Operation::ChannelDrop), view.chunks_exact_mut(side * side));
+        let mut rng = spec.rng(key, Operation::ChannelDrop);
+        crop.drop_channels(&mut rng, view.chunks_exact_mut(side * side));
         store(&view, image.depth, out);
         clock.lap(Stage::Other);
         Ok(())
     }
 }
 
-/// Rotates a square plane counterclockwise by quarters of a turn; `turned` is scratch memory.
-pub(crate) fn rotate<T: Copy + Default>(plane: &mut [T], side: usize, n_quarters: u32, turned: &mut Vec<T>) {
-    turned.clear();
-    turned.extend_from_slice(plane);
+/// Rotates a square plane counterclockwise by quarters of a turn; `scratch` is scratch memory.
+pub(crate) fn rotate<T: Copy + Default>(plane: &mut [T], side: usize, n_quarters: u32, scratch: &mut Vec<T>) {
+    scratch.clear();
+    scratch.extend_from_slice(plane);
     for (y, row) in plane.chunks_exact_mut(side).enumerate() {
         for (x, value) in row.iter_mut().enumerate() {
             let [from_y, from_x] = match n_quarters {
@@ -87,7 +85,7 @@ pub(crate) fn rotate<T: Copy + Default>(plane: &mut [T], side: usize, n_quarters
                 2 => [side - 1 - y, side - 1 - x],
                 _ => [side - 1 - x, y],
             };
-            *value = turned[from_y * side + from_x];
+            *value = scratch[from_y * side + from_x];
         }
     }
 }
@@ -110,21 +108,20 @@ mod tests {
         SampleKey { seed: 5, epoch: 0, sample, attempt: 0 }
     }
 
-    /// The quarters of `numpy.rot90(x, k)`.
+    /// Equal to `numpy.rot90(x, k)`.
     #[test]
-    fn quarters_turn_counterclockwise() {
-        let turned = |n| {
-            let mut plane = vec![1, 2, 3, 4];
-            rotate(&mut plane, 2, n, &mut Vec::new());
-            plane
-        };
-        assert_eq!([turned(1), turned(2), turned(3)], [[2, 4, 1, 3], [4, 3, 2, 1], [3, 1, 4, 2]]);
+    fn planes_are_rotated_counterclockwise() {
+        for (n_quarters, expected) in [(1, [2, 4, 1, 3]), (2, [4, 3, 2, 1]), (3, [3, 1, 4, 2])] {
+            let mut plane = [1, 2, 3, 4];
+            rotate(&mut plane, 2, n_quarters, &mut Vec::new());
+            assert_eq!(plane, expected);
+        }
     }
 
     #[test]
     fn views_are_a_function_of_the_key_and_keep_sixteen_bits() {
         let image = noise(5, Depth::Sixteen).into();
-        let multicrop = MultiCrop::dino(16, 8, 2).of_channels(0.5, 0.2);
+        let multicrop = MultiCrop::dino(16, 8, 2).into_multichannel(0.5, 0.2);
         let mut maker = ViewMaker::default();
         let first = maker.make(&image, &multicrop, key(1)).expect("views");
         let lengths: Vec<usize> = first.groups.iter().map(Vec::len).collect();
@@ -138,13 +135,13 @@ mod tests {
     /// The box and the flip of a view do not depend on the format, so that RGB as three bands has
     /// nearly the same views.
     #[test]
-    fn bands_of_rgb_have_the_views_of_rgb() {
-        // Far from the ends: RGB is clamped between the passes of a resize.
+    fn views_of_bands_equal_those_of_rgb_up_to_rounding() {
+        // Values are far from 0 and 255: RGB is clamped between the passes of a resize.
         let bytes: Vec<u8> =
             (0..3 * 50 * 40).map(|i: u32| 64 + (i.wrapping_mul(2_654_435_761) >> 25) as u8).collect();
         let rgb = crate::Rgb8::new(50, 40, bytes);
         let planes = crate::Planes::from(&rgb);
-        let bands = Bands::of_bytes(&planes.data, crate::PixelFormat::RGB8, 50);
+        let bands = Bands::from_bytes(&planes.data, crate::PixelFormat::RGB8, 50);
         let multicrop = MultiCrop::single(24);
         let mut maker = ViewMaker::default();
         for sample in 0..10 {
@@ -154,21 +151,21 @@ mod tests {
         }
     }
 
+    /// Returns the number of nonzero channels in a view of `image`.
+    fn n_kept_channels(image: &crate::Image, multicrop: &MultiCrop, sample: u64) -> usize {
+        let views = ViewMaker::default().make(image, multicrop, key(sample)).expect("views");
+        let channels = views.groups[0].chunks_exact(4 * 64);
+        channels.filter(|channel| channel.iter().any(|byte| *byte != 0)).count()
+    }
+
     #[test]
     fn dropped_channels_are_zero_and_one_remains() {
         let image: crate::Image = noise(4, Depth::Float).into();
-        let mut multicrop = MultiCrop::single(8).of_channels(0.0, 1.0);
-        let n_kept = |multicrop: &MultiCrop, sample| {
-            let views = ViewMaker::default().make(&image, multicrop, key(sample)).expect("views");
-            views.groups[0]
-                .chunks_exact(4 * 64)
-                .filter(|channel| channel.iter().any(|byte| *byte != 0))
-                .count()
-        };
-        assert!((0..20).all(|sample| n_kept(&multicrop, sample) == 1));
+        let mut multicrop = MultiCrop::single(8).into_multichannel(0.0, 1.0);
+        assert!((0..20).all(|sample| n_kept_channels(&image, &multicrop, sample) == 1));
         multicrop.crops[0].channel_drop_p = 0.5;
-        let kept: Vec<usize> = (0..200).map(|sample| n_kept(&multicrop, sample)).collect();
-        let mean = kept.iter().sum::<usize>() as f64 / 200.0;
-        assert!((mean - 2.5).abs() < 0.25 && kept.contains(&4), "{mean}");
+        let counts: Vec<usize> = (0..200).map(|sample| n_kept_channels(&image, &multicrop, sample)).collect();
+        let mean = counts.iter().sum::<usize>() as f64 / 200.0;
+        assert!((mean - 2.5).abs() < 0.25 && counts.contains(&4), "{mean}");
     }
 }

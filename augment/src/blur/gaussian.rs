@@ -1,6 +1,6 @@
 //! Gaussian blur of torchvision: a fixed number of taps, reflected borders, rounded to 8 bits.
 //!
-//! torchvision convolves with the outer product of the taps in f32; a pass along rows and one
+//! torchvision convolves with the outer product of the taps in f32. A pass along rows and one
 //! across them yield the same up to f32 rounding.
 
 use multiversion::multiversion;
@@ -13,22 +13,26 @@ const BLOCK: usize = 32;
 /// Scratch memory of [`GaussianBlur::apply`].
 #[derive(Debug, Default)]
 pub(super) struct GaussianBlur {
-    /// Plane after the pass along rows, between its reflected rows; each row is padded to whole
-    /// blocks.
+    /// Plane after the pass along rows, with its reflected rows above and below; each row is padded
+    /// to complete blocks.
     rows: Vec<f32>,
-    /// Row between its reflections, padded to whole blocks.
+    /// Row with its reflections on both sides, padded to complete blocks.
     padded: Vec<f32>,
 }
 
 /// Returns `exp(-x² / 2σ²)` over the `n_taps` integers around 0, normalized.
 pub(crate) fn taps(n_taps: usize, sigma: f32) -> Vec<f32> {
     let half = (n_taps / 2) as f32;
-    let weight = |i: usize| {
+    let mut taps = Vec::with_capacity(n_taps);
+    for i in 0..n_taps {
         let x = (i as f32 - half) / sigma;
-        (-0.5 * x * x).exp()
-    };
-    let sum: f32 = (0..n_taps).map(weight).sum();
-    (0..n_taps).map(|i| weight(i) / sum).collect()
+        taps.push((-0.5 * x * x).exp());
+    }
+    let sum: f32 = taps.iter().sum();
+    for tap in &mut taps {
+        *tap /= sum;
+    }
+    taps
 }
 
 impl GaussianBlur {
@@ -38,10 +42,12 @@ impl GaussianBlur {
         assert!(n_taps % 2 == 1, "a kernel has a center");
         let taps = taps(n_taps, sigma);
         let width = image.width_px as usize;
-        image.channels_mut().into_iter().for_each(|plane| self.plane(plane, width, &taps));
+        for plane in image.channels_mut() {
+            self.blur_plane(plane, width, &taps);
+        }
     }
 
-    fn plane(&mut self, plane: &mut [u8], width: usize, taps: &[f32]) {
+    fn blur_plane(&mut self, plane: &mut [u8], width: usize, taps: &[f32]) {
         let radius = taps.len() / 2;
         let height = plane.len() / width;
         let stride = width.next_multiple_of(BLOCK);
@@ -61,6 +67,7 @@ impl GaussianBlur {
     }
 }
 
+/// Convolves a padded row with the taps.
 #[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
 fn along_row(taps: &[f32], padded: &[f32], out: &mut [f32]) {
     for (number, out) in out.chunks_exact_mut(BLOCK).enumerate() {
@@ -72,10 +79,11 @@ fn along_row(taps: &[f32], padded: &[f32], out: &mut [f32]) {
     }
 }
 
+/// Convolves columns with the taps, over as many rows as there are taps, and rounds to bytes.
 #[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
 fn across_rows(taps: &[f32], rows: &[f32], stride: usize, out: &mut [u8]) {
     // Adding 2^23 rounds half to even, as torch's `round` does, and leaves the integer in the low
-    // bits. The taps sum to one, so that nothing lies outside a byte.
+    // bits. The taps sum to one, so that all results fit into a byte.
     const MAGIC: f32 = 8_388_608.0;
     for (number, out) in out.chunks_mut(BLOCK).enumerate() {
         let mut sums = [0.0f32; BLOCK];
@@ -91,7 +99,7 @@ fn across_rows(taps: &[f32], rows: &[f32], stride: usize, out: &mut [u8]) {
     }
 }
 
-/// Adds `weight` times the first block of `row`. Rows are padded to whole blocks.
+/// Adds `weight` times the first block of `row`. Rows are padded to complete blocks.
 #[inline(always)]
 fn add_weighted(sums: &mut [f32; BLOCK], weight: f32, row: &[f32]) {
     let Some(row) = row.first_chunk::<BLOCK>() else { return };
@@ -100,7 +108,7 @@ fn add_weighted(sums: &mut [f32; BLOCK], weight: f32, row: &[f32]) {
     }
 }
 
-/// Copies a row into `padded`, between its own reflections.
+/// Copies a row into `padded`, with its reflections on both sides.
 fn pad(row: &[u8], radius: usize, padded: &mut [f32]) {
     let width = row.len();
     for (out, value) in padded[radius..].iter_mut().zip(row) {

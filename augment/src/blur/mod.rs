@@ -7,7 +7,7 @@ mod pillow;
 
 use crate::Planes;
 
-/// Blurs images, with memory that is reused.
+/// Blurs images, with scratch memory that is reused.
 #[derive(Debug, Default)]
 pub struct Blur {
     pillow: pillow::BoxBlur,

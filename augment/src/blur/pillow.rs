@@ -14,8 +14,8 @@ use super::box_kernel::{BoxKernel, N_PASSES};
 use super::box_pass::{BLOCK, box_pass};
 use crate::Planes;
 
-/// Scratch memory of [`BoxBlur::apply`]: the input and the output of a pass. Each is a plane within
-/// a frame as wide as the reach of the kernel, so that one pass over all of its bytes covers all
+/// Scratch memory of [`BoxBlur::apply`]: the input and the output of a pass. Each is a plane with a
+/// border as wide as the reach of the kernel, so that one pass over all of its bytes covers all
 /// rows.
 #[derive(Debug, Default)]
 pub(super) struct BoxBlur([Vec<u8>; 2]);
@@ -23,46 +23,51 @@ pub(super) struct BoxBlur([Vec<u8>; 2]);
 impl BoxBlur {
     /// Blurs `image` in place.
     pub(super) fn apply(&mut self, image: &mut Planes, radius: f32) {
-        let kernel = BoxKernel::of_gaussian(radius);
+        let kernel = BoxKernel::from_gaussian(radius);
         let width = image.width_px as usize;
-        image.channels_mut().into_iter().for_each(|plane| self.plane(plane, width, kernel));
+        for plane in image.channels_mut() {
+            self.blur_plane(plane, width, kernel);
+        }
     }
 
-    fn plane(&mut self, plane: &mut [u8], width: usize, kernel: BoxKernel) {
+    fn blur_plane(&mut self, plane: &mut [u8], width: usize, kernel: BoxKernel) {
         let height = plane.len() / width;
         let reach = kernel.reach();
         let stride = width + 2 * reach;
-        let first = |y: usize| (reach + y) * stride + reach;
+        // Position of the first pixel inside the border.
+        let start = reach * stride + reach;
         let Self([from, to]) = self;
-        // Whole blocks are written, which may extend past the end of the last row.
+        // Complete blocks are written, which may extend past the end of the last row.
         let len = (height + 2 * reach) * stride + BLOCK;
-        [&mut *from, to].into_iter().for_each(|plane| plane.resize(len, 0));
+        from.resize(len, 0);
+        to.resize(len, 0);
         for (y, row) in plane.chunks_exact(width).enumerate() {
-            from[first(y)..][..width].copy_from_slice(row);
+            from[start + y * stride..][..width].copy_from_slice(row);
         }
         let n_bytes = (height * stride - 2 * reach).next_multiple_of(BLOCK);
         for _ in 0..N_PASSES {
             for y in 0..height {
-                let row = &mut from[first(y) - reach..][..stride];
+                let row = &mut from[(reach + y) * stride..][..stride];
                 let left = row[reach];
                 let right = row[reach + width - 1];
                 row[..reach].fill(left);
                 row[reach + width..].fill(right);
             }
-            box_pass(&from[reach * stride..], 1, kernel, &mut to[first(0)..][..n_bytes]);
+            box_pass(&from[reach * stride..], 1, kernel, &mut to[start..][..n_bytes]);
             std::mem::swap(from, to);
         }
         for _ in 0..N_PASSES {
+            let first_row = reach * stride;
+            let last_row = (reach + height - 1) * stride;
             for i in 0..reach {
-                let row = |y: usize| y * stride..(y + 1) * stride;
-                from.copy_within(row(reach), i * stride);
-                from.copy_within(row(reach + height - 1), (reach + height + i) * stride);
+                from.copy_within(first_row..first_row + stride, i * stride);
+                from.copy_within(last_row..last_row + stride, (reach + height + i) * stride);
             }
-            box_pass(&from[reach..], stride, kernel, &mut to[first(0)..][..n_bytes]);
+            box_pass(&from[reach..], stride, kernel, &mut to[start..][..n_bytes]);
             std::mem::swap(from, to);
         }
         for (y, row) in plane.chunks_exact_mut(width).enumerate() {
-            row.copy_from_slice(&from[first(y)..][..width]);
+            row.copy_from_slice(&from[start + y * stride..][..width]);
         }
     }
 }

@@ -1,11 +1,11 @@
-//! Bits of entropy-coded data, and the markers that end it.
+//! Reader of the bits of entropy-coded data, up to the marker that ends it.
 
 use super::error::JpegError;
 
-/// Reader of entropy-coded data: bits from the highest to the lowest, zero bytes after `0xff`
-/// removed, up to a marker.
+/// Reader of entropy-coded data: bits from the highest to the lowest, without the zero bytes after
+/// `0xff`, up to a marker.
 ///
-/// Beyond a marker all bits read as zero, as in libjpeg; [`Bits::is_exhausted`] returns whether any
+/// All bits after a marker read as zero, as in libjpeg; [`Bits::is_exhausted`] returns whether any
 /// of them were read.
 pub(crate) struct Bits<'a> {
     bytes: &'a [u8],
@@ -13,9 +13,9 @@ pub(crate) struct Bits<'a> {
     at: usize,
     /// Bits that have not been read, the next one highest.
     buffer: u64,
-    /// Number of valid bits in `buffer`; negative once more were read than the data holds.
+    /// Number of valid bits in `buffer`; negative once more bits were read than the data holds.
     n_bits: i32,
-    /// Marker that was found in the data, beyond which nothing is read.
+    /// Marker that ended the data; nothing is read after it.
     marker: Option<u8>,
     /// `true` if the bytes ended before a marker was found.
     ended: bool,
@@ -67,7 +67,7 @@ impl<'a> Bits<'a> {
         }
     }
 
-    /// Returns the next byte of data, unless a marker or the end comes first.
+    /// Returns the next byte of data; `None` if a marker or the end comes first.
     fn next_byte(&mut self) -> Option<u8> {
         let first = self.take()?;
         if first != 0xff {
@@ -86,6 +86,7 @@ impl<'a> Bits<'a> {
         }
     }
 
+    /// Returns the byte at the current position, and advances by one byte.
     fn take(&mut self) -> Option<u8> {
         let byte = self.bytes.get(self.at).copied();
         self.ended |= byte.is_none();
@@ -151,12 +152,12 @@ impl<'a> Bits<'a> {
                 None => self.next_marker()?,
             };
             self.marker = Some(marker);
-            let behind = marker.wrapping_sub(0xd0).wrapping_sub(expected) & 7;
+            let distance = marker.wrapping_sub(0xd0).wrapping_sub(expected) & 7;
             match marker {
                 // An invalid marker, or one of the two previous restarts.
                 0..0xc0 => self.marker = None,
-                0xd0..=0xd7 if behind >= 6 => self.marker = None,
-                0xd0..=0xd7 if matches!(behind, 1 | 2) => return Ok(false),
+                0xd0..=0xd7 if distance >= 6 => self.marker = None,
+                0xd0..=0xd7 if matches!(distance, 1 | 2) => return Ok(false),
                 0xd0..=0xd7 => {
                     self.marker = None;
                     return Ok(true);
@@ -222,16 +223,18 @@ mod tests {
     }
 
     #[test]
-    fn long_data_is_read_as_bit_by_bit() {
+    fn buffered_reads_equal_reads_bit_by_bit() {
         let bytes: Vec<u8> = (0..300u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 25) as u8).collect();
-        let mut whole = bytes.clone();
-        whole.extend([0xff, 0xd9]);
-        let mut bits = Bits::new(&whole, 0);
+        let mut data = bytes.clone();
+        data.extend([0xff, 0xd9]);
+        let mut bits = Bits::new(&data, 0);
         let mut at = 0;
         for n in (1..=17).cycle().take(250) {
-            let wanted = (at..at + n)
-                .fold(0, |value, bit| value << 1 | u32::from(bytes[bit / 8] >> (7 - bit % 8) & 1));
-            assert_eq!(read(&mut bits, n as u32), wanted, "{n} bits at {at}");
+            let mut expected = 0;
+            for bit in at..at + n {
+                expected = expected << 1 | u32::from(bytes[bit / 8] >> (7 - bit % 8) & 1);
+            }
+            assert_eq!(read(&mut bits, n as u32), expected, "{n} bits at {at}");
             at += n;
         }
         assert!(!bits.is_exhausted().expect("data"));
@@ -244,13 +247,14 @@ mod tests {
         assert!(matches!(bits.is_exhausted(), Err(JpegError::CutOff)));
     }
 
+    fn restart(bytes: &[u8], expected: u8) -> (bool, (Option<u8>, usize)) {
+        let mut bits = Bits::new(bytes, 0);
+        let is_consumed = bits.restart(expected).expect("a marker");
+        (is_consumed, bits.end())
+    }
+
     #[test]
-    fn a_restart_is_found_as_libjpeg_finds_it() {
-        let restart = |bytes: &[u8], expected| {
-            let mut bits = Bits::new(bytes, 0);
-            let found = bits.restart(expected).expect("a marker");
-            (found, bits.end())
-        };
+    fn recovery_of_restart_markers_equals_libjpegs() {
         // The expected marker, with garbage before it.
         assert_eq!(restart(&[1, 2, 0xff, 0xd3, 7], 3), (true, (None, 4)));
         // One of the two previous restarts: it is skipped.
@@ -263,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn signed_numbers_are_those_of_the_standard() {
+    fn signed_numbers_equal_those_of_the_standard() {
         assert_eq!([0, 1].map(|v| extended(v, 1)), [-1, 1]);
         assert_eq!([0, 1, 2, 3].map(|v| extended(v, 2)), [-3, -2, 2, 3]);
         assert_eq!(extended(0, 15), -32767);

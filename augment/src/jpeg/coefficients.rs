@@ -99,19 +99,20 @@ impl<'a> ScanReader<'a> {
         let interleaved = scan.components.len() > 1;
         let mut parts = Vec::with_capacity(scan.components.len());
         for component in &scan.components {
-            let table = |definition, is_dc| Table::new(definition, is_dc).map(Box::new);
             let dc = match coding {
-                Coding::Sequential | Coding::FirstDc => Some(table(segments.dc(component.dc_slot)?, true)?),
+                Coding::Sequential | Coding::FirstDc => {
+                    Some(Table::new(segments.dc(component.dc_slot)?, true).map(Box::new)?)
+                }
                 _ => None,
             };
             let ac = match coding {
                 Coding::Sequential | Coding::FirstAc | Coding::RefineAc => {
-                    Some(table(segments.ac(component.ac_slot)?, false)?)
+                    Some(Table::new(segments.ac(component.ac_slot)?, false).map(Box::new)?)
                 }
                 _ => None,
             };
-            let of_frame = &frame.components[component.index];
-            let [h, v] = if interleaved { [of_frame.h, of_frame.v] } else { [1, 1] };
+            let frame_component = &frame.components[component.index];
+            let [h, v] = if interleaved { [frame_component.h, frame_component.v] } else { [1, 1] };
             parts.push(Part { index: component.index, h, v, dc, ac, prediction: 0 });
         }
         if interleaved && parts.iter().map(|part| part.h * part.v).sum::<usize>() > 10 {
@@ -141,7 +142,7 @@ impl<'a> ScanReader<'a> {
         for column in 0..self.n_mcus[0] {
             self.restart_if_due()?;
             if !self.is_exhausted {
-                self.read_mcu([column, mcu_row], components);
+                self.read_mcu(column, mcu_row, components);
                 self.is_exhausted = self.bits.is_exhausted()?;
             }
             self.until_restart = self.until_restart.wrapping_sub(1);
@@ -155,6 +156,7 @@ impl<'a> ScanReader<'a> {
         self.bits.end()
     }
 
+    /// Consumes a restart marker and resets the decoding state, if a restart interval ends here.
     fn restart_if_due(&mut self) -> Result<(), JpegError> {
         if self.restart_interval == 0 || self.until_restart > 0 {
             return Ok(());
@@ -165,12 +167,15 @@ impl<'a> ScanReader<'a> {
         self.next_restart = (self.next_restart + 1) & 7;
         self.until_restart = self.restart_interval;
         self.end_of_band_run = 0;
-        self.parts.iter_mut().for_each(|part| part.prediction = 0);
+        for part in &mut self.parts {
+            part.prediction = 0;
+        }
         Ok(())
     }
 
+    /// Reads the MCU in this column and row of MCUs.
     #[inline(always)]
-    fn read_mcu(&mut self, [column, row]: [usize; 2], components: &mut [BlockRows]) {
+    fn read_mcu(&mut self, column: usize, row: usize, components: &mut [BlockRows]) {
         for part in &mut self.parts {
             let rows = &mut components[part.index];
             for y in 0..part.v {
@@ -267,8 +272,8 @@ fn ac_coefficients(bits: &mut Bits<'_>, table: &Table, block: &mut Block) {
     while k < 64 {
         bits.refill();
         let entry = table.look_up(bits);
-        if entry.whole_len > 0 {
-            bits.consume(u32::from(entry.whole_len));
+        if entry.total_len > 0 {
+            bits.consume(u32::from(entry.total_len));
             k += usize::from(entry.symbol >> 4);
             block[position(k)] = entry.value;
             k += 1;
@@ -381,8 +386,8 @@ fn refine(bits: &mut Bits<'_>, value: &mut i16, step: i16) {
     }
 }
 
-/// Decodes the number of blocks, this one included, without further coefficients in the band:
-/// 2^size plus `size` bits.
+/// Decodes the number of blocks without further coefficients in the band, including the current
+/// one: 2^size plus a number of `size` bits.
 fn end_of_band_run(bits: &mut Bits<'_>, size: u32) -> u32 {
     if size == 0 {
         return 1;

@@ -44,13 +44,14 @@ impl Decoder {
         let scan = first_scan(&mut segments)?;
         let frame = segments.frame()?.clone();
         rules.check(frame.width_px, frame.height_px)?;
-        if !ends(bytes, scan.data) {
+        if !has_end_marker(bytes, scan.data) {
             return Err(JpegError::CutOff.into());
         }
-        (out.width_px, out.height_px) = (frame.width_px, frame.height_px);
+        out.width_px = frame.width_px;
+        out.height_px = frame.height_px;
         out.data.resize(3 * frame.width_px as usize * frame.height_px as usize, 0);
         let image = Image::new(&frame, segments.color_space()?);
-        image.size(&mut self.windows);
+        image.resize_windows(&mut self.windows);
         if frame.progressive || scan.components.len() < frame.components.len() {
             self.decode_scans(bytes, &mut segments, scan, &image, &mut out.data)?;
         } else {
@@ -71,12 +72,12 @@ impl Decoder {
         segments.latch_quantization(scan)?;
         let mut reader = ScanReader::new(bytes, segments, scan)?;
         for mcu_row in 0..image.n_mcus[1] {
-            image.clear(&mut self.coefficients, 1);
+            image.clear_coefficients(&mut self.coefficients, 1);
             reader.read_row(0, &mut self.coefficients)?;
-            self.write_pixels(segments.frame()?, image, [mcu_row, 0], pixels);
+            self.write_pixels(segments.frame()?, image, mcu_row, 0, pixels);
         }
         match segments.next_scan_after(reader.end()) {
-            // [`ends`] has found the end marker: it is inside a segment whose damaged length is too
+            // The image has an end marker, which is inside a segment whose damaged length is too
             // long.
             Ok(None) | Err(JpegError::CutOff) => Ok(()),
             Ok(Some(_)) => Err(JpegError::Damaged("a second scan")),
@@ -93,7 +94,7 @@ impl Decoder {
         image: &Image,
         pixels: &mut [u8],
     ) -> Result<(), JpegError> {
-        image.clear(&mut self.coefficients, image.n_mcus[1]);
+        image.clear_coefficients(&mut self.coefficients, image.n_mcus[1]);
         let mut next = Some(first);
         let mut n_scans = 0;
         while let Some(scan) = next {
@@ -109,7 +110,7 @@ impl Decoder {
             next = segments.next_scan_after(reader.end())?;
         }
         for mcu_row in 0..image.n_mcus[1] {
-            self.write_pixels(segments.frame()?, image, [mcu_row, mcu_row], pixels);
+            self.write_pixels(segments.frame()?, image, mcu_row, mcu_row, pixels);
         }
         if self.coefficients.iter().map(BlockRows::n_bytes).sum::<usize>() > MAX_KEPT_BYTES {
             self.coefficients = Vec::new();
@@ -123,13 +124,14 @@ impl Decoder {
         &mut self,
         frame: &Frame,
         image: &Image,
-        [mcu_row, stored_row]: [usize; 2],
+        mcu_row: usize,
+        stored_row: usize,
         pixels: &mut [u8],
     ) {
         for ((component, window), coefficients) in
             frame.components.iter().zip(&mut self.windows).zip(&self.coefficients)
         {
-            // A component without a scan has no table, either, and is gray.
+            // A component without a scan has no table; its samples are gray.
             let quantization = component.quantization.unwrap_or([0; 64]);
             for (y, blocks) in coefficients.rows(stored_row * component.v, component.v).enumerate() {
                 let top = 8 * (mcu_row * component.v + y);
@@ -144,44 +146,47 @@ impl Decoder {
     }
 }
 
-/// Returns whether an end marker follows the headers, which may themselves contain that of a
-/// thumbnail.
-fn ends(bytes: &[u8], pixels: usize) -> bool {
-    bytes.ends_with(&END_OF_IMAGE) || bytes[pixels..].windows(2).any(|pair| pair == END_OF_IMAGE)
+/// Returns whether the bytes from `data` on contain an end marker. The headers before them may
+/// contain that of a thumbnail.
+fn has_end_marker(bytes: &[u8], data: usize) -> bool {
+    bytes.ends_with(&END_OF_IMAGE) || bytes[data..].windows(2).any(|pair| pair == END_OF_IMAGE)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// A scan of eleven bytes makes a decoder process the whole image.
-    #[test]
-    fn an_image_of_many_scans_is_refused() {
-        let segment = |marker: u8, body: &[u8]| {
-            let mut bytes = vec![0xff, marker, 0, body.len() as u8 + 2];
-            bytes.extend_from_slice(body);
-            bytes
-        };
+    fn segment(marker: u8, body: &[u8]) -> Vec<u8> {
+        let mut bytes = vec![0xff, marker, 0, body.len() as u8 + 2];
+        bytes.extend_from_slice(body);
+        bytes
+    }
+
+    /// Returns a gray progressive JPEG of 16 x 16 pixels.
+    fn jpeg_with_scans(n_scans: usize) -> Vec<u8> {
         let quantization = [&[0u8][..], &[1; 64]].concat();
         let frame = [8, 0, 16, 0, 16, 1, 1, 0x11, 0];
         // One code of one bit, for the symbol 0.
         let table = [&[0u8, 1][..], &[0; 15], &[0]].concat();
         let scan = [segment(0xda, &[1, 1, 0, 0, 0, 0]), vec![0b0000_1111]].concat();
-        let of = |n_scans: usize| {
-            let head = [
-                MAGIC_BYTES.to_vec(),
-                segment(0xdb, &quantization),
-                segment(0xc2, &frame),
-                segment(0xc4, &table),
-            ];
-            [head.concat(), scan.repeat(n_scans), END_OF_IMAGE.to_vec()].concat()
-        };
-        const MAGIC_BYTES: [u8; 2] = crate::jpeg::MAGIC;
-        let decode = |n_scans| {
-            Decoder::default().decode_into(&of(n_scans), &DecodeRules::default(), &mut Rgb8::default())
-        };
-        assert!(decode(1).is_ok(), "{:?}", decode(1));
-        let error = decode(MAX_SCANS + 1).expect_err("too many");
+        let mut bytes = crate::jpeg::MAGIC.to_vec();
+        bytes.extend(segment(0xdb, &quantization));
+        bytes.extend(segment(0xc2, &frame));
+        bytes.extend(segment(0xc4, &table));
+        bytes.extend(scan.repeat(n_scans));
+        bytes.extend(END_OF_IMAGE);
+        bytes
+    }
+
+    /// A scan of eleven bytes makes a decoder process the complete image.
+    #[test]
+    fn an_image_with_too_many_scans_is_an_error() {
+        let mut decoder = Decoder::default();
+        let mut out = Rgb8::default();
+        let one = decoder.decode_into(&jpeg_with_scans(1), &DecodeRules::default(), &mut out);
+        assert!(one.is_ok(), "{one:?}");
+        let too_many = jpeg_with_scans(MAX_SCANS + 1);
+        let error = decoder.decode_into(&too_many, &DecodeRules::default(), &mut out).expect_err("too many");
         assert!(error.to_string().contains("more scans"), "{error}");
     }
 }

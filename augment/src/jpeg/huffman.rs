@@ -26,8 +26,8 @@ pub(crate) struct Table {
     symbols: [u8; 256],
 }
 
-/// Meaning of a code: its length, its symbol and, if it fits into the bits looked up, the signed
-/// number after it.
+/// Decoded code: its length, its symbol and, if it fits into the lookup, the signed number after
+/// it.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct CodeEntry {
     /// Number of bits of the code, 0 if it is longer than the lookup.
@@ -36,7 +36,7 @@ pub(crate) struct CodeEntry {
     pub(crate) symbol: u8,
     /// Number of bits of code and number together; 0 if they exceed the lookup or there is no
     /// number.
-    pub(crate) whole_len: u8,
+    pub(crate) total_len: u8,
     /// The signed number.
     pub(crate) value: i16,
 }
@@ -82,14 +82,14 @@ impl Table {
         if len > LOOKUP_BITS {
             return;
         }
-        let n_behind = LOOKUP_BITS - len;
+        let n_suffix_bits = LOOKUP_BITS - len;
         let size = u32::from(symbol & 15);
-        let entries = &mut self.lookup[(code as usize) << n_behind..][..1 << n_behind];
-        for (behind, entry) in entries.iter_mut().enumerate() {
+        let entries = &mut self.lookup[(code as usize) << n_suffix_bits..][..1 << n_suffix_bits];
+        for (suffix, entry) in entries.iter_mut().enumerate() {
             *entry = CodeEntry { code_len: len as u8, symbol, ..CodeEntry::default() };
-            if size > 0 && size <= n_behind {
-                entry.whole_len = (len + size) as u8;
-                entry.value = extended((behind >> (n_behind - size)) as i32, size) as i16;
+            if size > 0 && size <= n_suffix_bits {
+                entry.total_len = (len + size) as u8;
+                entry.value = extended((suffix >> (n_suffix_bits - size)) as i32, size) as i16;
             }
         }
     }
@@ -100,8 +100,8 @@ impl Table {
         self.lookup[bits.peek(LOOKUP_BITS) as usize]
     }
 
-    /// Consumes a code and returns its symbol. Requires a refill before; 15 further bits can be
-    /// consumed afterwards.
+    /// Consumes a code and returns its symbol. The bits must have been refilled before; 15 further
+    /// bits can be consumed afterwards.
     #[inline(always)]
     pub(crate) fn symbol(&self, bits: &mut Bits<'_>) -> u8 {
         let entry = self.look_up(bits);
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn codes_short_and_long_are_decoded() {
+    fn short_and_long_codes_are_decoded() {
         // 0 → 7, 10 → 0x12, then one code of each length 3 to 16.
         let mut counts = [1; 16];
         counts[0] = 1;
@@ -161,26 +161,27 @@ mod tests {
             }
         }
         let mut bits = Bits::new(&bytes, 0);
-        let mut next = || {
+        let mut decoded = Vec::new();
+        for _ in 0..6 {
             bits.refill();
-            table.symbol(&mut bits)
-        };
-        assert_eq!([next(), next(), next(), next(), next(), next()], [7, 0x12, 32, 33, 0, 7]);
+            decoded.push(table.symbol(&mut bits));
+        }
+        assert_eq!(decoded, [7, 0x12, 32, 33, 0, 7]);
     }
 
     #[test]
-    fn a_number_within_the_lookup_comes_with_its_code() {
+    fn a_number_within_the_lookup_is_decoded_with_its_code() {
         let table = Table::new(&definition(&[0, 1], &[0x13]), false).expect("a table");
         // Code 00, run 1, size 3, number 010 = 2 - 7 = -5.
         let bytes = [0b0001_0000, 0, 0, 0, 0, 0, 0, 0];
         let mut bits = Bits::new(&bytes, 0);
         bits.refill();
         let entry = table.look_up(&bits);
-        assert_eq!((entry.whole_len, entry.symbol, entry.value), (5, 0x13, -5));
+        assert_eq!((entry.total_len, entry.symbol, entry.value), (5, 0x13, -5));
     }
 
     #[test]
-    fn tables_that_no_code_can_have_are_refused() {
+    fn invalid_tables_are_errors() {
         assert!(Table::new(&definition(&[2], &[1, 2]), false).is_err(), "all ones");
         assert!(Table::new(&definition(&[0, 5], &[1, 2, 3, 4, 5]), false).is_err(), "too many");
         assert!(Table::new(&definition(&[1], &[16]), true).is_err(), "a DC difference of 16 bits");

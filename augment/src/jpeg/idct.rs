@@ -74,10 +74,11 @@ fn transform(block: &Block, quantization: &[u16; 64]) -> [[u8; 8]; 8] {
         rows[i / 8][i % 8] = value.wrapping_mul(*step as i16);
     }
     let has_ac_rows = rows[1..].iter().flatten().any(|value| *value != 0);
-    let columns = match has_ac_rows {
-        true => pass::<COLUMNS_SHIFT>(rows),
+    let columns = if has_ac_rows {
+        pass::<COLUMNS_SHIFT>(rows)
+    } else {
         // Only the first row is nonzero: the pass is a shift, which wraps.
-        false => [rows[0].map(|value| value << 2); 8],
+        [rows[0].map(|value| value << 2); 8]
     };
     let rows = transposed(pass::<ROWS_SHIFT>(transposed(columns)));
     rows.map(|row| row.map(|value| (i32::from(value).clamp(-128, 127) + 128) as u8))
@@ -89,7 +90,6 @@ fn pass<const SHIFT: i32>(x: [[i16; 8]; 8]) -> [[i16; 8]; 8] {
     let mut out = [[0; 8]; 8];
     for column in 0..8 {
         let x = x.map(|row| row[column]);
-        let dot = |[a, b]: [i16; 2], factors: [i32; 2]| i32::from(a) * factors[0] + i32::from(b) * factors[1];
         let [e_0, e_1] = [x[0].wrapping_add(x[4]), x[0].wrapping_sub(x[4])].map(|e| i32::from(e) << 13);
         let [e_3, e_2] = [factors::E_3, factors::E_2].map(|factors| dot([x[2], x[6]], factors));
         let sums = [x[7].wrapping_add(x[3]), x[5].wrapping_add(x[1])];
@@ -101,16 +101,25 @@ fn pass<const SHIFT: i32>(x: [[i16; 8]; 8]) -> [[i16; 8]; 8] {
             dot([x[7], x[1]], factors::O_3).wrapping_add(z_4),
         ];
         let t = [e_0.wrapping_add(e_3), e_1.wrapping_add(e_2), e_1.wrapping_sub(e_2), e_0.wrapping_sub(e_3)];
-        let rounded = |value: i32| {
-            let shifted = value.wrapping_add(1 << (SHIFT - 1)) >> SHIFT;
-            shifted.clamp(i32::from(i16::MIN), i32::from(i16::MAX)) as i16
-        };
         for i in 0..4 {
-            out[i][column] = rounded(t[i].wrapping_add(o[3 - i]));
-            out[7 - i][column] = rounded(t[i].wrapping_sub(o[3 - i]));
+            out[i][column] = round_shift::<SHIFT>(t[i].wrapping_add(o[3 - i]));
+            out[7 - i][column] = round_shift::<SHIFT>(t[i].wrapping_sub(o[3 - i]));
         }
     }
     out
+}
+
+/// Returns the sum of the products of two inputs and their factors.
+#[inline(always)]
+fn dot([a, b]: [i16; 2], factors: [i32; 2]) -> i32 {
+    i32::from(a) * factors[0] + i32::from(b) * factors[1]
+}
+
+/// Shifts to the right by `SHIFT` bits with rounding, and saturates to 16 bits.
+#[inline(always)]
+fn round_shift<const SHIFT: i32>(value: i32) -> i16 {
+    let shifted = value.wrapping_add(1 << (SHIFT - 1)) >> SHIFT;
+    shifted.clamp(i32::from(i16::MIN), i32::from(i16::MAX)) as i16
 }
 
 #[inline(always)]
@@ -163,19 +172,23 @@ mod x86 {
         for (y, row) in rows.iter_mut().enumerate() {
             *row = _mm256_mullo_epi16(_mm256_set_m128i(right[y], left[y]), steps[y]);
         }
-        let below = rows[2..].iter().fold(rows[1], |all, row| _mm256_or_si256(all, *row));
-        let zeros = _mm256_movemask_epi8(_mm256_cmpeq_epi8(below, _mm256_setzero_si256()));
+        let mut ac_rows = rows[1];
+        for row in &rows[2..] {
+            ac_rows = _mm256_or_si256(ac_rows, *row);
+        }
+        let zeros = _mm256_movemask_epi8(_mm256_cmpeq_epi8(ac_rows, _mm256_setzero_si256()));
+        let left_is_shift = zeros & 0xffff == 0xffff;
+        let right_is_shift = zeros >> 16 == -1;
         // Only the first row is nonzero: the pass is a shift, which wraps.
         let shifted = _mm256_slli_epi16::<2>(rows[0]);
-        let columns = match [zeros & 0xffff == 0xffff, zeros >> 16 == -1] {
-            [true, true] => [shifted; 8],
-            [false, false] => pass::<COLUMNS_SHIFT>(rows),
-            [true, false] => {
-                pass::<COLUMNS_SHIFT>(rows).map(|row| _mm256_blend_epi32::<0b0000_1111>(row, shifted))
-            }
-            [false, true] => {
-                pass::<COLUMNS_SHIFT>(rows).map(|row| _mm256_blend_epi32::<0b1111_0000>(row, shifted))
-            }
+        let columns = if left_is_shift && right_is_shift {
+            [shifted; 8]
+        } else if left_is_shift {
+            pass::<COLUMNS_SHIFT>(rows).map(|row| _mm256_blend_epi32::<0b0000_1111>(row, shifted))
+        } else if right_is_shift {
+            pass::<COLUMNS_SHIFT>(rows).map(|row| _mm256_blend_epi32::<0b1111_0000>(row, shifted))
+        } else {
+            pass::<COLUMNS_SHIFT>(rows)
         };
         bytes(pass::<ROWS_SHIFT>(transposed(columns)))
     }
@@ -197,10 +210,10 @@ mod x86 {
     #[target_feature(enable = "avx2")]
     #[inline]
     fn half<const SHIFT: i32>(x: [__m256i; 8], unpack: impl Fn(__m256i, __m256i) -> __m256i) -> [__m256i; 8] {
-        let dot = |both, [a, b]: [i32; 2]| _mm256_madd_epi16(both, _mm256_set1_epi32((a & 0xffff) | b << 16));
-        let shifted = |value| _mm256_srai_epi32::<3>(unpack(_mm256_setzero_si256(), value));
-        let e_0 = shifted(_mm256_add_epi16(x[0], x[4]));
-        let e_1 = shifted(_mm256_sub_epi16(x[0], x[4]));
+        // Unpacking with zeros shifts to the left by 16 bits, of which 13 are kept.
+        let zero = _mm256_setzero_si256();
+        let e_0 = _mm256_srai_epi32::<3>(unpack(zero, _mm256_add_epi16(x[0], x[4])));
+        let e_1 = _mm256_srai_epi32::<3>(unpack(zero, _mm256_sub_epi16(x[0], x[4])));
         let x_26 = unpack(x[2], x[6]);
         let e_3 = dot(x_26, factors::E_3);
         let e_2 = dot(x_26, factors::E_2);
@@ -230,6 +243,13 @@ mod x86 {
         out
     }
 
+    /// Returns the sums of the products of pairs of inputs and their factors.
+    #[target_feature(enable = "avx2")]
+    #[inline]
+    fn dot(pairs: __m256i, [a, b]: [i32; 2]) -> __m256i {
+        _mm256_madd_epi16(pairs, _mm256_set1_epi32((a & 0xffff) | b << 16))
+    }
+
     /// Transposes rows into columns, within each half.
     #[target_feature(enable = "avx2")]
     #[inline]
@@ -238,25 +258,29 @@ mod x86 {
         let hi16 = _mm256_unpackhi_epi16;
         let a = [lo16(x[0], x[1]), lo16(x[2], x[3]), lo16(x[4], x[5]), lo16(x[6], x[7])];
         let b = [hi16(x[0], x[1]), hi16(x[2], x[3]), hi16(x[4], x[5]), hi16(x[6], x[7])];
-        let quarters = |x: [__m256i; 4]| {
-            let first = [_mm256_unpacklo_epi32(x[0], x[1]), _mm256_unpackhi_epi32(x[0], x[1])];
-            let second = [_mm256_unpacklo_epi32(x[2], x[3]), _mm256_unpackhi_epi32(x[2], x[3])];
-            [
-                _mm256_unpacklo_epi64(first[0], second[0]),
-                _mm256_unpackhi_epi64(first[0], second[0]),
-                _mm256_unpacklo_epi64(first[1], second[1]),
-                _mm256_unpackhi_epi64(first[1], second[1]),
-            ]
-        };
-        let ([a, b, c, d], [e, f, g, h]) = (quarters(a), quarters(b));
-        [a, b, c, d, e, f, g, h]
+        let [c_0, c_1, c_2, c_3] = transposed_quarters(a);
+        let [c_4, c_5, c_6, c_7] = transposed_quarters(b);
+        [c_0, c_1, c_2, c_3, c_4, c_5, c_6, c_7]
+    }
+
+    /// Returns four columns of interleaved pairs of rows, within each half.
+    #[target_feature(enable = "avx2")]
+    #[inline]
+    fn transposed_quarters(x: [__m256i; 4]) -> [__m256i; 4] {
+        let first = [_mm256_unpacklo_epi32(x[0], x[1]), _mm256_unpackhi_epi32(x[0], x[1])];
+        let second = [_mm256_unpacklo_epi32(x[2], x[3]), _mm256_unpackhi_epi32(x[2], x[3])];
+        [
+            _mm256_unpacklo_epi64(first[0], second[0]),
+            _mm256_unpackhi_epi64(first[0], second[0]),
+            _mm256_unpacklo_epi64(first[1], second[1]),
+            _mm256_unpackhi_epi64(first[1], second[1]),
+        ]
     }
 
     /// Converts columns of samples around zero to rows of bytes: row, block, column.
     #[target_feature(enable = "avx2")]
     #[inline]
     fn bytes(x: [__m256i; 8]) -> [[[u8; 8]; 2]; 8] {
-        let packed = |a, b| _mm256_add_epi8(_mm256_packs_epi16(a, b), _mm256_set1_epi8(-128));
         let even = packed(x[0], x[2]);
         let odd = packed(x[1], x[3]);
         let c_01 = _mm256_unpacklo_epi8(even, odd);
@@ -273,9 +297,16 @@ mod x86 {
             _mm256_unpacklo_epi32(lower[0], lower[1]),
             _mm256_unpackhi_epi32(lower[0], lower[1]),
         ];
-        // Each holds two rows of the left block, then the same two of the right one.
+        // Each vector holds two rows of the left block, then the same two of the right one.
         let pairs = pairs.map(bytemuck::cast::<__m256i, [[[u8; 8]; 2]; 2]>);
         std::array::from_fn(|y| pairs[y / 2].map(|block| block[y % 2]))
+    }
+
+    /// Packs samples around zero into bytes, saturated and shifted by 128.
+    #[target_feature(enable = "avx2")]
+    #[inline]
+    fn packed(a: __m256i, b: __m256i) -> __m256i {
+        _mm256_add_epi8(_mm256_packs_epi16(a, b), _mm256_set1_epi8(-128))
     }
 }
 
@@ -285,6 +316,7 @@ mod tests {
 
     use super::*;
 
+    /// Transforms a row of blocks in the widest vectors of this machine.
     fn widest(blocks: &[Block], quantization: &[u16; 64]) -> Vec<u8> {
         let mut samples = vec![0; 64 * blocks.len()];
         transform_row(blocks, quantization, &mut samples, 8 * blocks.len());
@@ -297,36 +329,43 @@ mod tests {
         samples
     }
 
+    /// Returns basis function `u` of the cosine transform at `x`.
+    fn cosine_basis(x: usize, u: usize) -> f64 {
+        let angle = (2 * x + 1) as f64 * u as f64 * std::f64::consts::PI / 16.0;
+        if u == 0 { 0.125f64.sqrt() } else { angle.cos() / 2.0 }
+    }
+
     proptest! {
         #[test]
-        fn vectors_give_the_bits_of_plain_loops(
+        fn vector_code_equals_portable_code(
             values in prop::collection::vec((0usize..192, -1200i16..1200), 0..90), step in 1u16..60,
         ) {
             let mut blocks = [[0; 64]; 3];
-            values.into_iter().for_each(|(at, value)| blocks[at / 64][at % 64] = value);
+            for (at, value) in values {
+                blocks[at / 64][at % 64] = value;
+            }
             let quantization = std::array::from_fn(|i| step + i as u16 / 8);
             prop_assert_eq!(widest(&blocks, &quantization), portable(&blocks, &quantization));
         }
 
         /// Comparison with the definition of the transform, in f64.
         #[test]
-        fn samples_are_those_of_the_cosine_transform(
+        fn samples_equal_the_cosine_transform_up_to_rounding(
             values in prop::collection::vec((0usize..64, -200i16..200), 0..20), step in 1u16..5,
         ) {
             let mut block = [0; 64];
-            values.into_iter().for_each(|(at, value)| block[at] = value);
+            for (at, value) in values {
+                block[at] = value;
+            }
             let samples = widest(&[block], &[step; 64]);
             for (i, sample) in samples.into_iter().enumerate() {
                 let mut sum = 0.0;
                 for (j, value) in block.iter().enumerate() {
-                    let factor = |x: usize, u: usize| {
-                        let angle = (2 * x + 1) as f64 * u as f64 * std::f64::consts::PI / 16.0;
-                        if u == 0 { 0.125f64.sqrt() } else { angle.cos() / 2.0 }
-                    };
-                    sum += f64::from(*value) * f64::from(step) * factor(i % 8, j % 8) * factor(i / 8, j / 8);
+                    let dequantized = f64::from(*value) * f64::from(step);
+                    sum += dequantized * cosine_basis(i % 8, j % 8) * cosine_basis(i / 8, j / 8);
                 }
-                let wanted = (sum + 128.0).clamp(0.0, 255.0);
-                prop_assert!((f64::from(sample) - wanted).abs() < 1.05, "{sample} {wanted}");
+                let expected = (sum + 128.0).clamp(0.0, 255.0);
+                prop_assert!((f64::from(sample) - expected).abs() < 1.05, "{sample} {expected}");
             }
         }
     }

@@ -25,14 +25,16 @@ impl Image {
     pub(super) fn new(frame: &Frame, color_space: ColorSpace) -> Self {
         let max = frame.max_sampling();
         let size = [frame.width_px as usize, frame.height_px as usize];
-        let upsamplings = frame.components.iter().map(|component| {
+        let mut upsamplings = Vec::with_capacity(frame.components.len());
+        for component in &frame.components {
             let factors = [max[0] / component.h, max[1] / component.v];
-            Upsampling { size: [0, 1].map(|axis| size[axis].div_ceil(factors[axis])), factors }
-        });
+            let size = [size[0].div_ceil(factors[0]), size[1].div_ceil(factors[1])];
+            upsamplings.push(Upsampling { size, factors });
+        }
         Self {
             height: size[1],
             color_space,
-            upsamplings: upsamplings.collect(),
+            upsamplings,
             blocks: frame.components.iter().map(|component| [component.h, component.v]).collect(),
             n_mcus: n_mcus(frame),
             mcu_height: 8 * max[1],
@@ -40,32 +42,33 @@ impl Image {
     }
 
     /// Resizes the windows to two rows of MCUs.
-    pub(super) fn size(&self, windows: &mut Vec<Window>) {
+    pub(super) fn resize_windows(&self, windows: &mut Vec<Window>) {
         windows.resize_with(self.blocks.len(), Window::default);
         for (window, [h, v]) in windows.iter_mut().zip(&self.blocks) {
             window.set_size(8 * h * self.n_mcus[0], 2 * 8 * v);
         }
     }
 
-    /// Makes room for the coefficients of `n` rows of MCUs, all zero.
-    pub(super) fn clear(&self, coefficients: &mut Vec<BlockRows>, n: usize) {
+    /// Resizes `coefficients` to `n` rows of MCUs, and sets all of them to zero.
+    pub(super) fn clear_coefficients(&self, coefficients: &mut Vec<BlockRows>, n: usize) {
         coefficients.resize_with(self.blocks.len(), BlockRows::default);
         for (rows, [h, v]) in coefficients.iter_mut().zip(&self.blocks) {
             rows.clear(h * self.n_mcus[0], v * n);
         }
     }
 
-    /// Returns the rows of pixels that row `mcu_row` of MCUs completes. Its last rows need the
-    /// samples below them.
+    /// Returns the rows of pixels that can be written once row `mcu_row` of MCUs is decoded.
     pub(super) fn complete_rows(&self, mcu_row: usize) -> std::ops::Range<usize> {
-        let waiting = self.mcu_height / 8;
-        let up_to = |mcu_row: usize| {
-            if mcu_row == self.n_mcus[1] {
-                self.height
-            } else {
-                (mcu_row * self.mcu_height).saturating_sub(waiting)
-            }
-        };
-        up_to(mcu_row)..up_to(mcu_row + 1)
+        self.n_complete_rows(mcu_row)..self.n_complete_rows(mcu_row + 1)
+    }
+
+    /// Returns the number of rows of pixels that can be written once `n_mcu_rows` rows of MCUs are
+    /// decoded. The last rows of an MCU need the samples below them.
+    fn n_complete_rows(&self, n_mcu_rows: usize) -> usize {
+        if n_mcu_rows == self.n_mcus[1] {
+            self.height
+        } else {
+            (n_mcu_rows * self.mcu_height).saturating_sub(self.mcu_height / 8)
+        }
     }
 }

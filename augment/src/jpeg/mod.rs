@@ -6,8 +6,8 @@
 //! or mostly `unsafe`.
 //!
 //! Damaged data is decoded as in libjpeg, but without the smoothing that hides missing scans of a
-//! progressive image: if an image cannot be decoded further, the rest stays gray. An image without
-//! an end marker, or with more than a hundred scans, is an error.
+//! progressive image: if an image cannot be decoded further, the remaining pixels are gray. An
+//! image without an end marker, or with more than a hundred scans, is an error.
 
 mod bits;
 mod coefficients;

@@ -8,8 +8,8 @@
 //! any other ratio:         every sample is repeated
 //! ```
 //!
-//! A neighbor outside the image is replaced by the sample itself. Colors are those of JFIF, in
-//! 16-bit fixed point.
+//! A neighbor outside the image is replaced by the sample itself. Colors are converted as in JFIF,
+//! in 16-bit fixed point.
 
 use multiversion::multiversion;
 
@@ -28,7 +28,8 @@ pub(crate) struct Window {
 impl Window {
     /// Resizes the window to `n_rows` rows of `stride` bytes.
     pub(crate) fn set_size(&mut self, stride: usize, n_rows: usize) {
-        (self.stride, self.n_rows) = (stride, n_rows);
+        self.stride = stride;
+        self.n_rows = n_rows;
         self.samples.resize(stride * n_rows, 0);
     }
 
@@ -93,7 +94,9 @@ impl RowScratch {
             ColorSpace::Ycck => {
                 // The conversion yields RGB; the inks are its complement.
                 ycc_to_rgb([0, 1, 2].map(|c| &rows[c][..n]), out);
-                out.iter_mut().for_each(|value| *value = 255 - *value);
+                for value in &mut *out {
+                    *value = 255 - *value;
+                }
                 apply_black(&rows[3][..n], out);
             }
         }
@@ -105,21 +108,23 @@ fn upsample(window: &Window, upsampling: Upsampling, y: usize, sums: &mut Vec<u1
     let Upsampling { size: [n, n_rows], factors: [across, down] } = upsampling;
     let near = y / down;
     let row = &window.row(near)[..n];
-    let far = || {
-        let far = if y.is_multiple_of(2) { near.saturating_sub(1) } else { (near + 1).min(n_rows - 1) };
-        &window.row(far)[..n]
-    };
+    let far = if y.is_multiple_of(2) { near.saturating_sub(1) } else { (near + 1).min(n_rows - 1) };
     match [across, down] {
-        [1, 2] => average_down(row, far(), 1 + (y % 2) as u16, out),
+        [1, 2] => average_down(row, &window.row(far)[..n], 1 + (y % 2) as u16, out),
         [2, 1] if n > 2 => double_across(row, out),
         [2, 2] if n > 2 => {
             sums.resize(n, 0);
-            double_both(row, far(), sums, out);
+            double_both(row, &window.row(far)[..n], sums, out);
         }
-        _ => row.iter().zip(out.chunks_exact_mut(across)).for_each(|(value, out)| out.fill(*value)),
+        _ => {
+            for (value, out) in row.iter().zip(out.chunks_exact_mut(across)) {
+                out.fill(*value);
+            }
+        }
     }
 }
 
+/// Upsamples by two down the columns, given the nearer and the farther row.
 #[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
 fn average_down(near: &[u8], far: &[u8], bias: u16, out: &mut [u8]) {
     for ((near, far), out) in near.iter().zip(far).zip(out) {
@@ -127,21 +132,27 @@ fn average_down(near: &[u8], far: &[u8], bias: u16, out: &mut [u8]) {
     }
 }
 
+/// Upsamples by two across a row.
 #[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
 fn double_across(row: &[u8], out: &mut [u8]) {
     let n = row.len();
     let pairs = out.as_chunks_mut::<2>().0;
-    let pair = |before: u8, at: u8, behind: u8| {
-        let three = 3 * u16::from(at);
-        [((three + u16::from(before) + 1) >> 2) as u8, ((three + u16::from(behind) + 2) >> 2) as u8]
-    };
-    for (((before, at), behind), out) in row.iter().zip(&row[1..]).zip(&row[2..]).zip(&mut pairs[1..]) {
-        *out = pair(*before, *at, *behind);
+    let inner = row.iter().zip(&row[1..]).zip(&row[2..]);
+    for (((previous, value), next), out) in inner.zip(&mut pairs[1..]) {
+        *out = pair_from_row(*previous, *value, *next);
     }
-    pairs[0] = [row[0], pair(row[0], row[0], row[1])[1]];
-    pairs[n - 1] = [pair(row[n - 2], row[n - 1], row[n - 1])[0], row[n - 1]];
+    pairs[0] = [row[0], pair_from_row(row[0], row[0], row[1])[1]];
+    pairs[n - 1] = [pair_from_row(row[n - 2], row[n - 1], row[n - 1])[0], row[n - 1]];
 }
 
+/// Returns the two output samples of a sample between its neighbors in a row.
+#[inline(always)]
+fn pair_from_row(previous: u8, value: u8, next: u8) -> [u8; 2] {
+    let three = 3 * u16::from(value);
+    [((three + u16::from(previous) + 1) >> 2) as u8, ((three + u16::from(next) + 2) >> 2) as u8]
+}
+
+/// Upsamples by two across rows and down columns, given the nearer and the farther row.
 #[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
 fn double_both(near: &[u8], far: &[u8], sums: &mut [u16], out: &mut [u8]) {
     let n = near.len();
@@ -149,22 +160,28 @@ fn double_both(near: &[u8], far: &[u8], sums: &mut [u16], out: &mut [u8]) {
         *sum = 3 * u16::from(*near) + u16::from(*far);
     }
     let pairs = out.as_chunks_mut::<2>().0;
-    let pair = |before: u16, at: u16, behind: u16| {
-        [((3 * at + before + 8) >> 4) as u8, ((3 * at + behind + 7) >> 4) as u8]
-    };
-    for (((before, at), behind), out) in sums.iter().zip(&sums[1..]).zip(&sums[2..]).zip(&mut pairs[1..]) {
-        *out = pair(*before, *at, *behind);
+    let inner = sums.iter().zip(&sums[1..]).zip(&sums[2..]);
+    for (((previous, sum), next), out) in inner.zip(&mut pairs[1..]) {
+        *out = pair_from_sums(*previous, *sum, *next);
     }
-    pairs[0] = pair(sums[0], sums[0], sums[1]);
-    pairs[n - 1] = pair(sums[n - 2], sums[n - 1], sums[n - 1]);
+    pairs[0] = pair_from_sums(sums[0], sums[0], sums[1]);
+    pairs[n - 1] = pair_from_sums(sums[n - 2], sums[n - 1], sums[n - 1]);
 }
 
+/// Returns the two output samples of a sum 3 · near + far between its neighbors.
+#[inline(always)]
+fn pair_from_sums(previous: u16, sum: u16, next: u16) -> [u8; 2] {
+    [((3 * sum + previous + 8) >> 4) as u8, ((3 * sum + next + 7) >> 4) as u8]
+}
+
+/// Copies a row into all three channels.
 fn gray(row: &[u8], out: &mut [u8]) {
     for (value, out) in row.iter().zip(out.as_chunks_mut::<3>().0) {
         *out = [*value; 3];
     }
 }
 
+/// Interleaves three rows.
 fn interleave(rows: [&[u8]; 3], out: &mut [u8]) {
     for (i, out) in out.as_chunks_mut::<3>().0.iter_mut().enumerate() {
         *out = rows.map(|row| row[i]);
@@ -193,24 +210,24 @@ fn ycc_to_rgb([y, cb, cr]: [&[u8]; 3], out: &mut [u8]) {
 }
 
 /// Converts inks, inverted as Adobe stores them, as Pillow does: a color is the light that its ink
-/// and black pass.
+/// and the black ink transmit.
 fn cmyk_to_rgb(inks: [&[u8]; 3], black: &[u8], out: &mut [u8]) {
     interleave(inks, out);
     apply_black(black, out);
 }
 
-/// Multiplies colors by the fraction of white that black ink leaves.
+/// Multiplies colors by the fraction of white that the black ink transmits.
 fn apply_black(white: &[u8], out: &mut [u8]) {
     for (white, out) in white.iter().zip(out.as_chunks_mut::<3>().0) {
         *out = out.map(|value| light(value, *white));
     }
 }
 
-/// Returns the light that an ink and black pass, given what each passes alone.
+/// Returns the light that an ink and the black ink transmit together, given the light that each
+/// transmits alone.
 #[inline]
 pub(crate) fn light(value: u8, white: u8) -> u8 {
-    // Pillow subtracts the product of ink and white from the white, with its rounded division by
-    // 255.
+    // Pillow subtracts the product of ink and white, divided by 255 with rounding, from the white.
     let product = i32::from(255 - value) * i32::from(white) + 128;
     let ink = ((product >> 8) + product) >> 8;
     (i32::from(white) - ink).clamp(0, 255) as u8

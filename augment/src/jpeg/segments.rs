@@ -51,8 +51,9 @@ pub(crate) struct Frame {
 impl Frame {
     /// Returns the largest sampling factors across and down.
     pub(crate) fn max_sampling(&self) -> [usize; 2] {
-        let max = |of: fn(&Component) -> usize| self.components.iter().map(of).max().unwrap_or(1);
-        [max(|component| component.h), max(|component| component.v)]
+        let h = self.components.iter().map(|component| component.h).max().unwrap_or(1);
+        let v = self.components.iter().map(|component| component.v).max().unwrap_or(1);
+        [h, v]
     }
 }
 
@@ -133,8 +134,8 @@ impl<'a> Segments<'a> {
         self.next_scan_from(marker)
     }
 
-    /// Continues after the data of a scan, from the marker and position that
-    /// [`super::bits::Bits::end`] returned.
+    /// Reads up to the data of the next scan, from the marker and the position at which
+    /// [`super::bits::Bits::end`] states that the data of a scan ended.
     pub(crate) fn next_scan_after(
         &mut self,
         (marker, at): (Option<u8>, usize),
@@ -146,6 +147,7 @@ impl<'a> Segments<'a> {
         }
     }
 
+    /// Reads up to the data of the next scan, from `marker` on, which has been consumed.
     fn next_scan_from(&mut self, mut marker: u8) -> Result<Option<Scan>, JpegError> {
         loop {
             match marker {
@@ -169,7 +171,7 @@ impl<'a> Segments<'a> {
         }
     }
 
-    /// Reads the segment that starts at its length, and returns its contents.
+    /// Reads a segment, from its length on, and returns its contents.
     fn contents(&mut self) -> Result<&'a [u8], JpegError> {
         let rest = self.bytes.get(self.at..).ok_or(JpegError::CutOff)?;
         let (len, _) = rest.split_first_chunk::<2>().ok_or(JpegError::CutOff)?;
@@ -297,9 +299,10 @@ impl<'a> Segments<'a> {
         for spec in rest[..2 * n].as_chunks::<2>().0 {
             // Among components with the same identifier, the first one that this scan does not have
             // yet.
-            let free = |index: &usize| components.iter().all(|other| other.index != *index);
-            let named = (0..frame.components.len()).filter(|index| frame.components[*index].id == spec[0]);
-            let index = named.into_iter().find(free).ok_or(DAMAGED)?;
+            let position = frame.components.iter().enumerate().position(|(index, component)| {
+                component.id == spec[0] && components.iter().all(|other| other.index != index)
+            });
+            let index = position.ok_or(DAMAGED)?;
             let [dc_slot, ac_slot] = [spec[1] >> 4, spec[1] & 15].map(usize::from);
             components.push(ScanComponent { index, dc_slot, ac_slot });
         }
@@ -331,25 +334,26 @@ impl<'a> Segments<'a> {
     /// Returns the Huffman table of DC coefficients in `slot`. A sequential file without tables
     /// uses the default ones.
     pub(crate) fn dc(&self, slot: usize) -> Result<&Definition, JpegError> {
-        self.defined(&self.dc, slot, &standard::DC)
+        self.table(&self.dc, slot, &standard::DC)
     }
 
     /// Returns the Huffman table of AC coefficients in `slot`.
     pub(crate) fn ac(&self, slot: usize) -> Result<&Definition, JpegError> {
-        self.defined(&self.ac, slot, &standard::AC)
+        self.table(&self.ac, slot, &standard::AC)
     }
 
-    fn defined<'t>(
+    /// Returns the Huffman table in `slot` of `tables`, or that of `standard` in a sequential file.
+    fn table<'t>(
         &self,
         tables: &'t [Option<Definition>; 4],
         slot: usize,
         standard: &'t [Definition; 2],
     ) -> Result<&'t Definition, JpegError> {
         let is_progressive = self.frame()?.progressive;
-        let table = tables
-            .get(slot)
-            .and_then(Option::as_ref)
-            .or_else(|| standard.get(slot).filter(|_| !is_progressive));
+        let mut table = tables.get(slot).and_then(Option::as_ref);
+        if table.is_none() && !is_progressive {
+            table = standard.get(slot);
+        }
         table.ok_or(JpegError::Damaged("a Huffman table"))
     }
 

@@ -58,19 +58,20 @@ impl CacheEntry {
         format!("{:016x}", xxhash_rust::xxh3::xxh3_64(about.as_bytes()))
     }
 
-    fn is_whole(&self, path: &Path, images: &ImageSet) -> bool {
+    /// Returns whether the entry matches `images` and the length of the rows' file at `path`.
+    fn is_complete(&self, path: &Path, images: &ImageSet) -> bool {
         let len = (self.n_rows * self.columns.width() * size_of::<f32>()) as u64;
         self.version == VERSION
             && self.n_images == images.len()
             && self.n_rows + self.bad.len() == self.n_images
-            && fs::metadata(path).is_ok_and(|about| about.len() == len)
+            && fs::metadata(path).is_ok_and(|metadata| metadata.len() == len)
     }
 
     /// Reads the description of the rows at `path`; `None` if it is missing or does not match the
     /// rows and `images`.
-    fn of(path: &Path, images: &ImageSet) -> Option<Self> {
+    fn read(path: &Path, images: &ImageSet) -> Option<Self> {
         let entry: Self = serde_json::from_slice(&fs::read(path.with_extension("json")).ok()?).ok()?;
-        entry.is_whole(path, images).then_some(entry)
+        if entry.is_complete(path, images) { Some(entry) } else { None }
     }
 }
 
@@ -92,49 +93,49 @@ impl FeatureCache {
         wanted: FeatureKind,
         progress: &dyn Progress,
     ) -> Result<Table, EvalError> {
-        let name = name(network, images, wanted)?;
+        let name = entry_name(network, images, wanted)?;
         let rows = self.folder.join(format!("{name}.f32"));
         if let Some(table) = open(&rows, images) {
             return Ok(table);
         }
-        let io = |action, path: &Path| {
-            let path = path.to_path_buf();
-            move |source| EvalError::io(action, &path, source)
-        };
-        fs::create_dir_all(&self.folder).map_err(io("create", &self.folder))?;
+        fs::create_dir_all(&self.folder).map_err(|source| EvalError::io("create", &self.folder, source))?;
         // Processes in two containers that share the folder may have the same id.
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-        let half = self.folder.join(format!("{name}.{}-{}.tmp", std::process::id(), now.as_nanos()));
-        let mut out = BufWriter::with_capacity(1 << 20, File::create(&half).map_err(io("create", &half))?);
-        let mut numbers = Vec::new();
+        let temporary = self.folder.join(format!("{name}.{}-{}.tmp", std::process::id(), now.as_nanos()));
+        let file = File::create(&temporary).map_err(|source| EvalError::io("create", &temporary, source))?;
+        let mut out = BufWriter::with_capacity(1 << 20, file);
+        let mut indices = Vec::new();
         let mut hash = Xxh3::new();
-        let columns = extract(network, images, wanted, progress, |of_batch, values| {
-            numbers.extend_from_slice(of_batch);
+        let columns = extract(network, images, wanted, progress, |batch, values| {
+            indices.extend_from_slice(batch);
             hash.update(bytemuck::cast_slice(values));
-            out.write_all(bytemuck::cast_slice(values)).map_err(io("write", &half))
+            out.write_all(bytemuck::cast_slice(values))
+                .map_err(|source| EvalError::io("write", &temporary, source))
         });
         let finished = columns.and_then(|columns| {
-            out.flush().and_then(|()| out.get_ref().sync_all()).map_err(io("write", &half))?;
-            fs::rename(&half, &rows).map_err(io("rename", &half))?;
+            out.flush()
+                .and_then(|()| out.get_ref().sync_all())
+                .map_err(|source| EvalError::io("write", &temporary, source))?;
+            fs::rename(&temporary, &rows).map_err(|source| EvalError::io("rename", &temporary, source))?;
             Ok(columns)
         });
         let columns = finished.inspect_err(|_| {
             // A failed removal must not hide the first error.
-            let _ = fs::remove_file(&half);
+            let _ = fs::remove_file(&temporary);
         })?;
-        let there: std::collections::HashSet<u32> = numbers.iter().copied().collect();
-        let bad = (0..images.len() as u32).filter(|image| !there.contains(image)).collect();
-        let n_rows = numbers.len();
+        let decoded: std::collections::HashSet<u32> = indices.iter().copied().collect();
+        let bad = (0..images.len() as u32).filter(|image| !decoded.contains(image)).collect();
+        let n_rows = indices.len();
         let n_images = images.len();
         let checksum = String::new();
         let mut entry = CacheEntry { version: VERSION, columns, n_rows, bad, n_images, checksum };
         entry.checksum = entry.checksum(hash.digest());
         let json = rows.with_extension("json");
-        let text = serde_json::to_vec(&entry).map_err(|error| io("write", &json)(error.into()))?;
-        pipeline::file::replace(&json, &text).map_err(io("write", &json))?;
-        let mapped = Mapped::open(&rows).map_err(io("map", &rows))?;
+        let text = serde_json::to_vec(&entry).map_err(|error| EvalError::io("write", &json, error.into()))?;
+        pipeline::file::replace(&json, &text).map_err(|source| EvalError::io("write", &json, source))?;
+        let mapped = Mapped::open(&rows).map_err(|source| EvalError::io("map", &rows, source))?;
         self.evict(&name);
-        Ok(Table::mapped(entry.columns, numbers, mapped))
+        Ok(Table::from_mapped(entry.columns, indices, mapped))
     }
 
     /// Returns whether the rows are cached.
@@ -147,7 +148,7 @@ impl FeatureCache {
         images: &ImageSet,
         wanted: FeatureKind,
     ) -> Result<bool, EvalError> {
-        let rows = self.folder.join(format!("{}.f32", name(network, images, wanted)?));
+        let rows = self.folder.join(format!("{}.f32", entry_name(network, images, wanted)?));
         Ok(open(&rows, images).is_some())
     }
 
@@ -156,10 +157,11 @@ impl FeatureCache {
     fn evict(&self, kept: &str) {
         let mut entries: Vec<(SystemTime, u64, PathBuf)> = Vec::new();
         for entry in fs::read_dir(&self.folder).into_iter().flatten().flatten() {
-            let (path, Ok(about)) = (entry.path(), entry.metadata()) else { continue };
-            let used = about.modified().unwrap_or(SystemTime::UNIX_EPOCH);
+            let path = entry.path();
+            let Ok(metadata) = entry.metadata() else { continue };
+            let used = metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH);
             match path.extension().and_then(|extension| extension.to_str()) {
-                Some("f32") => entries.push((used, about.len(), path)),
+                Some("f32") => entries.push((used, metadata.len(), path)),
                 Some("tmp") if used.elapsed().is_ok_and(|age| age > STALE_AFTER) => {
                     drop(fs::remove_file(path))
                 }
@@ -183,14 +185,14 @@ impl FeatureCache {
 }
 
 /// Returns the file name of an entry, without its extension.
-fn name(network: &Network, images: &ImageSet, wanted: FeatureKind) -> Result<String, EvalError> {
+fn entry_name(network: &Network, images: &ImageSet, wanted: FeatureKind) -> Result<String, EvalError> {
     let about = format!("{VERSION} {:016x} {:016x} {wanted:?}", network.fingerprint(), images.fingerprint()?);
     Ok(format!("{:032x}", xxhash_rust::xxh3::xxh3_128(about.as_bytes())))
 }
 
 /// Opens the entry at `path` if it is complete and undamaged, and marks it as used now.
 fn open(path: &Path, images: &ImageSet) -> Option<Table> {
-    let entry = CacheEntry::of(path, images)?;
+    let entry = CacheEntry::read(path, images)?;
     let mapped = Mapped::open(path).ok()?;
     let rows = xxhash_rust::xxh3::xxh3_64(bytemuck::cast_slice(mapped.values()));
     if entry.checksum != entry.checksum(rows) {
@@ -198,10 +200,10 @@ fn open(path: &Path, images: &ImageSet) -> Option<Table> {
         return None;
     }
     let bad: std::collections::HashSet<u32> = entry.bad.into_iter().collect();
-    let numbers: Vec<u32> = (0..entry.n_images as u32).filter(|image| !bad.contains(image)).collect();
+    let indices: Vec<u32> = (0..entry.n_images as u32).filter(|image| !bad.contains(image)).collect();
     // The modification time records the last use. Failures are ignored: the cache may be read-only.
     let _ = File::options().append(true).open(path).and_then(|file| file.set_modified(SystemTime::now()));
-    Some(Table::mapped(entry.columns, numbers, mapped))
+    Some(Table::from_mapped(entry.columns, indices, mapped))
 }
 
 /// Returns the rows of `images`, through the cache if there is one. If the cache cannot be read or
@@ -216,8 +218,8 @@ pub fn features(
     wanted: FeatureKind,
     progress: &dyn Progress,
 ) -> Result<Arc<Table>, EvalError> {
-    let kept = cache.map(|cache| cache.table(network, images, wanted, progress));
-    let table = match kept {
+    let cached = cache.map(|cache| cache.table(network, images, wanted, progress));
+    let table = match cached {
         Some(Err(error @ EvalError::Io { .. })) => {
             tracing::warn!("features are not kept: {error}");
             table(network, images, wanted, progress)

@@ -61,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_protocols_concatenate_lies_side_by_side() {
+    fn concatenated_columns_are_contiguous() {
         let columns = Columns { levels: vec![2, 3, 4], average: 5 };
         assert_eq!((columns.width(), columns.last(1), columns.last(2)), (14, 5..9, 2..9));
         assert_eq!((columns.last(9), columns.last_and_average(1)), (0..9, 5..14));

@@ -21,7 +21,7 @@ const BATCH: usize = 64;
 const BATCH_BYTES: f64 = 2e9;
 
 /// Returns the batch size for images of `size_px`.
-pub(crate) fn batch_of(network: &Network, size_px: usize) -> usize {
+pub(crate) fn batch_size(network: &Network, size_px: usize) -> usize {
     ((BATCH_BYTES / network.image_bytes(size_px)) as usize).clamp(1, BATCH)
 }
 
@@ -63,12 +63,12 @@ pub fn extract(
     }
     let mut columns = None;
     progress.begins("features", images.len());
-    each_batch(images, batch_of(network, image_px), progress, |numbers, views| {
+    each_batch(images, batch_size(network, image_px), progress, |indices, views| {
         let views: Vec<&[u8]> = views.iter().map(Vec::as_slice).collect();
-        let (found, rows) = rows_of(network, &views, image_px, wanted);
-        check_finite(images, numbers, &rows)?;
-        columns = Some(found);
-        sink(numbers, &rows)
+        let (batch_columns, rows) = compute_rows(network, &views, image_px, wanted);
+        check_finite(images, indices, &rows)?;
+        columns = Some(batch_columns);
+        sink(indices, &rows)
     })?;
     columns.ok_or_else(|| EvalError::NoImages { split: images.name.clone(), n_samples: images.len() })
 }
@@ -83,14 +83,14 @@ pub(crate) fn table(
     wanted: FeatureKind,
     progress: &dyn Progress,
 ) -> Result<Table, EvalError> {
-    let mut numbers = Vec::new();
+    let mut indices = Vec::new();
     let mut rows = Vec::new();
-    let columns = extract(network, images, wanted, progress, |of_batch, values| {
-        numbers.extend_from_slice(of_batch);
+    let columns = extract(network, images, wanted, progress, |batch, values| {
+        indices.extend_from_slice(batch);
         rows.extend_from_slice(values);
         Ok(())
     })?;
-    Ok(Table::new(columns, numbers, rows))
+    Ok(Table::new(columns, indices, rows))
 }
 
 /// Returns the pixels, averaged down to at most 32 per side, as features: a baseline.
@@ -103,17 +103,19 @@ pub fn pixels(images: &ImageSet) -> Result<Table, EvalError> {
     let step = size_px.div_ceil(32);
     let format = images.format();
     let width = format.n_channels * (size_px / step).pow(2);
-    let mut numbers = Vec::new();
+    let mut indices = Vec::new();
     let mut rows = Vec::new();
-    each_batch(images, BATCH, &NoProgress, |of_batch, views| {
-        numbers.extend_from_slice(of_batch);
-        rows.extend(views.iter().flat_map(|view| pooled(view, format, [size_px, step])));
+    each_batch(images, BATCH, &NoProgress, |batch, views| {
+        indices.extend_from_slice(batch);
+        for view in views {
+            rows.extend(average_pool(view, format, size_px, step));
+        }
         Ok(())
     })?;
-    if numbers.is_empty() {
+    if indices.is_empty() {
         Err(EvalError::NoImages { split: images.name.clone(), n_samples: images.len() })
     } else {
-        Ok(Table::new(Columns { levels: vec![width], average: 0 }, numbers, rows))
+        Ok(Table::new(Columns { levels: vec![width], average: 0 }, indices, rows))
     }
 }
 
@@ -128,7 +130,7 @@ pub struct Attention {
 
 /// Returns the attention of the class tokens of `views`, `[C, size, size]` as stored values; `None`
 /// if the backbone has no attention or no class token.
-pub fn attention_of(network: &Network, views: &[&[u8]], size_px: usize) -> Option<Attention> {
+pub fn class_attention(network: &Network, views: &[&[u8]], size_px: usize) -> Option<Attention> {
     let (weights, grid) = network.class_attention(views, size_px)?;
     let [b, h, n] = weights.dims();
     let heads = to_host(weights.reshape([b * h * n])).chunks_exact(n).map(<[f32]>::to_vec).collect();
@@ -155,10 +157,16 @@ fn each_batch(
         });
         for (range, decoded) in batches {
             let n_seen = range.len();
-            let there = range.zip(decoded?).filter_map(|(i, image)| Some((i as u32, image?)));
-            let (numbers, views): (Vec<u32>, Vec<Vec<u8>>) = there.unzip();
-            if !numbers.is_empty() {
-                f(&numbers, &views)?;
+            let mut indices = Vec::with_capacity(n_seen);
+            let mut views = Vec::with_capacity(n_seen);
+            for (i, image) in range.zip(decoded?) {
+                if let Some(image) = image {
+                    indices.push(i as u32);
+                    views.push(image);
+                }
+            }
+            if !indices.is_empty() {
+                f(&indices, &views)?;
             }
             progress.seen(n_seen);
         }
@@ -166,15 +174,15 @@ fn each_batch(
     })
 }
 
-/// Fails if a value of `rows`, the concatenated rows of the images `numbers`, is not finite.
-pub(crate) fn check_finite(images: &ImageSet, numbers: &[u32], rows: &[f32]) -> Result<(), EvalError> {
-    let Some(at) = rows.iter().position(|value| !value.is_finite()) else { return Ok(()) };
-    let image = numbers.get(at * numbers.len() / rows.len()).copied().unwrap_or_default() as usize;
+/// Fails if a value of `rows`, the concatenated rows of the images `indices`, is not finite.
+pub(crate) fn check_finite(images: &ImageSet, indices: &[u32], rows: &[f32]) -> Result<(), EvalError> {
+    let Some(position) = rows.iter().position(|value| !value.is_finite()) else { return Ok(()) };
+    let image = indices.get(position * indices.len() / rows.len()).copied().unwrap_or_default() as usize;
     Err(EvalError::NotFinite { split: images.name.clone(), image: images.describe(image).1 })
 }
 
 /// Computes the rows of `views`, `[C, size, size]` as stored values, and their columns.
-pub(crate) fn rows_of(
+pub(crate) fn compute_rows(
     network: &Network,
     views: &[&[u8]],
     size_px: usize,
@@ -210,7 +218,9 @@ fn vectors(
     }
     let mut rows = Vec::with_capacity(views.len() * columns.width());
     for i in 0..views.len() {
-        parts.iter().for_each(|(d, values)| rows.extend_from_slice(&values[i * d..(i + 1) * d]));
+        for (d, values) in &parts {
+            rows.extend_from_slice(&values[i * d..(i + 1) * d]);
+        }
     }
     (columns, rows)
 }
@@ -223,11 +233,11 @@ fn patches(network: &Network, views: &[&[u8]], size_px: usize) -> (Columns, Vec<
 }
 
 /// Averages squares of `step` x `step` pixels and scales the means to -1..=1.
-fn pooled(view: &[u8], format: PixelFormat, [size_px, step]: [usize; 2]) -> Vec<f32> {
+fn average_pool(view: &[u8], format: PixelFormat, size_px: usize, step: usize) -> Vec<f32> {
     let n = size_px / step;
     let half = format.depth.unit() / 2.0;
     let mut out = Vec::with_capacity(format.n_channels * n * n);
-    for plane in Bands::of_bytes(view, format, size_px as u32).channels() {
+    for plane in Bands::from_bytes(view, format, size_px as u32).channels() {
         for y in 0..n {
             for x in 0..n {
                 let sum: f32 = (0..step)

@@ -27,10 +27,10 @@ impl Mapped {
     pub(crate) fn open_from(path: &Path, start: usize, n: Option<usize>) -> std::io::Result<Self> {
         let file = File::open(path)?;
         let len = file.metadata()?.len() as usize;
-        let n_there = len.saturating_sub(start) / 4;
-        let n = n.unwrap_or(n_there);
-        if n > n_there {
-            let text = format!("{n} numbers expected after byte {start}, but there are {n_there}");
+        let n_stored = len.saturating_sub(start) / 4;
+        let n = n.unwrap_or(n_stored);
+        if n > n_stored {
+            let text = format!("{n} numbers expected after byte {start}, but there are {n_stored}");
             return Err(std::io::Error::new(std::io::ErrorKind::UnexpectedEof, text));
         }
         if n == 0 {
@@ -48,13 +48,13 @@ impl Mapped {
 
     /// Returns the numbers.
     pub(crate) fn values(&self) -> &[f32] {
-        // A map starts at a page boundary, and its part at a multiple of 4 bytes, so that its
+        // The map starts at a page boundary and the part at a multiple of 4 bytes, so that the
         // numbers are aligned.
         self.map.as_deref().map_or(&[], |bytes| bytemuck::cast_slice(&bytes[self.bytes.clone()]))
     }
 
     /// Returns the bytes of the whole file.
-    pub(crate) fn whole(&self) -> &[u8] {
+    pub(crate) fn file_bytes(&self) -> &[u8] {
         self.map.as_deref().unwrap_or_default()
     }
 }

@@ -20,17 +20,22 @@ pub struct FeatureSet {
 }
 
 impl FeatureSet {
-    /// Returns the rows of `table` for whose image `label` returns a class.
-    pub fn of(table: Arc<Table>, label: impl Fn(usize) -> Option<u32>) -> Self {
-        let labeled = table.images.iter().zip(0u32..);
-        let labeled = labeled.filter_map(|(image, row)| Some((row, label(*image as usize)?)));
-        let (rows, labels) = labeled.unzip();
+    /// Returns the rows of `table` whose images have a class, as returned by `label`.
+    pub fn from_table(table: Arc<Table>, label: impl Fn(usize) -> Option<u32>) -> Self {
+        let mut rows = Vec::new();
+        let mut labels = Vec::new();
+        for (row, image) in (0u32..).zip(&table.images) {
+            if let Some(label) = label(*image as usize) {
+                rows.push(row);
+                labels.push(label);
+            }
+        }
         let columns = 0..table.columns.width();
         Self { labels, table, rows, columns }
     }
 
     /// Returns an empty set.
-    pub fn none() -> Self {
+    pub fn empty() -> Self {
         Self::from_rows(0, Vec::new(), Vec::new())
     }
 
@@ -38,7 +43,7 @@ impl FeatureSet {
     pub fn from_rows(width: usize, rows: Vec<f32>, labels: Vec<u32>) -> Self {
         let images = (0..labels.len() as u32).collect();
         let table = Table::new(Columns { levels: vec![width], average: 0 }, images, rows);
-        Self::of(Arc::new(table), |image| Some(labels[image]))
+        Self::from_table(Arc::new(table), |image| Some(labels[image]))
     }
 
     /// Returns the layout of the table's columns.

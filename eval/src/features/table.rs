@@ -28,7 +28,7 @@ impl Table {
     }
 
     /// Returns a table of rows in a memory-mapped file.
-    pub(crate) fn mapped(columns: Columns, images: Vec<u32>, rows: Mapped) -> Self {
+    pub(crate) fn from_mapped(columns: Columns, images: Vec<u32>, rows: Mapped) -> Self {
         Self { columns, images, rows: Rows::File(Arc::new(rows)) }
     }
 
@@ -50,7 +50,7 @@ impl Table {
         }
     }
 
-    /// Returns whether all rows are the same, of several.
+    /// Returns whether there are several rows and all are the same.
     pub fn has_equal_rows(&self) -> bool {
         self.len() > 1 && (1..self.len()).all(|i| self.row(i) == self.row(0))
     }

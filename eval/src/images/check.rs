@@ -33,17 +33,12 @@ impl Check {
     ///
     /// # Errors
     /// [`EvalError::Data`] if an image cannot be read.
-    pub fn of(train: &ImageSet, test: &ImageSet) -> Result<Self, EvalError> {
-        let histogram = |set: &ImageSet| {
-            let mut counts = vec![0; set.classes().len()];
-            (0..set.len()).flat_map(|i| set.labels(i)).for_each(|label| counts[label as usize] += 1);
-            counts
-        };
+    pub fn new(train: &ImageSet, test: &ImageSet) -> Result<Self, EvalError> {
         Ok(Self {
             n_shared: n_shared(train, test)?,
             n_test: test.len(),
-            train: histogram(train),
-            test: histogram(test),
+            train: class_counts(train),
+            test: class_counts(test),
             classes: test.classes().to_vec(),
             is_multi_label: train.is_multi_label() || test.is_multi_label(),
         })
@@ -56,33 +51,35 @@ impl Check {
 
     /// Returns a sentence for each problem found.
     pub fn warnings(&self) -> Vec<String> {
-        let mut found = Vec::new();
+        let mut warnings = Vec::new();
         if self.n_shared > 0 {
-            found.push(format!(
+            warnings.push(format!(
                 "{} of the {} test images are among the training images, byte for byte: accuracies will be inflated",
                 self.n_shared, self.n_test
             ));
         }
         for (name, counts) in [("training", &self.train), ("test", &self.test)] {
             if !self.is_multi_label && counts.iter().filter(|n| **n > 0).count() == 1 {
-                found.push(format!("all {name} images are of one class: accuracies are meaningless"));
+                warnings.push(format!("all {name} images are of one class: accuracies are meaningless"));
             }
         }
-        let unseen = self.missing_from(&self.train, &self.test);
+        let unseen = self.unseen_classes();
         if !unseen.is_empty() {
-            found
+            warnings
                 .push(format!("there are no training images of {unseen}: their test images count as errors"));
         }
-        found
+        warnings
     }
 
-    /// Returns the names of the classes with images in `there` but none in `here`; an empty string
-    /// if there are none.
-    fn missing_from(&self, here: &[usize], there: &[usize]) -> String {
-        let missing: Vec<&str> = (0..self.classes.len())
-            .filter(|class| here[*class] == 0 && there[*class] > 0)
-            .map(|class| self.classes[class].as_str())
-            .collect();
+    /// Returns the names of the classes with test images but without training images; an empty
+    /// string if there are none.
+    fn unseen_classes(&self) -> String {
+        let mut missing = Vec::new();
+        for (class, name) in self.classes.iter().enumerate() {
+            if self.train[class] == 0 && self.test[class] > 0 {
+                missing.push(name.as_str());
+            }
+        }
         let named = missing[..missing.len().min(NAMED)].join(", ");
         match missing.len() {
             0 => String::new(),
@@ -97,24 +94,33 @@ impl Check {
 /// 10.0`.
 impl std::fmt::Display for Check {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let range = |counts: &[usize]| {
-            let there = || counts.iter().copied().filter(|n| *n > 0);
-            let n = there().count();
-            let low = there().min().unwrap_or(0);
-            let high = there().max().unwrap_or(0);
-            if low == high {
-                format!("{n} classes of {low}")
-            } else {
-                format!("{n} classes of {low} to {high}")
-            }
-        };
-        write!(f, "train: {}; test: {}", range(&self.train), range(&self.test))?;
+        write!(f, "train: {}; test: {}", describe_counts(&self.train), describe_counts(&self.test))?;
         if self.is_multi_label {
             write!(f, "; several classes an image")
         } else {
             write!(f, "; chance {:.1}", self.chance())
         }
     }
+}
+
+/// Counts the images of each class.
+fn class_counts(set: &ImageSet) -> Vec<usize> {
+    let mut counts = vec![0; set.classes().len()];
+    for i in 0..set.len() {
+        for label in set.labels(i) {
+            counts[label as usize] += 1;
+        }
+    }
+    counts
+}
+
+/// Formats the number of classes with images and the range of their numbers of images.
+fn describe_counts(counts: &[usize]) -> String {
+    let present: Vec<usize> = counts.iter().copied().filter(|n| *n > 0).collect();
+    let n = present.len();
+    let low = present.iter().copied().min().unwrap_or(0);
+    let high = present.iter().copied().max().unwrap_or(0);
+    if low == high { format!("{n} classes of {low}") } else { format!("{n} classes of {low} to {high}") }
 }
 
 /// Counts the images of `test` that are also in `train`, byte for byte.
@@ -129,18 +135,21 @@ fn n_shared(train: &ImageSet, test: &ImageSet) -> Result<usize, EvalError> {
     let mut n = 0;
     for i in 0..test.len() {
         let Some((len, check)) = test.len_and_check(i) else { continue };
-        // If either set was indexed without checks, equal lengths alone make a candidate.
-        let may_equal = |other: &Option<u16>| check.is_none() || other.is_none() || check == *other;
-        let candidates = by_len.get(&len).into_iter().flatten().filter(|(_, other)| may_equal(other));
-        let candidates: Vec<usize> = candidates.map(|(j, _)| *j).collect();
+        let mut candidates = Vec::new();
+        for (j, other) in by_len.get(&len).into_iter().flatten() {
+            // If either set was indexed without checks, equal lengths alone make a candidate.
+            if check.is_none() || other.is_none() || check == *other {
+                candidates.push(*j);
+            }
+        }
         if candidates.is_empty() {
             continue;
         }
         let Some(image) = test.encoded(i)? else { continue };
         let hash = xxh3_128(image.bytes());
-        let mut seen = HashSet::new();
+        let mut candidate_hashes = HashSet::new();
         for j in candidates {
-            let of_candidate = match hashes.get(&j) {
+            let candidate_hash = match hashes.get(&j) {
                 Some(hash) => *hash,
                 None => {
                     let hash = train.encoded(j)?.map(|image| xxh3_128(image.bytes()));
@@ -148,9 +157,9 @@ fn n_shared(train: &ImageSet, test: &ImageSet) -> Result<usize, EvalError> {
                     hash
                 }
             };
-            seen.extend(of_candidate);
+            candidate_hashes.extend(candidate_hash);
         }
-        n += usize::from(seen.contains(&hash));
+        n += usize::from(candidate_hashes.contains(&hash));
     }
     Ok(n)
 }
@@ -165,20 +174,23 @@ mod tests {
         Check { n_shared, n_test, train: train.to_vec(), test: test.to_vec(), classes, is_multi_label: false }
     }
 
-    #[test]
-    fn what_misleads_is_named() {
-        assert!(check(&[5, 5], &[2, 2], 0).warnings().is_empty());
-        let words = |check: Check| check.warnings().join("; ");
-        assert!(words(check(&[5, 5], &[2, 2], 3)).contains("3 of the 4 test images"));
-        assert!(words(check(&[5, 0], &[2, 2], 0)).contains("no training images of the class c1"));
-        assert!(words(check(&[5, 0], &[2, 0], 0)).contains("all test images are of one class"));
-        assert!(words(check(&[5, 0, 0, 0, 0, 0, 0], &[1; 7], 0)).contains("c5 and 1 more"));
+    fn warnings(train: &[usize], test: &[usize], n_shared: usize) -> String {
+        check(train, test, n_shared).warnings().join("; ")
     }
 
     #[test]
-    fn chance_is_the_most_frequent_class() {
-        assert_eq!(check(&[9, 9], &[3, 1], 0).chance(), 75.0);
-        let said = check(&[9, 9], &[3, 1], 0).to_string();
-        assert_eq!(said, "train: 2 classes of 9; test: 2 classes of 1 to 3; chance 75.0");
+    fn problems_are_reported_as_warnings() {
+        assert_eq!(warnings(&[5, 5], &[2, 2], 0), "");
+        assert!(warnings(&[5, 5], &[2, 2], 3).contains("3 of the 4 test images"));
+        assert!(warnings(&[5, 0], &[2, 2], 0).contains("no training images of the class c1"));
+        assert!(warnings(&[5, 0], &[2, 0], 0).contains("all test images are of one class"));
+        assert!(warnings(&[5, 0, 0, 0, 0, 0, 0], &[1; 7], 0).contains("c5 and 1 more"));
+    }
+
+    #[test]
+    fn chance_is_the_share_of_the_most_frequent_class() {
+        let check = check(&[9, 9], &[3, 1], 0);
+        assert_eq!(check.chance(), 75.0);
+        assert_eq!(check.to_string(), "train: 2 classes of 9; test: 2 classes of 1 to 3; chance 75.0");
     }
 }

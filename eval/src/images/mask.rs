@@ -4,7 +4,7 @@ use std::io::Cursor;
 
 use augment::Transform;
 
-/// Class of ignored pixels.
+/// Class that marks ignored pixels.
 pub(crate) const IGNORED: u8 = 255;
 
 /// Maximum number of pixels of a mask, checked before decoding.
@@ -22,14 +22,15 @@ impl Mask {
     /// Decodes a PNG. Classes are the palette's indices, not its colors.
     ///
     /// # Errors
-    /// A message if the bytes are no such PNG.
+    /// A message if the bytes are not a PNG of one channel or with a palette.
     pub(crate) fn decode(bytes: &[u8]) -> Result<Self, String> {
         let mut reader =
             png::Decoder::new(Cursor::new(bytes)).read_info().map_err(|error| error.to_string())?;
-        let (width_px, height_px, color, bits) = {
-            let info = reader.info();
-            (info.width, info.height, info.color_type, info.bit_depth as usize)
-        };
+        let info = reader.info();
+        let width_px = info.width;
+        let height_px = info.height;
+        let color = info.color_type;
+        let bits = info.bit_depth as usize;
         if !matches!(color, png::ColorType::Grayscale | png::ColorType::Indexed) || bits > 8 {
             return Err(format!(
                 "a mask has one channel of at most 8 bits or a palette, not {color:?} of {bits} bits"
@@ -42,13 +43,12 @@ impl Mask {
         let frame = reader.next_frame(&mut raw).map_err(|error| error.to_string())?;
         let mut classes = Vec::with_capacity((width_px * height_px) as usize);
         for row in raw.chunks_exact(frame.line_size).take(height_px as usize) {
-            let value = |x: usize| {
+            classes.extend((0..width_px as usize).map(|x| {
                 let byte = row[x * bits / 8];
                 // Pixels of fewer than 8 bits are packed from the highest bit down.
                 let shift = 8 - bits - (x * bits) % 8;
                 (byte >> shift) & (0xff >> (8 - bits)) as u8
-            };
-            classes.extend((0..width_px as usize).map(value));
+            }));
         }
         Ok(Self { width_px, height_px, classes })
     }
@@ -60,25 +60,33 @@ impl Mask {
 
     /// Returns the classes after `transform`, `[s, s]`, by nearest neighbor; pixels outside of the
     /// mask are [`IGNORED`].
-    pub(crate) fn seen(&self, transform: &Transform) -> Vec<u8> {
-        let (resized_px, corner_px) = transform.place([self.width_px, self.height_px]);
-        let source = |at: u32, corner: i64, resized: u32, source: u32| -> Option<u32> {
-            let at = u32::try_from(i64::from(at) + corner).ok().filter(|at| *at < resized)?;
-            // Pillow's nearest neighbor.
-            Some(((f64::from(at) + 0.5) * f64::from(source) / f64::from(resized)) as u32)
-        };
+    pub(crate) fn transformed(&self, transform: &Transform) -> Vec<u8> {
+        let (resized_px, corner_px) = transform.placement([self.width_px, self.height_px]);
         let side = transform.size_px;
         let mut out = Vec::with_capacity((side * side) as usize);
         for y in 0..side {
-            let row = source(y, corner_px[1], resized_px[1], self.height_px);
+            let row = source_px(y, corner_px[1], resized_px[1], self.height_px);
             for x in 0..side {
-                let column = source(x, corner_px[0], resized_px[0], self.width_px);
-                let place = row.zip(column).map(|(row, column)| (row * self.width_px + column) as usize);
-                out.push(place.map_or(IGNORED, |place| self.classes[place]));
+                let column = source_px(x, corner_px[0], resized_px[0], self.width_px);
+                out.push(match (row, column) {
+                    (Some(row), Some(column)) => self.classes[(row * self.width_px + column) as usize],
+                    _ => IGNORED,
+                });
             }
         }
         out
     }
+}
+
+/// Returns the pixel of the original nearest to pixel `px` of a crop that begins at `corner_px` of
+/// the resized image, along one axis; `None` outside of the image.
+fn source_px(px: u32, corner_px: i64, resized_px: u32, original_px: u32) -> Option<u32> {
+    let px = u32::try_from(i64::from(px) + corner_px).ok()?;
+    if px >= resized_px {
+        return None;
+    }
+    // Pillow's nearest neighbor.
+    Some(((f64::from(px) + 0.5) * f64::from(original_px) / f64::from(resized_px)) as u32)
 }
 
 #[cfg(test)]
@@ -98,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn classes_are_the_values_and_not_the_colors() {
+    fn classes_are_values_or_palette_indices() {
         let gray = encoded(png::ColorType::Grayscale, png::BitDepth::Eight, [2, 2], &[0, 7, 255, 3]);
         assert_eq!(Mask::decode(&gray).unwrap().classes, [0, 7, 255, 3]);
         let palette =
@@ -110,10 +118,10 @@ mod tests {
     }
 
     #[test]
-    fn masks_are_resized_and_cut_as_their_images_are() {
+    fn masks_are_resized_and_cropped_like_their_images() {
         let wide = Mask { width_px: 4, height_px: 2, classes: vec![0, 1, 2, 3, 4, 5, 6, 7] };
-        assert_eq!(wide.seen(&Transform::resizing(2, 2).unwrap()), [1, 2, 5, 6]);
-        let doubled = wide.seen(&Transform::resizing(4, 4).unwrap());
+        assert_eq!(wide.transformed(&Transform::with_resize(2, 2).unwrap()), [1, 2, 5, 6]);
+        let doubled = wide.transformed(&Transform::with_resize(4, 4).unwrap());
         assert_eq!(doubled[..4], [1, 1, 2, 2]);
         assert_eq!(doubled[12..], [5, 5, 6, 6]);
     }

@@ -6,13 +6,12 @@ pub(crate) mod source;
 
 use std::collections::{BTreeSet, HashMap};
 
-use augment::{DecodeRules, Image, MultiCrop, PixelFormat, SampleKey, ViewMaker};
+use augment::{DecodeRules, Image, MultiCrop, PixelFormat, SampleKey, Transform, ViewMaker};
 use pipeline::shard::image::EncodedImage;
 use rayon::prelude::*;
 
 use crate::EvalError;
 use crate::parallel::try_collect;
-use augment::Transform;
 use mask::Mask;
 use source::Source;
 
@@ -70,13 +69,18 @@ impl ImageSet {
         let n = n.min(source.len());
         let indices: Vec<u64> =
             (0..n).map(|i| (u128::from(i) * u128::from(all) / u128::from(n)) as u64).collect();
-        let written = try_collect(indices.par_iter().map(|index| source.classes(*index)))?;
-        let classes = ordered(written.iter().flatten().map(String::as_str));
+        let stated = try_collect(indices.par_iter().map(|index| source.classes(*index)))?;
+        let classes = ordered(stated.iter().flatten().map(String::as_str));
         let by_name: HashMap<&str, u32> = classes.iter().map(String::as_str).zip(0..).collect();
-        let labels = written.iter().map(|names| Some(by_name[names.first()?.as_str()])).collect();
-        let numbered = |names: &Vec<String>| names.iter().map(|name| by_name[name.as_str()]).collect();
-        let several = indices.iter().zip(&written).filter(|(_, names)| names.len() > 1);
-        let several = several.map(|(index, names)| (*index, numbered(names))).collect();
+        let mut labels = Vec::with_capacity(indices.len());
+        let mut several = HashMap::new();
+        for (index, names) in indices.iter().zip(&stated) {
+            let numbers: Vec<u32> = names.iter().map(|name| by_name[name.as_str()]).collect();
+            labels.push(numbers.first().copied());
+            if numbers.len() > 1 {
+                several.insert(*index, numbers);
+            }
+        }
         Ok(Self {
             transform,
             name: name.into(),
@@ -134,9 +138,10 @@ impl ImageSet {
     pub fn spread(&self, n: usize) -> Self {
         let all = self.len();
         let n = n.min(self.len());
-        let taken = || (0..n).map(|i| i * all / n);
-        let indices = taken().map(|i| self.indices[i]).collect();
-        Self { indices, labels: taken().map(|i| self.labels[i]).collect(), ..self.clone() }
+        let chosen: Vec<usize> = (0..n).map(|i| i * all / n).collect();
+        let indices = chosen.iter().map(|i| self.indices[*i]).collect();
+        let labels = chosen.iter().map(|i| self.labels[*i]).collect();
+        Self { indices, labels, ..self.clone() }
     }
 
     /// Renumbers the classes of several sets by the union of their classes. A class that has a name
@@ -164,9 +169,9 @@ impl ImageSet {
         let all = ordered(sets.iter().flat_map(|set| set.stated.iter().map(String::as_str)));
         let by_name: HashMap<&str, u32> = all.iter().map(String::as_str).zip(0..).collect();
         for set in sets {
-            let moved: Vec<u32> = set.stated.iter().map(|name| by_name[name.as_str()]).collect();
+            let renumbered: Vec<u32> = set.stated.iter().map(|name| by_name[name.as_str()]).collect();
             for label in set.labels.iter_mut().flatten().chain(set.several.values_mut().flatten()) {
-                *label = moved[*label as usize];
+                *label = renumbered[*label as usize];
             }
             set.classes =
                 all.iter().map(|class| named.get(class).map_or(class, |(name, _)| name).clone()).collect();
@@ -205,7 +210,7 @@ impl ImageSet {
     /// [`EvalError::Mask`] if the mask cannot be decoded, [`EvalError::Data`] if a shard cannot be
     /// read.
     pub(crate) fn mask(&self, i: usize) -> Result<Option<Vec<u8>>, EvalError> {
-        Ok(self.decoded_mask(i)?.map(|mask| mask.seen(&self.transform)))
+        Ok(self.decoded_mask(i)?.map(|mask| mask.transformed(&self.transform)))
     }
 
     /// Checks that image `i` and its mask, if it has one, have the same size.
@@ -213,15 +218,16 @@ impl ImageSet {
     /// # Errors
     /// [`EvalError::Mask`] if the sizes differ, and errors of [`ImageSet::mask`].
     pub(crate) fn check_mask(&self, i: usize) -> Result<(), EvalError> {
-        let (Some(mask), Some(image)) = (self.decoded_mask(i)?, self.decoded(i)?) else { return Ok(()) };
+        let mask = self.decoded_mask(i)?;
+        let image = self.decoded(i)?;
+        let (Some(mask), Some(image)) = (mask, image) else { return Ok(()) };
         let [width, height] = image.size_px();
-        let mask = mask.size_px();
-        if [width, height] == mask {
-            Ok(())
-        } else {
-            let [of_mask, other] = mask;
-            Err(self.bad_mask(i, format!("it has {of_mask} x {other} pixels, its image {width} x {height}")))
+        let [mask_width, mask_height] = mask.size_px();
+        if [width, height] == [mask_width, mask_height] {
+            return Ok(());
         }
+        let reason = format!("it has {mask_width} x {mask_height} pixels, its image {width} x {height}");
+        Err(self.bad_mask(i, reason))
     }
 
     fn decoded_mask(&self, i: usize) -> Result<Option<Mask>, EvalError> {
@@ -283,9 +289,9 @@ impl ImageSet {
         let mut largest = 0;
         for i in 0..some.len() {
             let Some(encoded) = some.encoded(i)? else { continue };
-            if let Some(found) = augment::bands::largest_of_16_bits(&encoded.files(), &self.rules) {
+            if let Some(value) = augment::bands::largest_of_16_bits(&encoded.files(), &self.rules) {
                 n_images += 1;
-                largest = found.max(largest);
+                largest = value.max(largest);
             }
         }
         Ok((n_images, largest))
@@ -309,7 +315,7 @@ impl ImageSet {
         Ok(self.encoded(i)?.and_then(|encoded| Image::decode(&encoded.files(), &self.rules).ok()))
     }
 
-    /// Returns why image `i` cannot be used, in words; `None` if it can.
+    /// Returns the reason why image `i` cannot be used; `None` if it can.
     ///
     /// # Errors
     /// Errors of [`ImageSet::image`].
@@ -330,12 +336,13 @@ impl ImageSet {
         &self,
         i: usize,
         multicrop: &MultiCrop,
-        [seed, epoch]: [u64; 2],
+        seed: u64,
+        epoch: u64,
     ) -> Result<Option<Vec<Vec<u8>>>, EvalError> {
         let Some(image) = self.decoded(i)? else { return Ok(None) };
         let key = SampleKey { seed, epoch, sample: self.indices[i], attempt: 0 };
-        let made = ViewMaker::default().make(&image, multicrop, key);
-        Ok(made.ok().map(|views| views.groups))
+        let views = ViewMaker::default().make(&image, multicrop, key);
+        Ok(views.ok().map(|views| views.groups))
     }
 
     /// Returns the encoded image `i`; `None` if the image is missing.
@@ -375,7 +382,7 @@ impl ImageSet {
     }
 }
 
-/// Name of a class, ordered as classes are numbered.
+/// Name of a class, in the order in which classes are numbered.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 enum ClassName {
     Number(u64, String),
@@ -383,7 +390,7 @@ enum ClassName {
 }
 
 impl ClassName {
-    fn of(name: &str) -> Self {
+    fn parse(name: &str) -> Self {
         match name.parse() {
             Ok(number) => Self::Number(number, name.to_string()),
             Err(_) => Self::Word(name.to_string()),
@@ -393,7 +400,7 @@ impl ClassName {
 
 /// Returns the distinct names in the order in which classes are numbered.
 fn ordered<'a>(names: impl Iterator<Item = &'a str>) -> Vec<String> {
-    let distinct: BTreeSet<ClassName> = names.map(ClassName::of).collect();
+    let distinct: BTreeSet<ClassName> = names.map(ClassName::parse).collect();
     distinct
         .into_iter()
         .map(|class| match class {

@@ -28,11 +28,11 @@ pub struct ImageFile {
     pub class: Option<String>,
 }
 
-/// Most files whose bytes are read to recognize images.
+/// Maximum number of files whose bytes are read to recognize images.
 const N_SAMPLED_FILES: usize = 64;
 
 /// Returns whether an error says something about a file, not about the disk or the network.
-fn is_of_file(error: &std::io::Error) -> bool {
+fn is_file_error(error: &std::io::Error) -> bool {
     use std::io::ErrorKind;
     matches!(error.kind(), ErrorKind::NotFound | ErrorKind::PermissionDenied | ErrorKind::IsADirectory)
 }
@@ -70,8 +70,8 @@ impl Source {
         match self {
             Self::Shards(dataset) => match dataset.read(SampleId(index)) {
                 Ok(sample) => Ok(Some(sample.image)),
-                // The sample itself is incomplete. Input errors are no property of the sample: they
-                // are returned.
+                // The sample itself is incomplete. Input errors are not properties of the sample
+                // and are returned.
                 Err(error) if error.is_sample_error() && !matches!(error, PipelineError::Io { .. }) => {
                     Ok(None)
                 }
@@ -79,13 +79,13 @@ impl Source {
             },
             Self::Files(files) => match std::fs::read(&files[index as usize].path) {
                 Ok(bytes) => Ok(Some(bytes.into())),
-                Err(error) if is_of_file(&error) => Ok(None),
+                Err(error) if is_file_error(&error) => Ok(None),
                 Err(error) => Err(PipelineError::io("read", &files[index as usize].path, error)),
             },
         }
     }
 
-    /// Returns why image `index` cannot be read, in words; `None` if it can.
+    /// Returns the reason why image `index` cannot be read; `None` if it can.
     ///
     /// # Errors
     /// [`PipelineError`] for a failure that says nothing about the image.
@@ -101,7 +101,7 @@ impl Source {
                 Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
                     Ok(Some("it is missing".into()))
                 }
-                Err(error) if is_of_file(&error) => Ok(Some("it may not be read".into())),
+                Err(error) if is_file_error(&error) => Ok(Some("it may not be read".into())),
                 Err(error) => Err(PipelineError::io("read", &files[index as usize].path, error)),
             },
         }
@@ -169,11 +169,10 @@ impl Source {
                     hash.update(format!("{:?} {len_bytes}\n", file.name).as_bytes());
                 }
                 let n_sampled = files.len().min(N_SAMPLED_FILES);
-                for number in 0..n_sampled {
-                    // One that cannot be read says so by its length.
-                    hash.update(
-                        &std::fs::read(&files[number * files.len() / n_sampled].path).unwrap_or_default(),
-                    );
+                for i in 0..n_sampled {
+                    // The length of a file that cannot be read is hashed above.
+                    let path = &files[i * files.len() / n_sampled].path;
+                    hash.update(&std::fs::read(path).unwrap_or_default());
                 }
             }
         }
@@ -193,7 +192,7 @@ impl Source {
                 for file in files.iter() {
                     hash.update(format!("{:?} ", file.name).as_bytes());
                     match std::fs::metadata(&file.path) {
-                        Ok(about) => hash.update(FileStamp::of(&about).to_string().as_bytes()),
+                        Ok(about) => hash.update(FileStamp::from_metadata(&about).to_string().as_bytes()),
                         Err(_) => hash.update(file.path.as_os_str().as_encoded_bytes()),
                     }
                     hash.update(b"\n");

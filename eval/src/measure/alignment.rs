@@ -1,4 +1,4 @@
-//! Alignment (Wang and Isola 2020): the distance between views of an image.
+//! Alignment (Wang and Isola 2020): mean squared distance between views of an image.
 //!
 //! ```text
 //! mean over pairs of views of an image of ‖u - v‖²,  u, v rows of unit length

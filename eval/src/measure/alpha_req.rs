@@ -23,18 +23,21 @@ pub(crate) fn alpha_req(rows: &[f32], d: usize) -> f64 {
 
 /// Fits α to eigenvalues in descending order.
 fn slope(eigenvalues: &[f64]) -> f64 {
-    let points: Vec<(f64, f64, f64)> = RANGE
-        .filter_map(|i| eigenvalues.get(i - 1).map(|v| (i as f64, v)))
-        .map(|(i, value)| (-i.ln(), value.ln(), 1.0 / i))
-        .collect();
-    let sum = |of: &dyn Fn(&(f64, f64, f64)) -> f64| points.iter().map(of).sum::<f64>();
-    let w = sum(&|p| p.2);
-    let x = sum(&|p| p.2 * p.0);
-    let y = sum(&|p| p.2 * p.1);
-    let xx = sum(&|p| p.2 * p.0 * p.0);
-    let xy = sum(&|p| p.2 * p.0 * p.1);
-    let spread = w * xx - x * x;
-    if points.len() < 2 || spread <= 0.0 { 0.0 } else { (w * xy - x * y) / spread }
+    // Abscissa, ordinate and weight of each point.
+    let mut points: Vec<(f64, f64, f64)> = Vec::new();
+    for number in RANGE {
+        if let Some(value) = eigenvalues.get(number - 1) {
+            let i = number as f64;
+            points.push((-i.ln(), value.ln(), 1.0 / i));
+        }
+    }
+    let sum_w: f64 = points.iter().map(|(_, _, w)| w).sum();
+    let sum_x: f64 = points.iter().map(|(x, _, w)| w * x).sum();
+    let sum_y: f64 = points.iter().map(|(_, y, w)| w * y).sum();
+    let sum_xx: f64 = points.iter().map(|(x, _, w)| w * x * x).sum();
+    let sum_xy: f64 = points.iter().map(|(x, y, w)| w * x * y).sum();
+    let spread = sum_w * sum_xx - sum_x * sum_x;
+    if points.len() < 2 || spread <= 0.0 { 0.0 } else { (sum_w * sum_xy - sum_x * sum_y) / spread }
 }
 
 #[cfg(test)]
@@ -42,7 +45,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_power_law_is_found() {
+    fn the_exponent_of_a_power_law_is_fitted() {
         let law: Vec<f64> = (1..=128).map(|i| 7.0 * f64::from(i).powf(-1.3)).collect();
         assert!((slope(&law) - 1.3).abs() < 1e-9);
         assert_eq!(slope(&[1.0, 0.5]), 0.0);
@@ -50,7 +53,7 @@ mod tests {
 
     /// Eigenvalues that are rounding noise, because there are few rows, do not affect the fit.
     #[test]
-    fn rounding_is_no_direction() {
+    fn rounding_errors_do_not_affect_the_fit() {
         let d = 64;
         let rows: Vec<f32> = (0..20 * d).map(|i| (i * 7919 % 1009) as f32 / 500.0 - 1.0).collect();
         let twice: Vec<f32> = [&rows[..], &rows[..]].concat();

@@ -45,7 +45,7 @@ mod tests {
     /// Images lie along two axes, and views differ along a third: two directions distinguish
     /// images, however large the variation along the third.
     #[test]
-    fn what_differs_between_views_does_not_count() {
+    fn variation_between_views_does_not_count() {
         let mut rows = Vec::new();
         for (a, b) in [(1.0, 0.0), (-1.0, 0.0), (0.0, 1.0), (0.0, -1.0)] {
             for noise in [-50.0, 50.0] {

@@ -14,7 +14,7 @@ use serde::Serialize;
 
 use crate::EvalError;
 use crate::features::columns::FeatureKind;
-use crate::features::extract::{Progress, check_finite, rows_of, table};
+use crate::features::extract::{Progress, check_finite, compute_rows, table};
 use crate::images::ImageSet;
 use crate::parallel::try_collect;
 
@@ -55,10 +55,10 @@ pub fn label_free(
     progress: &dyn Progress,
 ) -> Result<Measures, EvalError> {
     let wanted = FeatureKind::Vectors { n_levels: 1, average: false };
-    let seen = table(network, &images.spread(effort.n_images), wanted, progress)?;
-    let rows = seen.rows();
-    let d = seen.columns.width();
-    let views = views_of(network, &images.spread(effort.n_viewed), multicrop, effort.n_views, progress)?;
+    let table = table(network, &images.spread(effort.n_images), wanted, progress)?;
+    let rows = table.rows();
+    let d = table.columns.width();
+    let views = view_rows(network, &images.spread(effort.n_viewed), multicrop, effort.n_views, progress)?;
     Ok(vec![
         ("rankme", rankme::rankme(rows, d), "higher: directions that the features use"),
         ("alpha_req", alpha_req::alpha_req(rows, d), "near 1: how fast their spectrum falls"),
@@ -77,7 +77,7 @@ pub fn label_free(
 }
 
 /// Computes features of `n_views` views of each image that can be decoded, `[n, n_views, D]`.
-fn views_of(
+fn view_rows(
     network: &Network,
     images: &ImageSet,
     multicrop: &MultiCrop,
@@ -94,19 +94,24 @@ fn views_of(
     progress.begins("views", images.len());
     let indices: Vec<usize> = (0..images.len()).collect();
     for indices in indices.chunks(IMAGES_PER_BATCH) {
-        let made = try_collect(indices.par_iter().map(|i| images.views(*i, &multicrop, [0, 0])))?;
+        let decoded = try_collect(indices.par_iter().map(|i| images.views(*i, &multicrop, 0, 0)))?;
         progress.seen(indices.len());
-        let made = indices.iter().zip(made).filter_map(|(i, views)| Some((*i as u32, views?)));
-        let (numbers, made): (Vec<u32>, Vec<Vec<u8>>) =
-            made.map(|(number, mut views)| (number, views.remove(0))).unzip();
-        let views: Vec<&[u8]> = made
-            .iter()
-            .flat_map(|views| views.chunks_exact(images.format().bytes_per_pixel() * size_px * size_px))
-            .collect();
+        // Images that can be decoded, and the views of each, `[V, C, size, size]`.
+        let mut usable = Vec::new();
+        let mut views_by_image = Vec::new();
+        for (i, groups) in indices.iter().zip(decoded) {
+            if let Some(mut groups) = groups {
+                usable.push(*i as u32);
+                views_by_image.push(groups.remove(0));
+            }
+        }
+        let view_bytes = images.format().bytes_per_pixel() * size_px * size_px;
+        let views: Vec<&[u8]> =
+            views_by_image.iter().flat_map(|views| views.chunks_exact(view_bytes)).collect();
         if !views.is_empty() {
-            let (_, of_views) = rows_of(network, &views, size_px, wanted);
-            check_finite(images, &numbers, &of_views)?;
-            rows.extend(of_views);
+            let (_, batch) = compute_rows(network, &views, size_px, wanted);
+            check_finite(images, &usable, &batch)?;
+            rows.extend(batch);
         }
     }
     Ok(rows)

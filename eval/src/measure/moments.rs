@@ -54,7 +54,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn spectra_come_largest_first() {
+    fn eigenvalues_are_in_descending_order() {
         let rows = [3.0, 0.0, -3.0, 0.0, 0.0, 1.0, 0.0, -1.0];
         assert_eq!(mean_of(&rows, 2), [0.0, 0.0]);
         let values = spectrum(second_moment(&rows, &[0.0, 0.0]));
@@ -62,7 +62,7 @@ mod tests {
     }
 
     #[test]
-    fn equal_values_count_each() {
+    fn effective_number_counts_equal_values() {
         assert!((effective_number(&[2.0; 5], 0.0) - 5.0).abs() < 1e-12);
         assert!((effective_number(&[1.0, 0.0, 0.0], 1e-12) - 1.0).abs() < 1e-9);
         assert_eq!(effective_number(&[0.0; 3], 1e-7), 0.0);

@@ -23,7 +23,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_counts_directions() {
+    fn equal_directions_are_counted() {
         // Four directions of equal length, then one that dominates the others.
         let axes: Vec<f32> = (0..16).map(|i| if i / 4 == i % 4 { 1.0 } else { 0.0 }).collect();
         assert!((rankme(&axes, 4) - 4.0).abs() < 1e-4);

@@ -19,8 +19,8 @@ pub(crate) fn uniformity(rows: &[f32], d: usize) -> f64 {
     if n < 2 {
         return 0.0;
     }
-    let taken: Vec<f32> = (0..n).flat_map(|i| &rows[i * n_all / n * d..][..d]).copied().collect();
-    let unit = unit_rows(&taken, d);
+    let sampled: Vec<f32> = (0..n).flat_map(|i| &rows[i * n_all / n * d..][..d]).copied().collect();
+    let unit = unit_rows(&sampled, d);
     let mut cosines = vec![0.0; n * n];
     gemm([n, d, n], 1.0, Mat::rows(&unit, d), Mat::rows(&unit, d).t(), 0.0, &mut cosines, n);
     let mut sum = 0.0;
@@ -39,7 +39,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pairs_are_as_far_as_they_are() {
+    fn distances_of_pairs_follow_the_formula() {
         assert!((uniformity(&[1.0, 0.0, 5.0, 0.0], 2) - 0.0).abs() < 1e-6);
         // Opposite: ‖u - v‖² = 4.
         assert!((uniformity(&[1.0, 0.0, -2.0, 0.0], 2) + 8.0).abs() < 1e-6);

@@ -54,8 +54,8 @@ impl<'a> BatchReader<'a> {
     ) {
         let mut order: Vec<u32> = (0..self.set.len() as u32).collect();
         ViewRng::from_words([seed, SHUFFLE_DOMAIN, epoch as u64, 0]).shuffle(&mut order);
-        for numbers in order.chunks(batch) {
-            self.gather(numbers.iter().map(|number| *number as usize));
+        for indices in order.chunks(batch) {
+            self.gather(indices.iter().map(|i| *i as usize));
             f(Rows { rows: &self.rows, width: self.set.width() }, &self.labels);
         }
     }
@@ -68,13 +68,13 @@ impl<'a> BatchReader<'a> {
         }
     }
 
-    fn gather(&mut self, numbers: impl Iterator<Item = usize>) {
+    fn gather(&mut self, indices: impl Iterator<Item = usize>) {
         self.rows.clear();
         self.labels.clear();
-        for number in numbers {
+        for i in indices {
             let start = self.rows.len();
-            self.rows.extend_from_slice(self.set.row(number));
-            self.labels.push(self.set.labels[number]);
+            self.rows.extend_from_slice(self.set.row(i));
+            self.labels.push(self.set.labels[i]);
             if let Some(scaling) = self.scaling {
                 scaling.apply(&mut self.rows[start..]);
             }
@@ -90,7 +90,7 @@ pub(super) struct Standardization {
 
 impl Standardization {
     /// Computes the statistics of the rows of `set`.
-    pub(super) fn of(set: &FeatureSet) -> Self {
+    pub(super) fn new(set: &FeatureSet) -> Self {
         let n = set.len().max(1) as f64;
         let mut sums = vec![(0.0f64, 0.0f64); set.width()];
         for i in 0..set.len() {
@@ -127,8 +127,8 @@ pub(super) fn classified(
 ) -> Vec<Predictions> {
     let mut predicted = vec![Vec::with_capacity(test.len()); n_heads];
     BatchReader::new(test, scaling).in_order(|rows| {
-        for (all, of_block) in predicted.iter_mut().zip(heads.predict(rows)) {
-            all.extend(of_block);
+        for (all, block) in predicted.iter_mut().zip(heads.predict(rows)) {
+            all.extend(block);
         }
     });
     predicted.into_iter().map(|predicted| Predictions::new(predicted, &test.labels, n_classes)).collect()
@@ -138,15 +138,19 @@ pub(super) fn classified(
 mod tests {
     use super::*;
 
+    fn n_distinct_labels(set: &FeatureSet) -> usize {
+        set.labels.iter().collect::<std::collections::BTreeSet<_>>().len()
+    }
+
     /// The random choice also works for labels that repeat periodically.
     #[test]
-    fn every_class_is_on_both_sides() {
+    fn held_out_rows_are_drawn_from_all_classes() {
         let labels: Vec<u32> = (0..200).map(|i| i % 10).collect();
         let set = FeatureSet::from_rows(1, labels.iter().map(|label| *label as f32).collect(), labels);
         let (fit, held_out) = hold_out(&set, 10, 0);
         assert_eq!((fit.len(), held_out.len()), (180, 20));
-        let classes = |set: &FeatureSet| set.labels.iter().collect::<std::collections::BTreeSet<_>>().len();
-        assert!(classes(&fit) == 10 && classes(&held_out) > 5, "{:?}", held_out.labels);
+        assert_eq!(n_distinct_labels(&fit), 10);
+        assert!(n_distinct_labels(&held_out) > 5, "{:?}", held_out.labels);
         assert!(
             (0..20).all(|i| held_out.row(i)[0] == held_out.labels[i] as f32),
             "labels go with their rows"

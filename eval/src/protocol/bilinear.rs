@@ -13,6 +13,7 @@ pub(super) struct Bilinear {
 }
 
 impl Bilinear {
+    /// Returns the interpolation from `side` x `side` cells to `size_px` x `size_px` pixels.
     pub(super) fn new(side: usize, size_px: usize) -> Self {
         Self {
             side,
@@ -31,10 +32,12 @@ impl Bilinear {
         let size_px = self.taps.len();
         let c = n_channels;
         let mut out = vec![0.0; size_px * size_px * c];
-        let mut row = vec![0.0; self.side * c];
+        let row_len = self.side * c;
+        let mut row = vec![0.0; row_len];
         for (y, (top, bottom, share)) in self.taps.iter().enumerate() {
-            let line = |cell: usize| &cells[cell * self.side * c..(cell + 1) * self.side * c];
-            for ((out, a), b) in row.iter_mut().zip(line(*top)).zip(line(*bottom)) {
+            let top = &cells[top * row_len..(top + 1) * row_len];
+            let bottom = &cells[bottom * row_len..(bottom + 1) * row_len];
+            for ((out, a), b) in row.iter_mut().zip(top).zip(bottom) {
                 *out = a + share * (b - a);
             }
             for (x, (left, right, share)) in self.taps.iter().enumerate() {
@@ -80,7 +83,7 @@ mod tests {
     /// The expected values are those of `torch.nn.functional.interpolate(x, 4, mode="bilinear")`
     /// for x = [[0, 1], [2, 3]].
     #[test]
-    fn it_is_that_of_pytorch() {
+    fn upsampling_equals_pytorch() {
         let up = Bilinear::new(2, 4).up(&[0.0, 1.0, 2.0, 3.0], 1);
         let first = [0.0, 0.25, 0.75, 1.0];
         for (y, add) in [0.0, 0.5, 1.5, 2.0].into_iter().enumerate() {
@@ -89,15 +92,21 @@ mod tests {
         }
     }
 
+    fn value(i: usize) -> f32 {
+        ((i * 31 % 17) as f32 - 8.0) / 4.0
+    }
+
+    fn dot(a: &[f32], b: &[f32]) -> f64 {
+        a.iter().zip(b).map(|(a, b)| f64::from(a * b)).sum()
+    }
+
     #[test]
     fn down_is_the_transpose_of_up() {
         let bilinear = Bilinear::new(3, 7);
-        let value = |i: usize| ((i * 31 % 17) as f32 - 8.0) / 4.0;
-        let (cells, pixels): (Vec<f32>, Vec<f32>) =
-            ((0..18).map(value).collect(), (0..98).map(|i| value(i + 5)).collect());
-        let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| f64::from(a * b)).sum::<f64>();
-        let there = dot(&bilinear.up(&cells, 2), &pixels);
-        let back = dot(&cells, &bilinear.down(&pixels, 2));
-        assert!((there - back).abs() < 1e-4 * there.abs().max(1.0), "{there} {back}");
+        let cells: Vec<f32> = (0..18).map(value).collect();
+        let pixels: Vec<f32> = (0..98).map(|i| value(i + 5)).collect();
+        let up = dot(&bilinear.up(&cells, 2), &pixels);
+        let down = dot(&cells, &bilinear.down(&pixels, 2));
+        assert!((up - down).abs() < 1e-4 * up.abs().max(1.0), "{up} {down}");
     }
 }

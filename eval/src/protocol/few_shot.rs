@@ -1,6 +1,6 @@
 //! Nearest neighbors among a few images of each class, like DINOv2's k-NN with
-//! `--n-per-class-list`: as many neighbors as shots, at most 20; one draw, as there, or the mean
-//! over several.
+//! `--n-per-class-list`: as many neighbors as shots, at most 20; one draw, as in DINOv2, or the
+//! mean over several.
 
 use std::collections::BTreeMap;
 
@@ -56,7 +56,7 @@ impl Rules for FewShot {
     fn score(&self, task: &Task<'_>) -> Result<Vec<Scored>, EvalError> {
         // Checked again: images that could not be decoded are missing from train.
         self.check_labels(task.train.labels.iter().copied())?;
-        Ok(self.shots.iter().map(|shots| self.of_shots(task, *shots)).collect())
+        Ok(self.shots.iter().map(|shots| self.score_shots(task, *shots)).collect())
     }
 }
 
@@ -69,7 +69,9 @@ impl FewShot {
     /// [`EvalError::TooFewImages`] if a class has fewer.
     fn check_labels(&self, labels: impl Iterator<Item = u32>) -> Result<(), EvalError> {
         let mut n_images = BTreeMap::<u32, usize>::new();
-        labels.for_each(|label| *n_images.entry(label).or_default() += 1);
+        for label in labels {
+            *n_images.entry(label).or_default() += 1;
+        }
         let fewest = n_images.into_values().min().unwrap_or_default();
         match self.shots.iter().find(|shots| **shots > fewest) {
             Some(shots) => Err(EvalError::TooFewImages { n_images: fewest, shots: *shots }),
@@ -79,7 +81,7 @@ impl FewShot {
 
     /// Computes the number for `shots` images per class: the predictions of all draws,
     /// concatenated.
-    fn of_shots(&self, task: &Task<'_>, shots: usize) -> Scored {
+    fn score_shots(&self, task: &Task<'_>, shots: usize) -> Scored {
         let columns = task.train.layout().last(1);
         let train = task.train.columns(columns.clone());
         let test = task.test.columns(columns);
@@ -90,7 +92,9 @@ impl FewShot {
         let mut accuracies = Vec::new();
         for attempt in 0..self.tries {
             let mut by_class = vec![Vec::new(); task.n_classes];
-            train.labels.iter().enumerate().for_each(|(row, label)| by_class[*label as usize].push(row));
+            for (row, label) in train.labels.iter().enumerate() {
+                by_class[*label as usize].push(row);
+            }
             let mut rng = ViewRng::from_words([task.seed, DOMAIN, attempt as u64, shots as u64]);
             for rows in &mut by_class {
                 rng.shuffle(rows);

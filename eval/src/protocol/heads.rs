@@ -104,10 +104,10 @@ impl Heads {
     /// Calls `f` for each bank on its worker; returns the results in the order of the banks.
     fn each_share<R: Send>(&mut self, f: impl Fn(&mut Bank) -> R + Sync) -> Vec<R> {
         let mut banks: Vec<Option<&mut Bank>> = self.banks.iter_mut().map(Some).collect();
-        let mut take = |share: &Vec<usize>| -> Vec<(usize, &mut Bank)> {
-            share.iter().filter_map(|i| Some((*i, banks[*i].take()?))).collect()
-        };
-        let inputs: Vec<_> = self.shares.iter().map(&mut take).collect();
+        let mut inputs: Vec<Vec<(usize, &mut Bank)>> = Vec::with_capacity(self.shares.len());
+        for share in &self.shares {
+            inputs.push(share.iter().filter_map(|i| Some((*i, banks[*i].take()?))).collect());
+        }
         let mut results: Vec<(usize, R)> = self
             .workers
             .map(inputs, |_: usize, share| {
@@ -168,8 +168,9 @@ impl Bank {
     fn predict(&mut self, rows: Rows<'_>, n_classes: usize) -> Vec<Vec<u32>> {
         self.logits(rows);
         let n_heads = self.rates.len();
-        let found = largest(&self.scratch, n_classes);
-        (0..n_heads).map(|head| found.iter().skip(head).step_by(n_heads).copied().collect()).collect()
+        // `[B, heads]`
+        let classes = largest(&self.scratch, n_classes);
+        (0..n_heads).map(|head| classes.iter().skip(head).step_by(n_heads).copied().collect()).collect()
     }
 
     fn step(&mut self, batch: Rows<'_>, labels: &[u32], n_classes: usize, scale: f32) {
@@ -227,32 +228,48 @@ mod tests {
     ) -> Vec<f64> {
         let d = bank.columns.len();
         let b = labels.len();
-        let x = |i: usize, c: usize| f64::from(batch.rows[i * batch.width + bank.columns.start + c]);
-        let w = |class: usize, c: usize| f64::from(bank.weight[(head * n_classes + class) * d + c]);
-        let bias = |class: usize| f64::from(bank.bias[head * n_classes + class]);
-        let error = |i: usize, class: usize| {
-            let logit = |class: usize| bias(class) + (0..d).map(|c| w(class, c) * x(i, c)).sum::<f64>();
-            let sum: f64 = (0..n_classes).map(|class| logit(class).exp()).sum();
-            logit(class).exp() / sum - f64::from(u8::from(labels[i] as usize == class))
-        };
+        let first_class = head * n_classes;
+        // Columns of the bank, `[B, D]`.
+        let mut x: Vec<f64> = Vec::with_capacity(b * d);
+        for row in batch.rows.chunks_exact(batch.width) {
+            x.extend(row[bank.columns.clone()].iter().map(|v| f64::from(*v)));
+        }
+        // Gradients of the logits, `[B, classes]`: probabilities minus the true distribution.
+        let mut errors: Vec<f64> = Vec::with_capacity(b * n_classes);
+        for (x, label) in x.chunks_exact(d).zip(labels) {
+            let mut exponentials: Vec<f64> = Vec::with_capacity(n_classes);
+            for class in 0..n_classes {
+                let weight = &bank.weight[(first_class + class) * d..(first_class + class + 1) * d];
+                let dot: f64 = weight.iter().zip(x).map(|(w, x)| f64::from(*w) * x).sum();
+                exponentials.push((f64::from(bank.bias[first_class + class]) + dot).exp());
+            }
+            let sum: f64 = exponentials.iter().sum();
+            for (class, exponential) in exponentials.iter().enumerate() {
+                errors.push(exponential / sum - f64::from(u8::from(*label as usize == class)));
+            }
+        }
         let rate = f64::from(bank.rates[head]) * scale;
-        let moved = |param: f64, velocity: f32, gradient: f64| {
-            param - rate * (f64::from(bank.momentum) * f64::from(velocity) + gradient / b as f64)
-        };
-        let weight = |class: usize, c: usize| {
-            let gradient = (0..b).map(|i| error(i, class) * x(i, c)).sum();
-            moved(w(class, c), bank.weight_velocity[(head * n_classes + class) * d + c], gradient)
-        };
-        let of_bias = |class: usize| {
-            let gradient = (0..b).map(|i| error(i, class)).sum();
-            moved(bias(class), bank.bias_velocity[head * n_classes + class], gradient)
-        };
-        let weights = (0..n_classes).flat_map(|class| (0..d).map(move |c| (class, c)));
-        weights.map(|(class, c)| weight(class, c)).chain((0..n_classes).map(of_bias)).collect()
+        let momentum = f64::from(bank.momentum);
+        let mut weights: Vec<f64> = Vec::with_capacity(n_classes * d);
+        let mut biases: Vec<f64> = Vec::with_capacity(n_classes);
+        for class in 0..n_classes {
+            let row = first_class + class;
+            for c in 0..d {
+                let gradient: f64 = (0..b).map(|i| errors[i * n_classes + class] * x[i * d + c]).sum();
+                let velocity = f64::from(bank.weight_velocity[row * d + c]);
+                let step = rate * (momentum * velocity + gradient / b as f64);
+                weights.push(f64::from(bank.weight[row * d + c]) - step);
+            }
+            let gradient: f64 = (0..b).map(|i| errors[i * n_classes + class]).sum();
+            let velocity = f64::from(bank.bias_velocity[row]);
+            biases.push(f64::from(bank.bias[row]) - rate * (momentum * velocity + gradient / b as f64));
+        }
+        weights.extend(biases);
+        weights
     }
 
     #[test]
-    fn a_step_is_that_of_the_formula_for_every_head() {
+    fn a_step_of_every_head_follows_the_formula() {
         let b = 5;
         let width = 7;
         let n_classes = 3;
@@ -282,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn predictions_come_by_head() {
+    fn predictions_are_grouped_by_head() {
         let descent = HeadTraining { momentum: 0.9, init_std: 0.0, seed: 0 };
         let mut heads = Heads::new(std::slice::from_ref(&(0..1)), &[1.0, 0.0], 2, descent);
         // The first head learns the sign; the second has rate 0 and always predicts the first

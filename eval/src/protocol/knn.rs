@@ -73,28 +73,30 @@ impl Knn {
         let train = if self.leave_one_out { test.clone() } else { task.train.columns(columns) };
         let usable = self.usable(train.len());
         let several = task.sets.filter(|sets| sets.train.is_multi_label() || sets.test.is_multi_label());
-        let found: Vec<(usize, Outcome)> = match several {
+        let outcomes: Vec<(usize, Outcome)> = match several {
             Some(sets) => usable.rank(sets, &train, &test, task.n_classes),
             None => {
-                let found = usable.classify(&train, &test, task.n_classes);
-                found.into_iter().map(|(k, classified)| (k, Outcome::Predictions(classified))).collect()
+                let classified = usable.classify(&train, &test, task.n_classes);
+                classified
+                    .into_iter()
+                    .map(|(k, predictions)| (k, Outcome::Predictions(predictions)))
+                    .collect()
             }
         };
         let prefix = if self.leave_one_out { "knn_loo" } else { "knn" };
-        let details = |k: usize| json!({ "k": k, "temperature": self.temperature });
-        found
+        outcomes
             .into_iter()
             .map(|(k, outcome)| Scored {
                 metric: format!("{prefix}_{k}"),
                 outcome,
-                details: details(k),
+                details: json!({ "k": k, "temperature": self.temperature }),
                 counts: None,
             })
             .collect()
     }
 
-    /// Returns the protocol with the numbers of neighbors that `n_train` images have, and tells
-    /// which are left out. With fewer images than any of them, all are neighbors.
+    /// Returns the protocol with only the numbers of neighbors that `n_train` images suffice for,
+    /// and warns about the others. With fewer images than any of them, all are neighbors.
     fn usable(&self, n_train: usize) -> Self {
         let n_neighbors = if self.leave_one_out { n_train.saturating_sub(1) } else { n_train };
         let (mut k, left_out): (Vec<usize>, Vec<usize>) = self.k.iter().partition(|k| **k <= n_neighbors);
@@ -104,14 +106,13 @@ impl Knn {
         if k.is_empty() {
             k.push(n_neighbors.max(1));
         }
-        let text = |numbers: &[usize]| numbers.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
         // A run scores the same images again and again.
-        static TOLD: Once = Once::new();
-        TOLD.call_once(|| {
+        static WARNED: Once = Once::new();
+        WARNED.call_once(|| {
             tracing::warn!(
                 "knn: there are {n_neighbors} images to be neighbors: k = {} is left out, k = {} is scored",
-                text(&left_out),
-                text(&k)
+                comma_separated(&left_out),
+                comma_separated(&k)
             );
         });
         Self { k, ..self.clone() }
@@ -126,29 +127,42 @@ impl Knn {
         test: &FeatureSet,
         n_classes: usize,
     ) -> Vec<(usize, Outcome)> {
-        let most = self.k.iter().copied().max().unwrap_or_default();
-        let found = neighbors(train, test, most, self.leave_one_out);
-        let asked = if self.leave_one_out { sets.test } else { sets.train };
-        let of_row: Vec<Vec<u32>> = (0..train.len()).map(|row| asked.labels(train.image(row))).collect();
+        let max_k = self.k.iter().copied().max().unwrap_or_default();
+        let nearest = neighbors(train, test, max_k, self.leave_one_out);
+        let voters = if self.leave_one_out { sets.test } else { sets.train };
+        let labels: Vec<Vec<u32>> = (0..train.len()).map(|row| voters.labels(train.image(row))).collect();
         let truths: Vec<Vec<u32>> = (0..test.len()).map(|row| sets.test.labels(test.image(row))).collect();
-        let shares = |near: &Vec<(u32, f32)>, k: usize| {
-            let top = near.first().map_or(0.0, |(_, similarity)| f64::from(*similarity));
-            let mut votes = vec![0.0f64; n_classes];
-            let mut sum = 0.0;
-            for (row, similarity) in near.iter().take(k) {
-                let vote = ((f64::from(*similarity) - top) / self.temperature).exp();
-                sum += vote;
-                of_row[*row as usize].iter().for_each(|class| votes[*class as usize] += vote);
+        let mut outcomes = Vec::with_capacity(self.k.len());
+        for k in &self.k {
+            let scores: Vec<f32> = nearest
+                .par_iter()
+                .flat_map_iter(|near| self.vote_shares(near, *k, &labels, n_classes))
+                .collect();
+            outcomes.push((*k, Outcome::Ranked(Ranked::new(&scores, n_classes, &truths))));
+        }
+        outcomes
+    }
+
+    /// Returns the share of each class in the votes of the `k` first of `near`, given all classes
+    /// of each row.
+    fn vote_shares(
+        &self,
+        near: &[(u32, f32)],
+        k: usize,
+        labels: &[Vec<u32>],
+        n_classes: usize,
+    ) -> impl Iterator<Item = f32> + use<> {
+        let top = near.first().map_or(0.0, |(_, similarity)| f64::from(*similarity));
+        let mut votes = vec![0.0f64; n_classes];
+        let mut sum = 0.0;
+        for (row, similarity) in near.iter().take(k) {
+            let vote = ((f64::from(*similarity) - top) / self.temperature).exp();
+            sum += vote;
+            for class in &labels[*row as usize] {
+                votes[*class as usize] += vote;
             }
-            votes.into_iter().map(move |vote| (vote / f64::max(sum, f64::MIN_POSITIVE)) as f32)
-        };
-        self.k
-            .iter()
-            .map(|k| {
-                let scores: Vec<f32> = found.par_iter().flat_map_iter(|near| shares(near, *k)).collect();
-                (*k, Outcome::Ranked(Ranked::new(&scores, n_classes, &truths)))
-            })
-            .collect()
+        }
+        votes.into_iter().map(move |vote| (vote / f64::max(sum, f64::MIN_POSITIVE)) as f32)
     }
 
     /// Classifies `test` by the votes of `train` for each `k`.
@@ -158,16 +172,15 @@ impl Knn {
         test: &FeatureSet,
         n_classes: usize,
     ) -> Vec<(usize, Predictions)> {
-        let most = self.k.iter().copied().max().unwrap_or_default();
-        let found = neighbors(train, test, most, self.leave_one_out);
-        self.k
-            .iter()
-            .map(|k| {
-                let predicted =
-                    found.par_iter().map(|near| self.vote(near, *k, &train.labels, n_classes)).collect();
-                (*k, Predictions::new(predicted, &test.labels, n_classes))
-            })
-            .collect()
+        let max_k = self.k.iter().copied().max().unwrap_or_default();
+        let nearest = neighbors(train, test, max_k, self.leave_one_out);
+        let mut classified = Vec::with_capacity(self.k.len());
+        for k in &self.k {
+            let predicted =
+                nearest.par_iter().map(|near| self.vote(near, *k, &train.labels, n_classes)).collect();
+            classified.push((*k, Predictions::new(predicted, &test.labels, n_classes)));
+        }
+        classified
     }
 
     fn vote(&self, near: &[(u32, f32)], k: usize, labels: &[u32], n_classes: usize) -> u32 {
@@ -181,6 +194,10 @@ impl Knn {
         }
         argmax(&votes)
     }
+}
+
+fn comma_separated(numbers: &[usize]) -> String {
+    numbers.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }
 
 /// Returns the `k` rows of `train` most similar to each row of `test`, best first, with their
@@ -228,23 +245,23 @@ mod tests {
     }
 
     #[test]
-    fn near_votes_weigh_more_than_many_far_ones() {
+    fn a_near_neighbor_outweighs_several_distant_ones() {
         let train = set(&[([1.0, 0.05], 0), ([0.0, 1.0], 1), ([0.1, 1.0], 1), ([-1.0, 0.2], 1)]);
         let test = set(&[([2.0, 0.0], 0), ([0.0, 3.0], 1)]);
         assert_eq!(accuracies(&train, &test), [100.0; 4]);
     }
 
     #[test]
-    fn neighbors_come_best_first() {
+    fn neighbors_are_sorted_by_similarity() {
         let train = set(&[([0.0, 1.0], 0), ([1.0, 0.0], 0), ([0.8, 0.6], 0), ([2.0, 0.0], 0)]);
-        let found = neighbors(&train, &set(&[([1.0, 0.0], 0)]), 3, false);
-        let order: Vec<u32> = found[0].iter().map(|(i, _)| *i).collect();
+        let nearest = neighbors(&train, &set(&[([1.0, 0.0], 0)]), 3, false);
+        let order: Vec<u32> = nearest[0].iter().map(|(i, _)| *i).collect();
         assert_eq!(order, [1, 3, 2]);
     }
 
     /// At a low temperature the nearest neighbor decides, and no vote overflows.
     #[test]
-    fn low_temperatures_are_nearest_neighbors() {
+    fn low_temperature_selects_the_nearest_neighbor() {
         let train = set(&[([0.0, 1.0], 0), ([0.3, 1.0], 0), ([1.0, 0.01], 1), ([0.9, 0.3], 0)]);
         let knn = Knn { k: vec![4], temperature: 1e-3, leave_one_out: false };
         let scored = knn.classify(&train, &set(&[([1.0, 0.0], 1)]), 2);
@@ -259,24 +276,32 @@ mod tests {
         assert_eq!(accuracies(&train, &test), [0.0; 4]);
     }
 
+    /// Returns a deterministic pseudo-random value.
+    fn value(i: usize) -> f32 {
+        ((i * 2_654_435_761 % 1000) as f32 / 500.0 - 1.0) + 1e-3
+    }
+
     proptest! {
-        /// The blockwise search equals an exhaustive one.
         #[test]
-        fn blocks_give_what_all_pairs_give(n in 1usize..2300, k in 1usize..12, leave_one_out: bool) {
+        fn blockwise_search_equals_exhaustive_search(n in 1usize..2300, k in 1usize..12, leave_one_out: bool) {
             let d = 3;
-            let value = |i: usize| ((i * 2_654_435_761 % 1000) as f32 / 500.0 - 1.0) + 1e-3;
             let rows: Vec<f32> = (0..n * d).map(value).collect();
             let train = FeatureSet::from_rows(d, rows, vec![0; n]);
             let queries: Vec<usize> = (0..n).step_by(191).collect();
             let test = if leave_one_out { train.clone() } else { train.select(queries.iter().copied()) };
-            let found = neighbors(&train, &test, k, leave_one_out);
-            for (place, query) in queries.iter().enumerate() {
-                let near = &found[if leave_one_out { *query } else { place }];
+            let nearest = neighbors(&train, &test, k, leave_one_out);
+            for (position, query) in queries.iter().enumerate() {
+                let near = &nearest[if leave_one_out { *query } else { position }];
                 let mut unit = vec![0.0; n * d];
                 train.copy_normalized(0..n, &mut unit);
-                let cosine = |i: usize| (0..d).map(|c| unit[i * d + c] * unit[query * d + c]).sum::<f32>();
-                let mut all: Vec<(u32, f32)> = (0..n).map(|i| (i as u32, cosine(i))).collect();
-                all.retain(|(i, _)| !(leave_one_out && *i as usize == *query));
+                let mut all: Vec<(u32, f32)> = Vec::with_capacity(n);
+                for i in 0..n {
+                    if leave_one_out && i == *query {
+                        continue;
+                    }
+                    let cosine = (0..d).map(|c| unit[i * d + c] * unit[query * d + c]).sum::<f32>();
+                    all.push((i as u32, cosine));
+                }
                 all.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
                 all.truncate(k);
                 prop_assert_eq!(near.len(), all.len());

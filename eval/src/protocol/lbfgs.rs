@@ -54,14 +54,16 @@ pub(super) fn minimize(mut x: Vec<f64>, limits: Limits, f: impl Fn(&[f64]) -> Va
         else {
             return (x, step);
         };
-        let pair = Pair::of(&x, &next, &gradient, &next_gradient);
+        let pair = Pair::new(&x, &next, &gradient, &next_gradient);
         if pair.curvature > 0.0 {
             pairs.truncate(MEMORY - 1);
             pairs.push_front(pair);
         }
-        let brought = (value - next_value) / value.abs().max(next_value.abs()).max(1.0);
-        (x, value, gradient) = (next, next_value, next_gradient);
-        if brought <= limits.descent {
+        let decrease = (value - next_value) / value.abs().max(next_value.abs()).max(1.0);
+        x = next;
+        value = next_value;
+        gradient = next_gradient;
+        if decrease <= limits.descent {
             return (x, step + 1);
         }
     }
@@ -77,10 +79,10 @@ struct Pair {
 }
 
 impl Pair {
-    fn of(x: &[f64], next: &[f64], gradient: &[f64], next_gradient: &[f64]) -> Self {
-        let minus = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a - b).collect::<Vec<_>>();
-        let s = minus(next, x);
-        let y = minus(next_gradient, gradient);
+    /// Returns the pair of the step from `x` to `next`.
+    fn new(x: &[f64], next: &[f64], gradient: &[f64], next_gradient: &[f64]) -> Self {
+        let s = difference(next, x);
+        let y = difference(next_gradient, gradient);
         let curvature = dot(&s, &y);
         Self { s, y, curvature }
     }
@@ -92,7 +94,7 @@ fn descent_direction(gradient: &[f64], pairs: &VecDeque<Pair>) -> Vec<f64> {
     let mut alphas = Vec::with_capacity(pairs.len());
     for pair in pairs {
         let alpha = dot(&pair.s, &q) / pair.curvature;
-        add(&mut q, -alpha, &pair.y);
+        add_scaled(&mut q, -alpha, &pair.y);
         alphas.push(alpha);
     }
     if let Some(newest) = pairs.front() {
@@ -101,7 +103,7 @@ fn descent_direction(gradient: &[f64], pairs: &VecDeque<Pair>) -> Vec<f64> {
     }
     for (pair, alpha) in pairs.iter().zip(alphas).rev() {
         let beta = dot(&pair.y, &q) / pair.curvature;
-        add(&mut q, alpha - beta, &pair.s);
+        add_scaled(&mut q, alpha - beta, &pair.s);
     }
     q
 }
@@ -123,18 +125,20 @@ fn search(
     let mut best: Option<(Vec<f64>, f64, Vec<f64>)> = None;
     for _ in 0..MAX_LINE_SEARCH_POINTS {
         let mut next = x.to_vec();
-        add(&mut next, t, direction);
+        add_scaled(&mut next, t, direction);
         let (next_value, next_gradient) = f(&next);
         let descends = next_value <= value + SUFFICIENT_DECREASE * t * slope;
         let flattens = dot(&next_gradient, direction) >= CURVATURE * slope;
         if descends && best.as_ref().is_none_or(|(_, best_value, _)| next_value < *best_value) {
             best = Some((next, next_value, next_gradient));
         }
-        match (descends, flattens) {
-            (true, true) => break,
-            (true, false) => low = t,
+        if !descends {
             // NaN does not count as descent.
-            (false, _) => high = t,
+            high = t;
+        } else if flattens {
+            break;
+        } else {
+            low = t;
         }
         t = if high.is_finite() { 0.5 * (low + high) } else { 2.0 * low };
     }
@@ -145,8 +149,13 @@ fn dot(a: &[f64], b: &[f64]) -> f64 {
     a.iter().zip(b).map(|(a, b)| a * b).sum()
 }
 
-fn add(to: &mut [f64], scale: f64, what: &[f64]) {
-    to.iter_mut().zip(what).for_each(|(to, what)| *to += scale * what);
+fn difference(a: &[f64], b: &[f64]) -> Vec<f64> {
+    a.iter().zip(b).map(|(a, b)| a - b).collect()
+}
+
+/// Adds `scale * values` to `sum`.
+fn add_scaled(sum: &mut [f64], scale: f64, values: &[f64]) {
+    sum.iter_mut().zip(values).for_each(|(sum, value)| *sum += scale * value);
 }
 
 #[cfg(test)]
@@ -156,7 +165,7 @@ mod tests {
     const LIMITS: Limits = Limits { gradient: 1e-10, descent: 0.0, n_steps: 1000 };
 
     #[test]
-    fn a_stretched_bowl_is_left_at_its_bottom() {
+    fn the_minimum_of_an_ill_conditioned_quadratic_is_found() {
         let scales: Vec<f64> = (0..30).map(|i| 10f64.powf(f64::from(i) / 10.0)).collect();
         let (x, n_steps) = minimize(vec![0.0; 30], LIMITS, |x: &[f64]| {
             let value = x.iter().zip(&scales).map(|(x, s)| 0.5 * s * (x - 3.0).powi(2)).sum();
@@ -165,9 +174,9 @@ mod tests {
         assert!(n_steps < 400 && x.iter().all(|x| (x - 3.0).abs() < 1e-9), "{n_steps} steps: {x:?}");
     }
 
-    /// Rosenbrock's valley is not convex, and has one minimum.
+    /// Rosenbrock's function is not convex and has one minimum.
     #[test]
-    fn a_bent_valley_is_followed_to_its_end() {
+    fn the_minimum_of_rosenbrocks_function_is_found() {
         let (x, n_steps) = minimize(vec![-1.2, 1.0], LIMITS, |x: &[f64]| {
             let a = 1.0 - x[0];
             let b = x[1] - x[0] * x[0];

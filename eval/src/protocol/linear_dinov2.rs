@@ -86,7 +86,7 @@ impl Rules for LinearDinov2 {
     }
 
     fn in_words(&self, numbers: &[Scored], _: bool) -> String {
-        self.described(HeadInput::Crops, n_heads(numbers))
+        self.describe(HeadInput::Crops, n_heads(numbers))
     }
 
     fn score(&self, task: &Task<'_>) -> Result<Vec<Scored>, EvalError> {
@@ -100,7 +100,7 @@ impl Rules for OnFeatures {
     }
 
     fn in_words(&self, numbers: &[Scored], _: bool) -> String {
-        self.0.described(HeadInput::Features, n_heads(numbers))
+        self.0.describe(HeadInput::Features, n_heads(numbers))
     }
 
     fn score(&self, task: &Task<'_>) -> Result<Vec<Scored>, EvalError> {
@@ -110,32 +110,39 @@ impl Rules for OnFeatures {
 
 /// Returns the number of heads that the best was chosen from.
 fn n_heads(numbers: &[Scored]) -> usize {
-    let said = numbers.first().and_then(|scored| scored.details["n_heads"].as_u64());
-    said.unwrap_or_default() as usize
+    let n_heads = numbers.first().and_then(|scored| scored.details["n_heads"].as_u64());
+    n_heads.unwrap_or_default() as usize
 }
 
 impl LinearDinov2 {
     /// Returns the rates that have a head: with [`HeadInput::Crops`], only the last of those that
     /// share a name in the official code.
-    fn kept_rates(&self, sees: HeadInput) -> Vec<f64> {
-        let name = |rate: &f64| format!("{:.5}", rate * self.batch as f64 / 256.0);
-        let is_last = |i: usize| self.rates[i + 1..].iter().all(|later| name(later) != name(&self.rates[i]));
-        (0..self.rates.len())
-            .filter(|i| sees == HeadInput::Features || is_last(*i))
-            .map(|i| self.rates[i])
-            .collect()
+    fn kept_rates(&self, input: HeadInput) -> Vec<f64> {
+        if input == HeadInput::Features {
+            return self.rates.clone();
+        }
+        let names: Vec<String> =
+            self.rates.iter().map(|rate| format!("{:.5}", rate * self.batch as f64 / 256.0)).collect();
+        let mut kept = Vec::with_capacity(self.rates.len());
+        for (i, rate) in self.rates.iter().enumerate() {
+            if !names[i + 1..].contains(&names[i]) {
+                kept.push(*rate);
+            }
+        }
+        kept
     }
 
-    /// Describes the protocol for readers who compare numbers; `n_heads` is how many there were.
-    fn described(&self, sees: HeadInput, n_heads: usize) -> String {
+    /// Describes the protocol for readers who compare numbers; `n_heads` is the number of heads
+    /// that were trained.
+    fn describe(&self, input: HeadInput, n_heads: usize) -> String {
         let length = match self.epochs {
             Some(epochs) => format!("{epochs} passes in batches of {}", self.batch),
             None => format!("iterations: {} of {} images", self.iterations, self.batch),
         };
         let best = format!("the best of {n_heads} heads on test");
         // A convolutional network has no mean patch token, and hence half as many heads.
-        let is_transformer = n_heads == 2 * self.levels.len() * self.kept_rates(sees).len();
-        match sees {
+        let is_transformer = n_heads == 2 * self.levels.len() * self.kept_rates(input).len();
+        match input {
             HeadInput::Features => format!(
                 "DINOv2's heads on features made once, without crops; {length}; {best}; not the published protocol"
             ),
@@ -157,9 +164,9 @@ impl LinearDinov2 {
     /// # Errors
     /// With [`HeadInput::Crops`]: [`EvalError::ImagesRequired`] if the task has features only,
     /// [`EvalError::Data`] if a shard cannot be read, [`EvalError::NotFinite`].
-    fn number(&self, sees: HeadInput, task: &Task<'_>) -> Result<Scored, EvalError> {
+    fn number(&self, input: HeadInput, task: &Task<'_>) -> Result<Scored, EvalError> {
         let layout = task.test.layout();
-        let rates = self.kept_rates(sees);
+        let rates = self.kept_rates(input);
         let mut inputs = Vec::new();
         for level in &self.levels {
             inputs.push((*level, false, layout.last(*level)));
@@ -170,29 +177,31 @@ impl LinearDinov2 {
         let columns: Vec<_> = inputs.iter().map(|(_, _, columns)| columns.clone()).collect();
         let descent = HeadTraining { momentum: 0.9, init_std: 0.01, seed: task.seed };
         let mut heads = Heads::new(&columns, &rates, task.n_classes, descent);
-        let n_steps = match sees {
+        let n_steps = match input {
             HeadInput::Crops => self.fit_on_crops(&mut heads, task)?,
             HeadInput::Features => self.fit_on_features(&mut heads, task),
         };
         let n_heads = columns.len() * rates.len();
-        let mut found = classified(&mut heads, n_heads, task.test, None, task.n_classes);
-        let accuracies: Vec<f64> = found.iter().map(Predictions::accuracy).collect();
-        let about = |head: usize| {
+        let mut predictions = classified(&mut heads, n_heads, task.test, None, task.n_classes);
+        let accuracies: Vec<f64> = predictions.iter().map(Predictions::accuracy).collect();
+        let mut descriptions = Vec::with_capacity(n_heads);
+        for (head, accuracy) in accuracies.iter().enumerate() {
             let (level, average, _) = &inputs[head / rates.len()];
             let rate = rates[head % rates.len()];
-            json!({ "levels": level, "average": average, "rate": rate, "accuracy": accuracies[head] })
-        };
+            descriptions
+                .push(json!({ "levels": level, "average": average, "rate": rate, "accuracy": accuracy }));
+        }
         let best =
             (0..n_heads).rev().max_by(|a, b| accuracies[*a].total_cmp(&accuracies[*b])).unwrap_or_default();
         let details = json!({
             "chosen_on": "test, as published",
-            "head": about(best),
+            "head": descriptions[best],
             "steps": n_steps,
             "n_heads": n_heads,
-            "heads": (0..n_heads).map(about).collect::<Vec<_>>(),
+            "heads": descriptions,
         });
-        let outcome = Outcome::Predictions(found.swap_remove(best));
-        let metric = match sees {
+        let outcome = Outcome::Predictions(predictions.swap_remove(best));
+        let metric = match input {
             HeadInput::Crops => "linear_dinov2",
             HeadInput::Features => "linear_dinov2_features",
         };
@@ -220,20 +229,21 @@ impl LinearDinov2 {
     /// Trains all heads in parallel on the rows of train; returns the number of steps.
     fn fit_on_features(&self, heads: &mut Heads, task: &Task<'_>) -> usize {
         let batch = self.batch.max(1);
-        let of_epoch = task.train.len().div_ceil(batch).max(1);
-        let n_steps = self.epochs.map_or(self.iterations, |epochs| epochs * of_epoch);
+        let steps_per_epoch = task.train.len().div_ceil(batch).max(1);
+        let n_steps = self.epochs.map_or(self.iterations, |epochs| epochs * steps_per_epoch);
         let mut step = 0;
         let scale = batch as f32 / 256.0;
         task.progress.begins(FEATURES_NAME, n_steps);
-        let mut one = |rows: Rows<'_>, labels: &[u32]| {
-            if step < n_steps {
-                heads.step(rows, labels, scale * cosine(step as f32 / n_steps as f32));
-                task.progress.seen(1);
-            }
-            step += 1;
-        };
         let mut batches = BatchReader::new(task.train, None);
-        (0..n_steps.div_ceil(of_epoch)).for_each(|epoch| batches.epoch(task.seed, epoch, batch, &mut one));
+        for epoch in 0..n_steps.div_ceil(steps_per_epoch) {
+            batches.epoch(task.seed, epoch, batch, |rows, labels| {
+                if step < n_steps {
+                    heads.step(rows, labels, scale * cosine(step as f32 / n_steps as f32));
+                    task.progress.seen(1);
+                }
+                step += 1;
+            });
+        }
         n_steps
     }
 }
@@ -256,24 +266,26 @@ mod tests {
         let mut rng = ViewRng::from_words([seed, 0, 0, 0]);
         let mut rows = Vec::new();
         for i in 0..n {
-            let value = |c: usize| if informative.contains(&c) && c % 2 == i % 2 { 6.0 } else { 0.0 };
-            rows.extend((0..6).map(|c| value(c) + rng.normal()));
+            for c in 0..6 {
+                let mean = if informative.contains(&c) && c % 2 == i % 2 { 6.0 } else { 0.0 };
+                rows.push(mean + rng.normal());
+            }
         }
         let table = Table::new(Columns { levels: vec![2, 2], average: 2 }, (0..n as u32).collect(), rows);
-        FeatureSet::of(Arc::new(table), |image| Some((image % 2) as u32))
+        FeatureSet::from_table(Arc::new(table), |image| Some((image % 2) as u32))
     }
 
     /// The official code names heads by `lr:.5f`; the last head of a name replaces the others.
     #[test]
-    fn heads_of_one_name_are_one_head() {
+    fn heads_with_equal_names_are_merged() {
         for (batch, n_rates) in [(1024, 13), (512, 13), (256, 13), (128, 12), (64, 12), (32, 11), (16, 10)] {
             let protocol = LinearDinov2 { batch, ..LinearDinov2::default() };
             let kept = protocol.kept_rates(HeadInput::Crops);
             assert_eq!((kept.len(), kept.last()), (n_rates, Some(&0.1)), "{batch}");
             assert_eq!(protocol.kept_rates(HeadInput::Features).len(), 13);
-            let words = protocol.described(HeadInput::Crops, 4 * n_rates);
+            let words = protocol.describe(HeadInput::Crops, 4 * n_rates);
             assert_eq!(words.contains("as published"), batch == 1024, "{words}");
-            assert!(protocol.described(HeadInput::Crops, 2 * n_rates).contains("not a published protocol"));
+            assert!(protocol.describe(HeadInput::Crops, 2 * n_rates).contains("not a published protocol"));
         }
         let protocol = LinearDinov2 { batch: 128, ..LinearDinov2::default() };
         assert_eq!(protocol.kept_rates(HeadInput::Crops)[0], 2e-5);
@@ -281,14 +293,14 @@ mod tests {
 
     /// Each head uses exactly the levels and the average that its details state.
     #[test]
-    fn heads_see_their_columns_alone() {
+    fn heads_use_only_their_own_columns() {
         let protocol = LinearDinov2 {
             rates: vec![1e-5, 0.1],
             iterations: 300,
             levels: vec![1, 2],
             ..OnFeatures::default().0
         };
-        for (informative, who) in [(0..2, [2, 2]), (2..4, [1, 2]), (4..6, [0, 0])] {
+        for (informative, informed_levels) in [(0..2, [2, 2]), (2..4, [1, 2]), (4..6, [0, 0])] {
             let train = set(informative.clone(), 400, 1);
             let test = set(informative.clone(), 400, 2);
             let task = Task {
@@ -306,9 +318,10 @@ mod tests {
             for head in heads.iter().filter(|head| head["rate"] == 0.1) {
                 let levels = head["levels"].as_u64().unwrap();
                 let average = head["average"].as_bool().unwrap();
-                let sees = if informative.start == 4 { average } else { who.contains(&levels) };
+                let is_informed =
+                    if informative.start == 4 { average } else { informed_levels.contains(&levels) };
                 let accuracy = head["accuracy"].as_f64().unwrap();
-                assert_eq!(accuracy > 90.0, sees, "columns {informative:?}: {head}");
+                assert_eq!(accuracy > 90.0, is_informed, "columns {informative:?}: {head}");
             }
             assert!(scored.outcome.value() > 90.0);
             assert_eq!(scored.details["steps"], 300);

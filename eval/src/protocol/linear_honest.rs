@@ -78,7 +78,7 @@ impl LinearHonest {
 
     /// Fits a head for each of `rates` on `train`; returns their predictions on `test`.
     fn fit(&self, train: &FeatureSet, test: &FeatureSet, rates: &[f64], task: &Task<'_>) -> Vec<Predictions> {
-        let scaling = Standardization::of(train);
+        let scaling = Standardization::new(train);
         let descent = HeadTraining { momentum: 0.9, init_std: 0.0, seed: task.seed };
         let all = 0..train.width();
         let mut heads = Heads::new(std::slice::from_ref(&all), rates, task.n_classes, descent);
@@ -109,8 +109,10 @@ mod tests {
         let mut rng = ViewRng::from_words([seed, 0, 0, 0]);
         let mut rows = Vec::new();
         for i in 0..n {
-            let row = (0..3).map(|c| 1e3 + 1e-2 * (rng.normal() + if c == i % 3 { 6.0 } else { 0.0 }));
-            rows.extend(row);
+            for c in 0..3 {
+                let mean = if c == i % 3 { 6.0 } else { 0.0 };
+                rows.push(1e3 + 1e-2 * (rng.normal() + mean));
+            }
         }
         FeatureSet::from_rows(3, rows, (0..n as u32).map(|i| i % 3).collect())
     }
@@ -122,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn it_learns_what_is_separable_and_not_what_is_noise() {
+    fn separable_classes_are_learned_and_random_labels_are_not() {
         let train = classes(600, 1);
         let test = classes(300, 2);
         assert!(accuracy(&train, &test) > 97.0);

@@ -9,6 +9,7 @@
 //! The short side of images is resized to the side of the square, as in DINOv2's script, not to
 //! 256/224 of it.
 
+use augment::Transform;
 use kernels::ops::gemm::{Mat, gemm};
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
@@ -22,7 +23,6 @@ use crate::EvalError;
 use crate::features::set::FeatureSet;
 use crate::score::outcome::Outcome;
 use crate::score::{Predictions, largest};
-use augment::Transform;
 
 /// Held-out share of the rows: one in this many.
 const HELD_OUT: usize = 10;
@@ -59,12 +59,10 @@ impl Rules for Logreg {
     }
 
     fn in_words(&self, _: &[Scored], is_published: bool) -> String {
-        match self.c.len() {
-            1 => "as DINOv2's, but for a C that is given".into(),
-            _ => {
-                format!("{}: C is chosen on a tenth of train", as_published("DINOv2's", false, is_published))
-            }
+        if self.c.len() == 1 {
+            return "as DINOv2's, but for a C that is given".into();
         }
+        format!("{}: C is chosen on a tenth of train", as_published("DINOv2's", false, is_published))
     }
 
     /// Returns a transform that resizes the short side to the side of the square.
@@ -85,17 +83,17 @@ impl Logreg {
         let test = task.test.columns(columns);
         let (fit, held_out) = hold_out(&train, HELD_OUT, task.seed);
         task.progress.begins("logreg", self.c.len());
-        let accuracies: Vec<f64> = match self.c.len() {
-            1 => vec![0.0],
-            _ => self
-                .c
+        let accuracies: Vec<f64> = if self.c.len() == 1 {
+            vec![0.0]
+        } else {
+            self.c
                 .par_iter()
                 .map(|c| {
                     let accuracy = self.fit(&fit, task.n_classes, *c).classify(&held_out).accuracy();
                     task.progress.seen(1);
                     accuracy
                 })
-                .collect(),
+                .collect()
         };
         // The smallest C among equals: the simplest classifier.
         let best = (0..self.c.len()).rev().max_by(|a, b| accuracies[*a].total_cmp(&accuracies[*b]));
@@ -164,9 +162,9 @@ fn value(set: &FeatureSet, n_classes: usize, c: f64, params: &[f64]) -> Value {
     let strength = 1.0 / (c * n as f64);
     let mut loss = 0.5 * strength * params[..n_weights].iter().map(|w| w * w).sum::<f64>();
     let mut gradient = vec![0.0; params.len()];
-    for (of_part, gradient_of_part) in parts {
-        loss += of_part / n as f64;
-        gradient.iter_mut().zip(gradient_of_part).for_each(|(sum, g)| *sum += g / n as f64);
+    for (part_loss, part_gradient) in parts {
+        loss += part_loss / n as f64;
+        gradient.iter_mut().zip(part_gradient).for_each(|(sum, g)| *sum += g / n as f64);
     }
     gradient[..n_weights].iter_mut().zip(params).for_each(|(g, w)| *g += strength * w);
     (loss, gradient)
@@ -181,6 +179,7 @@ struct Block {
 }
 
 impl Block {
+    /// Computes the logits of the rows in `range`.
     fn logits(&mut self, set: &FeatureSet, range: std::ops::Range<usize>, n_classes: usize, params: &[f64]) {
         let b = range.len();
         let d = set.width();
@@ -211,10 +210,10 @@ impl Block {
         for (logits, i) in self.logits.chunks_exact_mut(n_classes).zip(range) {
             let label = set.labels[i] as usize;
             let max = logits.iter().copied().fold(f64::MIN, f64::max);
-            let of_label = logits[label] - max;
+            let label_logit = logits[label] - max;
             logits.iter_mut().for_each(|v| *v = (*v - max).exp());
             let sum: f64 = logits.iter().sum();
-            loss += sum.ln() - of_label;
+            loss += sum.ln() - label_logit;
             logits.iter_mut().for_each(|v| *v /= sum);
             logits[label] -= 1.0;
             biases.iter_mut().zip(&*logits).for_each(|(bias, error)| *bias += error);
@@ -244,17 +243,16 @@ mod tests {
     }
 
     #[test]
-    fn the_gradient_is_that_of_the_value() {
+    fn the_gradient_equals_finite_differences() {
         let set = set(301);
         let params: Vec<f64> = (0..16).map(|i| (f64::from(i) * 0.7).sin()).collect();
         let (_, gradient) = value(&set, 4, 0.3, &params);
         for (i, g) in gradient.iter().enumerate() {
-            let at = |delta: f64| {
-                let mut moved = params.clone();
-                moved[i] += delta;
-                value(&set, 4, 0.3, &moved).0
-            };
-            let expected = (at(1e-5) - at(-1e-5)) / 2e-5;
+            let mut above = params.clone();
+            above[i] += 1e-5;
+            let mut below = params.clone();
+            below[i] -= 1e-5;
+            let expected = (value(&set, 4, 0.3, &above).0 - value(&set, 4, 0.3, &below).0) / 2e-5;
             assert!((g - expected).abs() < 1e-9, "{i}: {g} {expected}");
         }
     }

@@ -22,9 +22,10 @@ pub(crate) mod views;
 
 pub use registry::Protocol;
 
+use augment::Transform;
+
 use crate::EvalError;
 use crate::images::ImageSet;
-use augment::Transform;
 use task::{Scored, Task};
 
 /// Rules of a protocol, implemented by its settings.
@@ -73,7 +74,7 @@ pub struct Needs {
 /// Number of classes per image that a protocol supports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Classes {
-    /// None: the protocol uses the images themselves.
+    /// No classes: the protocol uses the images themselves.
     Unused,
     /// One for each image.
     One,
@@ -94,9 +95,11 @@ impl Needs {
 
 /// Formats `as DINO's`, with a remark if settings differ from the published ones.
 pub(crate) fn as_published(whose: &str, is_plural: bool, is_published: bool) -> String {
-    match (is_published, is_plural) {
-        (true, _) => format!("as {whose}"),
-        (false, true) => format!("as {whose}, but for their settings"),
-        (false, false) => format!("as {whose}, but for its settings"),
+    if is_published {
+        format!("as {whose}")
+    } else if is_plural {
+        format!("as {whose}, but for their settings")
+    } else {
+        format!("as {whose}, but for its settings")
     }
 }

@@ -1,5 +1,6 @@
 //! All protocols, by name.
 
+use augment::Transform;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -9,7 +10,6 @@ use super::toy;
 use super::{Needs, Rules, few_shot, knn, linear_dino, linear_dinov2, linear_honest, logreg, segmentation};
 use crate::EvalError;
 use crate::images::ImageSet;
-use augment::Transform;
 
 /// Declares [`Protocol`] with a variant for each protocol: its documentation, its name, and its
 /// settings.
@@ -78,11 +78,11 @@ impl Protocol {
     /// # Errors
     /// A message with the valid names if `name` is unknown.
     pub fn named(name: &str) -> Result<Self, String> {
-        let found = Self::all().into_iter().find(|protocol| protocol.name() == name);
-        found.ok_or_else(|| {
-            let names: Vec<&str> = Self::all().iter().map(Self::name).collect();
-            format!("unknown protocol '{name}'; choose from {}", names.join(", "))
-        })
+        let all = Self::all();
+        let names: Vec<&str> = all.iter().map(Self::name).collect();
+        all.into_iter()
+            .find(|protocol| protocol.name() == name)
+            .ok_or_else(|| format!("unknown protocol '{name}'; choose from {}", names.join(", ")))
     }
 
     /// Describes `numbers`, which are this protocol's, and states which published numbers they
@@ -112,8 +112,8 @@ impl Protocol {
         let mut all = json!(self);
         let settings = self.settings();
         let Some(before) = settings.get(key) else {
-            let keys: Vec<&String> = settings.as_object().into_iter().flat_map(|all| all.keys()).collect();
-            let keys: Vec<&str> = keys.into_iter().map(String::as_str).collect();
+            let keys: Vec<&str> =
+                settings.as_object().into_iter().flatten().map(|(key, _)| key.as_str()).collect();
             return Err(format!("{name} has no setting {key}, but {}", keys.join(", ")));
         };
         let value = if before.is_array() && !value.is_array() { json!([value]) } else { value.clone() };
@@ -128,8 +128,7 @@ impl Protocol {
         if numbers.iter().any(|number| number.as_u64() == Some(0)) {
             return Err(format!("{name}.{key} must be at least 1"));
         }
-        let is_bad = |number: &f64| !(*number > 0.0 && number.is_finite());
-        if numbers.iter().filter_map(Value::as_f64).any(|number| is_bad(&number)) {
+        if numbers.iter().filter_map(Value::as_f64).any(|number| number <= 0.0 || !number.is_finite()) {
             return Err(format!("{name}.{key} must be larger than 0"));
         }
         all[key] = value;
@@ -173,7 +172,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn settings_are_those_of_the_published_protocols() {
+    fn default_settings_are_the_published_ones() {
         let names: Vec<&str> = Protocol::all().iter().map(Protocol::name).collect();
         for (protocol, name) in Protocol::all().iter().zip(&names) {
             assert_eq!(
@@ -204,23 +203,20 @@ mod tests {
 
     #[test]
     fn images_are_resized_as_the_scripts_do() {
-        let sides = |protocol: &Protocol| {
-            let Transform { resize_px, size_px } = protocol.transform(Transform::new(224));
-            (resize_px, size_px)
-        };
         for protocol in Protocol::all() {
+            let Transform { resize_px, size_px } = protocol.transform(Transform::new(224));
             let published = if protocol.name() == "logreg" { (224, 224) } else { (256, 224) };
-            assert_eq!(sides(&protocol), published, "{}", protocol.name());
+            assert_eq!((resize_px, size_px), published, "{}", protocol.name());
         }
     }
 
     #[test]
-    fn a_few_shots_are_drawn_once_as_published() {
+    fn few_shot_draws_once_as_published() {
         assert_eq!(FewShot::default().tries, 1);
     }
 
     #[test]
-    fn settings_change_by_name() {
+    fn settings_are_changed_by_name() {
         let knn = Protocol::Knn(Knn::default());
         let changed = knn.with("k", &json!([5])).expect("a list");
         assert_eq!(changed.settings()["k"], json!([5]));

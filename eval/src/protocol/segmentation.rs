@@ -88,37 +88,37 @@ impl Segmentation {
     /// [`EvalError::OneClass`], and errors of [`features`].
     fn number(&self, task: &Task<'_>) -> Result<Scored, EvalError> {
         let sets = task.sets.ok_or(EvalError::ImagesRequired { protocol: NAME })?;
-        let train = Patches::of(sets, sets.train, task)?;
-        let test = Patches::of(sets, sets.test, task)?;
+        let train = Patches::new(sets, sets.train, task)?;
+        let test = Patches::new(sets, sets.test, task)?;
         if train.n_classes < 2 {
             return Err(EvalError::OneClass { split: sets.train.name.clone() });
         }
         let n_classes = train.n_classes.max(test.n_classes);
         let mut head = Head::new(&train, n_classes);
-        let steps_an_epoch = train.masked.len().div_ceil(self.batch);
-        let n_steps = self.epochs * steps_an_epoch;
+        let steps_per_epoch = train.masked.len().div_ceil(self.batch);
+        let n_steps = self.epochs * steps_per_epoch;
         task.progress.begins(NAME, self.epochs * train.masked.len());
         for epoch in 0..self.epochs {
             let mut order = train.masked.clone();
             ViewRng::from_words([task.seed, ORDER_DOMAIN, epoch as u64, 0]).shuffle(&mut order);
             for (number, rows) in order.chunks(self.batch).enumerate() {
-                let done = (epoch * steps_an_epoch + number) as f32 / n_steps as f32;
+                let done = (epoch * steps_per_epoch + number) as f32 / n_steps as f32;
                 head.step(self, &train, rows, cosine(done))?;
                 task.progress.seen(rows.len());
             }
         }
-        let mut found = SegmentationCounts::new(n_classes);
+        let mut confusions = SegmentationCounts::new(n_classes);
         for rows in test.masked.chunks(64) {
-            let counted: Result<Vec<_>, EvalError> =
+            let batch: Result<Vec<_>, EvalError> =
                 rows.par_iter().map(|row| head.confusion(&test, *row)).collect();
-            counted?.iter().for_each(|confusion| found.add(confusion));
+            batch?.iter().for_each(|confusion| confusions.add(confusion));
         }
         let n_train = train.masked.len();
         let n_test = test.masked.len();
         let counts = Counts { n_train, n_test, n_bad: train.n_bad() + test.n_bad() };
         Ok(Scored {
             metric: NAME.into(),
-            outcome: Outcome::SegmentationCounts(found),
+            outcome: Outcome::SegmentationCounts(confusions),
             details: Value::Null,
             counts: Some(counts),
         })
@@ -137,23 +137,24 @@ struct Patches<'a> {
 }
 
 impl<'a> Patches<'a> {
-    fn of(sets: &Sets<'a>, images: &'a ImageSet, task: &Task<'_>) -> Result<Self, EvalError> {
+    /// Computes the features of `images` and checks their masks.
+    fn new(sets: &Sets<'a>, images: &'a ImageSet, task: &Task<'_>) -> Result<Self, EvalError> {
         let table = features(sets.cache, sets.network, images, FeatureKind::Patches, task.progress)?;
         let side = images.transform.size_px as usize / sets.network.model.stride_px();
-        let highest = |row: usize| -> Result<Option<(usize, u8)>, EvalError> {
-            let image = table.images[row] as usize;
-            images.check_mask(image)?;
-            let Some(mask) = images.mask(image)? else { return Ok(None) };
-            let highest = mask.into_iter().filter(|class| *class != IGNORED).max();
-            Ok(highest.map(|class| (row, class)))
-        };
-        let found = try_collect((0..table.len()).into_par_iter().map(highest))?;
-        let found: Vec<(usize, u8)> = found.into_iter().flatten().collect();
-        let Some(highest) = found.iter().map(|(_, class)| *class).max() else {
+        let highest_classes =
+            try_collect(table.images.par_iter().map(|image| highest_class(images, *image as usize)))?;
+        let mut masked = Vec::new();
+        let mut n_classes = 0;
+        for (row, highest) in highest_classes.into_iter().enumerate() {
+            if let Some(class) = highest {
+                masked.push(row);
+                n_classes = n_classes.max(usize::from(class) + 1);
+            }
+        }
+        if masked.is_empty() {
             return Err(EvalError::NoMasks { split: images.name.clone(), n_samples: images.len() });
-        };
-        let masked = found.into_iter().map(|(row, _)| row).collect();
-        Ok(Self { images, table, masked, side, n_classes: usize::from(highest) + 1 })
+        }
+        Ok(Self { images, table, masked, side, n_classes })
     }
 
     /// Returns the number of images that could not be decoded.
@@ -171,6 +172,14 @@ impl<'a> Patches<'a> {
         // `masked` holds only rows with a mask, so that the default is never used.
         Ok(self.images.mask(self.table.images[row] as usize)?.unwrap_or_default())
     }
+}
+
+/// Returns the highest class in the mask of image `image`; `None` if it has no mask, or no pixel
+/// that counts.
+fn highest_class(images: &ImageSet, image: usize) -> Result<Option<u8>, EvalError> {
+    images.check_mask(image)?;
+    let Some(mask) = images.mask(image)? else { return Ok(None) };
+    Ok(mask.into_iter().filter(|class| *class != IGNORED).max())
 }
 
 /// The linear layer and the state of AdamW.
@@ -242,8 +251,9 @@ impl Head {
         rows: &[usize],
         scale: f32,
     ) -> Result<(), EvalError> {
-        let of_image = |row: &usize| self.gradient(patches.table.row(*row), &patches.mask(*row)?);
-        let parts: Vec<(Vec<f32>, usize)> = try_collect(rows.par_iter().map(of_image))?;
+        let parts: Vec<(Vec<f32>, usize)> = try_collect(
+            rows.par_iter().map(|row| self.gradient(patches.table.row(*row), &patches.mask(*row)?)),
+        )?;
         let n_pixels: usize = parts.iter().map(|(_, n)| n).sum();
         let mut gradient = vec![0.0f32; self.params.len()];
         for (part, _) in &parts {
@@ -335,8 +345,17 @@ mod tests {
             .sum()
     }
 
+    /// Computes the loss with parameter `i` changed by `delta`.
+    fn shifted_loss(head: &mut Head, i: usize, delta: f32, row: &[f32], mask: &[u8]) -> f64 {
+        let before = head.params[i];
+        head.params[i] += delta;
+        let loss = loss(head, row, mask);
+        head.params[i] = before;
+        loss
+    }
+
     #[test]
-    fn gradients_are_slopes_of_the_loss() {
+    fn gradients_equal_finite_differences() {
         let c = 3;
         let d = 4;
         let side = 2;
@@ -348,14 +367,9 @@ mod tests {
         let (gradient, n_pixels) = head.gradient(&row, &mask).unwrap();
         assert_eq!(n_pixels, 30);
         for (i, gradient) in gradient.into_iter().enumerate() {
-            let mut at = |step: f32| {
-                let before = head.params[i];
-                head.params[i] += step;
-                let loss = loss(&head, &row, &mask);
-                head.params[i] = before;
-                loss
-            };
-            let slope = (at(1e-2) - at(-1e-2)) / 2e-2;
+            let above = shifted_loss(&mut head, i, 1e-2, &row, &mask);
+            let below = shifted_loss(&mut head, i, -1e-2, &row, &mask);
+            let slope = (above - below) / 2e-2;
             assert!((slope - f64::from(gradient)).abs() < 2e-3, "{i}: {slope} {gradient}");
         }
     }

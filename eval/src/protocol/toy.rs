@@ -49,11 +49,11 @@ mod tests {
 
     /// The toy is found by name, configured by key, described and scored like all other protocols.
     #[test]
-    fn a_protocol_is_a_file_and_a_line() {
+    fn a_registered_protocol_needs_no_other_code() {
         let toy = Protocol::named("toy").expect("a protocol").with("answer", &json!(2)).expect("a setting");
         assert_eq!(toy.in_words(&[]), "0 numbers; published: false");
         let test = FeatureSet::from_rows(1, vec![0.0, 1.0, 2.0, 3.0], vec![0, 1, 1, 1]);
-        let train = FeatureSet::none();
+        let train = FeatureSet::empty();
         let task = Task {
             train: &train,
             test: &test,

@@ -8,7 +8,7 @@ use rayon::prelude::*;
 
 use crate::EvalError;
 use crate::features::columns::FeatureKind;
-use crate::features::extract::{batch_of, check_finite, rows_of};
+use crate::features::extract::{batch_size, check_finite, compute_rows};
 use crate::features::table::Table;
 use crate::images::ImageSet;
 use crate::parallel::try_collect;
@@ -26,7 +26,7 @@ pub struct Views<'a> {
 /// Random-resized crops and flips of images, with the defaults of torchvision's `RandomResizedCrop`
 /// and `RandomHorizontalFlip` except for the interpolation.
 pub(super) struct Crops<'a> {
-    of: &'a Views<'a>,
+    views: &'a Views<'a>,
     multicrop: MultiCrop,
 }
 
@@ -36,7 +36,7 @@ type Item = (u64, u32);
 /// Decoded views of a mini-batch: indices, classes and pixels of the images that can be decoded.
 #[derive(Default)]
 struct DecodedBatch {
-    numbers: Vec<u32>,
+    indices: Vec<u32>,
     labels: Vec<u32>,
     views: Vec<Vec<u8>>,
 }
@@ -55,8 +55,10 @@ impl<'a> Views<'a> {
     /// Returns crops that are resized by `interpolation`.
     pub(super) fn crops(&'a self, interpolation: Interpolation) -> Crops<'a> {
         let mut multicrop = MultiCrop::single(self.images.transform.size_px);
-        multicrop.crops.iter_mut().for_each(|crop| crop.interpolation = interpolation);
-        Crops { of: self, multicrop }
+        for crop in &mut multicrop.crops {
+            crop.interpolation = interpolation;
+        }
+        Crops { views: self, multicrop }
     }
 }
 
@@ -89,9 +91,9 @@ impl Crops<'_> {
 
     /// Returns all images in the order of a pass.
     fn order(&self, seed: u64, pass: u64) -> impl Iterator<Item = Item> + use<> {
-        let mut order: Vec<u32> = (0..self.of.images.len() as u32).collect();
+        let mut order: Vec<u32> = (0..self.views.images.len() as u32).collect();
         ViewRng::from_words([seed, ORDER_DOMAIN, pass, 0]).shuffle(&mut order);
-        order.into_iter().map(move |number| (pass, number))
+        order.into_iter().map(move |image| (pass, image))
     }
 
     /// Calls `f` with the features of each batch; the next one is decoded while the network
@@ -102,56 +104,59 @@ impl Crops<'_> {
         batches: impl Iterator<Item = Vec<Item>> + Send,
         f: &mut dyn FnMut(&Table, &[u32]),
     ) -> Result<(), EvalError> {
-        let (sender, made) = sync_channel(1);
+        let (sender, decoded) = sync_channel(1);
         std::thread::scope(|scope| {
             scope.spawn(move || {
                 for items in batches {
-                    if sender.send(self.make(seed, &items)).is_err() {
+                    if sender.send(self.decode(seed, &items)).is_err() {
                         return;
                     }
                 }
             });
-            for made in made {
-                let DecodedBatch { numbers, labels, views } = made?;
-                if numbers.is_empty() {
+            for batch in decoded {
+                let DecodedBatch { indices, labels, views } = batch?;
+                if indices.is_empty() {
                     continue;
                 }
-                let table = self.table(numbers, &views)?;
+                let table = self.table(indices, &views)?;
                 f(&table, &labels);
             }
             Ok(())
         })
     }
 
-    fn make(&self, seed: u64, items: &[Item]) -> Result<DecodedBatch, EvalError> {
-        let images = self.of.images;
-        let view = |(pass, number): &Item| images.views(*number as usize, &self.multicrop, [seed, *pass]);
-        let views = try_collect(items.par_iter().map(view))?;
-        let mut made = DecodedBatch::default();
-        for ((_, number), view) in items.iter().zip(views) {
-            if let (Some(mut view), Some(label)) = (view, images.label(*number as usize)) {
-                made.labels.push(label);
-                made.numbers.push(*number);
-                made.views.push(view.remove(0));
+    /// Decodes the images of `items` and draws a view of each.
+    fn decode(&self, seed: u64, items: &[Item]) -> Result<DecodedBatch, EvalError> {
+        let images = self.views.images;
+        let views = try_collect(
+            items.par_iter().map(|(pass, image)| images.views(*image as usize, &self.multicrop, seed, *pass)),
+        )?;
+        let mut batch = DecodedBatch::default();
+        for ((_, image), groups) in items.iter().zip(views) {
+            if let (Some(mut groups), Some(label)) = (groups, images.label(*image as usize)) {
+                batch.labels.push(label);
+                batch.indices.push(*image);
+                batch.views.push(groups.remove(0));
             }
         }
-        Ok(made)
+        Ok(batch)
     }
 
     /// Computes the rows of `views`, in batches of the size that feature extraction uses.
-    fn table(&self, numbers: Vec<u32>, views: &[Vec<u8>]) -> Result<Table, EvalError> {
-        let size_px = self.of.images.transform.size_px as usize;
+    fn table(&self, indices: Vec<u32>, views: &[Vec<u8>]) -> Result<Table, EvalError> {
+        let Views { network, images, wanted } = *self.views;
+        let size_px = images.transform.size_px as usize;
         let mut columns = None;
         let mut rows = Vec::new();
-        for views in views.chunks(batch_of(self.of.network, size_px)) {
+        for views in views.chunks(batch_size(network, size_px)) {
             let views: Vec<&[u8]> = views.iter().map(Vec::as_slice).collect();
-            let (found, of_views) = rows_of(self.of.network, &views, size_px, self.of.wanted);
-            columns = Some(found);
-            rows.extend(of_views);
+            let (batch_columns, batch_rows) = compute_rows(network, &views, size_px, wanted);
+            columns = Some(batch_columns);
+            rows.extend(batch_rows);
         }
-        check_finite(self.of.images, &numbers, &rows)?;
+        check_finite(images, &indices, &rows)?;
         // `batches` skips empty mini-batches, so that there is at least one view.
         let columns = columns.expect("a mini-batch that is not empty");
-        Ok(Table::new(columns, numbers, rows))
+        Ok(Table::new(columns, indices, rows))
     }
 }

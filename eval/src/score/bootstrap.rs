@@ -22,13 +22,19 @@ pub(crate) fn interval(n: usize, value: impl Fn(&[u32]) -> f64 + Sync) -> [f64; 
         .map(|draw: u64| {
             let mut rng = ViewRng::from_words([0, DOMAIN, draw, 0]);
             let mut counts = vec![0; n];
-            (0..n).for_each(|_| counts[rng.below(n as u32) as usize] += 1);
+            for _ in 0..n {
+                counts[rng.below(n as u32) as usize] += 1;
+            }
             value(&counts)
         })
         .collect();
     values.sort_unstable_by(f64::total_cmp);
-    let at = |share: f64| values[((values.len() - 1) as f64 * share).round() as usize];
-    [at(0.025), at(0.975)]
+    [quantile(&values, 0.025), quantile(&values, 0.975)]
+}
+
+/// Returns the quantile `share`, in 0..=1, of values in ascending order.
+fn quantile(sorted: &[f64], share: f64) -> f64 {
+    sorted[((sorted.len() - 1) as f64 * share).round() as usize]
 }
 
 /// Returns the [`interval`] of the mean of `values`.
@@ -46,7 +52,7 @@ mod tests {
     /// The interval of the mean of 400 coin flips is about two standard deviations, 2 · 0.5 / 20,
     /// around a half.
     #[test]
-    fn coins_have_the_interval_of_the_normal_distribution() {
+    fn the_interval_of_coin_flips_is_that_of_the_normal_distribution() {
         let coins: Vec<f64> = (0..400).map(|i| f64::from(i % 2)).collect();
         let [low, high] = interval_of_mean(&coins);
         assert!((low - 0.451).abs() < 0.01 && (high - 0.549).abs() < 0.01, "{low} {high}");

@@ -16,7 +16,7 @@ pub struct Predictions {
     pub labels: Vec<u32>,
     /// Number of classes.
     pub n_classes: usize,
-    /// Number of predictions of the whole test set: the rows of all tries are concatenated.
+    /// Number of tries on the whole test set, whose rows are concatenated.
     pub n_tries: usize,
 }
 
@@ -35,12 +35,12 @@ impl Predictions {
     /// Returns the 95 % bootstrap interval of the accuracy over test sets of this size, in percent.
     /// Images are resampled, not tries.
     pub fn interval(&self) -> [f64; 2] {
-        let mut of_image = vec![0.0; self.labels.len() / self.n_tries.max(1)];
-        let n_images = of_image.len().max(1);
+        let mut per_image = vec![0.0; self.labels.len() / self.n_tries.max(1)];
+        let n_images = per_image.len().max(1);
         for (row, hit) in self.hits().enumerate() {
-            of_image[row % n_images] += if hit { 100.0 / self.n_tries as f64 } else { 0.0 };
+            per_image[row % n_images] += if hit { 100.0 / self.n_tries as f64 } else { 0.0 };
         }
-        bootstrap::interval_of_mean(&of_image)
+        bootstrap::interval_of_mean(&per_image)
     }
 
     /// Returns the accuracy of each class in percent; `None` for a class without rows.
@@ -48,8 +48,7 @@ impl Predictions {
         self.confusion()
             .chunks_exact(self.n_classes)
             .enumerate()
-            .map(|counts| {
-                let (class, counts) = counts;
+            .map(|(class, counts)| {
                 let n: u32 = counts.iter().sum();
                 (n > 0).then(|| 100.0 * f64::from(counts[class]) / f64::from(n))
             })
@@ -66,6 +65,7 @@ impl Predictions {
         counts
     }
 
+    /// Returns whether each prediction is correct.
     fn hits(&self) -> impl Iterator<Item = bool> {
         self.predicted.iter().zip(&self.labels).map(|(predicted, label)| predicted == label)
     }
@@ -95,7 +95,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn classes_are_counted_by_what_they_are_and_what_they_were_taken_for() {
+    fn confusions_are_counted_by_true_and_predicted_class() {
         let scored = Predictions::new(vec![0, 1, 1, 0], &[0, 0, 1, 0], 3);
         assert_eq!(scored.accuracy(), 75.0);
         assert_eq!(scored.confusion(), [2, 1, 0, 0, 1, 0, 0, 0, 0]);
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn of_equal_scores_the_first_class_wins() {
+    fn the_first_of_equal_scores_wins() {
         assert_eq!(largest(&[0.5, 0.5, 0.1, 0.0, 0.2, 0.2], 3), [0, 1]);
         assert_eq!(argmax(&[f32::NAN, 0.1, f32::NAN]), 1);
     }

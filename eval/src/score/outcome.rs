@@ -28,9 +28,9 @@ impl Outcome {
     /// Returns the percentage.
     pub fn value(&self) -> f64 {
         match self {
-            Self::Predictions(found) => found.accuracy(),
-            Self::Ranked(found) => found.mean_average_precision(),
-            Self::SegmentationCounts(found) => found.mean_iou(),
+            Self::Predictions(predictions) => predictions.accuracy(),
+            Self::Ranked(ranked) => ranked.mean_average_precision(),
+            Self::SegmentationCounts(counts) => counts.mean_iou(),
         }
     }
 
@@ -38,18 +38,18 @@ impl Outcome {
     /// resampling the images.
     pub fn interval(&self) -> [f64; 2] {
         match self {
-            Self::Predictions(found) => found.interval(),
-            Self::Ranked(found) => found.interval(),
-            Self::SegmentationCounts(found) => found.interval(),
+            Self::Predictions(predictions) => predictions.interval(),
+            Self::Ranked(ranked) => ranked.interval(),
+            Self::SegmentationCounts(counts) => counts.interval(),
         }
     }
 
     /// Returns the percentage of each class; `None` for a class without images.
     pub fn by_class(&self) -> Vec<Option<f64>> {
         match self {
-            Self::Predictions(found) => found.by_class(),
-            Self::Ranked(found) => found.by_class(),
-            Self::SegmentationCounts(found) => found.by_class(),
+            Self::Predictions(predictions) => predictions.by_class(),
+            Self::Ranked(ranked) => ranked.by_class(),
+            Self::SegmentationCounts(counts) => counts.by_class(),
         }
     }
 
@@ -57,18 +57,20 @@ impl Outcome {
     /// `[classes, classes]`; `None` if images may have several classes.
     pub fn confusion(&self) -> Option<Vec<u64>> {
         match self {
-            Self::Predictions(found) => Some(found.confusion().into_iter().map(u64::from).collect()),
+            Self::Predictions(predictions) => {
+                Some(predictions.confusion().into_iter().map(u64::from).collect())
+            }
             Self::Ranked(_) => None,
-            Self::SegmentationCounts(found) => Some(found.confusion().to_vec()),
+            Self::SegmentationCounts(counts) => Some(counts.confusion().to_vec()),
         }
     }
 
     /// Returns the number of classes.
     pub fn n_classes(&self) -> usize {
         match self {
-            Self::Predictions(found) => found.n_classes,
-            Self::Ranked(found) => found.n_classes(),
-            Self::SegmentationCounts(found) => found.n_classes(),
+            Self::Predictions(predictions) => predictions.n_classes,
+            Self::Ranked(ranked) => ranked.n_classes(),
+            Self::SegmentationCounts(counts) => counts.n_classes(),
         }
     }
 
@@ -93,7 +95,7 @@ mod tests {
 
     #[test]
     fn the_most_frequent_confusions_come_first() {
-        let found = Predictions::new(vec![1, 2, 2, 0, 1], &[0, 0, 0, 0, 1], 3);
-        assert_eq!(Outcome::Predictions(found).most_confused(5), [(0, 2, 2), (0, 1, 1)]);
+        let predictions = Predictions::new(vec![1, 2, 2, 0, 1], &[0, 0, 0, 0, 1], 3);
+        assert_eq!(Outcome::Predictions(predictions).most_confused(5), [(0, 2, 2), (0, 1, 1)]);
     }
 }

@@ -63,8 +63,14 @@ impl Ranked {
     }
 
     fn mean(&self, counts: &[u32]) -> f64 {
-        let found = self.classes.iter().filter_map(|images| average_precision(images, counts));
-        let (sum, n) = found.fold((0.0, 0u32), |(sum, n), precision| (sum + precision, n + 1));
+        let mut sum = 0.0;
+        let mut n = 0u32;
+        for images in &self.classes {
+            if let Some(precision) = average_precision(images, counts) {
+                sum += precision;
+                n += 1;
+            }
+        }
         sum / f64::from(n.max(1))
     }
 }
@@ -72,21 +78,23 @@ impl Ranked {
 /// Returns the average precision in percent, counting image i `counts[i]` times; `None` if no
 /// counted image has the class.
 fn average_precision(images: &[(u32, f32, bool)], counts: &[u32]) -> Option<f64> {
-    let mut seen = 0u64;
-    let mut right = 0u64;
-    let mut before = 0u64;
+    let mut n_ranked = 0u64;
+    let mut n_correct = 0u64;
+    let mut n_correct_before = 0u64;
     let mut sum = 0.0;
-    for (place, (image, score, has)) in images.iter().enumerate() {
+    for (position, (image, score, has_class)) in images.iter().enumerate() {
         let count = u64::from(counts[*image as usize]);
-        seen += count;
-        right += if *has { count } else { 0 };
-        let is_last_of_its_score = images.get(place + 1).is_none_or(|next| next.1 != *score);
-        if is_last_of_its_score && seen > 0 {
-            sum += (right - before) as f64 * right as f64 / seen as f64;
-            before = right;
+        n_ranked += count;
+        if *has_class {
+            n_correct += count;
+        }
+        let is_last_of_score = images.get(position + 1).is_none_or(|next| next.1 != *score);
+        if is_last_of_score && n_ranked > 0 {
+            sum += (n_correct - n_correct_before) as f64 * n_correct as f64 / n_ranked as f64;
+            n_correct_before = n_correct;
         }
     }
-    (right > 0).then(|| 100.0 * sum / right as f64)
+    if n_correct > 0 { Some(100.0 * sum / n_correct as f64) } else { None }
 }
 
 #[cfg(test)]
@@ -97,23 +105,23 @@ mod tests {
     const SKLEARN: f64 = 75.555_555_555_555_56;
 
     #[test]
-    fn average_precision_is_that_of_scikit_learn() {
-        let scores = [0.1, 0.4, 0.35, 0.8, 0.35, 0.4].map(|score: f32| score);
+    fn average_precision_equals_scikit_learn() {
+        let scores = [0.1, 0.4, 0.35, 0.8, 0.35, 0.4];
         let truths: Vec<Vec<u32>> =
             [false, false, true, true, false, true].map(|has| if has { vec![0] } else { vec![] }).into();
-        let found = Ranked::new(&scores, 1, &truths);
+        let ranked = Ranked::new(&scores, 1, &truths);
         assert!(
-            (found.mean_average_precision() - SKLEARN).abs() < 1e-9,
+            (ranked.mean_average_precision() - SKLEARN).abs() < 1e-9,
             "{}",
-            found.mean_average_precision()
+            ranked.mean_average_precision()
         );
-        let [low, high] = found.interval();
+        let [low, high] = ranked.interval();
         assert!(low < SKLEARN && SKLEARN < high, "{low} {high}");
     }
 
     #[test]
     fn classes_without_images_do_not_count() {
-        let found = Ranked::new(&[0.9, 0.0, 0.1, 0.0], 2, &[vec![0], vec![]]);
-        assert_eq!((found.by_class(), found.mean_average_precision()), (vec![Some(100.0), None], 100.0));
+        let ranked = Ranked::new(&[0.9, 0.0, 0.1, 0.0], 2, &[vec![0], vec![]]);
+        assert_eq!((ranked.by_class(), ranked.mean_average_precision()), (vec![Some(100.0), None], 100.0));
     }
 }

@@ -28,13 +28,16 @@ impl SegmentationCounts {
     pub(crate) fn add(&mut self, confusion: &[u64]) {
         let c = self.n_classes;
         self.confusion.iter_mut().zip(confusion).for_each(|(sum, n)| *sum += n);
-        let of_class = |class: usize| {
-            let truth = confusion[class * c..(class + 1) * c].iter().sum();
-            let predicted = confusion.iter().skip(class).step_by(c).sum();
-            (class as u32, [confusion[class * c + class], truth, predicted])
-        };
-        self.images
-            .push((0..c).map(of_class).filter(|(_, [_, truth, predicted])| truth + predicted > 0).collect());
+        let mut classes = Vec::new();
+        for class in 0..c {
+            let correct = confusion[class * c + class];
+            let truth: u64 = confusion[class * c..(class + 1) * c].iter().sum();
+            let predicted: u64 = confusion.iter().skip(class).step_by(c).sum();
+            if truth + predicted > 0 {
+                classes.push((class as u32, [correct, truth, predicted]));
+            }
+        }
+        self.images.push(classes);
     }
 
     /// Returns the number of classes.
@@ -64,6 +67,8 @@ impl SegmentationCounts {
         &self.confusion
     }
 
+    /// Returns the intersection over union of each class in percent, counting image i `counts[i]`
+    /// times; `None` for a class without true pixels.
     fn ious(&self, counts: &[u32]) -> Vec<Option<f64>> {
         let mut sums = vec![[0u64; 3]; self.n_classes];
         for (classes, count) in self.images.iter().zip(counts) {
@@ -73,15 +78,15 @@ impl SegmentationCounts {
             }
         }
         sums.into_iter()
-            .map(|[found, truth, predicted]| {
-                (truth > 0).then(|| 100.0 * found as f64 / (truth + predicted - found) as f64)
+            .map(|[correct, truth, predicted]| {
+                (truth > 0).then(|| 100.0 * correct as f64 / (truth + predicted - correct) as f64)
             })
             .collect()
     }
 
     fn mean(&self, counts: &[u32]) -> f64 {
-        let found: Vec<f64> = self.ious(counts).into_iter().flatten().collect();
-        found.iter().sum::<f64>() / found.len().max(1) as f64
+        let ious: Vec<f64> = self.ious(counts).into_iter().flatten().collect();
+        ious.iter().sum::<f64>() / ious.len().max(1) as f64
     }
 }
 
@@ -90,15 +95,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn intersections_and_unions_are_of_all_images_together() {
-        let mut found = SegmentationCounts::new(3);
+    fn intersections_and_unions_are_summed_over_images() {
+        let mut counts = SegmentationCounts::new(3);
         // Four pixels: three of class 0, one of which is predicted as class 1; one of class 1.
-        found.add(&[2, 1, 0, 0, 1, 0, 0, 0, 0]);
-        found.add(&[4, 0, 0, 0, 0, 0, 0, 0, 0]);
-        assert_eq!(found.by_class(), [Some(100.0 * 6.0 / 7.0), Some(50.0), None]);
-        assert!((found.mean_iou() - (100.0 * 6.0 / 7.0 + 50.0) / 2.0).abs() < 1e-9);
-        assert_eq!(found.confusion()[..5], [6, 1, 0, 0, 1]);
-        let [low, high] = found.interval();
-        assert!(low <= found.mean_iou() && found.mean_iou() <= high, "{low} {high}");
+        counts.add(&[2, 1, 0, 0, 1, 0, 0, 0, 0]);
+        counts.add(&[4, 0, 0, 0, 0, 0, 0, 0, 0]);
+        assert_eq!(counts.by_class(), [Some(100.0 * 6.0 / 7.0), Some(50.0), None]);
+        assert!((counts.mean_iou() - (100.0 * 6.0 / 7.0 + 50.0) / 2.0).abs() < 1e-9);
+        assert_eq!(counts.confusion()[..5], [6, 1, 0, 0, 1]);
+        let [low, high] = counts.interval();
+        assert!(low <= counts.mean_iou() && counts.mean_iou() <= high, "{low} {high}");
     }
 }

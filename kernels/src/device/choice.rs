@@ -4,7 +4,7 @@ use std::str::FromStr;
 
 use burn_tensor::Device;
 
-/// A device as a user writes it: `auto`, `cpu`, `cuda`, `cuda:1`, `wgpu`.
+/// A device as it is written by users: `auto`, `cpu`, `cuda`, `cuda:1`, `wgpu`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum DeviceChoice {
     /// The local rank's NVIDIA GPU if this build supports CUDA and finds one, else the CPU.
@@ -87,9 +87,11 @@ impl FromStr for DeviceChoice {
     type Err = DeviceError;
 
     fn from_str(text: &str) -> Result<Self, DeviceError> {
-        let unknown = || DeviceError::Unknown { text: text.into() };
         let (kind, number) = match text.split_once(':') {
-            Some((kind, number)) => (kind, Some(number.parse().map_err(|_| unknown())?)),
+            Some((kind, number)) => {
+                let number = number.parse().map_err(|_| DeviceError::Unknown { text: text.into() })?;
+                (kind, Some(number))
+            }
             None => (text, None),
         };
         match (kind, number) {
@@ -97,22 +99,24 @@ impl FromStr for DeviceChoice {
             ("cpu", None) => Ok(Self::Cpu),
             ("cuda", number) => Ok(Self::Cuda(number)),
             ("wgpu", number) => Ok(Self::Wgpu(number)),
-            _ => Err(unknown()),
+            _ => Err(DeviceError::Unknown { text: text.into() }),
         }
     }
 }
 
 impl DeviceChoice {
     /// Opens the device for the process with rank `local_rank` on its machine. Several ranks may
-    /// share one.
+    /// share a device.
     ///
     /// # Errors
     /// [`DeviceError`]; never for [`DeviceChoice::Auto`], which falls back to the CPU with the
     /// error in `fallback_error`.
     pub fn open(self, local_rank: usize) -> Result<Opened, DeviceError> {
         match self {
-            Self::Auto => Ok(cuda(None, local_rank)
-                .unwrap_or_else(|error| Opened { fallback_error: Some(error), ..Opened::cpu() })),
+            Self::Auto => match cuda(None, local_rank) {
+                Ok(opened) => Ok(opened),
+                Err(error) => Ok(Opened { fallback_error: Some(error), ..Opened::cpu() }),
+            },
             Self::Cpu => Ok(Opened::cpu()),
             Self::Cuda(number) => cuda(number, local_rank),
             Self::Wgpu(number) => wgpu(number, local_rank),
@@ -134,16 +138,16 @@ impl Opened {
     }
 }
 
-/// Returns the device number for the `local_rank`-th process: the one asked for, else round-robin
+/// Returns the device number for the process with rank `local_rank`: `requested`, else round-robin
 /// over `n_devices`.
 #[cfg(any(feature = "cuda", feature = "wgpu"))]
 fn device_index(
     kind: &'static str,
-    asked: Option<usize>,
+    requested: Option<usize>,
     local_rank: usize,
     n_devices: usize,
 ) -> Result<usize, DeviceError> {
-    match asked {
+    match requested {
         Some(number) if number >= n_devices => Err(DeviceError::TooFew { kind, number, n_devices }),
         Some(number) => Ok(number),
         None => Ok(local_rank % n_devices),
@@ -157,22 +161,33 @@ fn device_index(
 #[cfg(feature = "cuda")]
 pub fn cuda_devices() -> Result<Vec<String>, DeviceError> {
     use cudarc::driver::{result, sys};
-    let none = |reason: String| DeviceError::None { kind: "cuda", reason };
     // SAFETY: tries to load the driver's library, whose initializers are trusted.
     #[allow(unsafe_code)]
     let has_driver = unsafe { sys::is_culib_present() };
     if !has_driver {
-        return Err(none("libcuda.so, which comes with NVIDIA's driver, cannot be loaded".into()));
+        return Err(no_cuda("libcuda.so, which comes with NVIDIA's driver, cannot be loaded".into()));
     }
-    let failed = |error: result::DriverError| none(format!("NVIDIA's driver says: {error}"));
-    result::init().map_err(failed)?;
-    let n_devices = result::device::get_count().map_err(failed)?;
+    result::init().map_err(driver_error)?;
+    let n_devices = result::device::get_count().map_err(driver_error)?;
     if n_devices == 0 {
-        return Err(none("the driver is there and sees no GPU; is CUDA_VISIBLE_DEVICES set?".into()));
+        return Err(no_cuda("the driver is there and sees no GPU; is CUDA_VISIBLE_DEVICES set?".into()));
     }
-    (0..n_devices)
-        .map(|number| result::device::get(number).and_then(result::device::get_name).map_err(failed))
-        .collect()
+    let mut names = Vec::with_capacity(n_devices as usize);
+    for number in 0..n_devices {
+        let device = result::device::get(number).map_err(driver_error)?;
+        names.push(result::device::get_name(device).map_err(driver_error)?);
+    }
+    Ok(names)
+}
+
+#[cfg(feature = "cuda")]
+fn no_cuda(reason: String) -> DeviceError {
+    DeviceError::None { kind: "cuda", reason }
+}
+
+#[cfg(feature = "cuda")]
+fn driver_error(error: cudarc::driver::result::DriverError) -> DeviceError {
+    no_cuda(format!("NVIDIA's driver says: {error}"))
 }
 
 /// Fails, because this build has no CUDA support.
@@ -184,8 +199,8 @@ pub fn cuda_devices() -> Result<Vec<String>, DeviceError> {
     Err(DeviceError::NotBuilt { kind: "cuda" })
 }
 
-/// Checks that the driver is for the CUDA of the compiler, whose programs an older one does not
-/// load.
+/// Checks that the driver supports the compiler's version of CUDA: older drivers do not load its
+/// programs.
 ///
 /// # Errors
 /// One line with both versions.
@@ -193,49 +208,48 @@ pub fn cuda_devices() -> Result<Vec<String>, DeviceError> {
 #[allow(unsafe_code)]
 fn check_driver() -> Result<(), String> {
     use cudarc::{driver, nvrtc};
-    let mut of_driver = 0;
+    let mut driver_version = 0;
     // SAFETY: writes to a local that outlives the call.
-    let asked = unsafe { driver::sys::cuDriverGetVersion(&mut of_driver) };
+    let status = unsafe { driver::sys::cuDriverGetVersion(&mut driver_version) };
     // SAFETY: tries to load the compiler's library, whose initializers are trusted.
     let has_compiler = unsafe { nvrtc::sys::is_culib_present() };
-    if asked != driver::sys::CUresult::CUDA_SUCCESS || !has_compiler {
-        // Whoever needs them says more.
+    if status != driver::sys::CUresult::CUDA_SUCCESS || !has_compiler {
+        // Their first use reports the error with more detail.
         return Ok(());
     }
     let mut major = 0;
     let mut minor = 0;
     // SAFETY: writes to locals that outlive the call.
     unsafe { nvrtc::sys::nvrtcVersion(&mut major, &mut minor) };
-    if of_driver / 1000 < major {
+    if driver_version / 1000 < major {
         return Err(format!(
             "NVIDIA's driver is for CUDA {}.{}, and libnvrtc.so, which compiles kernels, of CUDA {major}.{minor}: install a newer \
              driver, or the libraries of CUDA {}",
-            of_driver / 1000,
-            of_driver % 1000 / 10,
-            of_driver / 1000
+            driver_version / 1000,
+            driver_version % 1000 / 10,
+            driver_version / 1000
         ));
     }
     Ok(())
 }
 
 #[cfg(feature = "cuda")]
-fn cuda(asked: Option<usize>, local_rank: usize) -> Result<Opened, DeviceError> {
+fn cuda(requested: Option<usize>, local_rank: usize) -> Result<Opened, DeviceError> {
     use cudarc::driver::result;
     let names = cuda_devices()?;
-    let number = device_index("cuda", asked, local_rank, names.len())?;
-    let reason = |reason: String| DeviceError::None { kind: "cuda", reason };
+    let number = device_index("cuda", requested, local_rank, names.len())?;
     // Without these headers, the first kernel would panic in a thread of CubeCL.
     let toolkit = cubecl::cuda::install::cuda_path();
     let headers = toolkit.unwrap_or_else(|| "/usr/local/cuda".into()).join("include/cuda_fp16.h");
     if !headers.exists() {
         let why = "kernels are compiled when they are first used, and need CUDA's headers: set CUDA_PATH";
-        return Err(reason(format!("{} is not there; {why}", headers.display())));
+        return Err(no_cuda(format!("{} is not there; {why}", headers.display())));
     }
-    check_driver().map_err(reason)?;
+    check_driver().map_err(no_cuda)?;
     super::context::enter(number)
-        .map_err(|error| reason(format!("cuda:{number} cannot be used: {error}")))?;
+        .map_err(|error| no_cuda(format!("cuda:{number} cannot be used: {error}")))?;
     let uuid = result::device::get(number as i32).and_then(result::device::get_uuid);
-    let uuid = uuid.map_err(|error| reason(format!("cuda:{number}: {error}")))?;
+    let uuid = uuid.map_err(|error| no_cuda(format!("cuda:{number}: {error}")))?;
     Ok(Opened {
         device: Device::cuda(number),
         kind: DeviceKind::Cuda(number),
@@ -253,14 +267,14 @@ fn cuda(_: Option<usize>, _: usize) -> Result<Opened, DeviceError> {
 }
 
 #[cfg(feature = "wgpu")]
-fn wgpu(asked: Option<usize>, local_rank: usize) -> Result<Opened, DeviceError> {
+fn wgpu(requested: Option<usize>, local_rank: usize) -> Result<Opened, DeviceError> {
     use burn_tensor::DeviceType;
     let devices: Vec<Device> = Device::enumerate(DeviceType::Wgpu).into_vec();
     if devices.is_empty() {
         let reason = "no driver for Vulkan or Metal is installed, or it sees no GPU".into();
         return Err(DeviceError::None { kind: "wgpu", reason });
     }
-    let number = device_index("wgpu", asked, local_rank, devices.len())?;
+    let number = device_index("wgpu", requested, local_rank, devices.len())?;
     let device = devices[number].clone();
     let name = device.identity().map_or_else(|| "a GPU".to_string(), |identity| identity.name);
     Ok(Opened {
@@ -283,20 +297,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_read() {
-        let read = |text: &str| text.parse::<DeviceChoice>();
-        assert_eq!(read("auto"), Ok(DeviceChoice::Auto));
-        assert_eq!(read("cpu"), Ok(DeviceChoice::Cpu));
-        assert_eq!(read("cuda"), Ok(DeviceChoice::Cuda(None)));
-        assert_eq!(read("cuda:3"), Ok(DeviceChoice::Cuda(Some(3))));
-        assert_eq!(read("wgpu:0"), Ok(DeviceChoice::Wgpu(Some(0))));
+    fn device_names_are_parsed() {
+        assert_eq!(DeviceChoice::from_str("auto"), Ok(DeviceChoice::Auto));
+        assert_eq!(DeviceChoice::from_str("cpu"), Ok(DeviceChoice::Cpu));
+        assert_eq!(DeviceChoice::from_str("cuda"), Ok(DeviceChoice::Cuda(None)));
+        assert_eq!(DeviceChoice::from_str("cuda:3"), Ok(DeviceChoice::Cuda(Some(3))));
+        assert_eq!(DeviceChoice::from_str("wgpu:0"), Ok(DeviceChoice::Wgpu(Some(0))));
         for text in ["", "gpu", "cuda:", "cuda:-1", "cuda:x", "cpu:0", "auto:1"] {
-            assert!(read(text).unwrap_err().to_string().contains("cuda:1"), "{text}");
+            let error = text.parse::<DeviceChoice>().unwrap_err();
+            assert!(error.to_string().contains("cuda:1"), "{text}");
         }
     }
 
     #[test]
-    fn what_is_not_there_is_said_and_auto_takes_what_is() {
+    fn missing_devices_are_reported_and_auto_falls_back_to_the_cpu() {
         let opened = DeviceChoice::Auto.open(0).unwrap();
         // This test also runs on machines with a GPU, in builds that support it.
         if opened.kind == DeviceKind::Cpu {

@@ -2,7 +2,7 @@
 
 use cudarc::driver::result;
 
-/// Makes the context that Burn computes in the current one of this thread.
+/// Sets Burn's CUDA context as the current context of the calling thread.
 ///
 /// # Errors
 /// The driver's error.
@@ -11,6 +11,6 @@ pub fn enter(device: usize) -> Result<(), result::DriverError> {
     result::init()?;
     let device = result::device::get(device as i32)?;
     // SAFETY: `device` comes from the driver. The context is never released: it lives as long as
-    // the process, as Burn's own does.
+    // the process, like Burn's own reference to it.
     unsafe { result::ctx::set_current(result::primary_ctx::retain(device)?) }
 }

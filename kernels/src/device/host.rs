@@ -5,7 +5,8 @@ use burn_tensor::{DType, Tensor, TensorData};
 use half::bf16;
 use multiversion::multiversion;
 
-/// Returns the elements of a tensor on the host; without a copy if they are there and not shared.
+/// Returns the elements of a tensor in host memory, without a copy if they are already there and
+/// not shared.
 pub fn to_host(tensor: Tensor<1>) -> Vec<f32> {
     // Shards are f32 by construction.
     tensor.into_data().try_into_vec::<f32>().expect("shards hold f32")
@@ -41,20 +42,20 @@ pub fn with_bytes<R>(tensor: &Tensor<1>, f: impl FnOnce(&[u8]) -> R) -> R {
     f(tensor.to_data().as_bytes())
 }
 
-/// Runs `f` on the elements of `tensor`, which keeps the changes: in place if it is on the host and
-/// not shared.
+/// Runs `f` on the elements of `tensor` and stores its changes: in place if the tensor is on the
+/// host and not shared.
 pub fn on_host<R>(tensor: &mut Tensor<1>, f: impl FnOnce(&mut [f32]) -> R) -> R {
     let device = tensor.device();
-    let taken = std::mem::replace(tensor, Tensor::zeros([1], &device));
-    let mut values = to_host(taken);
+    let owned = std::mem::replace(tensor, Tensor::zeros([1], &device));
+    let mut values = to_host(owned);
     let result = f(&mut values);
     let len = values.len();
     *tensor = Tensor::from_data(TensorData::new(values, [len]), &device);
     result
 }
 
-/// Adds two flat tensors of the same length, in the memory of the first if it is on the host and
-/// not shared.
+/// Adds two flat tensors of the same length, in the memory of the first if both are on the host and
+/// the first is not shared.
 pub fn add(mut a: Tensor<1>, b: Tensor<1>) -> Tensor<1> {
     if !(is_host(&a) && is_host(&b)) {
         return a + b;
@@ -67,9 +68,9 @@ pub fn add(mut a: Tensor<1>, b: Tensor<1>) -> Tensor<1> {
 pub fn assign(tensor: &mut Tensor<1>, start: usize, values: &Tensor<1>) {
     let range = start..start + values.dims()[0];
     if !is_host(tensor) {
-        // Taken out, so that no second reference makes `slice_assign` copy the whole tensor.
-        let taken = std::mem::replace(tensor, Tensor::zeros([1], &values.device()));
-        *tensor = taken.slice_assign([range], values.clone());
+        // Moved out, because `slice_assign` copies a tensor that has a second reference.
+        let owned = std::mem::replace(tensor, Tensor::zeros([1], &values.device()));
+        *tensor = owned.slice_assign([range], values.clone());
         return;
     }
     with_slice(values, |values| on_host(tensor, |tensor| tensor[range].copy_from_slice(values)));
@@ -94,10 +95,10 @@ fn add_slices(a: &mut [f32], b: &[f32]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ops::twin::devices;
+    use crate::ops::testing::devices;
 
     #[test]
-    fn values_are_assigned_where_the_tensor_lies() {
+    fn assign_keeps_the_device_of_the_tensor() {
         for device in devices() {
             let mut tensor = Tensor::<1>::from_floats([1.0, 2.0, 3.0, 4.0], &device);
             assign(&mut tensor, 1, &Tensor::from_floats([7.0, 8.0], &device));

@@ -13,18 +13,18 @@ pub struct DeviceFailure {
 /// Waits for the device and copies the elements of `tensor` to the host.
 ///
 /// # Errors
-/// [`DeviceFailure`]: any failure on the device so far.
+/// [`DeviceFailure`] for any failure on the device so far.
 pub fn read_back(tensor: Tensor<1>) -> Result<Vec<f32>, DeviceFailure> {
     let data = tensor.try_into_data().map_err(|error| failure(&error))?;
     data.try_into_vec::<f32>().map_err(|error| failure(&error))
 }
 
 /// Copies the elements of `tensors` to the host, and runs `meanwhile` before it waits for the
-/// copies: what that queues on a device runs behind them, so that the device has work while the
-/// host wakes up.
+/// copies. Kernels that `meanwhile` launches are queued behind the copies, so that the device has
+/// work while the host wakes up.
 ///
 /// # Errors
-/// [`DeviceFailure`]: any failure on the device until the copies.
+/// [`DeviceFailure`] for any failure on the device up to the copies.
 pub fn read_back_while<R>(
     tensors: &[Tensor<1>],
     meanwhile: impl FnOnce() -> R,
@@ -35,8 +35,8 @@ pub fn read_back_while<R>(
         // Queues the copies; the future waits for them.
         let copies = tensors[0].client.read_async(handles);
         let result = meanwhile();
-        // CubeCL hands launches to the device by 32: the last ones would wait for others to come. A
-        // failure is found by the read.
+        // CubeCL submits launches to the device in batches of 32: without a flush, the last ones
+        // would wait for further launches. The read reports a failure.
         let _ = tensors[0].client.flush();
         let copied = match cubecl::future::block_on(copies) {
             Ok(copied) => copied,
@@ -44,9 +44,9 @@ pub fn read_back_while<R>(
         };
         let mut values = Vec::with_capacity(tensors.len());
         for (bytes, tensor) in copied.iter().zip(&tensors) {
-            // Memory may be longer than the tensor.
+            // The buffer may be longer than the tensor.
             let n = tensor.meta.shape().iter().product();
-            values.push(bytes.chunks_exact(4).take(n).map(float).collect());
+            values.push(bytes.chunks_exact(4).take(n).map(decode_f32).collect());
         }
         return (Ok(values), result);
     }
@@ -54,31 +54,31 @@ pub fn read_back_while<R>(
     (tensors.iter().map(|tensor| read_back(tensor.clone())).collect(), result)
 }
 
-/// Returns the tensors as CubeCL holds them, if all are contiguous f32 on one of its devices.
+/// Returns contiguous CubeCL tensors, if all `tensors` are f32 and on the same CubeCL device.
 #[cfg(feature = "cube")]
 fn on_one_device(tensors: &[Tensor<1>]) -> Option<Vec<burn_cubecl::tensor::CubeTensor>> {
     use burn_cubecl::CubeBackend;
     use burn_cubecl::tensor::CubeTensor;
 
-    let mut all: Vec<CubeTensor> = Vec::with_capacity(tensors.len());
+    let mut primitives: Vec<CubeTensor> = Vec::with_capacity(tensors.len());
     for tensor in tensors {
         let tensor: CubeTensor = tensor.clone().try_into_primitive::<CubeBackend>().ok()?;
-        let is_first_device = all.first().is_none_or(|first| first.device == tensor.device);
-        if tensor.dtype != burn_tensor::DType::F32 || !is_first_device {
+        let is_same_device = primitives.first().is_none_or(|first| first.device == tensor.device);
+        if tensor.dtype != burn_tensor::DType::F32 || !is_same_device {
             return None;
         }
-        all.push(burn_cubecl::kernel::into_contiguous(tensor));
+        primitives.push(burn_cubecl::kernel::into_contiguous(tensor));
     }
-    (!all.is_empty()).then_some(all)
+    if primitives.is_empty() { None } else { Some(primitives) }
 }
 
 /// Decodes an f32 from its four bytes.
 #[cfg(feature = "cube")]
-fn float(bytes: &[u8]) -> f32 {
+fn decode_f32(bytes: &[u8]) -> f32 {
     f32::from_ne_bytes([bytes[0], bytes[1], bytes[2], bytes[3]])
 }
 
-/// Returns the failure that `error` reports.
+/// Converts an error of a device into a [`DeviceFailure`].
 pub fn failure(error: &impl ToString) -> DeviceFailure {
     DeviceFailure { reason: error.to_string() }
 }

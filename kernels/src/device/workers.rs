@@ -17,26 +17,21 @@ pub struct Workers {
 }
 
 impl Workers {
-    /// Starts `n` workers for the CPU. On any other device the calling thread launches all kernels:
-    /// CubeCL has one queue per thread, and queues need not wait for one another.
-    pub fn on(device: &Device, n: usize) -> Self {
+    /// Starts `n` workers if `device` is the CPU. On any other device the calling thread launches
+    /// all kernels: CubeCL has one queue per thread, and queues are not synchronized.
+    pub fn for_device(device: &Device, n: usize) -> Self {
         if *device == Device::flex() { Self::new(n) } else { Self { pools: Vec::new() } }
     }
 
     /// Starts `n` workers, at least one.
     pub fn new(n: usize) -> Self {
-        Self {
-            pools: (0..n.max(1))
-                .map(|i| {
-                    ThreadPoolBuilder::new()
-                        .num_threads(1)
-                        .thread_name(move |_| format!("worker-{i}"))
-                        .build()
-                        // Starting a thread fails only when the process is out of them.
-                        .expect("a thread can be started")
-                })
-                .collect(),
+        let mut pools = Vec::with_capacity(n.max(1));
+        for i in 0..n.max(1) {
+            let builder = ThreadPoolBuilder::new().num_threads(1).thread_name(move |_| format!("worker-{i}"));
+            // Starting a thread fails only if the process has reached its limit of threads.
+            pools.push(builder.build().expect("a thread can be started"));
         }
+        Self { pools }
     }
 
     /// Returns the number of workers; the calling thread counts as one if there is no other.
@@ -49,15 +44,15 @@ impl Workers {
         self.pools.is_empty()
     }
 
-    /// Splits `n` items into ranges, one for each worker that gets any. Their lengths differ by one
-    /// at most.
+    /// Splits `n` items into at most [`Workers::len`] ranges, none of which is empty. Their lengths
+    /// differ by one at most.
     pub fn slices(&self, n: usize) -> Vec<Range<usize>> {
         let parts = self.len().min(n);
         (0..parts).map(|i| i * n / parts..(i + 1) * n / parts).collect()
     }
 
     /// Runs `task` on every input, each on its own worker, and waits for all; results are in the
-    /// inputs' order.
+    /// order of the inputs.
     ///
     /// # Panics
     /// If `task` panics, or there are more inputs than workers.
@@ -69,7 +64,7 @@ impl Workers {
         let mut results: Vec<Option<R>> = inputs.iter().map(|_| None).collect();
         let jobs: Vec<_> = inputs.into_iter().zip(results.iter_mut()).enumerate().collect();
         run_each(&self.pools, jobs, &|(i, (input, result))| *result = Some(task(i, input)));
-        // Every job has run when run_each returns, and each fills its result.
+        // `run_each` returns after every job has run and stored its result.
         results.into_iter().map(|result| result.expect("the job has run")).collect()
     }
 }
@@ -82,16 +77,16 @@ pub fn n_or_all_cores(n: usize) -> usize {
     }
 }
 
-/// Spawns one job on each pool and waits: each scope encloses those of the remaining pools.
+/// Spawns one job on each pool and waits for all: each scope encloses those of the remaining pools.
 fn run_each<J: Send>(pools: &[ThreadPool], mut jobs: Vec<J>, task: &(impl Fn(J) + Sync)) {
-    let Some((pool, rest)) = pools.split_first() else { return };
+    let Some((pool, remaining)) = pools.split_first() else { return };
     if jobs.is_empty() {
         return;
     }
     let job = jobs.remove(0);
     pool.in_place_scope(|scope| {
         scope.spawn(move |_| task(job));
-        run_each(rest, jobs, task);
+        run_each(remaining, jobs, task);
     });
 }
 

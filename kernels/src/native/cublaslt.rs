@@ -2,16 +2,17 @@
 //!
 //! ```text
 //! C = A · B + β C [+ bias]         A [M, K]   B [K, N]   C [M, N]   bias [N]   β 0 or 1
-//! sums = Σ_k A[:, k]               [M], beside a product: the gradient of a bias where A is a gradient, transposed
+//! sums = Σ_k A[:, k]               [M], computed with a product: the gradient of a bias,
+//!                                  where A is a gradient, transposed
 //! ```
 //!
-//! cuBLASLt's matrices are stored by columns: the rows of a matrix here are the columns of one
-//! there, so that it is asked for Cᵀ = Bᵀ · Aᵀ.
+//! cuBLASLt's matrices are column-major: the rows of a matrix here are the columns of one there, so
+//! that Cᵀ = Bᵀ · Aᵀ is computed.
 //!
-//! Results repeat bit for bit: the algorithm of a size is the first that the library's heuristic
-//! names, never the fastest of a trial; partial sums are added in the workspace and in order, not
-//! in place by atomic operations; and the workspace has one size. Another version of the library
-//! may choose otherwise.
+//! Results are bit-identical between runs: the algorithm of a size is the first that the library's
+//! heuristic returns, never the fastest of several that are timed; partial sums are added in the
+//! workspace and in order, not in place by atomic operations; and the size of the workspace is
+//! constant. Another version of the library may choose another algorithm.
 
 #![allow(unsafe_code)]
 
@@ -35,10 +36,10 @@ use cudarc::cublaslt::sys::{
 
 use super::stream::{self, Stream};
 
-/// Bytes of the workspace: what NVIDIA recommends for its newer GPUs.
+/// Bytes of the workspace, as recommended by NVIDIA for its newer GPUs.
 const WORKSPACE_BYTES: usize = 32 << 20;
 
-/// Oldest version of the library whose interface is used here: 12.0.
+/// Oldest version of the library with the interface used here: 12.0.
 const OLDEST_VERSION: usize = 120_000;
 
 /// Oldest GPU: compute capability 8.0, the first with matrix instructions for bf16.
@@ -60,32 +61,31 @@ unsafe impl Send for Library {}
 // SAFETY: as above.
 unsafe impl Sync for Library {}
 
-/// A matrix in memory: rows of neighbors, or columns of neighbors if it is `transposed`.
+/// Memory layout of a matrix: row-major, or column-major if it is `transposed`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Layout {
     /// Elements from the start of one row (or column) to the start of the next.
     pub(crate) stride: usize,
-    /// Whether the elements of a column are neighbors, instead of those of a row.
+    /// Whether the elements of a column are contiguous, instead of those of a row.
     pub(crate) transposed: bool,
-    /// Elements from one matrix of a batch to the next.
+    /// Elements from the start of one matrix of a batch to the start of the next.
     pub(crate) batch_stride: usize,
 }
 
-/// Use of a product beside storing it.
+/// Operation that is fused with a product.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Epilogue {
-    /// Nothing.
+    /// No operation.
     None,
-    /// A vector of N numbers, of the type of the result, is added to each row. The library has no
-    /// other type for it, but for products of 8 bits (`cublasLt.h`,
+    /// A vector of N numbers, of the type of the result, is added to each row. The library supports
+    /// other types only for products of 8 bits (`cublasLt.h`,
     /// `CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE`).
     Bias,
     /// The sums of A over K are stored as well, `[M]`, in the type of the result.
     SumsOfA,
 }
 
-/// The size of a product, its types and its layouts: all that the choice of an algorithm depends
-/// on.
+/// The size of a product, its types and its layouts, which determine the choice of an algorithm.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Product {
     pub(crate) m: usize,
@@ -102,7 +102,7 @@ pub(crate) struct Product {
     pub(crate) epilogue: Epilogue,
 }
 
-/// The algorithm that the library's heuristic names for a product.
+/// The algorithm that the library's heuristic returns for a product.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Algorithm {
     pub(crate) id: u32,
@@ -125,7 +125,7 @@ pub(crate) struct Plan {
     epilogue: Epilogue,
 }
 
-// SAFETY: the descriptors are changed in `run` alone, which runs on the device's one thread.
+// SAFETY: the descriptors are changed only in `run`, which runs on the device's single thread.
 unsafe impl Send for Plan {}
 // SAFETY: as above.
 unsafe impl Sync for Plan {}
@@ -137,22 +137,22 @@ pub(crate) struct Buffers {
     pub(crate) out: Handle,
     /// Vector of the epilogue, if it has one.
     pub(crate) vector: Option<Handle>,
-    /// Whether the product is added to what is in `out`.
+    /// Whether the product is added to the contents of `out`.
     pub(crate) adds: bool,
 }
 
 impl Library {
-    /// Loads the library and creates its handle on the device of `client`; once for each device.
+    /// Returns the library on the device of `client`, which is loaded once for each device.
     ///
     /// # Errors
-    /// One line that says why it cannot be used.
-    pub(crate) fn on(client: &Client) -> Result<Arc<Self>, String> {
-        type Found = HashMap<DeviceId, Result<Arc<Library>, String>>;
-        static FOUND: LazyLock<Mutex<Found>> = LazyLock::new(Mutex::default);
+    /// The reason why it cannot be used, in one line.
+    pub(crate) fn for_client(client: &Client) -> Result<Arc<Self>, String> {
+        type Libraries = HashMap<DeviceId, Result<Arc<Library>, String>>;
+        static LIBRARIES: LazyLock<Mutex<Libraries>> = LazyLock::new(Mutex::default);
         let device = client.service_id().device;
-        // An entry is inserted whole, so that the map stays valid if a holder panics.
-        let mut found = FOUND.lock().unwrap_or_else(PoisonError::into_inner);
-        found.entry(device).or_insert_with(|| Self::load(client)).clone()
+        // Entries are inserted atomically: the map remains valid if a thread panics with the lock.
+        let mut libraries = LIBRARIES.lock().unwrap_or_else(PoisonError::into_inner);
+        libraries.entry(device).or_insert_with(|| Self::load(client)).clone()
     }
 
     fn load(client: &Client) -> Result<Arc<Self>, String> {
@@ -167,7 +167,7 @@ impl Library {
             let (major, minor) = capability;
             return Err(format!("the GPU has compute capability {major}.{minor}; 8.0 is needed"));
         }
-        // A library that lacks one of the functions makes cudarc panic.
+        // cudarc panics if the library lacks one of the functions.
         let version = catch_unwind(AssertUnwindSafe(|| {
             // SAFETY: the function has no arguments and no conditions.
             unsafe { sys::cublasLtGetVersion() }
@@ -184,46 +184,47 @@ impl Library {
                 .map(SendHandle)
                 .map_err(|error| format!("cublasLtCreate: {}", status(error)))
         });
-        let handle = handle.map_err(|error| one_line(&error))??;
-        // Takes its memory now: without it, no product could run.
+        let handle = handle.map_err(|error| first_line(&error))??;
+        // Allocates the workspace now: without it, no product can run.
         workspace(client)?;
         Ok(Arc::new(Self { handle: handle.0, version }))
     }
 }
 
-/// A handle on its way from the device's thread.
+/// A handle that is sent from the device's thread.
 struct SendHandle(cublasLtHandle_t);
 
 // SAFETY: cuBLASLt's functions may be called with one handle from any thread.
 unsafe impl Send for SendHandle {}
 
-/// Returns a version as a reader knows it: 13.2.0 for 130200.
+/// Returns a version in the usual notation: 13.2.0 for 130200.
 pub(crate) fn version_name(version: usize) -> String {
     format!("{}.{}.{}", version / 10_000, version / 100 % 100, version % 100)
 }
 
 pub(super) fn compute_capability(device: u16) -> Result<(i32, i32), String> {
-    use cudarc::driver::result::device;
     use cudarc::driver::sys::CUdevice_attribute as Attribute;
-    let read = |attribute| {
-        let device = device::get(i32::from(device))?;
-        // SAFETY: the driver has just returned the device.
-        unsafe { device::get_attribute(device, attribute) }
-    };
-    let major = read(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR);
-    let minor = read(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR);
-    match (major, minor) {
-        (Ok(major), Ok(minor)) => Ok((major, minor)),
-        (Err(error), _) | (_, Err(error)) => Err(format!("the driver does not say what the GPU is: {error}")),
-    }
+    let major = device_attribute(device, Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
+    let minor = device_attribute(device, Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
+    Ok((major, minor))
 }
 
-/// Returns the first line of an error of CubeCL, behind which its causes and a backtrace follow.
-fn one_line(error: &ServerError) -> String {
+fn device_attribute(device: u16, attribute: cudarc::driver::sys::CUdevice_attribute) -> Result<i32, String> {
+    use cudarc::driver::result::device;
+    let value = device::get(i32::from(device)).and_then(|device| {
+        // SAFETY: the driver has just returned the device.
+        unsafe { device::get_attribute(device, attribute) }
+    });
+    value.map_err(|error| format!("the driver does not say what the GPU is: {error}"))
+}
+
+/// Returns the first line of an error of CubeCL, which is followed by its causes and a backtrace.
+fn first_line(error: &ServerError) -> String {
     error.to_string().lines().next().unwrap_or_default().trim_end_matches(':').to_string()
 }
 
-/// Returns the workspace of the calling thread, whose products run one after another on one stream.
+/// Returns the workspace of the calling thread, whose products run one after another on a single
+/// stream.
 fn workspace(client: &Client) -> Result<Handle, String> {
     thread_local! {
         static WORKSPACES: RefCell<HashMap<DeviceId, Handle>> = RefCell::default();
@@ -242,22 +243,23 @@ fn workspace(client: &Client) -> Result<Handle, String> {
 }
 
 impl Plan {
-    /// Asks the library for an algorithm for `product`.
+    /// Creates a plan with the library's algorithm for `product`.
     ///
     /// # Errors
-    /// The library's words, where it has none.
+    /// The library's message, if it has no algorithm.
     pub(crate) fn new(client: &Client, library: &Arc<Library>, product: &Product) -> Result<Self, String> {
-        let plan = stream::wait_for(client, Vec::new(), |_| Self::on_device_thread(library, product));
-        plan.map_err(|error| one_line(&error))?.map_err(status)
+        let plan = stream::wait_for(client, Vec::new(), |_| Self::create(library, product));
+        plan.map_err(|error| first_line(&error))?.map_err(status)
     }
 
-    fn on_device_thread(library: &Arc<Library>, product: &Product) -> Result<Self, CublasError> {
+    /// Creates a plan. Runs on the device's thread.
+    fn create(library: &Arc<Library>, product: &Product) -> Result<Self, CublasError> {
         let compute = match product.input {
             DType::F32 => cublasComputeType_t::CUBLAS_COMPUTE_32F_FAST_TF32,
             _ => cublasComputeType_t::CUBLAS_COMPUTE_32F,
         };
         let Product { m, k, n, .. } = *product;
-        // Released by `drop`, whatever fails below.
+        // Released by `drop` if a call below fails.
         let mut plan = Self {
             library: Arc::clone(library),
             desc: result::create_matmul_desc(compute, cudaDataType::CUDA_R_32F)?,
@@ -278,7 +280,7 @@ impl Plan {
         };
         set_desc(plan.desc, DescAttribute::CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue)?;
         if product.epilogue != Epilogue::None {
-            // An address is set before each product; the heuristic may look at its alignment.
+            // The address is set before each product; the heuristic may read its alignment.
             let address = ALIGNMENT as u64;
             set_desc(plan.desc, DescAttribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, &address)?;
         }
@@ -295,27 +297,31 @@ impl Plan {
         Ok(plan)
     }
 
-    /// Returns the first algorithm of the library's heuristic among those whose results repeat.
+    /// Returns the first algorithm of the library's heuristic among the deterministic ones.
     fn first_algorithm(&self) -> Result<cublasLtMatmulAlgo_t, CublasError> {
-        /// Partial sums are added in the workspace, in f32; the other schemes add them in place, by
-        /// atomic operations, or rounded to the type of the result.
-        const IN_WORKSPACE: u32 = 2;
+        /// Reduction scheme that adds partial sums in the workspace, in f32. The other schemes add
+        /// them in place, by atomic operations, or rounded to the type of the result.
+        const REDUCTION_IN_WORKSPACE: u32 = 2;
         let preference = result::create_matmul_pref()?;
         let alignment = ALIGNMENT as u32;
-        let chosen = [
+        let preferences_set = [
             set_preference(
                 preference,
                 Preference::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
                 &WORKSPACE_BYTES,
             ),
-            set_preference(preference, Preference::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &IN_WORKSPACE),
+            set_preference(
+                preference,
+                Preference::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
+                &REDUCTION_IN_WORKSPACE,
+            ),
             set_preference(preference, Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, &alignment),
             set_preference(preference, Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, &alignment),
             set_preference(preference, Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &alignment),
             set_preference(preference, Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &alignment),
         ];
-        let chosen: Result<(), CublasError> = chosen.into_iter().collect();
-        let found = chosen.and_then(|()| {
+        let preferences_set: Result<(), CublasError> = preferences_set.into_iter().collect();
+        let heuristic = preferences_set.and_then(|()| {
             // SAFETY: all descriptors exist.
             unsafe {
                 result::get_matmul_algo_heuristic(
@@ -331,14 +337,14 @@ impl Plan {
         });
         // SAFETY: it was created above, and nothing refers to it any more.
         unsafe { result::destroy_matmul_pref(preference)? };
-        Ok(found?.algo)
+        Ok(heuristic?.algo)
     }
 
-    /// Queues the product behind what the calling thread has launched before.
+    /// Queues the product behind everything that the calling thread has launched before.
     ///
     /// # Errors
-    /// One line, if there is no memory for the workspace. Errors of the product itself are found by
-    /// who reads its result.
+    /// A message in one line, if there is no memory for the workspace. Errors of the product itself
+    /// are reported when its result is read.
     pub(crate) fn queue(self: &Arc<Self>, client: &Client, buffers: Buffers) -> Result<(), String> {
         let adds = buffers.adds;
         let (read, written) = self.handles(client, buffers)?;
@@ -348,11 +354,11 @@ impl Plan {
         Ok(())
     }
 
-    /// Queues the product as [`Plan::queue`] does, and waits until the library has taken it: the
-    /// inner result has the library's words where it refuses.
+    /// Queues the product like [`Plan::queue`], and waits until the library has accepted it. The
+    /// inner result is the library's message if it refuses.
     ///
     /// # Errors
-    /// The device's words, where a buffer has no memory.
+    /// The device's message, if a buffer has no memory.
     pub(crate) fn queue_and_wait(
         &self,
         client: &Client,
@@ -362,9 +368,9 @@ impl Plan {
         let (mut handles, written) = self.handles(client, buffers)?;
         let n_read = handles.len();
         handles.extend(written);
-        let taken = stream::wait_for(client, handles, |stream| self.run(&stream, n_read, adds));
-        let taken = taken.map_err(|error| one_line(&error))?;
-        Ok(taken.map_err(|reason| format!("cublasLtMatmul: {reason}")))
+        let accepted = stream::wait_for(client, handles, |stream| self.run(&stream, n_read, adds));
+        let accepted = accepted.map_err(|error| first_line(&error))?;
+        Ok(accepted.map_err(|reason| format!("cublasLtMatmul: {reason}")))
     }
 
     /// Returns the buffers that the product reads, and those that it writes.
@@ -378,15 +384,15 @@ impl Plan {
             _ => {}
         }
         if adds {
-            // Last of the inputs: a failure before must not be added to.
+            // The last input, because `run` indexes the others. A tainted result is not added to.
             read.push(out);
         }
         Ok((read, written))
     }
 
-    /// Hands the product to the library, on the device's thread. Addresses are A, B, the bias if
+    /// Submits the product to the library, on the device's thread. Addresses are A, B, the bias if
     /// there is one; then, from `n_read` on, the result, the workspace, and the sums if they are
-    /// wanted.
+    /// requested.
     fn run(&self, stream: &Stream<'_>, n_read: usize, adds: bool) -> Result<(), String> {
         let (read, written) = stream.addresses.split_at(n_read);
         let vector = match self.epilogue {
@@ -396,41 +402,39 @@ impl Plan {
         };
         let alpha = 1.0f32;
         let beta = if adds { 1.0f32 } else { 0.0 };
-        let run = || {
-            if let Some(vector) = vector {
-                set_desc(self.desc, DescAttribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, &vector)?;
-            }
-            // SAFETY: the addresses are those of buffers that hold the matrices of the plan's
-            // layouts, which `Product` was made of. They live until what is queued here has run,
-            // because CubeCL reuses memory in the order of the stream.
-            unsafe {
-                result::matmul(
-                    self.library.handle,
-                    self.desc,
-                    (&raw const alpha).cast(),
-                    (&raw const beta).cast(),
-                    read[1] as *const c_void,
-                    self.b,
-                    read[0] as *const c_void,
-                    self.a,
-                    written[0] as *const c_void,
-                    self.out,
-                    written[0] as *mut c_void,
-                    self.out,
-                    &raw const self.algo,
-                    written[1] as *mut c_void,
-                    WORKSPACE_BYTES,
-                    stream.stream.cast(),
-                )
-            }
+        if let Some(vector) = vector {
+            set_desc(self.desc, DescAttribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, &vector).map_err(status)?;
+        }
+        // SAFETY: the addresses are those of buffers that hold the matrices of the plan's layouts,
+        // which were derived from `Product`. They live until the work queued here has run, because
+        // CubeCL reuses memory in the order of the stream.
+        let submitted = unsafe {
+            result::matmul(
+                self.library.handle,
+                self.desc,
+                (&raw const alpha).cast(),
+                (&raw const beta).cast(),
+                read[1] as *const c_void,
+                self.b,
+                read[0] as *const c_void,
+                self.a,
+                written[0] as *const c_void,
+                self.out,
+                written[0] as *mut c_void,
+                self.out,
+                &raw const self.algo,
+                written[1] as *mut c_void,
+                WORKSPACE_BYTES,
+                stream.stream.cast(),
+            )
         };
-        run().map_err(|error: CublasError| status(error))
+        submitted.map_err(status)
     }
 }
 
 impl Drop for Plan {
     fn drop(&mut self) {
-        // A descriptor that cannot be released is lost; nothing else depends on it.
+        // A descriptor that cannot be released is leaked; nothing else depends on it.
         for layout in [self.a, self.b, self.out] {
             if !layout.is_null() {
                 // SAFETY: the plan created it, and nothing that is queued refers to it: the library
@@ -443,12 +447,12 @@ impl Drop for Plan {
     }
 }
 
-/// Returns the library's name of an error.
+/// Returns the library's name for an error.
 fn status(error: CublasError) -> String {
     format!("{:?}", error.0)
 }
 
-/// Describes a matrix of rows and columns to the library.
+/// Creates the library's descriptor of a batch of `[rows, columns]` matrices.
 fn layout(
     [rows, columns]: [usize; 2],
     layout: Layout,
@@ -459,9 +463,9 @@ fn layout(
         DType::F32 => cudaDataType::CUDA_R_32F,
         _ => cudaDataType::CUDA_R_16BF,
     };
-    // What the library calls rows are neighbors in memory.
-    let (neighbors, others) = if layout.transposed { (rows, columns) } else { (columns, rows) };
-    let created = result::create_matrix_layout(dtype, neighbors as u64, others as u64, layout.stride as i64)?;
+    // The library's matrices are column-major: rows are the contiguous dimension.
+    let (inner, outer) = if layout.transposed { (rows, columns) } else { (columns, rows) };
+    let created = result::create_matrix_layout(dtype, inner as u64, outer as u64, layout.stride as i64)?;
     if n_batches > 1 {
         set_layout(created, LayoutAttribute::CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &(n_batches as i32))?;
         let stride = layout.batch_stride as i64;
@@ -509,10 +513,10 @@ fn set_preference<T>(
     }
 }
 
-/// Returns a number that describes an algorithm, 0 if the library does not tell.
+/// Returns an attribute of an algorithm, 0 if the library does not report it.
 fn config(algo: &cublasLtMatmulAlgo_t, attribute: Config) -> u32 {
     let mut value = 0u32;
-    // SAFETY: the attributes that are asked for have four bytes.
+    // SAFETY: the requested attributes have four bytes.
     let status = unsafe {
         sys::cublasLtMatmulAlgoConfigGetAttribute(
             algo,

@@ -1,4 +1,4 @@
-//! NVIDIA's own libraries, and kernels in CUDA C++, on the stream that CubeCL computes on.
+//! NVIDIA's libraries, and kernels in CUDA C++, on CubeCL's stream.
 
 pub(crate) mod cublaslt;
 mod module;

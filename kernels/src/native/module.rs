@@ -1,5 +1,5 @@
-//! Kernels in CUDA C++: compiled by NVRTC when they are first used, and launched on CubeCL's
-//! stream.
+//! Kernels in CUDA C++, which are compiled by NVRTC when they are first used, and launched on
+//! CubeCL's stream.
 
 #![allow(unsafe_code)]
 
@@ -14,20 +14,20 @@ use cudarc::nvrtc::safe::{CompileOptions, compile_ptx_with_opts};
 use super::cublaslt::compute_capability;
 use super::stream::{self, Stream};
 
-/// Kernels of one source file, on one device. They stay loaded until the process ends.
+/// Kernels of one source file, on one device. They remain loaded until the process ends.
 #[derive(Debug)]
 pub(super) struct Module<const N: usize> {
-    /// In the order in which [`Module::load`] was given their names.
+    /// Functions, in the order of the names given to [`Module::load`].
     functions: [CUfunction; N],
 }
 
-// SAFETY: the driver accepts a function from any thread that has the context it was loaded in, and
-// `launch` runs on the device's one thread.
+// SAFETY: the driver accepts a function from any thread with the context in which it was loaded,
+// and `launch` runs on the device's single thread.
 unsafe impl<const N: usize> Send for Module<N> {}
-// SAFETY: as above; nothing in it changes.
+// SAFETY: as above; the functions are never modified.
 unsafe impl<const N: usize> Sync for Module<N> {}
 
-/// Blocks of a launch, and threads of a block.
+/// Number of blocks of a launch, and of threads of a block.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Grid {
     pub(super) n_blocks: usize,
@@ -37,10 +37,10 @@ pub(super) struct Grid {
 impl<const N: usize> Module<N> {
     /// Compiles `source` for the device of `client` and loads the kernels `names`.
     ///
-    /// Products and sums are rounded each by itself, as on the CPU: no fused multiply-add.
+    /// Products and sums are rounded separately, as on the CPU: no fused multiply-add.
     ///
     /// # Errors
-    /// One line, or the compiler's messages.
+    /// A message in one line, or the compiler's messages.
     pub(super) fn load(client: &Client, source: &str, names: [&'static str; N]) -> Result<Self, String> {
         let (major, minor) = compute_capability(client.service_id().device.index_id)?;
         let options = CompileOptions {
@@ -48,7 +48,7 @@ impl<const N: usize> Module<N> {
             options: vec![format!("--gpu-architecture=compute_{major}{minor}")],
             ..CompileOptions::default()
         };
-        // A library that is missing makes cudarc panic.
+        // cudarc panics if the library is missing.
         let compiled = catch_unwind(AssertUnwindSafe(|| compile_ptx_with_opts(source, options)));
         let ptx = match compiled {
             Ok(Ok(ptx)) => ptx.to_src(),
@@ -56,11 +56,12 @@ impl<const N: usize> Module<N> {
             Err(_) => return Err("libnvrtc.so cannot be loaded".into()),
         };
         let ptx = CString::new(ptx).map_err(|_| "NVRTC: the program has a zero byte".to_string())?;
-        stream::wait_for(client, Vec::new(), |_| Self::on_device_thread(&ptx, names))
+        stream::wait_for(client, Vec::new(), |_| Self::from_ptx(&ptx, names))
             .map_err(|error| error.to_string())?
     }
 
-    fn on_device_thread(ptx: &CString, names: [&'static str; N]) -> Result<Self, String> {
+    /// Loads the kernels. Runs on the device's thread.
+    fn from_ptx(ptx: &CString, names: [&'static str; N]) -> Result<Self, String> {
         // SAFETY: the text ends with a zero byte, and the device's thread has set the context.
         let module = unsafe { module::load_data(ptx.as_ptr().cast()) };
         let module = module.map_err(|error| format!("cuModuleLoadData: {error}"))?;
@@ -68,21 +69,21 @@ impl<const N: usize> Module<N> {
         for (function, name) in functions.iter_mut().zip(names) {
             let text = CString::new(name).map_err(|_| format!("{name:?} is no name"))?;
             // SAFETY: the module was loaded above, and is never unloaded.
-            *function = unsafe { module::get_function(module, text) }
-                .map_err(|error| format!("cuModuleGetFunction: {name}: {error}"))?;
+            let loaded = unsafe { module::get_function(module, text) };
+            *function = loaded.map_err(|error| format!("cuModuleGetFunction: {name}: {error}"))?;
         }
         Ok(Self { functions })
     }
 
-    /// Launches kernel `number` on `stream`, with one argument by value.
+    /// Launches kernel `number` on `stream`, with one argument that is passed by value.
     ///
     /// # Safety
-    /// The kernel's one parameter has the layout of `A`, the addresses in it are those of buffers
-    /// that the kernel may read and write as far as it does, and the caller holds them as
-    /// [`stream::queue`] says.
+    /// The kernel's only parameter has the layout of `A`. The addresses in it are those of buffers
+    /// within which the kernel reads and writes, and which the caller holds as required by
+    /// [`stream::queue`].
     ///
     /// # Errors
-    /// The driver's words.
+    /// The driver's message.
     pub(super) unsafe fn launch<A>(
         &self,
         number: usize,
@@ -93,7 +94,7 @@ impl<const N: usize> Module<N> {
         let mut arguments = [std::ptr::from_ref(argument).cast_mut().cast::<c_void>()];
         let blocks = u32::try_from(grid.n_blocks).map_err(|_| format!("{} blocks", grid.n_blocks))?;
         // SAFETY: the function is loaded; the driver copies the argument, whose layout the caller
-        // answers for, before it returns.
+        // guarantees, before it returns.
         let launched = unsafe {
             launch_kernel(
                 self.functions[number],

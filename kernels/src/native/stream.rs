@@ -1,22 +1,21 @@
-//! Work on CubeCL's stream: any launch of the driver, or a call into one of NVIDIA's libraries, in
-//! the order in which the calling thread launches CubeCL's kernels.
+//! Work on CubeCL's stream: launches through the driver, or calls into one of NVIDIA's libraries,
+//! in order with the CubeCL kernels that the calling thread launches.
 //!
 //! CubeCL runs each device on a thread of its own, which takes tasks from one queue. A task that is
-//! submitted through [`DeviceHandle`] enters the queue that launches enter, so that tasks and
-//! launches of one thread keep their order. The task gets CubeCL's server, whose streams
-//! `write_streams` gives out: a CUDA stream for each thread that launches.
+//! submitted through [`DeviceHandle`] enters the same queue as launches, so that tasks and launches
+//! of one thread remain in order. The task receives CubeCL's server, whose `write_streams` returns
+//! a CUDA stream for each thread that launches.
 //!
-//! Rules that the code below keeps:
+//! Invariants of the code below:
 //!
 //! - The resolved streams are held until the work is queued: they make the stream wait for other
 //!   threads that wrote a buffer.
-//! - Buffers that are written are declared, so that a failure taints them and whoever reads them,
-//!   at last the read of the loss, fails with its cause. A task whose inputs are tainted is
-//!   skipped.
+//! - Buffers that are written are declared, so that a failure taints them, and every read of them,
+//!   at last that of the loss, fails with its cause. A task whose inputs are tainted is skipped.
 //! - A task returns its error: CubeCL only logs a panic.
-//! - Nothing is allocated or waited for in [`queue`].
+//! - [`queue`] neither allocates nor waits.
 //!
-//! The traits are public, but made for authors of runtimes: CubeCL's version is pinned in the
+//! The traits are public, but intended for authors of runtimes: CubeCL's version is pinned in the
 //! workspace's manifest.
 
 use cubecl::client::Client;
@@ -40,7 +39,7 @@ pub(crate) struct Stream<'a> {
     pub(crate) addresses: &'a [u64],
 }
 
-/// Identifies launches of this module in CubeCL's reports of errors.
+/// Identifies launches of this module in CubeCL's error reports.
 struct NativeLaunch;
 
 /// Returns whether `client` computes on an NVIDIA GPU through CUDA.
@@ -52,8 +51,8 @@ pub(crate) fn is_cuda(client: &Client) -> bool {
 /// before.
 ///
 /// `read` and `written` are buffers that the work reads and writes; one that it adds to is in both.
-/// Nothing may refer to a written buffer that expects its old contents. An error of `work` is
-/// reported when a written buffer is read, and by everything that is computed from it.
+/// Nothing may refer to a written buffer and expect its old contents. An error of `work` is
+/// reported when a written buffer, or a result computed from it, is read.
 pub(crate) fn queue(
     client: &Client,
     operation: &'static str,
@@ -67,16 +66,16 @@ pub(crate) fn queue(
     let kernel = KernelId::new::<NativeLaunch>().info(operation);
     DeviceHandle::<Server>::new(client.service_id().device).submit(move |server: &mut Server| {
         let scope = ExecuteScope::launching(server, kernel, stream_id, read.iter(), written.clone());
-        // The scope taints what should have been written; the read of a result returns the error.
+        // The scope taints the written buffers; the read of a result returns the error.
         let _ = scope.execute(|server| {
-            with_addresses(server, stream_id, &read, &written, work)
-                .and_then(|done| done.map_err(|reason| failed(operation, &reason)))
+            with_addresses(server, stream_id, &read, &written, work)?
+                .map_err(|reason| server_error(operation, &reason))
         });
     });
 }
 
-/// Runs `task` on the device's thread, in whose context it may call the driver, and waits for its
-/// result.
+/// Runs `task` on the device's thread, whose context is set for calls into the driver, and waits
+/// for its result.
 ///
 /// # Errors
 /// [`ServerError`] if the stream cannot be created or `buffers` have no memory.
@@ -100,11 +99,10 @@ fn with_addresses<R>(
     written: &[BufferBinding],
     task: impl FnOnce(Stream<'_>) -> R,
 ) -> Result<R, ServerError> {
-    let bindings = || read.iter().chain(written);
-    let mut streams = server.write_streams().resolve(stream_id, bindings())?;
+    let mut streams = server.write_streams().resolve(stream_id, read.iter().chain(written))?;
     let mut addresses = Vec::with_capacity(read.len() + written.len());
-    for binding in bindings() {
-        // A recorded graph replays these addresses: it keeps the pages that they lie on.
+    for binding in read.iter().chain(written) {
+        // A recorded graph replays these addresses, and has to keep their pages.
         streams.current().capturing().touch(binding.stream, binding.memory.descriptor().location());
         let memory = streams.get(&binding.stream).device_memory();
         let resource =
@@ -115,6 +113,6 @@ fn with_addresses<R>(
     Ok(task(Stream { stream, addresses: &addresses }))
 }
 
-fn failed(operation: &str, reason: &str) -> ServerError {
+fn server_error(operation: &str, reason: &str) -> ServerError {
     ServerError::Generic { reason: format!("{operation}: {reason}"), backtrace: Default::default() }
 }

@@ -1,17 +1,16 @@
-// The end of a step on one device: sums of squares of gradients, clip factors, AdamW. Each is one
-// launch for up to MOST_UNITS units, whose addresses are in the kernel's argument. `update.rs` fills
-// the structures; the tests' driver runs this file on the CPU, so it is written in what C and CUDA
-// C++ share.
+// The optimizer update on one device: sums of squares of gradients, clip factors, AdamW. Each is
+// one launch for up to MOST_UNITS units, whose addresses are in the kernel's argument. `update.rs`
+// fills the structures. The tests' driver runs this file on the CPU, so that it is restricted to
+// the common subset of C and CUDA C++.
 //
-// Threads add in a fixed order, and nothing is added by atomic operations: results repeat bit for
-// bit.
+// Threads add in a fixed order, without atomic operations: results are bit-identical between runs.
 
 #define SUM_THREADS 128
 #define UPDATE_THREADS 256
 #define ELEMENTS 2048
 #define MOST_UNITS 36
 
-// In place of a factor, which is never negative.
+// Marks a norm or a loss that is not finite; factors are never negative.
 #define NOT_FINITE -1.0f
 
 typedef unsigned long long u64;
@@ -19,14 +18,14 @@ typedef unsigned long long u64;
 // Gradients whose squares are summed.
 struct Gradients {
     const float *grads[MOST_UNITS];
-    // Of each block: number of the tensor, first element, one past the last.
+    // For each block: number of the tensor, first element, one past the last.
     const unsigned *blocks;
     float *sums;
     // Number of the launch's first block.
     unsigned first;
 };
 
-// sums[b] = Σ g², the elements of each thread first.
+// sums[b] = Σ g², summed over the elements of each thread, then over threads.
 KERNEL(sum_squares, struct Gradients, job) {
     SHARED float partial[SUM_THREADS];
     unsigned block = job.first + BLOCK;
@@ -43,7 +42,8 @@ KERNEL(sum_squares, struct Gradients, job) {
     }
 }
 
-// A multiple of 2⁻⁶⁴ in 128 bits, as `ranks::fixed::FixedPoint`, for numbers that are not negative.
+// A multiple of 2⁻⁶⁴ in 128 bits, like `ranks::fixed::FixedPoint`, for numbers that are not
+// negative.
 struct Fixed { u64 high, low; unsigned n_out_of_range; };
 
 DEVICE struct Fixed fixed_add(struct Fixed a, struct Fixed b) {
@@ -61,20 +61,20 @@ DEVICE struct Fixed fixed_add(struct Fixed a, struct Fixed b) {
 // 4611686018427387904 is 2⁶²; NaN is out of range as well.
 DEVICE int is_in_range(double value) { return value > -4611686018427387904.0 && value < 4611686018427387904.0; }
 
-DEVICE struct Fixed fixed_of(double value) {
+DEVICE struct Fixed to_fixed(double value) {
     struct Fixed fixed = {0, 0, 0};
     if (!is_in_range(value)) {
         fixed.n_out_of_range = 1;
         return fixed;
     }
     fixed.high = (u64)value;
-    // What is left of a number of 24 bits is exact, and so is its product with 2⁶⁴.
+    // The remainder of a number of 24 bits is exact, and so is its product with 2⁶⁴.
     fixed.low = (u64)((value - (double)fixed.high) * 18446744073709551616.0);
     return fixed;
 }
 
-// Rounds to nearest, once.
-DEVICE double double_of(struct Fixed fixed) {
+// Rounds to nearest, a single time.
+DEVICE double to_double(struct Fixed fixed) {
     double scale = 1.0;
     u64 top = fixed.high, rest = fixed.low;
     if (top == 0) return (double)rest / 18446744073709551616.0;
@@ -83,24 +83,24 @@ DEVICE double double_of(struct Fixed fixed) {
         rest <<= 1;
         scale *= 0.5;
     }
-    // The lowest of 64 bits is far below the last of 53: it only says on which side of the middle the
-    // number lies.
+    // The lowest of 64 bits is far below the last of 53, and serves as a sticky bit for the
+    // rounding.
     return (double)(top | (rest != 0)) * scale;
 }
 
 // Sums of squares by clip group, and the losses of the step.
 struct Norms {
     const float *sums;
-    // Where the numbers of a group's sums begin, and these numbers.
+    // Start of each group's range in `numbers`, and the numbers of the groups' sums.
     const unsigned *starts, *numbers;
     const float *losses;
-    // Of each group, and behind them one for the losses.
+    // One for each group, followed by one for the losses.
     float *factors;
     double clip_norm, epsilon;
     unsigned n_groups, n_losses;
 };
 
-// factors[g] = min(1, n / (√Σ + ε)), n the largest norm, with the bits of the host's.
+// factors[g] = min(1, n / (√Σ + ε)), n the largest norm, bit-identical to the host's.
 KERNEL(clip_factors, struct Norms, job) {
     SHARED struct Fixed partial[SUM_THREADS];
     if (BLOCK == job.n_groups) {
@@ -111,13 +111,13 @@ KERNEL(clip_factors, struct Norms, job) {
     }
     struct Fixed total = {0, 0, 0};
     for (unsigned i = job.starts[BLOCK] + THREAD; i < job.starts[BLOCK + 1]; i += SUM_THREADS)
-        total = fixed_add(total, fixed_of(job.sums[job.numbers[i]]));
+        total = fixed_add(total, to_fixed(job.sums[job.numbers[i]]));
     partial[THREAD] = total;
     BARRIER();
     if (THREAD == 0) {
         for (unsigned i = 1; i < SUM_THREADS; i++) total = fixed_add(total, partial[i]);
         double factor = 1.0;
-        if (job.clip_norm != 0.0) factor = job.clip_norm / (sqrt(double_of(total)) + job.epsilon);
+        if (job.clip_norm != 0.0) factor = job.clip_norm / (sqrt(to_double(total)) + job.epsilon);
         if (factor > 1.0) factor = 1.0;
         job.factors[BLOCK] = total.n_out_of_range ? NOT_FINITE : (float)factor;
     }
@@ -127,17 +127,17 @@ KERNEL(clip_factors, struct Norms, job) {
 struct Segment {
     // One past its last element.
     unsigned end;
-    // Its factor's number, where factors are read.
+    // Number of its factor, if `factors` is not null.
     unsigned group;
     unsigned is_frozen;
     float shrink, clip, rate, root;
 };
 
-// bf16, as its bits.
+// The bits of a bf16.
 typedef unsigned short bf16;
 
-// Rounds to nearest, ties to even; what is no number stays none.
-DEVICE bf16 bf16_of(float value) {
+// Rounds to nearest, ties to even; NaN remains NaN.
+DEVICE bf16 to_bf16(float value) {
     unsigned bits = BITS(value);
     if ((bits & 0x7fffffff) > 0x7f800000) return bits >> 16 | 0x40;
     return (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
@@ -146,7 +146,7 @@ DEVICE bf16 bf16_of(float value) {
 struct Unit {
     const float *grad, *weights, *exp_avg, *exp_avg_sq, *follower;
     float *to_weights, *to_exp_avg, *to_exp_avg_sq, *to_follower;
-    // Null if nothing reads the weights, or the follower's, in bf16.
+    // Null if the weights, or the follower's, are not needed in bf16.
     bf16 *to_rounded, *to_rounded_follower;
     unsigned n, first_block, first_segment;
     float decay, rest;
@@ -156,7 +156,7 @@ struct Unit {
 struct Update {
     struct Unit units[MOST_UNITS];
     const struct Segment *segments;
-    // What clip_factors has found; null if the segments have the factors.
+    // Results of clip_factors; null if the segments have the factors.
     const float *factors;
     unsigned n_units, n_factors;
     float beta1, rest1, beta2, rest2, epsilon;
@@ -165,9 +165,9 @@ struct Update {
 // m ← β₁ m + (1 - β₁) c g       v ← β₂ v + (1 - β₂) c² g²
 // θ ← shrink · θ - rate · m / (root · √v + ε)      θ_F ← d θ_F + (1 - d) θ
 //
-// θ and θ_F are written once more in bf16, where products read them.
+// θ and θ_F are also written in bf16, for matrix products, if requested.
 //
-// A frozen segment keeps θ, m and v. If a factor is not finite, everything stays as it is.
+// θ, m and v of a frozen segment remain unchanged. If a factor is not finite, everything does.
 KERNEL(adam_w_units, struct Update, job) {
     int finite = 1;
     if (job.factors)
@@ -189,14 +189,14 @@ KERNEL(adam_w_units, struct Update, job) {
             theta = theta * segment->shrink - segment->rate * m / (sqrtf(v) * segment->root + job.epsilon);
         }
         unit.to_weights[i] = theta;
-        if (unit.to_rounded) unit.to_rounded[i] = bf16_of(theta);
+        if (unit.to_rounded) unit.to_rounded[i] = to_bf16(theta);
         unit.to_exp_avg[i] = m;
         unit.to_exp_avg_sq[i] = v;
         if (unit.follower) {
             float follower = unit.follower[i];
             if (finite) follower = unit.decay * follower + unit.rest * theta;
             unit.to_follower[i] = follower;
-            if (unit.to_rounded_follower) unit.to_rounded_follower[i] = bf16_of(follower);
+            if (unit.to_rounded_follower) unit.to_rounded_follower[i] = to_bf16(follower);
         }
     }
 }

@@ -1,15 +1,15 @@
-//! The end of a step on an NVIDIA GPU: sums of squares, clip factors and AdamW, each in one launch
-//! for up to 36 units of a network. The kernels are in `update.cu`.
+//! The optimizer update on an NVIDIA GPU: sums of squares, clip factors and AdamW, each in one
+//! launch for up to 36 units of a network. The kernels are in `update.cu`.
 //!
 //! ```text
 //! sums[b] = Σ_{i in b} g_i²                                     b a block of a range of a unit
-//! factors[G] = min(1, n / (√Σ_{b in G} sums[b] + ε))            n the largest norm of a clip group G
+//! factors[G] = min(1, n / (√Σ_{b in G} sums[b] + ε))            n the largest norm of clip group G
 //! m ← β₁ m + (1 - β₁) c g       v ← β₂ v + (1 - β₂) c² g²       c = factors[G]
 //! θ ← shrink · θ - rate · m / (root · √v + ε)                   θ_F ← d θ_F + (1 - d) θ
 //! ```
 //!
-//! With clip factors that the device has computed, and a step that is not finite left out by the
-//! device itself, the host does not wait between the backward pass and the update.
+//! The device computes the clip factors, and skips a step that is not finite, so that the host does
+//! not wait between the backward pass and the update.
 
 #![allow(unsafe_code)]
 
@@ -27,11 +27,11 @@ use super::module::{Grid, Module};
 use super::stream::{self, Stream, is_cuda};
 use crate::products;
 
-/// The kernels, in whose text the words in capitals are defined by who compiles it.
+/// Source of the kernels, without the definitions of the macros in capitals.
 const SOURCE: &str = include_str!("update.cu");
 
-/// The words in capitals, for CUDA.
-const FOR_CUDA: &str = "\
+/// Definitions of the macros in capitals for CUDA.
+const CUDA_MACROS: &str = "\
 #define KERNEL(name, type, job) extern \"C\" __global__ void name(const __grid_constant__ type job)
 #define DEVICE __device__ static
 #define SHARED __shared__
@@ -53,11 +53,12 @@ const UPDATE_THREADS: usize = 256;
 const ELEMENTS: usize = 2048;
 const MOST_UNITS: usize = 36;
 
-/// Words of `struct Segment` of `update.cu`.
+/// Number of 32-bit words of `struct Segment` of `update.cu`.
 const SEGMENT_WORDS: usize = 7;
 
-/// Elements that one launch of AdamW moves at most, unless one unit has more: results go to new
-/// memory, 16 to 20 bytes an element, and the old is given back behind the launch.
+/// Largest number of elements that one launch of AdamW updates, unless one unit has more. Results
+/// are written to new memory, 16 to 20 bytes per element, and the old memory is released after the
+/// launch.
 const MOST_ELEMENTS: usize = 64 << 20;
 
 /// The kernels on one device.
@@ -66,7 +67,7 @@ pub struct UpdateKernels {
     module: Arc<Module<3>>,
 }
 
-/// A block of a gradient, whose squares are summed by themselves.
+/// A block of a gradient, whose squares are summed separately.
 #[derive(Debug, Clone, Copy)]
 pub struct Block {
     /// Number of the gradient.
@@ -80,8 +81,8 @@ pub struct Block {
 /// Clip factors on the device.
 #[derive(Debug, Clone)]
 pub struct ClipFactors {
-    /// A factor for each group, and behind them one for the losses; negative where a norm or a loss
-    /// is not finite.
+    /// A factor for each group, followed by one for the losses; negative where a norm or a loss is
+    /// not finite.
     values: CubeTensor,
 }
 
@@ -96,11 +97,11 @@ pub struct Segment {
     pub clip: f32,
     /// Number of the clip group.
     pub group: usize,
-    /// Rate, corrected for the number of updates.
+    /// Learning rate, with bias correction.
     pub rate: f32,
-    /// Correction of the second moment's root.
+    /// Bias correction of the root of the second moment.
     pub root: f32,
-    /// Whether values and moments stay.
+    /// Whether weights and moments remain unchanged.
     pub is_frozen: bool,
 }
 
@@ -119,7 +120,7 @@ pub struct Unit {
     pub is_rounded: bool,
     /// A moving average of the weights.
     pub follower: Option<FollowingUnit>,
-    /// Segments, in their order, up to the end of the shard.
+    /// Segments, in ascending order, up to the end of the shard.
     pub segments: Vec<Segment>,
 }
 
@@ -128,7 +129,7 @@ pub struct Unit {
 pub struct FollowingUnit {
     /// Weights.
     pub weights: Tensor<1>,
-    /// Share of them that stays.
+    /// Decay rate of the moving average.
     pub decay: f64,
     /// Whether they are written in bf16 as well.
     pub is_rounded: bool,
@@ -139,7 +140,7 @@ pub struct FollowingUnit {
 pub struct MovedWeights {
     /// The weights, `[n]` in f32.
     pub values: Tensor<1>,
-    /// The same in bf16, where that was asked for.
+    /// The same weights in bf16, if they were requested.
     pub in_bf16: Option<Tensor<1>>,
 }
 
@@ -167,7 +168,7 @@ pub struct AdamWConstants {
     pub epsilon: f32,
 }
 
-/// Message of an update that has fewer addresses than buffers.
+/// Error message for an update with fewer addresses than buffers.
 const NO_ADDRESS: &str = "a buffer of the update has no address";
 
 // `tests/cuda/emulator.h` asserts the same of the structures of `update.cu`.
@@ -238,21 +239,21 @@ struct UpdateJob {
 }
 
 impl UpdateKernels {
-    /// Returns the kernels for tensors like `tensor`: compiled once for each device. `None` where
-    /// it is not on an NVIDIA GPU, and where they cannot be compiled or have been found wrong, of
-    /// which there is a [notice](products::notices).
+    /// Returns the kernels for the device of `tensor`, which are compiled once for each device.
+    /// Returns `None` if the device is no NVIDIA GPU, or if the kernels cannot be compiled or have
+    /// been found wrong; the last two add a [notice](products::notices).
     pub fn on_device_of(tensor: &Tensor<1>) -> Option<Self> {
         let tensor = primitive(tensor)?;
         if !is_cuda(&tensor.client) {
             return None;
         }
         let device = tensor.client.service_id().device;
-        let mut found = FOUND.lock().unwrap_or_else(PoisonError::into_inner);
-        found.entry(device).or_insert_with(|| Self::load(&tensor)).clone()
+        let mut kernels = KERNELS.lock().unwrap_or_else(PoisonError::into_inner);
+        kernels.entry(device).or_insert_with(|| Self::load(&tensor)).clone()
     }
 
     fn load(tensor: &CubeTensor) -> Option<Self> {
-        let source = format!("{FOR_CUDA}{SOURCE}");
+        let source = format!("{CUDA_MACROS}{SOURCE}");
         match Module::load(&tensor.client, &source, NAMES) {
             Ok(module) => Some(Self { module: Arc::new(module) }),
             Err(reason) => {
@@ -262,16 +263,16 @@ impl UpdateKernels {
         }
     }
 
-    /// Has nobody use the kernels on the device of `tensor` any more, which were wrong as `fault`
-    /// says.
+    /// Disables the kernels on the device of `tensor`, whose results were wrong as described by
+    /// `fault`.
     pub fn discard(tensor: &Tensor<1>, fault: &str) {
         let Some(tensor) = primitive(tensor) else { return };
-        let mut found = FOUND.lock().unwrap_or_else(PoisonError::into_inner);
-        found.insert(tensor.client.service_id().device, None);
+        let mut kernels = KERNELS.lock().unwrap_or_else(PoisonError::into_inner);
+        kernels.insert(tensor.client.service_id().device, None);
         products::notice(format!("weights are updated by CubeCL's kernels: those for NVIDIA GPUs {fault}"));
     }
 
-    /// Sums the squares of blocks of gradients: `[blocks]`.
+    /// Returns the sums of squares of blocks of gradients, `[blocks]`.
     ///
     /// # Panics
     /// If a block is not within its gradient, or blocks are not in the order of their gradients.
@@ -279,7 +280,7 @@ impl UpdateKernels {
         let grads: Vec<CubeTensor> = grads.iter().map(on_gpu).collect();
         let like = &grads[0];
         let sums = empty(like, blocks.len());
-        // A launch has the addresses of some gradients, which are numbered within it.
+        // A launch has the addresses of MOST_UNITS gradients, which are numbered within the launch.
         let mut words = Vec::with_capacity(3 * blocks.len());
         for block in blocks {
             let n = grads[block.tensor].meta.shape()[0];
@@ -289,8 +290,8 @@ impl UpdateKernels {
         let table = upload(like, &words);
         let mut first = 0;
         for (number, grads) in grads.chunks(MOST_UNITS).enumerate() {
-            let n_blocks =
-                blocks[first..].iter().take_while(|block| block.tensor / MOST_UNITS == number).count();
+            let launched = blocks[first..].iter().take_while(|block| block.tensor / MOST_UNITS == number);
+            let n_blocks = launched.count();
             if n_blocks == 0 {
                 continue;
             }
@@ -298,7 +299,8 @@ impl UpdateKernels {
             let mut read: Vec<Handle> = grads.iter().map(|grad| grad.handle.clone()).collect();
             read.push(table.clone());
             if number > 0 {
-                // A failure of an earlier launch must stay one: this launch writes other sums.
+                // Declared as an input, so that a failure of an earlier launch, which has written
+                // other sums, is kept.
                 read.push(sums.handle.clone());
             }
             let module = Arc::clone(&self.module);
@@ -319,7 +321,7 @@ impl UpdateKernels {
                     job.grads[..n_grads].copy_from_slice(&addresses[..n_grads]);
                     let grid = Grid { n_blocks, n_threads: SUM_THREADS };
                     // SAFETY: `GradientsJob` is the kernel's argument; blocks lie within gradients,
-                    // and there is a sum for each.
+                    // and there is a sum for each block.
                     unsafe { module.launch(SUM_SQUARES, grid, &stream, &job) }
                 },
             );
@@ -329,8 +331,8 @@ impl UpdateKernels {
         Tensor::from_primitive::<CubeBackend>(sums)
     }
 
-    /// Computes the clip factors of groups: `groups` has the numbers of the sums of each. `losses`,
-    /// `[n]`, decide with the norms whether the step is finite.
+    /// Computes the clip factors of groups. `groups` has the numbers of the sums of each group. The
+    /// step is finite if all norms and all `losses`, `[n]`, are.
     pub fn clip_factors(
         &self,
         sums: &Tensor<1>,
@@ -339,7 +341,8 @@ impl UpdateKernels {
         clip_norm: f64,
         epsilon: f64,
     ) -> ClipFactors {
-        let [sums, losses] = [on_gpu(sums), on_gpu(losses)];
+        let sums = on_gpu(sums);
+        let losses = on_gpu(losses);
         let mut starts = Vec::with_capacity(groups.len() + 1);
         let mut numbers = Vec::new();
         for group in groups {
@@ -375,16 +378,16 @@ impl UpdateKernels {
                     n_losses: word(n_losses),
                 };
                 let grid = Grid { n_blocks: n_groups + 1, n_threads: SUM_THREADS };
-                // SAFETY: `NormsJob` is the kernel's argument; numbers are those of sums, and there
-                // is a factor for each block.
+                // SAFETY: `NormsJob` is the kernel's argument; numbers are within the sums, and
+                // there is a factor for each block.
                 unsafe { module.launch(CLIP_FACTORS, grid, &stream, &job) }
             },
         );
         ClipFactors { values }
     }
 
-    /// Returns how many of the units with these numbers of elements the next launch of
-    /// [`UpdateKernels::adam_w`] takes: at least one, if there is one.
+    /// Returns the number of units that the next launch of [`UpdateKernels::adam_w`] updates, given
+    /// their numbers of elements: at least one, if there is one.
     pub fn n_units_of_launch(lengths: &[usize]) -> usize {
         let mut n_elements = 0;
         for (number, n) in lengths.iter().take(MOST_UNITS).enumerate() {
@@ -400,8 +403,8 @@ impl UpdateKernels {
     /// `factors`.
     ///
     /// # Panics
-    /// If there is no unit, or more than a launch takes; if shards of a unit differ in length, or
-    /// its segments do not end with it.
+    /// If there is no unit, or more than a launch can update; if shards of a unit differ in length,
+    /// or its segments do not end with it.
     pub fn adam_w(
         &self,
         units: Vec<Unit>,
@@ -415,7 +418,7 @@ impl UpdateKernels {
         let mut jobs = Vec::with_capacity(units.len());
         let mut read = Vec::new();
         let mut written = Vec::new();
-        let mut moved = Vec::with_capacity(units.len());
+        let mut updated = Vec::with_capacity(units.len());
         let mut n_blocks = 0;
         for unit in units {
             let n = unit.weights.dims()[0];
@@ -428,7 +431,7 @@ impl UpdateKernels {
                 first_segment: word(words.len() / SEGMENT_WORDS),
                 decay: decay as f32,
                 rest: (1.0 - decay) as f32,
-                // Addresses that are not null are filled in later.
+                // 1 stands for an address that is set when the launch is queued.
                 follower: u64::from(unit.follower.is_some()),
                 to_rounded: u64::from(unit.is_rounded),
                 to_rounded_follower: u64::from(is_follower_rounded),
@@ -443,33 +446,29 @@ impl UpdateKernels {
                 read.push(on_gpu(tensor).handle);
             }
             read.extend(unit.follower.iter().map(|follower| on_gpu(&follower.weights).handle));
-            let mut new = |dtype: DType| {
-                let tensor = empty_of(&like, n, dtype);
-                written.push(tensor.handle.clone());
-                Tensor::from_primitive::<CubeBackend>(tensor)
-            };
-            // In the order in which the addresses are filled in.
-            let weights = new(DType::F32);
-            let exp_avg = new(DType::F32);
-            let exp_avg_sq = new(DType::F32);
-            let in_bf16 = unit.is_rounded.then(|| new(DType::BF16));
+            // In the order in which the addresses are read below.
+            let weights = allocate_output(&like, n, DType::F32, &mut written);
+            let exp_avg = allocate_output(&like, n, DType::F32, &mut written);
+            let exp_avg_sq = allocate_output(&like, n, DType::F32, &mut written);
+            let in_bf16 = unit.is_rounded.then(|| allocate_output(&like, n, DType::BF16, &mut written));
+            let weights = MovedWeights { values: weights, in_bf16 };
             let follower = unit.follower.map(|follower| {
-                let values = new(DType::F32);
-                let in_bf16 = follower.is_rounded.then(|| new(DType::BF16));
+                let values = allocate_output(&like, n, DType::F32, &mut written);
+                let in_bf16 =
+                    follower.is_rounded.then(|| allocate_output(&like, n, DType::BF16, &mut written));
                 MovedWeights { values, in_bf16 }
             });
-            let weights = MovedWeights { values: weights, in_bf16 };
-            moved.push(MovedUnit { weights, exp_avg, exp_avg_sq, follower });
+            updated.push(MovedUnit { weights, exp_avg, exp_avg_sq, follower });
         }
         let n_read = read.len();
         read.push(upload(&like, &words));
         read.extend(factors.map(|factors| factors.values.handle.clone()));
         let module = Arc::clone(&self.module);
         stream::queue(&like.client, NAMES[ADAM_W], read, written, move |stream: Stream<'_>| {
-            let (of_units, rest) = stream.addresses.split_at(n_read);
-            let (tables, results) = rest.split_at(1 + usize::from(n_factors > 0));
-            let mut of_units = of_units.iter().copied();
-            let mut results = results.iter().copied();
+            let (inputs, addresses) = stream.addresses.split_at(n_read);
+            let (tables, outputs) = addresses.split_at(1 + usize::from(n_factors > 0));
+            let mut inputs = inputs.iter().copied();
+            let mut outputs = outputs.iter().copied();
             let mut job = UpdateJob {
                 units: [UnitJob::default(); MOST_UNITS],
                 segments: tables[0],
@@ -484,22 +483,22 @@ impl UpdateKernels {
             };
             for (slot, unit) in job.units.iter_mut().zip(jobs) {
                 *slot = unit;
-                slot.grad = of_units.next().ok_or(NO_ADDRESS)?;
-                slot.weights = of_units.next().ok_or(NO_ADDRESS)?;
-                slot.exp_avg = of_units.next().ok_or(NO_ADDRESS)?;
-                slot.exp_avg_sq = of_units.next().ok_or(NO_ADDRESS)?;
-                slot.to_weights = results.next().ok_or(NO_ADDRESS)?;
-                slot.to_exp_avg = results.next().ok_or(NO_ADDRESS)?;
-                slot.to_exp_avg_sq = results.next().ok_or(NO_ADDRESS)?;
+                slot.grad = inputs.next().ok_or(NO_ADDRESS)?;
+                slot.weights = inputs.next().ok_or(NO_ADDRESS)?;
+                slot.exp_avg = inputs.next().ok_or(NO_ADDRESS)?;
+                slot.exp_avg_sq = inputs.next().ok_or(NO_ADDRESS)?;
+                slot.to_weights = outputs.next().ok_or(NO_ADDRESS)?;
+                slot.to_exp_avg = outputs.next().ok_or(NO_ADDRESS)?;
+                slot.to_exp_avg_sq = outputs.next().ok_or(NO_ADDRESS)?;
                 if unit.to_rounded != 0 {
-                    slot.to_rounded = results.next().ok_or(NO_ADDRESS)?;
+                    slot.to_rounded = outputs.next().ok_or(NO_ADDRESS)?;
                 }
                 if unit.follower != 0 {
-                    slot.follower = of_units.next().ok_or(NO_ADDRESS)?;
-                    slot.to_follower = results.next().ok_or(NO_ADDRESS)?;
+                    slot.follower = inputs.next().ok_or(NO_ADDRESS)?;
+                    slot.to_follower = outputs.next().ok_or(NO_ADDRESS)?;
                 }
                 if unit.to_rounded_follower != 0 {
-                    slot.to_rounded_follower = results.next().ok_or(NO_ADDRESS)?;
+                    slot.to_rounded_follower = outputs.next().ok_or(NO_ADDRESS)?;
                 }
             }
             let grid = Grid { n_blocks, n_threads: UPDATE_THREADS };
@@ -507,13 +506,13 @@ impl UpdateKernels {
             // elements, and its segments end with the last of them.
             unsafe { module.launch(ADAM_W, grid, &stream, &job) }
         });
-        moved
+        updated
     }
 }
 
 impl Unit {
-    /// Asserts that the kernel finds what it reads: shards of equal lengths, segments that end with
-    /// them, and a factor for each group if there are `n_factors`.
+    /// Asserts the kernel's requirements: shards of equal lengths, segments that end with them, and
+    /// a factor for each group if there are `n_factors`.
     fn check(&self, n_factors: usize) {
         let n = self.weights.dims()[0];
         for tensor in [&self.grad, &self.exp_avg, &self.exp_avg_sq] {
@@ -524,25 +523,31 @@ impl Unit {
         }
         assert!(self.segments.is_sorted_by_key(|segment| segment.end), "segments are in their order");
         assert_eq!(self.segments.last().map_or(0, |last| last.end), n, "the last segment ends with the unit");
-        let has_factor = |segment: &Segment| n_factors == 0 || segment.group < n_factors;
-        assert!(self.segments.iter().all(has_factor), "each group has a factor");
+        if n_factors > 0 {
+            let have_factors = self.segments.iter().all(|segment| segment.group < n_factors);
+            assert!(have_factors, "each group has a factor");
+        }
     }
 }
 
 impl ClipFactors {
-    /// Returns the factors, `[groups + 1]`: negative where a norm, or at last a loss, is not
-    /// finite.
+    /// Returns the factors, `[groups + 1]`, the last one for the losses: negative where a norm or a
+    /// loss is not finite.
     pub fn values(&self) -> Tensor<1> {
         Tensor::from_primitive::<CubeBackend>(self.values.clone())
     }
 }
 
-static FOUND: LazyLock<Mutex<HashMap<DeviceId, Option<UpdateKernels>>>> = LazyLock::new(Mutex::default);
+/// The kernels of each device; `None` for those that cannot be compiled or have been found wrong.
+static KERNELS: LazyLock<Mutex<HashMap<DeviceId, Option<UpdateKernels>>>> = LazyLock::new(Mutex::default);
 
-/// Returns a tensor of f32 as the kernels read it, if CubeCL holds it.
+/// Returns the contiguous CubeCL tensor of a tensor of f32; `None` for any other type or backend.
 fn primitive(tensor: &Tensor<1>) -> Option<CubeTensor> {
     let tensor: CubeTensor = tensor.clone().try_into_primitive::<CubeBackend>().ok()?;
-    (tensor.dtype == DType::F32).then(|| burn_cubecl::kernel::into_contiguous(tensor))
+    if tensor.dtype != DType::F32 {
+        return None;
+    }
+    Some(burn_cubecl::kernel::into_contiguous(tensor))
 }
 
 fn on_gpu(tensor: &Tensor<1>) -> CubeTensor {
@@ -551,18 +556,25 @@ fn on_gpu(tensor: &Tensor<1>) -> CubeTensor {
 
 /// Allocates `n` numbers of f32 on the device of `like`.
 fn empty(like: &CubeTensor, n: usize) -> CubeTensor {
-    empty_of(like, n, DType::F32)
+    empty_with_dtype(like, n, DType::F32)
 }
 
 /// Allocates `n` numbers of `dtype` on the device of `like`.
-fn empty_of(like: &CubeTensor, n: usize, dtype: DType) -> CubeTensor {
+fn empty_with_dtype(like: &CubeTensor, n: usize, dtype: DType) -> CubeTensor {
     empty_device_contiguous_dtype(like.client.clone(), like.device.clone(), [n].into(), dtype)
 }
 
-/// Returns a number as the kernels read it.
+/// Allocates `n` numbers of `dtype` on the device of `like`, and adds the buffer to `written`.
+fn allocate_output(like: &CubeTensor, n: usize, dtype: DType, written: &mut Vec<Handle>) -> Tensor<1> {
+    let tensor = empty_with_dtype(like, n, dtype);
+    written.push(tensor.handle.clone());
+    Tensor::from_primitive::<CubeBackend>(tensor)
+}
+
+/// Converts a number to the kernels' 32-bit words.
 ///
 /// # Panics
-/// From 2³² on: a shard of 16 GiB.
+/// If `n` is 2³² or more: a shard of 16 GiB.
 fn word(n: usize) -> u32 {
     u32::try_from(n).expect("a shard has fewer than 2³² elements")
 }

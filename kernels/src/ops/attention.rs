@@ -9,8 +9,8 @@
 //! ```
 //!
 //! `qkv` is the output of one linear layer, `[B, N, 3·H·D_h]`, with the order (q, k, v), head,
-//! channel in its last dimension, as in timm and DINO. The CPU kernel reads heads with strides:
-//! nothing is permuted or copied.
+//! channel in its last dimension, as in timm and DINO. The CPU kernel reads heads with strides,
+//! without permuting or copying them.
 
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -45,12 +45,14 @@ pub fn attention(qkv: Tensor<3>, n_heads: usize) -> Tensor<3> {
     }
 }
 
-/// Returns P of `n_heads` heads over `qkv` of `[B, N, 3·D]`: `[B, H, N, N]` in f32, one row per
-/// query.
+/// Returns the weights P of `n_heads` heads over `qkv` of `[B, N, 3·D]`: `[B, H, N, N]` in f32, one
+/// row for each query.
 pub fn attention_weights(qkv: Tensor<3>, n_heads: usize) -> Tensor<4> {
     let [_, _, d3] = qkv.dims();
-    let [q, k] = [0, 1].map(|i| in_f32(part(qkv.clone(), n_heads, i)));
-    activation::softmax(q.matmul(k.swap_dims(2, 3)) * ((d3 / 3 / n_heads) as f64).powf(-0.5), 3)
+    let q = in_f32(part(qkv.clone(), n_heads, 0));
+    let k = in_f32(part(qkv, n_heads, 1));
+    let scale = ((d3 / 3 / n_heads) as f64).powf(-0.5);
+    activation::softmax(q.matmul(k.swap_dims(2, 3)) * scale, 3)
 }
 
 /// Computes scores and softmax in f32, and the product with V in the type of `qkv`.
@@ -60,7 +62,7 @@ fn plain(qkv: Tensor<3>, n_heads: usize) -> Tensor<3> {
     weights.matmul(part(qkv, n_heads, 2)).swap_dims(1, 2).reshape([b, n, d3 / 3])
 }
 
-/// Returns Q, K or V of `qkv`, by number: `[B, H, N, D_h]`.
+/// Returns Q, K or V (`number` 0, 1 or 2) of `qkv`: `[B, H, N, D_h]`.
 fn part(qkv: Tensor<3>, n_heads: usize, number: usize) -> Tensor<4> {
     let [b, n, d3] = qkv.dims();
     let parts = qkv.reshape([b, n, 3, n_heads, d3 / 3 / n_heads]).permute([2, 0, 3, 1, 4]);
@@ -77,7 +79,7 @@ struct Attention<T> {
 /// The input and the attention weights `[B, H, N, N]`.
 type Saved<T> = (FlexTensor, Arc<Vec<T>>);
 
-/// Sizes of one call.
+/// Sizes of one image.
 #[derive(Clone, Copy)]
 struct Sizes {
     n_tokens: usize,
@@ -153,6 +155,8 @@ fn attend<T: Number>(sizes: Sizes, image: &[T], weights: &mut [T], y: &mut [T], 
     }
 }
 
+/// Computes the gradient of one image's `qkv`, `[N, 3·D]`, given the weights and the gradient of
+/// the output.
 fn attend_backward<T: Number>(
     sizes: Sizes,
     image: &[T],
@@ -174,28 +178,30 @@ fn attend_backward<T: Number>(
         product_into([n, d_head, n], 1.0, g, v.t(), Start::Zero, scratch, n);
         softmax_gradient(weights, scratch, n, sizes.scale());
         let gs = Mat::rows(&scratch[..], n);
-        let at = |part: usize| part * d + head * d_head;
-        product_into([n, n, d_head], 1.0, gs, k, Start::Zero, &mut out[at(0)..], 3 * d);
-        product_into([n, n, d_head], 1.0, gs.t(), q, Start::Zero, &mut out[at(1)..], 3 * d);
-        product_into([n, n, d_head], 1.0, p.t(), g, Start::Zero, &mut out[at(2)..], 3 * d);
+        let gq = &mut out[head * d_head..];
+        product_into([n, n, d_head], 1.0, gs, k, Start::Zero, gq, 3 * d);
+        let gk = &mut out[d + head * d_head..];
+        product_into([n, n, d_head], 1.0, gs.t(), q, Start::Zero, gk, 3 * d);
+        let gv = &mut out[2 * d + head * d_head..];
+        product_into([n, n, d_head], 1.0, p.t(), g, Start::Zero, gv, 3 * d);
     }
 }
 
-/// Writes the softmax of every row of `scores` to `weights`; `scores` keeps the numerators.
+/// Writes the softmax of every row of `scores` to `weights`; `scores` then holds the numerators.
 #[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
 fn softmax_rows<T: Number>(scores: &mut [f32], weights: &mut [T], n: usize) {
     for row in scores.chunks_exact_mut(n) {
-        let max = lanes(row, f32::NEG_INFINITY, |_, v| v, f32::max);
+        let max = fold_lanes(row, f32::NEG_INFINITY, |_, v| v, f32::max);
         for value in row.iter_mut() {
             *value -= max;
         }
     }
-    // Over all rows at once: a row of 37 alone would be two vectors and five scalars.
+    // Over all rows at once: a row of 37 by itself would be two vectors and five scalars.
     for value in scores.iter_mut() {
         *value = exp(*value);
     }
     for (row, weights) in scores.chunks_exact(n).zip(weights.chunks_exact_mut(n)) {
-        let factor = 1.0 / lanes(row, 0.0, |_, v| v, |a, b| a + b);
+        let factor = 1.0 / fold_lanes(row, 0.0, |_, v| v, |a, b| a + b);
         for (weight, value) in weights.iter_mut().zip(row) {
             *weight = T::nearest(value * factor);
         }
@@ -206,16 +212,21 @@ fn softmax_rows<T: Number>(scores: &mut [f32], weights: &mut [T], n: usize) {
 #[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
 fn softmax_gradient<T: Number>(weights: &[T], grad: &mut [f32], n: usize, scale: f32) {
     for (weights, grad) in weights.chunks_exact(n).zip(grad.chunks_exact_mut(n)) {
-        let sum = lanes(grad, 0.0, |i, v| v * weights[i].wide(), |a, b| a + b);
+        let sum = fold_lanes(grad, 0.0, |i, v| v * weights[i].wide(), |a, b| a + b);
         for (grad, weight) in grad.iter_mut().zip(weights) {
             *grad = weight.wide() * (*grad - sum) * scale;
         }
     }
 }
 
-/// Folds a row into sixteen running results, an order that vectorizes.
+/// Folds a row in sixteen lanes, an order that vectorizes.
 #[inline(always)]
-fn lanes(row: &[f32], start: f32, map: impl Fn(usize, f32) -> f32, fold: impl Fn(f32, f32) -> f32) -> f32 {
+fn fold_lanes(
+    row: &[f32],
+    start: f32,
+    map: impl Fn(usize, f32) -> f32,
+    fold: impl Fn(f32, f32) -> f32,
+) -> f32 {
     let mut results = [start; 16];
     let full = row.len() / 16 * 16;
     for base in (0..full).step_by(16) {
@@ -236,33 +247,28 @@ mod tests {
 
     use super::*;
     use crate::ops::cast;
-    use crate::ops::twin::{assert_close, devices, leaves, types};
+    use crate::ops::testing::{assert_close, assert_gradients_close, backward, devices, leaves, types};
 
-    /// Token counts that are and are not multiples of eight, one token, and rows longer than a
-    /// plane's lanes.
+    /// Shapes cover numbers of tokens that are and are not multiples of eight, one token, and rows
+    /// longer than the lanes of a GPU's plane.
     #[test]
-    fn it_equals_its_twin_forwards_and_backwards() {
+    fn matches_plain_forward_and_backward() {
         for device in devices() {
             for (dtype, tolerance) in types(&device, 5e-6) {
-                [[2, 21, 24], [3, 16, 48], [1, 1, 24], [1, 197, 96]]
-                    .iter()
-                    .for_each(|shape| check(&device, *shape, dtype, tolerance));
+                for shape in [[2, 21, 24], [3, 16, 48], [1, 1, 24], [1, 197, 96]] {
+                    check(&device, shape, dtype, tolerance);
+                }
             }
         }
     }
 
     fn check(device: &Device, [b, n, d]: [usize; 3], dtype: DType, tolerance: f32) {
         let qkv = leaves(device, &[[b, n, 3 * d]], 1).remove(0);
-        let rounded = || cast(qkv.clone(), dtype);
-        let y = attention(rounded(), 3);
-        let twin = plain(rounded(), 3);
+        let y = attention(cast(qkv.clone(), dtype), 3);
+        let expected = plain(cast(qkv.clone(), dtype), 3);
         assert_eq!(y.dtype(), dtype);
-        assert_close("forward", y.clone().inner(), twin.clone().inner(), tolerance / 2.5);
-        let gradient = |y: Tensor<3>| {
-            let grads = (y.clone() * y.inner().autodiff()).sum().backward();
-            qkv.grad(&grads).expect("a leaf")
-        };
-        assert_close("backward", gradient(y), gradient(twin), tolerance);
+        assert_close("forward", y.clone().inner(), expected.clone().inner(), tolerance / 2.5);
+        assert_gradients_close("backward", &qkv, &backward(y), &backward(expected), tolerance);
     }
 
     #[test]

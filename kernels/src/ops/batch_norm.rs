@@ -2,15 +2,16 @@
 //! Szegedy 2015).
 //!
 //! ```text
-//! n, s, q = rows, Σ_rows (x - μ), Σ_rows (x - μ)²       gx = gs + 2 (x - μ) · gq        μ some guess at the mean
-//! y  = act(a · (x - μ - m) + β + skip)                  g' = g where y > 0, if act is the rectifier
-//! gx = a · g'     gm = -a · Σ_rows g'     ga = Σ_rows g' · (x - μ - m)     gβ = Σ_rows g'     gskip = g'
+//! n, s, q = rows, Σ_rows (x - μ), Σ_rows (x - μ)²       gx = gs + 2 (x - μ) · gq
+//! y  = act(a · (x - μ - m) + β + skip)                  g' = g where y > 0, if act is the ReLU
+//! gx = a · g'     gm = -a · Σ_rows g'     ga = Σ_rows g' · (x - μ - m)
+//! gβ = Σ_rows g'  gskip = g'
 //! ```
 //!
-//! x, y, skip `[B, N, C]`, the others `[C]`. The mean's distance m from the guess and the factor a
-//! = γ / √(var + ε) come from the totals of n, s and q: `networks::batch_norm`. Subtracting the
-//! guess first preserves the precision of features that are far from zero. x, y, skip and their
-//! gradients may be bf16; all else is f32.
+//! x, y, skip `[B, N, C]`, the others `[C]`. μ is a guess at the mean; subtracting it first
+//! preserves the precision of features that are far from zero. The distance m of the mean from the
+//! guess and the factor a = γ / √(var + ε) are computed from the totals of n, s and q in
+//! `networks::batch_norm`. x, y, skip and their gradients may be bf16; everything else is f32.
 
 use std::marker::PhantomData;
 
@@ -27,12 +28,12 @@ use super::link::Link;
 use super::number::Number;
 use super::relu;
 
-/// Rows whose sums are in f32 before they are added to totals in f64.
+/// Rows that are summed in f32 before the sums are added to totals in f64.
 const BLOCK: usize = 64;
 
-/// Returns `x`, and the sums `[1 + 2C]` of `x` of `[B, N, C]` around `guess` of `[C]`: n, s, q. The
-/// argument may have no other use than the returned `x`, whose gradient and that of the sums are
-/// added in one pass.
+/// Returns `x`, and the sums n, s and q of `x` of `[B, N, C]` around `guess` of `[C]`, `[1 + 2C]`.
+/// The argument must have no use other than the returned `x`: the gradient of the returned `x` and
+/// that of the sums are added in one pass.
 pub fn moments(x: Tensor<3>, guess: Tensor<1>) -> (Tensor<3>, Tensor<1>) {
     match flex_dtype(&x) {
         Some(DType::F32) => moments_on_flex::<f32>(x, guess),
@@ -51,9 +52,9 @@ fn moments_on_flex<T: Number>(x: Tensor<3>, guess: Tensor<1>) -> (Tensor<3>, Ten
     if !x.is_autodiff() {
         return (x, sums);
     }
-    // Depends on the sums, so that its backward pass runs before theirs.
-    let passed = run(Pass { link }, [x.into(), sums.clone().into()]);
-    (passed, sums)
+    // The sums are an input so that this backward pass runs before theirs.
+    let x = run(Pass { link }, [x.into(), sums.clone().into()]);
+    (x, sums)
 }
 
 /// Computes in f32 at least.
@@ -63,8 +64,9 @@ fn plain_moments(x: Tensor<3>, guess: Tensor<1>) -> Tensor<1> {
     let count = Tensor::<1>::full([1], (b * n) as f32, &x.device().inner()).cast(x.dtype());
     let count = if x.is_autodiff() { count.autodiff() } else { count };
     let x = x.reshape([b * n, c]) - guess.unsqueeze();
-    let columns = |x: Tensor<2>| x.sum_dim(0).reshape([c]);
-    Tensor::cat(vec![count, columns(x.clone()), columns(x.clone() * x)], 0)
+    let s = x.clone().sum_dim(0).reshape([c]);
+    let q = (x.clone() * x).sum_dim(0).reshape([c]);
+    Tensor::cat(vec![count, s, q], 0)
 }
 
 /// Parameters of a normalization, `[C]` each.
@@ -98,12 +100,10 @@ fn normalize_on_flex<T: Number>(
 ) -> Tensor<3> {
     let Affine { guess, mean, scale, shift } = affine;
     let kernel = Normalize::<T> { rectify, numbers: PhantomData };
-    let five = [x.into(), guess.into(), mean.into(), scale.into(), shift.into()];
     match skip {
-        None => run(kernel, five),
+        None => run(kernel, [x.into(), guess.into(), mean.into(), scale.into(), shift.into()]),
         Some(skip) => {
-            let [x, guess, mean, scale, shift] = five;
-            run(kernel, [x, guess, mean, scale, shift, skip.into()])
+            run(kernel, [x.into(), guess.into(), mean.into(), scale.into(), shift.into(), skip.into()])
         }
     }
 }
@@ -153,12 +153,12 @@ impl<T: Number> Kernel<Flex, 2> for Moments<T> {
     ) -> [Option<FlexTensor>; 2] {
         let shape @ [_, _, c]: [usize; 3] = dims(&x);
         let grad = contiguous(&grad);
-        let passed = match self.link.take() {
-            Some(passed) => owned(passed),
+        let passed_grad = match self.link.take() {
+            Some(grad) => owned(grad),
             None => tensor(vec![T::default(); shape.iter().product()], shape),
         };
         let gx = wanted[0].then(|| {
-            let mut gx = passed;
+            let mut gx = passed_grad;
             let (gs, gq) = slice(&grad)[1..].split_at(c);
             add_moment_gradients(elements_mut::<T>(&mut gx), elements(&x), slice(&guess), gs, gq);
             gx
@@ -168,7 +168,7 @@ impl<T: Number> Kernel<Flex, 2> for Moments<T> {
     }
 }
 
-/// Passes `x` through, and leaves its gradient for the backward pass of the sums.
+/// Returns `x` unchanged, and stores its gradient for the backward pass of the sums.
 #[derive(Debug, Clone)]
 struct Pass {
     link: Link<FlexTensor>,
@@ -182,7 +182,7 @@ impl Kernel<Flex, 2> for Pass {
     }
 
     fn backward(&self, (): (), grad: FlexTensor, _: [bool; 2]) -> [Option<FlexTensor>; 2] {
-        self.link.leave(grad);
+        self.link.store(grad);
         [None, None]
     }
 }
@@ -194,28 +194,34 @@ struct Normalize<T> {
     numbers: PhantomData<T>,
 }
 
-/// Input, guess, mean, factor, and the output if it was rectified.
+/// Tensors kept for the backward pass of a normalization.
 #[derive(Debug, Clone)]
 struct Normalized {
     x: FlexTensor,
     guess: FlexTensor,
     mean: FlexTensor,
     scale: FlexTensor,
+    /// The output, if it was rectified.
     rectified: Option<FlexTensor>,
 }
 
-/// Gradients with respect to the input, guess, mean, factor, shift and skip connection.
+/// Gradients of the input, guess, mean, factor, shift and skip connection.
 type NormalizeGradients = [Option<FlexTensor>; 6];
 
 impl<T: Number> Normalize<T> {
-    fn of(
+    fn output(
         &self,
         [x, guess, mean, scale, shift]: [FlexTensor; 5],
         skip: Option<FlexTensor>,
     ) -> (FlexTensor, Normalized) {
         let shape: [usize; 3] = dims(&x);
         let [x, guess, mean, scale, shift] = [x, guess, mean, scale, shift].map(|tensor| contiguous(&tensor));
-        let channels = [&guess, &mean, &scale, &shift].map(slice);
+        let channels = ChannelValues {
+            guess: slice(&guess),
+            mean: slice(&mean),
+            scale: slice(&scale),
+            shift: slice(&shift),
+        };
         let skip = skip.as_ref().map(contiguous);
         let values = elements::<T>(&x);
         let skip = skip.as_ref().map(elements::<T>);
@@ -230,39 +236,45 @@ impl<T: Number> Normalize<T> {
         let Normalized { x, guess, mean, scale, rectified } = saved;
         let [_, _, c]: [usize; 3] = dims(&x);
         let mut gx = owned(grad);
-        let mut around: Vec<T> = Vec::with_capacity(if wants_skip { elements::<T>(&x).len() } else { 0 });
-        let channels = [&guess, &mean, &scale].map(slice);
-        let mut totals = vec![0.0f64; 2 * c];
         let values = elements::<T>(&x);
+        let mut skip_grad: Vec<T> = Vec::with_capacity(if wants_skip { values.len() } else { 0 });
+        let mut totals = vec![0.0f64; 2 * c];
         let y = rectified.as_ref().map(elements::<T>);
-        // Block by block, so that the rows that one loop reads are in cache for the next.
+        // Block by block, so that the rows are in the cache for every loop over them.
         for (number, rows) in elements_mut::<T>(&mut gx).chunks_mut(BLOCK * c).enumerate() {
             let range = number * BLOCK * c..number * BLOCK * c + rows.len();
             if let Some(y) = y {
                 relu::mask(rows, &y[range.clone()]);
             }
             if wants_skip {
-                around.extend_from_slice(rows);
+                skip_grad.extend_from_slice(rows);
             }
             let mut sums = vec![0.0; 2 * c];
-            affine_gradients(rows, &values[range], channels, &mut sums);
+            affine_gradients(rows, &values[range], slice(&guess), slice(&mean), slice(&scale), &mut sums);
             totals.iter_mut().zip(sums).for_each(|(total, sum)| *total += f64::from(sum));
         }
-        let skip = wants_skip.then(|| like(&gx, around));
-        let (of_scale, of_shift) = totals.split_at(c);
-        let of_mean =
-            of_shift.iter().zip(slice(&scale)).map(|(sum, scale)| (-sum * f64::from(*scale)) as f32);
-        let narrow = |sums: &[f64]| tensor(sums.iter().map(|sum| *sum as f32).collect(), [c]);
-        let of_mean = tensor(of_mean.collect(), [c]);
-        [Some(gx), None, Some(of_mean), Some(narrow(of_scale)), Some(narrow(of_shift)), skip]
+        let g_skip = wants_skip.then(|| like(&gx, skip_grad));
+        let (scale_totals, shift_totals) = totals.split_at(c);
+        let mut g_mean = Vec::with_capacity(c);
+        for (total, scale) in shift_totals.iter().zip(slice(&scale)) {
+            g_mean.push((-total * f64::from(*scale)) as f32);
+        }
+        let g_mean = tensor(g_mean, [c]);
+        let g_scale = tensor(to_f32(scale_totals), [c]);
+        let g_shift = tensor(to_f32(shift_totals), [c]);
+        [Some(gx), None, Some(g_mean), Some(g_scale), Some(g_shift), g_skip]
     }
+}
+
+fn to_f32(values: &[f64]) -> Vec<f32> {
+    values.iter().map(|value| *value as f32).collect()
 }
 
 impl<T: Number> Kernel<Flex, 5> for Normalize<T> {
     type Saved = Normalized;
 
     fn forward(&self, inputs: [FlexTensor; 5]) -> (FlexTensor, Normalized) {
-        self.of(inputs, None)
+        self.output(inputs, None)
     }
 
     fn backward(&self, saved: Normalized, grad: FlexTensor, _: [bool; 5]) -> [Option<FlexTensor>; 5] {
@@ -275,7 +287,7 @@ impl<T: Number> Kernel<Flex, 6> for Normalize<T> {
     type Saved = Normalized;
 
     fn forward(&self, [x, guess, mean, scale, shift, skip]: [FlexTensor; 6]) -> (FlexTensor, Normalized) {
-        self.of([x, guess, mean, scale, shift], Some(skip))
+        self.output([x, guess, mean, scale, shift], Some(skip))
     }
 
     fn backward(&self, saved: Normalized, grad: FlexTensor, wanted: [bool; 6]) -> NormalizeGradients {
@@ -288,9 +300,9 @@ fn add_moments<T: Number>(rows: &[T], guess: &[f32], sums: &mut [f32]) {
     let (s, q) = sums.split_at_mut(guess.len());
     for row in rows.chunks_exact(guess.len()) {
         for (((x, guess), s), q) in row.iter().zip(guess).zip(s.iter_mut()).zip(q.iter_mut()) {
-            let off = x.wide() - guess;
-            *s += off;
-            *q += off * off;
+            let deviation = x.wide() - guess;
+            *s += deviation;
+            *q += deviation * deviation;
         }
     }
 }
@@ -305,26 +317,42 @@ fn add_moment_gradients<T: Number>(gx: &mut [T], x: &[T], guess: &[f32], gs: &[f
     }
 }
 
+/// The parameters of a normalization by channel, as in [`Affine`].
+#[derive(Clone, Copy)]
+struct ChannelValues<'a> {
+    guess: &'a [f32],
+    mean: &'a [f32],
+    scale: &'a [f32],
+    shift: &'a [f32],
+}
+
 #[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
-fn affine_rows<T: Number>(x: &[T], channels: [&[f32]; 4], skip: Option<&[T]>, rectify: bool, y: &mut [T]) {
+fn affine_rows<T: Number>(
+    x: &[T],
+    channels: ChannelValues<'_>,
+    skip: Option<&[T]>,
+    rectify: bool,
+    y: &mut [T],
+) {
     match (skip, rectify) {
-        (Some(skip), true) => finished_rows(x, channels, skip, y, |y, skip| relu::rectified(y + skip)),
-        (Some(skip), false) => finished_rows(x, channels, skip, y, |y, skip| y + skip),
-        (None, true) => finished_rows(x, channels, x, y, |y, _| relu::rectified(y)),
-        (None, false) => finished_rows(x, channels, x, y, |y, _| y),
+        (Some(skip), true) => map_affine(x, channels, skip, y, |y, skip| relu::rectified(y + skip)),
+        (Some(skip), false) => map_affine(x, channels, skip, y, |y, skip| y + skip),
+        (None, true) => map_affine(x, channels, x, y, |y, _| relu::rectified(y)),
+        (None, false) => map_affine(x, channels, x, y, |y, _| y),
     }
 }
 
-/// Computes `finish(a · (x - μ - m) + β, skip)`, element by element. Without a skip connection,
-/// callers pass `x` again and ignore it.
+/// Computes `finish(a · (x - μ - m) + β, skip)` for every element. Without a skip connection,
+/// callers pass `x` as `skip`, and `finish` ignores it.
 #[inline(always)]
-fn finished_rows<T: Number>(
+fn map_affine<T: Number>(
     x: &[T],
-    [guess, mean, scale, shift]: [&[f32]; 4],
+    channels: ChannelValues<'_>,
     skip: &[T],
     y: &mut [T],
     finish: impl Fn(f32, f32) -> f32,
 ) {
+    let ChannelValues { guess, mean, scale, shift } = channels;
     let c = mean.len();
     for ((x, skip), y) in x.chunks_exact(c).zip(skip.chunks_exact(c)).zip(y.chunks_exact_mut(c)) {
         let channels = guess.iter().zip(mean).zip(scale).zip(shift);
@@ -336,16 +364,25 @@ fn finished_rows<T: Number>(
 
 /// Adds the gradients of factor and shift to `sums`, and replaces `grad` by the input's gradient.
 #[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
-fn affine_gradients<T: Number>(grad: &mut [T], x: &[T], [guess, mean, scale]: [&[f32]; 3], sums: &mut [f32]) {
+fn affine_gradients<T: Number>(
+    grad: &mut [T],
+    x: &[T],
+    guess: &[f32],
+    mean: &[f32],
+    scale: &[f32],
+    sums: &mut [f32],
+) {
     let c = mean.len();
-    let (of_scale, of_shift) = sums.split_at_mut(c);
+    let (scale_sums, shift_sums) = sums.split_at_mut(c);
     for (grad, x) in grad.chunks_exact_mut(c).zip(x.chunks_exact(c)) {
-        let off = x.iter().zip(guess).zip(mean).map(|((x, guess), mean)| x.wide() - guess - mean);
-        let sums = of_scale.iter_mut().zip(of_shift.iter_mut());
-        for (((grad, off), scale), (of_scale, of_shift)) in grad.iter_mut().zip(off).zip(scale).zip(sums) {
+        let deviations = x.iter().zip(guess).zip(mean).map(|((x, guess), mean)| x.wide() - guess - mean);
+        let sums = scale_sums.iter_mut().zip(shift_sums.iter_mut());
+        for (((grad, deviation), scale), (scale_sum, shift_sum)) in
+            grad.iter_mut().zip(deviations).zip(scale).zip(sums)
+        {
             let g = grad.wide();
-            *of_scale += g * off;
-            *of_shift += g;
+            *scale_sum += g * deviation;
+            *shift_sum += g;
             *grad = T::nearest(g * scale);
         }
     }
@@ -356,11 +393,11 @@ mod tests {
     use burn_tensor::Device;
 
     use super::*;
-    use crate::ops::twin::{assert_close, devices, leaves, types};
+    use crate::ops::testing::{assert_close, assert_gradients_close, backward, devices, leaves, types};
 
-    /// Few rows, and more than a block.
+    /// Shapes cover few rows, and more rows than a block.
     #[test]
-    fn they_equal_their_twins_forwards_and_backwards() {
+    fn both_halves_match_plain_forward_and_backward() {
         for device in devices() {
             for shape in [[1, 1, 5], [3, 5, 37], [4, 33, 16]] {
                 for (dtype, tolerance) in types(&device, 5e-6) {
@@ -375,51 +412,43 @@ mod tests {
         let x = leaves(device, &[shape], 1).remove(0);
         let guess = leaves(device, &[[shape[2]]], 2).remove(0).inner().autodiff();
         let weights = leaves(device, &[[1 + 2 * shape[2]]], 3).remove(0).inner().autodiff();
-        let gradient = |(y, sums): (Tensor<3>, Tensor<1>)| {
-            let loss = in_f32(y.clone() * y.inner().autodiff()).sum() + (sums * weights.clone()).sum();
-            x.grad(&loss.backward()).expect("leaf")
-        };
-        let given = moments(cast(x.clone(), dtype), guess.clone());
-        let features = cast(x.clone(), dtype);
-        let twin = (features.clone(), plain_moments(features, guess.clone()));
-        assert_eq!((given.0.dtype(), given.1.dtype()), (dtype, DType::F32));
-        assert_close("sums", given.1.clone().inner(), twin.1.clone().inner(), 2e-6);
-        assert_close("input", gradient(given), gradient(twin), tolerance);
+        let (y, sums) = moments(cast(x.clone(), dtype), guess.clone());
+        let expected_y = cast(x.clone(), dtype);
+        let expected_sums = plain_moments(expected_y.clone(), guess);
+        assert_eq!((y.dtype(), sums.dtype()), (dtype, DType::F32));
+        assert_close("sums", sums.clone().inner(), expected_sums.clone().inner(), 2e-6);
+        let grads = moments_loss(y, sums * weights.clone()).backward();
+        let expected = moments_loss(expected_y, expected_sums * weights).backward();
+        assert_gradients_close("input", &x, &grads, &expected, tolerance);
+    }
+
+    fn moments_loss(y: Tensor<3>, weighted_sums: Tensor<1>) -> Tensor<1> {
+        in_f32(y.clone() * y.inner().autodiff()).sum() + weighted_sums.sum()
     }
 
     fn check_normalize(device: &Device, shape: [usize; 3], dtype: DType, tolerance: f32) {
-        let both = leaves(device, &[shape, shape], 1);
-        let affine = leaves(device, &[[shape[2]]; 3], 2);
-        let guess = leaves(device, &[[shape[2]]], 3).remove(0).inner().autodiff();
+        let maps = leaves(device, &[shape, shape], 1);
+        let vectors = leaves(device, &[[shape[2]]; 3], 2);
+        let affine = Affine {
+            guess: leaves(device, &[[shape[2]]], 3).remove(0).inner().autodiff(),
+            mean: vectors[0].clone(),
+            scale: vectors[1].clone(),
+            shift: vectors[2].clone(),
+        };
         for (with_skip, rectify) in [(false, false), (false, true), (true, false), (true, true)] {
-            let run = |f: fn(Tensor<3>, Affine, Option<Tensor<3>>, bool) -> Tensor<3>| {
-                let [mean, scale, shift] = [0, 1, 2].map(|i| affine[i].clone());
-                let skip = with_skip.then(|| cast(both[1].clone(), dtype));
-                f(
-                    cast(both[0].clone(), dtype),
-                    Affine { guess: guess.clone(), mean, scale, shift },
-                    skip,
-                    rectify,
-                )
-            };
-            let y = run(normalize);
-            let twin = run(plain_normalize);
+            let skip = with_skip.then(|| cast(maps[1].clone(), dtype));
+            let y = normalize(cast(maps[0].clone(), dtype), affine.clone(), skip, rectify);
+            let skip = with_skip.then(|| cast(maps[1].clone(), dtype));
+            let expected = plain_normalize(cast(maps[0].clone(), dtype), affine.clone(), skip, rectify);
             assert_eq!(y.dtype(), dtype);
-            assert_close("forward", y.clone().inner(), twin.clone().inner(), tolerance);
-            let gradients = |y: Tensor<3>| {
-                let grads = (y.clone() * y.inner().autodiff()).sum().backward();
-                let maps: Vec<_> =
-                    both.iter().take(1 + usize::from(with_skip)).map(|x| x.grad(&grads)).collect();
-                let vectors: Vec<_> = affine.iter().map(|x| x.grad(&grads).expect("leaf")).collect();
-                (maps, vectors)
-            };
-            let a = gradients(y);
-            let t = gradients(twin);
-            for (a, t) in a.0.into_iter().zip(t.0) {
-                assert_close("map", a.expect("leaf"), t.expect("leaf"), tolerance);
+            assert_close("forward", y.clone().inner(), expected.clone().inner(), tolerance);
+            let grads = backward(y);
+            let expected = backward(expected);
+            for map in &maps[..1 + usize::from(with_skip)] {
+                assert_gradients_close("map", map, &grads, &expected, tolerance);
             }
-            for (a, t) in a.1.into_iter().zip(t.1) {
-                assert_close("vector", a, t, tolerance);
+            for vector in &vectors {
+                assert_gradients_close("vector", vector, &grads, &expected, tolerance);
             }
         }
     }

@@ -1,4 +1,4 @@
-//! The bridge between custom kernels and Burn's autodiff, on any backend.
+//! Registration of custom kernels with Burn's autodiff, on any backend.
 
 use std::fmt::Debug;
 
@@ -20,10 +20,10 @@ pub(super) trait Kernel<B: Backend, const N: usize>: Clone + Debug + Send + 'sta
     /// Values kept for the backward pass.
     type Saved: Clone + Debug + Send + 'static;
 
-    /// Returns the output, and the values to keep.
+    /// Returns the output, and the values that the backward pass needs.
     fn forward(&self, inputs: [FloatTensor<B>; N]) -> (FloatTensor<B>, Self::Saved);
 
-    /// Returns the gradients of the inputs that are `wanted`, given that of the output.
+    /// Returns the gradients of the `wanted` inputs, given the gradient of the output.
     fn backward(
         &self,
         saved: Self::Saved,
@@ -31,8 +31,8 @@ pub(super) trait Kernel<B: Backend, const N: usize>: Clone + Debug + Send + 'sta
         wanted: [bool; N],
     ) -> [Option<FloatTensor<B>>; N];
 
-    /// Computes [`Kernel::backward`], and may add the gradients of inputs that have a place to it
-    /// instead of returning them.
+    /// Computes [`Kernel::backward`]. Gradients of inputs that have a place may be added there
+    /// instead of being returned.
     #[cfg(feature = "cube")]
     fn backward_to(
         &self,
@@ -45,15 +45,14 @@ pub(super) trait Kernel<B: Backend, const N: usize>: Clone + Debug + Send + 'sta
     }
 }
 
-/// A backend whose primitives can be taken from tensors and made into tensors, with and without
-/// autodiff.
+/// A backend with conversions between tensors and its primitives, with and without autodiff.
 pub(super) trait PrimitiveBackend: Backend {
-    /// Returns the primitive of a tensor on this backend, under autodiff or not; `None` on any
-    /// other backend.
+    /// Returns the primitive of a tensor, tracked by autodiff or not; `None` if the tensor is on
+    /// another backend.
     fn to_primitive<const D: usize>(tensor: Tensor<D>) -> Option<Input<Self>>;
-    /// Makes a tensor without autodiff.
+    /// Returns a tensor without autodiff.
     fn from_primitive<const D: usize>(primitive: FloatTensor<Self>) -> Tensor<D>;
-    /// Makes a tensor under autodiff.
+    /// Returns a tensor that autodiff tracks.
     fn from_tracked_primitive<const D: usize>(primitive: Tracked<Self>) -> Tensor<D>;
 }
 
@@ -78,7 +77,7 @@ where
     }
 }
 
-/// A tensor of backend `B` under autodiff.
+/// A tensor of backend `B` that autodiff tracks.
 pub(super) type Tracked<B> = FloatTensor<Autodiff<B>>;
 
 /// An input of a kernel.
@@ -93,7 +92,7 @@ impl<B: PrimitiveBackend, const D: usize> From<Tensor<D>> for Input<B> {
     }
 }
 
-/// Runs `kernel`, as one autodiff step if any input is under autodiff.
+/// Runs `kernel`, as one autodiff step if any input is tracked.
 pub(super) fn run<B: PrimitiveBackend, K: Kernel<B, N>, const N: usize, const D: usize>(
     kernel: K,
     inputs: [Input<B>; N],
@@ -132,7 +131,7 @@ impl<B: Backend, K: Kernel<B, N>, const N: usize> Backward<B, N> for KernelStep<
         let wanted = ops.parents.each_ref().map(Option::is_some);
         #[cfg(feature = "cube")]
         let input_grads = {
-            let places = ops.parents.each_ref().map(|parent| GradientPlace::of(&parent.as_ref()?.id));
+            let places = ops.parents.each_ref().map(|parent| GradientPlace::find(&parent.as_ref()?.id));
             kernel.backward_to(saved, grad, wanted, places)
         };
         #[cfg(not(feature = "cube"))]

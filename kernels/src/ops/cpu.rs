@@ -1,10 +1,9 @@
-//! Flex tensors as slices.
+//! Access to the elements of tensors on the Flex backend.
 
 use burn_flex::Flex;
 use burn_flex::FlexTensor;
 use burn_tensor::{DType, Tensor, TensorData};
 use half::bf16;
-
 use multiversion::multiversion;
 
 use super::bridge::PrimitiveBackend;
@@ -15,7 +14,7 @@ pub(super) fn flex_dtype<const D: usize>(tensor: &Tensor<D>) -> Option<DType> {
     Flex::to_primitive(tensor.clone()).map(|_| tensor.dtype())
 }
 
-/// Returns whether `tensor` is f32 and on the Flex backend, with or without autodiff.
+/// Returns whether `tensor` is an f32 tensor on the Flex backend, with or without autodiff.
 pub(super) fn is_flex<const D: usize>(tensor: &Tensor<D>) -> bool {
     tensor.dtype() == DType::F32 && flex_dtype(tensor).is_some()
 }
@@ -39,21 +38,21 @@ pub(super) fn slice(tensor: &FlexTensor) -> &[f32] {
 /// Returns the elements of a contiguous tensor.
 ///
 /// # Panics
-/// If it is not contiguous, or of another type; kernels make their inputs [`contiguous`] and know
-/// their element type.
+/// If it is not contiguous or has another element type. Kernels make their inputs [`contiguous`]
+/// and know their element type.
 pub(super) fn elements<T: Number>(tensor: &FlexTensor) -> &[T] {
     tensor.as_slice().expect("kernels see contiguous tensors of the numbers that they are made for")
 }
 
-/// Returns the tensor with contiguous elements that are not shared.
+/// Returns the tensor with contiguous elements that no other tensor shares.
 pub(super) fn owned(tensor: FlexTensor) -> FlexTensor {
     if tensor.is_unique() && tensor.layout().contiguous_offsets().is_some() {
         return tensor;
     }
-    let in_one_piece = contiguous(&tensor);
+    let source = contiguous(&tensor);
     match tensor.dtype() {
-        DType::BF16 => like(&tensor, elements::<bf16>(&in_one_piece).to_vec()),
-        _ => like(&tensor, slice(&in_one_piece).to_vec()),
+        DType::BF16 => like(&tensor, elements::<bf16>(&source).to_vec()),
+        _ => like(&tensor, slice(&source).to_vec()),
     }
 }
 
@@ -89,7 +88,7 @@ pub(super) fn like<T: Number>(tensor: &FlexTensor, data: Vec<T>) -> FlexTensor {
     FlexTensor::from_data(TensorData::new(data, tensor.layout().shape().clone()))
 }
 
-/// `y += b`.
+/// Computes `y += b`.
 #[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
 pub(super) fn add<T: Number>(y: &mut [f32], b: &[T]) {
     for (y, b) in y.iter_mut().zip(b) {

@@ -2,12 +2,12 @@
 //! with.
 //!
 //! ```text
-//! L = -Σ_b Σ_v Σ_{u paired with v} Σ_k p[b, u, k] · log softmax(s[b, v] / τ)[k]       s [B, V, K]  p [B, U, K]
+//! L = -Σ_b Σ_v Σ_{u paired with v} Σ_k p[b, u, k] · log softmax(s[b, v] / τ)[k]
 //! ∂s[b, v] = (W softmax(s[b, v] / τ) - w) / τ      w = Σ_u p[b, u]   W = Σ_k w
 //! ```
 //!
-//! A view is paired with all targets, or, if both networks saw the same views, with all but its own
-//! view's.
+//! s `[B, V, K]`, p `[B, U, K]`. A view is paired with all targets or, if both networks saw the
+//! same views, with the targets of all other views.
 
 use burn_flex::{Flex, FlexTensor};
 use burn_tensor::{Tensor, activation};
@@ -23,12 +23,12 @@ use super::total;
 pub enum Pairs {
     /// All targets.
     All,
-    /// All targets but the one with the view's own number.
+    /// All targets except that of the same view.
     Others,
 }
 
 /// Returns the sum over all pairs, `[1]`, for `logits` of `[B, V, K]` and `targets` of `[B, U, K]`,
-/// without gradient.
+/// which get no gradient.
 pub fn cross_entropy(logits: Tensor<3>, targets: Tensor<3>, pairs: Pairs, temperature: f64) -> Tensor<1> {
     if is_flex(&logits) && is_flex(&targets) {
         let kernel = CrossEntropy { pairs, inverse: (1.0 / temperature) as f32 };
@@ -36,8 +36,8 @@ pub fn cross_entropy(logits: Tensor<3>, targets: Tensor<3>, pairs: Pairs, temper
     }
     #[cfg(feature = "cube")]
     if super::cube::is_cube(&logits) && super::cube::is_cube(&targets) {
-        let pairs_own = pairs == Pairs::All;
-        let kernel = super::cube::CrossEntropy { pairs_own, inverse: (1.0 / temperature) as f32 };
+        let pairs_same_view = pairs == Pairs::All;
+        let kernel = super::cube::CrossEntropy { pairs_same_view, inverse: (1.0 / temperature) as f32 };
         return run(kernel, [logits.into(), targets.into()]);
     }
     plain(logits, targets, pairs, temperature)
@@ -50,10 +50,11 @@ fn plain(logits: Tensor<3>, targets: Tensor<3>, pairs: Pairs, temperature: f64) 
     let wanted = match pairs {
         Pairs::All => all.expand([b, v, k]),
         Pairs::Others => {
-            let own = all.clone().expand([b, u, k]) - targets;
-            match v.saturating_sub(u) {
-                0 => own.slice([0..b, 0..v]),
-                rest => Tensor::cat(vec![own, all.expand([b, rest, k])], 1),
+            let others = all.clone().expand([b, u, k]) - targets;
+            if v > u {
+                Tensor::cat(vec![others, all.expand([b, v - u, k])], 1)
+            } else {
+                others.slice([0..b, 0..v])
             }
         }
     };
@@ -73,23 +74,23 @@ impl Kernel<Flex, 2> for CrossEntropy {
     type Saved = [FlexTensor; 2];
 
     fn forward(&self, [logits, targets]: [FlexTensor; 2]) -> (FlexTensor, Self::Saved) {
-        let ([b, v, k], [_, u, _]): ([usize; 3], [usize; 3]) = (dims(&logits), dims(&targets));
+        let [b, v, k]: [usize; 3] = dims(&logits);
+        let [_, u, _]: [usize; 3] = dims(&targets);
         let logits = contiguous(&logits);
         let targets = contiguous(&targets);
-        let rows = slice(&logits);
-        let paired = slice(&targets);
+        let logit_rows = slice(&logits);
+        let target_rows = slice(&targets);
         let mut losses = vec![0.0; b * v];
         over_rows(&mut losses, 1, |first, losses| {
             let mut weights = vec![0.0; k];
             for (i, loss) in losses.iter_mut().enumerate() {
                 let image = (first + i) / v;
                 let view = (first + i) % v;
-                self.weights(&paired[image * u * k..][..u * k], view, &mut weights);
-                *loss = row_loss(&rows[(first + i) * k..][..k], &weights, self.inverse);
+                self.sum_targets(&target_rows[image * u * k..][..u * k], view, &mut weights);
+                *loss = row_loss(&logit_rows[(first + i) * k..][..k], &weights, self.inverse);
             }
         });
-        // Row by row in f64: the sum of a batch does not depend on how rows were split over
-        // threads.
+        // Row by row in f64, so that the sum does not depend on how rows were split over threads.
         let total: f64 = losses.iter().map(|loss| f64::from(*loss)).sum();
         (tensor(vec![total as f32], [1]), [logits, targets])
     }
@@ -100,7 +101,8 @@ impl Kernel<Flex, 2> for CrossEntropy {
         grad: FlexTensor,
         wanted: [bool; 2],
     ) -> [Option<FlexTensor>; 2] {
-        let ([_, v, k], [_, u, _]): ([usize; 3], [usize; 3]) = (dims(&logits), dims(&targets));
+        let [_, v, k]: [usize; 3] = dims(&logits);
+        let [_, u, _]: [usize; 3] = dims(&targets);
         let scale = slice(&contiguous(&grad))[0];
         let targets = slice(&targets);
         let gs = wanted[0].then(|| {
@@ -110,8 +112,8 @@ impl Kernel<Flex, 2> for CrossEntropy {
                 for (i, row) in rows.chunks_exact_mut(k).enumerate() {
                     let image = (first + i) / v;
                     let view = (first + i) % v;
-                    self.weights(&targets[image * u * k..][..u * k], view, &mut weights);
-                    turn_into_gradient(row, &weights, self.inverse, scale);
+                    self.sum_targets(&targets[image * u * k..][..u * k], view, &mut weights);
+                    replace_by_gradient(row, &weights, self.inverse, scale);
                 }
             });
             gs
@@ -121,9 +123,9 @@ impl Kernel<Flex, 2> for CrossEntropy {
 }
 
 impl CrossEntropy {
-    /// Sums the targets that `view` is paired with into `out`; `targets` `[U, K]` are those of its
-    /// image.
-    fn weights(&self, targets: &[f32], view: usize, out: &mut [f32]) {
+    /// Writes the sum of the targets that `view` is paired with to `out`; `targets` of `[U, K]` are
+    /// those of the image.
+    fn sum_targets(&self, targets: &[f32], view: usize, out: &mut [f32]) {
         out.fill(0.0);
         for (u, target) in targets.chunks_exact(out.len()).enumerate() {
             if self.pairs == Pairs::All || u != view {
@@ -133,7 +135,7 @@ impl CrossEntropy {
     }
 }
 
-/// `-Σ w · (s/τ - log Σ exp(s/τ))`.
+/// Returns `-Σ w · (s/τ - log Σ exp(s/τ))`.
 #[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl", "x86_64+avx2"))]
 fn row_loss(logits: &[f32], weights: &[f32], inverse: f32) -> f32 {
     let max = lane_max(logits);
@@ -148,45 +150,41 @@ fn row_loss(logits: &[f32], weights: &[f32], inverse: f32) -> f32 {
     totals.iter().sum()
 }
 
-/// Turns a row of logits into the gradient at them.
+/// Replaces a row of logits by its gradient.
 #[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl", "x86_64+avx2"))]
-fn turn_into_gradient(row: &mut [f32], weights: &[f32], inverse: f32, scale: f32) {
+fn replace_by_gradient(row: &mut [f32], weights: &[f32], inverse: f32, scale: f32) {
     let max = lane_max(row);
     for value in row.iter_mut() {
         *value = exp((*value - max) * inverse);
     }
-    let share = lane_sum(weights, |w| w) / lane_sum(row, |e| e);
+    let ratio = lane_sum(weights, |w| w) / lane_sum(row, |e| e);
     let scale = scale * inverse;
     for (value, w) in row.iter_mut().zip(weights) {
-        *value = (*value * share - w) * scale;
+        *value = (*value * ratio - w) * scale;
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ops::twin::{assert_close, devices, leaves};
+    use crate::ops::testing::{assert_close, assert_gradients_close, devices, leaves};
 
-    /// Gradients of logits that nobody else holds take their place; those of others leave them as
-    /// they are.
+    /// Gradients overwrite logits that no other tensor shares, and leave shared logits unchanged.
     #[test]
-    fn it_equals_its_twin_forwards_and_backwards() {
+    fn matches_plain_forward_and_backward() {
         for device in devices() {
             for (v, pairs) in [(2, Pairs::Others), (5, Pairs::Others), (3, Pairs::All)] {
                 let logits = leaves(&device, &[[3, v, 37]], 1).remove(0);
                 let targets = activation::softmax(leaves(&device, &[[3, 2, 37]], 2).remove(0).inner(), 2);
-                let run = |f: fn(Tensor<3>, Tensor<3>, Pairs, f64) -> Tensor<1>, is_shared: bool| {
-                    let given = if is_shared { logits.clone() } else { logits.clone() * 1.0 };
-                    let loss = f(given, targets.clone(), pairs, 0.1);
-                    let grads = (loss.clone() * 0.25).backward();
-                    (loss.inner(), logits.grad(&grads).unwrap())
-                };
                 let before = logits.clone().inner() * 1.0;
                 for is_shared in [true, false] {
-                    let a = run(cross_entropy, is_shared);
-                    let b = run(plain, is_shared);
-                    assert_close("forward", a.0, b.0, 1e-6);
-                    assert_close("input", a.1, b.1, 3e-6);
+                    let input = if is_shared { logits.clone() } else { logits.clone() * 1.0 };
+                    let loss = cross_entropy(input, targets.clone(), pairs, 0.1);
+                    let grads = (loss.clone() * 0.25).backward();
+                    let expected_loss = plain(logits.clone(), targets.clone(), pairs, 0.1);
+                    let expected_grads = (expected_loss.clone() * 0.25).backward();
+                    assert_close("forward", loss.inner(), expected_loss.inner(), 1e-6);
+                    assert_gradients_close("input", &logits, &grads, &expected_grads, 3e-6);
                 }
                 assert_close("logits", logits.clone().inner(), before, 0.0);
             }

@@ -2,14 +2,18 @@
 //! branch.
 //!
 //! ```text
-//! h[b, i, c]  = β[c] + Σ_t w[c, t] · x[b, i + t - p, c]      i a cell, t the taps of a square of odd side, p half of it
-//! gx[b, j, c] = Σ_t w[c, t] · g[b, j - t + p, c]             plus the gradient that the branch's end leaves
+//! h[b, i, c]  = β[c] + Σ_t w[c, t] · x[b, i + t - p, c]
+//! gx[b, j, c] = Σ_t w[c, t] · g[b, j - t + p, c] + gskip
 //! gw[c, t]    = Σ_b,i g[b, i, c] · x[b, i + t - p, c]        gβ[c] = Σ_b,i g[b, i, c]
 //! ```
 //!
-//! x, h `[B, H·W, C]` in f32, w `[C, 1, K, K]` as PyTorch stores it, β `[C]`; x is zero outside its
-//! grid. On the CPU a few channels of an image are copied into a padded plane, which stays in the
-//! cache; sums over taps stay in registers.
+//! x, h `[B, H·W, C]` in f32, w `[C, 1, K, K]` as PyTorch stores it, β `[C]`; i and j are cells, t
+//! the taps of a square of odd side K, p = (K - 1) / 2; x is zero outside its grid. gskip is the
+//! gradient of the skip connection, which the end of the branch stores. On the CPU a few channels
+//! of an image are copied into a padded plane, which stays in the cache; sums over taps stay in
+//! registers.
+
+use std::ops::Range;
 
 use burn_flex::{Flex, FlexTensor};
 use burn_tensor::Tensor;
@@ -28,7 +32,7 @@ use super::residual::Skip;
 /// Channels of a plane: one vector of AVX-512, or two of AVX2.
 const LANES: usize = 16;
 
-/// Neighboring cells that are summed at a time, so that each weight is read once for all of them.
+/// Neighboring cells that are computed at a time, so that each weight is read once for all of them.
 const CELLS: usize = 4;
 
 /// Starts a branch: returns the convolution of `x` of `[B, H·W, C]` on `grid` with `weight` of `[C,
@@ -66,7 +70,8 @@ struct Depthwise {
 
 impl Depthwise {
     fn shape(&self, x: &FlexTensor, weight: &FlexTensor) -> Shape {
-        let ([_, _, channels], [_, _, side, _]): ([usize; 3], [usize; 4]) = (dims(x), dims(weight));
+        let [_, _, channels]: [usize; 3] = dims(x);
+        let [_, _, side, _]: [usize; 4] = dims(weight);
         Shape { grid: self.grid, channels, side }
     }
 }
@@ -82,7 +87,7 @@ impl Kernel<Flex, 3> for Depthwise {
         let shape = self.shape(&x, &weight);
         #[cfg(feature = "testing")]
         count::add(2.0 * (slice(&x).len() * shape.n_taps()) as f64);
-        let y = shape.convolved(slice(&x), &shape.by_tap(slice(&weight), false), slice(&bias));
+        let y = shape.convolve(slice(&x), &shape.weights_by_tap(slice(&weight), false), slice(&bias));
         (tensor(y, dims::<3>(&x)), [x, weight])
     }
 
@@ -94,12 +99,12 @@ impl Kernel<Flex, 3> for Depthwise {
     ) -> [Option<FlexTensor>; 3] {
         let shape = self.shape(&x, &weight);
         let grad = contiguous(&grad);
-        let around = self.link.take().map(|around| contiguous(&around));
+        let skip = self.link.take().map(|skip| contiguous(&skip));
         let gx = wanted[0].then(|| {
-            let turned = shape.by_tap(slice(&weight), true);
-            let mut gx = shape.convolved(slice(&grad), &turned, &vec![0.0; shape.channels]);
-            if let Some(around) = &around {
-                add::<f32>(&mut gx, slice(around));
+            let reversed = shape.weights_by_tap(slice(&weight), true);
+            let mut gx = shape.convolve(slice(&grad), &reversed, &vec![0.0; shape.channels]);
+            if let Some(skip) = &skip {
+                add::<f32>(&mut gx, slice(skip));
             }
             tensor(gx, dims::<3>(&x))
         });
@@ -132,8 +137,8 @@ impl Shape {
         self.side * self.side
     }
 
-    /// Returns the sides of a plane: a grid with half a kernel of zeros around it. Its rows are
-    /// long enough for whole groups of cells.
+    /// Returns the numbers of rows and columns of a plane: a grid with half a kernel of zeros
+    /// around it, whose rows are long enough for whole groups of [`CELLS`].
     fn plane_sides(&self) -> [usize; 2] {
         let [h, w] = self.grid;
         [h + self.side - 1, w.next_multiple_of(CELLS) + self.side - 1]
@@ -144,55 +149,56 @@ impl Shape {
         vec![0.0; h * w * LANES]
     }
 
-    /// Returns the first channels of the groups of at most [`LANES`], and how many they have.
-    fn groups(&self) -> impl Iterator<Item = (usize, usize)> {
+    /// Splits the channels into ranges of at most [`LANES`].
+    fn groups(&self) -> impl Iterator<Item = Range<usize>> {
         let channels = self.channels;
-        (0..channels).step_by(LANES).map(move |first| (first, LANES.min(channels - first)))
+        (0..channels).step_by(LANES).map(move |first| first..channels.min(first + LANES))
     }
 
     /// Reorders weights `[C, T]` into `[C / LANES, T, LANES]`, with zeros for channels beyond the
-    /// last; `turned` reverses the taps.
-    fn by_tap(&self, weight: &[f32], turned: bool) -> Vec<f32> {
+    /// last; `reversed` reverses the taps.
+    fn weights_by_tap(&self, weight: &[f32], reversed: bool) -> Vec<f32> {
         let n_taps = self.n_taps();
         let mut by_tap = vec![0.0; self.channels.div_ceil(LANES) * n_taps * LANES];
         for (channel, taps) in weight.chunks_exact(n_taps).enumerate() {
             for (tap, value) in taps.iter().enumerate() {
-                let tap = if turned { n_taps - 1 - tap } else { tap };
+                let tap = if reversed { n_taps - 1 - tap } else { tap };
                 by_tap[(channel / LANES * n_taps + tap) * LANES + channel % LANES] = *value;
             }
         }
         by_tap
     }
 
-    /// Copies `n` channels of an image, from `first` on, into the inside of a plane.
-    fn fill(&self, plane: &mut [f32], image: &[f32], (first, n): (usize, usize)) {
+    /// Copies some channels of an image into a plane, inside its padding.
+    fn fill(&self, plane: &mut [f32], image: &[f32], channels: Range<usize>) {
         let [h, w] = self.grid;
         let [_, columns] = self.plane_sides();
         let p = self.side / 2;
+        let n = channels.len();
         for y in 0..h {
             let row = &mut plane[((y + p) * columns + p) * LANES..][..w * LANES];
             let cells = image[y * w * self.channels..].chunks_exact(self.channels);
             for (to, from) in row.chunks_exact_mut(LANES).zip(cells) {
-                to[..n].copy_from_slice(&from[first..first + n]);
+                to[..n].copy_from_slice(&from[channels.clone()]);
                 to[n..].fill(0.0);
             }
         }
     }
 
     /// Returns the convolution of `x` of `[B, N, C]` with weights of `[C / LANES, T, LANES]`.
-    fn convolved(&self, x: &[f32], weights: &[f32], bias: &[f32]) -> Vec<f32> {
+    fn convolve(&self, x: &[f32], weights: &[f32], bias: &[f32]) -> Vec<f32> {
         let image_len = self.n_cells() * self.channels;
         let mut y = vec![0.0; x.len()];
         over_rows(&mut y, image_len, |first, images| {
             let mut plane = self.plane();
             for (i, out) in images.chunks_exact_mut(image_len).enumerate() {
                 let image = &x[(first + i) * image_len..][..image_len];
-                for (number, group) in self.groups().enumerate() {
-                    self.fill(&mut plane, image, group);
+                for (number, channels) in self.groups().enumerate() {
+                    self.fill(&mut plane, image, channels.clone());
                     let weights = &weights[number * self.n_taps() * LANES..][..self.n_taps() * LANES];
                     let mut start = [0.0; LANES];
-                    start[..group.1].copy_from_slice(&bias[group.0..group.0 + group.1]);
-                    convolve(self, &plane, weights, &start, out, group);
+                    start[..channels.len()].copy_from_slice(&bias[channels.clone()]);
+                    convolve_plane(self, &plane, weights, &start, out, channels);
                 }
             }
         });
@@ -206,34 +212,35 @@ impl Shape {
         let mut gw = vec![0.0; self.channels * n_taps];
         let mut g_bias = vec![0.0; self.channels];
         let mut plane = self.plane();
-        for group in self.groups() {
+        for channels in self.groups() {
             let mut taps = vec![0.0; n_taps * LANES];
             let mut sum = [0.0; LANES];
             for (image, grad) in x.chunks_exact(image_len).zip(grad.chunks_exact(image_len)) {
-                self.fill(&mut plane, image, group);
-                add_tap_sums(self, &plane, grad, group, &mut taps, &mut sum);
+                self.fill(&mut plane, image, channels.clone());
+                add_tap_sums(self, &plane, grad, channels.clone(), &mut taps, &mut sum);
             }
-            let (first, n) = group;
-            g_bias[first..first + n].copy_from_slice(&sum[..n]);
-            for (channel, gw) in gw[first * n_taps..(first + n) * n_taps].chunks_exact_mut(n_taps).enumerate()
-            {
-                gw.iter_mut().enumerate().for_each(|(tap, gw)| *gw = taps[tap * LANES + channel]);
+            g_bias[channels.clone()].copy_from_slice(&sum[..channels.len()]);
+            for (lane, channel) in channels.enumerate() {
+                for (tap, gw) in gw[channel * n_taps..(channel + 1) * n_taps].iter_mut().enumerate() {
+                    *gw = taps[tap * LANES + lane];
+                }
             }
         }
         [gw, g_bias]
     }
 }
 
-/// Writes the convolution of a plane to the channels of its group in `out`, `[N, C]`.
+/// Writes the convolution of a plane to its `channels` in `out`, `[N, C]`; sums begin with `start`.
 #[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl", "x86_64+avx2"))]
-fn convolve(
+fn convolve_plane(
     shape: &Shape,
     plane: &[f32],
     weights: &[f32],
     start: &[f32; LANES],
     out: &mut [f32],
-    (first, n): (usize, usize),
+    channels: Range<usize>,
 ) {
+    let n = channels.len();
     let [h, w] = shape.grid;
     let [_, columns] = shape.plane_sides();
     let k = shape.side;
@@ -251,30 +258,31 @@ fn convolve(
                 }
             }
             for (i, sum) in sums.iter().enumerate().take(w - x) {
-                out[(y * w + x + i) * shape.channels + first..][..n].copy_from_slice(&sum[..n]);
+                out[(y * w + x + i) * shape.channels + channels.start..][..n].copy_from_slice(&sum[..n]);
             }
         }
     }
 }
 
-/// Adds the products of an image's output gradient and its plane to the sums by tap, and the
-/// gradient to `total`.
+/// Adds the products of the output gradient of an image and its plane to `taps`, the sums by tap,
+/// and the gradient itself to `total`.
 #[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl", "x86_64+avx2"))]
 fn add_tap_sums(
     shape: &Shape,
     plane: &[f32],
     grad: &[f32],
-    (first, n): (usize, usize),
+    channels: Range<usize>,
     taps: &mut [f32],
     total: &mut [f32; LANES],
 ) {
+    let n = channels.len();
     let [h, w] = shape.grid;
     let [_, columns] = shape.plane_sides();
     let k = shape.side;
     for y in 0..h {
         for x in 0..w {
             let mut g = [0.0; LANES];
-            g[..n].copy_from_slice(&grad[(y * w + x) * shape.channels + first..][..n]);
+            g[..n].copy_from_slice(&grad[(y * w + x) * shape.channels + channels.start..][..n]);
             for lane in 0..LANES {
                 total[lane] += g[lane];
             }
@@ -294,12 +302,12 @@ fn add_tap_sums(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ops::twin::{assert_close, devices, leaves};
+    use crate::ops::testing::{assert_close, assert_gradients_close, backward, devices, leaves};
 
-    /// Grids of one cell, smaller than the kernel and wider than a group of cells; channels that do
-    /// not fill a vector.
+    /// Cases cover grids of one cell, smaller than the kernel and wider than a group of cells, and
+    /// channels that do not fill a vector.
     #[test]
-    fn it_equals_its_twin_forwards_and_backwards() {
+    fn matches_plain_forward_and_backward() {
         let cases = [([1, 1], 5, 7), ([2, 3], 16, 7), ([5, 9], 24, 7), ([8, 8], 33, 3)];
         // Two threads share the images.
         let pool = rayon::ThreadPoolBuilder::new().num_threads(2).build().expect("threads");
@@ -308,22 +316,17 @@ mod tests {
                 let x = leaves(&device, &[[5, grid[0] * grid[1], c]], 1).remove(0);
                 let weight = leaves(&device, &[[c, 1, k, k]], 2).remove(0);
                 let bias = leaves(&device, &[[c]], 3).remove(0);
-                let gradients = |y: Tensor<3>| {
-                    let grads = (y.clone() * y.inner().autodiff()).sum().backward();
-                    let of_bias = bias.grad(&grads).expect("a leaf");
-                    (x.grad(&grads).expect("a leaf"), weight.grad(&grads).expect("a leaf"), of_bias)
-                };
                 let (h, skip) =
                     pool.install(|| depthwise_branch(x.clone(), grid, weight.clone(), bias.clone()));
-                let twin = plain(x.clone(), grid, weight.clone(), bias.clone());
-                assert_close("forward", h.clone().inner(), twin.clone().inner(), 1e-6);
+                let expected = plain(x.clone(), grid, weight.clone(), bias.clone());
+                assert_close("forward", h.clone().inner(), expected.clone().inner(), 1e-6);
                 let y = skip.join(h, None, None);
-                let twin = x.clone() + twin;
-                let a = pool.install(|| gradients(y));
-                let b = gradients(twin);
-                assert_close("input", a.0, b.0, 5e-6);
-                assert_close("weight", a.1, b.1, 5e-6);
-                assert_close("bias", a.2, b.2, 5e-6);
+                let expected = x.clone() + expected;
+                let grads = pool.install(|| backward(y));
+                let expected = backward(expected);
+                assert_gradients_close("input", &x, &grads, &expected, 5e-6);
+                assert_gradients_close("weight", &weight, &grads, &expected, 5e-6);
+                assert_gradients_close("bias", &bias, &grads, &expected, 5e-6);
             }
         }
     }

@@ -4,9 +4,9 @@
 //! a = x   b = x      gx = ga + gb
 //! ```
 //!
-//! On the CPU, autodiff would add them with an operation that is not optimized. Here the second use
-//! leaves its gradient for the first one's backward pass, which runs later because its node is
-//! nearer to the start of the graph.
+//! On the CPU, autodiff would add them in a loop that is not optimized. Here the second use stores
+//! its gradient for the backward pass of the first, which runs later because its node is nearer to
+//! the start of the graph.
 
 use burn_flex::{Flex, FlexTensor};
 use burn_tensor::{DType, Tensor};
@@ -42,26 +42,26 @@ impl Kernel<Flex, 1> for First {
     }
 
     fn backward(&self, (): (), grad: FlexTensor, _: [bool; 1]) -> [Option<FlexTensor>; 1] {
-        let Some(of_second) = self.link.take() else { return [Some(grad)] };
+        let Some(second) = self.link.take() else { return [Some(grad)] };
         let mut sum = owned(grad);
-        let of_second = contiguous(&of_second);
+        let second = contiguous(&second);
         match sum.dtype() {
-            DType::BF16 => add_narrow(elements_mut(&mut sum), elements(&of_second)),
-            _ => add(slice_mut(&mut sum), slice(&of_second)),
+            DType::BF16 => add_bf16(elements_mut(&mut sum), elements(&second)),
+            _ => add(slice_mut(&mut sum), slice(&second)),
         }
         [Some(sum)]
     }
 }
 
-/// `a += b`, each sum rounded once.
+/// Computes `a += b`, rounding each sum once.
 #[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
-fn add_narrow(a: &mut [bf16], b: &[bf16]) {
+fn add_bf16(a: &mut [bf16], b: &[bf16]) {
     for (a, b) in a.iter_mut().zip(b) {
         *a = bf16::nearest(a.wide() + b.wide());
     }
 }
 
-/// The second use, which returns no gradient to autodiff, so that there is nothing to add.
+/// The second use, which returns no gradient to autodiff, so that autodiff adds nothing.
 #[derive(Debug, Clone)]
 struct Second {
     link: Link<FlexTensor>,
@@ -75,7 +75,7 @@ impl Kernel<Flex, 1> for Second {
     }
 
     fn backward(&self, (): (), grad: FlexTensor, _: [bool; 1]) -> [Option<FlexTensor>; 1] {
-        self.link.leave(grad);
+        self.link.store(grad);
         [None]
     }
 }
@@ -83,25 +83,25 @@ impl Kernel<Flex, 1> for Second {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ops::twin::{assert_close, devices, leaves, types};
+    use crate::ops::testing::{assert_gradients_close, devices, leaves, types};
     use crate::ops::{cast, gelu};
 
-    /// Uses of unequal depth, in both orders.
+    /// The uses have different depths in the graph, in both orders.
     #[test]
     fn gradients_of_both_uses_are_added() {
         for device in devices() {
             let x = leaves(&device, &[[3, 5, 37]], 1).remove(0);
-            let gradient = |[a, b]: [Tensor<3>; 2]| {
-                let y = gelu(gelu(a.clone())).mul_scalar(2.0) + b.clone() + gelu(b) * gelu(gelu(gelu(a)));
-                x.grad(&y.sum().backward()).expect("leaf")
-            };
             for (dtype, tolerance) in types(&device, 1e-6) {
-                let ours = cast(x.clone(), dtype);
-                let twice = cast(x.clone(), dtype);
-                let gradients = [gradient(fork(ours)), gradient([twice.clone(), twice])];
-                let [ours, twin] = gradients;
-                assert_close("sum", ours, twin, tolerance);
+                let forked = loss(fork(cast(x.clone(), dtype))).backward();
+                let cloned = cast(x.clone(), dtype);
+                let cloned = loss([cloned.clone(), cloned]).backward();
+                assert_gradients_close("sum", &x, &forked, &cloned, tolerance);
             }
         }
+    }
+
+    fn loss([a, b]: [Tensor<3>; 2]) -> Tensor<1> {
+        let y = gelu(gelu(a.clone())).mul_scalar(2.0) + b.clone() + gelu(b) * gelu(gelu(gelu(a)));
+        y.sum()
     }
 }

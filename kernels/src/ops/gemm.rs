@@ -1,4 +1,4 @@
-//! Matrix products on strided slices: the only module that calls the `gemm` crate.
+//! Matrix products of strided slices. This is the only module that calls the `gemm` crate.
 
 use super::tally::{self, Product};
 
@@ -7,9 +7,9 @@ use super::tally::{self, Product};
 pub struct Mat<'a, T = f32> {
     /// Slice that starts with the matrix's first element.
     pub data: &'a [T],
-    /// Elements from one row to the next.
+    /// Distance between neighboring rows, in elements.
     pub row_stride: usize,
-    /// Elements from one column to the next.
+    /// Distance between neighboring columns, in elements.
     pub col_stride: usize,
 }
 
@@ -49,9 +49,9 @@ pub(crate) fn product<T: Element>([m, k, n]: [usize; 3], scale: T, a: Mat<'_, T>
     if m > 0 && n > 0 {
         check([m, k, n], a, b);
         // SAFETY: the matrices lie inside their slices, and there is room for `m` rows of `n`. The
-        // product writes all of them and reads none (`tests::what_was_there_is_not_read`), so they
-        // are initialized when the length is set. Zeroing them first would take two to three
-        // percent of a step.
+        // product writes all of them and reads none (`tests::old_output_is_not_read`), so they are
+        // initialized when the length is set. Zeroing them first would take two to three percent of
+        // a step.
         #[allow(unsafe_code)]
         unsafe {
             call([m, k, n], scale, a, b, T::default(), out.as_mut_ptr(), n);
@@ -90,10 +90,12 @@ pub fn gemm<T: Element>(
 
 /// Asserts that both matrices of a product lie inside their slices.
 fn check<T>([m, k, n]: [usize; 3], a: Mat<'_, T>, b: Mat<'_, T>) {
-    let fits = |rows: usize, cols: usize, mat: &Mat<'_, T>| {
-        rows == 0 || cols == 0 || (rows - 1) * mat.row_stride + (cols - 1) * mat.col_stride < mat.data.len()
-    };
     assert!(fits(m, k, &a) && fits(k, n, &b), "matrices lie inside their slices");
+}
+
+/// Returns whether a matrix with these numbers of rows and columns lies inside its slice.
+fn fits<T>(rows: usize, cols: usize, mat: &Mat<'_, T>) -> bool {
+    rows == 0 || cols == 0 || (rows - 1) * mat.row_stride + (cols - 1) * mat.col_stride < mat.data.len()
 }
 
 /// Calls the `gemm` crate. If `keep` is zero, `out` is only written.
@@ -113,7 +115,7 @@ unsafe fn call<T: Element>(
 ) {
     #[cfg(feature = "testing")]
     count::add(2.0 * (m * k * n) as f64);
-    tally::note(|| Product {
+    tally::record(|| Product {
         mkn: [m, k, n],
         transposed: [a.col_stride > 1, b.col_stride > 1],
         adds: keep != T::default(),
@@ -150,8 +152,8 @@ unsafe fn call<T: Element>(
     }
 }
 
-/// Counter of the floating-point operations of this thread's products and convolutions, for tests
-/// of cost estimates.
+/// Counter of the floating-point operations of the matrix products and convolutions of a thread,
+/// for tests of cost estimates.
 #[cfg(feature = "testing")]
 pub mod count {
     use std::cell::Cell;
@@ -164,8 +166,8 @@ pub mod count {
         FLOPS.set(FLOPS.get() + flops);
     }
 
-    /// Runs `f` and returns the floating-point operations of matrix products and convolutions
-    /// alone.
+    /// Runs `f`, and returns the number of floating-point operations of its matrix products and
+    /// convolutions; other operations are not counted.
     pub fn flops_of<R>(f: impl FnOnce() -> R) -> f64 {
         let before = FLOPS.get();
         f();
@@ -178,26 +180,30 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Covers every path of the library: vectors, outer products, small and large ones, parts of a
-    /// vector register.
+    /// Sizes cover every path of the library: vectors, outer products, small and large products,
+    /// and widths that do not fill a vector register.
     #[test]
-    fn what_was_there_is_not_read() {
-        let a: Vec<f32> = (0..130 * 130).map(|i| (i as f32 * 0.7).sin()).collect();
+    fn old_output_is_not_read() {
+        let data: Vec<f32> = (0..130 * 130).map(|i| (i as f32 * 0.7).sin()).collect();
         let sides = [1, 2, 3, 7, 16, 17, 65, 130];
-        for ((m, k), n) in pairs(&sides, &[0, 1, 2, 3, 16, 65, 130]).flat_map(|mk| sides.map(|n| (mk, n))) {
-            for [transpose_a, transpose_b] in [[false, false], [false, true], [true, false], [true, true]] {
-                let left = if transpose_a { Mat::rows(&a, m).t() } else { Mat::rows(&a, k) };
-                let right = if transpose_b { Mat::rows(&a, k).t() } else { Mat::rows(&a, n) };
+        for m in sides {
+            for k in [0, 1, 2, 3, 16, 65, 130] {
+                for n in sides {
+                    check_output(&data, [m, k, n]);
+                }
+            }
+        }
+    }
+
+    fn check_output(data: &[f32], [m, k, n]: [usize; 3]) {
+        for left in [Mat::rows(data, k), Mat::rows(data, m).t()] {
+            for right in [Mat::rows(data, n), Mat::rows(data, k).t()] {
                 let mut out = vec![f32::NAN; m * n];
                 gemm([m, k, n], 1.0, left, right, 0.0, &mut out, n);
                 assert!(out.iter().all(|value| value.is_finite()), "[{m}, {k}] · [{k}, {n}]");
                 assert_eq!(out, product([m, k, n], 1.0, left, right));
             }
         }
-    }
-
-    fn pairs<'s>(a: &'s [usize], b: &'s [usize]) -> impl Iterator<Item = (usize, usize)> + 's {
-        a.iter().flat_map(move |a| b.iter().map(move |b| (*a, *b)))
     }
 
     proptest! {

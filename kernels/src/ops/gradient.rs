@@ -1,14 +1,15 @@
-//! The gradient of a unit on a GPU, where operations add the gradients of its parameters: in the
-//! buffer that is sent.
+//! The gradient of a unit on a GPU: operations add the gradients of its parameters to one buffer,
+//! which is also the buffer that is sent to other ranks.
 //!
 //! ```text
 //! flat[range] = Σ_uses g          f32, in the order of the backward pass
 //! ```
 //!
 //! Each use of a parameter is a leaf of autodiff's graph, with a place in the buffer
-//! (`GradientPlace`). The backward pass of an operation of ours looks up the places of its inputs
-//! and adds their gradients there; of a matrix product it is the library that adds. Leaves that
-//! Burn's operations use get a gradient from autodiff, which [`FlatGradient::finish`] adds.
+//! (`GradientPlace`). The backward pass of an operation of this crate looks up the places of its
+//! inputs and adds their gradients there; those of matrix products are added by the library that
+//! computes the products. Leaves that are used by Burn's operations get a gradient from autodiff,
+//! which [`FlatGradient::finish`] adds.
 
 #[cfg(feature = "cube")]
 use std::sync::Arc;
@@ -30,14 +31,14 @@ pub struct FlatGradient {
     buffer: Arc<Buffer>,
     #[cfg(not(feature = "cube"))]
     buffer: Tensor<1>,
-    /// Adds the gradient of each leaf that autodiff has.
+    /// One function for each leaf, which adds its gradient if autodiff has one.
     #[allow(clippy::type_complexity)]
     leaves: Vec<Box<dyn FnOnce(&mut Gradients) + Send>>,
 }
 
 #[cfg(not(feature = "cube"))]
 impl FlatGradient {
-    /// Returns nothing: this build computes on a CPU, where gradients are added parameter by
+    /// Returns `None`: this build computes on a CPU, where gradients are summed parameter by
     /// parameter.
     pub fn on_device_of(_: &Tensor<1>, _: bool) -> Option<Option<Self>> {
         None
@@ -57,18 +58,18 @@ impl FlatGradient {
 
 #[cfg(feature = "cube")]
 impl FlatGradient {
-    /// Returns whether `flat`, the parameters of a unit, `[padded]`, is on a GPU, and if so the
-    /// unit's gradient, with `tracks`; `None` on a CPU, where gradients are added parameter by
-    /// parameter. It takes memory from the first gradient on.
+    /// Returns the gradient of the unit whose parameters are `flat`, `[padded]`: `Some(None)` on a
+    /// GPU if not `tracks`, and `None` on a CPU, where gradients are summed parameter by parameter.
+    /// Memory is allocated with the first gradient.
     pub fn on_device_of(flat: &Tensor<1>, tracks: bool) -> Option<Option<Self>> {
         if !cube::is_cube(flat) {
             return None;
         }
-        Some(tracks.then(|| Self { buffer: Buffer::like(flat), leaves: Vec::new() }))
+        Some(tracks.then(|| Self { buffer: Buffer::new(flat), leaves: Vec::new() }))
     }
 
-    /// Returns `value`, the elements `range` of the unit's parameters in any shape and type, as a
-    /// leaf for one use.
+    /// Returns `value`, which are the elements `range` of the unit's parameters in any shape and
+    /// type, as a leaf for one use.
     pub fn leaf<const D: usize>(&mut self, value: Tensor<D>, range: std::ops::Range<usize>) -> Tensor<D> {
         let leaf = value.autodiff().require_grad();
         let place = GradientPlace::new(&self.buffer, range);
@@ -87,8 +88,8 @@ impl FlatGradient {
         leaf
     }
 
-    /// Returns the gradient after the backward pass: of the leaves that autodiff has a gradient of,
-    /// it is added now.
+    /// Returns the gradient after the backward pass, once the gradients of those leaves that
+    /// autodiff has a gradient of are added.
     pub fn finish(self, grads: &mut Gradients) -> Tensor<1> {
         self.leaves.into_iter().for_each(|add| add(grads));
         self.buffer.take()
@@ -97,13 +98,12 @@ impl FlatGradient {
 
 #[cfg(test)]
 mod tests {
-    use std::cell::RefCell;
     use std::ops::Range;
 
     use burn_tensor::DType;
 
     use super::*;
-    use crate::ops::twin::{assert_close, devices, leaves};
+    use crate::ops::testing::{assert_close, devices, leaves};
     use crate::ops::{layer_norm, linear};
 
     /// The parameters of one use: a weight, its bias, and γ and β of a norm.
@@ -112,11 +112,23 @@ mod tests {
         vectors: [Tensor<1>; 3],
     }
 
-    fn parameters(
-        mut matrix: impl FnMut(Range<usize>) -> Tensor<2>,
-        mut vector: impl FnMut(Range<usize>) -> Tensor<1>,
-    ) -> Parameters {
-        Parameters { weight: matrix(0..64), vectors: [64..72, 72..80, 80..88].map(&mut vector) }
+    const WEIGHT: Range<usize> = 0..64;
+    const VECTORS: [Range<usize>; 3] = [64..72, 72..80, 80..88];
+
+    /// Returns the parameters as slices of `flat`, which autodiff tracks.
+    fn sliced(flat: &Tensor<1>) -> Parameters {
+        Parameters {
+            weight: flat.clone().slice([WEIGHT]).reshape([8, 8]),
+            vectors: VECTORS.map(|range| flat.clone().slice([range])),
+        }
+    }
+
+    /// Returns the parameters as leaves whose gradients are added to `gradient`.
+    fn placed(flat: &Tensor<1>, gradient: &mut FlatGradient) -> Parameters {
+        Parameters {
+            weight: gradient.leaf(flat.clone().slice([WEIGHT]).reshape([8, 8]), WEIGHT),
+            vectors: VECTORS.map(|range| gradient.leaf(flat.clone().slice([range.clone()]), range)),
+        }
     }
 
     /// Returns a number that depends on `x` of `[B, N, 8]` by norm(x · Wᵀ + b).
@@ -126,48 +138,33 @@ mod tests {
         layer_norm(y, gamma, beta, 1e-5).powi_scalar(power).sum()
     }
 
-    /// Two uses of every parameter by operations of ours, and one by an operation of Burn's.
+    /// Every parameter is used twice by operations of this crate, and the bias once more by an
+    /// operation of Burn.
     #[test]
     fn gradients_of_all_uses_are_added_in_place() {
         for device in devices() {
             let flat = leaves(&device, &[[104]], 1).remove(0).inner();
-            let Some(Some(gradient)) = FlatGradient::on_device_of(&flat, true) else { continue };
+            let Some(Some(mut gradient)) = FlatGradient::on_device_of(&flat, true) else { continue };
             let x = leaves(&device, &[[2, 5, 8]], 2).remove(0).inner();
-            let twin = flat.clone().autodiff().require_grad();
-            let of_twin = || {
-                parameters(
-                    |range| twin.clone().slice([range]).reshape([8, 8]),
-                    |range| twin.clone().slice([range]),
-                )
-            };
-            let total = loss(x.clone(), of_twin(), 3) + loss(x.clone() * 2.0, of_twin(), 2);
-            let total = total + twin.clone().slice(64..72).powi_scalar(2).sum();
-            let expected = twin.grad(&total.backward()).unwrap();
+            let tracked = flat.clone().autodiff().require_grad();
+            let total = loss(x.clone(), sliced(&tracked), 3) + loss(x.clone() * 2.0, sliced(&tracked), 2);
+            let total = total + tracked.clone().slice(64..72).powi_scalar(2).sum();
+            let expected = tracked.grad(&total.backward()).unwrap();
 
-            let gradient = RefCell::new(gradient);
-            let in_place = || {
-                parameters(
-                    |range| {
-                        let value = flat.clone().slice([range.clone()]).reshape([8, 8]);
-                        gradient.borrow_mut().leaf(value, range)
-                    },
-                    |range| gradient.borrow_mut().leaf(flat.clone().slice([range.clone()]), range),
-                )
-            };
-            let total = loss(x.clone(), in_place(), 3) + loss(x.clone() * 2.0, in_place(), 2);
-            let bias = gradient.borrow_mut().leaf(flat.clone().slice(64..72), 64..72);
-            let mut grads = (total + bias.powi_scalar(2).sum()).backward();
-            let found = gradient.into_inner().finish(&mut grads);
-            assert_eq!(found.dtype(), DType::F32);
-            assert_close("gradient", found.clone(), expected, 1e-5);
-            let padding = found.slice(88..104).abs().sum().into_scalar::<f32>();
+            let first = loss(x.clone(), placed(&flat, &mut gradient), 3);
+            let second = loss(x.clone() * 2.0, placed(&flat, &mut gradient), 2);
+            let bias = gradient.leaf(flat.clone().slice(64..72), 64..72);
+            let mut grads = (first + second + bias.powi_scalar(2).sum()).backward();
+            let sum = gradient.finish(&mut grads);
+            assert_eq!(sum.dtype(), DType::F32);
+            assert_close("gradient", sum.clone(), expected, 1e-5);
+            let padding = sum.slice(88..104).abs().sum().into_scalar::<f32>();
             assert_eq!(padding, 0.0);
         }
     }
 
-    /// A unit without gradients has zeros.
     #[test]
-    fn without_a_gradient_there_are_zeros() {
+    fn a_unit_without_gradients_has_zeros() {
         for device in devices() {
             let flat = Tensor::<1>::ones([64], &device);
             let Some(Some(mut gradient)) = FlatGradient::on_device_of(&flat, true) else { continue };

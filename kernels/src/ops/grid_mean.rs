@@ -1,5 +1,5 @@
-//! Means over the cells of a grid, and channel factors for all of its cells: the two ends of
-//! squeeze-and-excitation.
+//! Means over the cells of a grid, and multiplication of all cells by channel factors: the first
+//! and the last step of squeeze-and-excitation.
 //!
 //! ```text
 //! m[b, c] = 1/N Σ_n x[b, n, c]         gx[b, n, c] = g[b, c] / N
@@ -19,7 +19,7 @@ use super::cpu::{contiguous, dims, elements, flex_dtype, slice, tensor};
 use super::in_f32;
 use super::number::Number;
 
-/// Returns the mean of `x` of `[B, N, C]` over N, `[B, 1, C]`: in f32 if `x` is bf16.
+/// Returns the mean of `x` of `[B, N, C]` over N, `[B, 1, C]`, in f32 if `x` is bf16.
 pub fn grid_mean(x: Tensor<3>) -> Tensor<3> {
     match flex_dtype(&x) {
         Some(DType::F32) => run(GridMean(PhantomData::<f32>), [x.into()]),
@@ -58,7 +58,7 @@ impl<T: Number> Kernel<Flex, 1> for GridMean<T> {
     fn backward(&self, [b, n, c]: [usize; 3], grad: FlexTensor, _: [bool; 1]) -> [Option<FlexTensor>; 1] {
         let grad = contiguous(&grad);
         let mut gx = vec![T::default(); b * n * c];
-        spread_rows(slice(&grad), &mut gx, n, c, 1.0 / n as f32);
+        broadcast_rows(slice(&grad), &mut gx, n, c, 1.0 / n as f32);
         [Some(tensor(gx, [b, n, c]))]
     }
 }
@@ -105,17 +105,23 @@ impl<T: Number> Kernel<Flex, 2> for ScaleChannels<T> {
 fn add_rows<T: Number>(x: &[T], sums: &mut [f32], n: usize, c: usize, factor: f32) {
     for (rows, sum) in x.chunks_exact(n * c).zip(sums.chunks_exact_mut(c)) {
         for row in rows.chunks_exact(c) {
-            sum.iter_mut().zip(row).for_each(|(sum, x)| *sum += x.wide());
+            for (sum, x) in sum.iter_mut().zip(row) {
+                *sum += x.wide();
+            }
         }
-        sum.iter_mut().for_each(|sum| *sum *= factor);
+        for sum in sum {
+            *sum *= factor;
+        }
     }
 }
 
 #[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
-fn spread_rows<T: Number>(values: &[f32], rows: &mut [T], n: usize, c: usize, factor: f32) {
+fn broadcast_rows<T: Number>(values: &[f32], rows: &mut [T], n: usize, c: usize, factor: f32) {
     for (rows, values) in rows.chunks_exact_mut(n * c).zip(values.chunks_exact(c)) {
         for row in rows.chunks_exact_mut(c) {
-            row.iter_mut().zip(values).for_each(|(out, value)| *out = T::nearest(value * factor));
+            for (out, value) in row.iter_mut().zip(values) {
+                *out = T::nearest(value * factor);
+            }
         }
     }
 }
@@ -124,7 +130,9 @@ fn spread_rows<T: Number>(values: &[f32], rows: &mut [T], n: usize, c: usize, fa
 fn multiply<T: Number>(rows: &mut [T], factors: &[f32], n: usize, c: usize) {
     for (rows, factors) in rows.chunks_exact_mut(n * c).zip(factors.chunks_exact(c)) {
         for row in rows.chunks_exact_mut(c) {
-            row.iter_mut().zip(factors).for_each(|(x, factor)| *x = T::nearest(x.wide() * factor));
+            for (x, factor) in row.iter_mut().zip(factors) {
+                *x = T::nearest(x.wide() * factor);
+            }
         }
     }
 }
@@ -133,7 +141,9 @@ fn multiply<T: Number>(rows: &mut [T], factors: &[f32], n: usize, c: usize) {
 fn add_products<T: Number>(a: &[T], b: &[T], sums: &mut [f32], n: usize, c: usize) {
     for ((a, b), sum) in a.chunks_exact(n * c).zip(b.chunks_exact(n * c)).zip(sums.chunks_exact_mut(c)) {
         for (a, b) in a.chunks_exact(c).zip(b.chunks_exact(c)) {
-            sum.iter_mut().zip(a).zip(b).for_each(|((sum, a), b)| *sum += a.wide() * b.wide());
+            for ((sum, a), b) in sum.iter_mut().zip(a).zip(b) {
+                *sum += a.wide() * b.wide();
+            }
         }
     }
 }
@@ -141,10 +151,10 @@ fn add_products<T: Number>(a: &[T], b: &[T], sums: &mut [f32], n: usize, c: usiz
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ops::twin::{assert_close, devices, leaves, types};
+    use crate::ops::testing::{assert_close, assert_gradients_close, backward, devices, leaves, types};
 
     #[test]
-    fn they_equal_their_twins_forwards_and_backwards() {
+    fn means_and_products_match_burns_operations_forward_and_backward() {
         for device in devices() {
             let x = leaves(&device, &[[3, 35, 19]], 1).remove(0);
             let factors = leaves(&device, &[[3, 1, 19]], 2).remove(0);
@@ -155,24 +165,18 @@ mod tests {
     }
 
     fn check(x: &Tensor<3>, factors: &Tensor<3>, dtype: DType, tolerance: f32) {
-        let gradients = |y: Tensor<3>| {
-            let grads = (y.clone() * y.inner().autodiff()).sum().backward();
-            [x, factors].map(|leaf| leaf.grad(&grads))
-        };
-        let features = || cast(x.clone(), dtype);
-        let mean = grid_mean(features());
-        let twin = in_f32(features()).mean_dim(1);
+        let mean = grid_mean(cast(x.clone(), dtype));
+        let expected = in_f32(cast(x.clone(), dtype)).mean_dim(1);
         assert_eq!(mean.dtype(), DType::F32);
-        assert_close("mean", mean.clone().inner(), twin.clone().inner(), 1e-6);
-        let [a, _] = gradients(mean);
-        let [t, _] = gradients(twin);
-        assert_close("input of the mean", a.expect("leaf"), t.expect("leaf"), tolerance);
-        let y = scale_channels(features(), factors.clone());
-        let twin = cast(in_f32(features()) * factors.clone(), dtype);
+        assert_close("mean", mean.clone().inner(), expected.clone().inner(), 1e-6);
+        assert_gradients_close("input of the mean", x, &backward(mean), &backward(expected), tolerance);
+        let y = scale_channels(cast(x.clone(), dtype), factors.clone());
+        let expected = cast(in_f32(cast(x.clone(), dtype)) * factors.clone(), dtype);
         assert_eq!(y.dtype(), dtype);
-        assert_close("product", y.clone().inner(), twin.clone().inner(), tolerance);
-        for (name, (a, t)) in ["input", "factors"].iter().zip(gradients(y).into_iter().zip(gradients(twin))) {
-            assert_close(name, a.expect("leaf"), t.expect("leaf"), tolerance);
-        }
+        assert_close("product", y.clone().inner(), expected.clone().inner(), tolerance);
+        let grads = backward(y);
+        let expected = backward(expected);
+        assert_gradients_close("input", x, &grads, &expected, tolerance);
+        assert_gradients_close("factors", factors, &grads, &expected, tolerance);
     }
 }

@@ -10,11 +10,12 @@ use super::seed::seed;
 use crate::products::{self, Kernels, KernelsError, ProductReport};
 
 /// Sets the kernels of this process, and returns the name of the set on `device`:
-/// `cublaslt-13.2.0`, `cubecl-0.11.3`, or `cpu`. Results repeat bit for bit with the same set on
-/// the same kind of device. What is not used, and why, is among the [`notices`](products::notices).
+/// `cublaslt-13.2.0`, `cubecl-0.11.3`, or `cpu`. Results are bit-identical with the same set on the
+/// same kind of device. Kernels that are not used, and the reasons, are among the
+/// [`notices`](products::notices).
 ///
 /// # Errors
-/// [`KernelsError`] where `kernels` asks for more than the device has.
+/// [`KernelsError`] if `kernels` asks for kernels that the device does not support.
 pub fn choose_kernels(kernels: Kernels, device: &Device) -> Result<String, KernelsError> {
     products::set(kernels);
     if *device == Device::flex() {
@@ -23,27 +24,20 @@ pub fn choose_kernels(kernels: Kernels, device: &Device) -> Result<String, Kerne
             _ => Ok("cpu".into()),
         };
     }
-    let version = match kernels {
-        Kernels::Cubecl => Err(None),
-        _ => library_version(device).map_err(Some),
-    };
-    match (version, kernels) {
-        (Ok(version), _) => Ok(format!("cublaslt-{version}")),
-        (Err(reason), Kernels::Cublaslt) => {
-            Err(KernelsError::NoCublaslt { reason: reason.unwrap_or_default() })
-        }
-        (Err(reason), _) => {
-            if let Some(reason) = reason.filter(|_| is_nvidia(device)) {
-                products::notice(format!(
-                    "products are computed by CubeCL's kernels, without cuBLASLt: {reason}"
-                ));
-            }
-            Ok("cubecl-0.11.3".into())
+    if kernels != Kernels::Cubecl {
+        match library_version(device) {
+            Ok(version) => return Ok(format!("cublaslt-{version}")),
+            Err(reason) if kernels == Kernels::Cublaslt => return Err(KernelsError::NoCublaslt { reason }),
+            Err(reason) if is_nvidia(device) => products::notice(format!(
+                "products are computed by CubeCL's kernels, without cuBLASLt: {reason}"
+            )),
+            Err(_) => {}
         }
     }
+    Ok("cubecl-0.11.3".into())
 }
 
-/// Returns the findings about every size of products that this process has met on a GPU.
+/// Returns a report on every size of product that this process has computed on a GPU.
 pub fn product_reports() -> Vec<ProductReport> {
     #[cfg(feature = "cuda")]
     return super::cube::library_reports();
@@ -51,28 +45,32 @@ pub fn product_reports() -> Vec<ProductReport> {
     Vec::new()
 }
 
-/// Runs a layer of ViT-S forwards and backwards on random numbers, in bf16 and f32, so that
-/// [`product_reports`] has something to say.
+/// Runs the forward and backward pass of a linear layer of ViT-S on random numbers, in bf16 and
+/// f32, so that [`product_reports`] has products to report on.
 pub fn try_products(device: &Device) {
     const TOKENS: [usize; 3] = [4, 197, 384];
     const WIDTH: usize = 1152;
-    let random = |shape: [usize; 3]| Tensor::<3>::random(shape, Distribution::Normal(0.0, 1.0), device);
     for dtype in [DType::BF16, DType::F32] {
         if !device.supports_dtype(dtype) {
             continue;
         }
         let n_weights = WIDTH * TOKENS[2];
-        let flat = cast(random([1, 1, n_weights + WIDTH]).reshape([n_weights + WIDTH]), dtype);
+        let flat = cast(random([1, 1, n_weights + WIDTH], device).reshape([n_weights + WIDTH]), dtype);
         let Some(Some(mut gradient)) = FlatGradient::on_device_of(&flat, true) else { continue };
         let weight = part(&flat, 0..n_weights).reshape([WIDTH, TOKENS[2]]);
         let weight = gradient.leaf(weight, 0..n_weights);
         let range = n_weights..n_weights + WIDTH;
         let bias = gradient.leaf(part(&flat, range.clone()), range);
-        let x = cast(random(TOKENS), dtype).autodiff().require_grad();
+        let x = cast(random(TOKENS, device), dtype).autodiff().require_grad();
         let y = linear(x, weight, bias);
-        let mut grads = seed(y, cast(random([TOKENS[0], TOKENS[1], WIDTH]), dtype)).backward();
+        let grad = cast(random([TOKENS[0], TOKENS[1], WIDTH], device), dtype);
+        let mut grads = seed(y, grad).backward();
         gradient.finish(&mut grads);
     }
+}
+
+fn random(shape: [usize; 3], device: &Device) -> Tensor<3> {
+    Tensor::random(shape, Distribution::Normal(0.0, 1.0), device)
 }
 
 #[cfg(feature = "cuda")]

@@ -34,7 +34,8 @@ pub fn layer_norm(x: Tensor<3>, gamma: Tensor<1>, beta: Tensor<1>, epsilon: f64)
     }
 }
 
-/// [`layer_norm`] on the CPU, which adds the gradient left in `link` to the gradient of `x`.
+/// Computes [`layer_norm`] on the CPU; the backward pass adds the gradient stored in `link` to the
+/// gradient of `x`.
 pub(super) fn with_link(
     x: Tensor<3>,
     gamma: Tensor<1>,
@@ -50,7 +51,9 @@ pub(super) fn with_link(
 fn plain(x: Tensor<3>, gamma: Tensor<1>, beta: Tensor<1>, epsilon: f64) -> Tensor<3> {
     let dtype = x.dtype();
     let wide = gamma.dtype();
-    let [x, gamma, beta] = [x, gamma.unsqueeze(), beta.unsqueeze()].map(|t: Tensor<3>| t.cast(wide));
+    let x = x.cast(wide);
+    let gamma = gamma.unsqueeze::<3>().cast(wide);
+    let beta = beta.unsqueeze::<3>().cast(wide);
     let (var, mean) = x.clone().var_mean_bias(2);
     ((x - mean) / (var + epsilon).sqrt() * gamma + beta).cast(dtype)
 }
@@ -74,7 +77,7 @@ impl Kernel<Flex, 3> for LayerNorm {
         let gamma = contiguous(&gamma);
         let beta = contiguous(&beta);
         let n_rows = shape[0] * shape[1];
-        // One buffer for rows and factors, so that one split over threads serves both.
+        // One buffer for rows and factors, so that both are split over threads in one call.
         let mut kept = vec![0.0; n_rows * (d + 1)];
         over_rows(&mut kept, d + 1, |first, rows| {
             normalize(&slice(&x)[first * d..], rows, d, self.epsilon);
@@ -94,13 +97,13 @@ impl Kernel<Flex, 3> for LayerNorm {
         let (kept, gamma, _) = saved;
         let grad = slice(&grad);
         let kept = slice(&kept);
-        let around = self.link.as_ref().and_then(Link::take).map(|around| contiguous(&around));
+        let skip = self.link.as_ref().and_then(Link::take).map(|skip| contiguous(&skip));
         let gx = wanted[0].then(|| {
             let mut gx = vec![0.0; grad.len()];
             over_rows(&mut gx, d, |first, rows| {
                 input_gradient(&kept[first * (d + 1)..], slice(&gamma), &grad[first * d..], rows);
-                if let Some(around) = &around {
-                    add(rows, &slice(around)[first * d..]);
+                if let Some(skip) = &skip {
+                    add(rows, &slice(skip)[first * d..]);
                 }
             });
             tensor(gx, shape)
@@ -114,7 +117,7 @@ impl Kernel<Flex, 3> for LayerNorm {
     }
 }
 
-/// Writes the normalized row, then its factor, to every row of `kept`.
+/// Writes each normalized row, followed by its factor, to the rows of `kept`.
 #[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl", "x86_64+avx2"))]
 fn normalize(x: &[f32], kept: &mut [f32], d: usize, epsilon: f32) {
     for (row, kept) in x.chunks_exact(d).zip(kept.chunks_exact_mut(d + 1)) {
@@ -166,37 +169,36 @@ fn parameter_gradients(kept: &[f32], grad: &[f32], g_gamma: &mut [f32], g_beta: 
 
 #[cfg(test)]
 mod tests {
-    use burn_tensor::Device;
+    use burn_tensor::{Device, Gradients};
 
     use super::*;
-    use crate::ops::twin::{assert_close, devices, leaves};
+    use crate::ops::testing::{assert_close, assert_gradients_close, devices, leaves};
 
-    /// Odd widths, whole vectors, more rows than a block sums.
+    /// Shapes cover an odd width, widths of whole vectors, and more rows than a block sums.
     #[test]
-    fn it_equals_its_twin_forwards_and_backwards() {
+    fn matches_plain_forward_and_backward() {
         for device in devices() {
-            [[3, 5, 37], [3, 47, 64], [2, 33, 384]].iter().for_each(|shape| check(&device, *shape));
+            for shape in [[3, 5, 37], [3, 47, 64], [2, 33, 384]] {
+                check(&device, shape);
+            }
         }
     }
 
     fn check(device: &Device, shape: [usize; 3]) {
         let x = leaves(device, &[shape], 1).remove(0);
         let weights = leaves(device, &[[shape[2]], [shape[2]]], 2);
-        let gradients = |y: Tensor<3>| {
-            let grads = (y.clone() * y.inner().autodiff().powf_scalar(2.0)).sum().backward();
-            let of = |w: &Tensor<1>| w.grad(&grads).expect("a leaf");
-            (x.grad(&grads).expect("a leaf"), of(&weights[0]), of(&weights[1]))
-        };
-        let run = |f: fn(Tensor<3>, Tensor<1>, Tensor<1>, f64) -> Tensor<3>| {
-            f(x.clone(), weights[0].clone(), weights[1].clone(), 1e-6)
-        };
-        let y = run(layer_norm);
-        let twin = run(plain);
-        assert_close("forward", y.clone().inner(), twin.clone().inner(), 1e-6);
-        let a = gradients(y);
-        let b = gradients(twin);
-        assert_close("input", a.0, b.0, 3e-6);
-        assert_close("gamma", a.1, b.1, 3e-6);
-        assert_close("beta", a.2, b.2, 3e-6);
+        let y = layer_norm(x.clone(), weights[0].clone(), weights[1].clone(), 1e-6);
+        let expected = plain(x.clone(), weights[0].clone(), weights[1].clone(), 1e-6);
+        assert_close("forward", y.clone().inner(), expected.clone().inner(), 1e-6);
+        let grads = backward_squared(y);
+        let expected = backward_squared(expected);
+        assert_gradients_close("input", &x, &grads, &expected, 3e-6);
+        assert_gradients_close("gamma", &weights[0], &grads, &expected, 3e-6);
+        assert_gradients_close("beta", &weights[1], &grads, &expected, 3e-6);
+    }
+
+    /// Runs the backward pass from `y`, whose gradient is `y²`.
+    fn backward_squared(y: Tensor<3>) -> Gradients {
+        (y.clone() * y.inner().autodiff().powf_scalar(2.0)).sum().backward()
     }
 }

@@ -6,7 +6,7 @@
 //! ```
 //!
 //! If x is bf16, W is rounded to bf16 unless it is bf16 already, and y and gx are bf16. The CPU
-//! kernel rounds W as it packs it for the product. W's gradient is f32 in any case, and so are b
+//! kernel rounds W while it packs it for the product. The gradient of W is always f32, and so are b
 //! and its gradient.
 
 use std::marker::PhantomData;
@@ -80,7 +80,7 @@ impl<T: Number> Kernel<Flex, 3> for Linear<T> {
         let w = contiguous(&w);
         let b = contiguous(&b);
         let m = n_images * n_tokens;
-        let y = affine(elements::<T>(&x), Weights::of(&w), slice(&b), [m, d, o]);
+        let y = affine(elements::<T>(&x), Weights::from_tensor(&w), slice(&b), [m, d, o]);
         (tensor(y, [n_images, n_tokens, o]), (x, w))
     }
 
@@ -90,7 +90,8 @@ impl<T: Number> Kernel<Flex, 3> for Linear<T> {
         let m = n_images * n_tokens;
         let grad = contiguous(&grad);
         let g = elements::<T>(&grad);
-        let gx = wanted[0].then(|| tensor(times_weight(g, Weights::of(&w), [m, o, d]), dims::<3>(&x)));
+        let gx =
+            wanted[0].then(|| tensor(times_weight(g, Weights::from_tensor(&w), [m, o, d]), dims::<3>(&x)));
         let gw = wanted[1].then(|| tensor(weight_gradient(g, elements::<T>(&x), [m, o, d]), [o, d]));
         let gb = wanted[2].then(|| tensor(column_sums(g, o), [o]));
         [gx, gw, gb]
@@ -104,28 +105,31 @@ impl Kernel<Flex, 2> for MatmulTransposed {
     type Saved = (FlexTensor, FlexTensor);
 
     fn forward(&self, [x, w]: [FlexTensor; 2]) -> (FlexTensor, Self::Saved) {
-        let ([m, d], [o, _]): ([usize; 2], [usize; 2]) = (dims(&x), dims(&w));
+        let [m, d]: [usize; 2] = dims(&x);
+        let [o, _]: [usize; 2] = dims(&w);
         let x = contiguous(&x);
         let w = contiguous(&w);
-        let y = times_transposed(slice(&x), Weights::of(&w), [m, d, o]);
+        let y = times_transposed(slice(&x), Weights::from_tensor(&w), [m, d, o]);
         (tensor(y, [m, o]), (x, w))
     }
 
     fn backward(&self, (x, w): Self::Saved, grad: FlexTensor, wanted: [bool; 2]) -> [Option<FlexTensor>; 2] {
-        let ([m, o], [_, d]): ([usize; 2], [usize; 2]) = (dims(&grad), dims(&w));
+        let [m, o]: [usize; 2] = dims(&grad);
+        let [_, d]: [usize; 2] = dims(&w);
         let grad = contiguous(&grad);
-        let gx = wanted[0].then(|| tensor(times_weight(slice(&grad), Weights::of(&w), [m, o, d]), [m, d]));
+        let gx = wanted[0]
+            .then(|| tensor(times_weight(slice(&grad), Weights::from_tensor(&w), [m, o, d]), [m, d]));
         let gw = wanted[1].then(|| tensor(weight_gradient(slice(&grad), slice(&x), [m, o, d]), [o, d]));
         [gx, gw]
     }
 }
 
-/// `x · Wᵀ + b`: `[M, D] · [D, O] + [O]`.
+/// Returns `x · Wᵀ + b`: `[M, D] · [D, O] + [O]`.
 pub(super) fn affine<T: Number>(x: &[T], weight: Weights<'_>, bias: &[f32], [m, d, o]: [usize; 3]) -> Vec<T> {
     transposed_product(x, weight, Some(bias), [m, d, o])
 }
 
-/// `x · Wᵀ`: `[M, D] · [D, O]`.
+/// Returns `x · Wᵀ`: `[M, D] · [D, O]`.
 pub(super) fn times_transposed<T: Number>(x: &[T], weight: Weights<'_>, mdo: [usize; 3]) -> Vec<T> {
     transposed_product(x, weight, None, mdo)
 }
@@ -143,7 +147,7 @@ fn transposed_product<T: Number>(
     }
 }
 
-/// `g · W`: `[M, O] · [O, D]`.
+/// Returns `g · W`: `[M, O] · [O, D]`.
 pub(super) fn times_weight<T: Number>(grad: &[T], weight: Weights<'_>, [m, o, d]: [usize; 3]) -> Vec<T> {
     let grad = Mat::rows(grad, o);
     match weight {
@@ -152,12 +156,12 @@ pub(super) fn times_weight<T: Number>(grad: &[T], weight: Weights<'_>, [m, o, d]
     }
 }
 
-/// `gᵀ · x`: `[O, M] · [M, D]`.
+/// Returns `gᵀ · x`: `[O, M] · [M, D]`.
 pub(super) fn weight_gradient<T: Number>(grad: &[T], x: &[T], [m, o, d]: [usize; 3]) -> Vec<f32> {
     product([o, m, d], Mat::rows(grad, o).t(), Mat::rows(x, d), None)
 }
 
-/// Returns the column sums of rows of `row_len` elements.
+/// Returns the sums of the columns of `rows`, each of which has `row_len` elements.
 pub(super) fn column_sums<T: Number>(rows: &[T], row_len: usize) -> Vec<f32> {
     let mut sums = vec![0.0; row_len];
     add_rows(rows, &mut sums);
@@ -178,85 +182,71 @@ mod tests {
     use burn_tensor::Device;
 
     use super::*;
-    use crate::ops::twin::{assert_close, devices, leaves, types};
+    use crate::ops::testing::{assert_close, assert_gradients_close, backward, devices, leaves, types};
 
-    /// Few rows, and more rows than a block sums.
+    /// Sizes cover few rows, and more rows than a block sums.
     #[test]
-    fn it_equals_its_twin_forwards_and_backwards() {
+    fn matches_plain_forward_and_backward() {
         for device in devices() {
             for (dtype, tolerance) in types(&device, 2e-6) {
-                let sizes = [[3, 4, 19, 11], [2, 83, 32, 24]];
-                sizes.iter().for_each(|sizes| check(&device, *sizes, [dtype, DType::F32], tolerance));
-                if dtype == DType::BF16 {
-                    sizes.iter().for_each(|sizes| check(&device, *sizes, [dtype; 2], tolerance));
+                for sizes in [[3, 4, 19, 11], [2, 83, 32, 24]] {
+                    check(&device, sizes, dtype, DType::F32, tolerance);
+                    if dtype == DType::BF16 {
+                        check(&device, sizes, dtype, dtype, tolerance);
+                    }
                 }
             }
         }
     }
 
-    /// Compares them on inputs and weights of these types.
-    fn check(device: &Device, [b, n, d, o]: [usize; 4], [dtype, of_weights]: [DType; 2], tolerance: f32) {
+    /// Compares [`linear`] and [`plain`] on inputs and weights of these types.
+    fn check(device: &Device, [b, n, d, o]: [usize; 4], dtype: DType, weight_dtype: DType, tolerance: f32) {
         let x = leaves(device, &[[b, n, d]], 1).remove(0);
         let w = leaves(device, &[[o, d]], 2).remove(0);
         let bias = leaves(device, &[[o]], 3).remove(0);
-        let stored = || cast(w.clone(), of_weights);
-        let y = linear(cast(x.clone(), dtype), stored(), bias.clone());
-        let twin = plain(cast(x.clone(), dtype), stored(), bias.clone());
+        let y = linear(cast(x.clone(), dtype), cast(w.clone(), weight_dtype), bias.clone());
+        let expected = plain(cast(x.clone(), dtype), cast(w.clone(), weight_dtype), bias.clone());
         assert_eq!(y.dtype(), dtype);
-        assert_close("forward", y.clone().inner(), twin.clone().inner(), tolerance / 2.0);
-        let gradients = |y: Tensor<3>| {
-            let grads = (y.clone() * y.inner().autodiff()).sum().backward();
-            (x.grad(&grads).expect("leaf"), w.grad(&grads).expect("leaf"), bias.grad(&grads).expect("leaf"))
-        };
-        let a = gradients(y);
-        let t = gradients(twin);
-        assert_eq!([a.1.dtype(), a.2.dtype()], [DType::F32; 2]);
-        assert_close("input", a.0, t.0, tolerance);
-        assert_close("weight", a.1, t.1, tolerance);
-        assert_close("bias", a.2, t.2, tolerance);
+        assert_close("forward", y.clone().inner(), expected.clone().inner(), tolerance / 2.0);
+        let grads = backward(y);
+        let expected = backward(expected);
+        assert_eq!(w.grad(&grads).expect("leaf").dtype(), DType::F32);
+        assert_eq!(bias.grad(&grads).expect("leaf").dtype(), DType::F32);
+        assert_gradients_close("input", &x, &grads, &expected, tolerance);
+        assert_gradients_close("weight", &w, &grads, &expected, tolerance);
+        assert_gradients_close("bias", &bias, &grads, &expected, tolerance);
     }
 
-    /// Alone and in batches, with a factor that is a view.
+    /// One product and a batch of products, with a factor that is a view.
     #[test]
-    fn the_product_equals_its_twin_forwards_and_backwards() {
+    fn matmul_matches_burns_matmul_forward_and_backward() {
         for device in devices() {
             for (dtype, tolerance) in types(&device, 2e-6) {
                 for [b, m, k, n] in [[1, 5, 9, 7], [3, 37, 64, 40]] {
                     let x = leaves(&device, &[[b, m, k]], 1).remove(0);
                     let w = leaves(&device, &[[b, n, k]], 2).remove(0);
-                    let factors = || (cast(x.clone(), dtype), cast(w.clone(), dtype).swap_dims(1, 2));
-                    let gradients = |y: Tensor<3>| {
-                        let grads = (y.clone() * y.inner().autodiff()).sum().backward();
-                        (x.grad(&grads).expect("leaf"), w.grad(&grads).expect("leaf"))
-                    };
-                    let (a, b) = factors();
-                    let (c, d) = factors();
-                    let y = matmul(a, b);
-                    let twin = c.matmul(d);
-                    assert_close("forward", y.clone().inner(), twin.clone().inner(), tolerance);
-                    let a = gradients(y);
-                    let t = gradients(twin);
-                    assert_close("left", a.0, t.0, tolerance);
-                    assert_close("right", a.1, t.1, tolerance);
+                    let y = matmul(cast(x.clone(), dtype), cast(w.clone(), dtype).swap_dims(1, 2));
+                    let expected = cast(x.clone(), dtype).matmul(cast(w.clone(), dtype).swap_dims(1, 2));
+                    assert_close("forward", y.clone().inner(), expected.clone().inner(), tolerance);
+                    let grads = backward(y);
+                    let expected = backward(expected);
+                    assert_gradients_close("left", &x, &grads, &expected, tolerance);
+                    assert_gradients_close("right", &w, &grads, &expected, tolerance);
                 }
             }
         }
     }
 
     #[test]
-    fn the_product_without_bias_equals_its_twin() {
+    fn matmul_transposed_has_the_gradients_of_burns_matmul() {
         let leaves = leaves(&Device::flex(), &[[6, 5], [9, 5]], 4);
         let x = leaves[0].clone();
         let w = leaves[1].clone();
         let y = matmul_transposed(x.clone(), w.clone());
-        let twin = x.clone().matmul(w.clone().transpose());
-        let gradient = |y: Tensor<2>| {
-            let grads = (y.clone() * y.inner().autodiff()).sum().backward();
-            (x.grad(&grads).expect("leaf"), w.grad(&grads).expect("leaf"))
-        };
-        let a = gradient(y);
-        let t = gradient(twin);
-        assert_close("input", a.0, t.0, 2e-6);
-        assert_close("weight", a.1, t.1, 2e-6);
+        let expected = x.clone().matmul(w.clone().transpose());
+        let grads = backward(y);
+        let expected = backward(expected);
+        assert_gradients_close("input", &x, &grads, &expected, 2e-6);
+        assert_gradients_close("weight", &w, &grads, &expected, 2e-6);
     }
 }

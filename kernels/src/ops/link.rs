@@ -1,15 +1,15 @@
-//! A gradient that one backward pass leaves for a later one, which adds it in its own pass over
-//! memory.
+//! A gradient that the backward pass of one operation stores for that of a later one, which adds it
+//! in its own pass over memory.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Holds a gradient between two backward passes.
+/// Holds a gradient between the backward passes of two operations.
 #[derive(Debug)]
 pub(super) struct Link<T>(Arc<Mutex<Option<T>>>);
 
 impl<T> Link<T> {
-    /// Stores a gradient for a later pass to take.
-    pub(super) fn leave(&self, grad: T) {
+    /// Stores a gradient for a later operation to take.
+    pub(super) fn store(&self, grad: T) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(grad);
     }
 

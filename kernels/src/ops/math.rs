@@ -1,7 +1,7 @@
 //! Branch-free `exp`, `erf`, sine and cosine that compile to vector instructions. They use no fused
 //! multiply-add, so that every x86 host computes the same bits.
 
-/// `e^x` to about 1e-7 relative; 0 below -87.3, and no larger than e^88 above.
+/// Returns `e^x` with a relative error of about 1e-7: 0 below -87.3, and at most e^88.
 ///
 /// Cephes: `x = n ln 2 + r`, a polynomial of degree six in `r`, and `n` added to the exponent.
 #[inline(always)]
@@ -28,7 +28,8 @@ pub(super) fn exp(x: f32) -> f32 {
     if x < -87.3 { 0.0 } else { value * power }
 }
 
-/// The error function to about 4e-7 absolute: an odd rational function, saturated beyond four.
+/// Returns the error function of `x` with an absolute error of about 4e-7: an odd rational
+/// function, saturated beyond four.
 #[inline(always)]
 pub(super) fn erf(x: f32) -> f32 {
     let x = x.clamp(-4.0, 4.0);
@@ -48,7 +49,7 @@ pub(super) fn erf(x: f32) -> f32 {
     x * p / q
 }
 
-/// Sine and cosine to about 2e-7 absolute for angles up to a few thousand.
+/// Returns sine and cosine with an absolute error of about 2e-7, for angles up to a few thousand.
 ///
 /// Cephes: `x = n π/2 + r` with π/2 in three parts, polynomials in `r`, and the quadrant from `n`.
 #[inline(always)]
@@ -63,11 +64,12 @@ pub(super) fn sin_cos(x: f32) -> [f32; 2] {
     let cos = ((2.443_315_7e-5 * z - 1.388_731_6e-3) * z + 4.166_664_6e-2) * z * z - 0.5 * z + 1.0;
     let quadrant = rounded.to_bits() & 3;
     let (a, b) = if quadrant & 1 == 1 { (cos, sin) } else { (sin, cos) };
-    let negative = |yes: bool, value: f32| if yes { -value } else { value };
-    [negative(quadrant >= 2, a), negative(quadrant == 1 || quadrant == 2, b)]
+    let sin = if quadrant >= 2 { -a } else { a };
+    let cos = if quadrant == 1 || quadrant == 2 { -b } else { b };
+    [sin, cos]
 }
 
-/// Sums `values` in sixteen running totals, an order that vectorizes.
+/// Sums `values` in sixteen partial sums, an order that vectorizes.
 #[inline(always)]
 fn sum(values: impl ExactSizeIterator<Item = f32>) -> f32 {
     let mut totals = [0.0f32; 16];
@@ -77,7 +79,7 @@ fn sum(values: impl ExactSizeIterator<Item = f32>) -> f32 {
     totals.iter().sum()
 }
 
-/// The sum of `f` over `row`, in sixteen lanes.
+/// Returns the sum of `f` over `row`, computed in sixteen lanes.
 #[inline(always)]
 pub(super) fn lane_sum(row: &[f32], f: impl Fn(f32) -> f32) -> f32 {
     let mut totals = [0.0f32; 16];
@@ -91,13 +93,13 @@ pub(super) fn lane_sum(row: &[f32], f: impl Fn(f32) -> f32) -> f32 {
     totals.iter().sum::<f32>() + rest
 }
 
-/// The dot product of two rows, in sixteen lanes.
+/// Returns the dot product of two rows, computed in sixteen lanes.
 #[inline(always)]
 pub(super) fn lane_dot(a: &[f32], b: &[f32]) -> f32 {
     lane_sum_of_pairs(a, b, |a, b| a * b)
 }
 
-/// The square of the distance between two rows, in sixteen lanes.
+/// Returns the squared distance between two rows, computed in sixteen lanes.
 #[inline(always)]
 pub(super) fn lane_squared_distance(a: &[f32], b: &[f32]) -> f32 {
     lane_sum_of_pairs(a, b, |a, b| (a - b) * (a - b))
@@ -117,7 +119,8 @@ fn lane_sum_of_pairs(a: &[f32], b: &[f32], f: impl Fn(f32, f32) -> f32) -> f32 {
     totals.iter().sum::<f32>() + rest
 }
 
-/// The largest number of `row`, in sixteen lanes; negative infinity if it is empty.
+/// Returns the largest number of `row`, computed in sixteen lanes; negative infinity if it is
+/// empty.
 #[inline(always)]
 pub(super) fn lane_max(row: &[f32]) -> f32 {
     let mut lanes = [f32::NEG_INFINITY; 16];
@@ -131,8 +134,9 @@ pub(super) fn lane_max(row: &[f32]) -> f32 {
     lanes.iter().fold(rest, |max, v| max.max(*v))
 }
 
-/// Splits the rows of `out` over the threads of the current rayon pool; `body` gets the index of
-/// its first row and its rows. With one thread, or few rows, it is a single call.
+/// Splits the rows of `out` over the threads of the current rayon pool. `body` is called with the
+/// index of the first row of a part and the rows of the part; with one thread, or few rows, it is
+/// called once with all rows.
 pub(super) fn over_rows<T: Send>(out: &mut [T], row_len: usize, body: impl Fn(usize, &mut [T]) + Sync) {
     use rayon::prelude::*;
     let n_threads = rayon::current_num_threads();
@@ -165,8 +169,9 @@ mod tests {
         for i in -40_000..40_000 {
             let x = i as f32 * 0.05;
             let [sin, cos] = sin_cos(x);
-            let error =
-                (f64::from(sin) - f64::from(x).sin()).abs().max((f64::from(cos) - f64::from(x).cos()).abs());
+            let sin_error = (f64::from(sin) - f64::from(x).sin()).abs();
+            let cos_error = (f64::from(cos) - f64::from(x).cos()).abs();
+            let error = sin_error.max(cos_error);
             assert!(error < 4e-7, "sin and cos of {x}: error {error}");
         }
     }
@@ -174,19 +179,20 @@ mod tests {
     /// Reference: the Maclaurin series in f64, which converges quickly enough below four.
     #[test]
     fn erf_is_accurate_over_its_range() {
-        let series = |x: f64| {
-            let mut term = x;
-            let mut sum = x;
-            for n in 1..200 {
-                term *= -x * x / f64::from(n);
-                sum += term / f64::from(2 * n + 1);
-            }
-            sum * 2.0 / std::f64::consts::PI.sqrt()
-        };
         for i in -400..=400 {
             let x = i as f32 * 0.01;
-            let error = (f64::from(erf(x)) - series(f64::from(x))).abs();
+            let error = (f64::from(erf(x)) - erf_series(f64::from(x))).abs();
             assert!(error < 6e-7, "erf({x}): error {error}");
         }
+    }
+
+    fn erf_series(x: f64) -> f64 {
+        let mut term = x;
+        let mut sum = x;
+        for n in 1..200 {
+            term *= -x * x / f64::from(n);
+            sum += term / f64::from(2 * n + 1);
+        }
+        sum * 2.0 / std::f64::consts::PI.sqrt()
     }
 }

@@ -2,9 +2,9 @@
 //!
 //! On the CPU backend (Flex), and for some operations on GPUs (`cube`), an operation runs as a
 //! kernel with a hand-written backward pass, registered with Burn's autodiff as a single step;
-//! `plain` is a composition of Burn's own operations. All implementations compute the same formula,
-//! which is at the top of each file, and tests compare them. The reason for kernels: under
-//! autodiff, Burn's softmax and layer norm are a dozen passes over memory, and copies of permuted
+//! `plain` is a composition of Burn's own operations. All implementations of an operation compute
+//! the formula at the top of its file, and tests compare them. The kernels exist for speed: under
+//! autodiff, Burn's softmax and layer norm take a dozen passes over memory, and copies of permuted
 //! tensors cost as much as the products between them.
 
 mod attention;
@@ -60,7 +60,7 @@ pub use fork::fork;
 pub use gelu::gelu;
 pub use gradient::FlatGradient;
 pub use grid_mean::{grid_mean, scale_channels};
-pub use kept::{SMALLEST_SHARE_LEFT_OUT, on_kept};
+pub use kept::{MIN_SKIPPED_SHARE, apply_to_kept};
 pub use kernel_choice::{choose_kernels, product_reports, try_products};
 pub use layer_norm::layer_norm;
 pub use linear::{linear, matmul, matmul_transposed};
@@ -76,7 +76,7 @@ pub use product::{ProductLimits, Start, product_into};
 pub use relu::relu;
 pub use residual::branch;
 pub use rotary::{Rotations, rotate};
-pub use seed::{both, seed};
+pub use seed::{add_seeds, seed};
 pub use sequence::sequence;
 pub use shared::SharedGradient;
 pub use swiglu::swiglu;
@@ -90,7 +90,7 @@ pub use gemm::count::flops_of;
 
 use burn_tensor::{DType, Tensor};
 
-/// Returns `x` in f32 if it has fewer bits. f64, which tests compute in, stays.
+/// Returns `x`, converted to f32 if its type has fewer bits. f64, which tests use, is unchanged.
 pub fn in_f32<const D: usize>(x: Tensor<D>) -> Tensor<D> {
     match x.dtype() {
         DType::F32 | DType::F64 => x,
@@ -99,26 +99,27 @@ pub fn in_f32<const D: usize>(x: Tensor<D>) -> Tensor<D> {
 }
 
 #[cfg(feature = "testing")]
-pub mod twin {
-    //! Compares an operation with its composition of Burn operations, forwards and backwards.
+pub mod testing {
+    //! Comparison of an operation with its composition of Burn operations, in the forward and the
+    //! backward pass.
 
-    use burn_tensor::{DType, Device, Distribution, Tensor};
+    use burn_tensor::{DType, Device, Distribution, Gradients, Tensor};
 
-    /// Returns the CPU and the devices that this build's features add.
+    /// Returns the CPU, and the GPUs that this build supports and this machine has.
     pub fn devices() -> Vec<Device> {
         #[allow(unused_mut)]
         let mut devices = vec![Device::flex()];
         #[cfg(feature = "wgpu")]
         devices.push(Device::wgpu(Default::default()));
         #[cfg(feature = "cuda")]
-        if crate::device::cuda_devices().is_ok_and(|found| !found.is_empty()) {
+        if crate::device::cuda_devices().is_ok_and(|gpus| !gpus.is_empty()) {
             devices.push(Device::cuda(0));
         }
         devices
     }
 
-    /// Returns the types that `device` computes in with their tolerances: `tolerance` in f32, a few
-    /// roundings in bf16.
+    /// Returns the types that `device` supports, each with a tolerance: `tolerance` for f32, a few
+    /// roundings for bf16.
     pub fn types(device: &Device, tolerance: f32) -> Vec<(DType, f32)> {
         let types = [(DType::F32, tolerance), (DType::BF16, 2e-2)];
         types.into_iter().filter(|(dtype, _)| device.supports_dtype(*dtype)).collect()
@@ -127,22 +128,42 @@ pub mod twin {
     /// Returns random inputs of `shapes`, as leaves that require a gradient.
     pub fn leaves<const D: usize>(device: &Device, shapes: &[[usize; D]], seed: u64) -> Vec<Tensor<D>> {
         device.seed(seed);
-        shapes
-            .iter()
-            .map(|shape| {
-                Tensor::random(*shape, Distribution::Normal(0.0, 1.0), device).autodiff().require_grad()
-            })
-            .collect()
+        let mut leaves = Vec::with_capacity(shapes.len());
+        for shape in shapes {
+            let values = Tensor::random(*shape, Distribution::Normal(0.0, 1.0), device);
+            leaves.push(values.autodiff().require_grad());
+        }
+        leaves
     }
 
-    /// Asserts that two tensors agree to within `tolerance` times the largest value.
-    pub fn assert_close<const D: usize>(name: &str, a: Tensor<D>, b: Tensor<D>, tolerance: f32) {
-        let [a, b] = [a, b].map(super::in_f32);
-        let scale = b.clone().abs().max().into_scalar::<f32>().max(1e-6);
-        let gap = (a - b).abs();
+    /// Runs the backward pass from `y`, whose own values are its gradient.
+    pub fn backward<const D: usize>(y: Tensor<D>) -> Gradients {
+        (y.clone() * y.inner().autodiff()).sum().backward()
+    }
+
+    /// Asserts that two tensors agree to within `tolerance` times the largest value of `expected`.
+    pub fn assert_close<const D: usize>(name: &str, actual: Tensor<D>, expected: Tensor<D>, tolerance: f32) {
+        let actual = super::in_f32(actual);
+        let expected = super::in_f32(expected);
+        let scale = expected.clone().abs().max().into_scalar::<f32>().max(1e-6);
+        let gap = (actual - expected).abs();
         // `max` may skip NaN; a sum does not.
         assert!(gap.clone().sum().into_scalar::<f32>().is_finite(), "{name}: not finite");
         let worst = gap.max().into_scalar::<f32>();
         assert!(worst <= tolerance * scale, "{name}: {worst} against a scale of {scale}");
+    }
+
+    /// Asserts that both backward passes have a gradient of `leaf`, and that they agree as
+    /// [`assert_close`] requires.
+    pub fn assert_gradients_close<const D: usize>(
+        name: &str,
+        leaf: &Tensor<D>,
+        actual: &Gradients,
+        expected: &Gradients,
+        tolerance: f32,
+    ) {
+        let actual = leaf.grad(actual).expect("a leaf");
+        let expected = leaf.grad(expected).expect("a leaf");
+        assert_close(name, actual, expected, tolerance);
     }
 }

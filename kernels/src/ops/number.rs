@@ -1,4 +1,4 @@
-//! Element types that the CPU kernels of a backbone read and write. They compute in f32.
+//! Element types of the tensors that CPU kernels read and write. The kernels compute in f32.
 
 use std::borrow::Cow;
 
@@ -12,9 +12,9 @@ pub trait Number: burn_tensor::Element + Pod + Default {
     /// The tensor data type of these elements.
     const DTYPE: DType;
 
-    /// Returns the same number in f32.
+    /// Returns the number in f32.
     fn wide(self) -> f32;
-    /// Returns the nearest number; a tie goes to the one with an even last bit.
+    /// Returns the number nearest to `value`; ties are rounded to even.
     fn nearest(value: f32) -> Self;
     /// Returns the bits of the nearest bf16.
     fn bf16_bits(self) -> u16;
@@ -33,8 +33,9 @@ impl Number for f32 {
         value
     }
 
-    /// Rounds in integer arithmetic, which vectorizes: adding half of what is cut off, less one bit
-    /// if the last bit that stays is zero, carries over if the number is to be rounded up.
+    /// Rounds in integer arithmetic, which vectorizes: half of the value of the last bit that is
+    /// kept is added, less one if that bit is zero, so that a carry reaches it if the number is to
+    /// be rounded up.
     #[inline(always)]
     fn bf16_bits(self) -> u16 {
         let bits = self.to_bits();
@@ -64,7 +65,7 @@ impl Number for bf16 {
     }
 }
 
-/// Sets every element of `y` to the value nearest to that of `x`.
+/// Sets every element of `y` to the number nearest to that of `x`.
 #[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
 pub(crate) fn convert<A: Number, B: Number>(x: &[A], y: &mut [B]) {
     for (y, x) in y.iter_mut().zip(x) {
@@ -100,17 +101,20 @@ pub(crate) fn nearest<T: Number>(values: Vec<f32>) -> Vec<T> {
 mod tests {
     use super::*;
 
-    /// The crate `half` rounds the same way, one number at a time.
+    /// Reference: the crate `half`.
     #[test]
-    fn numbers_are_rounded_to_the_nearest() {
-        let patterns = (0..=u16::MAX).flat_map(|high| {
-            [0, 1, 0x7fff, 0x8000, 0x8001, 0xffff].map(|low| f32::from_bits((u32::from(high) << 16) | low))
-        });
-        for value in patterns {
-            let ours = bf16::nearest(value);
-            let halfs = bf16::from_f32(value);
-            assert!(ours.to_bits() == halfs.to_bits(), "{value:e}: {ours} instead of {halfs}");
-            assert!(ours.wide().to_bits() == halfs.to_f32().to_bits(), "{ours}");
+    fn bf16_rounding_matches_half() {
+        for high in 0..=u16::MAX {
+            for low in [0, 1, 0x7fff, 0x8000, 0x8001, 0xffff] {
+                let value = f32::from_bits((u32::from(high) << 16) | low);
+                let rounded = bf16::nearest(value);
+                let expected = bf16::from_f32(value);
+                assert!(
+                    rounded.to_bits() == expected.to_bits(),
+                    "{value:e}: {rounded} instead of {expected}"
+                );
+                assert!(rounded.wide().to_bits() == expected.to_f32().to_bits(), "{rounded}");
+            }
         }
     }
 }

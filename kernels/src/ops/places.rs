@@ -1,4 +1,4 @@
-//! Places of gradients in the flat gradient of a unit on a GPU: see
+//! Locations of parameter gradients in the flat gradient of a unit on a GPU: see
 //! [`FlatGradient`](crate::ops::FlatGradient).
 
 use std::collections::{HashMap, HashSet};
@@ -10,12 +10,12 @@ use burn_cubecl::tensor::CubeTensor;
 use burn_dispatch::backends::autodiff::NodeId;
 use burn_tensor::{DType, Device, Tensor};
 
-/// The places of leaves, by their nodes in autodiff's graph, which has no room for them. A leaf's
-/// entry lives as long as its [`Entry`].
+/// Gradient places of leaves, by their nodes in autodiff's graph, whose nodes cannot store them. An
+/// entry is removed when its [`Entry`] is dropped.
 static PLACES: LazyLock<Mutex<HashMap<NodeId, GradientPlace>>> = LazyLock::new(Mutex::default);
 
 fn places() -> MutexGuard<'static, HashMap<NodeId, GradientPlace>> {
-    // Entries are inserted and removed whole, so that the map stays valid if a holder panics.
+    // Every change is a single insertion or removal, so the map is valid even if a holder panicked.
     PLACES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -29,7 +29,7 @@ pub(crate) struct Buffer {
 
 #[derive(Debug, Default)]
 struct Contents {
-    /// Zeros where nothing has been added; absent before the first gradient.
+    /// Sums of gradients, zero where none was added; `None` before the first gradient.
     values: Option<CubeTensor>,
     /// Starts of the ranges that hold a gradient.
     written: HashSet<usize>,
@@ -37,12 +37,12 @@ struct Contents {
 
 impl Buffer {
     /// Creates the memory for the gradient of `flat`.
-    pub(crate) fn like(flat: &Tensor<1>) -> Arc<Self> {
+    pub(crate) fn new(flat: &Tensor<1>) -> Arc<Self> {
         Arc::new(Self { device: flat.device(), len: flat.dims()[0], contents: Mutex::default() })
     }
 
-    /// Returns the values, and whether the range from `start` on holds a gradient, as it does from
-    /// now on.
+    /// Marks the range that starts at `start` as written; returns the values, and whether it was
+    /// written before.
     fn claim(&self, start: usize) -> (CubeTensor, bool) {
         let mut contents = self.contents.lock().unwrap_or_else(PoisonError::into_inner);
         let holds_gradient = !contents.written.insert(start);
@@ -52,11 +52,11 @@ impl Buffer {
 
     fn zeros(&self) -> CubeTensor {
         let zeros = Tensor::<1>::zeros([self.len], (&self.device, DType::F32));
-        // It was made on the device of a tensor that `is_cube`.
+        // The device is that of a tensor for which `is_cube` was true.
         zeros.try_into_primitive::<CubeBackend>().expect("a tensor on a GPU")
     }
 
-    /// Takes the values.
+    /// Takes the values, which are zeros if no gradient was added.
     pub(crate) fn take(&self) -> Tensor<1> {
         let mut contents = self.contents.lock().unwrap_or_else(PoisonError::into_inner);
         let values = contents.values.take().unwrap_or_else(|| self.zeros());
@@ -64,24 +64,24 @@ impl Buffer {
     }
 }
 
-/// The place of a parameter's gradient in the flat gradient of its unit.
+/// Location of a parameter's gradient in the flat gradient of its unit.
 #[derive(Debug, Clone)]
 pub(crate) struct GradientPlace {
     buffer: Arc<Buffer>,
     range: Range<usize>,
 }
 
-/// A place that a gradient is about to be written to.
+/// Memory that a gradient is about to be written to.
 pub(crate) struct Claimed {
     /// The flat gradient.
     pub(crate) buffer: CubeTensor,
     /// Elements of the parameter.
     pub(crate) range: Range<usize>,
-    /// Whether there is a gradient to add to; else there are zeros.
+    /// Whether the range holds a gradient to add to; otherwise it is zero.
     pub(crate) holds_gradient: bool,
 }
 
-/// The entry of a leaf.
+/// Registration of a leaf, which ends when this is dropped.
 pub(crate) struct Entry(NodeId);
 
 impl Drop for Entry {
@@ -95,18 +95,18 @@ impl GradientPlace {
         Self { buffer: Arc::clone(buffer), range }
     }
 
-    /// Makes this the place of the gradient of the leaf with this node.
+    /// Registers this as the place of the gradient of `leaf`.
     pub(crate) fn attach(&self, leaf: NodeId) -> Entry {
         places().insert(leaf, self.clone());
         Entry(leaf)
     }
 
-    /// Returns the place of the gradient of a node, if it is a leaf with one.
-    pub(crate) fn of(node: &NodeId) -> Option<Self> {
+    /// Returns the place of the gradient of a node, if it is a leaf that was attached to one.
+    pub(crate) fn find(node: &NodeId) -> Option<Self> {
         places().get(node).cloned()
     }
 
-    /// Returns the memory to write a gradient to.
+    /// Returns the memory to write a gradient to, and marks it as written.
     pub(crate) fn claim(&self) -> Claimed {
         let (buffer, holds_gradient) = self.buffer.claim(self.range.start);
         Claimed { buffer, range: self.range.clone(), holds_gradient }

@@ -1,13 +1,15 @@
 //! Probabilities over prototypes, computed from scores without autodiff.
 //!
 //! ```text
-//! softmax_rows     p = softmax((x - c) / τ)                        x [.., K]  c [K]
-//! column_sums      Σ over rows                                     [.., K] → [K]
-//! balanced         columns scaled, then rows scaled to sum one      half steps of Sinkhorn and Knopp
-//! log_sum_exp      log Σ_k exp((x - c) / τ)                         [.., K] → [R], R the number of rows
-//! scaled           q / columns / rows                               [.., K]  columns [K]  rows [R]
+//! softmax_rows     p = softmax((x - c) / τ)                     x [.., K]  c [K]
+//! column_sums      Σ over rows                                  [.., K] → [K]
+//! balanced         q / columns, then rows scaled to sum to one  [.., K]  columns [K]
+//! log_sum_exp      log Σ_k exp((x - c) / τ)                     [.., K] → [R], R the number of rows
+//! scaled           q / columns / rows                           [.., K]  columns [K]  rows [R]
 //! sharpness        mean entropy and mean largest probability of rows
 //! ```
+//!
+//! `balanced` is a half step of Sinkhorn and Knopp's algorithm for each of its two scalings.
 
 use burn_flex::{Flex, FlexTensor};
 use burn_tensor::{Tensor, activation};
@@ -83,7 +85,7 @@ pub fn exp_rows(x: Tensor<3>, max: Tensor<1>, temperature: f64, floor: f32) -> T
     }
 }
 
-/// Divides column `k` of `q` `[B, V, K]` by `columns[k]`, and then scales the rows to sum one.
+/// Divides column `k` of `q` `[B, V, K]` by `columns[k]`, and then scales the rows to sum to one.
 pub fn balanced(q: Tensor<3>, columns: Tensor<1>) -> Tensor<3> {
     let dims = q.dims();
     match (host(&q), host(&columns)) {
@@ -159,12 +161,13 @@ pub fn sharpness(probs: &Tensor<3>) -> [Tensor<1>; 2] {
     match host(probs) {
         Some(probs) => {
             let mut rows = vec![0.0; 2 * b * v];
-            over_rows(&mut rows, 2, |first, rows| sharpness_of(&slice(&probs)[first * k..], k, rows));
-            let mean = |which: usize| {
-                let total: f64 = rows.iter().skip(which).step_by(2).map(|value| f64::from(*value)).sum();
-                Flex::from_primitive(tensor(vec![(total / (b * v) as f64) as f32], [1]))
-            };
-            [mean(0), mean(1)]
+            over_rows(&mut rows, 2, |first, rows| row_sharpness(&slice(&probs)[first * k..], k, rows));
+            let mut totals = [0.0f64; 2];
+            for row in rows.chunks_exact(2) {
+                totals[0] += f64::from(row[0]);
+                totals[1] += f64::from(row[1]);
+            }
+            totals.map(|total| Flex::from_primitive(tensor(vec![(total / (b * v) as f64) as f32], [1])))
         }
         None => {
             let logs = probs.clone().clamp_min(1e-30).log();
@@ -173,8 +176,8 @@ pub fn sharpness(probs: &Tensor<3>) -> [Tensor<1>; 2] {
     }
 }
 
-/// Returns the contiguous elements of a tensor on the CPU without autodiff, `None` for any other
-/// tensor.
+/// Returns the tensor with contiguous elements if it is on the CPU and not tracked by autodiff,
+/// `None` otherwise.
 fn host<const D: usize>(x: &Tensor<D>) -> Option<FlexTensor> {
     if x.is_autodiff() || !is_flex(x) {
         return None;
@@ -268,7 +271,8 @@ fn divide(rows: &mut [f32], columns: &[f32], sums: &[f32]) {
     }
 }
 
-fn sharpness_of(probs: &[f32], k: usize, out: &mut [f32]) {
+/// Writes the entropy and the largest probability of every row to `out`, `[R, 2]`.
+fn row_sharpness(probs: &[f32], k: usize, out: &mut [f32]) {
     for (row, out) in probs.chunks_exact(k).zip(out.chunks_exact_mut(2)) {
         out[0] = -row.iter().map(|p| p * p.max(1e-30).ln()).sum::<f32>();
         out[1] = row_max(row);
@@ -280,11 +284,11 @@ mod tests {
     use burn_tensor::Device;
 
     use super::*;
-    use crate::ops::twin::{assert_close, devices, leaves};
+    use crate::ops::testing::{assert_close, devices, leaves};
 
     /// Reference: compositions of Burn's operations.
     #[test]
-    fn every_function_equals_its_composition() {
+    fn every_function_matches_its_composition() {
         for device in devices() {
             let x = leaves(&device, &[[3, 2, 37]], 1).remove(0).inner();
             let center = leaves(&device, &[[37]], 2).remove(0).inner();
@@ -302,9 +306,9 @@ mod tests {
             let scaled = plain.clone() / sums.clone().unsqueeze();
             let rows = scaled.clone() / scaled.sum_dim(2);
             assert_close("balanced", balanced(plain.clone(), sums.clone()), rows.clone(), 3e-6);
-            let parts =
-                super::scaled(plain.clone(), sums.clone(), scaled_row_sums(plain.clone(), sums.clone()));
-            assert_close("scaled", parts, rows.clone(), 3e-6);
+            let row_sums = scaled_row_sums(plain.clone(), sums.clone());
+            let balanced_by_parts = super::scaled(plain.clone(), sums.clone(), row_sums);
+            assert_close("scaled", balanced_by_parts, rows.clone(), 3e-6);
             let shifted = (x.clone() - center.clone().unsqueeze()) / 0.07;
             let log_sums = shifted.clone().exp().sum_dim(2).log().reshape([6]);
             assert_close("log_sum_exp", log_sum_exp(x.clone(), Some(center), 0.07), log_sums, 3e-6);
@@ -315,7 +319,7 @@ mod tests {
         }
     }
 
-    /// Differences of thousands of nats give zeros and no NaN.
+    /// Differences of thousands of nats give zeros and not NaN.
     #[test]
     fn extreme_scores_stay_finite() {
         let x = Tensor::<3>::from_floats([[[1e4, -1e4, 0.0]]], &Device::flex());

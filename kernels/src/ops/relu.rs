@@ -12,7 +12,7 @@ use super::bridge::{Kernel, run};
 use super::cpu::{contiguous, is_flex, owned, slice, slice_mut};
 use super::number::Number;
 
-/// `max(x, 0)` for `x` of `[B, N, D]`.
+/// Returns `max(x, 0)` for `x` of `[B, N, D]`.
 pub fn relu(x: Tensor<3>) -> Tensor<3> {
     if is_flex(&x) { run(Relu, [x.into()]) } else { burn_tensor::activation::relu(x) }
 }
@@ -37,7 +37,7 @@ impl Kernel<Flex, 1> for Relu {
     }
 }
 
-/// Rectifies in place; NaN stays NaN.
+/// Rectifies `values` in place; NaN is unchanged.
 #[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl", "x86_64+avx2"))]
 fn rectify(values: &mut [f32]) {
     for value in values {
@@ -45,13 +45,13 @@ fn rectify(values: &mut [f32]) {
     }
 }
 
-/// Returns the value, or zero if it is negative.
+/// Returns `value`, or zero if it is negative.
 #[inline(always)]
 pub(super) fn rectified(value: f32) -> f32 {
     if value < 0.0 { 0.0 } else { value }
 }
 
-/// Sets the gradient to zero where `y` is not positive.
+/// Sets `grad` to zero where `y` is not positive.
 #[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
 pub(super) fn mask<T: Number>(grad: &mut [T], y: &[T]) {
     for (grad, y) in grad.iter_mut().zip(y) {
@@ -62,20 +62,16 @@ pub(super) fn mask<T: Number>(grad: &mut [T], y: &[T]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ops::twin::{assert_close, devices, leaves};
+    use crate::ops::testing::{assert_close, assert_gradients_close, backward, devices, leaves};
 
     #[test]
-    fn it_equals_its_twin_forwards_and_backwards() {
+    fn matches_burns_relu_forward_and_backward() {
         for device in devices() {
             let x = leaves(&device, &[[3, 5, 37]], 1).remove(0);
             let y = relu(x.clone());
-            let twin = burn_tensor::activation::relu(x.clone());
-            assert_close("forward", y.clone().inner(), twin.clone().inner(), 0.0);
-            let gradient = |y: Tensor<3>| {
-                let grads = (y.clone() * y.inner().autodiff()).sum().backward();
-                x.grad(&grads).expect("leaf")
-            };
-            assert_close("input", gradient(y), gradient(twin), 0.0);
+            let expected = burn_tensor::activation::relu(x.clone());
+            assert_close("forward", y.clone().inner(), expected.clone().inner(), 0.0);
+            assert_gradients_close("input", &x, &backward(y), &backward(expected), 0.0);
         }
     }
 }

@@ -1,13 +1,14 @@
-//! A residual branch: its start with a layer norm, and its end.
+//! A residual branch: a layer norm at its start, and the addition to the skip connection at its
+//! end.
 //!
 //! ```text
 //! h = norm(x)      y = x + f ⊙ γ ⊙ b(h)      x, h, b, y [B, N, D]   f [B]   γ [D]   ones if absent
 //! gb = f ⊙ γ ⊙ g   gγ = Σ_rows f ⊙ g ⊙ b     gx = g + gradient of norm(x), given gh
 //! ```
 //!
-//! On CPUs and GPUs the end leaves `g` for the backward pass of the branch's first operation, which
+//! On CPUs and GPUs the end stores `g` for the backward pass of the branch's first operation, which
 //! runs later and adds it in its own loop: the gradient of `x` takes one pass over memory instead
-//! of two, and autodiff has nothing to add.
+//! of two, and autodiff adds nothing.
 
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -33,19 +34,20 @@ pub struct Skip {
     end: End,
 }
 
-/// How a branch ends: where the gradient of the skip connection goes.
+/// The way in which the gradient of the skip connection is added to that of the branch.
 enum End {
-    /// The end leaves it for the branch's first operation, on a CPU.
+    /// The end stores it for the branch's first operation, on a CPU.
     Cpu(Link<FlexTensor>),
-    /// The same on a GPU.
+    /// The end stores it for the branch's first operation, on a GPU.
     #[cfg(feature = "cube")]
     Gpu(Link<burn_cubecl::tensor::CubeTensor>),
     /// Autodiff adds it.
     Autodiff,
 }
 
-/// Starts a branch: returns the normalized `x` of `[B, N, D]`, and the skip connection. The branch
-/// will multiply in `products`; on a GPU, the normalized values are written in that type.
+/// Starts a branch: returns the normalized `x` of `[B, N, D]`, and the skip connection. `products`
+/// is the type of the matrix products in the branch; on a GPU, the normalized values are written in
+/// it.
 pub fn branch(
     x: Tensor<3>,
     gamma: Tensor<1>,
@@ -70,8 +72,8 @@ pub fn branch(
 }
 
 impl Skip {
-    /// Creates the skip connection around a branch that starts with `x`; the branch's first
-    /// operation adds the gradient left in `link`, if there is one.
+    /// Creates the skip connection around a branch that starts with `x`. With a `link`, the
+    /// branch's first operation adds the gradient stored in it.
     pub(super) fn new(x: Tensor<3>, link: Option<Link<FlexTensor>>) -> Self {
         match link {
             Some(link) => Self { x: x.inner_or_self(), end: End::Cpu(link) },
@@ -91,7 +93,7 @@ impl Skip {
         };
         let join = Join { factors: factors.map(Arc::from), link };
         match (gamma, b.dtype()) {
-            // The output is kept as it is.
+            // The output is kept in bf16.
             (Some(gamma), DType::BF16) => {
                 run(ScaledJoin::<bf16>::new(join), [self.x.into(), b.into(), gamma.into()])
             }
@@ -135,8 +137,8 @@ impl Join {
         self.factors.as_ref().map_or(1.0, |factors| factors[sequence])
     }
 
-    /// Returns `into` with `join(factor, into, other)` applied to every sequence.
-    fn sum<T: Number>(
+    /// Returns `into` after `join(factor, into, other)` was called for every sequence.
+    fn join_sequences<T: Number>(
         &self,
         into: FlexTensor,
         other: &FlexTensor,
@@ -161,20 +163,20 @@ impl Kernel<Flex, 2> for Join {
     type Saved = ();
 
     fn forward(&self, [x, b]: [FlexTensor; 2]) -> (FlexTensor, ()) {
-        // Nothing else holds the branch's output, so the sum can overwrite it.
+        // No other tensor shares the branch's output, so the sum can overwrite it.
         let y = match &self.factors {
-            Some(_) => self.sum(b, &x, |factor, b, x: &[f32]| scale_and_add(b, x, factor)),
-            None => self.sum(b, &x, |_, b, x: &[f32]| add(b, x)),
+            Some(_) => self.join_sequences(b, &x, |factor, b, x: &[f32]| scale_and_add(b, x, factor)),
+            None => self.join_sequences(b, &x, |_, b, x: &[f32]| add(b, x)),
         };
         (y, ())
     }
 
     fn backward(&self, (): (), grad: FlexTensor, wanted: [bool; 2]) -> [Option<FlexTensor>; 2] {
         let gb = wanted[1].then(|| match &self.factors {
-            Some(factors) => scaled(&grad, factors),
+            Some(factors) => scale_sequences(&grad, factors),
             None => grad.clone(),
         });
-        self.link.leave(grad);
+        self.link.store(grad);
         [None, gb]
     }
 }
@@ -199,7 +201,7 @@ impl<T: Number> Kernel<Flex, 3> for ScaledJoin<T> {
     fn forward(&self, [x, b, gamma]: [FlexTensor; 3]) -> (FlexTensor, Self::Saved) {
         let gamma = contiguous(&gamma);
         let channels = slice(&gamma);
-        let y = self.join.sum(x, &b, |factor, y, b: &[T]| add_channels(y, b, channels, factor));
+        let y = self.join.join_sequences(x, &b, |factor, y, b: &[T]| add_channels(y, b, channels, factor));
         (y, [contiguous(&b), gamma])
     }
 
@@ -231,12 +233,13 @@ impl<T: Number> Kernel<Flex, 3> for ScaledJoin<T> {
             }
             tensor(sums, [d])
         });
-        self.join.link.leave(grad);
+        self.join.link.store(grad);
         [None, gb, ggamma]
     }
 }
 
-fn scaled(grad: &FlexTensor, factors: &[f32]) -> FlexTensor {
+/// Returns the gradient with each sequence multiplied by its factor.
+fn scale_sequences(grad: &FlexTensor, factors: &[f32]) -> FlexTensor {
     let shape: [usize; 3] = dims(grad);
     let row_len = shape[1] * shape[2];
     let mut out = owned(grad.clone());
@@ -255,7 +258,7 @@ fn scale_and_add(b: &mut [f32], x: &[f32], factor: f32) {
     }
 }
 
-/// `y += factor · γ ⊙ b`, row by row.
+/// Computes `y += factor · γ ⊙ b`, row by row.
 #[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
 fn add_channels<T: Number>(y: &mut [f32], b: &[T], gamma: &[f32], factor: f32) {
     for (y, b) in y.chunks_exact_mut(gamma.len()).zip(b.chunks_exact(gamma.len())) {
@@ -265,7 +268,7 @@ fn add_channels<T: Number>(y: &mut [f32], b: &[T], gamma: &[f32], factor: f32) {
     }
 }
 
-/// `sums += factor · Σ_rows g ⊙ b`.
+/// Computes `sums += factor · Σ_rows g ⊙ b`.
 #[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
 fn add_products<T: Number>(sums: &mut [f32], g: &[f32], b: &[T], factor: f32) {
     for (g, b) in g.chunks_exact(sums.len()).zip(b.chunks_exact(sums.len())) {
@@ -288,11 +291,11 @@ mod tests {
 
     use super::*;
     use crate::ops::gelu;
-    use crate::ops::twin::{assert_close, devices, leaves};
+    use crate::ops::testing::{assert_close, assert_gradients_close, backward, devices, leaves};
 
-    /// Two branches in sequence: with and without dropped sequences, scaled and not.
+    /// Two branches in sequence, with and without dropped sequences and LayerScale.
     #[test]
-    fn it_equals_its_twin_forwards_and_backwards() {
+    fn branches_match_plain_forward_and_backward() {
         for device in devices() {
             for factors in [None, Some(&[0.0, 1.25, 1.25, 0.0][..])] {
                 check(&device, [4, 5, 37], factors, false, DType::F32);
@@ -304,35 +307,28 @@ mod tests {
         }
     }
 
-    /// Compares them with branches whose outputs are of `dtype`.
+    /// Compares branches whose outputs have type `dtype` with their composition of plain
+    /// operations.
     fn check(device: &Device, shape: [usize; 3], factors: Option<&[f32]>, scaled: bool, dtype: DType) {
         let x = leaves(device, &[shape], 1).remove(0);
         let weights = leaves(device, &[[shape[2]], [shape[2]], [shape[2]]], 2);
-        let gamma = || scaled.then(|| weights[2].clone());
-        let norm = |x: Tensor<3>| layer_norm(x, weights[0].clone(), weights[1].clone(), 1e-6);
-        let run = |f: &dyn Fn(Tensor<3>) -> Tensor<3>| {
-            let y = f(x.clone());
-            let grads = (y.clone() * y.clone().inner().autodiff()).sum().backward();
-            let scale = weights[usize::from(scaled) * 2].grad(&grads).unwrap();
-            (y.inner(), x.grad(&grads).unwrap(), weights[0].grad(&grads).unwrap(), scale)
-        };
-        let a = run(&|mut x: Tensor<3>| {
-            for _ in 0..2 {
-                let (h, skip) = branch(x, weights[0].clone(), weights[1].clone(), 1e-6, DType::F32);
-                x = skip.join(cast(gelu(h), dtype), gamma(), factors);
-            }
-            x
-        });
-        let b = run(&|mut x: Tensor<3>| {
-            for _ in 0..2 {
-                let b = cast(cast(gelu(norm(x.clone())), dtype), DType::F32);
-                x = plain(x, b, gamma(), factors);
-            }
-            x
-        });
-        assert_close("forward", a.0, b.0, 1e-6);
-        assert_close("input", a.1, b.1, 3e-6);
-        assert_close("norm", a.2, b.2, 3e-6);
-        assert_close("scale", a.3, b.3, 3e-6);
+        let gamma = scaled.then(|| weights[2].clone());
+        let mut y = x.clone();
+        let mut expected = x.clone();
+        for _ in 0..2 {
+            let (h, skip) = branch(y, weights[0].clone(), weights[1].clone(), 1e-6, DType::F32);
+            y = skip.join(cast(gelu(h), dtype), gamma.clone(), factors);
+            let h = layer_norm(expected.clone(), weights[0].clone(), weights[1].clone(), 1e-6);
+            let b = cast(cast(gelu(h), dtype), DType::F32);
+            expected = plain(expected, b, gamma.clone(), factors);
+        }
+        assert_close("forward", y.clone().inner(), expected.clone().inner(), 1e-6);
+        let grads = backward(y);
+        let expected = backward(expected);
+        assert_gradients_close("input", &x, &grads, &expected, 3e-6);
+        assert_gradients_close("norm", &weights[0], &grads, &expected, 3e-6);
+        if scaled {
+            assert_gradients_close("scale", &weights[2], &grads, &expected, 3e-6);
+        }
     }
 }

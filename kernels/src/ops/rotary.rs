@@ -2,12 +2,13 @@
 //! et al. 2025).
 //!
 //! ```text
-//! x = [x₁; x₂] of a head, halves of D_h / 2       y = [x₁ cos θ - x₂ sin θ; x₂ cos θ + x₁ sin θ]      θ [N, D_h / 2]
+//! y  = [x₁ cos θ - x₂ sin θ; x₂ cos θ + x₁ sin θ]
 //! gx = the rotation of g by -θ
 //! ```
 //!
-//! Queries and keys of the cells are rotated; prefix tokens and values stay as they are. Computed
-//! in f32 for any type.
+//! x = [x₁; x₂] are the channels of a head, in halves of D_h / 2; θ `[N, D_h / 2]`. Queries and
+//! keys of the cells are rotated; prefix tokens and values are unchanged. Rotations are computed in
+//! f32 for any type.
 
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -43,17 +44,17 @@ pub fn rotate(qkv: Tensor<3>, n_heads: usize, rotations: &Arc<Rotations>) -> Ten
     #[cfg(feature = "cube")]
     if cube::is_cube(&qkv) {
         let [cos, sin] = kernel.tables(&qkv);
-        let on_cube = cube::Rotate { n_heads, n_prefix: kernel.n_prefix };
-        return run(on_cube, [qkv.into(), cos.into(), sin.into()]);
+        let kernel = cube::Rotate { n_heads, n_prefix: kernel.n_prefix };
+        return run(kernel, [qkv.into(), cos.into(), sin.into()]);
     }
     match flex_dtype(&qkv) {
-        Some(DType::F32) => run(OnFlex::<f32>(kernel, PhantomData), [qkv.into()]),
-        Some(DType::BF16) => run(OnFlex::<bf16>(kernel, PhantomData), [qkv.into()]),
+        Some(DType::F32) => run(FlexRotate::<f32>(kernel, PhantomData), [qkv.into()]),
+        Some(DType::BF16) => run(FlexRotate::<bf16>(kernel, PhantomData), [qkv.into()]),
         _ => kernel.plain(qkv),
     }
 }
 
-/// A rotation for sequences of so many prefix tokens.
+/// A rotation of sequences with `n_prefix` prefix tokens.
 #[derive(Debug, Clone)]
 struct Rotate {
     n_heads: usize,
@@ -63,11 +64,11 @@ struct Rotate {
 
 /// Kernel for elements of type `T`.
 #[derive(Debug, Clone)]
-struct OnFlex<T>(Rotate, PhantomData<T>);
+struct FlexRotate<T>(Rotate, PhantomData<T>);
 
 impl Rotate {
-    /// Returns cosines and sines on the device of `qkv` of `[B, P + N, 3·H·D_h]`, `[N, D_h / 2]`
-    /// each.
+    /// Returns cosines and sines, `[N, D_h / 2]` each, on the device of `qkv` of
+    /// `[B, P + N, 3·H·D_h]`.
     fn tables(&self, qkv: &Tensor<3>) -> [Tensor<2>; 2] {
         let [_, n, d3] = qkv.dims();
         let device = qkv.device().inner();
@@ -88,9 +89,8 @@ impl Rotate {
         let [cos, sin] =
             self.tables(&qkv).map(|table| table.reshape([1, n_cells, 1, half]).cast(rotated.dtype()));
         let parts = rotated.reshape([b, n_cells, heads, 2 * half]);
-        let part = |i: usize| parts.clone().slice([0..b, 0..n_cells, 0..heads, i * half..(i + 1) * half]);
-        let first = part(0);
-        let second = part(1);
+        let first = parts.clone().slice([0..b, 0..n_cells, 0..heads, 0..half]);
+        let second = parts.slice([0..b, 0..n_cells, 0..heads, half..2 * half]);
         let rotated = Tensor::cat(
             vec![first.clone() * cos.clone() - second.clone() * sin.clone(), second * cos + first * sin],
             3,
@@ -100,7 +100,7 @@ impl Rotate {
     }
 
     /// Rotates sequences in place, by the angles times `sign`.
-    fn in_place<T: Number>(&self, mut qkv: FlexTensor, sign: f32) -> FlexTensor {
+    fn rotate_in_place<T: Number>(&self, mut qkv: FlexTensor, sign: f32) -> FlexTensor {
         let [_, n, d3]: [usize; 3] = dims(&qkv);
         let half = d3 / 3 / self.n_heads / 2;
         over_rows(elements_mut::<T>(&mut qkv), d3, |first, rows| {
@@ -109,27 +109,29 @@ impl Rotate {
                 let range = cell * half..(cell + 1) * half;
                 let cos = &self.rotations.cos[range.clone()];
                 let sin = &self.rotations.sin[range];
-                row[..d3 / 3 * 2].chunks_exact_mut(2 * half).for_each(|head| turn(head, cos, sin, sign));
+                for head in row[..d3 / 3 * 2].chunks_exact_mut(2 * half) {
+                    rotate_head(head, cos, sin, sign);
+                }
             }
         });
         qkv
     }
 }
 
-impl<T: Number> Kernel<Flex, 1> for OnFlex<T> {
+impl<T: Number> Kernel<Flex, 1> for FlexRotate<T> {
     type Saved = ();
 
     fn forward(&self, [qkv]: [FlexTensor; 1]) -> (FlexTensor, ()) {
-        (self.0.in_place::<T>(owned(qkv), 1.0), ())
+        (self.0.rotate_in_place::<T>(owned(qkv), 1.0), ())
     }
 
     fn backward(&self, (): (), grad: FlexTensor, _: [bool; 1]) -> [Option<FlexTensor>; 1] {
-        [Some(self.0.in_place::<T>(owned(grad), -1.0))]
+        [Some(self.0.rotate_in_place::<T>(owned(grad), -1.0))]
     }
 }
 
 #[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
-fn turn<T: Number>(head: &mut [T], cos: &[f32], sin: &[f32], sign: f32) {
+fn rotate_head<T: Number>(head: &mut [T], cos: &[f32], sin: &[f32], sign: f32) {
     let (first, second) = head.split_at_mut(cos.len());
     for (((a, b), cos), sin) in first.iter_mut().zip(second).zip(cos).zip(sin) {
         let x = a.wide();
@@ -144,7 +146,7 @@ fn turn<T: Number>(head: &mut [T], cos: &[f32], sin: &[f32], sign: f32) {
 mod tests {
     use super::*;
     use crate::ops::cast;
-    use crate::ops::twin::{assert_close, devices, leaves, types};
+    use crate::ops::testing::{assert_close, assert_gradients_close, backward, devices, leaves, types};
 
     fn rotations(n_cells: usize, half: usize) -> Arc<Rotations> {
         let angles = (0..n_cells * half).map(|i| (i as f32 * 0.37).sin() * 3.0);
@@ -153,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn it_equals_its_twin_forwards_and_backwards() {
+    fn matches_plain_forward_and_backward() {
         for device in devices() {
             for (dtype, tolerance) in types(&device, 1e-6) {
                 for [n_prefix, n_cells] in [[0, 4], [3, 9]] {
@@ -164,38 +166,36 @@ mod tests {
                     let qkv = leaves(&device, &[shape], 1).remove(0);
                     let kernel = Rotate { n_heads, n_prefix, rotations: Arc::clone(&angles) };
                     let y = rotate(cast(qkv.clone(), dtype), n_heads, &angles);
-                    let twin = kernel.plain(cast(qkv.clone(), dtype));
+                    let expected = kernel.plain(cast(qkv.clone(), dtype));
                     assert_eq!(y.dtype(), dtype);
-                    assert_close("forward", y.clone().inner(), twin.clone().inner(), tolerance);
-                    let gradient = |y: Tensor<3>| {
-                        let grads = (y.clone() * y.inner().autodiff()).sum().backward();
-                        qkv.grad(&grads).expect("a leaf")
-                    };
-                    assert_close("backward", gradient(y), gradient(twin), tolerance);
+                    assert_close("forward", y.clone().inner(), expected.clone().inner(), tolerance);
+                    assert_gradients_close("backward", &qkv, &backward(y), &backward(expected), tolerance);
                 }
             }
         }
     }
 
-    /// Prefix tokens and values are not rotated, and lengths of queries and keys stay.
     #[test]
-    fn prefix_and_values_stay_and_lengths_are_kept() {
+    fn prefix_and_values_are_unchanged_and_lengths_are_preserved() {
         let n_heads = 1;
         let half = 2;
         let n_prefix = 1;
         let n_cells = 4;
         let qkv = leaves(&burn_tensor::Device::flex(), &[[1, n_prefix + n_cells, 12]], 3).remove(0).inner();
         let y = rotate(qkv.clone(), n_heads, &rotations(n_cells, half));
-        let values = |x: &Tensor<3>| x.clone().into_data().try_to_vec::<f32>().expect("f32");
-        let before = values(&qkv);
-        let after = values(&y);
+        let before = qkv.into_data().try_to_vec::<f32>().expect("f32");
+        let after = y.into_data().try_to_vec::<f32>().expect("f32");
         assert_eq!(before[..12], after[..12]);
         for (before, after) in before.chunks(12).zip(after.chunks(12)).skip(1) {
             assert_eq!(before[8..], after[8..]);
-            let length = |v: &[f32]| v.iter().map(|v| v * v).sum::<f32>();
             for part in [0..4, 4..8] {
-                assert!((length(&before[part.clone()]) - length(&after[part])).abs() < 1e-5);
+                let length = squared_length(&before[part.clone()]);
+                assert!((length - squared_length(&after[part])).abs() < 1e-5);
             }
         }
+    }
+
+    fn squared_length(values: &[f32]) -> f32 {
+        values.iter().map(|value| value * value).sum()
     }
 }

@@ -4,8 +4,8 @@
 //! s = Σ y · g  without computing it       gy = g            y, g of one shape, s [1]
 //! ```
 //!
-//! Autodiff starts from ones, and only the gradient of the sum matters: the vector-Jacobian product
-//! with `g`.
+//! Autodiff starts from a gradient of one, and only the gradient of the sum is needed: the
+//! vector-Jacobian product with `g`.
 
 use burn_flex::{Flex, FlexTensor};
 use burn_tensor::{DType, Tensor};
@@ -17,8 +17,7 @@ use super::in_f32;
 /// Returns a scalar in f32 whose gradient at `y` is `g`, of the type of `y`; its value is
 /// unspecified.
 pub fn seed<const D: usize>(y: Tensor<D>, g: Tensor<D>) -> Tensor<1> {
-    let kernel_knows = |tensor: &Tensor<D>| matches!(flex_dtype(tensor), Some(DType::F32 | DType::BF16));
-    if kernel_knows(&y) && kernel_knows(&g) {
+    if kernel_supports(&y) && kernel_supports(&g) {
         // Both are tensors of Flex: `flex_dtype` has just tried the same conversion.
         let g = g.try_into_primitive::<Flex>().expect("a tensor of Flex");
         return run(Seed { g }, [y.into()]);
@@ -32,11 +31,17 @@ pub fn seed<const D: usize>(y: Tensor<D>, g: Tensor<D>) -> Tensor<1> {
     in_f32(y * g.autodiff()).sum()
 }
 
-/// Returns a scalar whose gradient at both is its own; its value is unspecified.
-pub fn both(a: Tensor<1>, b: Tensor<1>) -> Tensor<1> {
+/// Returns whether `tensor` is on the Flex backend in a type that [`Seed`] supports.
+fn kernel_supports<const D: usize>(tensor: &Tensor<D>) -> bool {
+    matches!(flex_dtype(tensor), Some(DType::F32 | DType::BF16))
+}
+
+/// Returns a scalar that passes its gradient to `a` and to `b` unchanged, as their sum does; its
+/// value is unspecified.
+pub fn add_seeds(a: Tensor<1>, b: Tensor<1>) -> Tensor<1> {
     #[cfg(feature = "cube")]
     if super::cube::is_cube(&a) && super::cube::is_cube(&b) {
-        return run(super::cube::Both, [a.into(), b.into()]);
+        return run(super::cube::AddSeeds, [a.into(), b.into()]);
     }
     a + b
 }
@@ -62,10 +67,10 @@ impl Kernel<Flex, 1> for Seed {
 mod tests {
     use super::*;
     use crate::ops::gelu;
-    use crate::ops::twin::{assert_close, devices, leaves};
+    use crate::ops::testing::{assert_close, devices, leaves};
 
     #[test]
-    fn it_begins_like_a_sum_of_products() {
+    fn gradient_equals_that_of_a_sum_of_products() {
         for device in devices() {
             let x = leaves(&device, &[[3, 5, 37]], 1).remove(0);
             let g = leaves(&device, &[[3, 5, 37]], 2).remove(0).inner();

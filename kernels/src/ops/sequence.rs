@@ -2,9 +2,11 @@
 //! each token.
 //!
 //! ```text
-//! y  = [prefix; patches] + positions      prefix [1, P, D]  patches [B, N, D]  positions [1, P+N, D]  y [B, P+N, D]
+//! y  = [prefix; patches] + positions
 //! gpatches = g[:, P..]     gprefix = Σ_B g[:, ..P]     gpositions = Σ_B g
 //! ```
+//!
+//! prefix `[1, P, D]`, patches `[B, N, D]`, positions `[1, P+N, D]`, y `[B, P+N, D]`.
 
 use burn_flex::{Flex, FlexTensor};
 use burn_tensor::Tensor;
@@ -33,11 +35,12 @@ fn plain(prefix: Tensor<3>, patches: Tensor<3>, positions: Tensor<3>) -> Tensor<
 struct Sequence;
 
 impl Kernel<Flex, 3> for Sequence {
-    /// Number of elements of the prefix, and of the whole sequence.
+    /// Numbers of elements of the prefix and of a sequence.
     type Saved = [usize; 2];
 
     fn forward(&self, [prefix, patches, positions]: [FlexTensor; 3]) -> (FlexTensor, Self::Saved) {
-        let ([_, p, _], [b, n, d]): ([usize; 3], [usize; 3]) = (dims(&prefix), dims(&patches));
+        let [_, p, _]: [usize; 3] = dims(&prefix);
+        let [b, n, d]: [usize; 3] = dims(&patches);
         let prefix = contiguous(&prefix);
         let patches = contiguous(&patches);
         let positions = contiguous(&positions);
@@ -63,12 +66,16 @@ impl Kernel<Flex, 3> for Sequence {
         let grad = contiguous(&grad);
         let mut sums = vec![0.0; len];
         if wanted[0] || wanted[2] {
-            slice(&grad).chunks_exact(len).for_each(|row| add(&mut sums, row));
+            for sequence in slice(&grad).chunks_exact(len) {
+                add(&mut sums, sequence);
+            }
         }
         let p = n_prefix / d;
         let gpatches = wanted[1].then(|| {
             let mut patches = Vec::with_capacity(b * (n - p) * d);
-            slice(&grad).chunks_exact(len).for_each(|row| patches.extend_from_slice(&row[n_prefix..]));
+            for sequence in slice(&grad).chunks_exact(len) {
+                patches.extend_from_slice(&sequence[n_prefix..]);
+            }
             tensor(patches, [b, n - p, d])
         });
         let gprefix = wanted[0].then(|| tensor(sums[..n_prefix].to_vec(), [1, p, d]));
@@ -79,20 +86,19 @@ impl Kernel<Flex, 3> for Sequence {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ops::twin::{assert_close, devices, leaves};
+    use crate::ops::testing::{assert_close, assert_gradients_close, backward, devices, leaves};
 
     #[test]
-    fn it_equals_its_twin_forwards_and_backwards() {
+    fn matches_plain_forward_and_backward() {
         for device in devices() {
             let inputs = leaves(&device, &[[1, 2, 7], [3, 5, 7], [1, 7, 7]], 1);
-            let run = |f: fn(Tensor<3>, Tensor<3>, Tensor<3>) -> Tensor<3>| {
-                let y = f(inputs[0].clone(), inputs[1].clone(), inputs[2].clone());
-                let grads = (y.clone() * y.clone().inner().autodiff()).sum().backward();
-                let of = |i: usize| inputs[i].grad(&grads).unwrap();
-                [y.inner(), of(0), of(1), of(2)]
-            };
-            for (a, b) in run(sequence).into_iter().zip(run(plain)) {
-                assert_close("sequence", a, b, 1e-6);
+            let y = sequence(inputs[0].clone(), inputs[1].clone(), inputs[2].clone());
+            let expected = plain(inputs[0].clone(), inputs[1].clone(), inputs[2].clone());
+            assert_close("sequence", y.clone().inner(), expected.clone().inner(), 1e-6);
+            let grads = backward(y);
+            let expected = backward(expected);
+            for (name, input) in ["prefix", "patches", "positions"].iter().zip(&inputs) {
+                assert_gradients_close(name, input, &grads, &expected, 1e-6);
             }
         }
     }

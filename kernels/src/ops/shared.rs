@@ -1,11 +1,11 @@
-//! Tensors that are used several times.
+//! Tensors that are used several times, whose gradients are summed in f32.
 //!
 //! ```text
 //! y_i = x          gx = Σ_i gy_i          summed in f32, in the order of the backward pass
 //! ```
 //!
-//! Autodiff adds such gradients too, but in the type of `x`, and on the CPU with a loop that is not
-//! optimized.
+//! Autodiff sums such gradients as well, but in the type of `x`, and on the CPU in a loop that is
+//! not optimized.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -21,20 +21,20 @@ use crate::device::host;
 #[derive(Debug, Clone, Default)]
 pub struct SharedGradient(Sum);
 
-/// First gradient, to which the others are added in place. Gradients live until the end of the
-/// backward pass: a copy would add to the peak memory.
+/// The first gradient, to which the others are added in place. Gradients live until the end of the
+/// backward pass, so a copy would increase the peak memory.
 type Sum = Arc<Mutex<Option<Tensor<1>>>>;
 
 impl SharedGradient {
-    /// Returns `x`, which is f32 or bf16, in `dtype` for one more use. Under autodiff on the CPU,
-    /// [`SharedGradient::take`] returns its gradient after the backward pass, in f32; else it is
-    /// among autodiff's gradients.
+    /// Returns `x`, which is f32 or bf16, in `dtype`, and registers it as one more use. If autodiff
+    /// tracks `x` on the CPU, [`SharedGradient::take`] returns the gradient after the backward
+    /// pass, in f32; otherwise it is among autodiff's gradients.
     ///
-    /// On the CPU, the backward pass adds the gradient of this use before it comes to the
-    /// operations that `input` is a result of. By itself it would do so at its end, because it goes
-    /// through the operations in the order of their distance from its leaves: until then, the
-    /// gradients of all uses of all tensors would be held.
-    pub fn of(&self, x: &Tensor<1>, dtype: DType, input: Option<&Tensor<3>>) -> Tensor<1> {
+    /// On the CPU, the backward pass adds the gradient of this use before it reaches the operations
+    /// that compute `input`. Without `input` it would add it at the end, because it processes
+    /// operations in the order of their distance from the leaves, and the gradients of all uses of
+    /// all tensors would be in memory until then.
+    pub fn register(&self, x: &Tensor<1>, dtype: DType, input: Option<&Tensor<3>>) -> Tensor<1> {
         if !x.is_autodiff() {
             return cast(x.clone(), dtype);
         }
@@ -48,7 +48,7 @@ impl SharedGradient {
         }
     }
 
-    /// Takes the sum; `None` if no gradient was added here.
+    /// Takes the sum; `None` if no gradient was added to it.
     pub fn take(&self) -> Option<Tensor<1>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
@@ -70,7 +70,7 @@ impl Use {
     }
 }
 
-/// Inputs are the tensor, and one that decides when the gradient is added.
+/// The inputs are the tensor and, optionally, one that determines when the gradient is added.
 impl<const N: usize> Kernel<Flex, N> for Use {
     type Saved = ();
 
@@ -82,7 +82,7 @@ impl<const N: usize> Kernel<Flex, N> for Use {
         if !wanted[0] {
             return [const { None }; N];
         }
-        // Moved where it is f32: a second reference would make `owned` copy it.
+        // An f32 gradient is moved: `owned` would copy it if there were a second reference.
         let grad = if grad.dtype() == DType::F32 { grad } else { super::cast::in_dtype(&grad, DType::F32) };
         self.add(Tensor::from_primitive::<Flex>(owned(grad)));
         [const { None }; N]
@@ -93,48 +93,56 @@ impl<const N: usize> Kernel<Flex, N> for Use {
 mod tests {
     use super::*;
     use crate::ops::gelu;
-    use crate::ops::twin::{assert_close, devices, leaves};
+    use crate::ops::testing::{assert_close, devices, leaves};
 
     #[test]
     fn gradients_of_all_uses_are_added() {
         for device in devices() {
             let x = leaves(&device, &[[15]], 1).remove(0);
-            let uses = |get: &dyn Fn() -> Tensor<1>| {
-                // Gradients of concatenated tensors are views into one buffer.
-                let pair = Tensor::cat(vec![get(), get() * 2.0], 0);
-                (gelu(get().unsqueeze::<3>()).sum() + (get() * get()).sum() + pair.powi_scalar(3).sum())
-                    .backward()
-            };
             let shared = SharedGradient::default();
-            let grads = uses(&|| shared.of(&x, DType::F32, None));
+            let grads = loss(|| shared.register(&x, DType::F32, None)).backward();
             let sum = shared.take().or_else(|| x.grad(&grads)).unwrap();
-            assert_close("x", sum, x.grad(&uses(&|| x.clone())).unwrap(), 1e-6);
+            let expected = x.grad(&loss(|| x.clone()).backward()).unwrap();
+            assert_close("x", sum, expected, 1e-6);
         }
     }
 
-    /// Uses of a tensor in bf16 are summed in f32, whether they read it as it is or in f32.
+    /// Returns a number that depends on several uses of a tensor; `x` returns the tensor for each.
+    fn loss(x: impl Fn() -> Tensor<1>) -> Tensor<1> {
+        // Gradients of concatenated tensors are views into one buffer.
+        let pair = Tensor::cat(vec![x(), x() * 2.0], 0);
+        gelu(x().unsqueeze::<3>()).sum() + (x() * x()).sum() + pair.powi_scalar(3).sum()
+    }
+
+    /// Uses of a tensor in bf16 are summed in f32, whether they read it in bf16 or in f32.
     #[test]
-    fn gradients_of_a_narrow_tensor_are_summed_in_f32() {
-        for device in devices().iter().filter(|device| device.supports_dtype(DType::BF16)) {
-            let x = cast(leaves(device, &[[15]], 1).remove(0).inner(), DType::BF16).autodiff().require_grad();
+    fn gradients_of_a_bf16_tensor_are_summed_in_f32() {
+        for device in devices() {
+            if !device.supports_dtype(DType::BF16) {
+                continue;
+            }
+            let x = leaves(&device, &[[15]], 1).remove(0).inner();
+            let x = cast(x, DType::BF16).autodiff().require_grad();
             let shared = SharedGradient::default();
-            // A thousand and one are not a number of bf16.
-            let terms = [(DType::F32, 1000.0), (DType::F32, 1.0), (DType::BF16, 1.0)];
-            let uses =
-                terms.map(|(dtype, factor)| cast(shared.of(&x, dtype, None) * factor, DType::F32).sum());
-            let [a, b, c] = uses;
-            let _ = (a + b + c).backward();
+            // 1001 and 1002 are not representable in bf16.
+            let a = shared.register(&x, DType::F32, None) * 1000.0;
+            let b = shared.register(&x, DType::F32, None) * 1.0;
+            let c = cast(shared.register(&x, DType::BF16, None) * 1.0, DType::F32);
+            let _ = (a.sum() + b.sum() + c.sum()).backward();
             let sum = shared.take().expect("three uses");
             assert_eq!(sum.dtype(), DType::F32);
-            assert_close("x", sum, Tensor::full([15], 1002.0, device), 0.0);
+            assert_close("x", sum, Tensor::full([15], 1002.0, &device), 0.0);
         }
     }
 
-    /// The identity, whose backward pass notes whether a sum has a gradient.
+    /// The identity, whose backward pass records whether `sum` holds a gradient.
     #[derive(Debug, Clone)]
-    struct Note(Sum, Arc<Mutex<Option<bool>>>);
+    struct Probe {
+        sum: Sum,
+        holds_gradient: Arc<Mutex<Option<bool>>>,
+    }
 
-    impl Kernel<Flex, 1> for Note {
+    impl Kernel<Flex, 1> for Probe {
         type Saved = ();
 
         fn forward(&self, [x]: [FlexTensor; 1]) -> (FlexTensor, ()) {
@@ -142,27 +150,30 @@ mod tests {
         }
 
         fn backward(&self, (): (), grad: FlexTensor, _: [bool; 1]) -> [Option<FlexTensor>; 1] {
-            *self.1.lock().unwrap() = Some(self.0.lock().unwrap().is_some());
+            *self.holds_gradient.lock().unwrap() = Some(self.sum.lock().unwrap().is_some());
             [Some(grad)]
         }
     }
 
     #[test]
-    fn a_gradient_is_added_before_the_backward_pass_comes_to_the_input() {
+    fn a_gradient_is_added_before_the_backward_pass_reaches_the_input() {
+        assert_eq!(holds_gradient_at_input(true), Some(true));
+        assert_eq!(holds_gradient_at_input(false), Some(false));
+    }
+
+    /// Returns whether the sum held a gradient when the backward pass reached the operation that
+    /// computes the input; `passes_input` registers the use with the input.
+    fn holds_gradient_at_input(passes_input: bool) -> Option<bool> {
         let device = burn_tensor::Device::flex();
-        let noted = |is_told: bool| {
-            let x = leaves(&device, &[[2, 3, 4]], 1).remove(0);
-            let weight = leaves(&device, &[[24]], 2).remove(0);
-            let shared = SharedGradient::default();
-            let noted = Arc::default();
-            let below = gelu(x);
-            let input: Tensor<3> =
-                run::<Flex, _, 1, 3>(Note(Arc::clone(&shared.0), Arc::clone(&noted)), [below.into()]);
-            let weight = shared.of(&weight, DType::F32, is_told.then_some(&input));
-            let _ = (input * weight.reshape([2, 3, 4])).sum().backward();
-            assert!(shared.take().is_some());
-            *noted.lock().unwrap()
-        };
-        assert_eq!([noted(true), noted(false)], [Some(true), Some(false)]);
+        let x = leaves(&device, &[[2, 3, 4]], 1).remove(0);
+        let weight = leaves(&device, &[[24]], 2).remove(0);
+        let shared = SharedGradient::default();
+        let holds_gradient = Arc::default();
+        let probe = Probe { sum: Arc::clone(&shared.0), holds_gradient: Arc::clone(&holds_gradient) };
+        let input: Tensor<3> = run::<Flex, _, 1, 3>(probe, [gelu(x).into()]);
+        let weight = shared.register(&weight, DType::F32, passes_input.then_some(&input));
+        let _ = (input * weight.reshape([2, 3, 4])).sum().backward();
+        assert!(shared.take().is_some());
+        *holds_gradient.lock().unwrap()
     }
 }

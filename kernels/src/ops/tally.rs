@@ -10,30 +10,29 @@ use std::sync::{Mutex, PoisonError};
 pub struct Product {
     /// Rows of the first matrix, columns of the first, columns of the second: `[m, k] · [k, n]`.
     pub mkn: [usize; 3],
-    /// Column-major storage of the first and the second matrix.
+    /// Whether the first and the second matrix are stored in column-major order.
     pub transposed: [bool; 2],
-    /// Adds the product to a row or to the output.
+    /// Whether the product is added to a row or to the previous output.
     pub adds: bool,
-    /// Rounds the matrices to bf16.
+    /// Whether the matrices are rounded to bf16.
     pub bf16: bool,
     /// Threads that may take part.
     pub n_threads: usize,
 }
 
-/// Switch that records products. One benchmark at a time records them, whichever threads its step
-/// runs on.
+/// Whether products are recorded. One benchmark at a time records them, on all threads.
 static RECORDING: AtomicBool = AtomicBool::new(false);
 static RECORDED: Mutex<BTreeMap<Product, u64>> = Mutex::new(BTreeMap::new());
 
-/// Records a product, if a benchmark asks for it.
-pub(super) fn note(product: impl FnOnce() -> Product) {
+/// Records a product if a benchmark has asked for it.
+pub(super) fn record(product: impl FnOnce() -> Product) {
     if RECORDING.load(Ordering::Relaxed) {
-        let mut noted = RECORDED.lock().unwrap_or_else(PoisonError::into_inner);
-        *noted.entry(product()).or_default() += 1;
+        let mut recorded = RECORDED.lock().unwrap_or_else(PoisonError::into_inner);
+        *recorded.entry(product()).or_default() += 1;
     }
 }
 
-/// Runs `f`; returns its result, and the products computed meanwhile with their counts.
+/// Runs `f`; returns its result, and the products computed while it ran with their counts.
 pub fn products_of<R>(f: impl FnOnce() -> R) -> (R, BTreeMap<Product, u64>) {
     RECORDED.lock().unwrap_or_else(PoisonError::into_inner).clear();
     RECORDING.store(true, Ordering::Relaxed);

@@ -13,13 +13,14 @@ use burn_tensor::Tensor;
 pub fn total<const D: usize>(x: Tensor<D>) -> Tensor<1> {
     #[cfg(feature = "cube")]
     if super::cube::is_cube(&x) && x.shape().num_elements() > 0 {
-        return by_rows(x);
+        return sum_by_rows(x);
     }
     x.sum()
 }
 
+/// Sums the elements of each row, then the sums of the rows.
 #[cfg(any(feature = "cube", test))]
-fn by_rows<const D: usize>(x: Tensor<D>) -> Tensor<1> {
+fn sum_by_rows<const D: usize>(x: Tensor<D>) -> Tensor<1> {
     let rows = x.sum_dim(D - 1);
     let n_rows = rows.dims().iter().product::<usize>();
     rows.reshape([1, n_rows]).sum_dim(1).reshape([1])
@@ -28,15 +29,15 @@ fn by_rows<const D: usize>(x: Tensor<D>) -> Tensor<1> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ops::twin::{assert_close, devices, leaves};
+    use crate::ops::testing::{assert_close, devices, leaves};
 
     #[test]
-    fn rows_are_summed_before_their_sums() {
+    fn both_orders_match_burns_sum() {
         for device in devices() {
             let x = leaves(&device, &[[3, 5, 67]], 7).remove(0);
             let weight = Tensor::<3>::full([3, 5, 67], 0.5, &device);
-            for sum in [total::<3>, by_rows::<3>] {
-                let sum = sum(x.clone() * weight.clone().autodiff());
+            for function in [total::<3>, sum_by_rows::<3>] {
+                let sum = function(x.clone() * weight.clone().autodiff());
                 assert_close("sum", sum.clone().inner(), (x.clone().inner() * weight.clone()).sum(), 1e-4);
                 assert_close("gradient", x.grad(&sum.backward()).expect("a leaf"), weight.clone(), 1e-6);
             }

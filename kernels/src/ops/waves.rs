@@ -1,13 +1,13 @@
 //! Sums of waves: the empirical characteristic function at equally spaced points.
 //!
 //! ```text
-//! C[k, m] = Σ_n cos(k δ p[n, m])      S[k, m] = Σ_n sin(k δ p[n, m])       p [N, M], k < T: both [T, M]
+//! C[k, m] = Σ_n cos(k δ p[n, m])      S[k, m] = Σ_n sin(k δ p[n, m])
 //! E = Σ_k,m a[k, m] · C[k, m] + b[k, m] · S[k, m]
 //! gp[n, m] = δ Σ_k k (b[k, m] cos(k δ p[n, m]) - a[k, m] sin(k δ p[n, m]))
 //! ```
 //!
-//! Waves follow a recurrence over k: cos (k+1)θ = 2 cos θ cos kθ - cos (k-1)θ, and likewise for the
-//! sine.
+//! p `[N, M]`, C and S `[T, M]` with k < T. Waves are computed by a recurrence over k:
+//! cos (k+1)θ = 2 cos θ cos kθ - cos (k-1)θ, and likewise for the sine.
 
 use std::ops::Range;
 
@@ -20,20 +20,25 @@ use super::bridge::{Kernel, PrimitiveBackend, run};
 use super::cpu::{contiguous, dims, is_flex, slice, tensor};
 use super::math::sin_cos;
 
-/// Columns that a loop computes side by side, as vector lanes.
+/// Columns that a loop computes at once, as vector lanes.
 const LANES: usize = 16;
 
-/// Columns whose waves a thread sums at once: the sums fit its cache.
+/// Columns whose waves a thread sums at once, so that the sums fit its cache.
 const COLUMNS: usize = 64;
 
 /// Returns C and S of `p` of `[N, M]`, concatenated, `[2 T M]`; without autodiff.
 pub fn wave_sums(p: Tensor<2>, n_points: usize, spacing: f64) -> Tensor<1> {
     let [_, m] = p.dims();
     if !is_flex(&p) {
-        let point = |k: usize, f: fn(Tensor<2>) -> Tensor<2>| f(p.clone() * (k as f64 * spacing)).sum_dim(0);
-        let all = (0..n_points).map(|k| point(k, Tensor::cos));
-        let all = all.chain((0..n_points).map(|k| point(k, Tensor::sin)));
-        return Tensor::cat(all.map(|sums| sums.reshape([m])).collect(), 0);
+        let waves: [fn(Tensor<2>) -> Tensor<2>; 2] = [Tensor::cos, Tensor::sin];
+        let mut sums = Vec::with_capacity(2 * n_points);
+        for wave in waves {
+            for k in 0..n_points {
+                let angles = p.clone() * (k as f64 * spacing);
+                sums.push(wave(angles).sum_dim(0).reshape([m]));
+            }
+        }
+        return Tensor::cat(sums, 0);
     }
     // `is_flex` has just tried the same conversion.
     let p = contiguous(&p.try_into_primitive::<Flex>().expect("a tensor of Flex"));
@@ -41,13 +46,14 @@ pub fn wave_sums(p: Tensor<2>, n_points: usize, spacing: f64) -> Tensor<1> {
     let blocks: Vec<Vec<f32>> = starts
         .map(|start: usize| sums_of_columns(&p, start..m.min(start + COLUMNS), spacing as f32, n_points))
         .collect();
-    let sums = (0..2 * n_points).flat_map(|wave| {
-        blocks.iter().flat_map(move |block| {
+    let mut sums = Vec::with_capacity(2 * n_points * m);
+    for wave in 0..2 * n_points {
+        for block in &blocks {
             let n_columns = block.len() / (2 * n_points);
-            &block[wave * n_columns..(wave + 1) * n_columns]
-        })
-    });
-    Flex::from_primitive(tensor(sums.copied().collect(), [2 * n_points * m]))
+            sums.extend_from_slice(&block[wave * n_columns..(wave + 1) * n_columns]);
+        }
+    }
+    Flex::from_primitive(tensor(sums, [2 * n_points * m]))
 }
 
 /// Returns C and S of some columns of `p`, concatenated, summed over the rows in order.
@@ -62,7 +68,8 @@ fn sums_of_columns(p: &FlexTensor, columns: Range<usize>, spacing: f32, n_points
     totals.into_iter().map(|total| total as f32).collect()
 }
 
-/// Returns E, `[1]`, of `p` of `[N, M]` for `weights` of `[2 T M]`: a, then b, without a gradient.
+/// Returns E, `[1]`, of `p` of `[N, M]`. `weights` of `[2 T M]` are a, then b; they get no
+/// gradient.
 pub fn weighted_waves(p: Tensor<2>, weights: Tensor<1>, spacing: f64) -> Tensor<1> {
     if is_flex(&p) && is_flex(&weights) {
         return run(WeightedWaves { spacing: spacing as f32 }, [p.into(), weights.into()]);
@@ -76,12 +83,18 @@ fn plain(p: Tensor<2>, weights: Tensor<1>, spacing: f64) -> Tensor<1> {
     let n_points = len / (2 * m);
     let weights = weights.reshape([2 * n_points, m]);
     let weights = if p.is_autodiff() { weights.autodiff() } else { weights };
-    let term = |k: usize| {
+    let mut total = None;
+    for k in 0..n_points {
         let angle = p.clone() * (k as f64 * spacing);
-        let row = |i: usize| weights.clone().slice([i..i + 1, 0..m]);
-        (angle.clone().cos() * row(k)).sum() + (angle.sin() * row(n_points + k)).sum()
-    };
-    (0..n_points).map(term).reduce(|sum, term| sum + term).unwrap_or_else(|| p.clone().sum() * 0.0)
+        let a = weights.clone().slice([k..k + 1, 0..m]);
+        let b = weights.clone().slice([n_points + k..n_points + k + 1, 0..m]);
+        let term = (angle.clone().cos() * a).sum() + (angle.sin() * b).sum();
+        total = Some(match total {
+            Some(total) => total + term,
+            None => term,
+        });
+    }
+    total.unwrap_or_else(|| p.sum() * 0.0)
 }
 
 #[derive(Debug, Clone)]
@@ -96,9 +109,9 @@ impl Kernel<Flex, 2> for WeightedWaves {
         let p = contiguous(&p);
         let weights = contiguous(&weights);
         let [_, m]: [usize; 2] = dims(&p);
-        let of_waves = slice(&weights);
+        let a_and_b = slice(&weights);
         let rows: Vec<f32> =
-            slice(&p).par_chunks_exact(m).map(|row| weighted_row(row, of_waves, self.spacing)).collect();
+            slice(&p).par_chunks_exact(m).map(|row| weighted_row(row, a_and_b, self.spacing)).collect();
         let sum: f64 = rows.into_iter().map(f64::from).sum();
         (tensor(vec![sum as f32], [1]), (p, weights))
     }
@@ -129,7 +142,7 @@ fn waves_of_row(row: &[f32], spacing: f32, n_points: usize, waves: &mut [f32]) {
     }
 }
 
-/// Returns E of one row.
+/// Returns the part of E that comes from one row.
 #[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl", "x86_64+avx2"))]
 fn weighted_row(row: &[f32], weights: &[f32], spacing: f32) -> f32 {
     let m = row.len();
@@ -168,7 +181,7 @@ fn wave_gradient(row: &[f32], weights: &[f32], spacing: f32, scale: f32, gp: &mu
 }
 
 /// Calls `f` with k, cos(k δ p) and sin(k δ p) for every point k. The recurrence over k does not
-/// vectorize, so columns are the vector lanes.
+/// vectorize, so the vector lanes are columns.
 #[inline(always)]
 fn each_wave(
     p: &[f32; LANES],
@@ -188,14 +201,17 @@ fn each_wave(
     for k in 0..n_points {
         f(k, &cos_before, &sin_before);
         for i in 0..LANES {
-            let next = [twice[i] * cos[i] - cos_before[i], twice[i] * sin[i] - sin_before[i]];
-            (cos_before[i], sin_before[i]) = (cos[i], sin[i]);
-            [cos[i], sin[i]] = next;
+            let next_cos = twice[i] * cos[i] - cos_before[i];
+            let next_sin = twice[i] * sin[i] - sin_before[i];
+            cos_before[i] = cos[i];
+            sin_before[i] = sin[i];
+            cos[i] = next_cos;
+            sin[i] = next_sin;
         }
     }
 }
 
-/// Returns up to [`LANES`] values, padded with zeros.
+/// Returns `values`, at most [`LANES`], padded with zeros.
 #[inline(always)]
 fn lanes(values: &[f32]) -> [f32; LANES] {
     values.try_into().unwrap_or_else(|_| std::array::from_fn(|i| values.get(i).copied().unwrap_or(0.0)))
@@ -211,10 +227,10 @@ fn add_wide(totals: &mut [f64], terms: &[f32]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ops::twin::{assert_close, devices, leaves};
+    use crate::ops::testing::{assert_close, assert_gradients_close, devices, leaves};
 
     #[test]
-    fn they_equal_their_twins_forwards_and_backwards() {
+    fn sums_and_weighted_waves_match_plain_forward_and_backward() {
         const N_POINTS: usize = 17;
         const SPACING: f64 = 3.0 / 16.0;
         for device in devices() {
@@ -222,19 +238,19 @@ mod tests {
             let p = p.inner().autodiff().require_grad();
             let weights = leaves(&device, &[[2 * N_POINTS * 21]], 2).remove(0).inner();
             let sums = wave_sums(p.clone().inner(), N_POINTS, SPACING);
-            for (k, t) in (0..N_POINTS).map(|k| (k, k as f64 * SPACING)) {
-                let angle = p.clone().inner() * t;
-                let cut = |start: usize| sums.clone().slice(start..start + 21);
-                assert_close("cos", cut(k * 21), angle.clone().cos().sum_dim(0).reshape([21]), 2e-5);
+            for k in 0..N_POINTS {
+                let angle = p.clone().inner() * (k as f64 * SPACING);
+                let cosines = sums.clone().slice(k * 21..(k + 1) * 21);
+                assert_close("cos", cosines, angle.clone().cos().sum_dim(0).reshape([21]), 2e-5);
                 if k > 0 {
-                    assert_close("sin", cut((N_POINTS + k) * 21), angle.sin().sum_dim(0).reshape([21]), 2e-5);
+                    let sines = sums.clone().slice((N_POINTS + k) * 21..(N_POINTS + k + 1) * 21);
+                    assert_close("sin", sines, angle.sin().sum_dim(0).reshape([21]), 2e-5);
                 }
             }
             let e = weighted_waves(p.clone(), weights.clone(), SPACING);
-            let twin = plain(p.clone(), weights, SPACING);
-            assert_close("forward", e.clone().inner(), twin.clone().inner(), 2e-5);
-            let gradient = |e: Tensor<1>| p.grad(&e.backward()).expect("leaf");
-            assert_close("input", gradient(e), gradient(twin), 2e-5);
+            let expected = plain(p.clone(), weights, SPACING);
+            assert_close("forward", e.clone().inner(), expected.clone().inner(), 2e-5);
+            assert_gradients_close("input", &p, &e.backward(), &expected.backward(), 2e-5);
         }
     }
 }

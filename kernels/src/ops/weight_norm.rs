@@ -35,7 +35,8 @@ impl Kernel<Flex, 3> for WeightNorm {
     type Saved = [FlexTensor; 5];
 
     fn forward(&self, [x, v, gain]: [FlexTensor; 3]) -> (FlexTensor, Self::Saved) {
-        let ([m, d], [k, _]): ([usize; 2], [usize; 2]) = (dims(&x), dims(&v));
+        let [m, d]: [usize; 2] = dims(&x);
+        let [k, _]: [usize; 2] = dims(&v);
         let x = contiguous(&x);
         let v = contiguous(&v);
         let gain = contiguous(&gain);
@@ -58,13 +59,15 @@ impl Kernel<Flex, 3> for WeightNorm {
         grad: FlexTensor,
         wanted: [bool; 3],
     ) -> [Option<FlexTensor>; 3] {
-        let ([m, k], [_, d]): ([usize; 2], [usize; 2]) = (dims(&grad), dims(&v));
-        let mut along = vec![0.0; k];
+        let [m, k]: [usize; 2] = dims(&grad);
+        let [_, d]: [usize; 2] = dims(&v);
+        // Σ_M ∂y ⊙ y.
+        let mut dots = vec![0.0; k];
         let mut h = owned(grad);
         if wanted[1] || wanted[2] {
-            column_dots(slice(&h), slice(&y), &mut along);
+            column_dots(slice(&h), slice(&y), &mut dots);
         }
-        // It may be as large as all of the weights.
+        // The output may be as large as all of the weights.
         drop(y);
         over_rows(slice_mut(&mut h), k, |_, rows| scale_columns(rows, slice(&factors)));
         let h = slice(&h);
@@ -78,12 +81,12 @@ impl Kernel<Flex, 3> for WeightNorm {
             gemm([k, m, d], 1.0, Mat::rows(h, k).t(), Mat::rows(slice(&x), d), 0.0, &mut gv, d);
             over_rows(&mut gv, d, |first, rows| {
                 let range = first..first + rows.len() / d;
-                across(rows, &slice(&v)[first * d..], &along[range.clone()], d);
+                remove_radial(rows, &slice(&v)[first * d..], &dots[range], d);
             });
             tensor(gv, [k, d])
         });
         let ggain = wanted[2].then(|| {
-            let ratios = along.iter().zip(slice(&gain)).map(|(along, gain)| along / gain);
+            let ratios = dots.iter().zip(slice(&gain)).map(|(dot, gain)| dot / gain);
             tensor(ratios.collect(), [k])
         });
         [gx, gv, ggain]
@@ -117,12 +120,12 @@ fn column_dots(a: &[f32], b: &[f32], sums: &mut [f32]) {
     }
 }
 
-/// Removes the component along `v` from gradients: the rest turns a direction without lengthening
-/// it.
+/// Removes the component along `v` from the gradients of `v`: the rest changes the direction of a
+/// row but not its length.
 #[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl", "x86_64+avx2"))]
-fn across(gv: &mut [f32], v: &[f32], along: &[f32], d: usize) {
-    for ((gv, v), along) in gv.chunks_exact_mut(d).zip(v.chunks_exact(d)).zip(along) {
-        let factor = along / lane_dot(v, v);
+fn remove_radial(gv: &mut [f32], v: &[f32], dots: &[f32], d: usize) {
+    for ((gv, v), dot) in gv.chunks_exact_mut(d).zip(v.chunks_exact(d)).zip(dots) {
+        let factor = dot / lane_dot(v, v);
         for (gv, v) in gv.iter_mut().zip(v) {
             *gv -= v * factor;
         }
@@ -131,24 +134,30 @@ fn across(gv: &mut [f32], v: &[f32], along: &[f32], d: usize) {
 
 #[cfg(test)]
 mod tests {
+    use burn_tensor::Gradients;
+
     use super::*;
-    use crate::ops::twin::{assert_close, devices, leaves};
+    use crate::ops::testing::{assert_close, assert_gradients_close, devices, leaves};
 
     #[test]
-    fn it_equals_its_twin_forwards_and_backwards() {
+    fn matches_plain_forward_and_backward() {
         for device in devices() {
             let x = leaves(&device, &[[5, 19]], 1).remove(0);
             let v = leaves(&device, &[[33, 19]], 2).remove(0);
             let gain = leaves(&device, &[[33]], 3).remove(0);
-            let run = |f: fn(Tensor<2>, Tensor<2>, Tensor<1>) -> Tensor<2>| {
-                let y = f(x.clone(), v.clone(), gain.clone());
-                let grads = (y.clone() * y.clone().inner().autodiff().powi_scalar(3)).sum().backward();
-                let gain = gain.grad(&grads).unwrap().unsqueeze::<2>();
-                [y.inner(), x.grad(&grads).unwrap(), v.grad(&grads).unwrap(), gain]
-            };
-            for (a, b) in run(weight_norm_linear).into_iter().zip(run(plain)) {
-                assert_close("weight norm", a, b, 5e-6);
-            }
+            let y = weight_norm_linear(x.clone(), v.clone(), gain.clone());
+            let expected = plain(x.clone(), v.clone(), gain.clone());
+            assert_close("forward", y.clone().inner(), expected.clone().inner(), 5e-6);
+            let grads = backward_cubed(y);
+            let expected = backward_cubed(expected);
+            assert_gradients_close("x", &x, &grads, &expected, 5e-6);
+            assert_gradients_close("v", &v, &grads, &expected, 5e-6);
+            assert_gradients_close("gain", &gain, &grads, &expected, 5e-6);
         }
+    }
+
+    /// Runs the backward pass from `y`, whose gradient is `y³`.
+    fn backward_cubed(y: Tensor<2>) -> Gradients {
+        (y.clone() * y.inner().autodiff().powi_scalar(3)).sum().backward()
     }
 }

@@ -1,5 +1,5 @@
-//! Comparison of many rows of numbers, such as features of images. Rows are copied in blocks, so
-//! that there may be more of them than memory holds.
+//! Nearest-neighbor searches over rows of numbers, such as features of images. Rows are copied in
+//! blocks, so that they need not fit into memory.
 
 mod center;
 mod nearest;
@@ -26,29 +26,29 @@ pub trait Rows: Sync {
     fn copy(&self, range: Range<usize>, out: &mut [f32]);
 }
 
-/// Scales a row to unit length; a row of zeros remains one.
+/// Scales a row to unit length; a row of zeros remains unchanged.
 pub fn scale_to_unit_length(row: &mut [f32]) {
     let norm = squared_length(row).sqrt().max(1e-12);
     row.iter_mut().for_each(|v| *v /= norm);
 }
 
-/// Number of numbers that are added or compared side by side.
+/// Number of SIMD lanes: elements that are added or compared in parallel.
 const LANES: usize = 16;
 
-/// Returns the sum of squares, in one order on all machines.
+/// Returns the sum of squares, added in the same order on all machines.
 fn squared_length(row: &[f32]) -> f32 {
     let mut sums = [0.0f32; LANES];
     let chunks = row.chunks_exact(LANES);
-    let rest: f32 = chunks.remainder().iter().map(|v| v * v).sum();
+    let remainder: f32 = chunks.remainder().iter().map(|v| v * v).sum();
     for chunk in chunks {
         for (sum, v) in sums.iter_mut().zip(chunk) {
             *sum += v * v;
         }
     }
-    sums.iter().sum::<f32>() + rest
+    sums.iter().sum::<f32>() + remainder
 }
 
-/// Divides `range` into blocks of `len` and a shorter last one.
+/// Divides `range` into blocks of `len` elements; the last one may be shorter.
 fn blocks(range: Range<usize>, len: usize) -> impl Iterator<Item = Range<usize>> {
     let end = range.end;
     range.step_by(len).map(move |start| start..end.min(start + len))

@@ -1,7 +1,7 @@
 //! The nearest neighbors of rows.
 //!
-//! Products are computed in blocks, `[queries, D] · [D, candidates]`, keeping the largest: the full
-//! matrix is never in memory.
+//! Products are computed in blocks, `[queries, D] · [D, candidates]`, of which the largest are
+//! kept: the full matrix is never in memory.
 
 use std::ops::Range;
 
@@ -10,18 +10,19 @@ use rayon::prelude::*;
 use super::{Rows, blocks};
 use crate::ops::gemm::{Mat, gemm};
 
-/// Number of queries per block, whatever the number of threads, so that the bits of a product do
-/// not depend on it; many, so that the cost of copying candidates is negligible. Products have the
-/// same bits in parts that begin at a multiple of it.
+/// Number of queries per block. It is independent of the number of threads, so that products are
+/// bit-identical for any number of threads, and large, so that the cost of copying candidates is
+/// negligible. Products of ranges that begin at a multiple of it are bit-identical to those of all
+/// rows.
 pub const QUERY_BLOCK_ROWS: usize = 256;
 
-/// Number of candidates per block, which stays in a core's cache. Products have the same bits in
-/// parts that begin at a multiple of it.
+/// Number of candidates per block, which fits into a core's cache. Products of ranges that begin at
+/// a multiple of it are bit-identical to those of all rows.
 pub const CANDIDATE_BLOCK_ROWS: usize = 1024;
 
 /// Returns the `k` rows of `candidates` with the largest products with each row of `queries`, best
-/// first, with these products: cosine similarities if rows have unit length. Ties go to the lower
-/// index. With `excludes_itself`, row `i` is not among the neighbors of query `i`.
+/// first, with these products, which are cosine similarities if rows have unit length. Ties go to
+/// the lower index. With `excludes_itself`, row `i` is not among the neighbors of query `i`.
 pub fn nearest_rows(
     candidates: &dyn Rows,
     queries: &dyn Rows,
@@ -29,8 +30,9 @@ pub fn nearest_rows(
     excludes_itself: bool,
 ) -> Vec<Vec<(u32, f32)>> {
     let k = k.min(candidates.len());
-    let all: Vec<Range<usize>> = blocks(0..queries.len(), QUERY_BLOCK_ROWS).collect();
-    all.par_iter()
+    let query_blocks: Vec<Range<usize>> = blocks(0..queries.len(), QUERY_BLOCK_ROWS).collect();
+    query_blocks
+        .par_iter()
         .flat_map_iter(|range| search_block(candidates, queries, range.clone(), k, excludes_itself))
         .collect()
 }
@@ -63,51 +65,52 @@ fn search_block(
             }
         }
     }
-    best.into_iter().map(TopK::sorted).collect()
+    best.into_iter().map(TopK::into_sorted).collect()
 }
 
-/// Collector of the `k` best candidates, pruned whenever it holds 2 `k`.
+/// Collector of the `k` best candidates, which is pruned whenever it holds 2 `k`.
 struct TopK {
     k: usize,
-    found: Vec<(u32, f32)>,
-    /// Product that a candidate must exceed to enter the `k` best.
-    bar: f32,
+    candidates: Vec<(u32, f32)>,
+    /// Product that a candidate must exceed to be among the `k` best.
+    threshold: f32,
 }
 
 impl TopK {
     fn new(k: usize) -> Self {
-        Self { k, found: Vec::with_capacity(2 * k), bar: f32::NEG_INFINITY }
+        Self { k, candidates: Vec::with_capacity(2 * k), threshold: f32::NEG_INFINITY }
     }
 
     #[inline(always)]
     fn offer(&mut self, row: u32, product: f32) {
-        // Rows are offered in order, so that a tie with the worst of the best loses by its higher
-        // index. NaN compares as false and is never a neighbor.
-        if product > self.bar {
-            // Minus zero becomes zero, so that the order of products is that of this comparison.
-            self.found.push((row, product + 0.0));
-            if self.found.len() == 2 * self.k.max(1) {
+        // Rows are offered in order, so that of equal products at the threshold the one with the
+        // higher index is rejected. NaN compares as false and is never a neighbor.
+        if product > self.threshold {
+            // Minus zero becomes zero, so that `total_cmp` agrees with this comparison.
+            self.candidates.push((row, product + 0.0));
+            if self.candidates.len() == 2 * self.k.max(1) {
                 self.keep_best();
             }
         }
     }
 
     fn keep_best(&mut self) {
-        if self.found.len() > self.k {
-            self.found.select_nth_unstable_by(self.k, better);
-            self.found.truncate(self.k);
-            self.bar = self.found.iter().map(|(_, product)| *product).fold(f32::INFINITY, f32::min);
+        if self.candidates.len() > self.k {
+            self.candidates.select_nth_unstable_by(self.k, compare_candidates);
+            self.candidates.truncate(self.k);
+            self.threshold =
+                self.candidates.iter().map(|(_, product)| *product).fold(f32::INFINITY, f32::min);
         }
     }
 
-    fn sorted(mut self) -> Vec<(u32, f32)> {
+    fn into_sorted(mut self) -> Vec<(u32, f32)> {
         self.keep_best();
-        self.found.sort_unstable_by(better);
-        self.found
+        self.candidates.sort_unstable_by(compare_candidates);
+        self.candidates
     }
 }
 
 /// Orders by descending product. Ties go to the lower index, so that the result is deterministic.
-fn better(a: &(u32, f32), b: &(u32, f32)) -> std::cmp::Ordering {
+fn compare_candidates(a: &(u32, f32), b: &(u32, f32)) -> std::cmp::Ordering {
     b.1.total_cmp(&a.1).then(a.0.cmp(&b.0))
 }

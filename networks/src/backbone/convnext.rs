@@ -12,7 +12,9 @@
 //! names and shapes are timm's.
 
 use burn_tensor::Tensor;
-use kernels::ops::{Window, conv, depthwise_branch, grid_mean, in_f32, layer_norm, linear, mlp, on_kept};
+use kernels::ops::{
+    Window, apply_to_kept, conv, depthwise_branch, grid_mean, in_f32, layer_norm, linear, mlp,
+};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -132,9 +134,12 @@ impl BackboneConfig for Config {
     }
 
     fn levels(&self) -> Levels {
-        // A unit between two stages; the last norm ends the last stage.
-        let last = |stage: usize| self.depths[..=stage].iter().sum::<usize>() + stage;
-        Levels { units: (0..4).map(|stage| last(stage) + usize::from(stage == 3)).collect(), readout: None }
+        // The stem comes first, and a unit between every two stages.
+        let mut units: Vec<usize> =
+            (0..4).map(|stage: usize| self.depths[..=stage].iter().sum::<usize>() + stage).collect();
+        // The last norm ends the last stage.
+        units[3] += 1;
+        Levels { units, readout: None }
     }
 
     fn width(&self) -> usize {
@@ -177,8 +182,9 @@ impl BackboneConfig for Config {
 }
 
 fn gain_and_bias(name: &str, width: usize) -> [ParamSpec; 2] {
-    let vector = |part: &str, value| ParamSpec::vector(format!("{name}.{part}"), width, value);
-    [vector("weight", 1.0), vector("bias", 0.0)]
+    let gain = ParamSpec::vector(format!("{name}.weight"), width, 1.0);
+    let bias = ParamSpec::vector(format!("{name}.bias"), width, 0.0);
+    [gain, bias]
 }
 
 fn weight_and_bias(name: &str, shape: impl Into<Vec<usize>>) -> [ParamSpec; 2] {
@@ -189,8 +195,14 @@ fn weight_and_bias(name: &str, shape: impl Into<Vec<usize>>) -> [ParamSpec; 2] {
 
 /// Applies the layer norm `name` to `x` of `[B·V, N, D]`.
 fn norm(name: &str, x: Tensor<3>, cx: &Context<'_>) -> Tensor<3> {
-    let [gain, bias] = ["weight", "bias"].map(|part| cx.leaves.get(&format!("{name}.{part}")));
+    let gain = cx.leaves.get(&format!("{name}.weight"));
+    let bias = cx.leaves.get(&format!("{name}.bias"));
     layer_norm(x, gain, bias, EPSILON)
+}
+
+/// Returns weight and bias of the linear layer `name`.
+fn linear_params(name: &str, cx: &Context<'_>) -> (Tensor<2>, Tensor<1>) {
+    (cx.leaves.stored(&format!("{name}.weight")), cx.leaves.bias(&format!("{name}.bias")))
 }
 
 /// First unit: a projection of patches, and a norm.
@@ -277,19 +289,16 @@ impl Unit for Downsample {
             })
             .collect();
         let width = self.input as f64;
-        (
-            groups
-                .iter()
-                .zip(&shapes)
-                .map(|(before, after)| Cost {
-                    flops: 2.0 * after.n_rows() as f64 * 4.0 * width * 2.0 * width,
-                    // Input and output of the norm.
-                    graph: Elements::wide(before.n_rows() as f64 * width)
-                        + Elements::products(before.n_rows() as f64 * width),
-                })
-                .sum(),
-            shapes,
-        )
+        let mut costs = Vec::with_capacity(groups.len());
+        for (before, after) in groups.iter().zip(&shapes) {
+            costs.push(Cost {
+                flops: 2.0 * after.n_rows() as f64 * 4.0 * width * 2.0 * width,
+                // Input and output of the norm.
+                graph: Elements::wide(before.n_rows() as f64 * width)
+                    + Elements::products(before.n_rows() as f64 * width),
+            });
+        }
+        (costs.into_iter().sum(), shapes)
     }
 }
 
@@ -318,9 +327,6 @@ impl Unit for Block {
     }
 
     fn forward(&self, _: usize, groups: Vec<Features>, cx: &Context<'_>) -> StageOutput {
-        let of = |name: &str| {
-            (cx.leaves.stored(&format!("{name}.weight")), cx.leaves.bias(&format!("{name}.bias")))
-        };
         groups
             .into_iter()
             .enumerate()
@@ -329,8 +335,11 @@ impl Unit for Block {
                 let bias = cx.leaves.get("conv_dw.bias");
                 let (h, skip) = depthwise_branch(group.x.clone(), group.grid, weight, bias);
                 let factors = cx.draws.factors(number, 0);
-                let inner = |h| mlp(cx.rounded(norm("norm", h, cx)), of("mlp.fc1"), of("mlp.fc2"));
-                group.with(skip.join(on_kept(h, factors, inner), Some(cx.leaves.get("gamma")), factors))
+                let h = apply_to_kept(h, factors, |h| {
+                    let h = cx.rounded(norm("norm", h, cx));
+                    mlp(h, linear_params("mlp.fc1", cx), linear_params("mlp.fc2", cx))
+                });
+                group.with(skip.join(h, Some(cx.leaves.get("gamma")), factors))
             })
             .collect::<Vec<_>>()
             .into()
@@ -342,24 +351,20 @@ impl Unit for Block {
         let d = self.width as f64;
         let ratio = MLP_RATIO as f64;
         let taps = (KERNEL * KERNEL) as f64;
-        (
-            groups
-                .iter()
-                .map(|group| {
-                    let rows = group.n_rows() as f64;
-                    let computed = self.drop_rule().computed_share(group.drops);
-                    // Views that a branch leaves out have an input, and an output of the
-                    // convolution; the others are copied from that.
-                    let copies = if computed < 1.0 { computed } else { 0.0 };
-                    Cost {
-                        flops: rows * (2.0 * taps * d + computed * 4.0 * ratio * d * d),
-                        graph: Elements::wide(rows * d * 2.0)
-                            + Elements::products(rows * d * (copies + computed * (2.0 + ratio))),
-                    }
-                })
-                .sum(),
-            groups.to_vec(),
-        )
+        let mut costs = Vec::with_capacity(groups.len());
+        for group in groups {
+            let rows = group.n_rows() as f64;
+            let computed = self.drop_rule().computed_share(group.drops);
+            // The input and the output of the convolution are those of all views; the rows of the
+            // views for which the branch is computed are copied from that output.
+            let copies = if computed < 1.0 { computed } else { 0.0 };
+            costs.push(Cost {
+                flops: rows * (2.0 * taps * d + computed * 4.0 * ratio * d * d),
+                graph: Elements::wide(rows * d * 2.0)
+                    + Elements::products(rows * d * (copies + computed * (2.0 + ratio))),
+            });
+        }
+        (costs.into_iter().sum(), groups.to_vec())
     }
 
     fn drop_rule(&self) -> DropRule {
@@ -385,17 +390,18 @@ impl Unit for Norm {
     fn forward(&self, _: usize, groups: Vec<Features>, cx: &Context<'_>) -> StageOutput {
         let gain = cx.leaves.get::<1>("weight");
         let bias = cx.leaves.get::<1>("bias");
-        let norm = |x: Tensor<3>| layer_norm(x, gain.clone(), bias.clone(), EPSILON);
         groups
             .into_iter()
             .map(|group| {
                 let mean = grid_mean(group.x.clone());
+                let tokens = match self.readout {
+                    Readout::Pooled => mean,
+                    Readout::All => Tensor::cat(vec![mean, group.x], 1),
+                };
+                let x = layer_norm(tokens, gain.clone(), bias.clone(), EPSILON);
                 match self.readout {
-                    Readout::Pooled => Features::vectors(norm(mean)),
-                    Readout::All => {
-                        let x = norm(Tensor::cat(vec![mean, group.x], 1));
-                        Features { n_prefix: 1, ..Features::on_grid(x, group.grid) }
-                    }
+                    Readout::Pooled => Features::vectors(x),
+                    Readout::All => Features { n_prefix: 1, ..Features::on_grid(x, group.grid) },
                 }
             })
             .collect::<Vec<_>>()
@@ -404,16 +410,15 @@ impl Unit for Norm {
 
     fn cost(&self, groups: &[GroupShape]) -> (Cost, Vec<GroupShape>) {
         let graph: usize = groups.iter().map(|group| group.n_rows() * self.width).sum();
-        (
-            Cost { flops: 0.0, graph: Elements::wide(graph as f64) },
-            groups
-                .iter()
-                .map(|group| match self.readout {
-                    Readout::Pooled => group.pooled(),
-                    Readout::All => GroupShape { n_prefix: 1, ..*group },
-                })
-                .collect(),
-        )
+        let cost = Cost { flops: 0.0, graph: Elements::wide(graph as f64) };
+        let outputs = groups
+            .iter()
+            .map(|group| match self.readout {
+                Readout::Pooled => group.pooled(),
+                Readout::All => GroupShape { n_prefix: 1, ..*group },
+            })
+            .collect();
+        (cost, outputs)
     }
 }
 
@@ -423,7 +428,7 @@ mod tests {
 
     /// Numbers of parameters of timm's and transformers' networks without classifiers.
     #[test]
-    fn sizes_are_the_published_ones() {
+    fn numbers_of_parameters_are_the_published_ones() {
         for (depths, width, numel) in [
             ([3, 3, 9, 3], 96, 27_820_128),
             ([3, 3, 27, 3], 96, 49_454_688),

@@ -60,9 +60,10 @@ impl Layer {
     ) -> (Tensor<3>, [usize; 2]) {
         let [b, n, c] = x.dims();
         // Columns of a group read the channels of that group alone.
-        let [start, end] = [columns.start, columns.end].map(|column| column * self.groups / self.norm.width);
-        let x = if self.groups > 1 && end - start < self.groups {
-            x.slice([0..b, 0..n, start * c / self.groups..end * c / self.groups])
+        let first_group = columns.start * self.groups / self.norm.width;
+        let end_group = columns.end * self.groups / self.norm.width;
+        let x = if self.groups > 1 && end_group - first_group < self.groups {
+            x.slice([0..b, 0..n, first_group * c / self.groups..end_group * c / self.groups])
         } else {
             x
         };
@@ -86,14 +87,15 @@ impl Layer {
         let rows = self.output(shape).n_rows() as f64;
         let taps = (self.kernel * self.kernel * self.input / self.groups) as f64;
         let width = self.norm.width as f64;
-        // Pixels are no map.
+        // Zero for pixels, which are not a map.
         let rounded_maps = shape.elements().maps;
         let graph = Elements { maps: 2.0 * rows * width, rounded_maps, ..Elements::default() };
         Cost { flops: 2.0 * rows * taps * width, graph }
     }
 
-    /// Returns the cost of a layer whose normalized output is only added to another, and not kept.
-    pub(super) fn cost_around(&self, shape: GroupShape) -> Cost {
+    /// Returns the cost of a layer on the skip connection, whose normalized output is only added
+    /// to another one, and not kept.
+    pub(super) fn shortcut_cost(&self, shape: GroupShape) -> Cost {
         let cost = self.cost(shape);
         let maps = self.output(shape).elements().maps;
         Cost { graph: Elements { maps: cost.graph.maps - maps, passing: maps, ..cost.graph }, ..cost }
@@ -130,12 +132,14 @@ impl Unit for Stem {
 
     fn forward(&self, stage: usize, groups: Vec<Features>, cx: &Context<'_>) -> StageOutput {
         if stage == 0 {
-            let convolved = groups.into_iter().map(|group| {
+            let mut features = Vec::with_capacity(groups.len());
+            let mut sums = Vec::with_capacity(groups.len());
+            for group in groups {
                 let (y, grid) = self.layer.columns(group.x, group.grid, &(0..self.layer.norm.width), cx);
-                let (y, sums) = self.layer.moments(y, cx);
-                (Features::on_grid(y, grid), sums)
-            });
-            let (features, sums) = convolved.unzip();
+                let (y, group_sums) = self.layer.moments(y, cx);
+                features.push(Features::on_grid(y, grid));
+                sums.push(group_sums);
+            }
             return StageOutput { features, sums: cx.sets.sums(sums) };
         }
         groups
@@ -159,14 +163,15 @@ impl Unit for Stem {
     }
 
     fn cost(&self, groups: &[GroupShape]) -> (Cost, Vec<GroupShape>) {
-        let pooled = |shape: GroupShape| {
+        let cost = groups.iter().map(|group| self.layer.cost(*group)).sum();
+        let mut outputs = Vec::with_capacity(groups.len());
+        for group in groups {
+            let mut output = self.layer.output(*group);
             if self.pools {
-                GroupShape { grid: shape.grid.map(|side| POOL.output(side, POOL_SIDE)), ..shape }
-            } else {
-                shape
+                output.grid = output.grid.map(|side| POOL.output(side, POOL_SIDE));
             }
-        };
-        let outputs = groups.iter().map(|group| pooled(self.layer.output(*group)));
-        (groups.iter().map(|group| self.layer.cost(*group)).sum(), outputs.collect())
+            outputs.push(output);
+        }
+        (cost, outputs)
     }
 }

@@ -26,32 +26,32 @@ pub(super) struct Excitation {
 impl Excitation {
     /// Returns the parameters of the first layer for these columns of its output.
     pub(super) fn squeeze_params(&self, columns: Range<usize>) -> Vec<ParamSpec> {
-        self.params("fc1", [self.squeezed, self.width], columns)
+        self.params("fc1", self.squeezed, self.width, columns)
     }
 
     /// Returns the parameters of the second layer for these columns of its output.
     pub(super) fn excite_params(&self, columns: Range<usize>) -> Vec<ParamSpec> {
-        self.params("fc2", [self.width, self.squeezed], columns)
+        self.params("fc2", self.width, self.squeezed, columns)
     }
 
-    fn params(&self, layer: &str, [output, input]: [usize; 2], columns: Range<usize>) -> Vec<ParamSpec> {
+    fn params(&self, layer: &str, output: usize, input: usize, columns: Range<usize>) -> Vec<ParamSpec> {
         let name = format!("{}.{layer}", self.name);
-        let weight = Init::Normal((2.0 / output as f32).sqrt());
+        let init = Init::Normal((2.0 / output as f32).sqrt());
+        let weight = ParamSpec::weight(format!("{name}.weight"), [output, input, 1, 1], init);
         // PyTorch's default.
-        let bias = Init::Uniform(1.0 / (input as f32).sqrt());
-        vec![
-            ParamSpec::weight(format!("{name}.weight"), [output, input, 1, 1], weight).rows(columns.clone()),
-            ParamSpec { init: bias, ..ParamSpec::vector(format!("{name}.bias"), output, 0.0) }.rows(columns),
-        ]
+        let init = Init::Uniform(1.0 / (input as f32).sqrt());
+        let bias = ParamSpec { init, ..ParamSpec::vector(format!("{name}.bias"), output, 0.0) };
+        vec![weight.rows(columns.clone()), bias.rows(columns)]
     }
 
-    /// Returns the columns of W₁ x + b₁ whose parameters `cx` has, for the mean `x` of `[B, 1, C]`.
+    /// Returns the columns of W₁ x + b₁ whose parameters are in `cx`, for the mean `x` of
+    /// `[B, 1, C]`.
     pub(super) fn squeezed(&self, x: Tensor<3>, cx: &Context<'_>) -> Tensor<3> {
         self.layer("fc1", x, cx)
     }
 
-    /// Returns the columns of W₂ x + b₂ whose parameters `cx` has, for `x` of `[B, 1, S]` between
-    /// the two layers.
+    /// Returns the columns of W₂ x + b₂ whose parameters are in `cx`, for `x` of `[B, 1, S]`
+    /// between the two layers.
     pub(super) fn excited(&self, x: Tensor<3>, cx: &Context<'_>) -> Tensor<3> {
         self.layer("fc2", x, cx)
     }

@@ -30,12 +30,12 @@ fn rgb_channels() -> usize {
     RGB_CHANNELS
 }
 
-/// Returns whether this is the number of channels of photographs, which configurations leave out.
+/// Returns whether this is the number of channels of photographs, which configurations omit.
 fn is_rgb(n_channels: &usize) -> bool {
     *n_channels == RGB_CHANNELS
 }
 
-/// Returns whether this is the default of its type, which configurations leave out.
+/// Returns whether this is the default of its type, which configurations omit.
 fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
 }
@@ -66,13 +66,16 @@ pub struct Levels {
 }
 
 impl Levels {
-    /// Returns the last unit of each stage, where stages of so many units follow a stem of one.
-    fn of_stages(depths: &[usize]) -> Self {
-        let ends = depths.iter().scan(0, |end, depth| {
-            *end += depth;
-            Some(*end)
-        });
-        Self { units: ends.collect(), readout: None }
+    /// Creates one level for each stage of a network, given the numbers of units of the stages,
+    /// which follow a stem of one unit.
+    fn from_depths(depths: &[usize]) -> Self {
+        let mut units = Vec::with_capacity(depths.len());
+        let mut last = 0;
+        for depth in depths {
+            last += depth;
+            units.push(last);
+        }
+        Self { units, readout: None }
     }
 }
 
@@ -88,7 +91,7 @@ pub trait BackboneConfig {
     /// `[B·V, N, C·p·p]` ([`super::patches`]).
     fn units(&self, readout: Readout) -> Vec<Box<dyn Unit>>;
 
-    /// Returns the units with a mask token in the place of masked patches; `None` for a backbone
+    /// Returns the units with a mask token in place of masked patches; `None` for a backbone
     /// without tokens.
     fn masked_units(&self, readout: Readout) -> Option<Vec<Box<dyn Unit>>> {
         let _ = readout;
@@ -96,7 +99,7 @@ pub trait BackboneConfig {
     }
 
     /// Returns the key of a setting that takes effect only in training with masked patches, if such
-    /// a one is set.
+    /// a setting is used.
     fn setting_of_masks(&self) -> Option<&'static str> {
         None
     }

@@ -73,14 +73,14 @@ impl ModelConfig {
         self.config().units(readout)
     }
 
-    /// Returns the units with a mask token in the place of masked patches; `None` for a backbone
+    /// Returns the units with a mask token in place of masked patches; `None` for a backbone
     /// without tokens.
     pub fn masked_units(&self, readout: Readout) -> Option<Vec<Box<dyn Unit>>> {
         self.config().masked_units(readout)
     }
 
     /// Returns the key of a setting that takes effect only in training with masked patches, if such
-    /// a one is set.
+    /// a setting is used.
     pub fn setting_of_masks(&self) -> Option<&'static str> {
         self.config().setting_of_masks()
     }
@@ -93,16 +93,14 @@ impl ModelConfig {
 
     /// Returns the names of all parameters in exports, and their shapes.
     pub fn params(&self) -> Vec<(String, Vec<usize>)> {
-        let layouts = self.units(Readout::All).into_iter().map(|unit| unit.layout(1));
-        layouts
-            .flat_map(|layout| {
-                layout
-                    .params
-                    .iter()
-                    .map(|slot| (layout.full_name(slot), slot.spec.shape.clone()))
-                    .collect::<Vec<_>>()
-            })
-            .collect()
+        let mut params = Vec::new();
+        for unit in self.units(Readout::All) {
+            let layout = unit.layout(1);
+            for slot in &layout.params {
+                params.push((layout.full_name(slot), slot.spec.shape.clone()));
+            }
+        }
+        params
     }
 
     /// Returns the number of elements of the parameters of all units.

@@ -8,10 +8,10 @@
 //! ```
 //!
 //! Widths are then rounded to the nearest multiple of the group width, which is no larger than the
-//! width; halves become even multiples. torchvision rounds halves up, and down by at most a tenth,
-//! so that its 800 MF and 8 GF are wider than those of the paper and of timm; the names here mean
-//! torchvision's. The excitation squeezes to a quarter of the branch's input channels. A view's
-//! feature is the mean over the last grid.
+//! width; halves are rounded to even multiples. torchvision rounds halves up, and no width down by
+//! more than a tenth, so that its 800 MF and 8 GF are wider than those of the paper and of timm;
+//! the names here mean torchvision's. The excitation squeezes to a quarter of the branch's input
+//! channels. The feature of a view is the mean over the last grid.
 
 use std::fmt::{self, Formatter};
 
@@ -207,17 +207,20 @@ pub struct Stage {
 }
 
 impl Design {
-    fn stages(&self) -> Vec<Stage> {
+    /// Returns the width of branch `j`, before it is rounded to whole groups.
+    fn branch_width(&self, j: usize) -> usize {
         let w_0 = self.w_0 as f64;
-        let of_branch = |j: usize| {
-            let on_line = w_0 + self.w_a * j as f64;
-            let step = ((on_line / w_0).ln() / self.w_m.ln()).round_ties_even();
-            let width = (w_0 * self.w_m.powf(step) / WIDTH_MULTIPLE).round_ties_even() * WIDTH_MULTIPLE;
-            // Any width above the limit gets the design rejected.
-            width.min(2.0 * MAX_WIDTH as f64) as usize
-        };
+        let on_line = w_0 + self.w_a * j as f64;
+        let step = ((on_line / w_0).ln() / self.w_m.ln()).round_ties_even();
+        let width = (w_0 * self.w_m.powf(step) / WIDTH_MULTIPLE).round_ties_even() * WIDTH_MULTIPLE;
+        // A design with any width above the limit is rejected.
+        width.min(2.0 * MAX_WIDTH as f64) as usize
+    }
+
+    fn stages(&self) -> Vec<Stage> {
         let mut stages: Vec<Stage> = Vec::new();
-        for width in (0..self.depth).map(of_branch) {
+        for j in 0..self.depth {
+            let width = self.branch_width(j);
             match stages.last_mut() {
                 Some(stage) if stage.width == width => stage.depth += 1,
                 _ => stages.push(Stage { width, depth: 1, group_width: self.group_width }),
@@ -225,14 +228,14 @@ impl Design {
         }
         for stage in &mut stages {
             stage.group_width = stage.group_width.min(stage.width);
-            stage.width = whole_groups(stage.width, stage.group_width, self.keeps_width);
+            stage.width = round_to_groups(stage.width, stage.group_width, self.keeps_width);
         }
         stages
     }
 }
 
 /// Rounds `width` to a multiple of `group_width`, by torchvision's rule if `keeps_width` is set.
-fn whole_groups(width: usize, group_width: usize, keeps_width: bool) -> usize {
+fn round_to_groups(width: usize, group_width: usize, keeps_width: bool) -> usize {
     if !keeps_width {
         let n_groups = (width as f64 / group_width as f64).round_ties_even();
         return (n_groups as usize).max(1) * group_width;
@@ -254,28 +257,32 @@ impl Config {
     fn branch(&self, stage_number: usize, number: usize, stage: Stage, input: usize) -> Branch {
         let Stage { width, group_width, .. } = stage;
         let stride = if number == 0 { 2 } else { 1 };
-        let layer = |part: &str, input, kernel, stride, groups| Layer {
-            conv: format!("{part}.0"),
-            norm: BatchNorm::new(format!("{part}.1"), width),
-            input,
-            kernel,
-            stride,
-            groups,
-        };
         let squeezed = (SQUEEZE * input as f64).round_ties_even() as usize;
-        let shortcut = (number == 0).then(|| layer("proj", input, 1, stride, 1));
+        let shortcut = (number == 0).then(|| layer("proj", input, width, 1, stride, 1));
         let block = stage_number + 1;
         Branch {
             name: format!("trunk_output.block{block}.block{block}-{number}"),
             layers: vec![
-                layer("f.a", input, 1, 1, 1),
-                layer("f.b", width, 3, stride, width / group_width),
-                layer("f.c", width, 1, 1, 1),
+                layer("f.a", input, width, 1, 1, 1),
+                layer("f.b", width, width, 3, stride, width / group_width),
+                layer("f.c", width, width, 1, 1, 1),
             ],
             excitation: Some(Excitation { name: "f.se".into(), width, squeezed }),
             shortcut,
             pools: false,
         }
+    }
+}
+
+/// Creates the layer `name` of a branch.
+fn layer(name: &str, input: usize, output: usize, kernel: usize, stride: usize, groups: usize) -> Layer {
+    Layer {
+        conv: format!("{name}.0"),
+        norm: BatchNorm::new(format!("{name}.1"), output),
+        input,
+        kernel,
+        stride,
+        groups,
     }
 }
 
@@ -285,10 +292,10 @@ impl BackboneConfig for Config {
             return Err(format!("model.image_px must lie in 1..={MAX_WIDTH}"));
         }
         let Size::Design(Design { depth, w_0, w_a, w_m, group_width, .. }) = self.size else { return Ok(()) };
-        let within = (0.0..=MAX_WIDTH as f64).contains(&w_a) && w_m > 1.0 && w_m.is_finite();
-        let sized =
+        let is_slope_valid = (0.0..=MAX_WIDTH as f64).contains(&w_a) && w_m > 1.0 && w_m.is_finite();
+        let are_widths_valid =
             (1..=MAX_WIDTH).contains(&group_width) && (WIDTH_MULTIPLE as usize..=MAX_WIDTH).contains(&w_0);
-        if !(1..=1000).contains(&depth) || !sized || !within {
+        if !(1..=1000).contains(&depth) || !are_widths_valid || !is_slope_valid {
             return Err(
                 "model.size: depth must lie in 1..=1000, group_width in 1..=65536, w_0 in 8..=65536, w_a in 0..=65536 and \
                  w_m must be more than 1"
@@ -321,8 +328,8 @@ impl BackboneConfig for Config {
         let mut input = STEM_WIDTH;
         for (stage_number, stage) in stages.iter().enumerate() {
             for number in 0..stage.depth {
-                let last = stage_number + 1 == stages.len() && number + 1 == stage.depth;
-                let pools = last && readout == Readout::Pooled;
+                let is_last = stage_number + 1 == stages.len() && number + 1 == stage.depth;
+                let pools = is_last && readout == Readout::Pooled;
                 let branch = self.branch(stage_number, number, *stage, input);
                 units.push(Box::new(BranchPart::undivided(Branch { pools, ..branch })));
                 input = stage.width;
@@ -333,7 +340,7 @@ impl BackboneConfig for Config {
 
     fn levels(&self) -> Levels {
         let depths: Vec<usize> = self.stages().iter().map(|stage| stage.depth).collect();
-        Levels::of_stages(&depths)
+        Levels::from_depths(&depths)
     }
 
     fn width(&self) -> usize {
@@ -374,15 +381,7 @@ mod tests {
     /// Widths, and numbers of parameters without a classifier: those of the paper's code (pycls),
     /// of torchvision for 8 GF, and of VISSL for the largest, all counted there.
     #[test]
-    fn sizes_are_the_published_ones() {
-        let of = |size: NamedSize| {
-            let config = Config { image_px: 224, size: Size::Named(size), channels: rgb_channels() };
-            let units = config.units(Readout::Pooled);
-            let trained = units.iter().flat_map(|unit| unit.params());
-            let trained = trained.filter(|param| param.role.is_trained());
-            let widths: Vec<usize> = config.stages().iter().map(|stage| stage.width).collect();
-            (widths, trained.map(|param| param.numel()).sum::<usize>())
-        };
+    fn widths_and_numbers_of_parameters_are_the_published_ones() {
         let published = [
             (NamedSize::Mf200, [24, 56, 152, 368], 2_793_996),
             (NamedSize::Mf400, [48, 104, 208, 440], 3_903_144),
@@ -402,7 +401,13 @@ mod tests {
             (NamedSize::B10, [2020, 4040, 11_110, 28_280], 9_323_934_872),
         ];
         for (size, widths, numel) in published {
-            assert_eq!(of(size), (widths.to_vec(), numel), "{size:?}");
+            let config = Config { image_px: 224, size: Size::Named(size), channels: rgb_channels() };
+            let units = config.units(Readout::Pooled);
+            let params = units.iter().flat_map(|unit| unit.params());
+            let trained = params.filter(|param| param.role.is_trained());
+            assert_eq!(trained.map(|param| param.numel()).sum::<usize>(), numel, "{size:?}");
+            let stage_widths: Vec<usize> = config.stages().iter().map(|stage| stage.width).collect();
+            assert_eq!(stage_widths, widths, "{size:?}");
         }
     }
 
@@ -414,8 +419,8 @@ mod tests {
             [(NamedSize::Mf800, [64, 128, 320, 768]), (NamedSize::Gf8, [168, 448, 896, 2016])]
         {
             let design = Design { keeps_width: false, ..size.design() };
-            let of_paper: Vec<usize> = design.stages().iter().map(|stage| stage.width).collect();
-            assert_eq!(of_paper, widths, "{size:?}");
+            let stage_widths: Vec<usize> = design.stages().iter().map(|stage| stage.width).collect();
+            assert_eq!(stage_widths, widths, "{size:?}");
         }
     }
 }

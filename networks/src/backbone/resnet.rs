@@ -83,38 +83,42 @@ impl Config {
             StemKind::Imagenet => (7, 2),
             StemKind::Small => (3, 1),
         };
-        let layer = layer("conv1", "bn1", [self.channels, self.width], kernel, stride);
+        let layer = layer("conv1", "bn1", self.channels, self.width, kernel, stride);
         Stem { name: ".stem", layer, pools: self.stem == StemKind::Imagenet }
     }
 
     /// Creates branch `number` of `stage`, of `input` channels.
-    fn branch(&self, [stage, number]: [usize; 2], input: usize) -> Branch {
+    fn branch(&self, stage: usize, number: usize, input: usize) -> Branch {
         let width = self.width << stage;
         let stride = if stage > 0 && number == 0 { 2 } else { 1 };
         let (_, bottleneck) = self.stages();
-        let (mut layers, output) = if bottleneck {
-            let first = layer("conv1", "bn1", [input, width], 1, 1);
-            let second = layer("conv2", "bn2", [width, width], 3, stride);
-            (vec![first, second, layer("conv3", "bn3", [width, 4 * width], 1, 1)], 4 * width)
+        let output = if bottleneck { 4 * width } else { width };
+        let mut layers = if bottleneck {
+            vec![
+                layer("conv1", "bn1", input, width, 1, 1),
+                layer("conv2", "bn2", width, width, 3, stride),
+                layer("conv3", "bn3", width, output, 1, 1),
+            ]
         } else {
-            let first = layer("conv1", "bn1", [input, width], 3, stride);
-            (vec![first, layer("conv2", "bn2", [width, width], 3, 1)], width)
+            vec![layer("conv1", "bn1", input, width, 3, stride), layer("conv2", "bn2", width, output, 3, 1)]
         };
-        if let (true, Some(last)) = (self.zero_init_residual, layers.last_mut()) {
+        if self.zero_init_residual
+            && let Some(last) = layers.last_mut()
+        {
             last.norm.gain = Some(0.0);
         }
-        let changes = stride > 1 || input != output;
+        let changes_shape = stride > 1 || input != output;
         Branch {
             name: format!("layer{}.{number}", stage + 1),
             layers,
             excitation: None,
-            shortcut: changes.then(|| layer("downsample.0", "downsample.1", [input, output], 1, stride)),
+            shortcut: changes_shape.then(|| layer("downsample.0", "downsample.1", input, output, 1, stride)),
             pools: false,
         }
     }
 }
 
-fn layer(conv: &str, norm: &str, [input, output]: [usize; 2], kernel: usize, stride: usize) -> Layer {
+fn layer(conv: &str, norm: &str, input: usize, output: usize, kernel: usize, stride: usize) -> Layer {
     Layer { conv: conv.into(), norm: BatchNorm::new(norm, output), input, kernel, stride, groups: 1 }
 }
 
@@ -135,12 +139,10 @@ impl BackboneConfig for Config {
         let mut input = self.width;
         for (stage, depth) in depths.into_iter().enumerate() {
             for number in 0..depth {
-                let last = [stage, number + 1] == [3, depth];
-                let pools = last && readout == Readout::Pooled;
-                units.push(Box::new(BranchPart::undivided(Branch {
-                    pools,
-                    ..self.branch([stage, number], input)
-                })));
+                let is_last = stage == 3 && number + 1 == depth;
+                let pools = is_last && readout == Readout::Pooled;
+                let branch = self.branch(stage, number, input);
+                units.push(Box::new(BranchPart::undivided(Branch { pools, ..branch })));
                 input = (self.width << stage) * if bottleneck { 4 } else { 1 };
             }
         }
@@ -149,7 +151,7 @@ impl BackboneConfig for Config {
 
     fn levels(&self) -> Levels {
         let (depths, _) = self.stages();
-        Levels::of_stages(&depths)
+        Levels::from_depths(&depths)
     }
 
     fn width(&self) -> usize {
@@ -200,7 +202,7 @@ mod tests {
 
     /// Numbers of parameters of torchvision's networks, without their classifiers.
     #[test]
-    fn sizes_are_the_published_ones() {
+    fn numbers_of_parameters_are_the_published_ones() {
         for (depth, numel) in [(18, 11_176_512), (34, 21_284_672), (50, 23_508_032)] {
             let text = format!("image_px = 224\ndepth = {depth}");
             let units = toml::from_str::<Config>(&text).unwrap().units(Readout::Pooled);

@@ -4,7 +4,7 @@
 //!
 //! Parameter names and shapes are timm's.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -140,9 +140,8 @@ fn default_mlp_ratio() -> f64 {
 }
 
 impl Config {
-    /// Creates a transformer for images of `image_px` pixels with `depth` blocks, and defaults for
-    /// everything else.
-    pub fn of_sizes([image_px, patch_px, width, depth, heads]: [usize; 5]) -> Self {
+    /// Creates a transformer with these sizes, and defaults for all other settings.
+    pub fn new(image_px: usize, patch_px: usize, width: usize, depth: usize, heads: usize) -> Self {
         Self {
             image_px,
             patch_px,
@@ -178,46 +177,63 @@ impl Config {
     /// Returns the position embedding `[1, 1 + N, D]` for images of `px` pixels, resampled from
     /// `embedding` if needed.
     pub fn positions_for(&self, embedding: &[f32], px: usize) -> Vec<f32> {
-        let [grid, own_grid] = [px, self.image_px].map(|px| px / self.patch_px);
+        let grid = px / self.patch_px;
+        let own_grid = self.image_px / self.patch_px;
         if grid == own_grid {
             return embedding.to_vec();
         }
-        pos_embed::resampled(embedding, self.width, [own_grid, grid], self.resampling())
+        pos_embed::resample(embedding, self.width, own_grid, grid, self.resampling())
     }
 
     /// Returns cosines and sines of rotary positions, row-major `[N, D_h / 2]` each, for images of
     /// `px` pixels; `None` for other positions.
     pub fn rotations_for(&self, px: usize) -> Option<[Vec<f32>; 2]> {
+        if self.positions != Positions::Rope {
+            return None;
+        }
         let grid = [px / self.patch_px; 2];
-        (self.positions == Positions::Rope)
-            .then(|| rotations(grid, self.width / self.heads, self.rope_base, &CoordinateDraw::default()))
-            .map(|found| [found.cos, found.sin])
+        let d_head = self.width / self.heads;
+        let rotations = rotations(grid, d_head, self.rope_base, &CoordinateDraw::default());
+        Some([rotations.cos, rotations.sin])
     }
 
     /// Creates the units, with a token for masked patches if `takes_masks`.
-    fn with_masks(&self, readout: Readout, takes_masks: bool) -> Vec<Box<dyn Unit>> {
-        let sizes = [self.channels, self.patch_px, self.width, self.image_px / self.patch_px, self.registers];
-        let initial_weights = self.initial_weights();
-        let kinds = [self.freeze_patches, takes_masks];
-        let embed = Embed::new(sizes, initial_weights, self.positions, kinds, self.resampling());
-        let mut units: Vec<Box<dyn Unit>> = vec![Box::new(embed)];
-        let rope = (self.positions == Positions::Rope)
-            .then(|| Arc::new(Rope::new(self.rope_base, self.width / self.heads, self.coordinate_rule())));
-        let block = |i: usize| Block {
-            name: format!("blocks.{i}"),
-            part: None,
+    fn units_with_masks(&self, readout: Readout, takes_masks: bool) -> Vec<Box<dyn Unit>> {
+        let mut units: Vec<Box<dyn Unit>> = Vec::with_capacity(self.depth + 2);
+        units.push(Box::new(Embed {
+            n_channels: self.channels,
+            patch_px: self.patch_px,
             width: self.width,
-            heads: self.heads,
-            hidden: self.hidden(),
-            mlp: self.mlp,
-            layer_scale: self.layer_scale,
-            drop_rule: self.drop_rule(i),
-            initial_weights,
-            epsilon: self.norm_epsilon,
-            qkv_bias: self.qkv_bias,
-            rope: rope.clone(),
-        };
-        units.extend((0..self.depth).map(|i| Box::new(block(i)) as Box<dyn Unit>));
+            grid: self.image_px / self.patch_px,
+            n_registers: self.registers,
+            initial_weights: self.initial_weights(),
+            positions: self.positions,
+            freezes_patches: self.freeze_patches,
+            takes_masks,
+            resampling: self.resampling(),
+            matrices: Mutex::default(),
+        }));
+        let mut rope = None;
+        if self.positions == Positions::Rope {
+            let d_head = self.width / self.heads;
+            rope = Some(Arc::new(Rope::new(self.rope_base, d_head, self.coordinate_rule())));
+        }
+        for i in 0..self.depth {
+            units.push(Box::new(Block {
+                name: format!("blocks.{i}"),
+                part: None,
+                width: self.width,
+                heads: self.heads,
+                hidden: self.hidden(),
+                mlp: self.mlp,
+                layer_scale: self.layer_scale,
+                drop_rule: self.drop_rule(i),
+                initial_weights: self.initial_weights(),
+                epsilon: self.norm_epsilon,
+                qkv_bias: self.qkv_bias,
+                rope: rope.clone(),
+            }));
+        }
         units.push(Box::new(Norm {
             width: self.width,
             readout,
@@ -325,11 +341,11 @@ impl BackboneConfig for Config {
     }
 
     fn units(&self, readout: Readout) -> Vec<Box<dyn Unit>> {
-        self.with_masks(readout, false)
+        self.units_with_masks(readout, false)
     }
 
     fn masked_units(&self, readout: Readout) -> Option<Vec<Box<dyn Unit>>> {
-        Some(self.with_masks(readout, true))
+        Some(self.units_with_masks(readout, true))
     }
 
     fn setting_of_masks(&self) -> Option<&'static str> {
@@ -368,7 +384,7 @@ impl BackboneConfig for Config {
 
     #[cfg(feature = "testing")]
     fn examples() -> Vec<Self> {
-        let plain = Self { mlp_ratio: 2.0, init_std: 0.2, ..Self::of_sizes([16, 4, 12, 2, 2]) };
+        let plain = Self { mlp_ratio: 2.0, init_std: 0.2, ..Self::new(16, 4, 12, 2, 2) };
         let full =
             Self { layer_scale: Some(0.5), drop_path: 0.3, pos_offset: 0.1, depth: 3, ..plain.clone() };
         let with_registers = Self {
@@ -415,7 +431,7 @@ mod tests {
     /// Numbers of parameters of the published networks, as timm builds them: its DINOv3 ones have
     /// no biases of queries, keys and values.
     #[test]
-    fn published_networks_have_as_many_parameters() {
+    fn numbers_of_parameters_are_the_published_ones() {
         let v1 = "image_px = 224\npatch_px = 16";
         let v2 = "image_px = 518\npatch_px = 14\nlayer_scale = 1e-5";
         let v3 = "image_px = 256\npatch_px = 16\nlayer_scale = 1e-5\npositions = 'rope'\nqkv_bias = 'none'\nregisters = 4";

@@ -5,6 +5,7 @@
 //! z = W₃ gelu(W₂ gelu(W₁ x))          [M, D] → [M, bottleneck]
 //! ```
 
+use burn_tensor::Tensor;
 use kernels::ops::{gelu, linear};
 
 use crate::features::Features;
@@ -26,9 +27,17 @@ pub struct Mlp {
 }
 
 impl Mlp {
+    /// Returns the name, the output channels and the input channels of each layer.
     fn layers(&self) -> [(&'static str, usize, usize); 3] {
         [("0", self.hidden, self.input), ("2", self.hidden, self.hidden), ("4", self.output, self.hidden)]
     }
+}
+
+/// Applies the layer `name` to `x` of `[B, N, D]`.
+fn layer(x: Tensor<3>, name: &str, cx: &Context<'_>) -> Tensor<3> {
+    let weight = cx.leaves.get(&format!("{name}.weight"));
+    let bias = cx.leaves.get(&format!("{name}.bias"));
+    linear(x, weight, bias)
 }
 
 impl Unit for Mlp {
@@ -37,28 +46,22 @@ impl Unit for Mlp {
     }
 
     fn params(&self) -> Vec<ParamSpec> {
-        self.layers()
-            .into_iter()
-            .flat_map(|(name, output, input)| {
-                let init = Init::TruncNormal(self.init_std);
-                [
-                    ParamSpec::weight(format!("{name}.weight"), [output, input], init),
-                    ParamSpec::vector(format!("{name}.bias"), output, 0.0),
-                ]
-            })
-            .collect()
+        let init = Init::TruncNormal(self.init_std);
+        let mut params = Vec::new();
+        for (name, output, input) in self.layers() {
+            params.push(ParamSpec::weight(format!("{name}.weight"), [output, input], init));
+            params.push(ParamSpec::vector(format!("{name}.bias"), output, 0.0));
+        }
+        params
     }
 
     fn forward(&self, _: usize, groups: Vec<Features>, cx: &Context<'_>) -> StageOutput {
-        let layer = |x, i: &str| {
-            linear(x, cx.leaves.get(&format!("{i}.weight")), cx.leaves.get(&format!("{i}.bias")))
-        };
         groups
             .iter()
             .map(|group| {
-                let x = gelu(layer(group.x.clone(), "0"));
-                let x = gelu(layer(x, "2"));
-                group.with(layer(x, "4"))
+                let x = gelu(layer(group.x.clone(), "0", cx));
+                let x = gelu(layer(x, "2", cx));
+                group.with(layer(x, "4", cx))
             })
             .collect::<Vec<_>>()
             .into()

@@ -18,7 +18,7 @@ pub struct Head {
     /// Units of the head.
     pub units: Vec<Box<dyn Unit>>,
     /// Whether the ranks of a column group divide the columns of the last unit's output among them,
-    /// where a run has such groups. No other head reads it.
+    /// where a run has such groups. No other head may read such a head.
     pub may_divide: bool,
 }
 
@@ -50,6 +50,12 @@ impl Head {
     pub fn n_staged(&self) -> usize {
         self.units.iter().rposition(|unit| unit.n_stages() > 1).map_or(0, |last| last + 1)
     }
+
+    /// Returns whether the columns of the head are divided, given the number of parts of divided
+    /// columns.
+    fn is_divided(&self, n_column_parts: usize) -> bool {
+        self.may_divide && n_column_parts > 1
+    }
 }
 
 impl Reads {
@@ -63,8 +69,8 @@ impl Reads {
         }
     }
 
-    /// Returns the input of a head, given the backbone's features of one size of view. A head's
-    /// output is not changed.
+    /// Selects the input of a head from the features of the backbone of one size of view. The
+    /// output of a head, which another head reads, is returned unchanged.
     pub fn select(self, features: &Features) -> Features {
         match self {
             Self::Pooled => features.pooled(),
@@ -112,24 +118,27 @@ pub fn readout(heads: &[Head]) -> Readout {
 /// divided heads have `n_column_parts` parts: those up to the last one with several stages, all but
 /// the last of a divided head, and all of a head that these heads read.
 pub fn staged_units(heads: &[Head], n_column_parts: usize) -> Vec<usize> {
-    let is_divided = |head: &Head| head.may_divide && n_column_parts > 1;
-    let mut n_staged: Vec<usize> = heads
-        .iter()
-        .map(|head| if is_divided(head) { head.units.len() - 1 } else { head.n_staged() })
-        .collect();
+    let mut n_staged = Vec::with_capacity(heads.len());
+    for head in heads {
+        let is_divided = head.is_divided(n_column_parts);
+        n_staged.push(if is_divided { head.units.len() - 1 } else { head.n_staged() });
+    }
     // The input of a staged unit must have gone through the passes of the step as well.
-    for reader in
-        (0..heads.len()).rev().filter(|reader| is_divided(&heads[*reader]) || heads[*reader].n_staged() > 0)
-    {
-        let mut reader = reader;
-        while let Some(read) = heads[reader]
-            .reads
-            .head()
-            .and_then(|name| heads[..reader].iter().position(|head| head.name == name))
-        {
-            n_staged[read] = heads[read].units.len();
-            reader = read;
+    for (number, head) in heads.iter().enumerate().rev() {
+        if !head.is_divided(n_column_parts) && head.n_staged() == 0 {
+            continue;
+        }
+        let mut reader = number;
+        while let Some(input) = input_head(heads, reader) {
+            n_staged[input] = heads[input].units.len();
+            reader = input;
         }
     }
     n_staged
+}
+
+/// Returns the number of the head that head `reader` reads; `None` if it reads the backbone.
+fn input_head(heads: &[Head], reader: usize) -> Option<usize> {
+    let name = heads[reader].reads.head()?;
+    heads[..reader].iter().position(|head| head.name == name)
 }

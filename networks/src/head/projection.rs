@@ -41,7 +41,7 @@ pub enum Normalizes {
 
 impl Projection {
     /// Creates the first unit of a head on `width` channels.
-    pub fn of_head(width: usize, hidden: &[usize], output: usize, normalizes: bool) -> Self {
+    pub fn for_head(width: usize, hidden: &[usize], output: usize, normalizes: bool) -> Self {
         let widths = [&[width], hidden, &[output]].concat();
         let normalizes = if normalizes { Normalizes::Hidden } else { Normalizes::Nothing };
         Self { name: "head.projection".into(), widths, normalizes, has_biases: true }
@@ -119,34 +119,34 @@ impl Unit for Projection {
         if self.normalizes == Normalizes::Nothing {
             return groups.iter().map(|group| self.unnormalized(group, cx)).collect::<Vec<_>>().into();
         }
-        let features = groups.into_iter().zip(&cx.sets.0).map(|(group, set)| {
-            let x = match stage {
-                0 => group.x.clone(),
-                _ => {
-                    let affine = self.norm(stage - 1).affine(cx.totals.get(*set).cloned(), cx);
-                    normalize(group.x.clone(), affine, None, stage < self.n_layers())
-                }
-            };
-            group.with(if stage < self.n_layers() { self.layer(stage, x, cx) } else { x })
-        });
-        if stage == self.n_norms() {
-            return features.collect::<Vec<_>>().into();
+        let mut features = Vec::with_capacity(groups.len());
+        let mut sums = Vec::new();
+        for (group, set) in groups.into_iter().zip(&cx.sets.0) {
+            let mut x = group.x.clone();
+            if stage > 0 {
+                let affine = self.norm(stage - 1).affine(cx.totals.get(*set).cloned(), cx);
+                x = normalize(x, affine, None, stage < self.n_layers());
+            }
+            if stage < self.n_layers() {
+                x = self.layer(stage, x, cx);
+            }
+            let mut group = group.with(x);
+            if stage < self.n_norms() {
+                let (x, group_sums) = self.norm(stage).moments(group.x.clone(), cx);
+                group = group.with(x);
+                sums.push(group_sums);
+            }
+            features.push(group);
         }
-        let (features, sums) = features
-            .map(|group| {
-                let (x, sums) = self.norm(stage).moments(group.x.clone(), cx);
-                (group.with(x), sums)
-            })
-            .unzip();
         StageOutput { features, sums: cx.sets.sums(sums) }
     }
 
     fn observe(&self, totals: &[Vec<Tensor<1>>], cx: &Context<'_>) -> Vec<(String, Tensor<1>)> {
-        totals
-            .iter()
-            .enumerate()
-            .flat_map(|(layer, totals)| self.norm(layer).observe(totals.clone(), cx))
-            .collect()
+        let mut observed = Vec::new();
+        for (layer, totals) in totals.iter().enumerate() {
+            observed.extend(self.norm(layer).observe(totals.clone(), cx));
+        }
+        observed
     }
 
     /// Counts a graph that holds the values before and after each activation.

@@ -5,7 +5,7 @@
 //! ```
 //!
 //! The layer is weight-normalized. Its gain g is either fixed at one, so that only the directions
-//! of V matter, or trained with the rest; DINOv3's layer is V as it is.
+//! of V matter, or trained with the rest. DINOv3 uses V without normalization.
 
 use burn_tensor::Tensor;
 use kernels::ops::{matmul_transposed, unit_rows, weight_norm_linear};
@@ -48,6 +48,21 @@ pub enum Lengths {
 /// Standard deviation of the initial rows of a matrix that is not normalized.
 const FREE_STD: f32 = 0.02;
 
+impl Prototypes {
+    /// Returns the scores of the unit vectors `z` of `[M, D]`, `[M, K]`.
+    fn scores(&self, z: Tensor<2>, cx: &Context<'_>) -> Tensor<2> {
+        if self.lengths == Lengths::Free {
+            return matmul_transposed(z, cx.leaves.get::<2>("weight"));
+        }
+        let directions = cx.leaves.get::<2>("weight_v");
+        let gain = match self.lengths {
+            Lengths::Gain => cx.leaves.get::<2>("weight_g").reshape([self.count]),
+            _ => Tensor::<1>::ones([self.count], &directions.device().inner()).cast(directions.dtype()),
+        };
+        weight_norm_linear(z, directions, gain)
+    }
+}
+
 impl Unit for Prototypes {
     fn name(&self) -> &str {
         &self.name
@@ -59,10 +74,11 @@ impl Unit for Prototypes {
             Lengths::Free => vec![ParamSpec::weight("weight", shape, Init::TruncNormal(FREE_STD))],
             Lengths::One | Lengths::Gain => {
                 let init = Init::Uniform(1.0 / (self.input as f32).sqrt());
-                let directions = ParamSpec::weight("weight_v", shape, init);
-                let gain = ParamSpec::weight("weight_g", [self.count, 1], Init::Constant(1.0));
-                let has_gain = self.lengths == Lengths::Gain;
-                [directions].into_iter().chain(has_gain.then_some(gain)).collect()
+                let mut params = vec![ParamSpec::weight("weight_v", shape, init)];
+                if self.lengths == Lengths::Gain {
+                    params.push(ParamSpec::weight("weight_g", [self.count, 1], Init::Constant(1.0)));
+                }
+                params
             }
         };
         params
@@ -76,35 +92,25 @@ impl Unit for Prototypes {
     }
 
     fn forward(&self, _: usize, groups: Vec<Features>, cx: &Context<'_>) -> StageOutput {
-        let scores = |z: Tensor<2>| {
-            if self.lengths == Lengths::Free {
-                return matmul_transposed(z, cx.leaves.get::<2>("weight"));
-            }
-            let directions = cx.leaves.get::<2>("weight_v");
-            let gain = match self.lengths {
-                Lengths::Gain => cx.leaves.get::<2>("weight_g").reshape([self.count]),
-                _ => Tensor::<1>::ones([self.count], &directions.device().inner()).cast(directions.dtype()),
-            };
-            weight_norm_linear(z, directions, gain)
-        };
         groups
             .iter()
             .map(|group| {
                 let [b, n, d] = group.x.dims();
                 let z = unit_rows(group.x.clone().reshape([b * n, d]), NORM_EPSILON);
-                group.with(scores(z).reshape([b, n, self.count]))
+                group.with(self.scores(z, cx).reshape([b, n, self.count]))
             })
             .collect::<Vec<_>>()
             .into()
     }
 
     fn column_part(&self, n_parts: usize) -> Option<Box<dyn Unit>> {
-        self.count
-            .is_multiple_of(n_parts)
-            .then(|| Box::new(Self { count: self.count / n_parts, ..self.clone() }) as Box<dyn Unit>)
+        if !self.count.is_multiple_of(n_parts) {
+            return None;
+        }
+        Some(Box::new(Self { count: self.count / n_parts, ..self.clone() }))
     }
 
-    /// Weight normalization computes the gradients of directions and lengths with the scores.
+    /// Weight normalization computes the gradients of directions and lengths from the scores.
     fn holds_output(&self) -> bool {
         self.lengths != Lengths::Free
     }

@@ -4,8 +4,8 @@
 //! scores = (z / |z|) · Cᵀ      before every step C ← C / |C| by rows       [M, D] → [M, K]
 //! ```
 //!
-//! The gradient ignores the normalization: prototypes are put back onto the sphere, and the step
-//! starts from there.
+//! The gradient ignores the normalization: before each step, prototypes are projected back onto
+//! the sphere.
 
 use burn_tensor::Tensor;
 use kernels::ops::{matmul_transposed, unit_rows};
@@ -68,8 +68,10 @@ impl Unit for UnitPrototypes {
     }
 
     fn column_part(&self, n_parts: usize) -> Option<Box<dyn Unit>> {
-        let is_cut = self.count.is_multiple_of(n_parts);
-        is_cut.then(|| Box::new(Self { count: self.count / n_parts, ..self.clone() }) as Box<dyn Unit>)
+        if !self.count.is_multiple_of(n_parts) {
+            return None;
+        }
+        Some(Box::new(Self { count: self.count / n_parts, ..self.clone() }))
     }
 
     /// Counts a graph that holds scores, their softmax and their targets.

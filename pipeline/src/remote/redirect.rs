@@ -3,7 +3,7 @@
 
 use reqwest::redirect::{Attempt, Policy};
 
-use crate::address::{is_near, leads_near};
+use crate::address::{is_local, resolves_to_local};
 
 /// Most redirects that are followed: half of what browsers allow.
 const MAX_REDIRECTS: usize = 10;
@@ -16,8 +16,8 @@ pub(super) fn of_servers() -> Policy {
             return attempt.error(format!("it redirects more than {MAX_REDIRECTS} times"));
         }
         let first = attempt.previous().first();
-        let is_named = first.is_some_and(|first| is_near(first) || first.host() == attempt.url().host());
-        if !is_named && leads_near(attempt.url()) {
+        let is_named = first.is_some_and(|first| is_local(first) || first.host() == attempt.url().host());
+        if !is_named && resolves_to_local(attempt.url()) {
             let host = attempt.url().host_str().unwrap_or_default().to_string();
             return attempt
                 .error(format!("it redirects to {host}, an address of this machine or its own link"));

@@ -1,10 +1,10 @@
 //! Images in single files, read in place as if they were in shards.
 //!
 //! A shard of files has the index of a tar: each member has an offset and a length, as if the files
-//! were joined on blocks of 512 bytes. No byte is copied: what is read at an offset is read from
-//! its file.
+//! were concatenated in blocks of 512 bytes. Nothing is copied: a read at an offset reads the file.
 
 use std::fs::File;
+use std::io;
 use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -30,23 +30,19 @@ pub struct ImageFile {
     pub class: Option<String>,
 }
 
-/// Returns a shard of `files` in their order, called `name`. A file that cannot be read is a bad
+/// Creates a shard of `files` in their order, called `name`. A file that cannot be read is a bad
 /// sample, not an error.
 ///
 /// # Errors
 /// [`PipelineError::BadMember`] for a file that the index cannot hold.
-pub fn of_files(name: &str, files: &[ImageFile]) -> Result<Shard, PipelineError> {
+pub fn shard_from_files(name: &str, files: &[ImageFile]) -> Result<Shard, PipelineError> {
     let mut builder = IndexBuilder::new();
     let mut store = Files { name: name.into(), members: Vec::with_capacity(files.len()), stamps: 0 };
     let mut stamps = Xxh3::new();
     let mut end_bytes = 0;
-    let bad = |path: &Path, reason: String| PipelineError::BadMember {
-        path: name.into(),
-        member: path.display().to_string(),
-        reason,
-    };
     for file in files {
-        let stamp = std::fs::metadata(&file.path).ok().map(|about| FileStamp::of(&about));
+        let metadata = std::fs::metadata(&file.path).ok();
+        let stamp = metadata.map(|metadata| FileStamp::from_metadata(&metadata));
         let len_bytes = stamp.map_or(0, |stamp| stamp.len_bytes());
         match stamp {
             Some(stamp) => stamps.update(format!("{stamp}\n").as_bytes()),
@@ -64,14 +60,19 @@ pub fn of_files(name: &str, files: &[ImageFile]) -> Result<Shard, PipelineError>
         }
         for (extension, len_bytes, content) in members {
             let member = Member { extension, offset_bytes: end_bytes, len_bytes, check: None };
-            builder.push(&file.key, member).map_err(|reason| bad(&file.path, reason))?;
+            builder.push(&file.key, member).map_err(|reason| bad_member(name, &file.path, reason))?;
             store.members.push((end_bytes, content));
             end_bytes += len_bytes.div_ceil(BLOCK_BYTES).max(1) * BLOCK_BYTES;
         }
     }
     store.stamps = stamps.digest();
-    let index = builder.finish(end_bytes).map_err(|reason| bad(Path::new(""), reason))?;
+    let index = builder.finish(end_bytes).map_err(|reason| bad_member(name, Path::new(""), reason))?;
     Ok(Shard::new(Arc::new(store), index))
+}
+
+/// Creates the error for the file at `path` in the shard `name`.
+fn bad_member(name: &str, path: &Path, reason: String) -> PipelineError {
+    PipelineError::BadMember { path: name.into(), member: path.display().to_string(), reason }
 }
 
 /// Bytes of a shard of files.
@@ -79,7 +80,7 @@ struct Files {
     name: String,
     /// Members and their offsets in bytes, in ascending order.
     members: Vec<(u64, Content)>,
-    /// Hash of the states of all files, and of their classes.
+    /// Hash of the stamps of all files, and of their classes.
     stamps: u64,
 }
 
@@ -110,35 +111,35 @@ impl Store for Files {
         self.name.clone()
     }
 
-    fn contents(&self) -> Result<u64, PipelineError> {
+    fn content_hash(&self) -> Result<u64, PipelineError> {
         Ok(self.stamps)
     }
 }
 
 impl Files {
-    /// Fills `buffer` with the file at `path`, which must be as long.
+    /// Fills `buffer` with the file at `path`, which must have the same length.
     ///
     /// # Errors
-    /// [`PipelineError::BadMember`] for a file that is gone, may not be read or has another length;
-    /// [`PipelineError::Io`] for a failure of the disk or the network, which says nothing about the
-    /// file.
+    /// [`PipelineError::BadMember`] for a file that no longer exists, may not be read or has
+    /// another length; [`PipelineError::Io`] for a failure of the disk or the network, which does
+    /// not mean that the file is bad.
     fn read_file(&self, path: &Path, buffer: &mut [u8]) -> Result<(), PipelineError> {
-        let bad = |reason: String| PipelineError::BadMember {
-            path: self.name.clone().into(),
-            member: path.display().to_string(),
-            reason,
-        };
-        let failed = |error: std::io::Error| match error.kind() {
+        let mut file = File::open(path).map_err(|error| self.read_error(path, error))?;
+        let metadata = file.metadata().map_err(|error| self.read_error(path, error))?;
+        if metadata.len() != buffer.len() as u64 {
+            let reason = format!("its length is no longer {} bytes", buffer.len());
+            return Err(bad_member(&self.name, path, reason));
+        }
+        file.read_exact(buffer).map_err(|error| self.read_error(path, error))
+    }
+
+    fn read_error(&self, path: &Path, error: io::Error) -> PipelineError {
+        match error.kind() {
             ErrorKind::NotFound | ErrorKind::PermissionDenied | ErrorKind::UnexpectedEof => {
-                bad(format!("it cannot be read: {error}"))
+                bad_member(&self.name, path, format!("it cannot be read: {error}"))
             }
             _ => PipelineError::io("read", path, error),
-        };
-        let mut file = File::open(path).map_err(failed)?;
-        if file.metadata().map_err(failed)?.len() != buffer.len() as u64 {
-            return Err(bad(format!("its length is no longer {} bytes", buffer.len())));
         }
-        file.read_exact(buffer).map_err(failed)
     }
 }
 
@@ -160,7 +161,7 @@ mod tests {
             file(folder.path(), "b", &[], None),
             file(folder.path(), "c", &[9; 512], Some("3")),
         ];
-        let shard = of_files("photos", &files).expect("indexed");
+        let shard = shard_from_files("photos", &files).expect("indexed");
         assert_eq!((shard.len(), shard.key(2)), (3, "c"));
         assert_eq!(shard.image(0).expect("read").bytes(), [7; 700]);
         assert_eq!(shard.image(1).expect("read").bytes(), [0; 0]);
@@ -174,13 +175,13 @@ mod tests {
         let path = folder.join("a.jpg");
         let class = class.map(str::to_string);
         let file = ImageFile { key: "a".into(), path, extension: "jpg".into(), class };
-        of_files("photos", &[file]).expect("indexed").fingerprint().expect("stamps")
+        shard_from_files("photos", &[file]).expect("indexed").fingerprint().expect("stamps")
     }
 
-    /// Equal names and lengths do not make images the same: the files must be, and unchanged. A
-    /// class of the same length is another one, too.
+    /// Files with equal names and lengths have different fingerprints, and so have files with
+    /// different classes.
     #[test]
-    fn files_are_the_same_where_the_file_system_says_so() {
+    fn fingerprints_depend_on_stamps_and_classes() {
         let folder = tempfile::tempdir().expect("a folder");
         let [one, two, moved] = ["one", "two", "moved"].map(|name| folder.path().join(name));
         for name in [&one, &two] {
@@ -193,22 +194,22 @@ mod tests {
         assert_ne!(first, fingerprint(&one, Some("dog")));
         std::fs::rename(&one, &moved).expect("renamed");
         assert_eq!(first, fingerprint(&moved, Some("cat")));
-        // Other bytes, and the time of before.
+        // Other bytes with the same modification time.
         let path = moved.join("a.jpg");
-        let before = std::fs::metadata(&path).expect("there").modified().expect("a time");
+        let modified = std::fs::metadata(&path).expect("metadata").modified().expect("a time");
         std::thread::sleep(std::time::Duration::from_millis(20));
         std::fs::write(&path, [8; 700]).expect("written");
         let opened = File::options().append(true).open(&path).expect("opened");
-        opened.set_modified(before).expect("set");
+        opened.set_modified(modified).expect("set");
         assert_ne!(first, fingerprint(&moved, Some("cat")));
     }
 
-    /// What happens to a file after the list was made concerns its sample only.
+    /// A file that changes after the list was made makes only its sample unusable.
     #[test]
-    fn files_that_change_or_vanish_are_bad_samples() {
+    fn changed_or_removed_files_are_bad_samples() {
         let folder = tempfile::tempdir().expect("a folder");
         let files = vec![file(folder.path(), "a", &[7; 700], None), file(folder.path(), "b", &[8; 10], None)];
-        let shard = of_files("photos", &files).expect("indexed");
+        let shard = shard_from_files("photos", &files).expect("indexed");
         std::fs::write(folder.path().join("a.jpg"), [7; 701]).expect("written");
         std::fs::remove_file(folder.path().join("b.jpg")).expect("removed");
         for (i, reason) in [(0, "700 bytes"), (1, "cannot be read")] {

@@ -1,4 +1,4 @@
-//! Open files of shards: as many as the process may keep open, shared by all shards.
+//! Open files of shards: a bounded set for the whole process.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -12,16 +12,16 @@ use super::open::open_shard;
 use crate::PipelineError;
 use crate::identity::FileStamp;
 
-/// Most files of shards that are open at a time, whatever the limit of the process.
+/// Maximum number of files of shards that are open at a time, whatever the limit of the process.
 const MAX_OPEN: usize = 1024;
 
-/// Part of the files that the process may open which shards may take.
-const SHARE_OF_LIMIT: usize = 4;
+/// Divisor of the process's limit of open files that gives the limit for shards.
+const LIMIT_DIVISOR: usize = 4;
 
 /// The open files of this process.
 static HANDLES: LazyLock<Mutex<Handles>> = LazyLock::new(Mutex::default);
 
-/// Number of the next shard that is opened.
+/// Number of the next shard to be opened.
 static NEXT_SHARD: AtomicU64 = AtomicU64::new(0);
 
 /// Open files by the number of their shard.
@@ -38,19 +38,19 @@ struct Handle {
     used: u64,
 }
 
-/// Returns a number for a shard that is none of another one's in this process.
+/// Returns a number that identifies a shard within this process.
 pub(super) fn next_number() -> u64 {
     NEXT_SHARD.fetch_add(1, Ordering::Relaxed)
 }
 
-/// Returns how many files of shards may be open at a time.
-pub(crate) fn limit() -> usize {
+/// Returns the maximum number of files of shards that are open at a time.
+pub(crate) fn max_open_files() -> usize {
     let files = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
-    usize::try_from(files).unwrap_or(usize::MAX).saturating_div(SHARE_OF_LIMIT).clamp(8, MAX_OPEN)
+    usize::try_from(files).unwrap_or(usize::MAX).saturating_div(LIMIT_DIVISOR).clamp(8, MAX_OPEN)
 }
 
 /// Returns the open file of shard `number`; opens it if it was closed, and closes the least
-/// recently used files beyond [`limit`].
+/// recently used files beyond [`max_open_files`].
 ///
 /// # Errors
 /// [`PipelineError::ShardMismatch`] if the file at `path` no longer has the bytes of the one with
@@ -65,10 +65,10 @@ pub(super) fn file(number: u64, path: &Path, stamp: &FileStamp) -> Result<Arc<Fi
             return Ok(Arc::clone(&handle.file));
         }
     }
-    // Opening may take long on a network; other shards are read meanwhile.
+    // Opening a file on a network may take long: the lock is released for other shards.
     let file = Arc::new(open_shard(path)?);
-    let about = file.metadata().map_err(|error| PipelineError::io("open", path, error))?;
-    if !FileStamp::of(&about).has_bytes_of(stamp) {
+    let metadata = file.metadata().map_err(|error| PipelineError::io("open", path, error))?;
+    if !FileStamp::from_metadata(&metadata).has_bytes_of(stamp) {
         let reason = "it was changed or replaced since this command opened it".into();
         return Err(PipelineError::ShardMismatch { shard: path.display().to_string(), reason });
     }
@@ -76,11 +76,11 @@ pub(super) fn file(number: u64, path: &Path, stamp: &FileStamp) -> Result<Arc<Fi
     Ok(file)
 }
 
-/// Keeps `file` open as that of shard `number`.
+/// Keeps `file` open as the file of shard `number`.
 pub(super) fn keep(number: u64, file: Arc<File>) {
     let mut handles = HANDLES.lock().unwrap_or_else(PoisonError::into_inner);
-    let most = limit();
-    while handles.open.len() >= most {
+    let max_open = max_open_files();
+    while handles.open.len() >= max_open {
         let oldest = handles.open.iter().min_by_key(|(_, handle)| handle.used).map(|(number, _)| *number);
         let Some(oldest) = oldest else { break };
         handles.open.remove(&oldest);

@@ -1,4 +1,4 @@
-//! The encoded image of a sample: one file, or one for each of its bands.
+//! Encoded images of samples: one file, or one for each band.
 
 use std::cmp::Ordering;
 
@@ -25,7 +25,7 @@ pub const IMAGE_EXTENSIONS: [&str; 17] = [
     "npy",
 ];
 
-/// Extensions of masks, which have a class for each pixel, in order of preference.
+/// Extensions of segmentation masks, which hold a class for each pixel, in order of preference.
 pub const MASK_EXTENSIONS: [&str; 3] = ["seg.png", "mask.png", "output.png"];
 
 /// The encoded image of a sample.
@@ -73,55 +73,76 @@ impl EncodedImage {
 }
 
 /// Returns the members of `index` that are the image of sample `i`: the first of
-/// [`IMAGE_EXTENSIONS`] that the sample has, or else all members such as `b02.tif` and `b08.tif`,
-/// in the order of their names, in which numbers count by value.
+/// [`IMAGE_EXTENSIONS`] that the sample has, or else all bands such as `b02.tif` and `b08.tif`, in
+/// the order of [`compare_names`].
 pub(crate) fn image_members(index: &ShardIndex, i: usize) -> Vec<Member<'_>> {
     if let Some(member) = index.member(i, &IMAGE_EXTENSIONS) {
         return vec![member];
     }
     let mut bands: Vec<Member<'_>> = index.members(i).filter(|member| is_band(member.extension)).collect();
-    bands.sort_by(|a, b| by_name(a.extension, b.extension));
+    bands.sort_by(|a, b| compare_names(a.extension, b.extension));
     bands
 }
 
 /// Returns whether `extension` is that of a band: a name and the extension of an image.
 pub fn is_band(extension: &str) -> bool {
-    !MASK_EXTENSIONS.contains(&extension)
-        && extension.rsplit_once('.').is_some_and(|(_, format)| IMAGE_EXTENSIONS.contains(&format))
+    let Some((_, format)) = extension.rsplit_once('.') else { return false };
+    IMAGE_EXTENSIONS.contains(&format) && !MASK_EXTENSIONS.contains(&extension)
 }
 
-/// Compares names, in which numbers count by value: b2 comes before b10, and b8 before b8a and b9.
-pub fn by_name(a: &str, b: &str) -> Ordering {
+/// Compares names in natural order, with numbers by value: b2 comes before b10, and b8 before b8a
+/// and b9.
+pub fn compare_names(a: &str, b: &str) -> Ordering {
     let mut left = a.as_bytes();
     let mut right = b.as_bytes();
     while let ([x, ..], [y, ..]) = (left, right) {
         if !(x.is_ascii_digit() && y.is_ascii_digit()) {
-            match x.cmp(y) {
-                Ordering::Equal => (left, right) = (&left[1..], &right[1..]),
-                unequal => return unequal,
+            if x != y {
+                return x.cmp(y);
             }
+            left = &left[1..];
+            right = &right[1..];
             continue;
         }
-        let digits = |text: &[u8]| text.iter().take_while(|byte| byte.is_ascii_digit()).count();
-        let n_left = digits(left);
-        let n_right = digits(right);
-        let value = |number: &[u8]| -> (usize, Vec<u8>) {
-            let significant: Vec<u8> = number.iter().copied().skip_while(|digit| *digit == b'0').collect();
-            (significant.len(), significant)
-        };
-        match value(&left[..n_left]).cmp(&value(&right[..n_right])) {
-            Ordering::Equal => (left, right) = (&left[n_left..], &right[n_right..]),
-            unequal => return unequal,
+        let (left_number, left_rest) = split_number(left);
+        let (right_number, right_rest) = split_number(right);
+        let order = compare_numbers(left_number, right_number);
+        if order.is_ne() {
+            return order;
         }
+        left = left_rest;
+        right = right_rest;
     }
-    // Names that differ in leading zeros alone keep an order.
+    // The order is total even for names that differ only in leading zeros.
     left.len().cmp(&right.len()).then(a.cmp(b))
+}
+
+/// Splits `text` after the digits at its beginning.
+fn split_number(text: &[u8]) -> (&[u8], &[u8]) {
+    let n_digits = text.iter().take_while(|byte| byte.is_ascii_digit()).count();
+    text.split_at(n_digits)
+}
+
+/// Compares the values of two numbers of any length, which may have leading zeros.
+fn compare_numbers(a: &[u8], b: &[u8]) -> Ordering {
+    let a = without_leading_zeros(a);
+    let b = without_leading_zeros(b);
+    a.len().cmp(&b.len()).then(a.cmp(b))
+}
+
+fn without_leading_zeros(digits: &[u8]) -> &[u8] {
+    let n_zeros = digits.iter().take_while(|digit| **digit == b'0').count();
+    &digits[n_zeros..]
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::shard::index::IndexBuilder;
+
+    fn image_extensions(index: &ShardIndex, i: usize) -> Vec<&str> {
+        image_members(index, i).iter().map(|member| member.extension).collect()
+    }
 
     #[test]
     fn bands_are_in_the_order_of_their_numbers() {
@@ -139,15 +160,12 @@ mod tests {
             .push("b", Member { extension: "nir.png", offset_bytes: 0, len_bytes: 1, check: None })
             .expect("valid");
         let index = builder.finish(10_000).expect("valid");
-        let names = |i| {
-            image_members(&index, i).iter().map(|member| member.extension.to_string()).collect::<Vec<_>>()
-        };
-        assert_eq!(names(0), ["b2.tif", "b08.tif", "b8a.tif", "b09.tif", "b10.tif"]);
-        assert_eq!(names(1), ["png"], "an image is not a band");
+        assert_eq!(image_extensions(&index, 0), ["b2.tif", "b08.tif", "b8a.tif", "b09.tif", "b10.tif"]);
+        assert_eq!(image_extensions(&index, 1), ["png"], "an image is not a band");
     }
 
     #[test]
-    fn files_are_kept_apart() {
+    fn pushed_files_are_returned_separately() {
         let mut image = EncodedImage::from(b"ab".to_vec());
         image.push(b"");
         image.push(b"cde");

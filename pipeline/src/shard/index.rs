@@ -1,6 +1,5 @@
-//! The index of a shard in memory: for every sample its key and, for every member, extension,
-//! offset and length, and the hash of its bytes if it is known. [`crate::shard::sidecar`] stores it
-//! on disk.
+//! Index of a shard in memory: the key of each sample, and the extension, offset and length of each
+//! member, with a check of its bytes if it is known. [`crate::shard::sidecar`] stores it on disk.
 
 use std::collections::HashMap;
 
@@ -49,8 +48,8 @@ pub struct Member<'a> {
     pub check: Option<u16>,
 }
 
-/// Returns the low 16 bits of the XXH3-64 of a member's data: enough to detect that a shard is not
-/// the one that was indexed. A change of `n` members is missed with probability 2^(-16 n).
+/// Returns the low 16 bits of the XXH3-64 of a member's data, by which a changed shard is detected.
+/// A change of `n` members is missed with probability 2^(-16 n).
 pub(crate) fn short_checksum(data: &[u8]) -> u16 {
     xxh3_64(data) as u16
 }
@@ -75,8 +74,11 @@ impl ShardIndex {
     /// Returns whether both hold the same samples at the same offsets in a shard of the same
     /// length. Checksums are not compared.
     pub fn has_same_members_as(&self, other: &Self) -> bool {
-        let bare = |index: &Self| Self { checksum: None, member_checks: Vec::new(), ..index.clone() };
-        bare(self) == bare(other)
+        self.without_checksums() == other.without_checksums()
+    }
+
+    fn without_checksums(&self) -> Self {
+        Self { checksum: None, member_checks: Vec::new(), ..self.clone() }
     }
 
     /// Returns the members of sample `i`, in the order of the tar.
@@ -91,8 +93,7 @@ impl ShardIndex {
         })
     }
 
-    /// Returns a hash of what the index lists: keys, extensions, offsets and lengths, without
-    /// checksums.
+    /// Returns a hash of the keys, extensions, offsets and lengths in the index, without checksums.
     pub fn listing_hash(&self) -> u64 {
         let mut hash = Xxh3::new();
         hash.update(&self.shard_bytes.to_le_bytes());
@@ -138,8 +139,8 @@ impl IndexBuilder {
         Self::default()
     }
 
-    /// Adds a member; one with the key of the member before it joins that sample. Either all
-    /// members have a check or none.
+    /// Adds a member to the current sample, or to a new one if its key differs. Either all members
+    /// have a check or none.
     ///
     /// # Errors
     /// Returns the reason as text: an extension twice in one sample, or a size that the index
@@ -171,8 +172,7 @@ impl IndexBuilder {
         Ok(())
     }
 
-    /// Ends the sample of the last member: a further one is of another sample, even with the same
-    /// key.
+    /// Ends the current sample: a further member starts another one, even with the same key.
     ///
     /// # Errors
     /// As [`IndexBuilder::push`].
@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn consecutive_members_group_and_others_do_not() {
+    fn consecutive_members_with_equal_keys_form_a_sample() {
         let mut builder = IndexBuilder::new();
         for (key, ext) in [("a", "jpg"), ("a", "cls"), ("b", "jpg"), ("a", "jpg")] {
             builder.push(key, member(ext, 0)).expect("valid");
@@ -239,15 +239,15 @@ mod tests {
     }
 
     #[test]
-    fn an_extension_twice_in_a_sample_is_refused() {
+    fn duplicate_extensions_are_refused() {
         let mut builder = IndexBuilder::new();
         builder.push("a", member("jpg", 0)).expect("first");
         assert!(builder.push("a", member("jpg", 512)).is_err());
     }
 
-    /// A million samples of two members stay below 40 MB, checks included.
+    /// A million samples of two members take less than 40 MB, including checks.
     #[test]
-    fn a_large_index_is_small() {
+    fn index_takes_less_than_forty_bytes_per_sample() {
         let mut builder = IndexBuilder::new();
         for i in 0..20_000u64 {
             for (number, extension) in ["jpg", "cls"].into_iter().enumerate() {
@@ -257,13 +257,13 @@ mod tests {
             }
         }
         let index = builder.finish(1 << 40).expect("valid");
-        let last = index.member(19_999, &["cls"]).expect("there");
+        let last = index.member(19_999, &["cls"]).expect("a class");
         assert_eq!((last.offset_bytes, last.check), (512 + 39_999 * 1024, Some(7)));
         assert!(index.memory_bytes() * 50 < 40_000_000, "{} bytes", index.memory_bytes());
     }
 
     #[test]
-    fn a_member_off_its_block_is_refused() {
+    fn unaligned_offsets_are_refused() {
         assert!(IndexBuilder::new().push("a", member("jpg", 5)).is_err());
     }
 }

@@ -1,4 +1,4 @@
-//! One shard that is open for reading: its bytes and its index.
+//! Shards that are open for reading: their bytes and their indices.
 
 pub mod files;
 pub(crate) mod handles;
@@ -37,29 +37,29 @@ const MAX_JSON_BYTES: u64 = 1 << 20;
 pub struct Shard {
     store: Arc<dyn Store>,
     index: ShardIndex,
-    /// Hash of the bytes, once it is known to be that of the bytes as they are now.
-    contents: OnceLock<u64>,
-    /// Path of the shard for which the index is written again when the hash was computed.
-    kept_index: Option<PathBuf>,
+    /// Hash of the current bytes, once it is known.
+    content_hash: OnceLock<u64>,
+    /// Path of the shard in the cache whose index is updated when the hash has been computed.
+    cached_index: Option<PathBuf>,
 }
 
 impl Shard {
     /// Creates a shard from its bytes and its index.
     pub fn new(store: Arc<dyn Store>, index: ShardIndex) -> Self {
-        Self { store, index, contents: OnceLock::new(), kept_index: None }
+        Self { store, index, content_hash: OnceLock::new(), cached_index: None }
     }
 
-    /// Creates a shard as [`Shard::new`] does, whose index states the hash of the bytes as they are
-    /// now.
+    /// Creates a shard as [`Shard::new`] does, with an index whose checksum is that of the current
+    /// bytes.
     pub(crate) fn with_current_index(store: Arc<dyn Store>, index: ShardIndex) -> Self {
-        let contents = index.checksum.map(OnceLock::from).unwrap_or_default();
-        Self { store, index, contents, kept_index: None }
+        let content_hash = index.checksum.map(OnceLock::from).unwrap_or_default();
+        Self { store, index, content_hash, cached_index: None }
     }
 
-    /// Creates a shard as [`Shard::new`] does, whose index is written for the file `kept` once the
-    /// hash of the bytes was computed.
-    pub(crate) fn with_kept_index(store: Arc<dyn Store>, index: ShardIndex, kept: PathBuf) -> Self {
-        Self { store, index, contents: OnceLock::new(), kept_index: Some(kept) }
+    /// Creates a shard as [`Shard::new`] does, with an index that is saved as that of the file
+    /// `cached` once the hash of the bytes has been computed.
+    pub(crate) fn with_cached_index(store: Arc<dyn Store>, index: ShardIndex, cached: PathBuf) -> Self {
+        Self { store, index, content_hash: OnceLock::new(), cached_index: Some(cached) }
     }
 
     /// Opens the tar at `path`, on a local disk. [`crate::Storage::open`] opens all other shards.
@@ -68,7 +68,7 @@ impl Shard {
     /// As [`sidecar::open`] and [`LocalStore::open`].
     pub fn open(path: &Path) -> Result<Self, PipelineError> {
         let store = Arc::new(LocalStore::open(path)?);
-        if let Some(index) = sidecar::current(path, store.stamp())? {
+        if let Some(index) = sidecar::load_current(path, store.stamp())? {
             return Ok(Self::with_current_index(store, index));
         }
         Ok(Self::new(store, sidecar::open(path)?))
@@ -79,31 +79,31 @@ impl Shard {
         &self.index
     }
 
-    /// Returns a hash that identifies the samples: equal for the same bytes, wherever they are, and
-    /// for files in place of a shard equal for the same files (see [`crate::identity`]). May read
-    /// the shard as a whole, once.
+    /// Returns a hash that identifies the samples. It is equal for shards with the same bytes, at
+    /// any location, and for shards of the same image files (see [`crate::identity`]). May read the
+    /// whole shard, once.
     ///
     /// # Errors
     /// Errors of the store.
     pub fn fingerprint(&self) -> Result<u64, PipelineError> {
-        let contents = self.contents()?;
-        Ok(xxh3_64(&[self.index.listing_hash(), contents].map(u64::to_le_bytes).concat()))
+        let content_hash = self.content_hash()?;
+        Ok(xxh3_64(&[self.index.listing_hash(), content_hash].map(u64::to_le_bytes).concat()))
     }
 
-    fn contents(&self) -> Result<u64, PipelineError> {
-        if let Some(contents) = self.contents.get() {
-            return Ok(*contents);
+    fn content_hash(&self) -> Result<u64, PipelineError> {
+        if let Some(hash) = self.content_hash.get() {
+            return Ok(*hash);
         }
-        let contents = self.store.contents()?;
-        if self.contents.set(contents).is_ok()
-            && let Some(kept) = &self.kept_index
+        let hash = self.store.content_hash()?;
+        if self.content_hash.set(hash).is_ok()
+            && let Some(cached) = &self.cached_index
         {
             let mut index = self.index.clone();
-            index.checksum = Some(contents);
-            // If it cannot be written, the next command computes the hash again.
-            let _ = sidecar::save(&index, kept);
+            index.checksum = Some(hash);
+            // If the index cannot be written, the next command computes the hash again.
+            let _ = sidecar::save(&index, cached);
         }
-        Ok(contents)
+        Ok(hash)
     }
 
     /// Returns the shard's share of the cache; `None` for a shard that is read in place.
@@ -111,7 +111,7 @@ impl Shard {
         self.store.cache_use()
     }
 
-    /// Starts fetching the shard in the background, if it must be fetched at all.
+    /// Starts fetching the shard in the background, if it has to be fetched.
     pub fn prefetch(&self) {
         Arc::clone(&self.store).prefetch();
     }
@@ -121,7 +121,7 @@ impl Shard {
         self.store.name()
     }
 
-    /// Returns the number of samples, with an image or without.
+    /// Returns the number of samples, including those without an image.
     pub fn len(&self) -> usize {
         self.index.len()
     }
@@ -133,7 +133,7 @@ impl Shard {
 
     /// Returns the key of sample `i`.
     pub fn key(&self, i: usize) -> &str {
-        within_archive(self.index.key(i))
+        without_current_folder(self.index.key(i))
     }
 
     /// Returns the offset of sample `i`'s first member, in bytes.
@@ -147,7 +147,10 @@ impl Shard {
             return Some(member.len_bytes);
         }
         let bands = image_members(&self.index, i);
-        (!bands.is_empty()).then(|| bands.iter().map(|member| member.len_bytes).sum())
+        if bands.is_empty() {
+            return None;
+        }
+        Some(bands.iter().map(|member| member.len_bytes).sum())
     }
 
     /// Returns the encoded image of sample `i`.
@@ -162,9 +165,9 @@ impl Shard {
             key: self.key(i).to_string(),
             wanted: IMAGE_EXTENSIONS.join(", "),
         })?;
-        let mut image = EncodedImage::from(self.bytes_of(i, &first)?);
+        let mut image = EncodedImage::from(self.read_member(i, &first)?);
         for member in members {
-            image.push(&self.bytes_of(i, &member)?);
+            image.push(&self.read_member(i, &member)?);
         }
         Ok(image)
     }
@@ -174,18 +177,19 @@ impl Shard {
     /// # Errors
     /// As [`Shard::image`].
     pub fn label(&self, i: usize) -> Result<Option<u32>, PipelineError> {
-        Ok(self.class_member(i)?.and_then(|text| canonical_class(&text)?.parse().ok()))
+        let Some(text) = self.class_member(i)? else { return Ok(None) };
+        Ok(canonical_class(&text).and_then(|class| class.parse().ok()))
     }
 
-    /// Returns the classes of sample `i`, numbers or names, each once: from the class member, one
-    /// per line, or under `label` or `labels` in its `.json`, a value or a list, or else the
-    /// outermost folder of its key.
+    /// Returns the classes of sample `i`, numbers or names, without duplicates. They are the lines
+    /// of the class member, or the value or list under `label` or `labels` in its `.json`, or else
+    /// the outermost folder of its key.
     ///
     /// # Errors
     /// As [`Shard::image`].
     pub fn classes(&self, i: usize) -> Result<Vec<String>, PipelineError> {
         if let Some(text) = self.class_member(i)? {
-            return Ok(once(text.lines().filter_map(canonical_class)));
+            return Ok(distinct(text.lines().filter_map(canonical_class)));
         }
         if let Some(columns) = self.columns_with_class(i)? {
             return Ok(classes_of(&columns));
@@ -196,7 +200,7 @@ impl Shard {
         Ok(self.class_folder(i).into_iter().collect())
     }
 
-    /// Returns whether the name of its folder is all that gives sample `i` a class.
+    /// Returns whether the class of sample `i` comes from the name of its folder.
     ///
     /// # Errors
     /// As [`Shard::image`].
@@ -207,22 +211,24 @@ impl Shard {
         Ok(self.columns_with_class(i)?.is_none())
     }
 
-    /// Returns the columns of sample `i`, if they state its class, or that it has none.
+    /// Returns the columns of sample `i`, if they state its class or that it has none.
     fn columns_with_class(&self, i: usize) -> Result<Option<Columns>, PipelineError> {
-        let member = self.index.member(i, &["json"]).filter(|member| member.len_bytes <= MAX_JSON_BYTES);
-        let Some(member) = member else { return Ok(None) };
-        let columns: Columns = serde_json::from_slice(&self.bytes_of(i, &member)?).unwrap_or_default();
+        let Some(member) = self.index.member(i, &["json"]) else { return Ok(None) };
+        if member.len_bytes > MAX_JSON_BYTES {
+            return Ok(None);
+        }
+        let columns: Columns = serde_json::from_slice(&self.read_member(i, &member)?).unwrap_or_default();
         let has_class = columns.contains_key("label") || columns.contains_key("labels");
         Ok(has_class.then_some(columns))
     }
 
-    /// Returns the class that the folder of sample `i` gives, if nothing else states one or says
-    /// that there is none.
+    /// Returns the outermost folder of sample `i` as a class. It is the class of the sample if
+    /// neither a member nor a column states one.
     fn class_folder(&self, i: usize) -> Option<String> {
-        folder_of(self.key(i)).and_then(canonical_class)
+        outermost_folder(self.key(i)).and_then(canonical_class)
     }
 
-    /// Returns whether sample `i` has a class member, which may not be readable as text.
+    /// Returns whether sample `i` has a class member, even if that is not text.
     fn has_class_member(&self, i: usize) -> bool {
         self.index.member(i, &CLASS_EXTENSIONS).is_some() || self.only_class_with_dots(i).is_some()
     }
@@ -232,7 +238,7 @@ impl Shard {
     /// # Errors
     /// As [`Shard::image`].
     pub fn member(&self, i: usize, extensions: &[&str]) -> Result<Option<Vec<u8>>, PipelineError> {
-        self.index.member(i, extensions).map(|member| self.bytes_of(i, &member)).transpose()
+        self.index.member(i, extensions).map(|member| self.read_member(i, &member)).transpose()
     }
 
     /// Returns the text of the member that holds the class.
@@ -241,27 +247,28 @@ impl Shard {
         let Some(member) = member.filter(|member| member.len_bytes <= MAX_CLASS_BYTES) else {
             return Ok(None);
         };
-        let bytes = self.bytes_of(i, &member)?;
+        let bytes = self.read_member(i, &member)?;
         Ok(std::str::from_utf8(&bytes).ok().map(str::to_string))
     }
 
     /// Returns the class member of a sample such as `x.v1.0.png` and `x.v1.0.cls`, whose key ends
     /// at the first dot: the only one whose extension ends in `.cls`.
     fn only_class_with_dots(&self, i: usize) -> Option<Member<'_>> {
-        let mut found = self.index.members(i).filter(|member| member.extension.ends_with(".cls"));
-        let first = found.next()?;
-        if found.next().is_some() { None } else { Some(first) }
+        let mut class_members = self.index.members(i).filter(|member| member.extension.ends_with(".cls"));
+        let first = class_members.next()?;
+        if class_members.next().is_some() { None } else { Some(first) }
     }
 
-    /// Returns all members of sample `i` in the order of the tar: extension and bytes. A class that
-    /// its folder gives becomes a member, so that a copy has it in any shard and under any key.
+    /// Returns the extensions and bytes of all members of sample `i` in the order of the tar. A
+    /// class from the folder is added as a member, so that a copy of the sample keeps it under any
+    /// key.
     ///
     /// # Errors
     /// As [`Shard::image`].
     pub fn members(&self, i: usize) -> Result<Vec<(String, Vec<u8>)>, PipelineError> {
         let mut members = Vec::new();
         for member in self.index.members(i) {
-            members.push((member.extension.to_string(), self.bytes_of(i, &member)?));
+            members.push((member.extension.to_string(), self.read_member(i, &member)?));
         }
         if self.has_class_of_folder(i)?
             && let Some(class) = self.class_folder(i)
@@ -271,7 +278,8 @@ impl Shard {
         Ok(members)
     }
 
-    fn bytes_of(&self, i: usize, member: &Member<'_>) -> Result<Vec<u8>, PipelineError> {
+    /// Reads a member of sample `i`, and compares it with its check.
+    fn read_member(&self, i: usize, member: &Member<'_>) -> Result<Vec<u8>, PipelineError> {
         let mut bytes = vec![0; member.len_bytes as usize];
         self.store.read_at(member.offset_bytes, &mut bytes)?;
         if member.check.is_some_and(|check| check != short_checksum(&bytes)) {
@@ -284,7 +292,7 @@ impl Shard {
 }
 
 /// Returns a class in canonical form: 7 for 007, without surrounding space. Negative numbers mean
-/// no class, wherever a class is read: in a member, a list or a column.
+/// no class in members, lists and columns.
 pub fn canonical_class(text: &str) -> Option<String> {
     let text = text.trim();
     match text.parse::<i64>() {
@@ -294,27 +302,27 @@ pub fn canonical_class(text: &str) -> Option<String> {
     }
 }
 
-/// Returns a key without the `./` with which tar begins the names of a folder's files.
-fn within_archive(mut key: &str) -> &str {
+/// Returns a key without the `./` that tar puts before the names of files of a folder.
+fn without_current_folder(mut key: &str) -> &str {
     while let Some(rest) = key.strip_prefix("./") {
         key = rest;
     }
     key
 }
 
-/// Text of a class member that says that a sample has no class, whatever its folder is called.
+/// Text of a class member of a sample that has no class, even if it is in a folder.
 pub const NO_CLASS: &str = "-1";
 
-/// Returns whether the name of a member would lead a program that extracts it out of its folder.
-pub fn leads_out(name: &str) -> bool {
+/// Returns whether extraction of a member with this name would write outside the target folder.
+pub fn leads_out_of_folder(name: &str) -> bool {
     !Path::new(name).components().all(|part| matches!(part, Component::Normal(_) | Component::CurDir))
 }
 
-/// Returns the outermost folder of a key: that which is the class of an image in a folder of
-/// images, too.
-fn folder_of(key: &str) -> Option<&str> {
+/// Returns the outermost folder of a key, which is also the class of an image in a folder of
+/// images.
+fn outermost_folder(key: &str) -> Option<&str> {
     let (folder, _) = key.trim_start_matches('/').split_once('/')?;
-    Some(folder).filter(|folder| !folder.is_empty())
+    if folder.is_empty() { None } else { Some(folder) }
 }
 
 /// Columns of a sample, by name.
@@ -323,23 +331,25 @@ pub type Columns = serde_json::Map<String, serde_json::Value>;
 /// Returns the value of `label`, or else of `labels`, in the columns of a sample: a number or a
 /// text, or a list of them.
 pub fn classes_of(columns: &Columns) -> Vec<String> {
-    let found = columns.get("label").or_else(|| columns.get("labels"));
-    let values = match found {
+    let values = match columns.get("label").or_else(|| columns.get("labels")) {
         Some(serde_json::Value::Array(values)) => values.as_slice(),
         Some(value) => std::slice::from_ref(value),
         None => &[],
     };
-    let class = |value: &serde_json::Value| match value {
+    distinct(values.iter().filter_map(class_from_value))
+}
+
+fn class_from_value(value: &serde_json::Value) -> Option<String> {
+    match value {
         serde_json::Value::String(text) => canonical_class(text),
         serde_json::Value::Number(number) => number.as_u64().map(|number| number.to_string()),
         _ => None,
-    };
-    once(values.iter().filter_map(class))
+    }
 }
 
-/// Returns each class once, in the order of first occurrence: detection sets name a class for every
-/// box.
-fn once(classes: impl Iterator<Item = String>) -> Vec<String> {
+/// Removes duplicates, which detection data sets have: they state a class for each box. The order
+/// is that of first occurrence.
+fn distinct(classes: impl Iterator<Item = String>) -> Vec<String> {
     let mut seen = HashSet::new();
     classes.filter(|class| seen.insert(class.clone())).collect()
 }

@@ -1,4 +1,4 @@
-//! The index of a shard on disk: `<shard>.idx.json` beside it.
+//! Sidecars: indices of shards on disk, `<shard>.idx.json` beside each shard.
 //!
 //! ```json
 //! {"version": 1, "shard_bytes": 30720, "xxh3": "0f3a…16 digits…",
@@ -25,7 +25,7 @@ use crate::{PipelineError, file, hash};
 
 const VERSION: u32 = 1;
 
-/// Number of samples whose bytes are compared with a sidecar that may be of another file.
+/// Number of samples whose bytes are compared with a sidecar that may describe another file.
 const N_CHECKED: usize = 8;
 
 #[derive(Serialize, Deserialize)]
@@ -56,41 +56,44 @@ pub fn build(path: &Path) -> Result<ShardIndex, PipelineError> {
 /// # Errors
 /// As [`build`].
 pub fn build_checked(path: &Path) -> Result<ShardIndex, PipelineError> {
-    of_file(&open_shard(path)?, path)
+    build_checked_from(&open_shard(path)?, path)
 }
 
 /// Builds the index of an open file like [`build_checked`]; `path` is for messages only.
-pub(crate) fn of_file(file: &File, path: &Path) -> Result<ShardIndex, PipelineError> {
+pub(crate) fn build_checked_from(file: &File, path: &Path) -> Result<ShardIndex, PipelineError> {
     let mut index = walk(file, path, true)?;
-    let (checksum, _) = hash::of_file(file, false).map_err(|error| PipelineError::io("read", path, error))?;
+    let (checksum, _) =
+        hash::hash_file(file, false).map_err(|error| PipelineError::io("read", path, error))?;
     index.checksum = Some(checksum);
     Ok(index)
 }
 
-/// Builds the index without checksums, or, if `checked`, with those of members.
+/// Builds the index of an open file from its headers; with the checks of members if `checked`.
 pub(crate) fn walk(file: &File, path: &Path, checked: bool) -> Result<ShardIndex, PipelineError> {
-    let io = |error| PipelineError::io("read", path, error);
-    let shard_bytes = file.metadata().map_err(io)?.len();
+    let metadata = file.metadata().map_err(|error| PipelineError::io("read", path, error))?;
+    let shard_bytes = metadata.len();
     let mut index = IndexBuilder::new();
     let members = list_members_in(file, path)?;
-    for sample in samples_of(&members, path) {
+    for sample in group_samples(&members, path) {
         for (extension, member) in sample.members {
-            let key = sample.key;
             let mut check = None;
             if checked {
                 let mut data = vec![0; member.len_bytes as usize];
-                file.read_exact_at(&mut data, member.offset_bytes).map_err(io)?;
+                file.read_exact_at(&mut data, member.offset_bytes)
+                    .map_err(|error| PipelineError::io("read", path, error))?;
                 check = Some(short_checksum(&data));
             }
-            let offset_bytes = member.offset_bytes;
-            let len_bytes = member.len_bytes;
-            index.push(key, Member { extension: &extension, offset_bytes, len_bytes, check }).map_err(
-                |reason| PipelineError::BadMember {
-                    path: path.to_path_buf(),
-                    member: member.name.clone(),
-                    reason,
-                },
-            )?;
+            let entry = Member {
+                extension: &extension,
+                offset_bytes: member.offset_bytes,
+                len_bytes: member.len_bytes,
+                check,
+            };
+            index.push(sample.key, entry).map_err(|reason| PipelineError::BadMember {
+                path: path.to_path_buf(),
+                member: member.name.clone(),
+                reason,
+            })?;
         }
         index.end_sample().map_err(|reason| PipelineError::NotATar { path: path.to_path_buf(), reason })?;
     }
@@ -103,21 +106,20 @@ struct SampleMembers<'m> {
     members: Vec<(String, &'m TarMember)>,
 }
 
-/// Groups `members` of the shard at `path` into samples. Members with equal keys that follow one
-/// another are a sample, as in webdataset; so are those that stand apart, unless the sample has
-/// such a member already: then they are another sample with the same key. Of two members with the
-/// same name that follow one another in a sample the last one counts, as where tar extracts them,
-/// and that is told.
-fn samples_of<'m>(members: &'m [TarMember], path: &Path) -> Vec<SampleMembers<'m>> {
+/// Groups `members` of the shard at `path` into samples. Consecutive members with equal keys form a
+/// sample, as in webdataset. Later members with the same key are added to it, unless it already has
+/// one of their extensions: then they form another sample with the same key. If consecutive members
+/// of a sample have the same name, the last one is used, as tar does in extraction, with a warning.
+fn group_samples<'m>(members: &'m [TarMember], path: &Path) -> Vec<SampleMembers<'m>> {
     let mut samples: Vec<SampleMembers<'m>> = Vec::new();
     let mut last_of_key: HashMap<&str, usize> = HashMap::new();
     let mut n_replaced = 0;
     let mut n_hidden = 0;
     let mut run: Option<SampleMembers<'m>> = None;
-    let common = common_folder(members);
+    let common_bytes = common_folder_bytes(members);
     for member in members {
         let Some((key, extension)) = split_key(&member.name) else { continue };
-        if is_in_hidden_folder(&member.name[common..]) {
+        if is_in_hidden_folder(&member.name[common_bytes..]) {
             n_hidden += 1;
             continue;
         }
@@ -125,11 +127,11 @@ fn samples_of<'m>(members: &'m [TarMember], path: &Path) -> Vec<SampleMembers<'m
             close_run(run.take(), &mut samples, &mut last_of_key);
         }
         let run = run.get_or_insert_with(|| SampleMembers { key, members: Vec::new() });
-        // A sample of more members is refused below.
-        let known = run.members.iter_mut().take(MAX_MEMBERS).find(|(there, _)| *there == extension);
-        match known {
-            Some((_, there)) => {
-                *there = member;
+        // `IndexBuilder::push` refuses a sample with more members.
+        let duplicate = run.members.iter_mut().take(MAX_MEMBERS).find(|(known, _)| *known == extension);
+        match duplicate {
+            Some((_, duplicate)) => {
+                *duplicate = member;
                 n_replaced += 1;
             }
             None => run.members.push((extension, member)),
@@ -148,30 +150,36 @@ fn samples_of<'m>(members: &'m [TarMember], path: &Path) -> Vec<SampleMembers<'m
     samples
 }
 
-/// Returns the length of the beginning that the folders of all members have in common, with its
-/// slash: an archive may have been made of a hidden folder.
-fn common_folder(members: &[TarMember]) -> usize {
-    let mut folders =
-        members.iter().map(|member| &member.name[..member.name.rfind('/').map_or(0, |at| at + 1)]);
+/// Returns the length of the longest common folder of all members, with its slash. It may be
+/// hidden: an archive may have been made of a hidden folder.
+fn common_folder_bytes(members: &[TarMember]) -> usize {
+    let mut folders = members.iter().map(|member| folder_with_slash(&member.name));
     let Some(mut common) = folders.next() else { return 0 };
     for folder in folders {
         while !folder.starts_with(common) {
-            let parent = common[..common.len().saturating_sub(1)].rfind('/').map_or(0, |at| at + 1);
-            common = &common[..parent];
+            common = folder_with_slash(&common[..common.len().saturating_sub(1)]);
         }
     }
     common.len()
 }
 
-/// Returns whether a folder of `path` is hidden, as `.ipynb_checkpoints` is: folders of images are
-/// read without those, too.
+/// Returns the folder of `path` with its slash; an empty text if there is none.
+fn folder_with_slash(path: &str) -> &str {
+    match path.rfind('/') {
+        Some(slash) => &path[..=slash],
+        None => "",
+    }
+}
+
+/// Returns whether a folder of `path` is hidden, such as `.ipynb_checkpoints`, which is also
+/// skipped in folders of images.
 fn is_in_hidden_folder(path: &str) -> bool {
     let Some((folders, _)) = path.rsplit_once('/') else { return false };
     folders.split('/').any(|part| part.starts_with('.') && !matches!(part, "." | ".."))
 }
 
-/// Adds the members of `run`, which follow one another, to the last sample of their key if they
-/// fit, else as a sample.
+/// Adds `run`, consecutive members with the same key, to the last sample with that key if the
+/// extensions differ, and otherwise as a new sample.
 fn close_run<'m>(
     run: Option<SampleMembers<'m>>,
     samples: &mut Vec<SampleMembers<'m>>,
@@ -179,10 +187,13 @@ fn close_run<'m>(
 ) {
     let Some(run) = run else { return };
     if let Some(number) = last_of_key.get(run.key) {
-        let there = &mut samples[*number];
-        if run.members.iter().all(|(extension, _)| there.members.iter().all(|(known, _)| known != extension))
-        {
-            there.members.extend(run.members);
+        let sample = &mut samples[*number];
+        let is_duplicate = run
+            .members
+            .iter()
+            .any(|(extension, _)| sample.members.iter().any(|(known, _)| known == extension));
+        if !is_duplicate {
+            sample.members.extend(run.members);
             return;
         }
     }
@@ -197,77 +208,76 @@ pub fn path_of(path: &Path) -> PathBuf {
     PathBuf::from(name)
 }
 
-/// Reads the sidecar of the shard at `path` if there is one and it describes the file as it is now,
-/// else builds the index: a sidecar that is older than the last change of the file is compared with
-/// the headers of the tar and with some members.
+/// Reads the sidecar of the shard at `path` if there is one and it describes the current state of
+/// the file; otherwise builds the index. A sidecar that is older than the last change of the file
+/// is compared with the headers of the tar and with some members.
 ///
 /// # Errors
 /// [`PipelineError::BadIndex`] for a sidecar that cannot be parsed or points outside the
 /// shard; otherwise as [`build`].
 pub fn open(path: &Path) -> Result<ShardIndex, PipelineError> {
-    let about = match fs::metadata(path) {
-        Ok(about) => about,
-        Err(_) => return Err(PipelineError::MissingShard { path: path.to_path_buf() }),
+    let Ok(metadata) = fs::metadata(path) else {
+        return Err(PipelineError::MissingShard { path: path.to_path_buf() });
     };
-    if let Some(index) = current(path, &FileStamp::of(&about))? {
+    if let Some(index) = load_current(path, &FileStamp::from_metadata(&metadata))? {
         return Ok(index);
     }
     match load(path)? {
-        Some(index) => compared(index, path),
+        Some(index) => check_outdated(index, path),
         None => build(path),
     }
 }
 
-/// Returns the sidecar of the shard at `path`, whose state is `stamp`, if it was written after the
-/// last change of the shard: then its checksum is that of the bytes as they are now.
+/// Reads the sidecar of the shard at `path`, whose state is `stamp`, if it was written after the
+/// last change of the shard: then its checksum is that of the current bytes.
 ///
 /// # Errors
 /// As [`load`].
-pub(crate) fn current(path: &Path, stamp: &FileStamp) -> Result<Option<ShardIndex>, PipelineError> {
-    let Ok(about) = fs::metadata(path_of(path)) else { return Ok(None) };
-    if !stamp.is_no_newer_than(&FileStamp::of(&about)) {
+pub(crate) fn load_current(path: &Path, stamp: &FileStamp) -> Result<Option<ShardIndex>, PipelineError> {
+    let Ok(metadata) = fs::metadata(path_of(path)) else { return Ok(None) };
+    if !stamp.is_no_newer_than(&FileStamp::from_metadata(&metadata)) {
         return Ok(None);
     }
     Ok(load(path)?.filter(|index| index.shard_bytes == stamp.len_bytes()))
 }
 
-/// Returns `index`, the sidecar of the shard at `path`, or a new index if it is that of another
-/// file.
-fn compared(index: ShardIndex, path: &Path) -> Result<ShardIndex, PipelineError> {
+/// Returns `index`, an outdated sidecar of the shard at `path`, or a new index if it describes
+/// another file.
+fn check_outdated(index: ShardIndex, path: &Path) -> Result<ShardIndex, PipelineError> {
     let file = open_shard(path)?;
     let actual_bytes = file.metadata().map_err(|error| PipelineError::io("read", path, error))?.len();
     if index.shard_bytes != actual_bytes {
-        // The sidecar describes another file: this one was cut off or rewritten. Walking the
-        // headers names the member where it breaks.
-        let found = build(path)?;
-        if actual_bytes < index.shard_bytes && found.len() < index.len() {
-            // The file was cut between two members, which no header shows.
+        // The sidecar describes another file: this one was truncated or rewritten. The walk over
+        // the headers fails at a truncated member.
+        let rebuilt = build(path)?;
+        if actual_bytes < index.shard_bytes && rebuilt.len() < index.len() {
+            // The file was truncated between two members, which no header shows.
             return Err(PipelineError::Truncated {
                 path: path.to_path_buf(),
-                member: index.key(found.len()).to_string(),
+                member: index.key(rebuilt.len()).to_string(),
                 needed_bytes: index.shard_bytes,
                 actual_bytes,
             });
         }
-        warn_of_other(path);
-        return Ok(found);
+        warn_outdated(path);
+        return Ok(rebuilt);
     }
-    // Copying in any order leaves sidecars that are older than their shards: to read all headers
-    // would take as long as to read the shards.
-    let first_check =
-        (!index.is_empty()).then(|| index.members(0).next().and_then(|member| member.check)).flatten();
-    if first_check.is_some() && some_checks_agree(&file, path, &index)? {
+    // Copies may have sidecars that are older than their shards. A few members are compared first:
+    // reading all headers would take as long as reading the shards.
+    let has_checks =
+        !index.is_empty() && index.members(0).next().is_some_and(|member| member.check.is_some());
+    if has_checks && some_members_match(&file, path, &index)? {
         return Ok(index);
     }
-    let found = walk(&file, path, false)?;
-    if first_check.is_some() || !found.has_same_members_as(&index) {
-        warn_of_other(path);
-        return Ok(found);
+    let rebuilt = walk(&file, path, false)?;
+    if has_checks || !rebuilt.has_same_members_as(&index) {
+        warn_outdated(path);
+        return Ok(rebuilt);
     }
     Ok(index)
 }
 
-fn warn_of_other(path: &Path) {
+fn warn_outdated(path: &Path) {
     tracing::warn!(
         "{} describes another {}, which was replaced since: the shard is read for its index; `ocelli shards index --overwrite` \
          writes it again",
@@ -276,9 +286,9 @@ fn warn_of_other(path: &Path) {
     );
 }
 
-/// Returns whether the header before `member` has its length and, unless it is longer than a header
-/// holds, its name.
-fn has_header_of(file: &File, key: &str, member: &Member<'_>) -> bool {
+/// Returns whether the header before `member` states its length and its name. A name that is too
+/// long for a header is not compared.
+fn header_matches(file: &File, key: &str, member: &Member<'_>) -> bool {
     let mut header = ::tar::Header::new_old();
     let Some(at) = member.offset_bytes.checked_sub(512) else { return false };
     if file.read_exact_at(header.as_mut_bytes(), at).is_err() {
@@ -291,32 +301,32 @@ fn has_header_of(file: &File, key: &str, member: &Member<'_>) -> bool {
     header.entry_size().is_ok_and(|len| len == member.len_bytes) && (has_name || name.len() > 90)
 }
 
-/// Returns the hash of the bytes of the shard at `path`, if its sidecar states one for the file as
-/// it is now.
+/// Returns the hash of the bytes of the shard at `path`, if its sidecar states one for the current
+/// state of the file.
 pub fn current_checksum(path: &Path) -> Option<u64> {
-    let about = fs::metadata(path).ok()?;
-    current(path, &FileStamp::of(&about)).ok()??.checksum
+    let metadata = fs::metadata(path).ok()?;
+    load_current(path, &FileStamp::from_metadata(&metadata)).ok()??.checksum
 }
 
-/// Gives the sidecar of the shard at `path` the time of now, which is later than that of a shard
-/// that was given its name after the sidecar was written.
+/// Sets the modification time of the sidecar of the shard at `path` to the current time, which
+/// makes it newer than a shard that was renamed after the sidecar was written.
 pub fn touch(path: &Path) {
-    // Where it fails, the sidecar is compared with the shard when it is read.
+    // If this fails, the sidecar is compared with the shard when it is read.
     let _ = File::options()
         .append(true)
         .open(path_of(path))
         .and_then(|file| file.set_modified(std::time::SystemTime::now()));
 }
 
-/// Returns whether members of `index`, evenly spread and the last ones, have the headers and the
-/// checks that it states.
-fn some_checks_agree(file: &File, path: &Path, index: &ShardIndex) -> Result<bool, PipelineError> {
+/// Returns whether the members of some samples, evenly spaced and including the last one, have the
+/// headers and the checks that `index` states.
+fn some_members_match(file: &File, path: &Path, index: &ShardIndex) -> Result<bool, PipelineError> {
     let n_checked = index.len().min(N_CHECKED);
     for number in 0..=n_checked {
         let sample = (number * index.len() / n_checked).min(index.len() - 1);
         for member in index.members(sample) {
             let Some(check) = member.check else { continue };
-            if !has_header_of(file, index.key(sample), &member) {
+            if !header_matches(file, index.key(sample), &member) {
                 return Ok(false);
             }
             let mut data = vec![0; member.len_bytes as usize];
@@ -357,7 +367,7 @@ pub fn parse(text: &[u8]) -> Result<ShardIndex, String> {
     let mut index = IndexBuilder::new();
     for (key, members) in &sidecar.samples {
         for entry in members {
-            let member = entry.member();
+            let member = entry.to_member();
             let end = member.offset_bytes.checked_add(member.len_bytes);
             if end.is_none_or(|end| end > sidecar.shard_bytes) {
                 return Err(format!("sample {key}, member {} lies outside the shard", member.extension));
@@ -384,24 +394,25 @@ pub fn parse(text: &[u8]) -> Result<ShardIndex, String> {
 /// [`PipelineError::Io`].
 pub fn save(index: &ShardIndex, path: &Path) -> Result<(), PipelineError> {
     let target = path_of(path);
-    let samples = (0..index.len())
-        .map(|i| (index.key(i).to_string(), index.members(i).map(MemberEntry::of).collect()))
-        .collect();
+    let mut samples = Vec::with_capacity(index.len());
+    for i in 0..index.len() {
+        let members = index.members(i).map(MemberEntry::from_member).collect();
+        samples.push((index.key(i).to_string(), members));
+    }
     let xxh3 = index.checksum.map(|checksum| format!("{checksum:016x}"));
     let sidecar = Sidecar { version: VERSION, shard_bytes: index.shard_bytes, xxh3, samples };
-    let write = || -> std::io::Result<()> {
-        let mut text = serde_json::to_vec(&sidecar)?;
-        text.push(b'\n');
-        file::replace(&target, &text)
-    };
-    write().map_err(|error| PipelineError::io("write", &target, error))
+    let mut text =
+        serde_json::to_vec(&sidecar).map_err(|error| PipelineError::io("write", &target, error.into()))?;
+    text.push(b'\n');
+    file::replace(&target, &text).map_err(|error| PipelineError::io("write", &target, error))
 }
+
 impl MemberEntry {
-    fn of(member: Member<'_>) -> Self {
+    fn from_member(member: Member<'_>) -> Self {
         Self(member.extension.to_string(), member.offset_bytes, member.len_bytes as u32, member.check)
     }
 
-    fn member(&self) -> Member<'_> {
+    fn to_member(&self) -> Member<'_> {
         let Self(extension, offset_bytes, len, check) = self;
         Member { extension, offset_bytes: *offset_bytes, len_bytes: u64::from(*len), check: *check }
     }
@@ -422,31 +433,28 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
+    /// Groups members with these names; returns the key of each sample, and the extensions of its
+    /// members with their numbers, counted from 1.
     fn grouped(names: &[&str]) -> Vec<String> {
-        let members: Vec<TarMember> = names
-            .iter()
-            .zip(1..)
-            .map(|(name, number)| TarMember {
-                name: name.to_string(),
-                offset_bytes: 512 * number,
-                len_bytes: 1,
-            })
-            .collect();
-        samples_of(&members, Path::new("s.tar"))
-            .iter()
-            .map(|sample| {
-                let members = sample.members.iter();
-                let members: Vec<String> =
-                    members.map(|(e, m)| format!("{e}@{}", m.offset_bytes / 512)).collect();
-                format!("{} {}", sample.key, members.join(" "))
-            })
-            .collect()
+        let mut members = Vec::new();
+        for (name, number) in names.iter().zip(1..) {
+            members.push(TarMember { name: name.to_string(), offset_bytes: 512 * number, len_bytes: 1 });
+        }
+        let mut samples = Vec::new();
+        for sample in group_samples(&members, Path::new("s.tar")) {
+            let mut text = sample.key.to_string();
+            for (extension, member) in sample.members {
+                text += &format!(" {extension}@{}", member.offset_bytes / 512);
+            }
+            samples.push(text);
+        }
+        samples
     }
 
-    /// A list of all images and then of all classes is joined; samples with the same key stay
-    /// apart; of a duplicated member the last one is used.
+    /// An archive of all images followed by all classes is joined; samples with the same key remain
+    /// separate; the last of duplicated members is used.
     #[test]
-    fn members_of_a_sample_may_stand_apart() {
+    fn members_of_a_sample_need_not_be_consecutive() {
         assert_eq!(grouped(&["a.jpg", "b.jpg", "a.cls", "b.cls"]), ["a jpg@1 cls@3", "b jpg@2 cls@4"]);
         assert_eq!(
             grouped(&["a.jpg", "a.cls", "b.jpg", "a.jpg", "a.cls"]),
@@ -457,7 +465,7 @@ mod tests {
     }
 
     #[test]
-    fn hidden_folders_are_skipped_unless_all_is_in_one() {
+    fn hidden_folders_are_skipped_unless_they_contain_all_members() {
         assert_eq!(grouped(&["d/a.jpg", "d/.trash/b.jpg", "./c.jpg"]), ["d/a jpg@1", "./c jpg@3"]);
         assert_eq!(
             grouped(&["u/.cache/a.jpg", "u/.cache/x/b.jpg"]),
@@ -474,7 +482,7 @@ mod tests {
     /// Older versions wrote sidecars without checksums; no version writes checksums of only some
     /// members.
     #[test]
-    fn checks_are_there_for_all_members_or_for_none() {
+    fn all_members_have_checks_or_none() {
         let plain = br#"{"version":1,"shard_bytes":2000,"samples":[["a",[["jpg",512,1]]]]}"#;
         let index = parse(plain).expect("no checks");
         assert_eq!((index.checksum, index.members(0).next().and_then(|m| m.check)), (None, None));
@@ -486,12 +494,12 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_sidecar_bytes_are_answered_without_a_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+        fn no_sidecar_bytes_cause_a_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
             let _ = parse(&bytes);
         }
 
         #[test]
-        fn a_sidecar_survives_the_disk(lens in proptest::collection::vec(1u64..500, 1..20), checked: bool) {
+        fn saved_sidecars_are_read_back(lens in proptest::collection::vec(1u64..500, 1..20), checked: bool) {
             let folder = tempfile::tempdir().expect("temporary folder");
             let shard = folder.path().join("s.tar");
             let mut builder = IndexBuilder::new();

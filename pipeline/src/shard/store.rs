@@ -1,4 +1,4 @@
-//! Sources of the bytes of a shard, behind one trait. Files are read at offsets, by many threads at
+//! Storage of the bytes of a shard, behind one trait. Files are read at offsets by many threads at
 //! once: the shard itself, or its copy in the cache.
 
 use std::fs::File;
@@ -22,19 +22,19 @@ pub trait Store: Send + Sync {
     /// Returns the name of the shard, for messages and ledgers.
     fn name(&self) -> String;
 
-    /// Returns a hash of the bytes of the shard, for which it reads them; of images in single
-    /// files, one of the states of the files.
+    /// Returns a hash of the bytes of the shard, which it reads for that; for images in single
+    /// files, a hash of the stamps of the files.
     ///
     /// # Errors
     /// As [`Store::read_at`].
-    fn contents(&self) -> Result<u64, PipelineError>;
+    fn content_hash(&self) -> Result<u64, PipelineError>;
 
     /// Returns the shard's share of the cache; `None` for a shard that is read in place.
     fn cache_use(&self) -> Option<CacheUse> {
         None
     }
 
-    /// Starts fetching the shard in the background, if it must be fetched at all.
+    /// Starts fetching the shard in the background, if it has to be fetched.
     fn prefetch(self: Arc<Self>) {}
 }
 
@@ -64,10 +64,10 @@ impl LocalStore {
     /// Errors of [`open_shard`].
     pub(crate) fn open(path: &Path) -> Result<Self, PipelineError> {
         let file = open_shard(path)?;
-        let about = file.metadata().map_err(|error| PipelineError::io("open", path, error))?;
+        let metadata = file.metadata().map_err(|error| PipelineError::io("open", path, error))?;
         let number = handles::next_number();
         handles::keep(number, Arc::new(file));
-        Ok(Self { path: path.to_path_buf(), stamp: FileStamp::of(&about), number })
+        Ok(Self { path: path.to_path_buf(), stamp: FileStamp::from_metadata(&metadata), number })
     }
 
     /// Returns the state of the file when it was opened.
@@ -97,11 +97,12 @@ impl Store for LocalStore {
         self.path.display().to_string()
     }
 
-    fn contents(&self) -> Result<u64, PipelineError> {
-        let io = |error| PipelineError::io("read", &self.path, error);
+    fn content_hash(&self) -> Result<u64, PipelineError> {
         let file = self.file()?;
-        let (hash, _) = hash::of_file(&file, false).map_err(io)?;
-        if !FileStamp::of(&file.metadata().map_err(io)?).has_bytes_of(&self.stamp) {
+        let (hash, _) =
+            hash::hash_file(&file, false).map_err(|error| PipelineError::io("read", &self.path, error))?;
+        let metadata = file.metadata().map_err(|error| PipelineError::io("read", &self.path, error))?;
+        if !FileStamp::from_metadata(&metadata).has_bytes_of(&self.stamp) {
             let reason = "it is being changed while it is read".into();
             return Err(PipelineError::ShardMismatch { shard: self.name(), reason });
         }

@@ -8,14 +8,14 @@ use std::io::{BufWriter, Write};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
+use xxhash_rust::xxh3::Xxh3;
+
 use super::index::{IndexBuilder, Member, short_checksum};
-use super::leads_out;
+use super::leads_out_of_folder;
 use super::tar::split_key;
 use crate::PipelineError;
 use crate::file::temporary;
-
 use crate::shard::sidecar;
-use xxhash_rust::xxh3::Xxh3;
 
 /// Limits of a shard; it is full when either is reached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -110,11 +110,11 @@ impl ShardWriter {
     pub fn add(&mut self, key: &str, members: &[(&str, &[u8])]) -> Result<(), PipelineError> {
         let sample_bytes =
             sample_bytes(key, members.iter().map(|(extension, data)| (*extension, data.len() as u64)));
-        if self
-            .current
-            .as_ref()
-            .is_some_and(|shard| self.limits.is_full(shard.n_samples, shard.bytes, sample_bytes))
-        {
+        let is_full = match &self.current {
+            Some(shard) => self.limits.is_full(shard.n_samples, shard.bytes, sample_bytes),
+            None => false,
+        };
+        if is_full {
             self.close_shard()?;
         }
         let mut shard = match self.current.take() {
@@ -147,8 +147,8 @@ impl ShardWriter {
 
     fn open_shard(&self) -> Result<Current, PipelineError> {
         let path = self.folder.join(format!("{}-{:06}.tar", self.prefix, self.written.len()));
-        let there = self.resume && path.exists();
-        let file = if there { None } else { Some(ShardFile::create(&path)?) };
+        let is_written = self.resume && path.exists();
+        let file = if is_written { None } else { Some(ShardFile::create(&path)?) };
         Ok(Current { path, file, n_samples: 0, bytes: 2 * BLOCK_BYTES })
     }
 
@@ -211,47 +211,62 @@ impl ShardFile {
     /// # Errors
     /// [`PipelineError::Io`].
     pub fn finish(self) -> Result<PathBuf, PipelineError> {
-        let io = |error| PipelineError::io("write", &self.temporary, error);
-        let HashingWriter { mut file, hash } = self.builder.into_inner().map_err(io)?;
-        file.flush().map_err(io)?;
-        file.get_ref().sync_all().map_err(io)?;
-        let bytes = file.get_ref().metadata().map_err(io)?.len();
+        let (len_bytes, hash) = self
+            .builder
+            .into_inner()
+            .and_then(HashingWriter::finish)
+            .map_err(|error| PipelineError::io("write", &self.temporary, error))?;
         let mut index = self
             .index
-            .finish(bytes)
+            .finish(len_bytes)
             .map_err(|reason| PipelineError::NotATar { path: self.path.clone(), reason })?;
-        index.checksum = Some(hash.digest());
+        index.checksum = Some(hash);
         sidecar::save(&index, &self.path)?;
-        fs::rename(&self.temporary, &self.path).map_err(|e| PipelineError::io("rename", &self.path, e))?;
+        fs::rename(&self.temporary, &self.path)
+            .map_err(|error| PipelineError::io("rename", &self.path, error))?;
         sidecar::touch(&self.path);
         Ok(self.path)
     }
 
     fn append(&mut self, key: &str, extension: &str, data: &[u8]) -> Result<(), PipelineError> {
-        let name = name_of(key, extension);
+        let name = member_name(key, extension);
         let key = split_key(&name).map_or(key, |(key, _)| key);
-        if leads_out(&name) {
+        if leads_out_of_folder(&name) {
             let reason = "its name leads out of a folder; --renumber gives it another".into();
             return Err(PipelineError::BadMember { path: self.path.clone(), member: name, reason });
         }
-        let io = |error| PipelineError::io("write", &self.temporary, error);
-        let mut header = if is_long(&name) { ::tar::Header::new_gnu() } else { ::tar::Header::new_ustar() };
-        header.set_size(data.len() as u64);
-        header.set_mode(0o444);
-        header.set_mtime(0);
-        header.set_username("bigdata").map_err(io)?;
-        header.set_groupname("bigdata").map_err(io)?;
-        self.builder.append_data(&mut header, &name, data).map_err(io)?;
-        // `bytes` counts the two blocks that end a tar.
-        let end = self.bytes - 2 * BLOCK_BYTES + member_bytes(&name, data.len() as u64);
-        let offset_bytes = end - (data.len() as u64).next_multiple_of(BLOCK_BYTES);
+        self.append_data(&name, data).map_err(|error| PipelineError::io("write", &self.temporary, error))?;
         let len_bytes = data.len() as u64;
+        // `bytes` counts the two blocks that end a tar.
+        let end_bytes = self.bytes - 2 * BLOCK_BYTES + member_bytes(&name, len_bytes);
+        let offset_bytes = end_bytes - len_bytes.next_multiple_of(BLOCK_BYTES);
         let check = Some(short_checksum(data));
         self.index.push(key, Member { extension, offset_bytes, len_bytes, check }).map_err(|reason| {
             PipelineError::BadMember { path: self.path.clone(), member: name.clone(), reason }
         })?;
-        self.bytes += member_bytes(&name, data.len() as u64);
+        self.bytes += member_bytes(&name, len_bytes);
         Ok(())
+    }
+
+    /// Appends the headers and the data of a member to the tar.
+    fn append_data(&mut self, name: &str, data: &[u8]) -> io::Result<()> {
+        let mut header = if is_long(name) { ::tar::Header::new_gnu() } else { ::tar::Header::new_ustar() };
+        header.set_size(data.len() as u64);
+        header.set_mode(0o444);
+        header.set_mtime(0);
+        header.set_username("bigdata")?;
+        header.set_groupname("bigdata")?;
+        self.builder.append_data(&mut header, name, data)
+    }
+}
+
+impl HashingWriter {
+    /// Writes all bytes to the disk. Returns the length of the file and its hash.
+    fn finish(mut self) -> io::Result<(u64, u64)> {
+        self.file.flush()?;
+        let file = self.file.get_ref();
+        file.sync_all()?;
+        Ok((file.metadata()?.len(), self.hash.digest()))
     }
 }
 
@@ -268,7 +283,7 @@ impl Write for HashingWriter {
 }
 
 /// Returns the normalized name of a member. Some tools write `./a.jpg`, which is `a.jpg`.
-fn name_of(key: &str, extension: &str) -> String {
+fn member_name(key: &str, extension: &str) -> String {
     let key = key.split('/').filter(|part| !part.is_empty() && *part != ".").collect::<Vec<_>>().join("/");
     format!("{key}.{extension}")
 }
@@ -280,21 +295,25 @@ fn is_long(name: &str) -> bool {
 
 /// Returns the number of bytes of a member whose data has `len_bytes`: headers, data and padding.
 fn member_bytes(name: &str, len_bytes: u64) -> u64 {
-    let padded = |len: u64| len.next_multiple_of(BLOCK_BYTES);
-    let long_name = if is_long(name) { BLOCK_BYTES + padded(name.len() as u64 + 1) } else { 0 };
-    long_name + BLOCK_BYTES + padded(len_bytes)
+    let mut bytes = BLOCK_BYTES + len_bytes.next_multiple_of(BLOCK_BYTES);
+    if is_long(name) {
+        // The GNU header and the name, which ends with a zero.
+        bytes += BLOCK_BYTES + (name.len() as u64 + 1).next_multiple_of(BLOCK_BYTES);
+    }
+    bytes
 }
 
-/// Divides samples into shards as [`ShardWriter`] does, by their sizes alone ([`sample_bytes`]):
-/// the range of samples of each shard.
-pub fn shards_of(sizes_bytes: &[u64], limits: ShardLimits) -> Vec<Range<usize>> {
+/// Returns the range of samples of each shard that [`ShardWriter`] would write, given the sizes of
+/// the samples ([`sample_bytes`]).
+pub fn plan_shards(sizes_bytes: &[u64], limits: ShardLimits) -> Vec<Range<usize>> {
     let mut shards = Vec::new();
     let mut start = 0;
     let mut bytes = 2 * BLOCK_BYTES;
     for (sample, sample_bytes) in sizes_bytes.iter().enumerate() {
         if limits.is_full((sample - start) as u64, bytes, *sample_bytes) {
             shards.push(start..sample);
-            (start, bytes) = (sample, 2 * BLOCK_BYTES);
+            start = sample;
+            bytes = 2 * BLOCK_BYTES;
         }
         bytes += sample_bytes;
     }
@@ -307,7 +326,10 @@ pub fn shards_of(sizes_bytes: &[u64], limits: ShardLimits) -> Vec<Range<usize>> 
 /// Returns the number of bytes that a sample takes in a shard: `members` are extensions and
 /// lengths.
 pub fn sample_bytes<'a>(key: &str, members: impl IntoIterator<Item = (&'a str, u64)>) -> u64 {
-    members.into_iter().map(|(extension, len_bytes)| member_bytes(&name_of(key, extension), len_bytes)).sum()
+    members
+        .into_iter()
+        .map(|(extension, len_bytes)| member_bytes(&member_name(key, extension), len_bytes))
+        .sum()
 }
 
 #[cfg(test)]
@@ -338,7 +360,7 @@ mod tests {
 
     /// Names that other tools write: with `./`, and longer than USTAR allows.
     #[test]
-    fn strange_names_are_written_as_they_are_read() {
+    fn unusual_names_are_read_back() {
         let folder = tempfile::tempdir().expect("temporary folder");
         let path = folder.path().join("s.tar");
         let mut file = ShardFile::create(&path).expect("created");
@@ -354,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_samples_give_the_same_bytes_and_sizes_hold() {
+    fn equal_samples_give_equal_shards_within_the_limits() {
         let limits = ShardLimits { max_samples: u64::MAX, max_bytes: 8 << 10 };
         let a = tempfile::tempdir().expect("a");
         let b = tempfile::tempdir().expect("b");
@@ -369,14 +391,14 @@ mod tests {
     }
 
     #[test]
-    fn a_writer_that_goes_on_writes_what_is_missing() {
-        let whole = tempfile::tempdir().expect("a");
-        let part = tempfile::tempdir().expect("b");
+    fn resumed_writer_writes_missing_shards() {
+        let complete = tempfile::tempdir().expect("a");
+        let resumed = tempfile::tempdir().expect("b");
         let limits = ShardLimits { max_samples: 4, max_bytes: u64::MAX };
-        write(whole.path(), limits);
-        write(part.path(), limits);
-        fs::remove_file(part.path().join("t-000001.tar")).expect("removed");
-        let mut writer = ShardWriter::resume(part.path(), "t", limits).expect("folder");
+        write(complete.path(), limits);
+        write(resumed.path(), limits);
+        fs::remove_file(resumed.path().join("t-000001.tar")).expect("removed");
+        let mut writer = ShardWriter::resume(resumed.path(), "t", limits).expect("folder");
         for i in 0..10u32 {
             let image = vec![i as u8; 300 + 100 * i as usize];
             let label = i.to_string();
@@ -384,14 +406,14 @@ mod tests {
         }
         assert_eq!(writer.finish().expect("finished").len(), 3);
         for name in ["t-000000.tar", "t-000001.tar", "t-000002.tar"] {
-            let read = |folder: &Path| fs::read(folder.join(name)).expect(name);
-            assert_eq!(read(whole.path()), read(part.path()), "{name}");
+            let expected = fs::read(complete.path().join(name)).expect(name);
+            let bytes = fs::read(resumed.path().join(name)).expect(name);
+            assert_eq!(bytes, expected, "{name}");
         }
     }
 
-    /// Sizes alone give the shards of a writer.
     #[test]
-    fn shards_are_known_before_they_are_written() {
+    fn planned_shards_are_those_that_are_written() {
         for limits in [
             ShardLimits { max_samples: 4, max_bytes: u64::MAX },
             ShardLimits { max_samples: u64::MAX, max_bytes: 8 << 10 },
@@ -405,15 +427,16 @@ mod tests {
                 .iter()
                 .map(|path| sidecar::open(path).expect("sidecar").len())
                 .collect();
-            let planned: Vec<usize> = shards_of(&sizes, limits).iter().map(ExactSizeIterator::len).collect();
+            let planned: Vec<usize> =
+                plan_shards(&sizes, limits).iter().map(ExactSizeIterator::len).collect();
             assert_eq!(planned, written);
         }
-        assert!(shards_of(&[], ShardLimits { max_samples: 1, max_bytes: 1 }).is_empty());
+        assert!(plan_shards(&[], ShardLimits { max_samples: 1, max_bytes: 1 }).is_empty());
     }
 
     /// The file of a killed writer is not a shard, and does not block the next writer.
     #[test]
-    fn a_shard_that_was_not_finished_has_no_name() {
+    fn unfinished_shard_has_no_final_name() {
         let folder = tempfile::tempdir().expect("temporary folder");
         let path = folder.path().join("t-000000.tar");
         let mut file = ShardFile::create(&path).expect("created");
@@ -425,7 +448,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_overwritten() {
+    fn existing_shards_are_not_overwritten() {
         let folder = tempfile::tempdir().expect("temporary folder");
         let limits = ShardLimits { max_samples: 100, max_bytes: u64::MAX };
         write(folder.path(), limits);

@@ -3,8 +3,8 @@
 //! A shard is written as `<name>.part` under a lock and renamed when it is complete, so that a file
 //! with the name of a shard is complete. When room is needed, the least recently used shards are
 //! removed and the handles on them closed, since an open handle keeps the bytes on the disk.
-//! Indices are kept: they are small, and a run that restarts needs all of them. Files without the
-//! name of a cached shard are never touched.
+//! Indices are kept: they are small, and a restarted run needs all of them. Files without the name
+//! of a cached shard are never changed.
 
 use std::collections::HashMap;
 use std::fs;
@@ -21,16 +21,16 @@ use xxhash_rust::xxh3::Xxh3;
 use super::part::{allocate, lock_part, remove_if_abandoned};
 use crate::PipelineError;
 use crate::remote::Sink;
-use crate::shard::handles::limit;
+use crate::shard::handles::max_open_files;
 
-/// Interval at which the modification time of a shard in use is updated, for other processes to
-/// see.
+/// Interval at which the modification time of a shard in use is updated, which shows other
+/// processes that it is in use.
 const TOUCH_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Interval at which a fetch that waits for room checks for it.
 const SPACE_POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Room that is made at a time for a stream of unknown length, in bytes.
+/// Number of bytes that are reserved at a time for a stream of unknown length.
 const RESERVE_STEP_BYTES: u64 = 64 << 20;
 
 /// A bounded folder of whole shards.
@@ -39,11 +39,11 @@ pub(crate) struct Cache {
     folder: PathBuf,
     max_bytes: u64,
     slots: Mutex<HashMap<String, Arc<Slot>>>,
-    /// Held while room is made, so that two threads do not claim the same bytes.
+    /// Held while shards are evicted, so that two threads do not claim the same bytes.
     eviction_lock: Mutex<()>,
     /// Number of further fetches that may start.
     permits: Mutex<usize>,
-    returned: Condvar,
+    permit_returned: Condvar,
 }
 
 /// Handle on a shard of the cache, if this process has one. Locked while the shard is fetched:
@@ -71,7 +71,7 @@ pub(crate) struct PartialShard<'a> {
     file: File,
     hash: Xxh3,
     len_bytes: u64,
-    /// Number of bytes that room was made for.
+    /// Number of bytes that are reserved for the shard.
     reserved_bytes: u64,
     /// `true` if the length was known before the first byte.
     length_known: bool,
@@ -85,7 +85,7 @@ impl Cache {
             slots: Mutex::default(),
             eviction_lock: Mutex::default(),
             permits: Mutex::new(n_fetches.max(1)),
-            returned: Condvar::new(),
+            permit_returned: Condvar::new(),
         }
     }
 
@@ -99,13 +99,13 @@ impl Cache {
         self.folder.join(name)
     }
 
-    /// Creates the folder, which holds indices too.
+    /// Creates the folder of the shards and indices.
     pub(crate) fn create(&self) -> Result<(), PipelineError> {
         fs::create_dir_all(&self.folder).map_err(|e| PipelineError::io("create folder", &self.folder, e))
     }
 
-    /// Returns the shard `name`, written by `fill` if it is not there. A file that does not have
-    /// `expected_bytes` is fetched again: a power failure leaves such files.
+    /// Returns the shard `name`, written by `fill` if the cache does not have it. A file whose
+    /// length is not `expected_bytes` is fetched again: a power failure leaves such files.
     pub(crate) fn file(
         &self,
         name: &str,
@@ -119,7 +119,7 @@ impl Cache {
         {
             return Ok(Arc::clone(&shard.file));
         }
-        // The handle is closed first, because it may keep the room of a removed file.
+        // The handle is closed first, because it may keep the bytes of a removed file on the disk.
         *held = None;
         let file = match self.open_complete(name, expected_bytes)? {
             Some(file) => file,
@@ -132,11 +132,11 @@ impl Cache {
         Ok(file)
     }
 
-    /// Closes the handles that were not used for longest, so that a process with many shards does
-    /// not open more files than it may.
+    /// Closes the least recently used handles, so that a process with many shards does not exceed
+    /// its limit of open files.
     fn close_oldest(&self) {
         let slots: Vec<Arc<Slot>> = lock(&self.slots).values().cloned().collect();
-        if slots.len() <= limit() {
+        if slots.len() <= max_open_files() {
             return;
         }
         let mut open: Vec<(Instant, &Arc<Slot>)> = Vec::new();
@@ -145,7 +145,7 @@ impl Cache {
             let Ok(held) = slot.try_lock() else { continue };
             open.extend(held.as_ref().map(|held| (held.touched, slot)));
         }
-        let n_closed = open.len().saturating_sub(limit());
+        let n_closed = open.len().saturating_sub(max_open_files());
         open.sort_by_key(|(touched, _)| *touched);
         for (_, slot) in open.into_iter().take(n_closed) {
             if let Ok(mut held) = slot.try_lock() {
@@ -155,10 +155,10 @@ impl Cache {
     }
 
     /// Closes a handle that failed, so that the next reader opens the shard again. A handle that
-    /// another thread has opened since is kept.
+    /// another thread has opened in the meantime is kept.
     pub(crate) fn close(&self, name: &str, failed: &Arc<File>) {
-        // The map must not stay locked while the slot is waited for: the thread that fetches into
-        // it needs the map.
+        // The map must not be locked while this thread waits for the slot: the thread that fetches
+        // into the slot needs the map.
         let slot = lock(&self.slots).get(name).cloned();
         if let Some(slot) = slot {
             lock(&slot).take_if(|held| Arc::ptr_eq(&held.file, failed));
@@ -167,17 +167,18 @@ impl Cache {
 
     fn open_complete(&self, name: &str, expected_bytes: Option<u64>) -> Result<Option<File>, PipelineError> {
         let path = self.path(name);
-        let io = |error| PipelineError::io("open", &path, error);
         let file = match File::open(&path) {
             Ok(file) => file,
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
-            Err(error) => return Err(io(error)),
+            Err(error) => return Err(PipelineError::io("open", &path, error)),
         };
-        if expected_bytes.is_some_and(|expected| file.metadata().is_ok_and(|meta| meta.len() != expected)) {
+        if let Some(expected) = expected_bytes
+            && file.metadata().is_ok_and(|metadata| metadata.len() != expected)
+        {
             fs::remove_file(&path).map_err(|error| PipelineError::io("remove", &path, error))?;
             return Ok(None);
         }
-        // If the time cannot be set, as in another user's folder, the oldest file is removed first.
+        // If the time cannot be set, as in another user's folder, files are evicted by their age.
         let _ = file.set_modified(SystemTime::now());
         Ok(Some(file))
     }
@@ -189,16 +190,16 @@ impl Cache {
         fill: impl FnOnce(&mut PartialShard<'_>) -> Result<(), PipelineError>,
     ) -> Result<File, PipelineError> {
         self.create()?;
-        let _permit = Permit::take(self);
+        let _permit = Permit::acquire(self);
         let path = self.path(name);
         let part = self.folder.join(format!("{name}.part"));
         let file = lock_part(&part).map_err(|error| PipelineError::io("write", &part, error))?;
         // Another process may have fetched it while this one waited for the lock.
-        if let Some(there) = self.open_complete(name, expected_bytes)? {
+        if let Some(complete) = self.open_complete(name, expected_bytes)? {
             let _ = fs::remove_file(&part);
-            return Ok(there);
+            return Ok(complete);
         }
-        let mut filling = PartialShard {
+        let mut partial = PartialShard {
             cache: self,
             part: part.clone(),
             file,
@@ -207,19 +208,19 @@ impl Cache {
             reserved_bytes: 0,
             length_known: false,
         };
-        let filled = fill(&mut filling).and_then(|()| filling.finish(&path));
-        if filled.is_err() {
+        let result = fill(&mut partial).and_then(|()| partial.finish(&path));
+        if result.is_err() {
             let _ = fs::remove_file(&part);
         }
-        filled?;
+        result?;
         // The handle is kept, because another process may remove the file at once; the lock is no
         // longer needed.
-        let _ = filling.file.unlock();
-        Ok(filling.file)
+        let _ = partial.file.unlock();
+        Ok(partial.file)
     }
 
-    /// Sets the length of `file`, with room in the cache and on the disk. If other fetches leave no
-    /// room, waits if `may_wait`: fetches that have their room finish.
+    /// Sets the length of `file` and makes room for it in the cache and on the disk. If other
+    /// fetches leave no room, waits if `may_wait`: fetches that have their room will finish.
     fn reserve(&self, file: &File, len_bytes: u64, part: &Path, may_wait: bool) -> io::Result<()> {
         loop {
             let eviction_lock = lock(&self.eviction_lock);
@@ -229,9 +230,9 @@ impl Cache {
                     // The disk may be smaller than the limit of the cache.
                     Err(error) if error.kind() == ErrorKind::StorageFull => {
                         let (shards, parts_bytes) = self.list(part)?;
-                        let removed = shards.iter().any(|shard| fs::remove_file(&shard.path).is_ok());
+                        let is_removed = shards.iter().any(|shard| fs::remove_file(&shard.path).is_ok());
                         self.close_removed();
-                        if removed {
+                        if is_removed {
                             continue;
                         }
                         if !may_wait || parts_bytes == 0 {
@@ -239,7 +240,7 @@ impl Cache {
                         }
                         file.set_len(0)?;
                     }
-                    allocated => return allocated,
+                    result => return result,
                 }
             }
             drop(eviction_lock);
@@ -257,9 +258,9 @@ impl Cache {
         }
         let (shards, parts_bytes) = self.list(part)?;
         let mut sum_bytes = shards.iter().map(|shard| shard.len_bytes).sum::<u64>() + parts_bytes;
-        let fits = |sum_bytes: u64| sum_bytes.saturating_add(wanted_bytes) <= self.max_bytes;
+        let room_bytes = self.max_bytes - wanted_bytes;
         for shard in shards {
-            if fits(sum_bytes) {
+            if sum_bytes <= room_bytes {
                 break;
             }
             // Files that cannot be removed, such as another user's, are skipped.
@@ -268,7 +269,7 @@ impl Cache {
             }
         }
         self.close_removed();
-        Ok(fits(sum_bytes))
+        Ok(sum_bytes <= room_bytes)
     }
 
     /// Returns the shards of the folder, the least recently used first, and the bytes of partial
@@ -278,16 +279,15 @@ impl Cache {
         let mut parts_bytes = 0;
         for entry in fs::read_dir(&self.folder)? {
             let path = entry?.path();
-            // Another process may remove what is listed here.
-            let Ok(meta) = fs::symlink_metadata(&path) else { continue };
-            if !meta.is_file() || !has_cache_name(&path) {
+            // Another process may have removed the file.
+            let Ok(metadata) = fs::symlink_metadata(&path) else { continue };
+            if !metadata.is_file() || !has_cache_name(&path) {
                 continue;
             }
+            let len_bytes = metadata.len();
             match path.extension().and_then(|extension| extension.to_str()) {
-                Some("tar") => {
-                    shards.push(CachedFile { used: meta.modified()?, len_bytes: meta.len(), path })
-                }
-                Some("part") if path != part && !remove_if_abandoned(&path) => parts_bytes += meta.len(),
+                Some("tar") => shards.push(CachedFile { used: metadata.modified()?, len_bytes, path }),
+                Some("part") if path != part && !remove_if_abandoned(&path) => parts_bytes += len_bytes,
                 _ => {}
             }
         }
@@ -300,8 +300,9 @@ impl Cache {
         for slot in lock(&self.slots).values() {
             // A locked slot is being fetched or checked.
             let Ok(mut held) = slot.try_lock() else { continue };
-            let gone = held.as_ref().is_some_and(|held| held.file.metadata().is_ok_and(|m| m.nlink() == 0));
-            if gone {
+            let Some(shard) = held.as_ref() else { continue };
+            let is_removed = shard.file.metadata().is_ok_and(|metadata| metadata.nlink() == 0);
+            if is_removed {
                 *held = None;
             }
         }
@@ -316,8 +317,8 @@ fn has_cache_name(path: &Path) -> bool {
 }
 
 impl OpenShard {
-    /// Returns whether the file still has its name, checked every [`TOUCH_INTERVAL`], and then
-    /// marks it as in use.
+    /// Returns whether the file still has its name. Checks that and marks the file as in use once
+    /// every [`TOUCH_INTERVAL`].
     fn is_current(&mut self, path: &Path) -> bool {
         if self.touched.elapsed() < TOUCH_INTERVAL {
             return true;
@@ -336,26 +337,30 @@ impl PartialShard<'_> {
 
     /// Returns whether the bytes are known to be a complete tar: by the length, which the fetch has
     /// checked, or by the two empty blocks at the end, which some writers leave out.
-    pub(crate) fn is_whole_tar(&self) -> bool {
+    pub(crate) fn is_complete_tar(&self) -> bool {
+        if self.length_known {
+            return true;
+        }
         let mut end = [1; 1024];
-        let start = self.len_bytes.checked_sub(end.len() as u64);
-        self.length_known
-            || (start.is_some_and(|start| self.file.read_exact_at(&mut end, start).is_ok())
-                && end == [0; 1024])
+        let Some(start) = self.len_bytes.checked_sub(end.len() as u64) else { return false };
+        self.file.read_exact_at(&mut end, start).is_ok() && end == [0; 1024]
     }
 
     fn finish(&mut self, path: &Path) -> Result<(), PipelineError> {
-        let io = |error| PipelineError::io("write", path, error);
-        self.file.set_len(self.len_bytes).map_err(io)?;
+        self.sync_and_rename(path).map_err(|error| PipelineError::io("write", path, error))
+    }
+
+    fn sync_and_rename(&mut self, path: &Path) -> io::Result<()> {
+        self.file.set_len(self.len_bytes)?;
         // A power failure must not leave a shard of zeros under its name.
-        self.file.sync_data().map_err(io)?;
-        fs::rename(&self.part, path).map_err(io)
+        self.file.sync_data()?;
+        fs::rename(&self.part, path)
     }
 
     fn reserve(&mut self, len_bytes: u64, may_wait: bool) -> io::Result<()> {
         self.reserved_bytes = len_bytes;
-        let reserved = self.cache.reserve(&self.file, len_bytes, &self.part, may_wait);
-        reserved.map_err(|error| match error.kind() {
+        let result = self.cache.reserve(&self.file, len_bytes, &self.part, may_wait);
+        result.map_err(|error| match error.kind() {
             ErrorKind::StorageFull => io::Error::other(PipelineError::io("write", &self.part, error)),
             _ => error,
         })
@@ -365,7 +370,8 @@ impl PartialShard<'_> {
 impl Sink for PartialShard<'_> {
     fn restart(&mut self, total_bytes: Option<u64>) -> io::Result<()> {
         self.file.set_len(0)?;
-        (self.hash, self.len_bytes) = (Xxh3::new(), 0);
+        self.hash = Xxh3::new();
+        self.len_bytes = 0;
         self.length_known = total_bytes.is_some();
         self.reserve(total_bytes.unwrap_or(0), true)
     }
@@ -395,10 +401,11 @@ impl Write for PartialShard<'_> {
 struct Permit<'a>(&'a Cache);
 
 impl<'a> Permit<'a> {
-    fn take(cache: &'a Cache) -> Self {
+    /// Waits until a permit is free, and takes it.
+    fn acquire(cache: &'a Cache) -> Self {
         let mut permits = lock(&cache.permits);
         while *permits == 0 {
-            permits = cache.returned.wait(permits).unwrap_or_else(PoisonError::into_inner);
+            permits = cache.permit_returned.wait(permits).unwrap_or_else(PoisonError::into_inner);
         }
         *permits -= 1;
         Self(cache)
@@ -408,7 +415,7 @@ impl<'a> Permit<'a> {
 impl Drop for Permit<'_> {
     fn drop(&mut self) {
         *lock(&self.0.permits) += 1;
-        self.0.returned.notify_one();
+        self.0.permit_returned.notify_one();
     }
 }
 
@@ -433,15 +440,19 @@ mod tests {
         format!("{number:016x}-s.tar")
     }
 
-    /// Returns the bytes of shard `number`, which are `len` times that number, fetched or not.
+    fn write_error(error: io::Error) -> PipelineError {
+        PipelineError::io("write", Path::new("test"), error)
+    }
+
+    /// Returns the bytes of shard `number`, which are `len` times that number; counts fetches in
+    /// `fetched`.
     fn get(cache: &Cache, number: u8, len: usize, fetched: &AtomicUsize) -> Vec<u8> {
         let mut bytes = Vec::new();
         let file = cache
-            .file(&name(number), Some(len as u64), |filling| {
+            .file(&name(number), Some(len as u64), |partial| {
                 fetched.fetch_add(1, Ordering::SeqCst);
-                let io = |error| PipelineError::io("write", Path::new("test"), error);
-                filling.restart(Some(len as u64)).map_err(io)?;
-                filling.write_all(&vec![number; len]).map_err(io)
+                partial.restart(Some(len as u64)).map_err(write_error)?;
+                partial.write_all(&vec![number; len]).map_err(write_error)
             })
             .expect("fetched");
         let mut file = File::open(format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&*file)))
@@ -468,7 +479,7 @@ mod tests {
     }
 
     #[test]
-    fn the_longest_unused_goes_when_room_is_needed() {
+    fn least_recently_used_shard_is_evicted() {
         let (_folder, cache) = cache(250);
         let fetched = AtomicUsize::new(0);
         for number in [1, 2, 1] {
@@ -484,16 +495,14 @@ mod tests {
             .expect("aged");
         get(&cache, 3, 100, &fetched);
         assert_eq!(names(&cache), [name(1), name(3)]);
-        assert_eq!(n_open(&cache), 2, "what is removed is closed, or its bytes would stay");
-        let too_large = cache.file(&name(4), None, |filling| {
-            filling.restart(Some(251)).map_err(|e| PipelineError::io("write", Path::new("test"), e))
-        });
+        assert_eq!(n_open(&cache), 2, "removed files are closed, which frees their bytes");
+        let too_large = cache.file(&name(4), None, |partial| partial.restart(Some(251)).map_err(write_error));
         assert!(too_large.is_err());
-        assert_eq!(names(&cache), [name(1), name(3)], "nothing was removed for what does not fit");
+        assert_eq!(names(&cache), [name(1), name(3)], "nothing is removed for a shard that cannot fit");
     }
 
     #[test]
-    fn threads_that_need_the_same_fetch_it_once() {
+    fn concurrent_requests_for_a_shard_fetch_it_once() {
         let (_folder, cache) = cache(1000);
         let fetched = AtomicUsize::new(0);
         std::thread::scope(|scope| {
@@ -506,7 +515,7 @@ mod tests {
 
     /// Partial files of a killed process, and a complete file of another length.
     #[test]
-    fn what_a_crash_left_is_replaced() {
+    fn files_left_by_a_crash_are_replaced() {
         let (_folder, cache) = cache(1000);
         cache.create().expect("folder");
         fs::write(cache.path(&name(1)), b"short").expect("written");
@@ -517,9 +526,9 @@ mod tests {
         assert_eq!(names(&cache), [name(1)]);
     }
 
-    /// Threads whose reads failed, while others fetch: none waits forever.
+    /// Threads close handles while others fetch, without a deadlock.
     #[test]
-    fn handles_are_closed_while_others_fetch() {
+    fn handles_can_be_closed_during_fetches() {
         let (_folder, cache) = cache(350);
         let fetched = AtomicUsize::new(0);
         std::thread::scope(|scope| {
@@ -530,10 +539,10 @@ mod tests {
                     for round in 0..50 {
                         let number = (thread + round) % 5;
                         get(cache, number, 100, fetched);
-                        let file = cache.file(&name(number), Some(100), |filling| {
-                            filling.restart(Some(100)).map_err(|e| PipelineError::io("x", Path::new("x"), e))
+                        let file = cache.file(&name(number), Some(100), |partial| {
+                            partial.restart(Some(100)).map_err(write_error)
                         });
-                        cache.close(&name(number), &file.expect("there or fetched"));
+                        cache.close(&name(number), &file.expect("cached or fetched"));
                     }
                 });
             }
@@ -553,36 +562,37 @@ mod tests {
                 scope.spawn(move || assert_eq!(get(cache, number, 100, fetched), vec![number; 100]));
             }
         });
-        let held: u64 =
-            names(&cache).iter().map(|name| fs::metadata(cache.path(name)).expect("there").len()).sum();
-        assert!(held <= 250, "{held} bytes");
+        let mut total_bytes = 0;
+        for name in names(&cache) {
+            total_bytes += fs::metadata(cache.path(&name)).expect("metadata").len();
+        }
+        assert!(total_bytes <= 250, "{total_bytes} bytes");
     }
 
-    /// The folder of the cache holds other files.
     #[test]
-    fn files_of_others_stay() {
+    fn unrelated_files_in_the_folder_are_not_removed() {
         let (_folder, cache) = cache(150);
         cache.create().expect("folder");
-        let theirs = ["imagenet-000000.tar", "movie.part", "0123456789abcdef-x.txt"];
-        for name in theirs {
+        let unrelated = ["imagenet-000000.tar", "movie.part", "0123456789abcdef-x.txt"];
+        for name in unrelated {
             fs::write(cache.path(name), vec![0; 1000]).expect("written");
         }
         fs::create_dir(cache.path("0123456789abcdef-folder.tar")).expect("created");
         let fetched = AtomicUsize::new(0);
         get(&cache, 1, 100, &fetched);
         get(&cache, 2, 100, &fetched);
-        assert!(theirs.iter().all(|name| cache.path(name).exists()), "{:?}", names(&cache));
+        assert!(unrelated.iter().all(|name| cache.path(name).exists()), "{:?}", names(&cache));
         assert!(!cache.path(&name(1)).exists() && cache.path(&name(2)).exists());
     }
 
     #[test]
-    fn a_failed_fetch_leaves_nothing() {
+    fn failed_fetch_leaves_no_file() {
         let (_folder, cache) = cache(1000);
-        let failed = cache.file(&name(1), None, |filling| {
-            filling.write_all(b"half").map_err(|e| PipelineError::io("write", Path::new("test"), e))?;
+        let result = cache.file(&name(1), None, |partial| {
+            partial.write_all(b"half").map_err(write_error)?;
             Err(PipelineError::MissingShard { path: "x".into() })
         });
-        assert!(failed.is_err());
+        assert!(result.is_err());
         assert!(names(&cache).is_empty());
     }
 }

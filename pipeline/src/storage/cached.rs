@@ -10,11 +10,11 @@ use crate::shard::store::{CacheUse, Store};
 use crate::source::Source;
 use crate::{PipelineError, hash};
 
-/// Time for which a failure is repeated without a new fetch, so that threads that wait for a shard
-/// do not each retry.
+/// Time for which the error of a failed fetch is returned without a new fetch, so that threads that
+/// wait for a shard do not each retry.
 const FAILURE_LIFETIME: Duration = Duration::from_secs(10);
 
-/// A shard that is read from the cache, and fetched when it is not there.
+/// A shard that is read from the cache, and fetched if it is not in the cache.
 pub(super) struct CachedStore {
     pub(super) fetcher: Fetcher,
     pub(super) source: Source,
@@ -29,14 +29,13 @@ pub(super) struct CachedStore {
 }
 
 impl CachedStore {
-    /// Returns the file in the cache, fetched if it is not there.
+    /// Returns the file in the cache; fetches it if it is not in the cache.
     pub(super) fn file(&self) -> Result<Arc<File>, PipelineError> {
         let mut failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((_, reason)) = failure.take_if(|(at, _)| at.elapsed() < FAILURE_LIFETIME) {
-            let url = self.name();
-            let at = Instant::now();
-            *failure = Some((at, reason.clone()));
-            return Err(PipelineError::Fetch { url, reason: format!("a moment ago: {reason}") });
+            *failure = Some((Instant::now(), reason.clone()));
+            let reason = format!("a moment ago: {reason}");
+            return Err(PipelineError::Fetch { url: self.name(), reason });
         }
         let expected = Some((self.len_bytes, self.checksum));
         self.fetcher.file(&self.source, &self.cache_name, expected).inspect_err(|error| {
@@ -51,7 +50,7 @@ impl Store for CachedStore {
         if file.read_exact_at(buffer, offset_bytes).is_ok() {
             return Ok(());
         }
-        // On a network file system another machine may have removed the file that is open here.
+        // On a network file system another machine may have removed the open file.
         self.fetcher.close(&self.cache_name, &file);
         self.file()?
             .read_exact_at(buffer, offset_bytes)
@@ -62,9 +61,9 @@ impl Store for CachedStore {
         self.source.url.to_string()
     }
 
-    fn contents(&self) -> Result<u64, PipelineError> {
-        let found = hash::of_file(&*self.file()?, false);
-        let (hash, _) = found
+    fn content_hash(&self) -> Result<u64, PipelineError> {
+        let file = self.file()?;
+        let (hash, _) = hash::hash_file(&file, false)
             .map_err(|error| PipelineError::io("read the cached copy of", self.name().as_ref(), error))?;
         Ok(hash)
     }

@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use crate::remote::RetryPolicy;
 
-/// Columns of lists and of Parquet files that hold images and classes, where they are not those of
-/// the usual names.
+/// Names of the columns of lists and of Parquet files that hold images and classes; by default the
+/// usual ones.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ColumnNames {
     /// Column of the images, or of their paths.
@@ -32,8 +32,8 @@ pub struct StorageConfig {
 }
 
 impl StorageConfig {
-    /// Default settings: a cache of 100 GB in `cache_folder`, four fetches at a time, no
-    /// credentials.
+    /// Creates the default settings: a cache of 100 GB in `cache_folder`, four fetches at a time,
+    /// no credentials.
     pub fn new(cache_folder: PathBuf) -> Self {
         Self {
             cache_folder,

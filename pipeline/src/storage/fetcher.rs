@@ -21,7 +21,7 @@ use crate::url::ShardUrl;
 /// Maximum size of a shard list or an index, in bytes.
 const MAX_TEXT_BYTES: u64 = 1 << 28;
 
-/// Advice to the user about an index that no longer fits its shard.
+/// Advice to the user about an index that does not describe its shard.
 const REINDEX_HINT: &str = "if it was replaced, `ocelli shards index --overwrite` reads it again";
 
 /// Fetches shards and texts. Shared by threads; clones are handles of the same fetcher.
@@ -71,52 +71,51 @@ impl Fetcher {
         Ok(sidecar::path_of(&self.inner.cache.path(&self.cache_name(source)?)))
     }
 
-    /// Returns the cached file of a shard, fetched if it is not there. `expected` is the length in
-    /// bytes and the checksum that its index states.
+    /// Returns the cached file of a shard; fetches it if it is not in the cache. `expected` is the
+    /// length in bytes and the checksum that its index states.
     pub(super) fn file(
         &self,
         source: &Source,
         name: &str,
         expected: Option<(u64, Option<u64>)>,
     ) -> Result<Arc<File>, PipelineError> {
-        let check = |filling: &PartialShard<'_>| -> Result<(), PipelineError> {
-            let Some((expected_bytes, checksum)) = expected else {
-                // A compressed stream has a checksum of its own at its end, and a Parquet file its
-                // directory.
-                if !source.url.is_plain_tar() || filling.is_whole_tar() {
-                    return Ok(());
-                }
-                let reason = "it does not end as a tar does, and nothing said how long it is: perhaps not all \
-                              of it came";
-                return Err(PipelineError::Fetch { url: source.url.to_string(), reason: reason.into() });
-            };
-            let (len_bytes, hash) = filling.written();
-            let other = |reason| PipelineError::ShardMismatch { shard: source.url.to_string(), reason };
-            if expected_bytes != len_bytes {
-                return Err(other(format!(
-                    "it has {len_bytes} bytes, its index says {expected_bytes}; {REINDEX_HINT}"
-                )));
+        let expected_bytes = expected.map(|(expected_bytes, _)| expected_bytes);
+        self.inner.cache.file(name, expected_bytes, |partial| match self.fetch(source, expected, partial) {
+            Err(error @ PipelineError::ShardMismatch { .. }) => {
+                tracing::warn!("{error}; fetching it once more");
+                self.fetch(source, expected, partial)
             }
-            if checksum.is_some_and(|checksum| checksum != hash) {
-                Err(other(format!("its checksum differs from its index; {REINDEX_HINT}")))
-            } else {
-                Ok(())
-            }
-        };
-        self.inner.cache.file(name, expected.map(|(expected_bytes, _)| expected_bytes), |filling| {
-            let mut fill = || -> Result<(), PipelineError> {
-                let config = &self.inner.config;
-                receive(source, || self.client(), config, filling)?;
-                check(filling)
-            };
-            match fill() {
-                Err(error @ PipelineError::ShardMismatch { .. }) => {
-                    tracing::warn!("{error}; fetching it once more");
-                    fill()
-                }
-                filled => filled,
-            }
+            result => result,
         })
+    }
+
+    /// Fetches a shard into `partial`, and checks its length and checksum.
+    fn fetch(
+        &self,
+        source: &Source,
+        expected: Option<(u64, Option<u64>)>,
+        partial: &mut PartialShard<'_>,
+    ) -> Result<(), PipelineError> {
+        receive(source, || self.client(), &self.inner.config, partial)?;
+        let Some((expected_bytes, expected_hash)) = expected else {
+            // A compressed stream ends with a checksum, and a Parquet file with its directory.
+            if !source.url.is_plain_tar() || partial.is_complete_tar() {
+                return Ok(());
+            }
+            let reason = "it does not end as a tar does, and nothing said how long it is: perhaps not all \
+                          of it came";
+            return Err(PipelineError::Fetch { url: source.url.to_string(), reason: reason.into() });
+        };
+        let (len_bytes, hash) = partial.written();
+        if expected_bytes != len_bytes {
+            let reason = format!("it has {len_bytes} bytes, its index says {expected_bytes}; {REINDEX_HINT}");
+            return Err(PipelineError::ShardMismatch { shard: source.url.to_string(), reason });
+        }
+        if expected_hash.is_some_and(|expected| expected != hash) {
+            let reason = format!("its checksum differs from its index; {REINDEX_HINT}");
+            return Err(PipelineError::ShardMismatch { shard: source.url.to_string(), reason });
+        }
+        Ok(())
     }
 
     /// Closes a handle on a cached shard that failed.
@@ -150,7 +149,11 @@ impl Fetcher {
             let (sender, jobs) = unbounded::<Job>();
             for _ in 0..self.inner.config.n_fetches.max(1) {
                 let jobs = jobs.clone();
-                std::thread::spawn(move || jobs.into_iter().for_each(|job| job()));
+                std::thread::spawn(move || {
+                    for job in jobs {
+                        job();
+                    }
+                });
             }
             sender
         });
@@ -172,9 +175,9 @@ impl Fetcher {
 
     fn client(&self) -> Result<&Client, Failure> {
         let config = &self.inner.config;
-        let made = self.inner.client.get_or_init(|| {
+        let client = self.inner.client.get_or_init(|| {
             Client::new(config.options.clone(), config.retry.clone()).map_err(|error| error.to_string())
         });
-        made.as_ref().map_err(|reason| Failure::Permanent(reason.clone()))
+        client.as_ref().map_err(|reason| Failure::Permanent(reason.clone()))
     }
 }

@@ -1,8 +1,8 @@
 //! Opening of the shards that a user names, local or remote.
 //!
-//! A tar on a local disk is read in place. Every other shard — from a server, an object store or a
-//! command, or a compressed one — is read from the [cache], which fetches it as a whole
-//! when it is first needed.
+//! A tar on a local disk is read in place. Every other shard (from a server, an object store or a
+//! command, or a compressed one) is read from the [cache], which fetches it as a whole when it is
+//! first needed.
 
 mod cache;
 mod cached;
@@ -25,7 +25,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use cached::CachedStore;
 use fetcher::Fetcher;
 use index::{cached_index, open_local};
-use receive::failed;
+use receive::fetch_error;
 
 use crate::shard::Shard;
 use crate::shard::sidecar;
@@ -35,6 +35,9 @@ use crate::{PipelineError, url};
 
 /// Number of shards that are opened at a time: opening mostly waits for disks and servers.
 const N_OPEN_THREADS: usize = 16;
+
+/// Results of opening shards, by their number; `None` for those that were not opened.
+type OpenResults = Mutex<Vec<Option<Result<Shard, PipelineError>>>>;
 
 /// Opens shards. Shared by threads; clones are handles of the same storage.
 #[derive(Clone)]
@@ -53,8 +56,8 @@ impl Storage {
         self.fetcher.columns()
     }
 
-    /// Returns the shards that `specs` name ([`url::expand`]); the shards of a `wids` list take its
-    /// place.
+    /// Returns the shards that `specs` name ([`url::expand`]); a `wids` list is replaced by its
+    /// shards.
     ///
     /// # Errors
     /// As [`url::expand`], and errors of fetching or parsing a list.
@@ -63,14 +66,14 @@ impl Storage {
         for url in url::expand(specs)? {
             if url.is_list() {
                 sources.extend(wids::shards(&url, &|list: &ShardUrl| {
-                    self.fetcher.read_text(list).map_err(|failure| failed(list, failure))
+                    self.fetcher.read_text(list).map_err(|failure| fetch_error(list, failure))
                 })?)
             } else {
                 sources.push(Source { url, len_bytes: None, md5: None })
             }
         }
         if sources.is_empty() {
-            return Err(url::bad_url(&specs.join(" "), "its lists name no shard".into()));
+            return Err(url::invalid_list(&specs.join(" "), "its lists name no shard".into()));
         }
         Ok(sources)
     }
@@ -86,11 +89,11 @@ impl Storage {
             _ => self.open_cached(source)?,
         };
         // A list states the length of the compressed bytes, which are not kept.
-        let says = source.len_bytes.filter(|_| source.url.is_plain_tar());
-        let has = shard.index().shard_bytes;
-        match says {
-            Some(says) if says != has => {
-                let reason = format!("its list says {says} bytes, it has {has}");
+        let stated_bytes = source.len_bytes.filter(|_| source.url.is_plain_tar());
+        let actual_bytes = shard.index().shard_bytes;
+        match stated_bytes {
+            Some(stated_bytes) if stated_bytes != actual_bytes => {
+                let reason = format!("its list says {stated_bytes} bytes, it has {actual_bytes}");
                 Err(PipelineError::ShardMismatch { shard: source.url.to_string(), reason })
             }
             _ => Ok(shard),
@@ -117,24 +120,28 @@ impl Storage {
     /// As [`Storage::open`]: the error of the first shard that failed.
     pub fn open_all(&self, sources: &[Source]) -> Result<Vec<Shard>, PipelineError> {
         let next = AtomicUsize::new(0);
-        let opened: Mutex<Vec<Option<Result<Shard, PipelineError>>>> =
-            Mutex::new(sources.iter().map(|_| None).collect());
-        let work = || {
-            while let Some(i) = Some(next.fetch_add(1, Ordering::Relaxed)).filter(|i| *i < sources.len()) {
-                let shard = self.open(&sources[i]);
-                if shard.is_err() {
-                    // The remaining shards are not needed.
-                    next.store(sources.len(), Ordering::Relaxed);
-                }
-                opened.lock().unwrap_or_else(PoisonError::into_inner)[i] = Some(shard);
-            }
-        };
+        let results: OpenResults = Mutex::new(sources.iter().map(|_| None).collect());
         std::thread::scope(|scope| {
             for _ in 0..N_OPEN_THREADS.min(sources.len()) {
-                scope.spawn(work);
+                scope.spawn(|| self.open_remaining(sources, &next, &results));
             }
         });
-        opened.into_inner().unwrap_or_else(PoisonError::into_inner).into_iter().flatten().collect()
+        results.into_inner().unwrap_or_else(PoisonError::into_inner).into_iter().flatten().collect()
+    }
+
+    /// Opens the shards of `sources` from number `next` on, which it increments, and stores each in
+    /// `results` under its number. Several threads do so at the same time.
+    fn open_remaining(&self, sources: &[Source], next: &AtomicUsize, results: &OpenResults) {
+        loop {
+            let i = next.fetch_add(1, Ordering::Relaxed);
+            let Some(source) = sources.get(i) else { return };
+            let result = self.open(source);
+            if result.is_err() {
+                // The remaining shards are not needed.
+                next.store(sources.len(), Ordering::Relaxed);
+            }
+            results.lock().unwrap_or_else(PoisonError::into_inner)[i] = Some(result);
+        }
     }
 
     /// Returns whether the cache holds the index of a shard.
@@ -154,26 +161,27 @@ impl Storage {
         self.fetcher.forget(source)
     }
 
-    /// Checks the members of `shard`, which is `source` opened, against the headers of the tar, and
-    /// its bytes against the checksums that its index and its list state. Samples are not decoded.
+    /// Checks the members of `shard`, which is `source`, opened, against the headers of the tar,
+    /// and its bytes against the checksums that its index and its list state. Samples are not
+    /// decoded.
     ///
     /// # Errors
     /// [`PipelineError::BadIndex`] when the members differ, [`PipelineError::ShardMismatch`] when
     /// the bytes differ, and errors of [`Storage::open`].
     pub fn verify(&self, source: &Source, shard: &Shard) -> Result<(), PipelineError> {
-        let file = self.file_of(source, shard)?;
+        let file = self.open_tar(source, shard)?;
         if let ShardUrl::File(path) = &source.url
-            && let Some(beside) = sidecar::load(path)?
+            && let Some(index) = sidecar::load(path)?
         {
-            // The shard may have been opened with another index, if this one is older than the
+            // The shard may have been opened with another index, if the sidecar is older than the
             // file.
-            return verify::verify(source, shard, &beside, &file, &sidecar::path_of(path));
+            return verify::verify(source, shard, &index, &file, &sidecar::path_of(path));
         }
         verify::verify(source, shard, shard.index(), &file, &self.fetcher.cached_index_path(source)?)
     }
 
-    /// Returns the tar of `shard`, which is `source` opened; fetches it if it is not in the cache.
-    fn file_of(&self, source: &Source, shard: &Shard) -> Result<Arc<File>, PipelineError> {
+    /// Returns the tar of `shard`, which is `source`, opened; fetches it if it is not in the cache.
+    fn open_tar(&self, source: &Source, shard: &Shard) -> Result<Arc<File>, PipelineError> {
         match &source.url {
             ShardUrl::File(path) if source.is_read_in_place() => {
                 File::open(path).map(Arc::new).map_err(|error| PipelineError::io("open", path, error))

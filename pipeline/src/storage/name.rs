@@ -1,4 +1,4 @@
-//! The names of shards in the cache.
+//! Names of shards in the cache.
 
 use std::fs;
 use std::io;
@@ -11,13 +11,16 @@ use crate::source::Source;
 use crate::url::ShardUrl;
 use crate::{PipelineError, secrets};
 
-/// Version of the rules by which an index is built, a part of every name: 2 since the end of an
-/// archive is checked, 3 since a local file is named by its state.
+/// Version of the rules by which an index is built, which is part of every name: 2 since the end of
+/// an archive is checked, 3 since the name of a local file depends on its state.
 const VERSION: u32 = 3;
 
-/// Version of the rules by which a Parquet file becomes a tar: 2 since images are known by their
-/// bytes.
+/// Version of the rules by which a Parquet file is converted into a tar: 2 since images are
+/// recognized by their bytes.
 const PARQUET_VERSION: u32 = 2;
+
+/// Parts of the names of options that select the endpoint or the account of a bucket.
+const ACCOUNT_OPTIONS: [&str; 3] = ["ENDPOINT", "ACCOUNT_NAME", "BASE_URL"];
 
 /// Returns the name of a shard in the cache, and of its index. It holds a hash of everything that
 /// identifies the shard; `config` has the settings of object stores, and the columns of Parquet
@@ -25,23 +28,25 @@ const PARQUET_VERSION: u32 = 2;
 pub(super) fn cache_name(source: &Source, config: &StorageConfig) -> Result<String, PipelineError> {
     let mut identity = match &source.url {
         ShardUrl::File(path) => {
-            let about = fs::metadata(path).map_err(|error| match error.kind() {
+            let metadata = fs::metadata(path).map_err(|error| match error.kind() {
                 io::ErrorKind::NotFound => PipelineError::MissingShard { path: path.clone() },
                 _ => PipelineError::io("open", path, error),
             })?;
-            FileStamp::of(&about).to_string()
+            FileStamp::from_metadata(&metadata).to_string()
         }
         // A bucket belongs to an endpoint and an account.
         ShardUrl::Remote(url) => {
-            let places = config.options.iter().filter(|(name, _)| {
-                let name = name.to_ascii_uppercase();
-                ["ENDPOINT", "ACCOUNT_NAME", "BASE_URL"].iter().any(|part| name.contains(part))
-            });
-            let stored = !matches!(url.scheme(), "http" | "https");
-            let mut places: Vec<String> =
-                places.filter(|_| stored).map(|(name, value)| format!(" {name}={value}")).collect();
-            places.sort();
-            format!("{}{}", secrets::identity(url), places.concat())
+            let mut account_options = Vec::new();
+            if !matches!(url.scheme(), "http" | "https") {
+                for (name, value) in &config.options {
+                    let uppercase = name.to_ascii_uppercase();
+                    if ACCOUNT_OPTIONS.iter().any(|part| uppercase.contains(part)) {
+                        account_options.push(format!(" {name}={value}"));
+                    }
+                }
+            }
+            account_options.sort();
+            format!("{}{}", secrets::identity(url), account_options.concat())
         }
         // A command depends on the working directory.
         ShardUrl::Pipe(command) => {
@@ -56,7 +61,7 @@ pub(super) fn cache_name(source: &Source, config: &StorageConfig) -> Result<Stri
     if source.url.is_parquet() {
         identity += &format!(" {PARQUET_VERSION} {:?}", config.columns);
     }
-    // File systems limit names to 255 bytes; the hash alone tells shards apart.
+    // File systems limit names to 255 bytes; the hash alone distinguishes shards.
     let name = source.url.tar_name();
     let tail: String = name.chars().skip(name.chars().count().saturating_sub(60)).collect();
     Ok(format!("{:016x}-{tail}", xxh3_64(format!("{VERSION} {identity}").as_bytes())))

@@ -1,17 +1,16 @@
-//! Parquet files of images, as the datasets of Hugging Face have them, turned into tars.
+//! Conversion of Parquet files of images, such as datasets of Hugging Face, into tars.
 //!
-//! A column holds images if its values are groups with a field `bytes`, or bytes that begin as an
-//! image does, or lists of either: the first of them, or the one that the user names, is the
-//! sample's image, others are members under the column's name. `label`, or the column that the user
-//! names, is the class, by its name if the file states the names of classes. All other columns are
-//! the sample's `.json`.
+//! A column holds images if its values are groups with a field `bytes`, or bytes that begin with
+//! the signature of an image format, or lists of either. The first such column, or the one that the
+//! user names, is the sample's image; others are members under the column's name. `label`, or the
+//! column that the user names, is the class, by its name if the file states the names of classes.
+//! All other columns are the sample's `.json`.
 
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use parquet::errors::ParquetError;
 use parquet::file::metadata::KeyValue;
 use parquet::file::reader::{FileReader, SerializedFileReader};
 use parquet::record::{Field, Row};
@@ -41,8 +40,8 @@ const FORMATS: [(&[u8], &str); 13] = [
     (b"\x93NUMPY", "npy"),
 ];
 
-/// Number of rows that are looked at to find the columns of images.
-const N_LOOKED_AT: usize = 100;
+/// Number of rows that are read to find the columns of images.
+const N_PROBED_ROWS: usize = 100;
 
 /// Columns of a file with images and classes.
 struct Layout<'c> {
@@ -51,6 +50,13 @@ struct Layout<'c> {
     label: Option<&'c str>,
     /// Names of classes, by number; empty if there are none.
     class_names: Vec<String>,
+}
+
+impl Layout<'_> {
+    /// Returns the position of `column` among the columns of images, if it is one.
+    fn image_position(&self, column: &str) -> Option<usize> {
+        self.images.iter().position(|image| image == column)
+    }
 }
 
 /// Writes the rows of the Parquet file `file`, called `name`, to `sink` as a tar. The same file
@@ -65,26 +71,25 @@ pub(super) fn write_tar(
     columns: &ColumnNames,
     sink: &mut dyn Sink,
 ) -> io::Result<()> {
-    let bad = |reason: String| io::Error::other(PipelineError::NotParquet { path: name.into(), reason });
     // The library panics on types that it does not know and on dates out of range.
-    let written = catch_unwind(AssertUnwindSafe(|| write_rows(name, file, columns, sink, &bad)));
-    written.unwrap_or_else(|_| Err(bad("it has values that cannot be read".into())))
+    let result = catch_unwind(AssertUnwindSafe(|| write_rows(name, file, columns, sink)));
+    result.unwrap_or_else(|_| Err(not_parquet(name, "it has values that cannot be read".into())))
 }
 
-fn write_rows(
-    name: &str,
-    file: File,
-    columns: &ColumnNames,
-    sink: &mut dyn Sink,
-    bad: &dyn Fn(String) -> io::Error,
-) -> io::Result<()> {
-    let not_read = |error: ParquetError| bad(error.to_string());
-    let reader = SerializedFileReader::new(file).map_err(not_read)?;
-    let layout = layout_of(name, &reader, columns).map_err(bad)?;
+/// Creates the error for the Parquet file `name`.
+fn not_parquet(name: &str, reason: String) -> io::Error {
+    io::Error::other(PipelineError::NotParquet { path: name.into(), reason })
+}
+
+fn write_rows(name: &str, file: File, columns: &ColumnNames, sink: &mut dyn Sink) -> io::Result<()> {
+    let reader = SerializedFileReader::new(file).map_err(|error| not_parquet(name, error.to_string()))?;
+    let layout = find_layout(name, &reader, columns).map_err(|reason| not_parquet(name, reason))?;
     sink.restart(None)?;
     let mut tar = tar::Builder::new(sink);
-    for (number, row) in reader.get_row_iter(None).map_err(not_read)?.enumerate() {
-        append(&mut tar, number, &row.map_err(not_read)?, &layout)?;
+    let rows = reader.get_row_iter(None).map_err(|error| not_parquet(name, error.to_string()))?;
+    for (number, row) in rows.enumerate() {
+        let row = row.map_err(|error| not_parquet(name, error.to_string()))?;
+        append_row(&mut tar, number, &row, &layout)?;
     }
     tar.finish()
 }
@@ -92,29 +97,32 @@ fn write_rows(
 /// Finds the columns of images and of the class.
 ///
 /// # Errors
-/// The reason as text.
-fn layout_of<'c>(
+/// Returns the reason as text.
+fn find_layout<'c>(
     name: &str,
     reader: &SerializedFileReader<File>,
     columns: &'c ColumnNames,
 ) -> Result<Layout<'c>, String> {
     let metadata = reader.metadata().file_metadata();
-    let there: Vec<String> =
+    let column_names: Vec<String> =
         metadata.schema().get_fields().iter().map(|field| field.name().to_string()).collect();
     for named in columns.image.iter().chain(&columns.label) {
-        if !there.contains(named) {
-            return Err(format!("it has no column {named}; it has {}", there.join(", ")));
+        if !column_names.contains(named) {
+            return Err(format!("it has no column {named}; it has {}", column_names.join(", ")));
         }
     }
-    let groups = metadata.schema().get_fields().iter().filter(|column| {
-        column.is_group()
+    let mut images: Vec<String> = Vec::new();
+    for column in metadata.schema().get_fields() {
+        if column.is_group()
             && column.get_fields().iter().any(|field| field.name() == "bytes" && field.is_primitive())
-    });
-    let mut images: Vec<String> = groups.map(|column| column.name().to_string()).collect();
-    // Of other columns all values that are looked at must be images: a few bytes may look like the
+        {
+            images.push(column.name().to_string());
+        }
+    }
+    // In other columns all values that are read must be images: a few bytes may look like the
     // beginning of one by chance.
     let mut has_images: BTreeMap<String, bool> = BTreeMap::new();
-    for row in reader.get_row_iter(None).map_err(|error| error.to_string())?.take(N_LOOKED_AT) {
+    for row in reader.get_row_iter(None).map_err(|error| error.to_string())?.take(N_PROBED_ROWS) {
         let row = row.map_err(|error| error.to_string())?;
         for (column, field) in row.get_column_iter() {
             if !matches!(field, Field::Null) && !images.contains(column) {
@@ -122,34 +130,40 @@ fn layout_of<'c>(
             }
         }
     }
-    images.extend(there.iter().filter(|column| has_images.get(*column) == Some(&true)).cloned());
+    images.extend(column_names.iter().filter(|column| has_images.get(*column) == Some(&true)).cloned());
     if let Some(named) = &columns.image {
         images.retain(|column| column != named);
         images.insert(0, named.clone());
     }
     if images.is_empty() && metadata.num_rows() > 0 {
         return Err(format!(
-            "none of its columns {} holds images in the first {N_LOOKED_AT} rows: bytes of an image, or a group with a field `bytes`; \
+            "none of its columns {} holds images in the first {N_PROBED_ROWS} rows: bytes of an image, or a group with a field `bytes`; \
              --image-column names one",
-            there.join(", ")
+            column_names.join(", ")
         ));
     }
     let label = match &columns.label {
         Some(named) => Some(named.as_str()),
-        None => CLASS_COLUMNS.into_iter().find(|usual| there.iter().any(|column| column == usual)),
+        None => CLASS_COLUMNS.into_iter().find(|usual| column_names.iter().any(|column| column == usual)),
     };
-    let others: Vec<&str> =
-        there.iter().filter(|column| column.contains("label")).map(String::as_str).collect();
-    if label.is_none() && !others.is_empty() {
-        tracing::warn!("{name}: images have no class; --label-column takes one of {}", others.join(", "));
+    let label_columns: Vec<&str> =
+        column_names.iter().filter(|column| column.contains("label")).map(String::as_str).collect();
+    if label.is_none() && !label_columns.is_empty() {
+        tracing::warn!(
+            "{name}: images have no class; --label-column takes one of {}",
+            label_columns.join(", ")
+        );
     }
-    let class_names = label.map_or(Vec::new(), |label| class_names(metadata.key_value_metadata(), label));
+    let class_names = match label {
+        Some(label) => class_names(metadata.key_value_metadata(), label),
+        None => Vec::new(),
+    };
     Ok(Layout { images, label, class_names })
 }
 
-/// Appends the members of a row, whose key is its number. A row without an image has none in the
-/// tar: it is a bad sample.
-fn append(
+/// Appends the members of a row, whose key is its number. A row without an image becomes a bad
+/// sample, without an image in the tar.
+fn append_row(
     tar: &mut tar::Builder<&mut dyn Sink>,
     number: usize,
     row: &Row,
@@ -158,19 +172,18 @@ fn append(
     let mut class = None;
     let mut columns = Map::new();
     let mut has_image = false;
-    // The sample's image comes first, so that it is the one whose member has a format alone.
-    let place = |name: &String| layout.images.iter().position(|image| image == name);
+    // The sample's image comes first: its extension is that of its format, without a column name.
     let mut fields: Vec<(&String, &Field)> = row.get_column_iter().collect();
-    fields.sort_by_key(|(name, _)| place(name).unwrap_or(usize::MAX));
+    fields.sort_by_key(|(name, _)| layout.image_position(name).unwrap_or(usize::MAX));
     for (name, field) in fields {
         if Some(name.as_str()) == layout.label {
-            class = class_of(field);
+            class = class_text(field);
             if class.is_none() {
                 columns.insert(name.clone(), field.to_json_value());
             }
             continue;
         }
-        let Some(place) = place(name) else {
+        let Some(position) = layout.image_position(name) else {
             columns.insert(name.clone(), field.to_json_value());
             continue;
         };
@@ -179,30 +192,30 @@ fn append(
                 let column = if i == 0 { format!("{name}.path") } else { format!("{name}.{i}.path") };
                 columns.insert(column, path.into());
             }
-            let extension = extension(image.bytes);
-            let extension = match (place, i) {
+            let format = image_extension(image.bytes);
+            let extension = match (position, i) {
                 (0, 0) if !has_image => {
                     has_image = true;
-                    extension.to_string()
+                    format.to_string()
                 }
-                (_, 0) => format!("{name}.{extension}"),
-                _ => format!("{name}.{i}.{extension}"),
+                (_, 0) => format!("{name}.{format}"),
+                _ => format!("{name}.{i}.{format}"),
             };
-            member(tar, number, &extension, image.bytes)?;
+            append_member(tar, number, &extension, image.bytes)?;
         }
     }
     if let Some(class) = &class {
         let name = class.parse().ok().and_then(|number: usize| layout.class_names.get(number));
-        member(tar, number, "cls", name.unwrap_or(class).as_bytes())?;
+        append_member(tar, number, "cls", name.unwrap_or(class).as_bytes())?;
     }
-    // Each row is a sample, even one that holds nothing.
+    // Each row is a sample, even one without values.
     if !columns.is_empty() || class.is_none() {
-        member(tar, number, "json", Value::Object(columns).to_string().as_bytes())?;
+        append_member(tar, number, "json", Value::Object(columns).to_string().as_bytes())?;
     }
     Ok(())
 }
 
-fn member(
+fn append_member(
     tar: &mut tar::Builder<&mut dyn Sink>,
     number: usize,
     extension: &str,
@@ -214,13 +227,13 @@ fn member(
     tar.append_data(&mut header, format!("{number:08}.{extension}"), bytes)
 }
 
-/// An encoded image, and the path that it had.
+/// An encoded image, and its path when the file was made.
 struct ImageField<'f> {
     bytes: &'f [u8],
     path: Option<String>,
 }
 
-/// Returns the images in `field`: one, those of a list, or none.
+/// Returns the images in `field`: none, one, or those of a list.
 fn images_of(field: &Field) -> Vec<ImageField<'_>> {
     match field {
         Field::Bytes(bytes) if is_image(bytes.data()) => vec![ImageField { bytes: bytes.data(), path: None }],
@@ -232,22 +245,26 @@ fn images_of(field: &Field) -> Vec<ImageField<'_>> {
 
 /// Returns the image in the fields `bytes` and `path` of a group.
 fn image_of_group(group: &Row) -> Option<ImageField<'_>> {
-    let part = |wanted: &str| group.get_column_iter().find(|(name, _)| *name == wanted).map(|(_, part)| part);
-    let Some(Field::Bytes(bytes)) = part("bytes") else { return None };
-    let path = match part("path") {
+    let Some(Field::Bytes(bytes)) = find_field(group, "bytes") else { return None };
+    let path = match find_field(group, "path") {
         Some(Field::Str(path)) => Some(path.clone()),
         _ => None,
     };
     Some(ImageField { bytes: bytes.data(), path })
 }
 
-/// Returns whether `bytes` begin as an image does.
-fn is_image(bytes: &[u8]) -> bool {
-    FORMATS.iter().any(|(beginning, _)| bytes.starts_with(beginning))
+/// Returns the field of `group` that is called `name`.
+fn find_field<'g>(group: &'g Row, name: &str) -> Option<&'g Field> {
+    group.get_column_iter().find(|(column, _)| *column == name).map(|(_, field)| field)
 }
 
-/// Text of a class, if `field` may be one.
-fn class_of(field: &Field) -> Option<String> {
+/// Returns whether `bytes` begin with the signature of an image format.
+fn is_image(bytes: &[u8]) -> bool {
+    FORMATS.iter().any(|(signature, _)| bytes.starts_with(signature))
+}
+
+/// Returns the class as text, if `field` has the type of a class.
+fn class_text(field: &Field) -> Option<String> {
     match field {
         Field::Str(text) => Some(text.clone()),
         Field::Byte(_)
@@ -262,14 +279,18 @@ fn class_of(field: &Field) -> Option<String> {
     }
 }
 
-/// Extension of the image in `bytes`.
-fn extension(bytes: &[u8]) -> &'static str {
-    let known = FORMATS.iter().find(|(beginning, _)| bytes.starts_with(beginning));
-    known.map_or("jpg", |(_, extension)| extension)
+/// Returns the extension of the image in `bytes`; `jpg` for an unknown format.
+fn image_extension(bytes: &[u8]) -> &'static str {
+    for (signature, extension) in FORMATS {
+        if bytes.starts_with(signature) {
+            return extension;
+        }
+    }
+    "jpg"
 }
 
-/// Names of the classes of `column` in the metadata of Hugging Face, by number; empty if there are
-/// none.
+/// Returns the names of the classes of `column` in the metadata of Hugging Face, by number; empty
+/// if there are none.
 fn class_names(metadata: Option<&Vec<KeyValue>>, column: &str) -> Vec<String> {
     let text = metadata.into_iter().flatten().find(|entry| entry.key == "huggingface");
     let text = text.and_then(|entry| entry.value.as_deref()).unwrap_or_default();

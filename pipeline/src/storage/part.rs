@@ -23,12 +23,12 @@ pub(crate) fn lock_part(part: &Path) -> io::Result<File> {
             Err(error) if error.kind() == ErrorKind::Unsupported || error.raw_os_error() == Some(ENOLCK) => {
                 return Ok(file);
             }
-            locked => locked?,
+            result => result?,
         }
         // The previous holder of the lock may have renamed or removed the file that was opened
         // here.
         match fs::metadata(part) {
-            Ok(meta) if meta.ino() == file.metadata()?.ino() => return Ok(file),
+            Ok(metadata) if metadata.ino() == file.metadata()?.ino() => return Ok(file),
             _ => continue,
         }
     }
@@ -41,8 +41,9 @@ pub(crate) fn remove_if_abandoned(part: &Path) -> bool {
         // Between opening and locking, the file may have been renamed, and another one created
         // under its name.
         Ok(()) => {
-            let same = matches!((file.metadata(), fs::metadata(part)), (Ok(a), Ok(b)) if a.ino() == b.ino());
-            same && fs::remove_file(part).is_ok()
+            let is_same_file =
+                matches!((file.metadata(), fs::metadata(part)), (Ok(a), Ok(b)) if a.ino() == b.ino());
+            is_same_file && fs::remove_file(part).is_ok()
         }
         Err(TryLockError::WouldBlock | TryLockError::Error(_)) => false,
     }
@@ -55,6 +56,6 @@ pub(crate) fn allocate(file: &File, len_bytes: u64) -> io::Result<()> {
     }
     match rustix::fs::fallocate(file, FallocateFlags::empty(), 0, len_bytes) {
         Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => file.set_len(len_bytes),
-        allocated => Ok(allocated?),
+        result => Ok(result?),
     }
 }

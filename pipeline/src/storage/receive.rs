@@ -1,4 +1,4 @@
-//! Transfer of the bytes of a shard, unpacked and checked, into a sink.
+//! Transfer of the bytes of a shard, decompressed and checked, into a sink.
 
 use std::fs::File;
 use std::io;
@@ -21,7 +21,7 @@ use crate::url::ShardUrl;
 /// Number of times that a command is run before its failure is reported.
 const COMMAND_ATTEMPTS: u32 = 3;
 
-/// Number of compressed bytes that are unpacked at a time; they expand at most about a
+/// Number of compressed bytes that are decompressed at a time; they expand at most about a
 /// thousandfold.
 const PIECE_BYTES: usize = 16 << 10;
 
@@ -41,7 +41,7 @@ struct DecompressingSink<'a> {
 struct FileSink(File);
 
 /// Sends the tar that `source` names to `sink`. `client` is called only if a client is needed. A
-/// Parquet file from elsewhere is kept in the folder of the cache while it is turned into a tar.
+/// remote Parquet file is stored in the folder of the cache while it is converted into a tar.
 ///
 /// # Errors
 /// [`PipelineError::MissingShard`], [`PipelineError::Fetch`]; [`PipelineError::ShardMismatch`] if
@@ -52,55 +52,66 @@ pub(crate) fn receive<'c>(
     config: &StorageConfig,
     sink: &mut dyn Sink,
 ) -> Result<(), PipelineError> {
-    let retry = &config.retry;
     let folder = config.cache_folder.as_path();
-    let transfer = |sink: &mut dyn Sink| match &source.url {
-        ShardUrl::File(path) => copy_file(path, sink),
-        ShardUrl::Remote(url) => client()?.fetch(url, sink),
-        ShardUrl::Pipe(command) => run_command(command, retry, sink),
-    };
     let md5 = source.md5.as_ref().map(|_| Md5::new());
-    let (transferred, md5) = if source.url.is_parquet() {
+    let (result, md5) = if source.url.is_parquet() {
         let name = source.url.to_string();
         if let (ShardUrl::File(path), None) = (&source.url, &source.md5) {
             let file = File::open(path).map_err(|error| PipelineError::io("open", path, error))?;
             return write_tar(&name, file, &config.columns, sink)
-                .map_err(|error| failed(&source.url, Failure::Sink(error)));
+                .map_err(|error| fetch_error(&source.url, Failure::Sink(error)));
         }
-        // Its directory is at its end: a file must be there as a whole.
-        let whole =
+        // The directory of a Parquet file is at its end: it is read once the file is complete.
+        let file =
             tempfile::tempfile_in(folder).map_err(|error| PipelineError::io("write in", folder, error))?;
-        let mut whole = FileSink(whole);
-        let mut hashing = HashingSink { sink: &mut whole, md5 };
-        let transferred = transfer(&mut hashing);
+        let mut file = FileSink(file);
+        let mut hashing = HashingSink { sink: &mut file, md5 };
+        let mut result = transfer(&source.url, client, &config.retry, &mut hashing);
         let md5 = hashing.md5;
-        (
-            transferred
-                .and_then(|()| write_tar(&name, whole.0, &config.columns, sink).map_err(Failure::Sink)),
-            md5,
-        )
+        if result.is_ok() {
+            result = write_tar(&name, file.0, &config.columns, sink).map_err(Failure::Sink);
+        }
+        (result, md5)
     } else if source.url.is_gzip() {
-        let mut unpacking = DecompressingSink { sink, decoder: MultiGzDecoder::new(Vec::new()) };
-        let mut hashing = HashingSink { sink: &mut unpacking, md5 };
-        let transferred = transfer(&mut hashing);
+        let mut decompressing = DecompressingSink { sink, decoder: MultiGzDecoder::new(Vec::new()) };
+        let mut hashing = HashingSink { sink: &mut decompressing, md5 };
+        let mut result = transfer(&source.url, client, &config.retry, &mut hashing);
         let md5 = hashing.md5;
-        (transferred.and_then(|()| unpacking.finish().map_err(Failure::Sink)), md5)
+        if result.is_ok() {
+            result = decompressing.finish().map_err(Failure::Sink);
+        }
+        (result, md5)
     } else {
         let mut hashing = HashingSink { sink, md5 };
-        (transfer(&mut hashing), hashing.md5)
+        let result = transfer(&source.url, client, &config.retry, &mut hashing);
+        (result, hashing.md5)
     };
-    transferred.map_err(|failure| failed(&source.url, failure))?;
-    match (md5.map(hex), &source.md5) {
-        (Some(found), Some(says)) if !found.eq_ignore_ascii_case(says) => {
-            let reason = format!("its list gives MD5 {says}, it has {found}");
-            Err(PipelineError::ShardMismatch { shard: source.url.to_string(), reason })
-        }
-        _ => Ok(()),
+    result.map_err(|failure| fetch_error(&source.url, failure))?;
+    if let (Some(md5), Some(stated)) = (md5.map(hex), &source.md5)
+        && !md5.eq_ignore_ascii_case(stated)
+    {
+        let reason = format!("its list gives MD5 {stated}, it has {md5}");
+        return Err(PipelineError::ShardMismatch { shard: source.url.to_string(), reason });
+    }
+    Ok(())
+}
+
+/// Sends the stored bytes of the shard at `url` to `sink`.
+fn transfer<'c>(
+    url: &ShardUrl,
+    client: impl Fn() -> Result<&'c Client, Failure>,
+    retry: &RetryPolicy,
+    sink: &mut dyn Sink,
+) -> Result<(), Failure> {
+    match url {
+        ShardUrl::File(path) => copy_file(path, sink),
+        ShardUrl::Remote(url) => client()?.fetch(url, sink),
+        ShardUrl::Pipe(command) => run_command(command, retry, sink),
     }
 }
 
 /// Converts a failure to fetch `url` into an error for the user.
-pub(crate) fn failed(url: &ShardUrl, failure: Failure) -> PipelineError {
+pub(crate) fn fetch_error(url: &ShardUrl, failure: Failure) -> PipelineError {
     let url = url.to_string();
     match failure {
         Failure::NotFound => PipelineError::MissingShard { path: url.into() },
@@ -129,7 +140,7 @@ fn run_command(command: &str, retry: &RetryPolicy, sink: &mut dyn Sink) -> Resul
                 tracing::warn!("{name}: {reason}; again in {:.1} s", wait.as_secs_f64());
                 std::thread::sleep(wait);
             }
-            ended => return ended,
+            result => return result,
         }
     }
     unreachable!("the last attempt returns")
@@ -174,16 +185,16 @@ impl Sink for FileSink {
 }
 
 impl DecompressingSink<'_> {
-    /// Checks the end of the stream, which holds a checksum of its own.
+    /// Checks the end of the compressed stream, which contains a checksum.
     fn finish(&mut self) -> io::Result<()> {
         self.decoder.try_finish()?;
-        self.forward_unpacked()
+        self.forward_decompressed()
     }
 
-    fn forward_unpacked(&mut self) -> io::Result<()> {
-        let unpacked = self.decoder.get_mut();
-        self.sink.write_all(unpacked)?;
-        unpacked.clear();
+    fn forward_decompressed(&mut self) -> io::Result<()> {
+        let decompressed = self.decoder.get_mut();
+        self.sink.write_all(decompressed)?;
+        decompressed.clear();
         Ok(())
     }
 }
@@ -192,7 +203,7 @@ impl Write for DecompressingSink<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         for piece in bytes.chunks(PIECE_BYTES) {
             self.decoder.write_all(piece)?;
-            self.forward_unpacked()?;
+            self.forward_decompressed()?;
         }
         Ok(bytes.len())
     }
@@ -203,8 +214,8 @@ impl Write for DecompressingSink<'_> {
 }
 
 impl Sink for DecompressingSink<'_> {
-    /// Restarts the decoder; the unpacked length is not known.
-    fn restart(&mut self, _packed_bytes: Option<u64>) -> io::Result<()> {
+    /// Restarts the decoder; the decompressed length is not known.
+    fn restart(&mut self, _compressed_bytes: Option<u64>) -> io::Result<()> {
         self.decoder = MultiGzDecoder::new(Vec::new());
         self.sink.restart(None)
     }

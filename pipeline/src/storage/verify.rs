@@ -9,9 +9,9 @@ use crate::shard::sidecar;
 use crate::source::Source;
 use crate::{PipelineError, hash};
 
-/// Checks the members of `index`, at `index_path`, against the headers of the tar `file`, which is
-/// `source` and open as `shard`, and its bytes against the checksums that the index and its list
-/// state.
+/// Checks the members of `index`, the file at `index_path`, against the headers of the tar `file`,
+/// and its bytes against the checksums that the index and the list state. `file` and `shard` are
+/// `source`, opened.
 ///
 /// # Errors
 /// [`PipelineError::BadIndex`] when the members differ, [`PipelineError::ShardMismatch`] when the
@@ -28,19 +28,19 @@ pub(super) fn verify(
         let reason = "it does not describe what the tar holds".into();
         return Err(PipelineError::BadIndex { path: index_path.to_path_buf(), reason });
     }
-    let other = |reason| PipelineError::ShardMismatch { shard: shard.name(), reason };
     // The MD5 is that of the stored bytes, which are kept only if they are a tar.
-    let md5 = source.md5.as_ref().filter(|_| source.url.is_plain_tar());
-    let (xxh3, found) =
-        hash::of_file(file, md5.is_some()).map_err(|e| PipelineError::io("read", &name, e))?;
-    match (md5, found) {
-        (Some(says), Some(found)) if !found.eq_ignore_ascii_case(says) => {
-            return Err(other(format!("its list gives MD5 {says}, it has {found}")));
-        }
-        _ => {}
+    let stated_md5 = source.md5.as_ref().filter(|_| source.url.is_plain_tar());
+    let (xxh3, md5) = hash::hash_file(file, stated_md5.is_some())
+        .map_err(|error| PipelineError::io("read", &name, error))?;
+    if let (Some(stated), Some(md5)) = (stated_md5, md5)
+        && !md5.eq_ignore_ascii_case(stated)
+    {
+        let reason = format!("its list gives MD5 {stated}, it has {md5}");
+        return Err(PipelineError::ShardMismatch { shard: shard.name(), reason });
     }
     if index.checksum.is_some_and(|checksum| checksum != xxh3) {
-        return Err(other("its checksum differs".into()));
+        let reason = "its checksum differs".into();
+        return Err(PipelineError::ShardMismatch { shard: shard.name(), reason });
     }
     Ok(())
 }

@@ -28,7 +28,7 @@ struct Index {
     #[serde(default)]
     shardlist: Vec<WidsShard>,
     #[serde(default)]
-    datasets: Vec<Part>,
+    datasets: Vec<WidsDataset>,
 }
 
 #[derive(Deserialize)]
@@ -39,7 +39,7 @@ struct WidsShard {
 }
 
 #[derive(Deserialize)]
-struct Part {
+struct WidsDataset {
     source_url: Option<String>,
     #[serde(default)]
     shardlist: Vec<WidsShard>,
@@ -54,51 +54,68 @@ pub(crate) fn shards(
     list: &ShardUrl,
     read: &impl Fn(&ShardUrl) -> Result<Vec<u8>, PipelineError>,
 ) -> Result<Vec<Source>, PipelineError> {
-    let mut found = Vec::new();
-    collect(list, read, 0, &mut found)?;
-    Ok(found)
+    let mut sources = Vec::new();
+    collect(list, read, 0, &mut sources)?;
+    Ok(sources)
 }
 
+/// Appends the shards that the list at `list` names to `sources`.
 fn collect(
     list: &ShardUrl,
     read: &impl Fn(&ShardUrl) -> Result<Vec<u8>, PipelineError>,
     depth: usize,
-    found: &mut Vec<Source>,
+    sources: &mut Vec<Source>,
 ) -> Result<(), PipelineError> {
-    let bad = |reason: String| PipelineError::InvalidShardList { spec: list.to_string(), reason };
-    if depth > MAX_DEPTH || found.len() > MAX_SHARDS {
-        return Err(bad("its lists name one another in a circle, or too many shards".into()));
+    if depth > MAX_DEPTH || sources.len() > MAX_SHARDS {
+        let reason = "its lists name one another in a circle, or too many shards".into();
+        return Err(invalid_list(list, reason));
     }
-    let mut index: Index = serde_json::from_slice(&read(list)?).map_err(|error| bad(error.to_string()))?;
+    let index: Index =
+        serde_json::from_slice(&read(list)?).map_err(|error| invalid_list(list, error.to_string()))?;
     if index.kind != "wids-shard-index-v1" {
-        return Err(bad(format!("its __kind__ is {:?}, not \"wids-shard-index-v1\"", index.kind)));
+        let reason = format!("its __kind__ is {:?}, not \"wids-shard-index-v1\"", index.kind);
+        return Err(invalid_list(list, reason));
     }
-    index.base = index.base.filter(|base| !base.is_empty());
-    let base = match &index.base {
-        // A base is a folder, with or without a trailing slash.
-        Some(base) => list.join(&format!("{}/", base.trim_end_matches('/'))).map_err(bad)?,
-        None => list.clone(),
-    };
-    let named = |url: &str| match (&index.base, &base) {
-        (Some(_), ShardUrl::File(folder)) => ShardUrl::File(folder.join("list")).join(url).map_err(bad),
-        _ => base.join(url).map_err(bad),
-    };
-    let parts = index.datasets.iter();
-    let lists = std::iter::once((&index.shardlist, None))
-        .chain(parts.map(|part| (&part.shardlist, part.source_url.as_deref())));
-    for (entries, source_url) in lists {
-        for entry in entries {
-            found.push(Source {
-                url: named(&entry.url)?,
-                len_bytes: entry.filesize,
-                md5: entry.md5sum.clone().filter(|sum| !sum.is_empty()),
-            });
+    let base = match index.base.as_deref() {
+        None | Some("") => list.clone(),
+        Some(base) => {
+            // A base is a folder, with or without a trailing slash.
+            let folder = format!("{}/", base.trim_end_matches('/'));
+            match list.join(&folder).map_err(|reason| invalid_list(list, reason))? {
+                // URLs are relative to the folder of a file.
+                ShardUrl::File(folder) => ShardUrl::File(folder.join("list")),
+                url => url,
+            }
         }
-        if let Some(source_url) = source_url {
-            collect(&named(source_url)?, read, depth + 1, found)?;
+    };
+    push_shards(&index.shardlist, list, &base, sources)?;
+    for dataset in &index.datasets {
+        push_shards(&dataset.shardlist, list, &base, sources)?;
+        if let Some(source_url) = &dataset.source_url {
+            let nested = base.join(source_url).map_err(|reason| invalid_list(list, reason))?;
+            collect(&nested, read, depth + 1, sources)?;
         }
     }
     Ok(())
+}
+
+/// Appends `entries` of the list at `list` to `sources`. Their URLs are relative to `base`.
+fn push_shards(
+    entries: &[WidsShard],
+    list: &ShardUrl,
+    base: &ShardUrl,
+    sources: &mut Vec<Source>,
+) -> Result<(), PipelineError> {
+    for entry in entries {
+        let url = base.join(&entry.url).map_err(|reason| invalid_list(list, reason))?;
+        let md5 = entry.md5sum.clone().filter(|sum| !sum.is_empty());
+        sources.push(Source { url, len_bytes: entry.filesize, md5 });
+    }
+    Ok(())
+}
+
+fn invalid_list(list: &ShardUrl, reason: String) -> PipelineError {
+    PipelineError::InvalidShardList { spec: list.to_string(), reason }
 }
 
 #[cfg(test)]
@@ -109,31 +126,31 @@ mod tests {
     const HEAD: &str = r#""__kind__":"wids-shard-index-v1","wids_version":1"#;
 
     /// Returns the shards of `list`; `lists` holds the name and the text of each list.
-    fn shards_of(list: &str, lists: &[(&str, &str)]) -> Result<Vec<String>, PipelineError> {
-        let found = shards(&ShardUrl::parse(list).expect("a URL"), &|url: &ShardUrl| {
+    fn shard_names(list: &str, lists: &[(&str, &str)]) -> Result<Vec<String>, PipelineError> {
+        let sources = shards(&ShardUrl::parse(list).expect("a URL"), &|url: &ShardUrl| {
             let text = lists.iter().find(|(name, _)| *name == url.to_string());
             let (_, rest) = text.ok_or(PipelineError::MissingShard { path: url.to_string().into() })?;
             Ok(format!("{{{HEAD},{rest}}}").into_bytes())
         })?;
-        Ok(found.into_iter().map(|source| source.url.to_string()).collect())
+        Ok(sources.into_iter().map(|source| source.url.to_string()).collect())
     }
 
     #[test]
-    fn lists_nest_and_stand_where_they_stand() {
+    fn nested_lists_resolve_relative_urls() {
         let lists = [
             ("d/outer.json", r#""shardlist":[{"url":"a.tar"}],"datasets":[{"source_url":"inner.json"}]"#),
             ("d/inner.json", r#""base":"e","shardlist":[{"url":"b.tar","nsamples":1,"filesize":20}]"#),
             ("https://h/d/x.json", r#""shardlist":[{"url":"a.tar"},{"url":"s3://bucket/b.tar"}]"#),
             ("https://h/d/y.json", r#""base":"https://i/f","shardlist":[{"url":"a.tar"}]"#),
         ];
-        assert_eq!(shards_of("d/outer.json", &lists).expect("a list"), ["d/a.tar", "d/e/b.tar"]);
-        let remote = shards_of("https://h/d/x.json", &lists).expect("a list");
+        assert_eq!(shard_names("d/outer.json", &lists).expect("a list"), ["d/a.tar", "d/e/b.tar"]);
+        let remote = shard_names("https://h/d/x.json", &lists).expect("a list");
         assert_eq!(remote, ["https://h/d/a.tar", "s3://bucket/b.tar"]);
-        assert_eq!(shards_of("https://h/d/y.json", &lists).expect("a list"), ["https://i/f/a.tar"]);
+        assert_eq!(shard_names("https://h/d/y.json", &lists).expect("a list"), ["https://i/f/a.tar"]);
     }
 
     #[test]
-    fn circles_commands_and_files_of_this_machine_are_refused() {
+    fn cycles_commands_and_local_files_are_refused() {
         let lists = [
             ("circle.json", r#""datasets":[{"source_url":"circle.json"}]"#),
             ("command.json", r#""shardlist":[{"url":"pipe:rm x"}]"#),
@@ -146,14 +163,14 @@ mod tests {
             ("https://h/x.json", "cannot name file:"),
             ("https://h/y.json", "cannot name file:"),
         ] {
-            let error = shards_of(list, &lists).expect_err(list).to_string();
+            let error = shard_names(list, &lists).expect_err(list).to_string();
             assert!(error.contains(reason), "{error}");
         }
     }
 
     proptest! {
         #[test]
-        fn any_bytes_are_answered_without_a_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+        fn no_bytes_cause_a_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
             let list = ShardUrl::parse("x.json").expect("a path");
             let _ = shards(&list, &|_: &ShardUrl| Ok(bytes.clone()));
         }

@@ -1,6 +1,6 @@
 //! Attention of the class token in the last block, head by head (Caron et al. 2021, figure 1).
 
-use eval::{ImageSet, attention_of};
+use eval::{ImageSet, class_attention};
 use networks::Network;
 
 use super::sheet::{Sheet, caption};
@@ -17,7 +17,7 @@ pub(super) fn sheet(network: &Network, images: &ImageSet) -> Result<Sheet, Repor
     let mut sheet = Sheet::default();
     for image in 0..images.len() {
         let (Some(view), Some(planes)) = (images.image(image)?, images.picture(image)?) else { continue };
-        let Some(attention) = attention_of(network, &[&view], size_px) else { return Ok(sheet) };
+        let Some(attention) = class_attention(network, &[&view], size_px) else { return Ok(sheet) };
         let n_shown = attention.heads.len().min(MAX_HEADS);
         let n = attention.grid[0] * attention.grid[1];
         let mean: Vec<f32> = (0..n)

@@ -15,7 +15,7 @@ const N_NEIGHBORS: usize = 8;
 /// Where classes are known, a neighbor's mark says whether it has the same class.
 pub(super) fn sheet(images: &ImageSet, table: Arc<Table>, n_rows: usize) -> Result<Sheet, ReportError> {
     let size_px = images.transform.size_px as usize;
-    let all = FeatureSet::of(table, |_| Some(0));
+    let all = FeatureSet::from_table(table, |_| Some(0));
     let n_rows = n_rows.min(all.len());
     let queries = all.select((0..n_rows).map(|i| i * all.len() / n_rows));
     // The nearest neighbor of each query is the query itself.

@@ -15,8 +15,7 @@ pub(super) fn sheet(images: &ImageSet, multicrop: &MultiCrop, seed: u64) -> Resu
     let format = images.format();
     let mut sheet = Sheet { headings: vec!["image".into(), "views".into()], rows: Vec::new() };
     for image in 0..images.len() {
-        let (Some(planes), Some(views)) =
-            (images.picture(image)?, images.views(image, multicrop, [seed, 0])?)
+        let (Some(planes), Some(views)) = (images.picture(image)?, images.views(image, multicrop, seed, 0)?)
         else {
             continue;
         };

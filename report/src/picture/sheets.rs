@@ -239,7 +239,7 @@ const MARKED_TILE_PX: u32 = 112;
 impl MarkedTile {
     fn new(path: &Path, image: &Rgb8, caption: &str, is_marked: bool) -> Result<Self, ReportError> {
         let failed = |reason: String| ReportError::Picture { path: path.to_path_buf(), reason };
-        let square = Transform::resizing(MARKED_TILE_PX, MARKED_TILE_PX).map_err(failed)?;
+        let square = Transform::with_resize(MARKED_TILE_PX, MARKED_TILE_PX).map_err(failed)?;
         let planes = square.apply(image).map_err(|error| failed(error.to_string()))?;
         Ok(Self { planes, caption: [caption.to_string()], is_marked })
     }
@@ -267,7 +267,7 @@ fn marked_sheet(path: &Path, rows: &[&[MarkedTile]], legend: &str) -> Result<(),
 pub fn image_groups(path: &Path, rows: &[Vec<(String, Rgb8)>], legend: &str) -> Result<(), ReportError> {
     const TILE_PX: u32 = 128;
     let failed = |reason: String| ReportError::Picture { path: path.to_path_buf(), reason };
-    let square = Transform::resizing(TILE_PX, TILE_PX).map_err(failed)?;
+    let square = Transform::with_resize(TILE_PX, TILE_PX).map_err(failed)?;
     let mut made: Vec<Vec<(Vec<u8>, [String; 1])>> = Vec::with_capacity(rows.len());
     for row in rows {
         let row: Result<Vec<_>, AugmentError> =

@@ -87,7 +87,7 @@ def chacha8(words: list[int], n: int) -> np.ndarray:
 
 
 def directions(seed: int, step: int, m: int, d: int) -> torch.Tensor:
-    """Normal numbers behind trainer::method::loss::sigreg::directions, before their length is made one: `[D, M]`."""
+    """Normal numbers behind trainer::method::loss::sigreg::draw_directions, before their length is made one: `[D, M]`."""
     out = np.zeros((m, d))
     for number in range(m):
         u = (chacha8([seed, step, number, 0x7369677265670000], 2 * d) >> np.uint32(8)).astype(np.float64) / 2**24

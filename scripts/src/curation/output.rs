@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, bail};
 use eval::features::file::ImageName;
 use pipeline::Storage;
-use pipeline::file::WholeFile;
+use pipeline::file::AtomicFile;
 use pipeline::secrets::redact_list;
 use serde_json::{Map, Value, json};
 
@@ -274,12 +274,12 @@ pub(crate) fn six_digits(value: f32) -> Value {
 /// A file of lines, which gets its name when it is complete.
 struct Lines {
     path: PathBuf,
-    file: WholeFile,
+    file: AtomicFile,
 }
 
 impl Lines {
     fn create(path: PathBuf) -> anyhow::Result<Self> {
-        let file = WholeFile::create(&path).with_context(|| format!("cannot write {}", path.display()))?;
+        let file = AtomicFile::create(&path).with_context(|| format!("cannot write {}", path.display()))?;
         Ok(Self { path, file })
     }
 

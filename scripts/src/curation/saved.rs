@@ -8,7 +8,7 @@ use anyhow::{Context, bail};
 use curate::clusters::{Centers, Hierarchy, Tree};
 use curate::{FeatureRows, Metric};
 use kernels::rows::Rows;
-use networks::safetensors::file_of;
+use networks::safetensors::encode_file;
 use safetensors::SafeTensors;
 use safetensors::tensor::{Dtype, TensorView};
 use serde_json::{Value, json};
@@ -40,7 +40,7 @@ fn sealed(tensors: Vec<(String, TensorView<'_>)>, name: &str, text: String) -> s
     let checksum = checksum(tensors.iter().map(|(name, view)| (name.as_str(), view)), name, &text);
     let about = HashMap::from([(name.to_string(), text), (CHECKSUM.to_string(), checksum)]);
     // The same clusters give the same bytes, in whatever order the metadata are listed.
-    file_of(tensors, about)
+    encode_file(tensors, about)
 }
 
 /// Returns whether the checksum in `file` is that of what it holds, where `text` stands as `name`

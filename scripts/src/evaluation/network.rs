@@ -65,7 +65,7 @@ impl NetworkFlags {
             bail!(eval::EvalError::ImageSize { image_px: size_px as usize, stride_px });
         }
         let transform = match (self.resize_px, self.image_px) {
-            (Some(resize_px), _) => Transform::resizing(resize_px, size_px).map_err(anyhow::Error::msg)?,
+            (Some(resize_px), _) => Transform::with_resize(resize_px, size_px).map_err(anyhow::Error::msg)?,
             (None, None) => Transform { resize_px: usual.resize_px.max(size_px), size_px },
             (None, Some(_)) => Transform::new(size_px),
         };
@@ -103,7 +103,7 @@ impl OpenNetwork {
     /// DINO's views of `size_px`, without the operations that the network's images do not have.
     fn usual_views(&self, size_px: u32) -> MultiCrop {
         let views = MultiCrop::dino(size_px, size_px, 0);
-        if self.rules.format.is_rgb8() { views } else { views.of_channels(0.0, 0.0) }
+        if self.rules.format.is_rgb8() { views } else { views.into_multichannel(0.0, 0.0) }
     }
 
     /// Warnings about settings that do not fit the weights, a sentence each.

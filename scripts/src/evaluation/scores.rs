@@ -41,7 +41,7 @@ pub(crate) fn print_table(table: &Table) {
             .collect();
         out!("{:<WIDTH$} {:>8.2} {interval:<15}{others}", scored.metric, scored.outcome.value());
     }
-    for of in &first.of_protocols {
+    for of in &first.by_protocol {
         out!("{}: {}; {}", of.protocol.name(), of.protocol.in_words(&of.numbers), of.transform);
     }
 }

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use anyhow::{Context, bail};
 use augment::bands;
-use augment::decode::decode_whole;
+use augment::decode::decode_native;
 use augment::facts::facts;
 use augment::{AugmentError, DecodeRules};
 use image::{DynamicImage, ImageFormat};
@@ -26,7 +26,7 @@ pub(super) fn files_of(sample: &Sample) -> anyhow::Result<Vec<(String, Vec<u8>)>
         .collect::<anyhow::Result<_>>()?;
     if files.len() > 1 {
         let all: Vec<&[u8]> = files.iter().map(|(_, bytes)| bytes.as_slice()).collect();
-        bands::found(&all, &DecodeRules::default())?;
+        bands::sample_header(&all, &DecodeRules::default())?;
     }
     Ok(files)
 }
@@ -53,7 +53,7 @@ fn image_of(path: &Path) -> anyhow::Result<(String, Vec<u8>)> {
     let has_map = bands::map_data(&bytes).is_ok_and(|map| map.is_some());
     // A PNG would lose which way up the image is.
     let is_turned = facts(&bytes).is_ok_and(|facts| facts.turned);
-    if bands::format_of(&bytes).is_some() && (has_map || is_turned || bands::is_more_than_a_picture(&bytes)) {
+    if bands::format_of(&bytes).is_some() && (has_map || is_turned || bands::exceeds_rgb8(&bytes)) {
         return Ok((extension, bytes));
     }
     let image = match extension.as_str() {
@@ -62,7 +62,7 @@ fn image_of(path: &Path) -> anyhow::Result<(String, Vec<u8>)> {
             let image = image::load_from_memory_with_format(&bytes, ImageFormat::Tga);
             image.map_err(|error| AugmentError::Decode(error.to_string()))
         }
-        _ => decode_whole(&bytes),
+        _ => decode_native(&bytes),
     };
     let image = image.with_context(|| format!("cannot decode {}", path.display()))?;
     let image = match image {

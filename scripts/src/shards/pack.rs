@@ -15,7 +15,7 @@ use augment::bands::{self, MapData};
 use augment::facts::facts;
 use indicatif::ProgressBar;
 use pipeline::shard::NO_CLASS;
-use pipeline::shard::write::{ShardFile, ShardLimits, sample_bytes, shards_of};
+use pipeline::shard::write::{ShardFile, ShardLimits, plan_shards, sample_bytes};
 use pipeline::{PipelineError, Shard, file};
 use rayon::prelude::*;
 use serde_json::{Map, Value, json};
@@ -156,7 +156,7 @@ fn contents(
         .par_iter()
         .map(|(key, sample)| size_bytes(key, sample, &classes, job.limits))
         .collect::<anyhow::Result<_>>()?;
-    let shards = shards_of(&sizes_bytes, job.limits);
+    let shards = plan_shards(&sizes_bytes, job.limits);
     Ok(Contents { samples, sizes_bytes, classes, shards, skipped })
 }
 

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use indicatif::ProgressBar;
-use pipeline::shard::image::{by_name, is_band};
+use pipeline::shard::image::{compare_names, is_band};
 use pipeline::shard::write::ShardFile;
 use pipeline::url::ShardUrl;
 use pipeline::{Shard, Source, Storage, file};
@@ -102,7 +102,7 @@ impl Item<'_> {
             None => {
                 let bands = self.members.iter().filter(|(extension, _)| is_band(extension));
                 let mut bands: Vec<&(String, Vec<u8>)> = bands.collect();
-                bands.sort_by(|(a, _), (b, _)| by_name(a, b));
+                bands.sort_by(|(a, _), (b, _)| compare_names(a, b));
                 bands.into_iter().map(|(_, bytes)| bytes.as_slice()).collect()
             }
         }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context, bail};
-use eval::features::file::{FeatureFile, Format, files_of, read, write};
+use eval::features::file::{FeatureFile, Format, export_files, read, write};
 use eval::{Columns, FeatureKind, ImageFile, ImageSet, Source, Table, features};
 use pipeline::Storage;
 use serde_json::{Value, json};
@@ -87,7 +87,7 @@ impl Args {
 }
 
 pub(crate) fn run(args: &Args, storage: &Storage, folder: &Path) -> anyhow::Result<ExitCode> {
-    let format = Format::of(&args.out).map_err(anyhow::Error::msg)?;
+    let format = Format::from_path(&args.out).map_err(anyhow::Error::msg)?;
     let launch = compute::launch()?;
     let work = args.parts.work_alone(&launch)?;
     // Ranks that a launcher has started are parts, too.
@@ -96,7 +96,7 @@ pub(crate) fn run(args: &Args, storage: &Storage, folder: &Path) -> anyhow::Resu
         Work::Whole | Work::Join(_) => (launch.rank, launch.world_size),
     };
     let out = part_path(&args.out, rank, n_parts);
-    let there = files_of(&out, format).into_iter().find(|path| path.exists() && !args.overwrite);
+    let there = export_files(&out, format).into_iter().find(|path| path.exists() && !args.overwrite);
     let is_part = matches!(work, Work::Part(_));
     if let Some(there) = there.as_ref().filter(|_| !is_part) {
         bail!("{} exists; --overwrite replaces it", there.display());

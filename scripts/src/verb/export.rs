@@ -211,7 +211,7 @@ fn scored(args: &Args, backbone: &Backbone, storage: &Storage) -> anyhow::Result
     };
     let device = Opened::cpu().device;
     let protocols = [Protocol::named("knn").map_err(anyhow::Error::msg)?];
-    let split = Split::of(&protocols, images(&args.train)?, images(&args.test)?)?;
+    let split = Split::for_protocols(&protocols, images(&args.train)?, images(&args.test)?)?;
     let mut precisions = vec![Precision::F32];
     precisions.extend(Some(args.precision).filter(|precision| *precision != Precision::F32));
     let mut scores = Vec::new();

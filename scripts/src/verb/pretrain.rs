@@ -172,10 +172,10 @@ fn probes(args: &Args, plan: &Plan, rank: usize, storage: &Storage) -> anyhow::R
     let protocols =
         args.probe_protocols.iter().map(|name| Protocol::named(name)).collect::<Result<Vec<_>, _>>();
     let protocols = protocols.map_err(anyhow::Error::msg)?;
-    let split = Split::of(&protocols, images(&args.probe_train)?, images(&args.probe_test)?)?;
+    let split = Split::for_protocols(&protocols, images(&args.probe_train)?, images(&args.probe_test)?)?;
     // Once for a run: images of equal length are compared byte for byte.
     if rank == 0 && !args.workdir.join("plan.toml").exists() {
-        for warning in Check::of(&split.train, &split.test)?.warnings() {
+        for warning in Check::new(&split.train, &split.test)?.warnings() {
             say(format!("warning: probe: {warning}"));
         }
     }

@@ -57,8 +57,8 @@ pub fn backbone(
 ) -> Result<BackboneCosts, EngineError> {
     let before = memory.bytes();
     let bench = BackboneBench::new(plan, device);
-    let one = Workers::on(device, 1);
-    let workers = Workers::on(device, plan.step_config().n_workers);
+    let one = Workers::for_device(device, 1);
+    let workers = Workers::for_device(device, plan.step_config().n_workers);
     let variants: [&dyn Fn() -> Gradients; 4] =
         [&|| bench.whole_graph(&one), &|| bench.units(&one, true), &|| bench.units(&one, false), &|| {
             bench.units(&workers, true)

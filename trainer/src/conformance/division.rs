@@ -16,7 +16,7 @@ use super::{pair, plans};
 use crate::Plan;
 use crate::bench::compare::difference;
 use crate::checkpoint::{Checkpoint, resume};
-use crate::method::network::Moves;
+use crate::method::network::UpdateRule;
 use crate::optim::state::UnitShard;
 use crate::recipe::plan::RankResources;
 use crate::step::Trainer;
@@ -30,7 +30,7 @@ const LOSS_TOLERANCE: f64 = 2e-5;
 /// Returns the units of `plan`'s trained backbone, divided as far as `max_numel`.
 fn parts(plan: &Plan, max_numel: usize) -> Vec<Box<dyn Unit>> {
     let networks = plan.method().unwrap().networks();
-    let trained = networks.iter().find(|network| network.moves == Moves::ByGradient).unwrap();
+    let trained = networks.iter().find(|network| network.update_rule == UpdateRule::Gradient).unwrap();
     let units = trained.units_to(Readout::All, &plan.recipe.model);
     divided(units, Some(max_numel)).into_iter().map(|part| part.unit).collect()
 }

@@ -20,7 +20,7 @@ use super::{batch, pair, plans};
 use crate::bench::compare::difference;
 use crate::bench::shard::rank_share;
 use crate::checkpoint::{Saver, resume};
-use crate::method::network::{Backbone, Moves};
+use crate::method::network::{Backbone, UpdateRule};
 use crate::method::{CustomViews, ViewsConfig};
 use crate::optim::state::UnitShard;
 use crate::recipe::plan::RankResources;
@@ -201,7 +201,7 @@ fn views_of_several_sizes_give_the_same_bits_on_any_ranks() {
             let recipe = Recipe { views: ViewsConfig::Custom(views), ..plan.recipe.clone() };
             crate::resolve(recipe, 100).unwrap()
         });
-        let sizes = |step| plan.view_mix().of_batch(plan.recipe.seed, step).groups();
+        let sizes = |step| plan.view_mix().multicrop(plan.recipe.seed, step).groups();
         assert!((1..4).any(|step| sizes(step) != sizes(0)), "all batches have the same sizes");
         let one = train(&plan, 1, 4);
         assert!(train(&plan, 2, 4) == one, "2 ranks: {}", pair(&plan));
@@ -332,7 +332,7 @@ fn runs_start_from_given_weights() {
             let before = trainer.state.networks.clone();
             trainer.start_from(&given, false).unwrap();
             for ((spec, before), network) in specs.iter().zip(&before).zip(&trainer.state.networks) {
-                let starts = spec.backbone == Backbone::OfRecipe && spec.moves != Moves::Frozen;
+                let starts = spec.backbone == Backbone::Recipe && spec.update_rule != UpdateRule::Frozen;
                 for (number, (old, shard)) in before.shards.iter().zip(&network.shards).enumerate() {
                     let mut expected = to_host(old.weights.values().clone());
                     let values = to_host(shard.weights.values().clone());

@@ -81,7 +81,7 @@ pub(crate) fn plans(overrides: &[&str]) -> Vec<Plan> {
             let mut data = base.data.clone();
             let channels = model.n_channels();
             if channels != data.channels {
-                views = views.of_channels(0.3, 0.1);
+                views = views.into_multichannel(0.3, 0.1);
                 data.normalization = Normalization::half(channels);
                 data.channels = channels;
             }
@@ -116,7 +116,8 @@ pub(crate) fn pair(plan: &Plan) -> String {
 /// differ, which a batch normalization would make much of, and of their rounding as well.
 fn batch(plan: &Plan, step: u64) -> Batch {
     let mix = plan.view_mix();
-    let mut batch = noise_batch(mix.of_batch(plan.recipe.seed, step), plan.recipe.data.format(), BATCH, step);
+    let mut batch =
+        noise_batch(mix.multicrop(plan.recipe.seed, step), plan.recipe.data.format(), BATCH, step);
     for (i, sample) in batch.samples.iter_mut().enumerate() {
         for byte in sample.groups.iter_mut().flatten() {
             *byte = (usize::from(*byte) * (i + 2) / (BATCH + 1)) as u8;

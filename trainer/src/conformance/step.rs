@@ -19,7 +19,7 @@ use ranks::peers::Peers;
 
 use super::{BATCH, batch, pair, plans};
 use crate::bench::compare::difference;
-use crate::method::network::{Moves, NetworkSpec};
+use crate::method::network::{NetworkSpec, UpdateRule};
 use crate::method::{BatchOutputs, Method};
 use crate::optim::state::UnitShard;
 use crate::step::{NetworkState, Trainer};
@@ -70,14 +70,14 @@ impl Whole<'_> {
     /// Specification of the trained network.
     fn trained(&self) -> NetworkSpec {
         let mut networks = self.method.networks().into_iter();
-        networks.find(|spec| spec.moves == Moves::ByGradient).unwrap()
+        networks.find(|spec| spec.update_rule == UpdateRule::Gradient).unwrap()
     }
 
     /// Computes features and heads of the views that `spec` sees with the parameters `leaves`, a
     /// tensor for the whole batch each.
     fn outputs(&self, spec: &NetworkSpec, input: Vec<Features>, leaves: &[Leaves<'_>]) -> Outputs {
-        let is_frozen = spec.moves == Moves::Frozen;
-        let sets = self.method.stat_sets().of(&spec.sizes());
+        let is_frozen = spec.update_rule == UpdateRule::Frozen;
+        let sets = self.method.stat_sets().select(&spec.sizes());
         let views = self.method.views().groups();
         let drawing = UnitSampler {
             seed: self.plan.recipe.seed,
@@ -89,8 +89,8 @@ impl Whole<'_> {
         let backbone = spec.units_to(Readout::All, &self.plan.recipe.model);
         for (number, (unit, leaves)) in backbone.iter().zip(leaves).enumerate() {
             let positions = self.images().into_iter().map(|image| image as u64);
-            let drawn = match spec.moves {
-                Moves::ByGradient => drawing.of_unit(number, unit.as_ref()).at(positions),
+            let drawn = match spec.update_rule {
+                UpdateRule::Gradient => drawing.for_unit(number, unit.as_ref()).at(positions),
                 _ => Draws::default(),
             };
             groups = through(unit.as_ref(), groups, leaves, &drawn, &sets, is_frozen);
@@ -100,14 +100,14 @@ impl Whole<'_> {
         for head in &spec.heads {
             let read = head.reads.head().map_or(&groups, |name| &heads[name]);
             let mut given: Vec<Features> = read.iter().map(|group| head.reads.select(group)).collect();
-            let sets = self.method.head_stat_sets().of(&spec.sizes());
+            let sets = self.method.head_stat_sets().select(&spec.sizes());
             for (unit, leaves) in head.units.iter().zip(leaves.by_ref()) {
                 given = through(unit.as_ref(), given, leaves, &Draws::default(), &sets, is_frozen);
             }
             heads.insert(head.name, given);
         }
         let by_view = |groups: Vec<Features>| -> Vec<HeadOutput> {
-            groups.iter().map(|group| HeadOutput::of_parts(std::slice::from_ref(group), BATCH)).collect()
+            groups.iter().map(|group| HeadOutput::from_parts(std::slice::from_ref(group), BATCH)).collect()
         };
         let heads = heads.into_iter().map(|(name, groups)| (name, by_view(groups))).collect();
         Outputs { heads: HeadOutputs::new(BATCH, &groups, heads), features: groups }
@@ -188,7 +188,7 @@ impl Whole<'_> {
         };
         let specs = self.method.networks();
         let others: Vec<_> =
-            specs.iter().filter(|spec| spec.moves != Moves::ByGradient).map(others).collect();
+            specs.iter().filter(|spec| spec.update_rule != UpdateRule::Gradient).map(others).collect();
         let spec = self.trained();
         let trained = |track| {
             let backbone = spec.units_to(Readout::All, &self.plan.recipe.model);
@@ -210,7 +210,10 @@ impl Whole<'_> {
         let outputs = BatchOutputs { trained: &plain, others: &others, columns: None, score: &score };
         let peers = Peers::new(&comm, self.plan.n_micro_batches());
         let prepared = self.method.prepare(&outputs, scheduled_values.step, peers).unwrap();
-        let losses = tracked.iter().enumerate().map(|(number, outputs)| prepared.of(number, outputs).loss);
+        let losses = tracked
+            .iter()
+            .enumerate()
+            .map(|(number, outputs)| prepared.micro_batch_loss(number, outputs).loss);
         let loss = losses.reduce(|a, b| a + b).unwrap() / self.plan.n_micro_batches() as f64;
         let value = f64::from(loss.clone().inner().into_scalar::<f32>());
         let mut grads = loss.backward();

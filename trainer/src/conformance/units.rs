@@ -19,7 +19,7 @@ use ranks::topology::Topology;
 
 use super::{BATCH, batch, pair, plans};
 use crate::Plan;
-use crate::method::network::Moves;
+use crate::method::network::UpdateRule;
 use crate::optim::state::UnitShard;
 use crate::step::whole::BackbonePass;
 
@@ -120,7 +120,7 @@ pub(super) fn chains(plan: &Plan) -> Vec<Chain> {
     let method = plan.method().unwrap();
     // Followers have the same units as the networks that they follow.
     let mut networks = method.networks().into_iter();
-    let trained = networks.find(|network| network.moves == Moves::ByGradient).unwrap();
+    let trained = networks.find(|network| network.update_rule == UpdateRule::Gradient).unwrap();
     let mut inputs = Vec::new();
     for (size, group) in plan.multicrop().groups().iter().enumerate() {
         let views: Vec<&[u8]> = batch.samples.iter().map(|sample| sample.groups[size].as_slice()).collect();
@@ -264,7 +264,7 @@ fn costs_are_what_is_counted() {
                     width,
                     n_masked: 0,
                     is_map: false,
-                    beside: None,
+                    intermediates: None,
                 };
                 assert_eq!(shape.n_tokens().max(1), tokens);
                 shape

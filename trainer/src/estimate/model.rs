@@ -17,7 +17,7 @@ use ranks::wire::Wire;
 use super::head_rows::{HeadRows, OutputPart, masked_share};
 use super::parameters::{gradients_at_once, product_limits};
 use crate::error::TrainError;
-use crate::method::network::{Moves, NetworkSpec};
+use crate::method::network::{NetworkSpec, UpdateRule};
 use crate::method::{Collective, Method};
 use crate::recipe::plan::Plan;
 
@@ -287,7 +287,7 @@ fn of_views(
                 let n_views = views[size].n_views;
                 let rule = rule.filter(|rule| rule.size == size);
                 let n_masked = rule.map_or(0, |rule| rule.count(n_views, grid).mean.round() as usize);
-                let drops = spec.moves == Moves::ByGradient;
+                let drops = spec.update_rule == UpdateRule::Gradient;
                 GroupShape {
                     n_views,
                     n_prefix: 0,
@@ -296,13 +296,13 @@ fn of_views(
                     n_masked,
                     drops,
                     is_map: false,
-                    beside: None,
+                    intermediates: None,
                 }
             })
             .collect();
         let units = divided(spec.units(model), sizes.max_unit_numel);
         let units: Vec<Box<dyn Unit>> = units.into_iter().map(|part| part.unit).collect();
-        let runs_twice = spec.moves == Moves::ByGradient && method.prepares_with_heads();
+        let runs_twice = spec.update_rule == UpdateRule::Gradient && method.prepares_with_heads();
         let mut network = of_network(spec, units, shapes, method.column_group_size(), runs_twice);
         if let Some(first) = network.backbone.first_mut() {
             // Pixels are counted once, in `ModelCost::pixels`.
@@ -311,7 +311,8 @@ fn of_views(
         network
     };
     let specs = method.networks();
-    let (trained, others): (Vec<_>, Vec<_>) = specs.iter().partition(|spec| spec.moves == Moves::ByGradient);
+    let (trained, others): (Vec<_>, Vec<_>) =
+        specs.iter().partition(|spec| spec.update_rule == UpdateRule::Gradient);
     let mut inputs: Vec<PixelInput> = Vec::new();
     let recipe = PixelInput { cell_px: model.cell_px(), pixels: Pixels::default() };
     for input in specs.iter().map(|spec| spec.input(recipe.clone())) {
@@ -369,7 +370,7 @@ fn of_network(
         }
         given.insert(name, outputs);
     }
-    let is_frozen = spec.moves == Moves::Frozen;
+    let is_frozen = spec.update_rule == UpdateRule::Frozen;
     NetworkCost { name: spec.name.to_string(), is_frozen, backbone, head: heads }
 }
 
@@ -380,8 +381,8 @@ fn through(units: &[Box<dyn Unit>], mut shapes: Vec<GroupShape>) -> (Vec<UnitCos
         let sum = |elements: fn(&GroupShape) -> Elements| {
             shapes.iter().map(elements).fold(Elements::default(), Add::add)
         };
-        let input = sum(GroupShape::computed);
-        let given = sum(GroupShape::given);
+        let input = sum(GroupShape::computed_elements);
+        let given = sum(GroupShape::total_elements);
         let (cost, outputs) = unit.cost(&shapes);
         let params = unit.params();
         costs.push(UnitCost {

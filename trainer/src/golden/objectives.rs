@@ -50,14 +50,14 @@ fn loss_and_gradient(
     let comm = Communicator::solo();
     let outputs = |x: Tensor<3>| {
         let sizes =
-            [0..2, 2..v].map(|views| HeadOutput::of_views(x.clone().slice([0..b, views, 0..k]))).to_vec();
+            [0..2, 2..v].map(|views| HeadOutput::from_views(x.clone().slice([0..b, views, 0..k]))).to_vec();
         Outputs { features: Vec::new(), heads: HeadOutputs::new(b, &[], [(name, sizes)].into()) }
     };
     let tracked = x.clone().autodiff().require_grad();
     let plain = [outputs(x)];
     let batch = BatchOutputs { trained: &plain, others: &[], columns: None, score };
     let prepared = method.prepare(&batch, 0, Peers::new(&comm, 1)).unwrap();
-    let loss = prepared.of(0, &outputs(tracked.clone())).loss;
+    let loss = prepared.micro_batch_loss(0, &outputs(tracked.clone())).loss;
     let gradient = tracked.grad(&loss.backward()).unwrap();
     [loss.inner(), gradient.reshape([b * v * k])]
 }
@@ -78,7 +78,7 @@ fn cross_entropy_and_center_equal_pytorch() {
     golden.assert_tensor("grad_1", student[1].grad(&grads).unwrap(), TOLERANCE);
     let comm = Communicator::solo();
     let peers = Peers::new(&comm, 1);
-    let [mean] = batch_means("center", [&Rows::even(vec![teacher], peers)], peers).unwrap();
+    let [mean] = batch_means("center", [&Rows::new(vec![teacher], peers)], peers).unwrap();
     golden.assert_tensor("mean", mean, TOLERANCE);
 }
 
@@ -88,8 +88,8 @@ fn sinkhorn_equals_pytorch() {
     let comm = Communicator::solo();
     let logits: Tensor<3> = golden.tensor("teacher");
     let peers = Peers::new(&comm, 1);
-    let given = targets(&Rows::even(vec![logits], peers), 0.07, 3, peers).unwrap();
-    golden.assert_tensor("sinkhorn", given.even_of(0).clone(), TOLERANCE);
+    let given = targets(&Rows::new(vec![logits], peers), 0.07, 3, peers).unwrap();
+    golden.assert_tensor("sinkhorn", given.batch(0).clone(), TOLERANCE);
 }
 
 #[test]
@@ -99,7 +99,7 @@ fn contrast_equals_pytorch() {
     let z = golden.tensor::<3>("contrast.z").autodiff().require_grad();
     let [b, v, d] = z.dims();
     let unit = |z: Tensor<3>| unit_rows(z.reshape([b * v, d]), 1e-12).reshape([b, v, d]);
-    let contrast = Contrast::of(&[unit(z.clone().inner())], 0.2, Peers::new(&comm, 1)).unwrap();
+    let contrast = Contrast::new(&[unit(z.clone().inner())], 0.2, Peers::new(&comm, 1)).unwrap();
     let loss = contrast.loss(unit(z.clone()), &(0..b).collect::<Vec<_>>());
     golden.assert_tensor("contrast.loss", loss.clone().inner(), TOLERANCE);
     golden.assert_tensor("contrast.grad", z.grad(&loss.backward()).unwrap(), TOLERANCE);
@@ -111,7 +111,7 @@ fn the_regularizer_of_lejepa_equals_pytorch() {
     let comm = Communicator::solo();
     let z = golden.tensor::<3>("sigreg.z").autodiff().require_grad();
     let directions = golden.values("sigreg.directions");
-    let sigreg = Sigreg::of(&[z.clone().inner()], directions, Peers::new(&comm, 1)).unwrap();
+    let sigreg = Sigreg::new(&[z.clone().inner()], directions, Peers::new(&comm, 1)).unwrap();
     let loss = sigreg.loss(z.clone());
     golden.assert_tensor("sigreg.loss", loss.clone().inner(), TOLERANCE);
     golden.assert_tensor("sigreg.grad", z.grad(&loss.backward()).unwrap(), TOLERANCE);
@@ -158,7 +158,7 @@ fn koleo_equals_pytorch() {
     let golden = Golden::open("losses");
     let x = golden.tensor::<2>("embeddings").autodiff().require_grad();
     let [b, _] = x.dims();
-    let neighbors = Neighbors::of(directions(x.clone().inner()), b).unwrap();
+    let neighbors = Neighbors::new(directions(x.clone().inner()), b).unwrap();
     let loss = neighbors.koleo(x.clone(), &(0..b).collect::<Vec<_>>());
     assert!((loss.clone().into_scalar::<f32>() - golden.values("koleo")[0]).abs() < TOLERANCE);
     golden.assert_tensor("koleo_grad", x.grad(&loss.backward()).unwrap(), TOLERANCE);
@@ -185,7 +185,7 @@ fn masked_outputs(views: &[Tensor<3>], cells: Tensor<4>, masked: &Arc<MaskedCell
         columns: Vec::new(),
         masked: Some(Masked { rows: Arc::clone(masked), hides: true, selection: Selection::All }),
     };
-    let others = views[1..].iter().cloned().map(HeadOutput::of_views);
+    let others = views[1..].iter().cloned().map(HeadOutput::from_views);
     let sizes = std::iter::once(first).chain(others).collect();
     let features = vec![features];
     Outputs { heads: HeadOutputs::new(b, &features, [("head", sizes)].into()), features }
@@ -214,7 +214,7 @@ fn ibot_equals_the_official_loss() {
     let others = [("teacher", teacher)];
     let batch = BatchOutputs { trained: &plain, others: &others, columns: None, score: &|_, x| x };
     let prepared = ibot.prepare(&batch, 0, Peers::new(&comm, 1)).unwrap();
-    let loss = prepared.of(0, &masked_outputs(&student, student_cells.clone(), &masked)).loss;
+    let loss = prepared.micro_batch_loss(0, &masked_outputs(&student, student_cells.clone(), &masked)).loss;
     golden.assert_values("loss", loss.clone().inner(), TOLERANCE);
     let grads = loss.backward();
     for (name, student) in names.into_iter().zip(student) {

@@ -1,14 +1,16 @@
-//! Checks of a method's networks and masks: properties that the rest of the program relies on.
+//! Checks of the properties of a method's networks and masks that the rest of the program relies
+//! on.
 
 use networks::backbone::{ModelConfig, Readout};
 use networks::head::{Head, Reads};
 use networks::mask::MaskRule;
+use networks::params::ParamSpec;
 
 use super::Method;
-use super::network::{Backbone, Moves, NetworkSpec};
+use super::network::{Backbone, NetworkSpec, UpdateRule};
 
-/// Checks the networks and masks that `method` lists, where `model` is the recipe's backbone. A
-/// violation is a mistake in the method, not in a recipe.
+/// Checks the networks and masks that `method` lists. `model` is the recipe's backbone. A violation
+/// is a mistake in the method, not in a recipe.
 ///
 /// # Errors
 /// A message that says what is wrong.
@@ -26,15 +28,12 @@ pub(crate) fn check(method: &dyn Method, model: &ModelConfig) -> Result<(), Stri
 /// # Errors
 /// A message with the key and what is wrong with it.
 pub(crate) fn check_masks_fit(networks: &[NetworkSpec], model: &ModelConfig) -> Result<(), String> {
-    match networks
-        .iter()
-        .find(|network| network.takes_masks && network.model(model).masked_units(Readout::Pooled).is_none())
-    {
-        Some(_) => {
-            return Err("model.arch: the method masks patches, and this backbone has no tokens to mask: a transformer has".into());
-        }
-        None if networks.iter().any(|network| network.takes_masks) => return Ok(()),
-        None => {}
+    let masked: Vec<&NetworkSpec> = networks.iter().filter(|network| network.takes_masks).collect();
+    if masked.iter().any(|network| network.model(model).masked_units(Readout::Pooled).is_none()) {
+        return Err("model.arch: the method masks patches, and this backbone has no tokens to mask: a transformer has".into());
+    }
+    if !masked.is_empty() {
+        return Ok(());
     }
     match model.setting_of_masks() {
         Some(key) => Err(format!(
@@ -44,106 +43,106 @@ pub(crate) fn check_masks_fit(networks: &[NetworkSpec], model: &ModelConfig) -> 
     }
 }
 
-/// Checks that one network is trained, that names are unique, and that networks and heads read what
-/// comes before them.
+/// Checks that one network is trained, that names are unique, and that networks and heads only
+/// depend on earlier ones.
 fn check_networks(networks: &[NetworkSpec]) -> Result<(), String> {
-    let n_trained = networks.iter().filter(|network| network.moves == Moves::ByGradient).count();
+    let n_trained = networks.iter().filter(|network| network.update_rule == UpdateRule::Gradient).count();
     if n_trained != 1 {
         return Err(format!("{n_trained} networks move by gradient, and it must be one"));
     }
     for (number, network) in networks.iter().enumerate() {
         let name = network.name;
-        let before = &networks[..number];
-        if before.iter().any(|other| other.name == name) {
+        let earlier = &networks[..number];
+        if earlier.iter().any(|other| other.name == name) {
             return Err(format!("two networks are called {name}"));
         }
-        if let Some((of, _)) = network.moves.follows(0) {
-            let trained = networks.iter().find(|other| other.moves == Moves::ByGradient);
-            let Some(leader) = before.iter().chain(trained).find(|other| other.name == of) else {
-                return Err(format!("the network {name} follows {of}, which does not come before it"));
+        if let Some((source, _)) = network.update_rule.source_and_decay(0) {
+            let trained = networks.iter().find(|other| other.update_rule == UpdateRule::Gradient);
+            let Some(leader) = earlier.iter().chain(trained).find(|other| other.name == source) else {
+                return Err(format!("the network {name} follows {source}, which does not come before it"));
             };
-            check_follows(network, leader)?;
+            check_follower(network, leader)?;
         }
         check_heads(network)?;
     }
     Ok(())
 }
 
-/// Checks that `network` can have the weights of `leader`.
-fn check_follows(network: &NetworkSpec, leader: &NetworkSpec) -> Result<(), String> {
+/// Checks that `network` can be updated from the weights of `leader`.
+fn check_follower(network: &NetworkSpec, leader: &NetworkSpec) -> Result<(), String> {
     let name = network.name;
-    let of = leader.name;
+    let source = leader.name;
     if leader.backbone != network.backbone {
-        return Err(format!("the network {name} follows {of}, which has another backbone"));
+        return Err(format!("the network {name} follows {source}, which has another backbone"));
     }
     if leader.takes_masks != network.takes_masks {
-        return Err(format!("the network {name} follows {of}, and only one of them takes masks"));
+        return Err(format!("the network {name} follows {source}, and only one of them takes masks"));
     }
-    let params = |head: &Head| -> Vec<_> {
-        head.units.iter().map(|unit| (unit.name().to_string(), unit.params())).collect()
-    };
-    let has = |head: &Head| {
-        leader.heads.iter().any(|found| found.name == head.name && params(found) == params(head))
-    };
-    match network.heads.iter().find(|head| !has(head)) {
-        Some(head) => Err(format!("the network {name} follows {of}, which has no such head {}", head.name)),
-        None => Ok(()),
+    for head in &network.heads {
+        let counterpart = leader.heads.iter().find(|other| other.name == head.name);
+        if counterpart.is_none_or(|other| unit_params(other) != unit_params(head)) {
+            return Err(format!("the network {name} follows {source}, which has no such head {}", head.name));
+        }
     }
+    Ok(())
 }
 
-/// Checks that the units of a network have different names: checkpoints keep buffers by network and
-/// unit.
+/// Returns the names and parameters of the units of `head`.
+fn unit_params(head: &Head) -> Vec<(String, Vec<ParamSpec>)> {
+    head.units.iter().map(|unit| (unit.name().to_string(), unit.params())).collect()
+}
+
+/// Checks that the units of a network have different names: checkpoints store buffers by network
+/// and unit.
 fn check_unit_names(networks: &[NetworkSpec], model: &ModelConfig) -> Result<(), String> {
     for network in networks {
         let backbone = network.units(model);
         let units = backbone.iter().chain(network.heads.iter().flat_map(|head| &head.units));
         let mut names: Vec<&str> = units.map(|unit| unit.name()).collect();
         names.sort_unstable();
-        if let Some(twice) = names.windows(2).find(|pair| pair[0] == pair[1]) {
-            return Err(format!("two units of the network {} are called {}", network.name, twice[0]));
+        if let Some(duplicate) = names.windows(2).find(|pair| pair[0] == pair[1]) {
+            return Err(format!("two units of the network {} are called {}", network.name, duplicate[0]));
         }
     }
     Ok(())
 }
 
-/// Checks names and inputs of a network's heads.
+/// Checks the names and inputs of a network's heads.
 fn check_heads(network: &NetworkSpec) -> Result<(), String> {
     let name = network.name;
     for (i, head) in network.heads.iter().enumerate() {
-        let called = head.name;
+        let head_name = head.name;
         let earlier = &network.heads[..i];
-        if earlier.iter().any(|other| other.name == called) {
-            return Err(format!("two heads of the network {name} are called {called}"));
+        if earlier.iter().any(|other| other.name == head_name) {
+            return Err(format!("two heads of the network {name} are called {head_name}"));
         }
-        let is_there = |read: &'static str| earlier.iter().any(|other| other.name == read);
-        if let Some(read) = head.reads.head().filter(|read| !is_there(read)) {
-            return Err(format!(
-                "the head {called} of the network {name} reads {read}, which is not before it"
-            ));
-        }
-        if let Some(read) =
-            earlier.iter().find(|other| other.may_divide && head.reads.head() == Some(other.name))
-        {
-            return Err(format!(
-                "the head {called} of the network {name} reads {}, which may be divided",
-                read.name
-            ));
+        if let Some(read) = head.reads.head() {
+            let Some(input) = earlier.iter().find(|other| other.name == read) else {
+                return Err(format!(
+                    "the head {head_name} of the network {name} reads {read}, which is not before it"
+                ));
+            };
+            if input.may_divide {
+                return Err(format!(
+                    "the head {head_name} of the network {name} reads {read}, which may be divided"
+                ));
+            }
         }
         let is_staged = head.units.last().is_none_or(|unit| unit.n_stages() > 1);
         if head.may_divide && is_staged {
             return Err(format!(
-                "the head {called} of the network {name} may be divided: it must end with a unit of one stage"
+                "the head {head_name} of the network {name} may be divided: it must end with a unit of one stage"
             ));
         }
         if source(head, earlier).has_masked() {
             if !network.takes_masks {
                 return Err(format!(
-                    "the head {called} of the network {name} reads masked cells, and the network takes no masks"
+                    "the head {head_name} of the network {name} reads masked cells, and the network takes no masks"
                 ));
             }
             if head.n_staged() > 0 {
                 return Err(format!(
-                    "the head {called} of the network {name} has statistics over masked cells"
+                    "the head {head_name} of the network {name} has statistics over masked cells"
                 ));
             }
         }
@@ -151,23 +150,23 @@ fn check_heads(network: &NetworkSpec) -> Result<(), String> {
     Ok(())
 }
 
-/// Checks that the network `evaluated` exists, that its weights change, and that the recipe
-/// describes its backbone.
+/// Checks that the network `evaluated` exists, that its weights are updated, and that it has the
+/// recipe's backbone.
 fn check_evaluated(networks: &[NetworkSpec], evaluated: &str) -> Result<(), String> {
     let Some(network) = networks.iter().find(|network| network.name == evaluated) else {
         return Err(format!("the network {evaluated} is evaluated, and there is no such network"));
     };
-    if network.moves == Moves::Frozen {
+    if network.update_rule == UpdateRule::Frozen {
         return Err(format!("the network {evaluated} is evaluated, and it is frozen"));
     }
-    if network.backbone != Backbone::OfRecipe {
+    if network.backbone != Backbone::Recipe {
         return Err(format!("the network {evaluated} is evaluated, and its backbone is not the recipe's"));
     }
     Ok(())
 }
 
-/// Checks that networks see views that exist, among `n_sizes` sizes, and masks that the method
-/// draws.
+/// Checks that networks only see views that exist, of which there are `n_sizes` sizes, and masks
+/// that the method draws.
 fn check_views(networks: &[NetworkSpec], n_sizes: usize, masks: Option<MaskRule>) -> Result<(), String> {
     if let Some(rule) = masks {
         rule.validate()?;
@@ -180,8 +179,8 @@ fn check_views(networks: &[NetworkSpec], n_sizes: usize, masks: Option<MaskRule>
     }
     for network in networks {
         let name = network.name;
-        for (i, sight) in network.sees.iter().enumerate() {
-            let size = sight.size;
+        for (i, views) in network.sees.iter().enumerate() {
+            let size = views.size;
             if size >= n_sizes {
                 return Err(format!(
                     "the network {name} sees view size number {size}, and there are {n_sizes}, counted from 0"
@@ -190,10 +189,10 @@ fn check_views(networks: &[NetworkSpec], n_sizes: usize, masks: Option<MaskRule>
             if network.sees[..i].iter().any(|other| other.size == size) {
                 return Err(format!("the network {name} sees view size number {size} twice"));
             }
-            if sight.masked && !network.takes_masks {
+            if views.masked && !network.takes_masks {
                 return Err(format!("the network {name} is to see masks and takes none"));
             }
-            if sight.masked && masks.is_none_or(|rule| rule.size != sight.size) {
+            if views.masked && masks.is_none_or(|rule| rule.size != size) {
                 return Err(format!(
                     "the network {name} is to see masks of view size number {size}, and none are drawn"
                 ));
@@ -203,21 +202,24 @@ fn check_views(networks: &[NetworkSpec], n_sizes: usize, masks: Option<MaskRule>
     Ok(())
 }
 
-/// Returns the features that `head` reads, itself or by way of heads among `earlier`.
+/// Returns the features that `head` reads, directly or through heads among `earlier`.
 fn source(head: &Head, earlier: &[Head]) -> Reads {
-    let read = head.reads.head().and_then(|name| earlier.iter().position(|other| other.name == name));
-    read.map_or(head.reads, |at| source(&earlier[at], &earlier[..at]))
+    let Some(read) = head.reads.head() else { return head.reads };
+    match earlier.iter().position(|other| other.name == read) {
+        Some(position) => source(&earlier[position], &earlier[..position]),
+        None => head.reads,
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use networks::head::projection::{Normalizes, Projection};
-    use networks::mask::Spread;
+    use networks::mask::{SmallestBlock, Spread};
     use networks::patches::Normalization;
     use networks::unit::Unit;
 
     use super::*;
-    use crate::method::network::Sight;
+    use crate::method::network::SeenViews;
 
     fn head(name: &'static str, reads: Reads) -> Head {
         Head::new(name, reads, Vec::new())
@@ -227,54 +229,77 @@ mod tests {
         NetworkSpec::trained("a", vec![head("x", Reads::Pooled)], 1)
     }
 
-    fn follower(name: &'static str, of: &'static str, heads: Vec<Head>) -> NetworkSpec {
-        let moves = Moves::Copy { of, every_steps: 2, from_step: 4, max_updates: u64::MAX };
-        NetworkSpec { moves, ..NetworkSpec::trained(name, heads, 1) }
+    fn follower(name: &'static str, source: &'static str, heads: Vec<Head>) -> NetworkSpec {
+        let update_rule = UpdateRule::Copy { source, every_steps: 2, from_step: 4, max_updates: u64::MAX };
+        NetworkSpec { update_rule, ..NetworkSpec::trained(name, heads, 1) }
     }
 
-    fn assert_refused(result: Result<(), String>, why: &str) {
+    fn unit(name: &str, normalizes: Normalizes) -> Box<dyn Unit> {
+        Box::new(Projection { name: name.into(), widths: vec![6, 6], normalizes, has_biases: true })
+    }
+
+    /// Returns a network that sees one view size.
+    fn network_with_view(size: usize, masked: bool, takes_masks: bool) -> Vec<NetworkSpec> {
+        vec![NetworkSpec { sees: vec![SeenViews { size, masked }], takes_masks, ..trained() }]
+    }
+
+    fn mask_rule(size: usize, ratio: [f64; 2]) -> MaskRule {
+        MaskRule {
+            size,
+            masked_share: 0.5,
+            ratio,
+            spread: Spread::Exact,
+            group: 0,
+            smallest_block: SmallestBlock::Cells(4),
+        }
+    }
+
+    fn assert_refused(result: Result<(), String>, reason: &str) {
         let error = result.unwrap_err();
-        assert!(error.contains(why), "{error}");
+        assert!(error.contains(reason), "{error}");
+    }
+
+    fn assert_networks_refused(networks: &[NetworkSpec], reason: &str) {
+        assert_refused(check_networks(networks), reason);
     }
 
     #[test]
-    fn lists_that_cannot_be_run_are_refused() {
-        let refused = |networks: Vec<NetworkSpec>, why: &str| assert_refused(check_networks(&networks), why);
+    fn invalid_lists_of_networks_are_refused() {
         assert_eq!(check_networks(&[trained(), follower("b", "a", vec![head("x", Reads::Pooled)])]), Ok(()));
-        let known = [follower("b", "a", Vec::new()), trained()];
-        assert_eq!(check_networks(&known), Ok(()), "the trained network is known");
-        refused(vec![], "0 networks move by gradient");
-        refused(vec![trained(), trained()], "2 networks move by gradient");
-        refused(vec![trained(), follower("a", "a", vec![])], "two networks are called a");
-        refused(vec![trained(), follower("b", "c", vec![])], "follows c");
-        refused(vec![trained(), follower("b", "c", vec![]), follower("c", "a", vec![])], "follows c");
-        refused(vec![trained(), follower("b", "a", vec![head("y", Reads::Pooled)])], "no such head y");
-        let twice = vec![head("x", Reads::Pooled), head("x", Reads::Patches)];
-        refused(vec![NetworkSpec::trained("a", twice, 1)], "two heads");
-        let mut without_token = follower("b", "a", Vec::new());
-        without_token.takes_masks = true;
-        refused(vec![trained(), without_token], "only one of them takes masks");
-        let backwards = vec![head("x", Reads::Head("y")), head("y", Reads::Pooled)];
-        refused(vec![NetworkSpec::trained("a", backwards, 1)], "reads y");
+        let listed_first = [follower("b", "a", Vec::new()), trained()];
+        assert_eq!(check_networks(&listed_first), Ok(()), "a follower may precede the trained network");
+        assert_networks_refused(&[], "0 networks move by gradient");
+        assert_networks_refused(&[trained(), trained()], "2 networks move by gradient");
+        assert_networks_refused(&[trained(), follower("a", "a", vec![])], "two networks are called a");
+        assert_networks_refused(&[trained(), follower("b", "c", vec![])], "follows c");
+        let later_source = [trained(), follower("b", "c", vec![]), follower("c", "a", vec![])];
+        assert_networks_refused(&later_source, "follows c");
+        let other_head = follower("b", "a", vec![head("y", Reads::Pooled)]);
+        assert_networks_refused(&[trained(), other_head], "no such head y");
+        let duplicates = vec![head("x", Reads::Pooled), head("x", Reads::Patches)];
+        assert_networks_refused(&[NetworkSpec::trained("a", duplicates, 1)], "two heads");
+        let mut masked_follower = follower("b", "a", Vec::new());
+        masked_follower.takes_masks = true;
+        assert_networks_refused(&[trained(), masked_follower], "only one of them takes masks");
+        let reversed = vec![head("x", Reads::Head("y")), head("y", Reads::Pooled)];
+        assert_networks_refused(&[NetworkSpec::trained("a", reversed, 1)], "reads y");
         let without_masks = vec![head("x", Reads::Masked), head("y", Reads::Head("x"))];
-        refused(vec![NetworkSpec::trained("a", without_masks, 1)], "takes no masks");
+        assert_networks_refused(&[NetworkSpec::trained("a", without_masks, 1)], "takes no masks");
     }
 
     #[test]
-    fn followers_and_heads_fit_their_network() {
-        let backbone = Backbone::Own(Box::new(ModelConfig::examples().remove(0)), Normalization::default());
+    fn followers_and_units_that_do_not_fit_their_network_are_refused() {
+        let backbone =
+            Backbone::Custom(Box::new(ModelConfig::examples().remove(0)), Normalization::default());
         let other = NetworkSpec { backbone, ..follower("b", "a", Vec::new()) };
-        assert_refused(check_networks(&[trained(), other]), "another backbone");
-        let unit = |name: &str, normalizes| -> Box<dyn Unit> {
-            Box::new(Projection { name: name.into(), widths: vec![6, 6], normalizes, has_biases: true })
-        };
+        assert_networks_refused(&[trained(), other], "another backbone");
         let reader = Head { units: vec![unit("u", Normalizes::All)], ..head("y", Reads::Head("x")) };
         let heads = vec![head("x", Reads::Masked), reader];
         let masked = NetworkSpec { takes_masks: true, ..NetworkSpec::trained("a", heads, 1) };
-        assert_refused(check_networks(&[masked]), "statistics over masked cells");
+        assert_networks_refused(&[masked], "statistics over masked cells");
         let model = ModelConfig::examples().remove(0);
-        let taken = trained().units(&model)[0].name().to_string();
-        for names in [["u", "u"], ["u", &taken]] {
+        let backbone_unit = trained().units(&model)[0].name().to_string();
+        for names in [["u", "u"], ["u", &backbone_unit]] {
             let units = names.map(|name| unit(name, Normalizes::Nothing)).into();
             let spec = NetworkSpec::trained("a", vec![Head { units, ..head("x", Reads::Pooled) }], 1);
             assert_refused(check_unit_names(&[spec], &model), names[1]);
@@ -283,48 +308,34 @@ mod tests {
 
     #[test]
     fn the_evaluated_network_has_the_recipes_backbone_and_is_not_frozen() {
-        let frozen = NetworkSpec { moves: Moves::Frozen, ..NetworkSpec::trained("f", Vec::new(), 1) };
+        let frozen =
+            NetworkSpec { update_rule: UpdateRule::Frozen, ..NetworkSpec::trained("f", Vec::new(), 1) };
         let networks = [trained(), frozen];
         assert_eq!(check_evaluated(&networks, "a"), Ok(()));
         assert_refused(check_evaluated(&networks, "b"), "no such network");
         assert_refused(check_evaluated(&networks, "f"), "is frozen");
-        let backbone = Backbone::Own(Box::new(ModelConfig::examples().remove(0)), Normalization::default());
+        let backbone =
+            Backbone::Custom(Box::new(ModelConfig::examples().remove(0)), Normalization::default());
         let own = NetworkSpec { backbone, ..trained() };
         assert_refused(check_evaluated(&[own], "a"), "not the recipe's");
     }
 
     #[test]
-    fn networks_see_views_and_masks_that_exist() {
-        let rule = |size| {
-            Some(MaskRule {
-                size,
-                masked_share: 0.5,
-                ratio: [0.1, 0.5],
-                spread: Spread::Exact,
-                group: 0,
-                smallest_block: networks::mask::SmallestBlock::Cells(4),
-            })
-        };
-        let sees = |size, masked, takes_masks| {
-            vec![NetworkSpec { sees: vec![Sight { size, masked }], takes_masks, ..trained() }]
-        };
-        assert_eq!(check_views(&sees(0, true, true), 2, rule(0)), Ok(()));
-        assert_refused(check_views(&sees(2, false, false), 2, None), "number 2, and there are 2");
-        let mut twice = sees(1, false, false);
-        twice[0].sees.push(Sight { size: 1, masked: false });
-        assert_refused(check_views(&twice, 2, None), "number 1 twice");
-        assert_refused(check_views(&sees(0, true, false), 2, rule(0)), "takes none");
-        assert_refused(check_views(&sees(0, true, true), 2, None), "none are drawn");
-        assert_refused(check_views(&sees(0, true, true), 2, rule(1)), "none are drawn");
-        assert_refused(check_views(&sees(0, false, false), 2, rule(2)), "number 2, and there are 2");
-        let backwards = Some(MaskRule {
-            size: 0,
-            masked_share: 0.5,
-            ratio: [0.5, 0.1],
-            spread: Spread::Exact,
-            group: 0,
-            smallest_block: networks::mask::SmallestBlock::Cells(4),
-        });
-        assert_refused(check_views(&sees(0, false, false), 2, backwards), "shares lie in 0..=1");
+    fn views_and_masks_that_do_not_exist_are_refused() {
+        let [first, second, third] = [0, 1, 2].map(|size| Some(mask_rule(size, [0.1, 0.5])));
+        let masked = network_with_view(0, true, true);
+        assert_eq!(check_views(&masked, 2, first), Ok(()));
+        let too_large = network_with_view(2, false, false);
+        assert_refused(check_views(&too_large, 2, None), "number 2, and there are 2");
+        let mut duplicate = network_with_view(1, false, false);
+        duplicate[0].sees.push(SeenViews { size: 1, masked: false });
+        assert_refused(check_views(&duplicate, 2, None), "number 1 twice");
+        assert_refused(check_views(&network_with_view(0, true, false), 2, first), "takes none");
+        assert_refused(check_views(&masked, 2, None), "none are drawn");
+        assert_refused(check_views(&masked, 2, second), "none are drawn");
+        let plain = network_with_view(0, false, false);
+        assert_refused(check_views(&plain, 2, third), "number 2, and there are 2");
+        let reversed = Some(mask_rule(0, [0.5, 0.1]));
+        assert_refused(check_views(&plain, 2, reversed), "shares lie in 0..=1");
     }
 }

@@ -1,16 +1,16 @@
-//! Collectives for which the loss of a batch waits, as plans count them.
+//! Collectives that the loss of a batch waits for, as the estimates of plans count them.
 
-/// A collective in [`Method::prepare`](super::Method::prepare), of all ranks or of all with the
-/// same columns. Values are f32.
+/// A collective in [`Method::prepare`](super::Method::prepare), over all ranks or over all ranks
+/// with the same columns. Values are f32.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Collective {
     /// Sum of this many values.
     Sum(usize),
-    /// Sum of this many values, one for each column of a head: where ranks divide the columns, each
-    /// adds up its own.
+    /// Sum of this many values, one for each column of a head. Where ranks divide the columns, each
+    /// rank sums its own.
     ColumnSum(usize),
-    /// Sum of this many values, of which ranks that divide columns have a share each: only ranks
-    /// with the same columns add them up.
+    /// Sum of this many values, of which each of the ranks that divide columns has a share: only
+    /// ranks with the same columns sum them.
     SumOfShares(usize),
     /// Sum or maximum of one number.
     Number,

@@ -100,10 +100,15 @@ pub struct Config {
 }
 
 impl Config {
-    /// Returns the head of views, and that of masked patches if they have one of their own. Last
-    /// layers are frozen for `frozen_steps`.
-    fn heads(&self, frozen_steps: u64) -> (HeadSizes, Option<HeadSizes>) {
-        let head = |prototypes, hidden, bottleneck| HeadSizes {
+    /// Returns the sizes of a head whose last layer is frozen for `frozen_steps`.
+    fn head_sizes(
+        &self,
+        prototypes: usize,
+        hidden: usize,
+        bottleneck: usize,
+        frozen_steps: u64,
+    ) -> HeadSizes {
+        HeadSizes {
             prototypes,
             hidden,
             bottleneck,
@@ -111,16 +116,18 @@ impl Config {
             lengths: Lengths::Gain,
             frozen_steps,
             warms_moments: true,
-        };
-        let own = self.patch_head.as_ref().map(|own| head(own.prototypes, own.hidden, own.bottleneck));
-        (head(self.prototypes, self.head_hidden, self.head_bottleneck), own)
+        }
     }
 }
 
 impl MethodRecipe for Config {
     fn build(&self, cx: &MethodContext) -> Result<Box<dyn Method>, String> {
         let frozen_steps = cx.length.steps("method.freeze_last_layer", &self.freeze_last_layer)?;
-        let (of_views, own) = self.heads(frozen_steps);
+        let head = self.head_sizes(self.prototypes, self.head_hidden, self.head_bottleneck, frozen_steps);
+        let patch_head = self
+            .patch_head
+            .as_ref()
+            .map(|head| self.head_sizes(head.prototypes, head.hidden, head.bottleneck, frozen_steps));
         let teacher = Teacher {
             temperature: self.teacher_temp,
             temperature_key: "method.teacher_temp",
@@ -139,8 +146,8 @@ impl MethodRecipe for Config {
             group: 0,
             smallest_block: SMALLEST_BLOCK,
         };
-        let method = SelfDistillation::new(of_views, &teacher, self.student_temp, cx)?
-            .with_patches(own, &teacher, masks, self.patch_weight, cx)?
+        let method = SelfDistillation::new(head, &teacher, self.student_temp, cx)?
+            .with_patches(patch_head, &teacher, masks, self.patch_weight, cx)?
             .with_koleo(self.koleo_weight, self.koleo_group, cx)?
             .with_column_group(self.prototype_group)?;
         Ok(Box::new(method))
@@ -172,7 +179,7 @@ impl MethodRecipe for Config {
             koleo_group: 0,
             prototype_group: 1,
         };
-        let apart = Self {
+        let separate = Self {
             patch_head: Some(PatchHead { prototypes: 20, hidden: 12, bottleneck: 6 }),
             centering: Centering::Sinkhorn,
             koleo_group: 4,
@@ -181,6 +188,6 @@ impl MethodRecipe for Config {
         // With few masked views, some micro-batches have none.
         let few = Self { masked_share: 0.1, ..shared.clone() };
         let views = MultiCrop::dino(16, 8, 2);
-        vec![(shared, views.clone()), (apart, views.clone()), (few, views)]
+        vec![(shared, views.clone()), (separate, views.clone()), (few, views)]
     }
 }

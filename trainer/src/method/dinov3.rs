@@ -126,23 +126,28 @@ pub struct GramConfig {
     pub max_updates: Option<u64>,
     /// Length of the half cosine after `from` along which the weight rises from 0, and
     /// `local_weight` comes to its value from 1; 0, the default, for none.
-    #[serde(default = "no_time", skip_serializing_if = "is_no_time")]
+    #[serde(default = "default_ramp", skip_serializing_if = "is_default_ramp")]
     pub ramp: Duration,
 }
 
-fn no_time() -> Duration {
+fn default_ramp() -> Duration {
     Duration::Steps(0)
 }
 
-fn is_no_time(length: &Duration) -> bool {
-    *length == no_time()
+fn is_default_ramp(ramp: &Duration) -> bool {
+    *ramp == default_ramp()
 }
 
 impl Config {
-    /// Returns the heads of views and of masked patches, whose last layers are frozen for
-    /// `frozen_steps`.
-    fn heads(&self, frozen_steps: u64) -> [HeadSizes; 2] {
-        let head = |prototypes, hidden, bottleneck| HeadSizes {
+    /// Returns the sizes of a head whose last layer is frozen for `frozen_steps`.
+    fn head_sizes(
+        &self,
+        prototypes: usize,
+        hidden: usize,
+        bottleneck: usize,
+        frozen_steps: u64,
+    ) -> HeadSizes {
+        HeadSizes {
             prototypes,
             hidden,
             bottleneck,
@@ -150,13 +155,11 @@ impl Config {
             lengths: Lengths::Free,
             frozen_steps,
             warms_moments: true,
-        };
-        let PatchHead { prototypes, hidden, bottleneck } = self.patch_head;
-        let of_views = head(self.prototypes, self.head_hidden, self.head_bottleneck);
-        [of_views, head(prototypes, hidden, bottleneck)]
+        }
     }
 
-    fn gram(&self, cx: &MethodContext) -> Result<Option<GramAnchor>, String> {
+    /// Converts the settings of the anchoring from lengths of time to steps.
+    fn gram_anchor(&self, cx: &MethodContext) -> Result<Option<GramAnchor>, String> {
         let Some(GramConfig { weight, from, every, max_updates, ramp }) = &self.gram else { return Ok(None) };
         Ok(Some(GramAnchor {
             weight: *weight,
@@ -174,7 +177,9 @@ impl Config {
 impl MethodRecipe for Config {
     fn build(&self, cx: &MethodContext) -> Result<Box<dyn Method>, String> {
         let frozen_steps = cx.length.steps("method.freeze_last_layer", &self.freeze_last_layer)?;
-        let [of_views, of_patches] = self.heads(frozen_steps);
+        let head = self.head_sizes(self.prototypes, self.head_hidden, self.head_bottleneck, frozen_steps);
+        let PatchHead { prototypes, hidden, bottleneck } = self.patch_head;
+        let patch_head = self.head_sizes(prototypes, hidden, bottleneck, frozen_steps);
         let teacher = Teacher {
             temperature: self.teacher_temp,
             temperature_key: "method.teacher_temp",
@@ -193,11 +198,11 @@ impl MethodRecipe for Config {
             group: self.mask_group,
             smallest_block: SMALLEST_BLOCK,
         };
-        let method = SelfDistillation::new(of_views, &teacher, self.student_temp, cx)?
-            .with_patches(Some(of_patches), &teacher, masks, self.patch_weight, cx)?
+        let method = SelfDistillation::new(head, &teacher, self.student_temp, cx)?
+            .with_patches(Some(patch_head), &teacher, masks, self.patch_weight, cx)?
             .with_koleo(self.koleo_weight, self.koleo_group, cx)?
             .with_local_weight(self.local_weight)?
-            .with_gram(self.gram(cx)?)?
+            .with_gram(self.gram_anchor(cx)?)?
             .with_column_group(self.prototype_group)?;
         Ok(Box::new(method))
     }
@@ -241,7 +246,7 @@ impl MethodRecipe for Config {
         let anchored = Self { gram: Some(gram), ..plain };
         let mut views = MultiCrop::dino(16, 8, 2);
         let first = views.crops[0].clone();
-        // The first views are one crop, which the last ones repeat at another size.
+        // The first views are one crop, which the last views repeat at another size.
         views.crops.retain(|crop| crop.size_px != first.size_px);
         views.crops.insert(0, augment::CropSpec { count: 2, ..first.clone() });
         views.crops.push(augment::CropSpec { count: 2, size_px: 24, like: Some(0), ..first });

@@ -119,27 +119,45 @@ pub struct StudentPatchHead {
 }
 
 impl Config {
-    /// Returns a head of the student of the sizes `own`, which scores what `teachers` does.
-    fn head(&self, teachers: &HeadSizes, own: &StudentPatchHead, frozen_steps: u64) -> HeadSizes {
+    /// Returns the sizes of the student's head for the prototypes of `teacher_head`. Sizes that are
+    /// absent in `sizes` are those of `teacher_head`.
+    fn student_head(
+        &self,
+        teacher_head: &HeadSizes,
+        sizes: &StudentPatchHead,
+        frozen_steps: u64,
+    ) -> HeadSizes {
         HeadSizes {
-            hidden: own.hidden.unwrap_or(teachers.hidden),
-            bottleneck: own.bottleneck.unwrap_or(teachers.bottleneck),
+            hidden: sizes.hidden.unwrap_or(teacher_head.hidden),
+            bottleneck: sizes.bottleneck.unwrap_or(teacher_head.bottleneck),
             init_std: self.head_init_std,
             frozen_steps,
             warms_moments: true,
-            ..teachers.clone()
+            ..teacher_head.clone()
         }
     }
 }
 
+/// Returns the shapes of the weights of the teacher's head `name`, by name.
+#[cfg(test)]
+fn head_shapes(name: &str, prototypes: usize, hidden: usize, bottleneck: usize) -> [(String, Vec<usize>); 2] {
+    [
+        (format!("{name}.mlp.0.weight"), vec![hidden, 16]),
+        (format!("{name}.last_layer.weight"), vec![prototypes, bottleneck]),
+    ]
+}
+
 impl MethodRecipe for Config {
     fn build(&self, cx: &MethodContext) -> Result<Box<dyn Method>, String> {
-        let frozen = FrozenTeacher::of(&self.teacher)?;
+        let frozen = FrozenTeacher::from_weights(&self.teacher)?;
         let frozen_steps = cx.length.steps("method.freeze_last_layer", &self.freeze_last_layer)?;
-        let own = StudentPatchHead { hidden: self.head_hidden, bottleneck: self.head_bottleneck };
-        let of_views = self.head(&frozen.head, &own, frozen_steps);
-        let own = self.patch_head.clone().unwrap_or(own);
-        let of_patches = frozen.patch_head.as_ref().map(|head| self.head(head, &own, frozen_steps));
+        let sizes = StudentPatchHead { hidden: self.head_hidden, bottleneck: self.head_bottleneck };
+        let head = self.student_head(&frozen.head, &sizes, frozen_steps);
+        let patch_sizes = self.patch_head.clone().unwrap_or(sizes);
+        let patch_head = frozen
+            .patch_head
+            .as_ref()
+            .map(|teacher_head| self.student_head(teacher_head, &patch_sizes, frozen_steps));
         let teacher = Teacher {
             temperature: self.teacher_temp,
             temperature_key: "method.teacher_temp",
@@ -158,8 +176,8 @@ impl MethodRecipe for Config {
             group: self.mask_group,
             smallest_block: SMALLEST_BLOCK,
         };
-        let method = SelfDistillation::new(of_views, &teacher, self.student_temp, cx)?
-            .with_patches(of_patches, &teacher, masks, self.patch_weight, cx)?
+        let method = SelfDistillation::new(head, &teacher, self.student_temp, cx)?
+            .with_patches(patch_head, &teacher, masks, self.patch_weight, cx)?
             .with_koleo(self.koleo_weight, self.koleo_group, cx)?
             .with_local_weight(self.local_weight)?
             .with_column_group(self.prototype_group)?
@@ -178,16 +196,15 @@ impl MethodRecipe for Config {
 
     #[cfg(test)]
     fn examples() -> Vec<(Self, MultiCrop)> {
-        let shapes = |head: &str, [prototypes, hidden, bottleneck]: [usize; 3]| {
-            [("mlp.0.weight", [hidden, 16]), ("last_layer.weight", [prototypes, bottleneck])]
-                .map(|(part, shape)| (format!("{head}.{part}"), shape.to_vec()))
-        };
         let teacher = FrozenWeights {
             weights: "runs/large".into(),
             fingerprint: "f".into(),
             model: networks::ModelConfig::examples().into_iter().next(),
             normalization: Some(networks::Normalization::half(3)),
-            heads: shapes("head", [24, 16, 8]).into_iter().chain(shapes("patch_head", [20, 12, 6])).collect(),
+            heads: head_shapes("head", 24, 16, 8)
+                .into_iter()
+                .chain(head_shapes("patch_head", 20, 12, 6))
+                .collect(),
             saw_masks: true,
         };
         let config = Self {

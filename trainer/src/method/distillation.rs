@@ -1,4 +1,4 @@
-//! Distillation of a frozen network's features, as lightly-train has it by default.
+//! Distillation of a frozen network's features, as in lightly-train by default.
 //!
 //! ```text
 //! t, T = teacher(x)      one vector and a map of patches per view, D_t channels, without a graph
@@ -7,8 +7,8 @@
 //! d(x, y) = mean (x - y)², or mean (1 - x̂ · ŷ)          x̂ = x / |x|
 //! ```
 //!
-//! The teacher sees the same views as the student and may have another kind of backbone, size of
-//! patches and width. Each image is seen by itself: its normalizations use running statistics.
+//! The teacher sees the same views as the student and may have another kind of backbone, patch size
+//! and width. Its normalizations use running statistics, so that images do not affect one another.
 
 use augment::MultiCrop;
 use burn_tensor::Tensor;
@@ -21,8 +21,8 @@ use ranks::peers::Peers;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::loss::resample::resampled;
-use super::network::{Backbone, FrozenEntry, FrozenWeights, Moves, NetworkSpec};
+use super::loss::resample::resample_bilinear;
+use super::network::{Backbone, FrozenEntry, FrozenWeights, NetworkSpec, UpdateRule};
 use super::{BatchLoss, BatchOutputs, Method, MethodContext, MethodRecipe, MicroBatchLoss};
 
 /// Name of the trained network.
@@ -99,8 +99,9 @@ impl MethodRecipe for Config {
             ));
         }
         Ok(Box::new(Distillation {
-            teacher: Backbone::Own(Box::new(model.clone()), normalization.clone()),
-            widths: [cx.model.width(), model.width()],
+            teacher: Backbone::Custom(Box::new(model.clone()), normalization.clone()),
+            student_width: cx.model.width(),
+            teacher_width: model.width(),
             config: self.clone(),
             views: cx.views.clone(),
         }))
@@ -114,27 +115,28 @@ impl MethodRecipe for Config {
     fn examples() -> Vec<(Self, MultiCrop)> {
         use networks::ModelConfig;
 
-        // The first and the last kind: attention without statistics over the batch, and statistics
-        // without attention.
-        let models = ModelConfig::examples();
-        let example = |model: &ModelConfig, distance| {
-            let normalization = Some(networks::Normalization::half(3));
-            let model = Some(model.clone());
-            let teacher = FrozenWeights {
-                weights: "w".into(),
-                fingerprint: "f".into(),
-                model,
-                normalization,
-                heads: Default::default(),
-                saw_masks: false,
-            };
-            Self { teacher, distance, pooled_weight: 0.7, patch_weight: 0.4 }
+        let mut models = ModelConfig::examples();
+        // The first and the last example: attention without statistics over the batch, and
+        // statistics without attention.
+        let last = models.pop();
+        let first = models.into_iter().next();
+        let cosine_teacher = FrozenWeights {
+            weights: "w".into(),
+            fingerprint: "f".into(),
+            model: first,
+            normalization: Some(networks::Normalization::half(3)),
+            heads: Default::default(),
+            saw_masks: false,
         };
-        let [first, last] = [&models[0], &models[models.len() - 1]];
-        vec![
-            (example(first, Distance::Cosine), MultiCrop::dino(16, 8, 2)),
-            (example(last, Distance::Squared), MultiCrop::single(16)),
-        ]
+        let squared_teacher = FrozenWeights { model: last, ..cosine_teacher.clone() };
+        let cosine = Self {
+            teacher: cosine_teacher,
+            distance: Distance::Cosine,
+            pooled_weight: 0.7,
+            patch_weight: 0.4,
+        };
+        let squared = Self { teacher: squared_teacher, distance: Distance::Squared, ..cosine.clone() };
+        vec![(cosine, MultiCrop::dino(16, 8, 2)), (squared, MultiCrop::single(16))]
     }
 }
 
@@ -142,16 +144,18 @@ struct Distillation {
     config: Config,
     views: MultiCrop,
     teacher: Backbone,
-    /// Channels of the student and of the teacher.
-    widths: [usize; 2],
+    /// Channels of the student's features.
+    student_width: usize,
+    /// Channels of the teacher's features.
+    teacher_width: usize,
 }
 
 impl Distillation {
-    /// A linear layer into the teacher's width.
+    /// Returns a head that is a linear layer to the teacher's width.
     fn head(&self, name: &'static str, reads: Reads) -> Head {
         let unit = Projection {
             name: format!("{name}.linear"),
-            widths: self.widths.to_vec(),
+            widths: vec![self.student_width, self.teacher_width],
             normalizes: Normalizes::Nothing,
             has_biases: true,
         };
@@ -166,15 +170,16 @@ impl Method for Distillation {
 
     fn networks(&self) -> Vec<NetworkSpec> {
         let n_sizes = self.views.groups().len();
-        let heads = [
-            (POOLED, Reads::Pooled, self.config.pooled_weight),
-            (PATCHES, Reads::Patches, self.config.patch_weight),
-        ];
-        let used = heads.into_iter().filter(|(.., weight)| *weight > 0.0);
-        let heads = used.map(|(name, reads, _)| self.head(name, reads)).collect();
+        let mut heads = Vec::new();
+        if self.config.pooled_weight > 0.0 {
+            heads.push(self.head(POOLED, Reads::Pooled));
+        }
+        if self.config.patch_weight > 0.0 {
+            heads.push(self.head(PATCHES, Reads::Patches));
+        }
         let frozen = NetworkSpec::trained(TEACHER, Vec::new(), n_sizes);
         vec![
-            NetworkSpec { backbone: self.teacher.clone(), moves: Moves::Frozen, ..frozen },
+            NetworkSpec { backbone: self.teacher.clone(), update_rule: UpdateRule::Frozen, ..frozen },
             NetworkSpec::trained(STUDENT, heads, n_sizes),
         ]
     }
@@ -189,7 +194,7 @@ impl Method for Distillation {
         _: u64,
         _: Peers<'_>,
     ) -> Result<Box<dyn BatchLoss>, EngineError> {
-        let targets = batch.of(TEACHER).iter().map(|outputs| outputs.features.clone()).collect();
+        let targets = batch.network_outputs(TEACHER).iter().map(|outputs| outputs.features.clone()).collect();
         let Config { distance, pooled_weight, patch_weight, .. } = self.config;
         Ok(Box::new(DistillationLoss { targets, distance, pooled_weight, patch_weight }))
     }
@@ -208,56 +213,66 @@ impl DistillationLoss {
     /// Returns the distance between the output of the head `name` and the teacher's features that
     /// `reads` selects: the mean over all views, `[1]`; `None` if there is no such head.
     fn term(&self, number: usize, student: &Outputs, name: &str, reads: Reads) -> Option<Tensor<1>> {
-        let has_head = student.heads.by_name.contains_key(name);
-        let given = has_head.then(|| student.heads.on_all_views(name))?;
-        let n_views = |group: usize| student.pooled(group).dims()[1] as f64;
-        let all: f64 = (0..given.len()).map(n_views).sum();
-        given
-            .into_iter()
-            .enumerate()
-            .map(|(group, given)| {
-                let features = &student.features[group];
-                let target = &self.targets[number][group];
-                let read = reads.select(features);
-                let target = reads.select(target);
-                let [views, _, d] = target.x.dims();
-                let [_, n, _] = read.x.dims();
-                let given = given.reshape([views, n, d]);
-                let given =
-                    if reads == Reads::Patches { resampled(given, read.grid, target.grid) } else { given };
-                self.between(given, target.x.autodiff()) * (n_views(group) / all)
-            })
-            .reduce(|sum, term| sum + term)
+        if !student.heads.by_name.contains_key(name) {
+            return None;
+        }
+        let outputs = student.heads.on_all_views(name);
+        let n_views: Vec<f64> =
+            (0..outputs.len()).map(|group| student.pooled(group).dims()[1] as f64).collect();
+        let n_all_views: f64 = n_views.iter().sum();
+        let mut total: Option<Tensor<1>> = None;
+        for (group, output) in outputs.into_iter().enumerate() {
+            let features = reads.select(&student.features[group]);
+            let target = reads.select(&self.targets[number][group]);
+            let [views, _, d] = target.x.dims();
+            let [_, n, _] = features.x.dims();
+            let mut output = output.reshape([views, n, d]);
+            if reads == Reads::Patches {
+                output = resample_bilinear(output, features.grid, target.grid);
+            }
+            let term = self.mean_distance(output, target.x.autodiff()) * (n_views[group] / n_all_views);
+            total = Some(match total {
+                Some(total) => total + term,
+                None => term,
+            });
+        }
+        total
     }
 
-    /// Returns the mean distance of `x` and `y`, `[B, N, D]` both: `[1]`.
-    fn between(&self, x: Tensor<3>, y: Tensor<3>) -> Tensor<1> {
+    /// Returns the mean distance between `x` and `y`, `[B, N, D]` each, `[1]`.
+    fn mean_distance(&self, x: Tensor<3>, y: Tensor<3>) -> Tensor<1> {
         let [b, n, d] = x.dims();
         match self.distance {
             Distance::Squared => {
-                let off = x - y;
-                (off.clone() * off).mean()
+                let difference = x - y;
+                (difference.clone() * difference).mean()
             }
             Distance::Cosine => {
-                let unit = |x: Tensor<3>| unit_rows(x.reshape([b * n, d]), NORM_EPSILON);
-                (unit(x) * unit(y)).sum_dim(1).mean() * -1.0 + 1.0
+                let x = unit_rows(x.reshape([b * n, d]), NORM_EPSILON);
+                let y = unit_rows(y.reshape([b * n, d]), NORM_EPSILON);
+                (x * y).sum_dim(1).mean() * -1.0 + 1.0
             }
         }
     }
 }
 
 impl BatchLoss for DistillationLoss {
-    fn of(&self, number: usize, student: &Outputs) -> MicroBatchLoss {
-        let pooled = self.term(number, student, POOLED, Reads::Pooled);
-        let patches = self.term(number, student, PATCHES, Reads::Patches);
-        let named = [("train/pooled_loss", &pooled), ("train/patch_loss", &patches)];
-        let gauges =
-            named.iter().filter_map(|(name, term)| Some((*name, term.as_ref()?.clone().inner()))).collect();
-        let weighted =
-            [pooled.map(|term| term * self.pooled_weight), patches.map(|term| term * self.patch_weight)];
-        // One of the weights is above zero, so at least one head exists.
-        let loss =
-            weighted.into_iter().flatten().reduce(|sum, term| sum + term).expect("a head of the method");
-        MicroBatchLoss { loss, gauges }
+    fn micro_batch_loss(&self, number: usize, student: &Outputs) -> MicroBatchLoss {
+        let mut loss: Option<Tensor<1>> = None;
+        let mut gauges = Vec::new();
+        if let Some(pooled) = self.term(number, student, POOLED, Reads::Pooled) {
+            gauges.push(("train/pooled_loss", pooled.clone().inner()));
+            loss = Some(pooled * self.pooled_weight);
+        }
+        if let Some(patches) = self.term(number, student, PATCHES, Reads::Patches) {
+            gauges.push(("train/patch_loss", patches.clone().inner()));
+            let weighted = patches * self.patch_weight;
+            loss = Some(match loss {
+                Some(loss) => loss + weighted,
+                None => weighted,
+            });
+        }
+        // One of the weights is above zero, so that at least one head exists.
+        MicroBatchLoss { loss: loss.expect("a head of the method"), gauges }
     }
 }

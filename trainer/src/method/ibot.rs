@@ -74,7 +74,7 @@ pub struct Config {
     pub center_decay: f64,
     /// Patches over whose scores the center of patches is averaged: the masked ones, the default,
     /// or all, as in the published runs, where the teacher's head scores all of them.
-    #[serde(default, skip_serializing_if = "is_of_masked")]
+    #[serde(default, skip_serializing_if = "is_default_patch_center")]
     pub patch_center: CenteredOn,
     /// Probability with which a view of the first size is masked; 0.5 by default.
     #[serde(default = "default_masked_share")]
@@ -99,7 +99,7 @@ fn default_prototypes() -> usize {
     8192
 }
 
-fn is_of_masked(centered_on: &CenteredOn) -> bool {
+fn is_default_patch_center(centered_on: &CenteredOn) -> bool {
     *centered_on == CenteredOn::MaskedPatches
 }
 
@@ -124,7 +124,7 @@ impl MethodRecipe for Config {
             center_decay: self.center_decay,
             decay_key: "teacher_decay",
         };
-        let of_patches = match self.teacher_patch_temp {
+        let patch_teacher = match self.teacher_patch_temp {
             Some(temperature) => {
                 Teacher { temperature, temperature_key: "method.teacher_patch_temp", ..teacher }
             }
@@ -139,7 +139,7 @@ impl MethodRecipe for Config {
             group: 0,
             smallest_block: SmallestBlock::ThirdOfSide,
         };
-        let method = method.with_patches(None, &of_patches, masks, self.patch_weight, cx)?;
+        let method = method.with_patches(None, &patch_teacher, masks, self.patch_weight, cx)?;
         let method = method.with_patch_center(self.patch_center);
         Ok(Box::new(method.with_column_group(self.prototype_group)?))
     }

@@ -6,8 +6,8 @@
 //! loss = (1 - λ) mean_v,d (z_v - mean_{global} z)²  +  λ mean_v sigreg(z_v)
 //! ```
 //!
-//! No teacher, no stopped gradient and no schedule of its own. Directions of the regularizer are
-//! drawn anew each step.
+//! There is no teacher, no stopped gradient and no schedule of the method. Directions of the
+//! regularizer are drawn anew in each step.
 
 use augment::MultiCrop;
 use burn_tensor::Tensor;
@@ -20,7 +20,7 @@ use ranks::peers::Peers;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::loss::sigreg::{self, Sigreg, directions};
+use super::loss::sigreg::{self, Sigreg, draw_directions};
 use super::network::NetworkSpec;
 use super::{BatchLoss, BatchOutputs, Collective, Method, MethodContext, MethodRecipe, MicroBatchLoss};
 
@@ -100,7 +100,8 @@ impl MethodRecipe for Config {
                     .into(),
             );
         }
-        if cx.views.groups().iter().map(|group| group.n_views).sum::<usize>() < 2 {
+        let n_views: usize = cx.views.groups().iter().map(|group| group.n_views).sum();
+        if n_views < 2 {
             return Err("views: LeJEPA needs two views or more, which are to agree".into());
         }
         let config = self.clone();
@@ -147,16 +148,15 @@ impl Method for LeJepa {
         let Config { embedding, head_hidden, head_output, head_batch_norm, .. } = &self.config;
         let mut units: Vec<Box<dyn Unit>> = Vec::new();
         if let Some(embedding) = embedding {
-            let widths = vec![self.width, *embedding];
             units.push(Box::new(Projection {
                 name: "head.embedding".into(),
-                widths,
+                widths: vec![self.width, *embedding],
                 normalizes: Normalizes::Nothing,
                 has_biases: true,
             }));
         }
         let width = embedding.unwrap_or(self.width);
-        units.push(Box::new(Projection::of_head(width, head_hidden, *head_output, *head_batch_norm)));
+        units.push(Box::new(Projection::for_head(width, head_hidden, *head_output, *head_batch_norm)));
         let heads = vec![Head::new(HEAD, Reads::Pooled, units)];
         vec![NetworkSpec::trained(STUDENT, heads, self.views.groups().len())]
     }
@@ -177,7 +177,8 @@ impl Method for LeJepa {
     ) -> Result<Box<dyn BatchLoss>, EngineError> {
         let views: Vec<Tensor<3>> = batch.trained.iter().map(all_views).collect();
         let [_, _, d] = views[0].dims();
-        let sigreg = Sigreg::of(&views, directions(self.seed, step, [self.config.directions, d]), peers)?;
+        let directions = draw_directions(self.seed, step, self.config.directions, d);
+        let sigreg = Sigreg::new(&views, directions, peers)?;
         let n_central = match self.config.center {
             Center::Global => self.views.groups()[0].n_views,
             Center::All => self.views.groups().iter().map(|group| group.n_views).sum(),
@@ -191,13 +192,10 @@ impl Method for LeJepa {
     }
 }
 
-/// All views of each image, `[B, V, D]`.
+/// Returns all views of each image, `[B, V, D]`.
 fn all_views(outputs: &Outputs) -> Tensor<3> {
     let mut sizes = outputs.heads.on_all_views(HEAD);
-    match sizes.len() {
-        1 => sizes.remove(0),
-        _ => Tensor::cat(sizes, 1),
-    }
+    if sizes.len() == 1 { sizes.remove(0) } else { Tensor::cat(sizes, 1) }
 }
 
 /// LeJEPA's loss of a batch.
@@ -209,12 +207,12 @@ struct LeJepaLoss {
 }
 
 impl BatchLoss for LeJepaLoss {
-    fn of(&self, _: usize, student: &Outputs) -> MicroBatchLoss {
+    fn micro_batch_loss(&self, _: usize, student: &Outputs) -> MicroBatchLoss {
         let views = all_views(student);
         let [b, _, d] = views.dims();
         let center = views.clone().slice([0..b, 0..self.n_central, 0..d]).mean_dim(1);
-        let off = views.clone() - center;
-        let invariance = (off.clone() * off).mean();
+        let difference = views.clone() - center;
+        let invariance = (difference.clone() * difference).mean();
         let gauges = vec![
             ("train/invariance_loss", invariance.clone().inner()),
             ("train/sigreg_loss", self.sigreg.value()),

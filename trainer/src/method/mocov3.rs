@@ -23,7 +23,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::loss::info_nce::{self, Keys};
-use super::network::{Moves, NetworkSpec};
+use super::network::{NetworkSpec, UpdateRule};
 use super::{
     BatchLoss, BatchOutputs, Collective, Gauges, Method, MethodContext, MethodRecipe, MicroBatchLoss,
 };
@@ -162,7 +162,8 @@ struct MocoV3 {
 }
 
 impl MocoV3 {
-    /// A multi-layer perceptron without biases, whose hidden layers are normalized.
+    /// Returns a head that is a multi-layer perceptron without biases, whose hidden layers are
+    /// normalized.
     fn head(&self, name: &'static str, reads: Reads, hidden: &[usize], normalizes: Normalizes) -> Head {
         let width = if reads == Reads::Pooled { self.width } else { self.config.output };
         let widths = [&[width], hidden, &[self.config.output]].concat();
@@ -172,6 +173,13 @@ impl MocoV3 {
 
     fn projector(&self) -> Head {
         self.head(PROJECTOR, Reads::Pooled, &self.config.projector_hidden, Normalizes::All)
+    }
+
+    /// Gathers the keys of view `view` of the global batch.
+    fn keys(&self, momentum: &[Outputs], view: usize, peers: Peers<'_>) -> Result<Keys, EngineError> {
+        let rows: Vec<Tensor<2>> =
+            momentum.iter().map(|outputs| unit_output(outputs, PROJECTOR, view)).collect();
+        Keys::new(&rows, self.config.temperature, peers)
     }
 }
 
@@ -184,9 +192,9 @@ impl Method for MocoV3 {
         let normalizes = if self.config.predictor_output_norm { Normalizes::All } else { Normalizes::Hidden };
         let predictor =
             self.head(PREDICTOR, Reads::Head(PROJECTOR), &self.config.predictor_hidden, normalizes);
-        let moves = Moves::Average { of: BASE, decay: self.decay, moves_first: true };
+        let update_rule = UpdateRule::Average { source: BASE, decay: self.decay, updates_before_step: true };
         vec![
-            NetworkSpec { moves, ..NetworkSpec::trained(MOMENTUM, vec![self.projector()], 2) },
+            NetworkSpec { update_rule, ..NetworkSpec::trained(MOMENTUM, vec![self.projector()], 2) },
             NetworkSpec::trained(BASE, vec![self.projector(), predictor], 2),
         ]
     }
@@ -205,14 +213,10 @@ impl Method for MocoV3 {
         _: u64,
         peers: Peers<'_>,
     ) -> Result<Box<dyn BatchLoss>, EngineError> {
-        let momentum = batch.of(MOMENTUM);
-        let keys = |view: usize| {
-            let rows: Vec<Tensor<2>> =
-                momentum.iter().map(|outputs| rows(outputs, PROJECTOR, view)).collect();
-            Keys::of(&rows, self.config.temperature, peers)
-        };
+        let momentum = batch.network_outputs(MOMENTUM);
+        let keys = [self.keys(momentum, 0, peers)?, self.keys(momentum, 1, peers)?];
         let n_images = momentum.first().map_or(0, |outputs| outputs.n_images());
-        Ok(Box::new(MocoV3Loss { keys: [keys(0)?, keys(1)?], positions: peers.positions(n_images) }))
+        Ok(Box::new(MocoV3Loss { keys, positions: peers.positions(n_images) }))
     }
 
     fn collectives(&self) -> Vec<Collective> {
@@ -228,8 +232,8 @@ impl Method for MocoV3 {
     }
 }
 
-/// Returns the output of the head `head` for view `view`, at length one, `[B, D]`.
-fn rows(outputs: &Outputs, head: &str, view: usize) -> Tensor<2> {
+/// Returns the output of the head `head` for view `view`, scaled to length one, `[B, D]`.
+fn unit_output(outputs: &Outputs, head: &str, view: usize) -> Tensor<2> {
     let z = outputs.heads.on_views(head, view);
     let [b, v, d] = z.dims();
     unit_rows(z.reshape([b * v, d]), NORM_EPSILON)
@@ -244,10 +248,10 @@ struct MocoV3Loss {
 }
 
 impl BatchLoss for MocoV3Loss {
-    fn of(&self, number: usize, base: &Outputs) -> MicroBatchLoss {
+    fn micro_batch_loss(&self, number: usize, base: &Outputs) -> MicroBatchLoss {
         let [first, second] = [0, 1].map(|view| {
             // Each view predicts the key of the other.
-            self.keys[1 - view].loss(rows(base, PREDICTOR, view), &self.positions[number])
+            self.keys[1 - view].loss(unit_output(base, PREDICTOR, view), &self.positions[number])
         });
         MicroBatchLoss { loss: first + second, gauges: Vec::new() }
     }

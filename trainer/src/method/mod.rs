@@ -1,8 +1,8 @@
-//! Self-supervised methods. Each owns its views, heads, targets, loss and any state that is updated
-//! without gradients; none touches loader, optimizer, sharding or checkpoint.
+//! Self-supervised methods. A method defines its views, heads, targets, loss and any state that is
+//! updated without gradients. It does not access the loader, optimizer, sharding or checkpoint.
 //!
-//! A new method is one file, with a `Config` that is a [`MethodRecipe`], and one line in
-//! `registry`.
+//! To add a method, write one file with a `Config` that implements [`MethodRecipe`], and add one
+//! line to `registry`.
 
 pub(crate) mod check;
 mod collective;
@@ -47,7 +47,7 @@ use self::network::{FrozenEntry, NetworkSpec};
 use crate::schedule::RunLength;
 
 /// Gauge of the part of the loss in which the trained network predicts targets. A method whose loss
-/// has no other part leaves it out.
+/// has no other part does not report it.
 pub(crate) const MATCH_LOSS: &str = "train/match_loss";
 
 /// Named numbers of a step, for the metrics row.
@@ -58,26 +58,27 @@ pub trait Method: Send + Sync {
     /// Views that the method needs of each image.
     fn views(&self) -> &MultiCrop;
 
-    /// Networks of the method, in the order in which they run; the trained network runs last,
-    /// wherever it is listed.
+    /// Networks of the method, in the order in which they run. The trained network always runs
+    /// last, wherever it is listed.
     fn networks(&self) -> Vec<NetworkSpec>;
 
     /// Name of the network that is evaluated and exported.
     fn evaluated(&self) -> &'static str;
 
-    /// Number of ranks among which the columns of divided heads are divided; 1 without such heads.
+    /// Number of ranks among which the columns of divided heads are divided; 1 if no head is
+    /// divided.
     fn column_group_size(&self) -> usize {
         1
     }
 
-    /// Returns the key of a setting with which a run does not start from random weights, if it is
-    /// set so.
+    /// Returns the key of a setting whose value does not allow a run to start from random weights,
+    /// if there is one.
     fn needs_trained_weights(&self) -> Option<&'static str> {
         None
     }
 
-    /// Masks of views of one size; [`Sight::masked`](network::Sight) says for which networks masked
-    /// patches are hidden.
+    /// Rule for masks of the views of one size. [`SeenViews::masked`](network::SeenViews)
+    /// determines the networks from which masked patches are hidden.
     fn masks(&self) -> Option<MaskRule> {
         None
     }
@@ -87,18 +88,18 @@ pub trait Method: Send + Sync {
         StatSets::per_size(self.views().groups().len())
     }
 
-    /// Sets of view sizes that share statistics over the batch within heads.
+    /// Sets of view sizes that share statistics over the batch in heads.
     fn head_stat_sets(&self) -> StatSets {
         StatSets::joint(self.views().groups().len())
     }
 
-    /// Returns whether [`Method::prepare`] needs the output of the trained network's heads, at the
-    /// cost of a second pass through them.
+    /// Returns whether [`Method::prepare`] needs the output of the trained network's heads, which
+    /// costs a second pass through them.
     fn prepares_with_heads(&self) -> bool {
         false
     }
 
-    /// Computes the values of the whole batch that the loss of each micro-batch needs, such as
+    /// Computes the values of the global batch that the loss of each micro-batch needs, such as
     /// targets that are balanced over images, or neighbors. `peers` exchanges data with the
     /// micro-batches of other ranks.
     ///
@@ -111,14 +112,14 @@ pub trait Method: Send + Sync {
         peers: Peers<'_>,
     ) -> Result<Box<dyn BatchLoss>, EngineError>;
 
-    /// Returns the collectives of [`Method::prepare`] in a step late in the run, in their order:
-    /// plans count them. Exchanges within column groups are left out.
+    /// Returns the collectives of [`Method::prepare`] in a step late in the run, in their order,
+    /// for the estimates of plans. Exchanges within column groups are not included.
     fn collectives(&self) -> Vec<Collective> {
         Vec::new()
     }
 
-    /// Updates state that has no gradient, such as a center, from the values that the loss of an
-    /// accepted step observed, by their names.
+    /// Updates state that has no gradient, such as a center, from the named values that the loss of
+    /// an accepted step observed.
     fn after_step(&mut self, observed: &[(&'static str, Vec<f32>)]) {
         let _ = observed;
     }
@@ -130,23 +131,23 @@ pub trait Method: Send + Sync {
     }
 
     /// Value of [`MATCH_LOSS`] at chance level, for a trained network that has learned nothing, if
-    /// there is one.
+    /// it is defined.
     fn uninformed_loss(&self) -> Option<f64> {
         None
     }
 
-    /// Targets that are distributions over prototypes: a run whose targets become uniform has
+    /// Targets that are distributions over prototypes. A run whose targets become uniform has
     /// collapsed.
     fn target_distributions(&self) -> Vec<TargetDistribution> {
         Vec::new()
     }
 
-    /// Values that a checkpoint must hold, with their names.
+    /// Values that a checkpoint must contain, with their names.
     fn state(&self) -> Vec<(String, Vec<f32>)> {
         Vec::new()
     }
 
-    /// Restores values that a checkpoint held. Unknown names are ignored.
+    /// Restores values from a checkpoint. Unknown names are ignored.
     ///
     /// # Errors
     /// A message with the name of a value of the wrong length.
@@ -158,15 +159,15 @@ pub trait Method: Send + Sync {
 
 /// Outputs of the networks for this rank's micro-batches, without a graph.
 pub struct BatchOutputs<'a> {
-    /// Outputs of the trained network, by micro-batch; without heads unless
+    /// Outputs of the trained network, by micro-batch; without those of heads unless
     /// [`Method::prepares_with_heads`].
     pub trained: &'a [Outputs],
     /// Outputs of the other networks by name, by micro-batch.
     pub others: &'a [(&'static str, Vec<Outputs>)],
     /// This rank's columns of divided heads; `None` if no head is divided.
     pub columns: Option<ColumnOutputs<'a>>,
-    /// Applies the trained network's head of the given name, which has no statistics over the
-    /// batch, to vectors `[n, V, D]` that are not part of this batch, without a graph.
+    /// Applies the trained network's head of the given name, which must not have statistics over
+    /// the batch, to vectors `[n, V, D]` that are not part of this batch, without a graph.
     pub score: &'a dyn Fn(&str, Tensor<3>) -> Tensor<3>,
 }
 
@@ -175,14 +176,14 @@ impl BatchOutputs<'_> {
     ///
     /// # Panics
     /// If there is no such network: a bug in the method, which lists its networks itself.
-    pub fn of(&self, name: &str) -> &[Outputs] {
-        let found = self.others.iter().find(|(of, _)| *of == name);
-        &found.unwrap_or_else(|| panic!("the method has no network {name}")).1
+    pub fn network_outputs(&self, name: &str) -> &[Outputs] {
+        let entry = self.others.iter().find(|(network, _)| *network == name);
+        &entry.unwrap_or_else(|| panic!("the method has no network {name}")).1
     }
 }
 
-/// This rank's columns of divided heads, `[B, V, K / C]` and for masked cells `[R, 1, K / C]`
-/// without a graph, by micro-batch of the column group.
+/// This rank's columns of the outputs of divided heads, by micro-batch of the column group, without
+/// a graph: `[B, V, K / C]`, and `[R, 1, K / C]` for masked cells.
 #[derive(Clone, Copy)]
 pub struct ColumnOutputs<'a> {
     /// The column group.
@@ -198,29 +199,29 @@ impl ColumnOutputs<'_> {
     ///
     /// # Panics
     /// If there is no such network: a bug in the method, which lists its networks itself.
-    pub fn of(&self, name: &str) -> &[HeadOutputs] {
-        let found = self.others.iter().find(|(of, _)| *of == name);
-        &found.unwrap_or_else(|| panic!("the method has no network {name}")).1
+    pub fn network_outputs(&self, name: &str) -> &[HeadOutputs] {
+        let entry = self.others.iter().find(|(network, _)| *network == name);
+        &entry.unwrap_or_else(|| panic!("the method has no network {name}")).1
     }
 }
 
-/// The loss of a batch, once everything that depends on the whole batch is known.
+/// The loss of a batch, after everything that depends on the global batch has been computed.
 pub trait BatchLoss {
     /// Returns the loss of this rank's micro-batch `number`, given the outputs of the trained
-    /// network with their graph; where heads are divided, without the terms that depend on them.
-    fn of(&self, number: usize, trained: &Outputs) -> MicroBatchLoss;
+    /// network with their graph. Terms that depend on divided heads are not included.
+    fn micro_batch_loss(&self, number: usize, trained: &Outputs) -> MicroBatchLoss;
 
-    /// Returns the part that this rank's columns add to the terms of micro-batch `number` of the
-    /// column group that depend on divided heads, given their outputs with their graph. The sum
-    /// over the group's ranks is the loss, and the sum of their gauges is that of the micro-batch.
-    /// All ranks of the group call it for the same micro-batches in the same order.
+    /// Returns this rank's share of the terms of micro-batch `number` of the column group that
+    /// depend on divided heads, given the outputs of these heads with their graph. Losses and
+    /// gauges of the group's ranks add up to those of the micro-batch. All ranks of the group call
+    /// this method for the same micro-batches in the same order.
     ///
     /// # Errors
     /// [`EngineError`].
     ///
     /// # Panics
     /// In a method that divides no head.
-    fn of_columns(
+    fn column_loss(
         &self,
         number: usize,
         scores: &HeadOutputs,
@@ -230,28 +231,28 @@ pub trait BatchLoss {
         panic!("a method that divides a head has a loss by columns");
     }
 
-    /// Values of the whole batch for [`Method::after_step`], by name, `[n]` each: the same on all
+    /// Values of the global batch for [`Method::after_step`], by name, `[n]` each, equal on all
     /// ranks.
     fn observed(&self) -> Vec<(&'static str, Tensor<1>)> {
         Vec::new()
     }
 }
 
-/// Targets that are distributions over prototypes, as warnings of collapse see them.
+/// Description of targets that are distributions over prototypes, for warnings of collapse.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TargetDistribution {
     /// Gauge with the mean entropy of the targets.
     pub entropy: &'static str,
     /// Entropy of uniform targets, the logarithm of the number of prototypes.
     pub uniform_entropy: f64,
-    /// Key of the recipe that makes the targets sharper when it is lowered.
+    /// Key of the recipe whose lower values make the targets sharper.
     pub sharpness_key: &'static str,
 }
 
 impl TargetDistribution {
-    /// Describes targets over `n_prototypes`, with the gauge of their entropy and the key that
-    /// sharpens them.
-    pub fn over(n_prototypes: usize, entropy: &'static str, sharpness_key: &'static str) -> Self {
+    /// Creates the description of targets over `n_prototypes`, with the gauge of their entropy and
+    /// the key that sharpens them.
+    pub fn new(n_prototypes: usize, entropy: &'static str, sharpness_key: &'static str) -> Self {
         Self { entropy, uniform_entropy: (n_prototypes as f64).ln(), sharpness_key }
     }
 }
@@ -262,7 +263,7 @@ pub struct MicroBatchLoss {
     pub loss: Tensor<1>,
     /// Gauges to report, `[1]` each without a graph: means over the micro-batch. All micro-batches
     /// on all ranks have the same gauges in the same order. They stay on the device until the host
-    /// waits for it anyway.
+    /// synchronizes with it for another reason.
     pub gauges: Vec<(&'static str, Tensor<1>)>,
 }
 
@@ -279,14 +280,14 @@ pub(crate) trait MethodRecipe {
         Vec::new()
     }
 
-    /// Changes settings that count images to fit a batch of `batch_size`, which is not that of the
+    /// Adapts settings that count images to a batch of `batch_size`, which differs from that of the
     /// recipe: for benchmarks.
     fn fit_batch(&mut self, batch_size: usize) {
         let _ = batch_size;
     }
 
-    /// Small settings that together use every feature of the method, each with its views, for the
-    /// conformance tests.
+    /// Settings of small models that together use every feature of the method, each with its views,
+    /// for the conformance tests.
     #[cfg(test)]
     fn examples() -> Vec<(Self, MultiCrop)>
     where

@@ -1,5 +1,5 @@
-//! The networks that a method trains and compares: their parts, their views and how their weights
-//! change.
+//! The networks that a method trains and compares: their parts, their views and the rules by which
+//! their weights are updated.
 
 use std::collections::BTreeMap;
 
@@ -15,24 +15,23 @@ use crate::schedule::Schedule;
 
 /// Specification of a network.
 pub struct NetworkSpec {
-    /// Name of the network: that of its weights in checkpoints and in metrics, unique within the
-    /// method.
+    /// Name of the network in checkpoints and metrics, unique within the method.
     pub name: &'static str,
     /// Backbone of the network.
     pub backbone: Backbone,
-    /// Heads of the network; a head that reads another one comes after it.
+    /// Heads of the network. A head that reads another one comes after it.
     pub heads: Vec<Head>,
     /// Views that the network sees.
-    pub sees: Vec<Sight>,
+    pub sees: Vec<SeenViews>,
     /// Whether the backbone has a token for masked patches.
     pub takes_masks: bool,
-    /// Rule by which the weights change.
-    pub moves: Moves,
+    /// Rule by which the weights are updated.
+    pub update_rule: UpdateRule,
 }
 
-/// Views of one size as a network sees them.
+/// Views of one size that a network sees.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Sight {
+pub struct SeenViews {
     /// Number of the view size.
     pub size: usize,
     /// Whether masked patches are hidden from the network.
@@ -43,39 +42,39 @@ pub struct Sight {
 #[derive(Debug, Clone, PartialEq)]
 pub enum Backbone {
     /// The recipe's backbone.
-    OfRecipe,
-    /// A backbone of its own, with the normalization of its pixels.
-    Own(Box<ModelConfig>, Normalization),
+    Recipe,
+    /// Another backbone, with the normalization of its pixels.
+    Custom(Box<ModelConfig>, Normalization),
 }
 
-/// Rule by which the weights of a network change. Exactly one network of a method moves by
-/// gradient: the trained network.
+/// Rule by which the weights of a network are updated. Exactly one network of a method is updated
+/// by gradient: the trained network.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Moves {
+pub enum UpdateRule {
     /// Update by gradient: the trained network.
-    ByGradient,
+    Gradient,
     /// Moving average of another network, which comes before it or is the trained network.
     Average {
         /// Name of the other network.
-        of: &'static str,
-        /// Decay of the average, by step: share of the old weights that stays.
+        source: &'static str,
+        /// Decay of the average by step: the factor of the old weights.
         decay: Schedule,
         /// Whether the average is updated before a step, with the decay of that step, instead of
         /// after it.
-        moves_first: bool,
+        updates_before_step: bool,
     },
     /// Copy of the weights of another network, which comes before it or is the trained network.
     Copy {
         /// Name of the other network.
-        of: &'static str,
+        source: &'static str,
         /// Steps between two copies.
         every_steps: u64,
-        /// Steps before the first copy.
+        /// Step before which the first copy is made.
         from_step: u64,
-        /// Most copies after the first one.
+        /// Maximum number of copies after the first one.
         max_updates: u64,
     },
-    /// Frozen: the weights come from a file.
+    /// No update: the weights come from a file.
     Frozen,
 }
 
@@ -104,13 +103,13 @@ pub struct FrozenWeights {
     pub saw_masks: bool,
 }
 
-/// A frozen network of a method's settings.
+/// A frozen network in the settings of a method.
 pub struct FrozenEntry<'a> {
-    /// Name that the method has for it.
+    /// Name of the network in the method.
     pub name: &'static str,
     /// Source of its weights.
     pub weights: &'a mut FrozenWeights,
-    /// Whether it has the heads of the run that trained it.
+    /// Whether the heads of the run that trained it are needed.
     pub has_heads: bool,
 }
 
@@ -118,22 +117,29 @@ impl NetworkSpec {
     /// Returns the specification of a trained network with the recipe's backbone that sees all of
     /// `n_sizes` view sizes.
     pub fn trained(name: &'static str, heads: Vec<Head>, n_sizes: usize) -> Self {
-        let sees = (0..n_sizes).map(|size| Sight { size, masked: false }).collect();
-        Self { name, backbone: Backbone::OfRecipe, heads, sees, takes_masks: false, moves: Moves::ByGradient }
+        let sees = (0..n_sizes).map(|size| SeenViews { size, masked: false }).collect();
+        Self {
+            name,
+            backbone: Backbone::Recipe,
+            heads,
+            sees,
+            takes_masks: false,
+            update_rule: UpdateRule::Gradient,
+        }
     }
 
-    /// Returns whether initial weights of a run are those of this network.
+    /// Returns whether a run that starts from weights starts this network from them.
     pub fn starts_from_weights(&self) -> bool {
-        self.backbone == Backbone::OfRecipe && self.moves != Moves::Frozen
+        self.backbone == Backbone::Recipe && self.update_rule != UpdateRule::Frozen
     }
 
-    /// Units of the network's backbone, where `recipe` is the backbone of the recipe.
+    /// Units of the network's backbone. `recipe` is the backbone of the recipe.
     pub fn units(&self, recipe: &ModelConfig) -> Vec<Box<dyn Unit>> {
         self.units_to(self.readout(), recipe)
     }
 
-    /// Units of the network's backbone as in [`NetworkSpec::units`], with the features of `readout`
-    /// as output.
+    /// Units of the network's backbone as in [`NetworkSpec::units`], whose output are the features
+    /// of `readout`.
     pub fn units_to(&self, readout: Readout, recipe: &ModelConfig) -> Vec<Box<dyn Unit>> {
         let model = self.model(recipe);
         let masked = self.takes_masks.then(|| model.masked_units(readout)).flatten();
@@ -142,31 +148,31 @@ impl NetworkSpec {
 
     /// Numbers of the view sizes that the network sees.
     pub fn sizes(&self) -> Vec<usize> {
-        self.sees.iter().map(|sight| sight.size).collect()
+        self.sees.iter().map(|views| views.size).collect()
     }
 
     /// Features that the network's backbone outputs.
     pub fn readout(&self) -> Readout {
-        // A network that another one is compared with, and that has no head, is compared by all of
-        // its features.
-        let is_compared = matches!(self.moves, Moves::Frozen | Moves::Copy { .. });
+        // The outputs of a frozen or copied network are targets: without heads, all of its
+        // features.
+        let is_compared = matches!(self.update_rule, UpdateRule::Frozen | UpdateRule::Copy { .. });
         if self.heads.is_empty() && is_compared { Readout::All } else { readout(&self.heads) }
     }
 
-    /// Backbone of the network, where `recipe` is the backbone of the recipe.
+    /// Backbone of the network. `recipe` is the backbone of the recipe.
     pub fn model<'a>(&'a self, recipe: &'a ModelConfig) -> &'a ModelConfig {
         match &self.backbone {
-            Backbone::OfRecipe => recipe,
-            Backbone::Own(model, _) => model,
+            Backbone::Recipe => recipe,
+            Backbone::Custom(model, _) => model,
         }
     }
 
-    /// Conversion of pixels into the input of the first unit, where `recipe` is that of the
+    /// Conversion of pixels into the input of the first unit. `recipe` is the conversion for the
     /// recipe's backbone.
     pub fn input(&self, recipe: PixelInput) -> PixelInput {
         match &self.backbone {
-            Backbone::OfRecipe => recipe,
-            Backbone::Own(model, normalization) => {
+            Backbone::Recipe => recipe,
+            Backbone::Custom(model, normalization) => {
                 let pixels = Pixels { normalization: normalization.clone(), depth: recipe.pixels.depth };
                 PixelInput { cell_px: model.cell_px(), pixels }
             }
@@ -174,29 +180,33 @@ impl NetworkSpec {
     }
 }
 
-impl Moves {
-    /// Returns the name of the network that this one copies from time to time, if it does.
-    pub fn copies(self) -> Option<&'static str> {
+impl UpdateRule {
+    /// Returns the name of the network that is copied, if the rule is [`UpdateRule::Copy`].
+    pub fn copied_network(self) -> Option<&'static str> {
         match self {
-            Self::Copy { of, .. } => Some(of),
-            Self::ByGradient | Self::Average { .. } | Self::Frozen => None,
+            Self::Copy { source, .. } => Some(source),
+            Self::Gradient | Self::Average { .. } | Self::Frozen => None,
         }
     }
 
-    /// Returns the network whose weights this one follows, if any, and the share of the old weights
-    /// that stays once the step before `next_step` has been taken.
-    pub fn follows(self, next_step: u64) -> Option<(&'static str, f64)> {
+    /// Returns the network from which the weights are updated between the step before `next_step`
+    /// and `next_step`, if there is one, and the factor of the old weights.
+    pub fn source_and_decay(self, next_step: u64) -> Option<(&'static str, f64)> {
         match self {
-            Self::ByGradient | Self::Frozen => None,
-            // The end of a step is the same moment as the beginning of the next one.
-            Self::Average { of, decay, moves_first } => {
-                Some((of, decay.at(if moves_first { next_step } else { next_step.saturating_sub(1) })))
+            Self::Gradient | Self::Frozen => None,
+            Self::Average { source, decay, updates_before_step } => {
+                // An update after a step and one before the next step happen at the same time.
+                let step = if updates_before_step { next_step } else { next_step.saturating_sub(1) };
+                Some((source, decay.at(step)))
             }
-            Self::Copy { of, every_steps, from_step, max_updates } => {
-                let is_due = next_step.checked_sub(from_step).is_some_and(|since| {
-                    since.is_multiple_of(every_steps) && since / every_steps <= max_updates
-                });
-                Some((of, if is_due { 0.0 } else { 1.0 }))
+            Self::Copy { source, every_steps, from_step, max_updates } => {
+                let is_due = match next_step.checked_sub(from_step) {
+                    Some(elapsed) => {
+                        elapsed.is_multiple_of(every_steps) && elapsed / every_steps <= max_updates
+                    }
+                    None => false,
+                };
+                Some((source, if is_due { 0.0 } else { 1.0 }))
             }
         }
     }
@@ -206,14 +216,17 @@ impl Moves {
 mod tests {
     use super::*;
 
+    /// Returns the factors of the old weights before steps 1 to 8 of a network that is copied every
+    /// two steps from step 4 on.
+    fn copy_decays(max_updates: u64) -> Vec<f64> {
+        let rule = UpdateRule::Copy { source: "a", every_steps: 2, from_step: 4, max_updates };
+        (1..9).map(|next_step| rule.source_and_decay(next_step).unwrap().1).collect()
+    }
+
     #[test]
-    fn copies_are_made_from_a_step_on() {
-        let stays = |max_updates| -> Vec<f64> {
-            let moves = Moves::Copy { of: "a", every_steps: 2, from_step: 4, max_updates };
-            (1..9).map(|next| moves.follows(next).unwrap().1).collect()
-        };
-        assert_eq!(stays(u64::MAX), [1.0, 1.0, 1.0, 0.0, 1.0, 0.0, 1.0, 0.0]);
-        assert_eq!(stays(1), [1.0, 1.0, 1.0, 0.0, 1.0, 0.0, 1.0, 1.0]);
-        assert_eq!(stays(0), [1.0, 1.0, 1.0, 0.0, 1.0, 1.0, 1.0, 1.0]);
+    fn copies_begin_at_their_first_step_and_end_after_the_maximum_number() {
+        assert_eq!(copy_decays(u64::MAX), [1.0, 1.0, 1.0, 0.0, 1.0, 0.0, 1.0, 0.0]);
+        assert_eq!(copy_decays(1), [1.0, 1.0, 1.0, 0.0, 1.0, 0.0, 1.0, 1.0]);
+        assert_eq!(copy_decays(0), [1.0, 1.0, 1.0, 0.0, 1.0, 1.0, 1.0, 1.0]);
     }
 }

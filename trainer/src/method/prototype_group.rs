@@ -1,11 +1,11 @@
-//! The key `method.prototype_group`: the number of ranks that divide prototypes among them.
+//! The key `method.prototype_group`: the number of ranks among which prototypes are divided.
 
-/// Default of the key: no rank divides prototypes.
+/// Default of the key: prototypes are not divided.
 pub(super) fn default_prototype_group() -> usize {
     1
 }
 
-/// Checks that `prototypes`, of which `key` sets the number, divide among `size` ranks.
+/// Checks that `prototypes`, the value of `key`, is divisible by `size` ranks.
 ///
 /// # Errors
 /// A message with the key.

@@ -40,15 +40,15 @@ macro_rules! methods {
                 }
             }
 
-            /// Changes settings that count images to fit a batch of `batch_size`, which is not that
-            /// of the recipe.
+            /// Adapts settings that count images to a batch of `batch_size`, which differs from
+            /// that of the recipe.
             pub fn fit_batch(&mut self, batch_size: usize) {
                 match self {
                     $($(#[cfg($cfg)])? Self::$name(config) => config.fit_batch(batch_size),)*
                 }
             }
 
-            /// Small methods of every kind, each with its views.
+            /// Small examples of every method, each with its views.
             #[cfg(test)]
             pub(crate) fn examples() -> Vec<(Self, augment::MultiCrop)> {
                 let mut all = Vec::new();

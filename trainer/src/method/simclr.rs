@@ -106,7 +106,7 @@ impl Method for SimClr {
 
     fn networks(&self) -> Vec<NetworkSpec> {
         let Config { head_hidden, head_output, head_batch_norm, .. } = &self.config;
-        let projection = Projection::of_head(self.width, head_hidden, *head_output, *head_batch_norm);
+        let projection = Projection::for_head(self.width, head_hidden, *head_output, *head_batch_norm);
         let head = Head::new(HEAD, Reads::Pooled, vec![Box::new(projection)]);
         vec![NetworkSpec::trained(STUDENT, vec![head], 1)]
     }
@@ -127,7 +127,7 @@ impl Method for SimClr {
     ) -> Result<Box<dyn BatchLoss>, EngineError> {
         let views: Vec<Tensor<3>> = batch.trained.iter().map(unit_views).collect();
         let [b, _, _] = views[0].dims();
-        let contrast = Contrast::of(&views, self.config.temperature, peers)?;
+        let contrast = Contrast::new(&views, self.config.temperature, peers)?;
         let positions = peers.positions(b);
         Ok(Box::new(SimClrLoss { contrast, positions }))
     }
@@ -137,7 +137,7 @@ impl Method for SimClr {
     }
 }
 
-/// Returns both views of each image at length one, `[B, 2, D]`.
+/// Returns both views of each image, scaled to length one, `[B, 2, D]`.
 fn unit_views(outputs: &Outputs) -> Tensor<3> {
     let z = outputs.heads.on_views(HEAD, 0);
     let [b, v, d] = z.dims();
@@ -152,7 +152,7 @@ struct SimClrLoss {
 }
 
 impl BatchLoss for SimClrLoss {
-    fn of(&self, number: usize, student: &Outputs) -> MicroBatchLoss {
+    fn micro_batch_loss(&self, number: usize, student: &Outputs) -> MicroBatchLoss {
         let loss = self.contrast.loss(unit_views(student), &self.positions[number]);
         MicroBatchLoss { loss, gauges: Vec::new() }
     }

@@ -18,7 +18,7 @@ use ranks::peers::Peers;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::network::{Moves, NetworkSpec};
+use super::network::{NetworkSpec, UpdateRule};
 use super::{BatchLoss, BatchOutputs, Collective, Method, MethodContext, MethodRecipe, MicroBatchLoss};
 use crate::schedule::Schedule;
 
@@ -71,11 +71,15 @@ impl Method for Toy {
         };
         let scores = || head("scores", Reads::Pooled, self.width);
         let cells = || head("cells", Reads::Patches, self.width);
-        let average = Moves::Average { of: "learner", decay: self.decay, moves_first: true };
-        let past = Moves::Copy { of: "average", every_steps: 2, from_step: 2, max_updates: u64::MAX };
+        let average = UpdateRule::Average { source: "learner", decay: self.decay, updates_before_step: true };
+        let past =
+            UpdateRule::Copy { source: "average", every_steps: 2, from_step: 2, max_updates: u64::MAX };
         vec![
-            NetworkSpec { moves: average, ..NetworkSpec::trained("average", vec![scores(), cells()], 2) },
-            NetworkSpec { moves: past, ..NetworkSpec::trained("past", vec![cells()], 1) },
+            NetworkSpec {
+                update_rule: average,
+                ..NetworkSpec::trained("average", vec![scores(), cells()], 2)
+            },
+            NetworkSpec { update_rule: past, ..NetworkSpec::trained("past", vec![cells()], 1) },
             NetworkSpec::trained(
                 "learner",
                 vec![scores(), head("guess", Reads::Head("scores"), self.k), cells()],
@@ -113,8 +117,12 @@ impl Method for Toy {
         let shift: Tensor<3> = (mean.clone() + seen).unsqueeze();
         let target = |outputs: &Outputs| outputs.heads.on_views("scores", 1).mean_dim(1) - shift.clone();
         Ok(Box::new(ToyLoss {
-            targets: batch.of("average").iter().map(target).collect(),
-            past: batch.of("past").iter().map(|outputs| outputs.heads.on_views("cells", 0)).collect(),
+            targets: batch.network_outputs("average").iter().map(target).collect(),
+            past: batch
+                .network_outputs("past")
+                .iter()
+                .map(|outputs| outputs.heads.on_views("cells", 0))
+                .collect(),
             mean,
         }))
     }
@@ -145,7 +153,7 @@ impl Method for Toy {
 }
 
 impl BatchLoss for ToyLoss {
-    fn of(&self, number: usize, student: &Outputs) -> MicroBatchLoss {
+    fn micro_batch_loss(&self, number: usize, student: &Outputs) -> MicroBatchLoss {
         let targets = &self.targets[number];
         let past = &self.past[number];
         let guesses = student.heads.on_all_views("guess").into_iter();

@@ -18,7 +18,7 @@ use ranks::peers::Peers;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::network::{Moves, NetworkSpec, Sight};
+use super::network::{NetworkSpec, SeenViews, UpdateRule};
 use super::{BatchLoss, BatchOutputs, Method, MethodContext, MethodRecipe, MicroBatchLoss};
 use crate::schedule::Schedule;
 
@@ -87,14 +87,15 @@ impl Method for Toy {
         let both =
             || vec![head("scores", Reads::Pooled, self.width), head("cells", Reads::Masked, self.width)];
         let guess = head("guess", Reads::Head("cells"), self.k);
-        let moves = Moves::Average { of: "learner", decay: self.decay, moves_first: false };
+        let update_rule =
+            UpdateRule::Average { source: "learner", decay: self.decay, updates_before_step: false };
         let masked = |name, heads, n_sizes| NetworkSpec {
             takes_masks: true,
             ..NetworkSpec::trained(name, heads, n_sizes)
         };
-        let sees = vec![Sight { size: 0, masked: true }, Sight { size: 1, masked: false }];
+        let sees = vec![SeenViews { size: 0, masked: true }, SeenViews { size: 1, masked: false }];
         vec![
-            NetworkSpec { moves, ..masked("average", both(), 1) },
+            NetworkSpec { update_rule, ..masked("average", both(), 1) },
             NetworkSpec {
                 sees,
                 ..masked("learner", [both(), vec![guess]].into_iter().flatten().collect(), 2)
@@ -112,12 +113,12 @@ impl Method for Toy {
         _: u64,
         _: Peers<'_>,
     ) -> Result<Box<dyn BatchLoss>, EngineError> {
-        Ok(Box::new(ToyLoss { targets: batch.of("average").to_vec() }))
+        Ok(Box::new(ToyLoss { targets: batch.network_outputs("average").to_vec() }))
     }
 }
 
 impl BatchLoss for ToyLoss {
-    fn of(&self, number: usize, learner: &Outputs) -> MicroBatchLoss {
+    fn micro_batch_loss(&self, number: usize, learner: &Outputs) -> MicroBatchLoss {
         let target = &self.targets[number];
         let rows = learner.heads.masked(0);
         assert_eq!(rows, target.heads.masked(0), "both networks have the same masks");

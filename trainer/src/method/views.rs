@@ -140,7 +140,7 @@ pub struct CustomViews {
 }
 
 impl ViewsConfig {
-    /// Returns the views of a batch: those of the first choice of sizes, if there are several.
+    /// Returns the views of a batch, with the first choice of sizes if there are several.
     ///
     /// # Errors
     /// A message with the key and what is wrong with it.
@@ -148,7 +148,7 @@ impl ViewsConfig {
         self.view_mix().map(|mix| mix.first().clone())
     }
 
-    /// Returns the side of undistorted repeats of the global views in pixels, if there are such.
+    /// Returns the side in pixels of undistorted repeats of the global views, if there are any.
     pub fn gram_px(&self) -> Option<u32> {
         match self {
             Self::Dinov2(views) => views.gram_px,
@@ -181,14 +181,14 @@ impl ViewsConfig {
             | Self::Custom(CustomViews { mix, .. }) => mix.as_slice(),
             Self::MocoV3(_) => &[],
         };
-        let mut views = self.as_written()?;
+        let mut views = self.to_multicrop()?;
         if let Some(ChannelViews { rotate_p, drop_p }) = self.channels() {
-            views = views.of_channels(*rotate_p, *drop_p);
+            views = views.into_multichannel(*rotate_p, *drop_p);
         }
         ViewMix::new(views, choices).map_err(|error| format!("views.{error}"))
     }
 
-    /// Returns the settings for images that are not 8-bit RGB, if there are such.
+    /// Returns the settings for images that are not 8-bit RGB, if there are any.
     fn channels(&self) -> Option<&ChannelViews> {
         match self {
             Self::Dino(views) => views.channels.as_ref(),
@@ -198,11 +198,12 @@ impl ViewsConfig {
         }
     }
 
-    /// Converts the settings into a multi-crop in the sizes that they state.
-    fn as_written(&self) -> Result<MultiCrop, String> {
+    /// Converts the settings into a multi-crop of the sizes that they state, without `mix` and
+    /// `channels`.
+    fn to_multicrop(&self) -> Result<MultiCrop, String> {
         Ok(match self {
             Self::Dino(s) => {
-                apart(s.global_px, s.local_px, s.n_local)?;
+                check_sizes_differ(s.global_px, s.local_px, s.n_local)?;
                 let mut views = MultiCrop::dino(s.global_px, s.local_px, s.n_local);
                 for (i, crop) in views.crops.iter_mut().enumerate() {
                     crop.scale = if i < 2 { s.global_scale } else { s.local_scale };
@@ -210,9 +211,11 @@ impl ViewsConfig {
                 views
             }
             Self::Dinov2(s) => {
-                apart(s.global_px, s.local_px, s.n_local)?;
+                check_sizes_differ(s.global_px, s.local_px, s.n_local)?;
                 let mut views = MultiCrop::dinov2(s.global_px, s.local_px, s.n_local, s.blur);
-                views.crops.iter_mut().for_each(|crop| crop.flip_p = s.flip_p);
+                for crop in &mut views.crops {
+                    crop.flip_p = s.flip_p;
+                }
                 match s.gram_px {
                     Some(size_px) => views.with_undistorted([0, 1], size_px),
                     None => views,
@@ -231,9 +234,9 @@ impl From<MultiCrop> for ViewsConfig {
     }
 }
 
-/// Checks that global and local views differ in size, by which they are told apart.
-fn apart(global_px: u32, local_px: u32, n_local: usize) -> Result<(), String> {
-    // Presets repeat one kind of view; too many views are refused where all kinds are checked.
+/// Checks that global and local views differ in size, by which they are distinguished.
+fn check_sizes_differ(global_px: u32, local_px: u32, n_local: usize) -> Result<(), String> {
+    // The number of views is checked elsewhere, for all kinds of views.
     if global_px != local_px || n_local == 0 {
         return Ok(());
     }

@@ -14,7 +14,7 @@ use burn_cubecl::CubeBackend;
 use burn_cubecl::tensor::CubeTensor;
 use burn_tensor::{DType, Tensor, TensorData};
 use cubecl::prelude::*;
-use kernels::ops::cube::{empty, one_unit_each, spread};
+use kernels::ops::cube::{cube_count, empty, one_unit_each};
 
 use super::adamw::{Constants, EPSILON, Update};
 use super::follow::{Follower, follow_all};
@@ -131,7 +131,7 @@ pub(super) fn squares(
         }
         sum_squares::launch(
             &client,
-            spread(&client, n_blocks),
+            cube_count(&client, n_blocks),
             CubeDim::new_1d(UNITS as u32),
             primitive(grad.clone()).into_buffer_arg(),
             all.clone().into_buffer_arg(),

@@ -27,7 +27,7 @@ pub(super) fn kernels(tensor: &Tensor<1>) -> Option<UpdateKernels> {
     let device = tensor.device();
     // A device is added whole, so that the list stays valid if a holder panics.
     let mut checked = CHECKED.lock().unwrap_or_else(PoisonError::into_inner);
-    if checked.contains(&device) || products::is_trusted() {
+    if checked.contains(&device) || products::are_checks_disabled() {
         return Some(kernels);
     }
     if let Err(fault) = check(&kernels, &device) {

@@ -389,7 +389,7 @@ mod tests {
     use super::super::weights::ShardWeights;
     use super::*;
     use kernels::device::host::to_host;
-    use kernels::ops::twin::devices;
+    use kernels::ops::testing::devices;
     use networks::features::Features;
     use networks::head::mlp::Mlp;
     use networks::head::projection::{Normalizes, Projection};

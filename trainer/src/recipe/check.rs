@@ -10,7 +10,7 @@ use super::plan::Plan;
 use super::values::check_values;
 use crate::error::TrainError;
 use crate::method;
-use crate::method::network::{Moves, NetworkSpec};
+use crate::method::network::{NetworkSpec, UpdateRule};
 use crate::step::precision::Arithmetic;
 
 /// Checks values of `plan` that depend on more than one section of its recipe.
@@ -36,7 +36,7 @@ pub(crate) fn check(plan: &Plan) -> Result<(), TrainError> {
     check_channels(recipe, &views, &networks).map_err(bad)?;
     method::check::check_masks_fit(&networks, &recipe.model).map_err(bad)?;
     check_repeats(&recipe.views, &networks, all.len()).map_err(bad)?;
-    let mut moving = networks.iter().filter(|network| network.moves != Moves::Frozen);
+    let mut moving = networks.iter().filter(|network| network.update_rule != UpdateRule::Frozen);
     let optim = &recipe.optim;
     if !optim.batch_size.is_multiple_of(optim.stat_images()) {
         return Err(bad(format!(
@@ -80,7 +80,7 @@ pub(crate) fn check(plan: &Plan) -> Result<(), TrainError> {
 fn check_repeats(views: &ViewsConfig, networks: &[NetworkSpec], n_sizes: usize) -> Result<(), String> {
     let is_seen = networks
         .iter()
-        .find(|network| network.moves == Moves::ByGradient)
+        .find(|network| network.update_rule == UpdateRule::Gradient)
         .is_some_and(|network| network.sizes().contains(&(n_sizes - 1)));
     match views.gram_px() {
         Some(_) if is_seen => Err(

@@ -90,7 +90,7 @@ impl Fault {
                 let _ =
                     rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
             }
-            Action::Product if step == self.step => products::plant_wrong(),
+            Action::Product if step == self.step => products::inject_wrong_product(),
             Action::Hang if step == self.step => loop {
                 std::thread::park();
             },

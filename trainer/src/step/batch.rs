@@ -8,7 +8,7 @@ use networks::features::{Features, Masked, Selection};
 use networks::mask::MaskedCells;
 use ranks::topology::Topology;
 
-use crate::method::network::Sight;
+use crate::method::network::SeenViews;
 
 /// Features of some images, by view size.
 pub(crate) type Groups = Vec<Features>;
@@ -51,8 +51,8 @@ pub(crate) struct Share {
 
 impl MicroBatch {
     /// Selects the views of `sees`.
-    pub(crate) fn seen(&self, sees: &[Sight]) -> Self {
-        let as_seen = |groups: &Groups, sight: &Sight| {
+    pub(crate) fn seen(&self, sees: &[SeenViews]) -> Self {
+        let as_seen = |groups: &Groups, sight: &SeenViews| {
             let mut group = groups[sight.size].clone();
             group.masked.iter_mut().for_each(|masked| masked.hides = sight.masked);
             group

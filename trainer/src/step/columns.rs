@@ -145,9 +145,9 @@ impl<'a> ColumnPass<'a> {
                 Ok(a)
             },
         )?;
-        let own = group.sum_own("scores", grads.inputs.into_values().collect())?;
+        let own = group.reduce_scatter("scores", grads.inputs.into_values().collect())?;
         let mut by_head: BTreeMap<&'static str, Vec<Vec<Tensor<3>>>> = BTreeMap::new();
-        for (values, t) in own.iter().zip(group.own(group.part())) {
+        for (values, t) in own.iter().zip(group.part_micro_batches(group.part())) {
             let mut start = 0;
             for (name, batches) in inputs {
                 let shapes: Vec<InputShape> = batches[t].iter().map(|input| (input.x.dims(), None)).collect();
@@ -173,7 +173,7 @@ impl<'a> ColumnPass<'a> {
         let inputs: BTreeMap<&'static str, Groups> =
             inputs.iter().map(|(name, batches)| (*name, tracked(&batches[t]))).collect();
         let scores = self.outputs(inputs.clone(), &leaves);
-        let scored = loss.of_columns(t, &scores, self.batch.group)?;
+        let scored = loss.column_loss(t, &scores, self.batch.group)?;
         drop(scores);
         scalars.add(scored.loss.clone().inner(), scored.gauges);
         let mut grads = scored.loss.backward();

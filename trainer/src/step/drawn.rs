@@ -77,7 +77,7 @@ impl Drawn<'_> {
             .iter()
             .zip(network.backbone.iter().map(AsRef::as_ref))
             .map(|(number, unit)| {
-                let drawing = drawing.of_unit(*number, unit);
+                let drawing = drawing.for_unit(*number, unit);
                 let of_slice =
                     |images: &Vec<usize>| drawing.at(images.iter().map(|image| self.share.position(*image)));
                 self.slices.iter().map(|slices| slices.iter().map(of_slice).collect()).collect()

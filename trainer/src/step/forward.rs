@@ -12,7 +12,7 @@ use super::heads::HeadPass;
 use super::net::Net;
 use super::pass::{Passes, UnitDraws, UnitTape, over_groups};
 use super::sharded::{Observation, ShardedNet};
-use crate::method::network::Moves;
+use crate::method::network::UpdateRule;
 
 /// Results of the forward pass of a network without gradients.
 struct InferencePass {
@@ -72,7 +72,7 @@ pub(super) fn infer_all(
 ) -> Result<Inferred, EngineError> {
     let mut all = Inferred::default();
     for network in networks {
-        let evaluates = network.net.moves == Moves::Frozen;
+        let evaluates = network.net.update_rule == UpdateRule::Frozen;
         let passes = passes.map(|passes| Passes { evaluates, ..passes });
         let inferred = infer(*network, &batches[network.net.input], passes, gathers, group)?;
         all.outputs.push((network.net.name, inferred.outputs));
@@ -95,7 +95,7 @@ fn infer(
     let Net { sees, .. } = network.net;
     let mut seen: Vec<MicroBatch> = batches.iter().map(|batch| batch.seen(sees)).collect();
     let sizes = network.net.sizes();
-    let [sets, head_sets] = [passes, of_heads].map(|passes| passes.sets.of(&sizes));
+    let [sets, head_sets] = [passes, of_heads].map(|passes| passes.sets.select(&sizes));
     let passes = Passes { sets: &sets, ..passes };
     let of_heads = Passes { sets: &head_sets, ..of_heads };
     let mut observations = Vec::new();

@@ -295,7 +295,7 @@ pub(super) fn graph_inputs(features: &[MicroBatch], heads: &[StagedHead<'_>]) ->
 /// are the largest tensors of a loss: autodiff would pad the gradient at each part of them to the
 /// size of both.
 pub(super) fn apart(sizes: &[Parts]) -> Vec<Parts> {
-    sizes.iter().map(|parts| parts.iter().flat_map(Features::apart).collect()).collect()
+    sizes.iter().map(|parts| parts.iter().flat_map(Features::split_selection).collect()).collect()
 }
 
 /// Returns the outputs of `unit`, which is given the parts of all view sizes at once, by view size.
@@ -307,7 +307,7 @@ pub(super) fn through(sizes: Vec<Parts>, unit: impl FnOnce(Parts) -> Parts) -> V
 
 /// Returns a head's outputs by view size, given the parts of each.
 pub(super) fn head_outputs(sizes: &[Parts], n_images: usize) -> Vec<HeadOutput> {
-    sizes.iter().map(|parts| HeadOutput::of_parts(parts, n_images)).collect()
+    sizes.iter().map(|parts| HeadOutput::from_parts(parts, n_images)).collect()
 }
 
 /// Position of the staged head that `reads` names, if it names one.

@@ -208,7 +208,7 @@ impl<'a> Scoring<'a> {
         };
         let of_heads = self.heads().heads(&input, &leaves, self.columns.batch.n_images);
         let trained = Outputs { features: input.features.clone(), heads: of_heads };
-        let scored = loss.of(number, &trained);
+        let scored = loss.micro_batch_loss(number, &trained);
         scalars.add(scored.loss.clone().inner(), scored.gauges);
         drop(trained);
         let mut of_loss = scored.loss.backward();

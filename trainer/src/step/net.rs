@@ -11,7 +11,7 @@ use networks::patches::PixelInput;
 use networks::unit::Unit;
 
 use super::state::NetworkState;
-use crate::method::network::{Backbone, Moves, NetworkSpec, Sight};
+use crate::method::network::{Backbone, NetworkSpec, SeenViews, UpdateRule};
 use crate::optim::follow::{Follower, follow};
 use crate::optim::{Clip, Optimizer};
 use crate::schedule::ScheduledValues;
@@ -41,9 +41,9 @@ pub(crate) struct Net {
     /// Name of the network.
     pub(crate) name: &'static str,
     /// Rule by which the weights change.
-    pub(crate) moves: Moves,
+    pub(crate) update_rule: UpdateRule,
     /// Views that the network sees.
-    pub(crate) sees: Vec<Sight>,
+    pub(crate) sees: Vec<SeenViews>,
     /// Number of the network's pixel input in [`Nets::inputs`].
     pub(crate) input: usize,
     /// Whether the backbone is the recipe's.
@@ -129,7 +129,7 @@ impl Nets {
                 Net::new(spec, model, number, division)
             })
             .collect();
-        let trained = list.iter().position(|net| net.moves == Moves::ByGradient);
+        let trained = list.iter().position(|net| net.update_rule == UpdateRule::Gradient);
         // Every method's list was checked with the plan.
         let trained = trained.expect("a network that moves by gradient");
         Self { list, trained, inputs }
@@ -157,7 +157,7 @@ impl Nets {
         let moving: Vec<(&str, f64)> = self
             .list
             .iter()
-            .filter_map(|net| net.moves.follows(next_step))
+            .filter_map(|net| net.update_rule.source_and_decay(next_step))
             .filter(|(_, decay)| *decay != 1.0)
             .collect();
         match moving.as_slice() {
@@ -179,7 +179,7 @@ impl Nets {
         let number = self.trained;
         let next_step = scheduled_values.step + 1;
         let trained = self.trained().name;
-        let follows = |other: usize| self.list[other].moves.follows(next_step);
+        let follows = |other: usize| self.list[other].update_rule.source_and_decay(next_step);
         let mut shards = std::mem::take(&mut networks[number].shards);
         let mut direct: Vec<Vec<Follower<'_>>> = shards.iter().map(|_| Vec::new()).collect();
         for (other, network) in networks.iter_mut().enumerate() {
@@ -224,8 +224,8 @@ impl Net {
         let n_parts = division.n_column_parts;
         let divided = divided(spec.units(model), division.max_numel).into_iter();
         let (backbone, undivided): (Vec<_>, Vec<_>) = divided.map(|part| (part.unit, part.number)).unzip();
-        let is_of_recipe = spec.backbone == Backbone::OfRecipe;
-        let NetworkSpec { name, heads, sees, moves, .. } = spec;
+        let is_of_recipe = spec.backbone == Backbone::Recipe;
+        let NetworkSpec { name, heads, sees, update_rule, .. } = spec;
         let is_divided = |head: &Head| head.may_divide && n_parts > 1;
         let n_staged = staged_units(&heads, n_parts);
         let mut last = backbone.len();
@@ -242,7 +242,7 @@ impl Net {
         }
         Self {
             name,
-            moves,
+            update_rule,
             sees,
             input,
             is_of_recipe,
@@ -422,8 +422,8 @@ mod tests {
     /// given it.
     #[test]
     fn a_follower_of_a_follower_is_updated_after_it() {
-        let follower = |name, of| NetworkSpec {
-            moves: Moves::Copy { of, every_steps: 1, from_step: 0, max_updates: u64::MAX },
+        let follower = |name, source| NetworkSpec {
+            update_rule: UpdateRule::Copy { source, every_steps: 1, from_step: 0, max_updates: u64::MAX },
             ..NetworkSpec::trained(name, Vec::new(), 1)
         };
         let trained = NetworkSpec::trained("trained", Vec::new(), 1);

@@ -1,7 +1,7 @@
 //! One stage of a unit forwards and backwards on one slice of a micro-batch.
 
 use burn_tensor::{DType, Tensor};
-use kernels::ops::{both, seed};
+use kernels::ops::{add_seeds, seed};
 use networks::draws::Draws;
 use networks::features::Features;
 use networks::layout::UnitLayout;
@@ -131,7 +131,8 @@ impl<'a> Gathered<'a, '_> {
             StageRecord::Graph(graph) => *graph,
         };
         let of_features = output.features.into_iter().zip(grads.features).flat_map(|(group, grad)| {
-            let tensors: Vec<Tensor<3>> = std::iter::once(&group.x).chain(group.beside()).cloned().collect();
+            let tensors: Vec<Tensor<3>> =
+                std::iter::once(&group.x).chain(group.intermediates()).cloned().collect();
             let grads = std::iter::once(grad.x).chain(grad.beside);
             tensors.into_iter().zip(grads).map(|(x, grad)| {
                 let dtype = x.dtype();
@@ -139,14 +140,14 @@ impl<'a> Gathered<'a, '_> {
             })
         });
         let of_sums = output.sums.into_iter().zip(grads.sums).map(|(sum, grad)| seed(sum, grad.clone()));
-        let start = of_features.chain(of_sums).reduce(both);
+        let start = of_features.chain(of_sums).reduce(add_seeds);
         // A multi-crop without views was refused with the recipe.
         let mut grads = start.expect("a unit has at least one group of views").backward();
         let mut of_leaf =
             |x: &Tensor<3>| x.grad_remove(&mut grads).unwrap_or_else(|| x.clone().inner().zeros_like());
         let mut of_group = |group: &Features| {
             let x = of_leaf(&group.x);
-            FeatureGrads { x, beside: group.beside().map(&mut of_leaf).collect() }
+            FeatureGrads { x, beside: group.intermediates().map(&mut of_leaf).collect() }
         };
         let features = if wants_input { input.iter().map(&mut of_group).collect() } else { Vec::new() };
         let totals = totals

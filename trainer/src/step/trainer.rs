@@ -37,7 +37,7 @@ use super::state::{NetworkState, TrainState};
 use super::upload::{BatchUploader, Sent};
 use super::weights::Weights;
 use crate::method::Method;
-use crate::method::network::Moves;
+use crate::method::network::UpdateRule;
 use crate::optim::state::UnitShard;
 use crate::optim::{Clip, Decision, Optimizer, QueuedStepNorms};
 use crate::schedule::ScheduledValues;
@@ -78,22 +78,28 @@ impl Trainer {
             .list
             .iter()
             .map(|net| {
-                let moments = if net.moves == Moves::ByGradient { optimizer.moments() } else { &[] };
+                let moments = if net.update_rule == UpdateRule::Gradient { optimizer.moments() } else { &[] };
                 let shard = |layout: UnitLayout| {
                     UnitShard::laid_out(layout, config.seed, comm.topology(), moments, &state_device)
                 };
                 let n_backbone = net.backbone.len();
-                let is_frozen = net.moves == Moves::Frozen;
+                let is_frozen = net.update_rule == UpdateRule::Frozen;
                 let mut shards: Vec<UnitShard> = net.layouts(comm.topology().group_size).map(shard).collect();
                 let is_rounded = config.precision.rounds_with_update(&comm);
                 shards[..n_backbone].iter_mut().for_each(|shard| shard.is_rounded = is_rounded);
-                if net.moves == Moves::ByGradient {
+                if net.update_rule == UpdateRule::Gradient {
                     config.rates.apply(&mut shards[..n_backbone], &net.undivided);
                 }
-                NetworkState { name: net.name, is_frozen, copies: net.moves.copies(), n_backbone, shards }
+                NetworkState {
+                    name: net.name,
+                    is_frozen,
+                    copies: net.update_rule.copied_network(),
+                    n_backbone,
+                    shards,
+                }
             })
             .collect();
-        let workers = Workers::on(&device, config.n_workers);
+        let workers = Workers::for_device(&device, config.n_workers);
         let sets = method.stat_sets();
         let head_sets = method.head_stat_sets();
         let state = TrainState { step: 0, skipped_batches: 0, bad_steps: 0, networks, method };
@@ -242,7 +248,7 @@ impl Trainer {
         drawn.mask(&mut batches);
         let masked = drawn.group_masks(&batches[trained.net.input], self.column_group());
         let sizes = trained.net.sizes();
-        let [of_trained, of_heads] = [&self.sets, &self.head_sets].map(|sets| sets.of(&sizes));
+        let [of_trained, of_heads] = [&self.sets, &self.head_sets].map(|sets| sets.select(&sizes));
         let n_each = n_images / self.config.share(self.topology()).n_micro_batches;
         let group = GroupBatch { group: self.column_group(), n_images: n_each, masked: &masked };
         phases.input_ms = clock.lap_ms();

@@ -145,7 +145,7 @@ impl BatchUploader {
                         SentViews::Bytes(bytes) => input.vectors_on_device(bytes.as_ref().clone()),
                         SentViews::Vectors(vectors) => vectors[number].clone(),
                     };
-                    input.placed(x, *size_px)
+                    input.on_grid(x, *size_px)
                 };
                 sent.batches
                     .iter()

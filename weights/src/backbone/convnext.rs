@@ -1,21 +1,21 @@
-//! ConvNeXts of DINOv3, timm, torchvision and transformers. Ocelli has the names of timm.
+//! ConvNeXts of DINOv3, timm, torchvision and transformers. Ocelli uses timm's names.
 
 use networks::{ConvnextConfig, ModelConfig};
 use serde_json::{Map, Value, json};
 
 use super::convolutional::{IMAGE_PX, cells};
 use super::layers::{gelu, linear, norm};
-use super::renamed::{ours, renamed};
-use super::{Drawn, Exchange, PythonNetwork, Recognized, TimmModel, in_chans, no_such};
+use super::renamed::{ocelli_arrays, renamed_arrays};
+use super::{Exchange, GraphOutputs, PythonNetwork, Recognized, TimmModel, in_chans, no_such_network};
 use crate::decimal::decimal;
 use crate::export::Export;
-use crate::file::{Array, Arrays};
+use crate::file::Arrays;
 use crate::library::Library;
 use crate::onnx::{self, Graph, PIXELS, Setting};
 use crate::pretrained::Hints;
-use crate::source::{Found, Source};
+use crate::source::{BackboneTensors, Source};
 
-/// Number that layer norms add to the variance.
+/// Term that layer norms add to the variance.
 const EPSILON: f64 = 1e-6;
 
 /// Name of the first convolution in the state dict of transformers' model, where the stages are
@@ -40,32 +40,34 @@ impl Exchange for ConvnextConfig {
         &ANCHORS
     }
 
-    fn recognizes(found: &Found) -> bool {
-        // Other networks have first convolutions of the same names, but no depthwise convolution of
-        // 7×7 after it.
-        let first = in_file(found.anchor, "stages.0.blocks.0.conv_dw.weight");
-        let shape = first.and_then(|name| found.shape(&name));
-        matches!(shape, Some([_, 1, 7, 7])) && (found.anchor != IN_MEMORY || found.holds("layer_norm.weight"))
+    fn matches(tensors: &BackboneTensors) -> bool {
+        // Other networks have first convolutions of the same names, but no 7×7 depthwise
+        // convolution after it.
+        let depthwise = shape(tensors, "stages.0.blocks.0.conv_dw.weight");
+        matches!(depthwise, Some([_, 1, 7, 7]))
+            && (tensors.anchor != IN_MEMORY || tensors.contains("layer_norm.weight"))
     }
 
-    fn recognized(
-        found: &mut Found,
+    fn recognize(
+        tensors: &mut BackboneTensors,
         source: &Source,
         hints: &Hints,
         _: &mut Vec<String>,
     ) -> Result<Recognized, String> {
-        let anchor = found.anchor;
+        let anchor = tensors.anchor;
         check_config(source.config.as_ref())?;
         // DINOv3's files hold the last norm under two names.
         for name in ["norms.3.weight", "norms.3.bias"] {
-            found.take(name);
+            tensors.remove(name);
         }
-        let model = of_shapes(found)?;
+        let model = config_from_shapes(tensors)?;
         let library = hints.library.unwrap_or(library_of(anchor));
         Ok(Recognized {
             model,
             library,
-            names: Box::new(move |name: &str| in_file(anchor, name).into_iter().collect::<Vec<String>>()),
+            names: Box::new(move |name: &str| {
+                name_in_file(anchor, name).into_iter().collect::<Vec<String>>()
+            }),
             size_px: IMAGE_PX,
             activation: "gelu",
         })
@@ -74,24 +76,24 @@ impl Exchange for ConvnextConfig {
     fn arrays(&self, library: Library, export: &Export<'_>) -> Result<Arrays, String> {
         check_patches(self.patch_px, library)?;
         let mut arrays = match library {
-            Library::Dino | Library::Dinov2 => return Err(no_such(library)),
-            Library::Timm => return Ok(ours(export)),
-            _ => renamed(export, |name| theirs(library, name).into_iter().collect()),
+            Library::Dino | Library::Dinov2 => return Err(no_such_network(library)),
+            Library::Timm => return Ok(ocelli_arrays(export)),
+            _ => renamed_arrays(export, |name| library_name(library, name).into_iter().collect()),
         };
         match library {
             Library::Torchvision => {
-                let scales = arrays.iter_mut().filter(|(name, _)| name.ends_with(".layer_scale"));
-                scales.for_each(|(_, scale)| scale.shape.extend([1, 1]));
+                for (name, array) in &mut arrays {
+                    if name.ends_with(".layer_scale") {
+                        array.shape.extend([1, 1]);
+                    }
+                }
             }
             Library::Dinov3 => {
-                let copies: Vec<(String, Array)> = ["weight", "bias"]
-                    .iter()
-                    .filter_map(|part| {
-                        let copy = arrays.get(&format!("norm.{part}"))?.clone();
-                        Some((format!("norms.3.{part}"), copy))
-                    })
-                    .collect();
-                arrays.extend(copies);
+                for parameter in ["weight", "bias"] {
+                    if let Some(norm) = arrays.get(&format!("norm.{parameter}")).cloned() {
+                        arrays.insert(format!("norms.3.{parameter}"), norm);
+                    }
+                }
             }
             _ => {}
         }
@@ -105,7 +107,7 @@ impl Exchange for ConvnextConfig {
             arguments["patch_size"] = json!(self.patch_px);
         }
         Ok(TimmModel {
-            // Architectures differ by depths and widths alone.
+            // Architectures differ only in depths and widths.
             architecture: "convnext_tiny",
             arguments,
             first_conv: Some("stem.0"),
@@ -130,7 +132,7 @@ impl Exchange for ConvnextConfig {
         }))
     }
 
-    fn feature_in_transformers(&self) -> &'static str {
+    fn transformers_feature(&self) -> &'static str {
         "last_hidden_state[:, 0]"
     }
 
@@ -140,13 +142,12 @@ impl Exchange for ConvnextConfig {
         let channels = in_chans(self.channels);
         match library {
             Library::Torchvision => {
-                let after = widths[1..].iter().map(ToString::to_string).chain(["None".to_string()]);
-                let stages = widths.iter().zip(after).zip(depths);
-                let stages: Vec<String> = stages
-                    .map(|((width, after), depth)| {
-                        format!("convnext.CNBlockConfig({width}, {after}, {depth})")
-                    })
-                    .collect();
+                let mut stages = Vec::new();
+                for (stage, depth) in depths.into_iter().enumerate() {
+                    let width = widths[stage];
+                    let next_width = widths.get(stage + 1).map_or("None".to_string(), ToString::to_string);
+                    stages.push(format!("convnext.CNBlockConfig({width}, {next_width}, {depth})"));
+                }
                 Some(PythonNetwork {
                     imports: "from torchvision.models import convnext\n",
                     expression: format!("convnext.ConvNeXt([{}])", stages.join(", ")),
@@ -162,10 +163,10 @@ impl Exchange for ConvnextConfig {
         }
     }
 
-    fn draw(&self, graph: &mut Graph<'_>, _: usize) -> Result<Drawn, String> {
+    fn build_graph(&self, graph: &mut Graph<'_>, _: usize) -> Result<GraphOutputs, String> {
         let maps = convolution(graph, "stem.0", &PIXELS.to_string(), [self.patch_px; 2])?;
-        let cells_of_stem = channels_last(graph, &maps);
-        let mut x = norm(graph, "stem.1", &cells_of_stem, EPSILON)?;
+        let stem = channels_last(graph, &maps);
+        let mut x = norm(graph, "stem.1", &stem, EPSILON)?;
         for (stage, depth) in self.depths.into_iter().enumerate() {
             if stage > 0 {
                 let name = format!("stages.{stage}.downsample");
@@ -184,10 +185,10 @@ impl Exchange for ConvnextConfig {
         let embedding = norm(graph, "head.norm", &mean, EPSILON)?;
         let cells = cells(graph, &maps, self.stage_width(3));
         let patches = norm(graph, "head.norm", &cells, EPSILON)?;
-        Ok(Drawn { embedding, patches, has_fixed_size: false })
+        Ok(GraphOutputs { embedding, patches, has_fixed_size: false })
     }
 
-    fn comparable(&self, keys: &mut Map<String, Value>) {
+    fn canonicalize_keys(&self, keys: &mut Map<String, Value>) {
         keys.remove("layer_scale");
     }
 
@@ -196,12 +197,12 @@ impl Exchange for ConvnextConfig {
     }
 }
 
-/// Checks that a configuration states no norms or strides but those of ConvNeXts here.
+/// Checks that a configuration does not state other norms or strides than Ocelli's ConvNeXts have.
 fn check_config(config: Option<&Value>) -> Result<(), String> {
     let Some(config) = config else { return Ok(()) };
     let arguments = &config["model_args"];
     let epsilon = [&config["layer_norm_eps"], &arguments["norm_eps"]].iter().find_map(|value| value.as_f64());
-    // The one architecture of timm with another default.
+    // The only architecture of timm with another default.
     let is_largest = config["architecture"].as_str().is_some_and(|name| name.starts_with("convnext_xxlarge"));
     let epsilon = epsilon.unwrap_or(if is_largest { 1e-5 } else { EPSILON });
     if (epsilon - EPSILON).abs() > 1e-9 {
@@ -213,12 +214,12 @@ fn check_config(config: Option<&Value>) -> Result<(), String> {
     }
 }
 
-/// Checks that `library` has ConvNeXts with patches of `patch_px` that compute the same as those
-/// here.
+/// Checks that `library` has ConvNeXts with patches of `patch_px` that compute the same as
+/// Ocelli's.
 fn check_patches(patch_px: usize, library: Library) -> Result<(), String> {
     match (library, patch_px) {
         (_, 4) | (Library::Timm, 1 | 3..=7) => Ok(()),
-        // It halves the grid behind patches of 2 px, and never below a 32nd of the image.
+        // It halves the grid after patches of 2 px, and never below a 32nd of the image.
         (Library::Timm, px) => {
             Err(format!("timm's ConvNeXts with patches of {px} px have other strides than those here"))
         }
@@ -241,30 +242,33 @@ fn library_of(anchor: &str) -> Library {
 }
 
 /// Returns the name of a parameter in a file whose first convolution is called `anchor`.
-fn in_file(anchor: &str, name: &str) -> Option<String> {
-    let name = theirs(library_of(anchor), name)?;
+fn name_in_file(anchor: &str, name: &str) -> Option<String> {
+    let name = library_name(library_of(anchor), name)?;
     let is_inside = anchor == IN_MEMORY && name.starts_with("stages.");
     Some(if is_inside { format!("model.{name}") } else { name })
 }
 
-/// Determines the configuration from the shapes in `found`.
-fn of_shapes(found: &Found) -> Result<ModelConfig, String> {
-    let shape =
-        |name: &str| in_file(found.anchor, name).and_then(|name| found.shape(&name).map(<[usize]>::to_vec));
-    let stem = shape("stem.0.weight");
-    let Some([width, channels, patch_px, _]) =
-        stem.as_deref().and_then(|shape| <[usize; 4]>::try_from(shape).ok())
-    else {
+/// Returns the shape of a parameter by Ocelli's name; `None` if it is missing.
+fn shape<'a>(tensors: &'a BackboneTensors, name: &str) -> Option<&'a [usize]> {
+    tensors.shape(&name_in_file(tensors.anchor, name)?)
+}
+
+/// Determines the configuration from the shapes of `tensors`.
+fn config_from_shapes(tensors: &BackboneTensors) -> Result<ModelConfig, String> {
+    let stem = shape(tensors, "stem.0.weight");
+    let Some(&[width, channels, patch_px, _]) = stem else {
         return Err(format!("its first convolution has shape {stem:?}, not [D, C, p, p]"));
     };
-    check_patches(patch_px, library_of(found.anchor))?;
+    check_patches(patch_px, library_of(tensors.anchor))?;
+    let mut depths = [0; 4];
+    for (stage, depth) in depths.iter_mut().enumerate() {
+        while shape(tensors, &format!("stages.{stage}.blocks.{depth}.conv_dw.weight")).is_some() {
+            *depth += 1;
+        }
+    }
     let config = ConvnextConfig {
         image_px: IMAGE_PX,
-        depths: [0, 1, 2, 3].map(|stage: usize| {
-            (0..)
-                .take_while(|n| shape(&format!("stages.{stage}.blocks.{n}.conv_dw.weight")).is_some())
-                .count()
-        }),
+        depths,
         width,
         patch_px,
         layer_scale: 1e-6,
@@ -275,31 +279,30 @@ fn of_shapes(found: &Found) -> Result<ModelConfig, String> {
 }
 
 /// Returns the name of a parameter in `library`; `None` for a name that the network does not have.
-fn theirs(library: Library, name: &str) -> Option<String> {
-    let place = match library {
-        Library::Timm | Library::Dino | Library::Dinov2 => return Some(name.into()),
-        Library::Torchvision => Place::of(name)?.in_torchvision(),
-        Library::Dinov3 => Place::of(name)?.in_dinov3(),
-        Library::Transformers => Place::of(name)?.in_transformers(),
-    };
-    Some(place)
+fn library_name(library: Library, name: &str) -> Option<String> {
+    match library {
+        Library::Timm | Library::Dino | Library::Dinov2 => Some(name.into()),
+        Library::Torchvision => Some(Location::parse(name)?.torchvision_name()),
+        Library::Dinov3 => Some(Location::parse(name)?.dinov3_name()),
+        Library::Transformers => Some(Location::parse(name)?.transformers_name()),
+    }
 }
 
-/// Place of a parameter in the network.
-enum Place<'a> {
-    /// Layer of the stem or of a later stage's beginning, and its parameter: 0 for the layer that
-    /// stands first.
-    Beginning { stage: usize, rest: &'a str },
+/// Location of a parameter in the network.
+enum Location<'a> {
+    /// Layer of the stem (stage 0) or of a downsampling before a later stage, and its parameter.
+    Downsample { stage: usize, rest: &'a str },
     /// Part of a block, and its parameter.
     Block { stage: usize, number: &'a str, part: &'a str, parameter: &'a str },
     /// Last norm.
     Norm { parameter: &'a str },
 }
 
-impl<'a> Place<'a> {
-    fn of(name: &'a str) -> Option<Self> {
+impl<'a> Location<'a> {
+    /// Parses Ocelli's name of a parameter.
+    fn parse(name: &'a str) -> Option<Self> {
         if let Some(rest) = name.strip_prefix("stem.") {
-            return Some(Self::Beginning { stage: 0, rest });
+            return Some(Self::Downsample { stage: 0, rest });
         }
         if let Some(parameter) = name.strip_prefix("head.norm.") {
             return Some(Self::Norm { parameter });
@@ -307,63 +310,63 @@ impl<'a> Place<'a> {
         let (stage, rest) = name.strip_prefix("stages.")?.split_once('.')?;
         let stage = stage.parse().ok()?;
         if let Some(rest) = rest.strip_prefix("downsample.") {
-            return Some(Self::Beginning { stage, rest });
+            return Some(Self::Downsample { stage, rest });
         }
         let (number, rest) = rest.strip_prefix("blocks.")?.split_once('.')?;
         let (part, parameter) = rest.rsplit_once('.').unwrap_or((rest, ""));
         Some(Self::Block { stage, number, part, parameter })
     }
 
-    fn in_torchvision(&self) -> String {
+    fn torchvision_name(&self) -> String {
         match self {
-            Self::Beginning { stage, rest } => format!("features.{}.{rest}", 2 * stage),
+            Self::Downsample { stage, rest } => format!("features.{}.{rest}", 2 * stage),
             Self::Norm { parameter } => format!("classifier.0.{parameter}"),
             Self::Block { stage, number, part: "gamma", .. } => {
                 format!("features.{}.{number}.layer_scale", 2 * stage + 1)
             }
             Self::Block { stage, number, part, parameter } => {
-                let layer = within(part, ["0", "2", "3", "5"]);
+                let layer = block_layer(part, ["0", "2", "3", "5"]);
                 format!("features.{}.{number}.block.{layer}.{parameter}", 2 * stage + 1)
             }
         }
     }
 
-    fn in_dinov3(&self) -> String {
+    fn dinov3_name(&self) -> String {
         match self {
-            Self::Beginning { stage, rest } => format!("downsample_layers.{stage}.{rest}"),
+            Self::Downsample { stage, rest } => format!("downsample_layers.{stage}.{rest}"),
             Self::Norm { parameter } => format!("norm.{parameter}"),
             Self::Block { stage, number, part: "gamma", .. } => format!("stages.{stage}.{number}.gamma"),
             Self::Block { stage, number, part, parameter } => {
-                let layer = within(part, ["dwconv", "norm", "pwconv1", "pwconv2"]);
+                let layer = block_layer(part, ["dwconv", "norm", "pwconv1", "pwconv2"]);
                 format!("stages.{stage}.{number}.{layer}.{parameter}")
             }
         }
     }
 
-    fn in_transformers(&self) -> String {
+    fn transformers_name(&self) -> String {
         match self {
-            Self::Beginning { stage, rest } => format!("stages.{stage}.downsample_layers.{rest}"),
+            Self::Downsample { stage, rest } => format!("stages.{stage}.downsample_layers.{rest}"),
             Self::Norm { parameter } => format!("layer_norm.{parameter}"),
             Self::Block { stage, number, part: "gamma", .. } => {
                 format!("stages.{stage}.layers.{number}.gamma")
             }
             Self::Block { stage, number, part, parameter } => {
                 let layer =
-                    within(part, ["depthwise_conv", "layer_norm", "pointwise_conv1", "pointwise_conv2"]);
+                    block_layer(part, ["depthwise_conv", "layer_norm", "pointwise_conv1", "pointwise_conv2"]);
                 format!("stages.{stage}.layers.{number}.{layer}.{parameter}")
             }
         }
     }
 }
 
-/// Returns the name of the layer `part` of a block among those of a library, in the order of the
-/// layers.
-fn within(part: &str, [depthwise, norm, first, second]: [&'static str; 4]) -> &'static str {
+/// Returns the element of `names` for the layer `part` of a block: `names` are those of a library,
+/// in the order of the layers.
+fn block_layer(part: &str, names: [&'static str; 4]) -> &'static str {
     match part {
-        "conv_dw" => depthwise,
-        "norm" => norm,
-        "mlp.fc1" => first,
-        _ => second,
+        "conv_dw" => names[0],
+        "norm" => names[1],
+        "mlp.fc1" => names[2],
+        _ => names[3],
     }
 }
 
@@ -375,24 +378,23 @@ fn channels_first(graph: &mut Graph<'_>, x: &onnx::Value) -> onnx::Value {
     graph.node("Transpose", &[x], &[Setting::Ints("perm", &[0, 3, 1, 2])])
 }
 
-/// Adds the convolution `name` with windows of `sides` that do not overlap.
+/// Adds the convolution `name`, whose stride is the size of its kernel.
 fn convolution(
     graph: &mut Graph<'_>,
     name: &str,
     x: &onnx::Value,
-    sides: [usize; 2],
+    kernel: [usize; 2],
 ) -> Result<onnx::Value, String> {
     let weight = graph.weight(&format!("{name}.weight"))?;
     let bias = graph.weight(&format!("{name}.bias"))?;
-    let settings = [Setting::Ints("kernel_shape", &sides), Setting::Ints("strides", &sides)];
+    let settings = [Setting::Ints("kernel_shape", &kernel), Setting::Ints("strides", &kernel)];
     Ok(graph.node("Conv", &[x, &weight, &bias], &settings))
 }
 
 /// Adds a block of `width` channels; `x` and its output have channels last.
 fn block(graph: &mut Graph<'_>, name: &str, x: &onnx::Value, width: usize) -> Result<onnx::Value, String> {
-    let part = |part: &str| format!("{name}.{part}");
-    let weight = graph.weight(&part("conv_dw.weight"))?;
-    let bias = graph.weight(&part("conv_dw.bias"))?;
+    let weight = graph.weight(&format!("{name}.conv_dw.weight"))?;
+    let bias = graph.weight(&format!("{name}.conv_dw.bias"))?;
     let settings = [
         Setting::Ints("kernel_shape", &[7, 7]),
         Setting::Ints("pads", &[3; 4]),
@@ -401,11 +403,11 @@ fn block(graph: &mut Graph<'_>, name: &str, x: &onnx::Value, width: usize) -> Re
     let maps = channels_first(graph, x);
     let maps = graph.node("Conv", &[&maps, &weight, &bias], &settings);
     let h = channels_last(graph, &maps);
-    let h = norm(graph, &part("norm"), &h, EPSILON)?;
-    let h = linear(graph, &part("mlp.fc1"), &h)?;
+    let h = norm(graph, &format!("{name}.norm"), &h, EPSILON)?;
+    let h = linear(graph, &format!("{name}.mlp.fc1"), &h)?;
     let h = gelu(graph, &h);
-    let h = linear(graph, &part("mlp.fc2"), &h)?;
-    let gamma = graph.weight(&part("gamma"))?;
+    let h = linear(graph, &format!("{name}.mlp.fc2"), &h)?;
+    let gamma = graph.weight(&format!("{name}.gamma"))?;
     let h = graph.node("Mul", &[&h, &gamma], &[]);
     Ok(graph.node("Add", &[x, &h], &[]))
 }
@@ -415,10 +417,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_those_of_the_libraries() {
-        let of =
-            |name| [Library::Torchvision, Library::Dinov3, Library::Transformers].map(|l| theirs(l, name));
-        for (ours, expected) in [
+    fn parameters_have_the_names_of_the_libraries() {
+        let libraries = [Library::Torchvision, Library::Dinov3, Library::Transformers];
+        for (name, expected) in [
             (
                 "stem.0.weight",
                 [
@@ -445,7 +446,9 @@ mod tests {
             ),
             ("head.norm.bias", ["classifier.0.bias", "norm.bias", "layer_norm.bias"]),
         ] {
-            assert_eq!(of(ours), expected.map(|name| Some(name.to_string())), "{ours}");
+            for (library, expected) in libraries.into_iter().zip(expected) {
+                assert_eq!(library_name(library, name).as_deref(), Some(expected), "{name}");
+            }
         }
     }
 }

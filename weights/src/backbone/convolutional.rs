@@ -1,8 +1,9 @@
 //! Parts that convolutional networks share: names of layers in transformers, and nodes of their
 //! graphs.
 
-use crate::backbone::Drawn;
+use crate::backbone::GraphOutputs;
 use crate::onnx::{Graph, PIXELS, Setting, Value};
+use crate::source::BackboneTensors;
 
 /// Term that batch normalization adds to the variance.
 const EPSILON: f64 = 1e-5;
@@ -14,8 +15,9 @@ pub(super) const IMAGE_PX: usize = 224;
 pub(super) struct Layer<'a> {
     pub conv: String,
     pub norm: String,
-    /// Sides of the kernel and the stride.
-    pub window: [usize; 2],
+    /// Side of the kernel.
+    pub kernel: usize,
+    pub stride: usize,
     pub groups: usize,
     /// Name of the squeeze and excitation that precedes the convolution.
     pub excitation: Option<&'a str>,
@@ -24,20 +26,24 @@ pub(super) struct Layer<'a> {
 /// Adds the first convolution, its batch normalization and a ReLU.
 pub(super) fn stem(
     graph: &mut Graph<'_>,
-    [conv, norm]: [&str; 2],
-    window: [usize; 2],
+    conv: &str,
+    norm: &str,
+    kernel: usize,
+    stride: usize,
 ) -> Result<Value, String> {
-    let layer = Layer { conv: conv.into(), norm: norm.into(), window, groups: 1, excitation: None };
-    let h = normalized(graph, &PIXELS.to_string(), &layer)?;
+    let layer = Layer { conv: conv.into(), norm: norm.into(), kernel, stride, groups: 1, excitation: None };
+    let h = conv_norm(graph, &PIXELS.to_string(), &layer)?;
     Ok(graph.node("Relu", &[&h], &[]))
 }
 
-/// Adds `relu(layers(x) + shortcut(x))`, with x itself if there is no shortcut layer.
+/// Adds `relu(layers(x) + shortcut(x))`. The shortcut is the identity if the network has no
+/// parameters named `shortcut_conv`.
 pub(super) fn branch(
     graph: &mut Graph<'_>,
     x: &Value,
     layers: &[Layer<'_>],
-    [conv, norm]: [String; 2],
+    shortcut_conv: &str,
+    shortcut_norm: &str,
     stride: usize,
 ) -> Result<Value, String> {
     let mut h = x.clone();
@@ -46,29 +52,34 @@ pub(super) fn branch(
             h = graph.node("Relu", &[&h], &[]);
         }
         if let Some(name) = layer.excitation {
-            h = excited(graph, &h, name)?;
+            h = squeeze_excitation(graph, &h, name)?;
         }
-        h = normalized(graph, &h, layer)?;
+        h = conv_norm(graph, &h, layer)?;
     }
-    let around = match graph.tensor(&format!("{conv}.weight")) {
-        Ok(_) => {
-            let layer = Layer { conv, norm, window: [1, stride], groups: 1, excitation: None };
-            normalized(graph, x, &layer)?
-        }
-        Err(_) => x.clone(),
+    let shortcut = if graph.tensor(&format!("{shortcut_conv}.weight")).is_ok() {
+        let layer = Layer {
+            conv: shortcut_conv.into(),
+            norm: shortcut_norm.into(),
+            kernel: 1,
+            stride,
+            groups: 1,
+            excitation: None,
+        };
+        conv_norm(graph, x, &layer)?
+    } else {
+        x.clone()
     };
-    let sum = graph.node("Add", &[&h, &around], &[]);
+    let sum = graph.node("Add", &[&h, &shortcut], &[]);
     Ok(graph.node("Relu", &[&sum], &[]))
 }
 
 /// Adds a convolution without bias, and its batch normalization by running statistics.
-fn normalized(graph: &mut Graph<'_>, x: &Value, layer: &Layer<'_>) -> Result<Value, String> {
-    let [kernel, stride] = layer.window;
+fn conv_norm(graph: &mut Graph<'_>, x: &Value, layer: &Layer<'_>) -> Result<Value, String> {
     let weight = graph.weight(&format!("{}.weight", layer.conv))?;
     let settings = [
-        Setting::Ints("kernel_shape", &[kernel, kernel]),
-        Setting::Ints("strides", &[stride, stride]),
-        Setting::Ints("pads", &[kernel / 2; 4]),
+        Setting::Ints("kernel_shape", &[layer.kernel; 2]),
+        Setting::Ints("strides", &[layer.stride; 2]),
+        Setting::Ints("pads", &[layer.kernel / 2; 4]),
         Setting::Int("group", layer.groups as i64),
     ];
     let h = graph.node("Conv", &[x, &weight], &settings);
@@ -81,7 +92,7 @@ fn normalized(graph: &mut Graph<'_>, x: &Value, layer: &Layer<'_>) -> Result<Val
 }
 
 /// Adds squeeze and excitation: `x · sigmoid(W₂ relu(W₁ mean(x)))`.
-fn excited(graph: &mut Graph<'_>, x: &Value, name: &str) -> Result<Value, String> {
+fn squeeze_excitation(graph: &mut Graph<'_>, x: &Value, name: &str) -> Result<Value, String> {
     let mut h = graph.node("GlobalAveragePool", &[x], &[]);
     for (part, activation) in [("fc1", "Relu"), ("fc2", "Sigmoid")] {
         let weight = graph.weight(&format!("{name}.{part}.weight"))?;
@@ -93,28 +104,40 @@ fn excited(graph: &mut Graph<'_>, x: &Value, name: &str) -> Result<Value, String
 }
 
 /// Adds the mean over the last feature map, and the map's cells.
-pub(super) fn outputs(graph: &mut Graph<'_>, x: &Value, width: usize) -> Drawn {
+pub(super) fn outputs(graph: &mut Graph<'_>, x: &Value, width: usize) -> GraphOutputs {
     let mean = graph.node("GlobalAveragePool", &[x], &[]);
     let embedding = graph.node("Flatten", &[&mean], &[Setting::Int("axis", 1)]);
     let patches = cells(graph, x, width);
-    Drawn { embedding, patches, has_fixed_size: false }
+    GraphOutputs { embedding, patches, has_fixed_size: false }
 }
 
-/// Adds the cells of the feature map `x` of `width` channels, `[B, N, D]`.
+/// Adds the cells, `[B, N, D]`, of the feature map `x` of `width` channels.
 pub(super) fn cells(graph: &mut Graph<'_>, x: &Value, width: usize) -> Value {
     let flat = graph.integers(&[0, width as i64, -1]);
     let cells = graph.node("Reshape", &[x, &flat], &[]);
     graph.node("Transpose", &[&cells], &[Setting::Ints("perm", &[0, 2, 1])])
 }
 
-/// Translates `{conv}.weight`, `{norm}.bias` and the like to the names in transformers.
-pub(super) fn in_transformers(part: &str, conv: &str, norm: &str) -> Option<String> {
-    let within = |name: &str| part.strip_prefix(name)?.strip_prefix('.');
-    let convolution = within(conv).map(|rest| format!("convolution.{rest}"));
-    convolution.or_else(|| Some(format!("normalization.{}", within(norm)?)))
+/// Returns the shape of a parameter by Ocelli's name, in a file whose name for it is the first that
+/// `library_names` returns; `None` if it is missing.
+pub(super) fn shape<'a>(
+    tensors: &'a BackboneTensors,
+    library_names: fn(&str) -> Vec<String>,
+    name: &str,
+) -> Option<&'a [usize]> {
+    tensors.shape(library_names(name).first()?)
 }
 
-/// Returns the number before `number`, `None` before 0.
-pub(super) fn before(number: &str) -> Option<usize> {
+/// Translates `{conv}.weight`, `{norm}.bias` and the like to the names in transformers.
+pub(super) fn transformers_name(part: &str, conv: &str, norm: &str) -> Option<String> {
+    if let Some(rest) = part.strip_prefix(conv).and_then(|rest| rest.strip_prefix('.')) {
+        return Some(format!("convolution.{rest}"));
+    }
+    let rest = part.strip_prefix(norm)?.strip_prefix('.')?;
+    Some(format!("normalization.{rest}"))
+}
+
+/// Returns the number before `number`; `None` before 0.
+pub(super) fn previous_number(number: &str) -> Option<usize> {
     number.parse::<usize>().ok()?.checked_sub(1)
 }

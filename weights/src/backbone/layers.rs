@@ -1,4 +1,4 @@
-//! Nodes of layers over channels that stand last, which transformers and ConvNeXt share.
+//! Nodes of layers over the last dimension, which transformers and ConvNeXt share.
 
 use crate::onnx::{Graph, Setting, Value};
 
@@ -10,22 +10,22 @@ pub(super) fn norm(graph: &mut Graph<'_>, name: &str, x: &Value, epsilon: f64) -
     Ok(graph.node("LayerNormalization", &[x, &gain, &bias], &settings))
 }
 
-/// Adds `x · Wᵀ + b`.
+/// Adds the linear layer `name`: `x · Wᵀ + b`.
 pub(super) fn linear(graph: &mut Graph<'_>, name: &str, x: &Value) -> Result<Value, String> {
-    let weight = graph.transposed(&format!("{name}.weight"))?;
+    let weight = graph.transposed_weight(&format!("{name}.weight"))?;
     let bias = graph.weight(&format!("{name}.bias"))?;
     let product = graph.node("MatMul", &[x, &weight], &[]);
     Ok(graph.node("Add", &[&product, &bias], &[]))
 }
 
-/// Adds `x · (1 + erf(x / √2)) / 2`.
+/// Adds the GELU `x · (1 + erf(x / √2)) / 2`.
 pub(super) fn gelu(graph: &mut Graph<'_>, x: &Value) -> Value {
     let root = graph.scalar("gelu.root", std::f32::consts::FRAC_1_SQRT_2);
     let one = graph.scalar("gelu.one", 1.0);
     let half = graph.scalar("gelu.half", 0.5);
     let scaled = graph.node("Mul", &[x, &root], &[]);
     let erf = graph.node("Erf", &[&scaled], &[]);
-    let above = graph.node("Add", &[&erf, &one], &[]);
-    let product = graph.node("Mul", &[x, &above], &[]);
+    let sum = graph.node("Add", &[&erf, &one], &[]);
+    let product = graph.node("Mul", &[x, &sum], &[]);
     graph.node("Mul", &[&product, &half], &[])
 }

@@ -23,42 +23,42 @@ use crate::file::Arrays;
 use crate::library::Library;
 use crate::onnx;
 use crate::pretrained::Hints;
-use crate::source::{Found, Source};
+use crate::source::{BackboneTensors, Source};
 
 pub(crate) use registry::{exchange_of, readers};
-pub(crate) use renamed::ours;
+pub(crate) use renamed::ocelli_arrays;
 
-/// Exchange of one kind of backbone with other libraries. A method that is not implemented refuses,
-/// or changes nothing.
+/// Exchange of one kind of backbone with other libraries. The default methods return errors, or
+/// change nothing.
 pub(crate) trait Exchange {
-    /// Name of the kind in messages.
+    /// Returns the name of the kind in messages.
     fn kind() -> &'static str
     where
         Self: Sized;
 
-    /// Names of the first layer's weight in all libraries, by which the kind is found among the
-    /// tensors of a file.
+    /// Returns the names of the first layer's weight in all libraries, by which the kind is found
+    /// among the tensors of a file.
     fn anchors() -> &'static [&'static str]
     where
         Self: Sized;
 
-    /// Returns `true` if the tensors in `found` belong to this kind rather than to another one with
-    /// the same anchor.
-    fn recognizes(found: &Found) -> bool
+    /// Returns `true` if `tensors` belong to this kind rather than to another one with the same
+    /// anchor.
+    fn matches(tensors: &BackboneTensors) -> bool
     where
         Self: Sized,
     {
-        let _ = found;
+        let _ = tensors;
         true
     }
 
-    /// Determines the configuration from the shapes in `found` and from what `source` and `hints`
-    /// state; adds a sentence to `assumed` for each assumption.
+    /// Determines the configuration from the shapes of `tensors` and from the statements of
+    /// `source` and `hints`; adds a sentence to `assumed` for each assumption.
     ///
     /// # Errors
     /// A message that says which part of the network cannot be built here.
-    fn recognized(
-        found: &mut Found,
+    fn recognize(
+        tensors: &mut BackboneTensors,
         source: &Source,
         hints: &Hints,
         assumed: &mut Vec<String>,
@@ -72,7 +72,7 @@ pub(crate) trait Exchange {
     /// A message, if `library` has no such network.
     fn arrays(&self, library: Library, export: &Export<'_>) -> Result<Arrays, String> {
         let _ = export;
-        Err(no_such(library))
+        Err(no_such_network(library))
     }
 
     /// Returns timm's constructor of the network.
@@ -81,7 +81,7 @@ pub(crate) trait Exchange {
     /// A message, if timm has no such network.
     fn timm(&self, export: &Export<'_>) -> Result<TimmModel, String> {
         let _ = export;
-        Err(no_such(Library::Timm))
+        Err(no_such_network(Library::Timm))
     }
 
     /// Returns the contents of `config.json` for transformers.
@@ -89,17 +89,17 @@ pub(crate) trait Exchange {
     /// # Errors
     /// A message, if transformers has no such network.
     fn transformers(&self) -> Result<Value, String> {
-        Err(no_such(Library::Transformers))
+        Err(no_such_network(Library::Transformers))
     }
 
     /// Returns the part of a model's output in transformers that is an image's feature, as Python
     /// code.
-    fn feature_in_transformers(&self) -> &'static str {
+    fn transformers_feature(&self) -> &'static str {
         "last_hidden_state.mean((2, 3))"
     }
 
-    /// Returns Python code that builds the network with the code of `library`; `None` if there is
-    /// none, or if `library` is timm, whose constructor [`Exchange::timm`] returns.
+    /// Returns Python code that builds the network with the code of `library`; `None` if that is
+    /// not possible, or if `library` is timm, whose constructor [`Exchange::timm`] returns.
     fn python(&self, library: Library) -> Option<PythonNetwork> {
         let _ = library;
         None
@@ -108,47 +108,48 @@ pub(crate) trait Exchange {
     /// Adds the network's nodes for images of `px` pixels to `graph`.
     ///
     /// # Errors
-    /// A message, if a parameter is missing or there is no graph.
-    fn draw(&self, graph: &mut onnx::Graph<'_>, px: usize) -> Result<Drawn, String> {
+    /// A message, if a parameter is missing or ONNX export is not implemented.
+    fn build_graph(&self, graph: &mut onnx::Graph<'_>, px: usize) -> Result<GraphOutputs, String> {
         let _ = (graph, px);
         Err("ONNX export is not implemented for it".into())
     }
 
-    /// Restores the parameters that the network's graph merges, among the constants `arrays` of
-    /// that graph; returns the configuration if the graph is made for images of another size.
+    /// Restores the parameters that the network's graph merges, in `arrays`, the constants of that
+    /// graph; returns the configuration for the size of images that the graph takes, if it takes
+    /// only one size.
     ///
     /// # Errors
     /// A message, if a constant is missing or has another shape.
-    fn separated(&self, arrays: &mut Arrays) -> Result<Option<ModelConfig>, String> {
+    fn restore_merged(&self, arrays: &mut Arrays) -> Result<Option<ModelConfig>, String> {
         let _ = arrays;
         Ok(None)
     }
 
-    /// Adapts `tensors` to images of `px` pixels, so that the network computes the features that it
-    /// computed for them before; returns its configuration. `None` if the network takes images of
-    /// any size as it is.
-    fn resized(&self, tensors: &mut [NamedTensor], px: usize) -> Option<ModelConfig> {
+    /// Adapts `tensors` to images of `px` pixels, so that the network computes the same features
+    /// for them as before; returns its new configuration. `None` if the network takes images of any
+    /// size without a change.
+    fn resize(&self, tensors: &mut [NamedTensor], px: usize) -> Option<ModelConfig> {
         let _ = (tensors, px);
         None
     }
 
-    /// Removes the keys of its configuration that do not change what given weights compute, and
-    /// writes equivalent values in one way.
-    fn comparable(&self, keys: &mut Map<String, Value>) {
+    /// Removes the keys of its configuration that do not change the features which given weights
+    /// compute, and replaces equivalent values by one of them.
+    fn canonicalize_keys(&self, keys: &mut Map<String, Value>) {
         let _ = keys;
     }
 
-    /// Pooling that makes one vector of an image's features, in words.
+    /// Describes the pooling of an image's features to one vector.
     fn pooling(&self) -> &'static str {
         "mean over the last feature map"
     }
 }
 
-/// Function from Ocelli's name of a parameter to its names in a library. The tensors of several
-/// names are joined along their first dimension.
+/// Function from Ocelli's name of a parameter to its names in a library. Tensors of several names
+/// are concatenated along their first dimension.
 type Names = Box<dyn Fn(&str) -> Vec<String>>;
 
-/// Configuration of a network that was recognized, and the names of its parameters.
+/// Configuration of a recognized network, and the names of its parameters.
 pub(crate) struct Recognized {
     /// Configuration of the network.
     pub model: ModelConfig,
@@ -158,7 +159,7 @@ pub(crate) struct Recognized {
     pub names: Names,
     /// Side of the images on which the network is evaluated, unless the file states another.
     pub size_px: usize,
-    /// Activation of such networks, which a configuration may name.
+    /// Name of the activation of such networks in configurations.
     pub activation: &'static str,
 }
 
@@ -166,9 +167,10 @@ pub(crate) struct Recognized {
 pub(crate) struct TimmModel {
     /// Name of the architecture.
     pub architecture: &'static str,
-    /// Arguments that differ from the architecture's.
+    /// Arguments that differ from the architecture's defaults.
     pub arguments: Value,
-    /// Name of the first convolution, whose kernels timm may convert from three channels to others.
+    /// Name of the first convolution, whose kernels timm may convert from three channels to another
+    /// number.
     pub first_conv: Option<&'static str>,
     /// Name of the classifier.
     pub classifier: &'static str,
@@ -187,8 +189,8 @@ pub(crate) struct PythonNetwork {
 }
 
 /// Outputs of a graph.
-pub(crate) struct Drawn {
-    /// One vector an image, `[B, D]`.
+pub(crate) struct GraphOutputs {
+    /// One vector per image, `[B, D]`.
     pub embedding: onnx::Value,
     /// Features of each cell, `[B, N, D]`.
     pub patches: onnx::Value,
@@ -200,13 +202,13 @@ pub(crate) struct Drawn {
 pub(crate) struct Reader {
     pub kind: &'static str,
     pub anchors: &'static [&'static str],
-    pub recognizes: fn(&Found) -> bool,
-    pub recognized: fn(&mut Found, &Source, &Hints, &mut Vec<String>) -> Result<Recognized, String>,
+    pub matches: fn(&BackboneTensors) -> bool,
+    pub recognize: fn(&mut BackboneTensors, &Source, &Hints, &mut Vec<String>) -> Result<Recognized, String>,
 }
 
 impl Reader {
-    fn of<E: Exchange>() -> Self {
-        Self { kind: E::kind(), anchors: E::anchors(), recognizes: E::recognizes, recognized: E::recognized }
+    fn new<E: Exchange>() -> Self {
+        Self { kind: E::kind(), anchors: E::anchors(), matches: E::matches, recognize: E::recognize }
     }
 }
 
@@ -228,12 +230,12 @@ pub(crate) fn timm_model(export: &Export<'_>) -> Result<TimmModel, String> {
     Ok(model)
 }
 
-/// Returns the argument of a constructor for images of `channels`, with a comma after it; nothing
-/// for three, the default everywhere.
+/// Returns the constructor argument for images with this number of channels, followed by a comma;
+/// empty for three, the default of all libraries.
 fn in_chans(channels: usize) -> String {
     if channels == RGB_CHANNELS { String::new() } else { format!("in_chans={channels}, ") }
 }
 
-fn no_such(library: Library) -> String {
+fn no_such_network(library: Library) -> String {
     format!("{} has no such network", library.name())
 }

@@ -15,10 +15,10 @@ macro_rules! backbones {
             }
         }
 
-        /// Returns the readers of all kinds. Of two kinds that recognize the same tensors, the
-        /// first one reads them.
+        /// Returns the readers of all kinds. If two kinds recognize the same tensors, the first one
+        /// reads them.
         pub(crate) fn readers() -> Vec<Reader> {
-            vec![$($(#[cfg($cfg)])? Reader::of::<$config>(),)*]
+            vec![$($(#[cfg($cfg)])? Reader::new::<$config>(),)*]
         }
     };
 }

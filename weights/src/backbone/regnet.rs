@@ -1,17 +1,17 @@
-//! RegNetYs of timm, torchvision and transformers. Ocelli has the names of torchvision.
+//! RegNetYs of timm, torchvision and transformers. Ocelli uses torchvision's names.
 
 use networks::{Design, ModelConfig, NamedSize, RegnetConfig, Size};
 use serde_json::{Value, json};
 
-use super::convolutional::{self, IMAGE_PX, Layer, branch, outputs, stem};
-use super::renamed::{ours, renamed};
-use super::{Drawn, Exchange, PythonNetwork, Recognized, TimmModel, no_such};
+use super::convolutional::{self, IMAGE_PX, Layer, branch, outputs, shape, stem};
+use super::renamed::{ocelli_arrays, renamed_arrays, same_name};
+use super::{Exchange, GraphOutputs, PythonNetwork, Recognized, TimmModel, no_such_network};
 use crate::export::Export;
 use crate::file::Arrays;
 use crate::library::Library;
 use crate::onnx::Graph;
 use crate::pretrained::Hints;
-use crate::source::{Found, Source};
+use crate::source::{BackboneTensors, Source};
 
 /// Name of the first convolution in torchvision, timm and transformers.
 const ANCHORS: [&str; 3] = ["stem.0.weight", "stem.conv.weight", "embedder.embedder.convolution.weight"];
@@ -25,37 +25,38 @@ impl Exchange for RegnetConfig {
         &ANCHORS
     }
 
-    fn recognizes(found: &Found) -> bool {
+    fn matches(tensors: &BackboneTensors) -> bool {
         // ResNets of transformers have the same first convolution, but no squeeze and excitation.
-        found.anchor != ANCHORS[2] || found.holds("encoder.stages.0.layers.0.layer.2.attention.0.weight")
+        tensors.anchor != ANCHORS[2]
+            || tensors.contains("encoder.stages.0.layers.0.layer.2.attention.0.weight")
     }
 
-    fn recognized(
-        found: &mut Found,
+    fn recognize(
+        tensors: &mut BackboneTensors,
         _: &Source,
         hints: &Hints,
         _: &mut Vec<String>,
     ) -> Result<Recognized, String> {
-        let (library, names): (Library, fn(&str) -> Vec<String>) = match found.anchor {
-            "stem.0.weight" => (Library::Torchvision, |name| vec![name.to_string()]),
-            "stem.conv.weight" => (Library::Timm, |name| in_timm(name).into_iter().collect()),
-            _ => (Library::Transformers, |name| in_transformers(name).into_iter().collect()),
+        let (library, names): (Library, fn(&str) -> Vec<String>) = match tensors.anchor {
+            "stem.0.weight" => (Library::Torchvision, same_name),
+            "stem.conv.weight" => (Library::Timm, timm_names),
+            _ => (Library::Transformers, transformers_names),
         };
         let library = hints.library.unwrap_or(library);
-        let model = of_shapes(found, names)?;
+        let model = find_published(tensors, names)?;
         Ok(Recognized { model, library, names: Box::new(names), size_px: IMAGE_PX, activation: "relu" })
     }
 
     fn arrays(&self, library: Library, export: &Export<'_>) -> Result<Arrays, String> {
         match library {
-            Library::Timm => Ok(renamed(export, |name| in_timm(name).into_iter().collect())),
+            Library::Timm => Ok(renamed_arrays(export, timm_names)),
             Library::Torchvision => {
                 check_torchvision(self)?;
-                Ok(ours(export))
+                Ok(ocelli_arrays(export))
             }
-            Library::Transformers => Ok(renamed(export, |name| in_transformers(name).into_iter().collect())),
+            Library::Transformers => Ok(renamed_arrays(export, transformers_names)),
             Library::Dino => Err("DINO has no RegNets".into()),
-            Library::Dinov2 | Library::Dinov3 => Err(no_such(library)),
+            Library::Dinov2 | Library::Dinov3 => Err(no_such_network(library)),
         }
     }
 
@@ -88,12 +89,15 @@ impl Exchange for RegnetConfig {
     }
 
     fn python(&self, library: Library) -> Option<PythonNetwork> {
+        if library != Library::Torchvision {
+            return None;
+        }
         let design = match self.size {
             Size::Named(size) => size.design(),
             Size::Design(design) => design,
         };
         let Design { depth, w_0, w_a, w_m, group_width, .. } = design;
-        (library == Library::Torchvision).then(|| PythonNetwork {
+        Some(PythonNetwork {
             imports: "from torchvision.models import regnet\n",
             expression: format!(
                 "regnet.RegNet(regnet.BlockParams.from_init_params(depth={depth}, w_0={w_0}, w_a={w_a}, w_m={w_m}, \
@@ -103,28 +107,42 @@ impl Exchange for RegnetConfig {
         })
     }
 
-    fn draw(&self, graph: &mut Graph<'_>, _: usize) -> Result<Drawn, String> {
-        let mut x = stem(graph, ["stem.0", "stem.1"], [3, 2])?;
+    fn build_graph(&self, graph: &mut Graph<'_>, _: usize) -> Result<GraphOutputs, String> {
+        let mut x = stem(graph, "stem.0", "stem.1", 3, 2)?;
         let stages = self.stages();
         for (number, stage) in stages.iter().enumerate() {
             for branch_number in 0..stage.depth {
                 let name = format!("trunk_output.block{0}.block{0}-{branch_number}", number + 1);
                 let stride = if branch_number == 0 { 2 } else { 1 };
                 let excitation = format!("{name}.f.se");
-                let layer = |part: &str, window, groups, excitation| Layer {
-                    conv: format!("{name}.f.{part}.0"),
-                    norm: format!("{name}.f.{part}.1"),
-                    window,
-                    groups,
-                    excitation,
-                };
                 let layers = [
-                    layer("a", [1, 1], 1, None),
-                    layer("b", [3, stride], stage.width / stage.group_width, None),
-                    layer("c", [1, 1], 1, Some(excitation.as_str())),
+                    Layer {
+                        conv: format!("{name}.f.a.0"),
+                        norm: format!("{name}.f.a.1"),
+                        kernel: 1,
+                        stride: 1,
+                        groups: 1,
+                        excitation: None,
+                    },
+                    Layer {
+                        conv: format!("{name}.f.b.0"),
+                        norm: format!("{name}.f.b.1"),
+                        kernel: 3,
+                        stride,
+                        groups: stage.width / stage.group_width,
+                        excitation: None,
+                    },
+                    Layer {
+                        conv: format!("{name}.f.c.0"),
+                        norm: format!("{name}.f.c.1"),
+                        kernel: 1,
+                        stride: 1,
+                        groups: 1,
+                        excitation: Some(&excitation),
+                    },
                 ];
-                let shortcut = [format!("{name}.proj.0"), format!("{name}.proj.1")];
-                x = branch(graph, &x, &layers, shortcut, stride)?;
+                let shortcut = format!("{name}.proj");
+                x = branch(graph, &x, &layers, &format!("{shortcut}.0"), &format!("{shortcut}.1"), stride)?;
             }
         }
         let width = stages.last().map_or(0, |stage| stage.width);
@@ -132,85 +150,111 @@ impl Exchange for RegnetConfig {
     }
 }
 
+/// Returns the name in a RegNetY of transformers; nothing for a name that the network does not
+/// have.
+fn transformers_names(name: &str) -> Vec<String> {
+    transformers_name(name).into_iter().collect()
+}
+
 /// Returns the name in a RegNetY of transformers; `None` for a name that the network does not have.
-fn in_transformers(name: &str) -> Option<String> {
+fn transformers_name(name: &str) -> Option<String> {
     if let Some(part) = name.strip_prefix("stem.") {
-        return Some(format!("embedder.embedder.{}", convolutional::in_transformers(part, "0", "1")?));
+        return Some(format!("embedder.embedder.{}", convolutional::transformers_name(part, "0", "1")?));
     }
-    let (stage, branch, part) = regnet_branch(name)?;
-    let of_layer = |number: usize, part: &str| {
-        Some(format!("layer.{number}.{}", convolutional::in_transformers(part, "0", "1")?))
-    };
+    let (stage, branch, part) = split_name(name)?;
     let layer = if let Some(part) = part.strip_prefix("proj.") {
-        format!("shortcut.{}", convolutional::in_transformers(part, "0", "1")?)
+        format!("shortcut.{}", convolutional::transformers_name(part, "0", "1")?)
     } else if let Some(part) = part.strip_prefix("f.se.fc1.") {
         format!("layer.2.attention.0.{part}")
     } else if let Some(part) = part.strip_prefix("f.se.fc2.") {
         format!("layer.2.attention.2.{part}")
     } else {
-        let (number, part) = in_branch(part, [0, 1, 3])?;
-        of_layer(number, part)?
+        let (number, part) = numbered_layer(part, [0, 1, 3])?;
+        format!("layer.{number}.{}", convolutional::transformers_name(part, "0", "1")?)
     };
     Some(format!("encoder.stages.{}.layers.{branch}.{layer}", stage - 1))
 }
 
+/// Returns the name in a RegNetY of timm; nothing for a name that the network does not have.
+fn timm_names(name: &str) -> Vec<String> {
+    timm_name(name).into_iter().collect()
+}
+
 /// Returns the name in a RegNetY of timm; `None` for a name that the network does not have.
-fn in_timm(name: &str) -> Option<String> {
-    let layer = |part: &str| match part.split_once('.')? {
-        ("0", rest) => Some(format!("conv.{rest}")),
-        ("1", rest) => Some(format!("bn.{rest}")),
-        _ => None,
-    };
+fn timm_name(name: &str) -> Option<String> {
     if let Some(part) = name.strip_prefix("stem.") {
-        return Some(format!("stem.{}", layer(part)?));
+        return Some(format!("stem.{}", timm_layer(part)?));
     }
-    let (stage, branch, part) = regnet_branch(name)?;
+    let (stage, branch, part) = split_name(name)?;
     let layer = if let Some(part) = part.strip_prefix("proj.") {
-        format!("downsample.{}", layer(part)?)
+        format!("downsample.{}", timm_layer(part)?)
     } else if let Some(part) = part.strip_prefix("f.se.") {
         format!("se.{part}")
     } else {
-        let (number, part) = in_branch(part, [1, 2, 3])?;
-        format!("conv{number}.{}", layer(part)?)
+        let (number, part) = numbered_layer(part, [1, 2, 3])?;
+        format!("conv{number}.{}", timm_layer(part)?)
     };
     Some(format!("s{stage}.b{}.{layer}", branch + 1))
 }
 
+/// Translates the number of a layer to timm's name: `0.weight` to `conv.weight`, and `1.weight` to
+/// `bn.weight`.
+fn timm_layer(part: &str) -> Option<String> {
+    match part.split_once('.')? {
+        ("0", rest) => Some(format!("conv.{rest}")),
+        ("1", rest) => Some(format!("bn.{rest}")),
+        _ => None,
+    }
+}
+
 /// Splits a name such as `trunk_output.block2.block2-0.f.a.0.weight` into stage, branch and the
 /// rest.
-fn regnet_branch(name: &str) -> Option<(usize, usize, &str)> {
+fn split_name(name: &str) -> Option<(usize, usize, &str)> {
     let (_, rest) = name.strip_prefix("trunk_output.")?.split_once('.')?;
     let (block, part) = rest.split_once('.')?;
     let (stage, branch) = block.strip_prefix("block")?.split_once('-')?;
     Some((stage.parse().ok()?, branch.parse().ok()?, part))
 }
 
-/// Splits a name such as `f.b.0.weight` into the one of `numbers` for `a`, `b` or `c`, and the
-/// rest.
-fn in_branch(part: &str, numbers: [usize; 3]) -> Option<(usize, &str)> {
+/// Splits a name such as `f.b.0.weight` into the number of the layer and the rest; the layers `a`,
+/// `b` and `c` have the given numbers.
+fn numbered_layer(part: &str, numbers: [usize; 3]) -> Option<(usize, &str)> {
     let (letter, rest) = part.strip_prefix("f.")?.split_once('.')?;
-    let at = ["a", "b", "c"].iter().position(|known| *known == letter)?;
-    Some((numbers[at], rest))
+    let index = ["a", "b", "c"].iter().position(|known| *known == letter)?;
+    Some((numbers[index], rest))
 }
 
-/// Returns the published RegNetY whose parameters are all in `found`.
-fn of_shapes(found: &Found, names: impl Fn(&str) -> Vec<String>) -> Result<ModelConfig, String> {
-    let stem = names("stem.0.weight").first().and_then(|name| found.shape(name)?.get(1)).copied();
-    let channels = stem.unwrap_or_default();
-    let of_size = |size| ModelConfig::RegnetY(RegnetConfig { image_px: IMAGE_PX, size, channels });
-    let mut models = published().into_iter().map(|(size, _)| of_size(size));
-    models
-        .find(|model| {
-            model.params().iter().all(|(name, shape)| {
-                names(name).first().and_then(|name| found.shape(name)) == Some(shape.as_slice())
-            })
-        })
-        .ok_or_else(|| "its RegNet is none of the published RegNetYs".into())
+/// Returns the published RegNetY whose parameters are all in `tensors`.
+fn find_published(tensors: &BackboneTensors, names: fn(&str) -> Vec<String>) -> Result<ModelConfig, String> {
+    let stem = shape(tensors, names, "stem.0.weight").unwrap_or_default();
+    let channels = stem.get(1).copied().unwrap_or_default();
+    for (size, _) in published() {
+        let model = ModelConfig::RegnetY(RegnetConfig { image_px: IMAGE_PX, size, channels });
+        let params = model.params();
+        if params.iter().all(|(name, dims)| shape(tensors, names, name) == Some(dims.as_slice())) {
+            return Ok(model);
+        }
+    }
+    Err("its RegNet is none of the published RegNetYs".into())
 }
 
 /// Returns the published RegNetYs, and the name of each in timm; `None` if timm does not have it.
 fn published() -> Vec<(Size, Option<&'static str>)> {
-    let in_timm = |size| match size {
+    let mut sizes = Vec::new();
+    for size in NamedSize::ALL {
+        sizes.push((Size::Named(size), published_timm_name(size)));
+    }
+    // Two sizes are wider in torchvision than in the paper; timm has both networks.
+    for (size, name) in [(NamedSize::Mf800, "regnety_008"), (NamedSize::Gf8, "regnety_080")] {
+        let design = Design { keeps_width: false, ..size.design() };
+        sizes.push((Size::Design(design), Some(name)));
+    }
+    sizes
+}
+
+/// Returns the name of a published RegNetY in timm; `None` if timm does not have it.
+fn published_timm_name(size: NamedSize) -> Option<&'static str> {
+    match size {
         NamedSize::Mf200 => Some("regnety_002"),
         NamedSize::Mf400 => Some("regnety_004"),
         NamedSize::Mf600 => Some("regnety_006"),
@@ -227,20 +271,15 @@ fn published() -> Vec<(Size, Option<&'static str>)> {
         NamedSize::Gf128 => Some("regnety_1280"),
         NamedSize::Gf256 => Some("regnety_2560"),
         NamedSize::B10 => None,
-    };
-    let named = NamedSize::ALL.into_iter().map(|size| (Size::Named(size), in_timm(size)));
-    // Two sizes are wider in torchvision than in the paper; timm has both networks.
-    let of_paper = [(NamedSize::Mf800, "regnety_008"), (NamedSize::Gf8, "regnety_080")]
-        .map(|(size, name)| (Size::Design(Design { keeps_width: false, ..size.design() }), Some(name)));
-    named.chain(of_paper).collect()
+    }
 }
 
-/// Checks that torchvision's rule makes the widths of this design.
+/// Checks that torchvision's rule results in the widths of this design.
 fn check_torchvision(config: &RegnetConfig) -> Result<(), String> {
     let Size::Design(design) = config.size else { return Ok(()) };
-    let by_its_rule =
+    let torchvision_config =
         RegnetConfig { size: Size::Design(Design { keeps_width: true, ..design }), ..config.clone() };
-    if by_its_rule.stages() == config.stages() {
+    if torchvision_config.stages() == config.stages() {
         Ok(())
     } else {
         Err("torchvision rounds the widths of this RegNetY up (keeps_width)".into())
@@ -250,13 +289,13 @@ fn check_torchvision(config: &RegnetConfig) -> Result<(), String> {
 /// Returns the name of the architecture in timm.
 fn timm_architecture(config: &RegnetConfig) -> Result<&'static str, String> {
     let stages = config.stages();
-    let of_size = |size| RegnetConfig { size, ..config.clone() };
-    let same = published().into_iter().find(|(size, _)| of_size(*size).stages() == stages);
-    match same {
-        Some((_, Some(name))) => Ok(name),
-        Some((_, None)) => Err("timm has no RegNetY of 10 billion parameters".into()),
-        None => Err("timm has only the published RegNetYs".into()),
+    for (size, name) in published() {
+        let candidate = RegnetConfig { size, ..config.clone() };
+        if candidate.stages() == stages {
+            return name.ok_or_else(|| "timm has no RegNetY of 10 billion parameters".into());
+        }
     }
+    Err("timm has only the published RegNetYs".into())
 }
 
 #[cfg(test)]
@@ -264,8 +303,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_those_of_the_libraries() {
-        for (ours, theirs) in [
+    fn parameters_have_the_names_of_the_libraries() {
+        for (name, expected) in [
             (
                 "trunk_output.block2.block2-3.f.c.0.weight",
                 "encoder.stages.1.layers.3.layer.3.convolution.weight",
@@ -276,14 +315,14 @@ mod tests {
             ),
             ("stem.1.weight", "embedder.embedder.normalization.weight"),
         ] {
-            assert_eq!(in_transformers(ours).as_deref(), Some(theirs), "{ours}");
+            assert_eq!(transformers_name(name).as_deref(), Some(expected), "{name}");
         }
-        for (ours, theirs) in [
+        for (name, expected) in [
             ("trunk_output.block1.block1-0.f.b.1.bias", "s1.b1.conv2.bn.bias"),
             ("trunk_output.block4.block4-5.proj.0.weight", "s4.b6.downsample.conv.weight"),
             ("stem.0.weight", "stem.conv.weight"),
         ] {
-            assert_eq!(in_timm(ours).as_deref(), Some(theirs), "{ours}");
+            assert_eq!(timm_name(name).as_deref(), Some(expected), "{name}");
         }
     }
 }

@@ -1,18 +1,17 @@
-//! ResNets of timm, torchvision and transformers. Ocelli has the names of torchvision, and so has
-//! timm.
+//! ResNets of timm, torchvision and transformers. Ocelli uses torchvision's names, as timm does.
 
 use networks::{ModelConfig, ResnetConfig, StemKind};
 use serde_json::{Map, Value, json};
 
-use super::convolutional::{self, IMAGE_PX, Layer, branch, outputs, stem};
-use super::renamed::{ours, renamed};
-use super::{Drawn, Exchange, PythonNetwork, Recognized, TimmModel, no_such};
+use super::convolutional::{self, IMAGE_PX, Layer, branch, outputs, shape, stem};
+use super::renamed::{ocelli_arrays, renamed_arrays, same_name};
+use super::{Exchange, GraphOutputs, PythonNetwork, Recognized, TimmModel, no_such_network};
 use crate::export::Export;
 use crate::file::Arrays;
 use crate::library::Library;
 use crate::onnx::{Graph, Setting};
 use crate::pretrained::Hints;
-use crate::source::{Found, Source};
+use crate::source::{BackboneTensors, Source};
 
 impl Exchange for ResnetConfig {
     fn kind() -> &'static str {
@@ -23,27 +22,27 @@ impl Exchange for ResnetConfig {
         &["embedder.embedder.convolution.weight", "conv1.weight"]
     }
 
-    fn recognized(
-        found: &mut Found,
+    fn recognize(
+        tensors: &mut BackboneTensors,
         source: &Source,
         hints: &Hints,
         _: &mut Vec<String>,
     ) -> Result<Recognized, String> {
-        let (library, names): (Library, fn(&str) -> Vec<String>) = match found.anchor {
-            "conv1.weight" if source.config.is_some() => (Library::Timm, same),
-            "conv1.weight" => (Library::Torchvision, same),
-            _ => (Library::Transformers, |name| in_transformers(name).into_iter().collect()),
+        let (library, names): (Library, fn(&str) -> Vec<String>) = match tensors.anchor {
+            "conv1.weight" if source.config.is_some() => (Library::Timm, same_name),
+            "conv1.weight" => (Library::Torchvision, same_name),
+            _ => (Library::Transformers, transformers_names),
         };
         let library = hints.library.unwrap_or(library);
-        let model = of_shapes(found, names)?;
+        let model = config_from_shapes(tensors, names)?;
         Ok(Recognized { model, library, names: Box::new(names), size_px: IMAGE_PX, activation: "relu" })
     }
 
     fn arrays(&self, library: Library, export: &Export<'_>) -> Result<Arrays, String> {
         match library {
-            Library::Timm | Library::Torchvision | Library::Dino => Ok(ours(export)),
-            Library::Transformers => Ok(renamed(export, |name| in_transformers(name).into_iter().collect())),
-            Library::Dinov2 | Library::Dinov3 => Err(no_such(library)),
+            Library::Timm | Library::Torchvision | Library::Dino => Ok(ocelli_arrays(export)),
+            Library::Transformers => Ok(renamed_arrays(export, transformers_names)),
+            Library::Dinov2 | Library::Dinov3 => Err(no_such_network(library)),
         }
     }
 
@@ -56,7 +55,7 @@ impl Exchange for ResnetConfig {
         }
         let (depths, is_bottleneck) = self.stages();
         Ok(TimmModel {
-            // The architecture with this kind of branch; the numbers of branches are arguments.
+            // An architecture with this kind of branch; the numbers of branches are arguments.
             architecture: if is_bottleneck { "resnet50" } else { "resnet18" },
             arguments: json!({ "layers": depths }),
             first_conv: Some("conv1"),
@@ -99,13 +98,13 @@ impl Exchange for ResnetConfig {
         })
     }
 
-    fn draw(&self, graph: &mut Graph<'_>, _: usize) -> Result<Drawn, String> {
-        let (window, pools) = match self.stem {
-            StemKind::Imagenet => ([7, 2], true),
-            StemKind::Small => ([3, 1], false),
+    fn build_graph(&self, graph: &mut Graph<'_>, _: usize) -> Result<GraphOutputs, String> {
+        let (kernel, stride, has_pooling) = match self.stem {
+            StemKind::Imagenet => (7, 2, true),
+            StemKind::Small => (3, 1, false),
         };
-        let mut x = stem(graph, ["conv1", "bn1"], window)?;
-        if pools {
+        let mut x = stem(graph, "conv1", "bn1", kernel, stride)?;
+        if has_pooling {
             let settings = [
                 Setting::Ints("kernel_shape", &[3, 3]),
                 Setting::Ints("strides", &[2, 2]),
@@ -118,75 +117,81 @@ impl Exchange for ResnetConfig {
             for number in 0..depth {
                 let name = format!("layer{}.{number}", stage + 1);
                 let stride = if stage > 0 && number == 0 { 2 } else { 1 };
-                let windows: &[[usize; 2]] =
-                    if is_bottleneck { &[[1, 1], [3, stride], [1, 1]] } else { &[[3, stride], [3, 1]] };
-                let layers: Vec<Layer<'_>> = windows
-                    .iter()
-                    .enumerate()
-                    .map(|(i, window)| Layer {
+                let kernels_and_strides =
+                    if is_bottleneck { vec![(1, 1), (3, stride), (1, 1)] } else { vec![(3, stride), (3, 1)] };
+                let mut layers = Vec::with_capacity(kernels_and_strides.len());
+                for (i, (kernel, stride)) in kernels_and_strides.into_iter().enumerate() {
+                    layers.push(Layer {
                         conv: format!("{name}.conv{}", i + 1),
                         norm: format!("{name}.bn{}", i + 1),
-                        window: *window,
+                        kernel,
+                        stride,
                         groups: 1,
                         excitation: None,
-                    })
-                    .collect();
-                let shortcut = [format!("{name}.downsample.0"), format!("{name}.downsample.1")];
-                x = branch(graph, &x, &layers, shortcut, stride)?;
+                    });
+                }
+                let shortcut = format!("{name}.downsample");
+                x = branch(graph, &x, &layers, &format!("{shortcut}.0"), &format!("{shortcut}.1"), stride)?;
             }
         }
         Ok(outputs(graph, &x, self.width * 8 * if is_bottleneck { 4 } else { 1 }))
     }
 
-    fn comparable(&self, keys: &mut Map<String, Value>) {
+    fn canonicalize_keys(&self, keys: &mut Map<String, Value>) {
         keys.remove("zero_init_residual");
     }
 }
 
-/// Returns the name in torchvision and timm, which is Ocelli's.
-fn same(name: &str) -> Vec<String> {
-    vec![name.to_string()]
+/// Returns the name in a ResNet of transformers; nothing for a name that the network does not have.
+fn transformers_names(name: &str) -> Vec<String> {
+    transformers_name(name).into_iter().collect()
 }
 
 /// Returns the name in a ResNet of transformers; `None` for a name that the network does not have.
-fn in_transformers(name: &str) -> Option<String> {
-    if let Some(layer) = convolutional::in_transformers(name, "conv1", "bn1") {
+fn transformers_name(name: &str) -> Option<String> {
+    if let Some(layer) = convolutional::transformers_name(name, "conv1", "bn1") {
         return Some(format!("embedder.embedder.{layer}"));
     }
     let (stage, rest) = name.strip_prefix("layer")?.split_once('.')?;
     let (branch, part) = rest.split_once('.')?;
     let layer = match part.strip_prefix("downsample.") {
-        Some(part) => format!("shortcut.{}", convolutional::in_transformers(part, "0", "1")?),
+        Some(part) => format!("shortcut.{}", convolutional::transformers_name(part, "0", "1")?),
         None => {
             let number = part.trim_start_matches(|c: char| c.is_alphabetic()).split('.').next()?;
             let layer =
-                convolutional::in_transformers(part, &format!("conv{number}"), &format!("bn{number}"))?;
-            format!("layer.{}.{layer}", convolutional::before(number)?)
+                convolutional::transformers_name(part, &format!("conv{number}"), &format!("bn{number}"))?;
+            format!("layer.{}.{layer}", convolutional::previous_number(number)?)
         }
     };
-    Some(format!("encoder.stages.{}.layers.{branch}.{layer}", convolutional::before(stage)?))
+    Some(format!("encoder.stages.{}.layers.{branch}.{layer}", convolutional::previous_number(stage)?))
 }
 
-/// Returns the ResNet that has the branches in `found`.
-fn of_shapes(found: &Found, names: impl Fn(&str) -> Vec<String>) -> Result<ModelConfig, String> {
-    let holds = |name: &str| names(name).iter().any(|name| found.holds(name));
-    let depths = [1, 2, 3, 4]
-        .map(|stage: usize| (0..).take_while(|b| holds(&format!("layer{stage}.{b}.conv1.weight"))).count());
-    let is_bottleneck = holds("layer1.0.conv3.weight");
-    let layers = depths.iter().sum::<usize>() * if is_bottleneck { 3 } else { 2 } + 2;
-    let stem = names("conv1.weight").first().and_then(|name| Some(found.shape(name)?.to_vec()));
-    let stem = stem.unwrap_or_default();
-    let ([width, channels], kind) = match stem.as_slice() {
-        [width, channels, 7, 7] => ([*width, *channels], StemKind::Imagenet),
-        [width, channels, 3, 3] => ([*width, *channels], StemKind::Small),
+/// Determines the configuration from the branches in `tensors`.
+fn config_from_shapes(
+    tensors: &BackboneTensors,
+    names: fn(&str) -> Vec<String>,
+) -> Result<ModelConfig, String> {
+    let mut depths = [0usize; 4];
+    for (i, depth) in depths.iter_mut().enumerate() {
+        while shape(tensors, names, &format!("layer{}.{depth}.conv1.weight", i + 1)).is_some() {
+            *depth += 1;
+        }
+    }
+    let is_bottleneck = shape(tensors, names, "layer1.0.conv3.weight").is_some();
+    let depth = depths.iter().sum::<usize>() * if is_bottleneck { 3 } else { 2 } + 2;
+    let conv1 = shape(tensors, names, "conv1.weight").unwrap_or_default();
+    let (width, channels, stem) = match *conv1 {
+        [width, channels, 7, 7] => (width, channels, StemKind::Imagenet),
+        [width, channels, 3, 3] => (width, channels, StemKind::Small),
         _ => {
-            return Err(format!("the first convolution of its ResNet has shape {stem:?}, not [64, C, 7, 7]"));
+            return Err(format!(
+                "the first convolution of its ResNet has shape {conv1:?}, not [64, C, 7, 7]"
+            ));
         }
     };
-    check_branches(found, &names, width)?;
-    let image_px = if kind == StemKind::Small { 32 } else { IMAGE_PX };
-    let config =
-        ResnetConfig { image_px, depth: layers, width, stem: kind, zero_init_residual: false, channels };
+    check_branches(tensors, names, width)?;
+    let image_px = if stem == StemKind::Small { 32 } else { IMAGE_PX };
+    let config = ResnetConfig { image_px, depth, width, stem, zero_init_residual: false, channels };
     let model = ModelConfig::Resnet(config.clone());
     model.validate().map_err(|_| format!("a ResNet with {depths:?} branches is not supported"))?;
     if config.stages() == (depths, is_bottleneck) {
@@ -196,22 +201,23 @@ fn of_shapes(found: &Found, names: impl Fn(&str) -> Vec<String>) -> Result<Model
     }
 }
 
-/// Checks that the first branch is a ResNet's behind a stem of `width` channels: ResNeXts and Wide
-/// ResNets have the same names.
-fn check_branches(found: &Found, names: impl Fn(&str) -> Vec<String>, width: usize) -> Result<(), String> {
-    let shape = |name: &str| names(name).first().and_then(|name| found.shape(name));
-    let (Some([channels, ..]), Some([_, of_group, ..])) =
-        (shape("layer1.0.conv1.weight"), shape("layer1.0.conv2.weight"))
-    else {
-        return Ok(());
-    };
-    if of_group < channels && channels.is_multiple_of(*of_group) {
+/// Checks that the first branch is that of a ResNet whose stem has `width` channels: ResNeXts and
+/// Wide ResNets have the same names.
+fn check_branches(
+    tensors: &BackboneTensors,
+    names: fn(&str) -> Vec<String>,
+    width: usize,
+) -> Result<(), String> {
+    let conv1 = shape(tensors, names, "layer1.0.conv1.weight");
+    let conv2 = shape(tensors, names, "layer1.0.conv2.weight");
+    let (Some(&[channels, ..]), Some(&[_, group_channels, ..])) = (conv1, conv2) else { return Ok(()) };
+    if group_channels < channels && channels.is_multiple_of(group_channels) {
         return Err(format!(
             "it is a ResNeXt: its convolutions are in {} groups, which is not supported",
-            channels / of_group
+            channels / group_channels
         ));
     }
-    if *channels == width {
+    if channels == width {
         Ok(())
     } else {
         Err(format!(
@@ -225,14 +231,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_those_of_transformers() {
-        for (ours, theirs) in [
+    fn parameters_have_the_names_of_transformers() {
+        for (name, expected) in [
             ("bn1.running_var", "embedder.embedder.normalization.running_var"),
             ("layer2.0.conv2.weight", "encoder.stages.1.layers.0.layer.1.convolution.weight"),
             ("layer4.1.downsample.1.bias", "encoder.stages.3.layers.1.shortcut.normalization.bias"),
         ] {
-            assert_eq!(in_transformers(ours).as_deref(), Some(theirs), "{ours}");
+            assert_eq!(transformers_name(name).as_deref(), Some(expected), "{name}");
         }
-        assert_eq!(in_transformers("fc.weight"), None);
+        assert_eq!(transformers_name("fc.weight"), None);
     }
 }

@@ -1,16 +1,15 @@
-//! Exchange of the backbone that is for tests only, with a library that stores it under other
-//! names.
+//! Exchange of the backbone for tests, with a library that stores it under other names.
 
 use networks::{ModelConfig, RGB_CHANNELS, ToyConfig};
 use serde_json::json;
 
-use super::renamed::renamed;
-use super::{Exchange, Recognized, TimmModel, no_such};
+use super::renamed::renamed_arrays;
+use super::{Exchange, Recognized, TimmModel, no_such_network};
 use crate::export::Export;
 use crate::file::Arrays;
 use crate::library::Library;
 use crate::pretrained::Hints;
-use crate::source::{Found, Source};
+use crate::source::{BackboneTensors, Source};
 
 /// Name of the first layer's weight.
 const ANCHOR: &str = "toy_stem.weight";
@@ -24,29 +23,29 @@ impl Exchange for ToyConfig {
         &[ANCHOR]
     }
 
-    fn recognized(
-        found: &mut Found,
+    fn recognize(
+        tensors: &mut BackboneTensors,
         _: &Source,
         _: &Hints,
         _: &mut Vec<String>,
     ) -> Result<Recognized, String> {
-        let Some(&[width, 48]) = found.shape(ANCHOR) else {
-            return Err(format!("{ANCHOR} has shape {:?}, not [D, 48]", found.shape(ANCHOR)));
+        let Some(&[width, 48]) = tensors.shape(ANCHOR) else {
+            return Err(format!("{ANCHOR} has shape {:?}, not [D, 48]", tensors.shape(ANCHOR)));
         };
         let model = ModelConfig::Toy(Self { width, channels: RGB_CHANNELS });
         Ok(Recognized {
             size_px: model.image_px(),
             model,
             library: Library::Timm,
-            names: Box::new(in_timm),
+            names: Box::new(timm_names),
             activation: "gelu",
         })
     }
 
     fn arrays(&self, library: Library, export: &Export<'_>) -> Result<Arrays, String> {
         match library {
-            Library::Timm => Ok(renamed(export, in_timm)),
-            _ => Err(no_such(library)),
+            Library::Timm => Ok(renamed_arrays(export, timm_names)),
+            _ => Err(no_such_network(library)),
         }
     }
 
@@ -61,9 +60,9 @@ impl Exchange for ToyConfig {
     }
 }
 
-/// Returns the names in timm, which has the stem under another name and the last layer in two
+/// Returns the names in timm, where the stem has another name and the last layer is stored in two
 /// halves.
-fn in_timm(name: &str) -> Vec<String> {
+fn timm_names(name: &str) -> Vec<String> {
     match name.split_once('.') {
         Some(("stem", rest)) => vec![format!("toy_stem.{rest}")],
         Some(("project", rest)) => ["a", "b"].map(|half| format!("project_{half}.{rest}")).into(),

@@ -29,7 +29,6 @@ pub(crate) enum Element {
 impl Element {
     /// Converts little-endian `bytes` to f32.
     pub(crate) fn values(self, bytes: &[u8]) -> Vec<f32> {
-        let pair = |b: &[u8]| [b[0], b[1]];
         match self {
             Self::F64 => bytes
                 .chunks_exact(8)
@@ -38,9 +37,11 @@ impl Element {
             Self::F32 => {
                 bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()
             }
-            Self::F16 => bytes.chunks_exact(2).map(|b| half::f16::from_le_bytes(pair(b)).to_f32()).collect(),
+            Self::F16 => {
+                bytes.chunks_exact(2).map(|b| half::f16::from_le_bytes([b[0], b[1]]).to_f32()).collect()
+            }
             Self::Bf16 => {
-                bytes.chunks_exact(2).map(|b| half::bf16::from_le_bytes(pair(b)).to_f32()).collect()
+                bytes.chunks_exact(2).map(|b| half::bf16::from_le_bytes([b[0], b[1]]).to_f32()).collect()
             }
         }
     }

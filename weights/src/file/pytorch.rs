@@ -7,7 +7,7 @@
 use std::io::{Cursor, Read, Seek, SeekFrom, Write};
 use std::path::Path;
 
-use pytorch_reader::{DType, PickleValue, PytorchReader};
+use pytorch_reader::{DType, PickleValue, PytorchError, PytorchReader};
 use zip::write::SimpleFileOptions;
 use zip::{CompressionMethod, ZipWriter};
 
@@ -16,12 +16,12 @@ use super::{Array, Arrays, Element};
 use crate::error::WeightsError;
 use crate::precision::Precision;
 
-/// Modules whose objects are data: `torch.save` writes them for tensors, sizes and types, and
+/// Modules whose objects are only data: `torch.save` writes them for tensors, sizes and types, and
 /// training programs for their settings.
 const DATA_MODULES: [&str; 9] =
     ["torch", "collections", "numpy", "argparse", "types", "omegaconf", "pathlib", "_codecs", "datetime"];
 
-/// Longest end of an archive's directory, with its comment.
+/// Maximum length of the record that ends an archive's directory, including its comment.
 const MAX_END_BYTES: u64 = 22 + 65_535;
 
 /// Reads the floating-point tensors in `path`; nested dictionaries yield names joined by dots.
@@ -29,24 +29,14 @@ const MAX_END_BYTES: u64 = 22 + 65_535;
 /// # Errors
 /// [`WeightsError::Malformed`], also for a pickle that would execute code.
 pub(crate) fn read(path: &Path) -> Result<Arrays, WeightsError> {
-    let malformed = |error: pytorch_reader::PytorchError| {
-        let reason = match error.to_string() {
-            // The directory of an archive is at its end.
-            reason if reason.contains("Could not find EOCD") => {
-                "it is truncated, or was not written by torch.save".to_string()
-            }
-            reason => reason,
-        };
-        WeightsError::malformed(path, reason)
-    };
-    let pickle = PytorchReader::read_pickle_data(path, None).map_err(malformed)?;
+    let pickle = PytorchReader::read_pickle_data(path, None).map_err(|error| malformed(path, &error))?;
     if let Some(name) = foreign_object(&pickle) {
         return Err(WeightsError::malformed(
             path,
             format!("its pickle refers to {name}, which is neither a tensor nor a plain value"),
         ));
     }
-    if has_two_members_of_a_name(path).map_err(|error| WeightsError::io("read", path, error))? {
+    if has_duplicate_members(path).map_err(|error| WeightsError::io("read", path, error))? {
         let reason = "two members of its archive have one name: readers take one or the other";
         return Err(WeightsError::malformed(path, reason.to_string()));
     }
@@ -58,7 +48,7 @@ pub(crate) fn read(path: &Path) -> Result<Arrays, WeightsError> {
             ),
         ));
     }
-    let reader = PytorchReader::new(path).map_err(malformed)?;
+    let reader = PytorchReader::new(path).map_err(|error| malformed(path, &error))?;
     let mut arrays = Arrays::new();
     for (name, tensor) in reader.into_tensors() {
         let element = match tensor.dtype() {
@@ -74,33 +64,42 @@ pub(crate) fn read(path: &Path) -> Result<Arrays, WeightsError> {
     Ok(arrays)
 }
 
-/// Returns whether the directory of the archive lists more members than have different names.
-fn has_two_members_of_a_name(path: &Path) -> std::io::Result<bool> {
+/// Converts an error of the reader of `path`.
+fn malformed(path: &Path, error: &PytorchError) -> WeightsError {
+    let reason = error.to_string();
+    // The directory of an archive is at its end.
+    if reason.contains("Could not find EOCD") {
+        return WeightsError::malformed(path, "it is truncated, or was not written by torch.save");
+    }
+    WeightsError::malformed(path, reason)
+}
+
+/// Returns whether the directory of the archive lists two members with the same name.
+fn has_duplicate_members(path: &Path) -> std::io::Result<bool> {
     let Ok(archive) = zip::ZipArchive::new(std::fs::File::open(path)?) else { return Ok(false) };
     let mut file = std::fs::File::open(path)?;
-    // The end of the directory states the number of its entries; a comment of up to 64 KiB may
-    // follow.
+    // The record at the end of the directory states the number of its entries; a comment of up to
+    // 64 KiB may follow.
     let len_bytes = file.metadata()?.len();
     file.seek(SeekFrom::Start(len_bytes.saturating_sub(MAX_END_BYTES)))?;
     let mut end = Vec::new();
     file.read_to_end(&mut end)?;
-    // The comment, whose length it states, ends the file.
-    let Some(at) = (0..end.len()).find(|at| {
-        let record = &end[*at..];
-        record.starts_with(b"PK\x05\x06")
-            && record
-                .get(20..22)
-                .is_some_and(|len| 22 + usize::from(u16::from_le_bytes([len[0], len[1]])) == record.len())
-    }) else {
-        return Ok(false);
-    };
-    let count = u16::from_le_bytes([end[at + 10], end[at + 11]]);
-    // That number stands for one that does not fit.
+    let Some(start) = (0..end.len()).find(|start| is_end_record(&end[*start..])) else { return Ok(false) };
+    let count = u16::from_le_bytes([end[start + 10], end[start + 11]]);
+    // The largest number stands for counts that do not fit into 16 bits.
     Ok(count != u16::MAX && usize::from(count) != archive.len())
 }
 
-/// Returns how a tensor of the file is a view whose stored numbers are not its values: negated, or
-/// conjugate, which its metadata states as a word that is true.
+/// Returns whether `bytes` are the record that ends an archive's directory, with its comment, whose
+/// length it states.
+fn is_end_record(bytes: &[u8]) -> bool {
+    let Some(comment_len) = bytes.get(20..22) else { return false };
+    let comment_len = usize::from(u16::from_le_bytes([comment_len[0], comment_len[1]]));
+    bytes.starts_with(b"PK\x05\x06") && 22 + comment_len == bytes.len()
+}
+
+/// Returns the kind of view that a tensor of the file is, if its stored numbers are not its values:
+/// negated or conjugate. The metadata of a tensor states this by a key whose value is true.
 fn unresolved_view(path: &Path) -> std::io::Result<Option<&'static str>> {
     let Ok(mut archive) = zip::ZipArchive::new(std::fs::File::open(path)?) else { return Ok(None) };
     for number in 0..archive.len() {
@@ -110,16 +109,11 @@ fn unresolved_view(path: &Path) -> std::io::Result<Option<&'static str>> {
         }
         let mut pickle = Vec::new();
         member.read_to_end(&mut pickle)?;
-        for (word, view) in [("neg", "negated"), ("conj", "conjugate")] {
-            let mut long = vec![b'X'];
-            long.extend((word.len() as u32).to_le_bytes());
-            long.extend(word.as_bytes());
-            let short = [&[0x8c, word.len() as u8], word.as_bytes()].concat();
-            let holds = |text: &[u8]| {
-                let mut starts = pickle.windows(text.len()).enumerate().filter(|(_, window)| *window == text);
-                starts.any(|(at, _)| is_true_next(&pickle[at + text.len()..]))
-            };
-            if holds(&long) || holds(&short) {
+        for (key, view) in [("neg", "negated"), ("conj", "conjugate")] {
+            let mut long_key = Vec::new();
+            push_text(&mut long_key, key);
+            let short_key = [&[0x8c, key.len() as u8], key.as_bytes()].concat();
+            if has_true_entry(&pickle, &long_key) || has_true_entry(&pickle, &short_key) {
                 return Ok(Some(view));
             }
         }
@@ -127,8 +121,14 @@ fn unresolved_view(path: &Path) -> std::io::Result<Option<&'static str>> {
     Ok(None)
 }
 
-/// Returns whether the next value of a pickle is `True`, behind the note under which the one before
-/// may be kept.
+/// Returns whether a dictionary of `pickle` has the encoded `key` with the value `True`.
+fn has_true_entry(pickle: &[u8], key: &[u8]) -> bool {
+    let mut windows = pickle.windows(key.len()).enumerate();
+    windows.any(|(start, window)| window == key && is_true_next(&pickle[start + key.len()..]))
+}
+
+/// Returns whether the next value of a pickle is `True`, after an opcode that may store the value
+/// before it in the memo.
 fn is_true_next(rest: &[u8]) -> bool {
     let rest = match rest {
         [b'q', _, rest @ ..] | [b'r', _, _, _, _, rest @ ..] | [0x94, rest @ ..] => rest,
@@ -155,27 +155,28 @@ fn foreign_object(value: &PickleValue) -> Option<&str> {
 ///
 /// # Errors
 /// When the archive cannot be written.
-pub(crate) fn bytes_of(arrays: &Arrays, precision: Precision) -> std::io::Result<Vec<u8>> {
+pub(crate) fn encode(arrays: &Arrays, precision: Precision) -> std::io::Result<Vec<u8>> {
+    let mut zip = ZipWriter::new(Cursor::new(Vec::new()));
+    add_member(&mut zip, "data.pkl", &pickle(arrays, precision))?;
+    add_member(&mut zip, "byteorder", b"little")?;
+    for (number, array) in arrays.values().enumerate() {
+        add_member(&mut zip, &format!("data/{number}"), &to_bytes(&array.values, precision))?;
+    }
+    add_member(&mut zip, "version", b"3\n")?;
+    Ok(zip.finish()?.into_inner())
+}
+
+fn add_member(zip: &mut ZipWriter<Cursor<Vec<u8>>>, name: &str, bytes: &[u8]) -> std::io::Result<()> {
     let options = SimpleFileOptions::default()
         .compression_method(CompressionMethod::Stored)
         .with_alignment(64)
         .large_file(true);
-    let mut zip = ZipWriter::new(Cursor::new(Vec::new()));
-    let mut member = |name: &str, bytes: &[u8]| -> std::io::Result<()> {
-        zip.start_file(format!("archive/{name}"), options)?;
-        zip.write_all(bytes)
-    };
-    member("data.pkl", &pickle_of(arrays, precision))?;
-    member("byteorder", b"little")?;
-    for (number, array) in arrays.values().enumerate() {
-        member(&format!("data/{number}"), &to_bytes(&array.values, precision))?;
-    }
-    member("version", b"3\n")?;
-    Ok(zip.finish()?.into_inner())
+    zip.start_file(format!("archive/{name}"), options)?;
+    zip.write_all(bytes)
 }
 
 /// Pickles (protocol 2) a dictionary of tensors; each tensor refers to the storage with its number.
-fn pickle_of(arrays: &Arrays, precision: Precision) -> Vec<u8> {
+fn pickle(arrays: &Arrays, precision: Precision) -> Vec<u8> {
     let storage = match precision {
         Precision::F32 | Precision::Int8 => "FloatStorage",
         Precision::F16 => "HalfStorage",
@@ -183,54 +184,56 @@ fn pickle_of(arrays: &Arrays, precision: Precision) -> Vec<u8> {
     };
     let mut out = vec![0x80, 2, b'}', b'('];
     for (number, (name, array)) in arrays.iter().enumerate() {
-        text(&mut out, name);
-        global(&mut out, "torch._utils", "_rebuild_tensor_v2");
+        push_text(&mut out, name);
+        push_global(&mut out, "torch._utils", "_rebuild_tensor_v2");
         out.push(b'(');
         // The storage, by a persistent id: ('storage', type, key, location, elements).
         out.push(b'(');
-        text(&mut out, "storage");
-        global(&mut out, "torch", storage);
-        text(&mut out, &number.to_string());
-        text(&mut out, "cpu");
-        integer(&mut out, array.values.len());
+        push_text(&mut out, "storage");
+        push_global(&mut out, "torch", storage);
+        push_text(&mut out, &number.to_string());
+        push_text(&mut out, "cpu");
+        push_integer(&mut out, array.values.len());
         out.extend([b't', b'Q']);
         // Offset, shape, strides, `requires_grad`, hooks.
-        integer(&mut out, 0);
-        tuple(&mut out, &array.shape);
-        tuple(&mut out, &strides(&array.shape));
+        push_integer(&mut out, 0);
+        push_tuple(&mut out, &array.shape);
+        push_tuple(&mut out, &strides(&array.shape));
         out.push(0x89);
-        global(&mut out, "collections", "OrderedDict");
+        push_global(&mut out, "collections", "OrderedDict");
         out.extend([b')', b'R', b't', b'R']);
     }
     out.extend([b'u', b'.']);
     out
 }
 
-/// Strides, in elements, of a tensor in row-major order.
+/// Returns the strides, in elements, of a tensor in row-major order.
 fn strides(shape: &[usize]) -> Vec<usize> {
     (0..shape.len()).map(|i| shape[i + 1..].iter().product()).collect()
 }
 
-fn text(out: &mut Vec<u8>, text: &str) {
+fn push_text(out: &mut Vec<u8>, text: &str) {
     out.push(b'X');
     out.extend((text.len() as u32).to_le_bytes());
     out.extend(text.as_bytes());
 }
 
-fn global(out: &mut Vec<u8>, module: &str, name: &str) {
+fn push_global(out: &mut Vec<u8>, module: &str, name: &str) {
     out.push(b'c');
     out.extend(format!("{module}\n{name}\n").as_bytes());
 }
 
 /// Appends a signed 64-bit little-endian integer.
-fn integer(out: &mut Vec<u8>, value: usize) {
+fn push_integer(out: &mut Vec<u8>, value: usize) {
     out.extend([0x8a, 8]);
     out.extend((value as u64).to_le_bytes());
 }
 
-fn tuple(out: &mut Vec<u8>, values: &[usize]) {
+fn push_tuple(out: &mut Vec<u8>, values: &[usize]) {
     out.push(b'(');
-    values.iter().for_each(|value| integer(out, *value));
+    for value in values {
+        push_integer(out, *value);
+    }
     out.push(b't');
 }
 
@@ -239,7 +242,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_is_read_again() {
+    fn encoded_arrays_are_read_back_unchanged() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("w.pth");
         let values: Vec<f32> = (0..24).map(|i| i as f32 * 0.25 - 3.0).collect();
@@ -248,7 +251,7 @@ mod tests {
             ("b".to_string(), Array { shape: vec![1], values: vec![7.5] }),
         ]);
         for precision in [Precision::F32, Precision::F16, Precision::Bf16] {
-            std::fs::write(&path, bytes_of(&arrays, precision).unwrap()).unwrap();
+            std::fs::write(&path, encode(&arrays, precision).unwrap()).unwrap();
             assert_eq!(read(&path).unwrap(), arrays, "{precision:?}");
         }
     }
@@ -256,14 +259,14 @@ mod tests {
     /// The pickle is that of `pickle.dumps(Evil())`, where `Evil.__reduce__` returns `(os.system,
     /// ("touch ran",))`.
     #[test]
-    fn a_pickle_that_would_run_something_is_refused() {
+    fn pickle_that_would_execute_code_is_rejected() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("evil.pth");
         let mut pickle = vec![0x80, 2, b'}', b'('];
-        text(&mut pickle, "model");
-        global(&mut pickle, "posix", "system");
+        push_text(&mut pickle, "model");
+        push_global(&mut pickle, "posix", "system");
         pickle.push(b'(');
-        text(&mut pickle, "touch ran");
+        push_text(&mut pickle, "touch ran");
         pickle.extend([b't', b'R', b'u', b'.']);
         std::fs::write(&path, pickle).unwrap();
         let error = read(&path).unwrap_err().to_string();

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use ::safetensors::tensor::{Dtype, SafeTensors, TensorView};
 use half::{bf16, f16};
-use networks::safetensors::file_of;
+use networks::safetensors::encode_file;
 
 use super::{Array, Arrays, Element};
 use crate::error::WeightsError;
@@ -18,9 +18,10 @@ use crate::precision::Precision;
 /// [`WeightsError::Io`], [`WeightsError::Malformed`].
 pub(crate) fn read(path: &Path) -> Result<(Arrays, HashMap<String, String>), WeightsError> {
     let bytes = std::fs::read(path).map_err(|error| WeightsError::io("read", path, error))?;
-    let malformed = |error: ::safetensors::SafeTensorError| WeightsError::malformed(path, error.to_string());
-    let (_, header) = SafeTensors::read_metadata(&bytes).map_err(malformed)?;
-    let tensors = SafeTensors::deserialize(&bytes).map_err(malformed)?;
+    let (_, header) = SafeTensors::read_metadata(&bytes)
+        .map_err(|error| WeightsError::malformed(path, error.to_string()))?;
+    let tensors =
+        SafeTensors::deserialize(&bytes).map_err(|error| WeightsError::malformed(path, error.to_string()))?;
     let mut arrays = Arrays::new();
     for (name, view) in tensors.iter() {
         let element = match view.dtype() {
@@ -40,7 +41,7 @@ pub(crate) fn read(path: &Path) -> Result<(Arrays, HashMap<String, String>), Wei
 ///
 /// # Errors
 /// When the header cannot be written.
-pub(crate) fn bytes_of(
+pub(crate) fn encode(
     arrays: &Arrays,
     precision: Precision,
     metadata: HashMap<String, String>,
@@ -51,18 +52,17 @@ pub(crate) fn bytes_of(
         Precision::Bf16 => Dtype::BF16,
     };
     let data: Vec<Vec<u8>> = arrays.values().map(|array| to_bytes(&array.values, precision)).collect();
-    let views: Result<Vec<_>, _> = arrays
-        .iter()
-        .zip(&data)
-        .map(|((name, array), data)| Ok((name.clone(), TensorView::new(dtype, array.shape.clone(), data)?)))
-        .collect();
-    let views =
-        views.map_err(|error: ::safetensors::SafeTensorError| std::io::Error::other(error.to_string()))?;
-    file_of(views, metadata)
+    let mut views = Vec::with_capacity(arrays.len());
+    for ((name, array), bytes) in arrays.iter().zip(&data) {
+        let view = TensorView::new(dtype, array.shape.clone(), bytes)
+            .map_err(|error| std::io::Error::other(error.to_string()))?;
+        views.push((name.clone(), view));
+    }
+    encode_file(views, metadata)
 }
 
-/// Little-endian bytes of `values` in `precision`; files of tensors hold no 8-bit values, which are
-/// written as f32.
+/// Returns the little-endian bytes of `values` in `precision`; f32 for [`Precision::Int8`], which
+/// files of tensors do not have.
 pub(crate) fn to_bytes(values: &[f32], precision: Precision) -> Vec<u8> {
     match precision {
         Precision::F32 | Precision::Int8 => values.iter().flat_map(|value| value.to_le_bytes()).collect(),

@@ -9,12 +9,12 @@ use super::message::{
     TensorType, TypeMessage, ValueInfo,
 };
 use crate::file::safetensors::to_bytes;
-use crate::precision::{Precision, is_quantized, quantized};
+use crate::precision::{Precision, is_quantized, quantize};
 
 /// Name of the input.
 pub(crate) const PIXELS: &str = "pixels";
 
-/// Description of a matrix that is stored `[in, out]`.
+/// Description of a matrix that is stored as `[in, out]`.
 pub(super) const TRANSPOSED: &str = "transposed";
 
 /// Name of a value within a graph.
@@ -38,7 +38,7 @@ pub(crate) enum Setting<'a> {
 impl Setting<'_> {
     /// Converts to an attribute, whose kind is a number of `onnx.proto`: 1 for a float, 2 for an
     /// integer, 7 for integers.
-    fn message(&self) -> Attribute {
+    fn to_attribute(&self) -> Attribute {
         match self {
             Self::Int(name, value) => {
                 Attribute { name: (*name).into(), i: Some(*value), kind: 2, ..Attribute::default() }
@@ -69,7 +69,7 @@ impl<'a> Graph<'a> {
             output: vec![name.clone()],
             name: name.clone(),
             op_type: kind.into(),
-            attribute: settings.iter().map(Setting::message).collect(),
+            attribute: settings.iter().map(Setting::to_attribute).collect(),
         });
         name
     }
@@ -83,26 +83,26 @@ impl<'a> Graph<'a> {
     pub(crate) fn weight(&mut self, name: &str) -> Result<Value, String> {
         let tensor = self.tensor(name)?;
         if self.precision == Precision::Int8 && is_quantized(&tensor.shape) {
-            let (codes, scales) = quantized(&tensor.values, tensor.shape[0]);
+            let (codes, scales) = quantize(&tensor.values, tensor.shape[0]);
             return Ok(self.codes(name, &tensor.shape, codes, &scales, 0));
         }
-        Ok(self.stored(name, &tensor.shape, &tensor.values))
+        Ok(self.float_tensor(name, &tensor.shape, &tensor.values))
     }
 
     /// Adds the matrix `name`, `[out, in]`, transposed to `[in, out]` for a matrix product.
-    pub(crate) fn transposed(&mut self, name: &str) -> Result<Value, String> {
+    pub(crate) fn transposed_weight(&mut self, name: &str) -> Result<Value, String> {
         let tensor = self.tensor(name)?;
         let [n_out, n_in] = tensor.shape[..] else {
             return Err(format!("{name} has shape {:?}, not [out, in]", tensor.shape));
         };
         if self.precision == Precision::Int8 {
-            let (codes, scales) = quantized(&tensor.values, n_out);
-            let codes = transposed(&codes, n_out, n_in);
+            let (codes, scales) = quantize(&tensor.values, n_out);
+            let codes = transpose(&codes, n_out, n_in);
             let value = self.codes(name, &[n_in, n_out], codes, &scales, 1);
             self.describe(name, TRANSPOSED);
             return Ok(value);
         }
-        let value = self.stored(name, &[n_in, n_out], &transposed(&tensor.values, n_out, n_in));
+        let value = self.float_tensor(name, &[n_in, n_out], &transpose(&tensor.values, n_out, n_in));
         self.describe(name, TRANSPOSED);
         Ok(value)
     }
@@ -115,20 +115,21 @@ impl<'a> Graph<'a> {
     }
 
     /// Adds a tensor in the precision of the file; returns its value as f32.
-    pub(crate) fn stored(&mut self, name: &str, shape: &[usize], values: &[f32]) -> Value {
+    pub(crate) fn float_tensor(&mut self, name: &str, shape: &[usize], values: &[f32]) -> Value {
         let kind = match self.precision {
             Precision::F32 | Precision::Int8 => FLOAT,
             Precision::F16 => FLOAT16,
             Precision::Bf16 => BFLOAT16,
         };
         let value = self.constant(name, kind, shape, to_bytes(values, self.precision));
-        match kind {
-            FLOAT => value,
-            _ => self.node("Cast", &[&value], &[Setting::Int("to", i64::from(FLOAT))]),
+        if kind == FLOAT {
+            value
+        } else {
+            self.node("Cast", &[&value], &[Setting::Int("to", i64::from(FLOAT))])
         }
     }
 
-    /// Adds a vector of f32, in any precision of the file.
+    /// Adds a vector of f32, whatever the precision of the file.
     pub(crate) fn floats(&mut self, name: &str, values: &[f32]) -> Value {
         self.constant(name, FLOAT, &[values.len()], to_bytes(values, Precision::F32))
     }
@@ -146,12 +147,12 @@ impl<'a> Graph<'a> {
     }
 
     /// Adds a scalar index.
-    pub(crate) fn place(&mut self, value: i64) -> Value {
+    pub(crate) fn index(&mut self, value: i64) -> Value {
         let name = format!("place_{}", self.initializers.len());
         self.constant(&name, INT64, &[], value.to_le_bytes().to_vec())
     }
 
-    /// Adds 8-bit codes with one scale for each index along `axis`; returns their value as f32.
+    /// Adds 8-bit codes with one scale for each index along `axis`; returns their values as f32.
     fn codes(&mut self, name: &str, shape: &[usize], codes: Vec<i8>, scales: &[f32], axis: i64) -> Value {
         let bytes = codes.into_iter().map(|code| code as u8).collect();
         let codes = self.constant(name, INT8, shape, bytes);
@@ -169,65 +170,69 @@ impl<'a> Graph<'a> {
             doc_string: String::new(),
         };
         // A parameter may be added twice.
-        if self.initializers.iter().all(|there| there.name != name) {
+        if self.initializers.iter().all(|initializer| initializer.name != name) {
             self.initializers.push(tensor);
         }
         name.into()
     }
 
-    /// Finishes the graph. Its input is a batch of images of `channels`, and of `side` pixels or of
-    /// any size; the two `outputs` are named `embedding` and `patches`.
+    /// Finishes the graph. Its input is a batch of images with this number of channels, and with
+    /// sides of `side` pixels, or of any size if it is `None`. Its outputs are `embedding`,
+    /// `[B, width]`, and `patches`, `[B, cells, width]`.
     pub(crate) fn finish(
         mut self,
-        [channels, side]: [Option<usize>; 2],
-        outputs: [&Value; 2],
+        embedding: &Value,
+        patches: &Value,
+        channels: usize,
+        side: Option<usize>,
         cells: Option<usize>,
         width: usize,
     ) -> GraphMessage {
-        for (value, name) in outputs.into_iter().zip(["embedding", "patches"]) {
-            let named = Node {
+        for (value, name) in [(embedding, "embedding"), (patches, "patches")] {
+            self.nodes.push(Node {
                 input: vec![value.clone()],
                 output: vec![name.into()],
                 name: name.into(),
                 op_type: "Identity".into(),
                 attribute: Vec::new(),
-            };
-            self.nodes.push(named);
+            });
         }
         GraphMessage {
             node: self.nodes,
             name: "backbone".into(),
             initializer: self.initializers,
-            input: vec![batch_of(
+            input: vec![batch(
                 PIXELS,
-                &[named(channels, "channels"), named(side, "height"), named(side, "width")],
+                &[fixed_dimension(channels), dimension(side, "height"), dimension(side, "width")],
             )],
             output: vec![
-                batch_of("embedding", &[number(width)]),
-                batch_of("patches", &[named(cells, "cells"), number(width)]),
+                batch("embedding", &[fixed_dimension(width)]),
+                batch("patches", &[dimension(cells, "cells"), fixed_dimension(width)]),
             ],
         }
     }
 }
 
-/// A tensor of f32 whose first dimension is the batch, of any size.
-fn batch_of(name: &str, dimensions: &[Dimension]) -> ValueInfo {
-    let dim = [&[named(None, "batch")], dimensions].concat();
+/// Describes a tensor of f32 whose first dimension is the batch, of any size.
+fn batch(name: &str, dimensions: &[Dimension]) -> ValueInfo {
+    let dim = [&[dimension(None, "batch")], dimensions].concat();
     let tensor = TensorType { elem_type: FLOAT, shape: Some(Shape { dim }) };
     ValueInfo { name: name.into(), kind: Some(TypeMessage { tensor: Some(tensor) }) }
 }
 
-fn number(n: usize) -> Dimension {
-    named(Some(n), "")
+fn fixed_dimension(n: usize) -> Dimension {
+    Dimension { value: Some(n as i64), param: None }
 }
 
-/// A dimension of size `n`, or a free dimension called `name`.
-fn named(n: Option<usize>, name: &str) -> Dimension {
-    let param = n.is_none().then(|| name.to_string());
-    Dimension { value: n.map(|n| n as i64), param }
+/// Returns a dimension of size `n`, or a free dimension called `name`.
+fn dimension(n: Option<usize>, name: &str) -> Dimension {
+    match n {
+        Some(n) => fixed_dimension(n),
+        None => Dimension { value: None, param: Some(name.to_string()) },
+    }
 }
 
 /// Transposes a matrix `[rows, columns]` in row-major order.
-pub(super) fn transposed<T: Copy>(values: &[T], rows: usize, columns: usize) -> Vec<T> {
+pub(super) fn transpose<T: Copy>(values: &[T], rows: usize, columns: usize) -> Vec<T> {
     (0..columns).flat_map(|column| (0..rows).map(move |row| values[row * columns + column])).collect()
 }

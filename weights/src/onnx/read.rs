@@ -5,22 +5,22 @@ use std::path::Path;
 
 use prost::Message;
 
-use super::graph::{TRANSPOSED, transposed};
+use super::graph::{TRANSPOSED, transpose};
 use super::message::{BFLOAT16, FLOAT, FLOAT16, INT8, Model, TensorMessage};
 use crate::error::WeightsError;
 use crate::file::{Array, Arrays, Element};
 use crate::metadata::MODEL;
 
-/// Reads the parameters of the graph in `path` and its metadata. Constants of the graph that are no
-/// parameters are among them.
+/// Reads the constants of the graph in `path` and its metadata. All parameters are among the
+/// constants.
 ///
 /// # Errors
 /// [`WeightsError::Io`], [`WeightsError::Malformed`], and [`WeightsError::Unknown`] for a graph of
 /// another program.
 pub(crate) fn read(path: &Path) -> Result<(Arrays, HashMap<String, String>), WeightsError> {
     let bytes = std::fs::read(path).map_err(|error| WeightsError::io("read", path, error))?;
-    let malformed = |reason: String| WeightsError::malformed(path, reason);
-    let model = Model::decode(bytes.as_slice()).map_err(|error| malformed(error.to_string()))?;
+    let model =
+        Model::decode(bytes.as_slice()).map_err(|error| WeightsError::malformed(path, error.to_string()))?;
     let metadata: HashMap<String, String> =
         model.metadata_props.into_iter().map(|entry| (entry.key, entry.value)).collect();
     if !metadata.contains_key(MODEL) {
@@ -31,24 +31,26 @@ pub(crate) fn read(path: &Path) -> Result<(Arrays, HashMap<String, String>), Wei
     let tensors = model.graph.map(|graph| graph.initializer).unwrap_or_default();
     let mut arrays = Arrays::new();
     for tensor in &tensors {
-        if let Some(array) =
-            array(tensor).map_err(|reason| malformed(format!("its tensor {}: {reason}", tensor.name)))?
-        {
+        let array = decode(tensor).map_err(|reason| malformed_tensor(path, tensor, &reason))?;
+        if let Some(array) = array {
             arrays.insert(tensor.name.clone(), array);
         }
     }
     for tensor in tensors.iter().filter(|tensor| tensor.data_type == INT8) {
         let scales = arrays.remove(&format!("{}.scale", tensor.name));
         if let Some(array) = arrays.get_mut(&tensor.name) {
-            scale(array, scales)
-                .map_err(|reason| malformed(format!("its tensor {}: {reason}", tensor.name)))?;
+            apply_scales(array, scales).map_err(|reason| malformed_tensor(path, tensor, &reason))?;
         }
     }
     Ok((arrays, metadata))
 }
 
+fn malformed_tensor(path: &Path, tensor: &TensorMessage, reason: &str) -> WeightsError {
+    WeightsError::malformed(path, format!("its tensor {}: {reason}", tensor.name))
+}
+
 /// Decodes a tensor of floating-point numbers or 8-bit codes; `None` for other types.
-fn array(tensor: &TensorMessage) -> Result<Option<Array>, String> {
+fn decode(tensor: &TensorMessage) -> Result<Option<Array>, String> {
     let shape: Result<Vec<usize>, _> = tensor.dims.iter().map(|n| usize::try_from(*n)).collect();
     let mut shape = shape.map_err(|_| format!("its dimensions are {:?}", tensor.dims))?;
     let bytes = tensor.raw_data.as_deref().unwrap_or_default();
@@ -71,22 +73,24 @@ fn array(tensor: &TensorMessage) -> Result<Option<Array>, String> {
         None => bytes.iter().map(|byte| f32::from(*byte as i8)).collect(),
     };
     if let ([n_in, n_out], TRANSPOSED) = (shape.as_slice(), tensor.doc_string.as_str()) {
-        values = transposed(&values, *n_in, *n_out);
+        values = transpose(&values, *n_in, *n_out);
         shape.reverse();
     }
     Ok(Some(Array { shape, values }))
 }
 
 /// Multiplies the codes of each output channel by its scale.
-fn scale(array: &mut Array, scales: Option<Array>) -> Result<(), String> {
+fn apply_scales(array: &mut Array, scales: Option<Array>) -> Result<(), String> {
     let scales = scales.map(|scales| scales.values).unwrap_or_default();
     let n_out = array.shape.first().copied().unwrap_or(0);
     if scales.len() != n_out || n_out == 0 {
         return Err(format!("{n_out} output channels have {} scales", scales.len()));
     }
-    let row = (array.values.len() / n_out).max(1);
-    for (row, scale) in array.values.chunks_mut(row).zip(scales) {
-        row.iter_mut().for_each(|value| *value *= scale);
+    let row_len = (array.values.len() / n_out).max(1);
+    for (row, scale) in array.values.chunks_mut(row_len).zip(scales) {
+        for value in row {
+            *value *= scale;
+        }
     }
     Ok(())
 }

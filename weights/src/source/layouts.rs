@@ -1,4 +1,4 @@
-//! Layouts of training programs, whose names become those of the library that the network is from.
+//! Conversion of the parameter names of training programs to those of the network's library.
 //!
 //! ```text
 //! wrapped         blocks.0._orig_mod.attn.qkv.weight           blocks.0.attn.qkv.weight
@@ -11,8 +11,7 @@ use std::collections::BTreeSet;
 
 use crate::file::Arrays;
 
-/// Parts of names by which PyTorch marks modules that it has wrapped: compiled, sharded, recomputed
-/// ones.
+/// Parts of names that PyTorch adds for wrapped modules: compiled, sharded, with recomputation.
 const WRAPPERS: [&str; 5] = [
     "_orig_mod",
     "_fsdp_wrapped_module",
@@ -24,26 +23,26 @@ const WRAPPERS: [&str; 5] = [
 /// Part of the names of VISSL's trunks.
 const VISSL: &str = "_feature_blocks.";
 
-/// Returns `arrays` under the names that the network's own library gives them.
+/// Renames `arrays` as the network's own library names them.
 ///
 /// # Errors
 /// A message, if two tensors would have the same name.
-pub(super) fn with_names_of_libraries(arrays: Arrays) -> Result<Arrays, String> {
-    let arrays = renamed(arrays, without_wrappers)?;
-    let arrays = renamed(arrays, from_vissl)?;
-    let sequences = sequences(&arrays)?;
-    renamed(arrays, |name| from_sequence(name, &sequences))
+pub(super) fn normalize_names(arrays: Arrays) -> Result<Arrays, String> {
+    let arrays = rename_all(arrays, without_wrappers)?;
+    let arrays = rename_all(arrays, vissl_to_torchvision)?;
+    let prefixes = sequence_prefixes(&arrays)?;
+    rename_all(arrays, |name| sequence_to_torchvision(name, &prefixes))
 }
 
-fn renamed(arrays: Arrays, rename: impl Fn(&str) -> String) -> Result<Arrays, String> {
-    let mut found = Arrays::new();
+fn rename_all(arrays: Arrays, rename: impl Fn(&str) -> String) -> Result<Arrays, String> {
+    let mut renamed = Arrays::new();
     for (name, array) in arrays {
-        let new = rename(&name);
-        if found.insert(new.clone(), array).is_some() {
-            return Err(format!("it holds two tensors for {new}, of which {name} is one"));
+        let new_name = rename(&name);
+        if renamed.insert(new_name.clone(), array).is_some() {
+            return Err(format!("it holds two tensors for {new_name}, of which {name} is one"));
         }
     }
-    Ok(found)
+    Ok(renamed)
 }
 
 fn without_wrappers(name: &str) -> String {
@@ -51,8 +50,9 @@ fn without_wrappers(name: &str) -> String {
     parts.join(".")
 }
 
-/// Returns torchvision's name of a parameter of one of VISSL's RegNets; others stay.
-fn from_vissl(name: &str) -> String {
+/// Returns torchvision's name of a parameter of one of VISSL's RegNets; other names are returned
+/// unchanged.
+fn vissl_to_torchvision(name: &str) -> String {
     let Some((before, rest)) = name.split_once(VISSL) else { return name.to_string() };
     let within = if let Some(stem) = rest.strip_prefix("conv1.stem.") {
         format!("stem.{stem}")
@@ -88,45 +88,49 @@ fn vissl_block(rest: &str) -> Option<(&str, &str)> {
     (is_stage && is_block).then_some((block, part))
 }
 
-/// Numbers of the four stages in a sequence of torchvision's layers, behind convolution, norm,
+/// Numbers of the four stages in a sequence of torchvision's layers, after convolution, norm,
 /// activation and pooling.
 const STAGES: std::ops::Range<usize> = 4..8;
 
-/// Finds ResNets of torchvision that were put into `torch.nn.Sequential`: what stands before the
-/// numbers of their layers.
+/// Finds ResNets of torchvision that were put into `torch.nn.Sequential`; returns the prefixes of
+/// their layers' numbers.
 ///
 /// # Errors
-/// A message for lightly's own ResNet in a sequence: its activation behind the stem is no layer and
-/// so is missing there, which no ResNet of the libraries has.
-fn sequences(arrays: &Arrays) -> Result<Vec<String>, String> {
+/// A message for lightly's own ResNet in a sequence. The activation after its stem is not a layer
+/// and therefore missing in the sequence, unlike in any ResNet of the libraries.
+fn sequence_prefixes(arrays: &Arrays) -> Result<Vec<String>, String> {
     let prefixes: BTreeSet<&str> = arrays
         .iter()
         .filter(|(_, array)| array.shape.len() == 4)
         .filter_map(|(name, _)| name.strip_suffix("0.weight"))
         .filter(|prefix| prefix.is_empty() || prefix.ends_with('.'))
         .collect();
-    let mut found = Vec::new();
+    let mut sequences = Vec::new();
     for prefix in prefixes {
-        let stage = |number: usize| arrays.contains_key(&format!("{prefix}{number}.0.conv1.weight"));
         if !arrays.contains_key(&format!("{prefix}1.running_mean")) {
             continue;
         }
-        if STAGES.into_iter().all(stage) {
-            found.push(prefix.to_string());
-        } else if (2..6).all(stage) {
+        if has_stages(arrays, prefix, STAGES) {
+            sequences.push(prefix.to_string());
+        } else if has_stages(arrays, prefix, 2..6) {
             return Err(format!(
                 "{prefix}0.weight is the first layer of lightly's ResNetGenerator in a sequence, where the activation behind the stem is \
                  missing: such a network is not supported"
             ));
         }
     }
-    Ok(found)
+    Ok(sequences)
 }
 
-/// Returns torchvision's name of a parameter behind one of the prefixes of `sequences`; others
-/// stay.
-fn from_sequence(name: &str, sequences: &[String]) -> String {
-    for prefix in sequences {
+/// Returns whether the layers `numbers` of the sequence under `prefix` are stages.
+fn has_stages(arrays: &Arrays, prefix: &str, mut numbers: std::ops::Range<usize>) -> bool {
+    numbers.all(|number| arrays.contains_key(&format!("{prefix}{number}.0.conv1.weight")))
+}
+
+/// Returns torchvision's name of a parameter of a sequence under one of `prefixes`; other names are
+/// returned unchanged.
+fn sequence_to_torchvision(name: &str, prefixes: &[String]) -> String {
+    for prefix in prefixes {
         let within = name.strip_prefix(prefix.as_str()).and_then(|rest| rest.split_once('.'));
         let Some((number, rest)) = within else { continue };
         let layer = match number.parse::<usize>() {
@@ -145,8 +149,12 @@ mod tests {
     use super::*;
     use crate::file::Array;
 
+    fn zeros(shape: &[usize]) -> Array {
+        Array { shape: shape.to_vec(), values: vec![0.0; shape.iter().product()] }
+    }
+
     #[test]
-    fn wrappers_are_stripped_wherever_they_stand() {
+    fn wrappers_are_removed_from_all_parts_of_a_name() {
         for (wrapped, name) in [
             ("module._orig_mod.blocks.0.attn.qkv.weight", "module.blocks.0.attn.qkv.weight"),
             ("blocks.3._orig_mod.mlp.fc1.bias", "blocks.3.mlp.fc1.bias"),
@@ -154,36 +162,36 @@ mod tests {
         ] {
             assert_eq!(without_wrappers(wrapped), name);
         }
-        let array = || Array { shape: vec![1], values: vec![0.0] };
-        let twice = Arrays::from([("a._orig_mod.x".into(), array()), ("a.x".into(), array())]);
-        assert!(with_names_of_libraries(twice).unwrap_err().contains("two tensors for a.x"));
+        let duplicate = Arrays::from([("a._orig_mod.x".into(), zeros(&[1])), ("a.x".into(), zeros(&[1]))]);
+        assert!(normalize_names(duplicate).unwrap_err().contains("two tensors for a.x"));
     }
 
-    /// In lightly's own ResNet the stages come two places earlier: two activations are functions
-    /// there, and one of them is lost.
+    /// Normalizes the names of a sequence whose stages begin with the layer `first`.
+    fn normalized_sequence(first: usize) -> Result<Arrays, String> {
+        let mut arrays = Arrays::from([
+            ("backbone.0.weight".to_string(), zeros(&[4, 3, 3, 3])),
+            ("backbone.1.running_mean".to_string(), zeros(&[4])),
+        ]);
+        for stage in first..first + 4 {
+            arrays.insert(format!("backbone.{stage}.0.conv1.weight"), zeros(&[1, 1, 1, 1]));
+        }
+        normalize_names(arrays)
+    }
+
+    /// In lightly's own ResNet the numbers of the stages are smaller by two: two operations before
+    /// them are not layers there, and the activation among them is lost in a sequence.
     #[test]
-    fn a_sequence_without_its_activations_is_refused() {
-        let array =
-            |shape: &[usize]| Array { shape: shape.to_vec(), values: vec![0.0; shape.iter().product()] };
-        let named = |first: usize| {
-            let mut arrays = Arrays::from([
-                ("backbone.0.weight".to_string(), array(&[4, 3, 3, 3])),
-                ("backbone.1.running_mean".to_string(), array(&[4])),
-            ]);
-            for stage in first..first + 4 {
-                arrays.insert(format!("backbone.{stage}.0.conv1.weight"), array(&[1, 1, 1, 1]));
-            }
-            with_names_of_libraries(arrays)
-        };
-        assert!(named(4).unwrap().contains_key("backbone.layer4.0.conv1.weight"));
-        assert!(named(2).unwrap_err().contains("ResNetGenerator"));
+    fn sequence_without_its_activation_is_rejected() {
+        let arrays = normalized_sequence(4).unwrap();
+        assert!(arrays.contains_key("backbone.layer4.0.conv1.weight"));
+        assert!(normalized_sequence(2).unwrap_err().contains("ResNetGenerator"));
     }
 
     /// Names of VISSL's RegNets, as timm lists them for its conversion.
     #[test]
-    fn the_names_of_vissl_become_those_of_torchvision() {
+    fn names_of_vissl_are_converted_to_torchvision() {
         let trunk = "classy_state_dict.base_model.model.trunk._feature_blocks";
-        for (theirs, ours) in [
+        for (vissl, torchvision) in [
             ("conv1.stem.0.weight", "stem.0.weight"),
             ("conv1.stem.1.running_var", "stem.1.running_var"),
             ("res2.block1-0.proj.weight", "trunk_output.block1.block1-0.proj.0.weight"),
@@ -194,7 +202,7 @@ mod tests {
             ("res5.block4-0.f.final_bn.weight", "trunk_output.block4.block4-0.f.c.1.weight"),
             ("layer1.0.conv1.weight", "layer1.0.conv1.weight"),
         ] {
-            assert_eq!(from_vissl(&format!("{trunk}.{theirs}")), format!("{trunk}.{ours}"));
+            assert_eq!(vissl_to_torchvision(&format!("{trunk}.{vissl}")), format!("{trunk}.{torchvision}"));
         }
     }
 }

@@ -1,12 +1,12 @@
-//! Files of weights as they are on a disk: tensors by name, and configurations beside them.
+//! Files of weights on a disk: tensors by name, and the configurations in the same folder.
 
+mod backbone_tensors;
 pub(crate) mod config;
-mod found;
 mod layouts;
 mod opened;
 mod unsupported;
 
-pub(crate) use found::Found;
+pub(crate) use backbone_tensors::BackboneTensors;
 pub use opened::is_weights;
-pub(crate) use opened::{CONFIGURATIONS, IN_FOLDERS, Source};
+pub(crate) use opened::{CONFIGURATION_FILES, Source, WEIGHT_FILES};
 pub(crate) use unsupported::unsupported;

@@ -1,4 +1,4 @@
-//! Files on a disk: tensors, and the configurations beside them.
+//! Files on a disk: tensors, and the configurations in the same folder.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -7,17 +7,17 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-use super::layouts::with_names_of_libraries;
+use super::layouts::normalize_names;
 use crate::error::WeightsError;
 use crate::file::{Arrays, pytorch, safetensors};
 use crate::onnx;
 
-/// Files of weights that a folder may hold; the first that exists is read.
-pub(crate) const IN_FOLDERS: [&str; 3] =
+/// Files of weights that a folder may contain; the first that exists is read.
+pub(crate) const WEIGHT_FILES: [&str; 3] =
     ["model.safetensors.index.json", "model.safetensors", "pytorch_model.bin"];
 
-/// Configurations that a folder may hold.
-pub(crate) const CONFIGURATIONS: [&str; 2] = ["config.json", "preprocessor_config.json"];
+/// Configurations that a folder may contain.
+pub(crate) const CONFIGURATION_FILES: [&str; 2] = ["config.json", "preprocessor_config.json"];
 
 /// Tensors and configurations that were found at a path.
 pub(crate) struct Source {
@@ -29,9 +29,9 @@ pub(crate) struct Source {
     pub(crate) config: Option<Value>,
     /// Contents of `preprocessor_config.json`.
     pub(crate) preprocessor: Option<Value>,
-    /// Whether the file is a pickle of PyTorch.
+    /// Whether the file was written by `torch.save`.
     pub(crate) is_pickle: bool,
-    /// Whether the file is a graph of ONNX.
+    /// Whether the file is an ONNX graph.
     pub(crate) is_graph: bool,
 }
 
@@ -39,7 +39,7 @@ pub(crate) struct Source {
 /// checkpoint is neither.
 pub fn is_weights(path: &Path) -> bool {
     if path.is_dir() {
-        IN_FOLDERS.iter().any(|name| path.join(name).is_file())
+        WEIGHT_FILES.iter().any(|name| path.join(name).is_file())
     } else {
         path.is_file() && path.file_name().is_none_or(|name| name != "latest")
     }
@@ -49,28 +49,28 @@ impl Source {
     /// Reads the tensors of `path`.
     pub(crate) fn open(path: &Path) -> Result<Self, WeightsError> {
         let file = if path.is_dir() {
-            IN_FOLDERS.iter().map(|name| path.join(name)).find(|file| file.is_file()).ok_or_else(|| {
-                WeightsError::unknown(path, format!("it has none of {}", IN_FOLDERS.join(", ")))
+            WEIGHT_FILES.iter().map(|name| path.join(name)).find(|file| file.is_file()).ok_or_else(|| {
+                WeightsError::unknown(path, format!("it has none of {}", WEIGHT_FILES.join(", ")))
             })?
         } else {
             path.to_path_buf()
         };
-        // A file may be given without its folder; its configuration is used if the file has a name
-        // that libraries give.
-        let folder = file.file_name().is_some_and(|name| IN_FOLDERS.iter().any(|known| name == *known));
-        let beside = file.parent().filter(|_| folder);
-        let [config, preprocessor] = CONFIGURATIONS.map(|name| json(beside, name));
-        let config = config?;
-        let preprocessor = preprocessor?;
-        let kind = kind_of(&file)?;
+        // The path may be that of a file in such a folder. The configurations of the folder are
+        // used if libraries give files this name.
+        let has_known_name =
+            file.file_name().is_some_and(|name| WEIGHT_FILES.iter().any(|known| name == *known));
+        let folder = file.parent().filter(|_| has_known_name);
+        let [config_file, preprocessor_file] = CONFIGURATION_FILES;
+        let config = read_json(folder, config_file)?;
+        let preprocessor = read_json(folder, preprocessor_file)?;
+        let kind = detect_kind(&file)?;
         let (arrays, metadata) = match kind {
-            Kind::Index => (parts(&file)?, HashMap::new()),
+            Kind::Index => (read_indexed(&file)?, HashMap::new()),
             Kind::Safetensors => safetensors::read(&file)?,
             Kind::Graph => onnx::read(&file)?,
             Kind::Pickle => (pytorch::read(&file)?, HashMap::new()),
         };
-        let arrays =
-            with_names_of_libraries(arrays).map_err(|reason| WeightsError::malformed(&file, reason))?;
+        let arrays = normalize_names(arrays).map_err(|reason| WeightsError::malformed(&file, reason))?;
         let is_pickle = kind == Kind::Pickle;
         let is_graph = kind == Kind::Graph;
         Ok(Self { path: path.to_path_buf(), arrays, metadata, config, preprocessor, is_pickle, is_graph })
@@ -83,23 +83,19 @@ enum Kind {
     Safetensors,
     /// File of `torch.save`.
     Pickle,
-    /// A graph of ONNX.
+    /// An ONNX graph.
     Graph,
     /// A list of safetensors files.
     Index,
 }
 
-/// Returns the kind of `file` by its first bytes: names tell little, such as `model.ckpt` and
-/// `model.pth.tar`.
+/// Returns the kind of `file` by its first bytes, because names such as `model.ckpt` and
+/// `model.pth.tar` do not determine it.
 ///
 /// # Errors
 /// [`WeightsError::Unknown`] for another file, and [`WeightsError::Io`].
-fn kind_of(file: &Path) -> Result<Kind, WeightsError> {
-    let io = |error| WeightsError::io("read", file, error);
-    let mut opened = File::open(file).map_err(io)?;
-    let len_bytes = opened.metadata().map_err(io)?.len();
-    let mut start = Vec::new();
-    opened.by_ref().take(16).read_to_end(&mut start).map_err(io)?;
+fn detect_kind(file: &Path) -> Result<Kind, WeightsError> {
+    let (start, len_bytes) = read_start(file).map_err(|error| WeightsError::io("read", file, error))?;
     if start.starts_with(b"PK\x03\x04") {
         return Ok(Kind::Pickle);
     }
@@ -119,18 +115,27 @@ fn kind_of(file: &Path) -> Result<Kind, WeightsError> {
     if start.first() == Some(&0x08) || file.extension().is_some_and(|extension| extension == "onnx") {
         return Ok(Kind::Graph);
     }
-    let named = match &start[..] {
+    let description = match &start[..] {
         [0x89, b'H', b'D', b'F', ..] => "it is an HDF5 file, as Keras writes them",
         [0x1f, 0x8b, ..] => "it is compressed with gzip: unpack it first",
         [] => "it is empty",
         _ => "its first bytes are those of no file of weights",
     };
-    let reason = format!("{named}; safetensors, torch.save and ONNX are read, whatever the name");
+    let reason = format!("{description}; safetensors, torch.save and ONNX are read, whatever the name");
     Err(WeightsError::unknown(file, reason))
 }
 
+/// Reads the first 16 bytes of `file`; returns them and the length of the file.
+fn read_start(file: &Path) -> std::io::Result<(Vec<u8>, u64)> {
+    let mut file = File::open(file)?;
+    let len_bytes = file.metadata()?.len();
+    let mut start = Vec::new();
+    file.by_ref().take(16).read_to_end(&mut start)?;
+    Ok((start, len_bytes))
+}
+
 /// Reads the JSON file `name` in `folder`, if both exist.
-fn json(folder: Option<&Path>, name: &str) -> Result<Option<Value>, WeightsError> {
+fn read_json(folder: Option<&Path>, name: &str) -> Result<Option<Value>, WeightsError> {
     let Some(path) = folder.map(|folder| folder.join(name)).filter(|path| path.is_file()) else {
         return Ok(None);
     };
@@ -140,9 +145,9 @@ fn json(folder: Option<&Path>, name: &str) -> Result<Option<Value>, WeightsError
 }
 
 /// Reads the tensors of all files that `index` names, which are in its folder.
-fn parts(index: &Path) -> Result<Arrays, WeightsError> {
+fn read_indexed(index: &Path) -> Result<Arrays, WeightsError> {
     let folder = index.parent();
-    let value = json(folder, IN_FOLDERS[0])?.unwrap_or_default();
+    let value = read_json(folder, WEIGHT_FILES[0])?.unwrap_or_default();
     let map = value["weight_map"].as_object();
     let map = map.ok_or_else(|| WeightsError::malformed(index, "it has no weight_map"))?;
     let mut names: Vec<&str> = map.values().filter_map(Value::as_str).collect();
@@ -150,7 +155,7 @@ fn parts(index: &Path) -> Result<Arrays, WeightsError> {
     names.dedup();
     let mut arrays = Arrays::new();
     for name in names {
-        // Only file names are accepted: an index must not lead out of its folder.
+        // Only file names are accepted: an index must not refer to files outside of its folder.
         if Path::new(name).components().count() != 1 || name.contains("..") {
             return Err(WeightsError::malformed(
                 index,

@@ -2,7 +2,8 @@
 
 use crate::file::Arrays;
 
-/// Networks, and a part of a parameter's name that only these have. The first that fits is meant.
+/// Part of a parameter's name that only networks of a kind have, and the kind. The first that
+/// matches applies.
 const NETWORKS: [(&str, &str); 12] = [
     (".grn.", "a ConvNeXt V2"),
     ("denseblock1.", "a DenseNet"),
@@ -18,11 +19,15 @@ const NETWORKS: [(&str, &str); 12] = [
     ("block.0.0.weight", "an EfficientNet or MobileNet of torchvision"),
 ];
 
-/// Returns the network whose parameters `arrays` seem to be, with its article; `None` if it is not
-/// known.
+/// Returns the kind of network whose parameters `arrays` seem to be, with its article; `None` if it
+/// is not known.
 pub(crate) fn unsupported(arrays: &Arrays) -> Option<&'static str> {
-    let has = |part: &str| arrays.keys().any(|name| name.contains(part));
-    NETWORKS.iter().find(|(part, _)| has(part)).map(|(_, network)| *network)
+    for (part, network) in NETWORKS {
+        if arrays.keys().any(|name| name.contains(part)) {
+            return Some(network);
+        }
+    }
+    None
 }
 
 #[cfg(test)]
@@ -30,13 +35,14 @@ mod tests {
     use super::*;
     use crate::file::Array;
 
+    fn network_with(name: &str) -> Option<&'static str> {
+        unsupported(&Arrays::from([(name.into(), Array { shape: vec![1], values: vec![0.0] })]))
+    }
+
     #[test]
-    fn networks_are_named_by_their_parameters() {
-        let of = |name: &str| {
-            unsupported(&Arrays::from([(name.into(), Array { shape: vec![1], values: vec![0.0] })]))
-        };
-        assert_eq!(of("stages.0.blocks.0.mlp.grn.weight"), Some("a ConvNeXt V2"));
-        assert_eq!(of("features.2.reduction.weight"), Some("a Swin transformer"));
-        assert_eq!(of("blocks.0.attn.qkv.weight"), None);
+    fn unsupported_networks_are_recognized_by_parameter_names() {
+        assert_eq!(network_with("stages.0.blocks.0.mlp.grn.weight"), Some("a ConvNeXt V2"));
+        assert_eq!(network_with("features.2.reduction.weight"), Some("a Swin transformer"));
+        assert_eq!(network_with("blocks.0.attn.qkv.weight"), None);
     }
 }

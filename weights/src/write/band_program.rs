@@ -30,7 +30,7 @@ pub(super) fn text(path: &Path, name: &str, format: Format, export: &Export<'_>)
     let feature = match format {
         Format::Onnx => "feature, patches = session.run(None, {\"pixels\": pixels.numpy()})\n".into(),
         Format::Transformers => {
-            let feature = exchange_of(export.model).feature_in_transformers();
+            let feature = exchange_of(export.model).transformers_feature();
             format!(
                 "with torch.no_grad():\n    output = model(pixel_values=pixels)\nfeature = output.{feature}\n"
             )

@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 
 use networks::RGB_CHANNELS;
 
-use crate::backbone::{exchange_of, ours, timm_model};
+use crate::backbone::{exchange_of, ocelli_arrays, timm_model};
 use crate::error::WeightsError;
 use crate::export::Export;
 use crate::file::{Arrays, pytorch, safetensors};
@@ -89,7 +89,7 @@ pub fn write(
 /// Finds weights or a configuration in the folder `path` that are not among `files`, and that
 /// readers would load with them or in their place.
 fn other_part(path: &Path, files: &Files) -> Option<PathBuf> {
-    let known = crate::source::IN_FOLDERS.iter().chain(&crate::source::CONFIGURATIONS);
+    let known = crate::source::WEIGHT_FILES.iter().chain(&crate::source::CONFIGURATION_FILES);
     let mut there = known.map(|name| path.join(name)).filter(|file| file.exists());
     there.find(|file| files.iter().all(|(written, _)| written != file))
 }
@@ -112,7 +112,7 @@ fn files_of(
     let exchange = exchange_of(export.model);
     let arrays = |library| exchange.arrays(library, export).map_err(unsupported);
     match format {
-        Format::Safetensors => one(ours(export)),
+        Format::Safetensors => one(ocelli_arrays(export)),
         Format::Torchvision if export.model.n_channels() != RGB_CHANNELS => {
             Err(unsupported("torchvision's networks take images of three channels".into()))
         }
@@ -134,7 +134,7 @@ fn files_of(
             let preprocessor = (path.join("preprocessor_config.json"), preprocessor);
             Ok(vec![(path.join("config.json"), pretty(&config)), preprocessor, (weights, bytes)])
         }
-        Format::Onnx => Ok(vec![(path.to_path_buf(), onnx::bytes_of(export).map_err(unsupported)?)]),
+        Format::Onnx => Ok(vec![(path.to_path_buf(), onnx::encode(export).map_err(unsupported)?)]),
     }
 }
 
@@ -151,9 +151,9 @@ fn in_file(
             // With it, the file would be read as one with Ocelli's names.
             entries.remove(MODEL);
         }
-        safetensors::bytes_of(arrays, export.precision, entries)
+        safetensors::encode(arrays, export.precision, entries)
     } else {
-        pytorch::bytes_of(arrays, export.precision)
+        pytorch::encode(arrays, export.precision)
     };
     bytes.map_err(|error| WeightsError::io("write", path, error))
 }

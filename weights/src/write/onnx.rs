@@ -28,7 +28,7 @@ const MAX_BYTES: usize = 2_000_000_000;
 ///
 /// # Errors
 /// A message, if the network is too large or has no graph for images of this size.
-pub(super) fn bytes_of(export: &Export<'_>) -> Result<Vec<u8>, String> {
+pub(super) fn encode(export: &Export<'_>) -> Result<Vec<u8>, String> {
     let n_params: usize = export.tensors.iter().map(|tensor| tensor.values.len()).sum();
     let mut graph = Graph::new(export.tensors, export.precision);
     let px = export.preprocessing.transform.size_px as usize;
@@ -36,12 +36,14 @@ pub(super) fn bytes_of(export: &Export<'_>) -> Result<Vec<u8>, String> {
     if !px.is_multiple_of(stride_px) {
         return Err(format!("images of {px} px are not a multiple of {stride_px} px"));
     }
-    let drawn = exchange_of(export.model).draw(&mut graph, px)?;
-    let side = drawn.has_fixed_size.then_some(px);
+    let outputs = exchange_of(export.model).build_graph(&mut graph, px)?;
+    let side = outputs.has_fixed_size.then_some(px);
     let cells = side.map(|px| (px / stride_px) * (px / stride_px));
     let graph = graph.finish(
-        [Some(export.model.n_channels()), side],
-        [&drawn.embedding, &drawn.patches],
+        &outputs.embedding,
+        &outputs.patches,
+        export.model.n_channels(),
+        side,
         cells,
         export.model.width(),
     );

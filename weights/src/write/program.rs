@@ -57,7 +57,7 @@ print(feature.shape)
 }
 
 fn transformers_folder(name: &str, export: &Export<'_>) -> String {
-    let feature = exchange_of(export.model).feature_in_transformers();
+    let feature = exchange_of(export.model).transformers_feature();
     format!(
         "import torch
 from PIL import Image

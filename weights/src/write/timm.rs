@@ -23,7 +23,7 @@ pub(super) fn config(model: &TimmModel, export: &Export<'_>) -> Value {
             "input_size": [export.model.n_channels(), px, px],
             "fixed_input_size": model.pool == "token",
             "interpolation": "bicubic",
-            "crop_pct": preprocessing.crop_share(),
+            "crop_pct": preprocessing.crop_ratio(),
             "crop_mode": "center",
             "mean": decimals(&normalization.mean),
             "std": decimals(&normalization.std),

@@ -22,36 +22,38 @@ impl Format {
     ///
     /// # Errors
     /// A message if the extension is unknown.
-    pub fn of(path: &Path) -> Result<Self, String> {
+    pub fn from_path(path: &Path) -> Result<Self, String> {
         let extension = path.extension().and_then(|extension| extension.to_str()).unwrap_or_default();
-        let found = EXTENSIONS.iter().find(|(name, _)| *name == extension);
-        found.map(|(_, format)| *format).ok_or_else(|| {
-            let [a, b, c] = EXTENSIONS.map(|(name, _)| name);
-            format!("{} must end in .{a}, .{b} or .{c}", path.display())
-        })
+        for (name, format) in EXTENSIONS {
+            if name == extension {
+                return Ok(format);
+            }
+        }
+        let [a, b, c] = EXTENSIONS.map(|(name, _)| name);
+        Err(format!("{} must end in .{a}, .{b} or .{c}", path.display()))
     }
 }
 
 /// Returns the files that an export to `path` consists of, `path` first.
-pub fn files_of(path: &Path, format: Format) -> Vec<PathBuf> {
+pub fn export_files(path: &Path, format: Format) -> Vec<PathBuf> {
     match format {
-        Format::Npy => vec![path.to_path_buf(), rows_of(path), about_of(path)],
+        Format::Npy => vec![path.to_path_buf(), rows_path(path), about_path(path)],
         Format::Parquet => vec![path.to_path_buf()],
-        Format::Safetensors => vec![path.to_path_buf(), rows_of(path)],
+        Format::Safetensors => vec![path.to_path_buf(), rows_path(path)],
     }
 }
 
-/// Returns the path of the images of the rows: `x.npy.rows.jsonl`.
-pub(super) fn rows_of(path: &Path) -> PathBuf {
-    beside(path, "rows.jsonl")
+/// Returns the path of the list of the rows' images: `x.npy.rows.jsonl`.
+pub(super) fn rows_path(path: &Path) -> PathBuf {
+    append_extension(path, "rows.jsonl")
 }
 
 /// Returns the path of the description of the rows: `x.npy.about.json`.
-pub(super) fn about_of(path: &Path) -> PathBuf {
-    beside(path, "about.json")
+pub(super) fn about_path(path: &Path) -> PathBuf {
+    append_extension(path, "about.json")
 }
 
-fn beside(path: &Path, extension: &str) -> PathBuf {
+fn append_extension(path: &Path, extension: &str) -> PathBuf {
     let mut name = path.as_os_str().to_os_string();
     name.push(format!(".{extension}"));
     name.into()

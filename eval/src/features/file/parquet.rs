@@ -15,7 +15,7 @@ use parquet::record::Field;
 use parquet::schema::parser::parse_message_type;
 use serde_json::Value;
 
-use super::found::{Found, ImageName};
+use super::contents::{FileRows, ImageName};
 use crate::EvalError;
 use crate::features::table::Table;
 use crate::images::ImageSet;
@@ -38,19 +38,20 @@ const MAX_ROWS: usize = 4096;
 /// Writes the rows with their images, and `about` as metadata.
 pub(super) fn write(path: &Path, table: &Table, images: &ImageSet, about: &Value) -> Result<(), EvalError> {
     let file = File::create(path).map_err(|source| EvalError::io("create", path, source))?;
-    let written = || -> Result<(), ParquetError> {
-        let schema = Arc::new(parse_message_type(SCHEMA)?);
-        let about = KeyValue::new("ocelli.features".to_string(), about.to_string());
-        let properties = WriterProperties::builder().set_key_value_metadata(Some(vec![about])).build();
-        let mut writer = SerializedFileWriter::new(file, schema, Arc::new(properties))?;
-        let n_rows = (GROUP_BYTES / (4 * table.columns.width().max(1))).clamp(1, MAX_ROWS);
-        for start in (0..table.len()).step_by(n_rows) {
-            let group = writer.next_row_group()?;
-            write_group(group, table, images, start..table.len().min(start + n_rows))?;
-        }
-        writer.close().map(drop)
-    };
-    written().map_err(|error| EvalError::write(path, error))
+    write_groups(file, table, images, about).map_err(|error| EvalError::write(path, error))
+}
+
+fn write_groups(file: File, table: &Table, images: &ImageSet, about: &Value) -> Result<(), ParquetError> {
+    let schema = Arc::new(parse_message_type(SCHEMA)?);
+    let about = KeyValue::new("ocelli.features".to_string(), about.to_string());
+    let properties = WriterProperties::builder().set_key_value_metadata(Some(vec![about])).build();
+    let mut writer = SerializedFileWriter::new(file, schema, Arc::new(properties))?;
+    let n_rows = (GROUP_BYTES / (4 * table.columns.width().max(1))).clamp(1, MAX_ROWS);
+    for start in (0..table.len()).step_by(n_rows) {
+        let group = writer.next_row_group()?;
+        write_group(group, table, images, start..table.len().min(start + n_rows))?;
+    }
+    writer.close().map(drop)
 }
 
 fn write_group(
@@ -59,26 +60,30 @@ fn write_group(
     images: &ImageSet,
     rows: std::ops::Range<usize>,
 ) -> Result<(), ParquetError> {
-    let numbers = || table.images[rows.clone()].iter().map(|image| *image as usize);
-    let about: Vec<(Option<String>, String)> = numbers().map(|i| images.describe(i)).collect();
-    let labels: Vec<Option<u32>> = numbers().map(|i| images.label(i)).collect();
-    let class = |label: &Option<u32>| label.map(|label| images.classes()[label as usize].as_str());
+    let mut shards: Vec<Option<String>> = Vec::with_capacity(rows.len());
+    let mut keys: Vec<ByteArray> = Vec::with_capacity(rows.len());
+    let mut labels: Vec<Option<u32>> = Vec::with_capacity(rows.len());
+    let mut classes: Vec<Option<&str>> = Vec::with_capacity(rows.len());
+    for image in &table.images[rows.clone()] {
+        let (shard, key) = images.describe(*image as usize);
+        let label = images.label(*image as usize);
+        shards.push(shard);
+        keys.push(key.as_str().into());
+        labels.push(label);
+        classes.push(label.map(|label| images.classes()[label as usize].as_str()));
+    }
 
-    write_text(&mut group, about.iter().map(|(shard, _)| shard.as_deref()))?;
-    let mut column = group.next_column()?.ok_or_else(missing)?;
-    let keys: Vec<ByteArray> = about.iter().map(|(_, key)| key.as_str().into()).collect();
+    write_text(&mut group, shards.iter().map(Option::as_deref))?;
+    let mut column = group.next_column()?.ok_or_else(missing_column)?;
     column.typed::<ByteArrayType>().write_batch(&keys, None, None)?;
     column.close()?;
-    let mut column = group.next_column()?.ok_or_else(missing)?;
+    let mut column = group.next_column()?.ok_or_else(missing_column)?;
     let values: Vec<i32> = labels.iter().flatten().map(|label| *label as i32).collect();
-    column.typed::<Int32Type>().write_batch(
-        &values,
-        Some(&levels(labels.iter().map(Option::is_some))),
-        None,
-    )?;
+    let levels = definition_levels(labels.iter().map(Option::is_some));
+    column.typed::<Int32Type>().write_batch(&values, Some(&levels), None)?;
     column.close()?;
-    write_text(&mut group, labels.iter().map(class))?;
-    let mut column = group.next_column()?.ok_or_else(missing)?;
+    write_text(&mut group, classes.iter().copied())?;
+    let mut column = group.next_column()?.ok_or_else(missing_column)?;
     let width = table.columns.width();
     let values = &table.rows()[rows.start * width..rows.end * width];
     // A repetition level of 0 starts a list.
@@ -93,37 +98,33 @@ fn write_text<'a>(
     group: &mut SerializedRowGroupWriter<'_, File>,
     texts: impl Iterator<Item = Option<&'a str>> + Clone,
 ) -> Result<(), ParquetError> {
-    let mut column = group.next_column()?.ok_or_else(missing)?;
+    let mut column = group.next_column()?.ok_or_else(missing_column)?;
     let values: Vec<ByteArray> = texts.clone().flatten().map(Into::into).collect();
-    column.typed::<ByteArrayType>().write_batch(
-        &values,
-        Some(&levels(texts.map(|text| text.is_some()))),
-        None,
-    )?;
+    let levels = definition_levels(texts.map(|text| text.is_some()));
+    column.typed::<ByteArrayType>().write_batch(&values, Some(&levels), None)?;
     column.close()
 }
 
 /// Returns definition levels: 1 for present values.
-fn levels(there: impl Iterator<Item = bool>) -> Vec<i16> {
-    there.map(i16::from).collect()
+fn definition_levels(are_present: impl Iterator<Item = bool>) -> Vec<i16> {
+    are_present.map(i16::from).collect()
 }
 
-fn missing() -> ParquetError {
+fn missing_column() -> ParquetError {
     ParquetError::General("the schema has fewer columns than are written".into())
 }
 
 /// Reads the column `features`, lists of equal length, with the columns that name images, and the
 /// description of the features.
-pub(super) fn read(path: &Path) -> Result<(Found, Vec<ImageName>, Value), EvalError> {
+pub(super) fn read(path: &Path) -> Result<(FileRows, Vec<ImageName>, Value), EvalError> {
     let file = File::open(path).map_err(|source| EvalError::io("open", path, source))?;
-    let refused = |error: ParquetError| EvalError::read(path, error);
-    let reader = SerializedFileReader::new(file).map_err(refused)?;
-    let (width, values) = read_features(&reader).map_err(refused)?;
-    let images = read_images(&reader).map_err(refused)?;
+    let reader = SerializedFileReader::new(file).map_err(|error| EvalError::read(path, error))?;
+    let (width, values) = read_features(&reader).map_err(|error| EvalError::read(path, error))?;
+    let images = read_images(&reader).map_err(|error| EvalError::read(path, error))?;
     let metadata = reader.metadata().file_metadata().key_value_metadata();
     let about = metadata.into_iter().flatten().find(|entry| entry.key == "ocelli.features");
     let about = about.and_then(|entry| serde_json::from_str(entry.value.as_deref()?).ok());
-    Ok((Found::Memory(width, values), images, about.unwrap_or(Value::Null)))
+    Ok((FileRows::Memory(width, values), images, about.unwrap_or(Value::Null)))
 }
 
 /// Reads the lists of floats, `[n, width]`.
@@ -135,7 +136,6 @@ fn read_features(reader: &SerializedFileReader<File>) -> Result<(usize, Vec<f32>
     if schema.column(column).physical_type() != parquet::basic::Type::FLOAT {
         return Err(ParquetError::General("the column `features` does not hold lists of floats".into()));
     }
-    let uneven = || ParquetError::General("the lists of `features` have different lengths".into());
     let mut values = Vec::new();
     let mut width = 0;
     for group in 0..reader.num_row_groups() {
@@ -161,20 +161,21 @@ fn read_features(reader: &SerializedFileReader<File>) -> Result<(usize, Vec<f32>
             }
             n_read += records;
         }
-        let of_group = repetitions.len() / n;
-        width = if width == 0 { of_group } else { width };
-        // A repetition level of 0 starts a list: lists are equally long if it is there every
-        // `width` numbers. Numbers that are null are not among the values.
-        let starts_evenly =
-            || repetitions.iter().enumerate().all(|(i, level)| (*level == 0) == i.is_multiple_of(width));
-        if width == 0 || of_group != width || values.len() - n_before != n * width || !starts_evenly() {
-            return Err(uneven());
+        let group_width = repetitions.len() / n;
+        if width == 0 {
+            width = group_width;
+        }
+        // A repetition level of 0 starts a list: lists are equally long if every `width`-th level
+        // is 0 and no other is. Nulls are not among the values.
+        let has_equal_lengths = width > 0
+            && group_width == width
+            && values.len() - n_before == n * width
+            && repetitions.iter().enumerate().all(|(i, level)| (*level == 0) == i.is_multiple_of(width));
+        if !has_equal_lengths {
+            return Err(ParquetError::General("the lists of `features` have different lengths".into()));
         }
     }
-    match width {
-        0 => Err(ParquetError::General("it has no rows".into())),
-        width => Ok((width, values)),
-    }
+    if width == 0 { Err(ParquetError::General("it has no rows".into())) } else { Ok((width, values)) }
 }
 
 /// Reads the names and classes of the images.

@@ -1,11 +1,11 @@
-//! Reading of features, with the images that the rows are of.
+//! Reading of features with the images of their rows.
 
 use std::path::Path;
 
 use serde_json::Value;
 
-use super::format::{Format, about_of, rows_of};
-use super::found::{CHECKSUM, Found, ImageName, checksum};
+use super::contents::{CHECKSUM, FileRows, ImageName, checksum};
+use super::format::{Format, about_path, rows_path};
 use super::{npy, parquet, safetensors};
 use crate::EvalError;
 use crate::features::columns::Columns;
@@ -18,33 +18,34 @@ pub struct FeatureFile {
     pub table: Table,
     /// The image of each row; `None` for a file of another program that does not name them.
     pub images: Option<Vec<ImageName>>,
-    /// How the features were computed, as the file or the one beside it says; null if nothing does.
+    /// Description of how the features were computed, from the file or the one beside it; null if
+    /// there is none.
     pub about: Value,
 }
 
-/// Reads the features in `path`, whose extension tells the format.
+/// Reads the features in `path`, whose extension determines the format.
 ///
 /// # Errors
 /// [`EvalError::Io`] and [`EvalError::Read`].
 pub fn read(path: &Path) -> Result<FeatureFile, EvalError> {
-    let format = Format::of(path).map_err(|reason| EvalError::read(path, reason))?;
-    let (found, images, mut about) = match format {
-        Format::Npy => (npy::read(path)?, read_rows(&rows_of(path))?, read_about(&about_of(path))),
+    let format = Format::from_path(path).map_err(|reason| EvalError::read(path, reason))?;
+    let (rows, images, mut about) = match format {
+        Format::Npy => (npy::read(path)?, read_image_names(&rows_path(path))?, read_about(&about_path(path))),
         Format::Parquet => {
-            let (found, images, about) = parquet::read(path)?;
-            (found, Some(images), about)
+            let (rows, images, about) = parquet::read(path)?;
+            (rows, Some(images), about)
         }
         Format::Safetensors => {
-            let (found, about) = safetensors::read(path)?;
-            (found, read_rows(&rows_of(path))?, about)
+            let (rows, about) = safetensors::read(path)?;
+            (rows, read_image_names(&rows_path(path))?, about)
         }
     };
-    let table = table(path, found)?;
+    let table = to_table(path, rows)?;
     if let Some(images) = images.as_ref().filter(|images| images.len() != table.len()) {
         let reason = format!("{} rows, and the list of images beside it has {}", table.len(), images.len());
         return Err(EvalError::read(path, reason));
     }
-    // Files of other programs, and of older releases, state none.
+    // Files of other programs and of older releases have no checksum.
     if let Some(stated) = about.as_object_mut().and_then(|about| about.remove(CHECKSUM))
         && stated != checksum(table.rows(), table.columns.width(), images.as_deref().unwrap_or_default())
     {
@@ -56,39 +57,37 @@ pub fn read(path: &Path) -> Result<FeatureFile, EvalError> {
     Ok(FeatureFile { table, images, about })
 }
 
-fn table(path: &Path, found: Found) -> Result<Table, EvalError> {
-    let (width, n_numbers) = match &found {
-        Found::Memory(width, values) => (*width, values.len()),
-        Found::File(width, values) => (*width, values.values().len()),
+fn to_table(path: &Path, rows: FileRows) -> Result<Table, EvalError> {
+    let (width, n_values) = match &rows {
+        FileRows::Memory(width, values) => (*width, values.len()),
+        FileRows::File(width, values) => (*width, values.values().len()),
     };
-    if width == 0 || n_numbers == 0 {
+    if width == 0 || n_values == 0 {
         return Err(EvalError::read(path, "it has no rows"));
     }
     let columns = Columns { levels: vec![width], average: 0 };
-    let n_rows =
-        u32::try_from(n_numbers / width).map_err(|_| EvalError::read(path, "more than 2^32 rows"))?;
+    let n_rows = u32::try_from(n_values / width).map_err(|_| EvalError::read(path, "more than 2^32 rows"))?;
     let images = (0..n_rows).collect();
-    Ok(match found {
-        Found::Memory(_, values) => Table::new(columns, images, values),
-        Found::File(_, values) => Table::mapped(columns, images, values),
+    Ok(match rows {
+        FileRows::Memory(_, values) => Table::new(columns, images, values),
+        FileRows::File(_, values) => Table::from_mapped(columns, images, values),
     })
 }
 
 /// Reads the list of images beside a file; `None` if there is none.
-fn read_rows(path: &Path) -> Result<Option<Vec<ImageName>>, EvalError> {
+fn read_image_names(path: &Path) -> Result<Option<Vec<ImageName>>, EvalError> {
     let text = match std::fs::read_to_string(path) {
         Ok(text) => text,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
         Err(source) => return Err(EvalError::io("read", path, source)),
     };
-    text.lines()
-        .enumerate()
-        .map(|(number, line)| {
-            serde_json::from_str(line)
-                .map_err(|error| EvalError::read(path, format!("line {}: {error}", number + 1)))
-        })
-        .collect::<Result<_, _>>()
-        .map(Some)
+    let mut images: Vec<ImageName> = Vec::new();
+    for (i, line) in text.lines().enumerate() {
+        let image = serde_json::from_str(line)
+            .map_err(|error| EvalError::read(path, format!("line {}: {error}", i + 1)))?;
+        images.push(image);
+    }
+    Ok(Some(images))
 }
 
 fn read_about(path: &Path) -> Value {
@@ -109,18 +108,21 @@ mod tests {
     use crate::images::source::{ImageFile, Source};
 
     fn images() -> ImageSet {
-        let file = |i: usize| ImageFile {
-            path: PathBuf::from("unused"),
-            name: format!("a/{i}.png"),
-            class: (i != 1).then(|| ["cat", "dog"][i % 2].to_string()),
-        };
-        let source = Source::Files(Arc::new((0..5).map(file).collect()));
+        let mut files = Vec::new();
+        for i in 0..5usize {
+            files.push(ImageFile {
+                path: PathBuf::from("unused"),
+                name: format!("a/{i}.png"),
+                class: if i == 1 { None } else { Some(["cat", "dog"][i % 2].to_string()) },
+            });
+        }
+        let source = Source::Files(Arc::new(files));
         ImageSet::open(source, Transform::new(8), DecodeRules::default(), "set").unwrap()
     }
 
-    /// Every format gives back rows, names, classes and the description.
+    /// Rows, names, classes and the description are read as they were written in every format.
     #[test]
-    fn what_is_written_is_read() {
+    fn written_features_are_read_unchanged() {
         let folder = tempfile::tempdir().unwrap();
         let columns = Columns { levels: vec![3], average: 0 };
         // Image 2 has no row.
@@ -129,12 +131,13 @@ mod tests {
         for name in ["x.npy", "x.parquet", "x.safetensors"] {
             let path = folder.path().join(name);
             let about = json!({ "weights": "abc" });
-            super::super::write::write(&path, Format::of(&path).unwrap(), &table, &images(), &about).unwrap();
-            let found = read(&path).unwrap();
-            assert_eq!(found.table.rows(), table.rows(), "{name}");
-            assert_eq!(found.table.columns.width(), 3);
-            assert_eq!(found.about, about, "{name}");
-            let images = found.images.unwrap();
+            super::super::write::write(&path, Format::from_path(&path).unwrap(), &table, &images(), &about)
+                .unwrap();
+            let file = read(&path).unwrap();
+            assert_eq!(file.table.rows(), table.rows(), "{name}");
+            assert_eq!(file.table.columns.width(), 3);
+            assert_eq!(file.about, about, "{name}");
+            let images = file.images.unwrap();
             let keys: Vec<&str> = images.iter().map(|image| image.key.as_str()).collect();
             assert_eq!(keys, ["a/0.png", "a/1.png", "a/3.png", "a/4.png"], "{name}");
             let classes: Vec<Option<&str>> = images.iter().map(|image| image.class.as_deref()).collect();
@@ -142,40 +145,45 @@ mod tests {
         }
     }
 
+    /// Returns the message with which a file of these bytes is refused.
+    fn refusal(path: &Path, bytes: &[u8]) -> String {
+        std::fs::write(path, bytes).unwrap();
+        read(path).unwrap_err().to_string()
+    }
+
+    /// Returns a NumPy file of version 1.0.
+    fn npy_file(header: &str, bytes: &[u8]) -> Vec<u8> {
+        let header = format!("{header:<117}\n");
+        [b"\x93NUMPY\x01\x00", &(header.len() as u16).to_le_bytes()[..], header.as_bytes(), bytes].concat()
+    }
+
     #[test]
-    fn files_that_are_no_features_are_refused() {
+    fn files_that_do_not_hold_features_are_refused() {
         let folder = tempfile::tempdir().unwrap();
-        let refused = |name: &str, bytes: &[u8]| {
-            let path = folder.path().join(name);
-            std::fs::write(&path, bytes).unwrap();
-            read(&path).unwrap_err().to_string()
-        };
-        assert!(refused("x.txt", b"1 2").contains("must end in .npy, .parquet or .safetensors"));
+        let text_path = folder.path().join("x.txt");
+        assert!(refusal(&text_path, b"1 2").contains("must end in .npy, .parquet or .safetensors"));
         for name in ["x.npy", "x.parquet", "x.safetensors"] {
-            assert!(refused(name, b"").contains("cannot be used as features"), "{name}");
-            assert!(refused(name, b"PAR1 nothing of the kind PAR1").contains("cannot be used as"), "{name}");
+            let path = folder.path().join(name);
+            assert!(refusal(&path, b"").contains("cannot be used as features"), "{name}");
+            assert!(refusal(&path, b"PAR1 nothing of the kind PAR1").contains("cannot be used as"), "{name}");
         }
-        let array = |header: &str, bytes: &[u8]| {
-            let header = format!("{header:<117}\n");
-            [b"\x93NUMPY\x01\x00", &(header.len() as u16).to_le_bytes()[..], header.as_bytes(), bytes]
-                .concat()
-        };
-        let text = "{'descr': '<f4', 'fortran_order': False, 'shape': (4, 3), }";
-        assert!(refused("x.npy", &array(text, &[0; 47])).contains("12 numbers expected"));
-        let flat = text.replace("(4, 3)", "(12,)");
-        assert!(refused("x.npy", &array(&flat, &[0; 48])).contains("not [rows, columns]"));
-        let columns = text.replace("False", "True");
-        assert!(refused("x.npy", &array(&columns, &[0; 48])).contains("Fortran"));
-        let whole = text.replace("<f4", "<i4");
-        assert!(refused("x.npy", &array(&whole, &[0; 48])).contains("float32"));
-        // A list of other rows beside it.
+        let path = folder.path().join("x.npy");
+        let header = "{'descr': '<f4', 'fortran_order': False, 'shape': (4, 3), }";
+        assert!(refusal(&path, &npy_file(header, &[0; 47])).contains("12 numbers expected"));
+        let flat = header.replace("(4, 3)", "(12,)");
+        assert!(refusal(&path, &npy_file(&flat, &[0; 48])).contains("not [rows, columns]"));
+        let fortran = header.replace("False", "True");
+        assert!(refusal(&path, &npy_file(&fortran, &[0; 48])).contains("Fortran"));
+        let integers = header.replace("<f4", "<i4");
+        assert!(refusal(&path, &npy_file(&integers, &[0; 48])).contains("float32"));
+        // A list of other images beside the file.
         let path = folder.path().join("y.npy");
-        std::fs::write(&path, array(text, &[0; 48])).unwrap();
+        std::fs::write(&path, npy_file(header, &[0; 48])).unwrap();
         assert_eq!(read(&path).unwrap().table.len(), 4);
-        std::fs::write(rows_of(&path), "{\"key\": \"a\"}\n").unwrap();
+        std::fs::write(rows_path(&path), "{\"key\": \"a\"}\n").unwrap();
         let error = read(&path).unwrap_err().to_string();
         assert!(error.contains("4 rows, and the list of images beside it has 1"), "{error}");
-        std::fs::write(rows_of(&path), "{\"key\": 1}\n").unwrap();
+        std::fs::write(rows_path(&path), "{\"key\": 1}\n").unwrap();
         assert!(read(&path).unwrap_err().to_string().contains("line 1"));
     }
 }

@@ -8,7 +8,7 @@ use networks::safetensors::sort_header;
 use safetensors::tensor::{Dtype, SafeTensors, TensorView, serialize_to_file};
 use serde_json::{Value, json};
 
-use super::found::Found;
+use super::contents::FileRows;
 use crate::EvalError;
 use crate::features::mapped::Mapped;
 use crate::features::table::Table;
@@ -19,13 +19,11 @@ pub(super) fn write(path: &Path, table: &Table, images: &ImageSet, about: &Value
     let labels: Vec<i64> =
         table.images.iter().map(|image| images.label(*image as usize).map_or(-1i64, i64::from)).collect();
     let shape = vec![table.len(), table.columns.width()];
-    let view = |dtype, shape, bytes| {
-        TensorView::new(dtype, shape, bytes).map_err(|error| EvalError::write(path, error))
-    };
-    let tensors = [
-        ("features", view(Dtype::F32, shape, bytemuck::cast_slice(table.rows()))?),
-        ("labels", view(Dtype::I64, vec![table.len()], bytemuck::cast_slice(&labels))?),
-    ];
+    let features = TensorView::new(Dtype::F32, shape, bytemuck::cast_slice(table.rows()))
+        .map_err(|error| EvalError::write(path, error))?;
+    let labels = TensorView::new(Dtype::I64, vec![table.len()], bytemuck::cast_slice(&labels))
+        .map_err(|error| EvalError::write(path, error))?;
+    let tensors = [("features", features), ("labels", labels)];
     let metadata = HashMap::from([
         ("ocelli.features".to_string(), about.to_string()),
         ("ocelli.classes".to_string(), json!(images.classes()).to_string()),
@@ -36,25 +34,27 @@ pub(super) fn write(path: &Path, table: &Table, images: &ImageSet, about: &Value
 
 /// Reads the tensor `features`, `[n, width]` of f32, which is mapped, and the description of the
 /// features.
-pub(super) fn read(path: &Path) -> Result<(Found, Value), EvalError> {
-    let refused = |reason: String| EvalError::read(path, reason);
-    let whole = Mapped::open(path).map_err(|source| EvalError::io("open", path, source))?;
+pub(super) fn read(path: &Path) -> Result<(FileRows, Value), EvalError> {
+    let file = Mapped::open(path).map_err(|source| EvalError::io("open", path, source))?;
     let (n_header, metadata) =
-        SafeTensors::read_metadata(whole.whole()).map_err(|error| refused(error.to_string()))?;
-    let tensor = metadata.info("features").ok_or_else(|| refused("it has no tensor `features`".into()))?;
+        SafeTensors::read_metadata(file.file_bytes()).map_err(|error| EvalError::read(path, error))?;
+    let tensor =
+        metadata.info("features").ok_or_else(|| EvalError::read(path, "it has no tensor `features`"))?;
     let (&[_, width], Dtype::F32) = (tensor.shape.as_slice(), tensor.dtype) else {
         let shape = &tensor.shape;
         let dtype = tensor.dtype;
-        return Err(refused(format!("`features` is {dtype:?} of {shape:?}, not F32 of [rows, columns]")));
+        let reason = format!("`features` is {dtype:?} of {shape:?}, not F32 of [rows, columns]");
+        return Err(EvalError::read(path, reason));
     };
-    // The offsets are those of the shape: reading the metadata has compared them.
+    // Reading the metadata has checked that the offsets match the shape.
     let start = 8 + n_header + tensor.data_offsets.0;
     let end = 8 + n_header + tensor.data_offsets.1;
     let about = metadata.metadata().as_ref().and_then(|texts| texts.get("ocelli.features"));
     let about = about.and_then(|text| serde_json::from_str(text).ok()).unwrap_or(Value::Null);
     if !start.is_multiple_of(4) {
-        return Err(refused("its numbers are not aligned".into()));
+        return Err(EvalError::read(path, "its numbers are not aligned"));
     }
-    let mapped = Mapped::open_from(path, start, Some((end - start) / 4));
-    Ok((Found::File(width, mapped.map_err(|error| refused(error.to_string()))?), about))
+    let mapped = Mapped::open_from(path, start, Some((end - start) / 4))
+        .map_err(|error| EvalError::read(path, error))?;
+    Ok((FileRows::File(width, mapped), about))
 }

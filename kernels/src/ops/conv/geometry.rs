@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-/// Windows over the grids of some images, with channels last.
+/// Windows over the grids of a batch of images, with channels last.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Geometry {
     /// Number of images.
@@ -15,7 +15,7 @@ pub(super) struct Geometry {
     pub kernel: [usize; 2],
     /// Distance between two windows, in cells.
     pub stride: usize,
-    /// Rows above and columns to the left of the input that windows reach.
+    /// Rows above and columns to the left of the input that windows cover.
     pub padding: [usize; 2],
 }
 
@@ -28,10 +28,10 @@ pub(super) struct Tap {
     pub cell: usize,
 }
 
-/// Places of the windows' results in the memory of an image, in elements.
+/// Offsets of the windows' results in the memory of an image, in elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Lattice {
-    /// Place of the first window's result.
+    /// Offset of the first window's result.
     pub start: usize,
     /// Distance between two neighbors in a row.
     pub window: usize,
@@ -56,7 +56,7 @@ impl Geometry {
         Self { n_images, input, output, kernel, stride, padding: [padding; 2] }
     }
 
-    /// Returns the places of windows with results of `channels` each, one after another.
+    /// Returns the offsets of results of `channels` elements each, one after another.
     pub(super) fn lattice(&self, channels: usize) -> Lattice {
         Lattice { start: 0, window: channels, row: self.output[1] * channels }
     }
@@ -66,12 +66,12 @@ impl Geometry {
         self.n_images * self.output[0] * self.output[1]
     }
 
-    /// Returns the rows and columns of the input with its padding before, and what windows reach
-    /// behind.
+    /// Returns the rows and columns of the input with the padding before it and the cells behind it
+    /// that windows cover.
     pub(super) fn padded(&self) -> [usize; 2] {
         [0, 1].map(|axis| {
-            let reached = (self.output[axis] - 1) * self.stride + self.kernel[axis];
-            reached.max(self.padding[axis] + self.input[axis])
+            let covered = (self.output[axis] - 1) * self.stride + self.kernel[axis];
+            covered.max(self.padding[axis] + self.input[axis])
         })
     }
 
@@ -126,27 +126,35 @@ mod tests {
     proptest! {
         /// Every pair of a window and a cell of it inside the input is visited once.
         #[test]
-        fn rows_are_the_taps_inside(
-            h in 1usize..6, w in 1usize..6, kh in 1usize..4, kw in 1usize..4, stride in 1usize..5, padding in 0usize..5,
+        fn rows_contain_the_taps_inside_the_input(
+            h in 1usize..6,
+            w in 1usize..6,
+            kh in 1usize..4,
+            kw in 1usize..4,
+            stride in 1usize..5,
+            padding in 0usize..5,
         ) {
             prop_assume!(h + 2 * padding >= kh && w + 2 * padding >= kw);
             let geometry = Geometry::new(2, [h, w], [kh, kw], stride, padding);
-            let mut found = Vec::new();
+            let mut visited = Vec::new();
             geometry.for_each_row(0..geometry.n_windows(), |window, tap, n| {
-                found.extend((0..n).map(|i| (window, tap.number + i, tap.cell + i)));
+                visited.extend((0..n).map(|i| (window, tap.number + i, tap.cell + i)));
             });
             let mut expected = Vec::new();
             for window in 0..geometry.n_windows() {
                 let [rows, columns] = geometry.output;
-                let (image, y, x) = (window / (rows * columns), window / columns % rows, window % columns);
+                let image = window / (rows * columns);
+                let top = window / columns % rows * stride;
+                let left = window % columns * stride;
                 for tap in 0..kh * kw {
-                    let (y, x) = (y * stride + tap / kw, x * stride + tap % kw);
+                    let y = top + tap / kw;
+                    let x = left + tap % kw;
                     if (padding..h + padding).contains(&y) && (padding..w + padding).contains(&x) {
                         expected.push((window, tap, (image * h + y - padding) * w + x - padding));
                     }
                 }
             }
-            prop_assert_eq!(found, expected);
+            prop_assert_eq!(visited, expected);
         }
     }
 }

@@ -1,13 +1,14 @@
 //! Convolution over the grid of features, with channels last.
 //!
 //! ```text
-//! y[b, i, o] = Σ_t,c w[o, c, t] · x[b, s·i + t - p, c]      i a window, t its taps, c the channels of o's group
+//! y[b, i, o] = Σ_t,c w[o, c, t] · x[b, s·i + t - p, c]
 //! gx[b, j, c] = Σ_t,o w[o, c, t] · g[b, i, o]               where s·i + t - p = j
 //! gw[o, c, t] = Σ_b,i g[b, i, o] · x[b, s·i + t - p, c]
 //! ```
 //!
-//! x `[B, H·W, C]`, w `[O, C/G, kh, kw]` as PyTorch stores it, y `[B, H'·W', O]` with
-//! `H' = ⌊(H + 2p - kh) / s⌋ + 1`; x is zero outside its grid.
+//! x `[B, H·W, C]`, w `[O, C/G, kh, kw]` as PyTorch stores it, y `[B, H'·W', O]` with `H' = ⌊(H +
+//! 2p - kh) / s⌋ + 1`; i is a window, t its taps, c the input channels of the group that o belongs
+//! to; x is zero outside its grid.
 
 mod channels;
 mod cpu;
@@ -26,7 +27,7 @@ use burn_tensor::ops::ConvOptions;
 use burn_tensor::{DType, Tensor};
 use half::bf16;
 
-use self::channels::{Channels, packed, unpacked};
+use self::channels::{Channels, pack, unpack};
 use self::geometry::Geometry;
 use super::bridge::{Kernel, run};
 use super::cast::cast;
@@ -35,7 +36,7 @@ use super::linear;
 use super::number::Number;
 use super::weights::Weights;
 
-/// Spacing of windows.
+/// Stride and padding of windows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Window {
     /// Distance between two windows, in cells.
@@ -56,12 +57,12 @@ impl Window {
 /// gradient is f32.
 pub fn conv(x: Tensor<3>, grid: [usize; 2], weight: Tensor<4>, window: Window) -> (Tensor<3>, [usize; 2]) {
     let [b, _, c] = x.dims();
-    let [_, of_group, kh, kw] = weight.dims();
+    let [_, group_channels, kh, kw] = weight.dims();
     let geometry = Geometry::new(b, grid, [kh, kw], window.stride, window.padding);
-    let groups = c / of_group;
+    let groups = c / group_channels;
     #[cfg(feature = "cube")]
     if super::cube::is_cube(&x) {
-        let kernel = on_cube(&geometry, groups, None);
+        let kernel = cube_kernel(&geometry, groups, None);
         return (run(kernel, [x.into(), weight.into()]), geometry.output);
     }
     let y = match flex_dtype(&x) {
@@ -72,15 +73,14 @@ pub fn conv(x: Tensor<3>, grid: [usize; 2], weight: Tensor<4>, window: Window) -
     (y, geometry.output)
 }
 
-/// Returns the kernel for GPUs; `chunk_len` limits the images of which windows are copied at a
-/// time.
+/// Returns the kernel for GPUs; `chunk_len` limits the number of images whose windows are copied at
+/// a time.
 #[cfg(feature = "cube")]
-fn on_cube(geometry: &Geometry, n_groups: usize, chunk_len: Option<usize>) -> super::cube::Conv {
-    let pair = |sides: [usize; 2]| (sides[0], sides[1]);
+fn cube_kernel(geometry: &Geometry, n_groups: usize, chunk_len: Option<usize>) -> super::cube::Conv {
     let windows = super::cube::Windows {
-        input: pair(geometry.input),
-        output: pair(geometry.output),
-        kernel: pair(geometry.kernel),
+        input: geometry.input.into(),
+        output: geometry.output.into(),
+        kernel: geometry.kernel.into(),
         stride: geometry.stride,
         padding: geometry.padding[0],
     };
@@ -88,14 +88,14 @@ fn on_cube(geometry: &Geometry, n_groups: usize, chunk_len: Option<usize>) -> su
     super::cube::Conv { windows, n_groups, is_linear, chunk_len }
 }
 
-/// Computes it with Burn's `conv2d`.
+/// Computes the convolution with Burn's `conv2d`.
 fn plain(x: Tensor<3>, weight: Tensor<4>, geometry: &Geometry) -> Tensor<3> {
     let [b, _, c] = x.dims();
-    let [o, of_group, _, _] = weight.dims();
+    let [o, group_channels, _, _] = weight.dims();
     let [h, w] = geometry.input;
     let [rows, columns] = geometry.output;
     let x = x.reshape([b, h, w, c]).permute([0, 3, 1, 2]);
-    let options = ConvOptions::new([geometry.stride; 2], geometry.padding, [1, 1], c / of_group);
+    let options = ConvOptions::new([geometry.stride; 2], geometry.padding, [1, 1], c / group_channels);
     let weight = cast(weight, x.dtype());
     let y = conv2d(x, weight, None, options);
     y.permute([0, 2, 3, 1]).reshape([b, rows * columns, o])
@@ -114,18 +114,20 @@ impl<T> Conv<T> {
         Self { geometry, groups, numbers: PhantomData }
     }
 
-    /// Returns whether the convolution is a product of the cells with the weight as it is stored.
+    /// Returns whether the convolution is a matrix product of the cells and the weight, without
+    /// reordering the weight.
     fn is_linear(&self) -> bool {
         self.groups == 1 && self.geometry.is_pointwise()
     }
 
-    /// Returns the sizes of this product: cells, input and output channels.
+    /// Returns the sizes of that product: cells, input channels, output channels.
     fn sizes(&self, channels: Channels) -> [usize; 3] {
         [self.geometry.n_cells(), channels.input, channels.output]
     }
 
     fn channels(&self, x: &FlexTensor, weight: &FlexTensor) -> Channels {
-        let ([_, _, input], [output, ..]): ([usize; 3], [usize; 4]) = (dims(x), dims(weight));
+        let [_, _, input]: [usize; 3] = dims(x);
+        let [output, ..]: [usize; 4] = dims(weight);
         Channels { input, output, groups: self.groups }
     }
 }
@@ -139,13 +141,13 @@ impl<T: Number> Kernel<Flex, 2> for Conv<T> {
         let channels = self.channels(&x, &weight);
         let values = elements::<T>(&x);
         let n_taps = self.geometry.n_taps();
-        let y = match Weights::of(&weight) {
+        let y = match Weights::from_tensor(&weight) {
             weight if self.is_linear() => linear::times_transposed(values, weight, self.sizes(channels)),
             Weights::Wide(weight) => {
-                cpu::forward(values, &packed(weight, channels, n_taps), channels, &self.geometry)
+                cpu::forward(values, &pack(weight, channels, n_taps), channels, &self.geometry)
             }
             Weights::Narrow(weight) => {
-                cpu::forward(values, &packed(weight, channels, n_taps), channels, &self.geometry)
+                cpu::forward(values, &pack(weight, channels, n_taps), channels, &self.geometry)
             }
         };
         let [rows, columns] = self.geometry.output;
@@ -162,7 +164,7 @@ impl<T: Number> Kernel<Flex, 2> for Conv<T> {
         let grad = contiguous(&grad);
         let gx = wanted[0].then(|| {
             let grad = elements::<T>(&grad);
-            let gx = match Weights::of(&weight) {
+            let gx = match Weights::from_tensor(&weight) {
                 weight if self.is_linear() => {
                     let [m, c, o] = self.sizes(channels);
                     linear::times_weight(grad, weight, [m, o, c])
@@ -180,7 +182,7 @@ impl<T: Number> Kernel<Flex, 2> for Conv<T> {
                 linear::weight_gradient(grad, x, [m, o, c])
             } else {
                 let packed = cpu::weight_gradient(x, grad, channels, &self.geometry);
-                unpacked(&packed, channels, self.geometry.n_taps())
+                unpack(&packed, channels, self.geometry.n_taps())
             };
             tensor(gw, dims::<4>(&weight))
         });
@@ -190,10 +192,12 @@ impl<T: Number> Kernel<Flex, 2> for Conv<T> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use crate::ops::twin::{assert_close, devices, leaves, types};
+    use burn_tensor::Device;
 
-    /// Images, grid, channels in and out, groups, kernel, stride, padding.
+    use super::*;
+    use crate::ops::testing::{assert_close, assert_gradients_close, backward, devices, leaves, types};
+
+    /// Number of images, grid, input and output channels, groups, kernel, stride, padding.
     type Case = (usize, [usize; 2], [usize; 2], usize, [usize; 2], usize, usize);
 
     const CASES: [Case; 24] = [
@@ -224,69 +228,78 @@ mod tests {
     ];
 
     #[test]
-    fn it_equals_its_twin_forwards_and_backwards() {
+    fn matches_plain_forward_and_backward() {
         for device in devices() {
-            let types = types(&device, 1e-5);
-            let cases = types.iter().flat_map(|of_type| CASES.map(|case| (of_type, case)));
-            for ((dtype, tolerance), (b, grid, [c, o], groups, [kh, kw], stride, padding)) in cases {
-                let x = leaves(&device, &[[b, grid[0] * grid[1], c]], 1).remove(0);
-                let weight = leaves(&device, &[[o, c / groups, kh, kw]], 2).remove(0);
-                let window = Window { stride, padding };
-                let (y, output) = conv(cast(x.clone(), *dtype), grid, weight.clone(), window);
-                if *dtype == DType::BF16 {
-                    let narrow = conv(cast(x.clone(), *dtype), grid, cast(weight.clone(), *dtype), window).0;
-                    narrow.into_data().assert_eq(&y.clone().into_data(), true);
+            for (dtype, tolerance) in types(&device, 1e-5) {
+                for case in CASES {
+                    check(&device, case, dtype, tolerance);
                 }
-                assert_eq!(y.dtype(), *dtype);
-                assert_eq!(output, [window.output(grid[0], kh), window.output(grid[1], kw)]);
-                let geometry = Geometry::new(b, grid, [kh, kw], stride, padding);
-                let twin = plain(cast(x.clone(), *dtype), weight.clone(), &geometry);
-                assert_close("forward", y.clone().inner(), twin.clone().inner(), *tolerance);
-                let gradients = |y: Tensor<3>| {
-                    let grads = (y.clone() * y.inner().autodiff()).sum().backward();
-                    (x.grad(&grads).expect("leaf"), weight.grad(&grads).expect("leaf"))
-                };
-                let a = gradients(y);
-                let t = gradients(twin);
-                assert_close("input", a.0, t.0, *tolerance);
-                assert_eq!(a.1.dtype(), DType::F32);
-                assert_close("weight", a.1, t.1, *tolerance);
             }
         }
     }
 
-    /// More windows than a block holds.
+    fn check(device: &Device, case: Case, dtype: DType, tolerance: f32) {
+        let (b, grid, [c, o], groups, [kh, kw], stride, padding) = case;
+        let x = leaves(device, &[[b, grid[0] * grid[1], c]], 1).remove(0);
+        let weight = leaves(device, &[[o, c / groups, kh, kw]], 2).remove(0);
+        let window = Window { stride, padding };
+        let (y, output) = conv(cast(x.clone(), dtype), grid, weight.clone(), window);
+        if dtype == DType::BF16 {
+            let bf16_weight = cast(weight.clone(), dtype);
+            let (with_bf16_weight, _) = conv(cast(x.clone(), dtype), grid, bf16_weight, window);
+            with_bf16_weight.into_data().assert_eq(&y.clone().into_data(), true);
+        }
+        assert_eq!(y.dtype(), dtype);
+        assert_eq!(output, [window.output(grid[0], kh), window.output(grid[1], kw)]);
+        let geometry = Geometry::new(b, grid, [kh, kw], stride, padding);
+        let expected = plain(cast(x.clone(), dtype), weight.clone(), &geometry);
+        assert_close("forward", y.clone().inner(), expected.clone().inner(), tolerance);
+        let grads = backward(y);
+        let expected = backward(expected);
+        assert_eq!(weight.grad(&grads).expect("leaf").dtype(), DType::F32);
+        assert_gradients_close("input", &x, &grads, &expected, tolerance);
+        assert_gradients_close("weight", &weight, &grads, &expected, tolerance);
+    }
+
+    fn sines(n: usize) -> Vec<f32> {
+        (0..n).map(|i| (i as f32 * 0.37).sin()).collect()
+    }
+
+    /// There are more windows than a block holds.
     #[test]
-    fn blocks_do_not_show() {
+    fn results_do_not_depend_on_blocks() {
         let geometry = Geometry::new(3, [64, 64], [3, 3], 1, 1);
         let channels = Channels { input: 16, output: 4, groups: 1 };
-        let value = |i: usize| (i as f32 * 0.37).sin();
-        let x: Vec<f32> = (0..geometry.n_cells() * 16).map(value).collect();
-        let packed: Vec<f32> = (0..9 * 16 * 4).map(value).collect();
-        let all = cpu::forward(&x, &packed, channels, &geometry);
-        let one = Geometry { n_images: 1, ..geometry };
+        let x = sines(geometry.n_cells() * 16);
+        let packed = sines(9 * 16 * 4);
+        let y = cpu::forward(&x, &packed, channels, &geometry);
+        let one_image = Geometry { n_images: 1, ..geometry };
         for image in 0..3 {
-            let own = cpu::forward(&x[image * 65_536..(image + 1) * 65_536], &packed, channels, &one);
-            let of_all = &all[image * own.len()..(image + 1) * own.len()];
-            assert!(own.iter().zip(of_all).all(|(a, b)| (a - b).abs() <= 1e-5));
+            let x = &x[image * 65_536..(image + 1) * 65_536];
+            let image_y = cpu::forward(x, &packed, channels, &one_image);
+            let batch_y = &y[image * image_y.len()..(image + 1) * image_y.len()];
+            assert!(image_y.iter().zip(batch_y).all(|(a, b)| (a - b).abs() <= 1e-5));
         }
-        let grad: Vec<f32> = (0..geometry.n_windows() * 4).map(value).collect();
-        let of_all = cpu::weight_gradient(&x, &grad, channels, &geometry);
-        let mut sum = vec![0.0; of_all.len()];
+        let grad = sines(geometry.n_windows() * 4);
+        let batch_gradient = cpu::weight_gradient(&x, &grad, channels, &geometry);
+        let mut sum = vec![0.0; batch_gradient.len()];
         for image in 0..3 {
             let x = &x[image * 65_536..];
             let grad = &grad[image * 16_384..(image + 1) * 16_384];
-            let own = cpu::weight_gradient(x, grad, channels, &one);
-            sum.iter_mut().zip(own).for_each(|(sum, own)| *sum += own);
+            let image_gradient = cpu::weight_gradient(x, grad, channels, &one_image);
+            for (sum, value) in sum.iter_mut().zip(image_gradient) {
+                *sum += value;
+            }
         }
-        assert!(sum.iter().zip(&of_all).all(|(a, b)| (a - b).abs() <= 1e-3), "sums of some thousand sines");
+        let agrees = sum.iter().zip(&batch_gradient).all(|(a, b)| (a - b).abs() <= 1e-3);
+        assert!(agrees, "sums of some thousand sines");
     }
 
-    /// On a GPU, a batch whose windows do not fit at once is convolved in parts of the same images,
-    /// forwards and backwards, whichever side is wider.
+    /// On a GPU, a batch whose windows do not fit into memory at once is convolved in parts, in the
+    /// forward and the backward pass, with more input or more output channels.
     #[cfg(feature = "cube")]
     #[test]
-    fn parts_of_a_batch_make_the_whole() {
+    fn parts_of_a_batch_equal_the_batch() {
         for device in devices() {
             for (channels, n_groups, kernel) in [([6, 10], 2, 3), ([5, 7], 1, 3), ([8, 4], 1, 2)] {
                 let x = leaves(&device, &[[5, 35, channels[0]]], 1).remove(0);
@@ -296,17 +309,15 @@ mod tests {
                 let shape = [channels[1], channels[0] / n_groups, kernel, kernel];
                 let weight = leaves(&device, &[shape], 2).remove(0);
                 let geometry = Geometry::new(5, [5, 7], [kernel; 2], 2, 1);
-                let results = |chunk_len: Option<usize>| {
-                    let kernel = on_cube(&geometry, n_groups, chunk_len);
-                    let y: Tensor<3> = run(kernel, [x.clone().into(), weight.clone().into()]);
-                    let grads = (y.clone() * y.clone().inner().autodiff()).sum().backward();
-                    (y.inner(), x.grad(&grads).unwrap(), weight.grad(&grads).unwrap())
-                };
-                let whole = results(None);
-                let parts = results(Some(2));
-                assert_close("forward", parts.0, whole.0, 1e-6);
-                assert_close("input", parts.1, whole.1, 1e-6);
-                assert_close("weight", parts.2, whole.2, 1e-5);
+                let kernel = cube_kernel(&geometry, n_groups, Some(2));
+                let y: Tensor<3> = run(kernel, [x.clone().into(), weight.clone().into()]);
+                let kernel = cube_kernel(&geometry, n_groups, None);
+                let expected: Tensor<3> = run(kernel, [x.clone().into(), weight.clone().into()]);
+                assert_close("forward", y.clone().inner(), expected.clone().inner(), 1e-6);
+                let grads = backward(y);
+                let expected = backward(expected);
+                assert_gradients_close("input", &x, &grads, &expected, 1e-6);
+                assert_gradients_close("weight", &weight, &grads, &expected, 1e-5);
             }
         }
     }

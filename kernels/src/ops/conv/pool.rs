@@ -1,4 +1,4 @@
-//! Max pooling: the largest number of each window, by channel.
+//! Max pooling: the largest number of each window in every channel.
 //!
 //! ```text
 //! y[b, i, c] = max_t x[b, s·i + t - p, c]      over the taps t inside the grid
@@ -19,8 +19,9 @@ use crate::ops::bridge::{Kernel, run};
 use crate::ops::cpu::{contiguous, dims, elements, flex_dtype, tensor};
 use crate::ops::number::{Number, nearest};
 
-/// Returns the largest of `x` of `[B, H·W, C]` in windows of `side` by `side` cells, `[B, H'·W',
-/// C]`, and its grid. Padding is at most half a window, so that each window has a cell inside.
+/// Returns the largest numbers of `x` of `[B, H·W, C]` in windows of `side` by `side` cells, `[B,
+/// H'·W', C]`, and their grid. Padding is at most half a window, so that each window has a cell
+/// inside the grid.
 pub fn max_pool(x: Tensor<3>, grid: [usize; 2], side: usize, window: Window) -> (Tensor<3>, [usize; 2]) {
     let [b, _, _] = x.dims();
     let geometry = Geometry::new(b, grid, [side; 2], window.stride, window.padding);
@@ -61,9 +62,9 @@ impl<T: Number> Kernel<Flex, 1> for MaxPool<T> {
             let y = &mut y[window * c..(window + 1) * c];
             for cell in values[tap.cell * c..(tap.cell + n) * c].chunks_exact(c) {
                 // NaN propagates.
-                y.iter_mut().zip(cell).for_each(|(y, x)| {
+                for (y, x) in y.iter_mut().zip(cell) {
                     *y = if x.wide() > y.wide() || x.wide().is_nan() { *x } else { *y };
-                });
+                }
             }
         });
         let [rows, columns] = self.geometry.output;
@@ -98,29 +99,27 @@ impl<T: Number> Kernel<Flex, 1> for MaxPool<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ops::twin::{assert_close, devices, leaves, types};
+    use crate::ops::testing::{assert_close, assert_gradients_close, backward, devices, leaves, types};
     use crate::ops::{cast, in_f32};
 
     #[test]
-    fn it_equals_its_twin_forwards_and_backwards() {
+    fn matches_plain_forward_and_backward() {
         for device in devices() {
             for (grid, side, stride, padding) in
                 [([7, 6], 3, 2, 1), ([8, 8], 2, 2, 0), ([1, 1], 3, 2, 1), ([5, 4], 3, 1, 1)]
             {
                 let x = leaves(&device, &[[2, grid[0] * grid[1], 5]], 1).remove(0);
                 for (dtype, tolerance) in types(&device, 1e-6) {
-                    let features = || cast(x.clone(), dtype);
-                    let (y, _) = max_pool(features(), grid, side, Window { stride, padding });
+                    let window = Window { stride, padding };
+                    let (y, _) = max_pool(cast(x.clone(), dtype), grid, side, window);
                     assert_eq!(y.dtype(), dtype);
-                    // Of numbers that rounding makes equal, a library may take another one.
+                    // The reference is computed in f32: among numbers that rounding makes equal, a
+                    // library may choose another one.
                     let geometry = Geometry::new(2, grid, [side; 2], stride, padding);
-                    let twin = plain(in_f32(features()), &geometry);
-                    assert_close("forward", y.clone().inner(), twin.clone().inner(), 0.0);
-                    let gradient = |y: Tensor<3>| {
-                        let grads = (y.clone() * y.inner().autodiff()).sum().backward();
-                        x.grad(&grads).expect("leaf")
-                    };
-                    assert_close("input", gradient(in_f32(y)), gradient(twin), tolerance);
+                    let expected = plain(in_f32(cast(x.clone(), dtype)), &geometry);
+                    assert_close("forward", y.clone().inner(), expected.clone().inner(), 0.0);
+                    let grads = backward(in_f32(y));
+                    assert_gradients_close("input", &x, &grads, &backward(expected), tolerance);
                 }
             }
         }

@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! buffer[start + i]   += x[i]                     buffer [n] f32, x [m] of any type
-//! buffer[start_j + i] += Σ_b partial[b, j, i]     partial [blocks, parts, D] f32, summed from the first block to the last
+//! buffer[start_j + i] += Σ_b partial[b, j, i]     partial [blocks, parts, D] f32, summed in the
+//!                                                 order of blocks
 //! ```
 
 use std::ops::Range;
@@ -15,7 +16,7 @@ use cubecl::prelude::*;
 use super::{elem, one_unit_each};
 use crate::ops::places::{Claimed, GradientPlace};
 
-/// Adds `x`, whose shape is of no interest, to the elements `range` of `buffer`, in place.
+/// Adds the elements of `x`, of any shape, to the elements `range` of `buffer`, in place.
 pub(super) fn add_into(buffer: &CubeTensor, range: Range<usize>, x: &CubeTensor) {
     let x = into_contiguous(x.clone());
     let dtype = elem(&x);
@@ -33,14 +34,14 @@ pub(super) fn add_into(buffer: &CubeTensor, range: Range<usize>, x: &CubeTensor)
     );
 }
 
-/// Adds `grad`, of as many elements in any shape, to its place.
+/// Adds `grad`, of any shape with the same number of elements, to its place.
 pub(in crate::ops) fn add_to_place(place: &GradientPlace, grad: &CubeTensor) {
     let Claimed { buffer, range, .. } = place.claim();
     add_into(&buffer, range, grad);
 }
 
-/// Sums `partial` of `[blocks, parts, D]` over its blocks, and adds each part to its place: all
-/// places are in one buffer.
+/// Sums `partial` of `[blocks, parts, D]` over its blocks, and adds each part to its place. All
+/// places are in the same buffer.
 pub(super) fn add_block_sums(partial: &CubeTensor, places: &[&GradientPlace]) {
     let n_blocks = partial.meta.shape()[0];
     let d = partial.meta.shape()[2];

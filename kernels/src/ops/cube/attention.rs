@@ -1,10 +1,11 @@
-//! [`attention`](crate::ops::attention) with the device's own matrix products, on heads whose
-//! tokens are padded to a multiple of eight, and one pass over the scores between the products,
-//! forwards and backwards.
+//! [`attention`](crate::ops::attention) with the device's matrix products, on heads whose tokens
+//! are padded to a multiple of eight, and one pass over the scores between the products, in the
+//! forward and in the backward pass.
 //!
 //! ```text
-//! Q, K, V = split(qkv)              [B, N, 3·H·D_h] to [B, H, M, D_h]     M = N, up to a multiple of 8
-//! P  = softmax(Q · Kᵀ / √D_h)       [B, H, M, M], zero in columns N.. ;   y = merge(P · V)   [B, N, H·D_h]
+//! Q, K, V = split(qkv)              [B, N, 3·H·D_h] to [B, H, M, D_h]     M = ⌈N / 8⌉ · 8
+//! P  = softmax(Q · Kᵀ / √D_h)       [B, H, M, M], zero in columns N..
+//! y  = merge(P · V)                 [B, N, H·D_h]
 //! gV = Pᵀ · g     gP = g · Vᵀ       gS = P ∘ (gP - rowsum(gP ∘ P)) / √D_h
 //! gQ = gS · K     gK = gSᵀ · Q
 //! ```
@@ -18,7 +19,7 @@ use super::softmax::{softmax, softmax_gradient};
 use super::{Rows, transposed};
 use crate::ops::bridge::Kernel;
 
-/// The operation's kernels, forwards and backwards.
+/// Kernels of the forward and backward pass.
 #[derive(Debug, Clone)]
 pub(in crate::ops) struct Attention {
     pub(in crate::ops) n_heads: usize,
@@ -28,7 +29,7 @@ pub(in crate::ops) struct Attention {
 type Saved = (CubeTensor, CubeTensor);
 
 impl Attention {
-    /// Returns the sizes, given rows of `n_parts` parts.
+    /// Returns the sizes of `rows` of `[B, N, n_parts·H·D_h]`.
     fn sizes(&self, rows: &CubeTensor, n_parts: usize) -> Sizes {
         let shape = rows.meta.shape();
         let d_head = shape[2] / n_parts / self.n_heads;
@@ -41,7 +42,7 @@ impl Kernel<CubeBackend, 1> for Attention {
 
     fn forward(&self, [qkv]: [CubeTensor; 1]) -> (CubeTensor, Saved) {
         let sizes = self.sizes(&qkv, 3);
-        let qkv = split(&Rows::of(&qkv), 3, sizes);
+        let qkv = split(&Rows::new(&qkv), 3, sizes);
         let [q, k, v] = [0, 1, 2].map(|part| head_part(&qkv, part));
         let weights = softmax(product(q, transposed(k)), scale(sizes), sizes.n_tokens);
         let y = merge(&product(weights.clone(), v), sizes);
@@ -51,12 +52,12 @@ impl Kernel<CubeBackend, 1> for Attention {
     fn backward(&self, (qkv, weights): Saved, grad: CubeTensor, _: [bool; 1]) -> [Option<CubeTensor>; 1] {
         let sizes = self.sizes(&grad, 1);
         let [q, k, v] = [0, 1, 2].map(|part| head_part(&qkv, part));
-        let g = head_part(&split(&Rows::of(&grad), 1, sizes), 0);
+        let g = head_part(&split(&Rows::new(&grad), 1, sizes), 0);
         let gv = product(transposed(weights.clone()), g.clone());
-        let of_weights = product(g, transposed(v));
-        let of_scores = softmax_gradient(&weights, of_weights, scale(sizes));
-        let gq = product(of_scores.clone(), k);
-        let gk = product(transposed(of_scores), q);
+        let weight_grad = product(g, transposed(v));
+        let score_grad = softmax_gradient(&weights, weight_grad, scale(sizes));
+        let gq = product(score_grad.clone(), k);
+        let gk = product(transposed(score_grad), q);
         [Some(merge_three(&[gq, gk, gv], sizes))]
     }
 }

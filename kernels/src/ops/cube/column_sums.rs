@@ -1,4 +1,4 @@
-//! Sums of the columns of rows: gradients of biases.
+//! Column sums, which are gradients of biases.
 //!
 //! ```text
 //! sums[c] = Σ_rows x[row, c]       in f32, block by block of rows
@@ -13,15 +13,15 @@ use cubecl::prelude::*;
 
 use super::{Rows, elem, empty, one_unit_each, vector_size};
 
-/// Rows that are summed together.
+/// Number of rows of a block.
 const BLOCK: usize = 64;
 
 /// Returns the sum of all rows, `[D]` in f32, from sums over blocks of rows.
 pub(super) fn column_sums(tensor: &CubeTensor) -> CubeTensor {
-    let rows = Rows::of(tensor);
+    let rows = Rows::new(tensor);
     let n_blocks = rows.n_rows.div_ceil(BLOCK);
-    let partial = Rows::of(&empty(tensor, [n_blocks, rows.d], DType::F32));
-    // At most four bytes per read: wider reads would leave too few units.
+    let partial = Rows::new(&empty(tensor, [n_blocks, rows.d], DType::F32));
+    // At most four bytes per read: with wider reads there would be too few units.
     let n = vector_size(&[&rows, &partial]).min((4 / tensor.dtype.size()).max(1));
     let client = &tensor.client;
     let (count, dim) = one_unit_each(client, n_blocks * rows.d / n);

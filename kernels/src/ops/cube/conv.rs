@@ -1,14 +1,15 @@
 //! [`conv`](crate::ops::conv) as matrix products: of the cells themselves for a kernel of one cell,
-//! else of copied windows.
+//! else of copied windows (im2col).
 //!
 //! ```text
-//! X[g, i, (t, c)] = x[b, s·i + t - p, g·C' + c]      the windows of images b, [G, windows, T·C'], C' = C / G, zero outside
+//! X[g, i, (t, c)] = x[b, s·i + t - p, g·C' + c]      [G, windows, T·C'], C' = C / G, zero outside
 //! y[i, g·O' + o]  = X[g] · W[g]ᵀ                     W [G, O', T·C'], O' = O / G
 //! gW[g] = g[g]ᵀ · X[g]   in f32                      gX[g] = g[g] · W[g]   in f32
-//! gx[b, j, g·C' + c] = Σ_t gX[g, i, (t, c)]          over windows i with s·i + t - p = j, from the first tap to the last
+//! gx[b, j, g·C' + c] = Σ_t gX[g, i, (t, c)]          over windows i with s·i + t - p = j
 //! ```
 //!
-//! Windows of a few images at a time are copied, so that they take [`MOST_BYTES`] at most.
+//! i counts the windows of all images b, and t the taps of a window, which are summed in ascending
+//! order. Windows of a few images are copied at a time, so that they take at most [`MOST_BYTES`].
 
 use burn_backend::TensorMetadata;
 use burn_backend::ops::FloatTensorOps;
@@ -24,21 +25,21 @@ use super::{Rows, cast, elem, empty, one_unit_each, transposed, vector_size};
 use crate::ops::bridge::Kernel;
 use crate::ops::places::GradientPlace;
 
-/// Bytes of the windows that are copied at a time, unless one image has more.
+/// Largest number of bytes of the windows that are copied at a time, unless one image has more.
 const MOST_BYTES: usize = 256 << 20;
 
 /// Windows over the grids of images.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(in crate::ops) struct Windows {
-    /// Rows and columns of the input.
+    /// Numbers of rows and columns of the input.
     pub(in crate::ops) input: (usize, usize),
-    /// Rows and columns of windows.
+    /// Numbers of rows and columns of windows.
     pub(in crate::ops) output: (usize, usize),
-    /// Rows and columns of a window.
+    /// Numbers of rows and columns of a window.
     pub(in crate::ops) kernel: (usize, usize),
-    /// Distance between two windows.
+    /// Distance between neighboring windows.
     pub(in crate::ops) stride: usize,
-    /// Cells of zeros before the input.
+    /// Number of rows and columns of zeros before the input.
     pub(in crate::ops) padding: usize,
 }
 
@@ -56,20 +57,20 @@ impl Windows {
     }
 }
 
-/// The operation's kernels, forwards and backwards.
+/// Kernels of the forward and backward pass.
 #[derive(Debug, Clone)]
 pub(in crate::ops) struct Conv {
     pub(in crate::ops) windows: Windows,
     pub(in crate::ops) n_groups: usize,
-    /// Whether windows are the cells.
+    /// Whether every window is one cell of the input.
     pub(in crate::ops) is_linear: bool,
-    /// Images whose windows are copied at a time; as many as [`MOST_BYTES`] allow, if absent.
+    /// Number of images whose windows are copied at a time; `None` for as many as [`MOST_BYTES`]
+    /// allows.
     pub(in crate::ops) chunk_len: Option<usize>,
 }
 
 impl Kernel<CubeBackend, 2> for Conv {
-    /// The input, and the weight as it is multiplied: `[G, O', T·C']`, or `[O, C]` if windows are
-    /// cells.
+    /// The input, and the packed weight, `[G, O', T·C']`, or `[O, C]` if windows are cells.
     type Saved = [CubeTensor; 2];
 
     fn forward(&self, [x, weight]: [CubeTensor; 2]) -> (CubeTensor, Self::Saved) {
@@ -81,14 +82,13 @@ impl Kernel<CubeBackend, 2> for Conv {
             let y = product(matrix(&x), transposed(weight.clone()));
             return (CubeBackend::float_reshape(y, shape.into()), [x, weight]);
         }
-        let of_images = |images: CubeTensor| {
-            let rows = images.meta.shape()[0] * self.windows.n_windows();
-            let y = product(self.copied(&images), transposed(weight.clone()));
-            joined(y, rows, o)
-        };
-        let y =
-            concatenated(self.chunks(&x, self.n_images_each(&weight)).into_iter().map(of_images).collect());
-        (CubeBackend::float_reshape(y, shape.into()), [x, weight])
+        let mut parts = Vec::new();
+        for images in self.chunks(&x, self.images_per_chunk(&weight)) {
+            let n_rows = images.meta.shape()[0] * self.windows.n_windows();
+            let y = product(self.unfold(&images), transposed(weight.clone()));
+            parts.push(merge_groups(y, n_rows, o));
+        }
+        (CubeBackend::float_reshape(concatenate(parts), shape.into()), [x, weight])
     }
 
     fn backward(
@@ -97,25 +97,12 @@ impl Kernel<CubeBackend, 2> for Conv {
         grad: CubeTensor,
         wanted: [bool; 2],
     ) -> [Option<CubeTensor>; 2] {
-        let gx = wanted[0].then(|| {
-            if self.is_linear {
-                let gx = product(matrix(&grad), weight.clone());
-                CubeBackend::float_reshape(gx, x.shape())
-            } else {
-                let of_images = |grad: CubeTensor| {
-                    let n_images = grad.meta.shape()[0];
-                    let windows = product_in(self.by_group(&grad), weight.clone(), DType::F32);
-                    self.collected(windows, n_images, &x)
-                };
-                let parts = self.chunks(&grad, self.n_images_each(&weight));
-                concatenated(parts.into_iter().map(of_images).collect())
-            }
-        });
+        let gx = wanted[0].then(|| self.input_gradient(&x, &weight, &grad));
         let gw = wanted[1].then(|| self.weight_gradient(&x, &weight, &grad));
         [gx, gw]
     }
 
-    /// Adds the gradient of the weight to its place, where it has one and windows are cells.
+    /// Adds the gradient of the weight to its place, if it has one and windows are cells.
     fn backward_to(
         &self,
         saved: Self::Saved,
@@ -134,7 +121,8 @@ impl Kernel<CubeBackend, 2> for Conv {
 }
 
 impl Conv {
-    /// Returns the weight of `[O, C', kh, kw]` as it is multiplied.
+    /// Returns the weight of `[O, C', kh, kw]` as a factor of the product, `[G, O', T·C']`, or
+    /// `[O, C]` if windows are cells.
     fn packed(&self, weight: CubeTensor) -> CubeTensor {
         let shape = weight.meta.shape();
         let o = shape[0];
@@ -148,63 +136,84 @@ impl Conv {
         CubeBackend::float_reshape(taps, [self.n_groups, o / self.n_groups, n_taps * c].into())
     }
 
+    /// Returns the gradient of the input.
+    fn input_gradient(&self, x: &CubeTensor, weight: &CubeTensor, grad: &CubeTensor) -> CubeTensor {
+        if self.is_linear {
+            let gx = product(matrix(grad), weight.clone());
+            return CubeBackend::float_reshape(gx, x.shape());
+        }
+        let mut parts = Vec::new();
+        for grad in self.chunks(grad, self.images_per_chunk(weight)) {
+            let n_images = grad.meta.shape()[0];
+            let windows = product_in(self.split_groups(&grad), weight.clone(), DType::F32);
+            parts.push(self.fold(windows, n_images, x));
+        }
+        concatenate(parts)
+    }
+
     /// Returns the gradient of the weight, `[O, C', kh, kw]` in f32.
     fn weight_gradient(&self, x: &CubeTensor, weight: &CubeTensor, grad: &CubeTensor) -> CubeTensor {
         let (kh, kw) = self.windows.kernel;
         if self.is_linear {
-            let [o, c] = [weight.meta.shape()[0], weight.meta.shape()[1]];
+            let o = weight.meta.shape()[0];
+            let c = weight.meta.shape()[1];
             let gw = product_in(transposed(matrix(grad)), matrix(x), DType::F32);
             return CubeBackend::float_reshape(gw, [o, c, kh, kw].into());
         }
-        let [n_groups, o, columns] = [0, 1, 2].map(|dim| weight.meta.shape()[dim]);
-        let n_each = self.n_images_each(weight);
-        let parts = self.chunks(x, n_each).into_iter().zip(self.chunks(grad, n_each));
-        let gw = parts
-            .map(|(x, grad)| product_in(transposed(self.by_group(&grad)), self.copied(&x), DType::F32))
-            .reduce(CubeBackend::float_add);
-        // A batch has an image at least.
-        let gw = gw.expect("images to convolve");
+        let n_groups = weight.meta.shape()[0];
+        let o = weight.meta.shape()[1];
+        let columns = weight.meta.shape()[2];
+        let chunk_len = self.images_per_chunk(weight);
+        let mut sum = None;
+        for (x, grad) in self.chunks(x, chunk_len).into_iter().zip(self.chunks(grad, chunk_len)) {
+            let part = product_in(transposed(self.split_groups(&grad)), self.unfold(&x), DType::F32);
+            sum = Some(match sum {
+                Some(sum) => CubeBackend::float_add(sum, part),
+                None => part,
+            });
+        }
+        // A batch has at least one image.
+        let gw = sum.expect("images to convolve");
         let c = columns / self.windows.n_taps();
         let gw = CubeBackend::float_reshape(gw, [n_groups * o, kh * kw, c].into());
         let gw = into_contiguous(CubeBackend::float_swap_dims(gw, 1, 2));
         CubeBackend::float_reshape(gw, [n_groups * o, c, kh, kw].into())
     }
 
-    /// Returns the number of images whose windows are copied at a time: they take [`MOST_BYTES`] at
-    /// most, in f32, or are those of one image. `weight` is `[G, O', T·C']`.
-    fn n_images_each(&self, weight: &CubeTensor) -> usize {
-        let bytes_of_image =
+    /// Returns the number of images whose windows are copied at a time: at least one, and otherwise
+    /// as many as fit into [`MOST_BYTES`] in f32. `weight` is `[G, O', T·C']`.
+    fn images_per_chunk(&self, weight: &CubeTensor) -> usize {
+        let bytes_per_image =
             self.windows.n_windows() * self.n_groups * weight.meta.shape()[2] * size_of::<f32>();
-        self.chunk_len.unwrap_or(MOST_BYTES / bytes_of_image.max(1)).max(1)
+        self.chunk_len.unwrap_or(MOST_BYTES / bytes_per_image.max(1)).max(1)
     }
 
-    /// Cuts images of `[B, .., C]`, or their gradient, into parts of `n_each` images.
-    fn chunks(&self, images: &CubeTensor, n_each: usize) -> Vec<CubeTensor> {
+    /// Divides images of `[B, .., C]`, or their gradient, into chunks of `chunk_len` images.
+    fn chunks(&self, images: &CubeTensor, chunk_len: usize) -> Vec<CubeTensor> {
         let shape: Vec<usize> = images.meta.shape().iter().copied().collect();
         let n_images = shape[0];
-        if n_each >= n_images {
+        if chunk_len >= n_images {
             return vec![images.clone()];
         }
-        (0..n_images)
-            .step_by(n_each)
-            .map(|start: usize| {
-                let end = (start + n_each).min(n_images);
-                let ranges = [(start..end).into(), (0..shape[1]).into(), (0..shape[2]).into()];
-                CubeBackend::float_slice(images.clone(), &ranges)
-            })
-            .collect()
+        let mut chunks = Vec::with_capacity(n_images.div_ceil(chunk_len));
+        for start in (0..n_images).step_by(chunk_len) {
+            let end = (start + chunk_len).min(n_images);
+            let ranges = [(start..end).into(), (0..shape[1]).into(), (0..shape[2]).into()];
+            chunks.push(CubeBackend::float_slice(images.clone(), &ranges));
+        }
+        chunks
     }
 
-    /// Returns the windows of `images` of `[B, H·W, C]`, `[G, B·H'·W', T·C']`.
-    fn copied(&self, images: &CubeTensor) -> CubeTensor {
+    /// Returns the windows, `[G, B·H'·W', T·C']`, of `images` of `[B, H·W, C]`.
+    fn unfold(&self, images: &CubeTensor) -> CubeTensor {
         let n_images = images.meta.shape()[0];
         let c = images.meta.shape()[2];
-        let of_group = c / self.n_groups;
+        let group_channels = c / self.n_groups;
         let n_rows = n_images * self.windows.n_windows();
-        let columns = self.windows.n_taps() * of_group;
-        let x = Rows::of(images);
-        let out = Rows::of(&empty(images, [self.n_groups, n_rows, columns], images.dtype));
-        let n = vector_of(&[&x, &out], of_group);
+        let columns = self.windows.n_taps() * group_channels;
+        let x = Rows::new(images);
+        let out = Rows::new(&empty(images, [self.n_groups, n_rows, columns], images.dtype));
+        let n = channel_vector_size(&[&x, &out], group_channels);
         let client = &images.client;
         let n_units = self.n_groups * n_rows * columns / n;
         let (count, dim) = one_unit_each(client, n_units);
@@ -218,21 +227,21 @@ impl Conv {
             x.stride / n,
             n_rows,
             n_units,
-            of_group / n,
+            group_channels / n,
             self.windows,
             elem(images),
         );
         out.tensor
     }
 
-    /// Returns the gradient of `n_images` images, in the type of `like`, from that of their
-    /// windows, `[G, B·H'·W', T·C']`.
-    fn collected(&self, windows: CubeTensor, n_images: usize, like: &CubeTensor) -> CubeTensor {
+    /// Returns the gradient of `n_images` images, in the type of `like`, given the gradient of
+    /// their windows, `[G, B·H'·W', T·C']`.
+    fn fold(&self, windows: CubeTensor, n_images: usize, like: &CubeTensor) -> CubeTensor {
         let c = like.meta.shape()[2];
-        let of_group = c / self.n_groups;
-        let windows = Rows::of(&windows);
-        let gx = Rows::of(&empty(like, [n_images, self.windows.n_cells(), c], like.dtype));
-        let n = vector_of(&[&windows, &gx], of_group);
+        let group_channels = c / self.n_groups;
+        let windows = Rows::new(&windows);
+        let gx = Rows::new(&empty(like, [n_images, self.windows.n_cells(), c], like.dtype));
+        let n = channel_vector_size(&[&windows, &gx], group_channels);
         let client = &like.client;
         let n_units = gx.n_rows * c / n;
         let (count, dim) = one_unit_each(client, n_units);
@@ -248,7 +257,7 @@ impl Conv {
             n_images * self.windows.n_windows(),
             n_units,
             c / n,
-            of_group / n,
+            group_channels / n,
             self.windows,
             elem(&windows.tensor),
             elem(like),
@@ -257,9 +266,10 @@ impl Conv {
     }
 
     /// Returns the output's gradient, `[B, H'·W', O]`, as `[G, B·H'·W', O']`.
-    fn by_group(&self, grad: &CubeTensor) -> CubeTensor {
+    fn split_groups(&self, grad: &CubeTensor) -> CubeTensor {
         let rows = matrix(grad);
-        let [n_rows, o] = [rows.meta.shape()[0], rows.meta.shape()[1]];
+        let n_rows = rows.meta.shape()[0];
+        let o = rows.meta.shape()[1];
         if self.n_groups == 1 {
             return CubeBackend::float_reshape(rows, [1, n_rows, o].into());
         }
@@ -268,21 +278,16 @@ impl Conv {
     }
 }
 
-/// Returns products by group, `[G, rows, O']`, as `[rows, O]`.
-fn joined(y: CubeTensor, n_rows: usize, o: usize) -> CubeTensor {
-    let y = match y.meta.shape()[0] {
-        1 => y,
-        _ => into_contiguous(CubeBackend::float_swap_dims(y, 0, 1)),
-    };
+/// Returns the products of all groups, `[G, rows, O']`, as `[rows, O]`.
+fn merge_groups(y: CubeTensor, n_rows: usize, o: usize) -> CubeTensor {
+    let n_groups = y.meta.shape()[0];
+    let y = if n_groups == 1 { y } else { into_contiguous(CubeBackend::float_swap_dims(y, 0, 1)) };
     CubeBackend::float_reshape(y, [n_rows, o].into())
 }
 
-/// Joins the parts of a batch.
-fn concatenated(mut parts: Vec<CubeTensor>) -> CubeTensor {
-    match parts.len() {
-        1 => parts.remove(0),
-        _ => CubeBackend::float_cat(parts, 0),
-    }
+/// Concatenates the parts of a batch.
+fn concatenate(mut parts: Vec<CubeTensor>) -> CubeTensor {
+    if parts.len() == 1 { parts.remove(0) } else { CubeBackend::float_cat(parts, 0) }
 }
 
 /// Returns rows of the last dimension as a contiguous matrix, `[rows, D]`.
@@ -293,8 +298,9 @@ fn matrix(tensor: &CubeTensor) -> CubeTensor {
     CubeBackend::float_reshape(tensor, [n_rows, d].into())
 }
 
-/// Returns the number of elements that are read at once: neighbors of one tap and one group.
-fn vector_of(rows: &[&Rows], n_channels: usize) -> usize {
+/// Returns the number of elements that a unit reads at once, within the channels of a single tap
+/// and group.
+fn channel_vector_size(rows: &[&Rows], n_channels: usize) -> usize {
     let mut n = vector_size(rows);
     while !n_channels.is_multiple_of(n) {
         n /= 2;
@@ -323,7 +329,7 @@ fn copy_windows<F: Float, N: Size>(
         let group = ABSOLUTE_POS / comptime!(n_channels * windows.kernel.0 * windows.kernel.1) / n_rows;
         let image = row / n_windows;
         let window = row % n_windows;
-        // Positions in the padded input, to which all numbers are positive.
+        // Positions in the padded input, which are not negative.
         let y = (window / windows.output.1) * windows.stride + tap / windows.kernel.1;
         let z = (window % windows.output.1) * windows.stride + tap % windows.kernel.1;
         let is_inside = y >= windows.padding
@@ -367,21 +373,21 @@ fn collect_windows<W: Float, F: Float, N: Size>(
         let z = cell % windows.input.1 + windows.padding;
         let mut total = Vector::<f32, N>::new(0.0f32);
         for tap in 0..comptime!(windows.kernel.0 * windows.kernel.1) {
-            let from_y = tap / windows.kernel.1;
-            let from_z = tap % windows.kernel.1;
-            if y >= from_y && z >= from_z {
-                let down = y - from_y;
-                let right = z - from_z;
-                let i = down / windows.stride;
-                let j = right / windows.stride;
-                let is_window = down % windows.stride == 0
-                    && right % windows.stride == 0
+            let tap_y = tap / windows.kernel.1;
+            let tap_z = tap % windows.kernel.1;
+            if y >= tap_y && z >= tap_z {
+                let window_y = y - tap_y;
+                let window_z = z - tap_z;
+                let i = window_y / windows.stride;
+                let j = window_z / windows.stride;
+                let is_window = window_y % windows.stride == 0
+                    && window_z % windows.stride == 0
                     && i < windows.output.0
                     && j < windows.output.1;
                 if is_window {
                     let window = (image * windows.output.0 + i) * windows.output.1 + j;
-                    let at = (group * n_rows + window) * row_stride + tap * n_channels + channel;
-                    total += Vector::cast_from(gradients[at]);
+                    let index = (group * n_rows + window) * row_stride + tap * n_channels + channel;
+                    total += Vector::cast_from(gradients[index]);
                 }
             }
         }

@@ -1,5 +1,5 @@
-//! [`cross_entropy`](crate::ops::cross_entropy) in one pass over the scores each way: the lanes of
-//! a row of scores compute its loss.
+//! [`cross_entropy`](crate::ops::cross_entropy) in one pass over the scores in each direction. The
+//! lanes of a row of scores compute its loss.
 //!
 //! ```text
 //! L_r = W · l - Σ_k w[k] · s[k] / τ       l = log Σ_k exp(s[k] / τ)      w, W as in the operation
@@ -15,14 +15,14 @@ use cubecl::prelude::*;
 
 use super::lanes;
 use super::lanes::Lanes;
-use super::{Rows, elem, empty, spread, vector_size};
+use super::{Rows, cube_count, elem, empty, vector_size};
 use crate::ops::bridge::Kernel;
 
-/// The operation's kernels, forwards and backwards.
+/// Kernels of the forward and backward pass.
 #[derive(Debug, Clone)]
 pub(in crate::ops) struct CrossEntropy {
-    /// Whether a view is paired with its own target as well.
-    pub(in crate::ops) pairs_own: bool,
+    /// Whether a view is also paired with the target of the same view.
+    pub(in crate::ops) pairs_same_view: bool,
     /// 1 / τ.
     pub(in crate::ops) inverse: f32,
 }
@@ -34,16 +34,16 @@ impl Kernel<CubeBackend, 2> for CrossEntropy {
     fn forward(&self, [scores, targets]: [CubeTensor; 2]) -> (CubeTensor, Self::Saved) {
         let n_views = scores.meta.shape()[1];
         let n_targets = targets.meta.shape()[1];
-        let scores = Rows::of(&scores);
-        let targets = Rows::of(&targets);
+        let scores = Rows::new(&scores);
+        let targets = Rows::new(&targets);
         let stats = empty(&scores.tensor, [scores.n_rows, 2], DType::F32);
         let losses = empty(&scores.tensor, [scores.n_rows], DType::F32);
         let n = vector_size(&[&scores, &targets]);
         let client = &scores.tensor.client;
-        let lanes = Lanes::of(client);
+        let lanes = Lanes::for_client(client);
         row_losses::launch(
             client,
-            spread(client, Lanes::n_cubes(scores.n_rows)),
+            cube_count(client, Lanes::n_cubes(scores.n_rows)),
             lanes.dim(),
             n,
             scores.arg(),
@@ -57,7 +57,7 @@ impl Kernel<CubeBackend, 2> for CrossEntropy {
             n_targets,
             self.inverse,
             scores.d / n,
-            self.pairs_own,
+            self.pairs_same_view,
             lanes,
             elem(&scores.tensor),
             elem(&targets.tensor),
@@ -86,15 +86,15 @@ impl Kernel<CubeBackend, 2> for CrossEntropy {
         }
         let n_views = scores.meta.shape()[1];
         let n_targets = targets.meta.shape()[1];
-        let scores = Rows::of(&scores);
-        let targets = Rows::of(&targets);
-        let gs = Rows::of(&empty(&scores.tensor, scores.tensor.shape(), scores.tensor.dtype));
+        let scores = Rows::new(&scores);
+        let targets = Rows::new(&targets);
+        let gs = Rows::new(&empty(&scores.tensor, scores.tensor.shape(), scores.tensor.dtype));
         let n = vector_size(&[&scores, &targets, &gs]);
         let client = &scores.tensor.client;
-        let lanes = Lanes::of(client);
+        let lanes = Lanes::for_client(client);
         score_gradients::launch(
             client,
-            spread(client, Lanes::n_cubes(scores.n_rows)),
+            cube_count(client, Lanes::n_cubes(scores.n_rows)),
             lanes.dim(),
             n,
             scores.arg(),
@@ -110,7 +110,7 @@ impl Kernel<CubeBackend, 2> for CrossEntropy {
             n_targets,
             self.inverse,
             scores.d / n,
-            self.pairs_own,
+            self.pairs_same_view,
             lanes,
             elem(&scores.tensor),
             elem(&targets.tensor),
@@ -119,23 +119,23 @@ impl Kernel<CubeBackend, 2> for CrossEntropy {
     }
 }
 
-/// Returns a vector of w: the sum of the targets of the row's image, without that of its own view
-/// unless `pairs_own`.
+/// Returns a vector of w: the sum of the targets of the row's image, without that of the same view
+/// unless `pairs_same_view`.
 #[cube]
-fn paired<T: Float, N: Size>(
+fn paired_targets<T: Float, N: Size>(
     targets: &[Vector<T, N>],
     stride: usize,
     row: usize,
     vector: usize,
     n_views: usize,
     n_targets: usize,
-    #[comptime] pairs_own: bool,
+    #[comptime] pairs_same_view: bool,
 ) -> Vector<f32, N> {
     let image = row / n_views;
     let view = row % n_views;
     let mut total = Vector::<f32, N>::new(0.0f32);
     for target in 0..n_targets {
-        if pairs_own || target != view {
+        if pairs_same_view || target != view {
             total += Vector::cast_from(targets[(image * n_targets + target) * stride + vector]);
         }
     }
@@ -155,50 +155,51 @@ fn row_losses<F: Float, T: Float, N: Size>(
     n_targets: usize,
     inverse: f32,
     #[comptime] n_vectors: usize,
-    #[comptime] pairs_own: bool,
+    #[comptime] pairs_same_view: bool,
     #[comptime] lanes: Lanes,
     #[define(F)] _scores: ElemType,
     #[define(T)] _targets: ElemType,
 ) {
     let row = lanes::row();
     let lane = UNIT_POS_X as usize;
-    // Units beyond the last row work on the last one: all units must take part in the sums.
-    let read = min(row, n_rows - 1);
+    // Units beyond the last row compute the last one: all units must take part in the reductions.
+    let read_row = min(row, n_rows - 1);
 
-    let mut best = Vector::<f32, N>::new(-1e30f32);
+    let mut maxima = Vector::<f32, N>::new(-1e30f32);
     for i in range_stepped(lane, n_vectors, comptime!(lanes.n)) {
-        best = max(best, Vector::cast_from(scores[read * scores_stride + i]));
+        maxima = max(maxima, Vector::cast_from(scores[read_row * scores_stride + i]));
     }
-    let mut top = best.extract(0usize);
+    let mut maximum = maxima.extract(0usize);
     #[unroll]
     for k in 1..N::value() {
-        top = max(top, best.extract(k));
+        maximum = max(maximum, maxima.extract(k));
     }
-    let top = lanes::largest(top, lanes);
+    let maximum = lanes::largest(maximum, lanes);
 
     let mut exps = Vector::<f32, N>::new(0.0f32);
     let mut weight = Vector::<f32, N>::new(0.0f32);
-    let mut along = Vector::<f32, N>::new(0.0f32);
+    let mut dot = Vector::<f32, N>::new(0.0f32);
     for i in range_stepped(lane, n_vectors, comptime!(lanes.n)) {
-        let score = Vector::<f32, N>::cast_from(scores[read * scores_stride + i]);
-        let shifted = (score - Vector::new(top)) * Vector::new(inverse);
-        let w = paired::<T, N>(targets, targets_stride, read, i, n_views, n_targets, pairs_own);
+        let score = Vector::<f32, N>::cast_from(scores[read_row * scores_stride + i]);
+        let shifted = (score - Vector::new(maximum)) * Vector::new(inverse);
+        let w =
+            paired_targets::<T, N>(targets, targets_stride, read_row, i, n_views, n_targets, pairs_same_view);
         exps += Vector::exp(shifted);
         weight += w;
-        along += w * shifted;
+        dot += w * shifted;
     }
     let log_sum = lanes::sum(exps.vector_sum(), lanes).ln();
     let weight = lanes::sum(weight.vector_sum(), lanes);
-    let along = lanes::sum(along.vector_sum(), lanes);
+    let dot = lanes::sum(dot.vector_sum(), lanes);
 
     if row < n_rows && lane == 0 {
-        losses[row] = weight * log_sum - along;
-        stats[2 * row] = log_sum + top * inverse;
+        losses[row] = weight * log_sum - dot;
+        stats[2 * row] = log_sum + maximum * inverse;
         stats[2 * row + 1] = weight;
     }
 }
 
-/// Sums the losses of all rows in the first row of lanes, in the same order each time.
+/// Sums the losses of all rows in the first row of lanes, in a fixed order.
 #[cube(launch)]
 fn sum_of_losses(losses: &[f32], total: &mut [f32], n_rows: usize, #[comptime] lanes: Lanes) {
     let lane = UNIT_POS_X as usize;
@@ -227,7 +228,7 @@ fn score_gradients<F: Float, T: Float, N: Size>(
     n_targets: usize,
     inverse: f32,
     #[comptime] n_vectors: usize,
-    #[comptime] pairs_own: bool,
+    #[comptime] pairs_same_view: bool,
     #[comptime] lanes: Lanes,
     #[define(F)] _scores: ElemType,
     #[define(T)] _targets: ElemType,
@@ -240,9 +241,10 @@ fn score_gradients<F: Float, T: Float, N: Size>(
         let scale = grad[0] * inverse;
         for i in range_stepped(lane, n_vectors, comptime!(lanes.n)) {
             let score = Vector::<f32, N>::cast_from(scores[row * scores_stride + i]);
-            let share = Vector::exp(score * Vector::new(inverse) - Vector::new(log_sum));
-            let w = paired::<T, N>(targets, targets_stride, row, i, n_views, n_targets, pairs_own);
-            let g = (share * Vector::new(weight) - w) * Vector::new(scale);
+            let probability = Vector::exp(score * Vector::new(inverse) - Vector::new(log_sum));
+            let w =
+                paired_targets::<T, N>(targets, targets_stride, row, i, n_views, n_targets, pairs_same_view);
+            let g = (probability * Vector::new(weight) - w) * Vector::new(scale);
             gs[row * gs_stride + i] = Vector::cast_from(g);
         }
     }

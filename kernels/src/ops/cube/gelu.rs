@@ -1,4 +1,4 @@
-//! [`gelu`](crate::ops::gelu) in one pass each way.
+//! [`gelu`](crate::ops::gelu) in one pass in each direction.
 //!
 //! ```text
 //! y = x · Φ(x)      gx = g · (Φ(x) + x · φ(x))      elements of [.., D], rows at any stride
@@ -12,7 +12,7 @@ use cubecl::prelude::*;
 use super::{Rows, elem, one_unit_each, vector_size};
 use crate::ops::bridge::Kernel;
 
-/// The operation's kernels, forwards and backwards.
+/// Kernels of the forward and backward pass.
 #[derive(Debug, Clone)]
 pub(in crate::ops) struct Gelu;
 
@@ -20,12 +20,11 @@ impl Kernel<CubeBackend, 1> for Gelu {
     type Saved = CubeTensor;
 
     fn forward(&self, [x]: [CubeTensor; 1]) -> (CubeTensor, CubeTensor) {
-        let rows = Rows::of(&x);
+        let rows = Rows::new(&x);
         let y = rows.empty_like();
         let n = vector_size(&[&rows, &y]);
         let client = &x.client;
         let (count, dim) = one_unit_each(client, rows.n_rows * rows.d / n);
-        let strides = [rows.stride / n, y.stride / n];
         gelu_forward::launch(
             client,
             count,
@@ -33,8 +32,8 @@ impl Kernel<CubeBackend, 1> for Gelu {
             n,
             rows.arg(),
             y.arg(),
-            strides[0],
-            strides[1],
+            rows.stride / n,
+            y.stride / n,
             rows.n_rows,
             rows.d / n,
             elem(&x),
@@ -43,8 +42,8 @@ impl Kernel<CubeBackend, 1> for Gelu {
     }
 
     fn backward(&self, x: CubeTensor, grad: CubeTensor, _: [bool; 1]) -> [Option<CubeTensor>; 1] {
-        let x = Rows::of(&x);
-        let grad = Rows::of(&grad);
+        let x = Rows::new(&x);
+        let grad = Rows::new(&grad);
         let gx = x.empty_like();
         let n = vector_size(&[&x, &grad, &gx]);
         let client = &x.tensor.client;
@@ -68,7 +67,7 @@ impl Kernel<CubeBackend, 1> for Gelu {
     }
 }
 
-/// Φ(x), the cumulative normal distribution.
+/// Cumulative normal distribution, Φ(x).
 #[cube]
 fn cdf<N: Size>(x: Vector<f32, N>) -> Vector<f32, N> {
     (Vector::new(1.0f32) + Vector::erf(x * Vector::new(0.707_106_77f32))) * Vector::new(0.5f32)

@@ -1,8 +1,8 @@
-//! Conversion between rows of tokens, `[B, N, P·H·D_h]`, and heads, `[B, H, M, D_h]`: parts are
-//! queries, keys, values.
+//! Conversion between rows of tokens, `[B, N, P·H·D_h]`, and heads, `[B, H, M, D_h]`. The P parts
+//! are queries, keys and values.
 //!
-//! A head has M ≥ N tokens, the last of them zero: matrix products want M to be a multiple of
-//! eight, which 197 is not.
+//! A head has M ≥ N tokens, padded with zeros: matrix products require M to be a multiple of eight,
+//! which 197 is not.
 
 use burn_backend::Slice;
 use burn_backend::ops::FloatTensorOps;
@@ -13,7 +13,7 @@ use cubecl::prelude::*;
 
 use super::{Rows, elem, empty, one_unit_each, vector_size};
 
-/// Sizes of one call.
+/// Sizes of the tokens of a batch and of their heads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Sizes {
     pub(super) n_images: usize,
@@ -40,12 +40,12 @@ struct Grid {
     n_tokens: usize,
     padded: usize,
     n_heads: usize,
-    /// Vectors of one token in a head.
+    /// Number of vectors of one token in a head.
     n_vectors: usize,
 }
 
 impl Grid {
-    fn of(sizes: Sizes, vector_size: usize) -> Self {
+    fn new(sizes: Sizes, vector_size: usize) -> Self {
         Self {
             n_tokens: sizes.n_tokens,
             padded: sizes.padded(),
@@ -55,10 +55,10 @@ impl Grid {
     }
 }
 
-/// Returns the heads of `tokens` of `[B, N, P·H·D_h]`, `[P, B, H, M, D_h]`.
+/// Returns the heads, `[P, B, H, M, D_h]`, of `tokens` of `[B, N, P·H·D_h]`.
 pub(super) fn split(tokens: &Rows, n_parts: usize, sizes: Sizes) -> CubeTensor {
     let shape = [n_parts, sizes.n_images, sizes.n_heads, sizes.padded(), sizes.d_head];
-    let heads = Rows::of(&empty(&tokens.tensor, shape, tokens.tensor.dtype));
+    let heads = Rows::new(&empty(&tokens.tensor, shape, tokens.tensor.dtype));
     let n = vector_size(&[&heads, tokens]);
     let client = &tokens.tensor.client;
     let (count, dim) = one_unit_each(client, heads.n_rows * heads.d / n);
@@ -72,35 +72,36 @@ pub(super) fn split(tokens: &Rows, n_parts: usize, sizes: Sizes) -> CubeTensor {
         tokens.stride / n,
         heads.n_rows * heads.d / n,
         sizes.n_images,
-        Grid::of(sizes, n),
+        Grid::new(sizes, n),
         elem(&tokens.tensor),
     );
     heads.tensor
 }
 
-/// Returns part `number` of `heads` of `[P, B, H, M, D_h]`, `[B, H, M, D_h]`.
+/// Returns part `number`, `[B, H, M, D_h]`, of `heads` of `[P, B, H, M, D_h]`.
 pub(super) fn head_part(heads: &CubeTensor, number: usize) -> CubeTensor {
     let shape: Vec<usize> = heads.meta.shape().iter().copied().collect();
     let mut ranges: Vec<Slice> = shape.iter().map(|length| (0..*length).into()).collect();
     ranges[0] = (number..number + 1).into();
-    CubeBackend::float_reshape(CubeBackend::float_slice(heads.clone(), &ranges), shape[1..].to_vec().into())
+    let part = CubeBackend::float_slice(heads.clone(), &ranges);
+    CubeBackend::float_reshape(part, shape[1..].to_vec().into())
 }
 
-/// Returns tokens, `[B, N, H·D_h]`, of heads of `[B, H, M, D_h]`.
+/// Returns the tokens, `[B, N, H·D_h]`, of `heads` of `[B, H, M, D_h]`.
 pub(super) fn merge(heads: &CubeTensor, sizes: Sizes) -> CubeTensor {
     merge_parts(&[heads, heads, heads], 1, sizes)
 }
 
-/// Returns tokens, `[B, N, 3·H·D_h]`, of queries, keys and values of `[B, H, M, D_h]`.
+/// Returns the tokens, `[B, N, 3·H·D_h]`, of queries, keys and values of `[B, H, M, D_h]`.
 pub(super) fn merge_three(heads: &[CubeTensor; 3], sizes: Sizes) -> CubeTensor {
     merge_parts(&[&heads[0], &heads[1], &heads[2]], 3, sizes)
 }
 
 /// Returns the tokens of the first `n_parts` of three parts.
 fn merge_parts(parts: &[&CubeTensor; 3], n_parts: usize, sizes: Sizes) -> CubeTensor {
-    let parts = parts.map(Rows::of);
-    let tokens = [sizes.n_images, sizes.n_tokens, n_parts * sizes.d()];
-    let tokens = Rows::of(&empty(&parts[0].tensor, tokens, parts[0].tensor.dtype));
+    let parts = parts.map(Rows::new);
+    let shape = [sizes.n_images, sizes.n_tokens, n_parts * sizes.d()];
+    let tokens = Rows::new(&empty(&parts[0].tensor, shape, parts[0].tensor.dtype));
     let n = vector_size(&[&parts[0], &parts[1], &parts[2], &tokens]);
     let client = &tokens.tensor.client;
     let n_units = tokens.n_rows * tokens.d / n;
@@ -114,12 +115,12 @@ fn merge_parts(parts: &[&CubeTensor; 3], n_parts: usize, sizes: Sizes) -> CubeTe
         parts[1].arg(),
         parts[2].arg(),
         tokens.arg(),
-        // Products have rows that lie equally far apart in all parts.
+        // Products have the same row stride in all parts.
         parts[0].stride / n,
         tokens.stride / n,
         n_units,
         n_parts,
-        Grid::of(sizes, n),
+        Grid::new(sizes, n),
         elem(&tokens.tensor),
     );
     tokens.tensor
@@ -138,11 +139,11 @@ fn split_heads<F: Float, N: Size>(
     if ABSOLUTE_POS < n_units {
         let column = ABSOLUTE_POS % grid.n_vectors;
         let token = (ABSOLUTE_POS / grid.n_vectors) % grid.padded;
-        let of_head = ABSOLUTE_POS / comptime!(grid.n_vectors * grid.padded);
-        let head = of_head % grid.n_heads;
-        let of_image = of_head / grid.n_heads;
-        let image = of_image % n_images;
-        let part = of_image / n_images;
+        let head_index = ABSOLUTE_POS / comptime!(grid.n_vectors * grid.padded);
+        let head = head_index % grid.n_heads;
+        let image_index = head_index / grid.n_heads;
+        let image = image_index % n_images;
+        let part = image_index / n_images;
         if token < grid.n_tokens {
             let first = (part * grid.n_heads + head) * grid.n_vectors + column;
             heads[ABSOLUTE_POS] = tokens[(image * grid.n_tokens + token) * stride + first];
@@ -174,14 +175,14 @@ fn merge_heads<F: Float, N: Size>(
         let part = position / comptime!(grid.n_vectors * grid.n_heads);
         let token = row % grid.n_tokens;
         let image = row / grid.n_tokens;
-        let from = ((image * grid.n_heads + head) * grid.padded + token) * heads_stride + column;
-        let to = row * stride + position;
+        let heads_index = ((image * grid.n_heads + head) * grid.padded + token) * heads_stride + column;
+        let tokens_index = row * stride + position;
         if part == 0 {
-            tokens[to] = first[from];
+            tokens[tokens_index] = first[heads_index];
         } else if part == 1 {
-            tokens[to] = second[from];
+            tokens[tokens_index] = second[heads_index];
         } else {
-            tokens[to] = third[from];
+            tokens[tokens_index] = third[heads_index];
         }
     }
 }

@@ -1,17 +1,18 @@
-//! The end of a residual branch in one pass each way.
+//! The end of a residual branch in one pass in each direction.
 //!
 //! ```text
-//! y  = x + f ⊙ γ ⊙ b       x, y [B, N, D] f32   b [B, N, D] of any type   f [B], γ [D] f32, ones if absent
-//! gb = f ⊙ γ ⊙ g           gγ = Σ_rows f ⊙ g ⊙ b
+//! y  = x + f ⊙ γ ⊙ b         x, y [B, N, D] f32   b [B, N, D] of any type
+//! gb = f ⊙ γ ⊙ g             f [B], γ [D] f32, ones if absent
+//! gγ = Σ_rows f ⊙ g ⊙ b
 //! ```
 //!
-//! The gradient of x is that of y, which the branch's first operation adds to its own.
+//! The gradient of x is that of y. The branch's first operation adds it to its own gradient.
 
 use burn_backend::TensorMetadata;
 use burn_backend::ops::FloatTensorOps;
 use burn_cubecl::CubeBackend;
 use burn_cubecl::tensor::CubeTensor;
-use burn_tensor::{DType, Tensor, TensorData};
+use burn_tensor::{DType, Device, Tensor, TensorData};
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
@@ -22,7 +23,7 @@ use crate::ops::cast::cast;
 use crate::ops::link::Link;
 use crate::ops::places::GradientPlace;
 
-/// Rows that are summed together.
+/// Number of rows of a block.
 const BLOCK: usize = 64;
 
 /// Ends a branch: see [`Skip::join`](crate::ops::Skip).
@@ -33,12 +34,7 @@ pub(in crate::ops) fn join(
     factors: Option<&[f32]>,
     link: Link<CubeTensor>,
 ) -> Tensor<3> {
-    let factors = factors.map(|factors| {
-        let data = TensorData::new(factors.to_vec(), [factors.len()]);
-        let factors = Tensor::<1>::from_data(data, &x.device());
-        // It was made on the device of `x`.
-        factors.try_into_primitive::<CubeBackend>().expect("a tensor on a GPU")
-    });
+    let factors = factors.map(|factors| to_device(factors, &x.device()));
     let join = Join { factors, link };
     match gamma {
         Some(gamma) => run(ScaledJoin(join), [x.into(), b.into(), cast(gamma, DType::F32).into()]),
@@ -46,10 +42,18 @@ pub(in crate::ops) fn join(
     }
 }
 
+/// Copies numbers to a device that CubeCL supports.
+fn to_device(values: &[f32], device: &Device) -> CubeTensor {
+    let data = TensorData::new(values.to_vec(), [values.len()]);
+    let tensor = Tensor::<1>::from_data(data, device);
+    // The device is that of a tensor for which `is_cube` was true.
+    tensor.try_into_primitive::<CubeBackend>().expect("a tensor on a GPU")
+}
+
 /// The end of a branch without γ.
 #[derive(Debug, Clone)]
 struct Join {
-    /// A number for each sequence.
+    /// A factor for each sequence.
     factors: Option<CubeTensor>,
     link: Link<CubeTensor>,
 }
@@ -64,12 +68,12 @@ impl Kernel<CubeBackend, 2> for Join {
 
     fn forward(&self, [x, b]: [CubeTensor; 2]) -> (CubeTensor, DType) {
         let dtype = b.dtype;
-        (self.scaled(&b, None, Some(&x), x.dtype), dtype)
+        (self.add_scaled(&b, None, Some(&x), x.dtype), dtype)
     }
 
     fn backward(&self, dtype: DType, grad: CubeTensor, wanted: [bool; 2]) -> [Option<CubeTensor>; 2] {
-        let gb = wanted[1].then(|| self.scaled(&grad, None, None, dtype));
-        self.link.leave(grad);
+        let gb = wanted[1].then(|| self.add_scaled(&grad, None, None, dtype));
+        self.link.store(grad);
         [None, gb]
     }
 }
@@ -79,7 +83,7 @@ impl Kernel<CubeBackend, 3> for ScaledJoin {
     type Saved = [CubeTensor; 2];
 
     fn forward(&self, [x, b, gamma]: [CubeTensor; 3]) -> (CubeTensor, Self::Saved) {
-        (self.0.scaled(&b, Some(&gamma), Some(&x), x.dtype), [b, gamma])
+        (self.0.add_scaled(&b, Some(&gamma), Some(&x), x.dtype), [b, gamma])
     }
 
     fn backward(
@@ -88,16 +92,16 @@ impl Kernel<CubeBackend, 3> for ScaledJoin {
         grad: CubeTensor,
         wanted: [bool; 3],
     ) -> [Option<CubeTensor>; 3] {
-        let gb = wanted[1].then(|| self.0.scaled(&grad, Some(&gamma), None, b.dtype));
+        let gb = wanted[1].then(|| self.0.add_scaled(&grad, Some(&gamma), None, b.dtype));
         let ggamma = wanted[2].then(|| {
-            let sums = CubeBackend::float_sum_dim(self.0.parts_of_scale_gradient(&grad, &b), 0);
+            let sums = CubeBackend::float_sum_dim(self.0.partial_gamma_gradient(&grad, &b), 0);
             CubeBackend::float_reshape(sums, gamma.shape())
         });
-        self.0.link.leave(grad);
+        self.0.link.store(grad);
         [None, gb, ggamma]
     }
 
-    /// Adds the gradient of γ to its place, where it has one.
+    /// Adds the gradient of γ to its place, if it has one.
     fn backward_to(
         &self,
         saved: Self::Saved,
@@ -107,15 +111,15 @@ impl Kernel<CubeBackend, 3> for ScaledJoin {
     ) -> [Option<CubeTensor>; 3] {
         let [_, _, place] = places;
         if let Some(place) = &place {
-            add_block_sums(&self.0.parts_of_scale_gradient(&grad, &saved[0]), &[place]);
+            add_block_sums(&self.0.partial_gamma_gradient(&grad, &saved[0]), &[place]);
         }
         self.backward(saved, grad, [wanted[0], wanted[1], wanted[2] && place.is_none()])
     }
 }
 
 impl Join {
-    /// Returns `x + f ⊙ γ ⊙ b` in `dtype`; without x, it is zero.
-    fn scaled(
+    /// Returns `x + f ⊙ γ ⊙ b` in `dtype`. An absent `x` is zero.
+    fn add_scaled(
         &self,
         b: &CubeTensor,
         gamma: Option<&CubeTensor>,
@@ -126,11 +130,11 @@ impl Join {
         let has_gamma = gamma.is_some();
         let has_factors = self.factors.is_some();
         let n_tokens = b.meta.shape()[1];
-        let b = Rows::of(b);
-        let y = Rows::of(&empty(&b.tensor, b.tensor.shape(), dtype));
-        // Where there is none, a buffer that is not read.
-        let x = x.map_or_else(|| b.clone(), Rows::of);
-        let gamma = gamma.map_or_else(|| b.clone(), Rows::of);
+        let b = Rows::new(b);
+        let y = Rows::new(&empty(&b.tensor, b.tensor.shape(), dtype));
+        // In place of absent tensors, a buffer that is not read.
+        let x = x.map_or_else(|| b.clone(), Rows::new);
+        let gamma = gamma.map_or_else(|| b.clone(), Rows::new);
         let factors = self.factors.as_ref().unwrap_or(&b.tensor);
         let n = vector_size(&[&b, &y, &x, &gamma]);
         let client = &b.tensor.client;
@@ -163,11 +167,11 @@ impl Join {
         y.tensor
     }
 
-    /// Returns parts of gγ, `[blocks, 1, D]` in f32.
-    fn parts_of_scale_gradient(&self, grad: &CubeTensor, b: &CubeTensor) -> CubeTensor {
+    /// Returns the sums of gγ over blocks of rows, `[blocks, 1, D]` in f32.
+    fn partial_gamma_gradient(&self, grad: &CubeTensor, b: &CubeTensor) -> CubeTensor {
         let n_tokens = b.meta.shape()[1];
-        let grad = Rows::of(grad);
-        let b = Rows::of(b);
+        let grad = Rows::new(grad);
+        let b = Rows::new(b);
         let n_blocks = b.n_rows.div_ceil(BLOCK);
         let partial = empty(&b.tensor, [n_blocks, 1, b.d], DType::F32);
         let has_factors = self.factors.is_some();

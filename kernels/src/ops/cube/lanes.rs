@@ -1,41 +1,42 @@
-//! Lanes: the units of a cube that work on one row.
+//! Lanes: the units of a cube that compute one row.
 
 use cubecl::client::Client;
 use cubecl::ir::features::Plane;
 use cubecl::prelude::*;
 
-/// Rows per cube.
+/// Number of rows per cube.
 const ROWS: u32 = 4;
 
 /// Assignment of the units of a cube to rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Lanes {
-    /// Units per row.
+    /// Number of units per row.
     pub(super) n: usize,
-    /// Makes the units of a row one plane, which has its own reductions.
+    /// Whether the units of a row are one plane, which has its own reductions.
     pub(super) planes: bool,
 }
 
 impl Lanes {
-    /// Returns one plane per row if the device has planes of a single size that it can synchronize:
-    /// lanes go through loops of unequal lengths before they reduce.
-    pub(super) fn of(client: &Client) -> Self {
+    /// Returns one plane per row if the device's planes have a single size and can be synchronized,
+    /// because lanes run loops of unequal lengths before they reduce.
+    pub(super) fn for_client(client: &Client) -> Self {
         let hardware = &client.properties().hardware;
-        let one_size = hardware.plane_size_min == hardware.plane_size_max && hardware.plane_size_min > 1;
-        let has = |feature| client.properties().features.plane.contains(feature);
-        if has(Plane::Ops) && has(Plane::Sync) && one_size {
+        let has_single_size =
+            hardware.plane_size_min == hardware.plane_size_max && hardware.plane_size_min > 1;
+        let features = &client.properties().features.plane;
+        if features.contains(Plane::Ops) && features.contains(Plane::Sync) && has_single_size {
             Self { n: hardware.plane_size_max as usize, planes: true }
         } else {
             Self { n: 32, planes: false }
         }
     }
 
-    /// Returns the units of a cube: lanes × rows.
+    /// Returns the dimensions of a cube: lanes × rows.
     pub(super) fn dim(self) -> CubeDim {
         CubeDim::new_2d(self.n as u32, ROWS)
     }
 
-    /// Returns the number of cubes for `n_rows`.
+    /// Returns the number of cubes for `n_rows` rows.
     pub(super) fn n_cubes(n_rows: usize) -> usize {
         n_rows.div_ceil(ROWS as usize)
     }
@@ -54,7 +55,7 @@ pub(super) fn sum(value: f32, #[comptime] lanes: Lanes) -> f32 {
         sync_plane();
         plane_sum(value)
     } else {
-        let shared = spread(value, lanes);
+        let shared = to_shared_memory(value, lanes);
         let mut total = 0.0f32;
         for lane in 0..comptime!(lanes.n) {
             total += shared[UNIT_POS_Y as usize * comptime!(lanes.n) + lane];
@@ -72,7 +73,7 @@ pub(super) fn largest(value: f32, #[comptime] lanes: Lanes) -> f32 {
         sync_plane();
         plane_max(value)
     } else {
-        let shared = spread(value, lanes);
+        let shared = to_shared_memory(value, lanes);
         let mut best = shared[UNIT_POS_Y as usize * comptime!(lanes.n)];
         for lane in 1..comptime!(lanes.n) {
             best = max(best, shared[UNIT_POS_Y as usize * comptime!(lanes.n) + lane]);
@@ -82,9 +83,9 @@ pub(super) fn largest(value: f32, #[comptime] lanes: Lanes) -> f32 {
     }
 }
 
-/// Returns the values of all units of the cube, in shared memory.
+/// Returns the values of all units of the cube in shared memory.
 #[cube]
-fn spread(value: f32, #[comptime] lanes: Lanes) -> Shared<[f32]> {
+fn to_shared_memory(value: f32, #[comptime] lanes: Lanes) -> Shared<[f32]> {
     let mut shared = Shared::<[f32]>::new_slice(comptime!(lanes.n * ROWS as usize));
     shared[UNIT_POS as usize] = value;
     sync_cube();

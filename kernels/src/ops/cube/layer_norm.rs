@@ -1,12 +1,14 @@
-//! [`layer_norm`](crate::ops::layer_norm): the lanes of a row compute its moments; the parameters'
+//! [`layer_norm`](crate::ops::layer_norm). The lanes of a row compute its moments; the parameters'
 //! gradients are summed over blocks of rows.
 //!
 //! ```text
-//! x̂  = (x - mean(x)) · r        r = 1 / √(var(x) + ε)         x, y [.., D]   moments [rows, 2]: mean and r
-//! y  = x̂ · γ + β
-//! gx = s + r · (h - mean(h) - x̂ · mean(h · x̂))               h = g · γ, s the gradient of a skip connection, if there is one
-//! gγ = Σ_rows g · x̂             gβ = Σ_rows g                 [D]
+//! x̂  = (x - mean(x)) · r        r = 1 / √(var(x) + ε)     moments [rows, 2]: mean and r
+//! y  = x̂ · γ + β                                          x, y [.., D]
+//! gx = s + r · (h - mean(h) - x̂ · mean(h · x̂))            h = g · γ
+//! gγ = Σ_rows g · x̂             gβ = Σ_rows g             [D]
 //! ```
+//!
+//! s is the gradient of a skip connection, zero if there is none.
 
 use burn_backend::TensorMetadata;
 use burn_backend::ops::FloatTensorOps;
@@ -19,42 +21,42 @@ use cubecl::prelude::*;
 use super::accumulate::add_block_sums;
 use super::lanes;
 use super::lanes::Lanes;
-use super::{Rows, cast, elem, empty, one_unit_each, spread, vector_size};
+use super::{Rows, cast, cube_count, elem, empty, one_unit_each, vector_size};
 use crate::ops::bridge::Kernel;
 use crate::ops::link::Link;
 use crate::ops::places::GradientPlace;
 
-/// Rows that are summed together.
+/// Number of rows of a block.
 const BLOCK: usize = 64;
 
-/// The operation's kernels, forwards and backwards.
+/// Kernels of the forward and backward pass.
 #[derive(Debug, Clone)]
 pub(in crate::ops) struct LayerNorm {
     pub(in crate::ops) epsilon: f32,
     /// Type of y.
     pub(in crate::ops) output: DType,
-    /// Link in which the end of a branch leaves the gradient of its skip connection.
+    /// Link through which the end of a branch passes the gradient of its skip connection.
     pub(in crate::ops) link: Option<Link<CubeTensor>>,
 }
 
-/// The input, means and factors `[rows, 2]`, and γ.
+/// The input, the moments `[rows, 2]`, and γ.
 type Saved = (CubeTensor, CubeTensor, CubeTensor);
 
 impl Kernel<CubeBackend, 3> for LayerNorm {
     type Saved = Saved;
 
     fn forward(&self, [x, gamma, beta]: [CubeTensor; 3]) -> (CubeTensor, Saved) {
-        let x = Rows::of(&x);
-        let gamma = Rows::of(&gamma);
-        let beta = Rows::of(&beta);
-        let y = Rows::of(&empty(&x.tensor, x.tensor.shape(), self.output));
+        let x = Rows::new(&x);
+        let gamma = Rows::new(&gamma);
+        let beta = Rows::new(&beta);
+        let y = Rows::new(&empty(&x.tensor, x.tensor.shape(), self.output));
         let moments = empty(&x.tensor, [x.n_rows, 2], DType::F32);
         let n = vector_size(&[&x, &y, &gamma, &beta]);
         let client = &x.tensor.client;
-        let lanes = Lanes::of(client);
+        let lanes = Lanes::for_client(client);
         layer_norm_forward::launch(
             client,
-            spread(client, Lanes::n_cubes(x.n_rows)),
+            cube_count(client, Lanes::n_cubes(x.n_rows)),
             lanes.dim(),
             n,
             x.arg(),
@@ -77,25 +79,22 @@ impl Kernel<CubeBackend, 3> for LayerNorm {
 
     fn backward(&self, saved: Saved, grad: CubeTensor, wanted: [bool; 3]) -> [Option<CubeTensor>; 3] {
         let (x, moments, gamma) = saved;
-        let x = Rows::of(&x);
-        let grad = Rows::of(&grad);
-        let gamma = Rows::of(&gamma);
+        let x = Rows::new(&x);
+        let grad = Rows::new(&grad);
+        let gamma = Rows::new(&gamma);
         let skip = self.link.as_ref().and_then(Link::take);
         let gx = wanted[0].then(|| input_gradient(&x, &moments, &gamma, &grad, skip.as_ref()));
         if !(wanted[1] || wanted[2]) {
             return [gx, None, None];
         }
         let sums = CubeBackend::float_sum_dim(parameter_gradients(&x, &moments, &grad).tensor, 0);
-        let part = |i: usize| {
-            let row = CubeBackend::float_reshape(sums.clone(), [2, x.d].into());
-            let row = CubeBackend::float_slice(row, &[(i..i + 1).into(), (0..x.d).into()]);
-            let row = CubeBackend::float_reshape(row, [x.d].into());
-            cast(row, gamma.tensor.dtype)
-        };
-        [gx, wanted[1].then(|| part(0)), wanted[2].then(|| part(1))]
+        let dtype = gamma.tensor.dtype;
+        let ggamma = wanted[1].then(|| cast(row_of_sums(&sums, 0, x.d), dtype));
+        let gbeta = wanted[2].then(|| cast(row_of_sums(&sums, 1, x.d), dtype));
+        [gx, ggamma, gbeta]
     }
 
-    /// Adds the gradients of γ and β to their places, where both have one.
+    /// Adds the gradients of γ and β to their places, if both have one.
     fn backward_to(
         &self,
         saved: Saved,
@@ -103,11 +102,20 @@ impl Kernel<CubeBackend, 3> for LayerNorm {
         wanted: [bool; 3],
         places: [Option<GradientPlace>; 3],
     ) -> [Option<CubeTensor>; 3] {
-        let [_, Some(of_gamma), Some(of_beta)] = places else { return self.backward(saved, grad, wanted) };
-        let partial = parameter_gradients(&Rows::of(&saved.0), &saved.1, &Rows::of(&grad));
-        add_block_sums(&partial.tensor, &[&of_gamma, &of_beta]);
+        let [_, Some(gamma_place), Some(beta_place)] = places else {
+            return self.backward(saved, grad, wanted);
+        };
+        let partial = parameter_gradients(&Rows::new(&saved.0), &saved.1, &Rows::new(&grad));
+        add_block_sums(&partial.tensor, &[&gamma_place, &beta_place]);
         self.backward(saved, grad, [wanted[0], false, false])
     }
+}
+
+/// Returns row `number`, `[D]`, of the sums of gγ and gβ, `[1, 2, D]`.
+fn row_of_sums(sums: &CubeTensor, number: usize, d: usize) -> CubeTensor {
+    let rows = CubeBackend::float_reshape(sums.clone(), [2, d].into());
+    let row = CubeBackend::float_slice(rows, &[(number..number + 1).into(), (0..d).into()]);
+    CubeBackend::float_reshape(row, [d].into())
 }
 
 fn input_gradient(
@@ -119,13 +127,13 @@ fn input_gradient(
 ) -> CubeTensor {
     let gx = x.empty_like();
     // Without a skip connection, a buffer of the right type that is not read.
-    let skipped = skip.map_or_else(|| x.clone(), Rows::of);
+    let skipped = skip.map_or_else(|| x.clone(), Rows::new);
     let n = vector_size(&[x, grad, &gx, gamma, &skipped]);
     let client = &x.tensor.client;
-    let lanes = Lanes::of(client);
+    let lanes = Lanes::for_client(client);
     layer_norm_backward::launch(
         client,
-        spread(client, Lanes::n_cubes(x.n_rows)),
+        cube_count(client, Lanes::n_cubes(x.n_rows)),
         lanes.dim(),
         n,
         x.arg(),
@@ -149,11 +157,11 @@ fn input_gradient(
     gx.tensor
 }
 
-/// Returns parts of gγ and gβ, `[blocks, 2, D]` in f32.
+/// Returns the sums of gγ and gβ over blocks of rows, `[blocks, 2, D]` in f32.
 fn parameter_gradients(x: &Rows, moments: &CubeTensor, grad: &Rows) -> Rows {
     let n_blocks = x.n_rows.div_ceil(BLOCK);
-    let partial = Rows::of(&empty(&x.tensor, [n_blocks, 2, x.d], DType::F32));
-    // At most four bytes per read: wider reads would leave too few units.
+    let partial = Rows::new(&empty(&x.tensor, [n_blocks, 2, x.d], DType::F32));
+    // At most four bytes per read: with wider reads there would be too few units.
     let n = vector_size(&[x, grad, &partial]).min((4 / x.tensor.dtype.size()).max(1));
     let client = &x.tensor.client;
     let (count, dim) = one_unit_each(client, n_blocks * x.d / n);
@@ -196,26 +204,27 @@ fn layer_norm_forward<F: Float, G: Float, O: Float, N: Size>(
     let row = lanes::row();
     let lane = UNIT_POS_X as usize;
     let d = f32::cast_from(n_vectors * N::value());
-    // Units beyond the last row work on the last one: all units must take part in the sums.
-    let from = min(row, n_rows - 1) * x_stride;
+    // Units beyond the last row compute the last one: all units must take part in the sums.
+    let start = min(row, n_rows - 1) * x_stride;
 
     let mut total = Vector::<f32, N>::new(0.0f32);
     for i in range_stepped(lane, n_vectors, comptime!(lanes.n)) {
-        total += Vector::cast_from(x[from + i]);
+        total += Vector::cast_from(x[start + i]);
     }
     let mean = lanes::sum(total.vector_sum(), lanes) / d;
 
     let mut squares = Vector::<f32, N>::new(0.0f32);
     for i in range_stepped(lane, n_vectors, comptime!(lanes.n)) {
-        let centered = Vector::<f32, N>::cast_from(x[from + i]) - Vector::new(mean);
+        let centered = Vector::<f32, N>::cast_from(x[start + i]) - Vector::new(mean);
         squares += centered * centered;
     }
     let factor = 1.0f32 / (lanes::sum(squares.vector_sum(), lanes) / d + epsilon).sqrt();
 
     if row < n_rows {
         for i in range_stepped(lane, n_vectors, comptime!(lanes.n)) {
-            let unit = (Vector::<f32, N>::cast_from(x[from + i]) - Vector::new(mean)) * Vector::new(factor);
-            let scaled = unit * Vector::cast_from(gamma[i]) + Vector::cast_from(beta[i]);
+            let normalized =
+                (Vector::<f32, N>::cast_from(x[start + i]) - Vector::new(mean)) * Vector::new(factor);
+            let scaled = normalized * Vector::cast_from(gamma[i]) + Vector::cast_from(beta[i]);
             y[row * y_stride + i] = Vector::cast_from(scaled);
         }
         if lane == 0 {
@@ -248,32 +257,33 @@ fn layer_norm_backward<F: Float, G: Float, O: Float, N: Size>(
     let row = lanes::row();
     let lane = UNIT_POS_X as usize;
     let d = f32::cast_from(n_vectors * N::value());
-    let read = min(row, n_rows - 1);
-    let mean = moments[2 * read];
-    let factor = moments[2 * read + 1];
+    let read_row = min(row, n_rows - 1);
+    let mean = moments[2 * read_row];
+    let factor = moments[2 * read_row + 1];
 
     let mut total = Vector::<f32, N>::new(0.0f32);
-    let mut along = Vector::<f32, N>::new(0.0f32);
+    let mut dot = Vector::<f32, N>::new(0.0f32);
     for i in range_stepped(lane, n_vectors, comptime!(lanes.n)) {
-        let unit =
-            (Vector::<f32, N>::cast_from(x[read * x_stride + i]) - Vector::new(mean)) * Vector::new(factor);
-        let g = Vector::<f32, N>::cast_from(grad[read * grad_stride + i]) * Vector::cast_from(gamma[i]);
+        let normalized = (Vector::<f32, N>::cast_from(x[read_row * x_stride + i]) - Vector::new(mean))
+            * Vector::new(factor);
+        let g = Vector::<f32, N>::cast_from(grad[read_row * grad_stride + i]) * Vector::cast_from(gamma[i]);
         total += g;
-        along += g * unit;
+        dot += g * normalized;
     }
     let total = lanes::sum(total.vector_sum(), lanes) / d;
-    let along = lanes::sum(along.vector_sum(), lanes) / d;
+    let dot = lanes::sum(dot.vector_sum(), lanes) / d;
 
     if row < n_rows {
         for i in range_stepped(lane, n_vectors, comptime!(lanes.n)) {
-            let unit = (Vector::<f32, N>::cast_from(x[row * x_stride + i]) - Vector::new(mean))
+            let normalized = (Vector::<f32, N>::cast_from(x[row * x_stride + i]) - Vector::new(mean))
                 * Vector::new(factor);
             let g = Vector::<f32, N>::cast_from(grad[row * grad_stride + i]) * Vector::cast_from(gamma[i]);
-            let mut gx_ = (g - Vector::new(total) - unit * Vector::new(along)) * Vector::new(factor);
+            let mut total_grad =
+                (g - Vector::new(total) - normalized * Vector::new(dot)) * Vector::new(factor);
             if adds {
-                gx_ += Vector::cast_from(skipped[row * skipped_stride + i]);
+                total_grad += Vector::cast_from(skipped[row * skipped_stride + i]);
             }
-            gx[row * gx_stride + i] = Vector::cast_from(gx_);
+            gx[row * gx_stride + i] = Vector::cast_from(total_grad);
         }
     }
 }
@@ -296,16 +306,16 @@ fn layer_norm_sums<F: Float, O: Float, N: Size>(
     let column = ABSOLUTE_POS % n_vectors;
     let first = block * BLOCK;
     if first < n_rows {
-        let mut of_gamma = Vector::<f32, N>::new(0.0f32);
-        let mut of_beta = Vector::<f32, N>::new(0.0f32);
+        let mut gamma_sum = Vector::<f32, N>::new(0.0f32);
+        let mut beta_sum = Vector::<f32, N>::new(0.0f32);
         for row in first..min(first + BLOCK, n_rows) {
             let centered =
                 Vector::<f32, N>::cast_from(x[row * x_stride + column]) - Vector::new(moments[2 * row]);
             let g = Vector::<f32, N>::cast_from(grad[row * grad_stride + column]);
-            of_gamma += g * centered * Vector::new(moments[2 * row + 1]);
-            of_beta += g;
+            gamma_sum += g * centered * Vector::new(moments[2 * row + 1]);
+            beta_sum += g;
         }
-        sums[2 * block * n_vectors + column] = of_gamma;
-        sums[(2 * block + 1) * n_vectors + column] = of_beta;
+        sums[2 * block * n_vectors + column] = gamma_sum;
+        sums[(2 * block + 1) * n_vectors + column] = beta_sum;
     }
 }

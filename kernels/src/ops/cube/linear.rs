@@ -17,7 +17,7 @@ use super::{Rows, cast, transposed};
 use crate::ops::bridge::Kernel;
 use crate::ops::places::GradientPlace;
 
-/// The operation's kernels, forwards and backwards.
+/// Kernels of the forward and backward pass.
 #[derive(Debug, Clone)]
 pub(in crate::ops) struct Linear;
 
@@ -47,7 +47,7 @@ impl Kernel<CubeBackend, 3> for Linear {
         [gx, gw, gb]
     }
 
-    /// Adds the gradients of weight and bias to their places, where they have one.
+    /// Adds the gradients of weight and bias to their places, if they have one.
     fn backward_to(
         &self,
         (x, weight): Self::Saved,
@@ -55,18 +55,18 @@ impl Kernel<CubeBackend, 3> for Linear {
         wanted: [bool; 3],
         places: [Option<GradientPlace>; 3],
     ) -> [Option<CubeTensor>; 3] {
-        let [_, of_weight, of_bias] = places;
-        if of_weight.is_some() || of_bias.is_some() {
-            add_weight_gradient(&matrix(&grad), &matrix(&x), of_weight.as_ref(), of_bias.as_ref());
+        let [_, weight_place, bias_place] = places;
+        if weight_place.is_some() || bias_place.is_some() {
+            add_weight_gradient(&matrix(&grad), &matrix(&x), weight_place.as_ref(), bias_place.as_ref());
         }
-        let wanted = [wanted[0], wanted[1] && of_weight.is_none(), wanted[2] && of_bias.is_none()];
+        let wanted = [wanted[0], wanted[1] && weight_place.is_none(), wanted[2] && bias_place.is_none()];
         self.backward((x, weight), grad, wanted)
     }
 }
 
-/// Returns the rows as a matrix, `[rows, D]`.
+/// Returns a view of the rows as a matrix, `[rows, D]`.
 fn matrix(tensor: &CubeTensor) -> CubeTensor {
-    let Rows { mut tensor, n_rows, d, stride } = Rows::of(tensor);
+    let Rows { mut tensor, n_rows, d, stride } = Rows::new(tensor);
     *tensor.meta = Metadata::new([n_rows, d], [stride, 1]);
     tensor
 }

@@ -1,8 +1,8 @@
-//! CubeCL kernels for the devices that it compiles for, one file each, with its formula. Tests
+//! Kernels for the devices that CubeCL supports, one operation per file, with its formula. Tests
 //! compare each with the composition of Burn operations in the file of the same name one level up.
 //!
-//! All of them read and write f32, bf16 or f16 and compute in f32. Rows may be further apart than
-//! they are long: CUDA's allocations are padded that way.
+//! All kernels read and write f32, bf16 or f16 and compute in f32. The stride of rows may exceed
+//! their length, because CUDA's allocations are padded.
 
 mod accumulate;
 mod attention;
@@ -55,22 +55,22 @@ pub(crate) use self::library::{is_nvidia, library_version, reports as library_re
 pub(super) use self::linear::Linear;
 pub(super) use self::product::Matmul;
 pub(super) use self::rotary::Rotate;
-pub(super) use self::seed::{Both, Seed};
+pub(super) use self::seed::{AddSeeds, Seed};
 pub(super) use self::swiglu::Swiglu;
 pub(super) use self::unit_rows::UnitRows;
 
-/// Returns whether the kernels here accept `tensor`.
+/// Returns whether the kernels of this module support `tensor`.
 pub(super) fn is_cube<const D: usize>(tensor: &Tensor<D>) -> bool {
     matches!(tensor.dtype(), DType::F32 | DType::BF16 | DType::F16)
         && CubeBackend::to_primitive(tensor.clone()).is_some()
 }
 
-/// Returns the type of a tensor's elements, as kernels are compiled for it.
+/// Returns the type of a tensor's elements, for which a kernel is compiled.
 fn elem(tensor: &CubeTensor) -> ElemType {
     burn_backend::cubecl::dtype_to_elem_type(tensor.dtype)
 }
 
-/// A tensor as rows of its last dimension, equally far apart.
+/// A tensor as rows of its last dimension, with a constant stride.
 #[derive(Debug, Clone)]
 struct Rows {
     tensor: CubeTensor,
@@ -82,19 +82,19 @@ struct Rows {
 }
 
 impl Rows {
-    /// Returns the rows of `tensor`, which is copied only if they are not contiguous and equally
-    /// far apart.
-    fn of(tensor: &CubeTensor) -> Self {
+    /// Returns the rows of `tensor`, which is copied only if rows are not contiguous or have no
+    /// constant stride.
+    fn new(tensor: &CubeTensor) -> Self {
         match row_stride(tensor) {
-            Some(stride) => Self::spaced(tensor.clone(), stride),
+            Some(stride) => Self::with_stride(tensor.clone(), stride),
             None => {
                 let d = tensor.meta.shape()[tensor.meta.num_dims() - 1];
-                Self::spaced(into_contiguous(tensor.clone()), d)
+                Self::with_stride(into_contiguous(tensor.clone()), d)
             }
         }
     }
 
-    fn spaced(tensor: CubeTensor, stride: usize) -> Self {
+    fn with_stride(tensor: CubeTensor, stride: usize) -> Self {
         let shape = tensor.meta.shape();
         let rank = tensor.meta.num_dims();
         let n = shape.num_elements();
@@ -104,27 +104,27 @@ impl Rows {
 
     /// Allocates rows of the same shape and type, contiguous and uninitialized.
     fn empty_like(&self) -> Self {
-        Self::of(&empty(&self.tensor, self.tensor.shape(), self.tensor.dtype))
+        Self::new(&empty(&self.tensor, self.tensor.shape(), self.tensor.dtype))
     }
 
-    /// Returns the argument for a kernel.
+    /// Returns the tensor as an argument of a kernel.
     fn arg(&self) -> BufferArg {
         self.tensor.clone().into_buffer_arg()
     }
 }
 
-/// Returns the elements from one row's start to the next one's, if rows are contiguous and equally
-/// far apart.
+/// Returns the number of elements from the start of one row to that of the next, if rows are
+/// contiguous and their stride is constant.
 fn row_stride(tensor: &CubeTensor) -> Option<usize> {
     let dims = tensor.meta.shape().iter().zip(tensor.meta.strides().iter());
-    // The stride of a dimension of length one is meaningless.
     let mut dims = dims.map(|(len, stride)| (*len, *stride)).collect::<Vec<_>>();
     let (d, step) = dims.pop()?;
+    // The stride of a dimension of length one is meaningless.
     dims.retain(|(len, _)| *len > 1);
-    let whole = !tensor.meta.is_tiled() && (step == 1 || d == 1);
-    let nested = dims.windows(2).all(|pair| pair[0].1 == pair[1].1 * pair[1].0);
+    let are_rows_contiguous = !tensor.meta.is_tiled() && (step == 1 || d == 1);
+    let is_stride_constant = dims.windows(2).all(|pair| pair[0].1 == pair[1].1 * pair[1].0);
     let stride = dims.last().map_or(d, |(_, stride)| *stride);
-    (whole && nested && stride >= d).then_some(stride)
+    if are_rows_contiguous && is_stride_constant && stride >= d { Some(stride) } else { None }
 }
 
 /// Allocates a contiguous, uninitialized tensor on the device of `like`.
@@ -132,7 +132,7 @@ pub fn empty(like: &CubeTensor, shape: impl Into<Shape>, dtype: DType) -> CubeTe
     empty_device_contiguous_dtype(like.client.clone(), like.device.clone(), shape.into(), dtype)
 }
 
-/// Returns the matrices of `[.., M, N]` transposed, as a view.
+/// Returns a view of `[.., M, N]` matrices, transposed.
 fn transposed(matrices: CubeTensor) -> CubeTensor {
     let rank = matrices.meta.num_dims();
     CubeBackend::float_swap_dims(matrices, rank - 2, rank - 1)
@@ -142,26 +142,25 @@ pub(super) fn cast(tensor: CubeTensor, dtype: DType) -> CubeTensor {
     CubeBackend::float_cast(tensor, dtype.into())
 }
 
-/// Returns the number of elements that a unit reads at once: the most that all `rows` allow.
+/// Returns the number of elements that a unit reads at once: the largest that all `rows` allow.
 fn vector_size(rows: &[&Rows]) -> usize {
-    rows.iter()
-        .map(|rows| {
-            let sizes = rows.tensor.client.io_optimized_vector_sizes(rows.tensor.dtype.size());
-            sizes.filter(|n| rows.d.is_multiple_of(*n) && rows.stride.is_multiple_of(*n)).max().unwrap_or(1)
-        })
-        .min()
-        .unwrap_or(1)
+    rows.iter().map(|rows| largest_vector_size(rows)).min().unwrap_or(1)
+}
+
+fn largest_vector_size(rows: &Rows) -> usize {
+    let sizes = rows.tensor.client.io_optimized_vector_sizes(rows.tensor.dtype.size());
+    sizes.filter(|n| rows.d.is_multiple_of(*n) && rows.stride.is_multiple_of(*n)).max().unwrap_or(1)
 }
 
 /// Returns the launch dimensions for `n_units` units.
 pub fn one_unit_each(client: &Client, n_units: usize) -> (CubeCount, CubeDim) {
     let dim = CubeDim::new_1d(256.min(client.properties().hardware.max_units_per_cube));
     let n_cubes = n_units.div_ceil(dim.num_elems() as usize);
-    (spread(client, n_cubes), dim)
+    (cube_count(client, n_cubes), dim)
 }
 
-/// Returns a count of cubes within the limit of each dimension.
-pub fn spread(client: &Client, n_cubes: usize) -> CubeCount {
+/// Returns the launch dimensions for at least `n_cubes` cubes, within the limit of each dimension.
+pub fn cube_count(client: &Client, n_cubes: usize) -> CubeCount {
     let (max, _, _) = client.properties().hardware.max_cube_count;
     let n_cubes = n_cubes as u32;
     let max = max.max(1);
@@ -175,11 +174,15 @@ pub fn spread(client: &Client, n_cubes: usize) -> CubeCount {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ops::twin::{assert_close, devices, leaves};
+    use crate::ops::testing::{assert_close, devices, leaves};
     use crate::ops::{attention, gelu, layer_norm, swiglu};
 
     /// Returns the output and the input's gradient of `op`, in f32.
-    fn results(op: impl Fn(Tensor<3>) -> Tensor<3>, x: &Tensor<3>, dtype: DType) -> [Tensor<3>; 2] {
+    fn output_and_gradient(
+        op: impl Fn(Tensor<3>) -> Tensor<3>,
+        x: &Tensor<3>,
+        dtype: DType,
+    ) -> [Tensor<3>; 2] {
         let y = op(x.clone().cast(dtype));
         assert_eq!(y.dtype(), dtype);
         let y = y.cast(DType::F32);
@@ -187,40 +190,50 @@ mod tests {
         [y.inner(), x.grad(&grads).expect("a leaf")]
     }
 
-    /// Every operation returns its f32 result, rounded, in 16-bit types.
+    /// Layer norm of tracked rows with ones for both parameters.
+    fn tracked_layer_norm(x: Tensor<3>, device: &burn_tensor::Device) -> Tensor<3> {
+        let gain = Tensor::<1>::ones([72], device).autodiff().cast(x.dtype());
+        let shift = Tensor::<1>::ones([72], device).autodiff().cast(x.dtype());
+        layer_norm(x, gain, shift, 1e-6)
+    }
+
+    /// Layer norm without scale and shift.
+    fn plain_layer_norm(x: Tensor<3>) -> Tensor<3> {
+        let [_, _, d] = x.dims();
+        let gain = Tensor::ones([d], &x.device());
+        let shift = Tensor::zeros([d], &x.device());
+        layer_norm(x, gain, shift, 1e-6)
+    }
+
     #[test]
-    fn types_of_16_bits_are_those_of_32_rounded() {
-        for (device, (dtype, tolerance)) in devices()
-            .into_iter()
-            .flat_map(|d| [(DType::F16, 4e-3), (DType::BF16, 3e-2)].map(|t| (d.clone(), t)))
-        {
-            if device == burn_tensor::Device::flex() || !device.supports_dtype(dtype) {
-                continue;
-            }
-            let x = leaves(&device, &[[2, 21, 72]], 1).remove(0);
-            // Rounded beforehand, so that both begin with the same numbers.
-            let x = x.inner().cast(dtype).cast(DType::F32).autodiff().require_grad();
-            let gain = |dtype| Tensor::<1>::ones([72], &device).autodiff().cast(dtype);
-            let norm = |x: Tensor<3>| layer_norm(x.clone(), gain(x.dtype()), gain(x.dtype()), 1e-6);
-            let ops: [(&str, &dyn Fn(Tensor<3>) -> Tensor<3>); 4] = [
-                ("gelu", &gelu),
-                ("swiglu", &swiglu),
-                ("layer norm", &norm),
-                ("attention", &|x| attention(x, 3)),
-            ];
-            for (name, op) in ops {
-                let [y, gx] = results(op, &x, dtype);
-                let [y32, gx32] = results(op, &x, DType::F32);
-                assert_close(name, y, y32, tolerance);
-                assert_close(name, gx, gx32, tolerance);
+    fn sixteen_bit_results_equal_rounded_f32_results() {
+        for device in devices() {
+            for (dtype, tolerance) in [(DType::F16, 4e-3), (DType::BF16, 3e-2)] {
+                if device == burn_tensor::Device::flex() || !device.supports_dtype(dtype) {
+                    continue;
+                }
+                let x = leaves(&device, &[[2, 21, 72]], 1).remove(0);
+                // Rounded beforehand, so that both types have the same input.
+                let x = x.inner().cast(dtype).cast(DType::F32).autodiff().require_grad();
+                let ops: [(&str, &dyn Fn(Tensor<3>) -> Tensor<3>); 4] = [
+                    ("gelu", &gelu),
+                    ("swiglu", &swiglu),
+                    ("layer norm", &|x| tracked_layer_norm(x, &device)),
+                    ("attention", &|x| attention(x, 3)),
+                ];
+                for (name, op) in ops {
+                    let [y, gx] = output_and_gradient(op, &x, dtype);
+                    let [y32, gx32] = output_and_gradient(op, &x, DType::F32);
+                    assert_close(name, y, y32, tolerance);
+                    assert_close(name, gx, gx32, tolerance);
+                }
             }
         }
     }
 
-    /// Rows that are further apart than they are long are read in place; others are copied, and
-    /// none is mixed up.
+    /// Padded rows are read in place; others are copied.
     #[test]
-    fn rows_are_found_in_padded_tensors_and_in_slices() {
+    fn padded_and_sliced_rows_are_read_correctly() {
         let cpu = burn_tensor::Device::flex();
         for device in devices() {
             let x = leaves(&device, &[[4, 6, 128]], 3).remove(0).inner();
@@ -230,27 +243,22 @@ mod tests {
             // A view, because it ends at a multiple of the device's vector size.
             let padded = x.clone().slice([0..4, 0..6, 0..64]);
             let primitive = padded.clone().try_into_primitive::<CubeBackend>().unwrap();
-            assert_eq!(Rows::of(&primitive).stride, 128);
+            assert_eq!(Rows::new(&primitive).stride, 128);
             let swapped = x.clone().swap_dims(0, 1);
-            let one = x.clone().slice([0..1, 0..6, 0..128]).swap_dims(0, 1);
-            let cut = x.clone().slice([1..3, 2..5, 3..9]);
-            for part in [padded, swapped.clone(), swapped.swap_dims(1, 2), one, cut] {
-                let there = part.clone().to_device(&cpu);
-                assert_close("gelu", gelu(part.clone()).to_device(&cpu), gelu(there.clone()), 1e-6);
-                let [_, _, d] = part.dims();
-                let norm = |x: Tensor<3>| {
-                    let gain = Tensor::ones([d], &x.device());
-                    let shift = Tensor::zeros([d], &x.device());
-                    layer_norm(x, gain, shift, 1e-6)
-                };
-                assert_close("layer norm", norm(part).to_device(&cpu), norm(there), 1e-5);
+            let single_image = x.clone().slice([0..1, 0..6, 0..128]).swap_dims(0, 1);
+            let inner_slice = x.clone().slice([1..3, 2..5, 3..9]);
+            for part in [padded, swapped.clone(), swapped.swap_dims(1, 2), single_image, inner_slice] {
+                let on_cpu = part.clone().to_device(&cpu);
+                assert_close("gelu", gelu(part.clone()).to_device(&cpu), gelu(on_cpu.clone()), 1e-6);
+                let normalized = plain_layer_norm(part).to_device(&cpu);
+                assert_close("layer norm", normalized, plain_layer_norm(on_cpu), 1e-5);
             }
         }
     }
 
-    /// More cubes than a dimension allows.
+    /// Launches more cubes than the limit of one dimension.
     #[test]
-    fn cubes_are_spread_over_dimensions() {
+    fn large_launches_use_several_dimensions() {
         for device in devices() {
             let n = 65_537 * 256 + 3;
             let x = Tensor::<1>::ones([n], &device);

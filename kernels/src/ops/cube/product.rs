@@ -1,9 +1,9 @@
 //! Matrix products on a GPU: by cuBLASLt, else by CubeCL's kernels, else by Burn.
 //!
-//! Burn's own product tries many of CubeCL's kernels for each size that it has not met before, and
-//! keeps the fastest. On an NVIDIA GPU each is compiled first: for the sizes of one step of
-//! ViT-S/16, NVIDIA's compiler takes 16 minutes, two of them for a single kernel. What a stopwatch
-//! chooses also differs between runs, and with it the last bits of results.
+//! Burn's own product times many of CubeCL's kernels for each new size, and keeps the fastest. On
+//! an NVIDIA GPU each is compiled first: for the sizes of one step of ViT-S/16, NVIDIA's compiler
+//! takes 16 minutes, two of them for a single kernel. A choice by timing also differs between runs,
+//! and with it the last bits of results.
 //!
 //! ```text
 //! C = A · B     A [.., M, K]   B [.., K, N]   C [.., M, N]
@@ -19,7 +19,7 @@ use cubecl::config::{CubeClRuntimeConfig, RuntimeConfig};
 use cubecl::zspace::metadata::Metadata;
 
 use super::accumulate::{add_into, add_to_place};
-use super::check::{Beside, Into};
+use super::check::{Destination, EpilogueTensor};
 use super::column_sums::column_sums;
 use super::launch::launch;
 #[cfg(feature = "cuda")]
@@ -57,48 +57,47 @@ pub(super) fn product(a: CubeTensor, b: CubeTensor) -> CubeTensor {
 
 /// Returns `a · b`, `[.., M, N]`, in `dtype`: the type of `a`, or f32.
 pub(super) fn product_in(a: CubeTensor, b: CubeTensor, dtype: DType) -> CubeTensor {
-    match by_library(&a, &b, &Beside::None, dtype, None) {
-        Some(made) => made.out,
-        None => without_library(a, b, dtype),
+    match cublaslt_product(&a, &b, &EpilogueTensor::None, dtype, None) {
+        Some(target) => target.out,
+        None => fallback_product(a, b, dtype),
     }
 }
 
 /// Returns `x · Wᵀ + b`, `[M, O]`, for `x` of `[M, D]`, `weight` of `[O, D]` and `bias` of `[O]`,
 /// all of one type.
 pub(super) fn affine(x: CubeTensor, weight: CubeTensor, bias: CubeTensor) -> CubeTensor {
-    let [o] = [bias.meta.shape()[0]];
+    let o = bias.meta.shape()[0];
+    let dtype = x.dtype;
     let weight = transposed(weight);
-    let beside = Beside::Bias(bias.clone());
-    match by_library(&x, &weight, &beside, x.dtype, None) {
-        Some(made) => made.out,
-        None => {
-            let bias = CubeBackend::float_reshape(bias, [1, o].into());
-            let dtype = x.dtype;
-            CubeBackend::float_add(without_library(x, weight, dtype), bias)
-        }
+    let epilogue = EpilogueTensor::Bias(bias.clone());
+    if let Some(target) = cublaslt_product(&x, &weight, &epilogue, dtype, None) {
+        return target.out;
     }
+    let bias = CubeBackend::float_reshape(bias, [1, o].into());
+    CubeBackend::float_add(fallback_product(x, weight, dtype), bias)
 }
 
-/// Adds `gᵀ · x` to the place of a weight's gradient, and the sums of the rows of `g` to that of a
-/// bias, for `g` of `[M, O]` and `x` of `[M, D]`.
+/// Adds `gᵀ · x` to the gradient of a weight, and the column sums of `g` to the gradient of a bias,
+/// at their places, for `g` of `[M, O]` and `x` of `[M, D]`.
 pub(super) fn add_weight_gradient(
     g: &CubeTensor,
     x: &CubeTensor,
     weight: Option<&GradientPlace>,
     bias: Option<&GradientPlace>,
 ) {
-    let has_bias = match weight {
+    let has_added_bias = match weight {
         Some(weight) => add_transposed_product(g, x, weight, bias),
         None => false,
     };
-    match bias {
-        Some(bias) if !has_bias => add_to_place(bias, &column_sums(g)),
-        _ => {}
+    if let Some(bias) = bias
+        && !has_added_bias
+    {
+        add_to_place(bias, &column_sums(g));
     }
 }
 
-/// Adds `gᵀ · x` to the place of a weight's gradient. Returns whether the library has computed the
-/// sums of the rows of `g` beside, which are added to the place of `bias` then.
+/// Adds `gᵀ · x` to the gradient of a weight, at its place. If the library computes the column sums
+/// of `g` with the product, adds them to the gradient of `bias`, and returns true.
 fn add_transposed_product(
     g: &CubeTensor,
     x: &CubeTensor,
@@ -106,44 +105,49 @@ fn add_transposed_product(
     bias: Option<&GradientPlace>,
 ) -> bool {
     let gt = transposed(g.clone());
-    let [o, d] = [g.meta.shape()[1], x.meta.shape()[1]];
+    let o = g.meta.shape()[1];
+    let d = x.meta.shape()[1];
     let place = weight.claim();
-    if let Some(out) = part_of(&place, [o, d]) {
-        let into = Into { out, adds: place.holds_gradient };
+    if let Some(out) = place_as_matrix(&place, [o, d]) {
+        let destination = Destination { out, adds: place.holds_gradient };
         if let Some(bias) = bias {
-            // The library stores the sums, and adds them to nothing.
-            let claimed = bias.claim();
-            let direct = part_of(&claimed, [1, o]).filter(|_| !claimed.holds_gradient);
-            let beside = Beside::Sums { into: direct.clone() };
-            if let Some(made) = by_library(&gt, x, &beside, DType::F32, Some(&into)) {
-                if let (Some(sums), None) = (made.sums, direct) {
+            // The library can store the sums, but not add them to an earlier gradient.
+            let bias_place = bias.claim();
+            let bias_out =
+                if bias_place.holds_gradient { None } else { place_as_matrix(&bias_place, [1, o]) };
+            let is_stored = bias_out.is_some();
+            let epilogue = EpilogueTensor::Sums { out: bias_out };
+            if let Some(target) = cublaslt_product(&gt, x, &epilogue, DType::F32, Some(&destination)) {
+                if let Some(sums) = target.sums
+                    && !is_stored
+                {
                     add_to_place(bias, &sums);
                 }
                 return true;
             }
         }
-        if by_library(&gt, x, &Beside::None, DType::F32, Some(&into)).is_some() {
+        if cublaslt_product(&gt, x, &EpilogueTensor::None, DType::F32, Some(&destination)).is_some() {
             return false;
         }
     }
-    add_into(&place.buffer, place.range, &without_library(gt, x.clone(), DType::F32));
+    add_into(&place.buffer, place.range, &fallback_product(gt, x.clone(), DType::F32));
     false
 }
 
-/// Returns the place of a gradient as a matrix, if the library can write there.
-fn part_of(place: &Claimed, shape: [usize; 2]) -> Option<CubeTensor> {
+/// Returns a view of the place of a gradient as a matrix, if the library can write to it.
+fn place_as_matrix(place: &Claimed, shape: [usize; 2]) -> Option<CubeTensor> {
     let size = place.buffer.dtype.size();
-    let n_behind = place.buffer.meta.shape()[0] - place.range.end;
+    let n_after = place.buffer.meta.shape()[0] - place.range.end;
     let handle = place.buffer.handle.clone().offset_start((place.range.start * size) as u64);
-    let mut part = place.buffer.clone();
-    part.handle = handle.offset_end((n_behind * size) as u64);
-    *part.meta = Metadata::new(shape, [shape[1], 1]);
-    is_writable(&part).then_some(part)
+    let mut matrix = place.buffer.clone();
+    matrix.handle = handle.offset_end((n_after * size) as u64);
+    *matrix.meta = Metadata::new(shape, [shape[1], 1]);
+    if is_writable(&matrix) { Some(matrix) } else { None }
 }
 
 #[cfg(feature = "cuda")]
-fn is_writable(part: &CubeTensor) -> bool {
-    library::is_aligned(part)
+fn is_writable(matrix: &CubeTensor) -> bool {
+    library::is_aligned(matrix)
 }
 
 #[cfg(not(feature = "cuda"))]
@@ -152,29 +156,33 @@ fn is_writable(_: &CubeTensor) -> bool {
 }
 
 #[cfg(feature = "cuda")]
-use library::product as by_library;
+use library::product as cublaslt_product;
 
-/// Returns nothing: this build has no such library.
+/// Returns `None`, because this build does not support the library.
 #[cfg(not(feature = "cuda"))]
-fn by_library(
+fn cublaslt_product(
     _: &CubeTensor,
     _: &CubeTensor,
-    _: &Beside,
+    _: &EpilogueTensor,
     _: DType,
-    _: Option<&Into>,
+    _: Option<&Destination>,
 ) -> Option<super::check::Target> {
     None
 }
 
 /// Returns `a · b`, `[.., M, N]` in `dtype`, by CubeCL's kernels or by Burn.
-fn without_library(a: CubeTensor, b: CubeTensor, dtype: DType) -> CubeTensor {
-    // A higher level of tuning asks for Burn's product, which tries many kernels.
+fn fallback_product(a: CubeTensor, b: CubeTensor, dtype: DType) -> CubeTensor {
+    // Higher levels of autotuning request Burn's product, which times many kernels.
     if matches!(CubeClRuntimeConfig::get().autotune.level, AutotuneLevel::Minimal) {
-        let in_parts = n_parts(&a, &b).and_then(|n_parts| product_in_parts(&a, &b, n_parts, dtype));
-        if let Some(out) = in_parts.or_else(|| launch(&a, &b, dtype)) {
+        if let Some(n_parts) = n_parts(&a, &b)
+            && let Some(out) = product_in_parts(&a, &b, n_parts, dtype)
+        {
+            return out;
+        }
+        if let Some(out) = launch(&a, &b, dtype) {
             return out;
         }
     }
-    // Also for a device without matrix instructions.
+    // Devices without matrix instructions get here as well.
     cast(CubeBackend::float_matmul(a, b), dtype)
 }

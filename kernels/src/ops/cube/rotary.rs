@@ -1,9 +1,12 @@
-//! [`rotate`](crate::ops::rotate) in one pass each way.
+//! [`rotate`](crate::ops::rotate) in one pass in each direction.
 //!
 //! ```text
-//! y = [x₁ cos θ - x₂ sin θ; x₂ cos θ + x₁ sin θ]      halves of D_h / 2 of a head of queries or keys, θ [N, D_h / 2]
-//! gx = the rotation of g by -θ                        prefix tokens and values are copied
+//! y = [x₁ cos θ - x₂ sin θ; x₂ cos θ + x₁ sin θ]      θ [N, D_h / 2]
+//! gx = the rotation of g by -θ
 //! ```
+//!
+//! x₁ and x₂ are the halves, of D_h / 2, of a head of queries or keys. Prefix tokens and values are
+//! copied.
 
 use burn_cubecl::CubeBackend;
 use burn_cubecl::tensor::CubeTensor;
@@ -13,23 +16,23 @@ use cubecl::prelude::*;
 use super::{Rows, elem, one_unit_each};
 use crate::ops::bridge::Kernel;
 
-/// The operation's kernels, forwards and backwards, for sequences of `n_prefix` tokens before the
+/// Kernels of the forward and backward pass, for sequences of `n_prefix` prefix tokens and the
 /// cells.
 #[derive(Debug, Clone)]
 pub(in crate::ops) struct Rotate {
     /// Number of attention heads.
     pub(in crate::ops) n_heads: usize,
-    /// Number of tokens before the cells.
+    /// Number of prefix tokens before the cells.
     pub(in crate::ops) n_prefix: usize,
 }
 
 impl Rotate {
-    /// Rotates `qkv` of `[B, P + N, 3·H·D_h]` by the angles of these cosines and sines, `[N, D_h /
-    /// 2]`, times `sign`.
-    fn rotated(&self, qkv: &CubeTensor, [cos, sin]: [&CubeTensor; 2], sign: f32) -> CubeTensor {
-        let x = Rows::of(qkv);
-        let cos = Rows::of(cos);
-        let sin = Rows::of(sin);
+    /// Rotates `qkv` of `[B, P + N, 3·H·D_h]` by `sign` times the angles with cosines `cos` and
+    /// sines `sin`, both `[N, D_h / 2]`.
+    fn rotated(&self, qkv: &CubeTensor, cos: &CubeTensor, sin: &CubeTensor, sign: f32) -> CubeTensor {
+        let x = Rows::new(qkv);
+        let cos = Rows::new(cos);
+        let sin = Rows::new(sin);
         let y = x.empty_like();
         let half = x.d / 3 / self.n_heads / 2;
         let client = &qkv.client;
@@ -63,15 +66,15 @@ impl Kernel<CubeBackend, 3> for Rotate {
     type Saved = [CubeTensor; 2];
 
     fn forward(&self, [qkv, cos, sin]: [CubeTensor; 3]) -> (CubeTensor, Self::Saved) {
-        (self.rotated(&qkv, [&cos, &sin], 1.0), [cos, sin])
+        (self.rotated(&qkv, &cos, &sin, 1.0), [cos, sin])
     }
 
     fn backward(&self, [cos, sin]: Self::Saved, grad: CubeTensor, _: [bool; 3]) -> [Option<CubeTensor>; 3] {
-        [Some(self.rotated(&grad, [&cos, &sin], -1.0)), None, None]
+        [Some(self.rotated(&grad, &cos, &sin, -1.0)), None, None]
     }
 }
 
-/// Turns one pair of channels in each unit.
+/// Rotates one pair of channels in each unit.
 #[cube(launch)]
 fn rotate_kernel<F: Float>(
     x: &[F],
@@ -96,20 +99,20 @@ fn rotate_kernel<F: Float>(
     if row < n_rows {
         let head = pair / half;
         let channel = pair % half;
-        let at_x = row * x_stride + head * (2 * half) + channel;
-        let at_y = row * y_stride + head * (2 * half) + channel;
+        let x_index = row * x_stride + head * (2 * half) + channel;
+        let y_index = row * y_stride + head * (2 * half) + channel;
         let token = row % n_tokens;
         if token >= n_prefix && head < 2 * n_heads {
             let cell = token - n_prefix;
             let c = cos[cell * cos_stride + channel];
             let s = sin[cell * sin_stride + channel] * sign;
-            let first = f32::cast_from(x[at_x]);
-            let second = f32::cast_from(x[at_x + half]);
-            y[at_y] = F::cast_from(first * c - second * s);
-            y[at_y + half] = F::cast_from(second * c + first * s);
+            let first = f32::cast_from(x[x_index]);
+            let second = f32::cast_from(x[x_index + half]);
+            y[y_index] = F::cast_from(first * c - second * s);
+            y[y_index + half] = F::cast_from(second * c + first * s);
         } else {
-            y[at_y] = x[at_x];
-            y[at_y + half] = x[at_x + half];
+            y[y_index] = x[x_index];
+            y[y_index + half] = x[x_index + half];
         }
     }
 }

@@ -1,5 +1,5 @@
-//! The start of a backward pass, which computes nothing: see [`seed`](crate::ops::seed) and
-//! [`both`](crate::ops::both).
+//! Operations that start a backward pass with given gradients: see [`seed`](crate::ops::seed) and
+//! [`add_seeds`](crate::ops::add_seeds).
 
 use burn_cubecl::CubeBackend;
 use burn_cubecl::tensor::CubeTensor;
@@ -8,9 +8,10 @@ use burn_tensor::DType;
 use super::empty;
 use crate::ops::bridge::Kernel;
 
-/// Returns a number that means nothing, whose gradient at the input is `g`.
+/// Returns an uninitialized number, whose gradient at the input is `g`.
 #[derive(Debug, Clone)]
 pub(in crate::ops) struct Seed {
+    /// Gradient at the input.
     pub(in crate::ops) g: CubeTensor,
 }
 
@@ -26,11 +27,11 @@ impl Kernel<CubeBackend, 1> for Seed {
     }
 }
 
-/// Returns a number that means nothing, whose gradient at both inputs is its own.
+/// Returns an uninitialized number, which passes its gradient to both inputs.
 #[derive(Debug, Clone)]
-pub(in crate::ops) struct Both;
+pub(in crate::ops) struct AddSeeds;
 
-impl Kernel<CubeBackend, 2> for Both {
+impl Kernel<CubeBackend, 2> for AddSeeds {
     type Saved = ();
 
     fn forward(&self, [a, _]: [CubeTensor; 2]) -> (CubeTensor, ()) {

@@ -1,4 +1,4 @@
-//! The softmax of attention scores, forwards and backwards in one pass each.
+//! The softmax of attention scores: one pass each for the forward and the backward pass.
 //!
 //! ```text
 //! P  = softmax(S · scale) over the first n_valid columns; the others are zero
@@ -13,18 +13,18 @@ use cubecl::prelude::*;
 
 use super::lanes;
 use super::lanes::Lanes;
-use super::{Rows, elem, spread, vector_size};
+use super::{Rows, cube_count, elem, vector_size};
 
 /// Returns P, given S.
 pub(super) fn softmax(scores: CubeTensor, scale: f32, n_valid: usize) -> CubeTensor {
-    let scores = Rows::of(&scores);
+    let scores = Rows::new(&scores);
     let weights = scores.empty_like();
     let n = vector_size(&[&scores, &weights]);
     let client = &scores.tensor.client;
-    let lanes = Lanes::of(client);
+    let lanes = Lanes::for_client(client);
     softmax_forward::launch(
         client,
-        spread(client, Lanes::n_cubes(scores.n_rows)),
+        cube_count(client, Lanes::n_cubes(scores.n_rows)),
         lanes.dim(),
         n,
         scores.arg(),
@@ -43,15 +43,15 @@ pub(super) fn softmax(scores: CubeTensor, scale: f32, n_valid: usize) -> CubeTen
 
 /// Returns gS, given P and gP.
 pub(super) fn softmax_gradient(weights: &CubeTensor, grad: CubeTensor, scale: f32) -> CubeTensor {
-    let weights = Rows::of(weights);
-    let grad = Rows::of(&grad);
+    let weights = Rows::new(weights);
+    let grad = Rows::new(&grad);
     let out = weights.empty_like();
     let n = vector_size(&[&weights, &grad, &out]);
     let client = &weights.tensor.client;
-    let lanes = Lanes::of(client);
+    let lanes = Lanes::for_client(client);
     softmax_backward::launch(
         client,
-        spread(client, Lanes::n_cubes(weights.n_rows)),
+        cube_count(client, Lanes::n_cubes(weights.n_rows)),
         lanes.dim(),
         n,
         weights.arg(),
@@ -69,7 +69,8 @@ pub(super) fn softmax_gradient(weights: &CubeTensor, grad: CubeTensor, scale: f3
     out.tensor
 }
 
-/// Returns the scaled scores of a vector; columns from `n_valid` on get a value below all others.
+/// Returns the scaled scores of a vector. Columns from `n_valid` on are set to a value below all
+/// others.
 #[cube]
 fn scaled<F: Float, N: Size>(
     scores: Vector<F, N>,
@@ -105,29 +106,30 @@ fn softmax_forward<F: Float, N: Size>(
 ) {
     let row = lanes::row();
     let lane = UNIT_POS_X as usize;
-    // Units beyond the last row work on the last one: all units must take part in the sums.
-    let from = min(row, n_rows - 1) * scores_stride;
+    // Units beyond the last row compute the last one: all units must take part in the reductions.
+    let start = min(row, n_rows - 1) * scores_stride;
 
-    let mut best = Vector::<f32, N>::new(-1e30f32);
+    let mut maxima = Vector::<f32, N>::new(-1e30f32);
     for i in range_stepped(lane, n_vectors, comptime!(lanes.n)) {
-        best = max(best, scaled::<F, N>(scores[from + i], scale, i, n_valid));
+        maxima = max(maxima, scaled::<F, N>(scores[start + i], scale, i, n_valid));
     }
-    let mut top = best.extract(0usize);
+    let mut maximum = maxima.extract(0usize);
     #[unroll]
     for k in 1..N::value() {
-        top = max(top, best.extract(k));
+        maximum = max(maximum, maxima.extract(k));
     }
-    let top = lanes::largest(top, lanes);
+    let maximum = lanes::largest(maximum, lanes);
 
     let mut total = Vector::<f32, N>::new(0.0f32);
     for i in range_stepped(lane, n_vectors, comptime!(lanes.n)) {
-        total += Vector::exp(scaled::<F, N>(scores[from + i], scale, i, n_valid) - Vector::new(top));
+        total += Vector::exp(scaled::<F, N>(scores[start + i], scale, i, n_valid) - Vector::new(maximum));
     }
     let factor = 1.0f32 / lanes::sum(total.vector_sum(), lanes);
 
     if row < n_rows {
         for i in range_stepped(lane, n_vectors, comptime!(lanes.n)) {
-            let weight = Vector::exp(scaled::<F, N>(scores[from + i], scale, i, n_valid) - Vector::new(top));
+            let weight =
+                Vector::exp(scaled::<F, N>(scores[start + i], scale, i, n_valid) - Vector::new(maximum));
             weights[row * weights_stride + i] = Vector::cast_from(weight * Vector::new(factor));
         }
     }
@@ -149,12 +151,12 @@ fn softmax_backward<F: Float, N: Size>(
 ) {
     let row = lanes::row();
     let lane = UNIT_POS_X as usize;
-    let read = min(row, n_rows - 1);
+    let read_row = min(row, n_rows - 1);
 
     let mut total = Vector::<f32, N>::new(0.0f32);
     for i in range_stepped(lane, n_vectors, comptime!(lanes.n)) {
-        let weight = Vector::<f32, N>::cast_from(weights[read * weights_stride + i]);
-        total += weight * Vector::cast_from(grad[read * grad_stride + i]);
+        let weight = Vector::<f32, N>::cast_from(weights[read_row * weights_stride + i]);
+        total += weight * Vector::cast_from(grad[read_row * grad_stride + i]);
     }
     let total = lanes::sum(total.vector_sum(), lanes);
 

@@ -1,7 +1,7 @@
-//! [`swiglu`](crate::ops::swiglu) in one pass each way.
+//! [`swiglu`](crate::ops::swiglu) in one pass in each direction.
 //!
 //! ```text
-//! y  = a · σ(a) · b                          x = [a; b] of [.., 2·H], rows at any stride; y of [.., H]
+//! y  = a · σ(a) · b                          x = [a; b] [.., 2·H], rows at any stride   y [.., H]
 //! ga = g · b · σ(a) · (1 + a · (1 - σ(a)))   gb = g · a · σ(a)
 //! ```
 
@@ -14,7 +14,7 @@ use cubecl::prelude::*;
 use super::{Rows, elem, empty, one_unit_each, vector_size};
 use crate::ops::bridge::Kernel;
 
-/// The operation's kernels, forwards and backwards.
+/// Kernels of the forward and backward pass.
 #[derive(Debug, Clone)]
 pub(in crate::ops) struct Swiglu;
 
@@ -22,9 +22,9 @@ impl Kernel<CubeBackend, 1> for Swiglu {
     type Saved = CubeTensor;
 
     fn forward(&self, [x]: [CubeTensor; 1]) -> (CubeTensor, CubeTensor) {
-        let rows = Rows::of(&x);
+        let rows = Rows::new(&x);
         let [b, n_tokens, h]: [usize; 3] = std::array::from_fn(|i| rows.tensor.meta.shape()[i]);
-        let y = Rows::of(&empty(&rows.tensor, Shape::new([b, n_tokens, h / 2]), rows.tensor.dtype));
+        let y = Rows::new(&empty(&rows.tensor, Shape::new([b, n_tokens, h / 2]), rows.tensor.dtype));
         let n = vector_size(&[&rows, &y]);
         let client = &x.client;
         let (count, dim) = one_unit_each(client, y.n_rows * y.d / n);
@@ -45,8 +45,8 @@ impl Kernel<CubeBackend, 1> for Swiglu {
     }
 
     fn backward(&self, x: CubeTensor, grad: CubeTensor, _: [bool; 1]) -> [Option<CubeTensor>; 1] {
-        let x = Rows::of(&x);
-        let grad = Rows::of(&grad);
+        let x = Rows::new(&x);
+        let grad = Rows::new(&grad);
         let gx = x.empty_like();
         let n = vector_size(&[&x, &grad, &gx]);
         let client = &x.tensor.client;
@@ -113,9 +113,9 @@ fn swiglu_backward<F: Float, N: Size>(
         let a = Vector::<f32, N>::cast_from(x[row * x_stride + column]);
         let b = Vector::<f32, N>::cast_from(x[row * x_stride + n_vectors + column]);
         let g = Vector::<f32, N>::cast_from(grad[row * grad_stride + column]);
-        let share = logistic::<N>(a);
-        let slope = Vector::new(1.0f32) + a * (Vector::new(1.0f32) - share);
-        gx[row * gx_stride + column] = Vector::cast_from(g * b * share * slope);
-        gx[row * gx_stride + n_vectors + column] = Vector::cast_from(g * a * share);
+        let sigma = logistic::<N>(a);
+        let slope = Vector::new(1.0f32) + a * (Vector::new(1.0f32) - sigma);
+        gx[row * gx_stride + column] = Vector::cast_from(g * b * sigma * slope);
+        gx[row * gx_stride + n_vectors + column] = Vector::cast_from(g * a * sigma);
     }
 }

@@ -1,8 +1,9 @@
-//! [`unit_rows`](crate::ops::unit_rows) in one pass each way: the lanes of a row compute its
-//! length.
+//! [`unit_rows`](crate::ops::unit_rows) in one pass in each direction. The lanes of a row compute
+//! its length.
 //!
 //! ```text
-//! y  = x · r     r = 1 / √(|x|² + ε)      gx = r · (g - y (y · g))      x, y [M, D]   factors [M]: r
+//! y  = x · r     r = 1 / √(|x|² + ε)     x, y [M, D]   factors [M]: r
+//! gx = r · (g - y (y · g))
 //! ```
 
 use burn_cubecl::CubeBackend;
@@ -13,10 +14,10 @@ use cubecl::prelude::*;
 
 use super::lanes;
 use super::lanes::Lanes;
-use super::{Rows, elem, empty, spread, vector_size};
+use super::{Rows, cube_count, elem, empty, vector_size};
 use crate::ops::bridge::Kernel;
 
-/// The operation's kernels, forwards and backwards.
+/// Kernels of the forward and backward pass.
 #[derive(Debug, Clone)]
 pub(in crate::ops) struct UnitRows {
     pub(in crate::ops) epsilon: f32,
@@ -27,15 +28,15 @@ impl Kernel<CubeBackend, 1> for UnitRows {
     type Saved = [CubeTensor; 2];
 
     fn forward(&self, [x]: [CubeTensor; 1]) -> (CubeTensor, Self::Saved) {
-        let x = Rows::of(&x);
+        let x = Rows::new(&x);
         let y = x.empty_like();
         let factors = empty(&x.tensor, [x.n_rows], DType::F32);
         let n = vector_size(&[&x, &y]);
         let client = &x.tensor.client;
-        let lanes = Lanes::of(client);
+        let lanes = Lanes::for_client(client);
         unit_rows_forward::launch(
             client,
-            spread(client, Lanes::n_cubes(x.n_rows)),
+            cube_count(client, Lanes::n_cubes(x.n_rows)),
             lanes.dim(),
             n,
             x.arg(),
@@ -53,15 +54,15 @@ impl Kernel<CubeBackend, 1> for UnitRows {
     }
 
     fn backward(&self, [y, factors]: Self::Saved, grad: CubeTensor, _: [bool; 1]) -> [Option<CubeTensor>; 1] {
-        let y = Rows::of(&y);
-        let grad = Rows::of(&grad);
+        let y = Rows::new(&y);
+        let grad = Rows::new(&grad);
         let gx = y.empty_like();
         let n = vector_size(&[&y, &grad, &gx]);
         let client = &y.tensor.client;
-        let lanes = Lanes::of(client);
+        let lanes = Lanes::for_client(client);
         unit_rows_backward::launch(
             client,
-            spread(client, Lanes::n_cubes(y.n_rows)),
+            cube_count(client, Lanes::n_cubes(y.n_rows)),
             lanes.dim(),
             n,
             y.arg(),
@@ -95,17 +96,17 @@ fn unit_rows_forward<F: Float, N: Size>(
 ) {
     let row = lanes::row();
     let lane = UNIT_POS_X as usize;
-    // Units beyond the last row work on the last one: all units must take part in the sums.
-    let from = min(row, n_rows - 1) * x_stride;
+    // Units beyond the last row compute the last one: all units must take part in the sums.
+    let start = min(row, n_rows - 1) * x_stride;
     let mut squares = Vector::<f32, N>::new(0.0f32);
     for i in range_stepped(lane, n_vectors, comptime!(lanes.n)) {
-        let value = Vector::<f32, N>::cast_from(x[from + i]);
+        let value = Vector::<f32, N>::cast_from(x[start + i]);
         squares += value * value;
     }
     let factor = 1.0f32 / (lanes::sum(squares.vector_sum(), lanes) + epsilon).sqrt();
     if row < n_rows {
         for i in range_stepped(lane, n_vectors, comptime!(lanes.n)) {
-            let value = Vector::<f32, N>::cast_from(x[from + i]);
+            let value = Vector::<f32, N>::cast_from(x[start + i]);
             y[row * y_stride + i] = Vector::cast_from(value * Vector::new(factor));
         }
         if lane == 0 {
@@ -130,20 +131,19 @@ fn unit_rows_backward<F: Float, N: Size>(
 ) {
     let row = lanes::row();
     let lane = UNIT_POS_X as usize;
-    let read = min(row, n_rows - 1);
-    let mut along = Vector::<f32, N>::new(0.0f32);
+    let read_row = min(row, n_rows - 1);
+    let mut dot = Vector::<f32, N>::new(0.0f32);
     for i in range_stepped(lane, n_vectors, comptime!(lanes.n)) {
-        let value = Vector::<f32, N>::cast_from(y[read * y_stride + i]);
-        along += value * Vector::cast_from(grad[read * grad_stride + i]);
+        let value = Vector::<f32, N>::cast_from(y[read_row * y_stride + i]);
+        dot += value * Vector::cast_from(grad[read_row * grad_stride + i]);
     }
-    let along = lanes::sum(along.vector_sum(), lanes);
+    let dot = lanes::sum(dot.vector_sum(), lanes);
     if row < n_rows {
         let factor = factors[row];
         for i in range_stepped(lane, n_vectors, comptime!(lanes.n)) {
             let value = Vector::<f32, N>::cast_from(y[row * y_stride + i]);
             let g = Vector::<f32, N>::cast_from(grad[row * grad_stride + i]);
-            gx[row * gx_stride + i] =
-                Vector::cast_from((g - value * Vector::new(along)) * Vector::new(factor));
+            gx[row * gx_stride + i] = Vector::cast_from((g - value * Vector::new(dot)) * Vector::new(factor));
         }
     }
 }

@@ -165,7 +165,7 @@ impl Sums<'_> {
     fn note<A, B>(&self, a: Mat<'_, A>, b: Mat<'_, B>) {
         #[cfg(feature = "testing")]
         gemm::count::add(self.mkn.iter().map(|side| *side as f64).product::<f64>() * 2.0);
-        tally::note(|| Product {
+        tally::record(|| Product {
             mkn: self.mkn,
             transposed: [a.col_stride > 1, b.col_stride > 1],
             adds: !matches!(self.start, Start::Zero),

@@ -24,18 +24,19 @@ pub(in crate::backbone) struct BranchPart {
 /// Message of the panic if a branch's input is missing from its skip connection.
 const NO_SKIP: &str = "a branch's first step leaves its input for the last";
 
-/// Divides steps into stages: one ends where the next step needs the statistics of a layer, and at
-/// the end of a part those of the shortcut.
-fn staged(steps: Vec<Step>) -> Vec<Vec<Step>> {
+/// Divides steps into stages. A stage ends with the last step of a layer of the branch, whose
+/// statistics the next step needs. If the last steps of a part include the shortcut, they end a
+/// stage too.
+fn split_into_stages(steps: Vec<Step>) -> Vec<Vec<Step>> {
     let mut stages = vec![Vec::new()];
     let mut has_sums = false;
     for step in steps {
         has_sums |= step.is_last && step.product == Product::Shortcut;
-        let ends = step.is_last && matches!(step.product, Product::Layer(_));
+        let ends_stage = step.is_last && matches!(step.product, Product::Layer(_));
         if let Some(stage) = stages.last_mut() {
             stage.push(step);
         }
-        if ends {
+        if ends_stage {
             stages.push(Vec::new());
             has_sums = false;
         }
@@ -51,7 +52,7 @@ impl BranchPart {
     pub(in crate::backbone) fn undivided(branch: Branch) -> Self {
         let name = branch.name.clone();
         let steps = branch.steps(usize::MAX);
-        Self { branch: Arc::new(branch), name, stages: staged(steps) }
+        Self { branch: Arc::new(branch), name, stages: split_into_stages(steps) }
     }
 
     /// Returns the convolutions whose last columns stage `stage` computes, in the order of their
@@ -73,14 +74,20 @@ impl BranchPart {
             .collect()
     }
 
-    /// Normalizes what the stage before `stage` has convolved.
-    fn normalized(&self, stage: usize, mut group: Features, set: usize, cx: &Context<'_>) -> Features {
-        let Some(before) = stage.checked_sub(1) else { return group };
-        let totals = cx.totals.get(set).map(|totals| self.split_totals(before, totals));
-        for (i, (product, norm)) in self.completed(before).enumerate() {
+    /// Normalizes the convolutions that the stage before `stage` has completed.
+    fn normalize_previous(
+        &self,
+        stage: usize,
+        mut group: Features,
+        set: usize,
+        cx: &Context<'_>,
+    ) -> Features {
+        let Some(previous) = stage.checked_sub(1) else { return group };
+        let totals = cx.totals.get(set).map(|totals| self.split_totals(previous, totals));
+        for (i, (product, norm)) in self.completed(previous).enumerate() {
             let affine = norm.affine(totals.as_ref().map(|totals| totals[i].clone()), cx);
             group = match product {
-                Product::Layer(number) if number == self.branch.last() => self.finished(group, affine),
+                Product::Layer(number) if number == self.branch.last() => self.finish(group, affine),
                 Product::Layer(_) => {
                     let x = normalize(group.x.clone(), affine, None, true);
                     Features { x, ..group }
@@ -95,7 +102,7 @@ impl BranchPart {
     }
 
     /// Applies the last normalization and the skip connection.
-    fn finished(&self, group: Features, affine: Affine) -> Features {
+    fn finish(&self, group: Features, affine: Affine) -> Features {
         let y = normalize(group.x, affine, Some(group.skip.expect(NO_SKIP).x), true);
         if self.branch.pools { Features::vectors(grid_mean(y)) } else { Features::on_grid(y, group.grid) }
     }
@@ -119,8 +126,8 @@ impl BranchPart {
     ) -> (Features, Option<Tensor<1>>) {
         let layer = &self.branch.layers[number];
         if number == 0 && step.columns.start == 0 {
-            let [x, around] = fork(group.x);
-            group = Features { x, skip: Some(Skip { x: around, grid: group.grid }), ..group };
+            let [x, skip] = fork(group.x);
+            group = Features { x, skip: Some(Skip { x: skip, grid: group.grid }), ..group };
         }
         if !step.is_last {
             let [x, kept] = fork(group.x);
@@ -129,7 +136,7 @@ impl BranchPart {
             return (Features { x: kept, ..group }, None);
         }
         let (y, grid) = layer.columns(group.x, group.grid, &step.columns, cx);
-        let (x, sums) = layer.moments(joined(group.columns, y), cx);
+        let (x, sums) = layer.moments(concat_columns(group.columns, y), cx);
         (Features { skip: group.skip, ..Features::on_grid(x, grid) }, Some(sums))
     }
 
@@ -142,43 +149,43 @@ impl BranchPart {
             return (Features { skip: Some(Skip { x: kept, grid }), ..group }, None);
         }
         let (y, grid) = layer.columns(x, grid, &step.columns, cx);
-        let (x, sums) = layer.moments(joined(group.columns, y), cx);
+        let (x, sums) = layer.moments(concat_columns(group.columns, y), cx);
         (Features { skip: Some(Skip { x, grid }), columns: Vec::new(), ..group }, Some(sums))
     }
 
-    /// Computes columns of the first layer of the excitation; with the last of them, all beside `x`
-    /// is its output.
+    /// Computes columns of the first layer of the excitation. After the last of them, the only
+    /// tensor in `columns` is the output of that layer.
     fn squeeze(&self, step: &Step, mut group: Features, cx: &Context<'_>) -> Features {
         let [x, squeezed] = fork(group.x);
         let y = self.branch.excitation().squeezed(grid_mean(squeezed), cx);
-        group.columns = if step.is_last {
-            vec![relu(joined(group.columns, y))]
+        if step.is_last {
+            group.columns = vec![relu(concat_columns(group.columns, y))];
         } else {
-            group.columns.into_iter().chain([y]).collect()
-        };
+            group.columns.push(y);
+        }
         Features { x, ..group }
     }
 
-    /// Computes columns of the second layer of the excitation, whose input is the first tensor
-    /// beside `x`.
+    /// Computes columns of the second layer of the excitation, whose input is the first tensor in
+    /// `columns`.
     fn excite(&self, step: &Step, mut group: Features, cx: &Context<'_>) -> Features {
-        let mut before = group.columns.into_iter();
+        let mut columns = group.columns.into_iter();
         // A branch with an excitation has the steps of its first layer before those of its second.
-        let squeezed = before.next().expect("the squeeze comes before the excitation");
+        let squeezed = columns.next().expect("the squeeze comes before the excitation");
         if !step.is_last {
             let [squeezed, kept] = fork(squeezed);
             let y = self.branch.excitation().excited(squeezed, cx);
-            group.columns = [kept].into_iter().chain(before).chain([y]).collect();
+            group.columns = [kept].into_iter().chain(columns).chain([y]).collect();
             return group;
         }
         let y = self.branch.excitation().excited(squeezed, cx);
-        let scale = sigmoid(joined(before.collect(), y));
+        let scale = sigmoid(concat_columns(columns.collect(), y));
         Features { x: scale_channels(group.x, scale), columns: Vec::new(), ..group }
     }
 }
 
-/// Joins the columns of a product, of which `last` are the last.
-fn joined(mut columns: Vec<Tensor<3>>, last: Tensor<3>) -> Tensor<3> {
+/// Concatenates the columns of a product, of which `last` are the last.
+fn concat_columns(mut columns: Vec<Tensor<3>>, last: Tensor<3>) -> Tensor<3> {
     if columns.is_empty() {
         return last;
     }
@@ -204,26 +211,23 @@ impl Unit for BranchPart {
     }
 
     fn forward(&self, stage: usize, groups: Vec<Features>, cx: &Context<'_>) -> StageOutput {
+        let mut features = Vec::with_capacity(groups.len());
         let mut sums = Vec::new();
-        let features = groups
-            .into_iter()
-            .zip(&cx.sets.0)
-            .map(|(group, set)| {
-                let mut group = self.normalized(stage, group, *set, cx);
-                let mut of_group = Vec::new();
-                for step in &self.stages[stage] {
-                    let of_step;
-                    (group, of_step) = self.step(step, group, cx);
-                    of_group.extend(of_step);
-                }
-                match of_group.len() {
-                    0 => {}
-                    1 => sums.extend(of_group),
-                    _ => sums.push(Tensor::cat(of_group, 0)),
-                }
-                group
-            })
-            .collect();
+        for (group, set) in groups.into_iter().zip(&cx.sets.0) {
+            let mut group = self.normalize_previous(stage, group, *set, cx);
+            let mut group_sums = Vec::new();
+            for step in &self.stages[stage] {
+                let step_sums;
+                (group, step_sums) = self.step(step, group, cx);
+                group_sums.extend(step_sums);
+            }
+            match group_sums.len() {
+                0 => {}
+                1 => sums.extend(group_sums),
+                _ => sums.push(Tensor::cat(group_sums, 0)),
+            }
+            features.push(group);
+        }
         StageOutput { features, sums: cx.sets.sums(sums) }
     }
 
@@ -250,30 +254,38 @@ impl Unit for BranchPart {
                 _ => parts.push((vec![step], numel)),
             }
         }
-        let part = |(number, (steps, _)): (usize, (Vec<Step>, usize))| -> Box<dyn Unit> {
+        if parts.len() < 2 {
+            return None;
+        }
+        let mut units: Vec<Box<dyn Unit>> = Vec::with_capacity(parts.len());
+        for (number, (steps, _)) in parts.into_iter().enumerate() {
             let name = format!("{}/{number}", self.branch.name);
-            Box::new(Self { branch: Arc::clone(&self.branch), name, stages: staged(steps) })
-        };
-        (parts.len() > 1).then(|| parts.into_iter().enumerate().map(part).collect())
+            let stages = split_into_stages(steps);
+            units.push(Box::new(Self { branch: Arc::clone(&self.branch), name, stages }));
+        }
+        Some(units)
     }
 
     fn cost(&self, groups: &[GroupShape]) -> (Cost, Vec<GroupShape>) {
-        let steps = || self.stages.iter().flatten();
-        let (costs, outputs): (Vec<Cost>, Vec<GroupShape>) = groups
-            .iter()
-            .map(|shape| {
-                let mut shapes = Shapes::of(*shape);
-                let cost: Cost = steps().map(|step| shapes.cost(&self.branch, step)).sum();
-                let is_end =
-                    steps().any(|step| step.is_last && step.product == Product::Layer(self.branch.last()));
-                let output = match (is_end, self.branch.pools) {
-                    (true, true) => shapes.x.pooled(),
-                    (true, false) => GroupShape { beside: None, ..shapes.x },
-                    (false, _) => shapes.between_parts(),
-                };
-                (cost, output)
-            })
-            .unzip();
+        let mut costs = Vec::with_capacity(groups.len());
+        let mut outputs = Vec::with_capacity(groups.len());
+        for group in groups {
+            let mut shapes = Shapes::new(*group);
+            let mut cost = Cost::default();
+            let mut ends_branch = false;
+            for step in self.stages.iter().flatten() {
+                cost = cost + shapes.cost(&self.branch, step);
+                ends_branch |= step.is_last && step.product == Product::Layer(self.branch.last());
+            }
+            costs.push(cost);
+            outputs.push(if !ends_branch {
+                shapes.between_parts()
+            } else if self.branch.pools {
+                shapes.x.pooled()
+            } else {
+                GroupShape { intermediates: None, ..shapes.x }
+            });
+        }
         (costs.into_iter().sum(), outputs)
     }
 }

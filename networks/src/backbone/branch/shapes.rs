@@ -1,94 +1,116 @@
 //! Shapes of features within a branch, and the costs of steps.
 
 use super::steps::{Branch, Product, Step};
-use crate::unit::{Cost, Elements, GroupShape, ShapeBeside};
+use crate::backbone::convolution::Layer;
+use crate::backbone::excitation::Excitation;
+use crate::unit::{Cost, Elements, GroupShape, Intermediates};
 
 /// Shapes within a branch, and the elements that steps have computed so far.
 pub(super) struct Shapes {
     pub(super) x: GroupShape,
     skip: GroupShape,
-    /// Elements of values that steps of this part have replaced.
-    of_x: Elements,
-    of_skip: Elements,
-    /// Elements of columns of a product that is not complete, which this part has computed.
-    of_columns: Elements,
-    /// Elements of all columns of that product so far.
+    /// Elements of values that steps of this part have computed; zero if they are still those of
+    /// the input.
+    computed_x: Elements,
+    /// Elements of the skip connection that steps of this part have computed.
+    computed_skip: Elements,
+    /// Elements of columns of an incomplete product that this part has computed.
+    computed_columns: Elements,
+    /// Elements of all columns of an incomplete product so far.
     columns: Elements,
 }
 
 impl Shapes {
-    pub(super) fn of(x: GroupShape) -> Self {
-        let skip = match x.beside {
-            Some(ShapeBeside { skip_grid, skip_width, .. }) => {
-                GroupShape { grid: skip_grid, width: skip_width, ..x }
-            }
-            None => x,
-        };
-        let nothing = Elements::default();
-        let columns = x.beside.map_or(nothing, |beside| beside.columns);
-        Self { x, skip, of_x: nothing, of_skip: nothing, of_columns: nothing, columns }
+    pub(super) fn new(x: GroupShape) -> Self {
+        let mut skip = x;
+        let mut columns = Elements::default();
+        if let Some(intermediates) = x.intermediates {
+            skip.grid = intermediates.skip_grid;
+            skip.width = intermediates.skip_width;
+            columns = intermediates.columns;
+        }
+        Self {
+            x,
+            skip,
+            computed_x: Elements::default(),
+            computed_skip: Elements::default(),
+            computed_columns: Elements::default(),
+            columns,
+        }
     }
 
-    /// Returns the shape that a part leaves for the next one.
+    /// Returns the shape that a part passes to the next one.
     pub(super) fn between_parts(&self) -> GroupShape {
-        let computed = self.of_x + self.of_skip + self.of_columns;
-        let beside = ShapeBeside {
+        let intermediates = Intermediates {
             skip_grid: self.skip.grid,
             skip_width: self.skip.width,
             columns: self.columns,
-            computed,
+            computed: self.computed_x + self.computed_skip + self.computed_columns,
         };
-        GroupShape { beside: Some(beside), ..self.x }
+        GroupShape { intermediates: Some(intermediates), ..self.x }
     }
 
-    /// Adds columns to those that wait for the last of their product, or removes all of them with
+    /// Adds columns to those of the incomplete product, or removes all of them if these complete
     /// it.
     fn add_columns(&mut self, columns: Elements, is_last: bool) {
-        let nothing = Elements::default();
-        (self.of_columns, self.columns) =
-            if is_last { (nothing, nothing) } else { (self.of_columns + columns, self.columns + columns) };
+        if is_last {
+            self.computed_columns = Elements::default();
+            self.columns = Elements::default();
+        } else {
+            self.computed_columns = self.computed_columns + columns;
+            self.columns = self.columns + columns;
+        }
     }
 
     /// Returns the cost of a step, and applies it.
     pub(super) fn cost(&mut self, branch: &Branch, step: &Step) -> Cost {
-        let n_columns = step.columns.len() as f64;
-        match (step.product, branch.layer(step.product)) {
-            (product, Some(layer)) => {
-                let input = if product == Product::Shortcut { self.skip } else { self.x };
-                let whole = match product {
-                    Product::Shortcut => layer.cost_around(input),
-                    _ => layer.cost(input),
-                };
-                let output = layer.output(input);
-                let share = n_columns / layer.norm.width as f64;
-                let columns = Elements::products(output.n_rows() as f64 * n_columns);
-                let of_input = Elements { rounded_maps: whole.graph.rounded_maps, ..Elements::default() };
-                let graph = match (step.is_last, share == 1.0) {
-                    (true, true) => whole.graph,
-                    (true, false) => whole.graph + columns,
-                    (false, _) => columns + of_input,
-                };
-                self.add_columns(columns, step.is_last);
-                match (step.is_last, product) {
-                    (true, Product::Shortcut) => (self.skip, self.of_skip) = (output, output.elements()),
-                    (true, _) => (self.x, self.of_x) = (output, output.elements()),
-                    (false, _) => {}
-                }
-                Cost { flops: share * whole.flops, graph }
-            }
-            (product, None) => {
-                let excitation = branch.excitation();
-                let input = if product == Product::Squeeze { excitation.width } else { excitation.squeezed };
-                let columns = Elements::wide(self.x.n_views as f64 * n_columns);
-                let mut graph = columns;
-                let is_scaled = product == Product::Excite && step.is_last;
-                self.add_columns(columns, is_scaled);
-                if is_scaled {
-                    let scaled = GroupShape { is_map: true, ..self.x }.elements();
-                    (graph, self.of_x) = (graph + scaled, scaled);
-                }
-                Cost { flops: 2.0 * input as f64 * n_columns * self.x.n_views as f64, graph }
-            }
+        match branch.layer(step.product) {
+            Some(layer) => self.layer_cost(layer, step),
+            None => self.excitation_cost(branch.excitation(), step),
         }
+    }
+
+    /// Returns the cost of a step of a convolution, and applies it.
+    fn layer_cost(&mut self, layer: &Layer, step: &Step) -> Cost {
+        let is_shortcut = step.product == Product::Shortcut;
+        let input = if is_shortcut { self.skip } else { self.x };
+        let output = layer.output(input);
+        let full = if is_shortcut { layer.shortcut_cost(input) } else { layer.cost(input) };
+        let n_columns = step.columns.len() as f64;
+        let share = n_columns / layer.norm.width as f64;
+        let columns = Elements::products(output.n_rows() as f64 * n_columns);
+        let graph = if !step.is_last {
+            columns + Elements { rounded_maps: full.graph.rounded_maps, ..Elements::default() }
+        } else if share == 1.0 {
+            full.graph
+        } else {
+            full.graph + columns
+        };
+        self.add_columns(columns, step.is_last);
+        if step.is_last && is_shortcut {
+            self.skip = output;
+            self.computed_skip = output.elements();
+        } else if step.is_last {
+            self.x = output;
+            self.computed_x = output.elements();
+        }
+        Cost { flops: share * full.flops, graph }
+    }
+
+    /// Returns the cost of a step of the excitation, and applies it.
+    fn excitation_cost(&mut self, excitation: &Excitation, step: &Step) -> Cost {
+        let is_squeeze = step.product == Product::Squeeze;
+        let input = if is_squeeze { excitation.width } else { excitation.squeezed };
+        let n_columns = step.columns.len() as f64;
+        let columns = Elements::wide(self.x.n_views as f64 * n_columns);
+        let mut graph = columns;
+        let is_scaled = step.product == Product::Excite && step.is_last;
+        self.add_columns(columns, is_scaled);
+        if is_scaled {
+            let scaled = GroupShape { is_map: true, ..self.x }.elements();
+            graph = graph + scaled;
+            self.computed_x = scaled;
+        }
+        Cost { flops: 2.0 * input as f64 * n_columns * self.x.n_views as f64, graph }
     }
 }

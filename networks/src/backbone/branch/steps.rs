@@ -44,8 +44,8 @@ pub(super) struct Step {
     pub(super) is_last: bool,
 }
 
-/// Columns of a step are a multiple of this number, or of the largest power of two that divides all
-/// columns of the product if that is less.
+/// Divisor of the number of columns of a step, unless the largest power of two that divides the
+/// number of columns of the product is smaller.
 const MIN_COLUMNS: usize = 8;
 
 /// Message of the panic if a step needs a module that its branch does not have.
@@ -105,11 +105,11 @@ impl Branch {
     /// Returns all steps, each with at most `max_numel` elements of parameters where that is
     /// possible.
     pub(super) fn steps(&self, max_numel: usize) -> Vec<Step> {
-        self.products().into_iter().flat_map(|product| self.steps_of(product, max_numel)).collect()
+        self.products().into_iter().flat_map(|product| self.product_steps(product, max_numel)).collect()
     }
 
     /// Returns the steps of one product.
-    fn steps_of(&self, product: Product, max_numel: usize) -> Vec<Step> {
+    fn product_steps(&self, product: Product, max_numel: usize) -> Vec<Step> {
         let (n_columns, n_groups) = match (product, self.layer(product)) {
             (_, Some(layer)) => (layer.norm.width, layer.groups),
             (Product::Squeeze, None) => (self.excitation().squeezed, 1),
@@ -121,18 +121,19 @@ impl Branch {
             1 => (1 << n_columns.trailing_zeros()).min(MIN_COLUMNS),
             _ => n_columns / n_groups,
         };
-        let whole = Step { product, columns: 0..n_columns, is_last: true };
-        let of_weights = self.numel(&Step { is_last: false, ..whole.clone() });
+        let full_step = Step { product, columns: 0..n_columns, is_last: true };
+        let weight_numel = self.numel(&Step { is_last: false, ..full_step.clone() });
         // The last step has the parameters of the normalization, too.
-        let for_weights = max_numel.saturating_sub(self.numel(&whole) - of_weights);
-        let of_grain = of_weights / n_columns * grain;
+        let max_weight_numel = max_numel.saturating_sub(self.numel(&full_step) - weight_numel);
+        let grain_numel = weight_numel / n_columns * grain;
         let n_grains = n_columns / grain;
-        let n_steps = n_grains.div_ceil((for_weights / of_grain).max(1));
-        (0..n_steps)
-            .map(|number: usize| {
-                let [start, end] = [number, number + 1].map(|at| at * n_grains / n_steps * grain);
-                Step { product, columns: start..end, is_last: end == n_columns }
-            })
-            .collect()
+        let n_steps = n_grains.div_ceil((max_weight_numel / grain_numel).max(1));
+        let mut steps = Vec::with_capacity(n_steps);
+        for number in 0..n_steps {
+            let start = number * n_grains / n_steps * grain;
+            let end = (number + 1) * n_grains / n_steps * grain;
+            steps.push(Step { product, columns: start..end, is_last: end == n_columns });
+        }
+        steps
     }
 }

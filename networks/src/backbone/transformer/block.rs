@@ -6,15 +6,15 @@
 //! h(a) = gelu(a), or silu(a₁) · a₂ with a = [a₁; a₂] (SwiGLU, Shazeer 2020)
 //! ```
 //!
-//! Queries and keys may be rotated by their positions ([`super::rope`]). Views for which a branch
-//! is dropped are left out of it, which saves their share of its time, where they are a tenth or
-//! more.
+//! Queries and keys may be rotated by their positions ([`super::rope`]). A branch is not computed
+//! for the views for which it is dropped, which saves their share of its time, if they are a tenth
+//! of the views or more.
 
 use std::sync::Arc;
 
 use burn_tensor::Tensor;
 use kernels::ops::{
-    attention, attention_weights, branch, in_f32, layer_norm, linear, mlp, on_kept, rotate, swiglu,
+    apply_to_kept, attention, attention_weights, branch, in_f32, layer_norm, linear, mlp, rotate, swiglu,
 };
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -53,8 +53,8 @@ impl MlpKind {
 pub(in crate::backbone) struct Block {
     /// Name of the undivided unit.
     pub name: String,
-    /// The residual branch that this part of a divided block has, by name and number; absent for
-    /// both.
+    /// Name of this part of a divided block, and number of its residual branch; absent in an
+    /// undivided block.
     pub part: Option<(String, usize)>,
     /// Channels of a token.
     pub width: usize,
@@ -135,17 +135,14 @@ impl Block {
 
     fn qkv_bias(&self, cx: &Context<'_>, weight: &Tensor<2>) -> Tensor<1> {
         let d = self.width;
-        let zeros = |len: usize| {
-            let zeros = in_f32(Tensor::<1>::zeros([len], &weight.device().inner()).cast(weight.dtype()));
-            if weight.is_autodiff() { zeros.autodiff() } else { zeros }
-        };
         match self.qkv_bias {
             QkvBias::All => cx.leaves.bias("attn.qkv.bias"),
             QkvBias::WithoutKeys => {
                 let bias = cx.leaves.get::<1>("attn.qkv.bias");
-                Tensor::cat(vec![bias.clone().slice(0..d), zeros(d), bias.slice(2 * d..3 * d)], 0)
+                let parts = vec![bias.clone().slice(0..d), zero_bias(d, weight), bias.slice(2 * d..3 * d)];
+                Tensor::cat(parts, 0)
             }
-            QkvBias::None => zeros(3 * d),
+            QkvBias::None => zero_bias(3 * d, weight),
         }
     }
 
@@ -155,8 +152,8 @@ impl Block {
     }
 
     fn mlp(&self, cx: &Context<'_>, x: Tensor<3>) -> Tensor<3> {
-        let [first, second] = ["mlp.fc1", "mlp.fc2"]
-            .map(|l| (cx.leaves.stored(&format!("{l}.weight")), cx.leaves.bias(&format!("{l}.bias"))));
+        let first = linear_params("mlp.fc1", cx);
+        let second = linear_params("mlp.fc2", cx);
         match self.mlp {
             MlpKind::Gelu => mlp(cx.rounded(x), first, second),
             MlpKind::Swiglu => linear(swiglu(linear(cx.rounded(x), first.0, first.1)), second.0, second.1),
@@ -168,27 +165,59 @@ impl Block {
         self.part.as_ref().is_none_or(|(_, branch)| *branch == number)
     }
 
-    /// Adds the residual branch `number`, which `f` computes, to `x` of `[B·V, N, D]`.
+    /// Adds the residual branch `number`, which `f` computes, to the features `x` of view group
+    /// `group`, `[B·V, N, D]`.
     fn residual(
         &self,
         cx: &Context<'_>,
-        [group, number]: [usize; 2],
+        group: usize,
+        number: usize,
         x: Tensor<3>,
         f: impl FnOnce(Tensor<3>) -> Tensor<3>,
     ) -> Tensor<3> {
-        let name = |part: &str| format!("norm{}.{part}", number + 1);
-        let gain = cx.leaves.get(&name("weight"));
-        let bias = cx.leaves.get(&name("bias"));
+        let gain = cx.leaves.get(&format!("norm{}.weight", number + 1));
+        let bias = cx.leaves.get(&format!("norm{}.bias", number + 1));
         let (h, skip) = branch(x, gain, bias, self.epsilon, cx.types.products);
         let scale = self.layer_scale.map(|_| cx.leaves.get(&format!("ls{}.gamma", number + 1)));
         let factors = cx.draws.factors(group, number);
-        skip.join(on_kept(h, factors, f), scale, factors)
+        skip.join(apply_to_kept(h, factors, f), scale, factors)
     }
+
+    /// Creates the part of the block that has only the residual branch `number`.
+    fn branch_part(&self, number: usize) -> Self {
+        Self { part: Some((format!("{}/{number}", self.name), number)), ..self.clone() }
+    }
+
+    /// Returns a weight `[n_products * n_each, n_inputs]`. Several products that are stored as one
+    /// matrix have the initial values of separate matrices.
+    fn weight(&self, name: &str, n_each: usize, n_products: usize, n_inputs: usize) -> ParamSpec {
+        let init = self.initial_weights.matrix(n_each, n_inputs);
+        ParamSpec::weight(name, [n_products * n_each, n_inputs], init)
+    }
+
+    /// Returns a LayerScale; `None` if the block has none.
+    fn scale(&self, name: &str) -> Option<ParamSpec> {
+        self.layer_scale.map(|value| ParamSpec::vector(name, self.width, value))
+    }
+}
+
+/// Returns weight and bias of the linear layer `name`.
+fn linear_params(name: &str, cx: &Context<'_>) -> (Tensor<2>, Tensor<1>) {
+    (cx.leaves.stored(&format!("{name}.weight")), cx.leaves.bias(&format!("{name}.bias")))
+}
+
+/// Returns a bias of zeros on the device of `weight`.
+fn zero_bias(len: usize, weight: &Tensor<2>) -> Tensor<1> {
+    let zeros = in_f32(Tensor::<1>::zeros([len], &weight.device().inner()).cast(weight.dtype()));
+    if weight.is_autodiff() { zeros.autodiff() } else { zeros }
 }
 
 impl Unit for Block {
     fn name(&self) -> &str {
-        self.part.as_ref().map_or(&self.name, |(name, _)| name)
+        match &self.part {
+            Some((name, _)) => name,
+            None => &self.name,
+        }
     }
 
     fn export_name(&self) -> &str {
@@ -196,37 +225,33 @@ impl Unit for Block {
     }
 
     fn parts(&self, _: usize) -> Option<Vec<Box<dyn Unit>>> {
-        let part = |number: usize| -> Box<dyn Unit> {
-            Box::new(Self { part: Some((format!("{}/{number}", self.name), number)), ..self.clone() })
-        };
-        Some(vec![part(ATTENTION), part(MLP)])
+        Some(vec![Box::new(self.branch_part(ATTENTION)), Box::new(self.branch_part(MLP))])
     }
 
     fn params(&self) -> Vec<ParamSpec> {
         let d = self.width;
         let hidden = self.hidden;
         let n_products = self.mlp.n_products();
-        // Several products that are stored as one matrix have the initial values of separate
-        // matrices.
-        let weight = |name: &str, n_each: usize, n_products: usize, input| {
-            let init = self.initial_weights.matrix(n_each, input);
-            ParamSpec::weight(format!("{name}.weight"), [n_products * n_each, input], init)
-        };
-        let bias = |name: &str, n| ParamSpec::vector(format!("{name}.bias"), n, 0.0);
-        let gain = |name: &str| ParamSpec::vector(format!("{name}.weight"), d, 1.0);
-        let scale = |name: &str| self.layer_scale.map(|value| ParamSpec::vector(name, d, value));
         let mut params = Vec::new();
         if self.has(ATTENTION) {
-            params.extend([gain("norm1"), bias("norm1", d), weight("attn.qkv", d, 3, d)]);
-            params.extend([weight("attn.proj", d, 1, d), bias("attn.proj", d)]);
-            params.extend((self.qkv_bias != QkvBias::None).then(|| bias("attn.qkv", 3 * d)));
-            params.extend(scale("ls1.gamma"));
+            params.push(ParamSpec::vector("norm1.weight", d, 1.0));
+            params.push(ParamSpec::vector("norm1.bias", d, 0.0));
+            params.push(self.weight("attn.qkv.weight", d, 3, d));
+            params.push(self.weight("attn.proj.weight", d, 1, d));
+            params.push(ParamSpec::vector("attn.proj.bias", d, 0.0));
+            if self.qkv_bias != QkvBias::None {
+                params.push(ParamSpec::vector("attn.qkv.bias", 3 * d, 0.0));
+            }
+            params.extend(self.scale("ls1.gamma"));
         }
         if self.has(MLP) {
-            params.extend([gain("norm2"), bias("norm2", d), weight("mlp.fc1", hidden, n_products, d)]);
-            params.extend([bias("mlp.fc1", n_products * hidden), weight("mlp.fc2", d, 1, hidden)]);
-            params.push(bias("mlp.fc2", d));
-            params.extend(scale("ls2.gamma"));
+            params.push(ParamSpec::vector("norm2.weight", d, 1.0));
+            params.push(ParamSpec::vector("norm2.bias", d, 0.0));
+            params.push(self.weight("mlp.fc1.weight", hidden, n_products, d));
+            params.push(ParamSpec::vector("mlp.fc1.bias", n_products * hidden, 0.0));
+            params.push(self.weight("mlp.fc2.weight", d, 1, hidden));
+            params.push(ParamSpec::vector("mlp.fc2.bias", d, 0.0));
+            params.extend(self.scale("ls2.gamma"));
         }
         params
     }
@@ -238,10 +263,10 @@ impl Unit for Block {
             .map(|(group, features)| {
                 let mut x = features.x.clone();
                 if self.has(ATTENTION) {
-                    x = self.residual(cx, [group, ATTENTION], x, |h| self.attend(cx, group, &features, h));
+                    x = self.residual(cx, group, ATTENTION, x, |h| self.attend(cx, group, &features, h));
                 }
                 if self.has(MLP) {
-                    x = self.residual(cx, [group, MLP], x, |h| self.mlp(cx, h));
+                    x = self.residual(cx, group, MLP, x, |h| self.mlp(cx, h));
                 }
                 features.with(x)
             })
@@ -249,11 +274,15 @@ impl Unit for Block {
             .into()
     }
 
-    /// Counts a graph that holds per token, in f32, the normalized inputs of both norms; and in the
-    /// type of products, beside the attention weights, the outputs of both norms, queries, keys and
-    /// values, outputs of attention and branches, and the hidden layer: before its GELU, or with
-    /// gates both halves before, and their product; with LayerScale also what it scales, of all
-    /// sequences. Measured with `ocelli bench shard` on CPUs; GPUs keep the GELU too.
+    /// Counts a graph that holds, per token:
+    ///
+    /// - in f32, the normalized inputs of both norms;
+    /// - in the type of products, the attention weights, the outputs of both norms, queries, keys
+    ///   and values, the outputs of attention and branches, and the hidden layer: before its GELU,
+    ///   or with gates both halves before the activation, and their product;
+    /// - with LayerScale also its input, for all sequences.
+    ///
+    /// Measured with `ocelli bench shard` on CPUs; GPUs keep the output of the GELU too.
     fn cost(&self, groups: &[GroupShape]) -> (Cost, Vec<GroupShape>) {
         let width = self.width as f64;
         let hidden = self.hidden as f64;
@@ -262,35 +291,30 @@ impl Unit for Block {
             MlpKind::Gelu => hidden,
             MlpKind::Swiglu => 3.0 * hidden,
         };
-        let [attends, has_mlp] = [ATTENTION, MLP].map(|number| f64::from(u8::from(self.has(number))));
-        let n_branches = attends + has_mlp;
-        (
-            groups
-                .iter()
-                .map(|group| {
-                    let rows = group.n_rows() as f64;
-                    let n = group.n_tokens() as f64;
-                    let computed = self.drop_rule.computed_share(group.drops);
-                    let flops_of_token = attends * (8.0 * width * width + 4.0 * n * width)
-                        + has_mlp * 2.0 * products * width * hidden;
-                    let flops = rows * flops_of_token;
-                    // Inputs and outputs of both norms are those of all views, and the selected
-                    // ones are copies.
-                    let copies = if computed < 1.0 { n_branches * computed * width } else { 0.0 };
-                    let of_branches =
-                        attends * (4.0 * width + self.heads as f64 * n) + has_mlp * (width + hidden_kept);
-                    let scaled = if self.layer_scale.is_some() { n_branches * width } else { 0.0 };
-                    let graph = Elements {
-                        wide: rows * n_branches * width,
-                        products: rows * (n_branches * width + scaled + copies + computed * of_branches),
-                        ..Elements::default()
-                    };
-                    let flops = computed * flops;
-                    Cost { flops, graph }
-                })
-                .sum(),
-            groups.to_vec(),
-        )
+        let n_attention = f64::from(u8::from(self.has(ATTENTION)));
+        let n_mlps = f64::from(u8::from(self.has(MLP)));
+        let n_branches = n_attention + n_mlps;
+        let mut costs = Vec::with_capacity(groups.len());
+        for group in groups {
+            let rows = group.n_rows() as f64;
+            let n = group.n_tokens() as f64;
+            let computed = self.drop_rule.computed_share(group.drops);
+            let token_flops = n_attention * (8.0 * width * width + 4.0 * n * width)
+                + n_mlps * 2.0 * products * width * hidden;
+            let flops = computed * (rows * token_flops);
+            // Inputs and outputs of both norms are those of all views, and the selected ones are
+            // copies.
+            let copies = if computed < 1.0 { n_branches * computed * width } else { 0.0 };
+            let inner = n_attention * (4.0 * width + self.heads as f64 * n) + n_mlps * (width + hidden_kept);
+            let scaled = if self.layer_scale.is_some() { n_branches * width } else { 0.0 };
+            let graph = Elements {
+                wide: rows * n_branches * width,
+                products: rows * (n_branches * width + scaled + copies + computed * inner),
+                ..Elements::default()
+            };
+            costs.push(Cost { flops, graph });
+        }
+        (costs.into_iter().sum(), groups.to_vec())
     }
 
     fn attention(&self, features: &Features, cx: &Context<'_>) -> Option<Tensor<4>> {

@@ -27,49 +27,32 @@ use crate::unit::{Context, Cost, Elements, GroupShape, StageOutput, Unit};
 
 /// Patch projection, class token, registers and position embedding.
 pub(in crate::backbone) struct Embed {
-    n_channels: usize,
-    patch_px: usize,
-    width: usize,
-    /// Cells along a side of the images that the position embedding is made for.
-    grid: usize,
-    n_registers: usize,
-    initial_weights: InitialWeights,
-    positions: Positions,
-    freezes_patches: bool,
-    takes_masks: bool,
-    resampling: Resampling,
-    /// Interpolation matrices by grid; a run has a few grids.
-    matrices: Mutex<HashMap<[usize; 2], TensorData>>,
+    /// Channels of an image.
+    pub n_channels: usize,
+    /// Side of a patch, in pixels.
+    pub patch_px: usize,
+    /// Channels of a token.
+    pub width: usize,
+    /// Cells along a side of the images that the position embedding is made for; it is resampled
+    /// for other grids.
+    pub grid: usize,
+    /// Number of registers.
+    pub n_registers: usize,
+    /// Rule for the initial weights.
+    pub initial_weights: InitialWeights,
+    /// Kind of the position embedding.
+    pub positions: Positions,
+    /// Whether the projection of patches keeps its initial values.
+    pub freezes_patches: bool,
+    /// Whether there is a token for masked patches.
+    pub takes_masks: bool,
+    /// Rule for resampling the position embedding.
+    pub resampling: Resampling,
+    /// Interpolation matrices by grid, computed when needed; a run has a few grids.
+    pub matrices: Mutex<HashMap<[usize; 2], TensorData>>,
 }
 
 impl Embed {
-    /// Embeds patches of `patch_px` and `n_channels` into tokens of `width` channels, with a
-    /// position embedding for `grid` × `grid` of them that is resampled for others. With
-    /// `freezes_patches` the projection of patches keeps its initial values; with `takes_masks`
-    /// there is a token for masked patches.
-    pub(in crate::backbone) fn new(
-        [n_channels, patch_px, width, grid, n_registers]: [usize; 5],
-        initial_weights: InitialWeights,
-        positions: Positions,
-        [freezes_patches, takes_masks]: [bool; 2],
-        resampling: Resampling,
-    ) -> Self {
-        let matrices = Mutex::default();
-        Self {
-            n_channels,
-            patch_px,
-            width,
-            grid,
-            n_registers,
-            initial_weights,
-            positions,
-            freezes_patches,
-            takes_masks,
-            resampling,
-            matrices,
-        }
-    }
-
     /// Returns the position embedding of `grid`, `[1, 1 + N, D]`.
     fn positions(&self, leaves: &Leaves<'_>, grid: [usize; 2]) -> Tensor<3> {
         let embedding = leaves.get::<3>("pos_embed");
@@ -97,7 +80,7 @@ impl Embed {
 
     /// Replaces the patches that `group` hides, in `patches` of `[B, N, D]`, by the token for
     /// masked patches.
-    fn masked(&self, patches: Tensor<3>, group: &Features, leaves: &Leaves<'_>) -> Tensor<3> {
+    fn replace_masked(&self, patches: Tensor<3>, group: &Features, leaves: &Leaves<'_>) -> Tensor<3> {
         let Some(masked) = group.masked.as_ref().filter(|masked| masked.hides && self.takes_masks) else {
             return patches;
         };
@@ -178,7 +161,7 @@ impl Unit for Embed {
                 let weight = cx.leaves.matrix("patch_embed.proj.weight");
                 let patches =
                     linear(cx.rounded(group.x.clone()), weight, cx.leaves.bias("patch_embed.proj.bias"));
-                let patches = self.masked(patches, group, cx.leaves);
+                let patches = self.replace_masked(patches, group, cx.leaves);
                 let class = cx.leaves.get::<3>("cls_token");
                 let x = match self.positions {
                     Positions::Rope => {

@@ -30,7 +30,7 @@ pub(in crate::backbone) struct InitialWeights {
     pub rule: Initialization,
     /// Standard deviation of truncated normal numbers.
     pub std: f32,
-    /// Standard deviation of the class token and registers, if it is another one.
+    /// Standard deviation of the class token and registers; absent if they follow the rule.
     pub token_std: Option<f32>,
 }
 
@@ -56,8 +56,8 @@ impl InitialWeights {
         }
     }
 
-    /// Returns the initial values of the projection of patches of `inputs` numbers into `outputs`
-    /// channels, and bias.
+    /// Returns the initial values of weight and bias of the projection of patches of `inputs`
+    /// numbers to `outputs` channels.
     pub(in crate::backbone) fn patches(self, outputs: usize, inputs: usize) -> [Init; 2] {
         match self.rule {
             // timm draws convolutions like PyTorch: uniform in ±1/√fan_in.

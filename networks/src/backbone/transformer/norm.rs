@@ -1,4 +1,5 @@
-//! The last layer norm of a transformer. Reading only the class token saves normalizing the others.
+//! The last layer norm of a transformer. If only the class token is read, the other tokens are not
+//! normalized.
 //!
 //! The class token and registers of the smaller views may have a norm of their own, as in DINOv3's
 //! largest network (Siméoni et al. 2025). Only training uses it.
@@ -28,22 +29,26 @@ pub(in crate::backbone) struct Norm {
 
 impl Norm {
     /// Normalizes the tokens of `group`, number `number`.
-    fn of_group(&self, number: usize, group: &Features, cx: &Context<'_>) -> Tensor<3> {
+    fn normalize(&self, number: usize, group: &Features, cx: &Context<'_>) -> Tensor<3> {
         let x = group.x.clone();
-        let norm = |x: Tensor<3>, prefix: &str| {
-            let [gain, bias] = ["weight", "bias"].map(|part| cx.leaves.get(&format!("{prefix}{part}")));
-            layer_norm(x, gain, bias, self.epsilon)
-        };
         if number == 0 || !self.has_local {
-            return norm(x, "");
+            return self.layer_norm(x, "", cx);
         }
         let [b, n, d] = x.dims();
         let p = group.n_prefix;
-        let prefix = norm(x.clone().slice([0..b, 0..p, 0..d]), &format!("{LOCAL}."));
+        let prefix = self.layer_norm(x.clone().slice([0..b, 0..p, 0..d]), &format!("{LOCAL}."), cx);
         if p == n {
             return prefix;
         }
-        Tensor::cat(vec![prefix, norm(x.slice([0..b, p..n, 0..d]), "")], 1)
+        let patches = self.layer_norm(x.slice([0..b, p..n, 0..d]), "", cx);
+        Tensor::cat(vec![prefix, patches], 1)
+    }
+
+    /// Applies the layer norm whose parameters have names with `prefix`.
+    fn layer_norm(&self, x: Tensor<3>, prefix: &str, cx: &Context<'_>) -> Tensor<3> {
+        let gain = cx.leaves.get(&format!("{prefix}weight"));
+        let bias = cx.leaves.get(&format!("{prefix}bias"));
+        layer_norm(x, gain, bias, self.epsilon)
     }
 }
 
@@ -53,17 +58,15 @@ impl Unit for Norm {
     }
 
     fn params(&self) -> Vec<ParamSpec> {
-        let of = |prefix: &str| {
-            [("weight", 1.0), ("bias", 0.0)]
-                .map(|(part, value)| ParamSpec::vector(format!("{prefix}{part}"), self.width, value))
-        };
-        let local = self.has_local.then(|| {
-            of(&format!("{LOCAL}.")).map(|param| {
-                let name = param.name[LOCAL.len() + 1..].to_string();
-                param.or_like(name)
-            })
-        });
-        of("").into_iter().chain(local.into_iter().flatten()).collect()
+        let gain = ParamSpec::vector("weight", self.width, 1.0);
+        let bias = ParamSpec::vector("bias", self.width, 0.0);
+        let mut params = vec![gain, bias];
+        if self.has_local {
+            let gain = ParamSpec::vector(format!("{LOCAL}.weight"), self.width, 1.0);
+            let bias = ParamSpec::vector(format!("{LOCAL}.bias"), self.width, 0.0);
+            params.extend([gain.or_like("weight"), bias.or_like("bias")]);
+        }
+        params
     }
 
     fn forward(&self, _: usize, groups: Vec<Features>, cx: &Context<'_>) -> StageOutput {
@@ -71,11 +74,11 @@ impl Unit for Norm {
             .iter()
             .enumerate()
             .map(|(number, group)| {
-                let read = match self.readout {
+                let selected = match self.readout {
                     Readout::Pooled => group.pooled(),
                     Readout::All => group.clone(),
                 };
-                read.with(self.of_group(number, &read, cx))
+                selected.with(self.normalize(number, &selected, cx))
             })
             .collect::<Vec<_>>()
             .into()
@@ -83,15 +86,14 @@ impl Unit for Norm {
 
     fn cost(&self, groups: &[GroupShape]) -> (Cost, Vec<GroupShape>) {
         let graph: usize = groups.iter().map(|group| group.n_rows() * self.width).sum();
-        (
-            Cost { flops: 0.0, graph: Elements::wide(graph as f64) },
-            groups
-                .iter()
-                .map(|group| match self.readout {
-                    Readout::Pooled => group.pooled(),
-                    Readout::All => *group,
-                })
-                .collect(),
-        )
+        let cost = Cost { flops: 0.0, graph: Elements::wide(graph as f64) };
+        let outputs = groups
+            .iter()
+            .map(|group| match self.readout {
+                Readout::Pooled => group.pooled(),
+                Readout::All => *group,
+            })
+            .collect();
+        (cost, outputs)
     }
 }

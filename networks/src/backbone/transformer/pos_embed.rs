@@ -19,11 +19,12 @@ pub enum Positions {
 }
 
 /// Resamples the rows of patches in `embedding` of `[1 + from², width]` from one square grid to
-/// another; the first row stays.
-pub(in crate::backbone) fn resampled(
+/// another, of side `to`; the first row is copied.
+pub(in crate::backbone) fn resample(
     embedding: &[f32],
     width: usize,
-    [from, to]: [usize; 2],
+    from: usize,
+    to: usize,
     resampling: Resampling,
 ) -> Vec<f32> {
     let (class, patches) = embedding.split_at(width);
@@ -33,7 +34,9 @@ pub(in crate::backbone) fn resampled(
         let start = out.len();
         out.resize(start + width, 0.0);
         for (weight, patch) in row.iter().zip(patches.chunks_exact(width)) {
-            out[start..].iter_mut().zip(patch).for_each(|(sum, value)| *sum += weight * value);
+            for (sum, value) in out[start..].iter_mut().zip(patch) {
+                *sum += weight * value;
+            }
         }
     }
     out

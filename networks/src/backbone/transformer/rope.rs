@@ -36,7 +36,7 @@ impl Rope {
         Self { base, d_head, rule, plain: Mutex::default() }
     }
 
-    /// Returns the rotations of the cells of `grid`, changed as `draw` says.
+    /// Returns the rotations of the cells of `grid`, whose coordinates are changed by `draw`.
     pub(in crate::backbone) fn rotations(
         &self,
         grid: [usize; 2],
@@ -47,8 +47,10 @@ impl Rope {
         }
         // The map stays valid if a holder panics: an entry is inserted whole.
         let mut plain = self.plain.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        let make = || Arc::new(rotations(grid, self.d_head, self.base, &CoordinateDraw::default()));
-        Arc::clone(plain.entry(grid).or_insert_with(make))
+        let rotations = plain
+            .entry(grid)
+            .or_insert_with(|| Arc::new(rotations(grid, self.d_head, self.base, &CoordinateDraw::default())));
+        Arc::clone(rotations)
     }
 }
 
@@ -60,25 +62,36 @@ pub(in crate::backbone) fn rotations(
     draw: &CoordinateDraw,
 ) -> Rotations {
     let n_periods = d_head / 4;
-    let coordinate = |axis: usize, i: usize, n: usize| {
-        let plain = 2.0 * (i as f64 + 0.5) / n as f64 - 1.0;
-        (plain + f64::from(draw.shift[axis])) * f64::from(draw.factor[axis])
-    };
-    let period = |k: usize| base.powf(2.0 * k as f64 / (d_head / 2) as f64);
-    let angles =
-        |coordinate: f64| (0..n_periods).map(move |k| std::f64::consts::TAU * coordinate / period(k));
     let n = rows * columns * 2 * n_periods;
     let mut cos = Vec::with_capacity(n);
     let mut sin = Vec::with_capacity(n);
     for row in 0..rows {
         for column in 0..columns {
-            for angle in angles(coordinate(0, row, rows)).chain(angles(coordinate(1, column, columns))) {
-                cos.push(angle.cos() as f32);
-                sin.push(angle.sin() as f32);
+            for coordinate in [draw.coordinate(0, row, rows), draw.coordinate(1, column, columns)] {
+                for k in 0..n_periods {
+                    let period = base.powf(2.0 * k as f64 / (d_head / 2) as f64);
+                    let angle = std::f64::consts::TAU * coordinate / period;
+                    cos.push(angle.cos() as f32);
+                    sin.push(angle.sin() as f32);
+                }
             }
         }
     }
     Rotations { cos, sin }
+}
+
+impl CoordinateDraw {
+    /// Returns the changed coordinate of row or column `i` of `n`; `axis` is 0 for rows.
+    fn coordinate(&self, axis: usize, i: usize, n: usize) -> f64 {
+        let plain = 2.0 * (i as f64 + 0.5) / n as f64 - 1.0;
+        (plain + f64::from(self.shift[axis])) * f64::from(self.factor[axis])
+    }
+}
+
+/// Draws a factor between 1 / `largest` and `largest`, uniformly on a logarithmic scale.
+fn draw_factor(largest: f32, rng: &mut ViewRng) -> f32 {
+    let log = f64::from(largest).ln();
+    rng.between(-log, log).exp() as f32
 }
 
 impl CoordinateRule {
@@ -109,15 +122,11 @@ impl CoordinateRule {
         if let Some(shift) = self.shift.map(f64::from) {
             draw.shift = [0, 1].map(|_| rng.between(-shift, shift) as f32);
         }
-        let mut factor = |largest: f32| {
-            let log = f64::from(largest).ln();
-            rng.between(-log, log).exp() as f32
-        };
         if let Some(jitter) = self.jitter {
-            draw.factor = [0, 1].map(|_| factor(jitter));
+            draw.factor = [0, 1].map(|_| draw_factor(jitter, rng));
         }
         if let Some(rescale) = self.rescale {
-            let factor = factor(rescale);
+            let factor = draw_factor(rescale, rng);
             draw.factor = draw.factor.map(|jitter| jitter * factor);
         }
         draw
@@ -132,19 +141,19 @@ mod tests {
     /// channels.
     #[test]
     fn angles_are_those_of_row_and_column() {
-        let found = rotations([2, 3], 8, 100.0, &CoordinateDraw::default());
-        assert_eq!((found.cos.len(), found.sin.len()), (24, 24));
+        let rotations = rotations([2, 3], 8, 100.0, &CoordinateDraw::default());
+        assert_eq!((rotations.cos.len(), rotations.sin.len()), (24, 24));
         let tau = std::f64::consts::TAU;
         // Periods 1 and 10; coordinates -1/2 and -2/3.
         let angles = [tau * -0.5, tau * -0.05, tau * -2.0 / 3.0, tau * -2.0 / 30.0];
         for (i, angle) in angles.iter().enumerate() {
-            assert!((f64::from(found.cos[i]) - angle.cos()).abs() < 1e-6, "{i}");
-            assert!((f64::from(found.sin[i]) - angle.sin()).abs() < 1e-6, "{i}");
+            assert!((f64::from(rotations.cos[i]) - angle.cos()).abs() < 1e-6, "{i}");
+            assert!((f64::from(rotations.sin[i]) - angle.sin()).abs() < 1e-6, "{i}");
         }
     }
 
     #[test]
-    fn changes_keep_to_their_rule() {
+    fn drawn_coordinates_lie_within_the_rule() {
         let rule = CoordinateRule { shift: Some(0.2), jitter: Some(1.5), rescale: Some(2.0) };
         let mut rng = ViewRng::from_words([1, 2, 3, 4]);
         let mut factors = Vec::new();

@@ -101,5 +101,5 @@ fn noise(args: &Args, n: usize, columns: &Columns, stream: u64) -> FeatureSet {
         rows.extend(center.iter().map(|center| center + 20.0 * (rng.uniform() - 0.5)));
     }
     let table = Table::new(columns.clone(), (0..n as u32).collect(), rows);
-    FeatureSet::of(Arc::new(table), |image| Some((image % classes) as u32))
+    FeatureSet::from_table(Arc::new(table), |image| Some((image % classes) as u32))
 }

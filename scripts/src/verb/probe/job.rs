@@ -84,7 +84,7 @@ pub(super) fn split(
     } else {
         images(&args.train, set_name(&args.train), open, storage)?
     };
-    let split = Split::of(protocols, train, test)?;
+    let split = Split::for_protocols(protocols, train, test)?;
     let overrides_transform = args.network.resize_px.is_some();
     Ok(Split { seed: args.protocols.seed, overrides_transform, ..split })
 }

@@ -46,7 +46,7 @@ pub(crate) fn run(args: &Args, storage: &Storage, folder: &Path) -> anyhow::Resu
 /// Scores one checkpoint.
 fn score(args: &Args, checkpoint: &Path, open: &OpenNetwork, means: &Means<'_>) -> anyhow::Result<ExitCode> {
     let split = split(args, open, &means.protocols, means.storage)?;
-    let check = Check::of(&split.train, &split.test)?;
+    let check = Check::new(&split.train, &split.test)?;
     // With leave-one-out, both sets are the same images.
     let warnings = if args.protocols.leave_one_out { Vec::new() } else { check.warnings() };
     for warning in warnings.iter().chain(&open.warnings()) {

@@ -18,7 +18,7 @@ use augment::Interpolation;
 use augment::crop::CropBox;
 use augment::resize::BoxResizer;
 use augment::{DecodeRules, Image, Planes, Rgb8};
-use pipeline::file::WholeFile;
+use pipeline::file::AtomicFile;
 use pipeline::{Shard, Source, Storage};
 use rayon::prelude::*;
 use report::picture::sheets;
@@ -196,7 +196,7 @@ fn fingerprints(shards: &[Shard], range: Range<usize>) -> anyhow::Result<Vec<Sam
 /// such images would all be copies of one another.
 fn difference_hash(image: &Rgb8) -> Option<u64> {
     const MIN_ONES: u32 = 6;
-    let whole = CropBox::whole([image.width_px, image.height_px]);
+    let whole = CropBox::from_size([image.width_px, image.height_px]);
     let mut small = Planes::default();
     BoxResizer::default().resize(image, whole, [9, 8], Interpolation::Bilinear, &mut small).ok()?;
     let [r, g, b] = small.channels();
@@ -296,7 +296,7 @@ fn write_lists(
 ) -> anyhow::Result<()> {
     let name =
         |entry: &SampleEntry| (shards[entry.shard].name(), shards[entry.shard].key(entry.number).to_string());
-    let mut report = WholeFile::create(&out.join("copies.jsonl"))?;
+    let mut report = AtomicFile::create(&out.join("copies.jsonl"))?;
     for copy in copies {
         let (shard, key) = name(&entries[copy.entry]);
         let (of_shard, of_key) = name(&entries[copy.of]);
@@ -307,7 +307,7 @@ fn write_lists(
     }
     report.finish()?;
     let gone: HashSet<usize> = copies.iter().map(|copy| copy.entry).collect();
-    let mut keep = WholeFile::create(&out.join("keep.txt"))?;
+    let mut keep = AtomicFile::create(&out.join("keep.txt"))?;
     for (number, entry) in entries.iter().enumerate() {
         if entry.shard >= n_against && !gone.contains(&number) {
             let (shard, key) = name(entry);

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, bail};
-use pipeline::shard::leads_out;
+use pipeline::shard::leads_out_of_folder;
 use pipeline::{PipelineError, Shard, Storage};
 use serde_json::json;
 
@@ -71,7 +71,7 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
 /// Returns the path of `member` below `folder`. A member's name is not trusted: it must not lead
 /// out of the folder.
 fn inside(shard: &Shard, folder: &Path, member: String) -> Result<PathBuf, PipelineError> {
-    if leads_out(&member) {
+    if leads_out_of_folder(&member) {
         let reason = "it would be written outside of the folder".into();
         return Err(PipelineError::BadMember { path: shard.name().into(), member, reason });
     }

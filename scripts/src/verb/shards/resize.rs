@@ -56,7 +56,7 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
 fn resized(args: &Args, item: &Item<'_>) -> anyhow::Result<Verdict> {
     let (_, bytes) = item.image().context("no image")?;
     // What a JPEG cannot hold stays as it is.
-    if bands::is_more_than_a_picture(bytes) {
+    if bands::exceeds_rgb8(bytes) {
         return Ok(Verdict::Keep);
     }
     let facts = facts(bytes)?;

@@ -209,7 +209,8 @@ fn found(
         other: image
             .is_none()
             .then(|| {
-                let bands::Found { n_channels, depth, .. } = bands::found(&files, rules).ok()?;
+                let bands::SampleHeader { n_channels, depth, .. } =
+                    bands::sample_header(&files, rules).ok()?;
                 Some(PixelFormat { n_channels, depth })
             })
             .flatten()
@@ -378,7 +379,7 @@ fn quantiles(values: &[f64]) -> [f64; 3] {
 fn predicted_images_per_s(shards: &[&Shard], rules: &DecodeRules) -> f64 {
     let mut multicrop = MultiCrop::dinov2(224, 96, 8, BlurRule::Paper);
     if !rules.format.is_rgb8() {
-        multicrop = multicrop.of_channels(0.0, 0.0);
+        multicrop = multicrop.into_multichannel(0.0, 0.0);
     }
     let mut maker = ViewMaker::default();
     let n_samples: usize = shards.iter().map(|shard| shard.len()).sum();

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use augment::{DecodeRules, Fill, Image};
-use pipeline::shard::{IMAGE_EXTENSIONS, leads_out};
+use pipeline::shard::{IMAGE_EXTENSIONS, leads_out_of_folder};
 use pipeline::{Dataset, PipelineError, SampleId, Shard, Source, Storage};
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
@@ -122,7 +122,7 @@ fn found(
                 let decoded = Image::decode_any(&sample.image.files(), rules);
                 let flaw = match decoded {
                     Err(error) => Some(error.to_string()),
-                    Ok(_) if leads_out(&sample.key) => Some(
+                    Ok(_) if leads_out_of_folder(&sample.key) => Some(
                         "its name leads out of a folder; --renumber of reshard gives it another".to_string(),
                     ),
                     Ok(_) => None,

@@ -5,20 +5,20 @@
 //! H(p,q) = -Σ_K p · log q                                          n = number of pairs (v, u)
 //! ```
 //!
-//! The cross-entropy is linear in the target, so that each student view is scored once, against
-//! the sum of the teacher views that it is paired with.
+//! The cross-entropy is linear in the target, so that each student view is compared once, with the
+//! sum of the teacher views that it is paired with.
 
 use burn_tensor::Tensor;
 use kernels::ops::{Pairs, cross_entropy};
 
-/// The loss of groups of student logits `[B, V, K]` against `targets` `[B, V_t, K]`, `[1]`. The
-/// first `V_t` views of the first group are the views that the teacher saw.
+/// Returns the loss of groups of student logits `[B, V, K]` against `targets` `[B, V_t, K]`, `[1]`.
+/// The first `V_t` views of the first group are the views that the teacher saw.
 pub(crate) fn between_views(student: &[Tensor<3>], targets: &Tensor<3>, temperature: f64) -> Tensor<1> {
     between_weighted_views(student, targets, temperature, 1.0)
 }
 
-/// The loss as [`between_views`], in which pairs with views of other groups than the first count
-/// `other_weight` times. The number of pairs, by which it is divided, counts all of them (DINOv3).
+/// Returns the loss of [`between_views`] with weight `other_weight` for pairs with views of other
+/// groups than the first. It is divided by the number of all pairs, without weights (DINOv3).
 pub(crate) fn between_weighted_views(
     student: &[Tensor<3>],
     targets: &Tensor<3>,
@@ -27,18 +27,19 @@ pub(crate) fn between_weighted_views(
 ) -> Tensor<1> {
     let [b, n_teacher, _] = targets.dims();
     let mut n_pairs = 0;
-    let total = student
-        .iter()
-        .enumerate()
-        .map(|(i, logits)| {
-            let [_, v, _] = logits.dims();
-            let GroupPairs { pairs, n, weight } = GroupPairs::of(i, v, n_teacher, other_weight);
-            n_pairs += n;
-            let sum = cross_entropy(logits.clone(), targets.clone(), pairs, temperature);
-            if weight == 1.0 { sum } else { sum * weight }
-        })
-        .reduce(|total, sum| total + sum);
-    // Every method has at least one group of views; an empty one was refused with the recipe.
+    let mut total: Option<Tensor<1>> = None;
+    for (i, logits) in student.iter().enumerate() {
+        let [_, v, _] = logits.dims();
+        let GroupPairs { pairs, n, weight } = GroupPairs::new(i, v, n_teacher, other_weight);
+        n_pairs += n;
+        let sum = cross_entropy(logits.clone(), targets.clone(), pairs, temperature);
+        let sum = if weight == 1.0 { sum } else { sum * weight };
+        total = Some(match total {
+            Some(total) => total + sum,
+            None => sum,
+        });
+    }
+    // Recipes without views are refused, so that there is at least one group.
     total.expect("at least one group of student views") / (n_pairs * b) as f64
 }
 
@@ -47,17 +48,18 @@ pub(super) struct GroupPairs {
     pub(super) pairs: Pairs,
     /// Number of pairs of an image.
     pub(super) n: usize,
-    /// Weight of each.
+    /// Weight of a pair.
     pub(super) weight: f64,
 }
 
 impl GroupPairs {
-    /// Returns the pairs of group `number` of `v` views: the first group holds the `n_teacher`
-    /// views of the teacher itself.
-    pub(super) fn of(number: usize, v: usize, n_teacher: usize, other_weight: f64) -> Self {
-        match number {
-            0 => Self { pairs: Pairs::Others, n: v * n_teacher - n_teacher, weight: 1.0 },
-            _ => Self { pairs: Pairs::All, n: v * n_teacher, weight: other_weight },
+    /// Returns the pairs of group `number`, which has `v` views. The first group contains the
+    /// `n_teacher` views of the teacher, which are not paired with themselves.
+    pub(super) fn new(number: usize, v: usize, n_teacher: usize, other_weight: f64) -> Self {
+        if number == 0 {
+            Self { pairs: Pairs::Others, n: v * n_teacher - n_teacher, weight: 1.0 }
+        } else {
+            Self { pairs: Pairs::All, n: v * n_teacher, weight: other_weight }
         }
     }
 }
@@ -68,13 +70,14 @@ mod tests {
     use burn_tensor::{Device, Distribution};
     use kernels::ops::softmax_rows;
 
-    /// The double loop of the reference, in f64.
+    fn softmax(row: &[f64]) -> Vec<f64> {
+        let max = row.iter().copied().fold(f64::MIN, f64::max);
+        let sum: f64 = row.iter().map(|v| (v - max).exp()).sum();
+        row.iter().map(|v| (v - max).exp() / sum).collect()
+    }
+
+    /// Double loop of the reference for one image, in f64.
     fn reference(student: &[Vec<f32>], teacher: &[Vec<f32>], center: &[f32], t_s: f64, t_t: f64) -> f64 {
-        let softmax = |row: &[f64]| {
-            let max = row.iter().copied().fold(f64::MIN, f64::max);
-            let sum: f64 = row.iter().map(|v| (v - max).exp()).sum();
-            row.iter().map(|v| (v - max).exp() / sum).collect::<Vec<_>>()
-        };
         let mut total = 0.0;
         let mut n = 0;
         for (iv, t) in teacher.iter().enumerate() {
@@ -93,30 +96,35 @@ mod tests {
         total / f64::from(n)
     }
 
+    fn random(shape: [usize; 3], device: &Device) -> Tensor<3> {
+        Tensor::random(shape, Distribution::Normal(0.0, 1.0), device)
+    }
+
+    /// Returns the logits of view `v` of image `b`.
+    fn row_values(t: &Tensor<3>, b: usize, v: usize) -> Vec<f32> {
+        t.clone().slice([b..b + 1, v..v + 1]).into_data().try_to_vec::<f32>().expect("f32")
+    }
+
     #[test]
-    fn it_equals_the_double_loop() {
+    fn loss_equals_the_double_loop_over_pairs_of_views() {
         let device = Device::flex();
         device.seed(1);
         let b = 3;
         let k = 11;
-        let random = |v| Tensor::<3>::random([b, v, k], Distribution::Normal(0.0, 1.0), &device);
-        let global = random(2);
-        let local = random(4);
-        let teacher = random(2);
+        let global = random([b, 2, k], &device);
+        let local = random([b, 4, k], &device);
+        let teacher = random([b, 2, k], &device);
         let center = Tensor::<1>::random([k], Distribution::Normal(0.0, 0.3), &device);
-        let row = |t: &Tensor<3>, b: usize, v: usize| {
-            t.clone().slice([b..b + 1, v..v + 1]).into_data().try_to_vec::<f32>().expect("f32")
-        };
         let center_values = center.clone().into_data().try_to_vec::<f32>().expect("f32");
         let mut expected = 0.0;
         for i in 0..b {
-            let mut student: Vec<_> = (0..2).map(|v| row(&global, i, v)).collect();
-            student.extend((0..4).map(|v| row(&local, i, v)));
-            let teacher: Vec<_> = (0..2).map(|v| row(&teacher, i, v)).collect();
+            let mut student: Vec<_> = (0..2).map(|v| row_values(&global, i, v)).collect();
+            student.extend((0..4).map(|v| row_values(&local, i, v)));
+            let teacher: Vec<_> = (0..2).map(|v| row_values(&teacher, i, v)).collect();
             expected += reference(&student, &teacher, &center_values, 0.1, 0.04) / b as f64;
         }
         let p = softmax_rows(teacher, Some(center), 0.04);
-        let got = between_views(&[global.autodiff(), local.autodiff()], &p, 0.1).into_scalar::<f32>();
-        assert!((f64::from(got) - expected).abs() < 1e-4 * expected, "{got} {expected}");
+        let loss = between_views(&[global.autodiff(), local.autodiff()], &p, 0.1).into_scalar::<f32>();
+        assert!((f64::from(loss) - expected).abs() < 1e-4 * expected, "{loss} {expected}");
     }
 }

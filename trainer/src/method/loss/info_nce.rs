@@ -12,41 +12,41 @@ use ranks::peers::Peers;
 
 use crate::method::Collective;
 
-/// The keys of one view over the whole batch.
+/// Keys of one view of the global batch.
 pub(crate) struct Keys {
-    /// Keys `[B, D]`, by position in the batch.
+    /// Keys by position in the batch, `[B, D]`.
     all: Tensor<2>,
     temperature: f64,
 }
 
-/// Returns the collective of [`Keys::of`] for keys of `d` channels.
+/// Returns the collective of [`Keys::new`] for keys of `d` channels.
 pub(crate) fn collective(d: usize) -> Collective {
     Collective::Gather(d)
 }
 
 impl Keys {
-    /// Gathers the keys of a batch, of which this rank has `keys` of `[b, D]` by micro-batch, of
+    /// Gathers the keys of the global batch from this rank's `keys`, `[b, D]` by micro-batch, of
     /// length one.
     ///
     /// # Errors
     /// [`EngineError`].
-    pub(crate) fn of(keys: &[Tensor<2>], temperature: f64, peers: Peers<'_>) -> Result<Self, EngineError> {
+    pub(crate) fn new(keys: &[Tensor<2>], temperature: f64, peers: Peers<'_>) -> Result<Self, EngineError> {
         Ok(Self { all: peers.gather("keys", keys)?, temperature })
     }
 
-    /// Returns the loss of `queries` of `[b, D]`, of length one and with a graph, whose images are
-    /// at `positions` of the batch: `[1]`.
+    /// Returns the loss of `queries` `[b, D]`, of length one and with a graph, whose images are at
+    /// `positions` of the global batch, `[1]`.
     pub(crate) fn loss(&self, queries: Tensor<2>, positions: &[usize]) -> Tensor<1> {
         let [b, _] = queries.dims();
         let [n, _] = self.all.dims();
         let scores = matmul(queries, (self.all.clone().transpose() / self.temperature).autodiff());
-        let mut own = vec![0.0f32; b * n];
+        let mut one_hot = vec![0.0f32; b * n];
         for (row, position) in positions.iter().enumerate() {
-            own[row * n + position] = 1.0;
+            one_hot[row * n + position] = 1.0;
         }
-        let own: Tensor<2> = Tensor::from_data(TensorData::new(own, [b, n]), &self.all.device());
-        let matched = (scores.clone() * own.autodiff()).sum_dim(1);
-        // The largest score is a constant to the gradient.
+        let one_hot: Tensor<2> = Tensor::from_data(TensorData::new(one_hot, [b, n]), &self.all.device());
+        let matched = (scores.clone() * one_hot.autodiff()).sum_dim(1);
+        // The largest score is treated as a constant by the gradient.
         let largest = scores.clone().inner().max_dim(1).autodiff();
         let logs = (scores - largest.clone()).exp().sum_dim(1).log() + largest;
         (logs - matched).mean() * (2.0 * self.temperature)

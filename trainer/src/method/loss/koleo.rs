@@ -1,12 +1,12 @@
-//! The KoLeo regularizer (Sablayrolles et al. 2019; DINOv2, section 4): embeddings of a batch keep
-//! away from one another, so that they spread over the sphere.
+//! The KoLeo regularizer (Sablayrolles et al. 2019; DINOv2, section 4), which maximizes distances
+//! between the embeddings of a batch, so that they spread over the sphere.
 //!
 //! ```text
 //! x̂ᵢ = xᵢ / |xᵢ|      n(i) = argmax_{j≠i} x̂ᵢ · x̂ⱼ          no gradient through the choice
 //! koleo(x) = -1/B · Σᵢ log(|x̂ᵢ - x̂ₙ₍ᵢ₎| + ε)              ε = 1e-8
 //! ```
 //!
-//! Neighbors are searched in the whole batch, or in groups of consecutive images.
+//! Neighbors are searched in the global batch, or in groups of consecutive images.
 
 use burn_tensor::{Tensor, TensorData};
 use kernels::device::readback::failure;
@@ -20,11 +20,11 @@ use crate::method::Collective;
 /// Keeps norms and the logarithm finite, as in DINOv2.
 const EPSILON: f64 = 1e-8;
 
-/// Images whose neighbors are searched at a time: all at once would take B² numbers several times
-/// over.
+/// Number of images whose neighbors are searched at a time. All at once would take several matrices
+/// of B² numbers.
 const ROWS: usize = 512;
 
-/// Nearest neighbors within a batch, for one kind of view.
+/// Nearest neighbors in the global batch, for one kind of view.
 pub(crate) struct Neighbors {
     /// Directions of all images, `[B, D]`, without a graph.
     directions: Tensor<2>,
@@ -45,40 +45,41 @@ pub(crate) fn view(embeddings: &Tensor<3>, i: usize) -> Tensor<2> {
     embeddings.clone().slice([0..b, i..i + 1, 0..d]).reshape([b, d])
 }
 
-/// Finds the neighbors over the whole batch for each view of the first size, within groups of
-/// `group_size` images, 0 for the whole batch.
+/// Finds the neighbors in the global batch for each view of the first size, in groups of
+/// `group_size` images; 0 for the global batch.
 ///
 /// # Errors
 /// [`EngineError`].
-pub(crate) fn by_view(
+pub(crate) fn neighbors_by_view(
     outputs: &[Outputs],
     group_size: usize,
     peers: Peers<'_>,
 ) -> Result<Vec<Neighbors>, EngineError> {
     let globals: Vec<Tensor<3>> = outputs.iter().map(|outputs| outputs.pooled(0)).collect();
     let [_, v, _] = globals[0].dims();
-    (0..v)
-        .map(|i: usize| {
-            let rows: Vec<Tensor<2>> = globals.iter().map(|all| directions(view(all, i))).collect();
-            let all = peers.gather("neighbors", &rows)?;
-            let [batch_size, _] = all.dims();
-            Neighbors::of(all, if group_size == 0 { batch_size } else { group_size })
-        })
-        .collect()
+    let mut neighbors = Vec::with_capacity(v);
+    for i in 0..v {
+        let rows: Vec<Tensor<2>> = globals.iter().map(|embeddings| directions(view(embeddings, i))).collect();
+        let all = peers.gather("neighbors", &rows)?;
+        let [batch_size, _] = all.dims();
+        neighbors.push(Neighbors::new(all, if group_size == 0 { batch_size } else { group_size })?);
+    }
+    Ok(neighbors)
 }
 
-/// Returns the collectives of [`by_view`] for `n_views` embeddings of `d` channels of each image.
+/// Returns the collectives of [`neighbors_by_view`] for `n_views` embeddings of `d` channels of
+/// each image.
 pub(crate) fn collectives(n_views: usize, d: usize) -> Vec<Collective> {
     vec![Collective::Gather(d); n_views]
 }
 
 impl Neighbors {
-    /// Finds the neighbors among `directions` `[B, D]` of the whole batch, without a graph, within
+    /// Finds the neighbors among `directions` `[B, D]` of the global batch, without a graph, in
     /// groups of `group_size` consecutive images.
     ///
     /// # Errors
     /// [`EngineError::Device`] when the device has failed.
-    pub(crate) fn of(directions: Tensor<2>, group_size: usize) -> Result<Self, EngineError> {
+    pub(crate) fn new(directions: Tensor<2>, group_size: usize) -> Result<Self, EngineError> {
         let [b, d] = directions.dims();
         let mut nearest = Vec::with_capacity(b);
         for group in (0..b).step_by(group_size) {
@@ -86,24 +87,29 @@ impl Neighbors {
             let all = directions.clone().slice([group..group + size, 0..d]).transpose();
             for start in (group..group + size).step_by(ROWS) {
                 let n = ROWS.min(group + size - start);
-                let mut itself = vec![0.0f32; n * size];
-                // Cosines lie in -1..=1, so that taking 3 keeps an image from choosing itself.
-                (0..n).for_each(|row| itself[row * size + start - group + row] = 3.0);
-                let itself = Tensor::<2>::from_data(TensorData::new(itself, [n, size]), &directions.device());
+                // Cosines lie in -1..=1: subtracting 3 from that of an image with itself excludes
+                // it.
+                let mut diagonal = vec![0.0f32; n * size];
+                for row in 0..n {
+                    diagonal[row * size + start - group + row] = 3.0;
+                }
+                let diagonal = TensorData::new(diagonal, [n, size]);
+                let diagonal = Tensor::<2>::from_data(diagonal, &directions.device());
                 let rows = directions.clone().slice([start..start + n, 0..d]);
-                let chosen = (matmul(rows, all.clone()) - itself).argmax(1).reshape([n]).try_into_data();
-                let chosen = chosen.map_err(|error| failure(&error))?;
-                nearest.extend(chosen.iter::<i64>().map(|i| group + i as usize));
+                let indices = (matmul(rows, all.clone()) - diagonal).argmax(1).reshape([n]).try_into_data();
+                let indices = indices.map_err(|error| failure(&error))?;
+                nearest.extend(indices.iter::<i64>().map(|i| group + i as usize));
             }
         }
         Ok(Self { directions, nearest, group_size })
     }
 
-    /// Returns the regularizer of one micro-batch, `[1]`: `x` `[b, D]` are the embeddings of the
-    /// images at `positions`, with a graph. Zero in groups of one, which have no neighbor.
+    /// Returns the regularizer of one micro-batch, `[1]`, given the embeddings `x` `[b, D]` of the
+    /// images at `positions`, with a graph. Zero for groups of one image, which has no neighbor.
     ///
-    /// The value is the mean over the micro-batch. The gradient is that of the sum over the whole
-    /// batch, divided by b: an image is also pushed by images elsewhere whose neighbor it is.
+    /// The value is the mean over the micro-batch. The gradient is that of the sum over the global
+    /// batch, divided by b: it includes the terms of images of other micro-batches whose neighbors
+    /// are images of this one.
     pub(crate) fn koleo(&self, x: Tensor<2>, positions: &[usize]) -> Tensor<1> {
         let [b, _] = x.dims();
         if self.nearest.len() < 2 || self.group_size < 2 {
@@ -116,12 +122,12 @@ impl Neighbors {
             pairs.extend(reverse_neighbors.map(|i| [row, i]));
         }
         let logs = log_distances(directions(x), self.directions.clone(), pairs, EPSILON);
-        // The value sums the own terms. Terms of other images count in their own micro-batch, and
-        // add only a gradient here.
+        // The value is the sum over the images of the micro-batch, the first b terms. The other
+        // terms are part of the value in their own micro-batch, and only add to the gradient here.
         let values = logs.clone().inner();
-        let own = total(values.clone().slice(0..b)).autodiff();
-        let still = total(values).autodiff();
-        -(own + (total(logs) - still)) / b as f64
+        let value = total(values.clone().slice(0..b)).autodiff();
+        let detached = total(values).autodiff();
+        -(value + (total(logs) - detached)) / b as f64
     }
 }
 
@@ -130,66 +136,71 @@ mod tests {
     use super::*;
     use burn_tensor::Device;
 
-    /// The regularizer of a whole batch, summed over the views of `embeddings` `[B, V, D]`, each
-    /// view among its own kind, `[1]`.
-    fn koleo(embeddings: Tensor<3>) -> Tensor<1> {
-        let [b, v, d] = embeddings.dims();
+    /// Returns the regularizer of one view of a batch, `[B, D]`, without groups, `[1]`.
+    fn view_koleo(x: Tensor<2>) -> Tensor<1> {
+        let [b, _] = x.dims();
         let positions: Vec<usize> = (0..b).collect();
-        let of_view = |i: usize| {
-            let x = embeddings.clone().slice([0..b, i..i + 1, 0..d]).reshape([b, d]);
-            Neighbors::of(directions(x.clone().inner()), b).unwrap().koleo(x, &positions)
-        };
-        (1..v).fold(of_view(0), |sum, i| sum + of_view(i))
+        Neighbors::new(directions(x.clone().inner()), b).unwrap().koleo(x, &positions)
     }
 
-    fn of(values: &[f32], shape: [usize; 3]) -> Tensor<3> {
+    /// Returns the sum of the regularizers of the views of `embeddings` `[B, V, D]`, `[1]`.
+    fn koleo(embeddings: Tensor<3>) -> Tensor<1> {
+        let [_, v, _] = embeddings.dims();
+        let first = view_koleo(view(&embeddings, 0));
+        (1..v).fold(first, |sum, i| sum + view_koleo(view(&embeddings, i)))
+    }
+
+    /// Returns the distance between points of the unit circle.
+    fn chord(degrees: f64) -> f64 {
+        2.0 * (degrees.to_radians() / 2.0).sin()
+    }
+
+    fn tracked_tensor(values: &[f32], shape: [usize; 3]) -> Tensor<3> {
         Tensor::from_data(TensorData::new(values.to_vec(), shape), &Device::flex()).autodiff().require_grad()
     }
 
-    /// Four points of the circle, whose distances are known: 0 and 60 degrees are neighbors, 180
-    /// degrees and 210 as well.
+    /// Four points of the circle: those at 0 and 60 degrees are neighbors, as are those at 180 and
+    /// 210 degrees.
     #[test]
-    fn it_equals_the_formula() {
+    fn value_equals_the_formula_for_points_of_the_circle() {
         let points: Vec<f32> = [0.0, 60.0, 180.0, 210.0]
             .into_iter()
             .flat_map(|degrees: f32| [3.0 * degrees.to_radians().cos(), 3.0 * degrees.to_radians().sin()])
             .collect();
-        let got = koleo(of(&points, [4, 1, 2])).into_scalar::<f32>();
-        let chord = |degrees: f64| 2.0 * (degrees.to_radians() / 2.0).sin();
+        let value = koleo(tracked_tensor(&points, [4, 1, 2])).into_scalar::<f32>();
         let expected = -(2.0 * chord(60.0).ln() + 2.0 * chord(30.0).ln()) / 4.0;
-        assert!((f64::from(got) - expected).abs() < 1e-6, "{got} {expected}");
+        assert!((f64::from(value) - expected).abs() < 1e-6, "{value} {expected}");
     }
 
     #[test]
-    fn views_are_scored_apart_and_summed() {
+    fn views_are_regularized_separately_and_summed() {
         let values = [1.0, 0.0, 0.3, 0.2, 0.0, 1.0, -0.7, 0.1, 0.5, 0.6, 0.2, 0.9];
-        let x = of(&values, [3, 2, 2]);
-        let view = |i: usize| x.clone().slice([0..3, i..i + 1, 0..2]);
-        let both = koleo(x.clone()).into_scalar::<f32>();
-        let apart = koleo(view(0)).into_scalar::<f32>() + koleo(view(1)).into_scalar::<f32>();
-        assert!((both - apart).abs() < 1e-6);
+        let x = tracked_tensor(&values, [3, 2, 2]);
+        let joint = koleo(x.clone()).into_scalar::<f32>();
+        let [first, second] =
+            [0, 1].map(|i| koleo(x.clone().slice([0..3, i..i + 1, 0..2])).into_scalar::<f32>());
+        assert!((joint - (first + second)).abs() < 1e-6);
     }
 
-    /// Neighbors are searched within groups: the sum over groups is that of separate batches.
+    /// Neighbors are searched within groups, so that the sum over groups is that over separate
+    /// batches.
     #[test]
-    fn groups_are_batches_of_their_own() {
+    fn groups_equal_separate_batches() {
         let values = [1.0, 0.0, 0.3, 0.2, 0.0, 1.0, -0.7, 0.1, 0.5, 0.6, 0.2, 0.9];
-        let x = of(&values, [6, 1, 2]).reshape([6, 2]);
+        let x = tracked_tensor(&values, [6, 1, 2]).reshape([6, 2]);
         let positions: Vec<usize> = (0..6).collect();
-        let grouped = Neighbors::of(directions(x.clone().inner()), 3).unwrap().koleo(x.clone(), &positions);
-        let apart: f32 = [0, 3]
-            .map(|start| {
-                koleo(x.clone().slice([start..start + 3, 0..2]).reshape([3, 1, 2])).into_scalar::<f32>()
-            })
-            .iter()
-            .sum();
-        assert!((grouped.into_scalar::<f32>() - apart / 2.0).abs() < 1e-6);
+        let grouped = Neighbors::new(directions(x.clone().inner()), 3).unwrap().koleo(x.clone(), &positions);
+        let [first, second] =
+            [0..3, 3..6].map(|images| view_koleo(x.clone().slice([images, 0..2])).into_scalar::<f32>());
+        assert!((grouped.into_scalar::<f32>() - (first + second) / 2.0).abs() < 1e-6);
     }
 
-    /// Duplicates and a batch of one made the reference infinite or NaN (DINOv2's issue 143).
+    /// The reference is infinite or NaN for duplicates and for a batch of one (DINOv2's issue 143).
     #[test]
-    fn duplicates_and_a_single_image_stay_finite() {
-        for x in [of(&[0.4, 0.2, 0.4, 0.2, 0.4, 0.2], [3, 1, 2]), of(&[1.0, 2.0], [1, 1, 2])] {
+    fn value_and_gradient_are_finite_for_duplicates_and_a_single_image() {
+        let duplicates = tracked_tensor(&[0.4, 0.2, 0.4, 0.2, 0.4, 0.2], [3, 1, 2]);
+        let single = tracked_tensor(&[1.0, 2.0], [1, 1, 2]);
+        for x in [duplicates, single] {
             let loss = koleo(x.clone());
             assert!(loss.clone().into_scalar::<f32>().is_finite());
             if x.dims()[0] > 1 {

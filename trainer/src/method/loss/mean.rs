@@ -1,5 +1,5 @@
-//! Means over the whole batch: of the teacher's logits, which its center follows (Caron et al.
-//! 2021, equation 4), and of targets, which say how many prototypes are used.
+//! Means over the global batch: of the teacher's logits, for the moving average of its center
+//! (Caron et al. 2021, equation 4), and of targets, for the number of prototypes in use.
 //!
 //! ```text
 //! P = softmax((T - c) / τ)         c ← m · c + (1 - m) · mean_{B,v} T
@@ -14,8 +14,8 @@ use ranks::peers::Peers;
 use super::rows::Rows;
 use crate::method::Collective;
 
-/// Computes means over all rows of the batch, `[K]` each. One sum over ranks serves all of them;
-/// all have the same number of rows.
+/// Computes the means of each kind of rows over the global batch, `[K]` each, with one sum over
+/// ranks. All kinds have the same number of rows.
 ///
 /// # Errors
 /// [`EngineError`].
@@ -26,9 +26,11 @@ pub(crate) fn batch_means<const N: usize>(
 ) -> Result<[Tensor<1>; N], EngineError> {
     let k = rows[0].n_prototypes();
     let n = rows[0].n().max(1);
-    let sums = rows.map(|rows| rows.reduced(k, 0.0, column_sums));
-    let joined = |number: usize| Tensor::cat(sums.iter().map(|sums| sums[number].clone()).collect(), 0);
-    let joined: Vec<Tensor<1>> = (0..sums[0].len()).map(joined).collect();
+    let sums = rows.map(|rows| rows.reduce(k, 0.0, column_sums));
+    let mut joined: Vec<Tensor<1>> = Vec::with_capacity(sums[0].len());
+    for number in 0..sums[0].len() {
+        joined.push(Tensor::cat(sums.iter().map(|sums| sums[number].clone()).collect(), 0));
+    }
     let means = peers.sum(what, &joined)? / n as f64;
     Ok(std::array::from_fn(|i| means.clone().slice(i * k..(i + 1) * k)))
 }
@@ -38,9 +40,9 @@ pub(crate) fn collective(n: usize, n_prototypes: usize) -> Collective {
     Collective::ColumnSum(n * n_prototypes)
 }
 
-/// Effective number of prototypes, from 1 to K, given the mean `[K]` of targets: the exponential of
-/// its entropy, `[1]`.
-pub(crate) fn in_use(mean: Tensor<1>) -> Tensor<1> {
+/// Returns the effective number of prototypes in use, from 1 to K, given the mean `[K]` of targets:
+/// the exponential of its entropy, `[1]`.
+pub(crate) fn prototypes_in_use(mean: Tensor<1>) -> Tensor<1> {
     total(mean.clone() * mean.clamp_min(1e-30).log()).neg().exp()
 }
 
@@ -51,12 +53,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_batch_uses_is_counted() {
+    fn effective_number_of_prototypes_is_the_exponential_of_the_entropy() {
         for (mean, expected) in
             [([0.25f32; 4], 4.0), ([0.5, 0.5, 0.0, 0.0], 2.0), ([0.0, 0.0, 1.0, 0.0], 1.0)]
         {
-            let found: f32 = in_use(Tensor::from_floats(mean, &Device::flex())).into_scalar();
-            assert!((found - expected).abs() < 1e-5, "{found}");
+            let number: f32 = prototypes_in_use(Tensor::from_floats(mean, &Device::flex())).into_scalar();
+            assert!((number - expected).abs() < 1e-5, "{number}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Losses: pure functions of tensors. Data from the rest of a batch comes through
+//! Losses: pure functions of tensors. Data of other micro-batches and ranks is exchanged through
 //! [`Peers`](ranks::peers::Peers).
 
 pub(crate) mod columns;

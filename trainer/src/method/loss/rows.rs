@@ -1,5 +1,5 @@
 //! Rows over prototypes, by micro-batch: scores or targets of all views, or of masked cells, whose
-//! number varies.
+//! number varies between micro-batches.
 
 use burn_tensor::{Device, Tensor};
 use kernels::ops::sharpness;
@@ -16,23 +16,24 @@ pub(crate) struct Rows {
 }
 
 impl Rows {
-    /// Creates rows with the same number in every micro-batch: `[B, V, K]` each, at least one on
-    /// each rank.
-    pub(crate) fn even(by_batch: Vec<Tensor<3>>, peers: Peers<'_>) -> Self {
+    /// Creates rows from micro-batches that have the same number of rows on all ranks, `[B, V, K]`
+    /// each. Each rank has at least one micro-batch.
+    pub(crate) fn new(by_batch: Vec<Tensor<3>>, peers: Peers<'_>) -> Self {
         let [b, v, _] = by_batch[0].dims();
-        Self::with_number(by_batch, b * v * peers.n_micro_batches())
+        Self::with_total(by_batch, b * v * peers.n_micro_batches())
     }
 
-    /// Creates rows of which the batch has `n`: `[B, V, K]` each, at least one on each rank.
-    pub(crate) fn with_number(by_batch: Vec<Tensor<3>>, n: usize) -> Self {
+    /// Creates rows from micro-batches, `[B, V, K]` each, where the global batch has `n` rows. Each
+    /// rank has at least one micro-batch.
+    pub(crate) fn with_total(by_batch: Vec<Tensor<3>>, n: usize) -> Self {
         let [_, _, n_prototypes] = by_batch[0].dims();
         let device = by_batch[0].device();
         Self { by_batch: by_batch.into_iter().map(Some).collect(), n, n_prototypes, device }
     }
 
-    /// Creates rows of which the batch has `n`, and micro-batches have different numbers, `[R, 1,
-    /// K]` each over `n_prototypes`, or none.
-    pub(crate) fn ragged(
+    /// Creates rows from micro-batches that have different numbers of rows over `n_prototypes`,
+    /// `[R, 1, K]` each or none, where the global batch has `n` rows.
+    pub(crate) fn from_ragged(
         by_batch: Vec<Option<Tensor<3>>>,
         n: usize,
         n_prototypes: usize,
@@ -41,34 +42,36 @@ impl Rows {
         Self { by_batch, n, n_prototypes, device }
     }
 
-    /// Creates rows as [`Rows::ragged`] does. Ranks add up how many there are.
+    /// Creates rows as [`Rows::from_ragged`] does. The number of rows of the global batch is summed
+    /// over ranks.
     ///
     /// # Errors
     /// [`EngineError`].
-    pub(crate) fn counted(
+    pub(crate) fn from_ragged_counted(
         by_batch: Vec<Option<Tensor<3>>>,
         n_prototypes: usize,
         device: Device,
         peers: Peers<'_>,
     ) -> Result<Self, EngineError> {
-        let here = by_batch.iter().flatten().map(|rows| rows.dims()[0]).sum();
-        Ok(Self::ragged(by_batch, peers.count("rows", here)?, n_prototypes, device))
+        let n_local = by_batch.iter().flatten().map(|rows| rows.dims()[0]).sum();
+        let n = peers.count("rows", n_local)?;
+        Ok(Self::from_ragged(by_batch, n, n_prototypes, device))
     }
 
     /// Rows of micro-batch `number`, if it has any.
-    pub(crate) fn of(&self, number: usize) -> Option<&Tensor<3>> {
+    pub(crate) fn get(&self, number: usize) -> Option<&Tensor<3>> {
         self.by_batch[number].as_ref()
     }
 
-    /// Rows of micro-batch `number`, when all have the same number.
+    /// Rows of micro-batch `number`.
     ///
     /// # Panics
-    /// If it has none, which only masked cells can have.
-    pub(crate) fn even_of(&self, number: usize) -> &Tensor<3> {
-        self.of(number).expect("rows of every micro-batch")
+    /// If it has none, which is only possible for masked cells.
+    pub(crate) fn batch(&self, number: usize) -> &Tensor<3> {
+        self.get(number).expect("rows of every micro-batch")
     }
 
-    /// Number of rows of the whole batch.
+    /// Number of rows of the global batch.
     pub(crate) fn n(&self) -> usize {
         self.n
     }
@@ -83,17 +86,17 @@ impl Rows {
         &self.device
     }
 
-    /// Rows of each micro-batch, if it has any.
+    /// Rows of each micro-batch; `None` for one without rows.
     pub(crate) fn by_batch(&self) -> impl Iterator<Item = Option<&Tensor<3>>> {
         self.by_batch.iter().map(Option::as_ref)
     }
 
-    /// Returns the rows changed by `f`.
+    /// Applies `f` to the rows of each micro-batch.
     pub(crate) fn map(&self, f: impl Fn(&Tensor<3>) -> Tensor<3>) -> Self {
         self.map_with(&vec![(); self.by_batch.len()], |rows, ()| f(rows))
     }
 
-    /// Returns the rows changed by `f`, which is also given one of `values` for each micro-batch.
+    /// Applies `f` to the rows of each micro-batch and the element of `values` for it.
     pub(crate) fn map_with<T>(&self, values: &[T], f: impl Fn(&Tensor<3>, &T) -> Tensor<3>) -> Self {
         let by_batch = self
             .by_batch
@@ -105,36 +108,33 @@ impl Rows {
     }
 
     /// Multiplies each row `r` of micro-batch `b` by `weights[b][r]`.
-    pub(crate) fn weighted(self, weights: &[Vec<f32>]) -> Self {
-        Self {
-            by_batch: self
-                .by_batch
-                .into_iter()
-                .zip(weights)
-                .map(|(rows, weights)| {
-                    let rows = rows?;
-                    let [b, v, _] = rows.dims();
-                    let device = rows.device();
-                    let weights = Tensor::<1>::from_floats(&weights[..], &device).reshape([b, v, 1]);
-                    // What is not weighted is freed.
-                    Some(rows * weights)
-                })
-                .collect(),
-            ..self
+    pub(crate) fn weighted(mut self, weights: &[Vec<f32>]) -> Self {
+        for (rows, weights) in self.by_batch.iter_mut().zip(weights) {
+            // The product takes the rows by value, so that their memory is freed.
+            if let Some(unweighted) = rows.take() {
+                let [b, v, _] = unweighted.dims();
+                let device = unweighted.device();
+                let weights = Tensor::<1>::from_floats(&weights[..], &device).reshape([b, v, 1]);
+                *rows = Some(unweighted * weights);
+            }
         }
+        self
     }
 
-    /// Returns `f` of the rows of each micro-batch, `[n]`; `otherwise` in each of the `n` places
-    /// for one without rows.
-    pub(crate) fn reduced(
+    /// Applies `f` to the rows of each micro-batch and returns the results, `[n]` each; `n` times
+    /// `default` for a micro-batch without rows.
+    pub(crate) fn reduce(
         &self,
         n: usize,
-        otherwise: f32,
+        default: f32,
         f: impl Fn(Tensor<3>) -> Tensor<1>,
     ) -> Vec<Tensor<1>> {
         self.by_batch
             .iter()
-            .map(|rows| rows.clone().map_or_else(|| Tensor::full([n], otherwise, &self.device), &f))
+            .map(|rows| match rows {
+                Some(rows) => f(rows.clone()),
+                None => Tensor::full([n], default, &self.device),
+            })
             .collect()
     }
 }

@@ -1,5 +1,5 @@
-//! Sketched isotropic Gaussian regularization (Balestriero and LeCun 2025, section 4): embeddings
-//! of a batch look like a standard normal distribution along random directions.
+//! Sketched isotropic Gaussian regularization (Balestriero and LeCun 2025, section 4): the
+//! distribution of a batch's embeddings along random directions approaches a standard normal one.
 //!
 //! ```text
 //! p = Z A          Z [N, D] the embeddings of a kind of view, A [D, M] directions of length one
@@ -25,11 +25,11 @@ const LAST_POINT: f64 = 3.0;
 /// Distance between two points, dt.
 const SPACING: f64 = LAST_POINT / (N_POINTS - 1) as f64;
 
-/// Domain that separates these random numbers from those of views and initial weights.
+/// Domain that separates these random streams from those of views and initial weights.
 const DOMAIN: u64 = 0x7369_6772_6567_0000;
 
-/// Draws M directions of length one in D dimensions, `[M, D]`: a function of seed and step alone.
-pub(crate) fn directions(seed: u64, step: u64, [m, d]: [usize; 2]) -> Vec<f32> {
+/// Draws M directions of length one in `d` dimensions, `[M, D]`: a function of seed and step alone.
+pub(crate) fn draw_directions(seed: u64, step: u64, m: usize, d: usize) -> Vec<f32> {
     let mut all = vec![0.0f32; m * d];
     for (number, direction) in all.chunks_exact_mut(d).enumerate() {
         let mut rng = ViewRng::from_words([seed, step, number as u64, DOMAIN]);
@@ -37,7 +37,9 @@ pub(crate) fn directions(seed: u64, step: u64, [m, d]: [usize; 2]) -> Vec<f32> {
         let length = direction.iter().map(|x| f64::from(*x) * f64::from(*x)).sum::<f64>().sqrt();
         // All numbers are zero with negligible probability.
         let factor = if length > 0.0 { (1.0 / length) as f32 } else { 0.0 };
-        direction.iter_mut().for_each(|x| *x *= factor);
+        for x in direction {
+            *x *= factor;
+        }
     }
     all
 }
@@ -46,25 +48,25 @@ pub(crate) fn directions(seed: u64, step: u64, [m, d]: [usize; 2]) -> Vec<f32> {
 pub(crate) struct Sigreg {
     /// Directions, `[M, D]`.
     directions: Tensor<2>,
-    /// Gradients at the sums of cosines and sines, `[2 T M]`, by kind of view.
-    weights: Vec<Tensor<1>>,
+    /// Gradients with respect to the sums of cosines and sines, `[2 T M]`, by kind of view.
+    gradients: Vec<Tensor<1>>,
     /// Mean value over kinds of views, `[1]`.
     value: Tensor<1>,
     n_micro_batches: usize,
 }
 
-/// Returns the collective of [`Sigreg::of`] along `n_directions` for `n_views` views.
+/// Returns the collective of [`Sigreg::new`] along `n_directions` for `n_views` views.
 pub(crate) fn collective(n_views: usize, n_directions: usize) -> Collective {
     Collective::Sum(n_views * 2 * N_POINTS * n_directions)
 }
 
 impl Sigreg {
-    /// Computes the regularizer along `directions` of `[M, D]` of a batch, of which this rank has
-    /// `views` of `[b, V, D]` by micro-batch, without a graph.
+    /// Computes the regularizer of the global batch along `directions` `[M, D]`, given this rank's
+    /// `views`, `[b, V, D]` by micro-batch, without a graph.
     ///
     /// # Errors
     /// [`EngineError`].
-    pub(crate) fn of(
+    pub(crate) fn new(
         views: &[Tensor<3>],
         directions: Vec<f32>,
         peers: Peers<'_>,
@@ -72,49 +74,50 @@ impl Sigreg {
         let [b, v, d] = views[0].dims();
         let m = directions.len() / d;
         let directions = Tensor::<2>::from_data(TensorData::new(directions, [m, d]), &views[0].device());
-        let sums = |views: &Tensor<3>| {
-            let of_view = |i: usize| {
+        let mut sums: Vec<Tensor<1>> = Vec::with_capacity(views.len());
+        for views in views {
+            let mut view_sums = Vec::with_capacity(v);
+            for i in 0..v {
                 let p = matmul_transposed(view(views, i), directions.clone());
-                wave_sums(p, N_POINTS, SPACING)
-            };
-            Tensor::cat((0..v).map(of_view).collect(), 0)
-        };
-        let sums: Vec<Tensor<1>> = views.iter().map(sums).collect();
+                view_sums.push(wave_sums(p, N_POINTS, SPACING));
+            }
+            sums.push(Tensor::cat(view_sums, 0));
+        }
         let sums = peers.sum("sigreg", &sums)?;
         let n = (b * peers.n_micro_batches()) as f64;
-        let [normal, weights] = [normal_waves(m), quadrature(m)];
-        let [normal, weights] =
-            [normal, weights].map(|values| Tensor::<1>::from_floats(values.as_slice(), &sums.device()));
+        let normal = Tensor::<1>::from_floats(normal_waves(m).as_slice(), &sums.device());
+        let weights = Tensor::<1>::from_floats(quadrature(m).as_slice(), &sums.device());
         let len = 2 * N_POINTS * m;
-        let (values, weights): (Vec<_>, Vec<_>) = (0..v)
-            .map(|i: usize| {
-                let off = sums.clone().slice(i * len..(i + 1) * len) / n - normal.clone();
-                let value = total(off.clone() * off.clone() * weights.clone()) * (n / m as f64);
-                (value, off * weights.clone() * (2.0 / (m * v) as f64))
-            })
-            .unzip();
+        let mut values = Vec::with_capacity(v);
+        let mut gradients = Vec::with_capacity(v);
+        for i in 0..v {
+            let difference = sums.clone().slice(i * len..(i + 1) * len) / n - normal.clone();
+            values.push(total(difference.clone() * difference.clone() * weights.clone()) * (n / m as f64));
+            gradients.push(difference * weights.clone() * (2.0 / (m * v) as f64));
+        }
         let value = Tensor::cat(values, 0).mean();
-        Ok(Self { directions, weights, value, n_micro_batches: peers.n_micro_batches() })
+        Ok(Self { directions, gradients, value, n_micro_batches: peers.n_micro_batches() })
     }
 
-    /// Returns the regularizer, `[1]`, given the embeddings of one micro-batch, `[b, V, D]` with a
-    /// graph. The value is that of the whole batch; the gradient too, times the number of
-    /// micro-batches, over which losses are averaged.
+    /// Returns the regularizer, `[1]`, given the embeddings of one micro-batch, `[b, V, D]`, with a
+    /// graph. The value is that of the global batch. The gradient is that of the global batch times
+    /// the number of micro-batches, over which losses are averaged.
     pub(crate) fn loss(&self, views: Tensor<3>) -> Tensor<1> {
         let directions = self.directions.clone().autodiff();
-        let moves = self
-            .weights
-            .iter()
-            .enumerate()
-            .map(|(i, weights)| {
-                let p = matmul_transposed(view(&views, i), directions.clone());
-                weighted_waves(p, weights.clone(), SPACING)
-            })
-            .reduce(|sum, term| sum + term);
-        // Every method has a view.
-        let moves = moves.expect("a view") * self.n_micro_batches as f64;
-        let stands = moves.clone().inner();
-        moves + (self.value.clone() - stands).autodiff()
+        let mut terms: Option<Tensor<1>> = None;
+        for (i, gradient) in self.gradients.iter().enumerate() {
+            let p = matmul_transposed(view(&views, i), directions.clone());
+            let term = weighted_waves(p, gradient.clone(), SPACING);
+            terms = Some(match terms {
+                Some(sum) => sum + term,
+                None => term,
+            });
+        }
+        // A linear function of the sums with the gradient, shifted to the value. Every method has a
+        // view.
+        let linear = terms.expect("a view") * self.n_micro_batches as f64;
+        let linear_value = linear.clone().inner();
+        linear + (self.value.clone() - linear_value).autodiff()
     }
 
     /// Value of the regularizer, `[1]`.
@@ -129,20 +132,24 @@ fn view(views: &Tensor<3>, i: usize) -> Tensor<2> {
     views.clone().slice([0..b, i..i + 1, 0..d]).reshape([b, d])
 }
 
-/// Means of cosines and sines of a standard normal distribution, `[2 T M]`.
+/// Returns the means of cosines and sines of a standard normal distribution, `[2 T M]`.
 fn normal_waves(m: usize) -> Vec<f32> {
     let cosines = (0..N_POINTS).map(|k| (-0.5 * (k as f64 * SPACING).powi(2)).exp() as f32);
     cosines.chain([0.0; N_POINTS]).flat_map(|value| std::iter::repeat_n(value, m)).collect()
 }
 
-/// Quadrature weights w_t e^{-t²/2} for cosines and for sines, `[2 T M]`.
+/// Returns w_t of point `k`.
+fn point_weight(k: usize) -> f64 {
+    let is_end = k == 0 || k + 1 == N_POINTS;
+    if is_end { SPACING } else { 2.0 * SPACING }
+}
+
+/// Returns the quadrature weights w_t e^{-t²/2} for cosines and for sines, `[2 T M]`.
 fn quadrature(m: usize) -> Vec<f32> {
     let weights: Vec<f32> = (0..N_POINTS)
         .map(|k: usize| {
             let t = k as f64 * SPACING;
-            let ends = k == 0 || k + 1 == N_POINTS;
-            let width = if ends { SPACING } else { 2.0 * SPACING };
-            (width * (-0.5 * t * t).exp()) as f32
+            (point_weight(k) * (-0.5 * t * t).exp()) as f32
         })
         .collect();
     [weights.clone(), weights].concat().into_iter().flat_map(|value| std::iter::repeat_n(value, m)).collect()
@@ -153,86 +160,86 @@ mod tests {
     use burn_tensor::{Device, Distribution};
 
     use super::*;
-    use kernels::ops::twin::assert_close;
+    use kernels::ops::testing::assert_close;
     use ranks::communicator::Communicator;
 
-    /// Evaluates the formula with one graph for the whole batch.
-    fn plain(views: Tensor<3>, directions: &[f32]) -> Tensor<1> {
+    /// Evaluates the formula with one graph for the global batch.
+    fn reference(views: Tensor<3>, directions: &[f32]) -> Tensor<1> {
         let [n, v, d] = views.dims();
         let m = directions.len() / d;
         let device = views.device().inner();
         let a = Tensor::<2>::from_data(TensorData::new(directions.to_vec(), [m, d]), &device).autodiff();
-        (0..v)
-            .map(|i: usize| {
-                let p = view(&views, i).matmul(a.clone().transpose());
-                (0..N_POINTS)
-                    .map(|k: usize| {
-                        let t = k as f64 * SPACING;
-                        let normal = (-0.5 * t * t).exp();
-                        let c = (p.clone() * t).cos().mean_dim(0) - normal;
-                        let s = (p.clone() * t).sin().mean_dim(0);
-                        let ends = k == 0 || k + 1 == N_POINTS;
-                        (c.clone() * c + s.clone() * s)
-                            * (if ends { SPACING } else { 2.0 * SPACING } * normal)
-                    })
-                    .reduce(|a, b| a + b)
-                    .unwrap()
-                    .mean()
-                    * n as f64
-            })
-            .reduce(|a, b| a + b)
-            .unwrap()
-            / v as f64
+        let mut sum = Tensor::<1>::zeros([1], &device).autodiff();
+        for i in 0..v {
+            let p = view(&views, i).matmul(a.clone().transpose());
+            let mut by_direction = Tensor::<2>::zeros([1, m], &device).autodiff();
+            for k in 0..N_POINTS {
+                let t = k as f64 * SPACING;
+                let normal = (-0.5 * t * t).exp();
+                let c = (p.clone() * t).cos().mean_dim(0) - normal;
+                let s = (p.clone() * t).sin().mean_dim(0);
+                by_direction = by_direction + (c.clone() * c + s.clone() * s) * (point_weight(k) * normal);
+            }
+            sum = sum + by_direction.mean() * n as f64;
+        }
+        sum / v as f64
+    }
+
+    /// Returns the images of micro-batch `number` of `n_parts`.
+    fn micro_batch(t: &Tensor<3>, number: usize, n_parts: usize) -> Tensor<3> {
+        let [n, _, _] = t.dims();
+        t.clone().slice(number * n / n_parts..(number + 1) * n / n_parts)
     }
 
     #[test]
-    fn micro_batches_share_one_statistic() {
+    fn value_and_gradient_do_not_depend_on_the_number_of_micro_batches() {
         let device = Device::flex();
         device.seed(6);
         let n = 12;
         let v = 3;
         let d = 5;
         let x = Tensor::<3>::random([n, v, d], Distribution::Normal(0.3, 1.4), &device);
-        let a = directions(1, 2, [7, d]);
-        let whole = x.clone().autodiff().require_grad();
-        let expected = plain(whole.clone(), &a);
-        let grad = whole.grad(&expected.clone().backward()).unwrap();
+        let directions = draw_directions(1, 2, 7, d);
+        let tracked = x.clone().autodiff().require_grad();
+        let expected = reference(tracked.clone(), &directions);
+        let expected_grad = tracked.grad(&expected.clone().backward()).unwrap();
         let comm = Communicator::solo();
-        for parts in [1, 3] {
-            let part =
-                |t: &Tensor<3>, number: usize| t.clone().slice(number * n / parts..(number + 1) * n / parts);
-            let views: Vec<Tensor<3>> = (0..parts).map(|number| part(&x, number)).collect();
-            let sigreg = Sigreg::of(&views, a.clone(), Peers::new(&comm, parts)).unwrap();
-            for number in 0..parts {
-                let leaf = part(&x, number).autodiff().require_grad();
+        for n_parts in [1, 3] {
+            let views: Vec<Tensor<3>> = (0..n_parts).map(|number| micro_batch(&x, number, n_parts)).collect();
+            let sigreg = Sigreg::new(&views, directions.clone(), Peers::new(&comm, n_parts)).unwrap();
+            for number in 0..n_parts {
+                let leaf = micro_batch(&x, number, n_parts).autodiff().require_grad();
                 let loss = sigreg.loss(leaf.clone());
                 assert_close("value", loss.clone().inner(), expected.clone().inner(), 2e-5);
-                let given = leaf.grad(&loss.backward()).unwrap() / parts as f64;
-                assert_close("gradient", given, part(&grad, number), 5e-5);
+                let grad = leaf.grad(&loss.backward()).unwrap() / n_parts as f64;
+                assert_close("gradient", grad, micro_batch(&expected_grad, number, n_parts), 5e-5);
             }
         }
     }
 
-    /// The value is large far from a normal distribution, and at chance level for normal numbers.
+    /// Returns the value for embeddings `[B, 1, 8]`.
+    fn sigreg_value(x: Tensor<3>) -> f32 {
+        let comm = Communicator::solo();
+        let directions = draw_directions(0, 0, 64, 8);
+        Sigreg::new(&[x], directions, Peers::new(&comm, 1)).unwrap().value().into_scalar::<f32>()
+    }
+
     #[test]
-    fn it_knows_a_normal_distribution() {
+    fn value_is_small_for_a_normal_distribution_and_large_after_a_collapse() {
         let device = Device::flex();
         device.seed(7);
-        let comm = Communicator::solo();
-        let of = |x: Tensor<3>| {
-            let a = directions(0, 0, [64, 8]);
-            Sigreg::of(&[x], a, Peers::new(&comm, 1)).unwrap().value().into_scalar::<f32>()
-        };
-        let normal = of(Tensor::random([512, 1, 8], Distribution::Normal(0.0, 1.0), &device));
-        let collapsed = of(Tensor::zeros([512, 1, 8], &device));
+        let normal = sigreg_value(Tensor::random([512, 1, 8], Distribution::Normal(0.0, 1.0), &device));
+        let collapsed = sigreg_value(Tensor::zeros([512, 1, 8], &device));
         assert!(normal < 2.0 && collapsed > 100.0, "{normal} {collapsed}");
     }
 
     #[test]
     fn directions_are_a_function_of_seed_and_step() {
-        let a = directions(3, 5, [9, 4]);
-        assert_eq!(a, directions(3, 5, [9, 4]));
-        assert_ne!(a, directions(3, 6, [9, 4]));
-        assert!(a.chunks_exact(4).all(|row| (row.iter().map(|x| x * x).sum::<f32>() - 1.0).abs() < 1e-5));
+        let directions = draw_directions(3, 5, 9, 4);
+        assert_eq!(directions, draw_directions(3, 5, 9, 4));
+        assert_ne!(directions, draw_directions(3, 6, 9, 4));
+        assert!(
+            directions.chunks_exact(4).all(|row| (row.iter().map(|x| x * x).sum::<f32>() - 1.0).abs() < 1e-5)
+        );
     }
 }

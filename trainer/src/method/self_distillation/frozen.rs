@@ -1,4 +1,4 @@
-//! A frozen network in place of the moving average.
+//! A frozen network as teacher in place of the moving average.
 
 use networks::backbone::ModelConfig;
 use networks::patches::Normalization;
@@ -6,24 +6,24 @@ use networks::patches::Normalization;
 use super::heads::{HEAD, HeadSizes, PATCH_HEAD};
 use crate::method::network::FrozenWeights;
 
-/// A frozen network that gives the targets, with heads of its own.
+/// A frozen network that computes the targets, with its own heads.
 pub(in crate::method) struct FrozenTeacher {
     /// Backbone.
     pub(in crate::method) model: ModelConfig,
     /// Normalization of its pixels.
     pub(in crate::method) normalization: Normalization,
-    /// Head of the views.
+    /// Sizes of the head of views.
     pub(in crate::method) head: HeadSizes,
-    /// Head of masked patches, if they have one of their own.
+    /// Sizes of the head of masked patches, if they have a separate one.
     pub(in crate::method) patch_head: Option<HeadSizes>,
 }
 
 impl FrozenTeacher {
-    /// Creates the teacher that `weights` describe, after they were read.
+    /// Creates the teacher from the description of weights that have been read.
     ///
     /// # Errors
     /// A message with the key and what is wrong with it.
-    pub(in crate::method) fn of(weights: &FrozenWeights) -> Result<Self, String> {
+    pub(in crate::method) fn from_weights(weights: &FrozenWeights) -> Result<Self, String> {
         let FrozenWeights {
             model: Some(model), normalization: Some(normalization), heads, saw_masks, ..
         } = weights
@@ -32,7 +32,7 @@ impl FrozenTeacher {
         };
         model.validate().map_err(|reason| format!("method.teacher.{reason}"))?;
         normalization.validate().map_err(|reason| format!("method.teacher.normalization: {reason}"))?;
-        let Some(head) = HeadSizes::of_shapes(HEAD, heads) else {
+        let Some(head) = HeadSizes::from_shapes(HEAD, heads) else {
             return Err(
                 "method.teacher.weights: its run has no head of prototypes: the method distills runs of \
                         ibot, dinov2 and dinov3"
@@ -44,7 +44,7 @@ impl FrozenTeacher {
                         distills runs of ibot, dinov2 and dinov3"
                 .into());
         }
-        let patch_head = HeadSizes::of_shapes(PATCH_HEAD, heads);
+        let patch_head = HeadSizes::from_shapes(PATCH_HEAD, heads);
         for head in std::iter::once(&head).chain(&patch_head) {
             head.check("teacher.heads: ", "teacher.heads: ")?;
         }

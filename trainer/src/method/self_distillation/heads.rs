@@ -8,10 +8,10 @@ use networks::unit::Unit;
 
 use super::settings::check_bounds;
 
-/// Name of the head of the views.
+/// Name of the head of views.
 pub(super) const HEAD: &str = "head";
 
-/// Name of the head of masked patches, where they have one of their own.
+/// Name of the head of masked patches, where they have a separate one.
 pub(super) const PATCH_HEAD: &str = "patch_head";
 
 /// Sizes and initial values of a head.
@@ -25,27 +25,27 @@ pub(in crate::method) struct HeadSizes {
     pub(in crate::method) bottleneck: usize,
     /// Standard deviation of the projection's initial weights.
     pub(in crate::method) init_std: f32,
-    /// Lengths of the prototypes.
+    /// Parametrization of the lengths of prototypes.
     pub(in crate::method) lengths: Lengths,
-    /// Steps at the beginning of a run during which the prototypes are not updated.
+    /// Number of steps at the beginning of a run during which the prototypes are not updated.
     pub(in crate::method) frozen_steps: u64,
-    /// Lets the optimizer's moments of the prototypes follow their gradients while they are frozen.
+    /// Whether the optimizer's moments of the prototypes are updated while the prototypes are
+    /// frozen.
     pub(in crate::method) warms_moments: bool,
 }
 
 impl HeadSizes {
-    /// Returns the sizes of the trained head `name` whose parameters have these shapes, by name;
-    /// `None` if there is no such head.
-    pub(super) fn of_shapes(name: &str, shapes: &BTreeMap<String, Vec<usize>>) -> Option<Self> {
-        let shape = |part: &str| -> Option<[usize; 2]> {
-            shapes.get(&format!("{name}.{part}"))?.as_slice().try_into().ok()
-        };
-        let [hidden, _] = shape("mlp.0.weight")?;
-        let gains = ["weight_v", "weight_g"].map(|part| shape(&format!("last_layer.{part}")));
-        let (lengths, [prototypes, bottleneck]) = match (shape("last_layer.weight"), gains) {
-            (Some(matrix), _) => (Lengths::Free, matrix),
-            (None, [Some(directions), Some(_)]) => (Lengths::Gain, directions),
-            (None, [directions, _]) => (Lengths::One, directions?),
+    /// Returns the sizes of the trained head `name` from the shapes of parameters, by name; `None`
+    /// if there is no such head.
+    pub(super) fn from_shapes(name: &str, shapes: &BTreeMap<String, Vec<usize>>) -> Option<Self> {
+        let [hidden, _] = matrix_shape(shapes, &format!("{name}.mlp.0.weight"))?;
+        let matrix = matrix_shape(shapes, &format!("{name}.last_layer.weight"));
+        let directions = matrix_shape(shapes, &format!("{name}.last_layer.weight_v"));
+        let gains = matrix_shape(shapes, &format!("{name}.last_layer.weight_g"));
+        let (lengths, [prototypes, bottleneck]) = match (matrix, directions, gains) {
+            (Some(matrix), _, _) => (Lengths::Free, matrix),
+            (None, Some(directions), Some(_)) => (Lengths::Gain, directions),
+            (None, directions, _) => (Lengths::One, directions?),
         };
         let init_std = 0.0;
         let frozen_steps = 0;
@@ -53,16 +53,16 @@ impl HeadSizes {
         Some(Self { prototypes, hidden, bottleneck, init_std, lengths, frozen_steps, warms_moments })
     }
 
-    /// Checks the sizes. `of_layers` precedes the names of layers in keys, `of_prototypes` that of
+    /// Checks the sizes. `layer_prefix` precedes the keys of layers, `prototype_prefix` that of
     /// prototypes.
     ///
     /// # Errors
     /// A message with the key.
-    pub(super) fn check(&self, of_layers: &str, of_prototypes: &str) -> Result<(), String> {
+    pub(super) fn check(&self, layer_prefix: &str, prototype_prefix: &str) -> Result<(), String> {
         let sizes = [
-            (format!("{of_prototypes}prototypes"), self.prototypes),
-            (format!("{of_layers}hidden"), self.hidden),
-            (format!("{of_layers}bottleneck"), self.bottleneck),
+            (format!("{prototype_prefix}prototypes"), self.prototypes),
+            (format!("{layer_prefix}hidden"), self.hidden),
+            (format!("{layer_prefix}bottleneck"), self.bottleneck),
         ];
         if let Some((key, value)) = sizes.iter().find(|(_, value)| *value < 2) {
             return Err(format!("method.{key} is {value}, must be at least 2"));
@@ -89,4 +89,9 @@ impl HeadSizes {
         };
         vec![Box::new(projection), Box::new(prototypes)]
     }
+}
+
+/// Returns the shape of the matrix `name`, if there is one.
+fn matrix_shape(shapes: &BTreeMap<String, Vec<usize>>, name: &str) -> Option<[usize; 2]> {
+    shapes.get(name)?.as_slice().try_into().ok()
 }

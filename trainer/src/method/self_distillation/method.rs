@@ -17,9 +17,9 @@ use super::settings::{
 };
 use super::targets::{BatchTargets, Targets};
 use crate::method::loss::columns;
-use crate::method::loss::koleo::{self, by_view};
+use crate::method::loss::koleo::{self, neighbors_by_view};
 use crate::method::loss::rows::Rows;
-use crate::method::network::{Backbone, Moves, NetworkSpec, Sight};
+use crate::method::network::{Backbone, NetworkSpec, SeenViews, UpdateRule};
 use crate::method::prototype_group::check_prototype_group;
 use crate::method::{BatchLoss, BatchOutputs, Collective, Gauges, Method, MethodContext, TargetDistribution};
 use crate::schedule::Schedule;
@@ -238,13 +238,14 @@ impl SelfDistillation {
     fn networks_with(&self, frozen: &FrozenTeacher) -> Vec<NetworkSpec> {
         let FrozenTeacher { model, normalization, head, patch_head } = frozen;
         let teacher = NetworkSpec {
-            backbone: Backbone::Own(Box::new(model.clone()), normalization.clone()),
+            backbone: Backbone::Custom(Box::new(model.clone()), normalization.clone()),
             heads: self.heads_of(head, patch_head.as_ref(), model.width()),
-            moves: Moves::Frozen,
+            update_rule: UpdateRule::Frozen,
             ..self.network(TEACHER, 1, false)
         };
-        let moves = Moves::Average { of: STUDENT, decay: self.decay, moves_first: false };
-        let average = NetworkSpec { moves, ..self.network(AVERAGE, 0, false) };
+        let update_rule =
+            UpdateRule::Average { source: STUDENT, decay: self.decay, updates_before_step: false };
+        let average = NetworkSpec { update_rule, ..self.network(AVERAGE, 0, false) };
         vec![teacher, average, self.network(STUDENT, self.n_student_sizes(), false)]
     }
 
@@ -253,7 +254,7 @@ impl SelfDistillation {
     fn network(&self, name: &'static str, n_sizes: usize, hides: bool) -> NetworkSpec {
         let takes_masks = self.patches.is_some();
         let sees =
-            (0..n_sizes).map(|size| Sight { size, masked: hides && takes_masks && size == 0 }).collect();
+            (0..n_sizes).map(|size| SeenViews { size, masked: hides && takes_masks && size == 0 }).collect();
         NetworkSpec { sees, takes_masks, ..NetworkSpec::trained(name, self.heads(), n_sizes) }
     }
 }
@@ -271,17 +272,18 @@ impl SelfDistillation {
     ) -> Result<ViewTargets, EngineError> {
         if let Some(columns) = &batch.columns {
             let scores: Vec<_> =
-                columns.of(TEACHER).iter().map(|outputs| outputs.on_views(HEAD, 0)).collect();
+                columns.network_outputs(TEACHER).iter().map(|outputs| outputs.on_views(HEAD, 0)).collect();
             let [b, v, _] = scores[0].dims();
-            let rows = Rows::with_number(scores, b * v * peers.n_micro_batches());
-            let balanced = self.targets.of_columns("views", &rows, step, peers, columns.group)?;
+            let rows = Rows::with_total(scores, b * v * peers.n_micro_batches());
+            let balanced = self.targets.balance_columns("views", &rows, step, peers, columns.group)?;
             let sharpness = columns::sharpness(&balanced.targets, columns.group)?;
             return Ok(ViewTargets { targets: BatchTargets::Columns(balanced), sharpness });
         }
-        let scores = batch.of(TEACHER).iter().map(|outputs| outputs.heads.on_views(HEAD, 0)).collect();
-        let balanced = self.targets.of("views", &Rows::even(scores, peers), step, peers)?;
+        let scores =
+            batch.network_outputs(TEACHER).iter().map(|outputs| outputs.heads.on_views(HEAD, 0)).collect();
+        let balanced = self.targets.balance("views", &Rows::new(scores, peers), step, peers)?;
         let sharpness = balanced.targets.by_batch().flatten().map(sharpness).collect();
-        Ok(ViewTargets { targets: BatchTargets::Whole(balanced), sharpness })
+        Ok(ViewTargets { targets: BatchTargets::Full(balanced), sharpness })
     }
 }
 
@@ -294,8 +296,9 @@ impl Method for SelfDistillation {
         if let Some(frozen) = &self.frozen {
             return self.networks_with(frozen);
         }
-        let moves = Moves::Average { of: STUDENT, decay: self.decay, moves_first: false };
-        let mut teacher = NetworkSpec { moves, ..self.network(TEACHER, 1, false) };
+        let update_rule =
+            UpdateRule::Average { source: STUDENT, decay: self.decay, updates_before_step: false };
+        let mut teacher = NetworkSpec { update_rule, ..self.network(TEACHER, 1, false) };
         if self.patches.as_ref().is_some_and(|patches| patches.centered_on == CenteredOn::AllPatches) {
             for head in teacher.heads.iter_mut().filter(|head| head.reads == Reads::PooledAndMasked) {
                 head.reads = Reads::PooledAndCells;
@@ -305,8 +308,8 @@ impl Method for SelfDistillation {
         let student = self.network(STUDENT, n_sizes, true);
         let anchor = self.gram.map(|GramAnchor { from_step, every_steps, max_updates, .. }| NetworkSpec {
             heads: Vec::new(),
-            sees: vec![Sight { size: n_sizes, masked: false }],
-            moves: Moves::Copy { of: TEACHER, every_steps, from_step, max_updates },
+            sees: vec![SeenViews { size: n_sizes, masked: false }],
+            update_rule: UpdateRule::Copy { source: TEACHER, every_steps, from_step, max_updates },
             ..self.network(ANCHOR, 1, false)
         });
         [Some(teacher), anchor, Some(student)].into_iter().flatten().collect()
@@ -334,19 +337,23 @@ impl Method for SelfDistillation {
         step: u64,
         peers: Peers<'_>,
     ) -> Result<Box<dyn BatchLoss>, EngineError> {
-        let teacher = batch.of(TEACHER);
+        let teacher = batch.network_outputs(TEACHER);
         let views = self.view_targets(batch, step, peers)?;
         let neighbors = match self.koleo_weight {
             0.0 => Vec::new(),
-            _ => by_view(batch.trained, self.koleo_group, peers)?,
+            _ => neighbors_by_view(batch.trained, self.koleo_group, peers)?,
         };
         let positions = peers.positions(teacher[0].n_images());
-        let columns = batch.columns.as_ref().map(|columns| (columns.group, columns.of(TEACHER)));
+        let columns = batch.columns.as_ref().map(|columns| (columns.group, columns.network_outputs(TEACHER)));
         let cells =
             self.patches.as_ref().map(|patches| patches.cells(teacher, columns, step, peers)).transpose()?;
         let weights = self.gram_weights(step);
         let anchors = self.gram.filter(|gram| step >= gram.from_step).map(|_| Anchors {
-            features: batch.of(ANCHOR).iter().map(|outputs| outputs.features[0].patches()).collect(),
+            features: batch
+                .network_outputs(ANCHOR)
+                .iter()
+                .map(|outputs| outputs.features[0].patches())
+                .collect(),
             weight: weights.gram,
         });
         Ok(Box::new(Loss {
@@ -407,7 +414,7 @@ impl Method for SelfDistillation {
 
     fn target_distributions(&self) -> Vec<TargetDistribution> {
         let of = |sizes: &HeadSizes, entropy, targets: &Targets| {
-            TargetDistribution::over(sizes.prototypes, entropy, targets.temperature_key)
+            TargetDistribution::new(sizes.prototypes, entropy, targets.temperature_key)
         };
         let of_views = of(&self.head, TARGET_ENTROPY, &self.targets);
         let of_cells = self.patches.as_ref().map(|patches| {

@@ -1,6 +1,6 @@
-//! Self-distillation over prototypes, as DINO, iBOT, DINOv2 and DINOv3 have it: a network predicts
-//! the balanced scores that its own moving average gives to other views, and to patches that are
-//! hidden from it.
+//! Self-distillation over prototypes, as in DINO, iBOT, DINOv2 and DINOv3: a network predicts the
+//! balanced scores of its own moving average for other views, and for patches that are hidden from
+//! it.
 //!
 //! ```text
 //! S, T   scores of the student on all views and of the teacher on those of the first size, [B, V, K]
@@ -12,9 +12,9 @@
 //! after the step: c ← m · c + (1 - m) · mean(T);   teacher ← λ · teacher + (1 - λ) · student
 //! ```
 //!
-//! Cells are scored by the head of the views or by one of their own; cells and views have each
-//! their center, and are balanced apart. The teacher may be a frozen network instead, with the
-//! moving average beside it for evaluation. A method is a configuration that builds
+//! Cells are scored by the head of views or by a separate one. Cells and views have separate
+//! centers and are balanced separately. The teacher may be a frozen network instead; the moving
+//! average is then computed for evaluation only. A method is a configuration that builds
 //! [`SelfDistillation`].
 
 mod frozen;

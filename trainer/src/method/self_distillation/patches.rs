@@ -29,7 +29,7 @@ pub enum CenteredOn {
 
 /// Prediction of masked patches.
 pub(super) struct PatchPrediction {
-    /// Head of the patches; `None` for that of the views.
+    /// Head of patches; `None` for that of views.
     pub(super) head: Option<HeadSizes>,
     /// Rule by which the teacher's scores of patches become targets.
     pub(super) targets: Targets,
@@ -42,8 +42,8 @@ pub(super) struct PatchPrediction {
 }
 
 impl PatchPrediction {
-    /// Computes the targets of masked cells from the outputs of the teacher; `columns` are those of
-    /// its divided heads, if they are divided.
+    /// Computes the targets of masked cells from the outputs of the teacher. `columns` are the
+    /// outputs of its heads, if they are divided.
     ///
     /// # Errors
     /// [`EngineError`].
@@ -60,15 +60,15 @@ impl PatchPrediction {
         let weight = self.weight;
         let device = teacher[0].features[0].x.device();
         if let Some((group, outputs)) = columns {
-            let here = teacher.iter().map(|outputs| outputs.heads.masked(0).n()).sum();
-            let n = peers.count("rows", here)?;
+            let n_local = teacher.iter().map(|outputs| outputs.heads.masked(0).n()).sum();
+            let n = peers.count("rows", n_local)?;
             let scores = outputs.iter().map(|outputs| outputs.on_masked(head, 0)).collect();
-            let scores = Rows::ragged(scores, n, k / group.n_parts(), device);
-            let mut balanced = self.targets.of_columns(what, &scores, step, peers, group)?;
+            let scores = Rows::from_ragged(scores, n, k / group.n_parts(), device);
+            let mut balanced = self.targets.balance_columns(what, &scores, step, peers, group)?;
             if self.centered_on == CenteredOn::AllPatches {
                 let all: Vec<_> = outputs.iter().map(|outputs| outputs.on_cells(head, 0)).collect();
                 let n = all[0].dims()[0] * peers.n_micro_batches();
-                let [mean] = columns::batch_means("patches", [&Rows::with_number(all, n)], group)?;
+                let [mean] = columns::batch_means("patches", [&Rows::with_total(all, n)], group)?;
                 balanced.mean = Some((self.targets.name, mean));
             }
             let entropy = mean_entropy(&balanced.targets, group)?;
@@ -76,22 +76,22 @@ impl PatchPrediction {
             return Ok(Cells { head, targets: BatchTargets::Columns(balanced), entropy, weight });
         }
         let scores = teacher.iter().map(|outputs| outputs.heads.on_masked(head, 0)).collect();
-        let scores = Rows::counted(scores, k, device, peers)?;
-        let mut balanced = self.targets.of(what, &scores, step, peers)?;
+        let scores = Rows::from_ragged_counted(scores, k, device, peers)?;
+        let mut balanced = self.targets.balance(what, &scores, step, peers)?;
         if self.centered_on == CenteredOn::AllPatches {
             let all = teacher.iter().map(|outputs| outputs.heads.on_cells(head, 0)).collect();
-            let [mean] = batch_means("patches", [&Rows::even(all, peers)], peers)?;
+            let [mean] = batch_means("patches", [&Rows::new(all, peers)], peers)?;
             balanced.mean = Some((self.targets.name, mean));
         }
-        let entropy = peers.sum("entropy", &balanced.targets.reduced(1, 0.0, summed_entropy))?;
+        let entropy = peers.sum("entropy", &balanced.targets.reduce(1, 0.0, summed_entropy))?;
         let entropy = entropy / scores.n().max(1) as f64;
-        // Cross-entropy is linear in the targets.
+        // Weighted targets give the weighted loss, because cross-entropy is linear in the targets.
         balanced.targets = balanced.targets.weighted(&weights(teacher.iter().map(|outputs| &outputs.heads)));
-        Ok(Cells { head, targets: BatchTargets::Whole(balanced), entropy, weight })
+        Ok(Cells { head, targets: BatchTargets::Full(balanced), entropy, weight })
     }
 
     /// Returns the collectives of [`PatchPrediction::cells`]: the number of masked cells, targets,
-    /// the mean of all cells if the center follows it, and the targets' entropy.
+    /// the mean over all cells if the center is averaged over them, and the targets' entropy.
     pub(super) fn collectives(&self) -> Vec<Collective> {
         let mut collectives = vec![Collective::Number];
         collectives.extend(self.targets.collectives());
@@ -103,7 +103,7 @@ impl PatchPrediction {
     }
 }
 
-/// Weights of masked cells in the mean over the cells of each view, by micro-batch.
+/// Returns the weights of masked cells in the mean over the cells of each view, by micro-batch.
 fn weights<'a>(outputs: impl Iterator<Item = &'a HeadOutputs>) -> Vec<Vec<f32>> {
     outputs.map(|outputs| outputs.masked(0).weights()).collect()
 }

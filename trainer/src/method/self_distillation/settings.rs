@@ -1,4 +1,4 @@
-//! Settings with their defaults and checks that the methods of self-distillation share.
+//! Settings that the methods of self-distillation share, with their defaults and checks.
 
 use augment::MultiCrop;
 use networks::mask::{MaskRule, SmallestBlock};
@@ -17,19 +17,19 @@ pub(in crate::method) const SMALLEST_BLOCK: SmallestBlock = SmallestBlock::Cells
 pub(in crate::method) struct GramAnchor {
     /// Weight of the anchoring's part of the loss.
     pub(in crate::method) weight: f64,
-    /// Steps before the earlier teacher is first taken, and the loss begins.
+    /// Step before which the earlier teacher is first copied, and from which the loss is added.
     pub(in crate::method) from_step: u64,
-    /// Steps between two copies of the teacher.
+    /// Number of steps between two copies of the teacher.
     pub(in crate::method) every_steps: u64,
-    /// Most copies after the first one.
+    /// Maximum number of copies after the first one.
     pub(in crate::method) max_updates: u64,
-    /// Steps of the ramp of the weight, and of that of other pairs.
+    /// Number of steps of the ramps of the weight and of that of pairs with views of other sizes.
     pub(in crate::method) ramp_steps: u64,
 }
 
 impl GramAnchor {
-    /// Returns the weight in `step`, with the weight `local_weight` of pairs with views of other
-    /// sizes than the first.
+    /// Returns the weights in `step`. `local_weight` is the final weight of pairs with views of
+    /// other sizes than the first.
     ///
     /// ```text
     /// w = w_end + (w_start - w_end) (cos(π i / (n - 1)) + 1) / 2,   i = step - from, for i < n
@@ -43,12 +43,15 @@ impl GramAnchor {
             return GramWeights { gram: self.weight, local: local_weight };
         }
         let n_intervals = self.ramp_steps.saturating_sub(1).max(1) as f64;
-        let left = ((std::f64::consts::PI * i as f64 / n_intervals).cos() + 1.0) / 2.0;
-        GramWeights { gram: self.weight * (1.0 - left), local: local_weight + (1.0 - local_weight) * left }
+        let remaining = ((std::f64::consts::PI * i as f64 / n_intervals).cos() + 1.0) / 2.0;
+        GramWeights {
+            gram: self.weight * (1.0 - remaining),
+            local: local_weight + (1.0 - local_weight) * remaining,
+        }
     }
 }
 
-/// Weights of a step that a Gram anchor changes.
+/// Weights of a step that depend on a Gram anchor.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct GramWeights {
     /// Weight of the anchoring.
@@ -57,21 +60,21 @@ pub(super) struct GramWeights {
     pub(super) local: f64,
 }
 
-/// Settings of the teacher, and of the targets that it gives.
+/// Settings of the teacher and of its targets.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::method) struct Teacher<'a> {
-    /// Temperature of its softmax at the start, and after the warm-up.
+    /// Temperature of the softmax at the start, and after the warm-up.
     pub(in crate::method) temperature: [f64; 2],
     /// Key of the recipe that sets the temperature.
     pub(in crate::method) temperature_key: &'static str,
     /// Length of the temperature's warm-up.
     pub(in crate::method) warmup: &'a Duration,
-    /// Reaches the temperature's end in the last step of the warm-up: DINOv2. Otherwise in the step
-    /// after it.
+    /// Whether the last step of the warm-up has the final temperature, as in DINOv2, instead of the
+    /// step after it.
     pub(in crate::method) warmup_includes_end: bool,
     /// Decay of the moving average at the start and at the end of the run.
     pub(in crate::method) decay: [f64; 2],
-    /// Key of the recipe, under `method`, that sets this decay.
+    /// Key of the recipe, under `method`, that sets the decay.
     pub(in crate::method) decay_key: &'static str,
     pub(in crate::method) centering: Centering,
     /// Decay of centers' moving averages.
@@ -149,7 +152,7 @@ pub(in crate::method) fn default_student_temp() -> f64 {
     0.1
 }
 
-/// Returns that the last step of a warm-up has the value after it.
+/// Whether the last step of a warm-up has the final value.
 pub(in crate::method) fn includes_end() -> bool {
     true
 }
@@ -164,7 +167,7 @@ pub(in crate::method) fn default_teacher_decay() -> [f64; 2] {
     [0.996, 1.0]
 }
 
-/// Decay of the teacher in DINOv2 and DINOv3, whose batches are of thousands of images.
+/// Decay of the teacher in DINOv2 and DINOv3, whose batches have thousands of images.
 pub(in crate::method) fn default_large_batch_teacher_decay() -> [f64; 2] {
     [0.992, 1.0]
 }
@@ -190,7 +193,7 @@ pub(in crate::method) fn default_patch_weight() -> f64 {
     1.0
 }
 
-/// Smallest and largest value of each key.
+/// Value of each key, with its smallest and largest allowed value.
 type Bounds<'a> = &'a [(&'a str, f64, [f64; 2])];
 
 /// Checks that the values of keys lie within their bounds.
@@ -198,12 +201,12 @@ type Bounds<'a> = &'a [(&'a str, f64, [f64; 2])];
 /// # Errors
 /// A message with the key.
 pub(super) fn check_bounds(values: Bounds<'_>) -> Result<(), String> {
-    match values.iter().find(|(_, value, [low, high])| !(*low..=*high).contains(value)) {
-        Some((key, value, [low, high])) => {
-            Err(format!("method.{key} is {value} and must lie in {low}..={high}"))
+    for (key, value, [low, high]) in values {
+        if !(*low..=*high).contains(value) {
+            return Err(format!("method.{key} is {value} and must lie in {low}..={high}"));
         }
-        None => Ok(()),
     }
+    Ok(())
 }
 
 /// Checks the rule for masks and the weight of the patches' part of the loss.
@@ -235,7 +238,7 @@ fn check_temperatures(key: &str, temperatures: &[f64]) -> Result<(), String> {
     }
 }
 
-/// Checks the weight of KoLeo, and that the batch divides into its groups.
+/// Checks the weight of KoLeo, and that the batch size is divisible by the group size.
 ///
 /// # Errors
 /// A message with the key.
@@ -250,7 +253,7 @@ pub(super) fn check_koleo(weight: f64, group: usize, cx: &MethodContext) -> Resu
     Ok(())
 }
 
-/// Sets `group` to the whole batch if a batch of `batch_size` does not divide into groups of it.
+/// Sets `group` to 0, the whole batch, if `batch_size` is not divisible by it.
 pub(in crate::method) fn fit_group(group: &mut usize, batch_size: usize) {
     if *group > 0 && !batch_size.is_multiple_of(*group) {
         *group = 0;
@@ -268,21 +271,19 @@ pub(super) fn check_views(cx: &MethodContext) -> Result<(), String> {
     }
 }
 
-/// Returns `true` if the views of the last size are the views of the first size again: as many,
-/// each with the box of the view in its place.
+/// Returns whether the views of the last size repeat those of the first size: there are as many,
+/// and each has the box of the corresponding view.
 pub(super) fn repeats_first(views: &MultiCrop) -> bool {
     let groups = views.groups();
     let n_first = groups[0].n_views;
     let n_last = groups[groups.len() - 1].n_views;
-    let sources: Vec<Option<usize>> = views
-        .crops
-        .iter()
-        .flat_map(|crop| {
-            let source =
-                crop.like.map(|crop: usize| views.crops[..crop].iter().map(|crop| crop.count).sum::<usize>());
-            (0..crop.count).map(|i| source.map(|source| source + i)).collect::<Vec<_>>()
-        })
-        .collect();
+    // Number of the view whose box each view has, if it has one of another view.
+    let mut sources: Vec<Option<usize>> = Vec::new();
+    for crop in &views.crops {
+        let first: Option<usize> =
+            crop.like.map(|like| views.crops[..like].iter().map(|crop| crop.count).sum());
+        sources.extend((0..crop.count).map(|i| first.map(|first| first + i)));
+    }
     groups.len() > 1 && sources[sources.len() - n_last..].iter().copied().eq((0..n_first).map(Some))
 }
 
@@ -292,33 +293,35 @@ mod tests {
 
     use super::*;
 
-    /// Views that repeat all first ones in their order, in one crop or in several; and views that
-    /// do not.
+    fn crop(count: usize, size_px: u32, like: Option<usize>) -> CropSpec {
+        CropSpec { count, size_px, like, ..MultiCrop::dino(32, 16, 2).crops[0].clone() }
+    }
+
+    /// Returns crops of one view each, except for the smaller size. The last two have the boxes of
+    /// crops `a` and `b`.
+    fn single_crops(a: usize, b: usize) -> Vec<CropSpec> {
+        vec![
+            crop(1, 32, None),
+            crop(1, 32, None),
+            crop(2, 16, None),
+            crop(1, 64, Some(a)),
+            crop(1, 64, Some(b)),
+        ]
+    }
+
+    fn repeats(crops: Vec<CropSpec>) -> bool {
+        repeats_first(&MultiCrop { crops })
+    }
+
     #[test]
-    fn last_views_repeat_the_first_by_their_crops() {
-        let crop = |count: usize, size_px: u32, like: Option<usize>| CropSpec {
-            count,
-            size_px,
-            like,
-            ..MultiCrop::dino(32, 16, 2).crops[0].clone()
-        };
-        let repeat = |crops: Vec<CropSpec>| repeats_first(&MultiCrop { crops });
-        assert!(repeat(vec![crop(2, 32, None), crop(4, 16, None), crop(2, 64, Some(0))]));
-        let apart = |a: usize, b: usize| {
-            vec![
-                crop(1, 32, None),
-                crop(1, 32, None),
-                crop(2, 16, None),
-                crop(1, 64, Some(a)),
-                crop(1, 64, Some(b)),
-            ]
-        };
-        assert!(repeat(apart(0, 1)));
-        assert!(!repeat(apart(1, 0)));
-        assert!(!repeat(vec![crop(1, 32, None), crop(1, 32, None), crop(1, 64, Some(0))]));
-        assert!(!repeat(vec![crop(2, 32, None), crop(2, 16, None)]));
-        // Views of the smaller size that repeat the first ones are seen with those that do not.
-        assert!(!repeat(vec![crop(2, 32, None), crop(4, 16, None), crop(2, 16, Some(0))]));
-        assert!(!repeat(vec![crop(2, 32, None), crop(2, 32, Some(0))]));
+    fn last_views_repeat_the_first_if_number_and_order_are_equal() {
+        assert!(repeats(vec![crop(2, 32, None), crop(4, 16, None), crop(2, 64, Some(0))]));
+        assert!(repeats(single_crops(0, 1)));
+        assert!(!repeats(single_crops(1, 0)));
+        assert!(!repeats(vec![crop(1, 32, None), crop(1, 32, None), crop(1, 64, Some(0))]));
+        assert!(!repeats(vec![crop(2, 32, None), crop(2, 16, None)]));
+        // Repeats have the size of other views, and belong to the same group as these.
+        assert!(!repeats(vec![crop(2, 32, None), crop(4, 16, None), crop(2, 16, Some(0))]));
+        assert!(!repeats(vec![crop(2, 32, None), crop(2, 32, Some(0))]));
     }
 }

@@ -15,12 +15,12 @@ use serde::{Deserialize, Serialize};
 
 use crate::method::Collective;
 use crate::method::loss::columns::{self, ColumnTargets};
-use crate::method::loss::mean::{self, batch_means, in_use};
+use crate::method::loss::mean::{self, batch_means, prototypes_in_use};
 use crate::method::loss::rows::Rows;
 use crate::method::loss::sinkhorn;
 use crate::schedule::Ramp;
 
-/// Iterations of [`Centering::Sinkhorn`], as in SwAV and DINOv2.
+/// Number of iterations of [`Centering::Sinkhorn`], as in SwAV and DINOv2.
 const SINKHORN_ITERATIONS: usize = 3;
 
 /// Rule that balances the teacher's outputs over prototypes.
@@ -35,7 +35,7 @@ pub enum Centering {
     Sinkhorn,
 }
 
-/// Rule by which scores become targets, with its center.
+/// Rule by which targets are computed from scores, with its center.
 #[derive(Debug, Clone)]
 pub(super) struct Targets {
     /// Name of the center in checkpoints and among observed values.
@@ -54,44 +54,44 @@ pub(super) struct Targets {
 /// Targets of a batch.
 pub(super) enum BatchTargets {
     /// Targets over all prototypes, by micro-batch of this rank.
-    Whole(Balanced<Rows>),
+    Full(Balanced<Rows>),
     /// Targets of this rank's columns, by micro-batch of the column group.
     Columns(Balanced<ColumnTargets>),
 }
 
-/// Balanced targets, with what is known of the whole batch.
+/// Balanced targets, with statistics over the global batch.
 pub(super) struct Balanced<T> {
     pub(super) targets: T,
-    /// Mean of the teacher's scores `[K]`, under the name of the center; `None` without a center,
+    /// Mean of the teacher's scores `[K]`, with the name of the center; `None` without a center,
     /// and for a batch without rows.
     pub(super) mean: Option<(&'static str, Tensor<1>)>,
-    /// Effective number of prototypes in use in the whole batch, `[1]`.
+    /// Effective number of prototypes in use in the global batch, `[1]`.
     pub(super) prototypes_in_use: Tensor<1>,
 }
 
 impl BatchTargets {
-    /// Effective number of prototypes in use in the whole batch, `[1]`.
+    /// Effective number of prototypes in use in the global batch, `[1]`.
     pub(super) fn prototypes_in_use(&self) -> &Tensor<1> {
         match self {
-            Self::Whole(Balanced { prototypes_in_use, .. })
+            Self::Full(Balanced { prototypes_in_use, .. })
             | Self::Columns(Balanced { prototypes_in_use, .. }) => prototypes_in_use,
         }
     }
 
-    /// Mean of the teacher's scores, under the name of the center, if there is one.
+    /// Mean of the teacher's scores, with the name of the center, if there is one.
     pub(super) fn mean(&self) -> Option<(&'static str, Tensor<1>)> {
         match self {
-            Self::Whole(Balanced { mean, .. }) | Self::Columns(Balanced { mean, .. }) => mean.clone(),
+            Self::Full(Balanced { mean, .. }) | Self::Columns(Balanced { mean, .. }) => mean.clone(),
         }
     }
 }
 
 impl Targets {
-    /// Returns the targets for the `scores` of a batch; `what` names them in messages.
+    /// Computes the targets for the `scores` of a batch. `what` is their name in messages.
     ///
     /// # Errors
     /// [`EngineError`].
-    pub(super) fn of(
+    pub(super) fn balance(
         &self,
         what: &str,
         scores: &Rows,
@@ -106,34 +106,35 @@ impl Targets {
                     scores.map(|scores| softmax_rows(scores.clone(), Some(center.clone()), temperature));
                 let [mean, mean_target] = batch_means(what, [scores, &targets], peers)?;
                 let mean = (scores.n() > 0).then_some((self.name, mean));
-                Ok(Balanced { targets, mean, prototypes_in_use: in_use(mean_target) })
+                Ok(Balanced { targets, mean, prototypes_in_use: prototypes_in_use(mean_target) })
             }
             Centering::Sinkhorn => {
                 let targets = sinkhorn::targets(scores, temperature, SINKHORN_ITERATIONS, peers)?;
                 let [mean_target] = batch_means(what, [&targets], peers)?;
-                Ok(Balanced { targets, mean: None, prototypes_in_use: in_use(mean_target) })
+                Ok(Balanced { targets, mean: None, prototypes_in_use: prototypes_in_use(mean_target) })
             }
         }
     }
 
-    /// Returns the collectives of [`Targets::of`].
+    /// Returns the collectives of [`Targets::balance`].
     pub(super) fn collectives(&self) -> Vec<Collective> {
         let k = self.center.len();
         match self.centering {
             Centering::Mean => vec![mean::collective(2, k)],
             Centering::Sinkhorn => {
-                let balanced = sinkhorn::collectives(k, SINKHORN_ITERATIONS);
-                balanced.into_iter().chain([mean::collective(1, k)]).collect()
+                let mut collectives = sinkhorn::collectives(k, SINKHORN_ITERATIONS);
+                collectives.push(mean::collective(1, k));
+                collectives
             }
         }
     }
 
-    /// Returns the targets for `scores`, this rank's columns by micro-batch of the group; `what`
-    /// names them in messages.
+    /// Computes the targets for `scores`, this rank's columns by micro-batch of the group. `what`
+    /// is their name in messages.
     ///
     /// # Errors
     /// [`EngineError`].
-    pub(super) fn of_columns(
+    pub(super) fn balance_columns(
         &self,
         what: &str,
         scores: &Rows,
@@ -149,28 +150,28 @@ impl Targets {
                 let targets = columns::softmax(scores, center, temperature, group)?;
                 let [mean, mean_target] = columns::batch_means(what, [scores, &targets.rows], group)?;
                 let mean = (scores.n() > 0).then_some((self.name, mean));
-                Ok(Balanced { targets, mean, prototypes_in_use: in_use(mean_target) })
+                Ok(Balanced { targets, mean, prototypes_in_use: prototypes_in_use(mean_target) })
             }
             Centering::Sinkhorn => {
                 let n_prototypes = self.center.len();
                 let iterations = SINKHORN_ITERATIONS;
                 let targets = columns::sinkhorn(scores, n_prototypes, temperature, iterations, peers, group)?;
                 let [mean_target] = columns::batch_means(what, [&targets.rows], group)?;
-                Ok(Balanced { targets, mean: None, prototypes_in_use: in_use(mean_target) })
+                Ok(Balanced { targets, mean: None, prototypes_in_use: prototypes_in_use(mean_target) })
             }
         }
     }
 
-    /// Moves the center towards the mean that an accepted step observed.
+    /// Updates the center with the mean that an accepted step observed.
     pub(super) fn observe(&mut self, observed: &[(&'static str, Vec<f32>)]) {
-        let stays = self.center_decay as f32;
+        let decay = self.center_decay as f32;
         let mean = observed.iter().filter(|(name, _)| *name == self.name).flat_map(|(_, mean)| mean);
         for (center, mean) in self.center.iter_mut().zip(mean) {
-            *center = *center * stays + mean * (1.0 - stays);
+            *center = *center * decay + mean * (1.0 - decay);
         }
     }
 
-    /// The center with its name.
+    /// Returns the center with its name.
     pub(super) fn state(&self) -> (String, Vec<f32>) {
         (self.name.into(), self.center.clone())
     }

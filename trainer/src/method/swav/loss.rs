@@ -23,29 +23,30 @@ pub(super) const QUEUE: &str = "queue";
 /// SwAV's loss of a batch.
 pub(super) struct SwavLoss {
     /// Assignments of the views.
-    pub(super) assigned: Assigned,
-    /// ẑ of the assigned views of the whole batch, if the queue fills.
-    pub(super) for_queue: Option<Tensor<1>>,
-    /// Effective number of prototypes in use in the whole batch, `[1]`.
+    pub(super) assignments: Assignments,
+    /// ẑ of the assigned views of the global batch, if they enter the queue.
+    pub(super) queue_rows: Option<Tensor<1>>,
+    /// Effective number of prototypes in use in the global batch, `[1]`.
     pub(super) prototypes_in_use: Tensor<1>,
     pub(super) temperature: f64,
 }
 
 /// Assignments of the views of a batch.
-pub(super) enum Assigned {
+pub(super) enum Assignments {
     /// Assignments to all prototypes.
-    Whole(Rows),
+    Full(Rows),
     /// Assignments to this rank's prototypes, and this rank's shares of their sharpness by
     /// micro-batch of the group.
     Columns(ColumnTargets, Vec<[Tensor<1>; 2]>),
 }
 
 impl SwavLoss {
-    /// The loss of a micro-batch with its gauges, given the sharpness of its targets.
+    /// Adds gauges to the loss of a micro-batch: mean entropy and mean largest probability of its
+    /// targets, and the effective number of prototypes in use.
     fn with_gauges(
-        &self,
         loss: Tensor<1>,
-        [entropy, max_prob]: [Tensor<1>; 2],
+        entropy: Tensor<1>,
+        max_prob: Tensor<1>,
         in_use: Tensor<1>,
     ) -> MicroBatchLoss {
         let gauges = vec![
@@ -58,37 +59,40 @@ impl SwavLoss {
 }
 
 impl BatchLoss for SwavLoss {
-    fn of(&self, number: usize, student: &Outputs) -> MicroBatchLoss {
-        match &self.assigned {
-            Assigned::Whole(targets) => {
-                let targets = targets.even_of(number);
+    fn micro_batch_loss(&self, number: usize, student: &Outputs) -> MicroBatchLoss {
+        match &self.assignments {
+            Assignments::Full(targets) => {
+                let targets = targets.batch(number);
                 let loss = between_views(&student.heads.on_all_views(SCORES), targets, self.temperature);
-                self.with_gauges(loss, sharpness(targets), self.prototypes_in_use.clone())
+                let [entropy, max_prob] = sharpness(targets);
+                Self::with_gauges(loss, entropy, max_prob, self.prototypes_in_use.clone())
             }
-            // All of the loss depends on scores.
-            Assigned::Columns(..) => {
+            // The whole loss depends on divided heads.
+            Assignments::Columns(..) => {
                 MicroBatchLoss { loss: student.pooled(0).sum() * 0.0, gauges: Vec::new() }
             }
         }
     }
 
-    fn of_columns(
+    fn column_loss(
         &self,
         number: usize,
         scores: &HeadOutputs,
         group: ColumnGroup<'_>,
     ) -> Result<MicroBatchLoss, EngineError> {
-        let Assigned::Columns(targets, sharpness) = &self.assigned else {
-            // The step calls it where heads are divided, and then `prepare` has assigned columns.
+        let Assignments::Columns(targets, sharpness) = &self.assignments else {
+            // The step only calls this method where heads are divided, and then `prepare` has
+            // computed assignments of columns.
             unreachable!("assignments of columns where heads are divided");
         };
-        let completed = CompletedScores::of(&scores.on_all_views(SCORES), self.temperature, group)?;
+        let completed = CompletedScores::complete(&scores.on_all_views(SCORES), self.temperature, group)?;
         let loss = columns::between_views(&completed, targets, number, self.temperature, 1.0);
         let in_use = self.prototypes_in_use.clone() / group.n_parts() as f64;
-        Ok(self.with_gauges(loss, sharpness[number].clone(), in_use))
+        let [entropy, max_prob] = sharpness[number].clone();
+        Ok(Self::with_gauges(loss, entropy, max_prob, in_use))
     }
 
     fn observed(&self) -> Vec<(&'static str, Tensor<1>)> {
-        self.for_queue.iter().map(|rows| (QUEUE, rows.clone())).collect()
+        self.queue_rows.iter().map(|rows| (QUEUE, rows.clone())).collect()
     }
 }

@@ -3,7 +3,7 @@
 use augment::MultiCrop;
 use burn_tensor::{Device, Tensor, TensorData};
 use kernels::ops::unit_rows;
-use networks::features::{HeadOutputs, Outputs};
+use networks::features::Outputs;
 use networks::head::projection::Projection;
 use networks::head::unit_prototypes::UnitPrototypes;
 use networks::head::{Head, Reads};
@@ -11,9 +11,9 @@ use ranks::EngineError;
 use ranks::peers::Peers;
 
 use super::config::Config;
-use super::loss::{Assigned, QUEUE, SCORES, SwavLoss, TARGET_ENTROPY};
+use super::loss::{Assignments, QUEUE, SCORES, SwavLoss, TARGET_ENTROPY};
 use crate::method::loss::columns::{self, ColumnTargets};
-use crate::method::loss::mean::{self, batch_means, in_use};
+use crate::method::loss::mean::{self, batch_means};
 use crate::method::loss::rows::Rows;
 use crate::method::loss::sinkhorn;
 use crate::method::network::NetworkSpec;
@@ -41,7 +41,7 @@ struct Swav {
     frozen_steps: u64,
     /// First step whose embeddings enter the queue.
     queue_from: u64,
-    /// Queue: ẑ of all assigned views of an image one after another, the newest image first.
+    /// Queue: ẑ of all assigned views of an image one after another, images from new to old.
     queue: Vec<f32>,
 }
 
@@ -49,10 +49,10 @@ impl MethodRecipe for Config {
     fn build(&self, cx: &MethodContext) -> Result<Box<dyn Method>, String> {
         self.validate(cx)?;
         let queue_from = cx.length.steps("method.queue_start", &self.queue_start)?;
-        let is_full = queue_from.saturating_add(self.queue.div_ceil(cx.length.batch_size) as u64);
-        if self.queue > 0 && is_full >= cx.length.total_steps {
+        let full_step = queue_from.saturating_add(self.queue.div_ceil(cx.length.batch_size) as u64);
+        if self.queue > 0 && full_step >= cx.length.total_steps {
             return Err(format!(
-                "method.queue is full at step {is_full} of {}, too late to count: let it begin earlier \
+                "method.queue is full at step {full_step} of {}, too late to count: let it begin earlier \
                  (method.queue_start)",
                 cx.length.total_steps
             ));
@@ -94,47 +94,55 @@ impl Swav {
         self.views.groups()[0].n_views
     }
 
-    /// Number of values that the queue holds of an image.
-    fn n_each(&self) -> usize {
+    /// Number of values of an image in the queue.
+    fn n_values_per_image(&self) -> usize {
         self.n_assigned() * self.config.head_output
     }
 
+    /// Returns whether the embeddings of `step` enter the queue.
     fn fills_queue(&self, step: u64) -> bool {
         self.config.queue > 0 && step >= self.queue_from
     }
 
-    /// Returns the queue's share of micro-batch `number` of the global batch, `[n, V, D]`; `None`
-    /// while it is not full.
-    fn queued(&self, number: usize, n_micro_batches: usize, device: &Device) -> Option<Tensor<3>> {
-        let n_each = self.n_each();
-        if self.config.queue == 0 || self.queue.len() < self.config.queue * n_each {
-            return None;
-        }
-        let images = self.queue.chunks_exact(n_each).skip(number).step_by(n_micro_batches);
-        let values: Vec<f32> = images.flatten().copied().collect();
-        let shape = [values.len() / n_each, self.n_assigned(), self.config.head_output];
-        (!values.is_empty()).then(|| Tensor::from_data(TensorData::new(values, shape), device))
+    /// Returns whether the queue is used: it is configured and full.
+    fn has_full_queue(&self) -> bool {
+        self.config.queue > 0 && self.queue.len() >= self.config.queue * self.n_values_per_image()
     }
 
-    /// Returns the scores of a micro-batch, followed by those of the queue's share of it, number
-    /// `number` in the batch.
-    fn with_queue(
+    /// Returns the queue's share of micro-batch `number` of the global batch, `[n, V, D]`; `None`
+    /// while the queue is not full, or if the share is empty.
+    fn queue_share(&self, number: usize, n_micro_batches: usize, device: &Device) -> Option<Tensor<3>> {
+        if !self.has_full_queue() {
+            return None;
+        }
+        let n_values = self.n_values_per_image();
+        let images = self.queue.chunks_exact(n_values).skip(number).step_by(n_micro_batches);
+        let values: Vec<f32> = images.flatten().copied().collect();
+        if values.is_empty() {
+            return None;
+        }
+        let shape = [values.len() / n_values, self.n_assigned(), self.config.head_output];
+        Some(Tensor::from_data(TensorData::new(values, shape), device))
+    }
+
+    /// Returns the scores of micro-batch `number` of the global batch, followed by those of its
+    /// share of the queue.
+    fn append_queue(
         &self,
         batch: &BatchOutputs<'_>,
         scores: &Tensor<3>,
         number: usize,
         n_micro_batches: usize,
     ) -> Tensor<3> {
-        match self.queued(number, n_micro_batches, &scores.device()) {
-            Some(queued) => Tensor::cat(vec![scores.clone(), (batch.score)(SCORES, queued)], 0),
+        match self.queue_share(number, n_micro_batches, &scores.device()) {
+            Some(share) => Tensor::cat(vec![scores.clone(), (batch.score)(SCORES, share)], 0),
             None => scores.clone(),
         }
     }
 
-    /// Number of rows that are assigned, of each view, in a batch of `n_images`.
+    /// Number of rows of each view that are assigned, in a global batch of `n_images`.
     fn n_rows(&self, n_images: usize) -> usize {
-        let is_full = self.config.queue > 0 && self.queue.len() >= self.config.queue * self.n_each();
-        n_images + if is_full { self.config.queue } else { 0 }
+        if self.has_full_queue() { n_images + self.config.queue } else { n_images }
     }
 
     /// Computes this rank's columns of the assignments of the views, by micro-batch of the group.
@@ -145,35 +153,37 @@ impl Swav {
         peers: Peers<'_>,
     ) -> Result<ColumnTargets, EngineError> {
         let group = columns.group;
-        let scores = |outputs: &HeadOutputs| outputs.on_views(SCORES, 0);
-        let scores: Vec<Tensor<3>> = columns.trained.iter().map(scores).collect();
-        let [b, v, _] = scores[0].dims();
+        let scores: Vec<Tensor<3>> =
+            columns.trained.iter().map(|outputs| outputs.on_views(SCORES, 0)).collect();
+        let [b, v, k] = scores[0].dims();
+        let device = scores[0].device();
         let n = group.n_micro_batches();
         let all: Vec<Tensor<3>> = scores
             .iter()
             .enumerate()
-            .map(|(t, scores)| self.with_queue(batch, scores, group.number(t), n))
+            .map(|(t, scores)| self.append_queue(batch, scores, group.number(t), n))
             .collect();
+        let n_rows = self.n_rows(b * n);
         let Config { prototypes, epsilon, sinkhorn_iterations, .. } = self.config;
-        let of_view = |view: usize| {
-            let logits = Rows::with_number(
-                all.iter().map(|all| all.clone().narrow(1, view, 1)).collect(),
-                self.n_rows(b * n),
-            );
-            columns::sinkhorn(&logits, prototypes, epsilon, sinkhorn_iterations, peers, group)
-        };
-        let by_view: Vec<ColumnTargets> = (0..v).map(of_view).collect::<Result<_, _>>()?;
-        let rows = |t: usize| {
-            let of_view = |targets: &ColumnTargets| targets.rows.even_of(t).clone().slice(0..b);
-            Tensor::cat(by_view.iter().map(of_view).collect(), 1)
-        };
-        let others =
-            |t: usize| (0..b).flat_map(|i| by_view.iter().map(move |targets| targets.others[t][i])).collect();
-        let [.., k] = scores[0].dims();
-        let device = scores[0].device();
-        let rows = (0..group.n_group()).map(|t| Some(rows(t))).collect();
-        let others = (0..group.n_group()).map(others).collect();
-        Ok(ColumnTargets { rows: Rows::ragged(rows, b * v * n, k, device), others })
+        let mut by_view: Vec<ColumnTargets> = Vec::with_capacity(v);
+        for view in 0..v {
+            let logits = all.iter().map(|scores| scores.clone().narrow(1, view, 1)).collect();
+            let logits = Rows::with_total(logits, n_rows);
+            let targets = columns::sinkhorn(&logits, prototypes, epsilon, sinkhorn_iterations, peers, group)?;
+            by_view.push(targets);
+        }
+        let mut rows = Vec::with_capacity(group.n_group());
+        let mut others = Vec::with_capacity(group.n_group());
+        for t in 0..group.n_group() {
+            let views = by_view.iter().map(|targets| targets.rows.batch(t).clone().slice(0..b)).collect();
+            rows.push(Some(Tensor::cat(views, 1)));
+            let mut sums = Vec::with_capacity(b * v);
+            for i in 0..b {
+                sums.extend(by_view.iter().map(|targets| targets.others[t][i]));
+            }
+            others.push(sums);
+        }
+        Ok(ColumnTargets { rows: Rows::from_ragged(rows, b * v * n, k, device), others })
     }
 
     /// Computes the assignments of the views.
@@ -182,47 +192,50 @@ impl Swav {
             batch.trained.iter().map(|outputs| outputs.heads.on_views(SCORES, 0)).collect();
         let [b, v, _] = scores[0].dims();
         let n = peers.n_micro_batches();
-        // Micro-batches are told apart by the position of their first image.
+        // The position of its first image is the number of a micro-batch in the global batch.
         let all: Vec<Tensor<3>> = scores
             .iter()
             .enumerate()
-            .map(|(i, scores)| self.with_queue(batch, scores, peers.position(i, 0), n))
+            .map(|(i, scores)| self.append_queue(batch, scores, peers.position(i, 0), n))
             .collect();
         let n_rows = self.n_rows(b * n);
-        let by_view: Vec<Rows> = (0..v)
-            .map(|view: usize| {
-                let logits =
-                    Rows::with_number(all.iter().map(|all| all.clone().narrow(1, view, 1)).collect(), n_rows);
-                sinkhorn::targets(&logits, self.config.epsilon, self.config.sinkhorn_iterations, peers)
-            })
-            .collect::<Result<_, _>>()?;
-        let of_batch = |number: usize| {
-            let views = by_view.iter().filter_map(|targets| targets.of(number));
-            Tensor::cat(views.map(|targets| targets.clone().slice(0..b)).collect(), 1)
-        };
-        Ok(Rows::even((0..scores.len()).map(of_batch).collect(), peers))
+        let Config { epsilon, sinkhorn_iterations, .. } = self.config;
+        let mut by_view: Vec<Rows> = Vec::with_capacity(v);
+        for view in 0..v {
+            let logits = all.iter().map(|scores| scores.clone().narrow(1, view, 1)).collect();
+            let logits = Rows::with_total(logits, n_rows);
+            by_view.push(sinkhorn::targets(&logits, epsilon, sinkhorn_iterations, peers)?);
+        }
+        let mut assignments = Vec::with_capacity(scores.len());
+        for number in 0..scores.len() {
+            let views = by_view.iter().map(|targets| targets.batch(number).clone().slice(0..b)).collect();
+            assignments.push(Tensor::cat(views, 1));
+        }
+        Ok(Rows::new(assignments, peers))
     }
 
-    /// Gathers ẑ of the assigned views of the whole batch, if the queue fills.
-    fn for_queue(
+    /// Gathers ẑ of the assigned views of the global batch, if they enter the queue.
+    fn gather_queue_rows(
         &self,
         batch: &BatchOutputs<'_>,
         step: u64,
         peers: Peers<'_>,
     ) -> Result<Option<Tensor<1>>, EngineError> {
-        let rows = |outputs: &Outputs| {
-            let z = outputs.heads.on_views(PROJECTION, 0);
-            let [b, v, d] = z.dims();
-            unit_rows(z.reshape([b * v, d]), NORM_EPSILON).reshape([b, v * d])
-        };
         if !self.fills_queue(step) {
             return Ok(None);
         }
-        let rows: Vec<Tensor<2>> = batch.trained.iter().map(rows).collect();
+        let rows: Vec<Tensor<2>> = batch.trained.iter().map(unit_embeddings).collect();
         let all = peers.gather("queue", &rows)?;
         let [n, d] = all.dims();
         Ok(Some(all.reshape([n * d])))
     }
+}
+
+/// Returns ẑ of the views of the first size of each image, `[B, V · D]`.
+fn unit_embeddings(outputs: &Outputs) -> Tensor<2> {
+    let z = outputs.heads.on_views(PROJECTION, 0);
+    let [b, v, d] = z.dims();
+    unit_rows(z.reshape([b * v, d]), NORM_EPSILON).reshape([b, v * d])
 }
 
 impl Method for Swav {
@@ -232,21 +245,16 @@ impl Method for Swav {
 
     fn networks(&self) -> Vec<NetworkSpec> {
         let Config { head_hidden, head_output, head_batch_norm, .. } = &self.config;
-        let projection = Projection::of_head(self.width, head_hidden, *head_output, *head_batch_norm);
+        let projection = Projection::for_head(self.width, head_hidden, *head_output, *head_batch_norm);
         let prototypes = UnitPrototypes {
             name: "head.prototypes".into(),
             input: self.config.head_output,
             count: self.config.prototypes,
             frozen_steps: self.frozen_steps,
         };
-        let projection: Vec<Box<dyn networks::unit::Unit>> = vec![Box::new(projection)];
-        let heads = vec![
-            Head::new(PROJECTION, Reads::Pooled, projection),
-            Head {
-                may_divide: true,
-                ..Head::new(SCORES, Reads::Head(PROJECTION), vec![Box::new(prototypes)])
-            },
-        ];
+        let projection = Head::new(PROJECTION, Reads::Pooled, vec![Box::new(projection)]);
+        let scores = Head::new(SCORES, Reads::Head(PROJECTION), vec![Box::new(prototypes)]);
+        let heads = vec![projection, Head { may_divide: true, ..scores }];
         vec![NetworkSpec::trained(STUDENT, heads, self.views.groups().len())]
     }
 
@@ -268,40 +276,41 @@ impl Method for Swav {
         step: u64,
         peers: Peers<'_>,
     ) -> Result<Box<dyn BatchLoss>, EngineError> {
-        let for_queue = self.for_queue(batch, step, peers)?;
+        let queue_rows = self.gather_queue_rows(batch, step, peers)?;
         let temperature = self.config.temperature;
         if let Some(columns) = batch.columns {
             let targets = self.assign_columns(batch, columns, peers)?;
-            let [mean] = columns::batch_means("prototypes in use", [&targets.rows], columns.group)?;
+            let [mean_target] = columns::batch_means("prototypes in use", [&targets.rows], columns.group)?;
             let sharpness = columns::sharpness(&targets, columns.group)?;
-            let assigned = Assigned::Columns(targets, sharpness);
-            return Ok(Box::new(SwavLoss {
-                assigned,
-                for_queue,
-                prototypes_in_use: in_use(mean),
-                temperature,
-            }));
+            let assignments = Assignments::Columns(targets, sharpness);
+            let prototypes_in_use = mean::prototypes_in_use(mean_target);
+            return Ok(Box::new(SwavLoss { assignments, queue_rows, prototypes_in_use, temperature }));
         }
         let targets = self.assign(batch, peers)?;
         let [mean_target] = batch_means("prototypes in use", [&targets], peers)?;
-        let assigned = Assigned::Whole(targets);
-        let prototypes_in_use = in_use(mean_target);
-        Ok(Box::new(SwavLoss { assigned, for_queue, prototypes_in_use, temperature }))
+        let assignments = Assignments::Full(targets);
+        let prototypes_in_use = mean::prototypes_in_use(mean_target);
+        Ok(Box::new(SwavLoss { assignments, queue_rows, prototypes_in_use, temperature }))
     }
 
     fn collectives(&self) -> Vec<Collective> {
         let Config { prototypes, sinkhorn_iterations, queue, .. } = self.config;
-        let for_queue = (queue > 0).then_some(Collective::Gather(self.n_each()));
-        let of_view = sinkhorn::collectives(prototypes, sinkhorn_iterations);
-        let of_views = std::iter::repeat_n(of_view, self.n_assigned()).flatten();
-        for_queue.into_iter().chain(of_views).chain([mean::collective(1, prototypes)]).collect()
+        let mut collectives = Vec::new();
+        if queue > 0 {
+            collectives.push(Collective::Gather(self.n_values_per_image()));
+        }
+        for _ in 0..self.n_assigned() {
+            collectives.extend(sinkhorn::collectives(prototypes, sinkhorn_iterations));
+        }
+        collectives.push(mean::collective(1, prototypes));
+        collectives
     }
 
     fn after_step(&mut self, observed: &[(&'static str, Vec<f32>)]) {
         for (_, newest) in observed.iter().filter(|(name, _)| *name == QUEUE) {
             let mut queue = newest.clone();
             queue.append(&mut self.queue);
-            queue.truncate(self.config.queue * self.n_each());
+            queue.truncate(self.config.queue * self.n_values_per_image());
             self.queue = queue;
         }
     }
@@ -311,7 +320,7 @@ impl Method for Swav {
     }
 
     fn target_distributions(&self) -> Vec<TargetDistribution> {
-        vec![TargetDistribution::over(self.config.prototypes, TARGET_ENTROPY, "method.epsilon")]
+        vec![TargetDistribution::new(self.config.prototypes, TARGET_ENTROPY, "method.epsilon")]
     }
 
     fn state(&self) -> Vec<(String, Vec<f32>)> {
@@ -321,12 +330,12 @@ impl Method for Swav {
     fn load_state(&mut self, state: &[(String, Vec<f32>)]) -> Result<(), String> {
         for (name, values) in state {
             if name == QUEUE {
-                let most = self.config.queue * self.n_each();
-                if values.len() > most || !values.len().is_multiple_of(self.n_each()) {
+                let per_image = self.n_values_per_image();
+                let max = self.config.queue * per_image;
+                if values.len() > max || !values.len().is_multiple_of(per_image) {
                     return Err(format!(
-                        "the queue has {} values; expected a multiple of {}, at most {most}",
-                        values.len(),
-                        self.n_each()
+                        "the queue has {} values; expected a multiple of {per_image}, at most {max}",
+                        values.len()
                     ));
                 }
                 self.queue.clone_from(values);

@@ -2,13 +2,13 @@
 
 use networks::{MlpKind, ModelConfig, Positions, QkvBias, VitConfig};
 
-use crate::backbone::Drawn;
+use crate::backbone::GraphOutputs;
 use crate::backbone::layers::{gelu, linear, norm};
 use crate::file::{Array, Arrays};
 use crate::onnx::{Graph, PIXELS, Setting, Value};
 
 /// Adds a transformer for images of `px` pixels to `graph`.
-pub(super) fn draw(graph: &mut Graph<'_>, config: &VitConfig, px: usize) -> Result<Drawn, String> {
+pub(super) fn draw(graph: &mut Graph<'_>, config: &VitConfig, px: usize) -> Result<GraphOutputs, String> {
     let mut x = embed(graph, config, px)?;
     let rotation = rotation(graph, config, px);
     for number in 0..config.depth {
@@ -21,12 +21,12 @@ pub(super) fn draw(graph: &mut Graph<'_>, config: &VitConfig, px: usize) -> Resu
         x = residual(graph, &format!("{block}.ls2"), &x, &h, config)?;
     }
     let x = norm(graph, "norm", &x, config.norm_epsilon)?;
-    let first = graph.place(0);
+    let first = graph.index(0);
     let embedding = graph.node("Gather", &[&x, &first], &[Setting::Int("axis", 1)]);
     let [start, end, axis] = [1 + config.registers as i64, i64::MAX, 1].map(|at| graph.integers(&[at]));
     let patches = graph.node("Slice", &[&x, &start, &end, &axis], &[]);
     // Positions are stored for each patch.
-    Ok(Drawn { embedding, patches, has_fixed_size: true })
+    Ok(GraphOutputs { embedding, patches, has_fixed_size: true })
 }
 
 /// Tokens, `[B, 1 + R + N, D]`.
@@ -46,7 +46,7 @@ fn embed(graph: &mut Graph<'_>, config: &VitConfig, px: usize) -> Result<Value, 
         Positions::Learned | Positions::SinCos => {
             let positions = config.positions_for(&graph.tensor("pos_embed")?.values, px);
             let n = positions.len() / d - 1;
-            let of_patches = graph.stored("pos_embed.patches", &[1, n, d], &positions[d..]);
+            let of_patches = graph.float_tensor("pos_embed.patches", &[1, n, d], &positions[d..]);
             let patches = graph.node("Add", &[&patches, &of_patches], &[]);
             (
                 patches,
@@ -63,7 +63,7 @@ fn embed(graph: &mut Graph<'_>, config: &VitConfig, px: usize) -> Result<Value, 
         prefix.extend(&graph.tensor("reg_token")?.values);
     }
     let n_prefix = 1 + config.registers;
-    let prefix = graph.stored("prefix", &[1, n_prefix, d], &prefix);
+    let prefix = graph.float_tensor("prefix", &[1, n_prefix, d], &prefix);
     // One prefix for each image.
     let shape = graph.node("Shape", &[&patches], &[Setting::Int("start", 0), Setting::Int("end", 1)]);
     let rest = graph.integers(&[n_prefix as i64, d as i64]);
@@ -114,7 +114,7 @@ fn rotation(graph: &mut Graph<'_>, config: &VitConfig, px: usize) -> Option<[Val
         let mut values = vec![of_prefix; n_prefix * d_head];
         // Both halves of a head are rotated by the same angles.
         values.extend(table.chunks_exact(d_head / 2).flat_map(|row| [row, row].concat()));
-        graph.stored(name, &[1, 1, values.len() / d_head, d_head], &values)
+        graph.float_tensor(name, &[1, 1, values.len() / d_head, d_head], &values)
     }))
 }
 
@@ -134,7 +134,7 @@ fn rotated(graph: &mut Graph<'_>, x: &Value, [cos, sin]: &[Value; 2], d_head: us
 
 /// Queries, keys and values, `[B, N, 3·D]`.
 fn qkv(graph: &mut Graph<'_>, layer: &str, x: &Value, config: &VitConfig) -> Result<Value, String> {
-    let weight = graph.transposed(&format!("{layer}.weight"))?;
+    let weight = graph.transposed_weight(&format!("{layer}.weight"))?;
     let d = config.width;
     let product = graph.node("MatMul", &[x, &weight], &[]);
     let bias = match config.qkv_bias {
@@ -143,7 +143,7 @@ fn qkv(graph: &mut Graph<'_>, layer: &str, x: &Value, config: &VitConfig) -> Res
         QkvBias::WithoutKeys => {
             let mut values = graph.tensor(&format!("{layer}.bias"))?.values.clone();
             values[d..2 * d].fill(0.0);
-            graph.stored(&format!("{layer}.bias"), &[3 * d], &values)
+            graph.float_tensor(&format!("{layer}.bias"), &[3 * d], &values)
         }
     };
     Ok(graph.node("Add", &[&product, &bias], &[]))
@@ -164,7 +164,7 @@ fn attention(
     // [3, B, H, N, d]
     let qkv = graph.node("Transpose", &[&qkv], &[Setting::Ints("perm", &[2, 0, 3, 1, 4])]);
     let [q, k, v] = [0, 1, 2].map(|number| {
-        let place = graph.place(number);
+        let place = graph.index(number);
         graph.node("Gather", &[&qkv, &place], &[Setting::Int("axis", 0)])
     });
     let [q, k] = match rotation {

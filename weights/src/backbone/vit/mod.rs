@@ -9,13 +9,13 @@ mod write;
 use networks::{ModelConfig, NamedTensor, Positions, VitConfig};
 use serde_json::{Map, Value};
 
-use super::{Drawn, Exchange, PythonNetwork, Recognized, TimmModel};
+use super::{Exchange, GraphOutputs, PythonNetwork, Recognized, TimmModel};
 use crate::export::Export;
 use crate::file::Arrays;
 use crate::library::Library;
 use crate::onnx::Graph;
 use crate::pretrained::Hints;
-use crate::source::{Found, Source};
+use crate::source::{BackboneTensors, Source};
 
 /// Keys of the configuration that affect only training or the resampling of the position embedding.
 const TRAINING_KEYS: [&str; 13] = [
@@ -46,13 +46,13 @@ impl Exchange for VitConfig {
         &read::ANCHORS
     }
 
-    fn recognized(
-        found: &mut Found,
+    fn recognize(
+        found: &mut BackboneTensors,
         source: &Source,
         hints: &Hints,
         assumed: &mut Vec<String>,
     ) -> Result<Recognized, String> {
-        read::recognized(found, source, hints, assumed)
+        read::recognize(found, source, hints, assumed)
     }
 
     fn arrays(&self, library: Library, export: &Export<'_>) -> Result<Arrays, String> {
@@ -62,7 +62,7 @@ impl Exchange for VitConfig {
             Library::Dinov2 => write::dinov2_arrays(self, export),
             Library::Dinov3 => write::dinov3_arrays(self, export),
             Library::Transformers => write::transformers_arrays(self, export),
-            Library::Dino => Ok(super::ours(export)),
+            Library::Dino => Ok(super::ocelli_arrays(export)),
         }
     }
 
@@ -74,7 +74,7 @@ impl Exchange for VitConfig {
         write::transformers(self)
     }
 
-    fn feature_in_transformers(&self) -> &'static str {
+    fn transformers_feature(&self) -> &'static str {
         "last_hidden_state[:, 0]"
     }
 
@@ -82,15 +82,15 @@ impl Exchange for VitConfig {
         python::network(self, library)
     }
 
-    fn draw(&self, graph: &mut Graph<'_>, px: usize) -> Result<Drawn, String> {
+    fn build_graph(&self, graph: &mut Graph<'_>, px: usize) -> Result<GraphOutputs, String> {
         graph::draw(graph, self, px)
     }
 
-    fn separated(&self, arrays: &mut Arrays) -> Result<Option<ModelConfig>, String> {
+    fn restore_merged(&self, arrays: &mut Arrays) -> Result<Option<ModelConfig>, String> {
         graph::separated(arrays, self).map(Some)
     }
 
-    fn resized(&self, tensors: &mut [NamedTensor], px: usize) -> Option<ModelConfig> {
+    fn resize(&self, tensors: &mut [NamedTensor], px: usize) -> Option<ModelConfig> {
         for tensor in tensors.iter_mut().filter(|tensor| tensor.name == names::TIMM.pos_embed) {
             tensor.values = self.positions_for(&tensor.values, px);
             tensor.shape = vec![1, tensor.values.len() / self.width, self.width];
@@ -98,7 +98,7 @@ impl Exchange for VitConfig {
         Some(ModelConfig::Vit(Self { image_px: px, ..self.clone() }))
     }
 
-    fn comparable(&self, keys: &mut Map<String, Value>) {
+    fn canonicalize_keys(&self, keys: &mut Map<String, Value>) {
         keys.retain(|name, _| !TRAINING_KEYS.contains(&name.as_str()));
         // Fixed positions and trained ones are parameters alike.
         if self.positions != Positions::Rope {

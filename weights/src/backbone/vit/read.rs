@@ -8,7 +8,7 @@ use crate::backbone::Recognized;
 use crate::file::Array;
 use crate::library::Library;
 use crate::pretrained::Hints;
-use crate::source::{Found, Source, config};
+use crate::source::{BackboneTensors, Source, config};
 
 /// Largest number of channels.
 const MAX_CHANNELS: usize = 65_536;
@@ -38,8 +38,8 @@ pub(super) const ANCHORS: [&str; 4] = [
 ];
 
 /// Determines the transformer in `found`.
-pub(super) fn recognized(
-    found: &mut Found,
+pub(super) fn recognize(
+    found: &mut BackboneTensors,
     source: &Source,
     hints: &Hints,
     assumed: &mut Vec<String>,
@@ -70,7 +70,7 @@ pub(super) fn recognized(
 }
 
 /// Returns the table whose names are in `found`.
-fn names(found: &Found, source: &Source) -> Result<Names, String> {
+fn names(found: &BackboneTensors, source: &Source) -> Result<Names, String> {
     let fits = |names: &Names| {
         [
             "blocks.0.attn.qkv.weight",
@@ -82,15 +82,16 @@ fn names(found: &Found, source: &Source) -> Result<Names, String> {
         .flat_map(|name| names.theirs(name))
         .chain([names.cls_token.to_string(), names.pos_embed.to_string()])
         .filter(|name| !name.is_empty())
-        .all(|name| found.holds(&name))
+        .all(|name| found.contains(&name))
     };
-    let has_positions = ALL.iter().any(|names| found.holds(names.pos_embed));
+    let has_positions = ALL.iter().any(|names| found.contains(names.pos_embed));
     if !has_positions {
         // DINOv3's names and timm's differ in parameters that some networks lack. timm has networks
         // of the same names whose rotations are others; they have no registers.
-        let is_dinov3 = found.holds("storage_tokens") || found.holds(PERIODS);
+        let is_dinov3 = found.contains("storage_tokens") || found.contains(PERIODS);
         let architecture = source.config.as_ref().and_then(|config| config["architecture"].as_str());
-        let is_timms = found.holds("reg_token") || architecture.is_some_and(|name| name.contains("dinov3"));
+        let is_timms =
+            found.contains("reg_token") || architecture.is_some_and(|name| name.contains("dinov3"));
         let is_meant = |names: &Names| match names.registers {
             "storage_tokens" => is_dinov3,
             "reg_token" => !is_dinov3 && is_timms,
@@ -101,7 +102,7 @@ fn names(found: &Found, source: &Source) -> Result<Names, String> {
         }
     }
     // DINOv2's names and timm's differ only in parameters that some networks lack.
-    let is_dinov2 = found.holds("register_tokens") || found.holds("mask_token");
+    let is_dinov2 = found.contains("register_tokens") || found.contains("mask_token");
     let table =
         ALL.into_iter().find(|names| fits(names) && (is_dinov2 || names.registers != "register_tokens"));
     let gated = ALL.into_iter().find(|names| fits(names));
@@ -115,7 +116,7 @@ fn names(found: &Found, source: &Source) -> Result<Names, String> {
 /// Returns the library whose code made the network, which determines how its position embedding is
 /// resampled.
 fn library(
-    found: &Found,
+    found: &BackboneTensors,
     source: &Source,
     names: &Names,
     hints: &Hints,
@@ -131,8 +132,11 @@ fn library(
         (_, "storage_tokens") => Library::Dinov3,
         _ if names.pos_embed.is_empty() => Library::Timm,
         // DINO's files have no classifier.
-        _ if ["head.weight", "fc_norm.weight"].iter().any(|name| found.holds(name)) => Library::Timm,
-        _ if source.config.is_some() || found.holds(names.registers) || found.holds("blocks.0.ls1.gamma") => {
+        _ if ["head.weight", "fc_norm.weight"].iter().any(|name| found.contains(name)) => Library::Timm,
+        _ if source.config.is_some()
+            || found.contains(names.registers)
+            || found.contains("blocks.0.ls1.gamma") =>
+        {
             Library::Timm
         }
         _ => {
@@ -147,14 +151,14 @@ fn library(
 }
 
 /// Rejects networks that have the same names and compute something else.
-fn refuse_others(found: &Found) -> Result<(), String> {
+fn refuse_others(found: &BackboneTensors) -> Result<(), String> {
     let others = [
         ("fc_norm.weight", "it pools patch tokens behind a norm of its own (fc_norm)"),
         ("norm_pre.weight", "it normalizes tokens before the first block (norm_pre)"),
         ("attn_pool.latent", "it pools by attention (attn_pool)"),
         ("dist_token", "it has a distillation token (dist_token)"),
     ];
-    match others.into_iter().find(|(name, _)| found.holds(name)) {
+    match others.into_iter().find(|(name, _)| found.contains(name)) {
         Some((_, reason)) => Err(format!("{reason}, which is not supported")),
         None => Ok(()),
     }
@@ -178,7 +182,12 @@ struct Sizes {
 }
 
 impl Sizes {
-    fn of(found: &mut Found, names: &Names, hints: &Hints, source: &Source) -> Result<Self, String> {
+    fn of(
+        found: &mut BackboneTensors,
+        names: &Names,
+        hints: &Hints,
+        source: &Source,
+    ) -> Result<Self, String> {
         let patches = found.shape(found.anchor).unwrap_or_default().to_vec();
         let &[width, channels, patch_px, side] = patches.as_slice() else {
             return Err(format!("{} has shape {patches:?}, not [D, C, P, P]", found.anchor));
@@ -190,7 +199,7 @@ impl Sizes {
             return Err(format!("its patches have {patch_px} × {side} px; only squares can be read"));
         }
         let first = |name: &str| names.theirs(name).swap_remove(0);
-        let depth = (0..).take_while(|i| found.holds(&first(&format!("blocks.{i}.norm1.weight")))).count();
+        let depth = (0..).take_while(|i| found.contains(&first(&format!("blocks.{i}.norm1.weight")))).count();
         let columns = |name: &str| found.shape(&first(name)).and_then(|shape| shape.get(1)).copied();
         let rows: usize = names
             .theirs("blocks.0.mlp.fc1.weight")
@@ -212,15 +221,15 @@ impl Sizes {
         let rope_base = rope_base(found, source)?;
         let qkv_bias = qkv_bias(found, names, depth, width);
         let registers = found.shape(names.registers).and_then(|shape| shape.get(1)).copied();
-        let has_layer_scale = found.holds(&first("blocks.0.ls1.gamma"));
+        let has_layer_scale = found.contains(&first("blocks.0.ls1.gamma"));
         let heads = heads(width, is_rotary, hints, source)?;
         let registers = registers.unwrap_or_default();
         if registers == 0 {
             // transformers has an empty tensor.
-            found.take(names.registers);
+            found.remove(names.registers);
         }
         for name in unused(found, is_rotary) {
-            found.take(&name);
+            found.remove(&name);
         }
         Ok(Self {
             channels,
@@ -239,8 +248,14 @@ impl Sizes {
         })
     }
 
-    fn model(&self, library: Library, found: &Found, names: &Names, said: Option<f64>) -> ModelConfig {
-        let has_registers = found.holds(names.registers);
+    fn model(
+        &self,
+        library: Library,
+        found: &BackboneTensors,
+        names: &Names,
+        said: Option<f64>,
+    ) -> ModelConfig {
+        let has_registers = found.contains(names.registers);
         let (pos_offset, pos_antialias) = match library {
             Library::Dino => (0.1, false),
             Library::Dinov2 if has_registers => (0.0, true),
@@ -269,13 +284,7 @@ impl Sizes {
             norm_epsilon,
             positions: if self.is_rotary { Positions::Rope } else { Positions::Learned },
             channels: self.channels,
-            ..VitConfig::of_sizes([
-                self.grid * self.patch_px,
-                self.patch_px,
-                self.width,
-                self.depth,
-                self.heads,
-            ])
+            ..VitConfig::new(self.grid * self.patch_px, self.patch_px, self.width, self.depth, self.heads)
         };
         if self.mlp == MlpKind::Swiglu {
             // Two thirds of it, rounded down, are the hidden layer.
@@ -293,8 +302,8 @@ impl Sizes {
 
 /// Returns the cells along a side of the position embedding. If it has no row for the class token,
 /// a row of zeros is added.
-fn square_positions(found: &mut Found, names: &Names, width: usize) -> Result<usize, String> {
-    let positions = found.take(names.pos_embed).ok_or("it has no position embedding")?;
+fn square_positions(found: &mut BackboneTensors, names: &Names, width: usize) -> Result<usize, String> {
+    let positions = found.remove(names.pos_embed).ok_or("it has no position embedding")?;
     let shape = positions.shape.clone();
     let n = match shape.as_slice() {
         &[1, n, d] if d == width => n,
@@ -308,7 +317,7 @@ fn square_positions(found: &mut Found, names: &Names, width: usize) -> Result<us
             return Err(format!("its position embedding has {n} rows, which is neither n² nor n² + 1"));
         }
     };
-    found.put(names.pos_embed, Array { shape: vec![1, 1 + grid * grid, width], values });
+    found.insert(names.pos_embed, Array { shape: vec![1, 1 + grid * grid, width], values });
     Ok(grid)
 }
 
@@ -325,7 +334,7 @@ fn rotary_px(source: &Source, patch_px: usize) -> usize {
 }
 
 /// Returns the base of the periods of rotary positions.
-fn rope_base(found: &Found, source: &Source) -> Result<f64, String> {
+fn rope_base(found: &BackboneTensors, source: &Source) -> Result<f64, String> {
     let said = source.config.as_ref().and_then(|config| {
         let [of_model, of_timm] = [&config["rope_theta"], &config["model_args"]["rope_temperature"]];
         of_model.as_f64().or(of_timm.as_f64())
@@ -355,17 +364,17 @@ fn rope_base(found: &Found, source: &Source) -> Result<f64, String> {
 
 /// Returns which of queries, keys and values have biases. Keys that have none beside the others get
 /// zeros.
-fn qkv_bias(found: &mut Found, names: &Names, depth: usize, width: usize) -> QkvBias {
+fn qkv_bias(found: &mut BackboneTensors, names: &Names, depth: usize, width: usize) -> QkvBias {
     let biases = |i: usize| names.theirs(&format!("blocks.{i}.attn.qkv.bias"));
-    let n_held = biases(0).iter().filter(|name| found.holds(name)).count();
-    if found.holds("blocks.0.attn.qkv.bias_mask") {
+    let n_held = biases(0).iter().filter(|name| found.contains(name)).count();
+    if found.contains("blocks.0.attn.qkv.bias_mask") {
         return QkvBias::WithoutKeys;
     }
     match (n_held, biases(0).len()) {
         (0, _) => QkvBias::None,
         (2, 3) => {
             for name in (0..depth).map(|i| biases(i).swap_remove(1)) {
-                found.put(&name, Array { shape: vec![width], values: vec![0.0; width] });
+                found.insert(&name, Array { shape: vec![width], values: vec![0.0; width] });
             }
             QkvBias::WithoutKeys
         }
@@ -374,7 +383,7 @@ fn qkv_bias(found: &mut Found, names: &Names, depth: usize, width: usize) -> Qkv
 }
 
 /// Names of tensors of DINOv3's files that are no parameters, or that only its training uses.
-fn unused(found: &Found, is_rotary: bool) -> Vec<String> {
+fn unused(found: &BackboneTensors, is_rotary: bool) -> Vec<String> {
     let is_unused = |name: &&String| {
         name.ends_with(".bias_mask") || name.starts_with("rope_embed.") || name.starts_with("local_cls_norm.")
     };

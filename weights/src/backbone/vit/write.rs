@@ -8,7 +8,7 @@ use super::names::{
     KEY_BIAS, Names, TIMM, TIMM_ROTARY, TIMM_ROTARY_GATED, TORCHVISION, VIT,
 };
 use crate::backbone::TimmModel;
-use crate::backbone::renamed::{ours, renamed};
+use crate::backbone::renamed::{ocelli_arrays, renamed_arrays};
 use crate::decimal::decimal;
 use crate::export::Export;
 use crate::file::{Array, Arrays};
@@ -20,12 +20,12 @@ pub(super) fn timm_arrays(config: &VitConfig, export: &Export<'_>) -> Result<Arr
         check_rotary_epsilon(config, &[1e-5])?;
         check_keys(config, "timm's")?;
         let names = if config.mlp == MlpKind::Swiglu { TIMM_ROTARY_GATED } else { TIMM_ROTARY };
-        let mut arrays = renamed(export, |name| names.theirs(name));
+        let mut arrays = renamed_arrays(export, |name| names.theirs(name));
         arrays.retain(|name, _| !name.ends_with(KEY_BIAS));
         return Ok(arrays);
     }
     check_has_biases(config, "timm's")?;
-    let mut arrays = ours(export);
+    let mut arrays = ocelli_arrays(export);
     if !arrays.contains_key(TIMM.registers) {
         return Ok(arrays);
     }
@@ -48,7 +48,7 @@ pub(super) fn torchvision_arrays(config: &VitConfig, export: &Export<'_>) -> Res
         VitConfig { registers: 1.., .. } => Err("torchvision's transformers have no registers".into()),
         VitConfig { layer_scale: Some(_), .. } => Err("torchvision's transformers have no LayerScale".into()),
         VitConfig { mlp: MlpKind::Swiglu, .. } => Err("torchvision's transformers have no gated MLP".into()),
-        _ => Ok(renamed(export, |name| TORCHVISION.theirs(name))),
+        _ => Ok(renamed_arrays(export, |name| TORCHVISION.theirs(name))),
     }
 }
 
@@ -58,7 +58,7 @@ pub(super) fn dinov2_arrays(config: &VitConfig, export: &Export<'_>) -> Result<A
     check_epsilon(config)?;
     check_tables(config, "DINOv2's")?;
     let names = if config.mlp == MlpKind::Swiglu { DINOV2_GATED } else { DINOV2 };
-    let mut arrays = renamed(export, |name| names.theirs(name));
+    let mut arrays = renamed_arrays(export, |name| names.theirs(name));
     complete(&mut arrays, config, &names, "mask_token");
     Ok(arrays)
 }
@@ -70,7 +70,7 @@ pub(super) fn dinov3_arrays(config: &VitConfig, export: &Export<'_>) -> Result<A
     }
     check_rotary_epsilon(config, &[1e-5, 1e-6])?;
     let names = if config.mlp == MlpKind::Swiglu { DINOV3_GATED } else { DINOV3 };
-    let mut arrays = renamed(export, |name| names.theirs(name));
+    let mut arrays = renamed_arrays(export, |name| names.theirs(name));
     let d = config.width;
     arrays.insert("mask_token".into(), Array { shape: vec![1, d], values: vec![0.0; d] });
     let n = d / config.heads / 4;
@@ -97,7 +97,7 @@ pub(super) fn transformers_arrays(config: &VitConfig, export: &Export<'_>) -> Re
         (false, MlpKind::Swiglu) => HF_DINOV2_GATED,
         (false, MlpKind::Gelu) => HF_DINOV2,
     };
-    let mut arrays = renamed(export, |name| names.theirs(name));
+    let mut arrays = renamed_arrays(export, |name| names.theirs(name));
     if !is_plain(config) {
         check_has_biases(config, "transformers' DINOv2")?;
         complete(&mut arrays, config, &names, "embeddings.mask_token");
@@ -108,7 +108,7 @@ pub(super) fn transformers_arrays(config: &VitConfig, export: &Export<'_>) -> Re
 /// Returns the parameters of a network with rotary positions by the names of `DINOv3ViTModel`.
 fn rotary_transformers_arrays(config: &VitConfig, export: &Export<'_>) -> Arrays {
     let names = if config.mlp == MlpKind::Swiglu { HF_DINOV3_GATED } else { HF_DINOV3 };
-    let mut arrays = renamed(export, |name| names.theirs(name));
+    let mut arrays = renamed_arrays(export, |name| names.theirs(name));
     if config.qkv_bias == QkvBias::WithoutKeys {
         arrays.retain(|name, _| !name.ends_with("attention.k_proj.bias"));
     }

@@ -27,8 +27,8 @@ use super::geometry::Geometry;
 use crate::ops::number::Number;
 
 /// Returns whether this implementation is the one for groups of these sizes.
-pub(super) fn suits(channels: Channels) -> bool {
-    let [c, o] = channels.each();
+pub(super) fn supports(channels: Channels) -> bool {
+    let [c, o] = channels.per_group();
     channels.groups > 1 && c.is_multiple_of(LANES) && o.is_multiple_of(LANES) && c.max(o) <= 32
 }
 

@@ -51,7 +51,7 @@ pub(super) struct Steps {
 impl Place {
     /// Returns the places of a group's input and output channels.
     pub(super) fn each(channels: Channels, group: usize) -> [Self; 2] {
-        let [c, o] = channels.each();
+        let [c, o] = channels.per_group();
         [(channels.input, c), (channels.output, o)].map(|(all, len)| Self { all, first: group * len, len })
     }
 

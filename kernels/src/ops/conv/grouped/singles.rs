@@ -11,7 +11,7 @@ use crate::ops::number::{Number, wide};
 /// Convolves `x` with the weights of all `parts`, each of which writes to its own places in `y`.
 pub(super) fn convolve<W: Number>(x: &[f32], parts: &[Part<'_, W>], channels: Channels, y: &mut [f32]) {
     let Some(n_images) = parts.first().map(|part| part.geometry.n_images) else { return };
-    let [c, o] = channels.each();
+    let [c, o] = channels.per_group();
     let n_in = x.len() / n_images;
     let n_out = y.len() / n_images;
     let mut plane = Plane::new(parts.iter().map(|part| &part.geometry), c);
@@ -34,7 +34,7 @@ pub(super) fn convolve<W: Number>(x: &[f32], parts: &[Part<'_, W>], channels: Ch
 
 /// Returns the gradient of packed weights, `[G, T·C, O]`, given that of the output.
 pub(super) fn weight_gradient(x: &[f32], grad: &[f32], channels: Channels, geometry: &Geometry) -> Vec<f32> {
-    let [c, o] = channels.each();
+    let [c, o] = channels.per_group();
     let mut gw = vec![0.0; channels.groups * geometry.n_taps() * c * o];
     let n_in = x.len() / geometry.n_images;
     let n_out = grad.len() / geometry.n_images;

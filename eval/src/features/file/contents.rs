@@ -1,7 +1,6 @@
-//! Numbers and names as the formats give them.
+//! Contents of a file of features, whatever its format: rows and names of images.
 
 use serde::Deserialize;
-
 use serde_json::Value;
 use xxhash_rust::xxh3::Xxh3;
 
@@ -10,7 +9,7 @@ use crate::features::mapped::Mapped;
 /// Name of the checksum in the description of features.
 pub(super) const CHECKSUM: &str = "checksum";
 
-/// Name of an image, and its class.
+/// Name of an image and its class.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Deserialize)]
 pub struct ImageName {
     /// The shard that holds the image, if it is in one.
@@ -27,8 +26,8 @@ pub struct ImageName {
     pub class: Option<String>,
 }
 
-/// Returns the checksum of `rows`, `[n, width]`, and of the images that they are of, as it stands
-/// in the description of features.
+/// Returns the checksum of `rows`, `[n, width]`, and of their images, as it is written into the
+/// description of features.
 pub(super) fn checksum(rows: &[f32], width: usize, images: &[ImageName]) -> Value {
     let mut hash = Xxh3::new();
     hash.update(&(width as u64).to_le_bytes());
@@ -41,10 +40,10 @@ pub(super) fn checksum(rows: &[f32], width: usize, images: &[ImageName]) -> Valu
     format!("{:016x}", hash.digest()).into()
 }
 
-/// Numbers of a file: their width, and where they are.
-pub(super) enum Found {
-    /// Numbers in memory, `[n, width]`.
+/// Rows of a file, `[n, width]`: the width and the values.
+pub(super) enum FileRows {
+    /// Values in memory.
     Memory(usize, Vec<f32>),
-    /// Numbers in a mapped file, `[n, width]`.
+    /// Values in a mapped file.
     File(usize, Mapped),
 }
