@@ -19,7 +19,7 @@ pub struct SampleKey {
     pub attempt: u64,
 }
 
-/// An operation that draws random numbers. Each has a stream of its own, so that adding a draw to
+/// An operation that draws random numbers. Each has a separate stream, so that adding a draw to
 /// one does not change the others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]

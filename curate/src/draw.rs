@@ -1,4 +1,4 @@
-//! Random numbers by address: a function of seed, stream and number, whichever thread or rank asks.
+//! Random numbers as a function of seed, stream and number, the same on all threads and ranks.
 
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 

@@ -1,8 +1,8 @@
 //! Curation of data sets by features of their images.
 //!
-//! [`clusters`] divides rows of features into clusters, and clusters into clusters of their own;
-//! [`selection`] decides which images to keep, and how often to show each. Results depend neither
-//! on the number of threads nor on that of ranks.
+//! [`clusters`] groups rows of features into clusters, and clusters into clusters of a higher
+//! level; [`selection`] chooses the images to keep, and how often to show each. Results depend
+//! neither on the number of threads nor on that of ranks.
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 

@@ -1,4 +1,4 @@
-//! Progress of a long computation, as its caller sees it.
+//! Reports of the progress of a long computation.
 
 use crate::centers::Centers;
 
@@ -10,9 +10,9 @@ pub trait Progress: Sync {
     /// Counts `n_rows` rows as done.
     fn advances(&self, n_rows: u64);
 
-    /// Saves the centers of the lowest level after an iteration of k-means, or after they were
-    /// computed again (resampling), so that the computation can continue from them. The computation
-    /// goes on whether or not this succeeds: only one rank may save.
+    /// Saves the centers of the lowest level after an iteration of k-means or after resampling, so
+    /// that a later run can resume from them. The computation continues whether or not this
+    /// succeeds. Only one rank may save.
     fn save(&self, centers: &Centers) {
         let _ = centers;
     }

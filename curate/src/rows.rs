@@ -9,7 +9,7 @@ use xxhash_rust::xxh3::Xxh3;
 
 use crate::CurateError;
 
-/// Numbers of consecutive rows, wherever they are.
+/// Values of consecutive rows, in memory or mapped from a file.
 pub type Numbers = Arc<dyn AsRef<[f32]> + Send + Sync>;
 
 /// Distance by which rows are compared.
@@ -29,7 +29,7 @@ pub struct FeatureRows {
     starts: Vec<usize>,
     width: usize,
     metric: Metric,
-    /// Hash of the rows, once it was computed.
+    /// Hash of the rows, computed when it is first used.
     fingerprint: Arc<OnceLock<u64>>,
 }
 
@@ -51,12 +51,12 @@ impl FeatureRows {
     }
 
     /// Returns a hash of the number and width of the rows and of all their values: equal for the
-    /// same features, wherever they are, and different for all others.
+    /// same features in any parts, and different for all others.
     pub fn fingerprint(&self) -> u64 {
-        *self.fingerprint.get_or_init(|| self.computed_fingerprint())
+        *self.fingerprint.get_or_init(|| self.compute_fingerprint())
     }
 
-    fn computed_fingerprint(&self) -> u64 {
+    fn compute_fingerprint(&self) -> u64 {
         let mut hash = Xxh3::new();
         hash.update(&(self.len() as u64).to_le_bytes());
         hash.update(&(self.width as u64).to_le_bytes());
@@ -71,33 +71,36 @@ impl FeatureRows {
         self.metric
     }
 
-    /// Returns the largest absolute value of a column in rows `range`, as they are compared.
+    /// Returns the largest absolute value in rows `range`: 1 for [`Metric::Cosine`], which compares
+    /// rows of unit length.
     ///
     /// # Errors
-    /// [`CurateError::NotFinite`] for the first row that is not finite, or whose squared length is
-    /// not.
+    /// [`CurateError::NotFinite`] for the first row whose values or squared length are not finite.
     pub fn largest(&self, range: Range<usize>) -> Result<f32, CurateError> {
-        let largest_of_row = |row: usize| -> Result<f32, usize> {
-            let values = self.stored(row);
-            // Distances are sums of squares: a row whose own overflows has none.
-            let squares: f32 = values.iter().map(|v| v * v).sum();
-            if squares.is_finite() {
-                Ok(values.iter().fold(0.0, |most: f32, v| most.max(v.abs())))
-            } else {
-                Err(row)
-            }
-        };
-        let found: Vec<Result<f32, usize>> = range
+        let partial: Vec<Result<f32, usize>> = range
             .into_par_iter()
-            .fold(|| Ok(0.0f32), |most, row| earlier(most, largest_of_row(row)))
+            .fold(|| Ok(0.0f32), |largest, row| larger_or_error(largest, self.largest_in_row(row)))
             .collect();
-        let most = found.into_iter().fold(Ok(0.0f32), earlier);
-        let most = most.map_err(|row| CurateError::NotFinite { row })?;
-        Ok(if self.metric == Metric::Cosine { 1.0 } else { most })
+        match partial.into_iter().fold(Ok(0.0f32), larger_or_error) {
+            Err(row) => Err(CurateError::NotFinite { row }),
+            Ok(_) if self.metric == Metric::Cosine => Ok(1.0),
+            Ok(largest) => Ok(largest),
+        }
+    }
+
+    /// Returns the largest absolute value of `row`, or `row` if its squared length is not finite:
+    /// distances are sums of squares.
+    fn largest_in_row(&self, row: usize) -> Result<f32, usize> {
+        let values = self.stored_row(row);
+        let squared_length: f32 = values.iter().map(|v| v * v).sum();
+        if !squared_length.is_finite() {
+            return Err(row);
+        }
+        Ok(values.iter().fold(0.0, |largest: f32, v| largest.max(v.abs())))
     }
 
     /// Returns row `i` as it is stored.
-    fn stored(&self, i: usize) -> &[f32] {
+    fn stored_row(&self, i: usize) -> &[f32] {
         let part = self.starts.partition_point(|start| *start <= i) - 1;
         let start = (i - self.starts[part]) * self.width;
         &(*self.parts[part]).as_ref()[start..start + self.width]
@@ -105,7 +108,7 @@ impl FeatureRows {
 }
 
 /// Returns the larger value, or the error of the lower row.
-fn earlier(a: Result<f32, usize>, b: Result<f32, usize>) -> Result<f32, usize> {
+fn larger_or_error(a: Result<f32, usize>, b: Result<f32, usize>) -> Result<f32, usize> {
     match (a, b) {
         (Ok(a), Ok(b)) => Ok(a.max(b)),
         (Err(a), Err(b)) => Err(a.min(b)),
@@ -124,7 +127,7 @@ impl Rows for FeatureRows {
 
     fn copy(&self, range: Range<usize>, out: &mut [f32]) {
         for (i, out) in range.zip(out.chunks_exact_mut(self.width)) {
-            out.copy_from_slice(self.stored(i));
+            out.copy_from_slice(self.stored_row(i));
             if self.metric == Metric::Cosine {
                 scale_to_unit_length(out);
             }
@@ -175,6 +178,7 @@ pub fn part_of_rank(n: usize, rank: usize, world_size: usize) -> Range<usize> {
 /// `n_block`.
 pub(crate) fn part_in_blocks(n: usize, n_block: usize, rank: usize, world_size: usize) -> Range<usize> {
     let n_blocks = n.div_ceil(n_block);
-    let start = |rank: usize| (rank * n_blocks / world_size * n_block).min(n);
-    start(rank)..start(rank + 1)
+    let start = (rank * n_blocks / world_size * n_block).min(n);
+    let end = ((rank + 1) * n_blocks / world_size * n_block).min(n);
+    start..end
 }

@@ -213,7 +213,7 @@ pub enum PipelineError {
     /// Shares of sources or weights of samples do not fit the data set.
     #[error("data.mix and data.weights: {reason}")]
     Sampling {
-        /// Why.
+        /// Reason.
         reason: String,
     },
     /// A shard writer would overwrite an existing file.

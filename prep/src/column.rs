@@ -11,10 +11,10 @@ use crate::list;
 /// Values of a column.
 pub struct Column {
     by_key: HashMap<String, String>,
-    /// By shard as it is named, and key.
+    /// Values by the name of the shard in the list, and key.
     by_shard: HashMap<(String, String), String>,
-    /// By the name of the shard's file, and key; `None` if shards of the same name in several
-    /// folders have different values.
+    /// Values by the name of the shard's file, and key; `None` if shards of the same name in
+    /// several folders have different values.
     by_file: HashMap<(String, String), Option<String>>,
 }
 
@@ -25,23 +25,23 @@ impl Column {
     /// # Errors
     /// [`PrepError`] when the list cannot be read or has no value in the column.
     pub fn read(path: &Path, column: &str) -> Result<Self, PrepError> {
-        let mut found = Self { by_key: HashMap::new(), by_shard: HashMap::new(), by_file: HashMap::new() };
+        let mut values = Self { by_key: HashMap::new(), by_shard: HashMap::new(), by_file: HashMap::new() };
         for row in list::read(path, list::Target::Key, &pipeline::ColumnNames::default())? {
             let Some(value) = cell(&row.columns, column) else { continue };
             if let Some(shard) = cell(&row.columns, "shard") {
-                let entry = found.by_file.entry((file_name(&shard), row.target.clone()));
+                let entry = values.by_file.entry((file_name(&shard), row.target.clone()));
                 let value_by_file = entry.or_insert_with(|| Some(value.clone()));
                 if value_by_file.as_ref() != Some(&value) {
                     *value_by_file = None;
                 }
-                found.by_shard.insert((shard, row.target.clone()), value.clone());
+                values.by_shard.insert((shard, row.target.clone()), value.clone());
             }
-            found.by_key.insert(row.target, value);
+            values.by_key.insert(row.target, value);
         }
-        if found.by_key.is_empty() {
+        if values.by_key.is_empty() {
             return Err(PrepError::EmptyColumn { path: path.to_path_buf(), column: column.to_string() });
         }
-        Ok(found)
+        Ok(values)
     }
 
     /// Returns the value of the image `key` in `shard`: that of the shard as it is named, else of a
@@ -93,10 +93,10 @@ mod tests {
         Column::read(&path, "weight").unwrap()
     }
 
-    /// Shards of the same name in two folders are told apart; where they cannot be, that is an
-    /// error.
+    /// Shards of the same name in two folders are distinguished; where that is impossible, an error
+    /// is returned.
     #[test]
-    fn shards_of_one_name_in_two_folders_differ() {
+    fn shards_with_equal_names_in_two_folders_are_distinguished() {
         let list = column("shard,key,weight\na/x.tar,1,5\nb/x.tar,1,7\na/y.tar,1,2\n");
         assert_eq!(list.value(Some("a/x.tar"), "1").unwrap(), Some("5"));
         assert_eq!(list.value(Some("b/x.tar"), "1").unwrap(), Some("7"));

@@ -40,7 +40,7 @@ pub enum PrepError {
         path: PathBuf,
         /// Number of the line, from 1.
         line: usize,
-        /// What is wrong with it.
+        /// Description of the fault.
         reason: String,
     },
     /// The input does not exist.
@@ -80,7 +80,7 @@ pub enum PrepError {
         wanted: String,
         /// Columns of the list.
         columns: Vec<String>,
-        /// What to do about it.
+        /// Advice to the user.
         hint: &'static str,
     },
     /// A column of a list is empty.
@@ -107,7 +107,7 @@ pub enum PrepError {
 }
 
 impl PrepError {
-    /// An I/O error on `path` while doing `action`.
+    /// Creates an I/O error on `path` during `action`.
     pub fn io(action: &'static str, path: &Path, source: std::io::Error) -> Self {
         Self::Io { action, path: path.to_path_buf(), source }
     }

@@ -22,21 +22,21 @@ pub const SIDECAR_EXTENSIONS: [&str; 4] = ["cls", "cls.txt", "json", "txt"];
 pub struct SampleFile {
     /// The file.
     pub path: PathBuf,
-    /// Path as the user knows it: relative to the folder, or as written in the list.
+    /// Path for the user: relative to the folder, or as written in the list.
     pub name: String,
-    /// Its class; several are one a line.
+    /// Class of the image; several classes are separated by line feeds.
     pub class: Option<String>,
-    /// Other columns of the list or of a file beside the image.
+    /// Other columns of the list or of the image's sidecar file.
     pub columns: Map<String, Value>,
 }
 
-/// Images, and the other files that were found beside them.
+/// Images, and the other files that were found.
 #[derive(Default)]
 pub struct FoundFiles {
     /// The images.
     pub entries: Vec<SampleFile>,
-    /// Numbers of skipped files, by extension, and of skipped folders, by name with a slash behind
-    /// it.
+    /// Numbers of skipped files, by extension, and of skipped folders, by name with a trailing
+    /// slash.
     pub skipped: BTreeMap<String, usize>,
 }
 
@@ -82,7 +82,7 @@ fn files_in_words(extension: &str, n: usize) -> String {
 /// [`PrepError`] when the folder or the list cannot be read.
 pub fn find_images(input: &Path, columns: &ColumnNames) -> Result<FoundFiles, PrepError> {
     if input.is_dir() {
-        return images_below(input);
+        return find_images_below(input);
     }
     if !input.exists() {
         return Err(PrepError::Missing { path: input.to_path_buf() });
@@ -91,21 +91,21 @@ pub fn find_images(input: &Path, columns: &ColumnNames) -> Result<FoundFiles, Pr
         return Err(PrepError::NotImages { path: input.to_path_buf() });
     }
     let folder = input.parent().unwrap_or(Path::new(""));
-    let mut found = FoundFiles::default();
+    let mut files = FoundFiles::default();
     for row in list::read(input, list::Target::File, columns)? {
-        found.entries.push(SampleFile {
+        files.entries.push(SampleFile {
             path: folder.join(&row.target),
             name: row.target,
             class: row.label,
             columns: row.columns,
         });
     }
-    Ok(found)
+    Ok(files)
 }
 
-/// Reports it if the link `path` leads to a folder outside of `within`, whose images are taken
-/// as well.
-fn note_outside(path: &Path, within: &Path) {
+/// Reports that the images of the link `path` are taken, if it leads to a folder outside of
+/// `within`.
+fn report_outside_link(path: &Path, within: &Path) {
     if let Ok(target) = path.canonicalize()
         && !target.starts_with(within)
     {
@@ -116,11 +116,11 @@ fn note_outside(path: &Path, within: &Path) {
 /// Finds the images below `root`, in the order of their paths. An image has the class in the .cls
 /// file of its name, or under `label` or `labels` in its .json; else, in a sub-folder, the name of
 /// the first folder below `root`.
-fn images_below(root: &Path) -> Result<FoundFiles, PrepError> {
-    let mut found = FoundFiles::default();
-    let files = walkdir::WalkDir::new(root).follow_links(true).sort_by_file_name().into_iter();
+fn find_images_below(root: &Path) -> Result<FoundFiles, PrepError> {
+    let mut files = FoundFiles::default();
+    let walk = walkdir::WalkDir::new(root).follow_links(true).sort_by_file_name().into_iter();
     let mut hidden: BTreeMap<String, usize> = BTreeMap::new();
-    let mut is_wanted = |entry: &walkdir::DirEntry| {
+    let visited = walk.filter_entry(|entry| {
         if entry.depth() == 0 {
             return true;
         }
@@ -129,13 +129,13 @@ fn images_below(root: &Path) -> Result<FoundFiles, PrepError> {
             return false;
         }
         !is_workdir(entry.path())
-    };
+    });
     let within = root.canonicalize().unwrap_or_else(|_| root.to_path_buf());
-    for file in files.filter_entry(&mut is_wanted) {
+    for file in visited {
         let path = match file {
             Ok(file) => {
                 if file.depth() > 0 && file.path_is_symlink() && file.file_type().is_dir() {
-                    note_outside(file.path(), &within);
+                    report_outside_link(file.path(), &within);
                 }
                 file.into_path()
             }
@@ -151,7 +151,7 @@ fn images_below(root: &Path) -> Result<FoundFiles, PrepError> {
         }
         if !is_image(&path) || is_hidden(&path) {
             if !is_sidecar(&path) {
-                *found.skipped.entry(extension(&path).unwrap_or_default()).or_default() += 1;
+                *files.skipped.entry(extension(&path).unwrap_or_default()).or_default() += 1;
             }
             continue;
         }
@@ -161,60 +161,60 @@ fn images_below(root: &Path) -> Result<FoundFiles, PrepError> {
         let class_folder = first.filter(|_| components.next().is_some());
         let class = class_folder.and_then(|part| canonical_class(&name_of(Path::new(part.as_os_str()))));
         let name = name_of(below);
-        let Sidecars { class: own_class, columns, has_large_json } = read_sidecars(&path)?;
+        let Sidecars { class: stated_class, columns, has_large_json } = read_sidecars(&path)?;
         if has_large_json {
-            *found.skipped.entry(format!("json of more than {} KB", MAX_JSON_BYTES >> 10)).or_default() += 1;
+            *files.skipped.entry(format!("json of more than {} KB", MAX_JSON_BYTES >> 10)).or_default() += 1;
         }
-        found.entries.push(SampleFile { class: own_class.or(class), name, path, columns });
+        files.entries.push(SampleFile { class: stated_class.or(class), name, path, columns });
     }
-    found.skipped.extend(hidden);
-    Ok(found)
+    files.skipped.extend(hidden);
+    Ok(files)
 }
 
-/// Returns whether `path` is the work directory of a run, which has pictures of its own.
+/// Returns whether `path` is the work directory of a run, which contains its own pictures.
 fn is_workdir(path: &Path) -> bool {
     path.join("plan.toml").is_file() || path.join("starts.jsonl").is_file()
 }
 
-/// Returns the text of `path`, in which a byte that is not UTF-8 stands as `%E9`: such names stay
-/// different, and can be restored.
+/// Returns `path` as text, with a byte that is not UTF-8 written as `%E9`: such names remain
+/// distinct, and can be restored.
 pub fn name_of(path: &Path) -> String {
     pipeline::shard::text_of_name(path.as_os_str().as_encoded_bytes())
 }
 
-/// Class and columns in the files beside an image.
+/// Class and columns in the sidecar files of an image.
 pub struct Sidecars {
     /// Class that they state.
-    pub class: OwnClass,
+    pub class: StatedClass,
     /// Other columns.
     pub columns: Map<String, Value>,
     /// Whether a `.json` was left out for its size.
     pub has_large_json: bool,
 }
 
-/// Class that the files beside an image state.
+/// Class that the sidecar files of an image state.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum OwnClass {
-    /// Nothing is said of it.
+pub enum StatedClass {
+    /// The class is not stated.
     Unknown,
-    /// None: a negative number, or an empty file.
-    No,
-    /// Its number or name; several are one a line.
+    /// The image has no class: a negative number, or an empty file.
+    None,
+    /// Number or name of the class; several classes are separated by line feeds.
     Named(String),
 }
 
-impl OwnClass {
-    /// Wraps the classes that are stated.
+impl StatedClass {
+    /// Creates the value for the stated `classes`.
     fn new(classes: Vec<String>) -> Self {
-        if classes.is_empty() { Self::No } else { Self::Named(classes.join("\n")) }
+        if classes.is_empty() { Self::None } else { Self::Named(classes.join("\n")) }
     }
 
-    /// Returns the class, which is `otherwise` where nothing is said of it.
-    pub fn or(self, otherwise: Option<String>) -> Option<String> {
+    /// Returns the class, or `default` if it is not stated.
+    pub fn or(self, default: Option<String>) -> Option<String> {
         match self {
             Self::Named(class) => Some(class),
-            Self::No => None,
-            Self::Unknown => otherwise,
+            Self::None => None,
+            Self::Unknown => default,
         }
     }
 }
@@ -231,19 +231,19 @@ const MAX_JSON_BYTES: u64 = 64 << 10;
 pub fn read_sidecars(path: &Path) -> Result<Sidecars, PrepError> {
     let class_file = text_if_present(&path.with_extension("cls"))?;
     let json = path.with_extension("json");
-    let has_large_json = std::fs::metadata(&json).is_ok_and(|about| about.len() > MAX_JSON_BYTES);
+    let has_large_json = std::fs::metadata(&json).is_ok_and(|metadata| metadata.len() > MAX_JSON_BYTES);
     let json = if has_large_json { None } else { text_if_present(&json)? };
     let mut columns = match json.map(|text| serde_json::from_str(&text)) {
         Some(Ok(Value::Object(columns))) => columns,
-        // A file of another program: it holds nothing that could be kept as columns.
+        // The file of another program, without columns.
         _ => Map::new(),
     };
     let class = match class_file {
-        Some(text) => OwnClass::new(text.lines().filter_map(canonical_class).collect()),
+        Some(text) => StatedClass::new(text.lines().filter_map(canonical_class).collect()),
         None if columns.contains_key("label") || columns.contains_key("labels") => {
-            OwnClass::new(classes_of(&columns))
+            StatedClass::new(classes_of(&columns))
         }
-        None => OwnClass::Unknown,
+        None => StatedClass::Unknown,
     };
     if let Some(caption) = text_if_present(&path.with_extension("txt"))? {
         columns.entry("caption").or_insert(caption.into());
@@ -251,7 +251,7 @@ pub fn read_sidecars(path: &Path) -> Result<Sidecars, PrepError> {
     Ok(Sidecars { class, columns, has_large_json })
 }
 
-/// Reads the text of a file, in which invalid UTF-8 is replaced; `None` if there is no such file.
+/// Reads the text of a file and replaces invalid UTF-8; `None` if the file does not exist.
 fn text_if_present(path: &Path) -> Result<Option<String>, PrepError> {
     if !path.is_file() {
         return Ok(None);
@@ -286,13 +286,13 @@ pub fn is_image(path: &Path) -> bool {
     }
 }
 
-/// Extensions of images that can be packed.
+/// Returns the extensions of images that can be packed.
 pub fn extensions() -> impl Iterator<Item = &'static str> {
     let others = CONVERTED.iter().filter(|extension| !IMAGE_EXTENSIONS.contains(extension));
     IMAGE_EXTENSIONS.iter().chain(others).copied().filter(|extension| !extension.contains('.'))
 }
 
-/// Extension of `path` in lower case.
+/// Returns the extension of `path` in lower case.
 pub fn extension(path: &Path) -> Option<String> {
     path.extension().map(|extension| extension.to_string_lossy().to_lowercase())
 }

@@ -13,7 +13,7 @@ impl Keys {
     pub fn unique(&mut self, name: &str) -> String {
         let name = name.replace('\\', "/");
         let parts: Vec<String> =
-            name.split('/').filter(|part| !matches!(*part, "" | "." | "..")).map(plain).collect();
+            name.split('/').filter(|part| !matches!(*part, "" | "." | "..")).map(sanitize).collect();
         let mut parts: Vec<&str> = parts.iter().map(String::as_str).collect();
         let file = parts.pop().unwrap_or_default();
         // A dot ends the key.
@@ -34,7 +34,7 @@ impl Keys {
 
 /// Strips the underscores of `__name__`, which WebDataset skips, from a part of a path, and
 /// replaces control characters.
-fn plain(part: &str) -> String {
+fn sanitize(part: &str) -> String {
     let part: String = part.chars().map(|c| if c.is_control() { '_' } else { c }).collect();
     // A folder with a dot in front is hidden, and would be skipped where the shard is read.
     let part = match part.strip_prefix('.') {
@@ -56,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys_are_the_paths_of_files_and_differ() {
+    fn keys_are_unique_and_follow_the_paths_of_files() {
         let mut keys = Keys::default();
         assert_eq!(keys.unique("cats/IMG_1.JPG"), "cats/IMG_1");
         assert_eq!(keys.unique("cats/IMG_1.png"), "cats/IMG_1-2");

@@ -1,7 +1,8 @@
-//! Data sets of images as people have them: folders, lists, shards, and columns about them.
+//! Data sets of images in the forms in which users have them: folders, lists, shards, and columns
+//! about them.
 //!
-//! What is skipped or assumed on the way is said as events of `tracing`, at the levels of a warning
-//! and of a note.
+//! Skipped files and assumptions are reported as events of `tracing`, at the levels `warn` and
+//! `info`.
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 

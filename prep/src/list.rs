@@ -13,9 +13,9 @@ use crate::error::PrepError;
 pub struct ListRow {
     /// Path or URL.
     pub target: String,
-    /// Class, if there is one.
+    /// Class of the image, if it has one.
     pub label: Option<String>,
-    /// Caption of the image, if there is one.
+    /// Caption of the image, if it has one.
     pub caption: Option<String>,
     /// All columns but that of the target.
     pub columns: Map<String, Value>,
@@ -64,30 +64,30 @@ impl Target {
 
 /// Reads the list at `path`. A column of `columns`, or else of the usual names, names the images;
 /// the class and a column `caption` are read if present, in upper or lower case. A line of a `.txt`
-/// list is a file, or a file and its class behind a space.
+/// list is a file, or a file and its class, separated by a space.
 ///
 /// # Errors
 /// [`PrepError`] when the list cannot be read or has no such column.
 pub fn read(path: &Path, target: Target, columns: &ColumnNames) -> Result<Vec<ListRow>, PrepError> {
-    let about = std::fs::metadata(path).map_err(|error| PrepError::io("read", path, error))?;
-    if !about.is_file() {
+    let metadata = std::fs::metadata(path).map_err(|error| PrepError::io("read", path, error))?;
+    if !metadata.is_file() {
         // Reading a pipe would wait for a writer, and a device may have no end.
         return Err(PrepError::NotRegular { path: path.to_path_buf() });
     }
     match extension(path).as_deref() {
-        Some("csv") => table(path, b',', target, columns),
-        Some("tsv") => table(path, b'\t', target, columns),
-        Some("jsonl") => json_lines(path, target, columns),
+        Some("csv") => read_table(path, b',', target, columns),
+        Some("tsv") => read_table(path, b'\t', target, columns),
+        Some("jsonl") => read_json_lines(path, target, columns),
         _ => {
-            let lines = text(path)?;
+            let lines = read_text(path)?;
             let lines = lines.lines().map(str::trim).filter(|line| !line.is_empty());
-            Ok(lines.map(|line| row_of_line(path, target, line)).collect())
+            Ok(lines.map(|line| parse_line(path, target, line)).collect())
         }
     }
 }
 
-/// Returns the row of a line of the `.txt` list at `path`.
-fn row_of_line(path: &Path, target: Target, line: &str) -> ListRow {
+/// Parses a line of the `.txt` list at `path`.
+fn parse_line(path: &Path, target: Target, line: &str) -> ListRow {
     let folder = path.parent().unwrap_or(Path::new(""));
     if target == Target::File
         && let Some((file, label)) = line.rsplit_once(char::is_whitespace)
@@ -140,30 +140,30 @@ fn extension(path: &Path) -> Option<String> {
     path.extension().map(|extension| extension.to_string_lossy().to_lowercase())
 }
 
-fn text(path: &Path) -> Result<String, PrepError> {
+fn read_text(path: &Path) -> Result<String, PrepError> {
     let text = std::fs::read_to_string(path).map_err(|error| PrepError::io("read", path, error))?;
     // Some editors put a byte order mark in front.
     Ok(text.strip_prefix('\u{feff}').map(str::to_string).unwrap_or(text))
 }
 
-fn table(
+fn read_table(
     path: &Path,
     delimiter: u8,
     target: Target,
     columns: &ColumnNames,
 ) -> Result<Vec<ListRow>, PrepError> {
-    let failed = |source: csv::Error| PrepError::Table { path: path.to_path_buf(), source };
-    // As of any file that cannot be opened, instead of a fault within the table.
+    // Opened here, so that the error of a file that cannot be opened is not one about the table.
     let file = std::fs::File::open(path).map_err(|error| PrepError::io("read", path, error))?;
     let mut reader = csv::ReaderBuilder::new().delimiter(delimiter).from_reader(file);
-    let headers: Vec<String> = reader.headers().map_err(failed)?.iter().map(str::to_string).collect();
+    let headers: Vec<String> =
+        reader.headers().map_err(|error| table_error(path, error))?.iter().map(str::to_string).collect();
     let image = find_column(path, columns.image.as_deref(), target.columns(), &headers)?;
     let label = find_column(path, columns.label.as_deref(), &LABEL_COLUMNS, &headers)?;
     let caption = find_column(path, None, &["caption"], &headers)?;
     let Some(image) = image else { return Err(no_image_column(path, target, &headers)) };
     let mut rows = Vec::new();
     for record in reader.records() {
-        let record = record.map_err(failed)?;
+        let record = record.map_err(|error| table_error(path, error))?;
         let mut columns = Map::new();
         for (index, name) in headers.iter().enumerate() {
             if index != image
@@ -183,37 +183,40 @@ fn table(
     Ok(rows)
 }
 
+fn table_error(path: &Path, source: csv::Error) -> PrepError {
+    PrepError::Table { path: path.to_path_buf(), source }
+}
+
 /// Returns the text of a cell of a table; `None` if it is empty.
 fn table_cell(record: &csv::StringRecord, index: usize) -> Option<String> {
     let text = record.get(index)?.trim();
     if text.is_empty() { None } else { Some(text.to_string()) }
 }
 
-fn json_lines(path: &Path, target: Target, columns: &ColumnNames) -> Result<Vec<ListRow>, PrepError> {
-    let lines = text(path)?;
+fn read_json_lines(path: &Path, target: Target, columns: &ColumnNames) -> Result<Vec<ListRow>, PrepError> {
+    let lines = read_text(path)?;
     let mut rows = Vec::new();
     for (number, line) in lines.lines().enumerate() {
         if !line.trim().is_empty() {
-            rows.push(json_row(path, target, columns, number, line)?);
+            rows.push(parse_json_line(path, target, columns, number, line)?);
         }
     }
     Ok(rows)
 }
 
-/// Returns the row of line `number`, from 0, of the list at `path`.
-fn json_row(
+/// Parses line `number`, counted from 0, of the list at `path`.
+fn parse_json_line(
     path: &Path,
     target: Target,
     columns: &ColumnNames,
     number: usize,
     line: &str,
 ) -> Result<ListRow, PrepError> {
-    let failed = |reason: String| PrepError::Line { path: path.to_path_buf(), line: number + 1, reason };
     let mut cells: Map<String, Value> =
-        serde_json::from_str(line).map_err(|error| failed(error.to_string()))?;
+        serde_json::from_str(line).map_err(|error| line_error(path, number, error.to_string()))?;
     let names: Vec<String> = cells.keys().cloned().collect();
     let image = find_column(path, columns.image.as_deref(), target.columns(), &names)?;
-    // A line may leave out what it does not know, but for the first.
+    // Any line except the first may leave out the column of classes.
     let label = match columns.label.as_deref() {
         Some(named) if number > 0 && index_of(&names, named).is_none() => None,
         named => find_column(path, named, &LABEL_COLUMNS, &names)?,
@@ -221,7 +224,7 @@ fn json_row(
     let caption = find_column(path, None, &["caption"], &names)?;
     let Some(image) = image else { return Err(no_image_column(path, target, &names)) };
     let Some(Value::String(image_name)) = cells.remove(&names[image]) else {
-        return Err(failed(format!("no text under `{}`", names[image])));
+        return Err(line_error(path, number, format!("no text under `{}`", names[image])));
     };
     let label = label.and_then(|index| json_cell(&cells, &names[index]));
     Ok(ListRow {
@@ -230,6 +233,11 @@ fn json_row(
         caption: caption.and_then(|index| json_cell(&cells, &names[index])),
         columns: cells,
     })
+}
+
+/// Creates an error about line `number`, counted from 0.
+fn line_error(path: &Path, number: usize, reason: String) -> PrepError {
+    PrepError::Line { path: path.to_path_buf(), line: number + 1, reason }
 }
 
 /// Returns the value of a cell of a line as text; `None` if it is null.

@@ -18,7 +18,7 @@ use crate::order::shuffle;
 /// several, among which samples are shuffled.
 const FILES_PER_SHARD: usize = 2_000;
 
-/// Number of images whose headers are read to find out whether EXIF turns them.
+/// Number of images whose headers are read to check for an EXIF orientation.
 const HEADERS_READ: u64 = 200;
 
 /// Opens the shards that `specs` name, and the images of folders among them.
@@ -54,20 +54,20 @@ pub struct Inputs {
     pub folders: Vec<String>,
 }
 
-/// Tells the folders of images among `specs` from shards.
+/// Separates the folders of images among `specs` from shards.
 ///
 /// # Errors
 /// [`PrepError::Io`].
 pub fn split_folders(specs: &[String]) -> Result<Inputs, PrepError> {
-    let mut given = Inputs { shards: Vec::new(), folders: Vec::new() };
+    let mut inputs = Inputs { shards: Vec::new(), folders: Vec::new() };
     for spec in specs {
         if is_folder_of_images(spec)? {
-            given.folders.push(spec.clone());
+            inputs.folders.push(spec.clone());
         } else {
-            given.shards.push(spec.clone());
+            inputs.shards.push(spec.clone());
         }
     }
-    Ok(given)
+    Ok(inputs)
 }
 
 impl Inputs {
@@ -117,12 +117,12 @@ pub fn is_folder_of_images(spec: &str) -> Result<bool, PrepError> {
 
 /// Returns the images of the folder `spec` in the order in which `shards pack` would write them.
 fn folder_as_shards(spec: &str) -> Result<Vec<Shard>, PrepError> {
-    let found = find_images(Path::new(spec), &ColumnNames::default())?;
-    report_skipped(&found.skipped);
+    let images = find_images(Path::new(spec), &ColumnNames::default())?;
+    report_skipped(&images.skipped);
     let mut keys = Keys::default();
     let mut files = Vec::new();
     let mut others = Vec::new();
-    for entry in found.entries {
+    for entry in images.entries {
         let key = keys.unique(&entry.name);
         match loader_extension(&entry) {
             Some(extension) => files.push(ImageFile { key, extension, path: entry.path, class: entry.class }),
@@ -147,7 +147,8 @@ fn folder_as_shards(spec: &str) -> Result<Vec<Shard>, PrepError> {
     Ok(shards)
 }
 
-/// Extension under which the loader finds the image; `None` if it cannot read the format in place.
+/// Returns the extension under which the loader finds the image; `None` if it cannot read the
+/// format in place.
 fn loader_extension(entry: &SampleFile) -> Option<String> {
     match extension(&entry.path)?.as_str() {
         "dib" => Some("bmp".into()),
@@ -155,8 +156,8 @@ fn loader_extension(entry: &SampleFile) -> Option<String> {
     }
 }
 
-/// Reports it if images of `dataset` carry an EXIF orientation that is not applied: as many
-/// images as say it among some of them. Shards on a server are not fetched for it.
+/// Reports how many of a few images of `dataset` have an EXIF orientation that is not applied.
+/// Shards on a server are not fetched for this.
 pub fn report_turned(dataset: &Dataset, rules: &DecodeRules) {
     if rules.apply_exif || !dataset.is_local() {
         return;

@@ -11,9 +11,9 @@ const MAX_SPARE: usize = 4;
 /// Ratio of capacity to need above which a spare buffer is left for a unit of its own size.
 const MAX_CAPACITY_RATIO: usize = 3;
 
-/// Memory that can be used again: a buffer, or the number of its words alone in an estimate.
+/// Memory that can be used again: a buffer or, in an estimate, its number of words.
 pub trait Reusable {
-    /// The number of 32-bit words that fit.
+    /// Returns the number of 32-bit words that fit.
     fn capacity_words(&self) -> usize;
 }
 
@@ -72,7 +72,7 @@ impl<B: Reusable> SpareBuffers<B> {
         }
     }
 
-    /// The unused buffers.
+    /// Returns the unused buffers.
     pub fn iter(&self) -> impl Iterator<Item = &B> {
         self.spare.iter()
     }
@@ -81,7 +81,7 @@ impl<B: Reusable> SpareBuffers<B> {
 impl BufferPool {
     /// Takes a buffer of `len` elements of `dtype`, f32 or bf16, with unspecified content.
     pub fn take(self: &Arc<Self>, len: usize, dtype: DType) -> PooledBuffer {
-        let n_words = words_of(len, dtype);
+        let n_words = word_count(len, dtype);
         let taken = self.spare.lock().unwrap_or_else(PoisonError::into_inner).take(n_words);
         let mut words = taken.unwrap_or_else(|| Vec::with_capacity(n_words));
         words.resize(n_words, 0);
@@ -124,7 +124,7 @@ impl Drop for PooledBuffer {
 }
 
 /// Returns the number of 32-bit words that hold `len` elements of `dtype`.
-pub fn words_of(len: usize, dtype: DType) -> usize {
+pub fn word_count(len: usize, dtype: DType) -> usize {
     (len * dtype.size()).div_ceil(size_of::<u32>())
 }
 
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn a_buffer_comes_back_when_the_last_tensor_goes() {
+    fn a_buffer_returns_to_the_pool_when_the_last_tensor_is_dropped() {
         let pool = Arc::new(BufferPool::default());
         let mut buffer = pool.take(100, DType::F32);
         let values: Vec<f32> = (0..100).map(|i| i as f32).collect();
@@ -157,7 +157,7 @@ mod tests {
         drop(tensor);
         assert_eq!(pool.spare.lock().unwrap().iter().count(), 0, "a slice still looks at it");
         assert_eq!(part.into_data().try_to_vec::<f32>().unwrap()[0], 10.0);
-        // Of the same number of bytes.
+        // This buffer has the same number of words.
         let mut again = pool.take(199, DType::BF16);
         assert_eq!(again.bytes().as_ptr(), address, "it is used again");
         assert_eq!(again.bytes().len(), 398);

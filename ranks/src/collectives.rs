@@ -13,8 +13,8 @@ use crate::topology::Extent;
 use crate::wire::Wire;
 
 /// Queues a gather of `extent` of the unit of which `shard` is this rank's part, sent in the type
-/// of `wire`. The result is of `dtype`, f32 or that type; what an engine has sent from a device's
-/// memory is as it was sent. A result that `is_kept` has memory of its own; others share a few
+/// of `wire`. The result is of `dtype`, f32 or that type; a result from an engine on device memory
+/// is of the type that was sent. A result that `is_kept` has memory of its own; others share a few
 /// buffers of the host, or the device's pool.
 ///
 /// # Errors
@@ -34,7 +34,7 @@ pub fn gather(
     }
     let [n] = shard.dims();
     let mut shard = Transfer::new(shard.clone(), n * n_shards, wire, comm.supports_device_tensors)?;
-    shard = shard.decoded(dtype == DType::F32);
+    shard = shard.with_decoding(dtype == DType::F32);
     if !is_kept {
         shard = shard.with_pool(Arc::clone(&comm.buffers));
     }
@@ -59,7 +59,7 @@ pub fn reduce(
         return Ok(Pending::Ready(cast(cast(full, wire.dtype()), DType::F32)));
     }
     let [len] = full.dims();
-    let first = Mesh::transfer_of(full, wire, topology, extent, comm.exact, comm.supports_device_tensors)?;
+    let first = Mesh::first_transfer(full, wire, topology, extent, comm.exact, comm.supports_device_tensors)?;
     Ok(comm.submit("reduce", unit, move |mesh| mesh.reduce(first, len, extent)))
 }
 

@@ -2,8 +2,9 @@
 //! and to the other columns.
 //!
 //! The C ranks of a column group compute different columns for the micro-batches of all of them.
-//! These are a branch of the tree of sums ([`ordered`](crate::ordered)): data ranks `c, c + W/C, …`
-//! hold micro-batches of the numbers `c + t · W/C`, and `t` is their number within the group.
+//! These micro-batches are a branch of the tree of sums ([`ordered`](crate::ordered)): data ranks
+//! `c, c + W/C, …` hold the micro-batches of numbers `c + t · W/C`, and `t` is their number within
+//! the group.
 
 use burn_tensor::{Tensor, TensorData};
 use kernels::device::readback::read_back;
@@ -16,13 +17,13 @@ use crate::ordered;
 #[derive(Clone, Copy)]
 pub struct ColumnGroup<'a> {
     comm: &'a Communicator,
-    n_here: usize,
+    n_local: usize,
 }
 
 impl<'a> ColumnGroup<'a> {
-    /// Describes a batch of which each rank holds `n_here` micro-batches.
-    pub fn new(comm: &'a Communicator, n_here: usize) -> Self {
-        Self { comm, n_here }
+    /// Describes a batch of which each rank holds `n_local` micro-batches.
+    pub fn new(comm: &'a Communicator, n_local: usize) -> Self {
+        Self { comm, n_local }
     }
 
     /// Returns the number of ranks in the group, C: the number of parts into which columns are
@@ -38,12 +39,12 @@ impl<'a> ColumnGroup<'a> {
 
     /// Returns the number of micro-batches of the group.
     pub fn n_group(&self) -> usize {
-        self.n_here * self.n_parts()
+        self.n_local * self.n_parts()
     }
 
     /// Returns the number of micro-batches of the batch, N.
     pub fn n_micro_batches(&self) -> usize {
-        self.n_here * self.comm.topology().world_size
+        self.n_local * self.comm.topology().world_size
     }
 
     /// Returns the number in the batch of micro-batch `t` of the group.
@@ -57,11 +58,11 @@ impl<'a> ColumnGroup<'a> {
     ///
     /// # Errors
     /// [`EngineError`].
-    pub fn sum(&self, what: &str, values: &[Tensor<1>]) -> Result<Tensor<1>, EngineError> {
-        let here = ordered::fold(values.len(), &mut |t| values[t].clone(), &|a, b| a + b);
-        let device = here.device();
-        let values = read_back(here)?;
-        let sum = self.comm.submit("sum", what, move |mesh| mesh.sum_over_column_peers(&values));
+    pub fn sum(&self, subject: &str, values: &[Tensor<1>]) -> Result<Tensor<1>, EngineError> {
+        let local = ordered::fold(values.len(), &mut |t| values[t].clone(), &|a, b| a + b);
+        let device = local.device();
+        let values = read_back(local)?;
+        let sum = self.comm.submit("sum", subject, move |mesh| mesh.sum_over_column_peers(&values));
         let sum = self.comm.wait(sum)?;
         let len = sum.len();
         Ok(Tensor::from_data(TensorData::new(sum, [len]), &device))
@@ -72,37 +73,36 @@ impl<'a> ColumnGroup<'a> {
     ///
     /// # Errors
     /// [`EngineError`].
-    pub fn all_parts(&self, what: &str, mine: Tensor<1>) -> Result<Vec<Vec<f32>>, EngineError> {
+    pub fn all_parts(&self, subject: &str, mine: Tensor<1>) -> Result<Vec<Vec<f32>>, EngineError> {
         let values = read_back(mine)?;
-        self.comm.wait(self.comm.submit("gather", what, move |mesh| mesh.gather_columns(&values)))
+        self.comm.wait(self.comm.submit("gather", subject, move |mesh| mesh.gather_columns(&values)))
     }
 
-    /// Gathers values of this rank's micro-batches for the whole group. `mine` are those of this
-    /// rank's; `n_values` says how many each of the group's has. Returns those of each of the
-    /// group's, in its order.
+    /// Gathers the values of the micro-batches of all ranks of the group. `mine` holds those of
+    /// this rank's micro-batches, and `n_values` the number of values of each of the group's
+    /// micro-batches. Returns the values of each of the group's micro-batches, in their order.
     ///
     /// # Errors
     /// [`EngineError`].
     pub fn all_micro_batches(
         &self,
-        what: &str,
+        subject: &str,
         mine: &[Tensor<1>],
         n_values: &[usize],
     ) -> Result<Vec<Vec<f32>>, EngineError> {
-        let padding = self.padded(n_values) - mine.iter().map(|values| values.dims()[0]).sum::<usize>();
-        let device = mine[0].device();
-        let padding = (padding > 0).then(|| Tensor::zeros([padding], &device));
-        let parts = self.all_parts(what, Tensor::cat(mine.iter().cloned().chain(padding).collect(), 0))?;
-        let mut starts = vec![0; self.n_parts()];
-        Ok(n_values
-            .iter()
-            .enumerate()
-            .map(|(t, n)| {
-                let part = t % self.n_parts();
-                starts[part] += n;
-                parts[part][starts[part] - n..starts[part]].to_vec()
-            })
-            .collect())
+        let n_mine: usize = mine.iter().map(|values| values.dims()[0]).sum();
+        let mut padded = mine.to_vec();
+        push_zeros(&mut padded, self.padded_len(n_values) - n_mine);
+        let parts = self.all_parts(subject, Tensor::cat(padded, 0))?;
+        let mut offsets = vec![0; self.n_parts()];
+        let mut gathered = Vec::with_capacity(n_values.len());
+        for (t, n) in n_values.iter().enumerate() {
+            let part = t % self.n_parts();
+            let start = offsets[part];
+            offsets[part] += n;
+            gathered.push(parts[part][start..start + n].to_vec());
+        }
+        Ok(gathered)
     }
 
     /// Returns the sums over the group's ranks for this rank's micro-batches; `by_batch` holds this
@@ -112,30 +112,33 @@ impl<'a> ColumnGroup<'a> {
     /// [`EngineError`].
     pub fn reduce_scatter(
         &self,
-        what: &str,
+        subject: &str,
         by_batch: Vec<Tensor<1>>,
     ) -> Result<Vec<Tensor<1>>, EngineError> {
         let n_values: Vec<usize> = by_batch.iter().map(|values| values.dims()[0]).collect();
-        let padded = self.padded(&n_values);
+        let padded_len = self.padded_len(&n_values);
         let device = by_batch[0].device();
-        let of_part = |part: usize| -> Vec<Tensor<1>> {
-            let own = self.part_micro_batches(part);
-            let padding = padded - own.clone().map(|t| n_values[t]).sum::<usize>();
-            let padding = (padding > 0).then(|| Tensor::zeros([padding], &device));
-            own.map(|t| by_batch[t].clone()).chain(padding).collect()
-        };
-        let values = read_back(Tensor::cat((0..self.n_parts()).flat_map(of_part).collect(), 0))?;
-        let sum = self.comm.submit("sum", what, move |mesh| mesh.sum_scattered(&values));
+        let mut padded = Vec::new();
+        for part in 0..self.n_parts() {
+            let mut len = 0;
+            for t in self.part_micro_batches(part) {
+                padded.push(by_batch[t].clone());
+                len += n_values[t];
+            }
+            push_zeros(&mut padded, padded_len - len);
+        }
+        let values = read_back(Tensor::cat(padded, 0))?;
+        let sum = self.comm.submit("sum", subject, move |mesh| mesh.sum_scattered(&values));
         let sum = self.comm.wait(sum)?;
         let mut start = 0;
-        Ok(self
-            .part_micro_batches(self.part())
-            .map(|t: usize| {
-                let n = n_values[t];
-                start += n;
-                Tensor::from_data(TensorData::new(sum[start - n..start].to_vec(), [n]), &device)
-            })
-            .collect())
+        let mut sums = Vec::new();
+        for t in self.part_micro_batches(self.part()) {
+            let n = n_values[t];
+            let values = sum[start..start + n].to_vec();
+            sums.push(Tensor::from_data(TensorData::new(values, [n]), &device));
+            start += n;
+        }
+        Ok(sums)
     }
 
     /// Returns the numbers within the group of the micro-batches of the rank that computes part
@@ -144,13 +147,21 @@ impl<'a> ColumnGroup<'a> {
         (part..self.n_group()).step_by(self.n_parts())
     }
 
-    /// Returns the largest number of values of a rank, given those of each of the group's
-    /// micro-batches: what is exchanged is as long for all ranks.
-    fn padded(&self, n_values: &[usize]) -> usize {
+    /// Returns the largest number of values of a rank, to which the parts of all ranks are padded;
+    /// `n_values` holds the number of values of each of the group's micro-batches.
+    fn padded_len(&self, n_values: &[usize]) -> usize {
         (0..self.n_parts())
-            .map(|part: usize| self.part_micro_batches(part).map(|t| n_values[t]).sum())
+            .map(|part| self.part_micro_batches(part).map(|t| n_values[t]).sum())
             .max()
             .unwrap_or_default()
+    }
+}
+
+/// Appends a tensor of `n` zeros to `values`, unless `n` is 0. `values` is not empty.
+fn push_zeros(values: &mut Vec<Tensor<1>>, n: usize) {
+    if n > 0 {
+        let zeros = Tensor::zeros([n], &values[0].device());
+        values.push(zeros);
     }
 }
 
@@ -168,51 +179,58 @@ mod tests {
 
     /// Runs `f` on eight ranks, in shard groups of four and column groups of two.
     fn on_ranks<R: Send>(f: impl Fn(Communicator) -> R + Sync) -> Vec<R> {
-        let run = |engine: Local| {
-            let topology = Topology::new(engine.rank(), 8, Sharding::Full, 4).unwrap();
-            let topology = topology.with_column_group(2).unwrap();
-            let config = CommunicatorConfig { topology, exact: true, deadline: Duration::from_secs(60) };
-            let engine = Box::new(move || Ok(Box::new(engine) as Box<dyn Engine>));
-            f(Communicator::start(config, engine).unwrap())
-        };
         std::thread::scope(|scope| {
-            let run = &run;
-            let threads: Vec<_> =
-                LocalGroup::ranks(8).into_iter().map(|engine| scope.spawn(move || run(engine))).collect();
+            let f = &f;
+            let threads: Vec<_> = LocalGroup::ranks(8)
+                .into_iter()
+                .map(|engine| scope.spawn(move || f(start(engine))))
+                .collect();
             threads.into_iter().map(|thread| thread.join().unwrap()).collect()
         })
+    }
+
+    fn start(engine: Local) -> Communicator {
+        let topology = Topology::new(engine.rank(), 8, Sharding::Full, 4).unwrap();
+        let topology = topology.with_column_group(2).unwrap();
+        let config = CommunicatorConfig { topology, exact: true, deadline: Duration::from_secs(60) };
+        let engine = Box::new(move || Ok(Box::new(engine) as Box<dyn Engine>));
+        Communicator::start(config, engine).unwrap()
+    }
+
+    /// Returns the values of the micro-batch `number`.
+    fn values(number: usize) -> Vec<f32> {
+        vec![number as f32; number % 3 + 1]
     }
 
     fn tensor(values: &[f32]) -> Tensor<1> {
         Tensor::from_floats(values, &Device::flex())
     }
 
-    /// Each rank holds two micro-batches. Each has its number in the batch as values, as many as
-    /// that number modulo 3, and one more.
+    /// Each rank holds two micro-batches. The values of each are its number in the batch; there are
+    /// as many as that number modulo 3, plus one.
     #[test]
     fn ranks_see_the_micro_batches_of_their_group() {
-        let values = |number: usize| vec![number as f32; number % 3 + 1];
-        let found = on_ranks(|comm| {
+        let sums = on_ranks(|comm| {
             let topology = comm.topology();
             let peers = ColumnGroup::new(&comm, 2);
-            let own: Vec<usize> = (0..2).map(|own| own * 8 + topology.data_rank()).collect();
-            let mine: Vec<Tensor<1>> = own.iter().map(|number| tensor(&values(*number))).collect();
+            let numbers: Vec<usize> = (0..2).map(|i| i * 8 + topology.data_rank()).collect();
+            let mine: Vec<Tensor<1>> = numbers.iter().map(|number| tensor(&values(*number))).collect();
             let expected: Vec<Vec<f32>> = (0..peers.n_group()).map(|t| values(peers.number(t))).collect();
             let n_values: Vec<usize> = expected.iter().map(Vec::len).collect();
             let all = peers.all_micro_batches("numbers", &mine, &n_values).unwrap();
             assert_eq!(all, expected);
             let by_batch: Vec<Tensor<1>> = all.iter().map(|values| tensor(values)).collect();
-            // All ranks of a group add the same.
+            // Both ranks of a group add the same values.
             let sums = peers.reduce_scatter("numbers", by_batch).unwrap();
-            let doubled: Vec<Vec<f32>> =
-                own.iter().map(|number| values(*number).iter().map(|value| 2.0 * value).collect()).collect();
+            let mut doubled: Vec<Vec<f32>> = numbers.iter().map(|number| values(*number)).collect();
+            doubled.iter_mut().flatten().for_each(|value| *value *= 2.0);
             assert_eq!(sums.into_iter().map(to_host).collect::<Vec<_>>(), doubled);
             let parts = peers.all_parts("parts", tensor(&[peers.part() as f32])).unwrap();
             assert_eq!(parts, [vec![0.0], vec![1.0]]);
-            let numbers: Vec<Tensor<1>> = all.iter().map(|values| tensor(&values[..1])).collect();
-            to_host(peers.sum("numbers", &numbers).unwrap())
+            let firsts: Vec<Tensor<1>> = all.iter().map(|values| tensor(&values[..1])).collect();
+            to_host(peers.sum("numbers", &firsts).unwrap())
         });
         let sum_of_numbers = (0..16).sum::<usize>() as f32;
-        assert_eq!(found, vec![vec![sum_of_numbers]; 8]);
+        assert_eq!(sums, vec![vec![sum_of_numbers]; 8]);
     }
 }

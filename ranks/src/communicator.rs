@@ -47,7 +47,7 @@ pub struct Communicator {
     /// Queue of collectives; `None` for one rank, which has nothing to move.
     queue: Option<Sender<Queued>>,
     recorder: Arc<FlightRecorder>,
-    watch: Mutex<Option<Arc<dyn PeerMonitor>>>,
+    monitor: Mutex<Option<Arc<dyn PeerMonitor>>>,
     deadline: Duration,
     pub(super) buffers: Arc<BufferPool>,
     waited_us: AtomicU64,
@@ -85,7 +85,7 @@ impl Communicator {
             supports_device_tensors: false,
             queue: None,
             recorder: Arc::default(),
-            watch: Mutex::new(None),
+            monitor: Mutex::new(None),
             deadline: Duration::MAX,
             buffers: Arc::default(),
             waited_us: AtomicU64::new(0),
@@ -105,14 +105,14 @@ impl Communicator {
         let (ready, is_ready) = bounded(1);
         let (has_ended, ended) = bounded::<()>(0);
         let recorder = Arc::<FlightRecorder>::default();
-        let notes = Arc::clone(&recorder);
+        let thread_recorder = Arc::clone(&recorder);
         let device_wait_us = Arc::<AtomicU64>::default();
         let abort_flag = Arc::<AtomicBool>::default();
-        let settled = Arc::clone(&device_wait_us);
-        let watched = Arc::clone(&abort_flag);
+        let thread_wait_us = Arc::clone(&device_wait_us);
+        let thread_abort_flag = Arc::clone(&abort_flag);
         let thread = std::thread::Builder::new().name("comm".into()).spawn(move || {
             let mesh = engine().and_then(|mut world| {
-                world.watch(watched);
+                world.watch(thread_abort_flag);
                 Mesh::new(world, topology, exact)
             });
             let mut mesh = match mesh {
@@ -123,16 +123,16 @@ impl Communicator {
             let _ = ready.send(Ok(mesh.world().supports_device_tensors()));
             for (number, Queued { collective, unit, on_tensors, job }) in (0..).zip(jobs) {
                 if on_tensors {
-                    // Runs before the recorder notes the collective, so that a rank whose device
-                    // hangs stays behind the others, which identifies it. The collective itself
+                    // Runs before the collective is recorded: a rank whose device hangs then has a
+                    // lower number than the others, which identifies it. The collective itself
                     // reports any error of the device.
                     let start = Instant::now();
                     let _ = mesh.world().wait_for_device();
-                    settled.fetch_add(start.elapsed().as_micros() as u64, Ordering::Relaxed);
+                    thread_wait_us.fetch_add(start.elapsed().as_micros() as u64, Ordering::Relaxed);
                 }
-                notes.begin(number, collective, &unit);
+                thread_recorder.begin(number, collective, &unit);
                 job(&mut mesh);
-                notes.end();
+                thread_recorder.end();
             }
             drop(mesh);
             drop(has_ended);
@@ -141,8 +141,9 @@ impl Communicator {
             engine: "communication thread",
             reason: error.to_string(),
         })?;
-        let supports_device_tensors =
-            is_ready.recv_timeout(deadline.max(START_TIMEOUT)).map_err(|e| not_started(e, deadline))??;
+        let supports_device_tensors = is_ready
+            .recv_timeout(deadline.max(START_TIMEOUT))
+            .map_err(|error| not_started(error, deadline))??;
         Ok(Self {
             topology,
             exact,
@@ -163,7 +164,7 @@ impl Communicator {
         self.topology
     }
 
-    /// Returns whether the engine sends tensors from a device's memory.
+    /// Returns true if the engine reads and writes tensors in place.
     pub fn supports_device_tensors(&self) -> bool {
         self.supports_device_tensors
     }
@@ -173,9 +174,9 @@ impl Communicator {
         Arc::clone(&self.recorder)
     }
 
-    /// Sets the watch, which names the missing ranks when a collective does not end.
-    pub fn set_watch(&self, watch: Arc<dyn PeerMonitor>) {
-        *self.watch.lock().unwrap_or_else(PoisonError::into_inner) = Some(watch);
+    /// Sets the monitor that names the missing ranks when a collective does not end.
+    pub fn set_watch(&self, monitor: Arc<dyn PeerMonitor>) {
+        *self.monitor.lock().unwrap_or_else(PoisonError::into_inner) = Some(monitor);
     }
 
     /// Returns the total time that the trainer has waited for other ranks.
@@ -231,16 +232,16 @@ impl Communicator {
                 }
             }
         };
-        let own_us = self.device_wait_us.load(Ordering::Relaxed) - device_wait_us;
-        let waited_us = (start.elapsed().as_micros() as u64).saturating_sub(own_us);
+        let device_us = self.device_wait_us.load(Ordering::Relaxed) - device_wait_us;
+        let waited_us = (start.elapsed().as_micros() as u64).saturating_sub(device_us);
         self.waited_us.fetch_add(waited_us, Ordering::Relaxed);
         outcome
     }
 
     fn check_peers(&self, waiting: &mut Waiting) -> Result<(), EngineError> {
-        let watch = self.watch.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let monitor = self.monitor.lock().unwrap_or_else(PoisonError::into_inner).clone();
         match self.recorder.newest() {
-            Some(here) => waiting.look(here, watch.as_deref(), self.deadline),
+            Some(call) => waiting.check(call, monitor.as_deref(), self.deadline),
             None if waiting.since.elapsed() < self.deadline.max(START_TIMEOUT) => Ok(()),
             // Not even the first collective has begun: this rank's own device hangs.
             None => Err(EngineError::Deadline {
@@ -257,22 +258,22 @@ impl Communicator {
     ///
     /// # Errors
     /// [`EngineError`].
-    pub fn sum(&self, what: &str, values: Vec<f32>) -> Result<Vec<f32>, EngineError> {
+    pub fn sum(&self, subject: &str, values: Vec<f32>) -> Result<Vec<f32>, EngineError> {
         if self.queue.is_none() {
             return Ok(values);
         }
-        self.wait(self.submit("sum", what, move |mesh| mesh.sum(&values)))
+        self.wait(self.submit("sum", subject, move |mesh| mesh.sum(&values)))
     }
 
     /// Gathers every rank's `values`, in the order of their data ranks.
     ///
     /// # Errors
     /// [`EngineError`].
-    pub fn gather_parts(&self, what: &str, values: Vec<f32>) -> Result<Vec<Vec<f32>>, EngineError> {
+    pub fn gather_parts(&self, subject: &str, values: Vec<f32>) -> Result<Vec<Vec<f32>>, EngineError> {
         if self.queue.is_none() {
             return Ok(vec![values]);
         }
-        self.wait(self.submit("gather", what, move |mesh| mesh.gather_parts(&values)))
+        self.wait(self.submit("gather", subject, move |mesh| mesh.gather_parts(&values)))
     }
 
     /// Reduces a few numbers over ranks; all ranks get the same bits.
@@ -281,14 +282,14 @@ impl Communicator {
     /// [`EngineError`].
     pub fn all_reduce(
         &self,
-        what: &str,
+        subject: &str,
         mut values: Vec<f64>,
         reduction: Reduction,
     ) -> Result<Vec<f64>, EngineError> {
         if self.queue.is_none() {
             return Ok(values);
         }
-        self.wait(self.submit("all_reduce", what, move |mesh| {
+        self.wait(self.submit("all_reduce", subject, move |mesh| {
             mesh.count_other(8 * values.len());
             mesh.world().all_reduce(&mut values, reduction)?;
             Ok(values)
@@ -299,11 +300,11 @@ impl Communicator {
     ///
     /// # Errors
     /// [`EngineError`].
-    pub fn broadcast(&self, what: &str, bytes: Vec<u8>) -> Result<Vec<u8>, EngineError> {
+    pub fn broadcast(&self, subject: &str, bytes: Vec<u8>) -> Result<Vec<u8>, EngineError> {
         if self.queue.is_none() {
             return Ok(bytes);
         }
-        self.wait(self.submit("broadcast", what, move |mesh| {
+        self.wait(self.submit("broadcast", subject, move |mesh| {
             let mut len = (bytes.len() as u64).to_ne_bytes();
             mesh.world().broadcast(&mut len, 0)?;
             let mut bytes = bytes;
@@ -317,11 +318,11 @@ impl Communicator {
     ///
     /// # Errors
     /// [`EngineError`].
-    pub fn gather_bytes(&self, what: &str, mut bytes: Vec<u8>) -> Result<Vec<Vec<u8>>, EngineError> {
+    pub fn gather_bytes(&self, subject: &str, mut bytes: Vec<u8>) -> Result<Vec<Vec<u8>>, EngineError> {
         if self.queue.is_none() {
             return Ok(vec![bytes]);
         }
-        self.wait(self.submit("gather", what, move |mesh| {
+        self.wait(self.submit("gather", subject, move |mesh| {
             let world = mesh.world();
             let mut lengths = vec![0u64; world.world_size()];
             world.all_gather(&(bytes.len() as u64).to_ne_bytes(), bytemuck::cast_slice_mut(&mut lengths))?;
@@ -329,11 +330,8 @@ impl Communicator {
             bytes.resize(longest, 0);
             let mut all = vec![0; longest * lengths.len()];
             world.all_gather(&bytes, &mut all)?;
-            Ok(lengths
-                .iter()
-                .enumerate()
-                .map(|(rank, len)| all[rank * longest..][..*len as usize].to_vec())
-                .collect())
+            let padded = lengths.iter().enumerate();
+            Ok(padded.map(|(rank, len)| all[rank * longest..][..*len as usize].to_vec()).collect())
         }))
     }
 

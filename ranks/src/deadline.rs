@@ -27,12 +27,12 @@ pub struct Lost {
 
 /// Monitor of the other ranks.
 pub trait PeerMonitor: Send + Sync {
-    /// Returns a rank that is known to be lost.
+    /// Returns a lost rank, if one is known.
     fn lost(&self) -> Option<Lost>;
 
-    /// Describes the ranks that have not reached `here`; `None` if `allows_slow_work` and one of
+    /// Describes the ranks that have not reached `call`; `None` if `allows_slow_work` and one of
     /// them is busy with slow work.
-    fn suspects(&self, here: &RecordedCall, allows_slow_work: bool) -> Option<String>;
+    fn suspects(&self, call: &RecordedCall, allows_slow_work: bool) -> Option<String>;
 }
 
 /// The collective that a rank waits for, and the start of the wait.
@@ -45,39 +45,40 @@ pub(super) struct Waiting {
 impl Waiting {
     pub(super) fn new(number: u64) -> Self {
         let now = Instant::now();
-        // The first look is due as soon as the deadline has passed.
+        // The first check of heartbeats is due as soon as the deadline has passed.
         Self { number, since: now, last_check: now.checked_sub(HEARTBEAT_CHECK_INTERVAL).unwrap_or(now) }
     }
-    /// Returns an error if a rank is lost, or if the running collective `here` is older than the
+
+    /// Returns an error if a rank is lost, or if the running collective `call` is older than the
     /// deadline.
-    pub(super) fn look(
+    pub(super) fn check(
         &mut self,
-        here: RecordedCall,
-        watch: Option<&dyn PeerMonitor>,
+        call: RecordedCall,
+        monitor: Option<&dyn PeerMonitor>,
         deadline: Duration,
     ) -> Result<(), EngineError> {
-        if let Some(Lost { rank, how, by_itself }) = watch.and_then(|watch| watch.lost()) {
-            let RecordedCall { collective, unit, number, .. } = here;
+        if let Some(Lost { rank, how, by_itself }) = monitor.and_then(|monitor| monitor.lost()) {
+            let RecordedCall { collective, unit, number, .. } = call;
             return Err(if by_itself {
                 EngineError::PeerFailed { rank, reason: how }
             } else {
                 EngineError::PeerLost { rank, how, collective, unit, number }
             });
         }
-        if self.number != here.number {
-            *self = Self::new(here.number);
+        if self.number != call.number {
+            *self = Self::new(call.number);
         }
         let waited = self.since.elapsed();
         if waited < deadline || self.last_check.elapsed() < HEARTBEAT_CHECK_INTERVAL {
             return Ok(());
         }
         self.last_check = Instant::now();
-        let suspects = match watch {
-            Some(watch) => watch.suspects(&here, waited < deadline * SLOW_WORK_FACTOR),
+        let suspects = match monitor {
+            Some(monitor) => monitor.suspects(&call, waited < deadline * SLOW_WORK_FACTOR),
             None => Some("no rank's heartbeat can be seen".into()),
         };
         let Some(suspects) = suspects else { return Ok(()) };
-        let RecordedCall { collective, unit, number, .. } = here;
+        let RecordedCall { collective, unit, number, .. } = call;
         Err(EngineError::Deadline { collective, unit, number, seconds: waited.as_secs(), suspects })
     }
 }

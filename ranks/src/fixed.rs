@@ -54,23 +54,25 @@ impl FixedPoint {
 
     /// Returns the values to send: their sums over ranks are the limbs of the sum.
     pub fn limbs(self) -> [f64; N_LIMBS] {
-        let limb = |i: u32| (self.value >> (i * LIMB_BITS)) & i128::from(u32::MAX);
         // The highest limb is signed.
-        let high = self.value >> (3 * LIMB_BITS);
-        [limb(0) as f64, limb(1) as f64, limb(2) as f64, high as f64, f64::from(self.n_out_of_range)]
+        let high = (self.value >> (3 * LIMB_BITS)) as f64;
+        [self.limb(0), self.limb(1), self.limb(2), high, f64::from(self.n_out_of_range)]
     }
 
-    /// Returns the number that has these limbs; NaN if any number in it was out of range.
+    /// Returns limb `i`, without a sign.
+    fn limb(self, i: u32) -> f64 {
+        ((self.value >> (i * LIMB_BITS)) & i128::from(u32::MAX)) as f64
+    }
+
+    /// Returns the number with these limbs; NaN if one of its addends was out of range.
     pub fn from_limbs(limbs: &[f64]) -> f64 {
         let (limbs, n_out_of_range) = limbs.split_at(N_LIMBS - 1);
         let mut value = 0i128;
         for (i, limb) in limbs.iter().enumerate() {
-            let Some(sum) = (*limb as i128)
-                .checked_mul(1 << (i as u32 * LIMB_BITS))
-                .and_then(|part| value.checked_add(part))
-            else {
+            let Some(part) = (*limb as i128).checked_mul(1 << (i as u32 * LIMB_BITS)) else {
                 return f64::NAN;
             };
+            let Some(sum) = value.checked_add(part) else { return f64::NAN };
             value = sum;
         }
         match n_out_of_range {
@@ -85,7 +87,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn sum_of(ranks: &[Vec<f64>]) -> f64 {
+    fn sum_over_ranks(ranks: &[Vec<f64>]) -> f64 {
         let mut total = [0.0; N_LIMBS];
         for values in ranks {
             let mut sum = FixedPoint::default();
@@ -101,22 +103,22 @@ mod tests {
             values in proptest::collection::vec(-1e6f64..1e6, 1..40),
             cut in 0usize..40,
         ) {
-            let whole = sum_of(std::slice::from_ref(&values));
+            let expected = sum_over_ranks(std::slice::from_ref(&values));
             let exact: f64 = values.iter().sum();
-            prop_assert!((whole - exact).abs() <= 1e-9 * (1.0 + exact.abs()));
+            prop_assert!((expected - exact).abs() <= 1e-9 * (1.0 + exact.abs()));
             let (a, b) = values.split_at(cut.min(values.len()));
             let reversed: Vec<f64> = a.iter().rev().copied().collect();
-            prop_assert_eq!(sum_of(&[b.to_vec(), reversed]).to_bits(), whole.to_bits());
+            prop_assert_eq!(sum_over_ranks(&[b.to_vec(), reversed]).to_bits(), expected.to_bits());
         }
     }
 
     #[test]
-    fn what_does_not_fit_is_nan_and_small_things_count() {
-        assert!(sum_of(&[vec![1.0, f64::NAN], vec![2.0]]).is_nan());
-        assert!(sum_of(&[vec![1.0], vec![f64::INFINITY]]).is_nan());
-        assert!(sum_of(&[vec![1e30]]).is_nan());
-        assert_eq!(sum_of(&[vec![1e-12], vec![-1e-12]]), 0.0);
-        assert!((sum_of(&[vec![1e-12]]) - 1e-12).abs() < 1e-19);
-        assert_eq!(sum_of(&[vec![1e15], vec![0.5]]), 1e15 + 0.5);
+    fn values_out_of_range_give_nan_and_small_values_count() {
+        assert!(sum_over_ranks(&[vec![1.0, f64::NAN], vec![2.0]]).is_nan());
+        assert!(sum_over_ranks(&[vec![1.0], vec![f64::INFINITY]]).is_nan());
+        assert!(sum_over_ranks(&[vec![1e30]]).is_nan());
+        assert_eq!(sum_over_ranks(&[vec![1e-12], vec![-1e-12]]), 0.0);
+        assert!((sum_over_ranks(&[vec![1e-12]]) - 1e-12).abs() < 1e-19);
+        assert_eq!(sum_over_ranks(&[vec![1e15], vec![0.5]]), 1e15 + 0.5);
     }
 }

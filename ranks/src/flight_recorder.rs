@@ -81,7 +81,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_remembers_the_last_and_what_has_not_ended() {
+    fn the_last_collectives_are_kept_and_one_has_not_ended() {
         let recorder = FlightRecorder::default();
         for number in 0..600 {
             recorder.begin(number, "gather", "blocks.0");

@@ -130,11 +130,11 @@ pub enum LaunchError {
     },
 }
 
-/// Returns the value of an environment variable.
+/// Function that returns the value of an environment variable.
 type Variables<'a> = &'a dyn Fn(&str) -> Option<String>;
 
 impl Launch {
-    /// A process by itself.
+    /// Launch of a single process.
     pub const ALONE: Self = Self {
         launcher: "nobody",
         rank: 0,
@@ -162,15 +162,15 @@ impl Launch {
                 // mpirun inside a pod numbers its own ranks.
                 Some(inner) if inner.launcher != "torchrun" => {}
                 // torchrun starts several processes in a pod and numbers them itself.
-                Some(by_hand) if by_hand.n_local.is_some_and(|n_local| n_local > 1) => {}
-                Some(by_hand) if by_hand.rank != index => {
-                    return Err(LaunchError::IndexDiffers { rank: by_hand.rank, index });
+                Some(torchrun) if torchrun.n_local.is_some_and(|n_local| n_local > 1) => {}
+                Some(torchrun) if torchrun.rank != index => {
+                    return Err(LaunchError::IndexDiffers { rank: torchrun.rank, index });
                 }
                 Some(_) => {}
                 None => found.push(FoundLaunch { launch: Self::from_pod(index, get)?, is_outer: false }),
             }
         }
-        let innermost = agreed(&found, get)?;
+        let innermost = innermost_launch(&found, get)?;
         let chosen = innermost.or(found.first().map(|first| &first.launch));
         let mut launch = chosen.cloned().unwrap_or(Self::ALONE);
         launch.is_started_by_mpi = match launch.launcher {
@@ -261,7 +261,7 @@ struct Family {
     size: &'static str,
     n_local: &'static str,
     local_rank: &'static str,
-    /// `true` if another launcher may run inside this one.
+    /// True if another launcher may run inside this one.
     is_outer: bool,
 }
 
@@ -333,7 +333,10 @@ fn number(name: &'static str, text: &str) -> Result<usize, LaunchError> {
 }
 
 /// Returns the innermost launcher, if the launchers whose variables are set agree with one another.
-fn agreed<'f>(found: &'f [FoundLaunch], get: Variables<'_>) -> Result<Option<&'f Launch>, LaunchError> {
+fn innermost_launch<'f>(
+    found: &'f [FoundLaunch],
+    get: Variables<'_>,
+) -> Result<Option<&'f Launch>, LaunchError> {
     let mut inner_launches = found.iter().filter(|found| !found.is_outer).map(|found| &found.launch);
     let first = inner_launches.next();
     if let (Some(one), Some(other)) = (first, inner_launches.next())
@@ -372,13 +375,17 @@ mod tests {
         Launch::from_variables(&|name| variables.get(name).map(ToString::to_string))
     }
 
+    fn error(variables: &[(&str, &str)]) -> LaunchError {
+        launch(variables).unwrap_err()
+    }
+
     fn ranks(variables: &[(&str, &str)]) -> (usize, usize) {
         let launch = launch(variables).unwrap();
         (launch.rank, launch.world_size)
     }
 
     #[test]
-    fn every_launcher_is_understood() {
+    fn variables_of_every_launcher_are_read() {
         let alone = launch(&[]).unwrap();
         assert_eq!((alone.launcher, alone.rank, alone.world_size), ("nobody", 0, 1));
         assert_eq!(ranks(&[("OMPI_COMM_WORLD_RANK", "2"), ("OMPI_COMM_WORLD_SIZE", "4")]), (2, 4));
@@ -394,15 +401,15 @@ mod tests {
             [("JOB_COMPLETION_INDEX", "1"), ("RANK", "5"), ("WORLD_SIZE", "8"), ("LOCAL_WORLD_SIZE", "4")];
         assert_eq!(ranks(&in_pod), (5, 8), "the second of the second pod");
         assert_eq!(launch(&slurm).unwrap().local_rank, 1, "the second node's second");
-        let said = [("RANK", "5"), ("WORLD_SIZE", "8"), ("LOCAL_RANK", "3")];
-        assert_eq!(launch(&said).unwrap().local_rank, 3);
+        let torchrun = [("RANK", "5"), ("WORLD_SIZE", "8"), ("LOCAL_RANK", "3")];
+        assert_eq!(launch(&torchrun).unwrap().local_rank, 3);
         assert_eq!(launch(&[("JOB_COMPLETION_INDEX", "3"), ("WORLD_SIZE", "8")]).unwrap().local_rank, 0);
     }
 
     /// The script of `#SBATCH --ntasks=8` is one process, although its environment says eight
     /// tasks.
     #[test]
-    fn an_sbatch_script_is_alone_and_what_runs_inside_slurm_counts() {
+    fn an_sbatch_script_is_one_process_and_launchers_inside_slurm_count() {
         assert_eq!(ranks(&[("SLURM_PROCID", "0"), ("SLURM_NTASKS", "8")]), (0, 1));
         let inside = [
             ("SLURM_PROCID", "1"),
@@ -414,7 +421,7 @@ mod tests {
     }
 
     #[test]
-    fn ranks_meet_where_the_launcher_says() {
+    fn the_address_is_read_from_the_launcher() {
         let mut variables = vec![("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "head")];
         assert!(launch(&variables).unwrap().address.unwrap_err().contains("MASTER_PORT is not set"));
         variables.push(("MASTER_PORT", "29500"));
@@ -427,7 +434,7 @@ mod tests {
     }
 
     #[test]
-    fn mpi_is_known_by_its_launcher() {
+    fn mpi_is_recognized_by_its_launcher() {
         let slurm = [("SLURM_PROCID", "5"), ("SLURM_STEP_NUM_TASKS", "8")];
         assert!(!launch(&slurm).unwrap().is_started_by_mpi);
         assert!(launch(&[&slurm[..], &[("PMIX_RANK", "5")]].concat()).unwrap().is_started_by_mpi);
@@ -437,11 +444,10 @@ mod tests {
 
     #[test]
     fn contradictions_are_errors() {
-        let error = |variables: &[(&str, &str)]| launch(variables).unwrap_err();
-        let found = error(&[("RANK", "4"), ("WORLD_SIZE", "4")]);
-        assert_eq!(found, LaunchError::Rank { launcher: "torchrun", rank: 4, world_size: 4 });
-        let found = error(&[("RANK", "1")]);
-        assert_eq!(found, LaunchError::NoSize { rank: "RANK", size: "WORLD_SIZE" });
+        let launch_error = error(&[("RANK", "4"), ("WORLD_SIZE", "4")]);
+        assert_eq!(launch_error, LaunchError::Rank { launcher: "torchrun", rank: 4, world_size: 4 });
+        let launch_error = error(&[("RANK", "1")]);
+        assert_eq!(launch_error, LaunchError::NoSize { rank: "RANK", size: "WORLD_SIZE" });
         assert_eq!(error(&[("PMIX_RANK", "0")]), LaunchError::NoWorldSize { name: "PMIX_RANK" });
         let slurm =
             [("SLURM_PROCID", "1"), ("SLURM_STEP_NUM_TASKS", "8"), ("RANK", "0"), ("WORLD_SIZE", "1")];
@@ -449,22 +455,22 @@ mod tests {
             error(&slurm),
             LaunchError::EachAlone { outer: "srun", inner: "torchrun", n_processes: 8 }
         );
-        let found = error(&[("RANK", "x"), ("WORLD_SIZE", "4")]);
-        assert!(matches!(found, LaunchError::NotANumber { name: "RANK", .. }), "{found}");
+        let launch_error = error(&[("RANK", "x"), ("WORLD_SIZE", "4")]);
+        assert!(matches!(launch_error, LaunchError::NotANumber { name: "RANK", .. }), "{launch_error}");
         let local = [("RANK", "1"), ("WORLD_SIZE", "4"), ("LOCAL_WORLD_SIZE", "2"), ("LOCAL_RANK", "2")];
         assert_eq!(error(&local), LaunchError::LocalRank { launcher: "torchrun", local_rank: 2, n_local: 2 });
         assert_eq!(error(&[("JOB_COMPLETION_INDEX", "1")]), LaunchError::NoCompletions);
-        let found = error(&[("JOB_COMPLETION_INDEX", "1"), ("RANK", "0"), ("WORLD_SIZE", "2")]);
-        assert_eq!(found, LaunchError::IndexDiffers { rank: 0, index: 1 });
-        let found = error(&[("RANK", "0"), ("WORLD_SIZE", "2"), ("LOCAL_WORLD_SIZE", "3")]);
-        assert_eq!(found, LaunchError::LocalSize { launcher: "torchrun", n_local: 3, world_size: 2 });
+        let launch_error = error(&[("JOB_COMPLETION_INDEX", "1"), ("RANK", "0"), ("WORLD_SIZE", "2")]);
+        assert_eq!(launch_error, LaunchError::IndexDiffers { rank: 0, index: 1 });
+        let launch_error = error(&[("RANK", "0"), ("WORLD_SIZE", "2"), ("LOCAL_WORLD_SIZE", "3")]);
+        assert_eq!(launch_error, LaunchError::LocalSize { launcher: "torchrun", n_local: 3, world_size: 2 });
         let two = [
             ("RANK", "0"),
             ("WORLD_SIZE", "2"),
             ("OMPI_COMM_WORLD_RANK", "1"),
             ("OMPI_COMM_WORLD_SIZE", "2"),
         ];
-        let found = error(&two);
-        assert!(matches!(found, LaunchError::TwoLaunchers { .. }), "{found}");
+        let launch_error = error(&two);
+        assert!(matches!(launch_error, LaunchError::TwoLaunchers { .. }), "{launch_error}");
     }
 }

@@ -1,9 +1,9 @@
 //! Ranks that share a unit: shard groups of S ranks, and R replicas of them.
 //!
 //! ```text
-//! W = S · R       rank = q · S + s        q: replica, s: place in the shard group
+//! W = S · R       rank = q · S + s        q: replica, s: index in the shard group
 //! none   S = 1    everything on every rank; gradients are summed over all
-//! grad   S = W    shards; the trained network's gathered weights are kept from the forward to the backward pass
+//! grad   S = W    shards; the trained network's gathered weights are kept for the backward pass
 //! full   S = W    shards; weights are gathered again in the backward pass
 //! group  S < W    shards within neighboring ranks, sums over replicas
 //! ```
@@ -80,15 +80,16 @@ impl Traffic {
 
     /// Returns the traffic since `before`.
     pub fn since(self, before: Self) -> Self {
-        self.each(before, |now, before| now - before)
+        self.combine(before, |now, before| now - before)
     }
 
     /// Returns every count divided by `n`.
     pub fn over(self, n: u64) -> Self {
-        self.each(self, |now, _| now / n)
+        self.combine(self, |now, _| now / n)
     }
 
-    fn each(self, other: Self, f: impl Fn(u64, u64) -> u64) -> Self {
+    /// Applies `f` to each count and that of `other`.
+    fn combine(self, other: Self, f: impl Fn(u64, u64) -> u64) -> Self {
         Self {
             gather_bytes: f(self.gather_bytes, other.gather_bytes),
             n_gathers: f(self.n_gathers, other.n_gathers),
@@ -108,19 +109,18 @@ impl Mesh {
     /// # Errors
     /// [`EngineError`].
     pub fn new(mut world: Box<dyn Engine>, topology: Topology, exact: bool) -> Result<Self, EngineError> {
-        let split = |world: &mut Box<dyn Engine>, size: usize, color: usize, key: usize| {
-            if size == 1 || size == topology.world_size {
-                Ok(None)
-            } else {
-                world.split(color, key).map(Some)
-            }
-        };
-        let group = split(&mut world, topology.group_size, topology.replica(), topology.shard())?;
-        let replicas = split(&mut world, topology.n_replicas(), topology.shard(), topology.replica())?;
-        let columns = match topology.column_group_size {
-            1 => None,
-            _ => Some(ColumnEngines::new(world.as_mut(), topology)?),
-        };
+        let mut group = None;
+        if topology.group_size != 1 && topology.group_size != topology.world_size {
+            group = Some(world.split(topology.replica(), topology.shard())?);
+        }
+        let mut replicas = None;
+        if topology.n_replicas() != 1 && topology.n_replicas() != topology.world_size {
+            replicas = Some(world.split(topology.shard(), topology.replica())?);
+        }
+        let mut columns = None;
+        if topology.column_group_size != 1 {
+            columns = Some(ColumnEngines::new(world.as_mut(), topology)?);
+        }
         Ok(Self { topology, world, group, replicas, columns, exact, traffic: Traffic::default() })
     }
 
@@ -141,18 +141,18 @@ impl Mesh {
         self.world.as_mut()
     }
 
-    /// The engine of the ranks that hold the shards of `extent`.
-    fn sharers(&mut self, extent: Extent) -> &mut dyn Engine {
+    /// Returns the engine of the ranks that hold the shards of `extent`.
+    fn shard_engine(&mut self, extent: Extent) -> &mut dyn Engine {
         match (extent, &mut self.columns) {
-            (Extent::Columns, Some(columns)) => columns.sharers(),
+            (Extent::Columns, Some(columns)) => columns.shard_engine(),
             _ => self.group.as_deref_mut().unwrap_or(self.world.as_mut()),
         }
     }
 
-    /// The engines of ranks that divide columns.
+    /// Returns the engines of ranks that divide columns.
     ///
     /// # Panics
-    /// If no rank does: a bug in the step, which knows the topology.
+    /// If no rank divides columns: a bug in the step, which knows the topology.
     fn columns(&mut self) -> &mut ColumnEngines {
         self.columns.as_mut().expect("the ranks divide columns")
     }
@@ -165,15 +165,16 @@ impl Mesh {
         let [n, all] = shard.lengths();
         self.traffic.gather_bytes += ((all - n) * shard.wire().bytes()) as u64;
         self.traffic.n_gathers += 1;
-        self.sharers(extent).all_gather_tensor(&mut shard)?;
+        self.shard_engine(extent).all_gather_tensor(&mut shard)?;
         Ok(shard.received())
     }
 
-    /// Creates the transfer that [`Mesh::reduce`] of `full`, `extent` of a unit, begins with.
+    /// Creates the first transfer of [`Mesh::reduce`] of `full`, the gradient of `extent` of a
+    /// unit.
     ///
     /// # Errors
     /// [`EngineError`].
-    pub fn transfer_of(
+    pub fn first_transfer(
         full: Tensor<1>,
         wire: Wire,
         topology: Topology,
@@ -186,13 +187,12 @@ impl Mesh {
         if n_shards == 1 {
             return replica_transfer(full, wire, topology, device_memory);
         }
-        let n_receive = if native_sum(wire, exact) { len / n_shards } else { len };
+        let n_receive = if is_native_sum(wire, exact) { len / n_shards } else { len };
         Transfer::new(full, n_receive, wire, device_memory)
     }
 
     /// Returns this rank's shard of the sum of a buffer of `len` elements over all ranks that
-    /// compute with `extent` as this one does; `first` is the transfer made by
-    /// [`Mesh::transfer_of`].
+    /// compute with the same `extent`; `first` is the transfer made by [`Mesh::first_transfer`].
     ///
     /// # Errors
     /// [`EngineError`].
@@ -209,11 +209,11 @@ impl Mesh {
         self.traffic.n_reduces += 1;
         if n_shards > 1 {
             self.traffic.reduce_bytes += ((len - n) * wire.bytes()) as u64;
-            let mine = if native_sum(wire, self.exact) {
-                self.sharers(extent).reduce_scatter_tensor(&mut first)?;
+            let mine = if is_native_sum(wire, self.exact) {
+                self.shard_engine(extent).reduce_scatter_tensor(&mut first)?;
                 first.received()
             } else {
-                self.sharers(extent).all_to_all_tensor(&mut first)?;
+                self.shard_engine(extent).all_to_all_tensor(&mut first)?;
                 let order: Vec<usize> = (0..n_shards).collect();
                 ordered::sum_of_parts(first.received(), &order)
             };
@@ -263,10 +263,7 @@ impl Mesh {
         self.count_other(4 * values.len() * (order.len() - 1));
         let mut all = vec![0.0; values.len() * order.len()];
         self.world.all_gather(bytemuck::cast_slice(values), bytemuck::cast_slice_mut(&mut all))?;
-        Ok(order
-            .into_iter()
-            .map(|rank: usize| all[rank * values.len()..(rank + 1) * values.len()].to_vec())
-            .collect())
+        Ok(order.into_iter().map(|rank| all[rank * values.len()..][..values.len()].to_vec()).collect())
     }
 
     /// Gathers the `values` of the ranks of the column group, in the order of their columns.
@@ -279,7 +276,7 @@ impl Mesh {
         let mut all = vec![0.0; values.len() * n_ranks];
         let group = &mut self.columns().group;
         group.all_gather(bytemuck::cast_slice(values), bytemuck::cast_slice_mut(&mut all))?;
-        Ok((0..n_ranks).map(|rank: usize| all[rank * values.len()..][..values.len()].to_vec()).collect())
+        Ok((0..n_ranks).map(|rank| all[rank * values.len()..][..values.len()].to_vec()).collect())
     }
 
     /// Returns this rank's part of the sum of `values` over the ranks of the column group, in the
@@ -333,31 +330,31 @@ impl ColumnEngines {
         let column = topology.column();
         let peer = topology.column_peer();
         let group = world.split(peer, column)?;
-        let peers = match topology.n_column_peers() {
-            1 => None,
-            _ => Some(world.split(column, peer)?),
-        };
-        let shards = match (topology.n_shards(Extent::Columns), topology.n_replicas()) {
-            (1, _) | (_, 1) => None,
-            _ => {
-                let color = topology.replica() * topology.column_group_size + column;
-                Some(world.split(color, topology.column_shard())?)
-            }
-        };
+        let mut peers = None;
+        if topology.n_column_peers() != 1 {
+            peers = Some(world.split(column, peer)?);
+        }
+        let mut shards = None;
+        if topology.n_shards(Extent::Columns) != 1 && topology.n_replicas() != 1 {
+            let color = topology.replica() * topology.column_group_size + column;
+            shards = Some(world.split(color, topology.column_shard())?);
+        }
         Ok(Self { group, peers, shards })
     }
 
-    /// The engine of the ranks that hold the shards of this rank's columns, of which there are
-    /// several.
-    fn sharers(&mut self) -> &mut dyn Engine {
+    /// Returns the engine of the ranks that hold the shards of this rank's columns.
+    ///
+    /// # Panics
+    /// If a single rank holds them: a bug in the step, which knows the topology.
+    fn shard_engine(&mut self) -> &mut dyn Engine {
         let engine = self.shards.as_mut().or(self.peers.as_mut());
         engine.expect("several ranks hold the shards").as_mut()
     }
 }
 
-/// Returns true if the engine may sum in any order. Only f32 has a native sum: in bf16 the result
-/// would differ from engine to engine.
-fn native_sum(wire: Wire, exact: bool) -> bool {
+/// Returns true if the engine may sum in its own order. Only f32 is summed by engines: in bf16 the
+/// result would differ from engine to engine.
+fn is_native_sum(wire: Wire, exact: bool) -> bool {
     !exact && wire == Wire::F32
 }
 
@@ -370,14 +367,11 @@ fn replica_transfer(
 ) -> Result<Transfer, EngineError> {
     let [n] = mine.dims();
     let padded = n.next_multiple_of(topology.n_replicas());
-    let mine = match padded - n {
-        0 => mine,
-        missing => {
-            let zeros = cast(Tensor::zeros([missing], &mine.device()), mine.dtype());
-            Tensor::cat(vec![mine, zeros], 0)
-        }
-    };
-    Transfer::new(mine, padded, wire, device_memory)
+    if padded == n {
+        return Transfer::new(mine, padded, wire, device_memory);
+    }
+    let zeros = cast(Tensor::zeros([padded - n], &mine.device()), mine.dtype());
+    Transfer::new(Tensor::cat(vec![mine, zeros], 0), padded, wire, device_memory)
 }
 
 #[cfg(test)]
@@ -385,33 +379,42 @@ mod tests {
     use burn_tensor::Device;
 
     use super::*;
-    use crate::engine::LocalGroup;
+    use crate::engine::{Local, LocalGroup};
     use crate::topology::Sharding;
     use kernels::device::host::to_host;
 
-    /// Sums have the same bits however ranks are grouped.
+    /// Returns element `i` of the addend of data rank `rank`.
+    fn addend(rank: usize, i: usize) -> f32 {
+        ((rank * 7919 + i) as f32).sin() * 10f32.powi(rank as i32 % 4)
+    }
+
+    /// Returns the sum of element `i` over the addends of `n_ranks` ranks.
+    fn sum_of_addends(n_ranks: usize, i: usize) -> f32 {
+        ordered::fold(n_ranks, &mut |rank| addend(rank, i), &|a, b| a + b)
+    }
+
+    /// Reduces `n` elements on a rank of shard groups of `group_size` ranks. Returns the index of
+    /// its shard, and the shard.
+    fn reduced_shard(engine: Local, group_size: usize, n: usize) -> (usize, Vec<f32>) {
+        let topology = Topology::new(engine.rank(), engine.world_size(), Sharding::Full, group_size).unwrap();
+        let mut mesh = Mesh::new(Box::new(engine), topology, true).unwrap();
+        let full: Vec<f32> = (0..n).map(|i| addend(topology.data_rank(), i)).collect();
+        let full = Tensor::from_floats(full.as_slice(), &Device::flex());
+        let first = Mesh::first_transfer(full, Wire::F32, topology, Extent::Whole, true, false).unwrap();
+        (topology.shard(), to_host(mesh.reduce(first, n, Extent::Whole).unwrap()))
+    }
+
     #[test]
-    fn every_grouping_reduces_alike() {
+    fn every_grouping_of_ranks_gives_the_same_bits() {
         let n = 128;
-        let part = |part: usize, i: usize| ((part * 7919 + i) as f32).sin() * 10f32.powi(part as i32 % 4);
-        let world = 8;
-        let expected: Vec<f32> =
-            (0..n).map(|i| ordered::fold(world, &mut |p| part(p, i), &|a, b| a + b)).collect();
+        let world_size = 8;
+        let expected: Vec<f32> = (0..n).map(|i| sum_of_addends(world_size, i)).collect();
         for group in [1, 2, 4, 8] {
             let shards: Vec<(usize, Vec<f32>)> = std::thread::scope(|scope| {
-                let run = |engine: crate::engine::Local| {
-                    move || {
-                        let topology = Topology::new(engine.rank(), world, Sharding::Full, group).unwrap();
-                        let mut mesh = Mesh::new(Box::new(engine), topology, true).unwrap();
-                        let full: Vec<f32> = (0..n).map(|i| part(topology.data_rank(), i)).collect();
-                        let full = Tensor::from_floats(full.as_slice(), &Device::flex());
-                        let first =
-                            Mesh::transfer_of(full, Wire::F32, topology, Extent::Whole, true, false).unwrap();
-                        (topology.shard(), to_host(mesh.reduce(first, n, Extent::Whole).unwrap()))
-                    }
-                };
-                let threads: Vec<_> =
-                    LocalGroup::ranks(world).into_iter().map(|engine| scope.spawn(run(engine))).collect();
+                let threads: Vec<_> = LocalGroup::ranks(world_size)
+                    .into_iter()
+                    .map(|engine| scope.spawn(move || reduced_shard(engine, group, n)))
+                    .collect();
                 threads.into_iter().map(|thread| thread.join().unwrap()).collect()
             });
             for (shard, values) in shards {
@@ -427,16 +430,13 @@ mod tests {
     fn columns_are_gathered_and_summed_by_their_ranks() {
         let world = 8;
         let n = 64;
-        let value = |rank: usize, i: usize| ((rank * 7919 + i) as f32).sin() * 10f32.powi(rank as i32 % 4);
         for (group_size, n_columns) in [(4, 2), (8, 2), (8, 8), (2, 2)] {
             std::thread::scope(|scope| {
                 for engine in LocalGroup::ranks(world) {
                     scope.spawn(move || {
-                        let of_rank = |rank: usize| {
-                            let topology = Topology::new(rank, world, Sharding::Full, group_size).unwrap();
-                            topology.with_column_group(n_columns).unwrap()
-                        };
-                        let topology = of_rank(engine.rank());
+                        let rank = engine.rank();
+                        let topology = Topology::new(rank, world, Sharding::Full, group_size).unwrap();
+                        let topology = topology.with_column_group(n_columns).unwrap();
                         let extent = Extent::Columns;
                         let mut mesh = Mesh::new(Box::new(engine), topology, true).unwrap();
                         let n_shards = topology.n_shards(extent);
@@ -452,18 +452,15 @@ mod tests {
                         }
                         if n_shards * topology.n_replicas() > 1 {
                             let full: Vec<f32> =
-                                (0..n_shards * n).map(|i| value(topology.column_peer(), i)).collect();
+                                (0..n_shards * n).map(|i| addend(topology.column_peer(), i)).collect();
                             let full = Tensor::from_floats(full.as_slice(), &Device::flex());
                             let first =
-                                Mesh::transfer_of(full, Wire::F32, topology, extent, true, false).unwrap();
+                                Mesh::first_transfer(full, Wire::F32, topology, extent, true, false).unwrap();
                             let sum = to_host(mesh.reduce(first, n_shards * n, extent).unwrap());
                             let n_peers = topology.n_column_peers();
                             let start = topology.column_shard() * n;
-                            let expected: Vec<f32> = (start..start + n)
-                                .map(|i: usize| {
-                                    ordered::fold(n_peers, &mut |peer| value(peer, i), &|a, b| a + b)
-                                })
-                                .collect();
+                            let expected: Vec<f32> =
+                                (start..start + n).map(|i| sum_of_addends(n_peers, i)).collect();
                             assert_eq!(sum, expected, "{group_size} {n_columns}");
                         }
                     });
@@ -484,7 +481,8 @@ mod tests {
                     let mut mesh = Mesh::new(Box::new(engine), topology, true).unwrap();
                     let full = Tensor::<1>::full([n], 1.0, &Device::flex()).cast(Wire::Bf16.dtype());
                     let extent = Extent::Whole;
-                    let first = Mesh::transfer_of(full, Wire::Bf16, topology, extent, true, false).unwrap();
+                    let first =
+                        Mesh::first_transfer(full, Wire::Bf16, topology, extent, true, false).unwrap();
                     assert_eq!(to_host(mesh.reduce(first, n, extent).unwrap()), vec![3.0; n]);
                 });
             }

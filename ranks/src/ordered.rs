@@ -52,17 +52,23 @@ fn branch<T>(
 fn sum_into<'a, T: Number>(n: usize, parts: &(impl Fn(usize) -> &'a [T] + Sync), out: &mut [f32]) {
     for (number, out) in out.chunks_mut(BLOCK).enumerate() {
         let range = number * BLOCK..number * BLOCK + out.len();
-        let mut part = |i: usize| {
-            let mut block = [0.0f32; BLOCK];
-            block.iter_mut().zip(&parts(i)[range.clone()]).for_each(|(sum, value)| *sum = value.wide());
-            block
-        };
-        let sum = fold(n, &mut part, &|mut a: [f32; BLOCK], b: [f32; BLOCK]| {
-            a.iter_mut().zip(&b).for_each(|(a, b)| *a += b);
-            a
-        });
+        let sum = fold(n, &mut |i| to_block(&parts(i)[range.clone()]), &add_blocks);
         out.copy_from_slice(&sum[..out.len()]);
     }
+}
+
+/// Converts at most [`BLOCK`] values to f32, followed by zeros.
+#[inline]
+fn to_block<T: Number>(values: &[T]) -> [f32; BLOCK] {
+    let mut block = [0.0f32; BLOCK];
+    block.iter_mut().zip(values).for_each(|(sum, value)| *sum = value.wide());
+    block
+}
+
+#[inline]
+fn add_blocks(mut a: [f32; BLOCK], b: [f32; BLOCK]) -> [f32; BLOCK] {
+    a.iter_mut().zip(&b).for_each(|(a, b)| *a += b);
+    a
 }
 
 /// Returns the sum of the parts that ranks have sent, `received` of `[W·n]` in f32 or bf16: `[n]`
@@ -84,11 +90,10 @@ pub fn sum_of_parts(received: Tensor<1>, order: &[usize]) -> Tensor<1> {
 fn sum_of_tensors(received: &Tensor<1>, order: &[usize]) -> Tensor<1> {
     let [len] = received.dims();
     let n = len / order.len();
-    let mut part = |i: usize| received.clone().narrow(0, order[i] * n, n).cast(DType::F32);
-    fold(order.len(), &mut part, &|a, b| a + b)
+    fold(order.len(), &mut |i| received.clone().narrow(0, order[i] * n, n).cast(DType::F32), &|a, b| a + b)
 }
 
-/// Returns the sum of the parts in `parts` `[W·n]`, `[n]`; part `i` of the order is that of rank
+/// Returns the sum `[n]` of the parts in `parts`, `[W·n]`; part `i` of the order is that of rank
 /// `order[i]`.
 pub(crate) fn sum_of_slices<T: Number>(parts: &[T], order: &[usize]) -> Vec<f32> {
     let n = parts.len() / order.len();
@@ -121,18 +126,28 @@ mod tests {
     use super::*;
     use kernels::device::host::to_host;
 
+    fn part(seed: u64, i: usize) -> f32 {
+        ((seed as usize * 31 + i * 7919) as f32).sin() * 10f32.powi(i as i32 % 7)
+    }
+
+    fn add(a: f32, b: f32) -> f32 {
+        a + b
+    }
+
     proptest! {
-        /// Sums over each rank's own parts, and then over ranks, form one and the same tree.
+        /// Sums over each rank's own parts, and then over ranks, form the same tree.
         #[test]
         fn any_number_of_ranks_gives_the_same_bits(log_parts in 0u32..6, seed in 0u64..1000) {
             let n = 1usize << log_parts;
-            let part = |i: usize| ((seed as usize * 31 + i * 7919) as f32).sin() * 10f32.powi(i as i32 % 7);
-            let add = |a: f32, b: f32| a + b;
-            let whole = fold(n, &mut |i| part(i), &add);
+            let expected = fold(n, &mut |i| part(seed, i), &add);
             for log_ranks in 0..=log_parts {
-                let world = 1usize << log_ranks;
-                let mut rank_sum = |rank: usize| fold(n / world, &mut |i| part(i * world + rank), &add);
-                prop_assert_eq!(fold(world, &mut rank_sum, &add).to_bits(), whole.to_bits());
+                let world_size = 1usize << log_ranks;
+                let mut rank_sums = Vec::new();
+                for rank in 0..world_size {
+                    rank_sums.push(fold(n / world_size, &mut |i| part(seed, i * world_size + rank), &add));
+                }
+                let sum = fold(world_size, &mut |rank| rank_sums[rank], &add);
+                prop_assert_eq!(sum.to_bits(), expected.to_bits());
             }
         }
 
@@ -147,7 +162,7 @@ mod tests {
 
     /// The device's operations and the loop over slices give the same bits, in any order.
     #[test]
-    fn tensors_are_summed_as_slices_are() {
+    fn sums_of_tensors_equal_sums_of_slices() {
         for world_size in 1..9 {
             let parts: Vec<f32> =
                 (0..world_size * 37).map(|i| (i as f32).sin() * 10f32.powi(i % 5)).collect();
@@ -162,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn blocks_do_not_show() {
+    fn sums_over_blocks_equal_sums_of_elements() {
         let parts: Vec<Vec<f32>> =
             (0..6).map(|p| (0..2500).map(|i| ((p * 2500 + i) as f32).sin()).collect()).collect();
         let mut out = vec![0.0; 2500];

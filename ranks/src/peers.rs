@@ -16,18 +16,18 @@ use crate::ordered;
 #[derive(Clone, Copy)]
 pub struct Peers<'a> {
     comm: &'a Communicator,
-    n_here: usize,
+    n_local: usize,
 }
 
 impl<'a> Peers<'a> {
-    /// Describes a batch of which this rank holds `n_here` micro-batches.
-    pub fn new(comm: &'a Communicator, n_here: usize) -> Self {
-        Self { comm, n_here }
+    /// Describes a batch of which this rank holds `n_local` micro-batches.
+    pub fn new(comm: &'a Communicator, n_local: usize) -> Self {
+        Self { comm, n_local }
     }
 
     /// Returns the number of micro-batches of the batch, N.
     pub fn n_micro_batches(&self) -> usize {
-        self.n_here * self.comm.topology().world_size
+        self.n_local * self.comm.topology().world_size
     }
 
     /// Returns the position of image `i` of this rank's micro-batch `number` in the global batch.
@@ -39,7 +39,7 @@ impl<'a> Peers<'a> {
     /// Returns the positions in the global batch of the `n_images` images of each of this rank's
     /// micro-batches.
     pub fn positions(&self, n_images: usize) -> Vec<Vec<usize>> {
-        (0..self.n_here).map(|number| (0..n_images).map(|i| self.position(number, i)).collect()).collect()
+        (0..self.n_local).map(|number| (0..n_images).map(|i| self.position(number, i)).collect()).collect()
     }
 
     /// Returns the sum over all micro-batches; `values` holds the addends of this rank's
@@ -47,28 +47,28 @@ impl<'a> Peers<'a> {
     ///
     /// # Errors
     /// [`EngineError`].
-    pub fn sum(&self, what: &str, values: &[Tensor<1>]) -> Result<Tensor<1>, EngineError> {
-        let here = ordered::fold(values.len(), &mut |i| values[i].clone(), &|a, b| a + b);
+    pub fn sum(&self, subject: &str, values: &[Tensor<1>]) -> Result<Tensor<1>, EngineError> {
+        let local = ordered::fold(values.len(), &mut |i| values[i].clone(), &|a, b| a + b);
         if self.comm.topology().world_size == 1 {
-            return Ok(here);
+            return Ok(local);
         }
-        let device = here.device();
-        let sum = self.comm.sum(what, read_back(here)?)?;
+        let device = local.device();
+        let sum = self.comm.sum(subject, read_back(local)?)?;
         let len = sum.len();
         Ok(Tensor::from_data(TensorData::new(sum, [len]), &device))
     }
 
-    /// Returns the sum over ranks of `n_here`, a number that the host knows; one rank waits for no
-    /// device.
+    /// Returns the sum over ranks of `n_local`, a number that the host knows. On one rank this does
+    /// not wait for the device.
     ///
     /// # Errors
     /// [`EngineError`].
-    pub fn count(&self, what: &str, n_here: usize) -> Result<usize, EngineError> {
+    pub fn count(&self, subject: &str, n_local: usize) -> Result<usize, EngineError> {
         if self.comm.topology().world_size == 1 {
-            return Ok(n_here);
+            return Ok(n_local);
         }
         // Exact in f64 up to 2^53.
-        let n = self.comm.all_reduce(what, vec![n_here as f64], Reduction::Sum)?;
+        let n = self.comm.all_reduce(subject, vec![n_local as f64], Reduction::Sum)?;
         Ok(n[0] as usize)
     }
 
@@ -77,14 +77,14 @@ impl<'a> Peers<'a> {
     ///
     /// # Errors
     /// [`EngineError`].
-    pub fn max(&self, what: &str, values: Vec<Tensor<1>>) -> Result<Tensor<1>, EngineError> {
-        let here = Tensor::cat(values, 0).max();
+    pub fn max(&self, subject: &str, values: Vec<Tensor<1>>) -> Result<Tensor<1>, EngineError> {
+        let local = Tensor::cat(values, 0).max();
         if self.comm.topology().world_size == 1 {
-            return Ok(here);
+            return Ok(local);
         }
-        let device = here.device();
-        let here = read_back(here)?.into_iter().map(f64::from).collect();
-        let max = self.comm.all_reduce(what, here, Reduction::Max)?;
+        let device = local.device();
+        let local = read_back(local)?.into_iter().map(f64::from).collect();
+        let max = self.comm.all_reduce(subject, local, Reduction::Max)?;
         Ok(Tensor::from_data(TensorData::from([max[0] as f32]), &device))
     }
 
@@ -93,23 +93,23 @@ impl<'a> Peers<'a> {
     ///
     /// # Errors
     /// [`EngineError`].
-    pub fn gather(&self, what: &str, rows: &[Tensor<2>]) -> Result<Tensor<2>, EngineError> {
+    pub fn gather(&self, subject: &str, rows: &[Tensor<2>]) -> Result<Tensor<2>, EngineError> {
         let [b, d] = rows[0].dims();
         let device = rows[0].device();
         if self.comm.topology().world_size == 1 {
-            return Ok(Tensor::stack::<3>(rows.to_vec(), 1).reshape([b * self.n_here, d]));
+            return Ok(Tensor::stack::<3>(rows.to_vec(), 1).reshape([b * self.n_local, d]));
         }
         let flat = rows.iter().map(|rows| rows.clone().reshape([b * d])).collect();
-        let here = read_back(Tensor::cat(flat, 0))?;
-        let ranks = self.comm.gather_parts(what, here)?;
+        let local = read_back(Tensor::cat(flat, 0))?;
+        let ranks = self.comm.gather_parts(subject, local)?;
         let n_ranks = ranks.len();
         let mut all = Vec::with_capacity(b * self.n_micro_batches() * d);
         for position in 0..b * self.n_micro_batches() {
             let i = position / self.n_micro_batches();
             let number = position % self.n_micro_batches();
-            let own = number / n_ranks;
+            let local_number = number / n_ranks;
             let rank = number % n_ranks;
-            let row = (own * b + i) * d;
+            let row = (local_number * b + i) * d;
             all.extend_from_slice(&ranks[rank][row..row + d]);
         }
         Ok(Tensor::from_data(TensorData::new(all, [b * self.n_micro_batches(), d]), &device))

@@ -10,8 +10,7 @@ use crate::error::EngineError;
 use crate::topology::Extent;
 use crate::wire::Wire;
 
-/// Limit of reductions in flight, of which a step waits for the oldest before it submits another
-/// one.
+/// Limit of reductions in flight: a step waits for the oldest before it submits another one.
 pub const MAX_REDUCTIONS_IN_FLIGHT: usize = 2;
 
 /// A gather to be queued.
@@ -70,26 +69,21 @@ impl<'a> GatherQueue<'a> {
         if self.in_flight.is_some() {
             return Ok(());
         }
-        self.in_flight = self
-            .rest
-            .pop_front()
-            .map(|next| {
-                // An engine on device memory sends tensors on the device only.
-                let shard = if self.comm.supports_device_tensors {
-                    next.shard.clone().to_device(self.device)
-                } else {
-                    next.shard.clone()
-                };
-                let GatherRequest { unit, wire, dtype, is_kept, extent, .. } = next;
-                let pending = collectives::gather(self.comm, unit, &shard, wire, dtype, is_kept, extent);
-                pending.map(|pending| InFlight { unit: next.unit, dtype: next.dtype, pending })
-            })
-            .transpose()?;
+        let Some(request) = self.rest.pop_front() else { return Ok(()) };
+        let GatherRequest { unit, shard, wire, dtype, is_kept, extent } = request;
+        // An engine on device memory sends tensors on the device only.
+        let shard = if self.comm.supports_device_tensors {
+            shard.clone().to_device(self.device)
+        } else {
+            shard.clone()
+        };
+        let pending = collectives::gather(self.comm, unit, &shard, wire, dtype, is_kept, extent)?;
+        self.in_flight = Some(InFlight { unit, dtype, pending });
         Ok(())
     }
 
-    /// Returns the gathered buffer of `unit`, `[padded]`, which is the next of the list by its
-    /// name. The gather after it is not queued before [`GatherQueue::look_ahead`].
+    /// Returns the gathered buffer `[padded]` of `unit`, which must be the name of the next unit of
+    /// the list. The gather after it is not queued before [`GatherQueue::look_ahead`].
     ///
     /// # Errors
     /// [`EngineError`].
@@ -98,9 +92,9 @@ impl<'a> GatherQueue<'a> {
     /// If another unit is the next of the list: a bug in the step.
     pub fn next_flat(&mut self, unit: &str) -> Result<Tensor<1>, EngineError> {
         self.look_ahead()?;
-        let InFlight { unit: listed, dtype, pending } =
+        let InFlight { unit: listed_unit, dtype, pending } =
             self.in_flight.take().expect("the step lists every gather");
-        assert_eq!(listed, unit, "the step gathers units in the order of its list");
+        assert_eq!(listed_unit, unit, "the step gathers units in the order of its list");
         let flat = self.comm.wait(pending)?;
         let flat = flat.to_device(self.device);
         Ok(if flat.dtype() == dtype { flat } else { flat.cast(dtype) })
@@ -134,13 +128,13 @@ impl<'a> ReductionQueue<'a> {
         Self { comm, held: Vec::new(), pending: VecDeque::new(), done: BTreeMap::new() }
     }
 
-    /// Holds the gradient `full`, `[padded]`, of `unit`, by its number and name, until
+    /// Holds the gradient `full`, `[padded]`, of the unit with this number and name until
     /// [`ReductionQueue::release`].
     pub fn push(&mut self, unit: (usize, &'a str), full: Tensor<1>, wire: Wire) {
         self.push_part(unit, full, wire, Extent::Whole);
     }
 
-    /// Holds the gradient `full` of `extent` of `unit`, by its number and name, until
+    /// Holds the gradient `full` of `extent` of the unit with this number and name until
     /// [`ReductionQueue::release`].
     pub fn push_part(&mut self, unit: (usize, &'a str), full: Tensor<1>, wire: Wire, extent: Extent) {
         self.held.push(HeldGradient { unit, full, wire, extent });
@@ -163,8 +157,8 @@ impl<'a> ReductionQueue<'a> {
 
     fn wait_for_one(&mut self) -> Result<(), EngineError> {
         if let Some((number, pending)) = self.pending.pop_front() {
-            let before = self.done.insert(number, self.comm.wait(pending)?);
-            assert!(before.is_none(), "unit {number} has one gradient");
+            let previous = self.done.insert(number, self.comm.wait(pending)?);
+            assert!(previous.is_none(), "unit {number} has one gradient");
         }
         Ok(())
     }
@@ -195,7 +189,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "in the order of its list")]
-    fn another_unit_than_the_listed_one_is_a_bug() {
+    fn gathering_a_unit_out_of_order_panics() {
         let comm = Communicator::solo();
         let device = Device::flex();
         let shards = [shard(1.0), shard(2.0)];
@@ -212,18 +206,16 @@ mod tests {
     }
 
     #[test]
-    fn shards_come_back_by_the_numbers_of_their_units() {
+    fn reduced_shards_are_returned_by_unit_number() {
         let comm = Communicator::solo();
         let mut reductions = ReductionQueue::new(&comm);
         for number in [4, 0, 3, 1, 2] {
             reductions.push((number, "unit"), shard(number as f32), Wire::F32);
         }
-        let found: Vec<(usize, f32)> = reductions
-            .finish()
-            .unwrap()
-            .into_iter()
-            .map(|(number, values)| (number, values.into_data().try_to_vec::<f32>().unwrap()[0]))
-            .collect();
-        assert_eq!(found, [(0, 0.0), (1, 1.0), (2, 2.0), (3, 3.0), (4, 4.0)]);
+        let sums = reductions.finish().unwrap();
+        assert_eq!(sums.len(), 5);
+        for (number, values) in sums {
+            assert_eq!(values.into_data().try_to_vec::<f32>().unwrap()[0], number as f32);
+        }
     }
 }

@@ -103,8 +103,8 @@ impl Topology {
         }
     }
 
-    /// Returns the number of this rank's columns, from 0 to C - 1. Ranks whose shards of a unit are
-    /// neighbors have the same.
+    /// Returns the number of this rank's part of the columns, from 0 to C - 1. Ranks whose shards
+    /// of a unit are neighbors have the same part.
     pub fn column(&self) -> usize {
         self.shard() / self.n_shards(Extent::Columns)
     }
@@ -156,8 +156,13 @@ mod tests {
         /// Data ranks of a column group are one residue class, in the order of columns, and each
         /// group has every column.
         #[test]
-        fn column_groups_are_branches(log_columns in 0u32..3, log_shards in 0u32..3, log_replicas in 0u32..3) {
-            let (columns, shards) = (1usize << log_columns, 1usize << log_shards);
+        fn column_groups_are_branches_of_the_tree(
+            log_columns in 0u32..3,
+            log_shards in 0u32..3,
+            log_replicas in 0u32..3,
+        ) {
+            let columns = 1usize << log_columns;
+            let shards = 1usize << log_shards;
             let world = (columns * shards) << log_replicas;
             for rank in 0..world {
                 let topology = Topology::new(rank, world, Sharding::Full, columns * shards).unwrap();
@@ -169,11 +174,13 @@ mod tests {
         }
 
         #[test]
-        fn parts_number_the_ranks(log_group in 0u32..4, log_replicas in 0u32..4) {
-            let (group, world) = (1 << log_group, 1usize << (log_group + log_replicas));
+        fn by_data_rank_is_the_inverse_of_data_rank(log_group in 0u32..4, log_replicas in 0u32..4) {
+            let group = 1 << log_group;
+            let world = 1usize << (log_group + log_replicas);
             let order = Topology::new(0, world, Sharding::Full, group).unwrap().by_data_rank();
             for (part, rank) in order.iter().enumerate() {
-                prop_assert_eq!(Topology::new(*rank, world, Sharding::Full, group).unwrap().data_rank(), part);
+                let topology = Topology::new(*rank, world, Sharding::Full, group).unwrap();
+                prop_assert_eq!(topology.data_rank(), part);
             }
         }
     }

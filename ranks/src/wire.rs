@@ -71,7 +71,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bf16_keeps_eight_bits_and_f32_all() {
+    fn bf16_keeps_eight_bits_and_f32_is_exact() {
         let values = [1.0, -0.333_333_34, 1e30, 0.0, f32::INFINITY];
         let mut bytes = vec![0; 20];
         let mut back = [0.0; 5];

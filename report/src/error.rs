@@ -1,6 +1,6 @@
 //! Errors of reports.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use eval::EvalError;
 use trainer::TrainError;
@@ -33,6 +33,13 @@ pub enum ReportError {
     /// A picture could not be encoded.
     #[error("cannot encode a picture: {0}")]
     Encode(String),
+}
+
+impl ReportError {
+    /// Creates the error of a picture that cannot be drawn into `path`.
+    pub(crate) fn picture(path: &Path, reason: String) -> Self {
+        Self::Picture { path: path.to_path_buf(), reason }
+    }
 }
 
 impl From<TrainError> for ReportError {

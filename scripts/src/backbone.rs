@@ -70,13 +70,13 @@ pub(crate) struct ValueFlags {
 }
 
 impl ValueFlags {
-    /// Pixels that stand for no data, if a flag says so.
+    /// Returns the value of pixels without data, if a flag states it.
     pub(crate) fn no_data(&self, fill: Fill) -> Option<NoData> {
         let value = self.no_data?;
         Some(NoData { value: value.is_finite().then_some(value), fill })
     }
 
-    /// Refuses flags that images of `format` have no use for.
+    /// Refuses flags that do not apply to images of `format`.
     pub(crate) fn check(&self, format: PixelFormat) -> anyhow::Result<()> {
         if self.no_data.is_some() && format.is_rgb8() {
             bail!("--no-data is for images with a value for no data, not for {format}");
@@ -87,7 +87,7 @@ impl ValueFlags {
         Ok(())
     }
 
-    /// Takes the choices that the flags state into `preprocessing`.
+    /// Writes the values of the flags that are given into `preprocessing`.
     fn apply_to(&self, preprocessing: &mut Preprocessing) -> anyhow::Result<()> {
         self.check(preprocessing.pixels.format())?;
         let decoding = &mut preprocessing.decoding;
@@ -108,7 +108,7 @@ fn epsilon(text: &str) -> Result<f64, String> {
 }
 
 impl WeightFlags {
-    /// Returns the facts that the flags state, of the network `network` where a file has several.
+    /// Returns the properties that the flags state, of the network `network` if a file has several.
     pub(crate) fn hints(&self, network: Option<&str>) -> Hints {
         Hints {
             library: self.source,
@@ -134,15 +134,17 @@ fn normalization(text: &str) -> Result<Normalization, String> {
         "half" => return Ok(Normalization::half(3)),
         _ => {}
     }
-    let numbers = |text: &str| -> Option<Vec<f32>> {
-        text.split(',').map(|number| number.trim().parse().ok()).collect()
-    };
-    let parts = text.split_once('/').and_then(|(mean, std)| Some((numbers(mean)?, numbers(std)?)));
-    match parts {
-        Some((mean, std)) => {
-            let normalization = Normalization { mean, std };
-            normalization.validate().map(|()| normalization)
-        }
-        None => Err("imagenet, half, or means and deviations: 0.485,0.456,0.406/0.229,0.224,0.225".into()),
+    if let Some((mean, std)) = text.split_once('/')
+        && let Some(mean) = parse_numbers(mean)
+        && let Some(std) = parse_numbers(std)
+    {
+        let normalization = Normalization { mean, std };
+        return normalization.validate().map(|()| normalization);
     }
+    Err("imagenet, half, or means and deviations: 0.485,0.456,0.406/0.229,0.224,0.225".into())
+}
+
+/// Parses numbers with commas.
+fn parse_numbers(text: &str) -> Option<Vec<f32>> {
+    text.split(',').map(|number| number.trim().parse().ok()).collect()
 }

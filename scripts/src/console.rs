@@ -23,7 +23,7 @@ pub(crate) enum LogFormat {
     Json,
 }
 
-/// Seconds between two lines of progress, if no flag says otherwise.
+/// Default number of seconds between two lines of progress.
 const LINE_EVERY_S: f64 = 30.0;
 
 /// Flags about messages.
@@ -84,16 +84,16 @@ fn positive_seconds(text: &str) -> Result<f64, String> {
     }
 }
 
-/// Sets the flags for all messages of the program.
-pub(crate) fn speak(flags: ConsoleFlags) {
-    // Once, at the start of the program.
+/// Sets the flags for all messages of the program. Called once, at its start.
+pub(crate) fn set_flags(flags: ConsoleFlags) {
     let _ = FLAGS.set(flags);
 }
 
+/// Returns the flags; defaults until they are set.
 fn flags() -> ConsoleFlags {
-    let before =
+    let default =
         ConsoleFlags { quiet: false, verbose: false, log_format: LogFormat::Text, log_every: LINE_EVERY_S };
-    FLAGS.get().copied().unwrap_or(before)
+    FLAGS.get().copied().unwrap_or(default)
 }
 
 /// Returns the time between two lines of progress, where no bar is drawn.
@@ -112,7 +112,7 @@ pub(crate) fn shows_progress() -> bool {
 }
 
 /// Writes a line to standard error in one call, so that lines of several ranks do not mix. A log
-/// that cannot be written, because its reader died or the disk is full, is no reason to stop a run.
+/// that cannot be written, because its reader has ended or the disk is full, does not stop a run.
 pub(crate) fn say(line: impl Into<String>) {
     write_line(&line.into(), Map::new());
 }
@@ -121,7 +121,7 @@ pub(crate) fn say(line: impl Into<String>) {
 fn write_line(line: &str, numbers: Map<String, Value>) {
     let line = printable(line.to_string());
     let flags = flags();
-    let (level, message) = level_of(&line);
+    let (level, message) = split_level(&line);
     if flags.quiet && level == "info" {
         return;
     }
@@ -135,13 +135,14 @@ fn write_line(line: &str, numbers: Map<String, Value>) {
         }
         LogFormat::Text => line,
     };
-    let write = || {
-        let _ = std::io::stderr().write_all(format!("{line}\n").as_bytes());
-    };
     match ANIMATED.lock().unwrap_or_else(PoisonError::into_inner).as_ref() {
-        Some(animated) => animated.suspend(write),
-        None => write(),
+        Some(animated) => animated.suspend(|| write_stderr(&line)),
+        None => write_stderr(&line),
     }
+}
+
+fn write_stderr(line: &str) {
+    let _ = std::io::stderr().write_all(format!("{line}\n").as_bytes());
 }
 
 /// Shows the events of libraries as messages of the program.
@@ -161,7 +162,7 @@ impl<S: Subscriber> Layer<S> for Events {
     }
 }
 
-/// Text of an event: its message, and the fields that it has besides.
+/// Text of an event: its message and its other fields.
 struct EventText(String);
 
 impl Visit for EventText {
@@ -185,7 +186,7 @@ pub(crate) fn say_progress(line: &str, numbers: Map<String, Value>) {
 }
 
 /// Splits a line into its level and its message.
-fn level_of(line: &str) -> (&'static str, &str) {
+fn split_level(line: &str) -> (&'static str, &str) {
     for level in ["error", "warning"] {
         if let Some(message) = line.strip_prefix(level).and_then(|rest| rest.strip_prefix(": ")) {
             return (level, message);
@@ -194,7 +195,7 @@ fn level_of(line: &str) -> (&'static str, &str) {
     ("info", line.strip_prefix("note: ").unwrap_or(line))
 }
 
-/// Seconds since 1970, rounded to milliseconds.
+/// Returns the seconds since 1970, rounded to milliseconds.
 fn now_s() -> f64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64());
     (since * 1e3).round() / 1e3
@@ -208,9 +209,9 @@ fn time_of_day(now_s: u64) -> String {
     format!("{h:02}:{m:02}:{s:02}Z")
 }
 
-/// Returns whether a terminal acts on `c` in place of showing it: control characters, and marks
-/// that change the direction of text or end a line, by which a name could look like another one.
-fn steers(c: char) -> bool {
+/// Returns whether `c` controls a terminal: control characters, and marks that change the direction
+/// of text or end a line, by which a name could look like another one.
+fn is_control(c: char) -> bool {
     c.is_control()
         || matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
@@ -218,20 +219,34 @@ fn steers(c: char) -> bool {
 /// Escapes the control characters in `text` except newlines and tabs: names of files and members
 /// are not trusted.
 fn printable(text: String) -> String {
-    let is_escaped = |c: char| steers(c) && c != '\n' && c != '\t';
-    if !text.contains(is_escaped) {
-        return text;
+    if text.contains(is_escaped) { escape(&text, is_escaped) } else { text }
+}
+
+fn is_escaped(c: char) -> bool {
+    is_control(c) && c != '\n' && c != '\t'
+}
+
+/// Escapes the characters of `text` for which `is_escaped` holds.
+fn escape(text: &str, is_escaped: impl Fn(char) -> bool) -> String {
+    let mut escaped = String::new();
+    for c in text.chars() {
+        if is_escaped(c) {
+            escaped.extend(c.escape_default());
+        } else {
+            escaped.push(c);
+        }
     }
-    text.chars().map(|c| if is_escaped(c) { c.escape_default().to_string() } else { c.to_string() }).collect()
+    escaped
 }
 
 /// Escapes all control characters in `text`, newlines and tabs included, so that it fits into one
 /// column of a line.
 pub(crate) fn one_line(text: &str) -> String {
-    text.chars().map(|c| if steers(c) { c.escape_default().to_string() } else { c.to_string() }).collect()
+    escape(text, is_control)
 }
 
-/// Joins an error and its causes, each once: the text of many errors includes that of their cause.
+/// Joins the texts of an error and its causes, each once: the text of many errors includes that of
+/// their cause.
 pub(crate) fn chain(error: &anyhow::Error) -> String {
     let mut text = String::new();
     for cause in error.chain().map(ToString::to_string) {

@@ -30,53 +30,53 @@ const LOST_PEER: u8 = 134;
 pub(crate) const PREEMPTED: u8 = 143;
 
 /// Returns the exit code for `error`.
-pub(crate) fn code_of(error: &anyhow::Error) -> ExitCode {
+pub(crate) fn exit_code(error: &anyhow::Error) -> ExitCode {
     let code = error.chain().find_map(|cause| {
         if let Some(error) = cause.downcast_ref::<SessionError>() {
-            return Some(of_session(error));
+            return Some(session_code(error));
         }
         if let Some(error) = cause.downcast_ref::<PrepError>() {
-            return Some(of_prep(error));
+            return Some(prep_code(error));
         }
         if let Some(error) = cause.downcast_ref::<TrainError>() {
-            return Some(of_train(error));
+            return Some(train_code(error));
         }
         if let Some(error) = cause.downcast_ref::<PipelineError>() {
-            return Some(of_pipeline(error));
+            return Some(pipeline_code(error));
         }
         if let Some(error) = cause.downcast_ref::<EngineError>() {
-            return Some(of_engine(error));
+            return Some(engine_code(error));
         }
         if let Some(error) = cause.downcast_ref::<WeightsError>() {
-            return Some(of_weights(error));
+            return Some(weights_code(error));
         }
         if cause.is::<std::io::Error>() || cause.is::<csv::Error>() {
             return Some(DATA);
         }
         if let Some(error) = cause.downcast_ref::<ReportError>() {
             return Some(match error {
-                ReportError::Run(error) => of_train(error),
-                ReportError::Eval(error) => of_eval(error),
+                ReportError::Run(error) => train_code(error),
+                ReportError::Eval(error) => eval_code(error),
                 ReportError::Read { .. } | ReportError::Picture { .. } | ReportError::Encode(_) => DATA,
             });
         }
         if let Some(error) = cause.downcast_ref::<CurateError>() {
-            return Some(of_curate(error));
+            return Some(curate_code(error));
         }
-        cause.downcast_ref::<EvalError>().map(of_eval)
+        cause.downcast_ref::<EvalError>().map(eval_code)
     });
-    // Errors without a type of their own come from the flags.
+    // Errors without a type come from the flags.
     ExitCode::from(code.unwrap_or(CONFIGURATION))
 }
 
-fn of_session(error: &SessionError) -> u8 {
+fn session_code(error: &SessionError) -> u8 {
     match error {
-        SessionError::Ranks(error) => of_engine(error),
-        SessionError::Prep(error) => of_prep(error),
-        SessionError::Data(error) => of_pipeline(error),
-        SessionError::Weights(error) => of_weights(error),
-        SessionError::Train(error) => of_train(error),
-        SessionError::InitialHeads { source } => of_session(source),
+        SessionError::Ranks(error) => engine_code(error),
+        SessionError::Prep(error) => prep_code(error),
+        SessionError::Data(error) => pipeline_code(error),
+        SessionError::Weights(error) => weights_code(error),
+        SessionError::Train(error) => train_code(error),
+        SessionError::InitialHeads { source } => session_code(source),
         SessionError::Io { .. } | SessionError::CheckpointRemoved { .. } | SessionError::ForkCopy { .. } => {
             DATA
         }
@@ -107,9 +107,9 @@ fn of_session(error: &SessionError) -> u8 {
     }
 }
 
-fn of_prep(error: &PrepError) -> u8 {
+fn prep_code(error: &PrepError) -> u8 {
     match error {
-        PrepError::Data(error) => of_pipeline(error),
+        PrepError::Data(error) => pipeline_code(error),
         PrepError::Io { .. } | PrepError::Walk { .. } | PrepError::Table { .. } => DATA,
         PrepError::Line { .. }
         | PrepError::Missing { .. }
@@ -122,9 +122,9 @@ fn of_prep(error: &PrepError) -> u8 {
     }
 }
 
-fn of_eval(error: &EvalError) -> u8 {
+fn eval_code(error: &EvalError) -> u8 {
     match error {
-        EvalError::Data(error) => of_pipeline(error),
+        EvalError::Data(error) => pipeline_code(error),
         EvalError::ImageSize { .. }
         | EvalError::ImagesRequired { .. }
         | EvalError::TooFewImages { .. }
@@ -144,9 +144,9 @@ fn of_eval(error: &EvalError) -> u8 {
     }
 }
 
-fn of_curate(error: &CurateError) -> u8 {
+fn curate_code(error: &CurateError) -> u8 {
     match error {
-        CurateError::Ranks(error) => of_engine(error),
+        CurateError::Ranks(error) => engine_code(error),
         CurateError::TooManyClusters { .. }
         | CurateError::NoClusters
         | CurateError::Levels { .. }
@@ -155,7 +155,7 @@ fn of_curate(error: &CurateError) -> u8 {
     }
 }
 
-fn of_train(error: &TrainError) -> u8 {
+fn train_code(error: &TrainError) -> u8 {
     match error {
         TrainError::Recipe { .. }
         | TrainError::RecipeMismatch { .. }
@@ -165,10 +165,10 @@ fn of_train(error: &TrainError) -> u8 {
         | TrainError::Busy { .. }
         | TrainError::NoRun { .. }
         | TrainError::Augment(_) => CONFIGURATION,
-        TrainError::Ranks(error) => of_engine(error),
+        TrainError::Ranks(error) => engine_code(error),
         TrainError::NotFinite { .. } => NOT_FINITE,
         TrainError::WrongProduct { .. } => CHECK_FAILED,
-        TrainError::Data(error) => of_pipeline(error),
+        TrainError::Data(error) => pipeline_code(error),
         TrainError::Io { .. }
         | TrainError::CheckpointWrite { .. }
         | TrainError::CheckpointRead { .. }
@@ -181,7 +181,7 @@ fn of_train(error: &TrainError) -> u8 {
     }
 }
 
-fn of_weights(error: &WeightsError) -> u8 {
+fn weights_code(error: &WeightsError) -> u8 {
     match error {
         WeightsError::Unsupported { .. } | WeightsError::Exists { .. } => CONFIGURATION,
         WeightsError::Io { .. }
@@ -191,7 +191,7 @@ fn of_weights(error: &WeightsError) -> u8 {
     }
 }
 
-fn of_engine(error: &EngineError) -> u8 {
+fn engine_code(error: &EngineError) -> u8 {
     match error {
         EngineError::Unavailable { .. } => CONFIGURATION,
         EngineError::PeerFailed { .. } => DATA,
@@ -204,7 +204,7 @@ fn of_engine(error: &EngineError) -> u8 {
     }
 }
 
-fn of_pipeline(error: &PipelineError) -> u8 {
+fn pipeline_code(error: &PipelineError) -> u8 {
     match error {
         PipelineError::InvalidShardList { .. }
         | PipelineError::UnevenShare { .. }

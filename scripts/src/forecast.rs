@@ -5,7 +5,7 @@ use trainer::Plan;
 use trainer::bench::step::matrix_peak;
 use trainer::estimate::{Placement, of_plan, step_flops};
 
-use crate::progress::stretch;
+use crate::progress::format_duration;
 
 /// Describes the least time that the matrix products of `plan` take on `device`. Norms, attention
 /// weights, the optimizer, data and waiting are not included.
@@ -20,6 +20,6 @@ pub(crate) fn at_least(plan: &Plan, device: &Opened) -> anyhow::Result<String> {
         plan.total_steps,
         plan.recipe.optim.batch_size,
         1e3 * step_s,
-        stretch(run_s),
+        format_duration(run_s),
     ))
 }

@@ -93,24 +93,26 @@ pub fn main() -> ExitCode {
     memory::keep_freed_memory();
     #[cfg(feature = "mpi")]
     cluster::mpi_settings::open_two_connections();
-    // If it fails, SIGABRT ends the program as by default.
+    // On failure, SIGABRT ends the program as by default.
     let _ = memory::end_when_exhausted(exit::CONFIGURATION);
-    // A limit of the length of files (ulimit -f) is then an error of writing, not the end of the
-    // program.
-    let noted = Arc::new(AtomicBool::new(false));
-    let _ = signal_hook::flag::register(signal_hook::consts::SIGXFSZ, noted);
-    end_where_no_thread_starts();
+    // With a handler, exceeding the limit of the length of files (ulimit -f) is an error of writing
+    // and does not end the program.
+    let received = Arc::new(AtomicBool::new(false));
+    let _ = signal_hook::flag::register(signal_hook::consts::SIGXFSZ, received);
+    exit_when_threads_are_exhausted();
     let cli = Cli::parse();
-    console::speak(cli.console);
-    if let Err(error) = enough_address_space() {
+    console::set_flags(cli.console);
+    if let Err(error) = check_address_space() {
         console::say(format!("error: {error}"));
         return ExitCode::from(exit::CONFIGURATION);
     }
-    let asked = std::env::var("OCELLI_LOG").ok().and_then(|text| text.parse::<Targets>().ok());
-    let filter = asked.unwrap_or_else(|| default_filter(cli.console.verbose));
+    let filter = match std::env::var("OCELLI_LOG").map(|text| text.parse::<Targets>()) {
+        Ok(Ok(filter)) => filter,
+        _ => default_filter(cli.console.verbose),
+    };
     tracing_subscriber::registry().with(console::Events.with_filter(filter)).init();
-    // Every shard is an open file, and the usual limit is 1,024. Where it cannot be raised, the
-    // open that fails says so.
+    // Every shard is an open file, and the usual limit is 1,024. If it cannot be raised, opening
+    // files fails with an error.
     let _ = rlimit::increase_nofile_limit(u64::MAX);
     let storage = cli.storage.open();
     let folder = cli.storage.folder();
@@ -137,7 +139,7 @@ pub fn main() -> ExitCode {
         Ok(code) => code,
         Err(error) => {
             console::say(format!("error: {}", console::chain(&error)));
-            exit::code_of(&error)
+            exit::exit_code(&error)
         }
     }
 }
@@ -152,15 +154,15 @@ fn default_filter(is_verbose: bool) -> Targets {
     filter.with_target("prep", LevelFilter::INFO).with_target("session", LevelFilter::INFO)
 }
 
-/// Makes the program end with a message where the system lets it start no more threads: the
-/// libraries panic there, in any of them.
-fn end_where_no_thread_starts() {
-    let usual = std::panic::take_hook();
-    std::panic::set_hook(Box::new(move |about| {
-        let text = about.payload_as_str().unwrap_or_default();
-        // EAGAIN, which nothing else that is unwrapped gives.
+/// Makes the program exit with a message if the system lets it start no more threads: libraries
+/// panic then, in any thread.
+fn exit_when_threads_are_exhausted() {
+    let default_hook = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |info| {
+        let text = info.payload_as_str().unwrap_or_default();
+        // EAGAIN: of the calls whose results are unwrapped, only the start of a thread returns it.
         if !text.contains("Os { code: 11,") {
-            usual(about);
+            default_hook(info);
             return;
         }
         console::say(
@@ -172,7 +174,7 @@ fn end_where_no_thread_starts() {
 }
 
 /// Checks that the process has enough address space for its threads and their memory.
-fn enough_address_space() -> Result<(), String> {
+fn check_address_space() -> Result<(), String> {
     const LEAST_BYTES: f64 = 1e9;
     match session::machine::address_space_bytes() {
         Some(bytes) if bytes < LEAST_BYTES => Err(format!(
@@ -191,8 +193,8 @@ mod tests {
     /// Returns the commands below "Examples:" in the help of `command` and of all its subcommands.
     fn examples(command: &clap::Command) -> Vec<String> {
         let help = command.get_after_help().map(ToString::to_string).unwrap_or_default();
-        let own = help.lines().filter_map(|line| line.strip_prefix("  ")).map(str::to_string);
-        own.chain(command.get_subcommands().flat_map(examples)).collect()
+        let commands = help.lines().filter_map(|line| line.strip_prefix("  ")).map(str::to_string);
+        commands.chain(command.get_subcommands().flat_map(examples)).collect()
     }
 
     #[test]

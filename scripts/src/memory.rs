@@ -43,9 +43,9 @@ pub(crate) fn end_when_exhausted(code: u8) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Notes whether `n_bytes` were allocated. If they were not, SIGABRT follows, unless the caller
-/// handles the failure: then a later allocation of that size resets the note.
-fn note(n_bytes: usize, is_missing: bool) {
+/// Records whether `n_bytes` were allocated. If they were not, SIGABRT follows, unless the caller
+/// handles the failure: then a later allocation of that size resets the record.
+fn record(n_bytes: usize, is_missing: bool) {
     let missing = MISSING_BYTES.load(Ordering::Relaxed);
     if !is_missing && (missing == 0 || n_bytes < missing) {
         return;
@@ -80,9 +80,9 @@ impl Counting {
         self.peak.store(self.in_use(), Ordering::Relaxed);
     }
 
-    /// Counts `memory` of `n_bytes`, unless it is null.
-    fn counted(&self, memory: *mut u8, n_bytes: usize) -> *mut u8 {
-        note(n_bytes, memory.is_null());
+    /// Counts the allocated `memory` of `n_bytes`, unless it is null; returns it.
+    fn count_allocated(&self, memory: *mut u8, n_bytes: usize) -> *mut u8 {
+        record(n_bytes, memory.is_null());
         if !memory.is_null() {
             let before = self.in_use.fetch_add(n_bytes, Ordering::Relaxed);
             self.peak.fetch_max(before + n_bytes, Ordering::Relaxed);
@@ -90,7 +90,8 @@ impl Counting {
         memory
     }
 
-    fn given_back(&self, n_bytes: usize) {
+    /// Counts `n_bytes` that were freed.
+    fn count_freed(&self, n_bytes: usize) {
         self.in_use.fetch_sub(n_bytes, Ordering::Relaxed);
     }
 }
@@ -102,27 +103,27 @@ unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         // SAFETY: the caller upholds the contract of `GlobalAlloc`, which mimalloc requires.
         let memory = unsafe { self.allocator.alloc(layout) };
-        self.counted(memory, layout.size())
+        self.count_allocated(memory, layout.size())
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         // SAFETY: as in `alloc`.
         let memory = unsafe { self.allocator.alloc_zeroed(layout) };
-        self.counted(memory, layout.size())
+        self.count_allocated(memory, layout.size())
     }
 
     unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
         // SAFETY: as in `alloc`.
         unsafe { self.allocator.dealloc(memory, layout) };
-        self.given_back(layout.size());
+        self.count_freed(layout.size());
     }
 
     unsafe fn realloc(&self, memory: *mut u8, layout: Layout, n_bytes: usize) -> *mut u8 {
         // SAFETY: as in `alloc`.
         let moved = unsafe { self.allocator.realloc(memory, layout, n_bytes) };
-        self.counted(moved, n_bytes);
+        self.count_allocated(moved, n_bytes);
         if !moved.is_null() {
-            self.given_back(layout.size());
+            self.count_freed(layout.size());
         }
         moved
     }
@@ -136,7 +137,7 @@ mod tests {
 
     /// The number of another option would be set silently.
     #[test]
-    fn the_option_is_the_one_that_is_meant() {
+    fn the_number_of_the_option_is_that_of_the_purge_delay() {
         if std::env::var_os("MIMALLOC_PURGE_DELAY").is_some() {
             return;
         }

@@ -10,10 +10,10 @@ use ureq::{Agent, Body, RequestBuilder, http::Response};
 /// Longest duration of a request.
 const DEADLINE: Duration = Duration::from_secs(60);
 
-/// Metrics that the server accepts per request.
+/// Number of metrics that the server accepts per request.
 const MAX_METRICS: usize = 1000;
 
-/// Parameters that the server accepts per request.
+/// Number of parameters that the server accepts per request.
 const MAX_PARAMS: usize = 100;
 
 /// Largest number of characters of a metric's name.
@@ -81,8 +81,8 @@ impl Server {
 
     /// Sends the values of a recipe.
     pub(crate) fn params(&self, run: &RunId, values: &[(String, String)]) -> anyhow::Result<()> {
-        for some in values.chunks(MAX_PARAMS) {
-            let params: Vec<Value> = some
+        for chunk in values.chunks(MAX_PARAMS) {
+            let params: Vec<Value> = chunk
                 .iter()
                 .map(|(key, value)| {
                     let value: String = value.chars().take(MAX_VALUE_CHARS).collect();
@@ -96,14 +96,14 @@ impl Server {
 
     /// Sends metrics.
     pub(crate) fn metrics(&self, run: &RunId, metrics: &[Metric], begun_ms: u64) -> anyhow::Result<()> {
-        for some in metrics.chunks(MAX_METRICS) {
-            let metrics: Vec<Value> = some
+        for chunk in metrics.chunks(MAX_METRICS) {
+            let metrics: Vec<Value> = chunk
                 .iter()
                 .map(|metric| {
                     // The server stores a value that arrives twice with one time only once, as
                     // after a lost response.
                     let at_ms = begun_ms + metric.step;
-                    let key = allowed(&metric.name);
+                    let key = to_allowed_name(&metric.name);
                     json!({ "key": key, "value": metric.value, "timestamp": at_ms, "step": metric.step })
                 })
                 .collect();
@@ -173,10 +173,13 @@ impl Server {
 
 /// Converts `name` to one that the server accepts: without empty parts, and with an underscore for
 /// each forbidden character.
-fn allowed(name: &str) -> String {
-    let is_allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.' | ' ' | '/');
-    let name: String = name.chars().map(|c| if is_allowed(c) { c } else { '_' }).collect();
-    let parts = name.split('/').filter(|part| !matches!(*part, "" | "." | ".."));
+fn to_allowed_name(name: &str) -> String {
+    let mut allowed = String::new();
+    for c in name.chars() {
+        let is_allowed = c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.' | ' ' | '/');
+        allowed.push(if is_allowed { c } else { '_' });
+    }
+    let parts = allowed.split('/').filter(|part| !matches!(*part, "" | "." | ".."));
     parts.collect::<Vec<_>>().join("/").chars().take(MAX_NAME_CHARS).collect()
 }
 
@@ -185,9 +188,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_such_that_the_server_takes_them() {
-        assert_eq!(allowed("eval/data//teacher/224px/knn_20"), "eval/data/teacher/224px/knn_20");
-        assert_eq!(allowed("/../a:b/é(1)"), "a_b/__1_");
-        assert_eq!(allowed(&"x".repeat(300)).len(), MAX_NAME_CHARS);
+    fn names_are_converted_to_ones_that_the_server_accepts() {
+        assert_eq!(to_allowed_name("eval/data//teacher/224px/knn_20"), "eval/data/teacher/224px/knn_20");
+        assert_eq!(to_allowed_name("/../a:b/é(1)"), "a_b/__1_");
+        assert_eq!(to_allowed_name(&"x".repeat(300)).len(), MAX_NAME_CHARS);
     }
 }

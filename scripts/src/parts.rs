@@ -1,8 +1,8 @@
 //! Jobs in parts, on any machines: `--part K/N` does a share of the work, and `--join N` puts the
 //! results of all shares together.
 //!
-//! The result is that of the same command without either flag. What a part has found is in a file
-//! of its own, which appears complete: a part that was stopped is started again.
+//! The result is that of the same command without either flag. Each part writes its result to a
+//! file of its own, atomically: a part that was stopped is started again.
 
 use std::fmt;
 use std::fs;
@@ -136,17 +136,17 @@ impl Part {
         (self.number - 1, self.n_parts)
     }
 
-    /// Returns the range of this part of `n` things: parts are contiguous, and their lengths differ
+    /// Returns the range of this part of `n` items: parts are contiguous, and their lengths differ
     /// by at most one.
     pub(crate) fn range(self, n: usize) -> Range<usize> {
         let (rank, n_parts) = self.rank();
-        let start = |rank: usize| (rank as u128 * n as u128 / n_parts as u128) as usize;
-        start(rank)..start(rank + 1)
+        let [start, end] = [rank, rank + 1].map(|rank| (rank as u128 * n as u128 / n_parts as u128) as usize);
+        start..end
     }
 }
 
 impl Work {
-    /// Returns the range of `n` things that this command works on; all of them if it joins.
+    /// Returns the range of `n` items that this command works on; all of them if it joins.
     pub(crate) fn range(self, n: usize) -> Range<usize> {
         match self {
             Self::Part(part) => part.range(n),
@@ -165,12 +165,14 @@ impl Work {
         }
     }
 
-    /// Returns an error that names the parts which are to be done before they are joined: those of
-    /// the things `missing` among `n`.
+    /// Returns an error that names the parts to run before they can be joined: those of the items
+    /// `missing` among `n`.
     pub(crate) fn check_done(self, n: usize, missing: &[usize]) -> anyhow::Result<()> {
         let Self::Join(n_parts) = self else { return Ok(()) };
-        let is_missing = |part: &Part| missing.iter().any(|number| part.range(n).contains(number));
-        check_none_missing(&Part::all(n_parts).filter(is_missing).collect::<Vec<_>>())
+        let missing_parts: Vec<Part> = Part::all(n_parts)
+            .filter(|part| missing.iter().any(|number| part.range(n).contains(number)))
+            .collect();
+        check_none_missing(&missing_parts)
     }
 
     /// Returns the number of parts of the job, 1 for a whole one.
@@ -189,16 +191,16 @@ impl PartResults {
         Self { folder: folder.to_path_buf(), verb, job }
     }
 
-    /// Returns what this command works with: what `find` finds in a range of `n` things, or what
-    /// all parts have found. A part saves its result and returns `None`.
-    pub(crate) fn of<T: Serialize + DeserializeOwned>(
+    /// Returns the results that this command continues with: that of `compute` for all `n` items,
+    /// or those of all parts. A part computes and saves its own, and returns `None`.
+    pub(crate) fn compute<T: Serialize + DeserializeOwned>(
         &self,
         work: Work,
         n: usize,
-        find: impl FnOnce(Range<usize>) -> anyhow::Result<T>,
+        compute: impl FnOnce(Range<usize>) -> anyhow::Result<T>,
     ) -> anyhow::Result<Option<Vec<T>>> {
         let part = match work {
-            Work::Whole => return Ok(Some(vec![find(0..n)?])),
+            Work::Whole => return Ok(Some(vec![compute(0..n)?])),
             Work::Join(n_parts) => return self.load(n_parts).map(Some),
             Work::Part(part) => part,
         };
@@ -210,7 +212,7 @@ impl PartResults {
             say(format!("part {part} is done: {}; remove the file to do it again", path.display()));
             return Ok(None);
         }
-        let saved = Saved { job: self.job.clone(), part: part.to_string(), result: find(part.range(n))? };
+        let saved = Saved { job: self.job.clone(), part: part.to_string(), result: compute(part.range(n))? };
         let text = file::seal(serde_json::to_vec(&saved)?);
         file::replace(&path, &text).with_context(|| format!("cannot write {}", path.display()))?;
         out!("part {part}: {}", path.display());
@@ -259,8 +261,8 @@ impl PartResults {
     }
 }
 
-/// Identifies shards for the parts of a job: see [`file_identity`]. A whole job keeps nothing that
-/// could be of others.
+/// Identifies shards for the parts of a job: see [`file_identity`]. Empty for a whole job, which
+/// saves no results.
 pub(crate) fn identities(sources: &[Source], work: Work) -> Vec<Value> {
     if work == Work::Whole {
         return Vec::new();
@@ -269,7 +271,7 @@ pub(crate) fn identities(sources: &[Source], work: Work) -> Vec<Value> {
         .par_iter()
         .map(|source| match &source.url {
             ShardUrl::File(path) => file_identity(path),
-            elsewhere => json!(elsewhere.to_string()),
+            url => json!(url.to_string()),
         })
         .collect()
 }
@@ -282,12 +284,11 @@ pub(crate) fn file_identity(path: &Path) -> Value {
     if let Some(checksum) = sidecar::current_checksum(path) {
         return json!([name, format!("{checksum:016x}")]);
     }
-    let stamp = fs::metadata(path).ok().map(|about| FileStamp::from_metadata(&about).to_string());
+    let stamp = fs::metadata(path).ok().map(|metadata| FileStamp::from_metadata(&metadata).to_string());
     json!([name, stamp])
 }
 
-/// Opens the images of the folders among `inputs`, for `work`, of which parts are made of shards
-/// alone.
+/// Opens the images of the folders among `inputs`. Only shards can be divided into parts.
 ///
 /// # Errors
 /// If a job in parts has a folder of images.
@@ -327,31 +328,37 @@ pub(crate) fn check_none_missing(missing: &[Part]) -> anyhow::Result<()> {
     }
 }
 
-/// Deletes what parts of `verb` have left in `folder`: results, and the marks and temporary files
-/// of parts that were killed.
+/// Deletes the files of parts of `verb` in `folder`: results, and the lock and temporary files of
+/// parts that were killed.
 pub(crate) fn remove_parts(folder: &Path, verb: &str) -> anyhow::Result<()> {
     let entries = fs::read_dir(folder).with_context(|| format!("cannot read {}", folder.display()))?;
     for entry in entries {
         let path = entry.with_context(|| format!("cannot read {}", folder.display()))?.path();
-        if is_of_part(&path, verb) {
+        if is_part_file(&path, verb) {
             fs::remove_file(&path).with_context(|| format!("cannot remove {}", path.display()))?;
         }
     }
     Ok(())
 }
 
-/// Returns whether a file has the name of a result of a part of `verb`, or that of its mark or
+/// Returns whether a file has the name of a result of a part of `verb`, or that of its lock or
 /// temporary file.
-fn is_of_part(path: &Path, verb: &str) -> bool {
+fn is_part_file(path: &Path, verb: &str) -> bool {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
-    let numbers = name.strip_prefix(verb).and_then(|name| name.strip_prefix(".part-")?.split_once("-of-"));
-    let Some((number, (n_parts, ending))) = numbers.and_then(|(k, rest)| Some((k, rest.split_once('.')?)))
-    else {
+    let Some(rest) = name.strip_prefix(verb).and_then(|rest| rest.strip_prefix(".part-")) else {
         return false;
     };
-    let is_number = |text: &str| text.len() >= 5 && text.bytes().all(|byte| byte.is_ascii_digit());
-    let is_temporary = ending.starts_with("json.") && ending.ends_with(".tmp");
-    is_number(number) && is_number(n_parts) && (matches!(ending, "json" | "lock") || is_temporary)
+    let Some((number, rest)) = rest.split_once("-of-") else { return false };
+    let Some((n_parts, extension)) = rest.split_once('.') else { return false };
+    let is_temporary = extension.starts_with("json.") && extension.ends_with(".tmp");
+    has_five_digits(number)
+        && has_five_digits(n_parts)
+        && (matches!(extension, "json" | "lock") || is_temporary)
+}
+
+/// Returns whether `text` consists of digits, at least five.
+fn has_five_digits(text: &str) -> bool {
+    text.len() >= 5 && text.bytes().all(|byte| byte.is_ascii_digit())
 }
 
 #[cfg(test)]
@@ -364,22 +371,23 @@ mod tests {
             let ranges: Vec<Range<usize>> = Part::all(n_parts).map(|part| part.range(n)).collect();
             assert_eq!((ranges[0].start, ranges[n_parts - 1].end), (0, n));
             assert!(ranges.windows(2).all(|pair| pair[0].end == pair[1].start));
-            let lengths = || ranges.iter().map(ExactSizeIterator::len);
-            assert!(lengths().max() <= lengths().min().map(|least| least + 1));
+            let lengths: Vec<usize> = ranges.iter().map(ExactSizeIterator::len).collect();
+            let shortest = lengths.iter().min().copied().unwrap();
+            assert!(lengths.iter().all(|length| *length <= shortest + 1));
         }
     }
 
     #[test]
-    fn files_of_parts_are_known_by_their_names() {
+    fn part_files_are_recognized_by_their_names() {
         let results = PartResults::new(Path::new("out"), "remove", Value::Null);
         for part in [Part { number: 2, n_parts: 3 }, Part { number: 9, n_parts: 123_456 }] {
             let path = results.path(part);
             for path in [&path, &path.with_extension("lock"), &file::temporary(&path)] {
-                assert!(is_of_part(path, "remove") && !is_of_part(path, "move"), "{}", path.display());
+                assert!(is_part_file(path, "remove") && !is_part_file(path, "move"), "{}", path.display());
             }
         }
         for other in ["remove.part-1-of-3.json", "remove.part-00001-of-00003.tar", "remove.job.json"] {
-            assert!(!is_of_part(Path::new(other), "remove"), "{other}");
+            assert!(!is_part_file(Path::new(other), "remove"), "{other}");
         }
     }
 

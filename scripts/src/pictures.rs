@@ -1,5 +1,4 @@
-//! Pictures in the work directory of a run. A picture that cannot be drawn is no reason to stop a
-//! run.
+//! Pictures in the work directory of a run. A picture that cannot be drawn does not stop a run.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -13,7 +12,7 @@ use trainer::run::events::Events;
 
 use crate::console::say;
 
-/// Images on the contact sheet.
+/// Number of images on the contact sheet.
 const SHEET_IMAGES: u64 = 8;
 
 /// Curves of the picture, if the run has them.
@@ -28,9 +27,8 @@ const CURVES: [&str; 8] = [
     "rate/images_per_s",
 ];
 
-/// Draws a few images with all of their views: `views.png`. They are spread over the data set, so
-/// that several remote shards would be fetched before the first step: for remote shards, nothing is
-/// drawn.
+/// Draws a few images with all of their views: `views.png`. They are spread over the data set.
+/// Nothing is drawn for remote shards, several of which would be fetched before the first step.
 pub(crate) fn views(workdir: &Path, dataset: &Dataset, plan: &Plan) {
     if !dataset.is_local() {
         return;
@@ -38,8 +36,8 @@ pub(crate) fn views(workdir: &Path, dataset: &Dataset, plan: &Plan) {
     let path = workdir.join("views.png");
     let seed = plan.recipe.seed;
     let rules = plan.recipe.data.rules();
-    let drawn = sheets::contact_sheet(&path, dataset, &plan.multicrop(), &rules, seed, SHEET_IMAGES);
-    tell("augmented views", &path, drawn);
+    let result = sheets::contact_sheet(&path, dataset, &plan.multicrop(), &rules, seed, SHEET_IMAGES);
+    print_result("augmented views", &path, result);
     show(workdir, "views", 0);
 }
 
@@ -49,7 +47,7 @@ pub(crate) fn curves(workdir: &Path) {
     match curves::draw_curves(&path, workdir, &CURVES, &["probe/"]) {
         // After a few steps there is nothing to draw.
         Ok(false) => {}
-        drawn => tell("curves", &path, drawn.map(|_| ())),
+        result => print_result("curves", &path, result.map(|_| ())),
     }
 }
 
@@ -58,22 +56,23 @@ pub(crate) fn curves(workdir: &Path) {
 pub(crate) fn neighbors(workdir: &Path, images: &ImageSet, table: &Arc<Table>, step: u64) {
     let path = workdir.join("neighbors.png");
     let rows = FeatureSet::from_table(Arc::clone(table), |_| Some(0));
-    tell("nearest neighbors", &path, sheets::neighbor_sheet(&path, (images, &rows), None));
+    print_result("nearest neighbors", &path, sheets::neighbor_sheet(&path, (images, &rows), None));
     show(workdir, "neighbors", step);
 }
 
 /// Adds the picture `name` of `workdir` to the run's TensorBoard events.
 pub(crate) fn show(workdir: &Path, name: &str, step: u64) {
     let Ok(png) = std::fs::read(workdir.join(format!("{name}.png"))) else { return };
-    let shown = Events::open(workdir).and_then(|mut events| events.picture(step, name, &png));
-    if let Err(error) = shown {
+    let result = Events::open(workdir).and_then(|mut events| events.picture(step, name, &png));
+    if let Err(error) = result {
         say(format!("warning: {name}.png is not shown in TensorBoard: {error}"));
     }
 }
 
-fn tell(what: &str, path: &Path, drawn: Result<(), ReportError>) {
-    match drawn {
-        Ok(()) => say(format!("{what}: {}", path.display())),
+/// Prints the path of a picture, or the error.
+fn print_result(name: &str, path: &Path, result: Result<(), ReportError>) {
+    match result {
+        Ok(()) => say(format!("{name}: {}", path.display())),
         Err(error) => say(format!("warning: {error}")),
     }
 }

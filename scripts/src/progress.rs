@@ -8,9 +8,9 @@ use serde_json::Map;
 
 use crate::console::{animate, draws, line_every, say_progress, shows_progress};
 
-/// Returns a bar of `total` items, labeled `what`; without a terminal, it prints a line every
+/// Returns a bar of `total` items, labeled `label`; without a terminal, it prints a line every
 /// [`line_every`].
-pub(crate) fn bar(total: u64, what: &str) -> ProgressBar {
+pub(crate) fn bar(total: u64, label: &str) -> ProgressBar {
     let (target, template) = match (draws(), shows_progress()) {
         (true, _) => (
             ProgressDrawTarget::stderr(),
@@ -22,7 +22,7 @@ pub(crate) fn bar(total: u64, what: &str) -> ProgressBar {
         ),
         (false, false) => (ProgressDrawTarget::hidden(), ""),
     };
-    let bar = ProgressBar::with_draw_target(Some(total), target).with_prefix(what.to_string());
+    let bar = ProgressBar::with_draw_target(Some(total), target).with_prefix(label.to_string());
     // The templates above are valid.
     match ProgressStyle::with_template(template) {
         Ok(style) => bar.with_style(style.progress_chars("=> ").with_key("per_sec", rate)),
@@ -30,14 +30,14 @@ pub(crate) fn bar(total: u64, what: &str) -> ProgressBar {
     }
 }
 
-/// Shows what is done until it is dropped: an animated line in a terminal, nothing in a log.
+/// An activity that is shown until it is dropped: an animated line in a terminal, nothing in a log.
 pub(crate) struct Activity(ProgressBar);
 
 impl Activity {
-    /// Begins to show `what` is done.
-    pub(crate) fn new(what: impl Into<String>) -> Self {
+    /// Shows `message`.
+    pub(crate) fn new(message: impl Into<String>) -> Self {
         let bar = if draws() {
-            ProgressBar::new_spinner().with_message(what.into())
+            ProgressBar::new_spinner().with_message(message.into())
         } else {
             ProgressBar::hidden()
         };
@@ -61,24 +61,25 @@ fn rate(state: &ProgressState, out: &mut dyn std::fmt::Write) {
     let _ = write!(out, "{per_s:.digits$}/s");
 }
 
-/// A terminal for logs: prints what is drawn as a line, at most once per [`line_every`].
+/// A terminal for logs: prints the text of the bar as a line, at most once per [`line_every`].
 #[derive(Debug)]
-struct Lines(Mutex<Drawn>);
+struct Lines(Mutex<LineState>);
 
 #[derive(Debug)]
-struct Drawn {
+struct LineState {
+    /// Text since the last flush.
     text: String,
-    told_at: Instant,
+    printed_at: Instant,
 }
 
 impl Default for Lines {
     fn default() -> Self {
-        Self(Mutex::new(Drawn { text: String::new(), told_at: Instant::now() }))
+        Self(Mutex::new(LineState { text: String::new(), printed_at: Instant::now() }))
     }
 }
 
 impl Lines {
-    fn drawn(&self) -> MutexGuard<'_, Drawn> {
+    fn lock(&self) -> MutexGuard<'_, LineState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -113,20 +114,20 @@ impl TermLike for Lines {
     }
 
     fn write_str(&self, text: &str) -> std::io::Result<()> {
-        self.drawn().text.push_str(text);
+        self.lock().text.push_str(text);
         Ok(())
     }
 
     fn clear_line(&self) -> std::io::Result<()> {
-        self.drawn().text.clear();
+        self.lock().text.clear();
         Ok(())
     }
 
     fn flush(&self) -> std::io::Result<()> {
-        let mut drawn = self.drawn();
-        let text = std::mem::take(&mut drawn.text);
-        if drawn.told_at.elapsed() >= line_every() && !text.trim().is_empty() {
-            drawn.told_at = Instant::now();
+        let mut state = self.lock();
+        let text = std::mem::take(&mut state.text);
+        if state.printed_at.elapsed() >= line_every() && !text.trim().is_empty() {
+            state.printed_at = Instant::now();
             say_progress(text.trim(), Map::new());
         }
         Ok(())
@@ -134,7 +135,7 @@ impl TermLike for Lines {
 }
 
 /// Formats a duration in its two largest units: `1 h 20 min`.
-pub(crate) fn stretch(seconds: f64) -> String {
+pub(crate) fn format_duration(seconds: f64) -> String {
     let s = seconds.max(0.0).round() as u64;
     match s {
         0..60 => format!("{s} s"),
@@ -149,10 +150,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn stretches_have_two_units() {
-        assert_eq!(stretch(59.2), "59 s");
-        assert_eq!(stretch(125.0), "2 min 5 s");
-        assert_eq!(stretch(5000.0), "1 h 23 min");
-        assert_eq!(stretch(200_000.0), "2 days 7 h");
+    fn durations_have_two_units() {
+        assert_eq!(format_duration(59.2), "59 s");
+        assert_eq!(format_duration(125.0), "2 min 5 s");
+        assert_eq!(format_duration(5000.0), "1 h 23 min");
+        assert_eq!(format_duration(200_000.0), "2 days 7 h");
     }
 }

@@ -70,12 +70,12 @@ pub(crate) fn load_with_model(
     overrides: &[String],
     model: impl Fn(Option<&str>) -> Result<ModelConfig, String>,
 ) -> anyhow::Result<Recipe> {
-    let text = text_of(name)?;
+    let text = read_text(name)?;
     Ok(Recipe::parse_with_model(&text, name, overrides, model)?)
 }
 
 /// Reads the text of the recipe called `name`, or of the file `name`.
-pub(crate) fn text_of(name: &str) -> anyhow::Result<String> {
+pub(crate) fn read_text(name: &str) -> anyhow::Result<String> {
     if let Some((_, text)) = BUILT_IN.iter().find(|(built_in, _)| *built_in == name) {
         return Ok((*text).to_string());
     }
@@ -92,12 +92,12 @@ pub(crate) fn text_of(name: &str) -> anyhow::Result<String> {
     Ok(text)
 }
 
-/// Rejects commands among the shards of a recipe: recipes are shared, and must not run anything
+/// Rejects commands among the shards of a recipe: recipes are shared, and must not run commands
 /// unexpectedly. Shards in `overrides` come from the command line and are allowed.
 pub(crate) fn refuse_commands(recipe: &Recipe, overrides: &[String]) -> anyhow::Result<()> {
-    let key = |entry: &String| entry.split('=').next().unwrap_or_default().trim().to_string();
-    let by_hand = overrides.iter().map(key).any(|key| key == "data.shards" || key == "data");
-    if !by_hand && contains_command(&recipe.data.shards) {
+    let overrides_shards =
+        overrides.iter().any(|entry| matches!(override_key(entry), "data.shards" | "data"));
+    if !overrides_shards && contains_command(&recipe.data.shards) {
         bail!(
             "recipe {}: data.shards names a command (pipe:…), which a recipe may not run: give it with --shards",
             recipe.name
@@ -106,7 +106,13 @@ pub(crate) fn refuse_commands(recipe: &Recipe, overrides: &[String]) -> anyhow::
     Ok(())
 }
 
-/// Loads a recipe for a benchmark, with `batch` images per step, or as `overrides` say, or `usual`.
+/// Returns the key of a `--set` entry.
+pub(crate) fn override_key(entry: &str) -> &str {
+    entry.split('=').next().unwrap_or_default().trim()
+}
+
+/// Loads a recipe for a benchmark, with `batch` images per step, else as many as `overrides` set,
+/// else `usual`.
 pub(crate) fn load_for_bench(
     name: &str,
     overrides: &[String],
@@ -138,7 +144,7 @@ mod tests {
 
     use super::*;
 
-    /// Backbone of weights for recipes that take it from there.
+    /// Returns the backbone of the weights, for recipes that take it from them.
     fn small() -> ModelConfig {
         let text = r#"{"arch": "vit", "image_px": 448, "patch_px": 2, "width": 12, "depth": 2, "heads": 2}"#;
         serde_json::from_str(text).unwrap()
@@ -165,8 +171,11 @@ mod tests {
 
     #[test]
     fn every_recipe_can_be_measured_with_a_small_batch() {
-        let needs_weights = |text: &str| ["from_init", "teacher = "].iter().any(|word| text.contains(word));
-        for (name, _) in BUILT_IN.iter().filter(|(_, text)| !needs_weights(text)) {
+        for (name, text) in BUILT_IN {
+            if text.contains("from_init") || text.contains("teacher = ") {
+                // Such a recipe needs weights.
+                continue;
+            }
             let recipe = load_for_bench(name, &[], Some(8), 4).unwrap();
             trainer::resolve(recipe, 1 << 20).unwrap();
         }

@@ -9,9 +9,9 @@ use serde_json::{Map, Value};
 use trainer::run::{Observer, Progress};
 
 use crate::console::{draws, line_every, say, say_progress, shows_progress};
-use crate::progress::stretch;
+use crate::progress::format_duration;
 
-/// Points of the loss curve.
+/// Number of points of the loss curve.
 const CURVE_POINTS: usize = 24;
 
 /// Characters for a point of the curve, by height.
@@ -26,10 +26,12 @@ pub(crate) struct RunProgress {
     seconds_per_step: f64,
     last_step: Instant,
     last_line: Instant,
-    /// Mean losses of intervals of equal length, the newest last; `stretch` has the sum and count
-    /// of the current interval.
+    /// Mean losses of intervals of equal length, the newest last.
     curve: VecDeque<f64>,
-    stretch: (f64, u64),
+    /// Sum of the losses of the current interval.
+    interval_sum: f64,
+    /// Number of losses of the current interval.
+    interval_len: u64,
     newest_score: Option<String>,
     warned: HashSet<String>,
     rank: usize,
@@ -40,7 +42,7 @@ pub(crate) struct RunProgress {
     on_training: Option<Box<dyn FnOnce()>>,
 }
 
-/// Step that a run is in, and its bar, for the answer to an interrupt.
+/// Current step of a run, and its bar, for the answer to an interrupt.
 #[derive(Clone, Default)]
 struct RunningStep(Arc<Mutex<Running>>);
 
@@ -61,9 +63,9 @@ impl RunningStep {
         } else {
             "stopped without saving: the same command continues from the newest checkpoint".into()
         };
-        match running.bar.as_ref().filter(|_| draws()) {
-            Some(bar) => bar.suspend(|| say(&line)),
-            None => say(&line),
+        match &running.bar {
+            Some(bar) if draws() => bar.suspend(|| say(&line)),
+            _ => say(&line),
         }
     }
 
@@ -91,7 +93,8 @@ impl RunProgress {
             last_step: Instant::now(),
             last_line: Instant::now(),
             curve: VecDeque::new(),
-            stretch: (0.0, 0),
+            interval_sum: 0.0,
+            interval_len: 0,
             newest_score: None,
             warned: HashSet::new(),
             on_start: None,
@@ -126,27 +129,28 @@ impl RunProgress {
     }
 
     /// Updates the smoothed rates and the loss curve with the numbers of a step.
-    fn follow(&mut self, p: Progress) {
-        let smooth = |old: f64, new: f64| if old == 0.0 { new } else { 0.95 * old + 0.05 * new };
+    fn update(&mut self, p: Progress) {
         self.images_per_s = smooth(self.images_per_s, p.images_per_s);
         self.waiting_ms = smooth(self.waiting_ms, p.data_wait_ms);
         self.seconds_per_step = smooth(self.seconds_per_step, self.last_step.elapsed().as_secs_f64());
         self.last_step = Instant::now();
         if p.loss.is_finite() {
-            self.stretch = (self.stretch.0 + p.loss, self.stretch.1 + 1);
+            self.interval_sum += p.loss;
+            self.interval_len += 1;
         }
-        let stretch_steps = p.total_steps.div_ceil(CURVE_POINTS as u64).max(1);
-        if self.stretch.1 >= stretch_steps {
-            self.curve.push_back(self.stretch.0 / self.stretch.1 as f64);
-            self.stretch = (0.0, 0);
+        let interval_steps = p.total_steps.div_ceil(CURVE_POINTS as u64).max(1);
+        if self.interval_len >= interval_steps {
+            self.curve.push_back(self.interval_sum / self.interval_len as f64);
+            self.interval_sum = 0.0;
+            self.interval_len = 0;
         }
         if self.curve.len() > CURVE_POINTS {
             self.curve.pop_front();
         }
     }
 
-    /// Formats loss, newest score, speed, data wait and epoch, the most important first: a long
-    /// line is cut off.
+    /// Formats loss, newest score, speed, data wait and epoch, the most important first, because a
+    /// long line is cut off.
     fn numbers(&self, p: Progress) -> String {
         let digits = usize::from(self.images_per_s < 10.0);
         let score = self.newest_score.as_ref().map_or_else(String::new, |score| format!("  {score}"));
@@ -156,7 +160,7 @@ impl RunProgress {
         )
     }
 
-    /// Numbers of a step for programs. A loss that is not finite is null.
+    /// Returns the numbers of a step as fields of JSON. A loss that is not finite is null.
     fn fields(&self, p: Progress) -> Map<String, Value> {
         let numbers = [
             ("step", p.step.into()),
@@ -174,6 +178,11 @@ impl RunProgress {
     fn left_s(&self, p: Progress) -> f64 {
         p.total_steps.saturating_sub(p.step) as f64 * self.seconds_per_step
     }
+}
+
+/// Returns an exponential moving average; the first value replaces an `average` of 0.
+fn smooth(average: f64, value: f64) -> f64 {
+    if average == 0.0 { value } else { 0.95 * average + 0.05 * value }
 }
 
 /// Draws `values` as a line of blocks, scaled from their lowest to their highest.
@@ -231,9 +240,9 @@ impl Observer for RunProgress {
             return;
         }
         self.running.set(p.step, None);
-        self.follow(p);
+        self.update(p);
         let numbers = self.numbers(p);
-        let left = stretch(self.left_s(p));
+        let left = format_duration(self.left_s(p));
         let is_last = p.step == p.total_steps;
         if draws() {
             self.bar.set_position(p.step);
@@ -250,15 +259,10 @@ impl Observer for RunProgress {
     }
 
     fn warned(&mut self, message: &str) {
-        // A warning that stays true is printed once, even if it names other steps.
-        let what: String = message
-            .split_once(": ")
-            .map_or(message, |(_, rest)| rest)
-            .chars()
-            .filter(is_word)
-            .take(24)
-            .collect();
-        if self.warned.insert(what) {
+        // A warning that is repeated is printed once, even if it names other steps.
+        let text = message.split_once(": ").map_or(message, |(_, rest)| rest);
+        let kind: String = text.chars().filter(is_word).take(24).collect();
+        if self.warned.insert(kind) {
             self.say(&format!("warning: {}{message}", self.prefix));
         }
     }
@@ -279,7 +283,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_curve_goes_from_its_lowest_to_its_highest() {
+    fn a_curve_is_scaled_from_its_lowest_to_its_highest_value() {
         assert_eq!(sparkline([3.0, 1.0, 2.0].iter()), "█▁▅");
         assert_eq!(sparkline([1.0, 1.0].iter()), "▅▅");
         assert_eq!(sparkline([].iter()), "");
@@ -298,7 +302,7 @@ mod tests {
             data_wait_ms: 2.0,
             epoch: 99.99,
         };
-        progress.follow(p);
+        progress.update(p);
         assert!(progress.numbers(p).chars().count() <= 80, "{}", progress.numbers(p));
     }
 }

@@ -9,7 +9,7 @@ use pipeline::{ColumnNames, Storage, StorageConfig};
 /// Prefixes of environment variables that hold credentials and settings of object stores.
 const STORE_VARIABLES: [&str; 3] = ["AWS_", "GOOGLE_", "AZURE_"];
 
-/// Variables of Azure's tools, with the names that the library has for them.
+/// Variables of Azure's tools, with the names that the library uses.
 const OTHER_NAMES: [(&str, &str); 3] = [
     ("AZURE_STORAGE_ACCOUNT", "AZURE_STORAGE_ACCOUNT_NAME"),
     ("AZURE_STORAGE_KEY", "AZURE_STORAGE_ACCOUNT_KEY"),
@@ -52,7 +52,7 @@ pub(crate) struct StorageFlags {
 }
 
 impl StorageFlags {
-    /// Folder of the cache.
+    /// Returns the folder of the cache.
     pub(crate) fn folder(&self) -> PathBuf {
         self.cache.clone().unwrap_or_else(default_folder)
     }
@@ -60,17 +60,9 @@ impl StorageFlags {
     /// Opens the storage that the flags and the environment describe.
     pub(crate) fn open(&self) -> Storage {
         let folder = self.folder();
-        let options = std::env::vars_os()
-            .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
-            .filter(|(name, _)| STORE_VARIABLES.iter().any(|beginning| name.starts_with(beginning)))
-            .map(|(name, value)| match OTHER_NAMES.iter().find(|(other, _)| *other == name) {
-                Some((_, usual)) => (usual.to_string(), value),
-                None => (name, value),
-            })
-            .collect();
         Storage::new(StorageConfig {
             cache_bytes: (self.cache_gb * 1e9) as u64,
-            options,
+            options: read_options(),
             columns: ColumnNames { image: self.image_column.clone(), label: self.label_column.clone() },
             retry: RetryPolicy { jitter_seed: jitter_seed(), ..RetryPolicy::default() },
             ..StorageConfig::new(folder)
@@ -78,16 +70,32 @@ impl StorageFlags {
     }
 }
 
+/// Returns the options of object stores in the environment.
+fn read_options() -> Vec<(String, String)> {
+    let mut options = Vec::new();
+    for (name, value) in std::env::vars_os() {
+        let (Ok(name), Ok(value)) = (name.into_string(), value.into_string()) else { continue };
+        if !STORE_VARIABLES.iter().any(|prefix| name.starts_with(prefix)) {
+            continue;
+        }
+        match OTHER_NAMES.iter().find(|(other, _)| *other == name) {
+            Some((_, library_name)) => options.push((library_name.to_string(), value)),
+            None => options.push((name, value)),
+        }
+    }
+    options
+}
+
 fn default_folder() -> PathBuf {
-    let of_user = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
-    of_user
+    std::env::var_os("XDG_CACHE_HOME")
+        .map(PathBuf::from)
         .or_else(|| std::env::home_dir().map(|home| home.join(".cache")))
         .unwrap_or_else(std::env::temp_dir)
         .join("ocelli")
 }
 
-/// Returns a seed that differs between processes and machines. It decides how long to wait after a
-/// failure, and nothing else.
+/// Returns a seed that differs between processes and machines. Only the time to wait after a
+/// failure depends on it.
 pub(crate) fn jitter_seed() -> u64 {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     u64::from(std::process::id()) << 32 ^ now.as_nanos() as u64

@@ -1,4 +1,4 @@
-//! Connecting the ranks of a launch, and what they must agree on.
+//! Connection of the ranks of a launch, and the settings on which they must agree.
 
 use std::time::Duration;
 
@@ -80,8 +80,8 @@ where
     Ok(value)
 }
 
-/// Checks that all ranks were given groups of the same sizes: ranks that split differently would
-/// wait for one another. All ranks call it.
+/// Checks that all ranks have groups of the same sizes: ranks that split differently would wait for
+/// one another. All ranks call it.
 pub(crate) fn agree_on_groups(comm: &Communicator, topology: Topology) -> Result<(), SessionError> {
     let sizes = [
         ("run.shard, run.shard_group", topology.group_size as f64),
@@ -89,31 +89,31 @@ pub(crate) fn agree_on_groups(comm: &Communicator, topology: Topology) -> Result
     ];
     let with_signs = sizes.iter().flat_map(|(_, size)| [*size, -size]).collect();
     let largest = comm.all_reduce("groups", with_signs, Reduction::Max)?;
-    for ((key, own), ends) in sizes.into_iter().zip(largest.chunks_exact(2)) {
+    for ((key, this_rank), ends) in sizes.into_iter().zip(largest.chunks_exact(2)) {
         let most = ends[0];
         let least = -ends[1];
         if most != least {
-            return Err(SessionError::Groups { key, least, most, own });
+            return Err(SessionError::Groups { key, least, most, this_rank });
         }
     }
     Ok(())
 }
 
-/// Makes all ranks multiply with the same kernels: with CubeCL's, where their libraries differ or
-/// some have none. All ranks call it.
+/// Selects the same matrix multiplication kernels on all ranks: CubeCL's, if their libraries differ
+/// or some have none. All ranks call it.
 pub(crate) fn agree_on_kernels(
     comm: &Communicator,
     plan: &mut Plan,
     device: &Opened,
 ) -> Result<(), SessionError> {
-    // The name as a number that a sum of floats keeps.
+    // The name as a number that floating point represents exactly.
     let name = f64::from(xxhash_rust::xxh3::xxh3_64(plan.kernels.as_bytes()) as u32);
     let largest = comm.all_reduce("kernels", vec![name, -name], Reduction::Max)?;
     if largest[0] == -largest[1] {
         return Ok(());
     }
     if plan.recipe.run.kernels == KernelChoice::Cublaslt {
-        return Err(SessionError::Kernels { own: plan.kernels.clone() });
+        return Err(SessionError::Kernels { this_rank: plan.kernels.clone() });
     }
     tracing::info!(
         "products are computed by CubeCL's kernels: ranks have different libraries; this one's is {}",

@@ -18,7 +18,7 @@ use crate::error::SessionError;
 pub fn open_sampled(data: &DataConfig, storage: &Storage) -> Result<Dataset, SessionError> {
     let mut sources = Vec::new();
     let dataset = if data.mix.is_empty() {
-        refuse_names(&data.shards)?;
+        reject_source_names(&data.shards)?;
         open_dataset(&data.shards, storage)?
     } else {
         let mut all_shards = Vec::new();
@@ -39,40 +39,35 @@ pub fn open_sampled(data: &DataConfig, storage: &Storage) -> Result<Dataset, Ses
 
 /// Returns the shards of each source of the mix, by name.
 fn named_specs(data: &DataConfig) -> Result<Vec<(String, Vec<String>)>, SessionError> {
-    let mut found: Vec<(String, Vec<String>)> =
+    let mut sources: Vec<(String, Vec<String>)> =
         data.mix.keys().map(|name| (name.clone(), Vec::new())).collect();
     if let Some(name) = data.mix.keys().find(|name| !is_source_name(name)) {
         let reason = format!("data.mix.{name}: the name of a source has letters, digits, _ and - only");
         return Err(SessionError::Sources { reason });
     }
     for spec in &data.shards {
-        let named = split_source(spec).and_then(|(name, rest)| {
-            let source = found.iter_mut().find(|(known, _)| known == name)?;
-            Some((source, rest.to_string()))
-        });
-        match named {
-            Some((source, rest)) => source.1.push(rest),
-            None => {
-                let known = data.mix.keys().cloned().collect::<Vec<_>>().join(", ");
-                let reason = format!(
-                    "--shards {}: data.mix has the sources {known}: name one, as in NAME=SHARDS",
-                    redact_list(spec)
-                );
-                return Err(SessionError::Sources { reason });
-            }
+        if let Some((name, shards)) = split_source(spec)
+            && let Some((_, specs)) = sources.iter_mut().find(|(source, _)| source == name)
+        {
+            specs.push(shards.to_string());
+            continue;
         }
+        let known = data.mix.keys().cloned().collect::<Vec<_>>().join(", ");
+        let reason = format!(
+            "--shards {}: data.mix has the sources {known}: name one, as in NAME=SHARDS",
+            redact_list(spec)
+        );
+        return Err(SessionError::Sources { reason });
     }
-    match found.iter().find(|(_, specs)| specs.is_empty()) {
-        Some((name, _)) => {
-            let reason = format!("data.mix has a source {name} without shards: give --shards {name}=FOLDER");
-            Err(SessionError::Sources { reason })
-        }
-        None => Ok(found),
+    if let Some((name, _)) = sources.iter().find(|(_, specs)| specs.is_empty()) {
+        let reason = format!("data.mix has a source {name} without shards: give --shards {name}=FOLDER");
+        return Err(SessionError::Sources { reason });
     }
+    Ok(sources)
 }
 
-/// Refuses shards with names of sources where the recipe gives no shares.
-fn refuse_names(specs: &[String]) -> Result<(), SessionError> {
+/// Rejects shards with names of sources if the recipe gives no shares.
+fn reject_source_names(specs: &[String]) -> Result<(), SessionError> {
     for spec in specs {
         if let Some((name, rest)) = split_source(spec)
             && !Path::new(spec).exists()

@@ -10,7 +10,7 @@ use ranks::launch::LaunchError;
 use trainer::TrainError;
 use weights::WeightsError;
 
-/// An error of a session. Variants name the file, run or key they are about, and what to do.
+/// An error of a session. Variants name the file, run or key they are about, and advise the user.
 #[derive(Debug, thiserror::Error)]
 pub enum SessionError {
     /// The recipe names no shards.
@@ -57,7 +57,7 @@ pub enum SessionError {
         /// Name of the recipe.
         recipe: String,
     },
-    /// The run began with weights, and is continued without naming them.
+    /// The run began with weights, and is resumed without naming them.
     #[error("the run in {} began with weights: give --init {weights} as before, whether or not they are still there", workdir.display())]
     BeganWithWeights {
         /// The work directory.
@@ -80,7 +80,7 @@ pub enum SessionError {
         path: PathBuf,
         /// Name of the recipe.
         recipe: String,
-        /// What differs.
+        /// Description of the difference.
         reason: String,
     },
     /// The weights for `init.heads` cannot be read.
@@ -89,7 +89,7 @@ pub enum SessionError {
         /// The cause.
         source: Box<SessionError>,
     },
-    /// Weights are not those that the recipe states.
+    /// Weights differ from those that the recipe states.
     #[error("{} holds other weights than the recipe's init.fingerprint says", path.display())]
     OtherWeights {
         /// The weights.
@@ -144,7 +144,7 @@ pub enum SessionError {
     Frozen {
         /// Key of its weights.
         key: String,
-        /// The fault, and what to do.
+        /// The fault, and advice to the user.
         reason: String,
     },
     /// A frozen network takes images of other bits.
@@ -173,7 +173,7 @@ pub enum SessionError {
     /// The shards and shares of sources do not fit together.
     #[error("{reason}")]
     Sources {
-        /// The key or the shards, what is wrong with them, and what to do.
+        /// The key or the shards, their fault, and advice to the user.
         reason: String,
     },
     /// A weight of an image is not a number.
@@ -202,7 +202,7 @@ pub enum SessionError {
     },
     /// Ranks were given groups of different sizes.
     #[error(
-        "{key}: ranks were given different values, which make groups of {least} to {most} ranks; this one's {own}"
+        "{key}: ranks were given different values, which make groups of {least} to {most} ranks; this one's {this_rank}"
     )]
     Groups {
         /// Keys of the sizes.
@@ -212,16 +212,16 @@ pub enum SessionError {
         /// The largest size.
         most: f64,
         /// The size on this rank.
-        own: f64,
+        this_rank: f64,
     },
     /// Ranks have different libraries, and the recipe demands one.
     #[error(
-        "run.kernels = \"cublaslt\": ranks have different versions of it, or some have none; this one's is {own}: give all \
+        "run.kernels = \"cublaslt\": ranks have different versions of it, or some have none; this one's is {this_rank}: give all \
          ranks the same library, or set it to \"auto\""
     )]
     Kernels {
         /// The library of this rank.
-        own: String,
+        this_rank: String,
     },
     /// Environment variables of launchers contradict one another.
     #[error(transparent)]

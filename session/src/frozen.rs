@@ -10,15 +10,15 @@ use weights::Hints;
 use crate::error::SessionError;
 use crate::network::Backbone;
 
-/// Reads the weights of the frozen networks of `recipe`, and records in it what the files state:
-/// backbone, colors and fingerprint. A run that has begun in `workdir` continues only with the same
-/// weights, at any path.
+/// Reads the weights of the frozen networks of `recipe`, and records in it the facts that they
+/// state: backbone, colors and fingerprint. A run that has begun in `workdir` is resumed only with
+/// the same weights, at any path.
 ///
 /// # Errors
 /// [`SessionError`] with the key of the weights that cannot be used.
 pub fn open(recipe: &mut Recipe, workdir: Option<&Path>) -> Result<Vec<FrozenNetwork>, SessionError> {
     let mut earlier_method =
-        workdir.and_then(|workdir| Status::of(workdir).ok()).map(|run| run.plan.recipe.method);
+        workdir.and_then(|workdir| Status::read(workdir).ok()).map(|run| run.plan.recipe.method);
     let earlier = earlier_method.as_mut().map(|method| method.frozen()).unwrap_or_default();
     let mut networks = Vec::new();
     for entry in recipe.method.frozen() {
@@ -28,7 +28,7 @@ pub fn open(recipe: &mut Recipe, workdir: Option<&Path>) -> Result<Vec<FrozenNet
         if frozen.weights.is_empty() {
             return Err(SessionError::FrozenUnnamed { key });
         }
-        let begun = earlier.iter().find(|entry| entry.name == name).map(|entry| &*entry.weights);
+        let recorded = earlier.iter().find(|entry| entry.name == name).map(|entry| &*entry.weights);
         let path = Path::new(&frozen.weights);
         let opened = if entry.has_heads {
             Backbone::open_with_heads(path)
@@ -38,7 +38,7 @@ pub fn open(recipe: &mut Recipe, workdir: Option<&Path>) -> Result<Vec<FrozenNet
         let backbone = match opened {
             Ok(backbone) => backbone,
             // As text: a cause would yield the exit code of a data error.
-            Err(error) if begun.is_some() => {
+            Err(error) if recorded.is_some() => {
                 let reason = format!(
                     "{error}; a frozen network is read at every start: put the file back, or say where it is now with \
                      --set {key}=PATH"
@@ -58,12 +58,12 @@ pub fn open(recipe: &mut Recipe, workdir: Option<&Path>) -> Result<Vec<FrozenNet
             });
         }
         let fingerprint = format!("{:016x}", weights::fingerprint(&backbone.tensors));
-        let expected = begun.map_or(&frozen.fingerprint, |begun| &begun.fingerprint);
+        let expected = recorded.map_or(&frozen.fingerprint, |recorded| &recorded.fingerprint);
         if !expected.is_empty() && *expected != fingerprint {
             return Err(SessionError::FrozenChanged { key, path: path.to_path_buf() });
         }
-        if let Some(begun) = begun {
-            frozen.weights.clone_from(&begun.weights);
+        if let Some(recorded) = recorded {
+            frozen.weights.clone_from(&recorded.weights);
         }
         frozen.fingerprint = fingerprint;
         frozen.normalization = Some(backbone.preprocessing.pixels.normalization.clone());

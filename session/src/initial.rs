@@ -33,12 +33,12 @@ pub struct Initial {
 /// Returns the step of the checkpoint that the run in `workdir` was forked from, if it is a fork.
 pub(crate) fn forked_step(workdir: &Path) -> Option<u64> {
     let note = std::fs::read_to_string(workdir.join(FORKED_FROM)).ok()?;
-    let noted = note.lines().find_map(|line| line.strip_prefix("step ")?.parse().ok());
+    let recorded = note.lines().find_map(|line| line.strip_prefix("step ")?.parse().ok());
     // Older releases did not record the step: it is that of the first checkpoint.
-    noted.or_else(|| steps(&workdir.join("checkpoints")).first().map(|(step, _)| *step))
+    recorded.or_else(|| steps(&workdir.join("checkpoints")).first().map(|(step, _)| *step))
 }
 
-/// Creates the fork that `initial` request, on rank 0, and opens the weights that `initial` or
+/// Creates the fork that `initial` requests, on rank 0, and opens the weights that `initial` or
 /// `recipe` name.
 ///
 /// # Errors
@@ -64,7 +64,7 @@ pub(crate) fn prepare(
     }
     let has_begun = workdir.join("plan.toml").exists();
     if rank == 0 && !has_begun {
-        // A run that has begun needs its origin no more.
+        // A run that has begun no longer needs its origin.
         match &initial.fork {
             Some(from) => {
                 check_fork(recipe, from)?;
@@ -93,8 +93,8 @@ pub(crate) fn check(
     if let Some(weights) = weights {
         plan.check_initial_heads(weights)?;
     }
-    let begins = initial.fork.is_none() && steps(&workdir.join("checkpoints")).is_empty();
-    if begins && plan.recipe.init.is_none() {
+    let is_new = initial.fork.is_none() && steps(&workdir.join("checkpoints")).is_empty();
+    if is_new && plan.recipe.init.is_none() {
         plan.check_random_start()?;
     }
     Ok(())
@@ -112,7 +112,7 @@ fn check_fork(recipe: &Recipe, from: &Path) -> Result<(), SessionError> {
     }
     match fitted(&forked.model, Vec::new(), &recipe.model, None) {
         Ok(_) if forked.model.params() == recipe.model.params() => Ok(()),
-        // Weights that a run starts with are resampled, the state of a run is not.
+        // Initial weights are resampled; the state of a run is not.
         Ok(_) => {
             Err(SessionError::ForkPositions { run: from.to_path_buf(), image_px: forked.model.image_px() })
         }
@@ -130,7 +130,7 @@ pub fn model(
     workdir: Option<&Path>,
     weights: Option<&str>,
 ) -> Result<ModelConfig, SessionError> {
-    if let Some(run) = workdir.and_then(|workdir| Status::of(workdir).ok()) {
+    if let Some(run) = workdir.and_then(|workdir| Status::read(workdir).ok()) {
         return Ok(run.plan.recipe.model);
     }
     if let Some(from) = &initial.fork {
@@ -142,7 +142,7 @@ pub fn model(
 }
 
 /// Opens the initial weights of `recipe`, and records their fingerprint in it. A run with a
-/// checkpoint in `workdir` continues from it; its initial weights are not opened again.
+/// checkpoint in `workdir` is resumed from it; its initial weights are not opened again.
 fn open_weights(
     recipe: &mut Recipe,
     workdir: &Path,
@@ -150,21 +150,24 @@ fn open_weights(
 ) -> Result<Option<Vec<NamedTensor>>, SessionError> {
     let Some(init) = &recipe.init else {
         // Without the weights it would be another run.
-        return match begun(workdir) {
-            Some(before) => Err(SessionError::BeganWithWeights {
+        return match recorded_init(workdir) {
+            Some(recorded) => Err(SessionError::BeganWithWeights {
                 workdir: workdir.to_path_buf(),
-                weights: before.weights,
+                weights: recorded.weights,
             }),
             None => Ok(None),
         };
     };
-    if let Some(before) =
-        begun(workdir).filter(|before| init.weights.is_empty() || before.weights == init.weights)
+    if let Some(recorded) = recorded_init(workdir)
+        && (init.weights.is_empty() || recorded.weights == init.weights)
     {
-        if before.heads != init.heads {
-            return Err(SessionError::BeganWithHeads { workdir: workdir.to_path_buf(), heads: before.heads });
+        if recorded.heads != init.heads {
+            return Err(SessionError::BeganWithHeads {
+                workdir: workdir.to_path_buf(),
+                heads: recorded.heads,
+            });
         }
-        recipe.init = Some(before);
+        recipe.init = Some(recorded);
         return Ok(None);
     }
     if init.weights.is_empty() {
@@ -196,7 +199,7 @@ fn open_weights(
     if !init.fingerprint.is_empty() && init.fingerprint != fingerprint {
         return Err(SessionError::OtherWeights { path });
     }
-    // What is recorded is what was done.
+    // The choice is recorded only if it had an effect.
     let first_layer = init.first_layer.filter(|_| backbone.model.n_channels() != recipe.data.channels);
     recipe.init = Some(InitConfig { fingerprint, first_layer, ..init.clone() });
     Ok(Some(tensors))
@@ -206,7 +209,7 @@ fn does_not_fit(path: &Path, recipe: &Recipe, reason: String) -> SessionError {
     SessionError::DoesNotFit { path: path.to_path_buf(), recipe: recipe.name.clone(), reason }
 }
 
-/// Warns if the weights in `path` were trained on images that are decoded otherwise than
+/// Warns if the weights in `path` were trained on images that were decoded by other rules than
 /// those of `data`.
 fn warn_of_decoding(path: &Path, theirs: Decoding, data: &DataConfig) {
     let ours = data.rules().decoding();
@@ -219,8 +222,8 @@ fn warn_of_decoding(path: &Path, theirs: Decoding, data: &DataConfig) {
     }
 }
 
-/// Warns if the weights in `path` were trained on `pixels` that are normalized otherwise
-/// than those of `data`, or have other bits.
+/// Warns if the weights in `path` were trained on `pixels` with another normalization or number of
+/// bits than those of `data`.
 fn warn_of_pixels(path: &Path, pixels: &Pixels, data: &DataConfig) {
     let theirs = &pixels.normalization;
     let is_comparable = theirs.n_channels() == data.channels;
@@ -243,19 +246,21 @@ fn warn_of_pixels(path: &Path, pixels: &Pixels, data: &DataConfig) {
 }
 
 /// Returns the initial weights of the run in `workdir`, if it has a checkpoint.
-fn begun(workdir: &Path) -> Option<InitConfig> {
-    let has_checkpoint = !steps(&workdir.join("checkpoints")).is_empty();
-    has_checkpoint.then(|| Status::of(workdir).ok()).flatten()?.plan.recipe.init
+fn recorded_init(workdir: &Path) -> Option<InitConfig> {
+    if steps(&workdir.join("checkpoints")).is_empty() {
+        return None;
+    }
+    Status::read(workdir).ok()?.plan.recipe.init
 }
 
-/// Creates `workdir` with the checkpoint of `from`, from which a new run continues with its own
+/// Creates `workdir` with the checkpoint of `from`, from which a new run starts with its own
 /// recipe; does nothing if it has that checkpoint already.
 fn fork(from: &Path, workdir: &Path) -> Result<(), SessionError> {
     let folder = workdir.join("checkpoints");
     let note = workdir.join(FORKED_FROM);
     if !steps(&folder).is_empty() {
-        let noted = std::fs::read_to_string(&note).unwrap_or_default();
-        if noted.lines().next() == Some(&from.display().to_string()) {
+        let origin = std::fs::read_to_string(&note).unwrap_or_default();
+        if origin.lines().next() == Some(&from.display().to_string()) {
             return Ok(());
         }
         return Err(SessionError::ForkOccupied { workdir: workdir.to_path_buf() });
@@ -275,8 +280,8 @@ fn fork(from: &Path, workdir: &Path) -> Result<(), SessionError> {
     Ok(())
 }
 
-/// Copies the checkpoint of the run `from` into `folder`, where it appears whole, and writes its
-/// origin into `note`.
+/// Copies the checkpoint of the run `from` into `folder`, atomically, and writes its origin into
+/// `note`.
 fn copy_checkpoint(checkpoint: &Checkpoint, from: &Path, folder: &Path, note: &Path) -> std::io::Result<()> {
     let name = checkpoint.path().file_name().unwrap_or_default();
     std::fs::create_dir_all(folder)?;

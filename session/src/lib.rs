@@ -1,5 +1,4 @@
-//! A run from its recipe to its weights, in stages, as the program `ocelli pretrain` goes through
-//! them.
+//! A run from its recipe to its weights, in the stages of the program `ocelli pretrain`.
 //!
 //! ```
 //! use pipeline::{Storage, StorageConfig};
@@ -32,7 +31,7 @@
 //!
 //! Each stage consumes the one before, so that the order of
 //!
-//! | stage | has |
+//! | stage | contents |
 //! |---|---|
 //! | [`Session`] | recipe, work directory, ranks, device, initial state |
 //! | [`Connected`] | ranks connected; initial weights, frozen networks and images opened |
@@ -40,10 +39,10 @@
 //! | [`Fitted`] | the plan divided over ranks, within the memory of each, and its kernels |
 //! | [`Outcome`](trainer::run::Outcome) | weights in the work directory |
 //!
-//! is that of the types. All ranks of a launch go through them together: a stage fails on all of
+//! is that of the types. All ranks of a launch execute each stage together: a stage fails on all of
 //! them if it fails on one.
 //!
-//! Notes and warnings on the way are events of `tracing`.
+//! Notes and warnings are events of `tracing`.
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 

@@ -1,4 +1,5 @@
 //! Memory and cores of this machine.
+
 use std::fs;
 use std::path::Path;
 
@@ -11,8 +12,8 @@ use trainer::recipe::plan::RankResources;
 pub fn available_bytes() -> Option<f64> {
     let available = kilobytes("/proc/meminfo", "MemAvailable:")?;
     let used = kilobytes("/proc/self/status", "VmSize:").unwrap_or_default();
-    let own = address_space_bytes().map(|limit| (limit - used).max(0.0));
-    Some([group_limit(), own].into_iter().flatten().fold(available, f64::min))
+    let address_space = address_space_bytes().map(|limit| (limit - used).max(0.0));
+    Some([group_limit(), address_space].into_iter().flatten().fold(available, f64::min))
 }
 
 /// Returns the limit of this process's address space (`ulimit -v`), in bytes.
@@ -27,14 +28,14 @@ fn kilobytes(file: &str, name: &str) -> Option<f64> {
     Some(line.split_whitespace().next()?.parse::<f64>().ok()? * 1024.0)
 }
 
-/// Returns the bytes left within the limits of this process's control groups. Cached files count as
-/// used there, although they are evicted on demand, so they are added back.
+/// Returns the bytes left within the limits of this process's control groups. Cached files, which
+/// the groups count as used, are added back, because they are evicted on demand.
 fn group_limit() -> Option<f64> {
     let text = fs::read_to_string("/proc/self/cgroup").ok()?;
-    left_in_groups(&text, Path::new("/sys/fs/cgroup"))
+    bytes_left_in_groups(&text, Path::new("/sys/fs/cgroup"))
 }
 
-/// Files of a version of control groups that tell about memory.
+/// Names of the files about memory in a version of control groups.
 struct GroupFiles {
     limit: &'static str,
     used: &'static str,
@@ -51,10 +52,10 @@ const VERSION_1: GroupFiles = GroupFiles {
 const VERSION_2: GroupFiles =
     GroupFiles { limit: "memory.max", used: "memory.current", cached: "inactive_file " };
 
-/// Returns the bytes left in the groups of a process, and in those that these are in: `text` is its
-/// `/proc/self/cgroup`, and `root` the folder of all groups. Within a container the group of its
-/// own is the root.
-fn left_in_groups(text: &str, root: &Path) -> Option<f64> {
+/// Returns the bytes left in the groups of a process and in their parent groups: `text` is its
+/// `/proc/self/cgroup`, and `root` the folder of all groups. Within a container, the container's
+/// group is the root.
+fn bytes_left_in_groups(text: &str, root: &Path) -> Option<f64> {
     let mut left: Option<f64> = None;
     for line in text.lines() {
         // The number of the hierarchy, its controllers, and the group.
@@ -72,18 +73,17 @@ fn left_in_groups(text: &str, root: &Path) -> Option<f64> {
             if !part.is_empty() {
                 folder.push(part);
             }
-            if let Some(found) = left_in(&folder, files) {
-                left = Some(left.map_or(found, |left| left.min(found)));
+            if let Some(bytes) = bytes_left(&folder, files) {
+                left = Some(left.map_or(bytes, |left| left.min(bytes)));
             }
         }
     }
     left
 }
 
-fn left_in(group: &Path, files: &GroupFiles) -> Option<f64> {
-    let number = |name: &str| fs::read_to_string(group.join(name)).ok()?.trim().parse::<f64>().ok();
-    let limit = number(files.limit)?;
-    let used = number(files.used)?;
+fn bytes_left(group: &Path, files: &GroupFiles) -> Option<f64> {
+    let limit = read_number(&group.join(files.limit))?;
+    let used = read_number(&group.join(files.used))?;
     // Version 1 states no limit as the largest number of pages.
     if limit >= 2f64.powi(62) {
         return None;
@@ -93,20 +93,24 @@ fn left_in(group: &Path, files: &GroupFiles) -> Option<f64> {
     Some((limit - used + cached.unwrap_or(0.0)).max(0.0))
 }
 
+fn read_number(path: &Path) -> Option<f64> {
+    fs::read_to_string(path).ok()?.trim().parse().ok()
+}
+
 /// Returns the resources of one rank if `n_local` ranks share this machine and `n_sharers` its
 /// `device`. A fifth of the memory is reserved for the data path and other programs.
-pub fn room(n_local: usize, n_sharers: usize, device: &Opened) -> RankResources {
+pub fn rank_resources(n_local: usize, n_sharers: usize, device: &Opened) -> RankResources {
     let n_local = n_local.max(1);
     // Cores that the launcher has bound to this process alone are not shared.
     let sharers = if is_bound() { 1 } else { n_local };
     let n_cores = (n_or_all_cores(0) / sharers).max(1);
-    let own = device.free_bytes.map(|bytes| 0.8 * bytes as f64 / n_sharers.max(1) as f64);
+    let device_bytes = device.free_bytes.map(|bytes| 0.8 * bytes as f64 / n_sharers.max(1) as f64);
     let is_gpu = device.kind != DeviceKind::Cpu;
     let n_workers = if is_gpu { 1 } else { n_cores };
     RankResources {
         n_cores,
         n_workers,
-        bytes: own
+        bytes: device_bytes
             .unwrap_or_else(|| available_bytes().map_or(f64::MAX, |bytes| 0.8 * bytes / n_local as f64)),
         is_gpu,
     }
@@ -120,44 +124,54 @@ pub fn bound_note() -> &'static str {
 /// Returns `true` if this process may use fewer cores than its parent: mpirun and srun bind their
 /// ranks.
 fn is_bound() -> bool {
-    let allowed = |process: &str| {
-        let text = fs::read_to_string(format!("/proc/{process}/status")).ok()?;
-        text.lines().find_map(|line| line.strip_prefix("Cpus_allowed:")).map(|mask| mask.trim().to_string())
-    };
     let parent = std::os::unix::process::parent_id().to_string();
-    matches!((allowed("self"), allowed(&parent)), (Some(own), Some(parent)) if own != parent)
+    matches!((allowed_cores("self"), allowed_cores(&parent)), (Some(own), Some(parent)) if own != parent)
+}
+
+/// Returns the mask of the cores that a process may use.
+fn allowed_cores(process: &str) -> Option<String> {
+    let text = fs::read_to_string(format!("/proc/{process}/status")).ok()?;
+    text.lines().find_map(|line| line.strip_prefix("Cpus_allowed:")).map(|mask| mask.trim().to_string())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::path::PathBuf;
 
-    /// Both versions of control groups, as the kernel writes them: the least of a group and of
-    /// those around it.
+    fn write_group(folder: PathBuf, files: &[(&str, &str)]) {
+        fs::create_dir_all(&folder).unwrap();
+        for (name, text) in files {
+            fs::write(folder.join(name), format!("{text}\n")).unwrap();
+        }
+    }
+
+    /// Files of both versions of control groups, as the kernel writes them: the lowest limit of a
+    /// group and its parents counts.
     #[test]
-    fn limits_of_both_versions_are_seen() {
-        let root = tempfile::tempdir().unwrap();
-        let write = |group: &str, files: &[(&str, &str)]| {
-            let folder = root.path().join(group);
-            fs::create_dir_all(&folder).unwrap();
-            for (name, text) in files {
-                fs::write(folder.join(name), format!("{text}\n")).unwrap();
-            }
-        };
+    fn limits_of_both_versions_are_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = folder.path();
         let none = "9223372036854771712";
-        write("memory", &[("memory.limit_in_bytes", none), ("memory.usage_in_bytes", "5000")]);
+        write_group(
+            root.join("memory"),
+            &[("memory.limit_in_bytes", none), ("memory.usage_in_bytes", "5000")],
+        );
         let stat = "cache 9\ntotal_inactive_file 300";
-        write(
-            "memory/job/step",
+        write_group(
+            root.join("memory/job/step"),
             &[("memory.limit_in_bytes", "4000"), ("memory.usage_in_bytes", "1000"), ("memory.stat", stat)],
         );
-        write("memory/job", &[("memory.limit_in_bytes", "9000"), ("memory.usage_in_bytes", "1000")]);
+        write_group(
+            root.join("memory/job"),
+            &[("memory.limit_in_bytes", "9000"), ("memory.usage_in_bytes", "1000")],
+        );
         let first = "11:memory:/job/step\n4:cpu,cpuacct:/job\n1:name=systemd:/x\n";
-        assert_eq!(left_in_groups(first, root.path()), Some(3300.0));
-        assert_eq!(left_in_groups("4:cpu,cpuacct:/job\n", root.path()), None);
-        write("user/one", &[("memory.max", "max"), ("memory.current", "1")]);
-        write("user", &[("memory.max", "2000"), ("memory.current", "500")]);
-        assert_eq!(left_in_groups("0::/user/one\n", root.path()), Some(1500.0));
-        assert_eq!(left_in_groups("0::/\n", root.path()), None);
+        assert_eq!(bytes_left_in_groups(first, root), Some(3300.0));
+        assert_eq!(bytes_left_in_groups("4:cpu,cpuacct:/job\n", root), None);
+        write_group(root.join("user/one"), &[("memory.max", "max"), ("memory.current", "1")]);
+        write_group(root.join("user"), &[("memory.max", "2000"), ("memory.current", "500")]);
+        assert_eq!(bytes_left_in_groups("0::/user/one\n", root), Some(1500.0));
+        assert_eq!(bytes_left_in_groups("0::/\n", root), None);
     }
 }

@@ -58,8 +58,8 @@ impl Backbone {
         Ok(Self::from_checkpoint(checkpoint.manifest, tensors, which))
     }
 
-    /// Opens the evaluated network of the run or checkpoint in `path` with its heads, and with what
-    /// only its training uses.
+    /// Opens the evaluated network of the run or checkpoint in `path` with its heads, and with the
+    /// parameters that only its training uses.
     ///
     /// # Errors
     /// [`SessionError::NoHeads`] for a file of weights, and as [`open`](Self::open).

@@ -24,7 +24,7 @@ use crate::frozen;
 use crate::initial::{self, Initial};
 use crate::machine;
 
-/// A recipe, and where and how it is trained.
+/// A recipe with its work directory, ranks, device and initial state.
 #[derive(Debug)]
 pub struct Session {
     /// The recipe.
@@ -69,8 +69,8 @@ pub struct Fitted {
 }
 
 impl Session {
-    /// Creates the session of a process by itself, on the best device there is, whose run starts at
-    /// random or as the recipe says.
+    /// Creates the session of a single process, on the best available device, whose run starts with
+    /// random weights or as the recipe says.
     ///
     /// # Errors
     /// [`SessionError::Device`].
@@ -110,7 +110,7 @@ impl Session {
         })
     }
 
-    /// Opens what a rank needs, and records in the recipe what files state.
+    /// Opens the inputs of a rank, and records in the recipe the facts that files state.
     fn open_inputs(&mut self, storage: &Storage) -> Result<Inputs, SessionError> {
         let recipe = &mut self.recipe;
         let initial = initial::prepare(recipe, &self.workdir, &self.initial, self.launch.rank)?;
@@ -120,7 +120,7 @@ impl Session {
     }
 }
 
-/// What a rank opens.
+/// Inputs that every rank opens.
 struct Inputs {
     initial: Option<Vec<NamedTensor>>,
     frozen: Vec<FrozenNetwork>,
@@ -136,7 +136,7 @@ impl Connected {
     /// Resolves the recipe: every length in steps, every default filled in.
     ///
     /// # Errors
-    /// [`SessionError::Train`] with the key and what is wrong with it.
+    /// [`SessionError::Train`] with the key and its fault.
     pub fn resolve(self) -> Result<Resolved, SessionError> {
         let plan = all_ready(&self.comm, self.plan())?;
         Ok(Resolved { connected: self, plan })
@@ -170,10 +170,10 @@ impl Resolved {
     /// lacks a type or a library, or ranks do not agree.
     pub fn fit(self) -> Result<Fitted, SessionError> {
         let Self { connected, plan } = self;
-        let mut plan = all_ready(&connected.comm, connected.fitted(plan))?;
+        let mut plan = all_ready(&connected.comm, connected.fit_plan(plan))?;
         let device = &connected.session.device;
-        let chosen = plan.choose_kernels(&device.device).map_err(SessionError::from);
-        all_ready(&connected.comm, chosen)?;
+        let result = plan.choose_kernels(&device.device).map_err(SessionError::from);
+        all_ready(&connected.comm, result)?;
         agree_on_kernels(&connected.comm, &mut plan, device)?;
         Ok(Fitted { connected, plan })
     }
@@ -181,10 +181,10 @@ impl Resolved {
 
 impl Connected {
     /// Returns `plan` divided over the ranks, within the memory of this one.
-    fn fitted(&self, plan: Plan) -> Result<Plan, SessionError> {
+    fn fit_plan(&self, plan: Plan) -> Result<Plan, SessionError> {
         let Session { launch, device, workdir, initial, .. } = &self.session;
-        let room = machine::room(launch.n_local.unwrap_or(1), self.n_sharers, device);
-        let plan = fit(plan.over(launch.world_size, room)?, room)?;
+        let resources = machine::rank_resources(launch.n_local.unwrap_or(1), self.n_sharers, device);
+        let plan = fit(plan.for_ranks(launch.world_size, resources)?, resources)?;
         check_types(&plan, device)?;
         initial::check(&plan, workdir, initial, self.initial.as_deref())?;
         Ok(plan)
@@ -229,20 +229,19 @@ impl Fitted {
         &self.connected.session.workdir
     }
 
-    /// Returns `result` if no rank has failed to prepare what its observers need. All ranks call
-    /// it.
+    /// Returns `result` if no rank has failed to prepare its observers. All ranks call it.
     ///
     /// # Errors
-    /// The error of this rank, or one that says that others have failed.
+    /// The error of this rank, or an error that reports the failure of others.
     pub fn all_ready<T, E: From<SessionError>>(&self, result: Result<T, E>) -> Result<T, E> {
         all_ready(&self.connected.comm, result)
     }
 
-    /// Trains until the run is finished or asked to stop, from the newest checkpoint on if there is
-    /// one.
+    /// Trains until the run is finished or asked to stop; resumes from the newest checkpoint if
+    /// there is one.
     ///
     /// # Errors
-    /// [`SessionError`]; checkpoints that are written stay.
+    /// [`SessionError`]; checkpoints that were written are kept.
     pub fn train(
         self,
         probes: &mut [Box<dyn Probe>],

@@ -32,21 +32,20 @@ const VALUES: [&str; 17] = [
     "[]",
 ];
 
-/// Time that a run may take before it is asked to stop, and time that it may then take to stop, on
-/// an idle machine.
+/// Time until a run is asked to stop, and the time that it then has to stop, on an idle machine.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Outcome of a run.
 #[derive(Debug)]
-enum Ended {
-    /// A documented exit code.
-    Well,
-    /// Any other end, described.
-    Badly(String),
+enum Outcome {
+    /// The run ended with a documented exit code.
+    Documented,
+    /// The run ended in any other way, which the text describes.
+    Failure(String),
 }
 
-/// Runs `arguments`; asks the run to stop after `patience`, and gives it as long to do so.
-fn run(arguments: &[String], patience: Duration) -> Ended {
+/// Runs `arguments`; asks the run to stop after `patience`, and gives it as much time to do so.
+fn run(arguments: &[String], patience: Duration) -> Outcome {
     let mut child = Command::new(env!("CARGO_BIN_EXE_ocelli-under-test"))
         .args(arguments)
         .env("OCELLI_CACHE", concat!(env!("CARGO_TARGET_TMPDIR"), "/cache"))
@@ -61,29 +60,29 @@ fn run(arguments: &[String], patience: Duration) -> Ended {
         String::from_utf8_lossy(&text).into_owned()
     });
     let start = Instant::now();
-    let mut asked = false;
+    let mut asked_to_stop = false;
     let status = loop {
         if let Some(status) = child.try_wait().unwrap() {
             break status;
         }
-        if !asked && start.elapsed() > patience {
+        if !asked_to_stop && start.elapsed() > patience {
             Command::new("kill").args(["-TERM", &child.id().to_string()]).status().unwrap();
-            asked = true;
+            asked_to_stop = true;
         }
         if start.elapsed() > 2 * patience {
             child.kill().unwrap();
             child.wait().unwrap();
-            return Ended::Badly("does not hear TERM".into());
+            return Outcome::Failure("ignores TERM".into());
         }
         std::thread::sleep(Duration::from_millis(10));
     };
-    let said = reader.join().unwrap();
-    let last = said.trim().lines().last().unwrap_or_default().to_string();
+    let stderr = reader.join().unwrap();
+    let last = stderr.trim().lines().last().unwrap_or_default().to_string();
     match (status.code(), status.signal()) {
-        (Some(0 | 2 | 3 | 78 | 143), _) => Ended::Well,
-        // Before training there is nothing to save: TERM does what it always does.
-        (None, Some(15)) if asked => Ended::Badly("hangs before it trains".into()),
-        (code, signal) => Ended::Badly(format!("code {code:?}, signal {signal:?}: {last}")),
+        (Some(0 | 2 | 3 | 78 | 143), _) => Outcome::Documented,
+        // Before training there is nothing to save, and TERM ends the process by default.
+        (None, Some(15)) if asked_to_stop => Outcome::Failure("hangs before it trains".into()),
+        (code, signal) => Outcome::Failure(format!("code {code:?}, signal {signal:?}: {last}")),
     }
 }
 
@@ -96,6 +95,20 @@ fn keys(prefix: &str, table: &toml::Table, out: &mut Vec<String>) {
             _ => out.push(name),
         }
     }
+}
+
+/// Returns the arguments of a short run with the recipe in `file`.
+fn short_run_args(world: &World, file: &str, workdir: &str, setting: Option<&str>) -> Vec<String> {
+    let shard = world.text("data/train-000000.tar");
+    let workdir = world.text(workdir);
+    let mut args = vec!["pretrain", "--recipe", file, "--shards", &shard, "--workdir", &workdir];
+    for setting in ["optim.length={steps=6}", "run.workers=1", "run.data_threads=1"] {
+        args.extend(["--set", setting]);
+    }
+    if let Some(setting) = setting {
+        args.extend(["--set", setting]);
+    }
+    args.iter().map(ToString::to_string).collect()
 }
 
 #[test]
@@ -111,23 +124,12 @@ fn no_value_of_a_recipe_makes_it_panic_hang_or_abort() {
         recipe(CONVNEXT, SIMCLR, 0, ""),
         recipe(VIT, LEJEPA, 2, ""),
     ];
-    let small = ["optim.length={steps=6}", "run.workers=1", "run.data_threads=1"];
     let mut cases = Vec::new();
     for (number, recipe) in recipes.iter().enumerate() {
         let name = format!("base-{number}");
         let file = world.text(&format!("{number}.toml"));
         std::fs::write(&file, recipe).unwrap();
-        let args = |workdir: &str, more: &[String]| -> Vec<String> {
-            let mut args: Vec<String> =
-                ["pretrain", "--recipe", &file, "--shards"].map(String::from).to_vec();
-            args.push(world.text("data/train-000000.tar"));
-            args.extend(["--workdir".to_string(), world.text(workdir)]);
-            let sets = small.iter().map(ToString::to_string).chain(more.iter().cloned());
-            args.extend(sets.flat_map(|set| ["--set".to_string(), set]));
-            args
-        };
-        let mut base = program();
-        ok(&base.args(args(&name, &[])).output().unwrap());
+        ok(&program().args(short_run_args(&world, &file, &name, None)).output().unwrap());
         let plan = std::fs::read_to_string(world.path(&name).join("plan.toml")).unwrap();
         let plan: toml::Table = plan.parse().unwrap();
         let mut names = Vec::new();
@@ -135,37 +137,35 @@ fn no_value_of_a_recipe_makes_it_panic_hang_or_abort() {
         for key in names.iter().filter(|key| *key != "name" && *key != "data.shards") {
             for (i, value) in VALUES.iter().enumerate() {
                 let workdir = format!("{number}-{key}-{i}");
-                cases.push((
-                    format!("{key} = {value}"),
-                    workdir.clone(),
-                    args(&workdir, &[format!("{key}={value}")]),
-                ));
+                let args = short_run_args(&world, &file, &workdir, Some(&format!("{key}={value}")));
+                cases.push((format!("{key} = {value}"), workdir, args));
             }
         }
     }
     assert!(cases.len() > 69 * 17, "{} cases", cases.len());
     let next = AtomicUsize::new(0);
-    let bad = Mutex::new(BTreeMap::new());
+    let failures = Mutex::new(BTreeMap::new());
     std::thread::scope(|scope| {
         for _ in 0..3 {
             scope.spawn(|| {
-                while let Some((what, workdir, args)) = cases.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    if let Ended::Badly(how) = run(args, PATIENCE) {
-                        bad.lock().unwrap().insert((what.clone(), workdir.clone()), (how, args.clone()));
+                while let Some((case, workdir, args)) = cases.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    if let Outcome::Failure(text) = run(args, PATIENCE) {
+                        let mut failures = failures.lock().unwrap();
+                        failures.insert((case.clone(), workdir.clone()), (text, args.clone()));
                     }
                     let _ = std::fs::remove_dir_all(world.path(workdir));
                 }
             });
         }
     });
-    let mut bad = bad.into_inner().unwrap();
-    // A start may be slow on a busy machine: a failed case counts only if it fails again alone,
+    let mut failures = failures.into_inner().unwrap();
+    // A start may be slow on a busy machine: a failure counts only if the case fails again alone,
     // with more time.
-    bad.retain(|(_, workdir), (how, args)| {
+    failures.retain(|(_, workdir), (text, args)| {
         let _ = std::fs::remove_dir_all(world.path(workdir));
-        let Ended::Badly(again) = run(args, 4 * PATIENCE) else { return false };
-        *how = again;
+        let Outcome::Failure(second) = run(args, 4 * PATIENCE) else { return false };
+        *text = second;
         true
     });
-    assert!(bad.is_empty(), "{} of {} cases:\n{bad:#?}", bad.len(), cases.len());
+    assert!(failures.is_empty(), "{} of {} cases:\n{failures:#?}", failures.len(), cases.len());
 }

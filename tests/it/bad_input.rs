@@ -1,4 +1,4 @@
-use std::process::Command;
+use std::process::{Command, Output};
 
 use crate::support::{World, fails, metrics, ok, without_sidecar};
 use pipeline::shard::sidecar;
@@ -25,7 +25,7 @@ fn a_truncated_tar_names_the_member() {
 }
 
 #[test]
-fn a_file_that_is_no_tar_is_named() {
+fn a_file_that_is_not_a_tar_is_named() {
     let world = World::new(1);
     std::fs::write(world.shard(), "not a tar at all ".repeat(100)).unwrap();
     let stderr = fails(&world.pretrain("run", &[]), 3);
@@ -33,7 +33,7 @@ fn a_file_that_is_no_tar_is_named() {
 }
 
 #[test]
-fn a_tar_without_images_says_so() {
+fn a_tar_without_images_is_refused() {
     let world = World::new(1);
     let mut builder = tar::Builder::new(Vec::new());
     let mut header = tar::Header::new_gnu();
@@ -47,10 +47,10 @@ fn a_tar_without_images_says_so() {
     assert!(fails(&world.ocelli(&args), 3).contains("no image in"));
 }
 
-/// One image whose header announces 60,000 x 60,000 pixels is written into the ledger and replaced,
-/// and the run continues; with a limit of zero bad samples the run stops and names it.
+/// An image whose header states 60,000 x 60,000 pixels is recorded in the ledger and replaced, and
+/// the run continues; with a limit of zero bad samples the run stops and names it.
 #[test]
-fn an_image_that_lies_about_its_size_goes_to_the_ledger() {
+fn an_image_with_a_false_size_is_recorded_in_the_ledger() {
     let world = World::new(30);
     let mut bytes = std::fs::read(world.shard()).unwrap();
     let index = sidecar::build(&world.shard()).unwrap();
@@ -60,7 +60,7 @@ fn an_image_that_lies_about_its_size_goes_to_the_ledger() {
     let frame = image.windows(2).position(|w| w == [0xff, 0xc0]).unwrap();
     image[frame + 5..frame + 9].copy_from_slice(&[0xea, 0x60, 0xea, 0x60]);
     std::fs::write(world.shard(), bytes).unwrap();
-    // The damaged shard is indexed, so only the decoder can notice.
+    // The damaged shard is indexed again, so only the decoder can detect it.
     std::fs::remove_file(sidecar::path_of(&world.shard())).unwrap();
     ok(&world.pretrain("run", &[]));
     let ledger = std::fs::read_to_string(world.path("run/quarantine.jsonl")).unwrap();
@@ -70,8 +70,8 @@ fn an_image_that_lies_about_its_size_goes_to_the_ledger() {
     assert!(stderr.contains("sample 00000004") && stderr.contains("quarantine.jsonl"), "{stderr}");
 }
 
-/// The limit of bad samples holds from the first hundred on: of few images, four unreadable ones
-/// are too many.
+/// The limit of bad samples applies from the first hundred samples on: of few images, four
+/// unreadable ones are too many.
 #[test]
 fn a_few_images_with_many_bad_ones_stop_a_run() {
     let world = World::new(37);
@@ -83,12 +83,11 @@ fn a_few_images_with_many_bad_ones_stop_a_run() {
         "--out",
         &world.text("files"),
     ]));
-    let mut images: Vec<_> = crate::embed::walk(&files)
-        .into_iter()
-        .filter(|path| path.extension().is_some_and(|end| end == "jpg"))
-        .collect();
+    let mut images = crate::embed::walk(&files);
     images.sort();
-    images[..4].iter().for_each(|path| std::fs::write(path, b"no image").unwrap());
+    for path in &images[..4] {
+        std::fs::write(path, b"no image").unwrap();
+    }
     let shards = ["--shards", &world.text("files"), "--set", "optim.length={epochs=2}"];
     let stderr = fails(&world.pretrain("run", &shards), 3);
     assert!(stderr.contains("above the limit of 1 %") && stderr.contains("data.max_bad_rate"), "{stderr}");
@@ -121,7 +120,8 @@ fn a_batch_that_does_not_divide_is_refused() {
     assert!(error.contains("8 samples does not divide by 3 ranks"), "{error}");
 }
 
-/// Values that would otherwise do silent harm: a negative clip norm reverses the gradient.
+/// Values that would otherwise do silent harm, such as a negative clip norm, which reverses the
+/// gradient.
 #[test]
 fn values_out_of_range_name_their_key() {
     let world = World::new(1);
@@ -138,35 +138,37 @@ fn values_out_of_range_name_their_key() {
         let stderr = fails(&world.pretrain("run", &["--set", set]), 2);
         assert!(stderr.contains(key), "{set}: {stderr}");
     }
-    assert!(!world.path("run").exists(), "nothing is made for a recipe that is refused");
+    assert!(!world.path("run").exists(), "no folder is created for a recipe that is refused");
+}
+
+/// Asserts that `shards verify` reports the shard of the world as truncated.
+fn assert_verify_reports_truncation(world: &World) {
+    let verify = world.ocelli(&["shards", "verify", &world.text("data/train-000000.tar")]);
+    let stderr = String::from_utf8_lossy(&verify.stderr).into_owned();
+    assert_eq!(verify.status.code(), Some(3), "{stderr}");
+    assert!(stderr.starts_with("bad: shard ") && stderr.contains("truncated"), "{stderr}");
 }
 
 /// A tar that was cut exactly between two members has complete headers, but no end.
 #[test]
-fn a_tar_cut_between_members_is_noticed() {
+fn a_tar_cut_between_members_is_detected() {
     let world = World::new(30);
     let index = sidecar::open(&world.shard()).unwrap();
     let cut = index.members(20).next().unwrap().offset_bytes - 512;
     std::fs::File::options().write(true).open(world.shard()).unwrap().set_len(cut).unwrap();
     let stderr = fails(&world.pretrain("run", &[]), 3);
     assert!(stderr.contains("truncated") && stderr.contains("00000019"), "{stderr}");
-    let is_told = |reason: &str| {
-        let verify = world.ocelli(&["shards", "verify", &world.text("data/train-000000.tar")]);
-        let stderr = String::from_utf8_lossy(&verify.stderr).into_owned();
-        assert_eq!(verify.status.code(), Some(3), "{stderr}");
-        assert!(stderr.starts_with("bad: shard ") && stderr.contains(reason), "{stderr}");
-    };
-    is_told("truncated");
-    // Without its sidecar, and cut within the padding of a member, too.
+    assert_verify_reports_truncation(&world);
+    // Also without its index, and cut within the padding of a member.
     without_sidecar(&world);
     for len in [cut, cut - 3] {
         std::fs::File::options().write(true).open(world.shard()).unwrap().set_len(len).unwrap();
-        is_told("truncated");
+        assert_verify_reports_truncation(&world);
     }
 }
 
 #[test]
-fn a_workdir_of_another_recipe_is_refused_and_untouched() {
+fn a_workdir_of_another_recipe_is_refused_and_not_changed() {
     let world = World::new(30);
     ok(&world.pretrain("run", &[]));
     let before = metrics(&world.path("run"));
@@ -177,27 +179,29 @@ fn a_workdir_of_another_recipe_is_refused_and_untouched() {
     ok(&world.pretrain("run", &["--set", "run.log_every_steps=5"]));
 }
 
-/// A disk that is full while the second checkpoint is written, simulated by a limit on file size:
-/// the error names the checkpoint, the first one is kept, and the run continues from it.
+/// Runs a tiny pretraining run in bash, after the command `limit`.
+fn pretrain_with_limit(world: &World, limit: &str) -> Output {
+    let program = env!("CARGO_BIN_EXE_ocelli-under-test");
+    let args = world.pretrain_args("run", &[]);
+    let quoted: Vec<String> = args.iter().map(|arg| format!("'{arg}'")).collect();
+    let script = format!("trap '' XFSZ; {limit} exec '{program}' {}", quoted.join(" "));
+    Command::new("bash").args(["-c", &script]).output().unwrap()
+}
+
+/// A disk that is full while a checkpoint is written, simulated by a limit on file size: the error
+/// names the checkpoint, no incomplete one is left, and the run can be started again.
 #[test]
-fn a_full_disk_loses_nothing() {
+fn a_full_disk_leaves_no_incomplete_checkpoint() {
     let world = World::new(30);
     let more = ["--set", "optim.length={steps=4}"];
     ok(&world.pretrain("size", &more));
     let file = world.path("size/checkpoints/step-0000000004/rank-00000.safetensors");
     let blocks = std::fs::metadata(file).unwrap().len() / 1024 - 1;
-    let run = |limit: &str| {
-        let program = env!("CARGO_BIN_EXE_ocelli-under-test");
-        let args = world.pretrain_args("run", &[]);
-        let quoted: Vec<String> = args.iter().map(|a| format!("'{a}'")).collect();
-        let script = format!("trap '' XFSZ; {limit} exec '{program}' {}", quoted.join(" "));
-        Command::new("bash").args(["-c", &script]).output().unwrap()
-    };
-    let stderr = fails(&run(&format!("ulimit -f {blocks};")), 3);
+    let stderr = fails(&pretrain_with_limit(&world, &format!("ulimit -f {blocks};")), 3);
     assert!(stderr.contains("cannot write checkpoint") && stderr.contains("step-0000000004"), "{stderr}");
     let left: Vec<_> = std::fs::read_dir(world.path("run/checkpoints")).unwrap().flatten().collect();
     assert!(left.is_empty(), "{left:?}");
-    ok(&run(""));
+    ok(&pretrain_with_limit(&world, ""));
     assert_eq!(metrics(&world.path("run")).len(), 12);
 }
 

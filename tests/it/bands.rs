@@ -1,4 +1,4 @@
-//! Images of many channels: what is decoded, and what is refused.
+//! Images of many channels: decoding, and refusal of bad files.
 
 use std::fs;
 
@@ -80,38 +80,36 @@ fn arrays_and_bands_of_colors_are_rgb() {
     let planes: Vec<u8> = (0..3 * 20 * 14u32).map(|i| (i * 37 % 251) as u8).collect();
     let expected =
         augment::Rgb8::from(&augment::Planes { width_px: 20, height_px: 14, data: planes.clone() });
-    let of = |shape, bytes: &[u8]| [npy_header(shape, "|u1"), bytes.to_vec()].concat();
-    let first = of([3, 14, 20], &planes);
-    let last = of([14, 20, 3], &expected.data);
-    for file in [&first, &last] {
+    let channels_first = npy_u8([3, 14, 20], &planes);
+    let channels_last = npy_u8([14, 20, 3], &expected.data);
+    for file in [&channels_first, &channels_last] {
         assert_eq!(Image::decode(&[file], &DecodeRules::default()).unwrap(), expected.clone().into());
     }
-    let colors: Vec<Vec<u8>> = planes.chunks(280).map(|plane| of([1, 14, 20], plane)).collect();
+    let colors: Vec<Vec<u8>> = planes.chunks(280).map(|plane| npy_u8([1, 14, 20], plane)).collect();
     let colors: Vec<&[u8]> = colors.iter().map(Vec::as_slice).collect();
     assert_eq!(Image::decode(&colors, &DecodeRules::default()).unwrap(), expected.into());
 }
 
-/// Pages, channels and values decide whether a file may become a picture of 8 bits.
+/// Pages, channels and the type of values decide whether a file fits into 8-bit RGB.
 #[test]
-fn more_than_a_picture_is_told_by_the_header() {
+fn headers_tell_files_that_exceed_8_bit_rgb() {
     use augment::bands::exceeds_rgb8;
     for name in ["three_pages.tif", "color_and_more.tif", "narrow.tif", "band0.tif", "gray.png", "floats.npy"]
     {
         assert!(exceeds_rgb8(&golden(name)), "{name}");
     }
-    // Several files of an array each have one channel, even if their sides are as long as there are
-    // channels.
+    // Several arrays have one channel each, even if there are as many of them as rows.
     let square: Vec<Vec<u8>> = (0..4u16).map(|i| npy_u16([1, 4, 4], &[i; 16])).collect();
     let square: Vec<&[u8]> = square.iter().map(Vec::as_slice).collect();
     assert_eq!(decode(&square, &rules(4, Depth::Sixteen)).unwrap().values[16..18], [1.0, 1.0]);
-    // A value that stands for no data, as GDAL writes it.
+    // The value that GDAL writes for pixels without data.
     let no_data = npy_f32([1, 1, 2], &[1.0, -f32::MAX]);
     assert!(decode(&[&no_data], &rules(1, Depth::Float)).unwrap_err().to_string().contains("no data"));
 }
 
 /// torchvision's resize and crop of floating-point tensors.
 #[test]
-fn the_transform_is_torchvisions() {
+fn the_transform_equals_torchvision() {
     let image = decode(&[&golden("planes.tif")], &rules(5, Depth::Sixteen)).unwrap();
     let square = Transform { resize_px: 12, size_px: 8 }.apply_to(&Image::from(image.clone())).unwrap();
     let ours = Bands::from_bytes(&square, image.format(), 8);
@@ -122,54 +120,64 @@ fn the_transform_is_torchvisions() {
     assert!(largest < 0.55, "{largest}: more than rounding");
 }
 
+/// Returns the message with which `files` are refused.
+fn decode_error(files: &[&[u8]], rules: &DecodeRules) -> String {
+    decode(files, rules).unwrap_err().to_string()
+}
+
 #[test]
-fn what_does_not_fit_together_is_named() {
-    let refused = |files: &[&[u8]], rules: &DecodeRules| decode(files, rules).unwrap_err().to_string();
+fn files_that_do_not_fit_together_are_refused_with_the_cause() {
     let wide = golden("planes.tif");
     let narrow = golden("narrow.tif");
     let five = rules(5, Depth::Sixteen);
     assert_eq!(
-        refused(&[&wide], &rules(4, Depth::Sixteen)),
+        decode_error(&[&wide], &rules(4, Depth::Sixteen)),
         "5 channels in place of 4 channels of 16 bits (data.channels, data.bits)"
     );
-    assert!(refused(&[&wide], &rules(13, Depth::Sixteen)).contains("5 channels of 16 bits in place of 13"));
-    assert!(refused(&[&narrow], &five).contains("5 channels of 8 bits in place of 5 channels of 16 bits"));
-    assert!(refused(&[&golden("signed.tif")], &five).contains("other numbers than 8 or 16 bits"));
+    assert!(
+        decode_error(&[&wide], &rules(13, Depth::Sixteen)).contains("5 channels of 16 bits in place of 13")
+    );
+    assert!(
+        decode_error(&[&narrow], &five).contains("5 channels of 8 bits in place of 5 channels of 16 bits")
+    );
+    assert!(decode_error(&[&golden("signed.tif")], &five).contains("other numbers than 8 or 16 bits"));
     let one = golden("band0.tif");
     let two = golden("gray.png");
     let small = Image::decode(&[&one], &rules(1, Depth::Sixteen)).unwrap();
     assert_eq!(small.size_px(), [20, 14]);
     let ten = rules(10, Depth::Sixteen);
-    assert!(refused(&[&one, &narrow], &ten).contains("file 2 has 8 bits, file 1 16 bits"));
+    assert!(decode_error(&[&one, &narrow], &ten).contains("file 2 has 8 bits, file 1 16 bits"));
     assert!(
-        refused(&[&golden("mixed.tif")], &rules(2, Depth::Sixteen))
+        decode_error(&[&golden("mixed.tif")], &rules(2, Depth::Sixteen))
             .contains("a page of the TIFF has 8 bits, its first page 16 bits")
     );
     let other_size = npy_u16([1, 3, 4], &[7; 12]);
-    assert!(refused(&[&one, &two, &other_size], &ten).contains("file 3 has 4 x 3 pixels, file 1 20 x 14"));
+    assert!(
+        decode_error(&[&one, &two, &other_size], &ten).contains("file 3 has 4 x 3 pixels, file 1 20 x 14")
+    );
     let holes = npy_f32([1, 1, 2], &[1.0, f32::NAN]);
-    assert!(refused(&[&holes], &rules(1, Depth::Float)).contains("not a number"));
-    // 8-bit RGB is asked for, and the header says what is there.
+    assert!(decode_error(&[&holes], &rules(1, Depth::Float)).contains("not a number"));
+    // 8-bit RGB is requested, and the message gives the format in the header.
     let rgb = Image::decode(&[&wide], &DecodeRules::default()).unwrap_err().to_string();
     assert!(rgb.contains("5 channels of 16 bits in place of 3 channels of 8 bits"), "{rgb}");
 }
 
-/// A header that states more than the limit is refused before anything is allocated, whatever the
+/// A header that states more pixels than the limit is refused before anything is allocated, for any
 /// number of channels.
 #[test]
-fn headers_that_lie_are_refused() {
+fn headers_beyond_the_pixel_limit_are_refused() {
     let mut tiff = golden("planes.tif");
     // Width, length and rows of a strip, the tags 256, 257 and 278, as 32-bit numbers.
     for tag in [256u16, 257, 278] {
-        let at = (0..tiff.len() - 12).find(|at| tiff[*at..at + 2] == tag.to_le_bytes()).unwrap();
-        tiff[at + 2..at + 4].copy_from_slice(&4u16.to_le_bytes());
-        tiff[at + 8..at + 12].copy_from_slice(&40_000u32.to_le_bytes());
+        let offset = tiff.windows(2).position(|bytes| bytes == tag.to_le_bytes()).unwrap();
+        tiff[offset + 2..offset + 4].copy_from_slice(&4u16.to_le_bytes());
+        tiff[offset + 8..offset + 12].copy_from_slice(&40_000u32.to_le_bytes());
     }
     let error = decode(&[&tiff], &rules(5, Depth::Sixteen)).unwrap_err();
     assert!(matches!(error, AugmentError::TooManyPixels { width_px: 40_000, .. }), "{error}");
     let error = decode(&[&npy_header([1, 60_000, 60_000], "<u2")], &rules(1, Depth::Sixteen)).unwrap_err();
     assert!(matches!(error, AugmentError::TooManyPixels { .. }), "{error}");
-    // As many values as a photograph of the largest size has, in more channels.
+    // As many values as the largest photograph, in more channels.
     let wide = npy_header([1000, 1000, 1000], "<u2");
     let error = decode(&[&wide], &rules(1000, Depth::Sixteen)).unwrap_err();
     assert!(matches!(error, AugmentError::TooManyPixels { .. }), "{error}");
@@ -177,8 +185,8 @@ fn headers_that_lie_are_refused() {
     let band = npy_header([1, 9000, 9000], "<u2");
     let error = decode(&[&band[..]; 4], &rules(4, Depth::Sixteen)).unwrap_err();
     assert!(matches!(error, AugmentError::TooManyPixels { .. }), "{error}");
-    // Nested lists, for which a parser may take for ever; a stated length of 4 GiB; an axis beyond
-    // any image.
+    // Nested lists, which may take a parser exponential time; a stated length of 4 GiB; an axis
+    // longer than any image.
     let nested = format!("{{'descr': '<u2', 'fortran_order': False, 'shape': {}}}\n", "[".repeat(60));
     let nested = [b"\x93NUMPY\x01\x00", &(nested.len() as u16).to_le_bytes()[..], nested.as_bytes()].concat();
     let long = [&b"\x93NUMPY\x02\x00\xff\xff\xff\xff"[..], b"{}"].concat();
@@ -190,8 +198,13 @@ fn headers_that_lie_are_refused() {
     assert!(decode(&[&cut], &rules(1, Depth::Sixteen)).unwrap_err().to_string().contains("ends before"));
 }
 
-/// Damaged files are errors: bytes are changed and ends cut off, at places and to values that a
-/// fixed sequence gives.
+/// Returns the next number below `bound` of a linear congruential generator.
+fn next_below(state: &mut u64, bound: usize) -> usize {
+    *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+    (*state >> 33) as usize % bound
+}
+
+/// Damaged files are errors: bytes are changed and files truncated, at pseudo-random offsets.
 #[test]
 fn damaged_files_never_panic() {
     let names = [
@@ -208,44 +221,43 @@ fn damaged_files_never_panic() {
         "gray.png",
     ];
     let mut state = 7u64;
-    let mut draw = |below: usize| {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (state >> 33) as usize % below
-    };
     let mut n_refused = 0;
     for name in names {
-        let whole = golden(name);
+        let intact = golden(name);
+        let n_bytes = intact.len();
         for _ in 0..400 {
-            let mut bytes = whole.clone();
-            // Most of what a TIFF says about itself is at one of its ends.
-            let near = if draw(2) == 0 {
-                draw(bytes.len().min(400))
-            } else {
-                bytes.len() - 1 - draw(bytes.len().min(400))
-            };
-            for at in [near, draw(bytes.len())] {
-                bytes[at] = draw(256) as u8;
+            let mut bytes = intact.clone();
+            // Most metadata of a TIFF is at one of its ends.
+            let at_start = next_below(&mut state, 2) == 0;
+            let distance = next_below(&mut state, n_bytes.min(400));
+            let near_end = if at_start { distance } else { n_bytes - 1 - distance };
+            for offset in [near_end, next_below(&mut state, n_bytes)] {
+                bytes[offset] = next_below(&mut state, 256) as u8;
             }
-            if draw(4) == 0 {
-                bytes.truncate(draw(whole.len()));
+            if next_below(&mut state, 4) == 0 {
+                bytes.truncate(next_below(&mut state, n_bytes));
             }
             let limits = DecodeRules { max_pixels: 1 << 16, ..rules(5, Depth::Float) };
-            let (decoded, _, _) =
-                (decode(&[&bytes], &limits), sample_header(&[&bytes], &limits), facts(&bytes));
+            let _ = sample_header(&[&bytes], &limits);
+            let _ = facts(&bytes);
             let _ = augment::bands::map_data(&bytes);
-            n_refused += usize::from(decoded.is_err());
+            n_refused += usize::from(decode(&[&bytes], &limits).is_err());
         }
     }
     assert!(n_refused > 500, "{n_refused}");
 }
 
-/// Header of a NumPy file of this shape.
+/// Returns the header of a NumPy file of this shape.
 fn npy_header(shape: [usize; 3], descr: &str) -> Vec<u8> {
     let [a, b, c] = shape;
     let header = format!("{{'descr': '{descr}', 'fortran_order': False, 'shape': ({a}, {b}, {c}), }}");
     let header = format!("{header:<117}\n");
     let len = (header.len() as u16).to_le_bytes();
     [b"\x93NUMPY\x01\x00", &len[..], header.as_bytes()].concat()
+}
+
+fn npy_u8(shape: [usize; 3], values: &[u8]) -> Vec<u8> {
+    [&npy_header(shape, "|u1")[..], values].concat()
 }
 
 pub(crate) fn npy_u16(shape: [usize; 3], values: &[u16]) -> Vec<u8> {

@@ -1,16 +1,16 @@
-//! Runs that begin with weights, with another run's checkpoint, or with more steps than they had.
+//! Runs that begin with weights or with another run's checkpoint, and runs that are lengthened.
 
 use serde_json::Value;
 
 use crate::support::{World, fails, ok};
 
-/// Steps of the rows of a run's metrics.
-fn logged(world: &World, run: &str) -> Vec<u64> {
+/// Returns the steps of the rows of a run's metrics.
+fn logged_steps(world: &World, run: &str) -> Vec<u64> {
     let text = std::fs::read_to_string(world.path(run).join("metrics.jsonl")).unwrap();
     text.lines().map(|row| serde_json::from_str::<Value>(row).unwrap()["step"].as_u64().unwrap()).collect()
 }
 
-/// Features of the world's images.
+/// Returns the bytes of a file with the features of the world's images.
 fn features(world: &World, weights: &str, more: &[&str]) -> Vec<u8> {
     let out = world.text("features.npy");
     let shard = world.text("data/train-000000.tar");
@@ -19,9 +19,9 @@ fn features(world: &World, weights: &str, more: &[&str]) -> Vec<u8> {
     std::fs::read(out).unwrap()
 }
 
-/// Settings with which a step changes nothing: a rate of zero, no decay, and a teacher momentum of
-/// one.
-const STILL: [&str; 8] = [
+/// Settings with which a step changes no weights: a rate of zero, no decay, and a teacher momentum
+/// of one.
+const WITHOUT_UPDATES: [&str; 8] = [
     "--set",
     "optim.lr=0",
     "--set",
@@ -33,7 +33,7 @@ const STILL: [&str; 8] = [
 ];
 
 #[test]
-fn a_run_begins_with_weights_and_goes_on_without_their_file() {
+fn a_run_begins_with_weights_and_resumes_without_their_file() {
     let world = World::new(24);
     ok(&world.pretrain("a", &[]));
     let run = world.text("a");
@@ -41,7 +41,8 @@ fn a_run_begins_with_weights_and_goes_on_without_their_file() {
     let args = ["export", "--checkpoint", &run, "--out", &file, "--format", "dinov2"];
     ok(&world.ocelli(&args));
     let before = features(&world, &run, &[]);
-    let more = [&["--init", &file, "--heads", "2", "--set", "optim.length={steps=6}"], &STILL[..]].concat();
+    let more = [&["--init", &file, "--heads", "2", "--set", "optim.length={steps=6}"], &WITHOUT_UPDATES[..]]
+        .concat();
     ok(&world.pretrain("b", &more));
     assert!(features(&world, &world.text("b"), &[]) == before, "the teacher begins with the weights");
     assert!(
@@ -51,19 +52,20 @@ fn a_run_begins_with_weights_and_goes_on_without_their_file() {
     let plan = std::fs::read_to_string(world.path("b/plan.toml")).unwrap();
     assert!(plan.contains("fingerprint = \""), "{plan}");
     std::fs::remove_file(&file).unwrap();
-    let longer = [&["--init", &file, "--lengthen", "--set", "optim.length={steps=8}"], &STILL[..]].concat();
+    let longer =
+        [&["--init", &file, "--lengthen", "--set", "optim.length={steps=8}"], &WITHOUT_UPDATES[..]].concat();
     ok(&world.pretrain("b", &longer));
-    assert_eq!(logged(&world, "b"), [0, 1, 2, 3, 4, 5, 6, 7]);
-    let without = [&["--lengthen", "--set", "optim.length={steps=9}"], &STILL[..]].concat();
-    let error = fails(&world.pretrain("b", &without), 2);
+    assert_eq!(logged_steps(&world, "b"), [0, 1, 2, 3, 4, 5, 6, 7]);
+    let without_init = [&["--lengthen", "--set", "optim.length={steps=9}"], &WITHOUT_UPDATES[..]].concat();
+    let error = fails(&world.pretrain("b", &without_init), 2);
     assert!(error.contains(&format!("give --init {file} as before")), "{error}");
-    // A new run needs them.
+    // A new run needs the file.
     let error = fails(&world.pretrain("c", &more), 3);
     assert!(error.contains("a.pth"), "{error}");
 }
 
 #[test]
-fn weights_of_another_network_are_refused_by_what_differs() {
+fn weights_of_another_network_are_refused_with_the_key_that_differs() {
     let world = World::new(24);
     ok(&world.pretrain("a", &["--set", "optim.length={steps=4}"]));
     let run = world.text("a");
@@ -73,16 +75,15 @@ fn weights_of_another_network_are_refused_by_what_differs() {
 }
 
 #[test]
-fn a_finished_run_is_lengthened_by_a_flag_alone() {
+fn a_finished_run_is_lengthened_only_with_the_flag() {
     let world = World::new(24);
     ok(&world.pretrain("a", &["--set", "optim.length={steps=4}"]));
     let error = fails(&world.pretrain("a", &["--set", "optim.length={steps=8}"]), 2);
     assert!(error.contains("optim.length") && error.contains("--lengthen"), "{error}");
-    let longer = world.pretrain("a", &["--lengthen", "--set", "optim.length={steps=8}"]);
-    let said = ok(&longer);
-    assert!(said.contains("from 4 to 8 steps"), "{said}");
-    assert_eq!(logged(&world, "a"), (0..8).collect::<Vec<u64>>());
-    // Only its length may change, and it may not shrink.
+    let stderr = ok(&world.pretrain("a", &["--lengthen", "--set", "optim.length={steps=8}"]));
+    assert!(stderr.contains("from 4 to 8 steps"), "{stderr}");
+    assert_eq!(logged_steps(&world, "a"), (0..8).collect::<Vec<u64>>());
+    // Only the length may change, and it may not decrease.
     let other =
         world.pretrain("a", &["--lengthen", "--set", "optim.length={steps=12}", "--set", "optim.lr=1"]);
     assert!(fails(&other, 2).contains("optim.lr"));
@@ -95,16 +96,20 @@ fn a_run_is_forked_from_a_checkpoint() {
     ok(&world.pretrain("a", &["--set", "run.keep_checkpoints=3"]));
     let from = world.text("a/checkpoints/step-0000000008");
     let metrics = std::fs::read(world.path("a/metrics.jsonl")).unwrap();
-    let said = ok(&world.pretrain("b", &["--fork", &from, "--set", "optim.lr=1e-3"]));
-    assert!(said.contains("forked from step 8"), "{said}");
-    assert_eq!(logged(&world, "b"), [8, 9, 10, 11]);
-    assert_eq!(std::fs::read(world.path("a/metrics.jsonl")).unwrap(), metrics, "the other run is as it was");
-    // The same command goes on, and a fork with the same recipe is the same run.
+    let stderr = ok(&world.pretrain("b", &["--fork", &from, "--set", "optim.lr=1e-3"]));
+    assert!(stderr.contains("forked from step 8"), "{stderr}");
+    assert_eq!(logged_steps(&world, "b"), [8, 9, 10, 11]);
+    assert_eq!(
+        std::fs::read(world.path("a/metrics.jsonl")).unwrap(),
+        metrics,
+        "the other run is not changed"
+    );
+    // The same command resumes the fork, and a fork with the same recipe has the same weights.
     ok(&world.pretrain("b", &["--fork", &from, "--set", "optim.lr=1e-3"]));
     ok(&world.pretrain("c", &["--fork", &from]));
-    let of = |run: &str| features(&world, &world.text(run), &[]);
-    assert!(of("c") == of("a"));
-    assert!(of("b") != of("a"));
+    let expected = features(&world, &world.text("a"), &[]);
+    assert!(features(&world, &world.text("c"), &[]) == expected);
+    assert!(features(&world, &world.text("b"), &[]) != expected);
 }
 
 /// Settings that make `dinov2_continue` small.
@@ -123,8 +128,8 @@ const SMALL: [&str; 12] = [
     "run.keep_checkpoints=9",
 ];
 
-/// Steps at which the evaluations of a run were made.
-fn evaluated(world: &World, run: &str) -> Vec<u64> {
+/// Returns the steps at which a run was evaluated.
+fn evaluated_steps(world: &World, run: &str) -> Vec<u64> {
     let text = std::fs::read_to_string(world.path(run).join("evaluations.jsonl")).unwrap();
     let rows = text.lines().map(|row| serde_json::from_str::<Value>(row).unwrap());
     let mut steps: Vec<u64> = rows.map(|row| row["about"]["step"].as_u64().unwrap()).collect();
@@ -132,10 +137,10 @@ fn evaluated(world: &World, run: &str) -> Vec<u64> {
     steps
 }
 
-/// Another library's weights give the recipe its backbone; they are scored before the first step,
-/// stay as they are while the backbone is frozen, and change afterwards.
+/// The weights of another library give the recipe its backbone; they are scored before the first
+/// step, do not change while the backbone is frozen, and change afterwards.
 #[test]
-fn training_goes_on_from_the_weights_of_another_library() {
+fn training_continues_with_the_weights_of_another_library() {
     let world = World::new(40);
     ok(&world.pretrain("a", &["--set", "optim.length={steps=4}"]));
     let run = world.text("a");
@@ -155,31 +160,28 @@ fn training_goes_on_from_the_weights_of_another_library() {
     let model = &plan["recipe"]["model"];
     assert_eq!((model["arch"].as_str(), model["width"].as_integer()), (Some("vit"), Some(32)));
     assert_eq!((model["patch_px"].as_integer(), model["depth"].as_integer()), (Some(4), Some(2)));
-    assert_eq!(evaluated(&world, "b"), [0, 6]);
+    assert_eq!(evaluated_steps(&world, "b"), [0, 6]);
     let given = features(&world, &run, &["--image-px", "16"]);
-    let at = |step: u64, network: &str| {
-        let checkpoint = world.text(&format!("b/checkpoints/step-{step:010}"));
-        features(&world, &checkpoint, &["--network", network])
-    };
-    // The teacher moves by the rounding of an average of equal numbers.
-    assert!(at(4, "student") == given, "the backbone is frozen for four steps");
-    assert!(at(6, "student") != given);
+    // The student: the teacher changes by the rounding of an average of equal values.
+    let frozen = features(&world, &world.text("b/checkpoints/step-0000000004"), &["--network", "student"]);
+    assert!(frozen == given, "the backbone is frozen for four steps");
+    let trained = features(&world, &world.text("b/checkpoints/step-0000000006"), &["--network", "student"]);
+    assert!(trained != given);
 }
 
 /// Settings of masks, anchors and weights that cannot be run are refused with their key, before
 /// anything is written.
 #[test]
-fn what_masked_training_cannot_do_is_said() {
+fn settings_that_cannot_be_run_are_refused_with_their_key() {
     let world = World::new(24);
     ok(&world.pretrain("a", &["--set", "optim.length={steps=2}"]));
     let run = world.text("a");
     let shard = world.text("data/train-000000.tar");
     let workdir = world.text("b");
-    let half = world.path("half.pth");
-    let whole = world.text("a.pth");
-    ok(&world.ocelli(&["export", "--checkpoint", &run, "--out", &whole, "--format", "dinov2"]));
-    std::fs::write(&half, &std::fs::read(&whole).unwrap()[..20_000]).unwrap();
-    let half = half.display().to_string();
+    let weights = world.text("a.pth");
+    ok(&world.ocelli(&["export", "--checkpoint", &run, "--out", &weights, "--format", "dinov2"]));
+    let truncated = world.text("truncated.pth");
+    std::fs::write(&truncated, &std::fs::read(&weights).unwrap()[..20_000]).unwrap();
     let resnet = "model={arch=\"resnet\",image_px=32,depth=18,stem=\"small\"}";
     let gram = "method.gram={weight=2.0,from={steps=1},every={steps=2}}";
     let cases: [(&[&str], &str); 8] = [
@@ -187,7 +189,7 @@ fn what_masked_training_cannot_do_is_said() {
         (&["dinov2_cifar", "--set", resnet], "has no tokens to mask"),
         (&["dinov3_cifar", "--set", gram], "method.gram: the earlier teacher sees the last of the views"),
         (&["dinov3_cifar", "--set", "model.rope_rescale=0.5"], "model.rope_rescale 0.5"),
-        (&["dinov2_continue", "--init", &half], "it is truncated"),
+        (&["dinov2_continue", "--init", &truncated], "it is truncated"),
         (&["dinov2_continue", "--init", &run, "--set", "model.image_px=225"], "model.image_px 225"),
         (
             &["dinov2_continue", "--init", &run, "--set", "model.width=48"],
@@ -195,36 +197,36 @@ fn what_masked_training_cannot_do_is_said() {
         ),
         (&["dinov2_cifar", "--init", &run, "--set", "model.registers=2"], "model.registers"),
     ];
-    for (more, told) in cases {
+    for (more, message) in cases {
         let more = [more, &["--set", "optim.batch_size=8", "--set", "optim.length={steps=4}"]].concat();
         let args = [&["pretrain", "--shards", &shard, "--workdir", &workdir, "--recipe"], &more[..]].concat();
         let error = fails(&world.ocelli(&args), 2);
-        assert!(error.contains(told), "{more:?}: {error}");
+        assert!(error.contains(message), "{more:?}: {error}");
         assert!(!world.path("b").exists(), "{more:?}");
     }
 }
 
-/// A fork under a recipe with another backbone is refused with the keys that differ, and the work
-/// directory takes the right recipe.
+/// A fork with a recipe of another backbone is refused with the keys that differ, and the work
+/// directory can then be used with the right recipe.
 #[test]
 fn a_fork_of_another_backbone_is_refused_by_key() {
     let world = World::new(20);
     ok(&world.pretrain("a", &["--set", "optim.length={steps=2}"]));
     let from = world.text("a");
     let other = ["--fork", &from, "--set", "optim.length={steps=4}", "--set", "model.depth=3"];
-    let said = fails(&world.pretrain("b", &other), 2);
+    let error = fails(&world.pretrain("b", &other), 2);
     assert!(
-        said.contains("model.depth is 3 in the recipe and") && said.contains("--set model.depth="),
-        "{said}"
+        error.contains("model.depth is 3 in the recipe and") && error.contains("--set model.depth="),
+        "{error}"
     );
     ok(&world.pretrain("b", &other[..4]));
-    // Folders on the way to an export are made, as by `pack`.
+    // The folders of an export are created, as by `pack`.
     let out = world.text("deep/down/backbone.safetensors");
     ok(&world.ocelli(&["export", "--checkpoint", &from, "--out", &out]));
-    // The probe of a run says what `probe` says.
+    // The probe of a run prints the warnings of `probe`.
     let shard = world.text("data/train-000000.tar");
     let steps = ["--set", "optim.length={steps=2}"];
     let probe = ["--probe-train", &shard, "--probe-test", &shard, "--set", "run.probe_every_steps=2"];
-    let said = ok(&world.pretrain("c", &[steps.as_slice(), &probe].concat()));
-    assert!(said.contains("among the training images, byte for byte"), "{said}");
+    let stderr = ok(&world.pretrain("c", &[steps.as_slice(), &probe].concat()));
+    assert!(stderr.contains("among the training images, byte for byte"), "{stderr}");
 }

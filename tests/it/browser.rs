@@ -1,9 +1,9 @@
-//! Pages in a browser, where one is installed.
+//! Pages in a browser, if one is installed.
 
 use std::fs;
 use std::process::Command;
 
-/// Names that distributions give to the browser in which pages are opened.
+/// Names of the browser in distributions.
 const BROWSERS: [&str; 4] = ["chromium-headless-shell", "chromium", "chromium-browser", "google-chrome"];
 
 /// Returns the browser of this machine, if there is one.
@@ -11,10 +11,10 @@ pub(crate) fn browser() -> Option<&'static str> {
     BROWSERS.into_iter().find(|name| Command::new(name).arg("--version").output().is_ok())
 }
 
-/// Checks what a browser makes of the page at `out`: more than `n_pictures` pictures and `n_lines`
-/// lines of charts, no errors, no text that is none, and nothing wider than the window.
+/// Checks the page at `out` in a browser: more than `n_pictures` pictures, at least `n_lines` lines
+/// in charts, no errors, no text such as `undefined`, and nothing wider than the window.
 pub(crate) fn check_page(browser: &str, out: &str, n_pictures: usize, n_lines: usize) {
-    // What the page itself says of its pictures and charts, at the end of its text.
+    // A script that counts pictures, lines and bad text, and appends the counts to the text.
     let page = fs::read_to_string(out).unwrap().replace(
         "</body>",
         "<script>addEventListener('load', () => setTimeout(() => { const all = [...document.images]; \
@@ -40,15 +40,16 @@ pub(crate) fn check_page(browser: &str, out: &str, n_pictures: usize, n_lines: u
         let log = String::from_utf8_lossy(&output.stderr);
         let errors: Vec<&str> = log.lines().filter(|line| line.contains("CONSOLE")).collect();
         assert!(errors.is_empty(), "{errors:#?}");
-        let (_, said) = dom.rsplit_once("LOADED ").unwrap_or_else(|| panic!("the script did not run: {dom}"));
-        let numbers: Vec<i64> = said
+        let (_, counts) =
+            dom.rsplit_once("LOADED ").unwrap_or_else(|| panic!("the script did not run: {dom}"));
+        let numbers: Vec<i64> = counts
             .split(|c: char| !c.is_ascii_digit() && c != '-')
             .filter_map(|word| word.parse().ok())
             .collect();
-        let [loaded, all, lines, slips, too_wide] = numbers[..5] else { panic!("{said}") };
+        let [loaded, all, lines, slips, too_wide] = numbers[..5] else { panic!("{counts}") };
         assert_eq!(loaded, all, "pictures at {width} px");
-        assert!(all > n_pictures as i64 && lines >= n_lines as i64, "{said}");
-        assert_eq!(slips, 0, "objects, undefined values and numbers that are none in the text: {dom}");
+        assert!(all > n_pictures as i64 && lines >= n_lines as i64, "{counts}");
+        assert_eq!(slips, 0, "objects, undefined values or NaN in the text: {dom}");
         assert!(too_wide <= 0, "{too_wide} px too wide at {width} px");
     }
 }

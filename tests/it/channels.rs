@@ -1,89 +1,100 @@
-//! Images of many channels as a user has them: packed, measured, trained on, exported.
+//! Images of many channels, from packing to training and export.
 
 use std::fs;
 use std::path::Path;
+use std::process::Output;
 
 use augment::{DecodeRules, Depth, Image};
-use pipeline::{Dataset, SampleId};
+use pipeline::SampleId;
 
 use crate::bands::{check, golden, npy_u16, rules, values};
 use crate::support::{World, fails, json_of, metrics, ok, open, program};
 
-/// Writes images of two classes and five channels of 16 bits into a folder per class, in several
-/// formats.
-fn tiles(folder: &Path) {
+/// Writes images of two classes and five channels of 16 bits into a folder per class.
+fn write_tiles(folder: &Path) {
     for class in ["land", "sea"] {
         fs::create_dir_all(folder.join(class)).unwrap();
     }
     for i in 0..32usize {
         let class = ["land", "sea"][i % 2];
-        let value = |c: usize, y: usize, x: usize| {
-            let wave = ((x * (1 + 3 * (i % 2)) + y + i) as f32 * 0.7).sin();
-            (3000.0 + 1500.0 * (c as f32 + 1.0) + 900.0 * wave) as u16
-        };
-        let all: Vec<u16> = (0..5 * 24 * 20).map(|at| value(at / 480, at / 20 % 24, at % 20)).collect();
-        fs::write(folder.join(format!("{class}/t{i:02}.npy")), npy_u16([5, 24, 20], &all)).unwrap();
+        let mut values: Vec<u16> = Vec::new();
+        for c in 0..5usize {
+            for y in 0..24usize {
+                for x in 0..20usize {
+                    let wave = ((x * (1 + 3 * (i % 2)) + y + i) as f32 * 0.7).sin();
+                    values.push((3000.0 + 1500.0 * (c as f32 + 1.0) + 900.0 * wave) as u16);
+                }
+            }
+        }
+        fs::write(folder.join(format!("{class}/t{i:02}.npy")), npy_u16([5, 24, 20], &values)).unwrap();
     }
 }
 
-/// Overrides of the quickest recipe for these images.
-fn overrides(constants: &str) -> Vec<String> {
-    let normalization = format!("data.normalization={constants}");
-    let all = [
-        "data.channels=5",
-        "data.bits=16",
-        "views.channels={ rotate_p = 0.5, drop_p = 0.1 }",
-        &normalization,
-    ];
-    all.iter().flat_map(|entry| ["--set".to_string(), entry.to_string()]).collect()
+/// Trains on `shards` for `length` steps, with the tiny recipe for five channels of 16 bits and
+/// this normalization.
+fn train(
+    world: &World,
+    shards: &str,
+    normalization: &str,
+    workdir: &str,
+    length: &str,
+    more: &[&str],
+) -> Output {
+    let length = format!("optim.length={{steps={length}}}");
+    let normalization = format!("data.normalization={normalization}");
+    let channels = "views.channels={ rotate_p = 0.5, drop_p = 0.1 }";
+    let settings = [length.as_str(), "data.channels=5", "data.bits=16", channels, normalization.as_str()];
+    let mut flags: Vec<&str> = settings.iter().flat_map(|setting| ["--set", *setting]).collect();
+    flags.extend(more);
+    let mut args = world.pretrain_args(workdir, &flags);
+    args[4] = shards.to_string();
+    program().args(args).output().unwrap()
 }
 
-/// Folder, shards, constants, training that goes on after a stop, scores, features and exports, as
-/// a user goes through them.
+/// Returns the losses of a run.
+fn losses(world: &World, run: &str) -> Vec<String> {
+    metrics(&world.path(run)).iter().map(|row| row["loss"].to_string()).collect()
+}
+
+/// Writes the features of `shards` to the file `out`, and returns its bytes.
+fn features(world: &World, checkpoint: &str, shards: &str, out: &str) -> Vec<u8> {
+    let out = world.text(out);
+    ok(&world.ocelli(&["embed", "--checkpoint", checkpoint, "--shards", shards, "--out", &out]));
+    fs::read(out).unwrap()
+}
+
+/// Folder, shards, normalization, training that resumes after a fault, scores, features and
+/// exports.
 #[test]
 fn tiles_of_five_channels_from_a_folder_to_an_export() {
     let world = World::new(4);
-    tiles(&world.path("tiles"));
+    write_tiles(&world.path("tiles"));
     let shards = world.text("shards");
     ok(&world.ocelli(&["shards", "pack", &world.text("tiles"), "--out", &shards]));
     let stats = world.ocelli(&["shards", "stats", &shards, "--channels", "5", "--bits", "16", "--json"]);
     let line = json_of(&stats);
     assert_eq!((&line["bad"], line["mean"].as_array().unwrap().len()), (&0.into(), 5), "{line}");
-    let said = String::from_utf8_lossy(&stats.stdout);
-    let constants = said.lines().find_map(|line| line.trim().strip_prefix("normalization = ")).unwrap();
+    let stdout = String::from_utf8_lossy(&stats.stdout);
+    let normalization = stdout.lines().find_map(|line| line.trim().strip_prefix("normalization = ")).unwrap();
     let rgb = json_of(&world.ocelli(&["shards", "stats", &shards, "--json"]));
     assert_eq!(rgb["other_pixels"]["5 channels of 16 bits"], 32, "{rgb}");
 
-    let sets = overrides(constants);
-    let sets: Vec<&str> = sets.iter().map(String::as_str).collect();
-    let train = |workdir: &str, length: &str, more: &[&str]| {
-        let length = format!("optim.length={{steps={length}}}");
-        let mut args = world.pretrain_args(workdir, &[&["--set", &length][..], &sets, more].concat());
-        args[4].clone_from(&shards);
-        program().args(args).output().unwrap()
-    };
-    ok(&train("run", "6", &[]));
-    assert!(!train("parts", "6", &["--inject-fault", "kill:step=3,phase=backward"]).status.success());
-    ok(&train("parts", "6", &[]));
-    let losses = |run: &str| -> Vec<String> {
-        metrics(&world.path(run)).iter().map(|row| row["loss"].to_string()).collect()
-    };
-    assert_eq!(losses("run"), losses("parts"), "a run that goes on is the same run");
+    ok(&train(&world, &shards, normalization, "run", "6", &[]));
+    let fault = ["--inject-fault", "kill:step=3,phase=backward"];
+    assert!(!train(&world, &shards, normalization, "parts", "6", &fault).status.success());
+    ok(&train(&world, &shards, normalization, "parts", "6", &[]));
+    assert_eq!(losses(&world, "run"), losses(&world, "parts"), "a resumed run has the same losses");
 
     let run = world.text("run");
     let probe =
         ["probe", "--checkpoint", &run, "--train", &shards, "--test", &shards, "--protocol", "knn", "--json"];
     ok(&world.ocelli(&probe));
-    let features = |checkpoint: &str, out: &str| {
-        let out = world.text(out);
-        ok(&world.ocelli(&["embed", "--checkpoint", checkpoint, "--shards", &shards, "--out", &out]));
-        fs::read(out).unwrap()
-    };
-    let ours = features(&run, "run.npy");
+    let expected = features(&world, &run, &shards, "run.npy");
     for (format, name) in [("timm", "timm"), ("onnx", "a.onnx"), ("safetensors", "a.safetensors")] {
         let out = world.text(name);
         ok(&world.ocelli(&["export", "--checkpoint", &run, "--out", &out, "--format", format]));
-        assert!(features(&out, &format!("{format}.npy")) == ours, "{format}: other features");
+        let exported = features(&world, &out, &shards, &format!("{format}.npy"));
+        assert!(exported == expected, "{format}: other features");
     }
     let config: serde_json::Value =
         serde_json::from_slice(&fs::read(world.path("timm/config.json")).unwrap()).unwrap();
@@ -104,12 +115,13 @@ fn tiles_of_five_channels_from_a_folder_to_an_export() {
     ]);
     assert!(fails(&torchvision, 2).contains("three channels"));
 
-    // Weights for RGB begin a run on five channels, by a rule that the card tells.
+    // Weights for RGB begin a run on five channels, by a rule that the card states.
     ok(&world.pretrain("rgb", &["--set", "optim.length={steps=2}"]));
     let rgb = world.text("rgb");
-    assert!(fails(&train("warm", "2", &["--init", &rgb]), 2).contains("init.first_layer=repeat"));
+    let without_rule = train(&world, &shards, normalization, "warm", "2", &["--init", &rgb]);
+    assert!(fails(&without_rule, 2).contains("init.first_layer=repeat"));
     let init = format!("init={{ weights = '{rgb}', first_layer = 'repeat' }}");
-    ok(&train("warm", "2", &["--set", &init]));
+    ok(&train(&world, &shards, normalization, "warm", "2", &["--set", &init]));
     ok(&world.ocelli(&[
         "export",
         "--checkpoint",
@@ -124,7 +136,7 @@ fn tiles_of_five_channels_from_a_folder_to_an_export() {
     );
 }
 
-/// Files of one band each are one sample, with the class and the columns beside them.
+/// Files of one band each are joined to one sample, with their class and columns.
 #[test]
 fn files_of_bands_are_joined() {
     let world = World::new(4);
@@ -141,19 +153,20 @@ fn files_of_bands_are_joined() {
     ok(&world.ocelli(&["shards", "pack", &world.text("sentinel"), "--out", &out, "--bands"]));
     let dataset = open(&world, &out).unwrap();
     assert_eq!(dataset.n_samples(), 2);
-    let (first, second) = match dataset.read(SampleId(0)).unwrap() {
-        sample if sample.key == "t1" => (sample, dataset.read(SampleId(1)).unwrap()),
-        sample => (dataset.read(SampleId(1)).unwrap(), sample),
-    };
+    let mut first = dataset.read(SampleId(0)).unwrap();
+    let mut second = dataset.read(SampleId(1)).unwrap();
+    if first.key != "t1" {
+        std::mem::swap(&mut first, &mut second);
+    }
     assert_eq!((first.label, second.key.as_str()), (Some(7), "t2_x"));
     check(&first.image.files(), &rules(5, Depth::Sixteen), &values(false), "bands of a sample");
     let columns = dataset.member(first.id, &["json"]).unwrap().unwrap();
     assert!(String::from_utf8(columns).unwrap().contains("\"orbit\":22"));
     ok(&world.ocelli(&["shards", "verify", &out]));
-    // Read as RGB, such a sample is refused by what it is.
+    // Read as RGB, such a sample is refused with its format.
     let refused = Image::decode(&first.image.files(), &DecodeRules::default()).unwrap_err().to_string();
     assert!(refused.contains("5 channels in place of 3 channels of 8 bits"), "{refused}");
-    // Bands of another size are no sample; the others are packed.
+    // Bands of different sizes are not packed; the other tile is.
     fs::write(folder.join("t2.x.B03.tif"), golden("overviews.tif")).unwrap();
     fs::write(folder.join("t2.x.B04.tif"), npy_u16([1, 3, 4], &[7; 12])).unwrap();
     let packed = world.ocelli(&[
@@ -168,9 +181,9 @@ fn files_of_bands_are_joined() {
     assert_eq!(json_of(&packed)["failed"], 1);
 }
 
-/// Files that a PNG of 8 bits cannot hold are packed as they are.
+/// Files that a PNG of 8 bits cannot hold are packed unchanged.
 #[test]
-fn packing_loses_no_bits_and_no_map() {
+fn packing_loses_no_bits_and_no_channels() {
     let world = World::new(4);
     fs::create_dir_all(world.path("in")).unwrap();
     for name in ["planes.tif", "gray.png", "floats.npy"] {
@@ -188,6 +201,8 @@ fn packing_loses_no_bits_and_no_map() {
     let resized = world.text("resized");
     ok(&world.ocelli(&["shards", "resize", &out, "--out", &resized, "--short-side", "8"]));
     let resized = open(&world, &resized).unwrap();
-    let bytes = |dataset: &Dataset, id| dataset.read(SampleId(id)).unwrap().image;
-    assert!((0..3).all(|id| bytes(&resized, id) == bytes(&dataset, id)), "16 bits stay 16 bits");
+    for id in 0..3 {
+        let image = resized.read(SampleId(id)).unwrap().image;
+        assert!(image == dataset.read(SampleId(id)).unwrap().image, "16 bits stay 16 bits");
+    }
 }

@@ -1,4 +1,4 @@
-//! Comparison of images with given ones, in parts: `ocelli curate retrieve | remove --part`.
+//! Comparison of images with others, in parts: `ocelli curate retrieve | remove --part`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,22 +8,21 @@ use crate::curate::{WIDTH, npy, wide_row};
 use crate::parts::{assert_same, files, in_parts};
 use crate::support::{World, fails, json_of, ok};
 
-/// The verbs, with a setting under which they keep some rows, and not all.
+/// The verbs, with a setting with which they keep some of the rows.
 const VERBS: [[&str; 3]; 2] = [["retrieve", "--count", "30"], ["remove", "--threshold", "0.9999999"]];
 
-/// Features to compare, in blocks of 1,024, 1,024, 1,024 and 928 rows.
-struct Desk {
+/// A world with features to compare, in blocks of 1,024, 1,024, 1,024 and 928 rows.
+struct ComparisonWorld {
     world: World,
 }
 
-impl Desk {
+impl ComparisonWorld {
     /// Writes features of 4,000 images and of 601 others. Some of these are equal to images, and
     /// some images are equally similar to several.
     fn new() -> Self {
         let world = World::new(4);
-        let rows: Vec<f32> = (0..4000)
-            .flat_map(|i| wide_row((i * 7919 % 3600) as f32 / 10.0 + (i % 7) as f32 * 0.001))
-            .collect();
+        let degrees = (0..4000).map(|i| (i * 7919 % 3600) as f32 / 10.0 + (i % 7) as f32 * 0.001);
+        let rows: Vec<f32> = degrees.flat_map(wide_row).collect();
         fs::write(world.path("x.npy"), npy(&rows, WIDTH)).unwrap();
         let like: Vec<f32> = rows[..WIDTH * 400]
             .iter()
@@ -52,9 +51,9 @@ impl Desk {
         self.world.ocelli(&args)
     }
 
-    /// Runs a verb whole, and in three parts that are joined; returns the arguments and the folder
-    /// of the latter.
-    fn whole_and_in_parts(&self, settings: &[&str]) -> (Vec<String>, PathBuf) {
+    /// Runs a verb as one command, and in three parts that are joined; returns the arguments and
+    /// the folder of the latter.
+    fn compare_parts_with_whole(&self, settings: &[&str]) -> (Vec<String>, PathBuf) {
         let expected = self.run(&self.args(settings, "x.npy", "whole"), &[]);
         ok(&expected);
         let args = self.args(settings, "x.npy", "parts");
@@ -70,63 +69,62 @@ impl Desk {
 #[test]
 fn parts_are_joined_to_the_result_of_one_command() {
     for settings in &VERBS {
-        let desk = Desk::new();
-        let (args, _) = desk.whole_and_in_parts(settings);
-        // More parts than blocks, after they were joined too early, which claims nothing.
-        let many = desk.args(settings, "x.npy", "many");
-        let early = fails(&desk.run(&many, &["--join", "9"]), 2);
+        let comparison = ComparisonWorld::new();
+        let (args, _) = comparison.compare_parts_with_whole(settings);
+        // More parts than blocks, after an early join, which writes nothing.
+        let many = comparison.args(settings, "x.npy", "many");
+        let early = fails(&comparison.run(&many, &["--join", "9"]), 2);
         assert!(early.contains("9 part(s) are missing") && early.contains("--part 1/9"), "{early}");
         for part in 1..=6 {
-            ok(&desk.run(&many, &["--part", &format!("{part}/6")]));
+            ok(&comparison.run(&many, &["--part", &format!("{part}/6")]));
         }
-        ok(&desk.run(&many, &["--join", "6"]));
-        assert_same(&desk.world.path("whole"), &desk.world.path("many"));
-        // A whole job that overwrites leaves nothing of parts behind, not even of killed ones.
+        ok(&comparison.run(&many, &["--join", "6"]));
+        assert_same(&comparison.world.path("whole"), &comparison.world.path("many"));
+        // A job that overwrites removes all files of parts, those of killed ones too.
         for ending in ["lock", "json.0-0.tmp"] {
             let killed = format!("parts/{}.part-00002-of-00003.{ending}", settings[0]);
-            fs::write(desk.world.path(&killed), "").unwrap();
+            fs::write(comparison.world.path(&killed), "").unwrap();
         }
         assert!(
-            fails(&desk.run(&args, &["--join", "3", "--overwrite"]), 2)
+            fails(&comparison.run(&args, &["--join", "3", "--overwrite"]), 2)
                 .contains("delete the results of parts")
         );
-        ok(&desk.run(&args, &["--overwrite"]));
-        let left = |name: &str| name.contains(".part-");
-        assert!(files(&desk.world.path("parts"), left).is_empty());
-        assert_same(&desk.world.path("whole"), &desk.world.path("parts"));
+        ok(&comparison.run(&args, &["--overwrite"]));
+        assert!(files(&comparison.world.path("parts"), |name| name.contains(".part-")).is_empty());
+        assert_same(&comparison.world.path("whole"), &comparison.world.path("parts"));
     }
 }
 
 #[test]
 fn parts_of_other_jobs_are_refused() {
     for settings in &VERBS {
-        let desk = Desk::new();
-        let (args, folder) = desk.whole_and_in_parts(settings);
-        let other = desk.args(&[settings[0], settings[1], "1"], "x.npy", "parts");
+        let comparison = ComparisonWorld::new();
+        let (args, folder) = comparison.compare_parts_with_whole(settings);
+        let other = comparison.args(&[settings[0], settings[1], "1"], "x.npy", "parts");
         for (args, more) in [(&args, &["--part", "1/4"][..]), (&args, &[]), (&other, &["--part", "1/3"])] {
-            let said = fails(&desk.run(args, more), 2);
+            let stderr = fails(&comparison.run(args, more), 2);
             assert!(
-                said.contains("holds another job")
-                    && said.contains("with other inputs, flags or number of parts"),
-                "{said}"
+                stderr.contains("holds another job")
+                    && stderr.contains("with other inputs, flags or number of parts"),
+                "{stderr}"
             );
         }
-        // The part of another job under the name of one of this job.
+        // A part of another job under the name of a part of this job.
         let name = format!("{}.part-00002-of-00003.json", settings[0]);
-        let other = desk.args(&[settings[0], settings[1], "1"], "x.npy", "other");
-        ok(&desk.run(&other, &["--part", "2/3"]));
+        let other = comparison.args(&[settings[0], settings[1], "1"], "x.npy", "other");
+        ok(&comparison.run(&other, &["--part", "2/3"]));
         let part = fs::read(folder.join(&name)).unwrap();
-        fs::copy(desk.world.path("other").join(&name), folder.join(&name)).unwrap();
-        assert!(fails(&desk.run(&args, &["--join", "3"]), 2).contains("is of another job or part"));
+        fs::copy(comparison.world.path("other").join(&name), folder.join(&name)).unwrap();
+        assert!(fails(&comparison.run(&args, &["--join", "3"]), 2).contains("is of another job or part"));
         fs::write(folder.join(&name), part).unwrap();
-        ok(&desk.run(&args, &["--join", "3"]));
-        // The same queries, written again, and others of the same name.
-        let like = desk.world.path("like.npy");
+        ok(&comparison.run(&args, &["--join", "3"]));
+        // The same queries, written again, and other queries under the same name.
+        let like = comparison.world.path("like.npy");
         let queries = fs::read(&like).unwrap();
         for (last, reason) in [(queries[queries.len() - 1], "changed since"), (0, "holds another job")] {
             fs::write(&like, [&queries[..queries.len() - 1], &[last]].concat()).unwrap();
-            for work in [["--join", "3"], ["--part", "2/3"]] {
-                assert!(fails(&desk.run(&args, &work), 2).contains(reason));
+            for more in [["--join", "3"], ["--part", "2/3"]] {
+                assert!(fails(&comparison.run(&args, &more), 2).contains(reason));
             }
         }
     }
@@ -135,56 +133,60 @@ fn parts_of_other_jobs_are_refused() {
 #[test]
 fn damaged_parts_are_refused() {
     for settings in &VERBS {
-        let desk = Desk::new();
-        let (args, folder) = desk.whole_and_in_parts(settings);
+        let comparison = ComparisonWorld::new();
+        let (args, folder) = comparison.compare_parts_with_whole(settings);
         let path = folder.join(format!("{}.part-00002-of-00003.json", settings[0]));
         let part = fs::read_to_string(&path).unwrap();
-        let (before, found) = part.split_once("\"result\":[[").unwrap();
-        let [row, query, similarity] =
-            <[&str; 3]>::try_from(found.split([',', ']']).take(3).collect::<Vec<_>>()).unwrap();
-        let rest = &found[[row, query, similarity].concat().len() + 2..];
-        let with = |row: &str, query: &str| format!("{before}\"result\":[[{row},{query},{similarity}{rest}");
-        assert_eq!(with(row, query), part);
-        let lost = format!("{before}\"result\":[{}", &rest[2..]);
-        for text in [with("1023", query), with("4000", query), with(row, "601"), lost] {
+        // The first result `[row, query, similarity]`, and the text around it.
+        let (before, results) = part.split_once("\"result\":[[").unwrap();
+        let (row, after_row) = results.split_once(',').unwrap();
+        let (query, after_query) = after_row.split_once(',').unwrap();
+        let (_, after_result) = after_query.split_once("],").unwrap();
+        assert_eq!(format!("{before}\"result\":[[{row},{query},{after_query}"), part);
+        let without_first = format!("{before}\"result\":[{after_result}");
+        let mut damaged = vec![without_first];
+        for (row, query) in [("1023", query), ("4000", query), (row, "601")] {
+            damaged.push(format!("{before}\"result\":[[{row},{query},{after_query}"));
+        }
+        for text in damaged {
             fs::write(&path, text).unwrap();
-            let said = fails(&desk.run(&args, &["--join", "3"]), 2);
-            assert!(said.contains("is damaged") && said.contains("do part 2/3 again"), "{said}");
+            let stderr = fails(&comparison.run(&args, &["--join", "3"]), 2);
+            assert!(stderr.contains("is damaged") && stderr.contains("do part 2/3 again"), "{stderr}");
         }
         // Another part of the same job.
         fs::copy(folder.join(format!("{}.part-00001-of-00003.json", settings[0])), &path).unwrap();
-        assert!(fails(&desk.run(&args, &["--join", "3"]), 2).contains("of another job or part"));
+        assert!(fails(&comparison.run(&args, &["--join", "3"]), 2).contains("of another job or part"));
     }
 }
 
-/// A row that is not finite fails the part that compares it, and no other.
+/// A row that is not finite fails only the part that compares it.
 #[test]
-fn parts_check_their_own_rows() {
-    let desk = Desk::new();
+fn parts_check_only_their_rows() {
+    let comparison = ComparisonWorld::new();
     for settings in &VERBS {
-        let args = desk.args(settings, "bad.npy", settings[0]);
-        ok(&desk.run(&args, &["--part", "1/3"]));
-        let said = fails(&desk.run(&args, &["--part", "2/3"]), 3);
-        assert!(said.contains("row 1100 of the features is not finite"), "{said}");
-        ok(&desk.run(&args, &["--part", "3/3"]));
-        assert!(fails(&desk.run(&args, &["--join", "3"]), 2).contains("--part 2/3"));
+        let args = comparison.args(settings, "bad.npy", settings[0]);
+        ok(&comparison.run(&args, &["--part", "1/3"]));
+        let stderr = fails(&comparison.run(&args, &["--part", "2/3"]), 3);
+        assert!(stderr.contains("row 1100 of the features is not finite"), "{stderr}");
+        ok(&comparison.run(&args, &["--part", "3/3"]));
+        assert!(fails(&comparison.run(&args, &["--join", "3"]), 2).contains("--part 2/3"));
     }
 }
 
 #[test]
-fn what_cannot_be_done_in_parts_is_refused() {
-    let desk = Desk::new();
-    let args = desk.args(&["retrieve", "--by", "cluster"], "x.npy", "no");
-    assert!(fails(&desk.run(&args, &["--part", "1/2"]), 2).contains("need --by image"));
-    let photos = desk.world.text("data");
-    let out = desk.world.text("no");
+fn jobs_that_cannot_be_divided_into_parts_are_refused() {
+    let comparison = ComparisonWorld::new();
+    let args = comparison.args(&["retrieve", "--by", "cluster"], "x.npy", "no");
+    assert!(fails(&comparison.run(&args, &["--part", "1/2"]), 2).contains("need --by image"));
+    let photos = comparison.world.text("data");
+    let out = comparison.world.text("no");
     let args =
         ["curate", "remove", "--checkpoint", "run", "--shards", &photos, "--like", &photos, "--out", &out];
-    let said = fails(&desk.world.ocelli(&[&args[..], &["--join", "2"]].concat()), 2);
-    assert!(said.contains("need --features and --like-features"), "{said}");
-    let args = desk.args(&VERBS[0], "x.npy", "no");
+    let stderr = fails(&comparison.world.ocelli(&[&args[..], &["--join", "2"]].concat()), 2);
+    assert!(stderr.contains("need --features and --like-features"), "{stderr}");
+    let args = comparison.args(&VERBS[0], "x.npy", "no");
     let args: Vec<&str> = args.iter().map(String::as_str).chain(["--part", "1/2"]).collect();
     let ranks = [("RANK", "0"), ("WORLD_SIZE", "2"), ("LOCAL_RANK", "0")];
-    assert!(fails(&desk.world.ocelli_with(&args, &ranks), 2).contains("started one by one"));
+    assert!(fails(&comparison.world.ocelli_with(&args, &ranks), 2).contains("started one by one"));
     assert!(!Path::new(&out).exists());
 }

@@ -1,54 +1,57 @@
-//! Damage that a program could overlook: holes in shards, numbers that are not finite, rows of a
-//! cache, a missing plan.
+//! Damage that could go unnoticed: holes in shards, values that are not finite, damaged rows of the
+//! feature cache, a missing plan.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::process::Output;
+
+use serde_json::Value;
 
 use crate::support::{World, fails, ok};
 
 #[test]
-fn a_hole_in_a_shard_is_told_and_the_other_shards_are_verified() {
+fn a_hole_in_a_shard_is_reported_and_the_other_shards_are_verified() {
     let world = World::new(24);
-    let whole = fs::read(world.shard()).unwrap();
+    let intact = fs::read(world.shard()).unwrap();
     let good = world.text("good.tar");
     let bad = world.text("bad.tar");
-    fs::write(&good, &whole).unwrap();
-    let header_of_the_middle = (0..whole.len() / 512)
+    fs::write(&good, &intact).unwrap();
+    let header_offset = (0..intact.len() / 512)
         .map(|block| block * 512)
-        .filter(|at| &whole[at + 257..at + 262] == b"ustar")
+        .filter(|offset| &intact[offset + 257..offset + 262] == b"ustar")
         .nth(30)
         .unwrap();
-    let mut holed = whole.clone();
-    holed[header_of_the_middle..][..512].fill(0);
-    let mut tail = whole.clone();
-    tail[header_of_the_middle..].fill(0);
-    // More zeros than two blocks or a usual record, and an odd number of blocks, which larger
-    // records do not divide.
-    let n_blocks = (header_of_the_middle / 512 + 41) | 1;
-    tail.resize(n_blocks * 512, 0);
-    for (what, bytes) in [
-        ("something else", holed),
-        ("bytes of zeros follow", tail),
-        ("another member or archive", [&whole[..], &whole].concat()),
-        ("something else", [&whole[..], b"junk"].concat()),
+    let mut zeroed_header = intact.clone();
+    zeroed_header[header_offset..][..512].fill(0);
+    let mut zeroed_tail = intact.clone();
+    zeroed_tail[header_offset..].fill(0);
+    // More zeros than two blocks or a usual record, and an odd number of blocks, which is not a
+    // multiple of larger records.
+    let n_blocks = (header_offset / 512 + 41) | 1;
+    zeroed_tail.resize(n_blocks * 512, 0);
+    for (reason, bytes) in [
+        ("something else", zeroed_header),
+        ("bytes of zeros follow", zeroed_tail),
+        ("another member or archive", [&intact[..], &intact].concat()),
+        ("something else", [&intact[..], b"junk"].concat()),
     ] {
         fs::write(&bad, bytes).unwrap();
         let output = world.ocelli(&["shards", "verify", &bad, &good]);
         assert_eq!(output.status.code(), Some(3));
-        let told = String::from_utf8_lossy(&[output.stderr, output.stdout].concat()).into_owned();
-        assert!(told.contains(what) && told.contains("bad.tar"), "{told}");
-        assert!(told.contains("2 shard(s), 1 bad; 24 samples"), "{told}");
-        let told = fails(&world.pretrain("run", &["--shards", &bad]), 3);
-        assert!(told.contains(what), "{told}");
+        let printed = String::from_utf8_lossy(&[output.stderr, output.stdout].concat()).into_owned();
+        assert!(printed.contains(reason) && printed.contains("bad.tar"), "{printed}");
+        assert!(printed.contains("2 shard(s), 1 bad; 24 samples"), "{printed}");
+        let stderr = fails(&world.pretrain("run", &["--shards", &bad]), 3);
+        assert!(stderr.contains(reason), "{stderr}");
     }
 }
 
-/// Overwrites `n` values of a file of weights.
-fn spoil(path: &str, value: f32, n: usize) {
+/// Overwrites `n` values of a safetensors file with `value`.
+fn overwrite_weights(path: &str, value: f32, n: usize) {
     let mut bytes = fs::read(path).unwrap();
     let header = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
-    for place in bytes[8 + header + 4 * 100..].chunks_exact_mut(4).take(n) {
-        place.copy_from_slice(&value.to_le_bytes());
+    for weight in bytes[8 + header + 4 * 100..].chunks_exact_mut(4).take(n) {
+        weight.copy_from_slice(&value.to_le_bytes());
     }
     fs::write(path, bytes).unwrap();
 }
@@ -62,7 +65,7 @@ fn weights_that_are_not_finite_are_refused_by_name() {
     let weights = world.text("weights.safetensors");
     for value in [f32::NAN, f32::INFINITY] {
         ok(&world.ocelli(&["export", "--checkpoint", &run, "--out", &weights, "--overwrite"]));
-        spoil(&weights, value, 1);
+        overwrite_weights(&weights, value, 1);
         let features = world.text("f.npy");
         let onnx = world.text("w.onnx");
         let second = world.text("second");
@@ -82,49 +85,52 @@ fn weights_that_are_not_finite_are_refused_by_name() {
                 &weights,
             ],
         ] {
-            let told = fails(&world.ocelli(args), 3);
-            assert!(told.contains("parameter") && told.contains("not finite"), "{args:?}: {told}");
+            let stderr = fails(&world.ocelli(args), 3);
+            assert!(stderr.contains("parameter") && stderr.contains("not finite"), "{args:?}: {stderr}");
         }
         assert!(!world.path("f.npy").exists() && !world.path("w.onnx").exists());
     }
-    // Finite weights whose features are not.
+    // Finite weights whose features are not finite.
     ok(&world.ocelli(&["export", "--checkpoint", &run, "--out", &weights, "--overwrite"]));
-    spoil(&weights, 9e17, 4000);
+    overwrite_weights(&weights, 9e17, 4000);
     let args = ["probe", "--checkpoint", &weights, "--train", &shard, "--test", &shard];
-    let told = fails(&world.ocelli(&args), 78);
-    assert!(told.contains("features") && told.contains("not finite"), "{told}");
+    let stderr = fails(&world.ocelli(&args), 78);
+    assert!(stderr.contains("features") && stderr.contains("not finite"), "{stderr}");
 }
 
-#[test]
-fn damaged_rows_of_the_cache_are_made_anew() {
-    let world = World::new(40);
-    ok(&world.pretrain("run", &[]));
+/// Probes the run `run` with a feature cache; returns the scores, and whether damaged rows were
+/// reported.
+fn probe_with_cache(world: &World) -> (String, bool) {
     let run = world.text("run");
     let shard = world.text("data/train-000000.tar");
     let cache = world.text("cache");
-    let probe = || {
-        let args =
-            ["probe", "--checkpoint", &run, "--train", &shard, "--test", &shard, "--json", "--no-record"];
-        let env = [("OCELLI_CACHE", cache.as_str()), ("OCELLI_FEATURES_GB", "1")];
-        let output = world.ocelli_with(&args, &env);
-        ok(&output);
-        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-        let scores =
-            text(&output.stdout).lines().last().unwrap().split("\"networks\"").nth(1).unwrap().to_string();
-        (scores, text(&output.stderr).contains("are damaged"))
-    };
-    let (scores, _) = probe();
-    let rows = |extension: &str| {
-        let files = fs::read_dir(world.path("cache/features")).unwrap().flatten().map(|entry| entry.path());
-        files.filter(|path| path.extension().is_some_and(|found| found == extension)).collect::<Vec<_>>()
-    };
-    for path in rows("f32") {
+    let args = ["probe", "--checkpoint", &run, "--train", &shard, "--test", &shard, "--json", "--no-record"];
+    let env = [("OCELLI_CACHE", cache.as_str()), ("OCELLI_FEATURES_GB", "1")];
+    let output = world.ocelli_with(&args, &env);
+    let stderr = ok(&output);
+    let stdout = String::from_utf8_lossy(&output.stdout);
+    let scores = stdout.lines().last().unwrap().split("\"networks\"").nth(1).unwrap().to_string();
+    (scores, stderr.contains("are damaged"))
+}
+
+/// Returns the files of the feature cache that have this extension.
+fn cached_feature_files(world: &World, extension: &str) -> Vec<PathBuf> {
+    let files = fs::read_dir(world.path("cache/features")).unwrap().flatten().map(|entry| entry.path());
+    files.filter(|path| path.extension().is_some_and(|other| other == extension)).collect()
+}
+
+#[test]
+fn damaged_rows_of_the_cache_are_computed_again() {
+    let world = World::new(40);
+    ok(&world.pretrain("run", &[]));
+    let (scores, _) = probe_with_cache(&world);
+    for path in cached_feature_files(&world, "f32") {
         let len = fs::read(&path).unwrap().len();
         fs::write(&path, (0..len).map(|i| (i * 31 % 127) as u8).collect::<Vec<_>>()).unwrap();
     }
-    assert_eq!(probe(), (scores.clone(), true));
-    assert_eq!(probe(), (scores.clone(), false));
-    for path in rows("json") {
+    assert_eq!(probe_with_cache(&world), (scores.clone(), true));
+    assert_eq!(probe_with_cache(&world), (scores.clone(), false));
+    for path in cached_feature_files(&world, "json") {
         let text = fs::read_to_string(&path).unwrap();
         fs::write(
             &path,
@@ -132,39 +138,45 @@ fn damaged_rows_of_the_cache_are_made_anew() {
         )
         .unwrap();
     }
-    assert_eq!(probe(), (scores, true));
+    assert_eq!(probe_with_cache(&world), (scores, true));
+}
+
+/// Returns the setting of the length of a run.
+fn length_setting(steps: u64) -> String {
+    format!("optim.length={{steps={steps}}}")
 }
 
 /// The checkpoint holds the plan of its run.
 #[test]
-fn a_run_whose_plan_is_gone_is_still_that_run() {
+fn a_run_without_its_plan_file_still_has_its_recipe() {
     let world = World::new(24);
-    let steps = |n: u64| format!("optim.length={{steps={n}}}");
-    ok(&world.pretrain("run", &["--set", &steps(8)]));
+    ok(&world.pretrain("run", &["--set", &length_setting(8)]));
     let plan = fs::read_to_string(world.path("run/plan.toml")).unwrap();
     for change in ["optim.lr=0.5", "seed=9", "optim.batch_size=4"] {
         fs::remove_file(world.path("run/plan.toml")).unwrap();
-        let told = fails(&world.pretrain("run", &["--set", &steps(8), "--set", change]), 2);
-        assert!(told.contains(change.split('=').next().unwrap()), "{told}");
+        let stderr = fails(&world.pretrain("run", &["--set", &length_setting(8), "--set", change]), 2);
+        assert!(stderr.contains(change.split('=').next().unwrap()), "{stderr}");
         fs::write(world.path("run/plan.toml"), &plan).unwrap();
     }
     // A plan that was changed together with the recipe.
     fs::write(world.path("run/plan.toml"), plan.replace("seed = 3", "seed = 9")).unwrap();
-    let told = fails(&world.pretrain("run", &["--set", &steps(8), "--set", "seed=9"]), 2);
-    assert!(told.contains("seed"), "{told}");
+    let stderr = fails(&world.pretrain("run", &["--set", &length_setting(8), "--set", "seed=9"]), 2);
+    assert!(stderr.contains("seed"), "{stderr}");
     fs::remove_file(world.path("run/plan.toml")).unwrap();
-    ok(&world.pretrain("run", &["--set", &steps(8)]));
+    ok(&world.pretrain("run", &["--set", &length_setting(8)]));
     assert_eq!(fs::read_to_string(world.path("run/plan.toml")).unwrap(), plan);
-    ok(&world.pretrain("run", &["--set", &steps(12), "--lengthen"]));
+    ok(&world.pretrain("run", &["--set", &length_setting(12), "--lengthen"]));
 
-    // A fork begins with the checkpoint of another recipe, and is then a run of its own.
+    // A fork begins with the checkpoint of another recipe, and is then a separate run.
     let from = world.text("run");
-    let fork = ["--set", &steps(16), "--set", "optim.lr=0.001", "--fork", &from];
+    let fork = ["--set", &length_setting(16), "--set", "optim.lr=0.001", "--fork", &from];
     ok(&world.pretrain("forked", &fork));
     fs::remove_file(world.path("forked/plan.toml")).unwrap();
-    let told =
-        fails(&world.pretrain("forked", &["--set", &steps(16), "--set", "optim.lr=0.5", "--fork", &from]), 2);
-    assert!(told.contains("optim.lr"), "{told}");
+    let stderr = fails(
+        &world.pretrain("forked", &["--set", &length_setting(16), "--set", "optim.lr=0.5", "--fork", &from]),
+        2,
+    );
+    assert!(stderr.contains("optim.lr"), "{stderr}");
     ok(&world.pretrain("forked", &fork));
 }
 
@@ -181,8 +193,8 @@ fn one_job_at_a_time_writes_into_a_folder() {
     for args in
         [&["shards", "pack", &images, "--out", &out][..], &["shards", "synth", "--out", &out, "--count", "4"]]
     {
-        let told = fails(&world.ocelli(args), 2);
-        assert!(told.contains("another job"), "{told}");
+        let stderr = fails(&world.ocelli(args), 2);
+        assert!(stderr.contains("another job"), "{stderr}");
     }
     assert_eq!(fs::read_dir(&out).unwrap().count(), 0);
     drop(held);
@@ -192,7 +204,7 @@ fn one_job_at_a_time_writes_into_a_folder() {
 /// Rejects a lock file that is a symbolic link, a network of 65,536 blocks and 20,000 groups of
 /// braces.
 #[test]
-fn what_is_planted_or_absurd_is_refused_at_once() {
+fn linked_locks_and_absurd_sizes_are_refused_at_once() {
     let world = World::new(24);
     let notes = world.path("notes");
     fs::write(&notes, "text").unwrap();
@@ -200,12 +212,26 @@ fn what_is_planted_or_absurd_is_refused_at_once() {
     std::os::unix::fs::symlink(&notes, world.path("run/.lock")).unwrap();
     fails(&world.pretrain("run", &[]), 3);
     assert_eq!(fs::read(&notes).unwrap(), b"text");
-    let begun = std::time::Instant::now();
-    let told = fails(&world.pretrain("deep", &["--set", "model.depth=65536"]), 2);
-    assert!(told.contains("model.depth") && begun.elapsed().as_secs() < 20, "{told}");
-    let many = "{a}".repeat(20_000);
-    let told = fails(&world.pretrain("braces", &["--shards", &many]), 2);
-    assert!(told.contains("groups of braces") && told.len() < 1000, "{}", told.len());
+    let start = std::time::Instant::now();
+    let stderr = fails(&world.pretrain("deep", &["--set", "model.depth=65536"]), 2);
+    assert!(stderr.contains("model.depth") && start.elapsed().as_secs() < 20, "{stderr}");
+    let braces = "{a}".repeat(20_000);
+    let stderr = fails(&world.pretrain("braces", &["--shards", &braces]), 2);
+    assert!(stderr.contains("groups of braces") && stderr.len() < 1000, "{}", stderr.len());
+}
+
+/// Returns 1,000 entries like the first of `params`, whose rows begin `step` times their number of
+/// values apart.
+fn repeat_first_entry(params: &Value, step: u64) -> Value {
+    let shape = params[0]["shape"].as_array().unwrap();
+    let numel: u64 = shape.iter().map(|side| side.as_u64().unwrap()).product();
+    let mut entries = Vec::new();
+    for number in 0..1000_u64 {
+        let mut entry = params[0].clone();
+        entry["first"] = (step * number * numel).into();
+        entries.push(entry);
+    }
+    entries.into()
 }
 
 /// A manifest without a checksum, as older releases wrote it, is not trusted.
@@ -213,66 +239,54 @@ fn what_is_planted_or_absurd_is_refused_at_once() {
 fn a_forged_manifest_is_refused() {
     let world = World::new(24);
     ok(&world.pretrain("run", &[]));
-    let step = fs::read_dir(world.path("run/checkpoints")).unwrap().map(|entry| entry.unwrap().path());
-    let folder = step.filter(|path| path.is_dir()).max().unwrap();
+    let paths = fs::read_dir(world.path("run/checkpoints")).unwrap().map(|entry| entry.unwrap().path());
+    let folder = paths.filter(|path| path.is_dir()).max().unwrap();
+    let checkpoint = folder.display().to_string();
     let path = folder.join("manifest.json");
-    let honest: serde_json::Value = serde_json::from_str(&fs::read_to_string(&path).unwrap()).unwrap();
-    let refused = |change: &dyn Fn(&mut serde_json::Value), reason: &str| {
-        let mut manifest = honest.clone();
-        manifest["checksum"] = "".into();
-        change(&mut manifest);
-        fs::write(&path, manifest.to_string()).unwrap();
-        let checkpoint = folder.display().to_string();
+    let mut manifest: Value = serde_json::from_str(&fs::read_to_string(&path).unwrap()).unwrap();
+    manifest["checksum"] = "".into();
+    let mut parent_folder = manifest.clone();
+    parent_folder["files"][0]["name"] = "../../secret".into();
+    let mut same_folder = manifest.clone();
+    same_folder["files"][0]["name"] = ".".into();
+    let mut large_unit = manifest.clone();
+    large_unit["units"][0]["numel"] = (1_u64 << 40).into();
+    large_unit["units"][0]["padded"] = (1_u64 << 40).into();
+    for (forged, reason) in [
+        (parent_folder, "is not the name of a file"),
+        (same_folder, "is not a regular file"),
+        (large_unit, "other parameters than the network"),
+    ] {
+        fs::write(&path, forged.to_string()).unwrap();
         let out = world.text("forged.safetensors");
-        let told = fails(&world.ocelli(&["export", "--checkpoint", &checkpoint, "--out", &out]), 3);
-        assert!(told.contains(reason), "{told}");
-    };
-    refused(
-        &|manifest: &mut serde_json::Value| manifest["files"][0]["name"] = "../../secret".into(),
-        "is not the name of a file",
-    );
-    refused(
-        &|manifest: &mut serde_json::Value| manifest["files"][0]["name"] = ".".into(),
-        "is not a regular file",
-    );
-    refused(
-        &|manifest: &mut serde_json::Value| {
-            manifest["units"][0]["numel"] = (1_u64 << 40).into();
-            manifest["units"][0]["padded"] = (1_u64 << 40).into();
-        },
-        "other parameters than the network",
-    );
+        let stderr = fails(&world.ocelli(&["export", "--checkpoint", &checkpoint, "--out", &out]), 3);
+        assert!(stderr.contains(reason), "{stderr}");
+    }
 
-    // Heads are read as the manifest lists them.
-    let with_heads = |change: &dyn Fn(&mut serde_json::Value), reason: &str| {
-        let mut manifest = honest.clone();
-        manifest["checksum"] = "".into();
-        let mut units = manifest["units"].as_array_mut().unwrap().iter_mut().rev();
-        change(&mut units.find(|unit| unit["network"] == "teacher").unwrap()["params"]);
-        fs::write(&path, manifest.to_string()).unwrap();
-        let checkpoint = folder.display().to_string();
-        let told = fails(&world.pretrain("b", &["--init", &checkpoint, "--set", "init.heads=true"]), 3);
-        assert!(told.contains(reason), "{told}");
-    };
-    let longer = "is longer than its unit";
-    with_heads(&|params| params[0]["shape"] = serde_json::json!([1_u64 << 40, 1_u64 << 40]), longer);
-    with_heads(&|params| params[0]["offset"] = (u64::MAX - 4).into(), longer);
-    // As many numbers as the files hold are read, and no more.
-    let repeated = |params: &mut serde_json::Value, step: u64| {
-        let shape = params[0]["shape"].as_array().unwrap();
-        let numel: u64 = shape.iter().map(|side| side.as_u64().unwrap()).product();
-        let rows = (0..1000).map(|number| {
-            let mut rows = params[0].clone();
-            rows["first"] = (step * number * numel).into();
-            rows
-        });
-        *params = rows.collect::<Vec<_>>().into();
-    };
-    with_heads(&|params| repeated(params, 1), longer);
-    with_heads(&|params| repeated(params, 0), "does not continue the rows before it");
+    // Heads are read as the manifest lists them, and no more values than the files hold.
+    let units = manifest["units"].as_array().unwrap();
+    let head = units.iter().rposition(|unit| unit["network"] == "teacher").unwrap();
+    let params = &manifest["units"][head]["params"];
+    let mut large_shape = params.clone();
+    large_shape[0]["shape"] = serde_json::json!([1_u64 << 40, 1_u64 << 40]);
+    let mut large_offset = params.clone();
+    large_offset[0]["offset"] = (u64::MAX - 4).into();
+    for (head_params, reason) in [
+        (large_shape, "is longer than its unit"),
+        (large_offset, "is longer than its unit"),
+        (repeat_first_entry(params, 1), "is longer than its unit"),
+        (repeat_first_entry(params, 0), "does not continue the rows before it"),
+    ] {
+        let mut forged = manifest.clone();
+        forged["units"][head]["params"] = head_params;
+        fs::write(&path, forged.to_string()).unwrap();
+        let stderr = fails(&world.pretrain("b", &["--init", &checkpoint, "--set", "init.heads=true"]), 3);
+        assert!(stderr.contains(reason), "{stderr}");
+    }
 }
 
-/// A network that computes another function must not be read as if it did not.
+/// A configuration of a network that Ocelli does not have must not be read as that of a similar
+/// one.
 #[test]
 fn a_configuration_of_another_network_is_refused() {
     let world = World::new(24);
@@ -287,8 +301,7 @@ fn a_configuration_of_another_network_is_refused() {
         let args = ["export", "--checkpoint", &run, "--out", &out, "--format", format, "--overwrite"];
         ok(&world.ocelli(&args));
         let path = world.path(format).join("config.json");
-        let mut config: serde_json::Value =
-            serde_json::from_str(&fs::read_to_string(&path).unwrap()).unwrap();
+        let mut config: Value = serde_json::from_str(&fs::read_to_string(&path).unwrap()).unwrap();
         config[key] = value;
         fs::write(&path, config.to_string()).unwrap();
         let features = world.text("features.npy");
@@ -301,8 +314,8 @@ fn a_configuration_of_another_network_is_refused() {
             "--out",
             &features,
         ];
-        let told = fails(&world.ocelli(&args), 3);
-        assert!(told.contains(key.trim_end_matches("model_args")), "{told}");
+        let stderr = fails(&world.ocelli(&args), 3);
+        assert!(stderr.contains(key.trim_end_matches("model_args")), "{stderr}");
     }
     // A configuration that another export left would be read with these weights.
     let args = [
@@ -314,74 +327,86 @@ fn a_configuration_of_another_network_is_refused() {
         "--format",
         "timm",
     ];
-    let told = fails(&world.ocelli(&[&args[..], &["--overwrite"]].concat()), 2);
-    assert!(told.contains("preprocessor_config.json of another export"), "{told}");
+    let stderr = fails(&world.ocelli(&[&args[..], &["--overwrite"]].concat()), 2);
+    assert!(stderr.contains("preprocessor_config.json of another export"), "{stderr}");
 }
 
 /// A run of an older release, whose views differ, must not continue silently with other pixels.
 #[test]
-fn a_run_whose_views_were_other_ones_is_refused() {
+fn a_run_with_another_version_of_views_is_refused() {
     let world = World::new(24);
     ok(&world.pretrain("run", &[]));
     let path = world.path("run/plan.toml");
     let plan = fs::read_to_string(&path).unwrap();
     let line = plan.lines().find(|line| line.starts_with("views_version")).unwrap();
     fs::write(&path, plan.replace(line, "")).unwrap();
-    let told = fails(&world.pretrain("run", &["--lengthen", "--set", "optim.length={steps=20}"]), 2);
-    assert!(told.contains("another way"), "{told}");
+    let stderr = fails(&world.pretrain("run", &["--lengthen", "--set", "optim.length={steps=20}"]), 2);
+    assert!(stderr.contains("another way"), "{stderr}");
+}
+
+/// Runs the program with a limit on its address space.
+fn run_with_memory_limit(world: &World, kilobytes: u64, args: &[&str]) -> Output {
+    let program = env!("CARGO_BIN_EXE_ocelli-under-test");
+    let script = format!("ulimit -v {kilobytes}; exec \"$0\" \"$@\"");
+    let mut command = std::process::Command::new("sh");
+    command
+        .args(["-c", &script, program])
+        .args(args)
+        .env("OCELLI_CACHE", world.path("cache"))
+        .output()
+        .unwrap()
 }
 
 /// A limit on memory or an absurd size must not exit like a lost rank (134) or a bug (101).
 #[test]
-fn what_does_not_fit_into_memory_is_a_matter_of_configuration() {
+fn sizes_beyond_memory_exit_like_errors_of_configuration() {
     let world = World::new(24);
     ok(&world.pretrain("run", &[]));
     let run = world.text("run");
     let shard = world.text("data/train-000000.tar");
-    let limited = |kilobytes: u64, args: &[&str]| {
-        let program = env!("CARGO_BIN_EXE_ocelli-under-test");
-        let script = format!("ulimit -v {kilobytes}; exec \"$0\" \"$@\"");
-        let mut command = std::process::Command::new("sh");
-        command
-            .args(["-c", &script, program])
-            .args(args)
-            .env("OCELLI_CACHE", world.path("cache"))
-            .output()
-            .unwrap()
-    };
     let probe = ["probe", "--checkpoint", &run, "--train", &shard, "--test", &shard, "--no-record"];
-    let told = fails(&limited(300_000, &probe), 2);
-    assert!(told.contains("ulimit -v"), "{told}");
+    let stderr = fails(&run_with_memory_limit(&world, 300_000, &probe), 2);
+    assert!(stderr.contains("ulimit -v"), "{stderr}");
     for px in ["4096", "65536"] {
-        let told = fails(&limited(4_000_000, &[&probe[..], &["--image-px", px]].concat()), 2);
-        assert!(told.contains("--image-px") || told.contains("must lie in"), "{told}");
+        let args = [&probe[..], &["--image-px", px]].concat();
+        let stderr = fails(&run_with_memory_limit(&world, 4_000_000, &args), 2);
+        assert!(stderr.contains("--image-px") || stderr.contains("must lie in"), "{stderr}");
     }
     let onnx = world.text("large.onnx");
     let export = ["export", "--checkpoint", &run, "--out", &onnx, "--image-px", "65536"];
-    assert!(fails(&limited(4_000_000, &export), 2).contains("must lie in"));
+    let stderr = fails(&run_with_memory_limit(&world, 4_000_000, &export), 2);
+    assert!(stderr.contains("must lie in"), "{stderr}");
     assert!(!world.path("large.onnx").exists());
 }
 
-/// Flips one bit of the file at `path` in each of `n` places, evenly spread over its bytes and all
-/// bits, and returns what `run` gives each time. The file is whole again afterwards.
-fn with_flipped_bits<T>(path: &Path, n: usize, run: impl Fn() -> T) -> Vec<(usize, T)> {
-    let whole = std::fs::read(path).unwrap();
-    let flipped = (0..n).map(|number| {
-        let at = number * (whole.len() - 1) / (n - 1);
-        let mut bytes = whole.clone();
-        bytes[at] ^= 1 << (number % 8);
-        std::fs::write(path, bytes).unwrap();
-        (at, run())
-    });
-    let found = flipped.collect();
-    std::fs::write(path, whole).unwrap();
-    found
+/// Flips one bit of the file at `path` at `n` offsets, evenly spread over its bytes and all bits,
+/// and returns each offset with the output of `run`. The file is restored afterwards.
+fn with_flipped_bits(path: &Path, n: usize, run: impl Fn() -> Output) -> Vec<(usize, Output)> {
+    let intact = fs::read(path).unwrap();
+    let mut outputs = Vec::new();
+    for number in 0..n {
+        let offset = number * (intact.len() - 1) / (n - 1);
+        let mut bytes = intact.clone();
+        bytes[offset] ^= 1 << (number % 8);
+        fs::write(path, bytes).unwrap();
+        outputs.push((offset, run()));
+    }
+    fs::write(path, intact).unwrap();
+    outputs
 }
 
-/// One flipped bit in what a verb reads back is told, wherever it is: clusters, and results of
-/// parts of every verb.
+/// Balances the features `x.npy` into the folder `out`.
+fn balance(world: &World, out: &str, more: &[&str]) -> Output {
+    let out = world.text(out);
+    let features = world.text("x.npy");
+    let args = ["curate", "balance", "--out", &out, "--overwrite", "--features", &features];
+    world.ocelli(&[&args[..], more].concat())
+}
+
+/// A flipped bit at any offset of a file that a verb reads back is detected: clusters, and results
+/// of parts of every verb.
 #[test]
-fn damaged_states_give_no_result() {
+fn flipped_bits_in_saved_results_are_detected() {
     let world = World::new(40);
     let run = world.text("run");
     let short = ["--set", "optim.length={steps=1}", "--set", "optim.warmup={steps=0}"];
@@ -390,26 +415,20 @@ fn damaged_states_give_no_result() {
     let features = world.text("x.npy");
     ok(&world.ocelli(&["embed", "--checkpoint", &run, "--shards", &data, "--out", &features]));
 
-    let clusters = ["--features", &features, "--clusters", "5,2", "--resample-rows", "2,1", "--count", "12"];
-    let balance = |out: &str, more: &[&str]| {
-        let out = world.text(out);
-        world.ocelli(&[&["curate", "balance", "--out", &out, "--overwrite"], &clusters[..2], more].concat())
-    };
-    ok(&balance("whole", &clusters[2..]));
-    let whole = world.text("whole");
-    let again = ["--clusters-of", whole.as_str(), "--count", "12"];
-    ok(&balance("again", &again));
-    for (at, output) in
-        with_flipped_bits(&world.path("whole/clusters.safetensors"), 60, || balance("again", &again))
-    {
-        assert!(!output.status.success(), "byte {at} of the clusters: {output:?}");
+    let clusters = ["--clusters", "5,2", "--resample-rows", "2,1", "--count", "12"];
+    ok(&balance(&world, "first", &clusters));
+    let first = world.text("first");
+    let reuse = ["--clusters-of", first.as_str(), "--count", "12"];
+    ok(&balance(&world, "second", &reuse));
+    let saved_clusters = world.path("first/clusters.safetensors");
+    for (offset, output) in with_flipped_bits(&saved_clusters, 60, || balance(&world, "second", &reuse)) {
+        assert!(!output.status.success(), "byte {offset} of the clusters: {output:?}");
     }
 
-    let out = |name: &str| world.text(name);
-    let found = out("found");
-    let unique = out("unique");
-    let removed = out("removed");
-    let parts = out("parts/x.npy");
+    let found = world.text("found");
+    let unique = world.text("unique");
+    let removed = world.text("removed");
+    let parts = world.text("parts/x.npy");
     let jobs: [(&[&str], &str); 5] = [
         (&["shards", "verify", &data, "--out", &found], "found/verify.part-00001-of-00002.json"),
         (&["shards", "stats", &data, "--out", &found], "found/stats.part-00001-of-00002.json"),
@@ -435,20 +454,21 @@ fn damaged_states_give_no_result() {
         for part in ["1/2", "2/2"] {
             ok(&world.ocelli(&[args, &["--part", part]].concat()));
         }
-        let mut files = vec![world.path(file)];
-        files.extend(["rows.jsonl", "about.json"].iter().filter_map(|ending| {
-            let beside = world.path(&format!("{file}.{ending}"));
-            beside.exists().then_some(beside)
-        }));
-        for path in files {
-            for (at, output) in
-                with_flipped_bits(&path, 12, || world.ocelli(&[args, &["--join", "2"]].concat()))
-            {
-                assert!(!output.status.success(), "byte {at} of {}: {output:?}", path.display());
-                let said = String::from_utf8_lossy(&output.stderr);
-                assert!(!said.contains("panicked") && !said.contains("bug in"), "{said}");
+        let join = [args, &["--join", "2"]].concat();
+        let mut paths = vec![world.path(file)];
+        for extension in ["rows.jsonl", "about.json"] {
+            let path = world.path(&format!("{file}.{extension}"));
+            if path.exists() {
+                paths.push(path);
             }
         }
-        ok(&world.ocelli(&[args, &["--join", "2"]].concat()));
+        for path in paths {
+            for (offset, output) in with_flipped_bits(&path, 12, || world.ocelli(&join)) {
+                assert!(!output.status.success(), "byte {offset} of {}: {output:?}", path.display());
+                let stderr = String::from_utf8_lossy(&output.stderr);
+                assert!(!stderr.contains("panicked") && !stderr.contains("bug in"), "{stderr}");
+            }
+        }
+        ok(&world.ocelli(&join));
     }
 }

@@ -35,7 +35,7 @@ fn views(world: &World, ranks: usize, threads: usize, first: u64, n: u64) -> Vec
 }
 
 #[test]
-fn batches_are_the_same_for_all_ranks_threads_and_restarts() {
+fn batches_are_equal_for_any_ranks_threads_and_restarts() {
     let world = World::new(50);
     let reference = views(&world, 1, 1, 0, 64);
     assert!(reference.windows(2).all(|pair| pair[0] != pair[1]), "samples differ from one another");
@@ -45,15 +45,15 @@ fn batches_are_the_same_for_all_ranks_threads_and_restarts() {
         }
     }
     for first in 1..63 {
-        let part = views(&world, 2, 2, first, 2);
-        assert_eq!(part, reference[first as usize * 8..][..16], "resumed at {first}");
+        let resumed = views(&world, 2, 2, first, 2);
+        assert_eq!(resumed, reference[first as usize * 8..][..16], "resumed at {first}");
     }
 }
 
-/// Every fifth image is damaged: the rest of the stream does not change, each bad one is listed in
-/// the ledger once, and substitutes are the same for all ranks and threads.
+/// If every fifth image is damaged, each of them is recorded in the ledger once, and substitutes
+/// are equal for any number of ranks and threads.
 #[test]
-fn bad_samples_are_replaced_alike_everywhere() {
+fn substitutes_of_bad_samples_do_not_depend_on_ranks_and_threads() {
     let world = World::new(40);
     let mut bytes = std::fs::read(world.shard()).unwrap();
     let index = sidecar::build(&world.shard()).unwrap();
@@ -67,5 +67,5 @@ fn bad_samples_are_replaced_alike_everywhere() {
     assert_eq!(ledger.lines().count(), 8, "{ledger}");
     assert_eq!(views(&world, 2, 3, 0, 10), reference);
     let distinct: std::collections::HashSet<_> = reference.iter().collect();
-    assert_eq!(distinct.len(), reference.len(), "a substitute has views of its own");
+    assert_eq!(distinct.len(), reference.len(), "substitutes have their own views");
 }

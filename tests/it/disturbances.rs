@@ -1,4 +1,4 @@
-//! Disturbances of a run over ranks, and attempts to run it.
+//! Disturbances of a run over ranks, and the processes of its ranks.
 
 use std::fs;
 use std::io::Write;
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 /// Size of the disk that fills up.
 const DISK_BYTES: u64 = 64 << 20;
 
-/// Something that happens to a run.
+/// A disturbance of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Disturbance {
     KillRank,
@@ -42,11 +42,12 @@ pub(crate) const ALL: [Disturbance; 11] = [
 ];
 
 impl Disturbance {
-    /// Returns the exit codes that a rank may have after it; 0 if the run was complete before.
+    /// Returns the exit codes that a rank may have after the disturbance; 0 if the run was complete
+    /// before.
     pub(crate) fn codes(self) -> &'static [i32] {
         match self {
-            // 1 is mpirun's, which ends ranks that are about to find each other. A damaged
-            // checkpoint is passed over.
+            // 1 comes from mpirun, which ends ranks that are still connecting. A damaged checkpoint
+            // is skipped.
             KillRank | PauseRank | CutCableForTwoSeconds | DamageCheckpoint | ShortenCheckpoint => {
                 &[0, 1, 134, 137, 143]
             }
@@ -59,11 +60,11 @@ impl Disturbance {
     }
 }
 
-/// A folder on a small disk of its own.
+/// A folder on a separate small disk.
 pub(crate) struct Disk(PathBuf);
 
 impl Disk {
-    /// Mounts one at `folder`; `None` if this process may not.
+    /// Mounts a disk at `folder`; returns `None` if this process may not mount disks.
     pub(crate) fn new(folder: PathBuf) -> Option<Self> {
         fs::create_dir_all(&folder).unwrap();
         let size = format!("size={DISK_BYTES}");
@@ -98,8 +99,13 @@ pub(crate) struct Attempt {
 }
 
 impl Attempt {
+    /// Returns the file with the exit code of a rank.
+    fn code_path(&self, rank: usize) -> PathBuf {
+        self.folder.join(format!("code-{rank}"))
+    }
+
     pub(crate) fn has_ended(&self) -> bool {
-        (0..self.n_ranks).all(|rank| self.folder.join(format!("code-{rank}")).exists())
+        (0..self.n_ranks).all(|rank| self.code_path(rank).exists())
     }
 
     /// Waits until all ranks have ended, at most for `limit`; returns whether they have.
@@ -111,30 +117,26 @@ impl Attempt {
         self.has_ended()
     }
 
-    /// Sends a signal to the program of `rank`, which may have to be started first, unless it has
-    /// ended.
+    /// Waits for the program of `rank` to start, and sends a signal to it, unless it has ended.
     pub(crate) fn signal(&self, rank: usize, signal: &str) {
         let start = Instant::now();
-        let has_ended = || self.folder.join(format!("code-{rank}")).exists();
-        while !self.try_signal(rank, signal) && !has_ended() {
+        while !self.try_signal(rank, signal) && !self.code_path(rank).exists() {
             assert!(start.elapsed() < Duration::from_secs(60), "rank {rank} is not started");
             std::thread::sleep(Duration::from_millis(10));
         }
     }
 
-    /// Sends a signal to the program of `rank`; returns whether it is there.
+    /// Sends a signal to the program of `rank`; returns whether it is running.
     pub(crate) fn try_signal(&self, rank: usize, signal: &str) -> bool {
-        let wanted = format!("OMPI_COMM_WORLD_RANK={rank}");
+        let rank_variable = format!("OMPI_COMM_WORLD_RANK={rank}");
+        let folder = self.folder.display().to_string();
         for entry in fs::read_dir("/proc").unwrap().flatten() {
-            let read = |name: &str| fs::read(entry.path().join(name)).unwrap_or_default();
-            let command = read("cmdline");
-            let environment = read("environ");
+            let command = fs::read(entry.path().join("cmdline")).unwrap_or_default();
+            let environment = fs::read(entry.path().join("environ")).unwrap_or_default();
             let is_program = command.starts_with(env!("CARGO_BIN_EXE_ocelli-under-test").as_bytes());
-            let is_here = String::from_utf8_lossy(&command).contains(&self.folder.display().to_string());
-            if is_program
-                && is_here
-                && environment.split(|byte| *byte == 0).any(|var| var == wanted.as_bytes())
-            {
+            let is_attempt = String::from_utf8_lossy(&command).contains(&folder);
+            let is_rank = environment.split(|byte| *byte == 0).any(|var| var == rank_variable.as_bytes());
+            if is_program && is_attempt && is_rank {
                 let pid = entry.file_name().into_string().unwrap();
                 return Command::new("kill").args([signal, &pid]).stderr(Stdio::null()).status().is_ok();
             }
@@ -142,13 +144,17 @@ impl Attempt {
         false
     }
 
-    /// Ends what is left, and returns the ranks' exit codes.
+    /// Ends the remaining processes, and returns the ranks' exit codes.
     pub(crate) fn end(mut self) -> Vec<i32> {
-        // Open MPI's mpirun sometimes stays when all of its ranks have ended with errors.
+        // Open MPI's mpirun sometimes keeps running after all of its ranks have ended with errors.
         std::thread::sleep(Duration::from_millis(200));
         let _ = self.child.kill();
         let _ = self.child.wait();
-        let code = |rank: usize| fs::read_to_string(self.folder.join(format!("code-{rank}")));
-        (0..self.n_ranks).map(|rank| code(rank).unwrap().trim().parse().unwrap()).collect()
+        let mut codes = Vec::new();
+        for rank in 0..self.n_ranks {
+            let code = fs::read_to_string(self.code_path(rank)).unwrap();
+            codes.push(code.trim().parse().unwrap());
+        }
+        codes
     }
 }

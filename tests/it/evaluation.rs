@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::Read;
+use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 
@@ -12,8 +13,8 @@ use serde_json::Value;
 
 use crate::support::{World, fails, json_of, ok};
 
-/// Creates a world with a run of a few steps, and shards `train` and `test` of other images.
-fn probed() -> World {
+/// Creates a world with a run of a few steps, and shards `train` and `test` of different images.
+fn world_with_run() -> World {
     let world = World::new(60);
     ok(&world.pretrain("run", &[]));
     pack(&world, "train", 0..40, |i| Some((i % 4).to_string()));
@@ -55,8 +56,8 @@ fn stderr(output: &Output) -> String {
 }
 
 #[test]
-fn every_protocol_gives_numbers_that_say_what_they_are_of() {
-    let world = probed();
+fn every_protocol_describes_its_numbers() {
+    let world = world_with_run();
     let protocols = "knn,linear-honest,linear-dino,linear-dinov2,linear-dinov2-features,logreg,few-shot";
     let settings = [
         "knn.k=1,5",
@@ -71,8 +72,8 @@ fn every_protocol_gives_numbers_that_say_what_they_are_of() {
     let output = probe(&world, "train", "test", &[&["--protocol", protocols], &settings[..]].concat());
     ok(&output);
     assert!(!stderr(&output).contains("warning"), "{}", stderr(&output));
-    let said = json_of(&output);
-    let numbers = said["networks"]["teacher"].as_object().unwrap();
+    let result = json_of(&output);
+    let numbers = result["networks"]["teacher"].as_object().unwrap();
     let expected = [
         "few_shot_1",
         "few_shot_3",
@@ -96,7 +97,7 @@ fn every_protocol_gives_numbers_that_say_what_they_are_of() {
             .iter()
             .flat_map(|row| row.as_array().unwrap().iter().map(|n| n.as_u64().unwrap()))
             .sum();
-        // Few shots are drawn twice.
+        // Few shots are sampled twice.
         assert_eq!(confusion, if name.starts_with("few") { 40 } else { 20 }, "{name}");
         let resize_px = if name == "logreg" { 16 } else { 18 };
         assert_eq!(
@@ -110,18 +111,18 @@ fn every_protocol_gives_numbers_that_say_what_they_are_of() {
         assert_eq!(numbers[name]["details"]["heads"].as_array().unwrap().len(), 52);
         assert!(numbers[name]["protocol_in_words"].as_str().unwrap().contains(words), "{name}");
     }
-    assert_eq!((&said["train"]["images"], &said["test"]["images"]), (&40.into(), &20.into()));
-    assert_eq!(said["classes"], serde_json::json!(["0", "1", "2", "3"]));
-    assert_eq!((&said["about"]["step"], &said["about"]["network"]), (&12.into(), &"teacher".into()));
+    assert_eq!((&result["train"]["images"], &result["test"]["images"]), (&40.into(), &20.into()));
+    assert_eq!(result["classes"], serde_json::json!(["0", "1", "2", "3"]));
+    assert_eq!((&result["about"]["step"], &result["about"]["network"]), (&12.into(), &"teacher".into()));
 
     let rows = fs::read_to_string(world.path("run/evaluations.jsonl")).unwrap();
     assert_eq!(rows.lines().count(), expected.len());
     assert_eq!(rows.matches("\"Resize(16, bicubic), CenterCrop(16)\"").count(), 1, "logreg's row");
-    let told = String::from_utf8_lossy(&output.stdout).into_owned();
+    let stdout = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(
-        told.contains("a tenth of train; Resize(16, bicubic)")
-            && told.contains("for their settings; Resize(18"),
-        "{told}"
+        stdout.contains("a tenth of train; Resize(16, bicubic)")
+            && stdout.contains("for their settings; Resize(18"),
+        "{stdout}"
     );
     // More shots than a class has are refused before anything is computed.
     let few =
@@ -132,11 +133,11 @@ fn every_protocol_gives_numbers_that_say_what_they_are_of() {
     let same =
         probe(&world, "train", "test", &["--protocol", "knn,logreg", "--resize-px", "17", "--no-record"]);
     ok(&same);
-    let said = json_of(&same)["networks"]["teacher"].to_string();
+    let teacher = json_of(&same)["networks"]["teacher"].to_string();
     assert_eq!(
-        said.matches("Resize(17, bicubic)").count(),
+        teacher.matches("Resize(17, bicubic)").count(),
         3,
-        "two numbers of knn, of 20 images, and one: {said}"
+        "two numbers of knn, of 20 images, and one: {teacher}"
     );
     ok(&probe(&world, "train", "test", &["--no-record"]));
     assert_eq!(fs::read_to_string(world.path("run/evaluations.jsonl")).unwrap(), rows);
@@ -144,8 +145,8 @@ fn every_protocol_gives_numbers_that_say_what_they_are_of() {
 
 /// The official code has 48 heads on one GPU, because two rates have the same name.
 #[test]
-fn heads_of_one_name_are_one() {
-    let world = probed();
+fn heads_of_equal_names_are_merged() {
+    let world = world_with_run();
     let settings = [
         "--protocol",
         "linear-dinov2",
@@ -157,19 +158,19 @@ fn heads_of_one_name_are_one() {
     ];
     let output = probe(&world, "train", "test", &settings);
     ok(&output);
-    let said = json_of(&output);
-    assert_eq!(said["networks"]["teacher"]["linear_dinov2"]["details"]["n_heads"], 48);
-    let told = String::from_utf8_lossy(&output.stdout).into_owned();
+    let result = json_of(&output);
+    assert_eq!(result["networks"]["teacher"]["linear_dinov2"]["details"]["n_heads"], 48);
+    let stdout = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(
-        told.contains("but for its settings")
-            && told.contains("iterations: 2 of 128 images; the best of 48 heads"),
-        "{told}"
+        stdout.contains("but for its settings")
+            && stdout.contains("iterations: 2 of 128 images; the best of 48 heads"),
+        "{stdout}"
     );
 }
 
 #[test]
-fn what_misleads_is_said() {
-    let world = probed();
+fn misleading_sets_cause_warnings() {
+    let world = world_with_run();
     let same = probe(&world, "train", "train", &["--protocol", "knn"]);
     ok(&same);
     assert!(
@@ -193,8 +194,8 @@ fn what_misleads_is_said() {
 }
 
 #[test]
-fn what_cannot_be_scored_is_refused() {
-    let world = probed();
+fn sets_and_settings_that_cannot_be_scored_are_refused() {
+    let world = world_with_run();
     pack(&world, "bare", 0..10, |_| None);
     assert!(
         fails(&probe(&world, "bare", "test", &[]), 3)
@@ -217,7 +218,7 @@ fn what_cannot_be_scored_is_refused() {
         let refused = fails(&probe(&world, "train", "test", &["--protocol", "knn", "--set", bad]), 2);
         assert!(refused.contains(words), "{refused}");
     }
-    // A checkpoint whose weights are half written.
+    // A checkpoint with a truncated file of weights.
     let step = world.path("run/checkpoints/step-0000000012");
     let weights = step.join("rank-00000.safetensors");
     let bytes = fs::read(&weights).unwrap();
@@ -227,112 +228,126 @@ fn what_cannot_be_scored_is_refused() {
     let test = shard(&world, "test");
     let half = fails(&world.ocelli(&["probe", "--checkpoint", &step, "--train", &train, "--test", &test]), 3);
     assert!(half.contains("rank-00000.safetensors"), "{half}");
-    // The previous checkpoint is complete, and is used if the run's folder is given.
+    // The previous checkpoint is complete, and is used when the folder of the run is given.
     ok(&probe(&world, "train", "test", &["--protocol", "knn"]));
+}
+
+/// Returns the scores of the networks by a probe with a feature cache of this size.
+fn scores(world: &World, more: &[&str], cache_gb: &str) -> Value {
+    let train = shard(world, "train");
+    let test = shard(world, "test");
+    let run = world.text("run");
+    let cache = world.text("cache");
+    let args = ["probe", "--checkpoint", &run, "--train", &train, "--test", &test, "--json", "--no-record"];
+    let env = [("OCELLI_CACHE", cache.as_str()), ("OCELLI_FEATURES_GB", cache_gb)];
+    let output = world.ocelli_with(&[&args[..], more].concat(), &env);
+    ok(&output);
+    json_of(&output)["networks"].clone()
+}
+
+/// Writes the features of the training images to the file `out`, and returns its bytes.
+fn features(world: &World, out: &str, more: &[&str]) -> Vec<u8> {
+    let train = shard(world, "train");
+    let run = world.text("run");
+    let out = world.text(out);
+    let args = ["embed", "--checkpoint", &run, "--shards", &train, "--out", &out];
+    ok(&world.ocelli(&[&args[..], more].concat()));
+    fs::read(&out).unwrap()
+}
+
+/// Returns the files of the feature cache.
+fn cached_files(world: &World) -> Vec<PathBuf> {
+    let entries = fs::read_dir(world.path("cache/features")).unwrap();
+    entries.flatten().map(|entry| entry.path()).collect()
 }
 
 /// Cached rows of one network are never used for another, and a damaged entry is computed again.
 #[test]
-fn the_cache_gives_what_would_be_computed() {
-    let world = probed();
-    let train = shard(&world, "train");
-    let test = shard(&world, "test");
-    let run = world.text("run");
-    let cache = world.text("cache");
-    let scores = |more: &[&str], gigabytes: &str| -> Value {
-        let args =
-            ["probe", "--checkpoint", &run, "--train", &train, "--test", &test, "--json", "--no-record"];
-        let env = [("OCELLI_CACHE", cache.as_str()), ("OCELLI_FEATURES_GB", gigabytes)];
-        let output = world.ocelli_with(&[&args[..], more].concat(), &env);
-        ok(&output);
-        json_of(&output)["networks"].clone()
-    };
-    let rows = |out: &str, more: &[&str]| {
-        let out = world.text(out);
-        let args = ["embed", "--checkpoint", &run, "--shards", &train, "--out", &out];
-        ok(&world.ocelli(&[&args[..], more].concat()));
-        fs::read(&out).unwrap()
-    };
+fn cached_features_equal_computed_ones() {
+    let world = world_with_run();
     assert_ne!(
-        rows("teacher.npy", &[]),
-        rows("student.npy", &["--network", "student"]),
-        "what could be mixed up"
+        features(&world, "teacher.npy", &[]),
+        features(&world, "student.npy", &["--network", "student"]),
+        "features that could be confused"
     );
-    let teacher = scores(&[], "0");
-    let student = scores(&["--network", "student"], "0");
+    let teacher = scores(&world, &[], "0");
+    let student = scores(&world, &["--network", "student"], "0");
     assert!(!world.path("cache/features").exists());
     for _ in 0..2 {
-        assert_eq!(
-            (scores(&[], "1"), scores(&["--network", "student"], "1")),
-            (teacher.clone(), student.clone())
-        );
+        assert_eq!(scores(&world, &[], "1"), teacher);
+        assert_eq!(scores(&world, &["--network", "student"], "1"), student);
     }
-    let entries = || fs::read_dir(world.path("cache/features")).unwrap().flatten().map(|entry| entry.path());
-    assert_eq!(entries().count(), 8, "rows and a description of two sets by two networks");
-    for rows in entries().filter(|path| path.extension().is_some_and(|extension| extension == "f32")) {
-        let bytes = fs::read(&rows).unwrap();
-        fs::write(&rows, &bytes[..bytes.len() - 4]).unwrap();
+    let files = cached_files(&world);
+    assert_eq!(files.len(), 8, "rows and a description of two sets by two networks");
+    for path in files.iter().filter(|path| path.extension().is_some_and(|extension| extension == "f32")) {
+        let bytes = fs::read(path).unwrap();
+        fs::write(path, &bytes[..bytes.len() - 4]).unwrap();
     }
-    assert_eq!(scores(&[], "1"), teacher);
-    // Where there is room for nothing, what was made last stays.
-    assert!(scores(&["--image-px", "8"], "1e-9")["teacher"].is_object());
-    assert_eq!(entries().count(), 2);
+    assert_eq!(scores(&world, &[], "1"), teacher);
+    // A cache without room for any entry keeps the latest one.
+    assert!(scores(&world, &["--image-px", "8"], "1e-9")["teacher"].is_object());
+    assert_eq!(cached_files(&world).len(), 2);
 }
 
 #[test]
 fn measures_need_no_labels() {
-    let world = probed();
+    let world = world_with_run();
     pack(&world, "bare", 0..30, |_| None);
     let run = world.text("run");
     let bare = world.text("bare/bare-000000.tar");
     let output = world.ocelli(&["probe", "--checkpoint", &run, "--label-free", "--test", &bare, "--json"]);
     ok(&output);
-    let said = json_of(&output);
-    let measures = said["measures"].as_object().unwrap();
+    let result = json_of(&output);
+    let measures = result["measures"].as_object().unwrap();
     assert_eq!(measures.len(), 5);
-    let at = |name: &str| measures[name].as_f64().unwrap();
-    assert!(at("rankme") > 1.0 && at("lidar") > 1.0 && at("uniformity") < 0.0, "{said}");
-    assert!(at("alignment") > 0.0 && at("alignment") < 4.0, "{said}");
+    let [rankme, lidar, uniformity, alignment] =
+        ["rankme", "lidar", "uniformity", "alignment"].map(|name| measures[name].as_f64().unwrap());
+    assert!(rankme > 1.0 && lidar > 1.0 && uniformity < 0.0, "{result}");
+    assert!(alignment > 0.0 && alignment < 4.0, "{result}");
     let rows = fs::read_to_string(world.path("run/evaluations.jsonl")).unwrap();
     assert_eq!(rows.lines().count(), 5);
 }
 
+/// Starts the program without a feature cache.
+fn spawn(world: &World, args: &[String]) -> Child {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ocelli-under-test"));
+    command.args(args).env("OCELLI_CACHE", world.text("cache")).env("OCELLI_FEATURES_GB", "0");
+    command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()
+}
+
+/// Waits for the end of a process, and returns its standard error.
+fn wait_for_stderr(mut child: Child) -> String {
+    let mut text = String::new();
+    child.stderr.take().unwrap().read_to_string(&mut text).unwrap();
+    child.wait().unwrap();
+    text
+}
+
 /// A run that prunes its checkpoints, and two watchers, one of them killed repeatedly: each
-/// checkpoint is scored once or named.
+/// checkpoint is scored once, or reported as pruned.
 #[test]
-fn watchers_score_every_checkpoint_once_or_name_it() {
-    let world = probed();
+fn watchers_score_every_checkpoint_once_or_report_it_as_pruned() {
+    let world = world_with_run();
     let sets = ["optim.length={ steps = 40 }", "run.checkpoint_every_steps=2", "run.keep_checkpoints=3"];
     let sets: Vec<&str> = sets.iter().flat_map(|set| ["--set", *set]).collect();
-    let cache = world.text("cache");
-    let spawn = |args: &[String]| {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_ocelli-under-test"));
-        command.args(args).env("OCELLI_CACHE", &cache).env("OCELLI_FEATURES_GB", "0");
-        command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()
-    };
     let watched = world.text("watched");
     let train = shard(&world, "train");
     let test = shard(&world, "test");
     let watch = ["probe", "--watch", &watched, "--train", &train, "--test", &test, "--protocol", "knn"];
     let watch: Vec<String> = watch.iter().map(ToString::to_string).collect();
-    let mut first = spawn(&watch);
-    let mut run = spawn(&world.pretrain_args("watched", &sets));
-    let mut said = String::new();
-    let mut hear = |mut child: Child| {
-        let mut text = String::new();
-        child.stderr.take().unwrap().read_to_string(&mut text).unwrap();
-        child.wait().unwrap();
-        said.push_str(&text);
-    };
+    let mut first = spawn(&world, &watch);
+    let mut run = spawn(&world, &world.pretrain_args("watched", &sets));
+    let mut messages = String::new();
     for wait_ms in [400, 700, 300] {
         std::thread::sleep(Duration::from_millis(wait_ms));
         first.kill().unwrap();
-        hear(std::mem::replace(&mut first, spawn(&watch)));
+        let killed = std::mem::replace(&mut first, spawn(&world, &watch));
+        messages += &wait_for_stderr(killed);
     }
-    let second = spawn(&watch);
+    let second = spawn(&world, &watch);
     assert!(run.wait().unwrap().success());
-    hear(first);
-    hear(second);
+    messages += &wait_for_stderr(first);
+    messages += &wait_for_stderr(second);
 
     let rows = fs::read_to_string(world.path("watched/evaluations.jsonl")).unwrap();
     let mut scored: BTreeMap<u64, usize> = BTreeMap::new();
@@ -340,23 +355,23 @@ fn watchers_score_every_checkpoint_once_or_name_it() {
         *scored.entry(row["about"]["step"].as_u64().unwrap()).or_default() += 1;
     }
     assert!(scored.values().all(|n| *n == 2), "a row for each k of which there are images: {scored:?}");
-    assert!(scored.contains_key(&40) && scored.len() > 3, "{scored:?}: {said}");
+    assert!(scored.contains_key(&40) && scored.len() > 3, "{scored:?}: {messages}");
     for step in (2..=40).step_by(2) {
-        let missed = said.contains(&format!("step {step} was pruned before it was scored"));
-        assert!(missed != scored.contains_key(&step), "step {step}, scored {scored:?}: {said}");
+        let pruned = messages.contains(&format!("step {step} was pruned before it was scored"));
+        assert!(pruned != scored.contains_key(&step), "step {step}, scored {scored:?}: {messages}");
     }
-    let left = fs::read_dir(world.path("watched/checkpoints")).unwrap().flatten();
-    let held = left.filter(|entry| entry.file_name().to_string_lossy().contains("held")).count();
-    assert!(held <= 3, "killed watchers leave a file each at most");
-    // Once more there is nothing to do.
+    let entries = fs::read_dir(world.path("watched/checkpoints")).unwrap().flatten();
+    let n_held = entries.filter(|entry| entry.file_name().to_string_lossy().contains("held")).count();
+    assert!(n_held <= 3, "killed watchers leave a file each at most");
+    // Another watcher has nothing to do.
     let again = world.ocelli(&watch.iter().map(String::as_str).chain(["--json"]).collect::<Vec<_>>());
     ok(&again);
     assert_eq!(json_of(&again)["scored"], 0);
 }
 
 #[test]
-fn one_set_is_scored_within_itself() {
-    let world = probed();
+fn leave_one_out_scores_images_against_the_others() {
+    let world = world_with_run();
     let run = world.text("run");
     let test = shard(&world, "train");
     let args = [
@@ -373,8 +388,8 @@ fn one_set_is_scored_within_itself() {
         "--json",
     ];
     let output = world.ocelli(&args);
-    let told = ok(&output);
-    assert!(!told.contains("warning"), "{told}");
+    let messages = ok(&output);
+    assert!(!messages.contains("warning"), "{messages}");
     let number = &json_of(&output)["networks"]["teacher"]["knn_loo_1"];
     let with_itself = json_of(&probe(&world, "train", "train", &["--protocol", "knn", "--set", "knn.k=1"]));
     assert_eq!(with_itself["networks"]["teacher"]["knn_1"]["accuracy"], 100.0);

@@ -4,7 +4,7 @@ use std::process::{Command, Output};
 use crate::servers::{Faults, S3_KEYS, WebServer, start_s3};
 use crate::support::{World, ok};
 
-fn example(world: &World, name: &str, source: &str, environment: &[(&str, &str)]) -> Output {
+fn run_example(world: &World, name: &str, source: &str, environment: &[(&str, &str)]) -> Output {
     let script = format!("{}/../scripts/examples/{name}", env!("CARGO_MANIFEST_DIR"));
     let mut command = Command::new("bash");
     command.args([&script, source, &world.text("out"), "--recipe", &world.text("tiny.toml")]);
@@ -13,15 +13,16 @@ fn example(world: &World, name: &str, source: &str, environment: &[(&str, &str)]
 }
 
 /// Runs an example twice: the first run creates a backbone, the second has nothing to do.
-fn makes_a_backbone(world: &World, name: &str, source: &str, environment: &[(&str, &str)]) {
-    ok(&example(world, name, source, environment));
+fn assert_creates_backbone(world: &World, name: &str, source: &str, environment: &[(&str, &str)]) {
+    ok(&run_example(world, name, source, environment));
     let backbone = fs::read(world.path("out/backbone.safetensors")).unwrap();
     assert!(backbone.len() > 10_000);
-    ok(&example(world, name, source, environment));
+    ok(&run_example(world, name, source, environment));
     assert!(fs::read(world.path("out/backbone.safetensors")).unwrap() == backbone);
 }
 
-fn folder_of_images(world: &World) -> std::path::PathBuf {
+/// Writes images into a folder, and returns it.
+fn write_images(world: &World) -> std::path::PathBuf {
     let synth = ["shards", "synth", "--out", &world.text("large"), "--count", "24", "--size-px", "40"];
     ok(&world.ocelli(&synth));
     let large = world.text("large/train-000000.tar");
@@ -32,18 +33,18 @@ fn folder_of_images(world: &World) -> std::path::PathBuf {
 #[test]
 fn from_a_folder() {
     let world = World::new(1);
-    let images = folder_of_images(&world);
-    makes_a_backbone(&world, "from_folder.sh", &images.display().to_string(), &[]);
+    let images = write_images(&world);
+    assert_creates_backbone(&world, "from_folder.sh", &images.display().to_string(), &[]);
 }
 
 #[test]
 fn from_a_list_of_urls() {
     let world = World::new(1);
-    let server = WebServer::start(&folder_of_images(&world), Faults::default());
+    let server = WebServer::start(&write_images(&world), Faults::default());
     let names: Vec<String> = (0..24).map(|i| server.url(&format!("{i:08}.jpg"))).collect();
     let list = format!("{}\n{}\n", names.join("\n"), server.url("gone.jpg"));
     fs::write(world.path("list.txt"), list).unwrap();
-    makes_a_backbone(&world, "from_urls.sh", &world.text("list.txt"), &[]);
+    assert_creates_backbone(&world, "from_urls.sh", &world.text("list.txt"), &[]);
 }
 
 #[test]
@@ -61,5 +62,5 @@ fn from_a_bucket() {
         ("AWS_ACCESS_KEY_ID", S3_KEYS[0]),
         ("AWS_SECRET_ACCESS_KEY", S3_KEYS[1]),
     ];
-    makes_a_backbone(&world, "from_bucket.sh", "s3://bucket/set/{00000..00001}.tar", &environment);
+    assert_creates_backbone(&world, "from_bucket.sh", "s3://bucket/set/{00000..00001}.tar", &environment);
 }

@@ -1,4 +1,4 @@
-//! External faults during a run, and recipes that make no sense.
+//! External faults during a run, and inconsistent recipes.
 
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -17,7 +17,7 @@ fn spawn(args: &[String]) -> std::process::Child {
 }
 
 #[test]
-fn a_run_whose_folder_is_moved_ends_and_makes_no_other() {
+fn a_run_whose_folder_is_moved_ends_without_creating_another() {
     let world = World::new(24);
     let child = spawn(&world.pretrain_args("run", &["--set", "optim.length={steps=1000000}"]));
     let start = Instant::now();
@@ -34,7 +34,7 @@ fn a_run_whose_folder_is_moved_ends_and_makes_no_other() {
 
 /// The replacement has the same number of samples and the same keys, but other images.
 #[test]
-fn shards_that_were_replaced_are_noticed() {
+fn replaced_shards_are_detected() {
     let world = World::new(24);
     ok(&world.pretrain("run", &["--set", "optim.length={steps=4}"]));
     let data = world.text("data");
@@ -58,7 +58,7 @@ fn shards_that_were_replaced_are_noticed() {
     let stderr = fails(&world.pretrain("run", &more), 2);
     assert!(stderr.contains("the images are not those"), "{stderr}");
     assert_eq!(metrics(&world.path("run")), before);
-    // The same shards elsewhere, without their index, are the same.
+    // The same shards without their index are accepted.
     std::fs::remove_dir_all(&data).unwrap();
     std::fs::rename(world.path("old"), &data).unwrap();
     crate::support::without_sidecar(&world);
@@ -66,35 +66,39 @@ fn shards_that_were_replaced_are_noticed() {
 }
 
 #[test]
-fn a_run_that_was_never_finite_has_failed() {
+fn a_run_without_a_finite_step_fails() {
     let world = World::new(24);
     for steps in ["1", "3"] {
         let length = format!("optim.length={{steps={steps}}}");
-        let drill = format!("nan:step=0,steps={steps}");
-        let more = ["--set", &length, "--set", "optim.warmup={steps=0}", "--inject-fault", &drill];
+        let fault = format!("nan:step=0,steps={steps}");
+        let more = ["--set", &length, "--set", "optim.warmup={steps=0}", "--inject-fault", &fault];
         let stderr = fails(&world.pretrain(&format!("run-{steps}"), &more), 78);
         assert!(stderr.contains("not finite"), "{stderr}");
     }
 }
 
-/// A product that becomes wrong ends the run without a checkpoint, and the checkpoint is named that
-/// is older than the fault can be.
+/// Returns whether the run `run` has a checkpoint of this step.
+fn has_checkpoint(world: &World, step: u64) -> bool {
+    world.path(&format!("run/checkpoints/step-{step:010}")).exists()
+}
+
+/// A wrong product ends the run without a checkpoint, and the message names the newest checkpoint
+/// that is older than the fault.
 #[test]
 fn a_run_with_a_wrong_product_names_the_last_good_checkpoint() {
     let world = World::new(24);
     let every = ["--set", "run.checkpoint_every_steps=4"];
-    let run = |fault: &str| world.pretrain("run", &[&every[..], &["--inject-fault", fault]].concat());
-    // Nothing has been saved that is older.
-    let stderr = fails(&run("product:rank=0,step=6"), 1);
+    // No older checkpoint exists.
+    let fault = ["--inject-fault", "product:rank=0,step=6"];
+    let stderr = fails(&world.pretrain("run", &[&every[..], &fault].concat()), 1);
     assert!(stderr.contains("step 6: a product was wrong by a planted fault"), "{stderr}");
     assert!(stderr.contains("begin again in another folder"), "{stderr}");
-    let saved = |step: u64| world.path(&format!("run/checkpoints/step-{step:010}")).exists();
-    assert!(saved(4) && !saved(6) && !saved(7));
-    // The process that continues begins with the checkpoint of step 4, and saves another one before
-    // the fault.
-    let stderr = fails(&run("product:rank=0,step=9"), 1);
+    assert!(has_checkpoint(&world, 4) && !has_checkpoint(&world, 6) && !has_checkpoint(&world, 7));
+    // The run resumes with the checkpoint of step 4, and saves another one before the fault.
+    let fault = ["--inject-fault", "product:rank=0,step=9"];
+    let stderr = fails(&world.pretrain("run", &[&every[..], &fault].concat()), 1);
     assert!(stderr.contains("remove the checkpoints after step 4, the last good one"), "{stderr}");
-    assert!(saved(8) && !saved(9) && !saved(10));
+    assert!(has_checkpoint(&world, 8) && !has_checkpoint(&world, 9) && !has_checkpoint(&world, 10));
     // Without the fault the run ends.
     std::fs::remove_dir_all(world.path("run/checkpoints/step-0000000008")).unwrap();
     ok(&world.pretrain("run", &every));
@@ -102,12 +106,12 @@ fn a_run_with_a_wrong_product_names_the_last_good_checkpoint() {
 }
 
 #[test]
-fn what_makes_no_sense_for_the_run_is_said() {
+fn settings_beyond_the_end_of_the_run_cause_warnings() {
     let world = World::new(24);
-    let said =
-        ok(&world.pretrain("run", &["--set", "optim.length={steps=2}", "--inject-fault", "kill:step=9"]));
-    assert!(said.contains("optim.warmup is 3 steps, and the run has 2"), "{said}");
-    assert!(said.contains("the drill never strikes: step 9 of 2"), "{said}");
+    let more = ["--set", "optim.length={steps=2}", "--inject-fault", "kill:step=9"];
+    let stderr = ok(&world.pretrain("run", &more));
+    assert!(stderr.contains("optim.warmup is 3 steps, and the run has 2"), "{stderr}");
+    assert!(stderr.contains("the drill never strikes: step 9 of 2"), "{stderr}");
 }
 
 /// Models that are too large are rejected at once, with the key or the memory in the message.
@@ -133,7 +137,7 @@ fn models_that_do_not_fit_are_refused() {
 }
 
 #[test]
-fn another_unit_takes_the_place_of_the_first() {
+fn a_setting_in_another_unit_replaces_the_first() {
     let world = World::new(24);
     let more = ["--set", "optim.length.samples=16", "--set", "optim.warmup.percent=50"];
     ok(&world.pretrain("run", &more));
@@ -143,7 +147,7 @@ fn another_unit_takes_the_place_of_the_first() {
 }
 
 #[test]
-fn a_pipe_is_no_shard_and_an_endless_file_no_recipe() {
+fn a_pipe_as_shard_and_an_endless_recipe_are_refused() {
     let world = World::new(24);
     let pipe = world.text("pipe.tar");
     assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
@@ -155,7 +159,7 @@ fn a_pipe_is_no_shard_and_an_endless_file_no_recipe() {
 
 /// Control characters in names are escaped, and a cause is printed once.
 #[test]
-fn messages_are_plain_and_tell_a_cause_once() {
+fn messages_escape_control_characters_and_print_a_cause_once() {
     let world = World::new(24);
     let stderr = fails(&world.ocelli(&["shards", "ls", &world.text("no\u{1b}cwhere.tar")]), 3);
     assert!(!stderr.contains('\u{1b}') && stderr.contains("\\u{1b}cwhere"), "{stderr}");
@@ -164,9 +168,9 @@ fn messages_are_plain_and_tell_a_cause_once() {
     assert_eq!(stderr.matches("No such file").count(), 1, "{stderr}");
 }
 
-/// A run that is stopped before there is anything to save does not claim a checkpoint.
+/// A run that is stopped before its first step does not report a checkpoint.
 #[test]
-fn an_early_signal_claims_no_checkpoint() {
+fn an_early_signal_reports_no_checkpoint() {
     let world = World::new(24);
     for wait_ms in [5, 20, 50, 100] {
         let run = format!("run-{wait_ms}");
@@ -174,18 +178,18 @@ fn an_early_signal_claims_no_checkpoint() {
         std::thread::sleep(Duration::from_millis(wait_ms));
         let pid = child.id().to_string();
         Command::new("kill").args(["-TERM", &pid]).status().unwrap();
-        let mut stderr = child.stderr.take().unwrap();
+        let mut pipe = child.stderr.take().unwrap();
         let status = child.wait().unwrap();
-        let mut said = String::new();
-        std::io::Read::read_to_string(&mut stderr, &mut said).unwrap();
+        let mut stderr = String::new();
+        std::io::Read::read_to_string(&mut pipe, &mut stderr).unwrap();
         let has_checkpoint = world.path(&run).join("checkpoints/latest").exists();
-        assert_eq!(said.contains("a checkpoint is written"), has_checkpoint, "{status}: {said}");
+        assert_eq!(stderr.contains("a checkpoint is written"), has_checkpoint, "{status}: {stderr}");
     }
 }
 
 /// Steps may be so long that checkpoints are also written by time.
 #[test]
-fn checkpoints_come_by_the_clock_too() {
+fn checkpoints_are_also_written_by_time() {
     let world = World::new(24);
     let more = [
         "--set",
@@ -204,22 +208,22 @@ fn checkpoints_come_by_the_clock_too() {
 
 /// A log has the time of day and the time left, is empty with `--quiet`, and is JSON if requested.
 #[test]
-fn logs_are_told_as_asked() {
+fn logs_have_the_requested_format() {
     let world = World::new(24);
-    let said = ok(&world.pretrain("text", &[]));
-    let line = said.lines().find(|line| line.contains("step 12/12")).unwrap();
-    let is_time = |text: &str| text.len() == 9 && text.ends_with('Z') && text.matches(':').count() == 2;
-    assert!(is_time(line.split(' ').next().unwrap()), "{line}");
+    let log = ok(&world.pretrain("text", &[]));
+    let line = log.lines().find(|line| line.contains("step 12/12")).unwrap();
+    let time = line.split(' ').next().unwrap();
+    assert!(time.len() == 9 && time.ends_with('Z') && time.matches(':').count() == 2, "{line}");
     assert!(line.contains("epoch 4.00") && line.contains(" left"), "{line}");
-    assert!(said.contains("matrix products alone take"), "{said}");
-    let said = ok(&world.pretrain("quiet", &["--quiet"]));
-    assert_eq!(said, "");
-    let said = ok(&world.pretrain("json", &["--log-format", "json", "--set", "optim.length={steps=2}"]));
-    let rows: Vec<serde_json::Value> = said.lines().map(|row| serde_json::from_str(row).unwrap()).collect();
-    assert!(rows.iter().any(|row| row["level"] == "warning"), "{said}");
+    assert!(log.contains("matrix products alone take"), "{log}");
+    let log = ok(&world.pretrain("quiet", &["--quiet"]));
+    assert_eq!(log, "");
+    let log = ok(&world.pretrain("json", &["--log-format", "json", "--set", "optim.length={steps=2}"]));
+    let rows: Vec<serde_json::Value> = log.lines().map(|row| serde_json::from_str(row).unwrap()).collect();
+    assert!(rows.iter().any(|row| row["level"] == "warning"), "{log}");
     let last = rows.iter().find(|row| row["step"] == 2).expect("a line of progress");
     assert!(last["loss"].is_f64() && last["total_steps"] == 2 && last["images_per_s"].is_f64(), "{last}");
-    assert!(rows.iter().all(|row| row["time"].as_f64().is_some_and(|time| time > 1.7e9)), "{said}");
+    assert!(rows.iter().all(|row| row["time"].as_f64().is_some_and(|time| time > 1.7e9)), "{log}");
 }
 
 /// A program that ignores HUP, as under `nohup`, survives the closing of its terminal.

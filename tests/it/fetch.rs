@@ -1,4 +1,6 @@
 use std::fs;
+use std::path::Path;
+use std::process::Output;
 
 use pipeline::{Dataset, RetryPolicy, SampleId, Storage, StorageConfig};
 
@@ -6,70 +8,76 @@ use crate::servers::{Faults, S3_KEYS, WebServer, start_s3};
 use crate::support::{World, cached, fails, ok, open, program, samples, without_sidecar};
 use pipeline::shard::sidecar;
 
-/// Every fault of the server, with and without a sidecar beside the shard.
+/// Every fault of the server, with and without the index of the shard.
 #[test]
-fn a_shard_comes_whole_over_a_bad_line() {
-    let third = |world: &World| fs::metadata(world.shard()).unwrap().len() as usize / 3;
-    type Make = fn(usize) -> Faults;
-    let faults: [(&str, Make); 6] = [
+fn a_shard_is_complete_after_every_fault_of_the_connection() {
+    type MakeFaults = fn(usize) -> Faults;
+    let cases: [(&str, MakeFaults); 6] = [
         ("none", |_| Faults::default()),
         ("drops", |third| Faults { drop_after: Some(third + 1), ..Faults::default() }),
         ("stalls", |third| Faults { stall_after: Some(third), ..Faults::default() }),
         ("is busy", |_| Faults { statuses: vec![503, 429, 500], ..Faults::default() }),
-        ("says nothing", |_| Faults { says_nothing: true, ..Faults::default() }),
+        ("says nothing", |_| Faults { omits_length_and_version: true, ..Faults::default() }),
         ("stalls, no ranges", |third| Faults {
             stall_after: Some(third),
             ignores_ranges: true,
             ..Faults::default()
         }),
     ];
-    for (name, make) in faults {
+    for (name, make_faults) in cases {
         for sidecar in [true, false] {
             let world = World::new(30);
             let expected = samples(&world.dataset());
             if !sidecar {
                 without_sidecar(&world);
             }
-            let server = WebServer::start(&world.path("data"), make(third(&world)));
+            let third = fs::metadata(world.shard()).unwrap().len() as usize / 3;
+            let server = WebServer::start(&world.path("data"), make_faults(third));
             let dataset = open(&world, &server.url("train-000000.tar")).unwrap();
             assert_eq!(samples(&dataset), expected, "{name}, sidecar: {sidecar}");
             let ranges = server.ranges("train-000000.tar");
             match name {
-                // Every byte came once: each request but the first asks for the rest.
+                // Every byte was sent once: each request but the first asks for the rest.
                 "drops" => {
                     assert_eq!(ranges.len(), 3, "{ranges:?}");
-                    assert_eq!(ranges[1], Some(format!("bytes={}-", third(&world) + 1)));
+                    assert_eq!(ranges[1], Some(format!("bytes={}-", third + 1)));
                 }
                 "none" => assert_eq!(ranges, [None]),
                 _ => {}
             }
-            // Another start does not need the server.
+            // The second time, the server is not needed.
             server.set(Faults { statuses: vec![500; 100], ..Faults::default() });
             assert_eq!(samples(&open(&world, &server.url("train-000000.tar")).unwrap()), expected, "{name}");
         }
     }
 }
 
-/// Fetches that cannot succeed fail soon, with the cause.
-#[test]
-fn what_does_not_come_is_an_error() {
-    let world = World::new(10);
-    let server = WebServer::start(&world.path("data"), Faults::default());
-    let error = |spec: &str| open(&world, spec).map(|dataset| samples(&dataset)).unwrap_err().to_string();
-    assert!(error(&server.url("gone.tar")).contains("does not exist"), "{}", error(&server.url("gone.tar")));
-    // A port that nobody listens on, and a name that nobody has.
-    for host in ["http://127.0.0.1:1/a.tar", "http://host.invalid/a.tar"] {
-        assert!(error(host).contains("tried 4 times"), "{}", error(host));
-    }
-    server.set(Faults { statuses: vec![403; 2], ..Faults::default() });
-    assert!(error(&server.url("train-000000.tar")).contains("403"));
-    server.set(Faults { statuses: vec![418; 2], ..Faults::default() });
-    assert!(error(&server.url("train-000000.tar")).contains("418"));
+/// Returns the message with which `spec` is refused.
+fn open_error(world: &World, spec: &str) -> String {
+    open(world, spec).map(|dataset| samples(&dataset)).unwrap_err().to_string()
 }
 
-/// A server that repeatedly breaks at the same byte makes no progress.
+/// Fetches that cannot succeed fail soon, with the cause.
 #[test]
-fn a_server_that_never_gets_further_is_given_up() {
+fn fetches_that_cannot_succeed_are_errors() {
+    let world = World::new(10);
+    let server = WebServer::start(&world.path("data"), Faults::default());
+    let error = open_error(&world, &server.url("gone.tar"));
+    assert!(error.contains("does not exist"), "{error}");
+    // A port without a server, and a host that does not exist.
+    for url in ["http://127.0.0.1:1/a.tar", "http://host.invalid/a.tar"] {
+        let error = open_error(&world, url);
+        assert!(error.contains("tried 4 times"), "{error}");
+    }
+    server.set(Faults { statuses: vec![403; 2], ..Faults::default() });
+    assert!(open_error(&world, &server.url("train-000000.tar")).contains("403"));
+    server.set(Faults { statuses: vec![418; 2], ..Faults::default() });
+    assert!(open_error(&world, &server.url("train-000000.tar")).contains("418"));
+}
+
+/// A connection that repeatedly breaks at the same byte makes no progress.
+#[test]
+fn a_connection_that_breaks_at_one_byte_is_given_up() {
     let world = World::new(10);
     without_sidecar(&world);
     let faults = Faults { drop_after: Some(1000), ignores_ranges: true, ..Faults::default() };
@@ -79,9 +87,9 @@ fn a_server_that_never_gets_further_is_given_up() {
     assert_eq!(cached(&world).len(), 0);
 }
 
-/// A byte now and then keeps a connection alive, and would block a fetch for days.
+/// A server that sends single bytes keeps a connection alive, and would block a fetch for days.
 #[test]
-fn a_server_that_trickles_is_given_up() {
+fn a_server_that_is_too_slow_is_given_up() {
     let world = World::new(10);
     without_sidecar(&world);
     let server = WebServer::start(&world.path("data"), Faults { trickles: true, ..Faults::default() });
@@ -93,14 +101,14 @@ fn a_server_that_trickles_is_given_up() {
     assert!(error.contains("bytes came in 0.5 s") && error.contains("tried 2 times"), "{error}");
 }
 
-/// The version changes while the shard is fetched: the result is never a mixture, and never a shard
-/// that was not indexed.
+/// If the version changes while the shard is fetched, the result is never a mixture of versions,
+/// and never a shard that was not indexed.
 #[test]
-fn a_shard_that_changes_on_the_way_is_noticed() {
+fn a_shard_that_changes_during_a_fetch_is_detected() {
     let world = World::new(30);
     let other = World::new(31);
     without_sidecar(&world);
-    // A server that starts anew, one that sees that the version is another, and one that does not.
+    // A server that restarts the download, one that compares versions, and one that does not.
     for (ignores_ranges, ignores_versions) in [(true, false), (false, false), (false, true)] {
         let changes_to = Some(other.path("data"));
         let stall_after = Some(1000);
@@ -123,6 +131,28 @@ fn a_shard_that_changes_on_the_way_is_noticed() {
     assert_eq!(cached(&world).len(), 0);
 }
 
+/// Returns the options for the S3 server at `address`.
+fn s3_options(address: &str, secret: &str) -> Vec<(String, String)> {
+    let options = [
+        ("AWS_ENDPOINT_URL", address),
+        ("AWS_ALLOW_HTTP", "true"),
+        ("AWS_REGION", "us-east-1"),
+        ("AWS_ACCESS_KEY_ID", S3_KEYS[0]),
+        ("AWS_SECRET_ACCESS_KEY", secret),
+    ];
+    options.map(|(name, value)| (name.to_string(), value.to_string())).to_vec()
+}
+
+/// Lists the samples of `spec`, with credentials from the environment.
+fn list_s3(world: &World, address: &str, secret: &str, spec: &str) -> Output {
+    program()
+        .args(["shards", "ls", spec])
+        .envs(s3_options(address, secret))
+        .env("OCELLI_CACHE", world.text(&format!("cache-{secret}")))
+        .output()
+        .unwrap()
+}
+
 /// An S3 server with keys, a list with braces, and shards with and without an index.
 #[test]
 fn shards_are_read_from_s3() {
@@ -134,43 +164,24 @@ fn shards_are_read_from_s3() {
     }
     fs::copy(world.shard(), world.path("s3/bucket/set/train-000001.tar")).unwrap();
     let address = start_s3(&world.path("s3"));
-    let options = |secret: &str| {
-        let options = [
-            ("AWS_ENDPOINT_URL", address.as_str()),
-            ("AWS_ALLOW_HTTP", "true"),
-            ("AWS_REGION", "us-east-1"),
-            ("AWS_ACCESS_KEY_ID", S3_KEYS[0]),
-            ("AWS_SECRET_ACCESS_KEY", secret),
-        ];
-        options.map(|(name, value)| (name.to_string(), value.to_string())).to_vec()
-    };
     let spec = "s3://bucket/set/train-{000000..000001}.tar";
-    let config = StorageConfig { options: options(S3_KEYS[1]), ..world.storage_config() };
-    let dataset = Dataset::open(&[spec.to_string()], &pipeline::Storage::new(config)).unwrap();
+    let config = StorageConfig { options: s3_options(&address, S3_KEYS[1]), ..world.storage_config() };
+    let dataset = Dataset::open(&[spec.to_string()], &Storage::new(config)).unwrap();
     let doubled: Vec<_> = expected.iter().chain(&expected).cloned().collect();
     assert_eq!(samples(&dataset), doubled);
 
-    // As a user: credentials from the environment, and a wrong one.
-    let list = |secret: &str, spec: &str| {
-        let cache = world.text(&format!("cache-{secret}"));
-        program()
-            .args(["shards", "ls", spec])
-            .envs(options(secret))
-            .env("OCELLI_CACHE", cache)
-            .output()
-            .unwrap()
-    };
-    let output = list(S3_KEYS[1], spec);
+    // By the program: with credentials from the environment, and with wrong ones.
+    let output = list_s3(&world, &address, S3_KEYS[1], spec);
     ok(&output);
     assert_eq!(String::from_utf8_lossy(&output.stdout).lines().count(), 80);
-    let denied = fails(&list("wrong", spec), 3);
+    let denied = fails(&list_s3(&world, &address, "wrong", spec), 3);
     assert!(denied.contains("cannot fetch s3://bucket/set/train-00000"), "{denied}");
-    let gone = fails(&list(S3_KEYS[1], "s3://bucket/set/gone.tar"), 3);
+    let gone = fails(&list_s3(&world, &address, S3_KEYS[1], "s3://bucket/set/gone.tar"), 3);
     assert!(gone.contains("s3://bucket/set/gone.tar does not exist"), "{gone}");
 }
 
 #[test]
-fn commands_write_shards() {
+fn shards_are_read_from_commands() {
     let world = World::new(30);
     let expected = samples(&world.dataset());
     let shard = world.shard().display().to_string();
@@ -179,7 +190,7 @@ fn commands_write_shards() {
     assert!(error.contains("exit status: 7") && error.contains("it broke"), "{error}");
 }
 
-/// Training over a connection that breaks, end to end, equals training from the disk.
+/// Training over a connection that breaks equals training from the disk.
 #[test]
 fn training_from_a_server_equals_training_from_the_disk() {
     let world = World::new(40);
@@ -191,31 +202,31 @@ fn training_from_a_server_equals_training_from_the_disk() {
     let shards = args.iter().position(|arg| arg == "--shards").unwrap() + 1;
     args[shards] = server.url("train-000000.tar");
     let output = program().args(&args).env("OCELLI_CACHE", world.path("cache")).output().unwrap();
-    let said = ok(&output);
-    assert!(said.contains("connection") && said.contains("resuming at byte"), "{said}");
+    let stderr = ok(&output);
+    assert!(stderr.contains("connection") && stderr.contains("resuming at byte"), "{stderr}");
     assert_eq!(crate::support::metrics(&world.path("line")), crate::support::metrics(&world.path("disk")));
 }
 
 /// A download that is not a shard is not cached: the next start requests it again.
 #[test]
-fn what_is_no_shard_is_not_kept() {
+fn downloads_that_are_not_shards_are_not_cached() {
     let world = World::new(20);
     let expected = samples(&world.dataset());
     without_sidecar(&world);
-    let page = Faults { has_a_page_for_all: true, ..Faults::default() };
+    let page = Faults { serves_page_for_unknown: true, ..Faults::default() };
     let server = WebServer::start(&world.path("data"), page);
-    // A page in place of the index is passed over, one in place of the shard is named by its URL.
+    // A page instead of the index is ignored; for one instead of the shard, its URL is reported.
     assert_eq!(samples(&open(&world, &server.url("train-000000.tar")).unwrap()), expected);
     let error = open(&world, &server.url("later.tar")).unwrap_err().to_string();
     assert!(error.contains(&server.url("later.tar")) && error.contains("not a tar"), "{error}");
     fs::copy(world.shard(), world.path("data/later.tar")).unwrap();
     assert_eq!(samples(&open(&world, &server.url("later.tar")).unwrap()), expected);
 
-    // Cut between two members, with no length said: whole members, and yet not all of them.
+    // Cut between two members, without a stated length: complete members, but not all of them.
     let index = sidecar::build(&world.shard()).unwrap();
     let end = index.members(9).next().unwrap().offset_bytes as usize - 512;
     fs::write(world.path("data/cut.tar"), &fs::read(world.shard()).unwrap()[..end]).unwrap();
-    server.set(Faults { says_nothing: true, ..Faults::default() });
+    server.set(Faults { omits_length_and_version: true, ..Faults::default() });
     let error = open(&world, &server.url("cut.tar")).unwrap_err().to_string();
     assert!(error.contains("not all of it came"), "{error}");
     // The same with the length stated and met.
@@ -225,7 +236,7 @@ fn what_is_no_shard_is_not_kept() {
     assert_eq!(cached(&world).len(), 2);
 }
 
-/// A server that stops in the middle of training: a signal stops the run, and a checkpoint is
+/// If the server stops responding during training, a signal stops the run, and a checkpoint is
 /// written.
 #[test]
 fn a_run_that_waits_for_a_server_can_be_stopped() {
@@ -251,8 +262,8 @@ fn a_run_that_waits_for_a_server_can_be_stopped() {
     let mut args = world.pretrain_args("run", &["--set", "data.window_shards=1"]);
     let shards = args.iter().position(|arg| arg == "--shards").unwrap() + 1;
     args[shards] = format!("{}::{}", server.url("second-000000.tar"), world.shard().display());
-    // The second of the list is read first. The index of the other is known; the shard itself never
-    // comes.
+    // The second shard of the list is read first. The index of the first one is cached; the shard
+    // itself never arrives.
     let cache = world.path("cache");
     let list = ["shards", "ls", &args[shards].clone()].map(String::from);
     ok(&program().args(list).env("OCELLI_CACHE", &cache).output().unwrap());
@@ -275,7 +286,12 @@ fn a_run_that_waits_for_a_server_can_be_stopped() {
     assert!(world.path("run/checkpoints/latest").exists());
 }
 
-/// A shard that differs from its index is fetched twice at most and named once, by each verb.
+/// Runs the program with this cache.
+fn run_with_cache(cache: &Path, args: &[&str]) -> Output {
+    program().args(args).env("OCELLI_CACHE", cache).output().unwrap()
+}
+
+/// A shard that differs from its index is fetched twice at most and reported once, by each verb.
 #[test]
 fn a_replaced_shard_is_not_fetched_for_each_of_its_samples() {
     let world = World::new(40);
@@ -283,24 +299,18 @@ fn a_replaced_shard_is_not_fetched_for_each_of_its_samples() {
     for verb in ["verify", "stats", "contact-sheet", "filter"] {
         let server = WebServer::start(&world.path("data"), Faults::default());
         let url = server.url("train-000000.tar");
-        let run =
-            |args: &[&str]| program().args(args).env("OCELLI_CACHE", world.path(verb)).output().unwrap();
-        ok(&run(&["shards", "index", &url]));
+        ok(&run_with_cache(&world.path(verb), &["shards", "index", &url]));
         server.set(Faults { changes_to: Some(other.path("data")), ..Faults::default() });
-        // The first request of each file is that of the first version: one is made here.
-        ok(&program()
-            .args(["shards", "verify", &url])
-            .env("OCELLI_CACHE", world.path("once"))
-            .output()
-            .unwrap());
+        // The server answers the first request of each file with the first version.
+        ok(&run_with_cache(&world.path("once"), &["shards", "verify", &url]));
         let before = server.ranges("train-000000.tar").len();
         let out = world.text(&format!("out-{verb}.png"));
         let mut args = vec!["shards", verb, &url];
         if ["contact-sheet", "filter"].contains(&verb) {
             args.extend(["--out", &out]);
         }
-        let said = ends_with_3(&run(&args));
-        assert!(said.contains("is not the expected one"), "{verb}: {said}");
+        let stderr = stderr_after_code_3(&run_with_cache(&world.path(verb), &args));
+        assert!(stderr.contains("is not the expected one"), "{verb}: {stderr}");
         assert!(server.ranges("train-000000.tar").len() - before <= 2, "{verb}");
         fs::remove_dir_all(world.path("once")).unwrap();
     }
@@ -308,8 +318,8 @@ fn a_replaced_shard_is_not_fetched_for_each_of_its_samples() {
 
 /// Returns standard error of a verb that exited with 3, whether it counts bad samples or stops at
 /// the first.
-fn ends_with_3(output: &std::process::Output) -> String {
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert_eq!(output.status.code(), Some(3), "{said}");
-    said
+fn stderr_after_code_3(output: &Output) -> String {
+    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(3), "{stderr}");
+    stderr
 }

@@ -13,7 +13,8 @@ fn open(name: &str) -> Dataset {
     Dataset::open(&[format!("{FOLDER}/{name}")], &storage).unwrap()
 }
 
-/// webdataset's ShardWriter: keys with folders, several images per sample, members sorted.
+/// The ShardWriter of webdataset writes keys with folders, several images per sample and sorted
+/// members.
 #[test]
 fn shards_of_webdataset_are_read() {
     let dataset = open("webdataset-000000.tar");
@@ -27,7 +28,7 @@ fn shards_of_webdataset_are_read() {
     }
 }
 
-/// img2dataset: captions and metadata beside the image, a failed download left out.
+/// img2dataset writes captions and metadata with the image, and omits failed downloads.
 #[test]
 fn shards_of_img2dataset_are_read() {
     let dataset = open("00000.tar");
@@ -37,7 +38,7 @@ fn shards_of_img2dataset_are_read() {
     assert!(decode(sample.image.bytes(), &Default::default()).is_ok());
 }
 
-/// A wids index names both, relative to itself.
+/// An index of wids lists both shards, relative to its path.
 #[test]
 fn an_index_of_wids_is_a_shard_list() {
     let dataset = open("wids.json");

@@ -1,10 +1,10 @@
-//! Frozen networks: their files are read at every start, named in the plan, and not written into
+//! Frozen networks: their files are read at every start, recorded in the plan, and not written to
 //! checkpoints.
 
 use crate::support::{TINY, World, fails, ok};
 
-/// The tiny recipe with another method.
-fn with_method(method: &str) -> String {
+/// Returns the tiny recipe with another method.
+fn recipe_with_method(method: &str) -> String {
     let (before, rest) = TINY.split_once("[method]\n").unwrap();
     let (_, after) = rest.split_once("[views]").unwrap();
     format!("{before}[method]\n{method}\n[views]{after}")
@@ -26,13 +26,13 @@ fn world(image_px: usize) -> (World, String) {
         "safetensors",
     ]));
     let method = format!("name = 'distillation'\nteacher = {{ weights = '{file}' }}");
-    let recipe = with_method(&method).replace("patch_px = 4", "patch_px = 8");
+    let recipe = recipe_with_method(&method).replace("patch_px = 4", "patch_px = 8");
     let recipe = recipe.replace("global_px = 16", &format!("global_px = {image_px}"));
     std::fs::write(world.path("tiny.toml"), recipe).unwrap();
     (world, file)
 }
 
-/// Last row of a run's metrics.
+/// Returns the last row of a run's metrics.
 fn last_row(world: &World, run: &str) -> serde_json::Value {
     let text = std::fs::read_to_string(world.path(run).join("metrics.jsonl")).unwrap();
     serde_json::from_str(text.lines().last().unwrap()).unwrap()
@@ -44,14 +44,13 @@ fn a_frozen_network_is_read_at_every_start_and_never_written() {
     ok(&world.pretrain("whole", &[]));
     let plan = std::fs::read_to_string(world.path("whole/plan.toml")).unwrap();
     assert!(plan.contains("fingerprint = \"") && plan.contains("[recipe.method.teacher.model]"), "{plan}");
-    let manifest = std::fs::read_dir(world.path("whole/checkpoints")).unwrap();
-    let manifest =
-        manifest.flatten().find_map(|entry| std::fs::read_to_string(entry.path().join("manifest.json")).ok());
+    let mut entries = std::fs::read_dir(world.path("whole/checkpoints")).unwrap().flatten();
+    let manifest = entries.find_map(|entry| std::fs::read_to_string(entry.path().join("manifest.json")).ok());
     let manifest: serde_json::Value = serde_json::from_str(&manifest.unwrap()).unwrap();
-    let networks = manifest["units"].as_array().unwrap().iter();
-    assert!(networks.clone().all(|unit| unit["network"] == "student"), "{manifest}");
+    let units = manifest["units"].as_array().unwrap();
+    assert!(units.iter().all(|unit| unit["network"] == "student"), "{manifest}");
 
-    // A run goes on with the file in another place, and not without it.
+    // A run resumes with the file at another path, and not without it.
     ok(&world.pretrain("parts", &["--set", "optim.length={steps=4}"]));
     let moved = world.text("moved.safetensors");
     std::fs::rename(&file, &moved).unwrap();
@@ -62,12 +61,12 @@ fn a_frozen_network_is_read_at_every_start_and_never_written() {
     ok(&world.pretrain("parts", &[&longer[..], &["--set", &elsewhere]].concat()));
     assert_eq!(last_row(&world, "parts")["step"], last_row(&world, "whole")["step"]);
 
-    // What is exported is the network that has learned.
+    // The trained network is exported.
     let out = world.text("learned.safetensors");
     let export = world.ocelli(&["export", "--checkpoint", &world.text("whole"), "--out", &out]);
     ok(&export);
     assert!(String::from_utf8_lossy(&export.stdout).contains("student written"), "{export:?}");
-    let none = fails(
+    let stderr = fails(
         &world.ocelli(&[
             "export",
             "--checkpoint",
@@ -80,11 +79,11 @@ fn a_frozen_network_is_read_at_every_start_and_never_written() {
         ]),
         3,
     );
-    assert!(none.contains("it has no network teacher, but student"), "{none}");
+    assert!(stderr.contains("it has no network teacher, but student"), "{stderr}");
 }
 
 #[test]
-fn weights_that_are_not_those_of_the_beginning_are_refused() {
+fn a_run_does_not_resume_with_other_weights_in_the_file() {
     let (world, file) = world(16);
     ok(&world.pretrain("b", &["--set", "optim.length={steps=4}"]));
     let mut bytes = std::fs::read(&file).unwrap();
@@ -97,25 +96,36 @@ fn weights_that_are_not_those_of_the_beginning_are_refused() {
         changed.contains("method.teacher.weights") && changed.contains("has different weights"),
         "{changed}"
     );
-    assert_eq!(last_row(&world, "b")["step"], 3, "nothing was done");
+    assert_eq!(last_row(&world, "b")["step"], 3, "no step was done");
+}
+
+/// Asserts that the recipe with these settings is refused, with all of `words` in the message,
+/// before the folder of the run is created.
+fn assert_refused(world: &World, sets: &[&str], words: &[&str]) {
+    let sets: Vec<&str> = sets.iter().flat_map(|set| ["--set", set]).collect();
+    let stderr = fails(&world.pretrain("run", &sets), 2);
+    assert!(words.iter().all(|word| stderr.contains(word)), "{sets:?}: {stderr}");
+    assert!(!world.path("run").exists(), "no folder is created for a recipe that is refused");
 }
 
 #[test]
-fn what_does_not_fit_a_frozen_network_is_refused_before_any_work() {
+fn recipes_that_do_not_fit_a_frozen_network_are_refused_before_any_work() {
     let (world, file) = world(16);
-    let refused = |sets: &[&str], words: &[&str]| {
-        let sets: Vec<&str> = sets.iter().flat_map(|set| ["--set", set]).collect();
-        let stderr = fails(&world.pretrain("run", &sets), 2);
-        assert!(words.iter().all(|word| stderr.contains(word)), "{sets:?}: {stderr}");
-        assert!(!world.path("run").exists(), "nothing is made for a recipe that is refused");
-    };
-    refused(&["method.teacher.weights=nowhere.pth"], &["method.teacher.weights", "nowhere.pth"]);
-    refused(&["method.pooled_weight=0", "method.patch_weight=0"], &["nothing would be learned"]);
-    refused(&["method.pooled_weight=-1"], &["method.pooled_weight"]);
+    assert_refused(
+        &world,
+        &["method.teacher.weights=nowhere.pth"],
+        &["method.teacher.weights", "nowhere.pth"],
+    );
+    assert_refused(
+        &world,
+        &["method.pooled_weight=0", "method.patch_weight=0"],
+        &["nothing would be learned"],
+    );
+    assert_refused(&world, &["method.pooled_weight=-1"], &["method.pooled_weight"]);
     // The file's patches are 4 px wide, the student's 6.
     let odd = ["model.patch_px=6", "model.image_px=18", "views.global_px=18", "views.local_px=6"];
-    refused(&odd, &["18 px", "4 px", "method.teacher.weights"]);
+    assert_refused(&world, &odd, &["18 px", "4 px", "method.teacher.weights"]);
     let text = std::fs::read_to_string(world.path("tiny.toml")).unwrap();
     std::fs::write(world.path("tiny.toml"), text.replace(&file, &world.text("data"))).unwrap();
-    refused(&[], &["method.teacher.weights"]);
+    assert_refused(&world, &[], &["method.teacher.weights"]);
 }

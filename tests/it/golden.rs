@@ -16,9 +16,10 @@ fn input() -> Rgb8 {
     Rgb8::new(37, 29, golden("input"))
 }
 
-fn apply(f: impl FnOnce(&mut Planes)) -> Vec<u8> {
+/// Returns the pixels of the input image after an operation.
+fn apply(operation: impl FnOnce(&mut Planes)) -> Vec<u8> {
     let mut image = Planes::from(&input());
-    f(&mut image);
+    operation(&mut image);
     Rgb8::from(&image).data
 }
 
@@ -46,7 +47,12 @@ fn color_operations_equal_pillow() {
     }
 }
 
-/// Boxes equal those of torchvision's `RandomResizedCrop.get_params` for the same random draws:
+/// Parses a field of a row of a CSV file.
+fn parse_u32(fields: &[&str], column: usize) -> u32 {
+    fields[column].parse().unwrap()
+}
+
+/// Boxes equal those of torchvision's `RandomResizedCrop.get_params` for the same random numbers:
 /// sizes of accepted tries, tries that do not fit, and the centered fallback
 /// (`scripts/golden/crop.py`).
 #[test]
@@ -59,22 +65,24 @@ fn crop_boxes_equal_torchvision() {
     let mut n_retries = 0;
     for line in text.lines().skip(1) {
         let fields: Vec<&str> = line.split(',').collect();
-        let int = |i: usize| fields[i].parse::<u32>().unwrap();
-        let width = int(0);
-        let height = int(1);
+        let width = parse_u32(&fields, 0);
+        let height = parse_u32(&fields, 1);
         let scale = [fields[2].parse().unwrap(), fields[3].parse().unwrap()];
         let uniforms: Vec<f32> = fields[4].split(' ').map(|u| u.parse().unwrap()).collect();
         let mut tries = uniforms.chunks_exact(2);
         let accepted = tries.find_map(|pair| candidate(pair[0], pair[1], width, height, scale, RATIO));
         assert_eq!(tries.len(), 0, "the same try is accepted: {line}");
         n_retries += usize::from(uniforms.len() > 2);
-        let size = accepted.unwrap_or_else(|| {
+        let size = if let Some(size) = accepted {
+            size
+        } else {
             n_fallbacks += 1;
-            let whole = centered_fallback(width, height, RATIO);
-            assert_eq!((whole.top_px, whole.left_px), (int(6), int(7)), "{line}");
-            (whole.width_px, whole.height_px)
-        });
-        assert_eq!(size, (int(9), int(8)), "{line}");
+            let fallback = centered_fallback(width, height, RATIO);
+            assert_eq!(fallback.top_px, parse_u32(&fields, 6), "{line}");
+            assert_eq!(fallback.left_px, parse_u32(&fields, 7), "{line}");
+            (fallback.width_px, fallback.height_px)
+        };
+        assert_eq!(size, (parse_u32(&fields, 9), parse_u32(&fields, 8)), "{line}");
     }
     assert!(n_fallbacks > 20 && n_retries > 50, "{n_fallbacks} fallbacks, {n_retries} retries");
 }
@@ -107,10 +115,10 @@ const TORCHVISION_BLURS: [(usize, &str); 8] =
 const PILLOW_BLURS: [&str; 11] =
     ["0.1", "0.25", "0.5", "1.0", "1.4", "1.45", "1.7", "2.0", "2.6", "7.5", "40.0"];
 
-/// A few of the 25,752 bytes may differ by one level, where f32 sums are so close to a half that
-/// their order matters.
+/// At most 3 bytes may differ, by one level, where f32 sums are so close to a half that their order
+/// matters.
 #[test]
-fn torchvisions_blur_is_torchvisions() {
+fn torchvision_blur_equals_torchvision() {
     let mut n_different = 0;
     for (n_taps, sigma) in TORCHVISION_BLURS {
         let ours = apply(|i| Blur::default().torchvision(i, n_taps, sigma.parse().unwrap()));
@@ -122,7 +130,7 @@ fn torchvisions_blur_is_torchvisions() {
 }
 
 #[test]
-fn pillows_blur_is_pillows() {
+fn pillow_blur_equals_pillow() {
     for radius in PILLOW_BLURS {
         let ours = apply(|i| Blur::default().pillow(i, radius.parse().unwrap()));
         assert!(ours == golden(&format!("pillow_blur_{radius}")), "{radius}");

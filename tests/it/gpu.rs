@@ -1,6 +1,6 @@
 use crate::support::{World, metrics, ok};
 
-/// Device of the tests: wgpu, or that in `OCELLI_TEST_DEVICE`, such as `cuda`.
+/// Returns the device of the tests: wgpu, or that in `OCELLI_TEST_DEVICE`, such as `cuda`.
 fn device() -> String {
     std::env::var("OCELLI_TEST_DEVICE").unwrap_or_else(|_| "wgpu".into())
 }
@@ -10,32 +10,32 @@ fn losses(world: &World, workdir: &str) -> Vec<f64> {
 }
 
 #[test]
-fn a_network_is_the_same_beside_the_cpu() {
+fn a_network_computes_the_same_as_on_the_cpu() {
     let world = World::new(1);
     let recipe = world.text("tiny.toml");
     ok(&world.ocelli(&["bench", "device", "--recipe", &recipe, "--device", &device(), "--steps", "3"]));
 }
 
-/// A run that is killed and continued, and one with its shards on the host, have the losses of an
-/// unbroken run on the CPU.
+/// A run that is killed and resumed, and one with its shards on the host, have the losses of an
+/// uninterrupted run on the CPU.
 #[test]
-fn a_run_is_the_same_beside_the_cpu() {
+fn runs_have_the_losses_of_the_cpu() {
     let world = World::new(60);
     let device = device();
-    let run = |workdir: &str, more: &[&str]| {
-        world.pretrain(workdir, &[&["--set", "run.workers=1"][..], more].concat())
-    };
-    ok(&run("cpu", &["--device", "cpu"]));
-    let broken = run("gpu", &["--device", &device, "--inject-fault", "kill:rank=0,step=6,phase=backward"]);
-    assert!(!broken.status.success());
-    ok(&run("gpu", &["--device", &device]));
-    ok(&run("offload", &["--device", &device, "--set", "run.offload=true"]));
-    let cpu = losses(&world, "cpu");
+    ok(&world.pretrain("cpu", &["--set", "run.workers=1", "--device", "cpu"]));
+    let on_device = ["--set", "run.workers=1", "--device", &device];
+    let fault = ["--inject-fault", "kill:rank=0,step=6,phase=backward"];
+    let killed = world.pretrain("gpu", &[&on_device[..], &fault].concat());
+    assert!(!killed.status.success());
+    ok(&world.pretrain("gpu", &on_device));
+    let offload = ["--set", "run.offload=true"];
+    ok(&world.pretrain("offload", &[&on_device[..], &offload].concat()));
+    let expected = losses(&world, "cpu");
     for workdir in ["gpu", "offload"] {
-        let there = losses(&world, workdir);
-        assert_eq!(there.len(), cpu.len());
-        for (a, b) in cpu.iter().zip(&there) {
-            assert!((a - b).abs() < 2e-3 * a.abs(), "{workdir}: {cpu:?}\n{there:?}");
+        let losses = losses(&world, workdir);
+        assert_eq!(losses.len(), expected.len());
+        for (a, b) in expected.iter().zip(&losses) {
+            assert!((a - b).abs() < 2e-3 * a.abs(), "{workdir}: {expected:?}\n{losses:?}");
         }
     }
 }

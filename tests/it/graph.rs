@@ -2,18 +2,19 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Finds a cycle in a graph, if there is one.
+/// Returns the nodes of a cycle in a graph, if it has one.
 pub(crate) fn circle(edges: &BTreeMap<String, BTreeSet<String>>) -> Option<Vec<String>> {
     let mut done = BTreeSet::new();
     for start in edges.keys() {
         let mut path = Vec::new();
-        if let Some(found) = walk(start, edges, &mut done, &mut path) {
-            return Some(found);
+        if let Some(cycle) = walk(start, edges, &mut done, &mut path) {
+            return Some(cycle);
         }
     }
     None
 }
 
+/// Visits the nodes behind `node` depth-first; returns a cycle of which `path` is the beginning.
 fn walk(
     node: &str,
     edges: &BTreeMap<String, BTreeSet<String>>,
@@ -28,8 +29,8 @@ fn walk(
     }
     path.push(node.to_string());
     for next in edges.get(node).into_iter().flatten() {
-        if let Some(found) = walk(next, edges, done, path) {
-            return Some(found);
+        if let Some(cycle) = walk(next, edges, done, path) {
+            return Some(cycle);
         }
     }
     path.pop();
@@ -38,14 +39,16 @@ fn walk(
 }
 
 #[test]
-fn circles_are_found() {
-    let graph = |edges: &[(&str, &str)]| {
-        let mut graph = BTreeMap::<String, BTreeSet<String>>::new();
-        edges.iter().for_each(|(a, b)| {
-            graph.entry((*a).into()).or_default().insert((*b).into());
-        });
-        graph
-    };
-    assert_eq!(circle(&graph(&[("a", "b"), ("b", "c"), ("a", "c")])), None);
-    assert_eq!(circle(&graph(&[("a", "b"), ("b", "c"), ("c", "b")])), Some(vec!["b".into(), "c".into()]));
+fn cycles_are_found() {
+    let ab_bc_ac = BTreeMap::from([
+        ("a".to_string(), BTreeSet::from(["b".to_string(), "c".to_string()])),
+        ("b".to_string(), BTreeSet::from(["c".to_string()])),
+    ]);
+    assert_eq!(circle(&ab_bc_ac), None);
+    let ab_bc_cb = BTreeMap::from([
+        ("a".to_string(), BTreeSet::from(["b".to_string()])),
+        ("b".to_string(), BTreeSet::from(["c".to_string()])),
+        ("c".to_string(), BTreeSet::from(["b".to_string()])),
+    ]);
+    assert_eq!(circle(&ab_bc_cb), Some(vec!["b".into(), "c".into()]));
 }

@@ -1,8 +1,9 @@
-//! When data count as the same: caches of features and indices, resumed runs, parts and curation
-//! never take images for others, whatever their names, lengths and times.
+//! Identity of data: caches of features and indices, resumed runs, parts and curation never confuse
+//! different images, even if their names, lengths and times are equal.
 
 use std::fs::{self, File};
 use std::path::Path;
+use std::process::Output;
 
 use pipeline::{Dataset, Storage};
 use proptest::prelude::*;
@@ -31,7 +32,7 @@ fn append(tar: &mut tar::Builder<File>, name: &str, bytes: &[u8]) {
     tar.append_data(&mut header, name, bytes).unwrap();
 }
 
-/// Images of noise, other ones for each seed.
+/// Returns images of noise, `[side, side, 3]` each, that depend on the seed.
 fn noise(seed: u64, n: usize, side: usize) -> Vec<Vec<u8>> {
     let mut rng = augment::ViewRng::from_words([seed, 1, 2, 3]);
     (0..n).map(|_| (0..side * side * 3).map(|_| rng.below(256) as u8).collect()).collect()
@@ -41,7 +42,7 @@ fn fingerprint(path: &Path, storage: &Storage) -> u64 {
     Dataset::open(&[path.display().to_string()], storage).unwrap().fingerprint().unwrap()
 }
 
-/// Writes `bytes` over the file at `path`, which keeps its inode and the time of its last change.
+/// Writes `bytes` over the file at `path`, which keeps its inode and modification time.
 fn overwrite_in_place(path: &Path, bytes: &[u8]) {
     let before = fs::metadata(path).unwrap().modified().unwrap();
     std::thread::sleep(std::time::Duration::from_millis(20));
@@ -53,11 +54,10 @@ fn overwrite_in_place(path: &Path, bytes: &[u8]) {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
 
-    /// Sets that differ in one byte never share a key, and the same set has one key wherever it is:
-    /// with an index that this program wrote, with one that describes the bytes of before, and with
-    /// none.
+    /// Sets that differ in one byte never share a key, and equal sets have one key at any path:
+    /// with an index that this program wrote, with an outdated index, and without one.
     #[test]
-    fn one_byte_makes_other_data(seed: u64, image in 0usize..4, at in 0usize..75, change in 1u8..) {
+    fn one_changed_byte_changes_the_key(seed: u64, image in 0usize..4, at in 0usize..75, change in 1u8..) {
         let world = World { folder: tempfile::tempdir().unwrap() };
         let storage = world.storage();
         let mut images = noise(seed, 4, 5);
@@ -82,7 +82,7 @@ proptest! {
         write_npy_tar(&other, &images, 5);
         let other_key = fingerprint(&other, &storage);
         prop_assert_ne!(first, other_key);
-        // The same names, lengths and times, without an index and with one of the bytes of before.
+        // The same names, lengths and times, without an index and with an outdated one.
         for path in [&copy, &path] {
             overwrite_in_place(path, &fs::read(&other).unwrap());
             prop_assert_eq!(other_key, fingerprint(path, &storage));
@@ -90,73 +90,73 @@ proptest! {
     }
 }
 
-/// Runs the program with a cache of its own that keeps features.
-fn with_cache(world: &World, args: &[&str]) -> std::process::Output {
+/// Runs the program with a cache in the world's folder that holds features.
+fn ocelli_with_cache(world: &World, args: &[&str]) -> Output {
     let mut command = program();
     command.env("OCELLI_CACHE", world.path("cache")).env("OCELLI_FEATURES_GB", "1");
     command.args(args).output().unwrap()
 }
 
-/// Two sets of noise with equal names and lengths: neighbors in the other set are no better than
-/// chance.
+/// For two sets of noise with equal names and lengths, neighbors in the other set are no better
+/// than chance.
 #[test]
-fn noise_is_not_scored_as_its_own_neighbor() {
+fn equal_names_do_not_make_noise_its_own_neighbor() {
     let world = World::new(8);
     ok(&world.pretrain("run", &["--set", "optim.length={steps=1}", "--set", "optim.warmup={steps=0}"]));
     let [w1, w2] = ["w1.tar", "w2.tar"].map(|name| world.text(name));
     write_npy_tar(Path::new(&w1), &noise(1, 40, 32), 32);
     write_npy_tar(Path::new(&w2), &noise(2, 40, 32), 32);
     let run = world.text("run");
-    let probe = |test: &str| {
-        let args =
-            ["probe", "--checkpoint", &run, "--train", &w1, "--test", test, "--protocol", "knn", "--json"];
-        let output = with_cache(&world, &args);
-        ok(&output);
-        json_of(&output)
-    };
-    let first = probe(&w2);
-    let accuracy = first["networks"]["teacher"]["knn_10"]["accuracy"].as_f64().unwrap();
+    let probe = ["probe", "--checkpoint", &run, "--train", &w1, "--test", &w2, "--protocol", "knn", "--json"];
+    let computed = ocelli_with_cache(&world, &probe);
+    ok(&computed);
+    let scores = json_of(&computed);
+    let accuracy = scores["networks"]["teacher"]["knn_10"]["accuracy"].as_f64().unwrap();
     assert!(accuracy < 90.0, "noise has no neighbors of its class in other noise: {accuracy}");
-    assert_eq!(probe(&w2), first, "from the cache");
+    let cached = ocelli_with_cache(&world, &probe);
+    ok(&cached);
+    assert_eq!(json_of(&cached), scores, "from the cache");
 }
 
-fn rows(path: &Path) -> Vec<f32> {
+/// Reads the values of a NumPy file.
+fn read_npy(path: &Path) -> Vec<f32> {
     npyz::NpyFile::new(&fs::read(path).unwrap()[..]).unwrap().into_vec().unwrap()
 }
 
-/// A tar that was written anew gives its own features, through the cache as without it, and an
-/// index that describes the tar of before is named.
+/// Embeds the shard `s.tar` with a cache; returns standard error and the features.
+fn embed_with_cache(world: &World, out: &str) -> (String, Vec<f32>) {
+    let run = world.text("run");
+    let shard = world.text("s.tar");
+    let out = world.text(out);
+    let args = ["embed", "--checkpoint", &run, "--shards", &shard, "--out", &out, "--overwrite"];
+    let stderr = ok(&ocelli_with_cache(world, &args));
+    (stderr, read_npy(Path::new(&out)))
+}
+
+/// A rewritten tar has its own features, with and without the cache, and an index of the previous
+/// tar is reported.
 #[test]
 fn a_rewritten_tar_has_its_own_features_and_keys() {
     let world = World::new(8);
     ok(&world.pretrain("run", &["--set", "optim.length={steps=1}", "--set", "optim.warmup={steps=0}"]));
     let tar = world.path("s.tar");
-    let run = world.text("run");
     let shard = tar.display().to_string();
-    let embed = |out: &str| {
-        let out = world.text(out);
-        let output = with_cache(
-            &world,
-            &["embed", "--checkpoint", &run, "--shards", &shard, "--out", &out, "--overwrite"],
-        );
-        (ok(&output), rows(Path::new(&out)))
-    };
     write_npy_tar(&tar, &noise(1, 12, 16), 16);
-    let (_, first) = embed("a.npy");
+    let (_, first) = embed_with_cache(&world, "a.npy");
     write_npy_tar(&world.path("other.tar"), &noise(2, 12, 16), 16);
     overwrite_in_place(&tar, &fs::read(world.path("other.tar")).unwrap());
-    let (_, second) = embed("b.npy");
+    let (_, second) = embed_with_cache(&world, "b.npy");
     assert_ne!(first, second);
-    assert_eq!(embed("c.npy").1, second, "from the cache");
+    assert_eq!(embed_with_cache(&world, "c.npy").1, second, "from the cache");
 
     ok(&world.ocelli(&["shards", "index", &shard, "--checksums"]));
-    assert_eq!(embed("d.npy").1, second);
+    assert_eq!(embed_with_cache(&world, "d.npy").1, second);
     // Other images of the same lengths under the same keys.
     std::thread::sleep(std::time::Duration::from_millis(20));
     write_npy_tar(&tar, &noise(1, 12, 16), 16);
-    let (said, third) = embed("e.npy");
+    let (stderr, third) = embed_with_cache(&world, "e.npy");
     assert_eq!(third, first);
-    assert!(said.contains("describes another s.tar"), "{said}");
+    assert!(stderr.contains("describes another s.tar"), "{stderr}");
     // Other keys.
     let mut renamed = tar::Builder::new(File::create(&tar).unwrap());
     for number in 0..12 {
@@ -170,70 +170,71 @@ fn a_rewritten_tar_has_its_own_features_and_keys() {
     assert!(listed.contains("new011") && !listed.contains("000011"), "{listed}");
 }
 
-/// A run goes on with its images wherever they are, and not with others of the same keys and
-/// lengths.
+/// Trains the run `run` on `shards` up to `steps` steps.
+fn lengthen_run(world: &World, shards: &str, steps: u32) -> Output {
+    let recipe = world.text("tiny.toml");
+    let run = world.text("run");
+    let length = format!("optim.length={{steps={steps}}}");
+    let args = ["pretrain", "--recipe", &recipe, "--shards", shards, "--workdir", &run];
+    world.ocelli(&[&args[..], &["--set", &length, "--lengthen"]].concat())
+}
+
+/// A run resumes with its images at any path, and not with others of the same keys and lengths.
 #[test]
-fn a_run_goes_on_with_its_images_and_no_others() {
+fn a_run_resumes_with_its_images_and_no_others() {
     let world = World::new(8);
     let images = noise(5, 24, 16);
     write_npy_tar(&world.path("noise.tar"), &images, 16);
-    let run = |shards: &str, steps: &str| {
-        let length = format!("optim.length={{steps={steps}}}");
-        world.ocelli(&[
-            "pretrain",
-            "--recipe",
-            &world.text("tiny.toml"),
-            "--shards",
-            shards,
-            "--workdir",
-            &world.text("run"),
-            "--set",
-            &length,
-            "--lengthen",
-        ])
-    };
-    ok(&run(&world.text("noise.tar"), "4"));
-    // Copied elsewhere, under a relative name with a dot in it.
+    ok(&lengthen_run(&world, &world.text("noise.tar"), 4));
+    // Copied elsewhere, under a path with `..` in it.
     fs::create_dir(world.path("elsewhere")).unwrap();
     fs::copy(world.path("noise.tar"), world.path("elsewhere/noise.tar")).unwrap();
-    ok(&run(&world.text("elsewhere/../elsewhere/noise.tar"), "6"));
+    ok(&lengthen_run(&world, &world.text("elsewhere/../elsewhere/noise.tar"), 6));
     let before = metrics(&world.path("run"));
     assert_eq!(before.len(), 6);
     // Other images of the same lengths.
     write_npy_tar(&world.path("noise.tar"), &noise(6, 24, 16), 16);
-    let said = fails(&run(&world.text("noise.tar"), "8"), 2);
-    assert!(said.contains("the same keys and lengths, but other bytes"), "{said}");
+    let stderr = fails(&lengthen_run(&world, &world.text("noise.tar"), 8), 2);
+    assert!(stderr.contains("the same keys and lengths, but other bytes"), "{stderr}");
     // One image more.
     let more = [&images[..], &noise(7, 1, 16)].concat();
     write_npy_tar(&world.path("noise.tar"), &more, 16);
-    let said = fails(&run(&world.text("noise.tar"), "8"), 2);
-    assert!(said.contains("24 samples there, 25 here") && said.contains("--init"), "{said}");
+    let stderr = fails(&lengthen_run(&world, &world.text("noise.tar"), 8), 2);
+    assert!(stderr.contains("24 samples there, 25 here") && stderr.contains("--init"), "{stderr}");
     assert_eq!(metrics(&world.path("run")), before);
 }
 
 /// Features of parts are of the same images, not only of images with the same names.
 #[test]
-fn a_part_of_other_images_is_no_part() {
+fn parts_of_other_images_are_refused() {
     let world = World::new(8);
     ok(&world.pretrain("run", &["--set", "optim.length={steps=1}", "--set", "optim.warmup={steps=0}"]));
     let run = world.text("run");
     let out = world.text("all.npy");
     let shard = world.text("s.tar");
-    let part = |more: &[&str]| {
-        let args = [&["embed", "--checkpoint", &run, "--shards", &shard, "--out", &out][..], more].concat();
-        world.ocelli(&args)
-    };
+    let embed = ["embed", "--checkpoint", &run, "--shards", &shard, "--out", &out];
+    let first_part = [&embed[..], &["--part", "1/2"]].concat();
+    let second_part = [&embed[..], &["--part", "2/2"]].concat();
+    let join = [&embed[..], &["--join", "2"]].concat();
     write_npy_tar(Path::new(&shard), &noise(1, 12, 16), 16);
-    ok(&part(&["--part", "1/2"]));
+    ok(&world.ocelli(&first_part));
     write_npy_tar(Path::new(&shard), &noise(2, 12, 16), 16);
-    ok(&part(&["--part", "2/2"]));
-    let said = fails(&part(&["--join", "2"]), 2);
-    assert!(said.contains("of other images"), "{said}");
-    let said = fails(&part(&["--part", "1/2"]), 2);
-    assert!(said.contains("of other images"), "{said}");
+    ok(&world.ocelli(&second_part));
+    for args in [join, first_part] {
+        let stderr = fails(&world.ocelli(&args), 2);
+        assert!(stderr.contains("of other images"), "{stderr}");
+    }
 }
 
-/// More shards than files that a process may open, in place and from the cache.
+/// Runs the program with a limit of 100 open files.
+fn run_with_file_limit(world: &World, args: &[&str]) -> Output {
+    let mut command = assert_cmd::Command::new("sh");
+    command.args(["-c", "ulimit -n 100 && exec \"$0\" \"$@\"", env!("CARGO_BIN_EXE_ocelli-under-test")]);
+    command.args(args).env("OCELLI_CACHE", world.path("cache")).env("OCELLI_FEATURES_GB", "0");
+    command.output().unwrap()
+}
+
+/// More shards than files that a process may open, read in place and from the cache.
 #[test]
 fn shards_are_not_all_open_at_once() {
     let world = World::new(24);
@@ -253,20 +254,19 @@ fn shards_are_not_all_open_at_once() {
         }
     }
     let many = world.text("many");
-    let limited = |args: &[&str]| {
-        let mut command = assert_cmd::Command::new("sh");
-        command.args(["-c", "ulimit -n 100 && exec \"$0\" \"$@\"", env!("CARGO_BIN_EXE_ocelli-under-test")]);
-        command.args(args).env("OCELLI_CACHE", world.path("cache")).env("OCELLI_FEATURES_GB", "0");
-        command.output().unwrap()
-    };
-    ok(&limited(&["shards", "verify", &many]));
-    ok(&limited(&["shards", "ls", &many]));
-    ok(&limited(&["shards", "stats", &many]));
-    ok(&limited(&["shards", "reshard", &many, "--out", &world.text("fewer"), "--renumber"]));
+    let fewer = world.text("fewer");
     let recipe = world.text("tiny.toml");
     let run = world.text("run");
-    ok(&limited(&["pretrain", "--recipe", &recipe, "--shards", &many, "--workdir", &run]));
     let out = world.text("rows.npy");
-    ok(&limited(&["embed", "--checkpoint", &run, "--shards", &many, "--out", &out]));
-    assert_eq!(rows(Path::new(&out)).len() % 300, 0);
+    for args in [
+        &["shards", "verify", &many][..],
+        &["shards", "ls", &many],
+        &["shards", "stats", &many],
+        &["shards", "reshard", &many, "--out", &fewer, "--renumber"],
+        &["pretrain", "--recipe", &recipe, "--shards", &many, "--workdir", &run],
+        &["embed", "--checkpoint", &run, "--shards", &many, "--out", &out],
+    ] {
+        ok(&run_with_file_limit(&world, args));
+    }
+    assert_eq!(read_npy(Path::new(&out)).len() % 300, 0);
 }

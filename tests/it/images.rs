@@ -1,12 +1,11 @@
-//! Images for containers: they hold what the jobs for Kubernetes and the scripts in them call.
+//! Container images: they contain the commands that the jobs for Kubernetes and their scripts call.
 //!
-//! No image is built here: package lists are read.
+//! No image is built here: the lists of packages are read.
 
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// Commands that jobs and scripts call beyond a shell's own, and the Debian package that each is
-/// in.
+/// Commands that jobs and scripts call, except those of the shell, and their Debian packages.
 const PACKAGES: [(&str, &str); 5] = [
     ("mpirun", "openmpi-bin"),
     ("sshd", "openssh-server"),
@@ -20,7 +19,7 @@ fn read(path: &str) -> String {
     std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// Lines of each stage of the Dockerfile, by its name.
+/// Returns the lines of each stage of the Dockerfile, by its name.
 fn stages() -> BTreeMap<String, String> {
     let mut stages = BTreeMap::new();
     let mut name = String::new();
@@ -33,19 +32,19 @@ fn stages() -> BTreeMap<String, String> {
     stages
 }
 
-/// Name of the stage that a job's image is.
-fn stage_of(job: &str) -> &str {
+/// Returns the stage of the Dockerfile that builds the image of a job.
+fn image_stage(job: &str) -> &str {
     let image = job.lines().find_map(|line| line.trim().strip_prefix("image: ocelli:")).unwrap();
     if image == "latest" { "cpu" } else { image }
 }
 
-/// Returns `true` if `text` holds `word` as a word of its own.
+/// Returns `true` if `text` contains `word` as a separate word.
 fn calls(text: &str, word: &str) -> bool {
-    text.split(|c: char| !c.is_alphanumeric() && c != '-' && c != '_').any(|found| found == word)
+    text.split(|c: char| !c.is_alphanumeric() && c != '-' && c != '_').any(|other| other == word)
 }
 
 #[test]
-fn jobs_find_in_their_image_what_they_call() {
+fn images_contain_the_commands_of_their_jobs() {
     let stages = stages();
     let mut n_checked = 0;
     for name in ["pretrain-job", "pretrain-mpijob", "pretrain-jobset", "watch-job"] {
@@ -55,20 +54,20 @@ fn jobs_find_in_their_image_what_they_call() {
             .filter(|line| !line.trim().starts_with('#'))
             .map(|line| format!("{line}\n"))
             .collect();
-        let stage = &stages[stage_of(&job)];
+        let stage = &stages[image_stage(&job)];
         for (command, package) in PACKAGES.iter().filter(|(command, _)| calls(&code, command)) {
             assert!(calls(stage, package), "{name} calls {command}: {package} is not in its image");
             n_checked += 1;
         }
-        // Scripts lie where jobs call them.
+        // Scripts are at the paths at which jobs call them.
         for script in code.split('"').filter(|word| word.starts_with("/opt/ocelli/")) {
-            let below = script.strip_prefix("/opt/ocelli/scripts/").unwrap();
-            let folder = below.split_once('/').unwrap().0;
+            let path = script.strip_prefix("/opt/ocelli/scripts/").unwrap();
+            let (folder, _) = path.split_once('/').unwrap();
             assert!(
                 stage.contains(&format!("COPY scripts/{folder} /opt/ocelli/scripts/{folder}")),
                 "{script}"
             );
-            read(below);
+            read(path);
             n_checked += 1;
         }
     }
@@ -77,7 +76,7 @@ fn jobs_find_in_their_image_what_they_call() {
     assert!(calls(&stages["mpi"], "openssh-client"));
 }
 
-/// Features that a stage builds exist, and what the MPI build links is installed for it.
+/// The features that a stage builds exist, and the libraries of the MPI build are installed.
 #[test]
 fn images_are_built_with_features_that_exist() {
     let stages = stages();

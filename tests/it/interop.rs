@@ -1,8 +1,8 @@
-//! Weights from and for other libraries, checked by the libraries themselves
+//! Weights from and for other libraries, checked with these libraries
 //! (`tests/interop/libraries.py`).
 //!
-//! `OCELLI_PYTHON` names the Python that has them; tests of missing libraries are skipped, with one
-//! line.
+//! `OCELLI_PYTHON` names the Python that has them; tests of missing libraries are skipped with a
+//! message.
 
 use std::path::Path;
 use std::process::Command;
@@ -14,7 +14,7 @@ use serde_json::Value;
 use weights::{Card, Export, Format, Hints, Precision, Preprocessing};
 
 use crate::bands::npy_u16;
-use crate::libraries::{Bench, python, shaken};
+use crate::libraries::{Bench, python, random_parameters};
 use crate::support::{fails, program};
 
 /// Small networks of every kind: name and configuration.
@@ -49,7 +49,7 @@ const MODELS: [(&str, &str); 11] = [
     ),
 ];
 
-/// Every kind of backbone as a graph, in every precision, with several numbers of images.
+/// Every kind of backbone as an ONNX graph, in every precision, with several batch sizes.
 #[test]
 fn graphs_run_in_onnxruntime() {
     let Some(python) = python("onnxruntime, numpy") else { return };
@@ -70,8 +70,7 @@ fn graphs_run_in_onnxruntime() {
     }
 }
 
-/// The program in the card of every export, as it stands, gives the feature that `ocelli embed`
-/// gives.
+/// The unchanged program in the card of every export computes the same feature as `ocelli embed`.
 #[test]
 fn programs_of_cards_run() {
     let Some(python) = python("torch, torchvision, timm, transformers, onnxruntime, PIL") else { return };
@@ -83,8 +82,8 @@ fn programs_of_cards_run() {
     assert!(n_run >= 40, "{n_run} programs");
 }
 
-/// Small networks of every kind for images of other channels.
-const OF_BANDS: [(&str, &str); 5] = [
+/// Small networks of every kind for images of 1, 4, 5 and 13 channels.
+const MULTIBAND_MODELS: [(&str, &str); 5] = [
     ("vit-13", "arch='vit'\nimage_px=32\npatch_px=8\nwidth=64\ndepth=2\nheads=2\nchannels=13"),
     (
         "rotary-13",
@@ -96,19 +95,19 @@ const OF_BANDS: [(&str, &str); 5] = [
     ("convnext-5", "arch='convnext'\nimage_px=32\ndepths=[1,1,2,1]\nwidth=16\nlayer_scale=0.5\nchannels=5"),
 ];
 
-/// The same for images of other channels than three, of 16 bits.
+/// The same for images of 16 bits whose number of channels is not three.
 #[test]
 fn programs_of_cards_run_on_bands() {
     let Some(python) = python("torch, torchvision, timm, transformers, onnxruntime, PIL") else { return };
     let bench = Bench::new(python);
     let mut n_run = 0;
-    for network @ (name, model) in OF_BANDS {
+    for network @ (name, model) in MULTIBAND_MODELS {
         let channels = toml::from_str::<ModelConfig>(model).unwrap().n_channels();
-        let values: Vec<u16> = (0..channels * 40 * 36)
-            .map(|i: usize| {
-                (32_000.0 + 30_000.0 * (i as f32 * 0.37).sin() * (i as f32 * 0.0013).cos()) as u16
-            })
-            .collect();
+        let mut values: Vec<u16> = Vec::new();
+        for i in 0..channels * 40 * 36 {
+            let wave = (i as f32 * 0.37).sin() * (i as f32 * 0.0013).cos();
+            values.push((32_000.0 + 30_000.0 * wave) as u16);
+        }
         let image = npy_u16([channels, 40, 36], &values);
         std::fs::create_dir(bench.text(name)).unwrap();
         std::fs::write(bench.text(&format!("{name}/image.npy")), &image).unwrap();
@@ -118,15 +117,19 @@ fn programs_of_cards_run_on_bands() {
     assert!(n_run >= 14, "{n_run} programs");
 }
 
-/// Files of `torch.save` and safetensors with other names are read again, through every format that
-/// can hold the network.
+/// Returns the names and the numbers of values of tensors.
+fn names_and_sizes(tensors: &[NamedTensor]) -> Vec<(String, usize)> {
+    tensors.iter().map(|tensor| (tensor.name.clone(), tensor.values.len())).collect()
+}
+
+/// Exports in every format that supports the network can be read again.
 #[test]
 fn exports_are_read_again() {
     let folder = tempfile::tempdir().unwrap();
     let card = Card::default();
     for (name, model) in MODELS {
         let model: ModelConfig = toml::from_str(model).unwrap();
-        let tensors = shaken(&model);
+        let tensors = random_parameters(&model);
         let preprocessing =
             Preprocessing::with_size(32, Normalization { mean: vec![0.5; 3], std: vec![0.25; 3] });
         let export = Export {
@@ -152,20 +155,17 @@ fn exports_are_read_again() {
                 Err(weights::WeightsError::Unsupported { .. }) => continue,
                 Err(error) => panic!("{name} as {}: {error}", format.name()),
             }
-            let again = weights::read(&path, &Hints { heads: Some(2), ..Hints::default() }).unwrap();
-            let sums = |tensors: &[NamedTensor]| -> Vec<(String, usize)> {
-                tensors.iter().map(|t| (t.name.clone(), t.values.len())).collect()
-            };
-            // A LayerScale of one is written where the format wants one.
-            let theirs = sums(&again.tensors);
-            for (name, numel) in sums(&tensors) {
-                assert!(theirs.contains(&(name.clone(), numel)), "{name} in {}", path.display());
+            let imported = weights::read(&path, &Hints { heads: Some(2), ..Hints::default() }).unwrap();
+            // There may be more: a LayerScale of one is written if the format requires one.
+            let imported_tensors = names_and_sizes(&imported.tensors);
+            for tensor in names_and_sizes(&tensors) {
+                assert!(imported_tensors.contains(&tensor), "{} in {}", tensor.0, path.display());
             }
             if extension != ".pth" {
-                assert_eq!(again.preprocessing.pixels, preprocessing.pixels, "{}", path.display());
-                assert_eq!(again.preprocessing.transform.size_px, 32);
+                assert_eq!(imported.preprocessing.pixels, preprocessing.pixels, "{}", path.display());
+                assert_eq!(imported.preprocessing.transform.size_px, 32);
             }
-            assert!(weights::write(&path, format, &export, false).is_err(), "overwritten unasked");
+            assert!(weights::write(&path, format, &export, false).is_err(), "overwritten without the flag");
             n_read += 1;
         }
         assert!(n_read >= 2, "{name} was read {n_read} times");
@@ -180,13 +180,15 @@ fn libraries_give_the_same_features() {
     let bench = Bench::new(python);
     let folder = bench.text("");
     bench.script(&["make", &folder]);
-    let said: Value =
+    let networks: Value =
         serde_json::from_str(&std::fs::read_to_string(bench.text("said.json")).unwrap()).unwrap();
-    let said = said.as_object().unwrap();
-    assert!(said.len() >= 20, "{} networks", said.len());
-    for (name, how) in said {
-        let flags: Vec<&str> = how[1].as_array().unwrap().iter().map(|flag| flag.as_str().unwrap()).collect();
-        let ours = bench.embed(how[0].as_str().unwrap(), &format!("ours-{name}"), &flags);
+    let networks = networks.as_object().unwrap();
+    assert!(networks.len() >= 20, "{} networks", networks.len());
+    // Each entry has the file of weights and the flags for `ocelli embed`.
+    for (name, entry) in networks {
+        let flags = entry[1].as_array().unwrap();
+        let flags: Vec<&str> = flags.iter().map(|flag| flag.as_str().unwrap()).collect();
+        let ours = bench.embed(entry[0].as_str().unwrap(), &format!("ours-{name}"), &flags);
         bench.script(&["compare", name, &ours, &bench.text(&format!("{name}.npy"))]);
     }
     let images = bench.text("images");
@@ -210,14 +212,14 @@ fn libraries_give_the_same_features() {
             bench.script(&["check", format, &out, &features, &images]);
         }
     }
-    // For larger images, and back.
+    // A network for larger images, exported for smaller ones.
     let larger = bench.network("larger", &MODELS[0].1.replace("image_px=32", "image_px=48"));
     let features = bench.embed(&larger, "larger", &[]);
     let out = bench.export(&larger, "smaller", &["--format", "timm", "--image-px", "32"]);
     bench.script(&["check", "timm", &out, &features, &images]);
 }
 
-/// The program on the page about Python, as it stands.
+/// Runs the unchanged program on the page about Python.
 #[test]
 fn the_page_about_python_runs() {
     let Some(python) = python("torch, timm, numpy, safetensors") else { return };

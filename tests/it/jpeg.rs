@@ -15,14 +15,15 @@ const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/interop/pillow.py");
 /// Reads the files of `scripts/golden/jpeg.py`, by name.
 fn files() -> BTreeMap<String, Vec<u8>> {
     let mut tar = tar::Archive::new(std::fs::File::open(format!("{FOLDER}/images.tar")).unwrap());
-    let entries = tar.entries().unwrap().map(|entry| {
+    let mut files = BTreeMap::new();
+    for entry in tar.entries().unwrap() {
         let mut entry = entry.unwrap();
         let name = entry.path().unwrap().file_stem().unwrap().to_str().unwrap().to_string();
         let mut bytes = Vec::new();
         entry.read_to_end(&mut bytes).unwrap();
-        (name, bytes)
-    });
-    entries.collect()
+        files.insert(name, bytes);
+    }
+    files
 }
 
 fn decode(decoder: &mut Decoder, bytes: &[u8]) -> Result<Rgb8, String> {
@@ -38,7 +39,7 @@ fn crc32(bytes: &[u8]) -> u32 {
 }
 
 #[test]
-fn pixels_are_pillows() {
+fn pixels_equal_pillow() {
     let files = files();
     let mut decoder = Decoder::default();
     let table = std::fs::read_to_string(format!("{FOLDER}/pixels.csv")).unwrap();
@@ -71,7 +72,9 @@ impl Pillow {
         stdin.flush().unwrap();
         let stdout = self.0.stdout.as_mut().unwrap();
         let mut size = [[0; 4]; 2];
-        size.iter_mut().for_each(|side| stdout.read_exact(side).unwrap());
+        for side in &mut size {
+            stdout.read_exact(side).unwrap();
+        }
         let [width_px, height_px] = size.map(u32::from_le_bytes);
         let mut data = vec![0; 3 * width_px as usize * height_px as usize];
         stdout.read_exact(&mut data).unwrap();
@@ -87,27 +90,28 @@ impl Drop for Pillow {
 }
 
 /// Returns the headers of frames and scans, up to the end marker, if there is one.
-fn scans(bytes: &[u8]) -> Vec<&[u8]> {
-    let mut found = Vec::new();
-    let mut at = 2;
-    while let Some(start) =
-        bytes[at..].windows(2).position(|pair| pair[0] == 0xff && pair[1] >= 0xc0 && pair[1] < 0xff)
+fn frame_and_scan_headers(bytes: &[u8]) -> Vec<&[u8]> {
+    let mut headers = Vec::new();
+    let mut offset = 2;
+    while let Some(distance) =
+        bytes[offset..].windows(2).position(|pair| pair[0] == 0xff && pair[1] >= 0xc0 && pair[1] < 0xff)
     {
-        at += start;
-        let marker = bytes[at + 1];
-        let len =
-            bytes.get(at + 2..at + 4).map_or(2, |len| usize::from(u16::from_be_bytes([len[0], len[1]])));
-        let end = if matches!(marker, 0xd0..=0xd9) { at + 2 } else { (at + 2 + len).min(bytes.len()) };
+        let start = offset + distance;
+        let marker = bytes[start + 1];
+        let len = bytes
+            .get(start + 2..start + 4)
+            .map_or(2, |len| usize::from(u16::from_be_bytes([len[0], len[1]])));
+        let end = if matches!(marker, 0xd0..=0xd9) { start + 2 } else { (start + 2 + len).min(bytes.len()) };
         if matches!(marker, 0xc0..=0xc3 | 0xd9 | 0xda) {
-            found.push(&bytes[at..end]);
+            headers.push(&bytes[start..end]);
         }
-        at = end;
+        offset = end;
     }
-    found
+    headers
 }
 
-/// Returns a generator of pseudo-random numbers.
-fn numbers(seed: u64) -> impl FnMut(usize) -> usize {
+/// Returns a generator of pseudo-random numbers below its argument.
+fn generator(seed: u64) -> impl FnMut(usize) -> usize {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     move |below| {
         state ^= state << 13;
@@ -118,25 +122,25 @@ fn numbers(seed: u64) -> impl FnMut(usize) -> usize {
 }
 
 /// Changes, removes or adds a few bytes of a file.
-fn damaged(bytes: &[u8], seed: u64) -> Vec<u8> {
-    let mut next = numbers(seed);
+fn damage(bytes: &[u8], seed: u64) -> Vec<u8> {
+    let mut next = generator(seed);
     let pixels = bytes.windows(2).position(|pair| pair == [0xff, 0xda]).unwrap() + 14;
     let mut bytes = bytes.to_vec();
     for _ in 0..=next(3) {
         let first = if next(10) < 7 { pixels.min(bytes.len() - 3) } else { 2 };
-        let at = first + next(bytes.len() - 2 - first);
+        let offset = first + next(bytes.len() - 2 - first);
         match next(10) {
-            0 => drop(bytes.drain(at..(at + 1 + next(20)).min(bytes.len() - 2))),
-            1 => drop(bytes.splice(at..at, [next(256) as u8, next(256) as u8])),
-            _ => bytes[at] = next(256) as u8,
+            0 => drop(bytes.drain(offset..(offset + 1 + next(20)).min(bytes.len() - 2))),
+            1 => drop(bytes.splice(offset..offset, [next(256) as u8, next(256) as u8])),
+            _ => bytes[offset] = next(256) as u8,
         }
     }
     bytes
 }
 
-/// Damaged files are decoded to Pillow's bytes too, or by neither. If a scan is lost, libjpeg
-/// smooths the rest of a progressive image, which Ocelli does not: files whose scans have changed
-/// are left out.
+/// Damaged files are decoded to the same bytes as by Pillow, or by neither. If a scan is lost,
+/// libjpeg smooths the rest of a progressive image, and Ocelli does not: files whose scans have
+/// changed are left out.
 #[test]
 fn damaged_files_are_decoded_as_pillow_decodes_them() {
     let Some(mut pillow) = Pillow::start() else { return };
@@ -148,8 +152,8 @@ fn damaged_files_are_decoded_as_pillow_decodes_them() {
     for (i, (name, bytes)) in files.iter().enumerate() {
         for round in 0..n_rounds {
             let seed = i as u64 * 1000 + round;
-            let damaged = damaged(bytes, seed);
-            if scans(&damaged) != scans(bytes) {
+            let damaged = damage(bytes, seed);
+            if frame_and_scan_headers(&damaged) != frame_and_scan_headers(bytes) {
                 continue;
             }
             match (pillow.decode(&damaged), decode(&mut decoder, &damaged)) {

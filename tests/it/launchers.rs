@@ -1,13 +1,19 @@
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
 use crate::support::World;
 
-/// Prepares the launch script, with `program` in place of ocelli.
+/// Writes an executable bash script.
+fn write_script(path: &Path, commands: &str) {
+    std::fs::write(path, format!("#!/bin/bash\n{commands}\n")).unwrap();
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755)).unwrap();
+}
+
+/// Prepares the launch script for a node, with `program` in place of ocelli.
 fn node(world: &World, program: &str, environment: &[(&str, &str)]) -> Command {
-    use std::os::unix::fs::PermissionsExt;
     let path = world.path("program.sh");
-    std::fs::write(&path, format!("#!/bin/bash\n{program}\n")).unwrap();
-    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+    write_script(&path, program);
     let script = format!("{}/../scripts/nccl/node.sh", env!("CARGO_MANIFEST_DIR"));
     let mut command = Command::new("bash");
     command.args([&script, "pretrain", "--workdir", "a b"]).env("OCELLI", path).env("GPUS", "3");
@@ -19,14 +25,14 @@ fn code(output: &Output) -> i32 {
     output.status.code().unwrap()
 }
 
-/// Ranks are numbered over all machines, and each gets its GPU and the address of the rendezvous.
+/// Ranks are numbered over all machines, and each has its GPU and the address of the rendezvous.
 #[test]
 fn every_gpu_gets_a_rank() {
     let world = World::new(1);
-    let say = "echo $RANK $WORLD_SIZE $LOCAL_RANK $LOCAL_WORLD_SIZE $MASTER_ADDR:$MASTER_PORT \
+    let program = "echo $RANK $WORLD_SIZE $LOCAL_RANK $LOCAL_WORLD_SIZE $MASTER_ADDR:$MASTER_PORT \
                ${JOB_COMPLETION_INDEX-none} $# \"$3\"";
     let pod = [("JOB_COMPLETION_INDEX", "1"), ("N_NODES", "2"), ("MASTER_ADDR", "node0")];
-    let output = node(&world, say, &pod).output().unwrap();
+    let output = node(&world, program, &pod).output().unwrap();
     assert_eq!(code(&output), 0);
     let text = String::from_utf8(output.stdout).unwrap();
     let mut lines: Vec<&str> = text.lines().collect();
@@ -43,18 +49,18 @@ fn every_gpu_gets_a_rank() {
 
 /// Errors that need attention take precedence over those that may be retried.
 #[test]
-fn the_worst_exit_code_is_that_of_the_machine() {
+fn a_machine_exits_with_the_worst_code_of_its_ranks() {
     let world = World::new(1);
-    for (codes, wanted) in [("0 0 0", 0), ("0 134 0", 134), ("134 3 143", 3), ("143 143 143", 143)] {
+    for (codes, expected) in [("0 0 0", 0), ("0 134 0", 134), ("134 3 143", 3), ("143 143 143", 143)] {
         let program = format!("codes=({codes}); exit ${{codes[$RANK]}}");
-        assert_eq!(code(&node(&world, &program, &[]).output().unwrap()), wanted, "{codes}");
+        assert_eq!(code(&node(&world, &program, &[]).output().unwrap()), expected, "{codes}");
     }
 }
 
 #[test]
 fn a_signal_reaches_every_rank() {
     let world = World::new(1);
-    // Slower to end than a signal is to arrive: the machine waits for all of its ranks.
+    // Ranks take longer to end than a signal takes to arrive: the machine waits for all of them.
     let folder = world.text(".");
     let program = format!(
         "trap 'sleep 0.3; touch {folder}/down-$RANK; exit 17' USR2; touch {folder}/up-$RANK; \
@@ -71,25 +77,20 @@ fn a_signal_reaches_every_rank() {
     assert!((0..3).all(|rank| world.path(&format!("down-{rank}")).exists()), "a rank was left behind");
 }
 
-/// The script for Slurm starts one rank for each GPU of each node, which all meet at the first
-/// node.
+/// The script for Slurm starts one rank for each GPU of each node, all with the first node as the
+/// rendezvous.
 #[test]
 fn slurm_starts_a_rank_for_each_gpu() {
-    use std::os::unix::fs::PermissionsExt;
     let world = World::new(1);
-    let write = |name: &str, text: &str| {
-        std::fs::write(world.path(name), text).unwrap();
-        std::fs::set_permissions(world.path(name), std::fs::Permissions::from_mode(0o755)).unwrap();
-    };
-    write("scontrol", "#!/bin/bash\nprintf 'node7\\nnode8\\n'\n");
+    write_script(&world.path("scontrol"), "printf 'node7\\nnode8\\n'");
     // Both nodes, one after the other.
-    write(
-        "srun",
-        "#!/bin/bash\nwhile [[ $1 == --* ]]; do shift; done\nfor n in 0 1; do SLURM_NODEID=$n \"$@\" || exit; done\n",
+    write_script(
+        &world.path("srun"),
+        "while [[ $1 == --* ]]; do shift; done\nfor n in 0 1; do SLURM_NODEID=$n \"$@\" || exit; done",
     );
-    // All GPUs of a node, of which Slurm gives two.
-    write("nvidia-smi", "#!/bin/bash\nprintf 'GPU 0\\nGPU 1\\nGPU 2\\n'\n");
-    write("program.sh", "#!/bin/bash\necho $RANK $WORLD_SIZE $MASTER_ADDR:$MASTER_PORT \"$@\"\n");
+    // All GPUs of a node, of which Slurm allocates two.
+    write_script(&world.path("nvidia-smi"), "printf 'GPU 0\\nGPU 1\\nGPU 2\\n'");
+    write_script(&world.path("program.sh"), "echo $RANK $WORLD_SIZE $MASTER_ADDR:$MASTER_PORT \"$@\"");
     let scripts = format!("{}/../scripts", env!("CARGO_MANIFEST_DIR"));
     let path = format!("{}:{}", world.text("."), std::env::var("PATH").unwrap());
     let output = Command::new("bash")

@@ -13,18 +13,23 @@ use crate::support::{left_out, ok, program};
 
 const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/interop/libraries.py");
 
-/// Returns the Python if it has `modules`; otherwise prints a line that the test is skipped.
-pub(crate) fn python(modules: &str) -> Option<PathBuf> {
-    let python = std::env::var_os("OCELLI_PYTHON").map_or_else(|| PathBuf::from("python3"), PathBuf::from);
-    let import = Command::new(&python).args(["-c", &format!("import {modules}")]).output();
-    let there = import.is_ok_and(|output| output.status.success());
-    if !there {
-        left_out(&format!("{} cannot import {modules} (OCELLI_PYTHON)", python.display()));
-    }
-    there.then_some(python)
+/// Returns `true` if `python` can import `modules`.
+fn can_import(python: &Path, modules: &str) -> bool {
+    let output = Command::new(python).args(["-c", &format!("import {modules}")]).output();
+    output.is_ok_and(|output| output.status.success())
 }
 
-/// Runs the script; its output must be free of errors.
+/// Returns the Python if it has `modules`; otherwise prints that the test is skipped.
+pub(crate) fn python(modules: &str) -> Option<PathBuf> {
+    let python = std::env::var_os("OCELLI_PYTHON").map_or_else(|| PathBuf::from("python3"), PathBuf::from);
+    if !can_import(&python, modules) {
+        left_out(&format!("{} cannot import {modules} (OCELLI_PYTHON)", python.display()));
+        return None;
+    }
+    Some(python)
+}
+
+/// Runs the script, and asserts that it succeeds.
 pub(crate) fn script(python: &Path, args: &[&str]) {
     let output = Command::new(python).arg(SCRIPT).args(args).output().unwrap();
     let out = String::from_utf8_lossy(&output.stdout);
@@ -32,7 +37,7 @@ pub(crate) fn script(python: &Path, args: &[&str]) {
     assert!(output.status.success(), "{args:?}\n{out}\n{err}");
 }
 
-/// A folder with images, and networks that are exported from it.
+/// A folder with images and exported networks.
 pub(crate) struct Bench {
     pub(crate) folder: TempDir,
     pub(crate) python: PathBuf,
@@ -49,10 +54,11 @@ impl Bench {
         self.folder.path().join(name).display().to_string()
     }
 
-    /// Exports a random network of `model`, in which no parameter is zero or one throughout.
+    /// Exports a random network of `model`, in which no parameter is constantly zero or one;
+    /// returns the path.
     pub(crate) fn network(&self, name: &str, model: &str) -> String {
         let model: ModelConfig = toml::from_str(model).unwrap();
-        let tensors = shaken(&model);
+        let tensors = random_parameters(&model);
         let export = Export {
             model: &model,
             tensors: &tensors,
@@ -94,8 +100,8 @@ impl Bench {
         out
     }
 
-    /// Runs the program of the model card `card` in the folder; returns the file with its feature,
-    /// `None` if the library cannot build the network.
+    /// Runs the program in the model card `card`; returns the file with the feature that it
+    /// computes, or `None` if the library cannot build the network.
     pub(crate) fn run_card(&self, card: &str) -> Option<String> {
         let text = std::fs::read_to_string(self.text(card)).unwrap();
         let (_, rest) = text.split_once("```python\n").unwrap();
@@ -115,19 +121,17 @@ impl Bench {
         Some(out)
     }
 
-    /// Exports `models` for every library, runs the programs of their cards, and compares their
-    /// feature with that of `ocelli embed` of the image in the folder `images`; returns the number
+    /// Exports `models` for every library, runs the programs in their cards, and compares their
+    /// feature of the image in the folder `images` with that of `ocelli embed`; returns the number
     /// of programs.
     pub(crate) fn run_cards(&self, models: &[(&str, &str)], images: &str) -> usize {
-        let there = |module: &str| {
-            let import = Command::new(&self.python).args(["-c", &format!("import {module}")]).output();
-            import.is_ok_and(|output| output.status.success())
-        };
         let mut formats = vec![("timm", ""), ("timm", ".pth"), ("torchvision", ".pth")];
         formats.extend([("torchvision", ".safetensors"), ("transformers", ""), ("onnx", ".onnx")]);
-        formats.extend(
-            ["dinov2", "dinov3"].into_iter().filter(|module| there(module)).map(|name| (name, ".pth")),
-        );
+        for module in ["dinov2", "dinov3"] {
+            if can_import(&self.python, module) {
+                formats.push((module, ".pth"));
+            }
+        }
         let mut n_run = 0;
         for (name, model) in models {
             let weights = self.network(name, model);
@@ -161,7 +165,7 @@ impl Bench {
     }
 }
 
-/// Pixels of 8-bit RGB, or of 16 bits in other channels.
+/// Returns the pixels of 8-bit RGB, or of 16 bits if the number of channels is not three.
 pub(crate) fn pixels(model: &ModelConfig) -> Pixels {
     match model.n_channels() {
         3 => Pixels::default(),
@@ -172,21 +176,25 @@ pub(crate) fn pixels(model: &ModelConfig) -> Pixels {
     }
 }
 
-/// Random parameters, none of which is zero or one throughout.
-pub(crate) fn shaken(model: &ModelConfig) -> Vec<NamedTensor> {
+/// Returns the next number in -0.5..0.5 of a linear congruential generator.
+fn next_uniform(state: &mut u64) -> f32 {
+    *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+    (*state >> 40) as f32 / (1u64 << 24) as f32 - 0.5
+}
+
+/// Returns random parameters, none of which is constantly zero or one.
+pub(crate) fn random_parameters(model: &ModelConfig) -> Vec<NamedTensor> {
     let network = Network::random(model, pixels(model), 1, 1, &Device::flex());
     let mut state = 1u64;
-    let mut draw = || {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (state >> 40) as f32 / (1u64 << 24) as f32 - 0.5
-    };
     let mut tensors = network.tensors();
     for tensor in &mut tensors {
         let is_matrix = tensor.shape.len() >= 2;
         let gain: f32 = if is_matrix { tensor.shape[1..].iter().product::<usize>() as f32 } else { 9.0 };
-        tensor.values.iter_mut().for_each(|value| *value += 2.0 * draw() / gain.sqrt());
-        if tensor.name.ends_with("running_var") {
-            tensor.values.iter_mut().for_each(|value| *value = value.abs() + 0.1);
+        for value in &mut tensor.values {
+            *value += 2.0 * next_uniform(&mut state) / gain.sqrt();
+            if tensor.name.ends_with("running_var") {
+                *value = value.abs() + 0.1;
+            }
         }
     }
     tensors

@@ -16,7 +16,7 @@ mod beginnings;
 mod browser;
 /// Images of many channels from a folder to an export.
 mod channels;
-/// Comparison of images with given ones, in parts.
+/// Comparison of images with others, in parts.
 mod comparison_parts;
 /// Every kernel of a step, compiled for NVIDIA GPUs without one.
 #[cfg(feature = "cuda")]
@@ -24,22 +24,22 @@ mod cuda_kernels;
 /// Launches of a step, on a driver that computes nothing.
 #[cfg(feature = "cuda")]
 mod cuda_launches;
-
+/// Curation of images.
 mod curate;
-/// Damage that a program could overlook.
+/// Damage that could go unnoticed.
 mod damage;
 /// Equal batches for any ranks, threads and restarts.
 mod data_path;
 /// Disturbances of runs over ranks.
 #[cfg(feature = "mpi")]
 mod disturbances;
-/// Features as files.
+/// Files of features.
 mod embed;
 /// Protocols, settings and bad sets.
 mod evaluation;
 /// The shell examples, run unchanged.
 mod examples;
-/// External faults during a run, and recipes that make no sense.
+/// External faults during a run, and inconsistent recipes.
 mod faults;
 /// Shards from servers, stores and commands, over connections that break.
 mod fetch;
@@ -54,9 +54,11 @@ mod golden;
 mod gpu;
 /// Gradients unit by unit, and of batches that are uploaded.
 mod gradients;
+/// Directed graphs.
 mod graph;
-/// Images for containers.
+/// Identity of data in caches, resumed runs and parts.
 mod identity;
+/// Container images.
 mod images;
 /// Weights from and for other libraries.
 mod interop;
@@ -82,14 +84,15 @@ mod mpi_nodes;
 /// mpirun, and the messages of its ranks.
 #[cfg(feature = "mpi")]
 mod mpirun;
-/// Steps over cables of any speed, beside their estimates; slow.
+/// Steps over cables of any speed, compared with their estimates; slow.
 #[cfg(feature = "mpi")]
 mod network;
 /// Two nodes on this machine.
 #[cfg(feature = "mpi")]
 mod nodes;
-/// Output that cannot be written.
+/// Folders, archives and lists in other layouts.
 mod others;
+/// Output that cannot be written.
 mod output;
 /// Packing folders and lists of images into shards, and extracting them.
 mod pack;
@@ -97,7 +100,7 @@ mod pack;
 mod pack_urls;
 /// Commands of the README and its pages.
 mod pages;
-/// Parquet files in place of shards.
+/// Parquet files instead of shards.
 mod parquet_sets;
 /// Preparation in parts, as one job does it.
 mod parts;
@@ -105,7 +108,7 @@ mod parts;
 mod pictures;
 /// Estimates of `ocelli plan`.
 mod plan;
-/// Data preparation, as a user runs it.
+/// Data preparation.
 mod prep;
 /// Ranks as threads, which train like one rank.
 mod ranks;
@@ -128,14 +131,14 @@ mod several;
 mod slurm;
 /// A long run of the data path; slow.
 mod soak;
-/// Disturbed runs on several ranks, for as long as wanted.
+/// Disturbed runs on several ranks, for a time that is set.
 #[cfg(feature = "mpi")]
 mod soak_ranks;
 /// Source files, parsed.
 mod sources;
 /// The stages of DINOv3, and its distillation.
 mod stages;
-/// The cache, compressed shards, checksums and promises.
+/// The cache, compressed shards and checksums.
 mod storage;
 /// Folders of temporary data, tiny recipes and the program itself.
 mod support;
@@ -145,5 +148,5 @@ mod tracking;
 mod travel;
 /// Bits in use, and pixels without data.
 mod values;
-/// The verbs, as a user calls them.
+/// The verbs of the program.
 mod verbs;

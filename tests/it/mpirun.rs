@@ -1,4 +1,5 @@
-use std::path::Path;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
@@ -13,13 +14,13 @@ pub(crate) fn mpirun(n: usize, folder: &Path, args: &[String]) -> Command {
     let script = folder.join("rank.sh");
     let text = "#!/bin/bash\nout=$1; shift\n\"$@\" 2> $out/stderr-$OMPI_COMM_WORLD_RANK\n\
                 code=$?; echo $code > $out/code-$OMPI_COMM_WORLD_RANK; exit $code\n";
-    std::fs::write(&script, text).unwrap();
+    fs::write(&script, text).unwrap();
     let mut command = Command::new("mpirun");
     command
         .env("OMPI_ALLOW_RUN_AS_ROOT", "1")
         .env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
         .env_remove("OCELLI_CACHE")
-        // A rank that dies does not take the others with it: they are to find out by themselves.
+        // mpirun does not end the other ranks when one dies: they must detect it by themselves.
         .args(["--oversubscribe", "--enable-recovery", "-n", &n.to_string(), "bash"])
         .arg(&script)
         .arg(folder)
@@ -34,10 +35,11 @@ pub(crate) struct Ranks<'w> {
 }
 
 impl<'w> Ranks<'w> {
-    /// Prepares runs of 24 images a step in 12 micro-batches: the same on 1, 2, 3 and 4 ranks.
+    /// Prepares runs of 24 images a step in 12 micro-batches, which are equal on 1, 2, 3 and 4
+    /// ranks.
     pub(crate) fn new(world: &'w World, more: &[&str]) -> Self {
-        let usual = ["run.workers=1", "optim.batch_size=24", "optim.micro_batches=12"];
-        let overrides = usual.iter().chain(more).map(ToString::to_string).collect();
+        let defaults = ["run.workers=1", "optim.batch_size=24", "optim.micro_batches=12"];
+        let overrides = defaults.iter().chain(more).map(ToString::to_string).collect();
         Self { world, overrides }
     }
 
@@ -49,24 +51,30 @@ impl<'w> Ranks<'w> {
     }
 
     pub(crate) fn run(&self, n: usize, workdir: &str, more: &[&str]) -> Output {
-        let code = |rank: usize| self.world.path(&format!("code-{rank}"));
-        (0..n).for_each(|rank| drop(std::fs::remove_file(code(rank))));
+        for rank in 0..n {
+            let _ = fs::remove_file(self.code_path(rank));
+        }
         let mut command = mpirun(n, self.world.folder.path(), &self.args(workdir, more));
-        // Into files: a pipe that nobody reads would stop it.
-        let file = |name: &str| std::fs::File::create(self.world.path(name)).unwrap();
-        let stdout = file("mpirun-stdout");
-        let stderr = file("mpirun-stderr");
-        let mut child = command.stdout(stdout).stderr(stderr).spawn().unwrap();
-        // Open MPI 4.1's mpirun sometimes stays when all of its ranks have ended with errors.
-        let mut n_looks = 0;
-        while n_looks < 100 && child.try_wait().unwrap().is_none() {
+        // To files: mpirun would block on a full pipe.
+        let stdout = self.world.path("mpirun-stdout");
+        let stderr = self.world.path("mpirun-stderr");
+        command.stdout(File::create(&stdout).unwrap()).stderr(File::create(&stderr).unwrap());
+        let mut child = command.spawn().unwrap();
+        // Open MPI 4.1's mpirun sometimes keeps running after all of its ranks have ended with
+        // errors.
+        let mut n_polls_after_end = 0;
+        while n_polls_after_end < 100 && child.try_wait().unwrap().is_none() {
             std::thread::sleep(Duration::from_millis(50));
-            n_looks += u32::from((0..n).all(|rank| code(rank).exists()));
+            n_polls_after_end += u32::from((0..n).all(|rank| self.code_path(rank).exists()));
         }
         let _ = child.kill();
         let status = child.wait().unwrap();
-        let said = |name: &str| std::fs::read(self.world.path(name)).unwrap();
-        Output { status, stdout: said("mpirun-stdout"), stderr: said("mpirun-stderr") }
+        Output { status, stdout: fs::read(stdout).unwrap(), stderr: fs::read(stderr).unwrap() }
+    }
+
+    /// Returns the file with the exit code of a rank.
+    fn code_path(&self, rank: usize) -> PathBuf {
+        self.world.path(&format!("code-{rank}"))
     }
 
     pub(crate) fn start(&self, n: usize, workdir: &str, more: &[&str]) -> Child {
@@ -75,25 +83,25 @@ impl<'w> Ranks<'w> {
     }
 
     pub(crate) fn stderr(&self, rank: usize) -> String {
-        std::fs::read_to_string(self.world.path(&format!("stderr-{rank}"))).unwrap()
+        fs::read_to_string(self.world.path(&format!("stderr-{rank}"))).unwrap()
     }
 
     pub(crate) fn code(&self, rank: usize) -> i32 {
-        let text = std::fs::read_to_string(self.world.path(&format!("code-{rank}"))).unwrap();
+        let text = fs::read_to_string(self.code_path(rank)).unwrap();
         text.trim().parse().unwrap()
     }
 }
 
 /// Returns the number of rows of metrics that the run in `workdir` has written so far.
 pub(crate) fn n_rows(workdir: &Path) -> usize {
-    std::fs::read_to_string(workdir.join("metrics.jsonl")).map_or(0, |text| text.lines().count())
+    fs::read_to_string(workdir.join("metrics.jsonl")).map_or(0, |text| text.lines().count())
 }
 
 /// Waits until the run in `workdir` has written `n` rows of metrics.
 pub(crate) fn wait_for_steps(workdir: &Path, n: usize) {
     let start = Instant::now();
     while n_rows(workdir) < n {
-        assert!(start.elapsed() < Duration::from_secs(60), "{} does not get on", workdir.display());
+        assert!(start.elapsed() < Duration::from_secs(60), "{} makes no progress", workdir.display());
         std::thread::sleep(Duration::from_millis(20));
     }
 }

@@ -1,8 +1,9 @@
-//! Steps over two nodes whose cable has a bandwidth, a delay and a loss, beside the estimates of
-//! `ocelli plan`. Times are compared only if `RUN_NETWORK_TRIAL=1` is set, because they say nothing
-//! on a machine that does other work, nor in a debug build; needs root, `tc` and Python.
+//! Times of steps over two nodes whose cable has a bandwidth, a delay and a loss, compared with the
+//! estimates of `ocelli plan`. They are compared only if `RUN_NETWORK_TRIAL=1` is set, because
+//! times mean nothing on a busy machine or in a debug build; needs root, `tc` and Python.
 
 use std::io::Write;
+use std::path::Path;
 use std::process::Output;
 use std::time::Duration;
 
@@ -10,7 +11,7 @@ use serde_json::Value;
 
 use crate::mpirun::{Ranks, n_rows, wait_for_steps};
 use crate::nodes::{Cable, Nodes};
-use crate::support::World;
+use crate::support::{World, metrics};
 
 /// Cables of three bandwidths and three delays, one with a loss: megabits per second, milliseconds,
 /// share of the packets.
@@ -27,7 +28,8 @@ const CABLES: [(u32, f64, f64); 10] = [
     (240, 1.0, 0.001),
 ];
 
-/// Network that computes for about as long as it is sent over the middle one of the cables.
+/// Settings of a network whose computation takes about as long as its transfer over the medium
+/// cable.
 const SETTINGS: [&str; 6] = [
     "run.workers=1",
     "run.keep=100",
@@ -37,17 +39,18 @@ const SETTINGS: [&str; 6] = [
     "run.shard=\"full\"",
 ];
 
-/// Runs the program on `n_each` ranks of each node; returns what it printed.
-fn over(nodes: &Nodes, n_each: usize, world: &World, args: &[String]) -> String {
+/// Runs the program on `n_each` ranks of each node; returns standard output.
+fn run_on_nodes(nodes: &Nodes, n_each: usize, world: &World, args: &[String]) -> String {
     let mut command = nodes.mpirun(n_each, world.folder.path(), args);
     command.env("OMPI_MCA_mpi_yield_when_idle", "1").stdout(std::process::Stdio::piped());
     let Output { status, stdout, .. } = command.output().unwrap();
-    let said = || std::fs::read_to_string(world.path("stderr-0")).unwrap_or_default();
-    assert!(status.success(), "{args:?}: {}", said());
+    let stderr = std::fs::read_to_string(world.path("stderr-0")).unwrap_or_default();
+    assert!(status.success(), "{args:?}: {stderr}");
     String::from_utf8(stdout).unwrap()
 }
 
-fn json(text: &str) -> Value {
+/// Parses the last line of JSON in `text`.
+fn parse_json(text: &str) -> Value {
     let line = text.lines().rfind(|line| line.starts_with('{')).unwrap_or_else(|| panic!("no JSON: {text}"));
     serde_json::from_str(line).unwrap()
 }
@@ -58,32 +61,35 @@ fn with_settings(args: &[&str]) -> Vec<String> {
     args.iter().copied().chain(settings).map(String::from).collect()
 }
 
-/// Measures steps on `n_each` ranks of each node: milliseconds of a step, and of it those that are
-/// not spent on waiting.
-fn measured(nodes: &Nodes, n_each: usize, world: &World) -> (f64, f64) {
+/// Measures steps on `n_each` ranks of each node: the duration of a step in milliseconds, and its
+/// part without waiting.
+fn measure_steps(nodes: &Nodes, n_each: usize, world: &World) -> (f64, f64) {
     let args =
         with_settings(&["bench", "shard", "--recipe", "dino_cifar", "--as-set", "--repeats", "5", "--json"]);
-    let mode = json(&over(nodes, n_each, world, &args))["modes"][0].clone();
+    let mode = parse_json(&run_on_nodes(nodes, n_each, world, &args))["modes"][0].clone();
     let step_ms = mode["step_ms"].as_f64().unwrap();
     let wait_ms = mode["wait_ms"].as_f64().unwrap();
     (step_ms, step_ms - wait_ms)
 }
 
-/// Returns the milliseconds of a step by `ocelli plan`, where a rank computes for `compute_ms`.
-fn planned(world: &World, n_ranks: usize, flags: &[&str], compute_ms: f64) -> f64 {
-    let plan = |tflops: f64| {
-        let n = n_ranks.to_string();
-        let tflops = tflops.to_string();
-        let args = ["plan", "--recipe", "dino_cifar", "--ranks", &n, "--tflops", &tflops, "--json"];
-        let args = with_settings(&[&args[..], flags].concat());
-        let args: Vec<&str> = args.iter().map(String::as_str).collect();
-        let output = world.ocelli(&args);
-        let table = json(&String::from_utf8(output.stdout).unwrap());
-        let rows = table["rows"].as_array().unwrap().clone();
-        rows.into_iter().find(|row| row["mode"] == "full").unwrap()
-    };
-    let at_one = plan(1.0)["compute_s"].as_f64().unwrap();
-    1e3 * plan(at_one / (compute_ms / 1e3))["step_s"].as_f64().unwrap()
+/// Returns the planned row of fully sharded ranks that compute at `tflops`.
+fn plan_row(world: &World, n_ranks: usize, flags: &[&str], tflops: f64) -> Value {
+    let n_ranks = n_ranks.to_string();
+    let tflops = tflops.to_string();
+    let args = ["plan", "--recipe", "dino_cifar", "--ranks", &n_ranks, "--tflops", &tflops, "--json"];
+    let args = with_settings(&[&args[..], flags].concat());
+    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+    let output = world.ocelli(&args);
+    let table = parse_json(&String::from_utf8(output.stdout).unwrap());
+    let rows = table["rows"].as_array().unwrap();
+    rows.iter().find(|row| row["mode"] == "full").unwrap().clone()
+}
+
+/// Returns the planned duration of a step in milliseconds, where a rank computes for `compute_ms`.
+fn planned_step_ms(world: &World, n_ranks: usize, flags: &[&str], compute_ms: f64) -> f64 {
+    let compute_s_at_1 = plan_row(world, n_ranks, flags, 1.0)["compute_s"].as_f64().unwrap();
+    let tflops = compute_s_at_1 / (compute_ms / 1e3);
+    1e3 * plan_row(world, n_ranks, flags, tflops)["step_s"].as_f64().unwrap()
 }
 
 #[test]
@@ -97,15 +103,16 @@ fn steps_take_as_long_as_planned() {
     let mut n_near = 0;
     for n_each in [1, 2] {
         let Some(fast) = Nodes::new() else { return };
-        let (_, compute_ms) = measured(&fast, n_each, &world);
+        let (_, compute_ms) = measure_steps(&fast, n_each, &world);
         drop(fast);
         for (megabits_per_s, delay_ms, loss) in CABLES {
-            let Some(nodes) = Nodes::joined_by(Cable { megabits_per_s, delay_ms, loss }) else { return };
-            let said =
-                over(&nodes, n_each, &world, &["doctor", "--fabric", "--buffer-mb", "2"].map(String::from));
-            let flags = said.lines().find_map(|line| line.strip_prefix("for a plan     ")).unwrap();
-            let planned_ms = planned(&world, 2 * n_each, &flags.split(' ').collect::<Vec<_>>(), compute_ms);
-            let (step_ms, _) = measured(&nodes, n_each, &world);
+            let Some(nodes) = Nodes::with_cable(Cable { megabits_per_s, delay_ms, loss }) else { return };
+            let doctor_args = ["doctor", "--fabric", "--buffer-mb", "2"].map(String::from);
+            let stdout = run_on_nodes(&nodes, n_each, &world, &doctor_args);
+            let flags = stdout.lines().find_map(|line| line.strip_prefix("for a plan     ")).unwrap();
+            let plan_flags: Vec<&str> = flags.split(' ').collect();
+            let planned_ms = planned_step_ms(&world, 2 * n_each, &plan_flags, compute_ms);
+            let (step_ms, _) = measure_steps(&nodes, n_each, &world);
             let ratio = planned_ms / step_ms;
             writeln!(
                 stderr,
@@ -122,42 +129,45 @@ fn steps_take_as_long_as_planned() {
     assert!(10 * n_near >= 9 * ratios.len(), "{n_near} of {} within 20 %: {ratios:?}", ratios.len());
 }
 
+/// Steps per second of a run, counted over `seconds`.
+fn step_rate(workdir: &Path, seconds: u64) -> f64 {
+    let before = n_rows(workdir);
+    std::thread::sleep(Duration::from_secs(seconds));
+    (n_rows(workdir) - before) as f64 / seconds as f64
+}
+
+/// Losses of all steps of a run.
+fn losses(workdir: &Path) -> Vec<Value> {
+    metrics(workdir).into_iter().map(|row| row["train/loss"].clone()).collect()
+}
+
 /// A cable that becomes slow, and one that stalls for five seconds, delay a run and change none of
 /// its losses.
 #[test]
-fn a_slow_or_stalled_cable_only_takes_time() {
+fn a_slow_or_stalled_cable_does_not_change_losses() {
     if std::env::var_os("RUN_SLOW_TESTS").is_none() {
         return;
     }
     let cable = Cable { megabits_per_s: 0, delay_ms: 1.0, loss: 0.001 };
-    let Some(nodes) = Nodes::joined_by(cable) else { return };
+    let Some(nodes) = Nodes::with_cable(cable) else { return };
     let world = World::new(60);
     let ranks = Ranks::new(&world, &["run.deadline_s=20", "optim.length={steps=300}"]);
-    let losses = |run: &str| -> Vec<Value> {
-        let rows = crate::support::metrics(&world.path(run));
-        rows.into_iter().map(|row| row["train/loss"].clone()).collect()
-    };
     assert!(ranks.run(1, "whole", &[]).status.success());
     let mut command = nodes.mpirun(1, world.folder.path(), &ranks.args("run", &[]));
     let mut child = command.spawn().unwrap();
-    wait_for_steps(&world.path("run"), 10);
-    let n_steps = || n_rows(&world.path("run"));
-    let rate = |seconds: u64| {
-        let before = n_steps();
-        std::thread::sleep(Duration::from_secs(seconds));
-        (n_steps() - before) as f64 / seconds as f64
-    };
-    let fast = rate(1);
+    let workdir = world.path("run");
+    wait_for_steps(&workdir, 10);
+    let fast = step_rate(&workdir, 1);
     nodes.set_rate(1);
-    let slow = rate(4);
+    let slow = step_rate(&workdir, 4);
     assert!(slow > 0.0 && slow < 0.5 * fast, "{slow} steps a second over a slow cable, {fast} before");
     nodes.set_rate(10_000);
     nodes.stall();
     std::thread::sleep(Duration::from_secs(5));
-    let stalled_at = n_steps();
+    let stalled_at = n_rows(&workdir);
     std::thread::sleep(Duration::from_secs(1));
-    assert_eq!(n_steps(), stalled_at, "steps are taken over a cable that is stalled");
+    assert_eq!(n_rows(&workdir), stalled_at, "steps are taken over a cable that is stalled");
     nodes.stall();
     assert!(child.wait().unwrap().success(), "{}", ranks.stderr(0));
-    assert_eq!(losses("run"), losses("whole"));
+    assert_eq!(losses(&workdir), losses(&world.path("whole")));
 }

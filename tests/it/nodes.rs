@@ -1,4 +1,4 @@
-//! Two nodes on this machine: network namespaces that a virtual cable joins. Requires root.
+//! Two nodes on this machine: network namespaces connected by a virtual cable. Requires root.
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -7,18 +7,18 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::mpirun::mpirun;
 
-/// Two network namespaces, joined by a virtual cable. Their names hold the number of this process:
-/// several may exist.
+/// Two network namespaces, connected by a virtual cable. Their names contain the number of this
+/// process, so that several pairs may exist.
 pub(crate) struct Nodes {
     names: [String; 2],
-    /// Process that delays packets, if the cable is to.
+    /// Process that delays and drops packets, if the cable has a delay or a loss.
     relay: Option<Relay>,
 }
 
-/// Number of pairs that this process has made.
-static N_MADE: AtomicUsize = AtomicUsize::new(0);
+/// Number of pairs that this process has created.
+static N_CREATED: AtomicUsize = AtomicUsize::new(0);
 
-/// The process of `relay.py`.
+/// Process that runs `relay.py`.
 struct Relay(Child);
 
 impl Relay {
@@ -58,30 +58,33 @@ impl Cable {
 }
 
 impl Nodes {
-    /// Creates both, joined by a fast cable, or returns `None` and says so if this process may not.
+    /// Creates both nodes with a fast cable, or prints a message and returns `None` if this process
+    /// lacks the privileges.
     pub(crate) fn new() -> Option<Self> {
-        Self::joined_by(Cable::FAST)
+        Self::with_cable(Cable::FAST)
     }
 
-    /// Creates both, joined by `cable`, or returns `None` and says so if this process may not.
-    pub(crate) fn joined_by(cable: Cable) -> Option<Self> {
+    /// Creates both nodes with `cable`, or prints a message and returns `None` if this process
+    /// lacks the privileges.
+    pub(crate) fn with_cable(cable: Cable) -> Option<Self> {
         use std::io::Write;
-        let number = N_MADE.fetch_add(1, Ordering::Relaxed);
+        let number = N_CREATED.fetch_add(1, Ordering::Relaxed);
         let process = std::process::id();
         let names = ["a", "b"].map(|node| format!("ocelli-{node}-{process}-{number}"));
         let mut nodes = Self { names, relay: None };
-        let made = nodes.names.iter().all(|name| Self::ip(&format!("netns add {name}"))) && nodes.join(cable);
-        if !made {
+        let have_namespaces = nodes.names.iter().all(|name| Self::ip(&format!("netns add {name}")));
+        let is_connected = have_namespaces && nodes.connect(cable);
+        if !is_connected {
             let _ = writeln!(
                 std::io::stderr(),
                 "left out: two nodes; network namespaces need root, their cables tc and Python"
             );
         }
-        made.then_some(nodes)
+        is_connected.then_some(nodes)
     }
 
-    /// Joins the two by `cable`; returns whether that was possible.
-    fn join(&mut self, cable: Cable) -> bool {
+    /// Connects the nodes by `cable`; returns `true` on success.
+    fn connect(&mut self, cable: Cable) -> bool {
         let [a, b] = &self.names;
         let is_direct = cable.delay_ms == 0.0 && cable.loss == 0.0;
         if is_direct {
@@ -95,18 +98,20 @@ impl Nodes {
                 return false;
             }
         }
-        let ends = [(a, "cable-a", "10.77.0.1/24"), (b, "cable-b", "10.77.0.2/24")];
-        ends.into_iter().all(|(name, end, address)| {
-            let shape = cable.megabits_per_s == 0 || Self::limit(name, end, cable.megabits_per_s);
-            // Large packets, so that carrying them takes little of the machine.
-            Self::ip(&format!("-n {name} addr add {address} dev {end}"))
+        for (name, end, address) in [(a, "cable-a", "10.77.0.1/24"), (b, "cable-b", "10.77.0.2/24")] {
+            let is_limited = cable.megabits_per_s == 0 || Self::limit(name, end, cable.megabits_per_s);
+            // Large packets, so that their transfer needs little of the CPU.
+            let is_up = Self::ip(&format!("-n {name} addr add {address} dev {end}"))
                 && Self::ip(&format!("-n {name} link set {end} mtu 9000 up"))
-                && Self::ip(&format!("-n {name} link set lo up"))
-                && shape
-        })
+                && Self::ip(&format!("-n {name} link set lo up"));
+            if !is_limited || !is_up {
+                return false;
+            }
+        }
+        true
     }
 
-    /// Limits what a node sends into its end of the cable to `megabits_per_s`.
+    /// Limits the rate of a node into its end of the cable to `megabits_per_s`.
     fn limit(name: &str, end: &str, megabits_per_s: u32) -> bool {
         let queue = format!("{end} root tbf rate {megabits_per_s}mbit burst 32kb latency 20ms");
         let mut command = Command::new("tc");
@@ -120,7 +125,8 @@ impl Nodes {
         assert!(ends.all(|(name, end)| Self::limit(name, end, megabits_per_s)));
     }
 
-    /// Stalls a cable that has a delay: packets wait until the next call, and none is lost.
+    /// Stalls a cable that has a delay, or resumes its transfer: packets wait until the next call,
+    /// and none is lost.
     pub(crate) fn stall(&self) {
         let relay = self.relay.as_ref().unwrap();
         Command::new("kill").args(["-USR1", &relay.0.id().to_string()]).status().unwrap();
@@ -136,27 +142,27 @@ impl Nodes {
     pub(crate) fn mpirun(&self, n_each: usize, folder: &Path, args: &[String]) -> Command {
         let [a, b] = &self.names;
         let agent = folder.join("agent.sh");
-        std::fs::write(&agent, format!("#!/bin/bash\nshift\n{} \"$*\"\n", Self::inside(b))).unwrap();
+        std::fs::write(&agent, format!("#!/bin/bash\nshift\n{} \"$*\"\n", Self::shell_prefix(b))).unwrap();
         Command::new("chmod").args(["+x", &agent.display().to_string()]).status().unwrap();
-        let inner = mpirun(2 * n_each, folder, args);
+        let local = mpirun(2 * n_each, folder, args);
         let mut command = Command::new("bash");
         command
-            .args(["-c", &format!("{} 'exec \"$0\" \"$@\"' \"$@\"", Self::inside(a)), "bash", "mpirun"])
+            .args(["-c", &format!("{} 'exec \"$0\" \"$@\"' \"$@\"", Self::shell_prefix(a)), "bash", "mpirun"])
             .envs([("OMPI_ALLOW_RUN_AS_ROOT", "1"), ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")])
             .args(["--host", &format!("10.77.0.1:{n_each},10.77.0.2:{n_each}")])
             .args(["--mca", "plm_rsh_agent", &agent.display().to_string()])
-            // Shared memory within a node, the cable between them.
+            // Shared memory within a node, the cable between the nodes.
             .args(["--mca", "btl", "tcp,vader,self", "--mca", "btl_tcp_if_include", "10.77.0.0/24"])
             .args(["--mca", "oob_tcp_if_include", "10.77.0.0/24"])
-            .args(inner.get_args())
+            .args(local.get_args())
             .stdout(Stdio::null())
             .stderr(Stdio::null());
         command
     }
 
-    /// Returns the beginning of a line of a shell that runs a command within node `name`, which has
-    /// a host name and shared memory of its own.
-    fn inside(name: &str) -> String {
+    /// Returns the start of a shell command line that runs a command on node `name`, with its own
+    /// host name and shared memory.
+    fn shell_prefix(name: &str) -> String {
         format!(
             "exec ip netns exec {name} unshare --uts --mount sh -c 'hostname {name}; mount -t tmpfs tmpfs /dev/shm; \
              exec sh -c \"$0\" \"$@\"'"
@@ -185,7 +191,7 @@ impl Nodes {
         assert!(Self::ip(&format!("-n {} link set cable-b down", self.names[1])));
     }
 
-    /// Joins a cable that was cut.
+    /// Reconnects a cable that was cut.
     pub(crate) fn mend(&self) {
         assert!(Self::ip(&format!("-n {} link set cable-b up", self.names[1])));
     }

@@ -1,5 +1,5 @@
-//! Folders, archives and lists as other people have them: read as they mean them, or refused by
-//! name.
+//! Folders, archives and lists in the layouts that other people use: read as intended, or refused
+//! with a message that names the file.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -49,7 +49,7 @@ fn stdout(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// Returns standard error of a check that has found something bad.
+/// Returns standard error of a check that found bad samples.
 fn bad(output: &Output) -> String {
     assert_eq!(output.status.code(), Some(3), "{output:?}");
     String::from_utf8_lossy(&output.stderr).into_owned()
@@ -59,8 +59,8 @@ fn world() -> World {
     World { folder: tempfile::tempdir().unwrap() }
 }
 
-fn stats(world: &World, what: &str) -> (String, serde_json::Value) {
-    let output = world.ocelli(&["shards", "stats", &world.text(what), "--json"]);
+fn stats(world: &World, set: &str) -> (String, serde_json::Value) {
+    let output = world.ocelli(&["shards", "stats", &world.text(set), "--json"]);
     (ok(&output), json_of(&output))
 }
 
@@ -85,23 +85,23 @@ fn a_folder_and_its_tar_are_the_same() {
     assert!(archived.success());
     let set = world.text("set");
     let tar = world.text("set.tar");
-    let said = ok(&world.ocelli(&["shards", "pack", &set, "--out", &world.text("packed")]));
-    assert!(said.contains("skipped hidden folders: 1 .cache/, 1 .ipynb_checkpoints/"), "{said}");
-    for what in ["set", "set.tar", "packed"] {
-        let (_, json) = stats(&world, what);
-        assert_eq!(json["samples"], 3, "{what}: {json}");
+    let stderr = ok(&world.ocelli(&["shards", "pack", &set, "--out", &world.text("packed")]));
+    assert!(stderr.contains("skipped hidden folders: 1 .cache/, 1 .ipynb_checkpoints/"), "{stderr}");
+    for set in ["set", "set.tar", "packed"] {
+        let (_, json) = stats(&world, set);
+        assert_eq!(json["samples"], 3, "{set}: {json}");
     }
-    let listed = stdout(&world.ocelli(&["shards", "ls", &set]));
-    assert_eq!(listed.lines().count(), 3, "{listed}");
+    let listing = stdout(&world.ocelli(&["shards", "ls", &set]));
+    assert_eq!(listing.lines().count(), 3, "{listing}");
     ok(&world.ocelli(&["shards", "verify", &set]));
     ok(&world.ocelli(&["shards", "verify", &tar]));
     ok(&world.ocelli(&["shards", "contact-sheet", &set, "--out", &world.text("sheet.png")]));
     assert_eq!(fs::read_to_string(world.path("packed/classes.txt")).unwrap(), "cat\ndog\n");
 }
 
-/// A sample as every reader has it.
+/// Content of a sample that does not depend on the form of its set.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Read {
+struct Sample {
     image: Vec<u8>,
     classes: Vec<String>,
     key: String,
@@ -109,9 +109,9 @@ struct Read {
 
 /// Returns the samples of a set in the order of their images. Classes that are numbers are named as
 /// `classes.txt` of the set names them.
-fn read(world: &World, what: &str) -> Vec<Read> {
-    let dataset = crate::support::open(world, &world.text(what)).unwrap();
-    let names = fs::read_to_string(world.path(what).join("classes.txt")).unwrap_or_default();
+fn read_samples(world: &World, set: &str) -> Vec<Sample> {
+    let dataset = crate::support::open(world, &world.text(set)).unwrap();
+    let names = fs::read_to_string(world.path(set).join("classes.txt")).unwrap_or_default();
     let names: Vec<&str> = names.lines().collect();
     let mut all = Vec::new();
     for id in 0..dataset.n_samples() {
@@ -126,17 +126,40 @@ fn read(world: &World, what: &str) -> Vec<Read> {
                 number.and_then(|number| names.get(number)).map_or(class.clone(), |name| name.to_string())
             })
             .collect();
-        all.push(Read { image: sample.image.bytes().to_vec(), classes, key: sample.key });
+        all.push(Sample { image: sample.image.bytes().to_vec(), classes, key: sample.key });
     }
     all.sort();
     all
 }
 
+/// Writes the `members` of the folder `set` into the tar file `name`.
+fn archive(world: &World, name: &str, members: &[&str]) {
+    let status = std::process::Command::new("tar")
+        .args(["cf", &world.text(name), "-C", &world.text("set")])
+        .args(members)
+        .status();
+    assert!(status.unwrap().success());
+}
+
+/// Returns `true` if the samples of a form have numbers for keys, as the rows of a Parquet file do.
+fn is_renumbered(form: &str) -> bool {
+    ["hub.parquet", "numbers"].contains(&form)
+}
+
+/// Returns `true` if a form holds all classes: the Parquet file of this test has two of them.
+fn has_all_classes(form: &str) -> bool {
+    form != "hub.parquet"
+}
+
+fn with_key<'s>(samples: &'s [Sample], key: &str) -> &'s Sample {
+    samples.iter().find(|sample| sample.key == key).unwrap()
+}
+
 /// The same files as a folder, a tar of it, one with `./`, shards packed from the folder, shards
-/// written anew from the tar, under other keys as well, and Parquet: each has the samples of each
-/// other, with their classes, and refuses the same image for the same reason.
+/// rewritten from the tar, with other keys as well, and Parquet: all have the same samples and
+/// classes, and refuse the same image for the same reason.
 #[test]
-fn every_form_of_a_set_is_the_same_set() {
+fn every_form_of_a_set_has_the_same_samples() {
     let world = world();
     let names = [
         "set/cat/a.png",
@@ -160,16 +183,8 @@ fn every_form_of_a_set_is_the_same_set() {
     fs::write(set.join("cat/of null.json"), "{\"label\": null}").unwrap();
     fs::write(set.join("dog/c.txt"), "a caption").unwrap();
     fs::write(set.join("dog/broken.png"), &png(7)[..60]).unwrap();
-    let archive = |name: &str, what: &[&str]| {
-        let tar = world.text(name);
-        let made = std::process::Command::new("tar")
-            .args(["cf", &tar, "-C", set.to_str().unwrap()])
-            .args(what)
-            .status();
-        assert!(made.unwrap().success());
-    };
-    archive("dots.tar", &["."]);
-    archive("set.tar", &["cat", "dog", "007", "root.png"]);
+    archive(&world, "dots.tar", &["."]);
+    archive(&world, "set.tar", &["cat", "dog", "007", "root.png"]);
     ok(&world.ocelli(&["shards", "pack", &world.text("set"), "--out", &world.text("packed")]));
     let tar = world.text("set.tar");
     ok(&world.ocelli(&["shards", "reshard", &tar, "--out", &world.text("anew"), "--samples-per-shard", "1"]));
@@ -178,17 +193,14 @@ fn every_form_of_a_set_is_the_same_set() {
     write_hub(&world.path("hub.parquet"), &set, &names);
 
     let forms = ["dots.tar", "set.tar", "packed", "anew", "numbers", "hub.parquet"];
-    let all: Vec<Vec<Read>> = forms.iter().map(|form| read(&world, form)).collect();
-    // Rows of a Parquet file have numbers, as samples have that were renumbered, and one class of
-    // two names here.
-    let is_renumbered = |form: &str| ["hub.parquet", "numbers"].contains(&form);
-    let has_all_classes = |form: &str| form != "hub.parquet";
+    let all: Vec<Vec<Sample>> = forms.iter().map(|form| read_samples(&world, form)).collect();
     for (number, form) in forms.iter().enumerate() {
         for (other, samples) in forms.iter().zip(&all).take(number) {
             let pair = format!("{form} and {other}");
             assert_eq!(all[number].len(), samples.len(), "{pair}");
-            for ((a, b), named) in all[number].iter().zip(samples).zip(&all[0]) {
-                let name = named.key.as_str();
+            for (index, b) in samples.iter().enumerate() {
+                let a = &all[number][index];
+                let name = all[0][index].key.as_str();
                 assert!(a.image == b.image, "{pair}: {name}");
                 if has_all_classes(form) || !["cat/of both", "007/x"].contains(&name) {
                     assert_eq!(a.classes, b.classes, "{pair}: {name}");
@@ -199,33 +211,32 @@ fn every_form_of_a_set_is_the_same_set() {
             }
         }
     }
-    // The library reads archives; the program reads a folder as one.
-    let listed = stdout(&world.ocelli(&["shards", "ls", &world.text("set")]));
-    let mut listed: Vec<(&str, &str)> = listed
+    // The library opens archives; the program opens folders, too.
+    let listing = stdout(&world.ocelli(&["shards", "ls", &world.text("set")]));
+    let mut listing: Vec<(&str, &str)> = listing
         .lines()
         .map(|line| {
             let [_, key, members] = line.split('\t').collect::<Vec<_>>().try_into().unwrap();
             (key, members.split(' ').next().unwrap())
         })
         .collect();
-    listed.sort_unstable();
+    listing.sort_unstable();
     let lengths: Vec<String> = all[0].iter().map(|sample| format!("png:{}", sample.image.len())).collect();
-    let mut right: Vec<(&str, &str)> =
+    let mut expected: Vec<(&str, &str)> =
         all[0].iter().zip(&lengths).map(|(sample, length)| (sample.key.as_str(), length.as_str())).collect();
-    right.sort_unstable();
-    assert_eq!(listed, right);
-    let key = |key: &str| all[0].iter().find(|sample| sample.key == key).unwrap();
-    assert_eq!(key("cat/of a dog").classes, ["dog"]);
-    assert_eq!(key("cat/of both").classes, ["dog", "bird"]);
-    assert_eq!(key("007/x").classes, ["7"]);
-    for none in ["cat/of none", "cat/of null", "root"] {
-        assert!(key(none).classes.is_empty(), "{none}");
+    expected.sort_unstable();
+    assert_eq!(listing, expected);
+    assert_eq!(with_key(&all[0], "cat/of a dog").classes, ["dog"]);
+    assert_eq!(with_key(&all[0], "cat/of both").classes, ["dog", "bird"]);
+    assert_eq!(with_key(&all[0], "007/x").classes, ["7"]);
+    for key in ["cat/of none", "cat/of null", "root"] {
+        assert!(with_key(&all[0], key).classes.is_empty(), "{key}");
     }
     for form in forms.iter().chain(&["set"]) {
         let unlabeled = if has_all_classes(form) { 3 } else { 5 };
-        let said = bad(&world.ocelli(&["shards", "verify", &world.text(form)]));
-        assert!(said.contains("cannot decode: unexpected end of file"), "{form}: {said}");
-        assert_eq!(said.matches("bad: ").count(), 1, "{form}: {said}");
+        let stderr = bad(&world.ocelli(&["shards", "verify", &world.text(form)]));
+        assert!(stderr.contains("cannot decode: unexpected end of file"), "{form}: {stderr}");
+        assert_eq!(stderr.matches("bad: ").count(), 1, "{form}: {stderr}");
         let (_, line) = stats(&world, form);
         assert_eq!(
             (&line["samples"], &line["bad"], &line["unlabeled"]),
@@ -235,8 +246,8 @@ fn every_form_of_a_set_is_the_same_set() {
     }
 }
 
-/// Writes the images of `names` with the classes that their folder, and the files beside them,
-/// give.
+/// Writes the images of `names` into a Parquet file, with the classes that their folders and their
+/// sidecar files give.
 fn write_hub(path: &Path, set: &Path, names: &[&str]) {
     let mut images = Vec::new();
     let mut labels = Vec::new();
@@ -252,10 +263,10 @@ fn write_hub(path: &Path, set: &Path, names: &[&str]) {
     crate::parquet_sets::write_labeled(path, &images, &labels);
 }
 
-/// The key of a sample ends at the first dot, as in webdataset: a class is found behind further
-/// dots, and several color images in one sample are told.
+/// The key of a sample ends at the first dot, as in webdataset: a class is read after further dots,
+/// and several color images in one sample are reported.
 #[test]
-fn names_with_dots_are_read_or_told() {
+fn names_with_dots_are_read_or_reported() {
     let world = world();
     let image = png(1);
     write_tar(&world.path("one.tar"), &[("x.v1.0.png", &image), ("x.v1.0.cls", b"7")]);
@@ -264,29 +275,29 @@ fn names_with_dots_are_read_or_told() {
     let names: Vec<String> = (1..5).map(|month| format!("scan.2024-{month:02}.png")).collect();
     let members: Vec<(&str, &[u8])> = names.iter().map(|name| (name.as_str(), &image[..])).collect();
     write_tar(&world.path("scans.tar"), &members);
-    let said = bad(&world.ocelli(&["shards", "verify", &world.text("scans.tar")]));
-    assert!(said.contains("4 color images are in one sample") && said.contains("first dot"), "{said}");
+    let stderr = bad(&world.ocelli(&["shards", "verify", &world.text("scans.tar")]));
+    assert!(stderr.contains("4 color images are in one sample") && stderr.contains("first dot"), "{stderr}");
 }
 
 /// A set that `pretrain` would refuse does not pass `verify`.
 #[test]
-fn verify_fails_where_there_is_no_image() {
+fn verify_fails_without_images() {
     let world = world();
     let image = png(1);
     write_tar(&world.path("text.tar"), &[("a.txt", b"text"), ("b.txt", b"text")]);
     write_tar(&world.path("reserved.tar"), &[("__train__/a.png", &image)]);
-    for what in ["text.tar", "reserved.tar"] {
-        let said = fails(&world.ocelli(&["shards", "verify", &world.text(what)]), 3);
-        assert!(said.contains("no samples"), "{what}: {said}");
+    for set in ["text.tar", "reserved.tar"] {
+        let stderr = fails(&world.ocelli(&["shards", "verify", &world.text(set)]), 3);
+        assert!(stderr.contains("no samples"), "{set}: {stderr}");
     }
     fs::create_dir(world.path("mixed")).unwrap();
     write_tar(&world.path("mixed/a.tar"), &[("a.txt", b"text"), ("b.png", &image)]);
-    let said = bad(&world.ocelli(&["shards", "verify", &world.text("mixed")]));
-    assert!(said.contains("sample a: no member with extension"), "{said}");
+    let stderr = bad(&world.ocelli(&["shards", "verify", &world.text("mixed")]));
+    assert!(stderr.contains("sample a: no member with extension"), "{stderr}");
 }
 
-/// Archives of GNU tar with other records, sparse members, members that stand apart or twice, and
-/// names in Latin-1.
+/// Archives of GNU tar with other record sizes, sparse members, members that are not adjacent or
+/// occur twice, and names in Latin-1.
 #[test]
 fn archives_of_other_tools_are_read() {
     let world = world();
@@ -311,8 +322,8 @@ fn archives_of_other_tools_are_read() {
             .status()
             .unwrap();
         assert!(status.success());
-        let said = fails(&world.ocelli(&["shards", "ls", &out]), 3);
-        assert!(said.contains("sparse"), "{said}");
+        let stderr = fails(&world.ocelli(&["shards", "ls", &out]), 3);
+        assert!(stderr.contains("sparse"), "{stderr}");
     }
     write_tar(
         &world.path("apart.tar"),
@@ -320,8 +331,8 @@ fn archives_of_other_tools_are_read() {
     );
     let dataset = crate::support::open(&world, &world.text("apart.tar")).unwrap();
     assert_eq!(samples(&dataset), [("a".into(), a.clone(), Some(3)), ("b".into(), b.clone(), Some(5))]);
-    let said = ok(&world.ocelli(&["shards", "ls", &world.text("apart.tar")]));
-    assert!(said.contains("1 member(s) are duplicated"), "{said}");
+    let stderr = ok(&world.ocelli(&["shards", "ls", &world.text("apart.tar")]));
+    assert!(stderr.contains("1 member(s) are duplicated"), "{stderr}");
     let mut tar = tar::Builder::new(File::create(world.path("latin.tar")).unwrap());
     append(&mut tar, b"caf\xe9.png", &a);
     append(&mut tar, b"caf\xe8.png", &b);
@@ -331,9 +342,9 @@ fn archives_of_other_tools_are_read() {
     assert_eq!(keys, ["caf%E9", "caf%E8"]);
 }
 
-/// A file of another format is called by its name, with what to do.
+/// The message about a file of another format names that format.
 #[test]
-fn other_formats_are_named() {
+fn messages_name_other_formats() {
     let world = world();
     let files: [(&str, &[u8], &str); 5] = [
         ("a.tar", b"\x28\xb5\x2f\xfd rest", "compressed with zstd"),
@@ -342,20 +353,19 @@ fn other_formats_are_named() {
         ("d.tar", b"\x1f\x8b rest", "compressed with gzip"),
         ("e.tar.zst", b"\x28\xb5\x2f\xfd rest", "compressed with zstd"),
     ];
-    for (name, start, named) in files {
+    for (name, start, format) in files {
         fs::write(world.path(name), [start, &[b'x'; 2000]].concat()).unwrap();
-        let said = fails(&world.ocelli(&["shards", "ls", &world.text(name)]), 3);
-        assert!(said.contains(named) && said.contains("is not a tar file"), "{said}");
+        let stderr = fails(&world.ocelli(&["shards", "ls", &world.text(name)]), 3);
+        assert!(stderr.contains(format) && stderr.contains("is not a tar file"), "{stderr}");
     }
 }
 
-/// Lists with the usual names of columns, with named ones, with classes behind a space, and with
-/// files that are not there.
+/// Lists with common column names, with other columns given by flags, and with classes after a
+/// space.
 #[test]
-fn lists_of_other_people_are_read() {
+fn lists_of_common_layouts_are_read() {
     let world = world();
     write_images(&world.path(""), &["images/a b.png", "images/c.png"]);
-    let out = |name: &str| world.text(name);
     let lists: [(&str, &str, &[&str]); 5] = [
         ("one.csv", "file_name,class\nimages/a b.png,cat\nimages/c.png,dog\n", &[]),
         ("two.csv", "id,IMAGE,category\n1,images/a b.png,cat\n2,images/c.png,dog\n", &[]),
@@ -373,27 +383,28 @@ fn lists_of_other_people_are_read() {
     ];
     for (name, text, more) in lists {
         fs::write(world.path(name), text).unwrap();
-        let folder = out(&format!("{name}-packed"));
-        ok(&world.ocelli(&[&["shards", "pack", &out(name), "--out", &folder], more].concat()));
+        let folder = world.text(&format!("{name}-packed"));
+        ok(&world.ocelli(&[&["shards", "pack", &world.text(name), "--out", &folder], more].concat()));
         let classes = fs::read_to_string(Path::new(&folder).join("classes.txt")).unwrap();
         assert_eq!(classes, "cat\ndog\n", "{name}");
     }
     fs::write(world.path("none.csv"), "where,what\nimages/c.png,cat\n").unwrap();
-    let said = fails(&world.ocelli(&["shards", "pack", &out("none.csv"), "--out", &out("none")]), 2);
-    assert!(said.contains("it has where, what; --image-column names another"), "{said}");
-    // No class: below zero, wherever it stands.
+    let stderr =
+        fails(&world.ocelli(&["shards", "pack", &world.text("none.csv"), "--out", &world.text("none")]), 2);
+    assert!(stderr.contains("it has where, what; --image-column names another"), "{stderr}");
+    // A negative number means no class.
     fs::write(world.path("less.csv"), "path,label\nimages/a b.png,-1\nimages/c.png,3\n").unwrap();
-    ok(&world.ocelli(&["shards", "pack", &out("less.csv"), "--out", &out("less")]));
-    let dataset = crate::support::open(&world, &out("less")).unwrap();
+    ok(&world.ocelli(&["shards", "pack", &world.text("less.csv"), "--out", &world.text("less")]));
+    let dataset = crate::support::open(&world, &world.text("less")).unwrap();
     let mut labels: Vec<Option<u32>> = samples(&dataset).into_iter().map(|(.., label)| label).collect();
     labels.sort();
     assert_eq!(labels, [None, Some(3)]);
 }
 
-/// An image that is missing, not readable, or too large is called what it is; and a large file
-/// beside an image is left out.
+/// The reason is reported for an image that is missing or not readable, and a large sidecar file is
+/// left out.
 #[test]
-fn what_is_wrong_with_an_image_is_said() {
+fn unusable_images_are_reported_with_the_reason() {
     let world = World::new(8);
     ok(&world.pretrain("run", &["--set", "optim.length={steps=1}", "--set", "optim.warmup={steps=0}"]));
     write_images(&world.path(""), &["images/a.png", "images/b.png"]);
@@ -404,24 +415,24 @@ fn what_is_wrong_with_an_image_is_said() {
     let out = world.text("x.npy");
     let output =
         world.ocelli(&["embed", "--checkpoint", &run, "--images", &world.text("list.txt"), "--out", &out]);
-    let said = stdout(&output);
+    let stdout = stdout(&output);
     assert!(
-        said.contains("2 images cannot be used and have no row: images/gone.png (it is missing), images/text.png (cannot decode"),
-        "{said}"
+        stdout.contains("2 images cannot be used and have no row: images/gone.png (it is missing), images/text.png (cannot decode"),
+        "{stdout}"
     );
     let mut json = File::create(world.path("images/a.json")).unwrap();
     json.write_all(format!("{{\"imageData\":\"{}\"}}", "A".repeat(100_000)).as_bytes()).unwrap();
     fs::write(world.path("images/b.json"), "{\"place\":\"here\"}").unwrap();
     fs::remove_file(world.path("images/text.png")).unwrap();
     let packed = world.text("packed");
-    let said = ok(&world.ocelli(&["shards", "pack", &world.text("images"), "--out", &packed]));
-    assert!(said.contains("1 .json of more than 64 KB"), "{said}");
+    let stderr = ok(&world.ocelli(&["shards", "pack", &world.text("images"), "--out", &packed]));
+    assert!(stderr.contains("1 .json of more than 64 KB"), "{stderr}");
     assert!(fs::metadata(world.path("packed/train-000000.tar")).unwrap().len() < 20_000);
 }
 
-/// A score needs as many neighbors as it names.
+/// k-NN is scored only for a k that is smaller than the number of images.
 #[test]
-fn neighbors_that_are_not_there_give_no_score() {
+fn knn_is_not_scored_for_a_k_above_the_number_of_images() {
     let world = World::new(48);
     ok(&world.pretrain("run", &["--set", "optim.length={steps=1}", "--set", "optim.warmup={steps=0}"]));
     let run = world.text("run");
@@ -438,22 +449,43 @@ fn neighbors_that_are_not_there_give_no_score() {
         "knn",
         "--json",
     ]);
-    let said = ok(&output);
-    assert!(said.contains("k = 100, 200 is left out, k = 10, 20 is scored"), "{said}");
+    let stderr = ok(&output);
+    assert!(stderr.contains("k = 100, 200 is left out, k = 10, 20 is scored"), "{stderr}");
     let json = json_of(&output);
     let scores = json["networks"].as_object().unwrap().values().next().unwrap().as_object().unwrap();
     assert_eq!(scores.keys().collect::<Vec<_>>(), ["knn_10", "knn_20"]);
 }
 
-fn rows_of(path: &Path) -> Vec<f32> {
+fn read_npy(path: &str) -> Vec<f32> {
     npyz::NpyFile::new(&fs::read(path).unwrap()[..]).unwrap().into_vec().unwrap()
 }
 
-/// A network that goes out in DINOv3's layout and comes in again has its features, where what the
-/// layout cannot say is told both ways; and a file with the name of a network of satellite images
-/// has their constants.
+/// Computes features with `weights` and writes them to `out`; returns standard error and the
+/// features.
+fn embed(world: &World, weights: &str, out: &str, more: &[&str]) -> (String, Vec<f32>) {
+    let out = world.text(out);
+    let args = [
+        "embed",
+        "--checkpoint",
+        weights,
+        "--shards",
+        &world.text("data"),
+        "--image-px",
+        "16",
+        "--resize-px",
+        "16",
+        "--out",
+        &out,
+    ];
+    let stderr = ok(&world.ocelli(&[&args[..], more].concat()));
+    (stderr, read_npy(&out))
+}
+
+/// A network that is exported in DINOv3's layout and loaded again gives the same features. Settings
+/// that the layout cannot hold are reported at both ends. A file with the name of a network for
+/// satellite images gets their color constants.
 #[test]
-fn what_a_layout_cannot_say_is_told() {
+fn settings_that_a_layout_cannot_hold_are_reported() {
     let world = World::new(16);
     let more = [
         "--set",
@@ -468,36 +500,22 @@ fn what_a_layout_cannot_say_is_told() {
     let data = world.text("data");
     let file = world.text("mine.pth");
     let satellite = world.text("dinov3_tiny_pretrain_sat493m.pth");
-    let said = ok(&world.ocelli(&["export", "--checkpoint", &run, "--format", "dinov3", "--out", &file]));
-    assert!(said.contains("ε of its layer norms is 1e-6") && said.contains("--norm-epsilon 1e-6"), "{said}");
+    let stderr = ok(&world.ocelli(&["export", "--checkpoint", &run, "--format", "dinov3", "--out", &file]));
+    assert!(
+        stderr.contains("ε of its layer norms is 1e-6") && stderr.contains("--norm-epsilon 1e-6"),
+        "{stderr}"
+    );
     fs::copy(&file, &satellite).unwrap();
-    let embed = |weights: &str, out: &str, more: &[&str]| {
-        let out = world.text(out);
-        let args = [
-            "embed",
-            "--checkpoint",
-            weights,
-            "--shards",
-            &data,
-            "--image-px",
-            "16",
-            "--resize-px",
-            "16",
-            "--out",
-            &out,
-        ];
-        let said = ok(&world.ocelli(&[&args[..], more].concat()));
-        (said, rows_of(Path::new(&out)))
-    };
-    let (_, ours) = embed(&run, "run.npy", &[]);
-    let (_, exact) = embed(&file, "exact.npy", &["--heads", "2", "--norm-epsilon", "1e-6"]);
-    let largest = ours.iter().fold(0.0f32, |most, value| most.max(value.abs()));
-    let gap = ours.iter().zip(&exact).fold(0.0f32, |most, (a, b)| most.max((a - b).abs()));
+    let (_, expected) = embed(&world, &run, "run.npy", &[]);
+    let exact_flags = ["--heads", "2", "--norm-epsilon", "1e-6"];
+    let (_, exact) = embed(&world, &file, "exact.npy", &exact_flags);
+    let largest = expected.iter().fold(0.0f32, |max, value| max.max(value.abs()));
+    let gap = expected.iter().zip(&exact).fold(0.0f32, |max, (a, b)| max.max((a - b).abs()));
     assert!(gap <= 1e-5 * largest, "{gap} of {largest}");
-    let (said, _) = embed(&file, "told.npy", &["--heads", "2"]);
-    assert!(said.contains("does not say the ε of its layer norms: 1e-5 is taken"), "{said}");
-    let (said, other) = embed(&satellite, "satellite.npy", &["--heads", "2", "--norm-epsilon", "1e-6"]);
-    assert!(said.contains("satellite images, whose constants of colors are taken"), "{said}");
+    let (stderr, _) = embed(&world, &file, "told.npy", &["--heads", "2"]);
+    assert!(stderr.contains("does not say the ε of its layer norms: 1e-5 is taken"), "{stderr}");
+    let (stderr, other) = embed(&world, &satellite, "satellite.npy", &exact_flags);
+    assert!(stderr.contains("satellite images, whose constants of colors are taken"), "{stderr}");
     assert_ne!(other, exact);
     // A folder of torch.distributed.
     fs::create_dir(world.path("dcp")).unwrap();
@@ -505,32 +523,32 @@ fn what_a_layout_cannot_say_is_told() {
     let args =
         ["embed", "--checkpoint", &world.text("dcp"), "--shards", &data, "--out", &world.text("x.npy")];
     let output = world.ocelli(&args);
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(!output.status.success() && said.contains("dcp_to_torch"), "{said}");
+    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!output.status.success() && stderr.contains("dcp_to_torch"), "{stderr}");
 }
 
 /// Limits of the machine end the program with a message: threads that cannot be started, and files
-/// that may not become longer.
+/// that cannot grow.
 #[test]
-fn limits_of_the_machine_are_told() {
+fn limits_of_the_machine_are_reported() {
     let world = World::new(24);
     let program = env!("CARGO_BIN_EXE_ocelli-under-test");
-    let limited = |limit: &str, args: &[&str]| {
-        let script = format!("{limit}; exec \"$0\" \"$@\"");
-        std::process::Command::new("sh").args(["-c", &script, program]).args(args).output().unwrap()
-    };
-    // Blocks of 512 bytes.
     let data = world.text("data");
     let out = world.text("again");
-    let output = limited("ulimit -f 8", &["shards", "reshard", &data, "--out", &out]);
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert_eq!(output.status.code(), Some(3), "{said}");
-    assert!(said.contains("error: cannot write") && said.contains("File too large"), "{said}");
-    // The limit of processes counts all of a user, and does not hold for root: another user, of
-    // whom there are none.
-    let others = ["--reuid=61234", "--clear-groups", program, "--version"];
-    let id = std::process::Command::new("setpriv").args(others).output();
-    if !id.is_ok_and(|output| output.status.success()) {
+    // Blocks of 512 bytes.
+    let output = std::process::Command::new("sh")
+        .args(["-c", "ulimit -f 8; exec \"$0\" \"$@\"", program])
+        .args(["shards", "reshard", &data, "--out", &out])
+        .output()
+        .unwrap();
+    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(3), "{stderr}");
+    assert!(stderr.contains("error: cannot write") && stderr.contains("File too large"), "{stderr}");
+    // The limit of processes counts all processes of a user, and does not apply to root: the
+    // program runs as a user who has no other processes.
+    let setpriv_args = ["--reuid=61234", "--clear-groups", program, "--version"];
+    let version = std::process::Command::new("setpriv").args(setpriv_args).output();
+    if !version.is_ok_and(|output| output.status.success()) {
         left_out("no other user can be taken on, or none may read the program");
         return;
     }
@@ -542,24 +560,24 @@ fn limits_of_the_machine_are_told() {
         .env("OCELLI_CACHE", world.text("cache"))
         .output()
         .unwrap();
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert_eq!(output.status.code(), Some(2), "{said}");
-    assert!(said.contains("start no more threads"), "{said}");
-    assert!(!said.contains("panicked"), "{said}");
+    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(2), "{stderr}");
+    assert!(stderr.contains("start no more threads"), "{stderr}");
+    assert!(!stderr.contains("panicked"), "{stderr}");
 }
 
-/// A member whose name leads out of a folder passes no check and comes into no shard; links to
-/// folders elsewhere are told.
+/// A member whose name points outside the folder fails `verify` and is not copied into a shard;
+/// links to other folders are reported.
 #[test]
-fn names_and_links_that_lead_elsewhere_are_told() {
+fn names_and_links_out_of_the_folder_are_reported() {
     let world = world();
     let image = png(1);
     write_tar(&world.path("out.tar"), &[("../../evil.png", &image), ("fine.png", &image)]);
     let tar = world.text("out.tar");
-    let said = bad(&world.ocelli(&["shards", "verify", &tar]));
-    assert!(said.contains("sample ../../evil: its name leads out of a folder"), "{said}");
-    let said = fails(&world.ocelli(&["shards", "reshard", &tar, "--out", &world.text("anew")]), 3);
-    assert!(said.contains("member ../../evil.png: its name leads out of a folder"), "{said}");
+    let stderr = bad(&world.ocelli(&["shards", "verify", &tar]));
+    assert!(stderr.contains("sample ../../evil: its name leads out of a folder"), "{stderr}");
+    let stderr = fails(&world.ocelli(&["shards", "reshard", &tar, "--out", &world.text("anew")]), 3);
+    assert!(stderr.contains("member ../../evil.png: its name leads out of a folder"), "{stderr}");
     ok(&world.ocelli(&["shards", "reshard", &tar, "--renumber", "--out", &world.text("renumbered")]));
     ok(&world.ocelli(&["shards", "verify", &world.text("renumbered")]));
 
@@ -567,13 +585,13 @@ fn names_and_links_that_lead_elsewhere_are_told() {
     for (link, target) in [("set/linked", "elsewhere"), ("set/inside", "set/dog")] {
         std::os::unix::fs::symlink(world.path(target), world.path(link)).unwrap();
     }
-    let said = ok(&world.ocelli(&["shards", "pack", &world.text("set"), "--out", &world.text("packed")]));
-    assert!(said.contains("set/linked is a link to") && !said.contains("set/inside is"), "{said}");
+    let stderr = ok(&world.ocelli(&["shards", "pack", &world.text("set"), "--out", &world.text("packed")]));
+    assert!(stderr.contains("set/linked is a link to") && !stderr.contains("set/inside is"), "{stderr}");
 }
 
-/// Features that are all equal say nothing, and neither do their scores.
+/// Features that are equal for all images are reported, because their scores mean nothing.
 #[test]
-fn features_that_are_all_equal_are_told() {
+fn features_that_are_all_equal_are_reported() {
     let world = World::new(40);
     ok(&world.pretrain("run", &["--set", "optim.length={steps=1}"]));
     let weights = world.text("w.safetensors");
@@ -597,83 +615,89 @@ fn features_that_are_all_equal_are_told() {
         "--no-record",
     ];
     for args in [&embed[..], &probe] {
-        let said = ok(&world.ocelli(args));
-        assert!(said.contains("have the same features"), "{args:?}: {said}");
+        let stderr = ok(&world.ocelli(args));
+        assert!(stderr.contains("have the same features"), "{args:?}: {stderr}");
     }
 }
 
-/// Files of weights that contradict themselves are refused, with what does.
+/// Computes features with `weights`, which fails; returns standard error.
+fn embed_error(world: &World, weights: &str) -> String {
+    let shard = world.text("data/train-000000.tar");
+    let args = ["embed", "--checkpoint", weights, "--shards", &shard, "--out", &world.text("f.npy")];
+    fails(&world.ocelli(&args), 3)
+}
+
+/// Files of weights that contradict themselves are refused, with the contradiction.
 #[test]
-fn weights_that_contradict_themselves_are_refused() {
+fn inconsistent_weights_are_refused() {
     let world = World::new(40);
     ok(&world.pretrain("run", &["--set", "optim.length={steps=1}"]));
     let run = world.text("run");
-    let shard = world.text("data/train-000000.tar");
-    let refused = |weights: &str| {
-        let args = ["embed", "--checkpoint", weights, "--shards", &shard, "--out", &world.text("f.npy")];
-        fails(&world.ocelli(&args), 3)
-    };
     // Metadata of fewer blocks than the file holds.
-    let own = world.text("w.safetensors");
-    ok(&world.ocelli(&["export", "--checkpoint", &run, "--out", &own]));
-    let text = String::from_utf8_lossy(&fs::read(&own).unwrap()).into_owned();
+    let weights = world.text("w.safetensors");
+    ok(&world.ocelli(&["export", "--checkpoint", &run, "--out", &weights]));
+    let text = String::from_utf8_lossy(&fs::read(&weights).unwrap()).into_owned();
     let at = text.find("\\\"depth\\\":").unwrap() + "\\\"depth\\\":".len();
-    let mut bytes = fs::read(&own).unwrap();
+    let mut bytes = fs::read(&weights).unwrap();
     assert!(bytes[at] > b'1', "{}", &text[at..at + 2]);
     bytes[at] -= 1;
-    fs::write(&own, bytes).unwrap();
-    assert!(refused(&own).contains("is no parameter of the network that its metadata describe"));
+    fs::write(&weights, bytes).unwrap();
+    let stderr = embed_error(&world, &weights);
+    assert!(stderr.contains("is no parameter of the network that its metadata describe"), "{stderr}");
     // A configuration of another network.
-    let theirs = world.text("dinov2");
-    ok(&world.ocelli(&["export", "--checkpoint", &run, "--out", &theirs, "--format", "transformers"]));
+    let exported = world.text("dinov2");
+    ok(&world.ocelli(&["export", "--checkpoint", &run, "--out", &exported, "--format", "transformers"]));
     let config = world.path("dinov2/config.json");
-    let right = fs::read_to_string(&config).unwrap();
-    let value: serde_json::Value = serde_json::from_str(&right).unwrap();
+    let original = fs::read_to_string(&config).unwrap();
+    let value: serde_json::Value = serde_json::from_str(&original).unwrap();
     for (key, wrong) in [("num_hidden_layers", "99"), ("hidden_size", "-8"), ("patch_size", "3")] {
-        let right_entry = format!("\"{key}\": {}", value[key]);
-        assert!(right.contains(&right_entry), "{right}");
-        fs::write(&config, right.replace(&right_entry, &format!("\"{key}\": {wrong}"))).unwrap();
-        let said = refused(&theirs);
-        assert!(said.contains(&format!("{key} = {wrong}, and the weights have {}", value[key])), "{said}");
+        let entry = format!("\"{key}\": {}", value[key]);
+        assert!(original.contains(&entry), "{original}");
+        fs::write(&config, original.replace(&entry, &format!("\"{key}\": {wrong}"))).unwrap();
+        let stderr = embed_error(&world, &exported);
+        assert!(
+            stderr.contains(&format!("{key} = {wrong}, and the weights have {}", value[key])),
+            "{stderr}"
+        );
     }
     // An archive with two members of one name.
     let archive = world.text("w.pth");
     ok(&world.ocelli(&["export", "--checkpoint", &run, "--out", &archive, "--format", "dinov2"]));
     let mut bytes = fs::read(&archive).unwrap();
     let name = b"/data/1";
-    let places: Vec<usize> =
+    let offsets: Vec<usize> =
         (0..bytes.len() - name.len()).filter(|at| bytes[*at..].starts_with(name)).collect();
-    for at in &places {
+    for at in &offsets {
         // Only the member of that name, before its bytes or the next entry of the directory.
         if !bytes[at + name.len()].is_ascii_digit() {
             bytes[at + name.len() - 1] = b'0';
         }
     }
-    assert!(places.len() > 1, "{places:?}");
+    assert!(offsets.len() > 1, "{offsets:?}");
     fs::write(&archive, bytes).unwrap();
-    assert!(refused(&archive).contains("two members of its archive have one name"));
+    assert!(embed_error(&world, &archive).contains("two members of its archive have one name"));
 }
 
-/// Names that would steer a terminal, end a line or turn the direction of text are shown escaped,
-/// and written so into lists.
+/// Control characters in names, which would move the cursor, end a line or reverse the direction of
+/// text, are escaped in output and in lists.
 #[test]
-fn names_do_not_steer_a_terminal() {
+fn control_characters_in_names_are_escaped() {
     let world = world();
     let image = png(1);
     fs::create_dir(world.path("t")).unwrap();
     let names = ["a\nb.png", "a\tc.png", "e\u{1b}[2Jf.png", "g\u{202e}h.png"];
     let members: Vec<(&str, &[u8])> = names.iter().map(|name| (*name, &image[..])).collect();
     write_tar(&world.path("t/x.tar"), &members);
-    let listed = stdout(&world.ocelli(&["shards", "ls", &world.text("t")]));
-    assert_eq!(listed.lines().count(), 4, "{listed:?}");
+    let listing = stdout(&world.ocelli(&["shards", "ls", &world.text("t")]));
+    assert_eq!(listing.lines().count(), 4, "{listing:?}");
     assert!(
-        listed.contains("a%0Ab") && listed.contains("a%09c") && listed.contains("e%1B[2Jf"),
-        "{listed:?}"
+        listing.contains("a%0Ab") && listing.contains("a%09c") && listing.contains("e%1B[2Jf"),
+        "{listing:?}"
     );
-    assert!(!listed.contains('\u{1b}') && !listed.contains('\u{202e}'), "{listed:?}");
+    assert!(!listing.contains('\u{1b}') && !listing.contains('\u{202e}'), "{listing:?}");
     fs::create_dir_all(world.path("runs/bad\u{1b}[2J\u{202e}name")).unwrap();
     fs::write(world.path("runs/bad\u{1b}[2J\u{202e}name/plan.toml"), "x").unwrap();
     let output = world.ocelli(&["runs", &world.text("runs")]);
-    let said = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
-    assert!(!said.contains('\u{1b}') && !said.contains('\u{202e}'), "{said:?}");
+    let text = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+    assert!(!text.contains('\u{1b}') && !text.contains('\u{202e}'), "{text:?}");
 }

@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 
 use crate::support::{World, metrics, ok};
 
-/// Command of the program with `args`.
+/// Returns a command of the program with `args`.
 fn program(world: &World, args: &[String]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_ocelli-under-test"));
     command.args(args).env("OCELLI_CACHE", world.path("cache"));
@@ -20,29 +20,30 @@ fn closed_pipe() -> Stdio {
     pipe.into()
 }
 
-/// A run whose log cannot be written ends like any other, with the same numbers.
+/// A run whose log cannot be written ends successfully, with the same metrics.
 #[test]
-fn a_run_goes_on_without_its_log() {
+fn a_run_without_its_log_has_the_same_metrics() {
     let world = World::new(16);
-    ok(&world.pretrain("told", &[]));
+    ok(&world.pretrain("logged", &[]));
     for (name, log) in [("closed", closed_pipe()), ("full", File::create("/dev/full").unwrap().into())] {
         let status = program(&world, &world.pretrain_args(name, &[])).stderr(log).status().unwrap();
         assert_eq!(status.code(), Some(0), "{name}");
-        assert_eq!(metrics(&world.path(name)), metrics(&world.path("told")), "{name}");
+        assert_eq!(metrics(&world.path(name)), metrics(&world.path("logged")), "{name}");
     }
 }
 
-/// A truncated list does not look complete.
+/// The exit code shows that a list is truncated.
 #[test]
-fn output_that_is_lost_has_an_exit_code() {
+fn lost_output_has_an_exit_code() {
     let world = World::new(16);
     let args = ["shards", "ls", &world.text("data/train-000000.tar")].map(String::from);
-    for (full, said) in [(true, true), (false, false)] {
-        let out: Stdio = if full { File::create("/dev/full").unwrap().into() } else { closed_pipe() };
-        let output = program(&world, &args).stdout(out).stderr(Stdio::piped()).output().unwrap();
-        let told = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert_eq!(output.status.code(), Some(74), "{told}");
-        assert_eq!(told.contains("standard output cannot be written"), said, "{told}");
-        assert!(!told.contains("panicked"), "{told}");
+    // A full disk is reported; a reader that has ended is not.
+    let full_disk: Stdio = File::create("/dev/full").unwrap().into();
+    for (stdout, is_reported) in [(full_disk, true), (closed_pipe(), false)] {
+        let output = program(&world, &args).stdout(stdout).stderr(Stdio::piped()).output().unwrap();
+        let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(74), "{stderr}");
+        assert_eq!(stderr.contains("standard output cannot be written"), is_reported, "{stderr}");
+        assert!(!stderr.contains("panicked"), "{stderr}");
     }
 }

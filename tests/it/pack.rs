@@ -10,11 +10,19 @@ use serde_json::Value;
 
 use crate::support::{World, fails, json_of, ok, open};
 
+/// Value of a sine wave at the angle of `x / size_px` radians.
+fn wave(x: u32, size_px: u32) -> u8 {
+    (128.0 + 100.0 * (f64::from(x) / f64::from(size_px)).sin()) as u8
+}
+
 /// Draws a small picture that depends on `seed`.
 fn picture(seed: u32, size_px: u32) -> ImageBuffer<Rgb<u8>, Vec<u8>> {
-    let wave =
-        |x: u32, k: u32| (128.0 + 100.0 * (f64::from(x * (k + seed)) / f64::from(size_px)).sin()) as u8;
-    ImageBuffer::from_fn(size_px, size_px, |x, y| Rgb([wave(x, 7), wave(y, 5), wave(x + y, 3 + seed)]))
+    ImageBuffer::from_fn(size_px, size_px, |x, y| {
+        let red = wave(x * (7 + seed), size_px);
+        let green = wave(y * (5 + seed), size_px);
+        let blue = wave((x + y) * (3 + seed + seed), size_px);
+        Rgb([red, green, blue])
+    })
 }
 
 fn write(path: &Path, image: &ImageBuffer<Rgb<u8>, Vec<u8>>, format: ImageFormat) {
@@ -27,20 +35,19 @@ fn write(path: &Path, image: &ImageBuffer<Rgb<u8>, Vec<u8>>, format: ImageFormat
 /// Reads key, label and columns of each sample of `spec`, by key.
 fn samples(world: &World, spec: &str) -> Vec<(String, Option<u32>, Value)> {
     let dataset = open(world, spec).unwrap();
-    let mut all: Vec<_> = (0..dataset.n_samples())
-        .map(|id| {
-            let sample = dataset.read(SampleId(id)).unwrap();
-            let columns = dataset.member(SampleId(id), &["json"]).unwrap();
-            let columns = columns.map_or(Value::Null, |bytes| serde_json::from_slice(&bytes).unwrap());
-            (sample.key, sample.label, columns)
-        })
-        .collect();
-    all.sort_by(|a, b| a.0.cmp(&b.0));
-    all
+    let mut samples = Vec::new();
+    for id in 0..dataset.n_samples() {
+        let sample = dataset.read(SampleId(id)).unwrap();
+        let columns = dataset.member(SampleId(id), &["json"]).unwrap();
+        let columns = columns.map_or(Value::Null, |bytes| serde_json::from_slice(&bytes).unwrap());
+        samples.push((sample.key, sample.label, columns));
+    }
+    samples.sort_by(|a, b| a.0.cmp(&b.0));
+    samples
 }
 
 #[test]
-fn a_folder_keeps_names_and_says_what_it_skips() {
+fn packing_a_folder_keeps_names_and_reports_skipped_files() {
     let world = World::new(4);
     let folder = world.path("photos");
     write(&folder.join("cat/IMG 1.JPG"), &picture(1, 20), ImageFormat::Jpeg);
@@ -52,21 +59,27 @@ fn a_folder_keeps_names_and_says_what_it_skips() {
     std::fs::write(folder.join("dog/notes.doc"), "x").unwrap();
     std::fs::write(folder.join("dog/new.AVIF"), "x").unwrap();
     std::fs::write(folder.join("dog/broken.bmp"), "no bitmap").unwrap();
-    // A name does not make an image: this link leads to a text.
+    // A link with the name of an image to a text file.
     std::os::unix::fs::symlink(folder.join("dog/notes.doc"), folder.join("dog/holiday.jpg")).unwrap();
     let out = world.text("packed");
     let packed = world.ocelli(&["shards", "pack", &world.text("photos"), "--out", &out, "--json"]);
-    let said = ok(&packed);
-    assert!(said.contains("1 .doc") && said.contains("1 .jpg") && said.contains("failures.jsonl"), "{said}");
-    assert!(said.contains("formats that are not read: 1 .avif"), "{said}");
+    let stderr = ok(&packed);
+    assert!(
+        stderr.contains("1 .doc") && stderr.contains("1 .jpg") && stderr.contains("failures.jsonl"),
+        "{stderr}"
+    );
+    assert!(stderr.contains("formats that are not read: 1 .avif"), "{stderr}");
     let line = json_of(&packed);
     assert_eq!((line["samples"].as_u64(), line["failed"].as_u64()), (Some(5), Some(2)), "{line}");
-    let found = samples(&world, &format!("{out}/*.tar"));
-    let keys: Vec<&str> = found.iter().map(|(key, ..)| key.as_str()).collect();
+    let packed_samples = samples(&world, &format!("{out}/*.tar"));
+    let keys: Vec<&str> = packed_samples.iter().map(|(key, ..)| key.as_str()).collect();
     assert_eq!(keys, ["cat/IMG 1", "cat/IMG 1-2", "dog/a_b", "dog/c", "dog/d"]);
-    assert_eq!(found[1].2["name"], "cat/IMG 1.png", "a key that does not say it");
-    assert_eq!(found[2].2["name"], "dog/a.b.bmp");
-    assert_eq!(found.iter().map(|(_, label, _)| label.unwrap()).collect::<Vec<_>>(), [0, 0, 1, 1, 1]);
+    assert_eq!(packed_samples[1].2["name"], "cat/IMG 1.png", "a key that differs from the name");
+    assert_eq!(packed_samples[2].2["name"], "dog/a.b.bmp");
+    assert_eq!(
+        packed_samples.iter().map(|(_, label, _)| label.unwrap()).collect::<Vec<_>>(),
+        [0, 0, 1, 1, 1]
+    );
     // A bitmap is packed without loss.
     let dataset = open(&world, &out).unwrap();
     let id = (0..5).find(|id| dataset.read(SampleId(*id)).unwrap().key == "dog/a_b").unwrap();
@@ -77,7 +90,7 @@ fn a_folder_keeps_names_and_says_what_it_skips() {
 }
 
 #[test]
-fn a_list_keeps_its_columns_and_goes_on_over_what_is_missing() {
+fn packing_a_list_keeps_columns_and_skips_missing_files() {
     let world = World::new(4);
     for i in 0..3 {
         write(&world.path(&format!("i{i}.png")), &picture(i, 20), ImageFormat::Png);
@@ -88,19 +101,19 @@ fn a_list_keeps_its_columns_and_goes_on_over_what_is_missing() {
     )
     .unwrap();
     let out = world.text("csv");
-    let said = ok(&world.ocelli(&["shards", "pack", &world.text("list.csv"), "--out", &out]));
-    assert!(said.contains("1 images could not be packed"), "{said}");
-    let found = samples(&world, &out);
-    assert_eq!(found.len(), 2);
-    assert_eq!(found[0].2["caption"], "a cat");
-    assert_eq!((&found[1].2["split"], found[1].1), (&Value::from("z"), Some(1)));
+    let stderr = ok(&world.ocelli(&["shards", "pack", &world.text("list.csv"), "--out", &out]));
+    assert!(stderr.contains("1 images could not be packed"), "{stderr}");
+    let packed_samples = samples(&world, &out);
+    assert_eq!(packed_samples.len(), 2);
+    assert_eq!(packed_samples[0].2["caption"], "a cat");
+    assert_eq!((&packed_samples[1].2["split"], packed_samples[1].1), (&Value::from("z"), Some(1)));
     let row = r#"{"path": "i2.png", "boxes": [[1, 2, 3, 4]], "meta": {"by": "me"}}"#;
     std::fs::write(world.path("list.jsonl"), row).unwrap();
     let out = world.text("jsonl");
     ok(&world.ocelli(&["shards", "pack", &world.text("list.jsonl"), "--out", &out]));
     let columns = &samples(&world, &out)[0].2;
     assert_eq!((&columns["boxes"][0][3], &columns["meta"]["by"]), (&Value::from(4), &Value::from("me")));
-    // A list whose files are all missing yields no shard.
+    // A list whose files are all missing gives no shard.
     std::fs::write(world.path("none.txt"), "a.jpg\nb.jpg\n").unwrap();
     fails(&world.ocelli(&["shards", "pack", &world.text("none.txt"), "--out", &world.text("none")]), 3);
     assert!(!world.path("none/train-000000.tar").exists());
@@ -120,8 +133,7 @@ fn extract_and_pack_keep_labels_and_columns() {
     ok(&world.ocelli(&["shards", "extract", &first, "--out", &files]));
     let classes = format!("{files}/classes.txt");
     ok(&world.ocelli(&["shards", "pack", &format!("{files}/train-000000"), "--out", &second]));
-    let strip = |list: Vec<(String, Option<u32>, Value)>| list;
-    assert_eq!(strip(samples(&world, &first)), strip(samples(&world, &second)));
+    assert_eq!(samples(&world, &first), samples(&world, &second));
     assert_eq!(std::fs::read_to_string(classes).unwrap(), "cat\ndog\nowl\n");
     // By name, and by number.
     for class in ["owl", "2"] {
@@ -133,10 +145,19 @@ fn extract_and_pack_keep_labels_and_columns() {
     assert!(fails(&none, 2).contains("cat, dog, owl"));
 }
 
-/// A folder is trained on in place, over one rank or two, as its shards are: the same weights, and
-/// nothing is copied.
+/// Trains on `shards` for `n_steps` steps in the folder `run`; returns standard error.
+fn pretrain(world: &World, run: &str, shards: &str, n_steps: u64, more: &[&str]) -> String {
+    let recipe = world.text("tiny.toml");
+    let workdir = world.text(run);
+    let length = format!("optim.length={{steps={n_steps}}}");
+    let args = ["pretrain", "--recipe", &recipe, "--shards", shards, "--workdir", &workdir, "--set", &length];
+    ok(&crate::support::program().args(args).args(more).output().unwrap())
+}
+
+/// Training on a folder of images, without copying them, gives the same weights as training on its
+/// shards.
 #[test]
-fn a_run_takes_a_folder_of_images_in_place() {
+fn a_folder_of_images_trains_like_its_shards() {
     let world = World::new(4);
     for i in 0..12 {
         write(
@@ -146,26 +167,19 @@ fn a_run_takes_a_folder_of_images_in_place() {
         );
     }
     std::fs::write(world.path("photos/dog/notes.doc"), b"no image").unwrap();
-    let recipe = world.text("tiny.toml");
     let photos = world.text("photos");
     let shards = world.text("packed");
     ok(&world.ocelli(&["shards", "pack", &photos, "--out", &shards]));
-    let run_with = |name: &str, shards: &str, steps: &str, more: &[&str]| {
-        let run = world.text(name);
-        let length = format!("optim.length={{steps={steps}}}");
-        let args = ["pretrain", "--recipe", &recipe, "--shards", shards, "--workdir", &run, "--set", &length];
-        ok(&crate::support::program().args(args).args(more).output().unwrap())
-    };
-    run_with("of-shards", &shards, "4", &[]);
-    let said = run_with("in-place", &photos, "4", &[]);
-    assert!(said.contains("1 .doc"), "{said}");
-    let weights = |run: &str| {
-        std::fs::read(world.path(run).join("checkpoints/step-0000000004/rank-00000.safetensors")).unwrap()
-    };
-    assert!(weights("in-place") == weights("of-shards"), "the order of a folder is not that of its shards");
+    pretrain(&world, "of-shards", &shards, 4, &[]);
+    let stderr = pretrain(&world, "in-place", &photos, 4, &[]);
+    assert!(stderr.contains("1 .doc"), "{stderr}");
+    let weights = "checkpoints/step-0000000004/rank-00000.safetensors";
+    let in_place = std::fs::read(world.path("in-place").join(weights)).unwrap();
+    let from_shards = std::fs::read(world.path("of-shards").join(weights)).unwrap();
+    assert!(in_place == from_shards, "the order of a folder is not that of its shards");
     assert!(!world.path("in-place/shards").exists(), "images were copied");
-    let said = run_with("in-place", &photos, "6", &["--lengthen"]);
-    assert!(said.contains("continuing at step 4"), "{said}");
+    let stderr = pretrain(&world, "in-place", &photos, 6, &["--lengthen"]);
+    assert!(stderr.contains("continuing at step 4"), "{stderr}");
     let classes = json_of(&world.ocelli(&[
         "probe",
         "--checkpoint",
@@ -185,8 +199,8 @@ fn a_run_takes_a_folder_of_images_in_place() {
     assert!(error.contains("no shard"), "{error}");
 }
 
-/// A JPEG whose EXIF says that it is to be turned by a quarter.
-fn turned_jpeg(seed: u32) -> Vec<u8> {
+/// Encodes a JPEG whose EXIF states a rotation by 90 degrees.
+fn rotated_jpeg(seed: u32) -> Vec<u8> {
     let mut jpeg = Cursor::new(Vec::new());
     picture(seed, 24).write_to(&mut jpeg, ImageFormat::Jpeg).unwrap();
     let mut bytes = jpeg.into_inner();
@@ -197,34 +211,34 @@ fn turned_jpeg(seed: u32) -> Vec<u8> {
     bytes
 }
 
-/// Published recipes ignore EXIF: where it matters, every job says so.
+/// Published recipes ignore EXIF: if it rotates images, every job reports their number.
 #[test]
-fn images_that_exif_turns_are_counted() {
+fn images_rotated_by_exif_are_reported() {
     let world = World::new(4);
     write(&world.path("photos/a.png"), &picture(1, 24), ImageFormat::Png);
-    std::fs::write(world.path("photos/b.jpg"), turned_jpeg(2)).unwrap();
+    std::fs::write(world.path("photos/b.jpg"), rotated_jpeg(2)).unwrap();
     let photos = world.text("photos");
     let packed = world.text("packed");
-    let said = ok(&world.ocelli(&["shards", "pack", &photos, "--out", &packed]));
-    assert!(said.contains("EXIF turns 1 images") && said.contains("data.apply_exif=true"), "{said}");
+    let stderr = ok(&world.ocelli(&["shards", "pack", &photos, "--out", &packed]));
+    assert!(stderr.contains("EXIF turns 1 images") && stderr.contains("data.apply_exif=true"), "{stderr}");
     let output = world.ocelli(&["shards", "stats", &packed]);
     ok(&output);
     let stats = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(stats.contains("1 rotated by EXIF (applied by data.apply_exif=true only)"), "{stats}");
     let sizes = ["--shards", &photos, "--set", "optim.length={steps=2}"];
-    let said = ok(&world.pretrain("run", &sizes));
+    let stderr = ok(&world.pretrain("run", &sizes));
     assert!(
-        said.contains("EXIF turns 1 of 6 images") && said.contains("--set data.apply_exif=true"),
-        "{said}"
+        stderr.contains("EXIF turns 1 of 6 images") && stderr.contains("--set data.apply_exif=true"),
+        "{stderr}"
     );
-    let said =
+    let stderr =
         ok(&world.pretrain("turned", &[sizes.as_slice(), &["--set", "data.apply_exif=true"]].concat()));
-    assert!(!said.contains("EXIF"), "{said}");
+    assert!(!stderr.contains("EXIF"), "{stderr}");
 }
 
-/// Names that are not UTF-8 stay different and can be restored.
+/// Names that are not UTF-8 are escaped, so that they remain different and can be restored.
 #[test]
-fn names_of_any_bytes_are_kept() {
+fn names_that_are_not_utf8_are_escaped() {
     use std::os::unix::ffi::OsStrExt;
     let world = World::new(4);
     for (seed, name) in [b"caf\xe9.png", b"caf\xe8.png"].into_iter().enumerate() {
@@ -236,9 +250,9 @@ fn names_of_any_bytes_are_kept() {
     assert_eq!(keys, ["caf%E8", "caf%E9"]);
 }
 
-/// Formats that few programs read are trained on in place as their PNGs are.
+/// Images of less common formats in a folder are trained on, like their PNGs.
 #[test]
-fn other_formats_are_read_in_place() {
+fn images_of_other_formats_are_trained_on() {
     let world = World::new(4);
     let formats = [
         ("bmp", ImageFormat::Bmp),
@@ -254,18 +268,18 @@ fn other_formats_are_read_in_place() {
     let photos = world.text("photos");
     let packed = world.text("packed");
     let sizes = ["--set", "optim.length={steps=2}", "--set", "optim.batch_size=16"];
-    let said = ok(&world.pretrain("run", &[["--shards", &photos].as_slice(), &sizes].concat()));
-    assert!(said.contains("1 images are of formats") && said.contains("5.tga"), "{said}");
-    // Four of the shards that every run of a test has.
-    assert!(said.contains("the data set has 9 images"), "{said}");
-    assert!(!said.contains("no pictures"), "{said}");
+    let stderr = ok(&world.pretrain("run", &[["--shards", &photos].as_slice(), &sizes].concat()));
+    assert!(stderr.contains("1 images are of formats") && stderr.contains("5.tga"), "{stderr}");
+    // Four of them are in the shard of the arguments of every run.
+    assert!(stderr.contains("the data set has 9 images"), "{stderr}");
+    assert!(!stderr.contains("no pictures"), "{stderr}");
     assert!(!world.path("run/quarantine.jsonl").exists());
     ok(&world.ocelli(&["shards", "pack", &photos, "--out", &packed]));
     assert_eq!(samples(&world, &packed).len(), 6);
 }
 
 #[test]
-fn of_copies_the_largest_stays_and_groups_are_drawn() {
+fn dedup_keeps_the_largest_copy_and_draws_the_groups() {
     let world = World::new(4);
     write(&world.path("photos/a-small.png"), &picture(1, 40), ImageFormat::Png);
     write(&world.path("photos/b-large.png"), &picture(1, 160), ImageFormat::Png);

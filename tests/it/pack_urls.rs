@@ -8,9 +8,9 @@ use serde_json::Value;
 use crate::servers::{Faults, WebServer};
 use crate::support::{World, fails, ok};
 
-/// Starts a server with a folder of images, and writes a list of them with labels and captions, two
-/// of which do not exist and one of which is not an image.
-fn web(world: &World, faults: Faults) -> (WebServer, String) {
+/// Starts a server with a folder of images, and writes a list of them with labels and captions; two
+/// of its images do not exist, and one is not an image.
+fn start_server(world: &World, faults: Faults) -> (WebServer, String) {
     world.extract("www");
     let folder = world.path("www/train-000000");
     fs::write(folder.join("broken.jpg"), b"<html>no such image</html>").unwrap();
@@ -40,85 +40,93 @@ fn report(output: &Output) -> Value {
     serde_json::from_str(text.lines().last().unwrap()).unwrap()
 }
 
-/// URL and members of a sample.
+/// URL of a sample, and extension and bytes of its members.
 type Content = (String, Vec<(String, Vec<u8>)>);
+
+/// Bytes of the member with `extension`.
+fn member<'m>(members: &'m [(String, Vec<u8>)], extension: &str) -> &'m [u8] {
+    &members.iter().find(|(name, _)| name == extension).unwrap().1
+}
 
 /// Reads all samples, by URL.
 fn contents(folder: &Path) -> Vec<Content> {
-    let mut found = Vec::new();
+    let mut contents = Vec::new();
     for k in 0..3 {
         let shard = Shard::open(&folder.join(format!("train-{k:06}.tar"))).unwrap();
         for i in 0..shard.len() {
             let members = shard.members(i).unwrap();
-            let json = &members.iter().find(|(extension, _)| extension == "json").unwrap().1;
-            let about: Value = serde_json::from_slice(json).unwrap();
-            found.push((about["url"].as_str().unwrap().to_string(), members));
+            let columns: Value = serde_json::from_slice(member(&members, "json")).unwrap();
+            contents.push((columns["url"].as_str().unwrap().to_string(), members));
         }
     }
-    found.sort();
-    found
+    contents.sort();
+    contents
 }
 
 #[test]
-fn a_list_of_urls_becomes_shards_and_a_list_of_failures() {
+fn a_list_of_urls_is_packed_and_failures_are_listed() {
     let world = World::new(20);
-    // Every connection breaks in the middle of an image, and the first answers are errors.
+    // Every connection breaks within an image, and the first answers are errors.
     let faults = Faults { drop_after: Some(500), statuses: vec![503, 500], ..Faults::default() };
-    let (server, list) = web(&world, faults);
-    let said = report(&pack(&world, &list, "out", &["--per-host", "3", "--retries", "4"]));
-    assert_eq!((&said["fetched"], &said["failed"], &said["shards"]), (&20.into(), &3.into(), &3.into()));
-    assert!(server.most_at_a_time() <= 3, "{}", server.most_at_a_time());
+    let (server, list) = start_server(&world, faults);
+    let summary = report(&pack(&world, &list, "out", &["--per-host", "3", "--retries", "4"]));
+    assert_eq!(
+        (&summary["fetched"], &summary["failed"], &summary["shards"]),
+        (&20.into(), &3.into(), &3.into())
+    );
+    assert!(server.max_concurrent_requests() <= 3, "{}", server.max_concurrent_requests());
 
     let failures = fs::read_to_string(world.path("out/failures.jsonl")).unwrap();
-    let mut reasons: Vec<(String, String)> = failures
-        .lines()
-        .map(|line| serde_json::from_str::<Value>(line).unwrap())
-        .map(|row| (row["url"].as_str().unwrap().into(), row["reason"].as_str().unwrap().into()))
-        .collect();
+    let mut reasons: Vec<(String, String)> = Vec::new();
+    for line in failures.lines() {
+        let row: Value = serde_json::from_str(line).unwrap();
+        reasons.push((row["url"].as_str().unwrap().into(), row["reason"].as_str().unwrap().into()));
+    }
     reasons.sort();
     assert!(reasons[0].0.ends_with("broken.jpg") && reasons[0].1.contains("not an image"), "{reasons:?}");
     assert!(reasons[1].0.ends_with("gone-1.jpg") && reasons[1].1.contains("no such object"), "{reasons:?}");
 
-    let found = contents(&world.path("out"));
-    assert_eq!(found.len(), 20);
-    for (i, (url, members)) in found.iter().enumerate() {
-        let member = |extension: &str| &members.iter().find(|(there, _)| there == extension).unwrap().1;
+    let samples = contents(&world.path("out"));
+    assert_eq!(samples.len(), 20);
+    for (i, (url, members)) in samples.iter().enumerate() {
         let original = fs::read(world.path(&format!("www/train-000000/{i:08}.jpg"))).unwrap();
-        assert!(url.ends_with(&format!("{i:08}.jpg")) && *member("jpg") == original, "{url}");
-        assert_eq!(*member("txt"), format!("number {i}, a picture").into_bytes());
-        assert_eq!(*member("cls"), (i % 3).to_string().into_bytes());
+        assert!(url.ends_with(&format!("{i:08}.jpg")), "{url}");
+        assert!(member(members, "jpg") == original, "{url}");
+        assert_eq!(member(members, "txt"), format!("number {i}, a picture").as_bytes());
+        assert_eq!(member(members, "cls"), (i % 3).to_string().as_bytes());
     }
     assert_eq!(fs::read_to_string(world.path("out/classes.txt")).unwrap(), "kind 0\nkind 1\nkind 2\n");
 }
 
-/// A job that lost a shard fetches only that one; another job is rejected; the failures are a list.
+/// A job whose shard was removed fetches only that one; another job is rejected; the list of
+/// failures can be packed.
 #[test]
-fn a_pack_goes_on_and_failures_can_be_tried_again() {
+fn an_interrupted_pack_resumes_and_failures_can_be_retried() {
     let world = World::new(20);
-    let (server, list) = web(&world, Faults::default());
+    let (server, list) = start_server(&world, Faults::default());
     report(&pack(&world, &list, "out", &[]));
-    let whole = contents(&world.path("out"));
+    let expected = contents(&world.path("out"));
     let n_requests = server.n_requests();
     assert_eq!(server.names_after(0).len(), 23);
     fs::remove_file(world.path("out/train-000001.tar")).unwrap();
     fs::write(world.path("out/train-000001.tar.tmp"), b"half").unwrap();
-    let said = report(&pack(&world, &list, "out", &[]));
+    let summary = report(&pack(&world, &list, "out", &[]));
     assert_eq!(server.names_after(n_requests).len(), 8);
-    assert_eq!(said["failed_in_all"], 3);
-    assert_eq!(contents(&world.path("out")), whole);
+    assert_eq!(summary["failed_in_all"], 3);
+    assert_eq!(contents(&world.path("out")), expected);
     assert!(fails(&pack(&world, &list, "out", &["--seed", "1"]), 2).contains("another job"));
 
-    // Only kind 1 has failed: it keeps its number if the retry is told the classes, as the program
-    // says.
+    // All failures have kind 1. It keeps its number if the retry gets the list of classes, as the
+    // program recommends.
     let failures = fs::read_to_string(world.path("out/failures.jsonl")).unwrap().replace("kind 0", "kind 1");
     fs::write(world.path("again.jsonl"), failures).unwrap();
     fs::copy(world.path("www/train-000000/00000000.jpg"), world.path("www/train-000000/gone-1.jpg")).unwrap();
     let classes = ["--classes", &world.text("out/classes.txt")];
-    let said = report(&pack(&world, &world.text("again.jsonl"), "again", &classes));
-    assert_eq!((&said["fetched"], &said["failed"]), (&1.into(), &2.into()));
+    let summary = report(&pack(&world, &world.text("again.jsonl"), "again", &classes));
+    assert_eq!((&summary["fetched"], &summary["failed"]), (&1.into(), &2.into()));
     let shard = Shard::open(&world.path("again/train-000000.tar")).unwrap();
     assert_eq!(shard.label(0).unwrap(), Some(1));
-    // Another numbering in the same folder is another job, and starts anew if told so.
+    // Another numbering in the same folder is another job, which needs `--overwrite`.
     fs::write(world.path("other.txt"), "kind 2\nkind 1\nkind 0\n").unwrap();
     let other = ["--classes", &world.text("other.txt")];
     fails(&pack(&world, &list, "out", &other), 2);
@@ -126,16 +134,16 @@ fn a_pack_goes_on_and_failures_can_be_tried_again() {
 }
 
 #[test]
-fn owners_who_opt_out_are_heard() {
+fn images_whose_owners_opt_out_are_skipped() {
     let world = World::new(20);
-    let (_server, list) = web(&world, Faults { opts_out: Some("0000001"), ..Faults::default() });
+    let (_server, list) = start_server(&world, Faults { opts_out: Some("0000001"), ..Faults::default() });
     assert_eq!(report(&pack(&world, &list, "out", &[]))["fetched"], 9);
     assert!(fs::read_to_string(world.path("out/failures.jsonl")).unwrap().contains("X-Robots-Tag: noai"));
     assert_eq!(report(&pack(&world, &list, "all", &["--ignore-opt-out"]))["fetched"], 20);
 }
 
 #[test]
-fn what_is_no_list_of_urls_is_said() {
+fn lists_without_urls_are_refused() {
     let world = World::new(1);
     fs::write(world.path("paths.csv"), "path\na.jpg\n").unwrap();
     assert!(
@@ -144,9 +152,9 @@ fn what_is_no_list_of_urls_is_said() {
     );
     assert!(fails(&pack(&world, &world.text("data"), "out", &[]), 2).contains("list of URLs"));
     fs::write(world.path("odd.txt"), "file:///etc/passwd\ns3://bucket/a.jpg\nnot a url\n").unwrap();
-    let nothing = pack(&world, &world.text("odd.txt"), "odd", &[]);
-    assert_eq!(nothing.status.code(), Some(3));
-    assert!(String::from_utf8_lossy(&nothing.stdout).contains("3 of 3 rows failed"));
+    let output = pack(&world, &world.text("odd.txt"), "odd", &[]);
+    assert_eq!(output.status.code(), Some(3));
+    assert!(String::from_utf8_lossy(&output.stdout).contains("3 of 3 rows failed"));
     let failures = fs::read_to_string(world.path("odd/failures.jsonl")).unwrap();
     assert!(failures.contains("neither http nor https"), "{failures}");
 }

@@ -1,5 +1,5 @@
-//! Commands of the README and its pages: those that can run here run, and the flags of all others
-//! exist.
+//! Commands of the README and its pages: those that take seconds are run, and the flags of all
+//! others are checked.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use crate::support::{World, ok, program};
 /// Subcommands whose flags are checked without running them: they measure, or need other machines.
 const TOO_LONG: [&str; 3] = ["bench", "quickstart", "track"];
 
-/// Settings with which a run of a page takes seconds; only those of keys that its recipe has.
+/// Settings with which a run of a page takes seconds, of keys that all recipes have.
 const SMALL: [&str; 2] = ["optim.batch_size=4", "optim.length.steps=2"];
 
 fn root() -> PathBuf {
@@ -29,33 +29,37 @@ fn pages() -> Vec<(String, String)> {
         }
     }
     paths.sort();
-    paths
-        .into_iter()
-        .map(|path| {
-            (path.file_name().unwrap().to_string_lossy().into_owned(), std::fs::read_to_string(path).unwrap())
-        })
-        .collect()
+    let mut pages = Vec::new();
+    for path in paths {
+        let name = path.file_name().unwrap().to_string_lossy().into_owned();
+        pages.push((name, std::fs::read_to_string(path).unwrap()));
+    }
+    pages
 }
 
 /// Commands in the shell blocks of `text`, one a line, without comments.
 fn commands(text: &str) -> Vec<String> {
-    let blocks = text.split("```sh\n").skip(1).map(|rest| rest.split("```").next().unwrap());
-    let lines =
-        blocks.flat_map(|block| block.replace("\\\n", " ").lines().map(str::to_string).collect::<Vec<_>>());
-    lines
-        .map(|line| line.split(" #").next().unwrap().trim().to_string())
-        .filter(|line| is_command(line))
-        .collect()
+    let mut commands = Vec::new();
+    for rest in text.split("```sh\n").skip(1) {
+        let block = rest.split("```").next().unwrap().replace("\\\n", " ");
+        for line in block.lines() {
+            let command = line.split(" #").next().unwrap().trim();
+            if is_command(command) {
+                commands.push(command.to_string());
+            }
+        }
+    }
+    commands
 }
 
 fn is_command(line: &str) -> bool {
     !line.is_empty() && !line.starts_with('#')
 }
 
-/// Words of a command, by a shell.
+/// Splits a command into words as a shell does.
 fn words(command: &str) -> Vec<String> {
     let command = command.replace("...", "…");
-    // Patterns stay as they are.
+    // Patterns are not expanded.
     let script = format!("set -f; for word in {command}; do printf '%s\\n' \"$word\"; done");
     let output = Command::new("bash").args(["+B", "-c", &script]).output().unwrap();
     assert!(output.status.success(), "{command}");
@@ -76,17 +80,18 @@ fn check_flags(words: &[String]) {
     assert!(output.status.success(), "{words:?}\n{}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// Checks a command of another program: its files exist, and a script of ours knows the flags.
+/// Checks a command of another program: its files exist, and a script of this repository has its
+/// flags.
 fn check_other(words: &[String]) {
     let scripts: Vec<&String> = words.iter().filter(|word| word.starts_with("scripts/")).collect();
     for script in &scripts {
         assert!(root().join(script).exists(), "{words:?}");
     }
     let features = std::fs::read_to_string(root().join("scripts/Cargo.toml")).unwrap();
-    let after = |flag: &str| words.iter().position(|word| word == flag).map(|at| words[at + 1].clone());
     match words[0].as_str() {
         "cargo" => {
-            if let Some(feature) = after("--features") {
+            if let Some(at) = words.iter().position(|word| word == "--features") {
+                let feature = &words[at + 1];
                 assert!(features.lines().any(|line| line.starts_with(&format!("{feature} = "))), "{words:?}");
             }
         }
@@ -104,7 +109,7 @@ fn check_other(words: &[String]) {
     }
 }
 
-/// A folder as the pages assume it: images, shards with and without parts, runs, and weights.
+/// A folder that the pages assume: images, shards with and without parts, runs, and weights.
 struct Desk {
     world: World,
 }
@@ -123,13 +128,15 @@ impl Desk {
         desk.run("ocelli shards pack photos --out shards --prefix all");
         desk.run("ocelli shards split shards --part train=0.5 --part test=0.5 --out parts");
         desk.make_set("cifar");
-        // The README makes them.
+        // The commands of the README create them.
         std::fs::remove_dir_all(desk.world.path("shards")).unwrap();
         std::fs::remove_dir_all(desk.world.path("parts")).unwrap();
         std::os::unix::fs::symlink(root().join("scripts"), desk.world.path("scripts")).unwrap();
         desk.run("ocelli pretrain --recipe dinov2_cifar --shards cifar/train-000000.tar --workdir made");
-        ["first", "a", "b"].iter().for_each(|run| desk.copy("made", &format!("runs/{run}")));
-        // The weights that the pages start from: of DINOv2's names, with patches of 14 px.
+        for run in ["first", "a", "b"] {
+            desk.copy("made", &format!("runs/{run}"));
+        }
+        // Weights that the pages continue: with the names of DINOv2 and patches of 14 px.
         desk.run(
             "ocelli pretrain --recipe dinov2_cifar --shards cifar/train-000000.tar --workdir runs/patches --set model.width=64 \
              --set model.depth=1 --set model.heads=1 --set model.patch_px=14 --set model.image_px=28 \
@@ -140,9 +147,9 @@ impl Desk {
         desk
     }
 
-    /// Removes everything whose path begins with `place`.
-    fn clear(&self, place: &str) {
-        let pattern = format!("{}*", self.world.text(place));
+    /// Removes all files and folders whose paths begin with `prefix`.
+    fn clear(&self, prefix: &str) {
+        let pattern = format!("{}*", self.world.text(prefix));
         for path in glob::glob(&pattern).unwrap().flatten() {
             std::fs::remove_dir_all(&path).or_else(|_| std::fs::remove_file(&path)).unwrap();
         }
@@ -151,13 +158,13 @@ impl Desk {
     /// Makes a folder of tiles of four bands, each band a file of 16 bits.
     fn make_tiles(&self) {
         std::fs::create_dir(self.world.path("tiles")).unwrap();
-        for (i, band) in (0..24u32).flat_map(|i| ["b02", "b03", "b04", "b08"].map(move |band| (i, band))) {
-            let path = self.world.path(&format!("tiles/tile_{i}.{band}.png"));
-            ImageBuffer::<image::Luma<u16>, Vec<u16>>::from_fn(36, 36, |x: u32, y: u32| {
+        for i in 0..24u32 {
+            let image = ImageBuffer::<image::Luma<u16>, Vec<u16>>::from_fn(36, 36, |x: u32, y: u32| {
                 image::Luma([(x * (900 + i) + y * 500 + i * 40) as u16])
-            })
-            .save(path)
-            .unwrap();
+            });
+            for band in ["b02", "b03", "b04", "b08"] {
+                image.save(self.world.path(&format!("tiles/tile_{i}.{band}.png"))).unwrap();
+            }
         }
     }
 
@@ -172,19 +179,19 @@ impl Desk {
     fn make_set(&self, name: &str) {
         let _ = std::fs::remove_dir_all(self.world.path(name));
         std::fs::create_dir_all(self.world.path(name)).unwrap();
-        let copy =
-            |from: &str, to: String| std::fs::copy(self.world.path(from), self.world.path(&to)).unwrap();
+        let folder = self.world.path(name);
         for number in 0..13 {
-            copy("parts/train-000000.tar", format!("{name}/train-{number:06}.tar"));
+            let shard = folder.join(format!("train-{number:06}.tar"));
+            std::fs::copy(self.world.path("parts/train-000000.tar"), shard).unwrap();
         }
-        copy("parts/test-000000.tar", format!("{name}/test-000000.tar"));
+        std::fs::copy(self.world.path("parts/test-000000.tar"), folder.join("test-000000.tar")).unwrap();
     }
 
     /// Runs a command of ocelli in the folder.
     fn output(&self, command: &str) -> Output {
         let mut words = words(command);
         if words[1] == "pretrain" {
-            words.extend(self.smaller(&words));
+            words.extend(small_settings(&words));
         }
         let mut command = program();
         command.args(&words[1..]).current_dir(self.world.path("."));
@@ -196,46 +203,52 @@ impl Desk {
         assert!(output.status.success(), "{command}\n{}", String::from_utf8_lossy(&output.stderr));
         ok(&output);
     }
-
-    /// Flags that make a run small: a narrow network unless weights state it, small heads where the
-    /// method has some.
-    fn smaller(&self, words: &[String]) -> Vec<String> {
-        let at = words.iter().position(|word| word == "--recipe").unwrap();
-        let recipe = &words[at + 1];
-        let is_set = |key: &str| words.iter().any(|word| word.starts_with(&format!("{key}=")));
-        let mut settings: Vec<String> = SMALL.iter().map(ToString::to_string).collect();
-        // The recipes that continue take the backbone from the weights.
-        if !recipe.ends_with("_continue") {
-            let sizes = ["model.width=32", "model.depth=1", "model.heads=4"];
-            settings.extend(
-                sizes.iter().filter(|size| !is_set(size.split('=').next().unwrap())).map(ToString::to_string),
-            );
-        }
-        let views = ["views.global_px=28", "views.local_px=14"];
-        if recipe == "dinov2_continue" && !is_set("views.global_px") {
-            settings.extend(views.map(String::from));
-        }
-        let heads: &[&str] = if recipe.starts_with("lejepa") {
-            &["method.head_hidden=[16]"]
-        } else {
-            &["method.prototypes=16", "method.head_hidden=16", "method.head_bottleneck=8"]
-        };
-        settings.extend(heads.iter().map(ToString::to_string));
-        settings.push("optim.warmup={steps=0}".into());
-        settings.into_iter().flat_map(|setting| ["--set".to_string(), setting]).collect()
-    }
 }
 
-/// Every command in a shell block: those of ocelli that take seconds run in the folder that pages
-/// assume, in their order.
+/// Returns `true` if a command sets `key`.
+fn is_set(words: &[String], key: &str) -> bool {
+    words.iter().any(|word| word.starts_with(&format!("{key}=")))
+}
+
+/// Flags that make a run small: a narrow network unless the weights determine it, and small heads
+/// if the method has any.
+fn small_settings(words: &[String]) -> Vec<String> {
+    let at = words.iter().position(|word| word == "--recipe").unwrap();
+    let recipe = &words[at + 1];
+    let mut settings = SMALL.to_vec();
+    // The recipes that continue take the backbone from the weights.
+    if !recipe.ends_with("_continue") {
+        for (key, setting) in [
+            ("model.width", "model.width=32"),
+            ("model.depth", "model.depth=1"),
+            ("model.heads", "model.heads=4"),
+        ] {
+            if !is_set(words, key) {
+                settings.push(setting);
+            }
+        }
+    }
+    if recipe == "dinov2_continue" && !is_set(words, "views.global_px") {
+        settings.extend(["views.global_px=28", "views.local_px=14"]);
+    }
+    if recipe.starts_with("lejepa") {
+        settings.push("method.head_hidden=[16]");
+    } else {
+        settings.extend(["method.prototypes=16", "method.head_hidden=16", "method.head_bottleneck=8"]);
+    }
+    settings.push("optim.warmup={steps=0}");
+    settings.into_iter().flat_map(|setting| ["--set".to_string(), setting.to_string()]).collect()
+}
+
+/// Commands in shell blocks: those of ocelli that take seconds are run in the folder that the pages
+/// assume, in order.
 #[test]
 fn commands_of_pages_run() {
     let desk = Desk::new();
     let mut n_run = 0;
     let mut n_checked = 0;
     for (page, text) in pages() {
-        // Each page begins with the folder as it is described: what an earlier page has written is
-        // gone.
+        // Each page starts with the folder that it describes, without the results of earlier pages.
         for name in ["runs/mine", "runs/more", "runs/short", "backbone", "features", "first.pth"] {
             desk.clear(name);
         }
@@ -245,29 +258,29 @@ fn commands_of_pages_run() {
         }
         for command in commands(&text) {
             let words = words(&command);
-            let is_elsewhere =
+            let needs_other_machine =
                 command.contains("://") || command.contains('…') || command.contains("--device");
             if words[0] != "ocelli" {
                 check_other(&words);
                 n_checked += 1;
-            } else if is_elsewhere || TOO_LONG.contains(&words[1].as_str()) {
+            } else if needs_other_machine || TOO_LONG.contains(&words[1].as_str()) {
                 check_flags(&words);
                 n_checked += 1;
             } else {
-                // A page may write to one place by two commands, of which a reader chooses one.
-                let is_started = words[1] == "pretrain" && words.iter().any(|word| word == "--init");
+                // Two commands of a page may write to the same folder: a reader chooses one.
+                let has_init = words[1] == "pretrain" && words.iter().any(|word| word == "--init");
                 let workdir =
                     words.iter().position(|word| word == "--workdir").map(|at| words[at + 1].as_str());
                 match words[1].as_str() {
                     "embed" => desk.clear("features"),
                     "export" if command.contains("--out backbone") => desk.clear("backbone"),
-                    "pretrain" if is_started => desk.clear(workdir.unwrap()),
+                    "pretrain" if has_init => desk.clear(workdir.unwrap()),
                     _ => {}
                 }
                 let output = desk.output(&command);
-                let said = String::from_utf8_lossy(&output.stderr);
-                let is_there = said.contains("exists") && words[1] == "shards";
-                assert!(output.status.success() || is_there, "{page}: {command}\n{said}");
+                let stderr = String::from_utf8_lossy(&output.stderr);
+                let exists = stderr.contains("exists") && words[1] == "shards";
+                assert!(output.status.success() || exists, "{page}: {command}\n{stderr}");
                 n_run += 1;
             }
         }
@@ -275,7 +288,7 @@ fn commands_of_pages_run() {
     assert!(n_run >= 25 && n_checked >= 20, "{n_run} run, {n_checked} checked");
 }
 
-/// Commands within sentences: their flags exist.
+/// The flags of commands within sentences exist.
 #[test]
 fn flags_in_sentences_exist() {
     let mut seen = BTreeSet::new();
@@ -288,10 +301,10 @@ fn flags_in_sentences_exist() {
             }
             let words = words(&code);
             let output = program().args(&words[1..]).arg("--help").output().unwrap();
-            let said = String::from_utf8_lossy(&output.stderr);
+            let stderr = String::from_utf8_lossy(&output.stderr);
             // A sentence may name a flag without a value.
-            let names_flag = said.contains("a value is required for");
-            assert!(output.status.success() || names_flag, "{page}: {code}\n{said}");
+            let names_flag = stderr.contains("a value is required for");
+            assert!(output.status.success() || names_flag, "{page}: {code}\n{stderr}");
         }
     }
     assert!(seen.len() >= 15, "{seen:?}");

@@ -1,12 +1,12 @@
-//! Parquet files of images, as the datasets of Hugging Face have them, in place of shards.
+//! Parquet files of images, in the layout of the datasets of Hugging Face, in place of shards.
 
 use std::path::Path;
 use std::sync::Arc;
 
 use crate::support::{World, ok, open};
 
-/// Writes a Parquet file as the datasets of Hugging Face are: a group of bytes and path, a class
-/// number, and a caption.
+/// Writes a Parquet file in the layout of the datasets of Hugging Face: a group of bytes and path,
+/// a class number, and a caption.
 fn write_parquet(path: &Path, images: &[Vec<u8>], has_images: bool) {
     let labels: Vec<i64> = (0..images.len() as i64).map(|i| i % 2).collect();
     write_groups(path, images, &labels, has_images);
@@ -39,15 +39,17 @@ fn write_groups(path: &Path, images: &[Vec<u8>], labels: &[i64], has_images: boo
         parquet::file::writer::SerializedFileWriter::new(file, schema, Arc::new(properties)).unwrap();
     let mut group = writer.next_row_group().unwrap();
     let n = images.len();
-    let texts =
-        |name: &str| (0..n).map(|i| ByteArray::from(format!("{name} {i}").as_str())).collect::<Vec<_>>();
-    // An empty image stands for none.
+    // An empty image means that its row has none.
     let levels: Vec<i16> = images.iter().map(|image| if image.is_empty() { 0 } else { 2 }).collect();
-    let there = |values: Vec<ByteArray>| -> Vec<ByteArray> {
-        values.into_iter().zip(&levels).filter(|(_, level)| **level > 0).map(|(value, _)| value).collect()
-    };
-    let images: Vec<ByteArray> = images.iter().map(|image| ByteArray::from(image.clone())).collect();
-    for values in [there(images), there(texts("path"))] {
+    let mut encoded_images = Vec::new();
+    let mut paths = Vec::new();
+    for (i, image) in images.iter().enumerate() {
+        if !image.is_empty() {
+            encoded_images.push(ByteArray::from(image.clone()));
+            paths.push(ByteArray::from(format!("path {i}").as_str()));
+        }
+    }
+    for values in [encoded_images, paths] {
         let mut column = group.next_column().unwrap().unwrap();
         column.typed::<ByteArrayType>().write_batch(&values, Some(&levels), None).unwrap();
         column.close().unwrap();
@@ -55,24 +57,25 @@ fn write_groups(path: &Path, images: &[Vec<u8>], labels: &[i64], has_images: boo
     let mut column = group.next_column().unwrap().unwrap();
     column.typed::<Int64Type>().write_batch(labels, Some(&vec![1; n]), None).unwrap();
     column.close().unwrap();
+    let captions: Vec<ByteArray> = (0..n).map(|i| ByteArray::from(format!("caption {i}").as_str())).collect();
     let mut column = group.next_column().unwrap().unwrap();
-    column.typed::<ByteArrayType>().write_batch(&texts("caption"), Some(&vec![1; n]), None).unwrap();
+    column.typed::<ByteArrayType>().write_batch(&captions, Some(&vec![1; n]), None).unwrap();
     column.close().unwrap();
     group.close().unwrap();
     writer.close().unwrap();
 }
 
 /// Encoded image of a sample.
-fn image_of(dataset: &pipeline::Dataset, id: u64) -> Vec<u8> {
+fn read_image(dataset: &pipeline::Dataset, id: u64) -> Vec<u8> {
     dataset.read(pipeline::SampleId(id)).unwrap().image.bytes().to_vec()
 }
 
-/// Parquet files of images are shards: with their classes by name, their columns, and one index for
-/// all later runs.
+/// Parquet files of images are read like shards, with the names of their classes, their columns,
+/// and one index for all later runs.
 #[test]
-fn parquet_files_are_shards() {
+fn parquet_files_are_read_like_shards() {
     let world = World::new(6);
-    let images: Vec<Vec<u8>> = (0..6).map(|id| image_of(&world.dataset(), id)).collect();
+    let images: Vec<Vec<u8>> = (0..6).map(|id| read_image(&world.dataset(), id)).collect();
     std::fs::create_dir(world.path("hub")).unwrap();
     write_parquet(&world.path("hub/train-00000.parquet"), &images[..4], true);
     write_parquet(&world.path("hub/train-00001.parquet"), &images[4..], true);
@@ -94,11 +97,11 @@ fn parquet_files_are_shards() {
     // A row without an image is one bad sample.
     write_parquet(&world.path("gap.parquet"), &[images[0].clone(), Vec::new(), images[1].clone()], true);
     let gap = open(&world, &world.text("gap.parquet")).unwrap();
-    assert_eq!((gap.n_samples(), image_of(&gap, 2)), (3, images[1].clone()));
+    assert_eq!((gap.n_samples(), read_image(&gap, 2)), (3, images[1].clone()));
     assert!(gap.read(pipeline::SampleId(1)).unwrap_err().is_sample_error());
 
-    let whole = std::fs::read(world.path("hub/train-00000.parquet")).unwrap();
-    std::fs::write(world.path("half.parquet"), &whole[..whole.len() / 2]).unwrap();
+    let complete = std::fs::read(world.path("hub/train-00000.parquet")).unwrap();
+    std::fs::write(world.path("half.parquet"), &complete[..complete.len() / 2]).unwrap();
     write_parquet(&world.path("text.parquet"), &images[..2], false);
     for (name, reason) in [("half", "cannot be used"), ("text", "holds images")] {
         let error = open(&world, &world.text(&format!("{name}.parquet"))).unwrap_err().to_string();
@@ -106,8 +109,8 @@ fn parquet_files_are_shards() {
     }
 }
 
-/// Writes a file as those of other tools are: bytes of images alone, two columns of classes,
-/// compressed by `codec`.
+/// Writes a file in the layout of other tools: bytes of images without paths and two columns of
+/// classes, compressed by `codec`.
 fn write_plain(path: &Path, images: &[Vec<u8>], codec: parquet::basic::Compression) {
     use parquet::data_type::{ByteArray, ByteArrayType, Int64Type};
     use parquet::file::properties::WriterProperties;
@@ -135,13 +138,19 @@ fn write_plain(path: &Path, images: &[Vec<u8>], codec: parquet::basic::Compressi
     writer.close().unwrap();
 }
 
-/// Columns of images are known by their bytes, in every usual compression; a class is taken from
-/// the column that is named.
+/// Lists the samples of the Parquet file `plain.parquet` with more flags.
+fn list(world: &World, more: &[&str]) -> std::process::Output {
+    let name = world.text("plain.parquet");
+    world.ocelli_with(&[&["shards", "ls", &name], more].concat(), &[("OCELLI_CACHE", &world.text("c"))])
+}
+
+/// Columns of images are recognized by their bytes, in every common compression; a class is taken
+/// from the column of a flag.
 #[test]
-fn columns_are_found_by_content_or_named() {
+fn columns_are_recognized_by_content_or_given_by_flags() {
     use parquet::basic::{BrotliLevel, Compression, GzipLevel, ZstdLevel};
     let world = World::new(3);
-    let images: Vec<Vec<u8>> = (0..3).map(|id| image_of(&world.dataset(), id)).collect();
+    let images: Vec<Vec<u8>> = (0..3).map(|id| read_image(&world.dataset(), id)).collect();
     let path = world.path("plain.parquet");
     let name = world.text("plain.parquet");
     for codec in [
@@ -155,23 +164,20 @@ fn columns_are_found_by_content_or_named() {
         write_plain(&path, &images, codec);
         let set = open(&world, &name).unwrap();
         for (id, image) in images.iter().enumerate() {
-            assert_eq!(&image_of(&set, id as u64), image, "{codec:?}");
+            assert_eq!(&read_image(&set, id as u64), image, "{codec:?}");
         }
         assert_eq!(set.label(pipeline::SampleId(1)).unwrap(), None);
     }
-    let ls = |more: &[&str]| {
-        world.ocelli_with(&[&["shards", "ls", &name], more].concat(), &[("OCELLI_CACHE", &world.text("c"))])
-    };
-    let said = ok(&ls(&[]));
-    assert!(said.contains("--label-column takes one of fine_label, coarse_label"), "{said}");
-    let said = crate::support::fails(&ls(&["--image-column", "picture"]), 3);
+    let stderr = ok(&list(&world, &[]));
+    assert!(stderr.contains("--label-column takes one of fine_label, coarse_label"), "{stderr}");
+    let stderr = crate::support::fails(&list(&world, &["--image-column", "picture"]), 3);
     assert!(
-        said.contains("no column picture; it has notes, image_bytes, fine_label, coarse_label"),
-        "{said}"
+        stderr.contains("no column picture; it has notes, image_bytes, fine_label, coarse_label"),
+        "{stderr}"
     );
-    let listed = ls(&["--label-column", "coarse_label"]);
-    ok(&listed);
-    let listed = String::from_utf8_lossy(&listed.stdout).into_owned();
-    assert_eq!(listed.matches("cls:").count(), 3, "{listed}");
-    assert!(listed.contains("cls:2"), "classes 10 and 20 have two digits: {listed}");
+    let output = list(&world, &["--label-column", "coarse_label"]);
+    ok(&output);
+    let listing = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert_eq!(listing.matches("cls:").count(), 3, "{listing}");
+    assert!(listing.contains("cls:2"), "classes 10 and 20 have two digits: {listing}");
 }

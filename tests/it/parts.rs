@@ -1,4 +1,4 @@
-//! Preparation in parts: what parts do together is what one job does, byte for byte.
+//! Preparation in parts: the joined parts have the same bytes as the result of one job.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -16,7 +16,7 @@ pub(crate) fn in_parts(world: &World, args: &[&str]) -> Output {
     let n = N.to_string();
     let join = [args, &["--join", &n]].concat();
     for part in [2, 1, 3] {
-        // Parts come in any order, and joining them too early says which are missing.
+        // Parts may run in any order, and the error of an early join names the missing ones.
         let missing = fails(&world.ocelli(&join), 2);
         assert!(missing.contains("part(s) are missing") && missing.contains("--part"), "{missing}");
         ok(&world.ocelli(&[args, &["--part", &format!("{part}/{N}")]].concat()));
@@ -33,17 +33,22 @@ pub(crate) fn files(folder: &Path, is_wanted: impl Fn(&str) -> bool) -> BTreeMap
     named.filter(|(name, _)| is_wanted(name)).map(|(name, path)| (name, fs::read(path).unwrap())).collect()
 }
 
-/// Compares two folders, but for what says how the job was divided.
+/// Returns `true` for files that do not depend on the division of a job into parts.
+fn is_result(name: &str) -> bool {
+    !name.contains("job.json") && !name.contains(".part-") && !name.contains("-of-")
+}
+
+/// Asserts that two folders have the same results.
 pub(crate) fn assert_same(a: &Path, b: &Path) {
-    let is_result =
-        |name: &str| !name.contains("job.json") && !name.contains(".part-") && !name.contains("-of-");
     let a = files(a, is_result);
     let b = files(b, is_result);
     assert_eq!(a.keys().collect::<Vec<_>>(), b.keys().collect::<Vec<_>>());
-    a.iter().for_each(|(name, bytes)| assert!(*bytes == b[name], "{name}"));
+    for (name, bytes) in &a {
+        assert!(*bytes == b[name], "{name}");
+    }
 }
 
-/// Makes a folder of images in classes, two of which cannot be decoded.
+/// Writes a folder of images in classes, two of which cannot be decoded.
 fn folder(world: &World) -> String {
     world.extract("files");
     for (number, entry) in fs::read_dir(world.path("files/train-000000")).unwrap().enumerate() {
@@ -59,23 +64,30 @@ fn folder(world: &World) -> String {
     world.text("images")
 }
 
+/// Packs `images` into the folder `parts-samples-per-shard` with more flags.
+fn pack(world: &World, images: &str, more: &[&str]) -> Output {
+    let out = world.text("parts-samples-per-shard");
+    let args = ["shards", "pack", images, "--out", &out, "--samples-per-shard", "7"];
+    world.ocelli(&[&args[..], more].concat())
+}
+
 #[test]
-fn folders_are_packed() {
+fn folders_are_packed_in_parts() {
     let world = World::new(50);
     let images = folder(&world);
     let kb = fs::metadata(world.shard()).unwrap().len() / 9000;
     let bytes = (1000 * kb).to_string();
     for limit in [&["--samples-per-shard", "7"][..], &["--bytes-per-shard", &bytes]] {
         let name = limit[0].trim_start_matches('-');
-        let whole = format!("whole-{name}");
+        let single = format!("whole-{name}");
         let parts = format!("parts-{name}");
-        let whole_out = world.text(&whole);
+        let single_out = world.text(&single);
         let parts_out = world.text(&parts);
         let flags = [&["shards", "pack", &images, "--json"][..], limit, &["--out"]].concat();
-        let expected = world.ocelli(&[&flags[..], &[&whole_out]].concat());
+        let expected = world.ocelli(&[&flags[..], &[&single_out]].concat());
         ok(&expected);
         let joined = in_parts(&world, &[&flags[..], &[&parts_out]].concat());
-        assert_same(&world.path(&whole), &world.path(&parts));
+        assert_same(&world.path(&single), &world.path(&parts));
         let expected = json_of(&expected);
         let joined = json_of(&joined);
         assert_eq!((&joined["samples"], &joined["failed"]), (&50.into(), &2.into()), "{joined}");
@@ -84,40 +96,35 @@ fn folders_are_packed() {
         }
         assert!(joined["shards"].as_u64().unwrap() > 6, "{joined}");
     }
-    // A part that lost a shard, as if it had been stopped, writes that one; other divisions are
-    // other jobs.
+    // A part whose shard was removed, as if the job had been stopped, writes that one; other
+    // divisions are other jobs.
     fs::remove_file(world.path("parts-samples-per-shard/train-000001.tar")).unwrap();
-    let pack = |more: &[&str]| {
-        let out = world.text("parts-samples-per-shard");
-        let args = ["shards", "pack", &images, "--out", &out, "--samples-per-shard", "7"];
-        world.ocelli(&[&args[..], more].concat())
-    };
-    let said = fails(&pack(&["--join", "3"]), 2);
-    assert!(said.contains("1 part(s) are missing: run --part 1/3 first"), "{said}");
-    let output = pack(&["--part", "1/3"]);
+    let stderr = fails(&pack(&world, &images, &["--join", "3"]), 2);
+    assert!(stderr.contains("1 part(s) are missing: run --part 1/3 first"), "{stderr}");
+    let output = pack(&world, &images, &["--part", "1/3"]);
     ok(&output);
     assert!(String::from_utf8_lossy(&output.stdout).contains("1 of them there already"), "{output:?}");
-    ok(&pack(&["--join", "3"]));
+    ok(&pack(&world, &images, &["--join", "3"]));
     assert_same(&world.path("whole-samples-per-shard"), &world.path("parts-samples-per-shard"));
     for more in [&["--part", "1/4"][..], &["--join", "2"], &[]] {
-        assert!(fails(&pack(more), 2).contains("of another job"), "{more:?}");
+        assert!(fails(&pack(&world, &images, more), 2).contains("of another job"), "{more:?}");
     }
-    // The images of a name have changed since.
-    let changed = world.path("images/emu").join(first_of(&world.path("images/emu")));
+    // An image has changed since.
+    let changed = world.path("images/emu").join(first_name(&world.path("images/emu")));
     let bytes = fs::read(&changed).unwrap();
     fs::write(&changed, [&bytes[..], &[0; 600]].concat()).unwrap();
-    assert!(fails(&pack(&["--part", "1/3"]), 2).contains("of another job"));
+    assert!(fails(&pack(&world, &images, &["--part", "1/3"]), 2).contains("of another job"));
     fs::write(&changed, &bytes).unwrap();
-    ok(&pack(&["--part", "1/3"]));
+    ok(&pack(&world, &images, &["--part", "1/3"]));
     for bad in ["0/3", "4/3", "3", "a/b"] {
-        assert_eq!(pack(&["--part", bad]).status.code(), Some(2), "{bad}");
+        assert_eq!(pack(&world, &images, &["--part", bad]).status.code(), Some(2), "{bad}");
     }
-    assert_eq!(pack(&["--part", "1/3", "--join", "3"]).status.code(), Some(2));
-    assert_eq!(pack(&["--join", "0"]).status.code(), Some(2));
+    assert_eq!(pack(&world, &images, &["--part", "1/3", "--join", "3"]).status.code(), Some(2));
+    assert_eq!(pack(&world, &images, &["--join", "0"]).status.code(), Some(2));
 }
 
 #[test]
-fn urls_are_packed() {
+fn urls_are_packed_in_parts() {
     let world = World::new(20);
     world.extract("www");
     let server = WebServer::start(&world.path("www/train-000000"), Faults::default());
@@ -125,9 +132,9 @@ fn urls_are_packed() {
     fs::write(world.path("list.txt"), urls.collect::<Vec<_>>().join("\n")).unwrap();
     let list = world.text("list.txt");
     let args = ["shards", "pack", &list, "--urls", "--samples-per-shard", "4", "--connections", "1", "--out"];
-    let whole = world.text("whole");
+    let single = world.text("whole");
     let parts = world.text("parts");
-    ok(&world.ocelli(&[&args[..], &[&whole]].concat()));
+    ok(&world.ocelli(&[&args[..], &[&single]].concat()));
     in_parts(&world, &[&args[..], &[&parts]].concat());
     assert_same(&world.path("whole"), &world.path("parts"));
     for work in [["--part", "1/3"], ["--join", "3"]] {
@@ -136,11 +143,11 @@ fn urls_are_packed() {
     }
 }
 
-/// Puts samples into several shards, with a copy, a near copy and a bad image.
+/// Writes samples into several shards, with a duplicate, a near duplicate and a bad image.
 fn shards(world: &World) -> String {
     let images = folder(world);
     fs::copy(
-        world.path("images/emu").join(first_of(&world.path("images/emu"))),
+        world.path("images/emu").join(first_name(&world.path("images/emu"))),
         world.path("images/emu/copy.jpg"),
     )
     .unwrap();
@@ -154,7 +161,8 @@ fn shards(world: &World) -> String {
     out
 }
 
-fn first_of(folder: &Path) -> String {
+/// First name in a folder, in alphabetical order.
+fn first_name(folder: &Path) -> String {
     let mut names: Vec<String> = fs::read_dir(folder)
         .unwrap()
         .map(|entry| entry.unwrap().file_name().into_string().unwrap())
@@ -164,7 +172,7 @@ fn first_of(folder: &Path) -> String {
 }
 
 #[test]
-fn statistics_checks_and_copies_are_found() {
+fn stats_verify_and_dedup_run_in_parts() {
     let world = World::new(50);
     let shards = shards(&world);
     let parts = world.text("found");
@@ -181,22 +189,22 @@ fn statistics_checks_and_copies_are_found() {
         }
         assert_eq!(joined, expected, "{verb}");
         assert_eq!(joined["bad"], 1, "{verb}");
-        // Again, a part says that it is done; of other shards, it is refused.
-        let again = ok(&world.ocelli(&[&in_folder[..], &["--part", "2/3"]].concat()));
-        assert!(again.contains("part 2/3 is done") && again.contains("remove the file"), "{again}");
+        // A repeated part reports that it is done; a part of other shards is refused.
+        let repeated = ok(&world.ocelli(&[&in_folder[..], &["--part", "2/3"]].concat()));
+        assert!(repeated.contains("part 2/3 is done") && repeated.contains("remove the file"), "{repeated}");
         let others = ["shards", verb, &world.text("data"), "--out", &parts, "--part", "2/3"];
         assert!(fails(&world.ocelli(&others), 2).contains("is of another job"));
         assert!(fails(&world.ocelli(&in_folder), 2).contains("--part K/N"));
         assert!(fails(&world.ocelli(&[&args[..], &["--part", "1/2"]].concat()), 2).contains("need --out"));
-        // A shard that has changed since is told, not passed over.
+        // A shard that has changed since is an error.
         let tar = world.path("shards/train-000001.tar");
         fs::write(&tar, fs::read(&tar).unwrap()).unwrap();
         for work in [["--part", "2/3"], ["--join", "3"]] {
-            let said = fails(&world.ocelli(&[&in_folder[..], &work].concat()), 2);
-            assert!(said.contains("its inputs have changed since"), "{said}");
+            let stderr = fails(&world.ocelli(&[&in_folder[..], &work].concat()), 2);
+            assert!(stderr.contains("its inputs have changed since"), "{stderr}");
         }
     }
-    let whole = world.text("unique");
+    let single = world.text("unique");
     let parts = world.text("unique-parts");
     let args = [
         "shards",
@@ -209,8 +217,8 @@ fn statistics_checks_and_copies_are_found() {
         "--remove",
         "--out",
     ];
-    ok(&world.ocelli(&[&args[..], &[&whole]].concat()));
-    // Joined too early, by another number of parts, nothing is claimed.
+    ok(&world.ocelli(&[&args[..], &[&single]].concat()));
+    // A join before the parts, with another number of them, does not fix the number of parts.
     let early = fails(&world.ocelli(&[&args[..], &[&parts, "--join", "4"]].concat()), 2);
     assert!(early.contains("4 part(s) are missing"), "{early}");
     in_parts(&world, &[&args[..], &[&parts]].concat());
@@ -218,21 +226,24 @@ fn statistics_checks_and_copies_are_found() {
     assert!(fs::read_to_string(world.path("unique/copies.jsonl")).unwrap().lines().count() > 40);
 }
 
+/// Computes features of `shards` with the network of the run `run`.
+fn embed(world: &World, shards: &str, out: &str, more: &[&str]) -> Output {
+    let run = world.text("run");
+    let out = world.text(out);
+    let args = ["embed", "--checkpoint", &run, "--shards", shards, "--json", "--out", &out];
+    world.ocelli(&[&args[..], more].concat())
+}
+
 #[test]
-fn features_are_computed() {
+fn features_are_computed_in_parts() {
     let world = World::new(40);
     ok(&world.pretrain("run", &[]));
     let shards = shards(&world);
     let run = world.text("run");
     for extension in ["npy", "parquet", "safetensors"] {
-        let whole = format!("whole/x.{extension}");
+        let single = format!("whole/x.{extension}");
         let parts = format!("parts/x.{extension}");
-        let embed = |out: &str, more: &[&str]| {
-            let out = world.text(out);
-            let args = ["embed", "--checkpoint", &run, "--shards", &shards, "--json", "--out", &out];
-            world.ocelli(&[&args[..], more].concat())
-        };
-        let expected = embed(&whole, &[]);
+        let expected = embed(&world, &shards, &single, &[]);
         ok(&expected);
         let out = world.text(&parts);
         let args = ["embed", "--checkpoint", &run, "--shards", &shards, "--json", "--out", &out];
@@ -244,61 +255,62 @@ fn features_are_computed() {
             assert_eq!(joined[key], expected[key], "{key}");
         }
         assert_eq!(joined["undecodable"], 1);
-        let again = embed(&parts, &["--part", "2/3"]);
-        assert!(String::from_utf8_lossy(&again.stdout).contains("is there already"), "{again:?}");
-        assert!(fails(&embed(&parts, &["--part", "2/3", "--levels", "2"]), 2).contains("another kind"));
+        let repeated = embed(&world, &shards, &parts, &["--part", "2/3"]);
+        assert!(String::from_utf8_lossy(&repeated.stdout).contains("is there already"), "{repeated:?}");
         assert!(
-            !world
-                .path("parts")
-                .read_dir()
-                .unwrap()
-                .any(|entry| { entry.unwrap().file_name().to_string_lossy().ends_with(".lock") })
+            fails(&embed(&world, &shards, &parts, &["--part", "2/3", "--levels", "2"]), 2)
+                .contains("another kind")
         );
+        let locks = files(&world.path("parts"), |name| name.ends_with(".lock"));
+        assert!(locks.is_empty(), "{:?}", locks.keys());
         assert!(
-            fails(&embed(&parts, &["--join", "3", "--overwrite", "--average"]), 2).contains("another kind")
+            fails(&embed(&world, &shards, &parts, &["--join", "3", "--overwrite", "--average"]), 2)
+                .contains("another kind")
         );
     }
 }
 
+/// Runs the script for an array of jobs with environment variables of Slurm.
+fn run_script(variables: &[(&str, &str)], args: &[&str]) -> Output {
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../scripts/slurm/parts.sbatch");
+    let mut command = Command::new("bash");
+    command.arg(script).args(args).env("OCELLI", env!("CARGO_BIN_EXE_ocelli-under-test"));
+    command.envs(variables.iter().copied()).output().unwrap()
+}
+
 /// The script for Slurm turns the number of its job in the array into a part.
 #[test]
-fn an_array_of_jobs_does_all_parts() {
+fn an_array_of_jobs_computes_all_parts() {
     let world = World::new(20);
-    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../scripts/slurm/parts.sbatch");
     let data = world.text("data");
-    let found = world.text("found");
-    let run = |variables: &[(&str, &str)], args: &[&str]| {
-        let mut command = Command::new("bash");
-        command.arg(script).args(args).env("OCELLI", env!("CARGO_BIN_EXE_ocelli-under-test"));
-        command.envs(variables.iter().copied()).output().unwrap()
-    };
-    let args = ["shards", "stats", &data, "--out", &found];
+    let out = world.text("found");
+    let args = ["shards", "stats", &data, "--out", &out];
     for part in ["1", "2"] {
-        ok(&run(&[("SLURM_ARRAY_TASK_ID", part), ("SLURM_ARRAY_TASK_COUNT", "3")], &args));
+        ok(&run_script(&[("SLURM_ARRAY_TASK_ID", part), ("SLURM_ARRAY_TASK_COUNT", "3")], &args));
     }
-    assert!(fails(&run(&[("JOIN", "3")], &args), 2).contains("run --part 3/3 first"));
-    ok(&run(&[("SLURM_ARRAY_TASK_ID", "3"), ("SLURM_ARRAY_TASK_COUNT", "1"), ("PARTS", "3")], &args));
-    let joined = run(&[("JOIN", "3")], &args);
+    assert!(fails(&run_script(&[("JOIN", "3")], &args), 2).contains("run --part 3/3 first"));
+    ok(&run_script(&[("SLURM_ARRAY_TASK_ID", "3"), ("SLURM_ARRAY_TASK_COUNT", "1"), ("PARTS", "3")], &args));
+    let joined = run_script(&[("JOIN", "3")], &args);
     ok(&joined);
     assert!(
         String::from_utf8_lossy(&joined.stdout).contains("samples          20 in 1 shard(s)"),
         "{joined:?}"
     );
-    assert_eq!(run(&[], &[]).status.code(), Some(2));
-    let said = run(&[], &args);
-    assert!(String::from_utf8_lossy(&said.stderr).contains("--array=1-N"), "{said:?}");
+    assert_eq!(run_script(&[], &[]).status.code(), Some(2));
+    let output = run_script(&[], &args);
+    assert!(String::from_utf8_lossy(&output.stderr).contains("--array=1-N"), "{output:?}");
 }
 
-/// Parts at the same time, one of them twice, do what one job does; a pack that wrote nothing may
-/// begin anew.
+/// Concurrent parts, one of them started twice, write the same files as one job; a job that wrote
+/// no shard does not bind later ones.
 #[test]
-fn parts_run_side_by_side() {
+fn parts_run_concurrently() {
     let world = World::new(50);
     let images = folder(&world);
-    let whole = world.text("whole");
+    let single = world.text("whole");
     let parts = world.text("parts");
     let args = ["shards", "pack", &images, "--samples-per-shard", "3", "--out"];
-    ok(&world.ocelli(&[&args[..], &[&whole]].concat()));
+    ok(&world.ocelli(&[&args[..], &[&single]].concat()));
     let children: Vec<_> = ["1/4", "2/4", "2/4", "3/4", "4/4"]
         .map(|part| {
             let mut command = Command::new(env!("CARGO_BIN_EXE_ocelli-under-test"));
@@ -309,14 +321,17 @@ fn parts_run_side_by_side() {
         .collect();
     for child in children {
         let output = child.wait_with_output().unwrap();
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(output.status.success() || said.contains("another job is writing"), "{said}");
+        let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success() || stderr.contains("another job is writing"), "{stderr}");
     }
     ok(&world.ocelli(&[&args[..], &[&parts, "--join", "4"]].concat()));
     assert_same(&world.path("whole"), &world.path("parts"));
-    // Joined from the start, nothing is claimed.
-    let said = fails(&world.ocelli(&[&args[..], &[&world.text("empty"), "--join", "4"]].concat()), 2);
-    assert!(said.contains("4 part(s) are missing") && !world.path("empty/train.job.json").exists(), "{said}");
+    // A join before all parts leaves no job file.
+    let stderr = fails(&world.ocelli(&[&args[..], &[&world.text("empty"), "--join", "4"]].concat()), 2);
+    assert!(
+        stderr.contains("4 part(s) are missing") && !world.path("empty/train.job.json").exists(),
+        "{stderr}"
+    );
     // A job that was stopped before its first shard does not bind the next one.
     fs::create_dir(world.path("begun")).unwrap();
     fs::copy(world.path("parts/train.job.json"), world.path("begun/train.job.json")).unwrap();

@@ -7,7 +7,8 @@ use augment::{AugmentError, DecodeRules};
 
 const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/golden/pictures");
 
-/// A file of `scripts/golden/pictures.py`, and what Pillow decodes it to.
+/// A file of `scripts/golden/pictures.py`, with the size and the CRC-32 of the pixels that Pillow
+/// decodes.
 struct Golden {
     name: String,
     bytes: Vec<u8>,
@@ -31,7 +32,7 @@ fn goldens() -> Vec<Golden> {
 }
 
 #[test]
-fn pixels_are_pillows() {
+fn pixels_equal_those_of_pillow() {
     let goldens = goldens();
     assert!(goldens.len() > 15, "{} files", goldens.len());
     for Golden { name, bytes, size_px, crc32 } in goldens {
@@ -40,27 +41,30 @@ fn pixels_are_pillows() {
         let mut crc = flate2::Crc::new();
         crc.update(&image.data);
         assert_eq!(crc.sum(), crc32, "{name}");
-        // What statistics and checks of data sets say of them.
-        let stated = facts(&bytes).unwrap_or_else(|error| panic!("{name}: {error}"));
-        let color = match () {
-            () if name.starts_with("inks") => ColorKind::Cmyk,
-            () if name.starts_with("gray") => ColorKind::Gray,
-            () if name.contains("transparent") => ColorKind::Rgba,
-            () => ColorKind::Rgb,
+        // Facts that statistics and checks of data sets report.
+        let facts = facts(&bytes).unwrap_or_else(|error| panic!("{name}: {error}"));
+        let color = if name.starts_with("inks") {
+            ColorKind::Cmyk
+        } else if name.starts_with("gray") {
+            ColorKind::Gray
+        } else if name.contains("transparent") {
+            ColorKind::Rgba
+        } else {
+            ColorKind::Rgb
         };
-        assert_eq!(stated.color, color, "{name}");
+        assert_eq!(facts.color, color, "{name}");
         let format = name.rsplit_once('.').unwrap().1.replace("tif", "tiff");
-        assert_eq!(stated.format, format, "{name}");
-        assert_eq!([stated.width_px, stated.height_px], size_px, "{name}");
+        assert_eq!(facts.format, format, "{name}");
+        assert_eq!([facts.width_px, facts.height_px], size_px, "{name}");
     }
 }
 
-/// Pages and turns that a PNG has no place for are not lost: such a file is more than a picture.
+/// A file of several pages exceeds a PNG of RGB, so that packing does not convert it.
 #[test]
-fn pages_of_colors_are_told_from_copies_of_them() {
+fn several_pages_exceed_an_rgb_image() {
     let one = std::fs::read(format!("{FOLDER}/strips_rgb.tif")).unwrap();
     assert!(!exceeds_rgb8(&one));
-    // The directory's end, where the next one would be named, now leads to the same page again.
+    // The offset of the next directory, at the end of the first, now points to a copy of it.
     let directory = u32::from_le_bytes(one[4..8].try_into().unwrap()) as usize;
     let n_entries = usize::from(u16::from_le_bytes(one[directory..directory + 2].try_into().unwrap()));
     let next = directory + 2 + 12 * n_entries;
@@ -73,7 +77,7 @@ fn pages_of_colors_are_told_from_copies_of_them() {
 
 /// A tile whose JPEG states more pixels than the tile has is not decoded.
 #[test]
-fn a_tile_is_no_larger_than_the_page_says() {
+fn tiles_larger_than_their_page_are_refused() {
     let mut bytes = std::fs::read(format!("{FOLDER}/tiles_rgb.tif")).unwrap();
     let frame = bytes.windows(4).position(|window| window == [0xff, 0xc0, 0, 17]).unwrap();
     bytes[frame + 5..frame + 9].copy_from_slice(&[0x20, 0, 0x20, 0]);
@@ -84,18 +88,18 @@ fn a_tile_is_no_larger_than_the_page_says() {
 /// A canvas around the image is transparent where the image has a transparent color, and only
 /// there.
 #[test]
-fn a_background_is_seen_through_a_canvas() {
+fn the_background_is_visible_through_a_transparent_canvas() {
     let rules = DecodeRules { background: Some([1, 2, 3]), ..DecodeRules::default() };
-    for (name, is_seen) in [("offset_transparent.gif", true), ("offset.gif", false)] {
+    for (name, is_visible) in [("offset_transparent.gif", true), ("offset.gif", false)] {
         let image = decode(&std::fs::read(format!("{FOLDER}/{name}")).unwrap(), &rules).unwrap();
-        assert_eq!(image.data[..3] == [1, 2, 3], is_seen, "{name}");
+        assert_eq!(image.data[..3] == [1, 2, 3], is_visible, "{name}");
     }
 }
 
-/// Files with a byte changed or without their end: an image or an error, within the limit of
-/// pixels.
+/// A file with a changed byte, or without its end, gives an image within the limit of pixels or an
+/// error.
 #[test]
-fn damaged_files_are_an_image_or_an_error() {
+fn damaged_files_give_an_image_or_an_error() {
     let rules = DecodeRules { max_pixels: 1 << 16, apply_exif: true, ..DecodeRules::default() };
     let mut n_errors = 0;
     for Golden { name, bytes, .. } in goldens() {

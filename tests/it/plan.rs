@@ -1,3 +1,5 @@
+use std::path::Path;
+
 use crate::support::{fails, ok, program};
 
 fn plan(args: &[&str]) -> std::process::Output {
@@ -12,7 +14,7 @@ fn json(args: &[&str]) -> serde_json::Value {
 }
 
 #[test]
-fn every_preset_has_a_table_to_4096_ranks() {
+fn every_preset_can_be_planned_for_up_to_4096_ranks() {
     for preset in trainer::estimate::PRESETS {
         let args = ["--preset", preset, "--ranks", "8", "64", "512", "4096", "--rank-batch", "1", "--bf16"];
         let table = json(&[&args[..], &["--gpu", "h100", "--memory-gb", "200", "--simulate"]].concat());
@@ -31,6 +33,13 @@ fn every_preset_has_a_table_to_4096_ranks() {
     }
 }
 
+/// Bytes per parameter that a rank receives in a step, by the row of `mode` in a table.
+fn traffic_per_parameter(table: &serde_json::Value, mode: &str) -> f64 {
+    let row = table["rows"].as_array().unwrap().iter().find(|row| row["mode"] == mode).unwrap();
+    (row["gather_bytes"].as_f64().unwrap() + row["reduce_bytes"].as_f64().unwrap())
+        / table["parameters"].as_f64().unwrap()
+}
+
 /// The formulas of the reference: 6 bytes per parameter with sharded gradients, 8 with everything
 /// sharded, in bf16 without the teacher, which adds 2. Heads are sent in f32: 12 bytes per
 /// parameter in both.
@@ -38,21 +47,18 @@ fn every_preset_has_a_table_to_4096_ranks() {
 fn traffic_follows_the_formulas() {
     let args = ["--preset", "vit-7b", "--ranks", "4096", "--rank-batch", "1", "--bf16", "--keep", "0"];
     let table = json(&[&args[..], &["--memory-gb", "200"]].concat());
-    let of = |mode: &str| {
-        let row = table["rows"].as_array().unwrap().iter().find(|row| row["mode"] == mode).unwrap().clone();
-        (row["gather_bytes"].as_f64().unwrap() + row["reduce_bytes"].as_f64().unwrap())
-            / table["parameters"].as_f64().unwrap()
-    };
     let heads = table["head_parameters"].as_f64().unwrap() / table["parameters"].as_f64().unwrap();
-    let expected = |backbone: f64| backbone * (1.0 - heads) + 12.0 * heads;
-    assert!((of("grad") - expected(6.0)).abs() < 0.1, "{}", of("grad"));
-    assert!((of("full") - expected(8.0)).abs() < 0.1, "{}", of("full"));
+    for (mode, backbone_bytes) in [("grad", 6.0), ("full", 8.0)] {
+        let bytes = traffic_per_parameter(&table, mode);
+        let expected = backbone_bytes * (1.0 - heads) + 12.0 * heads;
+        assert!((bytes - expected).abs() < 0.1, "{mode}: {bytes}");
+    }
 }
 
-/// Whole runs: steps of the recipe's length in images of the data set, and their time on a GPU by
-/// its data sheet.
+/// Whole runs: their number of steps by the recipe and the size of the data set, and their time on
+/// a GPU by its data sheet.
 #[test]
-fn a_run_has_a_total() {
+fn steps_and_time_of_a_run_are_planned() {
     let args = ["--recipe", "dino_vits16", "--gpu", "v100", "--ranks", "8", "--images", "1281167"];
     let table = json(&args);
     let row = &table["rows"][0];
@@ -71,12 +77,12 @@ fn a_run_has_a_total() {
 }
 
 #[test]
-fn what_cannot_fit_is_refused_with_what_would() {
+fn a_plan_without_enough_memory_is_refused_with_a_remedy() {
     let output = plan(&["--preset", "vit-7b", "--ranks", "2", "--memory-gb", "40", "--rank-batch", "2"]);
     let stderr = fails(&output, 2);
     assert!(stderr.contains("nothing fits into 40.0 GB"), "{stderr}");
     assert!(stderr.contains("ranks would") && !stderr.contains("tensor parallelism"), "{stderr}");
-    // One residual branch of 1.84 billion parameters is gathered whole, whatever the number of
+    // One residual branch of 1.84 billion parameters is gathered on every rank, for any number of
     // ranks.
     let output = plan(&["--preset", "seer-rg10b", "--ranks", "496", "--memory-gb", "4", "--rank-batch", "1"]);
     let stderr = fails(&output, 2);
@@ -95,7 +101,7 @@ fn what_cannot_fit_is_refused_with_what_would() {
 }
 
 #[test]
-fn the_doctor_says_what_there_is() {
+fn the_doctor_reports_hardware_and_libraries() {
     let output = program().arg("doctor").output().unwrap();
     ok(&output);
     let text = String::from_utf8(output.stdout).unwrap();
@@ -104,20 +110,23 @@ fn the_doctor_says_what_there_is() {
     }
 }
 
+/// Starts a run in `folder` with environment variables of a launcher, which fails; returns standard
+/// error.
+fn launch_error(folder: &Path, variables: &[(&str, &str)]) -> String {
+    let workdir = folder.join("run").display().to_string();
+    let args = ["pretrain", "--recipe", "dino_cifar", "--shards", "none.tar", "--workdir", &workdir];
+    fails(&program().args(args).envs(variables.iter().copied()).output().unwrap(), 2)
+}
+
 /// Ranks that a launcher announces but this program cannot join are an error, not one run each.
 #[test]
 fn ranks_without_an_engine_are_refused() {
     let folder = tempfile::tempdir().unwrap();
-    let run = |variables: &[(&str, &str)]| {
-        let workdir = folder.path().join("run").display().to_string();
-        let args = ["pretrain", "--recipe", "dino_cifar", "--shards", "none.tar", "--workdir", &workdir];
-        program().args(args).envs(variables.iter().copied()).output().unwrap()
-    };
-    let stderr = fails(&run(&[("RANK", "1"), ("WORLD_SIZE", "2")]), 2);
+    let stderr = launch_error(folder.path(), &[("RANK", "1"), ("WORLD_SIZE", "2")]);
     assert!(stderr.contains("rank 1 of 2"), "{stderr}");
-    let stderr = fails(&run(&[("JOB_COMPLETION_INDEX", "1")]), 2);
+    let stderr = launch_error(folder.path(), &[("JOB_COMPLETION_INDEX", "1")]);
     assert!(stderr.contains("WORLD_SIZE"), "{stderr}");
-    let stderr = fails(&run(&[("RANK", "2"), ("WORLD_SIZE", "2")]), 2);
+    let stderr = launch_error(folder.path(), &[("RANK", "2"), ("WORLD_SIZE", "2")]);
     assert!(stderr.contains("counted from 0"), "{stderr}");
 }
 
@@ -125,22 +134,20 @@ fn ranks_without_an_engine_are_refused() {
 fn peaks(recipe: &str, batch: &str, sets: &[&str]) -> [f64; 2] {
     let args =
         ["bench", "shard", "--recipe", recipe, "--batch", batch, "--as-set", "--repeats", "1", "--json"];
+    let mut command = program();
     // Every thread that takes part in a product keeps a buffer.
-    let program = || {
-        let mut program = program();
-        program.env("RAYON_NUM_THREADS", "1");
-        program
-    };
-    let output = program().args(args).args(sets.iter().flat_map(|set| ["--set", set])).output().unwrap();
+    command.env("RAYON_NUM_THREADS", "1");
+    command.args(args).args(sets.iter().flat_map(|set| ["--set", set]));
+    let output = command.output().unwrap();
     ok(&output);
     let text = String::from_utf8(output.stdout).unwrap();
     let row: serde_json::Value = serde_json::from_str(text.lines().last().unwrap()).unwrap();
     ["peak_bytes", "planned_peak_bytes"].map(|key| row["modes"][0][key].as_f64().unwrap())
 }
 
-/// On one rank no peak depends on when a transfer ends.
+/// On one rank, no peak depends on the time when a transfer ends.
 #[test]
-fn peaks_are_planned() {
+fn planned_peaks_of_memory_match_measured_ones() {
     let bf16 = "optim.precision={compute='bf16',memory='bf16',gather='bf16',reduce='bf16'}";
     // In the last run, scores of views and masked patches are most of the memory.
     let runs = [
@@ -148,23 +155,31 @@ fn peaks_are_planned() {
         ("dino_cifar", "64", None),
         ("dinov2_cifar", "32", Some("method.prototypes=65536")),
     ];
-    let sets = ["run.keep=100", "run.keep=0"].map(|keep| [keep, "run.workers=1"]);
-    for ((recipe, batch, set), sets) in runs.into_iter().flat_map(|run| sets.map(|sets| (run, sets))) {
-        let sets: Vec<&str> = sets.into_iter().chain(set).collect();
-        for sets in [sets.clone(), [&sets[..], &[bf16]].concat()] {
-            let [peak, planned] = peaks(recipe, batch, &sets);
-            assert!((peak - planned).abs() < 0.06 * planned, "{recipe} {sets:?}: {peak}, planned {planned}");
+    for (recipe, batch, more) in runs {
+        for keep in ["run.keep=100", "run.keep=0"] {
+            for precision in [None, Some(bf16)] {
+                let sets: Vec<&str> =
+                    [keep, "run.workers=1"].into_iter().chain(more).chain(precision).collect();
+                let [peak, planned] = peaks(recipe, batch, &sets);
+                assert!(
+                    (peak - planned).abs() < 0.06 * planned,
+                    "{recipe} {sets:?}: {peak}, planned {planned}"
+                );
+            }
         }
     }
 }
 
-/// Memory of graphs that are kept, by what four more blocks take.
+/// Returns the peak of a step with `n_blocks` blocks whose graphs are kept, and the planned one, in
+/// bytes.
+fn peaks_of_blocks(n_blocks: usize, variant: &[&str]) -> [f64; 2] {
+    let depth = format!("model.depth={n_blocks}");
+    peaks("dinov2_cifar", "32", &[&["run.workers=1", "run.keep=100", &depth], variant].concat())
+}
+
+/// Memory of kept graphs, measured by the memory that four more blocks take.
 #[test]
-fn graphs_of_transformer_blocks_are_planned() {
-    let bytes = |depth: usize, variant: &[&str]| {
-        let depth = format!("model.depth={depth}");
-        peaks("dinov2_cifar", "32", &[&["run.workers=1", "run.keep=100", &depth], variant].concat())
-    };
+fn planned_memory_of_kept_graphs_matches_the_measured_one() {
     let variants: [&[&str]; 4] = [
         &[],
         &["model.layer_scale=0.1"],
@@ -175,8 +190,10 @@ fn graphs_of_transformer_blocks_are_planned() {
         ],
     ];
     for variant in variants {
-        let [small, large] = [2, 6].map(|depth| bytes(depth, variant));
-        let [peak, planned] = [0, 1].map(|at| large[at] - small[at]);
+        let small = peaks_of_blocks(2, variant);
+        let large = peaks_of_blocks(6, variant);
+        let peak = large[0] - small[0];
+        let planned = large[1] - small[1];
         assert!((peak - planned).abs() < 0.06 * planned, "{variant:?}: {peak} bytes, planned {planned}");
     }
 }

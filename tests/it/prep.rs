@@ -1,16 +1,17 @@
 //! Data preparation as a user runs it.
 
+use std::collections::BTreeMap;
 use std::io::Cursor;
 use std::path::Path;
 
 use image::codecs::jpeg::JpegEncoder;
 use image::{DynamicImage, ImageBuffer, ImageFormat, Rgb};
 use pipeline::Shard;
+use pipeline::shard::sidecar;
 use pipeline::shard::write::ShardFile;
 use serde_json::Value;
 
 use crate::support::{World, fails, ok};
-use pipeline::shard::sidecar;
 
 fn json_of(output: &std::process::Output) -> Value {
     ok(output);
@@ -18,13 +19,19 @@ fn json_of(output: &std::process::Output) -> Value {
     serde_json::from_str(text.lines().last().unwrap()).unwrap()
 }
 
-/// Draws a picture whose large shapes, not its grain, depend on `seed`.
+/// Value of a sine wave at `x`, in 7..=247.
+fn wave(x: f32, phase: u32) -> u8 {
+    (127.0 + 120.0 * (x * 6.0 + phase as f32).sin()) as u8
+}
+
+/// Draws a picture whose large shapes, not its fine texture, depend on `seed`.
 fn picture(width: u32, height: u32, seed: u32) -> DynamicImage {
-    let wave = |v: f32, k: u32| (127.0 + 120.0 * (v * 6.0 + (seed * k) as f32).sin()) as u8;
     ImageBuffer::from_fn(width, height, |x, y| {
         let u = x as f32 / width as f32;
         let v = y as f32 / height as f32;
-        Rgb([wave(u * (1.0 + seed as f32), 3), wave(v * (2.0 + seed as f32), 5), wave(u + v, 7)])
+        let red = wave(u * (1.0 + seed as f32), 3 * seed);
+        let green = wave(v * (2.0 + seed as f32), 5 * seed);
+        Rgb([red, green, wave(u + v, 7 * seed)])
     })
     .into()
 }
@@ -80,17 +87,19 @@ fn mixed(world: &World) -> String {
     format!("{}/a-{{000000..000001}}.tar", world.text("in"))
 }
 
+/// Resizes images to a short side of 60 pixels; returns the report.
+fn resize(world: &World, shards: &str) -> Value {
+    let out = world.text("out");
+    let args = ["shards", "resize", shards, "--out", &out, "--short-side", "60", "--json"];
+    json_of(&world.ocelli(&args))
+}
+
 #[test]
-fn resizing_shrinks_what_is_large_and_leaves_the_rest() {
+fn resizing_shrinks_large_images_and_keeps_the_rest() {
     let world = World::new(1);
     let shards = mixed(&world);
     let out = world.text("out");
-    let run = |more: &[&str]| {
-        let mut args = vec!["shards", "resize", &shards, "--out", &out, "--short-side", "60", "--json"];
-        args.extend(more);
-        world.ocelli(&args)
-    };
-    let report = json_of(&run(&[]));
+    let report = resize(&world, &shards);
     assert_eq!((&report["changed"], &report["kept"]), (&3.into(), &3.into()), "{report}");
     let shard = Shard::open(&world.path("out/a-000000.tar")).unwrap();
     let decoded = image::load_from_memory(shard.image(0).unwrap().bytes()).unwrap();
@@ -99,9 +108,9 @@ fn resizing_shrinks_what_is_large_and_leaves_the_rest() {
     let before = Shard::open(&world.path("in/a-000000.tar")).unwrap();
     assert_eq!(shard.members(1).unwrap(), before.members(1).unwrap(), "small images stay as they are");
 
-    // Stopped after the first shard: the second run makes what is missing, and nothing else.
+    // Interrupted after the first shard: the second run writes only the missing shard.
     std::fs::remove_file(world.path("out/a-000001.tar")).unwrap();
-    let report = json_of(&run(&[]));
+    let report = resize(&world, &shards);
     assert_eq!((&report["shards"], &report["shards_there"]), (&1.into(), &1.into()));
     let args = ["shards", "resize", &shards, "--out", &out, "--short-side", "50"];
     assert!(fails(&world.ocelli(&args), 2).contains("holds another job"));
@@ -110,7 +119,7 @@ fn resizing_shrinks_what_is_large_and_leaves_the_rest() {
 }
 
 #[test]
-fn filtering_leaves_out_what_is_flawed_and_says_why() {
+fn filtering_drops_images_and_records_the_reasons() {
     let world = World::new(1);
     let shards = mixed(&world);
     let args = [
@@ -132,20 +141,20 @@ fn filtering_leaves_out_what_is_flawed_and_says_why() {
     assert_eq!(keys(&world.path("out/a-000000.tar")), ["large"]);
     assert_eq!(keys(&world.path("out/a-000001.tar")), ["tall"]);
     let text = std::fs::read_to_string(world.path("out/dropped.jsonl")).unwrap();
-    let reasons: Vec<(String, String)> = text
-        .lines()
-        .map(|line| serde_json::from_str::<Value>(line).unwrap())
-        .map(|row| (row["key"].as_str().unwrap().into(), row["reason"].as_str().unwrap().into()))
-        .collect();
+    let mut reasons: BTreeMap<String, String> = BTreeMap::new();
+    for line in text.lines() {
+        let row: Value = serde_json::from_str(line).unwrap();
+        reasons.insert(row["key"].as_str().unwrap().into(), row["reason"].as_str().unwrap().into());
+    }
     for (key, reason) in
         [("small", "too small"), ("long", "too long"), ("blank", "blank"), ("corrupt", "cut off")]
     {
-        assert!(reasons.iter().any(|(k, r)| k == key && r.contains(reason)), "{key}: {reasons:?}");
+        assert!(reasons[key].contains(reason), "{key}: {reasons:?}");
     }
 }
 
 #[test]
-fn copies_are_found_within_a_set_and_against_another() {
+fn duplicates_are_found_within_a_set_and_against_another() {
     let world = World::new(1);
     let original = picture(160, 120, 1);
     write_shard(
@@ -168,11 +177,11 @@ fn copies_are_found_within_a_set_and_against_another() {
     assert_eq!(keys(&world.path("out/t-000000.tar")), ["a", "other"]);
     let keep = std::fs::read_to_string(world.path("out/keep.txt")).unwrap();
     assert_eq!(keep.lines().count(), 2);
-    // Starting anew leaves no line twice.
+    // Overwriting the results duplicates no line.
     ok(&world.ocelli(&[&args[..], &["--overwrite"]].concat()));
     let dropped = std::fs::read_to_string(world.path("out/dropped.jsonl")).unwrap();
     assert_eq!(dropped.lines().count(), 3);
-    // The list serves `subset` too.
+    // `subset` reads the list, too.
     let args =
         ["shards", "subset", &shard, "--keys", &world.text("out/keep.txt"), "--out", &world.text("kept")];
     ok(&world.ocelli(&args));
@@ -180,7 +189,7 @@ fn copies_are_found_within_a_set_and_against_another() {
 }
 
 #[test]
-fn statistics_name_what_a_set_consists_of() {
+fn statistics_count_formats_sizes_and_bad_images() {
     let world = World::new(1);
     let shards = mixed(&world);
     let picture = world.text("stats.png");
@@ -192,47 +201,52 @@ fn statistics_name_what_a_set_consists_of() {
     assert!(image::open(&picture).is_ok());
 }
 
-/// In any grouping of the samples, each occurs once, with its members unchanged.
+/// Extension and bytes of each member of a sample.
+type Members = Vec<(String, Vec<u8>)>;
+
+/// Key and members of each sample of a shard.
+fn members(shard: &Shard) -> Vec<(String, Members)> {
+    (0..shard.len()).map(|i| (shard.key(i).to_string(), shard.members(i).unwrap())).collect()
+}
+
+/// Key and members of all samples in the shards of a folder, sorted.
+fn members_in(folder: &Path) -> Vec<(String, Members)> {
+    let mut all = Vec::new();
+    for entry in std::fs::read_dir(folder).unwrap().flatten() {
+        if entry.path().extension().is_some_and(|extension| extension == "tar") {
+            all.extend(members(&Shard::open(&entry.path()).unwrap()));
+        }
+    }
+    all.sort();
+    all
+}
+
+/// Reshard, split and subset keep each sample once, with its members unchanged.
 #[test]
-fn regrouping_loses_and_changes_nothing() {
+fn regrouping_keeps_all_samples_unchanged() {
     let world = World::new(50);
     let shard = world.text("data/train-000000.tar");
     let before = Shard::open(&world.shard()).unwrap();
-    let all = |folders: &[&str]| {
-        let mut found = Vec::new();
-        for folder in folders {
-            let mut paths: Vec<_> =
-                std::fs::read_dir(world.path(folder)).unwrap().flatten().map(|e| e.path()).collect();
-            paths.retain(|path| path.extension().is_some_and(|extension| extension == "tar"));
-            for path in paths {
-                let shard = Shard::open(&path).unwrap();
-                found.extend((0..shard.len()).map(|i| (shard.key(i).to_string(), shard.members(i).unwrap())));
-            }
-        }
-        found.sort();
-        found
-    };
-    let expected: Vec<_> =
-        (0..before.len()).map(|i| (before.key(i).to_string(), before.members(i).unwrap())).collect();
+    let expected = members(&before);
     let out = world.text("rs");
     let args =
         ["shards", "reshard", &shard, "--out", &out, "--samples-per-shard", "8", "--shuffle", "3", "--json"];
     assert_eq!(json_of(&world.ocelli(&args))["train"]["shards"], 7);
-    assert_eq!(all(&["rs"]), expected);
+    assert_eq!(members_in(&world.path("rs")), expected);
     assert_ne!(keys(&world.path("rs/train-000000.tar"))[..2], ["00000000", "00000001"]);
     std::fs::remove_file(world.path("rs/train-000003.tar")).unwrap();
     ok(&world.ocelli(&args));
-    assert_eq!(all(&["rs"]), expected, "a job that was stopped goes on");
+    assert_eq!(members_in(&world.path("rs")), expected, "an interrupted job continues");
 
     let args = ["shards", "split", &shard, "--out", &world.text("sp"), "--part", "a=3", "b=1", "--json"];
     let report = json_of(&world.ocelli(&args));
-    assert_eq!(all(&["sp"]), expected);
+    assert_eq!(members_in(&world.path("sp")), expected);
     assert!((8..22).contains(&report["b"]["samples"].as_u64().unwrap()), "{report}");
 
     let args =
         ["shards", "subset", &shard, "--out", &world.text("su"), "--count", "7", "--classes", "0,1,2,3,4"];
     ok(&world.ocelli(&args));
-    assert_eq!(all(&["su"]).len(), 7);
+    assert_eq!(members_in(&world.path("su")).len(), 7);
     let args = ["shards", "split", &shard, "--out", &world.text("bad"), "--part", "a"];
     assert!(fails(&world.ocelli(&args), 2).contains("train=0.9"));
     let both = format!("{shard}::{}", world.text("rs/train-000000.tar"));
@@ -241,7 +255,7 @@ fn regrouping_loses_and_changes_nothing() {
     ok(&world.ocelli(&[&args[..], &["--renumber"]].concat()));
     let args = ["shards", "split", &shard, "--out", &world.text("bad"), "--part", "a=1", "a=1"];
     assert!(fails(&world.ocelli(&args), 2).contains("given twice"));
-    // A folder with shards of someone else is not this job's.
+    // Shards of another job, and shards without a job file, are not overwritten.
     let args = ["shards", "reshard", &shard, "--out", &world.text("twice")];
     assert!(fails(&world.ocelli(&args), 2).contains("holds another job"));
     std::fs::remove_file(world.path("twice/job.json")).unwrap();
@@ -258,7 +272,7 @@ fn extraction_stays_inside_its_folder() {
     let again = world.ocelli(&["shards", "extract", &shard, "--out", &world.text("x")]);
     assert!(fails(&again, 2).contains("--overwrite"));
 
-    // A member that climbs out, written by hand: tar libraries refuse to.
+    // A member whose name leads out of the folder, written by hand: tar libraries refuse it.
     let mut header = tar::Header::new_ustar();
     let name = b"../../escaped.txt";
     header.as_old_mut().name[..name.len()].copy_from_slice(name);
@@ -276,7 +290,7 @@ fn extraction_stays_inside_its_folder() {
 }
 
 #[test]
-fn sheets_and_sidecars_are_made() {
+fn contact_sheets_and_sidecars_are_written() {
     let world = World::new(30);
     let shard = world.text("data/train-000000.tar");
     let sheet = world.text("sheet.png");
@@ -296,16 +310,15 @@ fn sheets_and_sidecars_are_made() {
     let written = std::fs::read(&sidecar).unwrap();
     std::fs::remove_file(&sidecar).unwrap();
     assert_eq!(json_of(&world.ocelli(&["shards", "index", &shard, "--json"]))["indexed"], 1);
-    assert_ne!(std::fs::read(&sidecar).unwrap(), written, "a walk over the headers reads no bytes");
+    assert_ne!(std::fs::read(&sidecar).unwrap(), written, "indexing by headers reads no bytes of members");
     assert_eq!(json_of(&world.ocelli(&["shards", "index", &shard, "--checksums", "--json"]))["indexed"], 1);
-    assert_eq!(std::fs::read(&sidecar).unwrap(), written, "the walk finds what the writer knew");
+    assert_eq!(std::fs::read(&sidecar).unwrap(), written, "the index equals the one of the writer");
     assert_eq!(json_of(&world.ocelli(&["shards", "index", &shard, "--json"]))["indexed"], 0);
 }
 
-/// The list of class names stays with the shards, and scores, features and pictures name classes by
-/// it.
+/// The list of class names is copied with the shards, and scores and features name classes by it.
 #[test]
-fn class_names_follow_the_shards() {
+fn class_names_are_copied_with_the_shards() {
     let world = World::new(40);
     let shard = world.shard().display().to_string();
     let names: Vec<String> = (0..10).map(|class| format!("kind {class}")).collect();
@@ -322,7 +335,7 @@ fn class_names_follow_the_shards() {
         ok(&world.ocelli(&[&["shards", job[0], &shard, "--out", &out], &job[1..]].concat()));
         assert_eq!(std::fs::read_to_string(world.path(job[0]).join("classes.txt")).unwrap(), list, "{job:?}");
     }
-    // Another list is not overwritten.
+    // A different list is not overwritten.
     std::fs::create_dir(world.path("else")).unwrap();
     std::fs::write(world.path("else/classes.txt"), "cat\ndog\n").unwrap();
     let args = ["shards", "subset", &shard, "--count", "3", "--out", &world.text("else")];
@@ -341,37 +354,42 @@ fn class_names_follow_the_shards() {
     );
     let out = world.text("features.npy");
     ok(&world.ocelli(&["embed", "--checkpoint", &run, "--shards", &test, "--out", &out]));
-    let told = std::fs::read_to_string(world.path("features.npy.rows.jsonl")).unwrap();
-    assert!(told.lines().next().unwrap().contains("\"class\":\"kind "), "{told}");
-    // Lists that differ mean that labels are numbered in two ways.
+    let rows = std::fs::read_to_string(world.path("features.npy.rows.jsonl")).unwrap();
+    assert!(rows.lines().next().unwrap().contains("\"class\":\"kind "), "{rows}");
+    // If the lists differ, the same label means different classes.
     std::fs::write(world.path("split/classes.txt"), list.replace("kind 3", "other 3")).unwrap();
     let probe = ["probe", "--checkpoint", &run, "--train", &shard, "--test", &test];
-    let told = fails(&world.ocelli(&probe), 3);
-    assert!(told.contains("class 3 is kind 3 in") && told.contains("other 3 in"), "{told}");
+    let stderr = fails(&world.ocelli(&probe), 3);
+    assert!(stderr.contains("class 3 is kind 3 in") && stderr.contains("other 3 in"), "{stderr}");
 }
 
-/// Every class is divided by the shares, or samples by their keys alone.
-#[test]
-fn parts_have_every_class_by_its_share() {
-    let world = World::new(60);
+/// Splits the shard 3 to 1 into the folder `out`.
+fn split(world: &World, out: &str, more: &[&str]) {
     let shard = world.shard().display().to_string();
-    let split = |out: &str, more: &[&str]| {
-        let out = world.text(out);
-        let args = ["shards", "split", &shard, "--out", &out, "--part", "a=3", "--part", "b=1"];
-        ok(&world.ocelli(&[&args[..], more].concat()));
-    };
-    split("even", &[]);
-    split("again", &[]);
-    split("keys", &["--by-key"]);
-    let counts = |folder: &str, part: &str| -> std::collections::BTreeMap<u32, usize> {
-        let path = world.path(&format!("{folder}/{part}-000000.tar"));
-        let shard = pipeline::Shard::open(&path).unwrap();
-        let mut counts = std::collections::BTreeMap::new();
-        (0..shard.len()).for_each(|i| *counts.entry(shard.label(i).unwrap().unwrap()).or_default() += 1);
-        counts
-    };
-    let a = counts("even", "a");
-    let b = counts("even", "b");
+    let out = world.text(out);
+    let args = ["shards", "split", &shard, "--out", &out, "--part", "a=3", "--part", "b=1"];
+    ok(&world.ocelli(&[&args[..], more].concat()));
+}
+
+/// Number of samples of each class in a shard.
+fn class_counts(path: &Path) -> BTreeMap<u32, usize> {
+    let shard = Shard::open(path).unwrap();
+    let mut counts = BTreeMap::new();
+    for i in 0..shard.len() {
+        *counts.entry(shard.label(i).unwrap().unwrap()).or_default() += 1;
+    }
+    counts
+}
+
+/// Each class is divided by the shares, or samples are by their keys alone.
+#[test]
+fn splits_divide_each_class_by_the_shares() {
+    let world = World::new(60);
+    split(&world, "even", &[]);
+    split(&world, "again", &[]);
+    split(&world, "keys", &["--by-key"]);
+    let a = class_counts(&world.path("even/a-000000.tar"));
+    let b = class_counts(&world.path("even/b-000000.tar"));
     assert_eq!((a.values().sum::<usize>(), b.values().sum::<usize>()), (45, 15));
     for (class, n_a) in &a {
         let n_b = b.get(class).copied().unwrap_or(0);

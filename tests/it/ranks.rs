@@ -19,44 +19,47 @@ use crate::support::TINY;
 /// Number of images of a global batch.
 pub(crate) const BATCH: usize = 8;
 
+/// Resolves the tiny recipe with `overrides` for `world_size` ranks.
 pub(crate) fn plan(world_size: usize, overrides: &[&str]) -> Plan {
     let defaults = ["run.workers=1", "optim.batch_size=8", "model.layer_scale=0.5"];
     let overrides: Vec<String> = defaults.iter().chain(overrides).map(ToString::to_string).collect();
     let recipe = Recipe::parse(TINY, "tiny", &overrides).unwrap();
     trainer::resolve(recipe, 100)
         .unwrap()
-        .over(world_size, RankResources { n_cores: 1, n_workers: 1, bytes: f64::MAX, is_gpu: false })
+        .for_ranks(world_size, RankResources { n_cores: 1, n_workers: 1, bytes: f64::MAX, is_gpu: false })
         .unwrap()
 }
 
-/// Runs `f` on each of the plan's ranks, as a thread; returns the results by rank.
+/// Runs `f` on each of the plan's ranks, in a thread each; returns the results by rank.
 pub(crate) fn on_ranks<R: Send>(plan: &Plan, f: impl Fn(Trainer) -> R + Sync) -> Vec<R> {
     on_engines(plan, LocalGroup::ranks(plan.world_size), f)
 }
 
+/// Runs `f` on a rank for each of `engines`, in a thread each; returns the results by rank.
 pub(crate) fn on_engines<R: Send>(
     plan: &Plan,
     engines: Vec<Local>,
     f: impl Fn(Trainer) -> R + Sync,
 ) -> Vec<R> {
     std::thread::scope(|scope| {
-        let run = |engine: Local| {
+        let mut threads = Vec::new();
+        for engine in engines {
             let f = &f;
-            move || {
+            threads.push(scope.spawn(move || {
                 let topology = plan.topology(engine.rank()).unwrap();
                 let exact = plan.recipe.run.exact_sums;
                 let config = CommunicatorConfig { topology, exact, deadline: Duration::from_secs(60) };
                 let factory = Box::new(move || Ok(Box::new(engine) as Box<dyn Engine>));
-                f(plan.trainer(Communicator::start(config, factory).unwrap(), &Device::flex()).unwrap())
-            }
-        };
-        let threads: Vec<_> = engines.into_iter().map(|engine| scope.spawn(run(engine))).collect();
+                let communicator = Communicator::start(config, factory).unwrap();
+                f(plan.trainer(communicator, &Device::flex()).unwrap())
+            }));
+        }
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     })
 }
 
-/// Results by which runs are compared: losses and gauges of the steps, and all weights, moments and
-/// teachers.
+/// Results that are compared between runs: losses and gauges of the steps, and the weights and
+/// moments of all networks.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Trained {
     pub(crate) losses: Vec<f64>,
@@ -84,11 +87,11 @@ fn shards_of(trainer: &Trainer) -> Vec<(usize, usize, usize, Vec<f32>)> {
 /// Assembles the values of all units from the shards of the ranks.
 fn assemble(mut shards: Vec<(usize, usize, usize, Vec<f32>)>) -> Vec<f32> {
     shards.sort_by_key(|(unit, buffer, start, _)| (*unit, *buffer, *start));
-    // Replicas hold the same.
+    // Replicas hold the same values.
     shards.dedup_by(|b, a| {
-        let same = (a.0, a.1, a.2) == (b.0, b.1, b.2);
-        assert!(!same || a.3 == b.3, "replicas differ");
-        same
+        let are_replicas = (a.0, a.1, a.2) == (b.0, b.1, b.2);
+        assert!(!are_replicas || a.3 == b.3, "replicas differ");
+        are_replicas
     });
     shards.into_iter().flat_map(|(.., values)| values).collect()
 }
@@ -125,32 +128,36 @@ pub(crate) fn train_on(plan: &Plan, engines: Vec<Local>, n_steps: u64) -> Traine
 pub(crate) const STATISTICS: [&str; 3] =
     ["method.centering=\"sinkhorn\"", "method.koleo_weight=0.1", "model.drop_path=0.3"];
 
-/// Every rank initializes its own slice, and the slices form the whole.
+/// Initial weights of all units.
+fn initial_weights(world_size: usize) -> Vec<f32> {
+    let plan = plan(world_size, &["optim.batch_size=24"]);
+    let shards = on_ranks(&plan, |trainer| shards_of(&trainer));
+    assemble(shards.into_iter().flatten().collect())
+}
+
+/// Every rank initializes its own shard, and the assembled weights are those of one rank.
 #[test]
 fn initial_weights_do_not_depend_on_ranks() {
-    let weights = |world| {
-        let plan = plan(world, &["optim.batch_size=24"]);
-        assemble(on_ranks(&plan, |trainer| shards_of(&trainer)).into_iter().flatten().collect())
-    };
-    let one = weights(1);
-    for world in [2, 3, 4, 8] {
-        assert!(weights(world) == one, "{world} ranks");
+    let expected = initial_weights(1);
+    for world_size in [2, 3, 4, 8] {
+        assert!(initial_weights(world_size) == expected, "{world_size} ranks");
     }
 }
 
-/// Gates D and E: with a number of micro-batches 1, 2 and 4 ranks, all modes of sharding, groups,
-/// and keeping or recomputing train to the same bits.
+/// Trains for three steps with four micro-batches.
+fn train_micro_batches(world_size: usize, statistics: &[&str], more: &[&str]) -> Trained {
+    let overrides = [&["optim.micro_batches=4"][..], statistics, more].concat();
+    train(&plan(world_size, &overrides), 3)
+}
+
+/// Gates D and E: for a fixed number of micro-batches, training is bit-identical on 1, 2 and 4
+/// ranks, in all modes of sharding, with groups, and with kept or recomputed graphs.
 #[test]
 fn ranks_and_modes_give_the_same_bits() {
     for statistics in [&[][..], &STATISTICS] {
-        let run = |world, more: &[&str]| {
-            let overrides: Vec<&str> =
-                ["optim.micro_batches=4"].iter().chain(statistics).chain(more).copied().collect();
-            train(&plan(world, &overrides), 3)
-        };
-        let one = run(1, &[]);
-        assert!(one.weights.iter().all(|w| w.is_finite()));
-        for (world, more) in [
+        let expected = train_micro_batches(1, statistics, &[]);
+        assert!(expected.weights.iter().all(|w| w.is_finite()));
+        for (world_size, more) in [
             (1, &["run.keep=0"][..]),
             (2, &[]),
             (4, &[]),
@@ -163,22 +170,24 @@ fn ranks_and_modes_give_the_same_bits() {
             (4, &["run.shard_group=2"]),
             (4, &["run.shard_group=2", "run.shard=\"grad\""]),
         ] {
-            let other = run(world, more);
-            assert_eq!(other.losses, one.losses, "{world} ranks, {more:?}");
-            assert_eq!(other.gauges, one.gauges, "{world} ranks, {more:?}");
-            assert!(other.weights == one.weights, "{world} ranks, {more:?}: weights differ");
+            let trained = train_micro_batches(world_size, statistics, more);
+            assert_eq!(trained.losses, expected.losses, "{world_size} ranks, {more:?}");
+            assert_eq!(trained.gauges, expected.gauges, "{world_size} ranks, {more:?}");
+            assert!(trained.weights == expected.weights, "{world_size} ranks, {more:?}: weights differ");
         }
     }
 }
 
-/// Three ranks, which fit no binary tree, have the same bits as one rank with three micro-batches.
+/// Three ranks, which form no complete binary tree, are bit-identical to one rank with three
+/// micro-batches.
 #[test]
-fn an_odd_number_of_ranks_equals_its_micro_batches() {
+fn three_ranks_are_bit_identical_to_three_micro_batches() {
     let overrides = [&["optim.micro_batches=3", "optim.batch_size=24"][..], &STATISTICS].concat();
-    let one = train_batch(&plan(1, &overrides), 24);
-    assert!(train_batch(&plan(3, &overrides), 24) == one);
+    let expected = train_batch(&plan(1, &overrides), 24);
+    assert!(train_batch(&plan(3, &overrides), 24) == expected);
 }
 
+/// Trains for two steps; returns weights and moments of all units.
 fn train_batch(plan: &Plan, batch_size: usize) -> Vec<f32> {
     let schedules = plan.schedules();
     let ranks = on_ranks(plan, |mut trainer| {
@@ -194,39 +203,41 @@ fn train_batch(plan: &Plan, batch_size: usize) -> Vec<f32> {
     assemble(ranks.into_iter().flatten().collect())
 }
 
-/// Ranks train like one rank on the whole batch at once, up to rounding; and sums
-/// in the engine's order like sums in Ocelli's.
+/// Ranks train like one rank on the whole batch, up to rounding, for sums in the order of the
+/// engine and in that of Ocelli.
 #[test]
-fn ranks_train_like_the_whole_batch() {
-    // AdamW turns rounding into steps of full size where gradients are nearly zero: the first
-    // moments, which are the gradients after one step, are what is compared.
-    let whole = train(&plan(1, &STATISTICS), 1);
+fn ranks_train_like_one_rank_on_the_whole_batch() {
+    // AdamW turns rounding into steps of full size where gradients are nearly zero. The test
+    // compares the first moments, which are proportional to the gradients after one step.
+    let one = train(&plan(1, &STATISTICS), 1);
     for more in [&[][..], &["run.exact_sums=false"]] {
         let four = train(&plan(4, &[&STATISTICS[..], more].concat()), 1);
-        assert!((four.losses[0] - whole.losses[0]).abs() < 1e-5 * whole.losses[0].abs());
-        assert!((four.losses[1] - whole.losses[1]).abs() < 1e-5 * whole.losses[1]);
-        assert!(
-            difference(&four.moments, &whole.moments) < 1e-5,
-            "{}",
-            difference(&four.moments, &whole.moments)
-        );
+        assert!((four.losses[0] - one.losses[0]).abs() < 1e-5 * one.losses[0].abs());
+        assert!((four.losses[1] - one.losses[1]).abs() < 1e-5 * one.losses[1]);
+        let moment_difference = difference(&four.moments, &one.moments);
+        assert!(moment_difference < 1e-5, "{moment_difference}");
     }
 }
 
-/// A rank receives the bytes of the formulas, in one collective per unit and direction.
+/// Number of bytes that a rank receives if `bytes` are gathered or reduced over all ranks.
+fn received(bytes: u64, world_size: usize) -> u64 {
+    bytes * (world_size as u64 - 1) / world_size as u64
+}
+
+/// A rank receives the number of bytes of the formulas, in one collective per unit and direction.
 #[test]
-fn traffic_is_what_the_formulas_say() {
-    let world = 4;
+fn traffic_equals_the_formulas() {
+    let world_size = 4;
     for (more, n_gathers, n_reduces) in [
-        // Teacher, student, and all but the last unit of the backbone again.
+        // Teacher, student, and all units of the backbone except the last again.
         (&["run.keep=1"][..], 2 * 6 + 3, 6),
         (&["run.keep=0"], 2 * 6 + 4, 6),
-        // All but the last unit of each pair once more.
+        // All units except the last of each pair once more.
         (&["run.keep=0", "run.segment=2"], 2 * 6 + 4 + 2, 6),
         (&["run.shard=\"grad\""], 2 * 6, 6),
         (&["run.shard=\"none\""], 0, 6),
     ] {
-        let plan = plan(world, more);
+        let plan = plan(world_size, more);
         let traffic: Vec<(Traffic, Vec<u64>)> = on_ranks(&plan, |mut trainer| {
             let batch = rank_share(
                 noise_batch(&plan.multicrop(), plan.recipe.data.format(), BATCH, 0),
@@ -239,15 +250,18 @@ fn traffic_is_what_the_formulas_say() {
         for (traffic, units) in traffic {
             assert_eq!((traffic.n_gathers, traffic.n_reduces), (n_gathers, n_reduces), "{more:?}");
             let all: u64 = units.iter().sum();
-            let received = |bytes: u64| bytes * (world as u64 - 1) / world as u64;
             let backbone: u64 = units[..4].iter().sum();
-            let (gathered, reduced) = match n_gathers {
-                0 => (0, 2 * received(all)),
-                12 => (received(2 * all), received(all)),
-                15 => (received(2 * all + backbone - units[3]), received(all)),
-                18 => (received(2 * all + backbone + units[0] + units[2]), received(all)),
-                _ => (received(2 * all + backbone), received(all)),
+            let gathered = match n_gathers {
+                0 => 0,
+                12 => 2 * all,
+                15 => 2 * all + backbone - units[3],
+                18 => 2 * all + backbone + units[0] + units[2],
+                _ => 2 * all + backbone,
             };
+            let gathered = received(gathered, world_size);
+            // Without sharding, the sums are gathered as well.
+            let n_directions = if n_gathers == 0 { 2 } else { 1 };
+            let reduced = n_directions * received(all, world_size);
             assert_eq!((traffic.gather_bytes, traffic.reduce_bytes), (gathered, reduced), "{more:?}");
             // One sum of the center and one of norms and votes.
             assert_eq!(traffic.n_other, 2, "{more:?}");
@@ -257,7 +271,7 @@ fn traffic_is_what_the_formulas_say() {
 
 /// Creates a saver on each rank. Rank 0's removes unfinished checkpoints, so all must exist before
 /// any starts to write.
-fn saver_of(trainer: &Trainer, folder: &Path) -> Saver {
+fn new_saver(trainer: &Trainer, folder: &Path) -> Saver {
     let saver = Saver::new(folder, trainer.topology(), 10);
     trainer.comm.all_reduce("savers", vec![0.0], Reduction::Sum).unwrap();
     saver
@@ -266,13 +280,14 @@ fn saver_of(trainer: &Trainer, folder: &Path) -> Saver {
 /// Writes a checkpoint of all ranks and waits until it is complete.
 fn save(trainer: &mut Trainer, plan: &Plan, saver: &mut Saver) {
     saver.start(&trainer.state, plan);
-    let (saved, failed) = saver.wait_for_own();
-    let said = trainer.comm.all_reduce("saved", vec![saved, failed], Reduction::Sum).unwrap();
-    saver.agreed(said[0], said[1]).unwrap();
-    // Nobody reads before rank 0 has renamed.
+    let (saved, failed) = saver.wait();
+    let votes = trainer.comm.all_reduce("saved", vec![saved, failed], Reduction::Sum).unwrap();
+    saver.count_votes(votes[0], votes[1]).unwrap();
+    // No rank reads before rank 0 has renamed.
     trainer.comm.all_reduce("renamed", vec![0.0], Reduction::Sum).unwrap();
 }
 
+/// Resumes from the newest checkpoint in `folder`; returns its step and the warnings.
 fn load(trainer: &mut Trainer, folder: &Path) -> (Option<u64>, Vec<String>) {
     let mut warnings = Vec::new();
     let warn = &mut |message: &str| warnings.push(message.to_string());
@@ -295,31 +310,33 @@ fn step(trainer: &mut Trainer, plan: &Plan) -> f64 {
     trainer.step(&batch, &plan.schedules().at(number + 3)).unwrap().loss
 }
 
-/// Four ranks write, three read and write, four read and write: the same bytes, and the same next
-/// loss.
+/// Four ranks write a checkpoint, three read and write it, four read and write it again: the bytes
+/// are the same, and so is the next loss.
 #[test]
-fn checkpoints_change_the_number_of_ranks_without_a_trace() {
+fn checkpoints_are_bit_identical_after_a_change_of_ranks() {
     let folder = tempfile::tempdir().unwrap();
-    let [first, second, third] = ["a", "b", "c"].map(|name| folder.path().join(name));
+    let first = folder.path().join("a");
+    let second = folder.path().join("b");
+    let third = folder.path().join("c");
     let overrides = ["optim.batch_size=24", "optim.micro_batches=12", "method.koleo_weight=0.1"];
     let four = plan(4, &overrides);
     let three = plan(3, &overrides);
     let expected = on_ranks(&four, |mut trainer| {
         step(&mut trainer, &four);
         step(&mut trainer, &four);
-        let mut saver = saver_of(&trainer, &first);
+        let mut saver = new_saver(&trainer, &first);
         save(&mut trainer, &four, &mut saver);
         step(&mut trainer, &four)
     });
     let on_three = on_ranks(&three, |mut trainer| {
         assert_eq!(load(&mut trainer, &first), (Some(2), Vec::new()));
-        let mut saver = saver_of(&trainer, &second);
+        let mut saver = new_saver(&trainer, &second);
         save(&mut trainer, &three, &mut saver);
         step(&mut trainer, &three)
     });
     let again = on_ranks(&four, |mut trainer| {
         assert_eq!(load(&mut trainer, &second), (Some(2), Vec::new()));
-        let mut saver = saver_of(&trainer, &third);
+        let mut saver = new_saver(&trainer, &third);
         save(&mut trainer, &four, &mut saver);
         step(&mut trainer, &four)
     });
@@ -329,15 +346,15 @@ fn checkpoints_change_the_number_of_ranks_without_a_trace() {
     assert!((on_three[0] - expected[0]).abs() < 1e-6 * expected[0], "{on_three:?} {expected:?}");
 }
 
-/// One rank's file is damaged: all ranks return to the previous checkpoint, and the warning names
-/// the rank.
+/// If the file of one rank is damaged, all ranks load the previous checkpoint, and the warning
+/// names the rank.
 #[test]
-fn a_file_that_one_rank_cannot_read_sends_all_to_the_one_before() {
+fn all_ranks_load_the_previous_checkpoint_if_one_cannot_read_its_file() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path();
     let four = plan(4, &["optim.batch_size=24"]);
     on_ranks(&four, |mut trainer| {
-        let mut saver = saver_of(&trainer, path);
+        let mut saver = new_saver(&trainer, path);
         for _ in 0..2 {
             step(&mut trainer, &four);
             save(&mut trainer, &four, &mut saver);
@@ -349,11 +366,11 @@ fn a_file_that_one_rank_cannot_read_sends_all_to_the_one_before() {
     bytes[middle] ^= 1;
     std::fs::write(&damaged, bytes).unwrap();
     let loaded = on_ranks(&four, |mut trainer| (load(&mut trainer, path), trainer.state.step));
-    for ((found, warnings), step) in loaded {
-        assert_eq!((found, step), (Some(1), 1));
+    for ((loaded_step, warnings), step) in loaded {
+        assert_eq!((loaded_step, step), (Some(1), 1));
         assert!(warnings[0].contains("rank 2: the checksum of rank-00002"), "{warnings:?}");
     }
-    // A checkpoint whose file is gone is no better.
+    // A checkpoint without one of its files cannot be loaded either.
     std::fs::remove_file(path.join("step-0000000001/rank-00003.safetensors")).unwrap();
     let errors = on_ranks(&four, |mut trainer| {
         resume(path, u64::MAX, &mut trainer.state, &trainer.comm, &Device::flex(), &mut |_| {})

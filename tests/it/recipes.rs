@@ -11,13 +11,13 @@ const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../scripts/recipes");
 
 /// Reads the names and texts of all recipes.
 fn recipes() -> BTreeMap<String, String> {
-    let files = std::fs::read_dir(FOLDER).unwrap().map(|file| file.unwrap().path());
-    files
-        .map(|path| {
-            let name = path.file_stem().unwrap().to_str().unwrap().to_string();
-            (name, std::fs::read_to_string(path).unwrap())
-        })
-        .collect()
+    let mut recipes = BTreeMap::new();
+    for entry in std::fs::read_dir(FOLDER).unwrap() {
+        let path = entry.unwrap().path();
+        let name = path.file_stem().unwrap().to_str().unwrap().to_string();
+        recipes.insert(name, std::fs::read_to_string(path).unwrap());
+    }
+    recipes
 }
 
 fn published() -> Table {
@@ -35,7 +35,7 @@ fn header(text: &str) -> String {
 /// Returns the value at a dotted key; a number in the key is a position in a list.
 fn at<'v>(value: &'v Value, key: &str) -> Option<&'v Value> {
     key.split('.').try_fold(value, |value, part| match part.parse::<usize>() {
-        Ok(place) => value.get(place),
+        Ok(index) => value.get(index),
         Err(_) => value.get(part),
     })
 }
@@ -50,7 +50,7 @@ fn numbers(value: &Value) -> Vec<f64> {
 }
 
 /// Returns `true` if two values are equal up to rounding to f32.
-fn same(a: &Value, b: &Value) -> bool {
+fn are_equal(a: &Value, b: &Value) -> bool {
     let a_numbers = numbers(a);
     let b_numbers = numbers(b);
     if a_numbers.is_empty() {
@@ -61,7 +61,7 @@ fn same(a: &Value, b: &Value) -> bool {
 }
 
 #[test]
-fn recipes_have_the_values_that_were_published() {
+fn recipes_have_the_published_values() {
     let recipes = recipes();
     for (name, facts) in published() {
         let n_samples = facts["n_samples"].as_integer().unwrap() as u64;
@@ -72,7 +72,7 @@ fn recipes_have_the_values_that_were_published() {
         let written = Value::try_from(&plan.recipe).unwrap();
         for (key, expected) in facts["keys"].as_table().unwrap() {
             let value = at(&written, key).unwrap_or_else(|| panic!("{name} has no {key}"));
-            assert!(same(value, expected), "{name}: {key} is {value}, published {expected}");
+            assert!(are_equal(value, expected), "{name}: {key} is {value}, published {expected}");
         }
         assert_eq!(plan.total_steps as i64, facts["steps"].as_integer().unwrap(), "{name}");
         let schedule = plan.schedules().lr;
@@ -88,7 +88,7 @@ fn recipes_have_the_values_that_were_published() {
 }
 
 #[test]
-fn headers_say_command_publication_machine_and_score() {
+fn headers_contain_command_publication_machine_and_score() {
     let published = published();
     for (name, text) in recipes() {
         let header = header(&text);
@@ -106,33 +106,31 @@ fn headers_say_command_publication_machine_and_score() {
     }
 }
 
+/// Returns the number before the first occurrence of `unit` in a header.
+fn number_before(header: &str, unit: &str) -> Option<f64> {
+    let (start, _) = header.split_once(unit)?;
+    start.rsplit(' ').next()?.replace([',', '('], "").parse().ok()
+}
+
 /// Checks that numbers of the header agree with the recipe.
 fn check_numbers(name: &str, header: &str, text: &str) {
     let recipe = Recipe::parse(text, name, &[]).unwrap();
-    let before = |unit: &str| -> Option<f64> {
-        let (ahead, _) = header.split_once(unit)?;
-        ahead.rsplit(' ').next()?.replace([',', '('], "").parse().ok()
-    };
-    if let Some(epochs) = before(" epochs") {
+    if let Some(epochs) = number_before(header, " epochs") {
         let length = Value::try_from(recipe.optim.length).unwrap();
-        let steps = length.get("steps").is_some();
-        assert!(steps || numbers(&length["epochs"]) == [epochs], "{name}: {epochs} epochs");
+        let is_in_steps = length.get("steps").is_some();
+        assert!(is_in_steps || numbers(&length["epochs"]) == [epochs], "{name}: {epochs} epochs");
     }
-    if let Some(size) = header
-        .split("in batches of ")
-        .nth(1)
-        .filter(|_| header.find("in batches of ") < header.find("command"))
+    let is_before_command = header.find("in batches of ") < header.find("command");
+    if let Some(size) = header.split("in batches of ").nth(1)
+        && is_before_command
     {
-        let size: String = size
-            .chars()
-            .take_while(|c| c.is_ascii_digit() || *c == ',')
-            .filter(char::is_ascii_digit)
-            .collect();
+        let digits = size.chars().take_while(|c| c.is_ascii_digit() || *c == ',');
+        let size: String = digits.filter(char::is_ascii_digit).collect();
         assert_eq!(size.parse::<usize>().unwrap(), recipe.optim.batch_size, "{name}: batches");
     }
     let units = [(" M parameters", 1e6), (" B parameters", 1e9)];
     for (unit, scale) in units {
-        let Some(count) = before(unit) else { continue };
+        let Some(count) = number_before(header, unit) else { continue };
         let preset = format!("seer-rg{}", name.trim_start_matches("seer_regnety_"));
         let model = trainer::estimate::preset(&preset, None).unwrap();
         let n_params: usize = model.trained.backbone.iter().map(|unit| unit.numel).sum();
@@ -140,45 +138,50 @@ fn check_numbers(name: &str, header: &str, text: &str) {
     }
 }
 
-/// A recipe that the program prints trains, and so does the plan of that run, with a key set.
+/// Runs a command and returns standard output.
+fn stdout(world: &World, args: &[&str]) -> String {
+    let output = world.ocelli(args);
+    ok(&output);
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// Trains with `recipe` in the folder `run`.
+fn pretrain(world: &World, recipe: &str, run: &str, more: &[&str]) {
+    let shard = world.text("data/train-000000.tar");
+    let workdir = world.text(run);
+    let args = ["pretrain", "--recipe", recipe, "--shards", &shard, "--workdir", &workdir];
+    ok(&world.ocelli(&[&args[..], more].concat()));
+}
+
+fn read_plan(world: &World, run: &str) -> String {
+    std::fs::read_to_string(world.path(run).join("plan.toml")).unwrap()
+}
+
+/// A recipe that the program prints can be trained, and so can the plan of that run with a key set.
 #[test]
-fn new_recipes_and_plans_are_trained() {
+fn printed_recipes_and_plans_can_be_trained() {
     let world = World::new(24);
-    let out = |args: &[&str]| {
-        let output = world.ocelli(args);
-        ok(&output);
-        String::from_utf8(output.stdout).unwrap()
-    };
     let new = ["recipe", "new", "--method", "dino", "--arch", "vit", "--image-px", "16", "--width", "32"];
     let small =
         ["--set", "optim.batch_size=8", "--set", "optim.length={steps=2}", "--set", "method.head_hidden=16"];
-    let recipe = out(&[&new[..], &small].concat());
+    let recipe = stdout(&world, &[&new[..], &small].concat());
     assert!(recipe.contains("\n# Channels of a token.\nwidth = 32\n"), "{recipe}");
     std::fs::write(world.path("mine.toml"), recipe).unwrap();
-    let file = world.text("mine.toml");
-    let shard = world.text("data/train-000000.tar");
-    let pretrain = |recipe: &str, run: &str, more: &[&str]| {
-        let workdir = world.text(run);
-        let args = ["pretrain", "--recipe", recipe, "--shards", &shard, "--workdir", &workdir];
-        world.ocelli(&[&args[..], more].concat())
-    };
-    ok(&pretrain(&file, "a", &[]));
-    ok(&pretrain(&world.text("a/plan.toml"), "b", &["--set", "seed=5"]));
-    let plan = |run: &str| std::fs::read_to_string(world.path(run).join("plan.toml")).unwrap();
-    assert_eq!(plan("b"), plan("a").replace("\nseed = 0\n", "\nseed = 5\n"));
+    pretrain(&world, &world.text("mine.toml"), "a", &[]);
+    pretrain(&world, &world.text("a/plan.toml"), "b", &["--set", "seed=5"]);
+    let expected = read_plan(&world, "a").replace("\nseed = 0\n", "\nseed = 5\n");
+    assert_eq!(read_plan(&world, "b"), expected);
 
-    let shown = out(&["recipe", "show", "dino_cifar"]);
-    assert_eq!(shown.trim_end(), recipes()["dino_cifar"].trim_end());
-    assert_eq!(
-        out(&["recipe", "list"]).lines().filter(|line| !line.starts_with(' ')).count(),
-        recipes().len()
-    );
-    let keys = out(&["recipe", "keys", "optim.clip"]);
+    let recipe = stdout(&world, &["recipe", "show", "dino_cifar"]);
+    assert_eq!(recipe.trim_end(), recipes()["dino_cifar"].trim_end());
+    let list = stdout(&world, &["recipe", "list"]);
+    assert_eq!(list.lines().filter(|line| !line.starts_with(' ')).count(), recipes().len());
+    let keys = stdout(&world, &["recipe", "keys", "optim.clip"]);
     assert!(keys.contains("optim.clip_norm  number") && !keys.contains("optim.lr"), "{keys}");
-    let told = fails(&world.ocelli(&["recipe", "keys", "optim.warmpu"]), 2);
-    assert!(told.contains("near is optim.warmup"), "{told}");
-    let told = fails(&world.ocelli(&["recipe", "new", "--method", "dion"]), 2);
-    assert!(told.contains("none of dino, dinov2"), "{told}");
-    let told = fails(&world.ocelli(&["recipe", "new", "--method", "dinov2", "--arch", "resnet"]), 2);
-    assert!(told.contains("no tokens to mask"), "{told}");
+    let stderr = fails(&world.ocelli(&["recipe", "keys", "optim.warmpu"]), 2);
+    assert!(stderr.contains("near is optim.warmup"), "{stderr}");
+    let stderr = fails(&world.ocelli(&["recipe", "new", "--method", "dion"]), 2);
+    assert!(stderr.contains("none of dino, dinov2"), "{stderr}");
+    let stderr = fails(&world.ocelli(&["recipe", "new", "--method", "dinov2", "--arch", "resnet"]), 2);
+    assert!(stderr.contains("no tokens to mask"), "{stderr}");
 }

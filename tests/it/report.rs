@@ -10,14 +10,14 @@ use crate::browser::{browser, check_page};
 use crate::support::{World, fails, json_of, ok};
 
 /// Returns the data within a page.
-fn data_of(page: &str) -> Value {
+fn page_data(page: &str) -> Value {
     let (_, rest) = page.split_once(r#"<script type="application/json" id="data">"#).unwrap();
     serde_json::from_str(rest.split_once("</script>").unwrap().0).unwrap()
 }
 
-/// Creates a run with a probe, an evaluation, a damaged sample and names that would be markup if
-/// they were not escaped.
-fn reported() -> World {
+/// Creates two runs, one with an evaluation, a damaged sample and names that would be markup
+/// without escaping.
+fn create_runs() -> World {
     let world = World::new(40);
     damage(&world);
     ok(&world.pretrain("run", &["--set", "name=<b>tiny</b>", "--set", "data.max_bad_rate=0.5"]));
@@ -48,7 +48,7 @@ fn damage(world: &World) {
     let start = offset as usize + 512 + length / 2;
     bytes[start..start + length / 4].fill(0xff);
     fs::write(world.shard(), bytes).unwrap();
-    // The sidecar is of the shard as it was.
+    // The sidecar describes the undamaged shard.
     for entry in fs::read_dir(world.path("data")).unwrap().flatten() {
         if entry.path().extension().is_some_and(|extension| extension != "tar") {
             fs::remove_file(entry.path()).unwrap();
@@ -56,17 +56,27 @@ fn damage(world: &World) {
     }
 }
 
+/// Number of rows of a sheet of the gallery.
+fn n_rows(gallery: &Value, sheet: &str) -> usize {
+    gallery[sheet]["rows"].as_array().unwrap().len()
+}
+
+/// Number of tiles in the first row of a sheet of the gallery.
+fn n_tiles(gallery: &Value, sheet: &str) -> usize {
+    gallery[sheet]["rows"][0].as_array().unwrap().len()
+}
+
 #[test]
-fn a_page_shows_a_run_and_needs_nothing_beside_itself() {
-    let world = reported();
+fn a_page_shows_a_run_without_other_files() {
+    let world = create_runs();
     let output = world.ocelli(&["report", &world.text("run"), "--json", "--n-images", "3"]);
-    let said = json_of(&output);
-    assert_eq!(said["runs"], 1);
+    let report = json_of(&output);
+    assert_eq!(report["runs"], 1);
     let path = world.path("run/report.html");
     let page = fs::read_to_string(&path).unwrap();
     assert!(!page.contains("src=\"http"), "nothing is loaded");
     assert!(!page.contains("<b>tiny"), "names are no markup");
-    let data = data_of(&page);
+    let data = page_data(&page);
     let run = &data["runs"][0];
     assert_eq!(run["recipe"], "<b>tiny</b>");
     assert_eq!(run["overview"]["state"], "finished");
@@ -77,12 +87,14 @@ fn a_page_shows_a_run_and_needs_nothing_beside_itself() {
     assert!(run["confusions"][0]["matrix"].is_array());
     assert_eq!(run["n_bad"], 1, "{:?}", run["bad"]);
     let gallery = &run["gallery"];
-    let rows = |sheet: &str| gallery[sheet]["rows"].as_array().unwrap().len();
-    // The first of the three images is the damaged one, which neighbors are not asked for.
-    assert_eq!([rows("patches"), rows("attention"), rows("neighbors"), rows("views")], [2, 2, 3, 2]);
+    // The first of the three images is the damaged one: neighbors do not decode it.
+    for (sheet, expected_rows) in [("patches", 2), ("attention", 2), ("neighbors", 3), ("views", 2)] {
+        assert_eq!(n_rows(gallery, sheet), expected_rows, "{sheet}");
+    }
     assert!(run["bad"][0]["tile"]["src"].is_string(), "a part of it can be seen: {}", run["bad"]);
-    let tiles = |sheet: &str| gallery[sheet]["rows"][0].as_array().unwrap().len();
-    assert_eq!([tiles("patches"), tiles("attention"), tiles("neighbors"), tiles("views")], [2, 4, 9, 5]);
+    for (sheet, expected_tiles) in [("patches", 2), ("attention", 4), ("neighbors", 9), ("views", 5)] {
+        assert_eq!(n_tiles(gallery, sheet), expected_tiles, "{sheet}");
+    }
     let continues = run["continue"].as_str().unwrap();
     assert!(
         continues.contains("pretrain --recipe") && continues.contains("'name=<b>tiny</b>'"),
@@ -91,28 +103,32 @@ fn a_page_shows_a_run_and_needs_nothing_beside_itself() {
 
     ok(&world.ocelli(&["report", &world.text("run"), "--no-pictures"]));
     fs::write(&path, "a letter").unwrap();
-    let refused = fails(&world.ocelli(&["report", &world.text("run"), "--no-pictures"]), 2);
-    assert!(refused.contains("is not a report"), "{refused}");
+    let stderr = fails(&world.ocelli(&["report", &world.text("run"), "--no-pictures"]), 2);
+    assert!(stderr.contains("is not a report"), "{stderr}");
     assert_eq!(fs::read_to_string(&path).unwrap(), "a letter");
 }
 
 /// A run's files may be incomplete, of another release or missing.
 #[test]
-fn what_is_missing_is_said_and_the_rest_is_shown() {
+fn missing_files_are_reported_and_the_rest_is_shown() {
     let world = World::new(16);
     ok(&world.pretrain("run", &[]));
     fs::remove_dir_all(world.path("data")).unwrap();
     let metrics = fs::read_to_string(world.path("run/metrics.jsonl")).unwrap();
     fs::write(world.path("run/metrics.jsonl"), &metrics[..metrics.len() - 30]).unwrap();
-    let output = world.ocelli(&["report", &world.text("run")]);
-    let told = String::from_utf8_lossy(&output.stderr).into_owned();
-    ok(&output);
-    assert!(told.contains("no pictures"), "{told}");
-    let data = data_of(&fs::read_to_string(world.path("run/report.html")).unwrap());
+    let stderr = ok(&world.ocelli(&["report", &world.text("run")]));
+    assert!(stderr.contains("no pictures"), "{stderr}");
+    let data = page_data(&fs::read_to_string(world.path("run/report.html")).unwrap());
     assert_eq!(data["runs"][0]["series"]["train/loss"].as_array().unwrap().len(), 11);
-    assert!(data["runs"][0]["no_gallery"].as_str().unwrap().contains("--images"), "{told}");
-    let nothing = fails(&world.ocelli(&["report", &world.text("nowhere")]), 2);
-    assert!(nothing.contains("there is no run in"), "{nothing}");
+    assert!(data["runs"][0]["no_gallery"].as_str().unwrap().contains("--images"), "{stderr}");
+    let stderr = fails(&world.ocelli(&["report", &world.text("nowhere")]), 2);
+    assert!(stderr.contains("there is no run in"), "{stderr}");
+}
+
+/// Row of the run whose folder ends with `name`.
+fn find_run<'v>(rows: &'v Value, name: &str) -> &'v Value {
+    let mut rows = rows.as_array().unwrap().iter();
+    rows.find(|row| row["workdir"].as_str().is_some_and(|path| path.ends_with(name))).unwrap()
 }
 
 #[test]
@@ -123,47 +139,41 @@ fn runs_are_listed_with_their_states() {
     world.pretrain("runs/killed", &["--inject-fault", "kill:rank=0,step=6,phase=backward"]);
     fs::create_dir(world.path("runs/foreign")).unwrap();
     fs::write(world.path("runs/foreign/plan.toml"), "from = 'elsewhere'\n").unwrap();
-    // A heartbeat is proof of life for some seconds.
-    let output = || world.ocelli(&["runs", &world.text("runs"), "--json"]);
+    // A run counts as running for some seconds after its last heartbeat.
     let deadline = Instant::now() + Duration::from_secs(30);
-    while String::from_utf8_lossy(&output().stdout).contains("running") && Instant::now() < deadline {
+    let rows = loop {
+        let output = world.ocelli(&["runs", &world.text("runs"), "--json"]);
+        let is_running = String::from_utf8_lossy(&output.stdout).contains("running");
+        if !is_running || Instant::now() >= deadline {
+            break json_of(&output);
+        }
         std::thread::sleep(Duration::from_millis(200));
-    }
-    let rows = json_of(&output());
-    let state = |name: &str| -> Value {
-        rows.as_array()
-            .unwrap()
-            .iter()
-            .find(|row| row["workdir"].as_str().is_some_and(|path| path.ends_with(name)))
-            .unwrap()
-            .clone()
     };
     assert_eq!(rows.as_array().unwrap().len(), 4);
-    assert_eq!(state("whole")["state"], "finished");
-    assert_eq!(
-        (state("deep/other")["step"].clone(), state("deep/other")["method"].clone()),
-        (12.into(), "dino".into())
-    );
-    let killed = state("killed");
+    assert_eq!(find_run(&rows, "whole")["state"], "finished");
+    let other = find_run(&rows, "deep/other");
+    assert_eq!(other["step"], 12);
+    assert_eq!(other["method"], "dino");
+    let killed = find_run(&rows, "killed");
     assert_eq!(killed["state"], "died", "{killed}");
     assert!(killed["why"].as_str().unwrap().contains("has ended"), "{killed}");
     assert!(killed["seconds_left"].as_f64().unwrap() > 0.0);
-    assert!(state("foreign")["error"].as_str().unwrap().contains("cannot read it"));
+    assert!(find_run(&rows, "foreign")["error"].as_str().unwrap().contains("cannot read it"));
     let output = world.ocelli(&["runs", &world.text("runs")]);
-    let told = ok(&output);
-    assert!(told.contains("foreign") && told.contains("cannot read it"), "{told}");
+    let stderr = ok(&output);
+    assert!(stderr.contains("foreign") && stderr.contains("cannot read it"), "{stderr}");
     let table = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(table.lines().next().unwrap().starts_with("run "), "{table}");
     assert!(table.contains("deep/other") && table.contains("12/12"), "{table}");
-    let empty = fails(&world.ocelli(&["runs", &world.text("data")]), 2);
-    assert!(empty.contains("there is no run in"), "{empty}");
+    let stderr = fails(&world.ocelli(&["runs", &world.text("data")]), 2);
+    assert!(stderr.contains("there is no run in"), "{stderr}");
 }
 
-/// Skipped if there is no browser; `.ci/run` installs one.
+/// Left out if there is no browser; `.ci/run` installs one.
 #[test]
 fn a_browser_opens_the_page_without_an_error() {
     let Some(browser) = browser() else { return };
-    let world = reported();
+    let world = create_runs();
     let run = world.text("run");
     let other = world.text("other");
     for (runs, out) in [(vec![&run], world.text("one.html")), (vec![&run, &other], world.text("both.html"))] {

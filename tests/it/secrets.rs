@@ -3,7 +3,7 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
-use std::net::{SocketAddr, TcpListener, UdpSocket};
+use std::net::{IpAddr, SocketAddr, TcpListener, UdpSocket};
 use std::path::{Path, PathBuf};
 use std::process::Output;
 use std::sync::{Arc, Mutex};
@@ -15,91 +15,109 @@ use crate::tracking::Tracker;
 const PASSWORD: &str = "PLANTED-PASSWORD";
 const SIGNATURE: &str = "PLANTED-SIGNATURE";
 
-fn files(folder: &Path, found: &mut Vec<PathBuf>) {
+/// Appends the paths of all files below `folder` to `paths`.
+fn list_files(folder: &Path, paths: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
         if path.is_symlink() {
             continue;
         }
-        if path.is_dir() { files(&path, found) } else { found.push(path) }
+        if path.is_dir() { list_files(&path, paths) } else { paths.push(path) }
     }
 }
 
-fn holds_a_secret(bytes: &[u8]) -> bool {
-    [PASSWORD, SIGNATURE]
-        .iter()
-        .any(|secret| bytes.windows(secret.len()).any(|part| part == secret.as_bytes()))
+fn contains_secret(bytes: &[u8]) -> bool {
+    for secret in [PASSWORD, SIGNATURE] {
+        if bytes.windows(secret.len()).any(|window| window == secret.as_bytes()) {
+            return true;
+        }
+    }
+    false
 }
 
-fn silent(output: &Output) {
-    assert!(!holds_a_secret(&output.stdout), "{}", String::from_utf8_lossy(&output.stdout));
-    assert!(!holds_a_secret(&output.stderr), "{}", String::from_utf8_lossy(&output.stderr));
+fn assert_without_secret(output: &Output) {
+    assert!(!contains_secret(&output.stdout), "{}", String::from_utf8_lossy(&output.stdout));
+    assert!(!contains_secret(&output.stderr), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
 /// Returns the address of `name` with a user, a password and a signature.
-fn signed(server: &WebServer, name: &str, signature: &str) -> String {
+fn signed_url(server: &WebServer, name: &str, signature: &str) -> String {
     let address = server.url(name).replace("http://", &format!("http://user:{PASSWORD}@"));
     format!("{address}?X-Amz-Signature={signature}&X-Amz-Date=1")
 }
 
+/// Runs a command, which must succeed without printing a secret.
+fn run(world: &World, args: &[&str]) {
+    let output = world.ocelli_with(args, &[("OCELLI_CACHE", &world.text("cache"))]);
+    assert_without_secret(&output);
+    ok(&output);
+}
+
+/// Setting of the length of a run.
+fn length(n_steps: u64) -> String {
+    format!("optim.length={{steps={n_steps}}}")
+}
+
+/// Trains and probes with `shard` in the folder `run`.
+fn pretrain(world: &World, shard: &str, n_steps: u64, more: &[&str]) {
+    let recipe = world.text("tiny.toml");
+    let workdir = world.text("run");
+    let length = length(n_steps);
+    let args = ["pretrain", "--recipe", &recipe, "--shards", shard, "--workdir", &workdir, "--set", &length];
+    let probe_args = ["--probe-train", shard, "--probe-test", shard, "--set", "run.probe_every_steps=4"];
+    run(world, &[&args[..], &probe_args, more].concat());
+}
+
 #[test]
-fn nothing_that_is_written_holds_the_secrets_of_addresses() {
+fn files_and_requests_contain_no_secrets_of_addresses() {
     let world = World::new(48);
     let server = WebServer::start(&world.path("data"), Faults::default());
     let tracker = Tracker::start();
-    let shard = signed(&server, "train-000000.tar", SIGNATURE);
-    let cache = world.text("cache");
-    let run = |args: &[&str]| {
-        let output = world.ocelli_with(args, &[("OCELLI_CACHE", &cache)]);
-        silent(&output);
-        ok(&output);
-    };
+    let shard = signed_url(&server, "train-000000.tar", SIGNATURE);
     let recipe = world.text("tiny.toml");
     let workdir = world.text("run");
-    let steps = |n: u64| format!("optim.length={{steps={n}}}");
-    let train = |shard: &str, n: u64, more: &[&str]| {
-        let length = steps(n);
-        let args =
-            ["pretrain", "--recipe", &recipe, "--shards", shard, "--workdir", &workdir, "--set", &length];
-        let probed = ["--probe-train", shard, "--probe-test", shard, "--set", "run.probe_every_steps=4"];
-        run(&[&args[..], &probed, more].concat());
-    };
-    train(&shard, 8, &[]);
-    // Another password and another signature are the same run.
-    let again = signed(&server, "train-000000.tar", &format!("{SIGNATURE}-2"))
+    pretrain(&world, &shard, 8, &[]);
+    // The same address with another password and another signature resumes the same run.
+    let again = signed_url(&server, "train-000000.tar", &format!("{SIGNATURE}-2"))
         .replace(PASSWORD, "PLANTED-PASSWORD-2");
-    train(&again, 12, &["--lengthen"]);
+    pretrain(&world, &again, 12, &["--lengthen"]);
 
-    let in_recipe = fs::read_to_string(&recipe).unwrap() + &format!("\n[data]\nshards = [\"{shard}\"]\n");
-    let of_user = world.text("with-a-secret.toml");
+    let recipe_text = fs::read_to_string(&recipe).unwrap() + &format!("\n[data]\nshards = [\"{shard}\"]\n");
+    let recipe_with_secret = world.text("with-a-secret.toml");
     let second = world.text("second");
-    fs::write(&of_user, in_recipe).unwrap();
-    run(&["pretrain", "--recipe", &of_user, "--workdir", &second, "--set", &steps(4)]);
+    fs::write(&recipe_with_secret, recipe_text).unwrap();
+    run(&world, &["pretrain", "--recipe", &recipe_with_secret, "--workdir", &second, "--set", &length(4)]);
 
-    run(&["probe", "--checkpoint", &workdir, "--train", &shard, "--test", &shard, "--json"]);
-    run(&["embed", "--checkpoint", &workdir, "--shards", &shard, "--out", &world.text("features.npy")]);
+    run(&world, &["probe", "--checkpoint", &workdir, "--train", &shard, "--test", &shard, "--json"]);
+    run(
+        &world,
+        &["embed", "--checkpoint", &workdir, "--shards", &shard, "--out", &world.text("features.npy")],
+    );
     let backbone = world.text("backbone.safetensors");
-    run(&["export", "--checkpoint", &workdir, "--out", &backbone, "--train", &shard, "--test", &shard]);
-    run(&["report", &workdir, &second, "--out", &world.text("page.html")]);
-    run(&["track", &workdir, "--mlflow", &tracker.address]);
-    run(&["shards", "reshard", &shard, "--out", &world.text("again")]);
-    run(&["shards", "dedup", &shard, "--out", &world.text("unlike"), "--against", &again]);
-    run(&["runs", &world.folder.path().display().to_string()]);
+    run(
+        &world,
+        &["export", "--checkpoint", &workdir, "--out", &backbone, "--train", &shard, "--test", &shard],
+    );
+    run(&world, &["report", &workdir, &second, "--out", &world.text("page.html")]);
+    run(&world, &["track", &workdir, "--mlflow", &tracker.address]);
+    run(&world, &["shards", "reshard", &shard, "--out", &world.text("again")]);
+    run(&world, &["shards", "dedup", &shard, "--out", &world.text("unlike"), "--against", &again]);
+    run(&world, &["runs", &world.folder.path().display().to_string()]);
 
-    let mut found = Vec::new();
-    files(world.folder.path(), &mut found);
-    assert!(found.iter().any(|file| file.ends_with("run/plan.toml")));
-    for file in found.iter().filter(|file| !file.ends_with("with-a-secret.toml")) {
-        assert!(!holds_a_secret(&fs::read(file).unwrap()), "{}", file.display());
+    let mut files = Vec::new();
+    list_files(world.folder.path(), &mut files);
+    assert!(files.iter().any(|file| file.ends_with("run/plan.toml")));
+    for file in files.iter().filter(|file| !file.ends_with("with-a-secret.toml")) {
+        assert!(!contains_secret(&fs::read(file).unwrap()), "{}", file.display());
     }
     let sent = tracker.bodies();
     assert!(!sent.is_empty());
-    assert!(sent.iter().all(|body| !holds_a_secret(body)), "what track sent");
+    assert!(sent.iter().all(|body| !contains_secret(body)), "what track sent");
 }
 
-/// Secrets that an older release has written are neither shown nor sent.
+/// Secrets in the files of an older release are neither shown nor sent.
 #[test]
-fn the_secrets_of_older_runs_stay_where_they_are() {
+fn secrets_in_files_of_older_runs_are_not_shown() {
     let world = World::new(24);
     let tracker = Tracker::start();
     ok(&world.pretrain("run", &[]));
@@ -111,33 +129,37 @@ fn the_secrets_of_older_runs_stay_where_they_are() {
         fs::write(world.path("run").join(name), text.replace(&shard, &secret)).unwrap();
     }
     let page = world.text("page.html");
-    silent(&world.ocelli(&["report", &world.text("run"), "--out", &page, "--no-pictures"]));
-    assert!(!holds_a_secret(&fs::read(page).unwrap()));
-    silent(&world.ocelli(&["track", &world.text("run"), "--mlflow", &tracker.address]));
+    assert_without_secret(&world.ocelli(&["report", &world.text("run"), "--out", &page, "--no-pictures"]));
+    assert!(!contains_secret(&fs::read(page).unwrap()));
+    assert_without_secret(&world.ocelli(&["track", &world.text("run"), "--mlflow", &tracker.address]));
     let sent = tracker.bodies();
-    assert!(sent.iter().any(|body| !body.is_empty()) && sent.iter().all(|body| !holds_a_secret(body)));
+    assert!(sent.iter().any(|body| !body.is_empty()));
+    assert!(sent.iter().all(|body| !contains_secret(body)));
+}
+
+/// Trains with a recipe that names `shards`.
+fn pretrain_with_recipe_shards(world: &World, shards: &str, more: &[&str]) -> Output {
+    let text = fs::read_to_string(world.path("tiny.toml")).unwrap();
+    fs::write(world.path("other.toml"), format!("{text}\n[data]\nshards = ['{shards}']\n")).unwrap();
+    let recipe = world.text("other.toml");
+    let workdir = world.text("run");
+    world.ocelli(&[&["pretrain", "--recipe", &recipe, "--workdir", &workdir][..], more].concat())
 }
 
 #[test]
-fn a_recipe_runs_no_command() {
+fn commands_in_a_recipe_are_not_run() {
     let world = World::new(24);
     let shard = world.text("data/train-000000.tar");
     let touched = world.path("touched");
     let command = format!("pipe:touch {}; cat {shard}", touched.display());
-    let text = fs::read_to_string(world.path("tiny.toml")).unwrap();
     let workdir = world.text("run");
-    let with = |shards: &str, more: &[&str]| {
-        fs::write(world.path("other.toml"), format!("{text}\n[data]\nshards = ['{shards}']\n")).unwrap();
-        let recipe = world.text("other.toml");
-        world.ocelli(&[&["pretrain", "--recipe", &recipe, "--workdir", &workdir][..], more].concat())
-    };
     for shards in [command.clone(), format!("{shard}::{command}"), command.replace("pipe:", "{pi,pi}pe:")] {
-        let told = fails(&with(&shards, &[]), 2);
-        assert!(told.contains("--shards"), "{told}");
+        let stderr = fails(&pretrain_with_recipe_shards(&world, &shards, &[]), 2);
+        assert!(stderr.contains("--shards"), "{stderr}");
         assert!(!touched.exists(), "{shards}");
     }
     // If other shards are given, those of the recipe are not opened.
-    ok(&with(&command, &["--shards", &shard]));
+    ok(&pretrain_with_recipe_shards(&world, &command, &["--shards", &shard]));
     assert!(!touched.exists());
     fs::remove_dir_all(&workdir).unwrap();
     // The command line may name a command.
@@ -146,7 +168,7 @@ fn a_recipe_runs_no_command() {
     assert!(touched.exists());
 }
 
-/// A server that gives every request one answer, and keeps what it was asked.
+/// A server that gives the same answer to every request and records the requests.
 struct Redirector {
     address: SocketAddr,
     requests: Arc<Mutex<Vec<String>>>,
@@ -158,14 +180,14 @@ impl Redirector {
         let listener = TcpListener::bind((ip, 0)).unwrap();
         let address = listener.local_addr().unwrap();
         let requests = Arc::new(Mutex::new(Vec::new()));
-        let kept = Arc::clone(&requests);
+        let recorded = Arc::clone(&requests);
         std::thread::spawn(move || {
             for stream in listener.incoming() {
                 let Ok(mut stream) = stream else { return };
                 let mut text = String::new();
                 let mut lines = BufReader::new(stream.try_clone().unwrap());
                 while lines.read_line(&mut text).is_ok_and(|n| n > 2) {}
-                kept.lock().unwrap().push(text);
+                recorded.lock().unwrap().push(text);
                 let _ = stream.write_all(answer.as_bytes());
             }
         });
@@ -177,33 +199,34 @@ impl Redirector {
     }
 }
 
-fn moved_to(address: SocketAddr) -> String {
+/// Response that redirects to `address`.
+fn redirect_to(address: SocketAddr) -> String {
     format!(
         "HTTP/1.1 307 Temporary Redirect\r\nLocation: http://{address}/other.tar\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
     )
 }
 
-const GONE: &str = "HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\nConnection: close\r\n\r\n";
+const NOT_FOUND: &str = "HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\nConnection: close\r\n\r\n";
 
-/// Secrets in an address or in a request stay with the host that they were given for.
+/// Secrets in an address or in a request are sent only to the host for which they were given.
 #[test]
-fn a_redirect_carries_no_secret() {
+fn redirected_requests_contain_no_secrets() {
     let world = World::new(4);
-    let other = Redirector::start("127.0.0.2", GONE.into());
-    let first = Redirector::start("127.0.0.1", moved_to(other.address));
+    let other = Redirector::start("127.0.0.2", NOT_FOUND.into());
+    let first = Redirector::start("127.0.0.1", redirect_to(other.address));
     let url = format!("http://{}/a.tar?X-Amz-Signature=hush", first.address);
-    let said = fails(&world.ocelli(&["shards", "ls", &url]), 3);
-    assert!(said.contains("does not exist") && !said.contains("hush"), "{said}");
-    let asked = other.requests();
-    assert!(!asked.is_empty(), "a redirect of a web server is followed");
-    for request in &asked {
+    let stderr = fails(&world.ocelli(&["shards", "ls", &url]), 3);
+    assert!(stderr.contains("does not exist") && !stderr.contains("hush"), "{stderr}");
+    let requests = other.requests();
+    assert!(!requests.is_empty(), "a redirect of a web server is followed");
+    for request in &requests {
         assert!(!request.contains("hush") && !request.to_lowercase().contains("referer"), "{request}");
     }
-    // An object store whose endpoint, which is named without encryption, sends the signed request
-    // elsewhere.
-    let n_asked = asked.len();
+    // An object store without encryption whose endpoint redirects the signed request to another
+    // host.
+    let n_requests = requests.len();
     let endpoint = format!("http://{}", first.address);
-    let said = fails(
+    let stderr = fails(
         &world.ocelli_with(
             &["shards", "ls", "s3://bucket/a.tar"],
             &[
@@ -216,37 +239,38 @@ fn a_redirect_carries_no_secret() {
         ),
         3,
     );
-    assert!(said.contains("redirects to another host, 127.0.0.2"), "{said}");
-    assert_eq!(other.requests().len(), n_asked, "nothing was sent there");
+    assert!(stderr.contains("redirects to another host, 127.0.0.2"), "{stderr}");
+    assert_eq!(other.requests().len(), n_requests, "nothing was sent to the other host");
 }
 
-/// A server elsewhere sends nobody to services of this machine, and neither does a list.
-#[test]
-fn what_is_elsewhere_does_not_lead_here() {
-    let world = World::new(4);
-    // The address of this machine in its network, found without a packet being sent.
+/// Address of this machine in its network, determined without sending a packet.
+fn network_address() -> Option<IpAddr> {
     let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
-    let Some(own) = socket
-        .connect("192.0.2.1:9")
-        .and_then(|()| socket.local_addr())
-        .ok()
-        .filter(|own| !own.ip().is_loopback())
-    else {
+    socket.connect("192.0.2.1:9").ok()?;
+    let ip = socket.local_addr().ok()?.ip();
+    (!ip.is_loopback()).then_some(ip)
+}
+
+/// Redirects and lists of remote servers cannot point to services of this machine.
+#[test]
+fn remote_servers_cannot_redirect_to_this_machine() {
+    let world = World::new(4);
+    let Some(ip) = network_address() else {
         left_out("this machine is in no network");
         return;
     };
-    let here = Redirector::start("127.0.0.1", GONE.into());
-    let elsewhere = Redirector::start(&own.ip().to_string(), moved_to(here.address));
-    let said = fails(&world.ocelli(&["shards", "ls", &format!("http://{}/a.tar", elsewhere.address)]), 3);
-    assert!(said.contains("an address of this machine"), "{said}");
+    let local = Redirector::start("127.0.0.1", NOT_FOUND.into());
+    let remote = Redirector::start(&ip.to_string(), redirect_to(local.address));
+    let stderr = fails(&world.ocelli(&["shards", "ls", &format!("http://{}/a.tar", remote.address)]), 3);
+    assert!(stderr.contains("an address of this machine"), "{stderr}");
     let list = format!(
         "{{\"__kind__\":\"wids-shard-index-v1\",\"wids_version\":1,\"shardlist\":[{{\"url\":\"http://{}/a.tar\"}}]}}",
-        here.address
+        local.address
     );
     let answer =
         format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{list}", list.len());
-    let elsewhere = Redirector::start(&own.ip().to_string(), answer);
-    let said = fails(&world.ocelli(&["shards", "ls", &format!("http://{}/list.json", elsewhere.address)]), 2);
-    assert!(said.contains("cannot name 127.0.0.1"), "{said}");
-    assert!(here.requests().is_empty());
+    let remote = Redirector::start(&ip.to_string(), answer);
+    let stderr = fails(&world.ocelli(&["shards", "ls", &format!("http://{}/list.json", remote.address)]), 2);
+    assert!(stderr.contains("cannot name 127.0.0.1"), "{stderr}");
+    assert!(local.requests().is_empty());
 }

@@ -23,18 +23,18 @@ pub(crate) struct Faults {
     /// Sends the whole file for any range.
     pub(crate) ignores_ranges: bool,
     /// Sends neither length nor version.
-    pub(crate) says_nothing: bool,
+    pub(crate) omits_length_and_version: bool,
     /// Sends the rest of the current file for any requested version.
     pub(crate) ignores_versions: bool,
-    /// Responds to every unknown name with a page.
-    pub(crate) has_a_page_for_all: bool,
+    /// Responds to unknown names with a page.
+    pub(crate) serves_page_for_unknown: bool,
     /// Part of the names of files whose owner opts out.
     pub(crate) opts_out: Option<&'static str>,
     /// Folder from which a file is served from its second request on.
     pub(crate) changes_to: Option<PathBuf>,
 }
 
-/// A web server of the files in a folder.
+/// A web server for the files in a folder.
 pub(crate) struct WebServer {
     address: SocketAddr,
     state: Arc<State>,
@@ -87,7 +87,7 @@ impl WebServer {
     }
 
     /// Returns the largest number of concurrent requests.
-    pub(crate) fn most_at_a_time(&self) -> usize {
+    pub(crate) fn max_concurrent_requests(&self) -> usize {
         self.state.active.lock().unwrap()[1]
     }
 
@@ -119,6 +119,7 @@ impl Drop for Active<'_> {
     }
 }
 
+/// Answers one request and closes the connection.
 fn answer(state: &State, mut stream: TcpStream, active: Active<'_>) -> std::io::Result<()> {
     let (path, headers) = request(&stream)?;
     let range = headers.get("range").cloned();
@@ -134,33 +135,32 @@ fn answer(state: &State, mut stream: TcpStream, active: Active<'_>) -> std::io::
         drop(active);
         return write!(stream, "HTTP/1.1 {status} Fault\r\nretry-after: 0\r\ncontent-length: 0\r\n\r\n");
     }
-    let Ok(mut bytes) = std::fs::read(state.root.join(&path)).or_else(|error| {
-        if faults.has_a_page_for_all { Ok(b"<html>Hello</html>".to_vec()) } else { Err(error) }
-    }) else {
-        drop(active);
-        return write!(stream, "HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n");
+    let mut bytes = match std::fs::read(state.root.join(&path)) {
+        Ok(bytes) => bytes,
+        Err(_) if faults.serves_page_for_unknown => b"<html>Hello</html>".to_vec(),
+        Err(_) => {
+            drop(active);
+            return write!(stream, "HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n");
+        }
     };
     let mut version = "\"first\"";
     if let Some(root) = faults.changes_to.filter(|_| n_before > 0) {
-        (bytes, version) = (std::fs::read(root.join(&path))?, "\"second\"");
+        bytes = std::fs::read(root.join(&path))?;
+        version = "\"second\"";
     }
-    let start: usize = match range.as_deref().and_then(|range| range.strip_prefix("bytes=")) {
-        _ if faults.ignores_ranges => 0,
-        _ if !faults.ignores_versions && headers.get("if-range").is_some_and(|v| v != version) => 0,
-        Some(range) => range.trim_end_matches('-').parse().unwrap(),
-        None => 0,
-    };
-    match start {
-        0 => write!(stream, "HTTP/1.1 200 OK\r\nconnection: close\r\n")?,
-        _ => {
-            let range = format!("bytes {start}-{}/{}", bytes.len() - 1, bytes.len());
-            write!(
-                stream,
-                "HTTP/1.1 206 Partial Content\r\nconnection: close\r\ncontent-range: {range}\r\n"
-            )?;
-        }
+    let is_other_version = headers.get("if-range").is_some_and(|requested| requested != version);
+    let sends_range = !faults.ignores_ranges && (faults.ignores_versions || !is_other_version);
+    let mut start: usize = 0;
+    if sends_range && let Some(range) = range.as_deref().and_then(|range| range.strip_prefix("bytes=")) {
+        start = range.trim_end_matches('-').parse().unwrap();
     }
-    if !faults.says_nothing {
+    if start == 0 {
+        write!(stream, "HTTP/1.1 200 OK\r\nconnection: close\r\n")?;
+    } else {
+        let range = format!("bytes {start}-{}/{}", bytes.len() - 1, bytes.len());
+        write!(stream, "HTTP/1.1 206 Partial Content\r\nconnection: close\r\ncontent-range: {range}\r\n")?;
+    }
+    if !faults.omits_length_and_version {
         write!(stream, "content-length: {}\r\netag: {version}\r\n", bytes.len() - start)?;
     }
     if faults.opts_out.is_some_and(|word| path.contains(word)) {
@@ -189,8 +189,8 @@ fn answer(state: &State, mut stream: TcpStream, active: Active<'_>) -> std::io::
 ///
 /// # Errors
 ///
-/// If the connection is closed without a request, as a client does whose request went out on
-/// another connection.
+/// If the connection is closed without a request, as by a client that sent its request over another
+/// connection.
 fn request(stream: &TcpStream) -> std::io::Result<(String, HashMap<String, String>)> {
     let mut lines = BufReader::new(stream).lines();
     let first = lines.next().unwrap_or_else(|| Err(std::io::ErrorKind::UnexpectedEof.into()))?;
@@ -207,7 +207,7 @@ fn request(stream: &TcpStream) -> std::io::Result<(String, HashMap<String, Strin
 /// Key and secret of the S3 server.
 pub(crate) const S3_KEYS: [&str; 2] = ["a-key", "a-secret"];
 
-/// Starts an S3 server of the folders in `root`, its buckets, and returns its address.
+/// Starts an S3 server whose buckets are the folders in `root`, and returns its address.
 pub(crate) fn start_s3(root: &Path) -> String {
     let mut service = S3ServiceBuilder::new(FileSystem::new(root).unwrap());
     service.set_auth(SimpleAuth::from_single(S3_KEYS[0], S3_KEYS[1]));

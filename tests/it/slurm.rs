@@ -8,31 +8,28 @@ use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
 use crate::curate::npy;
-use crate::support::{World, ok};
+use crate::support::{World, left_out, ok};
 
-/// Steps of a run, enough for it to be disturbed on the way.
+/// Steps of a run, enough to disturb it several times.
 const STEPS: usize = 240;
 
-/// A cluster, made by the script that users have.
+/// A cluster, started by the script for users.
 struct Cluster {
     folder: PathBuf,
 }
 
 impl Cluster {
-    /// Starts a cluster; says why there is none if there cannot be one.
+    /// Starts a cluster, or prints the reason and returns `None` if that is not possible.
     fn new(world: &World) -> Option<Self> {
-        use std::io::Write;
-        let say = |why: &str| drop(writeln!(std::io::stderr(), "left out: the scripts for Slurm; {why}"));
         if std::env::var_os("RUN_SLOW_TESTS").is_none() {
-            say("set RUN_SLOW_TESTS=1 for them");
+            left_out("the scripts for Slurm; set RUN_SLOW_TESTS=1 for them");
             return None;
         }
         let output = Self::script(&["up", &world.text("slurm")]);
         let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
-        if output.status.code() == Some(2)
-            && ["root", "missing", "is up"].iter().any(|why| stderr.contains(why))
-        {
-            say(&stderr);
+        let is_impossible = ["root", "missing", "is up"].iter().any(|reason| stderr.contains(reason));
+        if output.status.code() == Some(2) && is_impossible {
+            left_out(&format!("the scripts for Slurm; {stderr}"));
             return None;
         }
         let cluster = Self { folder: world.path("slurm") };
@@ -52,13 +49,14 @@ impl Cluster {
         command
     }
 
-    fn said(&self, program: &str, args: &[&str]) -> String {
+    /// Runs one of Slurm's commands and returns its standard output.
+    fn stdout(&self, program: &str, args: &[&str]) -> String {
         let output = self.command(program).args(args).output().unwrap();
         assert!(output.status.success(), "{program} {args:?}: {}", String::from_utf8_lossy(&output.stderr));
         String::from_utf8(output.stdout).unwrap()
     }
 
-    /// Submits a script as it stands with `args`, and returns the number of the job.
+    /// Submits an unchanged script with `args`, and returns the number of the job.
     fn submit(&self, script: &str, flags: &[&str], args: &[&str], environment: &[(&str, String)]) -> String {
         let path = format!("{}/../scripts/slurm/{script}", env!("CARGO_MANIFEST_DIR"));
         let mut command = self.command("sbatch");
@@ -69,12 +67,12 @@ impl Cluster {
         String::from_utf8(output.stdout).unwrap().trim().to_string()
     }
 
-    /// Waits until Slurm has no job any more.
+    /// Waits until Slurm has no more jobs.
     fn wait(&self) {
         let start = Instant::now();
-        while !self.said("squeue", &["--noheader"]).trim().is_empty() {
-            let jobs = || self.said("squeue", &[]);
-            assert!(start.elapsed() < Duration::from_secs(900), "jobs hang:\n{}", jobs());
+        while !self.stdout("squeue", &["--noheader"]).trim().is_empty() {
+            let is_hanging = start.elapsed() >= Duration::from_secs(900);
+            assert!(!is_hanging, "jobs hang:\n{}", self.stdout("squeue", &[]));
             std::thread::sleep(Duration::from_millis(500));
         }
     }
@@ -87,7 +85,7 @@ impl Drop for Cluster {
 }
 
 /// Returns the environment variables of a pretraining run of `n_steps` in `workdir`.
-fn run_of(world: &World, workdir: &str, n_steps: usize) -> Vec<(&'static str, String)> {
+fn run_environment(world: &World, workdir: &str, n_steps: usize) -> Vec<(&'static str, String)> {
     let args = format!(
         "--set run.workers=1 --set optim.batch_size=24 --set optim.micro_batches=12 --set optim.length={{steps={n_steps}}} \
          --set run.deadline_s=10 --set run.checkpoint_every_steps=60"
@@ -104,11 +102,12 @@ fn run_of(world: &World, workdir: &str, n_steps: usize) -> Vec<(&'static str, St
 
 /// Submits a pretraining run of `n_steps` in `workdir` on both nodes.
 fn pretrain(world: &World, cluster: &Cluster, workdir: &str, n_steps: usize, flags: &[&str]) -> String {
-    let environment = run_of(world, workdir, n_steps);
+    let environment = run_environment(world, workdir, n_steps);
     let usual = ["--nodes=2", "--output=pretrain-%j.log"];
     cluster.submit("pretrain.sbatch", &[&usual, flags].concat(), &[], &environment)
 }
 
+/// Losses of all steps in complete rows of the metrics.
 fn losses(workdir: &Path) -> Vec<f64> {
     let text = std::fs::read_to_string(workdir.join("metrics.jsonl")).unwrap_or_default();
     let rows = text.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
@@ -116,7 +115,7 @@ fn losses(workdir: &Path) -> Vec<f64> {
 }
 
 /// Waits until the run in `workdir` has taken `n_steps` steps.
-fn wait_for(world: &World, workdir: &str, n_steps: usize) {
+fn wait_for_steps(world: &World, workdir: &str, n_steps: usize) {
     let start = Instant::now();
     while losses(&world.path(workdir)).len() < n_steps {
         assert!(start.elapsed() < Duration::from_secs(300), "{workdir} does not get on");
@@ -124,34 +123,34 @@ fn wait_for(world: &World, workdir: &str, n_steps: usize) {
     }
 }
 
-/// Requeued, preempted, robbed of a node and at the end of its time, a run has the losses of one
-/// that nothing has disturbed, and two watchers score each of its checkpoints once.
+/// After requeuing, preemption, the loss of a node and the end of its time limit, a run has the
+/// losses of an undisturbed one, and two watchers score each of its checkpoints once.
 #[test]
-fn jobs_go_on_after_everything_that_slurm_does() {
+fn jobs_resume_after_requeue_preemption_node_loss_and_time_limit() {
     let world = World::new(60);
     let Some(cluster) = Cluster::new(&world) else { return };
     let start = Instant::now();
     pretrain(&world, &cluster, "whole", STEPS, &[]);
     cluster.wait();
     let steps_per_s = STEPS as f64 / start.elapsed().as_secs_f64();
-    let whole = losses(&world.path("whole"));
-    assert_eq!(whole.len(), STEPS, "{}", cluster.said("sh", &["-c", "tail -n 30 pretrain-*.log"]));
+    let undisturbed = losses(&world.path("whole"));
+    assert_eq!(undisturbed.len(), STEPS, "{}", cluster.stdout("sh", &["-c", "tail -n 30 pretrain-*.log"]));
 
     let job = pretrain(&world, &cluster, "broken", STEPS, &[]);
-    wait_for(&world, "broken", 40);
-    cluster.said("scontrol", &["requeue", &job]);
-    wait_for(&world, "broken", 90);
+    wait_for_steps(&world, "broken", 40);
+    cluster.stdout("scontrol", &["requeue", &job]);
+    wait_for_steps(&world, "broken", 90);
     let urgent = ["--partition=urgent", "--nodes=2", "--exclusive", "--wrap=sleep 5", "--output=/dev/null"];
-    cluster.said("sbatch", &urgent);
-    wait_for(&world, "broken", 140);
+    cluster.stdout("sbatch", &urgent);
+    wait_for_steps(&world, "broken", 140);
     Cluster::script(&["cut", "2"]);
-    // The ranks of the other node find out, and the job is queued again.
+    // The ranks of the other node reach their deadline, and the job is queued again.
     std::thread::sleep(Duration::from_secs(40));
     Cluster::script(&["mend", "2"]);
-    cluster.said("scontrol", &["update", "nodename=node2", "state=resume"]);
+    cluster.stdout("scontrol", &["update", "nodename=node2", "state=resume"]);
     cluster.wait();
     let log = std::fs::read_to_string(world.path(&format!("pretrain-{job}.log"))).unwrap();
-    assert!(losses(&world.path("broken")) == whole, "{log}");
+    assert!(losses(&world.path("broken")) == undisturbed, "{log}");
     for reason in ["DUE TO JOB REQUEUE", "DUE TO PREEMPTION", "has not ended within"] {
         assert!(log.contains(reason), "{reason}: {log}");
     }
@@ -168,16 +167,16 @@ fn jobs_go_on_after_everything_that_slurm_does() {
     assert!(long.len() == n_steps && losses(&world.path("timed")) == long, "{log}");
     assert!(log.contains("exit code 143; queued again") && log.contains("continuing at step"), "{log}");
 
-    start_on_gpus(&world, &cluster, &whole);
+    start_on_gpus(&world, &cluster, &undisturbed);
     prepare_in_parts(&world, &cluster);
     curate_again(&world, &cluster);
     watch(&world, &cluster);
 }
 
-/// Starts a rank for each GPU that Slurm gives, two of the three of each node. NCCL would need real
-/// ones, so each rank trains its own run; asked to stop, all of them write a checkpoint, and go on
-/// when the job is queued again.
-fn start_on_gpus(world: &World, cluster: &Cluster, whole: &[f64]) {
+/// Starts a rank for each GPU that Slurm allocates, two of the three of each node. NCCL would need
+/// real GPUs, so each rank trains its own run. After a signal to stop, all of them write a
+/// checkpoint, and they resume when the job is queued again.
+fn start_on_gpus(world: &World, cluster: &Cluster, undisturbed: &[f64]) {
     let program = format!(
         r#"#!/bin/bash
 echo "$RANK of $WORLD_SIZE, GPU $LOCAL_RANK of $CUDA_VISIBLE_DEVICES, meets at $MASTER_ADDR" >> "$WORKDIR.ranks"
@@ -191,19 +190,19 @@ exec {} "${{@/#$workdir/$workdir-$rank}}"
     std::fs::set_permissions(world.path("rank.sh"), std::fs::Permissions::from_mode(0o755)).unwrap();
     let scripts = format!("{}/../scripts", env!("CARGO_MANIFEST_DIR"));
     let more = [("SCRIPTS", scripts), ("OCELLI", world.text("rank.sh"))];
-    let environment = [run_of(world, "gpus", STEPS), more.to_vec()].concat();
+    let environment = [run_environment(world, "gpus", STEPS), more.to_vec()].concat();
     let flags = ["--nodes=2", "--gpus-per-node=2", "--output=gpus-%j.log"];
     let job = cluster.submit("pretrain_gpu.sbatch", &flags, &[], &environment);
     for rank in 0..4 {
-        wait_for(world, &format!("gpus-{rank}"), 40);
+        wait_for_steps(world, &format!("gpus-{rank}"), 40);
     }
-    cluster.said("scancel", &["--signal=USR2", &job]);
+    cluster.stdout("scancel", &["--signal=USR2", &job]);
     cluster.wait();
     let log = std::fs::read_to_string(world.path(&format!("gpus-{job}.log"))).unwrap();
     assert!(log.contains("exit code 143; queued again"), "{log}");
     assert_eq!(log.matches("continuing at step").count(), 4, "{log}");
     for rank in 0..4 {
-        assert!(losses(&world.path(&format!("gpus-{rank}"))) == whole, "rank {rank}: {log}");
+        assert!(losses(&world.path(&format!("gpus-{rank}"))) == undisturbed, "rank {rank}: {log}");
     }
     let ranks = std::fs::read_to_string(world.path("gpus.ranks")).unwrap();
     let ranks: BTreeSet<&str> = ranks.lines().collect();
@@ -211,14 +210,14 @@ exec {} "${{@/#$workdir/$workdir-$rank}}"
     assert_eq!(ranks, expected.collect::<Vec<_>>().iter().map(String::as_str).collect());
 }
 
-/// Packs images by an array of jobs, and one that joins its parts.
+/// Packs images by an array of jobs, and a job that joins the parts.
 fn prepare_in_parts(world: &World, cluster: &Cluster) {
     world.extract("photos");
     let photos = world.text("photos");
-    let whole = world.text("packed");
+    let one_job = world.text("packed");
     let parts = world.text("packed-in-parts");
     let args = ["shards", "pack", &photos, "--samples-per-shard", "7", "--out"];
-    ok(&world.ocelli(&[&args[..], &[&whole]].concat()));
+    ok(&world.ocelli(&[&args[..], &[&one_job]].concat()));
     let args = [&args[..], &[&parts]].concat();
     let flags = ["--cpus-per-task=1", "--mem=1G", "--output=part-%a.log"];
     let array = cluster.submit("parts.sbatch", &[&flags[..], &["--array=1-4"]].concat(), &args, &[]);
@@ -226,22 +225,27 @@ fn prepare_in_parts(world: &World, cluster: &Cluster) {
     cluster.submit("parts.sbatch", &[&flags[..], &[&after]].concat(), &args, &[("JOIN", "4".into())]);
     cluster.wait();
     for number in 0..9 {
-        let read = |folder: &str| std::fs::read(format!("{folder}/train-{number:06}.tar")).unwrap();
-        assert!(read(&whole) == read(&parts), "{number}");
+        let file = format!("train-{number:06}.tar");
+        assert!(have_equal_files(&one_job, &parts, &file), "{file}");
     }
-    let said = cluster.said("sh", &["-c", "cat part-*.log"]);
-    assert!(said.contains("60 samples of") && said.contains("in 9 shard(s):"), "{said}");
+    let stdout = cluster.stdout("sh", &["-c", "cat part-*.log"]);
+    assert!(stdout.contains("60 samples of") && stdout.contains("in 9 shard(s):"), "{stdout}");
 }
 
-/// Curates on both nodes; queued again after its centers were saved, a job writes what one process
-/// does.
+/// Returns `true` if two folders have the same bytes in `file`.
+fn have_equal_files(a: &str, b: &str, file: &str) -> bool {
+    std::fs::read(format!("{a}/{file}")).unwrap() == std::fs::read(format!("{b}/{file}")).unwrap()
+}
+
+/// Curates on both nodes: a job that is queued again after its centers were saved writes the same
+/// files as one process.
 fn curate_again(world: &World, cluster: &Cluster) {
     let mut state = 1u32;
-    let mut uniform = || {
+    let mut rows = Vec::with_capacity(100_000 * 32);
+    for _ in 0..100_000 * 32 {
         state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-        (state >> 8) as f32 / (1 << 24) as f32
-    };
-    let rows: Vec<f32> = (0..100_000 * 32).map(|_| uniform()).collect();
+        rows.push((state >> 8) as f32 / (1 << 24) as f32);
+    }
     std::fs::write(world.path("rows.npy"), npy(&rows, 32)).unwrap();
     let features = world.text("rows.npy");
     let alone = world.text("alone");
@@ -260,22 +264,24 @@ fn curate_again(world: &World, cluster: &Cluster) {
         assert!(start.elapsed() < Duration::from_secs(300), "no centers were saved");
         std::thread::sleep(Duration::from_millis(50));
     }
-    cluster.said("scontrol", &["requeue", &job]);
+    cluster.stdout("scontrol", &["requeue", &job]);
     cluster.wait();
     let log = std::fs::read_to_string(world.path(&format!("curate-{job}.log"))).unwrap();
     assert!(log.contains("going on after "), "{log}");
     for file in ["list.jsonl", "keep.txt", "clusters.safetensors"] {
-        let read = |folder: &str| std::fs::read(format!("{folder}/{file}")).unwrap();
-        assert!(read(&alone) == read(&again), "{file} differs: {log}");
+        assert!(have_equal_files(&alone, &again, file), "{file} differs: {log}");
     }
 }
 
 /// Scores the checkpoints of a run by two watchers, each once.
 fn watch(world: &World, cluster: &Cluster) {
     let train = world.text("data/train-000000.tar");
-    let environment = [("WORKDIR", world.text("broken")), ("TRAIN", train.clone()), ("TEST", train)];
-    let environment = environment.into_iter().chain([("OCELLI_ARGS", "--protocol knn".into())]);
-    let environment: Vec<(&str, String)> = environment.collect();
+    let environment = [
+        ("WORKDIR", world.text("broken")),
+        ("TRAIN", train.clone()),
+        ("TEST", train),
+        ("OCELLI_ARGS", "--protocol knn".into()),
+    ];
     let flags = ["--array=1-2", "--cpus-per-task=1", "--mem=1G", "--output=watch-%a.log"];
     cluster.submit("watch.sbatch", &flags, &[], &environment);
     cluster.wait();

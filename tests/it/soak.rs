@@ -23,7 +23,7 @@ fn resident_mb() -> f64 {
 /// 100,000 samples, one in a hundred corrupt: memory does not grow, and each bad sample is listed
 /// in the ledger once, even after a second pass.
 #[test]
-fn a_long_stream_with_bad_samples_keeps_its_memory() {
+fn memory_stays_constant_over_a_long_stream_with_bad_samples() {
     if std::env::var_os("RUN_SLOW_TESTS").is_none() {
         return;
     }
@@ -61,9 +61,9 @@ fn a_long_stream_with_bad_samples_keeps_its_memory() {
     let n_batches = N_SAMPLES / BATCH as u64;
     let mut early_mb = 0.0;
     for batch in 0..n_batches + n_batches / 5 {
-        let made = pool.next_batch().unwrap().unwrap();
-        assert_eq!(made.samples.len(), BATCH);
-        pool.recycle(made);
+        let views = pool.next_batch().unwrap().unwrap();
+        assert_eq!(views.samples.len(), BATCH);
+        pool.recycle(views);
         if batch == n_batches / 10 {
             early_mb = resident_mb();
         }

@@ -1,12 +1,11 @@
-//! Runs on several ranks that are disturbed again and again, each compared with one that nothing
-//! disturbed.
+//! Runs on several ranks that are disturbed repeatedly, each compared with an undisturbed one.
 //!
 //! `RUN_SOAK_MINUTES=120 cargo test -p tests --features mpi --test it -- soak_ranks --nocapture`
 //! takes two hours. Every round trains one recipe twice: undisturbed on one rank, and in attempts
 //! on one, two or four ranks, on one node or two, each of which is disturbed at a random moment,
-//! until the run is complete. All values in the metrics but times, and the last weights, must be
-//! equal. `RUN_SOAK_SEED` chooses other moments. Without root there is one node, and no disk that
-//! fills up.
+//! until the run is complete. All values in the metrics except times, and the last weights, must be
+//! equal. `RUN_SOAK_SEED` chooses other moments. Without root there is one node, and disks do not
+//! fill up.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -29,7 +28,7 @@ use crate::support::{TINY, World, metrics, ok};
 /// Steps of a run.
 const STEPS: usize = 200;
 
-/// Settings of every run. A bad sample ends it: another in its place would change the losses.
+/// Settings of every run. A bad sample ends it: a replacement would change the losses.
 const SETTINGS: [&str; 6] = [
     "optim.length={steps=200}",
     "run.deadline_s=10",
@@ -39,9 +38,9 @@ const SETTINGS: [&str; 6] = [
     "data.max_bad_rate=0",
 ];
 
-/// A long trial.
+/// State of the test between rounds.
 struct Soak {
-    // Before the folder that it is in: fields are dropped in their order.
+    // Before the folder that contains it: fields are dropped in this order.
     disk: Option<Disk>,
     world: World,
     nodes: Option<Nodes>,
@@ -58,33 +57,34 @@ impl Soak {
         Self { disk, world, nodes: Nodes::new(), rng, counts: BTreeMap::new(), n_attempts: 0 }
     }
 
-    /// Trains `recipe` undisturbed, then in attempts until the run is complete, and compares the
-    /// two.
+    /// Trains `recipe` undisturbed, then in attempts until the run is complete, and compares both
+    /// runs.
     fn round(&mut self, recipe: &str) {
         fs::write(self.world.path("tiny.toml"), recipe).unwrap();
         let args = Ranks::new(&self.world, &SETTINGS).args("disk/whole", &[]);
         ok(&crate::support::program().args(&args).output().unwrap());
         let args = Ranks::new(&self.world, &SETTINGS).args("disk/broken", &[]);
-        let whole = self.world.path("disk/whole");
-        let broken = self.world.path("disk/broken");
-        while !self.attempt(&args, &broken) {}
-        let expected = rows(&whole);
-        let found = rows(&broken);
+        let undisturbed = self.world.path("disk/whole");
+        let disturbed = self.world.path("disk/broken");
+        while !self.attempt(&args, &disturbed) {}
+        let expected = rows(&undisturbed);
+        let actual = rows(&disturbed);
         assert_eq!(expected.len(), STEPS);
-        for (expected, found) in expected.iter().zip(&found) {
-            assert_eq!(found, expected);
+        for (expected, actual) in expected.iter().zip(&actual) {
+            assert_eq!(actual, expected);
         }
-        assert_eq!(found.len(), STEPS);
-        assert!(weights(&broken) == weights(&whole), "weights differ");
-        fs::remove_dir_all(whole).unwrap();
-        fs::remove_dir_all(broken).unwrap();
+        assert_eq!(actual.len(), STEPS);
+        assert!(weights(&disturbed) == weights(&undisturbed), "weights differ");
+        fs::remove_dir_all(undisturbed).unwrap();
+        fs::remove_dir_all(disturbed).unwrap();
     }
 
+    /// Draws a number below `n`.
     fn below(&mut self, n: usize) -> usize {
         self.rng.below(n as u32) as usize
     }
 
-    /// Runs ranks until a disturbance has ended them; returns whether the run is complete.
+    /// Runs ranks until a disturbance has ended them; returns `true` if the run is complete.
     fn attempt(&mut self, args: &[String], workdir: &Path) -> bool {
         self.n_attempts += 1;
         let n_ranks = [1, 2, 4][self.below(3)];
@@ -108,9 +108,9 @@ impl Soak {
         let shard = fs::read(self.world.shard()).unwrap();
         self.prepare(disturbance, workdir, &shard);
         let attempt = self.start(n_ranks, over_nodes, args);
-        let life = Duration::from_millis(self.below(5000) as u64);
-        let is_early = attempt.wait(life);
-        if !is_early {
+        let undisturbed_time = Duration::from_millis(self.below(5000) as u64);
+        let has_ended_before = attempt.wait(undisturbed_time);
+        if !has_ended_before {
             self.disturb(disturbance, &attempt, workdir);
         }
         // Ranks that do not find each other give up after 120 s.
@@ -122,21 +122,31 @@ impl Soak {
             attempt.wait(Duration::from_secs(20));
         }
         let codes = attempt.end();
-        let told = || {
-            let files = (0..n_ranks).map(|rank| format!("stderr-{rank}")).chain(["mpirun-stderr".into()]);
-            let texts = files.map(|file| fs::read_to_string(self.world.path(&file)).unwrap_or_default());
-            texts.collect::<Vec<_>>().join("\n--\n")
-        };
-        let what = format!("{disturbance:?} on {n_ranks} ranks (two nodes: {over_nodes}): {codes:?}");
-        assert!(has_ended, "{what}: ranks hang\n{}", told());
-        assert!(codes.iter().all(|code| disturbance.codes().contains(code)), "{what}\n{}", told());
+        let attempt_name = format!("{disturbance:?} on {n_ranks} ranks (two nodes: {over_nodes}): {codes:?}");
+        let logs = self.logs(n_ranks);
+        assert!(has_ended, "{attempt_name}: ranks hang\n{logs}");
+        let are_expected = codes.iter().all(|code| disturbance.codes().contains(code));
+        assert!(are_expected, "{attempt_name}\n{logs}");
         self.mend(disturbance, &shard);
         codes.iter().all(|code| *code == 0)
     }
 
+    /// Standard error of all ranks and of mpirun.
+    fn logs(&self, n_ranks: usize) -> String {
+        let mut logs = Vec::new();
+        for rank in 0..n_ranks {
+            let path = self.world.path(&format!("stderr-{rank}"));
+            logs.push(fs::read_to_string(path).unwrap_or_default());
+        }
+        logs.push(fs::read_to_string(self.world.path("mpirun-stderr")).unwrap_or_default());
+        logs.join("\n--\n")
+    }
+
     fn start(&self, n_ranks: usize, over_nodes: bool, args: &[String]) -> Attempt {
         let folder = self.world.folder.path().to_path_buf();
-        (0..4).for_each(|rank| drop(fs::remove_file(folder.join(format!("code-{rank}")))));
+        for rank in 0..4 {
+            let _ = fs::remove_file(folder.join(format!("code-{rank}")));
+        }
         let mut command = match &self.nodes {
             Some(nodes) if over_nodes => nodes.mpirun(n_ranks / 2, &folder, args),
             _ => mpirun(n_ranks, &folder, args),
@@ -147,18 +157,18 @@ impl Soak {
         Attempt { child: command.spawn().unwrap(), folder, n_ranks }
     }
 
-    /// Does what is done before the ranks start.
+    /// Applies disturbances that precede the start of the ranks.
     fn prepare(&mut self, disturbance: Disturbance, workdir: &Path, shard: &[u8]) {
         match disturbance {
             DamageShard => {
                 let mut bytes = shard.to_vec();
-                // In every image, so that the first batch has one; headers, which are read before,
-                // are left alone.
-                for place in (0..shard.len() - 1024).step_by(512) {
-                    let name = String::from_utf8_lossy(&shard[place..place + 100]);
+                // In every image, so that the first batch has a damaged one. Headers, which are
+                // read before, are unchanged.
+                for offset in (0..shard.len() - 1024).step_by(512) {
+                    let name = String::from_utf8_lossy(&shard[offset..offset + 100]);
                     let is_image = name.trim_end_matches('\0').ends_with(".jpg");
-                    if &shard[place + 257..place + 262] == b"ustar" && is_image {
-                        bytes[place + 512 + 100] ^= 0x55;
+                    if &shard[offset + 257..offset + 262] == b"ustar" && is_image {
+                        bytes[offset + 512 + 100] ^= 0x55;
                     }
                 }
                 fs::write(self.world.shard(), bytes).unwrap();
@@ -171,10 +181,10 @@ impl Soak {
                 files.sort();
                 let file = &files[self.below(files.len())];
                 let mut bytes = fs::read(file).unwrap();
-                let place = self.below(bytes.len());
+                let offset = self.below(bytes.len());
                 match disturbance {
-                    DamageCheckpoint => bytes[place] ^= 1 << self.below(8),
-                    _ => bytes.truncate(place),
+                    DamageCheckpoint => bytes[offset] ^= 1 << self.below(8),
+                    _ => bytes.truncate(offset),
                 }
                 fs::write(file, bytes).unwrap();
             }
@@ -182,7 +192,7 @@ impl Soak {
         }
     }
 
-    /// Does what is done while the ranks run.
+    /// Applies disturbances of running ranks.
     fn disturb(&mut self, disturbance: Disturbance, attempt: &Attempt, workdir: &Path) {
         let rank = self.below(attempt.n_ranks);
         match disturbance {
@@ -192,16 +202,13 @@ impl Soak {
                 attempt.signal(rank, "-STOP");
                 attempt.wait(Duration::from_secs(3));
                 attempt.signal(rank, "-CONT");
-                goes_on(attempt, workdir);
+                wait_for_two_steps(attempt, workdir);
                 attempt.signal(rank, "-KILL");
             }
             StopRank => {
                 attempt.signal(rank, "-STOP");
                 let start = Instant::now();
-                let others = || (0..attempt.n_ranks).filter(|other| *other != rank);
-                let code = |rank: usize| attempt.folder.join(format!("code-{rank}"));
-                while !others().all(|other| code(other).exists()) && start.elapsed() < Duration::from_secs(60)
-                {
+                while !others_have_ended(attempt, rank) && start.elapsed() < Duration::from_secs(60) {
                     std::thread::sleep(Duration::from_millis(50));
                 }
                 attempt.signal(rank, "-KILL");
@@ -211,7 +218,7 @@ impl Soak {
                 self.nodes.as_ref().unwrap().cut();
                 attempt.wait(Duration::from_secs(2));
                 self.nodes.as_ref().unwrap().mend();
-                goes_on(attempt, workdir);
+                wait_for_two_steps(attempt, workdir);
                 attempt.signal(rank, "-KILL");
             }
             FillDisk => self.disk.as_ref().unwrap().fill(),
@@ -230,20 +237,28 @@ impl Soak {
     }
 }
 
+/// Returns `true` if all ranks except `rank` have written their exit codes.
+fn others_have_ended(attempt: &Attempt, rank: usize) -> bool {
+    let mut others = (0..attempt.n_ranks).filter(|other| *other != rank);
+    others.all(|other| attempt.folder.join(format!("code-{other}")).exists())
+}
+
 /// Waits until the run has taken two more steps or has ended.
-fn goes_on(attempt: &Attempt, workdir: &Path) {
+fn wait_for_two_steps(attempt: &Attempt, workdir: &Path) {
     let before = n_rows(workdir);
     let start = Instant::now();
     while n_rows(workdir) < before + 2 && !attempt.has_ended() {
-        assert!(start.elapsed() < Duration::from_secs(40), "the run does not go on");
+        assert!(start.elapsed() < Duration::from_secs(40), "the run does not continue");
         std::thread::sleep(Duration::from_millis(20));
     }
 }
 
-/// Returns the metrics without times and without the columns that name ranks.
+/// Returns the metrics without times and without the columns of single ranks.
 fn rows(workdir: &Path) -> Vec<serde_json::Value> {
     let mut rows = metrics(workdir);
-    rows.iter_mut().for_each(|row| row.as_object_mut().unwrap().retain(|key, _| !key.starts_with("rank/")));
+    for row in &mut rows {
+        row.as_object_mut().unwrap().retain(|key, _| !key.starts_with("rank/"));
+    }
     rows
 }
 
@@ -254,12 +269,16 @@ fn weights(workdir: &Path) -> Vec<Vec<f32>> {
     units.map(|unit| checkpoint.buffer(&unit.network, &unit.name).unwrap()).collect()
 }
 
+/// Parses the number in an environment variable, if it is set.
+fn env_number(name: &str) -> Option<u64> {
+    std::env::var(name).ok().map(|value| value.parse().unwrap())
+}
+
 #[test]
 fn disturbed_runs_have_the_losses_of_undisturbed_ones() {
     let mut stderr = std::io::stderr();
-    let number = |name: &str| std::env::var(name).ok().map(|value| value.parse::<u64>().unwrap());
-    let Some(minutes) = number("RUN_SOAK_MINUTES") else { return };
-    let seed = number("RUN_SOAK_SEED").unwrap_or(1);
+    let Some(minutes) = env_number("RUN_SOAK_MINUTES") else { return };
+    let seed = env_number("RUN_SOAK_SEED").unwrap_or(1);
     let recipes = [
         TINY.to_string(),
         methods::recipe(RESNET, &SWAV.replace("queue = 12", "queue = 24"), 2, "algorithm = 'larc'"),

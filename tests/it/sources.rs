@@ -66,21 +66,24 @@ impl Crate {
     pub(crate) fn uses_between_files(&self) -> BTreeMap<String, BTreeSet<String>> {
         let mut edges = BTreeMap::<String, BTreeSet<String>>::new();
         for file in &self.files {
-            let targets = file.paths.iter().filter_map(|path| self.file_of(path));
-            let others: BTreeSet<String> =
-                targets.filter(|to| *to != file.path).map(str::to_string).collect();
-            edges.insert(file.path.clone(), others);
+            let mut targets = BTreeSet::new();
+            for target in file.paths.iter().filter_map(|path| self.file_defining(path)) {
+                if target != file.path {
+                    targets.insert(target.to_string());
+                }
+            }
+            edges.insert(file.path.clone(), targets);
         }
         edges
     }
 
-    /// Paths of its public modules.
+    /// Iterates over the paths of its public modules.
     pub(crate) fn public_modules(&self) -> impl Iterator<Item = &String> {
         self.files.iter().flat_map(|file| &file.public_modules)
     }
 
     /// Returns the file that defines the item at `path`, if it belongs to this crate.
-    fn file_of(&self, path: &str) -> Option<&str> {
+    fn file_defining(&self, path: &str) -> Option<&str> {
         let mut path = path.to_string();
         // Names are re-exported a few times at most.
         for _ in 0..8 {
@@ -92,10 +95,8 @@ impl Crate {
             match file.exports.get(first) {
                 Some(target) => path = format!("{target}{}", &rest[first.len()..]),
                 None => {
-                    match file.open_exports.iter().find(|module| {
-                        let found = self.files.iter().find(|file| file.module == **module);
-                        found.is_some_and(|file| file.definitions.contains(first))
-                    }) {
+                    let mut open_exports = file.open_exports.iter();
+                    match open_exports.find(|module| self.defines(module, first)) {
                         Some(module) => path = format!("{module}::{rest}"),
                         None => return Some(&file.path),
                     }
@@ -103,6 +104,12 @@ impl Crate {
             }
         }
         None
+    }
+
+    /// Returns `true` if the file of `module` defines `name`.
+    fn defines(&self, module: &str, name: &str) -> bool {
+        let mut files = self.files.iter();
+        files.find(|file| file.module == module).is_some_and(|file| file.definitions.contains(name))
     }
 
     /// Returns the file of the longest prefix of `path` that is a module, and the rest of the path.
@@ -139,27 +146,27 @@ impl File {
         };
         let parsed = syn::parse_file(&file.text).unwrap_or_else(|error| panic!("{}: {error}", file.path));
         Reader { krate, module: vec![module], file: &mut file }.visit_file(&parsed);
-        words(file.text.parse().unwrap(), &mut file.words);
+        collect_words(file.text.parse().unwrap(), &mut file.words);
         file
     }
 }
 
-/// Collects the words of names and literals: those of `DinoLoss` and `"dino_loss"` are `dino` and
-/// `loss`.
-fn words(tokens: TokenStream, found: &mut BTreeSet<String>) {
+/// Adds the words of names and literals to `words`: those of `DinoLoss` and `"dino_loss"` are
+/// `dino` and `loss`.
+fn collect_words(tokens: TokenStream, words: &mut BTreeSet<String>) {
     for token in tokens {
         match token {
             TokenTree::Group(group) => {
                 let is_doc =
                     matches!(group.stream().into_iter().next(), Some(TokenTree::Ident(i)) if i == "doc");
                 if group.delimiter() != Delimiter::Bracket || !is_doc {
-                    words(group.stream(), found);
+                    collect_words(group.stream(), words);
                 }
             }
-            TokenTree::Ident(ident) => split(&ident.to_string(), found),
+            TokenTree::Ident(ident) => split_words(&ident.to_string(), words),
             TokenTree::Literal(literal) => {
                 if let syn::Lit::Str(text) = syn::Lit::new(literal) {
-                    split(&text.value(), found);
+                    split_words(&text.value(), words);
                 }
             }
             TokenTree::Punct(_) => {}
@@ -167,20 +174,21 @@ fn words(tokens: TokenStream, found: &mut BTreeSet<String>) {
     }
 }
 
-fn split(text: &str, found: &mut BTreeSet<String>) {
+/// Adds the words of a name or a text to `words`.
+fn split_words(text: &str, words: &mut BTreeSet<String>) {
     let mut word = String::new();
     let mut last = ' ';
     for c in text.chars().chain([' ']) {
         if !c.is_alphanumeric() || (c.is_uppercase() && last.is_lowercase()) {
-            found.insert(std::mem::take(&mut word));
+            words.insert(std::mem::take(&mut word));
         }
         if c.is_alphanumeric() {
             word.extend(c.to_lowercase());
         }
         last = c;
     }
-    // Names of mixed case are one word as well: `ViT`.
-    found.extend(text.split(|c: char| !c.is_alphanumeric()).map(str::to_lowercase));
+    // Names of mixed case are also one word: `ViT`.
+    words.extend(text.split(|c: char| !c.is_alphanumeric()).map(str::to_lowercase));
 }
 
 /// Visitor of the syntax of a file.
@@ -192,17 +200,21 @@ struct Reader<'a> {
 }
 
 impl Reader<'_> {
-    fn here(&self) -> String {
+    /// Path of the current module.
+    fn current_module(&self) -> String {
         self.module.join("::")
     }
 
     /// Resolves a path to one from the crate on; `None` for items outside of this workspace.
     fn absolute(&self, parts: &[String]) -> Option<String> {
-        let here = self.here();
-        let mut base: Vec<&str> = here.split("::").collect();
+        let module = self.current_module();
+        let mut base: Vec<&str> = module.split("::").collect();
         let mut rest = parts;
         match parts.first()?.as_str() {
-            "crate" => (base, rest) = (vec![self.krate], &parts[1..]),
+            "crate" => {
+                base = vec![self.krate];
+                rest = &parts[1..];
+            }
             "self" => rest = &parts[1..],
             "super" => {
                 while rest.first().is_some_and(|part| part == "super") {
@@ -211,8 +223,8 @@ impl Reader<'_> {
                 }
             }
             first if MEMBERS.contains(&first) => base = Vec::new(),
-            // A module that is declared here.
-            first if self.file.public_modules.contains(&format!("{here}::{first}")) => {}
+            // A module that is declared in this one.
+            first if self.file.public_modules.contains(&format!("{module}::{first}")) => {}
             first if self.file.exports.contains_key(&format!("mod {first}")) => {}
             _ => return None,
         }
@@ -221,22 +233,25 @@ impl Reader<'_> {
         Some(all.join("::"))
     }
 
-    fn tree(&mut self, tree: &syn::UseTree, before: &mut Vec<String>, exported: bool) {
+    /// Records the items of a `use` tree whose enclosing path is `before`.
+    fn add_use_tree(&mut self, tree: &syn::UseTree, before: &mut Vec<String>, exported: bool) {
         match tree {
             syn::UseTree::Path(path) => {
                 before.push(path.ident.to_string());
-                self.tree(&path.tree, before, exported);
+                self.add_use_tree(&path.tree, before, exported);
                 before.pop();
             }
             syn::UseTree::Group(group) => {
-                group.items.iter().for_each(|item| self.tree(item, before, exported));
+                for item in &group.items {
+                    self.add_use_tree(item, before, exported);
+                }
             }
             syn::UseTree::Name(name) => {
                 let name = name.ident.to_string();
-                self.leaf(before, &name, &name, exported);
+                self.add_use(before, &name, &name, exported);
             }
             syn::UseTree::Rename(rename) => {
-                self.leaf(before, &rename.ident.to_string(), &rename.rename.to_string(), exported);
+                self.add_use(before, &rename.ident.to_string(), &rename.rename.to_string(), exported);
             }
             syn::UseTree::Glob(_) => {
                 let Some(path) = self.absolute(before) else { return };
@@ -249,7 +264,8 @@ impl Reader<'_> {
         }
     }
 
-    fn leaf(&mut self, before: &[String], name: &str, alias: &str, exported: bool) {
+    /// Records one item of a `use` tree.
+    fn add_use(&mut self, before: &[String], name: &str, alias: &str, exported: bool) {
         let mut parts = before.to_vec();
         if name != "self" {
             parts.push(name.to_string());
@@ -262,6 +278,7 @@ impl Reader<'_> {
         }
     }
 
+    /// Returns `true` for items that are compiled only for tests.
     fn is_test(attributes: &[syn::Attribute]) -> bool {
         attributes.iter().any(|attribute| {
             let syn::Meta::List(list) = &attribute.meta else { return false };
@@ -273,14 +290,14 @@ impl Reader<'_> {
 impl<'ast> Visit<'ast> for Reader<'_> {
     fn visit_item_use(&mut self, item: &'ast syn::ItemUse) {
         let exported = !matches!(item.vis, syn::Visibility::Inherited);
-        self.tree(&item.tree, &mut Vec::new(), exported);
+        self.add_use_tree(&item.tree, &mut Vec::new(), exported);
     }
 
     fn visit_item_mod(&mut self, item: &'ast syn::ItemMod) {
         if Self::is_test(&item.attrs) {
             return;
         }
-        let path = format!("{}::{}", self.here(), item.ident);
+        let path = format!("{}::{}", self.current_module(), item.ident);
         match item.content {
             None if matches!(item.vis, syn::Visibility::Public(_)) => self.file.public_modules.push(path),
             None => {

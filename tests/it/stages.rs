@@ -1,5 +1,5 @@
-//! The stages of DINOv3 as one run after another: pretraining, Gram anchoring on a fork, views of
-//! several sizes from the weights with their heads, and distillation into a smaller network.
+//! The stages of DINOv3 as a sequence of runs: pretraining, Gram anchoring in a fork, views of
+//! several sizes that start from the weights and heads, and distillation into a smaller network.
 
 use serde_json::Value;
 
@@ -76,20 +76,25 @@ fn pretrain(world: &World, recipe: &str, run: &str, more: &[&str]) -> std::proce
     world.ocelli(&[&args[..], more].concat())
 }
 
-/// Values of `key` in the rows of a run's metrics.
+/// Values of `key` in the rows of the metrics of a run.
 fn logged(world: &World, run: &str, key: &str) -> Vec<Option<f64>> {
     let text = std::fs::read_to_string(world.path(run).join("metrics.jsonl")).unwrap();
     text.lines().map(|row| serde_json::from_str::<Value>(row).unwrap()[key].as_f64()).collect()
 }
 
+/// Loss of the first step of a run.
+fn first_loss(world: &World, run: &str) -> f64 {
+    logged(world, run, "train/loss")[0].unwrap()
+}
+
 #[test]
-fn stages_go_on_from_one_another() {
+fn each_stage_starts_from_the_previous_one() {
     let world = World::new(40);
     ok(&pretrain(&world, FIRST, "first", &[]));
     let first = world.text("first");
 
-    // A fork with a Gram teacher, which begins as the teacher of the checkpoint, goes on exactly
-    // after an interruption.
+    // A fork with a Gram teacher, which is initialized with the teacher of the checkpoint, resumes
+    // exactly after an interruption.
     let gram =
         ["--set", "views.gram_px=24", "--set", "method.gram={weight=2.0,from={steps=8},every={steps=3}}"];
     let longer = ["--fork", &first, "--set", "optim.length={steps=14}"];
@@ -103,7 +108,7 @@ fn stages_go_on_from_one_another() {
     ok(&pretrain(&world, FIRST, "parts", &forked));
     assert_eq!(logged(&world, "parts", "train/loss"), logged(&world, "gram", "train/loss"));
 
-    // Views of several sizes, with the heads and the training tokens of the stage before.
+    // Views of several sizes, with the heads and the training tokens of the previous stage.
     let stage = world.text("gram");
     let last = [
         "--init",
@@ -119,12 +124,11 @@ fn stages_go_on_from_one_another() {
     ok(&pretrain(&world, FIRST, "last", &[&last[..], &gram_px].concat()));
     let fresh = ["--init", &stage, "--set", MIX, "--set", "method.gram={weight=1.5,from={steps=0}}"];
     ok(&pretrain(&world, FIRST, "fresh", &[&fresh[..], &gram_px].concat()));
-    let of = |run: &str| logged(&world, run, "train/loss")[0].unwrap();
+    let trained_heads_loss = first_loss(&world, "last");
+    let new_heads_loss = first_loss(&world, "fresh");
     assert!(
-        of("last") < of("fresh"),
-        "trained heads begin with the smaller loss: {} {}",
-        of("last"),
-        of("fresh")
+        trained_heads_loss < new_heads_loss,
+        "trained heads begin with the smaller loss: {trained_heads_loss} {new_heads_loss}"
     );
 
     // Distillation of the result with its heads into half the width.
@@ -146,41 +150,57 @@ fn stages_go_on_from_one_another() {
     ]));
 }
 
-/// Heads that are not there, or of other sizes, are refused with the key and a remedy, before
-/// anything is written.
+/// Runs `pretrain` with a recipe that is refused, before anything is written, with `message`.
+fn assert_refused(world: &World, recipe: &str, more: &[&str], message: &str) {
+    let error = fails(&pretrain(world, recipe, "b", more), 2);
+    assert!(error.contains(message), "{more:?}: {error}");
+    assert!(!world.path("b").exists(), "{more:?}");
+}
+
+/// Missing heads, and heads of other sizes, are refused with the key and a remedy.
 #[test]
-fn heads_that_do_not_fit_are_said() {
+fn heads_that_do_not_fit_are_refused() {
     let world = World::new(24);
     ok(&pretrain(&world, FIRST, "first", &["--set", "optim.length={steps=2}"]));
     let first = world.text("first");
     let file = world.text("first.pth");
     ok(&world.ocelli(&["export", "--checkpoint", &first, "--out", &file, "--format", "dinov3"]));
     let heads = ["--set", "init.heads=true", "--init"];
-    let refused = |recipe: &str, more: &[&str], told: &str| {
-        let error = fails(&pretrain(&world, recipe, "b", more), 2);
-        assert!(error.contains(told), "{more:?}: {error}");
-        assert!(!world.path("b").exists(), "{more:?}");
-    };
-    refused(FIRST, &[&heads[..], &[&file]].concat(), "heads are in the runs and checkpoints of this program");
-    refused(FIRST, &["--set", "init.heads=true"], "give --init RUN");
+    assert_refused(
+        &world,
+        FIRST,
+        &[&heads[..], &[&file]].concat(),
+        "heads are in the runs and checkpoints of this program",
+    );
+    assert_refused(&world, FIRST, &["--set", "init.heads=true"], "give --init RUN");
     let other = ["--set", "method.prototypes=40"];
-    refused(FIRST, &[&heads[..], &[&first], &other].concat(), "head.last_layer.weight");
-    refused(&student(&file), &[], "method.teacher.weights");
+    assert_refused(&world, FIRST, &[&heads[..], &[&first], &other].concat(), "head.last_layer.weight");
+    assert_refused(&world, &student(&file), &[], "method.teacher.weights");
     let coarse = student(&first).replace("patch_px = 4", "patch_px = 8");
-    refused(&coarse, &[], "patches of the teacher have 4 px and those of model 8");
-    refused(FIRST, &["--set", "views.mix=[{share=1.0,sizes_px=[16]}]"], "views.mix[0].sizes_px");
-    refused(FIRST, &["--set", "views.mix=[{share=1.0,sizes_px=[18,8]}]"], "view of 18 px");
-    refused(FIRST, &["--set", "views.gram_px=24"], "views.gram_px: these repeats");
+    assert_refused(&world, &coarse, &[], "patches of the teacher have 4 px and those of model 8");
+    assert_refused(
+        &world,
+        FIRST,
+        &["--set", "views.mix=[{share=1.0,sizes_px=[16]}]"],
+        "views.mix[0].sizes_px",
+    );
+    assert_refused(&world, FIRST, &["--set", "views.mix=[{share=1.0,sizes_px=[18,8]}]"], "view of 18 px");
+    assert_refused(&world, FIRST, &["--set", "views.gram_px=24"], "views.gram_px: these repeats");
     let plain = FIRST.replace("name = \"dinov3\"", "name = \"dinov2\"");
-    refused(&plain, &["--set", "views.gram_px=24"], "views.gram_px: these repeats");
+    assert_refused(&world, &plain, &["--set", "views.gram_px=24"], "views.gram_px: these repeats");
     let at_once = ["--set", "views.gram_px=24", "--set", "method.gram={weight=1.0,from={steps=0}}"];
-    refused(FIRST, &at_once, "method.gram.from is 0, and the first step would take random weights");
+    assert_refused(
+        &world,
+        FIRST,
+        &at_once,
+        "method.gram.from is 0, and the first step would take random weights",
+    );
 }
 
-/// A run without masks has no use for the setting of masked training, and its heads cannot score
-/// masked patches.
+/// A run without masks refuses a setting of masked training, and it cannot be the teacher of a run
+/// with masked patches.
 #[test]
-fn runs_without_masks_are_no_teachers_of_patches() {
+fn runs_without_masks_cannot_teach_masked_patches() {
     let world = World::new(24);
     let (model, rest) = FIRST.split_once("[method]").unwrap();
     let (_, views) = rest.split_once("[views]").unwrap();
@@ -194,15 +214,16 @@ fn runs_without_masks_are_no_teachers_of_patches() {
     assert!(error.contains("method.teacher.weights: its run did not predict masked patches"), "{error}");
 }
 
-/// A recipe whose `init.heads` names no run can be forked from, and continued after a kill.
+/// A recipe with `init.heads` whose run is given by a flag can be resumed without the flag, and
+/// forked.
 #[test]
-fn recipes_with_heads_of_a_run_are_forked_and_continued() {
+fn recipes_with_heads_of_a_run_are_resumed_and_forked() {
     let world = World::new(24);
     ok(&pretrain(&world, FIRST, "first", &[]));
     let first = world.text("first");
     let recipe = FIRST.replace("[run]", "[init]\nheads = true\n[run]");
-    let begun = ["--init", &first];
-    ok(&pretrain(&world, &recipe, "whole", &begun));
+    let init = ["--init", &first];
+    ok(&pretrain(&world, &recipe, "whole", &init));
     let _ = pretrain(&world, &recipe, "parts", &["--init", &first, "--inject-fault", "kill:step=6"]);
     ok(&pretrain(&world, &recipe, "parts", &[]));
     assert_eq!(logged(&world, "parts", "train/loss"), logged(&world, "whole", "train/loss"));

@@ -2,17 +2,18 @@ use std::fs;
 use std::io::Write;
 use std::sync::Arc;
 
+use augment::Views;
 use flate2::Compression;
 use flate2::write::GzEncoder;
-use pipeline::{Cursor, Dataset, PipelineError, SampleId, Share, StorageConfig};
+use pipeline::shard::sidecar;
+use pipeline::{Cursor, Dataset, PipelineError, SampleId, Share, Storage, StorageConfig};
 use trainer::Recipe;
 use trainer::run::data::batches;
 
 use crate::servers::{Faults, WebServer};
 use crate::support::{TINY, World, cached, ok, open, program, samples, without_sidecar};
-use pipeline::shard::sidecar;
 
-/// A compressed shard on a disk and on a server, and a damaged one.
+/// Compressed shards on a disk and on a server, a damaged one, and a truncated one.
 #[test]
 fn compressed_shards_are_unpacked_into_the_cache() {
     let world = World::new(30);
@@ -34,11 +35,29 @@ fn compressed_shards_are_unpacked_into_the_cache() {
     assert!(error.contains("y.tar.gz"), "{error}");
     fs::write(world.path("data/z.tar.gz"), &packed[..middle]).unwrap();
     assert!(open(&world, &world.text("data/z.tar.gz")).is_err(), "cut off");
-    assert_eq!(cached(&world).len(), 2, "nothing of it stays");
+    assert_eq!(cached(&world).len(), 2, "nothing of it is kept");
 }
 
-/// Two windows must fit; otherwise the run is rejected before training, instead of fetching
-/// forever.
+/// Returns the storage of `world` with a cache of at most `cache_bytes`.
+fn storage_of_size(world: &World, cache_bytes: u64) -> Storage {
+    Storage::new(StorageConfig { cache_bytes, ..world.storage_config() })
+}
+
+/// Reads 54 batches of 8 images.
+fn read_batches(
+    world: &World,
+    recipe: &Recipe,
+    dataset: Dataset,
+    ledger: &str,
+) -> Result<Vec<Vec<Views>>, PipelineError> {
+    let plan = trainer::resolve(recipe.clone(), dataset.n_samples()).unwrap();
+    let share = Share::new(0, 1, 8).unwrap();
+    let mut pool = batches(Arc::new(dataset), &plan, share, Cursor(0), &world.path(ledger))?;
+    Ok((0..54).map(|_| pool.next_batch().unwrap().unwrap().samples).collect())
+}
+
+/// The cache must hold two windows; otherwise the run is rejected before training, instead of
+/// fetching forever.
 #[test]
 fn a_small_cache_keeps_what_is_read_and_drops_the_rest() {
     let world = World::new(1);
@@ -55,31 +74,25 @@ fn a_small_cache_keeps_what_is_read_and_drops_the_rest() {
     let spec = [server.url("s{0..5}-000000.tar")];
     let overrides = ["data.window_shards=1".to_string(), "run.data_threads=2".to_string()];
     let recipe = Recipe::parse(TINY, "tiny", &overrides).unwrap();
-    let views = |dataset: Dataset, ledger: &str| {
-        let plan = trainer::resolve(recipe.clone(), dataset.n_samples()).unwrap();
-        let share = Share::new(0, 1, 8).unwrap();
-        let mut pool = batches(Arc::new(dataset), &plan, share, Cursor(0), &world.path(ledger))?;
-        Ok::<_, PipelineError>(
-            (0..54).map(|_| pool.next_batch().unwrap().unwrap().samples).collect::<Vec<_>>(),
-        )
-    };
-    let small = |cache_bytes| StorageConfig { cache_bytes, ..world.storage_config() };
-    let too_small = Dataset::open(&spec, &pipeline::Storage::new(small(shard_bytes * 3 / 2))).unwrap();
-    let error = views(too_small, "ledger").unwrap_err().to_string();
+    let too_small = Dataset::open(&spec, &storage_of_size(&world, shard_bytes * 3 / 2)).unwrap();
+    let error = read_batches(&world, &recipe, too_small, "ledger").unwrap_err().to_string();
     assert!(error.contains("cache") && error.contains("data.window_shards"), "{error}");
 
     // Three epochs through a cache of less than half of the data equal those from the disk.
-    let dataset = Dataset::open(&spec, &pipeline::Storage::new(small(shard_bytes * 5 / 2))).unwrap();
-    let through_cache = views(dataset, "ledger").unwrap();
+    let dataset = Dataset::open(&spec, &storage_of_size(&world, shard_bytes * 5 / 2)).unwrap();
+    let through_cache = read_batches(&world, &recipe, dataset, "ledger").unwrap();
     let local = [world.text("many/s{0..5}-000000.tar")];
-    let from_disk = views(Dataset::open(&local, &world.storage()).unwrap(), "ledger").unwrap();
-    assert!(
-        through_cache
-            .iter()
-            .zip(&from_disk)
-            .all(|(a, b)| a.iter().map(|s| &s.groups).eq(b.iter().map(|s| &s.groups)))
-    );
+    let dataset = Dataset::open(&local, &world.storage()).unwrap();
+    let from_disk = read_batches(&world, &recipe, dataset, "ledger").unwrap();
+    for (a, b) in through_cache.iter().zip(&from_disk) {
+        assert!(a.iter().map(|views| &views.groups).eq(b.iter().map(|views| &views.groups)));
+    }
     assert!(cached(&world).len() <= 3, "{:?}", cached(&world));
+}
+
+/// Number of files in the cache.
+fn n_cache_files(world: &World) -> usize {
+    fs::read_dir(world.path("cache")).map_or(0, Iterator::count)
 }
 
 /// A local shard without an index is read once to index it; a rewritten shard is indexed again.
@@ -87,22 +100,22 @@ fn a_small_cache_keeps_what_is_read_and_drops_the_rest() {
 fn an_index_that_was_built_is_kept() {
     let world = World::new(20);
     without_sidecar(&world);
-    // What has just been written may still change within the same tick of the file system's clock.
+    // A file that has just been written may still change within the same tick of the file system's
+    // clock.
     std::thread::sleep(std::time::Duration::from_millis(150));
     let storage = world.storage();
     let spec = [world.shard().display().to_string()];
-    let kept = || fs::read_dir(world.path("cache")).map_or(0, Iterator::count);
-    assert_eq!(kept(), 0);
+    assert_eq!(n_cache_files(&world), 0);
     assert_eq!(Dataset::open(&spec, &storage).unwrap().n_samples(), 20);
-    assert_eq!(kept(), 1);
+    assert_eq!(n_cache_files(&world), 1);
     assert_eq!(Dataset::open(&spec, &storage).unwrap().n_samples(), 20);
-    assert_eq!(kept(), 1);
+    assert_eq!(n_cache_files(&world), 1);
     let other = World::new(25);
     fs::copy(other.shard(), world.shard()).unwrap();
     assert_eq!(Dataset::open(&spec, &storage).unwrap().n_samples(), 25);
-    // A shard without an index on a disk where nothing can be kept.
+    // A shard without an index, and a cache that cannot be written.
     let nowhere = StorageConfig::new("/proc/nowhere".into());
-    assert_eq!(Dataset::open(&spec, &pipeline::Storage::new(nowhere)).unwrap().n_samples(), 25);
+    assert_eq!(Dataset::open(&spec, &Storage::new(nowhere)).unwrap().n_samples(), 25);
 }
 
 /// A sample whose bytes have changed since it was indexed is bad, and named.
@@ -120,9 +133,9 @@ fn a_shard_that_changes_under_the_reader_is_noticed() {
     assert!(error.contains("has changed since it was indexed"), "{error}");
     assert!(dataset.read(SampleId(8)).is_ok());
     let verify = world.ocelli(&["shards", "verify", &world.shard().display().to_string()]);
-    let said = String::from_utf8_lossy(&verify.stderr).into_owned();
-    assert_eq!(verify.status.code(), Some(3), "{said}");
-    assert!(said.contains("checksum differs") && said.contains("jpg has changed"), "{said}");
+    let stderr = String::from_utf8_lossy(&verify.stderr).into_owned();
+    assert_eq!(verify.status.code(), Some(3), "{stderr}");
+    assert!(stderr.contains("checksum differs") && stderr.contains("jpg has changed"), "{stderr}");
 }
 
 /// Concurrent starts, in one process, with the same shard named several times.
@@ -143,29 +156,38 @@ fn starts_at_the_same_time_share_a_cache() {
     assert_eq!(server.ranges("train-000000.tar").len(), 1, "one fetch for all");
 }
 
+/// MD5 of `bytes` in hexadecimal digits.
+fn md5(world: &World, bytes: &[u8]) -> String {
+    let file = world.path("to-hash");
+    fs::write(&file, bytes).unwrap();
+    let output = std::process::Command::new("md5sum").arg(&file).output().unwrap();
+    String::from_utf8(output.stdout).unwrap()[..32].to_string()
+}
+
+/// Writes a list that states length and MD5 of the shard.
+fn write_list(world: &World, name: &str, len: usize, md5: &str) {
+    let text = format!(
+        r#"{{"__kind__":"wids-shard-index-v1","wids_version":1,"shardlist":[
+            {{"url":"train-000000.tar","nsamples":10,"filesize":{len},"md5sum":"{md5}"}}]}}"#
+    );
+    fs::write(world.path("data").join(name), text).unwrap();
+}
+
+/// Verifies a list with the cache of `world`.
+fn verify(world: &World, list: &str) -> std::process::Output {
+    program().args(["shards", "verify", list]).env("OCELLI_CACHE", world.path("cache")).output().unwrap()
+}
+
 /// Lists state lengths and hashes of local and remote shards.
 #[test]
-fn promises_of_a_list_are_kept_or_broken() {
+fn lengths_and_hashes_in_a_list_are_checked() {
     let world = World::new(10);
     let bytes = fs::read(world.shard()).unwrap();
-    let md5 = |bytes: &[u8]| {
-        let file = world.path("to-hash");
-        fs::write(&file, bytes).unwrap();
-        let output = std::process::Command::new("md5sum").arg(&file).output().unwrap();
-        String::from_utf8(output.stdout).unwrap()[..32].to_string()
-    };
-    let right = md5(&bytes);
-    let wrong = md5(b"another shard");
-    let list = |name: &str, len: usize, md5: &str| {
-        let text = format!(
-            r#"{{"__kind__":"wids-shard-index-v1","wids_version":1,"shardlist":[
-                {{"url":"train-000000.tar","nsamples":10,"filesize":{len},"md5sum":"{md5}"}}]}}"#
-        );
-        fs::write(world.path("data").join(name), text).unwrap();
-    };
-    list("right.json", bytes.len(), &right);
-    list("length.json", bytes.len() + 1, &right);
-    list("hash.json", bytes.len(), &wrong);
+    let right = md5(&world, &bytes);
+    let wrong = md5(&world, b"another shard");
+    write_list(&world, "right.json", bytes.len(), &right);
+    write_list(&world, "length.json", bytes.len() + 1, &right);
+    write_list(&world, "hash.json", bytes.len(), &wrong);
     let server = WebServer::start(&world.path("data"), Faults::default());
     for list in [world.text("data/right.json"), server.url("right.json")] {
         assert_eq!(samples(&open(&world, &list).unwrap()).len(), 10, "{list}");
@@ -179,13 +201,10 @@ fn promises_of_a_list_are_kept_or_broken() {
     let remote = open(&world, &server.url("hash.json")).unwrap();
     let error = remote.read(SampleId(0)).unwrap_err().to_string();
     assert!(error.contains("gives MD5"), "{error}");
-    let verify = |list: &str| {
-        program().args(["shards", "verify", list]).env("OCELLI_CACHE", world.path("cache")).output().unwrap()
-    };
-    ok(&verify(&world.text("data/right.json")));
-    let here = verify(&world.text("data/hash.json"));
-    assert_eq!(here.status.code(), Some(3));
-    assert!(String::from_utf8_lossy(&here.stderr).contains("gives MD5"));
+    ok(&verify(&world, &world.text("data/right.json")));
+    let verified = verify(&world, &world.text("data/hash.json"));
+    assert_eq!(verified.status.code(), Some(3));
+    assert!(String::from_utf8_lossy(&verified.stderr).contains("gives MD5"));
 }
 
 /// Damage in padding, which reading the samples does not reveal.
@@ -195,7 +214,7 @@ fn verify_reads_every_byte() {
     let shard = world.shard().display().to_string();
     ok(&world.ocelli(&["shards", "verify", &shard]));
     let mut bytes = fs::read(world.shard()).unwrap();
-    // Padding behind the first label.
+    // Padding after the first label.
     let label = sidecar::open(&world.shard()).unwrap().member(0, &["cls"]).unwrap().offset_bytes as usize;
     bytes[label + 300] = 1;
     fs::write(world.shard(), bytes).unwrap();
@@ -208,7 +227,7 @@ fn verify_reads_every_byte() {
 
 /// A damaged sample is dropped by verbs that rewrite shards, and counted by `stats`.
 #[test]
-fn a_damaged_sample_stops_no_preparation() {
+fn a_damaged_sample_is_dropped_or_counted() {
     let world = World::new(20);
     let shard = world.shard().display().to_string();
     let index = sidecar::open(&world.shard()).unwrap();
@@ -218,7 +237,9 @@ fn a_damaged_sample_stops_no_preparation() {
     for verb in ["filter", "resize", "dedup"] {
         let out = world.text(verb);
         let mut args = vec!["shards", verb, &shard, "--out", &out];
-        args.extend(if verb == "dedup" { vec!["--remove"] } else { vec![] });
+        if verb == "dedup" {
+            args.push("--remove");
+        }
         ok(&world.ocelli(&args));
         let dropped = fs::read_to_string(world.path(verb).join("dropped.jsonl")).unwrap();
         assert!(dropped.contains("00000003") && dropped.contains("has changed"), "{verb}: {dropped}");

@@ -135,8 +135,8 @@ impl World {
     }
 }
 
-/// Says that a test, or a part of it, is left out: past the test harness, which shows nothing of a
-/// test that passes.
+/// Reports that a test, or a part of it, is left out. Bypasses the test harness, which hides the
+/// output of tests that pass.
 pub(crate) fn left_out(reason: &str) {
     use std::io::Write;
     let mut stderr = std::io::stderr();
@@ -146,9 +146,9 @@ pub(crate) fn left_out(reason: &str) {
 /// Returns a command of the program that was built with the tests.
 pub(crate) fn program() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_ocelli-under-test"));
-    // Not the cache of the user, and without the user's credentials.
+    // Tests use neither the cache nor the credentials of the user.
     command.env("OCELLI_CACHE", concat!(env!("CARGO_TARGET_TMPDIR"), "/cache"));
-    // Features of an earlier run of these tests would hide what has changed since.
+    // Features from an earlier run of these tests would hide later changes.
     command.env("OCELLI_FEATURES_GB", "0");
     for (name, _) in std::env::vars() {
         if ["AWS_", "GOOGLE_", "AZURE_"].iter().any(|beginning| name.starts_with(beginning)) {
@@ -158,7 +158,7 @@ pub(crate) fn program() -> Command {
     command
 }
 
-/// Returns the last line of standard output, as JSON.
+/// Parses the last line of standard output as JSON.
 pub(crate) fn json_of(output: &Output) -> serde_json::Value {
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     serde_json::from_str(text.lines().last().unwrap()).unwrap()
@@ -184,15 +184,14 @@ pub(crate) fn fails(output: &Output, code: i32) -> String {
 /// Reads the rows of metrics without the columns that hold times.
 pub(crate) fn metrics(workdir: &Path) -> Vec<serde_json::Value> {
     let text = std::fs::read_to_string(workdir.join("metrics.jsonl")).unwrap();
-    text.lines()
-        .map(|line| {
-            let mut row: serde_json::Value = serde_json::from_str(line).unwrap();
-            row.as_object_mut()
-                .unwrap()
-                .retain(|key, _| !key.starts_with("time/") && !key.starts_with("rate/"));
-            row
-        })
-        .collect()
+    let mut rows = Vec::new();
+    for line in text.lines() {
+        let mut row: serde_json::Value = serde_json::from_str(line).unwrap();
+        let columns = row.as_object_mut().unwrap();
+        columns.retain(|key, _| !key.starts_with("time/") && !key.starts_with("rate/"));
+        rows.push(row);
+    }
+    rows
 }
 
 /// Key, image and label of a sample.
@@ -200,10 +199,15 @@ pub(crate) type Known = (String, Vec<u8>, Option<u32>);
 
 /// Reads all samples.
 pub(crate) fn samples(dataset: &Dataset) -> Vec<Known> {
-    let all = (0..dataset.n_samples()).map(|id| dataset.read(SampleId(id)).unwrap());
-    all.map(|sample| (sample.key, sample.image.bytes().to_vec(), sample.label)).collect()
+    let mut samples = Vec::new();
+    for id in 0..dataset.n_samples() {
+        let sample = dataset.read(SampleId(id)).unwrap();
+        samples.push((sample.key, sample.image.bytes().to_vec(), sample.label));
+    }
+    samples
 }
 
+/// Opens a data set with the storage of `world`.
 pub(crate) fn open(world: &World, spec: &str) -> Result<Dataset, PipelineError> {
     Dataset::open(&[spec.to_string()], &world.storage())
 }
@@ -217,6 +221,7 @@ pub(crate) fn cached(world: &World) -> Vec<PathBuf> {
         .collect()
 }
 
+/// Removes the sidecar of the shard.
 pub(crate) fn without_sidecar(world: &World) {
     std::fs::remove_file(sidecar::path_of(&world.shard())).unwrap();
 }

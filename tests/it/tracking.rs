@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::process::Output;
 use std::sync::{Arc, Mutex};
 
 use serde_json::{Value, json};
@@ -44,22 +45,23 @@ impl Tracker {
     /// Takes the bodies of the requests since the last call whose paths end with `path`.
     fn take(&self, path: &str) -> Vec<Value> {
         let mut requests = self.requests.lock().unwrap();
-        let (taken, left) = requests.drain(..).partition(|(asked, _)| asked.ends_with(path));
-        *requests = left;
-        let taken: Vec<Request> = taken;
-        taken.iter().map(|(_, body)| serde_json::from_slice(body).unwrap_or_default()).collect()
+        let (matching, rest): (Vec<Request>, Vec<Request>) =
+            requests.drain(..).partition(|(request_path, _)| request_path.ends_with(path));
+        *requests = rest;
+        matching.iter().map(|(_, body)| serde_json::from_slice(body).unwrap_or_default()).collect()
     }
 
     /// Takes the metrics since the last call: values by name and step.
     fn numbers(&self) -> BTreeMap<String, BTreeMap<u64, f64>> {
         let mut numbers = BTreeMap::<String, BTreeMap<u64, f64>>::new();
-        for metric in
-            self.take("runs/log-batch").iter().flat_map(|body| body["metrics"].as_array().cloned()).flatten()
-        {
-            let [name, step] = [&metric["key"], &metric["step"]];
-            let of_name = numbers.entry(name.as_str().unwrap().into()).or_default();
-            let before = of_name.insert(step.as_u64().unwrap(), metric["value"].as_f64().unwrap());
-            assert_eq!(before, None, "{name} at step {step} came twice");
+        for body in self.take("runs/log-batch") {
+            for metric in body["metrics"].as_array().into_iter().flatten() {
+                let name = metric["key"].as_str().unwrap();
+                let step = metric["step"].as_u64().unwrap();
+                let value = metric["value"].as_f64().unwrap();
+                let previous = numbers.entry(name.into()).or_default().insert(step, value);
+                assert_eq!(previous, None, "{name} at step {step} came twice");
+            }
         }
         numbers
     }
@@ -109,6 +111,12 @@ fn answer(mut stream: TcpStream, requests: &Mutex<Vec<Request>>, refuses: &Mutex
     );
 }
 
+/// Sends the run `run` to the server.
+fn track(world: &World, tracker: &Tracker) -> Output {
+    let run = world.text("run");
+    world.ocelli(&["track", &run, "--mlflow", &tracker.address, "--experiment", "mine"])
+}
+
 #[test]
 fn a_server_gets_every_number_of_a_run_once() {
     let world = World::new(24);
@@ -116,30 +124,32 @@ fn a_server_gets_every_number_of_a_run_once() {
     ok(&world.pretrain("run", &[]));
     let run = world.text("run");
     let shard = world.text("data/train-000000.tar");
-    let track = || world.ocelli(&["track", &run, "--mlflow", &tracker.address, "--experiment", "mine"]);
 
-    // A server that is busy in the middle of it gets the rest later.
+    // A server that becomes busy while a run is sent receives the rest later.
     tracker.refuses.lock().unwrap().insert("runs/log-batch");
-    let told = fails(&track(), 2);
-    assert!(told.contains("503") && told.contains("come back later"), "{told}");
+    let stderr = fails(&track(&world, &tracker), 2);
+    assert!(stderr.contains("503") && stderr.contains("come back later"), "{stderr}");
     tracker.refuses.lock().unwrap().clear();
     tracker.refuses.lock().unwrap().insert("runs/update");
-    fails(&track(), 2);
+    fails(&track(&world, &tracker), 2);
     tracker.refuses.lock().unwrap().clear();
-    let told = track();
-    ok(&told);
-    assert!(String::from_utf8_lossy(&told.stdout).contains("finished"), "{told:?}");
+    let output = track(&world, &tracker);
+    ok(&output);
+    assert!(String::from_utf8_lossy(&output.stdout).contains("finished"), "{output:?}");
 
     let created = tracker.take("runs/create");
-    assert_eq!(created.len(), 1, "a run is begun once");
-    assert_eq!((&created[0]["experiment_id"], &created[0]["run_name"]), (&json!("7"), &json!("run")));
-    let params: BTreeMap<String, Value> = {
-        let requests = tracker.requests.lock().unwrap();
-        let bodies = requests.iter().filter_map(|(_, body)| serde_json::from_slice::<Value>(body).ok());
-        let params = bodies.flat_map(|body| body["params"].as_array().cloned()).flatten();
-        params.map(|param| (param["key"].as_str().unwrap().into(), param["value"].clone())).collect()
-    };
-    assert_eq!((&params["method.name"], &params["n_samples"]), (&json!("dino"), &json!("24")));
+    assert_eq!(created.len(), 1, "a run is created once");
+    assert_eq!(created[0]["experiment_id"], "7");
+    assert_eq!(created[0]["run_name"], "run");
+    let mut params: BTreeMap<String, Value> = BTreeMap::new();
+    for (_, body) in tracker.requests.lock().unwrap().iter() {
+        let Ok(body) = serde_json::from_slice::<Value>(body) else { continue };
+        for param in body["params"].as_array().into_iter().flatten() {
+            params.insert(param["key"].as_str().unwrap().into(), param["value"].clone());
+        }
+    }
+    assert_eq!(params["method.name"], "dino");
+    assert_eq!(params["n_samples"], "24");
     let rows = metrics(&world.path("run"));
     let losses: Vec<f64> = rows.iter().map(|row| row["train/loss"].as_f64().unwrap()).collect();
     let numbers = tracker.numbers();
@@ -153,8 +163,8 @@ fn a_server_gets_every_number_of_a_run_once() {
     let files = tracker.requests.lock().unwrap().iter().filter(|(path, _)| path.starts_with("PUT ")).count();
     assert_eq!(files, fs::read_dir(world.path("run")).unwrap().flatten().filter(is_sent).count());
 
-    // What is there is not sent again; a score that comes later is.
-    ok(&track());
+    // Numbers are sent once; a score that is added later is sent by the next call.
+    ok(&track(&world, &tracker));
     assert!(tracker.numbers().is_empty());
     ok(&world.ocelli(&[
         "probe",
@@ -167,7 +177,7 @@ fn a_server_gets_every_number_of_a_run_once() {
         "--protocol",
         "knn",
     ]));
-    ok(&track());
+    ok(&track(&world, &tracker));
     let numbers = tracker.numbers();
     assert!(numbers.keys().all(|name| name.starts_with("eval/data/train/evaluated/")), "{numbers:?}");
     assert!(numbers.keys().any(|name| name.contains("/knn_20/data/train-24/")), "{numbers:?}");
@@ -181,12 +191,12 @@ fn is_sent(entry: &fs::DirEntry) -> bool {
 }
 
 #[test]
-fn a_server_that_is_not_there_is_named() {
+fn errors_name_an_unreachable_server() {
     let world = World::new(24);
     ok(&world.pretrain("run", &[]));
-    let told = fails(&world.ocelli(&["track", &world.text("run"), "--mlflow", "http://127.0.0.1:1"]), 2);
-    assert!(told.contains("no answer from http://127.0.0.1:1"), "{told}");
-    let told = fails(&world.ocelli(&["track", &world.text("run"), "--mlflow", "file:mlruns"]), 2);
-    assert!(told.contains("must begin with http"), "{told}");
+    let stderr = fails(&world.ocelli(&["track", &world.text("run"), "--mlflow", "http://127.0.0.1:1"]), 2);
+    assert!(stderr.contains("no answer from http://127.0.0.1:1"), "{stderr}");
+    let stderr = fails(&world.ocelli(&["track", &world.text("run"), "--mlflow", "file:mlruns"]), 2);
+    assert!(stderr.contains("must begin with http"), "{stderr}");
     fails(&world.ocelli(&["track", &world.text("data"), "--mlflow", "http://127.0.0.1:1"]), 2);
 }

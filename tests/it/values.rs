@@ -2,13 +2,14 @@
 
 use std::fs;
 use std::path::Path;
+use std::process::Output;
 
 use image::{ImageBuffer, Luma};
 
 use crate::support::{World, fails, json_of, ok};
 
 /// Writes gray images of 16 bits, whose values use 12 of them.
-fn narrow(folder: &Path) {
+fn write_12_bit_images(folder: &Path) {
     for class in ["a", "b"] {
         fs::create_dir_all(folder.join(class)).unwrap();
     }
@@ -21,60 +22,66 @@ fn narrow(folder: &Path) {
     }
 }
 
-/// Images of which 12 of 16 bits are used are nearly black: every command says so, and a key and a
-/// flag scale them, in training, in its evaluation and in what it exports.
+/// Mean of the first channel in a report of statistics.
+fn mean(report: &serde_json::Value) -> f64 {
+    report["mean"][0].as_f64().unwrap()
+}
+
+/// Runs `pretrain` on `shards` with more flags.
+fn pretrain(world: &World, shards: &str, workdir: &str, more: &[&str]) -> Output {
+    let mut args = world.pretrain_args(workdir, more);
+    args[4] = shards.to_string();
+    crate::support::program().args(args).output().unwrap()
+}
+
+/// Computes the features of `shards` and returns the file that holds them.
+fn features(world: &World, checkpoint: &str, shards: &str, out: &str, more: &[&str]) -> Vec<u8> {
+    let out = world.text(out);
+    let args = ["embed", "--checkpoint", checkpoint, "--shards", shards, "--out", &out];
+    ok(&world.ocelli(&[&args[..], more].concat()));
+    fs::read(out).unwrap()
+}
+
+/// Images of 16 bits that use 12 of them are nearly black: every command reports it, and a key and
+/// a flag scale them, in training, in its evaluation and in exported networks.
 #[test]
-fn bits_in_use_are_told_and_scaled() {
+fn bits_in_use_are_reported_and_scaled() {
     let world = World::new(4);
-    narrow(&world.path("narrow"));
+    write_12_bit_images(&world.path("narrow"));
     let shards = world.text("shards");
-    let packed = world.ocelli(&["shards", "pack", &world.text("narrow"), "--out", &shards]);
-    ok(&packed);
-    let said = |out: &std::process::Output| String::from_utf8_lossy(&out.stderr).into_owned();
-    assert!(said(&packed).contains("use 12 of them: the largest is 4095"), "{}", said(&packed));
+    let stderr = ok(&world.ocelli(&["shards", "pack", &world.text("narrow"), "--out", &shards]));
+    assert!(stderr.contains("use 12 of them: the largest is 4095"), "{stderr}");
 
     let stats = world.ocelli(&["shards", "stats", &shards, "--json"]);
     let dark = json_of(&stats);
-    assert_eq!((&dark["images_of_16_bits"], &dark["largest_of_16_bits"]), (&16.into(), &4095.into()));
+    assert_eq!(dark["images_of_16_bits"], 16);
+    assert_eq!(dark["largest_of_16_bits"], 4095);
     assert!(String::from_utf8_lossy(&stats.stdout).contains("use 12 of them"), "{stats:?}");
     let scaled = world.ocelli(&["shards", "stats", &shards, "--bits-used", "12", "--json"]);
     let bright = json_of(&scaled);
     assert!(!String::from_utf8_lossy(&scaled.stdout).contains("of them: the largest"), "{scaled:?}");
-    let mean = |line: &serde_json::Value| line["mean"][0].as_f64().unwrap();
     assert!(mean(&dark) < 0.05 && mean(&bright) > 0.3, "{} {}", mean(&dark), mean(&bright));
-    // One bit less than is used: no value is cut off without a word.
-    assert_eq!(
-        json_of(&world.ocelli(&["shards", "stats", &shards, "--bits-used", "11", "--json"]))["bad"],
-        16
-    );
+    // One bit less than is used is an error: no value is clipped silently.
+    let clipped = world.ocelli(&["shards", "stats", &shards, "--bits-used", "11", "--json"]);
+    assert_eq!(json_of(&clipped)["bad"], 16);
 
-    let train = |workdir: &str, more: &[&str]| {
-        let length = ["--set", "optim.length={steps=2}", "--set", "optim.batch_size=8"];
-        let mut args = world.pretrain_args(workdir, &[&length[..], more].concat());
-        args[4].clone_from(&shards);
-        crate::support::program().args(args).output().unwrap()
-    };
-    let dark = train("dark", &[]);
-    ok(&dark);
-    assert!(said(&dark).contains("use 12 of them"), "{}", said(&dark));
-    let bright = train("bright", &["--set", "data.bits_used=12"]);
-    ok(&bright);
-    assert!(!said(&bright).contains("of them: the largest"), "{}", said(&bright));
+    let length = ["--set", "optim.length={steps=2}", "--set", "optim.batch_size=8"];
+    let stderr = ok(&pretrain(&world, &shards, "dark", &length));
+    assert!(stderr.contains("use 12 of them"), "{stderr}");
+    let with_bits = [&length[..], &["--set", "data.bits_used=12"]].concat();
+    let stderr = ok(&pretrain(&world, &shards, "bright", &with_bits));
+    assert!(!stderr.contains("of them: the largest"), "{stderr}");
 
-    // What a run exports carries the choice along.
-    let features = |checkpoint: &str, out: &str, more: &[&str]| {
-        let out = world.text(out);
-        let embed = ["embed", "--checkpoint", checkpoint, "--shards", &shards, "--out", &out];
-        ok(&world.ocelli(&[&embed[..], more].concat()));
-        fs::read(out).unwrap()
-    };
+    // Exported networks contain the setting.
     let run = world.text("bright");
-    let ours = features(&run, "run.npy", &[]);
+    let expected = features(&world, &run, &shards, "run.npy", &[]);
     for (format, name) in [("timm", "timm"), ("safetensors", "a.safetensors")] {
         let out = world.text(name);
         ok(&world.ocelli(&["export", "--checkpoint", &run, "--out", &out, "--format", format]));
-        assert!(features(&out, &format!("{format}.npy"), &[]) == ours, "{format}: other features");
-        assert!(features(&out, &format!("{format}13.npy"), &["--bits-used", "13"]) != ours, "{format}");
+        let same = features(&world, &out, &shards, &format!("{format}.npy"), &[]);
+        assert!(same == expected, "{format}: other features");
+        let other = features(&world, &out, &shards, &format!("{format}13.npy"), &["--bits-used", "13"]);
+        assert!(other != expected, "{format}");
     }
     let card = fs::read_to_string(world.path("timm/README.md")).unwrap();
     assert!(card.contains("use 12 of them: 4095 becomes 65535"), "{card}");
@@ -82,7 +89,7 @@ fn bits_in_use_are_told_and_scaled() {
     assert!(fails(&world.ocelli(&flags), 2).contains("data.bits_used"));
 }
 
-/// Returns an array of NumPy's format of `[2, 24, 20]` in f32.
+/// Returns a NumPy file of an array `[2, 24, 20]` in f32.
 fn npy(values: &[f32]) -> Vec<u8> {
     let mut header = "{'descr': '<f4', 'fortran_order': False, 'shape': (2, 24, 20), }".to_string();
     let length = (10 + header.len() + 1).next_multiple_of(64);
@@ -125,35 +132,34 @@ fn pixels_without_data_are_filled_and_left_out() {
     let shards = world.text("shards");
     ok(&world.ocelli(&["shards", "pack", &world.text("tiles"), "--out", &shards]));
     let format = ["--channels", "2", "--bits", "32", "--json"];
-    let stats = |more: &[&str]| world.ocelli(&[&["shards", "stats", &shards][..], &format, more].concat());
-    assert_eq!(json_of(&stats(&[]))["bad"], 16, "NaN is refused unless the recipe says what it gets");
-    let measured = stats(&["--no-data", "-9999"]);
+    let stats = [&["shards", "stats", &shards][..], &format].concat();
+    assert_eq!(
+        json_of(&world.ocelli(&stats))["bad"],
+        16,
+        "NaN is refused unless the recipe says what it gets"
+    );
+    let measured = world.ocelli(&[&stats[..], &["--no-data", "-9999"]].concat());
     let line = json_of(&measured);
     assert_eq!(line["bad"], 0);
     for channel in 0..2 {
         let mean = line["mean"][channel].as_f64().unwrap();
-        let right = sums[channel] / counts[channel];
-        assert!((mean - right).abs() < 1e-6, "channel {channel}: {mean} in place of {right}");
+        let expected = sums[channel] / counts[channel];
+        assert!((mean - expected).abs() < 1e-6, "channel {channel}: {mean} in place of {expected}");
     }
-    let said = String::from_utf8_lossy(&measured.stdout);
-    assert!(said.contains("no_data = { value = -9999, fill = \"mean\" }"), "{said}");
-    let constants = said.lines().find_map(|line| line.trim().strip_prefix("normalization = ")).unwrap();
+    let stdout = String::from_utf8_lossy(&measured.stdout);
+    assert!(stdout.contains("no_data = { value = -9999, fill = \"mean\" }"), "{stdout}");
+    let constants = stdout.lines().find_map(|line| line.trim().strip_prefix("normalization = ")).unwrap();
 
     let normalization = format!("data.normalization={constants}");
     let mut sets = vec!["--set", "optim.length={steps=2}", "--set", "optim.batch_size=8"];
     for set in ["data.channels=2", "data.bits=32", "views.channels={}", &normalization] {
         sets.extend(["--set", set]);
     }
-    let train = |workdir: &str, more: &[&str]| {
-        let mut args = world.pretrain_args(workdir, &[&sets[..], more].concat());
-        args[4].clone_from(&shards);
-        crate::support::program().args(args).output().unwrap()
-    };
-    let refused = train("refused", &[]);
+    let refused = pretrain(&world, &shards, "refused", &sets);
     assert!(!refused.status.success());
     assert!(String::from_utf8_lossy(&refused.stderr).contains("data.no_data"), "{refused:?}");
     for (workdir, fill) in [("mean", "'mean'"), ("number", "0.5")] {
         let set = format!("data.no_data={{ value = -9999, fill = {fill} }}");
-        ok(&train(workdir, &["--set", &set]));
+        ok(&pretrain(&world, &shards, workdir, &[&sets[..], &["--set", &set]].concat()));
     }
 }

@@ -1,4 +1,5 @@
 use std::path::Path;
+use std::process::Output;
 
 use image::{ImageBuffer, Rgb};
 use serde_json::Value;
@@ -12,13 +13,28 @@ fn save_image(path: &Path, color: u8) {
 
 #[test]
 fn help_names_every_verb() {
-    let world = tempfile::tempdir().unwrap();
-    drop(world);
     let output = crate::support::program().arg("--help").output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     for verb in ["quickstart", "shards", "pretrain", "probe", "export", "bench"] {
         assert!(text.contains(verb), "{text}");
     }
+}
+
+/// Packs the folder `images` into the folder `out`; returns the report.
+fn pack_images(world: &World, out: &str) -> Value {
+    let args = [
+        "shards",
+        "pack",
+        &world.text("images"),
+        "--out",
+        &world.text(out),
+        "--samples-per-shard",
+        "3",
+        "--json",
+    ];
+    let output = world.ocelli(&args);
+    ok(&output);
+    json_of(&output)
 }
 
 #[test]
@@ -27,39 +43,25 @@ fn packing_a_folder_of_classes_is_repeatable() {
     for (i, name) in ["cats/a.b.jpg", "cats/b.png", "dogs/deep/c.webp", "dogs/d.JPG"].iter().enumerate() {
         save_image(&world.path("images").join(name), 60 * i as u8);
     }
-    let pack = |out: &str| {
-        let args = [
-            "shards",
-            "pack",
-            &world.text("images"),
-            "--out",
-            &world.text(out),
-            "--samples-per-shard",
-            "3",
-            "--json",
-        ];
-        let output = world.ocelli(&args);
-        ok(&output);
-        json_of(&output)
-    };
-    let report = pack("one");
+    let report = pack_images(&world, "one");
     assert_eq!(
         (&report["samples"], &report["classes"], &report["shards"]),
         (&4.into(), &2.into(), &2.into())
     );
-    pack("two");
+    pack_images(&world, "two");
     for file in ["train-000000.tar", "train-000001.tar", "train-000000.tar.idx.json", "classes.txt"] {
-        let read = |folder: &str| std::fs::read(world.path(folder).join(file)).unwrap();
-        assert_eq!(read("one"), read("two"), "{file}");
+        let first = std::fs::read(world.path("one").join(file)).unwrap();
+        let second = std::fs::read(world.path("two").join(file)).unwrap();
+        assert_eq!(first, second, "{file}");
     }
     assert_eq!(std::fs::read_to_string(world.path("one/classes.txt")).unwrap(), "cats\ndogs\n");
     let shards = format!("{}/train-{{000000..000001}}.tar", world.text("one"));
     ok(&world.ocelli(&["shards", "verify", &shards]));
     let listing = world.ocelli(&["shards", "ls", &shards]);
     assert_eq!(String::from_utf8_lossy(&listing.stdout).lines().count(), 4);
-    // The same pack again finds its shards; another one into the same folder must not overwrite,
-    // whoever made the shards.
-    assert_eq!(pack("one")["shards_there"], 2);
+    // Repeating the same command reuses its shards; another one into the same folder must not
+    // overwrite them, whether or not the job that wrote them is known.
+    assert_eq!(pack_images(&world, "one")["shards_there"], 2);
     let args = ["shards", "pack", &world.text("images"), "--out", &world.text("one")];
     assert!(fails(&world.ocelli(&args), 2).contains("of another job"));
     std::fs::remove_file(world.path("one/train.job.json")).unwrap();
@@ -80,48 +82,55 @@ fn lists_pack_like_folders() {
     for (list, out) in [("list.csv", "csv"), ("list.jsonl", "jsonl")] {
         ok(&world.ocelli(&["shards", "pack", &world.text(list), "--out", &world.text(out)]));
     }
-    let read = |folder: &str| std::fs::read(world.path(folder).join("train-000000.tar")).unwrap();
-    assert_eq!(read("csv"), read("jsonl"));
+    let csv = std::fs::read(world.path("csv/train-000000.tar")).unwrap();
+    let jsonl = std::fs::read(world.path("jsonl/train-000000.tar")).unwrap();
+    assert_eq!(csv, jsonl);
 }
 
-/// Train and test must number their classes alike, even if some do not occur.
+/// Packs `input` into the folder `out` with more flags.
+fn pack(world: &World, input: &str, out: &str, more: &[&str]) -> Output {
+    let mut args = vec!["shards", "pack", input, "--out", out];
+    args.extend(more);
+    world.ocelli(&args)
+}
+
+/// Labels of the first shard in `folder`.
+fn labels(world: &World, folder: &str) -> Vec<Option<u32>> {
+    let shard = pipeline::Shard::open(&world.path(folder).join("train-000000.tar")).unwrap();
+    (0..shard.len()).map(|i| shard.label(i).unwrap()).collect()
+}
+
+/// Train and test sets must number their classes identically, even if some classes do not occur.
 #[test]
-fn classes_are_numbered_by_a_list_that_is_given() {
+fn classes_are_numbered_by_the_given_list() {
     let world = World::new(1);
     for (i, name) in
         ["train/cat/a.png", "train/dog/b.png", "train/owl/c.png", "test/owl/d.png"].iter().enumerate()
     {
         save_image(&world.path(name), 50 * i as u8);
     }
-    let pack = |input: &str, out: &str, more: &[&str]| {
-        let mut args = vec!["shards", "pack", input, "--out", out];
-        args.extend(more);
-        world.ocelli(&args)
-    };
-    let labels = |folder: &str| -> Vec<Option<u32>> {
-        let shard = pipeline::Shard::open(&world.path(folder).join("train-000000.tar")).unwrap();
-        (0..shard.len()).map(|i| shard.label(i).unwrap()).collect()
-    };
-    ok(&pack(&world.text("train"), &world.text("a"), &[]));
+    let train = world.text("train");
+    let test = world.text("test");
+    ok(&pack(&world, &train, &world.text("a"), &[]));
     let list = world.text("a/classes.txt");
-    ok(&pack(&world.text("test"), &world.text("b"), &["--classes", &list]));
-    assert_eq!(labels("b"), [Some(2)]);
-    let stderr = fails(&pack(&world.text("test"), &world.text("a"), &["--prefix", "test"]), 2);
+    ok(&pack(&world, &test, &world.text("b"), &["--classes", &list]));
+    assert_eq!(labels(&world, "b"), [Some(2)]);
+    let stderr = fails(&pack(&world, &test, &world.text("a"), &["--prefix", "test"]), 2);
     assert!(stderr.contains("holds other classes") && stderr.contains("--classes"), "{stderr}");
-    let stderr =
-        fails(&pack(&world.text("train"), &world.text("c"), &["--classes", &world.text("tiny.toml")]), 2);
+    let other_file = world.text("tiny.toml");
+    let stderr = fails(&pack(&world, &train, &world.text("c"), &["--classes", &other_file]), 2);
     assert!(stderr.contains("is not in the list"), "{stderr}");
-    // Numbers stay what they are, and an empty cell is no label.
+    // Numeric labels are kept, and an empty cell means no label.
     let list = "path,label\ntrain/cat/a.png,10\ntrain/dog/b.png,9\ntest/owl/d.png,\n";
     std::fs::write(world.path("numbers.csv"), list).unwrap();
-    ok(&pack(&world.text("numbers.csv"), &world.text("n"), &[]));
-    let mut found = labels("n");
-    found.sort();
-    assert_eq!(found, [None, Some(9), Some(10)]);
+    ok(&pack(&world, &world.text("numbers.csv"), &world.text("n"), &[]));
+    let mut numbers = labels(&world, "n");
+    numbers.sort();
+    assert_eq!(numbers, [None, Some(9), Some(10)]);
 }
 
 #[test]
-fn the_loader_is_measured_by_stage() {
+fn the_loader_benchmark_reports_each_stage() {
     let world = World::new(60);
     let shard = world.text("data/train-000000.tar");
     for recipe in ["single", "read"] {
@@ -136,6 +145,35 @@ fn the_loader_is_measured_by_stage() {
     }
 }
 
+/// Number of evaluations at `step`.
+fn n_evaluations(evaluations: &[Value], step: u64) -> usize {
+    evaluations.iter().filter(|row| row["about"]["step"] == step).count()
+}
+
+/// Probes a checkpoint on `shard`; returns the report.
+fn probe(world: &World, checkpoint: &str, shard: &str) -> Value {
+    let args = [
+        "probe",
+        "--checkpoint",
+        &world.text(checkpoint),
+        "--train",
+        shard,
+        "--test",
+        shard,
+        "--baseline",
+        "--json",
+    ];
+    let output = world.ocelli(&args);
+    ok(&output);
+    json_of(&output)
+}
+
+/// Exports the backbone of the run `run` to `out` with more flags.
+fn export(world: &World, out: &str, more: &[&str]) -> Output {
+    let args = ["export", "--checkpoint", &world.text("run"), "--out", &world.text(out)];
+    world.ocelli(&[&args[..], more].concat())
+}
+
 #[test]
 fn a_run_is_probed_and_exported() {
     let world = World::new(60);
@@ -144,15 +182,14 @@ fn a_run_is_probed_and_exported() {
     ok(&world.pretrain("run", &probes));
     let rows = metrics(&world.path("run"));
     assert!(rows[5]["probe/knn_20"].is_f64() && rows[11]["probe/knn_20"].is_f64(), "{:?}", rows[5]);
-    let kept = std::fs::read_to_string(world.path("run/evaluations.jsonl")).unwrap();
-    let kept: Vec<serde_json::Value> = kept.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-    let of_step = |step: u64| kept.iter().filter(move |row| row["about"]["step"] == step).count();
-    assert_eq!([of_step(6), of_step(12), kept.len()], [2, 2, 4], "each k of k-NN, at each step");
-    assert_eq!(kept[1]["accuracy"], rows[5]["probe/knn_20"]);
-    assert_eq!(
-        (&kept[1]["test"]["set"], &kept[1]["about"]["network"]),
-        (&"data/train".into(), &"teacher".into())
-    );
+    let evaluations = std::fs::read_to_string(world.path("run/evaluations.jsonl")).unwrap();
+    let evaluations: Vec<Value> =
+        evaluations.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let counts = [n_evaluations(&evaluations, 6), n_evaluations(&evaluations, 12), evaluations.len()];
+    assert_eq!(counts, [2, 2, 4], "each k of k-NN, at each step");
+    assert_eq!(evaluations[1]["accuracy"], rows[5]["probe/knn_20"]);
+    assert_eq!(evaluations[1]["test"]["set"], "data/train");
+    assert_eq!(evaluations[1]["about"]["network"], "teacher");
     for name in
         ["train/loss", "health/feature_std", "health/effective_rank", "health/teacher_entropy", "knobs/lr"]
     {
@@ -161,105 +198,89 @@ fn a_run_is_probed_and_exported() {
     let files = std::fs::read_dir(world.path("run")).unwrap().flatten();
     let events = files.filter(|file| file.file_name().to_string_lossy().starts_with("events.out.tfevents."));
     assert!(events.count() > 1, "of the run, and of its pictures");
-    let kept = std::fs::read_dir(world.path("run/checkpoints")).unwrap().flatten();
-    let kept = kept.filter(|e| e.file_name().to_string_lossy().starts_with("step-")).count();
-    assert_eq!(kept, 2, "old checkpoints are pruned");
+    let checkpoints = std::fs::read_dir(world.path("run/checkpoints")).unwrap().flatten();
+    let n_checkpoints =
+        checkpoints.filter(|entry| entry.file_name().to_string_lossy().starts_with("step-")).count();
+    assert_eq!(n_checkpoints, 2, "old checkpoints are pruned");
 
-    let probe = |checkpoint: &str| {
-        let args = [
-            "probe",
-            "--checkpoint",
-            &world.text(checkpoint),
-            "--train",
-            &shard,
-            "--test",
-            &shard,
-            "--baseline",
-            "--json",
-        ];
-        let output = world.ocelli(&args);
-        ok(&output);
-        json_of(&output)
-    };
-    let of_run = probe("run")["networks"].clone();
-    assert_eq!(of_run["teacher"]["knn_20"]["accuracy"], rows[11]["probe/knn_20"]);
-    assert!(
-        of_run["random_init"]["linear_honest"]["accuracy"].is_f64() && of_run["pixels"]["knn_10"].is_object()
-    );
-    ok(&world.ocelli(&[
-        "export",
-        "--checkpoint",
-        &world.text("run"),
-        "--out",
-        &world.text("vit.safetensors"),
-    ]));
-    assert_eq!(probe("vit.safetensors")["networks"], of_run, "the exported file holds the teacher");
-    let export = |out: &str, more: &[&str]| {
-        let args = ["export", "--checkpoint", &world.text("run"), "--out", &world.text(out)];
-        world.ocelli(&[&args[..], more].concat())
-    };
-    assert!(fails(&export("vit.safetensors", &[]), 2).contains("--overwrite"));
-    ok(&export("vit.safetensors", &["--overwrite", "--network", "student"]));
+    let networks = probe(&world, "run", &shard)["networks"].clone();
+    assert_eq!(networks["teacher"]["knn_20"]["accuracy"], rows[11]["probe/knn_20"]);
+    assert!(networks["random_init"]["linear_honest"]["accuracy"].is_f64());
+    assert!(networks["pixels"]["knn_10"].is_object());
+    ok(&export(&world, "vit.safetensors", &[]));
+    let exported = probe(&world, "vit.safetensors", &shard)["networks"].clone();
+    assert_eq!(exported, networks, "the exported file holds the teacher");
+    assert!(fails(&export(&world, "vit.safetensors", &[]), 2).contains("--overwrite"));
+    ok(&export(&world, "vit.safetensors", &["--overwrite", "--network", "student"]));
     std::fs::write(world.path("classes.txt"), "0\tcat\n").unwrap();
-    assert!(fails(&export("classes.txt", &["--overwrite"]), 2).contains(".safetensors"));
+    assert!(fails(&export(&world, "classes.txt", &["--overwrite"]), 2).contains(".safetensors"));
     assert_eq!(std::fs::read_to_string(world.path("classes.txt")).unwrap(), "0\tcat\n");
 
-    // The metrics of the run have no evaluations; these are in a file of their own, with their
-    // subject.
+    // The metrics of the run contain no evaluations: these are in a file of their own, with the
+    // network that they describe.
     assert!(metrics(&world.path("run")).iter().all(|row| row.get("probe/linear").is_none()));
     let evaluations = std::fs::read_to_string(world.path("run/evaluations.jsonl")).unwrap();
     let evaluations: Vec<Value> =
         evaluations.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     let linear = evaluations.iter().find(|row| row["metric"] == "linear_honest").unwrap();
-    assert_eq!((&linear["about"]["step"], &linear["test"]["set"]), (&12.into(), &"data/train".into()));
-    assert_eq!((&linear["protocol"], &linear["test"]["images"]), (&"linear-honest".into(), &60.into()));
+    assert_eq!(linear["about"]["step"], 12);
+    assert_eq!(linear["test"]["set"], "data/train");
+    assert_eq!(linear["protocol"], "linear-honest");
+    assert_eq!(linear["test"]["images"], 60);
+}
+
+/// Number under `key` in a report.
+fn number(report: &Value, key: &str) -> f64 {
+    report[key].as_f64().unwrap()
 }
 
 #[test]
-fn the_benchmark_reports_every_phase() {
+fn the_step_benchmark_reports_every_phase() {
     let world = World::new(1);
     let recipe = world.text("tiny.toml");
     let output =
         world.ocelli(&["bench", "step", "--recipe", &recipe, "--batch", "4", "--repeats", "1", "--json"]);
     ok(&output);
     let report = json_of(&output);
-    let number = |key: &str| report[key].as_f64().unwrap();
     let phases = report["phases_ms"].as_object().unwrap();
     assert!(phases.len() == 6 && phases.values().all(|ms| ms.as_f64().unwrap() > 0.0), "{phases:?}");
-    assert!((number("images_per_s") - 4e3 / number("step_ms")).abs() < 1e-6);
-    assert!(number("tflops") > 0.0 && number("matrix_peak_tflops") > 0.0 && number("memory_bytes") > 0.0);
+    assert!((number(&report, "images_per_s") - 4e3 / number(&report, "step_ms")).abs() < 1e-6);
+    for key in ["tflops", "matrix_peak_tflops", "memory_bytes"] {
+        assert!(number(&report, key) > 0.0, "{key}: {report}");
+    }
     let output =
         world.ocelli(&["bench", "step", "--recipe", &recipe, "--backbone", "--repeats", "1", "--json"]);
     let report = json_of(&output);
-    let number = |key: &str| report[key].as_f64().unwrap();
-    assert!(number("kept_ms") > 0.0);
+    assert!(number(&report, "kept_ms") > 0.0);
     // A graph that is recomputed unit by unit needs less memory than one that is kept.
-    assert!(number("recomputed_peak_bytes") > 0.0);
-    assert!(number("recomputed_peak_bytes") < number("kept_peak_bytes"), "{report}");
+    assert!(number(&report, "recomputed_peak_bytes") > 0.0);
+    assert!(number(&report, "recomputed_peak_bytes") < number(&report, "kept_peak_bytes"), "{report}");
 }
 
-/// The CPU does not differ from itself; a missing device is named.
-#[test]
-fn a_device_is_held_against_the_cpu() {
-    let world = World::new(1);
+/// Compares `device` with the CPU over two steps.
+fn bench_device(world: &World, device: &str) -> Output {
     let recipe = world.text("tiny.toml");
-    let device = |name: &str| {
-        world.ocelli(&["bench", "device", "--recipe", &recipe, "--steps", "2", "--json", "--device", name])
-    };
-    let output = device("cpu");
+    world.ocelli(&["bench", "device", "--recipe", &recipe, "--steps", "2", "--json", "--device", device])
+}
+
+/// The CPU does not differ from itself; a missing device is an error that names it.
+#[test]
+fn a_device_is_compared_with_the_cpu() {
+    let world = World::new(1);
+    let output = bench_device(&world, "cpu");
     ok(&output);
     let report = json_of(&output);
     assert_eq!(report["differences"]["gradients"].as_f64(), Some(0.0));
     assert_eq!(report["losses"].as_array().unwrap().len(), 2);
-    assert!(fails(&device("gpu"), 2).contains("cuda:1"));
+    assert!(fails(&bench_device(&world, "gpu"), 2).contains("cuda:1"));
     if cfg!(not(feature = "wgpu")) {
-        assert!(fails(&device("wgpu"), 2).contains("--features wgpu"));
+        assert!(fails(&bench_device(&world, "wgpu"), 2).contains("--features wgpu"));
     }
 }
 
 /// A folder of the user with the name of one of quickstart's is left unchanged.
 #[test]
-fn quickstart_takes_nothing_away_that_is_not_its_own() {
+fn quickstart_does_not_delete_files_of_the_user() {
     let world = World::new(1);
     save_image(&world.path("mine/data/train/photo.png"), 3);
     let output = world.ocelli(&["quickstart", "--workdir", &world.text("mine")]);
@@ -267,31 +288,33 @@ fn quickstart_takes_nothing_away_that_is_not_its_own() {
     assert!(world.path("mine/data/train/photo.png").exists());
 }
 
-/// The whole job with a run of a few steps, twice: the second time everything is done.
+/// Runs quickstart with few images and steps; returns the report.
+fn quickstart(world: &World) -> Value {
+    let output = world.ocelli(&[
+        "quickstart",
+        "--workdir",
+        &world.text("quick"),
+        "--json",
+        "--train-images",
+        "300",
+        "--test-images",
+        "100",
+        "--set",
+        "optim.length={steps=6}",
+        "--set",
+        "run.log_every_steps=1",
+        "--set",
+        "optim.batch_size=16",
+    ]);
+    ok(&output);
+    json_of(&output)
+}
+
+/// The whole job with a run of a few steps, twice: the second call only reads the results.
 #[test]
-fn quickstart_leaves_pictures_and_numbers() {
+fn quickstart_writes_pictures_and_scores() {
     let world = World::new(1);
-    let run = || {
-        let output = world.ocelli(&[
-            "quickstart",
-            "--workdir",
-            &world.text("quick"),
-            "--json",
-            "--train-images",
-            "300",
-            "--test-images",
-            "100",
-            "--set",
-            "optim.length={steps=6}",
-            "--set",
-            "run.log_every_steps=1",
-            "--set",
-            "optim.batch_size=16",
-        ]);
-        ok(&output);
-        json_of(&output)
-    };
-    let first = run();
+    let first = quickstart(&world);
     for key in ["seconds", "knn", "linear", "random_knn", "random_linear", "pixel_knn"] {
         assert!(first[key].as_f64().is_some_and(|v| (0.0..=1000.0).contains(&v)), "{key}: {first}");
     }
@@ -305,6 +328,6 @@ fn quickstart_leaves_pictures_and_numbers() {
         page.contains("linear_honest") && page.contains("data:image/"),
         "the page has scores and pictures"
     );
-    let second = run();
+    let second = quickstart(&world);
     assert_eq!((&first["knn"], &first["linear"]), (&second["knn"], &second["linear"]));
 }

@@ -1,11 +1,12 @@
-//! Lengths of time, and schedules: pure functions from the step to values that change during
-//! training.
+//! Durations, and schedules: pure functions from the step to values that change during training.
+
+use std::f64::consts::PI;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Warm-up and decay: linear from `start` to `peak` over `warmup_steps`, then to `end` at
-/// `total_steps` as `shape` says.
+/// Schedule with warm-up and decay: linear from `start` to `peak` over `warmup_steps`, then to
+/// `end` at `total_steps` with the given `shape`.
 ///
 /// Step 0 has `start`, and the last step is one step short of `end`. With [`Shape::Cosine`] the
 /// last step of the warm-up has `peak` already, as in DINO and SwAV; with the other shapes it is
@@ -18,9 +19,9 @@ pub struct Schedule {
     pub peak: f64,
     /// Value that is reached at `total_steps`.
     pub end: f64,
-    /// Steps of the warm-up.
+    /// Number of steps of the warm-up.
     pub warmup_steps: u64,
-    /// Steps of the run.
+    /// Number of steps of the run.
     pub total_steps: u64,
     /// Shape of the decay after the warm-up.
     pub shape: Shape,
@@ -31,25 +32,25 @@ pub struct Schedule {
 pub enum Shape {
     /// Half a cosine over the steps after the warm-up.
     Cosine,
-    /// Half a cosine over the steps after the warm-up, whose first step has `peak`: MoCo v3.
+    /// Half a cosine over the steps after the warm-up, the first of which has `peak`: MoCo v3.
     HalfCosine,
-    /// Half a cosine over all steps, whose beginning the warm-up replaces: VISSL's composition of a
-    /// linear schedule with a cosine of `interval_scaling: fixed`.
+    /// Half a cosine over all steps, the first of which the warm-up replaces: VISSL's composition
+    /// of a linear schedule with a cosine of `interval_scaling: fixed`.
     CosineOfRun,
     /// Constant, with a linear decay over the last steps.
     Constant {
-        /// Steps of the decay.
+        /// Number of steps of the decay.
         cooldown_steps: u64,
     },
 }
 
 impl Schedule {
-    /// A cosine from `from` to `to` without warm-up.
+    /// Creates a cosine from `from` to `to` without warm-up.
     pub fn cosine(from: f64, to: f64, total_steps: u64) -> Self {
         Self { start: from, peak: from, end: to, warmup_steps: 0, total_steps, shape: Shape::Cosine }
     }
 
-    /// The value at `step`.
+    /// Returns the value at `step`.
     pub fn at(&self, step: u64) -> f64 {
         if step < self.warmup_steps {
             let last = match self.shape {
@@ -59,21 +60,28 @@ impl Schedule {
             };
             return self.start + (self.peak - self.start) * step as f64 / last as f64;
         }
-        let half_cosine =
-            |done: f64| self.end + 0.5 * (self.peak - self.end) * (1.0 + (std::f64::consts::PI * done).cos());
-        let of = |steps: u64, all: u64| (steps as f64 / all.max(1) as f64).min(1.0);
         match self.shape {
             Shape::Cosine | Shape::HalfCosine => {
-                let n = self.total_steps.saturating_sub(self.warmup_steps);
-                half_cosine(of(step - self.warmup_steps, n))
+                let decay_steps = self.total_steps.saturating_sub(self.warmup_steps);
+                self.half_cosine(fraction(step - self.warmup_steps, decay_steps))
             }
-            Shape::CosineOfRun => half_cosine(of(step, self.total_steps)),
+            Shape::CosineOfRun => self.half_cosine(fraction(step, self.total_steps)),
             Shape::Constant { cooldown_steps } => {
-                let begins = self.total_steps.saturating_sub(cooldown_steps);
-                self.peak + (self.end - self.peak) * of(step.saturating_sub(begins), cooldown_steps)
+                let first = self.total_steps.saturating_sub(cooldown_steps);
+                self.peak + (self.end - self.peak) * fraction(step.saturating_sub(first), cooldown_steps)
             }
         }
     }
+
+    /// Returns the value of half a cosine from `peak` to `end` at `progress`, from 0 to 1.
+    fn half_cosine(&self, progress: f64) -> f64 {
+        self.end + 0.5 * (self.peak - self.end) * (1.0 + (PI * progress).cos())
+    }
+}
+
+/// Returns `steps` as a fraction of `total`, at most 1.
+fn fraction(steps: u64, total: u64) -> f64 {
+    (steps as f64 / total.max(1) as f64).min(1.0)
 }
 
 /// Linear ramp from `from` to `to` over `ramp_steps`, constant afterwards.
@@ -81,14 +89,14 @@ impl Schedule {
 pub(crate) struct Ramp {
     /// Value of step 0.
     pub from: f64,
-    /// Value from `ramp_steps` on.
+    /// Value at `ramp_steps` and afterwards.
     pub to: f64,
-    /// Steps of the ramp.
+    /// Number of steps of the ramp.
     pub ramp_steps: u64,
 }
 
 impl Ramp {
-    /// The value at `step`.
+    /// Returns the value at `step`.
     pub(crate) fn at(&self, step: u64) -> f64 {
         if step >= self.ramp_steps {
             return self.to;
@@ -100,7 +108,7 @@ impl Ramp {
 /// Scheduled values of one step that do not depend on the method.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ScheduledValues {
-    /// The step.
+    /// Number of the step.
     pub step: u64,
     /// Learning rate.
     pub lr: f64,
@@ -118,7 +126,7 @@ pub struct Schedules {
 }
 
 impl Schedules {
-    /// The values of `step`.
+    /// Returns the values of `step`.
     pub fn at(&self, step: u64) -> ScheduledValues {
         ScheduledValues { step, lr: self.lr.at(step), weight_decay: self.weight_decay.at(step) }
     }
@@ -140,11 +148,11 @@ pub enum Duration {
 }
 
 impl Duration {
-    /// Returns the length in steps, rounded to the nearest; `total_steps` is `None` for the run's
-    /// own length.
+    /// Returns the duration in steps, rounded to the nearest; `total_steps` is `None` for the
+    /// length of the run itself.
     ///
     /// # Errors
-    /// A message in words if the length is invalid.
+    /// A message if the duration is invalid.
     pub fn steps(&self, n_samples: u64, batch_size: usize, total_steps: Option<u64>) -> Result<u64, String> {
         let batch = batch_size as f64;
         let steps = match *self {
@@ -163,14 +171,14 @@ impl Duration {
     }
 }
 
-/// Length of a run, from which lengths in epochs or percent are computed.
+/// Length of a run, from which durations in epochs or percent are computed.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct RunLength {
-    /// Samples of the data set.
+    /// Number of samples of the data set.
     pub n_samples: u64,
-    /// Images of a step.
+    /// Number of images of a step.
     pub batch_size: usize,
-    /// Steps of the run.
+    /// Number of steps of the run.
     pub total_steps: u64,
 }
 
@@ -178,7 +186,7 @@ impl RunLength {
     /// Returns `duration` in steps; `key` names it in messages.
     ///
     /// # Errors
-    /// A message with the key and the reason if the length is invalid.
+    /// A message with the key and the reason if the duration is invalid.
     pub fn steps(&self, key: &str, duration: &Duration) -> Result<u64, String> {
         let steps = duration.steps(self.n_samples, self.batch_size, Some(self.total_steps));
         steps.map_err(|reason| format!("{key}: {reason}"))
@@ -192,7 +200,7 @@ mod tests {
     /// Values of `cosine_scheduler(base_value=1, final_value=0.1, epochs=1, niter_per_ep=10,
     /// warmup_epochs=0.4)` of the DINO repository, computed with numpy.
     #[test]
-    fn it_equals_the_reference() {
+    fn cosine_equals_the_reference() {
         let shape = Shape::Cosine;
         let schedule = Schedule { start: 0.0, peak: 1.0, end: 0.1, warmup_steps: 4, total_steps: 10, shape };
         let expected = [
@@ -215,7 +223,7 @@ mod tests {
     /// Values of fvcore's composition of a linear schedule over 0.4 of the run with a cosine,
     /// `interval_scaling` rescaled and fixed, as VISSL's configurations have it.
     #[test]
-    fn a_cosine_of_the_run_equals_the_reference() {
+    fn cosine_of_the_run_equals_the_reference() {
         let shape = Shape::CosineOfRun;
         let schedule = Schedule { start: 0.1, peak: 1.0, end: 0.1, warmup_steps: 4, total_steps: 10, shape };
         let expected = [
@@ -237,7 +245,7 @@ mod tests {
 
     /// `adjust_learning_rate` of MoCo v3's code, a rate of 1 over 4 of 10 steps of warm-up.
     #[test]
-    fn half_a_cosine_has_its_peak_behind_the_warm_up() {
+    fn half_cosine_equals_the_reference() {
         let shape = Shape::HalfCosine;
         let schedule = Schedule { start: 0.0, peak: 1.0, end: 0.0, warmup_steps: 4, total_steps: 10, shape };
         let expected =
@@ -248,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn a_constant_rate_cools_down() {
+    fn constant_rate_decays_in_the_last_steps() {
         let shape = Shape::Constant { cooldown_steps: 4 };
         let schedule = Schedule { start: 0.5, peak: 1.0, end: 0.0, warmup_steps: 2, total_steps: 10, shape };
         let values: Vec<f64> = (0..12).map(|step| schedule.at(step)).collect();
@@ -256,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn ends_hold_beyond_the_run() {
+    fn schedules_are_constant_after_their_last_step() {
         let cosine = Schedule::cosine(0.996, 1.0, 100);
         assert_eq!(cosine.at(0), 0.996);
         assert_eq!(cosine.at(100), 1.0);
@@ -265,9 +273,13 @@ mod tests {
         assert_eq!((ramp.at(0), ramp.at(3), ramp.at(9)), (0.04, 0.07, 0.07));
     }
 
+    /// Returns `duration` in steps of 100 images, in a run of 1000 steps over 10,000 samples.
+    fn steps(duration: Duration) -> Result<u64, String> {
+        duration.steps(10_000, 100, Some(1000))
+    }
+
     #[test]
-    fn durations_turn_into_steps() {
-        let steps = |d: Duration| d.steps(10_000, 100, Some(1000));
+    fn durations_are_converted_to_steps() {
         assert_eq!(steps(Duration::Epochs(2.5)), Ok(250));
         assert_eq!(steps(Duration::Samples(1e4)), Ok(100));
         assert_eq!(steps(Duration::Percent(10.0)), Ok(100));

@@ -8,7 +8,9 @@ pub fn fingerprint(tensors: &[NamedTensor]) -> u64 {
     let mut hash = Xxh3::new();
     for tensor in tensors {
         hash.update(format!("{} {:?}", tensor.name, tensor.shape).as_bytes());
-        tensor.values.iter().for_each(|value| hash.update(&value.to_le_bytes()));
+        for value in &tensor.values {
+            hash.update(&value.to_le_bytes());
+        }
     }
     hash.digest()
 }

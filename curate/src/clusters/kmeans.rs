@@ -1,7 +1,9 @@
 //! k-means by Lloyd's iterations.
 //!
 //! ```text
-//! cell_i = argmin_j |x_i - c_j|²     c_j = mean of the rows of cell j     until no center moves, or for n_iterations
+//! cell_i = argmin_j |x_i - c_j|²     c_j = mean of the rows of cell j
+//!
+//! until no center moves, or for n_iterations
 //! ```
 //!
 //! Each rank compares its part of the rows; sums over ranks are exact ([`super::sums`]), so that
@@ -16,7 +18,7 @@ use ranks::fixed::{FixedPoint, N_LIMBS};
 
 use super::empty::refill;
 use super::nearest::{STRIDE, find_nearest};
-use super::seeds::seeds;
+use super::seeds::choose_seeds;
 use super::sums::ClusterSums;
 use crate::centers::Centers;
 use crate::draw::Draw;
@@ -34,10 +36,10 @@ pub struct KMeans {
     pub seed: u64,
 }
 
-/// Rows divided into clusters.
+/// Result of k-means.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Clustering {
-    /// Centers, `[K, D]`: as many as asked for, or as there are different rows.
+    /// Centers, `[K, D]`; fewer than asked for if there are fewer different rows.
     pub centers: Centers,
     /// Nearest center of each row of this rank's part.
     pub nearest: Vec<NearestCenter>,
@@ -46,8 +48,8 @@ pub struct Clustering {
 }
 
 impl KMeans {
-    /// Divides `rows`, whose numbers are at most `largest`, into clusters; goes on from `start` if
-    /// there is one. Every rank can read all rows, and compares its part of them.
+    /// Clusters `rows`, whose absolute values are at most `largest`; continues from `start`, if
+    /// given. Every rank can read all rows, and compares its part of them.
     ///
     /// # Errors
     /// [`CurateError::NoClusters`], [`CurateError::TooManyClusters`] and [`CurateError::Ranks`].
@@ -73,7 +75,8 @@ impl KMeans {
             Some(centers) => centers,
             None => {
                 let draw = Draw::new(self.seed, "seeds of k-means");
-                let values = seeds(rows, part.clone(), self.n_clusters, draw, ranks, &mut nearest, progress)?;
+                let values =
+                    choose_seeds(rows, part.clone(), self.n_clusters, draw, ranks, &mut nearest, progress)?;
                 Centers { values, ..Centers::default() }
             }
         };
@@ -96,7 +99,7 @@ impl KMeans {
     }
 }
 
-/// Moves each center to the mean of its rows; returns whether one has moved.
+/// Moves each center to the mean of its rows; returns true if a center has moved.
 fn iterate(
     rows: &dyn Rows,
     part: Range<usize>,
@@ -130,7 +133,7 @@ fn iterate(
     Ok(moved)
 }
 
-/// Returns the sum of all distances, whatever their order.
+/// Returns the sum of all distances, which does not depend on their order.
 fn sum_of_distances(nearest: &[NearestCenter], ranks: &Communicator) -> Result<f64, CurateError> {
     let mut sum = FixedPoint::default();
     nearest.iter().for_each(|nearest| sum.add(f64::from(nearest.distance)));
@@ -155,9 +158,11 @@ mod tests {
 
     fn rows(n: usize, d: usize, seed: u64) -> FeatureRows {
         let draw = Draw::new(seed, "test");
-        let value = |i: usize| (draw.uniform(i as u64) - 0.5) as f32 + (i / d % 5) as f32;
-        FeatureRows::new(d, vec![Arc::new((0..n * d).map(value).collect::<Vec<f32>>())], Metric::Euclidean)
-            .unwrap()
+        let mut values: Vec<f32> = Vec::with_capacity(n * d);
+        for i in 0..n * d {
+            values.push((draw.uniform(i as u64) - 0.5) as f32 + (i / d % 5) as f32);
+        }
+        FeatureRows::new(d, vec![Arc::new(values)], Metric::Euclidean).unwrap()
     }
 
     fn run(rows: &FeatureRows, settings: &KMeans, ranks: &Communicator) -> Clustering {
@@ -167,124 +172,129 @@ mod tests {
 
     /// Runs k-means on `world_size` ranks, as threads; joins the parts.
     fn on_ranks(rows: &FeatureRows, settings: &KMeans, world_size: usize) -> Clustering {
-        let one = |engine: Local| {
-            let topology =
-                Topology { rank: engine.rank(), world_size, group_size: world_size, ..Topology::SINGLE_RANK };
-            let config = CommunicatorConfig { topology, exact: true, deadline: Duration::from_secs(60) };
-            let start = Box::new(move || Ok(Box::new(engine) as Box<dyn Engine>));
-            run(rows, settings, &Communicator::start(config, start).unwrap())
-        };
         let parts: Vec<Clustering> = std::thread::scope(|scope| {
-            let one = &one;
             let threads: Vec<_> = LocalGroup::ranks(world_size)
                 .into_iter()
-                .map(|engine| scope.spawn(move || one(engine)))
+                .map(|engine| scope.spawn(move || run(rows, settings, &start(engine, world_size))))
                 .collect();
             threads.into_iter().map(|thread| thread.join().unwrap()).collect()
         });
-        assert!(
-            parts.iter().all(|part| part.centers == parts[0].centers && part.inertia == parts[0].inertia)
-        );
+        for part in &parts {
+            assert!(part.centers == parts[0].centers && part.inertia == parts[0].inertia);
+        }
         let nearest = parts.iter().flat_map(|part| part.nearest.clone()).collect();
         Clustering { nearest, ..parts[0].clone() }
     }
 
-    /// The same bits on any number of ranks and threads.
+    /// Starts the communicator of a rank.
+    fn start(engine: Local, world_size: usize) -> Communicator {
+        let topology =
+            Topology { rank: engine.rank(), world_size, group_size: world_size, ..Topology::SINGLE_RANK };
+        let config = CommunicatorConfig { topology, exact: true, deadline: Duration::from_secs(60) };
+        let engine = Box::new(move || Ok(Box::new(engine) as Box<dyn Engine>));
+        Communicator::start(config, engine).unwrap()
+    }
+
     #[test]
-    fn ranks_and_threads_do_not_matter() {
+    fn any_number_of_ranks_and_threads_gives_the_same_bits() {
         let rows = rows(3000, 17, 1);
         let settings = KMeans { n_clusters: 40, n_iterations: 6, seed: 3 };
-        let alone = run(&rows, &settings, &Communicator::solo());
+        let expected = run(&rows, &settings, &Communicator::solo());
         for world_size in [1, 2, 3] {
-            assert!(on_ranks(&rows, &settings, world_size) == alone, "{world_size} ranks");
+            assert!(on_ranks(&rows, &settings, world_size) == expected, "{world_size} ranks");
         }
         for n_threads in [1, 3] {
             let pool = rayon::ThreadPoolBuilder::new().num_threads(n_threads).build().unwrap();
-            assert!(
-                pool.install(|| run(&rows, &settings, &Communicator::solo())) == alone,
-                "{n_threads} threads"
-            );
+            let clustering = pool.install(|| run(&rows, &settings, &Communicator::solo()));
+            assert!(clustering == expected, "{n_threads} threads");
         }
     }
 
-    /// A run that goes on from saved centers ends with the bits of one that was not interrupted.
     #[test]
-    fn saved_centers_continue() {
+    fn resuming_from_saved_centers_gives_the_same_bits() {
         let rows = rows(2000, 9, 2);
-        let settings = |n_iterations| KMeans { n_clusters: 30, n_iterations, seed: 0 };
-        let whole = run(&rows, &settings(7), &Communicator::solo());
-        let half = run(&rows, &settings(3), &Communicator::solo());
+        let settings = KMeans { n_clusters: 30, n_iterations: 7, seed: 0 };
+        let interrupted_settings = KMeans { n_iterations: 3, ..settings.clone() };
+        let uninterrupted = run(&rows, &settings, &Communicator::solo());
+        let interrupted = run(&rows, &interrupted_settings, &Communicator::solo());
         let largest = rows.largest(0..2000).unwrap();
-        let rest =
-            settings(7).run(&rows, largest, Some(half.centers), &Communicator::solo(), &Silent).unwrap();
-        assert!(whole == rest);
+        let resumed =
+            settings.run(&rows, largest, Some(interrupted.centers), &Communicator::solo(), &Silent).unwrap();
+        assert!(uninterrupted == resumed);
     }
 
-    /// Clusters that are far apart are found, every one: k-means++ puts a center into each.
+    /// k-means++ puts a center into each of several clusters that are far apart.
     #[test]
-    fn separate_clusters_are_found() {
-        let values: Vec<f32> = (0..2 * 2000)
-            .map(
-                |i: usize| {
-                    if i.is_multiple_of(2) { (i / 2 % 50) as f32 * 100.0 } else { (i / 100) as f32 * 0.01 }
-                },
-            )
-            .collect();
-        let rows = FeatureRows::new(2, vec![Arc::new(values)], Metric::Euclidean).unwrap();
-        let found = run(&rows, &KMeans { n_clusters: 50, n_iterations: 50, seed: 1 }, &Communicator::solo());
-        for (row, nearest) in found.nearest.iter().enumerate() {
-            assert_eq!(nearest.cell, found.nearest[row % 50].cell, "row {row}");
+    fn all_separate_clusters_are_found() {
+        let mut values: Vec<f32> = Vec::new();
+        for row in 0..2000 {
+            values.extend([(row % 50) as f32 * 100.0, ((2 * row + 1) / 100) as f32 * 0.01]);
         }
-        let cells: BTreeSet<u32> = found.nearest.iter().map(|nearest| nearest.cell).collect();
+        let rows = FeatureRows::new(2, vec![Arc::new(values)], Metric::Euclidean).unwrap();
+        let settings = KMeans { n_clusters: 50, n_iterations: 50, seed: 1 };
+        let clustering = run(&rows, &settings, &Communicator::solo());
+        for (row, nearest) in clustering.nearest.iter().enumerate() {
+            assert_eq!(nearest.cell, clustering.nearest[row % 50].cell, "row {row}");
+        }
+        let cells: BTreeSet<u32> = clustering.nearest.iter().map(|nearest| nearest.cell).collect();
         assert_eq!(cells.len(), 50);
-        assert!(found.centers.n_iterations < 50, "it stops when no center moves");
+        assert!(clustering.centers.n_iterations < 50, "it stops when no center moves");
     }
 
     #[test]
     fn fewer_different_rows_than_clusters_give_as_many_clusters() {
         let values: Vec<f32> = (0..600).map(|i| (i % 3) as f32).collect();
         let rows = FeatureRows::new(1, vec![Arc::new(values)], Metric::Euclidean).unwrap();
-        let found = run(&rows, &KMeans { n_clusters: 9, n_iterations: 5, seed: 0 }, &Communicator::solo());
-        assert_eq!((found.centers.values.len(), found.inertia), (3, 0.0));
+        let settings = KMeans { n_clusters: 9, n_iterations: 5, seed: 0 };
+        let clustering = run(&rows, &settings, &Communicator::solo());
+        assert_eq!(clustering.centers.values.len(), 3);
+        assert_eq!(clustering.inertia, 0.0);
     }
 
     #[test]
     fn impossible_numbers_are_refused() {
         let rows = rows(10, 2, 0);
-        let refused = |n_clusters| {
+        for (n_clusters, message) in [(11, "11 clusters of 10 rows"), (0, "one positive number")] {
             let settings = KMeans { n_clusters, n_iterations: 1, seed: 0 };
-            settings.run(&rows, 1.0, None, &Communicator::solo(), &Silent).unwrap_err().to_string()
-        };
-        assert!(refused(11).contains("11 clusters of 10 rows"), "{}", refused(11));
-        assert!(refused(0).contains("one positive number"), "{}", refused(0));
+            let error = settings.run(&rows, 1.0, None, &Communicator::solo(), &Silent).unwrap_err();
+            assert!(error.to_string().contains(message), "{error}");
+        }
     }
 
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(24))]
 
-        /// An iteration moves each center to the mean of its rows, as a loop in f64 does, and
-        /// inertia never grows.
+        /// An iteration moves each center to the mean of its rows, as computed in f64, and inertia
+        /// never grows.
         #[test]
-        fn iterations_are_lloyds(n in 50usize..400, d in 1usize..9, k in 1usize..20, seed in 0u64..99) {
+        fn centers_are_means_and_inertia_does_not_grow(
+            n in 50usize..400,
+            d in 1usize..9,
+            k in 1usize..20,
+            seed in 0u64..99,
+        ) {
             let rows = rows(n, d, seed);
-            let mut before = run(&rows, &KMeans { n_clusters: k, n_iterations: 0, seed }, &Communicator::solo());
+            let settings = KMeans { n_clusters: k, n_iterations: 0, seed };
+            let mut before = run(&rows, &settings, &Communicator::solo());
             let mut values = vec![0.0; n * d];
             rows.copy(0..n, &mut values);
             for n_iterations in 1..4 {
-                let after = run(&rows, &KMeans { n_clusters: k, n_iterations, seed }, &Communicator::solo());
+                let settings = KMeans { n_clusters: k, n_iterations, seed };
+                let after = run(&rows, &settings, &Communicator::solo());
                 prop_assert!(after.inertia <= before.inertia * (1.0 + 1e-5) + 1e-5);
                 for (cell, center) in after.centers.values.chunks_exact(d).enumerate() {
-                    let members: Vec<&[f32]> = values
-                        .chunks_exact(d)
-                        .zip(&before.nearest)
-                        .filter(|(_, nearest)| nearest.cell as usize == cell)
-                        .map(|(row, _)| row)
-                        .collect();
+                    let mut members: Vec<&[f32]> = Vec::new();
+                    for (row, nearest) in values.chunks_exact(d).zip(&before.nearest) {
+                        if nearest.cell as usize == cell {
+                            members.push(row);
+                        }
+                    }
                     if after.centers.n_iterations < n_iterations || members.is_empty() {
                         continue;
                     }
                     for (c, value) in center.iter().enumerate() {
-                        let mean = members.iter().map(|row| f64::from(row[c])).sum::<f64>() / members.len() as f64;
+                        let sum: f64 = members.iter().map(|row| f64::from(row[c])).sum();
+                        let mean = sum / members.len() as f64;
                         prop_assert!((f64::from(*value) - mean).abs() < 1e-5, "{value} {mean}");
                     }
                 }

@@ -1,14 +1,14 @@
 //! Hierarchical k-means (Vo et al. 2024): clusters of rows, clusters of their centers, and so on.
 //!
 //! ```text
-//! C_1 = k-means of the rows      C_t = k-means of the centers C_{t-1}      each, if asked for, resampled or split
+//! C_1 = k-means of the rows    C_t = k-means of the centers C_{t-1}    optionally resampled, split
 //! ```
 
 use kernels::rows::Rows;
 use ranks::communicator::Communicator;
 
 use super::kmeans::KMeans;
-use super::nearest::{Divided, divided, gathered};
+use super::nearest::{Assignment, assign_rows, gather_nearest};
 use super::resampling::{Resampling, resample};
 use super::split::split;
 use super::tree::Tree;
@@ -21,7 +21,7 @@ use crate::{CurateError, Progress};
 pub struct LevelSettings {
     /// Number of clusters, before they are split.
     pub n_clusters: usize,
-    /// Number of clusters into which each is split; 1 leaves them whole.
+    /// Number of clusters into which each is split; 1 if they are not split.
     pub n_splits: usize,
     /// Resampling of the centers, before they are split.
     pub resampling: Resampling,
@@ -36,7 +36,7 @@ pub struct Hierarchy {
     pub tree: Tree,
     /// Squared distance of each row to the center of its cluster.
     pub distances: Vec<f32>,
-    /// Sum of these distances.
+    /// Sum of the distances.
     pub inertia: f64,
 }
 
@@ -52,8 +52,8 @@ pub struct HierarchySettings {
 }
 
 impl HierarchySettings {
-    /// Divides `rows`, whose numbers are at most `largest`; `start` is the lowest level's state
-    /// that [`Progress::save`] has been given.
+    /// Clusters `rows`, whose absolute values are at most `largest`; `start` is a state of the
+    /// lowest level passed to [`Progress::save`] by an earlier run.
     ///
     /// # Errors
     /// [`CurateError`].
@@ -72,23 +72,23 @@ impl HierarchySettings {
         let mut distances = Vec::new();
         let mut inertia = 0.0;
         for (number, level) in self.levels.iter().enumerate() {
-            let below = centers.last().map(|values| Table { values, width: rows.width() });
+            let lower = centers.last().map(|values| CenterRows { values, width: rows.width() });
             let seed = self.seed.wrapping_add(number as u64);
             let settings = KMeans { n_clusters: level.n_clusters, n_iterations: self.n_iterations, seed };
-            let found = match &below {
-                None => self.level(rows, largest, level, &settings, start.take(), ranks, progress)?,
-                Some(below) => {
-                    // Only the first level is saved: the others are of centers, and quick.
-                    let quiet = Unsaved(progress);
-                    self.level(below, largest, level, &settings, None, ranks, &quiet)?
+            let assignment = match &lower {
+                None => self.run_level(rows, largest, level, &settings, start.take(), ranks, progress)?,
+                Some(lower) => {
+                    // Only the lowest level is saved: the others cluster centers, which is fast.
+                    let unsaved = Unsaved(progress);
+                    self.run_level(lower, largest, level, &settings, None, ranks, &unsaved)?
                 }
             };
             if number == 0 {
-                distances = found.nearest.iter().map(|nearest| nearest.distance).collect();
+                distances = assignment.nearest.iter().map(|nearest| nearest.distance).collect();
                 inertia = distances.iter().map(|distance| f64::from(*distance)).sum();
             }
-            parents.push(found.nearest.iter().map(|nearest| nearest.cell).collect());
-            centers.push(found.centers);
+            parents.push(assignment.nearest.iter().map(|nearest| nearest.cell).collect());
+            centers.push(assignment.centers);
         }
         let n_clusters = centers.iter().map(|values| values.len() / rows.width()).collect();
         Ok(Hierarchy { centers, tree: Tree::new(parents, n_clusters), distances, inertia })
@@ -99,9 +99,8 @@ impl HierarchySettings {
     /// # Errors
     /// [`CurateError::NoClusters`], [`CurateError::TooManyClusters`] and [`CurateError::Levels`].
     pub fn check(&self, n_rows: usize) -> Result<(), CurateError> {
-        if self.levels.is_empty()
-            || self.levels.iter().any(|level| level.n_clusters == 0 || level.n_splits == 0)
-        {
+        let has_zero = self.levels.iter().any(|level| level.n_clusters == 0 || level.n_splits == 0);
+        if self.levels.is_empty() || has_zero {
             return Err(CurateError::NoClusters);
         }
         let mut n_below = n_rows;
@@ -118,8 +117,9 @@ impl HierarchySettings {
         Ok(())
     }
 
+    /// Clusters `rows` into the clusters of one level.
     #[expect(clippy::too_many_arguments, reason = "the arguments of k-means, and the level's own settings")]
-    fn level(
+    fn run_level(
         &self,
         rows: &dyn Rows,
         largest: f32,
@@ -128,40 +128,41 @@ impl HierarchySettings {
         start: Option<Centers>,
         ranks: &Communicator,
         progress: &dyn Progress,
-    ) -> Result<Divided, CurateError> {
-        // A level may have found fewer clusters than it was asked for.
+    ) -> Result<Assignment, CurateError> {
+        // The level below may have fewer clusters than its settings say.
         let settings = KMeans { n_clusters: settings.n_clusters.min(rows.len()), ..settings.clone() };
         let n_resamplings = start.as_ref().map_or(0, |centers| centers.n_resamplings);
-        let mut found = match start {
+        let mut assignment = match start {
             Some(Centers { values, .. }) if n_resamplings > 0 => {
-                Divided { nearest: divided(rows, &values, ranks, progress)?, centers: values }
+                Assignment { nearest: assign_rows(rows, &values, ranks, progress)?, centers: values }
             }
             start => {
                 let clustering = settings.run(rows, largest, start, ranks, progress)?;
-                let nearest = gathered(&clustering.nearest, ranks)?;
-                Divided { centers: clustering.centers.values, nearest }
+                let nearest = gather_nearest(&clustering.nearest, ranks)?;
+                Assignment { centers: clustering.centers.values, nearest }
             }
         };
         let resampling = level.resampling;
         if resampling.n_rows > 1 {
-            found = resample(rows, largest, &settings, resampling, found, n_resamplings, ranks, progress)?;
+            assignment =
+                resample(rows, largest, &settings, resampling, assignment, n_resamplings, ranks, progress)?;
         }
-        // What follows is not saved, and starts over.
-        let progress = &Unsaved(progress);
-        match level.n_splits {
-            1 => Ok(found),
-            n_splits => split(rows, largest, &settings, n_splits, &found, ranks, progress),
+        if level.n_splits == 1 {
+            return Ok(assignment);
         }
+        // Splits are not saved: a resumed run computes them again.
+        let unsaved = Unsaved(progress);
+        split(rows, largest, &settings, level.n_splits, &assignment, ranks, &unsaved)
     }
 }
 
 /// Centers as rows.
-struct Table<'a> {
+struct CenterRows<'a> {
     values: &'a [f32],
     width: usize,
 }
 
-impl Rows for Table<'_> {
+impl Rows for CenterRows<'_> {
     fn len(&self) -> usize {
         self.values.len() / self.width
     }
@@ -184,54 +185,46 @@ mod tests {
 
     /// Twelve points of 40 rows each, in three groups of four.
     fn rows() -> FeatureRows {
-        let values: Vec<f32> = (0..480)
-            .flat_map(|i: usize| {
-                let group = i % 3;
-                let point = i / 3 % 4;
-                [group as f32 * 100.0, point as f32 * 5.0 + (i / 12) as f32 * 0.001]
-            })
-            .collect();
+        let mut values: Vec<f32> = Vec::new();
+        for i in 0..480 {
+            let group = i % 3;
+            let point = i / 3 % 4;
+            values.extend([group as f32 * 100.0, point as f32 * 5.0 + (i / 12) as f32 * 0.001]);
+        }
         FeatureRows::new(2, vec![Arc::new(values)], Metric::Euclidean).unwrap()
     }
 
-    fn settings(levels: &[[usize; 2]], n_rows: usize) -> HierarchySettings {
+    /// Returns settings with the `(n_clusters, n_splits)` of each level.
+    fn settings(levels: &[(usize, usize)], n_rows: usize) -> HierarchySettings {
         let resampling = Resampling { n_times: 2, n_rows };
-        HierarchySettings {
-            levels: levels
-                .iter()
-                .map(|[n_clusters, n_splits]| LevelSettings {
-                    n_clusters: *n_clusters,
-                    n_splits: *n_splits,
-                    resampling,
-                })
-                .collect(),
-            n_iterations: 20,
-            seed: 5,
-        }
+        let levels =
+            levels.iter().map(|&(n_clusters, n_splits)| LevelSettings { n_clusters, n_splits, resampling });
+        HierarchySettings { levels: levels.collect(), n_iterations: 20, seed: 5 }
     }
 
     fn run(settings: &HierarchySettings) -> Result<Hierarchy, CurateError> {
         settings.run(&rows(), 300.0, None, &Communicator::solo(), &Silent)
     }
 
-    /// Points become clusters and groups clusters of clusters, at once or by splitting the groups,
-    /// resampled or not.
+    /// Points become clusters, and groups become clusters of clusters, with and without splitting
+    /// and resampling.
     #[test]
     fn clusters_of_clusters_are_groups() {
-        for (levels, n_rows) in [([[12, 1], [3, 1]], 1), ([[12, 1], [3, 1]], 10), ([[3, 4], [3, 1]], 1)] {
-            let found = run(&settings(&levels, n_rows)).unwrap();
-            assert_eq!(found.tree.sizes(), [vec![40; 12], vec![160; 3]]);
-            let parents = found.tree.parents(0);
+        let cases = [([(12, 1), (3, 1)], 1), ([(12, 1), (3, 1)], 10), ([(3, 4), (3, 1)], 1)];
+        for (levels, n_rows) in cases {
+            let hierarchy = run(&settings(&levels, n_rows)).unwrap();
+            assert_eq!(hierarchy.tree.sizes(), [vec![40; 12], vec![160; 3]]);
+            let groups = hierarchy.tree.parents(1);
+            let parents = hierarchy.tree.parents(0);
             for row in 0..480 {
                 assert_eq!(parents[row], parents[row % 12]);
-                let upper = |row: usize| found.tree.parents(1)[parents[row] as usize];
-                assert_eq!(upper(row), upper(row % 3));
+                assert_eq!(groups[parents[row] as usize], groups[parents[row % 3] as usize]);
             }
-            assert!(found.inertia < 1.0, "{}", found.inertia);
+            assert!(hierarchy.inertia < 1.0, "{}", hierarchy.inertia);
         }
     }
 
-    /// Receiver that keeps all that is saved.
+    /// Receiver that keeps all saved centers.
     #[derive(Default)]
     struct Saved(Mutex<Vec<Centers>>);
 
@@ -245,28 +238,31 @@ mod tests {
         }
     }
 
-    /// From whatever was saved last, a computation ends with the bits of one that was not
-    /// interrupted.
     #[test]
-    fn everything_that_is_saved_continues() {
+    fn resuming_from_any_saved_state_gives_the_same_bits() {
         let saved = Saved::default();
-        let settings = settings(&[[7, 2], [3, 1]], 30);
+        let settings = settings(&[(7, 2), (3, 1)], 30);
         let solo = Communicator::solo();
-        let whole = settings.run(&rows(), 300.0, None, &solo, &saved).unwrap();
+        let uninterrupted = settings.run(&rows(), 300.0, None, &solo, &saved).unwrap();
         let saved = saved.0.into_inner().unwrap();
         assert_eq!(saved.iter().map(|centers| centers.n_resamplings).max(), Some(2));
         assert!(saved.iter().filter(|centers| centers.n_resamplings == 0).count() > 1);
         for centers in saved {
-            let again = settings.run(&rows(), 300.0, Some(centers.clone()), &solo, &Silent).unwrap();
-            assert!(again == whole, "{} iterations, {} times", centers.n_iterations, centers.n_resamplings);
+            let resumed = settings.run(&rows(), 300.0, Some(centers.clone()), &solo, &Silent).unwrap();
+            let Centers { n_iterations, n_resamplings, .. } = centers;
+            assert!(resumed == uninterrupted, "{n_iterations} iterations, {n_resamplings} times");
         }
     }
 
     #[test]
     fn impossible_levels_are_refused() {
-        let refused = |levels: &[[usize; 2]]| run(&settings(levels, 1)).unwrap_err().to_string();
-        assert!(refused(&[]).contains("one positive number per level"));
-        assert!(refused(&[[20, 30]]).contains("600 clusters of 480 rows"));
-        assert!(refused(&[[12, 1], [12, 1]]).contains("level 2 has 12 clusters of 12 clusters"));
+        for (levels, message) in [
+            (vec![], "one positive number per level"),
+            (vec![(20, 30)], "600 clusters of 480 rows"),
+            (vec![(12, 1), (12, 1)], "level 2 has 12 clusters of 12 clusters"),
+        ] {
+            let error = run(&settings(&levels, 1)).unwrap_err().to_string();
+            assert!(error.contains(message), "{error}");
+        }
     }
 }

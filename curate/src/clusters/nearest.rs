@@ -1,4 +1,4 @@
-//! The nearest center of every row, found by all ranks together.
+//! Search of the nearest center of every row, divided over ranks.
 
 use std::ops::Range;
 
@@ -8,11 +8,11 @@ use ranks::communicator::Communicator;
 use crate::rows::part_of_rank;
 use crate::{CurateError, Progress};
 
-/// Number of rows that are compared before progress is told: a multiple of a block.
+/// Number of rows that are compared before progress is reported: a multiple of a block.
 pub(super) const STRIDE: usize = 128 * NearestCenter::BLOCK_ROWS;
 
-/// All rows with their nearest centers.
-pub(super) struct Divided {
+/// Centers, and the nearest center of every row.
+pub(super) struct Assignment {
     /// Centers, `[K, D]`.
     pub(super) centers: Vec<f32>,
     /// Nearest center of each row.
@@ -20,7 +20,7 @@ pub(super) struct Divided {
 }
 
 /// Returns the nearest of `centers` of every row; all ranks call it.
-pub(super) fn divided(
+pub(super) fn assign_rows(
     rows: &dyn Rows,
     centers: &[f32],
     ranks: &Communicator,
@@ -31,11 +31,11 @@ pub(super) fn divided(
     let mut nearest = vec![NearestCenter::NONE; part.len()];
     progress.begins("distances", part.len() as u64);
     find_nearest(rows, part, centers, 0, &mut nearest, Some(progress));
-    gathered(&nearest, ranks)
+    gather_nearest(&nearest, ranks)
 }
 
-/// Returns the nearest centers of all ranks' parts.
-pub(super) fn gathered(
+/// Returns the nearest centers of all rows, given those of this rank's part.
+pub(super) fn gather_nearest(
     nearest: &[NearestCenter],
     ranks: &Communicator,
 ) -> Result<Vec<NearestCenter>, CurateError> {
@@ -45,14 +45,15 @@ pub(super) fn gathered(
     let mut all = Vec::new();
     for part in parts {
         let words: Vec<u32> = bytemuck::pod_collect_to_vec(&part);
-        let one = |pair: &[u32]| NearestCenter { cell: pair[0], distance: f32::from_bits(pair[1]) };
-        all.extend(words.chunks_exact(2).map(one));
+        for pair in words.chunks_exact(2) {
+            all.push(NearestCenter { cell: pair[0], distance: f32::from_bits(pair[1]) });
+        }
     }
     Ok(all)
 }
 
-/// Compares rows `range` with `centers`, which are numbered from `first_cell` on, a stride at a
-/// time.
+/// Compares rows `range` with `centers`, whose numbers begin with `first_cell`, [`STRIDE`] rows at
+/// a time.
 pub(super) fn find_nearest(
     rows: &dyn Rows,
     range: Range<usize>,

@@ -1,37 +1,37 @@
-//! Clusters divided into smaller ones (Vo et al. 2024), where k-means with all of them at once
+//! Division of clusters into smaller ones (Vo et al. 2024), where k-means with all of them at once
 //! would cost too much: 100,000 clusters split into 100 each take a hundredth of the products of
-//! ten million.
+//! ten million clusters.
 
 use kernels::rows::{NearestCenter, Rows};
 use ranks::communicator::Communicator;
 use rayon::prelude::*;
 
 use super::kmeans::KMeans;
-use super::nearest::Divided;
+use super::nearest::Assignment;
 use super::sums::by_cluster;
 use crate::draw::Draw;
 use crate::rows::SelectedRows;
 use crate::{CurateError, Progress, Silent};
 
-/// Divides each cluster of `found` into `n_splits`, or as many as it has rows. Ranks divide the
-/// clusters among themselves.
+/// Splits each cluster of `assignment` into `n_splits`, or as many as it has rows. Each rank splits
+/// a part of the clusters.
 pub(super) fn split(
     rows: &dyn Rows,
     largest: f32,
     settings: &KMeans,
     n_splits: usize,
-    found: &Divided,
+    assignment: &Assignment,
     ranks: &Communicator,
     progress: &dyn Progress,
-) -> Result<Divided, CurateError> {
+) -> Result<Assignment, CurateError> {
     let d = rows.width();
-    let n_clusters = found.centers.len() / d;
-    let (starts, order) = by_cluster(&found.nearest, n_clusters);
+    let n_clusters = assignment.centers.len() / d;
+    let (starts, order) = by_cluster(&assignment.nearest, n_clusters);
     let topology = ranks.topology();
     let draw = Draw::new(settings.seed, "splits");
     progress.begins("splits", (n_clusters / topology.world_size) as u64);
-    let own: Vec<usize> = (topology.rank..n_clusters).step_by(topology.world_size).collect();
-    let done: Vec<Vec<u32>> = own
+    let local: Vec<usize> = (topology.rank..n_clusters).step_by(topology.world_size).collect();
+    let messages: Vec<Vec<u32>> = local
         .par_iter()
         .map(|cluster| -> Result<Vec<u32>, CurateError> {
             let members = &order[starts[*cluster]..starts[cluster + 1]];
@@ -40,27 +40,16 @@ pub(super) fn split(
                 n_iterations: settings.n_iterations,
                 seed: draw.bits(*cluster as u64),
             };
-            let words = match members.len() {
-                0 => vec![0],
-                _ => {
-                    let part = SelectedRows::new(rows, members);
-                    let clustering = settings.run(&part, largest, None, &Communicator::solo(), &Silent)?;
-                    let centers = clustering.centers.values;
-                    let pairs = clustering.nearest.iter();
-                    let pairs = pairs.flat_map(|nearest| [nearest.cell, nearest.distance.to_bits()]);
-                    let count = (centers.len() / d) as u32;
-                    let centers = centers.iter().map(|value| value.to_bits());
-                    std::iter::once(count).chain(centers).chain(pairs).collect()
-                }
-            };
+            let message = split_cluster(rows, members, largest, &settings)?;
             progress.advances(1);
-            Ok(words)
+            Ok(message)
         })
         .collect::<Result<_, _>>()?;
-    let parts = ranks.gather_bytes("splits", bytemuck::cast_slice(&done.concat()).to_vec())?;
+    let parts = ranks.gather_bytes("splits", bytemuck::cast_slice(&messages.concat()).to_vec())?;
     let mut parts: Vec<std::vec::IntoIter<u32>> =
         parts.iter().map(|part| bytemuck::pod_collect_to_vec::<u8, u32>(part).into_iter()).collect();
-    let mut all = Divided { centers: Vec::new(), nearest: vec![NearestCenter::NONE; found.nearest.len()] };
+    let nearest = vec![NearestCenter::NONE; assignment.nearest.len()];
+    let mut all = Assignment { centers: Vec::new(), nearest };
     for cluster in 0..n_clusters {
         let words = &mut parts[cluster % topology.world_size];
         let n = words.next().unwrap_or_default() as usize;
@@ -74,4 +63,26 @@ pub(super) fn split(
         }
     }
     Ok(all)
+}
+
+/// Divides rows `members` into clusters. Returns the message for other ranks: the number of
+/// clusters, the centers, and for each row its cluster and distance, all as 32 bits.
+fn split_cluster(
+    rows: &dyn Rows,
+    members: &[u32],
+    largest: f32,
+    settings: &KMeans,
+) -> Result<Vec<u32>, CurateError> {
+    if members.is_empty() {
+        return Ok(vec![0]);
+    }
+    let part = SelectedRows::new(rows, members);
+    let clustering = settings.run(&part, largest, None, &Communicator::solo(), &Silent)?;
+    let centers = clustering.centers.values;
+    let mut message = vec![(centers.len() / rows.width()) as u32];
+    message.extend(centers.iter().map(|value| value.to_bits()));
+    for nearest in &clustering.nearest {
+        message.extend([nearest.cell, nearest.distance.to_bits()]);
+    }
+    Ok(message)
 }

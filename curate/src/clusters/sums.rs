@@ -1,8 +1,8 @@
 //! Sums of the rows of each cluster that do not depend on their order.
 //!
-//! Every number is rounded to a multiple of `2^-s`, with `s` so large that no sum of all rows needs
-//! more than the 53 bits of an f64: additions are exact. With a million rows of unit length `s` is
-//! 32.
+//! Every number is rounded to a multiple of `2^-s`, with the largest `s` such that no sum over all
+//! rows needs more than the 53 bits of an f64: additions are exact. With a million rows of unit
+//! length `s` is 32.
 
 use std::ops::Range;
 
@@ -19,7 +19,7 @@ const EXACT_BITS: i32 = 52;
 pub(super) struct ClusterSums {
     /// Sums, `[K, D]`.
     pub(super) values: Vec<f64>,
-    /// Number of rows of each cluster; f64 as sums are, to be added over ranks together.
+    /// Number of rows of each cluster, in f64, the type of sums over ranks.
     pub(super) counts: Vec<f64>,
     width: usize,
     /// Number that rounds to a multiple of the unit when it is added and subtracted.
@@ -27,7 +27,8 @@ pub(super) struct ClusterSums {
 }
 
 impl ClusterSums {
-    /// Returns zeros for `n_clusters`, for sums of at most `n_rows` numbers of at most `largest`.
+    /// Creates the sums of `n_clusters` clusters, of at most `n_rows` numbers with absolute values
+    /// of at most `largest`.
     pub(super) fn new(n_clusters: usize, width: usize, n_rows: usize, largest: f32) -> Self {
         let bits_of_rows = (usize::BITS - n_rows.leading_zeros()) as i32;
         let bits_of_numbers = f64::from(largest).max(f64::MIN_POSITIVE).log2().ceil() as i32;
@@ -40,7 +41,8 @@ impl ClusterSums {
         }
     }
 
-    /// Adds rows `range`, each to the cluster of its nearest center. A row without one is left out.
+    /// Adds rows `range`, each to the cluster of its nearest center. A row without a center is
+    /// skipped.
     pub(super) fn add(&mut self, rows: &dyn Rows, range: Range<usize>, nearest: &[NearestCenter]) {
         let d = self.width;
         let rounding = self.rounding;
@@ -68,22 +70,27 @@ impl ClusterSums {
     }
 }
 
-/// Returns the numbers of the rows in the order of their clusters, and where each cluster starts,
-/// `[K + 1]`.
+/// Returns the start of each cluster among the rows sorted by cluster, `[K + 1]`, and the numbers
+/// of these rows.
 pub(super) fn by_cluster(nearest: &[NearestCenter], n_clusters: usize) -> (Vec<usize>, Vec<u32>) {
-    let cluster = |nearest: &NearestCenter| nearest.cell as usize;
     let mut starts = vec![0usize; n_clusters + 1];
-    for number in nearest.iter().map(cluster).filter(|number| *number < n_clusters) {
-        starts[number + 1] += 1;
+    for nearest in nearest {
+        let cluster = nearest.cell as usize;
+        if cluster < n_clusters {
+            starts[cluster + 1] += 1;
+        }
     }
     for i in 0..n_clusters {
         starts[i + 1] += starts[i];
     }
     let mut next = starts.clone();
     let mut order = vec![0u32; starts[n_clusters]];
-    for (row, number) in nearest.iter().map(cluster).enumerate().filter(|(_, number)| *number < n_clusters) {
-        order[next[number]] = row as u32;
-        next[number] += 1;
+    for (row, nearest) in nearest.iter().enumerate() {
+        let cluster = nearest.cell as usize;
+        if cluster < n_clusters {
+            order[next[cluster]] = row as u32;
+            next[cluster] += 1;
+        }
     }
     (starts, order)
 }

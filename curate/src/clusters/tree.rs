@@ -48,27 +48,27 @@ impl Tree {
     /// Returns the clusters of a row, the lowest level first.
     pub fn clusters_of(&self, row: usize) -> Vec<u32> {
         let mut number = row as u32;
-        self.parents
-            .iter()
-            .map(|parents| {
-                number = parents[number as usize];
-                number
-            })
-            .collect()
+        let mut clusters = Vec::with_capacity(self.n_levels());
+        for parents in &self.parents {
+            number = parents[number as usize];
+            clusters.push(number);
+        }
+        clusters
     }
 
     /// Returns the numbers of rows of the clusters of each level, the lowest first.
     pub fn sizes(&self) -> Vec<Vec<u64>> {
-        let mut below = vec![1u64; self.n_rows()];
-        let sizes = self.parents.iter().zip(&self.n_clusters).map(|(parents, n)| {
+        let mut child_sizes = vec![1u64; self.n_rows()];
+        let mut all = Vec::with_capacity(self.n_levels());
+        for (parents, n) in self.parents.iter().zip(&self.n_clusters) {
             let mut sizes = vec![0; *n];
-            for (parent, size) in parents.iter().zip(&below) {
+            for (parent, size) in parents.iter().zip(&child_sizes) {
                 sizes[*parent as usize] += size;
             }
-            below.clone_from(&sizes);
-            sizes
-        });
-        sizes.collect()
+            child_sizes.clone_from(&sizes);
+            all.push(sizes);
+        }
+        all
     }
 
     /// Returns the children of each cluster of `level`, in their order.

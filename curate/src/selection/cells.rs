@@ -1,4 +1,4 @@
-//! Cells: groups of rows within which rows are compared, so that not every pair has to be.
+//! Cells: groups of rows within which rows are compared, instead of all pairs.
 
 use crate::clusters::Tree;
 
@@ -7,24 +7,24 @@ use crate::clusters::Tree;
 pub struct Cells(Vec<Vec<u32>>);
 
 impl Cells {
-    /// Returns one cell with `n` rows: every pair is compared.
-    pub fn one(n: usize) -> Self {
+    /// Creates a single cell of `n` rows: every pair is compared.
+    pub fn single(n: usize) -> Self {
         Self(vec![(0..n as u32).collect()])
     }
 
-    /// Returns the clusters of the lowest level as cells.
-    pub fn of_clusters(tree: &Tree) -> Self {
+    /// Creates a cell for each cluster of the lowest level.
+    pub fn from_tree(tree: &Tree) -> Self {
         Self(tree.children(0))
     }
 
-    /// Returns cells whose rows are listed, in their order.
+    /// Creates cells from their rows.
     #[cfg(test)]
     pub(crate) fn from_rows(cells: Vec<Vec<u32>>) -> Self {
         Self(cells)
     }
 
-    /// Returns the cells with the rows of each in the order of `rank`, the smallest first; of equal
-    /// ones, the row with the lower index.
+    /// Sorts the rows of each cell by `rank`, the smallest first, and by index where ranks are
+    /// equal.
     pub fn ranked<K: Ord>(mut self, rank: impl Fn(u32) -> K) -> Self {
         for rows in &mut self.0 {
             rows.sort_by_key(|row| (rank(*row), *row));

@@ -1,12 +1,14 @@
 //! Near-duplicates by cosine similarity, in cells (SemDeDup, Abbas et al. 2023) or among all rows.
 //!
 //! ```text
-//! rows from the best to the worst: row i is a duplicate of the most similar row j of a rule, if x_i · x_j >= threshold
+//! from the best row to the worst:
+//! row i is a duplicate of the most similar row j, if x_i · x_j >= threshold
 //! ```
 //!
-//! By the first rule row j is one that is kept, so that a chain of similar images does not join
-//! ones that are far apart; by SemDeDup's own it is any better row, so that more rows go. Of rows
-//! with equal similarity, the better one is named.
+//! By the rule [`ComparedWith::Kept`], row j is a better row that is kept, so that a chain of
+//! similar images does not join images that are far apart; by SemDeDup's rule, it is any better
+//! row, so that more rows are duplicates. Of rows with equal similarity, the better one is
+//! reported.
 
 use std::collections::HashMap;
 
@@ -43,7 +45,7 @@ pub struct NearestKept {
 /// Near-duplicates of a set.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Duplicates {
-    /// Similarity from which on a row is a duplicate.
+    /// Lowest similarity of a duplicate.
     pub threshold: f32,
     /// For each row, the most similar one among the better rows of its cell that are kept; `None`
     /// for the best row of a cell.
@@ -67,34 +69,37 @@ impl Duplicates {
         progress.begins("near-duplicates", rows.len() as u64);
         let topology = ranks.topology();
         let mut nearest = vec![None; rows.len()];
-        if let [rows_of_cell] = ranking.rows() {
-            let found = in_cell(rows, rows_of_cell, threshold, compared_with, ranks, progress)?;
-            rows_of_cell.iter().zip(found).for_each(|(row, found)| nearest[*row as usize] = found);
+        if let [cell] = ranking.rows() {
+            let nearest_in_cell = compare_cell(rows, cell, threshold, compared_with, ranks, progress)?;
+            for (row, nearest_kept) in cell.iter().zip(nearest_in_cell) {
+                nearest[*row as usize] = nearest_kept;
+            }
             return Ok(Self { threshold, nearest });
         }
-        let own: Vec<&Vec<u32>> =
+        let local: Vec<&Vec<u32>> =
             ranking.rows().iter().skip(topology.rank).step_by(topology.world_size).collect();
-        let done: Vec<Vec<Option<NearestKept>>> = own
+        let by_cell: Vec<Vec<Option<NearestKept>>> = local
             .par_iter()
             .map(|cell| {
-                let found = in_cell(rows, cell, threshold, compared_with, &Communicator::solo(), &Silent);
+                let solo = Communicator::solo();
+                let nearest_in_cell = compare_cell(rows, cell, threshold, compared_with, &solo, &Silent);
                 progress.advances(cell.len() as u64);
-                found
+                nearest_in_cell
             })
             .collect::<Result<_, _>>()?;
         let mut words = Vec::new();
-        for (cell, found) in own.iter().zip(&done) {
-            for (row, found) in cell.iter().zip(found) {
-                if let Some(found) = found {
-                    words.extend([*row, found.row, found.similarity.to_bits()]);
+        for (cell, nearest_in_cell) in local.iter().zip(&by_cell) {
+            for (row, nearest_kept) in cell.iter().zip(nearest_in_cell) {
+                if let Some(NearestKept { row: kept, similarity }) = nearest_kept {
+                    words.extend([*row, *kept, similarity.to_bits()]);
                 }
             }
         }
         for part in ranks.gather_bytes("near-duplicates", bytemuck::cast_slice(&words).to_vec())? {
             let words: Vec<u32> = bytemuck::pod_collect_to_vec(&part);
             for triple in words.chunks_exact(3) {
-                let found = NearestKept { row: triple[1], similarity: f32::from_bits(triple[2]) };
-                nearest[triple[0] as usize] = Some(found);
+                let nearest_kept = NearestKept { row: triple[1], similarity: f32::from_bits(triple[2]) };
+                nearest[triple[0] as usize] = Some(nearest_kept);
             }
         }
         Ok(Self { threshold, nearest })
@@ -111,8 +116,9 @@ impl Duplicates {
     }
 }
 
-/// Compares the rows of one cell, the best first; ranks divide the kept rows among themselves.
-fn in_cell(
+/// Compares the rows of a cell, the best first; each rank compares them with a part of the kept
+/// rows.
+fn compare_cell(
     rows: &dyn Rows,
     cell: &[u32],
     threshold: f32,
@@ -121,47 +127,48 @@ fn in_cell(
     progress: &dyn Progress,
 ) -> Result<Vec<Option<NearestKept>>, CurateError> {
     let topology = ranks.topology();
-    // The rows that later ones are compared with.
+    // Rows with which later ones are compared.
     let mut kept: Vec<u32> = Vec::new();
-    let mut found = Vec::with_capacity(cell.len());
+    let mut nearest_in_cell = Vec::with_capacity(cell.len());
     for block in cell.chunks(BLOCK) {
         let queries = SelectedRows::new(rows, block);
-        let own: Vec<u32> =
+        let local: Vec<u32> =
             kept.chunks(BLOCK).skip(topology.rank).step_by(topology.world_size).flatten().copied().collect();
-        let candidates = SelectedRows::new(rows, &own);
-        let before = nearest_rows(&candidates, &queries, 1, false);
-        let mut before: Vec<Option<NearestKept>> = before
-            .iter()
-            .map(|near| {
-                near.first()
-                    .map(|(i, similarity)| NearestKept { row: own[*i as usize], similarity: *similarity })
-            })
-            .collect();
-        if topology.world_size > 1 {
-            before = best_of_ranks(&before, &kept, ranks)?;
+        let candidates = SelectedRows::new(rows, &local);
+        let mut nearest_earlier: Vec<Option<NearestKept>> = Vec::with_capacity(block.len());
+        for neighbors in nearest_rows(&candidates, &queries, 1, false) {
+            let nearest = neighbors.first();
+            nearest_earlier
+                .push(nearest.map(|&(i, similarity)| NearestKept { row: local[i as usize], similarity }));
         }
-        let within = similarities(&queries);
+        if topology.world_size > 1 {
+            nearest_earlier = best_of_ranks(&nearest_earlier, &kept, ranks)?;
+        }
+        let similarities = pair_similarities(&queries);
         let mut is_kept = vec![false; block.len()];
-        for (i, before) in before.into_iter().enumerate() {
-            let mut nearest = before;
+        for (i, mut nearest) in nearest_earlier.into_iter().enumerate() {
             for j in (0..i).filter(|j| is_kept[*j]) {
-                let similarity = within[i * block.len() + j];
+                let similarity = similarities[i * block.len() + j];
                 if nearest.is_none_or(|nearest| similarity > nearest.similarity) {
                     nearest = Some(NearestKept { row: block[j], similarity });
                 }
             }
             is_kept[i] = compared_with == ComparedWith::All
                 || nearest.is_none_or(|nearest| nearest.similarity < threshold);
-            found.push(nearest);
+            nearest_in_cell.push(nearest);
         }
-        kept.extend(block.iter().zip(&is_kept).filter(|(_, is_kept)| **is_kept).map(|(row, _)| *row));
+        for (row, is_kept) in block.iter().zip(is_kept) {
+            if is_kept {
+                kept.push(*row);
+            }
+        }
         progress.advances(block.len() as u64);
     }
-    Ok(found)
+    Ok(nearest_in_cell)
 }
 
 /// Returns the products of all pairs of `rows`, `[n, n]`.
-fn similarities(rows: &dyn Rows) -> Vec<f32> {
+fn pair_similarities(rows: &dyn Rows) -> Vec<f32> {
     let n = rows.len();
     let d = rows.width();
     let mut values = vec![0.0; n * d];
@@ -172,32 +179,37 @@ fn similarities(rows: &dyn Rows) -> Vec<f32> {
     products
 }
 
-/// Returns the most similar of the rows that the ranks have found; of equal ones, the first in
-/// `kept`.
+/// Returns the most similar kept row over all ranks, for each element of `local`; of equally
+/// similar rows, the first in `kept`.
 fn best_of_ranks(
-    own: &[Option<NearestKept>],
+    local: &[Option<NearestKept>],
     kept: &[u32],
     ranks: &Communicator,
 ) -> Result<Vec<Option<NearestKept>>, CurateError> {
-    let words: Vec<u32> = own
-        .iter()
-        .flat_map(|found| found.map_or([u32::MAX, 0], |found| [found.row, found.similarity.to_bits()]))
-        .collect();
+    let mut words: Vec<u32> = Vec::with_capacity(2 * local.len());
+    for nearest in local {
+        match nearest {
+            Some(nearest) => words.extend([nearest.row, nearest.similarity.to_bits()]),
+            None => words.extend([u32::MAX, 0]),
+        }
+    }
     let parts = ranks.gather_bytes("kept rows", bytemuck::cast_slice(&words).to_vec())?;
-    let place: HashMap<u32, usize> = kept.iter().copied().zip(0..).collect();
-    let mut best: Vec<Option<NearestKept>> = vec![None; own.len()];
+    let position: HashMap<u32, usize> = kept.iter().copied().zip(0..).collect();
+    let mut best: Vec<Option<NearestKept>> = vec![None; local.len()];
     for part in parts {
         let words: Vec<u32> = bytemuck::pod_collect_to_vec(&part);
         for (best, pair) in best.iter_mut().zip(words.chunks_exact(2)) {
-            let found = NearestKept { row: pair[0], similarity: f32::from_bits(pair[1]) };
-            if found.row != u32::MAX
-                && best.is_none_or(|best| {
-                    let order = found.similarity.total_cmp(&best.similarity);
-                    order.then(place[&best.row].cmp(&place[&found.row])).is_gt()
-                })
-            {
-                *best = Some(found);
+            let nearest = NearestKept { row: pair[0], similarity: f32::from_bits(pair[1]) };
+            if nearest.row == u32::MAX {
+                continue;
             }
+            if let Some(best) = *best {
+                let order = nearest.similarity.total_cmp(&best.similarity);
+                if order.then(position[&best.row].cmp(&position[&nearest.row])).is_le() {
+                    continue;
+                }
+            }
+            *best = Some(nearest);
         }
     }
     Ok(best)
@@ -208,9 +220,10 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
+    use crate::draw::Draw;
     use crate::{FeatureRows, Metric};
 
-    /// Rows on a circle, by angle in degrees.
+    /// Returns rows on a circle, at angles in degrees.
     fn circle(degrees: &[f32]) -> FeatureRows {
         let values: Vec<f32> =
             degrees.iter().flat_map(|a| [a.to_radians().cos(), a.to_radians().sin()]).collect();
@@ -224,66 +237,75 @@ mod tests {
         rule: ComparedWith,
     ) -> Vec<Option<u32>> {
         let cells = Cells::from_rows(vec![ranking]);
-        let found =
-            Duplicates::find(rows, &cells, degrees.to_radians().cos(), rule, &Communicator::solo(), &Silent);
-        let found = found.unwrap();
-        (0..rows.len()).map(|row| found.original(row).map(|nearest| nearest.row)).collect()
+        let threshold = degrees.to_radians().cos();
+        let duplicates =
+            Duplicates::find(rows, &cells, threshold, rule, &Communicator::solo(), &Silent).unwrap();
+        (0..rows.len()).map(|row| duplicates.original(row).map(|nearest| nearest.row)).collect()
     }
 
     #[test]
     fn the_best_row_is_kept_and_chains_do_not_join() {
         let rows = circle(&[0.0, 4.0, 8.0, 90.0]);
-        // 8 is too far from 0, and 4, its neighbor, is not kept.
+        // The row at 8 degrees is too far from that at 0, and its neighbor at 4 is not kept.
         assert_eq!(originals(&rows, vec![0, 1, 2, 3], 5.0, ComparedWith::Kept), [None, Some(0), None, None]);
-        // SemDeDup's rule drops it for its neighbor.
+        // By SemDeDup's rule it is a duplicate of its neighbor.
         assert_eq!(
             originals(&rows, vec![0, 1, 2, 3], 5.0, ComparedWith::All),
             [None, Some(0), Some(1), None]
         );
-        // With 4 as the best, both others are its duplicates.
+        // If the row at 4 degrees is the best, both others are its duplicates.
         assert_eq!(
             originals(&rows, vec![1, 0, 2, 3], 5.0, ComparedWith::Kept),
             [Some(1), None, Some(1), None]
         );
     }
 
-    /// Rows of later blocks are compared with kept ones of earlier blocks, as a loop over all pairs
-    /// does.
+    fn noise(draw: Draw, i: usize) -> f32 {
+        (draw.uniform(i as u64) * 2.0 - 1.0) as f32
+    }
+
+    /// Returns the similarity of rows `i` and `j` of `values`, `[n, d]`.
+    fn similarity(values: &[f32], d: usize, i: usize, j: usize) -> f64 {
+        let pairs = values[i * d..(i + 1) * d].iter().zip(&values[j * d..(j + 1) * d]);
+        pairs.map(|(a, b)| f64::from(*a) * f64::from(*b)).sum()
+    }
+
+    /// Rows of later blocks are compared with the kept rows of earlier blocks.
     #[test]
-    fn blocks_give_what_a_loop_over_pairs_gives() {
+    fn comparison_in_blocks_equals_a_loop_over_all_pairs() {
         const D: usize = 16;
-        let draw = crate::draw::Draw::new(0, "test");
-        let noise = |i: usize| (draw.uniform(i as u64) * 2.0 - 1.0) as f32;
+        let draw = Draw::new(0, "test");
         let mut values: Vec<f32> = Vec::new();
         for i in 0..3000 {
             // Every third row is nearly one of the rows before it, which may be a copy as well.
             let source = if i % 3 == 2 { Some(i * 7919 % i) } else { None };
             for c in 0..D {
-                let value = source.map_or(noise(i * D + c), |j| values[j * D + c] + 0.01 * noise(i * D + c));
-                values.push(value);
+                let noise = noise(draw, i * D + c);
+                match source {
+                    Some(j) => values.push(values[j * D + c] + 0.01 * noise),
+                    None => values.push(noise),
+                }
             }
         }
         let rows = FeatureRows::new(D, vec![Arc::new(values)], Metric::Cosine).unwrap();
-        let cells = Cells::one(3000);
-        let found = Duplicates::find(&rows, &cells, 0.99, ComparedWith::Kept, &Communicator::solo(), &Silent)
-            .unwrap();
+        let cells = Cells::single(3000);
+        let solo = Communicator::solo();
+        let duplicates = Duplicates::find(&rows, &cells, 0.99, ComparedWith::Kept, &solo, &Silent).unwrap();
         let mut unit = vec![0.0; 3000 * D];
         rows.copy(0..3000, &mut unit);
-        let similarity = |i: usize, j: usize| -> f64 {
-            (0..D).map(|c| f64::from(unit[i * D + c]) * f64::from(unit[j * D + c])).sum()
-        };
         let mut kept: Vec<usize> = Vec::new();
         for i in 0..3000 {
-            let most = kept.iter().map(|j| similarity(i, *j)).fold(f64::NEG_INFINITY, f64::max);
-            assert_eq!(found.original(i).is_some(), most >= 0.99, "row {i}");
-            if let Some(original) = found.original(i) {
-                assert!((f64::from(original.similarity) - most).abs() < 1e-6);
-                assert!((similarity(i, original.row as usize) - most).abs() < 1e-6);
+            let similarities = kept.iter().map(|j| similarity(&unit, D, i, *j));
+            let largest = similarities.fold(f64::NEG_INFINITY, f64::max);
+            assert_eq!(duplicates.original(i).is_some(), largest >= 0.99, "row {i}");
+            if let Some(original) = duplicates.original(i) {
+                assert!((f64::from(original.similarity) - largest).abs() < 1e-6);
+                assert!((similarity(&unit, D, i, original.row as usize) - largest).abs() < 1e-6);
             } else {
                 kept.push(i);
             }
         }
-        assert_eq!(found.kept().len(), kept.len());
+        assert_eq!(duplicates.kept().len(), kept.len());
         assert!(kept.len() > 1900 && kept.len() < 2200, "{}", kept.len());
     }
 }

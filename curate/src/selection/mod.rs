@@ -1,4 +1,4 @@
-//! Choice of the rows to keep, and of how often to show each.
+//! Selection of the rows to keep, and of how often to show each.
 
 mod balance;
 mod cells;

@@ -1,4 +1,4 @@
-//! Outliers: rows that are unlike all others.
+//! Outliers: rows that are not similar to any other.
 //!
 //! ```text
 //! s_i = mean of x_i · x_j over the k most similar other rows j of the cell
@@ -14,11 +14,11 @@ use super::cells::Cells;
 use crate::rows::{SelectedRows, part_of_rank};
 use crate::{CurateError, Progress};
 
-/// Number of rows that are compared before progress is told.
+/// Number of rows that are compared before progress is reported.
 const STRIDE: usize = 8192;
 
 /// Returns the mean cosine similarity of each of `rows`, of unit length, to the `k` most similar
-/// others of its cell, or to all others if there are fewer; 0 for a row that is alone in its cell.
+/// others of its cell, or to all others if there are fewer; 0 for the only row of a cell.
 ///
 /// # Errors
 /// [`CurateError::Ranks`].
@@ -32,19 +32,21 @@ pub fn mean_similarities(
     let n = rows.len();
     let topology = ranks.topology();
     progress.begins("neighbors", n as u64);
-    let mut own: Vec<(u32, f32)> = Vec::new();
-    match cells.rows() {
+    let local: Vec<(u32, f32)> = match cells.rows() {
         [cell] => {
             let part = part_of_rank(cell.len(), topology.rank, topology.world_size);
-            own.extend(of_part(rows, cell, part, k, progress));
+            similarities_in_part(rows, cell, part, k, progress)
         }
         all => {
             let cells: Vec<&Vec<u32>> = all.iter().skip(topology.rank).step_by(topology.world_size).collect();
-            let found = cells.par_iter().map(|cell| of_part(rows, cell, 0..cell.len(), k, progress));
-            own = found.collect::<Vec<_>>().concat();
+            let by_cell: Vec<Vec<(u32, f32)>> = cells
+                .par_iter()
+                .map(|cell| similarities_in_part(rows, cell, 0..cell.len(), k, progress))
+                .collect();
+            by_cell.concat()
         }
-    }
-    let words: Vec<u32> = own.iter().flat_map(|(row, mean)| [*row, mean.to_bits()]).collect();
+    };
+    let words: Vec<u32> = local.iter().flat_map(|(row, mean)| [*row, mean.to_bits()]).collect();
     let mut means = vec![0.0; n];
     for part in ranks.gather_bytes("similarities", bytemuck::cast_slice(&words).to_vec())? {
         let words: Vec<u32> = bytemuck::pod_collect_to_vec(&part);
@@ -54,7 +56,7 @@ pub fn mean_similarities(
 }
 
 /// Returns rows `part` of `cell` with their mean similarities.
-fn of_part(
+fn similarities_in_part(
     rows: &dyn Rows,
     cell: &[u32],
     part: Range<usize>,
@@ -62,20 +64,24 @@ fn of_part(
     progress: &dyn Progress,
 ) -> Vec<(u32, f32)> {
     let candidates = SelectedRows::new(rows, cell);
-    let mut found = Vec::with_capacity(part.len());
+    let mut similarities = Vec::with_capacity(part.len());
     for start in part.clone().step_by(STRIDE) {
         let numbers = start..part.end.min(start + STRIDE);
         let queries = SelectedRows::new(rows, &cell[numbers.clone()]);
         // One more, because a row is the most similar to itself.
-        let near = nearest_rows(&candidates, &queries, k.saturating_add(1), false);
-        for (number, near) in numbers.clone().zip(near) {
-            let others = near.iter().filter(|(other, _)| *other as usize != number).take(k);
-            let (sum, n) = others.fold((0.0f64, 0u32), |(sum, n), (_, s)| (sum + f64::from(*s), n + 1));
-            found.push((cell[number], (sum / f64::from(n.max(1))) as f32));
+        let neighbors = nearest_rows(&candidates, &queries, k.saturating_add(1), false);
+        for (number, neighbors) in numbers.clone().zip(neighbors) {
+            let mut sum = 0.0f64;
+            let mut n = 0u32;
+            for (_, similarity) in neighbors.iter().filter(|(other, _)| *other as usize != number).take(k) {
+                sum += f64::from(*similarity);
+                n += 1;
+            }
+            similarities.push((cell[number], (sum / f64::from(n.max(1))) as f32));
         }
         progress.advances(numbers.len() as u64);
     }
-    found
+    similarities
 }
 
 #[cfg(test)]
@@ -86,13 +92,13 @@ mod tests {
     use crate::{FeatureRows, Metric, Silent};
 
     #[test]
-    fn a_row_unlike_others_has_the_smallest_mean() {
+    fn an_outlier_has_the_smallest_mean_similarity() {
         let values = vec![1.0f32, 0.0, 1.0, 0.1, 1.0, -0.1, -1.0, 0.3];
         let rows = FeatureRows::new(2, vec![Arc::new(values)], Metric::Cosine).unwrap();
-        let means = mean_similarities(&rows, &Cells::one(4), 2, &Communicator::solo(), &Silent).unwrap();
+        let means = mean_similarities(&rows, &Cells::single(4), 2, &Communicator::solo(), &Silent).unwrap();
         assert!(means[..3].iter().all(|mean| *mean > 0.95) && means[3] < 0.0, "{means:?}");
-        let alone = Cells::from_rows(vec![vec![0, 1, 2], vec![3]]);
-        let means = mean_similarities(&rows, &alone, 2, &Communicator::solo(), &Silent).unwrap();
+        let cells = Cells::from_rows(vec![vec![0, 1, 2], vec![3]]);
+        let means = mean_similarities(&rows, &cells, 2, &Communicator::solo(), &Silent).unwrap();
         assert!(means[0] > 0.95 && means[3] == 0.0, "{means:?}");
     }
 }

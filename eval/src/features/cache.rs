@@ -112,17 +112,15 @@ impl FeatureCache {
             out.write_all(bytemuck::cast_slice(values))
                 .map_err(|source| EvalError::io("write", &temporary, source))
         });
-        let finished = columns.and_then(|columns| {
-            out.flush()
-                .and_then(|()| out.get_ref().sync_all())
-                .map_err(|source| EvalError::io("write", &temporary, source))?;
-            fs::rename(&temporary, &rows).map_err(|source| EvalError::io("rename", &temporary, source))?;
+        let columns = columns.and_then(|columns| {
+            sync_and_rename(&mut out, &temporary, &rows)?;
             Ok(columns)
         });
-        let columns = finished.inspect_err(|_| {
+        if columns.is_err() {
             // A failed removal must not hide the first error.
             let _ = fs::remove_file(&temporary);
-        })?;
+        }
+        let columns = columns?;
         let decoded: std::collections::HashSet<u32> = indices.iter().copied().collect();
         let bad = (0..images.len() as u32).filter(|image| !decoded.contains(image)).collect();
         let n_rows = indices.len();
@@ -204,6 +202,14 @@ fn open(path: &Path, images: &ImageSet) -> Option<Table> {
     // The modification time records the last use. Failures are ignored: the cache may be read-only.
     let _ = File::options().append(true).open(path).and_then(|file| file.set_modified(SystemTime::now()));
     Some(Table::from_mapped(entry.columns, indices, mapped))
+}
+
+/// Completes the file `temporary`, which `out` writes, and renames it to `path`.
+fn sync_and_rename(out: &mut BufWriter<File>, temporary: &Path, path: &Path) -> Result<(), EvalError> {
+    out.flush()
+        .and_then(|()| out.get_ref().sync_all())
+        .map_err(|source| EvalError::io("write", temporary, source))?;
+    fs::rename(temporary, path).map_err(|source| EvalError::io("rename", temporary, source))
 }
 
 /// Returns the rows of `images`, through the cache if there is one. If the cache cannot be read or

@@ -94,17 +94,15 @@ impl ImageSet {
         })
     }
 
-    /// Names the classes that samples state as numbers: class 3 has the fourth of `names`, if there
-    /// are as many.
+    /// Names the classes that samples state as numbers: class 3 gets the fourth of `names`, if
+    /// there are that many.
     pub fn named(mut self, names: &[String]) -> Self {
-        self.classes = self
-            .stated
-            .iter()
-            .map(|class| {
-                let listed = class.parse().ok().and_then(|number: usize| names.get(number));
-                listed.unwrap_or(class).clone()
-            })
-            .collect();
+        let mut classes = Vec::with_capacity(self.stated.len());
+        for class in &self.stated {
+            let name = class.parse().ok().and_then(|number: usize| names.get(number));
+            classes.push(name.unwrap_or(class).clone());
+        }
+        self.classes = classes;
         self
     }
 
@@ -377,7 +375,9 @@ impl ImageSet {
         hash.update(
             format!("{:016x} {:?} {:?}", self.source.fingerprint()?, self.transform, self.rules).as_bytes(),
         );
-        self.indices.iter().for_each(|index| hash.update(&index.to_le_bytes()));
+        for index in &self.indices {
+            hash.update(&index.to_le_bytes());
+        }
         Ok(hash.digest())
     }
 }

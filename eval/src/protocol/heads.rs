@@ -158,7 +158,9 @@ impl Bank {
         let n = self.bias.len();
         let d = self.columns.len();
         self.scratch.clear();
-        (0..b).for_each(|_| self.scratch.extend_from_slice(&self.bias));
+        for _ in 0..b {
+            self.scratch.extend_from_slice(&self.bias);
+        }
         if b > 0 {
             let x = Mat::rows(&rows[self.columns.start..], width);
             gemm([b, d, n], 1.0, x, Mat::rows(&self.weight, d).t(), 1.0, &mut self.scratch, n);

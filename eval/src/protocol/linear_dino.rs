@@ -93,7 +93,9 @@ impl LinearDino {
             crops.epoch(task.seed, epoch, self.batch.max(1), &mut |table, labels| {
                 rows.clear();
                 task.progress.seen(table.len());
-                (0..table.len()).for_each(|i| rows.extend_from_slice(&table.row(i)[columns.clone()]));
+                for i in 0..table.len() {
+                    rows.extend_from_slice(&table.row(i)[columns.clone()]);
+                }
                 heads.step(Rows { rows: &rows, width: columns.len() }, labels, scale);
             })?;
         }

@@ -184,10 +184,14 @@ impl Block {
         let b = range.len();
         let d = set.width();
         self.rows.clear();
-        range.for_each(|i| self.rows.extend(set.row(i).iter().map(|v| f64::from(*v))));
+        for i in range {
+            self.rows.extend(set.row(i).iter().map(|v| f64::from(*v)));
+        }
         let (weight, bias) = params.split_at(n_classes * d);
         self.logits.clear();
-        (0..b).for_each(|_| self.logits.extend_from_slice(bias));
+        for _ in 0..b {
+            self.logits.extend_from_slice(bias);
+        }
         let x = Mat::rows(&self.rows, d);
         let w = Mat::rows(weight, d).t();
         gemm([b, d, n_classes], 1.0, x, w, 1.0, &mut self.logits, n_classes);
@@ -234,12 +238,13 @@ mod tests {
     fn set(n: usize) -> FeatureSet {
         let mut rng = ViewRng::from_words([3, 0, 0, 0]);
         let labels: Vec<u32> = (0..n as u32).map(|i| i % 4).collect();
-        let rows = labels.iter().flat_map(|label| {
+        let mut rows = Vec::with_capacity(3 * n);
+        for label in &labels {
             let mut row = [rng.normal(), rng.normal(), rng.normal()];
             row[(*label as usize) % 3] += *label as f32;
-            row
-        });
-        FeatureSet::from_rows(3, rows.collect(), labels.clone())
+            rows.extend(row);
+        }
+        FeatureSet::from_rows(3, rows, labels)
     }
 
     #[test]

@@ -111,7 +111,9 @@ impl Segmentation {
         for rows in test.masked.chunks(64) {
             let batch: Result<Vec<_>, EvalError> =
                 rows.par_iter().map(|row| head.confusion(&test, *row)).collect();
-            batch?.iter().for_each(|confusion| confusions.add(confusion));
+            for confusion in batch? {
+                confusions.add(&confusion);
+            }
         }
         let n_train = train.masked.len();
         let n_test = test.masked.len();

@@ -93,7 +93,7 @@ fn check<T>([m, k, n]: [usize; 3], a: Mat<'_, T>, b: Mat<'_, T>) {
     assert!(fits(m, k, &a) && fits(k, n, &b), "matrices lie inside their slices");
 }
 
-/// Returns whether a matrix with these numbers of rows and columns lies inside its slice.
+/// Returns true if a matrix with these numbers of rows and columns lies inside its slice.
 fn fits<T>(rows: usize, cols: usize, mat: &Mat<'_, T>) -> bool {
     rows == 0 || cols == 0 || (rows - 1) * mat.row_stride + (cols - 1) * mat.col_stride < mat.data.len()
 }

@@ -109,17 +109,23 @@ mod tests {
     /// The parameters of one use: a weight, its bias, and γ and β of a norm.
     struct Parameters {
         weight: Tensor<2>,
-        vectors: [Tensor<1>; 3],
+        bias: Tensor<1>,
+        gamma: Tensor<1>,
+        beta: Tensor<1>,
     }
 
     const WEIGHT: Range<usize> = 0..64;
-    const VECTORS: [Range<usize>; 3] = [64..72, 72..80, 80..88];
+    const BIAS: Range<usize> = 64..72;
+    const GAMMA: Range<usize> = 72..80;
+    const BETA: Range<usize> = 80..88;
 
     /// Returns the parameters as slices of `flat`, which autodiff tracks.
     fn sliced(flat: &Tensor<1>) -> Parameters {
         Parameters {
             weight: flat.clone().slice([WEIGHT]).reshape([8, 8]),
-            vectors: VECTORS.map(|range| flat.clone().slice([range])),
+            bias: flat.clone().slice([BIAS]),
+            gamma: flat.clone().slice([GAMMA]),
+            beta: flat.clone().slice([BETA]),
         }
     }
 
@@ -127,14 +133,16 @@ mod tests {
     fn placed(flat: &Tensor<1>, gradient: &mut FlatGradient) -> Parameters {
         Parameters {
             weight: gradient.leaf(flat.clone().slice([WEIGHT]).reshape([8, 8]), WEIGHT),
-            vectors: VECTORS.map(|range| gradient.leaf(flat.clone().slice([range.clone()]), range)),
+            bias: gradient.leaf(flat.clone().slice([BIAS]), BIAS),
+            gamma: gradient.leaf(flat.clone().slice([GAMMA]), GAMMA),
+            beta: gradient.leaf(flat.clone().slice([BETA]), BETA),
         }
     }
 
     /// Returns a number that depends on `x` of `[B, N, 8]` by norm(x · Wᵀ + b).
     fn loss(x: Tensor<3>, parameters: Parameters, power: i64) -> Tensor<1> {
-        let [bias, gamma, beta] = parameters.vectors;
-        let y = linear(x.autodiff(), parameters.weight, bias);
+        let Parameters { weight, bias, gamma, beta } = parameters;
+        let y = linear(x.autodiff(), weight, bias);
         layer_norm(y, gamma, beta, 1e-5).powi_scalar(power).sum()
     }
 

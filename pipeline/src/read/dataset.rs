@@ -9,10 +9,11 @@ use crate::shard::image::{EncodedImage, image_members};
 use crate::shard::{IMAGE_EXTENSIONS, Shard};
 use crate::{PipelineError, Storage};
 
-/// Most images by whose bytes a data set is recognized.
+/// Largest number of images by whose bytes a data set is recognized.
 const MAX_SAMPLED_IMAGES: u64 = 64;
 
-/// Most bytes of images that are read to recognize a data set, unless four images are larger.
+/// Largest number of bytes of images that are read to recognize a data set, unless four images are
+/// larger.
 const MAX_SAMPLED_BYTES: u64 = 64 << 20;
 
 /// A data set that is open for reading. Shared by threads.
@@ -82,44 +83,46 @@ impl Dataset {
     /// [`PipelineError::Sampling`] if sources have other shards than the data set, weights are not
     /// one for each sample, or no sample of a source can be shown.
     pub fn sampled(mut self, sampling: Sampling) -> Result<Self, PipelineError> {
-        let refused = |reason: String| Err(PipelineError::Sampling { reason });
         let n_shards: usize = sampling.sources.iter().map(|source| source.n_shards).sum();
         if !sampling.sources.is_empty() && n_shards != self.shards.len() {
-            return refused(format!("{n_shards} shards of sources, {} of the data set", self.shards.len()));
+            let reason = format!("{n_shards} shards of sources, {} of the data set", self.shards.len());
+            return Err(PipelineError::Sampling { reason });
         }
-        if let Some(source) =
-            sampling.sources.iter().find(|source| !(source.share > 0.0 && source.share.is_finite()))
-        {
-            return refused(format!(
-                "the share of {} is {}: a number above 0 is needed",
-                source.name, source.share
-            ));
+        for source in &sampling.sources {
+            let is_valid = source.share > 0.0 && source.share.is_finite();
+            if !is_valid {
+                let reason =
+                    format!("the share of {} is {}: a number above 0 is needed", source.name, source.share);
+                return Err(PipelineError::Sampling { reason });
+            }
         }
         if let Some(weights) = &sampling.weights {
             if weights.len() as u64 != self.n_samples {
-                return refused(format!("{} weights for {} samples", weights.len(), self.n_samples));
+                let reason = format!("{} weights for {} samples", weights.len(), self.n_samples);
+                return Err(PipelineError::Sampling { reason });
             }
             if let Some(weight) = weights.iter().find(|weight| !(weight.is_finite() && **weight >= 0.0)) {
-                return refused(format!("a weight is {weight}: numbers from 0 up are needed"));
+                let reason = format!("a weight is {weight}: numbers from 0 up are needed");
+                return Err(PipelineError::Sampling { reason });
             }
         }
-        let mut shards = 0;
-        let whole = [("the data set".to_string(), self.shards.len())];
-        let parts: Vec<(String, usize)> = match sampling.sources.as_slice() {
-            [] => whole.to_vec(),
-            sources => sources.iter().map(|source| (source.name.clone(), source.n_shards)).collect(),
+        let mut first_shard = 0;
+        let sources: Vec<(&str, usize)> = match sampling.sources.as_slice() {
+            [] => vec![("the data set", self.shards.len())],
+            sources => sources.iter().map(|source| (source.name.as_str(), source.n_shards)).collect(),
         };
-        for (name, n_shards) in parts {
-            let start = self.starts.get(shards).copied().unwrap_or(self.n_samples) as usize;
-            let end = self.starts.get(shards + n_shards).copied().unwrap_or(self.n_samples) as usize;
-            let any = match &sampling.weights {
+        for (name, n_shards) in sources {
+            let start = self.starts.get(first_shard).copied().unwrap_or(self.n_samples) as usize;
+            let end = self.starts.get(first_shard + n_shards).copied().unwrap_or(self.n_samples) as usize;
+            let is_shown = match &sampling.weights {
                 Some(weights) => weights[start..end].iter().any(|weight| *weight > 0.0),
                 None => end > start,
             };
-            if !any {
-                return refused(format!("no sample of {name} would be shown"));
+            if !is_shown {
+                let reason = format!("no sample of {name} would be shown");
+                return Err(PipelineError::Sampling { reason });
             }
-            shards += n_shards;
+            first_shard += n_shards;
         }
         self.sampling = sampling;
         Ok(self)
@@ -161,8 +164,8 @@ impl Dataset {
     pub fn check_cache(&self, window_shards: usize) -> Result<(), PipelineError> {
         let mut uses: Vec<_> = self.shards.iter().filter_map(Shard::cache_use).collect();
         uses.sort_unstable_by_key(|cached| std::cmp::Reverse(cached.len_bytes));
-        // Each source of a mix has windows of its own, and in a block of positions it may pass from
-        // one to the next.
+        // Each source of a mix has its own windows, and may pass from one to the next within a
+        // block of positions.
         let n_windows = match self.sampling.sources.len() {
             0 => 2,
             n_sources => 3 * n_sources,
@@ -259,7 +262,7 @@ impl Dataset {
             for _ in 0..n_threads {
                 scope.spawn(|| {
                     while let Some(shard) = self.shards.get(next.fetch_add(1, Ordering::Relaxed)) {
-                        // Its result is kept by the shard, and an error is found again below.
+                        // The shard keeps the result; an error occurs again below.
                         let _ = shard.fingerprint();
                     }
                 });
@@ -299,34 +302,41 @@ impl Dataset {
         Some(hash.digest())
     }
 
-    /// Returns a hash of the bytes of a few images, evenly spread, which tells other images with
-    /// the same keys and lengths apart without reading all; `None` if shards would have to be
-    /// fetched for it. Images that cannot be used count as such.
+    /// Returns a hash of the bytes of a few images, evenly spread, which distinguishes data sets
+    /// with the same keys and lengths without reading all images; `None` if shards would have to be
+    /// fetched for it. All unusable images have the same contribution.
     ///
     /// # Errors
-    /// Errors of [`Dataset::read`] that say nothing about the image.
+    /// Errors of [`Dataset::read`] that do not concern the image.
     pub fn sampled_images(&self) -> Result<Option<u64>, PipelineError> {
         if !self.is_local() {
             return Ok(None);
         }
-        let spread = |number: u64, n: u64| {
-            SampleId((u128::from(number) * u128::from(self.n_samples) / u128::from(n.max(1))) as u64)
-        };
-        let n_most = MAX_SAMPLED_IMAGES.min(self.n_samples);
-        let total_bytes: u64 = (0..n_most).map(|number| self.sample_bytes(spread(number, n_most))).sum();
-        let mean_bytes = total_bytes / n_most.max(1) + 1;
+        let n_max = MAX_SAMPLED_IMAGES.min(self.n_samples);
+        let total_bytes: u64 =
+            (0..n_max).map(|number| self.sample_bytes(self.evenly_spread(number, n_max))).sum();
+        let mean_bytes = total_bytes / n_max.max(1) + 1;
         let n_sampled = (MAX_SAMPLED_BYTES / mean_bytes).clamp(4, MAX_SAMPLED_IMAGES).min(self.n_samples);
         let mut hash = Xxh3::new();
         for number in 0..n_sampled {
-            match self.read(spread(number, n_sampled)) {
-                Ok(sample) => sample.image.files().iter().for_each(|file| hash.update(file)),
-                // The disk has failed, or the network: nothing is known of the image.
+            match self.read(self.evenly_spread(number, n_sampled)) {
+                Ok(sample) => {
+                    for file in sample.image.files() {
+                        hash.update(file);
+                    }
+                }
+                // The disk or the network has failed: nothing is known about the image.
                 Err(PipelineError::Io { .. }) => return Ok(None),
                 Err(error) if error.is_sample_error() => hash.update(b"unusable"),
                 Err(error) => return Err(error),
             }
         }
         Ok(Some(hash.digest()))
+    }
+
+    /// Returns sample `number` of `n` that are evenly spread over the data set.
+    fn evenly_spread(&self, number: u64, n: u64) -> SampleId {
+        SampleId((u128::from(number) * u128::from(self.n_samples) / u128::from(n.max(1))) as u64)
     }
 
     /// Returns the shards, in the order of the list.

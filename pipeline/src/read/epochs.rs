@@ -51,7 +51,7 @@ impl Epochs {
 
     /// Returns the stream in which samples are shown by `weights`, one for each sample: as many in
     /// an epoch as there are samples.
-    pub(super) fn weighted(self, weights: &[f64]) -> Self {
+    pub(super) fn with_weights(self, weights: &[f64]) -> Self {
         let weights = Weights::new(weights, &self.shard_sizes);
         Self { weights: Some(weights), ..self }
     }
@@ -65,8 +65,8 @@ impl Epochs {
         let epoch = position / self.n_samples;
         let within = (position % self.n_samples + attempt) % self.n_samples;
         let order = self.epoch(epoch);
-        let at = order.windows.partition_point(|window| window.range.end <= within);
-        let window = &order.windows[at];
+        let index = order.windows.partition_point(|window| window.range.end <= within);
+        let window = &order.windows[index];
         let len = window.range.end - window.range.start;
         let permuted = permute(within - window.range.start, len, window.key);
         let slot = window.shards.partition_point(|(_, before)| *before <= permuted) - 1;
@@ -86,12 +86,12 @@ impl Epochs {
         let epoch = position / self.n_samples;
         let within = position % self.n_samples;
         let order = self.epoch(epoch);
-        let at = order.windows.partition_point(|window| window.range.end <= within);
-        let end = epoch * self.n_samples + order.windows[at].range.end;
-        let mut windows = vec![&order.windows[at]];
+        let index = order.windows.partition_point(|window| window.range.end <= within);
+        let end = epoch * self.n_samples + order.windows[index].range.end;
+        let mut windows = vec![&order.windows[index]];
         // The last window of an epoch is followed by the first of the next.
         let following;
-        match order.windows.get(at + 1) {
+        match order.windows.get(index + 1) {
             Some(next) => windows.push(next),
             None => {
                 following = self.build_epoch(epoch + 1);
@@ -117,38 +117,41 @@ impl Epochs {
 
     fn build_epoch(&self, epoch: u64) -> EpochOrder {
         let key = mix(self.seed ^ mix(epoch.wrapping_add(0x6f63_656c_6c69)));
-        // A stream of its own: the offset must not depend on how shards are permuted.
+        // A separate stream: the offset must not depend on how shards are permuted.
         let offset =
             self.weights.as_ref().map_or(0, |weights| bounded(mix(key ^ 0x7765_6967_6874), weights.total()));
-        let size = |shard: usize| match &self.weights {
-            Some(weights) => weights.n_draws(shard, offset),
-            None => self.shard_sizes[shard],
-        };
-        let mut shards: Vec<usize> = (0..self.shard_sizes.len()).filter(|shard| size(*shard) > 0).collect();
+        let mut shards: Vec<usize> =
+            (0..self.shard_sizes.len()).filter(|shard| self.n_draws(*shard, offset) > 0).collect();
         for i in (1..shards.len()).rev() {
             let j = bounded(mix(key ^ mix(i as u64)), i as u64 + 1) as usize;
             shards.swap(i, j);
         }
         let mut start = 0;
-        let windows = shards
-            .chunks(self.window_shards)
-            .enumerate()
-            .map(|(w, chunk)| {
-                let mut before = 0;
-                let shards = chunk
-                    .iter()
-                    .map(|shard| {
-                        let entry = (*shard, before);
-                        before += size(*shard);
-                        entry
-                    })
-                    .collect();
-                let range = start..start + before;
-                start = range.end;
-                Window { range, shards, key: mix(key.wrapping_add(w as u64 + 1)) }
-            })
-            .collect();
+        let mut windows = Vec::with_capacity(shards.len().div_ceil(self.window_shards));
+        for (number, chunk) in shards.chunks(self.window_shards).enumerate() {
+            let mut n_samples = 0;
+            let mut window_shards = Vec::with_capacity(chunk.len());
+            for shard in chunk {
+                window_shards.push((*shard, n_samples));
+                n_samples += self.n_draws(*shard, offset);
+            }
+            let range = start..start + n_samples;
+            start = range.end;
+            windows.push(Window {
+                range,
+                shards: window_shards,
+                key: mix(key.wrapping_add(number as u64 + 1)),
+            });
+        }
         EpochOrder { epoch, windows, offset }
+    }
+
+    /// Returns the number of samples that are drawn from `shard` in an epoch with this offset.
+    fn n_draws(&self, shard: usize, offset: u64) -> u64 {
+        match &self.weights {
+            Some(weights) => weights.n_draws(shard, offset),
+            None => self.shard_sizes[shard],
+        }
     }
 }
 
@@ -161,7 +164,7 @@ mod tests {
     proptest! {
         /// Fetching the shards ahead provides every shard before it is read.
         #[test]
-        fn what_lies_ahead_comes(sizes in proptest::collection::vec(0u64..9, 1..9), window in 1usize..5, seed: u64) {
+        fn shards_are_announced_before_they_are_read(sizes in proptest::collection::vec(0u64..9, 1..9), window in 1usize..5, seed: u64) {
             prop_assume!(sizes.iter().sum::<u64>() > 0);
             let order = Epochs::new(seed, sizes, window);
             let mut ahead = order.ahead(0);
@@ -197,23 +200,24 @@ mod tests {
         }
 
         #[test]
-        fn a_position_means_the_same_wherever_one_enters(seed: u64, position in 0u64..10_000) {
+        fn places_do_not_depend_on_the_first_position(seed: u64, position in 0u64..10_000) {
             let sizes = vec![13, 7, 29, 1];
-            let walked = Epochs::new(seed, sizes.clone(), 2);
-            for p in 0..position.min(500) { walked.place(p, 0); }
-            let entered = Epochs::new(seed, sizes, 2);
-            prop_assert_eq!(walked.place(position, 0), entered.place(position, 0));
+            let from_start = Epochs::new(seed, sizes.clone(), 2);
+            for p in 0..position.min(500) { from_start.place(p, 0); }
+            let direct = Epochs::new(seed, sizes, 2);
+            prop_assert_eq!(from_start.place(position, 0), direct.place(position, 0));
         }
+    }
+
+    fn epoch_places(seed: u64, epoch: u64) -> Vec<Place> {
+        let order = Epochs::new(seed, vec![50, 50], 2);
+        (0..100).map(|p| Place { epoch: 0, ..order.place(epoch * 100 + p, 0) }).collect()
     }
 
     #[test]
     fn epochs_and_seeds_differ() {
-        let epoch = |seed, epoch: u64| -> Vec<Place> {
-            let order = Epochs::new(seed, vec![50, 50], 2);
-            (0..100).map(|p| Place { epoch: 0, ..order.place(epoch * 100 + p, 0) }).collect()
-        };
-        assert_ne!(epoch(1, 0), epoch(1, 1));
-        assert_ne!(epoch(1, 0), epoch(2, 0));
+        assert_ne!(epoch_places(1, 0), epoch_places(1, 1));
+        assert_ne!(epoch_places(1, 0), epoch_places(2, 0));
     }
 
     /// Each of the 24 orders of four samples is about equally frequent: chi-square with 23 degrees
@@ -234,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn substitutes_walk_the_permutation_and_stay_in_the_epoch() {
+    fn substitutes_follow_in_the_permutation_of_the_epoch() {
         let order = Epochs::new(3, vec![10], 1);
         assert_eq!(order.place(4, 1), order.place(5, 0));
         assert_eq!(order.place(9, 1), Place { epoch: 0, ..order.place(0, 0) });

@@ -200,7 +200,8 @@ impl Loader {
     /// Stops the reader threads; no further item can be taken.
     pub fn close(&self) {
         let mut gate = self.shared.lock();
-        (gate.closed, gate.discards_items) = (true, true);
+        gate.closed = true;
+        gate.discards_items = true;
         drop(gate);
         self.shared.changed.notify_all();
         self.shared.opened.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -269,8 +270,9 @@ fn claim_next_slot(shared: &Arc<Shared>) -> Option<(u64, usize, Permit)> {
         if gate.batch < gate.batch_limit {
             let bytes = shared.dataset.sample_bytes(shared.place(gate.batch, gate.slot, 0).1);
             if gate.bytes_in_flight == 0 || gate.bytes_in_flight + bytes <= shared.max_bytes {
-                let turn = (gate.batch, gate.slot);
-                let position = shared.share.position(turn.0, turn.1);
+                let batch = gate.batch;
+                let slot = gate.slot;
+                let position = shared.share.position(batch, slot);
                 if position >= gate.window_end {
                     let ahead = shared.order.ahead(position);
                     gate.window_end = ahead.end;
@@ -278,12 +280,13 @@ fn claim_next_slot(shared: &Arc<Shared>) -> Option<(u64, usize, Permit)> {
                 }
                 gate.slot += 1;
                 if gate.slot == shared.share.len() {
-                    (gate.batch, gate.slot) = (gate.batch + 1, 0);
+                    gate.batch += 1;
+                    gate.slot = 0;
                 }
                 gate.bytes_in_flight += bytes;
                 drop(gate);
                 shared.stats.add_wait(start);
-                return Some((turn.0, turn.1, Permit { shared: Arc::clone(shared), bytes }));
+                return Some((batch, slot, Permit { shared: Arc::clone(shared), bytes }));
             }
         }
         gate = shared.changed.wait(gate).unwrap_or_else(PoisonError::into_inner);

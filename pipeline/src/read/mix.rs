@@ -1,9 +1,9 @@
 //! Several sources mixed by shares.
 //!
-//! The stream is divided into blocks of 1,000 positions. In each, every source has as many
-//! positions as its share says, and a permutation of the block, a function of the seed and its
-//! number, says which. So the source of any position, and the position within the source, are
-//! computed alone, and the shares hold in every block.
+//! The stream is divided into blocks of 1,000 positions. In each block, every source has a number
+//! of positions proportional to its share, and a permutation, which depends on the seed and the
+//! number of the block, assigns them. The source of any position, and the position within the
+//! source, are therefore computed without those before it, and the shares hold in every block.
 
 use std::ops::Range;
 
@@ -17,24 +17,26 @@ const BLOCK: u64 = 1000;
 #[derive(Debug)]
 pub(super) struct Mix {
     key: u64,
-    /// Number of positions of a block that belong to sources before each one, and to all.
+    /// Number of positions of a block that belong to the sources before each source, and to all.
     starts: Vec<u64>,
 }
 
 /// The positions of a block.
 #[derive(Debug)]
 pub(super) struct Block {
-    /// The first position after it.
+    /// First position after the block.
     pub(super) end: u64,
     /// Positions within each source.
-    pub(super) of_source: Vec<Range<u64>>,
+    pub(super) source_ranges: Vec<Range<u64>>,
 }
 
 impl Mix {
     /// Creates the mix of sources with these shares, which are positive and need not add up to one.
     pub(super) fn new(seed: u64, shares: &[f64]) -> Self {
         let mut starts = vec![0];
-        whole(shares).iter().for_each(|n| starts.push(starts[starts.len() - 1] + n));
+        for n in block_counts(shares) {
+            starts.push(starts[starts.len() - 1] + n);
+        }
         Self { key: mix(seed ^ 0x006d_6978_6564), starts }
     }
 
@@ -42,25 +44,30 @@ impl Mix {
     pub(super) fn locate(&self, position: u64) -> (usize, u64) {
         let block = position / BLOCK;
         let within = position % BLOCK;
-        let (source, place) = self.source(block, within);
-        (source, block * self.n_of(source) + place)
+        let (source, number) = self.source(block, within);
+        (source, block * self.n_positions(source) + number)
     }
 
     /// Returns the block that holds `position`.
     pub(super) fn block(&self, position: u64) -> Block {
         let block = position / BLOCK;
-        let sources = 0..self.starts.len() - 1;
-        let of_source =
-            sources.map(|source| block * self.n_of(source)..(block + 1) * self.n_of(source)).collect();
-        Block { end: (block + 1) * BLOCK, of_source }
+        let mut source_ranges = Vec::new();
+        for source in 0..self.starts.len() - 1 {
+            let n = self.n_positions(source);
+            source_ranges.push(block * n..(block + 1) * n);
+        }
+        Block { end: (block + 1) * BLOCK, source_ranges }
     }
 
     /// Returns the number of positions of each source before `position`.
     pub(super) fn n_given(&self, position: u64) -> Vec<u64> {
         let block = position / BLOCK;
         let mut counts: Vec<u64> =
-            (0..self.starts.len() - 1).map(|source| block * self.n_of(source)).collect();
-        (0..position % BLOCK).for_each(|within| counts[self.source(block, within).0] += 1);
+            (0..self.starts.len() - 1).map(|source| block * self.n_positions(source)).collect();
+        for within in 0..position % BLOCK {
+            let (source, _) = self.source(block, within);
+            counts[source] += 1;
+        }
         counts
     }
 
@@ -71,14 +78,15 @@ impl Mix {
         (source, slot - self.starts[source])
     }
 
-    fn n_of(&self, source: usize) -> u64 {
+    /// Returns the number of positions of `source` in a block.
+    fn n_positions(&self, source: usize) -> u64 {
         self.starts[source + 1] - self.starts[source]
     }
 }
 
-/// Divides a block by shares: the largest remainders are rounded up, and every source has one
-/// position at least.
-fn whole(shares: &[f64]) -> Vec<u64> {
+/// Returns the number of positions of each source in a block: the largest remainders are rounded
+/// up, and every source has at least one position.
+fn block_counts(shares: &[f64]) -> Vec<u64> {
     let total: f64 = shares.iter().sum();
     let exact: Vec<f64> = shares.iter().map(|share| share / total * BLOCK as f64).collect();
     let mut counts: Vec<u64> = exact.iter().map(|share| (share.floor() as u64).max(1)).collect();
@@ -107,7 +115,7 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        /// Every position of every source comes once, and shares hold in every block.
+        /// Every position of every source occurs once, and shares hold in every block.
         #[test]
         fn positions_are_divided_by_shares(
             shares in proptest::collection::vec(0.01f64..10.0, 1..6),
@@ -121,7 +129,7 @@ mod tests {
                     prop_assert_eq!(mix.n_given(position), counts.clone());
                 }
                 let (source, within) = mix.locate(position);
-                prop_assert!(mix.block(position).of_source[source].contains(&within));
+                prop_assert!(mix.block(position).source_ranges[source].contains(&within));
                 prop_assert!(seen.insert((source, within)));
                 counts[source] += 1;
             }

@@ -39,7 +39,7 @@ impl Order {
     }
 
     /// Creates the order of `dataset`, by its [`Sampling`].
-    pub fn of(dataset: &Dataset, seed: u64, window_shards: usize) -> Self {
+    pub fn for_dataset(dataset: &Dataset, seed: u64, window_shards: usize) -> Self {
         let sizes = dataset.shard_sizes();
         let sampling = dataset.sampling();
         if *sampling == Sampling::default() {
@@ -57,14 +57,13 @@ impl Order {
             let n_samples = sizes.iter().sum::<u64>() as usize;
             // Sources with as many shards of the same sizes are read in different orders.
             let seed = if number == 0 { seed } else { seed ^ mix(number as u64) };
-            let epochs = Epochs::new(seed, sizes, window_shards);
-            let weights = sampling.weights.as_ref().map(|all| &all[first_sample..first_sample + n_samples]);
-            let epochs = match weights {
-                Some(weights) => epochs.weighted(weights),
-                None => epochs,
-            };
+            let mut epochs = Epochs::new(seed, sizes, window_shards);
+            if let Some(weights) = &sampling.weights {
+                epochs = epochs.with_weights(&weights[first_sample..first_sample + n_samples]);
+            }
             streams.push(Stream { epochs, first_shard });
-            (first_shard, first_sample) = (first_shard + n_shards, first_sample + n_samples);
+            first_shard += n_shards;
+            first_sample += n_samples;
         }
         let shares: Vec<f64> = sampling.sources.iter().map(|source| source.share).collect();
         Self { streams, mix: (shares.len() > 1).then(|| Mix::new(seed, &shares)) }
@@ -83,19 +82,19 @@ impl Order {
         Place { shard: stream.first_shard + place.shard, ..place }
     }
 
-    /// Returns the shards of the window that contains `position`, and of the window after it; of
-    /// each source, if there are several.
+    /// Returns the shards of the window that contains `position`, and of the window after it, for
+    /// each source.
     pub fn ahead(&self, position: u64) -> Lookahead {
         let Some(mix) = &self.mix else { return self.streams[0].epochs.ahead(position) };
         let block = mix.block(position);
         let mut shards = Vec::new();
-        for (stream, range) in self.streams.iter().zip(&block.of_source) {
-            let mut at = range.start;
+        for (stream, range) in self.streams.iter().zip(&block.source_ranges) {
+            let mut position = range.start;
             // Windows up to the end of the block, and the one after it.
-            while at < range.end {
-                let ahead = stream.epochs.ahead(at);
+            while position < range.end {
+                let ahead = stream.epochs.ahead(position);
                 shards.extend(ahead.shards.iter().map(|shard| stream.first_shard + shard));
-                at = ahead.end;
+                position = ahead.end;
             }
         }
         let mut seen = HashSet::new();
@@ -116,23 +115,24 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn mixed(shares: &[f64], weights: &[f64]) -> Order {
-        let sizes = |source: usize| vec![7 + source as u64, 5, 9];
-        let streams = (0..shares.len()).map(|source| {
-            let epochs = Epochs::new(source as u64, sizes(source), 2);
-            let n = sizes(source).iter().sum::<u64>() as usize;
-            let of_source: Vec<f64> = (0..n).map(|i| weights[i % weights.len()]).collect();
-            Stream { epochs: epochs.weighted(&of_source), first_shard: 3 * source }
-        });
-        Order { streams: streams.collect(), mix: Some(Mix::new(5, shares)) }
+    fn mixed_order(shares: &[f64], weights: &[f64]) -> Order {
+        let mut streams = Vec::new();
+        for source in 0..shares.len() {
+            let sizes = vec![7 + source as u64, 5, 9];
+            let n = sizes.iter().sum::<u64>() as usize;
+            let source_weights: Vec<f64> = (0..n).map(|i| weights[i % weights.len()]).collect();
+            let epochs = Epochs::new(source as u64, sizes, 2).with_weights(&source_weights);
+            streams.push(Stream { epochs, first_shard: 3 * source });
+        }
+        Order { streams, mix: Some(Mix::new(5, shares)) }
     }
 
     proptest! {
-        /// Each source gives what its share says; shards are announced before they are read; a
-        /// sample and its repeat come once an epoch.
+        /// Each source is read by its share; shards are announced before they are read; a sample
+        /// and its repeat occur once in an epoch.
         #[test]
         fn mixes_are_exact(weights in proptest::collection::vec(0.1f64..9.0, 1..9)) {
-            let order = mixed(&[0.25, 0.75], &weights);
+            let order = mixed_order(&[0.25, 0.75], &weights);
             let mut ahead = order.ahead(0);
             let mut seen: HashMap<Place, u64> = HashMap::new();
             let mut counts = vec![0, 0];
@@ -142,7 +142,7 @@ mod tests {
                 }
                 let place = order.place(position, 0);
                 prop_assert!(ahead.shards.contains(&place.shard));
-                prop_assert_eq!(place, mixed(&[0.25, 0.75], &weights).place(position, 0));
+                prop_assert_eq!(place, mixed_order(&[0.25, 0.75], &weights).place(position, 0));
                 *seen.entry(place).or_default() += 1;
                 counts[place.shard / 3] += 1;
             }

@@ -1,4 +1,4 @@
-//! Pseudo-random permutations of ranges, of which any place can be computed alone.
+//! Pseudo-random permutations of ranges, whose elements are computed one by one.
 
 use crate::hash::mix;
 

@@ -17,8 +17,8 @@ pub struct Place {
 /// Shards that are read from a position on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Lookahead {
-    /// The first position from which on others may be read.
+    /// First position from which other shards may be read.
     pub end: u64,
-    /// The shards up to it, then those that follow.
+    /// Shards up to that position, then those of the next window.
     pub shards: Vec<usize>,
 }

@@ -92,7 +92,7 @@ impl Quarantine {
         self.n_seen.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Marks `id` as bad and writes it into the ledger, unless it is there already.
+    /// Marks `id` as bad and writes it into the ledger, unless the ledger already contains it.
     ///
     /// # Errors
     /// [`PipelineError::TooManyBad`] above the rate, [`PipelineError::Io`] when the ledger cannot
@@ -132,22 +132,25 @@ impl Quarantine {
     }
 
     fn write_row(&self, state: &mut State, row: &LedgerRow) -> Result<(), PipelineError> {
-        let io = |error| PipelineError::io("write", &self.path, error);
         let mut line = Vec::new();
         if state.file.is_none() {
-            state.file = Some(open_append(&self.path).map_err(io)?);
+            state.file = Some(open_append(&self.path).map_err(|error| self.write_error(error))?);
             // A run that was killed may have left half a line.
-            let text = std::fs::read(&self.path).map_err(io)?;
+            let text = std::fs::read(&self.path).map_err(|error| self.write_error(error))?;
             if text.last().is_some_and(|byte| *byte != b'\n') {
                 line.push(b'\n');
             }
         }
-        serde_json::to_writer(&mut line, row).map_err(|error| io(error.into()))?;
+        serde_json::to_writer(&mut line, row).map_err(|error| self.write_error(error.into()))?;
         line.push(b'\n');
         match &mut state.file {
-            Some(file) => file.write_all(&line).map_err(io),
+            Some(file) => file.write_all(&line).map_err(|error| self.write_error(error)),
             None => Ok(()),
         }
+    }
+
+    fn write_error(&self, error: std::io::Error) -> PipelineError {
+        PipelineError::io("write", &self.path, error)
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, State> {

@@ -1,4 +1,4 @@
-//! How often the samples of a data set are shown.
+//! Frequencies with which the samples of a data set are shown.
 
 use xxhash_rust::xxh3::Xxh3;
 

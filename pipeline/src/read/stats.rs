@@ -74,8 +74,9 @@ impl ReadStats {
     /// Returns a snapshot of the counters.
     pub fn snapshot(&self) -> ReadSnapshot {
         let totals = self.lock();
-        let quantile = |q| Duration::from_nanos(totals.reads.value_at_quantile(q));
-        ReadSnapshot { read_p50: quantile(0.5), read_p99: quantile(0.99), ..totals.snapshot }
+        let read_p50 = Duration::from_nanos(totals.reads.value_at_quantile(0.5));
+        let read_p99 = Duration::from_nanos(totals.reads.value_at_quantile(0.99));
+        ReadSnapshot { read_p50, read_p99, ..totals.snapshot }
     }
 
     fn lock(&self) -> MutexGuard<'_, ReadTotals> {

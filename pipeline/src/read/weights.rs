@@ -1,7 +1,8 @@
 //! Samples by weight: how often each is drawn in an epoch.
 //!
 //! ```text
-//! draw j of n, in 0..n, is of the sample whose interval holds (j + u) · W / n      intervals of length w_i side by side, W = Σ w_i
+//! draw j of n, in 0..n: the sample whose interval contains (j + u) · W / n
+//! intervals of length w_i, one after the other, W = Σ w_i
 //! ```
 //!
 //! This is systematic sampling: with u in [0, 1), a function of the epoch, sample i is drawn n ·
@@ -25,15 +26,10 @@ impl Weights {
     /// negative, and one is positive.
     pub(super) fn new(weights: &[f64], shard_sizes: &[u64]) -> Self {
         let largest = weights.iter().copied().fold(0.0, f64::max);
-        let whole = |weight: &f64| match *weight > 0.0 {
-            // A small weight is small, but not zero.
-            true => ((weight / largest * LARGEST).round() as u64).max(1),
-            false => 0,
-        };
         let mut sums = vec![0];
         let mut starts = vec![0];
         for weight in weights {
-            sums.push(sums[sums.len() - 1] + whole(weight));
+            sums.push(sums[sums.len() - 1] + to_integer(*weight, largest));
         }
         for size in shard_sizes {
             starts.push(starts[starts.len() - 1] + size);
@@ -72,6 +68,11 @@ impl Weights {
         let sum = u128::from(self.sums[sample as usize]) * u128::from(self.n());
         sum.saturating_sub(u128::from(offset)).div_ceil(u128::from(self.total())) as u64
     }
+}
+
+/// Scales `weight` so that `largest` becomes [`LARGEST`]. A positive weight is at least 1.
+fn to_integer(weight: f64, largest: f64) -> u64 {
+    if weight > 0.0 { ((weight / largest * LARGEST).round() as u64).max(1) } else { 0 }
 }
 
 #[cfg(test)]
@@ -122,7 +123,9 @@ mod tests {
         let n_epochs = 3500;
         for epoch in 0..n_epochs {
             let offset = (u128::from(weights.total()) * epoch / n_epochs) as u64;
-            (0..4).for_each(|draw| counts[weights.sample(0, draw, offset).0 as usize] += 1);
+            for draw in 0..4 {
+                counts[weights.sample(0, draw, offset).0 as usize] += 1;
+            }
         }
         for (count, weight) in counts.iter().zip([0.3, 1.0, 0.0, 0.45]) {
             let expected = 4.0 * n_epochs as f64 * weight / 1.75;

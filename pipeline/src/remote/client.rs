@@ -68,7 +68,7 @@ impl Client {
             .connect_timeout(Duration::from_secs(10).min(policy.stall))
             // The query of a signed URL is a secret.
             .referer(false)
-            .redirect(redirect::of_servers())
+            .redirect(redirect::server_policy())
             .build()
             .map_err(io::Error::other)?;
         Ok(Self {

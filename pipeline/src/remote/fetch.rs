@@ -44,7 +44,7 @@ struct Progress {
 }
 
 impl Progress {
-    fn so_far(&self) -> String {
+    fn received(&self) -> String {
         match self.total_bytes {
             Some(total) => format!("{} of {total} bytes", self.done_bytes),
             None => format!("{} bytes", self.done_bytes),
@@ -63,7 +63,7 @@ pub(crate) async fn fetch(
     let mut progress = Progress::default();
     let mut failures = 0;
     loop {
-        let begun = Instant::now();
+        let start = Instant::now();
         let (reason, not_before) = match attempt(origin, policy, &mut progress, sink).await {
             Ok(()) => {
                 answered.store(true, Ordering::Relaxed);
@@ -83,7 +83,7 @@ pub(crate) async fn fetch(
         let new_bytes = progress.done_bytes.saturating_sub(progress.furthest_bytes);
         progress.furthest_bytes += new_bytes;
         // A trickle does not count as progress, or a server could hold a fetch for years.
-        if new_bytes > 0 && !policy.is_too_slow(new_bytes, begun.elapsed()) {
+        if new_bytes > 0 && !policy.is_too_slow(new_bytes, start.elapsed()) {
             failures = 0;
         }
         if progress.furthest_bytes > 0 {
@@ -142,17 +142,20 @@ fn differ<T: PartialEq>(a: &Option<T>, b: &Option<T>) -> bool {
     matches!((a, b), (Some(a), Some(b)) if a != b)
 }
 
+fn stalled(policy: &RetryPolicy) -> Failure {
+    Failure::Temporary(format!("nothing came for {:?}", policy.stall))
+}
+
 async fn attempt(
     origin: &Origin,
     policy: &RetryPolicy,
     progress: &mut Progress,
     sink: &mut dyn Sink,
 ) -> Result<(), Failure> {
-    let stalled = |_| Failure::Temporary(format!("nothing came for {:?}", policy.stall));
     // Without an identifier of the version, the rest might be that of another version.
     let from = if progress.version.is_some() { progress.done_bytes } else { 0 };
-    let asked = origin.open(from, progress.version.as_deref());
-    let mut body = timeout(policy.stall, asked).await.map_err(stalled)??;
+    let response = origin.open(from, progress.version.as_deref());
+    let mut body = timeout(policy.stall, response).await.map_err(|_| stalled(policy))??;
     if body.start == 0 {
         sink.restart(body.total_bytes).map_err(Failure::Sink)?;
         progress.done_bytes = 0;
@@ -167,9 +170,9 @@ async fn attempt(
         progress.total_bytes = body.total_bytes.or(progress.total_bytes);
     }
     let mut window = Window { start: Instant::now(), bytes: 0 };
-    while let Some(chunk) = timeout(policy.stall, body.chunks.next()).await.map_err(stalled)? {
+    while let Some(chunk) = timeout(policy.stall, body.chunks.next()).await.map_err(|_| stalled(policy))? {
         let chunk = chunk.map_err(|reason| {
-            let reason = format!("the connection broke after {}: {reason}", progress.so_far());
+            let reason = format!("the connection broke after {}: {reason}", progress.received());
             Failure::Temporary(reason)
         })?;
         sink.write_all(&chunk).map_err(Failure::Sink)?;
@@ -178,7 +181,7 @@ async fn attempt(
     }
     match progress.total_bytes {
         Some(total) if progress.done_bytes < total => {
-            Err(Failure::Temporary(format!("the connection ended after {}", progress.so_far())))
+            Err(Failure::Temporary(format!("the connection ended after {}", progress.received())))
         }
         _ => Ok(()),
     }

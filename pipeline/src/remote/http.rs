@@ -1,4 +1,4 @@
-//! `http://` and `https://`: a GET, continued by `Range` and `If-Range` (RFC 9110, sections 13 and
+//! `http://` and `https://`: a GET, resumed by `Range` and `If-Range` (RFC 9110, sections 13 and
 //! 14).
 
 use std::time::Duration;
@@ -65,13 +65,13 @@ fn body_of(response: Response, from: u64) -> Result<Body, Failure> {
 /// Returns a directive that opts out for all robots. Values with the name of a robot apply to that
 /// robot only.
 fn opt_out(headers: &HeaderMap) -> Option<&'static str> {
-    let tags = headers.get_all("x-robots-tag").iter().filter_map(|value| value.to_str().ok());
-    let for_everyone = tags.filter(|value| !value.contains(':'));
-    let words: Vec<String> = for_everyone
-        .flat_map(|value| value.split(','))
-        .map(|word| word.trim().to_ascii_lowercase())
-        .collect();
-    OPT_OUTS.into_iter().find(|word| words.iter().any(|said| said == word))
+    let mut directives: Vec<String> = Vec::new();
+    for value in headers.get_all("x-robots-tag").iter().filter_map(|value| value.to_str().ok()) {
+        if !value.contains(':') {
+            directives.extend(value.split(',').map(|word| word.trim().to_ascii_lowercase()));
+        }
+    }
+    OPT_OUTS.into_iter().find(|word| directives.iter().any(|directive| directive == word))
 }
 
 fn refusal(status: StatusCode, headers: &HeaderMap) -> Failure {
@@ -97,12 +97,16 @@ fn content_range(headers: &HeaderMap) -> Option<(u64, Option<u64>)> {
 
 /// Returns a value for `If-Range`: a strong entity tag, or a date.
 fn version_of(headers: &HeaderMap) -> Option<String> {
-    let text = |name: &HeaderName| Some(headers.get(name)?.to_str().ok()?.to_string());
-    text(&ETAG).filter(|tag| !tag.starts_with("W/")).or_else(|| text(&LAST_MODIFIED))
+    let strong_tag = header_text(headers, &ETAG).filter(|tag| !tag.starts_with("W/"));
+    strong_tag.or_else(|| header_text(headers, &LAST_MODIFIED)).map(str::to_string)
+}
+
+fn header_text<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a str> {
+    headers.get(name)?.to_str().ok()
 }
 
 fn number(headers: &HeaderMap, name: &HeaderName) -> Option<u64> {
-    headers.get(name)?.to_str().ok()?.parse().ok()
+    header_text(headers, name)?.parse().ok()
 }
 
 /// Converts an error before the response: a name that does not resolve, a port that refuses, a bad
@@ -128,18 +132,24 @@ fn reason_of(error: &reqwest::Error) -> String {
 mod tests {
     use super::*;
 
-    #[test]
-    fn ranges_and_versions_are_read_as_written() {
+    fn parse_range(value: &str) -> Option<(u64, Option<u64>)> {
         let mut headers = HeaderMap::new();
-        let mut set = |value: &'static str| {
-            headers.insert(CONTENT_RANGE, value.parse().expect("a header"));
-            content_range(&headers)
-        };
-        assert_eq!(set("bytes 5-9/10"), Some((5, Some(10))));
-        assert_eq!(set("bytes 5-9/*"), Some((5, None)));
+        headers.insert(CONTENT_RANGE, value.parse().expect("a header"));
+        content_range(&headers)
+    }
+
+    #[test]
+    fn content_ranges_are_parsed() {
+        assert_eq!(parse_range("bytes 5-9/10"), Some((5, Some(10))));
+        assert_eq!(parse_range("bytes 5-9/*"), Some((5, None)));
         for wrong in ["bytes */10", "5-9/10", "bytes 5-9", "bytes x-9/10", "bytes 5-9/ten"] {
-            assert_eq!(set(wrong), None, "{wrong}");
+            assert_eq!(parse_range(wrong), None, "{wrong}");
         }
+    }
+
+    #[test]
+    fn opt_outs_and_versions_are_parsed() {
+        let mut headers = HeaderMap::new();
         assert_eq!(opt_out(&headers), None);
         headers.append("x-robots-tag", "somebot: nofollow, noindex".parse().expect("a header"));
         assert_eq!(opt_out(&headers), None);

@@ -1,7 +1,7 @@
 //! Bytes from outside the local disks: HTTP servers, object stores, commands.
 //!
 //! [`fetch`] is the retry loop for servers and stores: after a lost connection it waits and
-//! continues at the next byte, or tells a [`Sink`] to restart if that is not possible.
+//! resumes at the next byte, or tells a [`Sink`] to restart if that is not possible.
 
 pub(crate) mod body;
 pub(crate) mod fetch;

@@ -16,14 +16,13 @@ use super::body::{Body, Failure};
 use super::redirect;
 use crate::secrets::name_of_url;
 
-/// Number of retries by the library itself, for its credentials; shards are continued by
-/// [`super::fetch`].
-const OWN_RETRIES: usize = 2;
+/// Number of retries by the library itself, for its credentials; [`super::fetch`] resumes shards.
+const LIBRARY_RETRIES: usize = 2;
 
 /// Address of the service from which a cloud machine gets its own credentials.
 const METADATA_SERVICE: &str = "169.254.169.254";
 
-/// Limit of the time until a connection stands.
+/// Limit of the time until a connection is established.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Makes the HTTP client of a store: like the library's own, but it follows no redirect to another
@@ -33,34 +32,36 @@ struct Connector;
 
 impl HttpConnector for Connector {
     fn connect(&self, options: &ClientOptions) -> object_store::Result<HttpClient> {
-        let failed =
-            |source: reqwest::Error| Error::Generic { store: "HTTP client", source: Box::new(source) };
-        // As the library reads them.
-        let is_set = |key: ClientConfigKey| {
-            options.get_config_value(&key).is_some_and(|value| {
-                matches!(value.to_lowercase().as_str(), "1" | "true" | "on" | "yes" | "y")
-            })
-        };
         let mut builder = reqwest::Client::builder()
             .user_agent(concat!("ocelli/", env!("CARGO_PKG_VERSION")))
             .connect_timeout(CONNECT_TIMEOUT)
-            .https_only(!is_set(ClientConfigKey::AllowHttp))
+            .https_only(!is_set(options, ClientConfigKey::AllowHttp))
             .referer(false)
-            .redirect(redirect::of_stores());
+            .redirect(redirect::store_policy());
         // Many transfers at a time are faster over as many connections.
-        if !is_set(ClientConfigKey::Http2Only) {
+        if !is_set(options, ClientConfigKey::Http2Only) {
             builder = builder.http1_only();
         }
-        if is_set(ClientConfigKey::AllowInvalidCertificates) {
+        if is_set(options, ClientConfigKey::AllowInvalidCertificates) {
             builder = builder.tls_danger_accept_invalid_certs(true);
         }
         if let Some(proxy) = options.get_config_value(&ClientConfigKey::ProxyUrl) {
             let excluded = options.get_config_value(&ClientConfigKey::ProxyExcludes);
             let excluded = excluded.and_then(|names| reqwest::NoProxy::from_string(&names));
-            builder = builder.proxy(reqwest::Proxy::all(proxy).map_err(failed)?.no_proxy(excluded));
+            builder = builder.proxy(reqwest::Proxy::all(proxy).map_err(client_error)?.no_proxy(excluded));
         }
-        Ok(HttpClient::new(builder.build().map_err(failed)?))
+        Ok(HttpClient::new(builder.build().map_err(client_error)?))
     }
+}
+
+fn client_error(source: reqwest::Error) -> Error {
+    Error::Generic { store: "HTTP client", source: Box::new(source) }
+}
+
+/// Returns whether a flag is set, by the same rule as the library.
+fn is_set(options: &ClientOptions, key: ClientConfigKey) -> bool {
+    let Some(value) = options.get_config_value(&key) else { return false };
+    matches!(value.to_lowercase().as_str(), "1" | "true" | "on" | "yes" | "y")
 }
 
 /// An object of a store.
@@ -94,30 +95,29 @@ impl StoredObject {
 /// usual environment variables (`AWS_ACCESS_KEY_ID`, `GOOGLE_APPLICATION_CREDENTIALS`,
 /// `AZURE_STORAGE_ACCOUNT_NAME` …). Names that the store does not know are ignored.
 pub(crate) fn open_store(url: &Url, options: &[(String, String)]) -> Result<Arc<dyn ObjectStore>, String> {
-    // Whoever names an endpoint without encryption means it.
-    let is_plain = |(name, value): &(String, String)| {
-        name.to_ascii_uppercase().contains("ENDPOINT") && value.starts_with("http://")
-    };
+    // An endpoint without encryption is allowed if the options name one.
+    let allows_http = options
+        .iter()
+        .any(|(name, value)| name.to_ascii_uppercase().contains("ENDPOINT") && value.starts_with("http://"));
     // A shard may take any time; a connection that stalls is detected by the fetch loop.
     let client = ClientOptions::new()
         .with_timeout_disabled()
         .with_connect_timeout(CONNECT_TIMEOUT)
-        .with_allow_http(options.iter().any(is_plain));
-    let retry = RetryConfig { max_retries: OWN_RETRIES, ..RetryConfig::default() };
+        .with_allow_http(allows_http);
+    let retry = RetryConfig { max_retries: LIBRARY_RETRIES, ..RetryConfig::default() };
     macro_rules! build {
         ($builder:ty) => {{
-            let empty = <$builder>::new()
+            let mut builder = <$builder>::new()
                 .with_url(url.as_str())
                 .with_client_options(client)
                 .with_http_connector(Connector)
                 .with_retry(retry);
-            let with =
-                |builder: $builder, (name, value): &(String, String)| match name.to_ascii_lowercase().parse()
-                {
-                    Ok(key) => builder.with_config(key, value),
-                    Err(_) => builder,
-                };
-            options.iter().fold(empty, with).build().map(|store| Arc::new(store) as Arc<dyn ObjectStore>)
+            for (name, value) in options {
+                if let Ok(key) = name.to_ascii_lowercase().parse() {
+                    builder = builder.with_config(key, value);
+                }
+            }
+            builder.build().map(|store| Arc::new(store) as Arc<dyn ObjectStore>)
         }};
     }
     let store = match url.scheme() {
@@ -151,17 +151,20 @@ fn is_redirect(error: &Error) -> bool {
     false
 }
 
+fn one_line(text: &str) -> String {
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
 /// Returns the innermost cause, which states the problem, as one line: it quotes the server, whose
 /// line breaks must not imitate log lines of the program.
 fn reason_of(error: &Error) -> String {
-    let one_line = |text: String| text.split_whitespace().collect::<Vec<_>>().join(" ");
-    let text = one_line(error.to_string());
+    let text = one_line(&error.to_string());
     if !text.contains(METADATA_SERVICE) {
         let mut cause: &dyn std::error::Error = error;
         while let Some(inner) = cause.source() {
             cause = inner;
         }
-        return one_line(cause.to_string());
+        return one_line(&cause.to_string());
     }
     // Without keys the library queries the cloud's metadata service, and reports only that failure.
     format!(

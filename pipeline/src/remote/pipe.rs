@@ -10,17 +10,20 @@ use super::body::{Failure, Sink};
 /// Number of bytes from the end of the command's standard error that an error quotes.
 const MESSAGE_BYTES: usize = 500;
 
+fn shell_failure(error: io::Error) -> Failure {
+    Failure::Permanent(format!("the shell cannot be started: {error}"))
+}
+
 /// Runs `command` and sends its output to `sink`. Commands come from the user only: lists of shards
 /// cannot name any.
 pub(crate) fn run(command: &str, sink: &mut dyn Sink) -> Result<(), Failure> {
-    let refused = |error: io::Error| Failure::Permanent(format!("the shell cannot be started: {error}"));
     let mut child = Command::new("sh")
         .args(["-c", command])
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
-        .map_err(refused)?;
+        .map_err(shell_failure)?;
     let (Some(mut stdout), Some(mut stderr)) = (child.stdout.take(), child.stderr.take()) else {
         return Err(Failure::Permanent("the command has no output".into()));
     };
@@ -37,7 +40,7 @@ pub(crate) fn run(command: &str, sink: &mut dyn Sink) -> Result<(), Failure> {
     let copied = sink.restart(None).and_then(|()| io::copy(&mut stdout, sink));
     // A command that still writes to its closed output ends by itself.
     drop(stdout);
-    let status = child.wait().map_err(refused)?;
+    let status = child.wait().map_err(shell_failure)?;
     // Processes that the command left running in the background may keep its standard error open.
     let messages = messages.recv_timeout(Duration::from_secs(1)).unwrap_or_default();
     copied.map_err(Failure::Sink)?;

@@ -5,12 +5,12 @@ use reqwest::redirect::{Attempt, Policy};
 
 use crate::address::{is_local, resolves_to_local};
 
-/// Most redirects that are followed: half of what browsers allow.
+/// Largest number of redirects that are followed: half of what browsers allow.
 const MAX_REDIRECTS: usize = 10;
 
 /// Returns the rule for web servers: redirects are followed, but lead to this machine or its link
 /// only if the URL that the user named does.
-pub(super) fn of_servers() -> Policy {
+pub(super) fn server_policy() -> Policy {
     Policy::custom(|attempt: Attempt<'_>| {
         if attempt.previous().len() > MAX_REDIRECTS {
             return attempt.error(format!("it redirects more than {MAX_REDIRECTS} times"));
@@ -28,7 +28,7 @@ pub(super) fn of_servers() -> Policy {
 
 /// Returns the rule for object stores, whose requests hold credentials: a redirect to another host
 /// is an error.
-pub(super) fn of_stores() -> Policy {
+pub(super) fn store_policy() -> Policy {
     Policy::custom(|attempt: Attempt<'_>| {
         if attempt.previous().len() > MAX_REDIRECTS {
             return attempt.error(format!("it redirects more than {MAX_REDIRECTS} times"));

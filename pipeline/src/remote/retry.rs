@@ -69,11 +69,11 @@ mod tests {
 
     proptest! {
         #[test]
-        fn waits_grow_to_the_longest_and_differ(seed: u64, failures in 1u32..100) {
+        fn waits_grow_to_the_limit_and_depend_on_the_seed(seed: u64, failures in 1u32..100) {
             let policy = RetryPolicy { jitter_seed: seed, ..RetryPolicy::default() };
-            let whole = policy.first_wait.saturating_mul(1 << (failures - 1).min(20)).min(policy.max_wait);
+            let longest = policy.first_wait.saturating_mul(1 << (failures - 1).min(20)).min(policy.max_wait);
             let wait = policy.wait(failures);
-            prop_assert!(wait >= whole / 2 && wait <= whole, "{wait:?}");
+            prop_assert!(wait >= longest / 2 && wait <= longest, "{wait:?}");
             let other = RetryPolicy { jitter_seed: seed ^ 1, ..policy };
             prop_assert_ne!(other.wait(failures), wait);
         }

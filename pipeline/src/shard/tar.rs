@@ -17,12 +17,12 @@ const BLOCK_BYTES: u64 = 512;
 /// Number of zero bytes that end an archive.
 const END_BYTES: u64 = 2 * BLOCK_BYTES;
 
-/// Most zeros that GNU tar and Python leave at the end without being told otherwise: a record of 20
+/// Largest number of zeros that GNU tar and Python leave at the end by default: a record of 20
 /// blocks and one block.
-const MOST_USUAL_ZEROS: u64 = 21 * BLOCK_BYTES;
+const MAX_DEFAULT_ZEROS: u64 = 21 * BLOCK_BYTES;
 
-/// Most blocks in a record (`tar -b`), of 4 MiB together.
-const MOST_BLOCKS_OF_A_RECORD: u64 = 8192;
+/// Largest number of blocks in a record (`tar -b`), 4 MiB in total.
+const MAX_RECORD_BLOCKS: u64 = 8192;
 
 /// One regular file inside a shard.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -51,9 +51,9 @@ pub(crate) fn split_key(name: &str) -> Option<(&str, String)> {
     Some((&name[..dot], name[dot + 1..].to_lowercase()))
 }
 
-/// Returns the text of a name of bytes, in which a byte that is not UTF-8 stands as `%E9`, and a
-/// control character such as the end of a line as `%0A`: such names stay apart, and fit into the
-/// lines of lists.
+/// Returns a name of bytes as text, with a byte that is not UTF-8 written as `%E9`, and a control
+/// character such as a line feed as `%0A`: such names remain distinct, and fit into the lines of
+/// lists.
 pub fn text_of_name(name: &[u8]) -> String {
     let mut text = String::with_capacity(name.len());
     for chunk in name.utf8_chunks() {
@@ -124,20 +124,18 @@ pub(crate) fn list_members_of(
     path: &Path,
 ) -> Result<Vec<TarMember>, PipelineError> {
     let mut reader = reader;
-    if let Some(reason) =
-        other_format(&mut reader).map_err(|source| PipelineError::io("read", path, source))?
-    {
-        return Err(PipelineError::NotATar { path: path.to_path_buf(), reason });
+    let mismatch = other_format(&mut reader).map_err(|source| PipelineError::io("read", path, source))?;
+    if let Some(reason) = mismatch {
+        return Err(not_a_tar(path, reason));
     }
     let mut archive = ::tar::Archive::new(reader);
-    let not_a_tar = |reason: String| PipelineError::NotATar { path: path.to_path_buf(), reason };
     let mut members: Vec<TarMember> = Vec::new();
     let mut last: Option<TarMember> = None;
-    let entries = archive.entries_with_seek().map_err(|error| not_a_tar(error.to_string()))?;
+    let entries = archive.entries_with_seek().map_err(|error| not_a_tar(path, error.to_string()))?;
     for entry in entries {
         let mut entry = entry.map_err(|error| match &last {
             Some(last) => unreadable_header_error(path, last, actual_bytes, &error),
-            None => not_a_tar("its first block is no header of a member".into()),
+            None => not_a_tar(path, "its first block is no header of a member".into()),
         })?;
         let member = TarMember {
             name: text_of_name(&entry.path_bytes()),
@@ -173,13 +171,17 @@ pub(crate) fn list_members_of(
         return Err(PipelineError::MissingEnd { path: path.to_path_buf(), last: last_name });
     }
     if members.is_empty() && actual_bytes < 512 {
-        return Err(not_a_tar(format!("it has {actual_bytes} bytes, less than one header")));
+        return Err(not_a_tar(path, format!("it has {actual_bytes} bytes, less than one header")));
     }
-    check_end(archive.into_inner(), [end, actual_bytes], path, last_name)?;
+    check_end(archive.into_inner(), end, actual_bytes, path, last_name)?;
     Ok(members)
 }
 
-/// Returns what a file that begins like another format is, and what to do with it; `None` for one
+fn not_a_tar(path: &Path, reason: String) -> PipelineError {
+    PipelineError::NotATar { path: path.to_path_buf(), reason }
+}
+
+/// Names the format of a file that begins like another format, and its remedy; `None` for a file
 /// that may be a tar. The position of `reader` is at the beginning afterwards.
 fn other_format(reader: &mut (impl Read + Seek)) -> io::Result<Option<String>> {
     let mut start = Vec::new();
@@ -200,7 +202,7 @@ fn other_format(reader: &mut (impl Read + Seek)) -> io::Result<Option<String>> {
     Ok(None)
 }
 
-/// A format that is taken for a tar by its name.
+/// A format whose files may have the name of a tar.
 struct OtherFormat {
     beginning: &'static [u8],
     name: &'static str,
@@ -255,30 +257,33 @@ fn is_sparse<R: Read>(entry: &mut ::tar::Entry<'_, R>) -> bool {
     if entry.header().entry_type().is_gnu_sparse() {
         return true;
     }
-    let extensions = entry.pax_extensions().ok().flatten();
-    extensions.is_some_and(|all| {
-        all.flatten().any(|pair| pair.key().is_ok_and(|key| key.starts_with("GNU.sparse.")))
-    })
+    let Ok(Some(extensions)) = entry.pax_extensions() else { return false };
+    for extension in extensions.flatten() {
+        if extension.key().is_ok_and(|key| key.starts_with("GNU.sparse.")) {
+            return true;
+        }
+    }
+    false
 }
 
 /// Checks that only the zeros of an end follow an archive whose last member ends at `end_bytes`. A
 /// header that was overwritten by zeros also looks like an end.
 fn check_end(
     mut reader: impl Read + Seek,
-    [end_bytes, actual_bytes]: [u64; 2],
+    end_bytes: u64,
+    actual_bytes: u64,
     path: &Path,
     last: String,
 ) -> Result<(), PipelineError> {
-    let io = |source| PipelineError::io("read", path, source);
-    reader.seek(SeekFrom::Start(end_bytes)).map_err(io)?;
+    reader.seek(SeekFrom::Start(end_bytes)).map_err(|source| PipelineError::io("read", path, source))?;
     // Writers pad to records of any length (`tar -b`).
     let mut piece = vec![0; 64 << 10];
     let mut at_bytes = end_bytes;
     while at_bytes < actual_bytes {
         let n = (actual_bytes - at_bytes).min(piece.len() as u64) as usize;
-        reader.read_exact(&mut piece[..n]).map_err(io)?;
-        if let Some(at) = piece[..n].iter().position(|byte| *byte != 0) {
-            let block = at / BLOCK_BYTES as usize * BLOCK_BYTES as usize;
+        reader.read_exact(&mut piece[..n]).map_err(|source| PipelineError::io("read", path, source))?;
+        if let Some(offset) = piece[..n].iter().position(|byte| *byte != 0) {
+            let block = offset / BLOCK_BYTES as usize * BLOCK_BYTES as usize;
             let is_header = is_header(&piece[block..n]);
             let what = if is_header { "another member or archive" } else { "something else" };
             let found = format!("{what} stands at byte {}", at_bytes + block as u64);
@@ -291,7 +296,7 @@ fn check_end(
         let found = format!("{n_zeros} bytes of zeros follow, more than a writer of tars leaves");
         return Err(PipelineError::TrailingData { path: path.to_path_buf(), last, end_bytes, found });
     }
-    if n_zeros > MOST_USUAL_ZEROS {
+    if n_zeros > MAX_DEFAULT_ZEROS {
         tracing::warn!(
             "shard {}: its archive ends at byte {end_bytes}, after {last}; {n_zeros} bytes of zeros follow, as `tar -b` leaves them, or a \
              disk that has lost the rest",
@@ -302,17 +307,20 @@ fn check_end(
 }
 
 /// Returns whether a writer of tars leaves `n_zeros` at the end of a file of `len_bytes`: two
-/// blocks, and as many as fill up a record of up to 20 blocks, or of those numbers of blocks that
-/// people give to `tar -b`. Any number would do for a disk that has lost the end of a shard.
+/// blocks, and as many as fill up a record of up to 20 blocks, or of the numbers of blocks that are
+/// common for `tar -b`. A disk that has lost the end of a shard may leave any number.
 fn is_padding(n_zeros: u64, len_bytes: u64) -> bool {
     if n_zeros <= END_BYTES {
         return true;
     }
-    let fills = |blocks: u64| {
-        len_bytes.is_multiple_of(blocks * BLOCK_BYTES) && n_zeros < blocks * BLOCK_BYTES + END_BYTES
-    };
-    let is_usual = |blocks: u64| blocks <= 20 || blocks.is_power_of_two() || blocks.is_multiple_of(20);
-    (1..=MOST_BLOCKS_OF_A_RECORD).any(|blocks| is_usual(blocks) && fills(blocks))
+    for blocks in 1..=MAX_RECORD_BLOCKS {
+        let is_common = blocks <= 20 || blocks.is_power_of_two() || blocks.is_multiple_of(20);
+        let record_bytes = blocks * BLOCK_BYTES;
+        if is_common && len_bytes.is_multiple_of(record_bytes) && n_zeros < record_bytes + END_BYTES {
+            return true;
+        }
+    }
+    false
 }
 
 /// Returns whether `bytes` begin with the header of a member.
@@ -325,7 +333,7 @@ fn is_header(bytes: &[u8]) -> bool {
         .enumerate()
         .map(|(i, byte)| if (148..156).contains(&i) { 32 } else { u32::from(*byte) })
         .sum();
-    header.cksum().is_ok_and(|says| says == sum)
+    header.cksum().is_ok_and(|stored| stored == sum)
 }
 
 /// Returns the error for a header after `last` that could not be read: the file ends early, or the
@@ -345,10 +353,7 @@ fn unreadable_header_error(
             actual_bytes,
         };
     }
-    PipelineError::NotATar {
-        path: path.to_path_buf(),
-        reason: format!("the header after {} is damaged: {error}", last.name),
-    }
+    not_a_tar(path, format!("the header after {} is damaged: {error}", last.name))
 }
 
 #[cfg(test)]
@@ -359,19 +364,17 @@ mod tests {
 
     #[test]
     fn keys_follow_webdataset() {
-        let split = |name| split_key(name).map(|(key, ext)| (key.to_string(), ext));
-        let some = |key: &str, ext: &str| Some((key.to_string(), ext.to_string()));
-        assert_eq!(split("a/b/0001.seg.PNG"), some("a/b/0001", "seg.png"));
-        assert_eq!(split("a.b/c.jpg"), some("a.b/c", "jpg"));
-        assert_eq!(split("noext"), None);
-        assert_eq!(split("dir/.hidden"), None);
-        assert_eq!(split("./x.jpg"), some("./x", "jpg"));
-        assert_eq!(split("__meta__/x.jpg"), None);
-        assert_eq!(split("a/__meta__"), None);
-        assert_eq!(split("____.jpg"), some("____", "jpg"));
+        assert_eq!(split_key("a/b/0001.seg.PNG"), Some(("a/b/0001", "seg.png".into())));
+        assert_eq!(split_key("a.b/c.jpg"), Some(("a.b/c", "jpg".into())));
+        assert_eq!(split_key("noext"), None);
+        assert_eq!(split_key("dir/.hidden"), None);
+        assert_eq!(split_key("./x.jpg"), Some(("./x", "jpg".into())));
+        assert_eq!(split_key("__meta__/x.jpg"), None);
+        assert_eq!(split_key("a/__meta__"), None);
+        assert_eq!(split_key("____.jpg"), Some(("____", "jpg".into())));
     }
 
-    fn tar_of(names: &[&str]) -> Vec<u8> {
+    fn tar_with_members(names: &[&str]) -> Vec<u8> {
         let mut builder = ::tar::Builder::new(Vec::new());
         for name in names {
             let mut header = ::tar::Header::new_gnu();
@@ -385,7 +388,7 @@ mod tests {
     #[test]
     fn long_names_and_offsets_are_right() {
         let long = format!("{}/x.jpg", "d".repeat(180));
-        let bytes = tar_of(&["a.jpg", &long]);
+        let bytes = tar_with_members(&["a.jpg", &long]);
         let members =
             list_members_of(Cursor::new(&bytes), bytes.len() as u64, Path::new("t")).expect("valid");
         assert_eq!(members.len(), 2);
@@ -396,37 +399,45 @@ mod tests {
         }
     }
 
-    fn listed(bytes: &[u8]) -> Result<usize, PipelineError> {
+    fn count_members(bytes: &[u8]) -> Result<usize, PipelineError> {
         list_members_of(Cursor::new(bytes), bytes.len() as u64, Path::new("t")).map(|members| members.len())
     }
 
+    /// Appends `n_zeros` zeros and `trailing` to the members of an archive.
+    fn with_end(members: &[u8], n_zeros: usize, trailing: &[u8]) -> Vec<u8> {
+        [members, &vec![0; n_zeros], trailing].concat()
+    }
+
     #[test]
-    fn an_end_is_zeros_and_nothing_else() {
-        let whole = tar_of(&["a.jpg", "b.jpg", "c.jpg"]);
+    fn archives_end_with_zeros_only() {
+        let archive = tar_with_members(&["a.jpg", "b.jpg", "c.jpg"]);
         let end = 6 * 512;
-        let with_end = |zeros: usize, behind: &[u8]| [&whole[..end], &vec![0; zeros], behind].concat();
+        let members = &archive[..end];
         // Two blocks, and records of 20, of 64 and of 7 blocks.
         for zeros in [512, 1024, 10_240 - end, 2 * 10_240 - end, 32_768 - end, 14 * 512 - end] {
-            assert_eq!(listed(&with_end(zeros, &[])).ok(), Some(3), "{zeros}");
+            assert_eq!(count_members(&with_end(members, zeros, &[])).ok(), Some(3), "{zeros}");
         }
         // More zeros than any record could need.
-        assert!(matches!(listed(&with_end(8 << 20, &[])), Err(PipelineError::TrailingData { .. })));
+        assert!(matches!(
+            count_members(&with_end(members, 8 << 20, &[])),
+            Err(PipelineError::TrailingData { .. })
+        ));
         for (what, bytes) in [
-            ("stands at byte 4096", with_end(1024, b"junk")),
-            ("another member or archive stands at byte 4096", [&whole[..], &whole].concat()),
-            ("something else stands at byte 203776", with_end(200_704, b"junk")),
+            ("stands at byte 4096", with_end(members, 1024, b"junk")),
+            ("another member or archive stands at byte 4096", [&archive[..], &archive].concat()),
+            ("something else stands at byte 203776", with_end(members, 200_704, b"junk")),
         ] {
-            let error = listed(&bytes).expect_err(what).to_string();
+            let error = count_members(&bytes).expect_err(what).to_string();
             assert!(error.contains(what) && error.contains("ends at byte 3072, after c.jpg"), "{error}");
         }
         for member in 0..3 {
-            let mut holed = whole.clone();
+            let mut holed = archive.clone();
             holed[member * 1024..][..512].fill(0);
-            assert!(matches!(listed(&holed), Err(PipelineError::TrailingData { .. })), "{member}");
+            assert!(matches!(count_members(&holed), Err(PipelineError::TrailingData { .. })), "{member}");
         }
-        let mut tail = [&whole[..end], &vec![7; 20_000][..]].concat();
+        let mut tail = [members, &vec![7; 20_000][..]].concat();
         tail[1024..].fill(0);
-        assert!(matches!(listed(&tail), Err(PipelineError::TrailingData { .. })));
+        assert!(matches!(count_members(&tail), Err(PipelineError::TrailingData { .. })));
     }
 
     /// Links could point to local files, and devices and folders hold no bytes.
@@ -462,16 +473,16 @@ mod tests {
         /// With a block of zeros anywhere, all members are listed or an error is returned. (Member
         /// data has its own checks.)
         #[test]
-        fn no_hole_shortens_a_shard_in_silence(hole in 0usize..60) {
+        fn zeroed_blocks_never_hide_members(hole in 0usize..60) {
             let names: Vec<String> = (0..30).map(|i| format!("{i}.jpg")).collect();
-            let mut bytes = tar_of(&names.iter().map(String::as_str).collect::<Vec<_>>());
+            let mut bytes = tar_with_members(&names.iter().map(String::as_str).collect::<Vec<_>>());
             bytes[hole * 512..][..512].fill(0);
-            if let Ok(n) = listed(&bytes) { prop_assert_eq!(n, 30); }
+            if let Ok(n) = count_members(&bytes) { prop_assert_eq!(n, 30); }
         }
 
         #[test]
         fn damaged_bytes_never_panic(at in 0usize..2048, value: u8, len in 0usize..3000) {
-            let mut bytes = tar_of(&["a.jpg", "b.jpg"]);
+            let mut bytes = tar_with_members(&["a.jpg", "b.jpg"]);
             if at < bytes.len() { bytes[at] = value; }
             bytes.truncate(len);
             let _ = list_members_of(Cursor::new(&bytes), bytes.len() as u64, Path::new("t"));

@@ -1,17 +1,17 @@
 //! Addresses of Burn's CUDA tensors in device memory, for NCCL.
 //!
-//! Steps that keep reads from coming too early and writes from coming too late:
+//! Steps that prevent reads that are too early and writes that are too late:
 //!
 //! ```text
-//! pinning      asks the device's one queue for an address and waits for the answer: every launch that any
-//!              thread has queued before is then in a CUDA stream, and the memory stays where it is while the
-//!              pin lives
-//! before NCCL  cuCtxSynchronize: everything in every stream of the context has run, including reads of memory that
-//!              has since been allocated again
+//! pinning      requests an address from the device's one queue and waits for it: every launch that
+//!              a thread has queued before is then in a CUDA stream, and the memory is not moved
+//!              while it is pinned
+//! before NCCL  cuCtxSynchronize: everything in every stream of the context has run, including reads
+//!              of memory that has since been allocated again
 //! after NCCL   the collective's own stream is waited for before its end is reported
 //! ```
 //!
-//! Work queued between the first and the last of these steps runs beside the collective. It cannot
+//! Work queued between the first and the last of these steps runs during the collective. It cannot
 //! write to the tensor that is sent, which the transfer holds as well: a tensor with two holders is
 //! never changed in place. Nothing else refers to the tensor that is received.
 
@@ -38,8 +38,8 @@ pub(crate) struct PinnedTensors {
 
 impl PinnedTensors {
     /// Pins two flat tensors.
-    pub(super) fn of(send: &Tensor<1>, receive: &Tensor<1>) -> Result<Self, EngineError> {
-        Ok(Self { send: pinned(send)?, receive: pinned(receive)? })
+    pub(super) fn new(send: &Tensor<1>, receive: &Tensor<1>) -> Result<Self, EngineError> {
+        Ok(Self { send: pin(send)?, receive: pin(receive)? })
     }
 
     /// Returns the address of the tensor that is sent.
@@ -60,21 +60,26 @@ pub(super) fn is_cuda(tensor: &Tensor<1>) -> bool {
     tensor.clone().try_into_primitive::<Cuda>().is_ok_and(|cube| cube.client.service_id().service == service)
 }
 
-fn pinned(tensor: &Tensor<1>) -> Result<ManagedResource<Resource>, EngineError> {
-    let failed = |reason: String| EngineError::Failed { engine: "nccl", operation: "pinning memory", reason };
+fn pinning_failed(reason: String) -> EngineError {
+    EngineError::Failed { engine: "nccl", operation: "pinning memory", reason }
+}
+
+fn pin(tensor: &Tensor<1>) -> Result<ManagedResource<Resource>, EngineError> {
     let cube = tensor
         .clone()
         .try_into_primitive::<Cuda>()
-        .map_err(|_| failed("the tensor does not lie on a CUDA device".into()))?;
+        .map_err(|_| pinning_failed("the tensor does not lie on a CUDA device".into()))?;
     let n_bytes = (cube.meta.shape()[0] * cube.dtype.size()) as u64;
     if cube.meta.strides()[0] != 1 && cube.meta.shape()[0] > 1 {
-        return Err(failed("its elements do not lie one after another; this is a bug in ocelli".into()));
+        return Err(pinning_failed(
+            "its elements do not lie one after another; this is a bug in ocelli".into(),
+        ));
     }
     // Errors of earlier launches are reported here.
     let resource = cube.client.get_resource::<Server>(cube.handle.clone());
-    let resource = resource.map_err(|error| failed(format!("{error:?}")))?;
+    let resource = resource.map_err(|error| pinning_failed(format!("{error:?}")))?;
     if resource.resource().size < n_bytes {
-        return Err(failed(format!(
+        return Err(pinning_failed(format!(
             "{} bytes for {n_bytes}; this is a bug in ocelli",
             resource.resource().size
         )));

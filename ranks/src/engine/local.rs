@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-use super::{Engine, Reduction, check_parts, members_of};
+use super::{Engine, Reduction, check_parts, color_members};
 use crate::error::EngineError;
 
 /// Shared state of a group of ranks.
@@ -32,7 +32,9 @@ type Groups = BTreeMap<usize, Arc<LocalGroup>>;
 #[derive(Debug, Default)]
 struct Message {
     bytes: Vec<u8>,
-    split: [usize; 2],
+    /// Arguments of a split.
+    color: usize,
+    key: usize,
 }
 
 /// One rank of a [`LocalGroup`].
@@ -63,11 +65,16 @@ impl LocalGroup {
     fn lock(&self) -> MutexGuard<'_, Round> {
         self.round.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    /// Waits until the round changes.
+    fn wait<'a>(&self, round: MutexGuard<'a, Round>) -> MutexGuard<'a, Round> {
+        self.changed.wait(round).unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl Local {
-    /// Makes the engine take tensors, as one on device memory does: for tests of the tensors that
-    /// it gets.
+    /// Makes the engine take tensors, as an engine on device memory does, for tests of the tensors
+    /// that it gets.
     pub fn with_tensors(mut self) -> Self {
         self.supports_device_tensors = true;
         self
@@ -81,22 +88,21 @@ impl Local {
         message: Message,
     ) -> Result<(Vec<Arc<Message>>, Groups), EngineError> {
         let group = &*self.group;
-        let wait = |round| group.changed.wait(round).unwrap_or_else(PoisonError::into_inner);
         let mut round = group.lock();
         while round.number != self.n_operations {
             self.check_alive(&round, operation)?;
-            round = wait(round);
+            round = group.wait(round);
         }
         round.messages.insert(self.rank, Arc::new(message));
         group.changed.notify_all();
         while round.messages.len() < group.world_size {
             self.check_alive(&round, operation)?;
-            round = wait(round);
+            round = group.wait(round);
         }
         let all: Vec<_> = round.messages.values().cloned().collect();
         if round.groups.is_empty() {
             let mut sizes = BTreeMap::<usize, usize>::new();
-            all.iter().for_each(|message| *sizes.entry(message.split[0]).or_default() += 1);
+            all.iter().for_each(|message| *sizes.entry(message.color).or_default() += 1);
             round.groups = sizes
                 .into_iter()
                 .map(|(color, world_size)| (color, Arc::new(LocalGroup { world_size, ..Default::default() })))
@@ -215,11 +221,12 @@ impl Engine for Local {
     }
 
     fn split(&mut self, color: usize, key: usize) -> Result<Box<dyn Engine>, EngineError> {
-        let (all, groups) = self.exchange("split", Message { bytes: Vec::new(), split: [color, key] })?;
-        let said: Vec<[u64; 2]> = all.iter().map(|message| message.split.map(|n| n as u64)).collect();
+        let (all, groups) = self.exchange("split", Message { bytes: Vec::new(), color, key })?;
+        let colors_and_keys: Vec<[u64; 2]> =
+            all.iter().map(|message| [message.color as u64, message.key as u64]).collect();
         // This rank is among those of its own color, and the round has opened a group for each
         // color.
-        let members = members_of(&said, color as u64);
+        let members = color_members(&colors_and_keys, color as u64);
         let rank = members.iter().position(|member| *member == self.rank).unwrap_or_default();
         let group = Arc::clone(&groups[&color]);
         Ok(Box::new(Self {
@@ -248,12 +255,14 @@ mod tests {
     }
 
     #[test]
-    fn a_rank_that_ends_is_named() {
+    fn the_error_names_a_rank_that_has_ended() {
         let mut ranks = LocalGroup::ranks(3);
         drop(ranks.remove(1));
         let errors: Vec<String> = std::thread::scope(|scope| {
-            let ask = |mut engine: Local| move || engine.all_reduce(&mut [1.0], Reduction::Sum).unwrap_err();
-            let threads: Vec<_> = ranks.into_iter().map(|engine| scope.spawn(ask(engine))).collect();
+            let mut threads = Vec::new();
+            for mut engine in ranks {
+                threads.push(scope.spawn(move || engine.all_reduce(&mut [1.0], Reduction::Sum).unwrap_err()));
+            }
             threads.into_iter().map(|thread| thread.join().unwrap().to_string()).collect()
         });
         assert!(errors[0].contains("rank 1 is lost") && errors[0].contains("all_reduce"), "{errors:?}");

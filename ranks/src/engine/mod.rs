@@ -6,8 +6,8 @@
 //! ranks.
 //!
 //! Every operation works on host memory. Those that move weights and gradients exist for tensors as
-//! well ([`Transfer`]): an engine that knows device memory runs them in place, and any other
-//! through host memory.
+//! well ([`Transfer`]): an engine on device memory runs them in place, and any other engine through
+//! host memory.
 
 mod connector;
 #[cfg(feature = "cuda")]
@@ -96,10 +96,10 @@ pub trait Engine {
     fn split(&mut self, color: usize, key: usize) -> Result<Box<dyn Engine>, EngineError>;
 
     /// Makes a collective that does not end return an error once `abort_flag` is set.
-    fn watch(&mut self, _given_up: Arc<AtomicBool>) {}
+    fn watch(&mut self, _abort_flag: Arc<AtomicBool>) {}
 
-    /// Waits until all work queued on the device has run. Called before collectives on tensors, so
-    /// that a rank's own work is not counted as waiting for others.
+    /// Waits until all work queued on the device has run. It is called before collectives on
+    /// tensors, so that this rank's own work is not counted as waiting for others.
     ///
     /// # Errors
     /// [`EngineError::Failed`].
@@ -139,16 +139,20 @@ pub trait Engine {
     }
 }
 
-/// Returns the ranks that passed `color`, in the order of their keys; `said` holds every rank's
-/// color and key.
-pub fn members_of(said: &[[u64; 2]], color: u64) -> Vec<usize> {
-    let of_color = said.iter().enumerate().filter(|(_, [theirs, _])| *theirs == color);
-    let mut members: Vec<(u64, usize)> = of_color.map(|(rank, [_, key])| (*key, rank)).collect();
+/// Returns the ranks that passed `color`, in the order of their keys. `colors_and_keys` holds
+/// `[color, key]` of every rank.
+pub fn color_members(colors_and_keys: &[[u64; 2]], color: u64) -> Vec<usize> {
+    let mut members: Vec<(u64, usize)> = Vec::new();
+    for (rank, [rank_color, key]) in colors_and_keys.iter().enumerate() {
+        if *rank_color == color {
+            members.push((*key, rank));
+        }
+    }
     members.sort_unstable();
     members.into_iter().map(|(_, rank)| rank).collect()
 }
 
-/// Checks that `whole` consists of `world_size` parts of `part` elements.
+/// Checks that a buffer of `whole` elements consists of `world_size` parts of `part` elements.
 pub fn check_parts(
     operation: &'static str,
     part: usize,

@@ -76,7 +76,6 @@ impl Mpi {
     /// # Errors
     /// [`EngineError::Unavailable`].
     fn start() -> Result<Self, EngineError> {
-        let unavailable = |reason: &str| EngineError::Unavailable { engine: "mpi", reason: reason.into() };
         let (universe, threading) = mpi::initialize_with_threading(Threading::Funneled)
             .ok_or_else(|| unavailable("it was started before in this process"))?;
         if threading < Threading::Funneled {
@@ -99,11 +98,16 @@ impl Mpi {
         (0..n).step_by(step).map(move |start| start..(start + step).min(n))
     }
 
-    fn in_one_call(&self, n: usize) -> bool {
+    /// Returns true if one call moves parts of `n` elements.
+    fn fits_one_call(&self, n: usize) -> bool {
         // Empty buffers have no address of their own, and MPI rejects two buffers at one address:
-        // they take the path of pieces, of which they have none.
+        // they are sent in pieces, of which they have none.
         n > 0 && n * self.world_size() <= self.max_count
     }
+}
+
+fn unavailable(reason: &str) -> EngineError {
+    EngineError::Unavailable { engine: "mpi", reason: reason.into() }
 }
 
 /// Copies `range` of each of the parts of `n` elements of `whole`, one after another.
@@ -111,7 +115,8 @@ fn gather_pieces<T: Copy>(whole: &[T], n: usize, range: &std::ops::Range<usize>)
     whole.chunks_exact(n.max(1)).flat_map(|part| part[range.clone()].iter().copied()).collect()
 }
 
-/// The inverse of [`gather_pieces`].
+/// Copies `pieces` to `range` of each of the parts of `n` elements of `whole`: the inverse of
+/// [`gather_pieces`].
 fn scatter_pieces(whole: &mut [u8], n: usize, range: &std::ops::Range<usize>, pieces: &[u8]) {
     for (part, piece) in whole.chunks_exact_mut(n).zip(pieces.chunks_exact(range.len())) {
         part[range.clone()].copy_from_slice(piece);
@@ -134,7 +139,7 @@ impl Engine for Mpi {
 
     fn all_gather(&mut self, mine: &[u8], all: &mut [u8]) -> Result<(), EngineError> {
         check_parts("all_gather", mine.len(), all.len(), self.world_size())?;
-        if self.in_one_call(mine.len()) {
+        if self.fits_one_call(mine.len()) {
             self.communicator.all_gather_into(mine, all);
             return Ok(());
         }
@@ -149,7 +154,7 @@ impl Engine for Mpi {
     fn all_to_all(&mut self, send: &[u8], receive: &mut [u8]) -> Result<(), EngineError> {
         let n = send.len() / self.world_size();
         check_parts("all_to_all", n, receive.len(), self.world_size())?;
-        if self.in_one_call(n) {
+        if self.fits_one_call(n) {
             self.communicator.all_to_all_into(send, receive);
             return Ok(());
         }
@@ -165,7 +170,7 @@ impl Engine for Mpi {
     fn reduce_scatter(&mut self, full: &[f32], mine: &mut [f32]) -> Result<(), EngineError> {
         check_parts("reduce_scatter", mine.len(), full.len(), self.world_size())?;
         let sum = SystemOperation::sum();
-        if self.in_one_call(mine.len()) {
+        if self.fits_one_call(mine.len()) {
             self.communicator.reduce_scatter_block_into(full, mine, sum);
             return Ok(());
         }
@@ -198,10 +203,7 @@ impl Engine for Mpi {
     fn split(&mut self, color: usize, key: usize) -> Result<Box<dyn Engine>, EngineError> {
         let color = Color::with_value(color as i32);
         let communicator = self.communicator.split_by_color_with_key(color, key as i32);
-        let communicator = communicator.ok_or_else(|| EngineError::Unavailable {
-            engine: "mpi",
-            reason: "splitting the communicator gave none".into(),
-        })?;
+        let communicator = communicator.ok_or_else(|| unavailable("splitting the communicator gave none"))?;
         Ok(Box::new(Self { communicator, universe: Rc::clone(&self.universe), max_count: self.max_count }))
     }
 }

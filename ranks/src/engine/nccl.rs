@@ -24,7 +24,7 @@ use kernels::device::context;
 use self::calls::{describe, exchange, failed, gather, sum_parts};
 use super::cuda;
 use super::cuda::{PinnedTensors, StagingBuffer, driver_failed};
-use super::{Engine, Reduction, Transfer, check_parts, members_of};
+use super::{Engine, Reduction, Transfer, check_parts, color_members};
 use crate::error::EngineError;
 
 /// Bytes of the id that ranks of one communicator share.
@@ -65,6 +65,11 @@ fn library_version() -> Result<String, String> {
     let version = result::get_nccl_version().map_err(|error| describe(&error))?;
     // 2.9 and later: major · 10⁴ + minor · 10² + patch.
     Ok(format!("{}.{}.{}", version / 10_000, version / 100 % 100, version % 100))
+}
+
+/// Creates the error of a copy between host and device.
+fn copy_failed(error: driver::DriverError) -> EngineError {
+    driver_failed("copying to or from the device", error)
 }
 
 /// Creates the id that one rank makes and all ranks pass to [`Nccl::start`].
@@ -119,13 +124,13 @@ impl Nccl {
             let reason = "the communicator was given up after an earlier error".into();
             return Err(EngineError::Failed { engine: "nccl", operation, reason });
         }
-        let ended = launch(self.communicator, self.stream.cast())
+        let result = launch(self.communicator, self.stream.cast())
             .map_err(|error| failed(operation, &error))
             .and_then(|()| self.wait(operation));
-        if ended.is_err() {
+        if result.is_err() {
             self.abort();
         }
-        ended
+        result
     }
 
     /// Aborts the communicator, which takes its kernels off the device.
@@ -154,8 +159,8 @@ impl Nccl {
             }
             let mut state = sys::ncclResult_t::ncclSuccess;
             // SAFETY: the communicator is alive, the pointer is to a local.
-            let asked = unsafe { sys::ncclCommGetAsyncError(self.communicator, &mut state) };
-            for result in [asked, state] {
+            let status = unsafe { sys::ncclCommGetAsyncError(self.communicator, &mut state) };
+            for result in [status, state] {
                 if result != sys::ncclResult_t::ncclSuccess && result != sys::ncclResult_t::ncclInProgress {
                     return Err(failed(operation, &result::NcclError(result)));
                 }
@@ -177,19 +182,18 @@ impl Nccl {
             // All ranks have equal lengths, so that no rank has any data.
             return Ok(());
         }
-        let copying = |error| driver_failed("copying to or from the device", error);
         let from = self.send.ensure_capacity(size_of_val(send))?;
         let to = self.receive.ensure_capacity(size_of_val(receive))?;
         // SAFETY: both buffers are at least as long as the slices. The copy is queued on the
         // collective's stream before it; the slice is borrowed until that stream has been waited
         // for. The copy back ends before its call returns.
-        unsafe { driver::memcpy_htod_async(from, send, self.stream) }.map_err(copying)?;
+        unsafe { driver::memcpy_htod_async(from, send, self.stream) }.map_err(copy_failed)?;
         self.run(operation, |communicator, stream| launch(from, to, communicator, stream))?;
-        unsafe { driver::memcpy_dtoh_sync(receive, to) }.map_err(copying)
+        unsafe { driver::memcpy_dtoh_sync(receive, to) }.map_err(copy_failed)
     }
 
     /// Runs `launch` on the addresses of `transfer`.
-    fn on_tensors(
+    fn run_on_tensors(
         &mut self,
         operation: &'static str,
         transfer: &Transfer,
@@ -226,7 +230,7 @@ impl Engine for Nccl {
     fn all_gather(&mut self, mine: &[u8], all: &mut [u8]) -> Result<(), EngineError> {
         check_parts("all_gather", mine.len(), all.len(), self.world_size)?;
         self.run_staged("all_gather", mine, all, |from, to, communicator, stream| {
-            gather((from, to), mine.len(), communicator, stream)
+            gather(from, to, mine.len(), communicator, stream)
         })
     }
 
@@ -235,7 +239,7 @@ impl Engine for Nccl {
         let n = send.len() / self.world_size;
         check_parts("all_to_all", n, receive.len(), world_size)?;
         self.run_staged("all_to_all", send, receive, |from, to, communicator, stream| {
-            exchange((from, to), n, world_size, communicator, stream)
+            exchange(from, to, n, world_size, communicator, stream)
         })
     }
 
@@ -243,7 +247,7 @@ impl Engine for Nccl {
         check_parts("reduce_scatter", mine.len(), full.len(), self.world_size)?;
         let n = mine.len();
         self.run_staged("reduce_scatter", full, mine, |from, to, communicator, stream| {
-            sum_parts((from, to), n, communicator, stream)
+            sum_parts(from, to, n, communicator, stream)
         })
     }
 
@@ -280,24 +284,24 @@ impl Engine for Nccl {
         let mut colors_and_keys = vec![[0u64; 2]; self.world_size];
         let mine = [color as u64, key as u64];
         self.all_gather(bytemuck::cast_slice(&mine), bytemuck::cast_slice_mut(&mut colors_and_keys))?;
-        let members = members_of(&colors_and_keys, color as u64);
+        let members = color_members(&colors_and_keys, color as u64);
         // This rank is among those of its own color.
         let rank = members.iter().position(|member| *member == self.rank).unwrap_or_default();
         // A leader without an id sends zeros, so that the others do not wait for a message that
         // never comes.
-        let made = if rank == 0 { new_id() } else { Ok([0; ID_BYTES]) };
+        let local_id = if rank == 0 { new_id() } else { Ok([0; ID_BYTES]) };
         let mut ids = vec![0; ID_BYTES * self.world_size];
-        self.all_gather(made.as_ref().unwrap_or(&[0; ID_BYTES]), &mut ids)?;
-        made?;
+        self.all_gather(local_id.as_ref().unwrap_or(&[0; ID_BYTES]), &mut ids)?;
+        local_id?;
         let mut id = [0; ID_BYTES];
         id.copy_from_slice(&ids[members[0] * ID_BYTES..][..ID_BYTES]);
         if id == [0; ID_BYTES] {
             let reason = format!("rank {} could not make an id for its group", members[0]);
             return Err(EngineError::Failed { engine: "nccl", operation: "split", reason });
         }
-        let mut part = Self::start(id, rank, members.len(), self.device)?;
-        part.abort_flag = Arc::clone(&self.abort_flag);
-        Ok(Box::new(part))
+        let mut engine = Self::start(id, rank, members.len(), self.device)?;
+        engine.abort_flag = Arc::clone(&self.abort_flag);
+        Ok(Box::new(engine))
     }
 
     fn watch(&mut self, abort_flag: Arc<AtomicBool>) {
@@ -316,8 +320,8 @@ impl Engine for Nccl {
         let [mine, all] = transfer.lengths();
         let size = transfer.wire().bytes();
         check_parts("all_gather", mine, all, self.world_size)?;
-        self.on_tensors("all_gather", transfer, |from, to, communicator, stream| {
-            gather((from, to), mine * size, communicator, stream)
+        self.run_on_tensors("all_gather", transfer, |from, to, communicator, stream| {
+            gather(from, to, mine * size, communicator, stream)
         })
     }
 
@@ -327,16 +331,16 @@ impl Engine for Nccl {
         let world_size = self.world_size;
         let n = send / self.world_size;
         check_parts("all_to_all", n, receive, world_size)?;
-        self.on_tensors("all_to_all", transfer, |from, to, communicator, stream| {
-            exchange((from, to), n * size, world_size, communicator, stream)
+        self.run_on_tensors("all_to_all", transfer, |from, to, communicator, stream| {
+            exchange(from, to, n * size, world_size, communicator, stream)
         })
     }
 
     fn reduce_scatter_tensor(&mut self, transfer: &mut Transfer) -> Result<(), EngineError> {
         let [full, mine] = transfer.lengths();
         check_parts("reduce_scatter", mine, full, self.world_size)?;
-        self.on_tensors("reduce_scatter", transfer, |from, to, communicator, stream| {
-            sum_parts((from, to), mine, communicator, stream)
+        self.run_on_tensors("reduce_scatter", transfer, |from, to, communicator, stream| {
+            sum_parts(from, to, mine, communicator, stream)
         })
     }
 }

@@ -44,7 +44,7 @@ pub enum EngineChoice {
 }
 
 impl EngineChoice {
-    /// Returns whether the choice admits the engine `name`.
+    /// Returns true if the choice admits the engine `name`.
     fn admits(self, name: &str) -> bool {
         match self {
             Self::Auto => true,
@@ -69,7 +69,8 @@ impl FromStr for EngineChoice {
     }
 }
 
-/// All engines between processes, the preferred one first; those that this build lacks say so.
+/// Returns all engines between processes, the preferred one first. Checks of those that are not
+/// built in return an error.
 pub fn connectors() -> &'static [&'static dyn Connector] {
     CONNECTORS
 }
@@ -90,29 +91,32 @@ fn start_among(
     choice: EngineChoice,
 ) -> Result<Box<dyn Engine>, EngineError> {
     // Checked before ranks connect: the others must not wait for a rank that lacks a library.
-    let check = |connector: &dyn Connector| {
-        if choice.admits(connector.name()) {
+    let mut checked: Vec<Checked<'_>> = Vec::new();
+    for &connector in connectors {
+        let result = if choice.admits(connector.name()) {
             connector.check(site)
         } else {
             Err("this rank was started with another --engine".into())
-        }
-    };
-    let checked: Vec<Checked<'_>> =
-        connectors.iter().map(|&connector| Checked { connector, result: check(connector) }).collect();
-    if let Some(meeting) =
-        connectors.iter().find(|connector| connector.meets_by_itself() && connector.check(site).is_ok())
-    {
+        };
+        checked.push(Checked { connector, result });
+    }
+    let meeting =
+        connectors.iter().find(|connector| connector.meets_by_itself() && connector.check(site).is_ok());
+    if let Some(meeting) = meeting {
         return agree(site, *meeting, &checked);
     }
-    match checked.iter().find(|each| each.result.is_ok()) {
-        Some(usable) => usable.connector.start(site, None),
-        None => {
-            let admitted = checked.into_iter().filter(|each| choice.admits(each.connector.name()));
-            let refused: Vec<_> =
-                admitted.filter_map(|each| Some((each.connector.name(), each.result.err()?))).collect();
-            Err(no_engine(site, &refused))
+    if let Some(usable) = checked.iter().find(|engine| engine.result.is_ok()) {
+        return usable.connector.start(site, None);
+    }
+    let mut refused = Vec::new();
+    for Checked { connector, result } in checked {
+        if choice.admits(connector.name())
+            && let Err(reason) = result
+        {
+            refused.push((connector.name(), reason));
         }
     }
+    Err(no_engine(site, &refused))
 }
 
 /// An engine, and whether it can serve this rank.
@@ -121,7 +125,8 @@ struct Checked<'a> {
     result: Result<(), String>,
 }
 
-/// Starts the first engine that all ranks can use, on which they agree through `meeting`.
+/// Starts the first engine that all ranks can use; ranks exchange what they can use through the
+/// engine of `meeting`.
 fn agree(
     site: &Site,
     meeting: &dyn Connector,
@@ -135,7 +140,7 @@ fn agree(
     };
     // A byte for every engine, whatever this rank's flags: messages have one length on all ranks.
     let mut mine = vec![kind];
-    mine.extend(checked.iter().map(|each| u8::from(each.result.is_ok())));
+    mine.extend(checked.iter().map(|engine| u8::from(engine.result.is_ok())));
     mine.extend(site.device.id);
     let mut gathered = vec![0; mine.len() * site.world_size];
     engine.all_gather(&mine, &mut gathered)?;
@@ -174,10 +179,19 @@ fn agree(
 /// Checks that all ranks compute on one kind of device, the first byte of their messages.
 fn check_kinds(ranks: &[&[u8]]) -> Result<(), EngineError> {
     let Some(other) = ranks.iter().position(|rank| rank[0] != ranks[0][0]) else { return Ok(()) };
-    let names = ["the CPU", "an NVIDIA GPU", "another GPU"];
-    let name = |rank: usize| names[usize::from(ranks[rank][0]).min(2)];
-    let reason = format!("rank 0 computes on {}, rank {other} on {}; say --device", name(0), name(other));
+    let first_kind = kind_name(ranks[0][0]);
+    let other_kind = kind_name(ranks[other][0]);
+    let reason = format!("rank 0 computes on {first_kind}, rank {other} on {other_kind}; say --device");
     Err(EngineError::Unavailable { engine: "ranks", reason })
+}
+
+/// Returns the name of a kind of device, from its byte in a rank's message.
+fn kind_name(kind: u8) -> &'static str {
+    match kind {
+        0 => "the CPU",
+        1 => "an NVIDIA GPU",
+        _ => "another GPU",
+    }
 }
 
 /// Returns the error of a rank that no engine can serve, with the name of each and the reason
@@ -234,15 +248,16 @@ mod tests {
     use super::*;
     use crate::engine::{Local, LocalGroup};
 
-    /// An engine in threads under a name, which some ranks cannot use.
+    /// An engine in threads with a name of its own, which some ranks cannot use.
     struct Threads {
         name: &'static str,
         ranks: Mutex<Vec<Option<Local>>>,
         meets_by_itself: bool,
         needs_own_device: bool,
-        cannot: Vec<usize>,
+        /// Ranks on which the check fails.
+        unable_ranks: Vec<usize>,
         /// Ranks on which the engine fails to start.
-        fails: Vec<usize>,
+        failing_ranks: Vec<usize>,
     }
 
     impl Threads {
@@ -253,8 +268,8 @@ mod tests {
                 ranks,
                 meets_by_itself: false,
                 needs_own_device: false,
-                cannot: Vec::new(),
-                fails: Vec::new(),
+                unable_ranks: Vec::new(),
+                failing_ranks: Vec::new(),
             }
         }
     }
@@ -269,7 +284,10 @@ mod tests {
         }
 
         fn check(&self, site: &Site) -> Result<(), String> {
-            if self.cannot.contains(&site.rank) { Err(format!("no {} at hand", self.name)) } else { Ok(()) }
+            if self.unable_ranks.contains(&site.rank) {
+                return Err(format!("no {} at hand", self.name));
+            }
+            Ok(())
         }
 
         fn meets_by_itself(&self) -> bool {
@@ -281,7 +299,7 @@ mod tests {
         }
 
         fn start(&self, site: &Site, _: Option<&mut dyn Engine>) -> Result<Box<dyn Engine>, EngineError> {
-            if self.fails.contains(&site.rank) {
+            if self.failing_ranks.contains(&site.rank) {
                 return Err(EngineError::Unavailable { engine: self.name, reason: "it fails".into() });
             }
             let engine = self.ranks.lock().unwrap()[site.rank].take().unwrap();
@@ -355,11 +373,16 @@ mod tests {
         }
     }
 
-    /// The engine that each of two ranks starts at its site with its choice, or its error.
-    fn started(connectors: [&dyn Connector; 2], sites: [Site; 2], choices: [EngineChoice; 2]) -> [String; 2] {
+    /// Returns the name of the engine that each of two ranks starts, or the error, as text; sites
+    /// and choices are by rank.
+    fn started_engines(
+        connectors: [&dyn Connector; 2],
+        sites: [Site; 2],
+        choices: [EngineChoice; 2],
+    ) -> [String; 2] {
         std::thread::scope(|scope| {
             [0, 1]
-                .map(|rank: usize| {
+                .map(|rank| {
                     let site = sites[rank].clone();
                     let choice = choices[rank];
                     scope.spawn(move || match start_among(&connectors, &site, choice) {
@@ -379,57 +402,69 @@ mod tests {
         Threads { needs_own_device: true, ..Threads::new("fast", 2) }
     }
 
+    fn fast_on_rank_0() -> Threads {
+        Threads { unable_ranks: vec![1], ..fast() }
+    }
+
+    fn unusable(name: &'static str) -> Threads {
+        Threads { unable_ranks: vec![0, 1], ..Threads::new(name, 2) }
+    }
+
+    fn two_devices() -> [Site; 2] {
+        [site(0, 1), site(1, 2)]
+    }
+
+    fn one_device() -> [Site; 2] {
+        [site(0, 1), site(1, 1)]
+    }
+
     fn slow() -> Threads {
         Threads { meets_by_itself: true, ..Threads::new("slow", 2) }
     }
 
     #[test]
     fn ranks_agree_on_the_first_engine_that_all_can_use() {
-        let apart = || [site(0, 1), site(1, 2)];
-        let together = || [site(0, 1), site(1, 1)];
-        let lacking = || Threads { cannot: vec![1], ..fast() };
-        assert_eq!(started([&fast(), &slow()], apart(), [AUTO; 2]), ["fast", "fast"]);
+        assert_eq!(started_engines([&fast(), &slow()], two_devices(), [AUTO; 2]), ["fast", "fast"]);
         assert_eq!(
-            started([&fast(), &slow()], together(), [AUTO; 2]),
+            started_engines([&fast(), &slow()], one_device(), [AUTO; 2]),
             ["slow", "slow"],
             "one device for both"
         );
-        assert_eq!(started([&lacking(), &slow()], apart(), [AUTO; 2]), ["slow", "slow"]);
-        let [other, own] = started([&lacking(), &slow()], apart(), [FAST; 2]);
-        assert!(other.contains("fast: rank 1 cannot use it; see its message"), "{other}");
-        assert!(own.contains("fast: no fast at hand"), "{own}");
-        let [shared, _] = started([&fast(), &slow()], together(), [FAST; 2]);
+        assert_eq!(started_engines([&fast_on_rank_0(), &slow()], two_devices(), [AUTO; 2]), ["slow", "slow"]);
+        let [other_error, own_error] =
+            started_engines([&fast_on_rank_0(), &slow()], two_devices(), [FAST; 2]);
+        assert!(other_error.contains("fast: rank 1 cannot use it; see its message"), "{other_error}");
+        assert!(own_error.contains("fast: no fast at hand"), "{own_error}");
+        let [shared, _] = started_engines([&fast(), &slow()], one_device(), [FAST; 2]);
         assert!(shared.contains("the same device") && shared.contains("--engine slow"), "{shared}");
     }
 
-    /// Ranks that were started with different flags agree where they can, and are told where they
-    /// cannot.
+    /// Ranks that were started with different flags agree on an engine where they can; otherwise
+    /// all return an error.
     #[test]
     fn ranks_with_different_flags_do_not_hang() {
-        let apart = || [site(0, 1), site(1, 2)];
-        assert_eq!(started([&fast(), &slow()], apart(), [AUTO, SLOW]), ["slow", "slow"]);
-        assert_eq!(started([&fast(), &slow()], apart(), [AUTO, FAST]), ["fast", "fast"]);
-        for error in started([&fast(), &slow()], apart(), [SLOW, FAST]) {
+        assert_eq!(started_engines([&fast(), &slow()], two_devices(), [AUTO, SLOW]), ["slow", "slow"]);
+        assert_eq!(started_engines([&fast(), &slow()], two_devices(), [AUTO, FAST]), ["fast", "fast"]);
+        for error in started_engines([&fast(), &slow()], two_devices(), [SLOW, FAST]) {
             assert!(error.contains("another --engine"), "{error}");
         }
-        let [cpu, mut gpu] = apart();
+        let [cpu, mut gpu] = two_devices();
         gpu.device.kind = DeviceKind::Cuda(0);
-        for error in started([&fast(), &slow()], [cpu, gpu], [AUTO; 2]) {
+        for error in started_engines([&fast(), &slow()], [cpu, gpu], [AUTO; 2]) {
             assert!(error.contains("rank 0 computes on the CPU, rank 1 on an NVIDIA GPU"), "{error}");
         }
     }
 
     #[test]
-    fn an_engine_that_fails_to_start_leaves_its_own_error() {
-        let failing = Threads { fails: vec![0, 1], ..fast() };
-        let errors = started([&failing, &slow()], [site(0, 1), site(1, 2)], [AUTO; 2]);
+    fn the_error_of_an_engine_that_fails_to_start_is_returned() {
+        let failing = Threads { failing_ranks: vec![0, 1], ..fast() };
+        let errors = started_engines([&failing, &slow()], two_devices(), [AUTO; 2]);
         assert_eq!(errors, ["fast: it fails", "fast: it fails"]);
     }
 
     #[test]
-    fn a_rank_that_no_engine_serves_names_every_reason() {
-        let none = |name| Threads { cannot: vec![0, 1], ..Threads::new(name, 2) };
-        let [error, _] = started([&none("a"), &none("b")], [site(0, 1), site(1, 2)], [AUTO; 2]);
+    fn the_error_without_a_usable_engine_has_every_reason() {
+        let [error, _] = started_engines([&unusable("a"), &unusable("b")], two_devices(), [AUTO; 2]);
         assert_eq!(
             error,
             "ranks: test says rank 0 of 2, and no engine can connect the ranks: a: no a at hand; b: no b at hand"

@@ -1,5 +1,4 @@
-//! One message from rank 0 to every other rank over TCP, for engines whose ranks need one to
-//! connect.
+//! Message from rank 0 to every other rank over TCP, for engines whose ranks need one to connect.
 //!
 //! ```text
 //! rank r → rank 0   "ocelli" 0 2 | W as u32 | r as u32 | its device, 16 bytes      little endian
@@ -48,6 +47,13 @@ pub(super) struct Participant {
     pub(super) device: [u8; 16],
 }
 
+/// Reason why ranks do not meet.
+struct Refusal {
+    reason: String,
+    /// True if ranks contradict one another, which a retry would not fix.
+    is_contradiction: bool,
+}
+
 impl Rendezvous {
     /// Returns the message of rank 0 on all ranks; `message` makes it on rank 0.
     ///
@@ -66,7 +72,7 @@ impl Rendezvous {
                 self.serve(participant, &message)?;
                 Ok(message)
             }
-            _ => self.ask(participant),
+            _ => self.request(participant),
         }
     }
 
@@ -81,17 +87,22 @@ impl Rendezvous {
         EngineError::Unavailable { engine: "rendezvous", reason: format!("{host}:{port}: {reason}") }
     }
 
-    fn serve(&self, own: Participant, message: &[u8]) -> Result<(), EngineError> {
+    fn no_answer(&self, error: &std::io::Error) -> EngineError {
+        self.failed(&format!("rank 0 does not answer: {error}"))
+    }
+
+    /// Sends `message` to all other ranks, or the reason why ranks do not meet.
+    fn serve(&self, local: Participant, message: &[u8]) -> Result<(), EngineError> {
         // On every address: the name that others use may stand for an address that this machine
         // does not have.
         let listener = TcpListener::bind(("0.0.0.0", self.port))
             .and_then(|listener| listener.set_nonblocking(true).map(|()| listener))
             .map_err(|error| self.failed(&format!("rank 0 cannot listen there: {error}")))?;
         let mut connections: Vec<(Participant, TcpStream)> = Vec::new();
-        let outcome = self.receive(own, &listener, &mut connections);
+        let outcome = self.receive(local, &listener, &mut connections);
         let (flag, text) = match &outcome {
             Ok(()) => (1, message),
-            Err((_, reason)) => (0, reason.as_bytes()),
+            Err(refusal) => (0, refusal.reason.as_bytes()),
         };
         let mut packet = vec![flag];
         packet.extend((text.len() as u32).to_le_bytes());
@@ -102,33 +113,32 @@ impl Rendezvous {
                 sent.map_err(|error| self.failed(&format!("rank {} is gone: {error}", participant.rank)))?;
             }
         }
-        outcome.map_err(
-            |(is_contradiction, reason)| {
-                if is_contradiction { self.inconsistent(&reason) } else { self.failed(&reason) }
-            },
-        )
+        match outcome {
+            Ok(()) => Ok(()),
+            Err(Refusal { reason, is_contradiction: true }) => Err(self.inconsistent(&reason)),
+            Err(Refusal { reason, is_contradiction: false }) => Err(self.failed(&reason)),
+        }
     }
 
-    /// Accepts all other ranks; an error holds its reason, and true for a contradiction that a
-    /// retry would not fix.
+    /// Accepts all other ranks.
     fn receive(
         &self,
-        own: Participant,
+        local: Participant,
         listener: &TcpListener,
         connections: &mut Vec<(Participant, TcpStream)>,
-    ) -> Result<(), (bool, String)> {
+    ) -> Result<(), Refusal> {
         let start = Instant::now();
-        while connections.len() + 1 < own.world_size {
+        while connections.len() + 1 < local.world_size {
             if start.elapsed() > self.deadline {
-                let here =
-                    |rank: &usize| connections.iter().any(|(participant, _)| participant.rank == *rank);
-                let missing = (1..own.world_size).filter(|rank| !here(rank));
-                let missing: Vec<String> = missing.map(|rank| rank.to_string()).collect();
+                let mut missing: Vec<String> = Vec::new();
+                for rank in 1..local.world_size {
+                    if !connections.iter().any(|(participant, _)| participant.rank == rank) {
+                        missing.push(rank.to_string());
+                    }
+                }
                 let seconds = self.deadline.as_secs();
-                return Err((
-                    false,
-                    format!("after {seconds} s these ranks have not come: {}", missing.join(", ")),
-                ));
+                let reason = format!("after {seconds} s these ranks have not come: {}", missing.join(", "));
+                return Err(Refusal { reason, is_contradiction: false });
             }
             let Ok((stream, _)) = listener.accept() else {
                 std::thread::sleep(RETRY_PAUSE / 10);
@@ -136,27 +146,28 @@ impl Rendezvous {
             };
             let Some(participant) = read_hello(&stream) else { continue };
             let Participant { rank, world_size, device } = participant;
-            let wrong = if world_size != own.world_size || rank == 0 || rank >= own.world_size {
+            let contradiction = if world_size != local.world_size || rank == 0 || rank >= local.world_size {
                 Some(format!(
                     "a process says that it is rank {rank} of {world_size}, and there are {}",
-                    own.world_size
+                    local.world_size
                 ))
             } else if connections.iter().any(|(other, _)| other.rank == rank) {
                 Some(format!("two processes say that they are rank {rank}"))
             } else {
-                let mut others = connections.iter().map(|(participant, _)| participant).chain([&own]);
+                let mut others = connections.iter().map(|(participant, _)| participant).chain([&local]);
                 let same = others.find(|other| other.device == device);
                 same.map(|other| format!("ranks {} and {rank} have the same GPU", other.rank.min(rank)))
             };
             connections.push((participant, stream));
-            if let Some(reason) = wrong {
-                return Err((true, reason));
+            if let Some(reason) = contradiction {
+                return Err(Refusal { reason, is_contradiction: true });
             }
         }
         Ok(())
     }
 
-    fn ask(&self, participant: Participant) -> Result<Vec<u8>, EngineError> {
+    /// Returns the message of rank 0.
+    fn request(&self, participant: Participant) -> Result<Vec<u8>, EngineError> {
         let start = Instant::now();
         let mut stream = loop {
             match self.connect() {
@@ -168,21 +179,22 @@ impl Rendezvous {
             }
         };
         // Rank 0 may have begun to wait later, and reports the missing ranks itself.
-        let gone = |error: std::io::Error| self.failed(&format!("rank 0 does not answer: {error}"));
-        stream.set_read_timeout(Some(self.deadline + HELLO_TIMEOUT)).map_err(gone)?;
+        stream
+            .set_read_timeout(Some(self.deadline + HELLO_TIMEOUT))
+            .map_err(|error| self.no_answer(&error))?;
         let mut packet = MAGIC.to_vec();
         packet.extend((participant.world_size as u32).to_le_bytes());
         packet.extend((participant.rank as u32).to_le_bytes());
         packet.extend(participant.device);
-        stream.write_all(&packet).map_err(gone)?;
+        stream.write_all(&packet).map_err(|error| self.no_answer(&error))?;
         let mut head = [0; 5];
-        stream.read_exact(&mut head).map_err(gone)?;
+        stream.read_exact(&mut head).map_err(|error| self.no_answer(&error))?;
         let len = u32::from_le_bytes([head[1], head[2], head[3], head[4]]) as usize;
         if head[0] > 1 || len > MAX_BYTES {
             return Err(self.inconsistent("something else than rank 0 answers there"));
         }
         let mut message = vec![0; len];
-        stream.read_exact(&mut message).map_err(gone)?;
+        stream.read_exact(&mut message).map_err(|error| self.no_answer(&error))?;
         match head[0] {
             1 => Ok(message),
             _ => Err(self.failed(&format!("rank 0 says: {}", String::from_utf8_lossy(&message)))),
@@ -211,10 +223,11 @@ fn read_hello(mut stream: &TcpStream) -> Option<Participant> {
     if read.is_err() || packet[..8] != MAGIC {
         return None;
     }
-    let number = |at: usize| u32::from_le_bytes([packet[at], packet[at + 1], packet[at + 2], packet[at + 3]]);
+    let world_size = u32::from_le_bytes([packet[8], packet[9], packet[10], packet[11]]) as usize;
+    let rank = u32::from_le_bytes([packet[12], packet[13], packet[14], packet[15]]) as usize;
     let mut device = [0; 16];
     device.copy_from_slice(&packet[16..]);
-    Some(Participant { rank: number(12) as usize, world_size: number(8) as usize, device })
+    Some(Participant { rank, world_size, device })
 }
 
 #[cfg(test)]
@@ -236,19 +249,9 @@ mod tests {
     }
 
     #[test]
-    fn everybody_gets_the_message_of_rank_0() {
+    fn every_rank_gets_the_message_of_rank_0() {
         let meeting = rendezvous(Duration::from_secs(20));
         std::thread::scope(|scope| {
-            let join = |rank: usize| {
-                let meeting = &meeting;
-                move || {
-                    // Rank 0 starts last, and a connection that is not from a rank comes first.
-                    if rank == 0 {
-                        std::thread::sleep(Duration::from_millis(150));
-                    }
-                    meeting.share(participant(rank, 4), message).unwrap()
-                }
-            };
             let stray = scope.spawn(|| {
                 loop {
                     if let Ok(mut stream) = meeting.connect() {
@@ -256,7 +259,17 @@ mod tests {
                     }
                 }
             });
-            let ranks: Vec<_> = (0..4).map(|rank| scope.spawn(join(rank))).collect();
+            let mut ranks = Vec::new();
+            for rank in 0..4 {
+                let meeting = &meeting;
+                ranks.push(scope.spawn(move || {
+                    // Rank 0 starts last, and a connection that is not from a rank comes first.
+                    if rank == 0 {
+                        std::thread::sleep(Duration::from_millis(150));
+                    }
+                    meeting.share(participant(rank, 4), message).unwrap()
+                }));
+            }
             for rank in ranks {
                 assert_eq!(rank.join().unwrap(), message().unwrap());
             }
@@ -265,15 +278,15 @@ mod tests {
     }
 
     #[test]
-    fn who_does_not_come_is_named_by_all() {
+    fn errors_of_all_ranks_name_the_missing_ranks() {
         let meeting = rendezvous(Duration::from_millis(400));
         std::thread::scope(|scope| {
-            let here = scope.spawn(|| meeting.share(participant(2, 4), message).unwrap_err().to_string());
+            let other = scope.spawn(|| meeting.share(participant(2, 4), message).unwrap_err().to_string());
             let error = meeting.share(participant(0, 4), message).unwrap_err();
             assert!(matches!(error, EngineError::Failed { .. }), "trying again may help: {error}");
             assert!(error.to_string().contains("have not come: 1, 3"), "{error}");
-            let here = here.join().unwrap();
-            assert!(here.contains("rank 0 says") && here.contains("1, 3"), "{here}");
+            let error = other.join().unwrap();
+            assert!(error.contains("rank 0 says") && error.contains("1, 3"), "{error}");
         });
         let error = meeting.share(participant(1, 2), message).unwrap_err().to_string();
         assert!(error.contains("rank 0 cannot be reached"), "{error}");
@@ -289,12 +302,12 @@ mod tests {
         ] {
             let meeting = rendezvous(Duration::from_secs(5));
             std::thread::scope(|scope| {
-                let there = scope.spawn(|| meeting.share(other, message).unwrap_err().to_string());
+                let other = scope.spawn(|| meeting.share(other, message).unwrap_err().to_string());
                 let error = meeting.share(participant(0, 2), message).unwrap_err();
                 assert!(matches!(error, EngineError::Unavailable { .. }), "it stays as it is: {error}");
                 assert!(error.to_string().contains(words), "{error}");
-                let there = there.join().unwrap();
-                assert!(there.contains(words), "{there}");
+                let error = other.join().unwrap();
+                assert!(error.contains(words), "{error}");
             });
         }
     }

@@ -17,27 +17,26 @@ use crate::wire::{self, Wire};
 
 /// Two flat tensors of one collective.
 pub struct Transfer {
-    /// Tensor that is sent: in f32 or in the type of the wire; in the latter where the device's
-    /// addresses are known.
+    /// Tensor that is sent, in f32 or in the type of the wire; in the latter where it is pinned.
     send: Tensor<1>,
     wire: Wire,
-    /// Tensor that is received; absent until an engine without access to device memory has filled
+    /// Tensor that is received; `None` until an engine without access to device memory has received
     /// it.
     receive: Option<Tensor<1>>,
     n_receive: usize,
     /// Pool of buffers for receiving through host memory; without one, the tensor has memory of its
     /// own.
     buffers: Option<Arc<BufferPool>>,
-    /// Whether what is received through host memory becomes f32 there.
+    /// Whether data received through host memory is converted to f32 there.
     decodes: bool,
     #[cfg(feature = "cuda")]
     pub(super) memory: Option<super::cuda::PinnedTensors>,
 }
 
 impl Transfer {
-    /// Creates a transfer that sends `send`, in f32 or in the type of `wire`, in the latter, and
-    /// receives `n_receive` elements. With `device_memory`, tensors on a CUDA device are pinned to
-    /// their addresses.
+    /// Creates a transfer that sends `send`, in f32 or in the type of `wire`, as elements of
+    /// `wire`, and receives `n_receive` elements. With `device_memory`, tensors on a CUDA device
+    /// are pinned to their addresses.
     ///
     /// # Errors
     /// [`EngineError::Failed`] when the tensors cannot be pinned.
@@ -51,7 +50,7 @@ impl Transfer {
         if device_memory && super::cuda::is_cuda(&send) {
             let send = send.cast(wire.dtype());
             let receive = Tensor::<1>::empty([n_receive], (&send.device(), send.dtype()));
-            let memory = Some(super::cuda::PinnedTensors::of(&send, &receive)?);
+            let memory = Some(super::cuda::PinnedTensors::new(&send, &receive)?);
             return Ok(Self {
                 send,
                 wire,
@@ -86,9 +85,8 @@ impl Transfer {
         Self { buffers: Some(pool), ..self }
     }
 
-    /// Sets whether what is received through host memory becomes f32 there, by the communication
-    /// thread.
-    pub fn decoded(self, decodes: bool) -> Self {
+    /// Sets whether the communication thread converts data received through host memory to f32.
+    pub fn with_decoding(self, decodes: bool) -> Self {
         Self { decodes, ..self }
     }
 
@@ -114,7 +112,7 @@ impl Transfer {
         let n = self.n_receive;
         let is_decoded = self.decodes && wire != Wire::F32;
         let dtype = if is_decoded { DType::F32 } else { wire.dtype() };
-        self.receive = Some(filled(n, dtype, self.buffers.as_ref(), |received: &mut [u8]| {
+        self.receive = Some(fill_tensor(n, dtype, self.buffers.as_ref(), |received: &mut [u8]| {
             with_bytes(&cast(self.send.clone(), wire.dtype()), |sent| {
                 if !is_decoded {
                     return collective(sent, received);
@@ -129,7 +127,7 @@ impl Transfer {
     }
 
     /// Returns the tensor received, in the type of the wire unless it was decoded: on the host if
-    /// it came through host memory, else on the device.
+    /// it was received through host memory, else on the device.
     ///
     /// # Panics
     /// If no collective has run, where that can be detected: a bug in the mesh.
@@ -140,7 +138,7 @@ impl Transfer {
 
 /// Creates a host tensor of `n` elements of `dtype` whose bytes `fill` writes, in a buffer of a
 /// pool or in memory of its own.
-fn filled(
+fn fill_tensor(
     n: usize,
     dtype: DType,
     buffers: Option<&Arc<BufferPool>>,

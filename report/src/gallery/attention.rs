@@ -24,13 +24,12 @@ pub(super) fn sheet(network: &Network, images: &ImageSet) -> Result<Sheet, Repor
             .map(|i| attention.heads.iter().map(|head| head[i]).sum::<f32>() / attention.heads.len() as f32)
             .collect();
         let caption = caption(images, image);
-        let mut row = vec![Tile::of_planes(&planes, size_px, caption.clone())?];
-        let map = |weights: &[f32], what: &str| {
-            Tile::of_grid(&heat_map(weights), attention.grid, format!("{caption}: {what}"))
-        };
-        row.push(map(&mean, "mean of all heads")?);
+        let mut row = vec![Tile::from_planes(&planes, size_px, caption.clone())?];
+        let mean_caption = format!("{caption}: mean of all heads");
+        row.push(Tile::from_grid(&heat_map(&mean), attention.grid, mean_caption)?);
         for (number, head) in attention.heads.iter().take(n_shown).enumerate() {
-            row.push(map(head, &format!("head {}", number + 1))?);
+            let head_caption = format!("{caption}: head {}", number + 1);
+            row.push(Tile::from_grid(&heat_map(head), attention.grid, head_caption)?);
         }
         sheet.rows.push(row);
         let heads = (1..=n_shown).map(|number| format!("head {number}"));
@@ -57,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn weights_go_from_black_to_white() {
+    fn heat_map_ranges_from_black_to_white() {
         assert_eq!(heat_map(&[0.1, 0.4, 0.25, 0.2]), [[0; 3], [255; 3], [255, 128, 0], [255, 0, 0]]);
         assert_eq!(heat_map(&[0.5, 0.5]), [[0; 3]; 2]);
     }

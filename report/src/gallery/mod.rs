@@ -56,7 +56,7 @@ impl Gallery {
     /// # Errors
     /// [`ReportError::Eval`] when images cannot be read or do not fit the network,
     /// [`ReportError::Encode`].
-    pub fn of(
+    pub fn new(
         network: &Network,
         images: &ImageSet,
         table: Arc<Table>,

@@ -16,8 +16,8 @@ pub(super) fn sheet(network: &Network, images: &ImageSet) -> Result<Sheet, Repor
     let side = size_px / network.model.stride_px();
     let mut shown = Vec::new();
     let mut rows = Vec::new();
-    extract(network, images, FeatureKind::Patches, &NoProgress, |of_batch, values| {
-        shown.extend_from_slice(of_batch);
+    extract(network, images, FeatureKind::Patches, &NoProgress, |image_numbers, values| {
+        shown.extend_from_slice(image_numbers);
         rows.extend_from_slice(values);
         Ok(())
     })?;
@@ -29,8 +29,8 @@ pub(super) fn sheet(network: &Network, images: &ImageSet) -> Result<Sheet, Repor
         let caption = caption(images, *image as usize);
         let patches = format!("{caption}: {side} x {side} patches");
         sheet.rows.push(vec![
-            Tile::of_planes(&planes, size_px, caption)?,
-            Tile::of_grid(grid, [side, side], patches)?,
+            Tile::from_planes(&planes, size_px, caption)?,
+            Tile::from_grid(grid, [side, side], patches)?,
         ]);
     }
     Ok(sheet)

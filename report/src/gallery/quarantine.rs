@@ -30,11 +30,10 @@ pub(crate) struct Shown {
 
 /// Returns the first of `bad`, looked up in `dataset` if it is available. Paths of shards are
 /// relative to `folder`.
-pub(crate) fn shown(bad: &[BadSample], dataset: Option<&Dataset>, folder: &Path) -> Vec<Shown> {
+pub(crate) fn shown_samples(bad: &[BadSample], dataset: Option<&Dataset>, folder: &Path) -> Vec<Shown> {
     let bad = &bad[..bad.len().min(MAX_SHOWN)];
-    let place = |sample: &BadSample| (folder.join(&sample.shard).display().to_string(), sample.key.clone());
     let mut wanted: BTreeMap<(String, String), Option<Tile>> =
-        bad.iter().map(|sample| (place(sample), None)).collect();
+        bad.iter().map(|sample| (shard_and_key(sample, folder), None)).collect();
     let mut n_missing = wanted.len();
     for id in (0..dataset.map_or(0, Dataset::n_samples)).map(SampleId) {
         if n_missing == 0 {
@@ -42,31 +41,39 @@ pub(crate) fn shown(bad: &[BadSample], dataset: Option<&Dataset>, folder: &Path)
         }
         let Some(dataset) = dataset else { break };
         let (shard, key, _) = dataset.describe(id);
-        if let Some(found) = wanted.get_mut(&(shard, key)) {
+        if let Some(slot) = wanted.get_mut(&(shard, key)) {
             n_missing -= 1;
-            *found = dataset.read(id).ok().and_then(|sample| tile(&sample.image.files()));
+            *slot = dataset.read(id).ok().and_then(|sample| tile(&sample.image.files()));
         }
     }
-    bad.iter()
-        .map(|sample| Shown { sample: sample.clone(), tile: wanted.get(&place(sample)).cloned().flatten() })
-        .collect()
+    let mut shown = Vec::with_capacity(bad.len());
+    for sample in bad {
+        let tile = wanted.get(&shard_and_key(sample, folder)).cloned().flatten();
+        shown.push(Shown { sample: sample.clone(), tile });
+    }
+    shown
+}
+
+fn shard_and_key(sample: &BadSample, folder: &Path) -> (String, String) {
+    (folder.join(&sample.shard).display().to_string(), sample.key.clone())
 }
 
 /// Decodes an image that may be damaged; `None` if nothing could be decoded.
 fn tile(files: &[&[u8]]) -> Option<Tile> {
-    files.first().and_then(|first| tile_of_part(first)).or_else(|| {
-        let image = Image::decode_any(files, &DecodeRules::default()).ok()?.picture();
-        let image = RgbImage::from_raw(image.width_px, image.height_px, image.data)?;
-        Tile::of_image(&image, String::new()).ok()
-    })
+    if let Some(tile) = files.first().and_then(|first| partial_tile(first)) {
+        return Some(tile);
+    }
+    let image = Image::decode_any(files, &DecodeRules::default()).ok()?.picture();
+    let image = RgbImage::from_raw(image.width_px, image.height_px, image.data)?;
+    Tile::from_image(&image, String::new()).ok()
 }
 
 /// Decodes as much of a file as can be decoded.
-fn tile_of_part(bytes: &[u8]) -> Option<Tile> {
+fn partial_tile(bytes: &[u8]) -> Option<Tile> {
     let mut reader = ImageReader::new(Cursor::new(bytes)).with_guessed_format().ok()?;
     let mut limits = Limits::default();
     limits.max_alloc = Some(MAX_DECODED_BYTES);
     reader.limits(limits);
     let image = reader.decode().ok()?.thumbnail(160, 160).to_rgb8();
-    Tile::of_image(&image, String::new()).ok()
+    Tile::from_image(&image, String::new()).ok()
 }

@@ -33,33 +33,37 @@ pub(crate) struct Tile {
 
 impl Tile {
     /// Creates a tile of `planes` of `[3, size, size]` bytes.
-    pub(crate) fn of_planes(planes: &[u8], size_px: usize, caption: String) -> Result<Self, ReportError> {
+    pub(crate) fn from_planes(planes: &[u8], size_px: usize, caption: String) -> Result<Self, ReportError> {
         let area = size_px * size_px;
-        let pixel = |x: u32, y: u32| {
-            let at = y as usize * size_px + x as usize;
-            image::Rgb([planes[at], planes[area + at], planes[2 * area + at]])
-        };
-        Self::of_image(&RgbImage::from_fn(size_px as u32, size_px as u32, pixel), caption)
+        let picture = RgbImage::from_fn(size_px as u32, size_px as u32, |x, y| {
+            let i = y as usize * size_px + x as usize;
+            image::Rgb([planes[i], planes[area + i], planes[2 * area + i]])
+        });
+        Self::from_image(&picture, caption)
     }
 
     /// Creates a tile of the `pixels` of a grid, row by row.
-    pub(crate) fn of_grid(
+    pub(crate) fn from_grid(
         pixels: &[[u8; 3]],
         [rows, columns]: [usize; 2],
         caption: String,
     ) -> Result<Self, ReportError> {
-        let pixel = |x: u32, y: u32| image::Rgb(pixels[y as usize * columns + x as usize]);
-        Self::of_image(&RgbImage::from_fn(columns as u32, rows as u32, pixel), caption)
+        let picture = RgbImage::from_fn(columns as u32, rows as u32, |x, y| {
+            image::Rgb(pixels[y as usize * columns + x as usize])
+        });
+        Self::from_image(&picture, caption)
     }
 
     /// Creates a tile of an image, shrunk if it is large.
-    pub(crate) fn of_image(image: &RgbImage, caption: String) -> Result<Self, ReportError> {
+    pub(crate) fn from_image(image: &RgbImage, caption: String) -> Result<Self, ReportError> {
         let (width, height) = image.dimensions();
         let longest = width.max(height);
-        let smaller = (longest > MAX_PX).then(|| {
-            let side = |px: u32| (px * MAX_PX / longest).max(1);
-            resize(image, side(width), side(height), FilterType::Triangle)
-        });
+        let mut smaller = None;
+        if longest > MAX_PX {
+            let width = (width * MAX_PX / longest).max(1);
+            let height = (height * MAX_PX / longest).max(1);
+            smaller = Some(resize(image, width, height, FilterType::Triangle));
+        }
         let mut bytes = Cursor::new(Vec::new());
         let (kind, encoded) = if longest > LOSSLESS_PX {
             let encoder = JpegEncoder::new_with_quality(&mut bytes, JPEG_QUALITY);
@@ -85,11 +89,11 @@ mod tests {
     #[test]
     fn small_pictures_keep_every_pixel_and_large_ones_shrink() {
         let planes: Vec<u8> = (0..12).map(|v| v * 20).collect();
-        let small = decoded(&Tile::of_planes(&planes, 2, String::new()).unwrap());
+        let small = decoded(&Tile::from_planes(&planes, 2, String::new()).unwrap());
         assert_eq!(small.get_pixel(1, 0).0, [20, 100, 180]);
-        let large = decoded(&Tile::of_image(&RgbImage::new(400, 100), String::new()).unwrap());
+        let large = decoded(&Tile::from_image(&RgbImage::new(400, 100), String::new()).unwrap());
         assert_eq!(large.dimensions(), (160, 40));
-        let grid = decoded(&Tile::of_grid(&[[1, 2, 3], [4, 5, 6]], [1, 2], String::new()).unwrap());
+        let grid = decoded(&Tile::from_grid(&[[1, 2, 3], [4, 5, 6]], [1, 2], String::new()).unwrap());
         assert_eq!((grid.dimensions(), grid.get_pixel(1, 0).0), ((2, 1), [4, 5, 6]));
     }
 }

@@ -19,12 +19,12 @@ pub(super) fn sheet(images: &ImageSet, multicrop: &MultiCrop, seed: u64) -> Resu
         else {
             continue;
         };
-        let mut row = vec![Tile::of_planes(&planes, size_px, caption(images, image))?];
+        let mut row = vec![Tile::from_planes(&planes, size_px, caption(images, image))?];
         for (bytes, group) in views.iter().zip(&groups) {
             let side = group.size_px as usize;
             for view in bytes.chunks_exact(format.bytes_per_pixel() * side * side) {
                 let planes = picture_of_view(view, format, group.size_px);
-                row.push(Tile::of_planes(&planes, side, format!("{side} x {side} px"))?);
+                row.push(Tile::from_planes(&planes, side, format!("{side} x {side} px"))?);
             }
         }
         sheet.rows.push(row);

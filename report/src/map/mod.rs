@@ -1,5 +1,5 @@
-//! Clusters of a data set on one self-contained HTML page: their images, their sizes, and what is
-//! kept of them.
+//! Clusters of a data set on one self-contained HTML page: their images, their sizes, and the
+//! number of images that are kept.
 //!
 //! As on the page of runs, everything reaches the page as JSON and becomes text there.
 
@@ -29,7 +29,7 @@ pub struct ClusterMap {
     pub level: usize,
     /// The drawn clusters, the largest first.
     pub clusters: Vec<DrawnCluster>,
-    /// How the clusters were made, in words.
+    /// Description of the clustering, in words.
     pub about: String,
 }
 
@@ -64,7 +64,7 @@ impl MapTile {
     pub fn new(image: Rgb8, caption: String, is_kept: Option<bool>) -> Result<Self, ReportError> {
         let pixels = RgbImage::from_raw(image.width_px, image.height_px, image.data)
             .ok_or_else(|| ReportError::Encode("an image has fewer pixels than its size says".into()))?;
-        Ok(Self { tile: Tile::of_image(&pixels, caption)?, is_kept })
+        Ok(Self { tile: Tile::from_image(&pixels, caption)?, is_kept })
     }
 }
 
@@ -80,6 +80,9 @@ pub fn map_html(map: &ClusterMap) -> String {
         // Last, so that nothing in the data is taken for one of the other placeholders.
         ("/*data*/", &data),
     ];
-    let page = include_str!("map.html").to_string();
-    parts.iter().fold(page, |page, (place, text)| page.replacen(place, text, 1))
+    let mut page = include_str!("map.html").to_string();
+    for (placeholder, text) in parts {
+        page = page.replacen(placeholder, text, 1);
+    }
+    page
 }

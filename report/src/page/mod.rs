@@ -32,7 +32,7 @@ pub struct Report {
 /// Renders the page of `reports`, made at `made_at_s` seconds since 1970.
 pub fn html(reports: &[Report], made_at_s: u64) -> String {
     let names = names(reports.iter().map(|report| report.run.workdir.as_path()));
-    let runs: Vec<Value> = reports.iter().zip(names).map(|(report, name)| of_run(report, name)).collect();
+    let runs: Vec<Value> = reports.iter().zip(names).map(|(report, name)| run_data(report, name)).collect();
     let data = json!({
         "made_at_s": made_at_s,
         "version": env!("CARGO_PKG_VERSION"),
@@ -50,14 +50,14 @@ pub fn html(reports: &[Report], made_at_s: u64) -> String {
         // Last, so that nothing in the data is taken for one of the other placeholders.
         ("/*data*/", &data),
     ];
-    for (place, text) in parts {
-        page = page.replacen(place, text, 1);
+    for (placeholder, text) in parts {
+        page = page.replacen(placeholder, text, 1);
     }
     page
 }
 
 /// Returns all data that the page shows of a run.
-fn of_run(report: &Report, name: String) -> Value {
+fn run_data(report: &Report, name: String) -> Value {
     let Report { run, gallery, dataset } = report;
     let (gallery, no_gallery) = match gallery {
         Some(Ok(gallery)) => (Some(gallery), None),
@@ -75,18 +75,18 @@ fn of_run(report: &Report, name: String) -> Value {
         .collect();
     let recipe = &run.status.plan.recipe;
     json!({
-        "overview": Overview { name, ..Overview::of(run) },
+        "overview": Overview { name, ..Overview::from_run(run) },
         "workdir": run.workdir.display().to_string(),
         "stages": stages(run),
         "recipe": recipe.name,
         "plan": run.status.plan_toml,
         "start": run.start,
-        "continue": run.start.as_ref().map(|start| start.to_continue()),
+        "continue": run.start.as_ref().map(|start| start.resume_command()),
         "series": series,
         "scores": scores,
         "confusions": run.evaluations.confusions,
         "warnings": run.warnings,
-        "bad": quarantine::shown(&run.bad, dataset.as_deref(), &folder),
+        "bad": quarantine::shown_samples(&run.bad, dataset.as_deref(), &folder),
         "n_bad": run.bad.len(),
         "gallery": gallery,
         "no_gallery": no_gallery,
@@ -95,21 +95,29 @@ fn of_run(report: &Report, name: String) -> Value {
 
 /// Returns the shortest suffixes of `paths` that distinguish them.
 fn names<'a>(paths: impl Iterator<Item = &'a Path>) -> Vec<String> {
-    let whole: Vec<PathBuf> =
+    let absolute: Vec<PathBuf> =
         paths.map(|path| path.canonicalize().unwrap_or_else(|_| path.to_path_buf())).collect();
-    let end = |path: &PathBuf, n: usize| -> String {
-        let skipped = path.components().count().saturating_sub(n);
-        path.components().skip(skipped).collect::<PathBuf>().display().to_string()
-    };
-    let longest = whole.iter().map(|path| path.components().count()).max().unwrap_or(1);
-    let found =
-        (1..=longest).map(|n| whole.iter().map(|path| end(path, n)).collect::<Vec<_>>()).find(|names| {
-            let mut sorted = names.clone();
-            sorted.sort();
-            sorted.windows(2).all(|pair| pair[0] != pair[1])
-        });
+    let longest = absolute.iter().map(|path| path.components().count()).max().unwrap_or(1);
+    for n in 1..=longest {
+        let names = suffixes(&absolute, n);
+        let mut sorted = names.clone();
+        sorted.sort();
+        if sorted.windows(2).all(|pair| pair[0] != pair[1]) {
+            return names;
+        }
+    }
     // The same folder twice has one name.
-    found.unwrap_or_else(|| whole.iter().map(|path| end(path, 1)).collect())
+    suffixes(&absolute, 1)
+}
+
+/// Returns the last `n` components of each path.
+fn suffixes(paths: &[PathBuf], n: usize) -> Vec<String> {
+    let mut suffixes = Vec::with_capacity(paths.len());
+    for path in paths {
+        let skipped = path.components().count().saturating_sub(n);
+        suffixes.push(path.components().skip(skipped).collect::<PathBuf>().display().to_string());
+    }
+    suffixes
 }
 
 /// Stages of a step by the columns that time them; waiting for ranks is part of several.
@@ -125,44 +133,49 @@ const STAGES: [(&str, &str); 6] = [
 /// Returns milliseconds of a step, of its stages and of waiting for ranks within them: means over
 /// the newest rows.
 fn stages(run: &Run) -> Value {
-    let ms = |column: &str| run.metrics.recent(column);
-    let of_stage = STAGES.iter().filter_map(|(name, column)| Some((*name, ms(column)?)));
+    let parts: Vec<(&str, f64)> =
+        STAGES.iter().filter_map(|(name, column)| Some((*name, run.metrics.recent(column)?))).collect();
     json!({
-        "step_ms": ms("time/step_ms"),
-        "rank_wait_ms": ms("time/rank_wait_ms"),
-        "parts": of_stage.collect::<Vec<_>>(),
+        "step_ms": run.metrics.recent("time/step_ms"),
+        "rank_wait_ms": run.metrics.recent("time/rank_wait_ms"),
+        "parts": parts,
     })
 }
 
 /// Returns settings of the recipes that are not the same in all runs: the key, and its value in
 /// each.
 fn differing_settings(reports: &[Report]) -> Vec<(String, Vec<Option<String>>)> {
-    let flat: Vec<BTreeMap<String, String>> = reports
-        .iter()
-        .map(|report| {
-            let values = report.run.status.plan.recipe.values();
-            values.into_iter().map(|(key, value)| (key, value.to_string())).collect()
-        })
-        .collect();
+    let mut flat: Vec<BTreeMap<String, String>> = Vec::with_capacity(reports.len());
+    for report in reports {
+        let values = report.run.status.plan.recipe.values();
+        flat.push(values.into_iter().map(|(key, value)| (key, value.to_string())).collect());
+    }
     let mut keys: Vec<&String> = flat.iter().flat_map(BTreeMap::keys).collect();
     keys.sort();
     keys.dedup();
-    let rows = keys
-        .into_iter()
-        .map(|key| (key.clone(), flat.iter().map(|settings| settings.get(key).cloned()).collect()));
-    rows.filter(|(_, values): &(_, Vec<_>)| values.windows(2).any(|pair| pair[0] != pair[1])).collect()
+    let mut rows = Vec::new();
+    for key in keys {
+        let values: Vec<Option<String>> = flat.iter().map(|settings| settings.get(key).cloned()).collect();
+        if values.windows(2).any(|pair| pair[0] != pair[1]) {
+            rows.push((key.clone(), values));
+        }
+    }
+    rows
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn path_names(paths: &[&str]) -> Vec<String> {
+        names(paths.iter().map(Path::new))
+    }
+
     #[test]
-    fn runs_are_called_by_what_tells_them_apart() {
-        let of = |paths: &[&str]| names(paths.iter().map(Path::new));
-        assert_eq!(of(&["/a/x/run"]), ["run"]);
-        assert_eq!(of(&["/a/x/run", "/a/y/run"]), ["x/run", "y/run"]);
-        assert_eq!(of(&["/a/x", "/a/y"]), ["x", "y"]);
-        assert_eq!(of(&["/a/x", "/a/x"]), ["x", "x"]);
+    fn run_names_are_shortest_distinct_suffixes() {
+        assert_eq!(path_names(&["/a/x/run"]), ["run"]);
+        assert_eq!(path_names(&["/a/x/run", "/a/y/run"]), ["x/run", "y/run"]);
+        assert_eq!(path_names(&["/a/x", "/a/y"]), ["x", "y"]);
+        assert_eq!(path_names(&["/a/x", "/a/x"]), ["x", "x"]);
     }
 }

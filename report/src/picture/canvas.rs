@@ -28,18 +28,17 @@ pub(crate) fn draw_charts<T>(
     draw: impl Fn(&Cell<'_>, &T) -> Result<(), String>,
 ) -> Result<(), ReportError> {
     register_default_font();
-    let failed = |reason: String| ReportError::Picture { path: path.to_path_buf(), reason };
     let n_rows = items.len().div_ceil(2).max(1);
     let size = (1000 * SCALE, 260 * SCALE * n_rows as u32);
     let mut pixels = vec![255; 3 * size.0 as usize * size.1 as usize];
     {
         let area = BitMapBackend::with_buffer(&mut pixels, size).into_drawing_area();
         for (item, cell) in items.iter().zip(area.split_evenly((n_rows, 2))) {
-            draw(&cell, item).map_err(failed)?;
+            draw(&cell, item).map_err(|reason| ReportError::picture(path, reason))?;
         }
-        area.present().map_err(|error| failed(error.to_string()))?;
+        area.present().map_err(|error| ReportError::picture(path, error.to_string()))?;
     }
-    write_png(path, &pixels, size).map_err(failed)
+    write_png(path, &pixels, size).map_err(|reason| ReportError::picture(path, reason))
 }
 
 /// Writes RGB pixels as a PNG, atomically.

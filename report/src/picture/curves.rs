@@ -9,7 +9,7 @@ use crate::ReportError;
 use crate::run::metrics::{Metrics, Point};
 
 /// Draws the metrics of the run in `workdir`, two per row, each with its own scale: first `names`,
-/// then all whose names start with one of `beginnings`. Metrics with fewer than two values are left
+/// then all whose names start with one of `prefixes`. Metrics with fewer than two values are left
 /// out; returns `false` if no others remain.
 ///
 /// # Errors
@@ -18,14 +18,14 @@ pub fn draw_curves(
     path: &Path,
     workdir: &Path,
     names: &[&str],
-    beginnings: &[&str],
+    prefixes: &[&str],
 ) -> Result<bool, ReportError> {
     let Metrics(columns) = Metrics::read(workdir)?;
-    let begun = columns
+    let with_prefix = columns
         .keys()
         .map(String::as_str)
-        .filter(|name| beginnings.iter().any(|beginning| name.starts_with(beginning)));
-    let names = names.iter().copied().chain(begun);
+        .filter(|name| prefixes.iter().any(|prefix| name.starts_with(prefix)));
+    let names = names.iter().copied().chain(with_prefix);
     let curves: Vec<(&str, &[Point])> = names
         .filter_map(|name| Some((name, columns.get(name)?.as_slice())))
         .filter(|(_, points)| points.len() > 1)
@@ -44,13 +44,15 @@ fn format_tick(value: f64) -> String {
     if short == "-0" { "0".into() } else { short.into() }
 }
 
+/// Returns the lowest and the highest of `values`.
+fn range(values: impl Iterator<Item = f64>) -> (f64, f64) {
+    values.fold((f64::MAX, f64::MIN), |(low, high), value| (low.min(value), high.max(value)))
+}
+
 fn draw_curve(cell: &Cell<'_>, name: &str, points: &[Point]) -> Result<(), String> {
     let points: Vec<(f64, f64)> = points.iter().map(|(step, value)| (*step as f64, *value)).collect();
-    let bounds = |of: fn(&(f64, f64)) -> f64| {
-        points.iter().map(of).fold((f64::MAX, f64::MIN), |(low, high), v| (low.min(v), high.max(v)))
-    };
-    let (first, last) = bounds(|p| p.0);
-    let (low, high) = bounds(|p| p.1);
+    let (first, last) = range(points.iter().map(|(step, _)| *step));
+    let (low, high) = range(points.iter().map(|(_, value)| *value));
     let margin = (0.05 * (high - low)).max(1e-9);
     let mut chart = ChartBuilder::on(cell)
         .caption(name, ("sans-serif", 18 * SCALE))

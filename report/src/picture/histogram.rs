@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn any_values_make_a_picture() {
+    fn empty_and_constant_values_are_drawn() {
         let folder = tempfile::tempdir().expect("temporary folder");
         let path = folder.path().join("h.png");
         let values = [vec![], vec![3.0; 5], (0..100).map(f64::from).collect()];

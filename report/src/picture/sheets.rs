@@ -5,8 +5,7 @@ use std::path::Path;
 
 use augment::image::picture_of_view;
 use augment::{
-    AugmentError, DecodeRules, GroupSpec, Image, MultiCrop, PixelFormat, Rgb8, SampleKey, Transform,
-    ViewMaker, Views,
+    DecodeRules, GroupSpec, Image, MultiCrop, PixelFormat, Rgb8, SampleKey, Transform, ViewMaker, Views,
 };
 use eval::{EvalError, FeatureSet, ImageSet, neighbors};
 use pipeline::{Dataset, Sample, SampleId};
@@ -44,23 +43,28 @@ pub fn contact_sheet(
     }
     let groups = multicrop.groups();
     let pictures: Vec<Vec<(Cow<'_, [u8]>, u32)>> =
-        made.iter().map(|views| pictures_of(views, &groups, rules.format)).collect();
-    let rows: Vec<Vec<Tile<'_>>> = pictures.iter().map(|row| row.iter().map(tile_of).collect()).collect();
+        made.iter().map(|views| view_pictures(views, &groups, rules.format)).collect();
+    let rows: Vec<Vec<Tile<'_>>> = pictures.iter().map(|row| row.iter().map(view_tile).collect()).collect();
     sheet(path, &rows, TILE_PX.max(groups.first().map_or(0, |g| g.size_px.min(128))), "")
 }
 
 /// Returns a picture of each view, with the side of the view.
-fn pictures_of<'a>(views: &'a Views, groups: &[GroupSpec], format: PixelFormat) -> Vec<(Cow<'a, [u8]>, u32)> {
+fn view_pictures<'a>(
+    views: &'a Views,
+    groups: &[GroupSpec],
+    format: PixelFormat,
+) -> Vec<(Cow<'a, [u8]>, u32)> {
     let mut pictures = Vec::new();
     for (bytes, GroupSpec { size_px, .. }) in views.groups.iter().zip(groups) {
         let len = format.bytes_per_pixel() * (size_px * size_px) as usize;
-        let of_view = |view| (picture_of_view(view, format, *size_px), *size_px);
-        pictures.extend(bytes.chunks_exact(len).map(of_view));
+        for view in bytes.chunks_exact(len) {
+            pictures.push((picture_of_view(view, format, *size_px), *size_px));
+        }
     }
     pictures
 }
 
-fn tile_of<'a>((planes, size_px): &'a (Cow<'_, [u8]>, u32)) -> Tile<'a> {
+fn view_tile<'a>((planes, size_px): &'a (Cow<'_, [u8]>, u32)) -> Tile<'a> {
     Tile { planes, size_px: *size_px as usize, frame: None, caption: &[] }
 }
 
@@ -70,7 +74,7 @@ fn tile_of<'a>((planes, size_px): &'a (Cow<'_, [u8]>, u32)) -> Tile<'a> {
 /// # Errors
 /// [`ReportError::Eval`] or [`ReportError::Picture`].
 pub fn thumbnails(path: &Path, images: &ImageSet, named: impl Fn(&str) -> String) -> Result<(), ReportError> {
-    let mut made = Vec::new();
+    let mut made: Vec<(Vec<u8>, Vec<String>)> = Vec::new();
     for i in 0..images.len() {
         let planes = match images.picture(i) {
             Ok(Some(planes)) => planes,
@@ -83,17 +87,14 @@ pub fn thumbnails(path: &Path, images: &ImageSet, named: impl Fn(&str) -> String
         made.push((planes, Vec::from_iter(std::iter::once(key).chain(class))));
     }
     let size_px = images.transform.size_px;
-    let rows: Vec<Vec<Tile<'_>>> = made
-        .chunks(SHEET_COLUMNS)
-        .map(|row| {
-            row.iter()
-                .map(|made| {
-                    let (planes, caption): &(Vec<u8>, Vec<String>) = made;
-                    Tile { planes, size_px: size_px as usize, frame: None, caption }
-                })
-                .collect()
-        })
-        .collect();
+    let mut rows: Vec<Vec<Tile<'_>>> = Vec::with_capacity(made.len().div_ceil(SHEET_COLUMNS));
+    for row in made.chunks(SHEET_COLUMNS) {
+        let mut tiles = Vec::with_capacity(row.len());
+        for (planes, caption) in row {
+            tiles.push(Tile { planes, size_px: size_px as usize, frame: None, caption });
+        }
+        rows.push(tiles);
+    }
     sheet(path, &rows, size_px, "")
 }
 
@@ -133,47 +134,45 @@ pub fn neighbor_sheet(
     let columns = candidates.1.layout().last(1);
     let images = candidates.0;
     let rows = candidates.1.columns(columns.clone());
-    let (asked, all) = queries.unwrap_or(candidates);
+    let (query_images, all) = queries.unwrap_or(candidates);
     let every = (all.len() / N_QUERIES).max(1);
     let shown = all.columns(columns).select((0..all.len()).step_by(every).take(N_QUERIES));
-    let found = neighbors(&rows, &shown, N_NEIGHBORS + usize::from(among_themselves), false);
-    let tile = |set: &ImageSet, image: usize, frame| {
-        let size_px = set.transform.size_px as usize;
-        // Features of the image exist: if it cannot be decoded now, a black tile is all that is
-        // lost.
-        (set.picture(image).ok().flatten().unwrap_or_else(|| vec![0; 3 * size_px * size_px]), size_px, frame)
-    };
-    let mut framed = false;
-    let mut made = Vec::with_capacity(found.len());
-    for (row, near) in found.iter().enumerate() {
+    let nearest = neighbors(&rows, &shown, N_NEIGHBORS + usize::from(among_themselves), false);
+    let mut has_frames = false;
+    let mut made = Vec::with_capacity(nearest.len());
+    for (row, near) in nearest.iter().enumerate() {
         let query = shown.image(row);
-        let mut tiles = vec![tile(asked, query, None)];
+        let mut tiles = vec![(picture_or_black(query_images, query), query_images.transform.size_px, None)];
         let near = near.iter().map(|(i, _)| rows.image(*i as usize));
         // Without queries, each image is its own nearest neighbor.
         for image in near.filter(|image| !among_themselves || *image != query).take(N_NEIGHBORS) {
-            let classes = asked.label(query).zip(images.label(image));
-            let frame = classes.map(|(a, b)| if a == b { [40, 160, 70] } else { [200, 50, 50] });
-            framed |= frame.is_some();
-            tiles.push(tile(images, image, frame));
+            let frame = match (query_images.label(query), images.label(image)) {
+                (Some(a), Some(b)) => Some(if a == b { [40, 160, 70] } else { [200, 50, 50] }),
+                _ => None,
+            };
+            has_frames |= frame.is_some();
+            tiles.push((picture_or_black(images, image), images.transform.size_px, frame));
         }
         made.push(tiles);
     }
-    let borrowed: Vec<Vec<Tile<'_>>> = made
-        .iter()
-        .map(|row| {
-            row.iter()
-                .map(|(planes, size_px, frame)| Tile {
-                    planes,
-                    size_px: *size_px,
-                    frame: *frame,
-                    caption: &[],
-                })
-                .collect()
-        })
-        .collect();
-    let what = if among_themselves { "image" } else { "held-out image" };
-    let frames = if framed { "; green frame: same class, red: another" } else { "" };
-    sheet(path, &borrowed, TILE_PX, &format!("left: {what}; right: its nearest neighbors{frames}"))
+    let mut rows: Vec<Vec<Tile<'_>>> = Vec::with_capacity(made.len());
+    for row in &made {
+        let mut tiles = Vec::with_capacity(row.len());
+        for (planes, size_px, frame) in row {
+            tiles.push(Tile { planes, size_px: *size_px as usize, frame: *frame, caption: &[] });
+        }
+        rows.push(tiles);
+    }
+    let query = if among_themselves { "image" } else { "held-out image" };
+    let frames = if has_frames { "; green frame: same class, red: another" } else { "" };
+    sheet(path, &rows, TILE_PX, &format!("left: {query}; right: its nearest neighbors{frames}"))
+}
+
+/// Returns the picture of an image whose features exist; if it cannot be decoded now, a black tile
+/// is all that is lost.
+fn picture_or_black(images: &ImageSet, image: usize) -> Vec<u8> {
+    let size_px = images.transform.size_px as usize;
+    images.picture(image).ok().flatten().unwrap_or_else(|| vec![0; 3 * size_px * size_px])
 }
 
 /// An image in a sheet, with its caption.
@@ -191,10 +190,10 @@ pub struct Captioned {
 /// # Errors
 /// [`ReportError::Picture`].
 pub fn image_sheet(path: &Path, images: &[Captioned], legend: &str) -> Result<(), ReportError> {
-    let tiles: Vec<MarkedTile> = images
-        .iter()
-        .map(|one| MarkedTile::new(path, &one.image, &one.caption, one.is_marked))
-        .collect::<Result<_, _>>()?;
+    let mut tiles = Vec::with_capacity(images.len());
+    for Captioned { image, caption, is_marked } in images {
+        tiles.push(MarkedTile::new(path, image, caption, *is_marked)?);
+    }
     let rows: Vec<&[MarkedTile]> = tiles.chunks(SHEET_COLUMNS).collect();
     marked_sheet(path, &rows, legend)
 }
@@ -238,9 +237,9 @@ const MARKED_TILE_PX: u32 = 112;
 
 impl MarkedTile {
     fn new(path: &Path, image: &Rgb8, caption: &str, is_marked: bool) -> Result<Self, ReportError> {
-        let failed = |reason: String| ReportError::Picture { path: path.to_path_buf(), reason };
-        let square = Transform::with_resize(MARKED_TILE_PX, MARKED_TILE_PX).map_err(failed)?;
-        let planes = square.apply(image).map_err(|error| failed(error.to_string()))?;
+        let square = Transform::with_resize(MARKED_TILE_PX, MARKED_TILE_PX)
+            .map_err(|reason| ReportError::picture(path, reason))?;
+        let planes = square.apply(image).map_err(|error| ReportError::picture(path, error.to_string()))?;
         Ok(Self { planes, caption: [caption.to_string()], is_marked })
     }
 }
@@ -266,13 +265,17 @@ fn marked_sheet(path: &Path, rows: &[&[MarkedTile]], legend: &str) -> Result<(),
 /// [`ReportError::Picture`].
 pub fn image_groups(path: &Path, rows: &[Vec<(String, Rgb8)>], legend: &str) -> Result<(), ReportError> {
     const TILE_PX: u32 = 128;
-    let failed = |reason: String| ReportError::Picture { path: path.to_path_buf(), reason };
-    let square = Transform::with_resize(TILE_PX, TILE_PX).map_err(failed)?;
+    let square =
+        Transform::with_resize(TILE_PX, TILE_PX).map_err(|reason| ReportError::picture(path, reason))?;
     let mut made: Vec<Vec<(Vec<u8>, [String; 1])>> = Vec::with_capacity(rows.len());
     for row in rows {
-        let row: Result<Vec<_>, AugmentError> =
-            row.iter().map(|(key, image)| Ok((square.apply(image)?, [key.clone()]))).collect();
-        made.push(row.map_err(|error| failed(error.to_string()))?);
+        let mut pictures = Vec::with_capacity(row.len());
+        for (key, image) in row {
+            let planes =
+                square.apply(image).map_err(|error| ReportError::picture(path, error.to_string()))?;
+            pictures.push((planes, [key.clone()]));
+        }
+        made.push(pictures);
     }
     let size_px = TILE_PX as usize;
     let green = Some([40, 160, 60]);

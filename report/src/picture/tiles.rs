@@ -43,7 +43,6 @@ pub(crate) fn sheet(
     tile_px: u32,
     legend: &str,
 ) -> Result<(), ReportError> {
-    let failed = |reason: String| ReportError::Picture { path: path.to_path_buf(), reason };
     let n_columns = rows.iter().map(Vec::len).max().unwrap_or(0) as u32;
     let n_lines = rows.iter().flatten().map(|tile| tile.caption.len()).max().unwrap_or(0) as u32;
     let pitch = [tile_px + GAP_PX, tile_px + GAP_PX + n_lines * LINE_PX];
@@ -53,20 +52,23 @@ pub(crate) fn sheet(
     let mut canvas = RgbImage::from_pixel(width.max(1), height.max(1), Rgb([255; 3]));
     for (y, row) in rows.iter().enumerate() {
         for (x, tile) in row.iter().enumerate() {
-            let [left, top] = [GAP_PX + x as u32 * pitch[0], GAP_PX + y as u32 * pitch[1]];
+            let left = GAP_PX + x as u32 * pitch[0];
+            let top = GAP_PX + y as u32 * pitch[1];
             draw(&mut canvas, tile, [left, top], tile_px);
             // A frame is around the tile.
             let gap_px = if tile.frame.is_some() { 4 } else { 2 };
             let below = (top + tile_px + gap_px..).step_by(LINE_PX as usize);
             for (line, y) in tile.caption.iter().zip(below) {
-                write(&mut canvas, line, [left, y], CAPTION_PX, Some(tile_px)).map_err(failed)?;
+                write(&mut canvas, line, [left, y], CAPTION_PX, Some(tile_px))
+                    .map_err(|reason| ReportError::picture(path, reason))?;
             }
         }
     }
     if !legend.is_empty() {
-        write(&mut canvas, legend, [GAP_PX, tiles_px + GAP_PX], 16, None).map_err(failed)?;
+        write(&mut canvas, legend, [GAP_PX, tiles_px + GAP_PX], 16, None)
+            .map_err(|reason| ReportError::picture(path, reason))?;
     }
-    write_png(path, canvas.as_raw(), canvas.dimensions()).map_err(failed)
+    write_png(path, canvas.as_raw(), canvas.dimensions()).map_err(|reason| ReportError::picture(path, reason))
 }
 
 /// Draws a line of text of `size_px` whose upper left corner is at `[x, y]`. If it is wider than
@@ -82,22 +84,34 @@ fn write(
     let size = canvas.dimensions();
     let area = BitMapBackend::with_buffer(canvas, size).into_drawing_area();
     let font = ("sans-serif", size_px).into_font();
-    let fits = |text: &str| {
-        let width = font.box_size(text).map_or(0, |(width, _)| width);
-        max_width_px.is_none_or(|most| width <= most)
+    let shown = match max_width_px {
+        Some(max_width_px) => shorten(text, &font, max_width_px),
+        None => text.to_string(),
     };
-    let shown = if fits(text) { text.to_string() } else { longest_end(text, fits) };
     let text = Text::new(shown, (x as i32, y as i32), font.clone());
     area.draw(&text).and_then(|()| area.present()).map_err(|error| error.to_string())
 }
 
-/// Returns the longest suffix of `text` that fits after an ellipsis.
-fn longest_end(text: &str, fits: impl Fn(&str) -> bool) -> String {
-    let starts: Vec<usize> = text.char_indices().map(|(at, _)| at).chain([text.len()]).collect();
-    let end = |start: &usize| format!("…{}", &text[*start..]);
+/// Returns `text` if it fits into `max_width_px`, or else its longest suffix that fits after an
+/// ellipsis.
+fn shorten(text: &str, font: &FontDesc<'_>, max_width_px: u32) -> String {
+    if text_width(text, font) <= max_width_px {
+        return text.to_string();
+    }
+    let starts: Vec<usize> = text.char_indices().map(|(i, _)| i).chain([text.len()]).collect();
     // A shorter suffix is never wider, so that bisection applies.
-    let first = starts.partition_point(|start| !fits(&end(start)));
-    starts.get(first).map_or_else(String::new, end)
+    let first =
+        starts.partition_point(|start| text_width(&suffix_with_ellipsis(text, *start), font) > max_width_px);
+    starts.get(first).map_or_else(String::new, |start| suffix_with_ellipsis(text, *start))
+}
+
+fn suffix_with_ellipsis(text: &str, start: usize) -> String {
+    format!("…{}", &text[start..])
+}
+
+/// Returns the width of `text` in pixels; zero if the font cannot measure it.
+fn text_width(text: &str, font: &FontDesc<'_>) -> u32 {
+    font.box_size(text).map_or(0, |(width, _)| width)
 }
 
 fn draw(canvas: &mut RgbImage, tile: &Tile<'_>, [left, top]: [u32; 2], tile_px: u32) {
@@ -111,9 +125,9 @@ fn draw(canvas: &mut RgbImage, tile: &Tile<'_>, [left, top]: [u32; 2], tile_px: 
     let plane = tile.size_px * tile.size_px;
     for y in 0..tile_px as usize {
         for x in 0..tile_px as usize {
-            let at =
+            let i =
                 (y * tile.size_px / tile_px as usize) * tile.size_px + x * tile.size_px / tile_px as usize;
-            let pixel = Rgb([tile.planes[at], tile.planes[plane + at], tile.planes[2 * plane + at]]);
+            let pixel = Rgb([tile.planes[i], tile.planes[plane + i], tile.planes[2 * plane + i]]);
             canvas.put_pixel(left + x as u32, top + y as u32, pixel);
         }
     }

@@ -12,14 +12,7 @@ use crate::ReportError;
 /// # Errors
 /// [`ReportError::Read`], also for a pipe or a device, which might never end.
 pub(crate) fn rows<T: DeserializeOwned>(path: &Path) -> Result<Vec<T>, ReportError> {
-    let read = || {
-        if std::fs::metadata(path)?.is_file() {
-            std::fs::read(path)
-        } else {
-            Err(std::io::Error::other("it is not a regular file"))
-        }
-    };
-    match read() {
+    match read_regular_file(path) {
         Ok(bytes) => {
             let lines: Vec<&[u8]> = bytes.split(|byte| *byte == b'\n').collect();
             warn_of_damage(path, &lines);
@@ -30,17 +23,24 @@ pub(crate) fn rows<T: DeserializeOwned>(path: &Path) -> Result<Vec<T>, ReportErr
     }
 }
 
+fn read_regular_file(path: &Path) -> std::io::Result<Vec<u8>> {
+    if std::fs::metadata(path)?.is_file() {
+        std::fs::read(path)
+    } else {
+        Err(std::io::Error::other("it is not a regular file"))
+    }
+}
+
 /// Warns of lines that are not JSON, except the last, which may be half written. Rows of another
 /// kind are not damaged.
 fn warn_of_damage(path: &Path, lines: &[&[u8]]) {
-    let whole = lines.split_last().map_or(&[][..], |(_, before)| before);
-    match whole
+    let Some((_, complete)) = lines.split_last() else { return };
+    let n = complete
         .iter()
         .filter(|line| !line.is_empty() && serde_json::from_slice::<IgnoredAny>(line).is_err())
-        .count()
-    {
-        0 => {}
-        n => tracing::warn!("{}: {n} lines cannot be read and are left out", path.display()),
+        .count();
+    if n > 0 {
+        tracing::warn!("{}: {n} lines cannot be read and are left out", path.display());
     }
 }
 
@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_pipe_is_an_error_and_no_file_is_no_row() {
+    fn devices_are_errors_and_missing_files_have_no_rows() {
         let folder = tempfile::tempdir().unwrap();
         assert!(rows::<u32>(&folder.path().join("none")).unwrap().is_empty());
         assert!(rows::<u32>(Path::new("/dev/zero")).is_err());

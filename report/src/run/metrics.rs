@@ -44,7 +44,10 @@ impl Metrics {
     pub(crate) fn recent(&self, name: &str) -> Option<f64> {
         let points = self.0.get(name)?;
         let newest = &points[points.len().saturating_sub(N_RECENT_ROWS)..];
-        (!newest.is_empty()).then(|| newest.iter().map(|(_, value)| value).sum::<f64>() / newest.len() as f64)
+        if newest.is_empty() {
+            return None;
+        }
+        Some(newest.iter().map(|(_, value)| value).sum::<f64>() / newest.len() as f64)
     }
 }
 
@@ -57,9 +60,9 @@ pub(crate) fn downsample(points: &[Point], n: usize) -> Vec<Point> {
     let per_stretch = points.len().div_ceil((n / 2).max(1));
     let mut kept = Vec::with_capacity(n + 2);
     for stretch in points.chunks(per_stretch) {
-        let order = |a: &&Point, b: &&Point| a.1.total_cmp(&b.1);
-        let ends = [stretch.iter().min_by(order), stretch.iter().max_by(order)];
-        let mut ends: Vec<Point> = ends.into_iter().flatten().copied().collect();
+        let lowest = stretch.iter().min_by(|a, b| a.1.total_cmp(&b.1));
+        let highest = stretch.iter().max_by(|a, b| a.1.total_cmp(&b.1));
+        let mut ends: Vec<Point> = lowest.into_iter().chain(highest).copied().collect();
         ends.sort_by_key(|(step, _)| *step);
         kept.extend(ends);
     }
@@ -74,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn columns_count_steps_that_are_taken() {
+    fn columns_are_indexed_by_steps_taken() {
         let folder = tempfile::tempdir().unwrap();
         let text = "{\"step\":19,\"train/loss\":2.5,\"health/x\":null}\nbroken\n{\"step\":39,\"train/loss\":2.0}\n{\"st";
         std::fs::write(folder.path().join(METRICS), text).unwrap();
@@ -86,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn peaks_stay_when_points_are_left_out() {
+    fn downsampling_keeps_peaks() {
         let mut points: Vec<Point> = (0..10_000).map(|step| (step, (step as f64 / 300.0).sin())).collect();
         points[6_543].1 = 50.0;
         let thin = downsample(&points, 500);

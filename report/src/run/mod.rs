@@ -45,7 +45,7 @@ impl Run {
     /// # Errors
     /// [`ReportError::Run`] where there is no run of this release, [`ReportError::Read`].
     pub fn open(workdir: &Path) -> Result<Self, ReportError> {
-        let status = Status::of(workdir)?;
+        let status = Status::read(workdir)?;
         Ok(Self {
             metrics: Metrics::read(workdir)?,
             evaluations: Evaluations::read(workdir, status.plan.evaluated()?)?,
@@ -72,27 +72,29 @@ impl Run {
     /// Returns the work directories below `folder`, or `folder` itself if it is one, in the order
     /// of their names.
     pub fn workdirs_in(folder: &Path) -> Vec<PathBuf> {
-        let mut found = Vec::new();
-        collect(folder, 0, &mut found);
-        found.sort();
-        found
+        let mut workdirs = Vec::new();
+        collect_workdirs(folder, 0, &mut workdirs);
+        workdirs.sort();
+        workdirs
     }
 }
 
 /// Limit of the depth of folders that are searched for runs.
 const MAX_DEPTH: usize = 4;
 
-fn collect(folder: &Path, depth: usize, found: &mut Vec<PathBuf>) {
+fn collect_workdirs(folder: &Path, depth: usize, workdirs: &mut Vec<PathBuf>) {
     if folder.join("plan.toml").is_file() {
-        found.push(folder.to_path_buf());
+        workdirs.push(folder.to_path_buf());
         return;
     }
     if depth == MAX_DEPTH {
         return;
     }
     // A folder that cannot be listed holds no run that could be shown.
-    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
-    // Links are not followed: they may lead in a circle.
-    let folders = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
-    folders.for_each(|entry| collect(&entry.path(), depth + 1, found));
+    for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+        // Links are not followed: they may lead in a circle.
+        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            collect_workdirs(&entry.path(), depth + 1, workdirs);
+        }
+    }
 }

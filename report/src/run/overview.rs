@@ -6,7 +6,6 @@ use trainer::run::Concern;
 use trainer::run::status::State;
 
 use super::Run;
-use super::scores::Kind;
 
 /// Entry of a run in a list of runs.
 #[derive(Debug, Clone, Serialize)]
@@ -55,7 +54,7 @@ const USUAL: &str = "knn_20";
 
 impl Overview {
     /// Summarizes `run`.
-    pub fn of(run: &Run) -> Self {
+    pub fn from_run(run: &Run) -> Self {
         let status = &run.status;
         let recipe = &run.status.plan.recipe;
         let total_steps = status.plan.total_steps;
@@ -93,19 +92,18 @@ fn collapsed(run: &Run) -> bool {
 /// [`USUAL`], or else of an accuracy, fitted on other images than those it is measured on, on the
 /// most images; the kind that was scored most often if there are several.
 fn best(run: &Run) -> Option<Best> {
-    let rank = |kind: &Kind, n_scores: usize| {
-        let is_usual = kind.metric == USUAL;
+    let percentages = run.evaluations.scores.iter().filter(|(kind, _)| !kind.measure.is_empty());
+    let highest = percentages.max_by_key(|(kind, scores)| {
         (
-            is_usual,
+            kind.metric == USUAL,
             kind.measure == "accuracy",
             kind.train != kind.set,
             kind.train_images,
             kind.test_images,
-            n_scores,
+            scores.len(),
         )
-    };
-    let percentages = run.evaluations.scores.iter().filter(|(kind, _)| !kind.measure.is_empty());
-    let Some((kind, scores)) = percentages.max_by_key(|(kind, scores)| rank(kind, scores.len())) else {
+    });
+    let Some((kind, scores)) = highest else {
         return best_probe_score(run);
     };
     let value = scores.iter().map(|scored| scored.value).max_by(f64::total_cmp)?;

@@ -105,14 +105,14 @@ pub struct NetworkInfo {
 impl Number {
     /// Creates the number `value` of the measure `measure`: `accuracy`, `mAP`, `mIoU`, or one that
     /// needs no labels.
-    pub fn of(measure: &str, value: f64) -> Self {
-        let of = |name: &str| (measure == name).then_some(value);
-        let accuracy = of("accuracy");
-        let mean_average_precision = of("mAP");
-        let mean_intersection_over_union = of("mIoU");
-        let known = [accuracy, mean_average_precision, mean_intersection_over_union];
-        let other = known.iter().all(Option::is_none).then_some(value);
-        Self { accuracy, mean_average_precision, mean_intersection_over_union, value: other }
+    pub fn new(measure: &str, value: f64) -> Self {
+        let number = Self::default();
+        match measure {
+            "accuracy" => Self { accuracy: Some(value), ..number },
+            "mAP" => Self { mean_average_precision: Some(value), ..number },
+            "mIoU" => Self { mean_intersection_over_union: Some(value), ..number },
+            _ => Self { value: Some(value), ..number },
+        }
     }
 
     /// Returns the number.
@@ -143,7 +143,7 @@ mod tests {
             serde_json::json!({ "step": 3, "network": "base", "checkpoint": "runs/a", "transform": null });
         let row = EvaluationRow {
             metric: "knn_20".into(),
-            number: Number::of("accuracy", 43.5),
+            number: Number::new("accuracy", 43.5),
             interval: Some([41.0, 46.0]),
             by_class: Some(vec![Some(50.0), None]),
             protocol: Some("knn".into()),
@@ -167,8 +167,8 @@ mod tests {
         let old: EvaluationRow = serde_json::from_str(old).unwrap();
         assert_eq!(old.number.named(), Some(("", 7.5)));
         for measure in ["accuracy", "mAP", "mIoU"] {
-            assert_eq!(Number::of(measure, 2.0).named(), Some((measure, 2.0)));
+            assert_eq!(Number::new(measure, 2.0).named(), Some((measure, 2.0)));
         }
-        assert_eq!(Number::of("rankme", 2.0).named(), Some(("", 2.0)));
+        assert_eq!(Number::new("rankme", 2.0).named(), Some(("", 2.0)));
     }
 }

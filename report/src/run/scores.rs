@@ -65,7 +65,7 @@ pub(crate) struct Confusion {
 impl Confusion {
     /// Returns true if all parts have the same classes. A file may hold anything, and the page uses
     /// class indices.
-    fn is_whole(&self) -> bool {
+    fn is_consistent(&self) -> bool {
         let n = self.classes.len();
         self.by_class.len() == n
             && self
@@ -93,32 +93,36 @@ impl Evaluations {
             let (Some(step), Some((measure, value))) = (row.about.step, row.number.named()) else { continue };
             by_kind.entry(kind_of(&row, measure, evaluated)).or_default().insert(step, (value, row));
         }
-        let confusions = by_kind
-            .iter()
-            .filter_map(|(kind, rows)| {
-                let (step, (_, row)) = rows.iter().next_back()?;
-                // Evaluations with several labels per image have no confusions.
-                if row.confusion.is_none() && row.confused.as_ref().is_none_or(Vec::is_empty) {
-                    return None;
-                }
-                let confusion = Confusion {
-                    kind: kind.clone(),
-                    step: *step,
-                    classes: row.classes.clone()?,
-                    by_class: row.by_class.clone()?,
-                    matrix: row.confusion.clone(),
-                    pairs: row.confused.clone(),
-                };
-                confusion.is_whole().then_some(confusion)
-            })
-            .collect();
-        let scored = |(step, (value, row)): (u64, (f64, EvaluationRow))| Scored {
-            step,
-            value,
-            interval: row.interval,
-        };
-        let scores = by_kind.into_iter().map(|(kind, rows)| (kind, rows.into_iter().map(scored).collect()));
-        Ok(Self { scores: scores.collect(), confusions })
+        let mut confusions = Vec::new();
+        for (kind, rows) in &by_kind {
+            let Some((step, (_, row))) = rows.iter().next_back() else { continue };
+            // Evaluations with several labels per image have no confusions.
+            if row.confusion.is_none() && row.confused.as_ref().is_none_or(Vec::is_empty) {
+                continue;
+            }
+            let Some(classes) = row.classes.clone() else { continue };
+            let Some(by_class) = row.by_class.clone() else { continue };
+            let confusion = Confusion {
+                kind: kind.clone(),
+                step: *step,
+                classes,
+                by_class,
+                matrix: row.confusion.clone(),
+                pairs: row.confused.clone(),
+            };
+            if confusion.is_consistent() {
+                confusions.push(confusion);
+            }
+        }
+        let mut scores = BTreeMap::new();
+        for (kind, rows) in by_kind {
+            let mut scored = Vec::with_capacity(rows.len());
+            for (step, (value, row)) in rows {
+                scored.push(Scored { step, value, interval: row.interval });
+            }
+            scores.insert(kind, scored);
+        }
+        Ok(Self { scores, confusions })
     }
 }
 
@@ -128,15 +132,15 @@ impl Evaluations {
 /// [`ReportError`] when the run's evaluations cannot be read.
 pub fn scores_at(workdir: &Path, network: &str, step: u64) -> Result<Vec<ScoreAt>, ReportError> {
     let evaluations = Evaluations::read(workdir, network)?;
-    Ok(evaluations
-        .scores
-        .iter()
-        .filter_map(|(kind, scored)| {
-            let scored = scored.iter().find(|scored| scored.step == step)?;
+    let mut scores = Vec::new();
+    for (kind, scored) in &evaluations.scores {
+        let Some(scored) = scored.iter().find(|scored| scored.step == step) else { continue };
+        if kind.network.is_empty() {
             let name = format!("{} on {}, {}", kind.metric, kind.set, kind.transform);
-            kind.network.is_empty().then_some((name, scored.value, scored.interval))
-        })
-        .collect())
+            scores.push((name, scored.value, scored.interval));
+        }
+    }
+    Ok(scores)
 }
 
 /// Description of the measure and the images, the number, and its interval where it has one.
@@ -149,23 +153,21 @@ pub type ScoreAt = (String, f64, Option<[f64; 2]>);
 /// # Errors
 /// [`ReportError`] when the run's evaluations cannot be read.
 pub fn named_scores(workdir: &Path, evaluated: &str) -> Result<Vec<(String, u64, f64)>, ReportError> {
-    Ok(jsonl::rows(&workdir.join(EVALUATIONS))?
-        .into_iter()
-        .filter_map(|row: EvaluationRow| {
-            let step = row.about.step?;
-            let (_, value) = row.number.named()?;
-            Some((score_name(&row, evaluated), step, value))
-        })
-        .collect())
+    let mut scores = Vec::new();
+    for row in jsonl::rows::<EvaluationRow>(&workdir.join(EVALUATIONS))? {
+        let (Some(step), Some(value)) = (row.about.step, row.number.value()) else { continue };
+        scores.push((score_name(&row, evaluated), step, value));
+    }
+    Ok(scores)
 }
 
-/// Longest settings within a name, in bytes; longer ones are there as a hash.
+/// Longest settings within a name, in bytes; longer ones are replaced by their hash.
 const LONGEST_SETTINGS: usize = 40;
 
 /// Returns the name of the score of `row` in trackers, in a run whose evaluated network is
-/// `evaluated`. Scores that may not be compared have different names: with the test set, the
-/// network, the side of the images and the metric there are the training set, its number of images,
-/// and the settings of the protocol. Names differ from those of the run's probe.
+/// `evaluated`. Scores that may not be compared have different names: besides the test set, the
+/// network, the side of the images and the metric, a name contains the training set, its number of
+/// images, and the settings of the protocol. Names differ from those of the run's probe.
 pub fn score_name(row: &EvaluationRow, evaluated: &str) -> String {
     let kind = kind_of(row, "", evaluated);
     let network = if kind.network.is_empty() { "evaluated" } else { &kind.network };
@@ -175,13 +177,17 @@ pub fn score_name(row: &EvaluationRow, evaluated: &str) -> String {
         name += &format!("/{}", kind.train);
         name += &kind.train_images.map_or_else(String::new, |images| format!("-{images}"));
     }
-    let set = row
-        .settings
-        .iter()
-        .filter(|(key, value)| !(is_in_metric(key) || value.is_null() || *value == false))
-        .map(|(key, value)| format!("{key}-{value}"));
-    let seed = (row.seed != 0).then(|| format!("seed-{}", row.seed));
-    let settings = set.chain(seed).collect::<Vec<_>>().join("-");
+    let mut settings: Vec<String> = Vec::new();
+    for (key, value) in &row.settings {
+        let is_unset = value.is_null() || *value == false;
+        if !is_in_metric(key) && !is_unset {
+            settings.push(format!("{key}-{value}"));
+        }
+    }
+    if row.seed != 0 {
+        settings.push(format!("seed-{}", row.seed));
+    }
+    let settings = settings.join("-");
     match settings.len() {
         0 => name,
         len if len <= LONGEST_SETTINGS && !settings.contains(['[', '"', '{']) => format!("{name}/{settings}"),
@@ -217,29 +223,30 @@ fn kind_of(row: &EvaluationRow, measure: &'static str, evaluated: &str) -> Kind 
 mod tests {
     use super::*;
 
+    fn knn_row(network: &str, images: usize, settings: Value, seed: u64) -> EvaluationRow {
+        serde_json::from_value(serde_json::json!({
+            "metric": "knn_20", "accuracy": 40.0, "settings": settings, "seed": seed,
+            "train": { "set": "cifar/train", "images": images }, "test": { "set": "cifar/test", "images": 9 },
+            "about": { "step": 3, "network": network, "transform": { "resize_px": 37, "size_px": 32 } },
+        }))
+        .unwrap()
+    }
+
     /// Scores that may not be compared have different names in trackers; the evaluated networks of
-    /// two methods have one.
+    /// two methods have the same name.
     #[test]
-    fn names_in_trackers_tell_training_sets_and_settings_apart() {
-        let row = |network: &str, images: usize, settings: Value, seed: u64| -> EvaluationRow {
-            serde_json::from_value(serde_json::json!({
-                "metric": "knn_20", "accuracy": 40.0, "settings": settings, "seed": seed,
-                "train": { "set": "cifar/train", "images": images }, "test": { "set": "cifar/test", "images": 9 },
-                "about": { "step": 3, "network": network, "transform": { "resize_px": 37, "size_px": 32 } },
-            }))
-            .unwrap()
-        };
+    fn tracker_names_depend_on_training_set_and_settings() {
         let knn = serde_json::json!({ "k": [20], "leave_one_out": false, "temperature": 0.07 });
-        let name = score_name(&row("teacher", 5000, knn.clone(), 0), "teacher");
+        let name = score_name(&knn_row("teacher", 5000, knn.clone(), 0), "teacher");
         assert_eq!(name, "eval/cifar/test/evaluated/32px/knn_20/cifar/train-5000/temperature-0.07");
-        assert_eq!(name, score_name(&row("student", 5000, knn.clone(), 0), "student"));
+        assert_eq!(name, score_name(&knn_row("student", 5000, knn.clone(), 0), "student"));
         let others = [
-            row("student", 5000, knn.clone(), 0),
-            row("teacher", 40_000, knn.clone(), 0),
-            row("teacher", 5000, knn, 1),
-            row("teacher", 5000, serde_json::json!({ "temperature": 0.1 }), 0),
-            row("teacher", 5000, serde_json::json!({ "rates": [0.1, 0.2] }), 0),
-            row("teacher", 5000, serde_json::json!({ "rates": [0.1, 0.3] }), 0),
+            knn_row("student", 5000, knn.clone(), 0),
+            knn_row("teacher", 40_000, knn.clone(), 0),
+            knn_row("teacher", 5000, knn, 1),
+            knn_row("teacher", 5000, serde_json::json!({ "temperature": 0.1 }), 0),
+            knn_row("teacher", 5000, serde_json::json!({ "rates": [0.1, 0.2] }), 0),
+            knn_row("teacher", 5000, serde_json::json!({ "rates": [0.1, 0.3] }), 0),
         ];
         let mut names: Vec<String> = others.iter().map(|row| score_name(row, "teacher")).collect();
         names.push(name);
@@ -248,32 +255,33 @@ mod tests {
         assert_eq!(names.len(), 7, "{names:?}");
     }
 
+    fn line(set: &str, px: u32, step: u64, value: f64) -> String {
+        serde_json::json!({
+            "metric": "knn_20", "accuracy": value, "interval": [value - 1.0, value + 1.0], "settings": { "k": [20] },
+            "test": { "set": set, "images": 9 }, "classes": ["a", "b"], "by_class": [50.0, null],
+            "confusion": [[1, 1], [0, 0]],
+            "about": { "step": step, "network": "teacher", "transform_in_words": format!("CenterCrop({px})") },
+        })
+        .to_string()
+    }
+
     #[test]
-    fn scores_are_told_apart_by_all_that_they_depend_on() {
+    fn scores_are_grouped_by_kind() {
         let folder = tempfile::tempdir().unwrap();
-        let row = |set: &str, px: u32, step: u64, value: f64| {
-            serde_json::json!({
-                "metric": "knn_20", "accuracy": value, "interval": [value - 1.0, value + 1.0], "settings": { "k": [20] },
-                "test": { "set": set, "images": 9 }, "classes": ["a", "b"], "by_class": [50.0, null],
-                "confusion": [[1, 1], [0, 0]],
-                "about": { "step": step, "network": "teacher", "transform_in_words": format!("CenterCrop({px})") },
-            })
-            .to_string()
-        };
         let rows = [
-            row("cifar", 32, 100, 40.0),
-            row("cifar", 32, 200, 41.0),
-            row("cifar", 32, 200, 42.0),
-            row("cifar", 64, 200, 50.0),
-            row("other", 32, 200, 20.0),
+            line("cifar", 32, 100, 40.0),
+            line("cifar", 32, 200, 41.0),
+            line("cifar", 32, 200, 42.0),
+            line("cifar", 64, 200, 50.0),
+            line("other", 32, 200, 20.0),
             r#"{"error":"gone","about":{"step":300}}"#.into(),
             r#"{"metric":"knn_5","mAP":61.0,"interval":[60.0,62.0],"settings":{"k":[5]},"test":{"set":"voc"},"classes":["a"],
                 "by_class":[61.0],"confusion":null,"about":{"step":200,"network":"teacher"}}"#
                 .replace('\n', ""),
         ];
         std::fs::write(folder.path().join(EVALUATIONS), rows.join("\n")).unwrap();
-        let found = Evaluations::read(folder.path(), "teacher").unwrap();
-        let values: Vec<Vec<(u64, f64)>> = found
+        let evaluations = Evaluations::read(folder.path(), "teacher").unwrap();
+        let values: Vec<Vec<(u64, f64)>> = evaluations
             .scores
             .values()
             .map(|rows| rows.iter().map(|row| (row.step, row.value)).collect())
@@ -282,17 +290,17 @@ mod tests {
             values,
             [vec![(100, 40.0), (200, 42.0)], vec![(200, 50.0)], vec![(200, 20.0)], vec![(200, 61.0)]]
         );
-        assert_eq!(found.confusions.len(), 3, "several classes an image confuse none");
-        assert_eq!(found.scores.keys().next_back().map(|kind| kind.measure), Some("mAP"));
-        assert_eq!(found.confusions[0].by_class, [Some(50.0), None]);
+        assert_eq!(evaluations.confusions.len(), 3, "several classes an image confuse none");
+        assert_eq!(evaluations.scores.keys().next_back().map(|kind| kind.measure), Some("mAP"));
+        assert_eq!(evaluations.confusions[0].by_class, [Some(50.0), None]);
         // Rows whose parts are of different classes would stop the page's script.
         for (part, short) in
             [("[50.0,null]", "[50.0]"), ("[[1,1],[0,0]]", "[[1,1],[0]]"), ("[\"a\",\"b\"]", "[\"a\"]")]
         {
-            let damaged = row("cifar", 32, 300, 42.0).replace(part, short);
+            let damaged = line("cifar", 32, 300, 42.0).replace(part, short);
             std::fs::write(folder.path().join(EVALUATIONS), damaged).unwrap();
-            let found = Evaluations::read(folder.path(), "teacher").unwrap();
-            assert_eq!((found.scores.len(), found.confusions.len()), (1, 0), "{part}");
+            let evaluations = Evaluations::read(folder.path(), "teacher").unwrap();
+            assert_eq!((evaluations.scores.len(), evaluations.confusions.len()), (1, 0), "{part}");
         }
     }
 }

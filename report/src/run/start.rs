@@ -51,9 +51,9 @@ impl Start {
         Self { command, ..self.clone() }
     }
 
-    /// Returns rank 0's command in shell syntax, which continues the run under the launcher that
+    /// Returns rank 0's command in shell syntax, which resumes the run under the launcher that
     /// started its ranks.
-    pub fn to_continue(&self) -> String {
+    pub fn resume_command(&self) -> String {
         let words: Vec<String> = self.command.iter().map(|word| shell_quote(word)).collect();
         format!("cd {} && {}", shell_quote(&self.folder.display().to_string()), words.join(" "))
     }
@@ -82,12 +82,18 @@ fn word_without_secrets(word: &str) -> String {
 
 /// Returns the index at which the value begins in `--set=data.shards=VALUE`.
 fn end_of_keys(text: &str) -> usize {
-    let is_of_a_key = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
-    let mut at = 0;
-    while let Some(equals) = text[at..].find('=').filter(|n| text[at..at + n].chars().all(is_of_a_key)) {
-        at += equals + 1;
+    let mut start = 0;
+    while let Some(len) = text[start..].find('=') {
+        if !text[start..start + len].chars().all(is_key_char) {
+            break;
+        }
+        start += len + 1;
     }
-    at
+    start
+}
+
+fn is_key_char(c: char) -> bool {
+    c.is_ascii_alphanumeric() || "-_.".contains(c)
 }
 
 /// Quotes a word for a shell.
@@ -104,7 +110,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_lose_their_secrets_and_nothing_else() {
+    fn secrets_are_removed_from_words() {
         for (given, written) in [
             ("--shards", "--shards"),
             ("optim.lr=0.1", "optim.lr=0.1"),
@@ -126,23 +132,26 @@ mod tests {
         }
     }
 
-    #[test]
-    fn the_newest_start_continues_the_run() {
-        let folder = tempfile::tempdir().unwrap();
-        let start = |shards: &str| Start {
+    fn start(shards: &str) -> Start {
+        Start {
             at_s: 1.0,
             version: "0.1.0".into(),
             host: "h".into(),
             world_size: 1,
             folder: "/home/me/my runs".into(),
             command: ["ocelli", "pretrain", "--shards", shards].map(String::from).into(),
-        };
+        }
+    }
+
+    #[test]
+    fn newest_start_resumes_the_run() {
+        let folder = tempfile::tempdir().unwrap();
         assert_eq!(Start::read_newest(folder.path()).unwrap(), None);
         start("a.tar").note(folder.path()).unwrap();
         start("it's-{0..3}.tar").note(folder.path()).unwrap();
         let last = Start::read_newest(folder.path()).unwrap().unwrap();
         assert_eq!(
-            last.to_continue(),
+            last.resume_command(),
             r"cd '/home/me/my runs' && ocelli pretrain --shards 'it'\''s-{0..3}.tar'"
         );
     }

@@ -49,20 +49,22 @@ impl DeviceFlag {
     }
 }
 
-/// Chooses the kernels that `plan` asks for, and prints what is not as asked.
+/// Chooses the kernels that `plan` requests, and prints notices about requests that are not met.
 pub(crate) fn choose_kernels(plan: &mut Plan, device: &Opened) -> anyhow::Result<()> {
     plan.choose_kernels(&device.device)?;
     print_notices();
     Ok(())
 }
 
-/// Prints what is not as asked about kernels, and has not been printed before.
+/// Prints notices about requested kernels that cannot be used, each once.
 pub(crate) fn print_notices() {
-    products::notices().iter().for_each(say);
+    for notice in products::notices() {
+        say(notice);
+    }
 }
 
-/// Prints which kernels have multiplied matrices in this process, and what checks of their results
-/// have found. Returns the number of sizes with a wrong result.
+/// Prints which kernels have multiplied matrices in this process, and the results of checks.
+/// Returns the number of sizes with a wrong result.
 pub(crate) fn print_products(kernels: &str) -> usize {
     let reports = product_reports();
     if reports.is_empty() {
@@ -71,10 +73,14 @@ pub(crate) fn print_products(kernels: &str) -> usize {
         }
         return 0;
     }
-    let count = |is: fn(&Checked) -> bool| reports.iter().filter(|report| is(&report.checked)).count();
-    let n_right = count(|checked| matches!(checked, Checked::Right(_)));
-    let n_wrong = count(|checked| matches!(checked, Checked::Wrong(_)));
-    let n_refused = count(|checked| matches!(checked, Checked::Refused(_)));
+    let mut n_right = 0;
+    let mut n_wrong = 0;
+    let mut n_refused = 0;
+    for report in &reports {
+        n_right += usize::from(matches!(report.checked, Checked::Right(_)));
+        n_wrong += usize::from(matches!(report.checked, Checked::Wrong(_)));
+        n_refused += usize::from(matches!(report.checked, Checked::Refused(_)));
+    }
     let n_unchecked = reports.len() - n_right - n_wrong - n_refused;
     out!(
         "products             by {kernels}: {} sizes; {n_right} right, {n_wrong} wrong, {n_refused} refused, {n_unchecked} not checked",

@@ -43,7 +43,7 @@ impl CellFlags {
             None => n / ROWS_PER_CELL,
         };
         if n_cells == 1 {
-            return Ok(Cells::one(n));
+            return Ok(Cells::single(n));
         }
         let level = LevelSettings {
             n_clusters: n_cells,
@@ -55,7 +55,7 @@ impl CellFlags {
             n_iterations: self.limits.iterations,
             seed: self.limits.seed,
         };
-        Ok(Cells::of_clusters(&clusters::run(&settings, rows, out, &self.limits, ranks)?.tree))
+        Ok(Cells::from_tree(&clusters::run(&settings, rows, out, &self.limits, ranks)?.tree))
     }
 
     /// Returns the settings as part of the identity of a job.

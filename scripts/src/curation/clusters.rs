@@ -1,4 +1,4 @@
-//! Clusters: flags, their cost told before it is paid, and the file that keeps them.
+//! Clusters: flags, an estimate of their cost, and the file that stores them.
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -10,12 +10,12 @@ use kernels::rows::{NearestCenter, Rows, find_nearest_centers};
 use ranks::communicator::Communicator;
 use serde_json::{Value, json};
 
-use super::content::content_of;
+use super::content::content_identity;
 use super::progress::Bars;
-use super::ranks::together;
+use super::ranks::all_succeed;
 use super::saved::{read, read_centers, write};
 use crate::console::say;
-use crate::progress::stretch;
+use crate::progress::format_duration;
 use session::machine::available_bytes;
 
 /// File of the clusters in an output folder.
@@ -24,8 +24,11 @@ pub(crate) const FILE: &str = "clusters.safetensors";
 /// File of the centers of a lowest level that is not complete.
 pub(super) const UNFINISHED: &str = "clusters.part.safetensors";
 
-/// Number of rows and of centers by which the speed of products is measured.
-const MEASURED: [usize; 2] = [4096, 512];
+/// Number of rows with which the speed of products is measured.
+const MEASURED_ROWS: usize = 4096;
+
+/// Number of centers with which the speed of products is measured.
+const MEASURED_CENTERS: usize = 512;
 
 /// Flags of clusters.
 #[derive(clap::Args)]
@@ -99,7 +102,7 @@ impl ClusterFlags {
     pub(crate) fn identity(&self) -> Value {
         json!({
             "clusters": self.clusters, "splits": self.splits, "resample_rows": self.resample_rows,
-            "resample_times": self.resample_times, "clusters_of": content_of(self.clusters_of.as_ref().map(|folder| folder.join(FILE))),
+            "resample_times": self.resample_times, "clusters_of": content_identity(self.clusters_of.as_ref().map(|folder| folder.join(FILE))),
             "iterations": self.limits.iterations, "seed": self.limits.seed,
         })
     }
@@ -109,27 +112,28 @@ impl ClusterFlags {
             [] => default_clusters(n_rows),
             given => given.to_vec(),
         };
-        let of_level = |given: &[usize], level: usize, name: &str| -> anyhow::Result<Option<usize>> {
-            match given.len() {
-                0 => Ok(None),
-                n if n == numbers.len() => Ok(Some(given[level])),
-                n => bail!(
-                    "--{name} has {n} numbers, and there are {} levels: give one for each",
-                    numbers.len()
-                ),
-            }
-        };
+        let resample_rows = level_values(&self.resample_rows, numbers.len(), "resample-rows")?;
+        let splits = level_values(&self.splits, numbers.len(), "splits")?;
         let mut levels = Vec::new();
         let mut n_below = n_rows;
         for (level, n_clusters) in numbers.iter().enumerate() {
             let half = (n_below / (*n_clusters).max(1) / 2).max(1);
-            let n_rows = of_level(&self.resample_rows, level, "resample-rows")?.unwrap_or(half);
-            let n_splits = of_level(&self.splits, level, "splits")?.unwrap_or(1);
+            let n_rows = resample_rows[level].unwrap_or(half);
+            let n_splits = splits[level].unwrap_or(1);
             let resampling = Resampling { n_times: self.resample_times, n_rows };
             levels.push(LevelSettings { n_clusters: *n_clusters, n_splits, resampling });
             n_below = n_clusters.saturating_mul(n_splits);
         }
         Ok(levels)
+    }
+}
+
+/// Returns the value of the flag `name` for each of `n_levels`; `None` for all if it is not given.
+fn level_values(given: &[usize], n_levels: usize, name: &str) -> anyhow::Result<Vec<Option<usize>>> {
+    match given.len() {
+        0 => Ok(vec![None; n_levels]),
+        n if n == n_levels => Ok(given.iter().copied().map(Some).collect()),
+        n => bail!("--{name} has {n} numbers, and there are {n_levels} levels: give one for each"),
     }
 }
 
@@ -143,7 +147,7 @@ fn default_clusters(n: usize) -> Vec<usize> {
     }
 }
 
-/// Divides `rows`, goes on where an earlier call has been stopped, and keeps the clusters in `out`.
+/// Clusters `rows`, continues where an earlier call was stopped, and saves the clusters in `out`.
 /// All ranks call it.
 pub(crate) fn run(
     settings: &HierarchySettings,
@@ -155,22 +159,16 @@ pub(crate) fn run(
     let file = out.join(FILE);
     let unfinished = out.join(UNFINISHED);
     let is_first = ranks.topology().rank == 0;
-    // The first rank decides: what it sees in the folder, others may not see yet.
-    let is_there = ranks.broadcast("clusters", vec![u8::from(file.exists())])? == [1];
-    if is_there {
-        return together(ranks, read(&file, rows));
+    // The first rank decides, because other ranks may not see a new file yet.
+    let exists = ranks.broadcast("clusters", vec![u8::from(file.exists())])? == [1];
+    if exists {
+        return all_succeed(ranks, read(&file, rows));
     }
-    let checked = rows.largest(0..rows.len()).map_err(anyhow::Error::from);
-    let checked = checked.and_then(|largest| {
-        settings.check(rows.len())?;
-        check_memory(settings, rows, flags)?;
-        Ok(largest)
-    });
-    let largest = together(ranks, checked)?;
+    let largest = all_succeed(ranks, check(settings, rows, flags))?;
     let mut start = None;
     if is_first {
-        tell_cost(settings, rows, ranks.topology().world_size);
-        // Centers of another k-means cannot be there: the folder belongs to this job.
+        print_cost(settings, rows, ranks.topology().world_size);
+        // The folder belongs to this job, and has no centers of another k-means.
         start = read_centers(&unfinished, rows.width());
         if let Some(centers) = &start {
             say(match centers.n_resamplings {
@@ -179,25 +177,33 @@ pub(crate) fn run(
             });
         }
     }
-    let start = agreed(start, ranks)?;
+    let start = broadcast_centers(start, ranks)?;
     let bars = Bars::saving_to(unfinished.clone(), rows.width(), ranks);
-    let found = settings.run(rows, largest, start, ranks, &bars)?;
+    let clusters = settings.run(rows, largest, start, ranks, &bars)?;
     drop(bars);
     let written = if is_first {
-        write(&file, &found, rows).with_context(|| format!("cannot write {}", file.display()))
+        write(&file, &clusters, rows).with_context(|| format!("cannot write {}", file.display()))
     } else {
         Ok(())
     };
-    together(ranks, written)?;
+    all_succeed(ranks, written)?;
     if is_first {
-        // A file that is left behind is not read once the clusters are there.
+        // A file that remains is not read once the clusters exist.
         let _ = std::fs::remove_file(&unfinished);
     }
-    Ok(found)
+    Ok(clusters)
+}
+
+/// Checks the settings, the rows and the memory; returns the largest absolute value of the rows.
+fn check(settings: &HierarchySettings, rows: &FeatureRows, flags: &KMeansFlags) -> anyhow::Result<f32> {
+    let largest = rows.largest(0..rows.len())?;
+    settings.check(rows.len())?;
+    check_memory(settings, rows, flags)?;
+    Ok(largest)
 }
 
 /// Returns the centers that rank 0 has read.
-fn agreed(start: Option<Centers>, ranks: &Communicator) -> anyhow::Result<Option<Centers>> {
+fn broadcast_centers(start: Option<Centers>, ranks: &Communicator) -> anyhow::Result<Option<Centers>> {
     let Centers { values, n_iterations, n_resamplings } = start.unwrap_or_default();
     let numbers = [n_iterations as u64, n_resamplings as u64];
     let bytes = [bytemuck::bytes_of(&numbers), bytemuck::cast_slice(&values)].concat();
@@ -208,23 +214,20 @@ fn agreed(start: Option<Centers>, ranks: &Communicator) -> anyhow::Result<Option
     Ok((!values.is_empty()).then_some(Centers { values, n_iterations, n_resamplings }))
 }
 
-/// Refuses clusters that need more memory than there is, or than the flag allows.
+/// Refuses clusters that need more memory than is available, or than the flag allows.
 fn check_memory(settings: &HierarchySettings, rows: &FeatureRows, flags: &KMeansFlags) -> anyhow::Result<()> {
     let n = rows.len() as f64;
     let d = rows.width() as f64;
     let k = settings.levels.iter().map(|level| level.n_clusters as f64).fold(0.0, f64::max);
     // Split centers are gathered from all ranks as bytes: five copies at a time.
-    let k_whole = settings
-        .levels
-        .iter()
-        .map(|level| {
-            let n_copies = if level.n_splits > 1 { 5.0 } else { 1.0 };
-            level.n_clusters as f64 * level.n_splits as f64 * n_copies
-        })
-        .sum::<f64>();
+    let mut k_all = 0.0;
+    for level in &settings.levels {
+        let n_copies = if level.n_splits > 1 { 5.0 } else { 1.0 };
+        k_all += level.n_clusters as f64 * level.n_splits as f64 * n_copies;
+    }
     // Centers before and after an iteration, sums over this rank and over all in f64; cells and
     // distances of all rows, twice.
-    let needed = k * d * (2.0 * 4.0 + 2.0 * 8.0) + k_whole * d * 4.0 + n * 2.0 * 8.0;
+    let needed = k * d * (2.0 * 4.0 + 2.0 * 8.0) + k_all * d * 4.0 + n * 2.0 * 8.0;
     let limit = flags.memory_gb.map(|gb| gb * 1e9).or_else(available_bytes);
     match limit {
         Some(limit) if needed > limit => bail!(
@@ -240,8 +243,8 @@ fn check_memory(settings: &HierarchySettings, rows: &FeatureRows, flags: &KMeans
     }
 }
 
-/// Prints how long the clusters may take at the speed of this machine.
-fn tell_cost(settings: &HierarchySettings, rows: &FeatureRows, n_ranks: usize) {
+/// Prints the sizes, and the longest time that the clusters take at the speed of this machine.
+fn print_cost(settings: &HierarchySettings, rows: &FeatureRows, n_ranks: usize) {
     let products = n_products(settings, rows.len() as f64);
     let flops = 2.0 * products * rows.width() as f64 / n_ranks as f64;
     let per_s = flops_per_second(rows);
@@ -250,19 +253,19 @@ fn tell_cost(settings: &HierarchySettings, rows: &FeatureRows, n_ranks: usize) {
         .iter()
         .map(|level| (level.n_clusters.saturating_mul(level.n_splits)).to_string())
         .collect();
+    let numbers = numbers.join(", ");
     let n = rows.len();
     let d = rows.width();
-    let numbers = numbers.join(", ");
     let seconds = flops / per_s;
     let duration = if seconds < 2.0 {
         String::new()
     } else {
-        format!(": at most {}, at {:.0} GFLOP/s of this machine", stretch(seconds), per_s / 1e9)
+        format!(": at most {}, at {:.0} GFLOP/s of this machine", format_duration(seconds), per_s / 1e9)
     };
     say(format!("{n} x {d} features into {numbers} clusters{duration}"));
 }
 
-/// Returns the number of products of a row and a center that all levels need at most.
+/// Returns the largest number of products of a row and a center that all levels need.
 fn n_products(settings: &HierarchySettings, n_rows: f64) -> f64 {
     let mut n = n_rows;
     let mut sum = 0.0;
@@ -285,8 +288,8 @@ fn n_products(settings: &HierarchySettings, n_rows: f64) -> f64 {
 
 /// Returns the floating-point operations per second of comparing some of `rows` with some centers.
 fn flops_per_second(rows: &FeatureRows) -> f64 {
-    let n = rows.len().min(MEASURED[0]);
-    let k = rows.len().min(MEASURED[1]);
+    let n = rows.len().min(MEASURED_ROWS);
+    let k = rows.len().min(MEASURED_CENTERS);
     let mut centers = vec![0.0; k * rows.width()];
     rows.copy(0..k, &mut centers);
     let mut nearest = vec![NearestCenter::NONE; n];

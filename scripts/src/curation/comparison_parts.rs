@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use super::input::{Input, InputFlags};
 use super::output::OutputFlags;
-use super::ranks::together;
+use super::ranks::all_succeed;
 use crate::parts::{Part, PartFlags, PartResults, Work};
 use ranks::launch::Launch;
 
@@ -35,8 +35,8 @@ pub(crate) fn share_of_work(
     Ok(work)
 }
 
-/// Describes the results of parts of `verb`, which compares `input` with `like`; all of them are
-/// there if `work` joins them.
+/// Returns the results of parts of `verb`, which compares `input` with `like`. All of them exist if
+/// `work` joins them.
 ///
 /// # Errors
 /// If `work` joins parts and some are missing.
@@ -44,66 +44,71 @@ pub(crate) fn part_results(
     work: Work,
     verb: &'static str,
     settings: &Value,
-    (input, like): (&Input, &Input),
+    input: &Input,
+    like: &Input,
     output: &OutputFlags,
 ) -> anyhow::Result<PartResults> {
-    let of_input = |input: &Input| json!([input.identity, input.files]);
     let job = json!({
-        "settings": settings, "input": of_input(input), "like": of_input(like), "block_rows": BLOCK_ROWS,
+        "settings": settings,
+        "input": [input.identity, input.files],
+        "like": [like.identity, like.files],
+        "block_rows": BLOCK_ROWS,
     });
     let results = PartResults::new(&output.out, verb, job);
     results.check_complete(work)?;
     Ok(results)
 }
 
-/// Checks that all rows of `like` are finite, and those of `input` unless parts check their own.
-/// All ranks call it.
+/// Checks that all rows of `like` are finite, and those of `input` unless each part checks its own
+/// rows. All ranks call it.
 ///
 /// # Errors
 /// If a row is not finite, on any rank.
 pub(crate) fn check_rows(
     work: Work,
-    (input, like): (&Input, &Input),
+    input: &Input,
+    like: &Input,
     ranks: &Communicator,
 ) -> anyhow::Result<()> {
     let n_checked = if work == Work::Whole { input.rows.len() } else { 0 };
     let checked = input.rows.largest(0..n_checked).and_then(|_| like.rows.largest(0..like.rows.len()));
-    together(ranks, checked.map(drop).map_err(anyhow::Error::from))
+    all_succeed(ranks, checked.map(drop).map_err(anyhow::Error::from))
 }
 
-/// Compares a part of `input`, whole blocks of rows, saves what `compare` finds and returns `None`;
-/// to join parts, returns the results of all of them, in the order of the parts. `n_found` is the
-/// number of results of so many rows.
+/// Compares a part of `input`, a range of blocks of rows, saves the result of `compare` and returns
+/// `None`; to join parts, returns the results of all of them, in the order of the parts.
+/// `n_results` returns the number of results for a number of rows.
 ///
 /// # Errors
 /// If a row of the part is not finite, if the result cannot be written, or if one to be joined is
 /// of another job or damaged.
-pub(crate) fn compared_in_parts(
+pub(crate) fn compare_in_parts(
     work: Work,
     results: &PartResults,
-    (input, like): (&Input, &Input),
-    n_found: impl Fn(usize) -> usize,
+    input: &Input,
+    like: &Input,
+    n_results: impl Fn(usize) -> usize,
     compare: impl FnOnce(Range<usize>) -> Result<Vec<Retrieved>, CurateError>,
 ) -> anyhow::Result<Option<Vec<Retrieved>>> {
     let n_rows = input.rows.len();
     let n_like = like.rows.len();
-    let parts = results.of(work, n_blocks(n_rows), |blocks| {
+    let parts = results.compute(work, n_blocks(n_rows), |blocks| {
         input.rows.largest(rows_of_blocks(n_rows, blocks.clone()))?;
-        // A number is saved as its bits.
+        // Numbers are saved as their bits.
         Ok(bytemuck::cast_vec::<Retrieved, [u32; 3]>(compare(blocks)?))
     })?;
     let Some(parts) = parts else { return Ok(None) };
-    let mut found: Vec<Retrieved> = Vec::new();
-    for (part, of_part) in Part::all(parts.len()).zip(parts) {
+    let mut joined: Vec<Retrieved> = Vec::new();
+    for (part, part_results) in Part::all(parts.len()).zip(parts) {
         let rows = rows_of_blocks(n_rows, part.range(n_blocks(n_rows)));
-        if of_part.len() != n_found(rows.len())
-            || !of_part
-                .iter()
-                .all(|[row, like, _]| rows.contains(&(*row as usize)) && (*like as usize) < n_like)
-        {
+        let mut is_valid = part_results.len() == n_results(rows.len());
+        for [row, like, _] in &part_results {
+            is_valid &= rows.contains(&(*row as usize)) && (*like as usize) < n_like;
+        }
+        if !is_valid {
             return Err(results.damaged(part));
         }
-        found.extend(bytemuck::cast_vec::<[u32; 3], Retrieved>(of_part));
+        joined.extend(bytemuck::cast_vec::<[u32; 3], Retrieved>(part_results));
     }
-    Ok(Some(found))
+    Ok(Some(joined))
 }

@@ -1,5 +1,4 @@
-//! The content of files as part of the identity of a job: a file that has changed makes another
-//! job.
+//! Contents of files as part of the identity of a job: with a changed file, it is another job.
 
 use std::path::Path;
 
@@ -7,7 +6,7 @@ use serde_json::{Value, json};
 use xxhash_rust::xxh3::xxh3_64;
 
 /// Returns the path of a file with a hash of its bytes; null if there is none.
-pub(crate) fn content_of(path: Option<impl AsRef<Path>>) -> Value {
+pub(crate) fn content_identity(path: Option<impl AsRef<Path>>) -> Value {
     let Some(path) = path else { return Value::Null };
     // A file that cannot be read is refused where it is used.
     let bytes = std::fs::read(path.as_ref()).unwrap_or_default();

@@ -26,20 +26,21 @@ pub(crate) fn groups(
         None => bail!("--by {column}: only `class` needs no --list"),
         Some(path) => {
             let list = Column::read(path, column)?;
-            names
-                .iter()
-                .map(|name| {
-                    let value = list.value(name.shard.as_deref(), &name.key)?;
-                    Ok(value.unwrap_or(NONE).to_string())
-                })
-                .collect::<anyhow::Result<_>>()?
+            let mut values = Vec::with_capacity(names.len());
+            for name in names {
+                let value = list.value(name.shard.as_deref(), &name.key)?;
+                values.push(value.unwrap_or(NONE).to_string());
+            }
+            values
         }
     };
     if values.iter().all(|value| value == NONE) {
         bail!("no image has a value in the column {column}");
     }
     let mut numbers: BTreeMap<&str, u32> = values.iter().map(|value| (value.as_str(), 0)).collect();
-    (0..).zip(numbers.values_mut()).for_each(|(number, value)| *value = number);
+    for (number, value) in (0..).zip(numbers.values_mut()) {
+        *value = number;
+    }
     let parents = values.iter().map(|value| numbers[value.as_str()]).collect();
     let group_names: Vec<String> = numbers.keys().map(|name| name.to_string()).collect();
     let n_groups = group_names.len();

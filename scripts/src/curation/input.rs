@@ -1,4 +1,4 @@
-//! Features to curate by, and the images that they are of.
+//! Features to curate by, and their images.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use pipeline::shard::image::EncodedImage;
 use pipeline::{Dataset, SampleId, Shard, Storage};
 use serde_json::{Value, json};
 
-use super::match_images::matched;
+use super::match_images::match_images;
 use crate::cluster::compute;
 use crate::evaluation::flags::{CacheFlags, StageBar};
 use crate::evaluation::network::NetworkFlags;
@@ -68,13 +68,13 @@ pub(crate) struct Images {
     /// Shards as the user named them.
     pub(crate) specs: Vec<String>,
     /// Sample of each row.
-    of_row: Vec<SampleId>,
+    samples: Vec<SampleId>,
 }
 
 impl Images {
     /// Returns the sample of row `row`: its shard and its number there.
     pub(crate) fn locate(&self, row: usize) -> (&Shard, usize) {
-        self.dataset.locate(self.of_row[row])
+        self.dataset.locate(self.samples[row])
     }
 
     /// Returns the encoded image of row `row`.
@@ -84,7 +84,7 @@ impl Images {
     }
 }
 
-/// Rows of a table, as `curate` takes them.
+/// Rows of a table, in the form that `curate` takes.
 struct TableRows(Table);
 
 impl AsRef<[f32]> for TableRows {
@@ -118,7 +118,7 @@ impl InputFlags {
                 )
             }
             (Some(checkpoint), Some(dataset)) => {
-                self.computed(checkpoint, dataset, &self.shards, metric, launch, storage, folder)
+                self.compute_features(checkpoint, dataset, &self.shards, metric, launch, storage, folder)
             }
             (_, dataset) => self.read(dataset, metric),
         }
@@ -137,13 +137,13 @@ impl InputFlags {
             bail!("--like needs --checkpoint, or give --like-features")
         };
         let dataset = Arc::new(open_dataset(specs, storage)?);
-        self.computed(checkpoint, dataset, specs, metric, launch, storage, folder)
+        self.compute_features(checkpoint, dataset, specs, metric, launch, storage, folder)
     }
 
     /// Computes the features of `dataset` by the network in `checkpoint`, or takes them from the
     /// cache.
     #[expect(clippy::too_many_arguments, reason = "what was opened before, and where to keep features")]
-    fn computed(
+    fn compute_features(
         &self,
         checkpoint: &Path,
         dataset: Arc<Dataset>,
@@ -163,17 +163,15 @@ impl InputFlags {
             let progress = StageBar::new();
             features(self.cache.open(folder).as_ref(), &open.network, &images, kind, &progress)?
         };
-        let of_row: Vec<SampleId> = table.images.iter().map(|image| SampleId(u64::from(*image))).collect();
-        let names = table
-            .images
-            .iter()
-            .map(|image| {
-                let (shard, key) = images.describe(*image as usize);
-                let label = images.label(*image as usize);
-                let class = label.map(|label| images.classes()[label as usize].clone());
-                ImageName { shard, key, label, class }
-            })
-            .collect();
+        let mut samples = Vec::new();
+        let mut names = Vec::new();
+        for image in &table.images {
+            samples.push(SampleId(u64::from(*image)));
+            let (shard, key) = images.describe(*image as usize);
+            let label = images.label(*image as usize);
+            let class = label.map(|label| images.classes()[label as usize].clone());
+            names.push(ImageName { shard, key, label, class });
+        }
         let n_bad = images.len() - table.len();
         if n_bad > 0 {
             crate::console::say(format!(
@@ -188,7 +186,7 @@ impl InputFlags {
         let width = table.columns.width();
         let parts: Vec<Numbers> = vec![Arc::new(TableRows((*table).clone()))];
         let rows = FeatureRows::new(width, parts, metric)?;
-        let images = Images { dataset, specs: specs.to_vec(), of_row };
+        let images = Images { dataset, specs: specs.to_vec(), samples };
         let files = Vec::new();
         Ok(Input { rows, names, images: Some(images), identity, files, weights: Some(weights) })
     }
@@ -197,9 +195,9 @@ impl InputFlags {
     fn read(&self, dataset: Option<Arc<Dataset>>, metric: Metric) -> anyhow::Result<Input> {
         let mut input = read_features(&self.features, metric)?;
         if let Some(dataset) = dataset {
-            let of_row = matched(&dataset, &input.names)
+            let samples = match_images(&dataset, &input.names)
                 .with_context(|| format!("--shards {}", redact_list(&self.shards.join(" "))))?;
-            input.images = Some(Images { dataset, specs: self.shards.clone(), of_row });
+            input.images = Some(Images { dataset, specs: self.shards.clone(), samples });
         }
         Ok(input)
     }
@@ -207,8 +205,8 @@ impl InputFlags {
 
 /// Reads files of features as one set, without images.
 pub(crate) fn read_features(paths: &[PathBuf], metric: Metric) -> anyhow::Result<Input> {
-    // Before they are read: a file that is replaced meanwhile must not be taken for the one that
-    // was read.
+    // Files are identified before they are read: one that is replaced in between must not be taken
+    // for the one that was read.
     let files = paths.iter().map(|path| file_identity(path)).collect();
     let mut parts = Vec::<Numbers>::new();
     let mut names = Vec::new();
@@ -222,16 +220,22 @@ pub(crate) fn read_features(paths: &[PathBuf], metric: Metric) -> anyhow::Result
             Some((other, _)) if *other != width => {
                 bail!("{} has rows of {width}, {} of {other}", path.display(), paths[0].display())
             }
-            Some((_, of_others)) if *of_others != weights => {
+            Some((_, other)) if *other != weights => {
                 bail!("{} and {} are features of different weights", path.display(), paths[0].display())
             }
             Some(_) => {}
         }
         let start = names.len();
-        let numbered =
-            |row: usize| ImageName { shard: None, key: (start + row).to_string(), label: None, class: None };
-        let n = file.table.len();
-        names.extend(file.images.unwrap_or_else(|| (0..n).map(numbered).collect()));
+        match file.images {
+            Some(images) => names.extend(images),
+            // Images without names are numbered.
+            None => names.extend((start..start + file.table.len()).map(|row| ImageName {
+                shard: None,
+                key: row.to_string(),
+                label: None,
+                class: None,
+            })),
+        }
         parts.push(Arc::new(TableRows(file.table)));
     }
     let Some((width, weights)) = first else { bail!("--features names no file") };

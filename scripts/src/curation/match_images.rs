@@ -1,4 +1,4 @@
-//! The images that rows of features are of, found by their names.
+//! Matching of rows of features to images, by their names.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -11,17 +11,17 @@ use prep::keys::Keys;
 
 /// Returns the sample of each of `names` in `dataset`: by key, and by shard where a name has one.
 /// Names without a shard may be files of a folder, whose keys are made from them.
-pub(super) fn matched(dataset: &Dataset, names: &[ImageName]) -> anyhow::Result<Vec<SampleId>> {
+pub(super) fn match_images(dataset: &Dataset, names: &[ImageName]) -> anyhow::Result<Vec<SampleId>> {
     let mut by_key: HashMap<String, Vec<SampleId>> = HashMap::new();
     for id in (0..dataset.n_samples()).map(SampleId) {
         let (shard, number) = dataset.locate(id);
         by_key.entry(shard.key(number).to_string()).or_default().push(id);
     }
     let mut keys = Keys::default();
-    let mut found = Vec::with_capacity(names.len());
+    let mut samples = Vec::with_capacity(names.len());
     for (row, name) in names.iter().enumerate() {
         let candidates = match &name.shard {
-            Some(shard) => of_shard(dataset, by_key.get(&name.key), shard),
+            Some(shard) => select_by_shard(dataset, by_key.get(&name.key), shard),
             None => {
                 // Keys are numbered in the order of the files, as they were when the folder was
                 // opened.
@@ -30,42 +30,46 @@ pub(super) fn matched(dataset: &Dataset, names: &[ImageName]) -> anyhow::Result<
             }
         };
         match candidates.as_slice() {
-            [one] => found.push(*one),
+            [sample] => samples.push(*sample),
             [] => bail!(
                 "row {row} of the features is of {}, which is not among the images: they are features of other images",
-                described(name)
+                describe(name)
             ),
             several => bail!(
                 "row {row} of the features is of {}, and {} of the images are called so: name the shards as they were named when the \
                  features were computed",
-                described(name),
+                describe(name),
                 several.len()
             ),
         }
     }
-    Ok(found)
+    Ok(samples)
 }
 
-/// Returns the samples that are in `shard`, as it is named, or else in shards with the same file
-/// name.
-fn of_shard(dataset: &Dataset, samples: Option<&Vec<SampleId>>, shard: &str) -> Vec<SampleId> {
-    let is_in = |id: &&SampleId, is_same: &dyn Fn(&str) -> bool| is_same(&dataset.locate(**id).0.name());
-    let all = samples.map(Vec::as_slice).unwrap_or_default();
-    let exact: Vec<SampleId> = all.iter().filter(|id| is_in(id, &|name| name == shard)).copied().collect();
-    if exact.is_empty() {
-        all.iter().filter(|id| is_in(id, &|name| is_same_file(shard, name))).copied().collect()
-    } else {
-        exact
+/// Returns the `samples` in the shard named `shard`; if there are none, those in shards with the
+/// same file name.
+fn select_by_shard(dataset: &Dataset, samples: Option<&Vec<SampleId>>, shard: &str) -> Vec<SampleId> {
+    let mut same_name = Vec::new();
+    let mut same_file = Vec::new();
+    for id in samples.into_iter().flatten() {
+        let name = dataset.locate(*id).0.name();
+        if name == shard {
+            same_name.push(*id);
+        }
+        if is_same_file(shard, &name) {
+            same_file.push(*id);
+        }
     }
+    if same_name.is_empty() { same_file } else { same_name }
 }
 
-/// Returns whether two names of shards are those of the same file, perhaps in another folder.
+/// Returns whether two paths of shards have the same file name, perhaps in different folders.
 fn is_same_file(a: &str, b: &str) -> bool {
     Path::new(a).file_name() == Path::new(b).file_name()
 }
 
-/// Returns shard and key in words.
-pub(crate) fn described(name: &ImageName) -> String {
+/// Describes an image by its key and shard.
+pub(crate) fn describe(name: &ImageName) -> String {
     match &name.shard {
         Some(shard) => format!("{} in {shard}", name.key),
         None => name.key.clone(),

@@ -1,4 +1,4 @@
-//! Other images than those that are curated: queries, or an evaluation set.
+//! Images to compare with: queries, or an evaluation set.
 
 use std::path::{Path, PathBuf};
 
@@ -23,8 +23,7 @@ pub(crate) struct OtherFlags {
 }
 
 impl OtherFlags {
-    /// Opens the other images, which must have features of the network that `input` has been
-    /// computed by.
+    /// Opens the other images, whose features must be of the same network as those of `input`.
     pub(crate) fn open(
         &self,
         flags: &InputFlags,
@@ -37,8 +36,8 @@ impl OtherFlags {
             [] => read_features(&self.like_features, Metric::Cosine)?,
             specs => flags.open_others(specs, Metric::Cosine, launch, storage, folder)?,
         };
-        if let (Some(here), Some(there)) = (&input.weights, &others.weights)
-            && here != there
+        if let (Some(weights), Some(other_weights)) = (&input.weights, &others.weights)
+            && weights != other_weights
         {
             bail!("the features are of other weights than those of the images that they are compared with");
         }

@@ -15,7 +15,7 @@ use super::input::{Images, Input};
 use crate::parts::Work;
 use crate::progress::bar;
 use crate::shards::classes::copy_classes;
-use crate::shards::hold::{Held, hold_for};
+use crate::shards::folder_lock::{FolderLock, lock_for};
 use crate::shards::names::shard_list;
 use crate::shards::rewrite::claim;
 use crate::shards::samples::{LimitFlags, check_keys, write_samples};
@@ -28,7 +28,7 @@ pub(crate) const LIST: &str = "list.jsonl";
 /// List of the kept images: shard, tab, key.
 const KEPT: &str = "keep.txt";
 
-/// Files that calls write, besides shards.
+/// Names of the files that a call writes, besides shards.
 const RESULTS: [&str; 8] =
     [LIST, KEPT, PAIRS, OUTLIERS, MAP, QUALITIES, clusters::FILE, clusters::UNFINISHED];
 
@@ -41,7 +41,7 @@ pub(crate) const OUTLIERS: &str = "outliers.png";
 /// Page of clusters.
 pub(crate) const MAP: &str = "map.html";
 
-/// Qualities of the images that have been looked at.
+/// Qualities of the images that have been measured.
 pub(crate) const QUALITIES: &str = "quality.txt";
 
 /// Flags of the output.
@@ -74,9 +74,9 @@ pub(crate) type ListColumns<'a> = &'a dyn Fn(usize) -> Vec<(&'static str, Value)
 pub(crate) struct Output<'a> {
     flags: &'a OutputFlags,
     storage: &'a Storage,
-    /// Whether this process writes: the first rank does.
+    /// Whether this process writes: only the first rank does.
     pub(crate) is_writer: bool,
-    _held: Held,
+    _lock: FolderLock,
 }
 
 impl OutputFlags {
@@ -85,7 +85,7 @@ impl OutputFlags {
         self.overwrite
     }
 
-    /// Takes possession of the folder, which holds nothing or the output of the same call.
+    /// Locks the folder, which must be empty or hold output of the same call.
     pub(crate) fn claim<'a>(
         &'a self,
         verb: &'static str,
@@ -97,8 +97,8 @@ impl OutputFlags {
         self.claim_for(Work::Whole, verb, settings, input, launch, storage)
     }
 
-    /// Takes possession of the folder as [`OutputFlags::claim`] does; parts of the same job may
-    /// work in it at the same time.
+    /// Locks the folder as [`OutputFlags::claim`] does; parts of the same job may work in it at the
+    /// same time.
     pub(crate) fn claim_for<'a>(
         &'a self,
         work: Work,
@@ -114,7 +114,7 @@ impl OutputFlags {
         }
         let is_writer = launch.rank == 0;
         if !is_writer {
-            return Ok(Output { flags: self, storage, is_writer, _held: Held::default() });
+            return Ok(Output { flags: self, storage, is_writer, _lock: FolderLock::default() });
         }
         let specs = input.images.iter().flat_map(|images| &images.specs);
         settings["shards"] = json!(specs.map(|spec| redact_list(spec)).collect::<Vec<_>>());
@@ -124,21 +124,21 @@ impl OutputFlags {
         if work.n_parts() > 1 {
             settings["parts"] = json!(work.n_parts());
         }
-        self.check_strangers()?;
+        self.check_existing_files()?;
         if let Some(images) = &input.images {
             self.check_inputs(images)?;
         }
-        let held = hold_for(work, &self.out, verb)?;
+        let lock = lock_for(work, &self.out, verb)?;
         if self.overwrite && self.out.join("job.json").exists() {
-            // First: the results of another call must not be taken for those of this one.
+            // The results of another call must not be taken for those of this one.
             self.remove_results()?;
         }
         claim(input.identity.clone(), &self.out, verb, &settings, self.overwrite)?;
-        Ok(Output { flags: self, storage, is_writer, _held: held })
+        Ok(Output { flags: self, storage, is_writer, _lock: lock })
     }
 
-    /// Refuses a folder with files of these names that no call has written.
-    fn check_strangers(&self) -> anyhow::Result<()> {
+    /// Refuses a folder with files of these names that this program has not written.
+    fn check_existing_files(&self) -> anyhow::Result<()> {
         if self.out.join("job.json").exists() {
             return Ok(());
         }
@@ -153,15 +153,13 @@ impl OutputFlags {
         Ok(())
     }
 
-    /// Refuses a folder that holds shards which are read: they would be replaced.
+    /// Refuses a folder that holds input shards, which would be replaced.
     fn check_inputs(&self, images: &Images) -> anyhow::Result<()> {
         let out = self.out.canonicalize().ok();
         for shard in images.dataset.shards() {
-            let folder = Path::new(&shard.name())
-                .canonicalize()
-                .ok()
-                .and_then(|path| Some(path.parent()?.to_path_buf()));
-            if out.is_some() && folder == out {
+            let path = Path::new(&shard.name()).canonicalize().ok();
+            let folder = path.as_deref().and_then(Path::parent);
+            if out.is_some() && folder == out.as_deref() {
                 bail!("{} is in the output folder; choose another --out", shard.name());
             }
         }
@@ -188,8 +186,8 @@ impl Output<'_> {
         self.flags.out.join(name)
     }
 
-    /// Writes the lists, with `columns` for each row, and the kept images as shards if that is
-    /// asked for; prints what is kept, and `summary` as JSON.
+    /// Writes the lists, with `columns` for each row, and with --pack the kept images as shards;
+    /// prints the numbers of kept images, and `summary` as JSON.
     pub(crate) fn write(
         &self,
         input: &Input,
@@ -222,9 +220,9 @@ impl Output<'_> {
         let mut keep = Lines::create(self.path(KEPT))?;
         for (row, (name, is_kept)) in names.iter().zip(kept).enumerate() {
             let mut line = json!({ "key": name.key, "keep": is_kept });
-            for (key, value) in
-                [("shard", json!(name.shard)), ("label", json!(name.label)), ("class", json!(name.class))]
-            {
+            let fields =
+                [("shard", json!(name.shard)), ("label", json!(name.label)), ("class", json!(name.class))];
+            for (key, value) in fields {
                 if !value.is_null() {
                     line[key] = value;
                 }
@@ -233,10 +231,11 @@ impl Output<'_> {
                 line[key] = value;
             }
             list.push(&line.to_string())?;
-            match (&name.shard, is_kept) {
-                (Some(shard), true) => keep.push(&format!("{shard}\t{}", name.key))?,
-                (None, true) => keep.push(&name.key)?,
-                _ => {}
+            if *is_kept {
+                match &name.shard {
+                    Some(shard) => keep.push(&format!("{shard}\t{}", name.key))?,
+                    None => keep.push(&name.key)?,
+                }
             }
         }
         list.finish()?;
@@ -265,13 +264,12 @@ fn copy_class_names(specs: &[String], storage: &Storage, out: &Path) -> anyhow::
     if shards.is_empty() { Ok(()) } else { copy_classes(&storage.sources(&shards)?, out, false) }
 }
 
-/// Returns a number with six significant digits, as many as a single-precision number holds for
-/// certain.
+/// Rounds a number to six significant digits, the precision of every single-precision number.
 pub(crate) fn six_digits(value: f32) -> Value {
     format!("{value:.5e}").parse().map_or(Value::Null, |value: f64| json!(value))
 }
 
-/// A file of lines, which gets its name when it is complete.
+/// A file of lines, which is renamed to its path when it is complete.
 struct Lines {
     path: PathBuf,
     file: AtomicFile,

@@ -1,4 +1,4 @@
-//! Sheets of images by which a threshold can be chosen.
+//! Sheets of images for choosing a threshold.
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -32,47 +32,55 @@ pub(crate) fn draw_pairs(
     path: &Path,
     images: &Images,
     names: &[ImageName],
-    found: &Duplicates,
+    duplicates: &Duplicates,
 ) -> anyhow::Result<bool> {
-    let matched = found.nearest.iter().enumerate().filter_map(|(row, nearest)| {
-        nearest.map(|nearest| Match { row, other: nearest.row as usize, similarity: nearest.similarity })
-    });
-    draw_matches(path, (images, &matched.collect::<Vec<_>>()), (images, names), found.threshold)
+    let mut matches = Vec::new();
+    for (row, nearest) in duplicates.nearest.iter().enumerate() {
+        if let Some(nearest) = nearest {
+            matches.push(Match { row, other: nearest.row as usize, similarity: nearest.similarity });
+        }
+    }
+    draw_matches(path, images, &matches, images, names, duplicates.threshold)
 }
 
-/// Draws pairs, in rows from more similar ones down to less similar ones than `threshold`: the
-/// other image with its key, and the image with the similarity. Returns whether there are any.
+/// Draws pairs, in rows from similarities above `threshold` down to those below it: the other image
+/// with its key, and the image with the similarity. `names` are those of `others`. Returns whether
+/// there are any pairs.
 pub(crate) fn draw_matches(
     path: &Path,
-    (images, matches): (&Images, &[Match]),
-    (others, names): (&Images, &[ImageName]),
+    images: &Images,
+    matches: &[Match],
+    others: &Images,
+    names: &[ImageName],
     threshold: f32,
 ) -> anyhow::Result<bool> {
     let mut sorted = matches.to_vec();
     sorted.sort_by(|a, b| b.similarity.total_cmp(&a.similarity).then(a.row.cmp(&b.row)));
-    let n_above = sorted.partition_point(|one| one.similarity >= threshold);
+    let n_above = sorted.partition_point(|pair| pair.similarity >= threshold);
     let (above, below) = sorted.split_at(n_above);
     let mut rows = Vec::new();
     let mut shown = HashSet::new();
     for step in STEPS {
         let side = if step < 1.0 { above } else { below };
-        let wanted = 1.0 - step * (1.0 - threshold);
-        let away = |one: &Match| (one.similarity - wanted).abs();
-        let mut near: Vec<Match> = side.iter().filter(|one| !shown.contains(&one.row)).copied().collect();
-        near.sort_by(|a, b| away(a).total_cmp(&away(b)).then(a.row.cmp(&b.row)));
+        let target = 1.0 - step * (1.0 - threshold);
+        let mut near: Vec<Match> = side.iter().filter(|pair| !shown.contains(&pair.row)).copied().collect();
+        near.sort_by(|a, b| {
+            let distances = [a, b].map(|pair| (pair.similarity - target).abs());
+            distances[0].total_cmp(&distances[1]).then(a.row.cmp(&b.row))
+        });
         near.truncate(PAIRS_PER_ROW);
         near.sort_by(|a, b| b.similarity.total_cmp(&a.similarity).then(a.row.cmp(&b.row)));
-        shown.extend(near.iter().map(|one| one.row));
-        let drawn: Vec<Pair> = near
-            .iter()
-            .filter_map(|one| {
-                let first = (names[one.other].key.clone(), image(others, one.other)?);
-                let second = (format!("{:.4}", one.similarity), image(images, one.row)?);
-                Some(Pair { images: [first, second], is_marked: one.similarity >= threshold })
-            })
-            .collect();
-        if !drawn.is_empty() {
-            rows.push(drawn);
+        shown.extend(near.iter().map(|pair| pair.row));
+        let mut row = Vec::new();
+        for pair in near {
+            let Some(other) = image(others, pair.other) else { continue };
+            let Some(image) = image(images, pair.row) else { continue };
+            let first = (names[pair.other].key.clone(), other);
+            let second = (format!("{:.4}", pair.similarity), image);
+            row.push(Pair { images: [first, second], is_marked: pair.similarity >= threshold });
+        }
+        if !row.is_empty() {
+            rows.push(row);
         }
     }
     if rows.is_empty() {
@@ -82,7 +90,7 @@ pub(crate) fn draw_matches(
     Ok(true)
 }
 
-/// Draws images, each a row with its caption and whether it is marked. Returns whether there are
+/// Draws images: the row of each, its caption, and whether it is marked. Returns whether there are
 /// any.
 pub(crate) fn draw_images(
     path: &Path,
@@ -90,16 +98,16 @@ pub(crate) fn draw_images(
     shown: &[(usize, String, bool)],
     legend: &str,
 ) -> anyhow::Result<bool> {
-    let drawn: Vec<Captioned> = shown
-        .iter()
-        .filter_map(|(row, caption, is_marked)| {
-            Some(Captioned { image: image(images, *row)?, caption: caption.clone(), is_marked: *is_marked })
-        })
-        .collect();
-    if drawn.is_empty() {
+    let mut captioned = Vec::new();
+    for (row, caption, is_marked) in shown {
+        if let Some(image) = image(images, *row) {
+            captioned.push(Captioned { image, caption: caption.clone(), is_marked: *is_marked });
+        }
+    }
+    if captioned.is_empty() {
         return Ok(false);
     }
-    image_sheet(path, &drawn, legend)?;
+    image_sheet(path, &captioned, legend)?;
     Ok(true)
 }
 

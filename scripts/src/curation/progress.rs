@@ -12,10 +12,10 @@ use super::saved::save_centers;
 use crate::console::say;
 use crate::evaluation::flags::StageBar;
 
-/// Least time between two saves of an iteration of k-means.
+/// Shortest time between two saves of an iteration of k-means.
 const SAVE_EVERY: Duration = Duration::from_secs(30);
 
-/// Bars of the first rank, one for each stage, and the file that it saves centers to.
+/// Bars of the first rank, one for each stage, and the file to which it saves centers.
 pub(crate) struct Bars {
     /// The bars; `None` on other ranks.
     bar: Option<StageBar>,
@@ -26,7 +26,7 @@ pub(crate) struct Bars {
 /// File of centers.
 struct CentersFile {
     path: PathBuf,
-    /// Columns of the centers.
+    /// Width of the centers.
     width: usize,
 }
 

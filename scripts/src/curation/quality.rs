@@ -28,38 +28,41 @@ const CHUNK: usize = 2048;
 /// Returns the quality of the image of each of `n` rows; zero for one that cannot be read.
 /// Qualities are saved at `path`, a line each, from which a call that was stopped continues.
 pub(crate) fn qualities(images: &Images, n: usize, path: &Path) -> anyhow::Result<Vec<Quality>> {
-    let failed = || format!("cannot write {}", path.display());
-    let mut all = saved(path);
+    let mut all = read_saved(path);
     all.truncate(n);
-    // A line that was cut off is written again.
+    // Removes a line that was cut off.
     let text: String = all.iter().map(Quality::line).collect();
-    file::replace(path, text.as_bytes()).with_context(failed)?;
-    let mut saved = OpenOptions::new().append(true).open(path).with_context(failed)?;
+    file::replace(path, text.as_bytes()).with_context(|| write_failure(path))?;
+    let mut saved = OpenOptions::new().append(true).open(path).with_context(|| write_failure(path))?;
     let progress = bar(n as u64, "sharpness");
     progress.inc(all.len() as u64);
     while all.len() < n {
         let rows = all.len()..n.min(all.len() + CHUNK);
-        let found: Vec<anyhow::Result<Quality>> = rows
+        let chunk: Vec<anyhow::Result<Quality>> = rows
             .into_par_iter()
             .map(|row| {
                 progress.inc(1);
-                Quality::of(images, row)
+                Quality::measure(images, row)
             })
             .collect();
-        let found = found.into_iter().collect::<anyhow::Result<Vec<Quality>>>()?;
-        let text: String = found.iter().map(Quality::line).collect();
-        saved.write_all(text.as_bytes()).with_context(failed)?;
-        all.extend(found);
+        let chunk = chunk.into_iter().collect::<anyhow::Result<Vec<Quality>>>()?;
+        let text: String = chunk.iter().map(Quality::line).collect();
+        saved.write_all(text.as_bytes()).with_context(|| write_failure(path))?;
+        all.extend(chunk);
     }
     progress.finish_and_clear();
     Ok(all)
 }
 
-/// Reads the qualities at `path` up to the first line that is not whole.
-fn saved(path: &Path) -> Vec<Quality> {
+fn write_failure(path: &Path) -> String {
+    format!("cannot write {}", path.display())
+}
+
+/// Reads the qualities at `path` up to the first line that is incomplete.
+fn read_saved(path: &Path) -> Vec<Quality> {
     let text = std::fs::read_to_string(path).unwrap_or_default();
-    let whole = text.rfind('\n').map_or("", |end| &text[..end]);
-    whole
+    let complete = text.rfind('\n').map_or("", |end| &text[..end]);
+    complete
         .lines()
         .map_while(|line| {
             let (n_pixels, sharpness) = line.split_once(' ')?;
@@ -69,8 +72,8 @@ fn saved(path: &Path) -> Vec<Quality> {
 }
 
 impl Quality {
-    /// Returns the quality of the image of row `row`.
-    fn of(images: &Images, row: usize) -> anyhow::Result<Self> {
+    /// Measures the quality of the image of row `row`.
+    fn measure(images: &Images, row: usize) -> anyhow::Result<Self> {
         let encoded = match images.encoded(row) {
             Err(error) if error.is_sample_error() => Default::default(),
             encoded => encoded?,
@@ -84,7 +87,7 @@ impl Quality {
         Ok(Self { n_pixels: (width * height) as u64, sharpness: sharpness(&image.data, width, height) })
     }
 
-    /// Returns the line of a file: a number that is read again is the same.
+    /// Returns the line of a file, from which the same numbers are read.
     fn line(&self) -> String {
         format!("{} {:?}\n", self.n_pixels, self.sharpness)
     }
@@ -127,20 +130,23 @@ mod tests {
             .map(|(n_pixels, sharpness)| Quality { n_pixels, sharpness });
         let text: String = all.iter().map(Quality::line).collect();
         std::fs::write(&path, &text).unwrap();
-        assert_eq!(saved(&path), all);
+        assert_eq!(read_saved(&path), all);
         std::fs::write(&path, &text[..text.len() - 2]).unwrap();
-        assert_eq!(saved(&path), all[..2]);
-        assert_eq!(saved(&folder.path().join("none")), []);
+        assert_eq!(read_saved(&path), all[..2]);
+        assert_eq!(read_saved(&folder.path().join("none")), []);
+    }
+
+    /// Returns a gray image `[16, 16, 3]` with `value` in each column.
+    fn image(value: impl Fn(usize) -> u8) -> Vec<u8> {
+        (0..256).flat_map(|i| [value(i % 16); 3]).collect()
     }
 
     #[test]
     fn edges_are_sharper_than_ramps() {
-        let image =
-            |value: &dyn Fn(usize) -> u8| -> Vec<u8> { (0..256).flat_map(|i| [value(i % 16); 3]).collect() };
-        let edge = sharpness(&image(&|x| if x < 8 { 0 } else { 200 }), 16, 16);
-        let ramp = sharpness(&image(&|x| (x * 12) as u8), 16, 16);
+        let edge = sharpness(&image(|x| if x < 8 { 0 } else { 200 }), 16, 16);
+        let ramp = sharpness(&image(|x| (x * 12) as u8), 16, 16);
         assert!(edge > 100.0 * ramp.max(1.0), "{edge} {ramp}");
-        assert_eq!(sharpness(&image(&|_| 9), 16, 16), 0.0);
+        assert_eq!(sharpness(&image(|_| 9), 16, 16), 0.0);
         assert_eq!(sharpness(&[1, 2, 3], 1, 1), 0.0);
     }
 }

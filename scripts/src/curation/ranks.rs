@@ -15,20 +15,20 @@ pub(crate) fn connect(launch: &Launch, compute: &ComputeFlags) -> anyhow::Result
         return Ok(Communicator::solo());
     }
     let device = compute.open(launch)?;
-    // One rank may look at images, or compare a large cell, while others wait for it.
+    // One rank may read images, or compare a large cell, while others wait for it.
     let run = RunConfig { deadline_s: 24 * 3600, ..RunConfig::default() };
     Ok(connect::connect(launch, &run, &device, compute.engine)?)
 }
 
-/// Ends the work of all ranks when the first one has `written` the result: a launcher may end those
-/// that are left a while after one has ended.
+/// Ends the work of all ranks once the first one has `written` the result: a launcher may kill the
+/// others some time after a rank has ended.
 pub(crate) fn finish(ranks: Communicator, written: anyhow::Result<()>) -> anyhow::Result<ExitCode> {
-    together(&ranks, written)?;
+    all_succeed(&ranks, written)?;
     ranks.finish()?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// Returns what this rank has done, if no rank has failed. All ranks call it.
-pub(crate) fn together<T>(ranks: &Communicator, done: anyhow::Result<T>) -> anyhow::Result<T> {
-    connect::all_ready(ranks, done)
+/// Returns the `result` of this rank, if no rank has failed. All ranks call it.
+pub(crate) fn all_succeed<T>(ranks: &Communicator, result: anyhow::Result<T>) -> anyhow::Result<T> {
+    connect::all_ready(ranks, result)
 }

@@ -1,5 +1,5 @@
-//! Clusters on disk, finished or not. Both files are safetensors with a checksum of all that they
-//! hold.
+//! Files of clusters and of unfinished ones. Both are safetensors with a checksum of their tensors
+//! and of their description.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -25,31 +25,40 @@ pub(super) fn save_centers(path: &Path, centers: &Centers, width: usize) -> std:
     let shape = vec![centers.values.len() / width.max(1), width];
     let view = TensorView::new(Dtype::F32, shape, bytemuck::cast_slice(&centers.values))
         .map_err(std::io::Error::other)?;
-    // Programs that do not know of the second one look for the first.
+    // Older releases look for `n_iterations`, and do not support resampling.
     let (name, number) = match centers.n_resamplings {
         0 => ("n_iterations", centers.n_iterations),
         n => ("n_resamplings", n),
     };
     let tensors = vec![("centers".to_string(), view)];
-    let bytes = sealed(tensors, name, number.to_string())?;
+    let bytes = encode_with_checksum(tensors, name, number.to_string())?;
     pipeline::file::replace(path, &bytes)
 }
 
 /// Returns a file of `tensors`, with `text` as `name` among its metadata and a checksum of both.
-fn sealed(tensors: Vec<(String, TensorView<'_>)>, name: &str, text: String) -> std::io::Result<Vec<u8>> {
+fn encode_with_checksum(
+    tensors: Vec<(String, TensorView<'_>)>,
+    name: &str,
+    text: String,
+) -> std::io::Result<Vec<u8>> {
     let checksum = checksum(tensors.iter().map(|(name, view)| (name.as_str(), view)), name, &text);
-    let about = HashMap::from([(name.to_string(), text), (CHECKSUM.to_string(), checksum)]);
-    // The same clusters give the same bytes, in whatever order the metadata are listed.
-    encode_file(tensors, about)
+    let metadata = HashMap::from([(name.to_string(), text), (CHECKSUM.to_string(), checksum)]);
+    // The same clusters give the same bytes, whatever the order of the map.
+    encode_file(tensors, metadata)
 }
 
-/// Returns whether the checksum in `file` is that of what it holds, where `text` stands as `name`
+/// Returns whether the checksum in `file` is that of its tensors and of `text`, which is `name`
 /// among its metadata.
-fn is_whole(file: &SafeTensors<'_>, metadata: &HashMap<String, String>, name: &str, text: &str) -> bool {
+fn has_valid_checksum(
+    file: &SafeTensors<'_>,
+    metadata: &HashMap<String, String>,
+    name: &str,
+    text: &str,
+) -> bool {
     let mut tensors = file.tensors();
     tensors.sort_by(|(a, _), (b, _)| a.cmp(b));
-    let found = checksum(tensors.iter().map(|(name, view)| (name.as_str(), view)), name, text);
-    metadata.get(CHECKSUM) == Some(&found)
+    let actual = checksum(tensors.iter().map(|(name, view)| (name.as_str(), view)), name, text);
+    metadata.get(CHECKSUM) == Some(&actual)
 }
 
 /// Hashes tensors, in the order of their names, and a text.
@@ -74,15 +83,14 @@ fn checksum<'t>(
 pub(super) fn read_centers(path: &Path, width: usize) -> Option<Centers> {
     let bytes = std::fs::read(path).ok()?;
     let (_, metadata) = SafeTensors::read_metadata(&bytes).ok()?;
-    let number = |name: &str| metadata.metadata().as_ref()?.get(name)?.parse::<usize>().ok();
-    let (n_iterations, n_resamplings) = match number("n_resamplings") {
+    let texts = metadata.metadata().as_ref()?;
+    let (n_iterations, n_resamplings) = match parse_number(texts, "n_resamplings") {
         Some(n_resamplings) => (0, n_resamplings),
-        None => (number("n_iterations")?, 0),
+        None => (parse_number(texts, "n_iterations")?, 0),
     };
     let file = SafeTensors::deserialize(&bytes).ok()?;
-    let texts = metadata.metadata().as_ref()?;
     let name = if n_resamplings == 0 { "n_iterations" } else { "n_resamplings" };
-    if !is_whole(&file, texts, name, texts.get(name)?) {
+    if !has_valid_checksum(&file, texts, name, texts.get(name)?) {
         tracing::warn!("{} is damaged: its clusters are found anew", path.display());
         return None;
     }
@@ -90,90 +98,102 @@ pub(super) fn read_centers(path: &Path, width: usize) -> Option<Centers> {
     Some(Centers { values: bytemuck::pod_collect_to_vec(tensor.data()), n_iterations, n_resamplings })
 }
 
+fn parse_number(metadata: &HashMap<String, String>, name: &str) -> Option<usize> {
+    metadata.get(name)?.parse().ok()
+}
+
 /// Writes the clusters of `rows`: by level, counted from 1 at the bottom, `centers` `[K, D]` and
 /// `parents` `[N]` or `[K below]`; and `distances` `[N]` of rows.
-pub(super) fn write(path: &Path, found: &Hierarchy, rows: &FeatureRows) -> anyhow::Result<()> {
+pub(super) fn write(path: &Path, clusters: &Hierarchy, rows: &FeatureRows) -> anyhow::Result<()> {
     let mut tensors = Vec::new();
-    for (level, centers) in found.centers.iter().enumerate() {
+    for (level, centers) in clusters.centers.iter().enumerate() {
         let shape = vec![centers.len() / rows.width(), rows.width()];
         let view = TensorView::new(Dtype::F32, shape, bytemuck::cast_slice(centers))?;
         tensors.push((format!("level{}.centers", level + 1), view));
-        let parents = found.tree.parents(level);
+        let parents = clusters.tree.parents(level);
         let view = TensorView::new(Dtype::U32, vec![parents.len()], bytemuck::cast_slice(parents))?;
         tensors.push((format!("level{}.parents", level + 1), view));
     }
-    let distances = bytemuck::cast_slice(&found.distances);
-    tensors.push(("distances".into(), TensorView::new(Dtype::F32, vec![found.distances.len()], distances)?));
-    let about = json!({
-        "inertia": found.inertia, "metric": metric_of(rows), "rows": rows.len(), "features": fingerprint_of(rows),
+    let distances = bytemuck::cast_slice(&clusters.distances);
+    tensors
+        .push(("distances".into(), TensorView::new(Dtype::F32, vec![clusters.distances.len()], distances)?));
+    let description = json!({
+        "inertia": clusters.inertia,
+        "metric": metric_name(rows),
+        "rows": rows.len(),
+        "features": hex_fingerprint(rows),
     });
-    Ok(pipeline::file::replace(path, &sealed(tensors, CLUSTERS, about.to_string())?)?)
+    let bytes = encode_with_checksum(tensors, CLUSTERS, description.to_string())?;
+    Ok(pipeline::file::replace(path, &bytes)?)
 }
 
-fn metric_of(rows: &FeatureRows) -> &'static str {
+fn metric_name(rows: &FeatureRows) -> &'static str {
     match rows.metric() {
         Metric::Cosine => "cosine",
         Metric::Euclidean => "euclidean",
     }
 }
 
-fn fingerprint_of(rows: &FeatureRows) -> String {
+fn hex_fingerprint(rows: &FeatureRows) -> String {
     format!("{:016x}", rows.fingerprint())
+}
+
+/// Describes a file of clusters that cannot be used.
+fn damage(path: &Path) -> String {
+    format!(
+        "{} is damaged, of an earlier release, or no file of clusters: remove it, and cluster again",
+        path.display()
+    )
 }
 
 /// Reads the clusters of `rows`, which must be those of the same features and the same distance.
 pub(super) fn read(path: &Path, rows: &FeatureRows) -> anyhow::Result<Hierarchy> {
     let bytes = std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
-    let damaged = || {
-        format!(
-            "{} is damaged, of an earlier release, or no file of clusters: remove it, and cluster again",
-            path.display()
-        )
-    };
-    let (_, metadata) = SafeTensors::read_metadata(&bytes).with_context(damaged)?;
-    let texts = metadata.metadata().as_ref().with_context(damaged)?;
-    let about = texts.get(CLUSTERS).with_context(damaged)?;
-    let file = SafeTensors::deserialize(&bytes).with_context(damaged)?;
-    if !is_whole(&file, texts, CLUSTERS, about) {
-        bail!(damaged());
+    let (_, metadata) = SafeTensors::read_metadata(&bytes).with_context(|| damage(path))?;
+    let texts = metadata.metadata().as_ref().with_context(|| damage(path))?;
+    let text = texts.get(CLUSTERS).with_context(|| damage(path))?;
+    let file = SafeTensors::deserialize(&bytes).with_context(|| damage(path))?;
+    if !has_valid_checksum(&file, texts, CLUSTERS, text) {
+        bail!(damage(path));
     }
-    let about: Value = serde_json::from_str(about).with_context(damaged)?;
+    let description: Value = serde_json::from_str(text).with_context(|| damage(path))?;
     let mut centers = Vec::new();
     let mut parents = Vec::new();
     let mut n_clusters = Vec::new();
     for level in 1.. {
         let Ok(tensor) = file.tensor(&format!("level{level}.centers")) else { break };
-        let [k, width] = *tensor.shape() else { bail!(damaged()) };
+        let [k, width] = *tensor.shape() else { bail!(damage(path)) };
         if width != rows.width() {
             bail!("{} has centers of {width} numbers, the features have {}", path.display(), rows.width());
         }
         centers.push(bytemuck::pod_collect_to_vec(tensor.data()));
         n_clusters.push(k);
-        let tensor = file.tensor(&format!("level{level}.parents")).with_context(damaged)?;
+        let tensor = file.tensor(&format!("level{level}.parents")).with_context(|| damage(path))?;
         parents.push(bytemuck::pod_collect_to_vec::<u8, u32>(tensor.data()));
     }
-    if n_clusters.is_empty()
-        || !(0..n_clusters.len()).all(|level: usize| {
-            let n_children = if level == 0 { rows.len() } else { n_clusters[level - 1] };
-            let of_level: &Vec<u32> = &parents[level];
-            of_level.len() == n_children
-                && of_level.iter().all(|parent| (*parent as usize) < n_clusters[level])
-        })
-    {
+    let mut is_tree = !n_clusters.is_empty();
+    let mut n_children = rows.len();
+    for (level_parents, n) in parents.iter().zip(&n_clusters) {
+        is_tree &= level_parents.len() == n_children;
+        is_tree &= level_parents.iter().all(|parent| (*parent as usize) < *n);
+        n_children = *n;
+    }
+    if !is_tree {
         let n = parents.first().map_or(0, Vec::len);
         bail!("{} has clusters of {n} rows, and there are {} features", path.display(), rows.len());
     }
-    if about["features"] != json!(fingerprint_of(rows)) {
+    if description["features"] != json!(hex_fingerprint(rows)) {
         bail!("{} has clusters of other features", path.display());
     }
-    if about["metric"] != json!(metric_of(rows)) {
-        bail!("{} has clusters by {} distance, not {}", path.display(), about["metric"], metric_of(rows));
+    let metric = metric_name(rows);
+    if description["metric"] != json!(metric) {
+        bail!("{} has clusters by {} distance, not {metric}", path.display(), description["metric"]);
     }
-    let distances = file.tensor("distances").with_context(damaged)?;
-    let inertia = about["inertia"].as_f64().unwrap_or(f64::NAN);
+    let distances = file.tensor("distances").with_context(|| damage(path))?;
+    let inertia = description["inertia"].as_f64().unwrap_or(f64::NAN);
     let distances: Vec<f32> = bytemuck::pod_collect_to_vec(distances.data());
     if distances.len() != rows.len() {
-        bail!(damaged());
+        bail!(damage(path));
     }
     Ok(Hierarchy { centers, tree: Tree::new(parents, n_clusters), distances, inertia })
 }
@@ -182,16 +202,17 @@ pub(super) fn read(path: &Path, rows: &FeatureRows) -> anyhow::Result<Hierarchy>
 mod tests {
     use super::*;
 
-    /// Processes that write the same clusters write the same bytes: a map of metadata has another
-    /// order in each of them.
+    fn encode(values: &[f32; 4]) -> Vec<u8> {
+        let view = TensorView::new(Dtype::F32, vec![2, 2], bytemuck::cast_slice(values)).unwrap();
+        encode_with_checksum(vec![("centers".to_string(), view)], CLUSTERS, "{}".to_string()).unwrap()
+    }
+
+    /// Processes that write the same clusters write the same bytes, although each of them orders a
+    /// map of metadata differently.
     #[test]
     fn the_same_clusters_are_the_same_bytes() {
-        let values = [1.0f32, 2.0, 3.0, 4.0];
-        let write = || {
-            let view = TensorView::new(Dtype::F32, vec![2, 2], bytemuck::cast_slice(&values)).unwrap();
-            sealed(vec![("centers".to_string(), view)], CLUSTERS, "{}".to_string()).unwrap()
-        };
-        let first = write();
-        assert!((0..20).all(|_| write() == first));
+        let values = [1.0, 2.0, 3.0, 4.0];
+        let first = encode(&values);
+        assert!((0..20).all(|_| encode(&values) == first));
     }
 }

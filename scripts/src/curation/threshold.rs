@@ -1,6 +1,6 @@
-//! The similarity from which on two images are too much alike.
+//! Threshold of similarity above which two images are too much alike.
 
-/// Product of two equal rows of unit length, at least: it is 1 but for rounding.
+/// Lower bound of the product of two equal rows of unit length, which is 1 up to rounding.
 const EQUAL: f32 = 1.0 - 1e-6;
 
 /// Flag of the threshold.
@@ -14,7 +14,7 @@ pub(crate) struct ThresholdFlag {
 }
 
 impl ThresholdFlag {
-    /// Returns the least product of rows that are too much alike.
+    /// Returns the smallest product of rows that are too much alike.
     pub(crate) fn least_product(&self) -> f32 {
         self.threshold.min(EQUAL)
     }

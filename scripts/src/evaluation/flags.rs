@@ -49,14 +49,16 @@ pub(crate) struct ProtocolFlags {
 impl ProtocolFlags {
     /// Returns the protocols, with the settings that the flags change.
     pub(crate) fn protocols(&self) -> anyhow::Result<Vec<Protocol>> {
-        let chosen: Result<Vec<_>, String> = self.protocol.iter().map(|name| Protocol::named(name)).collect();
-        let mut chosen = chosen.map_err(anyhow::Error::msg)?;
+        let mut chosen = Vec::new();
+        for name in &self.protocol {
+            chosen.push(Protocol::named(name).map_err(anyhow::Error::msg)?);
+        }
         if self.leave_one_out && chosen.iter().any(|protocol| !matches!(protocol, Protocol::Knn(_))) {
             bail!("--leave-one-out is for knn alone: --protocol knn");
         }
         let leave_one_out = self.leave_one_out.then(|| "knn.leave_one_out=true".to_string());
         for entry in self.settings.iter().chain(&leave_one_out) {
-            let (name, key, value) = setting(entry)?;
+            let (name, key, value) = parse_setting(entry)?;
             let Some(protocol) = chosen.iter_mut().find(|protocol| protocol.name() == name) else {
                 // The message for an unknown name lists the known ones.
                 Protocol::named(name).map_err(anyhow::Error::msg)?;
@@ -70,15 +72,23 @@ impl ProtocolFlags {
 }
 
 /// Splits a setting into protocol, key and value; a value is one number or several with commas.
-fn setting(entry: &str) -> anyhow::Result<(&str, &str, Value)> {
-    let parts = entry.split_once('=').and_then(|(path, value)| Some((path.rsplit_once('.')?, value)));
-    let Some(((name, key), value)) = parts else {
-        bail!("--set {entry}: expected PROTOCOL.KEY=VALUE, such as knn.k=5,20");
-    };
-    let one = |text: &str| serde_json::from_str(text.trim()).unwrap_or_else(|_| Value::String(text.into()));
-    let value =
-        if value.contains(',') { Value::Array(value.split(',').map(one).collect()) } else { one(value) };
-    Ok((name.trim(), key.trim(), value))
+fn parse_setting(entry: &str) -> anyhow::Result<(&str, &str, Value)> {
+    if let Some((path, value)) = entry.split_once('=')
+        && let Some((name, key)) = path.rsplit_once('.')
+    {
+        let value = if value.contains(',') {
+            Value::Array(value.split(',').map(parse_value).collect())
+        } else {
+            parse_value(value)
+        };
+        return Ok((name.trim(), key.trim(), value));
+    }
+    bail!("--set {entry}: expected PROTOCOL.KEY=VALUE, such as knn.k=5,20");
+}
+
+/// Parses a value as JSON; other text is a string.
+fn parse_value(text: &str) -> Value {
+    serde_json::from_str(text.trim()).unwrap_or_else(|_| Value::String(text.into()))
 }
 
 /// Progress bars, one for each stage of an evaluation.

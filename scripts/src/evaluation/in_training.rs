@@ -8,7 +8,7 @@ use networks::probe::Probe;
 use report::NetworkInfo;
 use trainer::Plan;
 
-use super::network::{Described, about};
+use super::network::{NetworkOrigin, network_info};
 use super::record;
 use super::scores::rows;
 use crate::console::say;
@@ -28,14 +28,14 @@ pub(crate) struct InTraining {
 impl InTraining {
     /// Returns the metadata of the scores of `network` after `step` steps.
     fn about(&self, network: &Network, step: u64) -> Result<NetworkInfo, String> {
-        let described = Described {
+        let origin = NetworkOrigin {
             network,
             which: self.plan.evaluated().map_err(|error| error.to_string())?,
             step: Some(step),
             recipe: Some(self.plan.recipe.name.clone()),
             transform: self.transform(),
         };
-        Ok(about(&described, None))
+        Ok(network_info(&origin, None))
     }
 
     fn transform(&self) -> Transform {
@@ -54,7 +54,7 @@ impl Probe for InTraining {
             .score(network, &self.protocols, None, &NoProgress)
             .map_err(|error| error.to_string())?;
         let rows = rows(&scores, &self.split, &self.about(network, step)?);
-        // The run itself writes them to TensorBoard.
+        // The run writes the scores to TensorBoard.
         if let Err(error) = record::add(&self.workdir, step, &rows, &[]) {
             say(format!("warning: the scores of step {step} are not among the evaluations: {error:#}"));
         }

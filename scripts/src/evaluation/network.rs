@@ -89,49 +89,51 @@ fn check_memory(network: &Network, device: &Device, size_px: u32) -> anyhow::Res
 }
 
 impl OpenNetwork {
-    /// Number of steps before the checkpoint.
+    /// Returns the number of steps before the checkpoint.
     pub(crate) fn step(&self) -> Option<u64> {
         self.manifest.as_ref().map(|run| run.step)
     }
 
-    /// Views that the network was trained on; DINO's if its run is not known.
+    /// Returns the views that the network was trained on; DINO's if its run is not known.
     pub(crate) fn multicrop(&self) -> MultiCrop {
-        let size_px = self.transform.size_px;
-        self.manifest.as_ref().map_or_else(|| self.usual_views(size_px), |run| run.plan.multicrop())
+        match &self.manifest {
+            Some(manifest) => manifest.plan.multicrop(),
+            None => self.default_views(self.transform.size_px),
+        }
     }
 
-    /// DINO's views of `size_px`, without the operations that the network's images do not have.
-    fn usual_views(&self, size_px: u32) -> MultiCrop {
+    /// Returns DINO's views of `size_px`, without operations that do not apply to the network's
+    /// images.
+    fn default_views(&self, size_px: u32) -> MultiCrop {
         let views = MultiCrop::dino(size_px, size_px, 0);
         if self.rules.format.is_rgb8() { views } else { views.into_multichannel(0.0, 0.0) }
     }
 
-    /// Warnings about settings that do not fit the weights, a sentence each.
+    /// Returns warnings about settings that do not fit the weights, a sentence each.
     pub(crate) fn warnings(&self) -> Vec<String> {
-        let seen_px = self.transform.size_px;
-        let made_px = self.usual_px;
-        let differs = seen_px != made_px;
-        differs
-            .then(|| format!("the network was made for images of {made_px} px and sees {seen_px} px"))
-            .into_iter()
-            .collect()
+        let size_px = self.transform.size_px;
+        let usual_px = self.usual_px;
+        if size_px == usual_px {
+            return Vec::new();
+        }
+        vec![format!("the network was made for images of {usual_px} px and sees {size_px} px")]
     }
 
     /// Returns the metadata that accompanies every result.
     pub(crate) fn about(&self, checkpoint: &Path) -> NetworkInfo {
-        let described = Described {
+        let origin = NetworkOrigin {
             network: &self.network,
             which: &self.which,
             step: self.step(),
             recipe: self.manifest.as_ref().map(|run| run.plan.recipe.name.clone()),
             transform: self.transform,
         };
-        about(&described, Some(checkpoint))
+        network_info(&origin, Some(checkpoint))
     }
 }
 
 /// Origin and preprocessing of a scored network.
-pub(crate) struct Described<'a> {
+pub(crate) struct NetworkOrigin<'a> {
     pub(crate) network: &'a Network,
     /// Name of the network within its run.
     pub(crate) which: &'a str,
@@ -140,34 +142,34 @@ pub(crate) struct Described<'a> {
     pub(crate) transform: Transform,
 }
 
-/// Converts to metadata; the probe within a run has no checkpoint.
-pub(crate) fn about(described: &Described<'_>, checkpoint: Option<&Path>) -> NetworkInfo {
-    let network = described.network;
+/// Returns the metadata of a scored network; the probe within a run has no checkpoint.
+pub(crate) fn network_info(origin: &NetworkOrigin<'_>, checkpoint: Option<&Path>) -> NetworkInfo {
+    let network = origin.network;
     let more = [
         ("checkpoint", json!(checkpoint)),
-        ("recipe", json!(described.recipe)),
+        ("recipe", json!(origin.recipe)),
         ("weights", json!(format!("{:016x}", network.fingerprint()))),
-        ("model", as_written(&network.model)),
-        ("normalization", as_written(&network.pixels.normalization)),
+        ("model", to_json(&network.model)),
+        ("normalization", to_json(&network.pixels.normalization)),
     ];
     let format = network.pixels.format();
     let format = (!format.is_rgb8()).then(|| ("pixels", json!(format.to_string())));
     NetworkInfo {
-        step: described.step,
-        network: described.which.to_string(),
-        transform: Some(described.transform),
-        transform_in_words: Some(described.transform.to_string()),
+        step: origin.step,
+        network: origin.which.to_string(),
+        transform: Some(origin.transform),
+        transform_in_words: Some(origin.transform.to_string()),
         more: more.into_iter().chain(format).map(|(key, value)| (key.to_string(), value)).collect(),
     }
 }
 
 /// Returns the work directory that `checkpoint` is in, if any.
-pub(crate) fn workdir_of(checkpoint: &Path) -> Option<&Path> {
+pub(crate) fn find_workdir(checkpoint: &Path) -> Option<&Path> {
     checkpoint.ancestors().find(|folder| folder.join("plan.toml").exists())
 }
 
-/// Converts through text, since an f32 converted to f64 directly gains digits that nobody wrote.
-fn as_written(value: &impl serde::Serialize) -> Value {
+/// Converts to JSON through text: an f32 that is converted to f64 directly gains digits.
+fn to_json(value: &impl serde::Serialize) -> Value {
     let text = serde_json::to_string(value).unwrap_or_default();
     serde_json::from_str(&text).unwrap_or_default()
 }

@@ -38,5 +38,11 @@ pub(crate) fn add(
 pub(crate) fn scalars(open: &OpenNetwork, rows: &[EvaluationRow]) -> Vec<(String, f64)> {
     let evaluated = open.manifest.as_ref().and_then(|manifest| manifest.plan.evaluated().ok());
     let evaluated = evaluated.unwrap_or(&open.which);
-    rows.iter().filter_map(|row| Some((score_name(row, evaluated), row.number.value()?))).collect()
+    let mut scalars = Vec::new();
+    for row in rows {
+        if let Some(value) = row.number.value() {
+            scalars.push((score_name(row, evaluated), value));
+        }
+    }
+    scalars
 }

@@ -13,8 +13,8 @@ pub(crate) type Table = Vec<(String, Scores)>;
 /// Largest number of classes whose confusions are printed.
 const MAX_CONFUSED: usize = 100;
 
-/// Largest number of classes whose whole confusion matrix is kept with a score; of more, the most
-/// frequent confusions are.
+/// Largest number of classes whose whole confusion matrix is kept with a score; with more classes,
+/// only the most frequent confusions are kept.
 const MAX_KEPT_CONFUSED: usize = 20;
 
 /// Number of confusions that are kept if there are more classes.
@@ -41,8 +41,9 @@ pub(crate) fn print_table(table: &Table) {
             .collect();
         out!("{:<WIDTH$} {:>8.2} {interval:<15}{others}", scored.metric, scored.outcome.value());
     }
-    for of in &first.by_protocol {
-        out!("{}: {}; {}", of.protocol.name(), of.protocol.in_words(&of.numbers), of.transform);
+    for scores in &first.by_protocol {
+        let protocol = &scores.protocol;
+        out!("{}: {}; {}", protocol.name(), protocol.in_words(&scores.numbers), scores.transform);
     }
 }
 
@@ -59,8 +60,10 @@ fn heading(scores: &Scores) -> String {
 
 /// Returns all scores with their settings as JSON.
 pub(crate) fn to_json(table: &Table, split: &Split, about: &NetworkInfo) -> Value {
-    let networks: Map<String, Value> =
-        table.iter().map(|(name, scores)| (name.replace(' ', "_"), numbers(scores, split.seed))).collect();
+    let mut networks = Map::new();
+    for (name, scores) in table {
+        networks.insert(name.replace(' ', "_"), numbers(scores, split.seed));
+    }
     let Some((_, first)) = table.first() else { return Value::Null };
     json!({
         "about": about,
@@ -76,28 +79,29 @@ pub(crate) fn to_json(table: &Table, split: &Split, about: &NetworkInfo) -> Valu
 pub(crate) fn rows(scores: &Scores, split: &Split, about: &NetworkInfo) -> Vec<EvaluationRow> {
     scores
         .numbers()
-        .map(|(of, scored)| {
-            let protocol = &of.protocol;
+        .map(|(protocol_scores, scored)| {
+            let protocol = &protocol_scores.protocol;
             let outcome = &scored.outcome;
             let about = NetworkInfo {
-                transform: Some(of.transform),
-                transform_in_words: Some(of.transform.to_string()),
+                transform: Some(protocol_scores.transform),
+                transform_in_words: Some(protocol_scores.transform.to_string()),
                 ..about.clone()
             };
             let is_small = outcome.n_classes() <= MAX_KEPT_CONFUSED;
-            let set = |set: &str, images| ImageSetInfo { set: set.to_string(), images: Some(images) };
+            let train = ImageSetInfo { set: split.train.name.clone(), images: Some(scores.n_train) };
+            let test = ImageSetInfo { set: split.test.name.clone(), images: Some(scores.n_test) };
             EvaluationRow {
                 metric: scored.metric.clone(),
-                number: Number::of(outcome.measure(), outcome.value()),
+                number: Number::new(outcome.measure(), outcome.value()),
                 interval: Some(outcome.interval()),
                 by_class: Some(outcome.by_class()),
                 protocol: Some(protocol.name().into()),
-                protocol_in_words: Some(protocol.in_words(&of.numbers)),
+                protocol_in_words: Some(protocol.in_words(&protocol_scores.numbers)),
                 settings: protocol.settings().as_object().cloned().unwrap_or_default(),
                 details: scored.details.clone(),
                 seed: split.seed,
-                train: Some(set(&split.train.name, scores.n_train)),
-                test: set(&split.test.name, scores.n_test),
+                train: Some(train),
+                test,
                 about,
                 classes: protocol.needs().has_classes().then(|| split.test.classes().to_vec()),
                 confusion: if is_small { confusion(outcome) } else { None },
@@ -108,29 +112,31 @@ pub(crate) fn rows(scores: &Scores, split: &Split, about: &NetworkInfo) -> Vec<E
         .collect()
 }
 
+/// Returns the scores of a network as JSON, by metric.
 fn numbers(scores: &Scores, seed: u64) -> Value {
-    let number = |(of, scored): (&ProtocolScores, &eval::Scored)| {
-        let mut value = about_number(of, scored, seed);
+    let mut numbers = Map::new();
+    for (protocol_scores, scored) in scores.numbers() {
+        let mut value = number(protocol_scores, scored, seed);
         if scored.outcome.n_classes() <= MAX_CONFUSED {
             value["confusion"] = json!(confusion(&scored.outcome));
         }
-        (scored.metric.clone(), value)
-    };
-    Value::Object(scores.numbers().map(number).collect())
+        numbers.insert(scored.metric.clone(), value);
+    }
+    Value::Object(numbers)
 }
 
 /// Returns a score under the name of its measure, `accuracy`, `mAP` or `mIoU`, with everything that
 /// it depends on.
-fn about_number(of: &ProtocolScores, scored: &eval::Scored, seed: u64) -> Value {
-    let protocol = &of.protocol;
+fn number(protocol_scores: &ProtocolScores, scored: &eval::Scored, seed: u64) -> Value {
+    let protocol = &protocol_scores.protocol;
     let outcome = &scored.outcome;
     json!({
         outcome.measure(): outcome.value(),
         "interval": outcome.interval(),
         "by_class": outcome.by_class(),
         "protocol": protocol.name(),
-        "protocol_in_words": protocol.in_words(&of.numbers),
-        "transform_in_words": of.transform.to_string(),
+        "protocol_in_words": protocol.in_words(&protocol_scores.numbers),
+        "transform_in_words": protocol_scores.transform.to_string(),
         "settings": protocol.settings(),
         "details": scored.details,
         "seed": seed,
@@ -144,7 +150,7 @@ fn confusion(outcome: &eval::Outcome) -> Option<Vec<Vec<u64>>> {
     Some(counts.chunks(outcome.n_classes().max(1)).map(<[u64]>::to_vec).collect())
 }
 
-/// Returns the default name of a set: the folder and the common beginning of its shards,
+/// Returns the default name of a set: the folder and the common prefix of its shards, such as
 /// `cifar10/test`.
 pub(crate) fn set_name(specs: &[String]) -> String {
     let first = specs.first().map(|spec| redact_list(spec)).unwrap_or_default();
@@ -153,7 +159,7 @@ pub(crate) fn set_name(specs: &[String]) -> String {
     let shard = first.trim_end_matches(".gz");
     let path = Path::new(shard.trim_end_matches(".tar"));
     let file = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-    // The name of a folder is its own.
+    // Only names of shards end in numbers; the name of a folder is kept.
     let file = if shard.ends_with(".tar") {
         file.trim_end_matches(|c: char| c.is_ascii_digit() || "-_.{}*?[]".contains(c)).to_string()
     } else {
@@ -171,12 +177,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sets_are_called_by_their_folder_and_beginning() {
-        let name = |spec: &str| set_name(&[spec.to_string()]);
-        assert_eq!(name("/data/cifar10/test-{000000..000001}.tar"), "cifar10/test");
-        assert_eq!(name("https://host/b/val_0001.tar.gz"), "b/val");
-        assert_eq!(name("http://u:PW@host/a/val-{0..3}.tar?token=PW&x=1"), "a/val");
-        assert_eq!(name("held-out.tar"), "held-out");
-        assert_eq!(name("data/photos-2024/"), "data/photos-2024");
+    fn sets_are_named_by_their_folder_and_the_prefix_of_their_shards() {
+        for (spec, name) in [
+            ("/data/cifar10/test-{000000..000001}.tar", "cifar10/test"),
+            ("https://host/b/val_0001.tar.gz", "b/val"),
+            ("http://u:PW@host/a/val-{0..3}.tar?token=PW&x=1", "a/val"),
+            ("held-out.tar", "held-out"),
+            ("data/photos-2024/", "data/photos-2024"),
+        ] {
+            assert_eq!(set_name(&[spec.to_string()]), name);
+        }
     }
 }

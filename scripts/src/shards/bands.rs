@@ -28,17 +28,17 @@ impl From<SampleFile> for Sample {
     }
 }
 
-/// Joins `entries` whose names differ in the band alone into samples, in the order of the first
-/// file of each. Class and columns are those beside the common name, such as `tile.cls` and
-/// `tile.json`, or else those of the first file.
+/// Joins `entries` whose names differ only in the band into samples, in the order of the first file
+/// of each. Class and columns are those beside the common name, such as `tile.cls` and `tile.json`,
+/// otherwise those of the first file.
 ///
 /// # Errors
-/// When a file beside the images cannot be read.
-pub(crate) fn joined(entries: Vec<SampleFile>) -> anyhow::Result<Vec<Sample>> {
+/// If a file beside the images cannot be read.
+pub(crate) fn join_bands(entries: Vec<SampleFile>) -> anyhow::Result<Vec<Sample>> {
     let mut samples: Vec<Sample> = Vec::new();
     let mut numbers: BTreeMap<String, usize> = BTreeMap::new();
     for entry in entries {
-        let Some((common, band)) = parts(&entry.name) else {
+        let Some((common, band)) = split_band(&entry.name) else {
             samples.push(entry.into());
             continue;
         };
@@ -60,7 +60,7 @@ pub(crate) fn joined(entries: Vec<SampleFile>) -> anyhow::Result<Vec<Sample>> {
 }
 
 /// Splits `folder/tile.b02.tif` into `folder/tile` and `b02.tif`; `None` for a name without a band.
-fn parts(name: &str) -> Option<(String, String)> {
+fn split_band(name: &str) -> Option<(String, String)> {
     let start = name.rfind('/').map_or(0, |slash| slash + 1);
     let (rest, format) = name[start..].rsplit_once('.')?;
     let (stem, band) = rest.rsplit_once('.')?;
@@ -74,8 +74,10 @@ mod tests {
 
     #[test]
     fn names_are_split_at_the_band() {
-        let of = |name: &str| parts(name).map(|(common, band)| format!("{common} {band}"));
-        assert_eq!(of("a.b/tile.1.B02.TIF").as_deref(), Some("a.b/tile.1 b02.tif"));
-        assert_eq!((of("a.b/tile.tif"), of(".b02.tif"), of("tile.seg.png")), (None, None, None));
+        let expected = ("a.b/tile.1".to_string(), "b02.tif".to_string());
+        assert_eq!(split_band("a.b/tile.1.B02.TIF"), Some(expected));
+        for name in ["a.b/tile.tif", ".b02.tif", "tile.seg.png"] {
+            assert_eq!(split_band(name), None);
+        }
     }
 }

@@ -14,7 +14,7 @@ pub(crate) struct HostQueue<'a> {
 #[derive(Default)]
 struct State<'a> {
     hosts: HashMap<&'a str, Host>,
-    /// Free servers, by the first item that waits for each.
+    /// Servers with a free slot, by the first item that waits for each.
     free: BTreeSet<(usize, &'a str)>,
     n_waiting: usize,
     /// First item that may not be taken yet.
@@ -45,14 +45,14 @@ impl<'a> HostQueue<'a> {
     ) -> Self {
         let mut state = State { horizon: usize::MAX, ..State::default() };
         for item in waiting {
-            state.hosts.entry(host_of(urls[item])).or_default().waiting.push_back(item);
+            state.hosts.entry(host_name(urls[item])).or_default().waiting.push_back(item);
             state.n_waiting += 1;
         }
         state.free = state.hosts.iter().map(|(name, host)| (host.waiting[0], *name)).collect();
         Self { urls, per_host: per_host.max(1), state: Mutex::new(state), changed: Condvar::new() }
     }
 
-    /// Holds back the items from `horizon` on.
+    /// Prevents items from `horizon` on from being taken.
     pub(crate) fn set_horizon(&self, horizon: usize) {
         self.lock().horizon = horizon;
         self.changed.notify_all();
@@ -84,7 +84,7 @@ impl<'a> HostQueue<'a> {
                 }
                 state.offer(name, self.per_host);
                 if state.n_waiting == 0 {
-                    // Threads that still wait have nothing to wait for.
+                    // No item is left for the threads that wait.
                     self.changed.notify_all();
                 }
                 return Some(Turn { item, queue: self });
@@ -111,7 +111,7 @@ impl<'a> State<'a> {
 
 impl Drop for Turn<'_, '_> {
     fn drop(&mut self) {
-        let name = host_of(self.queue.urls[self.item]);
+        let name = host_name(self.queue.urls[self.item]);
         let mut state = self.queue.lock();
         if let Some(host) = state.hosts.get_mut(name) {
             host.n_active -= 1;
@@ -122,8 +122,9 @@ impl Drop for Turn<'_, '_> {
     }
 }
 
-/// Server that a URL names, as written. Text that is not a URL fails when it is fetched.
-fn host_of(url: &str) -> &str {
+/// Returns the server that a URL names, as written. Text that is not a URL fails when it is
+/// fetched.
+fn host_name(url: &str) -> &str {
     let rest = url.split_once("://").map_or(url, |(_, rest)| rest);
     rest.split(['/', '?', '#']).next().unwrap_or_default()
 }
@@ -133,25 +134,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_busy_server_is_passed_over_and_order_holds_otherwise() {
+    fn items_of_busy_servers_are_skipped_and_others_are_taken_in_order() {
         let urls = ["http://a/1", "http://a/2", "http://a/3", "http://b/1", "c", "http://b?x"];
         let queue = HostQueue::new(&urls, 0..6, 2);
         queue.set_horizon(5);
-        let item = |turn: &Option<Turn<'_, '_>>| turn.as_ref().expect("an item").item;
-        let first = queue.take();
-        let others = [queue.take(), queue.take(), queue.take()];
-        assert_eq!((item(&first), others.each_ref().map(item)), (0, [1, 3, 4]));
+        let first = queue.take().expect("an item");
+        let others = [queue.take(), queue.take(), queue.take()].map(|turn| turn.expect("an item"));
+        assert_eq!(first.item, 0);
+        assert_eq!(others.each_ref().map(|turn| turn.item), [1, 3, 4]);
         drop(first);
-        let third = queue.take();
-        assert_eq!(item(&third), 2);
-        // The last one lies behind the horizon.
+        let third = queue.take().expect("an item");
+        assert_eq!(third.item, 2);
+        // The last item is behind the horizon.
         queue.set_horizon(6);
-        assert_eq!(item(&queue.take()), 5);
+        assert_eq!(queue.take().expect("an item").item, 5);
         assert!(queue.take().is_none());
     }
 
     #[test]
-    fn threads_that_wait_are_let_go() {
+    fn closing_wakes_waiting_threads() {
         let urls = ["http://a/1", "http://a/2"];
         let queue = HostQueue::new(&urls, 0..2, 1);
         let first = queue.take();

@@ -15,12 +15,12 @@ use super::bands::Sample;
 use prep::files::{CONVERTED, extension};
 
 /// Reads the files of the image of `sample`: extension in the shard, and bytes.
-pub(super) fn files_of(sample: &Sample) -> anyhow::Result<Vec<(String, Vec<u8>)>> {
+pub(super) fn read_files(sample: &Sample) -> anyhow::Result<Vec<(String, Vec<u8>)>> {
     let files: Vec<(String, Vec<u8>)> = sample
         .files
         .iter()
         .map(|file| match &file.extension {
-            None => image_of(&file.path),
+            None => read_whole_image(&file.path),
             Some(extension) => Ok((extension.clone(), read_image(&file.path)?)),
         })
         .collect::<anyhow::Result<_>>()?;
@@ -41,7 +41,7 @@ fn read_image(path: &Path) -> anyhow::Result<Vec<u8>> {
 
 /// Reads the image at `path`: its extension in the shard, and its bytes. A format that few other
 /// programs read in shards is converted to PNG, unless it is a TIFF that a PNG cannot hold.
-fn image_of(path: &Path) -> anyhow::Result<(String, Vec<u8>)> {
+fn read_whole_image(path: &Path) -> anyhow::Result<(String, Vec<u8>)> {
     let extension = extension(path).unwrap_or_default();
     if !CONVERTED.contains(&extension.as_str()) {
         if !IMAGE_EXTENSIONS.contains(&extension.as_str()) {
@@ -51,13 +51,13 @@ fn image_of(path: &Path) -> anyhow::Result<(String, Vec<u8>)> {
     }
     let bytes = std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
     let has_map = bands::map_data(&bytes).is_ok_and(|map| map.is_some());
-    // A PNG would lose which way up the image is.
+    // A PNG would lose the orientation of the image.
     let is_turned = facts(&bytes).is_ok_and(|facts| facts.turned);
     if bands::format_of(&bytes).is_some() && (has_map || is_turned || bands::exceeds_rgb8(&bytes)) {
         return Ok((extension, bytes));
     }
     let image = match extension.as_str() {
-        // Nothing in such a file says what it is.
+        // Such a file has no signature.
         "tga" => {
             let image = image::load_from_memory_with_format(&bytes, ImageFormat::Tga);
             image.map_err(|error| AugmentError::Decode(error.to_string()))

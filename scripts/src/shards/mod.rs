@@ -4,7 +4,7 @@ pub(crate) mod bands;
 pub(crate) mod bits;
 pub(crate) mod classes;
 pub(crate) mod encode;
-pub(crate) mod hold;
+pub(crate) mod folder_lock;
 pub(crate) mod host_queue;
 mod image_file;
 pub(crate) mod names;

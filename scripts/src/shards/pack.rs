@@ -1,8 +1,8 @@
 //! Packing of image files into shards.
 //!
-//! The list of images alone determines which of them a shard holds ([`shards_of`]): parts of a job
-//! write the shards that one job would write, and a job that was stopped continues with the shards
-//! that are missing. An image that cannot be packed is left out of its shard.
+//! The list of images alone determines which of them a shard holds ([`plan_shards`]): parts of a
+//! job write the shards that one job would write, and a job that was stopped continues with the
+//! shards that are missing. An image that cannot be packed is left out of its shard.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::fs;
@@ -20,12 +20,12 @@ use pipeline::{PipelineError, Shard, file};
 use rayon::prelude::*;
 use serde_json::{Map, Value, json};
 
-use super::bands::{Sample, joined};
-use super::bits::{BitsSeen, N_LOOKED_AT, say_of};
+use super::bands::{Sample, join_bands};
+use super::bits::{BitsUsed, N_INSPECTED, print_bits};
 use super::classes::{Classes, write_classes};
-use super::hold::hold_for;
-use super::image_file::files_of;
-use super::pack_job::{Contents, PackJob, claim, mark_of, path_of};
+use super::folder_lock::lock_for;
+use super::image_file::read_files;
+use super::pack_job::{Contents, PackJob, claim, job_path, shard_path};
 use crate::console::say;
 use crate::parts::Work;
 use crate::progress::bar;
@@ -35,7 +35,7 @@ use prep::files::{
 use prep::keys::Keys;
 use prep::order::shuffle;
 
-/// Images that are read, on all cores, before they are written.
+/// Number of images that are read, on all cores, before they are written.
 const CHUNK: usize = 64;
 
 /// Result of a pack.
@@ -47,8 +47,8 @@ pub(crate) struct Packed {
     pub(crate) n_shards: usize,
     /// Numbers of the shards of this command's share.
     pub(crate) shards: Range<usize>,
-    /// Number of them that were there already.
-    pub(crate) n_there: usize,
+    /// Number of them that existed before.
+    pub(crate) n_existing: usize,
     /// File that lists the images that could not be packed, and their number. A part has a list for
     /// each shard.
     pub(crate) failures: Option<(PathBuf, usize)>,
@@ -63,13 +63,13 @@ pub(crate) struct Packed {
 pub(crate) struct Noticed {
     /// Number of images that EXIF turns.
     n_turned: usize,
-    /// Images of 16 bits among the first.
-    bits: BitsSeen,
+    /// Bits that images of 16 bits use, among the first.
+    bits: BitsUsed,
 }
 
 impl Packed {
-    /// Prints what was left out.
-    pub(crate) fn tell(&self) {
+    /// Prints which files were left out, and notes on the images.
+    pub(crate) fn print_notes(&self) {
         report_skipped(&self.skipped);
         if let Some((list, n)) = &self.failures {
             say(format!("warning: {n} images could not be packed: see {}", list.display()));
@@ -81,47 +81,51 @@ impl Packed {
                  data.apply_exif=true applies it"
             ));
         }
-        say_of(bits, &DecodeRules::default(), "data.bits_used in a recipe scales them");
+        print_bits(bits, &DecodeRules::default(), "data.bits_used in a recipe scales them");
     }
 }
 
 /// Packs the images of `job`.
 pub(crate) fn pack(job: &PackJob<'_>) -> anyhow::Result<Packed> {
-    let found = samples(job)?;
-    if found.0.is_empty() {
-        bail!(nothing(job));
+    let (samples, skipped) = find_samples(job)?;
+    if samples.is_empty() {
+        bail!(no_images(job));
     }
-    let _held = hold_for(job.work, job.out, job.prefix)?;
-    let contents = contents(job, found)?;
+    let _lock = lock_for(job.work, job.out, job.prefix)?;
+    let contents = plan_contents(job, samples, skipped)?;
     claim(job, &contents)?;
-    if let (Classes::Named(names), false) = (&contents.classes, matches!(job.work, Work::Join(_))) {
+    if let Classes::Named(names) = &contents.classes
+        && !matches!(job.work, Work::Join(_))
+    {
         write_classes(job.out, names)?;
     }
     let shards = job.work.range(contents.shards.len());
-    let missing: Vec<usize> = shards.clone().filter(|shard| !path_of(job, *shard).exists()).collect();
+    let missing: Vec<usize> = shards.clone().filter(|shard| !shard_path(job, *shard).exists()).collect();
     job.work.check_done(contents.shards.len(), &missing)?;
     let progress = bar(missing.iter().map(|shard| contents.shards[*shard].len() as u64).sum(), "pack");
     let mut noticed = Noticed::default();
     for shard in &missing {
-        one_shard(job, &contents, *shard, &mut noticed, &progress)?;
+        write_shard(job, &contents, *shard, &mut noticed, &progress)?;
     }
     progress.finish_and_clear();
-    let n_there = shards.len() - missing.len();
+    let n_existing = shards.len() - missing.len();
     let packed =
-        Packed { n_shards: contents.shards.len(), n_there, noticed, ..totals(job, &contents, shards)? };
-    match job.work {
-        Work::Whole if packed.n_samples == 0 => {
-            remove(job, &contents)?;
-            bail!(nothing(job));
-        }
-        Work::Join(_) if packed.n_samples == 0 => bail!(nothing(job)),
-        _ => {}
+        Packed { n_shards: contents.shards.len(), n_existing, noticed, ..totals(job, &contents, shards)? };
+    if packed.n_samples > 0 {
+        return Ok(packed);
     }
-    Ok(packed)
+    match job.work {
+        Work::Whole => {
+            remove_shards(job, &contents)?;
+            bail!(no_images(job))
+        }
+        Work::Join(_) => bail!(no_images(job)),
+        Work::Part(_) => Ok(packed),
+    }
 }
 
 /// Creates the error for a job without an image that can be packed.
-fn nothing(job: &PackJob<'_>) -> PipelineError {
+fn no_images(job: &PackJob<'_>) -> PipelineError {
     PipelineError::NoImages {
         path: job.input.to_path_buf(),
         wanted: extensions().collect::<Vec<_>>().join(", "),
@@ -129,28 +133,29 @@ fn nothing(job: &PackJob<'_>) -> PipelineError {
 }
 
 /// Finds the samples of `job`, and the numbers of other files by extension.
-fn samples(job: &PackJob<'_>) -> anyhow::Result<(Vec<Sample>, BTreeMap<String, usize>)> {
+fn find_samples(job: &PackJob<'_>) -> anyhow::Result<(Vec<Sample>, BTreeMap<String, usize>)> {
     let FoundFiles { entries, mut skipped } = find_images(job.input, job.columns)?;
     if !job.joins_bands {
         return Ok((entries.into_iter().map(Sample::from).collect(), skipped));
     }
-    // Those that belong to a sample of several files were found with it.
+    // Sidecars of a sample of several files belong to the sample.
     skipped.retain(|extension, _| !SIDECAR_EXTENSIONS.contains(&extension.as_str()));
-    Ok((joined(entries)?, skipped))
+    Ok((join_bands(entries)?, skipped))
 }
 
-/// Divides the samples that were found, with the numbers of skipped files, into shards, without
-/// reading images.
-fn contents(
+/// Divides `samples` into shards, without reading images. `skipped` are the numbers of skipped
+/// files.
+fn plan_contents(
     job: &PackJob<'_>,
-    (entries, skipped): (Vec<Sample>, BTreeMap<String, usize>),
+    samples: Vec<Sample>,
+    skipped: BTreeMap<String, usize>,
 ) -> anyhow::Result<Contents> {
-    let labels = entries.iter().filter_map(|sample| sample.entry.class.as_ref());
-    let classes = Classes::of(job.classes, job.out, job.overwrite, labels)?;
-    // Keys in the order of the list, for any seed.
+    let labels = samples.iter().filter_map(|sample| sample.entry.class.as_ref());
+    let classes = Classes::from_labels(job.classes, job.out, job.overwrite, labels)?;
+    // Keys are numbered in the order of the list, for any seed.
     let mut keys = Keys::default();
     let mut samples: Vec<(String, Sample)> =
-        entries.into_iter().map(|sample| (keys.unique(&sample.entry.name), sample)).collect();
+        samples.into_iter().map(|sample| (keys.unique(&sample.entry.name), sample)).collect();
     shuffle(&mut samples, job.seed);
     let sizes_bytes: Vec<u64> = samples
         .par_iter()
@@ -161,7 +166,7 @@ fn contents(
 }
 
 /// Returns the text of the class member of a sample: the numbers of its classes, one a line. A
-/// sample without a class says so if it lies in a folder, which would else be its class.
+/// sample without a class states that if it is in a folder, which would otherwise be its class.
 fn class_text(key: &str, entry: &SampleFile, classes: &Classes) -> anyhow::Result<Option<String>> {
     let Some(class) = &entry.class else {
         return Ok(key.contains('/').then(|| NO_CLASS.to_string()));
@@ -173,58 +178,55 @@ fn class_text(key: &str, entry: &SampleFile, classes: &Classes) -> anyhow::Resul
     Ok(Some(numbers.join("\n")))
 }
 
-/// Returns the bytes that a sample takes in a shard, by the lengths of its files; 0 if shards may
-/// have any size.
+/// Returns the bytes that a sample takes in a shard, by the lengths of its files; 0 if the size of
+/// shards is not limited.
 fn size_bytes(key: &str, sample: &Sample, classes: &Classes, limits: ShardLimits) -> anyhow::Result<u64> {
     if limits.max_bytes == u64::MAX {
         return Ok(0);
     }
     let entry = &sample.entry;
-    let text = |text: Option<String>| text.map(|text| text.len() as u64);
-    let label = text(class_text(key, entry, classes)?).map(|len| ("cls", len));
-    let columns = text(in_json(&columns_of(key, entry))).map(|len| ("json", len));
-    let formats: Vec<(String, u64)> = sample
-        .files
-        .iter()
-        .map(|file| {
-            let extension = file.extension.clone().or(extension(&file.path)).unwrap_or_default();
-            // A file that cannot be read is not packed.
-            (extension, fs::metadata(&file.path).map_or(0, |data| data.len()))
-        })
-        .collect();
-    let files = formats.iter().map(|(extension, len)| (extension.as_str(), *len));
+    let label = class_text(key, entry, classes)?.map(|text| ("cls", text.len() as u64));
+    let columns = columns_text(&sample_columns(key, entry)).map(|text| ("json", text.len() as u64));
+    let mut files: Vec<(String, u64)> = Vec::new();
+    for file in &sample.files {
+        let extension = file.extension.clone().or(extension(&file.path)).unwrap_or_default();
+        // A file that cannot be read is not packed.
+        files.push((extension, fs::metadata(&file.path).map_or(0, |metadata| metadata.len())));
+    }
+    let files = files.iter().map(|(extension, len)| (extension.as_str(), *len));
     Ok(sample_bytes(key, files.chain(label).chain(columns)))
 }
 
-/// Path of the list of images that could not be packed into a shard. It exists if there are any.
-fn failures_of(job: &PackJob<'_>, shard: usize) -> PathBuf {
-    path_of(job, shard).with_extension("failures.jsonl")
+/// Returns the path of the list of images that could not be packed into a shard. The file exists if
+/// there are any.
+fn failures_path(job: &PackJob<'_>, shard: usize) -> PathBuf {
+    shard_path(job, shard).with_extension("failures.jsonl")
 }
 
 /// Writes a shard.
-fn one_shard(
+fn write_shard(
     job: &PackJob<'_>,
     contents: &Contents,
     shard: usize,
     noticed: &mut Noticed,
     progress: &ProgressBar,
 ) -> anyhow::Result<()> {
-    let mut writer = ShardFile::create(&path_of(job, shard))?;
+    let mut writer = ShardFile::create(&shard_path(job, shard))?;
     let mut failures = String::new();
     for chunk in contents.samples[contents.shards[shard].clone()].chunks(CHUNK) {
-        let read: Vec<_> = chunk.par_iter().map(|(_, sample)| files_of(sample)).collect();
+        let read: Vec<_> = chunk.par_iter().map(|(_, sample)| read_files(sample)).collect();
         for ((key, Sample { entry, .. }), files) in chunk.iter().zip(read) {
             progress.inc(1);
             let label = class_text(key, entry, &contents.classes)?;
             match files {
                 Ok(files) => {
-                    let is_turned = |file: &[u8]| facts(file).is_ok_and(|facts| facts.turned);
-                    noticed.n_turned += usize::from(files.iter().any(|(_, file)| is_turned(file)));
-                    if noticed.bits.n_images < N_LOOKED_AT {
+                    let is_turned = files.iter().any(|(_, file)| facts(file).is_ok_and(|facts| facts.turned));
+                    noticed.n_turned += usize::from(is_turned);
+                    if noticed.bits.n_images < N_INSPECTED {
                         let files: Vec<&[u8]> = files.iter().map(|(_, file)| file.as_slice()).collect();
-                        noticed.bits.look_at(&files, &DecodeRules::default());
+                        noticed.bits.inspect(&files, &DecodeRules::default());
                     }
-                    add(&mut writer, key, entry, &files, label)?;
+                    add_sample(&mut writer, key, entry, &files, label)?;
                 }
                 Err(error) => {
                     let row = json!({ "path": entry.name, "reason": crate::console::chain(&error) });
@@ -233,33 +235,43 @@ fn one_shard(
             }
         }
     }
-    // The list comes first: a shard that has its name has its list.
-    let list = failures_of(job, shard);
-    match failures.is_empty() {
-        true if list.exists() => fs::remove_file(&list),
-        true => Ok(()),
-        false => file::replace(&list, failures.as_bytes()),
-    }
-    .with_context(|| format!("cannot write {}", list.display()))?;
+    // The list is written first, so that a complete shard has its list.
+    write_failures(&failures_path(job, shard), &failures)?;
     writer.finish()?;
     Ok(())
 }
 
-/// Counts what is in `shards`, all of which exist, and joins the lists of failures unless this is a
-/// part.
+/// Writes the list of failures at `path`; removes that of an earlier attempt if there are none.
+fn write_failures(path: &Path, failures: &str) -> anyhow::Result<()> {
+    let result = if !failures.is_empty() {
+        file::replace(path, failures.as_bytes())
+    } else if path.exists() {
+        fs::remove_file(path)
+    } else {
+        Ok(())
+    };
+    result.with_context(|| format!("cannot write {}", path.display()))
+}
+
+/// Counts the samples of `shards`, all of which exist, and joins the lists of failures unless this
+/// is a part.
 fn totals(job: &PackJob<'_>, contents: &Contents, shards: Range<usize>) -> anyhow::Result<Packed> {
     let mut n_samples = 0;
     let mut lines = String::new();
-    let mut classes = BTreeSet::new();
+    let mut classes: BTreeSet<&String> = BTreeSet::new();
     for shard in shards.clone() {
-        n_samples += Shard::open(&path_of(job, shard))?.len() as u64;
-        let text = fs::read_to_string(failures_of(job, shard)).unwrap_or_default();
-        let rows = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-        let failed: HashSet<String> =
-            rows.filter_map(|row| Some(row["path"].as_str()?.to_string())).collect();
-        let samples = &contents.samples[contents.shards[shard].clone()];
-        let packed = samples.iter().filter(|(_, sample)| !failed.contains(&sample.entry.name));
-        classes.extend(packed.filter_map(|(_, sample)| sample.entry.class.as_ref()));
+        n_samples += Shard::open(&shard_path(job, shard))?.len() as u64;
+        let text = fs::read_to_string(failures_path(job, shard)).unwrap_or_default();
+        let mut failed: HashSet<String> = HashSet::new();
+        for line in text.lines() {
+            let Ok(row) = serde_json::from_str::<Value>(line) else { continue };
+            failed.extend(row["path"].as_str().map(str::to_string));
+        }
+        for (_, sample) in &contents.samples[contents.shards[shard].clone()] {
+            if !failed.contains(&sample.entry.name) {
+                classes.extend(sample.entry.class.as_ref());
+            }
+        }
         lines.push_str(&text);
     }
     let list = match job.work {
@@ -267,15 +279,11 @@ fn totals(job: &PackJob<'_>, contents: &Contents, shards: Range<usize>) -> anyho
         Work::Whole | Work::Join(_) => job.out.join(format!("{}.failures.jsonl", job.prefix)),
     };
     if !matches!(job.work, Work::Part(_)) && n_samples > 0 {
-        match lines.is_empty() {
-            // A list of an earlier attempt.
-            true if list.exists() => fs::remove_file(&list),
-            true => Ok(()),
-            false => file::replace(&list, lines.as_bytes()),
-        }
-        .with_context(|| format!("cannot write {}", list.display()))?;
+        write_failures(&list, &lines)?;
     }
-    if let Some(first) = lines.lines().next().filter(|_| n_samples == 0) {
+    if n_samples == 0
+        && let Some(first) = lines.lines().next()
+    {
         say(format!("the first of {} images: {first}", lines.lines().count()));
     }
     Ok(Packed {
@@ -283,7 +291,7 @@ fn totals(job: &PackJob<'_>, contents: &Contents, shards: Range<usize>) -> anyho
         n_classes: classes.len(),
         n_shards: 0,
         shards,
-        n_there: 0,
+        n_existing: 0,
         failures: (!lines.is_empty()).then(|| (list, lines.lines().count())),
         skipped: contents.skipped.clone(),
         noticed: Noticed::default(),
@@ -291,22 +299,22 @@ fn totals(job: &PackJob<'_>, contents: &Contents, shards: Range<usize>) -> anyho
 }
 
 /// Removes the shards of a job that packed nothing.
-fn remove(job: &PackJob<'_>, contents: &Contents) -> anyhow::Result<()> {
+fn remove_shards(job: &PackJob<'_>, contents: &Contents) -> anyhow::Result<()> {
     for shard in 0..contents.shards.len() {
-        let tar = path_of(job, shard);
+        let tar = shard_path(job, shard);
         let index = pipeline::shard::sidecar::path_of(&tar);
-        for path in [tar, index, failures_of(job, shard)] {
+        for path in [tar, index, failures_path(job, shard)] {
             if path.exists() {
                 fs::remove_file(&path).with_context(|| format!("cannot remove {}", path.display()))?;
             }
         }
     }
-    let mark = mark_of(job);
+    let mark = job_path(job);
     fs::remove_file(&mark).with_context(|| format!("cannot remove {}", mark.display()))
 }
 
 /// Returns the columns of a sample, with its name if the key differs from it.
-fn columns_of(key: &str, entry: &SampleFile) -> Map<String, Value> {
+fn sample_columns(key: &str, entry: &SampleFile) -> Map<String, Value> {
     let mut columns = entry.columns.clone();
     if Path::new(&entry.name).with_extension("") != Path::new(key) {
         columns.entry("name").or_insert(Value::String(entry.name.clone()));
@@ -315,19 +323,19 @@ fn columns_of(key: &str, entry: &SampleFile) -> Map<String, Value> {
 }
 
 /// Returns columns as the text of a member; `None` if there are none.
-fn in_json(columns: &Map<String, Value>) -> Option<String> {
+fn columns_text(columns: &Map<String, Value>) -> Option<String> {
     (!columns.is_empty()).then(|| Value::Object(columns.clone()).to_string())
 }
 
 /// Adds a sample: its image, its class, and its columns, with the map data of its image.
-fn add(
+fn add_sample(
     writer: &mut ShardFile,
     key: &str,
     entry: &SampleFile,
     files: &[(String, Vec<u8>)],
     label: Option<String>,
 ) -> anyhow::Result<()> {
-    let mut columns = columns_of(key, entry);
+    let mut columns = sample_columns(key, entry);
     if let Some((_, first)) = files.first()
         && let Ok(Some(map)) = bands::map_data(first)
     {
@@ -335,7 +343,7 @@ fn add(
             columns.entry(name).or_insert(value);
         }
     }
-    let columns = in_json(&columns);
+    let columns = columns_text(&columns);
     let mut members: Vec<(&str, &[u8])> =
         files.iter().map(|(extension, bytes)| (extension.as_str(), bytes.as_slice())).collect();
     members.extend(label.iter().map(|label| ("cls", label.as_bytes())));

@@ -1,5 +1,5 @@
-//! A job of packing: its images and settings, what its shards hold, and the file that says so
-//! beside them.
+//! A job of packing: its images and settings, the contents of its shards, and the file beside them
+//! that describes the job.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -51,25 +51,17 @@ pub(super) struct Contents {
     pub(super) skipped: BTreeMap<String, usize>,
 }
 
-/// Writes down which job the shards of the prefix are of, or checks that they are of this one.
+/// Records the job beside the shards of its prefix, or checks that the recorded job is this one.
 pub(super) fn claim(job: &PackJob<'_>, contents: &Contents) -> anyhow::Result<()> {
     let this = description(job, contents);
-    let mark = mark_of(job);
-    let there = || -> anyhow::Result<Option<Value>> {
-        match fs::read_to_string(&mark) {
-            Ok(text) => serde_json::from_str(&text)
-                .map(Some)
-                .with_context(|| format!("cannot read {}", mark.display())),
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(error).with_context(|| format!("cannot read {}", mark.display())),
-        }
-    };
-    let shard = (0..contents.shards.len()).map(|shard| path_of(job, shard)).find(|path| path.exists());
-    match there()? {
-        Some(there) if there == this => return Ok(()),
-        // A job that has written nothing may begin anew with other flags; another part could be
-        // about to write.
-        Some(_) if shard.is_none() && job.work == Work::Whole => {
+    let mark = job_path(job);
+    let existing_shard =
+        (0..contents.shards.len()).map(|shard| shard_path(job, shard)).find(|path| path.exists());
+    match read_job(&mark)? {
+        Some(recorded) if recorded == this => return Ok(()),
+        // A whole job that has written nothing may start over with other flags. In a job in parts,
+        // another part could be about to write.
+        Some(_) if existing_shard.is_none() && job.work == Work::Whole => {
             fs::remove_file(&mark).with_context(|| format!("cannot remove {}", mark.display()))?;
         }
         Some(_) => bail!(
@@ -83,17 +75,28 @@ pub(super) fn claim(job: &PackJob<'_>, contents: &Contents) -> anyhow::Result<()
             if let Work::Join(n_parts) = job.work {
                 check_none_missing(&Part::all(n_parts).collect::<Vec<_>>())?;
             }
-            if let Some(path) = shard {
+            if let Some(path) = existing_shard {
                 bail!(PipelineError::Exists { path });
             }
         }
     }
     let is_new = file::create_new(&mark, format!("{this}\n").as_bytes())
         .with_context(|| format!("cannot write {}", mark.display()))?;
-    if is_new || there()?.as_ref() == Some(&this) {
+    if is_new || read_job(&mark)?.as_ref() == Some(&this) {
         Ok(())
     } else {
         bail!("another job with the prefix {} has just begun in {}", job.prefix, job.out.display())
+    }
+}
+
+/// Reads the description of a job at `path`; `None` if there is none.
+fn read_job(path: &Path) -> anyhow::Result<Option<Value>> {
+    match fs::read_to_string(path) {
+        Ok(text) => {
+            serde_json::from_str(&text).map(Some).with_context(|| format!("cannot read {}", path.display()))
+        }
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error).with_context(|| format!("cannot read {}", path.display())),
     }
 }
 
@@ -104,8 +107,12 @@ fn description(job: &PackJob<'_>, contents: &Contents) -> Value {
         let line = json!([key, entry.name, entry.class, entry.columns, size_bytes]);
         hash.update(line.to_string().as_bytes());
     }
-    contents.shards.iter().for_each(|shard| hash.update(&(shard.end as u64).to_le_bytes()));
-    contents.classes.names().into_iter().flatten().for_each(|name| hash.update(name.as_bytes()));
+    for shard in &contents.shards {
+        hash.update(&(shard.end as u64).to_le_bytes());
+    }
+    for name in contents.classes.names().into_iter().flatten() {
+        hash.update(name.as_bytes());
+    }
     let input = job.input.canonicalize().unwrap_or_else(|_| job.input.to_path_buf());
     json!({
         "verb": "pack",
@@ -116,12 +123,12 @@ fn description(job: &PackJob<'_>, contents: &Contents) -> Value {
     })
 }
 
-/// Path of the file that says which job the shards are of.
-pub(super) fn mark_of(job: &PackJob<'_>) -> PathBuf {
+/// Returns the path of the description of the job.
+pub(super) fn job_path(job: &PackJob<'_>) -> PathBuf {
     job.out.join(format!("{}.job.json", job.prefix))
 }
 
-/// Path of shard number `shard`.
-pub(super) fn path_of(job: &PackJob<'_>, shard: usize) -> PathBuf {
+/// Returns the path of shard number `shard`.
+pub(super) fn shard_path(job: &PackJob<'_>, shard: usize) -> PathBuf {
     job.out.join(format!("{}-{shard:06}.tar", job.prefix))
 }

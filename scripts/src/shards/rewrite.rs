@@ -1,8 +1,8 @@
 //! Rewriting of shards one by one: the loop of `shards resize`, `filter` and `dedup`.
 //!
-//! An output shard has the name of its input and gets it when it is complete. Shards that exist
-//! already are skipped, so that a job that was stopped continues where it was; `job.json` makes
-//! sure that it is the same job.
+//! An output shard has the name of its input, and gets it when it is complete. Shards that exist
+//! are skipped, so that a job that was stopped continues where it was; `job.json` makes sure that
+//! it is the same job.
 
 use std::collections::HashSet;
 use std::fs;
@@ -20,9 +20,9 @@ use serde_json::{Value, json};
 use crate::parts::remove_parts;
 use crate::progress::bar;
 use crate::shards::classes::copy_classes;
-use crate::shards::hold::hold;
+use crate::shards::folder_lock::lock_folder;
 
-/// Samples that are read, processed on all cores and written before the next ones.
+/// Number of samples that are read, processed on all cores and written at a time.
 const CHUNK: usize = 256;
 
 /// Flags of every verb that rewrites shards.
@@ -66,7 +66,8 @@ pub(crate) enum Verdict {
 #[derive(Default)]
 pub(crate) struct RewriteTotals {
     pub(crate) n_shards: u64,
-    pub(crate) n_shards_there: u64,
+    /// Number of output shards that existed before.
+    pub(crate) n_existing_shards: u64,
     pub(crate) n_kept: u64,
     pub(crate) n_replaced: u64,
     pub(crate) n_dropped: u64,
@@ -89,26 +90,24 @@ pub(crate) struct Job<'a> {
 }
 
 impl Item<'_> {
-    /// Image of the sample: extension and bytes.
+    /// Returns the image of the sample: extension and bytes.
     pub(crate) fn image(&self) -> Option<&(String, Vec<u8>)> {
         use pipeline::shard::IMAGE_EXTENSIONS;
         IMAGE_EXTENSIONS.iter().find_map(|wanted| self.members.iter().find(|(ext, _)| ext == wanted))
     }
 
-    /// Files of the sample's image: one, or one for each band.
+    /// Returns the files of the sample's image: one, or one for each band.
     pub(crate) fn files(&self) -> Vec<&[u8]> {
-        match self.image() {
-            Some((_, bytes)) => vec![bytes],
-            None => {
-                let bands = self.members.iter().filter(|(extension, _)| is_band(extension));
-                let mut bands: Vec<&(String, Vec<u8>)> = bands.collect();
-                bands.sort_by(|(a, _), (b, _)| compare_names(a, b));
-                bands.into_iter().map(|(_, bytes)| bytes.as_slice()).collect()
-            }
+        if let Some((_, bytes)) = self.image() {
+            return vec![bytes];
         }
+        let mut bands: Vec<&(String, Vec<u8>)> =
+            self.members.iter().filter(|(extension, _)| is_band(extension)).collect();
+        bands.sort_by(|(a, _), (b, _)| compare_names(a, b));
+        bands.into_iter().map(|(_, bytes)| bytes.as_slice()).collect()
     }
 
-    /// Key of the sample.
+    /// Returns the key of the sample.
     pub(crate) fn key(&self) -> &str {
         self.shard.key(self.number)
     }
@@ -123,19 +122,19 @@ pub(crate) fn rewrite(
 ) -> anyhow::Result<RewriteTotals> {
     check_names(sources)?;
     let shards = storage.open_all(sources)?;
-    let _held = hold(job.out)?;
-    claim(inputs_of(sources, &shards, job.out)?, job.out, job.verb, &job.settings, job.overwrite)?;
+    let _lock = lock_folder(job.out)?;
+    claim(input_identities(sources, &shards, job.out)?, job.out, job.verb, &job.settings, job.overwrite)?;
     copy_classes(sources, job.out, job.overwrite)?;
     let mut totals = RewriteTotals::default();
     let progress = bar(shards.iter().map(|shard| shard.len() as u64).sum(), job.verb);
     for (shard, source) in shards.iter().zip(sources) {
         let target = job.out.join(source.url.tar_name());
         if target.exists() {
-            totals.n_shards_there += 1;
+            totals.n_existing_shards += 1;
             progress.inc(shard.len() as u64);
             continue;
         }
-        one_shard(shard, &target, &judge, &mut totals, &progress)?;
+        rewrite_shard(shard, &target, &judge, &mut totals, &progress)?;
         totals.n_shards += 1;
     }
     progress.finish_and_clear();
@@ -143,7 +142,8 @@ pub(crate) fn rewrite(
     Ok(totals)
 }
 
-fn one_shard(
+/// Rewrites `shard` to `target`.
+fn rewrite_shard(
     shard: &Shard,
     target: &Path,
     judge: &(impl Fn(&Item<'_>) -> Verdict + Sync),
@@ -154,26 +154,27 @@ fn one_shard(
     let mut dropped = Vec::new();
     for start in (0..shard.len()).step_by(CHUNK) {
         let chunk = start..shard.len().min(start + CHUNK);
-        let done: anyhow::Result<Vec<_>> = chunk
+        let verdicts: anyhow::Result<Vec<_>> = chunk
             .into_par_iter()
             .map(|number: usize| -> anyhow::Result<(Item<'_>, Verdict)> {
-                let (members, flaw) = match shard.members(number) {
-                    Ok(members) => (members, None),
-                    // The bytes differ from those that were indexed. None of these jobs may copy
-                    // the sample.
-                    Err(error) if error.is_sample_error() => {
-                        (Vec::new(), Some(Verdict::Drop(error.to_string())))
+                match shard.members(number) {
+                    Ok(members) => {
+                        let item = Item { shard, number, members };
+                        let verdict = judge(&item);
+                        Ok((item, verdict))
                     }
-                    Err(error) => return Err(error.into()),
-                };
-                let item = Item { shard, number, members };
-                let verdict = flaw.unwrap_or_else(|| judge(&item));
-                Ok((item, verdict))
+                    // The bytes differ from those that were indexed: the sample must not be copied.
+                    Err(error) if error.is_sample_error() => {
+                        let item = Item { shard, number, members: Vec::new() };
+                        Ok((item, Verdict::Drop(error.to_string())))
+                    }
+                    Err(error) => Err(error.into()),
+                }
             })
             .collect();
-        for (mut item, verdict) in done? {
+        for (mut item, verdict) in verdicts? {
             progress.inc(1);
-            totals.bytes_in += bytes_of(&item.members);
+            totals.bytes_in += total_bytes(&item.members);
             let members = match verdict {
                 Verdict::Drop(reason) => {
                     totals.n_dropped += 1;
@@ -186,28 +187,28 @@ fn one_shard(
                 }
                 Verdict::Replace(extension, bytes) => {
                     totals.n_replaced += 1;
-                    replaced(&item, extension, bytes)
+                    replace_image(&item, extension, bytes)
                 }
             };
-            totals.bytes_out += bytes_of(&members);
+            totals.bytes_out += total_bytes(&members);
             let members: Vec<(&str, &[u8])> =
                 members.iter().map(|(ext, bytes)| (ext.as_str(), bytes.as_slice())).collect();
             writer.add(item.key(), &members)?;
         }
     }
-    // The list comes first: a shard that has its name has its list.
+    // The list is written first, so that a complete shard has its list.
     let text: String = dropped.iter().flat_map(|row: &Value| [row.to_string(), "\n".into()]).collect();
-    file::replace(&dropped_of(target), text.as_bytes())?;
+    file::replace(&dropped_path(target), text.as_bytes())?;
     writer.finish()?;
     Ok(())
 }
 
-fn bytes_of(members: &[(String, Vec<u8>)]) -> u64 {
+fn total_bytes(members: &[(String, Vec<u8>)]) -> u64 {
     members.iter().map(|(_, bytes)| bytes.len() as u64).sum()
 }
 
 /// Returns the members of `item` with its image replaced in place.
-fn replaced(item: &Item<'_>, extension: &str, bytes: Vec<u8>) -> Vec<(String, Vec<u8>)> {
+fn replace_image(item: &Item<'_>, extension: &str, bytes: Vec<u8>) -> Vec<(String, Vec<u8>)> {
     let old = item.image().map(|(old, _)| old.clone()).unwrap_or_default();
     let mut bytes = Some(bytes);
     item.members
@@ -219,8 +220,8 @@ fn replaced(item: &Item<'_>, extension: &str, bytes: Vec<u8>) -> Vec<(String, Ve
         .collect()
 }
 
-/// Path of the list of dropped samples beside a shard.
-fn dropped_of(target: &Path) -> PathBuf {
+/// Returns the path of the list of dropped samples beside a shard.
+fn dropped_path(target: &Path) -> PathBuf {
     target.with_extension("dropped.jsonl")
 }
 
@@ -228,7 +229,9 @@ fn dropped_of(target: &Path) -> PathBuf {
 fn join_dropped(out: &Path, sources: &[Source]) -> anyhow::Result<Option<PathBuf>> {
     let mut text = String::new();
     for source in sources {
-        text.push_str(&fs::read_to_string(dropped_of(&out.join(source.url.tar_name()))).unwrap_or_default());
+        text.push_str(
+            &fs::read_to_string(dropped_path(&out.join(source.url.tar_name()))).unwrap_or_default(),
+        );
     }
     let list = out.join("dropped.jsonl");
     if text.is_empty() {
@@ -239,7 +242,11 @@ fn join_dropped(out: &Path, sources: &[Source]) -> anyhow::Result<Option<PathBuf
 }
 
 /// Identifies the inputs of a job: location and length of each shard.
-pub(crate) fn inputs_of(sources: &[Source], shards: &[Shard], out: &Path) -> anyhow::Result<Vec<Value>> {
+pub(crate) fn input_identities(
+    sources: &[Source],
+    shards: &[Shard],
+    out: &Path,
+) -> anyhow::Result<Vec<Value>> {
     let real_out = out.canonicalize().ok();
     let mut inputs = Vec::new();
     for (source, shard) in sources.iter().zip(shards) {
@@ -251,7 +258,7 @@ pub(crate) fn inputs_of(sources: &[Source], shards: &[Shard], out: &Path) -> any
                 }
                 real.display().to_string()
             }
-            elsewhere => elsewhere.to_string(),
+            url => url.to_string(),
         };
         inputs.push(json!([name, shard.index().shard_bytes]));
     }
@@ -272,18 +279,18 @@ pub(crate) fn claim(
     let this = json!({ "verb": verb, "settings": settings, "inputs": inputs });
     match fs::read_to_string(&mark) {
         Ok(text) if overwrite => {
-            let there: Value = serde_json::from_str(&text).unwrap_or_default();
-            remove_parts(out, there["verb"].as_str().unwrap_or(verb))?;
+            let existing: Value = serde_json::from_str(&text).unwrap_or_default();
+            remove_parts(out, existing["verb"].as_str().unwrap_or(verb))?;
             clear(out)?;
         }
         Ok(text) => {
-            let there: Value =
+            let existing: Value =
                 serde_json::from_str(&text).with_context(|| format!("cannot read {}", mark.display()))?;
-            if there != this {
+            if existing != this {
                 bail!(
                     "{} holds another job ({}), or the same one with other inputs, flags or number of parts; choose another --out",
                     out.display(),
-                    there["verb"].as_str().unwrap_or("unknown")
+                    existing["verb"].as_str().unwrap_or("unknown")
                 );
             }
             return Ok(());
@@ -295,14 +302,14 @@ pub(crate) fn claim(
         .with_context(|| format!("cannot write {}", mark.display()))
 }
 
-/// Finds the files in `out` that have names of jobs' outputs.
+/// Returns the files in `out` that have names of jobs' outputs.
 fn outputs(out: &Path) -> anyhow::Result<Vec<PathBuf>> {
-    const ENDINGS: [&str; 5] = [".tar", ".tar.tmp", ".tar.idx.json", ".dropped.jsonl", ".failures.jsonl"];
+    const EXTENSIONS: [&str; 5] = [".tar", ".tar.tmp", ".tar.idx.json", ".dropped.jsonl", ".failures.jsonl"];
     let entries: std::io::Result<Vec<_>> = fs::read_dir(out)?.collect();
     let mut paths: Vec<PathBuf> = entries?.into_iter().map(|entry| entry.path()).collect();
     paths.retain(|path| {
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        ENDINGS.iter().any(|ending| name.ends_with(ending))
+        EXTENSIONS.iter().any(|extension| name.ends_with(extension))
     });
     Ok(paths)
 }
@@ -327,12 +334,12 @@ pub(crate) fn check_names(sources: &[Source]) -> anyhow::Result<()> {
 impl RewriteTotals {
     /// Prints the counts.
     pub(crate) fn print(&self, json: bool) {
-        let there = match self.n_shards_there {
+        let existing = match self.n_existing_shards {
             0 => String::new(),
             n => format!(", {n} there already"),
         };
         out!(
-            "{} shard(s) written{there}: {} samples as they were, {} changed, {} left out; {:.1} MB of {:.1} MB",
+            "{} shard(s) written{existing}: {} samples as they were, {} changed, {} left out; {:.1} MB of {:.1} MB",
             self.n_shards,
             self.n_kept,
             self.n_replaced,
@@ -348,7 +355,7 @@ impl RewriteTotals {
                 "{}",
                 json!({
                     "shards": self.n_shards,
-                    "shards_there": self.n_shards_there,
+                    "shards_there": self.n_existing_shards,
                     "kept": self.n_kept,
                     "changed": self.n_replaced,
                     "dropped": self.n_dropped,

@@ -1,5 +1,4 @@
-//! A procedural, labeled image set: ten shapes, drawn so that nothing but the shape tells the
-//! class.
+//! A procedural, labeled image set: ten shapes, drawn so that only the shape depends on the class.
 //!
 //! Each image holds two to six stamps of its class's shape, each with a position, size, rotation
 //! and color of its own, on a background of gradient, ripple and noise: all drawn independently of
@@ -26,9 +25,12 @@ pub(crate) fn image(seed: u64, number: u64, size_px: u32) -> (u32, Vec<u8>) {
             // Four samples a pixel soften the edges.
             let mut sum = [0.0f64; 3];
             for (dx, dy) in [(0.25, 0.25), (0.75, 0.25), (0.25, 0.75), (0.75, 0.75)] {
-                let at = [(f64::from(x) + dx) / f64::from(size_px), (f64::from(y) + dy) / f64::from(size_px)];
-                let color = scene.color(class, at);
-                sum.iter_mut().zip(color).for_each(|(sum, c)| *sum += c / 4.0);
+                let point =
+                    [(f64::from(x) + dx) / f64::from(size_px), (f64::from(y) + dy) / f64::from(size_px)];
+                let color = scene.color(class, point);
+                for (sum, c) in sum.iter_mut().zip(color) {
+                    *sum += c / 4.0;
+                }
             }
             let noise = f64::from(grain.normal()) * scene.noise;
             pixels.extend(sum.map(|v| ((v + noise) * 255.0).clamp(0.0, 255.0) as u8));
@@ -58,12 +60,12 @@ impl Scene {
         let background = draw_color(rng, 0.1, 0.9);
         // The two ends of the gradient are neighbors in color.
         let background = [background, background.map(|c| (c + 0.4 * rng.between(-0.5, 0.5)).clamp(0.0, 1.0))];
-        let behind = (luma(background[0]) + luma(background[1])) / 2.0;
+        let background_luma = (luma(background[0]) + luma(background[1])) / 2.0;
         let direction = rng.between(0.0, std::f64::consts::TAU);
         let wave = rng.between(0.0, std::f64::consts::TAU);
         let frequency = rng.between(5.0, 40.0);
         Self {
-            stamps: draw_stamps(rng, behind),
+            stamps: draw_stamps(rng, background_luma),
             background,
             gradient: [direction.cos(), direction.sin()],
             texture: [
@@ -76,49 +78,51 @@ impl Scene {
         }
     }
 
-    fn color(&self, class: u32, at: [f64; 2]) -> [f64; 3] {
+    /// Returns the color at a point of the unit square.
+    fn color(&self, class: u32, [x, y]: [f64; 2]) -> [f64; 3] {
         for stamp in &self.stamps {
-            let [dx, dy] =
-                [(at[0] - stamp.center[0]) / stamp.radius, (at[1] - stamp.center[1]) / stamp.radius];
+            let dx = (x - stamp.center[0]) / stamp.radius;
+            let dy = (y - stamp.center[1]) / stamp.radius;
             let [cos, sin] = stamp.rotation;
             if inside(class, [dx * cos + dy * sin, dy * cos - dx * sin]) {
                 return stamp.color;
             }
         }
-        let along = (at[0] - 0.5) * self.gradient[0] + (at[1] - 0.5) * self.gradient[1] + 0.5;
+        let along = (x - 0.5) * self.gradient[0] + (y - 0.5) * self.gradient[1] + 0.5;
         let [fx, fy, depth, phase] = self.texture;
-        let ripple = depth * (at[0] * fx + at[1] * fy + phase).sin();
+        let ripple = depth * (x * fx + y * fy + phase).sin();
         std::array::from_fn(|c| {
             self.background[0][c] * (1.0 - along) + self.background[1][c] * along + ripple
         })
     }
 }
 
-/// Attempts to place the stamps of an image.
+/// Number of attempts to place the stamps of an image.
 const TRIES: usize = 40;
 
-/// Draws shapes that do not touch, on a background of luma `behind`.
-fn draw_stamps(rng: &mut ViewRng, behind: f64) -> Vec<Stamp> {
-    let wanted = 2 + rng.below(5) as usize;
-    let mut stamps: Vec<Stamp> = Vec::with_capacity(wanted);
+/// Draws shapes that do not touch, on a background of luma `background_luma`.
+fn draw_stamps(rng: &mut ViewRng, background_luma: f64) -> Vec<Stamp> {
+    let n_stamps = 2 + rng.below(5) as usize;
+    let mut stamps: Vec<Stamp> = Vec::with_capacity(n_stamps);
     let typical = rng.between(0.14, 0.24);
     for _ in 0..TRIES {
-        if stamps.len() == wanted {
+        if stamps.len() == n_stamps {
             break;
         }
         let radius = typical * rng.between(0.8, 1.25);
         let center = [rng.between(0.05, 0.95), rng.between(0.05, 0.95)];
-        if !stamps.iter().all(|other| {
+        let is_free = stamps.iter().all(|other| {
             (center[0] - other.center[0]).hypot(center[1] - other.center[1]) > radius + other.radius
-        }) {
+        });
+        if !is_free {
             continue;
         }
         let angle = rng.between(0.0, std::f64::consts::TAU);
         let mut color = draw_color(rng, 0.0, 1.0);
         // An invisible shape has no class: its luma must differ from the background's.
-        if (luma(color) - behind).abs() < 0.3 {
-            let shift = if behind > 0.5 { -0.45 } else { 0.45 };
-            color = color.map(|c| (0.5 * c + 0.5 * behind + shift).clamp(0.0, 1.0));
+        if (luma(color) - background_luma).abs() < 0.3 {
+            let shift = if background_luma > 0.5 { -0.45 } else { 0.45 };
+            color = color.map(|c| (0.5 * c + 0.5 * background_luma + shift).clamp(0.0, 1.0));
         }
         stamps.push(Stamp { center, radius, rotation: [angle.cos(), angle.sin()], color });
     }
@@ -150,8 +154,8 @@ fn inside(class: u32, [x, y]: [f64; 2]) -> bool {
         }
         7 => box_distance < 0.9 && ((y + 0.9) / 0.36).floor() as i32 % 2 == 0,
         8 => {
-            let cell = |v: f64| (v + 0.9).rem_euclid(0.6) - 0.3;
-            box_distance < 0.9 && cell(x).hypot(cell(y)) < 0.22
+            let [x, y] = [x, y].map(|v| (v + 0.9).rem_euclid(0.6) - 0.3);
+            box_distance < 0.9 && x.hypot(y) < 0.22
         }
         _ => r < 0.9 && (x - 0.42).hypot(y) > 0.72,
     }
@@ -162,7 +166,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn images_repeat_and_differ_and_classes_are_even() {
+    fn images_are_reproducible_and_classes_are_equally_frequent() {
         assert_eq!(image(1, 5, 16), image(1, 5, 16));
         assert_ne!(image(1, 5, 16).1, image(2, 5, 16).1);
         let mut counts = [0; 10];
@@ -173,7 +177,7 @@ mod tests {
     /// Mean color and mean brightness hardly depend on the class: over many images the class
     /// means of each channel lie within a few levels of one another.
     #[test]
-    fn color_does_not_tell_the_class() {
+    fn mean_color_does_not_depend_on_the_class() {
         let mut sums = [[0.0f64; 3]; 10];
         let mut counts = [0.0f64; 10];
         for i in 0..4000 {

@@ -68,8 +68,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         out!("device         {}", device.name);
         n_wrong_products = print_products(&device);
     }
-    // In a thread of its own: it waits forever for ranks that do not arrive.
-    let (done, is_done) = std::sync::mpsc::channel();
+    // The test runs in a thread of its own, because it waits forever for ranks that do not arrive.
+    let (sender, receiver) = std::sync::mpsc::channel();
     let rank = launch.rank;
     let max_count = args.max_count;
     let choice = args.compute.engine;
@@ -84,18 +84,17 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         };
         let mut engine = match engine {
             Ok(engine) => engine,
-            Err(error) => return drop(done.send(Err(error.into()))),
+            Err(error) => return drop(sender.send(Err(error.into()))),
         };
-        let tested = fabric(&launch, &device, engine.as_mut(), timed_bytes, &passed);
-        // Dropping an engine may wait for other ranks, which may never arrive if something was
-        // wrong.
-        if tested.is_ok() {
+        let result = test_fabric(&launch, &device, engine.as_mut(), timed_bytes, &passed);
+        // Dropping an engine may wait for other ranks, which may never arrive after a failure.
+        if result.is_ok() {
             drop(engine);
-            return drop(done.send(tested));
+            return drop(sender.send(result));
         }
-        let _ = done.send(tested);
+        let _ = sender.send(result);
     });
-    match is_done.recv_timeout(deadline) {
+    match receiver.recv_timeout(deadline) {
         Ok(result) => result?,
         Err(RecvTimeoutError::Disconnected) => bail!("the test of the fabric has panicked; see above"),
         Err(RecvTimeoutError::Timeout) => {
@@ -124,15 +123,17 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Multiplies a few matrices on a GPU, and prints which kernels did it and what checks of the
-/// results have found. Returns the number of sizes with a wrong result.
+/// Multiplies a few matrices on a GPU, and prints which kernels did it and the results of checks.
+/// Returns the number of sizes with a wrong result.
 fn print_products(device: &Opened) -> usize {
     if device.kind == DeviceKind::Cpu {
         return 0;
     }
     // It fails only if the caller insists on a library.
     let Ok(kernels) = choose_kernels(Kernels::Auto, &device.device) else { return 0 };
-    products::notices().iter().for_each(|notice| out!("               {notice}"));
+    for notice in products::notices() {
+        out!("               {notice}");
+    }
     try_products(&device.device);
     compute::print_products(&kernels)
 }
@@ -145,11 +146,14 @@ fn print_machine(folder: &Path) {
     out!("memory         {}", available());
     out!("disk           {}", disk(folder));
     out!("mpirun         {}", mpirun());
-    out!("NVIDIA driver  {}", found(&["libcuda.so.1", "libcuda.so"], "none: the CPU will be used"));
+    out!("NVIDIA driver  {}", cuda_driver());
     out!("CUDA           {}", cuda());
     for connector in connectors() {
-        let found = connector.library().map(|version| format!("built in: {version}"));
-        out!("{:<14} {}", connector.name().to_uppercase(), found.unwrap_or_else(|reason| reason));
+        let library = match connector.library() {
+            Ok(version) => format!("built in: {version}"),
+            Err(reason) => reason,
+        };
+        out!("{:<14} {library}", connector.name().to_uppercase());
     }
 }
 
@@ -158,14 +162,15 @@ fn print_machine(folder: &Path) {
 fn instructions() -> String {
     #[cfg(target_arch = "x86_64")]
     {
-        let found = [
+        let sets = [
             ("AVX2", is_x86_feature_detected!("avx2")),
             ("FMA", is_x86_feature_detected!("fma")),
             ("AVX-512", is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bw")),
             ("AVX512-BF16", is_x86_feature_detected!("avx512bf16")),
         ];
-        let names: Vec<&str> = found.iter().filter(|(_, found)| *found).map(|(name, _)| *name).collect();
-        if found[3].1 {
+        let names: Vec<&str> =
+            sets.iter().filter(|(_, is_supported)| *is_supported).map(|(name, _)| *name).collect();
+        if sets[3].1 {
             names.join(", ")
         } else {
             format!("{}; none for bf16, which is slower than f32", names.join(", "))
@@ -182,33 +187,35 @@ fn available() -> String {
     }
 }
 
-/// Measures the speed of writing and syncing a temporary file.
+/// Describes the speed of the disk of `folder`.
 fn disk(folder: &Path) -> String {
-    let write = || -> std::io::Result<f64> {
-        let mut file = tempfile::tempfile_in(folder)?;
-        let block = vec![0x5a; 1 << 20];
-        let start = Instant::now();
-        for _ in 0..DISK_BYTES / block.len() {
-            file.write_all(&block)?;
-        }
-        file.sync_all()?;
-        Ok(DISK_BYTES as f64 / start.elapsed().as_secs_f64())
-    };
-    match write() {
+    match measure_disk(folder) {
         Ok(rate) => format!("{}: {:.0} MB/s written and synced", folder.display(), rate / 1e6),
         Err(error) => format!("{}: cannot be written: {error}", folder.display()),
     }
 }
 
+/// Writes and syncs a temporary file; returns the bytes per second.
+fn measure_disk(folder: &Path) -> std::io::Result<f64> {
+    let mut file = tempfile::tempfile_in(folder)?;
+    let block = vec![0x5a; 1 << 20];
+    let start = Instant::now();
+    for _ in 0..DISK_BYTES / block.len() {
+        file.write_all(&block)?;
+    }
+    file.sync_all()?;
+    Ok(DISK_BYTES as f64 / start.elapsed().as_secs_f64())
+}
+
 /// Names the version of `mpirun`.
 fn mpirun() -> String {
-    let version =
-        Command::new("mpirun").arg("--version").output().ok().filter(|output| output.status.success());
-    let launcher = version.and_then(|output| {
-        let text = String::from_utf8_lossy(&output.stdout).into_owned();
-        text.lines().find(|line| !line.is_empty()).map(str::to_string)
-    });
-    launcher.unwrap_or_else(|| "no mpirun on the path".into())
+    const NONE: &str = "no mpirun on the path";
+    let Ok(output) = Command::new("mpirun").arg("--version").output() else { return NONE.into() };
+    if !output.status.success() {
+        return NONE.into();
+    }
+    let text = String::from_utf8_lossy(&output.stdout);
+    text.lines().find(|line| !line.is_empty()).unwrap_or(NONE).to_string()
 }
 
 /// Names the CUDA devices that this build can use.
@@ -220,30 +227,34 @@ fn cuda() -> String {
     }
 }
 
-/// Returns the path of the first library of `names` in the folders of the loader, or `none`.
-fn found(names: &[&str], none: &str) -> String {
+/// Returns the path of the NVIDIA driver's library in the folders of the loader.
+fn cuda_driver() -> String {
     let mut folders: Vec<PathBuf> =
         std::env::var("LD_LIBRARY_PATH").unwrap_or_default().split(':').map(PathBuf::from).collect();
     folders.extend(
         ["/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/local/cuda/lib64", "/usr/lib"].map(PathBuf::from),
     );
-    let paths = names.iter().flat_map(|name| folders.iter().map(move |folder| folder.join(name)));
-    paths
-        .into_iter()
-        .find(|path| fs::exists(path).unwrap_or(false))
-        .map_or(none.into(), |path| path.display().to_string())
+    for name in ["libcuda.so.1", "libcuda.so"] {
+        for folder in &folders {
+            let path = folder.join(name);
+            if fs::exists(&path).unwrap_or(false) {
+                return path.display().to_string();
+            }
+        }
+    }
+    "none: the CPU will be used".into()
 }
 
-/// Least length of the shortest buffer that is timed.
+/// Smallest length of the shortest buffer that is timed.
 const SHORTEST_BYTES: usize = 4 << 10;
 
-/// Least length of the middle buffer that is timed.
+/// Smallest length of the middle buffer that is timed.
 const MIDDLE_BYTES: usize = 256 << 10;
 
-/// Returns the lengths of the timed buffers, of which the longest has at least `buffer_bytes`. A
-/// message carries one rank's part of a buffer, `1 / world_size`: short messages for the shortest
-/// buffer, long ones for the others. The shortest one's parts stay short where a gather sends half
-/// of the buffer at once.
+/// Returns the lengths of the timed buffers, in bytes; the longest has at least `buffer_bytes`. A
+/// message carries one rank's part of a buffer, `1 / world_size`: messages are short for the
+/// shortest buffer, and long for the others. Those of the shortest buffer are still short where a
+/// gather sends half of the buffer at once.
 fn timed_bytes(world_size: usize, buffer_bytes: usize) -> [usize; 3] {
     let middle = MIDDLE_BYTES.max(world_size * LONG_MESSAGE_BYTES as usize);
     [SHORTEST_BYTES.max(16 * world_size), middle, buffer_bytes.max(4 * middle)]
@@ -251,18 +262,20 @@ fn timed_bytes(world_size: usize, buffer_bytes: usize) -> [usize; 3] {
 
 /// Runs the conformance suite on the ranks of `launch`, and times the most frequent operations of a
 /// step on buffers of `timed_bytes`.
-fn fabric(
+fn test_fabric(
     launch: &Launch,
     device: &Opened,
     engine: &mut dyn Engine,
     timed_bytes: [usize; 3],
     last: &Mutex<Option<(&'static str, usize)>>,
 ) -> anyhow::Result<()> {
-    let mut passed = |operation, n| {
-        *last.lock().unwrap_or_else(PoisonError::into_inner) = Some((operation, n));
+    let mut context = CheckContext {
+        device: &device.device,
+        passed: &mut |operation, n| {
+            *last.lock().unwrap_or_else(PoisonError::into_inner) = Some((operation, n));
+        },
     };
-    let mut trial = CheckContext { device: &device.device, passed: &mut passed };
-    match conformance::check(engine, &mut trial) {
+    match conformance::check(engine, &mut context) {
         Ok(()) => {}
         // The error keeps its type, which determines the exit code.
         Err(ConformanceError::Failed(error)) => {
@@ -270,19 +283,21 @@ fn fabric(
         }
         Err(error @ ConformanceError::Wrong { .. }) => bail!("rank {}: {error}", launch.rank),
     }
-    let first = launch.rank == 0;
-    if first {
+    let is_first = launch.rank == 0;
+    if is_first {
         out!("fabric         {} on {} rank(s): all operations passed", engine.name(), launch.world_size);
     }
     if launch.world_size == 1 {
         return Ok(());
     }
-    // From the longest on, so that short buffers are timed with a TCP window as wide as that of a
-    // run.
-    let timed = timed_bytes.into_iter().rev().map(|bytes| time(engine, &device.device, bytes));
-    let mut times_ms = timed.collect::<Result<Vec<_>, _>>()?;
+    // The longest buffer comes first, so that short ones are timed with a TCP window as wide as
+    // that of a run.
+    let mut times_ms = Vec::new();
+    for bytes in timed_bytes.into_iter().rev() {
+        times_ms.push(time(engine, &device.device, bytes)?);
+    }
     times_ms.reverse();
-    if !first {
+    if !is_first {
         return Ok(());
     }
     for (bytes, [gather_ms, exchange_ms]) in timed_bytes.into_iter().zip(&times_ms) {
@@ -310,18 +325,17 @@ fn plan_flags(launch: &Launch, timed_bytes: [usize; 3], both_s: &[f64]) -> Strin
     let is_one_node = n_local == launch.world_size;
     // Parts of the buffer that a link carries in an exchange: those of a rank from all others, or
     // those of a node's ranks from other nodes. In a gather all parts but one pass a link.
-    let in_exchange = if is_one_node { n_local - 1 } else { n_local * (launch.world_size - n_local) };
-    let n_parts = in_exchange + launch.world_size - 1;
-    let moved = |bytes: usize| bytes as f64 * n_parts as f64 / launch.world_size as f64;
-    let [shortest, middle, longest] = timed_bytes.map(moved);
+    let exchanged = if is_one_node { n_local - 1 } else { n_local * (launch.world_size - n_local) };
+    let n_parts = exchanged + launch.world_size - 1;
+    let [shortest, middle, longest] =
+        timed_bytes.map(|bytes| bytes as f64 * n_parts as f64 / launch.world_size as f64);
     let bytes_per_s = (longest - middle) / (both_s[2] - both_s[1]).max(1e-9);
-    // As a plan counts them: the ranks or nodes that a gather passes, and one message of the
+    // Counted as in a plan: the ranks or nodes that a gather passes, and one message of the
     // exchange.
     let n = if is_one_node { launch.world_size } else { launch.world_size.div_ceil(n_local) };
     let n_latencies = (n - 1).min((n as f64).log2().ceil() as usize) + 1;
-    let rest_us =
-        |seconds: f64, moved: f64| 1e6 * (seconds - moved / bytes_per_s).max(0.0) / n_latencies as f64;
-    let [short_us, long_us] = [rest_us(both_s[0], shortest), rest_us(both_s[1], middle)];
+    let short_us = 1e6 * (both_s[0] - shortest / bytes_per_s).max(0.0) / n_latencies as f64;
+    let long_us = 1e6 * (both_s[1] - middle / bytes_per_s).max(0.0) / n_latencies as f64;
     let long_us = long_us.max(short_us);
     let place = if is_one_node { "local" } else { "node" };
     format!(
@@ -340,14 +354,14 @@ fn tenths(value: f64) -> f64 {
 /// Returns the median times, in milliseconds, of a gather and an exchange of a buffer of `bytes` in
 /// the engine's memory.
 fn time(engine: &mut dyn Engine, device: &Device, bytes: usize) -> Result<[f64; 2], EngineError> {
-    let mut pair = conformance::TimingBuffers::new(engine, device, bytes)?;
+    let mut buffers = conformance::TimingBuffers::new(engine, device, bytes)?;
     let mut gathers = Vec::new();
     let mut exchanges = Vec::new();
     for _ in 0..9 {
         let start = Instant::now();
-        pair.gather(engine)?;
+        buffers.gather(engine)?;
         let between = Instant::now();
-        pair.exchange(engine)?;
+        buffers.exchange(engine)?;
         gathers.push((between - start).as_secs_f64() * 1e3);
         exchanges.push(between.elapsed().as_secs_f64() * 1e3);
     }
@@ -363,27 +377,26 @@ mod tests {
     /// Two nodes of two ranks, whose links carry 1 GB/s: all parts but one pass a link in a gather,
     /// and four of them in an exchange, each after one message.
     #[test]
-    fn the_flags_of_a_plan_are_those_of_the_links() {
+    fn plan_flags_are_the_bandwidth_and_the_latencies_of_the_links() {
         let launch = Launch { world_size: 4, n_local: Some(2), ..Launch::ALONE };
         let timed_bytes = timed_bytes(4, 16 << 20);
-        let seconds = |bytes: usize, latency_s: f64| 2.0 * latency_s + bytes as f64 * (3.0 + 4.0) / 4.0 / 1e9;
-        let both_s =
-            [seconds(timed_bytes[0], 4e-7), seconds(timed_bytes[1], 0.003), seconds(timed_bytes[2], 0.003)];
+        let latencies_s = [4e-7, 0.003, 0.003];
+        let both_s: [f64; 3] =
+            std::array::from_fn(|i| 2.0 * latencies_s[i] + timed_bytes[i] as f64 * (3.0 + 4.0) / 4.0 / 1e9);
         let expected = "--ranks-per-node 2 --node-gb-s 1.0000 --node-us 3000 --node-short-us 0.4";
         assert_eq!(plan_flags(&launch, timed_bytes, &both_s), expected);
     }
 
-    /// On any number of ranks, parts of the shortest buffer are short messages with something in
-    /// them, and those of the others long ones.
+    /// On any number of ranks, parts of the shortest buffer are short messages that are not empty,
+    /// and those of the others are long ones.
     #[test]
     fn parts_of_timed_buffers_are_short_and_long_messages() {
         for world_size in [2, 4, 8, 64, 496, 2048] {
             for buffer_bytes in [1 << 20, 16 << 20] {
                 let [shortest, middle, longest] = timed_bytes(world_size, buffer_bytes);
-                let part = |bytes: usize| bytes as f64 / world_size as f64;
-                assert!(part(shortest) >= 4.0, "{world_size} ranks");
+                assert!(shortest as f64 / world_size as f64 >= 4.0, "{world_size} ranks");
                 assert!((shortest as f64) / 2.0 < LONG_MESSAGE_BYTES, "{world_size} ranks");
-                assert!(part(middle) >= LONG_MESSAGE_BYTES, "{world_size} ranks");
+                assert!(middle as f64 / world_size as f64 >= LONG_MESSAGE_BYTES, "{world_size} ranks");
                 assert!(longest >= 4 * middle && longest >= buffer_bytes);
             }
         }

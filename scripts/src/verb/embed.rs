@@ -20,13 +20,13 @@ use crate::evaluation::flags::{CacheFlags, StageBar};
 use crate::evaluation::network::{NetworkFlags, OpenNetwork};
 use crate::evaluation::scores::set_name;
 use crate::parts::{Part, PartFlags, Work, check_none_missing};
-use crate::shards::bits::note_bits_of;
+use crate::shards::bits::note_image_set_bits;
 use crate::shards::classes::with_names;
-use crate::shards::hold::{Held, hold_part};
-use prep::files::{find_images, name_of, report_skipped};
+use crate::shards::folder_lock::{FolderLock, lock_part};
+use prep::files::{FoundFiles, find_images, name_of, report_skipped};
 use prep::open::open_dataset;
 
-/// Number of images that are named if they have no row.
+/// Largest number of images without a row that are named.
 const NAMED: usize = 5;
 
 /// Flags of `embed`.
@@ -90,69 +90,73 @@ pub(crate) fn run(args: &Args, storage: &Storage, folder: &Path) -> anyhow::Resu
     let format = Format::from_path(&args.out).map_err(anyhow::Error::msg)?;
     let launch = compute::launch()?;
     let work = args.parts.work_alone(&launch)?;
-    // Ranks that a launcher has started are parts, too.
+    // Each rank of a launcher computes a part.
     let (rank, n_parts) = match work {
         Work::Part(part) => part.rank(),
         Work::Whole | Work::Join(_) => (launch.rank, launch.world_size),
     };
     let out = part_path(&args.out, rank, n_parts);
-    let there = export_files(&out, format).into_iter().find(|path| path.exists() && !args.overwrite);
-    let is_part = matches!(work, Work::Part(_));
-    if let Some(there) = there.as_ref().filter(|_| !is_part) {
-        bail!("{} exists; --overwrite replaces it", there.display());
+    let existing = export_files(&out, format).into_iter().find(|path| path.exists() && !args.overwrite);
+    if let Some(path) = &existing
+        && !matches!(work, Work::Part(_))
+    {
+        bail!("{} exists; --overwrite replaces it", path.display());
     }
     pipeline::file::create_parent(&out)
         .with_context(|| format!("cannot make the folder of {}", out.display()))?;
     let device = args.compute.open(&launch)?.device;
     let open = args.network.open(&args.checkpoint, &device)?;
-    let images = images(args, storage, &open)?;
+    let images = open_images(args, storage, &open)?;
     if images.len() < n_parts {
         bail!("{} images cannot be divided into {n_parts} parts", images.len());
     }
-    let wanted = args.kind();
-    let mut about = about(args, &open, &images)?;
+    let kind = args.kind();
+    let mut description = describe(args, &open, &images)?;
     if let Work::Join(n_parts) = work {
-        return join(args, format, &images, about, n_parts);
+        return join(args, format, &images, description, n_parts);
     }
-    let _held = held(&args.out, work)?;
+    let _lock = lock_output(&args.out, work)?;
     let images = images.part(rank, n_parts);
-    if there.is_some() && out.exists() {
-        check_about(&out, &read(&out)?, &about)?;
+    if existing.is_some() && out.exists() {
+        check_description(&out, &read(&out)?, &description)?;
         out!("{} is there already", out.display());
         return Ok(ExitCode::SUCCESS);
     }
     let start = Instant::now();
     let cache = args.cache.open(folder);
     let is_cached = match &cache {
-        Some(cache) => cache.holds(&open.network, &images, wanted)?,
+        Some(cache) => cache.holds(&open.network, &images, kind)?,
         None => false,
     };
     let table = {
         let progress = StageBar::new();
-        features(cache.as_ref(), &open.network, &images, wanted, &progress)?
+        features(cache.as_ref(), &open.network, &images, kind, &progress)?
     };
     let seconds = start.elapsed().as_secs_f64();
-    about["columns"] = json!(table.columns);
+    description["columns"] = json!(table.columns);
     if out.exists() {
-        // Stopped in between, the old features must not be beside the new list of images.
+        // If the program is stopped between the two writes, the new list of images must not be
+        // beside the old features.
         fs::remove_file(&out).with_context(|| format!("cannot remove {}", out.display()))?;
     }
-    write(&out, format, &table, &images, &about)?;
+    write(&out, format, &table, &images, &description)?;
     let rate = images.len() as f64 / seconds;
-    let how = if is_cached { "from the cache".to_string() } else { format!("{rate:.0} images/s") };
-    out!("{} rows of {} written to {} ({how})", table.len(), table.columns.width(), out.display());
+    let source = if is_cached { "from the cache".to_string() } else { format!("{rate:.0} images/s") };
+    out!("{} rows of {} written to {} ({source})", table.len(), table.columns.width(), out.display());
     out!("network: {}; images: {}", open.which, open.transform);
-    tell(args, &images, &table, &json!({ "cached": is_cached, "seconds": seconds, "images_per_s": rate }));
+    let timing = json!({ "cached": is_cached, "seconds": seconds, "images_per_s": rate });
+    print_summary(args, &images, &table, &timing);
     Ok(ExitCode::SUCCESS)
 }
 
-/// Prints which images have no row, and the line of JSON with `more`.
-fn tell(args: &Args, images: &ImageSet, table: &Table, more: &Value) {
+/// Prints the images without a row, and the line of JSON with the fields `more`.
+fn print_summary(args: &Args, images: &ImageSet, table: &Table, more: &Value) {
     let n = table.len();
     let n_bad = images.len() - table.len();
-    let left_out = left_out(images, table);
+    let missing = missing_images(images, table);
+    let left_out: Vec<String> = missing.iter().map(|number| image_name(images, *number)).collect();
     if n_bad > 0 {
-        out!("{n_bad} images cannot be used and have no row: {}", with_flaws(images, table, &left_out));
+        out!("{n_bad} images cannot be used and have no row: {}", list_flaws(images, &missing));
     }
     if args.json {
         let mut line = json!({ "images": n, "undecodable": n_bad, "left_out": left_out, "width": table.columns.width() });
@@ -168,23 +172,24 @@ fn join(
     args: &Args,
     format: Format,
     images: &ImageSet,
-    mut about: Value,
+    mut description: Value,
     n_parts: usize,
 ) -> anyhow::Result<ExitCode> {
-    let path = |part: Part| part_path(&args.out, part.rank().0, n_parts);
-    check_none_missing(&Part::all(n_parts).filter(|part| !path(*part).exists()).collect::<Vec<_>>())?;
+    let missing: Vec<Part> =
+        Part::all(n_parts).filter(|part| !part_path(&args.out, part.rank().0, n_parts).exists()).collect();
+    check_none_missing(&missing)?;
     let mut numbers = Vec::new();
     let mut rows = Vec::new();
     let mut columns = None;
     for part in Part::all(n_parts) {
-        let path = path(part);
+        let path = part_path(&args.out, part.rank().0, n_parts);
         let range = part.range(images.len());
-        let found = read(&path)?;
-        check_about(&path, &found, &about)?;
-        let of_part: Columns = serde_json::from_value(found.about["columns"].clone())
+        let file = read(&path)?;
+        check_description(&path, &file, &description)?;
+        let part_columns: Columns = serde_json::from_value(file.about["columns"].clone())
             .with_context(|| format!("{} does not say what its columns are", path.display()))?;
-        columns.get_or_insert(of_part);
-        let mut names = found.images.into_iter().flatten().peekable();
+        columns.get_or_insert(part_columns);
+        let mut names = file.images.into_iter().flatten().peekable();
         for number in range {
             let (shard, key) = images.describe(number);
             // An image that could not be decoded has no row.
@@ -195,50 +200,50 @@ fn join(
         if let Some(name) = names.next() {
             bail!("{} has a row of {}, which is not an image of its part", path.display(), name.key);
         }
-        rows.extend_from_slice(found.table.rows());
+        rows.extend_from_slice(file.table.rows());
     }
     let columns = columns.context("--join needs a part")?;
-    about["columns"] = json!(columns);
+    description["columns"] = json!(columns);
     let table = Table::new(columns, numbers, rows);
-    write(&args.out, format, &table, images, &about)?;
+    write(&args.out, format, &table, images, &description)?;
     out!(
         "{} rows of {} of {n_parts} parts written to {}",
         table.len(),
         table.columns.width(),
         args.out.display()
     );
-    tell(args, images, &table, &json!({}));
+    print_summary(args, images, &table, &json!({}));
     Ok(ExitCode::SUCCESS)
 }
 
 /// Opens the images.
-fn images(args: &Args, storage: &Storage, open: &OpenNetwork) -> anyhow::Result<ImageSet> {
-    let (source, name) = source(args, storage)?;
+fn open_images(args: &Args, storage: &Storage, open: &OpenNetwork) -> anyhow::Result<ImageSet> {
+    let (source, name) = open_source(args, storage)?;
     let images = ImageSet::open(source, open.transform, open.rules, name)?;
-    note_bits_of(&images)?;
+    note_image_set_bits(&images)?;
     if args.images.is_some() { Ok(images) } else { with_names(images, &args.shards, storage) }
 }
 
-/// Describes the features of `images`, but for their columns.
-fn about(args: &Args, open: &OpenNetwork, images: &ImageSet) -> anyhow::Result<Value> {
-    let mut about = json!(open.about(&args.checkpoint));
-    about["images"] = json!(images.name);
-    about["features"] = json!(args.kind());
-    about["classes"] = json!(images.classes());
-    about["set"] = json!(set_of(images)?);
-    Ok(about)
+/// Describes the features of `images`, except for their columns.
+fn describe(args: &Args, open: &OpenNetwork, images: &ImageSet) -> anyhow::Result<Value> {
+    let mut description = json!(open.about(&args.checkpoint));
+    description["images"] = json!(images.name);
+    description["features"] = json!(args.kind());
+    description["classes"] = json!(images.classes());
+    description["set"] = json!(set_identity(images)?);
+    Ok(description)
 }
 
-/// Locks the part of `out` that this command writes, if it is one.
-fn held(out: &Path, work: Work) -> anyhow::Result<Option<Held>> {
+/// Locks the part of `out` that this command writes, if it writes a part.
+fn lock_output(out: &Path, work: Work) -> anyhow::Result<Option<FolderLock>> {
     let Work::Part(part) = work else { return Ok(None) };
     let folder = out.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let name = out.file_name().unwrap_or_default().to_string_lossy();
-    hold_part(folder, &name, part).map(Some)
+    lock_part(folder, &name, part).map(Some)
 }
 
-/// Describes which images a set has: their number, and a hash of their names and of what they are.
-fn set_of(images: &ImageSet) -> anyhow::Result<String> {
+/// Identifies the images of a set: their number, and a hash of their names and contents.
+fn set_identity(images: &ImageSet) -> anyhow::Result<String> {
     let mut hash = Xxh3::new();
     for number in 0..images.len() {
         let (shard, key) = images.describe(number);
@@ -248,13 +253,13 @@ fn set_of(images: &ImageSet) -> anyhow::Result<String> {
     Ok(format!("{} images, {:016x}", images.len(), hash.digest()))
 }
 
-/// Checks that the features in `found` are those that `about` describes.
-fn check_about(path: &Path, found: &FeatureFile, about: &Value) -> anyhow::Result<()> {
-    let mut there = found.about.clone();
-    if let Some(fields) = there.as_object_mut() {
+/// Checks that the features in `file` are those of `description`.
+fn check_description(path: &Path, file: &FeatureFile, description: &Value) -> anyhow::Result<()> {
+    let mut existing = file.about.clone();
+    if let Some(fields) = existing.as_object_mut() {
         fields.remove("columns");
     }
-    if there == *about {
+    if existing == *description {
         Ok(())
     } else {
         bail!(
@@ -264,47 +269,44 @@ fn check_about(path: &Path, found: &FeatureFile, about: &Value) -> anyhow::Resul
     }
 }
 
-/// Names of the images that have no row.
-fn left_out(images: &ImageSet, table: &Table) -> Vec<String> {
-    let there: HashSet<u32> = table.images.iter().copied().collect();
-    let numbers = (0..images.len()).filter(|number| !there.contains(&(*number as u32)));
-    numbers
-        .map(|number| match images.describe(number) {
-            (Some(shard), key) => format!("{shard}: {key}"),
-            (None, name) => name,
-        })
-        .collect()
+/// Returns the numbers of the images that have no row.
+fn missing_images(images: &ImageSet, table: &Table) -> Vec<usize> {
+    let present: HashSet<u32> = table.images.iter().copied().collect();
+    (0..images.len()).filter(|number| !present.contains(&(*number as u32))).collect()
 }
 
-/// The first of `names`, those of the images without a row, in one line, each with what is wrong
-/// with it.
-fn with_flaws(images: &ImageSet, table: &Table, names: &[String]) -> String {
-    let there: HashSet<u32> = table.images.iter().copied().collect();
-    let numbers = (0..images.len()).filter(|number| !there.contains(&(*number as u32)));
+fn image_name(images: &ImageSet, number: usize) -> String {
+    match images.describe(number) {
+        (Some(shard), key) => format!("{shard}: {key}"),
+        (None, name) => name,
+    }
+}
+
+/// Lists the first of the images `missing` in one line, each with its flaw.
+fn list_flaws(images: &ImageSet, missing: &[usize]) -> String {
     let mut parts = Vec::new();
-    for (number, name) in numbers.zip(names).take(NAMED) {
-        // What was wrong when the features were computed may be right by now.
+    for number in missing.iter().take(NAMED) {
+        // An image may have been repaired since its features were computed.
         let flaw = images
-            .flaw(number)
+            .flaw(*number)
             .ok()
             .flatten()
             .unwrap_or_else(|| "cached result; the image can be read now".into());
-        parts.push(format!("{} ({})", one_line(name), one_line(&flaw)));
+        parts.push(format!("{} ({})", one_line(&image_name(images, *number)), one_line(&flaw)));
     }
-    let rest = if names.len() > NAMED { ", …: --json names all" } else { "" };
+    let rest = if missing.len() > NAMED { ", …: --json names all" } else { "" };
     format!("{}{rest}", parts.join(", "))
 }
 
-/// Opens the images; returns them with their name.
-fn source(args: &Args, storage: &Storage) -> anyhow::Result<(Source, String)> {
+/// Opens the images; returns them with the name of their set.
+fn open_source(args: &Args, storage: &Storage) -> anyhow::Result<(Source, String)> {
     let Some(input) = &args.images else {
         return Ok((Source::Shards(Arc::new(open_dataset(&args.shards, storage)?)), set_name(&args.shards)));
     };
     let root = if input.is_dir() { input.as_path() } else { input.parent().unwrap_or(Path::new("")) };
-    let found = find_images(input, storage.columns())?;
-    report_skipped(&found.skipped);
-    let files: Vec<ImageFile> = found
-        .entries
+    let FoundFiles { entries, skipped } = find_images(input, storage.columns())?;
+    report_skipped(&skipped);
+    let files: Vec<ImageFile> = entries
         .into_iter()
         .map(|entry| ImageFile {
             name: name_of(entry.path.strip_prefix(root).unwrap_or(&entry.path)),
@@ -318,7 +320,7 @@ fn source(args: &Args, storage: &Storage) -> anyhow::Result<(Source, String)> {
     Ok((Source::Files(Arc::new(files)), input.display().to_string()))
 }
 
-/// Path of a part's file: `x-00001-of-00004.npy`.
+/// Returns the path of a part's file, such as `x-00001-of-00004.npy`.
 fn part_path(out: &Path, rank: usize, n_parts: usize) -> PathBuf {
     if n_parts == 1 {
         return out.to_path_buf();

@@ -2,11 +2,10 @@
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::Arc;
 
 use anyhow::{Context, bail};
 use augment::Transform;
-use eval::{ImageSet, NoProgress, Protocol, Source, Split};
+use eval::{NoProgress, Protocol, Split};
 use kernels::device::Opened;
 use networks::ModelConfig;
 use networks::NamedTensor;
@@ -22,10 +21,8 @@ use session::Backbone;
 
 use crate::backbone::{WeightFlags, open_backbone};
 use crate::console::say;
-use crate::evaluation::network::workdir_of;
-use crate::evaluation::scores::set_name;
-use crate::shards::classes::with_names;
-use prep::open::open_dataset;
+use crate::evaluation::network::find_workdir;
+use crate::shards::classes::open_images;
 
 /// Flags of `export`.
 #[derive(clap::Args)]
@@ -71,9 +68,9 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
-    let format = Format::of(&args.out, args.format).map_err(anyhow::Error::msg)?;
+    let format = Format::for_path(&args.out, args.format).map_err(anyhow::Error::msg)?;
     let mut backbone = open_backbone(&args.checkpoint, &args.weights, args.network.as_deref())?;
-    let mut card = card_of(&args.checkpoint, &backbone)?;
+    let mut card = model_card(&args.checkpoint, &backbone)?;
     if let Some(px) = args.image_px {
         let stride_px = backbone.model.stride_px();
         if px == 0 || !(px as usize).is_multiple_of(stride_px) {
@@ -85,7 +82,7 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
             weights::resized(&backbone.model, std::mem::take(&mut backbone.tensors), px as usize);
     }
     let precision = args.precision;
-    let scores = if args.train.is_empty() { Vec::new() } else { scored(args, &backbone, storage)? };
+    let scores = if args.train.is_empty() { Vec::new() } else { score(args, &backbone, storage)? };
     card.scores.extend(scores.iter().cloned());
     let files = write(&backbone, &card, &args.out, format, precision, args.overwrite)?;
     for score in &scores {
@@ -139,7 +136,7 @@ pub(crate) fn write(
 }
 
 /// Collects the facts about `backbone`, which comes from `path`.
-pub(crate) fn card_of(path: &Path, backbone: &Backbone) -> anyhow::Result<Card> {
+pub(crate) fn model_card(path: &Path, backbone: &Backbone) -> anyhow::Result<Card> {
     let version = env!("CARGO_PKG_VERSION").to_string();
     let Some(manifest) = &backbone.manifest else {
         let name = path.file_stem().map(|name| name.to_string_lossy().into_owned());
@@ -147,13 +144,13 @@ pub(crate) fn card_of(path: &Path, backbone: &Backbone) -> anyhow::Result<Card> 
         let data = Some(format!("Weights of {}, converted.", backbone.origin));
         return Ok(Card { name, data, version, ..Card::default() });
     };
-    let scores = match workdir_of(path) {
+    let scores = match find_workdir(path) {
         Some(workdir) => report::scores_at(workdir, &backbone.which, manifest.step)?,
         None => Vec::new(),
     };
     let scores = scores.into_iter().map(|(name, value, interval)| Score {
         name,
-        value: read_out(value, interval),
+        value: format_score(value, interval),
         precision: Precision::F32,
     });
     let plan = &manifest.plan;
@@ -166,22 +163,26 @@ pub(crate) fn card_of(path: &Path, backbone: &Backbone) -> anyhow::Result<Card> 
     })
 }
 
-/// Says how the first layer of a run's initial weights became that of other channels, if it did.
-fn first_layer(plan: &Plan) -> String {
-    match plan.recipe.init.as_ref().and_then(|init| Some((init.first_layer?, &init.weights))) {
-        Some((rule, weights)) => format!(
+/// Describes the conversion of the first layer of a run's initial weights to other channels; empty
+/// if it was not converted.
+fn describe_first_layer(plan: &Plan) -> String {
+    if let Some(init) = &plan.recipe.init
+        && let Some(rule) = init.first_layer
+    {
+        let weights = &init.weights;
+        return format!(
             " It began with {weights}, whose first layer was converted to {} channels: {rule}.",
             plan.recipe.data.channels
-        ),
-        None => String::new(),
+        );
     }
+    String::new()
 }
 
 /// Describes the training images of a checkpoint.
 fn trained_on(manifest: &Manifest) -> String {
     let plan = &manifest.plan;
     let images = manifest.step * plan.recipe.optim.batch_size as u64;
-    // The plan, further down on the card, lists all shards.
+    // The plan, which the card contains as well, lists all shards.
     let shards: Vec<String> = plan.recipe.data.shards.iter().map(|spec| redact_list(spec)).collect();
     let shards = match shards.as_slice() {
         [first, _, .., last] => {
@@ -197,23 +198,23 @@ fn trained_on(manifest: &Manifest) -> String {
         plan.total_steps,
         plan.recipe.optim.batch_size,
         images as f64 / plan.n_samples.max(1) as f64,
-        first_layer(plan),
+        describe_first_layer(plan),
     )
 }
 
 /// Scores the weights by k-NN, as trained and as stored.
-fn scored(args: &Args, backbone: &Backbone, storage: &Storage) -> anyhow::Result<Vec<Score>> {
+fn score(args: &Args, backbone: &Backbone, storage: &Storage) -> anyhow::Result<Vec<Score>> {
     let Transform { resize_px, size_px } = backbone.preprocessing.transform;
     let transform = Transform { resize_px: resize_px.max(size_px), size_px };
-    let images = |specs: &[String]| -> anyhow::Result<ImageSet> {
-        let source = Source::Shards(Arc::new(open_dataset(specs, storage)?));
-        with_names(ImageSet::open(source, transform, backbone.rules(), set_name(specs))?, specs, storage)
-    };
+    let train = open_images(&args.train, transform, backbone.rules(), storage)?;
+    let test = open_images(&args.test, transform, backbone.rules(), storage)?;
     let device = Opened::cpu().device;
     let protocols = [Protocol::named("knn").map_err(anyhow::Error::msg)?];
-    let split = Split::for_protocols(&protocols, images(&args.train)?, images(&args.test)?)?;
+    let split = Split::for_protocols(&protocols, train, test)?;
     let mut precisions = vec![Precision::F32];
-    precisions.extend(Some(args.precision).filter(|precision| *precision != Precision::F32));
+    if args.precision != Precision::F32 {
+        precisions.push(args.precision);
+    }
     let mut scores = Vec::new();
     for precision in precisions {
         let tensors: Vec<NamedTensor> = backbone
@@ -226,18 +227,19 @@ fn scored(args: &Args, backbone: &Backbone, storage: &Storage) -> anyhow::Result
             .collect();
         let pixels = backbone.preprocessing.pixels.clone();
         let network = Network::new(&backbone.model, pixels, &tensors, 0, &device)?;
-        let found = split.score(&network, &protocols, None, &NoProgress)?;
-        scores.extend(found.numbers().map(|(_, scored)| Score {
-            name: format!("{} on {}, {transform}", scored.metric, split.test.name),
-            value: read_out(scored.outcome.value(), Some(scored.outcome.interval())),
-            precision,
-        }));
+        for (_, scored) in split.score(&network, &protocols, None, &NoProgress)?.numbers() {
+            scores.push(Score {
+                name: format!("{} on {}, {transform}", scored.metric, split.test.name),
+                value: format_score(scored.outcome.value(), Some(scored.outcome.interval())),
+                precision,
+            });
+        }
     }
     Ok(scores)
 }
 
 /// Formats a value with its interval.
-fn read_out(value: f64, interval: Option<[f64; 2]>) -> String {
+fn format_score(value: f64, interval: Option<[f64; 2]>) -> String {
     match interval {
         Some([low, high]) => format!("{value:.2} ({low:.1} - {high:.1})"),
         None => format!("{value:.4}"),

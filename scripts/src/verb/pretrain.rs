@@ -8,7 +8,7 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::bail;
 use augment::Transform;
-use eval::{Check, ImageSet, Protocol, Source, Split};
+use eval::{Check, Protocol, Split};
 use kernels::device::Opened;
 use networks::probe::Probe;
 use pipeline::{Dataset, Storage};
@@ -24,17 +24,16 @@ use session::{Session, initial_model};
 use crate::cluster::compute;
 use crate::console::say;
 use crate::evaluation::in_training::InTraining;
-use crate::evaluation::scores::set_name;
 use crate::exit::PREEMPTED;
 use crate::forecast::at_least;
 use crate::initial::InitialFlags;
 use crate::progress::Activity;
 use crate::run_progress::RunProgress;
 use crate::shards::bits::note_bits;
-use crate::shards::classes::with_names;
+use crate::shards::classes::open_images;
 use crate::signals::Signals;
 use crate::{pictures, recipes};
-use prep::open::{open_dataset, report_turned};
+use prep::open::report_turned;
 
 /// Flags of `pretrain`.
 #[derive(clap::Args)]
@@ -148,8 +147,8 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
 /// Prints how many samples of the run in `workdir` could not be used.
 fn print_bad_samples(workdir: &Path) {
     let ledger = workdir.join("quarantine.jsonl");
-    let n_bad = std::fs::read(&ledger)
-        .map_or(0, |text| text.split(|byte| *byte == b'\n').filter(|row| !row.is_empty()).count());
+    let rows = std::fs::read(&ledger).unwrap_or_default();
+    let n_bad = rows.split(|byte| *byte == b'\n').filter(|row| !row.is_empty()).count();
     if n_bad > 0 {
         say(format!(
             "warning: {n_bad} samples could not be used, and were replaced by others: see {}",
@@ -164,16 +163,15 @@ fn probes(args: &Args, plan: &Plan, rank: usize, storage: &Storage) -> anyhow::R
         return Ok(Vec::new());
     }
     let transform = Transform::new(plan.recipe.evaluated_px() as u32);
-    let images = |specs: &[String]| -> anyhow::Result<ImageSet> {
-        let source = Source::Shards(Arc::new(open_dataset(specs, storage)?));
-        let images = ImageSet::open(source, transform, plan.recipe.data.rules(), set_name(specs))?;
-        with_names(images, specs, storage)
-    };
-    let protocols =
-        args.probe_protocols.iter().map(|name| Protocol::named(name)).collect::<Result<Vec<_>, _>>();
-    let protocols = protocols.map_err(anyhow::Error::msg)?;
-    let split = Split::for_protocols(&protocols, images(&args.probe_train)?, images(&args.probe_test)?)?;
-    // Once for a run: images of equal length are compared byte for byte.
+    let rules = plan.recipe.data.rules();
+    let mut protocols = Vec::new();
+    for name in &args.probe_protocols {
+        protocols.push(Protocol::named(name).map_err(anyhow::Error::msg)?);
+    }
+    let train = open_images(&args.probe_train, transform, rules, storage)?;
+    let test = open_images(&args.probe_test, transform, rules, storage)?;
+    let split = Split::for_protocols(&protocols, train, test)?;
+    // Only when the run begins: images of equal length are compared byte for byte.
     if rank == 0 && !args.workdir.join("plan.toml").exists() {
         for warning in Check::new(&split.train, &split.test)?.warnings() {
             say(format!("warning: probe: {warning}"));
@@ -184,8 +182,8 @@ fn probes(args: &Args, plan: &Plan, rank: usize, storage: &Storage) -> anyhow::R
     Ok(vec![Box::new(InTraining { split, protocols, workdir, plan })])
 }
 
-/// Goes through the stages of `session`, with signals and a progress bar. The recipe is checked
-/// before `probes` is called.
+/// Runs the stages of `session`, with signals and a progress bar. The recipe is checked before
+/// `probes` is called.
 pub(crate) fn pretrain(
     session: Session,
     storage: &Storage,
@@ -195,22 +193,22 @@ pub(crate) fn pretrain(
     let world_size = session.launch.world_size;
     let stop = Arc::clone(&session.stop);
     let fitted = {
-        let _shown = (rank == 0).then(|| Activity::new("opening the weights and the images …"));
+        let _activity = (rank == 0).then(|| Activity::new("opening the weights and the images …"));
         session.open(storage)?.resolve()?.fit()?
     };
     let mut probes = fitted.all_ready(probes(fitted.plan()))?;
     let plan = fitted.plan().clone();
     if rank == 0 {
-        note_before(&plan, fitted.dataset(), fitted.device());
+        print_notes(&plan, fitted.dataset(), fitted.device());
     }
     let progress = RunProgress::new(rank, world_size);
     let signals = Signals::listen(stop, progress.answer())?;
     let workdir = fitted.workdir().to_path_buf();
     let dataset = Arc::clone(fitted.dataset());
-    let plan_of_pictures = plan.clone();
+    let pictures_plan = plan.clone();
     let mut progress = progress.on_training(signals.training()).on_start(move || {
-        note_start(&workdir, world_size);
-        pictures::views(&workdir, &dataset, &plan_of_pictures);
+        record_start(&workdir, world_size);
+        pictures::views(&workdir, &dataset, &pictures_plan);
     });
     let workdir = fitted.workdir().to_path_buf();
     let outcome = fitted.train(&mut probes, &mut progress);
@@ -221,8 +219,8 @@ pub(crate) fn pretrain(
     Ok((plan, outcome?))
 }
 
-/// Prints what a user may want to know before the first step.
-fn note_before(plan: &Plan, dataset: &Dataset, device: &Opened) {
+/// Prints notes on the images, and a forecast, before the first step.
+fn print_notes(plan: &Plan, dataset: &Dataset, device: &Opened) {
     report_turned(dataset, &plan.recipe.data.rules());
     note_bits(dataset, &plan.recipe.data.rules());
     // A forecast that fails must not delay the run.
@@ -231,8 +229,8 @@ fn note_before(plan: &Plan, dataset: &Dataset, device: &Opened) {
     }
 }
 
-/// Records the command of this start in the work directory, so that the run can be continued.
-fn note_start(workdir: &Path, world_size: usize) {
+/// Records the command of this start in the work directory, so that the run can be resumed.
+fn record_start(workdir: &Path, world_size: usize) {
     let start = Start {
         at_s: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64()),
         version: env!("CARGO_PKG_VERSION").into(),

@@ -1,4 +1,4 @@
-//! `ocelli quickstart`: the whole job on generated data.
+//! `ocelli quickstart`: all stages on generated data.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -69,21 +69,26 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     let size_px = recipe.model.image_px();
     let rules = recipe.data.rules();
     let data = args.workdir.join("data");
-    let set = |prefix: &str, count, stream| {
-        let prefix = prefix.to_string();
-        let seed = 2 * seed + stream;
-        ensure_synth(
-            &data,
-            SynthArgs { out: data.join(&prefix), count, seed, size_px: size_px as u32, prefix },
-        )
+    // Train and test come from different seeds.
+    let train_set = SynthArgs {
+        out: data.join("train"),
+        count: args.train_images,
+        seed: 2 * seed,
+        size_px: size_px as u32,
+        prefix: "train".into(),
     };
-    let train = set("train", args.train_images, 0)?;
-    let test = set("test", args.test_images, 1)?;
-    let names = |paths: &[PathBuf]| paths.iter().map(|path| path.display().to_string()).collect::<Vec<_>>();
-    recipe.data.shards = names(&train);
-    let open = |paths: &[PathBuf]| Dataset::open(&names(paths), storage).map(Arc::new);
-    let train = open(&train)?;
-    let test = open(&test)?;
+    let test_set = SynthArgs {
+        out: data.join("test"),
+        count: args.test_images,
+        seed: 2 * seed + 1,
+        size_px: size_px as u32,
+        prefix: "test".into(),
+    };
+    let train_shards = ensure_synth(&data, &train_set)?;
+    let test_shards = ensure_synth(&data, &test_set)?;
+    let train = Arc::new(Dataset::open(&train_shards, storage)?);
+    let test = Arc::new(Dataset::open(&test_shards, storage)?);
+    recipe.data.shards = train_shards;
 
     let session = Session {
         recipe,
@@ -104,10 +109,9 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     let device = args.compute.device.open(0)?.device;
     say("probing the network, a random network and raw pixels");
     let transform = Transform::new(size_px as u32);
-    let images = |dataset, name| -> anyhow::Result<ImageSet> {
-        Ok(ImageSet::open(Source::Shards(dataset), transform, rules, name)?)
-    };
-    let split = Split::new(images(train, "train")?, images(test, "test")?)?;
+    let train_images = ImageSet::open(Source::Shards(train), transform, rules, "train")?;
+    let test_images = ImageSet::open(Source::Shards(test), transform, rules, "test")?;
+    let split = Split::new(train_images, test_images)?;
     let table = score(args, &split, &device)?;
     print_table(&table);
     let page = write_beside(&args.workdir, false, storage, &device)?;
@@ -119,43 +123,43 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Line of JSON for programs.
+/// Returns the line of JSON: scores of the run's network, a random one and raw pixels.
 fn to_json(table: &Table, seconds: f64) -> serde_json::Value {
-    let linear = |i: usize| table[i].1.accuracy("linear_honest");
-    let knn = |i: usize| table[i].1.accuracy("knn_20");
+    let trained = &table[0].1;
+    let random = &table[1].1;
+    let pixels = &table[2].1;
     json!({
         "seconds": seconds,
-        "knn": knn(0),
-        "linear": linear(0),
-        "random_knn": knn(1),
-        "random_linear": linear(1),
-        "pixel_knn": knn(2),
+        "knn": trained.accuracy("knn_20"),
+        "linear": trained.accuracy("linear_honest"),
+        "random_knn": random.accuracy("knn_20"),
+        "random_linear": random.accuracy("linear_honest"),
+        "pixel_knn": pixels.accuracy("knn_20"),
     })
 }
 
-/// Returns the shards of a split, which are created if they do not exist. Train and test come from
-/// different seeds.
-fn ensure_synth(data: &Path, set: SynthArgs) -> anyhow::Result<Vec<PathBuf>> {
-    let done = data.join(format!("{}.done", set.prefix));
-    let holds = format!("{} images of {} px, seed {}", set.count, set.size_px, set.seed);
-    if !done.exists() {
+/// Returns the paths of the shards of `set`, which are created if they do not exist.
+fn ensure_synth(data: &Path, set: &SynthArgs) -> anyhow::Result<Vec<String>> {
+    let done_file = data.join(format!("{}.done", set.prefix));
+    let description = format!("{} images of {} px, seed {}", set.count, set.size_px, set.seed);
+    if !done_file.exists() {
         // Only unfinished shards of an earlier start of this verb are removed.
-        let begun = data.join(format!("{}.begun", set.prefix));
+        let begun_file = data.join(format!("{}.begun", set.prefix));
         if set.out.exists() {
-            if !begun.exists() {
+            if !begun_file.exists() {
                 bail!("{} exists and is not quickstart's; choose another --workdir", set.out.display());
             }
             std::fs::remove_dir_all(&set.out)?;
         }
         std::fs::create_dir_all(data)?;
-        std::fs::write(&begun, &holds)?;
-        synthesize(&set)?;
-        std::fs::write(&done, &holds)?;
-        std::fs::remove_file(&begun)?;
+        std::fs::write(&begun_file, &description)?;
+        synthesize(set)?;
+        std::fs::write(&done_file, &description)?;
+        std::fs::remove_file(&begun_file)?;
     } else {
-        let there = std::fs::read_to_string(&done)?;
-        if there != holds {
-            bail!("{} holds {there}, not {holds}; choose another --workdir", set.out.display());
+        let existing = std::fs::read_to_string(&done_file)?;
+        if existing != description {
+            bail!("{} holds {existing}, not {description}; choose another --workdir", set.out.display());
         }
     }
     let mut paths: Vec<PathBuf> = std::fs::read_dir(&set.out)?
@@ -164,25 +168,28 @@ fn ensure_synth(data: &Path, set: SynthArgs) -> anyhow::Result<Vec<PathBuf>> {
         .filter(|path| path.extension().is_some_and(|extension| extension == "tar"))
         .collect();
     paths.sort();
-    Ok(paths)
+    Ok(paths.iter().map(|path| path.display().to_string()).collect())
 }
 
 /// Scores the run's network, a random one and raw pixels. The first scores are recorded in the run,
 /// with a picture of nearest neighbors and the exported backbone.
 fn score(args: &Args, split: &Split, device: &Device) -> anyhow::Result<Table> {
     let open = NetworkFlags::default().open(&args.workdir, device)?;
-    let protocols = ["knn", "linear-honest"].map(Protocol::named).into_iter().collect::<Result<Vec<_>, _>>();
-    let protocols = protocols.map_err(anyhow::Error::msg)?;
+    let protocols = ["knn", "linear-honest"]
+        .into_iter()
+        .map(Protocol::named)
+        .collect::<Result<Vec<_>, _>>()
+        .map_err(anyhow::Error::msg)?;
     let scores = split.score(&open.network, &protocols, None, &NoProgress)?;
     let rows = rows(&scores, split, &open.about(&args.workdir));
     let scalars = record::scalars(&open, &rows);
     record::add(&args.workdir, open.step().unwrap_or_default(), &rows, &scalars)?;
     let backbone = open_backbone(&args.workdir, &WeightFlags::default(), None)?;
-    let card = export::card_of(&args.workdir, &backbone)?;
+    let card = export::model_card(&args.workdir, &backbone)?;
     let file = args.workdir.join("backbone.safetensors");
-    // A quickstart that is started again scores the same run again.
+    // A quickstart that is started again replaces the file.
     export::write(&backbone, &card, &file, Format::Safetensors, Precision::F32, true)?;
-    neighbors(args, split, &open.network)?;
+    draw_neighbors(args, split, &open.network)?;
     crate::pictures::show(&args.workdir, "neighbors", open.step().unwrap_or_default());
     let mut table: Table = vec![(open.which.clone(), scores)];
     table.extend(baselines(&open.network, split, &protocols, device)?);
@@ -190,7 +197,7 @@ fn score(args: &Args, split: &Split, device: &Device) -> anyhow::Result<Table> {
 }
 
 /// Draws held-out images with their nearest neighbors.
-fn neighbors(args: &Args, split: &Split, network: &Network) -> anyhow::Result<()> {
+fn draw_neighbors(args: &Args, split: &Split, network: &Network) -> anyhow::Result<()> {
     let (train, test) = split.features(network, wanted(&[]), None, &NoProgress)?;
     let path = args.workdir.join("neighbors.png");
     sheets::neighbor_sheet(&path, (&split.train, &train), Some((&split.test, &test)))?;

@@ -23,13 +23,13 @@ use crate::pictures;
 use crate::shards::classes::with_names;
 use prep::open::{is_folder_of_images, open_dataset};
 
-/// Length of a page's beginning that contains its title, in bytes.
+/// Number of bytes at the beginning of a page that contain its title.
 const BEGINNING: u64 = 300;
 
-/// Images of each sheet, unless a flag says otherwise.
+/// Default number of images of each sheet.
 const N_IMAGES: usize = 8;
 
-/// Images among which neighbors are searched, unless a flag says otherwise.
+/// Default number of images among which neighbors are searched.
 const CANDIDATES: u64 = 1000;
 
 /// Flags of `report`.
@@ -70,15 +70,15 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     let mut runs = Vec::new();
     for folder in &args.workdirs {
-        let found = Run::workdirs_in(folder);
-        if found.is_empty() {
+        let workdirs = Run::workdirs_in(folder);
+        if workdirs.is_empty() {
             bail!("there is no run in {}: neither it nor a folder in it has a plan.toml", folder.display());
         }
-        let is_asked_for = found == [folder.clone()];
-        for workdir in found {
+        let is_requested = workdirs == [folder.clone()];
+        for workdir in workdirs {
             match Run::open(&workdir) {
                 Ok(run) => runs.push(run),
-                Err(error) if is_asked_for => return Err(error.into()),
+                Err(error) if is_requested => return Err(error.into()),
                 Err(error) => say(format!("warning: {} is skipped: {error}", workdir.display())),
             }
         }
@@ -91,12 +91,12 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
         (None, [run]) => run.workdir.join("report.html"),
         (None, _) => PathBuf::from("report.html"),
     };
-    if out.exists() && !is_ours(&out) {
+    if out.exists() && !is_report(&out) {
         bail!("{} exists and is not a report; choose another --out", out.display());
     }
     let device = args.device.open()?.device;
     let reports: Vec<Report> =
-        runs.into_iter().map(|run| of_run(args, run, storage, &device, None)).collect();
+        runs.into_iter().map(|run| create_report(args, run, storage, &device, None)).collect();
     let n_bytes = write(&out, &reports)?;
     if args.json {
         out!("{}", json!({ "file": out.display().to_string(), "bytes": n_bytes, "runs": reports.len() }));
@@ -116,12 +116,13 @@ pub(crate) fn write_beside(
     device: &Device,
 ) -> anyhow::Result<PathBuf> {
     let out = workdir.join("report.html");
-    if out.exists() && !is_ours(&out) {
+    if out.exists() && !is_report(&out) {
         bail!("{} exists and is not a report", out.display());
     }
     let args = Args { n_images: N_IMAGES, candidates: CANDIDATES, ..Args::default() };
     let sheet = draws_neighbors.then_some(workdir);
-    write(&out, &[of_run(&args, Run::open(workdir)?, storage, device, sheet)])?;
+    let report = create_report(&args, Run::open(workdir)?, storage, device, sheet);
+    write(&out, &[report])?;
     Ok(out)
 }
 
@@ -135,7 +136,7 @@ fn write(out: &Path, reports: &[Report]) -> anyhow::Result<usize> {
 }
 
 /// Returns `true` if `path` is an earlier report, which may be replaced.
-fn is_ours(path: &Path) -> bool {
+fn is_report(path: &Path) -> bool {
     let mut beginning = Vec::new();
     let read = std::fs::File::open(path).and_then(|file| file.take(BEGINNING).read_to_end(&mut beginning));
     read.is_ok() && String::from_utf8_lossy(&beginning).contains("<title>Ocelli report</title>")
@@ -143,36 +144,39 @@ fn is_ours(path: &Path) -> bool {
 
 /// Creates the report of a run with its shards, if available, and its pictures. Its neighbors are
 /// drawn into `sheet` as well.
-fn of_run(args: &Args, run: Run, storage: &Storage, device: &Device, sheet: Option<&Path>) -> Report {
-    let own = own_shards(&run, storage);
-    let gallery = (!args.no_pictures).then(|| {
-        let shown = if args.images.is_empty() {
-            own.as_ref().map(|(dataset, paths)| (Arc::clone(dataset), paths.as_slice())).map_err(Clone::clone)
+fn create_report(args: &Args, run: Run, storage: &Storage, device: &Device, sheet: Option<&Path>) -> Report {
+    let run_shards = open_run_shards(&run, storage);
+    let mut gallery = None;
+    if !args.no_pictures {
+        let images = if args.images.is_empty() {
+            run_shards.clone()
         } else {
             match open_dataset(&args.images, storage) {
-                Ok(dataset) => Ok((Arc::new(dataset), args.images.as_slice())),
+                Ok(dataset) => Ok((Arc::new(dataset), args.images.clone())),
                 Err(error) => Err(format!("{error:#}")),
             }
         };
-        let (dataset, specs) = shown?;
-        gallery(args, &run, (dataset, specs), storage, device, sheet).map_err(|error| format!("{error:#}"))
-    });
-    if let Some(Err(why)) = &gallery {
-        say(format!("warning: {}: no pictures: {why}", run.workdir.display()));
+        gallery = Some(images.and_then(|(dataset, specs)| {
+            create_gallery(args, &run, dataset, &specs, storage, device, sheet)
+                .map_err(|error| format!("{error:#}"))
+        }));
     }
-    Report { run, gallery, dataset: own.ok().map(|(dataset, _)| dataset) }
+    if let Some(Err(reason)) = &gallery {
+        say(format!("warning: {}: no pictures: {reason}", run.workdir.display()));
+    }
+    Report { run, gallery, dataset: run_shards.ok().map(|(dataset, _)| dataset) }
 }
 
 /// Opens the run's shards, if they are on a disk, and returns their paths with them: opening a
 /// remote shard may fetch it. Paths are relative to the folder where the run was started.
-fn own_shards(run: &Run, storage: &Storage) -> Result<(Arc<Dataset>, Vec<String>), String> {
+fn open_run_shards(run: &Run, storage: &Storage) -> Result<(Arc<Dataset>, Vec<String>), String> {
     let folder = run.start.as_ref().map(|start| start.folder.clone()).unwrap_or_default();
     let hint = "choose images with `ocelli report --images`";
     let mut paths = Vec::new();
     for spec in &run.status.plan.recipe.data.shard_lists() {
-        let below = folder.join(spec).to_string_lossy().into_owned();
-        if is_folder_of_images(&below).unwrap_or(false) {
-            paths.push(below);
+        let path = folder.join(spec).to_string_lossy().into_owned();
+        if is_folder_of_images(&path).unwrap_or(false) {
+            paths.push(path);
             continue;
         }
         for shard in expand(std::slice::from_ref(spec)).map_err(|error| format!("{error}; {hint}"))? {
@@ -188,10 +192,12 @@ fn own_shards(run: &Run, storage: &Storage) -> Result<(Arc<Dataset>, Vec<String>
     Ok((Arc::new(dataset), paths))
 }
 
-fn gallery(
+/// Creates the pictures of the images of `dataset`, the shards `specs`.
+fn create_gallery(
     args: &Args,
     run: &Run,
-    (dataset, specs): (Arc<Dataset>, &[String]),
+    dataset: Arc<Dataset>,
+    specs: &[String],
     storage: &Storage,
     device: &Device,
     sheet: Option<&Path>,
@@ -203,13 +209,13 @@ fn gallery(
     let images = with_names(images, specs, storage)?;
     let multicrop = open.multicrop();
     let seed = run.status.plan.recipe.seed;
-    let rules = GalleryOptions { n_images: args.n_images.max(1), multicrop: &multicrop, seed };
+    let options = GalleryOptions { n_images: args.n_images.max(1), multicrop: &multicrop, seed };
     say(format!("{}: pictures of {} images of {}", run.name(), images.len(), images.name));
     let table = features(None, &open.network, &images, wanted(&[]), &NoProgress)?;
     if let Some(workdir) = sheet {
         pictures::neighbors(workdir, &images, &table, open.step().unwrap_or_default());
     }
-    let mut gallery = Gallery::of(&open.network, &images, table, rules)?;
+    let mut gallery = Gallery::new(&open.network, &images, table, options)?;
     let step = open.step().unwrap_or_default();
     gallery.network_description = format!("the {} of step {step} through {}", open.which, open.transform);
     Ok(gallery)

@@ -35,22 +35,30 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let runs: Vec<(PathBuf, anyhow::Result<Overview>)> = workdirs
         .into_iter()
         .map(|workdir| {
-            let overview = Run::open(&workdir).map(|run| Overview::of(&run)).map_err(anyhow::Error::from);
+            let overview =
+                Run::open(&workdir).map(|run| Overview::from_run(&run)).map_err(anyhow::Error::from);
             (workdir, overview)
         })
         .collect();
     if args.json {
-        let row = |(workdir, overview): &(PathBuf, anyhow::Result<Overview>)| match overview {
-            Ok(overview) => with_workdir(json!(overview), workdir),
-            Err(error) => json!({ "workdir": workdir.display().to_string(), "error": chain(error) }),
-        };
-        out!("{}", Value::Array(runs.iter().map(row).collect()));
+        let mut rows = Vec::new();
+        for (workdir, overview) in &runs {
+            let mut row = match overview {
+                Ok(overview) => json!(overview),
+                Err(error) => json!({ "error": chain(error) }),
+            };
+            row["workdir"] = json!(workdir.display().to_string());
+            rows.push(row);
+        }
+        out!("{}", Value::Array(rows));
         return Ok(ExitCode::SUCCESS);
     }
-    let rows: Vec<[String; 8]> = runs
-        .iter()
-        .filter_map(|(workdir, overview)| Some(cells(&args.folder, workdir, overview.as_ref().ok()?)))
-        .collect();
+    let mut rows = Vec::new();
+    for (workdir, overview) in &runs {
+        if let Ok(overview) = overview {
+            rows.push(cells(&args.folder, workdir, overview));
+        }
+    }
     print_aligned(&rows);
     for (workdir, overview) in &runs {
         match overview {
@@ -64,12 +72,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn with_workdir(mut value: Value, workdir: &Path) -> Value {
-    value["workdir"] = json!(workdir.display().to_string());
-    value
-}
-
-/// Row of the table. A run is named by its path below `folder`.
+/// Returns the row of a run in the table. A run is named by its path below `folder`.
 fn cells(folder: &Path, workdir: &Path, overview: &Overview) -> [String; 8] {
     let below = workdir.strip_prefix(folder).ok().filter(|path| !path.as_os_str().is_empty());
     let state = if overview.collapsed {
@@ -92,16 +95,15 @@ fn cells(folder: &Path, workdir: &Path, overview: &Overview) -> [String; 8] {
     ]
 }
 
+/// Prints the table with aligned columns.
 fn print_aligned(rows: &[[String; 8]]) {
     let headings = HEADINGS.map(String::from);
-    let width = |column: usize| {
-        std::iter::once(&headings)
-            .chain(rows)
-            .map(|row| row[column].chars().count())
-            .max()
-            .unwrap_or_default()
-    };
-    let widths: [usize; 8] = std::array::from_fn(width);
+    let mut widths = [0; 8];
+    for row in std::iter::once(&headings).chain(rows) {
+        for (width, cell) in widths.iter_mut().zip(row) {
+            *width = cell.chars().count().max(*width);
+        }
+    }
     for row in std::iter::once(&headings).chain(rows) {
         let cells: Vec<String> =
             row.iter().zip(widths).map(|(cell, width)| format!("{cell:<width$}")).collect();

@@ -94,13 +94,13 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let token = args.token.as_ref().filter(|token| !token.is_empty());
     let authorization = token.map(|token| format!("Bearer {token}"));
     let server = Server::new(&args.mlflow, authorization);
-    let mut idle_looks = 0;
+    let mut idle_polls = 0;
     loop {
         let mut is_idle = true;
         for workdir in &workdirs {
             match send(args, &server, workdir) {
-                Ok(has_all) => is_idle &= has_all,
-                // The run continues, and so does following it.
+                Ok(is_complete) => is_idle &= is_complete,
+                // The run may continue, and is followed further.
                 Err(error) if args.follow => {
                     say(format!("warning: {}: {error:#}", workdir.display()));
                     is_idle = false;
@@ -110,8 +110,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
                 }
             }
         }
-        idle_looks = if is_idle { idle_looks + 1 } else { 0 };
-        if !args.follow || idle_looks == IDLE_POLLS {
+        idle_polls = if is_idle { idle_polls + 1 } else { 0 };
+        if !args.follow || idle_polls == IDLE_POLLS {
             return Ok(ExitCode::SUCCESS);
         }
         sleep(POLL_INTERVAL);
@@ -124,29 +124,24 @@ fn send(args: &Args, server: &Server, workdir: &Path) -> anyhow::Result<bool> {
     let run = Run::open(workdir)?;
     let key = format!("{} {}", args.mlflow.trim_end_matches('/'), args.experiment);
     let path = workdir.join(SENT);
-    let mut all = read(&path)?;
-    let begun = match all.get(&key) {
+    let mut records = read(&path)?;
+    let mut sent = match records.get(&key) {
         Some(sent) => sent.clone(),
         None => begin(args, server, &run)?,
     };
-    let mut keep = |sent: &Sent| {
-        all.insert(key.clone(), sent.clone());
-        let text = serde_json::to_vec_pretty(&all)?;
-        pipeline::file::replace(&path, &text).with_context(|| format!("cannot write {}", path.display()))
-    };
     // If anything below fails, the run is not begun twice.
-    keep(&begun)?;
-    let mut sent = begun;
+    save(&mut records, &key, &sent, &path)?;
     if !sent.params {
         server.params(&sent.run, &params(&run))?;
         sent.params = true;
-        keep(&sent)?;
+        save(&mut records, &key, &sent, &path)?;
     }
-    let (metrics, steps, scores) = news(&run, &sent)?;
+    let (metrics, steps, scores) = new_metrics(&run, &sent)?;
     server.metrics(&sent.run, &metrics, sent.begun_ms)?;
     let n_metrics = metrics.len();
-    (sent.steps, sent.scores) = (steps, scores);
-    keep(&sent)?;
+    sent.steps = steps;
+    sent.scores = scores;
+    save(&mut records, &key, &sent, &path)?;
     let (state, has_ended) = match run.status.state {
         State::NotStarted => ("SCHEDULED", false),
         State::Running => ("RUNNING", false),
@@ -158,11 +153,11 @@ fn send(args: &Args, server: &Server, workdir: &Path) -> anyhow::Result<bool> {
     if state != sent.state {
         server.state(&sent.run, state, has_ended.then(now_ms))?;
         sent.state = state.into();
-        keep(&sent)?;
+        save(&mut records, &key, &sent, &path)?;
         has_news = true;
     }
     if has_ended && send_files(server, &mut sent, &run) {
-        keep(&sent)?;
+        save(&mut records, &key, &sent, &path)?;
         has_news = true;
     }
     if has_news && (has_ended || !args.follow) {
@@ -198,11 +193,14 @@ fn begin(args: &Args, server: &Server, run: &Run) -> anyhow::Result<Sent> {
 /// Returns the values of the recipe, and numbers that follow from them.
 fn params(run: &Run) -> Vec<(String, String)> {
     let plan = &run.status.plan;
-    let values = plan.recipe.values().into_iter().map(|(key, value)| {
-        let text = value.as_str().map_or_else(|| value.to_string(), str::to_string);
-        (key, text)
-    });
-    let mut values: Vec<(String, String)> = values.collect();
+    let mut values: Vec<(String, String)> = Vec::new();
+    for (key, value) in plan.recipe.values() {
+        let text = match value.as_str() {
+            Some(text) => text.to_string(),
+            None => value.to_string(),
+        };
+        values.push((key, text));
+    }
     values.push(("total_steps".into(), plan.total_steps.to_string()));
     values.push(("n_samples".into(), plan.n_samples.to_string()));
     values
@@ -210,7 +208,7 @@ fn params(run: &Run) -> Vec<(String, String)> {
 
 /// Returns the metrics of `run` that are not `sent`, and the counts of steps and scores including
 /// them.
-fn news(run: &Run, sent: &Sent) -> anyhow::Result<(Vec<Metric>, u64, usize)> {
+fn new_metrics(run: &Run, sent: &Sent) -> anyhow::Result<(Vec<Metric>, u64, usize)> {
     let mut metrics = Vec::new();
     for (name, points) in run.columns() {
         let new = points.iter().filter(|(step, _)| *step > sent.steps);
@@ -256,6 +254,7 @@ fn send_files(server: &Server, sent: &mut Sent, run: &Run) -> bool {
     has_news
 }
 
+/// Reads the records at `path`, by server and experiment.
 fn read(path: &Path) -> anyhow::Result<BTreeMap<String, Sent>> {
     match std::fs::read(path) {
         Ok(bytes) => serde_json::from_slice(&bytes).with_context(|| {
@@ -264,6 +263,13 @@ fn read(path: &Path) -> anyhow::Result<BTreeMap<String, Sent>> {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(BTreeMap::new()),
         Err(error) => Err(error).with_context(|| format!("cannot read {}", path.display())),
     }
+}
+
+/// Writes `records` to `path`, with `sent` as the record of `key`.
+fn save(records: &mut BTreeMap<String, Sent>, key: &str, sent: &Sent, path: &Path) -> anyhow::Result<()> {
+    records.insert(key.to_string(), sent.clone());
+    let text = serde_json::to_vec_pretty(records)?;
+    pipeline::file::replace(path, &text).with_context(|| format!("cannot write {}", path.display()))
 }
 
 fn now_ms() -> u64 {

@@ -1,4 +1,4 @@
-//! Layers of a transformer by themselves: their results beside sums in f64, and their times.
+//! Individual layers of a transformer: their results compared with sums in f64, and their times.
 //!
 //! ```text
 //! y = x · Wᵀ + b       gx = g · W       gW = gᵀ · x       gb = Σ_rows g
@@ -32,13 +32,13 @@ const N_PASSES: usize = 10;
 pub struct Layer {
     /// Name.
     pub name: &'static str,
-    /// Width of a token before the layer, D.
+    /// Width of an input token, D.
     pub input: usize,
-    /// Width of a token behind it, O.
+    /// Width of an output token, O.
     pub output: usize,
 }
 
-/// Largest errors of results, each divided by the root of the mean square of what is right.
+/// Largest errors of results, each divided by the root mean square of the exact result.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LayerErrors {
     /// Error of y.
@@ -85,7 +85,7 @@ impl Layer {
 impl LayerErrors {
     /// Returns the largest errors that rounding explains: results in bf16 have 9 bits, sums of
     /// products of bf16 in f32 are nearly exact, and NVIDIA's GPUs round factors in f32 to 11 bits.
-    pub fn most(arithmetic: Arithmetic) -> Self {
+    pub fn tolerance(arithmetic: Arithmetic) -> Self {
         match arithmetic {
             Arithmetic::Bf16 => {
                 Self { output: 3e-2, input_gradient: 3e-2, weight_gradient: 1e-3, bias_gradient: 1e-3 }
@@ -96,12 +96,12 @@ impl LayerErrors {
         }
     }
 
-    /// Returns whether each error is at most that of `most`; NaN is more than anything.
-    pub fn are_at_most(&self, most: &Self) -> bool {
-        self.output <= most.output
-            && self.input_gradient <= most.input_gradient
-            && self.weight_gradient <= most.weight_gradient
-            && self.bias_gradient <= most.bias_gradient
+    /// Returns whether no error is larger than that of `tolerance` or NaN.
+    pub fn are_at_most(&self, tolerance: &Self) -> bool {
+        self.output <= tolerance.output
+            && self.input_gradient <= tolerance.input_gradient
+            && self.weight_gradient <= tolerance.weight_gradient
+            && self.bias_gradient <= tolerance.bias_gradient
     }
 }
 
@@ -117,7 +117,7 @@ pub fn measure(
     device: &Device,
 ) -> Result<LayerBench, DeviceFailure> {
     let factors = Factors::random(layer, n_tokens, arithmetic, device);
-    // Sizes are checked at their first use, which takes longer.
+    // Also warms up: sizes are checked at their first use, which takes longer.
     let first = factors.pass().read()?;
     let errors = first.errors(&factors.read()?, layer);
     let mut is_repeatable = true;
@@ -129,7 +129,8 @@ pub fn measure(
     Ok(LayerBench { errors, is_repeatable, forward, both })
 }
 
-/// Returns the times of a call of `run`, the mean of several whose work the device is waited for.
+/// Returns the times of a call of `run`, each the mean of several calls including the device's
+/// work.
 fn times(repeats: usize, device: &Device, run: impl Fn()) -> Result<Times, DeviceFailure> {
     let mut all = Vec::with_capacity(repeats.max(1));
     for _ in 0..repeats.max(1) {
@@ -141,7 +142,7 @@ fn times(repeats: usize, device: &Device, run: impl Fn()) -> Result<Times, Devic
         device.sync().map_err(|error| failure(&error))?;
         all.push(start.elapsed().as_secs_f64() * 1e3 / N_PASSES as f64);
     }
-    Ok(Times::of(all))
+    Ok(Times::new(all))
 }
 
 /// Inputs of a layer, its parameters, and the gradient at its results.
@@ -149,7 +150,7 @@ struct Factors {
     layer: Layer,
     /// `[1, M, D]`.
     x: Tensor<3>,
-    /// W and b behind one another, as a unit has them.
+    /// W, then b, as in the buffer of a unit.
     parameters: Tensor<1>,
     /// Gradient at y, `[1, M, O]`.
     g: Tensor<3>,
@@ -159,11 +160,11 @@ struct Factors {
 struct Results {
     y: Tensor<3>,
     gx: Tensor<3>,
-    /// gW and gb behind one another.
+    /// gW, then gb.
     gradient: Tensor<1>,
 }
 
-/// Numbers on the host.
+/// Factors or results on the host.
 struct Numbers {
     /// x, or gx.
     x: Vec<f32>,
@@ -200,7 +201,7 @@ impl Factors {
         part(&self.parameters, self.weight_range()).reshape([self.layer.output, self.layer.input])
     }
 
-    /// Returns the bias, in the type that the device adds.
+    /// Returns the bias, in the type in which the device adds it.
     fn bias(&self) -> Tensor<1> {
         let bias = part(&self.parameters, self.bias_range());
         if self.x.device() == Device::flex() { cast(bias, DType::F32) } else { bias }
@@ -311,20 +312,20 @@ fn weighted_sum(weights: impl Iterator<Item = f32>, rows: &[f32], width: usize) 
     sum
 }
 
-/// Returns the largest difference of pairs of rows, right and found, divided by the root of the
-/// mean square of what is right.
+/// Returns the largest difference of pairs of an exact and a computed row, divided by the root mean
+/// square of the exact rows.
 fn largest_error<'n>(rows: impl Iterator<Item = (Vec<f64>, &'n [f32])>) -> f64 {
     let mut largest = 0.0f64;
     let mut squares = 0.0;
     let mut n = 0usize;
-    for (right, found) in rows {
-        for (right, found) in right.iter().zip(found) {
-            let error = (right - f64::from(*found)).abs();
+    for (exact, computed) in rows {
+        for (exact, computed) in exact.iter().zip(computed) {
+            let error = (exact - f64::from(*computed)).abs();
             if error.is_nan() {
                 return f64::NAN;
             }
             largest = largest.max(error);
-            squares += right * right;
+            squares += exact * exact;
             n += 1;
         }
     }
@@ -335,29 +336,34 @@ fn largest_error<'n>(rows: impl Iterator<Item = (Vec<f64>, &'n [f32])>) -> f64 {
 mod tests {
     use super::*;
 
-    /// A layer on the CPU is right in both types, and an error of one element is seen.
+    /// Returns the errors of a pass whose results are changed by `change`.
+    fn errors_after(factors: &Factors, numbers: &Numbers, change: fn(&mut Numbers)) -> LayerErrors {
+        let mut results = factors.pass().read().unwrap();
+        change(&mut results);
+        results.errors(numbers, factors.layer)
+    }
+
+    /// A layer on the CPU is correct in both types, and an error of one element is detected.
     #[test]
-    fn errors_are_those_of_the_results() {
+    fn errors_of_single_elements_are_detected() {
         let layer = Layer { name: "layer", input: 24, output: 40 };
         let device = Device::flex();
         for arithmetic in [Arithmetic::F32, Arithmetic::Bf16] {
-            let found = measure(layer, 100, arithmetic, 1, &device).unwrap();
-            assert!(
-                found.is_repeatable && found.errors.are_at_most(&LayerErrors::most(arithmetic)),
-                "{found:?}"
-            );
+            let measured = measure(layer, 100, arithmetic, 1, &device).unwrap();
+            let are_small = measured.errors.are_at_most(&LayerErrors::tolerance(arithmetic));
+            assert!(measured.is_repeatable && are_small, "{measured:?}");
             let factors = Factors::random(layer, 100, arithmetic, &device);
             let numbers = factors.read().unwrap();
-            let wrong = |change: fn(&mut Numbers)| {
-                let mut results = factors.pass().read().unwrap();
-                change(&mut results);
-                results.errors(&numbers, layer)
-            };
-            assert!(wrong(|results| results.g[0] += 5.0).output > 0.1);
-            assert!(wrong(|results| results.x[1] += 5.0).input_gradient > 0.1);
-            assert!(wrong(|results| results.parameters[2] += 5.0).weight_gradient > 0.1);
-            assert!(wrong(|results| results.parameters[24 * 40 + 39] += 5.0).bias_gradient > 0.1);
-            assert!(wrong(|results| results.g[0] = f32::NAN).output.is_nan());
+            let errors = errors_after(&factors, &numbers, |results| results.g[0] += 5.0);
+            assert!(errors.output > 0.1);
+            let errors = errors_after(&factors, &numbers, |results| results.x[1] += 5.0);
+            assert!(errors.input_gradient > 0.1);
+            let errors = errors_after(&factors, &numbers, |results| results.parameters[2] += 5.0);
+            assert!(errors.weight_gradient > 0.1);
+            let errors = errors_after(&factors, &numbers, |results| results.parameters[24 * 40 + 39] += 5.0);
+            assert!(errors.bias_gradient > 0.1);
+            let errors = errors_after(&factors, &numbers, |results| results.g[0] = f32::NAN);
+            assert!(errors.output.is_nan());
         }
     }
 }

@@ -22,12 +22,13 @@ pub struct Times {
 
 impl Times {
     /// Summarizes the times `ms`, of which there is at least one.
-    pub(crate) fn of(mut ms: Vec<f64>) -> Self {
+    pub(crate) fn new(mut ms: Vec<f64>) -> Self {
         ms.sort_by(f64::total_cmp);
         Self { median_ms: ms[ms.len() / 2], range_ms: [ms[0], ms[ms.len() - 1]] }
     }
 }
 
+/// Returns the median of `values`, of which there is at least one.
 fn median(values: Vec<f64>) -> f64 {
-    Times::of(values).median_ms
+    Times::new(values).median_ms
 }

@@ -1,26 +1,24 @@
-//! Batches of noise, which need no data path.
+//! Batches of noise, for measurements without a data path.
 
 use augment::{Batch, Depth, MultiCrop, PixelFormat, ViewRng, Views};
 
 /// Creates a batch of noise for `multicrop`, of pixels of `format`.
 pub fn noise_batch(multicrop: &MultiCrop, format: PixelFormat, n_samples: usize, seed: u64) -> Batch {
     let mut rng = ViewRng::from_words([seed, 0x6e6f_6973_6500_0000, 0, 0]);
-    let mut views = || Views {
-        groups: multicrop
-            .groups()
-            .iter()
-            .map(|g| noise(&mut rng, format, g.n_views * (g.size_px * g.size_px) as usize))
-            .collect(),
-    };
-    Batch {
-        index: 0,
-        samples: (0..n_samples).map(|_| views()).collect(),
-        labels: vec![None; n_samples],
-        sample_ids: (0..n_samples as u64).collect(),
+    let mut samples = Vec::with_capacity(n_samples);
+    for _ in 0..n_samples {
+        let mut groups = Vec::new();
+        for group in multicrop.groups() {
+            let n_pixels = group.n_views * (group.size_px * group.size_px) as usize;
+            groups.push(noise(&mut rng, format, n_pixels));
+        }
+        samples.push(Views { groups });
     }
+    Batch { index: 0, samples, labels: vec![None; n_samples], sample_ids: (0..n_samples as u64).collect() }
 }
 
-/// Draws `n_pixels` of `format`: all whole numbers, or floating-point values in `[0, 1)`.
+/// Draws `n_pixels` pixels of `format`: integers from their full range, or floating-point values in
+/// `[0, 1)`.
 pub(super) fn noise(rng: &mut ViewRng, format: PixelFormat, n_pixels: usize) -> Vec<u8> {
     let n_values = n_pixels * format.n_channels;
     match format.depth {

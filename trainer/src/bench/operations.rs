@@ -1,5 +1,5 @@
-//! Operations between the products of a transformer by themselves: results and gradients beside
-//! those of the CPU's kernels in f32, for the same inputs.
+//! Individual operations between the matrix products of a transformer: results and gradients
+//! compared with those of the CPU's kernels in f32, for the same inputs.
 
 use burn_tensor::{DType, Device, Distribution, Tensor};
 use kernels::device::readback::DeviceFailure;
@@ -21,7 +21,7 @@ pub struct Operation {
     pub name: &'static str,
     /// Shapes of the inputs.
     pub shapes: &'static [[usize; 3]],
-    /// Whether the operation has the type of the products; else it is f32 in any case.
+    /// Whether the operation has the type of the products; otherwise it is always f32.
     pub has_type_of_products: bool,
     run: fn(&[Tensor<3>]) -> Tensor<3>,
 }
@@ -103,7 +103,7 @@ impl Operation {
     }
 
     /// Returns the largest difference that rounding explains, where products have `arithmetic`.
-    pub fn most(&self, arithmetic: Arithmetic) -> f64 {
+    pub fn tolerance(&self, arithmetic: Arithmetic) -> f64 {
         // Products in f32 may round their factors to 11 bits (TF32).
         if self.dtype(arithmetic) == DType::BF16 { 3e-2 } else { 5e-3 }
     }
@@ -125,18 +125,18 @@ impl Operation {
             self.shapes.iter().map(|shape| rounded(Tensor::random(*shape, normal, &cpu), dtype)).collect();
         let result_shape = (self.run)(&inputs).dims();
         let g = rounded(Tensor::random(result_shape, normal, &cpu), dtype);
-        let right = self.pass(&inputs, &g, DType::F32, &cpu)?;
+        let exact = self.pass(&inputs, &g, DType::F32, &cpu)?;
         let first = self.pass(&inputs, &g, dtype, device)?;
         let mut is_repeatable = true;
         for _ in 1..N_EQUAL {
             is_repeatable &= self.pass(&inputs, &g, dtype, device)?.has_bits_of(&first);
         }
         let mut gradients = 0.0f64;
-        for (right, found) in right.gradients.iter().zip(&first.gradients) {
-            gradients = gradients.max(difference(right, found));
+        for (expected, actual) in exact.gradients.iter().zip(&first.gradients) {
+            gradients = gradients.max(difference(expected, actual));
         }
         Ok(OperationDifferences {
-            result: difference(&right.result, &first.result),
+            result: difference(&exact.result, &first.result),
             gradients,
             is_repeatable,
         })
@@ -151,8 +151,10 @@ impl Operation {
         dtype: DType,
         device: &Device,
     ) -> Result<Pass, DeviceFailure> {
-        let leaf = |input: &Tensor<3>| cast(input.clone().to_device(device), dtype).autodiff().require_grad();
-        let leaves: Vec<Tensor<3>> = inputs.iter().map(leaf).collect();
+        let mut leaves: Vec<Tensor<3>> = Vec::with_capacity(inputs.len());
+        for input in inputs {
+            leaves.push(cast(input.clone().to_device(device), dtype).autodiff().require_grad());
+        }
         let y = (self.run)(&leaves);
         // Scalars of losses are f32.
         let g = cast(g.clone().to_device(device), y.dtype());
@@ -182,16 +184,17 @@ fn rounded(values: Tensor<3>, dtype: DType) -> Tensor<3> {
 mod tests {
     use super::*;
 
-    /// The CPU equals itself in f32, and is near in bf16.
+    /// The CPU equals itself in f32, and is close in bf16.
     #[test]
-    fn operations_of_the_cpu_are_right() {
+    fn cpu_operations_are_within_their_tolerance() {
         for operation in OPERATIONS {
             let exact = operation.compare(Arithmetic::F32, &Device::flex()).unwrap();
             assert!(exact.is_repeatable, "{operation:?}: {exact:?}");
             assert_eq!([exact.result, exact.gradients], [0.0; 2], "{operation:?}");
             let rounded = operation.compare(Arithmetic::Bf16, &Device::flex()).unwrap();
-            let most = operation.most(Arithmetic::Bf16);
-            assert!(rounded.result <= most && rounded.gradients <= most, "{operation:?}: {rounded:?}");
+            let tolerance = operation.tolerance(Arithmetic::Bf16);
+            let is_close = rounded.result <= tolerance && rounded.gradients <= tolerance;
+            assert!(is_close, "{operation:?}: {rounded:?}");
             assert_eq!(rounded.result > 0.0, operation.has_type_of_products, "{operation:?}: {rounded:?}");
         }
     }

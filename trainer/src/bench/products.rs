@@ -1,5 +1,5 @@
-//! The matrix products of a step, alone: with the same shapes, by as many workers at once, with
-//! nothing between them.
+//! Times of the matrix products of a step without its other operations: the same shapes, on as many
+//! workers at once, one product directly after another.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -12,26 +12,32 @@ use kernels::ops::{Number, Start, product_into};
 
 use super::Times;
 
-/// Milliseconds for which each shape is multiplied at least, so that clocks are exact.
+/// Least number of milliseconds for which each shape is multiplied, so that clocks are exact
+/// enough.
 const MIN_MEASURED_MS: f64 = 1.0;
 
-/// Number of rounds, of which the median counts.
+/// Number of rounds, whose median is the result.
 const ROUNDS: usize = 3;
 
 /// Returns the milliseconds that `products`, each as often as its count, take on `n_workers`
 /// workers. Matrices are in the caches, as far as they fit there.
 pub(super) fn alone_ms(products: &BTreeMap<Product, u64>, n_workers: usize) -> f64 {
     let workers = Workers::new(n_workers);
-    let rounds = (0..ROUNDS).map(|_| {
-        products.iter().map(|(product, count)| *count as f64 * one_ms(product, &workers)).sum::<f64>()
-    });
-    Times::of(rounds.collect()).median_ms
+    let mut rounds: Vec<f64> = Vec::with_capacity(ROUNDS);
+    for _ in 0..ROUNDS {
+        rounds.push(products.iter().map(|(product, count)| *count as f64 * one_ms(product, &workers)).sum());
+    }
+    Times::new(rounds).median_ms
 }
 
-/// Returns the floating-point operations of `products`.
+/// Returns the number of floating-point operations of `products`.
 pub(super) fn flops(products: &BTreeMap<Product, u64>) -> f64 {
-    let one = |product: &Product| product.mkn.iter().map(|side| *side as f64).product::<f64>();
-    products.iter().map(|(product, count)| 2.0 * *count as f64 * one(product)).sum()
+    let mut flops = 0.0;
+    for (product, count) in products {
+        let n_multiplications: f64 = product.mkn.iter().map(|side| *side as f64).product();
+        flops += 2.0 * *count as f64 * n_multiplications;
+    }
+    flops
 }
 
 /// Returns the mean time of one product of two square matrices of side `n`, on all threads of the
@@ -41,8 +47,8 @@ pub(super) fn square_ms(n: usize, bf16: bool) -> f64 {
     repeated_ms(&Product { mkn: [n; 3], transposed: [false, false], adds: false, bf16, n_threads })
 }
 
-/// Returns the time that `product` adds to a step; if it runs on one thread, workers compute
-/// several at the same time.
+/// Returns the time in milliseconds that `product` adds to a step. If it runs on one thread, the
+/// workers compute several at the same time.
 fn one_ms(product: &Product, workers: &Workers) -> f64 {
     if product.n_threads > 1 {
         return repeated_ms(product);
@@ -51,14 +57,15 @@ fn one_ms(product: &Product, workers: &Workers) -> f64 {
     each.iter().sum::<f64>() / (each.len() * each.len()) as f64
 }
 
-/// Returns the mean time of `product`, on the calling thread and the threads that it uses.
+/// Returns the mean time of `product` in milliseconds, on the calling thread and the threads that
+/// it uses.
 fn repeated_ms(product: &Product) -> f64 {
-    if product.bf16 { ms_of::<bf16>(product) } else { ms_of::<f32>(product) }
+    if product.bf16 { mean_ms::<bf16>(product) } else { mean_ms::<f32>(product) }
 }
 
-/// Returns the mean time of `product` with matrices of T. With bf16 all three are bf16, even where
-/// the step packs f32.
-fn ms_of<T: Number>(product: &Product) -> f64 {
+/// Returns the mean time of `product` in milliseconds, with matrices of `T`. With bf16 all three
+/// are bf16, even where the step packs f32.
+fn mean_ms<T: Number>(product: &Product) -> f64 {
     let [m, k, n] = product.mkn;
     let a = vec![T::nearest(0.5); m * k];
     let b = vec![T::nearest(0.25); k * n];
@@ -87,7 +94,7 @@ mod tests {
     use kernels::ops::tally::products_of;
 
     #[test]
-    fn what_is_noted_is_what_is_computed() {
+    fn recorded_products_are_those_computed() {
         for bf16 in [false, true] {
             let product = Product {
                 mkn: [3, 4, 5],

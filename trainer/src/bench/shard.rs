@@ -1,5 +1,5 @@
-//! Measurements of `ocelli bench shard`: training steps over ranks, in one mode of sharding after
-//! another.
+//! Measurements of `ocelli bench shard`: training steps on several ranks, in one mode of sharding
+//! after another.
 
 use std::time::Instant;
 
@@ -26,11 +26,11 @@ pub struct ShardBench {
     pub state_bytes: f64,
     /// Most bytes in use during a step, beyond those in use before the model was made.
     pub peak_bytes: f64,
-    /// Estimate of the plan for both.
+    /// Estimate of the plan for memory.
     pub planned: Memory,
     /// Traffic of this rank per step.
     pub traffic: Traffic,
-    /// Estimate of the plan for it.
+    /// Estimate of the plan for traffic.
     pub planned_traffic: estimate::Traffic,
     /// Median time of a step, on the slowest rank.
     pub step_ms: f64,
@@ -40,7 +40,7 @@ pub struct ShardBench {
     pub loss: f64,
 }
 
-/// Takes `repeats` steps on noise, after one for warm-up, and gives the communicator back.
+/// Takes `repeats` steps on noise, after one for warm-up, and returns the communicator as well.
 ///
 /// # Errors
 /// [`TrainError`].
@@ -73,21 +73,21 @@ pub fn run(
         steps_ms.push(start.elapsed().as_secs_f64() * 1e3);
         waits_ms.push(report.phases.wait_ms);
     }
-    let moved = trainer.comm.traffic()?.since(at_start).over(repeats.max(1) as u64);
+    let traffic = trainer.comm.traffic()?.since(at_start).over(repeats.max(1) as u64);
     let loss = report.loss;
     let peak = memory.peak_bytes().saturating_sub(before) as f64;
     drop(report);
     trainer.comm.release_buffers();
     let state = memory.bytes().saturating_sub(before) as f64;
-    let mine = vec![state, peak, median(steps_ms), median(waits_ms)];
-    let worst = trainer.comm.all_reduce("figures", mine, Reduction::Max)?;
+    let rank_figures = vec![state, peak, median(steps_ms), median(waits_ms)];
+    let worst = trainer.comm.all_reduce("figures", rank_figures, Reduction::Max)?;
     let model = estimate::of_plan(plan)?;
     let placement = Placement::of(plan);
     let bench = ShardBench {
         state_bytes: worst[0],
         peak_bytes: worst[1],
         planned: estimate::memory(&model, &placement),
-        traffic: moved,
+        traffic,
         planned_traffic: estimate::traffic(&model, &placement),
         step_ms: worst[2],
         wait_ms: worst[3],
@@ -98,13 +98,13 @@ pub fn run(
 
 /// Selects the images of a global batch that belong to a rank.
 pub fn rank_share(batch: Batch, topology: Topology) -> Batch {
-    let mine = |i: &usize| i % topology.world_size == topology.data_rank();
-    let kept: Vec<usize> = (0..batch.samples.len()).filter(mine).collect();
-    let samples = batch.samples.into_iter().enumerate().filter(|(i, _)| mine(i));
-    Batch {
-        index: batch.index,
-        samples: samples.map(|(_, sample)| sample).collect(),
-        labels: vec![None; kept.len()],
-        sample_ids: kept.iter().map(|i| *i as u64).collect(),
+    let mut samples = Vec::new();
+    let mut sample_ids = Vec::new();
+    for (i, sample) in batch.samples.into_iter().enumerate() {
+        if i % topology.world_size == topology.data_rank() {
+            samples.push(sample);
+            sample_ids.push(i as u64);
+        }
     }
+    Batch { index: batch.index, labels: vec![None; samples.len()], samples, sample_ids }
 }

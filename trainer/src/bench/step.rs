@@ -20,7 +20,7 @@ use crate::step::precision::Arithmetic;
 use crate::step::upload::Uploads;
 use crate::step::{Phases, Trainer, Votes};
 
-/// Number of measurements of a product, of which the best counts.
+/// Number of measurements of a product, whose best is the result.
 const ROUNDS: usize = 6;
 
 /// Number of products that are timed together.
@@ -33,10 +33,10 @@ pub struct StepBench {
     pub phases: Phases,
     /// Times of steps one after another.
     pub step: Times,
-    /// The step's matrix products alone, in milliseconds, and their operations; `None` where
-    /// another device computes.
+    /// Time in milliseconds of the step's matrix products alone, and the number of their
+    /// floating-point operations; `None` on a device other than the CPU.
     pub products: Option<[f64; 2]>,
-    /// Floating-point operations of a step's matrix products: without and with those of recomputed
+    /// Floating-point operations of a step's matrix products, without and with those of recomputed
     /// units.
     pub flops: [f64; 2],
     /// Most bytes that the device's pools have held, including scratch of tuning; `None` for the
@@ -62,18 +62,17 @@ pub fn steps(plan: &Plan, repeats: usize, device: &Device) -> Result<StepBench, 
     trainer.time_phases(false);
     let (stepped, recorded) = products_of(|| trainer.step(&batch, &scheduled_values));
     stepped?;
-    let step = Times::of(whole_steps_ms(&mut trainer, batch, &scheduled_values, repeats, device)?);
+    let step = Times::new(whole_steps_ms(&mut trainer, batch, &scheduled_values, repeats, device)?);
     let products =
         (*device == Device::flex()).then(|| [alone_ms(&recorded, plan.n_workers), flops(&recorded)]);
-    let of = |f: fn(&Phases) -> f64| median(all.iter().map(f).collect());
     let phases = Phases {
-        input_ms: of(|p| p.input_ms),
-        targets_ms: of(|p| p.targets_ms),
-        forward_ms: of(|p| p.forward_ms),
-        head_ms: of(|p| p.head_ms),
-        backward_ms: of(|p| p.backward_ms),
-        update_ms: of(|p| p.update_ms),
-        wait_ms: of(|p| p.wait_ms),
+        input_ms: median_phase_ms(&all, |phases| phases.input_ms),
+        targets_ms: median_phase_ms(&all, |phases| phases.targets_ms),
+        forward_ms: median_phase_ms(&all, |phases| phases.forward_ms),
+        head_ms: median_phase_ms(&all, |phases| phases.head_ms),
+        backward_ms: median_phase_ms(&all, |phases| phases.backward_ms),
+        update_ms: median_phase_ms(&all, |phases| phases.update_ms),
+        wait_ms: median_phase_ms(&all, |phases| phases.wait_ms),
     };
     let needed = estimate::step_flops(&estimate::of_plan(plan)?, &Placement::of(plan));
     let pools = device.memory_pool_report();
@@ -82,8 +81,13 @@ pub fn steps(plan: &Plan, repeats: usize, device: &Device) -> Result<StepBench, 
     Ok(StepBench { phases, step, products, flops: needed, peak_bytes: held.max(peak) })
 }
 
-/// Returns the times of consecutive steps, as in a run: a device is sent the next batch while it
-/// computes.
+/// Returns the median over steps of the time that `phase` selects.
+fn median_phase_ms(steps: &[Phases], phase: fn(&Phases) -> f64) -> f64 {
+    median(steps.iter().map(phase).collect())
+}
+
+/// Returns the times of consecutive steps, as in a run: the next batch is uploaded to a device
+/// while it computes.
 fn whole_steps_ms(
     trainer: &mut Trainer,
     batch: Batch,
@@ -106,7 +110,7 @@ fn whole_steps_ms(
     let mut start = Instant::now();
     for repeat in 0..=repeats {
         let (batch, sent) = upload.wait()?;
-        let gradients = trainer.gradients_of_sent(sent, scheduled_values, &mut |_| {})?;
+        let gradients = trainer.gradients_from_device_batch(sent, scheduled_values, &mut |_| {})?;
         upload = uploads.push(batch);
         trainer.update(gradients, Votes::default(), scheduled_values)?;
         if repeat == 0 || repeat == repeats {
@@ -121,6 +125,12 @@ fn whole_steps_ms(
     Ok(all)
 }
 
+/// Draws a square matrix of side `n` of normal numbers.
+fn random_matrix(device: &Device, n: usize, arithmetic: Arithmetic, seed: u64) -> Tensor<2> {
+    device.seed(seed);
+    Tensor::<2>::random([n, n], Distribution::Normal(0.0, 1.0), device).cast(arithmetic.dtype())
+}
+
 /// Returns the floating-point operations per second of the fastest of a few products of two square
 /// matrices of side `n`, with the kernels that multiply matrices in a step.
 pub fn matrix_peak(device: &Device, n: usize, arithmetic: Arithmetic) -> f64 {
@@ -130,12 +140,8 @@ pub fn matrix_peak(device: &Device, n: usize, arithmetic: Arithmetic) -> f64 {
             (0..ROUNDS).map(|_| square_ms(n, arithmetic == Arithmetic::Bf16)).fold(f64::INFINITY, f64::min);
         return flops / (best_ms / 1e3);
     }
-    let random = |seed| {
-        device.seed(seed);
-        Tensor::<2>::random([n, n], Distribution::Normal(0.0, 1.0), device).cast(arithmetic.dtype())
-    };
-    let a = random(1);
-    let b = random(2);
+    let a = random_matrix(device, n, arithmetic, 1);
+    let b = random_matrix(device, n, arithmetic, 2);
     let mut best = f64::INFINITY;
     for _ in 0..ROUNDS {
         let start = Instant::now();

@@ -1,13 +1,13 @@
 //! Checkpoints: `checkpoints/step-0000001000/{manifest.json, rank-00000.safetensors, …}`.
 //!
 //! Every rank writes its own shards ([`write`](mod@write)) into a temporary folder; when all have,
-//! the manifest is written, the folder renamed and `latest` moved. If anything interrupts that, the
-//! checkpoints before it stay as they were. The manifest holds the layouts, and length and
-//! checksums of every file, so that any number of ranks can read just the byte ranges that it needs
+//! the manifest is written, the folder renamed and `latest` updated. If anything interrupts that,
+//! earlier checkpoints are unchanged. The manifest contains the layouts, and length and checksums
+//! of every file, so that any number of ranks can read only the byte ranges that they need
 //! ([`read`]).
 
 mod folder;
-mod places;
+mod param_index;
 mod read;
 mod reshard;
 mod resume;
@@ -53,9 +53,9 @@ pub struct Manifest {
     pub world_size: usize,
     /// Plan of the run.
     pub plan: Plan,
-    /// Units of all networks but frozen ones, in order.
+    /// Units of all networks except frozen ones, in order.
     pub units: Vec<UnitEntry>,
-    /// Names and lengths of the method's values, which the first file holds.
+    /// Names and lengths of the state of the method, which is in the first file.
     pub method: Vec<(String, usize)>,
     /// Files in order, one per shard.
     pub files: Vec<FileEntry>,
@@ -74,17 +74,17 @@ impl Manifest {
         Ok(text.replacen(&checksum_entry(NO_CHECKSUM), &checksum_entry(&sum), 1))
     }
 
-    /// Returns whether `text`, from which the manifest was read, matches its checksum.
-    fn is_of(&self, text: &str) -> bool {
+    /// Returns whether the checksum matches `text`, from which the manifest was read.
+    fn has_valid_checksum(&self, text: &str) -> bool {
         let zeros = text.replacen(&checksum_entry(&self.checksum), &checksum_entry(NO_CHECKSUM), 1);
         self.checksum.is_empty() || self.checksum == format!("{:016x}", xxh3_64(zeros.as_bytes()))
     }
 }
 
-/// Placeholder for the checksum in a manifest's text while it is not known.
+/// Placeholder for the checksum in the text from which it is computed.
 const NO_CHECKSUM: &str = "0000000000000000";
 
-/// The line of a manifest's text that holds its checksum.
+/// Returns the entry of the checksum in the text of a manifest.
 fn checksum_entry(sum: &str) -> String {
     format!("\"checksum\": \"{sum}\"")
 }
@@ -105,7 +105,7 @@ pub struct UnitEntry {
     pub params: Vec<ParamEntry>,
 }
 
-/// A parameter and its place.
+/// A parameter and its position.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ParamEntry {
@@ -115,10 +115,10 @@ pub struct ParamEntry {
     pub shape: Vec<usize>,
     /// First element in the unit's buffer.
     pub offset: usize,
-    /// First element in the whole parameter, of which a part of a divided unit has some rows.
+    /// First element within the whole parameter, of which a part of a divided unit has some rows.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub first: usize,
-    /// Number of updates that its moments have seen.
+    /// Number of updates of its moments.
     pub n_updates: u64,
 }
 
@@ -132,14 +132,14 @@ pub struct FileEntry {
     pub bytes: u64,
     /// Length of a block in bytes; the last one may be shorter.
     pub block_bytes: u64,
-    /// XXH3 of every block, so that parts can be checked without the rest.
+    /// XXH3 of every block, so that blocks can be verified separately.
     pub xxh3: Vec<u64>,
 }
 
 impl UnitEntry {
-    /// Creates the entry of a unit of `network`, whose parameters have seen `n_updates`; 0 where
-    /// none are given.
-    pub fn of(network: &str, layout: &UnitLayout, n_updates: &[u64]) -> Self {
+    /// Creates the entry of a unit of `network`, given the number of updates of each parameter; 0
+    /// where `n_updates` is too short.
+    pub fn new(network: &str, layout: &UnitLayout, n_updates: &[u64]) -> Self {
         Self {
             network: network.to_string(),
             name: layout.name.clone(),
@@ -169,6 +169,7 @@ fn rank_file(shard: usize) -> String {
     format!("rank-{shard:05}.safetensors")
 }
 
-fn unusable(path: &Path, reason: impl ToString) -> TrainError {
+/// Returns the error of the checkpoint in `path`, for `reason`.
+fn read_error(path: &Path, reason: impl ToString) -> TrainError {
     TrainError::CheckpointRead { path: path.to_path_buf(), reason: reason.to_string() }
 }

@@ -1,4 +1,4 @@
-//! Parts of files that make up a shard: a pure function of lengths.
+//! Ranges of files that make up a shard, as a function of lengths alone.
 
 use std::ops::Range;
 
@@ -13,22 +13,22 @@ pub struct Piece {
     pub target: Range<usize>,
 }
 
-/// Cuts the elements `wanted` of a unit's buffer into pieces, when files hold `file_len` elements
-/// of it each and the unit has `numel` elements. Elements beyond `numel` are padding: zero, and in
-/// no piece.
-pub fn pieces(wanted: Range<usize>, numel: usize, file_len: usize) -> Vec<Piece> {
+/// Divides the elements `range` of the buffer of a unit of `numel` elements into pieces, where each
+/// file holds `file_len` elements of the buffer. Elements beyond `numel` are padding, which is zero
+/// and in no piece.
+pub fn pieces(range: Range<usize>, numel: usize, file_len: usize) -> Vec<Piece> {
     let mut pieces = Vec::new();
-    let end = wanted.end.min(numel);
-    let mut at = wanted.start;
-    while at < end {
-        let file = at / file_len;
-        let until = ((file + 1) * file_len).min(end);
+    let end = range.end.min(numel);
+    let mut piece_start = range.start;
+    while piece_start < end {
+        let file = piece_start / file_len;
+        let piece_end = ((file + 1) * file_len).min(end);
         pieces.push(Piece {
             file,
-            source: at - file * file_len..until - file * file_len,
-            target: at - wanted.start..until - wanted.start,
+            source: piece_start - file * file_len..piece_end - file * file_len,
+            target: piece_start - range.start..piece_end - range.start,
         });
-        at = until;
+        piece_start = piece_end;
     }
     pieces
 }
@@ -43,22 +43,22 @@ mod tests {
         /// Shards of W ranks, read by W' ranks: every element is read exactly once.
         #[test]
         fn every_element_is_read_once(numel in 1usize..5000, from in 1usize..9, to in 1usize..9) {
-            let padded = |world: usize| numel.next_multiple_of(ALIGNMENT * world);
-            let (source_len, target_len) = (padded(from) / from, padded(to) / to);
-            let mut seen = vec![0; numel];
+            let source_len = numel.next_multiple_of(ALIGNMENT * from) / from;
+            let target_len = numel.next_multiple_of(ALIGNMENT * to) / to;
+            let mut n_reads = vec![0; numel];
             for rank in 0..to {
-                let wanted = rank * target_len..(rank + 1) * target_len;
-                for piece in pieces(wanted.clone(), numel, source_len) {
+                let range = rank * target_len..(rank + 1) * target_len;
+                for piece in pieces(range.clone(), numel, source_len) {
                     prop_assert!(piece.file < from && piece.source.end <= source_len);
                     prop_assert_eq!(piece.source.len(), piece.target.len());
                     for (source, target) in piece.source.zip(piece.target) {
-                        let element = wanted.start + target;
+                        let element = range.start + target;
                         prop_assert_eq!(piece.file * source_len + source, element);
-                        seen[element] += 1;
+                        n_reads[element] += 1;
                     }
                 }
             }
-            prop_assert!(seen.iter().all(|n| *n == 1));
+            prop_assert!(n_reads.iter().all(|n| *n == 1));
         }
     }
 }

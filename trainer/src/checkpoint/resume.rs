@@ -6,7 +6,7 @@ use burn_tensor::Device;
 use ranks::communicator::Communicator;
 use ranks::engine::Reduction;
 
-use super::{Checkpoint, folder, unusable};
+use super::{Checkpoint, folder, read_error};
 use crate::error::TrainError;
 use crate::step::TrainState;
 
@@ -25,8 +25,8 @@ pub fn resume(
     device: &Device,
     warn: &mut dyn FnMut(&str),
 ) -> Result<Option<u64>, TrainError> {
-    // Rank 0's list counts: others may see a folder a moment later.
-    let last = folder::of_step(folder, newest);
+    // The list of rank 0 is used by all: others may see a folder a moment later.
+    let last = folder::step_folder(folder, newest);
     let names: Vec<String> = folder::steps_in(folder)
         .iter()
         .filter(|path| newest == u64::MAX || **path <= last)
@@ -38,27 +38,27 @@ pub fn resume(
     for name in names.lines().rev() {
         let path = folder.join(name);
         let result = Checkpoint::read(&path).and_then(|found| found.restore(state, device));
-        let error = result.err().map(reason_of).unwrap_or_default();
-        let failed =
-            comm.all_reduce("checkpoint", vec![f64::from(u8::from(!error.is_empty()))], Reduction::Max)?;
-        if failed[0] == 0.0 {
+        let error = result.err().map(error_reason).unwrap_or_default();
+        let has_failed = f64::from(u8::from(!error.is_empty()));
+        let has_failed = comm.all_reduce("checkpoint", vec![has_failed], Reduction::Max)?;
+        if has_failed[0] == 0.0 {
             return Ok(Some(state.step));
         }
         let errors = comm.gather_bytes("checkpoint", error.into_bytes())?;
-        let error = errors.iter().enumerate().find(|(_, error)| !error.is_empty());
-        let reason = error.map_or_else(String::new, |(rank, error)| {
+        let mut reason = String::new();
+        if let Some((rank, error)) = errors.iter().enumerate().find(|(_, error)| !error.is_empty()) {
             let error = String::from_utf8_lossy(error);
-            if errors.len() == 1 { error.into_owned() } else { format!("rank {rank}: {error}") }
-        });
-        let error = unusable(&path, reason);
+            reason = if errors.len() == 1 { error.into_owned() } else { format!("rank {rank}: {error}") };
+        }
+        let error = read_error(&path, reason);
         warn(&format!("{error}; trying the one before it"));
         last_error = Some(error);
     }
     last_error.map_or(Ok(None), Err)
 }
 
-/// Reason of an error, without the name of the checkpoint.
-fn reason_of(error: TrainError) -> String {
+/// Returns the reason of an error, without the name of the checkpoint.
+fn error_reason(error: TrainError) -> String {
     match error {
         TrainError::CheckpointRead { reason, .. } => reason,
         other => other.to_string(),

@@ -12,14 +12,14 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use super::FileEntry;
 
-/// A file of a checkpoint: every block is checked before it is used.
+/// A file of a checkpoint. Every block is verified before it is used.
 pub(super) struct ShardFile {
     path: PathBuf,
     file: File,
     entry: FileEntry,
     /// Bytes of tensors within the file, by name.
     tensors: HashMap<String, Range<u64>>,
-    /// The block that was read last: tensors follow one another.
+    /// The block that was read last: consecutive tensors often share one.
     last_block: RefCell<Option<(usize, Vec<u8>)>>,
 }
 
@@ -44,12 +44,12 @@ impl ShardFile {
         // bytes() returns as many as requested.
         let n = u64::from_le_bytes(n.try_into().expect("eight bytes"));
         let header_end = n.checked_add(8).filter(|end| *end <= opened.entry.bytes);
-        let header_end = header_end.ok_or_else(|| opened.broken("its header is longer than the file"))?;
+        let header_end = header_end.ok_or_else(|| opened.error("its header is longer than the file"))?;
         let header = opened.bytes(0..header_end)?;
         let metadata: Metadata =
-            serde_json::from_slice(&header[8..]).map_err(|error| opened.broken(&error.to_string()))?;
+            serde_json::from_slice(&header[8..]).map_err(|error| opened.error(&error.to_string()))?;
         if header_end + metadata.data_len() as u64 != opened.entry.bytes {
-            return Err(opened.broken("its tensors are not all of it"));
+            return Err(opened.error("its tensors are not all of it"));
         }
         for (name, info) in metadata.tensors() {
             if info.dtype == Dtype::F32 {
@@ -60,21 +60,24 @@ impl ShardFile {
         Ok(opened)
     }
 
-    /// Checks every block.
+    /// Verifies every block.
     pub(super) fn check(&self) -> Result<(), String> {
-        (0..self.entry.xxh3.len()).try_for_each(|block| self.block(block))
+        for number in 0..self.entry.xxh3.len() {
+            self.read_block(number)?;
+        }
+        Ok(())
     }
 
-    fn broken(&self, reason: &str) -> String {
+    fn error(&self, reason: &str) -> String {
         format!("{}: {reason}", self.entry.name)
     }
 
     /// Reads the elements `range` of the tensor `key`, which has `len` elements.
     pub(super) fn tensor(&self, key: &str, len: usize, range: Range<usize>) -> Result<Vec<u8>, String> {
-        let bytes = self.tensors.get(key).ok_or_else(|| self.broken(&format!("it has no {key}")))?;
+        let bytes = self.tensors.get(key).ok_or_else(|| self.error(&format!("it has no {key}")))?;
         if bytes.end - bytes.start != 4 * len as u64 || bytes.end > self.entry.bytes {
             let n = (bytes.end - bytes.start) / 4;
-            return Err(self.broken(&format!("{key} has {n} elements, not {len}")));
+            return Err(self.error(&format!("{key} has {n} elements, not {len}")));
         }
         self.bytes(bytes.start + 4 * range.start as u64..bytes.start + 4 * range.end as u64)
     }
@@ -83,22 +86,23 @@ impl ShardFile {
     fn bytes(&self, range: Range<u64>) -> Result<Vec<u8>, String> {
         let mut bytes = Vec::with_capacity((range.end - range.start) as usize);
         let block_bytes = self.entry.block_bytes;
-        let mut at = range.start;
-        while at < range.end {
-            let number = at / block_bytes;
+        let mut offset = range.start;
+        while offset < range.end {
+            let number = offset / block_bytes;
             let start = number * block_bytes;
             let end = range.end.min(start + block_bytes);
-            self.block(number as usize)?;
+            self.read_block(number as usize)?;
             let block = self.last_block.borrow();
-            let part = block.as_ref().and_then(|(_, b)| b.get((at - start) as usize..(end - start) as usize));
-            bytes.extend_from_slice(part.ok_or_else(|| self.broken("it ends too early"))?);
-            at = end;
+            let part_range = (offset - start) as usize..(end - start) as usize;
+            let part = block.as_ref().and_then(|(_, block)| block.get(part_range));
+            bytes.extend_from_slice(part.ok_or_else(|| self.error("it ends too early"))?);
+            offset = end;
         }
         Ok(bytes)
     }
 
-    /// Reads and checks block `number`, unless it is the last one that was read.
-    fn block(&self, number: usize) -> Result<(), String> {
+    /// Reads and verifies block `number`, unless it is the one that was read last.
+    fn read_block(&self, number: usize) -> Result<(), String> {
         if self.last_block.borrow().as_ref().is_some_and(|(last, _)| *last == number) {
             return Ok(());
         }

@@ -1,9 +1,9 @@
-//! Writing of checkpoints while training continues: a snapshot, a thread, and a vote of all ranks
-//! that theirs is done.
+//! Writing of checkpoints while training continues: a thread of each rank writes a snapshot, and
+//! the ranks vote on whether all of them have finished.
 //!
-//! A snapshot shares the tensors' memory; the optimizer copies what it changes, so that memory
-//! grows by at most one copy of the state while a file is being written. One checkpoint is in
-//! flight at a time.
+//! A snapshot shares the memory of the tensors; the optimizer copies those that it changes, so that
+//! memory grows by at most one copy of the state while a file is being written. One checkpoint is
+//! written at a time.
 
 use std::borrow::Cow;
 use std::fs;
@@ -25,10 +25,10 @@ use crate::error::TrainError;
 use crate::recipe::plan::Plan;
 use crate::step::TrainState;
 
-/// Bytes of a block with a checksum of its own.
+/// Bytes of a block, each of which has a checksum.
 const BLOCK_BYTES: usize = 4 << 20;
 
-/// A rank's part of a checkpoint, as it was at one step.
+/// Part of one rank in a checkpoint, at one step.
 pub struct Snapshot {
     tensors: Vec<(String, Tensor<1>)>,
     method: Vec<(String, Vec<f32>)>,
@@ -37,19 +37,18 @@ pub struct Snapshot {
 
 impl Snapshot {
     /// Takes a snapshot of `state`.
-    pub fn of(state: &TrainState, plan: &Plan) -> Self {
+    pub fn new(state: &TrainState, plan: &Plan) -> Self {
         let mut tensors = Vec::new();
         let mut units = Vec::new();
-        // A frozen network is read from its own file at every start.
+        // A frozen network is read from the file of its weights at every start.
         for network in state.networks.iter().filter(|network| !network.is_frozen) {
             for shard in &network.shards {
-                units.push(UnitEntry::of(network.name, &shard.layout, &shard.n_updates));
-                let moments = shard.moments.iter().map(|moment| (moment.name, &moment.values));
-                let buffers = std::iter::once((network.name, shard.weights.values())).chain(moments);
-                let named = |(name, values): (&str, &Tensor<1>)| {
-                    (format!("{name}/{}", shard.layout.name), values.clone())
-                };
-                tensors.extend(buffers.map(named));
+                units.push(UnitEntry::new(network.name, &shard.layout, &shard.n_updates));
+                let unit = &shard.layout.name;
+                tensors.push((format!("{}/{unit}", network.name), shard.weights.values().clone()));
+                for moment in &shard.moments {
+                    tensors.push((format!("{}/{unit}", moment.name), moment.values.clone()));
+                }
             }
         }
         let method = state.method.state();
@@ -68,21 +67,18 @@ impl Snapshot {
         Self { tensors, method, manifest }
     }
 
-    /// Writes this rank's file, and beside it its entry for the manifest.
+    /// Writes the file of this rank, and its entry for the manifest to another file.
     fn write(self, temporary: &Path, topology: Topology) -> io::Result<()> {
         fs::create_dir_all(temporary)?;
         let name = rank_file(topology.shard());
         let path = temporary.join(&name);
         let mut views: Vec<(String, StoredTensor)> =
-            self.tensors.into_iter().map(|(name, tensor)| (name, StoredTensor::of(tensor))).collect();
+            self.tensors.into_iter().map(|(name, tensor)| (name, StoredTensor::new(tensor))).collect();
         if topology.shard() == 0 {
-            let of_method = |(name, values): (String, Vec<f32>)| {
-                (
-                    format!("method/{name}"),
-                    StoredTensor::of(Tensor::from_floats(values.as_slice(), &Device::flex())),
-                )
-            };
-            views.extend(self.method.into_iter().map(of_method));
+            for (name, values) in self.method {
+                let tensor = Tensor::from_floats(values.as_slice(), &Device::flex());
+                views.push((format!("method/{name}"), StoredTensor::new(tensor)));
+            }
         }
         serialize_to_file(views, None, &path).map_err(|error| match error {
             ::safetensors::SafeTensorError::IoError(error) => error,
@@ -93,7 +89,7 @@ impl Snapshot {
         let entry = checksums(written, name)?;
         let entry_path = entry_path(temporary, topology.shard());
         file::write_synced(&entry_path, &serde_json::to_vec(&entry)?)?;
-        // The library makes files that only their owner can read.
+        // The library creates files that only their owner can read.
         fs::set_permissions(&path, fs::metadata(&entry_path)?.permissions())
     }
 }
@@ -105,7 +101,7 @@ struct StoredTensor {
 }
 
 impl StoredTensor {
-    fn of(tensor: Tensor<1>) -> Self {
+    fn new(tensor: Tensor<1>) -> Self {
         let shape = tensor.dims();
         Self { tensor, shape }
     }
@@ -129,7 +125,7 @@ impl View for StoredTensor {
     }
 }
 
-/// Computes the length and the checksums of a file, reading it again as it will be read.
+/// Reads a file again, and computes its length and its checksums.
 fn checksums(mut file: File, name: String) -> io::Result<FileEntry> {
     let mut entry = FileEntry { name, bytes: 0, block_bytes: BLOCK_BYTES as u64, xxh3: Vec::new() };
     let mut block = vec![0; BLOCK_BYTES];
@@ -171,17 +167,17 @@ struct InFlight {
 impl InFlight {
     fn join(&mut self) {
         if let Some(writing) = self.writing.take() {
-            self.outcome = Some(
-                writing.join().unwrap_or_else(|_| Err(io::Error::other("the writing thread has panicked"))),
-            );
+            let outcome = writing.join();
+            self.outcome =
+                Some(outcome.unwrap_or_else(|_| Err(io::Error::other("the writing thread has panicked"))));
         }
     }
 }
 
 impl Saver {
-    /// Creates a saver into `folder`, which keeps the newest `n_keep` checkpoints. Rank 0's removes
-    /// files that a killed run has begun to write: ranks must have met once more before any of them
-    /// saves.
+    /// Creates a saver that writes to `folder` and keeps the newest `n_keep` checkpoints. That of
+    /// rank 0 removes unfinished files of a run that was killed: the ranks must synchronize before
+    /// any of them saves.
     pub fn new(folder: &Path, topology: Topology, n_keep: usize) -> Self {
         if topology.rank == 0 {
             folder::sweep(folder);
@@ -194,28 +190,29 @@ impl Saver {
         self.in_flight.is_some()
     }
 
-    /// Starts to write `state`. All ranks call it at the same step, none while it is busy.
+    /// Starts to write `state`. All ranks call it at the same step, and not while it is busy.
     pub fn start(&mut self, state: &TrainState, plan: &Plan) {
-        let snapshot = Snapshot::of(state, plan);
+        let snapshot = Snapshot::new(state, plan);
         let step = state.step;
         let manifest = snapshot.manifest.clone();
         let topology = self.topology;
-        let temporary = folder::temporary_of_step(&self.folder, step);
-        // Replicas have what the first of them writes.
-        let (writing, outcome) = match topology.replica() {
-            0 => match std::thread::Builder::new()
-                .name("checkpoint".into())
-                .spawn(move || snapshot.write(&temporary, topology))
-            {
-                Ok(writing) => (Some(writing), None),
-                Err(error) => (None, Some(Err(error))),
-            },
-            _ => (None, Some(Ok(()))),
-        };
-        self.in_flight = Some(InFlight { step, manifest, writing, outcome });
+        let temporary = folder::temporary_step_folder(&self.folder, step);
+        let mut in_flight = InFlight { step, manifest, writing: None, outcome: None };
+        if topology.replica() == 0 {
+            let thread = std::thread::Builder::new().name("checkpoint".into());
+            match thread.spawn(move || snapshot.write(&temporary, topology)) {
+                Ok(writing) => in_flight.writing = Some(writing),
+                Err(error) => in_flight.outcome = Some(Err(error)),
+            }
+        } else {
+            // Replicas have the same state, which the first of them writes.
+            in_flight.outcome = Some(Ok(()));
+        }
+        self.in_flight = Some(in_flight);
     }
 
-    /// Returns the votes of this rank on its part: written and failed, both zero if neither.
+    /// Returns the votes of this rank: 1 if its part is written, else 0, and 1 if writing has
+    /// failed, else 0.
     pub fn vote(&mut self) -> (f64, f64) {
         let Some(in_flight) = &mut self.in_flight else { return (0.0, 0.0) };
         if in_flight.writing.as_ref().is_some_and(JoinHandle::is_finished) {
@@ -228,17 +225,17 @@ impl Saver {
         }
     }
 
-    /// Takes the votes of all ranks: when all have written their parts, completes the checkpoint
-    /// and returns its step.
+    /// Takes the sums of the votes of all ranks. When all have written their parts, completes the
+    /// checkpoint and returns its step.
     ///
     /// # Errors
-    /// [`TrainError::CheckpointWrite`]; earlier checkpoints are untouched then.
-    pub fn agreed(&mut self, n_saved: f64, n_failed: f64) -> Result<Option<u64>, TrainError> {
+    /// [`TrainError::CheckpointWrite`]; earlier checkpoints are unchanged.
+    pub fn count_votes(&mut self, n_saved: f64, n_failed: f64) -> Result<Option<u64>, TrainError> {
         if n_failed == 0.0 && n_saved < self.topology.world_size as f64 {
             return Ok(None);
         }
         let Some(InFlight { step, manifest, outcome, .. }) = self.in_flight.take() else { return Ok(None) };
-        let target = folder::of_step(&self.folder, step);
+        let target = folder::step_folder(&self.folder, step);
         let result = match outcome {
             _ if n_failed == 0.0 && self.topology.rank == 0 => self.commit(step, manifest),
             Some(Err(error)) => Err(error),
@@ -246,15 +243,15 @@ impl Saver {
             _ => Ok(()),
         };
         result.map_err(|source| {
-            // Half a checkpoint is of no use, and the disk may be full; the error is what counts.
-            let _ = folder::remove_if_there(&folder::temporary_of_step(&self.folder, step));
+            // The disk may be full. An error of the removal is less important than `source`.
+            let _ = folder::remove_if_present(&folder::temporary_step_folder(&self.folder, step));
             TrainError::CheckpointWrite { path: target, source }
         })?;
         Ok(Some(step))
     }
 
-    /// Waits until this rank's part is written or has failed, and returns its votes.
-    pub fn wait_for_own(&mut self) -> (f64, f64) {
+    /// Waits until the part of this rank is written or has failed, and returns its votes.
+    pub fn wait(&mut self) -> (f64, f64) {
         if let Some(in_flight) = &mut self.in_flight {
             in_flight.join();
         }
@@ -263,8 +260,8 @@ impl Saver {
 
     /// Writes the manifest, renames the folder and updates `latest`, in this order.
     fn commit(&self, step: u64, mut manifest: Manifest) -> io::Result<()> {
-        let target = folder::of_step(&self.folder, step);
-        let temporary = folder::temporary_of_step(&self.folder, step);
+        let target = folder::step_folder(&self.folder, step);
+        let temporary = folder::temporary_step_folder(&self.folder, step);
         for shard in 0..self.topology.group_size {
             let path = entry_path(&temporary, shard);
             let entry: FileEntry = serde_json::from_slice(&fs::read(&path)?)?;
@@ -277,7 +274,7 @@ impl Saver {
             fs::remove_file(&path)?;
         }
         file::write_synced(&temporary.join(MANIFEST), manifest.to_text()?.as_bytes())?;
-        folder::remove_if_there(&target)?;
+        folder::remove_if_present(&target)?;
         fs::rename(&temporary, &target)?;
         file::replace(&self.folder.join(LATEST), format!("step-{step:010}\n").as_bytes())?;
         File::open(&self.folder)?.sync_all()?;

@@ -1,5 +1,5 @@
-//! Divided units: the same numbers as undivided ones, but for the rounding of gradients where the
-//! columns of a product are divided.
+//! Divided units: results equal those of undivided units, except for the rounding of gradients
+//! where the columns of a product are divided.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use networks::divided::{divided, numel};
 use networks::tensor::{NamedTensor, joined as joined_rows};
 use networks::unit::{Types, Unit};
 
-use super::methods::{on_ranks, save, take, train};
+use super::methods::{on_ranks, resume_newest, save, take_steps, train};
 use super::units::{Chain, chains};
 use super::{pair, plans};
 use crate::Plan;
@@ -27,33 +27,35 @@ const GRADIENT_TOLERANCE: f64 = 2e-5;
 /// Largest difference of a loss, relative to its value.
 const LOSS_TOLERANCE: f64 = 2e-5;
 
-/// Returns the units of `plan`'s trained backbone, divided as far as `max_numel`.
-fn parts(plan: &Plan, max_numel: usize) -> Vec<Box<dyn Unit>> {
+/// Returns the units of `plan`'s trained backbone, divided into parts of at most `max_numel`
+/// parameters where possible.
+fn divided_units(plan: &Plan, max_numel: usize) -> Vec<Box<dyn Unit>> {
     let networks = plan.method().unwrap().networks();
     let trained = networks.iter().find(|network| network.update_rule == UpdateRule::Gradient).unwrap();
     let units = trained.units_to(Readout::All, &plan.recipe.model);
     divided(units, Some(max_numel)).into_iter().map(|part| part.unit).collect()
 }
 
-fn largest(units: &[Box<dyn Unit>]) -> usize {
+/// Returns the number of parameters of the largest unit.
+fn largest_numel(units: &[Box<dyn Unit>]) -> usize {
     units.iter().map(|unit| numel(unit.as_ref())).max().unwrap()
 }
 
-/// Bounds from just below the largest unit down to the finest division; none for a backbone that is
-/// not divided.
+/// Returns bounds from just below the largest unit down to the finest division; empty for a
+/// backbone that cannot be divided.
 fn bounds(plan: &Plan) -> Vec<usize> {
-    let whole = largest(&parts(plan, usize::MAX));
-    let finest = largest(&parts(plan, 1));
-    if whole == finest {
+    let undivided = largest_numel(&divided_units(plan, usize::MAX));
+    let finest = largest_numel(&divided_units(plan, 1));
+    if undivided == finest {
         return Vec::new();
     }
-    let mut bounds = vec![whole - 1, (2 * whole + finest) / 3, (whole + 2 * finest) / 3, finest];
+    let mut bounds = vec![undivided - 1, (2 * undivided + finest) / 3, (undivided + 2 * finest) / 3, finest];
     bounds.dedup();
-    bounds.retain(|bound| *bound >= finest && *bound < whole);
+    bounds.retain(|bound| *bound >= finest && *bound < undivided);
     bounds
 }
 
-/// Plans of backbones that are divided, each with its first method.
+/// Returns the plans of backbones that can be divided, each with its first method.
 fn dividing(overrides: &[&str]) -> Vec<Plan> {
     let mut chosen: Vec<Plan> = Vec::new();
     for plan in plans(overrides) {
@@ -81,37 +83,36 @@ fn gradients(chain: &Chain, types: Types, keeps_graph: bool) -> Vec<NamedTensor>
     tensors
 }
 
-/// Outputs of parts have the bits of the whole's. So have gradients, unless columns of one product
-/// are divided.
+/// Returns the output of `chain`, by size of view.
+fn outputs(chain: &Chain) -> Vec<Vec<f32>> {
+    chain.output(&chain.weights()).into_iter().map(|group| to_host(group.x.flatten(0, 2))).collect()
+}
+
+/// Outputs of divided units have the same bits as those of undivided ones, and so have gradients,
+/// unless columns of one product are divided.
 #[test]
-fn parts_compute_what_the_whole_does() {
+fn divided_units_equal_undivided_ones() {
     let mut n_equal = 0;
     let mut n_sliced = 0;
     for plan in dividing(&[]) {
-        let whole = chains(&plan).remove(0);
-        let output = |chain: &Chain| -> Vec<Vec<f32>> {
-            chain.output(&chain.weights()).into_iter().map(|group| to_host(group.x.flatten(0, 2))).collect()
-        };
-        let expected = output(&whole);
-        let of_whole = gradients(&whole, Types::F32, true);
+        let undivided = chains(&plan).remove(0);
+        let expected_outputs = outputs(&undivided);
+        let expected_gradients = gradients(&undivided, Types::F32, true);
         for bound in bounds(&plan) {
-            let units = parts(&plan, bound);
-            assert!(units.len() > whole.units.len() && largest(&units) <= bound);
+            let units = divided_units(&plan, bound);
+            assert!(units.len() > undivided.units.len() && largest_numel(&units) <= bound);
             let is_sliced = units.iter().flat_map(|unit| unit.params()).any(|param| param.slice.is_some());
-            let chain = Chain::new(units, whole.inputs.clone());
-            assert!(output(&chain) == expected, "{} at {bound}", pair(&plan));
-            let of_parts = gradients(&chain, Types::F32, true);
-            assert!(
-                gradients(&chain, Types::F32, false) == of_parts,
-                "recomputed: {} at {bound}",
-                pair(&plan)
-            );
-            assert_eq!(of_parts.len(), of_whole.len());
-            for (part, whole) in of_parts.iter().zip(&of_whole) {
-                assert_eq!((&part.name, &part.shape), (&whole.name, &whole.shape));
-                let worst = difference(&whole.values, &part.values);
+            let divided = Chain::new(units, undivided.inputs.clone());
+            assert!(outputs(&divided) == expected_outputs, "{} at {bound}", pair(&plan));
+            let divided_gradients = gradients(&divided, Types::F32, true);
+            let recomputed = gradients(&divided, Types::F32, false);
+            assert!(recomputed == divided_gradients, "recomputed: {} at {bound}", pair(&plan));
+            assert_eq!(divided_gradients.len(), expected_gradients.len());
+            for (gradient, expected) in divided_gradients.iter().zip(&expected_gradients) {
+                assert_eq!((&gradient.name, &gradient.shape), (&expected.name, &expected.shape));
+                let worst = difference(&expected.values, &gradient.values);
                 let allowed = if is_sliced { GRADIENT_TOLERANCE } else { 0.0 };
-                assert!(worst <= allowed, "{}: {} at {bound}: {worst}", pair(&plan), part.name);
+                assert!(worst <= allowed, "{}: {} at {bound}: {worst}", pair(&plan), gradient.name);
             }
             n_equal += usize::from(!is_sliced);
             n_sliced += usize::from(is_sliced);
@@ -120,82 +121,104 @@ fn parts_compute_what_the_whole_does() {
     assert!(n_equal > 2 && n_sliced > 2, "{n_equal} divisions between products, {n_sliced} within");
 }
 
-/// In bf16 gradients of parts are as near to those in f32 as gradients of the whole are.
+/// Returns the L2 norm of `gradients - exact`.
+fn rounding_error(gradients: &[NamedTensor], exact: &[NamedTensor]) -> f64 {
+    let mut sum = 0.0;
+    for (rounded, exact) in gradients.iter().zip(exact) {
+        sum += rounded.values.iter().zip(&exact.values).map(|(a, b)| f64::from(a - b).powi(2)).sum::<f64>();
+    }
+    sum.sqrt()
+}
+
+/// In bf16, gradients of divided units are as close to those in f32 as gradients of undivided ones.
 #[test]
-fn parts_round_no_more_than_the_whole() {
+fn dividing_units_does_not_increase_rounding() {
     let types = Types::all(DType::BF16);
     for plan in dividing(&[]) {
-        let whole = chains(&plan).remove(0);
-        let exact = gradients(&whole, Types::F32, true);
-        let distance = |chain: &Chain| -> f64 {
-            gradients(chain, types, true)
-                .into_iter()
-                .zip(&exact)
-                .map(|(a, b)| -> f64 {
-                    a.values.iter().zip(&b.values).map(|(a, b)| f64::from(a - b).powi(2)).sum()
-                })
-                .sum::<f64>()
-                .sqrt()
-        };
-        let of_whole = distance(&whole);
-        assert!(of_whole > 0.0, "{}", pair(&plan));
+        let undivided = chains(&plan).remove(0);
+        let exact = gradients(&undivided, Types::F32, true);
+        let undivided_error = rounding_error(&gradients(&undivided, types, true), &exact);
+        assert!(undivided_error > 0.0, "{}", pair(&plan));
         for bound in bounds(&plan) {
-            let of_parts = distance(&Chain::new(parts(&plan, bound), whole.inputs.clone()));
-            assert!(of_parts <= 1.3 * of_whole, "{} at {bound}: {of_parts} against {of_whole}", pair(&plan));
+            let divided = Chain::new(divided_units(&plan, bound), undivided.inputs.clone());
+            let error = rounding_error(&gradients(&divided, types, true), &exact);
+            assert!(
+                error <= 1.3 * undivided_error,
+                "{} at {bound}: {error} against {undivided_error}",
+                pair(&plan)
+            );
         }
     }
 }
 
-/// Every buffer of every network by parameter.
+/// Returns the parameters of the unit of `shard`, in its weights or in one of its moments. Buffer 0
+/// are the weights.
+fn buffer_tensors(shard: &UnitShard, buffer: usize) -> Vec<NamedTensor> {
+    let values = match buffer {
+        0 => shard.weights.values(),
+        _ => &shard.moments[buffer - 1].values,
+    };
+    shard.layout.tensors(&to_host(values.clone()))
+}
+
+/// Returns every buffer of every network by parameter.
 fn buffers(trainer: &Trainer) -> BTreeMap<String, Vec<f32>> {
     let mut all = BTreeMap::new();
     for network in &trainer.state.networks {
         let n_buffers = 1 + network.shards[0].moments.len();
         for buffer in 0..n_buffers {
-            let of_shard = |shard: &UnitShard| {
-                let moments = shard.moments.iter().map(|moment| &moment.values);
-                let values = std::iter::once(shard.weights.values()).chain(moments).nth(buffer).unwrap();
-                shard.layout.tensors(&to_host(values.clone()))
-            };
-            let tensors = joined_rows(network.shards.iter().flat_map(of_shard).collect());
-            all.extend(
-                tensors.into_iter().map(|t| (format!("{}/{buffer}/{}", network.name, t.name), t.values)),
-            );
+            let tensors = network.shards.iter().flat_map(|shard| buffer_tensors(shard, buffer)).collect();
+            for tensor in joined_rows(tensors) {
+                all.insert(format!("{}/{buffer}/{}", network.name, tensor.name), tensor.values);
+            }
         }
     }
     all
 }
 
-/// One step with each optimizer from the same weights, of which LARS and clipping need the lengths
-/// of whole parameters.
+/// Results of a single step.
+struct StepResult {
+    reports: Vec<(&'static str, f64)>,
+    buffers_before: BTreeMap<String, Vec<f32>>,
+    buffers_after: BTreeMap<String, Vec<f32>>,
+}
+
+/// Takes one step of `plan` on one rank.
+fn take_one_step(plan: &Plan) -> StepResult {
+    let mut results = on_ranks(plan, 1, |plan, mut trainer| {
+        let buffers_before = buffers(&trainer);
+        let reports = take_steps(plan, &mut trainer, 1);
+        StepResult { reports, buffers_before, buffers_after: buffers(&trainer) }
+    });
+    results.remove(0)
+}
+
+/// Takes one step with each optimizer from the same weights. LARS and clipping need the norms of
+/// whole parameters.
 #[test]
-fn a_step_with_parts_equals_one_without() {
+fn step_with_divided_units_equals_undivided_step() {
     let rules = ["optim.algorithm=adamw", "optim.algorithm=lars"];
     for rule in rules {
         let decayed = ["optim.layer_decay=0.7", "optim.clip_norm=0.5", rule];
         for plan in dividing(if rule.ends_with("adamw") { &decayed } else { &decayed[2..] }) {
-            let step = |plan: &Plan| {
-                let of_rank = on_ranks(plan, 1, |plan, mut trainer| {
-                    let start = buffers(&trainer);
-                    (take(plan, &mut trainer, 1), start, buffers(&trainer))
-                });
-                of_rank.into_iter().next().unwrap()
-            };
-            let (of_whole, start, whole) = step(&plan);
+            let undivided = take_one_step(&plan);
             for bound in bounds(&plan) {
-                let (of_parts, start_of_parts, parts) = step(&with_bound(&plan, bound));
-                assert!(start_of_parts == start, "initial weights: {} at {bound}", pair(&plan));
-                let close = |(a, b): (&(&str, f64), &(&str, f64))| {
-                    (a.1 - b.1).abs() <= LOSS_TOLERANCE * b.1.abs().max(1e-3)
-                };
-                assert!(
-                    of_parts.iter().zip(&of_whole).all(close),
-                    "{of_parts:?} {of_whole:?}: {}",
-                    pair(&plan)
-                );
-                assert!(parts.keys().eq(whole.keys()));
-                for (name, whole) in whole.iter().filter(|(name, _)| name.contains("/1/")) {
-                    let worst = difference(whole, &parts[name]);
+                let divided = take_one_step(&with_bound(&plan, bound));
+                let same_start = divided.buffers_before == undivided.buffers_before;
+                assert!(same_start, "initial weights: {} at {bound}", pair(&plan));
+                for ((name, a), (_, b)) in divided.reports.iter().zip(&undivided.reports) {
+                    assert!(
+                        (a - b).abs() <= LOSS_TOLERANCE * b.abs().max(1e-3),
+                        "{name}: {a} {b}: {}",
+                        pair(&plan)
+                    );
+                }
+                assert!(divided.buffers_after.keys().eq(undivided.buffers_after.keys()));
+                for (name, expected) in &undivided.buffers_after {
+                    if !name.contains("/1/") {
+                        continue;
+                    }
+                    let worst = difference(expected, &divided.buffers_after[name]);
                     assert!(
                         worst <= 10.0 * GRADIENT_TOLERANCE,
                         "{}: {name} at {bound}: {worst}",
@@ -208,7 +231,7 @@ fn a_step_with_parts_equals_one_without() {
 }
 
 #[test]
-fn ranks_do_not_change_the_bits_of_parts() {
+fn divided_units_are_bit_identical_across_ranks() {
     for (plan, recomputed) in dividing(&[]).iter().zip(dividing(&["run.keep=0"])) {
         let bound = *bounds(plan).last().unwrap();
         let one = train(&with_bound(plan, bound), 1, 3);
@@ -220,10 +243,10 @@ fn ranks_do_not_change_the_bits_of_parts() {
     }
 }
 
-/// A checkpoint of divided units is read by a run with other ones and by an export, and the other
-/// way round.
+/// A checkpoint of divided units can be read by a run with other divisions and by an export, and
+/// the other way round.
 #[test]
-fn checkpoints_do_not_know_how_units_are_divided() {
+fn checkpoints_do_not_depend_on_unit_division() {
     for plan in dividing(&[]) {
         let bounds = bounds(&plan);
         let finest = with_bound(&plan, *bounds.last().unwrap());
@@ -231,7 +254,7 @@ fn checkpoints_do_not_know_how_units_are_divided() {
         for [from, to] in [[&finest, &plan], [&plan, &finest], [&finest, &coarse]] {
             let folder = tempfile::tempdir().unwrap();
             let saved = on_ranks(from, 4, |plan, mut trainer| {
-                take(plan, &mut trainer, 2);
+                take_steps(plan, &mut trainer, 2);
                 save(&trainer, plan, folder.path());
             });
             assert_eq!(saved.len(), 4);
@@ -239,25 +262,21 @@ fn checkpoints_do_not_know_how_units_are_divided() {
             let (network, name) = checkpoint.network(None).unwrap();
             let (backbone, _) = checkpoint.backbone(None).unwrap();
             let resumed = on_ranks(to, 1, |plan, mut trainer| {
-                let state = &mut trainer.state;
-                let comm = &trainer.comm;
-                let mut warn = |warning: &str| panic!("{warning}");
-                let step = resume(folder.path(), u64::MAX, state, comm, &Device::flex(), &mut warn).unwrap();
-                assert_eq!(step, Some(2));
+                assert_eq!(resume_newest(&mut trainer, folder.path()), Some(2));
                 let all = buffers(&trainer);
-                (all, take(plan, &mut trainer, 1))
+                (all, take_steps(plan, &mut trainer, 1))
             });
             let (all, next) = &resumed[0];
             for tensor in network.iter().chain(&backbone) {
-                let there = &all[&format!("{name}/0/{}", tensor.name)];
-                assert!(*there == tensor.values, "{}: {}", tensor.name, pair(&plan));
+                let resumed = &all[&format!("{name}/0/{}", tensor.name)];
+                assert!(*resumed == tensor.values, "{}: {}", tensor.name, pair(&plan));
             }
             let same = on_ranks(from, 1, |plan, mut trainer| {
                 let state = &mut trainer.state;
                 let comm = &trainer.comm;
                 resume(folder.path(), u64::MAX, state, comm, &Device::flex(), &mut |_| {}).unwrap();
                 let all = buffers(&trainer);
-                (all, take(plan, &mut trainer, 1))
+                (all, take_steps(plan, &mut trainer, 1))
             });
             assert!(same[0].0 == *all, "moments and weights: {}", pair(&plan));
             let a = next[0].1;
@@ -267,13 +286,14 @@ fn checkpoints_do_not_know_how_units_are_divided() {
     }
 }
 
-/// A bound below what one column of a product has is refused with the key and the remedy.
+/// A bound below the size of one column of a product is refused, and the error names the key and
+/// the smallest bound.
 #[test]
 fn bounds_that_are_too_small_are_refused() {
     let room = RankResources { n_cores: 1, n_workers: 1, bytes: f64::MAX, is_gpu: false };
     for plan in dividing(&[]) {
-        let finest = largest(&parts(&plan, 1));
-        let error = with_bound(&plan, finest - 1).over(1, room).unwrap_err().to_string();
+        let finest = largest_numel(&divided_units(&plan, 1));
+        let error = with_bound(&plan, finest - 1).for_ranks(1, room).unwrap_err().to_string();
         assert!(error.contains("run.max_unit_parameters") && error.contains(&finest.to_string()), "{error}");
     }
 }

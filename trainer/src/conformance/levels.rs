@@ -1,5 +1,5 @@
-//! Levels of features for evaluation: the last level is the output of the whole network, and every
-//! level is there.
+//! Levels of features for evaluation: every level is returned, and the last one is the output of
+//! the whole network.
 
 use burn_tensor::Device;
 use kernels::device::host::to_host;
@@ -8,24 +8,29 @@ use networks::backbone::ModelConfig;
 use networks::features::Features;
 use networks::patches::Normalization;
 
+/// Reads all elements of features.
+fn values(features: &Features) -> Vec<f32> {
+    let [b, n, d] = features.x.dims();
+    to_host(features.x.clone().reshape([b * n * d]))
+}
+
+/// Creates a network for `model` with random weights.
+fn random_network(model: &ModelConfig, seed: u64, n_workers: usize) -> Network {
+    Network::random(model, Normalization::half(model.n_channels()), seed, n_workers, &Device::flex())
+}
+
 #[test]
-fn the_last_level_is_what_the_network_gives() {
+fn last_level_equals_the_network_output() {
     for model in ModelConfig::examples() {
         let size_px = model.image_px();
         let levels = model.levels();
-        let network = Network::random(&model, Normalization::half(model.n_channels()), 1, 2, &Device::flex());
-        let images: Vec<Vec<u8>> = (0..3u32)
-            .map(|i| {
-                (0..model.n_channels() * size_px * size_px)
-                    .map(|j| ((j as u32 * 37 + i * 91) % 251) as u8)
-                    .collect()
-            })
-            .collect();
+        let network = random_network(&model, 1, 2);
+        let n_bytes = model.n_channels() * size_px * size_px;
+        let mut images: Vec<Vec<u8>> = Vec::new();
+        for i in 0..3u32 {
+            images.push((0..n_bytes).map(|j| ((j as u32 * 37 + i * 91) % 251) as u8).collect());
+        }
         let images: Vec<&[u8]> = images.iter().map(Vec::as_slice).collect();
-        let values = |features: &Features| {
-            let [b, n, d] = features.x.dims();
-            to_host(features.x.clone().reshape([b * n * d]))
-        };
         let all = network.levels(&images, size_px, usize::MAX);
         assert_eq!((all.len(), network.n_levels()), (levels.units.len(), levels.units.len()), "{model:?}");
         assert!(all.iter().all(|level| level.x.dims()[0] == 3), "{model:?}");
@@ -40,21 +45,20 @@ fn the_last_level_is_what_the_network_gives() {
     }
 }
 
-/// Attention of the class token to the patches, where there is any, sums to at most 1 in each head,
-/// and differs between two images.
+/// The attention of the class token to the patches, if the model has a class token, sums to less
+/// than 1 in each head, and differs between two images.
 #[test]
-fn class_tokens_spread_their_attention_over_the_grid() {
-    let mut attending = 0;
+fn class_attention_covers_the_grid() {
+    let mut n_attending = 0;
     for model in ModelConfig::examples() {
         let size_px = model.image_px();
-        let network = Network::random(&model, Normalization::half(model.n_channels()), 1, 2, &Device::flex());
-        let image = |i: usize| {
-            (0..model.n_channels() * size_px * size_px).map(|j| (j * (37 + 2 * i) % 251) as u8).collect()
-        };
-        let images: [Vec<u8>; 2] = [image(0), image(1)];
+        let network = random_network(&model, 1, 2);
+        let n_bytes = model.n_channels() * size_px * size_px;
+        let images: [Vec<u8>; 2] =
+            [0, 1].map(|i: usize| (0..n_bytes).map(|j| (j * (37 + 2 * i) % 251) as u8).collect());
         let images = images.each_ref().map(Vec::as_slice);
         let Some((weights, [rows, columns])) = network.class_attention(&images, size_px) else { continue };
-        attending += 1;
+        n_attending += 1;
         let [b, heads, n] = weights.dims();
         assert_eq!((b, n), (2, rows * columns), "{model:?}");
         let weights = to_host(weights.reshape([b * heads * n]));
@@ -66,18 +70,14 @@ fn class_tokens_spread_their_attention_over_the_grid() {
         );
         assert_ne!(weights[..heads * n], weights[heads * n..], "{model:?}");
     }
-    assert!(attending >= 2, "transformers attend");
+    assert!(n_attending >= 2, "transformers attend");
 }
 
-/// Equal weights have equal fingerprints, and other weights have others.
 #[test]
-fn networks_are_named_by_their_weights() {
+fn fingerprints_are_equal_only_for_equal_weights() {
     for model in ModelConfig::examples() {
-        let name = |seed| {
-            let device = Device::flex();
-            Network::random(&model, Normalization::half(model.n_channels()), seed, 1, &device).fingerprint()
-        };
-        assert_eq!(name(1), name(1), "{model:?}");
-        assert_ne!(name(1), name(2), "{model:?}");
+        let fingerprint = random_network(&model, 1, 1).fingerprint();
+        assert_eq!(fingerprint, random_network(&model, 1, 1).fingerprint(), "{model:?}");
+        assert_ne!(fingerprint, random_network(&model, 2, 1).fingerprint(), "{model:?}");
     }
 }

@@ -1,6 +1,6 @@
-//! Conformance tests of every backbone and every method. Both join by their `examples`: each
-//! backbone with one method, each method with two backbones, of which one has statistics over the
-//! batch. With `RUN_SLOW_TESTS=1` it is all pairs.
+//! Conformance tests of every backbone and every method, from the `examples` of both: each backbone
+//! is tested with one method, and each method with two backbones, one of which has statistics over
+//! the batch. With `RUN_SLOW_TESTS=1` all pairs are tested.
 
 mod collectives;
 mod columns;
@@ -11,18 +11,17 @@ mod step;
 mod units;
 
 use augment::{Batch, MultiCrop};
-use networks::backbone::ModelConfig;
-
 use networks::Normalization;
+use networks::backbone::ModelConfig;
 
 use crate::bench::noise::noise_batch;
 use crate::method::MethodConfig;
 use crate::{Plan, Recipe};
 
-/// Images of a global batch.
+/// Number of images in a global batch.
 const BATCH: usize = 8;
 
-/// Recipe that the plans share; `[model]`, `[method]` and `[views]` are replaced.
+/// Recipe of all plans; `[model]`, `[method]` and `[views]` are replaced.
 const BASE: &str = r#"
 name = "conformance"
 seed = 3
@@ -47,9 +46,9 @@ warmup = { steps = 3 }
 workers = 1
 "#;
 
-/// Reasons for which a backbone and a method do not go together: masks need a backbone with tokens,
-/// some settings need masks, and a method's own network must take images of as many channels and
-/// have patches of the same size.
+/// Parts of the errors for pairs of a backbone and a method that cannot be combined: masks need a
+/// backbone with tokens, some settings need masks, and the network that a method brings must take
+/// images with as many channels and have patches of the same size.
 const DO_NOT_FIT: [&str; 4] = [
     "no tokens to mask",
     "only where patches are masked",
@@ -57,7 +56,7 @@ const DO_NOT_FIT: [&str; 4] = [
     "masked patches are compared one by one",
 ];
 
-/// A plan for each pair of a backbone and a method, with `overrides`, as resolved.
+/// Returns the resolved plans of all pairs of a backbone and a method, with `overrides`.
 pub(crate) fn plans(overrides: &[&str]) -> Vec<Plan> {
     let overrides: Vec<String> = overrides.iter().map(ToString::to_string).collect();
     let base = Recipe::parse(BASE, "conformance", &overrides).unwrap();
@@ -68,12 +67,9 @@ pub(crate) fn plans(overrides: &[&str]) -> Vec<Plan> {
         // A model with a setting of masked training is paired with the first method that masks.
         let mut lacks_masks = model.setting_of_masks().is_some();
         for (method_number, (method, views)) in MethodConfig::examples().into_iter().enumerate() {
-            if !(all_pairs
-                || lacks_masks
-                || method_number == 0
-                || model_number == 0
-                || model_number + 1 == models.len())
-            {
+            let is_first_method = method_number == 0;
+            let is_outer_model = model_number == 0 || model_number + 1 == models.len();
+            if !(all_pairs || lacks_masks || is_first_method || is_outer_model) {
                 continue;
             }
             let model = model.clone();
@@ -98,7 +94,7 @@ pub(crate) fn plans(overrides: &[&str]) -> Vec<Plan> {
     plans
 }
 
-/// Scales the views up until `stride_px` divides their sizes.
+/// Scales the views up by the smallest factor for which `stride_px` divides their sizes.
 fn scaled(mut views: MultiCrop, stride_px: u32) -> MultiCrop {
     let factor = (1..=stride_px)
         .find(|factor| views.crops.iter().all(|crop| (crop.size_px * factor).is_multiple_of(stride_px)))
@@ -107,13 +103,14 @@ fn scaled(mut views: MultiCrop, stride_px: u32) -> MultiCrop {
     views
 }
 
-/// Names the pair of method and backbone, for messages.
+/// Returns the names of the method and the backbone, for messages.
 pub(crate) fn pair(plan: &Plan) -> String {
     format!("{:?} on {:?}", plan.recipe.method, plan.recipe.model)
 }
 
-/// The global batch of `step`: noise, brighter from image to image. Means of noise alone hardly
-/// differ, which a batch normalization would make much of, and of their rounding as well.
+/// Returns the global batch of `step`: noise whose brightness increases from image to image. Means
+/// of plain noise hardly differ, and a batch normalization would magnify their differences, and
+/// with them their rounding.
 fn batch(plan: &Plan, step: u64) -> Batch {
     let mix = plan.view_mix();
     let mut batch =

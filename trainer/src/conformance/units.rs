@@ -1,4 +1,4 @@
-//! Units, one by one: those of every backbone, and those of every method's heads behind each of
+//! Individual units: those of every backbone, and those of the heads of every method on each of
 //! them.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -21,9 +21,9 @@ use super::{BATCH, batch, pair, plans};
 use crate::Plan;
 use crate::method::network::UpdateRule;
 use crate::optim::state::UnitShard;
-use crate::step::whole::BackbonePass;
+use crate::step::backbone::BackbonePass;
 
-/// Units that follow one another, with weights, and the input of the first of them by view size.
+/// A sequence of units with weights, and the input of the first one by view size.
 pub(super) struct Chain {
     pub(super) units: Vec<Box<dyn Unit>>,
     pub(super) shards: Vec<UnitShard>,
@@ -31,11 +31,12 @@ pub(super) struct Chain {
 }
 
 impl Chain {
+    /// Creates a chain with initial weights.
     pub(super) fn new(units: Vec<Box<dyn Unit>>, inputs: Vec<Features>) -> Self {
         let device = Device::flex();
-        let of_units = units.iter().map(AsRef::as_ref);
-        let shards = of_units
-            .map(|unit: &dyn Unit| UnitShard::init(unit, 1, Topology::SINGLE_RANK, &[], &device))
+        let shards = units
+            .iter()
+            .map(|unit| UnitShard::init(unit.as_ref(), 1, Topology::SINGLE_RANK, &[], &device))
             .collect();
         Self { units, shards, inputs }
     }
@@ -53,18 +54,13 @@ impl Chain {
     /// Computes the output as [`Chain::output`], given the input `groups` of the unit `first`.
     fn output_from(&self, first: usize, mut groups: Vec<Features>, flats: &[Tensor<1>]) -> Vec<Features> {
         for (number, flat) in flats.iter().enumerate().skip(first) {
-            groups = self.through(number, groups, flat);
+            groups = self.run_unit(number, groups, flat);
         }
         groups
     }
 
     /// Computes the output of the unit `number` with these weights.
-    pub(super) fn through(
-        &self,
-        number: usize,
-        mut groups: Vec<Features>,
-        flat: &Tensor<1>,
-    ) -> Vec<Features> {
+    fn run_unit(&self, number: usize, mut groups: Vec<Features>, flat: &Tensor<1>) -> Vec<Features> {
         let unit = &self.units[number];
         let layout = &self.shards[number].layout;
         let types = Types::all(flat.dtype());
@@ -74,17 +70,19 @@ impl Chain {
         let mut totals = Vec::new();
         for stage in 0..unit.n_stages() {
             let cx = Context { leaves: &leaves, draws: &draws, totals: &totals, sets: &sets, types };
-            let given = unit.forward(stage, groups, &cx);
-            (groups, totals) = (given.features, given.sums);
+            let output = unit.forward(stage, groups, &cx);
+            groups = output.features;
+            totals = output.sums;
         }
         groups
     }
 
+    /// Returns the weights, by unit.
     pub(super) fn weights(&self) -> Vec<Tensor<1>> {
         self.shards.iter().map(|shard| shard.weights.values().clone()).collect()
     }
 
-    /// Flat gradients of Σ -cos(output), whose gradient at the output is its sine.
+    /// Returns the flat gradients of Σ -cos(output), whose gradient at the output is its sine.
     pub(super) fn gradients(&self, keeps_graph: bool) -> Vec<Vec<f32>> {
         self.gradients_in(Types::F32, keeps_graph)
     }
@@ -101,18 +99,17 @@ impl Chain {
         flats.into_iter().map(to_host).collect()
     }
 
-    /// Σ -cos(output), given the input `groups` of the unit `first`.
+    /// Returns Σ -cos(output), given the input `groups` of the unit `first`.
     fn loss_from(&self, first: usize, groups: Vec<Features>, flats: &[Tensor<1>]) -> f64 {
-        self.output_from(first, groups, flats)
-            .into_iter()
-            .map(|output| -> f64 {
-                output.x.cast(DType::F64).into_data().iter::<f64>().map(|y| -y.cos()).sum()
-            })
-            .sum()
+        let mut loss = 0.0;
+        for output in self.output_from(first, groups, flats) {
+            loss += output.x.cast(DType::F64).into_data().iter::<f64>().map(|y| -y.cos()).sum::<f64>();
+        }
+        loss
     }
 }
 
-/// The backbone of `plan` on views of all sizes, then its heads.
+/// Returns the chains of `plan`: its backbone on views of all sizes, then its heads.
 pub(super) fn chains(plan: &Plan) -> Vec<Chain> {
     let device = Device::flex();
     let input = plan.pixel_input();
@@ -126,8 +123,8 @@ pub(super) fn chains(plan: &Plan) -> Vec<Chain> {
         let views: Vec<&[u8]> = batch.samples.iter().map(|sample| sample.groups[size].as_slice()).collect();
         let mut pixels = input.features(&views, group.size_px as usize, &device);
         if let Some(rule) = method.masks().filter(|rule| rule.size == size) {
-            let drawing = rule.at(1, 0, BATCH, group.n_views, pixels.grid);
-            let rows = Arc::new(drawing.rows(0..BATCH as u64));
+            let sampler = rule.at(1, 0, BATCH, group.n_views, pixels.grid);
+            let rows = Arc::new(sampler.rows(0..BATCH as u64));
             pixels.masked = Some(Masked { rows, hides: true, selection: Selection::All });
         }
         inputs.push(pixels);
@@ -135,11 +132,14 @@ pub(super) fn chains(plan: &Plan) -> Vec<Chain> {
     let backbone = Chain::new(trained.units_to(Readout::All, &plan.recipe.model), inputs);
     let features = backbone.output(&backbone.weights()).remove(0);
     let mut chains = vec![backbone];
-    let mut given: BTreeMap<&str, Features> = BTreeMap::new();
+    let mut outputs: BTreeMap<&str, Features> = BTreeMap::new();
     for head in trained.heads {
-        let read = head.reads.head().map_or(&features, |name| &given[name]);
-        let chain = Chain::new(head.units, vec![head.reads.select(read)]);
-        given.insert(head.name, chain.output(&chain.weights()).remove(0));
+        let source = match head.reads.head() {
+            Some(name) => &outputs[name],
+            None => &features,
+        };
+        let chain = Chain::new(head.units, vec![head.reads.select(source)]);
+        outputs.insert(head.name, chain.output(&chain.weights()).remove(0));
         chains.push(chain);
     }
     chains
@@ -164,29 +164,29 @@ fn names_are_unique() {
     }
 }
 
-/// Every parameter that is trained has a gradient, and no other has one.
+/// Every trained parameter has a gradient, and no other parameter has one.
 #[test]
-fn all_parameters_are_used() {
+fn all_trained_parameters_have_gradients() {
     for plan in plans(&[]) {
-        let mut moved: BTreeMap<String, (Role, bool)> = BTreeMap::new();
+        let mut used: BTreeMap<String, (Role, bool)> = BTreeMap::new();
         for chain in chains(&plan) {
             for (shard, grad) in chain.shards.iter().zip(chain.gradients(true)) {
                 for slot in &shard.layout.params {
                     let name = shard.layout.full_name(slot);
-                    let (_, any) = moved.entry(name).or_insert((slot.spec.role, false));
-                    *any |= grad[slot.range()].iter().any(|value| *value != 0.0);
+                    let (_, has_gradient) = used.entry(name).or_insert((slot.spec.role, false));
+                    *has_gradient |= grad[slot.range()].iter().any(|value| *value != 0.0);
                 }
                 assert!(grad.iter().all(|value| value.is_finite()));
             }
         }
-        for (name, (role, moved)) in moved {
-            assert_eq!(moved, role.is_trained(), "{}: {name}", pair(&plan));
+        for (name, (role, has_gradient)) in used {
+            assert_eq!(has_gradient, role.is_trained(), "{}: {name}", pair(&plan));
         }
     }
 }
 
 #[test]
-fn recomputing_equals_keeping() {
+fn recomputed_graphs_give_the_same_gradients() {
     for plan in plans(&[]) {
         for chain in chains(&plan) {
             assert_eq!(chain.gradients(false), chain.gradients(true), "{}", pair(&plan));
@@ -194,15 +194,26 @@ fn recomputing_equals_keeping() {
     }
 }
 
-/// Slope of the loss along a random direction of each parameter, by central differences in f64:
-/// where rectifiers bend the loss, steps are short. In f64 units run as compositions of Burn
-/// operations, so that kernels are checked as well.
+/// Returns `flat` in f64 with `step` times `direction` added from element `start` on.
+fn moved_along(flat: &Tensor<1>, start: usize, direction: &[f64], step: f64, device: &Device) -> Tensor<1> {
+    let data = flat.clone().into_data();
+    let mut values: Vec<f64> = data.iter::<f64>().collect();
+    for (value, direction) in values[start..].iter_mut().zip(direction) {
+        *value += step * direction;
+    }
+    let len = values.len();
+    Tensor::from_data(TensorData::new(values, [len]), (device, DType::F64))
+}
+
+/// Compares gradients with the slope of the loss along a random direction of each parameter, by
+/// central differences in f64. Units in f64 run as compositions of Burn operations, so that kernels
+/// are checked as well.
 #[test]
 fn gradients_equal_finite_differences() {
-    // A step ten times as long crosses bends: slopes of deep rectified networks are then off by a
-    // hundredth.
+    // Short, because the loss has kinks where rectifiers switch: with a step ten times as long,
+    // slopes of deep rectified networks are off by a hundredth.
     const STEP: f64 = 1e-7;
-    // Rounding of f32 gradients that are zero, such as a bias's before a normalization.
+    // Rounding of f32 gradients that are zero, such as those of a bias before a normalization.
     const ROUNDING: f64 = 1e-4;
     let device = Device::flex();
     device.seed(5);
@@ -216,60 +227,57 @@ fn gradients_equal_finite_differences() {
                     let signs =
                         Tensor::<1>::random([slot.spec.numel()], Distribution::Uniform(-1.0, 1.0), &device);
                     let signs: Vec<f64> = to_host(signs).into_iter().map(|s| f64::from(s.signum())).collect();
-                    let at = |step: f64| {
-                        let values = weights[number].clone().into_data();
-                        let mut values: Vec<f64> = values.iter::<f64>().collect();
-                        values[slot.range()].iter_mut().zip(&signs).for_each(|(w, sign)| *w += step * sign);
-                        let mut weights = weights.clone();
-                        let len = values.len();
-                        let data = TensorData::new(values, [len]);
-                        weights[number] = Tensor::from_data(data, (&device, DType::F64));
-                        chain.loss_from(number, groups.clone(), &weights)
-                    };
+                    let start = slot.range().start;
+                    let mut losses = [0.0; 2];
+                    for (loss, step) in losses.iter_mut().zip([-STEP, STEP]) {
+                        let mut moved = weights.clone();
+                        moved[number] = moved_along(&weights[number], start, &signs, step, &device);
+                        *loss = chain.loss_from(number, groups.clone(), &moved);
+                    }
                     let grad = &grads[number][slot.range()];
                     let expected: f64 = grad.iter().zip(&signs).map(|(g, s)| f64::from(*g) * s).sum();
                     let norm = grad.iter().map(|g| f64::from(g * g)).sum::<f64>().sqrt();
                     let name = shard.layout.full_name(slot);
-                    let slope = (at(STEP) - at(-STEP)) / (2.0 * STEP);
+                    let slope = (losses[1] - losses[0]) / (2.0 * STEP);
                     assert!(
                         (slope - expected).abs() <= 1e-2 * norm + ROUNDING,
                         "{}: {name}: slope {slope}, gradient {expected} of norm {norm}",
                         pair(&plan)
                     );
                 }
-                groups = chain.through(number, groups, &weights[number]);
+                groups = chain.run_unit(number, groups, &weights[number]);
             }
         }
     }
 }
 
-/// Costs and output shapes that units state equal those that are counted.
+/// Returns the shape of the features of `n_images` images.
+fn group_shape(input: &Features, n_images: usize) -> GroupShape {
+    let [rows, tokens, width] = input.x.dims();
+    let shape = GroupShape {
+        drops: false,
+        n_views: rows / n_images,
+        n_prefix: input.n_prefix,
+        grid: input.grid,
+        width,
+        n_masked: 0,
+        is_map: false,
+        intermediates: None,
+    };
+    assert_eq!(shape.n_tokens().max(1), tokens);
+    shape
+}
+
+/// Costs and output shapes that units state equal those that are measured.
 #[test]
-fn costs_are_what_is_counted() {
+fn stated_costs_and_shapes_equal_measured_ones() {
     for plan in plans(&[]) {
         for chain in chains(&plan) {
-            // Masked cells, which are not a multiple of the images, are the only group.
+            // Masked cells, whose number is not a multiple of the images, are the only group.
             let is_ragged = chain.inputs[0].is_ragged();
             let n_images = if is_ragged { 1 } else { BATCH };
-            let shape = |input: &Features| {
-                let [rows, tokens, width] = input.x.dims();
-                let n_prefix = input.n_prefix;
-                let grid = input.grid;
-                let n_views = rows / n_images;
-                let shape = GroupShape {
-                    drops: false,
-                    n_views,
-                    n_prefix,
-                    grid,
-                    width,
-                    n_masked: 0,
-                    is_map: false,
-                    intermediates: None,
-                };
-                assert_eq!(shape.n_tokens().max(1), tokens);
-                shape
-            };
-            let mut shapes: Vec<GroupShape> = chain.inputs.iter().map(shape).collect();
+            let mut shapes: Vec<GroupShape> =
+                chain.inputs.iter().map(|input| group_shape(input, n_images)).collect();
             let mut flops = 0.0;
             for unit in &chain.units {
                 let (cost, next) = unit.cost(&shapes);
@@ -277,7 +285,7 @@ fn costs_are_what_is_counted() {
                 shapes = next;
             }
             let weights = chain.weights();
-            // On one thread, which counts for itself.
+            // Runs on one thread, because operations are counted by thread.
             let (counted, output) = Workers::new(1)
                 .map(vec![()], |_, ()| {
                     let mut output = Vec::new();
@@ -287,8 +295,8 @@ fn costs_are_what_is_counted() {
                 .remove(0);
             assert!((flops - counted).abs() <= 1e-9 * counted, "{}: {flops}, {counted}", pair(&plan));
             for (shape, output) in shapes.iter().zip(output) {
-                let given = [shape.n_views * n_images, shape.n_tokens(), shape.width];
-                assert_eq!(given, output.x.dims(), "{}", pair(&plan));
+                let expected = [shape.n_views * n_images, shape.n_tokens(), shape.width];
+                assert_eq!(expected, output.x.dims(), "{}", pair(&plan));
             }
         }
     }

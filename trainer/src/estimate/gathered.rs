@@ -4,7 +4,7 @@
 use std::iter::repeat_n;
 
 use burn_tensor::DType;
-use ranks::buffer_pool::{SpareBuffers, words_of};
+use ranks::buffer_pool::{SpareBuffers, word_count};
 use ranks::topology::Sharding;
 
 use super::placed::PlacedModel;
@@ -123,7 +123,7 @@ fn gather_of(placed: PlacedModel<'_>, unit: &UnitCost, is_head: bool) -> Transie
     let dtype = if is_head { DType::F32 } else { placement.precision.gathered() };
     // A rank that holds all of what it computes with takes its own weights, unless it rounds them.
     let is_moved = placement.offload || unit.n_shards(placement.group_size) > 1;
-    let n_words = words_of(placed.gathered(unit) as usize, dtype);
+    let n_words = word_count(placed.gathered(unit) as usize, dtype);
     let n_words = if is_moved || dtype != DType::F32 { n_words } else { 0 };
     TransientGather { n_words, is_pooled: is_moved, held_with_next: is_head }
 }

@@ -69,7 +69,7 @@ fn moved_bytes(model: &ModelCost, placement: &Placement) -> f64 {
     let graphs = |network: &NetworkCost| network.units().map(|unit| unit.graph.total()).sum::<f64>();
     let backbone = &model.trained.backbone;
     let segments = placement.segments(backbone);
-    let again = segments.again();
+    let again = segments.recomputed();
     let again: f64 = again.map(|number| backbone[number].graph.total()).sum();
     let others: f64 = model.others.iter().map(graphs).sum();
     let in_heads: f64 = model.run_twice().map(|unit| unit.graph.total()).sum();

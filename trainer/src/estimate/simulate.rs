@@ -43,7 +43,7 @@ pub fn simulate(model: &ModelCost, from: usize, to: usize) -> Result<Simulation,
     let written: Vec<UnitLayout> = model.trained.units().map(of_unit(from)).collect();
     let read: Vec<UnitLayout> = model.trained.units().map(of_unit(to)).collect();
     let entries: Vec<UnitEntry> =
-        written.iter().map(|layout| UnitEntry::of(&model.trained.name, layout, &[])).collect();
+        written.iter().map(|layout| UnitEntry::new(&model.trained.name, layout, &[])).collect();
     let manifest_bytes = serde_json::to_vec(&entries).map_err(|error| error.to_string())?.len();
     let mut max_reads = 0;
     let mut max_files = 0;

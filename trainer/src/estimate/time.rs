@@ -38,7 +38,7 @@ pub fn step_flops(model: &ModelCost, placement: &Placement) -> [f64; 2] {
     let flops = |network: &NetworkCost| network.units().map(|unit| unit.flops).sum::<f64>();
     let in_heads: f64 = model.run_twice().map(|unit| unit.flops).sum();
     let once = model.others.iter().map(flops).sum::<f64>() + 3.0 * flops(&model.trained) + in_heads;
-    let again = segments.again();
+    let again = segments.recomputed();
     let twice: f64 = again.map(|number| backbone[number].flops).sum();
     [images * once, images * (once + twice)]
 }

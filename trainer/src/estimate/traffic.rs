@@ -60,7 +60,7 @@ pub fn traffic(model: &ModelCost, placement: &Placement) -> Traffic {
     let segments = placement.segments(&trained.backbone);
     let again: Vec<UnitCost> = match placement.sharding {
         Sharding::Full => {
-            let numbers = segments.again();
+            let numbers = segments.recomputed();
             numbers.map(|number| trained.backbone[number].clone()).collect()
         }
         _ => Vec::new(),

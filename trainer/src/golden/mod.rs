@@ -16,7 +16,7 @@ use safetensors::{Dtype, SafeTensors};
 use crate::bench::compare::difference;
 use crate::optim::state::UnitShard;
 
-/// A file of golden tensors.
+/// File of golden tensors.
 struct Golden(Vec<u8>);
 
 impl Golden {
@@ -43,7 +43,7 @@ impl Golden {
     fn values(&self, name: &str) -> Vec<f32> {
         self.view(name, |dtype, _, bytes| {
             assert_eq!(dtype, Dtype::F32, "{name}");
-            bytes.chunks_exact(4).map(|four| f32::from_le_bytes(four.try_into().unwrap())).collect()
+            bytes.chunks_exact(4).map(|value| f32::from_le_bytes(value.try_into().unwrap())).collect()
         })
     }
 
@@ -59,8 +59,8 @@ impl Golden {
         Tensor::from_data(TensorData::new(self.values(name), shape), &Device::flex())
     }
 
-    /// Fills the buffer of a shard of one rank with the tensors named by `prefix` and its
-    /// parameters.
+    /// Returns the buffer of a shard of one rank, filled with the tensors that are named by
+    /// `prefix` and the names of its parameters.
     fn flat(&self, prefix: &str, shard: &UnitShard) -> Tensor<1> {
         let mut flat = vec![0.0; shard.layout.padded];
         for slot in &shard.layout.params {
@@ -70,8 +70,8 @@ impl Golden {
         Tensor::from_floats(flat.as_slice(), &Device::flex())
     }
 
-    /// Asserts that each parameter of the unit's `flat` buffer is within `tolerance` of the golden
-    /// one's largest value.
+    /// Asserts that each parameter in `flat`, the buffer of a unit, equals the golden one within
+    /// `tolerance`, relative to its largest value.
     fn assert_params(&self, prefix: &str, shard: &UnitShard, flat: &Tensor<1>, tolerance: f32) {
         let flat = to_host(flat.clone());
         for slot in &shard.layout.params {
@@ -80,7 +80,7 @@ impl Golden {
         }
     }
 
-    /// Asserts as `assert_tensor`, whatever the golden shape.
+    /// Asserts as `assert_tensor`, without a comparison of shapes.
     fn assert_values(&self, name: &str, ours: Tensor<1>, tolerance: f32) {
         assert_near(name, &to_host(ours), &self.values(name), tolerance);
     }

@@ -1,4 +1,4 @@
-//! Numbers that are a function of names, so that no file holds them: `uniform` and `fill` of the
+//! Numbers that are a function of names, and therefore are not stored: `uniform` and `fill` of the
 //! scripts.
 
 use burn_tensor::{Device, Tensor};
@@ -7,8 +7,8 @@ use networks::params::Init;
 
 use crate::optim::state::UnitShard;
 
-/// Returns `n` numbers in 0..1 that depend on name and place alone: SplitMix64 from the FNV-1a hash
-/// of the name.
+/// Returns `n` numbers in 0..1 that depend only on the name and their position: SplitMix64 from the
+/// FNV-1a hash of the name.
 pub(super) fn uniform(name: &str, n: usize) -> Vec<f64> {
     let seed = name.bytes().fold(0xcbf2_9ce4_8422_2325, |seed: u64, byte: u8| {
         (seed ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
@@ -23,27 +23,32 @@ pub(super) fn uniform(name: &str, n: usize) -> Vec<f64> {
         .collect()
 }
 
-/// Returns the weights that the scripts give the parameters of `shard`. The gain of a
-/// weight-normalized layer starts at one.
+/// Returns the weights of the scripts for the parameters of `shard`. The gain of a
+/// weight-normalized layer is one.
 pub(super) fn weights(shard: &UnitShard) -> Tensor<1> {
     let mut flat = vec![0.0; shard.layout.padded];
     for slot in &shard.layout.params {
         if matches!(slot.spec.init, Init::SinCos { .. }) {
-            // A formula, which the official code has as well.
+            // The official code has the same formula.
             fill(slot.spec.init, 0, "", 0, &mut flat[slot.range()]);
             continue;
         }
         let name = shard.layout.full_name(slot);
         let shape = &slot.spec.shape;
         let bound = (6.0 / shape[1..].iter().product::<usize>() as f64).sqrt();
-        let value = |number: f64| match &name {
-            name if name.ends_with("weight_g") => 1.0,
-            _ if shape.len() > 1 => (number * 2.0 - 1.0) * bound,
-            name if name.ends_with("running_var") || name.ends_with("weight") => number + 0.5,
-            _ => number * 0.2 - 0.1,
-        };
-        let values = uniform(&name, slot.spec.numel()).into_iter().map(|number| value(number) as f32);
-        flat[slot.range()].copy_from_slice(&values.collect::<Vec<_>>());
+        let numbers = uniform(&name, slot.spec.numel());
+        for (value, number) in flat[slot.range()].iter_mut().zip(numbers) {
+            let number = if name.ends_with("weight_g") {
+                1.0
+            } else if shape.len() > 1 {
+                (number * 2.0 - 1.0) * bound
+            } else if name.ends_with("running_var") || name.ends_with("weight") {
+                number + 0.5
+            } else {
+                number * 0.2 - 0.1
+            };
+            *value = number as f32;
+        }
     }
     Tensor::from_floats(flat.as_slice(), &Device::flex())
 }

@@ -1,4 +1,4 @@
-//! Backbone and head, forwards and backwards.
+//! Outputs and gradients of the vision transformer and the projection head.
 
 use burn_tensor::Device;
 use networks::backbone::{ModelConfig, Readout};
@@ -14,19 +14,20 @@ use ranks::topology::Topology;
 use super::Golden;
 use crate::optim::state::UnitShard;
 
-/// Tolerance behind a whole network.
+/// Tolerance of the outputs and gradients of a network.
 const TOLERANCE: f32 = 1e-5;
 
 fn shards(golden: &Golden, prefix: &str, units: &[Box<dyn Unit>]) -> Vec<UnitShard> {
-    let of_unit = |unit: &dyn Unit| {
-        let mut shard = UnitShard::init(unit, 0, Topology::SINGLE_RANK, &[], &Device::flex());
+    let mut shards = Vec::with_capacity(units.len());
+    for unit in units {
+        let mut shard = UnitShard::init(unit.as_ref(), 0, Topology::SINGLE_RANK, &[], &Device::flex());
         shard.weights = golden.flat(prefix, &shard).into();
-        shard
-    };
-    units.iter().map(|unit| of_unit(unit.as_ref())).collect()
+        shards.push(shard);
+    }
+    shards
 }
 
-fn through(units: &[Box<dyn Unit>], leaves: &[Leaves<'_>], mut groups: Vec<Features>) -> Vec<Features> {
+fn forward(units: &[Box<dyn Unit>], leaves: &[Leaves<'_>], mut groups: Vec<Features>) -> Vec<Features> {
     let draws = Draws::default();
     let sets = StatSets::per_size(groups.len());
     for (unit, leaves) in units.iter().zip(leaves) {
@@ -50,18 +51,22 @@ fn the_vision_transformer_equals_timm() {
             shards.iter().map(|shard| Leaves::new(&shard.layout, shard.weights.values(), true)).collect();
         let input = PixelInput { cell_px: model.cell_px(), pixels: Pixels::default() };
         let sizes = [16, 8, 24];
-        let of_size = |size: usize| {
+        let mut inputs = Vec::new();
+        for size in sizes {
             let images = golden.bytes(&format!("{kind}.{size}.images"));
             let features = input.features(&[&images], size, &Device::flex());
-            features.with(features.x.clone().autodiff())
-        };
-        let given = through(&units, &leaves, sizes.map(of_size).to_vec());
+            inputs.push(features.with(features.x.clone().autodiff()));
+        }
+        let outputs = forward(&units, &leaves, inputs);
         let mut total = None;
-        for (size, group) in sizes.iter().zip(given) {
+        for (size, group) in sizes.iter().zip(outputs) {
             golden.assert_tensor(&format!("{kind}.{size}.tokens"), group.x.clone().inner(), TOLERANCE);
             let weights = golden.tensor::<3>(&format!("{kind}.{size}.weights")).autodiff();
             let term = (group.x * weights).sum();
-            total = Some(total.map_or(term.clone(), |total| total + term));
+            total = Some(match total {
+                Some(total) => total + term,
+                None => term,
+            });
         }
         let mut grads = total.unwrap().backward();
         for (shard, leaves) in shards.iter().zip(&leaves) {
@@ -88,7 +93,7 @@ fn the_projection_head_equals_pytorch() {
         shards.iter().map(|shard| Leaves::new(&shard.layout, shard.weights.values(), true)).collect();
     let x = golden.tensor::<2>("x").autodiff().require_grad();
     let input = Features::vectors(x.clone().unsqueeze_dim(1));
-    let logits = through(&units, &leaves, vec![input]).remove(0).x.squeeze_dim::<2>(1);
+    let logits = forward(&units, &leaves, vec![input]).remove(0).x.squeeze_dim::<2>(1);
     golden.assert_tensor("logits", logits.clone().inner(), TOLERANCE);
     let mut grads = (logits * golden.tensor::<2>("weights").autodiff()).sum().backward();
     golden.assert_tensor("grad_x", x.grad(&grads).unwrap(), TOLERANCE);

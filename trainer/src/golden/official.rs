@@ -1,6 +1,6 @@
-//! Runs of the official training code (`scripts/golden/official`) from equal weights and equal
-//! views: rates and losses of every step, weights of all networks at the end, SwAV's queue and
-//! DINO's center.
+//! Comparison with runs of the official training code (`scripts/golden/official`) from equal
+//! weights and equal views: learning rates and losses of every step, weights of all networks at the
+//! end, the queue of SwAV and the center of DINO.
 
 use augment::{Batch, Views};
 use burn_tensor::{Device, Tensor};
@@ -19,55 +19,39 @@ use crate::{Plan, Recipe};
 
 const BATCH: usize = 16;
 
-/// Number of batches, which a run repeats.
+/// Number of different batches, which a run repeats.
 const N_BATCHES: u64 = 3;
 
-/// Batch `number` of the views `name`: noise around a color of each image's own.
+/// Returns batch `number` of the views `name`: noise around one color per image.
 fn batch(plan: &Plan, name: &str, number: u64) -> Batch {
     let colors = uniform(&format!("{name}.{number}.colors"), 3 * BATCH);
-    let groups: Vec<Vec<u8>> = plan
-        .multicrop()
-        .groups()
-        .into_iter()
-        .enumerate()
-        .map(|(i, group)| {
-            let plane = (group.size_px * group.size_px) as usize;
-            let n_values = group.n_views * 3 * plane;
-            let noise = uniform(&format!("{name}.{number}.{i}.noise"), BATCH * n_values);
-            noise
-                .into_iter()
-                .enumerate()
-                .map(|(at, noise)| {
-                    let color = colors[3 * (at / n_values) + at / plane % 3];
-                    (color * 160.0 + noise * 95.0) as u8
-                })
-                .collect::<Vec<u8>>()
-        })
-        .collect();
-    Batch {
-        index: number,
-        samples: (0..BATCH)
-            .map(|i: usize| Views {
-                groups: groups
-                    .iter()
-                    .map(|all| all[i * all.len() / BATCH..][..all.len() / BATCH].to_vec())
-                    .collect(),
-            })
-            .collect(),
-        labels: vec![None; BATCH],
-        sample_ids: (0..BATCH as u64).collect(),
+    let mut samples: Vec<Views> = (0..BATCH).map(|_| Views { groups: Vec::new() }).collect();
+    for (i, group) in plan.multicrop().groups().into_iter().enumerate() {
+        let plane = (group.size_px * group.size_px) as usize;
+        let n_values = group.n_views * 3 * plane;
+        let noise = uniform(&format!("{name}.{number}.{i}.noise"), BATCH * n_values);
+        for (image, noise) in noise.chunks(n_values).enumerate() {
+            let mut pixels = Vec::with_capacity(n_values);
+            for (position, noise) in noise.iter().enumerate() {
+                let color = colors[3 * image + position / plane % 3];
+                pixels.push((color * 160.0 + noise * 95.0) as u8);
+            }
+            samples[image].groups.push(pixels);
+        }
     }
+    Batch { index: number, samples, labels: vec![None; BATCH], sample_ids: (0..BATCH as u64).collect() }
 }
 
-/// Returns `values` with the golden biases of keys: softmax does not depend on these, so their
-/// gradient is nothing but rounding, which AdamW turns into steps of full size.
-fn without_key_biases(values: &Tensor<1>, golden: Tensor<1>, shard: &UnitShard) -> Tensor<1> {
+/// Returns `values` with the golden biases of keys. Softmax does not depend on these, so their
+/// gradients are rounding errors, which AdamW scales to steps of full size.
+fn with_golden_key_biases(values: &Tensor<1>, golden: Tensor<1>, shard: &UnitShard) -> Tensor<1> {
     let Some(qkv) = shard.layout.position("attn.qkv.bias") else { return values.clone() };
     let bias = shard.layout.params[qkv].range();
     let keys = bias.start + bias.len() / 3..bias.end - bias.len() / 3;
     values.clone().slice_assign(keys.clone(), golden.slice(keys))
 }
 
+/// Checks the losses and rates of all steps of a run, and its weights at the end.
 fn check(run: &Run, overrides: &[&str]) {
     let golden = Golden::open_in("official", run.file);
     let overrides: Vec<String> = overrides.iter().map(ToString::to_string).collect();
@@ -88,17 +72,18 @@ fn check(run: &Run, overrides: &[&str]) {
             run.file,
             scheduled_values.lr
         );
-        let ours =
-            trainer.step(&batches[(step % N_BATCHES) as usize], &scheduled_values).unwrap().loss as f32;
-        assert!((ours - loss).abs() <= run.loss * loss.abs(), "{} step {step}: {ours} {loss}", run.file);
+        let batch = &batches[(step % N_BATCHES) as usize];
+        let our_loss = trainer.step(batch, &scheduled_values).unwrap().loss as f32;
+        let is_near = (our_loss - loss).abs() <= run.loss * loss.abs();
+        assert!(is_near, "{} step {step}: {our_loss} {loss}", run.file);
     }
     for network in &trainer.state.networks {
         for shard in &network.shards {
             let golden_flat = golden.flat(network.name, shard);
-            let flat = to_host(without_key_biases(shard.weights.values(), golden_flat, shard));
+            let flat = to_host(with_golden_key_biases(shard.weights.values(), golden_flat, shard));
             for slot in &shard.layout.params {
                 let param = shard.layout.full_name(slot);
-                if !run.blind.contains(&param.as_str()) {
+                if !run.not_compared.contains(&param.as_str()) {
                     let key = format!("{}.{param}", network.name);
                     assert_near(&key, &flat[slot.range()], &golden.values(&key), run.weights);
                 }
@@ -112,8 +97,8 @@ fn check(run: &Run, overrides: &[&str]) {
     }
 }
 
-/// Checks a run as one micro-batch with whole graphs, and as four with recomputed graphs on two
-/// workers.
+/// Checks a run with one micro-batch whose graphs are kept, and with four whose graphs are
+/// recomputed, on two workers.
 fn check_both(run: &Run) {
     check(run, &[]);
     check(run, &["optim.micro_batches=4", "run.workers=2", "run.keep=0"]);
@@ -136,7 +121,7 @@ fn lejepa_is_the_official_run() {
     check_both(&lejepa("lejepa_global", "global", &views(32, 16, 2)));
 }
 
-/// The teacher has smaller patches, so that maps are resampled.
+/// The teacher has smaller patches, so that feature maps are resampled.
 #[test]
 fn distillation_is_the_run_in_pytorch() {
     check_both(&distillation("distillation_squared", "squared"));
@@ -172,22 +157,21 @@ fn dino_with_dinov2s_losses_is_the_official_run() {
     check_both(&run);
 }
 
-/// Masks, one head for views and patches, centers, layer-wise rates and frozen rates of last
-/// layers.
+/// Masks, one head for views and patches, centers, layer-wise rates and frozen last layers.
 #[test]
 fn dinov2_is_the_official_run() {
     check_both(&dinov2("dinov2_shared", 0.02, "pos_offset = 0.1\n[method]\nname = 'dinov2'\n"));
 }
 
-/// Registers, a gated MLP, heads apart, and Sinkhorn and Knopp over masked patches.
+/// Registers, a gated MLP, separate heads, and Sinkhorn-Knopp over masked patches.
 #[test]
-fn dinov2_with_heads_apart_is_the_official_run() {
+fn dinov2_with_separate_heads_is_the_official_run() {
     let more = "pos_antialias = true\nregisters = 2\nmlp = 'swiglu'\n[method]\nname = 'dinov2'\ncentering = 'sinkhorn'\n\
                 patch_head = { prototypes = 20, hidden = 10, bottleneck = 6 }\n";
     check_both(&dinov2("dinov2_apart", 0.005, more));
 }
 
-/// Exact masks, rotary positions, plain last layers, a weight of smaller views and Gram anchoring
+/// Exact masks, rotary positions, plain last layers, a weight of local views and Gram anchoring
 /// with ramps.
 #[test]
 fn dinov3_is_the_official_run() {

@@ -12,11 +12,15 @@ use crate::optim::state::UnitShard;
 use crate::optim::{AdamW, Adaptation, Clip, ClipRule, Optimizer, RateRule, Rule, Sgd};
 use crate::schedule::ScheduledValues;
 
-/// Checks the steps of `unit` from the parameters that begin with `prefix`, at rates and decays of
-/// `schedule`.
+/// Checks the steps of `unit` from the golden parameters that begin with `prefix`, with the
+/// learning rates and weight decays of `schedule`.
 fn check(golden: &Golden, prefix: &str, unit: &dyn Unit, rule: Rule, schedule: [(f64, f64); 3]) {
-    let larc = |adaptation: Adaptation| adaptation.rule == RateRule::Larc;
-    let decays_vectors = matches!(rule, Rule::Sgd(sgd) if sgd.adaptation.is_some_and(larc));
+    let adaptation = match rule {
+        Rule::Sgd(sgd) => sgd.adaptation,
+        Rule::AdamW(_) => None,
+    };
+    // LARC decays every parameter whose rate it adapts.
+    let decays_vectors = adaptation.is_some_and(|adaptation| adaptation.rule == RateRule::Larc);
     let optimizer = Optimizer { rule, clip_norm: 0.0, clip: ClipRule::PerTensor, decays_vectors };
     let device = Device::flex();
     let mut shards = [UnitShard::init(unit, 0, Topology::SINGLE_RANK, optimizer.moments(), &device)];
@@ -27,7 +31,7 @@ fn check(golden: &Golden, prefix: &str, unit: &dyn Unit, rule: Rule, schedule: [
         let norms = optimizer.norms(&shards, &grads, &[0], &scheduled_values).unwrap();
         let squares: Vec<f64> =
             norms.squares().iter().map(|square| FixedPoint::from_limbs(&square.limbs())).collect();
-        let norms = norms.agreed(&squares);
+        let norms = norms.with_squares(&squares);
         optimizer.step(&mut shards, grads, Clip::Norms(&norms), &scheduled_values, vec![Vec::new()]);
         golden.assert_params(&format!("{prefix}after_{step}"), &shards[0], shards[0].weights.values(), 1e-6);
     }
@@ -41,23 +45,23 @@ fn adamw_equals_pytorch() {
 }
 
 #[test]
-fn descent_equals_pytorch() {
+fn sgd_equals_pytorch() {
     let unit = Projection {
         name: "mlp".into(),
         widths: vec![12, 10, 6],
         normalizes: Normalizes::Nothing,
         has_biases: true,
     };
-    let by_layer = |rule| Some(Adaptation { trust: 0.02, rule });
+    let lars = Adaptation { trust: 0.02, rule: RateRule::Lars };
+    let larc = Adaptation { trust: 0.02, rule: RateRule::Larc };
     for (name, nesterov, adaptation) in [
         ("sgd", false, None),
         ("nesterov", true, None),
-        ("lars", false, by_layer(RateRule::Lars)),
-        ("larc", false, by_layer(RateRule::Larc)),
+        ("lars", false, Some(lars)),
+        ("larc", false, Some(larc)),
     ] {
         let rule = Rule::Sgd(Sgd { momentum: 0.9, nesterov, adaptation });
         let golden = Golden::open("descent");
-        // LARC decays every parameter that it has a rate for.
         let schedule = [(1e-1, 0.04), (3e-1, 0.1), (2e-1, 0.4)];
         check(&golden, &format!("{name}."), &unit, rule, schedule);
     }

@@ -1,20 +1,19 @@
-//! Recipes of the runs whose official or written-out counterparts are golden, with their
-//! tolerances.
+//! Recipes and tolerances of the runs that are compared with runs of official or written-out code.
 
 /// A run of an official program.
 pub(super) struct Run {
     pub(super) file: &'static str,
-    /// Name from which its views are made.
+    /// Name from which its views are generated.
     pub(super) views: &'static str,
     pub(super) recipe: String,
-    /// Largest difference of a loss, relative to it.
+    /// Tolerance of a loss, relative to the loss.
     pub(super) loss: f32,
-    /// Largest difference of a value of a parameter, relative to the largest.
+    /// Tolerance of the values of a parameter, relative to the largest.
     pub(super) weights: f32,
-    /// Parameters that the loss does not depend on, whose gradients are rounding that AdamW turns
-    /// into steps of full size: biases before a batch normalization, and running means that follow
-    /// them.
-    pub(super) blind: &'static [&'static str],
+    /// Parameters that are not compared since the loss does not depend on them: their gradients are
+    /// rounding errors, which AdamW scales to steps of full size. These are biases before a batch
+    /// normalization, and running means that follow them.
+    pub(super) not_compared: &'static [&'static str],
 }
 
 const VIT: &str = r#"
@@ -64,7 +63,7 @@ weight_decay = [0.01, 0.01]
 decay_vectors = true
 "#;
     let recipe = recipe(&[RESNET, &method, &views(64, 32, 2), optim]);
-    Run { file, views: file, recipe, loss: 5e-5, weights: 1e-4, blind: &[] }
+    Run { file, views: file, recipe, loss: 5e-5, weights: 1e-4, not_compared: &[] }
 }
 
 pub(super) fn simclr() -> Run {
@@ -83,7 +82,7 @@ weight_decay = [0.01, 0.01]
 decay_vectors = true
 "#;
     let recipe = recipe(&[RESNET, method, &views(64, 32, 0), optim]);
-    Run { file: "simclr", views: "simclr", recipe, loss: 5e-5, weights: 1e-4, blind: &[] }
+    Run { file: "simclr", views: "simclr", recipe, loss: 5e-5, weights: 1e-4, not_compared: &[] }
 }
 
 pub(super) fn lejepa(file: &'static str, center: &str, views: &str) -> Run {
@@ -104,7 +103,7 @@ weight_decay = [0.05, 0.05]
 decay_vectors = true
 clip_norm = 0.0
 "#;
-    let blind = &[
+    let not_compared = &[
         "norm.bias",
         "head.projection.linear0.bias",
         "head.projection.linear1.bias",
@@ -112,7 +111,7 @@ clip_norm = 0.0
         "head.projection.norm1.running_mean",
     ];
     let recipe = recipe(&[VIT, &method, views, optim]);
-    Run { file, views: file, recipe, loss: 4e-5, weights: 5e-5, blind }
+    Run { file, views: file, recipe, loss: 4e-5, weights: 5e-5, not_compared }
 }
 
 /// Three views of one size.
@@ -148,7 +147,7 @@ weight_decay = [0.04, 0.4]
 clip_norm = 0.3
 "#;
     let recipe = recipe(&[VIT, &method, &views(32, 16, 3), optim]);
-    Run { file, views: views_name, recipe, loss: 1e-5, weights: 5e-5, blind: &[] }
+    Run { file, views: views_name, recipe, loss: 1e-5, weights: 5e-5, not_compared: &[] }
 }
 
 pub(super) const DINO: &str = "teacher_temp = [0.05, 0.05]\nfreeze_last_layer = { steps = 4 }\n";
@@ -170,7 +169,7 @@ weight_decay = [0.01, 0.05]
 clip_norm = 0.3
 "#;
     let recipe = recipe(&[RESNET, &method, &views(64, 32, 2), optim]);
-    Run { file: "dino_resnet", views: "dino_resnet_c", recipe, loss: 5e-5, weights: 1e-4, blind: &[] }
+    Run { file: "dino_resnet", views: "dino_resnet_c", recipe, loss: 5e-5, weights: 1e-4, not_compared: &[] }
 }
 
 const MOCO_OPTIM: &str = "[optim]\nbatch_size = 16\nlength = { steps = 12 }\nlr_scaling = 'fixed'\nmin_lr = 0.0\n\
@@ -181,9 +180,9 @@ pub(super) fn moco_vit() -> Run {
                   projector_hidden = [12, 12]\npredictor_hidden = [12]\noutput = 8\nmomentum = [0.9, 1.0]\n\
                   [views]\npreset = 'moco_v3'\nsize_px = 32\n";
     let optim = "lr = 0.02\nweight_decay = [0.1, 0.1]\ndecay_vectors = true\n";
-    let blind = &["norm.bias", "projector.mlp.norm0.running_mean"];
+    let not_compared = &["norm.bias", "projector.mlp.norm0.running_mean"];
     let recipe = recipe(&[VIT, method, MOCO_OPTIM, optim]);
-    Run { file: "moco_vit", views: "moco_vit", recipe, loss: 5e-5, weights: 1e-4, blind }
+    Run { file: "moco_vit", views: "moco_vit", recipe, loss: 5e-5, weights: 1e-4, not_compared }
 }
 
 pub(super) fn moco_resnet() -> Run {
@@ -192,7 +191,7 @@ pub(super) fn moco_resnet() -> Run {
                   [views]\npreset = 'moco_v3'\nsize_px = 64\n";
     let optim = "algorithm = 'lars'\nlr = 0.02\nweight_decay = [0.01, 0.01]\n";
     let recipe = recipe(&[RESNET, method, MOCO_OPTIM, optim]);
-    Run { file: "moco_resnet", views: "moco_resnet_e", recipe, loss: 5e-5, weights: 1e-4, blind: &[] }
+    Run { file: "moco_resnet", views: "moco_resnet_e", recipe, loss: 5e-5, weights: 1e-4, not_compared: &[] }
 }
 
 pub(super) fn distillation(file: &'static str, distance: &str) -> Run {
@@ -215,7 +214,7 @@ decay_vectors = true
 clip_norm = 0.0
 "#;
     let recipe = recipe(&[VIT, &method, &views(32, 16, 0), optim]);
-    Run { file, views: "distillation", recipe, loss: 2e-5, weights: 5e-5, blind: &[] }
+    Run { file, views: "distillation", recipe, loss: 2e-5, weights: 5e-5, not_compared: &[] }
 }
 
 pub(super) fn dinov2(file: &'static str, lr: f64, more: &str) -> Run {
@@ -230,7 +229,16 @@ pub(super) fn dinov2(file: &'static str, lr: f64, more: &str) -> Run {
          patch_rate = 0.2\n"
     );
     let recipe = recipe(&[VIT, &method, &views(32, 16, 2), &optim]);
-    Run { file, views: file, recipe, loss: 1e-5, weights: 1e-4, blind: &[] }
+    Run { file, views: file, recipe, loss: 1e-5, weights: 1e-4, not_compared: &[] }
+}
+
+/// Returns the section of two crops of `size_px`.
+fn two_crops(size_px: u32, more: &str) -> String {
+    format!(
+        "[[views.crops]]\ncount = 2\nsize_px = {size_px}\nscale = [0.3, 1.0]\nflip_p = 0.5\n\
+         jitter = {{ brightness = 0.4, contrast = 0.4, saturation = 0.2, hue = 0.1, p = 0.8 }}\ngray_p = 0.2\n\
+         blur_p = 0.5\nblur_sigma = [0.1, 2.0]\nsolarize_p = 0.2\n{more}"
+    )
 }
 
 pub(super) fn dinov3() -> Run {
@@ -239,18 +247,13 @@ pub(super) fn dinov3() -> Run {
                   patch_head = { prototypes = 20, hidden = 10, bottleneck = 6 }\nfreeze_last_layer = { steps = 2 }\n\
                   teacher_temp = [0.04, 0.07]\nteacher_temp_warmup = { steps = 4 }\nteacher_decay = [0.9, 1.0]\n\
                   local_weight = 0.5\ngram = { weight = 2.0, from = { steps = 0 }, every = { steps = 4 }, max_updates = 2, ramp = { steps = 4 } }\n";
-    let crop = |size_px: u32, like: &str| {
-        format!(
-            "[[views.crops]]\ncount = 2\nsize_px = {size_px}\nscale = [0.3, 1.0]\nflip_p = 0.5\n\
-             jitter = {{ brightness = 0.4, contrast = 0.4, saturation = 0.2, hue = 0.1, p = 0.8 }}\ngray_p = 0.2\n\
-             blur_p = 0.5\nblur_sigma = [0.1, 2.0]\nsolarize_p = 0.2\n{like}"
-        )
-    };
-    let views =
-        format!("[views]\npreset = 'custom'\n{}{}{}", crop(32, ""), crop(16, ""), crop(64, "like = 0\n"));
+    let global_crops = two_crops(32, "");
+    let local_crops = two_crops(16, "");
+    let gram_crops = two_crops(64, "like = 0\n");
+    let views = format!("[views]\npreset = 'custom'\n{global_crops}{local_crops}{gram_crops}");
     let optim = "[optim]\nbatch_size = 16\nlength = { steps = 12 }\nlr = 0.005\nlr_scaling = 'fixed'\nmin_lr = 1e-5\n\
                  warmup = { steps = 4 }\nweight_decay = [0.04, 0.4]\nclip = 'per_module'\nclip_norm = 0.3\n\
                  layer_decay = 0.9\npatch_rate = 0.2\n";
     let recipe = recipe(&[VIT, method, &views, optim]);
-    Run { file: "dinov3", views: "dinov3", recipe, loss: 1e-5, weights: 1e-4, blind: &[] }
+    Run { file: "dinov3", views: "dinov3", recipe, loss: 1e-5, weights: 1e-4, not_compared: &[] }
 }

@@ -13,7 +13,7 @@ use super::network::{Backbone, NetworkSpec, UpdateRule};
 /// is a mistake in the method, not in a recipe.
 ///
 /// # Errors
-/// A message that says what is wrong.
+/// A message with the reason.
 pub(crate) fn check(method: &dyn Method, model: &ModelConfig) -> Result<(), String> {
     let networks = method.networks();
     check_networks(&networks)?;
@@ -26,7 +26,7 @@ pub(crate) fn check(method: &dyn Method, model: &ModelConfig) -> Result<(), Stri
 /// has no setting for masks if none does.
 ///
 /// # Errors
-/// A message with the key and what is wrong with it.
+/// A message with the key and the reason.
 pub(crate) fn check_masks_fit(networks: &[NetworkSpec], model: &ModelConfig) -> Result<(), String> {
     let masked: Vec<&NetworkSpec> = networks.iter().filter(|network| network.takes_masks).collect();
     if masked.iter().any(|network| network.model(model).masked_units(Readout::Pooled).is_none()) {
@@ -316,8 +316,8 @@ mod tests {
         assert_refused(check_evaluated(&networks, "f"), "is frozen");
         let backbone =
             Backbone::Custom(Box::new(ModelConfig::examples().remove(0)), Normalization::default());
-        let own = NetworkSpec { backbone, ..trained() };
-        assert_refused(check_evaluated(&[own], "a"), "not the recipe's");
+        let network = NetworkSpec { backbone, ..trained() };
+        assert_refused(check_evaluated(&[network], "a"), "not the recipe's");
     }
 
     #[test]

@@ -272,7 +272,7 @@ pub(crate) trait MethodRecipe {
     /// Builds the method.
     ///
     /// # Errors
-    /// A message with the key and what is wrong with it; views are checked as well.
+    /// A message with the key and the reason; views are checked as well.
     fn build(&self, cx: &MethodContext) -> Result<Box<dyn Method>, String>;
 
     /// Returns the frozen networks that the recipe names.

@@ -26,7 +26,7 @@ macro_rules! methods {
             /// Builds the method.
             ///
             /// # Errors
-            /// A message with the key and what is wrong with it.
+            /// A message with the key and the reason.
             pub fn build(&self, cx: &MethodContext) -> Result<Box<dyn Method>, String> {
                 match self {
                     $($(#[cfg($cfg)])? Self::$name(config) => config.build(cx),)*

@@ -1,10 +1,10 @@
-//! A method for tests of features that no other method uses yet: an average and copies of it from
-//! some step on, heads that read patches and other heads, and the trained network's own scores
-//! before the loss.
+//! A method for tests of features that no other method uses yet: a moving average that is copied
+//! from some step on, heads that read patches or the output of another head, and scores of the
+//! trained network before the loss.
 //!
 //! ```text
 //! s = scores(x)  g = guess(s)                pooled, [B, V, K]      p = cells(patches)       [B, V·N, K]
-//! t = mean_v s_average(x) - mean_batch(s)    targets, centered by the trained network's scores and what was seen before
+//! t = mean_v s_average(x) - mean_batch(s)    targets, centered by the scores of this and earlier batches
 //! loss = mean (g - t + seen)² + mean (p - p_past)²
 //! ```
 
@@ -59,32 +59,38 @@ struct ToyLoss {
     mean: Tensor<1>,
 }
 
+impl Toy {
+    fn head(&self, name: &'static str, reads: Reads, input: usize) -> Head {
+        let mlp = Mlp { name: format!("{name}.mlp"), input, hidden: 7, output: self.k, init_std: 0.5 };
+        Head::new(name, reads, vec![Box::new(mlp)])
+    }
+
+    fn scores_head(&self) -> Head {
+        self.head("scores", Reads::Pooled, self.width)
+    }
+
+    fn cells_head(&self) -> Head {
+        self.head("cells", Reads::Patches, self.width)
+    }
+}
+
 impl Method for Toy {
     fn views(&self) -> &MultiCrop {
         &self.views
     }
 
     fn networks(&self) -> Vec<NetworkSpec> {
-        let head = |name: &'static str, reads, input| {
-            let mlp = Mlp { name: format!("{name}.mlp"), input, hidden: 7, output: self.k, init_std: 0.5 };
-            Head::new(name, reads, vec![Box::new(mlp)])
-        };
-        let scores = || head("scores", Reads::Pooled, self.width);
-        let cells = || head("cells", Reads::Patches, self.width);
+        let average_heads = vec![self.scores_head(), self.cells_head()];
+        let past_heads = vec![self.cells_head()];
+        let guess_head = self.head("guess", Reads::Head("scores"), self.k);
+        let learner_heads = vec![self.scores_head(), guess_head, self.cells_head()];
         let average = UpdateRule::Average { source: "learner", decay: self.decay, updates_before_step: true };
         let past =
             UpdateRule::Copy { source: "average", every_steps: 2, from_step: 2, max_updates: u64::MAX };
         vec![
-            NetworkSpec {
-                update_rule: average,
-                ..NetworkSpec::trained("average", vec![scores(), cells()], 2)
-            },
-            NetworkSpec { update_rule: past, ..NetworkSpec::trained("past", vec![cells()], 1) },
-            NetworkSpec::trained(
-                "learner",
-                vec![scores(), head("guess", Reads::Head("scores"), self.k), cells()],
-                2,
-            ),
+            NetworkSpec { update_rule: average, ..NetworkSpec::trained("average", average_heads, 2) },
+            NetworkSpec { update_rule: past, ..NetworkSpec::trained("past", past_heads, 1) },
+            NetworkSpec::trained("learner", learner_heads, 2),
         ]
     }
 
@@ -102,29 +108,23 @@ impl Method for Toy {
         _: u64,
         peers: Peers<'_>,
     ) -> Result<Box<dyn BatchLoss>, EngineError> {
-        let own: Vec<Tensor<1>> = batch
-            .trained
-            .iter()
-            .map(|outputs| {
-                let scores = outputs.heads.on_views("scores", 0);
-                let [b, v, k] = scores.dims();
-                let sum = scores.reshape([b * v, k]).sum_dim(0).reshape([k]);
-                sum / (b * v) as f64
-            })
-            .collect();
-        let mean = peers.sum("scores", &own)? / peers.n_micro_batches() as f64;
+        let mut micro_batch_means = Vec::with_capacity(batch.trained.len());
+        for outputs in batch.trained {
+            let scores = outputs.heads.on_views("scores", 0);
+            let [b, v, k] = scores.dims();
+            let sum = scores.reshape([b * v, k]).sum_dim(0).reshape([k]);
+            micro_batch_means.push(sum / (b * v) as f64);
+        }
+        let mean = peers.sum("scores", &micro_batch_means)? / peers.n_micro_batches() as f64;
         let seen = Tensor::<1>::from_data(TensorData::new(self.seen.clone(), [self.k]), &mean.device());
         let shift: Tensor<3> = (mean.clone() + seen).unsqueeze();
-        let target = |outputs: &Outputs| outputs.heads.on_views("scores", 1).mean_dim(1) - shift.clone();
-        Ok(Box::new(ToyLoss {
-            targets: batch.network_outputs("average").iter().map(target).collect(),
-            past: batch
-                .network_outputs("past")
-                .iter()
-                .map(|outputs| outputs.heads.on_views("cells", 0))
-                .collect(),
-            mean,
-        }))
+        let mut targets = Vec::new();
+        for outputs in batch.network_outputs("average") {
+            targets.push(outputs.heads.on_views("scores", 1).mean_dim(1) - shift.clone());
+        }
+        let past = batch.network_outputs("past").iter();
+        let past = past.map(|outputs| outputs.heads.on_views("cells", 0)).collect();
+        Ok(Box::new(ToyLoss { targets, past, mean }))
     }
 
     fn collectives(&self) -> Vec<Collective> {
@@ -159,10 +159,10 @@ impl BatchLoss for ToyLoss {
         let guesses = student.heads.on_all_views("guess").into_iter();
         let terms = guesses.map(|guess| (guess - targets.clone().autodiff()).powi_scalar(2).mean());
         // Every method has a group of views.
-        let guessing = terms.reduce(|a, b| a + b).expect("a group of views");
-        let cells = (student.heads.on_views("cells", 0) - past.clone().autodiff()).powi_scalar(2).mean();
-        let gauges = vec![("train/cells", cells.clone().inner())];
-        MicroBatchLoss { loss: guessing + cells, gauges }
+        let guess_loss = terms.reduce(|a, b| a + b).expect("a group of views");
+        let cells_loss = (student.heads.on_views("cells", 0) - past.clone().autodiff()).powi_scalar(2).mean();
+        let gauges = vec![("train/cells", cells_loss.clone().inner())];
+        MicroBatchLoss { loss: guess_loss + cells_loss, gauges }
     }
 
     fn observed(&self) -> Vec<(&'static str, Tensor<1>)> {

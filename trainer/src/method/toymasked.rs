@@ -70,6 +70,18 @@ struct ToyLoss {
     targets: Vec<Outputs>,
 }
 
+impl Toy {
+    fn head(&self, name: &'static str, reads: Reads, input: usize) -> Head {
+        let mlp = Mlp { name: format!("{name}.mlp"), input, hidden: 7, output: self.k, init_std: 0.5 };
+        Head::new(name, reads, vec![Box::new(mlp)])
+    }
+
+    /// Returns the heads of both networks.
+    fn shared_heads(&self) -> Vec<Head> {
+        vec![self.head("scores", Reads::Pooled, self.width), self.head("cells", Reads::Masked, self.width)]
+    }
+}
+
 impl Method for Toy {
     fn views(&self) -> &MultiCrop {
         &self.views
@@ -80,26 +92,18 @@ impl Method for Toy {
     }
 
     fn networks(&self) -> Vec<NetworkSpec> {
-        let head = |name: &'static str, reads, input| {
-            let mlp = Mlp { name: format!("{name}.mlp"), input, hidden: 7, output: self.k, init_std: 0.5 };
-            Head::new(name, reads, vec![Box::new(mlp)])
-        };
-        let both =
-            || vec![head("scores", Reads::Pooled, self.width), head("cells", Reads::Masked, self.width)];
-        let guess = head("guess", Reads::Head("cells"), self.k);
+        let mut learner_heads = self.shared_heads();
+        learner_heads.push(self.head("guess", Reads::Head("cells"), self.k));
         let update_rule =
             UpdateRule::Average { source: "learner", decay: self.decay, updates_before_step: false };
-        let masked = |name, heads, n_sizes| NetworkSpec {
-            takes_masks: true,
-            ..NetworkSpec::trained(name, heads, n_sizes)
-        };
         let sees = vec![SeenViews { size: 0, masked: true }, SeenViews { size: 1, masked: false }];
         vec![
-            NetworkSpec { update_rule, ..masked("average", both(), 1) },
             NetworkSpec {
-                sees,
-                ..masked("learner", [both(), vec![guess]].into_iter().flatten().collect(), 2)
+                update_rule,
+                takes_masks: true,
+                ..NetworkSpec::trained("average", self.shared_heads(), 1)
             },
+            NetworkSpec { sees, takes_masks: true, ..NetworkSpec::trained("learner", learner_heads, 2) },
         ]
     }
 
@@ -123,19 +127,26 @@ impl BatchLoss for ToyLoss {
         let rows = learner.heads.masked(0);
         assert_eq!(rows, target.heads.masked(0), "both networks have the same masks");
         let on_masked = learner.heads.on_masked("guess", 0).zip(target.heads.on_masked("cells", 0));
-        let hidden = on_masked.map(|(given, wanted)| {
-            let [r, _, k] = given.dims();
-            let off = (given - wanted.autodiff()).powi_scalar(2).reshape([r, k]).mean_dim(1);
+        let masked_loss = on_masked.map(|(guesses, targets)| {
+            let [r, _, k] = guesses.dims();
+            let errors = (guesses - targets.autodiff()).powi_scalar(2).reshape([r, k]).mean_dim(1);
             let weights =
-                Tensor::<1>::from_floats(&rows.weights()[..], &off.device().inner()).reshape([r, 1]);
-            (off * weights.autodiff()).sum() / rows.cells.len() as f64
+                Tensor::<1>::from_floats(&rows.weights()[..], &errors.device().inner()).reshape([r, 1]);
+            (errors * weights.autodiff()).sum() / rows.cells.len() as f64
         });
-        let pooled = |outputs: &Outputs| outputs.heads.on_views("scores", 0);
-        let seen = (pooled(learner) - pooled(target).autodiff()).powi_scalar(2).mean();
+        let scores = learner.heads.on_views("scores", 0);
+        let target_scores = target.heads.on_views("scores", 0).autodiff();
+        let view_loss = (scores - target_scores).powi_scalar(2).mean();
         // The smaller views have no target but must have a gradient.
-        let small = learner.heads.on_views("scores", 1).powi_scalar(2).mean();
-        let gauge = hidden.clone().map_or_else(|| small.clone().inner().zeros_like(), Tensor::inner);
-        let loss = hidden.into_iter().fold(seen + small, |loss, hidden| loss + hidden);
+        let small_view_loss = learner.heads.on_views("scores", 1).powi_scalar(2).mean();
+        let gauge = match &masked_loss {
+            Some(masked_loss) => masked_loss.clone().inner(),
+            None => small_view_loss.clone().inner().zeros_like(),
+        };
+        let mut loss = view_loss + small_view_loss;
+        if let Some(masked_loss) = masked_loss {
+            loss = loss + masked_loss;
+        }
         MicroBatchLoss { loss, gauges: vec![("train/hidden", gauge)] }
     }
 }

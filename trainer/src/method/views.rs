@@ -143,7 +143,7 @@ impl ViewsConfig {
     /// Returns the views of a batch, with the first choice of sizes if there are several.
     ///
     /// # Errors
-    /// A message with the key and what is wrong with it.
+    /// A message with the key and the reason.
     pub fn multicrop(&self) -> Result<MultiCrop, String> {
         self.view_mix().map(|mix| mix.first().clone())
     }
@@ -173,7 +173,7 @@ impl ViewsConfig {
     /// Returns the views of every batch.
     ///
     /// # Errors
-    /// A message with the key and what is wrong with it.
+    /// A message with the key and the reason.
     pub fn view_mix(&self) -> Result<ViewMix, String> {
         let choices = match self {
             Self::Dino(PresetSizes { mix, .. })

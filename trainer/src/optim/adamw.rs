@@ -1,8 +1,8 @@
 //! AdamW (Loshchilov and Hutter 2019).
 //!
 //! ```text
-//! θ ← θ · (1 - η·λ)                                  η the rate of the parameter, λ = 0 where it is not decayed
-//! m ← β₁ m + (1 - β₁) g      v ← β₂ v + (1 - β₂) g²   g after clipping
+//! θ ← θ · (1 - η·λ)                               η the learning rate, λ = 0 without weight decay
+//! m ← β₁ m + (1 - β₁) g    v ← β₂ v + (1 - β₂) g²  g after clipping
 //! θ ← θ - η / (1 - β₁ᵗ) · m / (√v / √(1 - β₂ᵗ) + ε)
 //! ```
 
@@ -44,8 +44,8 @@ impl AdamW {
     /// Names of the moments in checkpoints.
     pub const MOMENTS: [&'static str; 2] = ["exp_avg", "exp_avg_sq"];
 
-    /// Returns the constants of update `t` at the rate `lr`, with a decay of `weight_decay` and
-    /// gradients times `clip`.
+    /// Returns the constants of update `t` at the learning rate `lr`, with `weight_decay`, for
+    /// gradients that are multiplied by `clip`.
     pub(super) fn constants(&self, t: u64, lr: f64, weight_decay: f64, clip: f32) -> Constants {
         let [beta1, beta2] = self.betas;
         let t = t as i32;
@@ -70,8 +70,9 @@ pub(super) fn on_slices(shard: &mut UnitShard, grad: &Tensor<1>, update: Update)
             on_host(&mut m.values, |m| {
                 on_host(&mut v.values, |v| {
                     for (range, constants) in update {
-                        let [weights, m, v] =
-                            [&mut *weights, &mut *m, &mut *v].map(|values| &mut values[range.clone()]);
+                        let weights = &mut weights[range.clone()];
+                        let m = &mut m[range.clone()];
+                        let v = &mut v[range.clone()];
                         adam(constants, weights, m, v, &grad[range]);
                     }
                 });
@@ -86,16 +87,19 @@ pub(super) fn on_tensors(shard: &mut UnitShard, grad: Tensor<1>, update: &Update
     let [m, v] = shard.moments.as_mut_slice() else { return };
     // A unit with parameters has a segment; all have the same decay rates.
     let Some(&(_, Constants { beta1, beta2, .. })) = update.first() else { return };
-    let each =
-        |factor: fn(&Constants) -> f32| update.iter().map(move |(range, c)| (range.clone(), factor(c)));
-    let grad = scaled(grad, each(|constants| constants.clip));
+    let grad = scaled(grad, by_range(update, |constants| constants.clip));
     m.values = m.values.clone() * beta1 + grad.clone() * (1.0 - beta1);
     v.values = v.values.clone() * beta2 + grad.clone() * grad * (1.0 - beta2);
-    let root = scaled(v.values.clone().sqrt(), each(|constants| constants.root));
+    let root = scaled(v.values.clone().sqrt(), by_range(update, |constants| constants.root));
     let direction = m.values.clone() / (root + EPSILON);
-    let step = scaled(direction, each(|constants| constants.rate));
-    let shrunk = scaled(shard.weights.values().clone(), each(|constants| constants.shrink));
+    let step = scaled(direction, by_range(update, |constants| constants.rate));
+    let shrunk = scaled(shard.weights.values().clone(), by_range(update, |constants| constants.shrink));
     shard.weights = (shrunk - step).into();
+}
+
+/// Returns the ranges of `update`, each with one of its constants.
+fn by_range(update: &Update, constant: fn(&Constants) -> f32) -> impl Iterator<Item = (Range<usize>, f32)> {
+    update.iter().map(move |(range, constants)| (range.clone(), constant(constants)))
 }
 
 #[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl", "x86_64+avx2"))]

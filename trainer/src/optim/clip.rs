@@ -1,4 +1,4 @@
-//! Clip norms: the length of gradients, by group.
+//! Clip norms: norms of gradients, by group.
 //!
 //! ```text
 //! n_G = √ Σ_{g in G} g²        clipped: g · min(1, c / (n_G + ε))      ε = 1e-6, as in DINO
@@ -10,7 +10,7 @@ use std::ops::Range;
 use burn_tensor::Tensor;
 use kernels::device::host::{is_host, with_slice};
 use multiversion::multiversion;
-use networks::layout::{ALIGNMENT, ParamSlot, UnitLayout};
+use networks::layout::ALIGNMENT;
 use ranks::fixed::FixedPoint;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -61,21 +61,17 @@ struct PartialSums {
 }
 
 impl QueuedNorms {
-    /// Queues the computation of this rank's share of the norms of `grads`, or of tensors laid out
-    /// like them; `modules` has each unit's module.
+    /// Queues the computation of this rank's share of the norms of `grads`, or of tensors of the
+    /// same layout; `modules` has the number of each unit's module.
     pub(super) fn queue(
         rule: ClipRule,
         shards: &[UnitShard],
         grads: &[Tensor<1>],
         modules: &[usize],
     ) -> Self {
-        let groups: Vec<Vec<usize>> = match rule {
-            ClipRule::PerTensor => groups_of_tensors(shards),
-            ClipRule::PerModule => shards
-                .iter()
-                .zip(modules)
-                .map(|(shard, module)| vec![*module; shard.layout.params.len()])
-                .collect(),
+        let groups = match rule {
+            ClipRule::PerTensor => groups_by_tensor(shards),
+            ClipRule::PerModule => groups_by_module(shards, modules),
         };
         let n = groups.iter().flatten().max().map_or(0, |last| last + 1);
         let mut squares = vec![FixedPoint::default(); n];
@@ -87,7 +83,7 @@ impl QueuedNorms {
         Self { squares, groups, parts }
     }
 
-    /// Returns the sums to read for [`QueuedNorms::read`], if any are on a device.
+    /// Returns the sums whose values [`QueuedNorms::read`] needs, if any are on a device.
     pub(super) fn tensor(&self) -> Option<Tensor<1>> {
         Some(self.parts.as_ref()?.sums.clone())
     }
@@ -104,7 +100,7 @@ impl QueuedNorms {
         ClipNorms { squares, groups }
     }
 
-    /// Has the device of the sums compute the clip factors, and whether they and `losses`, `[1]`
+    /// Lets the device of the sums compute the clip factors, and whether they and `losses`, `[1]`
     /// each, are finite; `None` where it has no kernel for that.
     #[cfg(feature = "cuda")]
     pub(super) fn decide(&self, losses: Vec<Tensor<1>>, clip_norm: f64) -> Option<Decision> {
@@ -120,7 +116,7 @@ impl QueuedNorms {
     }
 }
 
-/// Clip factors on the device, which leaves out an update by itself where they are not finite.
+/// Clip factors on the device, which skips the update where they are not finite.
 #[derive(Debug, Clone)]
 pub struct Decision {
     #[cfg(feature = "cuda")]
@@ -131,7 +127,7 @@ pub struct Decision {
 }
 
 impl Decision {
-    /// Returns what says whether the update was made, to be read for [`Decision::is_finite`].
+    /// Returns the tensor whose values tell [`Decision::is_finite`] whether the update was made.
     pub(crate) fn tensor(&self) -> Option<Tensor<1>> {
         #[cfg(feature = "cuda")]
         return Some(self.factors.values());
@@ -147,28 +143,36 @@ impl Decision {
 
 impl ClipNorms<FixedPoint> {
     /// Returns the norms over all ranks, whose squares are `squares`.
-    pub(super) fn agreed(self, squares: &[f64]) -> ClipNorms {
+    pub(super) fn with_squares(self, squares: &[f64]) -> ClipNorms {
         ClipNorms { squares: squares.to_vec(), groups: self.groups }
     }
 }
 
 /// Returns a group for each parameter; rows of one parameter in several parts of a divided unit are
 /// in one group.
-fn groups_of_tensors(shards: &[UnitShard]) -> Vec<Vec<usize>> {
+fn groups_by_tensor(shards: &[UnitShard]) -> Vec<Vec<usize>> {
     let mut n_groups = 0;
-    let mut new_group = || {
-        n_groups += 1;
-        n_groups - 1
-    };
-    let mut of_slices: HashMap<String, usize> = HashMap::new();
-    let mut group = |layout: &UnitLayout, slot: &ParamSlot| match slot.spec.slice {
-        Some(_) => *of_slices.entry(layout.full_name(slot)).or_insert_with(&mut new_group),
-        None => new_group(),
-    };
-    shards
-        .iter()
-        .map(|shard| shard.layout.params.iter().map(|slot| group(&shard.layout, slot)).collect())
-        .collect()
+    let mut groups_of_slices: HashMap<String, usize> = HashMap::new();
+    let mut groups = Vec::with_capacity(shards.len());
+    for shard in shards {
+        let mut unit_groups = Vec::with_capacity(shard.layout.params.len());
+        for slot in &shard.layout.params {
+            let group = match slot.spec.slice {
+                Some(_) => *groups_of_slices.entry(shard.layout.full_name(slot)).or_insert(n_groups),
+                None => n_groups,
+            };
+            n_groups = n_groups.max(group + 1);
+            unit_groups.push(group);
+        }
+        groups.push(unit_groups);
+    }
+    groups
+}
+
+/// Returns for each parameter the number of its unit's module.
+fn groups_by_module(shards: &[UnitShard], modules: &[usize]) -> Vec<Vec<usize>> {
+    let units = shards.iter().zip(modules);
+    units.map(|(shard, module)| vec![*module; shard.layout.params.len()]).collect()
 }
 
 /// Adds the squares of `grads` to those of their groups.
@@ -188,10 +192,13 @@ fn partial_sums(shards: &[UnitShard], grads: &[Tensor<1>], groups: &[Vec<usize>]
     let mut ranges_by_unit = Vec::new();
     let mut group_of_range = Vec::new();
     for (shard, groups) in shards.iter().zip(groups) {
-        let of_param = shard.segments().map(|segment| (segment.start..segment.end, groups[segment.param]));
-        let (ranges, of_range): (Vec<_>, Vec<_>) = joined(of_param).into_iter().unzip();
+        let segments = shard.segments().map(|segment| (segment.start..segment.end, groups[segment.param]));
+        let mut ranges = Vec::new();
+        for (range, group) in joined(segments) {
+            ranges.push(range);
+            group_of_range.push(group);
+        }
         ranges_by_unit.push(ranges);
-        group_of_range.extend(of_range);
     }
     if group_of_range.is_empty() {
         return None;
@@ -201,8 +208,8 @@ fn partial_sums(shards: &[UnitShard], grads: &[Tensor<1>], groups: &[Vec<usize>]
     Some(PartialSums { sums, groups })
 }
 
-/// Returns sums of squares over parts of the ranges of each unit, on the device, and the number of
-/// the range that each is a part of.
+/// Returns sums of squares over parts of the ranges of each unit, on the device, and for each sum
+/// the number of its range.
 fn range_squares(grads: &[Tensor<1>], ranges: &[Vec<Range<usize>>]) -> (Tensor<1>, Vec<usize>) {
     #[cfg(feature = "cuda")]
     if let Some(kernels) = super::native::kernels(&grads[0]) {
@@ -212,20 +219,19 @@ fn range_squares(grads: &[Tensor<1>], ranges: &[Vec<Range<usize>>]) -> (Tensor<1
     if grads.iter().all(super::cube::is_cube) {
         return super::cube::squares(grads, ranges);
     }
-    let all =
-        grads.iter().zip(ranges).flat_map(|(grad, ranges)| ranges.iter().map(move |range| (grad, range)));
-    let sums: Vec<Tensor<1>> = all
-        .map(|(grad, range)| {
+    let mut sums = Vec::new();
+    for (grad, ranges) in grads.iter().zip(ranges) {
+        for range in ranges {
             let part = grad.clone().slice([range.clone()]);
-            (part.clone() * part).sum()
-        })
-        .collect();
+            sums.push((part.clone() * part).sum());
+        }
+    }
     let numbers = (0..sums.len()).collect();
     (Tensor::cat(sums, 0), numbers)
 }
 
-/// Cuts `start..end` at multiples of [`ALIGNMENT`], to which the ends of a shard are aligned:
-/// whatever the number of ranks, the same elements are summed together.
+/// Calls `f` with the parts of `start..end` between multiples of [`ALIGNMENT`], to which the ends
+/// of a shard are aligned: the same elements are summed together on any number of ranks.
 fn blocks(mut start: usize, end: usize, mut f: impl FnMut(Range<usize>)) {
     while start < end {
         let next = ((start / ALIGNMENT + 1) * ALIGNMENT).min(end);
@@ -240,7 +246,7 @@ impl ClipNorms {
         self.squares.iter().sum::<f64>().sqrt()
     }
 
-    /// Norm of a parameter's gradient, or of its group's.
+    /// Norm of the clip group of a parameter.
     pub(super) fn length(&self, unit: usize, param: usize) -> f64 {
         self.squares[self.groups[unit][param]].sqrt()
     }

@@ -1,8 +1,9 @@
-//! Update and norms on a device, in one pass over a shard each: [`super::adamw::on_tensors`]
-//! computes the same with two dozen of Burn's own operations, each a pass of its own.
+//! Update and norms on a device, each in one pass over a shard. [`super::adamw::on_tensors`]
+//! computes the same update with two dozen operations of Burn, one pass each.
 //!
 //! ```text
-//! θ, m, v, θ_F, g  [n] f32      ends[s] one past segment s; shrink[s], clip[s], rate[s] and root[s] its factors
+//! θ, m, v, θ_F, g  [n] f32      ends[s] one past segment s
+//!                               shrink[s], clip[s], rate[s], root[s]: factors of segment s
 //! m ← β₁ m + (1 - β₁) c g       v ← β₂ v + (1 - β₂) c² g²       c = clip[s]
 //! θ ← shrink[s] · θ - rate[s] · m / (root[s] · √v + ε)      θ_F ← d θ_F + (1 - d) θ
 //! ```
@@ -39,8 +40,10 @@ pub(super) fn update(
     mut update: Update,
     mut followers: Vec<Follower<'_>>,
 ) {
-    // AdamW::MOMENTS are two. A unit with parameters has a segment; all have the same decay rates.
-    let ([m, v], Some(&(_, constants))) = (shard.moments.as_slice(), update.first()) else { return };
+    // AdamW::MOMENTS are two.
+    let [m, v] = shard.moments.as_slice() else { return };
+    // A unit with parameters has a segment; all have the same decay rates.
+    let Some(&(_, constants)) = update.first() else { return };
     let Constants { beta1, beta2, .. } = constants;
     let n = shard.len();
     let device = grad.device();
@@ -62,9 +65,8 @@ pub(super) fn update(
     let client = before[0].client.clone();
     let after = [(); 4].map(|()| empty(&before[0], [n], DType::F32));
     let (count, dim) = one_unit_each(&client, n);
-    let args = |tensors: &[CubeTensor; 4]| tensors.clone().map(CubeTensor::into_buffer_arg);
-    let [theta, m, v, followed] = args(&before);
-    let [to_theta, to_m, to_v, to_followed] = args(&after);
+    let [theta, m, v, followed] = before.map(CubeTensor::into_buffer_arg);
+    let [to_theta, to_m, to_v, to_followed] = after.clone().map(CubeTensor::into_buffer_arg);
     adam_w::launch(
         &client,
         count,
@@ -88,15 +90,16 @@ pub(super) fn update(
     );
     let [weights, m, v, followed] = after.map(Tensor::from_primitive::<CubeBackend>);
     shard.weights = weights.into();
-    (shard.moments[0].values, shard.moments[1].values) = (m, v);
+    shard.moments[0].values = m;
+    shard.moments[1].values = v;
     if !followers.is_empty() {
         *followers.remove(0).weights = followed.into();
     }
     follow_all(followers, &shard.weights);
 }
 
-/// Returns sums of squares of blocks of the ranges of each unit, on the device, and the number of
-/// the range that each block is of.
+/// Returns sums of squares of blocks of the ranges of each unit, on the device, and for each block
+/// the number of its range.
 pub(super) fn squares(
     grads: &[Tensor<1>],
     ranges: &[Vec<std::ops::Range<usize>>],
@@ -106,23 +109,23 @@ pub(super) fn squares(
     let mut range_of_block = Vec::new();
     let mut number = 0;
     for ranges in ranges {
-        let mut of_unit = Vec::new();
+        let mut unit_bounds = Vec::new();
         for range in ranges {
             for start in range.clone().step_by(BLOCK) {
-                of_unit.extend([start as i32, (start + BLOCK).min(range.end) as i32]);
+                unit_bounds.extend([start as i32, (start + BLOCK).min(range.end) as i32]);
                 range_of_block.push(number);
             }
             number += 1;
         }
-        bounds.push(of_unit);
+        bounds.push(unit_bounds);
     }
     let device = grads[0].device();
     let sums = empty(&primitive(grads[0].clone()), [range_of_block.len()], DType::F32);
     let client = sums.client.clone();
     // One transfer for the bounds of all units, one buffer for their sums.
-    let all = bounds.concat();
-    let all = Tensor::<1, burn_tensor::Int>::from_data(TensorData::from(&all[..]), (&device, DType::I32));
-    let all = int_primitive(all);
+    let all_bounds = TensorData::from(&bounds.concat()[..]);
+    let all_bounds = Tensor::<1, burn_tensor::Int>::from_data(all_bounds, (&device, DType::I32));
+    let all_bounds = int_primitive(all_bounds);
     let mut first = 0;
     for (grad, bounds) in grads.iter().zip(&bounds) {
         let n_blocks = bounds.len() / 2;
@@ -134,7 +137,7 @@ pub(super) fn squares(
             cube_count(&client, n_blocks),
             CubeDim::new_1d(UNITS as u32),
             primitive(grad.clone()).into_buffer_arg(),
-            all.clone().into_buffer_arg(),
+            all_bounds.clone().into_buffer_arg(),
             sums.clone().into_buffer_arg(),
             first,
             n_blocks,
@@ -190,8 +193,8 @@ fn adam_w(
     }
 }
 
-/// Sums the squares of one of `n` blocks per cube, always in the same order. The unit's blocks
-/// begin with block `first` of all.
+/// Sums the squares of one of `n` blocks per cube, always in the same order. The first block of the
+/// unit is block number `first` of all.
 #[cube(launch)]
 fn sum_squares(grad: &[f32], bounds: &[i32], sums: &mut [f32], first: usize, n: usize) {
     if CUBE_POS >= n {

@@ -13,9 +13,9 @@ use super::weights::ShardWeights;
 pub struct Follower<'a> {
     /// Weights of the shard.
     pub weights: &'a mut ShardWeights,
-    /// Share of the old weights that stays.
+    /// Factor of the previous weights, d.
     pub decay: f64,
-    /// Whether an update that can rounds the weights to bf16 as well.
+    /// Whether the weights are also rounded to bf16, by an update that supports it.
     pub is_rounded: bool,
 }
 
@@ -28,15 +28,15 @@ pub(super) fn follow_all(followers: Vec<Follower<'_>>, leader: &ShardWeights) {
 
 /// Updates `follower` from the weights `leader`.
 pub(crate) fn follow(Follower { weights, decay, .. }: Follower<'_>, leader: &ShardWeights) {
-    let stays = decay as f32;
+    let factor = decay as f32;
     let rest = (1.0 - decay) as f32;
     match decay {
         1.0 => {}
         0.0 => *weights = leader.clone(),
         _ if is_host(leader.values()) => with_slice(leader.values(), |leader| {
-            on_host(weights.values_mut(), |weights| average(weights, leader, stays, rest));
+            on_host(weights.values_mut(), |weights| average(weights, leader, factor, rest));
         }),
-        _ => *weights = (weights.values().clone() * stays + leader.values().clone() * rest).into(),
+        _ => *weights = (weights.values().clone() * factor + leader.values().clone() * rest).into(),
     }
 }
 

@@ -1,5 +1,5 @@
-//! AdamW by the kernels for NVIDIA GPUs, which take all units of a network at once and have been
-//! checked beside the host's loop before they are used.
+//! AdamW by the kernels for NVIDIA GPUs, which update all units of a network at once. They are
+//! compared with the loop on the host before they are used.
 
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
@@ -38,8 +38,8 @@ pub(super) fn kernels(tensor: &Tensor<1>) -> Option<UpdateKernels> {
     Some(kernels)
 }
 
-/// Returns sums of squares of blocks of the ranges of each unit, on the device, and the number of
-/// the range that each block is of.
+/// Returns sums of squares of blocks of the ranges of each unit, on the device, and for each block
+/// the number of its range.
 pub(super) fn squares(
     kernels: &UpdateKernels,
     grads: &[Tensor<1>],
@@ -96,7 +96,7 @@ pub(super) fn step(
             });
             moving.push((shard, followers));
         }
-        // What a launch has read is given back before the next one takes memory.
+        // The inputs of a launch are freed before the next one allocates memory.
         let moved = kernels.adam_w(units, constants(rule), factors);
         for ((shard, mut followers), moved) in moving.into_iter().zip(moved) {
             shard.weights = ShardWeights::updated(moved.weights.values, moved.weights.in_bf16);
@@ -132,7 +132,7 @@ fn constants(rule: AdamW) -> AdamWConstants {
     AdamWConstants { first: first as f32, second: second as f32, epsilon: EPSILON }
 }
 
-/// A unit of the check, on the host: what it begins with, and what it is after an update.
+/// A unit of the check, on the host, before and after an update.
 struct CheckedUnit {
     grad: Vec<f32>,
     weights: Vec<f32>,
@@ -154,15 +154,15 @@ struct HostUnit {
     average: Option<Vec<f32>>,
 }
 
-/// Share of an average that stays, in the check.
+/// Decay of an average in the check.
 const DECAY: f64 = 0.996;
 
 /// Rule of the check.
 const RULE: AdamW = AdamW { betas: [0.9, 0.99] };
 
 impl CheckedUnit {
-    /// Makes unit `number` of `n` elements, of clip group `group`, whose gradient is multiplied by
-    /// `factor`. Every third has an average, every fifth a frozen segment.
+    /// Creates unit `number` with the gradient `grad`, which is multiplied by `factor`, the clip
+    /// factor of `group`. Every third unit has an average, every fifth a frozen segment.
     fn new(number: usize, grad: Vec<f32>, group: usize, factor: f32) -> Self {
         let n = grad.len();
         let seed = 5 * number as u64;
@@ -258,21 +258,18 @@ fn read_weights(moved: MovedWeights) -> Result<Vec<f32>, String> {
     if let Some(in_bf16) = moved.in_bf16 {
         let data = in_bf16.try_into_data().map_err(|error| format!("cannot be read: {error:?}"))?;
         let rounded = data.try_into_vec::<bf16>().map_err(|error| format!("cannot be read: {error:?}"))?;
-        if rounded.len() != values.len()
-            || !rounded
-                .iter()
-                .zip(&values)
-                .all(|(rounded, value)| rounded.to_bits() == bf16::from_f32(*value).to_bits())
-        {
+        let mut pairs = rounded.iter().zip(&values);
+        let are_equal = pairs.all(|(rounded, value)| rounded.to_bits() == bf16::from_f32(*value).to_bits());
+        if rounded.len() != values.len() || !are_equal {
             return Err("round weights otherwise".into());
         }
     }
     Ok(values)
 }
 
-/// Compares sums, clip factors and an update with the host's, of units with and without an average
-/// and with frozen segments, two of which share a clip group; and makes an update that must be left
-/// out. Two launches take the units.
+/// Compares sums, clip factors and an update with those of the host, of units with and without an
+/// average and with frozen segments, two of which share a clip group. Checks that a step that is
+/// not finite is skipped. The units need two launches.
 fn check(kernels: &UpdateKernels, device: &Device) -> Result<(), String> {
     const CLIP_NORM: f64 = 1.0;
     const CLIP_EPSILON: f64 = 1e-6;
@@ -288,17 +285,17 @@ fn check(kernels: &UpdateKernels, device: &Device) -> Result<(), String> {
         squares_of_groups[number.min(n_groups - 1)] += squares;
         gradients.push(grad);
     }
-    let mut right = Vec::with_capacity(n_groups + 1);
+    let mut expected_factors = Vec::with_capacity(n_groups + 1);
     for squares in squares_of_groups {
-        right.push((CLIP_NORM / (squares.sqrt() + CLIP_EPSILON)).min(1.0) as f32);
+        expected_factors.push((CLIP_NORM / (squares.sqrt() + CLIP_EPSILON)).min(1.0) as f32);
     }
     let mut units = Vec::with_capacity(lengths.len());
     for (number, grad) in gradients.into_iter().enumerate() {
         let group = number.min(n_groups - 1);
-        units.push(CheckedUnit::new(number, grad, group, right[group]));
+        units.push(CheckedUnit::new(number, grad, group, expected_factors[group]));
     }
-    // The losses' factor.
-    right.push(1.0);
+    // The factor of the losses.
+    expected_factors.push(1.0);
 
     let grads: Vec<Tensor<1>> = units.iter().map(|unit| to_device(&unit.grad, device)).collect();
     let ranges: Vec<Vec<Range<usize>>> = lengths.iter().map(|n| std::iter::once(0..*n).collect()).collect();
@@ -307,27 +304,30 @@ fn check(kernels: &UpdateKernels, device: &Device) -> Result<(), String> {
     for (block, range) in range_of_block.iter().enumerate() {
         groups[(*range).min(n_groups - 1)].push(block);
     }
-    let decide = |loss: f32| {
-        kernels.clip_factors(&sums, &groups, &to_device(&[loss], device), CLIP_NORM, CLIP_EPSILON)
-    };
-    compare("clip by other factors", &read(decide(1.5).values())?, &right)?;
-    if !read(decide(f32::NAN).values())?.iter().any(|factor| *factor < 0.0) {
+    let loss = to_device(&[1.5], device);
+    let finite = kernels.clip_factors(&sums, &groups, &loss, CLIP_NORM, CLIP_EPSILON);
+    compare("clip by other factors", &read(finite.values())?, &expected_factors)?;
+    let nan_loss = to_device(&[f32::NAN], device);
+    let nan = kernels.clip_factors(&sums, &groups, &nan_loss, CLIP_NORM, CLIP_EPSILON);
+    if !read(nan.values())?.iter().any(|factor| *factor < 0.0) {
         return Err("take NaN for a finite loss".into());
     }
-    for factors in [None, Some(decide(1.5))] {
-        for (moved, unit) in update(kernels, &units, factors.as_ref(), device)?.into_iter().zip(&units) {
+    for factors in [None, Some(&finite)] {
+        for (moved, unit) in update(kernels, &units, factors, device)?.into_iter().zip(&units) {
             compare("move weights elsewhere", &moved.weights, &unit.after.weights)?;
             compare("compute another first moment", &moved.exp_avg, &unit.after.exp_avg)?;
             compare("compute another second moment", &moved.exp_avg_sq, &unit.after.exp_avg_sq)?;
             match (&moved.average, &unit.after.average) {
-                (Some(found), Some(right)) => compare("average otherwise", found, right)?,
+                (Some(average), Some(expected)) => compare("average otherwise", average, expected)?,
                 (None, None) => {}
                 _ => return Err("lose an average".into()),
             }
         }
     }
-    let left_out = update(kernels, &units, Some(&decide(f32::INFINITY)), device)?;
-    if !left_out.iter().zip(&units).all(|(moved, unit)| *moved == unit.before()) {
+    let infinite_loss = to_device(&[f32::INFINITY], device);
+    let infinite = kernels.clip_factors(&sums, &groups, &infinite_loss, CLIP_NORM, CLIP_EPSILON);
+    let skipped = update(kernels, &units, Some(&infinite), device)?;
+    if !skipped.iter().zip(&units).all(|(moved, unit)| *moved == unit.before()) {
         return Err("make an update that is not finite".into());
     }
     Ok(())
@@ -343,9 +343,9 @@ fn update(
     let lengths: Vec<usize> = units.iter().map(|unit| unit.weights.len()).collect();
     let mut moved = Vec::with_capacity(units.len());
     while moved.len() < units.len() {
-        let here = &units[moved.len()..];
+        let remaining = &units[moved.len()..];
         let n_units = UpdateKernels::n_units_of_launch(&lengths[moved.len()..]);
-        let launched = here[..n_units].iter().map(|unit| unit.on_device(device)).collect();
+        let launched = remaining[..n_units].iter().map(|unit| unit.on_device(device)).collect();
         for unit in kernels.adam_w(launched, constants(RULE), factors) {
             moved.push(HostUnit::read(unit)?);
         }
@@ -353,15 +353,11 @@ fn update(
     Ok(moved)
 }
 
-/// Compares results, which differ by rounding at most.
-fn compare(fault: &str, found: &[f32], right: &[f32]) -> Result<(), String> {
-    if found.len() == right.len()
-        && found.iter().zip(right).all(|(found, right)| (found - right).abs() <= 1e-6 + 1e-5 * right.abs())
-    {
-        Ok(())
-    } else {
-        Err(fault.into())
-    }
+/// Returns `fault` as an error if `actual` and `expected` differ by more than rounding.
+fn compare(fault: &str, actual: &[f32], expected: &[f32]) -> Result<(), String> {
+    let mut pairs = actual.iter().zip(expected);
+    let are_close = pairs.all(|(actual, expected)| (actual - expected).abs() <= 1e-6 + 1e-5 * expected.abs());
+    if actual.len() == expected.len() && are_close { Ok(()) } else { Err(fault.into()) }
 }
 
 /// Returns `n` numbers between `-scale` and `scale`.

@@ -5,7 +5,7 @@ use std::ops::Range;
 use burn_tensor::Tensor;
 use kernels::device::host::{self, is_host};
 use kernels::device::readback::read_back_while;
-use networks::params::{ParamSpec, Role};
+use networks::params::Role;
 use ranks::EngineError;
 use ranks::fixed::FixedPoint;
 use rayon::prelude::*;
@@ -43,13 +43,13 @@ pub enum Rule {
     Sgd(Sgd),
 }
 
-/// Squared lengths that an optimizer needs: this rank's shares, or the sums over all ranks.
+/// Squared norms that an optimizer needs: this rank's shares, or the sums over all ranks.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Norms<T = f64> {
     grads: ClipNorms<T>,
-    /// Lengths of the parameters, where rates depend on them.
+    /// Norms of the parameters, where rates depend on them.
     params: Option<ClipNorms<T>>,
-    /// Lengths of the sums of gradients and decay, where rates depend on them.
+    /// Norms of the sums of gradients and decay, where rates depend on them.
     directions: Option<ClipNorms<T>>,
 }
 
@@ -62,10 +62,10 @@ pub struct QueuedStepNorms {
 }
 
 impl QueuedStepNorms {
-    /// Returns what is to be read for [`QueuedStepNorms::read`].
+    /// Returns the tensors whose values [`QueuedStepNorms::read`] needs.
     pub fn tensors(&self) -> Vec<Tensor<1>> {
-        let all = std::iter::once(&self.grads).chain(&self.params).chain(&self.directions);
-        all.filter_map(QueuedNorms::tensor).collect()
+        let queued = std::iter::once(&self.grads).chain(&self.params).chain(&self.directions);
+        queued.filter_map(QueuedNorms::tensor).collect()
     }
 
     /// Returns the norms, given the values of [`QueuedStepNorms::tensors`].
@@ -77,36 +77,38 @@ impl QueuedStepNorms {
     }
 }
 
-/// How gradients are clipped.
+/// Source of the clip factors of a step.
 #[derive(Debug, Clone, Copy)]
 pub enum Clip<'a> {
-    /// By norms that all ranks have agreed on, and that are finite.
+    /// Finite norms over all ranks.
     Norms(&'a Norms),
-    /// By the device, which makes no update if the step is not finite.
+    /// Factors computed by the device, which makes no update if the step is not finite.
     Device(&'a Decision),
 }
 
 impl Norms<FixedPoint> {
-    /// All squares, one after another.
+    /// Squares of all norms, one after another.
     pub fn squares(&self) -> Vec<FixedPoint> {
         let others = self.params.iter().chain(&self.directions).flat_map(|norms| &norms.squares);
         self.grads.squares.iter().chain(others).copied().collect()
     }
 
-    /// Returns the norms over all ranks, whose squares are `squares`.
-    pub fn agreed(self, squares: &[f64]) -> Norms {
-        let mut rest = squares;
-        let mut agreed = |norms: ClipNorms<FixedPoint>| {
-            let (here, behind) = rest.split_at(norms.squares.len());
-            rest = behind;
-            norms.agreed(here)
-        };
+    /// Returns the norms over all ranks, given the sums of [`Norms::squares`] over the ranks.
+    pub fn with_squares(self, squares: &[f64]) -> Norms {
+        let mut remaining = squares;
         Norms {
-            grads: agreed(self.grads),
-            params: self.params.map(&mut agreed),
-            directions: self.directions.map(&mut agreed),
+            grads: take_squares(self.grads, &mut remaining),
+            params: self.params.map(|params| take_squares(params, &mut remaining)),
+            directions: self.directions.map(|directions| take_squares(directions, &mut remaining)),
         }
     }
+}
+
+/// Returns `norms` over all ranks, whose squares are the first of `squares`, and removes these.
+fn take_squares(norms: ClipNorms<FixedPoint>, squares: &mut &[f64]) -> ClipNorms {
+    let (first, rest) = squares.split_at(norms.squares.len());
+    *squares = rest;
+    norms.with_squares(first)
 }
 
 impl Norms {
@@ -115,7 +117,7 @@ impl Norms {
         self.grads.total()
     }
 
-    /// Lengths of a parameter, where rates depend on them.
+    /// Norms of a parameter, where rates depend on them.
     fn lengths(&self, unit: usize, param: usize) -> Option<Lengths> {
         let params = self.params.as_ref()?;
         Some(Lengths {
@@ -155,22 +157,25 @@ impl Optimizer {
             let grads = QueuedNorms::queue(self.clip, shards, grads, modules);
             return QueuedStepNorms { grads, params: None, directions: None };
         };
-        let per_tensor =
-            |values: &[Tensor<1>]| QueuedNorms::queue(ClipRule::PerTensor, shards, values, modules);
         let params: Vec<Tensor<1>> = shards.iter().map(|shard| shard.weights.values().clone()).collect();
         let directions = match adaptation.rule {
             RateRule::Larc => None,
             RateRule::Lars => {
-                let sum = |(grad, param): (&Tensor<1>, &Tensor<1>)| {
-                    grad.clone() + param.clone() * scheduled_values.weight_decay
-                };
-                Some(per_tensor(&grads.iter().zip(&params).map(sum).collect::<Vec<_>>()))
+                let mut directions = Vec::with_capacity(grads.len());
+                for (grad, param) in grads.iter().zip(&params) {
+                    directions.push(grad.clone() + param.clone() * scheduled_values.weight_decay);
+                }
+                Some(QueuedNorms::queue(ClipRule::PerTensor, shards, &directions, modules))
             }
         };
-        QueuedStepNorms { grads: per_tensor(grads), params: Some(per_tensor(&params)), directions }
+        QueuedStepNorms {
+            grads: QueuedNorms::queue(ClipRule::PerTensor, shards, grads, modules),
+            params: Some(QueuedNorms::queue(ClipRule::PerTensor, shards, &params, modules)),
+            directions,
+        }
     }
 
-    /// Computes [`Optimizer::queue_norms`] and waits for them.
+    /// Computes the norms of [`Optimizer::queue_norms`], and waits for them.
     ///
     /// # Errors
     /// [`EngineError::Device`] when the device of the gradients has failed.
@@ -186,8 +191,8 @@ impl Optimizer {
         Ok(queued.read(&mut values?.into_iter()))
     }
 
-    /// Has the device of the queued norms decide how gradients are clipped and whether the update
-    /// is made, so that [`Optimizer::step`] need not wait for them; `None` where it cannot.
+    /// Lets the device of the queued norms compute the clip factors and decide whether the update
+    /// is made, so that [`Optimizer::step`] need not wait for the norms; `None` where it cannot.
     /// `losses` are `[1]` each.
     pub fn decide(&self, queued: &QueuedStepNorms, losses: Vec<Tensor<1>>) -> Option<Decision> {
         #[cfg(feature = "cuda")]
@@ -224,25 +229,41 @@ impl Optimizer {
             return native::step(&kernels, rule, shards, segments, grads, factors, followers);
         }
         let Clip::Norms(norms) = clip else { unreachable!("only the kernels above decide") };
-        type Work<'s, 'f> = ((&'s mut UnitShard, Tensor<1>), Vec<Follower<'f>>);
-        let update = |(unit, ((shard, grad), followers)): (usize, Work<'_, '_>)| {
-            let frozen = frozen_at(shard, scheduled_values.step);
-            if frozen.iter().all(|frozen| *frozen) {
-                return follow_all(followers, &shard.weights);
-            }
-            for (n_updates, frozen) in shard.n_updates.iter_mut().zip(&frozen) {
-                *n_updates += u64::from(!frozen);
-            }
-            let update = self.update_of(shard, unit, norms, scheduled_values);
-            let still = still(shard, &frozen);
-            apply(shard, grad, update, &still, followers);
-        };
         // A device has one queue, for which several threads would only wait.
         if shards.first().is_some_and(|shard| is_host(shard.weights.values())) {
-            shards.par_iter_mut().zip(grads).zip(followers).enumerate().for_each(update)
+            shards.par_iter_mut().zip(grads).zip(followers).enumerate().for_each(
+                |(unit, ((shard, grad), followers))| {
+                    self.update_unit(shard, unit, grad, norms, scheduled_values, followers);
+                },
+            );
         } else {
-            shards.iter_mut().zip(grads).zip(followers).enumerate().for_each(update)
+            for (unit, ((shard, grad), followers)) in shards.iter_mut().zip(grads).zip(followers).enumerate()
+            {
+                self.update_unit(shard, unit, grad, norms, scheduled_values, followers);
+            }
         }
+    }
+
+    /// Updates the parameters of `shard` that are not frozen, and then its followers.
+    fn update_unit(
+        &self,
+        shard: &mut UnitShard,
+        unit: usize,
+        grad: Tensor<1>,
+        norms: &Norms,
+        scheduled_values: &ScheduledValues,
+        followers: Vec<Follower<'_>>,
+    ) {
+        let frozen = frozen_at(shard, scheduled_values.step);
+        if frozen.iter().all(|frozen| *frozen) {
+            return follow_all(followers, &shard.weights);
+        }
+        for (n_updates, frozen) in shard.n_updates.iter_mut().zip(&frozen) {
+            *n_updates += u64::from(!frozen);
+        }
+        let update = self.update_constants(shard, unit, norms, scheduled_values);
+        let frozen_values = copy_frozen_values(shard, &frozen);
+        apply(shard, grad, update, &frozen_values, followers);
     }
 
     /// Counts an update of the parameters of `shard` that are not frozen, and returns the constants
@@ -295,39 +316,40 @@ impl Optimizer {
         (lr, decays.then_some(scheduled_values.weight_decay))
     }
 
-    fn update_of(
+    /// Returns the constants of an update of `shard`, which is unit number `unit`.
+    fn update_constants(
         &self,
         shard: &UnitShard,
         unit: usize,
         norms: &Norms,
         scheduled_values: &ScheduledValues,
     ) -> Update {
-        let of_param = |segment: &Segment<'_>| {
-            let (lr, decay) = self.rate_and_decay(segment, scheduled_values);
-            (lr, decay, norms.grads.factor(unit, segment.param, self.clip_norm))
-        };
         match self.rule {
             Rule::AdamW(rule) => {
                 // Running and fixed parameters have zero gradients, and so their moments are zero.
-                let constants = |segment: Segment<'_>| {
-                    let (lr, decay, clip) = of_param(&segment);
-                    let constants =
-                        rule.constants(shard.n_updates[segment.param], lr, decay.unwrap_or(0.0), clip);
-                    (segment.start..segment.end, constants)
-                };
-                Update::AdamW(shard.segments().map(constants).collect())
+                let mut update = adamw::Update::new();
+                for segment in shard.segments() {
+                    let (lr, decay) = self.rate_and_decay(&segment, scheduled_values);
+                    let clip = norms.grads.factor(unit, segment.param, self.clip_norm);
+                    let n_updates = shard.n_updates[segment.param];
+                    let constants = rule.constants(n_updates, lr, decay.unwrap_or(0.0), clip);
+                    update.push((segment.start..segment.end, constants));
+                }
+                Update::AdamW(update)
             }
             Rule::Sgd(rule) => {
-                let constants = |segment: Segment<'_>| {
-                    let (lr, decay, clip) = of_param(&segment);
+                let mut update = sgd::Update::new();
+                for segment in shard.segments() {
+                    let (lr, decay) = self.rate_and_decay(&segment, scheduled_values);
+                    let clip = norms.grads.factor(unit, segment.param, self.clip_norm);
                     let lengths = norms.lengths(unit, segment.param);
                     let constants = match segment.slot.spec.role {
-                        Role::Running | Role::Fixed => rule.still(),
+                        Role::Running | Role::Fixed => rule.identity_constants(),
                         Role::Weight | Role::Vector => rule.constants(lr, decay, clip, lengths),
                     };
-                    (segment.start..segment.end, constants)
-                };
-                Update::Sgd(shard.segments().map(constants).collect())
+                    update.push((segment.start..segment.end, constants));
+                }
+                Update::Sgd(update)
             }
         }
     }
@@ -335,22 +357,25 @@ impl Optimizer {
 
 /// Returns whether each parameter of `shard` is frozen at `step` together with its moments.
 fn frozen_at(shard: &UnitShard, step: u64) -> Vec<bool> {
-    let is_frozen = |spec: &ParamSpec| step < spec.frozen_steps && !spec.warms_moments;
-    shard.layout.params.iter().map(|slot| is_frozen(&slot.spec)).collect()
+    let slots = shard.layout.params.iter();
+    slots.map(|slot| step < slot.spec.frozen_steps && !slot.spec.warms_moments).collect()
 }
 
 /// Ranges of a shard whose parameters are frozen, with their values and those of each moment.
 type FrozenValues = Vec<(Range<usize>, Vec<Tensor<1>>)>;
 
-/// Copies the values of the parameters that are `frozen`.
-fn still(shard: &UnitShard, frozen: &[bool]) -> FrozenValues {
-    let values = |range: &Range<usize>| {
-        let moments = shard.moments.iter().map(|moment| &moment.values);
-        let weights = shard.weights.values();
-        std::iter::once(weights).chain(moments).map(|all| all.clone().slice([range.clone()])).collect()
-    };
-    let segments = shard.segments().filter(|segment| frozen[segment.param]);
-    segments.map(|segment| segment.start..segment.end).map(|range| (range.clone(), values(&range))).collect()
+/// Copies the values and moments of the parameters that are `frozen`.
+fn copy_frozen_values(shard: &UnitShard, frozen: &[bool]) -> FrozenValues {
+    let mut frozen_values = FrozenValues::new();
+    for segment in shard.segments().filter(|segment| frozen[segment.param]) {
+        let range = segment.start..segment.end;
+        let mut values = vec![shard.weights.values().clone().slice([range.clone()])];
+        for moment in &shard.moments {
+            values.push(moment.values.clone().slice([range.clone()]));
+        }
+        frozen_values.push((range, values));
+    }
+    frozen_values
 }
 
 /// Updates a shard on its device, except for the `frozen` ranges, and then its followers.
@@ -399,12 +424,12 @@ mod tests {
     use ranks::topology::Topology;
 
     /// A shard with two followers.
-    struct Three {
+    struct FollowedShard {
         leader: UnitShard,
         followers: [ShardWeights; 2],
     }
 
-    impl Three {
+    impl FollowedShard {
         fn new(
             unit: &dyn Unit,
             seed: u64,
@@ -432,8 +457,8 @@ mod tests {
     }
 
     /// Applies the update by tensor operations or by a kernel, whichever the device has.
-    fn apply_there(three: &mut Three, grad: Tensor<1>, update: Update) {
-        let (shard, followers) = three.parts();
+    fn apply_on_device(followed: &mut FollowedShard, grad: Tensor<1>, update: Update) {
+        let (shard, followers) = followed.parts();
         #[cfg(feature = "cube")]
         if let (Update::AdamW(update), true) = (&update, cube::is_cube(&grad)) {
             return cube::update(shard, grad, update.clone(), followers);
@@ -445,63 +470,69 @@ mod tests {
         follow_all(followers, &shard.weights);
     }
 
-    /// Compares a unit's updates and norms on the host and on `device`; a tensor that is held
-    /// elsewhere keeps its values.
+    /// Compares a unit's updates and norms on the host and on `device`; a tensor that a checkpoint
+    /// shares keeps its values.
     fn check(optimizer: Optimizer, unit: &dyn Unit, seed: u64, topology: Topology, device: &Device) {
         let scheduled_values = ScheduledValues { step: 0, lr: 0.01, weight_decay: 0.1 };
-        let of = |device: &Device| Three::new(unit, seed, topology, optimizer, device);
-        let mut here = of(&Device::flex());
-        let mut there = of(device);
-        assert_eq!(unit.layout(3).padded / 3, here.leader.len());
+        let mut host_state = FollowedShard::new(unit, seed, topology, optimizer, &Device::flex());
+        let mut device_state = FollowedShard::new(unit, seed, topology, optimizer, device);
+        let len = host_state.leader.len();
+        assert_eq!(unit.layout(3).padded / 3, len);
         // The padding of a unit has no gradient.
-        let n_real = here.leader.segments().last().map_or(0, |segment| segment.end);
-        let is_real: Vec<f32> = (0..here.leader.len()).map(|i| f32::from(u8::from(i < n_real))).collect();
-        let is_real = Tensor::<1>::from_floats(is_real.as_slice(), &Device::flex());
+        let n_unpadded = host_state.leader.segments().last().map_or(0, |segment| segment.end);
+        let mask: Vec<f32> = (0..len).map(|i| f32::from(u8::from(i < n_unpadded))).collect();
+        let mask = Tensor::<1>::from_floats(mask.as_slice(), &Device::flex());
         for step in 0..3 {
             Device::flex().seed(seed + step);
             let normal = Distribution::Normal(0.0, 1.0);
-            let grad = Tensor::<1>::random([here.leader.len()], normal, &Device::flex()) * is_real.clone();
-            let sent = grad.clone().to_device(device);
-            let shards = [here.leader.clone()];
+            let grad = Tensor::<1>::random([len], normal, &Device::flex()) * mask.clone();
+            let device_grad = grad.clone().to_device(device);
+            let shards = [host_state.leader.clone()];
             let norms =
                 optimizer.norms(&shards, std::slice::from_ref(&grad), &[0], &scheduled_values).unwrap();
             let squares: Vec<f64> =
                 norms.squares().iter().map(|s| FixedPoint::from_limbs(&s.limbs())).collect();
-            let by_device = super::super::clip::on_device_for_tests(&shards, std::slice::from_ref(&sent));
-            // Gradients come first; lengths by layer follow.
-            for (a, b) in squares.iter().zip(by_device) {
+            let device_squares =
+                super::super::clip::on_device_for_tests(&shards, std::slice::from_ref(&device_grad));
+            // The norms of gradients come first; those of parameters follow.
+            for (a, b) in squares.iter().zip(device_squares) {
                 assert!((a - b).abs() <= 1e-5 * a.abs(), "{a} {b}");
             }
-            let norms = norms.agreed(&squares);
+            let norms = norms.with_squares(&squares);
             // As if parameters had been frozen for different times.
-            for (i, n_updates) in here.leader.n_updates.iter_mut().enumerate() {
+            for (i, n_updates) in host_state.leader.n_updates.iter_mut().enumerate() {
                 *n_updates = step + 1 + i as u64 % 2;
             }
-            let update = optimizer.update_of(&here.leader, 0, &norms, &scheduled_values);
-            let (shard, followers) = here.parts();
+            let update = optimizer.update_constants(&host_state.leader, 0, &norms, &scheduled_values);
+            let (shard, followers) = host_state.parts();
             apply(shard, grad, update.clone(), &FrozenValues::new(), followers);
-            // As a checkpoint holds it.
-            let held = (step == 1).then(|| {
-                let weights = there.leader.weights.values().clone();
-                (weights.clone(), to_host(weights))
-            });
-            apply_there(&mut there, sent, update);
-            if let Some((held, before)) = held {
-                assert_eq!(to_host(held), before);
+            // As a checkpoint shares them.
+            let shared_weights = device_state.leader.weights.values().clone();
+            let before = to_host(shared_weights.clone());
+            let shared_weights = (step == 1).then_some(shared_weights);
+            apply_on_device(&mut device_state, device_grad, update);
+            if let Some(shared_weights) = shared_weights {
+                assert_eq!(to_host(shared_weights), before);
             }
         }
-        for (a, b) in here.buffers().into_iter().zip(there.buffers()) {
+        for (a, b) in host_state.buffers().into_iter().zip(device_state.buffers()) {
             for (a, b) in to_host(a).iter().zip(to_host(b)) {
                 assert!((a - b).abs() <= 1e-6 + 1e-5 * a.abs(), "{a} {b}");
             }
         }
     }
 
+    /// Returns the weights of a shard and its moments.
+    fn weights_and_moments(shard: &UnitShard) -> Vec<Vec<f32>> {
+        let moments = shard.moments.iter().map(|moment| moment.values.clone());
+        std::iter::once(shard.weights.values().clone()).chain(moments).map(to_host).collect()
+    }
+
     /// A frozen parameter keeps its values while the others of its unit are updated, on any device,
-    /// and its moments are untouched when it starts.
+    /// and its moments are zero until it is updated.
     #[test]
-    fn parameters_are_frozen_one_by_one() {
-        let frozen = Prototypes {
+    fn parameters_are_frozen_individually() {
+        let prototypes = Prototypes {
             name: "last".into(),
             input: 6,
             count: 20,
@@ -509,8 +540,8 @@ mod tests {
             frozen_steps: 0,
             warms_moments: false,
         };
-        struct Half(Prototypes);
-        impl Unit for Half {
+        struct FrozenGain(Prototypes);
+        impl Unit for FrozenGain {
             fn name(&self) -> &str {
                 self.0.name()
             }
@@ -526,7 +557,7 @@ mod tests {
                 self.0.cost(groups)
             }
         }
-        let unit = Half(frozen);
+        let unit = FrozenGain(prototypes);
         for rule in [
             Rule::AdamW(AdamW { betas: [0.9, 0.99] }),
             Rule::Sgd(Sgd { momentum: 0.9, nesterov: false, adaptation: None }),
@@ -537,12 +568,8 @@ mod tests {
                 let mut shards =
                     [UnitShard::init(&unit, 3, Topology::SINGLE_RANK, optimizer.moments(), &device)];
                 let gain = shards[0].layout.params[shards[0].layout.position("weight_g").unwrap()].range();
-                let buffers = |shard: &UnitShard| -> Vec<Vec<f32>> {
-                    let moments = shard.moments.iter().map(|moment| moment.values.clone());
-                    std::iter::once(shard.weights.values().clone()).chain(moments).map(to_host).collect()
-                };
                 for step in 0..3 {
-                    let before = buffers(&shards[0]);
+                    let before = weights_and_moments(&shards[0]);
                     let scheduled_values = ScheduledValues { step, lr: 0.1, weight_decay: 0.1 };
                     let grads = vec![Tensor::ones([shards[0].len()], &device)];
                     let norms = optimizer.norms(&shards, &grads, &[0], &scheduled_values).unwrap();
@@ -551,18 +578,15 @@ mod tests {
                     optimizer.step(
                         &mut shards,
                         grads,
-                        Clip::Norms(&norms.agreed(&squares)),
+                        Clip::Norms(&norms.with_squares(&squares)),
                         &scheduled_values,
                         vec![Vec::new()],
                     );
-                    for (before, after) in before.iter().zip(buffers(&shards[0])) {
-                        let moved = before.iter().zip(&after).map(|(a, b)| a != b);
-                        for (i, moved) in moved.enumerate().take(shards[0].layout.numel) {
-                            assert_eq!(
-                                moved,
-                                step >= 2 || !gain.contains(&i),
-                                "{rule:?} step {step}: element {i}"
-                            );
+                    for (before, after) in before.iter().zip(weights_and_moments(&shards[0])) {
+                        let values = before.iter().zip(&after).take(shards[0].layout.numel);
+                        for (i, (before, after)) in values.enumerate() {
+                            let is_updated = step >= 2 || !gain.contains(&i);
+                            assert_eq!(before != after, is_updated, "{rule:?} step {step}: element {i}");
                         }
                     }
                 }
@@ -571,31 +595,51 @@ mod tests {
         }
     }
 
+    fn sgd_rule(nesterov: bool, adaptation: Option<Adaptation>) -> Rule {
+        Rule::Sgd(Sgd { momentum: 0.9, nesterov, adaptation })
+    }
+
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(16))]
 
         /// All implementations of an update agree: on the host in one pass, by tensor operations,
         /// by a kernel.
         #[test]
-        fn every_device_updates_like_the_host(seed in 0u64..1000, clip_norm in 0.0..2.0f64, rank in 0usize..3) {
+        fn every_device_updates_like_the_host(
+            seed in 0u64..1000,
+            clip_norm in 0.0..2.0f64,
+            rank in 0usize..3,
+        ) {
             let mlp = Mlp { name: "mlp".into(), input: 8, hidden: 12, output: 6, init_std: 0.1 };
             let last = Prototypes {
-                name: "last".into(), input: 6, count: 20, lengths: Lengths::Gain, frozen_steps: 0, warms_moments: false,
+                name: "last".into(),
+                input: 6,
+                count: 20,
+                lengths: Lengths::Gain,
+                frozen_steps: 0,
+                warms_moments: false,
             };
-            let normalized = Projection { name: "norm".into(), widths: vec![6, 10, 4], normalizes: Normalizes::Hidden, has_biases: true };
+            let normalized = Projection {
+                name: "norm".into(),
+                widths: vec![6, 10, 4],
+                normalizes: Normalizes::Hidden,
+                has_biases: true,
+            };
             let head: [&dyn Unit; 3] = [&mlp, &last, &normalized];
             let topology = Topology { rank, world_size: 3, group_size: 3, ..Topology::SINGLE_RANK };
-            let sgd = |nesterov, adaptation| Rule::Sgd(Sgd { momentum: 0.9, nesterov, adaptation });
             let rules = [
                 Rule::AdamW(AdamW { betas: [0.9, 0.99] }),
-                sgd(true, None),
-                sgd(false, Some(Adaptation { trust: 0.02, rule: RateRule::Lars })),
-                sgd(false, Some(Adaptation { trust: 0.02, rule: RateRule::Larc })),
+                sgd_rule(true, None),
+                sgd_rule(false, Some(Adaptation { trust: 0.02, rule: RateRule::Lars })),
+                sgd_rule(false, Some(Adaptation { trust: 0.02, rule: RateRule::Larc })),
             ];
             for rule in rules {
-                let optimizer = Optimizer { rule, clip_norm, clip: ClipRule::PerTensor, decays_vectors: false };
-                for (unit, device) in head.into_iter().flat_map(|unit| devices().into_iter().map(move |d| (unit, d))) {
-                    check(optimizer, unit, seed, topology, &device);
+                let optimizer =
+                    Optimizer { rule, clip_norm, clip: ClipRule::PerTensor, decays_vectors: false };
+                for unit in head {
+                    for device in devices() {
+                        check(optimizer, unit, seed, topology, &device);
+                    }
                 }
             }
         }

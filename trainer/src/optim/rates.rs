@@ -1,8 +1,10 @@
 //! Learning rates of a backbone, by depth (DINOv2, after BEiT: Bao et al. 2022).
 //!
 //! ```text
-//! rate of unit u of a backbone of n = run's rate · decay^(n - 1 - u)          the embedding is unit 0, the last norm n - 1
-//! rate of the projection of patches = rate of its unit · patch_rate
+//! rate of unit u of n          = rate of the run · decay^(n - 1 - u)
+//! rate of the patch projection = rate of its unit · patch_rate
+//!
+//! Unit 0 is the embedding, unit n - 1 the last norm.
 //! ```
 
 use super::state::UnitShard;
@@ -25,15 +27,15 @@ impl Default for LayerRates {
 }
 
 impl LayerRates {
-    /// Scales the rates of a backbone's units, and freezes them at first. `numbers` has, in the
-    /// order of `shards`, the number of the undivided unit of each.
+    /// Scales the rates of a backbone's units, and freezes the units for the first steps. `numbers`
+    /// has, in the order of `shards`, the number of the undivided unit of each.
     pub(crate) fn apply(self, shards: &mut [UnitShard], numbers: &[usize]) {
         let last = numbers.last().map_or(0, |last| *last);
         for (shard, number) in shards.iter_mut().zip(numbers) {
             let n_after = (last - number) as i32;
             for slot in &mut shard.layout.params {
-                let own = if slot.spec.projects_patches { self.patch_rate } else { 1.0 };
-                slot.spec.lr_scale *= self.layer_decay.powi(n_after) * own;
+                let patch_rate = if slot.spec.projects_patches { self.patch_rate } else { 1.0 };
+                slot.spec.lr_scale *= self.layer_decay.powi(n_after) * patch_rate;
                 slot.spec.frozen_steps = slot.spec.frozen_steps.max(self.frozen_steps);
             }
         }
@@ -51,16 +53,16 @@ mod tests {
     /// The multipliers of `get_params_groups_with_decay` of facebookresearch/dinov2 for two blocks,
     /// decay 0.9 and 0.2.
     #[test]
-    fn rates_fall_towards_the_pixels() {
+    fn rates_decay_towards_the_embedding() {
         let model: ModelConfig = toml::from_str(
             "arch = 'vit'\nimage_px = 8\npatch_px = 4\nwidth = 8\ndepth = 2\nheads = 2\nregisters = 1",
         )
         .unwrap();
         let device = Device::flex();
-        let shard =
-            |unit: &dyn networks::unit::Unit| UnitShard::init(unit, 0, Topology::SINGLE_RANK, &[], &device);
-        let units = model.masked_units(Readout::All).unwrap();
-        let mut shards: Vec<UnitShard> = units.iter().map(|unit| shard(unit.as_ref())).collect();
+        let mut shards = Vec::new();
+        for unit in model.masked_units(Readout::All).unwrap() {
+            shards.push(UnitShard::init(unit.as_ref(), 0, Topology::SINGLE_RANK, &[], &device));
+        }
         LayerRates { layer_decay: 0.9, patch_rate: 0.2, frozen_steps: 7 }.apply(&mut shards, &[0, 1, 2, 3]);
         let expected = [
             ("patch_embed.proj.weight", 0.9f64.powi(3) * 0.2),
@@ -76,9 +78,9 @@ mod tests {
         for (name, rate) in expected {
             let mut slots =
                 shards.iter().flat_map(|shard| shard.layout.params.iter().map(move |slot| (shard, slot)));
-            let found = slots.find(|(shard, slot)| shard.layout.full_name(slot) == name).unwrap();
-            assert_eq!(found.1.spec.frozen_steps, 7);
-            assert!((found.1.spec.lr_scale - rate).abs() < 1e-12, "{name}: {}", found.1.spec.lr_scale);
+            let (_, slot) = slots.find(|(shard, slot)| shard.layout.full_name(slot) == name).unwrap();
+            assert_eq!(slot.spec.frozen_steps, 7);
+            assert!((slot.spec.lr_scale - rate).abs() < 1e-12, "{name}: {}", slot.spec.lr_scale);
         }
     }
 }

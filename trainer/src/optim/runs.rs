@@ -1,4 +1,4 @@
-//! Neighboring ranges of a shard that are treated alike.
+//! Neighboring ranges of a shard with equal constants.
 
 use std::ops::Range;
 
@@ -11,14 +11,16 @@ pub(super) fn joined<T: PartialEq>(
     let mut runs: Vec<(Range<usize>, T)> = Vec::new();
     for (range, value) in ranges {
         match runs.last_mut() {
-            Some((run, of_run)) if run.end == range.start && *of_run == value => run.end = range.end,
+            Some((last, last_value)) if last.end == range.start && *last_value == value => {
+                last.end = range.end;
+            }
             _ => runs.push((range, value)),
         }
     }
     runs
 }
 
-/// Multiplies every range of `values` by its factor; the padding after the last range stays.
+/// Multiplies every range of `values` by its factor; the padding after the last range is unchanged.
 pub(super) fn scaled(values: Tensor<1>, factors: impl Iterator<Item = (Range<usize>, f32)>) -> Tensor<1> {
     let [len] = values.dims();
     let mut runs = joined(factors);
@@ -29,6 +31,9 @@ pub(super) fn scaled(values: Tensor<1>, factors: impl Iterator<Item = (Range<usi
     if let [(_, factor)] = runs[..] {
         return values * factor;
     }
-    let part = |(range, factor): (Range<usize>, f32)| values.clone().slice([range]) * factor;
-    Tensor::cat(runs.into_iter().map(part).collect(), 0)
+    let mut parts = Vec::with_capacity(runs.len());
+    for (range, factor) in runs {
+        parts.push(values.clone().slice([range]) * factor);
+    }
+    Tensor::cat(parts, 0)
 }

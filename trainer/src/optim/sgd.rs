@@ -1,12 +1,12 @@
-//! Stochastic gradient descent with momentum, as in PyTorch, and rates by layer (LARS and LARC: You
-//! et al. 2017).
+//! Stochastic gradient descent with momentum, as in PyTorch, and layer-wise adaptive rates (LARS
+//! and LARC: You et al. 2017).
 //!
 //! ```text
 //! d = q · (c g + λ θ)        c the factor of clipping, λ = 0 where a parameter is not decayed
 //! b ← μ b + d
 //! θ ← θ - η b                or θ - η (d + μ b) with Nesterov's momentum
 //!
-//! q = 1, or by layer
+//! q = 1, or with layer-wise rates
 //!     lars   q = t |θ| / |c g + λ θ|
 //!     larc   q = t |θ| / (|g| + λ |θ| + ε)     ε = 1e-8
 //! q = 1 where a norm is zero
@@ -31,18 +31,18 @@ const EPSILON: f64 = 1e-8;
 /// Constants of stochastic gradient descent.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Sgd {
-    /// Momentum, μ: share of the old direction that stays.
+    /// Momentum, μ: factor of the previous direction.
     pub momentum: f64,
     /// Whether the momentum is Nesterov's.
     pub nesterov: bool,
-    /// Rates by layer.
+    /// Layer-wise adaptive rates, if any.
     pub adaptation: Option<Adaptation>,
 }
 
-/// Rates by layer.
+/// Layer-wise adaptive rates.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Adaptation {
-    /// Trust coefficient, t: length of a layer's update over that of the layer, at a rate of one.
+    /// Trust coefficient, t: norm of a layer's update over that of the layer, at a rate of one.
     pub trust: f64,
     /// Rule for the rate of a layer.
     pub rule: RateRule,
@@ -51,20 +51,20 @@ pub struct Adaptation {
 /// Rule for the rate of a layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RateRule {
-    /// Rate from the length of the direction, for parameters that are decayed.
+    /// Rate from the norm of the direction, for parameters with weight decay.
     Lars,
-    /// Rate from the lengths of gradient and decay, for every parameter.
+    /// Rate from the norms of gradient and weight decay, for every parameter.
     Larc,
 }
 
-/// Lengths of a parameter, over all ranks.
+/// Norms of a parameter, over all ranks.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Lengths {
-    /// Length of the parameter, |θ|.
+    /// Norm of the parameter, |θ|.
     pub(super) param: f64,
-    /// Length of the gradient, |g|.
+    /// Norm of the gradient, |g|.
     pub(super) grad: f64,
-    /// Length of the direction, |g + λ θ|, for LARS; otherwise not used.
+    /// Norm of the direction, |g + λ θ|, for LARS; unused otherwise.
     pub(super) direction: f64,
 }
 
@@ -87,14 +87,14 @@ impl Sgd {
     /// Names of the moments in checkpoints.
     pub const MOMENTS: [&'static str; 1] = ["momentum_buffer"];
 
-    /// Returns constants that leave a parameter as it is: running statistics have no gradient.
-    pub(super) fn still(&self) -> Constants {
+    /// Returns constants that do not change a parameter: running statistics have no gradient.
+    pub(super) fn identity_constants(&self) -> Constants {
         let momentum = self.momentum as f32;
         Constants { scale: 0.0, pull: 0.0, rate: 0.0, momentum, nesterov: self.nesterov }
     }
 
-    /// Returns the constants of an update at the rate `lr` of a parameter with the weight decay
-    /// `decay`, if any, and gradients times `clip`.
+    /// Returns the constants of an update at the learning rate `lr` of a parameter with the weight
+    /// decay `decay`, if any, for gradients that are multiplied by `clip`.
     pub(super) fn constants(
         &self,
         lr: f64,
@@ -104,7 +104,7 @@ impl Sgd {
     ) -> Constants {
         let decay_rate = decay.unwrap_or(0.0);
         let (q, decay_rate) = match (self.adaptation, lengths) {
-            (Some(adaptation), Some(lengths)) if adaptation.is_for(decay) => {
+            (Some(adaptation), Some(lengths)) if adaptation.applies_to(decay) => {
                 adaptation.factor(lengths, decay_rate)
             }
             _ => (1.0, decay_rate),
@@ -120,12 +120,12 @@ impl Sgd {
 }
 
 impl Adaptation {
-    /// Returns whether a parameter with this decay, if it has one, gets a rate of its own.
-    fn is_for(self, decay: Option<f64>) -> bool {
+    /// Returns whether the rate of a parameter with weight decay `decay`, if any, is adapted.
+    fn applies_to(self, decay: Option<f64>) -> bool {
         self.rule == RateRule::Larc || decay.is_some()
     }
 
-    /// Returns the factor q, and the decay.
+    /// Returns the factor q, and the weight decay.
     fn factor(self, Lengths { param, grad, direction }: Lengths, decay: f64) -> (f64, f64) {
         match self.rule {
             RateRule::Lars if param > 0.0 && direction > 0.0 => (self.trust * param / direction, decay),
@@ -162,14 +162,17 @@ pub(super) fn on_tensors(shard: &mut UnitShard, grad: Tensor<1>, update: &Update
     let [direction] = shard.moments.as_mut_slice() else { return };
     // A unit with parameters has a segment; all have the same momentum.
     let Some(&(_, Constants { momentum, nesterov, .. })) = update.first() else { return };
-    let each =
-        |factor: fn(&Constants) -> f32| update.iter().map(move |(range, c)| (range.clone(), factor(c)));
-    let pulled = scaled(shard.weights.values().clone(), each(|constants| constants.pull));
-    let d = scaled(grad, each(|constants| constants.scale)) + pulled;
+    let decay = scaled(shard.weights.values().clone(), by_range(update, |constants| constants.pull));
+    let d = scaled(grad, by_range(update, |constants| constants.scale)) + decay;
     direction.values = direction.values.clone() * momentum + d.clone();
     let step = if nesterov { d + direction.values.clone() * momentum } else { direction.values.clone() };
-    let step = scaled(step, each(|constants| constants.rate));
+    let step = scaled(step, by_range(update, |constants| constants.rate));
     shard.weights = (shard.weights.values().clone() - step).into();
+}
+
+/// Returns the ranges of `update`, each with one of its constants.
+fn by_range(update: &Update, constant: fn(&Constants) -> f32) -> impl Iterator<Item = (Range<usize>, f32)> {
+    update.iter().map(move |(range, constants)| (range.clone(), constant(constants)))
 }
 
 #[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl", "x86_64+avx2"))]
@@ -186,30 +189,38 @@ fn descend(c: Constants, param: &mut [f32], direction: &mut [f32], grad: &[f32])
 mod tests {
     use super::*;
 
+    fn adapted_sgd(rule: RateRule) -> Sgd {
+        Sgd { momentum: 0.9, nesterov: false, adaptation: Some(Adaptation { trust: 0.02, rule }) }
+    }
+
+    fn lengths(param: f64, grad: f64, direction: f64) -> Option<Lengths> {
+        Some(Lengths { param, grad, direction })
+    }
+
+    fn assert_close(a: f32, b: f64) {
+        assert!((f64::from(a) - b).abs() < 1e-7, "{a} {b}");
+    }
+
     /// Factors computed by hand, from the formulas.
     #[test]
-    fn rates_by_layer() {
-        let sgd =
-            |rule| Sgd { momentum: 0.9, nesterov: false, adaptation: Some(Adaptation { trust: 0.02, rule }) };
-        let lars = sgd(RateRule::Lars);
-        let larc = sgd(RateRule::Larc);
-        let lengths = |param, grad, direction| Some(Lengths { param, grad, direction });
-        let close = |a: f32, b: f64| assert!((f64::from(a) - b).abs() < 1e-7, "{a} {b}");
+    fn layer_wise_rates_match_the_formulas() {
+        let lars = adapted_sgd(RateRule::Lars);
+        let larc = adapted_sgd(RateRule::Larc);
         for (sgd, length) in [(lars, 0.8), (larc, 0.7 + 0.3)] {
             let decayed = sgd.constants(0.5, Some(0.1), 1.0, lengths(3.0, 0.7, 0.8));
-            close(decayed.scale, 0.02 * 3.0 / length);
-            close(decayed.pull, 0.02 * 3.0 / length * 0.1);
-            close(decayed.rate, 0.5);
+            assert_close(decayed.scale, 0.02 * 3.0 / length);
+            assert_close(decayed.pull, 0.02 * 3.0 / length * 0.1);
+            assert_close(decayed.rate, 0.5);
         }
         // A bias.
-        close(lars.constants(0.5, None, 1.0, lengths(3.0, 0.5, 0.5)).scale, 1.0);
-        close(larc.constants(0.5, None, 1.0, lengths(3.0, 0.5, 0.5)).scale, 0.12);
-        // No length, no rate of one's own.
+        assert_close(lars.constants(0.5, None, 1.0, lengths(3.0, 0.5, 0.5)).scale, 1.0);
+        assert_close(larc.constants(0.5, None, 1.0, lengths(3.0, 0.5, 0.5)).scale, 0.12);
+        // The rate is not adapted where a norm is zero.
         for (param, grad) in [(0.0, 1.0), (1.0, 0.0)] {
-            let of_larc = larc.constants(0.5, Some(0.1), 1.0, lengths(param, grad, 0.1));
-            assert_eq!([of_larc.scale, of_larc.pull], [1.0, 0.0]);
-            let of_lars = lars.constants(0.5, Some(0.1), 1.0, lengths(param, grad, param * grad));
-            assert_eq!([of_lars.scale, of_lars.pull], [1.0, 0.1]);
+            let constants = larc.constants(0.5, Some(0.1), 1.0, lengths(param, grad, 0.1));
+            assert_eq!([constants.scale, constants.pull], [1.0, 0.0]);
+            let constants = lars.constants(0.5, Some(0.1), 1.0, lengths(param, grad, param * grad));
+            assert_eq!([constants.scale, constants.pull], [1.0, 0.1]);
         }
     }
 }

@@ -20,11 +20,11 @@ pub struct UnitShard {
     pub start: usize,
     /// Master weights.
     pub weights: ShardWeights,
-    /// Whether an update that can rounds the weights to bf16 as well, for products.
+    /// Whether the weights are also rounded to bf16, for products, by an update that supports it.
     pub is_rounded: bool,
     /// Moments of the optimizer; empty in networks other than the trained one.
     pub moments: Vec<Buffer>,
-    /// Updates that the moments of each parameter have seen. Frozen steps do not count, as in
+    /// Number of updates of the moments of each parameter. Frozen steps do not count, as in
     /// PyTorch, where a parameter without gradient has no step.
     pub n_updates: Vec<u64>,
 }
@@ -52,7 +52,7 @@ pub struct Segment<'a> {
 }
 
 impl UnitShard {
-    /// Creates a shard of `unit`, as [`UnitShard::laid_out`] does.
+    /// Creates a shard of `unit`, as [`UnitShard::with_layout`] does.
     pub fn init(
         unit: &dyn Unit,
         seed: u64,
@@ -60,12 +60,13 @@ impl UnitShard {
         moments: &[&'static str],
         device: &Device,
     ) -> Self {
-        Self::laid_out(unit.layout(topology.group_size), seed, topology, moments, device)
+        Self::with_layout(unit.layout(topology.group_size), seed, topology, moments, device)
     }
 
-    /// Creates a shard of a unit with `layout`: every parameter from (`seed`, its full name,
-    /// element), `moments` zero. Networks that share a unit start with the same weights.
-    pub fn laid_out(
+    /// Creates a shard of a unit with `layout`. The initial value of an element is a function of
+    /// `seed`, the full name of its parameter and its position; `moments` are zero. Networks that
+    /// share a unit start with the same weights.
+    pub fn with_layout(
         layout: UnitLayout,
         seed: u64,
         topology: Topology,
@@ -93,8 +94,8 @@ impl UnitShard {
         }
     }
 
-    /// Replaces the weights by the values of `tensors`, which must hold every parameter that is not
-    /// optional.
+    /// Replaces the weights by the values of `tensors`, which must contain every parameter that is
+    /// not optional.
     ///
     /// # Errors
     /// [`NetworkError::Weights`].
@@ -104,15 +105,16 @@ impl UnitShard {
         for segment in self.segments() {
             let first = segment.slot.spec.first_element() + self.start + segment.start - segment.slot.offset;
             let name = self.layout.full_name(segment.slot);
-            let is_held = tensors.contains_key(name.as_str());
-            let name = match (is_held, self.layout.substitute(segment.slot)) {
-                (false, Some(substitute)) => substitute,
-                (false, None) if segment.slot.spec.is_optional => continue,
-                _ => name,
+            let has_tensor = tensors.contains_key(name.as_str());
+            let name = match self.layout.substitute(segment.slot) {
+                _ if has_tensor => name,
+                Some(substitute) => substitute,
+                None if segment.slot.spec.is_optional => continue,
+                None => name,
             };
-            let found = values_of(&tensors, &name, &segment.slot.spec)?;
+            let source = values_of(&tensors, &name, &segment.slot.spec)?;
             values[segment.start..segment.end]
-                .copy_from_slice(&found[first..first + segment.end - segment.start]);
+                .copy_from_slice(&source[first..first + segment.end - segment.start]);
         }
         let len = values.len();
         self.weights =
@@ -120,7 +122,7 @@ impl UnitShard {
         Ok(())
     }
 
-    /// The parameters that have elements in this shard.
+    /// Returns the parts of parameters that are in this shard.
     pub fn segments(&self) -> impl Iterator<Item = Segment<'_>> {
         segments(&self.layout, self.start, self.len())
     }
@@ -130,7 +132,7 @@ impl UnitShard {
         self.weights.values().dims()[0]
     }
 
-    /// Returns whether the shard has no element, which no shard of a unit with parameters is.
+    /// Returns whether the shard has no element; a shard of a unit with parameters always has one.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -139,9 +141,9 @@ impl UnitShard {
 fn segments(layout: &UnitLayout, start: usize, len: usize) -> impl Iterator<Item = Segment<'_>> {
     layout.params.iter().enumerate().filter_map(move |(param, slot)| {
         let range = slot.range();
-        let from = range.start.max(start);
-        let to = range.end.min(start + len);
-        (from < to).then(|| Segment { slot, param, start: from - start, end: to - start })
+        let first = range.start.max(start);
+        let end = range.end.min(start + len);
+        (first < end).then(|| Segment { slot, param, start: first - start, end: end - start })
     })
 }
 
@@ -152,9 +154,23 @@ mod tests {
     use networks::init::fill;
     use networks::patches::Normalization;
 
+    /// Returns the weights of `unit` after every rank of a group has copied its shard from
+    /// `tensors`.
+    fn gathered_weights(unit: &dyn Unit, group_size: usize, tensors: &[NamedTensor]) -> Vec<f32> {
+        let mut weights = Vec::new();
+        for rank in 0..group_size {
+            let topology = Topology { rank, world_size: group_size, group_size, ..Topology::SINGLE_RANK };
+            let mut shard = UnitShard::init(unit, 0, topology, &[], &Device::flex());
+            shard.start_from(tensors).unwrap();
+            weights.extend(to_host(shard.weights.values().clone()));
+        }
+        weights.truncate(unit.layout(1).numel);
+        weights
+    }
+
     /// Shards of 1, 2 and 4 ranks hold the same weights.
     #[test]
-    fn every_shard_starts_with_its_part_of_the_weights() {
+    fn initial_weights_do_not_depend_on_the_number_of_shards() {
         let model = networks::backbone::ModelConfig::examples().remove(1);
         let device = Device::flex();
         let mut tensors = Network::random(&model, Normalization::default(), 7, 1, &device).tensors();
@@ -162,22 +178,9 @@ mod tests {
             fill(networks::params::Init::Normal(1.0), i as u64, "other", 0, &mut tensor.values);
         }
         for unit in model.units(networks::backbone::Readout::All) {
-            let of_group = |group_size: usize| -> Vec<f32> {
-                let mut whole: Vec<f32> = (0..group_size)
-                    .flat_map(|rank: usize| {
-                        let topology =
-                            Topology { rank, world_size: group_size, group_size, ..Topology::SINGLE_RANK };
-                        let mut shard = UnitShard::init(unit.as_ref(), 0, topology, &[], &device);
-                        shard.start_from(&tensors).unwrap();
-                        to_host(shard.weights.values().clone())
-                    })
-                    .collect();
-                whole.truncate(unit.layout(1).numel);
-                whole
-            };
-            let whole = of_group(1);
-            assert_eq!(of_group(2), whole);
-            assert_eq!(of_group(4), whole);
+            let unsharded = gathered_weights(unit.as_ref(), 1, &tensors);
+            assert_eq!(gathered_weights(unit.as_ref(), 2, &tensors), unsharded);
+            assert_eq!(gathered_weights(unit.as_ref(), 4, &tensors), unsharded);
         }
     }
 }

@@ -1,11 +1,10 @@
-//! Weights of a shard, and the copy of them that products read.
+//! Weights of a shard, and their copy in bf16 that products read.
 
 use burn_tensor::Tensor;
 
-/// Weights of a shard, `[n]` in f32, with the same values in bf16 where the update has written
-/// both.
+/// Weights of a shard, `[n]` in f32, with a copy in bf16 where the update has written both.
 ///
-/// Whoever writes the values in another way loses the copy, so that it never differs from them.
+/// Any other write to the values drops the copy, so that it never differs from them.
 #[derive(Debug, Clone)]
 pub struct ShardWeights {
     values: Tensor<1>,
@@ -13,7 +12,7 @@ pub struct ShardWeights {
 }
 
 impl ShardWeights {
-    /// Creates weights from one update's `values` and, where it has rounded them, these rounded.
+    /// Creates weights from the `values` of an update and, where it has rounded them, their copy.
     #[cfg(feature = "cuda")]
     pub(super) fn updated(values: Tensor<1>, in_bf16: Option<Tensor<1>>) -> Self {
         Self { values, in_bf16 }
@@ -24,12 +23,12 @@ impl ShardWeights {
         &self.values
     }
 
-    /// The values rounded to bf16, where the update has done that.
+    /// The values rounded to bf16, where the update has written them.
     pub fn in_bf16(&self) -> Option<&Tensor<1>> {
         self.in_bf16.as_ref()
     }
 
-    /// Returns the values to be written, of which there is no copy any more.
+    /// Returns the values for writing, and drops their copy.
     pub fn values_mut(&mut self) -> &mut Tensor<1> {
         self.in_bf16 = None;
         &mut self.values
@@ -48,9 +47,9 @@ mod tests {
 
     use super::*;
 
-    /// A copy of other values than the weights' would be used by products without a word.
+    /// Products would silently use an outdated copy.
     #[test]
-    fn a_copy_lasts_until_the_values_are_written() {
+    fn writing_the_values_drops_the_copy() {
         let values = Tensor::<1>::from_floats([1.0, 2.5], &Device::flex());
         let copy = Some(values.clone().cast(DType::BF16));
         let mut weights = ShardWeights { values, in_bf16: copy };

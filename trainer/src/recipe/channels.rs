@@ -1,5 +1,4 @@
-//! The channels of images: the backbone, the constants and the views of a recipe must be for the
-//! same ones.
+//! Check that backbone, constants and views of a recipe are for the same channels.
 
 use augment::{Depth, ViewMix};
 
@@ -7,10 +6,10 @@ use super::Recipe;
 use crate::method::network::NetworkSpec;
 
 /// Checks that constants and backbones of `recipe` are for the channels of its data, and that
-/// images of its format have all operations of `views`.
+/// images of its format support all operations of `views`.
 ///
 /// # Errors
-/// A message with the key and what is wrong with it.
+/// A message with the key and the reason.
 pub(super) fn check_channels(
     recipe: &Recipe,
     views: &ViewMix,
@@ -27,10 +26,10 @@ pub(super) fn check_channels(
             format.depth.bits()
         ));
     }
-    if recipe.model.n_channels() != n_channels {
-        let of_model = recipe.model.n_channels();
+    let n_model_channels = recipe.model.n_channels();
+    if n_model_channels != n_channels {
         return Err(format!(
-            "model.channels, of [model] or of the weights, is {of_model}, and data.channels {n_channels}: set data.channels to it, or \
+            "model.channels, of [model] or of the weights, is {n_model_channels}, and data.channels {n_channels}: set data.channels to it, or \
              init.first_layer to convert the weights"
         ));
     }
@@ -51,9 +50,14 @@ pub(super) fn check_channels(
             );
         }
     }
-    let numbers = data.no_data.iter().flat_map(|no_data| [no_data.value, no_data.fill.number()]).flatten();
-    if let Some(number) = numbers.into_iter().find(|number| !number.is_finite()) {
-        return Err(format!("data.no_data: {number} is no number; NaN stands for no data in any case"));
+    if let Some(no_data) = &data.no_data {
+        for number in [no_data.value, no_data.fill.number()].into_iter().flatten() {
+            if !number.is_finite() {
+                return Err(format!(
+                    "data.no_data: {number} is no number; NaN stands for no data in any case"
+                ));
+            }
+        }
     }
     let other = networks.iter().find(|network| network.model(&recipe.model).n_channels() != n_channels);
     if let Some(network) = other {
@@ -86,13 +90,17 @@ mod tests {
         resolve(recipe, 8).map_err(|error| error.to_string())
     }
 
+    fn resolve_error(overrides: &[&str]) -> String {
+        resolved(overrides).expect_err("refused")
+    }
+
     const CONSTANTS: &str =
         "data.normalization={ mean = [0.1, 0.2, 0.3, 0.4, 0.5], std = [0.1, 0.1, 0.1, 0.1, 0.1] }";
 
     #[test]
-    fn the_model_follows_the_data() {
-        let set = ["data.channels=5", "data.bits=16", CONSTANTS, "views.channels={ rotate_p = 0.5 }"];
-        let plan = resolved(&set).expect("a plan");
+    fn the_model_takes_the_channels_of_the_data() {
+        let overrides = ["data.channels=5", "data.bits=16", CONSTANTS, "views.channels={ rotate_p = 0.5 }"];
+        let plan = resolved(&overrides).expect("a plan");
         assert_eq!(plan.recipe.model.n_channels(), 5);
         assert_eq!(plan.multicrop().crops[2].rotate_p, 0.5);
         assert_eq!(plan.recipe.data.rules().format, plan.pixel_input().pixels.format());
@@ -107,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn values_may_use_some_bits_and_stand_for_no_data() {
+    fn bits_used_and_no_data_are_accepted_or_refused_by_format() {
         let float = ["data.bits=32", "data.no_data={ value = -9999, fill = 0.5 }", "views.channels={}"];
         let rules = resolved(&float).expect("a plan").recipe.data.rules();
         let no_data = NoData { value: Some(-9999.0), fill: Fill::Number(0.5) };
@@ -116,36 +124,38 @@ mod tests {
         assert_eq!(narrow.recipe.data.rules().bits_used, Some(12));
         let again = Recipe::parse(&narrow.to_toml(), "plan", &[]).expect("a recipe");
         assert_eq!(again, narrow.recipe);
-        let refused = |overrides: &[&str]| resolved(overrides).expect_err("refused");
-        assert!(refused(&["data.no_data={ value = 0 }"]).contains("not for 3 channels of 8 bits"));
-        assert!(refused(&["data.bits_used=16"]).contains("1 to 15"));
-        assert!(refused(&["data.bits_used=12", "data.bits=32", "views.channels={}"]).contains("as they are"));
+        assert!(resolve_error(&["data.no_data={ value = 0 }"]).contains("not for 3 channels of 8 bits"));
+        assert!(resolve_error(&["data.bits_used=16"]).contains("1 to 15"));
         assert!(
-            refused(&["data.bits=32", "data.no_data={ value = nan }", "views.channels={}"]).contains("NaN")
+            resolve_error(&["data.bits_used=12", "data.bits=32", "views.channels={}"])
+                .contains("as they are")
         );
-        assert!(refused(&["data.bits=32", "data.no_data={ fill = 'x' }"]).contains("no_data"));
+        assert!(
+            resolve_error(&["data.bits=32", "data.no_data={ value = nan }", "views.channels={}"])
+                .contains("NaN")
+        );
+        assert!(resolve_error(&["data.bits=32", "data.no_data={ fill = 'x' }"]).contains("no_data"));
     }
 
     #[test]
-    fn what_does_not_fit_is_named() {
-        let refused = |overrides: &[&str]| resolved(overrides).expect_err("refused");
-        assert!(refused(&["data.channels=5"]).contains("ocelli shards stats --channels 5 --bits 8"));
-        assert!(refused(&["data.channels=0"]).contains("data.channels: 0 channels"));
-        assert!(refused(&["data.bits=12"]).contains("12 bits a channel: 8, 16 or 32"));
+    fn errors_name_the_key_that_does_not_fit() {
+        assert!(resolve_error(&["data.channels=5"]).contains("ocelli shards stats --channels 5 --bits 8"));
+        assert!(resolve_error(&["data.channels=0"]).contains("data.channels: 0 channels"));
+        assert!(resolve_error(&["data.bits=12"]).contains("12 bits a channel: 8, 16 or 32"));
         assert!(
-            refused(&["data.channels=5", CONSTANTS])
+            resolve_error(&["data.channels=5", CONSTANTS])
                 .contains("views.crops[0].jitter.saturation: exists for 8-bit RGB only")
         );
         assert!(
-            refused(&["data.bits=16"]).contains("views.channels={}"),
+            resolve_error(&["data.bits=16"]).contains("views.channels={}"),
             "RGB of 16 bits has other views, too"
         );
-        let both = refused(&["data.channels=5", CONSTANTS, "model.channels=4", "views.channels={}"]);
+        let both = resolve_error(&["data.channels=5", CONSTANTS, "model.channels=4", "views.channels={}"]);
         assert!(both.contains("is 4, and data.channels 5"), "{both}");
         let background = ["data.bits=16", "views.channels={}", "data.background=[1, 2, 3]"];
-        assert!(refused(&background).contains("data.background"));
+        assert!(resolve_error(&background).contains("data.background"));
         let uneven = "data.normalization={ mean = [0.1, 0.2], std = [0.1] }";
-        assert!(refused(&[uneven]).contains("2 means and 1 deviations"));
-        assert!(refused(&["views.channels={ drop_p = 2.0 }"]).contains("*_p"));
+        assert!(resolve_error(&[uneven]).contains("2 means and 1 deviations"));
+        assert!(resolve_error(&["views.channels={ drop_p = 2.0 }"]).contains("*_p"));
     }
 }

@@ -2,46 +2,66 @@
 
 use super::plan::Plan;
 
-/// Keys that may differ between two starts of a run: the fingerprint holds weights, wherever their
-/// list is, and who divides prototypes changes rounding alone.
+/// Keys that may differ between two starts of a run: the fingerprint includes the weights, wherever
+/// their list is, and the division of prototypes changes only the rounding.
 const FREE_KEYS: [&str; 2] = ["data.weights", "method.prototype_group"];
 
-/// Returns the first key outside `[run]` in which the plans differ so that one cannot go on with a
-/// run of the other, with both values.
+/// Returns the first key outside `[run]` whose values differ so that a run of one plan cannot be
+/// resumed with the other, with both values.
 pub(crate) fn difference(plan: &Plan, other: &Plan) -> Option<(String, String, String)> {
-    let flat = |plan: &Plan, other: &Plan| {
-        // Where images are known by what they are, it does not matter where they are.
-        let are_known = !plan.data_fingerprint.is_empty() && !other.data_fingerprint.is_empty();
-        let is_free = |key: &str| FREE_KEYS.contains(&key) || (are_known && key == "data.shards");
-        let is_compared = |key: &str| !key.starts_with("run.") && !is_free(key);
-        let values = plan.recipe.values().into_iter().filter(|(key, _)| is_compared(key));
-        values.map(|(key, value)| (key, value.to_string())).collect::<Vec<_>>()
-    };
-    let a = flat(plan, other);
-    let b = flat(other, plan);
-    let find = |key: &String, list: &[(String, String)]| {
-        list.iter().find(|(k, _)| k == key).map_or("absent".into(), |(_, value)| value.clone())
-    };
-    a.iter().chain(&b).map(|(key, _)| (key.clone(), find(key, &a), find(key, &b))).find(|(_, x, y)| x != y)
+    // Where both plans have a fingerprint of the images, the location of shards does not matter.
+    let have_fingerprints = !plan.data_fingerprint.is_empty() && !other.data_fingerprint.is_empty();
+    let values = compared_values(plan, have_fingerprints);
+    let other_values = compared_values(other, have_fingerprints);
+    for (key, _) in values.iter().chain(&other_values) {
+        let value = value_or_absent(&values, key);
+        let other_value = value_or_absent(&other_values, key);
+        if value != other_value {
+            return Some((key.clone(), value, other_value));
+        }
+    }
+    None
 }
 
-/// Returns how the images of `there`, the plan of a run, differ from those of `here`; `None` if
-/// they are the same as far as both plans tell.
-pub(crate) fn difference_of_images(there: &Plan, here: &Plan) -> Option<String> {
-    if there.n_samples != here.n_samples {
-        return Some(format!("{} samples there, {} here", there.n_samples, here.n_samples));
+/// Returns the values of `plan` that must not differ between two starts of a run, with their keys.
+fn compared_values(plan: &Plan, have_fingerprints: bool) -> Vec<(String, String)> {
+    let mut values = Vec::new();
+    for (key, value) in plan.recipe.values() {
+        let is_free = FREE_KEYS.contains(&key.as_str()) || (have_fingerprints && key == "data.shards");
+        if !key.starts_with("run.") && !is_free {
+            values.push((key, value.to_string()));
+        }
     }
-    let differ = |there: &str, here: &str| !there.is_empty() && !here.is_empty() && there != here;
-    if differ(&there.data_fingerprint, &here.data_fingerprint) {
+    values
+}
+
+fn value_or_absent(values: &[(String, String)], key: &str) -> String {
+    match values.iter().find(|(other, _)| other == key) {
+        Some((_, value)) => value.clone(),
+        None => "absent".into(),
+    }
+}
+
+/// Describes the difference between the images of `run`, the plan of a run, and those of `plan`;
+/// `None` if both plans do not show any.
+pub(crate) fn difference_of_images(run: &Plan, plan: &Plan) -> Option<String> {
+    if run.n_samples != plan.n_samples {
+        return Some(format!("{} samples there, {} here", run.n_samples, plan.n_samples));
+    }
+    if are_known_and_differ(&run.data_fingerprint, &plan.data_fingerprint) {
         return Some("as many samples, but other keys, lengths, order or weights".into());
     }
-    let have_checksums = !there.data_checksums.is_empty() && !here.data_checksums.is_empty();
+    let have_checksums = !run.data_checksums.is_empty() && !plan.data_checksums.is_empty();
     let have_other_bytes = if have_checksums {
-        there.data_checksums != here.data_checksums
+        run.data_checksums != plan.data_checksums
     } else {
-        differ(&there.data_images, &here.data_images)
+        are_known_and_differ(&run.data_images, &plan.data_images)
     };
     have_other_bytes.then(|| "the same keys and lengths, but other bytes".into())
+}
+
+fn are_known_and_differ(hash: &str, other: &str) -> bool {
+    !hash.is_empty() && !other.is_empty() && hash != other
 }
 
 /// Returns `plan` with the length of `other`.

@@ -39,9 +39,9 @@ pub fn keys() -> Vec<Key> {
     schema::keys(form())
 }
 
-/// The form of a recipe.
+/// Returns the form of a recipe.
 fn form() -> &'static Form {
-    static FORM: LazyLock<Form> = LazyLock::new(Form::of::<Recipe>);
+    static FORM: LazyLock<Form> = LazyLock::new(Form::from_type::<Recipe>);
     &FORM
 }
 
@@ -77,10 +77,12 @@ impl Recipe {
     /// Returns the side of the images on which the network is evaluated: that of its first views,
     /// unless its table of positions is for smaller ones.
     pub fn evaluated_px(&self) -> usize {
-        let views = self.views.multicrop().ok();
-        let of_views = views.and_then(|views| views.groups().first().map(|group| group.size_px as usize));
-        let own = self.model.image_px();
-        of_views.map_or(own, |of_views| of_views.min(own))
+        let model_px = self.model.image_px();
+        let Ok(views) = self.views.multicrop() else { return model_px };
+        match views.groups().first() {
+            Some(group) => model_px.min(group.size_px as usize),
+            None => model_px,
+        }
     }
 
     /// Parses a recipe, or takes that of a run's plan, and applies `overrides` of the form
@@ -90,33 +92,33 @@ impl Recipe {
     /// [`TrainError::Recipe`] with all keys that are missing, unknown or of another form, and what
     /// is expected.
     pub fn parse(text: &str, origin: &str, overrides: &[String]) -> Result<Self, TrainError> {
-        parse::recipe(text, overrides, form(), None)
+        parse::parse_recipe(text, overrides, form(), None)
             .map(Self::with_channels_of_data)
             .map_err(|reason| TrainError::Recipe { recipe: origin.into(), reason })
     }
 
-    /// Parses as [`Recipe::parse`]. Where `model.arch` is `from_init`, `model_of` is called with
+    /// Parses as [`Recipe::parse`]. Where `model.arch` is `from_init`, `read_model` is called with
     /// `init.weights`, and returns the backbone of the weights that the run starts with; other keys
     /// of `[model]` replace its keys.
     ///
     /// # Errors
-    /// [`TrainError::Recipe`] as [`Recipe::parse`], and with the message of `model_of`.
+    /// [`TrainError::Recipe`] as [`Recipe::parse`], and with the message of `read_model`.
     pub fn parse_with_model(
         text: &str,
         origin: &str,
         overrides: &[String],
-        mut model_of: impl FnMut(Option<&str>) -> Result<ModelConfig, String>,
+        mut read_model: impl FnMut(Option<&str>) -> Result<ModelConfig, String>,
     ) -> Result<Self, TrainError> {
-        let mut table_of = |weights: Option<&str>| {
-            let model = model_of(weights)?;
+        let mut read_table = |weights: Option<&str>| {
+            let model = read_model(weights)?;
             toml::Table::try_from(model).map_err(|error| error.to_string())
         };
-        parse::recipe(text, overrides, form(), Some(&mut table_of))
+        parse::parse_recipe(text, overrides, form(), Some(&mut read_table))
             .map(Self::with_channels_of_data)
             .map_err(|reason| TrainError::Recipe { recipe: origin.into(), reason })
     }
 
-    /// Gives the backbone the channels of the data, unless the recipe gives it others.
+    /// Sets the channels of the backbone to those of the data, unless the recipe sets others.
     fn with_channels_of_data(self) -> Self {
         let converts = self.init.as_ref().is_some_and(|init| init.first_layer.is_some());
         if self.model.n_channels() == RGB_CHANNELS || converts {
@@ -124,6 +126,11 @@ impl Recipe {
         } else {
             self
         }
+    }
+
+    /// Returns the error of this recipe, for `reason`.
+    fn error(&self, reason: String) -> TrainError {
+        TrainError::Recipe { recipe: self.name.clone(), reason }
     }
 
     /// Returns every value with its key, such as `optim.batch_size`, in the order of the keys.

@@ -7,35 +7,37 @@ use super::schema::{Form, mistakes};
 /// Value of `model.arch`, or of `model`, for the backbone of the weights that a run starts with.
 const FROM_INIT: &str = "from_init";
 
-/// Keys that the plan of a run has beside its recipe.
-const OF_PLAN: [&str; 2] = ["total_steps", "world_size"];
+/// Keys of the plan of a run that a recipe does not have.
+const PLAN_KEYS: [&str; 2] = ["total_steps", "world_size"];
 
-/// Returns the backbone of weights as the table of a recipe, given `init.weights`.
-pub(super) type ModelOf<'a> = &'a mut dyn FnMut(Option<&str>) -> Result<toml::Table, String>;
+/// Function that reads the backbone of weights as the table of a recipe, given `init.weights`.
+pub(super) type ReadModel<'a> = &'a mut dyn FnMut(Option<&str>) -> Result<toml::Table, String>;
 
 /// Parses `text`, a recipe of this form or the plan of a run, and applies `overrides` of the form
 /// `optim.lr=1e-3`. Where the recipe takes its backbone from the weights that it starts with,
-/// `model_of` returns that backbone; other keys of the recipe's `[model]` replace its keys.
+/// `read_model` returns that backbone; other keys of the recipe's `[model]` replace its keys.
 ///
 /// # Errors
 /// A message in words: all keys that are missing, unknown or of another form, or the message of
-/// `model_of`.
-pub(super) fn recipe<T: DeserializeOwned>(
+/// `read_model`.
+pub(super) fn parse_recipe<T: DeserializeOwned>(
     text: &str,
     overrides: &[String],
     form: &Form,
-    model_of: Option<ModelOf<'_>>,
+    read_model: Option<ReadModel<'_>>,
 ) -> Result<T, String> {
     let mut table: toml::Table =
         text.parse().map_err(|error: toml::de::Error| error.to_string().trim_end().to_string())?;
-    if OF_PLAN.iter().all(|key| table.contains_key(*key))
+    if PLAN_KEYS.iter().all(|key| table.contains_key(*key))
         && let Some(toml::Value::Table(recipe)) = table.remove("recipe")
     {
         table = recipe;
     }
-    overrides.iter().try_for_each(|entry| set(&mut table, entry))?;
-    if let Some(model_of) = model_of {
-        take_model(&mut table, model_of)?;
+    for entry in overrides {
+        set(&mut table, entry)?;
+    }
+    if let Some(read_model) = read_model {
+        replace_model(&mut table, read_model)?;
     }
     match mistakes(&table, form).as_slice() {
         [] => {}
@@ -45,9 +47,10 @@ pub(super) fn recipe<T: DeserializeOwned>(
     T::deserialize(table).map_err(|error| error.to_string().trim_end().to_string())
 }
 
-/// Replaces the model of `recipe` with that of the weights it starts with, if it says so.
-fn take_model(recipe: &mut toml::Table, model_of: ModelOf<'_>) -> Result<(), String> {
-    let own = match recipe.get("model") {
+/// Replaces the model of `recipe` by that of the weights that it starts with, if `model.arch` is
+/// [`FROM_INIT`].
+fn replace_model(recipe: &mut toml::Table, read_model: ReadModel<'_>) -> Result<(), String> {
+    let replaced_keys = match recipe.get("model") {
         Some(toml::Value::String(name)) if name == FROM_INIT => toml::Table::new(),
         Some(toml::Value::Table(model))
             if model.get("arch").and_then(|arch| arch.as_str()) == Some(FROM_INIT) =>
@@ -58,13 +61,13 @@ fn take_model(recipe: &mut toml::Table, model_of: ModelOf<'_>) -> Result<(), Str
         _ => return Ok(()),
     };
     let weights = recipe.get("init").and_then(|init| init.get("weights")).and_then(|path| path.as_str());
-    let mut model = model_of(weights)?;
-    model.extend(own);
+    let mut model = read_model(weights)?;
+    model.extend(replaced_keys);
     recipe.insert("model".into(), model.into());
     Ok(())
 }
 
-/// Units of a length of time, which has exactly one of them.
+/// Units of a length of time, which has exactly one.
 const UNITS: [&str; 4] = ["steps", "epochs", "samples", "percent"];
 
 /// Sets one dotted key.
@@ -79,37 +82,37 @@ fn set(table: &mut toml::Table, entry: &str) -> Result<(), String> {
         .map_err(|error: toml::de::Error| format!("--set {entry}: {error}"))?;
     let mut keys: Vec<&str> = path.trim().split('.').collect();
     let last = keys.pop().unwrap_or_default();
-    let mut at = Place::Table(table);
+    let mut container = Container::Table(table);
     for key in keys {
-        at = match at.value(key, entry)? {
-            toml::Value::Table(table) => Place::Table(table),
-            toml::Value::Array(list) => Place::List(list),
+        container = match container.value(key, entry)? {
+            toml::Value::Table(table) => Container::Table(table),
+            toml::Value::Array(list) => Container::List(list),
             _ => return Err(format!("--set {entry}: {key} is not a section")),
         };
     }
     let value = parsed.get("v").cloned().unwrap_or(toml::Value::Boolean(false));
-    match at {
-        Place::Table(table) => {
+    match container {
+        Container::Table(table) => {
             // A length has one unit: a new unit replaces the old one.
             if UNITS.contains(&last) && table.keys().all(|key| UNITS.contains(&key.as_str())) {
                 table.clear();
             }
             table.insert(last.into(), value);
         }
-        Place::List(_) => *at.value(last, entry)? = value,
+        Container::List(_) => *container.value(last, entry)? = value,
     }
     Ok(())
 }
 
-/// Place that a part of a dotted key leads to.
-enum Place<'a> {
+/// Table or list that a part of a dotted key names.
+enum Container<'a> {
     Table(&'a mut toml::Table),
-    /// Its entries are numbered from 0.
+    /// List, whose entries are numbered from 0.
     List(&'a mut Vec<toml::Value>),
 }
 
-impl<'a> Place<'a> {
-    /// Returns the value of `key`, which a table receives as a section if it lacks it.
+impl<'a> Container<'a> {
+    /// Returns the value of `key`; inserts an empty section if a table does not have the key.
     fn value(self, key: &str, entry: &str) -> Result<&'a mut toml::Value, String> {
         match self {
             Self::Table(table) => Ok(table.entry(key).or_insert_with(|| toml::Table::new().into())),
@@ -149,7 +152,7 @@ lr = 1e-3
 warmup = { steps = 1 }
 "#;
 
-    fn refused(text: &str, overrides: &[&str]) -> String {
+    fn parse_error(text: &str, overrides: &[&str]) -> String {
         let overrides: Vec<String> = overrides.iter().map(|entry| entry.to_string()).collect();
         match Recipe::parse(text, "r", &overrides) {
             Err(crate::TrainError::Recipe { reason, .. }) => reason,
@@ -157,18 +160,24 @@ warmup = { steps = 1 }
         }
     }
 
+    /// Returns the views of the recipe with one override.
+    fn views_with(entry: &str) -> augment::MultiCrop {
+        let recipe = Recipe::parse(RECIPE, "r", &[entry.into()]).unwrap();
+        recipe.views.multicrop().unwrap()
+    }
+
     #[test]
     fn entries_of_lists_are_set_by_number() {
-        let set = |entry: &str| Recipe::parse(RECIPE, "r", &[entry.into()]);
-        let views = set("views.crops.0.size_px=64").unwrap().views.multicrop().unwrap();
+        let views = views_with("views.crops.0.size_px=64");
         assert_eq!(views.crops[0].size_px, 64);
-        let views = set("views.crops.0.scale.1=0.5").unwrap().views.multicrop().unwrap();
+        let views = views_with("views.crops.0.scale.1=0.5");
         assert_eq!(views.crops[0].scale, [0.2, 0.5]);
-        assert!(refused(RECIPE, &["views.crops.1.size_px=64"]).contains("1 is not one of its 1 entries"));
+        assert!(parse_error(RECIPE, &["views.crops.1.size_px=64"]).contains("1 is not one of its 1 entries"));
         assert!(
-            refused(RECIPE, &["views.crops.first.size_px=64"]).contains("first is not one of its 1 entries")
+            parse_error(RECIPE, &["views.crops.first.size_px=64"])
+                .contains("first is not one of its 1 entries")
         );
-        assert!(refused(RECIPE, &["optim.lr.x=64"]).contains("lr is not a section"));
+        assert!(parse_error(RECIPE, &["optim.lr.x=64"]).contains("lr is not a section"));
     }
 
     /// The recipe of a plan is taken, with overrides.
@@ -181,7 +190,7 @@ warmup = { steps = 1 }
     }
 
     #[test]
-    fn mistakes_are_told_at_once() {
+    fn all_mistakes_are_reported_at_once() {
         let wrong = [
             "model.heads=3",
             "model.depth=\"18\"",
@@ -192,7 +201,7 @@ warmup = { steps = 1 }
             "views.crops.0.count=-1",
             "teacher.decay=0.9",
         ];
-        let told = refused(
+        let reason = parse_error(
             &RECIPE
                 .replace("lr = 1e-3", "")
                 .replace("name = \"simclr\"\ntemperature = 0.1", "name = \"dino\""),
@@ -212,15 +221,15 @@ warmup = { steps = 1 }
             "optim.lr is missing: learning rate for a batch of 256 images",
             "method.prototypes is missing",
         ] {
-            assert!(told.contains(mistake), "{mistake} in:\n{told}");
+            assert!(reason.contains(mistake), "{mistake} in:\n{reason}");
         }
-        assert!(refused(RECIPE, &["method.name=dion"]).contains("did you mean dino?"));
-        let one = refused(RECIPE, &["optim.batch_size=0.5"]);
-        assert_eq!(one, "optim.batch_size = 0.5 must be a whole number of 0 or more");
+        assert!(parse_error(RECIPE, &["method.name=dion"]).contains("did you mean dino?"));
+        let reason = parse_error(RECIPE, &["optim.batch_size=0.5"]);
+        assert_eq!(reason, "optim.batch_size = 0.5 must be a whole number of 0 or more");
     }
 
     #[test]
     fn errors_of_syntax_name_the_line() {
-        assert!(refused(&RECIPE.replace("lr = 1e-3", "lr = "), &[]).contains("line 18"));
+        assert!(parse_error(&RECIPE.replace("lr = 1e-3", "lr = "), &[]).contains("line 18"));
     }
 }

@@ -115,33 +115,28 @@ impl Plan {
         Ok(self.method()?.evaluated())
     }
 
-    /// Returns the error of a recipe that cannot be run, for `reason`.
-    pub(super) fn bad(&self, reason: String) -> TrainError {
-        TrainError::Recipe { recipe: self.recipe.name.clone(), reason }
-    }
-
-    /// Returns the plan for `world_size` ranks, each of which has `room`.
+    /// Returns the plan for `world_size` ranks with `resources` each.
     ///
     /// # Errors
     /// [`TrainError::Recipe`] when batch, micro-batches or groups do not divide.
-    pub fn over(mut self, world_size: usize, room: RankResources) -> Result<Self, TrainError> {
+    pub fn for_ranks(mut self, world_size: usize, resources: RankResources) -> Result<Self, TrainError> {
         self.world_size = world_size;
-        self.recipe.optim.precision = self.recipe.optim.precision.filled(room.is_gpu);
+        self.recipe.optim.precision = self.recipe.optim.precision.with_defaults(resources.is_gpu);
         if self.recipe.run.workers == 0 {
-            self.n_workers = room.n_workers.max(1);
+            self.n_workers = resources.n_workers.max(1);
         }
         if self.recipe.run.data_threads == 0 {
-            self.n_data_threads = room.n_cores.max(1);
+            self.n_data_threads = resources.n_cores.max(1);
         }
         let n = self.n_micro_batches();
         if !n.is_multiple_of(world_size) {
-            return Err(self.bad(format!(
+            return Err(self.recipe.error(format!(
                 "optim.micro_batches {n} must be a multiple of the number of ranks, {world_size}"
             )));
         }
         let batch_size = self.recipe.optim.batch_size;
         if !batch_size.is_multiple_of(n) {
-            return Err(self.bad(format!(
+            return Err(self.recipe.error(format!(
                 "optim.batch_size {batch_size} does not divide into {n} micro-batches, {} on each of {world_size} \
                  ranks",
                 n / world_size
@@ -149,20 +144,20 @@ impl Plan {
         }
         let groups = self.recipe.optim.n_stat_groups();
         if !n.is_multiple_of(groups) {
-            return Err(self.bad(format!(
+            return Err(self.recipe.error(format!(
                 "optim.stat_images {} makes {groups} groups of a batch, of which the {n} micro-batches \
                  (optim.micro_batches) must be a multiple",
                 self.recipe.optim.stat_images
             )));
         }
-        let topology = self.topology(0).map_err(|reason| self.bad(reason))?;
+        let topology = self.topology(0).map_err(|reason| self.recipe.error(reason))?;
         self.check_columns(topology)?;
         self.check_division()?;
         Ok(self)
     }
 
-    /// Chooses the kernels that the recipe asks for on `device`, for this process, and notes them
-    /// in the plan.
+    /// Chooses the kernels of the recipe on `device`, for this process, and records them in the
+    /// plan.
     ///
     /// # Errors
     /// [`TrainError::Recipe`] when the device does not have them.
@@ -170,14 +165,14 @@ impl Plan {
         self.use_kernels(self.recipe.run.kernels.into(), device)
     }
 
-    /// Chooses `kernels`, whatever the recipe asks for: see [`Plan::choose_kernels`].
+    /// Chooses `kernels` in place of those of the recipe: see [`Plan::choose_kernels`].
     ///
     /// # Errors
     /// As [`Plan::choose_kernels`].
     pub fn use_kernels(&mut self, kernels: Kernels, device: &Device) -> Result<(), TrainError> {
         let chosen = choose_kernels(kernels, device);
         let name = chosen.map_err(|error| {
-            self.bad(format!(
+            self.recipe.error(format!(
                 "run.kernels = \"cublaslt\": {error}: set it to \"auto\", or make the library available"
             ))
         })?;
@@ -190,14 +185,14 @@ impl Plan {
     /// # Errors
     /// [`TrainError::Recipe`].
     pub fn check_division(&self) -> Result<(), TrainError> {
-        let Some(most) = self.recipe.run.max_unit_parameters else { return Ok(()) };
+        let Some(limit) = self.recipe.run.max_unit_parameters else { return Ok(()) };
         let networks = self.method()?.networks();
         let units =
-            networks.iter().flat_map(|network| divided(network.units(&self.recipe.model), Some(most)));
+            networks.iter().flat_map(|network| divided(network.units(&self.recipe.model), Some(limit)));
         let sizes = units.map(|part| (numel(part.unit.as_ref()), part.unit));
         match sizes.max_by_key(|(size, _)| *size) {
-            Some((size, unit)) if size > most => Err(self.bad(format!(
-                "run.max_unit_parameters {most}: unit {} cannot be divided into parts of fewer than {size} parameters: set it to at least \
+            Some((size, unit)) if size > limit => Err(self.recipe.error(format!(
+                "run.max_unit_parameters {limit}: unit {} cannot be divided into parts of fewer than {size} parameters: set it to at least \
                  that, or leave it out",
                 unit.export_name()
             ))),
@@ -205,7 +200,7 @@ impl Plan {
         }
     }
 
-    /// Checks that the shards of divided heads are parts of their columns.
+    /// Checks that each shard of a divided head is part of the columns of one rank.
     ///
     /// # Errors
     /// [`TrainError::Recipe`].
@@ -215,11 +210,11 @@ impl Plan {
             return Ok(());
         }
         let networks = self.method()?.networks();
-        let divided = networks.iter().flat_map(|network| &network.heads).filter(|head| head.may_divide);
-        for unit in divided.filter_map(|head| head.units.last()) {
+        let heads = networks.iter().flat_map(|network| &network.heads).filter(|head| head.may_divide);
+        for unit in heads.filter_map(|head| head.units.last()) {
             let UnitLayout { numel, padded, .. } = unit.layout(group_size);
             if numel != padded || unit.column_part(column_group_size).is_none() {
-                return Err(self.bad(format!(
+                return Err(self.recipe.error(format!(
                     "method.prototype_group {column_group_size}: the {numel} numbers of {} (prototypes times channels of an embedding, and \
                      their lengths where these are trained) must be a multiple of {ALIGNMENT} times the {group_size} ranks of a shard group: choose other sizes, another run.shard_group, or \
                      method.prototype_group = 1",
@@ -265,7 +260,7 @@ impl Plan {
     /// Returns the schedules of the run.
     pub fn schedules(&self) -> Schedules {
         let optim = &self.recipe.optim;
-        let cosine = |ends: [f64; 2]| Schedule::cosine(ends[0], ends[1], self.total_steps);
+        let [decay_start, decay_end] = optim.weight_decay();
         let scale = optim.lr_scaling.factor(optim.batch_size);
         Schedules {
             lr: Schedule {
@@ -281,21 +276,23 @@ impl Plan {
                     LrSchedule::Constant => Shape::Constant { cooldown_steps: self.cooldown_steps },
                 },
             },
-            weight_decay: cosine(optim.weight_decay()),
+            weight_decay: Schedule::cosine(decay_start, decay_end, self.total_steps),
         }
     }
 
     /// Returns the optimizer.
     pub fn optimizer(&self) -> Optimizer {
         let optim = &self.recipe.optim;
-        let sgd =
-            |adaptation| Rule::Sgd(Sgd { momentum: optim.momentum, nesterov: optim.nesterov, adaptation });
-        let by_layer = |rule| sgd(Some(Adaptation { trust: optim.trust, rule }));
+        let adaptation = match optim.algorithm {
+            Algorithm::Adamw | Algorithm::Sgd => None,
+            Algorithm::Lars => Some(Adaptation { trust: optim.trust, rule: RateRule::Lars }),
+            Algorithm::Larc => Some(Adaptation { trust: optim.trust, rule: RateRule::Larc }),
+        };
         let rule = match optim.algorithm {
             Algorithm::Adamw => Rule::AdamW(AdamW { betas: optim.betas }),
-            Algorithm::Sgd => sgd(None),
-            Algorithm::Lars => by_layer(RateRule::Lars),
-            Algorithm::Larc => by_layer(RateRule::Larc),
+            Algorithm::Sgd | Algorithm::Lars | Algorithm::Larc => {
+                Rule::Sgd(Sgd { momentum: optim.momentum, nesterov: optim.nesterov, adaptation })
+            }
         };
         let clip_norm = optim.clip_norm();
         let clip = optim.clip;
@@ -329,8 +326,7 @@ impl Plan {
         PixelInput { cell_px: self.recipe.model.cell_px(), pixels: self.recipe.data.pixels() }
     }
 
-    /// Returns the views of an image: those of the first choice of sizes, if batches differ in
-    /// them.
+    /// Returns the views of an image: those of the first choice of sizes, if there are several.
     pub fn multicrop(&self) -> MultiCrop {
         self.recipe.views.multicrop().expect("views that were checked")
     }
@@ -343,18 +339,17 @@ impl Plan {
     /// Builds the method.
     ///
     /// # Errors
-    /// [`TrainError::Recipe`] with the key and what is wrong with it.
+    /// [`TrainError::Recipe`] with the key and the reason.
     pub fn method(&self) -> Result<Box<dyn Method>, TrainError> {
-        let views = self.recipe.views.multicrop().map_err(|reason| self.bad(reason))?;
+        let views = self.recipe.views.multicrop().map_err(|reason| self.recipe.error(reason))?;
         let model = self.recipe.model.clone();
         let length = self.length();
         let seed = self.recipe.seed;
         let cx = MethodContext { views, model, length, seed };
-        self.recipe.method.build(&cx).map_err(|reason| self.bad(reason))
+        self.recipe.method.build(&cx).map_err(|reason| self.recipe.error(reason))
     }
 
-    /// Checks that the initial `weights` have the heads of the method, where `init.heads` takes
-    /// them.
+    /// Checks that the initial `weights` have the heads of the method, where `init.heads` is set.
     ///
     /// # Errors
     /// [`TrainError::Recipe`] with the parameter and both shapes.
@@ -362,19 +357,19 @@ impl Plan {
         if !self.recipe.init.as_ref().is_some_and(|init| init.heads) {
             return Ok(());
         }
-        let found =
-            |name: &str| weights.iter().find(|tensor| tensor.name == name).map(|tensor| &tensor.shape);
         let networks = self.method()?.networks();
-        let started = networks.iter().filter(|network| network.starts_from_weights());
-        for unit in started.flat_map(|network| &network.heads).flat_map(|head| &head.units) {
+        let initialized = networks.iter().filter(|network| network.starts_from_weights());
+        for unit in initialized.flat_map(|network| &network.heads).flat_map(|head| &head.units) {
             let layout = unit.layout(1);
             for slot in &layout.params {
                 let name = layout.full_name(slot);
                 let shape = &slot.spec.shape;
-                if found(&name) != Some(shape) {
-                    let theirs = found(&name).map_or("absent".into(), |shape| format!("{shape:?}"));
-                    return Err(self.bad(format!(
-                        "init.heads: {name} is {shape:?} in the recipe and {theirs} in the weights: method must have the head \
+                let initial = weights.iter().find(|tensor| tensor.name == name);
+                let initial_shape = initial.map(|tensor| &tensor.shape);
+                if initial_shape != Some(shape) {
+                    let description = initial_shape.map_or("absent".into(), |shape| format!("{shape:?}"));
+                    return Err(self.recipe.error(format!(
+                        "init.heads: {name} is {shape:?} in the recipe and {description} in the weights: method must have the head \
                          sizes of their run, or set init.heads=false"
                     )));
                 }
@@ -389,7 +384,7 @@ impl Plan {
     /// [`TrainError::Recipe`] with the key of a setting that needs trained weights.
     pub fn check_random_start(&self) -> Result<(), TrainError> {
         match self.method()?.needs_trained_weights() {
-            Some(key) => Err(self.bad(format!(
+            Some(key) => Err(self.recipe.error(format!(
                 "{key} is 0, and the first step would take random weights for trained ones: give --init WEIGHTS or --fork RUN, or a \
                  later {key}"
             ))),
@@ -397,10 +392,10 @@ impl Plan {
         }
     }
 
-    /// Creates the networks of the run, at step zero, on `device`.
+    /// Creates the trainer of the run, at step zero, on `device`.
     ///
     /// # Errors
-    /// [`TrainError::Recipe`] with the key and what is wrong with it.
+    /// [`TrainError::Recipe`] with the key and the reason.
     pub fn trainer(&self, comm: Communicator, device: &Device) -> Result<Trainer, TrainError> {
         let method = self.method()?;
         let optimizer = self.optimizer();
@@ -418,17 +413,17 @@ mod tests {
     use crate::conformance::plans;
 
     #[test]
-    fn both_ends_of_the_warm_up_follow_the_batch() {
+    fn both_ends_of_the_warm_up_scale_with_the_batch_size() {
         for (scaling, factor) in [("linear", 1.0 / 64.0), ("sqrt", 0.125), ("fixed", 1.0)] {
             let scaling = format!("optim.lr_scaling={scaling}");
-            let sets = [
+            let overrides = [
                 "optim.batch_size=4",
                 "optim.lr=0.4",
                 "optim.start_lr=0.1",
                 "optim.warmup={steps=5}",
                 &scaling,
             ];
-            let lr = plans(&sets).remove(0).schedules().lr;
+            let lr = plans(&overrides).remove(0).schedules().lr;
             assert!((lr.at(0) - 0.1 * factor).abs() < 1e-12, "{scaling}");
             assert!((lr.at(4) - 0.4 * factor).abs() < 1e-12, "{scaling}");
         }

@@ -15,23 +15,22 @@ const ALL_UNITS: usize = u32::MAX as usize;
 /// Resolves and checks `recipe` for a data set of `n_samples`.
 ///
 /// # Errors
-/// [`TrainError::Recipe`] with the key and what is wrong with it.
+/// [`TrainError::Recipe`] with the key and the reason.
 pub fn resolve(mut recipe: Recipe, n_samples: u64) -> Result<Plan, TrainError> {
-    let name = recipe.name.clone();
-    let bad = |reason: String| TrainError::Recipe { recipe: name.clone(), reason };
-    check_values(&recipe).map_err(bad)?;
-    // Plans of older releases may have such keys: their runs stay readable.
-    check_keys_of_algorithm(&recipe.optim).map_err(bad)?;
+    check_values(&recipe).map_err(|reason| recipe.error(reason))?;
+    // Only here: plans of older releases may have such keys, and must remain readable.
+    check_keys_of_algorithm(&recipe.optim).map_err(|reason| recipe.error(reason))?;
     recipe.optim.fill_defaults();
     let optim = &recipe.optim;
-    let total_steps = optim
-        .length
-        .steps(n_samples, optim.batch_size, None)
-        .map_err(|why| bad(format!("optim.length: {why}")))?;
+    let total_steps = optim.length.steps(n_samples, optim.batch_size, None);
+    let total_steps = total_steps.map_err(|reason| recipe.error(format!("optim.length: {reason}")))?;
     if total_steps == 0 {
-        return Err(bad("optim.length is less than one step".into()));
+        return Err(recipe.error("optim.length is less than one step".into()));
     }
     let length = RunLength { n_samples, batch_size: optim.batch_size, total_steps };
+    let warmup_steps = length.steps("optim.warmup", &optim.warmup);
+    let cooldown_steps = length.steps("optim.cooldown", &optim.cooldown);
+    let frozen_backbone_steps = length.steps("optim.freeze_backbone", &optim.freeze_backbone);
     let plan = Plan {
         n_samples,
         data_fingerprint: String::new(),
@@ -39,9 +38,9 @@ pub fn resolve(mut recipe: Recipe, n_samples: u64) -> Result<Plan, TrainError> {
         data_images: String::new(),
         views_version: augment::VIEWS_VERSION,
         total_steps,
-        warmup_steps: length.steps("optim.warmup", &optim.warmup).map_err(bad)?,
-        cooldown_steps: length.steps("optim.cooldown", &optim.cooldown).map_err(bad)?,
-        frozen_backbone_steps: length.steps("optim.freeze_backbone", &optim.freeze_backbone).map_err(bad)?,
+        warmup_steps: warmup_steps.map_err(|reason| recipe.error(reason))?,
+        cooldown_steps: cooldown_steps.map_err(|reason| recipe.error(reason))?,
+        frozen_backbone_steps: frozen_backbone_steps.map_err(|reason| recipe.error(reason))?,
         n_workers: n_or_all_cores(recipe.run.workers),
         n_data_threads: n_or_all_cores(recipe.run.data_threads),
         world_size: 1,
@@ -58,19 +57,19 @@ pub fn resolve(mut recipe: Recipe, n_samples: u64) -> Result<Plan, TrainError> {
 mod tests {
     use crate::conformance::plans;
 
-    /// A plan has every value, so a recipe that writes out a default resolves to the same plan.
+    /// A plan has every value: a recipe that states a default resolves to the same plan.
     #[test]
-    fn defaults_of_an_algorithm_are_written_out() {
+    fn a_plan_states_the_defaults_of_the_algorithm() {
         for (algorithm, weight_decay, clip_norm) in
             [("adamw", "[0.04, 0.4]", "3.0"), ("sgd", "[1e-4, 1e-4]", "0.0"), ("larc", "[1e-6, 1e-6]", "0.0")]
         {
             let algorithm = format!("optim.algorithm={algorithm}");
-            let absent = plans(&[&algorithm]).remove(0);
+            let implicit = plans(&[&algorithm]).remove(0);
             let decay = format!("optim.weight_decay={weight_decay}");
             let clip = format!("optim.clip_norm={clip_norm}");
-            let written = plans(&[&algorithm, &decay, &clip]).remove(0);
-            assert_eq!(crate::recipe::compare::difference(&absent, &written), None, "{algorithm}");
-            assert!(absent.recipe.optim.weight_decay.is_some());
+            let explicit = plans(&[&algorithm, &decay, &clip]).remove(0);
+            assert_eq!(crate::recipe::compare::difference(&implicit, &explicit), None, "{algorithm}");
+            assert!(implicit.recipe.optim.weight_decay.is_some());
         }
     }
 }

@@ -12,7 +12,8 @@ const MAX_VALUE: f64 = 1e6;
 /// Upper bound of sizes and counts, so that products of two of them do not overflow.
 const MAX_COUNT: f64 = (1u64 << 24) as f64;
 
-/// Rejects values that would silently do harm: a negative clip norm reverses every gradient.
+/// Rejects values outside their ranges: a negative clip norm, for example, would silently reverse
+/// every gradient.
 pub(super) fn check_values(recipe: &Recipe) -> Result<(), String> {
     let optim = &recipe.optim;
     let run = &recipe.run;
@@ -46,8 +47,8 @@ pub(super) fn check_values(recipe: &Recipe) -> Result<(), String> {
     within("optim.patch_rate", optim.patch_rate, 0.0, MAX_VALUE)?;
     within("optim.trust", optim.trust, 0.0, MAX_VALUE)?;
     within("optim.clip_norm (0 for none)", optim.clip_norm(), 0.0, MAX_VALUE)?;
-    let by_layer = matches!(optim.algorithm, Algorithm::Lars | Algorithm::Larc);
-    if by_layer && optim.clip_norm() > 0.0 {
+    let is_layer_wise = matches!(optim.algorithm, Algorithm::Lars | Algorithm::Larc);
+    if is_layer_wise && optim.clip_norm() > 0.0 {
         return Err(format!(
             "optim.clip_norm {} has no use with lars or larc, whose steps do not depend on the gradient's length: remove \
              it",
@@ -61,8 +62,8 @@ pub(super) fn check_values(recipe: &Recipe) -> Result<(), String> {
     if let Some(segment) = run.segment {
         within("run.segment", segment as f64, 1.0, MAX_COUNT)?;
     }
-    if let Some(most) = run.max_unit_parameters {
-        within("run.max_unit_parameters", most as f64, 1.0, 1e18)?;
+    if let Some(limit) = run.max_unit_parameters {
+        within("run.max_unit_parameters", limit as f64, 1.0, 1e18)?;
     }
     recipe.data.normalization.validate().map_err(|reason| format!("data.normalization: {reason}"))?;
     for i in 0..2 {
@@ -73,18 +74,15 @@ pub(super) fn check_values(recipe: &Recipe) -> Result<(), String> {
 }
 
 /// Rejects keys that the algorithm does not read, unless they have their defaults, which every plan
-/// writes out.
+/// states.
 pub(super) fn check_keys_of_algorithm(optim: &OptimConfig) -> Result<(), String> {
-    let (is_adamw, by_layer) = match optim.algorithm {
-        Algorithm::Adamw => (true, false),
-        Algorithm::Sgd => (false, false),
-        Algorithm::Lars | Algorithm::Larc => (false, true),
-    };
+    let is_adamw = optim.algorithm == Algorithm::Adamw;
+    let is_layer_wise = matches!(optim.algorithm, Algorithm::Lars | Algorithm::Larc);
     let keys = [
         ("betas", is_adamw, optim.betas == default_betas(), "adamw"),
         ("momentum", !is_adamw, optim.momentum == default_momentum(), "sgd, lars and larc"),
         ("nesterov", !is_adamw, !optim.nesterov, "sgd, lars and larc"),
-        ("trust", by_layer, optim.trust == default_trust(), "lars and larc"),
+        ("trust", is_layer_wise, optim.trust == default_trust(), "lars and larc"),
     ];
     match keys.iter().find(|(_, is_read, is_default, _)| !is_read && !is_default) {
         Some((key, _, _, readers)) => Err(format!(
@@ -95,6 +93,7 @@ pub(super) fn check_keys_of_algorithm(optim: &OptimConfig) -> Result<(), String>
     }
 }
 
+/// Checks that `value` is in `low..=high`.
 fn within(key: &str, value: f64, low: f64, high: f64) -> Result<(), String> {
     if value >= low && value <= high {
         Ok(())
@@ -103,14 +102,13 @@ fn within(key: &str, value: f64, low: f64, high: f64) -> Result<(), String> {
     }
 }
 
-/// Checks sizes and weights of any method; lengths of time are checked where they become steps.
+/// Checks sizes and weights of any method; lengths of time are checked when they are converted to
+/// steps.
 fn check_method_values(recipe: &Recipe) -> Result<(), String> {
     let Ok(table) = toml::Value::try_from(&recipe.method) else { return Ok(()) };
     let mut values = Vec::new();
     flatten("method", &table, &mut values);
-    let is_length =
-        |key: &str| ["steps", "epochs", "samples", "percent"].iter().any(|unit| key.ends_with(unit));
-    for (key, value) in values.iter().filter(|(key, _)| !is_length(key)) {
+    for (key, value) in values.iter().filter(|(key, _)| !is_length_of_time(key)) {
         let numbers = match value {
             toml::Value::Array(values) => values.as_slice(),
             value => std::slice::from_ref(value),
@@ -124,4 +122,8 @@ fn check_method_values(recipe: &Recipe) -> Result<(), String> {
         }
     }
     Ok(())
+}
+
+fn is_length_of_time(key: &str) -> bool {
+    ["steps", "epochs", "samples", "percent"].iter().any(|unit| key.ends_with(unit))
 }

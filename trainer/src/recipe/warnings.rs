@@ -4,25 +4,23 @@ use super::lengths::lengths;
 use super::plan::Plan;
 use crate::schedule::RunLength;
 
-/// Describes dubious values of `plan`: lengths beyond the end of the run, batches larger than the
-/// data set, rates near zero.
+/// Returns warnings about `plan`: lengths beyond the end of the run, batches larger than the data
+/// set, rates near zero.
 pub(crate) fn warnings(plan: &Plan) -> Vec<String> {
     let length = RunLength {
         n_samples: plan.n_samples,
         batch_size: plan.recipe.optim.batch_size,
         total_steps: plan.total_steps,
     };
-    let mut warnings: Vec<String> = lengths(&plan.recipe, length)
-        .into_iter()
-        .filter_map(|(key, steps)| {
-            (steps > plan.total_steps).then(|| {
-                format!(
-                    "{key} is {steps} steps, and the run has {}: it never gets to its end",
-                    plan.total_steps
-                )
-            })
-        })
-        .collect();
+    let mut warnings = Vec::new();
+    for (key, steps) in lengths(&plan.recipe, length) {
+        if steps > plan.total_steps {
+            warnings.push(format!(
+                "{key} is {steps} steps, and the run has {}: it never gets to its end",
+                plan.total_steps
+            ));
+        }
+    }
     let optim = &plan.recipe.optim;
     if optim.batch_size as u64 > plan.n_samples {
         warnings.push(format!(

@@ -39,8 +39,8 @@ impl EncodedImage for ShardImage {
         SampleKey {
             seed: self.seed,
             epoch: self.item.epoch,
-            // Samples are fewer than 2^40: every showing of an epoch has views of its own, up to
-            // 2^24 of one image.
+            // A data set has fewer than 2^40 samples, so each of up to 2^24 repeats of an image in
+            // an epoch has different views.
             sample: self.item.sample.id.0 ^ (self.item.repeat << 40),
             attempt: self.item.attempt,
         }
@@ -75,7 +75,7 @@ impl Source for ShardSource {
 }
 
 impl ShardSource {
-    /// Loader whose threads read the shards.
+    /// Returns the loader whose threads read the shards.
     pub fn loader(&self) -> &Loader {
         &self.loader
     }
@@ -98,12 +98,11 @@ pub struct StreamConfig {
     pub loader: LoaderConfig,
 }
 
-/// Starts the stream of batches of `plan`'s run from `cursor` on, for one rank; bad samples are
+/// Starts the stream of batches of `plan`'s run from `cursor` on, for one rank. Bad samples are
 /// recorded in `ledger`.
 ///
 /// # Errors
-/// [`PipelineError`] when the batch does not divide, the ledger cannot be read, or the cache is too
-/// small for the windows.
+/// [`PipelineError`] if the ledger cannot be read, or the cache is too small for the windows.
 pub fn batches(
     dataset: Arc<Dataset>,
     plan: &Plan,
@@ -133,7 +132,7 @@ pub fn stream(
     cursor: Cursor,
     quarantine: Arc<Quarantine>,
 ) -> BatchPool<ShardSource> {
-    let order = Order::of(&dataset, config.seed, config.window_shards);
+    let order = Order::for_dataset(&dataset, config.seed, config.window_shards);
     let loader = Loader::start(dataset, order, share, cursor, quarantine, config.loader);
     let pool = PoolConfig {
         n_threads: config.n_threads,

@@ -16,7 +16,7 @@ pub(super) fn evaluated_network(trainer: &Trainer, plan: &Plan) -> Result<Option
     let mut tensors = Vec::new();
     let name = trainer.state.method.evaluated();
     for shard in trainer.state.network(name).iter().flat_map(|network| network.backbone()) {
-        let flat = trainer.gather_whole(&shard.layout.name, shard.weights.values())?;
+        let flat = trainer.gather_unit(&shard.layout.name, shard.weights.values())?;
         if trainer.topology().rank == 0 {
             tensors.extend(shard.layout.tensors(&to_host(flat)));
         }

@@ -20,7 +20,7 @@ use tensorboard_rs::summary;
 use super::clock::now_s;
 use crate::error::TrainError;
 
-/// Largest number of files that one process creates in one second.
+/// Largest number of event files that one process creates in one second.
 const MAX_FILES_A_SECOND: u32 = 1000;
 
 /// A file of events.
@@ -61,13 +61,13 @@ impl Events {
         let mut tensor = TensorProto::new();
         tensor.set_dtype(DataType::DT_STRING);
         tensor.set_string_val(RepeatedField::from_vec(vec![markdown.as_bytes().to_vec()]));
-        self.summary(step, of_plugin("text", &format!("{name}/text_summary"), Vec::new(), tensor))
+        self.summary(step, plugin_summary("text", &format!("{name}/text_summary"), Vec::new(), tensor))
     }
 
-    /// Writes a picture: the bytes of a PNG file.
+    /// Writes a picture. `png` are the bytes of a PNG file.
     ///
     /// # Errors
-    /// [`TrainError::Io`], also where `png` is no PNG file.
+    /// [`TrainError::Io`], also if `png` is not a PNG file.
     pub fn picture(&mut self, step: u64, name: &str, png: &[u8]) -> Result<(), TrainError> {
         let [width, height] = png_size(png).ok_or_else(|| {
             TrainError::io("write", &self.path, io::Error::other(format!("{name} is no PNG file")))
@@ -80,7 +80,7 @@ impl Events {
         let mut value = Summary_Value::new();
         value.set_tag(name.into());
         value.set_image(picture);
-        self.summary(step, of_value(value))
+        self.summary(step, single_value_summary(value))
     }
 
     /// Writes hyperparameters.
@@ -96,10 +96,10 @@ impl Events {
         let content = data
             .write_to_bytes()
             .map_err(|error| TrainError::io("write", &self.path, io::Error::other(error)))?;
-        let mut nothing = TensorProto::new();
-        nothing.set_dtype(DataType::DT_FLOAT);
-        nothing.set_float_val(vec![0.0]);
-        self.summary(0, of_plugin("hparams", "_hparams_/session_start_info", content, nothing))
+        let mut placeholder = TensorProto::new();
+        placeholder.set_dtype(DataType::DT_FLOAT);
+        placeholder.set_float_val(vec![0.0]);
+        self.summary(0, plugin_summary("hparams", "_hparams_/session_start_info", content, placeholder))
     }
 
     fn summary(&mut self, step: u64, summary: Summary) -> Result<(), TrainError> {
@@ -133,14 +133,15 @@ fn create(workdir: &Path, now_s: f64) -> Result<(PathBuf, File), TrainError> {
     }
 }
 
-fn of_value(value: Summary_Value) -> Summary {
+/// Creates a summary of one value.
+fn single_value_summary(value: Summary_Value) -> Summary {
     let mut summary = Summary::new();
     summary.set_value(RepeatedField::from_vec(vec![value]));
     summary
 }
 
-/// Summary for the plugin `plugin` of TensorBoard.
-fn of_plugin(plugin: &str, tag: &str, content: Vec<u8>, tensor: TensorProto) -> Summary {
+/// Creates a summary for the plugin `plugin` of TensorBoard.
+fn plugin_summary(plugin: &str, tag: &str, content: Vec<u8>, tensor: TensorProto) -> Summary {
     let mut data = SummaryMetadata_PluginData::new();
     data.set_plugin_name(plugin.into());
     data.set_content(content);
@@ -150,35 +151,38 @@ fn of_plugin(plugin: &str, tag: &str, content: Vec<u8>, tensor: TensorProto) -> 
     value.set_tag(tag.into());
     value.set_metadata(metadata);
     value.set_tensor(tensor);
-    of_value(value)
+    single_value_summary(value)
 }
 
 /// Converts a value of a recipe: a number, a switch, or else text.
 fn hparam(value: &toml::Value) -> HparamValue {
-    let mut of_kind = HparamValue::new();
+    let mut converted = HparamValue::new();
     match value {
-        toml::Value::Integer(n) => of_kind.set_number_value(*n as f64),
-        toml::Value::Float(x) => of_kind.set_number_value(*x),
-        toml::Value::Boolean(on) => of_kind.set_bool_value(*on),
-        toml::Value::String(text) => of_kind.set_string_value(text.clone()),
-        other => of_kind.set_string_value(other.to_string()),
+        toml::Value::Integer(n) => converted.set_number_value(*n as f64),
+        toml::Value::Float(x) => converted.set_number_value(*x),
+        toml::Value::Boolean(on) => converted.set_bool_value(*on),
+        toml::Value::String(text) => converted.set_string_value(text.clone()),
+        other => converted.set_string_value(other.to_string()),
     }
-    of_kind
+    converted
 }
 
-/// Width and height in pixels, from the header at the beginning of every PNG file.
+/// Reads width and height in pixels from the header of a PNG file.
 fn png_size(png: &[u8]) -> Option<[i32; 2]> {
     let header = png.strip_prefix(b"\x89PNG\r\n\x1a\n")?;
-    let number = |at: usize| Some(i32::from_be_bytes(header.get(at..at + 4)?.try_into().ok()?));
-    (header.get(4..8)? == b"IHDR").then_some(())?;
-    Some([number(8)?, number(12)?])
+    if header.get(4..8)? != b"IHDR" {
+        return None;
+    }
+    let width = i32::from_be_bytes(header.get(8..12)?.try_into().ok()?);
+    let height = i32::from_be_bytes(header.get(12..16)?.try_into().ok()?);
+    Some([width, height])
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// The events in the files of `folder`, in the order of their names.
+    /// Reads the events in the files of `folder`, in the order of their names.
     fn read(folder: &Path) -> Vec<Event> {
         let mut paths: Vec<_> =
             std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
@@ -197,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn files_of_one_second_stay_apart_and_hold_what_was_written() {
+    fn event_files_of_one_second_have_different_names_and_can_be_read() {
         let folder = tempfile::tempdir().unwrap();
         let png = {
             let mut bytes = b"\x89PNG\r\n\x1a\n\0\0\0\x0dIHDR".to_vec();

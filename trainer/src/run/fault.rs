@@ -44,7 +44,7 @@ pub struct Fault {
 /// Phases of a step.
 const PHASES: [&str; 7] = ["targets", "forward", "head", "backward", "data", "update", "checkpoint"];
 
-/// Time that a slow rank waits: more than what a busy machine adds to a step.
+/// Time that a slow rank waits: more than the load of a busy machine adds to a step.
 const SLOW: Duration = Duration::from_secs(1);
 
 impl FromStr for Fault {
@@ -63,11 +63,10 @@ impl FromStr for Fault {
         let mut fault = Self { action, rank: 0, step: 0, steps: 1, phase: "forward".into() };
         for place in places.split(',').filter(|place| !place.is_empty()) {
             let (key, value) = place.split_once('=').ok_or_else(|| format!("{place} is not KEY=VALUE"))?;
-            let number = || value.parse::<u64>().map_err(|error| format!("{place}: {error}"));
             match key {
-                "rank" => fault.rank = number()? as usize,
-                "step" => fault.step = number()?,
-                "steps" => fault.steps = number()?,
+                "rank" => fault.rank = parse_number(place, value)? as usize,
+                "step" => fault.step = parse_number(place, value)?,
+                "steps" => fault.steps = parse_number(place, value)?,
                 "phase" if PHASES.contains(&value) => fault.phase = value.to_string(),
                 "phase" => return Err(format!("unknown phase {value}: use one of {}", PHASES.join(", "))),
                 other => return Err(format!("unknown key {other}: use rank, step, steps or phase")),
@@ -75,6 +74,11 @@ impl FromStr for Fault {
         }
         Ok(fault)
     }
+}
+
+/// Parses the number `value` of `place`, which the error names.
+fn parse_number(place: &str, value: &str) -> Result<u64, String> {
+    value.parse::<u64>().map_err(|error| format!("{place}: {error}"))
 }
 
 impl Fault {
@@ -98,7 +102,7 @@ impl Fault {
         }
     }
 
-    /// Returns in words why the fault cannot, or may not, happen in a run of `plan`; `None` if it
+    /// Returns a message if the fault cannot happen in a run of `plan`, or may not; `None` if it
     /// will.
     pub fn misses(&self, plan: &Plan) -> Option<String> {
         if self.rank >= plan.world_size {
@@ -114,8 +118,8 @@ impl Fault {
         let saves = (self.step + 1).is_multiple_of(every_steps);
         (self.phase == "checkpoint" && !saves).then(|| {
             format!(
-                "the drill strikes only if the clock asks for a checkpoint: none is due after step {}, but every \
-                 {every_steps} steps",
+                "the drill strikes only if the clock asks for a checkpoint: \
+                 none is due after step {}, but every {every_steps} steps",
                 self.step
             )
         })
@@ -134,7 +138,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn drills_are_written_in_words() {
+    fn faults_are_parsed_and_invalid_ones_refused() {
         let fault: Fault = "kill:rank=1,step=5,phase=backward".parse().unwrap();
         assert_eq!((fault.action, fault.rank, fault.step), (Action::Kill, 1, 5));
         assert_eq!(fault.phase, "backward");

@@ -1,4 +1,4 @@
-//! Gauges of collapse, and warnings about it in plain words.
+//! Gauges of collapse, and warnings about it.
 
 use burn_tensor::Tensor;
 use kernels::ops::{matmul, total};
@@ -6,8 +6,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::method::TargetDistribution;
 
-/// Number of steps before which a loss at chance level says nothing: networks that learn well take
-/// longer to leave it.
+/// Number of steps before which a loss at chance level is not judged: networks that learn well can
+/// take as long to leave it.
 const MIN_STEPS_TO_LEARN: u64 = 200;
 
 /// Subject of a warning.
@@ -59,9 +59,8 @@ pub(crate) fn features(embeddings: Tensor<2>) -> FeatureHealth {
     FeatureHealth { std, effective_rank }
 }
 
-/// Warns of problems in words for people; empty if there are none. `uninformed` is the loss at
-/// chance level, and every target comes with its mean entropy; judgment starts after `step` has
-/// passed `grace_steps`.
+/// Returns warnings about signs of collapse; empty if there are none. `uninformed` is the loss at
+/// chance level, and every target has its mean entropy. There are no warnings before `grace_steps`.
 pub(crate) fn diagnose(
     step: u64,
     grace_steps: u64,
@@ -74,9 +73,9 @@ pub(crate) fn diagnose(
     if step < grace_steps {
         return warnings;
     }
-    let is_judged = step >= MIN_STEPS_TO_LEARN;
-    if let Some(uninformed) =
-        uninformed.filter(|uninformed| is_judged && (loss - uninformed).abs() < 0.005 * uninformed)
+    if let Some(uninformed) = uninformed
+        && step >= MIN_STEPS_TO_LEARN
+        && (loss - uninformed).abs() < 0.005 * uninformed
     {
         let warning = format!(
             "the loss {loss:.4} is still at chance level ({uninformed:.4}): the network does \
@@ -88,14 +87,14 @@ pub(crate) fn diagnose(
         let TargetDistribution { uniform_entropy, sharpness_key, .. } = target;
         if *entropy > 0.995 * uniform_entropy {
             let warning = format!(
-                "the targets give every prototype the same probability: collapse to uniform; make the targets sharper \
-                 (a lower {sharpness_key})"
+                "the targets give every prototype the same probability: collapse to uniform; \
+                 make the targets sharper (a lower {sharpness_key})"
             );
             warnings.push((Concern::Collapse, warning));
         } else if *entropy < 0.01 && uninformed.is_some_and(|uninformed| loss < 0.05 * uninformed) {
             let warning = format!(
-                "the targets give one prototype all probability and the network predicts it: collapse to one output; make \
-                 the targets softer (a higher {sharpness_key})"
+                "the targets give one prototype all probability and the network predicts it: \
+                 collapse to one output; make the targets softer (a higher {sharpness_key})"
             );
             warnings.push((Concern::Collapse, warning));
         }
@@ -103,7 +102,8 @@ pub(crate) fn diagnose(
     let FeatureHealth { std, effective_rank } = features;
     if std < 0.02 {
         let warning = format!(
-            "all embeddings of a batch are nearly one vector (spread {std:.4} of 1): the representation has collapsed"
+            "all embeddings of a batch are nearly one vector (spread {std:.4} of 1): \
+             the representation has collapsed"
         );
         warnings.push((Concern::Collapse, warning));
     }
@@ -122,7 +122,7 @@ mod tests {
     use burn_tensor::{Device, Distribution};
 
     #[test]
-    fn spread_embeddings_are_healthy_and_equal_ones_are_not() {
+    fn spread_embeddings_are_healthy_and_collapsed_ones_are_not() {
         let device = Device::flex();
         device.seed(0);
         let noise = Tensor::<2>::random([256, 16], Distribution::Normal(0.0, 1.0), &device);
@@ -134,20 +134,23 @@ mod tests {
         assert!(features(line).effective_rank < 1.5);
     }
 
+    /// Returns the warnings of step 300, joined.
+    fn warnings_for(loss: f64, entropy: f64, features: FeatureHealth) -> String {
+        let target =
+            TargetDistribution { entropy: "entropy", uniform_entropy: 8.0, sharpness_key: "method.temp" };
+        let warnings = diagnose(300, 10, loss, Some(8.0), &[(target, entropy)], features);
+        warnings.into_iter().map(|(_, warning)| warning).collect::<Vec<_>>().join(" ")
+    }
+
     #[test]
-    fn each_collapse_is_said_in_words() {
+    fn each_kind_of_collapse_has_a_warning() {
         let healthy = FeatureHealth { std: 0.8, effective_rank: 30.0 };
-        let said = |loss, entropy, features| {
-            let target =
-                TargetDistribution { entropy: "entropy", uniform_entropy: 8.0, sharpness_key: "method.temp" };
-            let warnings = diagnose(300, 10, loss, Some(8.0), &[(target, entropy)], features);
-            warnings.into_iter().map(|(_, warning)| warning).collect::<Vec<_>>().join(" ")
-        };
-        assert_eq!(said(5.0, 4.0, healthy), "");
-        assert!(said(7.99, 4.0, healthy).contains("does not learn"));
-        assert!(said(6.0, 7.99, healthy).contains("a lower method.temp"));
-        assert!(said(0.1, 0.001, healthy).contains("a higher method.temp"));
-        assert!(said(5.0, 4.0, FeatureHealth { std: 0.001, effective_rank: 1.0 }).contains("collapsed"));
+        let collapsed = FeatureHealth { std: 0.001, effective_rank: 1.0 };
+        assert_eq!(warnings_for(5.0, 4.0, healthy), "");
+        assert!(warnings_for(7.99, 4.0, healthy).contains("does not learn"));
+        assert!(warnings_for(6.0, 7.99, healthy).contains("a lower method.temp"));
+        assert!(warnings_for(0.1, 0.001, healthy).contains("a higher method.temp"));
+        assert!(warnings_for(5.0, 4.0, collapsed).contains("collapsed"));
         assert!(diagnose(5, 10, 8.0, Some(8.0), &[], healthy).is_empty());
         assert!(diagnose(199, 10, 8.0, Some(8.0), &[], healthy).is_empty(), "too early to judge");
     }

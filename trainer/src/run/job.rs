@@ -39,13 +39,13 @@ pub struct Progress {
 
 /// Receiver of a run's reports.
 pub trait Observer {
-    /// Called once, with the step that the run starts or continues at.
+    /// Called once, with the step at which the run starts or resumes.
     fn started(&mut self, step: u64, total_steps: u64);
     /// Called after every step.
     fn stepped(&mut self, progress: Progress);
-    /// Called with a warning that people should see once.
+    /// Called with a warning that is shown once, even if it is repeated.
     fn warned(&mut self, message: &str);
-    /// Called with an event that people should see each time.
+    /// Called with an event that is shown each time.
     fn happened(&mut self, message: &str);
     /// Called after a probe.
     fn probed(&mut self, step: u64, name: &str, numbers: &[(String, f64)]);
@@ -84,7 +84,7 @@ pub struct Job<'a> {
     pub dataset: Arc<Dataset>,
     /// Folder that receives all output; on several machines a folder that all of them see.
     pub workdir: &'a Path,
-    /// Flag that asks the run to stop; may be set on any rank.
+    /// Flag that requests the run to stop; may be set on any rank.
     pub stop: &'a AtomicBool,
     /// Device that this rank computes on.
     pub device: Device,
@@ -96,7 +96,6 @@ pub struct Job<'a> {
     pub frozen: &'a [FrozenNetwork],
     /// Whether the run may become longer than its plan says.
     pub lengthen: bool,
-    /// Step of a checkpoint that another run has left as the beginning of this one, whose plan may
-    /// differ.
+    /// Step of the checkpoint of another run from which this run is forked; the plans may differ.
     pub forked_step: Option<u64>,
 }

@@ -1,5 +1,5 @@
-//! Reports of a run's steps: the observer after each, a row of metrics where one is due, and
-//! probes.
+//! Reports of a run: to the observer after each step, a row of metrics at logged steps, and the
+//! numbers of probes.
 
 use std::collections::HashSet;
 use std::mem::{Discriminant, discriminant};
@@ -13,11 +13,11 @@ use pipeline::Dataset;
 use ranks::peers::Peers;
 
 use super::evaluated::evaluated_network;
-use super::given::Given;
 use super::health::Concern;
 use super::heartbeat::HeartbeatWriter;
 use super::job::{Observer, Progress};
-use super::metrics::{collapse_warnings, row_of};
+use super::metrics::{collapse_warnings, metrics_row};
+use super::source_counts::SourceCounts;
 use super::straggler::Stragglers;
 use super::telemetry::{ProductKernel, Telemetry};
 use crate::error::TrainError;
@@ -39,13 +39,14 @@ pub(super) struct Journal {
     /// Telemetry of rank 0.
     telemetry: Option<Telemetry>,
     stragglers: Stragglers,
-    given: Given,
-    /// Sizes of products whose kernels are recorded, each with its kernel and how its check ended.
+    source_counts: SourceCounts,
+    /// Sizes of products whose kernels are recorded, each with its kernel and the result of its
+    /// check.
     recorded_products: HashSet<(String, String, Discriminant<Checked>)>,
 }
 
 impl Journal {
-    /// Opens the journal of `rank` in `workdir`, for a run of `plan` that continues at `next_step`.
+    /// Opens the journal of `rank` in `workdir`, for a run of `plan` that resumes at `next_step`.
     pub(super) fn open(
         workdir: &Path,
         plan: &Plan,
@@ -53,37 +54,38 @@ impl Journal {
         rank: usize,
         next_step: u64,
     ) -> Result<Self, TrainError> {
-        let telemetry = (rank == 0)
-            .then(|| {
-                let mut telemetry = Telemetry::open(workdir, next_step)?;
-                telemetry.write_plan(next_step, plan)?;
-                Ok::<_, TrainError>(telemetry)
-            })
-            .transpose()?;
+        let telemetry = if rank == 0 {
+            let mut telemetry = Telemetry::open(workdir, next_step)?;
+            telemetry.write_plan(next_step, plan)?;
+            Some(telemetry)
+        } else {
+            None
+        };
         Ok(Self {
             telemetry,
             stragglers: Stragglers::default(),
-            given: Given::of(dataset, plan),
+            source_counts: SourceCounts::new(dataset, plan),
             recorded_products: HashSet::new(),
         })
     }
 
-    /// Goes back from `step` to `next_step` and records the reason: rows from there on will be
-    /// written again.
-    pub(super) fn go_back(
+    /// Rolls back from `step` to `next_step` and records the reason. Rows from `next_step` on are
+    /// removed, because the run will write them again.
+    pub(super) fn roll_back(
         &mut self,
         workdir: &Path,
-        [step, next_step]: [u64; 2],
+        step: u64,
+        next_step: u64,
         reason: String,
     ) -> Result<(), TrainError> {
         if self.telemetry.is_some() {
-            self.telemetry = Some(Telemetry::go_back(workdir, next_step)?);
+            self.telemetry = Some(Telemetry::roll_back(workdir, next_step)?);
         }
-        self.keep(step, &[(Concern::NotFinite, reason)])
+        self.record_warnings(step, &[(Concern::NotFinite, reason)])
     }
 
     /// Reports a step to the observer.
-    pub(super) fn tell(
+    pub(super) fn report_step(
         &mut self,
         trainer: &Trainer,
         plan: &Plan,
@@ -104,14 +106,14 @@ impl Journal {
             let step = done - 1;
             let warning = format!("step {step}: loss or gradient is not finite; the step is skipped");
             observer.happened(&warning);
-            self.keep(step, &[(Concern::NotFinite, warning)])?;
+            self.record_warnings(step, &[(Concern::NotFinite, warning)])?;
         }
         Ok(())
     }
 
-    /// Reports what there is to say about kernels, and records it: as a warning, and as a row of
-    /// its step.
-    pub(super) fn tell_of_kernels(
+    /// Reports new notices about kernels to the observer, and records them as warnings and in a row
+    /// of the step.
+    pub(super) fn report_kernels(
         &mut self,
         step: u64,
         rank: usize,
@@ -122,21 +124,21 @@ impl Journal {
             return Ok(());
         }
         if rank > 0 {
-            // Only the first rank keeps files.
+            // Only rank 0 has files.
             notices.iter_mut().for_each(|notice| *notice = format!("rank {rank}: {notice}"));
         }
         notices.iter().for_each(|notice| observer.happened(notice));
         let n_notices = notices.len() as f64;
         let warnings: Vec<_> = notices.into_iter().map(|notice| (Concern::Kernels, notice)).collect();
-        self.keep(step, &warnings)?;
+        self.record_warnings(step, &warnings)?;
         match &mut self.telemetry {
             Some(telemetry) => telemetry.write(step, &[("kernels/notices".into(), n_notices)]),
             None => Ok(()),
         }
     }
 
-    /// Records warnings for later readers of the run.
-    fn keep(&mut self, step: u64, warnings: &[(Concern, String)]) -> Result<(), TrainError> {
+    /// Records warnings in the files of the run.
+    fn record_warnings(&mut self, step: u64, warnings: &[(Concern, String)]) -> Result<(), TrainError> {
         match &mut self.telemetry {
             Some(telemetry) => {
                 warnings.iter().try_for_each(|(concern, warning)| telemetry.warn(step, *concern, warning))
@@ -160,7 +162,7 @@ impl Journal {
         Ok(())
     }
 
-    /// Writes the row of the step that `trainer` has just taken, where one is due, with values that
+    /// Writes the row of the step that `trainer` has just taken, if one is due, with values that
     /// are gathered from all ranks. All ranks call it.
     #[allow(clippy::too_many_arguments)]
     pub(super) fn log(
@@ -185,21 +187,21 @@ impl Journal {
         let step = done - 1;
         let busy_ms = time.seconds * 1e3 - report.phases.wait_ms;
         let embeddings = embeddings(trainer, plan, report)?;
-        let slow = self.stragglers.look(&trainer.comm, step, busy_ms, time.data_wait_ms)?;
+        let lateness = self.stragglers.compare(&trainer.comm, step, busy_ms, time.data_wait_ms)?;
         let timing = [
             ("time/data_wait_ms", time.data_wait_ms),
             ("time/step_ms", time.seconds * 1e3),
             ("rate/images_per_s", plan.recipe.optim.batch_size as f64 / time.seconds),
         ];
         let method = trainer.state.method.as_ref();
-        let mut row = row_of(plan, step, scheduled_values, report, embeddings, &timing, method);
-        row.extend(slow.row);
-        row.extend(self.given.at(done));
+        let mut row = metrics_row(plan, step, scheduled_values, report, embeddings, &timing, method);
+        row.extend(lateness.row);
+        row.extend(self.source_counts.after(done));
         if trainer.topology().rank == 0 {
             let mut warnings = collapse_warnings(plan, step, report, &row, method);
-            warnings.extend(slow.warnings.into_iter().map(|warning| (Concern::SlowRank, warning)));
+            warnings.extend(lateness.warnings.into_iter().map(|warning| (Concern::SlowRank, warning)));
             warnings.iter().for_each(|(_, warning)| observer.warned(warning));
-            self.keep(step, &warnings)?;
+            self.record_warnings(step, &warnings)?;
         }
         if probing {
             heartbeat.enter(step, "probe");
@@ -211,7 +213,7 @@ impl Journal {
         self.record_products(step, plan)
     }
 
-    /// Records the kernels of sizes that have been met since the last row.
+    /// Records the kernels of sizes that were used for the first time since the last row.
     fn record_products(&mut self, step: u64, plan: &Plan) -> Result<(), TrainError> {
         let Some(telemetry) = &mut self.telemetry else { return Ok(()) };
         for ProductReport { size, kernel, checked } in product_reports() {
@@ -235,6 +237,8 @@ fn embeddings(trainer: &Trainer, plan: &Plan, report: &StepReport) -> Result<Ten
     Ok(images.reshape([b * width / d, d]))
 }
 
+/// Runs all probes on the evaluated network and returns their numbers, which are empty except on
+/// rank 0. All ranks call it.
 fn probe_all(
     trainer: &Trainer,
     plan: &Plan,

@@ -5,13 +5,13 @@ pub mod data;
 mod evaluated;
 pub mod events;
 pub mod fault;
-mod given;
 pub(crate) mod health;
 pub(crate) mod heartbeat;
 mod job;
 mod journal;
 mod metrics;
 mod rank;
+mod source_counts;
 pub mod status;
 mod straggler;
 mod stream;
@@ -22,13 +22,17 @@ pub use health::Concern;
 pub use heartbeat::host_name;
 pub use job::{FrozenNetwork, Job, Observer, Outcome, Progress, Quiet};
 
+use std::io;
+use std::path::Path;
+
 use networks::probe::Probe;
 use ranks::communicator::Communicator;
+use ranks::flight_recorder::FlightRecorder;
 
 use crate::error::TrainError;
 
-/// Trains the job's plan until it is finished or asked to stop, from the newest checkpoint on if
-/// there is one. All ranks call it, with the same probes, which run on rank 0.
+/// Trains the job's plan until it is finished or asked to stop, resuming from the newest checkpoint
+/// if there is one. All ranks call it with the same probes, which run on rank 0.
 ///
 /// # Errors
 /// Any error that stops a run; written checkpoints stay.
@@ -43,14 +47,16 @@ pub fn run(
     let result = rank::Run::open(job, comm, observer).and_then(|run| run.train(probes, observer));
     if let Err(TrainError::Ranks(_)) = &result {
         let folder = job.workdir.join("flight");
-        let dump = || -> std::io::Result<()> {
-            std::fs::create_dir_all(&folder)?;
-            std::fs::write(folder.join(format!("rank-{rank:05}.jsonl")), recorder.dump())
-        };
-        match dump() {
+        match write_collectives(&folder, rank, &recorder) {
             Ok(()) => observer.warned(&format!("the last collectives are in {}", folder.display())),
             Err(error) => observer.warned(&format!("the last collectives cannot be written: {error}")),
         }
     }
     result
+}
+
+/// Writes the last collectives of `rank` into a file in `folder`.
+fn write_collectives(folder: &Path, rank: usize, recorder: &FlightRecorder) -> io::Result<()> {
+    std::fs::create_dir_all(folder)?;
+    std::fs::write(folder.join(format!("rank-{rank:05}.jsonl")), recorder.dump())
 }

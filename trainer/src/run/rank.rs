@@ -1,5 +1,5 @@
-//! The loop of one rank. Decisions that ranks must take alike follow from the votes of all of them:
-//! in the step's all-reduce, or in a collective of their own.
+//! The training loop of one rank. Decisions on which all ranks must agree follow from the votes of
+//! all of them, which are summed in the all-reduce of a step or in a separate collective.
 
 use std::fs::File;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ use crate::recipe::warnings::warnings;
 use crate::schedule::Schedules;
 use crate::step::{StepReport, Trainer, Votes};
 
-/// Steps after which a product is checked on the data of the run.
+/// Number of steps between checks of a product on the data of the run.
 const STEPS_BETWEEN_CHECKS: u64 = 1000;
 
 /// Steps in a row that may be skipped before the run goes back to its last checkpoint, or stops.
@@ -42,7 +42,8 @@ pub(super) struct Run<'a> {
     saved_step: u64,
     last_save: Instant,
     n_rollbacks: u64,
-    /// Error on this rank alone since the last vote: all leave together, with a checkpoint.
+    /// Error on this rank alone since the last vote. All ranks leave together after it, with a
+    /// checkpoint.
     failure: Option<TrainError>,
     /// Step at which this process began.
     first: u64,
@@ -61,44 +62,47 @@ impl<'a> Run<'a> {
         let allowed = AllowedDifferences { lengthen: job.lengthen, forked_step: job.forked_step };
         let (plan, lock) = workdir::agree(job.workdir, job.plan, allowed, &comm, warn)?;
         let topology = comm.topology();
-        let beats = heartbeat::folder_of(job.workdir);
-        let heartbeat = HeartbeatWriter::start(&beats, topology.rank, comm.recorder())?;
-        let failed = |error: &TrainError| heartbeat.give_up(error);
+        let heartbeats = heartbeat::heartbeat_folder(job.workdir);
+        let heartbeat = HeartbeatWriter::start(&heartbeats, topology.rank, comm.recorder())?;
+        let give_up = |error: &TrainError| heartbeat.give_up(error);
         if topology.world_size > 1 {
-            comm.set_watch(Arc::new(RankWatch::new(&beats, &comm).inspect_err(failed)?));
+            comm.set_watch(Arc::new(RankWatch::new(&heartbeats, &comm).inspect_err(give_up)?));
         }
-        let mut trainer = plan.trainer(comm, &job.device).inspect_err(failed)?;
+        let mut trainer = plan.trainer(comm, &job.device).inspect_err(give_up)?;
         let folder = job.workdir.join("checkpoints");
-        for warning in warnings(&plan)
-            .iter()
-            .chain(&job.fault.iter().filter_map(|fault| fault.misses(&plan)).collect::<Vec<_>>())
-        {
+        for warning in &warnings(&plan) {
             warn_on_first(topology.rank, warning, observer);
+        }
+        if let Some(warning) = job.fault.as_ref().and_then(|fault| fault.misses(&plan)) {
+            warn_on_first(topology.rank, &warning, observer);
         }
         let warn = &mut |message: &str| warn_on_first(topology.rank, message, observer);
         let state_device = trainer.state_device().clone();
         let state = &mut trainer.state;
         let resumed = checkpoint::resume(&folder, u64::MAX, state, &trainer.comm, &state_device, warn);
-        if let (None, Some(initial)) = (resumed.inspect_err(failed)?, job.initial) {
+        let resumed = resumed.inspect_err(give_up)?;
+        if resumed.is_none()
+            && let Some(initial) = job.initial
+        {
             let has_heads = plan.recipe.init.as_ref().is_some_and(|init| init.heads);
-            trainer.start_from(initial, has_heads).map_err(TrainError::from).inspect_err(failed)?;
+            trainer.start_from(initial, has_heads).map_err(TrainError::from).inspect_err(give_up)?;
         }
         for frozen in job.frozen {
             trainer
                 .load_frozen(frozen.name, &frozen.weights)
                 .map_err(TrainError::from)
-                .inspect_err(failed)?;
+                .inspect_err(give_up)?;
         }
         let saver = Saver::new(&folder, topology, plan.recipe.run.keep_checkpoints);
         let first = trainer.state.step;
         if topology.rank == 0 && first > 0 {
-            // A run that was killed between a checkpoint and its pruning left one too many.
+            // A run that was killed between a checkpoint and the pruning left one too many.
             checkpoint::prune(&folder, first, plan.recipe.run.keep_checkpoints);
         }
         observer.started(first, plan.total_steps);
         let journal =
-            Journal::open(job.workdir, &plan, &job.dataset, topology.rank, first).inspect_err(failed)?;
-        let stream = Stream::open(job, &plan, &trainer).inspect_err(failed)?;
+            Journal::open(job.workdir, &plan, &job.dataset, topology.rank, first).inspect_err(give_up)?;
+        let stream = Stream::open(job, &plan, &trainer).inspect_err(give_up)?;
         Ok(Self {
             schedules: plan.schedules(),
             plan,
@@ -147,7 +151,7 @@ impl<'a> Run<'a> {
         loop {
             let batch = match next {
                 Next::Batch(batch) if agreed.stop == 0.0 && agreed.failed == 0.0 => batch,
-                ended => return self.end_early(ended, agreed, observer),
+                next => return self.end_early(next, agreed, observer),
             };
             let report;
             (report, next) = self.step(batch, probes, observer)?;
@@ -166,25 +170,33 @@ impl<'a> Run<'a> {
                 self.finish_saving()?;
                 return self.finish();
             }
-            let goes_on = agreed.stop == 0.0 && agreed.failed == 0.0;
-            if goes_on && self.trainer.state.bad_steps >= MAX_BAD_STEPS {
+            let continues = agreed.stop == 0.0 && agreed.failed == 0.0;
+            if continues && self.trainer.state.bad_steps >= MAX_BAD_STEPS {
                 self.roll_back(observer)?;
                 (next, agreed) = self.first_batch()?;
             }
         }
     }
 
-    /// Waits for the first batch of a stream, and agrees on whether all ranks have theirs.
+    /// Waits for the first batch of a stream, and votes on whether all ranks have theirs.
     fn first_batch(&mut self) -> Result<(Next, Votes), TrainError> {
         self.heartbeat.enter(self.trainer.state.step, "data");
         let next = self.stream.next(self.job.stop);
         let votes = self.votes(&next);
-        let said = vec![votes.stop, votes.failed];
-        let said = self.trainer.comm.all_reduce("first batch", said, Reduction::Sum)?;
-        Ok((next, Votes { stop: said[0], failed: said[1], ..Votes::default() }))
+        let votes = vec![votes.stop, votes.failed];
+        let sums = self.trainer.comm.all_reduce("first batch", votes, Reduction::Sum)?;
+        Ok((next, Votes { stop: sums[0], failed: sums[1], ..Votes::default() }))
     }
 
-    /// Takes one step with everything around it, and waits for the next batch.
+    /// Enters a phase of `step`: updates the heartbeat, and triggers the fault of a drill.
+    fn enter(&self, step: u64, phase: &'static str) {
+        self.heartbeat.enter(step, phase);
+        if let Some(fault) = &self.job.fault {
+            fault.trigger(self.trainer.topology().rank, step, phase);
+        }
+    }
+
+    /// Takes one step, reports it, starts a checkpoint if one is due, and waits for the next batch.
     fn step(
         &mut self,
         batch: BatchSource,
@@ -199,45 +211,39 @@ impl<'a> Run<'a> {
         if step > 0 && step.is_multiple_of(STEPS_BETWEEN_CHECKS) {
             products::check_one(step / STEPS_BETWEEN_CHECKS);
         }
-        let heartbeat = &self.heartbeat;
-        let fault = &self.job.fault;
-        let enter = |phase: &'static str| {
-            heartbeat.enter(step, phase);
-            if let Some(fault) = fault {
-                fault.trigger(rank, step, phase);
-            }
-        };
-        let computed =
-            self.stream.gradients(batch, &self.trainer, &scheduled_values, &mut |phase| enter(phase));
+        let computed = self.stream.gradients(batch, &self.trainer, &scheduled_values, &mut |phase| {
+            self.enter(step, phase);
+        });
         let (mut gradients, upload_wait_ms) = computed?;
-        // By batch, because a rollback skips the batches that the fault struck.
-        let number = step + self.trainer.state.skipped_batches;
-        if fault.as_ref().is_some_and(|fault| fault.makes_nan(rank, number)) {
+        // By number of the batch, because a rollback skips the batches with the fault.
+        let batch_number = step + self.trainer.state.skipped_batches;
+        if let Some(fault) = &self.job.fault
+            && fault.makes_nan(rank, batch_number)
+        {
             gradients.fill_nan();
         }
-        // The next batch is fetched before ranks agree on this step, so that they agree on it as
-        // well.
-        enter("data");
+        // The next batch is fetched before the votes of this step, so that these include it.
+        self.enter(step, "data");
         let waiting = Instant::now();
         let next =
             if step + 1 == self.plan.total_steps { Next::Stopped } else { self.stream.next(self.job.stop) };
         let data_wait_ms = waiting.elapsed().as_secs_f64() * 1e3 + upload_wait_ms;
-        enter("update");
+        self.enter(step, "update");
         let votes = self.votes(&next);
         let report = self.trainer.update(gradients, votes, &scheduled_values)?;
-        self.saver.agreed(report.votes.saved, report.votes.save_failed)?;
+        self.saver.count_votes(report.votes.saved, report.votes.save_failed)?;
         if report.votes.wrong > 0.0 {
             return Ok((report, next));
         }
         let time = StepTime { seconds: start.elapsed().as_secs_f64(), data_wait_ms };
         let Self { journal, trainer, plan, heartbeat, .. } = self;
-        let told = journal
-            .tell_of_kernels(step, rank, observer)
-            .and_then(|()| journal.tell(trainer, plan, &report, time, observer));
+        let reported = journal
+            .report_kernels(step, rank, observer)
+            .and_then(|()| journal.report_step(trainer, plan, &report, time, observer));
         let logged =
             journal.log(trainer, plan, &report, &scheduled_values, time, probes, heartbeat, observer);
-        let there = workdir::check(self.job.workdir, self.lock.as_ref());
-        if let Err(error) = there.and(logged).and(told) {
+        let workdir_check = workdir::check(self.job.workdir, self.lock.as_ref());
+        if let Err(error) = workdir_check.and(logged).and(reported) {
             match error {
                 // Ranks that have lost one another cannot vote.
                 TrainError::Ranks(_) => return Err(error),
@@ -247,25 +253,22 @@ impl<'a> Run<'a> {
         let done = self.trainer.state.step;
         let every_steps = self.plan.recipe.run.checkpoint_every_steps;
         if (done.is_multiple_of(every_steps) || report.votes.due > 0.0) && report.finite {
-            self.heartbeat.enter(step, "checkpoint");
-            if let Some(fault) = &self.job.fault {
-                fault.trigger(rank, step, "checkpoint");
-            }
+            self.enter(step, "checkpoint");
             self.save()?;
         }
         Ok((report, next))
     }
 
+    /// Returns the votes of this rank.
     fn votes(&mut self, next: &Next) -> Votes {
         let (saved, save_failed) = self.saver.vote();
-        let flag = |set: bool| f64::from(u8::from(set));
         Votes {
-            stop: flag(self.job.stop.load(Ordering::Relaxed)),
-            failed: flag(matches!(next, Next::Failed(_)) || self.failure.is_some()),
+            stop: vote(self.job.stop.load(Ordering::Relaxed)),
+            failed: vote(matches!(next, Next::Failed(_)) || self.failure.is_some()),
             saved,
             save_failed,
-            due: flag(self.is_due()),
-            wrong: flag(products::wrong().is_some()),
+            due: vote(self.is_due()),
+            wrong: vote(products::wrong().is_some()),
         }
     }
 
@@ -276,19 +279,19 @@ impl<'a> Run<'a> {
         is_first && minutes > 0.0 && self.last_save.elapsed().as_secs_f64() >= 60.0 * minutes
     }
 
-    /// Starts a checkpoint, if there is something new, after waiting for an earlier one.
+    /// Starts a checkpoint, unless this step is already saved, after waiting for an earlier one.
     fn save(&mut self) -> Result<(), TrainError> {
         if self.saved_step == self.trainer.state.step {
             return Ok(());
         }
         self.finish_saving()?;
-        // A checkpoint would create the folder anew, where nobody expects it.
-        let there = workdir::check(self.job.workdir, self.lock.as_ref());
+        // If the folder is missing, a checkpoint would create it again, where nobody looks for it.
+        let workdir_check = workdir::check(self.job.workdir, self.lock.as_ref());
         // All ranks write, or none does.
-        let gone = vec![f64::from(u8::from(there.is_err()))];
-        let n_gone = self.trainer.comm.all_reduce("work directory", gone, Reduction::Sum)?[0];
-        there?;
-        if n_gone > 0.0 {
+        let missing = vec![vote(workdir_check.is_err())];
+        let n_missing = self.trainer.comm.all_reduce("work directory", missing, Reduction::Sum)?[0];
+        workdir_check?;
+        if n_missing > 0.0 {
             return Err(TrainError::WorkdirMissing { workdir: self.job.workdir.to_path_buf() });
         }
         self.saver.start(&self.trainer.state, &self.plan);
@@ -301,48 +304,48 @@ impl<'a> Run<'a> {
     fn finish_saving(&mut self) -> Result<(), TrainError> {
         if self.saver.is_busy() {
             self.heartbeat.enter(self.trainer.state.step, "checkpoint");
-            let (saved, failed) = self.saver.wait_for_own();
-            let said = self.trainer.comm.all_reduce("checkpoint", vec![saved, failed], Reduction::Sum)?;
-            self.saver.agreed(said[0], said[1])?;
+            let (saved, failed) = self.saver.wait();
+            let sums = self.trainer.comm.all_reduce("checkpoint", vec![saved, failed], Reduction::Sum)?;
+            self.saver.count_votes(sums[0], sums[1])?;
         }
         Ok(())
     }
 
-    /// Goes back to the newest checkpoint and skips the batches since then.
+    /// Rolls back to the newest checkpoint and skips the batches since then.
     fn roll_back(&mut self, observer: &mut dyn Observer) -> Result<(), TrainError> {
         self.finish_saving()?;
         let state_device = self.trainer.state_device().clone();
         let state = &mut self.trainer.state;
         let step = state.step - 1;
         let next_batch = state.step + state.skipped_batches;
-        let too_often = TrainError::NotFinite { step, n_steps: MAX_BAD_STEPS };
+        let not_finite = TrainError::NotFinite { step, n_steps: MAX_BAD_STEPS };
         if self.n_rollbacks == self.plan.recipe.run.max_rollbacks {
-            return self.end_together(too_often);
+            return self.end_together(not_finite);
         }
         let rank = self.trainer.comm.topology().rank;
         let folder = self.job.workdir.join("checkpoints");
         let warn = &mut |message: &str| warn_on_first(rank, message, observer);
         let newest = state.step;
-        let found = checkpoint::resume(&folder, newest, state, &self.trainer.comm, &state_device, warn)?;
-        let Some(back_to) = found else { return self.end_together(too_often) };
+        let resumed = checkpoint::resume(&folder, newest, state, &self.trainer.comm, &state_device, warn)?;
+        let Some(back_to) = resumed else { return self.end_together(not_finite) };
         self.n_rollbacks += 1;
         state.skipped_batches = next_batch - back_to;
         state.bad_steps = 0;
         self.saved_step = back_to;
         let reason = format!(
-            "step {step}: {MAX_BAD_STEPS} steps in a row were not finite; back to step {back_to}, past the batches up to {}",
+            "step {step}: {MAX_BAD_STEPS} steps in a row were not finite; back to step {back_to}, \
+             past the batches up to {}",
             next_batch - 1
         );
         if rank == 0 {
             observer.happened(&reason);
         }
-        self.journal.go_back(self.job.workdir, [step, back_to], reason)?;
+        self.journal.roll_back(self.job.workdir, step, back_to, reason)?;
         self.stream = Stream::open(self.job, &self.plan, &self.trainer)?;
         Ok(())
     }
 
-    /// Ends the run because some rank was asked to stop or has no batch, after all ranks have
-    /// saved.
+    /// Ends the run because a rank was asked to stop or has no batch, after all ranks have saved.
     fn end_early(
         &mut self,
         next: Next,
@@ -379,7 +382,7 @@ impl<'a> Run<'a> {
 
     /// Ends the run after all steps: ranks exchange failures since the last vote, and then leave.
     fn finish(&mut self) -> Result<Outcome, TrainError> {
-        let failed = f64::from(u8::from(self.failure.is_some()));
+        let failed = vote(self.failure.is_some());
         let n_failed = self.trainer.comm.all_reduce("the last word", vec![failed], Reduction::Sum)?[0];
         self.leave()?;
         match self.failure.take() {
@@ -389,34 +392,40 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Ends the run because a product has become wrong on some rank, without saving what came of
-    /// it.
+    /// Ends the run because a product has become wrong on some rank, without saving weights that
+    /// may be computed from it.
     fn end_wrong<T>(&mut self) -> Result<T, TrainError> {
-        let found = products::wrong();
+        let wrong_product = products::wrong();
         // Sizes are checked when the process first uses them, and then in some of the checks.
-        let last_right = match &found {
+        let last_right = match &wrong_product {
             Some(wrong) => (wrong.last_right * STEPS_BETWEEN_CHECKS).max(self.first),
             None => self.first,
         };
         let folder = self.job.workdir.join("checkpoints");
-        let good = checkpoint::steps(&folder)
-            .into_iter()
-            .map(|(step, _)| step)
-            .filter(|step| *step <= last_right)
-            .max();
-        let what = found.map_or_else(|| "another rank found a wrong product".into(), |wrong| wrong.what);
+        let saved_steps = checkpoint::steps(&folder).into_iter().map(|(step, _)| step);
+        let good = saved_steps.filter(|step| *step <= last_right).max();
+        let what = match wrong_product {
+            Some(wrong) => wrong.what,
+            None => "another rank found a wrong product".into(),
+        };
         let step = self.trainer.state.step - 1;
         self.end_together(TrainError::WrongProduct { step, last_right, good, what })
     }
 
     /// Ends the run with an error that all ranks have in common.
     fn end_together<T>(&mut self, error: TrainError) -> Result<T, TrainError> {
-        // Launchers are easier on ranks that have taken leave of one another.
+        // Launchers handle ranks better that end their communication in order.
         let _ = self.leave();
         Err(error)
     }
 }
 
+/// Converts a flag to a vote, which the sum over ranks counts.
+fn vote(flag: bool) -> f64 {
+    f64::from(u8::from(flag))
+}
+
+/// Reports an event to the observer of rank 0.
 fn warn_on_first(rank: usize, message: &str, observer: &mut dyn Observer) {
     if rank == 0 {
         observer.happened(message);

@@ -1,9 +1,9 @@
-//! State of a run, such as running, finished or dead, as its work directory shows it to any reader.
+//! State of a run, such as running, finished or dead, read from its work directory.
 
 use std::fmt;
 use std::path::Path;
 
-use super::heartbeat::{Heartbeat, RankState, beats_of, rank_state};
+use super::heartbeat::{Heartbeat, RankState, rank_state, read_heartbeats};
 use super::workdir::read_plan;
 use crate::checkpoint::steps;
 use crate::error::TrainError;
@@ -16,7 +16,7 @@ pub enum State {
     Running,
     /// All steps are taken.
     Finished,
-    /// The run was asked to stop; the same command continues it.
+    /// The run was asked to stop; the same command resumes it.
     Stopped,
     /// A rank gave up, for the reason that it recorded.
     Failed(String),
@@ -26,7 +26,7 @@ pub enum State {
     NotStarted,
 }
 
-/// A run as its work directory shows it.
+/// Status of a run.
 #[derive(Debug, Clone)]
 pub struct Status {
     /// State of the run.
@@ -35,7 +35,7 @@ pub struct Status {
     pub step: u64,
     /// Plan of the run.
     pub plan: Plan,
-    /// Plan as text, without secrets, even if an older release has written some.
+    /// Plan as text, without secrets, even if an older release has written some to the file.
     pub plan_toml: String,
 }
 
@@ -44,14 +44,15 @@ impl Status {
     /// disturbed.
     ///
     /// # Errors
-    /// [`TrainError::NoRun`] where there is none, [`TrainError::Recipe`] for a run of another
-    /// release, [`TrainError::Io`].
-    pub fn of(workdir: &Path) -> Result<Self, TrainError> {
-        let (_, plan) =
-            read_plan(workdir)?.ok_or_else(|| TrainError::NoRun { workdir: workdir.to_path_buf() })?;
+    /// [`TrainError::NoRun`] if there is none, [`TrainError::Recipe`] for a run of another release,
+    /// [`TrainError::Io`].
+    pub fn read(workdir: &Path) -> Result<Self, TrainError> {
+        let Some((_, plan)) = read_plan(workdir)? else {
+            return Err(TrainError::NoRun { workdir: workdir.to_path_buf() });
+        };
         let plan_toml = plan.to_toml();
         let newest = steps(&workdir.join("checkpoints")).last().map_or(0, |(step, _)| *step);
-        let beats = beats_of(workdir, plan.world_size);
+        let beats = read_heartbeats(workdir, plan.world_size);
         // A rank that left names the step that it was in, which may not have ended.
         let step = beats.iter().map(|beat| beat.step).min().unwrap_or(newest).max(newest);
         let state = if newest >= plan.total_steps { State::Finished } else { state(&beats) };
@@ -59,21 +60,23 @@ impl Status {
     }
 }
 
-/// State of a run with steps left, from its heartbeats.
+/// Determines the state of a run with steps left from its heartbeats.
 fn state(beats: &[Heartbeat]) -> State {
     let Some(first) = beats.first() else { return State::NotStarted };
-    let reason =
-        |beat: &Heartbeat| Some((beat.by_itself, format!("rank {}: {}", beat.rank, beat.reason.clone()?)));
-    // A rank that left because it lost another one is not to blame.
-    if let Some((_, reason)) = beats.iter().filter_map(reason).max_by_key(|(by_itself, _)| *by_itself) {
-        return State::Failed(reason);
+    // A rank that failed by itself comes before ranks that left because they lost another one.
+    let failed = beats.iter().filter(|beat| beat.reason.is_some()).max_by_key(|beat| beat.by_itself);
+    if let Some(beat) = failed
+        && let Some(reason) = &beat.reason
+    {
+        return State::Failed(format!("rank {}: {reason}", beat.rank));
     }
-    let dead = beats.iter().find_map(|beat| match rank_state(beat) {
-        RankState::Gone(words) => Some((beat, words)),
-        RankState::Alive | RankState::Left => None,
-    });
-    if let Some((beat, words)) = dead {
-        return State::Died(format!("rank {} in step {}, {}: {words}", beat.rank, beat.step, beat.phase));
+    for beat in beats {
+        if let RankState::Gone(reason) = rank_state(beat) {
+            return State::Died(format!(
+                "rank {} in step {}, {}: {reason}",
+                beat.rank, beat.step, beat.phase
+            ));
+        }
     }
     match rank_state(first) {
         RankState::Left => State::Stopped,
@@ -125,19 +128,19 @@ mod tests {
         }
     }
 
+    fn failed_beat(rank: usize, by_itself: bool, reason: &str) -> Heartbeat {
+        Heartbeat { reason: Some(reason.into()), by_itself, ..beat(rank, "leaving", 9.0) }
+    }
+
     #[test]
-    fn heartbeats_tell_how_a_run_is() {
+    fn state_of_a_run_follows_from_its_heartbeats() {
         assert_eq!(state(&[]), State::NotStarted);
         assert_eq!(state(&[beat(0, "forward", 1.0), beat(1, "forward", 0.0)]), State::Running);
         assert_eq!(state(&[beat(0, "leaving", 1e6), beat(1, "leaving", 1e6)]), State::Stopped);
         let died = state(&[beat(0, "forward", 1.0), beat(1, "backward", 60.0)]);
         assert!(matches!(&died, State::Died(how) if how.contains("rank 1 in step 7, backward")), "{died}");
-        let gave_up = |rank, by_itself, reason: &str| Heartbeat {
-            reason: Some(reason.into()),
-            by_itself,
-            ..beat(rank, "leaving", 9.0)
-        };
-        let failed = state(&[gave_up(0, false, "rank 1 is lost"), gave_up(1, true, "the disk is full")]);
+        let failed =
+            state(&[failed_beat(0, false, "rank 1 is lost"), failed_beat(1, true, "the disk is full")]);
         assert_eq!(failed, State::Failed("rank 1: the disk is full".into()));
     }
 }

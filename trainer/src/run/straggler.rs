@@ -3,16 +3,24 @@
 use ranks::EngineError;
 use ranks::communicator::Communicator;
 
-/// Multiple of the median busy time above which a rank is late.
+/// Multiple of the median busy time above which a rank is slow.
 const LATE: f64 = 1.3;
 
-/// Milliseconds above the median below which a difference is noise.
+/// Difference from the median in milliseconds below which a rank is not considered slow.
 const LEAST_MS: f64 = 50.0;
 
-/// Compares ranks at logged steps.
+/// Comparison of ranks at logged steps.
 #[derive(Debug, Default)]
 pub(crate) struct Stragglers {
-    n_looks: u64,
+    n_comparisons: u64,
+}
+
+/// Time that a rank was busy in a step.
+#[derive(Debug, Clone, Copy)]
+struct BusyTime {
+    rank: usize,
+    busy_ms: f64,
+    data_wait_ms: f64,
 }
 
 /// Result of a comparison.
@@ -26,8 +34,8 @@ pub(crate) struct Lateness {
 
 impl Stragglers {
     /// Compares how long ranks were busy in `step`, without waiting for others. All ranks call it.
-    /// The first time is not judged: it includes one-time work.
-    pub(crate) fn look(
+    /// The first comparison gives no warnings, because its step includes one-time work.
+    pub(crate) fn compare(
         &mut self,
         comm: &Communicator,
         step: u64,
@@ -39,49 +47,62 @@ impl Stragglers {
         }
         let parts = comm.gather_parts("step times", vec![busy_ms as f32, data_wait_ms as f32])?;
         let order = comm.topology().by_data_rank();
-        let mut times: Vec<(usize, f64, f64)> = order
-            .iter()
-            .zip(&parts)
-            .map(|(rank, part)| (*rank, f64::from(part[0]), f64::from(part[1])))
-            .collect();
-        self.n_looks += 1;
+        let mut times = Vec::with_capacity(parts.len());
+        for (rank, part) in order.iter().zip(&parts) {
+            times.push(BusyTime {
+                rank: *rank,
+                busy_ms: f64::from(part[0]),
+                data_wait_ms: f64::from(part[1]),
+            });
+        }
+        self.n_comparisons += 1;
         let mut lateness = judge(step, &mut times);
-        if self.n_looks == 1 {
+        if self.n_comparisons == 1 {
             lateness.warnings.clear();
         }
         Ok(lateness)
     }
 }
 
-fn judge(step: u64, times: &mut [(usize, f64, f64)]) -> Lateness {
-    times.sort_by(|a, b| a.1.total_cmp(&b.1));
-    // The lower of the two middle ones: of two ranks the faster sets the pace.
-    let median = times[(times.len() - 1) / 2].1;
+/// Compares the times of `step`, which are sorted in place.
+fn judge(step: u64, times: &mut [BusyTime]) -> Lateness {
+    times.sort_by(|a, b| a.busy_ms.total_cmp(&b.busy_ms));
+    // The lower of the two middle ones, so that of two ranks the slower one can be slow.
+    let median = times[(times.len() - 1) / 2].busy_ms;
     let slowest = times[times.len() - 1];
-    Lateness {
-        row: vec![
-            ("rank/slowest".into(), slowest.0 as f64),
-            ("time/slowest_rank_ms".into(), slowest.1),
-            ("time/median_rank_ms".into(), median),
-        ],
-        warnings: times.iter().filter(|(_, busy, _)| *busy > LATE * median && *busy > median + LEAST_MS).map(|(rank, busy, data)| {
-        format!(
-            "step {step}: rank {rank} slows the others down: busy for {busy:.0} ms, {data:.0} of them waiting for \
-             data, where the median is {median:.0}"
-        )
-    }).collect(),
+    let row = vec![
+        ("rank/slowest".into(), slowest.rank as f64),
+        ("time/slowest_rank_ms".into(), slowest.busy_ms),
+        ("time/median_rank_ms".into(), median),
+    ];
+    let mut warnings = Vec::new();
+    for BusyTime { rank, busy_ms, data_wait_ms } in times.iter() {
+        if *busy_ms > LATE * median && *busy_ms > median + LEAST_MS {
+            warnings.push(format!(
+                "step {step}: rank {rank} slows the others down: busy for {busy_ms:.0} ms, \
+                 {data_wait_ms:.0} of them waiting for data, where the median is {median:.0}"
+            ));
+        }
     }
+    Lateness { row, warnings }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn busy(rank: usize, busy_ms: f64, data_wait_ms: f64) -> BusyTime {
+        BusyTime { rank, busy_ms, data_wait_ms }
+    }
+
     #[test]
-    fn a_late_rank_is_named_and_noise_is_not() {
-        let said = judge(7, &mut [(0, 100.0, 0.0), (1, 250.0, 140.0), (2, 110.0, 0.0), (3, 105.0, 1.0)]);
-        assert_eq!(said.warnings.len(), 1);
-        assert!(said.warnings[0].contains("rank 1") && said.warnings[0].contains("140"), "{said:?}");
-        assert!(judge(7, &mut [(0, 1.0, 0.0), (1, 2.0, 0.0)]).warnings.is_empty());
+    fn slow_ranks_are_named_and_small_differences_ignored() {
+        let mut times =
+            [busy(0, 100.0, 0.0), busy(1, 250.0, 140.0), busy(2, 110.0, 0.0), busy(3, 105.0, 1.0)];
+        let lateness = judge(7, &mut times);
+        assert_eq!(lateness.warnings.len(), 1);
+        let warning = &lateness.warnings[0];
+        assert!(warning.contains("rank 1") && warning.contains("140"), "{lateness:?}");
+        assert!(judge(7, &mut [busy(0, 1.0, 0.0), busy(1, 2.0, 0.0)]).warnings.is_empty());
     }
 }

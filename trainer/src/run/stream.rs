@@ -25,7 +25,7 @@ pub(super) enum Next {
     Failed(TrainError),
 }
 
-/// A batch in host memory, or on its way to the device.
+/// A batch in host memory, or in an upload to the device.
 pub(super) enum BatchSource {
     Here(Batch),
     Sent(Upload),
@@ -80,12 +80,13 @@ impl Stream {
                 let (batch, sent) = upload.wait()?;
                 let waited_ms = waiting.elapsed().as_secs_f64() * 1e3;
                 self.pool.recycle(batch);
-                Ok((trainer.gradients_of_sent(sent, scheduled_values, entering)?, waited_ms))
+                Ok((trainer.gradients_from_device_batch(sent, scheduled_values, entering)?, waited_ms))
             }
         }
     }
 }
 
+/// Starts the stream of batches that follow the state of `trainer`.
 fn open_pool(job: &Job<'_>, plan: &Plan, trainer: &Trainer) -> Result<BatchPool<ShardSource>, TrainError> {
     let topology = trainer.topology();
     let share = Share::new(topology.data_rank(), topology.world_size, plan.recipe.optim.batch_size)?;

@@ -1,4 +1,4 @@
-//! Records of a run: one JSON row per logged step, and TensorBoard events beside it.
+//! Records of a run: one JSON row per logged step, and TensorBoard events.
 
 use std::fs;
 use std::fs::File;
@@ -21,7 +21,7 @@ pub const METRICS: &str = "metrics.jsonl";
 /// File with the warnings of the run.
 pub const WARNINGS: &str = "warnings.jsonl";
 
-/// File with the kernel of each size of matrix products on a GPU, recorded anew by each start.
+/// File with the kernel of each size of matrix products on a GPU; each start records them again.
 pub const KERNELS: &str = "kernels.jsonl";
 
 /// Writer of `metrics.jsonl`, `warnings.jsonl`, `kernels.jsonl` and of the events.
@@ -35,18 +35,18 @@ pub struct Telemetry {
 /// A line of `warnings.jsonl`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Warning {
-    /// Step that the warning is about, counted from 0.
+    /// Step to which the warning refers, counted from 0.
     pub step: u64,
     /// Subject of the warning.
     pub concern: Concern,
-    /// Message in words.
+    /// Message.
     pub message: String,
 }
 
 /// A line of `kernels.jsonl`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ProductKernel {
-    /// Step, counted from 0, up to which the size had been met.
+    /// First logged step by which the size had been used, counted from 0.
     pub step: u64,
     /// Set of kernels of the run.
     pub kernels: String,
@@ -54,35 +54,35 @@ pub struct ProductKernel {
     pub size: String,
     /// The library's algorithm, or the kernels that are used in its place.
     pub kernel: String,
-    /// Finding of the check of its first use.
+    /// Result of the check at its first use.
     pub checked: String,
 }
 
 impl Telemetry {
-    /// Opens the files of `workdir` for a run that continues at `next_step`. Rows from there on,
-    /// which a killed run may have left beyond its last checkpoint, are removed, and so are
-    /// warnings of a killed run: they will be written again. Warnings of a run that goes back by
-    /// itself stay, because they say why.
+    /// Opens the files of `workdir` for a run that resumes at `next_step`. Rows and warnings from
+    /// there on, which a killed run may have left beyond its last checkpoint, are removed, because
+    /// the run will write them again. Warnings of a run that rolls back by itself stay, because
+    /// they give the reason.
     ///
     /// # Errors
     /// [`TrainError::Io`].
     pub fn open(workdir: &Path, next_step: u64) -> Result<Self, TrainError> {
-        cut(&workdir.join(WARNINGS), next_step)?;
-        cut(&workdir.join(KERNELS), next_step)?;
-        Self::go_back(workdir, next_step)
+        remove_rows_from(&workdir.join(WARNINGS), next_step)?;
+        remove_rows_from(&workdir.join(KERNELS), next_step)?;
+        Self::roll_back(workdir, next_step)
     }
 
-    /// Opens the files like [`Telemetry::open`], for a run that goes back by itself: its warnings
+    /// Opens the files like [`Telemetry::open`] for a run that rolls back by itself, whose warnings
     /// stay.
     ///
     /// # Errors
     /// [`TrainError::Io`].
-    pub(crate) fn go_back(workdir: &Path, next_step: u64) -> Result<Self, TrainError> {
-        cut(&workdir.join(METRICS), next_step)?;
+    pub(crate) fn roll_back(workdir: &Path, next_step: u64) -> Result<Self, TrainError> {
+        remove_rows_from(&workdir.join(METRICS), next_step)?;
         Self::append(workdir)
     }
 
-    /// Opens the files of `workdir` for appending, even if other processes append as well.
+    /// Opens the files of `workdir` for appending. Other processes may append at the same time.
     ///
     /// # Errors
     /// [`TrainError::Io`].
@@ -100,9 +100,9 @@ impl Telemetry {
         let mut row = Map::new();
         row.insert("step".into(), step.into());
         for (name, value) in values {
-            // JSON has no NaN; null is what readers expect in its place.
+            // JSON has no NaN; readers expect null in its place.
             row.insert(name.clone(), serde_json::Number::from_f64(*value).map_or(Value::Null, Value::Number));
-            // As everywhere but in this file's rows, the number of steps that have been taken.
+            // Unlike in the rows of this file, steps of events are the number of steps taken.
             self.events.scalar(step + 1, name, *value)?;
         }
         let mut line = Value::Object(row).to_string();
@@ -140,18 +140,21 @@ impl Telemetry {
     /// Appends a line to a file of the work directory.
     fn append_line(&self, name: &str, value: &impl Serialize) -> Result<(), TrainError> {
         let path = self.workdir.join(name);
-        let io = |error: io::Error| TrainError::io("write", &path, error);
-        let mut line = serde_json::to_string(value).map_err(|error| io(error.into()))?;
-        line.push('\n');
-        // Rare enough that the file need not stay open.
-        let file = open_append(&path);
-        file.and_then(|mut file| file.write_all(line.as_bytes())).map_err(io)
+        write_line(&path, value).map_err(|error| TrainError::io("write", &path, error))
     }
 }
 
+/// Appends a line of JSON to `path`. The file is opened for each line, because lines are rare.
+fn write_line(path: &Path, value: &impl Serialize) -> io::Result<()> {
+    let mut line = serde_json::to_string(value)?;
+    line.push('\n');
+    open_append(path)?.write_all(line.as_bytes())
+}
+
 /// Removes the rows of the JSON lines in `path` from `next_step` on. Rows that cannot be read are
-/// moved into a file beside it, except for an unfinished last one, which a killed run leaves.
-fn cut(path: &Path, next_step: u64) -> Result<(), TrainError> {
+/// moved into another file in the same folder, except for an incomplete last row, which a killed
+/// run can leave.
+fn remove_rows_from(path: &Path, next_step: u64) -> Result<(), TrainError> {
     let bytes = match fs::read(path) {
         Ok(bytes) => bytes,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -169,14 +172,14 @@ fn cut(path: &Path, next_step: u64) -> Result<(), TrainError> {
         }
     }
     if !damaged.is_empty() {
-        let beside = PathBuf::from(format!("{}.damaged", path.display()));
-        let file = open_append(&beside);
+        let damaged_path = PathBuf::from(format!("{}.damaged", path.display()));
+        let file = open_append(&damaged_path);
         let written = file.and_then(|mut file| file.write_all(&damaged));
-        written.map_err(|error| TrainError::io("write", &beside, error))?;
+        written.map_err(|error| TrainError::io("write", &damaged_path, error))?;
         tracing::warn!(
             "{} has rows that cannot be read; they are in {} now",
             path.display(),
-            beside.display()
+            damaged_path.display()
         );
     }
     if kept == bytes {
@@ -186,7 +189,7 @@ fn cut(path: &Path, next_step: u64) -> Result<(), TrainError> {
     }
 }
 
-/// Writes numbers into the TensorBoard events of `workdir` alone, in a file of their own.
+/// Writes numbers into a new file of TensorBoard events in `workdir`, and into no other file.
 ///
 /// # Errors
 /// [`TrainError::Io`].
@@ -200,16 +203,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rows_are_cut_whatever_their_bytes() {
+    fn rows_are_removed_even_between_damaged_ones() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join(METRICS);
         let rows: &[u8] = b"{\"step\":1}\n{\"st\xffep\":2}\n{\"step\":3}\n{\"step\":4}\n{\"ste";
         fs::write(&path, rows).unwrap();
-        cut(&path, 4).unwrap();
+        remove_rows_from(&path, 4).unwrap();
         assert_eq!(fs::read(&path).unwrap(), b"{\"step\":1}\n{\"step\":3}\n");
         assert_eq!(fs::read(folder.path().join("metrics.jsonl.damaged")).unwrap(), b"{\"st\xffep\":2}\n");
-        cut(&path, 4).unwrap();
+        remove_rows_from(&path, 4).unwrap();
         assert_eq!(fs::read(folder.path().join("metrics.jsonl.damaged")).unwrap().len(), 12, "once");
-        cut(&folder.path().join("none"), 4).unwrap();
+        remove_rows_from(&folder.path().join("none"), 4).unwrap();
     }
 }

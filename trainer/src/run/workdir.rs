@@ -17,18 +17,18 @@ use crate::recipe::plan::Plan;
 /// Name of the file that rank 0 of a run keeps locked.
 const LOCK: &str = ".lock";
 
-/// Allowed differences between a start and the run that it continues.
+/// Allowed differences between the plan of a start and that of the run that it resumes.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct AllowedDifferences {
     /// Whether the run may become longer.
     pub(crate) lengthen: bool,
-    /// Step of the checkpoint that another run has left as the beginning of this one.
+    /// Step of the checkpoint of another run from which this run is forked.
     pub(crate) forked_step: Option<u64>,
 }
 
-/// Writes the plan into `workdir`, or checks that it belongs to this plan: by plan.toml, and by the
-/// newest checkpoint of the run, even if plan.toml is missing. Returns the plan to follow: where
-/// the recipe leaves the number of workers open, a run continues with the number that it started
+/// Writes the plan into `workdir`, or checks that the run in it has this plan: by plan.toml, and by
+/// the newest checkpoint of the run, even if plan.toml is missing. Returns the plan to follow: if
+/// the recipe leaves the number of workers open, a run resumes with the number that it started
 /// with.
 fn claim(
     workdir: &Path,
@@ -38,42 +38,45 @@ fn claim(
 ) -> Result<Plan, TrainError> {
     let path = plan_path(workdir);
     let mut plan = plan.clone();
-    let before = read_plan(workdir)?;
+    let stored = read_plan(workdir)?;
     let checkpoint = newest_plan(workdir, allowed.forked_step);
-    if let Some((step, _)) = checkpoint.as_ref().filter(|_| before.is_none()) {
+    if stored.is_none()
+        && let Some((step, _)) = &checkpoint
+    {
         warn(&format!("plan.toml is missing: it is restored from the checkpoint of step {step}"));
     }
-    let there = before.as_ref().map(|(_, plan)| plan).or(checkpoint.as_ref().map(|(_, plan)| plan));
-    if let Some(there) = there {
-        let longer = allowed.lengthen && plan.total_steps > there.total_steps;
-        if longer {
+    let stored_plan = stored.as_ref().map(|(_, plan)| plan);
+    let checkpoint_plan = checkpoint.as_ref().map(|(_, plan)| plan);
+    if let Some(previous) = stored_plan.or(checkpoint_plan) {
+        let lengthens = allowed.lengthen && plan.total_steps > previous.total_steps;
+        if lengthens {
             warn(&format!(
-                "the run becomes longer, from {} to {} steps: rates that follow its length jump to where the longer run \
-                 has them",
-                there.total_steps, plan.total_steps
+                "the run becomes longer, from {} to {} steps: rates that follow its length jump \
+                 to where the longer run has them",
+                previous.total_steps, plan.total_steps
             ));
         }
         // The length of a run that becomes longer may differ.
-        let known = if longer { with_length_of(there, &plan) } else { there.clone() };
+        let known = if lengthens { with_length_of(previous, &plan) } else { previous.clone() };
         compare(workdir, &known, &plan)?;
-        continue_as(&mut plan, there, warn);
+        resume_settings(&mut plan, previous, warn);
     }
-    if let Some((_, of_checkpoint)) = &checkpoint {
+    if let Some(checkpoint_plan) = checkpoint_plan {
         // The run may have become longer since.
-        compare(workdir, &with_length_of(of_checkpoint, &plan), &plan)?;
+        compare(workdir, &with_length_of(checkpoint_plan, &plan), &plan)?;
     }
     let text = toml::to_string_pretty(&plan).map_err(|error| TrainError::Recipe {
         recipe: path.display().to_string(),
         reason: error.to_string(),
     })?;
-    if before.is_none_or(|(before, _)| before != text) {
+    if stored.is_none_or(|(stored_text, _)| stored_text != text) {
         file::replace(&path, text.as_bytes()).map_err(|error| TrainError::io("write", &path, error))?;
     }
     Ok(plan)
 }
 
-/// Returns the plan of the newest readable checkpoint, and its step, unless another run has left
-/// that checkpoint.
+/// Returns the step and the plan of the newest readable checkpoint, unless that checkpoint comes
+/// from another run.
 fn newest_plan(workdir: &Path, forked_step: Option<u64>) -> Option<(u64, Plan)> {
     let manifest = steps(&workdir.join("checkpoints"))
         .iter()
@@ -100,52 +103,53 @@ fn compare(workdir: &Path, known: &Plan, plan: &Plan) -> Result<(), TrainError> 
     Err(TrainError::RecipeMismatch { workdir: workdir.to_path_buf(), key, there, here })
 }
 
-/// Takes over the number of workers of the run `there`, and warns of changes that make results
-/// differ by rounding.
-fn continue_as(plan: &mut Plan, there: &Plan, warn: &mut dyn FnMut(&str)) {
-    if plan.recipe.run.workers == 0 && plan.world_size == there.world_size {
-        plan.n_workers = there.n_workers;
+/// Sets the number of workers to that of `previous`, the plan of the run so far, if the recipe
+/// leaves it open, and warns of changes that make results differ by rounding.
+fn resume_settings(plan: &mut Plan, previous: &Plan, warn: &mut dyn FnMut(&str)) {
+    if plan.recipe.run.workers == 0 && plan.world_size == previous.world_size {
+        plan.n_workers = previous.n_workers;
     }
-    let groups = [there, &*plan].map(|plan| plan.method().map_or(1, |method| method.column_group_size()));
+    let groups = [previous, &*plan].map(|plan| plan.method().map_or(1, |method| method.column_group_size()));
     if groups[0] != groups[1] {
         warn(&format!(
-            "the run was started with method.prototype_group {} and continues with {}: results will differ by rounding",
+            "the run was started with method.prototype_group {} and continues with {}: \
+             results will differ by rounding",
             groups[0], groups[1]
         ));
     }
-    let sizes = [there, &*plan].map(|plan| plan.recipe.run.max_unit_parameters);
+    let sizes = [previous, &*plan].map(|plan| plan.recipe.run.max_unit_parameters);
     if sizes[0] != sizes[1] {
-        let [there, here] = sizes.map(|size| size.map_or("none".into(), |size| size.to_string()));
+        let [before, now] = sizes.map(|size| size.map_or("none".into(), |size| size.to_string()));
         warn(&format!(
-            "the run was started with run.max_unit_parameters {there} and continues with {here}: results may differ by rounding"
+            "the run was started with run.max_unit_parameters {before} and continues with {now}: \
+             results may differ by rounding"
         ));
     }
-    if there.kernels != plan.kernels {
-        let name = |kernels: &str| {
-            if kernels.is_empty() {
-                "of a CPU or of an older release".to_string()
-            } else {
-                kernels.to_string()
-            }
-        };
+    if previous.kernels != plan.kernels {
         warn(&format!(
             "the run was started with the kernels {} and continues with {}: results will differ by rounding",
-            name(&there.kernels),
-            name(&plan.kernels)
+            describe_kernels(&previous.kernels),
+            describe_kernels(&plan.kernels)
         ));
     }
-    if plan.n_micro_batches() != there.n_micro_batches() {
+    if plan.n_micro_batches() != previous.n_micro_batches() {
         warn(&format!(
-            "the run was started on {} ranks and continues on {}: results will differ by rounding, because the \
-             order of sums depends on the number of ranks unless optim.micro_batches is set",
-            there.world_size, plan.world_size
+            "the run was started on {} ranks and continues on {}: results will differ by rounding, \
+             because the order of sums depends on the number of ranks unless optim.micro_batches is set",
+            previous.world_size, plan.world_size
         ));
-    } else if plan.n_workers != there.n_workers {
+    } else if plan.n_workers != previous.n_workers {
         warn(&format!(
-            "the run was started with {} workers per rank and continues with {}: results will differ by rounding",
-            there.n_workers, plan.n_workers
+            "the run was started with {} workers per rank and continues with {}: \
+             results will differ by rounding",
+            previous.n_workers, plan.n_workers
         ));
     }
+}
+
+/// Returns the name of a set of kernels, for messages.
+fn describe_kernels(kernels: &str) -> &str {
+    if kernels.is_empty() { "of a CPU or of an older release" } else { kernels }
 }
 
 /// Reads the plan of the run in `workdir`, as text and parsed; `None` if there is none.
@@ -164,8 +168,8 @@ pub(super) fn read_plan(workdir: &Path) -> Result<Option<(String, Plan)>, TrainE
         Err(error) => Err(TrainError::Recipe {
             recipe: path.display().to_string(),
             reason: format!(
-                "this program cannot read it ({}): finish the run with the release that started it, or use another \
-                 folder; if the file was damaged, remove it: it will be restored from the newest checkpoint",
+                "this program cannot read it ({}): finish the run with the release that started it, \
+                 or use another folder; if the file was damaged, remove it: it will be restored from the newest checkpoint",
                 error.message()
             ),
         }),
@@ -176,8 +180,8 @@ fn plan_path(workdir: &Path) -> PathBuf {
     workdir.join("plan.toml")
 }
 
-/// Locks `workdir` against other runs for as long as the file is held. `None` where the file system
-/// does not support locks.
+/// Locks `workdir` against other runs until the returned file is closed. Returns `None` if the file
+/// system does not support locks.
 ///
 /// # Errors
 /// [`TrainError::Busy`], [`TrainError::Io`].
@@ -197,22 +201,47 @@ fn lock(workdir: &Path) -> Result<Option<File>, TrainError> {
 /// # Errors
 /// [`TrainError::WorkdirMissing`].
 pub(super) fn check(workdir: &Path, lock: Option<&File>) -> Result<(), TrainError> {
-    let place = |about: fs::Metadata| (about.dev(), about.ino());
-    let here = fs::metadata(workdir.join(LOCK)).ok().map(place);
-    let held = lock.and_then(|lock| lock.metadata().ok()).map(place);
-    if plan_path(workdir).exists() && (held.is_none() || held == here) {
+    let current = fs::metadata(workdir.join(LOCK)).ok().map(file_id);
+    let held = lock.and_then(|lock| lock.metadata().ok()).map(file_id);
+    if plan_path(workdir).exists() && (held.is_none() || held == current) {
         Ok(())
     } else {
         Err(TrainError::WorkdirMissing { workdir: workdir.to_path_buf() })
     }
 }
 
-/// Runs [`lock`] and [`claim`] on rank 0 for all. All ranks call it. The lock is held as long as
-/// the file is.
+/// Returns the device and the inode of a file.
+fn file_id(metadata: fs::Metadata) -> (u64, u64) {
+    (metadata.dev(), metadata.ino())
+}
+
+/// Runs [`lock`] and [`claim`].
+fn lock_and_claim(
+    workdir: &Path,
+    plan: &Plan,
+    allowed: AllowedDifferences,
+    warn: &mut dyn FnMut(&str),
+) -> Result<(Plan, Option<File>), TrainError> {
+    let lock = lock(workdir)?;
+    Ok((claim(workdir, plan, allowed, warn)?, lock))
+}
+
+/// Encodes a plan for the other ranks; empty if this fails.
+fn encode_plan(plan: &Plan) -> Vec<u8> {
+    toml::to_string(plan).unwrap_or_default().into_bytes()
+}
+
+/// Decodes a plan that rank 0 has sent.
+fn decode_plan(bytes: &[u8]) -> Option<Plan> {
+    toml::from_str(std::str::from_utf8(bytes).ok()?).ok()
+}
+
+/// Locks the work directory and claims it on rank 0 for all ranks. All ranks call it. The lock is
+/// held until the returned file is closed.
 ///
 /// # Errors
-/// Errors of both on rank 0; [`TrainError::RanksDiffer`] where a rank was given another recipe or
-/// sees other data; [`TrainError::PeersFailed`] where another rank has failed.
+/// Errors of [`lock`] and [`claim`] on rank 0; [`TrainError::RanksDiffer`] on a rank that was given
+/// another recipe or sees other data; [`TrainError::PeersFailed`] if another rank has failed.
 pub(crate) fn agree(
     workdir: &Path,
     plan: &Plan,
@@ -221,17 +250,12 @@ pub(crate) fn agree(
     warn: &mut dyn FnMut(&str),
 ) -> Result<(Plan, Option<File>), TrainError> {
     let rank = comm.topology().rank;
-    let mut take = |plan: &Plan| {
-        let lock = lock(workdir)?;
-        Ok((claim(workdir, plan, allowed, warn)?, lock))
-    };
     if comm.topology().world_size == 1 {
-        return take(plan);
+        return lock_and_claim(workdir, plan, allowed, warn);
     }
-    let write = |plan: &Plan| toml::to_string(plan).unwrap_or_default().into_bytes();
-    let read = |bytes: &[u8]| -> Option<Plan> { toml::from_str(std::str::from_utf8(bytes).ok()?).ok() };
-    let asked = read(&comm.broadcast("plan", write(plan))?).ok_or(TrainError::PeersFailed { n_ranks: 1 })?;
-    let difference = difference(plan, &asked);
+    let requested = comm.broadcast("plan", encode_plan(plan))?;
+    let requested = decode_plan(&requested).ok_or(TrainError::PeersFailed { n_ranks: 1 })?;
+    let difference = difference(plan, &requested);
     let differs = f64::from(u8::from(difference.is_some()));
     let n_differ = comm.all_reduce("plan", vec![differs], Reduction::Sum)?[0] as usize;
     if let Some((what, theirs, ours)) = difference {
@@ -240,13 +264,15 @@ pub(crate) fn agree(
     if n_differ > 0 {
         return Err(TrainError::PeersFailed { n_ranks: n_differ });
     }
-    let taken = (rank == 0).then(|| take(&asked));
-    let text = taken.as_ref().and_then(|taken| taken.as_ref().ok()).map(|(plan, _)| write(plan));
-    let text = comm.broadcast("plan", text.unwrap_or_default())?;
-    match taken {
-        Some(taken) => taken,
-        None => Ok((read(&text).ok_or(TrainError::PeersFailed { n_ranks: 1 })?, None)),
+    if rank == 0 {
+        let claimed = lock_and_claim(workdir, &requested, allowed, warn);
+        // Empty after a failure, so that the other ranks stop as well.
+        let text = claimed.as_ref().map_or_else(|_| Vec::new(), |(plan, _)| encode_plan(plan));
+        comm.broadcast("plan", text)?;
+        return claimed;
     }
+    let text = comm.broadcast("plan", Vec::new())?;
+    Ok((decode_plan(&text).ok_or(TrainError::PeersFailed { n_ranks: 1 })?, None))
 }
 
 #[cfg(test)]

@@ -1,4 +1,5 @@
-//! Agreement of ranks at the end of a step, in one small all-reduce: loss, gauges, norms and votes.
+//! Agreement of ranks on loss, gauges, norms and votes at the end of a step, in one small
+//! all-reduce.
 
 use ranks::EngineError;
 use ranks::communicator::Communicator;
@@ -7,7 +8,7 @@ use ranks::fixed::{FixedPoint, N_LIMBS};
 
 use crate::method::Gauges;
 
-/// Votes of a rank at the end of a step; numbers of ranks once they have agreed.
+/// Votes of a rank at the end of a step; once the ranks have agreed, the number of ranks for each.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Votes {
     /// The rank was asked to stop.
@@ -20,16 +21,19 @@ pub struct Votes {
     pub save_failed: f64,
     /// A checkpoint is due by the rank's clock.
     pub due: f64,
-    /// The rank has found a matrix product wrong that had been right.
+    /// The rank has found a wrong result of a matrix product that was right before.
     pub wrong: f64,
 }
 
 /// Values that all ranks have agreed on.
 pub(super) struct Agreed {
+    /// Mean loss of the global batch.
     pub(super) loss: f64,
+    /// Gauges over the global batch.
     pub(super) gauges: Gauges,
     /// Squared gradient norms by clip group.
     pub(super) squares: Vec<f64>,
+    /// Votes of all ranks.
     pub(super) votes: Votes,
 }
 
@@ -50,17 +54,19 @@ pub(super) fn agree(
     gauges: &[(&'static str, FixedPoint)],
     votes: Votes,
 ) -> Result<Agreed, EngineError> {
-    let mut sums: Vec<FixedPoint> = match comm.topology().replica() {
-        0 => squares.to_vec(),
-        _ => squares.iter().map(|square| square.zero_with_range_errors()).collect(),
-    };
+    let mut sums = squares.to_vec();
+    if comm.topology().replica() != 0 {
+        for sum in &mut sums {
+            *sum = sum.zero_with_range_errors();
+        }
+    }
     sums.push(loss);
     sums.extend(gauges.iter().map(|(_, value)| *value));
     let mut shared: Vec<f64> = sums.into_iter().flat_map(FixedPoint::limbs).collect();
-    let said = [votes.stop, votes.failed, votes.saved, votes.save_failed, votes.due, votes.wrong];
-    shared.extend(said);
+    let counts = [votes.stop, votes.failed, votes.saved, votes.save_failed, votes.due, votes.wrong];
+    shared.extend(counts);
     let shared = comm.all_reduce("norms and votes", shared, Reduction::Sum)?;
-    let (limbs, counts) = shared.split_at(shared.len() - said.len());
+    let (limbs, counts) = shared.split_at(shared.len() - counts.len());
     let numbers: Vec<f64> = limbs.chunks_exact(N_LIMBS).map(FixedPoint::from_limbs).collect();
     let (squares, rest) = numbers.split_at(squares.len());
     let gauges = gauges.iter().zip(&rest[1..]).map(|((name, _), mean)| (*name, *mean)).collect();

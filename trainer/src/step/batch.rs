@@ -1,4 +1,4 @@
-//! A rank's share of a batch: micro-batches, and the slices of each that workers process.
+//! Micro-batches of a rank's share of a batch, and the slices of each that workers process.
 
 use std::sync::Arc;
 
@@ -21,13 +21,14 @@ pub(crate) type GroupGrads = Vec<FeatureGrads>;
 pub(crate) struct FeatureGrads {
     /// Gradient with respect to the features themselves.
     pub(crate) x: Tensor<3>,
-    /// Gradients with respect to the tensors beside them, in the order of [`Features::beside`].
-    pub(crate) beside: Vec<Tensor<3>>,
+    /// Gradients with respect to the intermediate tensors, in the order of
+    /// [`Features::intermediates`].
+    pub(crate) intermediates: Vec<Tensor<3>>,
 }
 
 impl From<Tensor<3>> for FeatureGrads {
     fn from(x: Tensor<3>) -> Self {
-        Self { x, beside: Vec::new() }
+        Self { x, intermediates: Vec::new() }
     }
 }
 
@@ -50,20 +51,21 @@ pub(crate) struct Share {
 }
 
 impl MicroBatch {
-    /// Selects the views of `sees`.
-    pub(crate) fn seen(&self, sees: &[SeenViews]) -> Self {
-        let as_seen = |groups: &Groups, sight: &SeenViews| {
-            let mut group = groups[sight.size].clone();
-            group.masked.iter_mut().for_each(|masked| masked.hides = sight.masked);
-            group
-        };
-        Self {
-            slices: self
-                .slices
-                .iter()
-                .map(|groups| sees.iter().map(|sight| as_seen(groups, sight)).collect())
-                .collect(),
+    /// Selects the views that a network sees.
+    pub(crate) fn select_views(&self, seen_views: &[SeenViews]) -> Self {
+        let mut slices = Vec::with_capacity(self.slices.len());
+        for groups in &self.slices {
+            let mut selected = Groups::with_capacity(seen_views.len());
+            for views in seen_views {
+                let mut group = groups[views.size].clone();
+                if let Some(masked) = &mut group.masked {
+                    masked.hides = views.masked;
+                }
+                selected.push(group);
+            }
+            slices.push(selected);
         }
+        Self { slices }
     }
 
     /// Marks the masked cells of the views of one size, by slice.
@@ -74,53 +76,55 @@ impl MicroBatch {
         }
     }
 
-    /// Joins the slices into the whole micro-batch.
-    pub(crate) fn joined(&self) -> Groups {
+    /// Concatenates the slices.
+    pub(crate) fn concat(&self) -> Groups {
         let n_groups = self.slices.first().map_or(0, Vec::len);
-        (0..n_groups)
-            .map(|group: usize| {
-                let parts = || self.slices.iter().map(|slice| &slice[group]);
-                let all = parts().map(|part| part.x.clone()).collect();
-                let mut whole = self.slices[0][group].with(Tensor::cat(all, 0));
-                if let Some(masked) = &mut whole.masked {
-                    let rows = parts().filter_map(|part| part.masked.as_ref()).map(|masked| &*masked.rows);
-                    masked.rows = Arc::new(MaskedCells::concat(rows));
+        let mut groups = Groups::with_capacity(n_groups);
+        for number in 0..n_groups {
+            let mut tensors = Vec::with_capacity(self.slices.len());
+            let mut masked_cells = Vec::with_capacity(self.slices.len());
+            for slice in &self.slices {
+                let group = &slice[number];
+                tensors.push(group.x.clone());
+                if let Some(masked) = &group.masked {
+                    masked_cells.push(&*masked.rows);
                 }
-                whole
-            })
-            .collect()
+            }
+            let mut group = self.slices[0][number].with(Tensor::cat(tensors, 0));
+            if let Some(masked) = &mut group.masked {
+                masked.rows = Arc::new(MaskedCells::concat(masked_cells));
+            }
+            groups.push(group);
+        }
+        groups
     }
 
-    /// Cuts gradients of the whole micro-batch into slices.
-    pub(crate) fn sliced(&self, grads: Vec<Tensor<3>>) -> Vec<GroupGrads> {
+    /// Splits gradients of the whole micro-batch into those of the slices.
+    pub(crate) fn split_gradients(&self, grads: &[Tensor<3>]) -> Vec<GroupGrads> {
         let mut starts = vec![0; grads.len()];
-        self.slices
-            .iter()
-            .map(|groups| {
-                groups
-                    .iter()
-                    .zip(&grads)
-                    .zip(&mut starts)
-                    .map(|((features, grad), start)| {
-                        let [b, _, _] = features.x.dims();
-                        let range = *start..*start + b;
-                        *start += b;
-                        grad.clone().slice([range]).into()
-                    })
-                    .collect()
-            })
-            .collect()
+        let mut slices = Vec::with_capacity(self.slices.len());
+        for groups in &self.slices {
+            let mut slice_grads = GroupGrads::with_capacity(groups.len());
+            for (number, (features, grad)) in groups.iter().zip(grads).enumerate() {
+                let [b, _, _] = features.x.dims();
+                let range = starts[number]..starts[number] + b;
+                starts[number] += b;
+                slice_grads.push(FeatureGrads::from(grad.clone().slice([range])));
+            }
+            slices.push(slice_grads);
+        }
+        slices
     }
 }
 
 impl Share {
-    /// Images of micro-batch `number` among the `n_images` of this rank: every n-th, so that the
-    /// micro-batches of all ranks together are every N-th of the global batch.
+    /// Returns the images of micro-batch `number` among the `n_images` of this rank: every n-th, so
+    /// that the micro-batches of all ranks together are every N-th of the global batch.
     pub(crate) fn images(&self, number: usize, n_images: usize) -> Vec<usize> {
         (number..n_images).step_by(self.n_micro_batches).collect()
     }
 
-    /// The images of each micro-batch, by the slices that `workers` process.
+    /// Returns the images of each micro-batch, by the slices that `workers` process.
     pub(crate) fn slices(&self, workers: &Workers, n_images: usize) -> Vec<SlicedImages> {
         (0..self.n_micro_batches)
             .map(|number| {
@@ -131,7 +135,7 @@ impl Share {
             .collect()
     }
 
-    /// Position of this rank's image `image` in the global batch.
+    /// Returns the position of this rank's image `image` in the global batch.
     pub(crate) fn position(&self, image: usize) -> u64 {
         (image * self.topology.world_size + self.topology.data_rank()) as u64
     }

@@ -8,8 +8,8 @@
 //! ∂L/∂z   = Σ_p ∂L/∂s_p · ∂s_p/∂z, each rank's own micro-batches by a sum over the group
 //! ```
 //!
-//! The weights of a part and their gradient never leave the ranks that compute this part. Which
-//! cells are masked in the micro-batches of other ranks is not exchanged: every rank draws it
+//! The weights of a part and their gradient are never sent to ranks that compute other parts. The
+//! masked cells of the micro-batches of other ranks are not exchanged: every rank draws them
 //! itself.
 
 use std::collections::BTreeMap;
@@ -26,8 +26,11 @@ use ranks::column_group::ColumnGroup;
 use ranks::ordered;
 
 use super::batch::Groups;
-use super::heads::{Flats, GraphInput, HeadLeaves, HeadPass, Parts, apart, head_outputs, through};
+use super::heads::{
+    Flats, GraphInput, HeadLeaves, HeadPass, Parts, apply_to_parts, head_outputs, split_parts,
+};
 use super::scalars::Scalars;
+use super::tape::{take_gradient, tracked_leaves};
 use crate::method::BatchLoss;
 
 /// The micro-batches of a column group.
@@ -36,7 +39,7 @@ pub(super) struct GroupBatch<'a> {
     pub(super) group: ColumnGroup<'a>,
     /// Images of a micro-batch.
     pub(super) n_images: usize,
-    /// Masked cells of each micro-batch of the group; empty where none are drawn.
+    /// Masked cells of each micro-batch of the group; empty if none are drawn.
     pub(super) masked: &'a [Arc<MaskedCells>],
 }
 
@@ -61,13 +64,14 @@ pub(super) struct ColumnGrads {
 /// Shape of the input of a head for the views of one size, and the description of its masked cells.
 type InputShape = ([usize; 3], Option<Masked>);
 
-/// Gradients from the graph of a micro-batch, summed for parameters, by micro-batch of the group
-/// for inputs.
+/// Gradients from the graphs of one or more micro-batches: sums for parameters, separate ones for
+/// inputs.
 #[derive(Default)]
 struct GraphGrads {
-    /// Gradients at the inputs, one after another by head and view size, by micro-batch of the
+    /// Gradients at the inputs, concatenated over heads and view sizes, by micro-batch of the
     /// group.
     inputs: BTreeMap<usize, Tensor<1>>,
+    /// Gradients with respect to this rank's part of the parameters, by number of the unit.
     flats: BTreeMap<usize, Tensor<1>>,
 }
 
@@ -80,24 +84,24 @@ impl<'a> ColumnPass<'a> {
     pub(super) fn gather(&self, inputs: &[GraphInput]) -> Result<ColumnInputs, EngineError> {
         let mut gathered = ColumnInputs::new();
         for name in self.names() {
-            let own: Vec<Tensor<1>> = inputs.iter().map(|input| flat(&input.staged[name])).collect();
-            let device = own[0].device();
+            let local: Vec<Tensor<1>> = inputs.iter().map(|input| flatten(&input.staged[name])).collect();
+            let device = local[0].device();
             let shapes: Vec<Vec<InputShape>> =
                 (0..self.batch.group.n_group()).map(|t| self.shapes(t, &inputs[0].staged[name])).collect();
             let n_values: Vec<usize> =
                 shapes.iter().map(|shapes| shapes.iter().map(n_elements).sum()).collect();
-            let all = self.batch.group.all_micro_batches(name, &own, &n_values)?;
-            let of_batch = |(values, shapes): (Vec<f32>, Vec<InputShape>)| {
+            let all = self.batch.group.all_micro_batches(name, &local, &n_values)?;
+            let mut batches = Vec::with_capacity(all.len());
+            for (values, shapes) in all.into_iter().zip(shapes) {
                 let n = values.len();
                 let values = Tensor::from_data(TensorData::new(values, [n]), &device);
-                let tensors = cut(&values, &shapes, &mut 0);
-                tensors
-                    .into_iter()
-                    .zip(shapes)
-                    .map(|(x, (_, masked))| Features { masked, ..Features::vectors(x) })
-                    .collect()
-            };
-            gathered.insert(name, all.into_iter().zip(shapes).map(of_batch).collect());
+                let mut groups = Groups::with_capacity(shapes.len());
+                for (x, (_, masked)) in unflatten(&values, &shapes, &mut 0).into_iter().zip(shapes) {
+                    groups.push(Features { masked, ..Features::vectors(x) });
+                }
+                batches.push(groups);
+            }
+            gathered.insert(name, batches);
         }
         Ok(gathered)
     }
@@ -106,16 +110,17 @@ impl<'a> ColumnPass<'a> {
     pub(super) fn scores(&self, inputs: &ColumnInputs, flats: &Flats) -> Vec<HeadOutputs> {
         let leaves = self.heads.column_leaves(flats, false);
         if inputs.is_empty() {
-            Vec::new()
-        } else {
-            (0..self.batch.group.n_group())
-                .map(|t: usize| {
-                    let of_head =
-                        |(name, batches): (&&'static str, &Vec<Groups>)| (*name, batches[t].clone());
-                    self.outputs(inputs.iter().map(of_head).collect(), &leaves)
-                })
-                .collect()
+            return Vec::new();
         }
+        let mut scores = Vec::with_capacity(self.batch.group.n_group());
+        for t in 0..self.batch.group.n_group() {
+            let mut by_head = BTreeMap::new();
+            for (name, batches) in inputs {
+                by_head.insert(*name, batches[t].clone());
+            }
+            scores.push(self.outputs(by_head, &leaves));
+        }
+        scores
     }
 
     /// Runs the graphs of the group's micro-batches forwards and backwards.
@@ -129,29 +134,19 @@ impl<'a> ColumnPass<'a> {
         loss: &dyn BatchLoss,
         scalars: &mut Scalars,
     ) -> Result<ColumnGrads, EngineError> {
-        let mut graph = |t: usize| self.graph(t, inputs, flats, loss, scalars);
         let group = self.batch.group;
         let grads = ordered::fold(
             group.n_group(),
-            &mut graph,
-            &|a: Result<GraphGrads, EngineError>, b: Result<GraphGrads, EngineError>| {
-                let mut a = a?;
-                let b = b?;
-                a.inputs.extend(b.inputs);
-                for (number, grad) in b.flats {
-                    let total = a.flats.remove(&number);
-                    a.flats.insert(number, total.map_or(grad.clone(), |total| add(total, grad)));
-                }
-                Ok(a)
-            },
+            &mut |t: usize| self.graph(t, inputs, flats, loss, scalars),
+            &|a: Result<GraphGrads, EngineError>, b: Result<GraphGrads, EngineError>| Ok(a?.plus(b?)),
         )?;
-        let own = group.reduce_scatter("scores", grads.inputs.into_values().collect())?;
+        let local = group.reduce_scatter("scores", grads.inputs.into_values().collect())?;
         let mut by_head: BTreeMap<&'static str, Vec<Vec<Tensor<3>>>> = BTreeMap::new();
-        for (values, t) in own.iter().zip(group.part_micro_batches(group.part())) {
+        for (values, t) in local.iter().zip(group.part_micro_batches(group.part())) {
             let mut start = 0;
             for (name, batches) in inputs {
                 let shapes: Vec<InputShape> = batches[t].iter().map(|input| (input.x.dims(), None)).collect();
-                by_head.entry(name).or_default().push(cut(values, &shapes, &mut start));
+                by_head.entry(name).or_default().push(unflatten(values, &shapes, &mut start));
             }
         }
         Ok(ColumnGrads { inputs: by_head, flats: grads.flats })
@@ -167,37 +162,34 @@ impl<'a> ColumnPass<'a> {
         scalars: &mut Scalars,
     ) -> Result<GraphGrads, EngineError> {
         let leaves = self.heads.column_leaves(flats, true);
-        let tracked = |groups: &Groups| -> Groups {
-            groups.iter().map(|group| group.map(|x| x.clone().autodiff().require_grad())).collect()
-        };
         let inputs: BTreeMap<&'static str, Groups> =
-            inputs.iter().map(|(name, batches)| (*name, tracked(&batches[t]))).collect();
+            inputs.iter().map(|(name, batches)| (*name, tracked_leaves(&batches[t]))).collect();
         let scores = self.outputs(inputs.clone(), &leaves);
         let scored = loss.column_loss(t, &scores, self.batch.group)?;
         drop(scores);
         scalars.add(scored.loss.clone().inner(), scored.gauges);
         let mut grads = scored.loss.backward();
-        let mut at = |x: &Tensor<3>| {
-            let grad = x.grad_remove(&mut grads).unwrap_or_else(|| x.clone().inner().zeros_like());
+        let mut input_grads: Vec<Tensor<1>> = Vec::new();
+        for group in inputs.values().flatten() {
+            let grad = take_gradient(&group.x, &mut grads);
             let [n, v, d] = grad.dims();
-            grad.reshape([n * v * d])
-        };
-        let at_inputs: Vec<Tensor<1>> =
-            inputs.values().flatten().map(|group| &group.x).map(&mut at).collect();
+            input_grads.push(grad.reshape([n * v * d]));
+        }
         let flats = leaves.iter().map(|(number, leaves)| (*number, leaves.gradient(&mut grads))).collect();
-        Ok(GraphGrads { inputs: BTreeMap::from([(t, Tensor::cat(at_inputs, 0))]), flats })
+        Ok(GraphGrads { inputs: BTreeMap::from([(t, Tensor::cat(input_grads, 0))]), flats })
     }
 
-    /// Names of the divided heads.
+    /// Returns the names of the divided heads.
     fn names(&self) -> impl Iterator<Item = &'static str> {
-        let divided = self.heads.0.net.heads().filter(|placed| placed.is_divided());
+        let divided = self.heads.network.net.heads().filter(|placed| placed.is_divided());
         divided.map(|placed| placed.head.name)
     }
 
-    /// Shapes of the inputs of a head in micro-batch `t` of the group, of which `own` are those of
-    /// one on this rank.
-    fn shapes(&self, t: usize, own: &Groups) -> Vec<InputShape> {
-        own.iter()
+    /// Returns the shapes of the inputs of a head in micro-batch `t` of the group, by view size.
+    /// `local` are the inputs in a micro-batch of this rank.
+    fn shapes(&self, t: usize, local: &Groups) -> Vec<InputShape> {
+        local
+            .iter()
             .map(|group| match self.batch.masked.get(t) {
                 Some(rows) => group.shape_with(rows),
                 None => (group.x.dims(), group.masked.clone()),
@@ -205,14 +197,14 @@ impl<'a> ColumnPass<'a> {
             .collect()
     }
 
-    /// Computes this rank's columns for the inputs of a micro-batch by head and view size.
+    /// Computes this rank's columns for the inputs of a micro-batch, by head and view size.
     fn outputs(&self, inputs: BTreeMap<&'static str, Groups>, leaves: &HeadLeaves<'_>) -> HeadOutputs {
         let n_sizes = inputs.values().map(Vec::len).max().unwrap_or_default();
-        let masked = |size: usize| {
-            let groups = inputs.values().filter_map(|groups| groups.get(size)?.masked.as_ref());
-            groups.map(|masked| masked.rows.clone()).next()
-        };
-        let masked = (0..n_sizes).map(masked).collect();
+        let mut masked = vec![None; n_sizes];
+        for (size, rows) in masked.iter_mut().enumerate() {
+            let mut masked_groups = inputs.values().filter_map(|groups| groups.get(size)?.masked.as_ref());
+            *rows = masked_groups.next().map(|masked| masked.rows.clone());
+        }
         let by_name =
             inputs.into_iter().map(|(name, groups)| (name, self.score(name, groups, leaves))).collect();
         HeadOutputs { n_images: self.batch.n_images, masked, by_name }
@@ -221,12 +213,12 @@ impl<'a> ColumnPass<'a> {
     /// Returns the output of this rank's part of the last unit of the head `name`, K / C columns,
     /// by view size.
     fn score(&self, name: &str, groups: Groups, leaves: &HeadLeaves<'_>) -> Vec<HeadOutput> {
-        let found = self.heads.0.net.heads().find(|placed| placed.head.name == name);
+        let placed = self.heads.network.net.heads().find(|placed| placed.head.name == name);
         // Names come from the network's list.
-        let number = found.expect("a head of the network").in_graph().start;
+        let number = placed.expect("a head of the network").in_graph().start;
         let sizes: Vec<Parts> = groups.into_iter().map(|group| vec![group]).collect();
-        let (unit, _) = self.heads.0.computed(number);
-        let outputs = through(apart(&sizes), |parts| {
+        let (unit, _) = self.heads.network.computed_unit(number);
+        let outputs = apply_to_parts(split_parts(&sizes), |parts| {
             let draws = Draws::default();
             let sets = StatSets::per_size(parts.len());
             let leaves = &leaves[&number];
@@ -237,29 +229,44 @@ impl<'a> ColumnPass<'a> {
     }
 }
 
+impl GraphGrads {
+    /// Returns the sum of both for parameters, and the gradients at the inputs of both.
+    fn plus(mut self, other: Self) -> Self {
+        self.inputs.extend(other.inputs);
+        for (number, grad) in other.flats {
+            let total = match self.flats.remove(&number) {
+                Some(total) => add(total, grad),
+                None => grad,
+            };
+            self.flats.insert(number, total);
+        }
+        self
+    }
+}
+
 /// Concatenates the values of all view sizes.
-fn flat(groups: &Groups) -> Tensor<1> {
-    let values = |group: &Features| {
+fn flatten(groups: &Groups) -> Tensor<1> {
+    let mut values: Vec<Tensor<1>> = Vec::with_capacity(groups.len());
+    for group in groups {
         let [b, n, d] = group.x.dims();
-        group.x.clone().reshape([b * n * d])
-    };
-    Tensor::cat(groups.iter().map(values).collect(), 0)
+        values.push(group.x.clone().reshape([b * n * d]));
+    }
+    Tensor::cat(values, 0)
 }
 
-/// Cuts `values` from `start` on into `shapes`, the inverse of [`flat`], and moves `start` behind
-/// them.
-fn cut(values: &Tensor<1>, shapes: &[InputShape], start: &mut usize) -> Vec<Tensor<3>> {
-    shapes
-        .iter()
-        .map(|shape| {
-            let range = *start..*start + n_elements(shape);
-            *start = range.end;
-            values.clone().slice([range]).reshape(shape.0)
-        })
-        .collect()
+/// Splits `values` from `start` on into tensors of `shapes`, the inverse of [`flatten`], and
+/// advances `start` past them.
+fn unflatten(values: &Tensor<1>, shapes: &[InputShape], start: &mut usize) -> Vec<Tensor<3>> {
+    let mut tensors = Vec::with_capacity(shapes.len());
+    for shape in shapes {
+        let range = *start..*start + n_elements(shape);
+        *start = range.end;
+        tensors.push(values.clone().slice([range]).reshape(shape.0));
+    }
+    tensors
 }
 
-/// Number of elements of an input of this shape.
+/// Returns the number of elements of an input of this shape.
 fn n_elements((shape, _): &InputShape) -> usize {
     shape.iter().product()
 }

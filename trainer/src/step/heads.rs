@@ -1,5 +1,5 @@
-//! Heads: units with statistics over the batch go through the passes of a step; the rest is part of
-//! the loss's graph.
+//! Heads: units with statistics over the batch run in the passes of a step; the other units are
+//! part of the loss's graph.
 
 use std::collections::BTreeMap;
 
@@ -15,8 +15,8 @@ use ranks::prefetch::GatherQueue;
 use ranks::topology::Extent;
 
 use super::batch::{FeatureGrads, GroupGrads, Groups, MicroBatch};
-use super::net::Placed;
-use super::pass::{Passes, SlicedGrads, UnitDraws, UnitTape, over_groups};
+use super::net::PlacedHead;
+use super::pass::{Passes, SlicedGrads, UnitDraws, UnitTape, sum_over_groups};
 use super::sharded::{Observation, ShardedNet};
 
 /// Gathered weights of heads' units, by number.
@@ -25,7 +25,7 @@ pub(super) type Flats = BTreeMap<usize, Tensor<1>>;
 /// Parameters of heads' units, by number.
 pub(super) type HeadLeaves<'a> = BTreeMap<usize, Leaves<'a>>;
 
-/// Tokens of the views and masked cells of one size, together or apart.
+/// Tokens of the views and masked cells of one size, as one part or as two.
 pub(super) type Parts = Vec<Features>;
 
 /// Inputs of a micro-batch's graph.
@@ -33,35 +33,38 @@ pub(super) type Parts = Vec<Features>;
 pub(super) struct GraphInput {
     /// Features of the backbone, by view size.
     pub(super) features: Groups,
-    /// Outputs of the heads' staged units, by head and view size.
+    /// Outputs of staged units, by head and view size.
     pub(super) staged: BTreeMap<&'static str, Groups>,
 }
 
 /// A head's staged units after their forward pass.
 pub(super) struct StagedHead<'a> {
-    pub(super) placed: Placed<'a>,
+    pub(super) placed: PlacedHead<'a>,
     /// Outputs of the units, by micro-batch.
     pub(super) batches: Vec<MicroBatch>,
-    tape: Vec<UnitTape<'a>>,
+    /// Tapes of the units, in their order.
+    tapes: Vec<UnitTape<'a>>,
 }
 
 /// The heads of a network.
 #[derive(Clone, Copy)]
-pub(super) struct HeadPass<'a>(pub(super) ShardedNet<'a>);
+pub(super) struct HeadPass<'a> {
+    pub(super) network: ShardedNet<'a>,
+}
 
 impl<'a> HeadPass<'a> {
     /// Gathers the weights of the heads' units. The next gather is submitted unless statistics must
-    /// come first.
+    /// be sent first.
     pub(super) fn gather(&self, gathers: &mut GatherQueue<'_>) -> Result<Flats, EngineError> {
         let mut flats = Flats::new();
         let mut has_stages = false;
         let mut numbers = Vec::new();
-        for placed in self.0.net.heads() {
+        for placed in self.network.net.heads() {
             has_stages |= placed.has_passes();
             numbers.extend(placed.staged().chain(placed.in_graph()));
         }
         for (i, number) in numbers.iter().enumerate() {
-            flats.insert(*number, gathers.next_flat(self.0.unit_name(*number))?);
+            flats.insert(*number, gathers.next_flat(self.network.unit_name(*number))?);
             if i + 1 < numbers.len() || !has_stages {
                 gathers.look_ahead()?;
             }
@@ -70,32 +73,39 @@ impl<'a> HeadPass<'a> {
     }
 
     /// Applies the constraints of heads' units to their parameters, and returns the new values.
-    /// `part` is the number of this rank's columns.
+    /// `part` is the number of this rank's part of the columns.
     pub(super) fn constrain(&self, flats: &mut Flats, part: usize) -> Vec<Observation> {
         let mut observations = Vec::new();
         for (&unit, flat) in flats {
-            let (computed, layout) = self.0.computed(unit);
+            let (computed, layout) = self.network.computed_unit(unit);
             let constrained = computed.constrain(&Leaves::new(layout, flat, false));
             for (param, values) in constrained {
                 // A unit constrains parameters that it lists.
-                let at = layout.position(&param).expect("a parameter of the unit");
-                let range = layout.params[at].range();
+                let position = layout.position(&param).expect("a parameter of the unit");
+                let range = layout.params[position].range();
                 // A slice would keep the memory of the whole gathered unit until the end of the
                 // step.
                 let before = flat.clone().slice([range.clone()]).mul_scalar(1.0);
                 *flat = flat.clone().slice_assign([range], values.clone());
-                let first = match self.0.extent(unit) {
+                let first = match self.network.extent(unit) {
                     Extent::Whole => 0,
-                    Extent::Columns => part * layout.params[at].spec.numel(),
+                    Extent::Columns => part * layout.params[position].spec.numel(),
                 };
-                observations.push(Observation { of: self.0.net.name, unit, param, values, before, first });
+                observations.push(Observation {
+                    network: self.network.net.name,
+                    unit,
+                    param,
+                    values,
+                    before,
+                    first,
+                });
             }
         }
         observations
     }
 
     /// Runs the trained network's staged units, head by head, on the backbone's features.
-    pub(super) fn staged(
+    pub(super) fn forward_staged(
         &self,
         features: &[MicroBatch],
         flats: &Flats,
@@ -104,32 +114,32 @@ impl<'a> HeadPass<'a> {
         observations: &mut Vec<Observation>,
     ) -> Result<Vec<StagedHead<'a>>, EngineError> {
         let mut heads: Vec<StagedHead<'a>> = Vec::new();
-        for placed in self.0.net.heads().filter(Placed::has_passes) {
-            let mut batches = match found(&heads, placed.head.reads) {
-                Some(read) => heads[read].batches.clone(),
-                None => read(placed.head.reads, features),
+        for placed in self.network.net.heads().filter(PlacedHead::has_passes) {
+            let mut batches = match input_head(&heads, placed.head.reads) {
+                Some(number) => heads[number].batches.clone(),
+                None => head_inputs(placed.head.reads, features),
             };
-            let draws = no_draws(&batches);
-            let mut tape = Vec::new();
+            let draws = empty_draws(&batches);
+            let mut tapes = Vec::new();
             for number in placed.staged() {
-                let unit = self.0.gathered(number, &flats[&number]);
-                let of_unit;
-                (batches, of_unit) = passes.forward(unit, batches, &draws, true, true, &mut || Ok(()))?;
-                observations.extend(self.0.observed(number, unit, &of_unit.totals(), passes));
-                tape.push(of_unit);
+                let unit = self.network.gathered(number, &flats[&number]);
+                let tape;
+                (batches, tape) = passes.forward(unit, batches, &draws, true, true, &mut || Ok(()))?;
+                observations.extend(self.network.observed(number, unit, &tape.totals(), passes));
+                tapes.push(tape);
             }
-            heads.push(StagedHead { placed, batches, tape });
+            heads.push(StagedHead { placed, batches, tapes });
         }
-        // The exchanges of divided heads come first.
-        if !self.0.net.has_parts() {
+        // The exchanges of divided heads must be submitted before the next gather.
+        if !self.network.net.has_parts() {
             gathers.look_ahead()?;
         }
         Ok(heads)
     }
 
-    /// Runs the staged units of a network without gradients, and keeps nothing. Returns the inputs
-    /// of its heads' other units, by micro-batch.
-    pub(super) fn staged_without_graph(
+    /// Runs the staged units of a network without gradients, and keeps no data for a backward pass.
+    /// Returns the inputs of its heads' other units, by micro-batch.
+    pub(super) fn infer_staged(
         &self,
         features: &[MicroBatch],
         flats: &Flats,
@@ -137,31 +147,31 @@ impl<'a> HeadPass<'a> {
         gathers: &mut GatherQueue<'_>,
         observations: &mut Vec<Observation>,
     ) -> Result<Vec<GraphInput>, EngineError> {
-        let mut given: BTreeMap<&'static str, Vec<MicroBatch>> = BTreeMap::new();
-        for placed in self.0.net.heads().filter(Placed::has_passes) {
+        let mut outputs: BTreeMap<&'static str, Vec<MicroBatch>> = BTreeMap::new();
+        for placed in self.network.net.heads().filter(PlacedHead::has_passes) {
             let reads = placed.head.reads;
-            let mut batches = match reads.head().and_then(|name| given.get(name)) {
+            let mut batches = match reads.head().and_then(|name| outputs.get(name)) {
                 Some(batches) => batches.clone(),
-                None => read(reads, features),
+                None => head_inputs(reads, features),
             };
             for number in placed.staged() {
-                let unit = self.0.gathered(number, &flats[&number]);
+                let unit = self.network.gathered(number, &flats[&number]);
                 let totals;
                 (batches, totals) = passes.infer(unit, batches, None, &mut || Ok(()))?;
                 if !passes.evaluates {
-                    let totals: Vec<_> = totals.iter().skip(1).map(over_groups).collect();
-                    observations.extend(self.0.observed(number, unit, &totals, passes));
+                    let totals: Vec<_> = totals.iter().skip(1).map(sum_over_groups).collect();
+                    observations.extend(self.network.observed(number, unit, &totals, passes));
                 }
             }
-            given.insert(placed.head.name, batches);
+            outputs.insert(placed.head.name, batches);
         }
-        if !self.0.net.has_parts() {
+        if !self.network.net.has_parts() {
             gathers.look_ahead()?;
         }
         let mut inputs = graph_inputs(features, &[]);
-        for (name, batches) in given {
+        for (name, batches) in outputs {
             for (input, batch) in inputs.iter_mut().zip(&batches) {
-                input.staged.insert(name, in_f32(batch.joined()));
+                input.staged.insert(name, in_f32(batch.concat()));
             }
         }
         Ok(inputs)
@@ -169,53 +179,60 @@ impl<'a> HeadPass<'a> {
 
     /// Runs the backward pass through all staged units, from the last head to the first. `grads`
     /// are the gradients at the outputs of each head; gradients at the backbone's features are
-    /// added to `at_features`. Returns the flat gradients by number of the unit.
-    pub(super) fn back_through_staged(
+    /// added to `feature_grads`. Returns the flat gradients by number of the unit.
+    pub(super) fn backward_staged(
         &self,
         mut heads: Vec<StagedHead<'a>>,
         mut grads: Vec<Vec<SlicedGrads>>,
         features: &[MicroBatch],
         flats: &Flats,
         passes: Passes<'_>,
-        at_features: &mut [SlicedGrads],
+        feature_grads: &mut [SlicedGrads],
     ) -> Result<BTreeMap<usize, Tensor<1>>, EngineError> {
-        let mut of_units = BTreeMap::new();
-        while let (Some(head), Some(mut grads_of_head)) = (heads.pop(), grads.pop()) {
-            let draws = no_draws(&head.batches);
-            for (number, tape) in head.placed.staged().zip(head.tape).rev() {
-                let unit = self.0.gathered(number, &flats[&number]);
+        let mut flat_grads = BTreeMap::new();
+        while let (Some(head), Some(mut head_grads)) = (heads.pop(), grads.pop()) {
+            let draws = empty_draws(&head.batches);
+            for (number, tape) in head.placed.staged().zip(head.tapes).rev() {
+                let unit = self.network.gathered(number, &flats[&number]);
                 let params;
-                (grads_of_head, params) =
-                    passes.backward(unit, tape, grads_of_head, &draws, true, &mut || Ok(()))?;
-                of_units.insert(number, params.flat(unit.layout, DType::F32));
+                (head_grads, params) =
+                    passes.backward(unit, tape, head_grads, &draws, true, &mut || Ok(()))?;
+                flat_grads.insert(number, params.flat(unit.layout, DType::F32));
             }
             let reads = head.placed.head.reads;
-            match found(&heads, reads) {
-                Some(read) => add_to(&mut grads[read], grads_of_head),
-                None => add_to(at_features, unread(reads, features, grads_of_head)),
+            match input_head(&heads, reads) {
+                Some(number) => accumulate(&mut grads[number], head_grads),
+                None => accumulate(feature_grads, backbone_gradients(reads, features, head_grads)),
             }
         }
-        Ok(of_units)
+        Ok(flat_grads)
     }
 
-    /// The parameters of the heads' units that are part of the graph, without those of divided
-    /// heads.
+    /// Returns the parameters of the heads' units that are part of the graph, without those of
+    /// divided heads.
     pub(super) fn leaves(&self, flats: &Flats, track: bool) -> HeadLeaves<'a> {
-        self.leaves_of(false, flats, track)
+        self.graph_leaves(false, flats, track)
     }
 
-    /// This rank's part of the parameters of the divided heads' last units.
+    /// Returns this rank's part of the parameters of the divided heads' last units.
     pub(super) fn column_leaves(&self, flats: &Flats, track: bool) -> HeadLeaves<'a> {
-        self.leaves_of(true, flats, track)
+        self.graph_leaves(true, flats, track)
     }
 
-    fn leaves_of(&self, is_divided: bool, flats: &Flats, track: bool) -> HeadLeaves<'a> {
-        let heads = self.0.net.heads().filter(|placed| placed.is_divided() == is_divided);
-        let leaves = |number: usize| Leaves::new(self.0.computed(number).1, &flats[&number], track);
-        heads.flat_map(|placed| placed.in_graph()).map(|number| (number, leaves(number))).collect()
+    /// Returns the parameters of the units in the graph, either of divided or of undivided heads.
+    fn graph_leaves(&self, is_divided: bool, flats: &Flats, track: bool) -> HeadLeaves<'a> {
+        let mut leaves = HeadLeaves::new();
+        for placed in self.network.net.heads().filter(|placed| placed.is_divided() == is_divided) {
+            for number in placed.in_graph() {
+                let (_, layout) = self.network.computed_unit(number);
+                leaves.insert(number, Leaves::new(layout, &flats[&number], track));
+            }
+        }
+        leaves
     }
 
-    /// Applies the head `name` to vectors `[n, V, D]`; of a divided head, this rank's columns.
+    /// Applies the head `name` to vectors `[n, V, D]`; for a divided head, computes only this
+    /// rank's columns.
     ///
     /// # Panics
     /// If there is no such head, or it has statistics over the batch: a bug in the method, which
@@ -225,54 +242,68 @@ impl<'a> HeadPass<'a> {
         let mut groups = vec![Features::vectors(x.reshape([n * v, 1, d]))];
         let draws = Draws::default();
         let sets = StatSets::joint(1);
-        let found = self.0.net.heads().find(|placed| placed.head.name == name);
-        let placed = found.unwrap_or_else(|| panic!("the trained network has no head {name}"));
+        let placed = self.network.net.heads().find(|placed| placed.head.name == name);
+        let placed = placed.unwrap_or_else(|| panic!("the trained network has no head {name}"));
         assert!(placed.staged().is_empty(), "the head {name} has statistics over the batch");
         for number in placed.in_graph() {
             let leaves = &leaves[&number];
             let cx = Context { leaves, draws: &draws, totals: &[], sets: &sets, types: Types::F32 };
-            groups = self.0.computed(number).0.forward(0, groups, &cx).features;
+            let (unit, _) = self.network.computed_unit(number);
+            groups = unit.forward(0, groups, &cx).features;
         }
         by_image(&groups[0], n)
     }
 
     /// Computes the outputs of the heads that are not divided for `input`.
-    pub(super) fn heads(&self, input: &GraphInput, leaves: &HeadLeaves<'_>, n_images: usize) -> HeadOutputs {
+    pub(super) fn undivided_outputs(
+        &self,
+        input: &GraphInput,
+        leaves: &HeadLeaves<'_>,
+        n_images: usize,
+    ) -> HeadOutputs {
         let draws = Draws::default();
         let sets = StatSets::joint(1);
-        let mut given = BTreeMap::<&'static str, Vec<Parts>>::new();
-        for placed in self.0.net.heads().filter(|placed| !placed.is_divided()) {
+        let mut outputs = BTreeMap::<&'static str, Vec<Parts>>::new();
+        for placed in self.network.net.heads().filter(|placed| !placed.is_divided()) {
             let head = placed.head;
             let mut sizes: Vec<Parts> = match (input.staged.get(head.name), head.reads.head()) {
                 (Some(staged), _) => staged.iter().map(|group| vec![group.clone()]).collect(),
-                // The head that is read comes before.
-                (None, Some(name)) => given[name].clone(),
+                // A head comes after the head that it reads.
+                (None, Some(name)) => outputs[name].clone(),
                 (None, None) => input.features.iter().map(|group| vec![head.reads.select(group)]).collect(),
             };
             for (number, unit) in placed.in_graph().zip(&head.units[placed.staged().len()..]) {
                 if number + 1 == placed.in_graph().end {
-                    sizes = apart(&sizes);
+                    sizes = split_parts(&sizes);
                 }
-                let of_part = |part: Features| {
-                    let leaves = &leaves[&number].used_on(&part.x);
-                    let cx = Context { leaves, draws: &draws, totals: &[], sets: &sets, types: Types::F32 };
-                    unit.forward(0, vec![part], &cx).features
-                };
-                sizes = through(sizes, |parts| parts.into_iter().flat_map(of_part).collect());
+                sizes = apply_to_parts(sizes, |parts| {
+                    let mut outputs = Parts::with_capacity(parts.len());
+                    for part in parts {
+                        let leaves = &leaves[&number].used_on(&part.x);
+                        let cx =
+                            Context { leaves, draws: &draws, totals: &[], sets: &sets, types: Types::F32 };
+                        outputs.extend(unit.forward(0, vec![part], &cx).features);
+                    }
+                    outputs
+                });
             }
-            given.insert(head.name, sizes);
+            outputs.insert(head.name, sizes);
         }
-        let of_head = |(name, sizes): (&'static str, Vec<Parts>)| (name, head_outputs(&sizes, n_images));
-        HeadOutputs::new(n_images, &input.features, given.into_iter().map(of_head).collect())
+        let mut by_name = BTreeMap::new();
+        for (name, sizes) in outputs {
+            by_name.insert(name, head_outputs(&sizes, n_images));
+        }
+        HeadOutputs::new(n_images, &input.features, by_name)
     }
 
-    /// Returns the features and the outputs of the heads, without a graph.
+    /// Returns the features and the outputs of the undivided heads, by micro-batch, without a
+    /// graph.
     pub(super) fn outputs(&self, inputs: Vec<GraphInput>, flats: &Flats, n_images: usize) -> Vec<Outputs> {
         let leaves = self.leaves(flats, false);
         inputs
             .into_iter()
             .map(|input| {
-                let heads = self.heads(&input, &leaves, n_images);
+                let heads = self.undivided_outputs(&input, &leaves, n_images);
                 Outputs { features: input.features, heads }
             })
             .collect()
@@ -281,25 +312,26 @@ impl<'a> HeadPass<'a> {
 
 /// Returns the inputs of the graphs, by micro-batch.
 pub(super) fn graph_inputs(features: &[MicroBatch], heads: &[StagedHead<'_>]) -> Vec<GraphInput> {
-    features
-        .iter()
-        .enumerate()
-        .map(|(number, batch)| GraphInput {
-            features: in_f32(batch.joined()),
-            staged: heads.iter().map(|head| (head.placed.head.name, head.batches[number].joined())).collect(),
-        })
-        .collect()
+    let mut inputs = Vec::with_capacity(features.len());
+    for (number, batch) in features.iter().enumerate() {
+        let mut staged = BTreeMap::new();
+        for head in heads {
+            staged.insert(head.placed.head.name, head.batches[number].concat());
+        }
+        inputs.push(GraphInput { features: in_f32(batch.concat()), staged });
+    }
+    inputs
 }
 
-/// Returns the inputs of a head's last unit by view size, with views and masked cells apart. Scores
-/// are the largest tensors of a loss: autodiff would pad the gradient at each part of them to the
-/// size of both.
-pub(super) fn apart(sizes: &[Parts]) -> Vec<Parts> {
+/// Splits the inputs of a head's last unit, by view size, into views and masked cells. Scores are
+/// the largest tensors of a loss: autodiff would pad the gradient at each part of them to the size
+/// of both.
+pub(super) fn split_parts(sizes: &[Parts]) -> Vec<Parts> {
     sizes.iter().map(|parts| parts.iter().flat_map(Features::split_selection).collect()).collect()
 }
 
-/// Returns the outputs of `unit`, which is given the parts of all view sizes at once, by view size.
-pub(super) fn through(sizes: Vec<Parts>, unit: impl FnOnce(Parts) -> Parts) -> Vec<Parts> {
+/// Applies `unit` to the parts of all view sizes at once, and returns its outputs by view size.
+pub(super) fn apply_to_parts(sizes: Vec<Parts>, unit: impl FnOnce(Parts) -> Parts) -> Vec<Parts> {
     let n_parts: Vec<usize> = sizes.iter().map(Vec::len).collect();
     let mut outputs = unit(sizes.into_iter().flatten().collect()).into_iter();
     n_parts.into_iter().map(|n| outputs.by_ref().take(n).collect()).collect()
@@ -310,65 +342,83 @@ pub(super) fn head_outputs(sizes: &[Parts], n_images: usize) -> Vec<HeadOutput> 
     sizes.iter().map(|parts| HeadOutput::from_parts(parts, n_images)).collect()
 }
 
-/// Position of the staged head that `reads` names, if it names one.
-fn found(heads: &[StagedHead<'_>], reads: Reads) -> Option<usize> {
-    reads.head().and_then(|name| heads.iter().position(|head| head.placed.head.name == name))
+/// Returns the position of the staged head that `reads` names; `None` if it names none.
+fn input_head(heads: &[StagedHead<'_>], reads: Reads) -> Option<usize> {
+    let name = reads.head()?;
+    heads.iter().position(|head| head.placed.head.name == name)
 }
 
-/// The input of a head that reads the backbone, in f32. Masked cells come behind all views of a
-/// micro-batch, in one slice.
-fn read(reads: Reads, features: &[MicroBatch]) -> Vec<MicroBatch> {
-    let of_slice = |groups: &Groups| groups.iter().map(|group| reads.select(&group.in_f32())).collect();
-    features
-        .iter()
-        .map(|batch| {
-            if reads.has_masked() {
-                MicroBatch { slices: vec![of_slice(&batch.joined())] }
-            } else {
-                MicroBatch { slices: batch.slices.iter().map(of_slice).collect() }
+/// Returns the input of a head that reads the backbone, in f32. Masked cells come after all views
+/// of a micro-batch, which is then one slice.
+fn head_inputs(reads: Reads, features: &[MicroBatch]) -> Vec<MicroBatch> {
+    let mut inputs = Vec::with_capacity(features.len());
+    for batch in features {
+        let slices = if reads.has_masked() {
+            vec![select(reads, &batch.concat())]
+        } else {
+            batch.slices.iter().map(|groups| select(reads, groups)).collect()
+        };
+        inputs.push(MicroBatch { slices });
+    }
+    inputs
+}
+
+/// Selects the input of a head from features, in f32.
+fn select(reads: Reads, groups: &[Features]) -> Groups {
+    groups.iter().map(|group| reads.select(&group.in_f32())).collect()
+}
+
+/// Returns the gradients at the backbone's features, given those at the input of a head.
+fn backbone_gradients(
+    reads: Reads,
+    features: &[MicroBatch],
+    input_grads: Vec<SlicedGrads>,
+) -> Vec<SlicedGrads> {
+    let mut feature_grads = Vec::with_capacity(features.len());
+    for (batch, mut slices) in features.iter().zip(input_grads) {
+        if reads.has_masked()
+            && let Some(grads) = slices.pop()
+        {
+            let grads = selection_gradients(reads, &batch.concat(), grads);
+            let grads: Vec<Tensor<3>> = grads.into_iter().map(|grad| grad.x).collect();
+            feature_grads.push(batch.split_gradients(&grads));
+        } else {
+            let mut slice_grads = SlicedGrads::with_capacity(slices.len());
+            for (groups, grads) in batch.slices.iter().zip(slices) {
+                slice_grads.push(selection_gradients(reads, groups, grads));
             }
-        })
-        .collect()
+            feature_grads.push(slice_grads);
+        }
+    }
+    feature_grads
 }
 
-/// Returns the gradients at the backbone's features, given the gradients at the part that a head
-/// reads.
-fn unread(reads: Reads, features: &[MicroBatch], grads: Vec<SlicedGrads>) -> Vec<SlicedGrads> {
-    let of_group = |(group, grad): (&Features, FeatureGrads)| {
+/// Returns the gradients at features, given those at the part of them that a head reads.
+fn selection_gradients(reads: Reads, groups: &[Features], grads: GroupGrads) -> GroupGrads {
+    let mut feature_grads = GroupGrads::with_capacity(groups.len());
+    for (group, grad) in groups.iter().zip(grads) {
         let leaf = group.in_f32().map(|x| x.clone().autodiff().require_grad());
         let mut grads = seed(reads.select(&leaf).x, grad.x).backward();
-        // What is read is a part of the leaf.
-        FeatureGrads::from(leaf.x.grad_remove(&mut grads).expect("what is read has a gradient"))
-    };
-    let of_slice = |(groups, grads): (&Groups, GroupGrads)| -> GroupGrads {
-        groups.iter().zip(grads).map(of_group).collect()
-    };
-    features
-        .iter()
-        .zip(grads)
-        .map(|(batch, mut grads)| match grads.pop() {
-            Some(of_all) if reads.has_masked() => {
-                let of_all = of_slice((&batch.joined(), of_all));
-                batch.sliced(of_all.into_iter().map(|grad| grad.x).collect())
-            }
-            last => batch.slices.iter().zip(grads.into_iter().chain(last)).map(of_slice).collect(),
-        })
-        .collect()
+        // The selection is a part of the leaf.
+        let grad = leaf.x.grad_remove(&mut grads).expect("what is read has a gradient");
+        feature_grads.push(FeatureGrads::from(grad));
+    }
+    feature_grads
 }
 
-/// Adds `grads` to `sums`, place by place.
-fn add_to(sums: &mut [SlicedGrads], grads: Vec<SlicedGrads>) {
+/// Adds `grads` to `sums`, element by element.
+fn accumulate(sums: &mut [SlicedGrads], grads: Vec<SlicedGrads>) {
     for (sums, grads) in sums.iter_mut().flatten().flatten().zip(grads.into_iter().flatten().flatten()) {
         sums.x = sums.x.clone() + grads.x;
     }
 }
 
-/// Empty draws: heads use no random numbers.
-fn no_draws(batches: &[MicroBatch]) -> UnitDraws {
+/// Returns empty draws, because heads use no random numbers.
+fn empty_draws(batches: &[MicroBatch]) -> UnitDraws {
     batches.iter().map(|batch| vec![Draws::default(); batch.slices.len()]).collect()
 }
 
-/// Converts features to f32.
+/// Casts features to f32.
 fn in_f32(groups: Groups) -> Groups {
-    groups.iter().map(|group| group.in_f32()).collect()
+    groups.iter().map(Features::in_f32).collect()
 }

@@ -1,29 +1,30 @@
-//! Heads and loss of the trained network: one ordinary graph per micro-batch, behind the staged
+//! Heads and loss of the trained network: one ordinary graph per micro-batch, after the staged
 //! units of heads.
 
 use std::collections::BTreeMap;
 
-use burn_tensor::Tensor;
+use burn_tensor::{Gradients, Tensor};
 use kernels::device::host::add;
-use networks::features::{HeadOutputs, Outputs};
+use networks::features::{Features, HeadOutputs, Outputs};
 use ranks::EngineError;
 use ranks::ordered;
 use ranks::peers::Peers;
 use ranks::prefetch::{GatherQueue, ReductionQueue};
 use ranks::wire::Wire;
 
-use super::batch::{Groups, MicroBatch};
+use super::batch::MicroBatch;
 use super::columns::{ColumnInputs, ColumnPass};
 use super::forward::Inferred;
 use super::heads::{Flats, GraphInput, HeadPass, StagedHead, graph_inputs};
 use super::pass::{Passes, SlicedGrads};
 use super::scalars::Scalars;
 use super::sharded::{Observation, ShardedNet};
+use super::tape::{take_gradient, tracked_leaves};
 use crate::method::{BatchLoss, BatchOutputs, ColumnOutputs, Method};
 
 /// Results of heads and loss.
 pub(super) struct LossResult {
-    /// Loss and gauges of this rank's micro-batches; then of its columns, where heads are divided.
+    /// Loss and gauges of this rank's micro-batches; then of its columns, if heads are divided.
     pub(super) scalars: Vec<Scalars>,
     /// Gradients at the backbone's outputs, by micro-batch.
     pub(super) grads: Vec<SlicedGrads>,
@@ -47,6 +48,7 @@ pub(super) struct Scoring<'a> {
     pub(super) columns: ColumnPass<'a>,
     /// Passes that take micro-batches through staged units of heads.
     pub(super) passes: Passes<'a>,
+    /// Number of the step.
     pub(super) step: u64,
     /// Type in which gradients of heads are sent.
     pub(super) wire: Wire,
@@ -74,12 +76,12 @@ struct GraphSums {
 
 impl<'a> Scoring<'a> {
     fn heads(&self) -> HeadPass<'a> {
-        HeadPass(self.network)
+        HeadPass { network: self.network }
     }
 
     /// Computes the loss and its gradient at the backbone's outputs, and starts the reductions of
-    /// the heads' gradients. `others` loses the outputs of heads when the method has prepared its
-    /// loss with them.
+    /// the heads' gradients. The outputs of heads in `others` are dropped once the method has
+    /// prepared its loss with them.
     pub(super) fn run(
         &self,
         batches: &[MicroBatch],
@@ -90,24 +92,23 @@ impl<'a> Scoring<'a> {
         let mut flats = self.heads().gather(gathers)?;
         let constrained = self.heads().constrain(&mut flats, self.columns.batch.group.part());
         let mut observations = Vec::new();
-        let heads = self.heads().staged(batches, &flats, self.passes, gathers, &mut observations)?;
+        let heads = self.heads().forward_staged(batches, &flats, self.passes, gathers, &mut observations)?;
         let inputs = graph_inputs(batches, &heads);
-        let mut trained = self.plain(&inputs, &flats);
-        let group = self.columns.gather(&inputs)?;
-        let loss = self.prepared(&trained, others, &group, &flats)?;
-        // The graphs need their memory. What the loss has kept of them stays.
+        let mut trained = self.detached_outputs(&inputs, &flats);
+        let column_inputs = self.columns.gather(&inputs)?;
+        let loss = self.prepare(&trained, others, &column_inputs, &flats)?;
+        // The graphs need their memory. The loss has its own references to those that it needs.
         others.drop_heads();
         trained.iter_mut().for_each(Outputs::drop_heads);
-        let (mut sums, mut grads) = self.graphs(batches, &inputs, &heads, &flats, &*loss);
+        let (mut sums, mut grads) = self.run_graphs(batches, &inputs, &heads, &flats, &*loss);
         if self.network.net.has_parts() {
-            self.add_columns(&mut sums, &group, &heads, &flats, &*loss)?;
+            self.add_columns(&mut sums, &column_inputs, &heads, &flats, &*loss)?;
             gathers.look_ahead()?;
         }
-        let GraphSums { scalars, staged, flats: mut of_heads } = sums;
-        let staged =
-            self.heads().back_through_staged(heads, staged, batches, &flats, self.passes, &mut grads)?;
-        of_heads.extend(staged);
-        for (number, grad) in of_heads {
+        let GraphSums { scalars, staged, flats: mut param_grads } = sums;
+        let staged = self.heads().backward_staged(heads, staged, batches, &flats, self.passes, &mut grads)?;
+        param_grads.extend(staged);
+        for (number, grad) in param_grads {
             let unit = (number, self.network.unit_name(number));
             reductions.push_part(unit, grad, self.wire, self.network.extent(number));
         }
@@ -115,31 +116,37 @@ impl<'a> Scoring<'a> {
         Ok(LossResult { scalars, grads, observed, constrained, observations, trained })
     }
 
-    /// Computes what the losses of all micro-batches share. `group` are the inputs of divided
-    /// heads.
-    fn prepared(
+    /// Prepares the losses of all micro-batches together.
+    fn prepare(
         &self,
         trained: &[Outputs],
         others: &Inferred,
-        group: &ColumnInputs,
+        column_inputs: &ColumnInputs,
         flats: &Flats,
     ) -> Result<Box<dyn BatchLoss>, EngineError> {
         let mut leaves = self.heads().leaves(flats, false);
         leaves.extend(self.heads().column_leaves(flats, false));
-        let score = |head: &str, x: Tensor<3>| self.heads().score(head, x, &leaves);
-        let of_trained =
-            if self.method.prepares_with_heads() { self.columns.scores(group, flats) } else { Vec::new() };
-        let group = self.columns.batch.group;
-        let has_parts = self.network.net.has_parts();
-        let of_others = &others.columns;
-        let columns = has_parts.then_some(ColumnOutputs { group, trained: &of_trained, others: of_others });
-        let outputs = BatchOutputs { trained, others: &others.outputs, columns, score: &score };
+        let mut trained_columns = Vec::new();
+        if self.method.prepares_with_heads() {
+            trained_columns = self.columns.scores(column_inputs, flats);
+        }
+        let mut columns = None;
+        if self.network.net.has_parts() {
+            let group = self.columns.batch.group;
+            columns = Some(ColumnOutputs { group, trained: &trained_columns, others: &others.columns });
+        }
+        let outputs = BatchOutputs {
+            trained,
+            others: &others.outputs,
+            columns,
+            score: &|head: &str, x: Tensor<3>| self.heads().score(head, x, &leaves),
+        };
         self.method.prepare(&outputs, self.step, self.peers)
     }
 
     /// Runs the graphs of this rank's micro-batches. Also returns the gradients at the backbone's
     /// outputs, by micro-batch.
-    fn graphs(
+    fn run_graphs(
         &self,
         batches: &[MicroBatch],
         inputs: &[GraphInput],
@@ -150,45 +157,56 @@ impl<'a> Scoring<'a> {
         let mut grads: Vec<SlicedGrads> = vec![Vec::new(); batches.len()];
         let mut staged: Vec<Vec<SlicedGrads>> = heads.iter().map(|_| grads.clone()).collect();
         let mut scalars = Scalars::new(self.peers.n_micro_batches());
-        let mut score = |number: usize| {
-            let given =
-                self.graph(number, &inputs[number], &batches[number], heads, flats, loss, &mut scalars);
-            grads[number] = given.features;
-            staged.iter_mut().zip(given.staged).for_each(|(of_head, given)| of_head[number] = given);
-            given.flats
-        };
-        let sum =
-            |a: Vec<Tensor<1>>, b: Vec<Tensor<1>>| a.into_iter().zip(b).map(|(a, b)| add(a, b)).collect();
-        let whole = self.network.net.heads().filter(|placed| !placed.is_divided());
-        let in_graph = whole.flat_map(|placed| placed.in_graph());
-        let flats = in_graph.zip(ordered::fold(batches.len(), &mut score, &sum)).collect();
+        let flat_grads = ordered::fold(
+            batches.len(),
+            &mut |number: usize| {
+                let graph = self.run_graph(
+                    number,
+                    &inputs[number],
+                    &batches[number],
+                    heads,
+                    flats,
+                    loss,
+                    &mut scalars,
+                );
+                grads[number] = graph.features;
+                for (head_grads, graph_grads) in staged.iter_mut().zip(graph.staged) {
+                    head_grads[number] = graph_grads;
+                }
+                graph.flats
+            },
+            &add_all,
+        );
+        let undivided = self.network.net.heads().filter(|placed| !placed.is_divided());
+        let numbers = undivided.flat_map(|placed| placed.in_graph());
+        let flats = numbers.zip(flat_grads).collect();
         (GraphSums { scalars: vec![scalars], staged, flats }, grads)
     }
 
-    /// Runs the graphs of divided heads for the column group, of which `group` are the inputs.
+    /// Runs the graphs of divided heads for the column group, and adds their gradients to `sums`.
     fn add_columns(
         &self,
         sums: &mut GraphSums,
-        group: &ColumnInputs,
+        column_inputs: &ColumnInputs,
         heads: &[StagedHead<'_>],
         flats: &Flats,
         loss: &dyn BatchLoss,
     ) -> Result<(), EngineError> {
         let mut scalars = Scalars::new(self.peers.n_micro_batches());
-        let of_columns = self.columns.backward(group, flats, loss, &mut scalars)?;
+        let column_grads = self.columns.backward(column_inputs, flats, loss, &mut scalars)?;
         sums.scalars.push(scalars);
-        sums.flats.extend(of_columns.flats);
+        sums.flats.extend(column_grads.flats);
         for (head, staged) in heads.iter().zip(&mut sums.staged) {
-            let Some(grads) = of_columns.inputs.get(head.placed.head.name) else { continue };
-            let own = head.batches.iter().zip(grads);
-            *staged = own.map(|(batch, grads)| batch.sliced(grads.clone())).collect();
+            let Some(grads) = column_grads.inputs.get(head.placed.head.name) else { continue };
+            let batches = head.batches.iter().zip(grads);
+            *staged = batches.map(|(batch, grads)| batch.split_gradients(grads)).collect();
         }
         Ok(())
     }
 
     /// Runs the graph of micro-batch `number` forwards and backwards.
     #[allow(clippy::too_many_arguments)]
-    fn graph(
+    fn run_graph(
         &self,
         number: usize,
         input: &GraphInput,
@@ -199,38 +217,29 @@ impl<'a> Scoring<'a> {
         scalars: &mut Scalars,
     ) -> GraphGrads {
         let leaves = self.heads().leaves(flats, true);
-        let tracked = |groups: &Groups| -> Groups {
-            groups.iter().map(|group| group.map(|x| x.clone().autodiff().require_grad())).collect()
-        };
         let input = GraphInput {
-            features: tracked(&input.features),
-            staged: input.staged.iter().map(|(name, groups)| (*name, tracked(groups))).collect(),
+            features: tracked_leaves(&input.features),
+            staged: input.staged.iter().map(|(name, groups)| (*name, tracked_leaves(groups))).collect(),
         };
-        let of_heads = self.heads().heads(&input, &leaves, self.columns.batch.n_images);
-        let trained = Outputs { features: input.features.clone(), heads: of_heads };
+        let head_outputs = self.heads().undivided_outputs(&input, &leaves, self.columns.batch.n_images);
+        let trained = Outputs { features: input.features.clone(), heads: head_outputs };
         let scored = loss.micro_batch_loss(number, &trained);
         scalars.add(scored.loss.clone().inner(), scored.gauges);
         drop(trained);
-        let mut of_loss = scored.loss.backward();
-        let mut of_groups = |groups: &Groups| -> Vec<Tensor<3>> {
-            groups
-                .iter()
-                .map(|group| &group.x)
-                .map(|x| x.grad_remove(&mut of_loss).unwrap_or_else(|| x.clone().inner().zeros_like()))
-                .collect()
-        };
-        let features = batch.sliced(of_groups(&input.features));
-        let staged = heads
-            .iter()
-            .map(|head| head.batches[number].sliced(of_groups(&input.staged[head.placed.head.name])))
-            .collect();
-        let flats = leaves.values().map(|leaves| leaves.gradient(&mut of_loss)).collect();
+        let mut grads = scored.loss.backward();
+        let features = batch.split_gradients(&take_gradients(&input.features, &mut grads));
+        let mut staged = Vec::with_capacity(heads.len());
+        for head in heads {
+            let head_grads = take_gradients(&input.staged[head.placed.head.name], &mut grads);
+            staged.push(head.batches[number].split_gradients(&head_grads));
+        }
+        let flats = leaves.values().map(|leaves| leaves.gradient(&mut grads)).collect();
         GraphGrads { features, staged, flats }
     }
 
-    /// The trained network's outputs without a graph, with heads where the method prepares its loss
-    /// with them.
-    fn plain(&self, inputs: &[GraphInput], flats: &Flats) -> Vec<Outputs> {
+    /// Returns the trained network's outputs without a graph, with those of heads if the method
+    /// prepares its loss with them.
+    fn detached_outputs(&self, inputs: &[GraphInput], flats: &Flats) -> Vec<Outputs> {
         if self.method.prepares_with_heads() {
             return self.heads().outputs(inputs.to_vec(), flats, self.columns.batch.n_images);
         }
@@ -242,4 +251,14 @@ impl<'a> Scoring<'a> {
             })
             .collect()
     }
+}
+
+/// Removes the gradients of leaves from `grads` and returns them; zeros if there are none.
+fn take_gradients(groups: &[Features], grads: &mut Gradients) -> Vec<Tensor<3>> {
+    groups.iter().map(|group| take_gradient(&group.x, grads)).collect()
+}
+
+/// Adds gradients, unit by unit.
+fn add_all(a: Vec<Tensor<1>>, b: Vec<Tensor<1>>) -> Vec<Tensor<1>> {
+    a.into_iter().zip(b).map(|(a, b)| add(a, b)).collect()
 }

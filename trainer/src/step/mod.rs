@@ -9,18 +9,20 @@
 //! update            local: clip, optimizer on the flat shards, then the followers
 //! ```
 //!
-//! A rank's share of a batch may be cut into micro-batches, which go through a unit one after
-//! another while it is gathered: a unit that is recomputed in the backward pass has the graph of
-//! one micro-batch at a time, and weights and gradients are sent once a step whatever their number.
-//! The order of all gathers of a step is one list ([`GatherQueue`](ranks::prefetch::GatherQueue)),
-//! so that the next unit is on its way while one computes.
+//! A rank's share of a batch may be split into micro-batches, which go through a unit one after
+//! another while it is gathered: a unit that is recomputed in the backward pass holds the graph of
+//! one micro-batch at a time, and weights and gradients are sent once per step, whatever the number
+//! of micro-batches. All gathers of a step are in one list, in order
+//! ([`GatherQueue`](ranks::prefetch::GatherQueue)), so that the next unit is gathered while one
+//! computes.
 
 mod agreement;
+pub(crate) mod backbone;
 mod backward;
 mod batch;
 mod columns;
 mod config;
-mod drawn;
+mod draws;
 mod forward;
 mod heads;
 mod loss;
@@ -37,7 +39,6 @@ mod tape;
 mod trainer;
 pub mod upload;
 mod weights;
-pub(crate) mod whole;
 
 pub use agreement::Votes;
 pub use config::StepConfig;

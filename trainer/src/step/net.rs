@@ -1,4 +1,5 @@
-//! The networks of a step: the units of each in one list, backbone first, then the heads.
+//! The networks of a step. The units of each are in one list: those of the backbone, then those of
+//! the heads.
 
 use std::collections::BTreeMap;
 
@@ -22,15 +23,15 @@ pub(crate) struct Nets {
     pub(crate) list: Vec<Net>,
     /// Number of the trained network.
     pub(crate) trained: usize,
-    /// Pixel inputs of the networks, each different one once.
+    /// Distinct pixel inputs of the networks.
     pub(crate) inputs: Vec<PixelInput>,
 }
 
 /// Division of units.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Division {
-    /// Largest number of elements of a backbone unit's parameters that is not divided; absent to
-    /// divide none.
+    /// Largest number of elements of a backbone unit's parameters that is not divided; `None` to
+    /// divide no unit.
     pub(crate) max_numel: Option<usize>,
     /// Number of parts of the columns of divided heads.
     pub(crate) n_column_parts: usize,
@@ -43,26 +44,28 @@ pub(crate) struct Net {
     /// Rule by which the weights change.
     pub(crate) update_rule: UpdateRule,
     /// Views that the network sees.
-    pub(crate) sees: Vec<SeenViews>,
+    pub(crate) seen_views: Vec<SeenViews>,
     /// Number of the network's pixel input in [`Nets::inputs`].
     pub(crate) input: usize,
     /// Whether the backbone is the recipe's.
-    pub(crate) is_of_recipe: bool,
+    pub(crate) has_recipe_backbone: bool,
     /// Units of the backbone, of which large ones are divided.
     pub(crate) backbone: Vec<Box<dyn Unit>>,
-    /// Number of the undivided unit of each.
+    /// Number of the undivided unit of each unit of the backbone.
     pub(crate) undivided: Vec<usize>,
+    /// Heads of the network.
     heads: Vec<Head>,
-    /// Units of each head that go through the passes of a step.
+    /// Number of units of each head that run in the passes of a step.
     n_staged: Vec<usize>,
     /// Parts of the last units of divided heads that a rank computes, by number of the unit.
     parts: BTreeMap<usize, ColumnPart>,
-    /// Number of parts into which the columns of a divided head fall.
+    /// Number of parts into which the columns of a divided head are divided.
     n_column_parts: usize,
 }
 
 /// The part of a unit that a rank computes.
 pub(crate) struct ColumnPart {
+    /// Computation of the part.
     pub(crate) unit: Box<dyn Unit>,
     /// Layout of the part's buffer.
     pub(crate) layout: UnitLayout,
@@ -70,104 +73,107 @@ pub(crate) struct ColumnPart {
 
 /// A unit of a network, and the module that it belongs to.
 #[derive(Clone, Copy)]
-pub(crate) struct Listed<'a> {
+pub(crate) struct ListedUnit<'a> {
+    /// The unit.
     pub(crate) unit: &'a dyn Unit,
     /// Number of its module: the backbone is 0, heads follow.
     pub(crate) module: usize,
 }
 
-/// A head, and the place of its units in the list of its network.
+/// A head, and the numbers of its units in the list of its network.
 #[derive(Clone, Copy)]
-pub(crate) struct Placed<'a> {
+pub(crate) struct PlacedHead<'a> {
+    /// The head.
     pub(crate) head: &'a Head,
     /// Number of its first unit.
     first: usize,
+    /// Number of units that run in the passes of a step.
     n_staged: usize,
+    /// Whether ranks compute different columns of the last unit's output.
     is_divided: bool,
 }
 
-impl Placed<'_> {
-    /// Whether ranks compute different columns of the last unit's output.
+impl PlacedHead<'_> {
+    /// Returns whether ranks compute different columns of the last unit's output.
     pub(crate) fn is_divided(&self) -> bool {
         self.is_divided
     }
 
-    /// Whether some of the units go through the passes of a step, or only the columns of the last
-    /// one are left for the graph.
+    /// Returns whether some of the units run in the passes of a step, or the last one is divided.
     pub(crate) fn has_passes(&self) -> bool {
         self.is_divided || !self.staged().is_empty()
     }
 
-    /// Numbers of the units that go through the passes of a step.
+    /// Returns the numbers of the units that run in the passes of a step.
     pub(crate) fn staged(&self) -> std::ops::Range<usize> {
         self.first..self.first + self.n_staged
     }
 
-    /// Numbers of the units in the graph of the loss.
+    /// Returns the numbers of the units in the graph of the loss.
     pub(crate) fn in_graph(&self) -> std::ops::Range<usize> {
         self.staged().end..self.first + self.head.units.len()
     }
 }
 
 impl Nets {
-    /// Creates the networks of `specs`, which were checked; `model` and `input` are the recipe's.
+    /// Creates the networks of `specs`, which were checked; `model` and `input` are those of the
+    /// recipe.
     pub(crate) fn new(
         specs: Vec<NetworkSpec>,
         model: &ModelConfig,
         input: PixelInput,
         division: Division,
     ) -> Self {
-        let mut inputs = Vec::new();
-        let list: Vec<Net> = specs
-            .into_iter()
-            .map(|spec| {
-                let own = spec.input(input.clone());
-                let number = inputs.iter().position(|known| *known == own).unwrap_or(inputs.len());
-                if number == inputs.len() {
-                    inputs.push(own);
-                }
-                Net::new(spec, model, number, division)
-            })
-            .collect();
+        let mut inputs: Vec<PixelInput> = Vec::new();
+        let mut list = Vec::with_capacity(specs.len());
+        for spec in specs {
+            let pixel_input = spec.input(input.clone());
+            let number = inputs.iter().position(|known| *known == pixel_input).unwrap_or(inputs.len());
+            if number == inputs.len() {
+                inputs.push(pixel_input);
+            }
+            list.push(Net::new(spec, model, number, division));
+        }
         let trained = list.iter().position(|net| net.update_rule == UpdateRule::Gradient);
         // Every method's list was checked with the plan.
         let trained = trained.expect("a network that moves by gradient");
         Self { list, trained, inputs }
     }
 
-    /// The trained network.
+    /// Returns the trained network.
     pub(crate) fn trained(&self) -> &Net {
         &self.list[self.trained]
     }
 
-    /// The other networks, with their numbers.
+    /// Returns the other networks, with their numbers.
     pub(crate) fn others(&self) -> impl Iterator<Item = (usize, &Net)> {
         self.list.iter().enumerate().filter(|(number, _)| *number != self.trained)
     }
 
-    /// Numbers of the other networks that see views.
-    pub(crate) fn seeing(&self) -> impl Iterator<Item = usize> {
-        self.others().filter(|(_, net)| !net.sees.is_empty()).map(|(number, _)| number)
+    /// Returns the numbers of the other networks that see views.
+    pub(crate) fn others_with_views(&self) -> impl Iterator<Item = usize> {
+        self.others().filter(|(_, net)| !net.seen_views.is_empty()).map(|(number, _)| number)
     }
 
-    /// Returns whether a device that leaves out an update leaves out all of it: at most one network
-    /// follows the trained one, as an average, and none follows another.
-    pub(super) fn may_leave_out(&self, next_step: u64) -> bool {
+    /// Returns whether a device that skips an update skips all of it: at most one network follows
+    /// the trained one, as an average, and none follows another.
+    pub(super) fn can_skip_update(&self, next_step: u64) -> bool {
         let trained = self.trained().name;
-        let moving: Vec<(&str, f64)> = self
+        let sources: Vec<(&str, f64)> = self
             .list
             .iter()
             .filter_map(|net| net.update_rule.source_and_decay(next_step))
             .filter(|(_, decay)| *decay != 1.0)
             .collect();
-        match moving.as_slice() {
+        match sources.as_slice() {
             [] => true,
-            [(of, decay)] => *of == trained && *decay > 0.0,
+            [(source, decay)] => *source == trained && *decay > 0.0,
             _ => false,
         }
     }
 
-    /// Updates the trained network, its followers, and then the followers of these, in their order.
+    /// Updates the trained network together with its followers, and then the other followers, in
+    /// their order.
     pub(super) fn update(
         &self,
         networks: &mut [NetworkState],
@@ -176,44 +182,44 @@ impl Nets {
         clip: Clip<'_>,
         scheduled_values: &ScheduledValues,
     ) {
-        let number = self.trained;
         let next_step = scheduled_values.step + 1;
         let trained = self.trained().name;
-        let follows = |other: usize| self.list[other].update_rule.source_and_decay(next_step);
-        let mut shards = std::mem::take(&mut networks[number].shards);
-        let mut direct: Vec<Vec<Follower<'_>>> = shards.iter().map(|_| Vec::new()).collect();
-        for (other, network) in networks.iter_mut().enumerate() {
-            // One whose old weights stay whole does not move.
-            let Some((_, decay)) = follows(other).filter(|(of, decay)| *of == trained && *decay != 1.0)
-            else {
+        let mut shards = std::mem::take(&mut networks[self.trained].shards);
+        let mut followers: Vec<Vec<Follower<'_>>> = shards.iter().map(|_| Vec::new()).collect();
+        for (net, network) in self.list.iter().zip(networks.iter_mut()) {
+            let Some((source, decay)) = net.update_rule.source_and_decay(next_step) else { continue };
+            // With a decay of 1 the weights do not change.
+            if source != trained || decay == 1.0 {
                 continue;
-            };
+            }
             for shard in &mut network.shards {
                 let unit = shards.iter().position(|leader| leader.layout.name == shard.layout.name);
-                // A follower's units are a subset of those of the network that it follows: the list
-                // was checked.
+                // The units of a follower are a subset of those of its source, which was checked.
                 let unit = unit.expect("a unit of the network that is followed");
                 let is_rounded = shard.is_rounded;
-                direct[unit].push(Follower { weights: &mut shard.weights, decay, is_rounded });
+                followers[unit].push(Follower { weights: &mut shard.weights, decay, is_rounded });
             }
         }
-        optimizer.step(&mut shards, grads, clip, scheduled_values, direct);
-        networks[number].shards = shards;
-        for other in 0..self.list.len() {
-            let Some((of, decay)) = follows(other).filter(|(of, _)| *of != trained) else { continue };
-            let Some(leader) = self.position(of) else { continue };
+        optimizer.step(&mut shards, grads, clip, scheduled_values, followers);
+        networks[self.trained].shards = shards;
+        for (number, net) in self.list.iter().enumerate() {
+            let Some((source, decay)) = net.update_rule.source_and_decay(next_step) else { continue };
+            if source == trained {
+                continue;
+            }
+            let Some(leader) = self.position(source) else { continue };
             let leaders = networks[leader].shards.clone();
-            for shard in &mut networks[other].shards {
+            for shard in &mut networks[number].shards {
                 let leader = leaders.iter().find(|leader| leader.layout.name == shard.layout.name);
-                leader.into_iter().for_each(|leader| {
+                if let Some(leader) = leader {
                     let is_rounded = shard.is_rounded;
                     follow(Follower { weights: &mut shard.weights, decay, is_rounded }, &leader.weights);
-                });
+                }
             }
         }
     }
 
-    /// Number of the network `name`.
+    /// Returns the number of the network `name`.
     pub(crate) fn position(&self, name: &str) -> Option<usize> {
         self.list.iter().position(|net| net.name == name)
     }
@@ -222,17 +228,20 @@ impl Nets {
 impl Net {
     fn new(spec: NetworkSpec, model: &ModelConfig, input: usize, division: Division) -> Self {
         let n_parts = division.n_column_parts;
-        let divided = divided(spec.units(model), division.max_numel).into_iter();
-        let (backbone, undivided): (Vec<_>, Vec<_>) = divided.map(|part| (part.unit, part.number)).unzip();
-        let is_of_recipe = spec.backbone == Backbone::Recipe;
+        let mut backbone = Vec::new();
+        let mut undivided = Vec::new();
+        for part in divided(spec.units(model), division.max_numel) {
+            backbone.push(part.unit);
+            undivided.push(part.number);
+        }
+        let has_recipe_backbone = spec.backbone == Backbone::Recipe;
         let NetworkSpec { name, heads, sees, update_rule, .. } = spec;
-        let is_divided = |head: &Head| head.may_divide && n_parts > 1;
         let n_staged = staged_units(&heads, n_parts);
         let mut last = backbone.len();
         let mut parts = BTreeMap::new();
         for head in &heads {
             last += head.units.len();
-            if is_divided(head) {
+            if head.may_divide && n_parts > 1 {
                 let part = head.units.last().and_then(|unit| unit.column_part(n_parts));
                 // The plan was checked with the method's heads.
                 let unit = part.expect("a unit whose columns can be divided");
@@ -243,9 +252,9 @@ impl Net {
         Self {
             name,
             update_rule,
-            sees,
+            seen_views: sees,
             input,
-            is_of_recipe,
+            has_recipe_backbone,
             backbone,
             undivided,
             heads,
@@ -255,7 +264,7 @@ impl Net {
         }
     }
 
-    /// The part of unit `number` that a rank computes; `None` if it computes all of it.
+    /// Returns the part of unit `number` that a rank computes; `None` if it computes all of it.
     pub(crate) fn part(&self, number: usize) -> Option<&ColumnPart> {
         self.parts.get(&number)
     }
@@ -268,25 +277,25 @@ impl Net {
         })
     }
 
-    /// Whether some heads are divided.
+    /// Returns whether some heads are divided.
     pub(crate) fn has_parts(&self) -> bool {
         !self.parts.is_empty()
     }
 
-    /// Numbers of the view sizes that the network sees.
+    /// Returns the numbers of the view sizes that the network sees.
     pub(crate) fn sizes(&self) -> Vec<usize> {
-        self.sees.iter().map(|sight| sight.size).collect()
+        self.seen_views.iter().map(|views| views.size).collect()
     }
 
-    /// All units, in the order of the shards.
-    pub(crate) fn units(&self) -> impl Iterator<Item = Listed<'_>> {
+    /// Returns all units, in the order of the shards.
+    pub(crate) fn units(&self) -> impl Iterator<Item = ListedUnit<'_>> {
         let backbone = self.backbone.iter().map(|unit| (unit, 0));
         let heads = self.heads.iter().enumerate();
         let heads = heads.flat_map(|(i, head)| head.units.iter().map(move |unit| (unit, i + 1)));
-        backbone.chain(heads).map(|(unit, module)| Listed { unit: unit.as_ref(), module })
+        backbone.chain(heads).map(|(unit, module)| ListedUnit { unit: unit.as_ref(), module })
     }
 
-    /// Unit `number` of the list.
+    /// Returns unit `number` of the list.
     pub(crate) fn unit(&self, number: usize) -> &dyn Unit {
         self.units().nth(number).expect("numbers come from the list").unit
     }
@@ -296,15 +305,15 @@ impl Net {
         number < self.backbone.len()
     }
 
-    /// The heads with the places of their units.
-    pub(crate) fn heads(&self) -> impl Iterator<Item = Placed<'_>> {
+    /// Returns the heads with the numbers of their units.
+    pub(crate) fn heads(&self) -> impl Iterator<Item = PlacedHead<'_>> {
         let with_staged = self.heads.iter().zip(&self.n_staged);
         with_staged.scan(self.backbone.len(), |next, (head, n_staged)| {
             let first = *next;
             *next += head.units.len();
             let last = first + head.units.len();
             let is_divided = head.may_divide && self.parts.contains_key(&(last - 1));
-            Some(Placed { head, first, n_staged: *n_staged, is_divided })
+            Some(PlacedHead { head, first, n_staged: *n_staged, is_divided })
         })
     }
 }
@@ -327,13 +336,16 @@ mod tests {
     use crate::step::sharded::Observation;
 
     fn head(name: &'static str, reads: Reads, normalizes: &[Normalizes]) -> Head {
-        let unit = |(i, normalizes): (usize, &Normalizes)| {
-            let widths = vec![6, 6, 6];
-            let unit =
-                Projection { name: format!("{name}.{i}"), widths, normalizes: *normalizes, has_biases: true };
-            Box::new(unit) as Box<dyn Unit>
-        };
-        Head::new(name, reads, normalizes.iter().enumerate().map(unit).collect())
+        let mut units: Vec<Box<dyn Unit>> = Vec::new();
+        for (i, normalizes) in normalizes.iter().enumerate() {
+            units.push(Box::new(Projection {
+                name: format!("{name}.{i}"),
+                widths: vec![6, 6, 6],
+                normalizes: *normalizes,
+                has_biases: true,
+            }));
+        }
+        Head::new(name, reads, units)
     }
 
     fn nets(specs: Vec<NetworkSpec>) -> Nets {
@@ -355,7 +367,7 @@ mod tests {
             for layout in net.layouts(1) {
                 let moments = optimizer.moments();
                 let topology = Topology::SINGLE_RANK;
-                shards.push(UnitShard::laid_out(layout, seed as u64, topology, moments, &Device::flex()));
+                shards.push(UnitShard::with_layout(layout, seed as u64, topology, moments, &Device::flex()));
             }
             let n_backbone = net.backbone.len();
             states.push(NetworkState { name: net.name, is_frozen: false, copies: None, n_backbone, shards });
@@ -363,27 +375,29 @@ mod tests {
         states
     }
 
-    /// What the device leaves out, the host takes back: weights are bit for bit those of before.
+    /// If the device skips an update, the host restores the weights that observations have
+    /// overwritten.
     #[test]
-    fn observations_are_taken_back() {
+    fn overwritten_weights_are_restored_bit_for_bit() {
         let nets = nets(vec![NetworkSpec::trained("a", Vec::new(), 1)]);
         let mut networks = states(&nets, &sgd());
         let precision = Precision { gather: Wire::Bf16, ..Precision::default() };
         let unit = 1;
         let shard = &networks[0].shards[unit];
         let slot = &shard.layout.params[2];
-        let observation = |start: f32| Observation {
-            of: "a",
-            unit,
-            param: slot.spec.name.clone(),
-            values: Tensor::full([slot.spec.numel()], start, &Device::flex()),
-            before: Tensor::full([slot.spec.numel()], 0.3, &Device::flex()),
-            first: 0,
-        };
-        let written = [observation(0.7), observation(f32::NAN)];
+        let param = slot.spec.name.clone();
+        let numel = slot.spec.numel();
         let range = slot.range();
         let before = to_host(shard.weights.values().clone());
-        for observation in written {
+        for value in [0.7, f32::NAN] {
+            let observation = Observation {
+                network: "a",
+                unit,
+                param: param.clone(),
+                values: Tensor::full([numel], value, &Device::flex()),
+                before: Tensor::full([numel], 0.3, &Device::flex()),
+                first: 0,
+            };
             let overwritten = observation.overwritten(&nets, &networks).unwrap();
             observation.write(&nets, &mut networks, precision, &Device::flex());
             let during = to_host(networks[0].shards[unit].weights.values().clone());
@@ -395,10 +409,10 @@ mod tests {
         }
     }
 
-    /// A head goes through the passes up to its last unit with statistics, and as a whole if such a
-    /// head reads it.
+    /// The units of a head up to the last one with statistics run in the passes; all of them if
+    /// such a head reads it.
     #[test]
-    fn what_statistics_depend_on_goes_through_the_passes() {
+    fn units_that_statistics_depend_on_are_staged() {
         use Normalizes::{Hidden, Nothing};
         let heads = vec![
             head("read", Reads::Pooled, &[Nothing, Nothing]),
@@ -418,20 +432,27 @@ mod tests {
         assert_eq!(splits, [("read", 0, 2, 0), ("by_itself", 2, 0, 1), ("reader", 3, 2, 1)]);
     }
 
-    /// A copy of a network that follows the trained one is made of the weights that the step has
-    /// given it.
-    #[test]
-    fn a_follower_of_a_follower_is_updated_after_it() {
-        let follower = |name, source| NetworkSpec {
+    /// Returns a network that copies the weights of `source` after every step.
+    fn follower(name: &'static str, source: &'static str) -> NetworkSpec {
+        NetworkSpec {
             update_rule: UpdateRule::Copy { source, every_steps: 1, from_step: 0, max_updates: u64::MAX },
             ..NetworkSpec::trained(name, Vec::new(), 1)
-        };
+        }
+    }
+
+    /// Returns the weights of the first unit of each network.
+    fn first_weights(networks: &[NetworkState]) -> Vec<Vec<f32>> {
+        networks.iter().map(|network| to_host(network.shards[0].weights.values().clone())).collect()
+    }
+
+    /// The second follower gets the weights that the same step has given the first one.
+    #[test]
+    fn a_follower_of_a_follower_is_updated_after_it() {
         let trained = NetworkSpec::trained("trained", Vec::new(), 1);
         let nets = nets(vec![follower("first", "trained"), follower("second", "first"), trained]);
         let optimizer = sgd();
         let mut networks = states(&nets, &optimizer);
-        let weights = |network: &NetworkState| to_host(network.shards[0].weights.values().clone());
-        let before: Vec<_> = networks.iter().map(weights).collect();
+        let before = first_weights(&networks);
         assert!(before[0] != before[1] && before[1] != before[2] && before[0] != before[2]);
         let grads: Vec<Tensor<1>> =
             networks[2].shards.iter().map(|shard| shard.weights.values().ones_like()).collect();
@@ -439,8 +460,8 @@ mod tests {
         let norms = optimizer.norms(&networks[2].shards, &grads, &vec![0; grads.len()], &values).unwrap();
         let squares: Vec<f64> =
             norms.squares().iter().map(|square| FixedPoint::from_limbs(&square.limbs())).collect();
-        nets.update(&mut networks, &optimizer, grads, Clip::Norms(&norms.agreed(&squares)), &values);
-        let after: Vec<_> = networks.iter().map(weights).collect();
+        nets.update(&mut networks, &optimizer, grads, Clip::Norms(&norms.with_squares(&squares)), &values);
+        let after = first_weights(&networks);
         assert_ne!(after[2], before[2], "the step has changed the trained network");
         assert_eq!((&after[0], &after[1]), (&after[2], &after[2]));
     }

@@ -1,11 +1,11 @@
 //! Passes of micro-batches through a unit, stage by stage: without a graph, forwards, and
 //! backwards.
 //!
-//! Micro-batches go through a unit one after another while it is gathered, their slices on workers
-//! side by side. Between two stages the local sums are totaled over slices in sequence, over
-//! micro-batches in the order of the tree ([`ranks::ordered`]) and over ranks; in the backward pass
-//! the gradients at the totals are added up in the same way, so that the vector-Jacobian product is
-//! that of the whole batch.
+//! Micro-batches go through a unit one after another while it is gathered, and the slices of each
+//! run in parallel on workers. Between two stages the local sums are totaled over slices in
+//! sequence, over micro-batches in the order of the tree ([`ranks::ordered`]) and over ranks; in
+//! the backward pass the gradients at the totals are summed in the same way, so that the
+//! vector-Jacobian product is that of the whole batch.
 //!
 //! A unit of several stages that does not keep its graph keeps its input and the totals, and runs
 //! again as a whole, for all micro-batches: no stage can run its backward pass before the next has
@@ -23,7 +23,7 @@ use ranks::ordered;
 use ranks::peers::Peers;
 
 use super::batch::{GroupGrads, Groups, MicroBatch};
-use super::tape::{Gathered, InputGrads, OutputGrads, StageArguments, StageRecord};
+use super::tape::{Gathered, InputGrads, OutputGrads, StageArgs, StageRecord};
 
 /// Passes that take micro-batches through units.
 #[derive(Clone, Copy)]
@@ -40,8 +40,8 @@ pub(crate) struct Passes<'p> {
     pub(crate) evaluates: bool,
 }
 
-/// Callback for a unit that has no more statistics to send, so that transfers that waited for them
-/// may follow.
+/// Callback after a unit has sent its last statistics, so that transfers that waited for them may
+/// be submitted.
 pub(crate) type OnStatisticsSent<'c> = &'c mut dyn FnMut() -> Result<(), EngineError>;
 
 /// Draws of a unit by micro-batch and slice.
@@ -62,13 +62,13 @@ pub(crate) enum UnitTape<'a> {
     /// Tapes of the stages.
     Stages(Vec<StageTape<'a>>),
     /// Input of the unit, all of whose stages run again.
-    Again {
+    Recompute {
         /// Input by micro-batch.
         input: Vec<MicroBatch>,
         /// Totals by stage.
         totals: Vec<Totals>,
     },
-    /// Nothing but totals, by stage: the unit runs again after those before it
+    /// Only the totals, by stage: the previous units of the segment run again first
     /// ([`super::segments`]).
     Totals(Vec<Totals>),
 }
@@ -76,69 +76,68 @@ pub(crate) enum UnitTape<'a> {
 /// Data that a stage's backward pass needs.
 pub(crate) struct StageTape<'a> {
     /// Kept data by micro-batch and slice.
-    kept: Vec<Vec<StageRecord<'a>>>,
+    records: Vec<Vec<StageRecord<'a>>>,
     /// Totals over the whole batch that the stage was given.
     totals: Totals,
 }
 
 impl UnitTape<'_> {
-    /// The input that is kept, by micro-batch; `None` if there is none, or a graph.
+    /// Returns the input, by micro-batch; `None` if it was not kept, or only in a graph.
     pub(crate) fn input(&self) -> Option<Vec<MicroBatch>> {
-        match self {
-            Self::Again { input, .. } => Some(input.clone()),
-            Self::Stages(stages) => stages
-                .first()?
-                .kept
-                .iter()
-                .map(|records| {
-                    let slices: Option<Vec<Groups>> = records.iter().map(StageRecord::input).collect();
-                    Some(MicroBatch { slices: slices? })
-                })
-                .collect(),
-            Self::Totals(_) => None,
+        let stages = match self {
+            Self::Recompute { input, .. } => return Some(input.clone()),
+            Self::Stages(stages) => stages,
+            Self::Totals(_) => return None,
+        };
+        let mut batches = Vec::new();
+        for records in &stages.first()?.records {
+            let slices: Option<Vec<Groups>> = records.iter().map(StageRecord::input).collect();
+            batches.push(MicroBatch { slices: slices? });
         }
+        Some(batches)
     }
 
     /// Returns the tape of a unit of `n_stages` with its input, which was computed again.
     pub(crate) fn with_input(self, n_stages: usize, input: &[MicroBatch]) -> Self {
         let Self::Totals(totals) = self else { return self };
         if n_stages > 1 {
-            return Self::Again { input: input.to_vec(), totals };
+            return Self::Recompute { input: input.to_vec(), totals };
         }
-        // One micro-batch after another runs again.
-        let record = |groups: &Groups| StageRecord::Input(groups.clone());
-        let kept = input.iter().map(|batch| batch.slices.iter().map(record).collect()).collect();
-        Self::Stages(vec![StageTape { kept, totals: Totals::new() }])
+        // A unit of one stage runs again for one micro-batch after another.
+        let mut records = Vec::with_capacity(input.len());
+        for batch in input {
+            records.push(batch.slices.iter().cloned().map(StageRecord::Input).collect());
+        }
+        Self::Stages(vec![StageTape { records, totals: Totals::new() }])
     }
 
     /// Returns the totals that each stage was given in the first run.
     pub(crate) fn totals_by_stage(&self) -> Vec<Totals> {
         match self {
             Self::Stages(stages) => stages.iter().map(|stage| stage.totals.clone()).collect(),
-            Self::Again { totals, .. } | Self::Totals(totals) => totals.clone(),
+            Self::Recompute { totals, .. } | Self::Totals(totals) => totals.clone(),
         }
     }
 
-    /// The totals that each stage but the first was given, over all groups, by set.
+    /// Returns the totals that each stage but the first was given, over all groups, by set.
     pub(crate) fn totals(&self) -> Vec<Vec<Tensor<1>>> {
-        self.totals_by_stage().iter().skip(1).map(over_groups).collect()
+        self.totals_by_stage().iter().skip(1).map(sum_over_groups).collect()
     }
 }
 
-/// Adds up totals over groups, by set.
-pub(crate) fn over_groups(totals: &Totals) -> Vec<Tensor<1>> {
-    totals
-        .iter()
-        .cloned()
-        .reduce(|sums, group| -> Vec<Tensor<1>> {
-            sums.into_iter().zip(group).map(|(sum, of_group)| sum + of_group).collect()
-        })
-        .unwrap_or_default()
+/// Returns the sums of totals over groups, by set.
+pub(crate) fn sum_over_groups(totals: &Totals) -> Vec<Tensor<1>> {
+    let mut groups = totals.iter().cloned();
+    let mut sums = groups.next().unwrap_or_default();
+    for group in groups {
+        sums = sums.into_iter().zip(group).map(|(sum, term)| sum + term).collect();
+    }
+    sums
 }
 
 impl<'p> Passes<'p> {
-    /// Runs all stages without a graph. Also returns the totals that each stage was given. Without
-    /// `draws` nothing is dropped.
+    /// Runs all stages without a graph. Also returns the totals that each stage was given. No
+    /// branch is dropped if `draws` is `None`.
     ///
     /// # Errors
     /// [`EngineError`].
@@ -154,7 +153,7 @@ impl<'p> Passes<'p> {
             batches,
             draws,
             |_: usize, sums| {
-                if self.evaluates { Ok(Totals::new()) } else { self.totals(unit.unit.name(), sums) }
+                if self.evaluates { Ok(Totals::new()) } else { self.sum_over_batch(unit.unit.name(), sums) }
             },
             on_sent,
         )
@@ -172,18 +171,17 @@ impl<'p> Passes<'p> {
         totals: &[Totals],
         on_sent: OnStatisticsSent<'_>,
     ) -> Result<Vec<MicroBatch>, EngineError> {
-        Ok(self
-            .infer_with(
-                unit,
-                batches,
-                Some(draws),
-                |stage: usize, _| Ok(totals.get(stage + 1).cloned().unwrap_or_default()),
-                on_sent,
-            )?
-            .0)
+        let (batches, _) = self.infer_with(
+            unit,
+            batches,
+            Some(draws),
+            |stage: usize, _| Ok(totals.get(stage + 1).cloned().unwrap_or_default()),
+            on_sent,
+        )?;
+        Ok(batches)
     }
 
-    /// Runs all stages without a graph; `total` computes the totals of a stage's sums.
+    /// Runs all stages without a graph; `total` computes the totals of the sums of a stage.
     fn infer_with(
         &self,
         unit: Gathered<'_, '_>,
@@ -192,29 +190,29 @@ impl<'p> Passes<'p> {
         mut total: impl FnMut(usize, &[SlicedSums]) -> Result<Totals, EngineError>,
         on_sent: OnStatisticsSent<'_>,
     ) -> Result<(Vec<MicroBatch>, Vec<Totals>), EngineError> {
-        let none = Draws::default();
-        let mut given = vec![Totals::new()];
+        let empty = Draws::default();
+        let mut totals_by_stage = vec![Totals::new()];
         for stage in 0..unit.unit.n_stages() {
             if stage + 1 == unit.unit.n_stages() {
                 on_sent()?;
             }
             let mut sums = Vec::with_capacity(batches.len());
             for (number, batch) in batches.iter_mut().enumerate() {
-                let totals = self.of_batch(&given[stage], number);
+                let totals = self.group_totals(&totals_by_stage[stage], number);
                 let inputs = std::mem::take(&mut batch.slices);
                 let outputs = self.workers.map(inputs, |i, input| {
-                    let draws = draws.map_or(&none, |draws| &draws[number][i]);
-                    unit.infer(input, self.beside(stage, draws, totals))
+                    let draws = draws.map_or(&empty, |draws| &draws[number][i]);
+                    unit.infer(input, self.stage_args(stage, draws, totals))
                 });
-                let (slices, of_batch) = parted(outputs);
+                let (slices, batch_sums) = split_outputs(outputs);
                 batch.slices = slices;
-                sums.push(of_batch);
+                sums.push(batch_sums);
             }
-            given.push(total(stage, &sums)?);
+            totals_by_stage.push(total(stage, &sums)?);
         }
         // The last stage has no sums.
-        given.pop();
-        Ok((batches, given))
+        totals_by_stage.pop();
+        Ok((batches, totals_by_stage))
     }
 
     /// Runs all stages, and keeps the data of the backward pass.
@@ -233,20 +231,21 @@ impl<'p> Passes<'p> {
         if !keeps_graph && unit.unit.n_stages() > 1 {
             let input = batches.clone();
             let (batches, totals) = self.infer(unit, batches, Some(draws), on_sent)?;
-            return Ok((batches, UnitTape::Again { input, totals }));
+            return Ok((batches, UnitTape::Recompute { input, totals }));
         }
-        let (batches, stages) = self.stages(
+        let (batches, stages) = self.run_stages(
             unit,
             batches,
             draws,
-            [keeps_graph, wants_input],
-            |_: usize, sums| self.totals(unit.unit.name(), sums),
+            keeps_graph,
+            wants_input,
+            |_: usize, sums| self.sum_over_batch(unit.unit.name(), sums),
             on_sent,
         )?;
         Ok((batches, UnitTape::Stages(stages)))
     }
 
-    /// Runs all stages, and keeps only the totals, without which the unit cannot run again.
+    /// Runs all stages, and keeps only the totals, which the unit needs to run again.
     ///
     /// # Errors
     /// [`EngineError`].
@@ -261,13 +260,15 @@ impl<'p> Passes<'p> {
         Ok((batches, UnitTape::Totals(totals)))
     }
 
-    /// Runs all stages; `total` computes the totals of a stage's sums.
-    fn stages<'a>(
+    /// Runs all stages, and keeps their tapes; `total` computes the totals of the sums of a stage.
+    #[allow(clippy::too_many_arguments)]
+    fn run_stages<'a>(
         &self,
         unit: Gathered<'a, '_>,
         mut batches: Vec<MicroBatch>,
         draws: &UnitDraws,
-        [keeps_graph, wants_input]: [bool; 2],
+        keeps_graph: bool,
+        wants_input: bool,
         mut total: impl FnMut(usize, &[SlicedSums]) -> Result<Totals, EngineError>,
         on_sent: OnStatisticsSent<'_>,
     ) -> Result<(Vec<MicroBatch>, Vec<StageTape<'a>>), EngineError> {
@@ -278,24 +279,24 @@ impl<'p> Passes<'p> {
                 on_sent()?;
             }
             let mut sums = Vec::new();
-            let mut kept = Vec::new();
-            // Before the first stage there may be nothing to differentiate by; after it there are
-            // parameters.
+            let mut records = Vec::new();
+            // The input of the first stage may not depend on parameters; those of later stages do.
             let wants_input = wants_input || stage > 0;
             for (number, (batch, draws)) in batches.iter_mut().zip(draws).enumerate() {
-                let of_batch = self.of_batch(&totals, number);
+                let group_totals = self.group_totals(&totals, number);
                 let inputs = std::mem::take(&mut batch.slices);
                 let results = self.workers.map(inputs, |i, input| {
-                    unit.forward(input, self.beside(stage, &draws[i], of_batch), keeps_graph, wants_input)
+                    let args = self.stage_args(stage, &draws[i], group_totals);
+                    unit.forward(input, args, keeps_graph, wants_input)
                 });
-                let (outputs, kept_of_batch) = results.into_iter().unzip();
-                let (slices, sums_of_batch) = parted(outputs);
+                let (outputs, batch_records) = results.into_iter().unzip();
+                let (slices, batch_sums) = split_outputs(outputs);
                 batch.slices = slices;
-                sums.push(sums_of_batch);
-                kept.push(kept_of_batch);
+                sums.push(batch_sums);
+                records.push(batch_records);
             }
-            let given = std::mem::replace(&mut totals, total(stage, &sums)?);
-            stages.push(StageTape { kept, totals: given });
+            let stage_totals = std::mem::replace(&mut totals, total(stage, &sums)?);
+            stages.push(StageTape { records, totals: stage_totals });
         }
         Ok((batches, stages))
     }
@@ -318,42 +319,46 @@ impl<'p> Passes<'p> {
         wants_input: bool,
         on_sent: OnStatisticsSent<'_>,
     ) -> Result<(Vec<SlicedGrads>, ParamGrads), EngineError> {
-        let mut at_sums = Totals::new();
+        let mut sum_grads = Totals::new();
         let mut params: Option<ParamGrads> = None;
-        for (stage, tape) in self.replayed(unit, tape, draws, wants_input)?.into_iter().enumerate().rev() {
+        let stages = self.recompute_stages(unit, tape, draws, wants_input)?;
+        for (stage, tape) in stages.into_iter().enumerate().rev() {
             if stage == 0 {
                 on_sent()?;
             }
-            let StageTape { mut kept, totals } = tape;
+            let StageTape { mut records, totals } = tape;
             let wants_input = wants_input || stage > 0;
-            let mut at_totals = vec![Vec::new(); kept.len()];
-            let mut run = |number: usize| {
-                let kept = std::mem::take(&mut kept[number]);
-                let totals = self.of_batch(&totals, number);
-                let sums = self.of_batch(&at_sums, number);
-                let inputs = kept.into_iter().zip(std::mem::take(&mut grads[number])).collect();
-                let results = self.workers.map(inputs, |i, (kept, features)| {
-                    let beside = self.beside(stage, &draws[number][i], totals);
-                    unit.backward(kept, OutputGrads { features, sums }, beside, wants_input)
-                });
-                let mut sum: Option<ParamGrads> = None;
-                for InputGrads { features, totals, params } in results {
-                    grads[number].push(features);
-                    at_totals[number].push(totals);
-                    sum = Some(added(sum, params));
-                }
-                sum.expect("a micro-batch has at least one slice")
-            };
-            let of_stage = ordered::fold(draws.len(), &mut run, &ParamGrads::plus);
-            params = Some(added(params, of_stage));
-            at_sums = self.totals(unit.unit.name(), &at_totals)?;
+            let mut total_grads = vec![Vec::new(); records.len()];
+            let stage_params = ordered::fold(
+                draws.len(),
+                &mut |number: usize| {
+                    let records = std::mem::take(&mut records[number]);
+                    let totals = self.group_totals(&totals, number);
+                    let sums = self.group_totals(&sum_grads, number);
+                    let inputs = records.into_iter().zip(std::mem::take(&mut grads[number])).collect();
+                    let results = self.workers.map(inputs, |i, (record, features)| {
+                        let args = self.stage_args(stage, &draws[number][i], totals);
+                        unit.backward(record, OutputGrads { features, sums }, args, wants_input)
+                    });
+                    let mut batch_params: Option<ParamGrads> = None;
+                    for InputGrads { features, totals, params } in results {
+                        grads[number].push(features);
+                        total_grads[number].push(totals);
+                        batch_params = Some(accumulate(batch_params, params));
+                    }
+                    batch_params.expect("a micro-batch has at least one slice")
+                },
+                &ParamGrads::plus,
+            );
+            params = Some(accumulate(params, stage_params));
+            sum_grads = self.sum_over_batch(unit.unit.name(), &total_grads)?;
         }
         Ok((grads, params.expect("a unit has at least one stage")))
     }
 
-    /// Returns the stages of `tape`; where only the unit's input was kept, they run again with the
+    /// Returns the stages of `tape`; if only the unit's input was kept, they run again with the
     /// totals of the first run.
-    fn replayed<'a>(
+    fn recompute_stages<'a>(
         &self,
         unit: Gathered<'a, '_>,
         tape: UnitTape<'a>,
@@ -362,77 +367,88 @@ impl<'p> Passes<'p> {
     ) -> Result<Vec<StageTape<'a>>, EngineError> {
         let (input, totals) = match tape {
             UnitTape::Stages(stages) => return Ok(stages),
-            UnitTape::Again { input, totals } => (input, totals),
+            UnitTape::Recompute { input, totals } => (input, totals),
             UnitTape::Totals(_) => panic!("{} has run again before its gradients", unit.unit.name()),
         };
-        let (_, stages) = self.stages(
+        let (_, stages) = self.run_stages(
             unit,
             input,
             draws,
-            [true, wants_input],
+            true,
+            wants_input,
             |stage: usize, _| Ok(totals.get(stage + 1).cloned().unwrap_or_default()),
             &mut || Ok(()),
         )?;
         Ok(stages)
     }
 
-    fn beside<'s>(&'s self, stage: usize, draws: &'s Draws, totals: &'s [Tensor<1>]) -> StageArguments<'s> {
-        StageArguments { stage, draws, totals, sets: self.sets, types: self.types }
+    fn stage_args<'s>(&'s self, stage: usize, draws: &'s Draws, totals: &'s [Tensor<1>]) -> StageArgs<'s> {
+        StageArgs { stage, draws, totals, sets: self.sets, types: self.types }
     }
 
-    /// Number of the group of this rank's micro-batch `number`.
+    /// Returns the number of the group of this rank's micro-batch `number`.
     fn stat_group(&self, number: usize) -> usize {
         let topology = self.comm.topology();
         (number * topology.world_size + topology.data_rank()) % self.n_stat_groups
     }
 
-    /// Selects the part of `totals` for micro-batch `number`.
-    fn of_batch<'t>(&self, totals: &'t Totals, number: usize) -> &'t [Tensor<1>] {
+    /// Returns the totals of the group of micro-batch `number`.
+    fn group_totals<'t>(&self, totals: &'t Totals, number: usize) -> &'t [Tensor<1>] {
         totals.get(self.stat_group(number)).map_or(&[], Vec::as_slice)
     }
 
-    /// Sums over slices, micro-batches and ranks; `sums` are by micro-batch. All sets and groups
-    /// are sent together, so that there is one collective; entries of other groups are zero.
-    fn totals(&self, unit: &str, sums: &[SlicedSums]) -> Result<Totals, EngineError> {
-        let Some(first) = sums.first().and_then(|slices| slices.first()).filter(|sets| !sets.is_empty())
-        else {
+    /// Returns the sums over slices, micro-batches and ranks; `sums` holds those of each
+    /// micro-batch. All sets and groups are sent in one collective; entries of other groups are
+    /// zero.
+    fn sum_over_batch(&self, unit: &str, sums: &[SlicedSums]) -> Result<Totals, EngineError> {
+        let Some(first) = sums.first().and_then(|slices| slices.first()) else {
             return Ok(Totals::new());
         };
+        if first.is_empty() {
+            return Ok(Totals::new());
+        }
         let lengths: Vec<usize> = first.iter().map(|sum| sum.dims()[0]).collect();
         let len: usize = lengths.iter().sum();
         let n_groups = self.n_stat_groups;
         let device = first[0].device();
-        let here: Vec<Tensor<1>> = sums
-            .iter()
-            .enumerate()
-            .map(|(number, slices)| {
-                let joined = slices.iter().map(|sets| Tensor::cat(sets.clone(), 0));
-                let sum =
-                    joined.reduce(|sum, term| sum + term).expect("a micro-batch has at least one slice");
-                let group = self.stat_group(number);
-                let zeros = |groups: usize| Tensor::<1>::zeros([groups * len], &device);
-                match n_groups {
-                    1 => sum,
-                    _ => Tensor::cat(vec![zeros(group), sum, zeros(n_groups - 1 - group)], 0),
-                }
-            })
-            .collect();
-        let all = Peers::new(self.comm, here.len()).sum(unit, &here)?;
+        let mut batch_sums: Vec<Tensor<1>> = Vec::with_capacity(sums.len());
+        for (number, slices) in sums.iter().enumerate() {
+            let sum = slices
+                .iter()
+                .map(|sets| Tensor::cat(sets.clone(), 0))
+                .reduce(|sum, term| sum + term)
+                .expect("a micro-batch has at least one slice");
+            if n_groups == 1 {
+                batch_sums.push(sum);
+                continue;
+            }
+            let group = self.stat_group(number);
+            let before = Tensor::zeros([group * len], &device);
+            let after = Tensor::zeros([(n_groups - 1 - group) * len], &device);
+            batch_sums.push(Tensor::cat(vec![before, sum, after], 0));
+        }
+        let all = Peers::new(self.comm, batch_sums.len()).sum(unit, &batch_sums)?;
         let mut start = 0;
-        let mut cut = |len: &usize| {
-            start += len;
-            all.clone().slice(start - len..start)
-        };
-        Ok((0..n_groups).map(|_| lengths.iter().map(&mut cut).collect()).collect())
+        let mut totals = Totals::with_capacity(n_groups);
+        for _ in 0..n_groups {
+            let mut sets = Vec::with_capacity(lengths.len());
+            for len in &lengths {
+                sets.push(all.clone().slice(start..start + len));
+                start += len;
+            }
+            totals.push(sets);
+        }
+        Ok(totals)
     }
 }
 
-/// Separates features and sums, by slice.
-fn parted(outputs: Vec<StageOutput>) -> (Vec<Groups>, SlicedSums) {
+/// Splits outputs into features and sums, by slice.
+fn split_outputs(outputs: Vec<StageOutput>) -> (Vec<Groups>, SlicedSums) {
     outputs.into_iter().map(|output| (output.features, output.sums)).unzip()
 }
 
-fn added(sum: Option<ParamGrads>, term: ParamGrads) -> ParamGrads {
+/// Adds `term` to `sum`, if there is one.
+fn accumulate(sum: Option<ParamGrads>, term: ParamGrads) -> ParamGrads {
     match sum {
         Some(sum) => sum.plus(term),
         None => term,

@@ -5,9 +5,9 @@ use std::time::Instant;
 use burn_tensor::Device;
 
 /// Time of a step by phase, in milliseconds of the host. A GPU runs asynchronously, and the host
-/// waits for it where numbers come back: in the update, and in the head where ranks exchange them
-/// or neighbors are searched. [`Trainer::time_phases`](crate::step::Trainer::time_phases) makes
-/// them times of the device.
+/// waits for it where it reads values: in the update, and in the head where ranks exchange values
+/// or neighbors are searched. With [`Trainer::time_phases`](crate::step::Trainer::time_phases) they
+/// are times of the device.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Phases {
     /// Conversion of bytes to patch vectors.
@@ -27,28 +27,30 @@ pub struct Phases {
 }
 
 impl Phases {
-    /// Time of the whole step.
+    /// Returns the time of the whole step.
     pub fn total_ms(&self) -> f64 {
         self.input_ms + self.targets_ms + self.forward_ms + self.head_ms + self.backward_ms + self.update_ms
     }
 }
 
-/// Times phases.
+/// Clock that times phases.
 pub(crate) struct Clock {
+    /// Time of the last call of [`Clock::lap_ms`], or of the start.
     last: Instant,
+    /// Device to wait for at the end of every phase.
     device: Option<Device>,
 }
 
 impl Clock {
-    /// Starts the clock; with `device` every phase ends when the device has finished its work.
+    /// Starts the clock; with `device`, every phase ends when the device has finished its work.
     pub(crate) fn start(device: Option<Device>) -> Self {
         Self { last: Instant::now(), device }
     }
 
-    /// Milliseconds since the last call, or the start.
+    /// Returns the milliseconds since the last call, or since the start.
     pub(crate) fn lap_ms(&mut self) -> f64 {
         if let Some(device) = &self.device {
-            // An error of the device is reported by the next read of numbers from it.
+            // The next read of values from the device reports its error.
             let _ = device.sync();
         }
         let now = Instant::now();

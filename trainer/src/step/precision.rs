@@ -22,7 +22,7 @@ pub enum Arithmetic {
 }
 
 impl Arithmetic {
-    /// Data type of weights and tokens.
+    /// Returns the data type of weights and tokens.
     pub fn dtype(self) -> DType {
         match self {
             Self::F32 => DType::F32,
@@ -57,7 +57,7 @@ pub struct Precision {
 }
 
 impl Precision {
-    /// bf16 for all that may have it, except weights and gradients of heads.
+    /// bf16 for everything except weights and gradients of heads.
     pub const BF16: Self = Self {
         compute: Arithmetic::Bf16,
         memory: Some(Arithmetic::Bf16),
@@ -67,33 +67,33 @@ impl Precision {
         head_reduce: Wire::F32,
     };
 
-    /// Types of numbers in the backbone.
+    /// Returns the types of numbers in the backbone.
     pub fn types(self) -> Types {
         Types { products: self.compute.dtype(), maps: self.memory.unwrap_or_default().dtype() }
     }
 
-    /// Type in which gathered weights of the backbone are held.
+    /// Returns the type in which gathered weights of the backbone are held.
     pub fn gathered(self) -> DType {
         match (self.compute, self.gather) {
-            // Products would round them anyway, and other operations get what was sent.
+            // Products would round them anyway, and other operations use the values that were sent.
             (Arithmetic::Bf16, Wire::Bf16) => DType::BF16,
             _ => DType::F32,
         }
     }
 
-    /// Returns whether products or transfers of `comm` read the rounded weights of a rank's own
-    /// shards, which the update can then write.
+    /// Returns whether products or transfers of `comm` read the shards of a rank in bf16, so that
+    /// the update should write them in bf16 as well.
     pub fn rounds_with_update(self, comm: &Communicator) -> bool {
         let is_whole = comm.topology().n_shards(Extent::Whole) == 1;
         let is_sent = self.gather == Wire::Bf16 && comm.supports_device_tensors();
         self.compute == Arithmetic::Bf16 && (is_whole || is_sent)
     }
 
-    /// Fills in the default for a rank that computes on a GPU, or on a CPU.
-    pub fn filled(self, is_gpu: bool) -> Self {
-        match (self.memory, self.compute, is_gpu) {
-            (None, Arithmetic::Bf16, true) => Self { memory: Some(Arithmetic::Bf16), ..self },
-            _ => self,
+    /// Fills in the defaults for a rank that computes on a GPU, or on a CPU.
+    pub fn with_defaults(self, is_gpu: bool) -> Self {
+        if is_gpu && self.memory.is_none() && self.compute == Arithmetic::Bf16 {
+            return Self { memory: Some(Arithmetic::Bf16), ..self };
         }
+        self
     }
 }

@@ -11,17 +11,21 @@ use super::scalars::Scalars;
 use super::sharded::Observation;
 use crate::method::Gauges;
 
-/// Gradients of a step whose update has not been made.
+/// Gradients of a step whose update has not been applied.
 pub struct Gradients {
     /// Shards of the mean gradients on this rank, by unit of the trained network.
     pub(super) shards: Vec<Tensor<1>>,
+    /// Loss and gauges of this rank.
     pub(super) scalars: Vec<Scalars>,
+    /// Values that the method needs after the step, by name.
     pub(super) observed: Vec<(&'static str, Tensor<1>)>,
     /// Values of parameters that were constrained before the step.
     pub(super) constrained: Vec<Observation>,
     /// New values of running parameters, from the step's statistics.
     pub(super) observations: Vec<Observation>,
+    /// Embeddings, as in [`StepReport::embeddings`].
     pub(super) embeddings: Vec<Tensor<2>>,
+    /// Time of the step by phase, without the update.
     pub(super) phases: Phases,
 }
 
@@ -34,19 +38,21 @@ impl Gradients {
         Ok(FixedPoint::from_limbs(&Scalars::read_loss(&self.scalars)?.limbs()))
     }
 
-    /// Shards of the mean gradients on this rank, by unit.
+    /// Returns the shards of the mean gradients on this rank, by unit.
     pub fn shards(&self) -> &[Tensor<1>] {
         &self.shards
     }
 
-    /// Embeddings, as in [`StepReport::embeddings`].
+    /// Returns the embeddings, as in [`StepReport::embeddings`].
     pub fn embeddings(&self) -> &[Tensor<2>] {
         &self.embeddings
     }
 
-    /// Makes every gradient NaN, for drills.
+    /// Sets every gradient to NaN, for drills.
     pub fn fill_nan(&mut self) {
-        self.shards.iter_mut().for_each(|shard| *shard = shard.full_like(f32::NAN));
+        for shard in &mut self.shards {
+            *shard = shard.full_like(f32::NAN);
+        }
     }
 }
 
@@ -57,7 +63,7 @@ pub struct StepReport {
     pub loss: f64,
     /// Norm of all gradients, before clipping.
     pub grad_norm: f64,
-    /// Whether the update was made; false if loss or gradient was not finite.
+    /// Whether the update was applied; false if loss or gradient was not finite.
     pub finite: bool,
     /// Time of the step by phase.
     pub phases: Phases,
@@ -70,14 +76,16 @@ pub struct StepReport {
     pub votes: Votes,
 }
 
-/// Returns the embeddings of the network `evaluated` by micro-batch, in memory of their own.
-/// `others` are the outputs of the networks without gradients, `trained` those of the trained one.
+/// Returns copies of the embeddings of the network `evaluated`, by micro-batch. `others` are the
+/// outputs of the networks without gradients, `trained` those of the trained network.
 pub(super) fn embeddings(
     evaluated: &str,
     others: &[(&'static str, Vec<Outputs>)],
     trained: &[Outputs],
 ) -> Vec<Tensor<2>> {
-    let of_evaluated =
-        others.iter().find(|(name, _)| *name == evaluated).map_or(trained, |(_, outputs)| outputs);
-    of_evaluated.iter().map(|outputs| outputs.image_rows().mul_scalar(1.0)).collect()
+    let outputs: &[Outputs] = match others.iter().find(|(name, _)| *name == evaluated) {
+        Some((_, outputs)) => outputs,
+        None => trained,
+    };
+    outputs.iter().map(|outputs| outputs.image_rows().mul_scalar(1.0)).collect()
 }

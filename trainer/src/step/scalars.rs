@@ -1,12 +1,12 @@
-//! Loss and gauges of a step, which stay where they were computed until the device is waited for
-//! anyway: a number that is read at once keeps the host from launching the next operations.
+//! Loss and gauges of a step, which stay on the device that computed them until the host waits for
+//! it anyway: reading a number at once would keep the host from launching the next operations.
 
 use burn_tensor::Tensor;
 use kernels::device::readback::read_back_while;
 use ranks::EngineError;
 use ranks::fixed::FixedPoint;
 
-/// Gauges as fixed-point sums, which do not depend on the order.
+/// Gauges as fixed-point sums, which do not depend on the order of the addends.
 pub(crate) type FixedGauges = Vec<(&'static str, FixedPoint)>;
 
 /// Loss and gauges of a rank's micro-batches.
@@ -16,6 +16,7 @@ pub(crate) struct Scalars {
     n_micro_batches: usize,
     /// Loss and gauges of each micro-batch, in this order.
     values: Vec<Tensor<1>>,
+    /// Names of the gauges.
     names: Vec<&'static str>,
 }
 
@@ -28,8 +29,8 @@ impl Scalars {
     /// Adds the loss and the gauges of a micro-batch, `[1]` each.
     ///
     /// # Panics
-    /// If the gauges are not those of the micro-batch before, since gauges are summed over ranks by
-    /// position.
+    /// If the gauges differ from those of the previous micro-batch, since gauges are summed over
+    /// ranks by position.
     pub(crate) fn add(&mut self, loss: Tensor<1>, gauges: Vec<(&'static str, Tensor<1>)>) {
         let (names, values): (Vec<_>, Vec<_>) = gauges.into_iter().unzip();
         assert!(self.values.is_empty() || self.names == names, "gauges differ: {:?}, {names:?}", self.names);
@@ -58,9 +59,9 @@ impl Scalars {
         let mut loss = FixedPoint::default();
         let mut gauges = FixedGauges::new();
         for list in lists {
-            let (share, more) = list.sums(values);
-            loss = loss.plus(share);
-            gauges.extend(more);
+            let (list_loss, list_gauges) = list.sums(values);
+            loss = loss.plus(list_loss);
+            gauges.extend(list_gauges);
         }
         (loss, gauges)
     }
@@ -84,6 +85,7 @@ impl Scalars {
         for (number, value) in values.by_ref().take(self.values.len()).enumerate() {
             sums[number % n_sums].add(f64::from(value[0]) / self.n_micro_batches as f64);
         }
-        (sums[0], self.names.iter().copied().zip(sums[1..].iter().copied()).collect())
+        let gauges = self.names.iter().copied().zip(sums[1..].iter().copied()).collect();
+        (sums[0], gauges)
     }
 }

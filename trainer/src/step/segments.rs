@@ -1,17 +1,17 @@
-//! Segments of units that keep no graph: each is computed again as a whole, from the input of its
-//! first unit.
+//! Segments of units that keep no graph: all units of a segment run again, from the input of the
+//! first one.
 //!
 //! ```text
 //! forwards    x₀ → u₀ → u₁ → u₂ → x₃          only x₀ is kept
 //! backwards   x₀ → u₀ → x₁ → u₁ → x₂          then u₂, u₁ and u₀, each from its input
 //! ```
 //!
-//! A unit of its own segment runs once forwards and once for its gradients; all but the last of a
-//! longer one run twice forwards.
+//! The only unit of a segment runs once forwards and once for its gradients; all but the last unit
+//! of a longer segment run twice forwards.
 
 use std::ops::Range;
 
-/// The first units of a backbone, which keep no graph.
+/// Segments of the first units of a backbone, which keep no graph.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Segments {
     /// Number of these units.
@@ -27,10 +27,10 @@ impl Segments {
         Self { n_units: n_backbone.saturating_sub(n_kept), len: len.max(1) }
     }
 
-    /// The units of each segment, from the first one.
+    /// Returns the units of each segment, from the first one.
     pub(crate) fn ranges(self) -> impl DoubleEndedIterator<Item = Range<usize>> {
-        let range = move |number: usize| number * self.len..((number + 1) * self.len).min(self.n_units);
-        (0..self.n_units.div_ceil(self.len)).map(range)
+        (0..self.n_units.div_ceil(self.len))
+            .map(move |number| number * self.len..((number + 1) * self.len).min(self.n_units))
     }
 
     /// Returns whether unit `number` keeps its input.
@@ -38,12 +38,12 @@ impl Segments {
         number >= self.n_units || number.is_multiple_of(self.len)
     }
 
-    /// The units that run forwards again, once for each time.
-    pub(crate) fn again(self) -> impl Iterator<Item = usize> {
+    /// Returns the units that run forwards again, once for each time.
+    pub(crate) fn recomputed(self) -> impl Iterator<Item = usize> {
         (0..self.n_units).chain(self.repeated())
     }
 
-    /// The units that run forwards again before the gradients of their segment.
+    /// Returns the units that run forwards again before the gradients of their segment.
     pub(crate) fn repeated(self) -> impl Iterator<Item = usize> {
         self.ranges().flat_map(|range| range.start..range.end.saturating_sub(1))
     }

@@ -27,17 +27,17 @@ pub(super) struct ShardedNet<'a> {
 /// New values of a parameter that do not come from a gradient.
 pub(super) struct Observation {
     /// Name of the network.
-    pub(super) of: &'static str,
+    pub(super) network: &'static str,
     /// Number of the unit.
     pub(super) unit: usize,
     /// Name of the parameter.
     pub(super) param: String,
     /// New values.
     pub(super) values: Tensor<1>,
-    /// Values from which these were computed: rounded, where weights are sent in fewer bits than
-    /// they have.
+    /// Values from which these were computed: rounded if weights are sent in fewer bits than they
+    /// have.
     pub(super) before: Tensor<1>,
-    /// First element of the parameter that they are, where they are a part of it.
+    /// First element of the parameter that is observed, if only a part of it is.
     pub(super) first: usize,
 }
 
@@ -49,7 +49,7 @@ struct Target {
     start: usize,
     /// One past the last element.
     end: usize,
-    /// First of the observed values that the shard has.
+    /// First of the observed values that belong to the shard.
     first: usize,
 }
 
@@ -65,7 +65,7 @@ pub(super) struct Overwritten {
 }
 
 impl Overwritten {
-    /// Writes the values again.
+    /// Writes the old values back.
     pub(super) fn restore(self, networks: &mut [NetworkState]) {
         let shard = &mut networks[self.network].shards[self.unit];
         host::assign(shard.weights.values_mut(), self.start, &self.values);
@@ -73,20 +73,20 @@ impl Overwritten {
 }
 
 impl Observation {
-    /// Returns where the values belong; `None` if this rank has none of these elements.
+    /// Returns the elements that the values are written to; `None` if this rank holds none of them.
     fn target(&self, nets: &Nets, networks: &[NetworkState]) -> Option<Target> {
-        let network = nets.position(self.of)?;
+        let network = nets.position(self.network)?;
         let shard = &networks[network].shards[self.unit];
         let segment = shard.segments().find(|segment| segment.slot.spec.name == self.param)?;
         let first = segment.slot.spec.first_element() + shard.start + segment.start - segment.slot.offset;
         Some(Target { network, start: segment.start, end: segment.end, first: first - self.first })
     }
 
-    /// Returns the values that [`Observation::write`] will write over.
+    /// Returns the values that [`Observation::write`] will overwrite.
     pub(super) fn overwritten(&self, nets: &Nets, networks: &[NetworkState]) -> Option<Overwritten> {
         let Target { network, start, end, .. } = self.target(nets, networks)?;
         let weights = networks[network].shards[self.unit].weights.values();
-        // In memory of its own: the weights are written in place.
+        // A copy, because the weights are written in place.
         let values = weights.clone().slice(start..end).mul_scalar(1.0);
         Some(Overwritten { network, unit: self.unit, start, values })
     }
@@ -104,50 +104,50 @@ impl Observation {
         let shard = &mut networks[number].shards[unit];
         let Precision { gather, head_gather, .. } = precision;
         let wire = if nets.list[number].is_backbone(unit) { gather } else { head_gather };
-        let here =
-            |tensor: &Tensor<1>| in_f32(tensor.clone()).slice(first..first + end - start).to_device(device);
-        // Master weights keep the digits that were not sent.
-        let values = match wire {
-            Wire::F32 => here(&values),
-            _ => shard.weights.values().clone().slice(start..end) + (here(&values) - here(&before)),
-        };
+        let range = first..first + end - start;
+        let mut values = in_f32(values).slice(range.clone()).to_device(device);
+        if wire != Wire::F32 {
+            // Master weights keep the digits that were not sent.
+            let before = in_f32(before).slice(range).to_device(device);
+            values = shard.weights.values().clone().slice(start..end) + (values - before);
+        }
         host::assign(shard.weights.values_mut(), start, &values);
     }
 }
 
 impl<'a> ShardedNet<'a> {
-    /// Name of unit `number`.
+    /// Returns the name of unit `number`.
     pub(super) fn unit_name(&self, number: usize) -> &'a str {
         &self.shards[number].layout.name
     }
 
-    /// The part of unit `number` that this rank computes, with the layout of its buffer.
-    pub(super) fn computed(&self, number: usize) -> (&'a dyn Unit, &'a UnitLayout) {
+    /// Returns the part of unit `number` that this rank computes, and the layout of its buffer.
+    pub(super) fn computed_unit(&self, number: usize) -> (&'a dyn Unit, &'a UnitLayout) {
         match self.net.part(number) {
             Some(part) => (part.unit.as_ref(), &part.layout),
             None => (self.net.unit(number), &self.shards[number].layout),
         }
     }
 
-    /// The extent of the part of unit `number` that this rank computes.
+    /// Returns the extent of the part of unit `number` that this rank computes.
     pub(super) fn extent(&self, number: usize) -> Extent {
         if self.net.part(number).is_some() { Extent::Columns } else { Extent::Whole }
     }
 
-    /// Unit `number` with its gathered weights.
+    /// Returns unit `number` with its gathered weights.
     pub(super) fn gathered<'f>(&self, number: usize, flat: &'f Tensor<1>) -> Gathered<'a, 'f>
     where
         'a: 'f,
     {
         let shard = &self.shards[number];
-        // The copy of a shard that is the whole unit, as long as nothing was rounded on the way.
+        // The shard's copy can be used if the shard is the whole unit and was gathered in f32.
         let is_whole = shard.len() == shard.layout.padded && flat.dtype() == DType::F32;
         let in_bf16 = if is_whole { shard.weights.in_bf16() } else { None };
         Gathered { unit: self.net.unit(number), layout: &shard.layout, flat, in_bf16 }
     }
 
-    /// Returns the new values of the running parameters of unit `number`, given the totals that its
-    /// stages were given.
+    /// Returns the new values of the running parameters of unit `number`, given the totals that
+    /// each of its stages but the first received.
     pub(super) fn observed(
         &self,
         number: usize,
@@ -159,23 +159,16 @@ impl<'a> ShardedNet<'a> {
         let draws = Draws::default();
         let Passes { sets, types, .. } = passes;
         let cx = Context { leaves: &leaves, draws: &draws, totals: &[], sets, types };
-        let observed = unit.unit.observe(totals, &cx).into_iter();
-        let before = |param: &str| {
+        let mut observations = Vec::new();
+        for (param, values) in unit.unit.observe(totals, &cx) {
             // A unit observes parameters that it lists.
-            let at = unit.layout.position(param).expect("a parameter of the unit");
-            let part = unit.flat.clone().slice([unit.layout.params[at].range()]);
+            let position = unit.layout.position(&param).expect("a parameter of the unit");
+            let slice = unit.flat.clone().slice([unit.layout.params[position].range()]);
             // A slice would keep the memory of the whole gathered unit until the end of the step.
-            in_f32(part).mul_scalar(1.0)
-        };
-        observed
-            .map(|(param, values)| Observation {
-                of: self.net.name,
-                unit: number,
-                before: before(&param),
-                first: 0,
-                param,
-                values,
-            })
-            .collect()
+            let before = in_f32(slice).mul_scalar(1.0);
+            let network = self.net.name;
+            observations.push(Observation { network, unit: number, param, values, before, first: 0 });
+        }
+        observations
     }
 }

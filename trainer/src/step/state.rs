@@ -1,19 +1,20 @@
-//! State that changes during training, all of which a checkpoint holds.
+//! State that changes during training and that a checkpoint holds.
 
 use crate::method::Method;
 use crate::optim::state::UnitShard;
 
 /// State that changes during training.
 pub struct TrainState {
-    /// Steps taken; the number of the next one.
+    /// Number of steps taken, which is the number of the next step.
     pub step: u64,
-    /// Global batches skipped after a rollback: the next batch is `step + skipped_batches`.
+    /// Number of global batches skipped after a rollback: the next batch is `step +
+    /// skipped_batches`.
     pub skipped_batches: u64,
-    /// Steps in a row whose loss or gradient was not finite.
+    /// Number of consecutive steps whose loss or gradient was not finite.
     pub bad_steps: u32,
     /// All networks, in the order of the method's list.
     pub networks: Vec<NetworkState>,
-    /// Method, which owns the state that changes besides weights.
+    /// Method, which owns the state other than weights.
     pub method: Box<dyn Method>,
 }
 
@@ -22,10 +23,10 @@ pub struct TrainState {
 pub struct NetworkState {
     /// Name of the network.
     pub name: &'static str,
-    /// Whether the weights come from a file and stay as they are; checkpoints leave such a network
-    /// out.
+    /// Whether the weights come from a file and never change; checkpoints do not contain such a
+    /// network.
     pub is_frozen: bool,
-    /// Name of the network whose weights it copies from time to time, if it does.
+    /// Name of the network whose weights it copies at intervals; `None` if it copies none.
     pub copies: Option<&'static str>,
     /// Number of units of the backbone.
     pub n_backbone: usize,
@@ -34,22 +35,24 @@ pub struct NetworkState {
 }
 
 impl TrainState {
-    /// The network `name`.
+    /// Returns the network `name`.
     pub fn network(&self, name: &str) -> Option<&NetworkState> {
         self.networks.iter().find(|network| network.name == name)
     }
 }
 
 impl NetworkState {
-    /// Takes the weights of the units of `original` that it has as well.
+    /// Copies the weights of `original` to the units that both have.
     pub fn copy_from(&mut self, original: &Self) {
         for shard in &mut self.shards {
-            let found = original.shards.iter().find(|found| found.layout.name == shard.layout.name);
-            found.into_iter().for_each(|found| shard.weights = found.weights.clone());
+            let source = original.shards.iter().find(|source| source.layout.name == shard.layout.name);
+            if let Some(source) = source {
+                shard.weights = source.weights.clone();
+            }
         }
     }
 
-    /// Shards of the backbone.
+    /// Returns the shards of the backbone.
     pub fn backbone(&self) -> &[UnitShard] {
         &self.shards[..self.n_backbone]
     }

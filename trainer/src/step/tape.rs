@@ -1,6 +1,6 @@
 //! One stage of a unit forwards and backwards on one slice of a micro-batch.
 
-use burn_tensor::{DType, Tensor};
+use burn_tensor::{DType, Gradients, Tensor};
 use kernels::ops::{add_seeds, seed};
 use networks::draws::Draws;
 use networks::features::Features;
@@ -12,14 +12,14 @@ use super::batch::{FeatureGrads, GroupGrads, Groups};
 
 /// Data kept from a forward pass for the backward pass.
 pub(crate) enum StageRecord<'a> {
-    /// The input alone; the stage runs again.
+    /// Only the input: the stage runs again.
     Input(Groups),
     /// The graph from input, totals and parameters to output.
     Graph(Box<Graph<'a>>),
 }
 
 impl StageRecord<'_> {
-    /// The input, if it was kept alone.
+    /// Returns the input; `None` if the graph was kept.
     pub(crate) fn input(&self) -> Option<Groups> {
         match self {
             Self::Input(input) => Some(input.clone()),
@@ -40,13 +40,13 @@ pub(crate) struct Graph<'a> {
     output: StageOutput,
 }
 
-/// Arguments of a stage besides its input.
+/// Arguments of a stage other than its input.
 #[derive(Clone, Copy)]
-pub(crate) struct StageArguments<'s> {
+pub(crate) struct StageArgs<'s> {
     /// Number of the stage.
     pub(crate) stage: usize,
     pub(crate) draws: &'s Draws,
-    /// Totals of the stage before.
+    /// Totals of the previous stage.
     pub(crate) totals: &'s [Tensor<1>],
     pub(crate) sets: &'s StatSets,
     pub(crate) types: Types,
@@ -78,12 +78,12 @@ pub(crate) struct Gathered<'a, 'f> {
     pub(crate) layout: &'a UnitLayout,
     /// All parameters of the unit, `[padded]`.
     pub(crate) flat: &'f Tensor<1>,
-    /// The same in bf16, where the update has written both.
+    /// The same in bf16, if the update has written both.
     pub(crate) in_bf16: Option<&'f Tensor<1>>,
 }
 
 impl<'a> Gathered<'a, '_> {
-    /// Returns the parameters for products in `products`; with `track`, their gradients are
+    /// Returns the parameters for products in type `products`; with `track`, their gradients are
     /// tracked.
     fn leaves(&self, track: bool, products: DType) -> Leaves<'a> {
         let leaves = Leaves::for_products(self.layout, self.flat, track, products);
@@ -94,24 +94,24 @@ impl<'a> Gathered<'a, '_> {
     }
 
     /// Computes the output without a graph.
-    pub(crate) fn infer(&self, input: Groups, beside: StageArguments<'_>) -> StageOutput {
-        let leaves = self.leaves(false, beside.types.products);
-        self.unit.forward(beside.stage, input, &context(&leaves, beside, beside.totals))
+    pub(crate) fn infer(&self, input: Groups, args: StageArgs<'_>) -> StageOutput {
+        let leaves = self.leaves(false, args.types.products);
+        self.unit.forward(args.stage, input, &context(&leaves, args, args.totals))
     }
 
-    /// Computes the output, and keeps for [`Gathered::backward`] the graph with `keeps_graph`, else
-    /// the input.
+    /// Computes the output, and keeps data for [`Gathered::backward`]: the graph if `keeps_graph`,
+    /// otherwise the input.
     pub(crate) fn forward(
         &self,
         input: Groups,
-        beside: StageArguments<'_>,
+        args: StageArgs<'_>,
         keeps_graph: bool,
         wants_input: bool,
     ) -> (StageOutput, StageRecord<'a>) {
         if !keeps_graph {
-            return (self.infer(input.clone(), beside), StageRecord::Input(input));
+            return (self.infer(input.clone(), args), StageRecord::Input(input));
         }
-        let graph = self.graph(input, beside, wants_input);
+        let graph = self.graph(input, args, wants_input);
         let features = graph.output.features.iter().map(|group| group.map(|x| x.clone().inner())).collect();
         let sums = graph.output.sums.iter().map(|sum| sum.clone().inner()).collect();
         (StageOutput { features, sums }, StageRecord::Graph(Box::new(graph)))
@@ -121,55 +121,80 @@ impl<'a> Gathered<'a, '_> {
     /// outputs.
     pub(crate) fn backward(
         &self,
-        kept: StageRecord<'a>,
+        record: StageRecord<'a>,
         grads: OutputGrads<'_>,
-        beside: StageArguments<'_>,
+        args: StageArgs<'_>,
         wants_input: bool,
     ) -> InputGrads {
-        let Graph { input, totals, leaves, output } = match kept {
-            StageRecord::Input(input) => self.graph(input, beside, wants_input),
+        let Graph { input, totals, leaves, output } = match record {
+            StageRecord::Input(input) => self.graph(input, args, wants_input),
             StageRecord::Graph(graph) => *graph,
         };
-        let of_features = output.features.into_iter().zip(grads.features).flat_map(|(group, grad)| {
-            let tensors: Vec<Tensor<3>> =
-                std::iter::once(&group.x).chain(group.intermediates()).cloned().collect();
-            let grads = std::iter::once(grad.x).chain(grad.beside);
-            tensors.into_iter().zip(grads).map(|(x, grad)| {
-                let dtype = x.dtype();
-                seed(x, grad.cast(dtype))
-            })
-        });
-        let of_sums = output.sums.into_iter().zip(grads.sums).map(|(sum, grad)| seed(sum, grad.clone()));
-        let start = of_features.chain(of_sums).reduce(add_seeds);
+        let mut start = None;
+        for (group, grad) in output.features.into_iter().zip(grads.features) {
+            start = add_seed(start, seed_in_dtype(&group.x, grad.x));
+            for (x, grad) in group.intermediates().zip(grad.intermediates) {
+                start = add_seed(start, seed_in_dtype(x, grad));
+            }
+        }
+        for (sum, grad) in output.sums.into_iter().zip(grads.sums) {
+            start = add_seed(start, seed(sum, grad.clone()));
+        }
         // A multi-crop without views was refused with the recipe.
         let mut grads = start.expect("a unit has at least one group of views").backward();
-        let mut of_leaf =
-            |x: &Tensor<3>| x.grad_remove(&mut grads).unwrap_or_else(|| x.clone().inner().zeros_like());
-        let mut of_group = |group: &Features| {
-            let x = of_leaf(&group.x);
-            FeatureGrads { x, beside: group.intermediates().map(&mut of_leaf).collect() }
-        };
-        let features = if wants_input { input.iter().map(&mut of_group).collect() } else { Vec::new() };
-        let totals = totals
-            .iter()
-            .map(|total| total.grad_remove(&mut grads).unwrap_or_else(|| total.clone().inner().zeros_like()));
-        InputGrads { features, totals: totals.collect(), params: leaves.gradients(&mut grads) }
+        let mut features = GroupGrads::new();
+        if wants_input {
+            for group in &input {
+                let x = take_gradient(&group.x, &mut grads);
+                let intermediates = group.intermediates().map(|x| take_gradient(x, &mut grads)).collect();
+                features.push(FeatureGrads { x, intermediates });
+            }
+        }
+        let totals = totals.iter().map(|total| take_gradient(total, &mut grads)).collect();
+        InputGrads { features, totals, params: leaves.gradients(&mut grads) }
     }
 
-    fn graph(&self, input: Groups, beside: StageArguments<'_>, wants_input: bool) -> Graph<'a> {
-        let leaf = |x: Tensor<3>| {
-            let x = x.autodiff();
-            if wants_input { x.require_grad() } else { x }
-        };
-        let input: Groups = input.iter().map(|group| group.map(|x| leaf(x.clone()))).collect();
+    /// Builds the graph of the stage; with `wants_input`, the input tracks a gradient.
+    fn graph(&self, input: Groups, args: StageArgs<'_>, wants_input: bool) -> Graph<'a> {
+        let mut input_leaves = Groups::with_capacity(input.len());
+        for group in &input {
+            input_leaves.push(group.map(|x| {
+                let x = x.clone().autodiff();
+                if wants_input { x.require_grad() } else { x }
+            }));
+        }
         let totals: Vec<Tensor<1>> =
-            beside.totals.iter().map(|total| total.clone().autodiff().require_grad()).collect();
-        let leaves = self.leaves(true, beside.types.products);
-        let output = self.unit.forward(beside.stage, input.clone(), &context(&leaves, beside, &totals));
-        Graph { input, totals, leaves, output }
+            args.totals.iter().map(|total| total.clone().autodiff().require_grad()).collect();
+        let leaves = self.leaves(true, args.types.products);
+        let output = self.unit.forward(args.stage, input_leaves.clone(), &context(&leaves, args, &totals));
+        Graph { input: input_leaves, totals, leaves, output }
     }
 }
 
-fn context<'c>(leaves: &'c Leaves<'c>, beside: StageArguments<'c>, totals: &'c [Tensor<1>]) -> Context<'c> {
-    Context { leaves, draws: beside.draws, totals, sets: beside.sets, types: beside.types }
+/// Adds `seed` to the start of a backward pass.
+fn add_seed(start: Option<Tensor<1>>, seed: Tensor<1>) -> Option<Tensor<1>> {
+    match start {
+        Some(sum) => Some(add_seeds(sum, seed)),
+        None => Some(seed),
+    }
+}
+
+/// Computes [`seed`] with the gradient cast to the type of `x`.
+fn seed_in_dtype(x: &Tensor<3>, grad: Tensor<3>) -> Tensor<1> {
+    let dtype = x.dtype();
+    seed(x.clone(), grad.cast(dtype))
+}
+
+/// Removes the gradient of the leaf `x` from `grads` and returns it; zeros if there is none.
+pub(super) fn take_gradient<const D: usize>(x: &Tensor<D>, grads: &mut Gradients) -> Tensor<D> {
+    x.grad_remove(grads).unwrap_or_else(|| x.clone().inner().zeros_like())
+}
+
+/// Returns `groups` as leaves of autodiff's graph that track a gradient.
+pub(super) fn tracked_leaves(groups: &[Features]) -> Groups {
+    groups.iter().map(|group| group.map(|x| x.clone().autodiff().require_grad())).collect()
+}
+
+fn context<'c>(leaves: &'c Leaves<'c>, args: StageArgs<'c>, totals: &'c [Tensor<1>]) -> Context<'c> {
+    Context { leaves, draws: args.draws, totals, sets: args.sets, types: args.types }
 }

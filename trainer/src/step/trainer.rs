@@ -1,4 +1,4 @@
-//! The networks of a run on one rank, and the step that they take.
+//! The networks of a run on one rank, and the training step.
 
 use augment::Batch;
 use burn_tensor::{DType, Device, Tensor};
@@ -6,7 +6,6 @@ use kernels::device::readback::read_back_while;
 use kernels::device::workers::Workers;
 use networks::NetworkError;
 use networks::backbone::ModelConfig;
-use networks::layout::UnitLayout;
 use networks::tensor::NamedTensor;
 use networks::unit::{StatSets, Types};
 use ranks::EngineError;
@@ -23,7 +22,7 @@ use super::backward::{BackwardInputs, backward, mean_gradients};
 use super::batch::{MicroBatch, SlicedImages};
 use super::columns::{ColumnPass, GroupBatch};
 use super::config::StepConfig;
-use super::drawn::Drawn;
+use super::draws::StepDraws;
 use super::forward::{TrainedPass, forward, infer_all};
 use super::heads::HeadPass;
 use super::loss::{LossResult, Scoring};
@@ -34,7 +33,7 @@ use super::report::{Gradients, StepReport, embeddings};
 use super::scalars::Scalars;
 use super::sharded::{Observation, Overwritten, ShardedNet};
 use super::state::{NetworkState, TrainState};
-use super::upload::{BatchUploader, Sent};
+use super::upload::{BatchUploader, DeviceBatch};
 use super::weights::Weights;
 use crate::method::Method;
 use crate::method::network::UpdateRule;
@@ -55,7 +54,7 @@ pub struct Trainer {
     head_sets: StatSets,
     device: Device,
     state_device: Device,
-    /// Device that is waited for at the end of every phase.
+    /// Device to wait for at the end of every phase, if phases are timed.
     timed: Option<Device>,
     optimizer: Optimizer,
 }
@@ -74,31 +73,31 @@ impl Trainer {
         let division = Division { max_numel: config.max_unit_numel, n_column_parts };
         let nets = Nets::new(method.networks(), model, config.input.clone(), division);
         let state_device = if config.offload { Device::flex() } else { device.clone() };
-        let networks = nets
-            .list
-            .iter()
-            .map(|net| {
-                let moments = if net.update_rule == UpdateRule::Gradient { optimizer.moments() } else { &[] };
-                let shard = |layout: UnitLayout| {
-                    UnitShard::laid_out(layout, config.seed, comm.topology(), moments, &state_device)
-                };
-                let n_backbone = net.backbone.len();
-                let is_frozen = net.update_rule == UpdateRule::Frozen;
-                let mut shards: Vec<UnitShard> = net.layouts(comm.topology().group_size).map(shard).collect();
-                let is_rounded = config.precision.rounds_with_update(&comm);
-                shards[..n_backbone].iter_mut().for_each(|shard| shard.is_rounded = is_rounded);
-                if net.update_rule == UpdateRule::Gradient {
-                    config.rates.apply(&mut shards[..n_backbone], &net.undivided);
-                }
-                NetworkState {
-                    name: net.name,
-                    is_frozen,
-                    copies: net.update_rule.copied_network(),
-                    n_backbone,
-                    shards,
-                }
-            })
-            .collect();
+        let topology = comm.topology();
+        let mut networks = Vec::with_capacity(nets.list.len());
+        for net in &nets.list {
+            let is_trained = net.update_rule == UpdateRule::Gradient;
+            let moments = if is_trained { optimizer.moments() } else { &[] };
+            let mut shards: Vec<UnitShard> = Vec::new();
+            for layout in net.layouts(topology.group_size) {
+                shards.push(UnitShard::with_layout(layout, config.seed, topology, moments, &state_device));
+            }
+            let n_backbone = net.backbone.len();
+            let is_rounded = config.precision.rounds_with_update(&comm);
+            for shard in &mut shards[..n_backbone] {
+                shard.is_rounded = is_rounded;
+            }
+            if is_trained {
+                config.rates.apply(&mut shards[..n_backbone], &net.undivided);
+            }
+            networks.push(NetworkState {
+                name: net.name,
+                is_frozen: net.update_rule == UpdateRule::Frozen,
+                copies: net.update_rule.copied_network(),
+                n_backbone,
+                shards,
+            });
+        }
         let workers = Workers::for_device(&device, config.n_workers);
         let sets = method.stat_sets();
         let head_sets = method.head_stat_sets();
@@ -119,19 +118,22 @@ impl Trainer {
     }
 
     /// Starts the networks with the recipe's backbone that are not frozen from `weights`; with
-    /// `has_heads` their heads, too.
+    /// `has_heads`, their heads as well.
     ///
     /// # Errors
     /// [`NetworkError::Weights`] for a parameter that is neither among them nor optional, or has
     /// another shape.
     pub fn start_from(&mut self, weights: &[NamedTensor], has_heads: bool) -> Result<(), NetworkError> {
-        let networks = self.nets.list.iter().zip(&mut self.state.networks);
-        let started = networks.filter(|(net, network)| net.is_of_recipe && !network.is_frozen);
-        let mut shards = started.flat_map(|(_, network)| {
-            let n_started = if has_heads { network.shards.len() } else { network.n_backbone };
-            &mut network.shards[..n_started]
-        });
-        shards.try_for_each(|shard| shard.start_from(weights))
+        for (net, network) in self.nets.list.iter().zip(&mut self.state.networks) {
+            if !net.has_recipe_backbone || network.is_frozen {
+                continue;
+            }
+            let n_units = if has_heads { network.shards.len() } else { network.n_backbone };
+            for shard in &mut network.shards[..n_units] {
+                shard.start_from(weights)?;
+            }
+        }
+        Ok(())
     }
 
     /// Fills the frozen network `name`, and its heads if it has any, with `weights`.
@@ -140,46 +142,52 @@ impl Trainer {
     /// [`NetworkError::Weights`] for a parameter that is neither among them nor optional, or has
     /// another shape.
     pub fn load_frozen(&mut self, name: &str, weights: &[NamedTensor]) -> Result<(), NetworkError> {
-        let networks = self.state.networks.iter_mut().filter(|network| network.name == name);
-        let mut shards = networks.flat_map(|network| &mut network.shards);
-        shards.try_for_each(|shard| shard.start_from(weights))
+        for network in &mut self.state.networks {
+            if network.name != name {
+                continue;
+            }
+            for shard in &mut network.shards {
+                shard.start_from(weights)?;
+            }
+        }
+        Ok(())
     }
 
-    /// Makes every phase wait for the device, so that phase times include the device's work: for
-    /// benchmarks.
-    pub fn time_phases(&mut self, yes: bool) {
-        self.timed = yes.then(|| self.device.clone());
+    /// If `is_timed`, makes every phase wait for the device, so that phase times include the
+    /// device's work: for benchmarks.
+    pub fn time_phases(&mut self, is_timed: bool) {
+        self.timed = if is_timed { Some(self.device.clone()) } else { None };
     }
 
-    /// Device that holds weights and moments.
+    /// Returns the device that holds weights and moments.
     pub fn state_device(&self) -> &Device {
         &self.state_device
     }
 
-    /// Device that computes.
+    /// Returns the device that computes.
     pub fn device(&self) -> &Device {
         &self.device
     }
 
-    /// Topology of this rank.
+    /// Returns the topology of this rank.
     pub fn topology(&self) -> Topology {
         self.comm.topology()
     }
 
-    /// Shards of the trained network on this rank.
+    /// Returns the shards of the trained network on this rank.
     pub fn trained(&self) -> &[UnitShard] {
         &self.state.networks[self.nets.trained].shards
     }
 
-    /// Gathers the whole buffer, `[padded]`, of which this rank has the shard `mine`. All ranks of
-    /// a shard group call it.
+    /// Gathers the buffer of `unit`, `[padded]`, of which this rank holds `shard`. All ranks of a
+    /// shard group call it.
     ///
     /// # Errors
     /// [`EngineError`].
-    pub(crate) fn gather_whole(&self, unit: &str, mine: &Tensor<1>) -> Result<Tensor<1>, EngineError> {
-        let mine = mine.clone().to_device(&self.device);
+    pub(crate) fn gather_unit(&self, unit: &str, shard: &Tensor<1>) -> Result<Tensor<1>, EngineError> {
+        let shard = shard.clone().to_device(&self.device);
         let pending =
-            collectives::gather(&self.comm, unit, &mine, Wire::F32, DType::F32, false, Extent::Whole)?;
+            collectives::gather(&self.comm, unit, &shard, Wire::F32, DType::F32, false, Extent::Whole)?;
         Ok(self.comm.wait(pending)?.to_device(&self.device))
     }
 
@@ -207,28 +215,36 @@ impl Trainer {
         scheduled_values: &ScheduledValues,
         entering: &mut dyn FnMut(&'static str),
     ) -> Result<Gradients, EngineError> {
-        self.gradients_of(
-            batch.samples.len(),
-            || self.uploader().here(batch, self.slices(batch.samples.len()), &self.workers),
+        let n_images = batch.samples.len();
+        self.compute_gradients(
+            n_images,
+            || self.uploader().micro_batches_from_host(batch, &self.slices(n_images), &self.workers),
             scheduled_values,
             entering,
         )
     }
 
-    /// Computes [`Trainer::gradients`] of a batch that has been sent to the device.
+    /// Computes the same as [`Trainer::gradients`] for a batch that has been sent to the device.
     ///
     /// # Errors
     /// [`EngineError`].
-    pub fn gradients_of_sent(
+    pub fn gradients_from_device_batch(
         &self,
-        sent: Sent,
+        batch: DeviceBatch,
         scheduled_values: &ScheduledValues,
         entering: &mut dyn FnMut(&'static str),
     ) -> Result<Gradients, EngineError> {
-        self.gradients_of(sent.n_images, || self.uploader().micro_batches(sent), scheduled_values, entering)
+        let n_images = batch.n_images;
+        self.compute_gradients(
+            n_images,
+            || self.uploader().micro_batches_from_device(batch),
+            scheduled_values,
+            entering,
+        )
     }
 
-    fn gradients_of(
+    /// Computes the gradients of the micro-batches that `batches` returns, by pixel input.
+    fn compute_gradients(
         &self,
         n_images: usize,
         batches: impl FnOnce() -> Vec<Vec<MicroBatch>>,
@@ -239,49 +255,65 @@ impl Trainer {
         let mut clock = Clock::start(self.timed.clone());
         let mut phases = Phases::default();
         let trained = self.sharded(self.nets.trained);
-        let others: Vec<ShardedNet<'_>> = self.nets.seeing().map(|number| self.sharded(number)).collect();
+        let others: Vec<ShardedNet<'_>> =
+            self.nets.others_with_views().map(|number| self.sharded(number)).collect();
         let weights = Weights { others, trained, config: &self.config };
         let mut gathers = GatherQueue::new(&self.comm, weights.gathers(), &self.device)?;
         let mut reductions = ReductionQueue::new(&self.comm);
         let mut batches = batches();
-        let drawn = self.drawn(n_images);
-        drawn.mask(&mut batches);
-        let masked = drawn.group_masks(&batches[trained.net.input], self.column_group());
+        let step_draws = self.step_draws(n_images);
+        step_draws.mask(&mut batches);
+        let masked = step_draws.group_masks(&batches[trained.net.input], self.column_group());
         let sizes = trained.net.sizes();
-        let [of_trained, of_heads] = [&self.sets, &self.head_sets].map(|sets| sets.select(&sizes));
-        let n_each = n_images / self.config.share(self.topology()).n_micro_batches;
-        let group = GroupBatch { group: self.column_group(), n_images: n_each, masked: &masked };
+        let sets = self.sets.select(&sizes);
+        let head_sets = self.head_sets.select(&sizes);
+        let group = GroupBatch {
+            group: self.column_group(),
+            n_images: n_images / self.config.share(self.topology()).n_micro_batches,
+            masked: &masked,
+        };
         phases.input_ms = clock.lap_ms();
 
         entering("targets");
-        let both = [self.passes(&self.sets), self.head_passes(&self.head_sets)];
-        let mut others = infer_all(&weights.others, &batches, both, &mut gathers, group)?;
+        let passes = self.passes(&self.sets);
+        let head_passes = self.head_passes(&self.head_sets);
+        let mut others = infer_all(&weights.others, &batches, passes, head_passes, &mut gathers, group)?;
         let mut observations = std::mem::take(&mut others.observations);
         phases.targets_ms = clock.lap_ms();
 
         entering("forward");
-        let draws = drawn.units(trained.net, &sizes);
-        let seen = batches[trained.net.input].iter().map(|batch| batch.seen(&trained.net.sees)).collect();
+        let draws = step_draws.unit_draws(trained.net, &sizes);
+        let seen = batches[trained.net.input]
+            .iter()
+            .map(|batch| batch.select_views(&trained.net.seen_views))
+            .collect();
         drop(batches);
-        let passes = self.passes(&of_trained);
-        let pass = forward(trained, seen, &draws, passes, &mut gathers, |number| weights.keeps(number))?;
+        let passes = self.passes(&sets);
+        let pass = forward(trained, seen, &draws, passes, &mut gathers, |number| weights.retention(number))?;
         phases.forward_ms = clock.lap_ms();
 
         entering("head");
-        let scoring = self.scoring(trained, &of_heads, scheduled_values.step, group);
+        let scoring = self.scoring(trained, &head_sets, scheduled_values.step, group);
         let scored = scoring.run(&pass.batches, &mut others, &mut gathers, &mut reductions)?;
-        let LossResult { scalars, grads, observed, constrained, observations: of_heads, trained: outputs } =
-            scored;
-        let TrainedPass { batches, tape, observations: of_backbone } = pass;
-        observations.extend(of_backbone.into_iter().chain(of_heads));
+        let LossResult {
+            scalars,
+            grads,
+            observed,
+            constrained,
+            observations: head_observations,
+            trained: outputs,
+        } = scored;
+        let TrainedPass { batches, tapes, observations: backbone_observations } = pass;
+        observations.extend(backbone_observations);
+        observations.extend(head_observations);
         let embeddings = embeddings(self.state.method.evaluated(), &others.outputs, &outputs);
         // The backward pass needs their memory.
         drop((batches, others, outputs));
         phases.head_ms = clock.lap_ms();
 
         entering("backward");
-        let at_features = BackwardInputs { tape, grads, wire: self.config.precision.reduce };
-        backward(trained, at_features, &draws, passes, &mut gathers, &mut reductions)?;
+        let inputs = BackwardInputs { tapes, grads, wire: self.config.precision.reduce };
+        backward(trained, inputs, &draws, passes, &mut gathers, &mut reductions)?;
         let sums = reductions.finish()?;
         assert_eq!(sums.len(), trained.shards.len(), "a gradient for every unit");
         let shards = mean_gradients(sums, self.config.n_micro_batches, &self.state_device);
@@ -291,7 +323,7 @@ impl Trainer {
         Ok(Gradients { shards, scalars, observed, constrained, observations, embeddings, phases })
     }
 
-    /// The loss of step `step` on the micro-batches of `batch`.
+    /// Returns the inputs of the loss of step `step` on the micro-batches of `batch`.
     fn scoring<'s>(
         &'s self,
         network: ShardedNet<'s>,
@@ -303,26 +335,26 @@ impl Trainer {
             network,
             method: self.state.method.as_ref(),
             peers: Peers::new(&self.comm, self.config.share(self.topology()).n_micro_batches),
-            columns: ColumnPass { heads: HeadPass(network), batch },
+            columns: ColumnPass { heads: HeadPass { network }, batch },
             passes: self.head_passes(sets),
             step,
             wire: self.config.precision.head_reduce,
         }
     }
 
-    /// The micro-batches of this rank's column group.
+    /// Returns the micro-batches of this rank's column group.
     fn column_group(&self) -> ColumnGroup<'_> {
         ColumnGroup::new(&self.comm, self.config.share(self.topology()).n_micro_batches)
     }
 
-    /// Network `number` with its shards.
+    /// Returns network `number` with its shards.
     fn sharded(&self, number: usize) -> ShardedNet<'_> {
         ShardedNet { net: &self.nets.list[number], shards: &self.state.networks[number].shards }
     }
 
-    /// The random numbers of this step for `n_images` images of this rank.
-    fn drawn(&self, n_images: usize) -> Drawn<'_> {
-        Drawn {
+    /// Returns the random numbers of this step for `n_images` images of this rank.
+    fn step_draws(&self, n_images: usize) -> StepDraws<'_> {
+        StepDraws {
             method: self.state.method.as_ref(),
             seed: self.config.seed,
             step: self.state.step,
@@ -332,7 +364,7 @@ impl Trainer {
         }
     }
 
-    /// The images of each micro-batch, by slice.
+    /// Returns the images of each micro-batch, by slice.
     fn slices(&self, n_images: usize) -> Vec<SlicedImages> {
         self.config.share(self.topology()).slices(&self.workers, n_images)
     }
@@ -343,12 +375,12 @@ impl Trainer {
         Passes { comm: &self.comm, workers: &self.workers, sets, n_stat_groups, types, evaluates: false }
     }
 
-    /// Passes for heads, which compute in f32.
+    /// Returns passes for heads, which compute in f32.
     fn head_passes<'p>(&'p self, sets: &'p StatSets) -> Passes<'p> {
         Passes { types: Types::F32, ..self.passes(sets) }
     }
 
-    /// Settings for the upload of this rank's shares of batches to its device.
+    /// Returns the settings for the upload of this rank's shares of batches to its device.
     pub fn uploader(&self) -> BatchUploader {
         let groups = self.state.method.views().groups();
         BatchUploader {
@@ -359,7 +391,8 @@ impl Trainer {
         }
     }
 
-    /// Agrees with all ranks on loss, norms and finiteness, then updates or skips.
+    /// Agrees with all ranks on loss, norms and finiteness, and updates the networks if loss and
+    /// gradients are finite.
     ///
     /// # Errors
     /// [`EngineError`].
@@ -377,25 +410,26 @@ impl Trainer {
         self.write(constrained);
         let queued = self.optimizer.queue_norms(self.trained(), &grads, &modules, scheduled_values);
         let trained = self.nets.trained().name;
-        let (of_trained, of_others): (Vec<_>, Vec<_>) =
-            observations.into_iter().partition(|observation| observation.of == trained);
+        let (trained_observations, other_observations): (Vec<_>, Vec<_>) =
+            observations.into_iter().partition(|observation| observation.network == trained);
         let decision = self.decide(&queued, &scalars, scheduled_values);
         let mut tensors: Vec<Tensor<1>> = scalars.iter().flat_map(Scalars::tensors).cloned().collect();
         tensors.extend(observed.iter().map(|(_, values)| values.clone()));
         tensors.extend(queued.tensors());
         tensors.extend(decision.as_ref().and_then(Decision::tensor));
         let n_updates: Vec<Vec<u64>> = self.trained().iter().map(|shard| shard.n_updates.clone()).collect();
-        // Running statistics of the trained network, which are written before its weights move.
+        // Running statistics of the trained network, which are written before its weights are
+        // updated.
         let mut overwritten = Vec::new();
-        // Copied before the optimizer is launched: reading later would wait for it.
-        let (values, waiting) = read_back_while(&tensors, || match &decision {
+        // Copied before the optimizer is launched, because a later read would wait for it.
+        let (values, deferred) = read_back_while(&tensors, || match &decision {
             Some(decision) => {
-                overwritten = self.overwritten(&of_trained);
-                self.write(of_trained);
+                overwritten = self.overwritten(&trained_observations);
+                self.write(trained_observations);
                 self.update_networks(grads, Clip::Device(decision), scheduled_values);
                 None
             }
-            None => Some((of_trained, grads)),
+            None => Some((trained_observations, grads)),
         });
         let mut values = values?.into_iter();
         let (loss, gauges) = Scalars::sums_of_all(&scalars, &mut values);
@@ -403,25 +437,25 @@ impl Trainer {
             observed.into_iter().map(|(name, _)| name).zip(values.by_ref()).collect();
         let norms = queued.read(&mut values);
         let agreed = agree(&self.comm, &norms.squares(), loss, &gauges, votes)?;
-        let norms = norms.agreed(&agreed.squares);
+        let norms = norms.with_squares(&agreed.squares);
         let finite = match values.next() {
             Some(factors) => Decision::is_finite(&factors),
             None => agreed.is_finite(),
         };
         if finite {
-            if let Some((of_trained, grads)) = waiting {
-                self.write(of_trained);
+            if let Some((trained_observations, grads)) = deferred {
+                self.write(trained_observations);
                 self.update_networks(grads, Clip::Norms(&norms), scheduled_values);
             }
-            // Running statistics of a network are its own: they are not averaged.
-            self.write(of_others);
+            // Written after the followers are updated: running statistics are not averaged.
+            self.write(other_observations);
             self.state.method.after_step(&observed);
             self.state.bad_steps = 0;
         } else {
             for values in overwritten {
                 values.restore(&mut self.state.networks);
             }
-            // An update was counted that the device has not made.
+            // The update was counted, but the device has skipped it.
             let shards = &mut self.state.networks[self.nets.trained].shards;
             for (shard, n_updates) in shards.iter_mut().zip(n_updates) {
                 shard.n_updates = n_updates;
@@ -437,27 +471,28 @@ impl Trainer {
         Ok(StepReport { loss, grad_norm: norms.total(), finite, phases, gauges, embeddings, votes })
     }
 
-    /// Has the device decide whether the update is made, so that the host does not wait before it:
-    /// on one rank, whose norms no other has to agree on.
+    /// Lets the device decide whether the update is made, so that the host does not wait before it.
+    /// Returns `None` with several ranks, which have to agree on norms, and if the device cannot
+    /// skip the whole update.
     fn decide(
         &self,
         queued: &QueuedStepNorms,
         scalars: &[Scalars],
         scheduled_values: &ScheduledValues,
     ) -> Option<Decision> {
-        let is_alone = self.topology().world_size == 1;
-        if !is_alone || !self.nets.may_leave_out(scheduled_values.step + 1) {
+        let is_single_rank = self.topology().world_size == 1;
+        if !is_single_rank || !self.nets.can_skip_update(scheduled_values.step + 1) {
             return None;
         }
         self.optimizer.decide(queued, scalars.iter().flat_map(Scalars::losses).collect())
     }
 
-    /// Updates the trained network and those that follow it.
+    /// Updates the trained network and its followers.
     fn update_networks(&mut self, grads: Vec<Tensor<1>>, clip: Clip<'_>, scheduled_values: &ScheduledValues) {
         self.nets.update(&mut self.state.networks, &self.optimizer, grads, clip, scheduled_values);
     }
 
-    /// Returns the values of this rank's shards that `observations` will be written over.
+    /// Returns the values of this rank's shards that `observations` will overwrite.
     fn overwritten(&self, observations: &[Observation]) -> Vec<Overwritten> {
         let networks = &self.state.networks;
         observations.iter().filter_map(|observation| observation.overwritten(&self.nets, networks)).collect()
@@ -467,8 +502,8 @@ impl Trainer {
     fn write(&mut self, observations: Vec<Observation>) {
         let precision = self.config.precision;
         let device = &self.state_device;
-        observations.into_iter().for_each(|observation| {
+        for observation in observations {
             observation.write(&self.nets, &mut self.state.networks, precision, device);
-        });
+        }
     }
 }

@@ -7,7 +7,7 @@
 //!
 //! ```text
 //! step's thread   … backward(k) queued · batch k+1 handed over · norms, update(k) · waits for k+1 · targets(k+1) …
-//! upload's thread                        joins views, sends them
+//! upload's thread                        concatenates views, sends them
 //! ```
 
 use std::thread::JoinHandle;
@@ -20,25 +20,27 @@ use kernels::device::workers::Workers;
 use networks::patches::{PixelInput, copy_to_device};
 use ranks::EngineError;
 
-use super::batch::{MicroBatch, SlicedImages};
+use super::batch::{Groups, MicroBatch, SlicedImages};
 
 /// Views of one size, on the device.
 #[derive(Debug, Clone)]
-enum SentViews {
+enum DeviceViews {
     /// Bytes, `[n, C, size, size]`.
     Bytes(Box<Tensor<4, Int>>),
-    /// Normalized vectors, `[n, N, C·p·p]` in f32, for each pixel input of the networks: for a
-    /// device that does not support bytes, and for other depths.
+    /// Normalized vectors, `[n, N, C·p·p]` in f32, for each pixel input of the networks: on a
+    /// device that does not support bytes, and for other depths than 8 bits.
     Vectors(Vec<Tensor<3>>),
 }
 
 /// A rank's share of a batch on the device: groups of views by micro-batch.
 #[derive(Debug)]
-pub struct Sent {
+pub struct DeviceBatch {
+    /// Number of images.
     pub(crate) n_images: usize,
-    /// Sides of the groups' views in pixels.
+    /// Side lengths of the groups' views in pixels.
     sizes_px: Vec<usize>,
-    batches: Vec<Vec<SentViews>>,
+    /// Views by micro-batch and group.
+    batches: Vec<Vec<DeviceViews>>,
 }
 
 /// Settings of an upload: the views to send, and the device.
@@ -46,7 +48,7 @@ pub struct Sent {
 pub struct BatchUploader {
     /// Number of views of an image, by group.
     pub(crate) n_views: Vec<usize>,
-    /// Pixel inputs of the networks, each different one once.
+    /// Distinct pixel inputs of the networks.
     pub(crate) inputs: Vec<PixelInput>,
     /// Number of micro-batches in this rank's share.
     pub(crate) n_micro_batches: usize,
@@ -55,52 +57,59 @@ pub struct BatchUploader {
 
 impl BatchUploader {
     /// Sends this rank's share of a batch.
-    pub fn send(&self, batch: &Batch) -> Sent {
+    pub fn send(&self, batch: &Batch) -> DeviceBatch {
         let sizes_px = self.sizes_px(batch);
-        let batches = (0..self.n_micro_batches)
-            .map(|number: usize| {
-                let images = batch.samples.iter().skip(number).step_by(self.n_micro_batches);
-                sizes_px
-                    .iter()
-                    .enumerate()
-                    .map(|(group, size_px)| {
-                        let views: Vec<&[u8]> =
-                            images.clone().map(|sample| sample.groups[group].as_slice()).collect();
-                        self.send_views(&views, *size_px)
-                    })
-                    .collect()
-            })
-            .collect();
-        Sent { n_images: batch.samples.len(), batches, sizes_px }
+        let mut batches = Vec::with_capacity(self.n_micro_batches);
+        for number in 0..self.n_micro_batches {
+            let images = batch.samples.iter().skip(number).step_by(self.n_micro_batches);
+            let mut groups = Vec::with_capacity(sizes_px.len());
+            for (group, size_px) in sizes_px.iter().enumerate() {
+                let views: Vec<&[u8]> =
+                    images.clone().map(|sample| sample.groups[group].as_slice()).collect();
+                groups.push(self.send_views(&views, *size_px));
+            }
+            batches.push(groups);
+        }
+        DeviceBatch { n_images: batch.samples.len(), batches, sizes_px }
     }
 
-    /// Converts a batch in host memory into micro-batches, with the images of their slices, for
-    /// each pixel input of the networks.
-    pub(crate) fn here(
+    /// Converts a batch in host memory into micro-batches, by pixel input of the networks. `slices`
+    /// lists the images of each micro-batch, by slice.
+    pub(crate) fn micro_batches_from_host(
         &self,
         batch: &Batch,
-        slices: Vec<SlicedImages>,
+        slices: &[SlicedImages],
         workers: &Workers,
     ) -> Vec<Vec<MicroBatch>> {
         let sizes_px = self.sizes_px(batch);
-        let of_slice = |input: &PixelInput, images: Vec<usize>| {
-            sizes_px
-                .iter()
-                .enumerate()
-                .map(|(group, size_px)| {
-                    let views: Vec<&[u8]> =
-                        images.iter().map(|image| batch.samples[*image].groups[group].as_slice()).collect();
-                    input.features(&views, *size_px, &self.device)
-                })
-                .collect()
-        };
-        let of_batch = |input, slices: &SlicedImages| MicroBatch {
-            slices: workers.map(slices.clone(), |_, images| of_slice(input, images)),
-        };
-        self.inputs
-            .iter()
-            .map(|input| slices.iter().map(|slices| of_batch(input, slices)).collect())
-            .collect()
+        let mut by_input = Vec::with_capacity(self.inputs.len());
+        for input in &self.inputs {
+            let mut batches = Vec::with_capacity(slices.len());
+            for slices in slices {
+                let slices = workers
+                    .map(slices.clone(), |_, images| self.slice_features(input, batch, &images, &sizes_px));
+                batches.push(MicroBatch { slices });
+            }
+            by_input.push(batches);
+        }
+        by_input
+    }
+
+    /// Converts the views of `images` in host memory into features, by group.
+    fn slice_features(
+        &self,
+        input: &PixelInput,
+        batch: &Batch,
+        images: &[usize],
+        sizes_px: &[usize],
+    ) -> Groups {
+        let mut groups = Groups::with_capacity(sizes_px.len());
+        for (group, size_px) in sizes_px.iter().enumerate() {
+            let views: Vec<&[u8]> =
+                images.iter().map(|image| batch.samples[*image].groups[group].as_slice()).collect();
+            groups.push(input.features(&views, *size_px, &self.device));
+        }
+        groups
     }
 
     /// Returns the format of the views, which is the same for all networks.
@@ -108,10 +117,10 @@ impl BatchUploader {
         self.inputs.first().map_or(PixelFormat::RGB8, |input| input.pixels.format())
     }
 
-    /// Returns the sides of the groups' views, which may differ from batch to batch.
+    /// Returns the side lengths of the groups' views, which may differ from batch to batch.
     fn sizes_px(&self, batch: &Batch) -> Vec<usize> {
         let bytes_per_pixel = self.format().bytes_per_pixel();
-        let groups = batch.samples.first().map_or(&[][..], |views| &views.groups);
+        let groups = batch.samples.first().map_or(&[][..], |sample| &sample.groups);
         groups
             .iter()
             .zip(&self.n_views)
@@ -121,50 +130,51 @@ impl BatchUploader {
 
     /// Sends views of 8 bits as bytes, a quarter of the size of vectors, if the device supports
     /// that type.
-    fn send_views(&self, views: &[&[u8]], size_px: usize) -> SentViews {
+    fn send_views(&self, views: &[&[u8]], size_px: usize) -> DeviceViews {
         let format = self.format();
         let are_bytes = format.depth == Depth::Eight && self.device.supports_dtype(DType::U8);
         if self.device != Device::flex() && are_bytes {
             let bytes = copy_to_device(&self.device, views, format.n_channels, size_px);
-            SentViews::Bytes(Box::new(bytes))
+            DeviceViews::Bytes(Box::new(bytes))
         } else {
-            let vectors = |input: &PixelInput| input.features(views, size_px, &self.device).x;
-            SentViews::Vectors(self.inputs.iter().map(vectors).collect())
+            let mut vectors = Vec::with_capacity(self.inputs.len());
+            for input in &self.inputs {
+                vectors.push(input.features(views, size_px, &self.device).x);
+            }
+            DeviceViews::Vectors(vectors)
         }
     }
 
-    /// Converts what was sent into micro-batches of one slice each, for each pixel input of the
+    /// Converts a batch on the device into micro-batches of one slice each, by pixel input of the
     /// networks.
-    pub(crate) fn micro_batches(&self, sent: Sent) -> Vec<Vec<MicroBatch>> {
-        self.inputs
-            .iter()
-            .enumerate()
-            .map(|(number, input)| {
-                let features = |(views, size_px): (&SentViews, &usize)| {
+    pub(crate) fn micro_batches_from_device(&self, batch: DeviceBatch) -> Vec<Vec<MicroBatch>> {
+        let mut by_input = Vec::with_capacity(self.inputs.len());
+        for (number, input) in self.inputs.iter().enumerate() {
+            let mut batches = Vec::with_capacity(batch.batches.len());
+            for groups in &batch.batches {
+                let mut slice = Groups::with_capacity(groups.len());
+                for (views, size_px) in groups.iter().zip(&batch.sizes_px) {
                     let x = match views {
-                        SentViews::Bytes(bytes) => input.vectors_on_device(bytes.as_ref().clone()),
-                        SentViews::Vectors(vectors) => vectors[number].clone(),
+                        DeviceViews::Bytes(bytes) => input.vectors_on_device(bytes.as_ref().clone()),
+                        DeviceViews::Vectors(vectors) => vectors[number].clone(),
                     };
-                    input.on_grid(x, *size_px)
-                };
-                sent.batches
-                    .iter()
-                    .map(|groups| MicroBatch {
-                        slices: vec![groups.iter().zip(&sent.sizes_px).map(features).collect()],
-                    })
-                    .collect()
-            })
-            .collect()
+                    slice.push(input.on_grid(x, *size_px));
+                }
+                batches.push(MicroBatch { slices: vec![slice] });
+            }
+            by_input.push(batches);
+        }
+        by_input
     }
 }
 
 /// A batch to send, and the channel for its delivery.
 type Order = (Batch, Sender<Delivery>);
 
-/// A batch whose memory on the host is free again, and its copy on the device.
-type Delivery = Result<(Batch, Sent), EngineError>;
+/// A batch whose host memory may be reused, and its copy on the device.
+type Delivery = Result<(Batch, DeviceBatch), EngineError>;
 
-/// The thread that sends batches. Dropping it waits for the batches that it was given.
+/// Thread that sends batches. Dropping it waits for the batches that were queued.
 pub struct Uploads {
     batches: Option<Sender<Order>>,
     thread: Option<JoinHandle<()>>,
@@ -179,15 +189,15 @@ impl Uploads {
     /// # Errors
     /// [`EngineError::Unavailable`] when the process is out of threads.
     pub fn start(uploader: BatchUploader) -> Result<Self, EngineError> {
-        let (batches, taken) = bounded::<Order>(1);
+        let (batches, orders) = bounded::<Order>(1);
         let thread = std::thread::Builder::new().name("upload".into()).spawn(move || {
-            for (batch, done) in taken {
-                let sent = uploader.send(&batch);
-                // CubeCL collects operations before it sends them; without this nothing would leave
-                // before the step's own thread waits for the device.
-                let arrived = uploader.device.sync().map_err(|error| failure(&error).into());
-                // Nobody waits for batches that were sent before a rollback.
-                let _ = done.send(arrived.map(|()| (batch, sent)));
+            for (batch, delivery) in orders {
+                let on_device = uploader.send(&batch);
+                // CubeCL collects operations before it sends them; without a synchronization
+                // nothing would be sent before the step's own thread waits for the device.
+                let result = uploader.device.sync().map_err(|error| failure(&error).into());
+                // Batches that were queued before a rollback have no receiver.
+                let _ = delivery.send(result.map(|()| (batch, on_device)));
             }
         });
         let thread = thread.map_err(|error| EngineError::Unavailable {
@@ -199,27 +209,29 @@ impl Uploads {
 
     /// Queues a batch for upload.
     pub fn push(&self, batch: Batch) -> Upload {
-        let (done, sent) = bounded(1);
+        let (sender, receiver) = bounded(1);
         if let Some(batches) = &self.batches {
-            // A failure of the thread is noticed by the caller that waits.
-            let _ = batches.send((batch, done));
+            // `Upload::wait` reports a failure of the thread.
+            let _ = batches.send((batch, sender));
         }
-        Upload(sent)
+        Upload(receiver)
     }
 }
 
 impl Upload {
-    /// Waits until the batch is on the device; returns its memory on the host as well.
+    /// Waits until the batch is on the device. Also returns the batch in host memory.
     ///
     /// # Errors
     /// [`EngineError::Failed`] when it could not be sent.
-    pub fn wait(self) -> Result<(Batch, Sent), EngineError> {
-        let panicked = || EngineError::Failed {
-            engine: "device",
-            operation: "sending a batch",
-            reason: "the thread that sends has failed".into(),
+    pub fn wait(self) -> Result<(Batch, DeviceBatch), EngineError> {
+        let Ok(delivery) = self.0.recv() else {
+            return Err(EngineError::Failed {
+                engine: "device",
+                operation: "sending a batch",
+                reason: "the thread that sends has failed".into(),
+            });
         };
-        self.0.recv().unwrap_or_else(|_| Err(panicked()))
+        delivery
     }
 }
 
@@ -227,7 +239,7 @@ impl Drop for Uploads {
     fn drop(&mut self) {
         drop(self.batches.take());
         if let Some(thread) = self.thread.take() {
-            // A panic of the thread was reported to the caller that waited.
+            // `Upload::wait` has reported a panic of the thread.
             let _ = thread.join();
         }
     }

@@ -1,4 +1,4 @@
-//! Weights that a step gathers: their order, and which of them stay.
+//! Weights that a step gathers: their order, and which of them are kept.
 
 use burn_tensor::DType;
 use ranks::prefetch::GatherRequest;
@@ -15,48 +15,56 @@ use super::sharded::ShardedNet;
 pub(super) struct Weights<'a> {
     /// Networks without gradients, in the order in which they run.
     pub(super) others: Vec<ShardedNet<'a>>,
+    /// The trained network.
     pub(super) trained: ShardedNet<'a>,
     pub(super) config: &'a StepConfig,
 }
 
 impl<'a> Weights<'a> {
-    /// Every gather of a step, in order: networks without gradients, the trained network, and its
-    /// backward pass.
+    /// Returns all gathers of a step, in order: those of the networks without gradients, of the
+    /// trained network's forward pass, and of its backward pass.
     pub(super) fn gathers(&self) -> Vec<GatherRequest<'a>> {
-        let Precision { gather, head_gather, .. } = self.config.precision;
-        let wanted = |network: &ShardedNet<'a>, number: usize, is_kept| {
-            let shard = &network.shards[number];
-            let (wire, dtype) = if network.net.is_backbone(number) {
-                (gather, self.config.precision.gathered())
-            } else {
-                (head_gather, DType::F32)
-            };
-            let extent = network.extent(number);
-            let values = match (wire, shard.weights.in_bf16()) {
-                (Wire::Bf16, Some(in_bf16)) => in_bf16,
-                _ => shard.weights.values(),
-            };
-            GatherRequest { unit: &shard.layout.name, shard: values, wire, dtype, is_kept, extent }
-        };
-        let mut list = Vec::new();
+        let mut requests = Vec::new();
         for network in &self.others {
-            list.extend((0..network.shards.len()).map(|number| wanted(network, number, false)));
+            for number in 0..network.shards.len() {
+                requests.push(self.request(network, number, false));
+            }
         }
         let trained = &self.trained;
-        list.extend(
-            (0..trained.shards.len()).map(|number| wanted(trained, number, self.keeps(number).weights)),
-        );
+        for number in 0..trained.shards.len() {
+            requests.push(self.request(trained, number, self.retention(number).weights));
+        }
         if self.config.sharding != Sharding::Grad {
             for range in self.segments().ranges().rev() {
                 let repeated = range.start..range.end - 1;
-                list.extend(repeated.chain(range.rev()).map(|number| wanted(trained, number, false)));
+                for number in repeated.chain(range.rev()) {
+                    requests.push(self.request(trained, number, false));
+                }
             }
         }
-        list
+        requests
     }
 
-    /// Data that unit `number` of the trained network keeps from its forward to its backward pass.
-    pub(super) fn keeps(&self, number: usize) -> Retention {
+    /// Returns the request for unit `number` of `network`.
+    fn request(&self, network: &ShardedNet<'a>, number: usize, is_kept: bool) -> GatherRequest<'a> {
+        let Precision { gather, head_gather, .. } = self.config.precision;
+        let shard = &network.shards[number];
+        let (wire, dtype) = if network.net.is_backbone(number) {
+            (gather, self.config.precision.gathered())
+        } else {
+            (head_gather, DType::F32)
+        };
+        let extent = network.extent(number);
+        let values = match (wire, shard.weights.in_bf16()) {
+            (Wire::Bf16, Some(in_bf16)) => in_bf16,
+            _ => shard.weights.values(),
+        };
+        GatherRequest { unit: &shard.layout.name, shard: values, wire, dtype, is_kept, extent }
+    }
+
+    /// Returns the data that unit `number` of the trained network keeps from its forward to its
+    /// backward pass.
+    pub(super) fn retention(&self, number: usize) -> Retention {
         let net = self.trained.net;
         if !net.is_backbone(number) {
             return Retention { graph: false, weights: false, input: false };
@@ -67,7 +75,7 @@ impl<'a> Weights<'a> {
         Retention { graph, weights: graph || self.config.sharding == Sharding::Grad, input }
     }
 
-    /// The units of the trained backbone that keep no graph.
+    /// Returns the segments of the trained backbone's units that keep no graph.
     fn segments(&self) -> Segments {
         let StepConfig { n_kept_graphs, segment_len, .. } = self.config;
         Segments::new(self.trained.net.backbone.len(), *n_kept_graphs, *segment_len)

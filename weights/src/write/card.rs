@@ -11,7 +11,7 @@ use crate::backbone::exchange_of;
 use crate::export::Export;
 use crate::preprocessing::Preprocessing;
 
-/// Text of the card for `export` in `format` at `path`.
+/// Returns the text of the card for `export` in `format` at `path`.
 pub(super) fn text(path: &Path, format: Format, export: &Export<'_>) -> String {
     let card = export.card;
     let mut out = format!("# {}\n\n", card.name);
@@ -67,7 +67,8 @@ pub(super) fn text(path: &Path, format: Format, export: &Export<'_>) -> String {
     }
     out
 }
-/// Describes what is unusual in decoding, which other programs must do as well.
+
+/// Describes the unusual steps of decoding, which other programs must repeat.
 fn decoding_in_words(decoding: Decoding) -> Vec<String> {
     let mut sentences = Vec::new();
     if decoding.apply_exif {

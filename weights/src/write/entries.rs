@@ -8,11 +8,11 @@ use crate::metadata::{MODEL, NETWORK, NORMALIZATION, POOLING, PREPROCESSING};
 
 /// Returns the metadata of `export`.
 pub(super) fn entries(export: &Export<'_>) -> HashMap<String, String> {
-    let json = |value: serde_json::Result<String>| value.unwrap_or_default();
+    let normalization = &export.preprocessing.pixels.normalization;
     HashMap::from([
-        (MODEL.into(), json(serde_json::to_string(export.model))),
-        (PREPROCESSING.into(), json(serde_json::to_string(&export.preprocessing))),
-        (NORMALIZATION.into(), json(serde_json::to_string(&export.preprocessing.pixels.normalization))),
+        (MODEL.into(), serde_json::to_string(export.model).unwrap_or_default()),
+        (PREPROCESSING.into(), serde_json::to_string(&export.preprocessing).unwrap_or_default()),
+        (NORMALIZATION.into(), serde_json::to_string(normalization).unwrap_or_default()),
         (NETWORK.into(), export.which.into()),
         (POOLING.into(), exchange_of(export.model).pooling().into()),
         ("format".into(), "pt".into()),

@@ -50,15 +50,15 @@ impl Format {
         }
     }
 
-    /// Returns the format of `path`: the requested one, if the path's extension agrees, or the one
+    /// Returns the format for `path`: `requested`, if the path's extension agrees, or the one
     /// implied by the extension.
     ///
     /// # Errors
     /// A message, if the two contradict one another or neither determines a format.
-    pub fn of(path: &Path, asked: Option<Self>) -> Result<Self, String> {
+    pub fn for_path(path: &Path, requested: Option<Self>) -> Result<Self, String> {
         let extension = path.extension().map(|extension| extension.to_string_lossy().into_owned());
         let extension = extension.as_deref();
-        let Some(format) = asked else {
+        let Some(format) = requested else {
             return match extension {
                 Some("safetensors") => Ok(Self::Safetensors),
                 Some("onnx") => Ok(Self::Onnx),
@@ -73,7 +73,7 @@ impl Format {
                 )),
             };
         };
-        let (fits, wanted) = match format {
+        let (is_valid, requirement) = match format {
             Self::Safetensors => (extension == Some("safetensors"), "end in .safetensors"),
             Self::Onnx => (extension == Some("onnx"), "end in .onnx"),
             Self::Torchvision | Self::Dinov2 | Self::Dinov3 => {
@@ -85,10 +85,10 @@ impl Format {
             }
             Self::Transformers => (!is_foreign(extension), "be a folder"),
         };
-        if fits {
+        if is_valid {
             Ok(format)
         } else {
-            Err(format!("--format {}: {} must {wanted}", format.name(), path.display()))
+            Err(format!("--format {}: {} must {requirement}", format.name(), path.display()))
         }
     }
 
@@ -119,15 +119,18 @@ fn is_foreign(extension: Option<&str>) -> bool {
 mod tests {
     use super::*;
 
+    fn format_for(path: &str, requested: Option<Format>) -> Result<Format, String> {
+        Format::for_path(Path::new(path), requested)
+    }
+
     #[test]
-    fn extensions_tell_the_format_and_must_not_contradict_it() {
-        let of = |path: &str, asked| Format::of(Path::new(path), asked);
-        assert_eq!(of("a.safetensors", None), Ok(Format::Safetensors));
-        assert_eq!(of("a.onnx", None), Ok(Format::Onnx));
-        assert_eq!(of("folder", Some(Format::Transformers)), Ok(Format::Transformers));
-        assert_eq!(of("vits16.v2", Some(Format::Timm)), Ok(Format::Timm));
-        assert_eq!(of("a.pth", Some(Format::Dinov2)), Ok(Format::Dinov2));
-        for (path, asked) in [
+    fn extensions_imply_the_format_and_must_not_contradict_it() {
+        assert_eq!(format_for("a.safetensors", None), Ok(Format::Safetensors));
+        assert_eq!(format_for("a.onnx", None), Ok(Format::Onnx));
+        assert_eq!(format_for("folder", Some(Format::Transformers)), Ok(Format::Transformers));
+        assert_eq!(format_for("vits16.v2", Some(Format::Timm)), Ok(Format::Timm));
+        assert_eq!(format_for("a.pth", Some(Format::Dinov2)), Ok(Format::Dinov2));
+        for (path, requested) in [
             ("a.onnx", Some(Format::Safetensors)),
             ("a.safetensors", Some(Format::Onnx)),
             ("a.safetensors", Some(Format::Transformers)),
@@ -135,7 +138,7 @@ mod tests {
             ("folder", None),
             ("classes.txt", None),
         ] {
-            assert!(of(path, asked).is_err(), "{path} {asked:?}");
+            assert!(format_for(path, requested).is_err(), "{path} {requested:?}");
         }
     }
 }

@@ -13,7 +13,7 @@ use crate::preprocessing::Preprocessing;
 
 /// Python code that loads a network as `model`.
 pub(super) struct Loaded {
-    /// Import statements beside that of torch.
+    /// Import statements other than that of torch.
     pub imports: String,
     /// Statements.
     pub lines: String,
@@ -23,14 +23,16 @@ pub(super) struct Loaded {
 /// library has no constructor of it.
 pub(super) fn loaded(path: &Path, name: &str, format: Format, export: &Export<'_>) -> Option<Loaded> {
     let exchange = exchange_of(export.model);
-    let PythonNetwork { imports, expression, without_classifier } = match format {
-        Format::Timm => timm_model(export)
-            .ok()
-            .map(|model| timm_network(model.architecture, &model.arguments, model.pool)),
-        Format::Torchvision => exchange.python(Library::Torchvision),
-        Format::Dinov2 => exchange.python(Library::Dinov2),
-        _ => exchange.python(Library::Dinov3),
-    }?;
+    let network = match format {
+        Format::Timm => {
+            let model = timm_model(export).ok()?;
+            timm_network(model.architecture, &model.arguments, model.pool)
+        }
+        Format::Torchvision => exchange.python(Library::Torchvision)?,
+        Format::Dinov2 => exchange.python(Library::Dinov2)?,
+        _ => exchange.python(Library::Dinov3)?,
+    };
+    let PythonNetwork { imports, expression, without_classifier } = network;
     let (import, load) = load(path, name);
     Some(Loaded {
         imports: format!("{imports}{import}"),
@@ -49,8 +51,8 @@ fn load(path: &Path, name: &str) -> (&'static str, String) {
     }
 }
 
-/// Program that prints the parameters of a file, for a network that the library's code does not
-/// make.
+/// Returns a program that prints the parameters of a file, for a network of which the library has
+/// no constructor.
 pub(super) fn parameters(path: &Path, name: &str, format: Format) -> String {
     let (import, load) = load(path, name);
     format!(
@@ -66,12 +68,12 @@ for name, tensor in {load}.items():
 
 fn timm_network(architecture: &str, arguments: &Value, pool: &str) -> PythonNetwork {
     let mut words = vec![format!("\"{architecture}\""), "num_classes=0".into()];
-    let arguments = arguments.as_object().into_iter().flatten();
-    let arguments: Vec<_> = arguments.map(|(name, value)| (name.as_str(), literal(value))).collect();
-    if arguments.iter().all(|(name, _)| *name != "global_pool") {
+    if arguments.get("global_pool").is_none() {
         words.push(format!("global_pool=\"{pool}\""));
     }
-    words.extend(arguments.into_iter().map(|(name, value)| format!("{name}={value}")));
+    for (name, value) in arguments.as_object().into_iter().flatten() {
+        words.push(format!("{name}={}", literal(value)));
+    }
     PythonNetwork {
         imports: "import timm\n",
         expression: format!("timm.create_model({})", words.join(", ")),
@@ -93,9 +95,10 @@ fn literal(value: &Value) -> String {
 /// channels.
 pub(super) fn preprocessing(export: &Export<'_>) -> (u32, u32, String, String) {
     let Preprocessing { transform, pixels: Pixels { normalization: colors, .. }, .. } = &export.preprocessing;
-    let list = |values: &[f32]| {
-        let numbers: Vec<String> = values.iter().map(f32::to_string).collect();
-        format!("[{}]", numbers.join(", "))
-    };
-    (transform.resize_px, transform.size_px, list(&colors.mean), list(&colors.std))
+    (transform.resize_px, transform.size_px, python_list(&colors.mean), python_list(&colors.std))
+}
+
+fn python_list(values: &[f32]) -> String {
+    let numbers: Vec<String> = values.iter().map(f32::to_string).collect();
+    format!("[{}]", numbers.join(", "))
 }

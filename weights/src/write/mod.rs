@@ -44,36 +44,32 @@ pub fn write(
 ) -> Result<Vec<PathBuf>, WeightsError> {
     if export.precision == Precision::Int8 && format != Format::Onnx {
         let reason = "8 bits and their scales can only be written as ONNX".into();
-        return Err(WeightsError::Unsupported { format: format.name(), reason });
+        return Err(unsupported(format, reason));
     }
-    if let (Precision::F16, Some(tensor)) = (
-        export.precision,
-        export.tensors.iter().find(|tensor| tensor.values.iter().any(|v| v.abs() > MAX_F16)),
-    ) {
-        let reason = format!("{} has values that 16 bits cannot hold; bf16 can", tensor.name);
-        return Err(WeightsError::Unsupported { format: format.name(), reason });
+    if export.precision == Precision::F16 {
+        let too_large = export.tensors.iter().find(|tensor| tensor.values.iter().any(|v| v.abs() > MAX_F16));
+        if let Some(tensor) = too_large {
+            let reason = format!("{} has values that 16 bits cannot hold; bf16 can", tensor.name);
+            return Err(unsupported(format, reason));
+        }
     }
     let is_folder = format.is_folder(path);
-    let mut files = files_of(path, format, export, is_folder)?;
-    let card = if is_folder { path.join("README.md") } else { beside(path) };
-    // Weights come last, as `files_of` has them.
+    let mut files = encode_files(path, format, export, is_folder)?;
+    let card = if is_folder { path.join("README.md") } else { card_path(path) };
+    // Weights come last, as `encode_files` returns them.
     files.insert(0, (card, card::text(path, format, export).into_bytes()));
-    if let Some((there, _)) = files.iter().find(|(file, _)| file.exists() && !overwrite) {
-        return Err(WeightsError::Exists { path: there.clone() });
+    if let Some((existing, _)) = files.iter().find(|(file, _)| file.exists() && !overwrite) {
+        return Err(WeightsError::Exists { path: existing.clone() });
     }
     if is_folder {
         std::fs::create_dir_all(path).map_err(|error| WeightsError::io("create folder", path, error))?;
-    }
-    if let Some(other) = other_part(path, &files).filter(|_| is_folder) {
-        return Err(WeightsError::Unsupported {
-            format: format.name(),
-            reason: format!(
+        if let Some(other) = other_part(path, &files) {
+            let reason = format!(
                 "{} of another export would be read as part of this export; remove it, or choose another folder",
                 other.display()
-            ),
-        });
-    }
-    if is_folder {
+            );
+            return Err(unsupported(format, reason));
+        }
         pipeline::file::replace_all(&files)
             .map_err(|(file, error)| WeightsError::io("write", &file, error))?;
     } else {
@@ -86,60 +82,75 @@ pub fn write(
     Ok(files.into_iter().map(|(file, _)| file).collect())
 }
 
+fn unsupported(format: Format, reason: String) -> WeightsError {
+    WeightsError::Unsupported { format: format.name(), reason }
+}
+
 /// Finds weights or a configuration in the folder `path` that are not among `files`, and that
 /// readers would load with them or in their place.
 fn other_part(path: &Path, files: &Files) -> Option<PathBuf> {
     let known = crate::source::WEIGHT_FILES.iter().chain(&crate::source::CONFIGURATION_FILES);
-    let mut there = known.map(|name| path.join(name)).filter(|file| file.exists());
-    there.find(|file| files.iter().all(|(written, _)| written != file))
+    let mut existing = known.map(|name| path.join(name)).filter(|file| file.exists());
+    existing.find(|file| files.iter().all(|(written, _)| written != file))
 }
 
-/// Path of the card beside a file: `vits16.onnx.md`.
-fn beside(path: &Path) -> PathBuf {
+/// Returns the path of the card of a file: `vits16.onnx.md`.
+fn card_path(path: &Path) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(".md");
     PathBuf::from(name)
 }
 
-fn files_of(
+/// Encodes `export` as the file or folder `path`, its weights last.
+fn encode_files(
     path: &Path,
     format: Format,
     export: &Export<'_>,
     is_folder: bool,
 ) -> Result<Files, WeightsError> {
-    let unsupported = |reason: String| WeightsError::Unsupported { format: format.name(), reason };
-    let one = |arrays: Arrays| Ok(vec![(path.to_path_buf(), in_file(path, &arrays, format, export)?)]);
-    let exchange = exchange_of(export.model);
-    let arrays = |library| exchange.arrays(library, export).map_err(unsupported);
-    match format {
-        Format::Safetensors => one(ocelli_arrays(export)),
+    let arrays = match format {
+        Format::Safetensors => ocelli_arrays(export),
         Format::Torchvision if export.model.n_channels() != RGB_CHANNELS => {
-            Err(unsupported("torchvision's networks take images of three channels".into()))
+            let reason = "torchvision's networks take images of three channels".into();
+            return Err(unsupported(format, reason));
         }
-        Format::Torchvision => one(arrays(Library::Torchvision)?),
-        Format::Dinov2 => one(arrays(Library::Dinov2)?),
-        Format::Dinov3 => one(arrays(Library::Dinov3)?),
-        Format::Timm if !is_folder => one(arrays(Library::Timm)?),
+        Format::Torchvision => library_arrays(Library::Torchvision, format, export)?,
+        Format::Dinov2 => library_arrays(Library::Dinov2, format, export)?,
+        Format::Dinov3 => library_arrays(Library::Dinov3, format, export)?,
+        Format::Timm if !is_folder => library_arrays(Library::Timm, format, export)?,
         Format::Timm => {
-            let config = timm::config(&timm_model(export).map_err(unsupported)?, export);
+            let model = timm_model(export).map_err(|reason| unsupported(format, reason))?;
+            let config = timm::config(&model, export);
             let weights = path.join("model.safetensors");
-            let bytes = in_file(&weights, &arrays(Library::Timm)?, format, export)?;
-            Ok(vec![(path.join("config.json"), pretty(&config)), (weights, bytes)])
+            let arrays = library_arrays(Library::Timm, format, export)?;
+            let bytes = encode_file(&weights, &arrays, format, export)?;
+            return Ok(vec![(path.join("config.json"), pretty(&config)), (weights, bytes)]);
         }
         Format::Transformers => {
-            let config = exchange.transformers().map_err(unsupported)?;
+            let exchange = exchange_of(export.model);
+            let config = exchange.transformers().map_err(|reason| unsupported(format, reason))?;
             let weights = path.join("model.safetensors");
-            let bytes = in_file(&weights, &arrays(Library::Transformers)?, format, export)?;
+            let arrays = library_arrays(Library::Transformers, format, export)?;
+            let bytes = encode_file(&weights, &arrays, format, export)?;
             let preprocessor = pretty(&transformers::preprocessor(export));
             let preprocessor = (path.join("preprocessor_config.json"), preprocessor);
-            Ok(vec![(path.join("config.json"), pretty(&config)), preprocessor, (weights, bytes)])
+            return Ok(vec![(path.join("config.json"), pretty(&config)), preprocessor, (weights, bytes)]);
         }
-        Format::Onnx => Ok(vec![(path.to_path_buf(), onnx::encode(export).map_err(unsupported)?)]),
-    }
+        Format::Onnx => {
+            let bytes = onnx::encode(export).map_err(|reason| unsupported(format, reason))?;
+            return Ok(vec![(path.to_path_buf(), bytes)]);
+        }
+    };
+    Ok(vec![(path.to_path_buf(), encode_file(path, &arrays, format, export)?)])
+}
+
+/// Returns the parameters of `export` under the names of `library`.
+fn library_arrays(library: Library, format: Format, export: &Export<'_>) -> Result<Arrays, WeightsError> {
+    exchange_of(export.model).arrays(library, export).map_err(|reason| unsupported(format, reason))
 }
 
 /// Encodes `arrays` as the file `path`, in the format of its extension.
-fn in_file(
+fn encode_file(
     path: &Path,
     arrays: &Arrays,
     format: Format,
@@ -148,7 +159,7 @@ fn in_file(
     let bytes = if path.extension().is_some_and(|extension| extension == "safetensors") {
         let mut entries: HashMap<String, String> = entries::entries(export);
         if format != Format::Safetensors {
-            // With it, the file would be read as one with Ocelli's names.
+            // With this entry, the file would be read as one with Ocelli's names.
             entries.remove(MODEL);
         }
         safetensors::encode(arrays, export.precision, entries)

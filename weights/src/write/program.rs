@@ -15,27 +15,32 @@ pub(super) struct Program {
     pub text: String,
 }
 
+impl Program {
+    fn python(text: String) -> Self {
+        Self { language: "python", text }
+    }
+}
+
 /// Returns the program that computes the feature of `photo.jpg`, or of a folder of images, by the
 /// file or folder `path`.
 pub(super) fn program(path: &Path, format: Format, export: &Export<'_>) -> Program {
     let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-    // Names stand in quotes.
+    // Names are written in quotes.
     let name = name.replace('\\', "\\\\").replace('"', "\\\"");
-    let python = |text: String| Program { language: "python", text };
     let is_rgb = export.preprocessing.pixels.format().is_rgb8();
     if !is_rgb && format != Format::Safetensors {
-        return python(band_program::text(path, &name, format, export));
+        return Program::python(band_program::text(path, &name, format, export));
     }
     match format {
         Format::Safetensors => Program {
             language: "sh",
             text: format!("ocelli embed --checkpoint \"{name}\" --images photos --out features.parquet\n"),
         },
-        Format::Timm if format.is_folder(path) => python(timm_folder(&name)),
-        Format::Transformers => python(transformers_folder(&name, export)),
-        Format::Onnx => python(onnx(&name, export)),
+        Format::Timm if format.is_folder(path) => Program::python(timm_folder(&name)),
+        Format::Transformers => Program::python(transformers_folder(&name, export)),
+        Format::Onnx => Program::python(onnx(&name, export)),
         Format::Timm | Format::Torchvision | Format::Dinov2 | Format::Dinov3 => {
-            python(state_dict(path, &name, format, export))
+            Program::python(state_dict(path, &name, format, export))
         }
     }
 }
@@ -95,7 +100,7 @@ print(feature.shape, patches.shape)
     )
 }
 
-/// Program for a file of parameters, whose network the library's own code makes.
+/// Returns the program for a file of parameters, whose network the library's code makes.
 fn state_dict(path: &Path, name: &str, format: Format, export: &Export<'_>) -> String {
     let Some(Loaded { imports, lines }) = loaded(path, name, format, export) else {
         return parameters(path, name, format);

@@ -47,8 +47,8 @@ impl ProductLimits {
         }
     }
 
-    /// Returns about how many bytes a thread keeps after such products in `dtype`, and after those
-    /// of gradients of the weights.
+    /// Estimates the number of bytes that a thread keeps after such products in `dtype`, and after
+    /// those of gradients of the weights.
     pub fn kept_bytes(self, dtype: DType) -> usize {
         if dtype != DType::BF16 {
             return GEMM_BUFFER_BYTES;
@@ -61,8 +61,8 @@ impl ProductLimits {
     }
 }
 
-/// Gives `panels` a length, and, where it has too little memory, exactly as much as that takes. Its
-/// elements are to be overwritten.
+/// Sets the length of `panels`, whose elements are then overwritten. If its capacity is too small,
+/// exactly the needed memory is allocated.
 pub(super) fn resize_to_overwrite<T: Copy + Default>(panels: &mut Vec<T>, len: usize) {
     if panels.capacity() < len {
         // Freed first: a vector that grows holds both the old and the new memory.
@@ -82,7 +82,7 @@ mod tests {
     use crate::ops::product::{Start, product_into};
 
     /// Returns the bytes of this thread's panels.
-    fn bytes_here() -> usize {
+    fn panel_bytes() -> usize {
         let rows = ROW_PANELS.take();
         let columns = COLUMN_PANELS.take();
         let bytes = rows.capacity() * size_of::<[u32; ROWS]>() + columns.capacity() * size_of::<Lanes>();
@@ -92,32 +92,37 @@ mod tests {
     }
 
     /// Returns the bytes that the thread of `pool` keeps after a product of ones.
-    fn kept_after(pool: &ThreadPool, left: Mat<'_, bf16>, [m, k, n]: [usize; 3]) -> usize {
+    fn measure_kept_bytes(pool: &ThreadPool, left: Mat<'_, bf16>, [m, k, n]: [usize; 3]) -> usize {
         pool.install(|| {
             let right = vec![bf16::ONE; k * n];
             let mut out = vec![0.0f32; m * n];
             product_into([m, k, n], 1.0, left, Mat::rows(&right, n), Start::Zero, &mut out, n);
-            bytes_here()
+            panel_bytes()
         })
     }
 
+    fn single_thread_pool() -> ThreadPool {
+        ThreadPoolBuilder::new().num_threads(1).build().expect("a pool")
+    }
+
+    fn check_estimate(kept: usize, limits: ProductLimits) {
+        let estimate = limits.kept_bytes(DType::BF16);
+        assert!(kept <= estimate && 2 * kept > estimate, "{kept} of {estimate} bytes, {limits:?}");
+    }
+
     /// Panels of few columns, of a few more, of many, and of more than are packed at once, one
-    /// after another on a thread; rows that are packed, and rows that are read where they lie.
+    /// after another on a thread; rows with and without packing.
     #[test]
-    fn a_thread_keeps_what_is_said() {
-        let one_thread = || ThreadPoolBuilder::new().num_threads(1).build().expect("a pool");
-        let pools = [one_thread(), one_thread()];
+    fn kept_bytes_are_estimated_to_a_factor_of_two() {
+        let pools = [single_thread_pool(), single_thread_pool()];
         for n in [70, 192, 208, 1024, 1100] {
-            let [m, k] = [CHUNK_ROWS + 1, DEPTH + 2];
+            let m = CHUNK_ROWS + 1;
+            let k = DEPTH + 2;
             let ones = vec![bf16::ONE; m * k];
-            let check = |kept: usize, limits: ProductLimits| {
-                let said = limits.kept_bytes(DType::BF16);
-                assert!(kept <= said && 2 * kept > said, "{kept} of {said} bytes, {limits:?}");
-            };
             let gradient = ProductLimits { n_rows: k, widest: n, n_weights: 0 };
-            check(kept_after(&pools[0], Mat::rows(&ones, m).t(), [m, k, n]), gradient);
+            check_estimate(measure_kept_bytes(&pools[0], Mat::rows(&ones, m).t(), [m, k, n]), gradient);
             let forward = ProductLimits { n_rows: 1, widest: n, n_weights: k * n.next_multiple_of(N_LANES) };
-            check(kept_after(&pools[1], Mat::rows(&ones, k), [m, k, n]), forward);
+            check_estimate(measure_kept_bytes(&pools[1], Mat::rows(&ones, k), [m, k, n]), forward);
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Products of f32 or bf16 matrices.
 //!
 //! ```text
-//! out = scale · a · b + start       a [m, k]   b [k, n]   start zero, a row [n], or the old out   out [m, n]
+//! out = scale · a · b + start      a [m, k]   b [k, n]   out [m, n]   start zero, a row [n], or out
 //! ```
 //!
 //! If all types are f32, the `gemm` crate computes the product ([`super::gemm`]). Else both
@@ -10,7 +10,7 @@
 //! Rapids on), `vdpbf16ps` multiplies twice as many numbers as an f32 multiply-add, which is used
 //! elsewhere. Both add in one order: bits differ only for numbers below 1.2e-38, which `vdpbf16ps`
 //! treats as zero. Matrices are packed into panels ([`pack`]), whose products are tiles ([`tile`]);
-//! rows that are bf16 already are read where they lie ([`runs`]).
+//! rows that are bf16 already are read without packing ([`runs`]).
 
 mod buffers;
 mod pack;
@@ -18,7 +18,7 @@ mod runs;
 mod tile;
 
 pub use buffers::ProductLimits;
-pub(super) use pack::{pack_columns, pair_of};
+pub(super) use pack::{pack_columns, pack_pair};
 pub(super) use runs::{RunSizes, product_of_runs};
 #[cfg(target_arch = "x86_64")]
 pub(super) use tile::x86;
@@ -38,8 +38,8 @@ use buffers::{CHUNK_ROWS, COLUMN_PANELS, DEPTH, PANEL_BYTES, ROW_PANELS, resize_
 use pack::pack_rows;
 use tile::{COLUMNS, ROWS, Tile, VECTORS, multiply};
 
-/// Longest rows in bf16 of a matrix that are multiplied where they lie: the panel of columns that
-/// goes with them stays in the L2 cache.
+/// Longest rows in bf16 of a matrix that are multiplied without packing: the panel of columns by
+/// which they are multiplied stays in the L2 cache.
 const MAX_RUN: usize = 4096;
 
 /// Multiplications below which a product is computed by the calling thread alone.
@@ -116,15 +116,10 @@ pub fn product_into<A: Number, B: Number, O: Number>(
             gemm([m, k, n], scale, a, b, keep, out, out_stride);
         }
         _ => {
-            let in_one_piece = |strides: [usize; 2]| strides.contains(&1);
-            assert!(in_one_piece([a.row_stride, a.col_stride]) && in_one_piece([b.row_stride, b.col_stride]));
+            assert!(has_unit_stride(a) && has_unit_stride(b));
             let sums = Sums { mkn: [m, k, n], scale, start };
-            if A::DTYPE == DType::BF16
-                && a.col_stride == 1
-                && k.is_multiple_of(2)
-                && k <= MAX_RUN
-                && scale == 1.0
-            {
+            let has_bf16_rows = A::DTYPE == DType::BF16 && a.col_stride == 1;
+            if has_bf16_rows && k.is_multiple_of(2) && k <= MAX_RUN && scale == 1.0 {
                 let rows = bytemuck::cast_slice::<A, bf16>(a.data);
                 let sizes = RunSizes { m, n_runs: 1, len: k, n };
                 return product_of_runs(
@@ -144,6 +139,26 @@ pub fn product_into<A: Number, B: Number, O: Number>(
                 sums.compute(a, b, out, out_stride)
             }
         }
+    }
+}
+
+/// Returns true if rows or columns of `mat` are contiguous.
+fn has_unit_stride<T>(mat: Mat<'_, T>) -> bool {
+    mat.row_stride == 1 || mat.col_stride == 1
+}
+
+/// Calls `f` with the number of each chunk of `len` elements of `values`, and the chunk: in the
+/// current rayon pool if there are several threads.
+fn for_each_chunk<T: Send>(
+    values: &mut [T],
+    len: usize,
+    n_threads: usize,
+    f: impl Fn(usize, &mut [T]) + Send + Sync,
+) {
+    if n_threads == 1 {
+        values.chunks_mut(len).enumerate().for_each(|(i, chunk)| f(i, chunk));
+    } else {
+        values.par_chunks_mut(len).enumerate().for_each(|(i, chunk)| f(i, chunk));
     }
 }
 
@@ -205,16 +220,12 @@ impl Sums<'_> {
         let mut columns = COLUMN_PANELS.take();
         for first in (0..k.max(1)).step_by(DEPTH) {
             let start = if first == 0 { self.start } else { Start::Output };
-            for block in Block::of_columns(Sums { start, ..self }, first..k.min(first + DEPTH)) {
+            for block in Block::split_columns(Sums { start, ..self }, first..k.min(first + DEPTH)) {
                 block.pack_columns(b, &mut columns, n_threads);
-                let chunk = |(i, out): (usize, &mut [O])| {
+                for_each_chunk(out, chunk_rows * out_stride, n_threads, |i, out| {
                     let rows = i * chunk_rows..m.min((i + 1) * chunk_rows);
-                    block.chunk(a, rows, &columns, out, out_stride);
-                };
-                match n_threads {
-                    1 => out.chunks_mut(chunk_rows * out_stride).enumerate().for_each(chunk),
-                    _ => out.par_chunks_mut(chunk_rows * out_stride).enumerate().for_each(chunk),
-                }
+                    block.compute_rows(a, rows, &columns, out, out_stride);
+                });
             }
         }
         COLUMN_PANELS.set(columns);
@@ -250,7 +261,7 @@ struct Block<'a> {
 
 impl<'a> Block<'a> {
     /// Returns the blocks of all columns, each of as many panels as are packed at once.
-    fn of_columns(sums: Sums<'a>, depth: Range<usize>) -> impl Iterator<Item = Self> {
+    fn split_columns(sums: Sums<'a>, depth: Range<usize>) -> impl Iterator<Item = Self> {
         let [_, _, n] = sums.mkn;
         let panel_bytes = n_pairs(&depth) * VECTORS * size_of::<Lanes>();
         let n_columns = (PANEL_BYTES / panel_bytes).max(1) * COLUMNS;
@@ -275,18 +286,14 @@ impl<'a> Block<'a> {
     fn pack_columns<B: Number>(&self, b: Mat<'_, B>, columns: &mut Vec<Lanes>, n_threads: usize) {
         let Range { start, end } = self.columns;
         resize_to_overwrite(columns, (end - start).div_ceil(N_LANES) * self.n_pairs());
-        let panel = |(i, panel): (usize, &mut [Lanes])| {
+        for_each_chunk(columns, VECTORS * self.n_pairs(), n_threads, |i, panel| {
             let lines = start + i * COLUMNS..end.min(start + (i + 1) * COLUMNS);
             pack_columns(b.t(), lines, self.depth.clone(), panel);
-        };
-        match n_threads {
-            1 => columns.chunks_mut(VECTORS * self.n_pairs()).enumerate().for_each(panel),
-            _ => columns.par_chunks_mut(VECTORS * self.n_pairs()).enumerate().for_each(panel),
-        }
+        });
     }
 
     /// Computes `rows` of the block's columns, given their panels.
-    fn chunk<A: Number, O: Number>(
+    fn compute_rows<A: Number, O: Number>(
         &self,
         a: Mat<'_, A>,
         rows: Range<usize>,
@@ -299,23 +306,23 @@ impl<'a> Block<'a> {
         resize_to_overwrite(&mut panels, rows.len().div_ceil(ROWS) * n_pairs);
         pack_rows(a, rows.clone(), self.depth.clone(), &mut panels, n_pairs);
         let mut tile = Tile::default();
-        for (columns, of_panel) in columns.chunks(VECTORS * n_pairs).zip(self.panels()) {
+        for (columns, range) in columns.chunks(VECTORS * n_pairs).zip(self.panels()) {
             for (t, panel) in panels.chunks_exact(n_pairs).enumerate() {
                 multiply(panel, columns, columns.len() / n_pairs, &mut tile);
                 let rows = t * ROWS..rows.len();
-                self.sums.finish_tile(&tile, rows, of_panel.clone(), out, out_stride);
+                self.sums.finish_tile(&tile, rows, range.clone(), out, out_stride);
             }
         }
         ROW_PANELS.set(panels);
     }
 }
 
-/// Returns the number of pairs of a depth, of which there is one at least.
+/// Returns the number of pairs of a depth, at least one.
 fn n_pairs(depth: &Range<usize>) -> usize {
     depth.len().div_ceil(2).max(1)
 }
 
-/// `out = scale · sums + start`.
+/// Computes `out = scale · sums + start`.
 #[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
 fn finish<O: Number>(sums: &[f32], scale: f32, start: Start<'_>, out: &mut [O]) {
     match start {
@@ -347,31 +354,35 @@ mod tests {
         (0..n).map(|i| T::nearest((i as f32 * frequency).sin())).collect()
     }
 
+    /// Returns a number rounded to bf16.
+    fn rounded<T: Number>(value: T) -> f64 {
+        f64::from(bf16::from_f32(value.wide()).to_f32())
+    }
+
     /// Returns the largest distance to three loops in f64 over numbers rounded to bf16, whose
-    /// products are exact, relative to what k products may add up to.
+    /// products are exact, relative to the size of a sum of k products.
     fn distance<A: Number, B: Number, O: Number>(
         [m, k, n]: [usize; 3],
-        turned: [bool; 2],
+        a_transposed: bool,
+        b_transposed: bool,
         start: Start<'_>,
         out_stride: usize,
     ) -> f64 {
         let a = numbers::<A>(m * k, 0.7);
         let b = numbers::<B>(k * n, 0.3);
-        let left = if turned[0] { Mat::rows(&a, m).t() } else { Mat::rows(&a, k) };
-        let right = if turned[1] { Mat::rows(&b, k).t() } else { Mat::rows(&b, n) };
+        let left = if a_transposed { Mat::rows(&a, m).t() } else { Mat::rows(&a, k) };
+        let right = if b_transposed { Mat::rows(&b, k).t() } else { Mat::rows(&b, n) };
         let mut out = vec![O::nearest(7.0); m * out_stride];
         product_into([m, k, n], 0.5, left, right, start, &mut out, out_stride);
-        let at = |mat: &dyn Fn(usize) -> f32, i: usize| f64::from(bf16::from_f32(mat(i)).to_f32());
         let mut worst: f64 = 0.0;
         for (i, row) in out.chunks(out_stride).enumerate() {
             for (j, value) in row[..n].iter().enumerate() {
-                let sum: f64 = (0..k)
-                    .map(|l: usize| {
-                        let left = i * left.row_stride + l * left.col_stride;
-                        at(&|i: usize| a[i].wide(), left)
-                            * at(&|i: usize| b[i].wide(), l * right.row_stride + j * right.col_stride)
-                    })
-                    .sum();
+                let mut sum = 0.0;
+                for l in 0..k {
+                    let a = a[i * left.row_stride + l * left.col_stride];
+                    let b = b[l * right.row_stride + j * right.col_stride];
+                    sum += rounded(a) * rounded(b);
+                }
                 let start = match start {
                     Start::Zero => 0.0,
                     Start::Row(row) => f64::from(row[j]),
@@ -381,7 +392,7 @@ mod tests {
                 let unit = 1.0 + expected.abs() + (k as f64).sqrt();
                 worst = worst.max((f64::from(value.wide()) - expected).abs() / unit);
             }
-            assert!(row[n..].iter().all(|beside| beside.wide() == 7.0), "what is beside the product stays");
+            assert!(row[n..].iter().all(|value| value.wide() == 7.0), "the rest of the output is unchanged");
         }
         worst
     }
@@ -393,14 +404,16 @@ mod tests {
             m in 1usize..14,
             k in 0usize..70,
             n in 1usize..150,
-            turned in any::<[bool; 2]>(),
+            a_transposed in any::<bool>(),
+            b_transposed in any::<bool>(),
             start in 0usize..3,
         ) {
-            let (mkn, row) = ([m, k, n], numbers::<f32>(n, 0.9));
+            let mkn = [m, k, n];
+            let row = numbers::<f32>(n, 0.9);
             let start = [Start::Zero, Start::Row(&row), Start::Output][start];
-            prop_assert!(distance::<bf16, bf16, f32>(mkn, turned, start, n) < 1e-6);
-            prop_assert!(distance::<bf16, f32, f32>(mkn, turned, start, n + 5) < 1e-6);
-            prop_assert!(distance::<f32, bf16, bf16>(mkn, turned, start, n + 5) < 4e-3);
+            prop_assert!(distance::<bf16, bf16, f32>(mkn, a_transposed, b_transposed, start, n) < 1e-6);
+            prop_assert!(distance::<bf16, f32, f32>(mkn, a_transposed, b_transposed, start, n + 5) < 1e-6);
+            prop_assert!(distance::<f32, bf16, bf16>(mkn, a_transposed, b_transposed, start, n + 5) < 4e-3);
         }
     }
 
@@ -410,8 +423,8 @@ mod tests {
         let mkn = [CHUNK_ROWS + 5, DEPTH + 37, 67];
         let row = numbers::<f32>(67, 0.9);
         for start in [Start::Zero, Start::Row(&row), Start::Output] {
-            assert!(distance::<bf16, bf16, f32>(mkn, [true, false], start, 70) < 1e-6);
-            assert!(distance::<f32, bf16, bf16>(mkn, [false, true], start, 70) < 4e-3);
+            assert!(distance::<bf16, bf16, f32>(mkn, true, false, start, 70) < 1e-6);
+            assert!(distance::<f32, bf16, bf16>(mkn, false, true, start, 70) < 4e-3);
         }
     }
 
@@ -420,11 +433,14 @@ mod tests {
         let mkn = [CHUNK_ROWS + 5, DEPTH + 37, 67];
         let a = numbers::<bf16>(mkn[0] * mkn[1], 0.7);
         let b = numbers::<bf16>(mkn[1] * mkn[2], 0.3);
-        let on = |n_threads: usize| {
+        let left = Mat::rows(&a, mkn[1]);
+        let right = Mat::rows(&b, mkn[2]);
+        let mut outputs = Vec::new();
+        for n_threads in [1, 3] {
             let pool = rayon::ThreadPoolBuilder::new().num_threads(n_threads).build().expect("a pool");
-            pool.install(|| product::<_, _, f32>(mkn, Mat::rows(&a, mkn[1]), Mat::rows(&b, mkn[2]), None))
-        };
-        assert!(on(1) == on(3));
+            outputs.push(pool.install(|| product::<_, _, f32>(mkn, left, right, None)));
+        }
+        assert!(outputs[0] == outputs[1]);
     }
 
     /// Columns beyond those that are packed at once have the bits of a product of their own.
@@ -436,12 +452,12 @@ mod tests {
             let a = numbers::<bf16>(m * k, 0.7);
             let b = numbers::<bf16>(k * n, 0.3);
             for left in [Mat::rows(&a, k), Mat::rows(&a, m).t()] {
-                let whole = product::<_, _, f32>([m, k, n], left, Mat::rows(&b, n), None);
+                let all_columns = product::<_, _, f32>([m, k, n], left, Mat::rows(&b, n), None);
                 let first = n - 3;
-                let of_last = Mat { data: &b[first..], row_stride: n, col_stride: 1 };
-                let last = product::<_, _, f32>([m, k, 3], left, of_last, None);
-                for (whole, last) in whole.chunks(n).zip(last.chunks(3)) {
-                    assert_eq!(&whole[first..], last);
+                let right = Mat { data: &b[first..], row_stride: n, col_stride: 1 };
+                let last_columns = product::<_, _, f32>([m, k, 3], left, right, None);
+                for (row, last) in all_columns.chunks(n).zip(last_columns.chunks(3)) {
+                    assert_eq!(&row[first..], last);
                 }
             }
         }

@@ -1,5 +1,5 @@
-//! Packing of matrices into panels of pairs: one instruction multiplies the pairs that lie side by
-//! side in a panel.
+//! Packing of matrices into panels of pairs: one instruction multiplies pairs that are neighbors in
+//! a panel.
 //!
 //! ```text
 //! panel[p][l] = (line l, number 2p) | (line l, number 2p + 1) << 16        as bf16
@@ -68,10 +68,11 @@ pub(super) fn pack_rows<T: Number>(
     panels: &mut [[u32; ROWS]],
     n_pairs: usize,
 ) {
-    let [groups, squares] = [lines.len(), n_pairs].map(|n| n.div_ceil(LINES));
+    let groups = lines.len().div_ceil(LINES);
+    let squares = n_pairs.div_ceil(LINES);
     for i in 0..groups * squares {
-        // If lines lie side by side, all that a cache line holds of them is read before the next
-        // cache line.
+        // If the lines are interleaved in memory, all groups are packed before the next square, so
+        // that each cache line is read once.
         let (group, square) = match mat.col_stride {
             1 => (i / squares, i % squares),
             _ => (i % groups, i / groups),
@@ -91,7 +92,7 @@ pub(super) fn pack_rows<T: Number>(
     }
 }
 
-/// Returns part `number` of a range that is cut into parts of `len`; an empty one past the end.
+/// Returns part `number` of a range divided into parts of `len`; an empty range past the end.
 #[inline(always)]
 fn part(range: &Range<usize>, number: usize, len: usize) -> Range<usize> {
     let start = range.end.min(range.start + number * len);
@@ -106,16 +107,20 @@ fn by_pair<T: Number>(mat: Mat<'_, T>, lines: Range<usize>, numbers: Range<usize
         for (l, line) in lines.enumerate() {
             let line = &mat.data[line * mat.row_stride..][numbers.clone()];
             for (lanes, pair) in square.iter_mut().zip(line.chunks(2)) {
-                lanes[l] = pair_of(pair[0], *pair.get(1).unwrap_or(&T::default()));
+                lanes[l] = pack_pair(pair[0], *pair.get(1).unwrap_or(&T::default()));
             }
         }
     } else {
         let zeros = [T::default(); LINES];
-        let of_all_lines = |k: usize| &mat.data[k * mat.col_stride..][lines.clone()];
         for (lanes, k) in square.iter_mut().zip(numbers.clone().step_by(2)) {
-            let second = if k + 1 < numbers.end { of_all_lines(k + 1) } else { &zeros };
-            for ((lane, first), second) in lanes.iter_mut().zip(of_all_lines(k)).zip(second) {
-                *lane = pair_of(*first, *second);
+            let first = &mat.data[k * mat.col_stride..][lines.clone()];
+            let second = if k + 1 < numbers.end {
+                &mat.data[(k + 1) * mat.col_stride..][lines.clone()]
+            } else {
+                &zeros
+            };
+            for ((lane, first), second) in lanes.iter_mut().zip(first).zip(second) {
+                *lane = pack_pair(*first, *second);
             }
         }
     }
@@ -124,7 +129,7 @@ fn by_pair<T: Number>(mat: Mat<'_, T>, lines: Range<usize>, numbers: Range<usize
 
 /// Returns the bits of two numbers as bf16, the first in the lower half.
 #[inline(always)]
-pub(in crate::ops) fn pair_of<T: Number>(first: T, second: T) -> u32 {
+pub(in crate::ops) fn pack_pair<T: Number>(first: T, second: T) -> u32 {
     u32::from(first.bf16_bits()) | (u32::from(second.bf16_bits()) << 16)
 }
 
@@ -146,8 +151,8 @@ mod x86 {
     pub(super) fn by_pair<T: Number>(mat: Mat<'_, T>, lines: Range<usize>, numbers: Range<usize>) -> Square {
         let mut square = [_mm512_setzero_si512(); LINES];
         if mat.col_stride == 1 {
-            for (of_line, line) in square.iter_mut().zip(lines) {
-                *of_line = pairs(&mat.data[line * mat.row_stride..][numbers.clone()]);
+            for (line_pairs, line) in square.iter_mut().zip(lines) {
+                *line_pairs = pairs(&mat.data[line * mat.row_stride..][numbers.clone()]);
             }
             return bytemuck::cast(transposed(square));
         }
@@ -264,9 +269,19 @@ mod tests {
 
     use super::*;
 
+    fn value(i: usize) -> f32 {
+        const SPECIAL: [f32; 5] =
+            [f32::INFINITY, f32::NEG_INFINITY, f32::MAX, f32::from_bits(0x7f80_0001), -0.0];
+        if i % 11 == 3 { SPECIAL[i % 5] } else { (i as f32 * 0.37).sin() }
+    }
+
+    fn to_bf16(values: &[f32]) -> Vec<bf16> {
+        values.iter().map(|value| bf16::from_f32(*value)).collect()
+    }
+
     proptest! {
-        /// Covers both memory layouts, partial panels and odd depths; numbers beside the matrix
-        /// stay out.
+        /// Covers both memory layouts, partial panels and odd depths; numbers outside the matrix
+        /// are not packed.
         #[test]
         fn a_panel_has_the_pairs_of_its_lines(
             n_lines in 1usize..=3 * LINES,
@@ -274,49 +289,53 @@ mod tests {
             depth in 0usize..70,
             start in 0usize..4,
         ) {
-            let [n_rows, n_columns] = [first + n_lines + 2, start + depth + 3];
-            let special = [f32::INFINITY, f32::NEG_INFINITY, f32::MAX, f32::from_bits(0x7f80_0001), -0.0];
-            let value = |i: usize| if i % 11 == 3 { special[i % 5] } else { (i as f32 * 0.37).sin() };
+            let n_rows = first + n_lines + 2;
+            let n_columns = start + depth + 3;
             let data: Vec<f32> = (0..n_rows * n_columns).map(value).collect();
-            let turned: Vec<f32> =
+            let transposed: Vec<f32> =
                 (0..data.len()).map(|i| data[i % n_rows * n_columns + i / n_rows]).collect();
-            let rounded = |data: &[f32]| data.iter().map(|value| bf16::from_f32(*value)).collect::<Vec<_>>();
-            let bits = |line: usize, k: usize| match line < n_lines && k < depth {
-                true => u32::from(bf16::from_f32(data[(first + line) * n_columns + start + k]).to_bits()),
-                false => 0,
-            };
-            for mat in [Mat::rows(&data, n_columns), Mat::rows(&turned, n_rows).t()] {
-                let (lines, numbers) = (part(&(first..first + n_lines), 0, LINES), part(&(start..start + depth), 0, NUMBERS));
-                for (p, lanes) in by_pair(mat, lines.clone(), numbers.clone()).iter().enumerate() {
+            // By line and pair, with zeros where there are no numbers.
+            let mut expected = vec![[0u32; 36]; 3 * LINES];
+            for (line, pairs) in expected.iter_mut().enumerate().take(n_lines) {
+                for k in 0..depth {
+                    let number = bf16::from_f32(data[(first + line) * n_columns + start + k]);
+                    pairs[k / 2] |= u32::from(number.to_bits()) << (16 * (k % 2));
+                }
+            }
+            let lines = first..first + n_lines;
+            let numbers = start..start + depth;
+            for mat in [Mat::rows(&data, n_columns), Mat::rows(&transposed, n_rows).t()] {
+                let square = by_pair(mat, part(&lines, 0, LINES), part(&numbers, 0, NUMBERS));
+                for (p, lanes) in square.iter().enumerate() {
                     for (l, lane) in lanes.iter().enumerate() {
-                        prop_assert_eq!(*lane, bits(l, 2 * p) | bits(l, 2 * p + 1) << 16);
+                        prop_assert_eq!(*lane, expected[l][p]);
                     }
                 }
             }
-            let pair = |line: usize, p: usize| bits(line, 2 * p) | bits(line, 2 * p + 1) << 16;
-            let (lines, numbers) = (first..first + n_lines, start..start + depth);
             let n_pairs = depth.div_ceil(2).max(1);
             let n_vectors = n_lines.div_ceil(LINES);
             let mut columns = vec![vec![[7u32; LINES]; n_pairs * n_vectors]; 4];
             let mut rows = vec![vec![[7u32; ROWS]; n_pairs * n_lines.div_ceil(ROWS)]; 4];
-            let (data16, turned16) = (rounded(&data), rounded(&turned));
-            for (i, mat) in [Mat::rows(&data, n_columns), Mat::rows(&turned, n_rows).t()].into_iter().enumerate() {
+            let mats = [Mat::rows(&data, n_columns), Mat::rows(&transposed, n_rows).t()];
+            for (i, mat) in mats.into_iter().enumerate() {
                 pack_columns(mat, lines.clone(), numbers.clone(), &mut columns[i]);
                 pack_rows(mat, lines.clone(), numbers.clone(), &mut rows[i], n_pairs);
             }
-            let mats16 = [Mat::rows(&data16, n_columns), Mat::rows(&turned16, n_rows).t()];
-            for (i, mat) in mats16.into_iter().enumerate() {
+            let bf16_data = to_bf16(&data);
+            let bf16_transposed = to_bf16(&transposed);
+            let mats = [Mat::rows(&bf16_data, n_columns), Mat::rows(&bf16_transposed, n_rows).t()];
+            for (i, mat) in mats.into_iter().enumerate() {
                 pack_columns(mat, lines.clone(), numbers.clone(), &mut columns[2 + i]);
                 pack_rows(mat, lines.clone(), numbers.clone(), &mut rows[2 + i], n_pairs);
             }
             for (i, lanes) in columns.iter().flat_map(|panel| panel.iter().enumerate()) {
                 for (l, lane) in lanes.iter().enumerate() {
-                    prop_assert_eq!(*lane, pair(i % n_vectors * LINES + l, i / n_vectors));
+                    prop_assert_eq!(*lane, expected[i % n_vectors * LINES + l][i / n_vectors]);
                 }
             }
             for (i, lanes) in rows.iter().flat_map(|panels| panels.iter().enumerate()) {
                 for (r, lane) in lanes.iter().enumerate() {
-                    prop_assert_eq!(*lane, pair(i / n_pairs * ROWS + r, i % n_pairs));
+                    prop_assert_eq!(*lane, expected[i / n_pairs * ROWS + r][i % n_pairs]);
                 }
             }
         }

@@ -6,10 +6,10 @@ use multiversion::{multiversion, target::match_target};
 /// Rows of a tile.
 pub(super) const ROWS: usize = 4;
 
-/// One pair for each of 16 columns.
+/// Pairs of 16 columns.
 pub(in crate::ops) type Lanes = [u32; N_LANES];
 
-/// One sum for each of 16 columns.
+/// Sums of 16 columns.
 pub(in crate::ops) type LaneSums = [f32; N_LANES];
 
 /// Columns of a vector.
@@ -24,30 +24,28 @@ pub(super) const COLUMNS: usize = VECTORS * N_LANES;
 /// Sums by row, vector and lane.
 pub(super) type Tile = [[LaneSums; VECTORS]; ROWS];
 
-/// Computes the sums of a tile with `n_vectors` vectors; the other vectors of `tile` stay
-/// unchanged. `rows` holds the pairs of ROWS rows one after another, `columns` those of `n_vectors`
+/// Computes the sums of a tile with `n_vectors` vectors; the other vectors of `tile` are not
+/// changed. `rows` holds the pairs of ROWS rows one after another, `columns` those of `n_vectors`
 /// vectors.
 pub(super) fn multiply(rows: &[[u32; ROWS]], columns: &[Lanes], n_vectors: usize, tile: &mut Tile) {
     match n_vectors {
-        1 => of_vectors::<1>(rows, columns, tile),
-        2 => of_vectors::<2>(rows, columns, tile),
-        3 => of_vectors::<3>(rows, columns, tile),
-        _ => of_vectors::<4>(rows, columns, tile),
+        1 => multiply_vectors::<1>(rows, columns, tile),
+        2 => multiply_vectors::<2>(rows, columns, tile),
+        3 => multiply_vectors::<3>(rows, columns, tile),
+        _ => multiply_vectors::<4>(rows, columns, tile),
     }
 }
 
-/// Numbers of ROWS rows that lie in memory as they are: of each row a run, all of the same even
-/// length.
+/// One run of each of ROWS rows, in memory without packing; all have the same even length.
 pub(super) type Runs<'a> = [&'a [bf16]; ROWS];
 
-/// Computes the sums of a tile as [`multiply`], from the `runs` that rows consist of, one after
-/// another.
+/// Computes the sums of a tile as [`multiply`], from the `runs` of the rows, one after another.
 pub(super) fn multiply_runs(runs: &[Runs<'_>], columns: &[Lanes], n_vectors: usize, tile: &mut Tile) {
     match n_vectors {
-        1 => runs_of_vectors::<1>(runs, columns, tile),
-        2 => runs_of_vectors::<2>(runs, columns, tile),
-        3 => runs_of_vectors::<3>(runs, columns, tile),
-        _ => runs_of_vectors::<4>(runs, columns, tile),
+        1 => multiply_run_vectors::<1>(runs, columns, tile),
+        2 => multiply_run_vectors::<2>(runs, columns, tile),
+        3 => multiply_run_vectors::<3>(runs, columns, tile),
+        _ => multiply_run_vectors::<4>(runs, columns, tile),
     }
 }
 
@@ -56,33 +54,37 @@ pub(super) fn multiply_runs(runs: &[Runs<'_>], columns: &[Lanes], n_vectors: usi
     "x86_64+avx512f+avx512dq+avx512vl+fma",
     "x86_64+avx2+fma"
 ))]
-fn runs_of_vectors<const N: usize>(runs: &[Runs<'_>], columns: &[Lanes], tile: &mut Tile) {
+fn multiply_run_vectors<const N: usize>(runs: &[Runs<'_>], columns: &[Lanes], tile: &mut Tile) {
     let columns = columns.as_chunks::<N>().0;
     match_target! {
         "x86_64+avx512bf16" => x86::by_runs(runs, columns, tile),
-        "x86_64+fma" => numbers_of_runs(runs, columns, tile, |a, b, c| a.mul_add(b, c)),
-        _ => numbers_of_runs(runs, columns, tile, |a, b, c| a * b + c),
+        "x86_64+fma" => numbers_by_runs(runs, columns, tile, |a, b, c| a.mul_add(b, c)),
+        _ => numbers_by_runs(runs, columns, tile, |a, b, c| a * b + c),
     }
 }
 
-/// [`by_numbers`] of rows that are packed run by run.
+/// [`by_numbers`] of rows in runs, which are packed one after another.
 #[inline(always)]
-fn numbers_of_runs<const N: usize>(
+fn numbers_by_runs<const N: usize>(
     runs: &[Runs<'_>],
     columns: &[[Lanes; N]],
     tile: &mut Tile,
     multiply_add: impl Fn(f32, f32, f32) -> f32,
 ) {
-    let rows: Vec<[u32; ROWS]> = runs.iter().flat_map(pairs_of).collect();
+    let rows: Vec<[u32; ROWS]> = runs.iter().flat_map(row_pairs).collect();
     by_numbers(&rows, columns, tile, multiply_add);
 }
 
 /// Returns the pairs of ROWS runs.
 #[inline(always)]
-fn pairs_of<'a>(runs: &Runs<'a>) -> impl Iterator<Item = [u32; ROWS]> + use<'a> {
+fn row_pairs<'a>(runs: &Runs<'a>) -> impl Iterator<Item = [u32; ROWS]> + use<'a> {
     let [a, b, c, d] = runs.map(|run| run.as_chunks::<2>().0.iter());
-    let pair = |pair: &[bf16; 2]| bytemuck::cast::<_, u32>(*pair);
-    a.zip(b).zip(c).zip(d).map(move |(((a, b), c), d)| [pair(a), pair(b), pair(c), pair(d)])
+    a.zip(b).zip(c).zip(d).map(|(((a, b), c), d)| [pair_bits(a), pair_bits(b), pair_bits(c), pair_bits(d)])
+}
+
+#[inline(always)]
+fn pair_bits(pair: &[bf16; 2]) -> u32 {
+    bytemuck::cast(*pair)
 }
 
 #[multiversion(targets(
@@ -90,7 +92,7 @@ fn pairs_of<'a>(runs: &Runs<'a>) -> impl Iterator<Item = [u32; ROWS]> + use<'a> 
     "x86_64+avx512f+avx512dq+avx512vl+fma",
     "x86_64+avx2+fma"
 ))]
-fn of_vectors<const N: usize>(rows: &[[u32; ROWS]], columns: &[Lanes], tile: &mut Tile) {
+fn multiply_vectors<const N: usize>(rows: &[[u32; ROWS]], columns: &[Lanes], tile: &mut Tile) {
     let columns = columns.as_chunks::<N>().0;
     match_target! {
         "x86_64+avx512bf16" => x86::by_pairs(rows, columns, tile),
@@ -150,7 +152,7 @@ pub(in crate::ops) mod x86 {
 
     use std::arch::x86_64::*;
 
-    use super::{LaneSums, Lanes, ROWS, Runs, Tile, pairs_of};
+    use super::{LaneSums, Lanes, ROWS, Runs, Tile, row_pairs};
 
     /// [`super::plus_pair`] in one instruction.
     #[target_feature(enable = "avx512f,avx512bf16")]
@@ -178,7 +180,7 @@ pub(in crate::ops) mod x86 {
         let mut sums = [[_mm512_setzero_ps(); N]; ROWS];
         let mut columns = columns.iter();
         for runs in runs {
-            for (row, columns) in pairs_of(runs).zip(columns.by_ref()) {
+            for (row, columns) in row_pairs(runs).zip(columns.by_ref()) {
                 add_pair(&mut sums, row, columns);
             }
         }
@@ -214,26 +216,29 @@ mod tests {
     use super::*;
     use crate::ops::number::Number;
 
+    fn number(i: usize) -> f32 {
+        (i as f32 * 0.71).sin() * 10f32.powi((i * 7 % 13) as i32 - 6)
+    }
+
+    fn pair(i: usize) -> u32 {
+        u32::from(number(i).bf16_bits()) | u32::from(number(i + 5).bf16_bits()) << 16
+    }
+
     /// Results without AVX512-BF16 or without fused multiply-add have the same bits as those with
     /// them.
     #[test]
-    fn every_way_to_multiply_gives_the_same_bits() {
-        let number = |i: usize| (i as f32 * 0.71).sin() * 10f32.powi((i * 7 % 13) as i32 - 6);
-        let pair = |i: usize| u32::from(number(i).bf16_bits()) | u32::from(number(i + 5).bf16_bits()) << 16;
+    fn all_instruction_sets_give_the_same_bits() {
         let rows: Vec<[u32; ROWS]> = (0..37).map(|p| std::array::from_fn(|r| pair(p * ROWS + r))).collect();
         let columns: Vec<Lanes> =
             (0..37 * VECTORS).map(|v| std::array::from_fn(|l| pair(1000 + v * N_LANES + l))).collect();
         let mut chosen = Tile::default();
         multiply(&rows, &columns, VECTORS, &mut chosen);
-        let of_vectors = columns.as_chunks::<VECTORS>().0;
+        let vectors = columns.as_chunks::<VECTORS>().0;
         for fused in [true, false] {
+            let multiply_add: fn(f32, f32, f32) -> f32 =
+                if fused { f32::mul_add } else { |a, b, c| a * b + c };
             let mut tile = Tile::default();
-            by_numbers(
-                &rows,
-                of_vectors,
-                &mut tile,
-                |a: f32, b: f32, c: f32| if fused { a.mul_add(b, c) } else { a * b + c },
-            );
+            by_numbers(&rows, vectors, &mut tile, multiply_add);
             assert!(tile == chosen, "fused: {fused}");
         }
         assert!(chosen.as_flattened().as_flattened().iter().all(|sum| *sum != 0.0 && sum.is_finite()));

@@ -8,32 +8,35 @@ use crate::error::EngineError;
 
 /// Exchanges `n` bytes between every two ranks.
 pub(super) fn exchange(
-    (from, to): (u64, u64),
+    from: u64,
+    to: u64,
     n: usize,
     world_size: usize,
     communicator: sys::ncclComm_t,
     stream: sys::cudaStream_t,
 ) -> Result<(), result::NcclError> {
-    let queue = |peer: usize| {
+    let byte = sys::ncclDataType_t::ncclUint8;
+    result::group_start()?;
+    let queued = (0..world_size).try_for_each(|peer| {
         let offset = (peer * n) as u64;
-        let byte = sys::ncclDataType_t::ncclUint8;
+        let from = (from + offset) as *const c_void;
+        let to = (to + offset) as *mut c_void;
         // SAFETY: both buffers hold `world_size` parts of `n` bytes, and live until the group has
         // run.
         unsafe {
-            result::send((from + offset) as *const c_void, n, byte, peer as i32, communicator, stream)?;
-            result::recv((to + offset) as *mut c_void, n, byte, peer as i32, communicator, stream)
+            result::send(from, n, byte, peer as i32, communicator, stream)?;
+            result::recv(to, n, byte, peer as i32, communicator, stream).map(drop)
         }
-    };
-    result::group_start()?;
-    let queued = (0..world_size).try_for_each(|peer| queue(peer).map(drop));
+    });
     // A group that was started is ended, or all later calls of this thread would belong to it.
     let ended = result::group_end();
     queued.and(ended.map(drop))
 }
 
-/// Gathers `n` bytes of each rank on all ranks.
+/// Gathers `n` bytes of every rank on all ranks.
 pub(super) fn gather(
-    (from, to): (u64, u64),
+    from: u64,
+    to: u64,
     n: usize,
     communicator: sys::ncclComm_t,
     stream: sys::cudaStream_t,
@@ -47,7 +50,8 @@ pub(super) fn gather(
 
 /// Sums over ranks; each rank receives `n` elements of the sum.
 pub(super) fn sum_parts(
-    (from, to): (u64, u64),
+    from: u64,
+    to: u64,
     n: usize,
     communicator: sys::ncclComm_t,
     stream: sys::cudaStream_t,
@@ -62,6 +66,7 @@ pub(super) fn sum_parts(
     .map(drop)
 }
 
+/// Creates the error of the library in `operation`.
 pub(super) fn failed(operation: &'static str, error: &result::NcclError) -> EngineError {
     EngineError::Failed { engine: "nccl", operation, reason: describe(error) }
 }

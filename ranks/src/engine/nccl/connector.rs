@@ -1,5 +1,4 @@
-//! How ranks meet for NCCL: rank 0 makes an id, which the others get over another engine or at an
-//! address.
+//! Start of NCCL: rank 0 makes an id, which the others get over another engine or at an address.
 
 use kernels::device::{DeviceKind, context};
 
@@ -32,7 +31,6 @@ impl Connector for NcclConnector {
     }
 
     fn start(&self, site: &Site, other: Option<&mut dyn Engine>) -> Result<Box<dyn Engine>, EngineError> {
-        let unavailable = |reason: String| EngineError::Unavailable { engine: "nccl", reason };
         let device = gpu(site).map_err(unavailable)?;
         let id = match other {
             Some(other) => broadcast_id(site, other)?,
@@ -43,6 +41,10 @@ impl Connector for NcclConnector {
             id.try_into().map_err(|_| unavailable("rank 0 has sent something else than an id".into()))?;
         Ok(Box::new(Nccl::start(id, site.rank, site.world_size, device)?))
     }
+}
+
+fn unavailable(reason: String) -> EngineError {
+    EngineError::Unavailable { engine: "nccl", reason }
 }
 
 /// Returns the number of the rank's GPU.
@@ -57,14 +59,14 @@ fn gpu(site: &Site) -> Result<usize, String> {
 
 /// Sends the id that rank 0 makes to all ranks, over `other`.
 fn broadcast_id(site: &Site, other: &mut dyn Engine) -> Result<Vec<u8>, EngineError> {
-    let made = if site.rank == 0 { new_id().map(Some) } else { Ok(None) };
-    // A length of zero says that rank 0 has failed, so that no rank waits for its message.
+    let id = if site.rank == 0 { new_id().map(Some) } else { Ok(None) };
+    // A length of zero means that rank 0 has failed, so that no rank waits for its message.
     let mut len = [0u8; 8];
-    if let Ok(Some(bytes)) = &made {
+    if let Ok(Some(bytes)) = &id {
         len = (bytes.len() as u64).to_ne_bytes();
     }
     other.broadcast(&mut len, 0)?;
-    let mut bytes = made?.map(Vec::from).unwrap_or_default();
+    let mut bytes = id?.map(Vec::from).unwrap_or_default();
     bytes.resize(u64::from_ne_bytes(len) as usize, 0);
     other.broadcast(&mut bytes, 0)?;
     Ok(bytes)

@@ -12,7 +12,7 @@ use kernels::rows::Rows;
 use ranks::communicator::Communicator;
 use serde_json::json;
 
-use super::compare::{CompareFlag, compared};
+use super::compare::{CompareFlag, compare_figures};
 use crate::curation::input::read_features;
 
 /// Flags of `bench clusters`.
@@ -54,26 +54,17 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let mut seconds = Vec::new();
     let mut inertia = 0.0;
     for _ in 0..args.repeats {
-        let run = |n_iterations: usize| -> anyhow::Result<(f64, f64)> {
-            let settings = KMeans { n_clusters: args.clusters, n_iterations, seed: 0 };
-            let start = Instant::now();
-            let found = settings.run(&rows, largest, None, &Communicator::solo(), &Silent)?;
-            Ok((start.elapsed().as_secs_f64(), found.inertia))
-        };
-        seeds_s.push(run(0)?.0);
-        let (all_s, of_all) = run(args.iterations)?;
+        let (without_iterations_s, _) = time_kmeans(&rows, largest, args.clusters, 0)?;
+        seeds_s.push(without_iterations_s);
+        let (all_s, final_inertia) = time_kmeans(&rows, largest, args.clusters, args.iterations)?;
         seconds.push(all_s);
-        inertia = of_all;
+        inertia = final_inertia;
     }
-    let median = |values: &mut Vec<f64>| {
-        values.sort_by(f64::total_cmp);
-        values[values.len() / 2]
-    };
     let n = rows.len();
     let d = rows.width();
     let k = args.clusters;
-    let seeds_s = median(&mut seeds_s);
-    let all_s = median(&mut seconds);
+    let seeds_s = median(seeds_s);
+    let all_s = median(seconds);
     let per_iteration_s = (all_s - seeds_s) / args.iterations.max(1) as f64;
     out!("{n} x {d} features into {k} clusters");
     out!("seeds and distances   {seeds_s:>8.2} s");
@@ -82,12 +73,33 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     out!("inertia               {inertia:>12.2}");
     let figures = json!({ "seeds_s": seeds_s, "seconds": all_s, "inertia": inertia });
     if let Some(before) = before {
-        compared(&before, &figures).iter().for_each(|line| out!("{line}"));
+        for line in compare_figures(&before, &figures) {
+            out!("{line}");
+        }
     }
     if args.json {
         out!("{figures}");
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Runs k-means; returns its seconds and the inertia. `largest` is the largest absolute value of
+/// `rows`.
+fn time_kmeans(
+    rows: &FeatureRows,
+    largest: f32,
+    n_clusters: usize,
+    n_iterations: usize,
+) -> anyhow::Result<(f64, f64)> {
+    let settings = KMeans { n_clusters, n_iterations, seed: 0 };
+    let start = Instant::now();
+    let clusters = settings.run(rows, largest, None, &Communicator::solo(), &Silent)?;
+    Ok((start.elapsed().as_secs_f64(), clusters.inertia))
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
 }
 
 /// Draws rows of noise around as many centers as there are clusters.

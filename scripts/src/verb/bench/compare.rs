@@ -15,7 +15,7 @@ pub(super) struct CompareFlag {
 }
 
 /// Settings that must be equal for figures to be comparable.
-const CIRCUMSTANCES: [&str; 5] = ["recipe", "batch_size", "workers", "compute", "device"];
+const SETTINGS: [&str; 5] = ["recipe", "batch_size", "workers", "compute", "device"];
 
 impl CompareFlag {
     /// Reads the earlier figures, if requested. Must be called before anything is measured.
@@ -35,9 +35,9 @@ fn last_line(path: &Path) -> anyhow::Result<Value> {
 }
 
 /// Returns lines that compare `now` with `before`.
-pub(super) fn compared(before: &Value, now: &Value) -> Vec<String> {
+pub(super) fn compare_figures(before: &Value, now: &Value) -> Vec<String> {
     let mut lines = Vec::new();
-    for name in CIRCUMSTANCES {
+    for name in SETTINGS {
         if let (Some(then), Some(this)) = (before.get(name), now.get(name))
             && then != this
         {
@@ -54,13 +54,16 @@ pub(super) fn compared(before: &Value, now: &Value) -> Vec<String> {
     lines
 }
 
-/// Returns the times and rates in `value`, recognized by their names.
+/// Returns the times and rates in `value`, recognized by their names, with their paths.
 fn figures(prefix: &str, value: &Value) -> Vec<(String, f64)> {
     match value {
         Value::Object(fields) => {
-            let below =
-                |name: &String| if prefix.is_empty() { name.clone() } else { format!("{prefix}.{name}") };
-            fields.iter().flat_map(|(name, value)| figures(&below(name), value)).collect()
+            let mut all = Vec::new();
+            for (name, value) in fields {
+                let path = if prefix.is_empty() { name.clone() } else { format!("{prefix}.{name}") };
+                all.extend(figures(&path, value));
+            }
+            all
         }
         Value::Number(number) if prefix.contains("_ms") || prefix.ends_with("_s") => {
             number.as_f64().map(|number| vec![(prefix.to_string(), number)]).unwrap_or_default()
@@ -75,11 +78,11 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn figures_of_both_runs_are_compared_and_circumstances_named() {
+    fn figures_of_both_runs_are_compared_and_different_settings_named() {
         let before =
             json!({ "recipe": "a", "step_ms": 200.0, "phases_ms": { "update": 10.0 }, "memory_bytes": 5 });
         let now = json!({ "recipe": "b", "step_ms": 100.0, "phases_ms": { "update": 15.0, "new": 1.0 }, "memory_bytes": 6 });
-        let lines = compared(&before, &now);
+        let lines = compare_figures(&before, &now);
         assert_eq!(lines.len(), 3, "{lines:?}");
         assert_eq!(lines[0], "warning: recipe was \"a\" and is \"b\"");
         assert!(lines.iter().any(|line| line.starts_with("step_ms") && line.ends_with("0.500")), "{lines:?}");

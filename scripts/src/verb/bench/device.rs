@@ -34,9 +34,9 @@ pub(crate) struct Args {
     json: bool,
 }
 
-/// Multiple of the CPU's own difference that a device's gradient may differ by, where that is more
-/// than its tolerance: which units' gradients jump, and how far, is chance.
-const MOST_OF_OWN: f64 = 4.0;
+/// Largest accepted ratio of a device's difference in gradients to the CPU's own variation, where
+/// that is more than the tolerance: the gradients of some units jump by random amounts.
+const MAX_VARIATIONS: f64 = 4.0;
 
 /// Largest differences that are accepted: rounding in another order, and on tensor cores.
 struct Tolerance {
@@ -47,7 +47,7 @@ struct Tolerance {
 }
 
 impl Tolerance {
-    fn of(arithmetic: Arithmetic) -> Self {
+    fn new(arithmetic: Arithmetic) -> Self {
         match arithmetic {
             // Products may round their factors to 10 bits and more (TF32).
             Arithmetic::F32 => Self { embeddings: 1e-2, loss: 1e-3, gradients: 2e-2, steps: 1e-2 },
@@ -62,36 +62,36 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let device = args.device.open()?;
     session::check_types(&plan, &device)?;
     compute::choose_kernels(&mut plan, &device)?;
-    let tolerance = Tolerance::of(plan.recipe.optim.precision.compute);
-    let found = compare(&plan, &device.device, args.steps)?;
+    let tolerance = Tolerance::new(plan.recipe.optim.precision.compute);
+    let differences = compare(&plan, &device.device, args.steps)?;
     out!("{}, batch {}: {} beside the CPU", args.recipe, plan.recipe.optim.batch_size, device.name);
-    let own = found.own_gradient();
-    let most_in_gradients = tolerance.gradients.max(MOST_OF_OWN * own);
+    let cpu_variation = differences.worst_cpu_variation();
+    let most_in_gradients = tolerance.gradients.max(MAX_VARIATIONS * cpu_variation);
     let rows = [
-        ("embeddings", found.embeddings, tolerance.embeddings),
-        ("loss", found.loss, tolerance.loss),
-        ("gradients", found.worst_gradient(), most_in_gradients),
-        ("losses of steps", found.worst_step(), tolerance.steps),
+        ("embeddings", differences.embeddings, tolerance.embeddings),
+        ("loss", differences.loss, tolerance.loss),
+        ("gradients", differences.worst_gradient(), most_in_gradients),
+        ("losses of steps", differences.worst_step(), tolerance.steps),
     ];
     let mut n_wrong = 0;
     for (name, difference, most) in rows {
         // NaN is wrong as well.
-        let right = difference <= most;
-        n_wrong += usize::from(!right);
+        let is_right = difference <= most;
+        n_wrong += usize::from(!is_right);
         out!(
             "{name:<20} {difference:9.2e}  of at most {most:.0e}  {}",
-            if right { "right" } else { "WRONG" }
+            if is_right { "right" } else { "WRONG" }
         );
     }
     if most_in_gradients > tolerance.gradients {
         out!(
-            "gradients jump here: the CPU's own differ by {own:.2e} where weights differ by 1e-6, so that {MOST_OF_OWN} times as much is accepted"
+            "gradients jump here: the CPU's own differ by {cpu_variation:.2e} where weights differ by 1e-6, so that {MAX_VARIATIONS} times as much is accepted"
         );
     }
     if n_wrong > 0 {
         out!("  {:<18} {:>9} {:>9}", "unit", "device", "CPU alone");
-        for gradient in &found.gradients {
-            out!("  {:<18} {:9.2e} {:9.2e}", gradient.unit, gradient.difference, gradient.own);
+        for gradient in &differences.gradients {
+            out!("  {:<18} {:9.2e} {:9.2e}", gradient.unit, gradient.difference, gradient.cpu_variation);
         }
     }
     compute::print_notices();
@@ -99,7 +99,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     if args.json {
         let rows: serde_json::Map<String, serde_json::Value> =
             rows.iter().map(|(name, difference, _)| (name.replace(' ', "_"), json!(difference))).collect();
-        out!("{}", json!({ "device": device.name, "differences": rows, "losses": found.steps }));
+        out!("{}", json!({ "device": device.name, "differences": rows, "losses": differences.steps }));
     }
     if n_wrong + n_wrong_products > 0 {
         say(format!("error: {} computes results that differ from the CPU's", device.name));

@@ -1,5 +1,5 @@
-//! `ocelli bench layers`: layers of a transformer by themselves, beside sums in f64, and their
-//! times; and the operations between them, beside the CPU's.
+//! `ocelli bench layers`: compares layers of a transformer with sums in f64, and the operations
+//! between them with the CPU's, and times the layers.
 
 use std::process::ExitCode;
 
@@ -56,7 +56,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let device = args.device.open()?;
     let kernels = choose_kernels(Kernels::Auto, &device.device)?;
     let arithmetic = args.compute.arithmetic();
-    let most = LayerErrors::most(arithmetic);
+    let most = LayerErrors::tolerance(arithmetic);
     out!(
         "layers of width {} in {} on {}, products by {kernels}",
         args.width,
@@ -84,13 +84,13 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     for tokens in &args.tokens {
         let n_tokens = *tokens as usize;
         for layer in Layer::in_transformer_block(args.width as usize) {
-            let found = measure(layer, n_tokens, arithmetic, args.repeats, &device.device)?;
-            let errors = found.errors;
-            let is_right = errors.are_at_most(&most) && found.is_repeatable;
+            let measured = measure(layer, n_tokens, arithmetic, args.repeats, &device.device)?;
+            let errors = measured.errors;
+            let is_right = errors.are_at_most(&most) && measured.is_repeatable;
             n_wrong += usize::from(!is_right);
             let flops = layer.flops(n_tokens);
-            let forward_ms = found.forward.median_ms;
-            let both_ms = found.both.median_ms;
+            let forward_ms = measured.forward.median_ms;
+            let both_ms = measured.both.median_ms;
             out!(
                 "{:<5} {n_tokens:>7} {:>16}  {forward_ms:>6.3} ms {:>8.1}  {both_ms:>6.3} ms {:>8.1}  {:.0e} {:.0e} {:.0e} {:.0e}  {}",
                 layer.name,
@@ -101,7 +101,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
                 errors.input_gradient,
                 errors.weight_gradient,
                 errors.bias_gradient,
-                verdict(is_right, found.is_repeatable)
+                verdict(is_right, measured.is_repeatable)
             );
             rows.push(json!({
                 "layer": layer.name,
@@ -116,7 +116,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
                     errors.weight_gradient,
                     errors.bias_gradient,
                 ],
-                "repeatable": found.is_repeatable,
+                "repeatable": measured.is_repeatable,
                 "right": is_right,
             }));
         }
@@ -126,22 +126,23 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     );
     let mut operations = Vec::new();
     for operation in OPERATIONS {
-        let found = operation.compare(arithmetic, &device.device)?;
-        let most = operation.most(arithmetic);
-        let is_right = found.result <= most && found.gradients <= most && found.is_repeatable;
+        let differences = operation.compare(arithmetic, &device.device)?;
+        let most = operation.tolerance(arithmetic);
+        let is_right =
+            differences.result <= most && differences.gradients <= most && differences.is_repeatable;
         n_wrong += usize::from(!is_right);
         out!(
             "{:<18} {:<16} {:.0e} {:.0e}  {}",
             operation.name,
             format!("{:?}", operation.shapes[0]),
-            found.result,
-            found.gradients,
-            verdict(is_right, found.is_repeatable)
+            differences.result,
+            differences.gradients,
+            verdict(is_right, differences.is_repeatable)
         );
         operations.push(json!({
             "operation": operation.name,
-            "differences": [found.result, found.gradients],
-            "repeatable": found.is_repeatable,
+            "differences": [differences.result, differences.gradients],
+            "repeatable": differences.is_repeatable,
             "right": is_right,
         }));
     }
@@ -164,7 +165,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Returns the verdict in words.
+/// Returns the verdict as text.
 fn verdict(is_right: bool, is_repeatable: bool) -> &'static str {
     if is_right {
         "right"

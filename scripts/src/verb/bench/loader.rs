@@ -13,7 +13,7 @@ use pipeline::{Cursor, Dataset, Loader, LoaderConfig, Order, Quarantine, Share, 
 use serde_json::{Map, Value, json};
 use trainer::run::data::{StreamConfig, stream};
 
-use super::compare::{CompareFlag, compared};
+use super::compare::{CompareFlag, compare_figures};
 use crate::recipes;
 use prep::open::open_dataset;
 
@@ -51,7 +51,7 @@ struct Measured {
     wall: Duration,
     n_threads: usize,
     images: u64,
-    /// Times at which images were taken, and the number taken by then.
+    /// Times at which images were taken, with the number of images taken by then.
     taken: Vec<(Duration, u64)>,
     bytes: u64,
     read: ReadSnapshot,
@@ -63,6 +63,7 @@ struct Measured {
     queues: Queues,
 }
 
+/// Fill of the queues.
 #[derive(Default)]
 struct Queues {
     /// Share of the byte limit that is in use.
@@ -76,7 +77,7 @@ struct Queues {
 /// Number of shards whose samples are shuffled together, as in recipes.
 const WINDOW_SHARDS: usize = 16;
 
-/// Number of parts of the measured time, whose rates show how steady the loader is.
+/// Number of parts of the measured time; their rates show how steady the loader is.
 const PARTS: usize = 5;
 
 /// One line of the table.
@@ -89,21 +90,23 @@ struct LoaderRow {
 }
 
 pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
-    let preset = ["dino", "dinov2", "single", "read"].contains(&args.recipe.as_str());
-    if preset && !args.overrides.is_empty() {
+    let is_preset = ["dino", "dinov2", "single", "read"].contains(&args.recipe.as_str());
+    if is_preset && !args.overrides.is_empty() {
         bail!("--set changes a recipe, and {} is none", args.recipe);
     }
     let before = args.compare.read()?;
     let dataset = Arc::new(open_dataset(&args.shards, storage)?);
     dataset.check_cache(WINDOW_SHARDS)?;
     let measured = match args.recipe.as_str() {
-        "read" => read_only(args, dataset)?,
-        _ => augmented(args, dataset)?,
+        "read" => measure_reading(args, dataset)?,
+        _ => measure_augmented(args, dataset)?,
     };
     print(args, &measured);
     let figures = measured.figures(args);
     if let Some(before) = before {
-        compared(&before, &figures).iter().for_each(|line| out!("{line}"));
+        for line in compare_figures(&before, &figures) {
+            out!("{line}");
+        }
     }
     if args.json {
         out!("{figures}");
@@ -111,6 +114,7 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// Returns the views that the flags name, and the rules for decoding.
 fn views(args: &Args) -> anyhow::Result<(ViewMix, DecodeRules)> {
     let multicrop = match args.recipe.as_str() {
         "dino" => MultiCrop::dino(224, 96, 8),
@@ -130,7 +134,8 @@ fn quarantine() -> anyhow::Result<(Arc<Quarantine>, std::path::PathBuf)> {
     Ok((Arc::new(Quarantine::open(&path, 1.0)?), path))
 }
 
-fn augmented(args: &Args, dataset: Arc<Dataset>) -> anyhow::Result<Measured> {
+/// Measures reading, decoding and augmenting.
+fn measure_augmented(args: &Args, dataset: Arc<Dataset>) -> anyhow::Result<Measured> {
     let n_threads = n_or_all_cores(args.threads);
     let (quarantine, ledger) = quarantine()?;
     let loader = LoaderConfig::default();
@@ -141,25 +146,25 @@ fn augmented(args: &Args, dataset: Arc<Dataset>) -> anyhow::Result<Measured> {
     let mut n_batches = 0u64;
     let mut taken = Vec::new();
     let mut start = Instant::now();
-    let mut warm = false;
+    let mut is_warm = false;
     loop {
         let Some(batch) = pool.next_batch() else { bail!("the shards ended") };
         pool.recycle(batch?);
-        if !warm && start.elapsed().as_secs_f64() >= args.seconds / 5.0 {
-            warm = true;
+        if !is_warm && start.elapsed().as_secs_f64() >= args.seconds / 5.0 {
+            is_warm = true;
             pool.stats().reset();
             pool.source().loader().stats().reset();
             start = Instant::now();
             continue;
         }
-        if warm {
+        if is_warm {
             n_batches += 1;
             taken.push((start.elapsed(), n_batches * args.batch as u64));
             queues.bytes += pool.source().loader().fill();
             queues.read += pool.source().loader().queue_len() as f64;
             queues.finished += pool.n_waiting() as f64;
         }
-        if warm && start.elapsed().as_secs_f64() >= args.seconds {
+        if is_warm && start.elapsed().as_secs_f64() >= args.seconds {
             break;
         }
     }
@@ -183,40 +188,42 @@ fn augmented(args: &Args, dataset: Arc<Dataset>) -> anyhow::Result<Measured> {
     })
 }
 
-fn read_only(args: &Args, dataset: Arc<Dataset>) -> anyhow::Result<Measured> {
+/// Measures reading alone.
+fn measure_reading(args: &Args, dataset: Arc<Dataset>) -> anyhow::Result<Measured> {
     let n_threads = n_or_all_cores(args.threads);
     let (quarantine, ledger) = quarantine()?;
     let order = Order::new(0, dataset.shard_sizes(), 16);
     let share = Share::solo(args.batch)?;
     let config = LoaderConfig { n_threads, ..LoaderConfig::default() };
     let loader = Loader::start(dataset, order, share, Cursor(0), quarantine, config);
-    let mut taken = vec![0usize; 1];
+    // Number of images taken of each batch from `first_open` on.
+    let mut counts = vec![0usize; 1];
     let mut first_open = 0u64;
     let mut start = Instant::now();
-    let mut warm = false;
+    let mut is_warm = false;
     let mut queues = Queues::default();
     let mut n = 0u64;
-    let mut taken_by = Vec::new();
-    while !warm || start.elapsed().as_secs_f64() < args.seconds {
+    let mut taken = Vec::new();
+    while !is_warm || start.elapsed().as_secs_f64() < args.seconds {
         let Some(item) = loader.next_item() else { bail!("the shards ended") };
         let batch = (item?.batch - first_open) as usize;
-        taken.resize(taken.len().max(batch + 1), 0);
-        taken[batch] += 1;
-        while taken.first() == Some(&args.batch) {
-            taken.remove(0);
+        counts.resize(counts.len().max(batch + 1), 0);
+        counts[batch] += 1;
+        while counts.first() == Some(&args.batch) {
+            counts.remove(0);
             loader.finish_batch(first_open);
             first_open += 1;
         }
-        if !warm && start.elapsed().as_secs_f64() >= args.seconds / 5.0 {
-            warm = true;
+        if !is_warm && start.elapsed().as_secs_f64() >= args.seconds / 5.0 {
+            is_warm = true;
             loader.stats().reset();
             start = Instant::now();
-        } else if warm && n.is_multiple_of(64) {
+        } else if is_warm && n.is_multiple_of(64) {
             queues.bytes += loader.fill();
             queues.read += loader.queue_len() as f64;
-            taken_by.push((start.elapsed(), n));
+            taken.push((start.elapsed(), n));
         }
-        n += u64::from(warm);
+        n += u64::from(is_warm);
     }
     let wall = start.elapsed();
     let read = loader.stats().snapshot();
@@ -227,7 +234,7 @@ fn read_only(args: &Args, dataset: Arc<Dataset>) -> anyhow::Result<Measured> {
         wall,
         n_threads,
         images: n,
-        taken: taken_by,
+        taken,
         bytes: read.bytes,
         read,
         n_readers: n_threads,
@@ -241,21 +248,31 @@ impl Measured {
         self.images as f64 / self.wall.as_secs_f64()
     }
 
-    /// Rates of the slowest and the fastest of five parts of the time.
+    /// Returns the rates of the slowest and the fastest of five parts of the time.
     fn range_per_s(&self) -> [f64; 2] {
         let part_s = self.wall.as_secs_f64() / PARTS as f64;
-        let by = |part: usize| {
-            let end = part_s * part as f64;
-            let last = self.taken.iter().take_while(|(at, _)| at.as_secs_f64() <= end).last();
-            last.map_or((0.0, 0), |(at, n)| (at.as_secs_f64(), *n))
-        };
-        let rate = |part: usize| {
-            let (from_s, before) = by(part);
-            let (to_s, after) = by(part + 1);
-            if to_s > from_s { (after - before) as f64 / (to_s - from_s) } else { 0.0 }
-        };
-        let rates = (0..PARTS).map(rate);
-        rates.fold([f64::INFINITY, 0.0], |[low, high], rate| [low.min(rate), high.max(rate)])
+        let mut slowest = f64::INFINITY;
+        let mut fastest = 0.0f64;
+        for part in 0..PARTS {
+            let (from_s, before) = self.last_taken(part_s * part as f64);
+            let (to_s, after) = self.last_taken(part_s * (part + 1) as f64);
+            let rate = if to_s > from_s { (after - before) as f64 / (to_s - from_s) } else { 0.0 };
+            slowest = slowest.min(rate);
+            fastest = fastest.max(rate);
+        }
+        [slowest, fastest]
+    }
+
+    /// Returns the time in seconds at which the last image before `end_s` was taken, and the number
+    /// of images taken by then.
+    fn last_taken(&self, end_s: f64) -> (f64, u64) {
+        let last = self.taken.iter().take_while(|(at, _)| at.as_secs_f64() <= end_s).last();
+        last.map_or((0.0, 0), |(at, n)| (at.as_secs_f64(), *n))
+    }
+
+    /// Returns `total` as a share of the time of `n_threads` threads.
+    fn share(&self, total: Duration, n_threads: usize) -> f64 {
+        total.as_secs_f64() / (self.wall.as_secs_f64() * n_threads as f64)
     }
 
     fn mb_per_s(&self) -> f64 {
@@ -263,32 +280,34 @@ impl Measured {
     }
 
     fn rows(&self) -> Vec<LoaderRow> {
-        let share = |total: Duration, n: usize| total.as_secs_f64() / (self.wall.as_secs_f64() * n as f64);
-        let read = LoaderRow {
+        let mut rows = vec![LoaderRow {
             name: "read",
             p50: self.read.read_p50,
             p99: self.read.read_p99,
-            share: share(self.read.read, self.n_readers),
-        };
-        let stages = self.augment.iter().flat_map(|augment| &augment.stages).map(|stage| LoaderRow {
-            name: stage.name,
-            p50: stage.p50,
-            p99: stage.p99,
-            share: share(stage.total, self.n_threads),
-        });
-        std::iter::once(read).chain(stages).collect()
+            share: self.share(self.read.read, self.n_readers),
+        }];
+        for stage in self.augment.iter().flat_map(|augment| &augment.stages) {
+            rows.push(LoaderRow {
+                name: stage.name,
+                p50: stage.p50,
+                p99: stage.p99,
+                share: self.share(stage.total, self.n_threads),
+            });
+        }
+        rows
     }
 
-    /// Figures as JSON.
+    /// Returns the figures as JSON.
     fn figures(&self, args: &Args) -> Value {
-        let stage = |row: &LoaderRow| {
+        let mut stages = Map::new();
+        for row in self.rows() {
             let numbers = json!({
                 "p50_ms": row.p50.as_secs_f64() * 1e3,
                 "p99_ms": row.p99.as_secs_f64() * 1e3,
                 "share": row.share,
             });
-            (row.name.replace(' ', "_"), numbers)
-        };
+            stages.insert(row.name.replace(' ', "_"), numbers);
+        }
         json!({
             "recipe": args.recipe,
             "batch_size": args.batch,
@@ -296,7 +315,7 @@ impl Measured {
             "images_per_s": self.images_per_s(),
             "images_per_s_range": self.range_per_s(),
             "mb_per_s": self.mb_per_s(),
-            "stages": self.rows().iter().map(stage).collect::<Map<_, _>>(),
+            "stages": stages,
             "queues": {
                 "read": self.queues.read,
                 "finished": self.queues.finished,
@@ -306,23 +325,22 @@ impl Measured {
         })
     }
 
-    /// Sentence that names the bottleneck.
+    /// Returns a sentence that names the bottleneck.
     fn verdict(&self) -> String {
-        let percent = |share: f64| 100.0 * share;
         let rows = self.rows();
         let waiting = rows.iter().find(|row| row.name == "wait for bytes").map_or(0.0, |row| row.share);
         if self.augment.is_none() {
             return format!(
                 "{} threads read, {:.0} % of their time in reads; the rest is spent waiting for the consumer.",
                 self.n_readers,
-                percent(rows[0].share)
+                100.0 * rows[0].share
             );
         }
         if waiting > 0.2 {
             return format!(
                 "Reading is the bottleneck: threads wait {:.0} % of their time for bytes; a faster disk or more \
                  readers would help.",
-                percent(waiting)
+                100.0 * waiting
             );
         }
         let busiest = rows[2..].iter().max_by(|a, b| a.share.total_cmp(&b.share));
@@ -330,8 +348,8 @@ impl Measured {
         format!(
             "The CPU is the bottleneck: {} threads wait {:.0} % of their time for bytes; {name} takes most, {:.0} %.",
             self.n_threads,
-            percent(waiting),
-            percent(share)
+            100.0 * waiting,
+            100.0 * share
         )
     }
 }
@@ -348,8 +366,9 @@ fn print(args: &Args, measured: &Measured) {
     );
     out!("{:<16} {:>9} {:>9} {:>8}", "an image", "p50 ms", "p99 ms", "share");
     for row in &measured.rows() {
-        let ms = |d: Duration| d.as_secs_f64() * 1e3;
-        out!("{:<16} {:9.3} {:9.3} {:6.1} %", row.name, ms(row.p50), ms(row.p99), 100.0 * row.share);
+        let p50_ms = row.p50.as_secs_f64() * 1e3;
+        let p99_ms = row.p99.as_secs_f64() * 1e3;
+        out!("{:<16} {p50_ms:9.3} {p99_ms:9.3} {:6.1} %", row.name, 100.0 * row.share);
     }
     out!(
         "queues: {:.1} images read, {:.1} finished, {:.1} % of the byte limit",

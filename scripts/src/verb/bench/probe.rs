@@ -9,7 +9,7 @@ use augment::ViewRng;
 use eval::{Columns, FeatureSet, NoProgress, Table, Task};
 use serde_json::{Map, Value, json};
 
-use super::compare::{CompareFlag, compared};
+use super::compare::{CompareFlag, compare_figures};
 use crate::evaluation::flags::ProtocolFlags;
 
 /// Flags of `bench probe`.
@@ -42,9 +42,9 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let before = args.compare.read()?;
     let protocols = args.protocols.protocols()?;
-    let needs = || protocols.iter().map(eval::Protocol::needs);
-    let n_levels = needs().map(|needs| needs.n_levels).max().unwrap_or(1);
-    let average = if needs().any(|needs| needs.average) { args.width } else { 0 };
+    let n_levels = protocols.iter().map(|protocol| protocol.needs().n_levels).max().unwrap_or(1);
+    let needs_average = protocols.iter().any(|protocol| protocol.needs().average);
+    let average = if needs_average { args.width } else { 0 };
     let columns = Columns { levels: vec![args.width; n_levels], average };
     let train = noise(args, args.train, &columns, 0);
     let test = noise(args, args.test, &columns, 1);
@@ -65,7 +65,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
             let start = Instant::now();
             let scored = protocol.score(&task)?;
             seconds.push(start.elapsed().as_secs_f64());
-            // Noise around a center for each class: more than chance, or something is wrong.
+            // On noise around a center for each class, accuracy is above chance.
             best = scored.iter().map(|scored| scored.outcome.value()).fold(0.0, f64::max);
         }
         seconds.sort_by(f64::total_cmp);
@@ -80,7 +80,9 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     }
     let figures = Value::Object(figures);
     if let Some(before) = before {
-        compared(&before, &figures).iter().for_each(|line| out!("{line}"));
+        for line in compare_figures(&before, &figures) {
+            out!("{line}");
+        }
     }
     if args.json {
         out!("{figures}");

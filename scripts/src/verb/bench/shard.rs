@@ -1,9 +1,10 @@
-//! `ocelli bench shard`: measures memory, traffic and time of each mode of sharding, beside the
+//! `ocelli bench shard`: measures memory, traffic and time of each mode of sharding, with the
 //! estimates of `ocelli plan`.
 
 use std::process::ExitCode;
 
-use kernels::device::DeviceKind;
+use kernels::device::{DeviceKind, Opened};
+use ranks::launch::Launch;
 use serde_json::json;
 use trainer::Plan;
 use trainer::bench::shard::{ShardBench, run as bench};
@@ -55,30 +56,21 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let run = recipes::load(&args.recipe, &args.overrides)?.run;
     let mut comm = connect::connect(&launch, &run, &device, args.compute.engine)?;
     let n_sharers = connect::n_sharers(&comm, &device)?;
-    let plan_of = |more: &[&str]| -> anyhow::Result<Plan> {
-        let more = more.iter().map(ToString::to_string);
-        let overrides: Vec<String> = args.overrides.iter().cloned().chain(more).collect();
-        let mut recipe = recipes::load_for_bench(&args.recipe, &overrides, args.batch, 8)?;
-        recipe.run.offload &= device.kind != DeviceKind::Cpu;
-        // The data set's size only moves schedules, which a benchmark does not follow.
-        let n_local = launch.n_local.unwrap_or(1);
-        let room = machine::room(n_local, n_sharers, &device);
-        Ok(fit(trainer::resolve(recipe, 1 << 20)?.over(launch.world_size, room)?, room)?)
-    };
-    let modes: Vec<(&str, Plan)> = if args.as_set {
-        vec![("as set", plan_of(&[])?)]
+    let mut modes: Vec<(&str, Plan)> = Vec::new();
+    if args.as_set {
+        modes.push(("as set", plan_mode(args, &[], &launch, &device, n_sharers)?));
     } else {
         let recipe = recipes::load_for_bench(&args.recipe, &args.overrides, args.batch, 8)?;
-        let divides = trainer::resolve(recipe, 1 << 20)?.method()?.column_group_size() > 1;
-        MODES
-            .into_iter()
-            .map(|(name, more)| match name == "none" && divides {
-                // Ranks that share nothing divide nothing.
-                true => Ok((name, plan_of(&[more, &["method.prototype_group=1"]].concat())?)),
-                false => Ok((name, plan_of(more)?)),
-            })
-            .collect::<anyhow::Result<_>>()?
-    };
+        let divides_prototypes = trainer::resolve(recipe, 1 << 20)?.method()?.column_group_size() > 1;
+        for (name, settings) in MODES {
+            let mut settings = settings.to_vec();
+            if name == "none" && divides_prototypes {
+                // Without sharding, prototypes cannot be divided.
+                settings.push("method.prototype_group=1");
+            }
+            modes.push((name, plan_mode(args, &settings, &launch, &device, n_sharers)?));
+        }
+    }
     if launch.rank == 0 {
         print_heading(args, &modes[0].1, launch.world_size);
     }
@@ -90,7 +82,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         (measured, comm) = bench(plan, comm, args.repeats, &*memory, &device.device)?;
         if launch.rank == 0 {
             print_row(name, &measured);
-            rows.push(json_of(name, plan, &measured));
+            rows.push(row_to_json(name, plan, &measured));
         }
     }
     comm.finish()?;
@@ -98,6 +90,25 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         out!("{}", json!({ "ranks": launch.world_size, "modes": rows }));
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Plans the run of the recipe with further `settings`, with as many kept graphs as fit.
+fn plan_mode(
+    args: &Args,
+    settings: &[&str],
+    launch: &Launch,
+    device: &Opened,
+    n_sharers: usize,
+) -> anyhow::Result<Plan> {
+    let mut overrides = args.overrides.clone();
+    overrides.extend(settings.iter().map(ToString::to_string));
+    let mut recipe = recipes::load_for_bench(&args.recipe, &overrides, args.batch, 8)?;
+    recipe.run.offload &= device.kind != DeviceKind::Cpu;
+    let n_local = launch.n_local.unwrap_or(1);
+    let resources = machine::rank_resources(n_local, n_sharers, device);
+    // The size of the data set affects only schedules, which a benchmark does not follow.
+    let plan = trainer::resolve(recipe, 1 << 20)?.for_ranks(launch.world_size, resources)?;
+    Ok(fit(plan, resources)?)
 }
 
 /// Prints the settings, and the names of the columns.
@@ -127,16 +138,15 @@ fn print_heading(args: &Args, plan: &Plan, world_size: usize) {
 }
 
 fn print_row(name: &str, bench: &ShardBench) {
-    let mb = |bytes: f64| bytes / 1e6;
     let traffic = bench.traffic;
     out!(
         "{name:<22} {:>9.1} {:>8.1} {:>9.1} {:>8.1} {:>9.1} {:>8.1} {:>6} {:>5.0}% {:>6.0} ms {:>10.4}",
-        mb(bench.state_bytes),
-        mb(bench.planned.state_bytes),
-        mb(bench.peak_bytes),
-        mb(bench.planned.peak_bytes()),
-        mb(traffic.bytes() as f64),
-        mb(bench.planned_traffic.bytes()),
+        bench.state_bytes / 1e6,
+        bench.planned.state_bytes / 1e6,
+        bench.peak_bytes / 1e6,
+        bench.planned.peak_bytes() / 1e6,
+        traffic.bytes() as f64 / 1e6,
+        bench.planned_traffic.bytes() / 1e6,
         traffic.n_collectives(),
         100.0 * bench.wait_ms / bench.step_ms,
         bench.step_ms,
@@ -144,7 +154,7 @@ fn print_row(name: &str, bench: &ShardBench) {
     );
 }
 
-fn json_of(name: &str, plan: &Plan, bench: &ShardBench) -> serde_json::Value {
+fn row_to_json(name: &str, plan: &Plan, bench: &ShardBench) -> serde_json::Value {
     json!({
         "mode": name,
         "state_bytes": bench.state_bytes,

@@ -8,7 +8,7 @@ use trainer::Plan;
 use trainer::bench::step::StepBench;
 use trainer::estimate::fit;
 
-use super::compare::{CompareFlag, compared};
+use super::compare::{CompareFlag, compare_figures};
 use super::memory_gauge::gauge;
 use crate::cluster::compute::DeviceFlag;
 use session::machine;
@@ -65,11 +65,11 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     if let Some(workers) = args.workers {
         recipe.run.workers = workers;
     }
-    // The data set's size only moves schedules, which a benchmark does not follow.
     recipe.run.offload &= device.kind != DeviceKind::Cpu;
+    // The size of the data set affects only schedules, which a benchmark does not follow.
     let plan = trainer::resolve(recipe, 1 << 20)?;
-    let room = machine::room(1, 1, &device);
-    let mut plan = fit(plan.over(1, room)?, room)?;
+    let room = machine::rank_resources(1, 1, &device);
+    let mut plan = fit(plan.for_ranks(1, room)?, room)?;
     session::check_types(&plan, &device)?;
     compute::choose_kernels(&mut plan, &device)?;
     let mut figures =
@@ -82,7 +82,9 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     figures["compute"] = json!(plan.recipe.optim.precision.compute);
     figures["device"] = json!(device.name);
     if let Some(before) = before {
-        compared(&before, &figures).iter().for_each(|line| out!("{line}"));
+        for line in compare_figures(&before, &figures) {
+            out!("{line}");
+        }
     }
     if args.json {
         out!("{figures}");
@@ -90,7 +92,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Measures steps and prints the results; returns the figures for programs.
+/// Measures steps and prints the results; returns the figures as JSON.
 fn step(args: &Args, plan: &Plan, device: &Opened) -> anyhow::Result<Value> {
     let StepBench { phases, step, products, flops: [needed, done], peak_bytes } =
         trainer::bench::step::steps(plan, args.repeats, &device.device)?;
@@ -135,7 +137,7 @@ fn step(args: &Args, plan: &Plan, device: &Opened) -> anyhow::Result<Value> {
         peak / 1e12,
         done / needed
     );
-    // The host's own peak, if the host computes.
+    // On the CPU, the peak is that of this process.
     let memory = peak_bytes.unwrap_or(MEMORY.peak() as u64);
     out!("{:<18} {:9.2} GB", "memory, peak", memory as f64 / 1e9);
     let phases: serde_json::Map<String, Value> =
@@ -165,7 +167,7 @@ fn print_products(products: Option<[f64; 2]>, step_ms: f64) {
     );
 }
 
-/// Measures the backbone alone and prints the results; returns the figures for programs.
+/// Measures the backbone alone and prints the results; returns the figures as JSON.
 fn backbone(args: &Args, plan: &Plan, device: &Opened) -> anyhow::Result<Value> {
     let costs = trainer::bench::backbone::backbone(plan, args.repeats, &*gauge(device), &device.device)?;
     out!(

@@ -15,11 +15,11 @@ use serde_json::{Map, Value, json};
 use crate::cluster::compute;
 use crate::console::say;
 use crate::curation::clusters::ClusterFlags;
-use crate::curation::content::content_of;
+use crate::curation::content::content_identity;
 use crate::curation::groups::groups;
-use crate::curation::input::InputFlags;
-use crate::curation::output::{OutputFlags, six_digits};
-use crate::curation::ranks::{connect, finish, together};
+use crate::curation::input::{Input, InputFlags};
+use crate::curation::output::{Output, OutputFlags, six_digits};
+use crate::curation::ranks::{all_succeed, connect, finish};
 
 /// Flags of `curate balance`.
 #[derive(clap::Args)]
@@ -89,60 +89,72 @@ pub(crate) fn run(args: &Args, storage: &Storage, folder: &Path) -> anyhow::Resu
         bail!("--count {} of {n} images: a number from 1 to {n} is needed", args.count);
     }
     let settings = json!({
-        "count": args.count, "weights": args.weights, "by": args.by, "list": content_of(args.list.as_ref()),
+        "count": args.count, "weights": args.weights, "by": args.by, "list": content_identity(args.list.as_ref()),
         "order": format!("{:?}", args.order), "metric": format!("{metric:?}"), "clusters": args.clusters.identity(),
     });
     let ranks = connect(&launch, &args.input.compute)?;
     let claimed = args.output.claim("balance", settings, &input, &launch, storage);
-    let output = together(&ranks, claimed)?;
-    let (found, names) = match &args.by {
+    let output = all_succeed(&ranks, claimed)?;
+    let (clusters, names) = match &args.by {
         Some(column) => {
             let (tree, names) = groups(&input.names, column, args.list.as_deref())?;
             (Hierarchy { centers: Vec::new(), tree, distances: Vec::new(), inertia: 0.0 }, Some(names))
         }
         None => (args.clusters.run(&input.rows, &args.output.out, &ranks)?, None),
     };
-    let write = || -> anyhow::Result<()> {
-        let seed = args.clusters.limits.seed;
-        let order = match args.order {
-            Choice::Random => Order::Random,
-            Choice::Nearest => Order::Nearest(&found.distances),
-        };
-        let chosen = sample(&found.tree, args.count, order, seed);
-        let mut kept = vec![args.weights; n];
-        chosen.iter().for_each(|row| kept[*row as usize] = true);
-        let weights = args.weights.then(|| weights(&found.tree, args.count as f64));
-        if output.is_writer {
-            tell_sizes(&found.tree, args.count);
-        }
-        output.write(
-            &input,
-            &kept,
-            &|row: usize| columns_of(&found, names.as_deref(), weights.as_deref(), row),
-            Map::from_iter([("count".to_string(), json!(args.count))]),
-        )?;
-        if args.weights && output.is_writer {
-            say("note: train with the weights by --set data.weights=LIST, the path of list.jsonl");
-        }
-        Ok(())
-    };
-    finish(ranks, write())
+    let written = write(args, &input, &output, &clusters, names.as_deref());
+    finish(ranks, written)
 }
 
-/// Prints the sizes of clusters by level, and how evenly what is chosen is divided.
-fn tell_sizes(tree: &Tree, count: usize) {
+/// Chooses or weighs the images, and writes the lists. `names` are those of groups, which stand in
+/// place of clusters.
+fn write(
+    args: &Args,
+    input: &Input,
+    output: &Output<'_>,
+    clusters: &Hierarchy,
+    names: Option<&[String]>,
+) -> anyhow::Result<()> {
+    let seed = args.clusters.limits.seed;
+    let order = match args.order {
+        Choice::Random => Order::Random,
+        Choice::Nearest => Order::Nearest(&clusters.distances),
+    };
+    let chosen = sample(&clusters.tree, args.count, order, seed);
+    let mut kept = vec![args.weights; input.rows.len()];
+    for row in chosen {
+        kept[row as usize] = true;
+    }
+    let weights = args.weights.then(|| weights(&clusters.tree, args.count as f64));
+    if output.is_writer {
+        print_sizes(&clusters.tree, args.count);
+    }
+    output.write(
+        input,
+        &kept,
+        &|row: usize| row_columns(clusters, names, weights.as_deref(), row),
+        Map::from_iter([("count".to_string(), json!(args.count))]),
+    )?;
+    if args.weights && output.is_writer {
+        say("note: train with the weights by --set data.weights=LIST, the path of list.jsonl");
+    }
+    Ok(())
+}
+
+/// Prints the sizes of clusters by level, and the range of the probabilities of images.
+fn print_sizes(tree: &Tree, count: usize) {
     let shares = weights(tree, count as f64);
     for (level, sizes) in tree.sizes().iter().enumerate() {
         let mut sizes = sizes.clone();
         sizes.sort_unstable();
-        let at = |share: f64| sizes[((sizes.len() - 1) as f64 * share) as usize];
+        let last = sizes.len() - 1;
         out!(
             "level {}: {} clusters of {} to {} images, median {}",
             level + 1,
             sizes.len(),
-            at(0.0),
-            at(1.0),
-            at(0.5)
+            sizes[0],
+            sizes[last],
+            sizes[(last as f64 * 0.5) as usize]
         );
     }
     let most = shares.iter().copied().fold(0.0, f64::max);
@@ -150,20 +162,21 @@ fn tell_sizes(tree: &Tree, count: usize) {
     out!("an image is chosen with a probability of {least:.4} to {most:.4}, by the size of its cluster");
 }
 
-fn columns_of(
-    found: &Hierarchy,
+/// Returns the columns of a row of the list.
+fn row_columns(
+    clusters: &Hierarchy,
     names: Option<&[String]>,
     weights: Option<&[f64]>,
     row: usize,
 ) -> Vec<(&'static str, Value)> {
     let mut columns = Vec::new();
-    let clusters = found.tree.clusters_of(row);
+    let numbers = clusters.tree.clusters_of(row);
     match names {
-        Some(names) => columns.push(("group", json!(names[clusters[0] as usize]))),
+        Some(names) => columns.push(("group", json!(names[numbers[0] as usize]))),
         // The lowest level first.
-        None => columns.push(("clusters", json!(clusters))),
+        None => columns.push(("clusters", json!(numbers))),
     }
-    columns.extend(found.distances.get(row).map(|distance| ("squared_distance", six_digits(*distance))));
+    columns.extend(clusters.distances.get(row).map(|distance| ("squared_distance", six_digits(*distance))));
     columns.extend(weights.map(|weights| ("weight", json!(weights[row]))));
     columns
 }

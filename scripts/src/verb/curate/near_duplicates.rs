@@ -2,6 +2,7 @@
 //! the best is kept.
 
 use std::cmp::Reverse;
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -20,7 +21,7 @@ use crate::curation::output::{Output, OutputFlags, PAIRS, QUALITIES, six_digits}
 use crate::curation::pairs::draw_pairs;
 use crate::curation::progress::Bars;
 use crate::curation::quality::{Quality, qualities};
-use crate::curation::ranks::{connect, finish, together};
+use crate::curation::ranks::{all_succeed, connect, finish};
 use crate::curation::threshold::ThresholdFlag;
 
 /// Flags of `curate near-duplicates`.
@@ -62,55 +63,59 @@ pub(crate) fn run(args: &Args, storage: &Storage, folder: &Path) -> anyhow::Resu
     }
     let ranks = connect(&launch, &args.input.compute)?;
     let claimed = args.output.claim("near-duplicates", settings, &input, &launch, storage);
-    let output = together(&ranks, claimed)?;
-    let quality = quality_of(&input, &output, &ranks)?;
+    let output = all_succeed(&ranks, claimed)?;
+    let quality = measure_qualities(&input, &output, &ranks)?;
     let cells = args.cells.cells(&input.rows, &args.output.out, &ranks)?;
     let least = args.threshold.least_product();
     let rule = match args.compare_with {
         CompareWith::Kept => ComparedWith::Kept,
         CompareWith::All => ComparedWith::All,
     };
-    let found = find(&input.rows, cells, quality.as_deref(), least, rule, &ranks)?;
-    let write = || -> anyhow::Result<()> {
-        let kept: Vec<bool> = (0..input.rows.len()).map(|row| found.original(row).is_none()).collect();
-        let n_copies = kept.iter().filter(|is_kept| !**is_kept).count();
-        if output.is_writer {
-            let groups = group_sizes(&found);
-            out!(
-                "{n_copies} near-duplicates of {} images, at a cosine similarity of {} or more",
-                groups.len(),
-                threshold
-            );
-            if 2 * n_copies > kept.len() {
-                say(format!(
-                    "warning: {} % of the images are near-duplicates: pairs.png (with --shards) shows whether {} is too low for this network",
-                    100 * n_copies / kept.len(),
-                    threshold
-                ));
-            }
-            if let Some(images) = &input.images {
-                let path = output.path(PAIRS);
-                if draw_pairs(&path, images, &input.names, &found)? {
-                    out!("pairs around the threshold: {}", path.display());
-                }
-            }
-        }
-        let summary = Map::from_iter([
-            ("near_duplicates".to_string(), json!(n_copies)),
-            ("threshold".into(), six_digits(threshold)),
-        ]);
-        output.write(
-            &input,
-            &kept,
-            &|row: usize| columns_of(&input, &found, quality.as_deref(), row),
-            summary,
-        )
-    };
-    finish(ranks, write())
+    let duplicates = find(&input.rows, cells, quality.as_deref(), least, rule, &ranks)?;
+    let written = write(&input, &output, &duplicates, quality.as_deref(), threshold);
+    finish(ranks, written)
 }
 
-/// Returns the quality of each image, which the first rank looks at; `None` without images.
-fn quality_of(
+/// Prints the number of near-duplicates, draws pairs around the threshold, and writes the lists.
+fn write(
+    input: &Input,
+    output: &Output<'_>,
+    duplicates: &Duplicates,
+    quality: Option<&[Quality]>,
+    threshold: f32,
+) -> anyhow::Result<()> {
+    let kept: Vec<bool> = (0..input.rows.len()).map(|row| duplicates.original(row).is_none()).collect();
+    let n_copies = kept.iter().filter(|is_kept| !**is_kept).count();
+    if output.is_writer {
+        let groups = group_sizes(duplicates);
+        out!(
+            "{n_copies} near-duplicates of {} images, at a cosine similarity of {} or more",
+            groups.len(),
+            threshold
+        );
+        if 2 * n_copies > kept.len() {
+            say(format!(
+                "warning: {} % of the images are near-duplicates: pairs.png (with --shards) shows whether {} is too low for this network",
+                100 * n_copies / kept.len(),
+                threshold
+            ));
+        }
+        if let Some(images) = &input.images {
+            let path = output.path(PAIRS);
+            if draw_pairs(&path, images, &input.names, duplicates)? {
+                out!("pairs around the threshold: {}", path.display());
+            }
+        }
+    }
+    let summary = Map::from_iter([
+        ("near_duplicates".to_string(), json!(n_copies)),
+        ("threshold".into(), six_digits(threshold)),
+    ]);
+    output.write(input, &kept, &|row: usize| row_columns(input, duplicates, quality, row), summary)
+}
+
+/// Returns the quality of each image, which the first rank measures; `None` without images.
+fn measure_qualities(
     input: &Input,
     output: &Output<'_>,
     ranks: &Communicator,
@@ -124,13 +129,14 @@ fn quality_of(
         }
         return Ok(None);
     };
-    let found = if output.is_writer {
+    let measured = if output.is_writer {
         qualities(images, input.rows.len(), &output.path(QUALITIES))
     } else {
         Ok(Vec::new())
     };
-    let found = together(ranks, found)?;
-    let words: Vec<[u64; 2]> = found.iter().map(|one| [one.n_pixels, one.sharpness.to_bits()]).collect();
+    let measured = all_succeed(ranks, measured)?;
+    let words: Vec<[u64; 2]> =
+        measured.iter().map(|quality| [quality.n_pixels, quality.sharpness.to_bits()]).collect();
     let bytes = ranks.broadcast("qualities", bytemuck::cast_slice(&words).to_vec())?;
     let words: Vec<[u64; 2]> = bytemuck::pod_collect_to_vec(&bytes);
     Ok(Some(
@@ -160,27 +166,28 @@ fn find(
 }
 
 /// Returns the number of near-duplicates of each row that has any.
-fn group_sizes(found: &Duplicates) -> std::collections::BTreeMap<u32, usize> {
-    let mut sizes = std::collections::BTreeMap::new();
-    for row in 0..found.nearest.len() {
-        if let Some(original) = found.original(row) {
+fn group_sizes(duplicates: &Duplicates) -> BTreeMap<u32, usize> {
+    let mut sizes = BTreeMap::new();
+    for row in 0..duplicates.nearest.len() {
+        if let Some(original) = duplicates.original(row) {
             *sizes.entry(original.row).or_default() += 1;
         }
     }
     sizes
 }
 
-fn columns_of(
+/// Returns the columns of a row of the list.
+fn row_columns(
     input: &Input,
-    found: &Duplicates,
+    duplicates: &Duplicates,
     quality: Option<&[Quality]>,
     row: usize,
 ) -> Vec<(&'static str, Value)> {
     let mut columns = Vec::new();
     // The group is named by the row of the image that is kept.
-    let original = found.original(row);
+    let original = duplicates.original(row);
     columns.push(("group", json!(original.map_or(row as u32, |original| original.row))));
-    if let Some(NearestKept { row: nearest, similarity }) = found.nearest[row] {
+    if let Some(NearestKept { row: nearest, similarity }) = duplicates.nearest[row] {
         let name = &input.names[nearest as usize];
         columns.push(("nearest_key", json!(name.key)));
         columns.extend(name.shard.as_ref().map(|shard| ("nearest_shard", json!(shard))));

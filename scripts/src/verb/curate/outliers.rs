@@ -12,11 +12,11 @@ use serde_json::{Map, json};
 
 use crate::cluster::compute;
 use crate::curation::cells::CellFlags;
-use crate::curation::input::InputFlags;
-use crate::curation::output::{OUTLIERS, OutputFlags, six_digits};
+use crate::curation::input::{Input, InputFlags};
+use crate::curation::output::{OUTLIERS, Output, OutputFlags, six_digits};
 use crate::curation::pairs::draw_images;
 use crate::curation::progress::Bars;
-use crate::curation::ranks::{connect, finish, together};
+use crate::curation::ranks::{all_succeed, connect, finish};
 
 /// Flags of `curate outliers`.
 #[derive(clap::Args)]
@@ -49,46 +49,45 @@ pub(crate) fn run(args: &Args, storage: &Storage, folder: &Path) -> anyhow::Resu
     let settings = json!({ "neighbors": args.neighbors, "share": args.share.to_string(), "cells": args.cells.identity() });
     let ranks = connect(&launch, &args.input.compute)?;
     let claimed = args.output.claim("outliers", settings, &input, &launch, storage);
-    let output = together(&ranks, claimed)?;
+    let output = all_succeed(&ranks, claimed)?;
     let cells = args.cells.cells(&input.rows, &args.output.out, &ranks)?;
     let means = {
         let bars = Bars::new(&ranks);
         mean_similarities(&input.rows, &cells, args.neighbors as usize, &ranks, &bars)?
     };
-    let write = || -> anyhow::Result<()> {
-        let mut order: Vec<usize> = (0..n).collect();
-        order.sort_by(|a, b| means[*a].total_cmp(&means[*b]).then(a.cmp(b)));
-        let n_out = (n as f64 * args.share).round() as usize;
-        let mut kept = vec![true; n];
-        order[..n_out].iter().for_each(|row| kept[*row] = false);
-        if output.is_writer {
-            let at = |share: f64| means[order[((n - 1) as f64 * share) as usize]];
-            out!(
-                "mean cosine similarity to the {} most similar images: {:.3} to {:.3}, median {:.3}",
-                args.neighbors,
-                at(0.0),
-                at(1.0),
-                at(0.5)
-            );
-            if let Some(images) = &input.images {
-                let path = output.path(OUTLIERS);
-                let shown: Vec<(usize, String, bool)> = order
-                    .iter()
-                    .take(60)
-                    .map(|row| (*row, format!("{:.3}", means[*row]), !kept[*row]))
-                    .collect();
-                if draw_images(
-                    &path,
-                    images,
-                    &shown,
-                    "most unlike others first, with their mean similarity; red: left out",
-                )? {
-                    out!("the most outlying images: {}", path.display());
-                }
+    let written = write(args, &input, &output, &means);
+    finish(ranks, written)
+}
+
+/// Prints the range of the similarities, draws the most outlying images, and writes the lists.
+/// `means` are the mean similarities of the rows.
+fn write(args: &Args, input: &Input, output: &Output<'_>, means: &[f32]) -> anyhow::Result<()> {
+    let n = means.len();
+    let mut order: Vec<usize> = (0..n).collect();
+    order.sort_by(|a, b| means[*a].total_cmp(&means[*b]).then(a.cmp(b)));
+    let n_out = (n as f64 * args.share).round() as usize;
+    let mut kept = vec![true; n];
+    for row in &order[..n_out] {
+        kept[*row] = false;
+    }
+    if output.is_writer {
+        out!(
+            "mean cosine similarity to the {} most similar images: {:.3} to {:.3}, median {:.3}",
+            args.neighbors,
+            means[order[0]],
+            means[order[n - 1]],
+            means[order[((n - 1) as f64 * 0.5) as usize]]
+        );
+        if let Some(images) = &input.images {
+            let path = output.path(OUTLIERS);
+            let shown: Vec<(usize, String, bool)> =
+                order.iter().take(60).map(|row| (*row, format!("{:.3}", means[*row]), !kept[*row])).collect();
+            let legend = "most unlike others first, with their mean similarity; red: left out";
+            if draw_images(&path, images, &shown, legend)? {
+                out!("the most outlying images: {}", path.display());
             }
         }
-        let summary = Map::from_iter([("outliers".to_string(), json!(n_out))]);
-        output.write(&input, &kept, &|row: usize| vec![("mean_similarity", six_digits(means[row]))], summary)
-    };
-    finish(ranks, write())
+    }
+    let summary = Map::from_iter([("outliers".to_string(), json!(n_out))]);
+    output.write(input, &kept, &|row: usize| vec![("mean_similarity", six_digits(means[row]))], summary)
 }

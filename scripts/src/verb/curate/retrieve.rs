@@ -15,12 +15,12 @@ use serde_json::{Map, json};
 
 use crate::cluster::compute;
 use crate::curation::clusters::ClusterFlags;
-use crate::curation::comparison_parts::{check_rows, compared_in_parts, part_results, share_of_work};
+use crate::curation::comparison_parts::{check_rows, compare_in_parts, part_results, share_of_work};
 use crate::curation::input::{Input, InputFlags};
 use crate::curation::others::OtherFlags;
-use crate::curation::output::{OutputFlags, six_digits};
+use crate::curation::output::{Output, OutputFlags, six_digits};
 use crate::curation::progress::Bars;
-use crate::curation::ranks::{connect, finish, together};
+use crate::curation::ranks::{all_succeed, connect, finish};
 use crate::parts::{PartFlags, PartResults, Work};
 
 /// Flags of `curate retrieve`.
@@ -70,50 +70,53 @@ pub(crate) fn run(args: &Args, storage: &Storage, folder: &Path) -> anyhow::Resu
     let settings = json!({
         "like": like.identity, "count": args.count, "by": format!("{:?}", args.by), "clusters": args.clusters.identity(),
     });
-    let results = part_results(work, "retrieve", &settings, (&input, &like), &args.output)?;
+    let results = part_results(work, "retrieve", &settings, &input, &like, &args.output)?;
     let ranks = connect(&launch, &args.input.compute)?;
     let claimed = args.output.claim_for(work, "retrieve", settings, &input, &launch, storage);
-    let output = together(&ranks, claimed)?;
-    let n = input.rows.len();
-    let Some(found) = find(args, work, &results, (&input, &like), &ranks)? else {
+    let output = all_succeed(&ranks, claimed)?;
+    let Some(retrieved) = retrieve(args, work, &results, &input, &like, &ranks)? else {
         return Ok(ExitCode::SUCCESS);
     };
-    let write = || -> anyhow::Result<()> {
-        let by_row: HashMap<u32, Retrieved> = found.iter().map(|one| (one.row, *one)).collect();
-        let kept: Vec<bool> = (0..n as u32).map(|row| by_row.contains_key(&row)).collect();
-        if output.is_writer {
-            out!("{} images like {} given ones", found.len(), like.rows.len());
-        }
-        let summary = Map::from_iter([("queries".to_string(), json!(like.rows.len()))]);
-        output.write(
-            &input,
-            &kept,
-            &|row: usize| match by_row.get(&(row as u32)) {
-                Some(one) => vec![
-                    ("query", json!(like.names[one.query as usize].key)),
-                    ("similarity", six_digits(one.similarity)),
-                ],
-                None => Vec::new(),
-            },
-            summary,
-        )
-    };
-    finish(ranks, write())
+    let written = write(&input, &like, &output, &retrieved);
+    finish(ranks, written)
 }
 
-/// Finds the images like `like`, or joins what parts have found; a part saves what it finds and
+/// Prints the number of retrieved images, and writes the lists.
+fn write(input: &Input, like: &Input, output: &Output<'_>, retrieved: &[Retrieved]) -> anyhow::Result<()> {
+    let by_row: HashMap<u32, Retrieved> = retrieved.iter().map(|image| (image.row, *image)).collect();
+    let kept: Vec<bool> = (0..input.rows.len() as u32).map(|row| by_row.contains_key(&row)).collect();
+    if output.is_writer {
+        out!("{} images like {} given ones", retrieved.len(), like.rows.len());
+    }
+    let summary = Map::from_iter([("queries".to_string(), json!(like.rows.len()))]);
+    output.write(
+        input,
+        &kept,
+        &|row: usize| match by_row.get(&(row as u32)) {
+            Some(image) => vec![
+                ("query", json!(like.names[image.query as usize].key)),
+                ("similarity", six_digits(image.similarity)),
+            ],
+            None => Vec::new(),
+        },
+        summary,
+    )
+}
+
+/// Retrieves the images like `like`, or joins the results of parts; a part saves its result and
 /// returns `None`.
-fn find(
+fn retrieve(
     args: &Args,
     work: Work,
     results: &PartResults,
-    (input, like): (&Input, &Input),
+    input: &Input,
+    like: &Input,
     ranks: &Communicator,
 ) -> anyhow::Result<Option<Vec<Retrieved>>> {
     let rows = &input.rows;
     let others = &like.rows;
     let count = args.count as usize;
-    check_rows(work, (input, like), ranks)?;
+    check_rows(work, input, like, ranks)?;
     if args.by == By::Cluster {
         let clusters = args.clusters.run(rows, &args.output.out, ranks)?;
         let parents = clusters.tree.parents(0);
@@ -123,12 +126,13 @@ fn find(
     if work == Work::Whole {
         return Ok(Some(nearest_images(rows, others, count, ranks, &Bars::new(ranks))?));
     }
-    let found = compared_in_parts(
+    let retrieved = compare_in_parts(
         work,
         results,
-        (input, like),
+        input,
+        like,
         |n_rows: usize| others.len() * count.min(n_rows),
         |blocks| nearest_in_blocks(rows, blocks, others, count, &Bars::new(ranks)),
     )?;
-    Ok(found.map(|found| join_nearest(found, count)))
+    Ok(retrieved.map(|retrieved| join_nearest(retrieved, count)))
 }

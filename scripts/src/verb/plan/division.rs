@@ -8,34 +8,33 @@ use super::rows::{DividedModel, PlanRow};
 /// Share of a step's time, or of a rank's peak with as many kept graphs, that must be saved.
 const LEAST_SAVING: f64 = 0.02;
 
-/// Returns a line that says what a step would take in place of `whole` if units were `divided`,
-/// which `parts` is; `None` where that saves nothing, or does not fit.
+/// Returns a line about the memory and the time of a step with `divided` units, in the row
+/// `divided_row`, in place of `row`; `None` if that saves nothing, or does not fit.
 pub(super) fn advice(
     model: &ModelCost,
-    whole: &PlanRow,
+    row: &PlanRow,
     divided: &DividedModel,
-    parts: &PlanRow,
+    divided_row: &PlanRow,
     hardware: &Hardware,
 ) -> Option<String> {
-    let of = |model: &ModelCost, row: &PlanRow| {
-        let peak_gb = memory(model, &row.placement).peak_bytes() / GB;
-        (peak_gb, hardware.step(model, &row.placement).step_s)
-    };
-    let (peak_gb, step_s) = of(model, whole);
-    let (peak_of_parts_gb, step_of_parts_s) = of(&divided.model, parts);
-    let saves_time = step_of_parts_s < (1.0 - LEAST_SAVING) * step_s;
-    let saves_memory = whole.placement.keep == 0
-        && parts.placement.keep == 0
-        && peak_of_parts_gb < (1.0 - LEAST_SAVING) * peak_gb;
-    let is_worth_it = parts.fits && (!whole.fits || saves_time || saves_memory);
-    is_worth_it.then(|| {
-        format!(
-            "{} ranks, {}: run.max_unit_parameters = {} would take {peak_of_parts_gb:.2} GB in place of {peak_gb:.2}, and {step_of_parts_s:.3} s a \
-             step in place of {step_s:.3}{}",
-            whole.placement.world_size,
-            whole.mode,
-            divided.max_unit_parameters,
-            if whole.fits { "" } else { ", which fits" }
-        )
-    })
+    let peak_gb = memory(model, &row.placement).peak_bytes() / GB;
+    let step_s = hardware.step(model, &row.placement).step_s;
+    let divided_peak_gb = memory(&divided.model, &divided_row.placement).peak_bytes() / GB;
+    let divided_step_s = hardware.step(&divided.model, &divided_row.placement).step_s;
+    let saves_time = divided_step_s < (1.0 - LEAST_SAVING) * step_s;
+    let saves_memory = row.placement.keep == 0
+        && divided_row.placement.keep == 0
+        && divided_peak_gb < (1.0 - LEAST_SAVING) * peak_gb;
+    let is_worthwhile = divided_row.fits && (!row.fits || saves_time || saves_memory);
+    if !is_worthwhile {
+        return None;
+    }
+    Some(format!(
+        "{} ranks, {}: run.max_unit_parameters = {} would take {divided_peak_gb:.2} GB in place of {peak_gb:.2}, and {divided_step_s:.3} s a \
+         step in place of {step_s:.3}{}",
+        row.placement.world_size,
+        row.mode,
+        divided.max_unit_parameters,
+        if row.fits { "" } else { ", which fits" }
+    ))
 }

@@ -101,6 +101,14 @@ pub(crate) struct Args {
     pub(super) json: bool,
 }
 
+impl Args {
+    /// Returns the images per rank and step, of a step of `batch` images over `world_size` ranks
+    /// unless a flag says how many.
+    pub(super) fn images_per_rank(&self, batch: usize, world_size: usize) -> usize {
+        self.rank_batch.unwrap_or_else(|| batch.div_ceil(world_size))
+    }
+}
+
 /// Checks that all numbers are in range.
 pub(super) fn check(args: &Args) -> anyhow::Result<()> {
     let positive = [
@@ -111,8 +119,10 @@ pub(super) fn check(args: &Args) -> anyhow::Result<()> {
         ("--node-mttf-h", args.node_mttf_h),
         ("--write-gb-s", args.write_gb_s),
     ];
-    if let Some((flag, value)) = positive.iter().find(|(_, value)| !(*value > 0.0 && value.is_finite())) {
-        bail!("{flag} is {value} and must be positive");
+    for (flag, value) in positive {
+        if !(value > 0.0 && value.is_finite()) {
+            bail!("{flag} is {value} and must be positive");
+        }
     }
     let not_negative = [
         ("--local-us", args.local_us),
@@ -121,9 +131,10 @@ pub(super) fn check(args: &Args) -> anyhow::Result<()> {
         ("--node-short-us", args.node_short_us.unwrap_or_default()),
         ("--restart-s", args.restart_s),
     ];
-    if let Some((flag, value)) = not_negative.iter().find(|(_, value)| !(*value >= 0.0 && value.is_finite()))
-    {
-        bail!("{flag} is {value} and must be a finite number that is not negative");
+    for (flag, value) in not_negative {
+        if !(value >= 0.0 && value.is_finite()) {
+            bail!("{flag} is {value} and must be a finite number that is not negative");
+        }
     }
     if args.ranks.contains(&0)
         || args.ranks_per_node == Some(0)

@@ -19,7 +19,7 @@ pub(super) const GB: f64 = 1e9;
 /// be fast.
 const MATRIX_ROWS: usize = 768;
 
-/// Share of a GPU's memory that a run uses, as it does when it starts.
+/// Share of a GPU's memory that a run uses.
 const USABLE: f64 = 0.8;
 
 /// Bandwidth within a node if no GPU and no flag states it, in GB/s.
@@ -50,7 +50,7 @@ enum Speed {
 
 impl Hardware {
     /// Returns the hardware that `args` name; measures this machine if they name no other.
-    pub(super) fn of(args: &Args, recipe: Option<&Recipe>) -> anyhow::Result<Self> {
+    pub(super) fn from_args(args: &Args, recipe: Option<&Recipe>) -> anyhow::Result<Self> {
         let gpu = match args.gpu.as_str() {
             "cpu" => None,
             name => match Gpu::named(name) {
@@ -61,12 +61,12 @@ impl Hardware {
                 ),
             },
         };
-        let own = recipe.map_or_else(Precision::default, |recipe| recipe.optim.precision);
-        let Precision { head_gather, head_reduce, .. } = own;
+        let stated = recipe.map_or_else(Precision::default, |recipe| recipe.optim.precision);
+        let Precision { head_gather, head_reduce, .. } = stated;
         let precision =
-            if args.bf16 { Precision { head_gather, head_reduce, ..Precision::BF16 } } else { own };
-        let is_own = gpu.is_none() && args.tflops.is_none();
-        let ranks_per_node = args.ranks_per_node.unwrap_or(if is_own { 1 } else { 8 });
+            if args.bf16 { Precision { head_gather, head_reduce, ..Precision::BF16 } } else { stated };
+        let is_this_machine = gpu.is_none() && args.tflops.is_none();
+        let ranks_per_node = args.ranks_per_node.unwrap_or(if is_this_machine { 1 } else { 8 });
         let memory_gb = args.memory_gb.or(gpu.map(|gpu| USABLE * gpu.memory_gb));
         let link_gb_s = args.local_gb_s.or(gpu.map(|gpu| gpu.link_gb_s)).unwrap_or(LOCAL_GB_S);
         let speed = match (args.tflops, gpu) {
@@ -77,14 +77,16 @@ impl Hardware {
                 Speed::Sustained(peak, "measured on this machine: a lower bound of the time")
             }
         };
-        let ranks = if is_own { vec![1] } else { vec![1, 8, 64] };
+        let ranks = if is_this_machine { vec![1] } else { vec![1, 8, 64] };
         Ok(Self {
-            memory_bytes: memory_gb
-                .map_or_else(|| machine::room(ranks_per_node, 1, &Opened::cpu()).bytes, |gb| gb * GB),
+            memory_bytes: memory_gb.map_or_else(
+                || machine::rank_resources(ranks_per_node, 1, &Opened::cpu()).bytes,
+                |gb| gb * GB,
+            ),
             ranks_per_node,
             ranks: if args.ranks.is_empty() { ranks } else { args.ranks.clone() },
             speed,
-            precision: precision.filled(gpu.is_some()),
+            precision: precision.with_defaults(gpu.is_some()),
             fabric: Fabric {
                 ranks_per_node,
                 local_bytes_per_s: link_gb_s * GB,
@@ -96,7 +98,7 @@ impl Hardware {
     }
 
     /// Describes the hardware and how its numbers were made.
-    pub(super) fn described(&self) -> String {
+    pub(super) fn describe(&self) -> String {
         let memory = format!("{:.1} GB of memory a rank", self.memory_bytes / GB);
         match self.speed {
             Speed::OfGpu(gpu) => format!(
@@ -128,8 +130,7 @@ impl Hardware {
     }
 }
 
-/// Makes a latency from microseconds; that of short messages is that of long ones, if none is
-/// given.
+/// Converts latencies from microseconds; that of short messages is by default that of long ones.
 fn latency(long_us: f64, short_us: Option<f64>) -> Latency {
     Latency { short_s: short_us.unwrap_or(long_us) * 1e-6, long_s: long_us * 1e-6 }
 }

@@ -26,11 +26,11 @@ const HOUR_S: f64 = 3600.0;
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     flags::check(args)?;
-    let PlanRequest { model, divided, batch, recipe, steps } = asked(args)?;
-    let hardware = Hardware::of(args, recipe.as_ref())?;
+    let PlanRequest { model, divided, batch, recipe, steps } = read_request(args)?;
+    let hardware = Hardware::from_args(args, recipe.as_ref())?;
     let batch = batch.unwrap_or_else(|| 16 * hardware.ranks.iter().copied().max().unwrap_or(1));
     networks::print(&model);
-    out!("{}", hardware.described());
+    out!("{}", hardware.describe());
     if let Some(steps) = steps {
         out!("{steps} steps of {batch} images");
     }
@@ -39,19 +39,18 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let mut advice = Vec::new();
     let mut any_fits = false;
     for &world_size in &hardware.ranks {
-        let rank_batch = args.rank_batch.unwrap_or_else(|| batch.div_ceil(world_size));
+        let rank_batch = args.images_per_rank(batch, world_size);
         for row in rows::rows(args, &model, recipe.as_ref(), world_size, rank_batch, &hardware) {
             any_fits |= row.fits;
             advice.extend(prototypes::advice(&model, &row, &hardware));
             if let Some(divided) = &divided {
-                let parts =
+                let divided_rows =
                     rows::rows(args, &divided.model, recipe.as_ref(), world_size, rank_batch, &hardware);
-                let parts = parts.iter().find(|parts| parts.mode == row.mode);
-                advice.extend(
-                    parts.and_then(|parts| division::advice(&model, &row, divided, parts, &hardware)),
-                );
+                if let Some(divided_row) = divided_rows.iter().find(|other| other.mode == row.mode) {
+                    advice.extend(division::advice(&model, &row, divided, divided_row, &hardware));
+                }
             }
-            lines.push(Line::of(&model, row, &hardware, steps));
+            lines.push(Line::new(&model, row, &hardware, steps));
         }
     }
     if lines.is_empty() {
@@ -63,7 +62,9 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         );
     }
     table::print(&lines, args.details);
-    advice.iter().for_each(|line| out!("{line}"));
+    for line in &advice {
+        out!("{line}");
+    }
     if model.n_parts() > 1 {
         out!("without modes whose shard groups method.prototype_group = {} does not divide", model.n_parts());
     }
@@ -74,7 +75,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         print_simulation(&hardware, &model)?;
     }
     if args.json {
-        let line = networks::described(&model, lines.iter().map(Line::json).collect());
+        let line = networks::to_json(&model, lines.iter().map(Line::json).collect());
         out!("{line}");
     }
     if !any_fits {
@@ -95,7 +96,8 @@ struct PlanRequest {
     steps: Option<u64>,
 }
 
-fn asked(args: &Args) -> anyhow::Result<PlanRequest> {
+/// Reads the model and the recipe that the flags name.
+fn read_request(args: &Args) -> anyhow::Result<PlanRequest> {
     if let Some(name) = &args.preset {
         let Some(model) = preset(name, args.max_unit_parameters) else {
             bail!("unknown preset {name}: it is one of {}", PRESETS.join(", "));
@@ -103,7 +105,7 @@ fn asked(args: &Args) -> anyhow::Result<PlanRequest> {
         check_largest_unit(&model, args.max_unit_parameters)?;
         let divided = match args.max_unit_parameters {
             Some(_) => None,
-            None => DividedModel::of(&model, |bound: usize| preset(name, Some(bound))),
+            None => DividedModel::from_model(&model, |bound: usize| preset(name, Some(bound))),
         };
         return Ok(PlanRequest { model, divided, batch: None, recipe: None, steps: None });
     }
@@ -116,7 +118,7 @@ fn asked(args: &Args) -> anyhow::Result<PlanRequest> {
     let steps = plan.total_steps;
     let divided = match recipe.run.max_unit_parameters {
         Some(_) => None,
-        None => DividedModel::of(&model, |bound: usize| {
+        None => DividedModel::from_model(&model, |bound: usize| {
             let mut plan = plan.clone();
             plan.recipe.run.max_unit_parameters = Some(bound);
             of_plan(&plan).ok()
@@ -128,8 +130,9 @@ fn asked(args: &Args) -> anyhow::Result<PlanRequest> {
 
 /// Checks that the units of a preset can be divided as far as `most`.
 fn check_largest_unit(model: &ModelCost, most: Option<usize>) -> anyhow::Result<()> {
-    match (most, model.largest_unit()) {
-        (Some(most), largest) if largest > most => bail!(
+    let largest = model.largest_unit();
+    match most {
+        Some(most) if largest > most => bail!(
             "run.max_unit_parameters {most}: a unit cannot be divided into parts of fewer than {largest} parameters: set it to at least that"
         ),
         _ => Ok(()),
@@ -139,9 +142,10 @@ fn check_largest_unit(model: &ModelCost, most: Option<usize>) -> anyhow::Result<
 fn print_goodput(args: &Args, model: &ModelCost, hardware: &Hardware) {
     out!("checkpoints and failures, a node failing once in {:.0} h:", args.node_mttf_h);
     for &world_size in &hardware.ranks {
-        let moving: usize =
+        // Frozen networks are not part of a checkpoint.
+        let n_others: usize =
             model.others.iter().filter(|network| !network.is_frozen).map(|network| network.numel()).sum();
-        let numbers = (1 + model.n_moments) * model.trained.numel() + moving;
+        let numbers = (1 + model.n_moments) * model.trained.numel() + n_others;
         let bytes = 4.0 * numbers as f64 / world_size as f64;
         let n_nodes = world_size.div_ceil(hardware.ranks_per_node);
         let good = goodput(n_nodes, args.node_mttf_h * HOUR_S, bytes, args.write_gb_s * GB, args.restart_s);
@@ -158,9 +162,9 @@ fn print_goodput(args: &Args, model: &ModelCost, hardware: &Hardware) {
 }
 
 fn print_simulation(hardware: &Hardware, model: &ModelCost) -> anyhow::Result<()> {
-    let others: Vec<usize> = hardware.ranks.iter().copied().filter(|n| *n > 1).collect();
-    for &from in &others {
-        for &to in &others {
+    let world_sizes: Vec<usize> = hardware.ranks.iter().copied().filter(|n| *n > 1).collect();
+    for &from in &world_sizes {
+        for &to in &world_sizes {
             let simulation = simulate(model, from, to).map_err(anyhow::Error::msg)?;
             out!(
                 "written by {from} ranks, read by {to}: at most {} ranges of units from {} files a rank and buffer; manifest \

@@ -1,9 +1,9 @@
 //! Networks of a plan, as text and as JSON.
 
 use serde_json::{Value, json};
-use trainer::estimate::{ModelCost, NetworkCost, UnitCost};
+use trainer::estimate::{ModelCost, UnitCost};
 
-/// Number of parameters of units.
+/// Returns the number of parameters of units.
 fn numel(units: &[UnitCost]) -> usize {
     units.iter().map(|unit| unit.numel).sum()
 }
@@ -25,13 +25,20 @@ pub(super) fn print(model: &ModelCost) {
 }
 
 /// Returns the networks and the `rows` of the table as JSON.
-pub(super) fn described(model: &ModelCost, rows: Vec<Value>) -> Value {
-    let of_network = |network: &NetworkCost| json!({ "name": network.name, "parameters": network.numel(), "is_frozen": network.is_frozen });
+pub(super) fn to_json(model: &ModelCost, rows: Vec<Value>) -> Value {
+    let mut others = Vec::new();
+    for network in &model.others {
+        others.push(json!({
+            "name": network.name,
+            "parameters": network.numel(),
+            "is_frozen": network.is_frozen,
+        }));
+    }
     json!({
         "model": model.name,
         "parameters": model.trained.numel(),
         "head_parameters": numel(&model.trained.head),
-        "others": model.others.iter().map(of_network).collect::<Vec<_>>(),
+        "others": others,
         "moments": model.n_moments,
         "rows": rows,
     })

@@ -2,18 +2,19 @@
 
 use ranks::topology::Sharding;
 use trainer::Recipe;
-use trainer::estimate::{ModelCost, Placement, least_memory, memory, retention};
+use trainer::estimate::{Memory, ModelCost, Placement, least_memory, memory, retention};
 
 use super::flags::Args;
 use super::hardware::{GB, Hardware};
 
-/// Number of ranks over which the shards of a model are small beside what each rank gathers.
+/// Number of ranks over which the shards of a model are small compared with the weights that each
+/// rank gathers.
 const MANY_RANKS: usize = 1 << 12;
 
-/// Largest group of ranks that divide prototypes to be considered: larger ones save little more.
+/// Largest group of ranks that divide prototypes which is considered: larger ones save little more.
 pub(super) const LARGEST_GROUP: usize = 64;
 
-/// Number of parameters of a unit above which it is divided, where that is considered.
+/// Number of parameters above which a unit is divided, where that is considered.
 const MAX_UNIT_PARAMETERS: usize = 100_000_000;
 
 /// A model with divided units.
@@ -27,11 +28,13 @@ impl DividedModel {
     /// Divides units of more than [`MAX_UNIT_PARAMETERS`], or of more than the largest part that
     /// cannot be divided, rounded up to two digits; `None` if no unit of `model` is as large.
     /// `divide` returns the model with a bound.
-    pub(super) fn of(model: &ModelCost, divide: impl Fn(usize) -> Option<ModelCost>) -> Option<Self> {
+    pub(super) fn from_model(model: &ModelCost, divide: impl Fn(usize) -> Option<ModelCost>) -> Option<Self> {
         let largest = divide(MAX_UNIT_PARAMETERS)?.largest_unit();
         let round = 10_usize.pow(largest.max(1).ilog10().saturating_sub(1));
         let bound = MAX_UNIT_PARAMETERS.max(largest.next_multiple_of(round));
-        (model.largest_unit() > bound).then_some(())?;
+        if model.largest_unit() <= bound {
+            return None;
+        }
         Some(Self { model: divide(bound)?, max_unit_parameters: bound })
     }
 }
@@ -67,36 +70,44 @@ pub(super) fn rows(
             modes.push(("group", Sharding::Full, group));
         }
     }
-    // A run refuses groups that do not divide.
+    // Shard groups must be multiples of the groups that divide prototypes.
     let n_parts = model.n_parts();
     modes.retain(|(.., group_size)| n_parts == 1 || model.divides(n_parts, *group_size));
-    modes
-        .into_iter()
-        .map(|(mode, sharding, group_size)| {
-            let workers = args.workers.min(rank_batch);
-            let placement = Placement {
-                world_size,
-                group_size,
-                sharding,
-                keep: 0,
-                segment: 1,
-                rank_batch,
-                rank_micro_batches,
-                workers,
-                precision: hardware.precision,
-                exact_sums: recipe.is_none_or(|recipe| recipe.run.exact_sums),
-                offload: false,
-            };
-            let set = [set_keep, set_segment];
-            let (keep, segment) = retention(model, &placement, hardware.memory_bytes, set);
-            let placement = Placement { keep: keep.min(model.trained.backbone.len()), segment, ..placement };
-            PlanRow {
-                mode,
-                placement,
-                fits: memory(model, &placement).needed_bytes() <= hardware.memory_bytes,
-            }
-        })
-        .collect()
+    let mut rows = Vec::new();
+    for (mode, sharding, group_size) in modes {
+        let workers = args.workers.min(rank_batch);
+        let placement = Placement {
+            world_size,
+            group_size,
+            sharding,
+            keep: 0,
+            segment: 1,
+            rank_batch,
+            rank_micro_batches,
+            workers,
+            precision: hardware.precision,
+            exact_sums: recipe.is_none_or(|recipe| recipe.run.exact_sums),
+            offload: false,
+        };
+        let set = [set_keep, set_segment];
+        let (keep, segment) = retention(model, &placement, hardware.memory_bytes, set);
+        let placement = Placement { keep: keep.min(model.trained.backbone.len()), segment, ..placement };
+        let fits = memory(model, &placement).needed_bytes() <= hardware.memory_bytes;
+        rows.push(PlanRow { mode, placement, fits });
+    }
+    rows
+}
+
+/// Returns whether a mode fits with `world_size` ranks and `rank_batch` images on each.
+fn any_mode_fits(
+    args: &Args,
+    model: &ModelCost,
+    recipe: Option<&Recipe>,
+    world_size: usize,
+    rank_batch: usize,
+    hardware: &Hardware,
+) -> bool {
+    rows(args, model, recipe, world_size, rank_batch, hardware).iter().any(|row| row.fits)
 }
 
 /// Describes the changes with which a mode would fit.
@@ -108,57 +119,73 @@ pub(super) fn what_would_fit(
     batch: usize,
     hardware: &Hardware,
 ) -> String {
-    let mut said = format!("nothing fits into {:.1} GB a rank.", hardware.memory_bytes / GB);
+    let mut text = format!("nothing fits into {:.1} GB a rank.", hardware.memory_bytes / GB);
     let largest = hardware.ranks.iter().copied().max().unwrap_or(1);
-    let rank_batch = |world: usize| args.rank_batch.unwrap_or_else(|| batch.div_ceil(world));
-    let fits = |world: usize, images: usize| {
-        rows(args, model, recipe, world, images, hardware).iter().any(|row| row.fits)
-    };
-    let ranks = (0..14).map(|log| 1usize << log).find(|world| fits(*world, rank_batch(*world)));
-    if let Some(world) = ranks {
-        said += &format!(" {world} ranks would.");
+    for world_size in (0..14).map(|log| 1usize << log) {
+        let rank_batch = args.images_per_rank(batch, world_size);
+        if any_mode_fits(args, model, recipe, world_size, rank_batch, hardware) {
+            text += &format!(" {world_size} ranks would.");
+            break;
+        }
     }
-    if let Some(images) = (1..rank_batch(largest)).rev().find(|images| fits(largest, *images)) {
-        said += &format!(" {largest} ranks with {images} images each would.");
+    for rank_batch in (1..args.images_per_rank(batch, largest)).rev() {
+        if any_mode_fits(args, model, recipe, largest, rank_batch, hardware) {
+            text += &format!(" {largest} ranks with {rank_batch} images each would.");
+            break;
+        }
     }
-    let one = rows(args, model, recipe, largest, 1, hardware);
-    let least = one.iter().map(|row| least_memory(model, &row.placement).needed_bytes());
+    let with_one_image = rows(args, model, recipe, largest, 1, hardware);
+    let least = with_one_image.iter().map(|row| least_memory(model, &row.placement).needed_bytes());
     if let Some(least) = least.min_by(f64::total_cmp) {
-        said += &format!(" One image on each of {largest} ranks takes {:.1} GB.", least / GB);
+        text += &format!(" One image on each of {largest} ranks takes {:.1} GB.", least / GB);
     }
-    said + &beyond_sharding(args, model, divided, recipe, hardware)
+    text + &describe_unsharded_memory(args, model, divided, recipe, hardware)
 }
 
-/// States what more ranks cannot make smaller, if that alone does not fit; empty if it fits.
-/// `with_parts` is the model with divided units, if those of `model` are not and some are large.
-fn beyond_sharding(
+/// Returns the least memory of a rank over many ranks, with one image on each.
+fn least_sharded_memory(
     args: &Args,
     model: &ModelCost,
-    with_parts: Option<&DividedModel>,
+    recipe: Option<&Recipe>,
+    hardware: &Hardware,
+) -> Option<Memory> {
+    rows(args, model, recipe, MANY_RANKS, 1, hardware)
+        .iter()
+        .map(|row| least_memory(model, &row.placement))
+        .min_by(|a, b| a.needed_bytes().total_cmp(&b.needed_bytes()))
+}
+
+/// Returns whether `model` fits over many ranks, with one image on each.
+fn fits_when_sharded(args: &Args, model: &ModelCost, recipe: Option<&Recipe>, hardware: &Hardware) -> bool {
+    let least = least_sharded_memory(args, model, recipe, hardware);
+    least.is_some_and(|least| least.needed_bytes() <= hardware.memory_bytes)
+}
+
+/// Describes the memory that more ranks do not reduce, if that alone does not fit; empty if it
+/// fits. `divided` is the model with divided units, if those of `model` are not and some are large.
+fn describe_unsharded_memory(
+    args: &Args,
+    model: &ModelCost,
+    divided: Option<&DividedModel>,
     recipe: Option<&Recipe>,
     hardware: &Hardware,
 ) -> String {
-    let least_of = |model: &ModelCost| {
-        let all = rows(args, model, recipe, MANY_RANKS, 1, hardware);
-        all.iter()
-            .map(|row| least_memory(model, &row.placement))
-            .min_by(|a, b| a.needed_bytes().total_cmp(&b.needed_bytes()))
-    };
-    let Some(least) = least_of(model) else { return String::new() };
+    let Some(least) = least_sharded_memory(args, model, recipe, hardware) else { return String::new() };
     if least.needed_bytes() <= hardware.memory_bytes {
         return String::new();
     }
-    let fits = |model: &ModelCost| {
-        least_of(model).is_some_and(|least| least.needed_bytes() <= hardware.memory_bytes)
-    };
-    if let Some(divided) = with_parts.filter(|divided| fits(&divided.model)) {
+    if let Some(divided) = divided
+        && fits_when_sharded(args, &divided.model, recipe, hardware)
+    {
         return format!(
             " No number of ranks is enough, unless large units are divided: run.max_unit_parameters = {}.",
             divided.max_unit_parameters
         );
     }
-    let with_groups = model.divided(LARGEST_GROUP, MANY_RANKS);
-    if model.n_parts() == 1 && with_groups.is_some_and(|model| fits(&model)) {
+    if model.n_parts() == 1
+        && let Some(grouped) = model.divided(LARGEST_GROUP, MANY_RANKS)
+        && fits_when_sharded(args, &grouped, recipe, hardware)
+    {
         return format!(
             " No number of ranks is enough, unless they divide the prototypes among them: see method.prototype_group, up to \
              {LARGEST_GROUP} here."

@@ -11,7 +11,7 @@ const HOUR_S: f64 = 3600.0;
 /// A way to distribute a model, with its estimates.
 pub(super) struct Line {
     row: PlanRow,
-    /// Backbone units that keep their graph, in words.
+    /// Backbone units that keep their graph, as text.
     keep: String,
     memory: Memory,
     moved: Traffic,
@@ -22,7 +22,7 @@ pub(super) struct Line {
 
 impl Line {
     /// Estimates memory, traffic and time of `row` on `hardware`, and the whole run of `steps`.
-    pub(super) fn of(model: &ModelCost, row: PlanRow, hardware: &Hardware, steps: Option<u64>) -> Self {
+    pub(super) fn new(model: &ModelCost, row: PlanRow, hardware: &Hardware, steps: Option<u64>) -> Self {
         let placement = &row.placement;
         Self {
             keep: match placement.keep {
@@ -52,8 +52,12 @@ impl Line {
 
     fn print(&self) {
         let placement = &self.row.placement;
-        let hours = self.run_s().map(|run_s| run_s / HOUR_S);
-        let text = |hours: Option<f64>| hours.map_or_else(|| "-".into(), rounded);
+        let mut hours = "-".to_string();
+        let mut rank_hours = "-".to_string();
+        if let Some(run_s) = self.run_s() {
+            hours = rounded(run_s / HOUR_S);
+            rank_hours = rounded(run_s / HOUR_S * placement.world_size as f64);
+        }
         out!(
             "{:>5} {:<5} {:>6} {:>4} {:>7.2} {:>8.2} {:>7.3} {:>8} {:>7} {:>7}{}",
             placement.world_size,
@@ -64,8 +68,8 @@ impl Line {
             self.moved_bytes() / GB,
             self.time.step_s,
             rounded(self.images_per_s()),
-            text(hours),
-            text(hours.map(|hours| hours * placement.world_size as f64)),
+            hours,
+            rank_hours,
             if self.row.fits { "" } else { "  too large" }
         );
     }
@@ -130,7 +134,7 @@ impl Line {
     }
 }
 
-/// Prints the table, and what its columns mean.
+/// Prints the table, and the meaning of its columns.
 pub(super) fn print(lines: &[Line], details: bool) {
     out!(
         "{:>5} {:<5} {:>6} {:>4} {:>7} {:>8} {:>7} {:>8} {:>7} {:>7}",

@@ -10,7 +10,7 @@ use crate::cluster::compute::DeviceFlag;
 use crate::evaluation::flags::{CacheFlags, ProtocolFlags};
 use crate::evaluation::network::{NetworkFlags, OpenNetwork};
 use crate::evaluation::scores::set_name;
-use crate::shards::bits::note_bits_of;
+use crate::shards::bits::note_image_set_bits;
 use crate::shards::classes::{note_class_folders, with_names};
 use prep::open::open_dataset;
 
@@ -63,7 +63,7 @@ pub(crate) struct Args {
     pub(super) json: bool,
 }
 
-/// Resources that scoring needs beside the flags.
+/// Resources that scoring needs besides the flags.
 pub(super) struct Means<'a> {
     pub(super) storage: &'a Storage,
     pub(super) protocols: Vec<Protocol>,
@@ -100,7 +100,7 @@ pub(super) fn images(
     note_class_folders(&dataset, &name)?;
     let source = Source::Shards(dataset);
     let images = ImageSet::open(source, open.transform, open.rules, name)?;
-    note_bits_of(&images)?;
+    note_image_set_bits(&images)?;
     with_names(images, specs, storage)
 }
 

@@ -1,7 +1,7 @@
 //! Record of the checkpoints that have been scored, and of those that are being scored.
 //!
 //! `WORKDIR/evaluations/NAME/step-0000001000.json` holds the rows of a checkpoint that was scored;
-//! `.claim` beside it says that a process is scoring it. A claim is touched as long as its owner
+//! `.claim` beside it marks that a process is scoring it. A claim is touched as long as its owner
 //! lives. Both are created so that only one of two concurrent attempts succeeds, on any file system
 //! with hard links.
 
@@ -22,11 +22,11 @@ use crate::evaluation::record;
 /// Interval at which a claim is touched.
 const TOUCH: Duration = Duration::from_secs(20);
 
-/// Time without a touch after which the owner is considered dead; a process of this machine that
-/// has ended is so at once.
+/// Time without a touch after which the owner is considered dead. A process of this machine is
+/// considered dead as soon as it has ended.
 const STALE: Duration = Duration::from_secs(300);
 
-/// The record of one kind of evaluation.
+/// Record of one kind of evaluation.
 pub(super) struct Ledger {
     workdir: PathBuf,
     folder: PathBuf,
@@ -52,7 +52,7 @@ impl Ledger {
             let name = entry.file_name().to_string_lossy().into_owned();
             let step = name.strip_prefix("step-").and_then(|rest| rest.strip_suffix(".json"));
             if let Some(step) = step.and_then(|step| step.parse().ok()) {
-                ledger.tell(step)?;
+                ledger.add_to_run(step)?;
             }
         }
         Ok(ledger)
@@ -102,27 +102,33 @@ impl Ledger {
         self.folder.join(format!("step-{step:010}.{extension}"))
     }
 
-    /// Adds the scores of `step` to the run's evaluations, unless they are there.
-    fn tell(&self, step: u64) -> anyhow::Result<()> {
+    /// Adds the scores of `step` to the run's evaluations, unless they were added before.
+    fn add_to_run(&self, step: u64) -> anyhow::Result<()> {
         let path = self.file(step, "json");
         let text = fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
-        let found: Value = serde_json::from_slice(&text).with_context(|| format!("in {}", path.display()))?;
-        // Without the lock, two processes that find nothing would both write.
+        let result: Value =
+            serde_json::from_slice(&text).with_context(|| format!("in {}", path.display()))?;
+        // Without the lock, two processes that find no row could both write.
         let lock = pipeline::file::open_lock(&self.workdir.join("evaluations/.lock"))?;
         lock.lock()?;
-        let there = match fs::read_to_string(record::path_in(&self.workdir)) {
+        let evaluations = match fs::read_to_string(record::path_in(&self.workdir)) {
             Err(error) if error.kind() == ErrorKind::NotFound => String::new(),
-            there => there?,
+            evaluations => evaluations?,
         };
-        let is_ours = |row: &Value| row["watch"] == self.name && row["about"]["step"] == step;
-        if there.lines().filter_map(|line| serde_json::from_str(line).ok()).any(|row| is_ours(&row)) {
-            return Ok(());
+        for line in evaluations.lines() {
+            let Ok(row) = serde_json::from_str::<Value>(line) else { continue };
+            if row["watch"] == self.name && row["about"]["step"] == step {
+                return Ok(());
+            }
         }
-        let rows = serde_json::from_value::<Vec<EvaluationRow>>(found["rows"].clone());
+        let rows = serde_json::from_value::<Vec<EvaluationRow>>(result["rows"].clone());
         let rows = rows.with_context(|| format!("in {}", path.display()))?;
-        let scalars = found["scalars"].as_object().into_iter().flatten();
-        let scalars: Vec<(String, f64)> =
-            scalars.filter_map(|(name, value)| Some((name.clone(), value.as_f64()?))).collect();
+        let mut scalars = Vec::new();
+        for (name, value) in result["scalars"].as_object().into_iter().flatten() {
+            if let Some(value) = value.as_f64() {
+                scalars.push((name.clone(), value));
+            }
+        }
         record::add(&self.workdir, step, &rows, &scalars)
     }
 }
@@ -133,7 +139,7 @@ impl Claim<'_> {
         self.write(&json!({ "rows": [], "scalars": {}, "error": reason }))
     }
 
-    /// Writes the rows and the scalars of the checkpoint, once: the first result counts.
+    /// Writes the rows and the scalars of the checkpoint, unless another process has written them.
     pub(super) fn finish(self, rows: &[EvaluationRow], scalars: &[(String, f64)]) -> anyhow::Result<()> {
         let rows: Vec<EvaluationRow> = rows
             .iter()
@@ -147,18 +153,17 @@ impl Claim<'_> {
     /// Creates `result` atomically, unless it exists, and adds its rows to the run's evaluations.
     fn write(self, result: &Value) -> anyhow::Result<()> {
         let path = self.ledger.file(self.step, "json");
-        let half = path.with_extension(format!("json-{}-{}", host_name(), std::process::id()));
+        let temporary = path.with_extension(format!("json-{}-{}", host_name(), std::process::id()));
         let text = result.to_string();
-        let written =
-            pipeline::file::write_synced(&half, text.as_bytes()).and_then(|()| fs::hard_link(&half, &path));
-        let _ = fs::remove_file(&half);
-        match written {
-            Err(error) if error.kind() != ErrorKind::AlreadyExists => {
-                return Err(error).with_context(|| format!("cannot write {}", path.display()));
-            }
-            _ => {}
+        let written = pipeline::file::write_synced(&temporary, text.as_bytes())
+            .and_then(|()| fs::hard_link(&temporary, &path));
+        let _ = fs::remove_file(&temporary);
+        if let Err(error) = written
+            && error.kind() != ErrorKind::AlreadyExists
+        {
+            return Err(error).with_context(|| format!("cannot write {}", path.display()));
         }
-        self.ledger.tell(self.step)
+        self.ledger.add_to_run(self.step)
     }
 }
 
@@ -178,68 +183,73 @@ fn touch(path: PathBuf) -> (Sender<()>, JoinHandle<()>) {
     let (sender, stopped) = channel::<()>();
     let thread = std::thread::spawn(move || {
         while stopped.recv_timeout(TOUCH) == Err(RecvTimeoutError::Timeout) {
-            let now = || -> io::Result<()> {
-                File::options().append(true).open(&path)?.set_modified(SystemTime::now())
-            };
             // If the folder is unavailable for long, the claim becomes stale.
-            let _ = now();
+            let _ = set_modified(&path, SystemTime::now());
         }
     });
     (sender, thread)
 }
 
+fn set_modified(path: &Path, time: SystemTime) -> io::Result<()> {
+    File::options().append(true).open(path)?.set_modified(time)
+}
+
 /// Returns `true` if the owner of the claim at `path` is dead.
 fn is_stale(path: &Path) -> bool {
-    let age = fs::metadata(path).and_then(|about| about.modified()).ok().and_then(|time| time.elapsed().ok());
-    if age.is_some_and(|age| age > STALE) {
+    if let Ok(modified) = fs::metadata(path).and_then(|metadata| metadata.modified())
+        && let Ok(age) = modified.elapsed()
+        && age > STALE
+    {
         return true;
     }
-    let owner: Option<Value> = fs::read(path).ok().and_then(|text| serde_json::from_slice(&text).ok());
-    let Some(owner) = owner else { return false };
+    let Ok(text) = fs::read(path) else { return false };
+    let Ok(owner) = serde_json::from_slice::<Value>(&text) else { return false };
+    let Some(pid) = owner["pid"].as_u64() else { return false };
     owner["host"] == host_name()
-        && owner["pid"].as_u64().is_some_and(|pid: u64| {
-            Path::new("/proc/self").exists() && !Path::new(&format!("/proc/{pid}")).exists()
-        })
+        && Path::new("/proc/self").exists()
+        && !Path::new(&format!("/proc/{pid}")).exists()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn count_evaluations(workdir: &Path) -> usize {
+        fs::read_to_string(workdir.join("evaluations.jsonl")).unwrap().lines().count()
+    }
+
     #[test]
     fn a_checkpoint_is_scored_once() {
         let workdir = tempfile::tempdir().unwrap();
         let ledger = Ledger::open(workdir.path(), "cifar".into()).unwrap();
         let claim = ledger.claim(7).unwrap().unwrap();
-        assert!(ledger.is_claimed(7) && ledger.claim(7).unwrap().is_none(), "somebody is at it");
+        assert!(ledger.is_claimed(7) && ledger.claim(7).unwrap().is_none(), "the checkpoint is claimed");
         let row = json!({ "metric": "knn_20", "accuracy": 50.0, "test": { "set": "cifar" }, "about": { "step": 7, "network": "n" } });
         let row: EvaluationRow = serde_json::from_value(row).unwrap();
         claim.finish(&[row], &[("eval/cifar/knn_20".into(), 50.0)]).unwrap();
         assert!(ledger.is_done(7) && ledger.claim(7).unwrap().is_none());
-        let told = || fs::read_to_string(workdir.path().join("evaluations.jsonl")).unwrap();
-        assert_eq!(told().lines().count(), 1);
+        assert_eq!(count_evaluations(workdir.path()), 1);
         // Opening the record again repeats no row and restores a lost one.
         Ledger::open(workdir.path(), "cifar".into()).unwrap();
-        assert_eq!(told().lines().count(), 1);
+        assert_eq!(count_evaluations(workdir.path()), 1);
         fs::remove_file(workdir.path().join("evaluations.jsonl")).unwrap();
         Ledger::open(workdir.path(), "cifar".into()).unwrap();
-        assert_eq!(told().lines().count(), 1);
+        assert_eq!(count_evaluations(workdir.path()), 1);
     }
 
     #[test]
-    fn the_claims_of_the_dead_are_taken_over() {
+    fn claims_of_dead_processes_are_taken_over() {
         let workdir = tempfile::tempdir().unwrap();
         let ledger = Ledger::open(workdir.path(), "cifar".into()).unwrap();
         // No process has such an ID.
         let dead = json!({ "host": host_name(), "pid": 4_000_000_000u64 }).to_string();
         fs::write(ledger.file(3, "claim"), dead).unwrap();
         assert!(!ledger.is_claimed(3) && ledger.claim(3).unwrap().is_some());
-        // A process of another machine counts as alive until its time is over.
-        let elsewhere = json!({ "host": "elsewhere", "pid": 1 }).to_string();
-        fs::write(ledger.file(4, "claim"), elsewhere).unwrap();
+        // A process of another machine counts as alive until its claim is stale.
+        let remote = json!({ "host": "elsewhere", "pid": 1 }).to_string();
+        fs::write(ledger.file(4, "claim"), remote).unwrap();
         assert!(ledger.claim(4).unwrap().is_none());
-        let file = File::options().append(true).open(ledger.file(4, "claim")).unwrap();
-        file.set_modified(SystemTime::now() - 2 * STALE).unwrap();
+        set_modified(&ledger.file(4, "claim"), SystemTime::now() - 2 * STALE).unwrap();
         assert!(ledger.claim(4).unwrap().is_some());
     }
 }

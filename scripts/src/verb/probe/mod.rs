@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 
 use crate::console::say;
 use crate::evaluation::flags::StageBar;
-use crate::evaluation::network::{OpenNetwork, workdir_of};
+use crate::evaluation::network::{OpenNetwork, find_workdir};
 use crate::evaluation::record;
 use crate::evaluation::scores::{Table, print_table, rows, to_json};
 
@@ -76,14 +76,14 @@ fn score(args: &Args, checkpoint: &Path, open: &OpenNetwork, means: &Means<'_>) 
         out!("{} images cannot be used and were excluded; `ocelli shards verify` says why", scores.n_bad);
     }
     let about = open.about(checkpoint);
-    keep(args, checkpoint, open, &rows(scores, &split, &about));
+    record_rows(args, checkpoint, open, &rows(scores, &split, &about));
     if args.json {
         out!("{}", to_json(&table, &split, &about));
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// Measures that need no labels.
+/// Computes measures that need no labels.
 fn measure(
     args: &Args,
     checkpoint: &Path,
@@ -91,12 +91,12 @@ fn measure(
     means: &Means<'_>,
 ) -> anyhow::Result<ExitCode> {
     let images = images(&args.test, test_name(args), open, means.storage)?;
-    let effort = SampleSizes::default();
+    let sizes = SampleSizes::default();
     let measures = {
         let progress = StageBar::new();
-        label_free(&open.network, &images, &open.multicrop(), effort, &progress)?
+        label_free(&open.network, &images, &open.multicrop(), sizes, &progress)?
     };
-    out!("{}: {} images; {}", images.name, images.len().min(effort.n_images), open.transform);
+    out!("{}: {} images; {}", images.name, images.len().min(sizes.n_images), open.transform);
     for (name, value, meaning) in &measures {
         out!("{name:<12} {value:>10.4}  {meaning}");
     }
@@ -105,7 +105,7 @@ fn measure(
         .iter()
         .map(|(name, value, _)| EvaluationRow {
             metric: (*name).to_string(),
-            number: Number::of("", *value),
+            number: Number::new("", *value),
             interval: None,
             by_class: None,
             protocol: None,
@@ -122,7 +122,7 @@ fn measure(
             watch: None,
         })
         .collect();
-    keep(args, checkpoint, open, &rows);
+    record_rows(args, checkpoint, open, &rows);
     if args.json {
         let values: serde_json::Map<String, Value> =
             measures.iter().map(|(name, value, _)| ((*name).to_string(), json!(value))).collect();
@@ -132,10 +132,11 @@ fn measure(
 }
 
 /// Adds rows to the run that the checkpoint belongs to, unless a flag forbids it.
-fn keep(args: &Args, checkpoint: &Path, open: &OpenNetwork, rows: &[EvaluationRow]) {
-    let (Some(workdir), Some(step), false) = (workdir_of(checkpoint), open.step(), args.no_record) else {
+fn record_rows(args: &Args, checkpoint: &Path, open: &OpenNetwork, rows: &[EvaluationRow]) {
+    if args.no_record {
         return;
-    };
+    }
+    let (Some(workdir), Some(step)) = (find_workdir(checkpoint), open.step()) else { return };
     let scalars = record::scalars(open, rows);
     if let Err(error) = record::add(workdir, step, rows, &scalars) {
         say(format!("warning: the numbers are not written into the run: {error:#}"));
@@ -150,9 +151,9 @@ pub(crate) fn baselines(
     device: &Device,
 ) -> anyhow::Result<Table> {
     let random = Network::random(&network.model, network.pixels.clone(), 0, 0, device);
-    let of_random = {
+    let random_scores = {
         let progress = StageBar::new();
         split.score(&random, protocols, None, &progress)?
     };
-    Ok(vec![("random init".into(), of_random), ("pixels".into(), split.score_pixels(protocols)?)])
+    Ok(vec![("random init".into(), random_scores), ("pixels".into(), split.score_pixels(protocols)?)])
 }

@@ -19,10 +19,10 @@ use crate::evaluation::record;
 use crate::evaluation::scores::rows;
 
 /// Interval at which the folder is listed.
-const LOOK: Duration = Duration::from_secs(2);
+const POLL_INTERVAL: Duration = Duration::from_secs(2);
 
-/// Time to wait for a run that has not started.
-const BEGIN: Duration = Duration::from_secs(24 * 3600);
+/// Longest time to wait for a run that has not started.
+const START_TIMEOUT: Duration = Duration::from_secs(24 * 3600);
 
 /// Scores the checkpoints of the run in `workdir` until it has ended and all are scored.
 pub(super) fn watch(args: &Args, workdir: &Path, means: &Means<'_>) -> anyhow::Result<ExitCode> {
@@ -30,19 +30,19 @@ pub(super) fn watch(args: &Args, workdir: &Path, means: &Means<'_>) -> anyhow::R
     let ledger = Ledger::open(workdir, name(args, means))?;
     let mut watcher = Watcher { args, means, split: None, last: None, n_scored: 0, missed: BTreeSet::new() };
     loop {
-        watcher.last = watcher.last.or_else(|| length(workdir));
-        let mut waits = true;
+        watcher.last = watcher.last.or_else(|| read_length(workdir));
+        let mut is_idle = true;
         for (step, path) in steps(&workdir.join("checkpoints")) {
             let Some(claim) = ledger.claim(step)? else { continue };
-            waits = false;
+            is_idle = false;
             watcher.score(claim, step, &path)?;
         }
-        watcher.name_missed(workdir, &ledger);
+        watcher.report_missed(workdir, &ledger);
         if watcher.has_ended(workdir, &ledger) {
             break;
         }
-        if waits {
-            std::thread::sleep(LOOK);
+        if is_idle {
+            std::thread::sleep(POLL_INTERVAL);
         }
     }
     if args.json {
@@ -55,39 +55,40 @@ pub(super) fn watch(args: &Args, workdir: &Path, means: &Means<'_>) -> anyhow::R
 fn await_run(workdir: &Path) -> anyhow::Result<()> {
     let start = Instant::now();
     while !workdir.join("plan.toml").exists() {
-        if start.elapsed() < LOOK {
+        if start.elapsed() < POLL_INTERVAL {
             say(format!("waiting for a run in {}", workdir.display()));
         }
-        if start.elapsed() > BEGIN {
+        if start.elapsed() > START_TIMEOUT {
             bail!("there is no run in {}", workdir.display());
         }
-        std::thread::sleep(LOOK);
+        std::thread::sleep(POLL_INTERVAL);
     }
     Ok(())
 }
 
 /// Returns the last step of the run and its checkpoint interval, from its newest checkpoint.
-fn length(workdir: &Path) -> Option<(u64, u64)> {
+fn read_length(workdir: &Path) -> Option<(u64, u64)> {
     let plan = Checkpoint::open(workdir).ok()?.manifest.plan;
     Some((plan.total_steps, plan.recipe.run.checkpoint_every_steps))
 }
 
-/// Returns the name of an evaluation by its sets and settings: other ones of the same run have a
-/// record of their own.
+/// Returns the name of an evaluation by its sets and settings: evaluations of the same run with
+/// others have separate records.
 fn name(args: &Args, means: &Means<'_>) -> String {
     let set: String =
         test_name(args).chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).collect();
-    let sets = |specs: &[String]| specs.iter().map(|spec| redact_list(spec)).collect::<Vec<_>>();
-    let how = json!({
-        "train": sets(&args.train),
-        "test": sets(&args.test),
+    let train: Vec<_> = args.train.iter().map(|spec| redact_list(spec)).collect();
+    let test: Vec<_> = args.test.iter().map(|spec| redact_list(spec)).collect();
+    let settings = json!({
+        "train": train,
+        "test": test,
         "protocols": means.protocols,
         "image_px": args.network.image_px,
         "resize_px": args.network.resize_px,
         "network": args.network.network,
         "seed": args.protocols.seed,
     });
-    format!("{set}-{:08x}", xxh3_64(how.to_string().as_bytes()) as u32)
+    format!("{set}-{:08x}", xxh3_64(settings.to_string().as_bytes()) as u32)
 }
 
 /// A process that watches a run.
@@ -116,7 +117,7 @@ impl Watcher<'_> {
                 return claim.give_up(&format!("{error:#}"));
             }
         };
-        // All weights are in memory by now.
+        // All weights have been read into memory.
         drop(hold);
         let split = match self.split.take() {
             Some(split) => split,
@@ -127,8 +128,8 @@ impl Watcher<'_> {
             split.score(&open.network, &self.means.protocols, self.means.cache.as_ref(), &progress)?
         };
         let numbers: Vec<(String, f64)> = scores.by_name().collect();
-        let words: Vec<String> = numbers.iter().map(|(name, value)| format!("{name} {value:.2}")).collect();
-        say(format!("step {step}: {}", words.join("  ")));
+        let texts: Vec<String> = numbers.iter().map(|(name, value)| format!("{name} {value:.2}")).collect();
+        say(format!("step {step}: {}", texts.join("  ")));
         let rows = rows(&scores, &split, &open.about(path));
         let scalars = record::scalars(&open, &rows);
         self.split = Some(split);
@@ -137,13 +138,13 @@ impl Watcher<'_> {
     }
 
     /// Prints the checkpoints that the run removed before they were scored.
-    fn name_missed(&mut self, workdir: &Path, ledger: &Ledger) {
-        let there: BTreeSet<u64> =
+    fn report_missed(&mut self, workdir: &Path, ledger: &Ledger) {
+        let existing: BTreeSet<u64> =
             steps(&workdir.join("checkpoints")).into_iter().map(|(step, _)| step).collect();
-        let (Some((_, every)), Some(newest)) = (self.last, there.last()) else { return };
+        let (Some((_, every)), Some(newest)) = (self.last, existing.last()) else { return };
         for step in (1..).map(|n| n * every.max(1)).take_while(|step| step < newest) {
-            let is_open = !there.contains(&step) && !ledger.is_claimed(step) && !ledger.is_done(step);
-            if is_open && self.missed.insert(step) {
+            let is_missed = !existing.contains(&step) && !ledger.is_claimed(step) && !ledger.is_done(step);
+            if is_missed && self.missed.insert(step) {
                 say(format!("step {step} was pruned before it was scored; run.keep_checkpoints keeps more"));
             }
         }
@@ -152,8 +153,8 @@ impl Watcher<'_> {
     /// Returns `true` if the run has written its last checkpoint and all checkpoints have been
     /// scored.
     fn has_ended(&self, workdir: &Path, ledger: &Ledger) -> bool {
-        let there = steps(&workdir.join("checkpoints"));
-        let ended = self.last.is_some_and(|(last, _)| ledger.is_done(last));
-        ended && there.iter().all(|(step, _)| ledger.is_done(*step))
+        let Some((last, _)) = self.last else { return false };
+        let existing = steps(&workdir.join("checkpoints"));
+        ledger.is_done(last) && existing.iter().all(|(step, _)| ledger.is_done(*step))
     }
 }

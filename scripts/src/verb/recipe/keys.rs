@@ -24,8 +24,10 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let paths: Vec<String> = keys.iter().map(|key| key.path.clone()).collect();
     keys.retain(|key| key.path.starts_with(prefix));
     if keys.is_empty() {
-        let likeness = |path: &&String| strsim::jaro_winkler(path, prefix);
-        let nearest = paths.iter().max_by(|a, b| likeness(a).total_cmp(&likeness(b)));
+        let nearest = paths.iter().max_by(|a, b| {
+            let [a, b] = [a, b].map(|path| strsim::jaro_winkler(path, prefix));
+            a.total_cmp(&b)
+        });
         bail!("no key begins with {prefix}; near is {}", nearest.map_or("none", String::as_str));
     }
     if args.markdown {
@@ -33,16 +35,14 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     let width = termwidth().min(120);
-    let options = options_of(width).initial_indent("    ").subsequent_indent("    ");
+    let options = wrap_options(width).initial_indent("    ").subsequent_indent("    ");
     for key in &keys {
-        out!(
-            "{}",
-            fill(&format!("{}  {}", key.path, form(key)), options_of(width).subsequent_indent("    "))
-        );
+        let head_options = wrap_options(width).subsequent_indent("    ");
+        out!("{}", fill(&format!("{}  {}", key.path, describe_values(key)), head_options));
         out!("{}", fill(&key.meaning, &options));
         for (word, meaning) in &key.words {
-            let deeper = options_of(width).initial_indent("      ").subsequent_indent("        ");
-            out!("{}", fill(&format!("\"{word}\": {meaning}"), deeper));
+            let word_options = wrap_options(width).initial_indent("      ").subsequent_indent("        ");
+            out!("{}", fill(&format!("\"{word}\": {meaning}"), word_options));
         }
         if !key.belongs_to.is_empty() {
             out!("{}", fill(&format!("with {}", settings(key)), &options));
@@ -51,13 +51,13 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Lines of `width` that break no word at its hyphen.
-fn options_of<'a>(width: usize) -> Options<'a> {
+/// Returns options for lines of `width`, which are not broken at hyphens.
+fn wrap_options<'a>(width: usize) -> Options<'a> {
     Options::new(width).word_splitter(WordSplitter::NoHyphenation)
 }
 
-/// Says what the values of `key` are, and its default.
-fn form(key: &Key) -> String {
+/// Describes the values of `key`, and its default.
+fn describe_values(key: &Key) -> String {
     match (&key.default, key.is_required) {
         (Some(default), _) => format!("{}, default {default}", key.form),
         (None, true) => format!("{}, required", key.form),
@@ -94,13 +94,14 @@ fn page(keys: &[Key]) -> String {
     );
     let mut section = "";
     for key in keys {
-        let of = key.path.split_once('.').map_or("", |(section, _)| section);
-        if of != section || (of.is_empty() && !page.contains("\n## ")) {
-            section = of;
-            let heading = if of.is_empty() { "Beside the sections".into() } else { format!("`[{of}]`") };
+        let key_section = key.path.split_once('.').map_or("", |(section, _)| section);
+        if key_section != section || (key_section.is_empty() && !page.contains("\n## ")) {
+            section = key_section;
+            let heading =
+                if section.is_empty() { "Beside the sections".into() } else { format!("`[{section}]`") };
             let _ = write!(page, "\n## {heading}\n");
         }
-        let _ = write!(page, "\n`{}`: {}  \n{}\n", key.path, form(key), key.meaning);
+        let _ = write!(page, "\n`{}`: {}  \n{}\n", key.path, describe_values(key), key.meaning);
         for (word, meaning) in &key.words {
             let _ = writeln!(page, "- `\"{word}\"`: {meaning}");
         }
@@ -115,7 +116,7 @@ fn page(keys: &[Key]) -> String {
 mod tests {
     use super::*;
 
-    /// The page in the documentation is the program's.
+    /// The page in the documentation is the one that the program writes.
     #[test]
     fn the_page_is_up_to_date() {
         let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/recipe.md");
@@ -127,7 +128,7 @@ mod tests {
         );
     }
 
-    /// Every key says what it means in words that need no code.
+    /// The meaning of every key is stated without references to code.
     #[test]
     fn every_key_has_a_meaning() {
         let keys = keys();

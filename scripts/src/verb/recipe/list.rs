@@ -18,7 +18,9 @@ pub(super) fn run() -> anyhow::Result<ExitCode> {
             .word_splitter(WordSplitter::NoHyphenation)
             .initial_indent(&head)
             .subsequent_indent(&indent);
-        wrap(&title(text), options).iter().for_each(|line| out!("{line}"));
+        for line in wrap(&title(text), options) {
+            out!("{line}");
+        }
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -27,11 +29,14 @@ pub(super) fn run() -> anyhow::Result<ExitCode> {
 fn title(text: &str) -> String {
     let header = text.lines().map_while(|line| line.strip_prefix("# "));
     let paragraph = header.collect::<Vec<_>>().join(" ");
-    // A point within a sentence, as in "et al. 2021", is not followed by a letter.
-    let end = paragraph
-        .match_indices(". ")
-        .find(|(at, _)| paragraph[at + 2..].starts_with(|next: char| next.is_alphabetic()))
-        .map_or(paragraph.len(), |(at, _)| at);
+    // A period within a sentence, as in "et al. 2021", is not followed by a letter.
+    let mut end = paragraph.len();
+    for (at, _) in paragraph.match_indices(". ") {
+        if paragraph[at + 2..].starts_with(char::is_alphabetic) {
+            end = at;
+            break;
+        }
+    }
     // Details follow a colon, unless it follows a name.
     let colon = paragraph.match_indices(": ").map(|(at, _)| at).find(|at| *at > LONGEST_NAME);
     paragraph[..end.min(colon.unwrap_or(end))].trim_end_matches('.').to_string()

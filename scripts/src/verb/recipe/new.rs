@@ -11,7 +11,7 @@ use toml::{Table, Value};
 use trainer::Recipe;
 use trainer::recipe::keys;
 
-use crate::recipes::BUILT_IN;
+use crate::recipes::{BUILT_IN, override_key};
 
 /// Flags of `recipe new`.
 #[derive(clap::Args)]
@@ -42,7 +42,7 @@ pub(super) struct Args {
 /// Number of images of the data set with which the recipe is checked.
 const N_IMAGES: u64 = 1 << 20;
 
-/// Longest line of a comment.
+/// Longest line of a comment, in characters.
 const COMMENT_WIDTH: usize = 110;
 
 pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
@@ -56,31 +56,26 @@ fn text(args: &Args, shipped: &[Shipped]) -> anyhow::Result<String> {
     if !methods.contains(&args.method) {
         bail!("--method {}: none of {}", args.method, methods.join(", "));
     }
-    let with_arch = |recipe: &Shipped| {
-        args.arch.as_deref().is_none_or(|arch| kind(&recipe.table, "model", "arch") == Some(arch))
-    };
-    let has_method = |recipe: &Shipped| kind(&recipe.table, "method", "name") == Some(&args.method);
-    let Some(base) = nearest(shipped.iter().filter(|recipe| has_method(recipe)), args.image_px, with_arch)
-    else {
+    let arch = args.arch.as_deref();
+    let with_method = shipped.iter().filter(|recipe| recipe.has_method(&args.method));
+    let Some(base) = nearest(with_method, args.image_px, |recipe| recipe.has_arch(arch)) else {
         bail!("no recipe has the method {}", args.method);
     };
-    let Some(model) = nearest(shipped.iter().filter(|recipe| with_arch(recipe)), args.image_px, |recipe| {
-        recipe.name == base.name
-    }) else {
+    let with_arch = shipped.iter().filter(|recipe| recipe.has_arch(arch));
+    let Some(model) = nearest(with_arch, args.image_px, |recipe| recipe.name == base.name) else {
         let archs = names(shipped, "model", "arch").join(", ");
-        bail!("--arch {}: none of {archs}", args.arch.as_deref().unwrap_or_default());
+        bail!("--arch {}: none of {archs}", arch.unwrap_or_default());
     };
-    let arch = kind(&model.table, "model", "arch").unwrap_or_default();
+    let arch = tag_value(&model.table, "model", "arch").unwrap_or_default();
     let mut table = base.table.clone();
     table.insert("name".into(), args.name.clone().into());
     table.insert("model".into(), model.table["model"].clone());
     fit_model(&mut table, args)?;
     fit_views(&mut table, args.image_px, base.image_px)?;
-    let written = toml::to_string(&table)?;
-    // Overrides may add keys: the recipe is written as they leave it. Through text, in which a
-    // single-precision number has only the digits that it needs.
-    let recipe = Recipe::parse(&written, &args.name, &args.overrides)?;
-    let mut table = only(toml::to_string(&recipe)?.parse()?, &table, &args.overrides, "");
+    // Overrides may add keys. The recipe is converted through text, in which a single-precision
+    // number has only the digits that it needs.
+    let recipe = Recipe::parse(&toml::to_string(&table)?, &args.name, &args.overrides)?;
+    let mut table = stated_keys(toml::to_string(&recipe)?.parse()?, &table, &args.overrides, "");
     table.insert("name".into(), args.name.clone().into());
     check(&table, &args.name)?;
     let method = &args.method;
@@ -106,6 +101,17 @@ struct Shipped {
     is_small: bool,
 }
 
+impl Shipped {
+    fn has_method(&self, method: &str) -> bool {
+        tag_value(&self.table, "method", "name") == Some(method)
+    }
+
+    /// Returns whether the backbone is `arch`; any is if that is `None`.
+    fn has_arch(&self, arch: Option<&str>) -> bool {
+        arch.is_none() || tag_value(&self.table, "model", "arch") == arch
+    }
+}
+
 /// Number of parameters of the largest backbone from which a recipe is made, if there is a smaller
 /// one.
 const LARGEST_PARAMS: usize = 100_000_000;
@@ -116,27 +122,32 @@ fn shipped() -> anyhow::Result<Vec<Shipped>> {
     for (name, text) in BUILT_IN {
         let table: Table = text.parse()?;
         let Some(image_px) = table["model"].get("image_px").and_then(Value::as_integer) else { continue };
-        // Weights of another run, and their backbone, are not those of a new recipe.
-        if kind(&table, "model", "arch") != Some("from_init") && !table.contains_key("init") {
-            let is_small = model_of(&table)?.n_params() <= LARGEST_PARAMS;
+        // A new recipe has neither the initial weights of another one nor their backbone.
+        if tag_value(&table, "model", "arch") != Some("from_init") && !table.contains_key("init") {
+            let is_small = model_config(&table)?.n_params() <= LARGEST_PARAMS;
             recipes.push(Shipped { name, table, image_px: image_px as u32, is_small });
         }
     }
     Ok(recipes)
 }
 
-fn model_of(table: &Table) -> anyhow::Result<ModelConfig> {
+/// Parses the section `model`.
+fn model_config(table: &Table) -> anyhow::Result<ModelConfig> {
     table["model"].clone().try_into().map_err(|error: toml::de::Error| anyhow::anyhow!("model: {error}"))
 }
 
-fn kind<'a>(table: &'a Table, section: &str, tag: &str) -> Option<&'a str> {
+/// Returns the value of the key `tag` of a section.
+fn tag_value<'a>(table: &'a Table, section: &str, tag: &str) -> Option<&'a str> {
     table.get(section)?.get(tag)?.as_str()
 }
 
 /// Returns the values of a section's tag among `recipes`.
 fn names(recipes: &[Shipped], section: &str, tag: &str) -> Vec<String> {
-    let mut names: Vec<String> =
-        recipes.iter().filter_map(|recipe| kind(&recipe.table, section, tag)).map(String::from).collect();
+    let mut names: Vec<String> = recipes
+        .iter()
+        .filter_map(|recipe| tag_value(&recipe.table, section, tag))
+        .map(String::from)
+        .collect();
     names.sort();
     names.dedup();
     names
@@ -149,15 +160,22 @@ fn nearest<'a>(
     image_px: u32,
     is_preferred: impl Fn(&Shipped) -> bool,
 ) -> Option<&'a Shipped> {
-    let distance = |recipe: &Shipped| (f64::from(recipe.image_px) / f64::from(image_px)).ln().abs();
     recipes.min_by(|a, b| {
-        let by_size = b.is_small.cmp(&a.is_small).then(distance(a).total_cmp(&distance(b)));
-        by_size.then(is_preferred(b).cmp(&is_preferred(a)))
+        let distances = [a, b].map(|recipe| log_ratio(f64::from(recipe.image_px), f64::from(image_px)));
+        b.is_small
+            .cmp(&a.is_small)
+            .then(distances[0].total_cmp(&distances[1]))
+            .then(is_preferred(b).cmp(&is_preferred(a)))
     })
 }
 
-/// Sets the image size and the width of the model, and the size of its patches, so that an image
-/// has about as many.
+/// Returns the absolute value of the logarithm of `a / b`.
+fn log_ratio(a: f64, b: f64) -> f64 {
+    (a / b).ln().abs()
+}
+
+/// Sets the image size and the width of the model, and a patch size that keeps the number of
+/// patches of an image about the same.
 fn fit_model(table: &mut Table, args: &Args) -> anyhow::Result<()> {
     let Some(model) = table.get_mut("model").and_then(Value::as_table_mut) else { return Ok(()) };
     let before = model.get("image_px").and_then(Value::as_integer).unwrap_or(i64::from(args.image_px));
@@ -168,9 +186,10 @@ fn fit_model(table: &mut Table, args: &Args) -> anyhow::Result<()> {
     let Some(patch) = model.get("patch_px").and_then(Value::as_integer) else { return Ok(()) };
     let wanted = patch as f64 * f64::from(args.image_px) / before as f64;
     let sizes = (0..7).map(|power| 1i64 << power).chain([patch, 14]);
-    let distance = |size: i64| (size as f64 / wanted).ln().abs();
-    let fits = sizes.filter(|size| i64::from(args.image_px) % size == 0);
-    let Some(nearest) = fits.min_by(|a, b| distance(*a).total_cmp(&distance(*b))) else {
+    let divisors = sizes.filter(|size| i64::from(args.image_px) % size == 0);
+    let nearest =
+        divisors.min_by(|a, b| log_ratio(*a as f64, wanted).total_cmp(&log_ratio(*b as f64, wanted)));
+    let Some(nearest) = nearest else {
         bail!("--image-px {}: no patch size divides it", args.image_px);
     };
     model.insert("patch_px".into(), nearest.into());
@@ -179,14 +198,14 @@ fn fit_model(table: &mut Table, args: &Args) -> anyhow::Result<()> {
 
 /// Scales the sides of the views to images of `image_px`, in steps of the backbone's stride.
 fn fit_views(table: &mut Table, image_px: u32, before_px: u32) -> anyhow::Result<()> {
-    let stride = model_of(table)?.stride_px() as f64;
+    let stride = model_config(table)?.stride_px() as f64;
     let scale = f64::from(image_px) / f64::from(before_px);
     let mut sides = BTreeMap::new();
     if let Some(views) = table.get_mut("views") {
-        each_side(views, &mut |side| {
+        for_each_side(views, &mut |side| {
             sides.insert(*side, 0i64);
         });
-        // Views are told apart by their sizes: those of different sizes stay different.
+        // Views are distinguished by their sizes: different sizes stay different.
         let mut taken = Vec::new();
         for (side, fitted) in sides.iter_mut().rev() {
             let mut steps = (*side as f64 * scale / stride).round().max(1.0);
@@ -196,49 +215,53 @@ fn fit_views(table: &mut Table, image_px: u32, before_px: u32) -> anyhow::Result
             taken.push(steps as i64);
             *fitted = (steps * stride) as i64;
         }
-        each_side(views, &mut |side| *side = sides[side]);
+        for_each_side(views, &mut |side| *side = sides[side]);
     }
     Ok(())
 }
 
 /// Applies `change` to every side in pixels within `value`.
-fn each_side(value: &mut Value, change: &mut dyn FnMut(&mut i64)) {
+fn for_each_side(value: &mut Value, change: &mut dyn FnMut(&mut i64)) {
     match value {
         Value::Table(table) => {
             for (key, value) in table.iter_mut() {
                 match value {
                     Value::Integer(side) if key.ends_with("_px") => change(side),
-                    value => each_side(value, change),
+                    value => for_each_side(value, change),
                 }
             }
         }
-        Value::Array(values) => values.iter_mut().for_each(|value| each_side(value, change)),
+        Value::Array(values) => values.iter_mut().for_each(|value| for_each_side(value, change)),
         _ => {}
     }
 }
 
-/// Returns the keys of `all` that `stated` has, or that `overrides` set.
-fn only(all: Table, stated: &Table, overrides: &[String], path: &str) -> Table {
-    all.into_iter()
-        .filter_map(|(key, value)| {
-            let path = format!("{path}{key}");
-            let set = |entry: &String| entry.split('=').next().unwrap_or_default().trim().to_string();
-            let is_set = overrides.iter().map(set).any(|set| set == path);
-            let is_within = overrides.iter().map(set).any(|set| set.starts_with(&format!("{path}.")));
-            match (value, stated.get(&key)) {
-                (Value::Table(all), Some(Value::Table(stated))) if !is_set => {
-                    Some((key, only(all, stated, overrides, &format!("{path}.")).into()))
-                }
-                (value, stated) => (stated.is_some() || is_set || is_within).then_some((key, value)),
+/// Returns the keys of `all` that `stated` has, or that `overrides` set. `prefix` is the path of
+/// the table within the recipe, with a dot at its end.
+fn stated_keys(all: Table, stated: &Table, overrides: &[String], prefix: &str) -> Table {
+    let mut kept = Table::new();
+    for (key, value) in all {
+        let path = format!("{prefix}{key}");
+        let within = format!("{path}.");
+        let is_set = overrides.iter().any(|entry| override_key(entry) == path);
+        let is_partly_set = overrides.iter().any(|entry| override_key(entry).starts_with(&within));
+        match (value, stated.get(&key)) {
+            (Value::Table(all), Some(Value::Table(stated))) if !is_set => {
+                kept.insert(key, stated_keys(all, stated, overrides, &within).into());
             }
-        })
-        .collect()
+            (value, stated) if stated.is_some() || is_set || is_partly_set => {
+                kept.insert(key, value);
+            }
+            _ => {}
+        }
+    }
+    kept
 }
 
 /// Checks that the recipe can be run.
 fn check(table: &Table, name: &str) -> anyhow::Result<()> {
     let mut recipe = Recipe::parse(&toml::to_string(table)?, name, &[])?;
-    // What a frozen network is like is known when its file has been read.
+    // The shape of a frozen network is known only once its file has been read.
     if recipe.method.frozen().is_empty() {
         trainer::resolve(recipe, N_IMAGES)?;
     }
@@ -264,10 +287,13 @@ fn document(table: &Table) -> String {
         }
         for (key, value) in entries.iter().filter(|(key, _)| Some(key.as_str()) != kind) {
             let path = format!("{section}.{key}");
-            if let Some(key) = keys.iter().filter(|key| key.path == path).find(|key| {
-                key.belongs_to.is_empty() || setting.as_ref().is_some_and(|of| key.belongs_to.contains(of))
-            }) {
-                text += &format!("{}\n", comment(&key.meaning));
+            // Several kinds of a section may have a key of this name.
+            let documented = keys.iter().filter(|key| key.path == path).find(|key| {
+                key.belongs_to.is_empty()
+                    || setting.as_ref().is_some_and(|setting| key.belongs_to.contains(setting))
+            });
+            if let Some(documented) = documented {
+                text += &format!("{}\n", comment(&documented.meaning));
             }
             text += &format!("{key} = {}\n", inline(value));
         }
@@ -275,7 +301,7 @@ fn document(table: &Table) -> String {
     text
 }
 
-/// Writes a value in one line; a list of tables has a line for each.
+/// Writes a value on one line; a list of tables has a line for each of them.
 fn inline(value: &Value) -> String {
     match value {
         Value::Array(values) if values.iter().any(Value::is_table) => {
@@ -286,6 +312,7 @@ fn inline(value: &Value) -> String {
     }
 }
 
+/// Wraps `text` as a comment.
 fn comment(text: &str) -> String {
     fill(
         text,
@@ -314,18 +341,14 @@ mod tests {
     /// Every method with every backbone that it works with, at several sizes, is a recipe that can
     /// be run.
     #[test]
-    fn every_pair_is_a_recipe_or_says_why_not() {
+    fn every_pair_is_a_recipe_or_gives_a_reason() {
         let shipped = shipped().unwrap();
         let methods = names(&shipped, "method", "name");
         let archs = names(&shipped, "model", "arch");
-        let words = |path: &str| keys().into_iter().find(|key| key.path == path).unwrap().words;
-        for (path, found) in [("method.name", &methods), ("model.arch", &archs)] {
-            let known = words(path).into_iter().map(|(word, _)| word);
-            assert!(
-                known.clone().all(|word| found.contains(&word)),
-                "{path}: {found:?} of {:?}",
-                known.collect::<Vec<_>>()
-            );
+        for (path, names) in [("method.name", &methods), ("model.arch", &archs)] {
+            let key = keys().into_iter().find(|key| key.path == path).unwrap();
+            let words: Vec<String> = key.words.into_iter().map(|(word, _)| word).collect();
+            assert!(words.iter().all(|word| names.contains(word)), "{path}: {names:?} of {words:?}");
         }
         for method in &methods {
             for arch in &archs {
@@ -338,10 +361,10 @@ mod tests {
                         }
                         Err(error) => {
                             let error = error.to_string();
-                            // A cell of these backbones covers all of a small image.
+                            // The stride of these backbones is the side of a small image.
                             let is_coarse = image_px == 32 && error.contains("told apart by their size");
-                            let why = error.contains("no tokens to mask") || is_coarse;
-                            assert!(why, "{method} {arch} {image_px}: {error}");
+                            let is_expected = error.contains("no tokens to mask") || is_coarse;
+                            assert!(is_expected, "{method} {arch} {image_px}: {error}");
                         }
                     }
                 }
@@ -358,7 +381,7 @@ mod tests {
         };
         let text = text(&args, &shipped().unwrap()).unwrap();
         for line in ["width = 192", "batch_size = 32", "drop_path = 0.1", "image_px = 64"] {
-            assert!(text.lines().any(|found| found == line), "{line} in:\n{text}");
+            assert!(text.lines().any(|written| written == line), "{line} in:\n{text}");
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use crate::recipes::text_of;
+use crate::recipes::read_text;
 
 /// Flags of `recipe show`.
 #[derive(clap::Args)]
@@ -13,6 +13,6 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
-    out!("{}", text_of(&args.name)?.trim_end());
+    out!("{}", read_text(&args.name)?.trim_end());
     Ok(ExitCode::SUCCESS)
 }

@@ -15,7 +15,7 @@ pub(super) struct ChannelSums {
 
 impl ChannelSums {
     /// Computes the sums of `image`.
-    pub(super) fn of(image: &Image) -> Self {
+    pub(super) fn from_image(image: &Image) -> Self {
         let image = match image {
             Image::Rgb(image) => {
                 let mut sum = [0u64; 3];
@@ -26,9 +26,11 @@ impl ChannelSums {
                         squares[c] += u64::from(pixel[c]) * u64::from(pixel[c]);
                     }
                 }
-                let scaled = |sums: [u64; 3], by: f64| sums.map(|sum| sum as f64 / by).to_vec();
-                let n_pixels = vec![image.data.len() as f64 / 3.0; 3];
-                return Self { sums: scaled(sum, 255.0), squares: scaled(squares, 255.0 * 255.0), n_pixels };
+                return Self {
+                    sums: sum.map(|sum| sum as f64 / 255.0).to_vec(),
+                    squares: squares.map(|sum| sum as f64 / (255.0 * 255.0)).to_vec(),
+                    n_pixels: vec![image.data.len() as f64 / 3.0; 3],
+                };
             }
             Image::Bands(bands) => bands,
         };
@@ -38,7 +40,7 @@ impl ChannelSums {
             let mut sum = 0.0;
             let mut squares = 0.0;
             let mut n_pixels = 0.0;
-            // What stands for no data is NaN.
+            // A pixel without data is NaN.
             for value in channel.iter().filter(|value| !value.is_nan()) {
                 let value = f64::from(*value) / unit;
                 sum += value;
@@ -59,13 +61,9 @@ impl ChannelSums {
 
     /// Adds the sums of further pixels of the same channels.
     pub(super) fn add(&mut self, other: &Self) {
-        let add = |sums: &mut Vec<f64>, other: &[f64]| {
-            sums.resize(other.len(), 0.0);
-            sums.iter_mut().zip(other).for_each(|(sum, other)| *sum += other);
-        };
-        add(&mut self.sums, &other.sums);
-        add(&mut self.squares, &other.squares);
-        add(&mut self.n_pixels, &other.n_pixels);
+        add_elementwise(&mut self.sums, &other.sums);
+        add_elementwise(&mut self.squares, &other.squares);
+        add_elementwise(&mut self.n_pixels, &other.n_pixels);
     }
 
     /// Returns the mean and the standard deviation of each channel.
@@ -82,6 +80,14 @@ impl ChannelSums {
     }
 }
 
+/// Adds `other` to `sums`, which has as many elements or none.
+fn add_elementwise(sums: &mut Vec<f64>, other: &[f64]) {
+    sums.resize(other.len(), 0.0);
+    for (sum, other) in sums.iter_mut().zip(other) {
+        *sum += other;
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use augment::bands::Bands;
@@ -89,20 +95,25 @@ mod tests {
 
     use super::*;
 
+    fn are_close(a: &[f64], b: &[f64]) -> bool {
+        a.iter().zip(b).all(|(a, b)| (a - b).abs() < 1e-7)
+    }
+
     #[test]
     fn constants_are_those_of_all_pixels() {
-        let image = |values: &[f32]| {
-            Image::from(Bands { width_px: 2, height_px: 1, depth: Depth::Sixteen, values: values.to_vec() })
-        };
-        let mut sums = ChannelSums::of(&image(&[0.0, 65_535.0, 13_107.0, 13_107.0]));
-        sums.add(&ChannelSums::of(&image(&[0.0, 65_535.0, 13_107.0, 13_107.0])));
+        let values = vec![0.0, 65_535.0, 13_107.0, 13_107.0];
+        let image = Image::from(Bands { width_px: 2, height_px: 1, depth: Depth::Sixteen, values });
+        let mut sums = ChannelSums::from_image(&image);
+        sums.add(&ChannelSums::from_image(&image));
         let (mean, deviation) = sums.constants();
-        let close = |a: &[f64], b: &[f64]| a.iter().zip(b).all(|(a, b)| (a - b).abs() < 1e-7);
-        assert!(close(&mean, &[0.5, 0.2]) && close(&deviation, &[0.5, 0.0]), "{mean:?} {deviation:?}");
-        let rgb = ChannelSums::of(&Rgb8::new(2, 1, vec![0, 51, 255, 255, 51, 255]).into());
+        assert!(
+            are_close(&mean, &[0.5, 0.2]) && are_close(&deviation, &[0.5, 0.0]),
+            "{mean:?} {deviation:?}"
+        );
+        let rgb = ChannelSums::from_image(&Rgb8::new(2, 1, vec![0, 51, 255, 255, 51, 255]).into());
         let (mean, deviation) = rgb.constants();
         assert!(
-            close(&mean, &[0.5, 0.2, 1.0]) && close(&deviation, &[0.5, 0.0, 0.0]),
+            are_close(&mean, &[0.5, 0.2, 1.0]) && are_close(&deviation, &[0.5, 0.0, 0.0]),
             "{mean:?} {deviation:?}"
         );
     }

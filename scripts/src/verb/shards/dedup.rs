@@ -1,4 +1,4 @@
-//! `ocelli shards dedup`: finds exact copies by hash, near copies by a perceptual hash, within a
+//! `ocelli shards dedup`: finds exact copies by hash and near copies by a perceptual hash, within a
 //! set and against another one, such as the test set of a benchmark. The best copy is kept: the one
 //! with the most pixels, and among those the least compressed one.
 //!
@@ -28,8 +28,8 @@ use xxhash_rust::xxh3::xxh3_128;
 
 use crate::parts::{PartFlags, PartResults, identities};
 use crate::progress::bar;
-use crate::shards::hold::hold_for;
-use crate::shards::rewrite::{Job, RewriteFlags, Verdict, claim, inputs_of, rewrite};
+use crate::shards::folder_lock::lock_for;
+use crate::shards::rewrite::{Job, RewriteFlags, Verdict, claim, input_identities, rewrite};
 
 /// Flags of `shards dedup`.
 #[derive(clap::Args)]
@@ -54,7 +54,7 @@ pub(crate) struct Args {
 }
 
 /// Numbers of 128 bits in JSON, as hexadecimal digits.
-mod in_digits {
+mod hex_digits {
     use serde::de::Error;
     use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
@@ -67,16 +67,18 @@ mod in_digits {
     }
 }
 
-/// Largest number of groups of copies that are drawn, and of copies in each.
+/// Largest number of groups of copies that are drawn.
 const MAX_SHOWN_GROUPS: usize = 24;
+
+/// Largest number of copies that are drawn of a group.
 const MAX_SHOWN_COPIES: usize = 7;
 
 /// Fingerprint by which a sample is compared.
 #[derive(Clone, Copy, Serialize, Deserialize)]
 struct Fingerprint {
-    #[serde(with = "in_digits")]
+    #[serde(with = "hex_digits")]
     content: u128,
-    /// Pixels, then bytes: the largest of several copies is kept.
+    /// Numbers of pixels and of bytes: the largest of several copies is kept.
     quality: (u64, u64),
     /// Difference hash; `None` for images too uniform to be distinguished.
     difference: Option<u64>,
@@ -90,10 +92,11 @@ struct SampleEntry {
     print: Fingerprint,
 }
 
-/// A copy, its original, and the number of bits in which they differ; `None` for exact copies.
+/// A copy of another sample. Both are numbers of entries.
 struct Copy {
     entry: usize,
-    of: usize,
+    original: usize,
+    /// Number of bits in which their hashes differ; `None` for exact copies.
     distance: Option<u32>,
 }
 
@@ -110,21 +113,23 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
         settings["parts"] = json!(work.n_parts());
     }
     let job = Job { out: &args.flags.out, verb: "dedup", settings, overwrite: args.flags.overwrite };
-    let inputs = inputs_of(&sources, &shards[against.len()..], job.out)?;
-    let held = hold_for(work, job.out, job.verb)?;
-    // Samples are known by their shard's number among all shards.
-    let about = json!({ "settings": job.settings, "inputs": identities(&all, work) });
-    let results = PartResults::new(job.out, job.verb, about);
+    let inputs = input_identities(&sources, &shards[against.len()..], job.out)?;
+    let lock = lock_for(work, job.out, job.verb)?;
+    // Samples are identified by their shard's number among all shards.
+    let identity = json!({ "settings": job.settings, "inputs": identities(&all, work) });
+    let results = PartResults::new(job.out, job.verb, identity);
     results.check_complete(work)?;
     claim(inputs, job.out, job.verb, &job.settings, job.overwrite)?;
-    let Some(entries) = results.of(work, shards.len(), |range| fingerprints(&shards, range))? else {
+    let Some(entries) = results.compute(work, shards.len(), |range| fingerprints(&shards, range))? else {
         return Ok(ExitCode::SUCCESS);
     };
     let entries: Vec<SampleEntry> = entries.into_iter().flatten().collect();
-    if !entries.iter().all(|entry| shards.get(entry.shard).is_some_and(|shard| entry.number < shard.len())) {
+    let have_samples =
+        entries.iter().all(|entry| shards.get(entry.shard).is_some_and(|shard| entry.number < shard.len()));
+    if !have_samples {
         bail!("parts in {} are of other shards: remove them, and do the parts again", job.out.display());
     }
-    let copies = find(&entries, against.len(), args.max_distance);
+    let copies = find_copies(&entries, against.len(), args.max_distance);
     write_lists(&args.flags.out, &shards, &entries, &copies, against.len())?;
     let n_exact = copies.iter().filter(|copy| copy.distance.is_none()).count();
     let n_near = copies.len() - n_exact;
@@ -132,20 +137,20 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     out!("{n_samples} samples: {n_exact} exact and {n_near} near copies");
     out!("report: {}", args.flags.out.join("copies.jsonl").display());
     let picture = args.flags.out.join("copies.png");
-    if draw(&picture, &shards, &entries, &copies)? {
+    if draw_groups(&picture, &shards, &entries, &copies)? {
         out!("groups: {}, the kept image is framed in green", picture.display());
     }
     if args.remove {
-        let gone: HashSet<(String, usize)> = copies
+        let removed: HashSet<(String, usize)> = copies
             .iter()
             .map(|copy| (shards[entries[copy.entry].shard].name(), entries[copy.entry].number))
             .collect();
         // The folder is claimed already; claiming it again must not clear it.
         let job = Job { overwrite: false, ..job };
         // `rewrite` locks the folder itself.
-        drop(held);
+        drop(lock);
         let totals = rewrite(&sources, storage, &job, |item| {
-            if gone.contains(&(item.shard.name(), item.number)) {
+            if removed.contains(&(item.shard.name(), item.number)) {
                 Verdict::Drop("a copy: see copies.jsonl".into())
             } else {
                 Verdict::Keep
@@ -163,66 +168,72 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
 fn fingerprints(shards: &[Shard], range: Range<usize>) -> anyhow::Result<Vec<SampleEntry>> {
     let progress = bar(shards[range.clone()].iter().map(|shard| shard.len() as u64).sum(), "dedup");
     let mut entries = Vec::new();
-    for number_of_shard in range {
-        let shard = &shards[number_of_shard];
-        let found: anyhow::Result<Vec<_>> = (0..shard.len())
+    for shard_number in range {
+        let shard = &shards[shard_number];
+        let in_shard: anyhow::Result<Vec<Option<SampleEntry>>> = (0..shard.len())
             .into_par_iter()
             .map(|number: usize| -> anyhow::Result<Option<SampleEntry>> {
                 progress.inc(1);
-                if shard.image_bytes(number).is_none() {
-                    return Ok(None);
-                }
-                let encoded = match shard.image(number) {
-                    Err(error) if error.is_sample_error() => return Ok(None),
-                    encoded => encoded?,
-                };
-                let image =
-                    Image::decode_any(&encoded.files(), &DecodeRules::default()).ok().map(Image::picture);
-                let n_pixels =
-                    image.as_ref().map_or(0, |image| u64::from(image.width_px) * u64::from(image.height_px));
-                let difference = image.and_then(|image| difference_hash(&image));
-                let quality = (n_pixels, encoded.len() as u64);
-                let print = Fingerprint { content: xxh3_128(encoded.bytes()), quality, difference };
-                Ok(Some(SampleEntry { shard: number_of_shard, number, print }))
+                let print = fingerprint(shard, number)?;
+                Ok(print.map(|print| SampleEntry { shard: shard_number, number, print }))
             })
             .collect();
-        entries.extend(found?.into_iter().flatten());
+        entries.extend(in_shard?.into_iter().flatten());
     }
     progress.finish_and_clear();
     Ok(entries)
 }
 
-/// Difference hash; `None` if nearly all neighbors are alike, as in a blank image, because
-/// such images would all be copies of one another.
+/// Computes the fingerprint of sample `number` of `shard`; `None` if it has no image that can be
+/// read.
+fn fingerprint(shard: &Shard, number: usize) -> anyhow::Result<Option<Fingerprint>> {
+    if shard.image_bytes(number).is_none() {
+        return Ok(None);
+    }
+    let encoded = match shard.image(number) {
+        Err(error) if error.is_sample_error() => return Ok(None),
+        encoded => encoded?,
+    };
+    let mut n_pixels = 0;
+    let mut difference = None;
+    if let Ok(image) = Image::decode_any(&encoded.files(), &DecodeRules::default()) {
+        let image = image.picture();
+        n_pixels = u64::from(image.width_px) * u64::from(image.height_px);
+        difference = difference_hash(&image);
+    }
+    let quality = (n_pixels, encoded.len() as u64);
+    Ok(Some(Fingerprint { content: xxh3_128(encoded.bytes()), quality, difference }))
+}
+
+/// Returns the difference hash; `None` if nearly all neighbors are equal, as in a blank image,
+/// because such images would all be copies of one another.
 fn difference_hash(image: &Rgb8) -> Option<u64> {
     const MIN_ONES: u32 = 6;
-    let whole = CropBox::from_size([image.width_px, image.height_px]);
+    let crop = CropBox::from_size([image.width_px, image.height_px]);
     let mut small = Planes::default();
-    BoxResizer::default().resize(image, whole, [9, 8], Interpolation::Bilinear, &mut small).ok()?;
+    BoxResizer::default().resize(image, crop, [9, 8], Interpolation::Bilinear, &mut small).ok()?;
     let [r, g, b] = small.channels();
     let gray: Vec<u16> =
         r.iter().zip(g).zip(b).map(|((r, g), b)| u16::from(*r) + u16::from(*g) + u16::from(*b)).collect();
-    let bits = gray.chunks_exact(9).flat_map(|row| row.windows(2).map(|pair| pair[0] > pair[1]));
-    let hash = bits.fold(0u64, |hash, bit| hash << 1 | u64::from(bit));
+    let mut hash = 0u64;
+    for row in gray.chunks_exact(9) {
+        for pair in row.windows(2) {
+            hash = hash << 1 | u64::from(pair[0] > pair[1]);
+        }
+    }
     (MIN_ONES..=64 - MIN_ONES).contains(&hash.count_ones()).then_some(hash)
 }
 
-/// Finds copies, in the order of the samples. Each is compared with the samples that are kept, the
-/// best first, so that a chain of near images does not join ones that are far apart; a sample with
-/// the bytes of a copy is a copy of the same image, and exact. Samples of the first `n_against`
+/// Finds copies, in the order of the samples. Samples are compared, the best first, with those that
+/// are kept, so that a chain of near images does not join images that are far apart. A sample with
+/// the bytes of a copy is an exact copy of the same original. Samples of the first `n_against`
 /// shards are always kept.
-fn find(entries: &[SampleEntry], n_against: usize, max_distance: u32) -> Vec<Copy> {
-    // Hashes that differ in d bits agree in one of d + 1 bands.
+fn find_copies(entries: &[SampleEntry], n_against: usize, max_distance: u32) -> Vec<Copy> {
     let n_bands = max_distance + 1;
-    let band = |hash: u64, i: u32| {
-        let low = 64 * i / n_bands;
-        let high = 64 * (i + 1) / n_bands;
-        let width = high - low;
-        (i, (hash >> low) & (u64::MAX >> (64 - width)))
-    };
-    // By content: the sample that is kept for it.
-    let mut contents: HashMap<u128, usize> = HashMap::new();
-    let mut bands: HashMap<(u32, u64), Vec<usize>> = HashMap::new();
+    // Kept sample of each content.
+    let mut originals: HashMap<u128, usize> = HashMap::new();
+    // Kept samples by a band of their hash.
+    let mut by_band: HashMap<Band, Vec<usize>> = HashMap::new();
     let mut copies = Vec::new();
     let mut order: Vec<usize> = (0..entries.len()).collect();
     order.sort_by_key(|number| {
@@ -231,59 +242,104 @@ fn find(entries: &[SampleEntry], n_against: usize, max_distance: u32) -> Vec<Cop
     });
     for number in order {
         let entry = &entries[number];
-        let of_others = entry.shard >= n_against;
-        if let Some(of) = contents.get(&entry.print.content).filter(|_| of_others) {
-            copies.push(Copy { entry: number, of: *of, distance: None });
+        let content = entry.print.content;
+        let can_be_copy = entry.shard >= n_against;
+        if can_be_copy && let Some(original) = originals.get(&content) {
+            copies.push(Copy { entry: number, original: *original, distance: None });
             continue;
         }
-        let near = entry.print.difference.filter(|_| max_distance > 0).and_then(|hash| {
-            let candidates = (0..n_bands).filter_map(|i| bands.get(&band(hash, i))).flatten();
-            let distances = candidates.filter_map(|of| {
-                let distance = (entries[*of].print.difference? ^ hash).count_ones();
-                (distance <= max_distance).then_some((distance, *of))
-            });
-            distances.min()
-        });
-        if let Some((distance, of)) = near.filter(|_| of_others) {
-            copies.push(Copy { entry: number, of, distance: Some(distance) });
-            contents.insert(entry.print.content, of);
+        // Distance and number of the nearest kept sample.
+        let mut nearest: Option<(u32, usize)> = None;
+        if let Some(hash) = entry.print.difference
+            && can_be_copy
+            && max_distance > 0
+        {
+            for i in 0..n_bands {
+                for candidate in by_band.get(&Band::from_hash(hash, i, n_bands)).into_iter().flatten() {
+                    let Some(other) = entries[*candidate].print.difference else { continue };
+                    let distance = (other ^ hash).count_ones();
+                    let is_nearer = nearest.is_none_or(|nearest| (distance, *candidate) < nearest);
+                    if distance <= max_distance && is_nearer {
+                        nearest = Some((distance, *candidate));
+                    }
+                }
+            }
+        }
+        if let Some((distance, original)) = nearest {
+            copies.push(Copy { entry: number, original, distance: Some(distance) });
+            originals.insert(content, original);
             continue;
         }
-        contents.entry(entry.print.content).or_insert(number);
+        originals.entry(content).or_insert(number);
         if let Some(hash) = entry.print.difference {
-            (0..n_bands).for_each(|i| bands.entry(band(hash, i)).or_default().push(number));
+            for i in 0..n_bands {
+                by_band.entry(Band::from_hash(hash, i, n_bands)).or_default().push(number);
+            }
         }
     }
     copies.sort_by_key(|copy| copy.entry);
     copies
 }
 
+/// One of the bands into which a hash is divided: of two hashes that differ in d bits, at least one
+/// of d + 1 bands is equal.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+struct Band {
+    number: u32,
+    bits: u64,
+}
+
+impl Band {
+    /// Returns band `number` of `n_bands` of `hash`.
+    fn from_hash(hash: u64, number: u32, n_bands: u32) -> Self {
+        let low = 64 * number / n_bands;
+        let high = 64 * (number + 1) / n_bands;
+        let width = high - low;
+        Self { number, bits: (hash >> low) & (u64::MAX >> (64 - width)) }
+    }
+}
+
 /// Draws the first groups of copies, a row each: the kept image, then the copies. Returns `true` if
 /// there are any.
-fn draw(path: &Path, shards: &[Shard], entries: &[SampleEntry], copies: &[Copy]) -> anyhow::Result<bool> {
+fn draw_groups(
+    path: &Path,
+    shards: &[Shard],
+    entries: &[SampleEntry],
+    copies: &[Copy],
+) -> anyhow::Result<bool> {
     let mut groups: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
     for copy in copies {
-        groups.entry(copy.of).or_default().push(copy.entry);
+        groups.entry(copy.original).or_default().push(copy.entry);
     }
-    let image = |number: usize| {
-        let entry = &entries[number];
-        let shard = &shards[entry.shard];
-        let encoded = shard.image(entry.number).ok()?;
-        let image = Image::decode_any(&encoded.files(), &DecodeRules::default()).ok()?;
-        Some((shard.key(entry.number).to_string(), image.picture()))
-    };
-    let row = |(of, copies): (&usize, &Vec<usize>)| -> Vec<(String, Rgb8)> {
-        let shown = std::iter::once(of).chain(copies.iter().take(MAX_SHOWN_COPIES));
-        shown.filter_map(|number| image(*number)).collect()
-    };
-    let rows: Vec<Vec<(String, Rgb8)>> =
-        groups.iter().take(MAX_SHOWN_GROUPS).map(row).filter(|row| row.len() > 1).collect();
+    let mut rows: Vec<Vec<(String, Rgb8)>> = Vec::new();
+    for (original, copies) in groups.iter().take(MAX_SHOWN_GROUPS) {
+        let shown = std::iter::once(original).chain(copies.iter().take(MAX_SHOWN_COPIES));
+        let row: Vec<(String, Rgb8)> =
+            shown.filter_map(|number| keyed_image(shards, &entries[*number])).collect();
+        if row.len() > 1 {
+            rows.push(row);
+        }
+    }
     if rows.is_empty() {
         return Ok(false);
     }
     let legend = format!("{} of {} groups of copies", rows.len(), groups.len());
     sheets::image_groups(path, &rows, &legend)?;
     Ok(true)
+}
+
+/// Returns the key and the image of a sample; `None` if the image cannot be read.
+fn keyed_image(shards: &[Shard], entry: &SampleEntry) -> Option<(String, Rgb8)> {
+    let shard = &shards[entry.shard];
+    let encoded = shard.image(entry.number).ok()?;
+    let image = Image::decode_any(&encoded.files(), &DecodeRules::default()).ok()?;
+    Some((shard.key(entry.number).to_string(), image.picture()))
+}
+
+/// Returns the shard's name and the key of a sample.
+fn name_and_key<'a>(shards: &'a [Shard], entry: &SampleEntry) -> (String, &'a str) {
+    let shard = &shards[entry.shard];
+    (shard.name(), shard.key(entry.number))
 }
 
 /// Writes `copies.jsonl`, and `keep.txt` with shard and key of every sample that is kept.
@@ -294,23 +350,25 @@ fn write_lists(
     copies: &[Copy],
     n_against: usize,
 ) -> anyhow::Result<()> {
-    let name =
-        |entry: &SampleEntry| (shards[entry.shard].name(), shards[entry.shard].key(entry.number).to_string());
     let mut report = AtomicFile::create(&out.join("copies.jsonl"))?;
     for copy in copies {
-        let (shard, key) = name(&entries[copy.entry]);
-        let (of_shard, of_key) = name(&entries[copy.of]);
+        let (shard, key) = name_and_key(shards, &entries[copy.entry]);
+        let (original_shard, original_key) = name_and_key(shards, &entries[copy.original]);
         let row = json!({
-            "shard": shard, "key": key, "of_shard": of_shard, "of_key": of_key, "distance": copy.distance,
+            "shard": shard,
+            "key": key,
+            "of_shard": original_shard,
+            "of_key": original_key,
+            "distance": copy.distance,
         });
         writeln!(report, "{row}")?;
     }
     report.finish()?;
-    let gone: HashSet<usize> = copies.iter().map(|copy| copy.entry).collect();
+    let removed: HashSet<usize> = copies.iter().map(|copy| copy.entry).collect();
     let mut keep = AtomicFile::create(&out.join("keep.txt"))?;
     for (number, entry) in entries.iter().enumerate() {
-        if entry.shard >= n_against && !gone.contains(&number) {
-            let (shard, key) = name(entry);
+        if entry.shard >= n_against && !removed.contains(&number) {
+            let (shard, key) = name_and_key(shards, entry);
             writeln!(keep, "{shard}\t{key}")?;
         }
     }
@@ -329,6 +387,16 @@ mod tests {
         }
     }
 
+    /// Returns each copy with its original and their distance.
+    fn found_copies(
+        entries: &[SampleEntry],
+        n_against: usize,
+        max_distance: u32,
+    ) -> Vec<(usize, usize, Option<u32>)> {
+        let copies = find_copies(entries, n_against, max_distance);
+        copies.iter().map(|copy| (copy.entry, copy.original, copy.distance)).collect()
+    }
+
     #[test]
     fn copies_are_exact_near_or_of_the_other_set() {
         const A: u64 = 0x0f0f_0f0f_0f0f_0f0f;
@@ -341,29 +409,19 @@ mod tests {
             // Near to the previous one: a chain that starts again there.
             entry(1, 4, A ^ 0b11111),
         ];
-        let found: Vec<_> = find(&entries, 1, 3).iter().map(|c| (c.entry, c.of, c.distance)).collect();
-        assert_eq!(found, [(1, 0, None), (2, 0, Some(3)), (4, 3, Some(1))]);
-        let exact: Vec<_> = find(&entries, 1, 0).iter().map(|c| (c.entry, c.of, c.distance)).collect();
-        assert_eq!(exact, [(1, 0, None)]);
+        assert_eq!(found_copies(&entries, 1, 3), [(1, 0, None), (2, 0, Some(3)), (4, 3, Some(1))]);
+        assert_eq!(found_copies(&entries, 1, 0), [(1, 0, None)]);
     }
 
     /// The large image in the middle is kept; a small one and its exact copy are removed.
     #[test]
-    fn of_copies_the_best_one_stays() {
+    fn the_best_copy_is_kept() {
         const A: u64 = 0x0f0f_0f0f_0f0f_0f0f;
-        let sized = |content, difference, quality| {
-            let mut entry = entry(0, content, difference);
+        let mut entries = [entry(0, 1, A ^ 1), entry(0, 2, A), entry(0, 1, A ^ 1), entry(0, 3, A)];
+        for (entry, quality) in entries.iter_mut().zip([(100, 9), (400, 90), (100, 9), (400, 70)]) {
             entry.print.quality = quality;
-            entry
-        };
-        let entries = [
-            sized(1, A ^ 1, (100, 9)),
-            sized(2, A, (400, 90)),
-            sized(1, A ^ 1, (100, 9)),
-            sized(3, A, (400, 70)),
-        ];
-        let found: Vec<_> = find(&entries, 0, 3).iter().map(|c| (c.entry, c.of, c.distance)).collect();
-        assert_eq!(found, [(0, 1, Some(1)), (2, 1, None), (3, 1, Some(0))]);
+        }
+        assert_eq!(found_copies(&entries, 0, 3), [(0, 1, Some(1)), (2, 1, None), (3, 1, Some(0))]);
     }
 
     #[test]

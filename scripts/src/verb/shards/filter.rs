@@ -43,7 +43,7 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Reason to drop a sample, if any.
+/// Returns the reason to drop a sample, if any.
 fn flaw(args: &Args, item: &Item<'_>) -> Option<String> {
     let files = item.files();
     if files.is_empty() {
@@ -66,8 +66,8 @@ fn flaw(args: &Args, item: &Item<'_>) -> Option<String> {
     (deviation < args.min_deviation).then(|| format!("blank: gray levels deviate by {deviation:.2}"))
 }
 
-/// Returns the deviation of the means over the channels, in units of which 255 are the largest
-/// value of 8 or 16 bits, or 1.
+/// Returns the standard deviation of the means over the channels, scaled so that the largest value
+/// of 8 or 16 bits, or 1, is 255.
 fn gray_deviation(image: &Image) -> f64 {
     let gray: Vec<f64> = match image {
         Image::Rgb(image) => image
@@ -79,13 +79,20 @@ fn gray_deviation(image: &Image) -> f64 {
             let scale = 255.0 / f64::from(image.depth.unit()) / image.format().n_channels as f64;
             let mut gray = vec![0.0; image.n_pixels()];
             for channel in image.channels() {
-                gray.iter_mut().zip(channel).for_each(|(gray, value)| *gray += f64::from(*value) * scale);
+                for (gray, value) in gray.iter_mut().zip(channel) {
+                    *gray += f64::from(*value) * scale;
+                }
             }
             gray
         }
     };
-    let (n, sum, squares) =
-        gray.into_iter().fold((0.0, 0.0, 0.0), |(n, s, q), v| (n + 1.0, s + v, q + v * v));
+    let n = gray.len() as f64;
+    let mut sum = 0.0;
+    let mut squares = 0.0;
+    for value in gray {
+        sum += value;
+        squares += value * value;
+    }
     let mean = sum / n;
     (squares / n - mean * mean).max(0.0).sqrt()
 }

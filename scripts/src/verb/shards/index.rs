@@ -32,19 +32,24 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     let sources = storage.sources(&args.shards)?;
     let progress = bar(sources.len() as u64, "index");
-    let done: anyhow::Result<Vec<_>> = sources
+    let counts: anyhow::Result<Vec<_>> = sources
         .par_iter()
         .map(|source| -> anyhow::Result<(u64, u64)> {
-            let done = match &source.url {
-                ShardUrl::File(path) if source.is_read_in_place() => beside(args, path)?,
-                _ => in_cache(args, source, storage)?,
+            let counts = match &source.url {
+                ShardUrl::File(path) if source.is_read_in_place() => index_local(args, path)?,
+                _ => index_remote(args, source, storage)?,
             };
             progress.inc(1);
-            Ok(done)
+            Ok(counts)
         })
         .collect();
     progress.finish_and_clear();
-    let (n_samples, n_written) = done?.iter().fold((0, 0), |(a, b), (n, written)| (a + n, b + written));
+    let mut n_samples = 0;
+    let mut n_written = 0;
+    for (samples, written) in counts? {
+        n_samples += samples;
+        n_written += written;
+    }
     out!("{n_written} of {} shard(s) indexed, {n_samples} samples in all", sources.len());
     if args.json {
         out!("{}", json!({ "shards": sources.len(), "indexed": n_written, "samples": n_samples }));
@@ -54,7 +59,7 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
 
 /// Writes the index of the shard at `path`, if needed; returns its number of samples, and 1 if it
 /// was written.
-fn beside(args: &Args, path: &std::path::Path) -> anyhow::Result<(u64, u64)> {
+fn index_local(args: &Args, path: &std::path::Path) -> anyhow::Result<(u64, u64)> {
     let known = if args.overwrite { None } else { sidecar::load(path).ok().flatten() };
     if let Some(known) = &known {
         let has_checksums = known.checksum.is_some();
@@ -62,23 +67,26 @@ fn beside(args: &Args, path: &std::path::Path) -> anyhow::Result<(u64, u64)> {
         if is_current || (!has_checksums && !args.checksums) {
             let index = sidecar::open(path)?;
             if index == *known {
-                // It has been compared with the shard: later commands need not do so again.
+                // The index was compared with the shard: later commands need not compare again.
                 sidecar::touch(path);
                 return Ok((index.len() as u64, 0));
             }
         }
     }
-    // An index with checksums is replaced by one with checksums: it may be that of another file.
+    // An index with checksums, which may be that of another file, is replaced by one with
+    // checksums.
     let wants_checksums = args.checksums || known.is_some_and(|known| known.checksum.is_some());
     let index = if wants_checksums { sidecar::build_checked(path)? } else { sidecar::build(path)? };
     sidecar::save(&index, path)?;
     Ok((index.len() as u64, 1))
 }
 
-fn in_cache(args: &Args, source: &Source, storage: &Storage) -> anyhow::Result<(u64, u64)> {
+/// Writes the index of a shard into the cache, if needed; returns its number of samples, and 1 if
+/// it was written.
+fn index_remote(args: &Args, source: &Source, storage: &Storage) -> anyhow::Result<(u64, u64)> {
     if args.overwrite {
         storage.forget(source)?;
     }
-    let there = storage.has_index(source)?;
-    Ok((storage.open(source)?.len() as u64, u64::from(!there)))
+    let existed = storage.has_index(source)?;
+    Ok((storage.open(source)?.len() as u64, u64::from(!existed)))
 }

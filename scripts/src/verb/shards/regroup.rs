@@ -13,10 +13,10 @@ use serde_json::{Value, json};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use crate::progress::bar;
-use crate::shards::classes::{copy_classes, names_beside};
-use crate::shards::hold::hold;
+use crate::shards::classes::{class_name, copy_classes, read_class_names};
+use crate::shards::folder_lock::lock_folder;
 use crate::shards::names::shard_list;
-use crate::shards::rewrite::{claim, inputs_of};
+use crate::shards::rewrite::{claim, input_identities};
 use crate::shards::samples::{KeyList, LimitFlags, check_keys, write_samples};
 
 /// Flags that the three verbs have in common.
@@ -110,166 +110,190 @@ struct SamplePosition {
 const DOMAIN: u64 = 0x7265_6772_6f75_7000;
 
 pub(crate) fn reshard(args: &ReshardArgs, storage: &Storage) -> anyhow::Result<ExitCode> {
-    let (sources, shards) = open(&args.common, storage)?;
-    let mut places = all(&shards);
+    let (sources, shards) = open_shards(&args.common, storage)?;
+    let mut positions = all_positions(&shards);
     if let Some(seed) = args.shuffle {
-        shuffle(&mut places, seed);
+        shuffle(&mut positions, seed);
     }
     let settings = json!({ "prefix": args.prefix, "shuffle": args.shuffle });
-    write(&args.common, "reshard", settings, &sources, &shards, &[(args.prefix.clone(), places)])
+    write(&args.common, "reshard", settings, &sources, &shards, &[(args.prefix.clone(), positions)])
 }
 
 pub(crate) fn split(args: &SplitArgs, storage: &Storage) -> anyhow::Result<ExitCode> {
-    let (sources, shards) = open(&args.common, storage)?;
-    let shares: anyhow::Result<Vec<(String, f64)>> = args.parts.iter().map(|part| share(part)).collect();
-    let shares = shares?;
-    let mut names = HashSet::new();
-    if let Some((name, _)) = shares.iter().find(|(name, _)| !names.insert(name)) {
-        bail!("--part {name} is given twice");
+    let (sources, shards) = open_shards(&args.common, storage)?;
+    let mut shares: Vec<(String, f64)> = Vec::new();
+    for part in &args.parts {
+        let (name, share) = parse_share(part)?;
+        if shares.iter().any(|(other, _)| *other == name) {
+            bail!("--part {name} is given twice");
+        }
+        shares.push((name, share));
     }
-    let sum: f64 = shares.iter().map(|(_, share)| share).sum();
-    let hash_of = |place: &SamplePosition| {
-        xxh3_64_with_seed(shards[place.shard].key(place.number).as_bytes(), args.seed)
-    };
-    let part_of = |place: &SamplePosition| {
-        let mut at = hash_of(place) as f64 / 2f64.powi(64) * sum;
-        shares
-            .iter()
-            .position(|(_, share)| {
-                at -= share;
-                at < 0.0
-            })
-            .unwrap_or(shares.len() - 1)
-    };
     let mut parts: Vec<(String, Vec<SamplePosition>)> =
         shares.iter().map(|(name, _)| (name.clone(), Vec::new())).collect();
-    let places = all(&shards);
-    let by_class = if args.by_key { None } else { by_class(&shards, &places)? };
-    match &by_class {
-        Some(classes) => {
-            for (place, part) in stratified(classes, |place: &usize| hash_of(&places[*place]), &shares) {
-                parts[part].1.push(places[place]);
-            }
-            // Samples stay in the order of the shards.
-            parts.iter_mut().for_each(|(_, places)| places.sort_by_key(|place| (place.shard, place.number)));
+    let positions = all_positions(&shards);
+    let classes = if args.by_key { None } else { group_by_class(&shards, &positions)? };
+    if let Some(classes) = &classes {
+        let hashes: Vec<u64> =
+            positions.iter().map(|position| key_hash(&shards, *position, args.seed)).collect();
+        for (sample, part) in stratify(classes, &hashes, &shares) {
+            parts[part].1.push(positions[sample]);
         }
-        None => places.into_iter().for_each(|place| parts[part_of(&place)].1.push(place)),
+        // Samples stay in the order of the shards.
+        for (_, positions) in &mut parts {
+            positions.sort_by_key(|position| (position.shard, position.number));
+        }
+    } else {
+        for position in positions {
+            let part = part_by_hash(key_hash(&shards, position, args.seed), &shares);
+            parts[part].1.push(position);
+        }
     }
-    // As older releases recorded them, which knew no labels.
-    let settings = match by_class {
-        Some(_) => json!({ "parts": args.parts, "seed": args.seed, "stratified": true }),
-        None => json!({ "parts": args.parts, "seed": args.seed }),
-    };
+    // Without classes, the settings are those that older releases recorded.
+    let mut settings = json!({ "parts": args.parts, "seed": args.seed });
+    if classes.is_some() {
+        settings["stratified"] = json!(true);
+    }
     write(&args.common, "split", settings, &sources, &shards, &parts)
 }
 
-/// Returns the numbers of the samples of each class, and of samples without one, in `places`;
-/// `None` if none has a class.
-fn by_class(
+/// Hashes the key of a sample.
+fn key_hash(shards: &[Shard], position: SamplePosition, seed: u64) -> u64 {
+    xxh3_64_with_seed(shards[position.shard].key(position.number).as_bytes(), seed)
+}
+
+/// Returns the number of the part that a sample belongs to by the hash of its key: parts divide the
+/// range of hashes by `shares`.
+fn part_by_hash(hash: u64, shares: &[(String, f64)]) -> usize {
+    let sum: f64 = shares.iter().map(|(_, share)| share).sum();
+    let mut remaining = hash as f64 / 2f64.powi(64) * sum;
+    for (part, (_, share)) in shares.iter().enumerate() {
+        remaining -= share;
+        if remaining < 0.0 {
+            return part;
+        }
+    }
+    shares.len() - 1
+}
+
+/// Returns the indices into `positions` of the samples of each class, and of those without one;
+/// `None` if no sample has a class.
+fn group_by_class(
     shards: &[Shard],
-    places: &[SamplePosition],
+    positions: &[SamplePosition],
 ) -> anyhow::Result<Option<BTreeMap<Vec<String>, Vec<usize>>>> {
     let mut classes: BTreeMap<Vec<String>, Vec<usize>> = BTreeMap::new();
-    for (number, place) in places.iter().enumerate() {
-        classes.entry(shards[place.shard].classes(place.number)?).or_default().push(number);
+    for (number, position) in positions.iter().enumerate() {
+        classes.entry(shards[position.shard].classes(position.number)?).or_default().push(number);
     }
     Ok(classes.keys().any(|class| !class.is_empty()).then_some(classes))
 }
 
-/// Divides each class by `shares`, in the order of `order` within it: each sample goes to the part
-/// that has the fewest for its share. Returns the samples with the numbers of their parts.
-fn stratified(
+/// Divides each class by `shares`, in the order of the samples' `hashes`: each sample goes to the
+/// part that lacks most samples of its share. Returns the samples with the numbers of their parts.
+fn stratify(
     classes: &BTreeMap<Vec<String>, Vec<usize>>,
-    order: impl Fn(&usize) -> u64,
+    hashes: &[u64],
     shares: &[(String, f64)],
 ) -> Vec<(usize, usize)> {
     let sum: f64 = shares.iter().map(|(_, share)| share).sum();
     let mut counts = vec![0.0; shares.len()];
-    let mut given = Vec::new();
+    let mut assigned = Vec::new();
     for samples in classes.values() {
         let mut samples = samples.clone();
-        samples.sort_by_key(|sample| (order(sample), *sample));
+        samples.sort_by_key(|sample| (hashes[*sample], *sample));
         for sample in samples {
-            let n = given.len() as f64 + 1.0;
-            let lack = |part: usize| shares[part].1 / sum * n - counts[part];
-            let part =
-                (0..shares.len()).max_by(|a, b| lack(*a).total_cmp(&lack(*b)).then(b.cmp(a))).unwrap_or(0);
+            let n = assigned.len() as f64 + 1.0;
+            // The first of several parts that lack as many.
+            let mut part = 0;
+            let mut most_lacking = f64::NEG_INFINITY;
+            for (candidate, (_, share)) in shares.iter().enumerate() {
+                let n_lacking = share / sum * n - counts[candidate];
+                if n_lacking > most_lacking {
+                    part = candidate;
+                    most_lacking = n_lacking;
+                }
+            }
             counts[part] += 1.0;
-            given.push((sample, part));
+            assigned.push((sample, part));
         }
     }
-    given
+    assigned
 }
 
 pub(crate) fn subset(args: &SubsetArgs, storage: &Storage) -> anyhow::Result<ExitCode> {
-    let (sources, shards) = open(&args.common, storage)?;
-    let mut places = all(&shards);
+    let (sources, shards) = open_shards(&args.common, storage)?;
+    let mut positions = all_positions(&shards);
     if let Some(path) = &args.keys {
         let list = KeyList::read(path)?;
-        places.retain(|place| {
-            let shard = &shards[place.shard];
-            list.names(Some(&shard.name()), shard.key(place.number))
+        positions.retain(|position| {
+            let shard = &shards[position.shard];
+            list.names(Some(&shard.name()), shard.key(position.number))
         });
     }
     if !args.classes.is_empty() {
-        places = of_classes(&args.classes, &sources, &shards, places)?;
+        positions = select_classes(&args.classes, &sources, &shards, positions)?;
     }
     if let Some(count) = args.count {
-        let mut drawn: Vec<usize> = (0..places.len()).collect();
-        shuffle(&mut drawn, args.seed);
-        drawn.truncate(count);
-        drawn.sort_unstable();
-        places = drawn.into_iter().map(|i| places[i]).collect();
+        let mut indices: Vec<usize> = (0..positions.len()).collect();
+        shuffle(&mut indices, args.seed);
+        indices.truncate(count);
+        indices.sort_unstable();
+        positions = indices.into_iter().map(|i| positions[i]).collect();
     }
     let settings = json!({
         "prefix": args.prefix, "count": args.count, "seed": args.seed, "keys": args.keys,
         "classes": args.classes,
     });
-    write(&args.common, "subset", settings, &sources, &shards, &[(args.prefix.clone(), places)])
+    write(&args.common, "subset", settings, &sources, &shards, &[(args.prefix.clone(), positions)])
 }
 
-/// Keeps the `places` whose class is among `wanted`, by the samples' own labels, or by name in the
-/// list beside the shards.
-fn of_classes(
+/// Returns those of `positions` whose class is among `wanted`, by the samples' own labels, or by
+/// name in the list beside the shards.
+fn select_classes(
     wanted: &[String],
     sources: &[Source],
     shards: &[Shard],
-    places: Vec<SamplePosition>,
+    positions: Vec<SamplePosition>,
 ) -> anyhow::Result<Vec<SamplePosition>> {
-    let names = names_beside(sources);
-    let number = |class: &String| names.iter().position(|name| name == class).map(|at| at.to_string());
-    let classes: HashSet<String> =
-        wanted.iter().map(|class| number(class).unwrap_or_else(|| class.clone())).collect();
+    let names = read_class_names(sources);
+    let mut classes: HashSet<String> = HashSet::new();
+    for class in wanted {
+        match names.iter().position(|name| name == class) {
+            Some(number) => classes.insert(number.to_string()),
+            None => classes.insert(class.clone()),
+        };
+    }
     let mut kept = Vec::new();
     let mut seen = BTreeSet::new();
-    for place in places {
-        let found = shards[place.shard].classes(place.number)?;
-        if found.iter().any(|class| classes.contains(class)) {
-            kept.push(place);
+    for position in positions {
+        let sample_classes = shards[position.shard].classes(position.number)?;
+        if sample_classes.iter().any(|class| classes.contains(class)) {
+            kept.push(position);
         }
-        seen.extend(found);
+        seen.extend(sample_classes);
     }
-    let missing = classes.iter().any(|class| !seen.contains(class));
-    if kept.is_empty() || missing {
-        let known = |class: &String| names.get(class.parse::<usize>().ok()?).cloned();
-        let seen: Vec<String> = seen.iter().take(20).map(|c| known(c).unwrap_or_else(|| c.clone())).collect();
+    let is_missing = classes.iter().any(|class| !seen.contains(class));
+    if kept.is_empty() || is_missing {
+        let seen: Vec<&str> = seen.iter().take(20).map(|class| class_name(&names, class)).collect();
         bail!("not all of the classes {} have samples; there are {}", wanted.join(", "), seen.join(", "));
     }
     Ok(kept)
 }
 
-fn open(common: &Common, storage: &Storage) -> anyhow::Result<(Vec<Source>, Vec<Shard>)> {
+fn open_shards(common: &Common, storage: &Storage) -> anyhow::Result<(Vec<Source>, Vec<Shard>)> {
     let sources = storage.sources(&common.shards)?;
     let shards = storage.open_all(&sources)?;
     Ok((sources, shards))
 }
 
-fn all(shards: &[Shard]) -> Vec<SamplePosition> {
-    shards
-        .iter()
-        .enumerate()
-        .flat_map(|(shard, s)| (0..s.len()).map(move |number| SamplePosition { shard, number }))
-        .collect()
+/// Returns the positions of all samples.
+fn all_positions(shards: &[Shard]) -> Vec<SamplePosition> {
+    let mut positions = Vec::new();
+    for (shard, samples) in shards.iter().enumerate() {
+        positions.extend((0..samples.len()).map(|number| SamplePosition { shard, number }));
+    }
+    positions
 }
 
 fn shuffle<T>(items: &mut [T], seed: u64) {
@@ -277,20 +301,23 @@ fn shuffle<T>(items: &mut [T], seed: u64) {
 }
 
 /// Parses a part such as `train=0.9`.
-fn share(part: &str) -> anyhow::Result<(String, f64)> {
-    let parsed = part.split_once('=').and_then(|(name, share)| Some((name, share.parse::<f64>().ok()?)));
-    match parsed {
-        Some((name, share)) if share > 0.0 && share.is_finite() && is_file_name(name) => {
-            Ok((name.to_string(), share))
-        }
-        _ => bail!("--part {part}: a name and a share above 0 are needed, as in train=0.9"),
+fn parse_share(part: &str) -> anyhow::Result<(String, f64)> {
+    if let Some((name, share)) = part.split_once('=')
+        && let Ok(share) = share.parse::<f64>()
+        && share > 0.0
+        && share.is_finite()
+        && is_file_name(name)
+    {
+        return Ok((name.to_string(), share));
     }
+    bail!("--part {part}: a name and a share above 0 are needed, as in train=0.9")
 }
 
 fn is_file_name(name: &str) -> bool {
     !name.is_empty() && !name.contains(['/', '\\'])
 }
 
+/// Writes the samples of each part to shards whose prefix is the part's name.
 fn write(
     common: &Common,
     verb: &'static str,
@@ -301,7 +328,7 @@ fn write(
 ) -> anyhow::Result<ExitCode> {
     settings["shards"] = json!(common.shards.iter().map(|spec| redact_list(spec)).collect::<Vec<_>>());
     settings["limits"] = common.limits.identity();
-    let n_samples: usize = parts.iter().map(|(_, places)| places.len()).sum();
+    let n_samples: usize = parts.iter().map(|(_, positions)| positions.len()).sum();
     if n_samples == 0 {
         bail!("no samples were selected");
     }
@@ -309,20 +336,20 @@ fn write(
         bail!("{name:?} cannot be the name of shards");
     }
     if !common.limits.renumber {
-        for (_, places) in parts {
-            check_keys(places.iter().map(|place| (&shards[place.shard], place.number)))?;
+        for (_, positions) in parts {
+            check_keys(positions.iter().map(|position| (&shards[position.shard], position.number)))?;
         }
     }
-    let _held = hold(&common.out)?;
-    claim(inputs_of(sources, shards, &common.out)?, &common.out, verb, &settings, false)?;
+    let _lock = lock_folder(&common.out)?;
+    claim(input_identities(sources, shards, &common.out)?, &common.out, verb, &settings, false)?;
     copy_classes(sources, &common.out, false)?;
     let progress = bar(n_samples as u64, verb);
     let mut report = BTreeMap::new();
-    for (prefix, places) in parts {
+    for (prefix, positions) in parts {
         let samples: Vec<(&Shard, usize)> =
-            places.iter().map(|place| (&shards[place.shard], place.number)).collect();
+            positions.iter().map(|position| (&shards[position.shard], position.number)).collect();
         let n_shards = write_samples(&common.out, prefix, &common.limits, &samples, &progress)?;
-        report.insert(prefix.clone(), json!({ "samples": places.len(), "shards": n_shards }));
+        report.insert(prefix.clone(), json!({ "samples": positions.len(), "shards": n_shards }));
     }
     progress.finish_and_clear();
     for (prefix, counts) in &report {

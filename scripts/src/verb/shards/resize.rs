@@ -48,39 +48,39 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     });
     let job = Job { out: &args.flags.out, verb: "resize", settings, overwrite: args.flags.overwrite };
     // An image that cannot be decoded is kept: dropping images is the job of `filter`.
-    let totals = rewrite(&sources, storage, &job, |item| resized(args, item).unwrap_or(Verdict::Keep))?;
+    let totals = rewrite(&sources, storage, &job, |item| resize(args, item).unwrap_or(Verdict::Keep))?;
     totals.print(args.flags.json);
     Ok(ExitCode::SUCCESS)
 }
 
-fn resized(args: &Args, item: &Item<'_>) -> anyhow::Result<Verdict> {
+fn resize(args: &Args, item: &Item<'_>) -> anyhow::Result<Verdict> {
     let (_, bytes) = item.image().context("no image")?;
-    // What a JPEG cannot hold stays as it is.
+    // Images that a JPEG cannot hold are kept as they are.
     if bands::exceeds_rgb8(bytes) {
         return Ok(Verdict::Keep);
     }
     let facts = facts(bytes)?;
     let short = facts.width_px.min(facts.height_px);
     let shrinks = args.short_side > 0 && short > args.short_side;
-    let wanted = shrinks || (args.baseline && facts.progressive) || (args.apply_exif && facts.turned);
-    if !wanted {
+    let changes = shrinks || (args.baseline && facts.progressive) || (args.apply_exif && facts.turned);
+    if !changes {
         return Ok(Verdict::Keep);
     }
     let rules = DecodeRules { apply_exif: args.apply_exif, ..DecodeRules::default() };
     let mut image = decode(bytes, &rules)?;
     if shrinks {
-        image = to_short_side(&image, args.short_side)?;
+        image = resize_short_side(&image, args.short_side)?;
     }
     Ok(Verdict::Replace("jpg", jpeg(&image, args.quality, facts.color == ColorKind::Gray)?))
 }
 
-/// Resizes by an antialiased Lanczos filter with three lobes.
-fn to_short_side(image: &Rgb8, short_px: u32) -> anyhow::Result<Rgb8> {
+/// Resizes an image to a short side of `short_px` by an antialiased Lanczos filter with three
+/// lobes.
+fn resize_short_side(image: &Rgb8, short_px: u32) -> anyhow::Result<Rgb8> {
     let short = f64::from(image.width_px.min(image.height_px));
-    let scaled = |side: u32| ((f64::from(side) * f64::from(short_px) / short).round() as u32).max(1);
-    let width = scaled(image.width_px);
-    let height = scaled(image.height_px);
-    // The crate is built for pixels of four bytes alone, a tenth of its size.
+    let [width, height] = [image.width_px, image.height_px]
+        .map(|side| ((f64::from(side) * f64::from(short_px) / short).round() as u32).max(1));
+    // Of the crate only the code for pixels of four bytes is built, a tenth of its size.
     let padded: Vec<u8> = image.data.chunks_exact(3).flat_map(|p| [p[0], p[1], p[2], u8::MAX]).collect();
     let source = ImageRef::new(image.width_px, image.height_px, &padded, PixelType::U8x4)?;
     let mut target = Image::new(width, height, PixelType::U8x4);

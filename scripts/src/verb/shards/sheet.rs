@@ -14,7 +14,7 @@ use report::picture::sheets;
 
 use crate::evaluation::scores::set_name;
 use crate::recipes;
-use crate::shards::classes::names_beside;
+use crate::shards::classes::{class_name, read_class_names};
 use prep::open::{open_dataset, split_folders};
 
 /// Flags of `shards contact-sheet`.
@@ -64,13 +64,9 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
             let source = Source::Shards(Arc::new(dataset));
             let name = set_name(&args.shards);
             let images = ImageSet::open_some(source, square, DecodeRules::default(), name, args.count)?;
-            // The classes of a folder of images are names already.
-            let names = names_beside(&split_folders(&args.shards)?.sources(storage)?);
-            let named =
-                |class: &str| class.parse::<usize>().ok().and_then(|number| names.get(number).cloned());
-            sheets::thumbnails(&args.out, &images, |class| {
-                named(class).unwrap_or_else(|| class.to_string())
-            })?;
+            // The classes of a folder of images are names.
+            let names = read_class_names(&split_folders(&args.shards)?.sources(storage)?);
+            sheets::thumbnails(&args.out, &images, |class| class_name(&names, class).to_string())?;
         }
     }
     out!("{}", args.out.display());

@@ -9,7 +9,8 @@ use augment::facts::{ColorKind, Facts, facts};
 use augment::{
     BlurRule, DecodeRules, Depth, Fill, Image, MultiCrop, PixelFormat, SampleKey, ViewMaker, bands,
 };
-use pipeline::{Shard, Storage};
+use pipeline::shard::image::EncodedImage;
+use pipeline::{PipelineError, Shard, Storage};
 use rayon::prelude::*;
 use report::picture::histogram::{Histogram, draw_histograms};
 use serde::{Deserialize, Serialize};
@@ -20,7 +21,7 @@ use super::constants::ChannelSums;
 use crate::backbone::{ValueFlags, depth};
 use crate::parts::{PartFlags, PartResults, folder, identities, open_folders};
 use crate::progress::bar;
-use crate::shards::bits::BitsSeen;
+use crate::shards::bits::BitsUsed;
 use prep::open::split_folders;
 
 /// Number of images whose views are timed for the prediction.
@@ -142,13 +143,15 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     let work = args.parts.work();
     let results = PartResults::new(folder(args.out.as_deref(), work)?, "stats", about);
     let folders = open_folders(&given, work)?;
-    let found = results.of(work, sources.len(), |range| {
+    let parts = results.compute(work, sources.len(), |range| {
         let shards = storage.open_all(&sources[range])?;
-        stats_of(&shards.iter().chain(&folders).collect::<Vec<_>>(), &rules)
+        collect_stats(&shards.iter().chain(&folders).collect::<Vec<_>>(), &rules)
     })?;
-    let Some(parts) = found else { return Ok(ExitCode::SUCCESS) };
+    let Some(parts) = parts else { return Ok(ExitCode::SUCCESS) };
     let mut stats = Stats::default();
-    parts.into_iter().for_each(|part| stats.append(part));
+    for part in parts {
+        stats.append(part);
+    }
     let shards = storage.open_all(&sources)?;
     let filled = args.format.rules(Fill::default())?;
     let predicted = predicted_images_per_s(&shards.iter().chain(&folders).collect::<Vec<_>>(), &filled);
@@ -164,36 +167,33 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
 }
 
 /// Computes the statistics of `shards`.
-fn stats_of(shards: &[&Shard], rules: &DecodeRules) -> anyhow::Result<Stats> {
+fn collect_stats(shards: &[&Shard], rules: &DecodeRules) -> anyhow::Result<Stats> {
     let progress = bar(shards.iter().map(|shard| shard.len() as u64).sum(), "stats");
     let mut stats = Stats::default();
     for shard in shards {
-        let found: Result<Vec<Option<SampleStats>>, _> = (0..shard.len())
+        let samples: Result<Vec<Option<SampleStats>>, _> = (0..shard.len())
             .into_par_iter()
             .map(|i: usize| {
                 progress.inc(1);
-                found(shard, i, rules)
+                sample_stats(shard, i, rules)
             })
             .collect();
         stats.shard_mb.push(shard.index().shard_bytes as f64 / 1e6);
         stats.sums.push(ChannelSums::default());
-        found?.into_iter().for_each(|found| stats.add(found));
+        for sample in samples? {
+            stats.add(sample);
+        }
     }
     progress.finish_and_clear();
     Ok(stats)
 }
 
-fn found(
-    shard: &Shard,
-    i: usize,
-    rules: &DecodeRules,
-) -> Result<Option<SampleStats>, pipeline::PipelineError> {
+/// Computes the statistics of sample `i` of `shard`; `None` if it has no image.
+fn sample_stats(shard: &Shard, i: usize, rules: &DecodeRules) -> Result<Option<SampleStats>, PipelineError> {
     if shard.image_bytes(i).is_none() {
         return Ok(None);
     }
-    let read =
-        shard.classes(i).and_then(|classes| Ok((classes, shard.has_class_of_folder(i)?, shard.image(i)?)));
-    let (classes, is_class_folder, encoded) = match read {
+    let (classes, is_class_folder, encoded) = match read_sample(shard, i) {
         // An empty image is counted as one that cannot be decoded.
         Err(error) if error.is_sample_error() => Default::default(),
         read => read?,
@@ -202,21 +202,17 @@ fn found(
     let start = Instant::now();
     let image = Image::decode(&files, rules).ok();
     let decode_s = start.elapsed().as_secs_f64();
+    let mut other = None;
+    if image.is_none() {
+        other = header_format(&files, rules).filter(|format| *format != rules.format);
+    }
     Ok(Some(SampleStats {
         facts: files.first().and_then(|file| facts(file).ok()),
         bytes: encoded.len() as u64,
         hash: xxh3_128(encoded.bytes()),
-        other: image
-            .is_none()
-            .then(|| {
-                let bands::SampleHeader { n_channels, depth, .. } =
-                    bands::sample_header(&files, rules).ok()?;
-                Some(PixelFormat { n_channels, depth })
-            })
-            .flatten()
-            .filter(|found| *found != rules.format),
+        other,
         // Training refuses an image with a channel without data.
-        sums: image.as_ref().map(ChannelSums::of).filter(ChannelSums::has_data),
+        sums: image.as_ref().map(ChannelSums::from_image).filter(ChannelSums::has_data),
         largest: bands::largest_of_16_bits(&files, rules),
         no_data: files.first().and_then(|file| bands::map_data(file).ok()??.no_data),
         decode_s,
@@ -225,31 +221,44 @@ fn found(
     }))
 }
 
+/// Returns the classes of sample `i`, whether its folder is its class, and its image.
+fn read_sample(shard: &Shard, i: usize) -> Result<(Vec<String>, bool, EncodedImage), PipelineError> {
+    let classes = shard.classes(i)?;
+    let is_class_folder = shard.has_class_of_folder(i)?;
+    Ok((classes, is_class_folder, shard.image(i)?))
+}
+
+/// Returns the format that the headers of an image's files state; `None` if they cannot be read.
+fn header_format(files: &[&[u8]], rules: &DecodeRules) -> Option<PixelFormat> {
+    let bands::SampleHeader { n_channels, depth, .. } = bands::sample_header(files, rules).ok()?;
+    Some(PixelFormat { n_channels, depth })
+}
+
 impl Stats {
-    /// Adds a sample of the last shard.
-    fn add(&mut self, found: Option<SampleStats>) {
+    /// Adds a sample of the last shard; `None` is one without an image.
+    fn add(&mut self, sample: Option<SampleStats>) {
         self.n_samples += 1;
-        let Some(found) = found else {
+        let Some(sample) = sample else {
             self.n_no_image += 1;
             return;
         };
-        self.n_unlabeled += u64::from(found.classes.is_empty());
-        self.n_by_folder += u64::from(found.is_class_folder);
-        for class in found.classes {
+        self.n_unlabeled += u64::from(sample.classes.is_empty());
+        self.n_by_folder += u64::from(sample.is_class_folder);
+        for class in sample.classes {
             *self.classes.entry(class).or_default() += 1;
         }
-        if let Some(value) = found.no_data {
+        if let Some(value) = sample.no_data {
             *self.no_data.entry(value).or_default() += 1;
         }
-        self.hashes.push(format!("{:032x}", found.hash));
-        let (Some(facts), Some(sums)) = (found.facts, found.sums) else {
+        self.hashes.push(format!("{:032x}", sample.hash));
+        let (Some(facts), Some(sums)) = (sample.facts, sample.sums) else {
             self.n_bad += 1;
-            if let Some(format) = found.other {
+            if let Some(format) = sample.other {
                 *self.others.entry(format.to_string()).or_default() += 1;
             }
             return;
         };
-        if let Some(largest) = found.largest {
+        if let Some(largest) = sample.largest {
             self.n_wide += 1;
             self.largest = self.largest.max(largest);
         }
@@ -260,18 +269,15 @@ impl Stats {
         self.widths.push(f64::from(facts.width_px));
         self.heights.push(f64::from(facts.height_px));
         self.aspects.push(f64::from(facts.width_px) / f64::from(facts.height_px));
-        self.sizes_kb.push(found.bytes as f64 / 1e3);
+        self.sizes_kb.push(sample.bytes as f64 / 1e3);
         if let Some(last) = self.sums.last_mut() {
             last.add(&sums);
         }
-        self.decode_s += found.decode_s;
+        self.decode_s += sample.decode_s;
     }
 
     /// Adds the statistics of the shards that follow.
     fn append(&mut self, mut other: Self) {
-        let add = |counts: &mut BTreeMap<String, u64>, others: BTreeMap<String, u64>| {
-            others.into_iter().for_each(|(name, n)| *counts.entry(name).or_default() += n);
-        };
         self.n_samples += other.n_samples;
         self.n_no_image += other.n_no_image;
         self.n_bad += other.n_bad;
@@ -282,11 +288,11 @@ impl Stats {
         self.decode_s += other.decode_s;
         self.n_wide += other.n_wide;
         self.largest = self.largest.max(other.largest);
-        add(&mut self.no_data, other.no_data);
-        add(&mut self.classes, other.classes);
-        add(&mut self.formats, other.formats);
-        add(&mut self.colors, other.colors);
-        add(&mut self.others, other.others);
+        add_counts(&mut self.no_data, other.no_data);
+        add_counts(&mut self.classes, other.classes);
+        add_counts(&mut self.formats, other.formats);
+        add_counts(&mut self.colors, other.colors);
+        add_counts(&mut self.others, other.others);
         self.hashes.append(&mut other.hashes);
         self.widths.append(&mut other.widths);
         self.heights.append(&mut other.heights);
@@ -302,11 +308,13 @@ impl Stats {
         (self.hashes.len() - distinct.len()) as u64
     }
 
-    /// Returns mean and standard deviation of each channel.
+    /// Returns the mean and the standard deviation of each channel.
     fn constants(&self) -> (Vec<f64>, Vec<f64>) {
         let mut all = ChannelSums::default();
         // A shard without a readable image has no channels.
-        self.sums.iter().filter(|sums| **sums != ChannelSums::default()).for_each(|sums| all.add(sums));
+        for sums in self.sums.iter().filter(|sums| **sums != ChannelSums::default()) {
+            all.add(sums);
+        }
         all.constants()
     }
 
@@ -323,10 +331,6 @@ impl Stats {
 
     fn to_json(&self, predicted: f64) -> Value {
         let (mean, deviation) = self.constants();
-        let quantiles = |values: &[f64]| {
-            let [low, p50, high] = quantiles(values);
-            json!({ "min": low, "p50": p50, "max": high })
-        };
         json!({
             "samples": self.n_samples,
             "no_image": self.n_no_image,
@@ -343,15 +347,22 @@ impl Stats {
             "images_of_16_bits": self.n_wide,
             "largest_of_16_bits": (self.n_wide > 0).then_some(self.largest),
             "no_data": self.no_data,
-            "width_px": quantiles(&self.widths),
-            "height_px": quantiles(&self.heights),
-            "aspect": quantiles(&self.aspects),
-            "kb": quantiles(&self.sizes_kb),
-            "shard_mb": quantiles(&self.shard_mb),
+            "width_px": quantiles_json(&self.widths),
+            "height_px": quantiles_json(&self.heights),
+            "aspect": quantiles_json(&self.aspects),
+            "kb": quantiles_json(&self.sizes_kb),
+            "shard_mb": quantiles_json(&self.shard_mb),
             "mean": mean,
             "std": deviation,
             "predicted_images_per_s": predicted,
         })
+    }
+}
+
+/// Adds the numbers of `others` to those of `counts`, by name.
+fn add_counts(counts: &mut BTreeMap<String, u64>, others: BTreeMap<String, u64>) {
+    for (name, n) in others {
+        *counts.entry(name).or_default() += n;
     }
 }
 
@@ -365,13 +376,18 @@ fn color_name(color: ColorKind) -> &'static str {
     }
 }
 
-/// Smallest, median and largest value.
+/// Returns the smallest, the median and the largest value; zeros if there are none.
 fn quantiles(values: &[f64]) -> [f64; 3] {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
-    let at =
-        |q: f64| sorted.get((q * sorted.len().saturating_sub(1) as f64) as usize).copied().unwrap_or(0.0);
-    [at(0.0), at(0.5), at(1.0)]
+    let last = sorted.len().saturating_sub(1);
+    let middle = (0.5 * last as f64) as usize;
+    [0, middle, last].map(|i| sorted.get(i).copied().unwrap_or(0.0))
+}
+
+fn quantiles_json(values: &[f64]) -> Value {
+    let [low, p50, high] = quantiles(values);
+    json!({ "min": low, "p50": p50, "max": high })
 }
 
 /// Predicts images per second: DINOv2's multi-crop on some images spread over the set, on one
@@ -402,19 +418,12 @@ fn predicted_images_per_s(shards: &[&Shard], rules: &DecodeRules) -> f64 {
 }
 
 fn print(stats: &Stats, predicted: f64, rules: &DecodeRules) {
-    let line = |name: &str, values: &[f64], unit: &str| {
-        let [low, p50, high] = quantiles(values);
-        out!("{name:<16} {low:>10.1} {p50:>10.1} {high:>10.1}  {unit}");
-    };
     out!("{:<16} {:>10} {:>10} {:>10}", "", "smallest", "median", "largest");
-    line("width", &stats.widths, "pixels");
-    line("height", &stats.heights, "pixels");
-    line("width / height", &stats.aspects, "");
-    line("encoded", &stats.sizes_kb, "kB");
-    line("shard", &stats.shard_mb, "MB");
-    let list = |counts: &BTreeMap<String, u64>| {
-        counts.iter().map(|(name, n)| format!("{n} {name}")).collect::<Vec<_>>().join(", ")
-    };
+    print_quantiles("width", &stats.widths, "pixels");
+    print_quantiles("height", &stats.heights, "pixels");
+    print_quantiles("width / height", &stats.aspects, "");
+    print_quantiles("encoded", &stats.sizes_kb, "kB");
+    print_quantiles("shard", &stats.shard_mb, "MB");
     out!(
         "samples          {} in {} shard(s); {} without an image, {} corrupt, {} exact duplicates",
         stats.n_samples,
@@ -428,9 +437,9 @@ fn print(stats: &Stats, predicted: f64, rules: &DecodeRules) {
         n => format!("; {n} by the name of their folder in the archive"),
     };
     out!("classes          {}; {} samples without a label{folders}", stats.classes.len(), stats.n_unlabeled);
-    out!("formats          {}; {} progressive", list(&stats.formats), stats.n_progressive);
+    out!("formats          {}; {} progressive", join_counts(&stats.formats), stats.n_progressive);
     let applies = if stats.n_turned > 0 { " (applied by data.apply_exif=true only)" } else { "" };
-    out!("colors           {}; {} rotated by EXIF{applies}", list(&stats.colors), stats.n_turned);
+    out!("colors           {}; {} rotated by EXIF{applies}", join_counts(&stats.colors), stats.n_turned);
     print_constants(stats, rules);
     out!(
         "speed            {:.1} ms to decode an image; about {predicted:.0} images/s of DINOv2 multi-crop here",
@@ -438,10 +447,19 @@ fn print(stats: &Stats, predicted: f64, rules: &DecodeRules) {
     );
 }
 
+fn print_quantiles(name: &str, values: &[f64], unit: &str) {
+    let [low, p50, high] = quantiles(values);
+    out!("{name:<16} {low:>10.1} {p50:>10.1} {high:>10.1}  {unit}");
+}
+
+fn join_counts(counts: &BTreeMap<String, u64>) -> String {
+    counts.iter().map(|(name, n)| format!("{n} {name}")).collect::<Vec<_>>().join(", ")
+}
+
 /// Prints which bits are used, and which pixels stand for no data, where no flag says it.
 fn print_notes(stats: &Stats, rules: &DecodeRules) {
-    let seen = BitsSeen { n_images: stats.n_wide, largest: stats.largest };
-    if let Some(sentence) = seen.in_words(rules, "data.bits_used in a recipe scales them") {
+    let used = BitsUsed { n_images: stats.n_wide, largest: stats.largest };
+    if let Some(sentence) = used.describe(rules, "data.bits_used in a recipe scales them") {
         out!("bits             {sentence}");
     }
     if rules.no_data.is_none() {
@@ -461,11 +479,10 @@ fn print_constants(stats: &Stats, rules: &DecodeRules) {
         out!("other pixels     {n} images have {other}, not {format}");
     }
     let (mean, deviation) = stats.constants();
-    let list = |values: &[f64], separator: &str, n_digits: usize| {
-        values.iter().map(|value| format!("{value:.n_digits$}")).collect::<Vec<_>>().join(separator)
-    };
     if format.is_rgb8() {
-        out!("channels         mean {}, deviation {}", list(&mean, " ", 3), list(&deviation, " ", 3));
+        let [mean, deviation] = [mean, deviation]
+            .map(|values| values.iter().map(|value| format!("{value:.3}")).collect::<Vec<_>>().join(" "));
+        out!("channels         mean {mean}, deviation {deviation}");
         return;
     }
     out!("channels         {format}; for a recipe:");
@@ -480,9 +497,7 @@ fn print_constants(stats: &Stats, rules: &DecodeRules) {
         out!("  no_data = {{ {value}fill = \"mean\" }}");
     }
     // With the digits of single precision, whatever the size of the values.
-    let digits = |values: &[f64]| {
-        values.iter().map(|value| (*value as f32).to_string()).collect::<Vec<_>>().join(", ")
-    };
-    let [mean, deviation] = [&mean, &deviation].map(|values| digits(values));
+    let [mean, deviation] = [mean, deviation]
+        .map(|values| values.iter().map(|value| (*value as f32).to_string()).collect::<Vec<_>>().join(", "));
     out!("  normalization = {{ mean = [{mean}], std = [{deviation}] }}");
 }

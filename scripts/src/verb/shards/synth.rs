@@ -10,7 +10,7 @@ use rayon::prelude::*;
 use crate::progress::bar;
 use crate::shards::classes::write_classes;
 use crate::shards::encode::jpeg;
-use crate::shards::hold::hold;
+use crate::shards::folder_lock::lock_folder;
 use crate::shards::synth;
 
 /// JPEG quality of procedural images.
@@ -46,7 +46,7 @@ pub(crate) fn run(args: &SynthArgs) -> anyhow::Result<ExitCode> {
 pub(crate) fn synthesize(args: &SynthArgs) -> anyhow::Result<Vec<PathBuf>> {
     const CHUNK: u64 = 256;
     let limits = ShardLimits { max_samples: 1000, max_bytes: u64::MAX };
-    let _held = hold(&args.out)?;
+    let _lock = lock_folder(&args.out)?;
     let mut writer = ShardWriter::new(&args.out, &args.prefix, limits)?;
     let progress = bar(args.count, "synth");
     for start in (0..args.count).step_by(CHUNK as usize) {

@@ -40,11 +40,11 @@ pub(crate) struct Args {
 
 /// Result of the checks of some shards.
 #[derive(Serialize, Deserialize)]
-struct Found {
+struct Checked {
     n_bad_shards: u64,
     n_samples: u64,
     bytes: u64,
-    /// Bad shards and samples in words, in their order.
+    /// Descriptions of bad shards, then of bad samples, in their order.
     flaws: Vec<String>,
 }
 
@@ -68,16 +68,18 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
         no_data: args.values.no_data(Fill::default()),
         ..DecodeRules::default()
     };
-    let parts = results.of(work, sources.len(), |range| found(&sources[range], folders, storage, &rules))?;
+    let parts = results
+        .compute(work, sources.len(), |range| check_samples(&sources[range], folders, storage, &rules))?;
     let Some(parts) = parts else { return Ok(ExitCode::SUCCESS) };
     if let Work::Join(_) = work {
-        parts.iter().flat_map(|part| &part.flaws).for_each(|flaw| say(format!("bad: {flaw}")));
+        for flaw in parts.iter().flat_map(|part| &part.flaws) {
+            say(format!("bad: {flaw}"));
+        }
     }
-    let sum = |of: &dyn Fn(&Found) -> u64| parts.iter().map(of).sum::<u64>();
-    let n_bad_shards = sum(&|part| part.n_bad_shards);
-    let n_samples = sum(&|part| part.n_samples);
-    let bytes = sum(&|part| part.bytes);
-    let n_flaws = sum(&|part| part.flaws.len() as u64);
+    let n_bad_shards: u64 = parts.iter().map(|part| part.n_bad_shards).sum();
+    let n_samples: u64 = parts.iter().map(|part| part.n_samples).sum();
+    let bytes: u64 = parts.iter().map(|part| part.bytes).sum();
+    let n_flaws: u64 = parts.iter().map(|part| part.flaws.len() as u64).sum();
     let n_bad = n_flaws - n_bad_shards;
     let n_shards = sources.len() + n_folder_shards;
     out!(
@@ -98,59 +100,38 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
 }
 
 /// Checks `sources` and their samples, and the images of `folders`; prints what is bad.
-fn found(
+fn check_samples(
     sources: &[Source],
     folders: Vec<Shard>,
     storage: &Storage,
     rules: &DecodeRules,
-) -> anyhow::Result<Found> {
-    let (mut readable, bad_shards) = checked(sources, storage)?;
+) -> anyhow::Result<Checked> {
+    let (mut readable, bad_shards) = check_shards(sources, storage)?;
     readable.extend(folders);
     let n_samples: u64 = readable.iter().map(|shard| shard.len() as u64).sum();
     let progress = bar(n_samples, "verify");
     let dataset = match Dataset::new(readable) {
-        // The whole job finds out whether no part has an image.
+        // One part may have no image; the whole job checks that some part has one.
         Err(PipelineError::Empty { .. }) => None,
         dataset => Some(dataset?),
     };
     let bytes = AtomicU64::new(0);
-    let check = |dataset: &Dataset, id: u64| -> anyhow::Result<Option<String>> {
-        let id = SampleId(id);
-        let flaw = match dataset.read(id) {
-            Ok(sample) => {
-                bytes.fetch_add(sample.image.len() as u64, Ordering::Relaxed);
-                let decoded = Image::decode_any(&sample.image.files(), rules);
-                let flaw = match decoded {
-                    Err(error) => Some(error.to_string()),
-                    Ok(_) if leads_out_of_folder(&sample.key) => Some(
-                        "its name leads out of a folder; --renumber of reshard gives it another".to_string(),
-                    ),
-                    Ok(_) => None,
-                };
-                flaw.map(|flaw| {
-                    let (shard, key, _) = dataset.describe(id);
-                    format!("shard {shard}, sample {key}: {flaw}")
-                })
-            }
-            // It names the shard and the sample itself.
-            Err(error) if error.is_sample_error() => Some(error.to_string()),
-            Err(error) => return Err(error.into()),
-        };
-        progress.inc(1);
-        if let Some(flaw) = &flaw {
-            progress.suspend(|| say(format!("bad: {flaw}")));
-        }
-        Ok(flaw)
-    };
     let flaws: Vec<Option<String>> = match &dataset {
-        Some(dataset) => {
-            let ids = (0..dataset.n_samples()).into_par_iter();
-            ids.map(|id| check(dataset, id)).collect::<anyhow::Result<_>>()?
-        }
+        Some(dataset) => (0..dataset.n_samples())
+            .into_par_iter()
+            .map(|id| -> anyhow::Result<Option<String>> {
+                let flaw = sample_flaw(dataset, SampleId(id), rules, &bytes)?;
+                progress.inc(1);
+                if let Some(flaw) = &flaw {
+                    progress.suspend(|| say(format!("bad: {flaw}")));
+                }
+                Ok(flaw)
+            })
+            .collect::<anyhow::Result<_>>()?,
         None => Vec::new(),
     };
     progress.finish_and_clear();
-    Ok(Found {
+    Ok(Checked {
         n_bad_shards: bad_shards.len() as u64,
         n_samples,
         bytes: bytes.into_inner(),
@@ -158,34 +139,52 @@ fn found(
     })
 }
 
-/// Opens and checks shards one by one; returns the shards whose samples can be read, and what is
-/// wrong with bad ones.
-fn checked(sources: &[Source], storage: &Storage) -> anyhow::Result<(Vec<Shard>, Vec<String>)> {
-    let mut bad_shards = Vec::new();
-    let mut bad = |error: PipelineError| -> anyhow::Result<()> {
-        if !error.is_shard_error() {
-            return Err(error.into());
-        }
-        say(format!("bad: {error}"));
-        bad_shards.push(error.to_string());
-        Ok(())
+/// Reads and decodes a sample; returns a description of its flaw, if it has one. Adds the length of
+/// its image to `bytes`.
+fn sample_flaw(
+    dataset: &Dataset,
+    id: SampleId,
+    rules: &DecodeRules,
+    bytes: &AtomicU64,
+) -> anyhow::Result<Option<String>> {
+    let sample = match dataset.read(id) {
+        Ok(sample) => sample,
+        // The error names the shard and the sample.
+        Err(error) if error.is_sample_error() => return Ok(Some(error.to_string())),
+        Err(error) => return Err(error.into()),
     };
+    bytes.fetch_add(sample.image.len() as u64, Ordering::Relaxed);
+    let flaw = match Image::decode_any(&sample.image.files(), rules) {
+        Err(error) => error.to_string(),
+        Ok(_) if leads_out_of_folder(&sample.key) => {
+            "its name leads out of a folder; --renumber of reshard gives it another".to_string()
+        }
+        Ok(_) => return Ok(None),
+    };
+    let (shard, key, _) = dataset.describe(id);
+    Ok(Some(format!("shard {shard}, sample {key}: {flaw}")))
+}
+
+/// Opens and checks shards one by one; returns the shards whose samples can be read, and the errors
+/// of bad ones.
+fn check_shards(sources: &[Source], storage: &Storage) -> anyhow::Result<(Vec<Shard>, Vec<String>)> {
+    let mut bad_shards = Vec::new();
     let mut readable = Vec::new();
     for source in sources {
         let shard = match storage.open(source) {
             Ok(shard) => shard,
             Err(error) => {
-                bad(error)?;
+                bad_shards.push(shard_flaw(error)?);
                 continue;
             }
         };
         match storage.verify(source, &shard) {
             Ok(()) => readable.push(shard),
             Err(error) => {
-                // The samples of a local file that have changed are reported later. A remote shard
-                // is not kept.
+                // The samples of a local file that has changed are checked all the same. A remote
+                // shard is not kept.
                 let has_changed = matches!(error, PipelineError::ShardMismatch { .. });
-                bad(error)?;
+                bad_shards.push(shard_flaw(error)?);
                 if has_changed && source.is_read_in_place() {
                     readable.push(shard);
                 }
@@ -193,4 +192,16 @@ fn checked(sources: &[Source], storage: &Storage) -> anyhow::Result<(Vec<Shard>,
         }
     }
     Ok((readable, bad_shards))
+}
+
+/// Prints and returns the text of `error` if it is that of a bad shard.
+///
+/// # Errors
+/// Any other error.
+fn shard_flaw(error: PipelineError) -> anyhow::Result<String> {
+    if !error.is_shard_error() {
+        return Err(error.into());
+    }
+    say(format!("bad: {error}"));
+    Ok(error.to_string())
 }

@@ -22,7 +22,7 @@ impl FrozenTeacher {
     /// Creates the teacher from the description of weights that have been read.
     ///
     /// # Errors
-    /// A message with the key and what is wrong with it.
+    /// A message with the key and the reason.
     pub(in crate::method) fn from_weights(weights: &FrozenWeights) -> Result<Self, String> {
         let FrozenWeights {
             model: Some(model), normalization: Some(normalization), heads, saw_masks, ..

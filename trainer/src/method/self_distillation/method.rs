@@ -70,7 +70,7 @@ impl SelfDistillation {
     /// Creates the method without masks and KoLeo. `head` scores views.
     ///
     /// # Errors
-    /// A message with the key and what is wrong with it.
+    /// A message with the key and the reason.
     pub(in crate::method) fn new(
         head: HeadSizes,
         teacher: &Teacher<'_>,
@@ -101,7 +101,7 @@ impl SelfDistillation {
     /// else that of the views.
     ///
     /// # Errors
-    /// A message with the key and what is wrong with it.
+    /// A message with the key and the reason.
     pub(in crate::method) fn with_patches(
         self,
         head: Option<HeadSizes>,
@@ -130,7 +130,7 @@ impl SelfDistillation {
     /// Sets the weight of the pairs with views of other sizes than the first.
     ///
     /// # Errors
-    /// A message with the key and what is wrong with it.
+    /// A message with the key and the reason.
     pub(in crate::method) fn with_local_weight(self, weight: f64) -> Result<Self, String> {
         check_bounds(&[("local_weight", weight, [0.0, 1e6])])?;
         Ok(Self { local_weight: weight, ..self })
@@ -147,7 +147,7 @@ impl SelfDistillation {
     /// Divides the prototypes of all heads among `size` ranks.
     ///
     /// # Errors
-    /// A message with the key and what is wrong with it.
+    /// A message with the key and the reason.
     pub(in crate::method) fn with_column_group(self, size: usize) -> Result<Self, String> {
         check_prototype_group(size, "method.prototypes", self.head.prototypes)?;
         if let Some(head) = self.patches.as_ref().and_then(|patches| patches.head.as_ref()) {
@@ -160,7 +160,7 @@ impl SelfDistillation {
     /// the last size: the first views again, at another size.
     ///
     /// # Errors
-    /// A message with the key and what is wrong with it.
+    /// A message with the key and the reason.
     pub(in crate::method) fn with_gram(self, gram: Option<GramAnchor>) -> Result<Self, String> {
         if let Some(GramAnchor { weight, every_steps, .. }) = gram {
             check_bounds(&[("gram.weight", weight, [0.0, 1e6])])?;
@@ -179,7 +179,7 @@ impl SelfDistillation {
     /// Adds KoLeo with `weight`, among `group` consecutive images or, with 0, the whole batch.
     ///
     /// # Errors
-    /// A message with the key and what is wrong with it.
+    /// A message with the key and the reason.
     pub(in crate::method) fn with_koleo(
         self,
         weight: f64,
@@ -194,16 +194,17 @@ impl SelfDistillation {
     /// The student sees all of every view, and predicts the patches that masks select.
     ///
     /// # Errors
-    /// A message with the key and what is wrong with it.
+    /// A message with the key and the reason.
     pub(in crate::method) fn with_frozen_teacher(
         self,
         teacher: FrozenTeacher,
         cx: &MethodContext,
     ) -> Result<Self, String> {
-        let [theirs, ours] = [teacher.model.cell_px(), cx.model.cell_px()];
-        if theirs != ours {
+        let teacher_px = teacher.model.cell_px();
+        let model_px = cx.model.cell_px();
+        if teacher_px != model_px {
             return Err(format!(
-                "method.teacher.weights: patches of the teacher have {theirs} px and those of model {ours}: masked patches are \
+                "method.teacher.weights: patches of the teacher have {teacher_px} px and those of model {model_px}: masked patches are \
                  compared one by one"
             ));
         }
@@ -215,21 +216,23 @@ impl SelfDistillation {
         self.views.groups().len() - usize::from(self.gram.is_some())
     }
 
-    /// The heads of the student, and of its moving average.
+    /// Returns the heads of the student, and of its moving average.
     fn heads(&self) -> Vec<Head> {
-        self.heads_of(&self.head, self.patches.as_ref().and_then(|patches| patches.head.as_ref()), self.width)
+        let patch_head = self.patches.as_ref().and_then(|patches| patches.head.as_ref());
+        self.heads_with_sizes(&self.head, patch_head, self.width)
     }
 
-    /// Heads of these sizes on features of `width` channels.
-    fn heads_of(&self, head: &HeadSizes, of_cells: Option<&HeadSizes>, width: usize) -> Vec<Head> {
-        let of = |name, reads, sizes: &HeadSizes| Head {
-            may_divide: true,
-            ..Head::new(name, reads, sizes.units(name, width))
-        };
-        match (&self.patches, of_cells) {
-            (None, _) => vec![of(HEAD, Reads::Pooled, head)],
-            (Some(_), None) => vec![of(HEAD, Reads::PooledAndMasked, head)],
-            (Some(_), Some(own)) => vec![of(HEAD, Reads::Pooled, head), of(PATCH_HEAD, Reads::Masked, own)],
+    /// Returns heads of these sizes on features of `width` channels.
+    fn heads_with_sizes(&self, head: &HeadSizes, patch_head: Option<&HeadSizes>, width: usize) -> Vec<Head> {
+        if self.patches.is_none() {
+            return vec![dividable_head(HEAD, Reads::Pooled, head, width)];
+        }
+        match patch_head {
+            None => vec![dividable_head(HEAD, Reads::PooledAndMasked, head, width)],
+            Some(patch_head) => vec![
+                dividable_head(HEAD, Reads::Pooled, head, width),
+                dividable_head(PATCH_HEAD, Reads::Masked, patch_head, width),
+            ],
         }
     }
 
@@ -239,7 +242,7 @@ impl SelfDistillation {
         let FrozenTeacher { model, normalization, head, patch_head } = frozen;
         let teacher = NetworkSpec {
             backbone: Backbone::Custom(Box::new(model.clone()), normalization.clone()),
-            heads: self.heads_of(head, patch_head.as_ref(), model.width()),
+            heads: self.heads_with_sizes(head, patch_head.as_ref(), model.width()),
             update_rule: UpdateRule::Frozen,
             ..self.network(TEACHER, 1, false)
         };
@@ -257,6 +260,11 @@ impl SelfDistillation {
             (0..n_sizes).map(|size| SeenViews { size, masked: hides && takes_masks && size == 0 }).collect();
         NetworkSpec { sees, takes_masks, ..NetworkSpec::trained(name, self.heads(), n_sizes) }
     }
+}
+
+/// Creates a head whose prototypes may be divided among ranks.
+fn dividable_head(name: &'static str, reads: Reads, sizes: &HeadSizes, width: usize) -> Head {
+    Head { may_divide: true, ..Head::new(name, reads, sizes.units(name, width)) }
 }
 
 impl SelfDistillation {
@@ -381,9 +389,9 @@ impl Method for SelfDistillation {
     }
 
     fn after_step(&mut self, observed: &[(&'static str, Vec<f32>)]) {
-        let of_cells = self.patches.as_mut().map(|patches| &mut patches.targets);
-        for targets in std::iter::once(&mut self.targets).chain(of_cells) {
-            targets.observe(observed);
+        self.targets.observe(observed);
+        if let Some(patches) = &mut self.patches {
+            patches.targets.observe(observed);
         }
     }
 
@@ -413,23 +421,30 @@ impl Method for SelfDistillation {
     }
 
     fn target_distributions(&self) -> Vec<TargetDistribution> {
-        let of = |sizes: &HeadSizes, entropy, targets: &Targets| {
-            TargetDistribution::new(sizes.prototypes, entropy, targets.temperature_key)
-        };
-        let of_views = of(&self.head, TARGET_ENTROPY, &self.targets);
-        let of_cells = self.patches.as_ref().map(|patches| {
-            of(patches.head.as_ref().unwrap_or(&self.head), PATCH_TARGET_ENTROPY, &patches.targets)
-        });
-        std::iter::once(of_views).chain(of_cells).collect()
+        let n_prototypes = self.head.prototypes;
+        let temperature_key = self.targets.temperature_key;
+        let mut distributions = vec![TargetDistribution::new(n_prototypes, TARGET_ENTROPY, temperature_key)];
+        if let Some(patches) = &self.patches {
+            let n_prototypes = patches.head.as_ref().unwrap_or(&self.head).prototypes;
+            let temperature_key = patches.targets.temperature_key;
+            distributions.push(TargetDistribution::new(n_prototypes, PATCH_TARGET_ENTROPY, temperature_key));
+        }
+        distributions
     }
 
     fn state(&self) -> Vec<(String, Vec<f32>)> {
-        let of_cells = self.patches.as_ref().map(|patches| patches.targets.state());
-        std::iter::once(self.targets.state()).chain(of_cells).collect()
+        let mut state = vec![self.targets.state()];
+        if let Some(patches) = &self.patches {
+            state.push(patches.targets.state());
+        }
+        state
     }
 
     fn load_state(&mut self, state: &[(String, Vec<f32>)]) -> Result<(), String> {
-        let of_cells = self.patches.as_mut().map(|patches| &mut patches.targets);
-        std::iter::once(&mut self.targets).chain(of_cells).try_for_each(|targets| targets.load(state))
+        self.targets.load(state)?;
+        if let Some(patches) = &mut self.patches {
+            patches.targets.load(state)?;
+        }
+        Ok(())
     }
 }

@@ -85,7 +85,7 @@ impl Teacher<'_> {
     /// Returns the rule for targets over `prototypes`, whose center is called `name`.
     ///
     /// # Errors
-    /// A message with the key and what is wrong with it.
+    /// A message with the key and the reason.
     pub(super) fn targets(
         &self,
         name: &'static str,
@@ -110,7 +110,7 @@ impl Teacher<'_> {
     /// Returns the decay of the moving average by step.
     ///
     /// # Errors
-    /// A message with the key and what is wrong with it.
+    /// A message with the key and the reason.
     pub(super) fn decay(&self, cx: &MethodContext) -> Result<Schedule, String> {
         let [from, to] = self.decay;
         check_bounds(&[(self.decay_key, from, [0.0, 1.0]), (self.decay_key, to, [0.0, 1.0])])?;

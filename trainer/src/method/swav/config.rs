@@ -86,7 +86,7 @@ impl Config {
     /// Checks the settings.
     ///
     /// # Errors
-    /// A message with the key and what is wrong with it.
+    /// A message with the key and the reason.
     pub(super) fn validate(&self, cx: &MethodContext) -> Result<(), String> {
         if self.prototypes < 2 || self.head_output == 0 || self.head_hidden.contains(&0) {
             return Err(

@@ -1,4 +1,4 @@
-//! The form of a recipe's values, read from the schema that `schemars` derives from their types.
+//! Form of the values of a recipe, read from the schema that `schemars` derives from their types.
 
 use schemars::{JsonSchema, schema_for};
 use serde_json::Value;
@@ -50,13 +50,13 @@ pub(crate) struct Variant {
 
 impl Form {
     /// Returns the form of the values of `T`.
-    pub(crate) fn of<T: JsonSchema>() -> Self {
+    pub(crate) fn from_type<T: JsonSchema>() -> Self {
         let schema = schema_for!(T).to_value();
         Self::read(&schema, &schema["$defs"])
     }
 
     /// Describes the form.
-    pub(super) fn in_words(&self) -> String {
+    pub(super) fn describe(&self) -> String {
         match self {
             Self::Section(fields) => {
                 let names: Vec<&str> = fields.iter().map(|field| field.name.as_str()).collect();
@@ -78,24 +78,24 @@ impl Form {
             Self::Number { .. } => "number".into(),
             Self::Bool => "true or false".into(),
             Self::Text => "text".into(),
-            Self::List(of, Some(len)) => format!("[{}]", vec![of.in_words(); *len].join(", ")),
-            Self::List(of, None) => format!("list, [{}, …]", of.in_words()),
-            Self::Any(forms) => forms.iter().map(Self::in_words).collect::<Vec<_>>().join(", or "),
+            Self::List(item, Some(len)) => format!("[{}]", vec![item.describe(); *len].join(", ")),
+            Self::List(item, None) => format!("list, [{}, …]", item.describe()),
+            Self::Any(forms) => forms.iter().map(Self::describe).collect::<Vec<_>>().join(", or "),
         }
     }
 
-    /// Describes the form with an example where words are not enough.
+    /// Describes the form in a sentence, with an example where necessary.
     pub(super) fn example(&self) -> String {
         match self {
             Self::OneOf(_) => "a length of time such as { epochs = 3 }, { steps = 500 }, { samples = 1e6 } or { percent = 5 }".into(),
-            Self::List(of, Some(2)) if **of == (Self::Number { is_single: false }) => {
+            Self::List(item, Some(2)) if **item == (Self::Number { is_single: false }) => {
                 "two numbers, [start, end] or [smallest, largest]".into()
             }
             Self::Whole { is_unsigned: true } => "a whole number of 0 or more".into(),
-            Self::Whole { .. } | Self::Number { .. } => format!("a {}", self.in_words()),
+            Self::Whole { .. } | Self::Number { .. } => format!("a {}", self.describe()),
             Self::Text => "text in quotation marks".into(),
             Self::Section(_) | Self::Choice { .. } | Self::Map => "a table, { key = value }".into(),
-            Self::Word(_) | Self::Bool | Self::List(..) | Self::Any(_) => self.in_words(),
+            Self::Word(_) | Self::Bool | Self::List(..) | Self::Any(_) => self.describe(),
         }
     }
 
@@ -129,8 +129,8 @@ impl Form {
             "boolean" => Self::Bool,
             _ => match schema["enum"].as_array() {
                 Some(words) => {
-                    let word = |word: &Value| (word.as_str().unwrap_or_default().to_string(), String::new());
-                    Self::Word(words.iter().map(word).collect())
+                    let words = words.iter().map(|word| word.as_str().unwrap_or_default().to_string());
+                    Self::Word(words.map(|word| (word, String::new())).collect())
                 }
                 None => Self::Text,
             },
@@ -139,27 +139,17 @@ impl Form {
 
     /// Reads an enum: words, a choice by a tag, or a table with one of several keys.
     fn read_variants(variants: &[Value], types: &Value) -> Self {
-        // Variants without documentation are listed together.
-        let words = |variant: &Value| -> Vec<(String, String)> {
-            let together = variant["enum"].as_array().map_or(&[][..], Vec::as_slice);
-            let all = together.iter().chain(Some(&variant["const"])).filter_map(Value::as_str);
-            all.map(|word| (word.to_string(), meaning(variant))).collect()
-        };
         if variants.iter().all(|variant| variant["type"] == "string") {
-            return Self::Word(variants.iter().flat_map(words).collect());
+            return Self::Word(variants.iter().flat_map(variant_words).collect());
         }
-        let tag = |variant: &Value| -> Option<String> {
-            let properties = variant["properties"].as_object()?;
-            properties.iter().find(|(_, form)| form["const"].is_string()).map(|(name, _)| name.clone())
-        };
-        let Some(tag) = variants.iter().find_map(tag) else {
-            let one = |variant: &Value| -> Vec<Field> {
-                fields(variant, types, None)
-                    .into_iter()
-                    .map(|field| Field { meaning: meaning(variant), ..field })
-                    .collect()
-            };
-            return Self::OneOf(variants.iter().flat_map(one).collect());
+        let Some(tag) = variants.iter().find_map(variant_tag) else {
+            let mut keys = Vec::new();
+            for variant in variants {
+                for field in fields(variant, types, None) {
+                    keys.push(Field { meaning: meaning(variant), ..field });
+                }
+            }
+            return Self::OneOf(keys);
         };
         Self::Choice {
             variants: variants
@@ -175,12 +165,26 @@ impl Form {
     }
 }
 
-/// Reads the keys of the table that `schema` describes, but for `tag`; those of a type that it
-/// refers to as well.
+/// Returns the words of a variant with their meaning. Variants without documentation are listed
+/// together.
+fn variant_words(variant: &Value) -> Vec<(String, String)> {
+    let listed = variant["enum"].as_array().map_or(&[][..], Vec::as_slice);
+    let words = listed.iter().chain(Some(&variant["const"])).filter_map(Value::as_str);
+    words.map(|word| (word.to_string(), meaning(variant))).collect()
+}
+
+/// Returns the key of a variant that names it, if it has one.
+fn variant_tag(variant: &Value) -> Option<String> {
+    let properties = variant["properties"].as_object()?;
+    properties.iter().find(|(_, form)| form["const"].is_string()).map(|(name, _)| name.clone())
+}
+
+/// Reads the keys of the table that `schema` describes, and those of a type that it refers to,
+/// without `tag`.
 fn fields(schema: &Value, types: &Value, tag: Option<&str>) -> Vec<Field> {
     let required = schema["required"].as_array().map_or(&[][..], Vec::as_slice);
-    let own = schema["properties"].as_object().into_iter().flatten();
-    let mut fields: Vec<Field> = own
+    let properties = schema["properties"].as_object().into_iter().flatten();
+    let mut fields: Vec<Field> = properties
         .filter(|(name, _)| Some(name.as_str()) != tag)
         .map(|(name, value)| Field {
             name: name.clone(),

@@ -1,10 +1,10 @@
-//! The reference of all keys.
+//! Reference of all keys.
 
 use serde_json::Value;
 
 use super::form::{Field, Form, Variant};
 
-/// Endings of keys that state a unit, with the unit in words.
+/// Suffixes of keys that have a unit, with the name of the unit.
 const UNITS: [(&str, &str); 6] = [
     ("_px", "pixels"),
     ("_s", "seconds"),
@@ -14,7 +14,7 @@ const UNITS: [(&str, &str); 6] = [
     ("_rate_steps", "steps"),
 ];
 
-/// End of the meaning of a variant that exists in tests alone.
+/// End of the description of a variant that is for tests only.
 const FOR_TESTS: &str = ": for tests.";
 
 /// Key of a recipe.
@@ -39,14 +39,18 @@ pub struct Key {
 /// Returns all keys of a recipe of this form, section by section.
 pub(crate) fn keys(recipe: &Form) -> Vec<Key> {
     let mut keys = Vec::new();
-    list("", recipe, "", &mut keys);
+    add_form("", recipe, "", &mut keys);
     keys
 }
 
 /// Adds the keys of the table `form` at `path`, which belong to `setting` unless it is empty.
-fn list(path: &str, form: &Form, setting: &str, keys: &mut Vec<Key>) {
+fn add_form(path: &str, form: &Form, setting: &str, keys: &mut Vec<Key>) {
     match form {
-        Form::Section(fields) => fields.iter().for_each(|field| add(path, field, setting, keys)),
+        Form::Section(fields) => {
+            for field in fields {
+                add_field(path, field, setting, keys);
+            }
+        }
         Form::Choice { tag, variants } => {
             let variants: Vec<&Variant> =
                 variants.iter().filter(|variant| !variant.meaning.ends_with(FOR_TESTS)).collect();
@@ -54,26 +58,32 @@ fn list(path: &str, form: &Form, setting: &str, keys: &mut Vec<Key>) {
             let words = Form::Word(names.collect());
             let meaning = String::from("Kind of the section, which decides about its other keys.");
             let tag = Field { name: tag.clone(), meaning, form: words, default: None, is_required: true };
-            add(path, &tag, setting, keys);
+            add_field(path, &tag, setting, keys);
             for variant in variants {
                 let setting = format!("{} = \"{}\"", joined(path, &tag.name), variant.name);
-                variant.fields.iter().for_each(|field| add(path, field, &setting, keys));
+                for field in &variant.fields {
+                    add_field(path, field, &setting, keys);
+                }
             }
         }
-        Form::Any(forms) => forms.iter().for_each(|form| list(path, form, setting, keys)),
-        Form::List(of, _) => list(&format!("{path}[]"), of, setting, keys),
+        Form::Any(forms) => {
+            for form in forms {
+                add_form(path, form, setting, keys);
+            }
+        }
+        Form::List(item, _) => add_form(&format!("{path}[]"), item, setting, keys),
         _ => {}
     }
 }
 
-/// Adds `field` of the table at `path`, and the keys of its own table.
-fn add(path: &str, field: &Field, setting: &str, keys: &mut Vec<Key>) {
+/// Adds `field` of the table at `path`, and the keys of the field if it is a table.
+fn add_field(path: &str, field: &Field, setting: &str, keys: &mut Vec<Key>) {
     let path = joined(path, &field.name);
     let is_table = matches!(field.form, Form::Section(_) | Form::Choice { .. });
     if !is_table {
         let key = Key {
-            form: described(&field.name, &field.form),
-            default: field.default.as_ref().map(|value| written(value, &field.form)),
+            form: describe_values(&field.name, &field.form),
+            default: field.default.as_ref().map(|value| format_value(value, &field.form)),
             is_required: field.is_required,
             meaning: field.meaning.clone(),
             words: match &field.form {
@@ -91,7 +101,7 @@ fn add(path: &str, field: &Field, setting: &str, keys: &mut Vec<Key>) {
             None => keys.push(Key { belongs_to: vec![setting.into()], ..key }),
         }
     }
-    list(&path, &field.form, setting, keys);
+    add_form(&path, &field.form, setting, keys);
 }
 
 fn joined(path: &str, name: &str) -> String {
@@ -99,37 +109,36 @@ fn joined(path: &str, name: &str) -> String {
 }
 
 /// Describes the values of the key `name`.
-fn described(name: &str, form: &Form) -> String {
-    let unit = UNITS.iter().find(|(ending, _)| name.ends_with(ending)).map(|(_, unit)| format!(" of {unit}"));
-    match form {
-        Form::Whole { .. } | Form::Number { .. } => {
-            format!("{}{}", form.in_words(), unit.unwrap_or_default())
-        }
-        _ => form.in_words(),
+fn describe_values(name: &str, form: &Form) -> String {
+    let is_number = matches!(form, Form::Whole { .. } | Form::Number { .. });
+    match UNITS.iter().find(|(suffix, _)| name.ends_with(suffix)) {
+        Some((_, unit)) if is_number => format!("{} of {unit}", form.describe()),
+        _ => form.describe(),
     }
 }
 
-/// Returns `value` as a recipe writes it.
-pub(super) fn written(value: &Value, form: &Form) -> String {
+/// Returns `value` as the text of a recipe.
+fn format_value(value: &Value, form: &Form) -> String {
     match (value, form) {
-        // Has been widened to double precision.
+        // The schema has widened it to double precision.
         (Value::Number(number), Form::Number { is_single: true }) => {
             format!("{:?}", number.as_f64().unwrap_or_default() as f32)
         }
         (Value::Number(number), Form::Number { is_single: false }) => {
             format!("{:?}", number.as_f64().unwrap_or_default())
         }
-        (Value::Array(values), Form::List(of, _)) => {
-            let values: Vec<String> = values.iter().map(|value| written(value, of)).collect();
+        (Value::Array(values), Form::List(item, _)) => {
+            let values: Vec<String> = values.iter().map(|value| format_value(value, item)).collect();
             format!("[{}]", values.join(", "))
         }
         (Value::Object(values), Form::Section(fields) | Form::OneOf(fields)) => {
-            let entry = |field: &Field| {
-                values
-                    .get(&field.name)
-                    .map(|value| format!("{} = {}", field.name, written(value, &field.form)))
-            };
-            format!("{{ {} }}", fields.iter().filter_map(entry).collect::<Vec<_>>().join(", "))
+            let mut entries = Vec::new();
+            for field in fields {
+                if let Some(value) = values.get(&field.name) {
+                    entries.push(format!("{} = {}", field.name, format_value(value, &field.form)));
+                }
+            }
+            format!("{{ {} }}", entries.join(", "))
         }
         _ => value.to_string(),
     }

@@ -1,5 +1,5 @@
-//! The keys of a recipe, as the types of its sections and their documentation declare them: their
-//! reference, and the check of a recipe against them.
+//! Keys of a recipe, from the types of its sections and their documentation: the reference of the
+//! keys, and the check of a recipe against them.
 
 mod form;
 mod keys;

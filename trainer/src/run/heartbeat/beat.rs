@@ -1,12 +1,12 @@
-//! The heartbeat of a rank, as its file holds it.
+//! The heartbeat of a rank, as it is stored in its file.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-/// Phase of a rank that has left by itself, which is not the first to be blamed when ranks are
-/// missing.
+/// Phase of a rank that has left in order. When ranks are missing, ranks without this phase are
+/// blamed first.
 pub(super) const LEAVING: &str = "leaving";
 
 /// Status of a rank, written every second.
@@ -14,9 +14,9 @@ pub(super) const LEAVING: &str = "leaving";
 pub(crate) struct Heartbeat {
     /// Rank.
     pub rank: usize,
-    /// Name of its machine.
+    /// Name of the machine.
     pub host: String,
-    /// Number of its process.
+    /// Number of the process.
     pub pid: u32,
     /// Time of the heartbeat, in seconds since 1970.
     pub at_s: f64,
@@ -33,7 +33,7 @@ pub(crate) struct Heartbeat {
     /// Reason for leaving, in the last heartbeat.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// Whether the reason is the rank's own, and not the loss of another rank.
+    /// Whether the reason is a failure of this rank, and not the loss of another one.
     #[serde(default)]
     pub by_itself: bool,
 }
@@ -50,21 +50,23 @@ impl Heartbeat {
     }
 }
 
-/// Reads the newest heartbeats of the `n_ranks` ranks of the run in `workdir`, as far as there are
-/// any.
-pub(crate) fn beats_of(workdir: &Path, n_ranks: usize) -> Vec<Heartbeat> {
-    let folder = folder_of(workdir);
-    (0..n_ranks)
-        .filter_map(|rank| serde_json::from_slice(&fs::read(path_of(&folder, rank)).ok()?).ok())
-        .collect()
+/// Reads the newest heartbeat of each of the `n_ranks` ranks of the run in `workdir` that has one.
+pub(crate) fn read_heartbeats(workdir: &Path, n_ranks: usize) -> Vec<Heartbeat> {
+    let folder = heartbeat_folder(workdir);
+    (0..n_ranks).filter_map(|rank| read_heartbeat(&folder, rank)).collect()
+}
+
+/// Reads the newest heartbeat of `rank` in `folder`; `None` if there is none or it cannot be read.
+pub(super) fn read_heartbeat(folder: &Path, rank: usize) -> Option<Heartbeat> {
+    serde_json::from_slice(&fs::read(heartbeat_path(folder, rank)).ok()?).ok()
 }
 
 /// Folder of the heartbeats of the run in `workdir`.
-pub(crate) fn folder_of(workdir: &Path) -> PathBuf {
+pub(crate) fn heartbeat_folder(workdir: &Path) -> PathBuf {
     workdir.join("heartbeats")
 }
 
 /// File of the heartbeat of `rank` in `folder`.
-pub(super) fn path_of(folder: &Path, rank: usize) -> PathBuf {
+pub(super) fn heartbeat_path(folder: &Path, rank: usize) -> PathBuf {
     folder.join(format!("rank-{rank:05}.json"))
 }

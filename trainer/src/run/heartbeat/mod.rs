@@ -1,4 +1,5 @@
-//! Liveness and progress of ranks: a heartbeat file of each, and the processes of this machine.
+//! Liveness and progress of ranks: the heartbeat file of each rank, and the processes of this
+//! machine.
 
 mod beat;
 mod process;
@@ -6,7 +7,7 @@ mod state;
 mod watch;
 mod writer;
 
-pub(super) use beat::{Heartbeat, beats_of, folder_of};
+pub(super) use beat::{Heartbeat, heartbeat_folder, read_heartbeats};
 pub use process::host_name;
 pub(super) use state::{RankState, rank_state};
 pub(super) use watch::RankWatch;

@@ -7,11 +7,11 @@ pub fn host_name() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 
-/// Start time of process `pid`, in ticks since the machine started; `None` if there is none, or a
-/// dead one that its parent has not waited for.
+/// Start time of process `pid`, in ticks since the machine started; `None` if there is no such
+/// process, or it is dead and its parent has not waited for it.
 pub(super) fn start_time(pid: u32) -> Option<String> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name in parentheses may hold anything; fields are counted from behind it.
+    // The name in parentheses may contain anything, so fields are counted from its end.
     let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
     match fields.next()? {
         "Z" | "X" => None,

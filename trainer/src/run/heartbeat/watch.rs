@@ -1,6 +1,5 @@
-//! The other ranks, as this one sees their heartbeats and processes while it waits for them.
+//! Watch over the heartbeats and processes of the other ranks while this one waits for them.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use ranks::communicator::Communicator;
@@ -8,7 +7,7 @@ use ranks::deadline::{Lost, PeerMonitor};
 use ranks::flight_recorder::RecordedCall;
 use serde::{Deserialize, Serialize};
 
-use super::beat::{Heartbeat, LEAVING, path_of};
+use super::beat::{Heartbeat, LEAVING, read_heartbeat};
 use super::process::{host_name, start_time};
 use super::state::STALE_S;
 use crate::error::TrainError;
@@ -31,7 +30,7 @@ impl Process {
     }
 }
 
-/// The other ranks, as far as this one can see them.
+/// Watch over the other ranks.
 pub(crate) struct RankWatch {
     rank: usize,
     folder: PathBuf,
@@ -51,30 +50,36 @@ impl RankWatch {
         let pid = std::process::id();
         let me = Process { host: host_name(), pid, started: start_time(pid).unwrap_or_default() };
         let all = comm.gather_bytes("processes", serde_json::to_vec(&me).unwrap_or_default())?;
-        let processes: Vec<Process> = all
-            .iter()
-            .map(|bytes| serde_json::from_slice(bytes).unwrap_or_else(|_| Process::default()))
-            .collect();
-        // Containers may share a host's name and see none of one another's processes.
-        let neighbors = (0..processes.len())
-            .filter(|other| {
-                *other != rank && processes[*other].host == me.host && processes[*other].is_running()
-            })
-            .collect();
+        let mut processes: Vec<Process> = Vec::with_capacity(all.len());
+        let mut neighbors = Vec::new();
+        for (other, bytes) in all.iter().enumerate() {
+            let process: Process = serde_json::from_slice(bytes).unwrap_or_default();
+            // Containers may share a host's name without seeing one another's processes.
+            if other != rank && process.host == me.host && process.is_running() {
+                neighbors.push(other);
+            }
+            processes.push(process);
+        }
         Ok(Self { rank, folder: folder.to_path_buf(), processes, neighbors })
     }
 
-    /// Reads the heartbeats of this run's ranks, by rank: an earlier run may have left others.
+    /// Reads the heartbeats of the ranks of this run, in the order of ranks. Heartbeats that an
+    /// earlier run has left are skipped.
     fn beats(&self) -> Vec<Heartbeat> {
-        (0..self.processes.len())
-            .filter_map(|rank: usize| -> Option<Heartbeat> {
-                let beat: Heartbeat =
-                    serde_json::from_slice(&fs::read(path_of(&self.folder, rank)).ok()?).ok()?;
-                let process = &self.processes[rank];
-                ((beat.pid, &beat.host) == (process.pid, &process.host)).then_some(beat)
-            })
-            .collect()
+        let mut beats = Vec::new();
+        for (rank, process) in self.processes.iter().enumerate() {
+            let Some(beat) = read_heartbeat(&self.folder, rank) else { continue };
+            if beat.pid == process.pid && beat.host == process.host {
+                beats.push(beat);
+            }
+        }
+        beats
     }
+}
+
+/// Returns the heartbeat of `rank`.
+fn find_beat(beats: &[Heartbeat], rank: usize) -> Option<&Heartbeat> {
+    beats.iter().find(|beat| beat.rank == rank)
 }
 
 impl PeerMonitor for RankWatch {
@@ -85,61 +90,64 @@ impl PeerMonitor for RankWatch {
             return None;
         }
         let beats = self.beats();
-        let beat_of = |rank: usize| beats.iter().find(|beat| beat.rank == rank);
-        // Ranks that have left may have left because of one that has not.
-        let first = gone.iter().find(|rank| beat_of(**rank).is_none_or(|beat| beat.phase != LEAVING));
-        let rank = *first.or(gone.first())?;
+        // Ranks that have left in order may have left because of one that has not.
+        let mut rank = gone[0];
+        for other in gone {
+            if find_beat(&beats, other).is_none_or(|beat| beat.phase != LEAVING) {
+                rank = other;
+                break;
+            }
+        }
         let process = &self.processes[rank];
-        if let Some(beat) = beat_of(rank)
+        let beat = find_beat(&beats, rank);
+        if let Some(beat) = beat
             && let Some(reason) = &beat.reason
         {
             let how = if beat.by_itself { reason.clone() } else { format!("it has given up: {reason}") };
             return Some(Lost { rank, how, by_itself: beat.by_itself });
         }
-        let last = beat_of(rank).map_or_else(String::new, |beat| {
-            let age_s = now_s() - beat.at_s;
-            format!(
-                "; its last heartbeat, {age_s:.1} s ago: step {}, {}, {}",
+        let last = match beat {
+            Some(beat) => format!(
+                "; its last heartbeat, {:.1} s ago: step {}, {}, {}",
+                now_s() - beat.at_s,
                 beat.step,
                 if beat.phase.is_empty() { "starting" } else { beat.phase.as_str() },
                 beat.newest_collective()
-            )
-        });
+            ),
+            None => String::new(),
+        };
         let how = format!("process {} on {} has ended{last}", process.pid, process.host);
         Some(Lost { rank, how, by_itself: false })
     }
 
     fn suspects(&self, here: &RecordedCall, allows_slow_work: bool) -> Option<String> {
-        let beats = self.beats();
-        let behind = |beat: &&Heartbeat| beat.rank != self.rank && beat.number <= here.number;
-        let first = beats.iter().filter(behind).map(|beat| beat.number).min();
-        let suspects: Vec<&Heartbeat> =
-            beats.iter().filter(behind).filter(|beat| Some(beat.number) == first).collect();
-        let fresh = |beat: &Heartbeat| now_s() - beat.at_s < STALE_S;
-        if allows_slow_work
-            && suspects.iter().any(|beat| fresh(beat) && PATIENT_PHASES.contains(&beat.phase.as_str()))
-        {
+        let mut suspects = self.beats();
+        suspects.retain(|beat| beat.rank != self.rank && beat.number <= here.number);
+        // Of the ranks that have not passed this collective, those that are furthest behind.
+        let first = suspects.iter().map(|beat| beat.number).min();
+        suspects.retain(|beat| Some(beat.number) == first);
+        let does_slow_work = suspects
+            .iter()
+            .any(|beat| now_s() - beat.at_s < STALE_S && PATIENT_PHASES.contains(&beat.phase.as_str()));
+        if allows_slow_work && does_slow_work {
             return None;
         }
-        let said: Vec<String> = suspects
-            .iter()
-            .take(4)
-            .map(|beat| {
-                format!(
-                    "rank {} on {} has reached {} in {} of step {}, last heartbeat {:.0} s ago",
-                    beat.rank,
-                    beat.host,
-                    beat.newest_collective(),
-                    beat.phase,
-                    beat.step,
-                    now_s() - beat.at_s
-                )
-            })
-            .collect();
-        Some(match said.as_slice() {
-            [] => "no other rank's heartbeat can be seen".into(),
-            said => said.join("; "),
-        })
+        if suspects.is_empty() {
+            return Some("no other rank's heartbeat can be seen".into());
+        }
+        let mut descriptions = Vec::new();
+        for beat in suspects.iter().take(4) {
+            descriptions.push(format!(
+                "rank {} on {} has reached {} in {} of step {}, last heartbeat {:.0} s ago",
+                beat.rank,
+                beat.host,
+                beat.newest_collective(),
+                beat.phase,
+                beat.step,
+                now_s() - beat.at_s
+            ));
+        }
+        Some(descriptions.join("; "))
     }
 }
 
@@ -147,17 +155,44 @@ impl PeerMonitor for RankWatch {
 mod tests {
     use ranks::flight_recorder::FlightRecorder;
 
+    use super::super::beat::heartbeat_path;
     use super::*;
 
+    /// Returns the identity of a running process of this machine.
+    fn running_process(pid: u32) -> Process {
+        Process { host: host_name(), pid, started: start_time(pid).unwrap() }
+    }
+
+    /// Writes a heartbeat of `rank` in step 7.
+    fn write_beat(folder: &Path, rank: usize, number: u64, phase: &str) {
+        let beat = Heartbeat {
+            rank,
+            host: "node".into(),
+            pid: 1,
+            at_s: now_s(),
+            step: 7,
+            phase: phase.into(),
+            number,
+            collective: "gather".into(),
+            unit: "blocks.3".into(),
+            reason: None,
+            by_itself: false,
+        };
+        std::fs::write(heartbeat_path(folder, rank), serde_json::to_vec(&beat).unwrap()).unwrap();
+    }
+
     #[test]
-    fn a_process_that_ends_is_seen_to_have_ended() {
+    fn ended_processes_are_detected() {
         let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
-        let process = |pid| Process { host: host_name(), pid, started: start_time(pid).unwrap() };
         let folder = tempfile::tempdir().unwrap();
         let watch = RankWatch {
             rank: 0,
             folder: folder.path().to_path_buf(),
-            processes: vec![Process::default(), process(std::process::id()), process(child.id())],
+            processes: vec![
+                Process::default(),
+                running_process(std::process::id()),
+                running_process(child.id()),
+            ],
             neighbors: vec![1, 2],
         };
         assert_eq!(watch.lost(), None);
@@ -165,45 +200,29 @@ mod tests {
         while watch.lost().is_none() {
             std::thread::sleep(std::time::Duration::from_millis(5));
         }
-        assert_eq!(watch.lost().unwrap().rank, 2, "even before anybody has waited for it");
+        assert_eq!(watch.lost().unwrap().rank, 2, "before its parent has waited for it");
         child.wait().unwrap();
         assert_eq!(watch.lost().unwrap().rank, 2);
     }
 
     #[test]
-    fn who_is_behind_is_named_and_who_is_busy_is_waited_for() {
+    fn ranks_behind_are_named_unless_they_do_slow_work() {
         let folder = tempfile::tempdir().unwrap();
-        let beat = |rank: usize, number: u64, phase: &str| {
-            let beat = Heartbeat {
-                rank,
-                host: "node".into(),
-                pid: 1,
-                at_s: now_s(),
-                step: 7,
-                phase: phase.into(),
-                number,
-                collective: "gather".into(),
-                unit: "blocks.3".into(),
-                reason: None,
-                by_itself: false,
-            };
-            fs::write(path_of(folder.path(), rank), serde_json::to_vec(&beat).unwrap()).unwrap();
-        };
         let process = Process { host: "node".into(), pid: 1, started: String::new() };
         let processes = vec![process; 3];
         let watch = RankWatch { rank: 0, folder: folder.path().to_path_buf(), processes, neighbors: vec![] };
         let recorder = FlightRecorder::default();
         recorder.begin(40, "gather", "blocks.4");
         let here = recorder.newest().unwrap();
-        beat(1, 40, "forward");
-        beat(2, 38, "backward");
-        beat(3, 2, "backward");
-        let said = watch.suspects(&here, true).unwrap();
-        assert!(said.contains("rank 2") && said.contains("blocks.3") && !said.contains("rank 1"), "{said}");
-        assert!(!said.contains("rank 3"), "which an earlier run has left: {said}");
-        beat(2, 38, "probe");
+        write_beat(folder.path(), 1, 40, "forward");
+        write_beat(folder.path(), 2, 38, "backward");
+        write_beat(folder.path(), 3, 2, "backward");
+        let text = watch.suspects(&here, true).unwrap();
+        assert!(text.contains("rank 2") && text.contains("blocks.3") && !text.contains("rank 1"), "{text}");
+        assert!(!text.contains("rank 3"), "its heartbeat is that of an earlier run: {text}");
+        write_beat(folder.path(), 2, 38, "probe");
         assert_eq!(watch.suspects(&here, true), None);
-        let said = watch.suspects(&here, false).unwrap();
-        assert!(said.contains("rank 2") && said.contains("probe"), "even patience ends: {said}");
+        let text = watch.suspects(&here, false).unwrap();
+        assert!(text.contains("rank 2") && text.contains("probe"), "{text}");
     }
 }

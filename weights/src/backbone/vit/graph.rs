@@ -8,7 +8,7 @@ use crate::file::{Array, Arrays};
 use crate::onnx::{Graph, PIXELS, Setting, Value};
 
 /// Adds a transformer for images of `px` pixels to `graph`.
-pub(super) fn draw(graph: &mut Graph<'_>, config: &VitConfig, px: usize) -> Result<GraphOutputs, String> {
+pub(super) fn build(graph: &mut Graph<'_>, config: &VitConfig, px: usize) -> Result<GraphOutputs, String> {
     let mut x = embed(graph, config, px)?;
     let rotation = rotation(graph, config, px);
     for number in 0..config.depth {
@@ -23,13 +23,20 @@ pub(super) fn draw(graph: &mut Graph<'_>, config: &VitConfig, px: usize) -> Resu
     let x = norm(graph, "norm", &x, config.norm_epsilon)?;
     let first = graph.index(0);
     let embedding = graph.node("Gather", &[&x, &first], &[Setting::Int("axis", 1)]);
-    let [start, end, axis] = [1 + config.registers as i64, i64::MAX, 1].map(|at| graph.integers(&[at]));
-    let patches = graph.node("Slice", &[&x, &start, &end, &axis], &[]);
+    let patches = slice(graph, &x, 1 + config.registers as i64, i64::MAX, 1);
     // Positions are stored for each patch.
     Ok(GraphOutputs { embedding, patches, has_fixed_size: true })
 }
 
-/// Tokens, `[B, 1 + R + N, D]`.
+/// Adds the slice `start..end` of `x` along `axis`.
+fn slice(graph: &mut Graph<'_>, x: &Value, start: i64, end: i64, axis: i64) -> Value {
+    let start = graph.integers(&[start]);
+    let end = graph.integers(&[end]);
+    let axis = graph.integers(&[axis]);
+    graph.node("Slice", &[x, &start, &end, &axis], &[])
+}
+
+/// Adds the tokens, `[B, 1 + R + N, D]`.
 fn embed(graph: &mut Graph<'_>, config: &VitConfig, px: usize) -> Result<Value, String> {
     let d = config.width;
     let p = config.patch_px;
@@ -39,26 +46,20 @@ fn embed(graph: &mut Graph<'_>, config: &VitConfig, px: usize) -> Result<Value, 
     let maps = graph.node("Conv", &[&PIXELS.to_string(), &weight, &bias], &settings);
     let flat = graph.integers(&[0, d as i64, -1]);
     let maps = graph.node("Reshape", &[&maps, &flat], &[]);
-    let patches = graph.node("Transpose", &[&maps], &[Setting::Ints("perm", &[0, 2, 1])]);
-    let class = graph.tensor("cls_token")?;
-    let (patches, mut prefix) = match config.positions {
-        Positions::Rope => (patches, class.values.clone()),
+    let mut patches = graph.node("Transpose", &[&maps], &[Setting::Ints("perm", &[0, 2, 1])]);
+    let mut prefix = graph.tensor("cls_token")?.values.clone();
+    match config.positions {
+        Positions::Rope => {}
         Positions::Learned | Positions::SinCos => {
             let positions = config.positions_for(&graph.tensor("pos_embed")?.values, px);
             let n = positions.len() / d - 1;
-            let of_patches = graph.float_tensor("pos_embed.patches", &[1, n, d], &positions[d..]);
-            let patches = graph.node("Add", &[&patches, &of_patches], &[]);
-            (
-                patches,
-                class
-                    .values
-                    .iter()
-                    .zip(&positions)
-                    .map(|(token, position)| token + position)
-                    .collect::<Vec<f32>>(),
-            )
+            let patch_positions = graph.float_tensor("pos_embed.patches", &[1, n, d], &positions[d..]);
+            patches = graph.node("Add", &[&patches, &patch_positions], &[]);
+            for (token, position) in prefix.iter_mut().zip(&positions) {
+                *token += position;
+            }
         }
-    };
+    }
     if config.registers > 0 {
         prefix.extend(&graph.tensor("reg_token")?.values);
     }
@@ -72,13 +73,13 @@ fn embed(graph: &mut Graph<'_>, config: &VitConfig, px: usize) -> Result<Value, 
     Ok(graph.node("Concat", &[&prefix, &patches], &[Setting::Int("axis", 1)]))
 }
 
-/// Restores class token, registers and position embedding of a graph that [`draw`] has made, among
+/// Restores class token, registers and position embedding of a graph that [`build`] has made, among
 /// its constants `arrays`; returns the configuration for the size of its images. The position of
-/// the class token is zero: it is in the token.
+/// the class token is zero, because the graph's class token contains it.
 ///
 /// # Errors
 /// A message, if a constant is missing or has another shape.
-pub(super) fn separated(arrays: &mut Arrays, config: &VitConfig) -> Result<ModelConfig, String> {
+pub(super) fn restore_merged(arrays: &mut Arrays, config: &VitConfig) -> Result<ModelConfig, String> {
     let d = config.width;
     let n_prefix = 1 + config.registers;
     let prefix = arrays.remove("prefix").filter(|prefix| prefix.shape == [1, n_prefix, d]);
@@ -102,37 +103,48 @@ pub(super) fn separated(arrays: &mut Arrays, config: &VitConfig) -> Result<Model
     Ok(ModelConfig::Vit(VitConfig { image_px: side * config.patch_px, ..config.clone() }))
 }
 
-/// Cosines and sines of all tokens, `[1, 1, 1 + R + N, D_h]` each; a prefix token is not rotated.
+/// Adds the cosines and sines of all tokens, `[1, 1, 1 + R + N, D_h]` each; a prefix token is not
+/// rotated.
 fn rotation(graph: &mut Graph<'_>, config: &VitConfig, px: usize) -> Option<[Value; 2]> {
-    let tables = config.rotations_for(px)?;
+    let [cos, sin] = config.rotations_for(px)?;
+    let cos = rotation_table(graph, config, "rope.cos", &cos, 1.0);
+    let sin = rotation_table(graph, config, "rope.sin", &sin, 0.0);
+    Some([cos, sin])
+}
+
+/// Adds the constant `name` with the rows of `table`, `[N, D_h / 2]`, for patches, and
+/// `prefix_value` for prefix tokens.
+fn rotation_table(
+    graph: &mut Graph<'_>,
+    config: &VitConfig,
+    name: &str,
+    table: &[f32],
+    prefix_value: f32,
+) -> Value {
     let d_head = config.width / config.heads;
     let n_prefix = 1 + config.registers;
-    let mut number = 0;
-    Some(tables.map(|table| {
-        let (name, of_prefix) = [("rope.cos", 1.0), ("rope.sin", 0.0)][number];
-        number += 1;
-        let mut values = vec![of_prefix; n_prefix * d_head];
+    let mut values = vec![prefix_value; n_prefix * d_head];
+    for row in table.chunks_exact(d_head / 2) {
         // Both halves of a head are rotated by the same angles.
-        values.extend(table.chunks_exact(d_head / 2).flat_map(|row| [row, row].concat()));
-        graph.float_tensor(name, &[1, 1, values.len() / d_head, d_head], &values)
-    }))
+        values.extend_from_slice(row);
+        values.extend_from_slice(row);
+    }
+    graph.float_tensor(name, &[1, 1, values.len() / d_head, d_head], &values)
 }
 
-/// `x cos θ + [-x₂; x₁] sin θ` for queries or keys of `[B, H, N, D_h]`.
-fn rotated(graph: &mut Graph<'_>, x: &Value, [cos, sin]: &[Value; 2], d_head: usize) -> Value {
+/// Adds `x cos θ + [-x₂; x₁] sin θ` for queries or keys `x`, `[B, H, N, D_h]`.
+fn rotate(graph: &mut Graph<'_>, x: &Value, [cos, sin]: &[Value; 2], d_head: usize) -> Value {
     let half = d_head as i64 / 2;
-    let [first, second] = [0, 1].map(|number| {
-        let [start, end, axis] = [number * half, (number + 1) * half, 3].map(|at| graph.integers(&[at]));
-        graph.node("Slice", &[x, &start, &end, &axis], &[])
-    });
+    let first = slice(graph, x, 0, half, 3);
+    let second = slice(graph, x, half, 2 * half, 3);
     let negative = graph.node("Neg", &[&second], &[]);
-    let turned = graph.node("Concat", &[&negative, &first], &[Setting::Int("axis", 3)]);
-    let kept = graph.node("Mul", &[x, cos], &[]);
-    let turned = graph.node("Mul", &[&turned, sin], &[]);
-    graph.node("Add", &[&kept, &turned], &[])
+    let rotated = graph.node("Concat", &[&negative, &first], &[Setting::Int("axis", 3)]);
+    let cos_term = graph.node("Mul", &[x, cos], &[]);
+    let sin_term = graph.node("Mul", &[&rotated, sin], &[]);
+    graph.node("Add", &[&cos_term, &sin_term], &[])
 }
 
-/// Queries, keys and values, `[B, N, 3·D]`.
+/// Adds queries, keys and values, `[B, N, 3·D]`.
 fn qkv(graph: &mut Graph<'_>, layer: &str, x: &Value, config: &VitConfig) -> Result<Value, String> {
     let weight = graph.transposed_weight(&format!("{layer}.weight"))?;
     let d = config.width;
@@ -159,18 +171,18 @@ fn attention(
     let d = config.width;
     let heads = config.heads;
     let qkv = qkv(graph, &format!("{block}.attn.qkv"), x, config)?;
-    let apart = graph.integers(&[0, 0, 3, heads as i64, (d / heads) as i64]);
-    let qkv = graph.node("Reshape", &[&qkv, &apart], &[]);
+    let split_shape = graph.integers(&[0, 0, 3, heads as i64, (d / heads) as i64]);
+    let qkv = graph.node("Reshape", &[&qkv, &split_shape], &[]);
     // [3, B, H, N, d]
     let qkv = graph.node("Transpose", &[&qkv], &[Setting::Ints("perm", &[2, 0, 3, 1, 4])]);
-    let [q, k, v] = [0, 1, 2].map(|number| {
-        let place = graph.index(number);
-        graph.node("Gather", &[&qkv, &place], &[Setting::Int("axis", 0)])
+    let [mut q, mut k, v] = [0, 1, 2].map(|number| {
+        let index = graph.index(number);
+        graph.node("Gather", &[&qkv, &index], &[Setting::Int("axis", 0)])
     });
-    let [q, k] = match rotation {
-        Some(rotation) => [q, k].map(|x| rotated(graph, &x, rotation, d / heads)),
-        None => [q, k],
-    };
+    if let Some(rotation) = rotation {
+        q = rotate(graph, &q, rotation, d / heads);
+        k = rotate(graph, &k, rotation, d / heads);
+    }
     let scale = graph.scalar("attention.scale", (1.0 / ((d / heads) as f64).sqrt()) as f32);
     let q = graph.node("Mul", &[&q, &scale], &[]);
     let k = graph.node("Transpose", &[&k], &[Setting::Ints("perm", &[0, 1, 3, 2])]);
@@ -178,8 +190,8 @@ fn attention(
     let weights = graph.node("Softmax", &[&scores], &[Setting::Int("axis", -1)]);
     let mixed = graph.node("MatMul", &[&weights, &v], &[]);
     let mixed = graph.node("Transpose", &[&mixed], &[Setting::Ints("perm", &[0, 2, 1, 3])]);
-    let together = graph.integers(&[0, 0, d as i64]);
-    let mixed = graph.node("Reshape", &[&mixed, &together], &[]);
+    let merged_shape = graph.integers(&[0, 0, d as i64]);
+    let mixed = graph.node("Reshape", &[&mixed, &merged_shape], &[]);
     linear(graph, &format!("{block}.attn.proj"), &mixed)
 }
 
@@ -189,11 +201,8 @@ fn mlp(graph: &mut Graph<'_>, block: &str, x: &Value, config: &VitConfig) -> Res
         MlpKind::Gelu => gelu(graph, &h),
         MlpKind::Swiglu => {
             let hidden = config.hidden() as i64;
-            let [first, second] = [0, 1].map(|half| {
-                let [start, end, axis] =
-                    [half * hidden, (half + 1) * hidden, 2].map(|at| graph.integers(&[at]));
-                graph.node("Slice", &[&h, &start, &end, &axis], &[])
-            });
+            let first = slice(graph, &h, 0, hidden, 2);
+            let second = slice(graph, &h, hidden, 2 * hidden, 2);
             let gate = graph.node("Sigmoid", &[&first], &[]);
             let gate = graph.node("Mul", &[&first, &gate], &[]);
             graph.node("Mul", &[&gate, &second], &[])
@@ -202,7 +211,7 @@ fn mlp(graph: &mut Graph<'_>, block: &str, x: &Value, config: &VitConfig) -> Res
     linear(graph, &format!("{block}.mlp.fc2"), &h)
 }
 
-/// `x + ls · h`.
+/// Adds the residual sum `x + ls · h`.
 fn residual(
     graph: &mut Graph<'_>,
     scale: &str,

@@ -34,7 +34,7 @@ const TRAINING_KEYS: [&str; 13] = [
     "local_class_norm",
 ];
 
-/// Smallest norm epsilon that is told apart: smaller values differ from it by rounding only.
+/// Smallest norm epsilon that is distinguished: smaller values differ from it by rounding only.
 const MIN_EPSILON: f64 = 1e-6;
 
 impl Exchange for VitConfig {
@@ -47,12 +47,12 @@ impl Exchange for VitConfig {
     }
 
     fn recognize(
-        found: &mut BackboneTensors,
+        tensors: &mut BackboneTensors,
         source: &Source,
         hints: &Hints,
         assumed: &mut Vec<String>,
     ) -> Result<Recognized, String> {
-        read::recognize(found, source, hints, assumed)
+        read::recognize(tensors, source, hints, assumed)
     }
 
     fn arrays(&self, library: Library, export: &Export<'_>) -> Result<Arrays, String> {
@@ -83,11 +83,11 @@ impl Exchange for VitConfig {
     }
 
     fn build_graph(&self, graph: &mut Graph<'_>, px: usize) -> Result<GraphOutputs, String> {
-        graph::draw(graph, self, px)
+        graph::build(graph, self, px)
     }
 
     fn restore_merged(&self, arrays: &mut Arrays) -> Result<Option<ModelConfig>, String> {
-        graph::separated(arrays, self).map(Some)
+        graph::restore_merged(arrays, self).map(Some)
     }
 
     fn resize(&self, tensors: &mut [NamedTensor], px: usize) -> Option<ModelConfig> {
@@ -100,7 +100,7 @@ impl Exchange for VitConfig {
 
     fn canonicalize_keys(&self, keys: &mut Map<String, Value>) {
         keys.retain(|name, _| !TRAINING_KEYS.contains(&name.as_str()));
-        // Fixed positions and trained ones are parameters alike.
+        // Fixed and trained positions are both stored as parameters.
         if self.positions != Positions::Rope {
             keys.remove("positions");
             keys.remove("rope_base");

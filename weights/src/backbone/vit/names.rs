@@ -1,8 +1,8 @@
 //! Names of a vision transformer's parameters.
 //!
 //! ```text
-//! ours      blocks.3.attn.qkv.weight  [3D, D]
-//! theirs    the same, or three tensors [D, D] that are concatenated along the first dimension
+//! Ocelli    blocks.3.attn.qkv.weight  [3D, D]
+//! library   the same, or three tensors [D, D] that are concatenated along the first dimension
 //! ```
 
 /// Names of the parameters in a library. `{}` stands for the number of a block.
@@ -227,9 +227,9 @@ pub(super) const ALL: [Names; 10] = [
 ];
 
 impl Names {
-    /// Names in the library of Ocelli's `name`: one tensor, or several to be joined along their
-    /// first dimension.
-    pub(super) fn theirs(&self, name: &str) -> Vec<String> {
+    /// Returns the names in the library of Ocelli's `name`: one tensor, or several to be
+    /// concatenated along their first dimension.
+    pub(super) fn library_names(&self, name: &str) -> Vec<String> {
         match name {
             "cls_token" => return vec![self.cls_token.into()],
             "pos_embed" => return vec![self.pos_embed.into()],
@@ -239,15 +239,19 @@ impl Names {
         let in_block = name.strip_prefix("blocks.").and_then(|rest| rest.split_once('.'));
         if let Some((number, part)) = in_block {
             let block = self.block.replace("{}", number);
-            return self.part(part).into_iter().map(|part| format!("{block}.{part}")).collect();
+            return self.part_names(part).into_iter().map(|part| format!("{block}.{part}")).collect();
         }
-        let replaced = |ours: &str, theirs: &str| Some(format!("{theirs}{}", name.strip_prefix(ours)?));
-        let found = replaced("patch_embed.proj", self.patch_embed).or_else(|| replaced("norm", self.norm));
-        vec![found.unwrap_or_else(|| name.to_string())]
+        if let Some(suffix) = name.strip_prefix("patch_embed.proj") {
+            return vec![format!("{}{suffix}", self.patch_embed)];
+        }
+        if let Some(suffix) = name.strip_prefix("norm") {
+            return vec![format!("{}{suffix}", self.norm)];
+        }
+        vec![name.to_string()]
     }
 
-    /// Names in the library of `part` of a block.
-    fn part(&self, part: &str) -> Vec<String> {
+    /// Returns the names in the library of `part` of a block.
+    fn part_names(&self, part: &str) -> Vec<String> {
         if part == "attn.qkv.bias" && !self.qkv_biases.is_empty() {
             return self.qkv_biases.iter().map(ToString::to_string).collect();
         }
@@ -255,14 +259,19 @@ impl Names {
             let separator = if self.joins_by_underscore { "_" } else { "." };
             return self.qkv.iter().map(|name| format!("{name}{separator}{kind}")).collect();
         }
-        if let (Some(kind), false) = (part.strip_prefix("mlp.fc1."), self.gates.is_empty()) {
+        if let Some(kind) = part.strip_prefix("mlp.fc1.")
+            && !self.gates.is_empty()
+        {
             return self.gates.iter().map(|name| format!("{name}.{kind}")).collect();
         }
-        let renamed = self.parts.iter().find_map(|(ours, theirs)| {
-            let rest = part.strip_prefix(ours)?;
-            (rest.is_empty() || rest.starts_with('.')).then(|| format!("{theirs}{rest}"))
-        });
-        vec![renamed.unwrap_or_else(|| part.to_string())]
+        for (name, library_name) in self.parts {
+            if let Some(rest) = part.strip_prefix(*name)
+                && (rest.is_empty() || rest.starts_with('.'))
+            {
+                return vec![format!("{library_name}{rest}")];
+            }
+        }
+        vec![part.to_string()]
     }
 }
 
@@ -270,22 +279,25 @@ impl Names {
 mod tests {
     use super::*;
 
+    fn joined(names: Names, name: &str) -> String {
+        names.library_names(name).join(" ")
+    }
+
     #[test]
     fn names_are_those_of_the_libraries() {
-        let of = |names: Names, name: &str| names.theirs(name).join(" ");
-        assert_eq!(of(TIMM, "blocks.3.attn.qkv.weight"), "blocks.3.attn.qkv.weight");
+        assert_eq!(joined(TIMM, "blocks.3.attn.qkv.weight"), "blocks.3.attn.qkv.weight");
         assert_eq!(
-            of(TORCHVISION, "blocks.3.attn.qkv.bias"),
+            joined(TORCHVISION, "blocks.3.attn.qkv.bias"),
             "encoder.layers.encoder_layer_3.self_attention.in_proj_bias"
         );
-        assert_eq!(of(VIT, "blocks.0.mlp.fc1.bias"), "encoder.layer.0.intermediate.dense.bias");
+        assert_eq!(joined(VIT, "blocks.0.mlp.fc1.bias"), "encoder.layer.0.intermediate.dense.bias");
         assert_eq!(
-            of(VIT, "blocks.0.attn.qkv.bias"),
+            joined(VIT, "blocks.0.attn.qkv.bias"),
             "encoder.layer.0.attention.attention.query.bias encoder.layer.0.attention.attention.key.bias \
              encoder.layer.0.attention.attention.value.bias"
         );
-        assert_eq!(of(HF_DINOV2, "blocks.1.ls2.gamma"), "encoder.layer.1.layer_scale2.lambda1");
-        assert_eq!(of(DINOV2_GATED, "blocks.1.mlp.fc2.weight"), "blocks.1.mlp.w3.weight");
-        assert_eq!(of(TORCHVISION, "norm.weight"), "encoder.ln.weight");
+        assert_eq!(joined(HF_DINOV2, "blocks.1.ls2.gamma"), "encoder.layer.1.layer_scale2.lambda1");
+        assert_eq!(joined(DINOV2_GATED, "blocks.1.mlp.fc2.weight"), "blocks.1.mlp.w3.weight");
+        assert_eq!(joined(TORCHVISION, "norm.weight"), "encoder.ln.weight");
     }
 }

@@ -51,7 +51,6 @@ fn in_dinov2(config: &VitConfig) -> PythonNetwork {
 
 fn in_dinov3(config: &VitConfig) -> PythonNetwork {
     let is_gated = config.mlp == MlpKind::Swiglu;
-    let flag = |is_set| if is_set { "True" } else { "False" };
     PythonNetwork {
         imports: "from dinov3.models.vision_transformer import DinoVisionTransformer\n",
         expression: format!(
@@ -62,14 +61,18 @@ fn in_dinov3(config: &VitConfig) -> PythonNetwork {
             if is_gated { "swiglu" } else { "mlp" },
             config.registers,
             if config.layer_scale.is_some() { "1.0" } else { "None" },
-            // Its names of the two values of epsilon.
+            // DINOv3's names of the two values of epsilon.
             if config.norm_epsilon > 5e-6 { "layernormbf16" } else { "layernorm" },
-            flag(config.qkv_bias != QkvBias::None),
-            flag(config.qkv_bias == QkvBias::WithoutKeys),
+            python_bool(config.qkv_bias != QkvBias::None),
+            python_bool(config.qkv_bias == QkvBias::WithoutKeys),
             config.rope_base
         ),
         without_classifier: "",
     }
+}
+
+fn python_bool(value: bool) -> &'static str {
+    if value { "True" } else { "False" }
 }
 
 fn sizes(config: &VitConfig) -> String {
@@ -83,7 +86,8 @@ fn sizes(config: &VitConfig) -> String {
     )
 }
 
-/// Ratio that gives the hidden channels: both codes take two thirds of it for a gated MLP.
+/// Returns the ratio that yields the hidden channels: both implementations take two thirds of it for
+/// a gated MLP.
 fn ratio(config: &VitConfig) -> f64 {
     match config.mlp {
         MlpKind::Gelu => ratio_for(config.hidden(), config.width),

@@ -13,8 +13,8 @@ use crate::source::{BackboneTensors, Source, config};
 /// Largest number of channels.
 const MAX_CHANNELS: usize = 65_536;
 
-/// Periods of rotary positions in DINOv3's files: what the base of the recipe says, rounded to 16
-/// bits.
+/// Name of the periods of rotary positions in DINOv3's files: those of the recipe's base, rounded
+/// to 16 bits.
 const PERIODS: &str = "rope_embed.periods";
 
 /// Base of the periods of all published networks.
@@ -37,23 +37,23 @@ pub(super) const ANCHORS: [&str; 4] = [
     "embeddings.patch_embeddings.weight",
 ];
 
-/// Determines the transformer in `found`.
+/// Determines the transformer in `tensors`.
 pub(super) fn recognize(
-    found: &mut BackboneTensors,
+    tensors: &mut BackboneTensors,
     source: &Source,
     hints: &Hints,
     assumed: &mut Vec<String>,
 ) -> Result<Recognized, String> {
-    let names = names(found, source)?;
-    let library = library(found, source, &names, hints, assumed);
-    refuse_others(found)?;
-    let sizes = Sizes::of(found, &names, hints, source)?;
-    let said = config::norm_epsilon(source)?;
-    let mut model = sizes.model(library, found, &names, said);
+    let names = find_names(tensors, source)?;
+    let library = library(tensors, source, &names, hints, assumed);
+    reject_unsupported(tensors)?;
+    let sizes = Sizes::from_tensors(tensors, &names, hints, source)?;
+    let stated_epsilon = config::norm_epsilon(source)?;
+    let mut model = sizes.model(library, tensors, &names, stated_epsilon);
     if let ModelConfig::Vit(config) = &mut model {
         if let Some(epsilon) = hints.norm_epsilon {
             config.norm_epsilon = epsilon;
-        } else if sizes.is_rotary && said.is_none() {
+        } else if sizes.is_rotary && stated_epsilon.is_none() {
             assumed.push(format!(
                 "the file does not say the ε of its layer norms: {:e} is taken, that of DINOv3's networks (--norm-epsilon)",
                 config.norm_epsilon
@@ -65,48 +65,54 @@ pub(super) fn recognize(
         _ => model.image_px(),
     };
     let activation = if sizes.is_rotary && sizes.mlp == MlpKind::Swiglu { "silu" } else { "gelu" };
-    let names = Box::new(move |name: &str| names.theirs(name));
+    let names = Box::new(move |name: &str| names.library_names(name));
     Ok(Recognized { model, library, names, size_px, activation })
 }
 
-/// Returns the table whose names are in `found`.
-fn names(found: &BackboneTensors, source: &Source) -> Result<Names, String> {
-    let fits = |names: &Names| {
-        [
-            "blocks.0.attn.qkv.weight",
-            "blocks.0.norm1.weight",
-            "blocks.0.mlp.fc1.weight",
-            "blocks.0.mlp.fc2.weight",
-        ]
-        .iter()
-        .flat_map(|name| names.theirs(name))
-        .chain([names.cls_token.to_string(), names.pos_embed.to_string()])
-        .filter(|name| !name.is_empty())
-        .all(|name| found.contains(&name))
-    };
-    let has_positions = ALL.iter().any(|names| found.contains(names.pos_embed));
+/// Names of parameters that every transformer has, besides its tokens and positions.
+const REQUIRED: [&str; 4] = [
+    "blocks.0.attn.qkv.weight",
+    "blocks.0.norm1.weight",
+    "blocks.0.mlp.fc1.weight",
+    "blocks.0.mlp.fc2.weight",
+];
+
+/// Returns true if `tensors` have the required parameters under `names`.
+fn has_required(tensors: &BackboneTensors, names: &Names) -> bool {
+    let mut required = vec![names.cls_token.to_string(), names.pos_embed.to_string()];
+    required.retain(|name| !name.is_empty());
+    for name in REQUIRED {
+        required.extend(names.library_names(name));
+    }
+    required.iter().all(|name| tensors.contains(name))
+}
+
+/// Returns the table whose names are in `tensors`.
+fn find_names(tensors: &BackboneTensors, source: &Source) -> Result<Names, String> {
+    let has_positions = ALL.iter().any(|names| tensors.contains(names.pos_embed));
     if !has_positions {
         // DINOv3's names and timm's differ in parameters that some networks lack. timm has networks
-        // of the same names whose rotations are others; they have no registers.
-        let is_dinov3 = found.contains("storage_tokens") || found.contains(PERIODS);
+        // with the same names and different rotations; they have no registers.
+        let is_dinov3 = tensors.contains("storage_tokens") || tensors.contains(PERIODS);
         let architecture = source.config.as_ref().and_then(|config| config["architecture"].as_str());
-        let is_timms =
-            found.contains("reg_token") || architecture.is_some_and(|name| name.contains("dinov3"));
-        let is_meant = |names: &Names| match names.registers {
-            "storage_tokens" => is_dinov3,
-            "reg_token" => !is_dinov3 && is_timms,
-            _ => true,
-        };
-        if let Some(names) = ROTARY.into_iter().find(|names| fits(names) && is_meant(names)) {
-            return Ok(names);
+        let is_timm =
+            tensors.contains("reg_token") || architecture.is_some_and(|name| name.contains("dinov3"));
+        for names in ROTARY {
+            let is_possible = match names.registers {
+                "storage_tokens" => is_dinov3,
+                "reg_token" => !is_dinov3 && is_timm,
+                _ => true,
+            };
+            if is_possible && has_required(tensors, &names) {
+                return Ok(names);
+            }
         }
     }
     // DINOv2's names and timm's differ only in parameters that some networks lack.
-    let is_dinov2 = found.contains("register_tokens") || found.contains("mask_token");
-    let table =
-        ALL.into_iter().find(|names| fits(names) && (is_dinov2 || names.registers != "register_tokens"));
-    let gated = ALL.into_iter().find(|names| fits(names));
-    table.or(gated).ok_or_else(|| {
+    let is_dinov2 = tensors.contains("register_tokens") || tensors.contains("mask_token");
+    let candidates: Vec<Names> = ALL.into_iter().filter(|names| has_required(tensors, names)).collect();
+    let preferred = candidates.iter().find(|names| is_dinov2 || names.registers != "register_tokens");
+    preferred.or(candidates.first()).copied().ok_or_else(|| {
         "it is a transformer, but not one with a class token, a position embedding and blocks of attention and MLP \
          as in DINO, DINOv2, DINOv3, timm, torchvision and transformers"
             .into()
@@ -116,7 +122,7 @@ fn names(found: &BackboneTensors, source: &Source) -> Result<Names, String> {
 /// Returns the library whose code made the network, which determines how its position embedding is
 /// resampled.
 fn library(
-    found: &BackboneTensors,
+    tensors: &BackboneTensors,
     source: &Source,
     names: &Names,
     hints: &Hints,
@@ -132,10 +138,10 @@ fn library(
         (_, "storage_tokens") => Library::Dinov3,
         _ if names.pos_embed.is_empty() => Library::Timm,
         // DINO's files have no classifier.
-        _ if ["head.weight", "fc_norm.weight"].iter().any(|name| found.contains(name)) => Library::Timm,
+        _ if ["head.weight", "fc_norm.weight"].iter().any(|name| tensors.contains(name)) => Library::Timm,
         _ if source.config.is_some()
-            || found.contains(names.registers)
-            || found.contains("blocks.0.ls1.gamma") =>
+            || tensors.contains(names.registers)
+            || tensors.contains("blocks.0.ls1.gamma") =>
         {
             Library::Timm
         }
@@ -151,14 +157,14 @@ fn library(
 }
 
 /// Rejects networks that have the same names and compute something else.
-fn refuse_others(found: &BackboneTensors) -> Result<(), String> {
+fn reject_unsupported(tensors: &BackboneTensors) -> Result<(), String> {
     let others = [
         ("fc_norm.weight", "it pools patch tokens behind a norm of its own (fc_norm)"),
         ("norm_pre.weight", "it normalizes tokens before the first block (norm_pre)"),
         ("attn_pool.latent", "it pools by attention (attn_pool)"),
         ("dist_token", "it has a distillation token (dist_token)"),
     ];
-    match others.into_iter().find(|(name, _)| found.contains(name)) {
+    match others.into_iter().find(|(name, _)| tensors.contains(name)) {
         Some((_, reason)) => Err(format!("{reason}, which is not supported")),
         None => Ok(()),
     }
@@ -182,31 +188,33 @@ struct Sizes {
 }
 
 impl Sizes {
-    fn of(
-        found: &mut BackboneTensors,
+    fn from_tensors(
+        tensors: &mut BackboneTensors,
         names: &Names,
         hints: &Hints,
         source: &Source,
     ) -> Result<Self, String> {
-        let patches = found.shape(found.anchor).unwrap_or_default().to_vec();
+        let patches = tensors.shape(tensors.anchor).unwrap_or_default().to_vec();
         let &[width, channels, patch_px, side] = patches.as_slice() else {
-            return Err(format!("{} has shape {patches:?}, not [D, C, P, P]", found.anchor));
+            return Err(format!("{} has shape {patches:?}, not [D, C, P, P]", tensors.anchor));
         };
         if width == 0 || patch_px == 0 || width > MAX_CHANNELS {
-            return Err(format!("{} has shape {patches:?}", found.anchor));
+            return Err(format!("{} has shape {patches:?}", tensors.anchor));
         }
         if patch_px != side {
             return Err(format!("its patches have {patch_px} × {side} px; only squares can be read"));
         }
-        let first = |name: &str| names.theirs(name).swap_remove(0);
-        let depth = (0..).take_while(|i| found.contains(&first(&format!("blocks.{i}.norm1.weight")))).count();
-        let columns = |name: &str| found.shape(&first(name)).and_then(|shape| shape.get(1)).copied();
-        let rows: usize = names
-            .theirs("blocks.0.mlp.fc1.weight")
-            .iter()
-            .filter_map(|name| found.shape(name)?.first().copied())
-            .fold(0, usize::saturating_add);
-        let hidden = columns("blocks.0.mlp.fc2.weight").unwrap_or_default();
+        let mut depth = 0;
+        while tensors.contains(&first_name(names, &format!("blocks.{depth}.norm1.weight"))) {
+            depth += 1;
+        }
+        let mut rows = 0usize;
+        for name in names.library_names("blocks.0.mlp.fc1.weight") {
+            let n = tensors.shape(&name).and_then(|shape| shape.first()).copied().unwrap_or_default();
+            rows = rows.saturating_add(n);
+        }
+        let output_shape = tensors.shape(&first_name(names, "blocks.0.mlp.fc2.weight"));
+        let hidden = output_shape.and_then(|shape| shape.get(1)).copied().unwrap_or_default();
         let mlp = match rows {
             rows if rows == hidden => MlpKind::Gelu,
             rows if Some(rows) == hidden.checked_mul(2) => MlpKind::Swiglu,
@@ -216,20 +224,20 @@ impl Sizes {
         let grid = if is_rotary {
             (rotary_px(source, patch_px) / patch_px).max(1)
         } else {
-            square_positions(found, names, width)?
+            square_positions(tensors, names, width)?
         };
-        let rope_base = rope_base(found, source)?;
-        let qkv_bias = qkv_bias(found, names, depth, width);
-        let registers = found.shape(names.registers).and_then(|shape| shape.get(1)).copied();
-        let has_layer_scale = found.contains(&first("blocks.0.ls1.gamma"));
+        let rope_base = rope_base(tensors, source)?;
+        let qkv_bias = qkv_bias(tensors, names, depth, width);
+        let registers = tensors.shape(names.registers).and_then(|shape| shape.get(1)).copied();
+        let has_layer_scale = tensors.contains(&first_name(names, "blocks.0.ls1.gamma"));
         let heads = heads(width, is_rotary, hints, source)?;
         let registers = registers.unwrap_or_default();
         if registers == 0 {
             // transformers has an empty tensor.
-            found.remove(names.registers);
+            tensors.remove(names.registers);
         }
-        for name in unused(found, is_rotary) {
-            found.remove(&name);
+        for name in unused_tensors(tensors, is_rotary) {
+            tensors.remove(&name);
         }
         Ok(Self {
             channels,
@@ -251,11 +259,11 @@ impl Sizes {
     fn model(
         &self,
         library: Library,
-        found: &BackboneTensors,
+        tensors: &BackboneTensors,
         names: &Names,
-        said: Option<f64>,
+        stated_epsilon: Option<f64>,
     ) -> ModelConfig {
-        let has_registers = found.contains(names.registers);
+        let has_registers = tensors.contains(names.registers);
         let (pos_offset, pos_antialias) = match library {
             Library::Dino => (0.1, false),
             Library::Dinov2 if has_registers => (0.0, true),
@@ -265,7 +273,7 @@ impl Sizes {
             Library::Transformers => (0.0, has_registers),
             Library::Torchvision => (0.0, false),
         };
-        let norm_epsilon = said.unwrap_or(match (library, self.has_layer_scale) {
+        let norm_epsilon = stated_epsilon.unwrap_or(match (library, self.has_layer_scale) {
             _ if self.is_rotary => ROTARY_EPSILON,
             // The default of `ViTConfig`.
             (Library::Transformers, false) => 1e-12,
@@ -290,7 +298,7 @@ impl Sizes {
             // Two thirds of it, rounded down, are the hidden layer.
             config.mlp_ratio = (3 * self.hidden).div_ceil(2) as f64 / self.width as f64;
         }
-        // A quotient may lie just below what it stands for.
+        // Rounding may leave a quotient just below the exact ratio.
         for _ in 0..8 {
             if config.hidden() < self.hidden {
                 config.mlp_ratio *= 1.0 + 1e-9;
@@ -300,81 +308,94 @@ impl Sizes {
     }
 }
 
+/// Returns the first of the names in the library of Ocelli's `name`.
+fn first_name(names: &Names, name: &str) -> String {
+    names.library_names(name).swap_remove(0)
+}
+
 /// Returns the cells along a side of the position embedding. If it has no row for the class token,
 /// a row of zeros is added.
-fn square_positions(found: &mut BackboneTensors, names: &Names, width: usize) -> Result<usize, String> {
-    let positions = found.remove(names.pos_embed).ok_or("it has no position embedding")?;
+fn square_positions(tensors: &mut BackboneTensors, names: &Names, width: usize) -> Result<usize, String> {
+    let positions = tensors.remove(names.pos_embed).ok_or("it has no position embedding")?;
     let shape = positions.shape.clone();
     let n = match shape.as_slice() {
         &[1, n, d] if d == width => n,
         _ => return Err(format!("its position embedding has shape {shape:?}, not [1, 1 + N, {width}]")),
     };
-    let root = |n: usize| Some(n.isqrt()).filter(|side| side * side == n);
-    let (grid, values) = match (root(n.saturating_sub(1)), root(n)) {
+    let (grid, values) = match (exact_root(n.saturating_sub(1)), exact_root(n)) {
         (Some(grid), _) if n > 1 => (grid, positions.values),
         (_, Some(grid)) => (grid, [vec![0.0; width], positions.values].concat()),
         _ => {
             return Err(format!("its position embedding has {n} rows, which is neither n² nor n² + 1"));
         }
     };
-    found.insert(names.pos_embed, Array { shape: vec![1, 1 + grid * grid, width], values });
+    tensors.insert(names.pos_embed, Array { shape: vec![1, 1 + grid * grid, width], values });
     Ok(grid)
+}
+
+/// Returns the square root of `n`, if it is an integer.
+fn exact_root(n: usize) -> Option<usize> {
+    let root = n.isqrt();
+    (root * root == n).then_some(root)
 }
 
 /// Returns the side of the images that a network with rotary positions was made for, which no shape
 /// determines.
 fn rotary_px(source: &Source, patch_px: usize) -> usize {
-    let config = source.config.as_ref();
-    let said = config.and_then(|config| {
+    let mut stated = None;
+    if let Some(config) = &source.config {
         let timm = config.get("pretrained_cfg").unwrap_or(config);
-        let [of_model, of_timm] = [&config["image_size"], &timm["input_size"][2]].map(|side| side.as_u64());
-        of_model.or(of_timm)
-    });
-    said.and_then(|side| usize::try_from(side).ok()).unwrap_or(EVALUATED_PX).next_multiple_of(patch_px)
+        stated = config["image_size"].as_u64().or(timm["input_size"][2].as_u64());
+    }
+    let side = stated.and_then(|side| usize::try_from(side).ok()).unwrap_or(EVALUATED_PX);
+    side.next_multiple_of(patch_px)
 }
 
 /// Returns the base of the periods of rotary positions.
-fn rope_base(found: &BackboneTensors, source: &Source) -> Result<f64, String> {
-    let said = source.config.as_ref().and_then(|config| {
-        let [of_model, of_timm] = [&config["rope_theta"], &config["model_args"]["rope_temperature"]];
-        of_model.as_f64().or(of_timm.as_f64())
-    });
-    let of_periods = found.get(PERIODS).map(|periods| -> Result<f64, String> {
-        let n = periods.values.len() as f64;
-        let last = f64::from(periods.values.last().copied().unwrap_or(1.0));
-        // Period k of n is base^(k / n).
-        let base = if n > 1.0 { last.powf(n / (n - 1.0)) } else { USUAL_BASE };
-        if periods
-            .values
-            .iter()
-            .enumerate()
-            .all(|(k, period)| (f64::from(*period) / base.powf(k as f64 / n) - 1.0).abs() < BASE_ROUNDING)
-        {
-            Ok(base)
-        } else {
-            Err("the periods of its rotary positions are not powers of one base".into())
-        }
-    });
-    let of_periods = of_periods.transpose()?;
-    Ok(match said.or(of_periods) {
+fn rope_base(tensors: &BackboneTensors, source: &Source) -> Result<f64, String> {
+    let mut stated = None;
+    if let Some(config) = &source.config {
+        stated = config["rope_theta"].as_f64().or(config["model_args"]["rope_temperature"].as_f64());
+    }
+    let computed = match tensors.get(PERIODS) {
+        Some(periods) => Some(base_from_periods(&periods.values)?),
+        None => None,
+    };
+    Ok(match stated.or(computed) {
         Some(base) if (base / USUAL_BASE - 1.0).abs() > BASE_ROUNDING => base,
         _ => USUAL_BASE,
     })
 }
 
-/// Returns which of queries, keys and values have biases. Keys that have none beside the others get
-/// zeros.
-fn qkv_bias(found: &mut BackboneTensors, names: &Names, depth: usize, width: usize) -> QkvBias {
-    let biases = |i: usize| names.theirs(&format!("blocks.{i}.attn.qkv.bias"));
-    let n_held = biases(0).iter().filter(|name| found.contains(name)).count();
-    if found.contains("blocks.0.attn.qkv.bias_mask") {
+/// Returns the base of `periods`, of which period `k` of `n` is `base^(k / n)`.
+fn base_from_periods(periods: &[f32]) -> Result<f64, String> {
+    let n = periods.len() as f64;
+    let last = f64::from(periods.last().copied().unwrap_or(1.0));
+    let base = if n > 1.0 { last.powf(n / (n - 1.0)) } else { USUAL_BASE };
+    for (k, period) in periods.iter().enumerate() {
+        let deviation = (f64::from(*period) / base.powf(k as f64 / n) - 1.0).abs();
+        let is_power = deviation < BASE_ROUNDING;
+        if !is_power {
+            return Err("the periods of its rotary positions are not powers of one base".into());
+        }
+    }
+    Ok(base)
+}
+
+/// Returns which of queries, keys and values have biases. If only keys have none, zeros are added
+/// for them.
+fn qkv_bias(tensors: &mut BackboneTensors, names: &Names, depth: usize, width: usize) -> QkvBias {
+    let biases = bias_names(names, 0);
+    let n_present = biases.iter().filter(|name| tensors.contains(name)).count();
+    if tensors.contains("blocks.0.attn.qkv.bias_mask") {
         return QkvBias::WithoutKeys;
     }
-    match (n_held, biases(0).len()) {
+    match (n_present, biases.len()) {
         (0, _) => QkvBias::None,
         (2, 3) => {
-            for name in (0..depth).map(|i| biases(i).swap_remove(1)) {
-                found.insert(&name, Array { shape: vec![width], values: vec![0.0; width] });
+            for i in 0..depth {
+                let key_bias = bias_names(names, i).swap_remove(1);
+                tensors.insert(&key_bias, Array { shape: vec![width], values: vec![0.0; width] });
             }
             QkvBias::WithoutKeys
         }
@@ -382,31 +403,43 @@ fn qkv_bias(found: &mut BackboneTensors, names: &Names, depth: usize, width: usi
     }
 }
 
-/// Names of tensors of DINOv3's files that are no parameters, or that only its training uses.
-fn unused(found: &BackboneTensors, is_rotary: bool) -> Vec<String> {
-    let is_unused = |name: &&String| {
-        name.ends_with(".bias_mask") || name.starts_with("rope_embed.") || name.starts_with("local_cls_norm.")
-    };
-    found.names().filter(|name| is_rotary && is_unused(name)).cloned().collect()
+/// Returns the names of the biases of queries, keys and values of block `i`.
+fn bias_names(names: &Names, i: usize) -> Vec<String> {
+    names.library_names(&format!("blocks.{i}.attn.qkv.bias"))
+}
+
+/// Returns the names of tensors of DINOv3's files that are not parameters, or that only its
+/// training uses.
+fn unused_tensors(tensors: &BackboneTensors, is_rotary: bool) -> Vec<String> {
+    let mut unused = Vec::new();
+    for name in tensors.names() {
+        let is_unused = name.ends_with(".bias_mask")
+            || name.starts_with("rope_embed.")
+            || name.starts_with("local_cls_norm.");
+        if is_rotary && is_unused {
+            unused.push(name.clone());
+        }
+    }
+    unused
 }
 
 /// Returns the number of attention heads, which no shape determines.
 fn heads(width: usize, is_rotary: bool, hints: &Hints, source: &Source) -> Result<usize, String> {
-    let said = match &source.config {
+    let stated = match &source.config {
         Some(config) => match config::count(config, &["num_attention_heads"])? {
             Some(heads) => Some(heads),
             None => config::count(&config["model_args"], &["num_heads"])?,
         },
         None => None,
     };
-    // Channels of a head are 64 in the published networks but the largest.
+    // Heads of all published networks but the largest have 64 channels.
     let usual = match width {
         1152 | 1280 | 1408 | 1664 if !is_rotary => Some(16),
         4096 if is_rotary => Some(32),
         _ if width.is_multiple_of(64) => Some(width / 64),
         _ => None,
     };
-    hints.heads.or(said).or(usual).ok_or_else(|| {
+    hints.heads.or(stated).or(usual).ok_or_else(|| {
         format!("it does not say how many attention heads its {width} channels have: give --heads")
     })
 }

@@ -20,7 +20,7 @@ pub(super) fn timm_arrays(config: &VitConfig, export: &Export<'_>) -> Result<Arr
         check_rotary_epsilon(config, &[1e-5])?;
         check_keys(config, "timm's")?;
         let names = if config.mlp == MlpKind::Swiglu { TIMM_ROTARY_GATED } else { TIMM_ROTARY };
-        let mut arrays = renamed_arrays(export, |name| names.theirs(name));
+        let mut arrays = renamed_arrays(export, |name| names.library_names(name));
         arrays.retain(|name, _| !name.ends_with(KEY_BIAS));
         return Ok(arrays);
     }
@@ -32,7 +32,9 @@ pub(super) fn timm_arrays(config: &VitConfig, export: &Export<'_>) -> Result<Arr
     if let Some(positions) = arrays.remove(TIMM.pos_embed) {
         let [_, n, d] = positions.shape[..] else { return Ok(arrays) };
         if let Some(class) = arrays.get_mut(TIMM.cls_token) {
-            class.values.iter_mut().zip(&positions.values).for_each(|(class, position)| *class += position);
+            for (class, position) in class.values.iter_mut().zip(&positions.values) {
+                *class += position;
+            }
         }
         let patches = Array { shape: vec![1, n - 1, d], values: positions.values[d..].to_vec() };
         arrays.insert(TIMM.pos_embed.into(), patches);
@@ -48,7 +50,7 @@ pub(super) fn torchvision_arrays(config: &VitConfig, export: &Export<'_>) -> Res
         VitConfig { registers: 1.., .. } => Err("torchvision's transformers have no registers".into()),
         VitConfig { layer_scale: Some(_), .. } => Err("torchvision's transformers have no LayerScale".into()),
         VitConfig { mlp: MlpKind::Swiglu, .. } => Err("torchvision's transformers have no gated MLP".into()),
-        _ => Ok(renamed_arrays(export, |name| TORCHVISION.theirs(name))),
+        _ => Ok(renamed_arrays(export, |name| TORCHVISION.library_names(name))),
     }
 }
 
@@ -58,8 +60,8 @@ pub(super) fn dinov2_arrays(config: &VitConfig, export: &Export<'_>) -> Result<A
     check_epsilon(config)?;
     check_tables(config, "DINOv2's")?;
     let names = if config.mlp == MlpKind::Swiglu { DINOV2_GATED } else { DINOV2 };
-    let mut arrays = renamed_arrays(export, |name| names.theirs(name));
-    complete(&mut arrays, config, &names, "mask_token");
+    let mut arrays = renamed_arrays(export, |name| names.library_names(name));
+    add_dinov2_parameters(&mut arrays, config, &names, "mask_token");
     Ok(arrays)
 }
 
@@ -70,19 +72,19 @@ pub(super) fn dinov3_arrays(config: &VitConfig, export: &Export<'_>) -> Result<A
     }
     check_rotary_epsilon(config, &[1e-5, 1e-6])?;
     let names = if config.mlp == MlpKind::Swiglu { DINOV3_GATED } else { DINOV3 };
-    let mut arrays = renamed_arrays(export, |name| names.theirs(name));
+    let mut arrays = renamed_arrays(export, |name| names.library_names(name));
     let d = config.width;
     arrays.insert("mask_token".into(), Array { shape: vec![1, d], values: vec![0.0; d] });
     let n = d / config.heads / 4;
-    let period = |k: usize| config.rope_base.powf(k as f64 / n as f64) as f32;
-    arrays
-        .insert("rope_embed.periods".into(), Array { shape: vec![n], values: (0..n).map(period).collect() });
+    let periods = (0..n).map(|k| config.rope_base.powf(k as f64 / n as f64) as f32).collect();
+    arrays.insert("rope_embed.periods".into(), Array { shape: vec![n], values: periods });
     if config.qkv_bias == QkvBias::WithoutKeys {
-        let mask = (0..3 * d).map(|i| if (d..2 * d).contains(&i) { 0.0 } else { 1.0 }).collect::<Vec<f32>>();
-        arrays.extend((0..config.depth).map(|i| {
+        let mut mask = vec![1.0f32; 3 * d];
+        mask[d..2 * d].fill(0.0);
+        for i in 0..config.depth {
             let mask = Array { shape: vec![3 * d], values: mask.clone() };
-            (format!("blocks.{i}.attn.qkv.bias_mask"), mask)
-        }));
+            arrays.insert(format!("blocks.{i}.attn.qkv.bias_mask"), mask);
+        }
     }
     Ok(arrays)
 }
@@ -97,10 +99,10 @@ pub(super) fn transformers_arrays(config: &VitConfig, export: &Export<'_>) -> Re
         (false, MlpKind::Swiglu) => HF_DINOV2_GATED,
         (false, MlpKind::Gelu) => HF_DINOV2,
     };
-    let mut arrays = renamed_arrays(export, |name| names.theirs(name));
+    let mut arrays = renamed_arrays(export, |name| names.library_names(name));
     if !is_plain(config) {
         check_has_biases(config, "transformers' DINOv2")?;
-        complete(&mut arrays, config, &names, "embeddings.mask_token");
+        add_dinov2_parameters(&mut arrays, config, &names, "embeddings.mask_token");
     }
     Ok(arrays)
 }
@@ -108,7 +110,7 @@ pub(super) fn transformers_arrays(config: &VitConfig, export: &Export<'_>) -> Re
 /// Returns the parameters of a network with rotary positions by the names of `DINOv3ViTModel`.
 fn rotary_transformers_arrays(config: &VitConfig, export: &Export<'_>) -> Arrays {
     let names = if config.mlp == MlpKind::Swiglu { HF_DINOV3_GATED } else { HF_DINOV3 };
-    let mut arrays = renamed_arrays(export, |name| names.theirs(name));
+    let mut arrays = renamed_arrays(export, |name| names.library_names(name));
     if config.qkv_bias == QkvBias::WithoutKeys {
         arrays.retain(|name, _| !name.ends_with("attention.k_proj.bias"));
     }
@@ -123,7 +125,7 @@ fn rotary_transformers_arrays(config: &VitConfig, export: &Export<'_>) -> Arrays
 
 /// Adds the parameters that a DINOv2 network always has: a LayerScale of one where `config` has
 /// none, and a mask token.
-fn complete(arrays: &mut Arrays, config: &VitConfig, names: &Names, mask_token: &str) {
+fn add_dinov2_parameters(arrays: &mut Arrays, config: &VitConfig, names: &Names, mask_token: &str) {
     add_scales(arrays, config, names);
     let mask = Array { shape: vec![1, config.width], values: vec![0.0; config.width] };
     arrays.insert(mask_token.into(), mask);
@@ -133,8 +135,13 @@ fn complete(arrays: &mut Arrays, config: &VitConfig, names: &Names, mask_token: 
 fn add_scales(arrays: &mut Arrays, config: &VitConfig, names: &Names) {
     if config.layer_scale.is_none() {
         let one = Array { shape: vec![config.width], values: vec![1.0; config.width] };
-        let scales = (0..config.depth).flat_map(|i| [1, 2].map(|k| format!("blocks.{i}.ls{k}.gamma")));
-        arrays.extend(scales.flat_map(|name| names.theirs(&name)).map(|name| (name, one.clone())));
+        for i in 0..config.depth {
+            for k in [1, 2] {
+                for name in names.library_names(&format!("blocks.{i}.ls{k}.gamma")) {
+                    arrays.insert(name, one.clone());
+                }
+            }
+        }
     }
 }
 
@@ -280,16 +287,15 @@ pub(super) fn transformers(config: &VitConfig) -> Result<Value, String> {
     json["architectures"] = json!([class]);
     // transformers takes an integer, from which it computes the width of the hidden layer as Ocelli
     // does.
-    let ratio = (1..=64)
-        .find(|ratio| {
-            VitConfig { mlp_ratio: f64::from(*ratio), ..config.clone() }.hidden() == config.hidden()
-        })
-        .ok_or_else(|| {
-            format!(
-                "its hidden layers have {} channels, for which mlp_ratio would be no whole number",
-                config.hidden()
-            )
-        })?;
+    let ratio = (1..=64).find(|ratio| {
+        VitConfig { mlp_ratio: f64::from(*ratio), ..config.clone() }.hidden() == config.hidden()
+    });
+    let Some(ratio) = ratio else {
+        return Err(format!(
+            "its hidden layers have {} channels, for which mlp_ratio would be no whole number",
+            config.hidden()
+        ));
+    };
     json["mlp_ratio"] = json!(ratio);
     json["use_swiglu_ffn"] = json!(config.mlp == MlpKind::Swiglu);
     json["drop_path_rate"] = json!(0.0);
@@ -320,28 +326,28 @@ fn is_rotary(config: &VitConfig) -> bool {
     config.positions == Positions::Rope
 }
 
-/// Checks that a network has a position embedding and biases, as networks of the library `whose`
-/// do.
-fn check_tables(config: &VitConfig, whose: &str) -> Result<(), String> {
+/// Checks that a network has a position embedding and biases, as networks of a library do.
+/// `library` is a genitive, such as `timm's`.
+fn check_tables(config: &VitConfig, library: &str) -> Result<(), String> {
     if is_rotary(config) {
-        Err(format!("{whose} transformers have no rotary positions"))
+        Err(format!("{library} transformers have no rotary positions"))
     } else {
-        check_has_biases(config, whose)
+        check_has_biases(config, library)
     }
 }
 
 /// Checks that queries, keys and values have biases.
-fn check_has_biases(config: &VitConfig, whose: &str) -> Result<(), String> {
+fn check_has_biases(config: &VitConfig, library: &str) -> Result<(), String> {
     match config.qkv_bias {
-        QkvBias::None => Err(format!("{whose} queries, keys and values have biases")),
+        QkvBias::None => Err(format!("{library} queries, keys and values have biases")),
         QkvBias::All | QkvBias::WithoutKeys => Ok(()),
     }
 }
 
 /// Checks that keys have no bias, which rotary positions do not cancel.
-fn check_keys(config: &VitConfig, whose: &str) -> Result<(), String> {
+fn check_keys(config: &VitConfig, library: &str) -> Result<(), String> {
     match config.qkv_bias {
-        QkvBias::All => Err(format!("{whose} networks with rotary positions have no biases of keys")),
+        QkvBias::All => Err(format!("{library} networks with rotary positions have no biases of keys")),
         QkvBias::WithoutKeys | QkvBias::None => Ok(()),
     }
 }
@@ -349,10 +355,9 @@ fn check_keys(config: &VitConfig, whose: &str) -> Result<(), String> {
 /// Checks that norms of a network with rotary positions add one of the `values` that its library
 /// has to the variance.
 fn check_rotary_epsilon(config: &VitConfig, values: &[f64]) -> Result<(), String> {
-    let told = values.iter().map(|value| format!("{value:e}")).collect::<Vec<_>>().join(" or ");
     if values.contains(&config.norm_epsilon) {
-        Ok(())
-    } else {
-        Err(format!("its norms add {} to the variance, this library's {told}", config.norm_epsilon))
+        return Ok(());
     }
+    let supported = values.iter().map(|value| format!("{value:e}")).collect::<Vec<_>>().join(" or ");
+    Err(format!("its norms add {} to the variance, this library's {supported}", config.norm_epsilon))
 }

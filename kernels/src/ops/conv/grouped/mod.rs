@@ -26,14 +26,14 @@ use super::channels::Channels;
 use super::geometry::Geometry;
 use crate::ops::number::Number;
 
-/// Returns whether this implementation is the one for groups of these sizes.
+/// Returns true if this implementation computes groups of these sizes.
 pub(super) fn supports(channels: Channels) -> bool {
     let [c, o] = channels.per_group();
     channels.groups > 1 && c.is_multiple_of(LANES) && o.is_multiple_of(LANES) && c.max(o) <= 32
 }
 
-/// Convolves `x` with the weights of all `parts`, each of which computes the results at its own
-/// places among `n_cells`; returns `[N, G·O]`, with zeros where there is no part.
+/// Convolves `x` with the weights of all `parts`, each of which computes the results at some of
+/// `n_cells` cells; returns `[N, G·O]`, with zeros at cells of no part.
 pub(super) fn convolve<T: Number, W: Number>(
     x: &[T],
     parts: &[Part<'_, W>],

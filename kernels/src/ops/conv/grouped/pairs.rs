@@ -18,13 +18,13 @@ use crate::ops::gemm::Mat;
 use crate::ops::number::Number;
 #[cfg(target_arch = "x86_64")]
 use crate::ops::product::x86;
-use crate::ops::product::{LaneSums, Lanes, N_LANES, pack_columns, pair_of, plus_pair};
+use crate::ops::product::{LaneSums, Lanes, N_LANES, pack_columns, pack_pair, plus_pair};
 
 /// Least number of pairs of windows whose products are summed in registers before they are added to
 /// the gradient. Whole rows are summed; the last rows of an image may have fewer pairs.
 const N_PAIRS: usize = 64;
 
-/// Convolves `x` with the weights of all `parts`, each of which writes to its own places in `y`.
+/// Convolves `x` with the weights of all `parts`, each of which writes to some of the cells of `y`.
 pub(super) fn convolve<W: Number>(x: &[bf16], parts: &[Part<'_, W>], channels: Channels, y: &mut [bf16]) {
     let Some(n_images) = parts.first().map(|part| part.geometry.n_images) else { return };
     let [c, o] = channels.per_group();
@@ -35,7 +35,8 @@ pub(super) fn convolve<W: Number>(x: &[bf16], parts: &[Part<'_, W>], channels: C
     let mut weights: Vec<Vec<Lanes>> =
         parts.iter().map(|part| vec![Lanes::default(); part.geometry.n_taps() * c / 2 * n_vectors]).collect();
     for group in 0..channels.groups {
-        let [from, to] = Place::each(channels, group);
+        let from = Place::input(channels, group);
+        let to = Place::output(channels, group);
         for (part, weights) in parts.iter().zip(&mut weights) {
             let k = part.geometry.n_taps() * c;
             let packed = Mat::rows(&part.packed[group * k * o..(group + 1) * k * o], o);
@@ -67,24 +68,36 @@ pub(super) fn weight_gradient(
     let mut plane = Plane::new([geometry].into_iter(), c);
     let steps = plane.steps(geometry);
     let [n_rows, n_columns] = geometry.output;
-    let used = (n_columns - 1) * steps.window + geometry.kernel[1] * c;
+    let covered = (n_columns - 1) * steps.window + geometry.kernel[1] * c;
     let mut cell_pairs = vec![0; plane.values.len()];
-    let mut window_pairs = vec![Lanes::default(); n_rows * n_columns.div_ceil(2) * o.div_ceil(N_LANES)];
+    let sizes = GradientSizes { n_rows, n_pairs: n_columns.div_ceil(2), o };
+    let mut window_pairs = vec![Lanes::default(); sizes.n_rows * sizes.n_pairs * o.div_ceil(N_LANES)];
     for (group, gw) in gw.chunks_exact_mut(geometry.n_taps() * c * o).enumerate() {
-        let [from, of_grad] = Place::each(channels, group);
+        let from = Place::input(channels, group);
+        let to = Place::output(channels, group);
         for (image, grad) in x.chunks_exact(n_in).zip(grad.chunks_exact(n_out)) {
             plane.fill(image, from);
-            pair_cells(&plane.values, steps, used, &mut cell_pairs);
-            pair_windows(grad, n_columns, of_grad, &mut window_pairs);
-            let sizes = [n_rows, n_columns.div_ceil(2), o];
+            pair_cells(&plane.values, steps, covered, &mut cell_pairs);
+            pair_windows(grad, n_columns, to, &mut window_pairs);
             add_outer_products(&cell_pairs, &window_pairs, steps, sizes, gw);
         }
     }
     gw
 }
 
-/// Computes one row of the output, of the group's channels at `place`. `x` starts at the first row
-/// of its windows in the plane.
+/// Sizes of the gradient of a group's output in an image.
+#[derive(Clone, Copy)]
+struct GradientSizes {
+    /// Rows of the output.
+    n_rows: usize,
+    /// Pairs of windows of a row.
+    n_pairs: usize,
+    /// Output channels.
+    o: usize,
+}
+
+/// Computes one row of the output, the group's channels at `place`. `x` starts at the first row of
+/// its windows in the plane.
 #[multiversion(targets(
     "x86_64+avx512f+avx512bw+avx512dq+avx512vl+avx512bf16",
     "x86_64+avx512f+avx512bw+avx512dq+avx512vl+fma",
@@ -147,17 +160,17 @@ fn blocks_of_row<const N: usize>(
                 let y = &mut y[(start + window) * place.all + place.first..][first..place.len];
                 // A constant length compiles to one vector store.
                 match y.first_chunk_mut::<N_LANES>() {
-                    Some(y) => round(&sums, y),
-                    None => round(&sums, y),
+                    Some(y) => store(&sums, y),
+                    None => store(&sums, y),
                 }
             }
         }
     }
 }
 
-/// Rounds as many sums as fit `y`.
+/// Writes the first `y.len()` sums to `y`, rounded.
 #[inline(always)]
-fn round(sums: &LaneSums, y: &mut [bf16]) {
+fn store(sums: &LaneSums, y: &mut [bf16]) {
     for (y, sum) in y.iter_mut().zip(sums) {
         *y = bf16::nearest(*sum);
     }
@@ -191,73 +204,78 @@ fn block<const N: usize>(
     totals
 }
 
-/// Pairs each number of a plane with that of the same channel in the next window's cell. Zero is
-/// the partner beyond the first `used` numbers of a row, those that windows cover: the partner of
-/// the last window of an odd number is multiplied by zero, and infinities that no window covers
-/// must not matter.
+/// Pairs each number of a plane with that of the same channel in the next window's cell. The
+/// partner is zero beyond the first `covered` numbers of a row, those that windows cover: the
+/// partner of the last of an odd number of windows is multiplied by zero, and infinities that no
+/// window covers must not reach the sum.
 #[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
-fn pair_cells(plane: &[bf16], steps: Steps, used: usize, pairs: &mut [u32]) {
+fn pair_cells(plane: &[bf16], steps: Steps, covered: usize, pairs: &mut [u32]) {
     for (row, pairs) in plane.chunks_exact(steps.row).zip(pairs.chunks_exact_mut(steps.row)) {
-        let next = row[..used].get(steps.window..).unwrap_or_default();
-        let (both, alone) = pairs.split_at_mut(next.len());
-        both.iter_mut().zip(row).zip(next).for_each(|((pair, x), y)| *pair = pair_of(*x, *y));
-        alone.iter_mut().zip(&row[next.len()..]).for_each(|(pair, x)| *pair = pair_of(*x, bf16::ZERO));
+        let next = row[..covered].get(steps.window..).unwrap_or_default();
+        let (pairs, last_pairs) = pairs.split_at_mut(next.len());
+        for ((pair, x), y) in pairs.iter_mut().zip(row).zip(next) {
+            *pair = pack_pair(*x, *y);
+        }
+        for (pair, x) in last_pairs.iter_mut().zip(&row[next.len()..]) {
+            *pair = pack_pair(*x, bf16::ZERO);
+        }
     }
 }
 
 /// Pairs the gradients of windows that are neighbors in a row of `n_columns` windows, with the
-/// group's output channels in lanes. Zeros are the partner of the last window of an odd number, and
-/// fill incomplete vectors.
+/// group's output channels in lanes. The partner of the last of an odd number of windows is zero,
+/// as are the missing channels of a vector.
 #[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
 fn pair_windows(grad: &[bf16], n_columns: usize, place: Place, pairs: &mut [Lanes]) {
     let mut pairs = pairs.iter_mut();
     for row in grad.chunks_exact(n_columns * place.all) {
-        for both in row.chunks(2 * place.all) {
-            let mut cells = both.chunks_exact(place.all).map(|cell| &cell[place.first..][..place.len]);
-            let [x, y] = [cells.next(), cells.next()];
+        for cells in row.chunks(2 * place.all) {
+            let mut cells = cells.chunks_exact(place.all).map(|cell| &cell[place.first..][..place.len]);
+            let x = cells.next().unwrap_or_default();
+            let y = cells.next().unwrap_or_default();
             for first in (0..place.len).step_by(N_LANES) {
-                let lanes = |cell: Option<&[bf16]>| match cell.map(|cell| &cell[first..]) {
-                    None => [bf16::ZERO; N_LANES],
-                    Some(cell) => cell
-                        .first_chunk()
-                        .copied()
-                        .unwrap_or_else(|| std::array::from_fn(|l| cell.get(l).copied().unwrap_or_default())),
-                };
-                let x = lanes(x);
-                let y = lanes(y);
+                let x = lanes(x.get(first..).unwrap_or_default());
+                let y = lanes(y.get(first..).unwrap_or_default());
                 if let Some(pairs) = pairs.next() {
-                    *pairs = std::array::from_fn(|l| pair_of(x[l], y[l]));
+                    *pairs = std::array::from_fn(|l| pack_pair(x[l], y[l]));
                 }
             }
         }
     }
 }
 
+/// Returns the first [`N_LANES`] numbers of `values`, with zeros for missing ones.
+#[inline(always)]
+fn lanes(values: &[bf16]) -> [bf16; N_LANES] {
+    match values.first_chunk() {
+        Some(lanes) => *lanes,
+        None => std::array::from_fn(|l| values.get(l).copied().unwrap_or_default()),
+    }
+}
+
 /// Adds to `gw` the sums of products of pairs of cells, `x`, and pairs of windows' gradients,
-/// `grad`. `sizes` are the rows of the output, the pairs of windows in each, and the output
-/// channels.
+/// `grad`.
 #[multiversion(targets(
     "x86_64+avx512f+avx512bw+avx512dq+avx512vl+avx512bf16",
     "x86_64+avx512f+avx512bw+avx512dq+avx512vl+fma",
     "x86_64+avx2+fma"
 ))]
-fn add_outer_products(x: &[u32], grad: &[Lanes], steps: Steps, sizes: [usize; 3], gw: &mut [f32]) {
+fn add_outer_products(x: &[u32], grad: &[Lanes], steps: Steps, sizes: GradientSizes, gw: &mut [f32]) {
     match_target! {
         "x86_64+avx512bf16" => {
             let plus_pair = |sums, pair, lanes: &_| x86::plus_pair(sums, pair, lanes);
-            match steps.width % 16 {
-                0 => add_rows::<16>(x, grad, steps, sizes, gw, plus_pair),
-                _ => add_rows::<8>(x, grad, steps, sizes, gw, plus_pair),
+            if steps.width.is_multiple_of(16) {
+                add_rows::<16>(x, grad, steps, sizes, gw, plus_pair)
+            } else {
+                add_rows::<8>(x, grad, steps, sizes, gw, plus_pair)
             }
         },
-        "x86_64+fma" => {
-            let plus_pair = |sums, pair, lanes: &_| plus_pair(sums, pair, lanes, |a, b, c| a.mul_add(b, c));
-            add_rows::<4>(x, grad, steps, sizes, gw, plus_pair)
-        },
-        _ => {
-            let plus_pair = |sums, pair, lanes: &_| plus_pair(sums, pair, lanes, |a, b, c| a * b + c);
-            add_rows::<4>(x, grad, steps, sizes, gw, plus_pair)
-        }
+        "x86_64+fma" => add_rows::<4>(x, grad, steps, sizes, gw, |sums, pair, lanes: &_| {
+            plus_pair(sums, pair, lanes, |a, b, c| a.mul_add(b, c))
+        }),
+        _ => add_rows::<4>(x, grad, steps, sizes, gw, |sums, pair, lanes: &_| {
+            plus_pair(sums, pair, lanes, |a, b, c| a * b + c)
+        }),
     }
 }
 
@@ -267,10 +285,11 @@ fn add_rows<const N: usize>(
     x: &[u32],
     grad: &[Lanes],
     steps: Steps,
-    [n_rows, n_pairs, o]: [usize; 3],
+    sizes: GradientSizes,
     gw: &mut [f32],
     plus_pair: impl Fn(LaneSums, u32, &Lanes) -> LaneSums,
 ) {
+    let GradientSizes { n_rows, n_pairs, o } = sizes;
     let [kh, kw] = steps.kernel;
     let n_vectors = o.div_ceil(N_LANES);
     // Distance between the first windows of neighboring rows of the output.
@@ -312,8 +331,9 @@ mod tests {
     /// Results without AVX512-BF16 or without fused multiply-add have the same bits as those with
     /// them, for rows of every length and groups with an incomplete vector.
     #[test]
-    fn every_way_to_multiply_gives_the_same_bits() {
-        for (width, [c, o]) in (1..20).map(|width| (width, [[8, 24], [16, 16], [24, 8]][width % 3])) {
+    fn all_instruction_sets_give_the_same_bits() {
+        for width in 1..20 {
+            let [c, o] = [[8, 24], [16, 16], [24, 8]][width % 3];
             let geometry = Geometry::new(1, [3, width], [3, 3], 1 + width % 2, 1);
             let plane: Plane<bf16> = Plane::new([&geometry].into_iter(), c);
             let steps = plane.steps(&geometry);
@@ -327,14 +347,15 @@ mod tests {
 
             let mut cell_pairs = vec![0; x.len()];
             pair_cells(&x, steps, steps.row, &mut cell_pairs);
-            let sizes = [n_rows, n.div_ceil(2), o];
-            let mut window_pairs = vec![Lanes::default(); sizes[0] * sizes[1] * o.div_ceil(N_LANES)];
+            let sizes = GradientSizes { n_rows, n_pairs: n.div_ceil(2), o };
+            let mut window_pairs = vec![Lanes::default(); sizes.n_rows * sizes.n_pairs * o.div_ceil(N_LANES)];
             pair_windows(&numbers(n_rows * n * place.all, 0.9), n, place, &mut window_pairs);
             let mut chosen_gradient = vec![0.0; 9 * c * o];
             add_outer_products(&cell_pairs, &window_pairs, steps, sizes, &mut chosen_gradient);
 
             for fused in [true, false] {
-                let multiply_add = |a: f32, b: f32, c: f32| if fused { a.mul_add(b, c) } else { a * b + c };
+                let multiply_add: fn(f32, f32, f32) -> f32 =
+                    if fused { f32::mul_add } else { |a, b, c| a * b + c };
                 let mut y = vec![bf16::ZERO; n * place.all];
                 row_by_multiply_adds(&x, &weights, steps, place, &mut y, multiply_add);
                 assert!(y == chosen, "rows of {width}, fused: {fused}");
@@ -357,7 +378,7 @@ mod tests {
     /// An infinity in a column that no window covers does not reach the gradient of an odd number
     /// of windows.
     #[test]
-    fn what_no_window_covers_does_not_matter() {
+    fn numbers_that_no_window_covers_do_not_change_the_gradient() {
         let geometry = Geometry::new(1, [3, 3], [2, 2], 2, 0);
         let channels = Channels { input: 16, output: 16, groups: 2 };
         let mut x = numbers(9 * 16, 0.7);

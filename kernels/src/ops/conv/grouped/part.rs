@@ -16,9 +16,9 @@ pub(in crate::ops) struct Part<'a, W: Clone> {
 }
 
 impl<W: Clone> Part<'_, W> {
-    /// Returns the rows of results in the image `y`, each from its first result to its last, and
-    /// `place`, that of a group's channels in neighboring cells, with the distance between the
-    /// results.
+    /// Returns the rows of results in the image `y`, each from its first result to its last, with
+    /// the place of the group's channels among the results; `place` is their place in neighboring
+    /// cells.
     pub(super) fn rows<'y, T>(
         &self,
         place: Place,

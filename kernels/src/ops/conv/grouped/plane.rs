@@ -1,4 +1,4 @@
-//! A group's channels of one image with the padding around it.
+//! Channels of a group of one image with the padding around it.
 
 use multiversion::multiversion;
 
@@ -10,9 +10,9 @@ use crate::ops::number::Number;
 /// times as many.
 pub(super) const LANES: usize = 8;
 
-/// A group's channels of one image with its padding, `[rows, columns, C]`.
+/// Channels of a group of one image with its padding, `[rows, columns, C]`.
 pub(super) struct Plane<E> {
-    /// Columns, those of the padding among them.
+    /// Columns, including those of the padding.
     columns: usize,
     /// Channels.
     width: usize,
@@ -24,7 +24,7 @@ pub(super) struct Plane<E> {
     pub values: Vec<E>,
 }
 
-/// The place of a group's channels among those of a cell.
+/// Place of a group's channels among those of a cell.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Place {
     /// Distance between cells: the channels of all groups, or more if cells lie between them.
@@ -49,10 +49,16 @@ pub(super) struct Steps {
 }
 
 impl Place {
-    /// Returns the places of a group's input and output channels.
-    pub(super) fn each(channels: Channels, group: usize) -> [Self; 2] {
-        let [c, o] = channels.per_group();
-        [(channels.input, c), (channels.output, o)].map(|(all, len)| Self { all, first: group * len, len })
+    /// Returns the place of a group's input channels.
+    pub(super) fn input(channels: Channels, group: usize) -> Self {
+        let [c, _] = channels.per_group();
+        Self { all: channels.input, first: group * c, len: c }
+    }
+
+    /// Returns the place of a group's output channels.
+    pub(super) fn output(channels: Channels, group: usize) -> Self {
+        let [_, o] = channels.per_group();
+        Self { all: channels.output, first: group * o, len: o }
     }
 
     /// Returns the number of cells that start in `len` elements.
@@ -62,20 +68,21 @@ impl Place {
 }
 
 impl<E: Number> Plane<E> {
-    /// Creates a plane of zeros for images that windows of these `geometries`, which have the same
-    /// input, go over.
+    /// Creates a plane of zeros that covers the windows of all `geometries`, which have the same
+    /// input.
     pub(super) fn new<'a>(geometries: impl Iterator<Item = &'a Geometry>, width: usize) -> Self {
         let mut padding = [0; 2];
-        let mut behind = [0; 2];
+        let mut rest = [0; 2];
         let mut image_columns = 0;
         for geometry in geometries {
             image_columns = geometry.input[1];
             for (axis, padded) in geometry.padded().into_iter().enumerate() {
                 padding[axis] = padding[axis].max(geometry.padding[axis]);
-                behind[axis] = behind[axis].max(padded - geometry.padding[axis]);
+                rest[axis] = rest[axis].max(padded - geometry.padding[axis]);
             }
         }
-        let [rows, columns] = [0, 1].map(|axis| padding[axis] + behind[axis]);
+        let rows = padding[0] + rest[0];
+        let columns = padding[1] + rest[1];
         Self { columns, width, image_columns, padding, values: vec![E::default(); rows * columns * width] }
     }
 
@@ -85,9 +92,10 @@ impl<E: Number> Plane<E> {
         Steps { window: geometry.stride * width, row: self.columns * width, width, kernel: geometry.kernel }
     }
 
-    /// Returns the plane from the first tap of a row of windows of a `geometry` on.
+    /// Returns the plane starting at the first tap of row `row` of the windows of a `geometry`.
     pub(super) fn row_start(&self, row: usize, geometry: &Geometry) -> &[E] {
-        let [top, left] = [0, 1].map(|axis| self.padding[axis] - geometry.padding[axis]);
+        let top = self.padding[0] - geometry.padding[0];
+        let left = self.padding[1] - geometry.padding[1];
         &self.values[((row * geometry.stride + top) * self.columns + left) * self.width..]
     }
 
@@ -116,8 +124,7 @@ fn fill_row<E: Number>(from: &[E], to: &mut [E], place: Place) {
     }
 }
 
-/// [`fill_row`] for groups of `N` channels. Arrays are copied by vector moves where slices would be
-/// by a call.
+/// [`fill_row`] for groups of `N` channels. Arrays are copied by vector moves, slices by a call.
 #[inline(always)]
 fn copy_cells<E: Number, const N: usize>(from: &[E], to: &mut [E], place: Place) {
     for (from, to) in from.chunks_exact(place.all).zip(to.as_chunks_mut::<N>().0) {

@@ -8,7 +8,7 @@ use crate::ops::conv::channels::Channels;
 use crate::ops::conv::geometry::Geometry;
 use crate::ops::number::{Number, wide};
 
-/// Convolves `x` with the weights of all `parts`, each of which writes to its own places in `y`.
+/// Convolves `x` with the weights of all `parts`, each of which writes to some of the cells of `y`.
 pub(super) fn convolve<W: Number>(x: &[f32], parts: &[Part<'_, W>], channels: Channels, y: &mut [f32]) {
     let Some(n_images) = parts.first().map(|part| part.geometry.n_images) else { return };
     let [c, o] = channels.per_group();
@@ -17,7 +17,8 @@ pub(super) fn convolve<W: Number>(x: &[f32], parts: &[Part<'_, W>], channels: Ch
     let mut plane = Plane::new(parts.iter().map(|part| &part.geometry), c);
     let weights: Vec<_> = parts.iter().map(|part| wide(&part.packed)).collect();
     for group in 0..channels.groups {
-        let [from, to] = Place::each(channels, group);
+        let from = Place::input(channels, group);
+        let to = Place::output(channels, group);
         for (image, y) in x.chunks_exact(n_in).zip(y.chunks_exact_mut(n_out)) {
             plane.fill(image, from);
             for (part, weights) in parts.iter().zip(&weights) {
@@ -41,19 +42,20 @@ pub(super) fn weight_gradient(x: &[f32], grad: &[f32], channels: Channels, geome
     let mut plane = Plane::new([geometry].into_iter(), c);
     let steps = plane.steps(geometry);
     for (group, gw) in gw.chunks_exact_mut(geometry.n_taps() * c * o).enumerate() {
-        let [from, of_grad] = Place::each(channels, group);
+        let from = Place::input(channels, group);
+        let to = Place::output(channels, group);
         for (image, grad) in x.chunks_exact(n_in).zip(grad.chunks_exact(n_out)) {
             plane.fill(image, from);
             for (row, grad) in grad.chunks_exact(geometry.output[1] * channels.output).enumerate() {
-                add_outer_products(plane.row_start(row, geometry), grad, steps, of_grad, gw);
+                add_outer_products(plane.row_start(row, geometry), grad, steps, to, gw);
             }
         }
     }
     gw
 }
 
-/// Computes one row of the output, of the group's channels at `place`. `x` starts at the first row
-/// of its windows in the plane.
+/// Computes one row of the output, the group's channels at `place`. `x` starts at the first row of
+/// its windows in the plane.
 #[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
 fn windows_of_row(x: &[f32], weights: &[f32], steps: Steps, place: Place, y: &mut [f32]) {
     let o = place.len;
@@ -66,7 +68,7 @@ fn windows_of_row(x: &[f32], weights: &[f32], steps: Steps, place: Place, y: &mu
     }
 }
 
-/// Computes `L` channels of one row of the output, from `lane` on, `N` windows at a time.
+/// Computes `L` channels of one row of the output, beginning with `lane`, `N` windows at a time.
 #[inline(always)]
 fn lanes_of_row<const L: usize, const N: usize>(
     x: &[f32],
@@ -76,17 +78,13 @@ fn lanes_of_row<const L: usize, const N: usize>(
     lane: usize,
     y: &mut [f32],
 ) {
-    let Place { all, first, len: o } = place;
+    let o = place.len;
     let n = place.n_cells(y.len());
     let weights = &weights[lane..];
-    let mut put = |window: usize, sums: &[f32; L]| {
-        let to = window * all + first + lane;
-        y[to..to + L].copy_from_slice(sums);
-    };
     if n < N {
         for window in 0..n {
             let [sums] = block::<L, 1>(&x[window * steps.window..], weights, steps, o);
-            put(window, &sums);
+            store(&sums, window, place.first + lane, place.all, y);
         }
         return;
     }
@@ -94,8 +92,18 @@ fn lanes_of_row<const L: usize, const N: usize>(
         // The last block overlaps the one before it.
         let start = start.min(n - N);
         let sums = block::<L, N>(&x[start * steps.window..], weights, steps, o);
-        sums.iter().enumerate().for_each(|(i, sums)| put(start + i, sums));
+        for (i, sums) in sums.iter().enumerate() {
+            store(sums, start + i, place.first + lane, place.all, y);
+        }
     }
+}
+
+/// Writes the sums of a window to the channels of its cell from `channel` on; cells are `stride`
+/// apart.
+#[inline(always)]
+fn store<const L: usize>(sums: &[f32; L], window: usize, channel: usize, stride: usize, y: &mut [f32]) {
+    let to = window * stride + channel;
+    y[to..to + L].copy_from_slice(sums);
 }
 
 /// Returns the sums of `N` consecutive windows.

@@ -31,27 +31,28 @@ pub(crate) fn run(args: &Args, columns: &ColumnNames) -> anyhow::Result<ExitCode
 }
 
 fn print(args: &Args, packed: &Packed) {
-    let Packed { n_samples, n_classes, n_shards, shards, n_there, .. } = packed;
-    let there = if *n_there > 0 { format!(", {n_there} of them there already") } else { String::new() };
+    let Packed { n_samples, n_classes, n_shards, shards, n_existing, .. } = packed;
+    let existing =
+        if *n_existing > 0 { format!(", {n_existing} of them there already") } else { String::new() };
     match args.parts.work() {
         Work::Part(part) => out!(
-            "part {part}: {n_samples} samples of {n_classes} class(es) in {} of {n_shards} shard(s){there}",
+            "part {part}: {n_samples} samples of {n_classes} class(es) in {} of {n_shards} shard(s){existing}",
             shards.len()
         ),
         Work::Join(_) => out!("{n_samples} samples of {n_classes} class(es) in {n_shards} shard(s):"),
-        Work::Whole => out!("{n_samples} samples of {n_classes} class(es) in {n_shards} shard(s){there}:"),
+        Work::Whole => out!("{n_samples} samples of {n_classes} class(es) in {n_shards} shard(s){existing}:"),
     }
     if !matches!(args.parts.work(), Work::Part(_)) {
         out!("{}", shard_list(&args.out, &args.prefix, *n_shards));
     }
-    packed.tell();
+    packed.print_notes();
     if args.json {
         let n_failed = packed.failures.as_ref().map_or(0, |(_, n)| *n);
         let line = json!({
             "samples": n_samples,
             "classes": n_classes,
             "shards": shards.len(),
-            "shards_there": n_there,
+            "shards_there": n_existing,
             "failed": n_failed,
             "skipped": packed.skipped,
         });

@@ -29,7 +29,7 @@ use crate::parts::Work;
 use crate::progress::bar;
 use crate::shards::classes::Classes;
 use crate::shards::classes::write_classes;
-use crate::shards::hold::hold_for;
+use crate::shards::folder_lock::lock_for;
 use crate::shards::host_queue::HostQueue;
 use crate::shards::names::shard_list;
 use crate::shards::rewrite::claim;
@@ -38,8 +38,8 @@ use prep::list;
 use prep::list::ListRow;
 use prep::order::shuffle;
 
-/// Shards that may be open at a time: a slow server keeps its shard open, but does not block all
-/// work.
+/// Number of shards that may be open at a time: a slow server keeps its shard open, but does not
+/// block all work.
 const OPEN_SHARDS: usize = 4;
 
 /// An image that was fetched.
@@ -89,15 +89,17 @@ pub(crate) fn run(args: &Args, columns: &ColumnNames) -> anyhow::Result<ExitCode
     }
     let work = args.parts.work();
     work.check_overwrite(args.web.overwrite)?;
-    let _held = hold_for(work, &args.out, &args.prefix)?;
-    let classes = Classes::of(
+    let _lock = lock_for(work, &args.out, &args.prefix)?;
+    let classes = Classes::from_labels(
         args.classes.as_deref(),
         &args.out,
         args.web.overwrite,
         rows.iter().filter_map(|row| row.label.as_ref()),
     )?;
     // A label without a number is reported before anything is fetched.
-    rows.iter().filter_map(|row| row.label.as_ref()).try_for_each(|label| classes.number(label).map(drop))?;
+    for label in rows.iter().filter_map(|row| row.label.as_ref()) {
+        classes.number(label)?;
+    }
     shuffle(&mut rows, args.seed);
     let text = fs::read(&args.input).with_context(|| format!("cannot read {}", args.input.display()))?;
     let mut settings = json!({
@@ -106,7 +108,7 @@ pub(crate) fn run(args: &Args, columns: &ColumnNames) -> anyhow::Result<ExitCode
         "seed": args.seed,
         "max_mb": args.web.max_mb,
         "ignore_opt_out": args.web.ignore_opt_out,
-        // Another numbering of the classes is another job.
+        // Jobs with different numberings of the classes are different.
         "classes": classes.names().map(|names| format!("{:016x}", xxh3_64(names.join("\n").as_bytes()))),
     });
     if work.n_parts() > 1 {
@@ -127,7 +129,7 @@ fn fetch_all(args: &Args, rows: &[ListRow], classes: &Classes) -> anyhow::Result
     let mut writer = Writer::new(args, rows, classes);
     args.parts.work().check_done(rows.len().div_ceil(writer.n), &writer.missing)?;
     let urls: Vec<&str> = rows.iter().map(|row| row.target.as_str()).collect();
-    let waiting: Vec<usize> = writer.missing.iter().flat_map(|shard| writer.rows_of(*shard)).collect();
+    let waiting: Vec<usize> = writer.missing.iter().flat_map(|shard| writer.row_range(*shard)).collect();
     let progress = bar(waiting.len() as u64, "pack");
     let queue = HostQueue::new(&urls, waiting, args.web.per_host);
     queue.set_horizon(writer.horizon());
@@ -151,16 +153,21 @@ fn fetch_all(args: &Args, rows: &[ListRow], classes: &Classes) -> anyhow::Result
             });
         }
         drop(sender);
-        let written = results.iter().try_for_each(|(number, fetched)| -> anyhow::Result<()> {
-            if writer.add(number, fetched)? {
-                queue.set_horizon(writer.horizon());
+        let mut written = Ok(());
+        for (number, fetched) in results.iter() {
+            match writer.add(number, fetched) {
+                Ok(true) => queue.set_horizon(writer.horizon()),
+                Ok(false) => {}
+                Err(error) => {
+                    written = Err(error);
+                    break;
+                }
             }
             progress.inc(1);
             progress.set_message(format!("{} failed", writer.totals.n_failed));
-            Ok(())
-        });
-        // After an error the rest is not read: threads that wait for a row, or for the receiver,
-        // must end.
+        }
+        // After an error the remaining results are not read: threads that wait for a row, or for
+        // the receiver, must end.
         queue.close();
         drop(results);
         written
@@ -169,6 +176,7 @@ fn fetch_all(args: &Args, rows: &[ListRow], classes: &Classes) -> anyhow::Result
     Ok(writer.totals)
 }
 
+/// Creates the client for requests as the flags say.
 fn client(args: &Args) -> anyhow::Result<Client> {
     let policy = RetryPolicy {
         max_failures: args.web.retries,
@@ -184,13 +192,14 @@ fn client(args: &Args) -> anyhow::Result<Client> {
     Ok(Client::new(Vec::new(), policy)?)
 }
 
+/// Fetches and decodes an image.
 fn fetch(url: &str, client: &Client, args: &Args) -> Result<Fetched, String> {
-    let rules = GetLimits {
+    let limits = GetLimits {
         max_bytes: args.web.max_mb << 20,
         timeout: Duration::from_secs(args.web.timeout_s.max(1)),
         honors_opt_out: !args.web.ignore_opt_out,
     };
-    let image = client.get(url, &rules)?;
+    let image = client.get(url, &limits)?;
     let facts = facts(&image).map_err(|error| error.to_string())?;
     Image::decode_any(&[&image], &DecodeRules::default()).map_err(|error| error.to_string())?;
     let extension = if facts.format == "jpeg" { "jpg" } else { facts.format };
@@ -201,17 +210,18 @@ impl<'a> Writer<'a> {
     fn new(args: &'a Args, rows: &'a [ListRow], classes: &'a Classes) -> Self {
         let n = args.samples_per_shard.max(1) as usize;
         let shards = args.parts.work().range(rows.len().div_ceil(n));
-        let missing = shards.filter(|shard| !tar_of(args, *shard).exists()).collect();
+        let missing = shards.filter(|shard| !tar_path(args, *shard).exists()).collect();
         let open = BTreeMap::new();
         let totals = DownloadTotals::default();
         Self { args, rows, classes, n, missing, open, n_closed: 0, totals }
     }
 
-    fn rows_of(&self, shard: usize) -> Range<usize> {
+    /// Returns the rows of a shard.
+    fn row_range(&self, shard: usize) -> Range<usize> {
         shard * self.n..self.rows.len().min((shard + 1) * self.n)
     }
 
-    /// First row that may not be fetched yet.
+    /// Returns the first row that may not be fetched yet.
     fn horizon(&self) -> usize {
         self.missing.get(self.n_closed + OPEN_SHARDS).map_or(usize::MAX, |shard| shard * self.n)
     }
@@ -219,25 +229,25 @@ impl<'a> Writer<'a> {
     /// Writes a fetched row, or notes its failure. Returns `true` if that completes its shard.
     fn add(&mut self, number: usize, fetched: Result<Fetched, String>) -> anyhow::Result<bool> {
         let shard = number / self.n;
-        let n_left = self.rows_of(shard).len();
+        let n_left = self.row_range(shard).len();
         let open = match self.open.entry(shard) {
-            Entry::Occupied(there) => there.into_mut(),
-            Entry::Vacant(new) => {
-                let file = ShardFile::create(&tar_of(self.args, shard))?;
-                new.insert(Open { file, failures: Vec::new(), n_left })
+            Entry::Occupied(entry) => entry.into_mut(),
+            Entry::Vacant(entry) => {
+                let file = ShardFile::create(&tar_path(self.args, shard))?;
+                entry.insert(Open { file, failures: Vec::new(), n_left })
             }
         };
         let row = &self.rows[number];
         match fetched {
             Err(reason) => {
                 self.totals.n_failed += 1;
-                let mut about = about(row);
-                about["reason"] = json!(reason);
-                if about["url"] != json!(row.target) {
-                    // The address does not suffice to fetch it.
-                    about["row"] = json!(number);
+                let mut failure = row_columns(row);
+                failure["reason"] = json!(reason);
+                if failure["url"] != json!(row.target) {
+                    // The address without its secrets does not suffice to fetch the image.
+                    failure["row"] = json!(number);
                 }
-                open.failures.push(about);
+                open.failures.push(failure);
             }
             Ok(fetched) => {
                 self.totals.n_fetched += 1;
@@ -249,8 +259,8 @@ impl<'a> Writer<'a> {
         if open.n_left > 0 {
             return Ok(false);
         }
-        if let Some(done) = self.open.remove(&shard) {
-            done.finish(&failures_of(self.args, shard))?;
+        if let Some(open) = self.open.remove(&shard) {
+            open.finish(&failures_path(self.args, shard))?;
         }
         self.n_closed += 1;
         Ok(true)
@@ -258,16 +268,17 @@ impl<'a> Writer<'a> {
 }
 
 /// Describes a row without the secrets of its address: shards are shared.
-fn about(row: &ListRow) -> Value {
-    let mut about = json!({ "url": address_without_secrets(&row.target) });
+fn row_columns(row: &ListRow) -> Value {
+    let mut columns = json!({ "url": address_without_secrets(&row.target) });
     for (name, cell) in [("label", &row.label), ("caption", &row.caption)] {
         if let Some(cell) = cell {
-            about[name] = json!(cell);
+            columns[name] = json!(cell);
         }
     }
-    about
+    columns
 }
 
+/// Adds a fetched row to its shard.
 fn write(
     file: &mut ShardFile,
     number: usize,
@@ -275,20 +286,23 @@ fn write(
     fetched: &Fetched,
     classes: &Classes,
 ) -> anyhow::Result<()> {
-    let mut about = about(row);
-    (about["width"], about["height"]) = (json!(fetched.width_px), json!(fetched.height_px));
-    let about = about.to_string();
-    let label = row.label.as_ref().map(|label| classes.number(label)).transpose()?;
-    let label = label.map(|label| label.to_string());
+    let mut columns = row_columns(row);
+    columns["width"] = json!(fetched.width_px);
+    columns["height"] = json!(fetched.height_px);
+    let columns = columns.to_string();
+    let label = match &row.label {
+        Some(label) => Some(classes.number(label)?.to_string()),
+        None => None,
+    };
     let mut members: Vec<(&str, &[u8])> = vec![(fetched.extension, &fetched.image)];
     members.extend(label.iter().map(|label| ("cls", label.as_bytes())));
     members.extend(row.caption.iter().map(|caption| ("txt", caption.as_bytes())));
-    members.push(("json", about.as_bytes()));
+    members.push(("json", columns.as_bytes()));
     Ok(file.add(&format!("{number:09}"), &members)?)
 }
 
 impl Open {
-    /// Finishes the shard. The list of failures comes first: a shard that has its name has its
+    /// Finishes the shard. The list of failures is written first, so that a complete shard has its
     /// list.
     fn finish(self, list: &Path) -> anyhow::Result<()> {
         let text: String = self.failures.iter().flat_map(|row| [row.to_string(), "\n".into()]).collect();
@@ -298,22 +312,22 @@ impl Open {
     }
 }
 
-fn tar_of(args: &Args, shard: usize) -> PathBuf {
+fn tar_path(args: &Args, shard: usize) -> PathBuf {
     args.out.join(format!("{}-{shard:06}.tar", args.prefix))
 }
 
-fn failures_of(args: &Args, shard: usize) -> PathBuf {
-    tar_of(args, shard).with_extension("failures.jsonl")
+fn failures_path(args: &Args, shard: usize) -> PathBuf {
+    tar_path(args, shard).with_extension("failures.jsonl")
 }
 
-/// Writes the lists of failures of all shards as one, and says how they are tried again.
-fn tell_failures(args: &Args, classes: &Classes, failures: &str, n_rows: usize) -> anyhow::Result<()> {
+/// Writes the lists of failures of all shards as one, and prints how to retry them.
+fn report_failures(args: &Args, classes: &Classes, failures: &str, n_rows: usize) -> anyhow::Result<()> {
     let path = args.out.join("failures.jsonl");
     file::replace(&path, failures.as_bytes()).with_context(|| format!("cannot write {}", path.display()))?;
     let n_failed = failures.lines().count();
     if n_failed > 0 {
         out!("{n_failed} of {n_rows} rows failed in all; reasons: {}", path.display());
-        // The list holds only some of the classes, which would be numbered otherwise.
+        // The list may hold only some of the classes, whose numbers would change.
         let same_classes = match classes.names() {
             Some(_) => format!(" --classes {}", args.out.join("classes.txt").display()),
             None => String::new(),
@@ -329,17 +343,19 @@ fn finish(
     classes: &Classes,
     n_rows: usize,
     totals: &DownloadTotals,
-    took: Duration,
+    elapsed: Duration,
 ) -> anyhow::Result<ExitCode> {
     let n = args.samples_per_shard.max(1) as usize;
     let n_shards = n_rows.div_ceil(n);
     let work = args.parts.work();
     let shards = work.range(n_shards);
-    // The rows of this command's share.
+    // Rows of this command's share.
     let n_rows = n_rows.min(shards.end * n).saturating_sub(shards.start * n);
-    let lists = shards.clone().map(|shard| fs::read_to_string(failures_of(args, shard)).unwrap_or_default());
-    let failures: String = lists.collect();
-    let seconds = took.as_secs_f64();
+    let failures: String = shards
+        .clone()
+        .map(|shard| fs::read_to_string(failures_path(args, shard)).unwrap_or_default())
+        .collect();
+    let seconds = elapsed.as_secs_f64();
     out!(
         "{} images fetched, {} failed; {:.1} MB in {seconds:.1} s ({:.1} images/s)",
         totals.n_fetched,
@@ -354,22 +370,22 @@ fn finish(
         }
         Work::Whole | Work::Join(_) => {
             out!("{}", shard_list(&args.out, &args.prefix, n_shards));
-            tell_failures(args, classes, &failures, n_rows)?;
+            report_failures(args, classes, &failures, n_rows)?;
         }
     }
-    let n_there = n_rows as u64 - totals.n_fetched - totals.n_failed;
-    if n_there > 0 {
-        out!("{n_there} rows were already done");
+    let n_existing = n_rows as u64 - totals.n_fetched - totals.n_failed;
+    if n_existing > 0 {
+        out!("{n_existing} rows were already done");
     }
     if args.json {
         let line = json!({
-            "rows_there": n_there,
+            "rows_there": n_existing,
             "fetched": totals.n_fetched, "failed": totals.n_failed, "failed_in_all": n_failed,
             "rows": n_rows, "shards": shards.len(),
         });
         out!("{line}");
     }
-    // Some rows always fail; if all fail there is no data set.
+    // Some rows always fail; if all fail, there is no data set.
     let is_part = matches!(work, Work::Part(_));
     Ok(if n_failed == n_rows && !is_part { ExitCode::from(3) } else { ExitCode::SUCCESS })
 }

@@ -1,0 +1,82 @@
+//! The passes of a step through a backbone without heads and loss, from features to gradients, with
+//! a given gradient at its output.
+
+use burn_tensor::{DType, Tensor};
+use kernels::device::workers::Workers;
+use networks::draws::Draws;
+use networks::unit::{StatSets, Types, Unit};
+use ranks::EngineError;
+use ranks::communicator::Communicator;
+
+use super::batch::{GroupGrads, Groups, MicroBatch};
+use super::pass::Passes;
+use super::tape::Gathered;
+use crate::optim::state::UnitShard;
+
+/// A backbone on one rank.
+pub(crate) struct BackbonePass<'a> {
+    pub(crate) units: &'a [Box<dyn Unit>],
+    pub(crate) shards: &'a [UnitShard],
+    pub(crate) workers: &'a Workers,
+    pub(crate) comm: &'a Communicator,
+    /// Types of numbers.
+    pub(crate) types: Types,
+}
+
+impl BackbonePass<'_> {
+    /// Returns the flat gradients of all units for one micro-batch, given as `slices`.
+    /// `output_grad` maps the output features `[B, N, D]` of a view size to the gradient with
+    /// respect to them.
+    pub(crate) fn gradients(
+        &self,
+        slices: Vec<Groups>,
+        keeps_graph: bool,
+        output_grad: fn(&Tensor<3>) -> Tensor<3>,
+    ) -> Result<Vec<Tensor<1>>, EngineError> {
+        let sets = StatSets::per_size(slices[0].len());
+        let passes = Passes {
+            comm: self.comm,
+            workers: self.workers,
+            sets: &sets,
+            n_stat_groups: 1,
+            types: self.types,
+            evaluates: false,
+        };
+        let draws = vec![vec![Draws::default(); slices.len()]];
+        let mut batches = vec![MicroBatch { slices }];
+        let mut tapes = Vec::new();
+        for number in 0..self.units.len() {
+            let unit = self.gathered(number);
+            let tape;
+            (batches, tape) =
+                passes.forward(unit, batches, &draws, keeps_graph, number > 0, &mut || Ok(()))?;
+            tapes.push(tape);
+        }
+        let mut slice_grads = Vec::new();
+        for groups in &batches[0].slices {
+            let group_grads: GroupGrads = groups.iter().map(|group| output_grad(&group.x).into()).collect();
+            slice_grads.push(group_grads);
+        }
+        let mut grads = vec![slice_grads];
+        let mut flats = Vec::new();
+        for (number, tape) in tapes.into_iter().enumerate().rev() {
+            let unit = self.gathered(number);
+            let params;
+            (grads, params) = passes.backward(unit, tape, grads, &draws, number > 0, &mut || Ok(()))?;
+            flats.push(params.flat(&self.shards[number].layout, DType::F32));
+        }
+        flats.reverse();
+        Ok(flats)
+    }
+
+    /// Returns unit `number` with its weights, of which this rank has all.
+    fn gathered(&self, number: usize) -> Gathered<'_, '_> {
+        let shard = &self.shards[number];
+        Gathered {
+            unit: self.units[number].as_ref(),
+            layout: &shard.layout,
+            flat: shard.weights.values(),
+            in_bf16: shard.weights.in_bf16(),
+        }
+    }
+}
