@@ -3,14 +3,15 @@
 use kernels::device::{DeviceKind, Opened};
 use trainer::Plan;
 use trainer::bench::step::matrix_peak;
-use trainer::estimate::{Placement, of_plan, step_flops};
+use trainer::cost::model_cost;
+use trainer::estimate::{Placement, step_flops};
 
 use crate::progress::format_duration;
 
 /// Describes the least time that the matrix products of `plan` take on `device`. Norms, attention
 /// weights, the optimizer, data and waiting are not included.
 pub(crate) fn at_least(plan: &Plan, device: &Opened) -> anyhow::Result<String> {
-    let [_, flops] = step_flops(&of_plan(plan)?, &Placement::of(plan));
+    let flops = step_flops(&model_cost(plan)?, &Placement::from_plan(plan)).with_recomputation;
     // Large enough to reach the rate of the device, small enough to be fast.
     let side = if device.kind == DeviceKind::Cpu { 768 } else { 4096 };
     let step_s = flops / matrix_peak(&device.device, side, plan.recipe.optim.precision.compute);

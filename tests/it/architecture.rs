@@ -44,22 +44,23 @@ const ARROWS: [(&str, &str, &[&str]); 14] = [
 ];
 
 /// Folders of the trainer, each with the folders that it may use.
-const FOLDERS: [(&str, &[&str]); 8] = [
+const FOLDERS: [(&str, &[&str]); 9] = [
     ("optim", &[]),
     ("method", &[]),
     ("step", &["optim", "method"]),
     ("recipe", &["optim", "method", "step"]),
     ("checkpoint", &["step", "recipe"]),
-    ("estimate", &["method", "step", "recipe", "checkpoint"]),
+    ("cost", &["method", "recipe"]),
+    ("estimate", &["method", "step", "recipe", "cost"]),
     ("run", &["method", "step", "recipe", "checkpoint"]),
-    ("bench", &["optim", "step", "recipe", "estimate"]),
+    ("bench", &["optim", "step", "recipe", "cost", "estimate"]),
 ];
 
 /// Folders that are compiled only for tests, and may use everything.
 const FOR_TESTS: [&str; 2] = ["conformance", "golden"];
 
 /// File that may name methods and backbones: the published models that `ocelli plan` knows.
-const PRESETS: &str = "estimate/presets.rs";
+const PRESETS: &str = "cost/presets.rs";
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap()

@@ -15,7 +15,7 @@ fn json(args: &[&str]) -> serde_json::Value {
 
 #[test]
 fn every_preset_can_be_planned_for_up_to_4096_ranks() {
-    for preset in trainer::estimate::PRESETS {
+    for preset in trainer::cost::PRESETS {
         let args = ["--preset", preset, "--ranks", "8", "64", "512", "4096", "--rank-batch", "1", "--bf16"];
         let table = json(&[&args[..], &["--gpu", "h100", "--memory-gb", "200", "--simulate"]].concat());
         let rows = table["rows"].as_array().unwrap();

@@ -132,7 +132,7 @@ fn check_numbers(name: &str, header: &str, text: &str) {
     for (unit, scale) in units {
         let Some(count) = number_before(header, unit) else { continue };
         let preset = format!("seer-rg{}", name.trim_start_matches("seer_regnety_"));
-        let model = trainer::estimate::preset(&preset, None).unwrap();
+        let model = trainer::cost::preset(&preset, None).unwrap();
         let n_params: usize = model.trained.backbone.iter().map(|unit| unit.numel).sum();
         assert!((n_params as f64 / scale / count - 1.0).abs() < 0.03, "{name}: {n_params} parameters");
     }

@@ -10,6 +10,7 @@ pub mod bench;
 pub mod checkpoint;
 #[cfg(test)]
 mod conformance;
+pub mod cost;
 pub(crate) mod error;
 pub mod estimate;
 #[cfg(test)]

@@ -13,6 +13,7 @@ use ranks::topology::Topology;
 use super::median;
 use super::memory_gauge::MemoryGauge;
 use super::noise::noise_batch;
+use crate::cost::model_cost;
 use crate::error::TrainError;
 use crate::estimate::Memory;
 use crate::estimate::{self, Placement};
@@ -81,8 +82,8 @@ pub fn run(
     let state = memory.bytes().saturating_sub(before) as f64;
     let rank_figures = vec![state, peak, median(steps_ms), median(waits_ms)];
     let worst = trainer.comm.all_reduce("figures", rank_figures, Reduction::Max)?;
-    let model = estimate::of_plan(plan)?;
-    let placement = Placement::of(plan);
+    let model = model_cost(plan)?;
+    let placement = Placement::from_plan(plan);
     let bench = ShardBench {
         state_bytes: worst[0],
         peak_bytes: worst[1],

@@ -12,8 +12,9 @@ use ranks::communicator::Communicator;
 use super::noise::noise_batch;
 use super::products::{alone_ms, flops, square_ms};
 use super::{Times, median};
+use crate::cost::model_cost;
 use crate::error::TrainError;
-use crate::estimate::{self, Placement};
+use crate::estimate::{Placement, StepFlops, step_flops};
 use crate::recipe::plan::Plan;
 use crate::schedule::ScheduledValues;
 use crate::step::precision::Arithmetic;
@@ -36,9 +37,8 @@ pub struct StepBench {
     /// Time in milliseconds of the step's matrix products alone, and the number of their
     /// floating-point operations; `None` on a device other than the CPU.
     pub products: Option<[f64; 2]>,
-    /// Floating-point operations of a step's matrix products, without and with those of recomputed
-    /// units.
-    pub flops: [f64; 2],
+    /// Floating-point operations of a step's matrix products.
+    pub flops: StepFlops,
     /// Most bytes that the device's pools have held, including scratch of tuning; `None` for the
     /// host.
     pub peak_bytes: Option<u64>,
@@ -74,11 +74,11 @@ pub fn steps(plan: &Plan, repeats: usize, device: &Device) -> Result<StepBench, 
         update_ms: median_phase_ms(&all, |phases| phases.update_ms),
         wait_ms: median_phase_ms(&all, |phases| phases.wait_ms),
     };
-    let needed = estimate::step_flops(&estimate::of_plan(plan)?, &Placement::of(plan));
+    let flops = step_flops(&model_cost(plan)?, &Placement::from_plan(plan));
     let pools = device.memory_pool_report();
     let peak = pools.map(|pools| pools.iter().map(|pool| pool.page_size * pool.pages_peak).sum());
     let held = device.memory_pool_usage().map(|usage| usage.bytes_reserved);
-    Ok(StepBench { phases, step, products, flops: needed, peak_bytes: held.max(peak) })
+    Ok(StepBench { phases, step, products, flops, peak_bytes: held.max(peak) })
 }
 
 /// Returns the median over steps of the time that `phase` selects.

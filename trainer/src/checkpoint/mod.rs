@@ -12,12 +12,14 @@ mod read;
 mod reshard;
 mod resume;
 mod shard_file;
+mod simulate;
 mod write;
 
 pub use folder::{Hold, prune, steps};
 pub use read::Checkpoint;
 pub use reshard::{Piece, pieces};
 pub use resume::resume;
+pub use simulate::{Simulation, simulate};
 pub use write::{Saver, Snapshot};
 
 use std::path::Path;

@@ -9,7 +9,8 @@ use super::methods::on_ranks;
 use super::{batch, pair, plans};
 use crate::Plan;
 use crate::bench::shard::rank_share;
-use crate::estimate::{Placement, n_statistics, of_plan, traffic};
+use crate::cost::model_cost;
+use crate::estimate::{Placement, traffic};
 use crate::optim::state::UnitShard;
 
 /// Votes on which ranks agree at the end of a step.
@@ -50,7 +51,7 @@ fn n_parameters(shard: &UnitShard) -> usize {
 /// Checks the estimate of `plan` against the traffic of a step. Returns whether the estimate
 /// includes all bytes.
 fn check_estimate(plan: &Plan, world_size: usize) -> bool {
-    let model = of_plan(plan).unwrap();
+    let model = model_cost(plan).unwrap();
     let ranks = on_ranks(plan, world_size, |plan, mut trainer| {
         let share = rank_share(batch(plan, 0), trainer.topology());
         let before = trainer.comm.traffic().unwrap();
@@ -59,7 +60,7 @@ fn check_estimate(plan: &Plan, world_size: usize) -> bool {
         // The loss, gauges, and a norm for each parameter, in fixed point.
         let n_params: usize = trainer.trained().iter().map(n_parameters).sum();
         let n_fixed = 1 + report.gauges.len() + n_params;
-        (Placement::of(plan), counted, 8 * (N_LIMBS * n_fixed + N_VOTES))
+        (Placement::from_plan(plan), counted, 8 * (N_LIMBS * n_fixed + N_VOTES))
     });
     let mut has_all = true;
     for (placement, counted, agreed_bytes) in ranks {
@@ -76,7 +77,7 @@ fn check_estimate(plan: &Plan, world_size: usize) -> bool {
         assert_eq!(counted.reduce_bytes, (planned.reduce_bytes + planned.replica_bytes) as u64, "{context}");
         let other_bytes = (agreed_bytes + planned.other_bytes as usize) as u64;
         // Estimates leave out the bytes of statistics over the batch.
-        has_all &= n_statistics(&model) == 0;
+        has_all &= planned.n_statistics == 0;
         if has_all {
             assert_eq!(counted.other_bytes, other_bytes, "{context}");
         } else {

@@ -33,7 +33,7 @@ pub const LONG_MESSAGE_BYTES: f64 = 65_536.0;
 
 impl Latency {
     /// Returns the latency of a message of `bytes`, in seconds.
-    fn of_message_s(self, bytes: f64) -> f64 {
+    fn message_s(self, bytes: f64) -> f64 {
         if bytes < LONG_MESSAGE_BYTES { self.short_s } else { self.long_s }
     }
 }
@@ -55,13 +55,14 @@ impl Members {
     /// other ranks of the placement form groups of the same kind, whose collectives run at the same
     /// time.
     pub(super) fn new(size: usize, stride: usize, placement: &Placement, fabric: &Fabric) -> Self {
-        Self::of_runs([1, size], stride, placement, fabric)
+        Self::with_runs(1, size, stride, placement, fabric)
     }
 
     /// Returns the members of a collective of `n_runs` runs of `run` neighbors, whose first ranks
     /// are `stride` apart.
-    pub(super) fn of_runs(
-        [run, n_runs]: [usize; 2],
+    pub(super) fn with_runs(
+        run: usize,
+        n_runs: usize,
         stride: usize,
         placement: &Placement,
         fabric: &Fabric,
@@ -97,11 +98,10 @@ impl Members {
         };
         // A ring passes every rank, a tree has the logarithm of their number: libraries take what
         // is faster.
-        let [local, node] =
-            [fabric.local_latency, fabric.node_latency].map(|latency| latency.of_message_s(bytes / size));
+        let local = fabric.local_latency.message_s(bytes / size);
+        let node = fabric.node_latency.message_s(bytes / size);
         let ring = (self.size - self.n_nodes()) as f64 * local + (n_nodes - 1.0) * node;
-        let levels = |n: usize| (n as f64).log2().ceil();
-        let tree = levels(self.per_node) * local + levels(self.n_nodes()) * node;
+        let tree = tree_levels(self.per_node) * local + tree_levels(self.n_nodes()) * node;
         local_s.max(node_s) + ring.min(tree)
     }
 
@@ -117,7 +117,7 @@ impl Members {
         let n_remote = (self.size - self.per_node) * self.per_node * self.n_groups_on_node;
         let node_s = n_remote as f64 * part / fabric.node_bytes_per_s;
         let latency = if self.n_nodes() > 1 { fabric.node_latency } else { fabric.local_latency };
-        local_s.max(node_s) + latency.of_message_s(part)
+        local_s.max(node_s) + latency.message_s(part)
     }
 
     /// Returns the seconds of a sum of `bytes` that all ranks get: an exchange and a gather.
@@ -129,6 +129,11 @@ impl Members {
     pub(super) fn small_sum_s(self, fabric: &Fabric) -> f64 {
         self.sum_s(0.0, fabric)
     }
+}
+
+/// Returns the number of levels of a tree of `n` members.
+fn tree_levels(n: usize) -> f64 {
+    (n as f64).log2().ceil()
 }
 
 #[cfg(test)]
@@ -145,7 +150,7 @@ mod tests {
             local_latency: Latency::default(),
             node_latency: Latency::default(),
         };
-        let placement = Placement::of_ranks(16);
+        let placement = Placement::one_image_each(16);
         let all = Members::new(16, 1, &placement, &fabric);
         // All bytes but a sixteenth enter a node once; each of its ranks receives half of the bytes
         // from the other node.
@@ -158,10 +163,10 @@ mod tests {
         assert!((replicas.gather_s(0.2e9, &fabric) - 8.0 * 0.01).abs() < 1e-9);
         // Ranks with the same of two parts of columns in shard groups of sixteen: the eight of a
         // node.
-        let peers = Members::of_runs([8, 1], 16, &placement, &fabric);
+        let peers = Members::with_runs(8, 1, 16, &placement, &fabric);
         assert_eq!((peers.n_nodes(), peers.n_groups_on_node), (1, 1));
         // In shard groups of eight: four neighbors on each of two nodes, two such groups to a node.
-        let peers = Members::of_runs([4, 2], 8, &placement, &fabric);
+        let peers = Members::with_runs(4, 2, 8, &placement, &fabric);
         assert_eq!((peers.n_nodes(), peers.n_groups_on_node), (2, 2));
     }
 
@@ -175,11 +180,13 @@ mod tests {
             local_latency: Latency::default(),
             node_latency: Latency { short_s: 1.0, long_s: 3.0 },
         };
-        let both = Members::new(2, 1, &Placement::of_ranks(2), &fabric);
-        let seconds =
-            |bytes: f64| [both.gather_s(bytes, &fabric), both.sum_s(bytes, &fabric)].map(f64::round);
-        assert_eq!(seconds(2.0 * LONG_MESSAGE_BYTES - 8.0), [1.0, 2.0]);
-        assert_eq!(seconds(2.0 * LONG_MESSAGE_BYTES), [3.0, 6.0]);
+        let both = Members::new(2, 1, &Placement::one_image_each(2), &fabric);
+        let short = 2.0 * LONG_MESSAGE_BYTES - 8.0;
+        assert_eq!(both.gather_s(short, &fabric).round(), 1.0);
+        assert_eq!(both.sum_s(short, &fabric).round(), 2.0);
+        let long = 2.0 * LONG_MESSAGE_BYTES;
+        assert_eq!(both.gather_s(long, &fabric).round(), 3.0);
+        assert_eq!(both.sum_s(long, &fabric).round(), 6.0);
         assert_eq!(both.small_sum_s(&fabric), 2.0);
     }
 }

@@ -11,17 +11,16 @@
 //! optimizer, data, and communication that is not hidden. It is the one number that makes published
 //! runs come out within a factor of 1.5 (tests of `ocelli plan`).
 
-use super::{ModelCost, NetworkCost, Placement, step_flops};
+use super::Placement;
+use super::placed::PlacedModel;
+use super::time::step_work;
+use crate::cost::ModelCost;
 
 /// Share of the roofline that published runs reach.
 pub const EFFICIENCY: f64 = 0.45;
 
 /// Bytes of an activation: all published runs compute in 16 bits.
 const ACTIVATION_BYTES: f64 = 2.0;
-
-/// Numbers of times that an activation is moved: of the trained network, and of networks without a
-/// backward pass.
-const MOVES: [f64; 2] = [6.0, 2.0];
 
 /// A GPU by its data sheet.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -58,21 +57,10 @@ impl Gpu {
 
     /// Estimates the seconds that a rank computes in a step.
     pub fn compute_s(&self, model: &ModelCost, placement: &Placement) -> f64 {
-        let [_, flops] = step_flops(model, placement);
-        let limit_s = flops / (self.tflops * 1e12) + moved_bytes(model, placement) / (self.memory_gb_s * 1e9);
-        limit_s / EFFICIENCY
+        let work = step_work(PlacedModel { model, placement });
+        let images = placement.rank_batch as f64;
+        let products_s = images * work.flops / (self.tflops * 1e12);
+        let moved_bytes = ACTIVATION_BYTES * images * work.moved_elements;
+        (products_s + moved_bytes / (self.memory_gb_s * 1e9)) / EFFICIENCY
     }
-}
-
-/// Returns the bytes of activations that a rank moves in a step.
-fn moved_bytes(model: &ModelCost, placement: &Placement) -> f64 {
-    let graphs = |network: &NetworkCost| network.units().map(|unit| unit.graph.total()).sum::<f64>();
-    let backbone = &model.trained.backbone;
-    let segments = placement.segments(backbone);
-    let again = segments.recomputed();
-    let again: f64 = again.map(|number| backbone[number].graph.total()).sum();
-    let others: f64 = model.others.iter().map(graphs).sum();
-    let in_heads: f64 = model.run_twice().map(|unit| unit.graph.total()).sum();
-    let elements = MOVES[0] * graphs(&model.trained) + MOVES[1] * (others + again + in_heads);
-    ACTIVATION_BYTES * placement.rank_batch as f64 * elements
 }

@@ -2,34 +2,37 @@
 
 use std::collections::BTreeSet;
 
-use super::UnitCost;
-use super::backward::partial_sums;
+use super::gradients::n_partial_sums;
 use super::placed::{F32, PlacedModel};
+use crate::cost::UnitCost;
 
 /// Returns the most bytes of heads and loss at a time: while the loss is prepared, in the graphs
 /// with the gradients of units, or in the backward pass through units before divided ones.
 pub(super) fn head_bytes(placed: PlacedModel<'_>) -> f64 {
-    let heads = placed.heads();
     let images = placed.n_images();
-    // The inputs of the group, and the gradients at them, which are listed, joined, sent and
-    // received.
-    let inputs: f64 = heads
-        .iter()
-        .filter(|unit| unit.n_parts > 1)
-        .map(|unit| group_input_bytes(placed, unit, images))
-        .sum();
-    // A copy of each unit with constrained parameters takes the place of what was gathered.
-    let constrained = heads.iter().filter(|unit| unit.n_constrained > 0);
-    let copies: f64 = constrained.map(|unit| placed.gathered(unit)).sum();
-    let targets = Targets::of(placed);
+    let mut inputs = 0.0;
+    let mut copies = 0.0;
+    for unit in placed.heads() {
+        // The inputs of the group, and the gradients at them, which are listed, joined, sent and
+        // received.
+        if unit.n_parts > 1 {
+            inputs += group_input_bytes(placed, unit, images);
+        }
+        // A copy of each unit with constrained parameters takes the place of what was gathered.
+        if unit.n_constrained > 0 {
+            copies += F32 * placed.gathered(unit);
+        }
+    }
+    let targets = Targets::new(placed);
     let in_graphs = targets.bytes + (graph_bytes(placed) + 4.0 * inputs).max(staged_bytes(placed));
-    inputs + F32 * copies + in_graphs.max(targets.preparation_bytes)
+    inputs + copies + in_graphs.max(targets.preparation_bytes)
 }
 
 /// Returns the bytes of the constrained values of heads, as they were and as they are, which stay
 /// until they are written back.
 pub(super) fn constrained_value_bytes(placed: PlacedModel<'_>) -> f64 {
-    placed.heads().iter().map(|unit| 2.0 * F32 * unit.n_constrained as f64 / unit.n_parts as f64).sum()
+    let values = placed.heads().iter().map(|unit| unit.n_constrained as f64 / unit.n_parts as f64);
+    2.0 * F32 * values.sum::<f64>()
 }
 
 /// Scores that a unit computes for the views or the masked cells of one size.
@@ -49,33 +52,34 @@ struct Scores {
     parameter_bytes: f64,
 }
 
+/// Bytes of the gradients of the parameters of some units.
+struct GradientBytes {
+    all: f64,
+    /// Those of the largest unit.
+    largest: f64,
+}
+
 /// Returns the most bytes of the graphs of the heads in use at a time, with the gradients from
 /// them. Where columns are divided, those are the graphs of one micro-batch of the group after
 /// another; units before them go through the passes of a step, with all images.
 fn graph_bytes(placed: PlacedModel<'_>) -> f64 {
     let heads = placed.heads();
-    let placement = placed.placement;
     let (scoring, others): (Vec<&UnitCost>, Vec<&UnitCost>) =
         heads.iter().partition(|unit| unit.n_columns > 0);
-    // A head on masked cells scores none of the other view sizes.
-    let all: Vec<Scores> = scoring
-        .iter()
-        .enumerate()
-        .flat_map(|(number, unit)| scores(placed, number, unit))
-        .filter(|scores| scores.bytes > 0.0)
-        .collect();
+    let mut all = Vec::new();
+    for (number, unit) in scoring.iter().enumerate() {
+        push_scores(&mut all, placed, number, unit);
+    }
     let in_graph = if is_divided(placed) { scoring } else { heads.iter().collect() };
-    let [gradients, largest] = gradient_bytes(placed, &in_graph);
-    let graphs = other_graph_bytes(placed, &others) + scoring_bytes(&all).max(gradients);
+    let gradients = gradient_bytes(placed, &in_graph);
+    let graphs = other_graph_bytes(placed, &others) + scoring_bytes(&all).max(gradients.all);
+    let mut sums = 0.0;
+    for unit in in_graph {
+        let n_graphs = unit.n_parts * placed.placement.rank_micro_batches;
+        sums += n_partial_sums(n_graphs) as f64 * F32 * placed.gathered(unit);
+    }
     // Gradients exist by parameter and as one flat buffer of a unit after another.
-    in_graph
-        .iter()
-        .map(|unit| {
-            let n_graphs = unit.n_parts * placement.rank_micro_batches;
-            partial_sums(n_graphs) as f64 * F32 * placed.gathered(unit)
-        })
-        .sum::<f64>()
-        + graphs.max(gradients + largest)
+    sums + graphs.max(gradients.all + gradients.largest)
 }
 
 /// Returns the most bytes of the backward pass through the units before divided ones; 0 where none
@@ -86,8 +90,8 @@ fn staged_bytes(placed: PlacedModel<'_>) -> f64 {
     }
     let all: Vec<&UnitCost> = placed.heads().iter().collect();
     let others: Vec<&UnitCost> = all.iter().copied().filter(|unit| unit.n_columns == 0).collect();
-    let [gradients, largest] = gradient_bytes(placed, &all);
-    gradients + largest.max(other_graph_bytes(placed, &others))
+    let gradients = gradient_bytes(placed, &all);
+    gradients.all + gradients.largest.max(other_graph_bytes(placed, &others))
 }
 
 /// Returns whether columns are divided.
@@ -101,30 +105,33 @@ fn other_graph_bytes(placed: PlacedModel<'_>, others: &[&UnitCost]) -> f64 {
     others.iter().map(|unit| placed.graph_bytes(unit, at_once)).sum()
 }
 
-/// Returns the bytes of the gradients of these units' parameters, and of the largest.
-fn gradient_bytes(placed: PlacedModel<'_>, units: &[&UnitCost]) -> [f64; 2] {
-    let each = || units.iter().map(|unit| F32 * placed.gathered(unit));
-    [each().sum(), each().fold(0.0, f64::max)]
+/// Returns the bytes of the gradients of these units' parameters.
+fn gradient_bytes(placed: PlacedModel<'_>, units: &[&UnitCost]) -> GradientBytes {
+    let mut gradients = GradientBytes { all: 0.0, largest: 0.0 };
+    for unit in units {
+        let bytes = F32 * placed.gathered(unit);
+        gradients.all += bytes;
+        gradients.largest = gradients.largest.max(bytes);
+    }
+    gradients
 }
 
-/// Scores of the unit of this number for a micro-batch, in the order in which they are computed.
-fn scores(placed: PlacedModel<'_>, number: usize, unit: &UnitCost) -> Vec<Scores> {
-    let of_part = |bytes: f64, is_cut: bool| Scores {
-        bytes: bytes / unit.n_parts as f64,
-        unit: number,
-        stay: unit.holds_output,
-        is_divided: unit.n_parts > 1,
-        is_cut,
-        parameter_bytes: F32 * placed.gathered(unit),
-    };
-    placed
-        .output_bytes(unit, placed.micro_batch())
-        .into_iter()
-        .flat_map(|parts| {
-            let is_cut = parts.len() > 1;
-            parts.into_iter().map(move |bytes| of_part(bytes, is_cut)).collect::<Vec<_>>()
-        })
-        .collect()
+/// Adds the scores of unit `number` for a micro-batch, in the order in which they are computed. A
+/// head on masked cells scores none of the other view sizes.
+fn push_scores(all: &mut Vec<Scores>, placed: PlacedModel<'_>, number: usize, unit: &UnitCost) {
+    for parts in placed.output_bytes(unit, placed.micro_batch()) {
+        let is_cut = parts.len() > 1;
+        for bytes in parts.into_iter().filter(|bytes| *bytes > 0.0) {
+            all.push(Scores {
+                bytes: bytes / unit.n_parts as f64,
+                unit: number,
+                stay: unit.holds_output,
+                is_divided: unit.n_parts > 1,
+                is_cut,
+                parameter_bytes: F32 * placed.gathered(unit),
+            });
+        }
+    }
 }
 
 /// Returns the most bytes of all scores and the gradients from them. The backward pass runs
@@ -133,15 +140,15 @@ fn scores(placed: PlacedModel<'_>, number: usize, unit: &UnitCost) -> Vec<Scores
 /// after another, come the gradients of parameters and input, after which scores and gradient are
 /// freed. Other scores follow in the same way.
 fn scoring_bytes(all: &[Scores]) -> f64 {
-    let mut in_use = all.iter().map(|scores| scores.bytes).sum::<f64>();
+    let mut in_use: f64 = all.iter().map(|scores| scores.bytes).sum();
     let copies = all.iter().filter(|scores| scores.is_divided).map(|scores| scores.bytes);
     let mut peak = in_use + copies.sum::<f64>();
     let mut have_gradient = BTreeSet::new();
     for is_cut in [true, false] {
-        let these = || all.iter().filter(|scores| scores.is_cut == is_cut);
-        in_use += these().filter(|scores| scores.stay).map(|scores| scores.bytes).sum::<f64>();
+        let group: Vec<&Scores> = all.iter().filter(|scores| scores.is_cut == is_cut).collect();
+        in_use += group.iter().filter(|scores| scores.stay).map(|scores| scores.bytes).sum::<f64>();
         peak = peak.max(in_use);
-        for scores in these().rev() {
+        for scores in group.into_iter().rev() {
             peak = peak.max(in_use + if scores.is_divided { scores.bytes } else { 0.0 });
             in_use += scores.parameter_bytes - if scores.stay { scores.bytes } else { 0.0 };
             peak = peak.max(in_use);
@@ -166,36 +173,42 @@ impl Targets {
     /// Estimates the memory of targets made of the scores of networks without gradients, and of
     /// those of the trained one. The scores of all networks are there at the same time, with the
     /// inputs of the group where columns are divided.
-    fn of(placed: PlacedModel<'_>) -> Self {
+    fn new(placed: PlacedModel<'_>) -> Self {
         let images = placed.n_images();
-        let networks = placed.model.others.iter().filter(|network| network.computes());
-        let others = networks.flat_map(|network| &network.head).filter(|unit| unit.n_columns > 0);
-        let of_others: Vec<&UnitCost> = others.collect();
-        let of_trained = || placed.model.run_twice().filter(|unit| unit.n_columns > 0);
-        // Of divided columns, a rank has its part for the images of the whole group.
-        let score_bytes = |unit: &UnitCost| {
-            let n_parts = unit.n_parts as f64;
-            let mut bytes = placed.output_bytes(unit, images * n_parts).concat();
-            bytes.iter_mut().for_each(|bytes| *bytes /= n_parts);
-            bytes
-        };
-        // Targets are made of all scores of another network, and of those of the trained one for
-        // views of the first size.
-        let targets = || {
-            let all = of_others.iter().copied().flat_map(score_bytes);
-            all.chain(of_trained().filter_map(|unit| score_bytes(unit).first().copied()))
-        };
-        let divided = of_others.iter().filter(|unit| unit.n_parts > 1);
-        let inputs: f64 = divided.map(|unit| group_input_bytes(placed, unit, images)).sum();
-        let all_scores: f64 = of_others.iter().copied().chain(of_trained()).flat_map(score_bytes).sum();
-        let bytes: f64 = targets().sum();
-        let preparation_bytes = all_scores + inputs + bytes + targets().fold(0.0, f64::max);
-        Self { bytes, preparation_bytes }
+        let mut scores = 0.0;
+        let mut inputs = 0.0;
+        let mut targets = Vec::new();
+        for unit in placed.others().flat_map(|network| &network.head).filter(|unit| unit.n_columns > 0) {
+            // Targets are made of all scores of another network.
+            let bytes = score_bytes(placed, unit, images);
+            scores += bytes.iter().sum::<f64>();
+            targets.extend(bytes);
+            if unit.n_parts > 1 {
+                inputs += group_input_bytes(placed, unit, images);
+            }
+        }
+        for unit in placed.model.units_that_run_twice().filter(|unit| unit.n_columns > 0) {
+            // Of the trained network's, they are made of those for views of the first size.
+            let bytes = score_bytes(placed, unit, images);
+            scores += bytes.iter().sum::<f64>();
+            targets.extend(bytes.first());
+        }
+        let bytes: f64 = targets.iter().sum();
+        let largest = targets.into_iter().fold(0.0, f64::max);
+        Self { bytes, preparation_bytes: scores + inputs + bytes + largest }
     }
+}
+
+/// Returns the bytes of the scores of a unit, by view size and part. Of divided columns, a rank has
+/// its part for the images of the whole group.
+fn score_bytes(placed: PlacedModel<'_>, unit: &UnitCost, images: f64) -> Vec<f64> {
+    let n_parts = unit.n_parts as f64;
+    let bytes = placed.output_bytes(unit, images * n_parts).concat();
+    bytes.into_iter().map(|bytes| bytes / n_parts).collect()
 }
 
 /// Bytes of the inputs of a unit with divided columns, for the images of the whole group.
 fn group_input_bytes(placed: PlacedModel<'_>, unit: &UnitCost, images: f64) -> f64 {
-    let of_group = images * unit.n_parts as f64;
-    F32 * unit.input.wide * of_group * placed.high_ratio(unit.masked_share, of_group)
+    let group_images = images * unit.n_parts as f64;
+    F32 * unit.input.wide * group_images * placed.high_ratio(unit.masked_share, group_images)
 }

@@ -10,35 +10,24 @@
 //! time         the computation, and what it waits for: the units and their collectives on a timeline
 //! ```
 
-mod backward;
+mod buffers;
 mod fabric;
 mod failure;
-mod gathered;
 mod gpu;
-mod head_rows;
+mod gradients;
 mod heads;
 mod memory;
-mod model;
-mod parameters;
 mod placed;
 mod placement;
-mod presets;
 mod retention;
-mod simulate;
 mod time;
 mod traffic;
 
 pub use fabric::{Fabric, LONG_MESSAGE_BYTES, Latency};
 pub use failure::{Goodput, goodput};
 pub use gpu::{EFFICIENCY, GPUS, Gpu};
-pub use head_rows::OutputPart;
 pub use memory::{Memory, memory};
-pub use model::{ModelCost, NetworkCost, UnitCost, of_plan};
 pub use placement::Placement;
-pub use presets::{PRESETS, preset};
 pub use retention::{fit, least_memory, retention};
-pub use simulate::{Simulation, simulate};
-pub use time::{StepTime, step_flops, step_time};
-#[cfg(test)]
-pub(crate) use traffic::n_statistics;
+pub use time::{StepFlops, StepTime, step_flops, step_time};
 pub use traffic::{Traffic, traffic};

@@ -2,10 +2,9 @@
 
 use ranks::topology::Sharding;
 
-use super::{ModelCost, UnitCost};
+use crate::cost::ModelCost;
 use crate::recipe::plan::Plan;
 use crate::step::precision::Precision;
-use crate::step::segments::Segments;
 
 /// Placement of a model on ranks.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -36,7 +35,7 @@ pub struct Placement {
 
 impl Placement {
     /// Returns the distribution of `plan`.
-    pub fn of(plan: &Plan) -> Self {
+    pub fn from_plan(plan: &Plan) -> Self {
         let step = plan.step_config();
         let rank_batch = plan.recipe.optim.batch_size / plan.world_size;
         Self {
@@ -57,7 +56,7 @@ impl Placement {
     /// Returns the placement of one image on each of `n_ranks` ranks, which share all weights and
     /// keep no graph.
     #[cfg(test)]
-    pub(super) fn of_ranks(n_ranks: usize) -> Self {
+    pub(super) fn one_image_each(n_ranks: usize) -> Self {
         Self {
             world_size: n_ranks,
             group_size: n_ranks,
@@ -71,11 +70,6 @@ impl Placement {
             exact_sums: true,
             offload: false,
         }
-    }
-
-    /// Returns the units of `backbone` that keep no graph.
-    pub(super) fn segments(&self, backbone: &[UnitCost]) -> Segments {
-        Segments::new(backbone.len(), self.keep, self.segment)
     }
 
     /// Returns the number of ranks among which the columns of `model` are divided.

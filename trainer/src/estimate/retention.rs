@@ -1,6 +1,7 @@
 //! Choice of the units that keep their graphs, so that a step fits into a rank's memory.
 
-use super::{Memory, ModelCost, Placement, memory, of_plan};
+use super::{Memory, Placement, memory};
+use crate::cost::{ModelCost, model_cost};
 use crate::error::TrainError;
 use crate::recipe::plan::{Plan, RankResources};
 
@@ -11,10 +12,10 @@ use crate::recipe::plan::{Plan, RankResources};
 /// [`TrainError::Recipe`] when the method cannot be built, or when far more memory is needed than
 /// there is.
 pub fn fit(mut plan: Plan, room: RankResources) -> Result<Plan, TrainError> {
-    let model = of_plan(&plan)?;
-    let placement = Placement::of(&plan);
-    let set = [plan.recipe.run.keep, plan.recipe.run.segment];
-    (plan.keep, plan.segment) = retention(&model, &placement, room.bytes, set);
+    let model = model_cost(&plan)?;
+    let placement = Placement::from_plan(&plan);
+    let run = &plan.recipe.run;
+    (plan.keep, plan.segment) = retention(&model, &placement, room.bytes, run.keep, run.segment);
     let keep = plan.keep.min(model.trained.backbone.len());
     let peak_bytes = memory(&model, &Placement { keep, segment: plan.segment, ..placement }).peak_bytes();
     if peak_bytes > MAX_OVERCOMMIT * room.bytes {
@@ -43,44 +44,51 @@ const MAX_OVERCOMMIT: f64 = 1.5;
 
 /// Returns how many units keep their graph, and how many of the others are computed again together,
 /// so that a step fits into `bytes` of a rank's memory: the shortest segments with which it fits at
-/// all, because longer ones take more time, and then as many graphs as fit. `set` has the numbers
-/// that are not to be chosen.
+/// all, because longer ones take more time, and then as many graphs as fit. `keep` and `segment` are
+/// not to be chosen if they are given.
 pub fn retention(
     model: &ModelCost,
     placement: &Placement,
     bytes: f64,
-    [keep, segment]: [Option<usize>; 2],
+    keep: Option<usize>,
+    segment: Option<usize>,
 ) -> (usize, usize) {
     let n_units = model.trained.backbone.len();
-    let graphs = |segment: usize| {
-        let placement = Placement { segment, ..*placement };
-        match keep {
-            Some(keep) => {
-                let placement = Placement { keep: keep.min(n_units), ..placement };
-                (memory(model, &placement).needed_bytes() <= bytes).then_some(keep)
-            }
-            None => max_kept_graphs(model, &placement, bytes),
-        }
-    };
     let lengths: Vec<usize> = match segment {
         Some(segment) => vec![segment],
         // Beyond the root of the number of units, inputs within a segment are more than those of
         // all segments.
         None => SEGMENTS.into_iter().filter(|length| *length == 1 || length * length <= n_units).collect(),
     };
-    let fitting = lengths.iter().find_map(|length| Some((graphs(*length)?, *length)));
-    fitting.unwrap_or_else(|| {
-        let least = lengths
-            .iter()
-            .map(|length| {
-                let placement = Placement { segment: *length, ..*placement };
-                let keep =
-                    keep.map_or_else(|| least_kept_graphs(model, &placement), |keep| keep.min(n_units));
-                (keep, *length, needed_bytes(model, &placement, keep))
-            })
-            .min_by(|a, b| a.2.total_cmp(&b.2));
-        least.map_or((keep.unwrap_or(0), 1), |(least, length, _)| (keep.unwrap_or(least), length))
-    })
+    for length in &lengths {
+        let placement = Placement { segment: *length, ..*placement };
+        let fitting = match keep {
+            Some(keep) => {
+                let fits = needed_bytes(model, &placement, keep.min(n_units)) <= bytes;
+                fits.then_some(keep)
+            }
+            None => max_kept_graphs(model, &placement, bytes),
+        };
+        if let Some(keep) = fitting {
+            return (keep, *length);
+        }
+    }
+    // Nothing fits: what needs the least.
+    let mut least_bytes = f64::INFINITY;
+    let mut least = (keep.unwrap_or(0), 1);
+    for length in lengths {
+        let placement = Placement { segment: length, ..*placement };
+        let n_kept = match keep {
+            Some(keep) => keep.min(n_units),
+            None => least_kept_graphs(model, &placement),
+        };
+        let bytes = needed_bytes(model, &placement, n_kept);
+        if bytes < least_bytes {
+            least_bytes = bytes;
+            least = (keep.unwrap_or(n_kept), length);
+        }
+    }
+    least
 }
 
 /// Returns the memory of a rank with as many kept graphs as take the least.
@@ -106,20 +114,23 @@ fn n_tried(model: &ModelCost) -> usize {
 /// Returns the largest number of units that can keep their graph within `bytes` of a rank's memory;
 /// `None` if no number fits.
 fn max_kept_graphs(model: &ModelCost, placement: &Placement, bytes: f64) -> Option<usize> {
-    let fits = |keep: usize| needed_bytes(model, placement, keep) <= bytes;
     let n_units = model.trained.backbone.len();
-    if fits(n_units) {
+    if needed_bytes(model, placement, n_units) <= bytes {
         return Some(n_units);
     }
     let n_tried = n_tried(model);
-    let mut most = (0..=n_tried).rev().find(|keep| fits(*keep))?;
+    let mut most = (0..=n_tried).rev().find(|keep| needed_bytes(model, placement, *keep) <= bytes)?;
     if most < n_tried {
         return Some(most);
     }
     let mut too_many = n_units;
     while most + 1 < too_many {
         let keep = usize::midpoint(most, too_many);
-        if fits(keep) { most = keep } else { too_many = keep }
+        if needed_bytes(model, placement, keep) <= bytes {
+            most = keep;
+        } else {
+            too_many = keep;
+        }
     }
     Some(most)
 }
@@ -127,7 +138,7 @@ fn max_kept_graphs(model: &ModelCost, placement: &Placement, bytes: f64) -> Opti
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::estimate::{NetworkCost, UnitCost};
+    use crate::cost::{NetworkCost, UnitCost};
 
     /// A network without activations whose units have these numbers of parameters.
     fn model(numels: &[usize]) -> ModelCost {
@@ -149,17 +160,17 @@ mod tests {
     #[test]
     fn the_number_with_which_a_step_fits_is_found() {
         let model = model(&[128_000, 128_000, 5_120_000, 5_120_000, 5_120_000]);
-        let placement = Placement::of_ranks(2);
+        let placement = Placement::one_image_each(2);
         let needed: Vec<f64> = (0..=5).map(|keep| needed_bytes(&model, &placement, keep)).collect();
         assert!(needed[2] < needed[0] && needed[2] < needed[1], "{needed:?}");
         let least = needed.iter().copied().fold(f64::INFINITY, f64::min);
         assert_eq!(least_memory(&model, &placement).needed_bytes(), least);
         for bytes in &needed {
-            let (keep, _) = retention(&model, &placement, *bytes, [None, Some(1)]);
+            let (keep, _) = retention(&model, &placement, *bytes, None, Some(1));
             let most = (0..=5).rev().find(|keep| needed[*keep] <= *bytes);
             assert_eq!(Some(keep), most, "{bytes} of {needed:?}");
         }
-        let (keep, _) = retention(&model, &placement, 0.9 * least, [None, Some(1)]);
+        let (keep, _) = retention(&model, &placement, 0.9 * least, None, Some(1));
         assert_eq!(needed[keep], least, "where nothing fits");
     }
 }

@@ -1,4 +1,4 @@
-//! Time of a step: its computation and its collectives, in the order in which a step has them.
+//! Time of a step: its computation and its collectives, in the order of its events.
 //!
 //! Collectives run one after another beside the computation. While a unit computes, the next one is
 //! gathered and the gradient of the last one is reduced; the computation waits for the weights of
@@ -8,13 +8,14 @@
 use std::collections::VecDeque;
 
 use ranks::prefetch::MAX_REDUCTIONS_IN_FLIGHT;
-use ranks::topology::Sharding;
 use ranks::wire::Wire;
 
+use super::Placement;
 use super::fabric::{Fabric, Members};
-use super::{ModelCost, NetworkCost, Placement, UnitCost};
+use super::placed::{PlacedModel, Work, sum_work};
+use crate::cost::{ModelCost, NetworkCost, UnitCost};
 use crate::method::Collective;
-use crate::step::precision::Precision;
+use crate::step::schedule::{Event, StepNetwork};
 
 /// Seconds of a step.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -29,164 +30,129 @@ pub struct StepTime {
     pub step_s: f64,
 }
 
-/// Returns the floating-point operations of matrix products in a step of one rank: without
-/// recomputation, and with that of units that keep no graph.
-pub fn step_flops(model: &ModelCost, placement: &Placement) -> [f64; 2] {
+/// Floating-point operations of matrix products in a step of one rank.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct StepFlops {
+    /// Operations, each counted once.
+    pub needed: f64,
+    /// Operations with those that are repeated, because units keep no graph.
+    pub with_recomputation: f64,
+}
+
+/// Returns the floating-point operations of a step of one rank.
+pub fn step_flops(model: &ModelCost, placement: &Placement) -> StepFlops {
+    let work = step_work(PlacedModel { model, placement });
     let images = placement.rank_batch as f64;
-    let backbone = &model.trained.backbone;
-    let segments = placement.segments(backbone);
-    let flops = |network: &NetworkCost| network.units().map(|unit| unit.flops).sum::<f64>();
-    let in_heads: f64 = model.run_twice().map(|unit| unit.flops).sum();
-    let once = model.others.iter().map(flops).sum::<f64>() + 3.0 * flops(&model.trained) + in_heads;
-    let again = segments.recomputed();
-    let twice: f64 = again.map(|number| backbone[number].flops).sum();
-    [images * once, images * (once + twice)]
+    StepFlops { needed: images * (work.flops - work.repeated_flops), with_recomputation: images * work.flops }
+}
+
+/// Returns the work of all events of a step for one image.
+pub(super) fn step_work(placed: PlacedModel<'_>) -> Work {
+    sum_work(placed.events().into_iter().map(|event| placed.work(event)))
 }
 
 /// Estimates the time of a step in which a rank computes for `compute_s`.
 pub fn step_time(model: &ModelCost, placement: &Placement, fabric: &Fabric, compute_s: f64) -> StepTime {
-    let collectives = Collectives::new(model, placement, fabric);
-    let tasks = tasks(model, placement, &collectives);
-    let all_flops: f64 = tasks.iter().map(|task| task.flops).sum();
-    let mut timeline = Timeline::default();
-    let mut ready_s = timeline.submit(tasks.first().map_or(0.0, |task| task.gather_s));
+    let placed = PlacedModel { model, placement };
+    let events = placed.events();
+    let collectives = Collectives::new(placed, fabric);
+    let total_flops = step_work(placed).flops;
+    let mut walk = Walk { collectives: &collectives, timeline: Timeline::default(), ahead_s: None };
     let mut in_flight = VecDeque::new();
     let mut held_s: Vec<f64> = Vec::new();
-    for (number, task) in tasks.iter().enumerate() {
-        timeline.wait_until(ready_s);
-        let unit_s = if all_flops > 0.0 { compute_s * task.flops / all_flops } else { 0.0 };
-        let stage_s = unit_s / (task.waits_s.len() + 1) as f64;
-        for wait_s in &task.waits_s {
-            timeline.compute(stage_s);
-            let end_s = timeline.submit(*wait_s);
-            timeline.wait_until(end_s);
-        }
-        ready_s = timeline.submit(tasks.get(number + 1).map_or(0.0, |next| next.gather_s));
-        for reduce_s in held_s.drain(..) {
-            if in_flight.len() == MAX_REDUCTIONS_IN_FLIGHT {
-                timeline.wait_until(in_flight.pop_front().unwrap_or_default());
+    for (position, event) in events.iter().enumerate() {
+        let rest = &events[position + 1..];
+        match *event {
+            Event::Gather { network, unit, .. } => {
+                walk.wait_for_weights(network, unit);
+                if matches!(rest.first(), Some(Event::Gather { .. })) {
+                    walk.look_ahead(rest);
+                }
             }
-            in_flight.push_back(timeline.submit(reduce_s));
+            Event::Reduce { unit } => held_s.push(collectives.reduce_s(unit)),
+            _ => {
+                let waits = collectives.waits(*event);
+                let mut stage_s = 0.0;
+                if total_flops > 0.0 {
+                    let n_stages = waits.before_gather_s.len() + waits.after_gather_s.len() + 1;
+                    stage_s = compute_s * placed.work(*event).flops / total_flops / n_stages as f64;
+                }
+                walk.run_stages(stage_s, &waits.before_gather_s);
+                walk.look_ahead(rest);
+                for reduce_s in held_s.drain(..) {
+                    if in_flight.len() == MAX_REDUCTIONS_IN_FLIGHT {
+                        walk.timeline.wait_until(in_flight.pop_front().unwrap_or_default());
+                    }
+                    in_flight.push_back(walk.timeline.submit(reduce_s));
+                }
+                walk.run_stages(stage_s, &waits.after_gather_s);
+                walk.timeline.compute(stage_s);
+            }
         }
-        held_s.extend(&task.reduces_s);
-        timeline.compute(stage_s);
     }
-    // Norms and votes are agreed on once all gradients are there.
-    let agreed_s = timeline.submit(held_s.iter().sum::<f64>() + collectives.everyone.small_sum_s(fabric));
+    // Norms and votes are agreed on once all gradients have arrived.
+    let mut timeline = walk.timeline;
+    let agreed_s = timeline.submit(held_s.iter().sum::<f64>() + collectives.small_sum_s());
     timeline.wait_until(agreed_s);
     let Timeline { now_s, moving_s, waiting_s, .. } = timeline;
     // Without products there is nothing to place on the timeline.
     StepTime { compute_s, moving_s, waiting_s, step_s: now_s.max(compute_s) }
 }
 
-/// Part of a step that waits for weights, computes, and may leave gradients to be reduced.
-#[derive(Default)]
-struct Task {
-    /// Operations of one image.
-    flops: f64,
-    /// Seconds that the weights take to arrive; 0 if they are there.
-    gather_s: f64,
-    /// Seconds of the collectives that it waits for, between parts of its computation.
-    waits_s: Vec<f64>,
-    /// Seconds that the reductions of its gradients take, which begin with the next task.
-    reduces_s: Vec<f64>,
+/// A step, followed event by event.
+struct Walk<'a> {
+    collectives: &'a Collectives<'a>,
+    timeline: Timeline,
+    /// End of the gather in transfer.
+    ahead_s: Option<f64>,
 }
 
-/// Lists the tasks of a step in their order: networks without gradients, then the trained one
-/// forwards, its heads with the collectives of the method before the loss, and the backbone
-/// backwards.
-fn tasks(model: &ModelCost, placement: &Placement, collectives: &Collectives<'_>) -> Vec<Task> {
-    let Precision { gather, head_gather, head_reduce, .. } = placement.precision;
-    let gather_s = |unit: &UnitCost, wire: Wire| {
-        if placement.gathers() { collectives.gather_s(unit, wire) } else { 0.0 }
-    };
-    let forward = |units: &[UnitCost], is_frozen: bool| -> Vec<Task> {
-        units
-            .iter()
-            .map(|unit| Task {
-                flops: unit.flops,
-                gather_s: gather_s(unit, gather),
-                waits_s: collectives.sums_s(if is_frozen { 0 } else { unit.n_sums }),
-                reduces_s: Vec::new(),
-            })
-            .collect()
-    };
-    // The weights of all heads arrive before the first of them computes.
-    let heads =
-        |network: &NetworkCost, times: usize, prepare: Option<Task>, reduces_s: Vec<f64>| -> Vec<Task> {
-            let mut tasks: Vec<Task> = network
-                .head
-                .iter()
-                .map(|unit| Task { gather_s: gather_s(unit, head_gather), ..Task::default() })
-                .collect();
-            tasks.push(Task { gather_s: collectives.columns_s(network, times > 1), ..Task::default() });
-            tasks.extend(prepare);
-            let n_sums: usize = network.head.iter().map(|unit| unit.n_sums).sum();
-            // Forwards, and backwards where there are gradients.
-            let n_passes = times.min(2);
-            tasks.push(Task {
-                flops: times as f64 * network.head.iter().map(|unit| unit.flops).sum::<f64>(),
-                waits_s: collectives.sums_s(if network.is_frozen { 0 } else { n_passes * n_sums }),
-                reduces_s,
-                gather_s: 0.0,
-            });
-            tasks
+impl Walk<'_> {
+    /// Waits for the weights of a unit.
+    fn wait_for_weights(&mut self, network: StepNetwork, unit: usize) {
+        let ready_s = match self.ahead_s.take() {
+            Some(ready_s) => ready_s,
+            None => self.timeline.submit(self.collectives.gather_s(network, unit)),
         };
-    let mut tasks = Vec::new();
-    for network in model.others.iter().filter(|network| network.computes()) {
-        tasks.extend(forward(&network.backbone, network.is_frozen));
-        tasks.extend(heads(network, 1, None, Vec::new()));
+        self.timeline.wait_until(ready_s);
     }
-    let trained = &model.trained;
-    tasks.extend(forward(&trained.backbone, false));
-    let prepare = Task {
-        flops: model.run_twice().map(|unit| unit.flops).sum(),
-        waits_s: collectives.of_method_s(&model.collectives),
-        ..Task::default()
-    };
-    let reduces_s = trained.head.iter().map(|unit| collectives.reduce_s(unit, head_reduce)).collect();
-    tasks.extend(heads(trained, 3, Some(prepare), reduces_s));
-    tasks.extend(backward(trained, placement, collectives));
-    tasks
+
+    /// Submits the next gather among the events in `rest`.
+    fn look_ahead(&mut self, rest: &[Event]) {
+        if self.ahead_s.is_some() {
+            return;
+        }
+        for event in rest {
+            if let Event::Gather { network, unit, .. } = *event {
+                self.ahead_s = Some(self.timeline.submit(self.collectives.gather_s(network, unit)));
+                return;
+            }
+        }
+    }
+
+    /// Computes for `stage_s` before each of the collectives that are waited for.
+    fn run_stages(&mut self, stage_s: f64, waits_s: &[f64]) {
+        for wait_s in waits_s {
+            self.timeline.compute(stage_s);
+            let end_s = self.timeline.submit(*wait_s);
+            self.timeline.wait_until(end_s);
+        }
+    }
 }
 
-/// Lists the tasks of the backbone's backward pass, from its last unit.
-fn backward(trained: &NetworkCost, placement: &Placement, collectives: &Collectives<'_>) -> Vec<Task> {
-    let Precision { gather, reduce, .. } = placement.precision;
-    let segments = placement.segments(&trained.backbone);
-    let gather_s = |unit: &UnitCost| {
-        if placement.gathers() && placement.sharding == Sharding::Full {
-            collectives.gather_s(unit, gather)
-        } else {
-            0.0
-        }
-    };
-    let repeated = |number: usize| {
-        let unit = &trained.backbone[number];
-        Task { flops: unit.flops, gather_s: gather_s(unit), ..Task::default() }
-    };
-    let backward = |number: usize| {
-        let unit = &trained.backbone[number];
-        let is_again = number < segments.n_units;
-        Task {
-            flops: if is_again { 3.0 } else { 2.0 } * unit.flops,
-            gather_s: if is_again { gather_s(unit) } else { 0.0 },
-            waits_s: collectives.sums_s(unit.n_sums),
-            reduces_s: vec![collectives.reduce_s(unit, reduce)],
-        }
-    };
-    let mut tasks: Vec<Task> = (segments.n_units..trained.backbone.len()).rev().map(backward).collect();
-    for range in segments.ranges().rev() {
-        tasks.extend((range.start..range.end - 1).map(repeated));
-        tasks.extend(range.rev().map(backward));
-    }
-    tasks
+/// Seconds of the collectives that a computation waits for, one after another.
+#[derive(Default)]
+struct Waits {
+    /// Those before the next gather is submitted.
+    before_gather_s: Vec<f64>,
+    /// Those after that.
+    after_gather_s: Vec<f64>,
 }
 
 /// Seconds of collectives.
 struct Collectives<'a> {
+    placed: PlacedModel<'a>,
     fabric: &'a Fabric,
-    placement: &'a Placement,
     everyone: Members,
     /// Ranks that share a sharded copy.
     group: Members,
@@ -203,110 +169,172 @@ struct Collectives<'a> {
 const N_TARGET_SUMS: usize = 5;
 
 impl<'a> Collectives<'a> {
-    fn new(model: &ModelCost, placement: &'a Placement, fabric: &'a Fabric) -> Self {
-        let members = |size, stride| Members::new(size, stride, placement, fabric);
-        let n_parts = placement.n_parts(model);
+    fn new(placed: PlacedModel<'a>, fabric: &'a Fabric) -> Self {
+        let placement = placed.placement;
+        let Placement { world_size, group_size, .. } = *placement;
+        let n_parts = placement.n_parts(placed.model);
         // Ranks with the same columns are neighbors in each shard group.
-        let run = (placement.group_size / n_parts).max(1);
-        let n_runs = placement.world_size / n_parts / run;
+        let run = (group_size / n_parts).max(1);
+        let n_runs = world_size / n_parts / run;
         Self {
+            placed,
             fabric,
-            placement,
-            everyone: members(placement.world_size, 1),
-            group: members(placement.group_size, 1),
-            replicas: members(placement.world_size / placement.group_size, placement.group_size),
+            everyone: Members::new(world_size, 1, placement, fabric),
+            group: Members::new(group_size, 1, placement, fabric),
+            replicas: Members::new(world_size / group_size, group_size, placement, fabric),
             n_parts,
-            column_peers: Members::of_runs([run, n_runs], placement.group_size, placement, fabric),
+            column_peers: Members::with_runs(run, n_runs, group_size, placement, fabric),
         }
     }
 
-    /// Returns the seconds of `n` sums of a few numbers over all ranks.
-    fn sums_s(&self, n: usize) -> Vec<f64> {
-        vec![self.everyone.small_sum_s(self.fabric); n]
+    /// Returns the seconds of a sum of a few numbers over all ranks.
+    fn small_sum_s(&self) -> f64 {
+        self.everyone.small_sum_s(self.fabric)
     }
 
-    /// Returns the seconds of each collective in `list`.
-    fn of_method_s(&self, list: &[Collective]) -> Vec<f64> {
-        let bytes = |n_values: usize| (n_values * Wire::F32.bytes()) as f64;
-        list.iter()
-            .map(|collective| match *collective {
-                Collective::Sum(n_values) => self.everyone.sum_s(bytes(n_values), self.fabric),
-                Collective::ColumnSum(n_values) => {
-                    self.column_peers.sum_s(bytes(n_values) / self.n_parts as f64, self.fabric)
+    /// Returns the collectives that the computation of an event waits for.
+    fn waits(&self, event: Event) -> Waits {
+        let backbone = self.placed.backbone();
+        let mut waits = Waits::default();
+        match event {
+            Event::Infer { network, unit } => {
+                let network = self.placed.network(StepNetwork::Other(network));
+                if !network.is_frozen {
+                    waits.before_gather_s = self.sums_s(&network.backbone[unit..=unit]);
                 }
-                Collective::SumOfShares(n_values) => self.column_peers.sum_s(bytes(n_values), self.fabric),
-                Collective::Number => self.everyone.small_sum_s(self.fabric),
-                Collective::Gather(n_values) => {
-                    let n_images = self.placement.rank_batch * self.placement.world_size;
-                    self.everyone.gather_s(bytes(n_values * n_images), self.fabric)
+            }
+            Event::InferHeads { network } => {
+                let network = self.placed.network(StepNetwork::Other(network));
+                if !network.is_frozen {
+                    waits.before_gather_s = self.sums_s(&network.head);
                 }
-            })
-            .collect()
+                waits.before_gather_s.extend(self.columns_s(network, false));
+            }
+            Event::Forward { unit, .. } | Event::Backward { unit, .. } => {
+                waits.before_gather_s = self.sums_s(&backbone[unit..=unit]);
+            }
+            Event::Loss => {
+                let trained = &self.placed.model.trained;
+                let sums_s = self.sums_s(&trained.head);
+                let columns_s = self.columns_s(trained, true);
+                waits.before_gather_s.extend(&sums_s);
+                // Exchanges of columns precede the next gather; otherwise it follows the statistics.
+                let rest_s = match columns_s {
+                    Some(columns_s) => {
+                        waits.before_gather_s.push(columns_s);
+                        &mut waits.before_gather_s
+                    }
+                    None => &mut waits.after_gather_s,
+                };
+                for collective in &self.placed.model.collectives {
+                    rest_s.push(self.method_s(*collective));
+                }
+                waits.after_gather_s.extend(&sums_s);
+            }
+            Event::Repeat { .. } | Event::Gather { .. } | Event::Reduce { .. } => {}
+        }
+        waits
     }
 
-    fn gather_s(&self, unit: &UnitCost, wire: Wire) -> f64 {
-        self.sharers(unit).gather_s(unit.bytes_moved(wire, self.placement.group_size), self.fabric)
+    /// Returns the seconds of the statistics of `units` in a pass, one after another.
+    fn sums_s(&self, units: &[UnitCost]) -> Vec<f64> {
+        let n_sums: usize = units.iter().map(|unit| unit.n_sums).sum();
+        vec![self.small_sum_s(); n_sums]
     }
 
-    /// The ranks from which a rank gathers the unit: neighbors.
+    /// Returns the seconds of a collective of the method.
+    fn method_s(&self, collective: Collective) -> f64 {
+        let (members, n_values) = match collective {
+            Collective::Sum(n_values) => (self.everyone, n_values as f64),
+            Collective::ColumnSum(n_values) => (self.column_peers, n_values as f64 / self.n_parts as f64),
+            Collective::SumOfShares(n_values) => (self.column_peers, n_values as f64),
+            Collective::Number => return self.small_sum_s(),
+            Collective::Gather(n_values) => {
+                let n_images = self.placed.placement.rank_batch * self.placed.placement.world_size;
+                let bytes = (n_values * n_images * Wire::F32.bytes()) as f64;
+                return self.everyone.gather_s(bytes, self.fabric);
+            }
+        };
+        members.sum_s(n_values * Wire::F32.bytes() as f64, self.fabric)
+    }
+
+    /// Returns the seconds until the weights of a unit arrive; 0 if they are there.
+    fn gather_s(&self, network: StepNetwork, unit: usize) -> f64 {
+        let placement = self.placed.placement;
+        if !placement.gathers() {
+            return 0.0;
+        }
+        let is_backbone = unit < self.placed.network(network).backbone.len();
+        let precision = placement.precision;
+        let wire = if is_backbone { precision.gather } else { precision.head_gather };
+        let unit = self.placed.unit(network, unit);
+        self.sharers(unit).gather_s(unit.bytes_moved(wire, placement.group_size), self.fabric)
+    }
+
+    /// Returns the ranks from which a rank gathers the unit: neighbors.
     fn sharers(&self, unit: &UnitCost) -> Members {
-        match unit.n_shards(self.placement.group_size) {
-            n_shards if n_shards == self.placement.group_size => self.group,
-            n_shards => Members::new(n_shards, 1, self.placement, self.fabric),
+        let placement = self.placed.placement;
+        match unit.n_shards(placement.group_size) {
+            n_shards if n_shards == placement.group_size => self.group,
+            n_shards => Members::new(n_shards, 1, placement, self.fabric),
         }
     }
 
     /// Returns the seconds of the exchanges within a column group for the divided heads of a
-    /// network: their inputs, with a graph the gradients at them, and a few numbers of each row.
-    fn columns_s(&self, network: &NetworkCost, has_graph: bool) -> f64 {
-        // The scores of all heads of a micro-batch are completed together.
-        let of_graph = |unit: &UnitCost| {
-            let n_graphs = (unit.n_parts * self.placement.rank_micro_batches) as f64;
-            n_graphs * self.column_group(unit).small_sum_s(self.fabric)
-        };
-        let divided = || {
-            network.head.iter().filter(|unit| 1 < unit.n_parts && unit.n_parts <= self.placement.group_size)
-        };
-        let graphs_s = divided().next().filter(|_| has_graph).map_or(0.0, of_graph);
-        graphs_s
-            + divided()
-                .map(|unit| {
-                    let group = self.column_group(unit);
-                    let images = (unit.n_parts * self.placement.rank_batch) as f64;
-                    let input_bytes = unit.input.wide * Wire::F32.bytes() as f64 * images;
-                    let gradients_s =
-                        if has_graph { group.exchange_s(input_bytes, self.fabric) } else { 0.0 };
-                    // The trained network gives no targets, unless its heads run a second time for
-                    // that.
-                    let n_sums = if !has_graph || unit.runs_twice { N_TARGET_SUMS } else { 0 };
-                    group.gather_s(input_bytes, self.fabric)
-                        + gradients_s
-                        + n_sums as f64 * group.small_sum_s(self.fabric)
-                })
-                .sum::<f64>()
+    /// network: their inputs, with a graph the gradients at them, and a few numbers of each row;
+    /// `None` if no head is divided.
+    fn columns_s(&self, network: &NetworkCost, has_graph: bool) -> Option<f64> {
+        let placement = self.placed.placement;
+        let is_divided = |unit: &&UnitCost| 1 < unit.n_parts && unit.n_parts <= placement.group_size;
+        let divided: Vec<&UnitCost> = network.head.iter().filter(is_divided).collect();
+        let first = divided.first()?;
+        let mut seconds = 0.0;
+        if has_graph {
+            // The scores of all heads of a micro-batch are completed together.
+            let n_graphs = (first.n_parts * placement.rank_micro_batches) as f64;
+            seconds += n_graphs * self.column_group(first).small_sum_s(self.fabric);
+        }
+        for unit in divided {
+            let group = self.column_group(unit);
+            let images = (unit.n_parts * placement.rank_batch) as f64;
+            let input_bytes = unit.input.wide * Wire::F32.bytes() as f64 * images;
+            seconds += group.gather_s(input_bytes, self.fabric);
+            if has_graph {
+                seconds += group.exchange_s(input_bytes, self.fabric);
+            }
+            // The trained network gives no targets, unless its heads run a second time for that.
+            if !has_graph || unit.runs_twice {
+                seconds += N_TARGET_SUMS as f64 * group.small_sum_s(self.fabric);
+            }
+        }
+        Some(seconds)
     }
 
-    /// The ranks that divide the columns of `unit`.
+    /// Returns the ranks that divide the columns of `unit`.
     fn column_group(&self, unit: &UnitCost) -> Members {
-        let stride = unit.n_shards(self.placement.group_size);
-        Members::new(unit.n_parts, stride, self.placement, self.fabric)
+        let placement = self.placed.placement;
+        Members::new(unit.n_parts, unit.n_shards(placement.group_size), placement, self.fabric)
     }
 
-    /// Returns the seconds of a sum over the ranks of a group, then over replicas.
-    fn reduce_s(&self, unit: &UnitCost, wire: Wire) -> f64 {
-        let bytes_in = |wire: Wire| unit.bytes_moved(wire, self.placement.group_size);
-        let bytes = bytes_in(wire);
+    /// Returns the seconds of the sum of a gradient over the ranks of a group, then over replicas.
+    fn reduce_s(&self, unit: usize) -> f64 {
+        let Placement { group_size, precision, exact_sums, .. } = *self.placed.placement;
+        let is_backbone = unit < self.placed.backbone().len();
+        let wire = if is_backbone { precision.reduce } else { precision.head_reduce };
+        let unit = self.placed.unit(StepNetwork::Trained, unit);
+        let bytes = unit.bytes_moved(wire, group_size);
         let sharers = self.sharers(unit);
         // Sums in a fixed order are exchanges; others are rings, which only f32 has.
-        let in_group_s = if self.placement.exact_sums || wire != Wire::F32 {
+        let in_group_s = if exact_sums || wire != Wire::F32 {
             sharers.exchange_s(bytes, self.fabric)
         } else {
             sharers.gather_s(bytes, self.fabric)
         };
-        let shard = unit.n_shards(self.placement.group_size) as f64;
-        let exchange_s = self.replicas.exchange_s(bytes / shard, self.fabric);
+        let n_shards = unit.n_shards(group_size) as f64;
+        let exchange_s = self.replicas.exchange_s(bytes / n_shards, self.fabric);
         // The sum is sent back in f32.
-        in_group_s + exchange_s + self.replicas.gather_s(bytes_in(Wire::F32) / shard, self.fabric)
+        let sum_bytes = unit.bytes_moved(Wire::F32, group_size) / n_shards;
+        in_group_s + exchange_s + self.replicas.gather_s(sum_bytes, self.fabric)
     }
 }
 
@@ -345,7 +373,11 @@ impl Timeline {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::estimate::{Latency, preset};
+    use ranks::topology::Sharding;
+
+    use crate::cost::preset;
+    use crate::estimate::Latency;
+    use crate::step::precision::Precision;
 
     fn placement(world_size: usize, group_size: usize, keep: usize) -> Placement {
         Placement {

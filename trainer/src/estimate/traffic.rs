@@ -1,10 +1,12 @@
-//! Bytes that a step moves between ranks.
+//! Bytes that a step moves between ranks, added up over its events.
 
-use ranks::topology::Sharding;
 use ranks::wire::Wire;
 
-use super::{ModelCost, NetworkCost, Placement, UnitCost};
+use super::Placement;
+use super::placed::PlacedModel;
+use crate::cost::{ModelCost, NetworkCost};
 use crate::method::Collective;
+use crate::step::schedule::{Event, StepNetwork};
 
 /// Bytes that a rank receives in a step, and the number of collectives.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -23,6 +25,8 @@ pub struct Traffic {
     pub replica_bytes: f64,
     /// Bytes of the method's collectives.
     pub other_bytes: f64,
+    /// Number of sums of statistics over the batch.
+    pub n_statistics: usize,
     /// Number of collectives besides gathers of weights, sums of gradients and exchanges within
     /// column groups: of the method, of statistics over the batch, and the agreement on norms and
     /// votes.
@@ -42,87 +46,87 @@ const NUMBER_BYTES: f64 = 8.0;
 
 /// Estimates the traffic of a step.
 pub fn traffic(model: &ModelCost, placement: &Placement) -> Traffic {
-    let precision = placement.precision;
-    let group_size = placement.group_size;
-    let replicas = (placement.world_size / placement.group_size) as f64;
-    let share = |n: f64| (n - 1.0) / n;
-    // Received from the other ranks that hold shards.
-    let bytes = |units: &[UnitCost], wire: Wire| -> f64 {
-        units
-            .iter()
-            .map(|unit| unit.bytes_moved(wire, group_size) * share(unit.n_shards(group_size) as f64))
-            .sum()
-    };
-    let shards = |units: &[UnitCost], wire: Wire| -> f64 {
-        units.iter().map(|unit| unit.bytes_moved(wire, group_size) / unit.n_shards(group_size) as f64).sum()
-    };
-    let trained = &model.trained;
-    let segments = placement.segments(&trained.backbone);
-    let again: Vec<UnitCost> = match placement.sharding {
-        Sharding::Full => {
-            let numbers = segments.recomputed();
-            numbers.map(|number| trained.backbone[number].clone()).collect()
+    let placed = PlacedModel { model, placement };
+    let Placement { world_size, group_size, precision, .. } = *placement;
+    let n_replicas = (world_size / group_size) as f64;
+    let mut moved = Traffic::default();
+    for event in placed.events() {
+        match event {
+            Event::Gather { network, unit, .. } => {
+                let is_backbone = unit < placed.network(network).backbone.len();
+                let wire = if is_backbone { precision.gather } else { precision.head_gather };
+                let unit = placed.unit(network, unit);
+                let n_shards = unit.n_shards(group_size);
+                if n_shards > 1 {
+                    moved.gather_bytes += unit.bytes_moved(wire, group_size) * others_share(n_shards as f64);
+                    moved.n_gathers += 1;
+                }
+            }
+            Event::Reduce { unit } => {
+                let is_backbone = unit < placed.backbone().len();
+                let wire = if is_backbone { precision.reduce } else { precision.head_reduce };
+                let unit = placed.unit(StepNetwork::Trained, unit);
+                let n_shards = unit.n_shards(group_size) as f64;
+                let bytes = unit.bytes_moved(wire, group_size);
+                moved.reduce_bytes += bytes * others_share(n_shards);
+                // The sum is sent back in f32.
+                let shard_bytes = (bytes + unit.bytes_moved(Wire::F32, group_size)) / n_shards;
+                moved.replica_bytes += shard_bytes * others_share(n_replicas);
+                moved.n_reduces += usize::from(world_size > unit.n_parts);
+            }
+            Event::Infer { network, unit } => {
+                let network = placed.network(StepNetwork::Other(network));
+                moved.n_statistics += if network.is_frozen { 0 } else { network.backbone[unit].n_sums };
+            }
+            Event::InferHeads { network } => {
+                let network = placed.network(StepNetwork::Other(network));
+                moved.n_statistics += if network.is_frozen { 0 } else { n_head_sums(network) };
+                moved.column_bytes += column_bytes(network, placement);
+            }
+            Event::Forward { unit, .. } | Event::Backward { unit, .. } => {
+                moved.n_statistics += placed.backbone()[unit].n_sums;
+            }
+            Event::Loss => {
+                moved.n_statistics += 2 * n_head_sums(&model.trained);
+                // Inputs, and the gradients at them.
+                moved.column_bytes += 2.0 * column_bytes(&model.trained, placement);
+            }
+            // It has the totals of its first run.
+            Event::Repeat { .. } => {}
         }
-        _ => Vec::new(),
-    };
-    let seeing = || model.networks().filter(|network| network.computes());
-    let gathered = seeing()
-        .map(|network| {
-            bytes(&network.backbone, precision.gather) + bytes(&network.head, precision.head_gather)
-        })
-        .sum::<f64>()
-        + bytes(&again, precision.gather);
-    let reduced = bytes(&trained.backbone, precision.reduce) + bytes(&trained.head, precision.head_reduce);
-    let over_replicas = shards(&trained.backbone, precision.reduce)
-        + shards(&trained.head, precision.head_reduce)
-        + shards(&trained.backbone, Wire::F32)
-        + shards(&trained.head, Wire::F32);
-    let exchanged = |network: &NetworkCost, times: f64| -> f64 {
-        network
-            .head
-            .iter()
-            .map(|unit| {
-                let images = ((unit.n_parts - 1) * placement.rank_batch) as f64;
-                times * images * unit.input.wide * Wire::F32.bytes() as f64
-            })
-            .sum()
-    };
-    Traffic {
-        column_bytes: exchanged(trained, 2.0)
-            + model.others.iter().map(|network| exchanged(network, 1.0)).sum::<f64>(),
-        gather_bytes: gathered,
-        n_gathers: if placement.gathers() { n_moved(model, group_size) + again.len() } else { 0 },
-        reduce_bytes: reduced,
-        n_reduces: trained.units().filter(|unit| placement.world_size > unit.n_parts).count(),
-        replica_bytes: over_replicas * share(replicas),
-        other_bytes: model
-            .collectives
-            .iter()
-            .map(|collective| received_bytes(*collective, model, placement))
-            .sum(),
-        n_other: n_other(model, placement),
     }
+    for collective in &model.collectives {
+        moved.other_bytes += received_bytes(*collective, model, placement);
+    }
+    if world_size > 1 {
+        let with_others = |collective: &&Collective| n_members(**collective, model, placement) > 1;
+        moved.n_other = model.collectives.iter().filter(with_others).count() + moved.n_statistics + 1;
+    }
+    moved
 }
 
-/// Returns the number of units of which a rank does not hold all that it computes with, in networks
-/// that compute.
-fn n_moved(model: &ModelCost, group_size: usize) -> usize {
-    let networks = model.networks().filter(|network| network.computes());
-    networks.flat_map(NetworkCost::units).filter(|unit| unit.n_shards(group_size) > 1).count()
+/// Returns the share of a buffer that a rank receives from others, if `n` ranks hold equal parts.
+fn others_share(n: f64) -> f64 {
+    (n - 1.0) / n
 }
 
-/// Returns [`Traffic::n_other`].
-fn n_other(model: &ModelCost, placement: &Placement) -> usize {
-    if placement.world_size == 1 {
-        return 0;
+/// Returns the number of sums of statistics in a pass through the heads of `network`.
+fn n_head_sums(network: &NetworkCost) -> usize {
+    network.head.iter().map(|unit| unit.n_sums).sum()
+}
+
+/// Returns the bytes of the inputs of divided heads that a rank receives from its column group.
+fn column_bytes(network: &NetworkCost, placement: &Placement) -> f64 {
+    let mut bytes = 0.0;
+    for unit in &network.head {
+        let images = ((unit.n_parts - 1) * placement.rank_batch) as f64;
+        bytes += images * unit.input.wide * Wire::F32.bytes() as f64;
     }
-    model.collectives.iter().filter(|collective| ranks_of(**collective, model, placement) > 1).count()
-        + n_statistics(model)
-        + 1
+    bytes
 }
 
 /// Returns the number of ranks that take part in a collective: all, or all with the same columns.
-fn ranks_of(collective: Collective, model: &ModelCost, placement: &Placement) -> usize {
+fn n_members(collective: Collective, model: &ModelCost, placement: &Placement) -> usize {
     match collective {
         Collective::ColumnSum(_) | Collective::SumOfShares(_) => {
             placement.world_size / placement.n_parts(model)
@@ -133,25 +137,15 @@ fn ranks_of(collective: Collective, model: &ModelCost, placement: &Placement) ->
 
 /// Returns the bytes that a rank receives in a collective.
 fn received_bytes(collective: Collective, model: &ModelCost, placement: &Placement) -> f64 {
-    let n_ranks = ranks_of(collective, model, placement);
-    let n_parts = placement.n_parts(model);
-    let bytes = |n_values: usize| (n_values * Wire::F32.bytes()) as f64;
+    let n_ranks = n_members(collective, model, placement);
+    let n_values = match collective {
+        Collective::Sum(n_values) | Collective::SumOfShares(n_values) => n_values,
+        Collective::ColumnSum(n_values) => n_values / placement.n_parts(model),
+        Collective::Number => return if n_ranks == 1 { 0.0 } else { NUMBER_BYTES },
+        Collective::Gather(n_values) => {
+            return (n_values * placement.rank_batch * (n_ranks - 1) * Wire::F32.bytes()) as f64;
+        }
+    };
     // Every rank adds up a part, and sends the sum to all others.
-    let sum = |n_values: usize, n_ranks: usize| 2.0 * bytes(n_values.div_ceil(n_ranks) * (n_ranks - 1));
-    match collective {
-        Collective::Sum(n_values) => sum(n_values, n_ranks),
-        Collective::ColumnSum(n_values) => sum(n_values / n_parts, n_ranks),
-        Collective::SumOfShares(n_values) => sum(n_values, n_ranks),
-        Collective::Number if n_ranks == 1 => 0.0,
-        Collective::Number => NUMBER_BYTES,
-        Collective::Gather(n_values) => bytes(n_values * placement.rank_batch * (n_ranks - 1)),
-    }
-}
-
-/// Returns the number of sums of statistics over the batch: in the trained network forwards and
-/// backwards.
-pub(crate) fn n_statistics(model: &ModelCost) -> usize {
-    let once = |network: &NetworkCost| network.units().map(|unit| unit.n_sums).sum::<usize>();
-    let others = model.others.iter().filter(|network| network.computes() && !network.is_frozen);
-    2 * once(&model.trained) + others.map(once).sum::<usize>()
+    (2 * n_values.div_ceil(n_ranks) * (n_ranks - 1) * Wire::F32.bytes()) as f64
 }

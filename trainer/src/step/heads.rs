@@ -53,25 +53,6 @@ pub(super) struct HeadPass<'a> {
 }
 
 impl<'a> HeadPass<'a> {
-    /// Gathers the weights of the heads' units. The next gather is submitted unless statistics must
-    /// be sent first.
-    pub(super) fn gather(&self, gathers: &mut GatherQueue<'_>) -> Result<Flats, EngineError> {
-        let mut flats = Flats::new();
-        let mut has_stages = false;
-        let mut numbers = Vec::new();
-        for placed in self.network.net.heads() {
-            has_stages |= placed.has_passes();
-            numbers.extend(placed.staged().chain(placed.in_graph()));
-        }
-        for (i, number) in numbers.iter().enumerate() {
-            flats.insert(*number, gathers.next_flat(self.network.unit_name(*number))?);
-            if i + 1 < numbers.len() || !has_stages {
-                gathers.look_ahead()?;
-            }
-        }
-        Ok(flats)
-    }
-
     /// Applies the constraints of heads' units to their parameters, and returns the new values.
     /// `part` is the number of this rank's part of the columns.
     pub(super) fn constrain(&self, flats: &mut Flats, part: usize) -> Vec<Observation> {

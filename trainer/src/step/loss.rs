@@ -9,13 +9,13 @@ use networks::features::{Features, HeadOutputs, Outputs};
 use ranks::EngineError;
 use ranks::ordered;
 use ranks::peers::Peers;
-use ranks::prefetch::{GatherQueue, ReductionQueue};
+use ranks::prefetch::GatherQueue;
 use ranks::wire::Wire;
 
 use super::batch::MicroBatch;
 use super::columns::{ColumnInputs, ColumnPass};
-use super::forward::Inferred;
 use super::heads::{Flats, GraphInput, HeadPass, StagedHead, graph_inputs};
+use super::inferred::Inferred;
 use super::pass::{Passes, SlicedGrads};
 use super::scalars::Scalars;
 use super::sharded::{Observation, ShardedNet};
@@ -28,6 +28,8 @@ pub(super) struct LossResult {
     pub(super) scalars: Vec<Scalars>,
     /// Gradients at the backbone's outputs, by micro-batch.
     pub(super) grads: Vec<SlicedGrads>,
+    /// Flat gradients of the heads' units, by number of the unit.
+    pub(super) param_grads: BTreeMap<usize, Tensor<1>>,
     /// Values that the method needs after the step, by name.
     pub(super) observed: Vec<(&'static str, Tensor<1>)>,
     /// Values of heads' parameters that were constrained before the step.
@@ -79,17 +81,16 @@ impl<'a> Scoring<'a> {
         HeadPass { network: self.network }
     }
 
-    /// Computes the loss and its gradient at the backbone's outputs, and starts the reductions of
-    /// the heads' gradients. The outputs of heads in `others` are dropped once the method has
-    /// prepared its loss with them.
+    /// Computes the loss, its gradient at the backbone's outputs, and the gradients of the heads'
+    /// units, whose gathered weights are `flats`. The outputs of heads in `others` are dropped once
+    /// the method has prepared its loss with them.
     pub(super) fn run(
         &self,
         batches: &[MicroBatch],
+        mut flats: Flats,
         others: &mut Inferred,
         gathers: &mut GatherQueue<'_>,
-        reductions: &mut ReductionQueue<'a>,
     ) -> Result<LossResult, EngineError> {
-        let mut flats = self.heads().gather(gathers)?;
         let constrained = self.heads().constrain(&mut flats, self.columns.batch.group.part());
         let mut observations = Vec::new();
         let heads = self.heads().forward_staged(batches, &flats, self.passes, gathers, &mut observations)?;
@@ -108,12 +109,8 @@ impl<'a> Scoring<'a> {
         let GraphSums { scalars, staged, flats: mut param_grads } = sums;
         let staged = self.heads().backward_staged(heads, staged, batches, &flats, self.passes, &mut grads)?;
         param_grads.extend(staged);
-        for (number, grad) in param_grads {
-            let unit = (number, self.network.unit_name(number));
-            reductions.push_part(unit, grad, self.wire, self.network.extent(number));
-        }
         let observed = loss.observed();
-        Ok(LossResult { scalars, grads, observed, constrained, observations, trained })
+        Ok(LossResult { scalars, grads, param_grads, observed, constrained, observations, trained })
     }
 
     /// Prepares the losses of all micro-batches together.

@@ -18,13 +18,13 @@
 
 mod agreement;
 pub(crate) mod backbone;
-mod backward;
 mod batch;
 mod columns;
 mod config;
 mod draws;
-mod forward;
+mod execution;
 mod heads;
+mod inferred;
 mod loss;
 mod net;
 mod pass;
@@ -32,6 +32,7 @@ mod phases;
 pub mod precision;
 mod report;
 mod scalars;
+pub(crate) mod schedule;
 pub(crate) mod segments;
 mod sharded;
 mod state;

@@ -11,6 +11,7 @@ use networks::layout::UnitLayout;
 use networks::patches::PixelInput;
 use networks::unit::Unit;
 
+use super::schedule::NetworkUnits;
 use super::state::NetworkState;
 use crate::method::network::{Backbone, NetworkSpec, SeenViews, UpdateRule};
 use crate::optim::follow::{Follower, follow};
@@ -275,6 +276,14 @@ impl Net {
             Some(_) => listed.unit.layout_by_columns(self.n_column_parts, group_size),
             None => listed.unit.layout(group_size),
         })
+    }
+
+    /// Returns the numbers of units of the backbone and of the heads.
+    pub(crate) fn n_units(&self) -> NetworkUnits {
+        NetworkUnits {
+            n_backbone: self.backbone.len(),
+            n_heads: self.heads.iter().map(|head| head.units.len()).sum(),
+        }
     }
 
     /// Returns whether some heads are divided.

@@ -37,16 +37,6 @@ impl Segments {
     pub(crate) fn keeps_input(self, number: usize) -> bool {
         number >= self.n_units || number.is_multiple_of(self.len)
     }
-
-    /// Returns the units that run forwards again, once for each time.
-    pub(crate) fn recomputed(self) -> impl Iterator<Item = usize> {
-        (0..self.n_units).chain(self.repeated())
-    }
-
-    /// Returns the units that run forwards again before the gradients of their segment.
-    pub(crate) fn repeated(self) -> impl Iterator<Item = usize> {
-        self.ranges().flat_map(|range| range.start..range.end.saturating_sub(1))
-    }
 }
 
 #[cfg(test)]
@@ -59,8 +49,6 @@ mod tests {
         assert_eq!(segments.ranges().collect::<Vec<_>>(), [0..3, 3..6, 6..7]);
         let kept: Vec<usize> = (0..9).filter(|number| segments.keeps_input(*number)).collect();
         assert_eq!(kept, [0, 3, 6, 7, 8]);
-        assert_eq!(segments.repeated().collect::<Vec<_>>(), [0, 1, 3, 4]);
-        assert_eq!(Segments::new(9, 2, 1).repeated().count(), 0);
         assert_eq!(Segments::new(3, 9, 2).ranges().count(), 0);
     }
 }

@@ -18,23 +18,24 @@ use ranks::topology::{Extent, Topology};
 use ranks::wire::Wire;
 
 use super::agreement::{Votes, agree};
-use super::backward::{BackwardInputs, backward, mean_gradients};
 use super::batch::{MicroBatch, SlicedImages};
 use super::columns::{ColumnPass, GroupBatch};
 use super::config::StepConfig;
 use super::draws::StepDraws;
-use super::forward::{TrainedPass, forward, infer_all};
+use super::execution::{Execution, RunningNetwork, StepInputs, StepResults};
 use super::heads::HeadPass;
-use super::loss::{LossResult, Scoring};
-use super::net::{Division, Nets};
+use super::loss::Scoring;
+use super::net::{Division, Net, Nets};
 use super::pass::Passes;
 use super::phases::{Clock, Phases};
-use super::report::{Gradients, StepReport, embeddings};
+use super::report::{Gradients, StepReport};
 use super::scalars::Scalars;
+use super::schedule::Schedule;
+use super::segments::Segments;
 use super::sharded::{Observation, Overwritten, ShardedNet};
 use super::state::{NetworkState, TrainState};
 use super::upload::{BatchUploader, DeviceBatch};
-use super::weights::Weights;
+use super::weights::gather_requests;
 use crate::method::Method;
 use crate::method::network::UpdateRule;
 use crate::optim::state::UnitShard;
@@ -57,6 +58,12 @@ pub struct Trainer {
     /// Device to wait for at the end of every phase, if phases are timed.
     timed: Option<Device>,
     optimizer: Optimizer,
+}
+
+/// Sets of view sizes that share statistics, of those that a network sees.
+struct NetworkSets {
+    backbone: StatSets,
+    heads: StatSets,
 }
 
 impl Trainer {
@@ -254,89 +261,93 @@ impl Trainer {
         let waited = self.comm.waited();
         let mut clock = Clock::start(self.timed.clone());
         let mut phases = Phases::default();
+        let networks = self.nets.others_with_views().map(|number| self.sharded(number));
+        let other_networks: Vec<ShardedNet<'_>> = networks.collect();
         let trained = self.sharded(self.nets.trained);
-        let others: Vec<ShardedNet<'_>> =
-            self.nets.others_with_views().map(|number| self.sharded(number)).collect();
-        let weights = Weights { others, trained, config: &self.config };
-        let mut gathers = GatherQueue::new(&self.comm, weights.gathers(), &self.device)?;
-        let mut reductions = ReductionQueue::new(&self.comm);
+        let other_sets: Vec<NetworkSets> =
+            other_networks.iter().map(|network| self.network_sets(network.net)).collect();
+        let trained_sets = self.network_sets(trained.net);
+        let mut others = Vec::with_capacity(other_networks.len());
+        for (network, sets) in other_networks.into_iter().zip(&other_sets) {
+            others.push(self.running_network(network, sets));
+        }
+        let running = self.running_network(trained, &trained_sets);
+        let schedule = self.schedule();
+        let requests = gather_requests(&schedule, &others, running, self.config.precision);
+        let gathers = GatherQueue::new(&self.comm, requests, &self.device)?;
         let mut batches = batches();
         let step_draws = self.step_draws(n_images);
         step_draws.mask(&mut batches);
         let masked = step_draws.group_masks(&batches[trained.net.input], self.column_group());
-        let sizes = trained.net.sizes();
-        let sets = self.sets.select(&sizes);
-        let head_sets = self.head_sets.select(&sizes);
         let group = GroupBatch {
             group: self.column_group(),
             n_images: n_images / self.config.share(self.topology()).n_micro_batches,
             masked: &masked,
         };
+        let inputs = StepInputs {
+            others,
+            trained: running,
+            draws: step_draws.unit_draws(trained.net, &trained.net.sizes()),
+            group,
+            scoring: self.scoring(running, scheduled_values.step, group),
+            wire: self.config.precision.reduce,
+        };
+        let mut execution = Execution::new(inputs, gathers, ReductionQueue::new(&self.comm), batches);
         phases.input_ms = clock.lap_ms();
 
         entering("targets");
-        let passes = self.passes(&self.sets);
-        let head_passes = self.head_passes(&self.head_sets);
-        let mut others = infer_all(&weights.others, &batches, passes, head_passes, &mut gathers, group)?;
-        let mut observations = std::mem::take(&mut others.observations);
+        execution.run(&schedule.targets)?;
         phases.targets_ms = clock.lap_ms();
-
         entering("forward");
-        let draws = step_draws.unit_draws(trained.net, &sizes);
-        let seen = batches[trained.net.input]
-            .iter()
-            .map(|batch| batch.select_views(&trained.net.seen_views))
-            .collect();
-        drop(batches);
-        let passes = self.passes(&sets);
-        let pass = forward(trained, seen, &draws, passes, &mut gathers, |number| weights.retention(number))?;
+        execution.run(&schedule.forward)?;
         phases.forward_ms = clock.lap_ms();
-
         entering("head");
-        let scoring = self.scoring(trained, &head_sets, scheduled_values.step, group);
-        let scored = scoring.run(&pass.batches, &mut others, &mut gathers, &mut reductions)?;
-        let LossResult {
-            scalars,
-            grads,
-            observed,
-            constrained,
-            observations: head_observations,
-            trained: outputs,
-        } = scored;
-        let TrainedPass { batches, tapes, observations: backbone_observations } = pass;
-        observations.extend(backbone_observations);
-        observations.extend(head_observations);
-        let embeddings = embeddings(self.state.method.evaluated(), &others.outputs, &outputs);
-        // The backward pass needs their memory.
-        drop((batches, others, outputs));
+        execution.run(&schedule.head)?;
         phases.head_ms = clock.lap_ms();
-
         entering("backward");
-        let inputs = BackwardInputs { tapes, grads, wire: self.config.precision.reduce };
-        backward(trained, inputs, &draws, passes, &mut gathers, &mut reductions)?;
-        let sums = reductions.finish()?;
-        assert_eq!(sums.len(), trained.shards.len(), "a gradient for every unit");
-        let shards = mean_gradients(sums, self.config.n_micro_batches, &self.state_device);
+        execution.run(&schedule.backward)?;
+        let (shards, results) = execution.finish(self.config.n_micro_batches, &self.state_device)?;
         phases.backward_ms = clock.lap_ms();
         phases.wait_ms = (self.comm.waited() - waited).as_secs_f64() * 1e3;
 
+        let StepResults { scalars, observed, constrained, observations, embeddings } = results;
         Ok(Gradients { shards, scalars, observed, constrained, observations, embeddings, phases })
     }
 
+    /// Returns the order of a step.
+    fn schedule(&self) -> Schedule {
+        let others = self.nets.others_with_views().map(|number| self.nets.list[number].n_units());
+        let trained = self.nets.list[self.nets.trained].n_units();
+        let StepConfig { n_kept_graphs, segment_len, sharding, .. } = self.config;
+        let segments = Segments::new(trained.n_backbone, n_kept_graphs, segment_len);
+        Schedule::new(&others.collect::<Vec<_>>(), trained, segments, sharding)
+    }
+
+    /// Returns the sets of statistics of the view sizes that `net` sees.
+    fn network_sets(&self, net: &Net) -> NetworkSets {
+        let sizes = net.sizes();
+        NetworkSets { backbone: self.sets.select(&sizes), heads: self.head_sets.select(&sizes) }
+    }
+
+    /// Returns `network` with the passes through it.
+    fn running_network<'s>(&'s self, network: ShardedNet<'s>, sets: &'s NetworkSets) -> RunningNetwork<'s> {
+        let evaluates = network.net.update_rule == UpdateRule::Frozen;
+        RunningNetwork {
+            network,
+            passes: Passes { evaluates, ..self.passes(&sets.backbone) },
+            head_passes: Passes { evaluates, ..self.head_passes(&sets.heads) },
+        }
+    }
+
     /// Returns the inputs of the loss of step `step` on the micro-batches of `batch`.
-    fn scoring<'s>(
-        &'s self,
-        network: ShardedNet<'s>,
-        sets: &'s StatSets,
-        step: u64,
-        batch: GroupBatch<'s>,
-    ) -> Scoring<'s> {
+    fn scoring<'s>(&'s self, trained: RunningNetwork<'s>, step: u64, batch: GroupBatch<'s>) -> Scoring<'s> {
+        let RunningNetwork { network, head_passes, .. } = trained;
         Scoring {
             network,
             method: self.state.method.as_ref(),
             peers: Peers::new(&self.comm, self.config.share(self.topology()).n_micro_batches),
             columns: ColumnPass { heads: HeadPass { network }, batch },
-            passes: self.head_passes(sets),
+            passes: head_passes,
             step,
             wire: self.config.precision.head_reduce,
         }

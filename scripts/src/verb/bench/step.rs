@@ -94,7 +94,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
 
 /// Measures steps and prints the results; returns the figures as JSON.
 fn step(args: &Args, plan: &Plan, device: &Opened) -> anyhow::Result<Value> {
-    let StepBench { phases, step, products, flops: [needed, done], peak_bytes } =
+    let StepBench { phases, step, products, flops, peak_bytes } =
         trainer::bench::step::steps(plan, args.repeats, &device.device)?;
     let total = phases.total_ms();
     let batch_size = plan.recipe.optim.batch_size;
@@ -128,14 +128,14 @@ fn step(args: &Args, plan: &Plan, device: &Opened) -> anyhow::Result<Value> {
     let arithmetic = plan.recipe.optim.precision.compute;
     let side = if device.kind == DeviceKind::Cpu { 1024 } else { 8192 };
     let peak = trainer::bench::step::matrix_peak(&device.device, args.matrix.unwrap_or(side), arithmetic);
-    let achieved = needed / (step_ms / 1e3);
+    let achieved = flops.needed / (step_ms / 1e3);
     out!(
         "{:<18} {:9.3} TFLOP/s, {:.1} % of {:.3} for one large product; {:.2} operations for each needed",
         "matrix products",
         achieved / 1e12,
         100.0 * achieved / peak,
         peak / 1e12,
-        done / needed
+        flops.with_recomputation / flops.needed
     );
     // On the CPU, the peak is that of this process.
     let memory = peak_bytes.unwrap_or(MEMORY.peak() as u64);

@@ -1,6 +1,7 @@
 //! Advice on `run.max_unit_parameters`: where smaller units save memory or time.
 
-use trainer::estimate::{ModelCost, memory};
+use trainer::cost::ModelCost;
+use trainer::estimate::memory;
 
 use super::hardware::{GB, Hardware};
 use super::rows::{DividedModel, PlanRow};

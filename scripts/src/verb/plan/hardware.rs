@@ -4,9 +4,8 @@ use anyhow::bail;
 use kernels::device::Opened;
 use trainer::Recipe;
 use trainer::bench::step::matrix_peak;
-use trainer::estimate::{
-    EFFICIENCY, Fabric, GPUS, Gpu, Latency, ModelCost, Placement, StepTime, step_flops, step_time,
-};
+use trainer::cost::ModelCost;
+use trainer::estimate::{EFFICIENCY, Fabric, GPUS, Gpu, Latency, Placement, StepTime, step_flops, step_time};
 use trainer::step::precision::{Arithmetic, Precision};
 
 use super::flags::Args;
@@ -124,7 +123,7 @@ impl Hardware {
     pub(super) fn step(&self, model: &ModelCost, placement: &Placement) -> StepTime {
         let compute_s = match self.speed {
             Speed::OfGpu(gpu) => gpu.compute_s(model, placement),
-            Speed::Sustained(flops, _) => step_flops(model, placement)[1] / flops,
+            Speed::Sustained(flops, _) => step_flops(model, placement).with_recomputation / flops,
         };
         step_time(model, placement, &self.fabric, compute_s)
     }
@@ -164,7 +163,7 @@ mod tests {
         for (name, gpu, world_size, rank_batch, recomputes, published_s) in PUBLISHED {
             let recipe = recipes::load(name, &[]).unwrap();
             let precision = recipe.optim.precision;
-            let model = trainer::estimate::of_plan(&trainer::resolve(recipe, 1 << 20).unwrap()).unwrap();
+            let model = trainer::cost::model_cost(&trainer::resolve(recipe, 1 << 20).unwrap()).unwrap();
             let placement = Placement {
                 world_size,
                 group_size: world_size,

@@ -12,7 +12,9 @@ use std::process::ExitCode;
 
 use anyhow::bail;
 use trainer::Recipe;
-use trainer::estimate::{ModelCost, PRESETS, goodput, of_plan, preset, simulate};
+use trainer::checkpoint::simulate;
+use trainer::cost::{ModelCost, PRESETS, model_cost, preset};
+use trainer::estimate::goodput;
 
 use session::open_frozen;
 
@@ -114,14 +116,14 @@ fn read_request(args: &Args) -> anyhow::Result<PlanRequest> {
     recipe.run.max_unit_parameters = args.max_unit_parameters.or(recipe.run.max_unit_parameters);
     let plan = trainer::resolve(recipe.clone(), args.images)?;
     plan.check_division()?;
-    let model = of_plan(&plan)?;
+    let model = model_cost(&plan)?;
     let steps = plan.total_steps;
     let divided = match recipe.run.max_unit_parameters {
         Some(_) => None,
         None => DividedModel::from_model(&model, |bound: usize| {
             let mut plan = plan.clone();
             plan.recipe.run.max_unit_parameters = Some(bound);
-            of_plan(&plan).ok()
+            model_cost(&plan).ok()
         }),
     };
     let batch = Some(recipe.optim.batch_size);
@@ -163,9 +165,11 @@ fn print_goodput(args: &Args, model: &ModelCost, hardware: &Hardware) {
 
 fn print_simulation(hardware: &Hardware, model: &ModelCost) -> anyhow::Result<()> {
     let world_sizes: Vec<usize> = hardware.ranks.iter().copied().filter(|n| *n > 1).collect();
+    let units: Vec<(String, usize)> =
+        model.trained.units().map(|unit| (unit.name.clone(), unit.numel)).collect();
     for &from in &world_sizes {
         for &to in &world_sizes {
-            let simulation = simulate(model, from, to).map_err(anyhow::Error::msg)?;
+            let simulation = simulate(&units, from, to).map_err(anyhow::Error::msg)?;
             out!(
                 "written by {from} ranks, read by {to}: at most {} ranges of units from {} files a rank and buffer; manifest \
                  {:.1} kB; {:.2} % padding; every element once ({:.0} ms here)",

@@ -1,7 +1,7 @@
 //! Networks of a plan, as text and as JSON.
 
 use serde_json::{Value, json};
-use trainer::estimate::{ModelCost, UnitCost};
+use trainer::cost::{ModelCost, UnitCost};
 
 /// Returns the number of parameters of units.
 fn numel(units: &[UnitCost]) -> usize {

@@ -1,7 +1,8 @@
 //! Advice on `method.prototype_group`: where ranks that divide prototypes among them save time or
 //! memory.
 
-use trainer::estimate::{ModelCost, Placement, memory};
+use trainer::cost::ModelCost;
+use trainer::estimate::{Placement, memory};
 
 use super::hardware::{GB, Hardware};
 use super::rows::{LARGEST_GROUP, PlanRow};

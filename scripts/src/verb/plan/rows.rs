@@ -2,7 +2,8 @@
 
 use ranks::topology::Sharding;
 use trainer::Recipe;
-use trainer::estimate::{Memory, ModelCost, Placement, least_memory, memory, retention};
+use trainer::cost::ModelCost;
+use trainer::estimate::{Memory, Placement, least_memory, memory, retention};
 
 use super::flags::Args;
 use super::hardware::{GB, Hardware};
@@ -89,8 +90,7 @@ pub(super) fn rows(
             exact_sums: recipe.is_none_or(|recipe| recipe.run.exact_sums),
             offload: false,
         };
-        let set = [set_keep, set_segment];
-        let (keep, segment) = retention(model, &placement, hardware.memory_bytes, set);
+        let (keep, segment) = retention(model, &placement, hardware.memory_bytes, set_keep, set_segment);
         let placement = Placement { keep: keep.min(model.trained.backbone.len()), segment, ..placement };
         let fits = memory(model, &placement).needed_bytes() <= hardware.memory_bytes;
         rows.push(PlanRow { mode, placement, fits });

@@ -1,7 +1,8 @@
 //! The table of a plan: a line for each way to distribute the model, as text and as JSON.
 
 use serde_json::{Value, json};
-use trainer::estimate::{Memory, ModelCost, StepTime, Traffic, memory, traffic};
+use trainer::cost::ModelCost;
+use trainer::estimate::{Memory, StepTime, Traffic, memory, traffic};
 
 use super::hardware::{GB, Hardware};
 use super::rows::PlanRow;

@@ -24,17 +24,14 @@ pub(super) fn product_limits(params: &[ParamSpec], shapes: &[GroupShape]) -> Pro
 /// from the last parameter to the first: the gradients so far, and, for a kernel with several taps,
 /// a copy of the newest in another order.
 pub(super) fn gradients_at_once(params: &[ParamSpec]) -> usize {
-    let mut so_far = 0;
-    params
-        .iter()
-        .rev()
-        .filter(|spec| spec.role.is_trained())
-        .map(|spec| {
-            so_far += spec.numel();
-            if has_taps(spec) { so_far + spec.numel() } else { so_far }
-        })
-        .max()
-        .unwrap_or(0)
+    let mut n_so_far = 0;
+    let mut peak = 0;
+    for spec in params.iter().rev().filter(|spec| spec.role.is_trained()) {
+        n_so_far += spec.numel();
+        let n_copied = if has_taps(spec) { spec.numel() } else { 0 };
+        peak = peak.max(n_so_far + n_copied);
+    }
+    peak
 }
 
 /// Returns whether a parameter is the kernel of a convolution with several taps.
@@ -54,7 +51,9 @@ mod tests {
 
     #[test]
     fn gradients_of_kernels_are_copied() {
-        let [first, second, pointwise] = [spec(&[8, 4, 3, 3]), spec(&[8, 8, 3, 3]), spec(&[8, 8, 1, 1])];
+        let first = spec(&[8, 4, 3, 3]);
+        let second = spec(&[8, 8, 3, 3]);
+        let pointwise = spec(&[8, 8, 1, 1]);
         assert_eq!(gradients_at_once(&[pointwise.clone(), pointwise.clone()]), 2 * 64);
         // Both, and a copy of the one that comes first.
         assert_eq!(gradients_at_once(&[second.clone(), first]), 288 + 2 * 576);

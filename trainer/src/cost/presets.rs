@@ -7,8 +7,7 @@
 use augment::MultiCrop;
 use networks::backbone::ModelConfig;
 
-use super::ModelCost;
-use super::model::{Sizes, of_parts};
+use super::model::{ModelCost, Sizes, method_cost};
 use crate::method::{MethodConfig, MethodContext};
 use crate::schedule::RunLength;
 
@@ -56,14 +55,14 @@ pub fn preset(name: &str, max_unit_numel: Option<usize>) -> Option<ModelCost> {
 
 /// Returns the costs of a model from its units; `model` and `method` are TOML sections, as in a
 /// recipe.
-fn of_units(name: &str, model: &str, method: &str, views: MultiCrop, sizes: Sizes) -> ModelCost {
+fn section_cost(name: &str, model: &str, method: &str, views: MultiCrop, sizes: Sizes) -> ModelCost {
     // Models and methods are constants of this file, and the test below builds every preset.
     let model: ModelConfig = toml::from_str(model).expect("a model of this file");
     let method: MethodConfig = toml::from_str(method).expect("a method of this file");
     let length = RunLength { n_samples: 1 << 20, batch_size: 1024, total_steps: 1 << 10 };
     let cx = MethodContext { views, model: model.clone(), length, seed: 0 };
     let method = method.build(&cx).expect("a method of this file");
-    of_parts(name, &model, method.as_ref(), sizes)
+    method_cost(name, &model, method.as_ref(), sizes)
 }
 
 /// Returns SwAV's views: two of `global_px` and `n_local` of 96 px.
@@ -85,7 +84,7 @@ fn seer(
         "name = 'swav'\nprototypes = 16000\nhead_hidden = [{hidden}, {hidden}]\nhead_output = 256\n\
          head_batch_norm = {batch_norm}\nfreeze_prototypes = {{ steps = 0 }}\nqueue_start = {{ steps = 0 }}"
     );
-    of_units(name, &model, &method, swav_views(global_px, 4), Sizes { n_moments: 1, max_unit_numel })
+    section_cost(name, &model, &method, swav_views(global_px, 4), Sizes { n_moments: 1, max_unit_numel })
 }
 
 /// Returns the costs of a ResNet under SwAV.
@@ -93,7 +92,7 @@ fn resnet(name: &str, depth: usize, max_unit_numel: Option<usize>) -> ModelCost 
     let model = format!("arch = 'resnet'\nimage_px = 224\ndepth = {depth}");
     let method =
         "name = 'swav'\nprototypes = 3000\nfreeze_prototypes = { steps = 0 }\nqueue_start = { steps = 0 }";
-    of_units(name, &model, method, swav_views(224, 6), Sizes { n_moments: 1, max_unit_numel })
+    section_cost(name, &model, method, swav_views(224, 6), Sizes { n_moments: 1, max_unit_numel })
 }
 
 /// Returns the costs of a ViT under DINOv2, with heads of their own for views and masked patches.
@@ -103,7 +102,7 @@ fn dinov2(name: &str, sizes: &str, max_unit_numel: Option<usize>) -> ModelCost {
     let method = "name = 'dinov2'\nprototypes = 131072\nhead_hidden = 2048\nhead_bottleneck = 384\n\
                   patch_head = { prototypes = 131072, hidden = 2048, bottleneck = 256 }\ncentering = 'sinkhorn'\n\
                   freeze_last_layer = { steps = 0 }\nteacher_temp = [0.04, 0.04]\nteacher_temp_warmup = { steps = 0 }";
-    of_units(name, &model, method, MultiCrop::dino(224, 98, 8), Sizes { n_moments: 2, max_unit_numel })
+    section_cost(name, &model, method, MultiCrop::dino(224, 98, 8), Sizes { n_moments: 2, max_unit_numel })
 }
 
 /// Returns the costs of DINOv3's ViT-7B/16.
@@ -114,7 +113,7 @@ fn dinov3(name: &str, max_unit_numel: Option<usize>) -> ModelCost {
     let method = "name = 'dinov3'\nprototypes = 262144\nhead_hidden = 8192\nhead_bottleneck = 512\n\
                   patch_head = { prototypes = 98304, hidden = 4096, bottleneck = 384 }\nfreeze_last_layer = { steps = 0 }\n\
                   teacher_temp = [0.04, 0.04]\nteacher_temp_warmup = { steps = 0 }";
-    of_units(name, model, method, MultiCrop::dino(256, 112, 8), Sizes { n_moments: 2, max_unit_numel })
+    section_cost(name, model, method, MultiCrop::dino(256, 112, 8), Sizes { n_moments: 2, max_unit_numel })
 }
 
 /// Returns the costs of a ViT under DINO with its usual head.
@@ -123,13 +122,12 @@ fn dino(name: &str, width: usize, heads: usize, max_unit_numel: Option<usize>) -
         format!("arch = 'vit'\nimage_px = 224\npatch_px = 16\nwidth = {width}\ndepth = 12\nheads = {heads}");
     let method = "name = 'dino'\nprototypes = 65536\nfreeze_last_layer = { steps = 0 }\n\
                   teacher_temp = [0.04, 0.04]\nteacher_temp_warmup = { steps = 0 }";
-    of_units(name, &model, method, MultiCrop::dino(224, 96, 8), Sizes { n_moments: 2, max_unit_numel })
+    section_cost(name, &model, method, MultiCrop::dino(224, 96, 8), Sizes { n_moments: 2, max_unit_numel })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::estimate::UnitCost;
 
     /// Millions of parameters: of backbones from their papers, of heads from their published code.
     #[test]
@@ -148,10 +146,8 @@ mod tests {
             ("seer-rg10b", 9_324.0, 305.0),
         ] {
             let model = preset(name, None).unwrap();
-            let millions_of = |units: &[UnitCost]| units.iter().map(|u| u.numel).sum::<usize>() as f64 / 1e6;
-            for (counted, expected) in
-                [(millions_of(&model.trained.backbone), millions), (millions_of(&model.trained.head), heads)]
-            {
+            for (units, expected) in [(&model.trained.backbone, millions), (&model.trained.head, heads)] {
+                let counted = units.iter().map(|unit| unit.numel).sum::<usize>() as f64 / 1e6;
                 assert!((counted - expected).abs() / expected < 0.02, "{name}: {counted} against {expected}");
             }
         }

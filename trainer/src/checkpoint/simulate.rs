@@ -7,8 +7,7 @@ use std::time::Instant;
 use networks::layout::UnitLayout;
 use networks::params::{Init, ParamSpec};
 
-use super::ModelCost;
-use crate::checkpoint::{UnitEntry, pieces};
+use super::{UnitEntry, pieces};
 
 /// Cost of a change of the number of ranks.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -27,23 +26,17 @@ pub struct Simulation {
     pub seconds: f64,
 }
 
-/// Shards `model` over `from` ranks and reads it on `to` ranks. Every element must be read exactly
-/// once.
+/// Shards units of these names and numbers of elements over `from` ranks and reads them on `to`
+/// ranks. Every element must be read exactly once.
 ///
 /// # Errors
 /// A message in words if an element is not read exactly once: a bug in ocelli.
-pub fn simulate(model: &ModelCost, from: usize, to: usize) -> Result<Simulation, String> {
+pub fn simulate(units: &[(String, usize)], from: usize, to: usize) -> Result<Simulation, String> {
     let start = Instant::now();
-    let of_unit = |world: usize| {
-        move |unit: &super::UnitCost| {
-            let spec = ParamSpec::weight("weight", [unit.numel], Init::Constant(0.0));
-            UnitLayout::new(&unit.name, vec![spec], world)
-        }
-    };
-    let written: Vec<UnitLayout> = model.trained.units().map(of_unit(from)).collect();
-    let read: Vec<UnitLayout> = model.trained.units().map(of_unit(to)).collect();
+    let written: Vec<UnitLayout> = units.iter().map(|(name, numel)| layout(name, *numel, from)).collect();
+    let read: Vec<UnitLayout> = units.iter().map(|(name, numel)| layout(name, *numel, to)).collect();
     let entries: Vec<UnitEntry> =
-        written.iter().map(|layout| UnitEntry::new(&model.trained.name, layout, &[])).collect();
+        written.iter().map(|layout| UnitEntry::new("network", layout, &[])).collect();
     let manifest_bytes = serde_json::to_vec(&entries).map_err(|error| error.to_string())?.len();
     let mut max_reads = 0;
     let mut max_files = 0;
@@ -70,7 +63,8 @@ pub fn simulate(model: &ModelCost, from: usize, to: usize) -> Result<Simulation,
     if let Some((entry, n)) = entries.iter().zip(&n_read).find(|(entry, n)| entry.numel != **n) {
         return Err(format!("{}: {n} of {} elements are read", entry.name, entry.numel));
     }
-    let (numel, padded) = read.iter().fold((0, 0), |sum, unit| (sum.0 + unit.numel, sum.1 + unit.padded));
+    let numel: usize = read.iter().map(|unit| unit.numel).sum();
+    let padded: usize = read.iter().map(|unit| unit.padded).sum();
     Ok(Simulation {
         n_units: entries.len(),
         manifest_bytes,
@@ -81,15 +75,24 @@ pub fn simulate(model: &ModelCost, from: usize, to: usize) -> Result<Simulation,
     })
 }
 
+/// Returns the layout of a unit of one parameter on `world_size` ranks.
+fn layout(name: &str, numel: usize, world_size: usize) -> UnitLayout {
+    let spec = ParamSpec::weight("weight", [numel], Init::Constant(0.0));
+    UnitLayout::new(name, vec![spec], world_size)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::estimate::preset;
 
     #[test]
     fn thousands_of_ranks_reshard() {
-        for (name, from, to) in [("vit-s", 1024, 4096), ("vit-7b", 4096, 1024), ("seer-rg10b", 1000, 4096)] {
-            let simulation = simulate(&preset(name, None).unwrap(), from, to).unwrap();
+        for (numel, from, to) in
+            [(1_774_464, 1024, 4096), (201_000_000, 4096, 1024), (331_000_000, 1000, 4096)]
+        {
+            let units: Vec<(String, usize)> =
+                (0..40).map(|i| (format!("unit{i}"), numel + 100 * i)).collect();
+            let simulation = simulate(&units, from, to).unwrap();
             assert!(simulation.n_units > 10 && simulation.padding < 0.3, "{simulation:?}");
         }
     }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::ops::Add;
 
-use augment::{GroupSpec, MultiCrop};
+use augment::GroupSpec;
 use kernels::ops::ProductLimits;
 use networks::backbone::ModelConfig;
 use networks::divided::{divided, numel};
@@ -101,23 +101,23 @@ pub struct ModelCost {
 impl UnitCost {
     /// Returns the number of elements of what a rank gathers, padded to equal shards of
     /// `group_size` ranks.
-    pub(super) fn gathered(&self, group_size: usize) -> f64 {
+    pub(crate) fn gathered(&self, group_size: usize) -> f64 {
         self.numel.next_multiple_of(ALIGNMENT * group_size) as f64 / self.n_parts as f64
     }
 
     /// Returns the bytes of what a rank gathers, as they are sent.
-    pub(super) fn bytes_moved(&self, wire: Wire, group_size: usize) -> f64 {
+    pub(crate) fn bytes_moved(&self, wire: Wire, group_size: usize) -> f64 {
         self.gathered(group_size) * wire.bytes() as f64
     }
 
     /// Returns the number of the `group_size` ranks of a shard group from which a rank gathers.
-    pub(super) fn n_shards(&self, group_size: usize) -> usize {
+    pub(crate) fn n_shards(&self, group_size: usize) -> usize {
         (group_size / self.n_parts).max(1)
     }
 
     /// Returns a unit that costs nothing.
     #[cfg(test)]
-    pub(super) fn empty(name: &str) -> Self {
+    pub(crate) fn empty(name: &str) -> Self {
         let nothing = Elements::default();
         Self {
             name: name.into(),
@@ -161,14 +161,14 @@ impl ModelCost {
     /// Returns the model with the columns that may be divided in `n_parts` over the ranks of shard
     /// groups of `group_size`; `None` if there are none, or these numbers do not divide.
     pub fn divided(&self, n_parts: usize, group_size: usize) -> Option<Self> {
-        let may_divide = |unit: &UnitCost| unit.n_columns > 0;
         if !self.divides(n_parts, group_size) {
             return None;
         }
         let mut model = self.clone();
-        let networks = std::iter::once(&mut model.trained).chain(&mut model.others);
-        let heads = networks.flat_map(|network| &mut network.head);
-        heads.filter(|unit| may_divide(unit)).for_each(|unit| unit.n_parts = n_parts);
+        let heads = model.networks_mut().flat_map(|network| &mut network.head);
+        for unit in heads.filter(|unit| unit.n_columns > 0) {
+            unit.n_parts = n_parts;
+        }
         Some(model)
     }
 
@@ -196,8 +196,18 @@ impl ModelCost {
 
     /// Returns the units that run a second time, without a graph, for the collectives of the
     /// method.
-    pub(super) fn run_twice(&self) -> impl Iterator<Item = &UnitCost> {
+    pub(crate) fn units_that_run_twice(&self) -> impl Iterator<Item = &UnitCost> {
         self.trained.head.iter().filter(|unit| unit.runs_twice)
+    }
+
+    /// Returns the number of elements of all graphs for one image.
+    fn graph_elements(&self) -> f64 {
+        self.networks().flat_map(NetworkCost::units).map(|unit| unit.graph.total()).sum()
+    }
+
+    /// Returns all networks, the trained one first.
+    fn networks_mut(&mut self) -> impl Iterator<Item = &mut NetworkCost> {
+        std::iter::once(&mut self.trained).chain(&mut self.others)
     }
 
     /// Returns all networks, the trained one first.
@@ -210,42 +220,35 @@ impl ModelCost {
 ///
 /// # Errors
 /// [`TrainError::Recipe`] when the method cannot be built.
-pub fn of_plan(plan: &Plan) -> Result<ModelCost, TrainError> {
+pub fn model_cost(plan: &Plan) -> Result<ModelCost, TrainError> {
     let method = plan.method()?;
     let recipe = &plan.recipe;
     let sizes =
         Sizes { n_moments: plan.optimizer().moments().len(), max_unit_numel: recipe.run.max_unit_parameters };
-    let of_views = |(share, views): (f64, &MultiCrop)| {
-        (share, of_views(&recipe.name, &recipe.model, method.as_ref(), sizes, &views.groups()))
-    };
-    Ok(of_choices(plan.view_mix().choices().map(of_views).collect()))
+    let mut choices = Vec::new();
+    for (share, views) in plan.view_mix().choices() {
+        let cost = views_cost(&recipe.name, &recipe.model, method.as_ref(), sizes, &views.groups());
+        choices.push((share, cost));
+    }
+    Ok(mixed_cost(&choices))
 }
 
 /// Returns the costs of batches that are one of `choices`, by share: the memory of the largest, and
 /// the mean time.
-fn of_choices(choices: Vec<(f64, ModelCost)>) -> ModelCost {
-    let graph = |cost: &ModelCost| {
-        cost.networks().flat_map(NetworkCost::units).map(|unit| unit.graph.total()).sum::<f64>()
-    };
+fn mixed_cost(choices: &[(f64, ModelCost)]) -> ModelCost {
+    let largest = choices.iter().max_by(|a, b| a.1.graph_elements().total_cmp(&b.1.graph_elements()));
     // There is one choice at least.
-    let (_, mut largest) =
-        choices.iter().max_by(|a, b| graph(&a.1).total_cmp(&graph(&b.1))).expect("views").clone();
-    let flops = |number: usize| -> Vec<f64> {
-        choices
-            .iter()
-            .filter_map(|(share, cost)| {
-                let network = cost.networks().nth(number)?;
-                Some(network.units().map(|unit| share * unit.flops).collect::<Vec<_>>())
-            })
-            .reduce(|a, b| a.into_iter().zip(b).map(|(a, b)| a + b).collect())
-            .unwrap_or_default()
-    };
-    let networks = std::iter::once(&mut largest.trained).chain(&mut largest.others);
-    for (number, network) in networks.enumerate() {
-        let units = network.backbone.iter_mut().chain(&mut network.head);
-        units.zip(flops(number)).for_each(|(unit, flops)| unit.flops = flops);
+    let (_, mut mixed) = largest.expect("views").clone();
+    for (number, network) in mixed.networks_mut().enumerate() {
+        for (position, unit) in network.backbone.iter_mut().chain(&mut network.head).enumerate() {
+            unit.flops = 0.0;
+            for (share, cost) in choices {
+                let same_unit = cost.networks().nth(number).and_then(|network| network.units().nth(position));
+                unit.flops += share * same_unit.map_or(0.0, |unit| unit.flops);
+            }
+        }
     }
-    largest
+    mixed
 }
 
 /// Sizes that neither a model nor a method has.
@@ -259,93 +262,105 @@ pub(super) struct Sizes {
 }
 
 /// Returns the costs of `method`'s networks on `model`.
-pub(super) fn of_parts(name: &str, model: &ModelConfig, method: &dyn Method, sizes: Sizes) -> ModelCost {
-    of_views(name, model, method, sizes, &method.views().groups())
+pub(super) fn method_cost(name: &str, model: &ModelConfig, method: &dyn Method, sizes: Sizes) -> ModelCost {
+    views_cost(name, model, method, sizes, &method.views().groups())
 }
 
 /// Returns the costs for these groups of views.
-fn of_views(
+fn views_cost(
     name: &str,
     model: &ModelConfig,
     method: &dyn Method,
     sizes: Sizes,
     views: &[GroupSpec],
 ) -> ModelCost {
-    let rule = method.masks();
-    let masked = rule.map(|rule| {
-        let grid = [views[rule.size].size_px as usize / model.cell_px(); 2];
-        rule.count(views[rule.size].n_views, grid)
-    });
-    let cost = |spec: &NetworkSpec| {
-        let own = spec.model(model);
-        let shapes = spec
-            .sizes()
-            .into_iter()
-            .map(|size: usize| {
-                let cell_px = own.cell_px();
-                let grid = [views[size].size_px as usize / cell_px; 2];
-                let n_views = views[size].n_views;
-                let rule = rule.filter(|rule| rule.size == size);
-                let n_masked = rule.map_or(0, |rule| rule.count(n_views, grid).mean.round() as usize);
-                let drops = spec.update_rule == UpdateRule::Gradient;
-                GroupShape {
-                    n_views,
-                    n_prefix: 0,
-                    grid,
-                    width: own.n_channels() * cell_px * cell_px,
-                    n_masked,
-                    drops,
-                    is_map: false,
-                    intermediates: None,
-                }
-            })
-            .collect();
-        let units = divided(spec.units(model), sizes.max_unit_numel);
-        let units: Vec<Box<dyn Unit>> = units.into_iter().map(|part| part.unit).collect();
-        let runs_twice = spec.update_rule == UpdateRule::Gradient && method.prepares_with_heads();
-        let mut network = of_network(spec, units, shapes, method.column_group_size(), runs_twice);
-        if let Some(first) = network.backbone.first_mut() {
-            // Pixels are counted once, in `ModelCost::pixels`.
-            (first.input, first.given) = (Elements::default(), Elements::default());
-        }
-        network
-    };
     let specs = method.networks();
-    let (trained, others): (Vec<_>, Vec<_>) =
-        specs.iter().partition(|spec| spec.update_rule == UpdateRule::Gradient);
     let mut inputs: Vec<PixelInput> = Vec::new();
     let recipe = PixelInput { cell_px: model.cell_px(), pixels: Pixels::default() };
-    for input in specs.iter().map(|spec| spec.input(recipe.clone())) {
+    let mut trained = None;
+    let mut others = Vec::new();
+    for spec in &specs {
+        let cost = network_cost(spec, model, method, sizes, views);
+        if spec.update_rule == UpdateRule::Gradient {
+            trained = Some(cost);
+        } else {
+            others.push(cost);
+        }
+        let input = spec.input(recipe.clone());
         if !inputs.contains(&input) {
             inputs.push(input);
         }
     }
-    let pixels = views
-        .iter()
-        .map(|group| group.n_views * model.n_channels() * (group.size_px * group.size_px) as usize);
+    let mut pixels = 0;
+    for group in views {
+        pixels += group.n_views * model.n_channels() * (group.size_px * group.size_px) as usize;
+    }
+    let masked = method.masks().map(|rule| {
+        let grid = [views[rule.size].size_px as usize / model.cell_px(); 2];
+        rule.count(views[rule.size].n_views, grid)
+    });
     ModelCost {
         name: name.to_string(),
         // Plans check that each method has exactly one; presets use the same methods.
-        trained: cost(trained.first().expect("a network that moves by gradient")),
-        others: others.into_iter().map(cost).collect(),
+        trained: trained.expect("a network that is trained by gradient"),
+        others,
         n_moments: sizes.n_moments,
-        pixels: (inputs.len() * pixels.sum::<usize>()) as f64,
+        pixels: (inputs.len() * pixels) as f64,
         collectives: method.collectives(),
         masked,
     }
 }
 
+/// Returns the costs of the network `spec` of `method` for these groups of views.
+fn network_cost(
+    spec: &NetworkSpec,
+    model: &ModelConfig,
+    method: &dyn Method,
+    sizes: Sizes,
+    views: &[GroupSpec],
+) -> NetworkCost {
+    let backbone = spec.model(model);
+    let cell_px = backbone.cell_px();
+    let is_trained = spec.update_rule == UpdateRule::Gradient;
+    let mut shapes = Vec::new();
+    for size in spec.sizes() {
+        let grid = [views[size].size_px as usize / cell_px; 2];
+        let n_views = views[size].n_views;
+        let rule = method.masks().filter(|rule| rule.size == size);
+        shapes.push(GroupShape {
+            n_views,
+            n_prefix: 0,
+            grid,
+            width: backbone.n_channels() * cell_px * cell_px,
+            n_masked: rule.map_or(0, |rule| rule.count(n_views, grid).mean.round() as usize),
+            drops: is_trained,
+            is_map: false,
+            intermediates: None,
+        });
+    }
+    let units = divided(spec.units(model), sizes.max_unit_numel);
+    let units: Vec<Box<dyn Unit>> = units.into_iter().map(|part| part.unit).collect();
+    let runs_twice = is_trained && method.prepares_with_heads();
+    let mut network = units_cost(spec, &units, shapes, method.column_group_size(), runs_twice);
+    if let Some(first) = network.backbone.first_mut() {
+        // Pixels are counted once, in `ModelCost::pixels`.
+        first.input = Elements::default();
+        first.given = Elements::default();
+    }
+    network
+}
+
 /// Computes the costs of one image's views in the backbone and the heads of a network. Divided
 /// heads have `n_parts` parts. With `runs_twice`, the units of heads that are part of the loss's
 /// graph run a second time.
-fn of_network(
+fn units_cost(
     spec: &NetworkSpec,
-    backbone: Vec<Box<dyn Unit>>,
+    backbone: &[Box<dyn Unit>],
     shapes: Vec<GroupShape>,
     n_parts: usize,
     runs_twice: bool,
 ) -> NetworkCost {
-    let (backbone, features) = through(&backbone, shapes);
+    let (backbone, features) = unit_costs(backbone, shapes);
     let mut heads = Vec::new();
     let mut given = BTreeMap::<&str, Vec<HeadRows>>::new();
     for (Head { name, reads, units, may_divide }, n_staged) in
@@ -353,11 +368,13 @@ fn of_network(
     {
         let rows: Vec<HeadRows> = match reads.head().and_then(|head| given.get(head)) {
             Some(rows) => rows.clone(),
-            None => features.iter().map(|shape| HeadRows::of_features(*reads, shape)).collect(),
+            None => features.iter().map(|shape| HeadRows::from_features(*reads, shape)).collect(),
         };
-        let (mut costs, shapes) = through(units, rows.iter().map(|rows| rows.shape).collect());
-        costs.iter_mut().for_each(|unit| unit.masked_share = masked_share(&rows));
-        costs.iter_mut().skip(n_staged).for_each(|unit| unit.runs_twice = runs_twice);
+        let (mut costs, shapes) = unit_costs(units, rows.iter().map(|rows| rows.shape).collect());
+        for (position, unit) in costs.iter_mut().enumerate() {
+            unit.masked_share = masked_share(&rows);
+            unit.runs_twice = runs_twice && position >= n_staged;
+        }
         let outputs: Vec<HeadRows> =
             rows.into_iter().zip(shapes).map(|(rows, shape)| HeadRows { shape, ..rows }).collect();
         if let Some(last) = costs.last_mut() {
@@ -375,14 +392,11 @@ fn of_network(
 }
 
 /// Computes the costs of `units`, one after the other, and the output shapes of the last one.
-fn through(units: &[Box<dyn Unit>], mut shapes: Vec<GroupShape>) -> (Vec<UnitCost>, Vec<GroupShape>) {
+fn unit_costs(units: &[Box<dyn Unit>], mut shapes: Vec<GroupShape>) -> (Vec<UnitCost>, Vec<GroupShape>) {
     let mut costs = Vec::new();
     for unit in units {
-        let sum = |elements: fn(&GroupShape) -> Elements| {
-            shapes.iter().map(elements).fold(Elements::default(), Add::add)
-        };
-        let input = sum(GroupShape::computed_elements);
-        let given = sum(GroupShape::total_elements);
+        let input = shapes.iter().map(GroupShape::computed_elements).fold(Elements::default(), Add::add);
+        let given = shapes.iter().map(GroupShape::total_elements).fold(Elements::default(), Add::add);
         let (cost, outputs) = unit.cost(&shapes);
         let params = unit.params();
         costs.push(UnitCost {
@@ -421,9 +435,10 @@ mod tests {
                     [method]\nname = 'toy'\nscores = 5\n[views]\npreset = 'dino'\nglobal_px = 16\nlocal_px = 8\nn_local = 2\n\
                     [optim]\nbatch_size = 4\nlength = { steps = 2 }\nlr = 0.1\nwarmup = { steps = 0 }\n";
         let plan = crate::resolve(Recipe::parse(text, "t", &[]).unwrap(), 8).unwrap();
-        let cost = of_plan(&plan).unwrap();
-        let flops = |name: &str| cost.trained.head.iter().find(|unit| unit.name == name).unwrap().flops;
+        let cost = model_cost(&plan).unwrap();
+        let cells = cost.trained.head.iter().find(|unit| unit.name == "cells.mlp").unwrap();
+        let scores = cost.trained.head.iter().find(|unit| unit.name == "scores.mlp").unwrap();
         // Two views of 16 cells and two of 4, against four pooled vectors.
-        assert_eq!(flops("cells.mlp"), flops("scores.mlp") * 40.0 / 4.0);
+        assert_eq!(cells.flops, scores.flops * 40.0 / 4.0);
     }
 }

@@ -23,7 +23,7 @@ pub struct OutputPart {
 
 impl HeadRows {
     /// Returns the rows that a head reads of a backbone's features.
-    pub(super) fn of_features(reads: Reads, features: &GroupShape) -> Self {
+    pub(super) fn from_features(reads: Reads, features: &GroupShape) -> Self {
         let shape = reads.shape(features);
         let n_masked = match reads {
             // All cells of the grid, in place of some.
@@ -42,14 +42,20 @@ impl HeadRows {
         if !reads.has_masked() || masked_share == 0.0 || masked_share == 1.0 {
             return vec![OutputPart { elements, masked_share }];
         }
-        let part = |share: f64, masked_share: f64| OutputPart { elements: elements * share, masked_share };
-        vec![part(1.0 - masked_share, 0.0), part(masked_share, 1.0)]
+        let views = OutputPart { elements: elements * (1.0 - masked_share), masked_share: 0.0 };
+        let masked = OutputPart { elements: elements * masked_share, masked_share: 1.0 };
+        vec![views, masked]
     }
 }
 
 /// Returns the share of masked cells among the rows of all sizes.
 pub(super) fn masked_share(rows: &[HeadRows]) -> f64 {
-    let n_rows = |rows: &HeadRows| rows.shape.n_rows() as f64;
-    let n_masked: f64 = rows.iter().map(|rows| rows.masked_share * n_rows(rows)).sum();
-    n_masked / rows.iter().map(n_rows).sum::<f64>().max(1.0)
+    let mut n_masked = 0.0;
+    let mut n_all = 0.0;
+    for rows in rows {
+        let n_rows = rows.shape.n_rows() as f64;
+        n_masked += rows.masked_share * n_rows;
+        n_all += n_rows;
+    }
+    n_masked / f64::max(n_all, 1.0)
 }
