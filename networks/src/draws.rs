@@ -4,6 +4,15 @@ use kernels::ops::MIN_SKIPPED_SHARE;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+/// Rules by which random numbers of a unit are drawn in training.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct DrawRules {
+    /// Dropped branches.
+    pub drop: DropRule,
+    /// Changes of the coordinates of cells.
+    pub coordinates: CoordinateRule,
+}
+
 /// Rule by which a unit's branches are dropped for some of the views in training (stochastic depth,
 /// Huang et al. 2016).
 #[derive(Debug, Clone, Copy, Default, PartialEq)]

@@ -7,6 +7,7 @@
 use std::ops::Range;
 
 use crate::params::ParamSpec;
+use crate::part_name::undivided_name;
 use crate::tensor::NamedTensor;
 
 /// Divisor of the number of elements of every shard: 256 bytes of f32.
@@ -80,12 +81,8 @@ impl UnitLayout {
             params.push(slot);
         }
         let padded = offset.next_multiple_of(ALIGNMENT * group_size.max(1));
-        Self { name: name.to_string(), export_name: name.to_string(), params, numel: offset, padded }
-    }
-
-    /// Returns the layout with another name in exports.
-    pub fn exported_as(self, name: &str) -> Self {
-        Self { export_name: name.to_string(), ..self }
+        let export_name = undivided_name(name).to_string();
+        Self { name: name.to_string(), export_name, params, numel: offset, padded }
     }
 
     /// Returns the index of the parameter `name`, or of its first rows.

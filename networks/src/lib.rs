@@ -18,6 +18,7 @@ pub mod layout;
 pub mod leaves;
 pub mod mask;
 pub mod params;
+pub mod part_name;
 pub mod patches;
 pub mod probe;
 pub mod safetensors;

@@ -28,6 +28,10 @@ pub struct ParamSpec {
     pub is_optional: bool,
     /// Name within the unit of the parameter whose values it takes if a file lacks its own.
     pub substitute: Option<String>,
+    /// Whether a method keeps it on a surface, to which [`Unit::constrain`] moves it before a step.
+    ///
+    /// [`Unit::constrain`]: crate::unit::Unit::constrain
+    pub is_constrained: bool,
     /// Rows of the parameter of the undivided unit that it consists of; absent for all rows.
     pub slice: Option<RowSlice>,
 }
@@ -100,6 +104,7 @@ impl ParamSpec {
             projects_patches: false,
             is_optional: false,
             substitute: None,
+            is_constrained: false,
             slice: None,
         }
     }

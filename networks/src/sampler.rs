@@ -6,7 +6,7 @@
 
 use augment::ViewRng;
 
-use crate::draws::{CoordinateDraw, Draws, DropCount, DropRule};
+use crate::draws::{CoordinateDraw, DrawRules, Draws, DropCount, DropRule};
 use crate::unit::Unit;
 
 /// Domain that separates drop-path streams from all others.
@@ -34,7 +34,7 @@ impl UnitSampler {
     /// Draws the random numbers that are the same for all images, for `unit`, number `number` of
     /// its network.
     pub fn for_unit(&self, number: usize, unit: &dyn Unit) -> UnitDrawing<'_> {
-        let rule = unit.coordinate_rule();
+        let DrawRules { drop: drop_rule, coordinates: rule } = unit.draw_rules();
         let mut coordinates = Vec::new();
         if rule.changes() {
             for group in 0..self.n_views.len() {
@@ -42,7 +42,6 @@ impl UnitSampler {
                 coordinates.push(rule.draw(&mut ViewRng::from_words(words)));
             }
         }
-        let drop_rule = unit.drop_rule();
         let DropRule { share, count } = drop_rule;
         let mut exact_factors = Vec::new();
         if count == DropCount::Exact && share > 0.0 {

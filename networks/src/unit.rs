@@ -25,7 +25,7 @@ use std::ops::{Add, Mul};
 use burn_tensor::{DType, Tensor};
 use kernels::ops::{cast, in_f32};
 
-use crate::draws::{CoordinateRule, Draws, DropRule};
+use crate::draws::{DrawRules, Draws};
 use crate::features::Features;
 use crate::layout::UnitLayout;
 use crate::leaves::Leaves;
@@ -34,7 +34,7 @@ use crate::params::ParamSpec;
 /// A part of a network.
 pub trait Unit: Send + Sync {
     /// Returns the name of the unit within its network, which prefixes its parameters in exports:
-    /// `blocks.3`.
+    /// `blocks.3`; of a part of a divided unit, that name and a number: `blocks.3/1`.
     fn name(&self) -> &str;
 
     /// Returns the parameters, with names relative to the unit.
@@ -49,25 +49,14 @@ pub trait Unit: Send + Sync {
     /// not.
     fn forward(&self, stage: usize, groups: Vec<Features>, cx: &Context<'_>) -> StageOutput;
 
-    /// Returns the rule by which branches of the unit are dropped in training.
-    fn drop_rule(&self) -> DropRule {
-        DropRule::default()
-    }
-
-    /// Returns the rule by which the unit changes the coordinates of cells in training.
-    fn coordinate_rule(&self) -> CoordinateRule {
-        CoordinateRule::default()
+    /// Returns the rules by which random numbers of the unit are drawn in training.
+    fn draw_rules(&self) -> DrawRules {
+        DrawRules::default()
     }
 
     /// Returns the cost of the forward pass for one image with views of these shapes, and the
     /// shapes of the output.
     fn cost(&self, groups: &[GroupShape]) -> (Cost, Vec<GroupShape>);
-
-    /// Returns whether the graph of the unit holds its output, from which it computes gradients on
-    /// a CPU. Otherwise the gradient at the output may take its place.
-    fn holds_output(&self) -> bool {
-        false
-    }
 
     /// Returns new values of running parameters, by name, from the totals that each stage but the
     /// first received. Called once per step.
@@ -78,15 +67,11 @@ pub trait Unit: Send + Sync {
 
     /// Returns new values of parameters before a step, by name, if a method keeps them on a surface
     /// such as the sphere. The optimizer starts from these values. Moving averages of the network
-    /// average them without such a correction.
+    /// average them without such a correction. The names are those of parameters that are
+    /// [`ParamSpec::is_constrained`].
     fn constrain(&self, leaves: &Leaves<'_>) -> Vec<(String, Tensor<1>)> {
         let _ = leaves;
         Vec::new()
-    }
-
-    /// Returns the number of elements that [`Unit::constrain`] returns.
-    fn n_constrained(&self) -> usize {
-        0
     }
 
     /// Returns the unit that computes one of `n_parts` equal parts of the columns of the output,
@@ -105,29 +90,24 @@ pub trait Unit: Send + Sync {
         None
     }
 
-    /// Returns the name of the unit in exports: for a part of a divided unit, the name of the
-    /// undivided unit.
-    fn export_name(&self) -> &str {
-        self.name()
-    }
-
     /// Returns the attention weights of each token on each token within the unit, for `features`:
     /// `[B·V, H, P + N, P + N]`, one row per query token; `None` for a unit without attention.
     fn attention(&self, features: &Features, cx: &Context<'_>) -> Option<Tensor<4>> {
         let _ = (features, cx);
         None
     }
+}
 
+impl dyn Unit + '_ {
     /// Returns the layout of the unit's flat buffer over a shard group of `group_size` ranks.
-    fn layout(&self, group_size: usize) -> UnitLayout {
-        UnitLayout::new(self.name(), self.params(), group_size).exported_as(self.export_name())
+    pub fn layout(&self, group_size: usize) -> UnitLayout {
+        UnitLayout::new(self.name(), self.params(), group_size)
     }
 
-    /// Returns the layout of the unit's flat buffer where ranks compute `n_parts` parts of the
-    /// columns of the output.
-    fn layout_by_columns(&self, n_parts: usize, group_size: usize) -> UnitLayout {
-        let layout = UnitLayout::by_columns(self.name(), self.params(), n_parts, group_size);
-        layout.exported_as(self.export_name())
+    /// Returns the layout of the unit's flat buffer if ranks compute `n_parts` parts of the columns
+    /// of the output.
+    pub fn layout_by_columns(&self, n_parts: usize, group_size: usize) -> UnitLayout {
+        UnitLayout::by_columns(self.name(), self.params(), n_parts, group_size)
     }
 }
 
@@ -314,6 +294,16 @@ pub struct Cost {
     pub flops: f64,
     /// Elements that the graph holds until the backward pass.
     pub graph: Elements,
+    /// Whether the graph holds the output, from which it computes gradients on a CPU. Otherwise the
+    /// gradient at the output may take its place.
+    pub holds_output: bool,
+}
+
+impl Cost {
+    /// Returns the cost of a pass whose graph does not hold its output.
+    pub fn new(flops: f64, graph: Elements) -> Self {
+        Self { flops, graph, holds_output: false }
+    }
 }
 
 /// Numbers of elements in memory, by type.
@@ -388,7 +378,11 @@ impl Add for Cost {
     type Output = Self;
 
     fn add(self, other: Self) -> Self {
-        Self { flops: self.flops + other.flops, graph: self.graph + other.graph }
+        Self {
+            flops: self.flops + other.flops,
+            graph: self.graph + other.graph,
+            holds_output: self.holds_output || other.holds_output,
+        }
     }
 }
 

@@ -19,7 +19,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{BackboneConfig, Levels, Readout, is_rgb, rgb_channels};
-use crate::draws::DropRule;
+use crate::draws::{DrawRules, DropRule};
 use crate::features::Features;
 use crate::params::{Init, ParamSpec};
 use crate::unit::{Context, Cost, Elements, GroupShape, StageOutput, Unit};
@@ -242,7 +242,7 @@ impl Unit for Stem {
         let d = self.width as f64;
         let input = (self.n_channels * self.patch_px * self.patch_px) as f64;
         let graph = Elements { products: rows as f64 * input, wide: rows as f64 * d, ..Elements::default() };
-        let cost = Cost { flops: 2.0 * rows as f64 * input * d, graph };
+        let cost = Cost::new(2.0 * rows as f64 * input * d, graph);
         (cost, groups.iter().map(|group| GroupShape { width: self.width, ..*group }).collect())
     }
 }
@@ -291,12 +291,12 @@ impl Unit for Downsample {
         let width = self.input as f64;
         let mut costs = Vec::with_capacity(groups.len());
         for (before, after) in groups.iter().zip(&shapes) {
-            costs.push(Cost {
-                flops: 2.0 * after.n_rows() as f64 * 4.0 * width * 2.0 * width,
+            costs.push(Cost::new(
+                2.0 * after.n_rows() as f64 * 4.0 * width * 2.0 * width,
                 // Input and output of the norm.
-                graph: Elements::wide(before.n_rows() as f64 * width)
+                Elements::wide(before.n_rows() as f64 * width)
                     + Elements::products(before.n_rows() as f64 * width),
-            });
+            ));
         }
         (costs.into_iter().sum(), shapes)
     }
@@ -308,6 +308,13 @@ struct Block {
     width: usize,
     layer_scale: f32,
     drop_path: f32,
+}
+
+impl Block {
+    /// Returns the rule by which the branch is dropped.
+    fn drop_rule(&self) -> DropRule {
+        DropRule { share: self.drop_path, ..DropRule::default() }
+    }
 }
 
 impl Unit for Block {
@@ -358,17 +365,17 @@ impl Unit for Block {
             // The input and the output of the convolution are those of all views; the rows of the
             // views for which the branch is computed are copied from that output.
             let copies = if computed < 1.0 { computed } else { 0.0 };
-            costs.push(Cost {
-                flops: rows * (2.0 * taps * d + computed * 4.0 * ratio * d * d),
-                graph: Elements::wide(rows * d * 2.0)
+            costs.push(Cost::new(
+                rows * (2.0 * taps * d + computed * 4.0 * ratio * d * d),
+                Elements::wide(rows * d * 2.0)
                     + Elements::products(rows * d * (copies + computed * (2.0 + ratio))),
-            });
+            ));
         }
         (costs.into_iter().sum(), groups.to_vec())
     }
 
-    fn drop_rule(&self) -> DropRule {
-        DropRule { share: self.drop_path, ..DropRule::default() }
+    fn draw_rules(&self) -> DrawRules {
+        DrawRules { drop: self.drop_rule(), ..DrawRules::default() }
     }
 }
 
@@ -410,7 +417,7 @@ impl Unit for Norm {
 
     fn cost(&self, groups: &[GroupShape]) -> (Cost, Vec<GroupShape>) {
         let graph: usize = groups.iter().map(|group| group.n_rows() * self.width).sum();
-        let cost = Cost { flops: 0.0, graph: Elements::wide(graph as f64) };
+        let cost = Cost::new(0.0, Elements::wide(graph as f64));
         let outputs = groups
             .iter()
             .map(|group| match self.readout {

@@ -90,7 +90,7 @@ impl Layer {
         // Zero for pixels, which are not a map.
         let rounded_maps = shape.elements().maps;
         let graph = Elements { maps: 2.0 * rows * width, rounded_maps, ..Elements::default() };
-        Cost { flops: 2.0 * rows * taps * width, graph }
+        Cost::new(2.0 * rows * taps * width, graph)
     }
 
     /// Returns the cost of a layer on the skip connection, whose normalized output is only added

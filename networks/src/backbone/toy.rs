@@ -107,7 +107,7 @@ impl Unit for Affine {
         let rows: usize = groups.iter().map(GroupShape::n_rows).sum();
         let flops = 2.0 * (rows * self.input * self.width) as f64;
         let outputs = groups.iter().map(|group| GroupShape { width: self.width, ..*group }).collect();
-        (Cost { flops, graph: Elements::wide((rows * self.width) as f64) }, outputs)
+        (Cost::new(flops, Elements::wide((rows * self.width) as f64)), outputs)
     }
 }
 
@@ -151,7 +151,7 @@ impl Unit for Norm {
 
     fn cost(&self, groups: &[GroupShape]) -> (Cost, Vec<GroupShape>) {
         let rows: usize = groups.iter().map(GroupShape::n_rows).sum();
-        (Cost { flops: 0.0, graph: Elements::wide((4 * rows * self.0.width) as f64) }, groups.to_vec())
+        (Cost::new(0.0, Elements::wide((4 * rows * self.0.width) as f64)), groups.to_vec())
     }
 
     fn observe(&self, totals: &[Vec<Tensor<1>>], cx: &Context<'_>) -> Vec<(String, Tensor<1>)> {

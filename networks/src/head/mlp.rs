@@ -72,10 +72,7 @@ impl Unit for Mlp {
         let rows: usize = groups.iter().map(GroupShape::n_rows).sum();
         let weights: usize = self.layers().iter().map(|(_, output, input)| output * input).sum();
         let outputs: usize = self.layers().iter().map(|(_, output, _)| output).sum();
-        let cost = Cost {
-            flops: 2.0 * (rows * weights) as f64,
-            graph: Elements::wide(3.0 * (rows * outputs) as f64),
-        };
+        let cost = Cost::new(2.0 * (rows * weights) as f64, Elements::wide(3.0 * (rows * outputs) as f64));
         (cost, groups.iter().map(|group| GroupShape { width: self.output, ..*group }).collect())
     }
 }

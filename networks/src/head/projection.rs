@@ -154,10 +154,7 @@ impl Unit for Projection {
         let rows: usize = groups.iter().map(GroupShape::n_rows).sum();
         let products: usize = self.widths.windows(2).map(|pair| pair[0] * pair[1]).sum();
         let outputs: usize = self.widths[1..].iter().sum();
-        let cost = Cost {
-            flops: 2.0 * (rows * products) as f64,
-            graph: Elements::wide(3.0 * (rows * outputs) as f64),
-        };
+        let cost = Cost::new(2.0 * (rows * products) as f64, Elements::wide(3.0 * (rows * outputs) as f64));
         let width = self.widths[self.n_layers()];
         (cost, groups.iter().map(|group| GroupShape { width, ..*group }).collect())
     }

@@ -110,16 +110,13 @@ impl Unit for Prototypes {
         Some(Box::new(Self { count: self.count / n_parts, ..self.clone() }))
     }
 
-    /// Weight normalization computes the gradients of directions and lengths from the scores.
-    fn holds_output(&self) -> bool {
-        self.lengths != Lengths::Free
-    }
-
-    /// Counts a graph that holds logits, their softmax and their targets.
+    /// Counts a graph that holds logits, their softmax and their targets. Weight normalization
+    /// computes the gradients of directions and lengths from the scores.
     fn cost(&self, groups: &[GroupShape]) -> (Cost, Vec<GroupShape>) {
         let rows: usize = groups.iter().map(GroupShape::n_rows).sum();
         let flops = 2.0 * (rows * self.count * self.input) as f64;
-        let cost = Cost { flops, graph: Elements::wide(3.0 * (rows * self.count) as f64) };
+        let graph = Elements::wide(3.0 * (rows * self.count) as f64);
+        let cost = Cost { flops, graph, holds_output: self.lengths != Lengths::Free };
         (cost, groups.iter().map(|group| GroupShape { width: self.count, ..*group }).collect())
     }
 }

@@ -42,7 +42,7 @@ impl Unit for UnitPrototypes {
     fn params(&self) -> Vec<ParamSpec> {
         let init = Init::Uniform(1.0 / (self.input as f32).sqrt());
         let weight = ParamSpec::weight(WEIGHT, [self.count, self.input], init);
-        vec![ParamSpec { frozen_steps: self.frozen_steps, ..weight }]
+        vec![ParamSpec { frozen_steps: self.frozen_steps, is_constrained: true, ..weight }]
     }
 
     fn forward(&self, _: usize, groups: Vec<Features>, cx: &Context<'_>) -> StageOutput {
@@ -63,10 +63,6 @@ impl Unit for UnitPrototypes {
         vec![(WEIGHT.into(), unit.reshape([self.count * self.input]))]
     }
 
-    fn n_constrained(&self) -> usize {
-        self.count * self.input
-    }
-
     fn column_part(&self, n_parts: usize) -> Option<Box<dyn Unit>> {
         if !self.count.is_multiple_of(n_parts) {
             return None;
@@ -78,7 +74,7 @@ impl Unit for UnitPrototypes {
     fn cost(&self, groups: &[GroupShape]) -> (Cost, Vec<GroupShape>) {
         let rows: usize = groups.iter().map(GroupShape::n_rows).sum();
         let flops = 2.0 * (rows * self.count * self.input) as f64;
-        let cost = Cost { flops, graph: Elements::wide(3.0 * (rows * self.count) as f64) };
+        let cost = Cost::new(flops, Elements::wide(3.0 * (rows * self.count) as f64));
         (cost, groups.iter().map(|group| GroupShape { width: self.count, ..*group }).collect())
     }
 }

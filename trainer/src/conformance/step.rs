@@ -262,8 +262,10 @@ fn head_outputs(groups: &[Features]) -> Vec<HeadOutput> {
 fn constrained(unit: &dyn Unit, shard: &UnitShard) -> Tensor<1> {
     let mut flat = shard.weights.values().clone();
     let constrained = unit.constrain(&Leaves::new(&shard.layout, &flat, false));
-    let n_constrained: usize = constrained.iter().map(|(_, values)| values.dims()[0]).sum();
-    assert_eq!(n_constrained, unit.n_constrained(), "{}", unit.name());
+    let params = unit.params();
+    let listed = params.iter().filter(|spec| spec.is_constrained).map(|spec| (&spec.name, spec.numel()));
+    let values = constrained.iter().map(|(name, values)| (name, values.dims()[0]));
+    assert!(values.eq(listed), "constrained parameters of {}", unit.name());
     for (param, values) in constrained {
         let position = shard.layout.position(&param).unwrap();
         flat = flat.slice_assign([shard.layout.params[position].range()], values);

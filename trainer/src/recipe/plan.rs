@@ -7,6 +7,7 @@ use kernels::products::Kernels;
 use networks::NamedTensor;
 use networks::divided::{divided, numel};
 use networks::layout::{ALIGNMENT, UnitLayout};
+use networks::part_name::undivided_name;
 use networks::patches::PixelInput;
 use ranks::communicator::Communicator;
 use ranks::topology::Topology;
@@ -194,7 +195,7 @@ impl Plan {
             Some((size, unit)) if size > limit => Err(self.recipe.error(format!(
                 "run.max_unit_parameters {limit}: unit {} cannot be divided into parts of fewer than {size} parameters: set it to at least \
                  that, or leave it out",
-                unit.export_name()
+                undivided_name(unit.name())
             ))),
             _ => Ok(()),
         }

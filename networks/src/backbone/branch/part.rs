@@ -11,6 +11,7 @@ use super::steps::{Branch, NO_MODULE, Product, Step};
 use crate::batch_norm::BatchNorm;
 use crate::features::{Features, Skip};
 use crate::params::ParamSpec;
+use crate::part_name::part_name;
 use crate::unit::{Context, Cost, GroupShape, StageOutput, Unit};
 
 /// Steps of a branch that follow one another: all of them in an undivided branch.
@@ -198,10 +199,6 @@ impl Unit for BranchPart {
         &self.name
     }
 
-    fn export_name(&self) -> &str {
-        &self.branch.name
-    }
-
     fn params(&self) -> Vec<ParamSpec> {
         self.stages.iter().flatten().flat_map(|step| self.branch.params(step)).collect()
     }
@@ -259,7 +256,7 @@ impl Unit for BranchPart {
         }
         let mut units: Vec<Box<dyn Unit>> = Vec::with_capacity(parts.len());
         for (number, (steps, _)) in parts.into_iter().enumerate() {
-            let name = format!("{}/{number}", self.branch.name);
+            let name = part_name(&self.branch.name, number);
             let stages = split_into_stages(steps);
             units.push(Box::new(Self { branch: Arc::clone(&self.branch), name, stages }));
         }

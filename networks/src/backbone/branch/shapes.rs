@@ -94,7 +94,7 @@ impl Shapes {
             self.x = output;
             self.computed_x = output.elements();
         }
-        Cost { flops: share * full.flops, graph }
+        Cost::new(share * full.flops, graph)
     }
 
     /// Returns the cost of a step of the excitation, and applies it.
@@ -111,6 +111,6 @@ impl Shapes {
             graph = graph + scaled;
             self.computed_x = scaled;
         }
-        Cost { flops: 2.0 * input as f64 * n_columns * self.x.n_views as f64, graph }
+        Cost::new(2.0 * input as f64 * n_columns * self.x.n_views as f64, graph)
     }
 }

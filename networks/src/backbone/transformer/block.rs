@@ -21,9 +21,10 @@ use serde::{Deserialize, Serialize};
 
 use super::initial_weights::InitialWeights;
 use super::rope::Rope;
-use crate::draws::{CoordinateRule, DropRule};
+use crate::draws::{DrawRules, DropRule};
 use crate::features::Features;
 use crate::params::ParamSpec;
+use crate::part_name::part_name;
 use crate::unit::{Context, Cost, Elements, GroupShape, StageOutput, Unit};
 
 /// The hidden layer of an MLP.
@@ -185,7 +186,7 @@ impl Block {
 
     /// Creates the part of the block that has only the residual branch `number`.
     fn branch_part(&self, number: usize) -> Self {
-        Self { part: Some((format!("{}/{number}", self.name), number)), ..self.clone() }
+        Self { part: Some((part_name(&self.name, number), number)), ..self.clone() }
     }
 
     /// Returns a weight `[n_products * n_each, n_inputs]`. Several products that are stored as one
@@ -218,10 +219,6 @@ impl Unit for Block {
             Some((name, _)) => name,
             None => &self.name,
         }
-    }
-
-    fn export_name(&self) -> &str {
-        &self.name
     }
 
     fn parts(&self, _: usize) -> Option<Vec<Box<dyn Unit>>> {
@@ -312,7 +309,7 @@ impl Unit for Block {
                 products: rows * (n_branches * width + scaled + copies + computed * inner),
                 ..Elements::default()
             };
-            costs.push(Cost { flops, graph });
+            costs.push(Cost::new(flops, graph));
         }
         (costs.into_iter().sum(), groups.to_vec())
     }
@@ -327,11 +324,8 @@ impl Unit for Block {
         Some(attention_weights(self.qkv(cx, 0, features, x), self.heads))
     }
 
-    fn drop_rule(&self) -> DropRule {
-        self.drop_rule
-    }
-
-    fn coordinate_rule(&self) -> CoordinateRule {
-        self.rope.as_ref().map(|rope| rope.rule).unwrap_or_default()
+    fn draw_rules(&self) -> DrawRules {
+        let coordinates = self.rope.as_ref().map(|rope| rope.rule).unwrap_or_default();
+        DrawRules { drop: self.drop_rule, coordinates }
     }
 }

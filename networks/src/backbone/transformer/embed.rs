@@ -192,6 +192,6 @@ impl Unit for Embed {
         let patches: usize = groups.iter().map(GroupShape::n_rows).sum();
         let tokens: usize = outputs.iter().map(GroupShape::n_rows).sum();
         let flops = 2.0 * patches as f64 * (self.n_channels * p * p * width) as f64;
-        (Cost { flops, graph: Elements::wide(2.0 * (tokens * width) as f64) }, outputs)
+        (Cost::new(flops, Elements::wide(2.0 * (tokens * width) as f64)), outputs)
     }
 }

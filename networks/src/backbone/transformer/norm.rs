@@ -86,7 +86,7 @@ impl Unit for Norm {
 
     fn cost(&self, groups: &[GroupShape]) -> (Cost, Vec<GroupShape>) {
         let graph: usize = groups.iter().map(|group| group.n_rows() * self.width).sum();
-        let cost = Cost { flops: 0.0, graph: Elements::wide(graph as f64) };
+        let cost = Cost::new(0.0, Elements::wide(graph as f64));
         let outputs = groups
             .iter()
             .map(|group| match self.readout {
