@@ -19,11 +19,8 @@ pub struct Features {
     pub n_prefix: usize,
     /// Rows and columns of the grid.
     pub grid: [usize; 2],
-    /// Input of the skip connection around the rest of a unit; absent between undivided units.
-    pub skip: Option<Skip>,
-    /// Columns of the output of a product that earlier parts of a divided unit have computed,
-    /// `[B·V, N', D']` each.
-    pub columns: Vec<Tensor<3>>,
+    /// Tensors that a branch passes from stage to stage; absent between undivided units.
+    pub branch: Option<BranchState>,
     /// Masked cells, where a method masks some.
     pub masked: Option<Masked>,
 }
@@ -55,13 +52,15 @@ pub enum Selection {
     Cells,
 }
 
-/// Features that a stage of a unit keeps for a later stage.
+/// Tensors that a branch passes beside its features, between its stages and between its parts.
 #[derive(Debug, Clone)]
-pub struct Skip {
-    /// Values, `[B·V, N, D]`.
-    pub x: Tensor<3>,
-    /// Rows and columns of its grid.
-    pub grid: [usize; 2],
+pub struct BranchState {
+    /// Input of the skip connection, `[B·V, N, D]`.
+    pub skip: Tensor<3>,
+    /// Rows and columns of the grid of the skip connection.
+    pub skip_grid: [usize; 2],
+    /// Columns of the output of a product that earlier parts have computed, `[B·V, N', D']` each.
+    pub columns: Vec<Tensor<3>>,
 }
 
 /// Outputs of a network for a micro-batch.
@@ -101,32 +100,36 @@ pub struct HeadOutput {
 impl Features {
     /// Creates features of the cells of `grid`, `[B·V, N, D]`, without prefix tokens.
     pub fn on_grid(x: Tensor<3>, grid: [usize; 2]) -> Self {
-        Self { x, n_prefix: 0, grid, skip: None, columns: Vec::new(), masked: None }
+        Self { x, n_prefix: 0, grid, branch: None, masked: None }
     }
 
     /// Creates features of one vector per view, `[B·V, 1, D]`.
     pub fn vectors(x: Tensor<3>) -> Self {
-        Self { x, n_prefix: 1, grid: [0, 0], skip: None, columns: Vec::new(), masked: None }
+        Self { x, n_prefix: 1, grid: [0, 0], branch: None, masked: None }
     }
 
     /// Returns features with the values `x`, and with the same grid and masks, but without
     /// intermediate tensors.
     pub fn with(&self, x: Tensor<3>) -> Self {
         let masked = self.masked.clone();
-        Self { x, n_prefix: self.n_prefix, grid: self.grid, skip: None, columns: Vec::new(), masked }
+        Self { x, n_prefix: self.n_prefix, grid: self.grid, branch: None, masked }
     }
 
     /// Applies `f` to every tensor, including intermediate tensors.
     pub fn map(&self, mut f: impl FnMut(&Tensor<3>) -> Tensor<3>) -> Self {
-        let skip = self.skip.as_ref().map(|skip| Skip { x: f(&skip.x), grid: skip.grid });
-        let columns = self.columns.iter().map(&mut f).collect();
-        Self { skip, columns, ..self.with(f(&self.x)) }
+        let branch = self.branch.as_ref().map(|branch| BranchState {
+            skip: f(&branch.skip),
+            skip_grid: branch.skip_grid,
+            columns: branch.columns.iter().map(&mut f).collect(),
+        });
+        Self { branch, ..self.with(f(&self.x)) }
     }
 
     /// Returns the intermediate tensors, which exist only within a unit and between the parts of a
     /// divided unit.
     pub fn intermediates(&self) -> impl Iterator<Item = &Tensor<3>> {
-        self.skip.iter().map(|skip| &skip.x).chain(&self.columns)
+        let branches = self.branch.iter();
+        branches.flat_map(|branch| std::iter::once(&branch.skip).chain(&branch.columns))
     }
 
     /// Returns one vector per view, `[B·V, 1, D]`: the first prefix token, or without one the mean

@@ -188,8 +188,7 @@ fn masked_outputs(views: &[Tensor<3>], cells: Tensor<4>, masked: &Arc<MaskedCell
         x: Tensor::zeros([b * v, 1 + n, 4], &Device::flex()),
         n_prefix: 1,
         grid: [side, side],
-        skip: None,
-        columns: Vec::new(),
+        branch: None,
         masked: Some(Masked { rows: Arc::clone(masked), hides: true, selection: Selection::All }),
     };
     let others = views[1..].iter().cloned().map(HeadOutput::from_views);

@@ -9,7 +9,7 @@ use kernels::ops::{Affine, fork, grid_mean, normalize, relu, scale_channels};
 use super::shapes::Shapes;
 use super::steps::{Branch, NO_MODULE, Product, Step};
 use crate::batch_norm::BatchNorm;
-use crate::features::{Features, Skip};
+use crate::features::{BranchState, Features};
 use crate::params::ParamSpec;
 use crate::part_name::part_name;
 use crate::unit::{Context, Cost, GroupShape, StageOutput, Unit};
@@ -94,8 +94,9 @@ impl BranchPart {
                     Features { x, ..group }
                 }
                 _ => {
-                    let Skip { x, grid } = group.skip.expect(NO_SKIP);
-                    Features { skip: Some(Skip { x: normalize(x, affine, None, false), grid }), ..group }
+                    let state = group.branch.expect(NO_SKIP);
+                    let skip = normalize(state.skip, affine, None, false);
+                    Features { branch: Some(BranchState { skip, ..state }), ..group }
                 }
             };
         }
@@ -104,7 +105,7 @@ impl BranchPart {
 
     /// Applies the last normalization and the skip connection.
     fn finish(&self, group: Features, affine: Affine) -> Features {
-        let y = normalize(group.x, affine, Some(group.skip.expect(NO_SKIP).x), true);
+        let y = normalize(group.x, affine, Some(group.branch.expect(NO_SKIP).skip), true);
         if self.branch.pools { Features::vectors(grid_mean(y)) } else { Features::on_grid(y, group.grid) }
     }
 
@@ -128,30 +129,35 @@ impl BranchPart {
         let layer = &self.branch.layers[number];
         if number == 0 && step.columns.start == 0 {
             let [x, skip] = fork(group.x);
-            group = Features { x, skip: Some(Skip { x: skip, grid: group.grid }), ..group };
+            let state = BranchState { skip, skip_grid: group.grid, columns: Vec::new() };
+            group = Features { x, branch: Some(state), ..group };
         }
+        let mut state = group.branch.take().expect(NO_SKIP);
         if !step.is_last {
             let [x, kept] = fork(group.x);
             let (y, _) = layer.columns(x, group.grid, &step.columns, cx);
-            group.columns.push(y);
-            return (Features { x: kept, ..group }, None);
+            state.columns.push(y);
+            return (Features { x: kept, branch: Some(state), ..group }, None);
         }
         let (y, grid) = layer.columns(group.x, group.grid, &step.columns, cx);
-        let (x, sums) = layer.moments(concat_columns(group.columns, y), cx);
-        (Features { skip: group.skip, ..Features::on_grid(x, grid) }, Some(sums))
+        let (x, sums) = layer.moments(concat_columns(std::mem::take(&mut state.columns), y), cx);
+        (Features { branch: Some(state), ..Features::on_grid(x, grid) }, Some(sums))
     }
 
     fn shortcut(&self, step: &Step, mut group: Features, cx: &Context<'_>) -> (Features, Option<Tensor<1>>) {
         let layer = self.branch.shortcut.as_ref().expect(NO_MODULE);
-        let Skip { x, grid } = group.skip.take().expect(NO_SKIP);
+        let BranchState { skip: x, skip_grid, mut columns } = group.branch.take().expect(NO_SKIP);
         if !step.is_last {
             let [x, kept] = fork(x);
-            group.columns.push(layer.columns(x, grid, &step.columns, cx).0);
-            return (Features { skip: Some(Skip { x: kept, grid }), ..group }, None);
+            let (y, _) = layer.columns(x, skip_grid, &step.columns, cx);
+            columns.push(y);
+            let state = BranchState { skip: kept, skip_grid, columns };
+            return (Features { branch: Some(state), ..group }, None);
         }
-        let (y, grid) = layer.columns(x, grid, &step.columns, cx);
-        let (x, sums) = layer.moments(concat_columns(group.columns, y), cx);
-        (Features { skip: Some(Skip { x, grid }), columns: Vec::new(), ..group }, Some(sums))
+        let (y, grid) = layer.columns(x, skip_grid, &step.columns, cx);
+        let (skip, sums) = layer.moments(concat_columns(columns, y), cx);
+        let state = BranchState { skip, skip_grid: grid, columns: Vec::new() };
+        (Features { branch: Some(state), ..group }, Some(sums))
     }
 
     /// Computes columns of the first layer of the excitation. After the last of them, the only
@@ -159,29 +165,32 @@ impl BranchPart {
     fn squeeze(&self, step: &Step, mut group: Features, cx: &Context<'_>) -> Features {
         let [x, squeezed] = fork(group.x);
         let y = self.branch.excitation().squeezed(grid_mean(squeezed), cx);
+        let mut state = group.branch.take().expect(NO_SKIP);
         if step.is_last {
-            group.columns = vec![relu(concat_columns(group.columns, y))];
+            state.columns = vec![relu(concat_columns(state.columns, y))];
         } else {
-            group.columns.push(y);
+            state.columns.push(y);
         }
-        Features { x, ..group }
+        Features { x, branch: Some(state), ..group }
     }
 
     /// Computes columns of the second layer of the excitation, whose input is the first tensor in
     /// `columns`.
     fn excite(&self, step: &Step, mut group: Features, cx: &Context<'_>) -> Features {
-        let mut columns = group.columns.into_iter();
+        let state = group.branch.take().expect(NO_SKIP);
+        let mut columns = state.columns.into_iter();
         // A branch with an excitation has the steps of its first layer before those of its second.
         let squeezed = columns.next().expect("the squeeze comes before the excitation");
         if !step.is_last {
             let [squeezed, kept] = fork(squeezed);
             let y = self.branch.excitation().excited(squeezed, cx);
-            group.columns = [kept].into_iter().chain(columns).chain([y]).collect();
-            return group;
+            let columns = [kept].into_iter().chain(columns).chain([y]).collect();
+            return Features { branch: Some(BranchState { columns, ..state }), ..group };
         }
         let y = self.branch.excitation().excited(squeezed, cx);
         let scale = sigmoid(concat_columns(columns.collect(), y));
-        Features { x: scale_channels(group.x, scale), columns: Vec::new(), ..group }
+        let state = BranchState { columns: Vec::new(), ..state };
+        Features { x: scale_channels(group.x, scale), branch: Some(state), ..group }
     }
 }
 
