@@ -2,6 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
+use augment::AugmentError;
+use image::ImageError;
 use pipeline::PipelineError;
 
 /// An error about a data set. Variants name the file, column or image they are about.
@@ -101,6 +103,192 @@ pub enum PrepError {
         /// File name of the shards.
         shard: String,
     },
+    /// A file of JSON is damaged.
+    #[error("cannot read {}: {source}", path.display())]
+    Json {
+        /// The file.
+        path: PathBuf,
+        /// The cause.
+        source: serde_json::Error,
+    },
+    /// A result cannot be expressed in JSON.
+    #[error(transparent)]
+    Unserializable(serde_json::Error),
+    /// An operation of the file system failed; the text is that of the system.
+    #[error("{source}")]
+    FileSystem {
+        /// The file or folder.
+        path: PathBuf,
+        /// The cause.
+        source: std::io::Error,
+    },
+    /// Another process writes into a folder.
+    #[error("another job is writing to {}: wait for it, or choose another folder", path.display())]
+    Busy {
+        /// The folder, or the lock file of a part.
+        path: PathBuf,
+    },
+    /// A job in parts would delete the results of parts.
+    #[error("--overwrite would delete the results of parts: to start over, remove the folder")]
+    OverwrittenParts,
+    /// Results of parts do not exist.
+    #[error("{n_missing} part(s) are missing: run {named} first")]
+    MissingParts {
+        /// Number of the missing parts.
+        n_missing: usize,
+        /// The first of them, as flags.
+        named: String,
+    },
+    /// The result of a part is not what its file says.
+    #[error("{} is damaged, or of an earlier release: remove it, and do part {part} again", path.display())]
+    DamagedPart {
+        /// File of the result.
+        path: PathBuf,
+        /// The part, as K/N.
+        part: String,
+    },
+    /// The result of a part is that of another job or part.
+    #[error(
+        "{} is of another job or part, or its inputs have changed since: remove it and do the part again, or \
+         give the same inputs and flags", path.display()
+    )]
+    OtherPart {
+        /// File of the result.
+        path: PathBuf,
+    },
+    /// A folder of images is among the inputs of a job in parts.
+    #[error("{folder} is a folder of images, which is not divided into parts: pack it, or do it whole")]
+    UndividedFolder {
+        /// The folder.
+        folder: String,
+    },
+    /// A folder has the description of another job.
+    #[error(
+        "{} holds another job ({verb}), or the same one with other inputs, flags or number of parts; choose \
+         another --out", out.display()
+    )]
+    OtherJob {
+        /// The folder.
+        out: PathBuf,
+        /// Verb of the job in it.
+        verb: String,
+    },
+    /// A folder has shards, and no description of their job.
+    #[error("{} has shards of another job; choose another --out", out.display())]
+    OtherShards {
+        /// The folder.
+        out: PathBuf,
+    },
+    /// The shards of a prefix are those of another job.
+    #[error(
+        "{prefix}-*.tar in {} are of another job, with other images, flags or parts: choose another --out or \
+         --prefix, or remove these shards and {}", out.display(), mark.display()
+    )]
+    OtherPack {
+        /// Prefix of the shards' names.
+        prefix: String,
+        /// Folder of the shards.
+        out: PathBuf,
+        /// Description of the job.
+        mark: PathBuf,
+    },
+    /// Another job has begun to write shards with the same prefix.
+    #[error("another job with the prefix {prefix} has just begun in {}", out.display())]
+    PackBegun {
+        /// Prefix of the shards' names.
+        prefix: String,
+        /// Folder of the shards.
+        out: PathBuf,
+    },
+    /// A shard to read is in the folder to write to.
+    #[error("{} is in the output folder; choose another --out", path.display())]
+    InOutput {
+        /// The shard.
+        path: PathBuf,
+    },
+    /// Shards to read have the same name.
+    #[error("two input shards are both named {shard}; use two folders")]
+    SameNames {
+        /// The second of them, without secrets.
+        shard: String,
+    },
+    /// Two samples have the same key.
+    #[error("key {key} occurs twice, the second time in {shard}; give --renumber")]
+    RepeatedKey {
+        /// The key.
+        key: String,
+        /// Shard of the second sample.
+        shard: String,
+    },
+    /// A folder has another list of classes than the shards.
+    #[error("{} holds other classes than {}; give another --out", path.display(), list.display())]
+    OtherClassList {
+        /// List in the folder.
+        path: PathBuf,
+        /// List beside the shards.
+        list: PathBuf,
+    },
+    /// A folder has another list of classes than the images.
+    #[error(
+        "{} holds other classes; give --classes {} to number by it, or another --out",
+        path.display(), path.display()
+    )]
+    OtherClasses {
+        /// List in the folder.
+        path: PathBuf,
+    },
+    /// A class is not in the list of classes.
+    #[error("class {class:?} is not in the list of classes ({n_names} names)")]
+    UnknownClass {
+        /// The class.
+        class: String,
+        /// Number of names in the list.
+        n_names: usize,
+    },
+    /// A class is not the number that it has to be.
+    #[error("{source}")]
+    NotNumber {
+        /// The class.
+        class: String,
+        /// The cause.
+        source: std::num::ParseIntError,
+    },
+    /// A file does not have the name of an image.
+    #[error("{} does not have the extension of an image", path.display())]
+    NoImageExtension {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The header of an image cannot be read.
+    #[error("{} is not a readable image: {source}", path.display())]
+    NotReadable {
+        /// The file.
+        path: PathBuf,
+        /// The cause.
+        source: AugmentError,
+    },
+    /// An image cannot be decoded.
+    #[error("cannot decode {}: {source}", path.display())]
+    Undecodable {
+        /// The file.
+        path: PathBuf,
+        /// The cause.
+        source: AugmentError,
+    },
+    /// An image cannot be written as a PNG.
+    #[error("cannot encode {}: {source}", path.display())]
+    Unencodable {
+        /// The file.
+        path: PathBuf,
+        /// The cause.
+        source: ImageError,
+    },
+    /// An image cannot be written as a JPEG.
+    #[error(transparent)]
+    Jpeg(ImageError),
+    /// The files of an image do not fit together.
+    #[error(transparent)]
+    Augment(#[from] AugmentError),
     /// The data path failed.
     #[error(transparent)]
     Data(#[from] PipelineError),
@@ -110,5 +298,15 @@ impl PrepError {
     /// Creates an I/O error on `path` during `action`.
     pub fn io(action: &'static str, path: &Path, source: std::io::Error) -> Self {
         Self::Io { action, path: path.to_path_buf(), source }
+    }
+
+    /// Creates the error for the damaged JSON file `path`.
+    pub(crate) fn json(path: &Path, source: serde_json::Error) -> Self {
+        Self::Json { path: path.to_path_buf(), source }
+    }
+
+    /// Creates the error of the file system on `path`.
+    pub(crate) fn file_system(path: &Path, source: std::io::Error) -> Self {
+        Self::FileSystem { path: path.to_path_buf(), source }
     }
 }

@@ -110,7 +110,10 @@ fn session_code(error: &SessionError) -> u8 {
 fn prep_code(error: &PrepError) -> u8 {
     match error {
         PrepError::Data(error) => pipeline_code(error),
-        PrepError::Io { .. } | PrepError::Walk { .. } | PrepError::Table { .. } => DATA,
+        PrepError::Io { .. }
+        | PrepError::Walk { .. }
+        | PrepError::Table { .. }
+        | PrepError::FileSystem { .. } => DATA,
         PrepError::Line { .. }
         | PrepError::Missing { .. }
         | PrepError::NotImages { .. }
@@ -118,7 +121,32 @@ fn prep_code(error: &PrepError) -> u8 {
         | PrepError::NoColumn { .. }
         | PrepError::NoImageColumn { .. }
         | PrepError::EmptyColumn { .. }
-        | PrepError::SeveralValues { .. } => CONFIGURATION,
+        | PrepError::SeveralValues { .. }
+        | PrepError::Json { .. }
+        | PrepError::Unserializable(_)
+        | PrepError::Busy { .. }
+        | PrepError::OverwrittenParts
+        | PrepError::MissingParts { .. }
+        | PrepError::DamagedPart { .. }
+        | PrepError::OtherPart { .. }
+        | PrepError::UndividedFolder { .. }
+        | PrepError::OtherJob { .. }
+        | PrepError::OtherShards { .. }
+        | PrepError::OtherPack { .. }
+        | PrepError::PackBegun { .. }
+        | PrepError::InOutput { .. }
+        | PrepError::SameNames { .. }
+        | PrepError::RepeatedKey { .. }
+        | PrepError::OtherClassList { .. }
+        | PrepError::OtherClasses { .. }
+        | PrepError::UnknownClass { .. }
+        | PrepError::NotNumber { .. }
+        | PrepError::NoImageExtension { .. }
+        | PrepError::NotReadable { .. }
+        | PrepError::Undecodable { .. }
+        | PrepError::Unencodable { .. }
+        | PrepError::Jpeg(_)
+        | PrepError::Augment(_) => CONFIGURATION,
     }
 }
 

@@ -1,9 +1,10 @@
 //! Progress: a bar in a terminal, and lines in a log.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle, TermLike};
+use prep::Progress;
 use serde_json::Map;
 
 use crate::console::{animate, draws, line_every, say_progress, shows_progress};
@@ -27,6 +28,39 @@ pub(crate) fn bar(total: u64, label: &str) -> ProgressBar {
     match ProgressStyle::with_template(template) {
         Ok(style) => bar.with_style(style.progress_chars("=> ").with_key("per_sec", rate)),
         Err(_) => bar,
+    }
+}
+
+/// The bar of a job of `prep`, which is shown from its beginning until it is dropped.
+pub(crate) struct ItemBar {
+    label: &'static str,
+    bar: OnceLock<ProgressBar>,
+}
+
+impl ItemBar {
+    /// Creates a bar that is labeled `label`.
+    pub(crate) fn new(label: &'static str) -> Self {
+        Self { label, bar: OnceLock::new() }
+    }
+}
+
+impl Progress for ItemBar {
+    fn begins(&self, n: u64) {
+        self.bar.get_or_init(|| bar(n, self.label));
+    }
+
+    fn advances(&self, n: u64) {
+        if let Some(bar) = self.bar.get() {
+            bar.inc(n);
+        }
+    }
+}
+
+impl Drop for ItemBar {
+    fn drop(&mut self) {
+        if let Some(bar) = self.bar.get() {
+            bar.finish_and_clear();
+        }
     }
 }
 

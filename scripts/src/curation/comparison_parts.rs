@@ -12,7 +12,8 @@ use serde_json::{Value, json};
 use super::input::{Input, InputFlags};
 use super::output::OutputFlags;
 use super::ranks::all_succeed;
-use crate::parts::{Part, PartFlags, PartResults, Work};
+use crate::parts::{PartFlags, compute_share};
+use prep::parts::{Part, PartResults, Work};
 use ranks::launch::Launch;
 
 /// Returns the share of the work that `parts` asks for.
@@ -92,7 +93,7 @@ pub(crate) fn compare_in_parts(
 ) -> anyhow::Result<Option<Vec<Retrieved>>> {
     let n_rows = input.rows.len();
     let n_like = like.rows.len();
-    let parts = results.compute(work, n_blocks(n_rows), |blocks| {
+    let parts = compute_share(results, work, n_blocks(n_rows), |blocks| {
         input.rows.largest(rows_of_blocks(n_rows, blocks.clone()))?;
         // Numbers are saved as their bits.
         Ok(bytemuck::cast_vec::<Retrieved, [u32; 3]>(compare(blocks)?))
@@ -106,7 +107,7 @@ pub(crate) fn compare_in_parts(
             is_valid &= rows.contains(&(*row as usize)) && (*like as usize) < n_like;
         }
         if !is_valid {
-            return Err(results.damaged(part));
+            return Err(results.damaged(part).into());
         }
         joined.extend(bytemuck::cast_vec::<[u32; 3], Retrieved>(part_results));
     }

@@ -15,11 +15,11 @@ use serde_json::{Value, json};
 use super::match_images::match_images;
 use crate::cluster::compute;
 use crate::evaluation::flags::{CacheFlags, StageBar};
+use crate::evaluation::image_sets::with_names;
 use crate::evaluation::network::NetworkFlags;
 use crate::evaluation::scores::set_name;
-use crate::parts::file_identity;
-use crate::shards::classes::with_names;
 use prep::open::open_dataset;
+use prep::parts::file_identity;
 use ranks::launch::Launch;
 
 /// Flags for features and their images.

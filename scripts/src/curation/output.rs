@@ -12,14 +12,16 @@ use serde_json::{Map, Value, json};
 
 use super::clusters;
 use super::input::{Images, Input};
-use crate::parts::Work;
-use crate::progress::bar;
-use crate::shards::classes::copy_classes;
-use crate::shards::folder_lock::{FolderLock, lock_for};
-use crate::shards::names::shard_list;
-use crate::shards::rewrite::claim;
-use crate::shards::samples::{LimitFlags, check_keys, write_samples};
+use crate::progress::ItemBar;
+use crate::shards::limits::LimitFlags;
+use prep::Progress;
+use prep::classes::copy_classes;
+use prep::folder_lock::{FolderLock, lock_for};
+use prep::names::shard_list;
 use prep::open::is_folder_of_images;
+use prep::parts::Work;
+use prep::rewrite::claim;
+use prep::samples::{check_keys, write_samples};
 use ranks::launch::Launch;
 
 /// List of all images, one line each.
@@ -249,11 +251,10 @@ impl Output<'_> {
             bail!("no image is kept");
         }
         copy_class_names(&images.specs, self.storage, &self.flags.out)?;
-        let progress = bar(samples.len() as u64, "pack");
-        let n_shards =
-            write_samples(&self.flags.out, &self.flags.prefix, &self.flags.limits, &samples, &progress)?;
-        progress.finish_and_clear();
-        Ok(n_shards)
+        let progress = ItemBar::new("pack");
+        progress.begins(samples.len() as u64);
+        let options = self.flags.limits.options();
+        Ok(write_samples(&self.flags.out, &self.flags.prefix, &options, &samples, &progress)?)
     }
 }
 
@@ -261,7 +262,10 @@ impl Output<'_> {
 fn copy_class_names(specs: &[String], storage: &Storage, out: &Path) -> anyhow::Result<()> {
     let shards: Vec<String> =
         specs.iter().filter(|spec| !is_folder_of_images(spec).unwrap_or(false)).cloned().collect();
-    if shards.is_empty() { Ok(()) } else { copy_classes(&storage.sources(&shards)?, out, false) }
+    if !shards.is_empty() {
+        copy_classes(&storage.sources(&shards)?, out, false)?;
+    }
+    Ok(())
 }
 
 /// Rounds a number to six significant digits, the precision of every single-precision number.

@@ -1,15 +1,4 @@
-//! Writing shards: lists, labels, names, encodings, and jobs that rewrite shards.
+//! Flags of commands that write shards.
 
-pub(crate) mod bands;
-pub(crate) mod bits;
-pub(crate) mod classes;
-pub(crate) mod encode;
-pub(crate) mod folder_lock;
-pub(crate) mod host_queue;
-mod image_file;
-pub(crate) mod names;
-pub(crate) mod pack;
-pub(crate) mod pack_job;
+pub(crate) mod limits;
 pub(crate) mod rewrite;
-pub(crate) mod samples;
-pub(crate) mod synth;

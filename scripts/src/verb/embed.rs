@@ -17,14 +17,14 @@ use xxhash_rust::xxh3::Xxh3;
 use crate::cluster::compute;
 use crate::console::one_line;
 use crate::evaluation::flags::{CacheFlags, StageBar};
+use crate::evaluation::image_sets::{report_image_set_bits, with_names};
 use crate::evaluation::network::{NetworkFlags, OpenNetwork};
 use crate::evaluation::scores::set_name;
-use crate::parts::{Part, PartFlags, Work, check_none_missing};
-use crate::shards::bits::note_image_set_bits;
-use crate::shards::classes::with_names;
-use crate::shards::folder_lock::{FolderLock, lock_part};
+use crate::parts::PartFlags;
 use prep::files::{FoundFiles, find_images, name_of, report_skipped};
+use prep::folder_lock::{FolderLock, lock_part};
 use prep::open::open_dataset;
+use prep::parts::{Part, Work, check_none_missing};
 
 /// Largest number of images without a row that are named.
 const NAMED: usize = 5;
@@ -220,7 +220,7 @@ fn join(
 fn open_images(args: &Args, storage: &Storage, open: &OpenNetwork) -> anyhow::Result<ImageSet> {
     let (source, name) = open_source(args, storage)?;
     let images = ImageSet::open(source, open.transform, open.rules, name)?;
-    note_image_set_bits(&images)?;
+    report_image_set_bits(&images)?;
     if args.images.is_some() { Ok(images) } else { with_names(images, &args.shards, storage) }
 }
 
@@ -239,7 +239,7 @@ fn lock_output(out: &Path, work: Work) -> anyhow::Result<Option<FolderLock>> {
     let Work::Part(part) = work else { return Ok(None) };
     let folder = out.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let name = out.file_name().unwrap_or_default().to_string_lossy();
-    lock_part(folder, &name, part).map(Some)
+    Ok(Some(lock_part(folder, &name, part)?))
 }
 
 /// Identifies the images of a set: their number, and a hash of their names and contents.

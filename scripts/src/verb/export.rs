@@ -21,8 +21,8 @@ use session::Backbone;
 
 use crate::backbone::{WeightFlags, open_backbone};
 use crate::console::say;
+use crate::evaluation::image_sets::open_images;
 use crate::evaluation::network::find_workdir;
-use crate::shards::classes::open_images;
 
 /// Flags of `export`.
 #[derive(clap::Args)]

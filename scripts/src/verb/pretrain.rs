@@ -23,16 +23,16 @@ use session::{Session, initial_model};
 
 use crate::cluster::compute;
 use crate::console::say;
+use crate::evaluation::image_sets::open_images;
 use crate::evaluation::in_training::InTraining;
 use crate::exit::PREEMPTED;
 use crate::forecast::at_least;
 use crate::initial::InitialFlags;
 use crate::progress::Activity;
 use crate::run_progress::RunProgress;
-use crate::shards::bits::note_bits;
-use crate::shards::classes::open_images;
 use crate::signals::Signals;
 use crate::{pictures, recipes};
+use prep::bits::report_bits;
 use prep::open::report_turned;
 
 /// Flags of `pretrain`.
@@ -222,7 +222,7 @@ pub(crate) fn pretrain(
 /// Prints notes on the images, and a forecast, before the first step.
 fn print_notes(plan: &Plan, dataset: &Dataset, device: &Opened) {
     report_turned(dataset, &plan.recipe.data.rules());
-    note_bits(dataset, &plan.recipe.data.rules());
+    report_bits(dataset, &plan.recipe.data.rules());
     // A forecast that fails must not delay the run.
     if let Ok(forecast) = at_least(plan, device) {
         say(format!("note: {forecast}"));

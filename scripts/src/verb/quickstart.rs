@@ -22,7 +22,6 @@ use super::export;
 use super::pretrain::pretrain;
 use super::probe::baselines;
 use super::report::write_beside;
-use super::shards::synth::{SynthArgs, synthesize};
 use crate::backbone::{WeightFlags, open_backbone};
 use crate::cluster::compute;
 use crate::console::say;
@@ -30,7 +29,9 @@ use crate::evaluation::network::NetworkFlags;
 use crate::evaluation::record;
 use crate::evaluation::scores::{Table, print_table, rows};
 use crate::exit::PREEMPTED;
+use crate::progress::ItemBar;
 use crate::recipes;
+use prep::synth::{SynthSet, synthesize};
 use ranks::launch::Launch;
 
 /// Flags of `quickstart`.
@@ -70,14 +71,14 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     let rules = recipe.data.rules();
     let data = args.workdir.join("data");
     // Train and test come from different seeds.
-    let train_set = SynthArgs {
+    let train_set = SynthSet {
         out: data.join("train"),
         count: args.train_images,
         seed: 2 * seed,
         size_px: size_px as u32,
         prefix: "train".into(),
     };
-    let test_set = SynthArgs {
+    let test_set = SynthSet {
         out: data.join("test"),
         count: args.test_images,
         seed: 2 * seed + 1,
@@ -139,7 +140,7 @@ fn to_json(table: &Table, seconds: f64) -> serde_json::Value {
 }
 
 /// Returns the paths of the shards of `set`, which are created if they do not exist.
-fn ensure_synth(data: &Path, set: &SynthArgs) -> anyhow::Result<Vec<String>> {
+fn ensure_synth(data: &Path, set: &SynthSet) -> anyhow::Result<Vec<String>> {
     let done_file = data.join(format!("{}.done", set.prefix));
     let description = format!("{} images of {} px, seed {}", set.count, set.size_px, set.seed);
     if !done_file.exists() {
@@ -153,7 +154,7 @@ fn ensure_synth(data: &Path, set: &SynthArgs) -> anyhow::Result<Vec<String>> {
         }
         std::fs::create_dir_all(data)?;
         std::fs::write(&begun_file, &description)?;
-        synthesize(set)?;
+        synthesize(set, &ItemBar::new("synth"))?;
         std::fs::write(&done_file, &description)?;
         std::fs::remove_file(&begun_file)?;
     } else {

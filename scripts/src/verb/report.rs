@@ -17,10 +17,10 @@ use serde_json::json;
 
 use crate::cluster::compute::DeviceFlag;
 use crate::console::say;
+use crate::evaluation::image_sets::with_names;
 use crate::evaluation::network::NetworkFlags;
 use crate::evaluation::scores::set_name;
 use crate::pictures;
-use crate::shards::classes::with_names;
 use prep::open::{is_folder_of_images, open_dataset};
 
 /// Number of bytes at the beginning of a page that contain its title.

@@ -22,7 +22,7 @@ use crate::curation::input::{Images, Input, InputFlags};
 use crate::curation::output::{MAP, Output, OutputFlags};
 use crate::curation::pairs::image;
 use crate::curation::ranks::{all_succeed, connect, finish};
-use crate::shards::samples::KeyList;
+use prep::samples::KeyList;
 
 /// Number of classes that are named for a cluster.
 const N_CLASSES: usize = 4;

@@ -20,7 +20,8 @@ use crate::curation::pairs::{Match, draw_matches};
 use crate::curation::progress::Bars;
 use crate::curation::ranks::{all_succeed, connect, finish};
 use crate::curation::threshold::ThresholdFlag;
-use crate::parts::{PartFlags, PartResults, Work};
+use crate::parts::PartFlags;
+use prep::parts::{PartResults, Work};
 
 /// Flags of `curate remove`.
 #[derive(clap::Args)]

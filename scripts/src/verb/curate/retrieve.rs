@@ -21,7 +21,8 @@ use crate::curation::others::OtherFlags;
 use crate::curation::output::{Output, OutputFlags, six_digits};
 use crate::curation::progress::Bars;
 use crate::curation::ranks::{all_succeed, connect, finish};
-use crate::parts::{PartFlags, PartResults, Work};
+use crate::parts::PartFlags;
+use prep::parts::{PartResults, Work};
 
 /// Flags of `curate retrieve`.
 #[derive(clap::Args)]

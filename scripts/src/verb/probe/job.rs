@@ -8,10 +8,10 @@ use pipeline::Storage;
 
 use crate::cluster::compute::DeviceFlag;
 use crate::evaluation::flags::{CacheFlags, ProtocolFlags};
+use crate::evaluation::image_sets::{report_image_set_bits, with_names};
 use crate::evaluation::network::{NetworkFlags, OpenNetwork};
 use crate::evaluation::scores::set_name;
-use crate::shards::bits::note_image_set_bits;
-use crate::shards::classes::{note_class_folders, with_names};
+use prep::classes::report_class_folders;
 use prep::open::open_dataset;
 
 /// Flags of `probe`.
@@ -97,10 +97,10 @@ pub(super) fn images(
     storage: &Storage,
 ) -> anyhow::Result<ImageSet> {
     let dataset = Arc::new(open_dataset(specs, storage)?);
-    note_class_folders(&dataset, &name)?;
+    report_class_folders(&dataset, &name)?;
     let source = Source::Shards(dataset);
     let images = ImageSet::open(source, open.transform, open.rules, name)?;
-    note_image_set_bits(&images)?;
+    report_image_set_bits(&images)?;
     with_names(images, specs, storage)
 }
 

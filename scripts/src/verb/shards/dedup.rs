@@ -26,10 +26,12 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use xxhash_rust::xxh3::xxh3_128;
 
-use crate::parts::{PartFlags, PartResults, identities};
-use crate::progress::bar;
-use crate::shards::folder_lock::lock_for;
-use crate::shards::rewrite::{Job, RewriteFlags, Verdict, claim, input_identities, rewrite};
+use crate::parts::{PartFlags, compute_share};
+use crate::progress::{ItemBar, bar};
+use crate::shards::rewrite::{RewriteFlags, print_totals};
+use prep::folder_lock::lock_for;
+use prep::parts::{PartResults, identities};
+use prep::rewrite::{Job, Verdict, claim, input_identities, rewrite};
 
 /// Flags of `shards dedup`.
 #[derive(clap::Args)]
@@ -120,7 +122,8 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     let results = PartResults::new(job.out, job.verb, identity);
     results.check_complete(work)?;
     claim(inputs, job.out, job.verb, &job.settings, job.overwrite)?;
-    let Some(entries) = results.compute(work, shards.len(), |range| fingerprints(&shards, range))? else {
+    let Some(entries) = compute_share(&results, work, shards.len(), |range| fingerprints(&shards, range))?
+    else {
         return Ok(ExitCode::SUCCESS);
     };
     let entries: Vec<SampleEntry> = entries.into_iter().flatten().collect();
@@ -149,14 +152,14 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
         let job = Job { overwrite: false, ..job };
         // `rewrite` locks the folder itself.
         drop(lock);
-        let totals = rewrite(&sources, storage, &job, |item| {
+        let totals = rewrite(&sources, storage, &job, &ItemBar::new(job.verb), |item| {
             if removed.contains(&(item.shard.name(), item.number)) {
                 Verdict::Drop("a copy: see copies.jsonl".into())
             } else {
                 Verdict::Keep
             }
         })?;
-        totals.print(false);
+        print_totals(&totals, false);
     }
     if args.flags.json {
         out!("{}", json!({ "samples": n_samples, "exact": n_exact, "near": n_near }));

@@ -11,8 +11,8 @@ use pipeline::{PipelineError, Shard, Storage};
 use serde_json::json;
 
 use crate::progress::bar;
-use crate::shards::classes::copy_classes;
-use crate::shards::rewrite::check_names;
+use prep::classes::copy_classes;
+use prep::rewrite::check_names;
 
 /// Flags of `shards extract`.
 #[derive(clap::Args)]

@@ -7,7 +7,9 @@ use pipeline::Storage;
 use augment::{DecodeRules, Image};
 use serde_json::json;
 
-use crate::shards::rewrite::{Item, Job, RewriteFlags, Verdict, rewrite};
+use crate::progress::ItemBar;
+use crate::shards::rewrite::{RewriteFlags, print_totals};
+use prep::rewrite::{Item, Job, Verdict, rewrite};
 
 /// Flags of `shards filter`.
 #[derive(clap::Args)]
@@ -35,11 +37,11 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
         "min_deviation": args.min_deviation,
     });
     let job = Job { out: &args.flags.out, verb: "filter", settings, overwrite: args.flags.overwrite };
-    let totals = rewrite(&sources, storage, &job, |item| match flaw(args, item) {
+    let totals = rewrite(&sources, storage, &job, &ItemBar::new(job.verb), |item| match flaw(args, item) {
         Some(reason) => Verdict::Drop(reason),
         None => Verdict::Keep,
     })?;
-    totals.print(args.flags.json);
+    print_totals(&totals, args.flags.json);
     Ok(ExitCode::SUCCESS)
 }
 

@@ -31,7 +31,7 @@ enum Verb {
     /// Pack a folder of images, or a list of them, into shards.
     Pack(pack::Args),
     /// Generate a procedural, labeled image set as shards.
-    Synth(synth::SynthArgs),
+    Synth(synth::Args),
     /// Read every byte, decode every image, compare index and checksums with the tar.
     Verify(verify::Args),
     /// List the samples of shards.

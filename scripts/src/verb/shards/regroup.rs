@@ -12,12 +12,14 @@ use pipeline::{Shard, Source, Storage};
 use serde_json::{Value, json};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-use crate::progress::bar;
-use crate::shards::classes::{class_name, copy_classes, read_class_names};
-use crate::shards::folder_lock::lock_folder;
-use crate::shards::names::shard_list;
-use crate::shards::rewrite::{claim, input_identities};
-use crate::shards::samples::{KeyList, LimitFlags, check_keys, write_samples};
+use crate::progress::ItemBar;
+use crate::shards::limits::LimitFlags;
+use prep::Progress;
+use prep::classes::{class_name, copy_classes, read_class_names};
+use prep::folder_lock::lock_folder;
+use prep::names::shard_list;
+use prep::rewrite::{claim, input_identities};
+use prep::samples::{KeyList, check_keys, write_samples};
 
 /// Flags that the three verbs have in common.
 #[derive(clap::Args)]
@@ -343,15 +345,16 @@ fn write(
     let _lock = lock_folder(&common.out)?;
     claim(input_identities(sources, shards, &common.out)?, &common.out, verb, &settings, false)?;
     copy_classes(sources, &common.out, false)?;
-    let progress = bar(n_samples as u64, verb);
+    let progress = ItemBar::new(verb);
+    progress.begins(n_samples as u64);
     let mut report = BTreeMap::new();
     for (prefix, positions) in parts {
         let samples: Vec<(&Shard, usize)> =
             positions.iter().map(|position| (&shards[position.shard], position.number)).collect();
-        let n_shards = write_samples(&common.out, prefix, &common.limits, &samples, &progress)?;
+        let n_shards = write_samples(&common.out, prefix, &common.limits.options(), &samples, &progress)?;
         report.insert(prefix.clone(), json!({ "samples": positions.len(), "shards": n_shards }));
     }
-    progress.finish_and_clear();
+    drop(progress);
     for (prefix, counts) in &report {
         let n_shards = counts["shards"].as_u64().unwrap_or_default() as usize;
         let list = shard_list(&common.out, prefix, n_shards);

@@ -13,8 +13,10 @@ use fast_image_resize::images::{Image, ImageRef};
 use fast_image_resize::{FilterType, PixelType, ResizeAlg, ResizeOptions, Resizer};
 use serde_json::json;
 
-use crate::shards::encode::jpeg;
-use crate::shards::rewrite::{Item, Job, RewriteFlags, Verdict, rewrite};
+use crate::progress::ItemBar;
+use crate::shards::rewrite::{RewriteFlags, print_totals};
+use prep::encode::jpeg;
+use prep::rewrite::{Item, Job, Verdict, rewrite};
 
 /// Flags of `shards resize`.
 #[derive(clap::Args)]
@@ -48,8 +50,10 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     });
     let job = Job { out: &args.flags.out, verb: "resize", settings, overwrite: args.flags.overwrite };
     // An image that cannot be decoded is kept: dropping images is the job of `filter`.
-    let totals = rewrite(&sources, storage, &job, |item| resize(args, item).unwrap_or(Verdict::Keep))?;
-    totals.print(args.flags.json);
+    let totals = rewrite(&sources, storage, &job, &ItemBar::new(job.verb), |item| {
+        resize(args, item).unwrap_or(Verdict::Keep)
+    })?;
+    print_totals(&totals, args.flags.json);
     Ok(ExitCode::SUCCESS)
 }
 

@@ -14,7 +14,7 @@ use report::picture::sheets;
 
 use crate::evaluation::scores::set_name;
 use crate::recipes;
-use crate::shards::classes::{class_name, read_class_names};
+use prep::classes::{class_name, read_class_names};
 use prep::open::{open_dataset, split_folders};
 
 /// Flags of `shards contact-sheet`.

@@ -19,10 +19,11 @@ use xxhash_rust::xxh3::xxh3_128;
 
 use super::constants::ChannelSums;
 use crate::backbone::{ValueFlags, depth};
-use crate::parts::{PartFlags, PartResults, folder, identities, open_folders};
+use crate::parts::{PartFlags, compute_share, folder};
 use crate::progress::bar;
-use crate::shards::bits::BitsUsed;
+use prep::bits::BitsUsed;
 use prep::open::split_folders;
+use prep::parts::{PartResults, identities, open_folders};
 
 /// Number of images whose views are timed for the prediction.
 const N_TIMED: usize = 64;
@@ -143,7 +144,7 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     let work = args.parts.work();
     let results = PartResults::new(folder(args.out.as_deref(), work)?, "stats", about);
     let folders = open_folders(&given, work)?;
-    let parts = results.compute(work, sources.len(), |range| {
+    let parts = compute_share(&results, work, sources.len(), |range| {
         let shards = storage.open_all(&sources[range])?;
         collect_stats(&shards.iter().chain(&folders).collect::<Vec<_>>(), &rules)
     })?;

@@ -13,9 +13,10 @@ use serde_json::json;
 
 use crate::backbone::ValueFlags;
 use crate::console::say;
-use crate::parts::{PartFlags, PartResults, Work, folder, identities, open_folders};
+use crate::parts::{PartFlags, compute_share, folder};
 use crate::progress::bar;
 use prep::open::split_folders;
+use prep::parts::{PartResults, Work, identities, open_folders};
 
 /// Flags of `shards verify`.
 #[derive(clap::Args)]
@@ -68,8 +69,9 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
         no_data: args.values.no_data(Fill::default()),
         ..DecodeRules::default()
     };
-    let parts = results
-        .compute(work, sources.len(), |range| check_samples(&sources[range], folders, storage, &rules))?;
+    let parts = compute_share(&results, work, sources.len(), |range| {
+        check_samples(&sources[range], folders, storage, &rules)
+    })?;
     let Some(parts) = parts else { return Ok(ExitCode::SUCCESS) };
     if let Work::Join(_) = work {
         for flaw in parts.iter().flat_map(|part| &part.flaws) {

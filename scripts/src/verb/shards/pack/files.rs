@@ -7,14 +7,16 @@ use pipeline::shard::write::ShardLimits;
 use serde_json::json;
 
 use super::flags::Args;
-use crate::parts::Work;
-use crate::shards::names::shard_list;
-use crate::shards::pack::{Packed, pack};
-use crate::shards::pack_job::PackJob;
+use crate::console::say;
+use crate::progress::ItemBar;
+use prep::names::shard_list;
+use prep::pack::{PackJob, Packed, no_images, pack};
+use prep::parts::Work;
 
 pub(crate) fn run(args: &Args, columns: &ColumnNames) -> anyhow::Result<ExitCode> {
     let max_bytes = if args.bytes_per_shard == 0 { u64::MAX } else { args.bytes_per_shard };
-    let packed = pack(&PackJob {
+    let work = args.parts.work();
+    let job = PackJob {
         input: &args.input,
         columns,
         out: &args.out,
@@ -24,10 +26,26 @@ pub(crate) fn run(args: &Args, columns: &ColumnNames) -> anyhow::Result<ExitCode
         overwrite: args.web.overwrite,
         seed: args.seed,
         joins_bands: args.bands,
-        work: args.parts.work(),
-    })?;
+        work,
+    };
+    let packed = pack(&job, &ItemBar::new("pack"))?;
+    if packed.n_samples == 0 {
+        print_first_failure(&packed);
+        if !matches!(work, Work::Part(_)) {
+            return Err(no_images(&job).into());
+        }
+    }
     print(args, &packed);
     Ok(ExitCode::SUCCESS)
+}
+
+/// Prints why the first image could not be packed.
+fn print_first_failure(packed: &Packed) {
+    if let Some((_, n)) = &packed.failures
+        && let Some(first) = &packed.first_failure
+    {
+        say(format!("the first of {n} images: {first}"));
+    }
 }
 
 fn print(args: &Args, packed: &Packed) {
@@ -45,7 +63,7 @@ fn print(args: &Args, packed: &Packed) {
     if !matches!(args.parts.work(), Work::Part(_)) {
         out!("{}", shard_list(&args.out, &args.prefix, *n_shards));
     }
-    packed.print_notes();
+    packed.report();
     if args.json {
         let n_failed = packed.failures.as_ref().map_or(0, |(_, n)| *n);
         let line = json!({

@@ -25,18 +25,18 @@ use serde_json::{Value, json};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::flags::Args;
-use crate::parts::Work;
 use crate::progress::bar;
-use crate::shards::classes::Classes;
-use crate::shards::classes::write_classes;
-use crate::shards::folder_lock::lock_for;
-use crate::shards::host_queue::HostQueue;
-use crate::shards::names::shard_list;
-use crate::shards::rewrite::claim;
 use crate::storage::jitter_seed;
+use prep::classes::Classes;
+use prep::classes::write_classes;
+use prep::folder_lock::lock_for;
+use prep::host_queue::HostQueue;
 use prep::list;
 use prep::list::ListRow;
+use prep::names::shard_list;
 use prep::order::shuffle;
+use prep::parts::Work;
+use prep::rewrite::claim;
 
 /// Number of shards that may be open at a time: a slow server keeps its shard open, but does not
 /// block all work.

@@ -5,7 +5,8 @@ use std::path::PathBuf;
 
 use pipeline::shard::image::is_band;
 
-use prep::files::{SampleFile, Sidecars, extension, read_sidecars};
+use crate::error::PrepError;
+use crate::files::{SampleFile, Sidecars, extension, read_sidecars};
 
 /// File of a sample's image, with its extension in the shard.
 pub(crate) struct BandFile {
@@ -33,8 +34,8 @@ impl From<SampleFile> for Sample {
 /// otherwise those of the first file.
 ///
 /// # Errors
-/// If a file beside the images cannot be read.
-pub(crate) fn join_bands(entries: Vec<SampleFile>) -> anyhow::Result<Vec<Sample>> {
+/// [`PrepError::Io`] if a file beside the images cannot be read.
+pub(crate) fn join_bands(entries: Vec<SampleFile>) -> Result<Vec<Sample>, PrepError> {
     let mut samples: Vec<Sample> = Vec::new();
     let mut numbers: BTreeMap<String, usize> = BTreeMap::new();
     for entry in entries {

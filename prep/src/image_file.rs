@@ -3,7 +3,6 @@
 use std::io::Cursor;
 use std::path::Path;
 
-use anyhow::{Context, bail};
 use augment::bands;
 use augment::decode::decode_native;
 use augment::facts::facts;
@@ -11,11 +10,12 @@ use augment::{AugmentError, DecodeRules};
 use image::{DynamicImage, ImageFormat};
 use pipeline::shard::IMAGE_EXTENSIONS;
 
-use super::bands::Sample;
-use prep::files::{CONVERTED, extension};
+use crate::bands::Sample;
+use crate::error::PrepError;
+use crate::files::{CONVERTED, extension};
 
 /// Reads the files of the image of `sample`: extension in the shard, and bytes.
-pub(super) fn read_files(sample: &Sample) -> anyhow::Result<Vec<(String, Vec<u8>)>> {
+pub(crate) fn read_files(sample: &Sample) -> Result<Vec<(String, Vec<u8>)>, PrepError> {
     let files: Vec<(String, Vec<u8>)> = sample
         .files
         .iter()
@@ -23,7 +23,7 @@ pub(super) fn read_files(sample: &Sample) -> anyhow::Result<Vec<(String, Vec<u8>
             None => read_whole_image(&file.path),
             Some(extension) => Ok((extension.clone(), read_image(&file.path)?)),
         })
-        .collect::<anyhow::Result<_>>()?;
+        .collect::<Result<_, PrepError>>()?;
     if files.len() > 1 {
         let all: Vec<&[u8]> = files.iter().map(|(_, bytes)| bytes.as_slice()).collect();
         bands::sample_header(&all, &DecodeRules::default())?;
@@ -33,23 +33,25 @@ pub(super) fn read_files(sample: &Sample) -> anyhow::Result<Vec<(String, Vec<u8>
 
 /// Reads the file of an image, whose header must be readable: an extension may be wrong, and links
 /// may lead anywhere.
-fn read_image(path: &Path) -> anyhow::Result<Vec<u8>> {
-    let bytes = std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
-    facts(&bytes).with_context(|| format!("{} is not a readable image", path.display()))?;
-    Ok(bytes)
+fn read_image(path: &Path) -> Result<Vec<u8>, PrepError> {
+    let bytes = std::fs::read(path).map_err(|error| PrepError::io("read", path, error))?;
+    match facts(&bytes) {
+        Ok(_) => Ok(bytes),
+        Err(source) => Err(PrepError::NotReadable { path: path.to_path_buf(), source }),
+    }
 }
 
 /// Reads the image at `path`: its extension in the shard, and its bytes. A format that few other
 /// programs read in shards is converted to PNG, unless it is a TIFF that a PNG cannot hold.
-fn read_whole_image(path: &Path) -> anyhow::Result<(String, Vec<u8>)> {
+fn read_whole_image(path: &Path) -> Result<(String, Vec<u8>), PrepError> {
     let extension = extension(path).unwrap_or_default();
     if !CONVERTED.contains(&extension.as_str()) {
         if !IMAGE_EXTENSIONS.contains(&extension.as_str()) {
-            bail!("{} does not have the extension of an image", path.display());
+            return Err(PrepError::NoImageExtension { path: path.to_path_buf() });
         }
         return Ok((extension, read_image(path)?));
     }
-    let bytes = std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
+    let bytes = std::fs::read(path).map_err(|error| PrepError::io("read", path, error))?;
     let has_map = bands::map_data(&bytes).is_ok_and(|map| map.is_some());
     // A PNG would lose the orientation of the image.
     let is_turned = facts(&bytes).is_ok_and(|facts| facts.turned);
@@ -64,7 +66,7 @@ fn read_whole_image(path: &Path) -> anyhow::Result<(String, Vec<u8>)> {
         }
         _ => decode_native(&bytes),
     };
-    let image = image.with_context(|| format!("cannot decode {}", path.display()))?;
+    let image = image.map_err(|source| PrepError::Undecodable { path: path.to_path_buf(), source })?;
     let image = match image {
         image @ (DynamicImage::ImageLuma8(_)
         | DynamicImage::ImageLumaA8(_)
@@ -79,6 +81,6 @@ fn read_whole_image(path: &Path) -> anyhow::Result<(String, Vec<u8>)> {
     let mut png = Cursor::new(Vec::new());
     image
         .write_to(&mut png, ImageFormat::Png)
-        .with_context(|| format!("cannot encode {}", path.display()))?;
+        .map_err(|source| PrepError::Unencodable { path: path.to_path_buf(), source })?;
     Ok(("png".into(), png.into_inner()))
 }

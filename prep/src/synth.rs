@@ -4,17 +4,76 @@
 //! and color of its own, on a background of gradient, ripple and noise: all drawn independently of
 //! the class. Pixels are a pure function of (seed, number).
 
-use augment::ViewRng;
+use std::path::PathBuf;
+
+use augment::{Rgb8, ViewRng};
+use pipeline::shard::write::{ShardLimits, ShardWriter};
+use rayon::prelude::*;
+
+use crate::classes::write_classes;
+use crate::encode::jpeg;
+use crate::error::PrepError;
+use crate::folder_lock::lock_folder;
+use crate::progress::Progress;
+
+/// JPEG quality of the images.
+const JPEG_QUALITY: u8 = 92;
+
+/// Number of images that are drawn, on all cores, before they are written.
+const CHUNK: u64 = 256;
 
 /// Names of the ten classes.
-pub(crate) const CLASSES: [&str; 10] =
+const CLASSES: [&str; 10] =
     ["disc", "ring", "square", "frame", "triangle", "cross", "star", "bars", "dots", "crescent"];
 
 /// Distinguishes these random streams from all others.
 const DOMAIN: u64 = 0x7379_6e74_6800_0000;
 
+/// A procedural image set.
+#[derive(Debug, Clone)]
+pub struct SynthSet {
+    /// Folder of the shards.
+    pub out: PathBuf,
+    /// Number of images.
+    pub count: u64,
+    /// Seed of the set.
+    pub seed: u64,
+    /// Side of the images, in pixels.
+    pub size_px: u32,
+    /// Prefix of the shards' names.
+    pub prefix: String,
+}
+
+/// Writes the shards of `set`, and the list of its classes; images are drawn on all cores and
+/// written in order. Returns the paths of the shards.
+///
+/// # Errors
+/// [`PrepError`] when the folder is in use, has such shards, or cannot be written.
+pub fn synthesize(set: &SynthSet, progress: &dyn Progress) -> Result<Vec<PathBuf>, PrepError> {
+    let limits = ShardLimits { max_samples: 1000, max_bytes: u64::MAX };
+    let _lock = lock_folder(&set.out)?;
+    let mut writer = ShardWriter::new(&set.out, &set.prefix, limits)?;
+    progress.begins(set.count);
+    for start in (0..set.count).step_by(CHUNK as usize) {
+        let drawn: Result<Vec<_>, PrepError> = (start..set.count.min(start + CHUNK))
+            .into_par_iter()
+            .map(|number| {
+                let (class, pixels) = image(set.seed, number, set.size_px);
+                let image = Rgb8::new(set.size_px, set.size_px, pixels);
+                Ok((number, class, jpeg(&image, JPEG_QUALITY, false)?))
+            })
+            .collect();
+        for (number, class, bytes) in drawn? {
+            writer.add(&format!("{number:08}"), &[("jpg", &bytes), ("cls", class.to_string().as_bytes())])?;
+            progress.advances(1);
+        }
+    }
+    write_classes(&set.out, &CLASSES.map(String::from))?;
+    Ok(writer.finish()?)
+}
+
 /// Draws image `number` of the set `seed`: its class and its RGB pixels, `size_px` per side.
-pub(crate) fn image(seed: u64, number: u64, size_px: u32) -> (u32, Vec<u8>) {
+fn image(seed: u64, number: u64, size_px: u32) -> (u32, Vec<u8>) {
     let mut rng = ViewRng::from_words([seed, DOMAIN, number, 0]);
     let class = rng.below(CLASSES.len() as u32);
     let scene = Scene::draw(&mut rng);

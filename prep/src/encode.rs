@@ -6,17 +6,23 @@ use augment::Rgb8;
 use image::codecs::jpeg::JpegEncoder;
 use image::{ExtendedColorType, ImageEncoder};
 
+use crate::error::PrepError;
+
 /// Encodes a baseline JPEG, of one channel, the first, if `is_gray`.
-pub(crate) fn jpeg(image: &Rgb8, quality: u8, is_gray: bool) -> anyhow::Result<Vec<u8>> {
+///
+/// # Errors
+/// [`PrepError::Jpeg`].
+pub fn jpeg(image: &Rgb8, quality: u8, is_gray: bool) -> Result<Vec<u8>, PrepError> {
     let mut bytes = Cursor::new(Vec::new());
     let encoder = JpegEncoder::new_with_quality(&mut bytes, quality);
     let width_px = image.width_px;
     let height_px = image.height_px;
-    if is_gray {
+    let written = if is_gray {
         let gray: Vec<u8> = image.data.iter().step_by(3).copied().collect();
-        encoder.write_image(&gray, width_px, height_px, ExtendedColorType::L8)?;
+        encoder.write_image(&gray, width_px, height_px, ExtendedColorType::L8)
     } else {
-        encoder.write_image(&image.data, width_px, height_px, ExtendedColorType::Rgb8)?
-    }
+        encoder.write_image(&image.data, width_px, height_px, ExtendedColorType::Rgb8)
+    };
+    written.map_err(PrepError::Jpeg)?;
     Ok(bytes.into_inner())
 }

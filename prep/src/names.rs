@@ -3,7 +3,7 @@
 use std::path::Path;
 
 /// Names the shards of `prefix` by one pattern that other verbs accept.
-pub(crate) fn shard_list(folder: &Path, prefix: &str, n_shards: usize) -> String {
+pub fn shard_list(folder: &Path, prefix: &str, n_shards: usize) -> String {
     let range = match n_shards {
         0 | 1 => "000000".to_string(),
         n => format!("{{000000..{:06}}}", n - 1),

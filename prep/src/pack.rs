@@ -9,58 +9,60 @@ use std::fs;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, bail};
 use augment::DecodeRules;
 use augment::bands::{self, MapData};
 use augment::facts::facts;
-use indicatif::ProgressBar;
 use pipeline::shard::NO_CLASS;
 use pipeline::shard::write::{ShardFile, ShardLimits, plan_shards, sample_bytes};
 use pipeline::{PipelineError, Shard, file};
 use rayon::prelude::*;
 use serde_json::{Map, Value, json};
 
-use super::bands::{Sample, join_bands};
-use super::bits::{BitsUsed, N_INSPECTED, print_bits};
-use super::classes::{Classes, write_classes};
-use super::folder_lock::lock_for;
-use super::image_file::read_files;
-use super::pack_job::{Contents, PackJob, claim, job_path, shard_path};
-use crate::console::say;
-use crate::parts::Work;
-use crate::progress::bar;
-use prep::files::{
+use crate::bands::{Sample, join_bands};
+use crate::bits::{BitsUsed, N_INSPECTED};
+use crate::classes::{Classes, write_classes};
+use crate::error::PrepError;
+use crate::files::{
     FoundFiles, SIDECAR_EXTENSIONS, SampleFile, extension, extensions, find_images, report_skipped,
 };
-use prep::keys::Keys;
-use prep::order::shuffle;
+use crate::folder_lock::lock_for;
+use crate::image_file::read_files;
+use crate::keys::Keys;
+use crate::order::shuffle;
+pub use crate::pack_job::PackJob;
+use crate::pack_job::{Contents, claim, job_path, shard_path};
+use crate::parts::Work;
+use crate::progress::Progress;
 
 /// Number of images that are read, on all cores, before they are written.
 const CHUNK: usize = 64;
 
 /// Result of a pack.
-pub(crate) struct Packed {
+pub struct Packed {
     /// Number of samples in the shards of this command's share.
-    pub(crate) n_samples: u64,
-    pub(crate) n_classes: usize,
+    pub n_samples: u64,
+    /// Number of classes of these samples.
+    pub n_classes: usize,
     /// Number of shards of the whole job.
-    pub(crate) n_shards: usize,
+    pub n_shards: usize,
     /// Numbers of the shards of this command's share.
-    pub(crate) shards: Range<usize>,
+    pub shards: Range<usize>,
     /// Number of them that existed before.
-    pub(crate) n_existing: usize,
+    pub n_existing: usize,
     /// File that lists the images that could not be packed, and their number. A part has a list for
     /// each shard.
-    pub(crate) failures: Option<(PathBuf, usize)>,
+    pub failures: Option<(PathBuf, usize)>,
+    /// First line of the lists of failures, a JSON object with path and reason.
+    pub first_failure: Option<String>,
     /// Numbers of skipped files, by extension.
-    pub(crate) skipped: BTreeMap<String, usize>,
+    pub skipped: BTreeMap<String, usize>,
     /// Observations on the images that were packed now.
-    pub(crate) noticed: Noticed,
+    pub noticed: Noticed,
 }
 
 /// Observations on images while they are packed.
 #[derive(Default)]
-pub(crate) struct Noticed {
+pub struct Noticed {
     /// Number of images that EXIF turns.
     n_turned: usize,
     /// Bits that images of 16 bits use, among the first.
@@ -68,28 +70,32 @@ pub(crate) struct Noticed {
 }
 
 impl Packed {
-    /// Prints which files were left out, and notes on the images.
-    pub(crate) fn print_notes(&self) {
+    /// Reports which files were left out, and observations on the images.
+    pub fn report(&self) {
         report_skipped(&self.skipped);
         if let Some((list, n)) = &self.failures {
-            say(format!("warning: {n} images could not be packed: see {}", list.display()));
+            tracing::warn!("{n} images could not be packed: see {}", list.display());
         }
         let Noticed { n_turned, bits } = &self.noticed;
         if *n_turned > 0 {
-            say(format!(
-                "note: EXIF turns {n_turned} images, which are packed as they are and trained on without it, as in published recipes; \
-                 data.apply_exif=true applies it"
-            ));
+            tracing::info!(
+                "EXIF turns {n_turned} images, which are packed as they are and trained on without it, as in \
+                 published recipes; data.apply_exif=true applies it"
+            );
         }
-        print_bits(bits, &DecodeRules::default(), "data.bits_used in a recipe scales them");
+        bits.report(&DecodeRules::default(), "data.bits_used in a recipe scales them");
     }
 }
 
-/// Packs the images of `job`.
-pub(crate) fn pack(job: &PackJob<'_>) -> anyhow::Result<Packed> {
+/// Packs the images of `job`. A whole job none of whose images can be packed leaves no shards.
+///
+/// # Errors
+/// [`PrepError`] when there are no images, when the folder is that of another job, or when images
+/// cannot be listed or shards cannot be written. An image that cannot be packed is no error.
+pub fn pack(job: &PackJob<'_>, progress: &dyn Progress) -> Result<Packed, PrepError> {
     let (samples, skipped) = find_samples(job)?;
     if samples.is_empty() {
-        bail!(no_images(job));
+        return Err(no_images(job));
     }
     let _lock = lock_for(job.work, job.out, job.prefix)?;
     let contents = plan_contents(job, samples, skipped)?;
@@ -102,38 +108,28 @@ pub(crate) fn pack(job: &PackJob<'_>) -> anyhow::Result<Packed> {
     let shards = job.work.range(contents.shards.len());
     let missing: Vec<usize> = shards.clone().filter(|shard| !shard_path(job, *shard).exists()).collect();
     job.work.check_done(contents.shards.len(), &missing)?;
-    let progress = bar(missing.iter().map(|shard| contents.shards[*shard].len() as u64).sum(), "pack");
+    progress.begins(missing.iter().map(|shard| contents.shards[*shard].len() as u64).sum());
     let mut noticed = Noticed::default();
     for shard in &missing {
-        write_shard(job, &contents, *shard, &mut noticed, &progress)?;
+        write_shard(job, &contents, *shard, &mut noticed, progress)?;
     }
-    progress.finish_and_clear();
     let n_existing = shards.len() - missing.len();
     let packed =
         Packed { n_shards: contents.shards.len(), n_existing, noticed, ..totals(job, &contents, shards)? };
-    if packed.n_samples > 0 {
-        return Ok(packed);
+    if packed.n_samples == 0 && job.work == Work::Whole {
+        remove_shards(job, &contents)?;
     }
-    match job.work {
-        Work::Whole => {
-            remove_shards(job, &contents)?;
-            bail!(no_images(job))
-        }
-        Work::Join(_) => bail!(no_images(job)),
-        Work::Part(_) => Ok(packed),
-    }
+    Ok(packed)
 }
 
 /// Creates the error for a job without an image that can be packed.
-fn no_images(job: &PackJob<'_>) -> PipelineError {
-    PipelineError::NoImages {
-        path: job.input.to_path_buf(),
-        wanted: extensions().collect::<Vec<_>>().join(", "),
-    }
+pub fn no_images(job: &PackJob<'_>) -> PrepError {
+    let wanted = extensions().collect::<Vec<_>>().join(", ");
+    PipelineError::NoImages { path: job.input.to_path_buf(), wanted }.into()
 }
 
 /// Finds the samples of `job`, and the numbers of other files by extension.
-fn find_samples(job: &PackJob<'_>) -> anyhow::Result<(Vec<Sample>, BTreeMap<String, usize>)> {
+fn find_samples(job: &PackJob<'_>) -> Result<(Vec<Sample>, BTreeMap<String, usize>), PrepError> {
     let FoundFiles { entries, mut skipped } = find_images(job.input, job.columns)?;
     if !job.joins_bands {
         return Ok((entries.into_iter().map(Sample::from).collect(), skipped));
@@ -149,7 +145,7 @@ fn plan_contents(
     job: &PackJob<'_>,
     samples: Vec<Sample>,
     skipped: BTreeMap<String, usize>,
-) -> anyhow::Result<Contents> {
+) -> Result<Contents, PrepError> {
     let labels = samples.iter().filter_map(|sample| sample.entry.class.as_ref());
     let classes = Classes::from_labels(job.classes, job.out, job.overwrite, labels)?;
     // Keys are numbered in the order of the list, for any seed.
@@ -160,14 +156,14 @@ fn plan_contents(
     let sizes_bytes: Vec<u64> = samples
         .par_iter()
         .map(|(key, sample)| size_bytes(key, sample, &classes, job.limits))
-        .collect::<anyhow::Result<_>>()?;
+        .collect::<Result<_, PrepError>>()?;
     let shards = plan_shards(&sizes_bytes, job.limits);
     Ok(Contents { samples, sizes_bytes, classes, shards, skipped })
 }
 
 /// Returns the text of the class member of a sample: the numbers of its classes, one a line. A
 /// sample without a class states that if it is in a folder, which would otherwise be its class.
-fn class_text(key: &str, entry: &SampleFile, classes: &Classes) -> anyhow::Result<Option<String>> {
+fn class_text(key: &str, entry: &SampleFile, classes: &Classes) -> Result<Option<String>, PrepError> {
     let Some(class) = &entry.class else {
         return Ok(key.contains('/').then(|| NO_CLASS.to_string()));
     };
@@ -180,7 +176,7 @@ fn class_text(key: &str, entry: &SampleFile, classes: &Classes) -> anyhow::Resul
 
 /// Returns the bytes that a sample takes in a shard, by the lengths of its files; 0 if the size of
 /// shards is not limited.
-fn size_bytes(key: &str, sample: &Sample, classes: &Classes, limits: ShardLimits) -> anyhow::Result<u64> {
+fn size_bytes(key: &str, sample: &Sample, classes: &Classes, limits: ShardLimits) -> Result<u64, PrepError> {
     if limits.max_bytes == u64::MAX {
         return Ok(0);
     }
@@ -209,14 +205,14 @@ fn write_shard(
     contents: &Contents,
     shard: usize,
     noticed: &mut Noticed,
-    progress: &ProgressBar,
-) -> anyhow::Result<()> {
+    progress: &dyn Progress,
+) -> Result<(), PrepError> {
     let mut writer = ShardFile::create(&shard_path(job, shard))?;
     let mut failures = String::new();
     for chunk in contents.samples[contents.shards[shard].clone()].chunks(CHUNK) {
         let read: Vec<_> = chunk.par_iter().map(|(_, sample)| read_files(sample)).collect();
         for ((key, Sample { entry, .. }), files) in chunk.iter().zip(read) {
-            progress.inc(1);
+            progress.advances(1);
             let label = class_text(key, entry, &contents.classes)?;
             match files {
                 Ok(files) => {
@@ -229,7 +225,7 @@ fn write_shard(
                     add_sample(&mut writer, key, entry, &files, label)?;
                 }
                 Err(error) => {
-                    let row = json!({ "path": entry.name, "reason": crate::console::chain(&error) });
+                    let row = json!({ "path": entry.name, "reason": error.to_string() });
                     failures.push_str(&format!("{row}\n"));
                 }
             }
@@ -242,7 +238,7 @@ fn write_shard(
 }
 
 /// Writes the list of failures at `path`; removes that of an earlier attempt if there are none.
-fn write_failures(path: &Path, failures: &str) -> anyhow::Result<()> {
+fn write_failures(path: &Path, failures: &str) -> Result<(), PrepError> {
     let result = if !failures.is_empty() {
         file::replace(path, failures.as_bytes())
     } else if path.exists() {
@@ -250,12 +246,12 @@ fn write_failures(path: &Path, failures: &str) -> anyhow::Result<()> {
     } else {
         Ok(())
     };
-    result.with_context(|| format!("cannot write {}", path.display()))
+    result.map_err(|error| PrepError::io("write", path, error))
 }
 
 /// Counts the samples of `shards`, all of which exist, and joins the lists of failures unless this
 /// is a part.
-fn totals(job: &PackJob<'_>, contents: &Contents, shards: Range<usize>) -> anyhow::Result<Packed> {
+fn totals(job: &PackJob<'_>, contents: &Contents, shards: Range<usize>) -> Result<Packed, PrepError> {
     let mut n_samples = 0;
     let mut lines = String::new();
     let mut classes: BTreeSet<&String> = BTreeSet::new();
@@ -281,11 +277,6 @@ fn totals(job: &PackJob<'_>, contents: &Contents, shards: Range<usize>) -> anyho
     if !matches!(job.work, Work::Part(_)) && n_samples > 0 {
         write_failures(&list, &lines)?;
     }
-    if n_samples == 0
-        && let Some(first) = lines.lines().next()
-    {
-        say(format!("the first of {} images: {first}", lines.lines().count()));
-    }
     Ok(Packed {
         n_samples,
         n_classes: classes.len(),
@@ -293,24 +284,25 @@ fn totals(job: &PackJob<'_>, contents: &Contents, shards: Range<usize>) -> anyho
         shards,
         n_existing: 0,
         failures: (!lines.is_empty()).then(|| (list, lines.lines().count())),
+        first_failure: lines.lines().next().map(str::to_string),
         skipped: contents.skipped.clone(),
         noticed: Noticed::default(),
     })
 }
 
 /// Removes the shards of a job that packed nothing.
-fn remove_shards(job: &PackJob<'_>, contents: &Contents) -> anyhow::Result<()> {
+fn remove_shards(job: &PackJob<'_>, contents: &Contents) -> Result<(), PrepError> {
     for shard in 0..contents.shards.len() {
         let tar = shard_path(job, shard);
         let index = pipeline::shard::sidecar::path_of(&tar);
         for path in [tar, index, failures_path(job, shard)] {
             if path.exists() {
-                fs::remove_file(&path).with_context(|| format!("cannot remove {}", path.display()))?;
+                fs::remove_file(&path).map_err(|error| PrepError::io("remove", &path, error))?;
             }
         }
     }
     let mark = job_path(job);
-    fs::remove_file(&mark).with_context(|| format!("cannot remove {}", mark.display()))
+    fs::remove_file(&mark).map_err(|error| PrepError::io("remove", &mark, error))
 }
 
 /// Returns the columns of a sample, with its name if the key differs from it.
@@ -334,7 +326,7 @@ fn add_sample(
     entry: &SampleFile,
     files: &[(String, Vec<u8>)],
     label: Option<String>,
-) -> anyhow::Result<()> {
+) -> Result<(), PrepError> {
     let mut columns = sample_columns(key, entry);
     if let Some((_, first)) = files.first()
         && let Ok(Some(map)) = bands::map_data(first)

@@ -1,0 +1,329 @@
+//! Rewriting of shards one by one: the loop of `shards resize`, `filter` and `dedup`.
+//!
+//! An output shard has the name of its input, and gets it when it is complete. Shards that exist
+//! are skipped, so that a job that was stopped continues where it was; `job.json` makes sure that
+//! it is the same job.
+
+use std::collections::HashSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use pipeline::shard::image::{compare_names, is_band};
+use pipeline::shard::write::ShardFile;
+use pipeline::url::ShardUrl;
+use pipeline::{Shard, Source, Storage, file};
+use rayon::prelude::*;
+use serde_json::{Value, json};
+
+use crate::classes::copy_classes;
+use crate::error::PrepError;
+use crate::folder_lock::lock_folder;
+use crate::parts::remove_parts;
+use crate::progress::Progress;
+
+/// Number of samples that are read, processed on all cores and written at a time.
+const CHUNK: usize = 256;
+
+/// A sample of a shard.
+pub struct Item<'a> {
+    /// Shard of the sample.
+    pub shard: &'a Shard,
+    /// Position in the shard.
+    pub number: usize,
+    /// Members: extension and bytes.
+    pub members: Vec<(String, Vec<u8>)>,
+}
+
+/// Decision about a sample.
+pub enum Verdict {
+    /// Write the sample unchanged.
+    Keep,
+    /// Write the sample with another image: extension and bytes.
+    Replace(&'static str, Vec<u8>),
+    /// Leave the sample out, for this reason.
+    Drop(String),
+}
+
+/// Counts of a job.
+#[derive(Default)]
+pub struct RewriteTotals {
+    /// Number of shards that were written.
+    pub n_shards: u64,
+    /// Number of output shards that existed before.
+    pub n_existing_shards: u64,
+    /// Number of samples that were written unchanged.
+    pub n_kept: u64,
+    /// Number of samples that were written with another image.
+    pub n_replaced: u64,
+    /// Number of samples that were left out.
+    pub n_dropped: u64,
+    /// Bytes of the members that were read.
+    pub bytes_in: u64,
+    /// Bytes of the members that were written.
+    pub bytes_out: u64,
+    /// File that lists the samples that were left out, if any.
+    pub list: Option<PathBuf>,
+}
+
+/// Output folder and identity of a job.
+pub struct Job<'a> {
+    /// Folder of the outputs.
+    pub out: &'a Path,
+    /// Name of the verb.
+    pub verb: &'static str,
+    /// All settings that affect the output.
+    pub settings: Value,
+    /// `true` if the output of an earlier job is deleted.
+    pub overwrite: bool,
+}
+
+impl Item<'_> {
+    /// Returns the image of the sample: extension and bytes.
+    pub fn image(&self) -> Option<&(String, Vec<u8>)> {
+        use pipeline::shard::IMAGE_EXTENSIONS;
+        IMAGE_EXTENSIONS.iter().find_map(|wanted| self.members.iter().find(|(ext, _)| ext == wanted))
+    }
+
+    /// Returns the files of the sample's image: one, or one for each band.
+    pub fn files(&self) -> Vec<&[u8]> {
+        if let Some((_, bytes)) = self.image() {
+            return vec![bytes];
+        }
+        let mut bands: Vec<&(String, Vec<u8>)> =
+            self.members.iter().filter(|(extension, _)| is_band(extension)).collect();
+        bands.sort_by(|(a, _), (b, _)| compare_names(a, b));
+        bands.into_iter().map(|(_, bytes)| bytes.as_slice()).collect()
+    }
+
+    /// Returns the key of the sample.
+    pub fn key(&self) -> &str {
+        self.shard.key(self.number)
+    }
+}
+
+/// Passes every sample of `sources` to `judge`, on all cores, and writes it accordingly.
+///
+/// # Errors
+/// [`PrepError`] when the folder is that of another job, or when shards cannot be read or written.
+pub fn rewrite(
+    sources: &[Source],
+    storage: &Storage,
+    job: &Job<'_>,
+    progress: &dyn Progress,
+    judge: impl Fn(&Item<'_>) -> Verdict + Sync,
+) -> Result<RewriteTotals, PrepError> {
+    check_names(sources)?;
+    let shards = storage.open_all(sources)?;
+    let _lock = lock_folder(job.out)?;
+    claim(input_identities(sources, &shards, job.out)?, job.out, job.verb, &job.settings, job.overwrite)?;
+    copy_classes(sources, job.out, job.overwrite)?;
+    let mut totals = RewriteTotals::default();
+    progress.begins(shards.iter().map(|shard| shard.len() as u64).sum());
+    for (shard, source) in shards.iter().zip(sources) {
+        let target = job.out.join(source.url.tar_name());
+        if target.exists() {
+            totals.n_existing_shards += 1;
+            progress.advances(shard.len() as u64);
+            continue;
+        }
+        rewrite_shard(shard, &target, &judge, &mut totals, progress)?;
+        totals.n_shards += 1;
+    }
+    totals.list = join_dropped(job.out, sources)?;
+    Ok(totals)
+}
+
+/// Rewrites `shard` to `target`.
+fn rewrite_shard(
+    shard: &Shard,
+    target: &Path,
+    judge: &(impl Fn(&Item<'_>) -> Verdict + Sync),
+    totals: &mut RewriteTotals,
+    progress: &dyn Progress,
+) -> Result<(), PrepError> {
+    let mut writer = ShardFile::create(target)?;
+    let mut dropped = Vec::new();
+    for start in (0..shard.len()).step_by(CHUNK) {
+        let chunk = start..shard.len().min(start + CHUNK);
+        let verdicts: Result<Vec<_>, PrepError> = chunk
+            .into_par_iter()
+            .map(|number: usize| -> Result<(Item<'_>, Verdict), PrepError> {
+                match shard.members(number) {
+                    Ok(members) => {
+                        let item = Item { shard, number, members };
+                        let verdict = judge(&item);
+                        Ok((item, verdict))
+                    }
+                    // The bytes differ from those that were indexed: the sample must not be copied.
+                    Err(error) if error.is_sample_error() => {
+                        let item = Item { shard, number, members: Vec::new() };
+                        Ok((item, Verdict::Drop(error.to_string())))
+                    }
+                    Err(error) => Err(error.into()),
+                }
+            })
+            .collect();
+        for (mut item, verdict) in verdicts? {
+            progress.advances(1);
+            totals.bytes_in += total_bytes(&item.members);
+            let members = match verdict {
+                Verdict::Drop(reason) => {
+                    totals.n_dropped += 1;
+                    dropped.push(json!({ "shard": shard.name(), "key": item.key(), "reason": reason }));
+                    continue;
+                }
+                Verdict::Keep => {
+                    totals.n_kept += 1;
+                    std::mem::take(&mut item.members)
+                }
+                Verdict::Replace(extension, bytes) => {
+                    totals.n_replaced += 1;
+                    replace_image(&item, extension, bytes)
+                }
+            };
+            totals.bytes_out += total_bytes(&members);
+            let members: Vec<(&str, &[u8])> =
+                members.iter().map(|(ext, bytes)| (ext.as_str(), bytes.as_slice())).collect();
+            writer.add(item.key(), &members)?;
+        }
+    }
+    // The list is written first, so that a complete shard has its list.
+    let text: String = dropped.iter().flat_map(|row: &Value| [row.to_string(), "\n".into()]).collect();
+    let list = dropped_path(target);
+    file::replace(&list, text.as_bytes()).map_err(|error| PrepError::file_system(&list, error))?;
+    writer.finish()?;
+    Ok(())
+}
+
+fn total_bytes(members: &[(String, Vec<u8>)]) -> u64 {
+    members.iter().map(|(_, bytes)| bytes.len() as u64).sum()
+}
+
+/// Returns the members of `item` with its image replaced in place.
+fn replace_image(item: &Item<'_>, extension: &str, bytes: Vec<u8>) -> Vec<(String, Vec<u8>)> {
+    let old = item.image().map(|(old, _)| old.clone()).unwrap_or_default();
+    let mut bytes = Some(bytes);
+    item.members
+        .iter()
+        .map(|(ext, data)| match bytes.take_if(|_| *ext == old) {
+            Some(new) => (extension.to_string(), new),
+            None => (ext.clone(), data.clone()),
+        })
+        .collect()
+}
+
+/// Returns the path of the list of dropped samples beside a shard.
+fn dropped_path(target: &Path) -> PathBuf {
+    target.with_extension("dropped.jsonl")
+}
+
+/// Joins the lists of all shards into `dropped.jsonl`.
+fn join_dropped(out: &Path, sources: &[Source]) -> Result<Option<PathBuf>, PrepError> {
+    let mut text = String::new();
+    for source in sources {
+        text.push_str(
+            &fs::read_to_string(dropped_path(&out.join(source.url.tar_name()))).unwrap_or_default(),
+        );
+    }
+    let list = out.join("dropped.jsonl");
+    if text.is_empty() {
+        return Ok(None);
+    }
+    file::replace(&list, text.as_bytes()).map_err(|error| PrepError::io("write", &list, error))?;
+    Ok(Some(list))
+}
+
+/// Identifies the inputs of a job: location and length of each shard.
+///
+/// # Errors
+/// [`PrepError::InOutput`] if a shard is in the folder `out`, or [`PrepError::Io`].
+pub fn input_identities(sources: &[Source], shards: &[Shard], out: &Path) -> Result<Vec<Value>, PrepError> {
+    let real_out = out.canonicalize().ok();
+    let mut inputs = Vec::new();
+    for (source, shard) in sources.iter().zip(shards) {
+        let name = match &source.url {
+            ShardUrl::File(path) => {
+                let real = path.canonicalize().map_err(|error| PrepError::io("open", path, error))?;
+                if real_out.is_some() && real.parent() == real_out.as_deref() {
+                    return Err(PrepError::InOutput { path: path.clone() });
+                }
+                real.display().to_string()
+            }
+            url => url.to_string(),
+        };
+        inputs.push(json!([name, shard.index().shard_bytes]));
+    }
+    Ok(inputs)
+}
+
+/// Creates the output folder, or checks that it belongs to this job: the same verb with the same
+/// settings on the same inputs. With `overwrite`, the output of an earlier job is deleted.
+///
+/// # Errors
+/// [`PrepError::OtherJob`], [`PrepError::OtherShards`], or [`PrepError::Io`].
+pub fn claim(
+    inputs: Vec<Value>,
+    out: &Path,
+    verb: &str,
+    settings: &Value,
+    overwrite: bool,
+) -> Result<(), PrepError> {
+    fs::create_dir_all(out).map_err(|error| PrepError::io("create", out, error))?;
+    let mark = out.join("job.json");
+    let this = json!({ "verb": verb, "settings": settings, "inputs": inputs });
+    match fs::read_to_string(&mark) {
+        Ok(text) if overwrite => {
+            let existing: Value = serde_json::from_str(&text).unwrap_or_default();
+            remove_parts(out, existing["verb"].as_str().unwrap_or(verb))?;
+            clear(out)?;
+        }
+        Ok(text) => {
+            let existing: Value =
+                serde_json::from_str(&text).map_err(|error| PrepError::json(&mark, error))?;
+            if existing != this {
+                let verb = existing["verb"].as_str().unwrap_or("unknown").to_string();
+                return Err(PrepError::OtherJob { out: out.to_path_buf(), verb });
+            }
+            return Ok(());
+        }
+        Err(_) if outputs(out)?.is_empty() => {}
+        Err(_) => return Err(PrepError::OtherShards { out: out.to_path_buf() }),
+    }
+    file::replace(&mark, format!("{this}\n").as_bytes()).map_err(|error| PrepError::io("write", &mark, error))
+}
+
+/// Returns the files in `out` that have names of jobs' outputs.
+fn outputs(out: &Path) -> Result<Vec<PathBuf>, PrepError> {
+    const EXTENSIONS: [&str; 5] = [".tar", ".tar.tmp", ".tar.idx.json", ".dropped.jsonl", ".failures.jsonl"];
+    let entries = fs::read_dir(out).map_err(|error| PrepError::file_system(out, error))?;
+    let mut paths = Vec::new();
+    for entry in entries {
+        let path = entry.map_err(|error| PrepError::file_system(out, error))?.path();
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        if EXTENSIONS.iter().any(|extension| name.ends_with(extension)) {
+            paths.push(path);
+        }
+    }
+    Ok(paths)
+}
+
+/// Deletes the output of an earlier job, `job.json` last.
+fn clear(out: &Path) -> Result<(), PrepError> {
+    for path in outputs(out)? {
+        fs::remove_file(&path).map_err(|error| PrepError::io("remove", &path, error))?;
+    }
+    fs::remove_file(out.join("job.json"))
+        .map_err(|error| PrepError::io("remove", Path::new("job.json"), error))
+}
+
+/// Checks that the names of the inputs differ, because the outputs have them too.
+///
+/// # Errors
+/// [`PrepError::SameNames`].
+pub fn check_names(sources: &[Source]) -> Result<(), PrepError> {
+    let mut names = HashSet::new();
+    match sources.iter().find(|source| !names.insert(source.url.tar_name())) {
+        Some(source) => Err(PrepError::SameNames { shard: source.url.to_string() }),
+        None => Ok(()),
+    }
+}

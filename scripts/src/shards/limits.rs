@@ -1,0 +1,33 @@
+//! Flags of shards that hold chosen samples.
+
+use pipeline::shard::write::ShardLimits;
+use prep::samples::SampleOptions;
+use serde_json::{Value, json};
+
+/// Flags of shards that hold chosen samples.
+#[derive(clap::Args)]
+pub(crate) struct LimitFlags {
+    /// Largest number of samples of a shard.
+    #[arg(long, default_value_t = 10_000)]
+    samples_per_shard: u64,
+    /// Largest size of a shard, in bytes.
+    #[arg(long, default_value_t = 1 << 30)]
+    bytes_per_shard: u64,
+    /// Give samples new keys, by number. Needed if different shards have the same keys.
+    #[arg(long)]
+    pub(crate) renumber: bool,
+}
+
+impl LimitFlags {
+    /// Returns the form of the shards.
+    pub(crate) fn options(&self) -> SampleOptions {
+        let max_samples = self.samples_per_shard.max(1);
+        let limits = ShardLimits { max_samples, max_bytes: self.bytes_per_shard };
+        SampleOptions { limits, renumber: self.renumber }
+    }
+
+    /// Returns the flags as part of the identity of a job.
+    pub(crate) fn identity(&self) -> Value {
+        json!([self.samples_per_shard, self.bytes_per_shard, self.renumber])
+    }
+}
