@@ -3,6 +3,10 @@
 //!
 //! One thread processes a sample from its encoded bytes to its finished views, so that a decoded
 //! image stays in that core's cache.
+//!
+//! Views are stored by image ([`Batch::samples`]), not by view, so that the images that one thread
+//! converts are one range. Each sample keeps its own buffers: views are never copied into one
+//! buffer for the whole batch.
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};

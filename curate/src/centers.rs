@@ -1,4 +1,6 @@
 //! Centers of a level whose computation has not ended.
+//!
+//! A computation that continues from them ends with the same bits.
 
 /// Centers after some iterations of k-means, or after resampling.
 #[derive(Debug, Clone, Default, PartialEq)]

@@ -3,6 +3,9 @@
 //! [`clusters`] groups rows of features into clusters, and clusters into clusters of a higher
 //! level; [`selection`] chooses the images to keep, and how often to show each. Results depend
 //! neither on the number of threads nor on that of ranks.
+//!
+//! Every rank can read all rows and compares its part of them; only keys, counts and sums are
+//! exchanged.
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 

@@ -3,6 +3,8 @@
 //! [`images`] loads images through one transform, [`features`](mod@features) computes and caches
 //! their features, each [`protocol`](mod@protocol) scores features on labels, each [`measure`]
 //! without labels, and [`probe`] combines these.
+//!
+//! Folders use only those before them in this order: images, features, score, protocol, measure.
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 

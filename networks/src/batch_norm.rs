@@ -9,6 +9,10 @@
 //! The sums of a stage become totals of the next ([`super::unit`]), so that the result depends
 //! neither on micro-batches nor on ranks. Without totals, as in evaluation, the running statistics
 //! are used.
+//!
+//! Every network has running statistics of its own, which are not averaged with its weights. Where
+//! the mean of a batch is many deviations away from the running mean, as in the first steps, the
+//! sums lose precision.
 
 use burn_tensor::Tensor;
 use kernels::ops::{self, Affine};

@@ -1,4 +1,12 @@
 //! Division of units that have many parameters, so that less of a network is gathered at once.
+//!
+//! A unit with more parameters than `run.max_unit_parameters` is replaced by its parts
+//! ([`Unit::parts`](crate::unit::Unit::parts)). They are units of the network's list, which
+//! gathers, sums and tapes treat like any other, but share the number of the undivided unit, and
+//! with it its random numbers, its learning rate and its name in exports.
+//! [`Features`](crate::features::Features) carry what later parts need: the skip connection, and
+//! columns of a product that is not complete. A parameter may be divided by rows, which have the
+//! initial values of the whole and share its clip norm.
 
 use crate::unit::Unit;
 

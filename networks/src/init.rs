@@ -39,7 +39,8 @@ const INIT_DOMAIN: u64 = 0x696e_6974_0000_0000;
 /// Returns channel `channel` of the embedding of cell `cell` of a grid; zero without a cell.
 ///
 /// ```text
-/// [sin(row ω), cos(row ω), sin(column ω), cos(column ω)]      ω_k = 10000^(-k / (D/4)), a quarter of D each
+/// [sin(row ω), cos(row ω), sin(column ω), cos(column ω)]      a quarter of D each
+/// ω_k = 10000^(-k / (D/4))
 /// ```
 fn sin_cos(side: usize, width: usize, cell: Option<usize>, channel: usize) -> f32 {
     let Some(cell) = cell else { return 0.0 };

@@ -1,7 +1,8 @@
 //! Resampling of square grids: bicubic interpolation as a matrix.
 //!
-//! The weights are PyTorch's `interpolate(mode="bicubic", align_corners=False)`, with
-//! `antialias=True` or without. As a matrix product they are differentiable and cheap.
+//! The weights are PyTorch's `interpolate(mode="bicubic", align_corners=False)` (a = -0.75) for the
+//! size of the target, with `antialias=True` or without. As a matrix product they are
+//! differentiable and cheap.
 
 /// Rule for bicubic resampling.
 #[derive(Debug, Clone, Copy, PartialEq)]

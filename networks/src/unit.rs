@@ -18,6 +18,10 @@
 //!
 //! Everything random inside a unit is an argument ([`Draws`]), so that the second forward pass
 //! equals the first. `conformance::units` checks every unit for all of this.
+//!
+//! Parameters are addressed by name and are not fields of a Burn module, because the flat buffer is
+//! their only copy: a module would be a second one to keep in sync. Layout, sharding, optimizer,
+//! checkpoints and exports all read the same list of parameters.
 
 use std::iter::Sum;
 use std::ops::{Add, Mul};

@@ -1,9 +1,12 @@
 //! Identity of data: whether a file, a shard or a folder is unchanged since an earlier run.
 //!
-//! Shards are the same if their bytes are. The hash of a shard's bytes is taken from its index
-//! if the index was written after the last change of the file, and is otherwise computed once
-//! and kept for this state of the file. Images in a folder are the same if the file system states
-//! the same about their files ([`FileStamp`]).
+//! Shards are the same if their bytes are. The hash of a shard's bytes is taken from its index if
+//! the index was written after the last change of the file, and is otherwise computed once and kept
+//! for this state of the file. Images in a folder are the same if the file system states the same
+//! about their files ([`FileStamp`]). Reading all of them would cost as much as using them.
+//!
+//! Whatever is kept between commands, such as features, indices and parts of jobs, is keyed by
+//! these hashes.
 
 use std::fmt;
 use std::fs::Metadata;

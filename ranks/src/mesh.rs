@@ -10,6 +10,8 @@
 //!
 //! A unit whose output's columns are divided over C of the S ranks is gathered and summed by the S
 //! / C ranks with the same columns, whose shards are neighbors ([`Extent::Columns`]).
+//!
+//! A gradient is summed within the shard group, then over replicas; all modes share this code.
 
 use burn_tensor::Tensor;
 use kernels::ops::cast;

@@ -10,6 +10,12 @@
 //! micro-batches `r, r + W, …`. With N a power of two, the sum of a rank's own parts is therefore
 //! one branch of this tree, and the sum over ranks is the tree above the branches: 1, 2, 4 … N
 //! ranks give the same bits.
+//!
+//! This holds for everything that spans a batch: gradients, Sinkhorn's sums, centers. A
+//! reduce-scatter in this order is an all-to-all followed by a local sum: the same traffic as a
+//! ring, with sums in f32 even if bf16 is sent. Between nodes, however, it moves up to as many
+//! times the bytes of a ring as a node has ranks, unless the ranks of a node are a shard group. On
+//! a device, sums are additions of tensors in the same tree, with the same bits.
 
 use burn_tensor::{DType, Tensor, TensorData};
 use half::bf16;

@@ -1,4 +1,10 @@
 //! Collectives in flight while a unit computes: the next gather, and the last reductions.
+//!
+//! Collectives run in the order of their submission, and statistics over the batch are waited for.
+//! They are therefore submitted first: the next gather and the reductions of the previous unit
+//! follow once the current unit has submitted its last sums ([`GatherQueue::look_ahead`],
+//! [`ReductionQueue::release`]). The backward pass of heads is the one exception: the gather of the
+//! last backbone unit may precede its sums.
 
 use std::collections::{BTreeMap, VecDeque};
 

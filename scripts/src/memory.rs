@@ -1,4 +1,8 @@
 //! The program's allocator, which counts the memory in use.
+//!
+//! mimalloc is told to keep what was freed, because a step needs as much again as the last one;
+//! blocks of more than 2 GiB come from the operating system each time. With glibc's allocator,
+//! which returns freed memory, page faults made a step of RegNetY-800MF take a third more time.
 
 use std::alloc::{GlobalAlloc, Layout};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};

@@ -1,4 +1,4 @@
-//! Rules of ARCHITECTURE.md: dependencies between crates, folders and files, and limits on size.
+//! Rules of ARCHITECTURE.md: dependencies between crates, folders and files.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;

@@ -5,6 +5,10 @@
 //! backbone: one file or folder for each, and one line in its registry. [`source`] opens files and
 //! folders, [`read`](mod@read) reads networks from them, [`write`](mod@write) creates files and
 //! folders, and [`onnx`] builds graphs.
+//!
+//! Differences between libraries that change features are in the backbone's configuration, such as
+//! the resampling of position embeddings (`pos_offset`, `pos_antialias`), the number that norms add
+//! (`norm_epsilon`), registers and gated MLPs.
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 

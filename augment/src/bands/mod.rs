@@ -6,7 +6,8 @@
 //!
 //! 32-bit floating point represents every whole number of 16 bits, so that no precision is lost
 //! before the last rounding. 8-bit RGB is processed by [`crate::views`], whose views equal Pillow's
-//! and torchvision's bit for bit.
+//! and torchvision's bit for bit. Code that uses views sees only bytes and a
+//! [`crate::PixelFormat`].
 
 mod blur;
 mod color;

@@ -8,6 +8,11 @@
 //!
 //! Each rank compares its part of the rows; sums over ranks are exact ([`super::sums`]), so that
 //! centers have the same bits on any number of threads and ranks.
+//!
+//! Variants that skip products by bounds on distances (Hamerly, Yinyang) are not implemented: an
+//! iteration takes the time of its products, as in Faiss. Unlike comparisons of rows, k-means
+//! cannot be divided into parts that run at different times, because each iteration starts from the
+//! sums that all ranks found in the one before.
 
 use std::ops::Range;
 

@@ -118,7 +118,6 @@ impl HierarchySettings {
     }
 
     /// Clusters `rows` into the clusters of one level.
-    #[expect(clippy::too_many_arguments, reason = "the arguments of k-means, and the level's own settings")]
     fn run_level(
         &self,
         rows: &dyn Rows,

@@ -26,7 +26,6 @@ pub struct Resampling {
 
 /// Computes the centers of `assignment` again on the rows nearest to them, `resampling.n_times`
 /// times, of which `n_done` have been done before. Saves the centers each time.
-#[expect(clippy::too_many_arguments, reason = "the arguments of k-means, and the state so far")]
 pub(super) fn resample(
     rows: &dyn Rows,
     largest: f32,

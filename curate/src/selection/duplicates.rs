@@ -9,6 +9,8 @@
 //! similar images does not join images that are far apart; by SemDeDup's rule, it is any better
 //! row, so that more rows are duplicates. Of rows with equal similarity, the better one is
 //! reported.
+//!
+//! Pairs are never stored: a set of equal images would have quadratically many.
 
 use std::collections::HashMap;
 

@@ -3,6 +3,10 @@
 //!
 //! `<name>.f32` holds the rows, `<name>.json` their description. The JSON is written last: without
 //! it there is no entry. The least recently used entries are evicted first.
+//!
+//! Images of shards are identified by the hashes of the shards, wherever these are, and images in
+//! single files by the names and stamps of the files. The description has a checksum of itself and
+//! of the rows, which is compared before the rows are used.
 
 use std::fs::{self, File};
 use std::io::{BufWriter, Write};

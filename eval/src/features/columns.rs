@@ -7,7 +7,7 @@
 //! A level is the class token after a block of a transformer, or the spatial mean after a stage of
 //! a convolutional network; the average is the mean patch token of the last level, present only if
 //! the network has a class token. The columns that a protocol concatenates are therefore
-//! contiguous.
+//! contiguous. One extraction serves all protocols.
 
 use std::ops::Range;
 

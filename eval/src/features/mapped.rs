@@ -1,5 +1,9 @@
 //! Memory-mapped files of numbers: pages that do not fit in memory are read again when they are
 //! needed.
+//!
+//! Mapping is `unsafe` in Rust because another process may truncate the file. Files of the cache
+//! are never changed, but a user's file of features may be: a program that truncates it while it is
+//! read ends this one.
 
 use std::fs::File;
 use std::ops::Range;
@@ -39,7 +43,7 @@ impl Mapped {
         }
         // SAFETY: files of the cache are written under another name, renamed and never changed
         // afterwards; a removed file stays readable until it is unmapped. A user's file of features
-        // must not be changed while it is read, as ARCHITECTURE.md says. The map is read-only, so
+        // must not be changed while it is read, as the module doc says. The map is read-only, so
         // that nothing here writes through it.
         #[allow(unsafe_code)]
         let map = unsafe { Mmap::map(&file)? };

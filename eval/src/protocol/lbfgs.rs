@@ -20,7 +20,7 @@ const CURVATURE: f64 = 0.9;
 /// near the minimum.
 const MAX_LINE_SEARCH_POINTS: usize = 40;
 
-/// Stopping criteria.
+/// Stopping criteria. They are scikit-learn's.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Limits {
     /// Stops once no component of the gradient is larger in magnitude.

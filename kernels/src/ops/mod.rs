@@ -6,6 +6,12 @@
 //! the formula at the top of its file, and tests compare them. The kernels exist for speed: under
 //! autodiff, Burn's softmax and layer norm take a dozen passes over memory, and copies of permuted
 //! tensors cost as much as the products between them.
+//!
+//! CPU kernels are plain loops, compiled for SSE2, AVX2 and AVX-512 and chosen at run time
+//! (`multiversion`). They use no fused multiply-add, except in bf16 products, where it makes no
+//! difference, so that all versions give the same bits. Burn's CPU backend is optimized for size
+//! only, because optimizing it for speed took a third of a build's time: every expensive operation
+//! needs a kernel here, which takes a tensor's slice once, outside its loops.
 
 mod attention;
 mod batch_norm;

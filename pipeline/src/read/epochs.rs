@@ -3,6 +3,9 @@
 //! Epoch `e` is positions `[e·n, (e+1)·n)`. Within an epoch the shards are permuted, taken in
 //! windows of `window_shards`, and the samples of a window are permuted together: reads stay within
 //! a few shards while neighbors come from all of them.
+//!
+//! With weights ([`super::weights`]), a shard has as many positions in an epoch as draws fall on
+//! its samples, so that windows and permutations are the same as without weights.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex};

@@ -5,6 +5,9 @@
 //! ahead of the last batch that [`Loader::finish_batch`] reported, so that the caller, which
 //! assembles batches, has a bounded number of them open. Both are applied in the order of
 //! positions, so that neither can starve the batch that the caller waits for.
+//!
+//! When the loader enters a window of shards, it requests those of this window and of the next;
+//! `Dataset::check_cache` refuses a cache that cannot hold both.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;

@@ -1,4 +1,7 @@
 //! Frequencies with which the samples of a data set are shown.
+//!
+//! They belong to the data set. [`super::order`] applies them as functions of the position: shares
+//! by [`super::mix`], weights by [`super::weights`].
 
 use xxhash_rust::xxh3::Xxh3;
 

@@ -3,6 +3,9 @@
 //! Global batch `g` is positions `[g·B, (g+1)·B)`; rank `r` of `W` reads those with
 //! `p mod W = r`. `B` belongs to the recipe, not to the machine, so that the union over ranks is
 //! the same for every world size.
+//!
+//! The price of an order that does not depend on the number of ranks is that every node reads every
+//! shard in each epoch. A cache as large as the data set pays it once.
 
 use crate::PipelineError;
 

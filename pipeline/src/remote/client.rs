@@ -1,4 +1,6 @@
 //! Client of servers and object stores: one runtime, one HTTP client and one client per bucket.
+//!
+//! The client is made when it is first needed: a run on local files starts no runtime.
 
 use std::collections::HashMap;
 use std::io;

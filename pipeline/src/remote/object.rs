@@ -17,6 +17,7 @@ use super::redirect;
 use crate::secrets::name_of_url;
 
 /// Number of retries by the library itself, for its credentials; [`super::fetch`] resumes shards.
+/// Its delays multiply with those of the fetch loop.
 const LIBRARY_RETRIES: usize = 2;
 
 /// Address of the service from which a cloud machine gets its own credentials.

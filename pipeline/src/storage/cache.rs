@@ -4,7 +4,9 @@
 //! with the name of a shard is complete. When room is needed, the least recently used shards are
 //! removed and the handles on them closed, since an open handle keeps the bytes on the disk.
 //! Indices are kept: they are small, and a restarted run needs all of them. Files without the name
-//! of a cached shard are never changed.
+//! of a cached shard are never changed. The lock also makes the processes of a machine fetch a
+//! shard only once. Disk blocks are allocated before bytes arrive, and fetches that do not fit
+//! together wait for one another.
 
 use std::collections::HashMap;
 use std::fs;

@@ -2,7 +2,8 @@
 //!
 //! A tar on a local disk is read in place. Every other shard (from a server, an object store or a
 //! command, or a compressed one) is read from the [cache], which fetches it as a whole when it is
-//! first needed.
+//! first needed. A shuffle reads all of a shard anyway, and a request for each sample would cost a
+//! round trip and a fee.
 
 mod cache;
 mod cached;

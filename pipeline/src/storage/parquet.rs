@@ -5,6 +5,8 @@
 //! user names, is the sample's image; others are members under the column's name. `label`, or the
 //! column that the user names, is the class, by its name if the file states the names of classes.
 //! All other columns are the sample's `.json`.
+//!
+//! Code that reads samples therefore sees tars only.
 
 use std::collections::BTreeMap;
 use std::fs::File;

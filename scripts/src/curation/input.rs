@@ -142,7 +142,6 @@ impl InputFlags {
 
     /// Computes the features of `dataset` by the network in `checkpoint`, or takes them from the
     /// cache.
-    #[expect(clippy::too_many_arguments, reason = "what was opened before, and where to keep features")]
     fn compute_features(
         &self,
         checkpoint: &Path,

@@ -1,5 +1,8 @@
 //! `ocelli track`: sends runs to an MLflow server. It only reads the files of a run, which never
-//! waits for it.
+//! waits for it: a server that is slow or away costs a run nothing.
+//!
+//! A second call continues where the first one ended. Numbers carry times that follow from their
+//! steps, so that the server stores a repeated one once.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

@@ -1,5 +1,8 @@
 //! Times and memory of a backbone that runs unit by unit, as in a training step, compared with one
 //! graph over all units.
+//!
+//! With one worker and one size of views, the gradients of both are bit-identical, whether graphs
+//! are kept or recomputed.
 
 use std::time::Instant;
 

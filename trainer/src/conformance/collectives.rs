@@ -1,4 +1,7 @@
 //! Collectives of a step: the estimates of plans against measured traffic.
+//!
+//! The numbers of all collectives must match, except those of exchanges within column groups, and
+//! so must their bytes, except those of statistics over the batch.
 
 use std::collections::BTreeSet;
 

@@ -1,5 +1,5 @@
 //! Gradients of a step: [`Trainer::gradients`] against a single autodiff graph over the whole
-//! batch, without slices, tape, gathers or reductions.
+//! batch, without slices, tape, gathers or reductions. They agree up to rounding.
 
 use std::collections::BTreeMap;
 use std::ops::Range;

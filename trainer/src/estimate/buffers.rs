@@ -16,7 +16,8 @@ pub(super) struct WeightBuffer {
     n_words: usize,
     /// Whether the weights come from other ranks or from host memory, and their buffer from a pool.
     pub(super) is_moved: bool,
-    /// Whether the unit keeps the weights until its backward pass; such buffers are not of the pool.
+    /// Whether the unit keeps the weights until its backward pass; such buffers are not of the
+    /// pool.
     is_kept: bool,
 }
 

@@ -1,4 +1,7 @@
 //! Memory of a rank in bytes: a running sum over the events of a step.
+//!
+//! Tests compare the estimate with the measured peak of one rank, to 6 % (`tests/it/plan.rs`), and
+//! of several ranks, to 10 % (`tests/it/mpi.rs`); `peaks.py` compares them over many recipes.
 
 use burn_tensor::DType;
 use kernels::ops::ProductLimits;
@@ -101,7 +104,8 @@ struct Walk<'a> {
     gathered: Vec<WeightBuffer>,
     /// Weights in transfer.
     ahead: Option<WeightBuffer>,
-    /// Weights that units keep, by number of the unit; the last units are the first to release them.
+    /// Weights that units keep, by number of the unit; the last units are the first to release
+    /// them.
     kept: Vec<(usize, WeightBuffer)>,
     /// Inputs and graphs that wait for their backward pass.
     activation_bytes: f64,

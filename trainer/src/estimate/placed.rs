@@ -32,8 +32,8 @@ pub(super) struct Work {
 /// Number of times that a forward pass moves an activation: it is written and read.
 const FORWARD_MOVES: f64 = 2.0;
 
-/// Number of times that a backward pass moves an activation or its gradient: the activation is read,
-/// its gradient written and read, and the gradient of the next one read.
+/// Number of times that a backward pass moves an activation or its gradient: the activation is
+/// read, its gradient written and read, and the gradient of the next one read.
 const BACKWARD_MOVES: f64 = 4.0;
 
 /// Operations of a backward pass in multiples of the forward pass.

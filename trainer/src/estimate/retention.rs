@@ -44,8 +44,8 @@ const MAX_OVERCOMMIT: f64 = 1.5;
 
 /// Returns how many units keep their graph, and how many of the others are computed again together,
 /// so that a step fits into `bytes` of a rank's memory: the shortest segments with which it fits at
-/// all, because longer ones take more time, and then as many graphs as fit. `keep` and `segment` are
-/// not to be chosen if they are given.
+/// all, because longer ones take more time, and then as many graphs as fit. `keep` and `segment`
+/// are not to be chosen if they are given.
 pub fn retention(
     model: &ModelCost,
     placement: &Placement,

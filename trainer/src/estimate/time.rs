@@ -218,7 +218,8 @@ impl<'a> Collectives<'a> {
                 let sums_s = self.sums_s(&trained.head);
                 let columns_s = self.columns_s(trained, true);
                 waits.before_gather_s.extend(&sums_s);
-                // Exchanges of columns precede the next gather; otherwise it follows the statistics.
+                // Exchanges of columns precede the next gather; otherwise it follows the
+                // statistics.
                 let rest_s = match columns_s {
                     Some(columns_s) => {
                         waits.before_gather_s.push(columns_s);

@@ -1,6 +1,9 @@
 //! Comparison with runs of the official training code (`scripts/golden/official`) from equal
 //! weights and equal views: learning rates and losses of every step, weights of all networks at the
 //! end, the queue of SwAV and the center of DINO.
+//!
+//! Runs have 12 to 20 steps. Losses agree to 1e-5 to 5e-5, and parameters to 1e-4 of the largest
+//! value or better.
 
 use augment::{Batch, Views};
 use burn_tensor::{Device, Tensor};

@@ -1,5 +1,13 @@
 //! The networks that a method trains and compares: their parts, their views and the rules by which
 //! their weights are updated.
+//!
+//! Shards, gathers, checkpoints, estimates and exports are made from the list of networks, and know
+//! each network by its name. A network that sees no views in training, such as the average of a
+//! distilled student, costs only its memory.
+//!
+//! A frozen network is sharded and gathered like the others. It normalizes with its running
+//! statistics, so that its output for an image does not depend on the batch. Its weights are read
+//! from their file at every start, and checkpoints leave them out.
 
 use std::collections::BTreeMap;
 

@@ -5,6 +5,10 @@
 //! m ← β₁ m + (1 - β₁) g    v ← β₂ v + (1 - β₂) g²  g after clipping
 //! θ ← θ - η / (1 - β₁ᵗ) · m / (√v / √(1 - β₂ᵗ) + ε)
 //! ```
+//!
+//! Biases, gains and other vectors are not decayed by default; position embeddings and class tokens
+//! are, as in DINO. A frozen last layer takes no step, but with DINOv2 and DINOv3 its moments
+//! follow the gradient meanwhile, as in their code (`ParamSpec::warms_moments`).
 
 use std::ops::Range;
 

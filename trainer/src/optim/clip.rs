@@ -3,6 +3,9 @@
 //! ```text
 //! n_G = √ Σ_{g in G} g²        clipped: g · min(1, c / (n_G + ε))      ε = 1e-6, as in DINO
 //! ```
+//!
+//! On a device, squares are summed in the order of its kernels, so that norms have the same bits
+//! for any number of ranks on CPUs only.
 
 use std::collections::HashMap;
 use std::ops::Range;

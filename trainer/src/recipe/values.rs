@@ -1,4 +1,6 @@
 //! Range checks for the values of a recipe.
+//!
+//! Values are checked before any unit is made from them.
 
 use pipeline::source_name::is_source_name;
 

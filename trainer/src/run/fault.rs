@@ -18,7 +18,7 @@ pub enum Action {
     Kill,
     /// Blocks forever.
     Hang,
-    /// Waits for 300 ms, in this and every later step.
+    /// Waits for a second, in this and every later step.
     Slow,
     /// Makes the gradients NaN, for `steps` steps.
     Nan,

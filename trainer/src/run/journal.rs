@@ -147,7 +147,8 @@ impl Journal {
         }
     }
 
-    /// Probes the weights that a run starts with. All ranks call it.
+    /// Probes the weights that a run starts with. All ranks call it. Their numbers are not in the
+    /// metrics, whose rows are of steps.
     pub(super) fn probe_start(
         trainer: &Trainer,
         plan: &Plan,

@@ -1,4 +1,28 @@
 //! The work directory of a run, and the check that the run owns it.
+//!
+//! The folder shows any reader what its run is and what state it is in. Readers do not lock it. A
+//! reader may hold a checkpoint (`checkpoint::Hold`), which only delays its removal.
+//!
+//! ```text
+//! plan.toml               the recipe with every default filled in; identifies the run
+//! starts.jsonl            a line for each start: time, machine, folder, command
+//! metrics.jsonl           a row for each logged step
+//! events.out.tfevents.*   the same for TensorBoard, with plan, hyperparameters and pictures
+//! checkpoints/            a folder for each step: a file for each rank, and manifest.json
+//! warnings.jsonl          step, subject and text; cut back with the metrics if the run goes back
+//! kernels.jsonl           on a GPU, by each start: kernels of matrix products, and their checks
+//! evaluations.jsonl       scores of checkpoints
+//! evaluations/            which checkpoints have been scored, or are being scored
+//! quarantine*.jsonl       samples that could not be used, a file for each rank
+//! heartbeats/             each rank, once a second: step, phase, and why it has left
+//! flight/                 the last collectives of ranks that have lost one another
+//! forked-from.txt         run and step that a fork began with
+//! mlflow.json             what `ocelli track` has sent, by server and experiment
+//! .lock                   kept locked by rank 0
+//! ```
+//!
+//! After every step rank 0 checks that the folder is still the one that it has locked, and no rank
+//! writes a checkpoint into a folder without a plan.
 
 use std::fs;
 use std::fs::{File, TryLockError};

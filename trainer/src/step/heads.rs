@@ -1,5 +1,6 @@
-//! Heads: units with statistics over the batch run in the passes of a step; the other units are
-//! part of the loss's graph.
+//! Heads: units up to the last one with statistics over the batch run in the passes of a step, and
+//! so do all units of a head whose output such a head reads; the other units are part of the loss's
+//! graph.
 
 use std::collections::BTreeMap;
 
@@ -54,7 +55,9 @@ pub(super) struct HeadPass<'a> {
 
 impl<'a> HeadPass<'a> {
     /// Applies the constraints of heads' units to their parameters, and returns the new values.
-    /// `part` is the number of this rank's part of the columns.
+    /// `part` is the number of this rank's part of the columns. This needs no collective: the
+    /// weights are gathered, and each rank writes its part of the new values back before the
+    /// update.
     pub(super) fn constrain(&self, flats: &mut Flats, part: usize) -> Vec<Observation> {
         let mut observations = Vec::new();
         for (&unit, flat) in flats {

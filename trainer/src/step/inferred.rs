@@ -7,8 +7,8 @@ use networks::features::{HeadOutputs, Outputs};
 pub(super) struct Inferred {
     /// Outputs by network and micro-batch.
     pub(super) outputs: Vec<(&'static str, Vec<Outputs>)>,
-    /// This rank's columns of the outputs of divided heads, by network and micro-batch of the column
-    /// group.
+    /// This rank's columns of the outputs of divided heads, by network and micro-batch of the
+    /// column group.
     pub(super) columns: Vec<(&'static str, Vec<HeadOutputs>)>,
 }
 

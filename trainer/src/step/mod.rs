@@ -12,9 +12,9 @@
 //! A rank's share of a batch may be split into micro-batches, which go through a unit one after
 //! another while it is gathered: a unit that is recomputed in the backward pass holds the graph of
 //! one micro-batch at a time, and weights and gradients are sent once per step, whatever the number
-//! of micro-batches. All gathers of a step are in one list, in order
-//! ([`GatherQueue`](ranks::prefetch::GatherQueue)), so that the next unit is gathered while one
-//! computes.
+//! of micro-batches. Units that keep their graph keep those of all micro-batches. All gathers of a
+//! step are in one list, in order ([`GatherQueue`](ranks::prefetch::GatherQueue)), so that the next
+//! unit is gathered while one computes.
 
 mod agreement;
 pub(crate) mod backbone;

@@ -1,4 +1,10 @@
 //! The networks of a run on one rank, and the training step.
+//!
+//! On one rank with an NVIDIA GPU, the host reads loss, gauges and norms in one transfer, which is
+//! queued before the update and waited for after it: the device computes the clip factors, and
+//! skips an update that is not finite. Running statistics are written before the update, and
+//! restored if it was skipped. On other devices and with several ranks, the host waits before the
+//! update.
 
 use augment::Batch;
 use burn_tensor::{DType, Device, Tensor};

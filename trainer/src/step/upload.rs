@@ -9,6 +9,9 @@
 //! step's thread   … backward(k) queued · batch k+1 handed over · norms, update(k) · waits for k+1 · targets(k+1) …
 //! upload's thread                        concatenates views, sends them
 //! ```
+//!
+//! Sizes of views may differ from batch to batch (`augment::ViewMix`): they are read from the
+//! lengths of the views.
 
 use std::thread::JoinHandle;
 

@@ -1,4 +1,7 @@
 //! The backbone among the tensors of a file, under any prefix of their names.
+//!
+//! Every tensor must belong to the backbone or to a known head: a network with an unknown part
+//! computes something else.
 
 use std::collections::BTreeSet;
 

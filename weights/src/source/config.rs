@@ -71,7 +71,7 @@ fn transformers_preprocessing(
     Ok(Some((Preprocessing::new(pixels, Transform { resize_px, size_px }), interpolation)))
 }
 
-/// Returns the side of images that `size` states: the short one, the height, or the side of a
+/// Returns the edge of images that `size` states: the short one, the height, or the edge of a
 /// square.
 fn side_px(size: &Value) -> Option<u32> {
     let side = size["shortest_edge"].as_u64().or(size["height"].as_u64()).or(size.as_u64())?;

@@ -8,6 +8,8 @@
 //! on either axis, s the stride and p the padding: cells whose position plus p leaves the same
 //! remainder r when divided by s are a phase. Their gradient depends on every s-th tap from r on,
 //! in reverse order. A stride of one has one phase.
+//!
+//! No result is accumulated in memory, and each is rounded once.
 
 use super::channels::Taps;
 use super::geometry::{Geometry, Lattice};

@@ -10,6 +10,7 @@
 //!
 //! i counts the windows of all images b, and t the taps of a window, which are summed in ascending
 //! order. Windows of a few images are copied at a time, so that they take at most [`MOST_BYTES`].
+//! The input's gradient is collected cell by cell, without atomic operations.
 
 use burn_backend::TensorMetadata;
 use burn_backend::ops::FloatTensorOps;

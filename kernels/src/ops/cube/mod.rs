@@ -3,6 +3,15 @@
 //!
 //! All kernels read and write f32, bf16 or f16 and compute in f32. The stride of rows may exceed
 //! their length, because CUDA's allocations are padded.
+//!
+//! They cover the steps between matrix products for which Burn has no single operation, in one pass
+//! over memory instead of several. Depthwise convolutions, batch normalization and pooling have no
+//! kernel here: on GPUs they are Burn's operations.
+//!
+//! The source is the same for CUDA and `wgpu`, so that tests can run on a Vulkan driver in software
+//! (Mesa's llvmpipe). Burn's fusion is disabled. It would fuse the same chains, but does not expose
+//! the device addresses that NCCL needs, and compiles a new kernel for every combination of
+//! operations that it finds in its queue.
 
 mod accumulate;
 mod attention;

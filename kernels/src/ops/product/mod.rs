@@ -4,13 +4,14 @@
 //! out = scale · a · b + start      a [m, k]   b [k, n]   out [m, n]   start zero, a row [n], or out
 //! ```
 //!
-//! If all types are f32, the `gemm` crate computes the product ([`super::gemm`]). Else both
-//! matrices are rounded to bf16, so that products of two numbers are exact in f32, and sums are
-//! f32. Where the CPU has AVX512-BF16 (AMD from Zen 4 on, Intel's Cooper Lake and from Sapphire
-//! Rapids on), `vdpbf16ps` multiplies twice as many numbers as an f32 multiply-add, which is used
-//! elsewhere. Both add in one order: bits differ only for numbers below 1.2e-38, which `vdpbf16ps`
-//! treats as zero. Matrices are packed into panels ([`pack`]), whose products are tiles ([`tile`]);
-//! rows that are bf16 already are read without packing ([`runs`]).
+//! If all types are f32, the `gemm` crate computes the product ([`super::gemm`]), which it cannot
+//! do for bf16. Else both matrices are rounded to bf16, so that products of two numbers are exact
+//! in f32, and sums are f32. Where the CPU has AVX512-BF16 (AMD from Zen 4 on, Intel's Cooper Lake
+//! and from Sapphire Rapids on), `vdpbf16ps` multiplies twice as many numbers as an f32
+//! multiply-add, which is used elsewhere and makes bf16 slower than f32 there. Both add in one
+//! order: bits differ only for numbers below 1.2e-38, which `vdpbf16ps` treats as zero. Matrices
+//! are packed into panels ([`pack`]), whose products are tiles ([`tile`]); rows that are bf16
+//! already are read without packing ([`runs`]).
 
 mod buffers;
 mod pack;

@@ -86,8 +86,8 @@ fn sizes(config: &VitConfig) -> String {
     )
 }
 
-/// Returns the ratio that yields the hidden channels: both implementations take two thirds of it for
-/// a gated MLP.
+/// Returns the ratio that yields the hidden channels: both implementations take two thirds of it
+/// for a gated MLP.
 fn ratio(config: &VitConfig) -> f64 {
     match config.mlp {
         MlpKind::Gelu => ratio_for(config.hidden(), config.width),
